@@ -42,7 +42,7 @@ from aorta.autopsy.flight_recorder import PREFIX, read_dumps
 from aorta.autopsy.judge import judge
 from aorta.autopsy.processes import EVIDENCE_FILE, progress_evidence
 from aorta.autopsy.report import verdict_on
-from aorta.config.groups.loop import FAULTS, FaultFacts
+from aorta.config.loop import FAULTS, FaultFacts
 from aorta.config.resolve import Resolved
 from aorta.errors import InputError
 from aorta.records.progress_file import ANNOUNCED

@@ -62,9 +62,8 @@ from aorta.autopsy.flight_recorder import write_dumps
 from aorta.autopsy.processes import progress_evidence
 from aorta.autopsy.report import read_autopsy, verdict_on_run, write_verdict
 from aorta.autopsy_command import main as autopsy
-from aorta.config.groups.profiling import selected_ranks
 from aorta.config.override_words import translate
-from aorta.config.templates import problem_of
+from aorta.config.profiling import problem_of, selected_ranks
 from aorta.errors import AortaError, DeviceUnreadable, GateFailed, Inconclusive, InputError, RunIncomplete
 from aorta.experiments.journal import PLAN_JOURNAL, Journal, read_plan_history
 from aorta.experiments.launch_folder import open_folder, run_of

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-from aorta.config.groups.workload import SIZES, parameter_count
 from aorta.config.resolve import resolve
 from aorta.config.schema import GROUPS
+from aorta.config.workload import SIZES, parameter_count
 from aorta.errors import ConfigError
 from tests.composed import composed
 from tests.trained_ways import DECODERS, PIPELINES, RANKS

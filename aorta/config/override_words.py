@@ -29,7 +29,6 @@ SHORT: Final = {"baseline": "baseline.enabled"}
 
 _CALL: Final = re.compile(r"\w+\(")
 """A sweep's function, such as `choice(1,2)`."""
-
 LONGEST_ARGUMENT: Final = 10_000
 """Characters of one argument. Hydra's parser takes 2 s for a list of 5,000 numbers."""
 
@@ -46,15 +45,13 @@ def translate(words: Sequence[str], caller: Path, root: Path) -> list[str]:
         ConfigError: a missing or JSON configuration file, `--override` without an argument, an argument that is too
             long.
     """
-    options: list[str] = []
-    values: list[str] = []
+    options, values, queue = list[str](), list[str](), list(words)
     for word in words:
         if len(word) > LONGEST_ARGUMENT:
             raise ConfigError(
                 f"{word[:40]}...: an argument of {len(word)} characters; at most {LONGEST_ARGUMENT} are read, since "
                 "Hydra's parser takes seconds for more. Put long values into a file: --config mine.yaml"
             )
-    queue = list(words)
     while queue:
         word = queue.pop(0)
         name, equals, value = word.partition("=")
@@ -68,16 +65,15 @@ def translate(words: Sequence[str], caller: Path, root: Path) -> list[str]:
                 overrides.append(queue.pop(0))
             if not overrides:
                 raise ConfigError("--override needs at least one KEY=VALUE, as in --override training.max_steps=50")
-            for override in overrides:
-                if "=" not in override:
-                    raise ConfigError(f"--override {override}: expected KEY=VALUE")
-                values.append(_rename(_quote(override)))
+            if wrong := [override for override in overrides if "=" not in override]:
+                raise ConfigError(f"--override {wrong[0]}: expected KEY=VALUE")
+            values += map(_override, overrides)
         elif word == "--enable-rocm-metrics":
             values.append("telemetry.rocm_smi=true")
         elif word.startswith("-") or not (equals or word.startswith("~")):
             options.append(word)
         else:
-            values.append(_rename(_quote(word) if equals else word))
+            values.append(_override(word))
     return options + values
 
 
@@ -118,28 +114,27 @@ def _config_file(value: str, caller: Path, root: Path) -> list[str]:
     return [f"--config-dir={path.parent}", f"--config-name={path}"]
 
 
-def _quote(override: str) -> str:
-    """Quote a value that Hydra's grammar does not accept as it is: a second `=`, braces, an apostrophe, ..."""
-    key, _, value = override.partition("=")
+def _override(word: str) -> str:
+    """Return an override with the key that an alias stands for, and with quotes around a value that Hydra's grammar
+    does not accept as it is: a second `=`, braces, an apostrophe, ...
+    """
+    key, equals, value = word.partition("=")
+    bare = key.lstrip("+~")
+    if not equals:
+        return word
     try:
-        OverridesParser.create().parse_override(override)
+        OverridesParser.create().parse_override(word)
     except HydraException:
-        if value.startswith(("'", '"', "[")) or _CALL.match(value):
-            return override  # a syntax error in a quoted value, a list or a sweep: Hydra says where
-        return quoted(key, value)
+        # A syntax error in a quoted value, a list or a sweep: Hydra says where.
+        if not (value.startswith(("'", '"', "[")) or _CALL.match(value)):
+            value = quoted("", value)[1:]
     except RecursionError:
         raise ConfigError(f"{key}: its value is nested too deeply") from None
     except ValueError as error:  # a number of more digits than Python takes
         raise ConfigError(f"{key}: its value cannot be read: {error}") from None
-    return override
-
-
-def _rename(word: str) -> str:
-    key, equals, value = word.partition("=")
-    bare = key.lstrip("+~")
-    if bare in SHORT and equals and not value.startswith("{"):  # Hydra itself handles a whole section
+    if bare in SHORT and not value.startswith("{"):  # Hydra itself handles a whole section
         return f"{SHORT[bare]}={value}"
-    return f"{ALSO[bare]}={value}" if bare in ALSO and equals else word
+    return f"{ALSO.get(bare, key)}={value}"
 
 
 _LONGEST_BYTES: Final = 1 << 20

@@ -1,26 +1,26 @@
 """Generates `docs/configuration.md` from the schema: `python -m aorta.config.reference > docs/configuration.md`.
 
-Its sources are the code of `groups/` (the comment above a field is its documentation), `config/*.yaml` as Hydra
+Its sources are the code of the schema (the comment above a field is its documentation) and `config/*.yaml` as Hydra
 composes it. Must not say anything about a key that is not said there.
 """
 
 from __future__ import annotations
 
-import ast
 import inspect
 import json
+import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from enum import Enum
-from typing import Any, cast, get_args, get_type_hints
+from typing import Any, NamedTuple, cast, get_args, get_type_hints
 
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from aorta.config import CONFIG_DIR, schema
-from aorta.config.groups.loop import FAULTS
-from aorta.config.schema import GROUPS, NAMES, Config
+from aorta.config.loop import FAULTS
+from aorta.config.schema import GROUPS, NAMES, SECTIONS, Config
 
 _INTRODUCTION = """\
 # Configuration
@@ -58,8 +58,7 @@ _VALUES = {"fault.kind": FAULTS}
 """Values of keys whose type is text."""
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """One key of the schema; `kind` is "" for a section, `meaning` is "" where there is no comment."""
 
     name: str
@@ -68,25 +67,31 @@ class Entry:
 
 
 def entries(node: type[Any]) -> list[Entry]:
+    """Return the keys of a dataclass; the comment above a field is its meaning, an enum's type its choices."""
     comments: dict[str, str] = {}
     for base in reversed(node.__mro__[:-1]):
-        source = inspect.getsource(base)
-        lines = source.splitlines()
-        (tree,) = ast.parse(source).body
-        assert isinstance(tree, ast.ClassDef)
-        for statement in tree.body:
-            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-                first = statement.lineno - 1
-                while lines[first - 1].strip().startswith("#"):
+        lines = inspect.getsource(base).splitlines()
+        for at, line in enumerate(lines):
+            if found := re.match(r"    (\w+): ", line):
+                first = at
+                while lines[first - 1].startswith("    # "):
                     first -= 1
-                above = [line.strip().lstrip("# ") for line in lines[first : statement.lineno - 1]]
-                if above or statement.target.id not in comments:
-                    comments[statement.target.id] = " ".join(above)
-    hints = get_type_hints(node)
-    return [Entry(f.name, _kind(hints[f.name], str(f.type)), comments[f.name]) for f in fields(node)]
+                above = " ".join(comment.strip().lstrip("# ") for comment in lines[first:at])
+                comments[found[1]] = above or comments.get(found[1], "")
+    hints, found_entries = get_type_hints(node), []
+    for item in fields(node):
+        hint, written = hints[item.name], str(item.type)
+        kind = written.partition(" | ")[0]
+        for known in get_args(hint) or (hint,):
+            if isinstance(known, type) and issubclass(known, Enum):
+                kind = ", ".join(f"`{choice.name}`" for choice in known)
+        kind = "" if is_dataclass(hint) else kind + (" or null" if "None" in written else "")
+        found_entries.append(Entry(item.name, kind, comments[item.name]))
+    return found_entries
 
 
 def reference() -> str:
+    """Return the page."""
     return "\n".join(_page()) + "\n"
 
 
@@ -100,11 +105,11 @@ def _page() -> Iterator[str]:
     yield f"| `experiment` | {', '.join(f'`{path.stem}`' for path in experiments)} | none |"
     yield "\n## Keys\n\n`with` names the options that have a key, where not all of those with keys do.\n"
     yield from _section("The root", "", Config, composed)
-    for section, node in get_type_hints(Config).items():
-        if len(GROUPS.get(section, ())) > 1:
+    for section, nodes in SECTIONS.items():
+        if len(nodes) > 1:
             yield from _group(section)
-        elif is_dataclass(node):
-            yield from _section(f"`{section}`", section, cast(type[Any], node), composed[section])
+        else:
+            yield from _section(f"`{section}`", section, next(iter(nodes.values())), composed[section])
     yield "## Experiments\n"
     for path in experiments:
         lines = path.read_text().splitlines()
@@ -134,27 +139,19 @@ def _group(group: str) -> Iterator[str]:
         other: list[str] = []
         for entry in entries(node):
             key = f"{group}.{entry.name}"
-            if key in NAMES:
-                continue
-            rows.setdefault(key, {}).setdefault(entry, []).append(option)
-            default = _written(values[entry.name])
-            if defaults.setdefault(entry, default) != default:
-                other.append(f"`{key}={default}`")
+            if key not in NAMES:
+                rows.setdefault(key, {}).setdefault(entry, []).append(option)
+                default = _written(values[entry.name])
+                if defaults.setdefault(entry, default) != default:
+                    other.append(f"`{key}={default}`")
         yield f"`{group}={option}`: {inspect.getdoc(node)}" + (f" Here {', '.join(other)}." if other else "") + "\n"
-    having = list(
-        dict.fromkeys(option for variants in rows.values() for chosen in variants.values() for option in chosen)
-    )
+    having = {option: None for variants in rows.values() for chosen in variants.values() for option in chosen}
     yield "| key | with | type | default | meaning |\n|---|---|---|---|---|"
     for key, variants in rows.items():
-        cells = [
-            (
-                "" if chosen == having else ", ".join(f"`{option}`" for option in chosen),
-                entry.kind,
-                f"`{defaults[entry]}`",
-                _meaning(key, entry),
-            )
-            for entry, chosen in variants.items()
-        ]
+        cells = []
+        for entry, chosen in variants.items():
+            options = "" if chosen == list(having) else ", ".join(f"`{option}`" for option in chosen)
+            cells.append((options, entry.kind, f"`{defaults[entry]}`", _meaning(key, entry)))
         yield f"| `{key}` | {' | '.join('<br>'.join(dict.fromkeys(lines)) for lines in zip(*cells, strict=True))} |"
     yield ""
 
@@ -174,17 +171,6 @@ def _composed(*overrides: str) -> tuple[dict[str, Any], dict[str, str]]:
         composed = compose("default", list(overrides), return_hydra_config=True)
     plain = OmegaConf.to_container(composed, enum_to_str=True)
     return cast(dict[str, Any], plain), dict(composed.hydra.runtime.choices)
-
-
-def _kind(hint: Any, written: str) -> str:
-    """Return a type as text, an enum by its choices; "" for a section."""
-    if is_dataclass(hint):
-        return ""
-    first = written.partition(" | ")[0]
-    for known in get_args(hint) or (hint,):
-        if isinstance(known, type) and issubclass(known, Enum):
-            first = ", ".join(f"`{choice.name}`" for choice in known)
-    return first + (" or null" if "None" in written else "")
 
 
 if __name__ == "__main__":

@@ -17,13 +17,12 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from aorta.config.groups.common import number_rules
-from aorta.config.groups.fabric import emulated_ranks, fabric_rules
-from aorta.config.groups.loop import calibration_steps, fault_rules
-from aorta.config.groups.parallel import PP, data_parallel_size, mesh_rules, parallel_rules
-from aorta.config.groups.profiling import profiling_notes, profiling_rules
-from aorta.config.groups.workload import workload_notes, workload_rules
-from aorta.config.schema import GROUPS, NAMES, Config, Mode, Rpc
+from aorta.config.fabric import emulated_ranks, fabric_rules
+from aorta.config.loop import calibration_steps, fault_rules, number_rules
+from aorta.config.parallel import PP, data_parallel_size, mesh_rules, parallel_rules
+from aorta.config.profiling import profiling_notes, profiling_rules
+from aorta.config.schema import NAMES, SECTIONS, Config, Mode, Rpc
+from aorta.config.workload import workload_notes, workload_rules
 from aorta.errors import ConfigError, meant, nearest
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -54,12 +53,9 @@ def unknown_keys(node: DictConfig, prefix: str = "") -> Iterator[str]:
 
 def keys_named(name: str) -> list[str]:
     """Return full keys whose last part is `name` or else close to it: `training.max_steps` of `max_step`."""
-    made: dict[str, Any] = {field.name: field.default_factory for field in fields(Config)}
-    sections = {section: [node] for section, node in made.items() if is_dataclass(node)}
-    sections |= {section: list(options.values()) for section, options in GROUPS.items()}
     keys: dict[str, dict[str, None]] = {}
-    for section, nodes in sections.items():
-        for last in (field.name for node in nodes for field in fields(node)):
+    for section, nodes in SECTIONS.items():
+        for last in (field.name for node in nodes.values() for field in fields(node)):
             keys.setdefault(last, {})[f"{section}.{last}"] = None
     near = name if name in keys else nearest(name, keys)
     return [] if near is None else list(keys[near])
@@ -67,29 +63,18 @@ def keys_named(name: str) -> list[str]:
 
 def choices(key: str) -> Iterator[str]:
     """Yield lines that list the alternatives to the last part of `key`; none where the key itself is right."""
-    *parents, last = key.split(".")
-    if not last:
+    section, _, last = key.rpartition(".")
+    nodes: dict[str, type[Any]] = SECTIONS.get(section, {}) if section else {"": Config}
+    if not last or not nodes:
         return
-    nodes: dict[str, Any] = {"": Config}
-    for part in parents:
-        if part in GROUPS and nodes == {"": Config}:
-            nodes = {f"{part}={option}": node for option, node in GROUPS[part].items()}
-        else:
-            nodes = {
-                where: f.default_factory
-                for where, node in nodes.items()
-                for f in fields(node)
-                if f.name == part and is_dataclass(f.default_factory)
-            }
-    names = {where: [f.name for f in fields(node)] for where, node in nodes.items()}
-    elsewhere = [where for where, known in names.items() if last in known and where]
-    if len(elsewhere) < len(names) and elsewhere:
-        yield f"  {key} belongs to {' and '.join(elsewhere)}"
-    if any(last in known for known in names.values()):
+    names = {where: [field.name for field in fields(node)] for where, node in nodes.items()}
+    having = [where for where, known in names.items() if last in known]
+    if 0 < len(having) < len(names):
+        yield f"  {key} belongs to {' and '.join(having)}"
+    if having:
         return
-    shared = [key for key in next(iter(names.values()), ()) if all(key in known for known in names.values())]
-    if shared:
-        yield f"  keys of {'.'.join(parents) or 'the root'}: {', '.join(shared)}"
+    shared = [key for key in next(iter(names.values())) if all(key in known for known in names.values())]
+    yield f"  keys of {section or 'the root'}: {', '.join(shared)}"
     for where, known in names.items():
         if own := [key for key in known if key not in shared]:
             yield f"  also of {where}: {', '.join(own)}"
@@ -131,9 +116,8 @@ def resolve(composed: DictConfig, world_size: int | None = None) -> Resolved:
     training, planned, notes = config.training, steps_planned(config, world_size), list[str]()
     if training.max_steps is not None and planned < training.max_steps:
         notes.append(
-            f"training.max_steps={training.max_steps}: training.epochs={training.epochs} ends the training after "
-            f"{planned} steps, as the dataset has {config.dataset.num_samples} samples (dataset.num_samples); "
-            "training.epochs=null repeats it for as many steps as asked for"
+            f"training.max_steps={training.max_steps}: training.epochs={training.epochs} ends after {planned} steps "
+            f"(dataset.num_samples={config.dataset.num_samples}); training.epochs=null repeats the data"
         )
     if not isinstance(config.workload, Rpc):  # RPC runs have their own windows
         notes += profiling_notes(config.profiling, training.max_steps, processes)
@@ -176,29 +160,25 @@ def hash_of(values: Mapping[str, Any]) -> str:
 
 
 def _broken_rules(config: Config, world_size: int, processes: int) -> Iterator[str]:
-    training, scheduler, dataset = config.training, config.scheduler, config.dataset
-    label = config.label
+    training, scheduler, dataset, instrument = config.training, config.scheduler, config.dataset, config.instrument
+    label, reserved = config.label, ", ".join(sorted(RESERVED_LABELS))
     if label is not None and (
         not LABEL.fullmatch(label) or label in RESERVED_LABELS or label.endswith((".json", ".jsonl"))
     ):
         yield (
             f"label={label!r}: a label is a folder name of at most 64 letters, digits, '.', '_' and '-' that begins "
-            f"with a letter or digit, does not end in .json or .jsonl and is none of "
-            f"{', '.join(sorted(RESERVED_LABELS))}"
+            f"with a letter or digit, does not end in .json or .jsonl and is none of {reserved}"
         )
     if not DEVICE.fullmatch(training.device):
         yield (
             f"training.device={training.device!r}: must be auto, cpu, or the type of an accelerator as torch names it "
             "(cuda, xpu, ...), without a number: the local rank chooses the device"
         )
-    for section in fields(config):
-        if section.name not in ("fabric", "profiling"):  # whose rules are also asked for by themselves
-            yield from number_rules(section.name, getattr(config, section.name))
-    if not abs(config.clock.fake_drift_ppm) <= MAX_FAKE_DRIFT_PPM:
-        yield (
-            f"clock.fake_drift_ppm={config.clock.fake_drift_ppm}: must be at most {MAX_FAKE_DRIFT_PPM} either way: "
-            "no clock is worse"
-        )
+    for section in SECTIONS:
+        if section not in ("fabric", "profiling"):  # whose rules are also asked for by themselves
+            yield from number_rules(section, getattr(config, section))
+    if not abs(drift := config.clock.fake_drift_ppm) <= MAX_FAKE_DRIFT_PPM:
+        yield f"clock.fake_drift_ppm={drift}: must be at most {MAX_FAKE_DRIFT_PPM} either way: no clock is worse"
     betas = list(config.optimizer.betas)  # OmegaConf checks the types in a tuple, not its length
     if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
         yield f"optimizer.betas={betas}: must be two numbers in [0, 1)"
@@ -206,17 +186,15 @@ def _broken_rules(config: Config, world_size: int, processes: int) -> Iterator[s
         node = getattr(config, group)
         if (value := getattr(node, name)) != getattr(type(node), name):
             yield f"{group}.{name}={value}: repeats the option chosen; choose with {group}={value}"
-    if scheduler.total_steps is not None and scheduler.warmup_steps > scheduler.total_steps:
-        yield (
-            f"scheduler.warmup_steps={scheduler.warmup_steps}: must not exceed "
-            f"scheduler.total_steps={scheduler.total_steps}"
-        )
+    warmup, total = scheduler.warmup_steps, scheduler.total_steps
+    if total is not None and warmup > total:
+        yield f"scheduler.warmup_steps={warmup}: must not exceed scheduler.total_steps={total}"
     if not training.output_dir.strip():
         yield "training.output_dir='': name a folder, for instance artifacts"
-    if dataset.on_device and config.dataloader.num_workers:
+    if dataset.on_device and (workers := config.dataloader.num_workers):
         yield (
-            f"dataloader.num_workers={config.dataloader.num_workers}: loader processes cannot read device memory; "
-            "set dataset.on_device=false as well, or num_workers=0"
+            f"dataloader.num_workers={workers}: loader processes cannot read device memory; set "
+            "dataset.on_device=false as well, or num_workers=0"
         )
     mesh = list(mesh_rules(config, world_size))
     yield from mesh
@@ -238,14 +216,12 @@ def _broken_rules(config: Config, world_size: int, processes: int) -> Iterator[s
     yield from parallel_rules(config)
     yield from profiling_rules(config.profiling, processes)
     try:
-        calibration_steps(config.instrument.calibration, on_device=True)
+        calibration_steps(instrument.calibration, on_device=True)
     except ConfigError as error:
         yield str(error)
-    if config.instrument.dedicated_async and config.instrument.mode is not Mode.dedicated:
-        yield (
-            f"instrument.dedicated_async=true: instrument.mode={config.instrument.mode.value} moves no collective; set "
-            "instrument.mode=dedicated"
-        )
-    if config.baseline.enabled and config.instrument.mode is Mode.off:
+    if instrument.dedicated_async and instrument.mode is not Mode.dedicated:
+        mode = f"instrument.mode={instrument.mode.value}"
+        yield f"instrument.dedicated_async=true: {mode} moves no collective; set instrument.mode=dedicated"
+    if config.baseline.enabled and instrument.mode is Mode.off:
         yield "instrument.mode=off: baseline=true replaces what is seen; set instrument.mode=observe or dedicated"
     yield from fabric_rules(config, processes)

@@ -7,7 +7,7 @@ overrides need mutable dataclasses, so none is frozen. Other packages take the c
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
 from typing import Any
 
@@ -15,25 +15,28 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, OmegaConf
 
 from aorta.config import CONFIG_DIR
-from aorta.config.groups.common import Algorithm, BackwardPrefetch, DType, Mode, Precision, Sharding, Sharing, Wording
-from aorta.config.groups.fabric import EmulatedFabric, Fabric
-from aorta.config.groups.loop import (
+from aorta.config.fabric import Algorithm, EmulatedFabric, Fabric, Sharing
+from aorta.config.loop import (
     Baseline,
     Clock,
     Compile,
     Dataloader,
     Dataset,
     Devices,
+    DType,
     Fault,
     Instrument,
     Loggers,
+    Mode,
     Optimizer,
+    Precision,
     Scheduler,
     Telemetry,
     Training,
     Watchdog,
+    Wording,
 )
-from aorta.config.groups.parallel import (
+from aorta.config.parallel import (
     CP,
     DDP,
     EP,
@@ -46,11 +49,13 @@ from aorta.config.groups.parallel import (
     HSDP,
     PP,
     TP,
+    BackwardPrefetch,
     NoParallel,
     Parallel,
+    Sharding,
 )
-from aorta.config.groups.profiling import PRESETS, Naming, Profiling
-from aorta.config.groups.workload import Gpt, Moe, Ranking, Resnet18, Rpc, Streams, Workload
+from aorta.config.profiling import PRESETS, Naming, Profiling
+from aorta.config.workload import Gpt, Moe, Ranking, Resnet18, Rpc, Streams, Workload
 
 
 @dataclass
@@ -88,6 +93,15 @@ GROUPS: dict[str, dict[str, type[Any]]] = {
     "telemetry": {"default": Telemetry},
 }
 """Config group -> option -> its schema, whose defaults are the option's values."""
+
+SECTIONS: dict[str, dict[str, Any]] = {
+    section.name: {f"{section.name}={option}": node for option, node in GROUPS[section.name].items()}
+    if section.name in GROUPS
+    else {section.name: section.default_factory}
+    for section in fields(Config)
+    if section.name in GROUPS or is_dataclass(section.default_factory)
+}
+"""Section -> where it is chosen (`parallel=fsdp`, `training`) -> its schema."""
 
 NAMES = ("workload.name", "parallel.strategy", "fabric.kind")
 """Keys that repeat the chosen option: they are recorded, and not meant to be set."""

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from msgspec import UnsetType
 from torch.profiler import profile
 
-from aorta.config.groups.fabric import emulated_ranks
+from aorta.config.fabric import emulated_ranks
 from aorta.config.schema import Config
 from aorta.distributed import cuda
 from aorta.distributed.topology import Topology, profiled

@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 
 from aorta.command_line import command, to_stdout
-from aorta.config.groups.fabric import emulated_ranks
+from aorta.config.fabric import emulated_ranks
 from aorta.config.schema import Config, EmulatedFabric
 from aorta.distributed import cuda
 from aorta.distributed.environment_checks import one_connection, setting_warnings, streams_used

@@ -22,9 +22,8 @@ from typing import Any, Final
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from aorta.config.groups.profiling import compression_of, selected_ranks, steps_to_wait
+from aorta.config.profiling import compression_of, fill, selected_ranks, steps_to_wait
 from aorta.config.schema import Naming, Profiling
-from aorta.config.templates import fill
 from aorta.errors import ConfigError
 from aorta.profiling.trace_saver import Kind, Moment, SavedFile, TraceWindow
 from aorta.profiling.upload import Destination, compressed

@@ -15,8 +15,7 @@ from hashlib import file_digest
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from aorta.config.groups.profiling import IN_PROCESS, scheme_of
-from aorta.config.templates import fill
+from aorta.config.profiling import IN_PROCESS, fill, scheme_of
 from aorta.errors import ConfigError
 from aorta.records.files import remote_files, whole_file
 

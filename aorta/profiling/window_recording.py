@@ -22,7 +22,7 @@ from typing import Any, Self, cast
 import torch
 from torch.profiler import ProfilerAction, profile, record_function
 
-from aorta.config.groups.profiling import selected_ranks
+from aorta.config.profiling import selected_ranks
 from aorta.config.schema import Naming
 from aorta.distributed import cuda
 from aorta.distributed.environment_checks import tracer_present

@@ -24,8 +24,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from aorta.command_line import shown_path, to_stderr
-from aorta.config.groups.common import number_rules
-from aorta.config.groups.loop import Watchdog
+from aorta.config.loop import Watchdog, number_rules
 from aorta.config.schema import Instrument as InstrumentSettings
 from aorta.config.schema import Telemetry, Training
 from aorta.distributed.output_folder import CHECKPOINT_DIR, occupied, prepare

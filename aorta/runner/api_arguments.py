@@ -26,7 +26,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, ShardingStrategy
 from torch.nn.parallel import DistributedDataParallel
 
-from aorta.config.groups.loop import calibration_steps
+from aorta.config.loop import calibration_steps
 from aorta.config.resolve import LABEL, hash_of
 from aorta.config.schema import Clock, Devices, Loggers, Mode, Telemetry
 from aorta.config.schema import Instrument as InstrumentSettings

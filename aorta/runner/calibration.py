@@ -17,7 +17,7 @@ from statistics import median
 
 import torch
 
-from aorta.config.groups.loop import calibration_steps
+from aorta.config.loop import calibration_steps
 from aorta.distributed.cuda import is_capturing
 from aorta.distributed.environment_checks import tracer_present
 from aorta.instrument.step_recorder import StepRecorder

@@ -18,10 +18,9 @@ from typing import Any, Self
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from aorta.config.groups.profiling import Profiling, profiling_rules, selected_ranks
+from aorta.config.profiling import Profiling, fill, profiling_rules, selected_ranks
 from aorta.config.resolve import LABEL
 from aorta.config.schema import Training
-from aorta.config.templates import fill
 from aorta.distributed.output_folder import RunFolder
 from aorta.distributed.peers import Peers, gather_when_idle, leave_value
 from aorta.distributed.topology import Topology, default_label

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 from torch.distributed.device_mesh import DeviceMesh
 
-from aorta.config.groups.profiling import PRESETS, ComposerProfiling, preset
+from aorta.config.profiling import PRESETS, ComposerProfiling, preset
 from aorta.config.schema import Training
 from aorta.errors import ConfigError
 from aorta.profiling.profiler_plan import Counters

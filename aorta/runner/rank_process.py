@@ -23,7 +23,7 @@ from typing import TypeAlias
 import torch
 import torch.distributed as dist
 
-from aorta.config.groups.fabric import emulated_ranks
+from aorta.config.fabric import emulated_ranks
 from aorta.config.resolve import Resolved, environment_number
 from aorta.distributed import cuda
 from aorta.distributed.environment_checks import refuse_two_tracers

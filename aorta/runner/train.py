@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 from aorta.command_line import shown_path
-from aorta.config.groups.fabric import emulated_ranks
-from aorta.config.groups.loop import planned_faults
-from aorta.config.groups.parallel import data_parallel_size
+from aorta.config.fabric import emulated_ranks
+from aorta.config.loop import planned_faults
+from aorta.config.parallel import data_parallel_size
 from aorta.config.resolve import Resolved, steps_planned
 from aorta.config.schema import Config, EmulatedFabric, Sharing
 from aorta.distributed.output_folder import RequestedConfig, RunFolder, occupied, prepare

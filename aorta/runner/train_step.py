@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from aorta.config.groups.parallel import pipeline_ranks, pipeline_stages
+from aorta.config.parallel import pipeline_ranks, pipeline_stages
 from aorta.config.schema import PP, Compile, Config, Precision
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.open_step import Scalar, StepFacts

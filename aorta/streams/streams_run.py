@@ -18,9 +18,9 @@ import msgspec
 import torch
 
 from aorta.command_line import to_stdout
-from aorta.config.groups.workload import STREAMS_NEED_DEVICE
 from aorta.config.resolve import Resolved
 from aorta.config.schema import Streams
+from aorta.config.workload import STREAMS_NEED_DEVICE
 from aorta.distributed import cuda
 from aorta.distributed.peers import Peers
 from aorta.distributed.topology import Topology, default_backend, device_name

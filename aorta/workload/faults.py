@@ -1,4 +1,4 @@
-"""Carries out the faults of `aorta.config.groups.loop` in a training loop, at the step and rank that they name.
+"""Carries out the faults of `aorta.config.loop` in a training loop, at the step and rank that they name.
 
     with injected_faults(planned, rank, model) as faults:       # on every rank
         for step in range(...):
@@ -30,7 +30,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from aorta.config.groups.loop import PlannedFault
+from aorta.config.loop import PlannedFault
 
 T = TypeVar("T")
 _ELEMENTS: Final = 1000

@@ -21,8 +21,8 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention, silu
 
-from aorta.config.groups.workload import Dimensions
 from aorta.config.schema import Config, Moe
+from aorta.config.workload import Dimensions
 from aorta.workload.tasks import InMemory, Model, layers_of
 
 ROTARY_BASE = 10_000.0

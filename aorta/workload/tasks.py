@@ -20,8 +20,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
-from aorta.config.groups.workload import dimensions_of
 from aorta.config.schema import Config, Gpt, Moe, Ranking, Resnet18
+from aorta.config.workload import dimensions_of
 from aorta.errors import ConfigError
 
 B = TypeVar("B", bound=tuple[Any, ...])

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from aorta.config.groups.profiling import profiling_notes, profiling_rules
+from aorta.config.profiling import profiling_notes, profiling_rules
 from aorta.config.resolve import resolve
 from aorta.config.schema import Naming, Profiling
 from tests.profiling.windows import FLAGS, preset

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from aorta.config.groups.fabric import EmulatedFabric
+from aorta.config.fabric import EmulatedFabric
 from aorta.distributed.topology import Topology, process_group, read_topology
 from aorta.instrument.emulation.network import EmulatedNetwork
 from aorta.instrument.emulation.stand_in import emulated_ranks

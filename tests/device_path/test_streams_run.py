@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from aorta.config.groups.common import StreamPattern
+from aorta.config.workload import StreamPattern
 from aorta.records.run_files import StreamsFile, StreamsPoint
 from aorta.streams.patterns import PATTERNS
 from tests.device_path.launch import launched

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from aorta.config.groups.fabric import cost_ns
+from aorta.config.fabric import cost_ns
 from aorta.config.schema import Algorithm, EmulatedFabric
 from aorta.distributed.peers import Peers
 from aorta.errors import RunIncomplete

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 
-from aorta.config.groups.workload import Dimensions
 from aorta.config.schema import CP, FSDPCP, Precision
+from aorta.config.workload import Dimensions
 from aorta.distributed.topology import process_group, read_topology
 from aorta.parallel import context, fsdp
 from aorta.parallel.plan import ParallelizedModel

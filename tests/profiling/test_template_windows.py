@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from aorta.config.templates import FILE_FIELDS, fill, problem_of
+from aorta.config.profiling import FILE_FIELDS, fill, problem_of
 from aorta.profiling.profiler_plan import Counters, TracePlace
 from tests.profiling.windows import FLAGS, HERE, files_below, listening, loop, numbers, preset, read
 

@@ -6,7 +6,7 @@ from importlib.metadata import entry_points
 
 import pytest
 
-from aorta.config.groups.profiling import profiling_notes, selected_ranks
+from aorta.config.profiling import profiling_notes, selected_ranks
 from aorta.profiling.profiler_plan import ProfilerPlan, TracePlace
 from aorta.profiling.window_recording import NullProfiler, open_profiler
 from tests.profiling.windows import files_below, loop, numbers, preset, read

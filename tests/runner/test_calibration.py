@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from aorta.config.groups.loop import CALIBRATION_STEPS, calibration_steps
+from aorta.config.loop import CALIBRATION_STEPS, calibration_steps
 from aorta.errors import ConfigError
 from aorta.instrument.window_kernels import MeasuredTwice, WindowKernels
 from aorta.profiling.kernel_recording import ProfilerUnavailable

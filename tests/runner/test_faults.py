@@ -16,7 +16,7 @@ import pytest
 from aorta.autopsy.evidence import Kind, RankEvidence
 from aorta.autopsy.processes import progress_evidence
 from aorta.commands import main
-from aorta.config.groups.loop import FAULTS, Fault, PlannedFault, fault_rules, planned_faults
+from aorta.config.loop import FAULTS, Fault, PlannedFault, fault_rules, planned_faults
 from aorta.records.progress_file import PHASES
 from benchmarks.autopsy_scores import Planned, run, within
 from benchmarks.kills import TARGETS, Seen, kill

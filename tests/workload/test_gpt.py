@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aorta.config.groups.workload import SIZES, Dimensions, dimensions_of, parameter_count
 from aorta.config.schema import Config, Dataset, Gpt, Training
+from aorta.config.workload import SIZES, Dimensions, dimensions_of, parameter_count
 from aorta.errors import ConfigError
 from aorta.workload.gpt import Attention, CausalAttention, GptModel, NextTokenLoss, SyntheticText, rotated
 from aorta.workload.tasks import task_of

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.nn.functional import silu
 
-from aorta.config.groups.workload import Dimensions, parameter_count, parameters_of_feed_forward
 from aorta.config.schema import Moe
+from aorta.config.workload import Dimensions, parameter_count, parameters_of_feed_forward
 from aorta.errors import ConfigError
 from aorta.workload.gpt import MixtureOfExperts, MoeModel, balance_loss
 from tests.loop import resolved

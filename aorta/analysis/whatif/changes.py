@@ -20,8 +20,7 @@ import numpy as np
 from aorta.analysis.frames import Floats, Ints
 from aorta.analysis.whatif.program import Change, Changed, Column, Issued, Operation, RunProgram, What, compact
 from aorta.analysis.whatif.strategy_changes import BucketCap, OverlapSwitch, PrefetchDepth
-from aorta.config.groups.common import Algorithm
-from aorta.config.groups.fabric import EmulatedFabric
+from aorta.config.fabric import Algorithm, EmulatedFabric
 from aorta.errors import InputError, meant
 from aorta.timeline.classes import KINDS
 from aorta.timeline.overlap import NS_PER_MS

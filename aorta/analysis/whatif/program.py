@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from aorta.analysis.frames import Floats, Ints, SpanName
 from aorta.analysis.run import Members
-from aorta.config.groups.fabric import EmulatedFabric, network_cost_ns
+from aorta.config.fabric import EmulatedFabric, network_cost_ns
 from aorta.records.schema import Gradient
 from aorta.timeline.overlap import NS_PER_MS
 

@@ -46,8 +46,7 @@ from aorta.analysis.whatif.program import (
     compact,
 )
 from aorta.analysis.whatif.replay import LONG_AGO, CollectiveBatch, Schedules
-from aorta.config.groups.common import Sharing
-from aorta.config.groups.fabric import EmulatedFabric, emulated_rules, spans_nodes
+from aorta.config.fabric import EmulatedFabric, Sharing, emulated_rules, spans_nodes
 from aorta.errors import InputError
 
 _LEAST_STEPS: Final = 2

@@ -36,7 +36,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from aorta.config.groups.fabric import network_cost_ns, spans_nodes
+from aorta.config.fabric import network_cost_ns, spans_nodes
 from aorta.config.schema import EmulatedFabric, Sharing
 from aorta.distributed.peers import Peers
 from aorta.errors import RunIncomplete

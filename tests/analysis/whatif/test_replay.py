@@ -13,7 +13,7 @@ from aorta.analysis.whatif.changes import apply, parse_changes
 from aorta.analysis.whatif.gains import DO_NOT_ADD_UP, critical_path, marginals
 from aorta.analysis.whatif.program import Issued, RunProgram
 from aorta.analysis.whatif.replay import replay
-from aorta.config.groups.fabric import network_cost_ns
+from aorta.config.fabric import network_cost_ns
 from aorta.config.schema import EmulatedFabric
 from aorta.errors import InputError
 from tests.analysis.whatif.hand_made import Words, compute, issue, program, step_ns, wait

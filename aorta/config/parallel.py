@@ -8,15 +8,31 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from omegaconf import MISSING
 
-from aorta.config.groups.common import BackwardPrefetch, DType, Precision, Sharding
-from aorta.config.groups.workload import SIZES, Gpt, Moe, Ranking, Resnet18, Workload, dimensions_of
+from aorta.config.loop import DType, Precision
+from aorta.config.workload import SIZES, Gpt, Moe, Ranking, Resnet18, dimensions_of
 
 if TYPE_CHECKING:
     from aorta.config.schema import Config
+
+
+class BackwardPrefetch(Enum):
+    """When FSDP1 gathers the next parameters in backward: before or after the current gradients, or not ahead."""
+
+    backward_pre = "backward_pre"
+    backward_post = "backward_post"
+    none = "none"
+
+
+class Sharding(Enum):
+    """What FSDP1 shards: parameters too, or only gradients and optimizer state once forward has gathered them."""
+
+    full_shard = "full_shard"
+    shard_grad_op = "shard_grad_op"
 
 
 @dataclass
@@ -179,43 +195,6 @@ class FSDPPP(FSDP, PP):
     pp_size: int = 2
 
 
-def parallel_rules(config: Config) -> Iterator[str]:
-    if isinstance(config.workload, Resnet18) and not isinstance(config.parallel, DDP | NoParallel):
-        yield (
-            f"parallel={config.parallel.strategy}: workload=resnet18 cannot be sharded or split: its first and last "
-            "layers lie at the root of the model; use parallel=ddp or parallel=none"
-        )
-    if isinstance(config.parallel, PP):
-        yield from _pipeline_rules(config, config.parallel)
-    if isinstance(config.parallel, FSDP1) and config.compile.enabled and not config.parallel.use_orig_params:
-        yield "parallel.use_orig_params=false: torch.compile cannot trace FSDP1's flat parameters; set it to true"
-    if isinstance(config.parallel, FSDP1) and config.training.checkpoint_interval is not None:
-        yield (
-            f"training.checkpoint_interval={config.training.checkpoint_interval}: torch does not load FSDP1's shards "
-            "back; use parallel=fsdp, or set it to null"
-        )
-    if isinstance(config.parallel, TP | FSDPTP) and config.training.mixed_precision is Precision.fp16:
-        yield (
-            f"training.mixed_precision=fp16: parallel={config.parallel.strategy} keeps parameters on several meshes, "
-            "and torch's gradient scaler looks for overflow on one only, so ranks would disagree about a step; use bf16"
-        )
-    if isinstance(config.parallel, EP | FSDPEP) and config.compile.enabled:
-        yield (
-            f"compile.enabled=true: torch.compile does not trace the exchange of tokens of parallel="
-            f"{config.parallel.strategy}; set it to false, or use parallel=ddp"
-        )
-    if isinstance(config.parallel, EP | FSDPEP) and not isinstance(config.workload, Moe):
-        yield (
-            f"parallel={config.parallel.strategy}: workload={config.workload.name} has no experts that ranks could "
-            "share; use workload=moe, or parallel=ddp"
-        )
-    if isinstance(config.parallel, CP | FSDPCP) and not isinstance(config.workload, Gpt):
-        yield (
-            f"parallel={config.parallel.strategy}: workload={config.workload.name} has no causal attention over "
-            "sequences that ranks could share; use workload=gpt or moe, or parallel=ddp"
-        )
-
-
 _STAGES: Final = {
     "gpipe": (1, 1),
     "1f1b": (1, 1),
@@ -226,64 +205,63 @@ _STAGES: Final = {
 """`parallel.schedule` -> the least and the most stages that a rank may compute."""
 
 
-def _pipeline_rules(config: Config, parallel: PP) -> Iterator[str]:
-    training = config.training
+def parallel_rules(config: Config) -> Iterator[str]:
+    """Yield one message per broken rule that does not depend on the number of ranks."""
+    parallel, workload, training = config.parallel, config.workload, config.training
+    chosen, given = f"parallel={parallel.strategy}", f"workload={workload.name}"
+    if isinstance(workload, Resnet18) and not isinstance(parallel, DDP | NoParallel):
+        yield f"{chosen}: workload=resnet18 cannot be sharded or split by layers; use parallel=ddp or parallel=none"
+    if isinstance(parallel, FSDP1) and config.compile.enabled and not parallel.use_orig_params:
+        yield "parallel.use_orig_params=false: torch.compile cannot trace FSDP1's flat parameters; set it to true"
+    if isinstance(parallel, FSDP1) and (interval := training.checkpoint_interval) is not None:
+        yield f"training.checkpoint_interval={interval}: torch does not load FSDP1's shards back; use parallel=fsdp"
+    if isinstance(parallel, TP | FSDPTP | PP) and training.mixed_precision is Precision.fp16:
+        yield (
+            f"training.mixed_precision=fp16: with {chosen} torch's gradient scaler sees the overflow of some ranks "
+            "only, and ranks would disagree about a step; use bf16"
+        )
+    if isinstance(parallel, EP | FSDPEP) and config.compile.enabled:
+        yield f"compile.enabled=true: torch.compile does not trace the exchange of tokens of {chosen}; set it to false"
+    if isinstance(parallel, EP | FSDPEP) and not isinstance(workload, Moe):
+        yield f"{chosen}: {given} has no experts to share; use workload=moe, or parallel=ddp"
+    if isinstance(parallel, CP | FSDPCP) and not isinstance(workload, Gpt):
+        yield f"{chosen}: {given} has no causal attention over sequences; use workload=gpt or moe, or parallel=ddp"
+    if not isinstance(parallel, PP):
+        return
+    schedule, least, most = f"parallel.schedule={parallel.schedule}", *_STAGES.get(parallel.schedule, (0, math.inf))
     if parallel.schedule not in _STAGES:
         yield f"parallel.schedule={parallel.schedule!r}: must be one of {', '.join(_STAGES)}"
-    else:
-        least, most = _STAGES[parallel.schedule]
-        if not least <= parallel.stages_per_rank <= most:
-            wanted = str(least) if least == most else f"{least} or more"
-            yield (
-                f"parallel.stages_per_rank={parallel.stages_per_rank}: parallel.schedule={parallel.schedule} takes "
-                f"{wanted}"
-            )
+    if not least <= parallel.stages_per_rank <= most:
+        allowed = str(least) if least == most else f"{least} or more"
+        yield f"parallel.stages_per_rank={parallel.stages_per_rank}: {schedule} takes {allowed}"
     if parallel.microbatches > 0 and training.batch_size % parallel.microbatches:
+        of = f"parallel.microbatches={parallel.microbatches}"
+        yield f"training.batch_size={training.batch_size}: must be a multiple of {of}, the parts it is cut into"
+    if not hasattr(workload, "num_layers"):
+        yield f"{chosen}: {given} has no layers that can be cut into stages; use workload=gpt, or parallel=ddp"
+    if isinstance(workload, Moe):
         yield (
-            f"training.batch_size={training.batch_size}: must be a multiple of "
-            f"parallel.microbatches={parallel.microbatches}, the parts it is cut into"
+            f"{chosen}: workload=moe balances tokens over whole batches, which a stage does not see; use workload=gpt, "
+            "or parallel=ep"
         )
-    if not hasattr(config.workload, "num_layers"):
+    if (accumulation := training.gradient_accumulation) != 1:
         yield (
-            f"parallel={parallel.strategy}: workload={config.workload.name} has no layers that can be cut into stages; "
-            "use workload=gpt, or parallel=ddp"
-        )
-    if isinstance(config.workload, Moe):
-        yield (
-            f"parallel={parallel.strategy}: workload=moe balances the tokens of its experts over whole "
-            "batches, which a stage does not see; use workload=gpt, or parallel=ep"
-        )
-    if training.gradient_accumulation != 1:
-        yield (
-            f"training.gradient_accumulation={training.gradient_accumulation}: with parallel={parallel.strategy} the "
-            "micro-batches of the pipeline are the accumulation; raise training.batch_size and parallel.microbatches "
-            "instead"
-        )
-    if training.mixed_precision is Precision.fp16:
-        yield (
-            "training.mixed_precision=fp16: torch's gradient scaler looks for overflow on one rank only, so the "
-            f"stages of parallel={parallel.strategy} would disagree about a step; use bf16"
+            f"training.gradient_accumulation={accumulation}: with {chosen} the micro-batches of the pipeline are the "
+            "accumulation; raise training.batch_size and parallel.microbatches instead"
         )
     if config.baseline.enabled:
         yield "baseline.enabled=true: a stage cannot compute alone, without what its neighbours send; leave it out"
     if config.compile.enabled and "zero_bubble" in parallel.schedule:
-        yield (
-            f"compile.enabled=true: parallel.schedule={parallel.schedule} splits backward passes, which torch.compile "
-            "does not allow; use parallel.schedule=1f1b"
-        )
+        yield f"compile.enabled=true: torch.compile cannot split the backward pass of {schedule}; use 1f1b"
 
 
 def data_parallel_size(config: Config, world_size: int) -> int:
     """Return how many different batches are trained on at once: ranks that compute one together share it."""
     match config.parallel:
-        case FSDPPP(pp_size=pp_size):
-            return world_size // pp_size
+        case FSDPPP(pp_size=sharing) | FSDPTP(tp_size=sharing) | FSDPCP(cp_size=sharing):
+            return world_size // sharing
         case TP() | PP() | CP():
             return 1
-        case FSDPTP(tp_size=tp_size):
-            return world_size // tp_size
-        case FSDPCP(cp_size=cp_size):
-            return world_size // cp_size
         case _:
             return world_size
 
@@ -321,8 +299,7 @@ def mesh_rules(config: Config, world_size: int) -> Iterator[str]:
     parallel, workload, parts = config.parallel, config.workload, world_size
     for name, what in _SIZES.items():
         parts = getattr(parallel, name, parts)
-        if parts < 1:
-            yield f"parallel.{name}={parts}: must be at least 1"
+        if parts < 1:  # which the rule of single numbers says
             return
         if world_size % parts:
             yield (
@@ -330,59 +307,41 @@ def mesh_rules(config: Config, world_size: int) -> Iterator[str]:
                 f"(torchrun --nproc_per_node), or set parallel.{name} to a divisor of {world_size}"
             )
             return
-    if isinstance(parallel, CP | FSDPCP) and isinstance(workload, Gpt):
-        length = config.dataset.sequence_length
-        if length % (2 * parts):
-            yield (
-                f"dataset.sequence_length={length}: {parts} ranks share each sequence (parallel={parallel.strategy}), "
-                f"with two chunks each and all of one length, so it must be a multiple of {2 * parts}"
-            )
-    if isinstance(parallel, EP | FSDPEP) and isinstance(workload, Moe) and workload.num_experts % parts:
-        yield (
-            f"workload.num_experts={workload.num_experts}: {parts} ranks share the experts "
-            f"(parallel={parallel.strategy}), so their number must be a multiple of {parts}"
-        )
-    if isinstance(parallel, TP | FSDPTP):
-        for name, what, value in _split_by_tensor_parallelism(workload):
-            if value % parts:
-                yield (
-                    f"workload.{name}={value}: {parts} ranks compute a layer together "
-                    f"(parallel={parallel.strategy}), so the {what} must be a multiple of {parts}"
-                )
-    if not isinstance(parallel, PP):
-        return
-    stages, layers = parts * max(parallel.stages_per_rank, 1), None
+    divided: dict[str, tuple[int, str, int]] = {}  # key -> value, what it must be a multiple of, and that number
+    layers = None
     if isinstance(workload, Ranking):
         layers = workload.num_layers
     elif isinstance(workload, Gpt) and workload.size in SIZES:
         layers = dimensions_of(workload).num_layers
+    match parallel:
+        case CP() | FSDPCP() if isinstance(workload, Gpt):
+            why = f"{parts} ranks share sequences, in two chunks each"
+            divided["dataset.sequence_length"] = (config.dataset.sequence_length, why, 2 * parts)
+        case EP() | FSDPEP() if isinstance(workload, Moe):
+            divided["workload.num_experts"] = (workload.num_experts, f"{parts} ranks share the experts", parts)
+        case TP() | FSDPTP() if layers is not None:
+            dims = dimensions_of(workload) if isinstance(workload, Gpt) else workload
+            names = ["num_heads"] + ["num_kv_heads"] * isinstance(workload, Gpt)
+            if not isinstance(workload, Moe) or workload.expert_interval > 1:  # experts are not split by hidden units
+                names.append("mlp_hidden_dim")
+            for name in names:
+                why = f"{parts} ranks compute a layer together"
+                divided[f"workload.{name}"] = (getattr(dims, name), why, parts)
+    for key, (value, why, multiple) in divided.items():
+        if value % multiple:
+            yield f"{key}={value}: {why} (parallel={parallel.strategy}); must be a multiple of {multiple}"
+    if not isinstance(parallel, PP):
+        return
+    stages, cut = parts * max(parallel.stages_per_rank, 1), parallel.microbatches
     if layers is not None and layers < stages:
         yield (
-            f"workload.num_layers={layers}: {parts} rank(s) with parallel.stages_per_rank="
-            f"{parallel.stages_per_rank} make {stages} stages, and each needs a layer; use {stages} layers or more, "
-            "or fewer ranks"
+            f"workload.num_layers={layers}: {parts} rank(s) with parallel.stages_per_rank={parallel.stages_per_rank} "
+            f"make {stages} stages of a layer or more; use {stages} layers or more, or fewer ranks"
         )
-    if parallel.schedule == "1f1b" and parallel.microbatches < parts:
+    if parallel.schedule == "1f1b" and cut < parts:
         yield (
-            f"parallel.microbatches={parallel.microbatches}: parallel.schedule=1f1b needs as many micro-batches as "
-            f"stages ({parts}) or more; raise it, or use parallel.schedule=gpipe"
+            f"parallel.microbatches={cut}: parallel.schedule=1f1b needs as many micro-batches as stages ({parts}) or "
+            "more; raise it, or use parallel.schedule=gpipe"
         )
-    if "interleaved" in parallel.schedule and parallel.microbatches % max(parallel.microbatches // parts, 1):
-        yield (
-            f"parallel.microbatches={parallel.microbatches}: parallel.schedule={parallel.schedule} runs them in rounds "
-            f"of one for each of the {parts} ranks; use a multiple of {parts}"
-        )
-
-
-def _split_by_tensor_parallelism(workload: Workload) -> Iterator[tuple[str, str, int]]:
-    """Yield the name, meaning and value of each dimension that has to divide into as many parts as there are ranks."""
-    match workload:
-        case Ranking() as shape:
-            yield "num_heads", "attention heads", shape.num_heads
-            yield "mlp_hidden_dim", "hidden units", shape.mlp_hidden_dim
-        case Gpt() if workload.size in SIZES:
-            dims = dimensions_of(workload)
-            yield "num_heads", "attention heads", dims.num_heads
-            yield "num_kv_heads", "heads of keys and values", dims.num_kv_heads
-            if not isinstance(workload, Moe) or workload.expert_interval > 1:  # experts are not split by hidden units
-                yield "mlp_hidden_dim", "hidden units", dims.mlp_hidden_dim
+    if "interleaved" in parallel.schedule and cut % max(cut // parts, 1):
+        yield f"parallel.microbatches={cut}: parallel.schedule={parallel.schedule} needs a multiple of {parts} (ranks)"

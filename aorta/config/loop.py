@@ -1,18 +1,87 @@
-"""The sections of the root file: the loop, its optimizer and data, compilation, instrumentation, telemetry, watchdog,
-and faults that a run is given on purpose (`aorta.workload.faults` carries them out).
-
-Telemetry is the group `telemetry=...`, which has one option.
+"""The sections of the root file: the loop, its optimizer and data, compilation, instrumentation, telemetry (a group of
+one option), watchdog, and faults that a run is given on purpose (`aorta.workload.faults` carries them out); and the
+rule of single numbers of all sections and groups.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from aorta.config.groups.common import Mode, Precision, Wording
 from aorta.errors import ConfigError, meant
+
+_HOLDS: Final[dict[str, Callable[[float], bool]]] = {
+    "must be at least 1": lambda value: value >= 1,
+    "must be at least 0": lambda value: value >= 0,
+    "must be greater than 0 and finite": lambda value: 0 < value < math.inf,
+    "must be at least 0 and finite": lambda value: 0 <= value < math.inf,
+    "must be in [0, 1)": lambda value: 0 <= value < 1,
+}
+"""What a rule says -> whether a number keeps it; a NaN keeps none."""
+_NUMBERS: Final[dict[str, str]] = {
+    "must be at least 0": "training.start_step training.seed dataset.seed scheduler.warmup_steps fault.step "
+    "dataloader.num_workers telemetry.warmup_steps parallel.forward_prefetch parallel.backward_prefetch "
+    "fabric.slow_min_bytes fabric.slow_max_bytes profiling.wait profiling.warmup profiling.repeat profiling.skip_first "
+    "profiling.summary_rows",
+    "must be at least 0 and finite": "optimizer.weight_decay fabric.intra_latency_us fabric.inter_latency_us "
+    "fabric.straggler_ms workload.balance_weight",
+    "must be in [0, 1)": "workload.dropout workload.knee_tolerance fabric.jitter",
+    "must be greater than 0 and finite; 1 changes nothing": "fabric.slow_factor",
+    "must be greater than 0 and finite; null measures it": "instrument.stall_cutoff_us",
+    "must be at least 0 and finite; null learns it, 0 is off": "watchdog.timeout_s",
+    "": "instrument.stream_priority clock.fake_offset_ns clock.fake_drift_ppm profiling.num_traces_to_keep "
+    "workload.kernel_us fabric.ranks fabric.emulated_world_size fabric.straggler_rank fabric.seed",
+}
+"""What single numbers must be -> their keys; "": any number, or a rule elsewhere. `number_rules` has that of others."""
+
+
+def number_rules(section: str, node: Any) -> Iterator[str]:
+    """Yield a message for each number of a section that breaks its rule: null is allowed; where `_NUMBERS` has no other
+    rule, an integer must be at least 1, and a float greater than 0 and finite.
+    """
+    own = {key: words for words, keys in _NUMBERS.items() for key in keys.split()}
+    for item in fields(node):
+        key, value, kind = f"{section}.{item.name}", getattr(node, item.name), str(item.type)
+        if value is not None and (numeric := re.match(r"(int|float)\b", kind)):
+            usual = "must be at least 1" if numeric[1] == "int" else "must be greater than 0 and finite"
+            words = own.get(key, usual)
+            if words and not _HOLDS[words.partition(";")[0]](value):
+                yield f"{key}={value}: {words}"
+
+
+class Precision(Enum):
+    """Arithmetic of the forward and backward pass; parameters and optimizer state stay in float32."""
+
+    bf16 = "bf16"
+    fp16 = "fp16"
+    none = "none"
+
+
+class Wording(Enum):
+    """Style of progress lines: overlap, or a profiling tutorial's, which also says when each rank starts and ends."""
+
+    overlap = "overlap"
+    tutorial = "tutorial"
+
+
+class Mode(Enum):
+    """How collectives are observed (docs/dev/measuring.md, R2 and R3)."""
+
+    dedicated = "dedicated"
+    observe = "observe"
+    off = "off"
+
+
+class DType(Enum):
+    """A floating-point type by its short name."""
+
+    fp32 = "fp32"
+    bf16 = "bf16"
+    fp16 = "fp16"
 
 
 @dataclass
@@ -139,16 +208,12 @@ class Instrument:
 
 
 CALIBRATION_STEPS = 3
-"""Steps of a calibration window where none are asked for: one could be a straggler's, and the profiler slows each."""
+"""Default steps of a calibration window: a single one could be a straggler's, and the profiler slows all of them."""
 _MOST_CALIBRATED = 100
 
 
 def calibration_steps(setting: str, *, on_device: bool) -> int:
-    """Return how many steps `instrument.calibration` asks for; 0: none.
-
-    Raises:
-        ConfigError: it is neither a word nor a number that is allowed.
-    """
+    """Return how many steps `instrument.calibration` asks for; raises ConfigError where it is not allowed."""
     if setting in ("auto", "off"):
         return CALIBRATION_STEPS if setting == "auto" and on_device else 0
     if not (setting.isascii() and setting.isdigit() and 1 <= int(setting) <= _MOST_CALIBRATED):
@@ -184,21 +249,12 @@ class Clock:
     fake_drift_ppm: float = 0.0
 
 
-Devices = Enum(
-    "Devices",
-    {
-        "auto": "auto",
-        "nvml": "nvml",
-        "amdsmi": "amdsmi",
-        "rocm-smi": "rocm-smi",
-        "off": "off",
-    },
-)
-"""Where samples of the device come from; `auto`: the best source for the platform. rocm-smi is a program."""
+Devices = Enum("Devices", {"auto": "auto", "nvml": "nvml", "amdsmi": "amdsmi", "rocm-smi": "rocm-smi", "off": "off"})
+"""Source of device samples; `auto`: the best one for the platform. rocm-smi is a program."""
 
 
 class Loggers(Enum):
-    """Tools that get the scalars of steps while the run goes on: the names of `aorta.loggers`."""
+    """Tools that `aorta.loggers` sends the scalars of steps to."""
 
     tensorboard = "tensorboard"
     wandb = "wandb"
@@ -235,13 +291,8 @@ class Watchdog:
 
 
 class FaultFacts(NamedTuple):
-    """One kind of fault.
-
-    Attributes:
-        does: what the rank does, from the beginning of `fault.step` on.
-        verdict: what an autopsy should find; one of `aorta.autopsy.evidence.Kind`.
-        phase: where the rank is then, as `records.progress_file.PHASES`; None: anywhere.
-        aspect: of a signature mismatch.
+    """One kind of fault: what the rank does from the beginning of `fault.step` on, what an autopsy should find (one of
+    `aorta.autopsy.evidence.Kind`), the phase that the rank is in then (None: any), the aspect of a signature mismatch.
     """
 
     does: str
@@ -280,7 +331,7 @@ FAULTS: Final[dict[str, FaultFacts]] = {
     "stuck_checkpoint": FaultFacts("sleeps while it writes a checkpoint, without end", "stuck_outside", "checkpoint"),
     "slow_rank": FaultFacts("takes three seconds longer for each forward pass", "slow", "forward"),
 }
-"""Kind -> what it is, for one rank of a data-parallel run."""
+"""Kind -> its facts, for one rank of a data-parallel run."""
 _WITHOUT_FORWARD: Final = ("slow_data", "stuck_data", "stuck_optimizer", "stuck_checkpoint")
 """Kinds that do not act in the model's forward pass: a pipeline runs its stages, never the model as a whole."""
 
@@ -314,7 +365,7 @@ def planned_faults(fault: Fault) -> list[PlannedFault]:
 
 
 def fault_rules(fault: Fault, world_size: int, *, in_pipeline: bool = False) -> Iterator[str]:
-    """Yield what is wrong with these values, if anything. `in_pipeline`: the ranks run stages of the model."""
+    """Yield one message per broken rule. `in_pipeline`: the ranks run stages of the model."""
     if fault.kind is None:
         return
     kinds, ranks = fault.kind.split("+"), fault.rank.split("+")
@@ -322,14 +373,10 @@ def fault_rules(fault: Fault, world_size: int, *, in_pipeline: bool = False) -> 
         if kind not in FAULTS:
             yield f"fault.kind={fault.kind}: {kind!r} must be one of {', '.join(FAULTS)}{meant(kind, FAULTS, '; ')}"
         elif in_pipeline and kind not in _WITHOUT_FORWARD:
-            yield (
-                f"fault.kind={fault.kind}: {kind!r} acts in the model's forward pass, which a pipeline runs in stages; "
-                f"choose of {', '.join(_WITHOUT_FORWARD)}, or another parallel="
-            )
+            allowed = ", ".join(_WITHOUT_FORWARD)
+            yield f"fault.kind={fault.kind}: {kind!r} acts in the whole model's forward pass; pipelines take {allowed}"
     if len(ranks) not in (1, len(kinds)):
         yield f"fault.rank={fault.rank}: must be one rank, or one for each of {fault.kind}"
     for rank in ranks:
         if not rank.isdecimal() or int(rank) >= world_size:
             yield f"fault.rank={fault.rank}: {rank!r} must be a rank, at least 0 and below {world_size}"
-    if fault.step < 0:
-        yield f"fault.step={fault.step}: must be at least 0"

@@ -1,22 +1,24 @@
 """`profiling=...`: windows of torch.profiler, and its rules. One profiler with one set of keys.
 
 Each option is a class that states only what differs from `Profiling`. `aorta.Profiler` is the option d9d and
-`aorta.TorchProfiler` the option composer, so a loop of one's own and `train.py` have the same defaults. Must not
-distinguish between the options, or import torch.
+`aorta.TorchProfiler` the option composer, so a loop of one's own and `train.py` have the same defaults. Names of traces
+are templates with variables in braces: `rank{rank}.{batch:06d}.json` -> `rank3.000120.json`. Must not distinguish
+between the options, touch the disk, or import torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from string import Formatter
 from typing import Any, cast
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from aorta.config.groups.common import number_rules
-from aorta.config.templates import FILE_FIELDS, REMOTE_FIELDS, distinguishes_ranks, fields_of, problem_of
+from aorta.config.loop import number_rules
 from aorta.errors import ConfigError
 from aorta.redaction import redact
 
@@ -213,28 +215,89 @@ def selected_ranks(asked: Any) -> frozenset[int] | None:
     return frozenset(int(str(part).strip()) for part in parts)
 
 
+RANK_FIELDS = ("run_name", "rank", "local_rank", "world_size", "local_world_size", "node_rank")
+"""Variables known before the run."""
+TIME_FIELDS = (
+    *("epoch", "batch", "batch_in_epoch", "sample", "sample_in_epoch", "token", "token_in_epoch"),
+    *("total_wct", "epoch_wct", "batch_wct"),
+)
+"""Variables known when a window is saved: finished counts, and wall-clock seconds (float)."""
+FILE_FIELDS = (*RANK_FIELDS, *TIME_FIELDS)
+REMOTE_FIELDS = (*FILE_FIELDS, "file")
+"""`file`: the path of a saved file below its trace folder."""
+_WIDE = re.compile(r"\d{4,}")
+_SAMPLES: dict[str, Any] = {name: 1.5 if name.endswith("_wct") else 1 for name in FILE_FIELDS}
+_SAMPLES |= {"run_name": "run", "file": "file"}
+
+
+def fields_of(template: str) -> set[str]:
+    """Return the names of the variables in a template.
+
+    Raises:
+        ValueError: its braces do not match.
+    """
+    return {name for _, name, _, _ in Formatter().parse(template) if name}
+
+
+def problem_of(template: str, known: Collection[str] = FILE_FIELDS) -> str | None:
+    """Return what is wrong with a template, as text; None when it can be used."""
+    try:
+        unknown = sorted(fields_of(template) - set(known))
+        if unknown:
+            return f"{{{unknown[0]}}} is no variable; there are {', '.join(known)}"
+        fill(template, {name: _SAMPLES[name] for name in known})
+    except (ValueError, KeyError, IndexError) as error:
+        return f"not a template: {error}"
+    return None
+
+
+def fill(template: str, values: Mapping[str, Any]) -> str:
+    """Return the template with every variable in `values` replaced, format included; others stay as they are written.
+
+    Raises:
+        ValueError: a format does not suit its value, or the braces do not match.
+    """
+    parts: list[str] = []
+    for text, name, form, conversion in Formatter().parse(template):
+        parts.append(text)
+        if name is None:
+            continue
+        if name in values:
+            if form and _WIDE.search(form):
+                raise ValueError(f"{{{name}:{form}}}: a width or precision has at most three digits")
+            value = values[name]
+            if conversion:
+                value = Formatter().convert_field(value, conversion)
+            parts.append(format(value, form or ""))
+        else:
+            parts.append(f"{{{name}{f'!{conversion}' if conversion else ''}{f':{form}' if form else ''}}}")
+    return "".join(parts)
+
+
+def distinguishes_ranks(*templates: str) -> bool:
+    """Return whether two ranks always get different names."""
+    names = set().union(*map(fields_of, templates))
+    return "rank" in names or {"local_rank", "node_rank"} <= names
+
+
 COMPRESSIONS = ("none", "gz", "tar.gz")
 IN_PROCESS = frozenset({"memory"})
 """Schemes of fsspec whose content ends with the process, so that a copy there replaces no file."""
-_LOCAL = ("profiling.filename", "profiling.memory_filename")
-"""Names below the trace folder; names of uploads may be full addresses."""
 
 
 def profiling_rules(profiling: Profiling, world_size: int) -> Iterator[str]:
+    """Yield one message per broken rule."""
     yield from number_rules("profiling", profiling)
     period, wait, cycle = profiling.period, profiling.wait, profiling.warmup + profiling.active
+    parts = f"profiling.warmup={profiling.warmup} + profiling.active={profiling.active}"
     if period is None and wait is None:
         yield "profiling.period=None, profiling.wait=None: give one of them"
-    if period is not None and wait is None and period < cycle:
+    elif period is not None and wait is None and period < cycle:
+        yield f"profiling.period={period}: must be at least {parts} = {cycle}"
+    elif period is not None and wait is not None and period != wait + cycle:
         yield (
-            f"profiling.period={period}: must be at least profiling.warmup={profiling.warmup} + "
-            f"profiling.active={profiling.active} = {cycle}"
-        )
-    if period is not None and wait is not None and period != wait + cycle:
-        yield (
-            f"profiling.period={period}: disagrees with profiling.wait={wait} + "
-            f"profiling.warmup={profiling.warmup} + profiling.active={profiling.active} = {wait + cycle}; "
-            "set profiling.wait=null, or leave period out"
+            f"profiling.period={period}: disagrees with profiling.wait={wait} + {parts} = {wait + cycle}; set "
+            "profiling.wait=null, or leave period out"
         )
     try:
         selected = selected_ranks(profiling.ranks)
@@ -242,18 +305,6 @@ def profiling_rules(profiling: Profiling, world_size: int) -> Iterator[str]:
         yield f"profiling.ranks={profiling.ranks!r}: {error}"
         selected = None
     several = world_size > 1 and (selected is None or len(selected) > 1)
-    yield from _name_rules(profiling, several)
-    if profiling.memory_filename is not None:
-        yield from _template_rules("profiling.memory_filename", profiling.memory_filename, ending=(".html",))
-        if not (profiling.with_stack and profiling.record_shapes and profiling.profile_memory):
-            yield (
-                f"profiling.memory_filename={profiling.memory_filename!r}: needs profiling.with_stack, "
-                "profiling.record_shapes and profiling.profile_memory, all three true"
-            )
-    yield from _upload_rules(profiling, several)
-
-
-def _name_rules(profiling: Profiling, several: bool) -> Iterator[str]:
     if "/" in profiling.trace_filename or not profiling.trace_filename.endswith((".json", ".json.gz")):
         yield f"profiling.trace_filename={profiling.trace_filename!r}: a file name ending in .json or .json.gz"
     by_tensorboard = profiling.naming is Naming.tensorboard
@@ -269,11 +320,15 @@ def _name_rules(profiling: Profiling, several: bool) -> Iterator[str]:
     if profiling.naming is Naming.template:
         broken += _template_rules("profiling.filename", profiling.filename, ending=(".json", ".json.gz", ".tar.gz"))
         if several and not broken and not distinguishes_ranks(profiling.folder or "", profiling.filename):
-            broken.append(
-                f"profiling.filename={profiling.filename!r}: several ranks would write the same file; "
-                "put {rank} into it or into profiling.folder"
-            )
+            fix = "put {rank} into it or into profiling.folder"
+            broken.append(f"profiling.filename={profiling.filename!r}: several ranks would write the same file; {fix}")
     yield from broken
+    if (memory := profiling.memory_filename) is not None:
+        yield from _template_rules("profiling.memory_filename", memory, ending=(".html",))
+        if not (profiling.with_stack and profiling.record_shapes and profiling.profile_memory):
+            needed = "profiling.with_stack, profiling.record_shapes and profiling.profile_memory"
+            yield f"profiling.memory_filename={memory!r}: needs {needed}, all three true"
+    yield from _upload_rules(profiling, several)
 
 
 def _template_rules(
@@ -281,11 +336,13 @@ def _template_rules(
 ) -> Iterator[str]:
     if template is None:
         return
+    # Names below the trace folder are relative; names of uploads may be full addresses.
+    absolute = template.startswith("/") and key in ("profiling.filename", "profiling.memory_filename")
     if problem := problem_of(template, known):
         yield f"{key}={template!r}: {problem}"
     elif not template.endswith(ending) or not template.strip():
         yield f"{key}={template!r}: must end in {' or '.join(ending) or 'a name'}"
-    elif key != "profiling.folder" and (".." in template.split("/") or (key in _LOCAL and template.startswith("/"))):
+    elif key != "profiling.folder" and (".." in template.split("/") or absolute):
         yield f"{key}={template!r}: must stay inside its folder"
 
 
@@ -294,18 +351,11 @@ def _upload_rules(profiling: Profiling, several: bool) -> Iterator[str]:
     names = {"profiling.remote_file_name": profiling.remote_file_name}
     if profiling.memory_filename is not None:
         names["profiling.memory_remote_file_name"] = profiling.memory_remote_file_name
-    somewhere = {key: name for key, name in names.items() if name is not None and (root or "://" in name)}
+    uploaded = {key: name for key, name in names.items() if name is not None and (root or "://" in name)}
     if keep < -1:
         yield f"profiling.num_traces_to_keep={keep}: must be -1 (all) or more"
-    if keep == 0 and profiling.enabled and "profiling.remote_file_name" not in somewhere:
+    if keep == 0 and profiling.enabled and "profiling.remote_file_name" not in uploaded:
         yield "profiling.num_traces_to_keep=0: every trace would be lost; set profiling.remote_root, or keep some"
-    for key, name in somewhere.items():
-        to = name if "://" in name else root or ""
-        if keep >= 0 and profiling.enabled and scheme_of(to) in IN_PROCESS:
-            yield (
-                f"profiling.num_traces_to_keep={keep}: {key} goes to {to}, which ends with this process, so the "
-                "file here is the only copy that stays; use -1, or an address that lasts"
-            )
     if root is not None and not root.strip():
         yield "profiling.remote_root='': give an address, or null"
     for key, address in {"profiling.remote_root": root, **names}.items():
@@ -314,7 +364,13 @@ def _upload_rules(profiling: Profiling, several: bool) -> Iterator[str]:
                 f"{key}: holds a password or a key, and addresses are written into run.json; put it into the "
                 "environment or into fsspec's own configuration"
             )
-    for key, name in somewhere.items():
+    for key, name in uploaded.items():
+        to = name if "://" in name else root or ""
+        if keep >= 0 and profiling.enabled and scheme_of(to) in IN_PROCESS:
+            yield (
+                f"profiling.num_traces_to_keep={keep}: {key} goes to {to}, which ends with this process, so the "
+                "file here is the only copy that stays; use -1, or an address that lasts"
+            )
         if ".html" not in name and "memory" in key:
             yield f"{key}={name!r}: must end in .html"
         broken = list(_template_rules(key, name, REMOTE_FIELDS))
@@ -333,14 +389,13 @@ def profiling_notes(profiling: Profiling, steps: int | None, world_size: int) ->
     """Yield one note for each way in which less will be kept of a training of so many steps than was requested."""
     if not profiling.enabled:
         return
-    before = profiling.skip_first + steps_to_wait(profiling) + profiling.warmup
-    cycle = steps_to_wait(profiling) + profiling.warmup + profiling.active
-    if steps is not None and before < steps < before + profiling.active:  # without any active step the profiler warns
+    wait, warmup, active = steps_to_wait(profiling), profiling.warmup, profiling.active
+    before = profiling.skip_first + wait + warmup
+    if steps is not None and before < steps < before + active:  # without any active step the profiler warns
         first = f"profiling.skip_first={profiling.skip_first}, then " if profiling.skip_first else ""
         yield (
-            f"profiling: {first}a cycle takes {cycle} steps (wait {steps_to_wait(profiling)} + warmup "
-            f"{profiling.warmup} + active {profiling.active}) and training.max_steps={steps}: the window will be "
-            f"partial, {steps - before} of {profiling.active} steps"
+            f"profiling: {first}a cycle takes {wait + warmup + active} steps (wait {wait} + warmup {warmup} + active "
+            f"{active}) and training.max_steps={steps}: the window will be partial, {steps - before} of {active} steps"
         )
     absent = sorted(rank for rank in selected_ranks(profiling.ranks) or () if rank >= world_size)
     if absent:

@@ -11,13 +11,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING
 
-from aorta.config.groups.common import Algorithm, Mode, Sharing, number_rules
+from aorta.config.loop import Mode, number_rules
 from aorta.timeline.classes import KINDS
 
 if TYPE_CHECKING:
     from aorta.config.schema import Config
+
+
+class Algorithm(Enum):
+    """The algorithm of a collective: around a ring, or in about log2(n) rounds."""
+
+    ring = "ring"
+    tree = "tree"
+
+
+class Sharing(Enum):
+    """Whether each process group has a link of its own, or the groups of a rank take turns on its links."""
+
+    group = "group"
+    link = "link"
 
 
 @dataclass
@@ -51,8 +66,7 @@ class EmulatedFabric(Fabric):
     ranks_per_node: int = 1
     # algorithm of the collectives
     algorithm: Algorithm = Algorithm.ring
-    # group = each process group has a link of its own; link = the groups of a rank take turns on its links (on a
-    # CPU)
+    # group = a link per process group; link = the groups of a rank take turns on its links (on a CPU)
     sharing: Sharing = Sharing.group
     # ranks that one process stands for; null = every rank is a process
     ranks: int | None = None
@@ -87,45 +101,39 @@ def emulated_ranks(fabric: Fabric) -> int | None:
 
 def fabric_rules(config: Config, processes: int) -> Iterator[str]:
     """Yield one message per broken rule."""
-    if not isinstance(config.fabric, EmulatedFabric):
+    fabric, training = config.fabric, config.training
+    if not isinstance(fabric, EmulatedFabric):
         return
-    ranks = config.fabric.ranks
-    yield from emulated_rules(config.fabric, processes if ranks is None else ranks)
-    if ranks is not None:
-        yield from _one_process_rules(config, config.fabric, ranks, processes)
-    elif config.instrument.mode is Mode.off:
-        yield "instrument.mode=off: fabric=emulated delays what is seen; set instrument.mode=observe or dedicated"
-
-
-def _one_process_rules(config: Config, fabric: EmulatedFabric, ranks: int, processes: int) -> Iterator[str]:
-    key, training = f"fabric.ranks={ranks}", config.training
+    ranks, key = fabric.ranks, f"fabric.ranks={fabric.ranks}"
+    yield from emulated_rules(fabric, processes if ranks is None else ranks)
+    if ranks is None:
+        if config.instrument.mode is Mode.off:
+            yield "instrument.mode=off: fabric=emulated delays what is seen; set instrument.mode=observe or dedicated"
+        return
     if ranks < 2:
         yield f"{key}: must be at least 2; null where every rank is a process"
     if processes > 1:
         yield f"{key}: one process stands for all ranks, and {processes} were started; start one, without torchrun"
     if (strategy := config.parallel.strategy) not in STRATEGIES_OF_ONE_PROCESS:
-        yield (
-            f"{key}: parallel={strategy} cannot be emulated by one process, as its ranks do not all do the same work; "
-            f"use one of {', '.join(STRATEGIES_OF_ONE_PROCESS)}"
-        )
+        allowed = ", ".join(STRATEGIES_OF_ONE_PROCESS)
+        yield f"{key}: parallel={strategy} cannot be emulated: its ranks do different work; use one of {allowed}"
     if config.workload.name == "moe":
         yield f"{key}: workload=moe computes what other ranks' values decide; use another workload"
     if fabric.straggler_rank is not None:
-        yield f"{key}: fabric.straggler_rank has to be null, as there is no other rank to wait for it"
+        yield f"{key}: no other rank waits for a straggler; set fabric.straggler_rank=null"
     if training.checkpoint_interval or training.start_step:
-        yield f"{key}: its parameters are those of no training; leave out training.checkpoint_interval and start_step"
+        yield f"{key}: one process has no trained parameters; leave out training.checkpoint_interval and start_step"
 
 
 def emulated_rules(fabric: EmulatedFabric, world_size: int) -> Iterator[str]:
+    """Yield one message per broken rule of the network itself."""
     yield from number_rules("fabric", fabric)
-    if fabric.emulated_world_size is not None and fabric.emulated_world_size < world_size:
-        yield (
-            f"fabric.emulated_world_size={fabric.emulated_world_size}: must not be below the real world size "
-            f"{world_size}; null takes the real one"
-        )
-    if fabric.straggler_rank is not None and not 0 <= fabric.straggler_rank < world_size:
-        yield f"fabric.straggler_rank={fabric.straggler_rank}: must be a rank of this run, 0 to {world_size - 1}"
-    if fabric.straggler_rank is None and fabric.straggler_ms != 0:
+    size, straggler = fabric.emulated_world_size, fabric.straggler_rank
+    if size is not None and size < world_size:
+        yield f"fabric.emulated_world_size={size}: must be at least the world size {world_size}; null takes that"
+    if straggler is not None and not 0 <= straggler < world_size:
+        yield f"fabric.straggler_rank={straggler}: must be a rank of this run, 0 to {world_size - 1}"
+    if straggler is None and fabric.straggler_ms != 0:
         yield f"fabric.straggler_ms={fabric.straggler_ms}: no rank is late by it; set fabric.straggler_rank"
     if fabric.slow_kind is not None and fabric.slow_kind not in KINDS:
         yield f"fabric.slow_kind={fabric.slow_kind}: must be one of {', '.join(KINDS)}; null is every kind"
@@ -143,41 +151,27 @@ _NS_PER_US = 1_000
 def cost_ns(kind: str, size_bytes: int, ranks: int, *, spans_nodes: bool, settings: EmulatedFabric) -> int:
     """Return the time of one collective once its last rank has arrived and its link is free, in nanoseconds.
 
-    Args:
-        kind: one of `timeline.classes.KINDS`.
-        size_bytes: of the full array (all-to-all: one rank's send buffer), as docs/dev/measuring.md, section 1 counts
-        it.
-        ranks: n, the size of the group.
-        spans_nodes: whether the group's slowest link is one between nodes.
-        settings: latency, bandwidth and algorithm.
-
-    Raises:
-        KeyError: an unknown kind.
-    """
-    if ranks == 1:
-        return 0
-    messages, arrays = _messages(kind, ranks, settings.algorithm)
-    if spans_nodes:
-        latency_us, gb_per_s = settings.inter_latency_us, settings.inter_bandwidth_gb_per_s
-    else:
-        latency_us, gb_per_s = settings.intra_latency_us, settings.intra_bandwidth_gb_per_s
-    # 1 GB/s is 1e9 bytes a second: 1 byte a nanosecond.
-    return round(messages * latency_us * _NS_PER_US + arrays * size_bytes / gb_per_s)
-
-
-def _messages(kind: str, n: int, algorithm: Algorithm) -> tuple[int, float]:
-    """Return the number of consecutive messages, and how many times the full array passes a rank's link.
-
     Ring: broadcast and reduce are pipelined along a chain, gather and scatter are linear at the root, all-to-all
     exchanges pairwise. Tree, in about log2(n) rounds: reduce-scatter uses recursive halving, all-gather recursive
     doubling, and all-reduce the one after the other (Rabenseifner); gather and scatter are binomial; all-to-all is
     Bruck's, which sends half its buffer in every round. A barrier is always the dissemination of Hensgen, Finkel and
     Manber (1988).
+
+    Args:
+        kind: one of `timeline.classes.KINDS`; another is a KeyError.
+        size_bytes: of the full array, as docs/dev/measuring.md, section 1, counts it (all-to-all: one rank's send
+            buffer).
+        ranks: n, the size of the group.
+        spans_nodes: whether the group's slowest link is one between nodes.
+        settings: latency, bandwidth and algorithm.
     """
-    ring, part = algorithm is Algorithm.ring, (n - 1) / n
-    doublings = (n - 1).bit_length()  # rounds that reach n ranks when each doubles them
-    rounds = n - 1 if ring else doublings
-    return {
+    if ranks == 1:
+        return 0
+    ring, part = settings.algorithm is Algorithm.ring, (ranks - 1) / ranks
+    doublings = (ranks - 1).bit_length()  # rounds that reach all ranks when each doubles them
+    rounds = ranks - 1 if ring else doublings
+    # Consecutive messages, and how many times the full array passes a rank's link.
+    messages, arrays = {
         "allreduce": (2 * rounds, 2 * part),
         "reducescatter": (rounds, part),
         "allgather": (rounds, part),
@@ -190,36 +184,32 @@ def _messages(kind: str, n: int, algorithm: Algorithm) -> tuple[int, float]:
         "recv": (1, 1.0),
         "barrier": (doublings, 0.0),
     }[kind]
+    latency_us, gb_per_s = settings.intra_latency_us, settings.intra_bandwidth_gb_per_s
+    if spans_nodes:
+        latency_us, gb_per_s = settings.inter_latency_us, settings.inter_bandwidth_gb_per_s
+    # 1 GB/s is 1e9 bytes a second: 1 byte a nanosecond.
+    return round(messages * latency_us * _NS_PER_US + arrays * size_bytes / gb_per_s)
 
 
 def network_cost_ns(
     kind: str, size_bytes: int, ranks: Sequence[int], world_size: int, settings: EmulatedFabric
 ) -> float:
     """Return `cost_ns` of the group with these global ranks, the injected fault included, jitter not."""
-    size = group_size(ranks, world_size, settings)
-    between = spans_nodes(ranks, world_size, settings)
-    return cost_ns(kind, size_bytes, size, spans_nodes=between, settings=settings) * slowness(
-        kind, size_bytes, settings
-    )
+    size, between = _group_size(ranks, world_size, settings), spans_nodes(ranks, world_size, settings)
+    ns = cost_ns(kind, size_bytes, size, spans_nodes=between, settings=settings)
+    slow = settings.slow_kind in (None, kind)
+    slow &= settings.slow_min_bytes is None or size_bytes >= settings.slow_min_bytes
+    slow &= settings.slow_max_bytes is None or size_bytes <= settings.slow_max_bytes
+    return ns * (settings.slow_factor if slow else 1.0)
 
 
-def group_size(ranks: Sequence[int], world_size: int, settings: EmulatedFabric) -> int:
+def _group_size(ranks: Sequence[int], world_size: int, settings: EmulatedFabric) -> int:
     """Return how many ranks the group with these global ranks counts as: groups of all ranks may be emulated larger."""
-    if len(ranks) == world_size and settings.emulated_world_size is not None:
-        return settings.emulated_world_size
-    return len(ranks)
+    larger = settings.emulated_world_size if len(ranks) == world_size else None
+    return len(ranks) if larger is None else larger
 
 
 def spans_nodes(ranks: Sequence[int], world_size: int, settings: EmulatedFabric) -> bool:
     """Return whether the slowest link of the group with these global ranks is one between nodes."""
-    node = ranks[0] // settings.ranks_per_node
-    several = any(rank // settings.ranks_per_node != node for rank in ranks)
-    return several or group_size(ranks, world_size, settings) > settings.ranks_per_node
-
-
-def slowness(kind: str, size_bytes: int, settings: EmulatedFabric) -> float:
-    """Return the injected fault: the factor by which collectives of this kind and size are slower."""
-    wanted = settings.slow_kind in (None, kind)
-    large_enough = settings.slow_min_bytes is None or size_bytes >= settings.slow_min_bytes
-    small_enough = settings.slow_max_bytes is None or size_bytes <= settings.slow_max_bytes
-    return settings.slow_factor if wanted and large_enough and small_enough else 1.0
+    nodes = {rank // settings.ranks_per_node for rank in ranks}
+    return len(nodes) > 1 or _group_size(ranks, world_size, settings) > settings.ranks_per_node

@@ -7,17 +7,36 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from omegaconf import MISSING
 
-from aorta.config.groups.common import DType, Precision, StreamPattern
-from aorta.config.groups.fabric import EmulatedFabric
-from aorta.config.groups.loop import Devices
-from aorta.config.groups.profiling import Profiling
+from aorta.config.fabric import EmulatedFabric
+from aorta.config.loop import Devices, DType, Precision
+from aorta.config.profiling import Profiling
 
 if TYPE_CHECKING:
     from aorta.config.schema import Config
+
+
+class StreamPattern(Enum):
+    """Patterns of `workload=streams`; `aorta.streams.patterns` declares each."""
+
+    independent = "independent"
+    depth_first = "depth_first"
+    chained = "chained"
+    fan_in = "fan_in"
+    fan_out = "fan_out"
+    fork_join = "fork_join"
+    ping_pong = "ping_pong"
+    pipeline = "pipeline"
+    moe_bursts = "moe_bursts"
+    small_kernel_storm = "small_kernel_storm"
+    unbalanced = "unbalanced"
+    priorities = "priorities"
+    copies_beside_gemm = "copies_beside_gemm"
+    allreduce_beside_gemm = "allreduce_beside_gemm"
 
 
 @dataclass
@@ -215,114 +234,83 @@ STREAMS_NEED_DEVICE = (
     "workload=streams times kernels on streams of a CUDA or HIP device, and a CPU has no streams; run it on a machine "
     "with such a device and training.device=auto (here, workload=ranking trains and measures overlap on the CPU)"
 )
-
 _NOT_IN_RPC = (
-    "ranks",
-    "naming",
-    "compression",
-    "folder",
-    "overwrite",
-    "num_traces_to_keep",
-    "memory_filename",
-    "chrome_trace",
+    *("ranks", "naming", "compression", "folder", "overwrite", "num_traces_to_keep", "memory_filename", "chrome_trace"),
     "summary_rows",
 )
 """Keys of the profiling group, besides the schedule, that `rpc.rpc_run` does not read."""
 
 
 def workload_rules(config: Config) -> Iterator[str]:
-    workload, training = config.workload, config.training
-    if isinstance(workload, Ranking) and workload.num_heads >= 1 and workload.model_dim % workload.num_heads:
-        yield f"workload.model_dim={workload.model_dim}: must be a multiple of workload.num_heads={workload.num_heads}"
-    if isinstance(workload, Gpt):
-        yield from _gpt_rules(workload)
+    """Yield one message per broken rule."""
+    workload, training, this = config.workload, config.training, f"workload={config.workload.name}"
+    fp16 = training.mixed_precision is Precision.fp16
+    match workload:
+        case Ranking(model_dim=width, num_heads=heads) if heads >= 1 and width % heads:
+            yield f"workload.model_dim={width}: must be a multiple of workload.num_heads={heads}"
+        case Gpt() if workload.size not in SIZES:
+            yield f"workload.size={workload.size!r}: must be one of {', '.join(SIZES)}"
+        case Gpt() if min(dims := dimensions_of(workload)) >= 1:  # or else a rule of single numbers says so
+            of_queries, shared = f"workload.num_heads={dims.num_heads}", dims.num_kv_heads
+            if dims.model_dim % dims.num_heads or dims.head_dim % 2:
+                why = "rotary positions turn the numbers of a head in pairs"
+                yield f"workload.model_dim={dims.model_dim}: must be an even multiple of {of_queries}: {why}"
+            if dims.num_heads % shared:
+                yield f"workload.num_kv_heads={shared}: must divide {of_queries}: it serves as many heads of queries"
+        case Resnet18(image_size=size, dtype=dtype):
+            if training.batch_size == 1 and 1 <= size <= _RESNET18_STRIDE:
+                yield (
+                    f"workload.image_size={size}: the last stage sees one pixel, and batch norm needs more values; use "
+                    f"images of more than {_RESNET18_STRIDE}, or training.batch_size of 2 and more"
+                )
+            if dtype not in (DType.bf16, DType.fp32):
+                yield f"workload.dtype={dtype.name}: must be bf16 or fp32"
+            elif dtype is not DType.fp32 and training.mixed_precision is not Precision.none:
+                yield (
+                    f"training.mixed_precision={training.mixed_precision.name}: the parameters are in {dtype.name} "
+                    "already; set it to none, or workload.dtype=fp32"
+                )
+        case Rpc(worker_name=name):
+            try:
+                distinct = len({name.format(rank=rank, number=rank + 1) for rank in range(2)}) == 2
+            except (KeyError, IndexError, ValueError):
+                distinct = False
+            if not distinct:
+                yield f"workload.worker_name={name!r}: a name with {{rank}} or {{number}} in it, no other {{}}"
+            if (root := config.profiling.remote_root) is not None:
+                yield f"profiling.remote_root={root!r}: workload=rpc uploads nothing; set it to null"
+        case Streams(streams=streams, kernel_us=kernel_us):
+            if not streams or not all(1 <= number <= MOST_STREAMS for number in streams):
+                yield f"workload.streams={list(streams)}: numbers from 1 to {MOST_STREAMS}, at least one"
+            if 1 not in streams:
+                yield f"workload.streams={list(streams)}: must have 1, which the others are compared with"
+            if not 0 < kernel_us <= 1e6:
+                yield f"workload.kernel_us={kernel_us}: must be greater than 0 and at most 1000000"
+            if training.device == "cpu":
+                yield f"training.device=cpu: {STREAMS_NEED_DEVICE}"
+            if config.profiling.enabled:
+                yield f"profiling.enabled=true: {this} takes no traces; leave it out"
     if isinstance(workload, Moe):
         if workload.top_k > workload.num_experts >= 1:
             yield f"workload.top_k={workload.top_k}: must not exceed workload.num_experts={workload.num_experts}"
-        if training.mixed_precision is Precision.fp16:
-            yield (
-                "training.mixed_precision=fp16: workload=moe adds the gradient of its load-balancing loss behind the "
-                "scaled loss, so that the two would not fit; use bf16"
-            )
-    if isinstance(workload, Resnet18):
-        yield from _resnet18_rules(config, workload)
-    if isinstance(workload, Rpc):
-        try:
-            distinct = len({workload.worker_name.format(rank=rank, number=rank + 1) for rank in range(2)}) == 2
-        except (KeyError, IndexError, ValueError):
-            distinct = False
-        if not distinct:
-            name = workload.worker_name
-            yield f"workload.worker_name={name!r}: a name with {{rank}} or {{number}} in it, no other {{}}"
-        if (root := config.profiling.remote_root) is not None:
-            yield f"profiling.remote_root={root!r}: workload=rpc uploads nothing; set it to null"
-    if isinstance(workload, Streams):
-        if not workload.streams or not all(1 <= number <= MOST_STREAMS for number in workload.streams):
-            yield f"workload.streams={list(workload.streams)}: numbers from 1 to {MOST_STREAMS}, at least one"
-        if 1 not in workload.streams:
-            yield f"workload.streams={list(workload.streams)}: must have 1, which the others are compared with"
-        if not 0 < workload.kernel_us <= 1e6:
-            yield f"workload.kernel_us={workload.kernel_us}: must be greater than 0 and at most 1000000"
-        if training.device == "cpu":
-            yield f"training.device=cpu: {STREAMS_NEED_DEVICE}"
+        if fp16:
+            why = "the scaled loss and the load-balancing loss would not fit"
+            yield f"training.mixed_precision=fp16: {this}: {why}; use bf16"
     if isinstance(workload, Rpc | Streams):
-        this = f"workload={workload.name}"
         if config.baseline.enabled:
             yield f"baseline=true: {this} has no training steps to isolate; leave it out"
         if isinstance(config.fabric, EmulatedFabric):
-            yield f"fabric=emulated: delays collectives of a training, and {this} is none; use fabric=none"
-        if config.profiling.enabled and isinstance(workload, Streams):  # workers of RPC profile their calls
-            yield f"profiling.enabled=true: {this} takes no traces; leave it out"
-
-
-def _gpt_rules(workload: Gpt) -> Iterator[str]:
-    if workload.size not in SIZES:
-        yield f"workload.size={workload.size!r}: must be one of {', '.join(SIZES)}"
-        return
-    dims = dimensions_of(workload)
-    if min(dims) < 1:  # which a rule of single numbers says
-        return
-    if dims.model_dim % dims.num_heads or dims.model_dim // dims.num_heads % 2:
-        yield (
-            f"workload.model_dim={dims.model_dim}: must be an even multiple of workload.num_heads={dims.num_heads}: "
-            "rotary positions turn the numbers of a head in pairs"
-        )
-    if dims.num_heads % dims.num_kv_heads:
-        yield (
-            f"workload.num_kv_heads={dims.num_kv_heads}: must divide workload.num_heads={dims.num_heads}: each head of "
-            "keys and values serves as many heads of queries"
-        )
-
-
-def _resnet18_rules(config: Config, workload: Resnet18) -> Iterator[str]:
-    if config.training.batch_size == 1 and 1 <= workload.image_size <= _RESNET18_STRIDE:
-        yield (
-            f"workload.image_size={workload.image_size}: the last stage sees one pixel, and batch norm needs more than "
-            f"one value a channel; use images of more than {_RESNET18_STRIDE}, or training.batch_size of 2 and more"
-        )
-    if workload.dtype not in (DType.bf16, DType.fp32):
-        yield f"workload.dtype={workload.dtype.name}: must be bf16 or fp32"
-    elif workload.dtype is not DType.fp32 and config.training.mixed_precision is not Precision.none:
-        yield (
-            f"training.mixed_precision={config.training.mixed_precision.name}: the parameters are in "
-            f"{workload.dtype.name} already; set it to none, or workload.dtype=fp32"
-        )
+            yield f"fabric=emulated: delays collectives of a training, and {this} has none; use fabric=none"
 
 
 def workload_notes(config: Config) -> Iterator[str]:
     """Yield one note for each setting that this workload does not use."""
-    if not isinstance(config.workload, Rpc):
-        return
-    without = []
-    if config.profiling.enabled:
-        asked = config.profiling
-        without = [f"profiling.{name}" for name in _NOT_IN_RPC if getattr(asked, name) != getattr(Profiling, name)]
+    profiling, without = config.profiling, list[str]()
+    if profiling.enabled:
+        without += [f"profiling.{name}" for name in _NOT_IN_RPC if getattr(profiling, name) != getattr(Profiling, name)]
     if config.telemetry.devices not in (Devices.auto, Devices.off):
         without.append("telemetry.devices")
     if config.telemetry.loggers:
         without.append("telemetry.loggers")
-    if without:
-        yield (
-            f"workload=rpc: has no use for {', '.join(without)}: every worker profiles itself, samples no device and "
-            "has no steps"
-        )
+    if without and isinstance(config.workload, Rpc):
+        yield f"workload=rpc has no steps, samples no device and profiles every worker; it ignores {', '.join(without)}"

@@ -1,1 +1,0 @@
-"""The typed schema of each section and group, one file per group. `aorta.config.schema` gathers them."""
