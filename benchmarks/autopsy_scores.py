@@ -47,8 +47,8 @@ from aorta.config.resolve import Resolved
 from aorta.errors import InputError
 from aorta.records.progress_file import ANNOUNCED
 from aorta.records.run_files import AUTOPSY_DIR
-from aorta.runner.manual_loop import resolved
 from aorta.runner.train import run_training
+from aorta.runner.train_step import resolved
 
 PIPELINES: Final = ("pp", "fsdp_pp")
 STEP: Final = 9

@@ -11,7 +11,7 @@ from aorta.distributed.topology import Topology
 from aorta.instrument.emulation.network import EmulatedNetwork
 from aorta.records.progress_file import Progress
 from aorta.records.schema import Step
-from aorta.runner import manual_loop
+from aorta.runner import train_step
 from tests.composed import composed
 
 
@@ -20,8 +20,8 @@ def resolved(*words: str) -> Resolved:
     return resolve(composed(*words))
 
 
-class Loop(manual_loop.Loop):
-    """`manual_loop.Loop` of arguments: `words` are as for `train.py`, `instrument.mode` among them."""
+class Loop(train_step.Loop):
+    """`train_step.Loop` of arguments: `words` are as for `train.py`, `instrument.mode` among them."""
 
     def __init__(
         self,

@@ -82,7 +82,7 @@ from aorta.records.progress_file import (
 from aorta.records.run_files import CALLS_FILE, RPC_FILE, Call, RpcFacts, Worker
 from aorta.records.schema import DeviceSample, DeviceTelemetry
 from aorta.rpc.rpc_report import rpc_report
-from aorta.runner.checkpoint import available, first_step
+from aorta.runner.train import available, first_step
 from aorta.train_command import compose
 from tests.analysis.builders import collective, header, metrics, step, write_manifest, write_rank
 from tests.analysis.compare.builders import launch, launch_set

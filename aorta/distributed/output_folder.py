@@ -57,6 +57,8 @@ from aorta.version import __version__
 LOG_DIR = "logs"
 TRACE_DIR = "torch_profiler"
 CHECKPOINT_DIR = "checkpoints"
+RUN_ID_FILE = "run_id"
+"""In a checkpoint: the id of the run that took it."""
 RESUMED = (TRACE_DIR, CHECKPOINT_DIR, TENSORBOARD_DIR)
 """Folders in which a resumed run goes on."""
 LOCK_FILE = ".aorta.lock"

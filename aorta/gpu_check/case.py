@@ -42,7 +42,7 @@ from aorta.gpu_check.check_table import (
     windows,
 )
 from aorta.records.schema import Step
-from aorta.runner.manual_loop import Loop
+from aorta.runner.train_step import Loop
 
 WARM_UP, PROFILED = 10, 6
 BLOCK, PAIRS = 20, 10

@@ -50,7 +50,7 @@ from aorta.instrument.open_step import StepFacts
 from aorta.records.clocks import read_clocks
 from aorta.records.files import write_whole
 from aorta.records.schema import Platform
-from aorta.runner.manual_loop import resolved
+from aorta.runner.train_step import resolved
 
 SLEEP_CYCLES = 50_000_000
 """Tens of milliseconds on any card: far longer than the host needs to issue everything below."""

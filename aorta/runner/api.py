@@ -46,7 +46,7 @@ from aorta.runner.api_arguments import (
     strategy_of,
 )
 from aorta.runner.calibration import Calibrator, calibration_plan
-from aorta.runner.live_loggers import refuse_missing_clients
+from aorta.runner.live_steps import refuse_missing_clients
 from aorta.runner.loop_profiler import LoopProfiler
 from aorta.runner.profilers import Profiling, profiler_of
 from aorta.runner.rank_process import meet

@@ -1,36 +1,40 @@
-"""Checkpoints: everything the next step depends on, written whole or not at all.
+"""Checkpoints: everything the next step depends on, written whole or not at all, and read as data.
 
-`checkpoints/step_<n>/` is taken before global step n, in torch.distributed.checkpoint's format. Must not leave a folder
-of that name that cannot be resumed from, or load torch's checkpoint package in a run without checkpoints: it takes a
-second.
+`checkpoints/step_<n>/` is taken before global step n, in torch.distributed.checkpoint's format, whose own loader runs
+whatever code a pickle names. Must not leave a folder of that name that cannot be resumed from, or be imported in a run
+without checkpoints: torch's checkpoint package takes a second.
 """
 
 from __future__ import annotations
 
-import re
+import io
+import pickle
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint import CheckpointException, DefaultLoadPlanner, FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import ReadItem
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
+from aorta.distributed.output_folder import RUN_ID_FILE
 from aorta.distributed.topology import random_states, set_random_states
-from aorta.errors import ConfigError, RunIncomplete
-from aorta.records.files import open_regular, read_small
+from aorta.errors import RunIncomplete
+from aorta.records.files import open_regular
 from aorta.workload.tasks import Stages
-
-_NAME = re.compile(r"^step_(\d+)$")
-_RUN_FILE = "run_id"
 
 
 @dataclass
 class Checkpoints:
-    """The checkpoints of one run folder, of which those of this run have its id in them."""
+    """The checkpoints of one run folder; those of this run hold its id."""
 
     folder: Path
     run_id: str
@@ -41,15 +45,13 @@ class Checkpoints:
 
     def save(self, step: int) -> Path:
         """Save the state before global step `step`; collective, returns when it is complete on all ranks."""
-        import torch.distributed.checkpoint as dcp
-
         target = self.folder / f"step_{step}"
         part, old = (target.with_name(f"{target.name}.{suffix}") for suffix in ("part", "old"))
         with _failing_clearly(target):
             dcp.save(self._state(), checkpoint_id=str(part))
             dist.barrier()
             if dist.get_rank() == 0:
-                (part / _RUN_FILE).write_text(self.run_id)
+                (part / RUN_ID_FILE).write_text(self.run_id)
                 if target.exists():  # never an incomplete folder under a name that can be resumed from
                     shutil.rmtree(old, ignore_errors=True)
                     target.rename(old)
@@ -60,11 +62,6 @@ class Checkpoints:
 
     def load(self, step: int) -> None:
         """Restore the state before global step `step`; collective."""
-        import torch.distributed.checkpoint as dcp
-        from torch.distributed.checkpoint.state_dict import set_state_dict
-
-        from aorta.runner.checkpoint_reader import PlainPlanner, PlainReader
-
         state = self._state()
         source = self.folder / f"step_{step}"
         with _failing_clearly(source):
@@ -83,8 +80,6 @@ class Checkpoints:
         return next(self.module.parameters()).device
 
     def _state(self) -> dict[str, Any]:
-        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
-
         # Stages of a pipeline have optimizers over different parameters, whose groups would all be group 0 of the
         # checkpoint: only by the names of their parameters are they told apart.
         options = StateDictOptions(flatten_optimizer_state_dict=isinstance(self.module, Stages))
@@ -100,11 +95,7 @@ class Checkpoints:
 
 @contextmanager
 def _failing_clearly(path: Path) -> Iterator[None]:
-    """Convert the exception of torch's checkpoints, which is not an `Exception` and would bypass the normal error
-    handling.
-    """
-    from torch.distributed.checkpoint import CheckpointException
-
+    """Convert the exception of torch's checkpoints, which is no `Exception` and would bypass error handling."""
     try:
         yield
     except CheckpointException as error:
@@ -114,46 +105,56 @@ def _failing_clearly(path: Path) -> Iterator[None]:
         raise RunIncomplete(f"checkpoint {path}: {error.strerror or error}") from error
 
 
-def available(folder: Path) -> list[int]:
-    """Return the steps for which `folder` has a complete checkpoint, ascending."""
-    if not folder.is_dir():
-        return []
-    return sorted(int(match.group(1)) for path in folder.iterdir() if (match := _NAME.match(path.name)))
+class PlainPlanner(DefaultLoadPlanner):
+    """Takes plain data and tensors only."""
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        checked = io.BytesIO()
+        torch.save(torch.load(value, weights_only=True), checked)  # torch reads it again, without a check
+        checked.seek(0)
+        super().load_bytes(read_item, checked)
 
 
-def first_step(folder: Path, wanted: int | None, run_id: str) -> int:
-    """Return where training begins: after a restart at the newest checkpoint of this run, or as configured, or at 0.
-    Nobody else may use the folder: a checkpoint that a killed run was about to replace gets its name back.
+class PlainReader(FileSystemReader):
+    """Takes `.metadata` only if it names nothing but the classes that torch writes there, and no file elsewhere."""
 
-    Args:
-        wanted: `training.start_step`.
-        run_id: of this run; a restart has that of the attempts before it.
-
-    Raises:
-        ConfigError: there is no checkpoint of the configured start step. OSError: the folder cannot be read.
-    """
-    for old in folder.glob("step_*.old"):
-        if not old.with_suffix("").exists():
-            old.rename(old.with_suffix(""))
-    steps = available(folder)
-    # An earlier run's checkpoints may be there too, with larger numbers.
-    ours = [step for step in steps if _run_of(folder / f"step_{step}") == run_id]
-    if ours:
-        return max(ours)
-    if wanted is None or wanted == 0:
-        return 0
-    if wanted not in steps:
-        found = ", ".join(map(str, steps)) or "none"
-        raise ConfigError(
-            f"training.start_step={wanted}: no checkpoint {folder}/step_{wanted}; there are: {found}. "
-            "training.checkpoint_interval=K takes one every K steps"
-        )
-    return wanted
+    def read_metadata(self, *_args: Any, **kwargs: Any) -> Metadata:
+        if kwargs.get("rank") is not None:  # torch looks for this where it could not read `.metadata`
+            raise pickle.UnpicklingError("metadata of single ranks, which AORTA does not write, is not loaded")
+        with Path(self.path, ".metadata").open("rb") as file:
+            found = _MetadataUnpickler(file).load()
+        if not isinstance(found, Metadata) or not isinstance(found.storage_data, dict):
+            raise pickle.UnpicklingError("its .metadata is not that of a checkpoint")
+        for info in found.storage_data.values():
+            if Path(info.relative_path).name != str(info.relative_path):
+                raise pickle.UnpicklingError(f"its .metadata names a file elsewhere: {info.relative_path}")
+        return found
 
 
-def _run_of(checkpoint: Path) -> str | None:
-    """Return the id of the run that took a checkpoint; None where it does not say."""
-    try:
-        return read_small(checkpoint / _RUN_FILE).decode(errors="replace")
-    except OSError:
-        return None
+class _MetadataUnpickler(pickle._Unpickler):
+    """Refuses every name but those that torch's own metadata is made of, none of which does anything when loaded."""
+
+    dispatch = dict(pickle._Unpickler.dispatch)
+    del dispatch[pickle.BYTEARRAY8[0]]  # it takes as much memory as the file says
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == _METADATA_MODULE and "." not in name:
+            found = super().find_class(module, name)
+            if isinstance(found, type) and found.__module__ == module:
+                return found
+        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype | torch.layout):
+            return getattr(torch, name)
+        if (module, name) in _METADATA_NAMES:
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"its .metadata names {module}.{name}, which no checkpoint does; it is not loaded")
+
+
+_METADATA_MODULE: Final = "torch.distributed.checkpoint.metadata"
+_METADATA_NAMES: Final = (
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+    ("torch.serialization", "_get_layout"),
+    ("torch", "Size"),
+    ("collections", "OrderedDict"),
+    *((module, name) for module in ("pathlib", "pathlib._local") for name in ("Path", "PosixPath")),
+)
+"""Beside those, what a `.metadata` of torch 2.13 names."""

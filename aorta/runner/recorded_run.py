@@ -1,7 +1,7 @@
 """Wires one run: clocks, device samples, manifest, header, record and instrumentation, in the order of their
 dependencies.
 
-Training (`train`), `aorta.record` (`api`), RPC runs (`aorta.rpc`) and the loop of checks and benchmarks (`manual_loop`)
+Training (`train`), `aorta.record` (`api`), RPC runs (`aorta.rpc`) and the loop of checks and benchmarks (`train_step`)
 all use it, so that runs which differ only in who drives them leave the same files. Must not know what is run: whatever
 differs between runs is in a `RunRequest`.
 """
@@ -71,7 +71,7 @@ from aorta.records.schema import (
     Timer,
 )
 from aorta.runner.calibration import Calibrator
-from aorta.runner.live_loggers import LiveLoggers
+from aorta.runner.live_steps import LiveLoggers
 from aorta.runner.rank_process import log_to
 from aorta.runner.rank_record import RankRecordWriter
 from aorta.runner.watchdog import noted_progress

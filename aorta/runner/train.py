@@ -1,18 +1,18 @@
 """Training, recorded: one attempt of one rank, from its configuration to a footer that says why it ended.
 
-Must not compute a metric, or lose what was measured when something goes wrong: `rank_process` turns endings into
-messages and exit codes.
+Must not compute a metric, or lose what was measured when something goes wrong.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
+import re
 import shlex
 import signal
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,8 @@ from aorta.config.fabric import emulated_ranks
 from aorta.config.loop import planned_faults
 from aorta.config.parallel import data_parallel_size
 from aorta.config.resolve import Resolved, steps_planned
-from aorta.config.schema import Config, EmulatedFabric, Sharing
-from aorta.distributed.output_folder import RequestedConfig, RunFolder, occupied, prepare
+from aorta.config.schema import EmulatedFabric, Sharing
+from aorta.distributed.output_folder import RUN_ID_FILE, RequestedConfig, RunFolder, occupied, prepare
 from aorta.distributed.peers import Peers
 from aorta.distributed.stop_agreement import StopAgreement, stop_on_signals
 from aorta.distributed.topology import Topology, backend_for, platform_of
@@ -36,13 +36,12 @@ from aorta.instrument.step_recorder import TOGETHER
 from aorta.profiling.profiler_plan import Counters
 from aorta.profiling.window_recording import StepMarkers
 from aorta.records.clocks import trace_metadata
+from aorta.records.files import read_small
 from aorta.records.schema import Step
 from aorta.runner.calibration import calibration_plan
-from aorta.runner.checkpoint import Checkpoints, first_step
 from aorta.runner.isolated_baselines import Baselines
-from aorta.runner.live_loggers import refuse_missing_clients
+from aorta.runner.live_steps import announced, progress_of, refuse_missing_clients
 from aorta.runner.loop_profiler import LoopProfiler
-from aorta.runner.progress_display import announced, progress_of
 from aorta.runner.rank_process import log_to, run_rank
 from aorta.runner.recorded_run import RunRequest, RunSite, recorded_run
 from aorta.runner.train_step import SpreadModel, TrainStep
@@ -50,6 +49,7 @@ from aorta.workload.faults import injected_faults
 from aorta.workload.tasks import Batch, Batches, task_of
 
 _log = logging.getLogger(__name__)
+_CHECKPOINT = re.compile(r"^step_(\d+)$")
 
 
 def run_training(resolved: Resolved) -> int:
@@ -58,26 +58,40 @@ def run_training(resolved: Resolved) -> int:
 
 
 class TrainingRun:
-    """Everything between an open process group and its end."""
+    """One training, while its process group is open."""
 
     def __init__(self, resolved: Resolved, topology: Topology, device: torch.device, peers: Peers) -> None:
         self.resolved, self.config = resolved, resolved.config
         self.topology, self.device, self.peers = topology, device, peers
         self.ranks = emulated_ranks(self.config.fabric) or topology.world_size
         self.task = task_of(self.config)
+        training, dataset = self.config.training, self.config.dataset
+        # Samples of a step, of all ranks together.
+        self.samples = (
+            training.batch_size * training.gradient_accumulation * data_parallel_size(self.config, self.ranks)
+        )
         self.profiler = LoopProfiler(
             self.config.profiling,
             root=Path(self.config.training.output_dir),
             run_name=self.config.label or platform_of(device),
-            counters=_counters(self.config, self.ranks),
+            counters=Counters(dataset.num_samples // self.samples, self.samples, dataset.sequence_length),
         )
 
     def run(self) -> signal.Signals | None:
-        """Train; returns the signal that ended it early, if one did."""
+        """Train; returns the signal that ended it early, if any."""
         with ExitStack() as stack, announced(self.config.training.progress, self.topology.rank):
             base = Path(self.config.training.output_dir) / (self.config.label or "")
             folder = stack.enter_context(occupied(base, self.topology, self.peers))
-            first = self._first_step(folder)
+            # Rank 0 looks before any folder is moved; ranks that disagreed would wait for each other.
+            answer: list[Any] = [0, None]
+            if self.topology.rank == 0:
+                try:
+                    answer[0] = first_step(folder.checkpoints, self.config.training.start_step, folder.run_id)
+                except (ConfigError, OSError) as error:
+                    answer[1] = str(error)
+            first, refused = self.peers.from_rank_zero("first_step", answer)
+            if refused:
+                raise ConfigError(refused)
             self.profiler.check(self.topology, self.peers, resuming=first > 0)
             wanted = [logger.value for logger in self.config.telemetry.loggers]
             refuse_missing_clients(wanted, self.peers, "telemetry.loggers")
@@ -92,21 +106,6 @@ class TrainingRun:
                 _log.debug("rank %d failed", self.topology.rank, exc_info=True)  # while the log file is open
                 raise
 
-    def _first_step(self, folder: RunFolder) -> int:
-        """Return the first step, as rank 0 finds it before any folder is moved; ranks that disagreed would wait for
-        each other.
-        """
-        answer: list[Any] = [0, None]
-        if self.topology.rank == 0:
-            try:
-                answer[0] = first_step(folder.checkpoints, self.config.training.start_step, folder.run_id)
-            except (ConfigError, OSError) as error:
-                answer[1] = str(error)
-        first, refused = self.peers.from_rank_zero("first_step", answer)
-        if refused:
-            raise ConfigError(refused)
-        return int(first)
-
     def _train(self, stack: ExitStack, folder: RunFolder, first: int) -> signal.Signals | None:
         config, topology = self.config, self.topology
         stop = steps_planned(config, self.ranks)
@@ -118,8 +117,8 @@ class TrainingRun:
         model = SpreadModel.build(self.task, config, self.device)
         request = self._request(model, first, stop)
         run = stack.enter_context(recorded_run(request, RunSite(folder, topology, self.device, self.peers)))
-        samples = _samples_per_step(config, self.ranks)
-        progress = progress_of(config.training, first, stop, samples, shown=topology.rank == 0, alone=self.ranks == 1)
+        shown, alone = topology.rank == 0, self.ranks == 1
+        progress = progress_of(config.training, first, stop, self.samples, shown=shown, alone=alone)
         stack.callback(progress.close)
 
         def show(step: Step) -> None:
@@ -129,10 +128,14 @@ class TrainingRun:
         with run.record.starting(self.peers.explain):
             instrument = stack.enter_context(run.instrument(fabric=fabric, together=TOGETHER, then=show))
             step = TrainStep.build(model, self.task, instrument, config, self.device)
-            checkpoints = Checkpoints(
-                folder.checkpoints, folder.run_id, step.model.module, step.optimizer, step.schedule, step.scaler
-            )
-            if first:
+            interval, checkpoints = config.training.checkpoint_interval, None
+            if first or interval:
+                from aorta.runner.checkpoint import Checkpoints  # loads torch's package, which takes a second
+
+                checkpoints = Checkpoints(
+                    folder.checkpoints, folder.run_id, step.model.module, step.optimizer, step.schedule, step.scaler
+                )
+            if first and checkpoints is not None:
                 checkpoints.load(first)
                 _log.info("resumed from %s before step %d", folder.checkpoints / f"step_{first}", first)
         agreement = StopAgreement(self.peers.store, topology.rank, topology.world_size)
@@ -160,8 +163,7 @@ class TrainingRun:
                 with run.progress.phase("trace"):
                     profiler.step()
                 trained += 1
-                interval = config.training.checkpoint_interval
-                if interval and (facts.global_step + 1) % interval == 0:
+                if checkpoints is not None and interval and (facts.global_step + 1) % interval == 0:
                     with run.progress.phase("checkpoint"):
                         checkpoints.save(facts.global_step + 1)
             run.progress.enter("closing")
@@ -170,7 +172,14 @@ class TrainingRun:
                 profiler.close()
                 progress.close()
                 run.progress.enter("baseline")
-                self._baselines(step, batches, agreement, stop)
+                # Their step numbers continue the training's: the ranks agree on the last one.
+                numbers, steps = itertools.count(stop), config.baseline.steps
+
+                def may_start() -> bool:
+                    self.peers.raise_if_peer_failed()
+                    return agreement.may_start(next(numbers))
+
+                Baselines(step, batches.for_ever, may_start, steps, self._warmup(steps)).run()
             ending.signal = agreement.stopped_by
         run.progress.enter("closing")
         progress.close()
@@ -186,29 +195,19 @@ class TrainingRun:
             run.record.refused(error.exit_code, str(error))
             raise
         if topology.rank == 0:
-            self._log_next_commands(folder)
+            path = shlex.quote(shown_path(folder.path))
+            _log.info("Next: aorta report %s", path)
+            windows = self.profiler.saved_traces if config.profiling.enabled else []
+            trace = next((path for _, paths in reversed(windows) for path in paths if path is not None), None)
+            if trace is not None and trace.name.endswith((".json", ".json.gz")):
+                _log.info("Next: https://ui.perfetto.dev, Open trace file: %s", shown_path(trace))
+                if topology.world_size > 1:
+                    _log.info("Next: all ranks on one clock: aorta merge %s -o merged.json.gz", path)
         return agreement.stopped_by
 
-    def _log_next_commands(self, folder: RunFolder) -> None:
-        """Log the commands that read what this run has written."""
-        path = shlex.quote(shown_path(folder.path))
-        _log.info("Next: aorta report %s", path)
-        windows = self.profiler.saved_traces if self.config.profiling.enabled else []
-        trace = next((path for _, paths in reversed(windows) for path in paths if path is not None), None)
-        if trace is not None and trace.name.endswith((".json", ".json.gz")):
-            _log.info("Next: https://ui.perfetto.dev, Open trace file: %s", shown_path(trace))
-            if self.topology.world_size > 1:
-                _log.info("Next: all ranks on one clock: aorta merge %s -o merged.json.gz", path)
-
-    def _baselines(self, step: TrainStep, batches: Batches, agreement: StopAgreement, stop: int) -> None:
-        """Run the isolated baselines, whose step numbers continue the training's: the ranks agree on the last one."""
-        numbers, steps = itertools.count(stop), self.config.baseline.steps
-
-        def may_start() -> bool:
-            self.peers.raise_if_peer_failed()
-            return agreement.may_start(next(numbers))
-
-        Baselines(step, batches.for_ever, may_start, steps, _warmup(self.config, steps)).run()
+    def _warmup(self, steps: int) -> int:
+        """Return how many of `steps` steps are flagged as warm-up (W21)."""
+        return max(0, min(self.config.telemetry.warmup_steps, steps // 2))
 
     def _steps(
         self, first: int, stop: int, warmup: int, schedule: torch.optim.lr_scheduler.LambdaLR, batches: Batches
@@ -233,13 +232,13 @@ class TrainingRun:
             return None
         if platform_of(self.device) == "other":
             raise ConfigError(
-                f"fabric=emulated: delays on {self.device.type} cannot be emulated: torch has a kernel that only takes "
-                "time for CUDA and HIP alone; use fabric=none, or training.device=cpu"
+                f"fabric=emulated: cannot delay collectives on {self.device.type}: torch has a kernel that just waits "
+                "for CUDA and HIP only; use fabric=none, or training.device=cpu"
             )
         if settings.sharing is Sharing.link and self.device.type != "cpu":
             raise ConfigError(
-                f"fabric.sharing=link: on {self.device.type} each process group keeps its own stream busy, so that "
-                "they cannot take turns; use fabric.sharing=group, or training.device=cpu"
+                f"fabric.sharing=link: on {self.device.type} each process group delays its own stream, so groups "
+                "cannot take turns; use fabric.sharing=group, or training.device=cpu"
             )
         folder = stack.enter_context(shared_folder(self.peers)) if settings.ranks is None else None
         return EmulatedNetwork(settings, self.topology.rank, self.ranks, folder)
@@ -262,19 +261,19 @@ class TrainingRun:
             parallel=config.parallel.strategy,
             plan=plan,
             start_step=first,
-            warmup_steps=_warmup(config, stop - first),
+            warmup_steps=self._warmup(stop - first),
             emulated_fabric=isinstance(config.fabric, EmulatedFabric),
             emulated_ranks=emulated_ranks(config.fabric),
             ranks_per_device=config.training.ranks_per_device,
             own_streams=Counter(model.parallelized.streams) + Counter({0: copies}),
             facts={"steps_planned": stop, **self.profiler.facts()},
-            samples_per_step=_samples_per_step(config, self.ranks),
+            samples_per_step=self.samples,
             calibration=calibration_plan(
                 config.instrument.calibration,
                 self.device,
                 config.instrument.mode.value,
                 first,
-                _warmup(config, stop - first),
+                self._warmup(stop - first),
                 stop,
                 self.profiler.profiles(first),
             ),
@@ -282,17 +281,40 @@ class TrainingRun:
         )
 
 
-def _counters(config: Config, world_size: int) -> Counters:
-    dataset, per_step = config.dataset, _samples_per_step(config, world_size)
-    return Counters(dataset.num_samples // per_step, per_step, dataset.sequence_length)
+def available(folder: Path) -> list[int]:
+    """Return the steps for which `folder` has a complete checkpoint, ascending."""
+    if not folder.is_dir():
+        return []
+    return sorted(int(match[1]) for path in folder.iterdir() if (match := _CHECKPOINT.match(path.name)))
 
 
-def _samples_per_step(config: Config, world_size: int) -> int:
-    """Return the samples of a step, of all ranks together."""
-    training = config.training
-    return training.batch_size * training.gradient_accumulation * data_parallel_size(config, world_size)
+def first_step(folder: Path, wanted: int | None, run_id: str) -> int:
+    """Return where training begins: after a restart at the newest checkpoint of this run, or as configured, or at 0.
+    Nobody else may use the folder: a checkpoint that a killed run was about to replace gets its name back.
 
+    Args:
+        folder: of the checkpoints, which may hold an earlier run's, with larger numbers.
+        wanted: `training.start_step`.
+        run_id: of this run; a restart has that of the attempts before it.
 
-def _warmup(config: Config, steps: int) -> int:
-    """Return how many of `steps` steps are flagged as warm-up (W21)."""
-    return max(0, min(config.telemetry.warmup_steps, steps // 2))
+    Raises:
+        ConfigError: there is no checkpoint of the configured start step. OSError: the folder cannot be read.
+    """
+    for old in folder.glob("step_*.old"):
+        if not old.with_suffix("").exists():
+            old.rename(old.with_suffix(""))
+    steps, ours = available(folder), []
+    for step in steps:
+        with suppress(OSError):  # it does not say whose it is
+            if read_small(folder / f"step_{step}" / RUN_ID_FILE).decode(errors="replace") == run_id:
+                ours.append(step)
+    if ours:
+        return max(ours)
+    if wanted is None or wanted == 0:
+        return 0
+    if wanted not in steps:
+        raise ConfigError(
+            f"training.start_step={wanted}: no checkpoint {folder}/step_{wanted}; there are: "
+            f"{', '.join(map(str, steps)) or 'none'}. training.checkpoint_interval=K takes one every K steps"
+        )
+    return wanted

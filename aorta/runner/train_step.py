@@ -1,27 +1,38 @@
-"""Builds the distributed model and its optimizer, and runs one step: forward and backward of every micro-batch, loss
-scaling, clipping, update.
+"""The distributed model, its optimizer, and one step: forward and backward of every micro-batch, loss scaling,
+clipping, update. `Loop` is a training loop that its caller drives step by step: device checks, benchmarks and tests.
 
-Each part has its own range. What differs between strategies is in their `ParallelizedModel`. Must not read anything
-from the device: the recorder does, later.
+What differs between strategies is in their `ParallelizedModel`. Must not read anything from the device: the recorder
+does, later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from hydra import compose, initialize_config_dir
 from torch import nn
 
+from aorta.config import CONFIG_DIR
 from aorta.config.parallel import pipeline_ranks, pipeline_stages
-from aorta.config.schema import PP, Compile, Config, Precision
+from aorta.config.resolve import Resolved, resolve
+from aorta.config.schema import PP, Config, Precision, register
+from aorta.config.schema import Instrument as InstrumentSettings
+from aorta.distributed.topology import Topology
+from aorta.instrument.emulation.network import EmulatedNetwork
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.open_step import Scalar, StepFacts
+from aorta.instrument.step_recorder import TOGETHER
 from aorta.parallel.plan import Blocks, ParallelizedModel, global_norm, mesh_of, parallelize
-from aorta.workload.tasks import Batch, Model, Stages, Task
+from aorta.records.progress_file import Progress
+from aorta.records.schema import Calibration, Step
+from aorta.runner.calibration import Calibrator, calibration_plan
+from aorta.runner.recorded_run import open_instrument
+from aorta.workload.tasks import Batch, Model, Stages, Task, task_of
 
 
 def make_optimizer(parameters: Iterable[nn.Parameter], task: Task) -> torch.optim.Optimizer:
@@ -32,9 +43,7 @@ def make_optimizer(parameters: Iterable[nn.Parameter], task: Task) -> torch.opti
 
 
 def make_schedule(optimizer: torch.optim.Optimizer, config: Config) -> torch.optim.lr_scheduler.LambdaLR:
-    """Return a schedule: linear warm-up to the peak over `warmup_steps`, then linear decay that reaches 0 at
-    `total_steps`; no decay where that is null.
-    """
+    """Return linear warm-up over `warmup_steps`, then linear decay to 0 at `total_steps`; no decay if that is null."""
     warmup, total = config.scheduler.warmup_steps, config.scheduler.total_steps
 
     def factor(step: int) -> float:
@@ -47,11 +56,6 @@ def make_schedule(optimizer: torch.optim.Optimizer, config: Config) -> torch.opt
     return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
 
 
-def make_scaler(model: ParallelizedModel, config: Config, device: torch.device) -> torch.amp.GradScaler:
-    """Return loss scaling for fp16; a no-op for the other precisions."""
-    return model.scaler(device.type, enabled=config.training.mixed_precision is Precision.fp16)
-
-
 def by_mesh(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
     """Return the parameters grouped for multi-tensor operations: one group per mesh, and one for those on no mesh."""
     groups: dict[object, list[nn.Parameter]] = {}
@@ -61,10 +65,8 @@ def by_mesh(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
 
 
 def clip(module: nn.Module, max_norm: float) -> torch.Tensor:
-    """Scale the gradients of `module` to a global norm of at most `max_norm`; returns the norm before.
-
-    Gradients that are sharded on a mesh add one all-reduce over each of its dimensions; those on no mesh are whole on
-    every rank. The global norm is the root of the sum of squares over meshes.
+    """Scale the gradients of `module` to a global norm of at most `max_norm`; returns the norm before. Gradients
+    sharded on a mesh cost one all-reduce for each of its dimensions; those on no mesh are whole on every rank.
     """
     groups = by_mesh(p for p in module.parameters() if p.grad is not None)
     norms = [global_norm(nn.utils.get_total_norm([p.grad for p in group if p.grad is not None])) for group in groups]
@@ -76,12 +78,8 @@ def clip(module: nn.Module, max_norm: float) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class SpreadModel:
-    """A workload's model, distributed over ranks, before training.
-
-    Attributes:
-        whole: as the workload built it, on the device; of a pipeline this rank's stages.
-        blocks: its parts that are bracketed, in the order they run.
-        parallelized: distributed over the ranks by the strategy.
+    """A workload's model before training: `whole` as the workload built it (of a pipeline this rank's stages), `blocks`
+    in the order they run, and `parallelized`: distributed over the ranks by the strategy.
     """
 
     whole: Model
@@ -92,15 +90,27 @@ class SpreadModel:
     def build(cls, task: Task, config: Config, device: torch.device) -> SpreadModel:
         """Build the model on its device, compile it if configured, and distribute it; collective.
 
-        Its parameters are the same on every rank. torch's random state afterwards differs, so that dropout differs
-        between ranks, except where they compute a layer together.
+        Parameters are the same on every rank. torch's random state differs afterwards, so that dropout does, except
+        where ranks compute a layer together.
         """
         torch.manual_seed(config.training.seed)
-        whole = _own_part(task.model(), config).to(device)
+        whole = task.model()
+        if isinstance(config.parallel, PP):
+            ranks = dist.get_world_size()
+            count = pipeline_ranks(config.parallel, ranks) * config.parallel.stages_per_rank
+            mine = pipeline_stages(config.parallel, dist.get_rank(), ranks)
+            whole = Stages({index: whole.pipeline_stage(index, count) for index in mine})
+        whole = whole.to(device)
         blocks = list(whole.blocks())
         if config.compile.enabled:
+            # Dynamo would split graphs at DDP's buckets; blocks are already smaller.
+            torch._dynamo.config.optimize_ddp = False
+            how = config.compile
             for _, block in blocks:
-                _compile(block, config.compile)
+                # In place: its hooks stay outside, so ranges and sharding are not traced.
+                block.forward = torch.compile(
+                    block.forward, backend=how.backend, mode=how.mode, fullgraph=how.fullgraph, dynamic=how.dynamic
+                )
         over_ranks = parallelize(
             whole,
             blocks,
@@ -116,14 +126,7 @@ class SpreadModel:
 
 @dataclass
 class TrainStep:
-    """One step of training.
-
-    Attributes:
-        model: distributed over ranks.
-        loss: of the model's output and a batch's target.
-        config: of the run.
-        device: of this rank.
-    """
+    """One step of training. `loss` takes the model's output and a batch's target."""
 
     model: ParallelizedModel
     loss: nn.Module
@@ -150,7 +153,9 @@ class TrainStep:
         if model.parallelized.notify_ready is not None:
             model.parallelized.notify_ready(instrument.recorder.on_bucket_ready)
         optimizer = make_optimizer(model.whole.parameters(), task)
-        schedule, scaler = make_schedule(optimizer, config), make_scaler(model.parallelized, config, device)
+        schedule = make_schedule(optimizer, config)
+        fp16 = config.training.mixed_precision is Precision.fp16  # a scaler that is not enabled does nothing
+        scaler = model.parallelized.scaler(device.type, enabled=fp16)
         return cls(model.parallelized, loss, optimizer, schedule, scaler, instrument, config, device)
 
     def run(self, batches: Iterator[Batch], facts: StepFacts) -> None:
@@ -168,8 +173,16 @@ class TrainStep:
 
     def _update(self, batches: Iterator[Batch], global_step: int) -> None:
         """Train on the step's micro-batches and update the weights. A phase lasts until another begins."""
-        recorder = self.instrument.recorder
-        losses = self._gradients(batches) if self.model.pipeline is None else self._pipelined(batches)
+        recorder, pipeline = self.instrument.recorder, self.model.pipeline
+        if pipeline is None:
+            losses = self._gradients(batches)
+        else:
+            with recorder.aux("data", restores=False):
+                batch = next(batches)
+            recorder.progress.enter("pipeline")
+            with recorder.pipeline(pipeline.group_name):
+                loss = pipeline.step(batch.inputs, batch.target, self.loss)
+            losses = [] if loss is None else [loss]  # only the rank of the last stage has it
         grad_norm = None
         max_norm = self.config.training.grad_clip_norm
         if max_norm is not None:
@@ -177,7 +190,6 @@ class TrainStep:
                 self.scaler.unscale_(self.optimizer)
                 own = self.model.clip
                 # The stages that are done wait for the others where the norm is exchanged.
-                pipeline = self.model.pipeline
                 with nullcontext() if pipeline is None else recorder.pipeline(pipeline.group_name):
                     grad_norm = clip(self.model.module, max_norm) if own is None else own(max_norm)
         with recorder.aux("optimizer", restores=False):
@@ -186,19 +198,8 @@ class TrainStep:
             self.optimizer.zero_grad(set_to_none=True)
         if self.device.type == "cpu" or (global_step + 1) % self.config.training.log_interval == 0:
             with recorder.aux("loss_read", restores=False):
-                loss = Scalar(torch.stack(losses).sum()) if losses else None
-                recorder.note(loss, None if grad_norm is None else Scalar(grad_norm))
-
-    def _pipelined(self, batches: Iterator[Batch]) -> list[torch.Tensor]:
-        """Return the loss of the step, on the rank that has it."""
-        recorder, pipeline = self.instrument.recorder, self.model.pipeline
-        assert pipeline is not None
-        with recorder.aux("data", restores=False):
-            batch = next(batches)
-        recorder.progress.enter("pipeline")
-        with recorder.pipeline(pipeline.group_name):
-            loss = pipeline.step(batch.inputs, batch.target, self.loss)
-        return [] if loss is None else [loss]
+                total = Scalar(torch.stack(losses).sum()) if losses else None
+                recorder.note(total, None if grad_norm is None else Scalar(grad_norm))
 
     def _gradients(self, batches: Iterator[Batch]) -> list[torch.Tensor]:
         recorder, count = self.instrument.recorder, self.config.training.gradient_accumulation
@@ -221,24 +222,81 @@ class TrainStep:
         return losses
 
 
-def _own_part(whole: Model, config: Config) -> Model:
-    """Return the stages of `whole` that this rank computes; all of it where it is no pipeline."""
-    if not isinstance(config.parallel, PP):
-        return whole
-    ranks = dist.get_world_size()
-    mine = pipeline_stages(config.parallel, dist.get_rank(), ranks)
-    count = pipeline_ranks(config.parallel, ranks) * config.parallel.stages_per_rank
-    return Stages({index: whole.pipeline_stage(index, count) for index in mine})
+def resolved(*words: str) -> Resolved:
+    """Return the configuration that `train.py` would have with these arguments."""
+    register()
+    with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
+        return resolve(compose("default", list(words)))
 
 
-def _compile(block: nn.Module, settings: Compile) -> None:
-    """Compile a block's forward in place; its hooks stay outside, so ranges and sharding are not traced."""
-    # Dynamo would split graphs at DDP's buckets; blocks are already smaller.
-    torch._dynamo.config.optimize_ddp = False
-    block.forward = torch.compile(
-        block.forward,
-        backend=settings.backend,
-        mode=settings.mode,
-        fullgraph=settings.fullgraph,
-        dynamic=settings.dynamic,
-    )
+class Loop:
+    """A distributed, instrumented model without a run's folder; `step()` trains once. Needs an open process group.
+
+    Args:
+        config: as `resolved` makes it of arguments.
+        sink: receives finished steps.
+        fabric: delays collectives; None: the real network, whatever `config` says.
+        progress: of the rank, in which steps and collectives are noted; None: nowhere.
+
+    Attributes:
+        calibrations: of the steps after `telemetry.warmup_steps`, where `instrument.calibration` is a number (`auto`
+            would profile what is to be measured here).
+
+    Example:
+        >>> lines = []
+        >>> config = resolved("parallel=ddp", "instrument.mode=observe").config
+        >>> loop = Loop(config, topology, device, lines.append)
+        >>> loop.step()
+        >>> loop.finish()  # now `lines` holds one step
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        topology: Topology,
+        device: torch.device,
+        sink: Callable[[Step], None],
+        fabric: EmulatedNetwork | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        task = task_of(config)
+        model = SpreadModel.build(task, config, device)
+        settings = config.instrument
+        self.calibrations: list[Calibration] = []
+        self._calibrator = Calibrator(
+            None
+            if settings.calibration == InstrumentSettings().calibration
+            else calibration_plan(settings.calibration, device, settings.mode.value, 0, config.telemetry.warmup_steps),
+            device,
+            self.calibrations.append,
+        )
+
+        def finished(step: Step) -> None:
+            sink(step)
+            self._calibrator.take(step)
+
+        self.instrument = open_instrument(
+            settings, topology, device, finished, fabric=fabric, together=TOGETHER, progress=progress
+        )
+        self._calibrator.attach(self.instrument.recorder)
+        self.step_of_training = TrainStep.build(model, task, self.instrument, config, device)
+        self.batches = task.batches(model.parallelized.data_rank, model.parallelized.data_size, device).for_ever
+        self._batches = self.batches()
+        self.model, self.steps_done = model.parallelized.module, 0
+
+    def step(self) -> None:
+        """Run and record one step."""
+        number, self.steps_done = self.steps_done, self.steps_done + 1
+        with self._calibrator.step(number):
+            self.step_of_training.run(self._batches, StepFacts(0, number, number, lr=0.0, warmup=False))
+
+    def unrecorded(self) -> None:
+        """Run one training step that is not recorded."""
+        self.step_of_training.unrecorded(self._batches)
+
+    def finish(self) -> None:
+        """Write the last steps and remove the instrumentation."""
+        self._calibrator.close()
+        self.instrument.recorder.finish()
+        self._calibrator.finish()
+        self.instrument.close()

@@ -16,7 +16,8 @@ from torch import nn
 from torch.distributed.checkpoint import CheckpointException
 
 from aorta.errors import ConfigError, RunIncomplete
-from aorta.runner.checkpoint import Checkpoints, first_step
+from aorta.runner.checkpoint import Checkpoints
+from aorta.runner.train import first_step
 
 
 @contextmanager

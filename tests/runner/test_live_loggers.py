@@ -25,8 +25,7 @@ from aorta.loggers import Place
 from aorta.records.run_files import read_manifest
 from aorta.records.schema import Step
 from aorta.runner import live_loggers
-from aorta.runner.live_loggers import LiveLoggers, refuse_missing_clients, scalars
-from aorta.runner.progress_display import progress_of
+from aorta.runner.live_steps import LiveLoggers, progress_of, refuse_missing_clients, scalars
 from tests.analysis.builders import metrics, step
 from tests.logger_files import tensorboard_events
 from tests.runs import HANGS_S, attempt, record, train
@@ -94,7 +93,7 @@ def test_a_logger_that_fails_is_named_once_and_the_run_completes(tmp_path, model
     with caplog.at_level(logging.WARNING):
         loop(tmp_path, model, loggers=[failing, other])
     said = [line.getMessage() for line in caplog.records if "logger Keeper" in line.getMessage()]
-    assert said == ["logger Keeper: failed, and is dropped: OSError: the disk is gone"]
+    assert said == ["logger Keeper failed and is not called again: OSError: the disk is gone"]
     assert (list(failing.seen), list(other.seen)) == ([0, 1], list(range(6)))
     found = record(tmp_path).footer
     assert found is not None
@@ -119,8 +118,8 @@ def test_a_logger_that_hangs_holds_no_step_back_and_its_losses_are_counted(tmp_p
             live.take(step(0, 1, number, overlap=NUMBERS))
     go_on.set()
     said = " ".join(line.getMessage() for line in caplog.records)
-    assert "not done 0.01 s after the run" in said
-    assert "8 steps left out" in said  # three that came too late for the queue, and the five that waited in it
+    assert "still busy 0.01 s after the run" in said
+    assert "8 steps not logged" in said  # three that came too late for the queue, and the five that waited in it
 
 
 class Slow(Keeper):
@@ -161,7 +160,7 @@ def test_an_early_end_leaves_out_what_waits_and_closes_the_logger(tmp_path, monk
             raise OSError("the run has failed")
         live.hurry()
     assert (list(slow.seen), slow.is_closed) == ([0], True)
-    assert "3 steps left out" in caplog.text
+    assert "3 steps not logged" in caplog.text
 
 
 def test_a_client_that_hangs_while_it_opens_does_not_hold_the_run_back(tmp_path, model, monkeypatch, caplog):
@@ -173,7 +172,7 @@ def test_a_client_that_hangs_while_it_opens_does_not_hold_the_run_back(tmp_path,
     found = record(tmp_path).footer
     assert found is not None
     assert (found.reason, found.steps_written) == ("completed", 6)
-    assert "not done 0.01 s after the run" in caplog.text
+    assert "still busy 0.01 s after the run" in caplog.text
     go_on.set()
 
 
@@ -195,7 +194,7 @@ def test_a_logger_that_cannot_be_opened_is_named_and_left_out(tmp_path, caplog):
         LiveLoggers(["tensorboard"], Place(tmp_path, "mine", {}), [keeper]) as live,
     ):
         live.take(step(0, 1, 3, overlap=NUMBERS))
-    assert "logger tensorboard: cannot be opened, the run goes on without it: NotADirectoryError" in caplog.text
+    assert "logger tensorboard cannot be opened; the run goes on without it: NotADirectoryError" in caplog.text
     assert list(keeper.seen) == [3]
 
 
@@ -257,7 +256,7 @@ def test_a_line_has_throughput_the_ratio_so_far_and_the_time_left(caplog: pytest
     """Steps of 100 ms, the hidden part of 10 ms of communication growing from 0 to 4 ms."""
     training = Training(log_interval=5, max_steps=15)
     progress = progress_of(training, 0, 15, 64, shown=True)
-    with caplog.at_level(logging.INFO, "aorta.runner.progress_display"):
+    with caplog.at_level(logging.INFO, "aorta.runner.live_steps"):
         for number in range(5):
             row = step(0, 1, number, overlap=metrics(100, 80, 10, number))
             progress.show(msgspec.structs.replace(row, t_end_ns=(number + 1) * 100_000_000))
@@ -300,7 +299,7 @@ def test_bounds_and_steps_of_a_calibration_are_called_what_they_are(
     caplog: pytest.LogCaptureFixture, steps: list[Callable[[int], Step]], said: str
 ) -> None:
     progress = progress_of(Training(log_interval=3), 0, 3, 64, shown=True)
-    with caplog.at_level(logging.INFO, "aorta.runner.progress_display"):
+    with caplog.at_level(logging.INFO, "aorta.runner.live_steps"):
         for number, made in enumerate(steps):
             progress.show(made(number))
     (line,) = caplog.messages

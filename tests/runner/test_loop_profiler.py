@@ -14,8 +14,7 @@ from aorta.analysis.merge.merge_traces import merge_traces
 from aorta.distributed.output_folder import LOCK_FILE, RunFolder
 from aorta.distributed.peers import Peers
 from aorta.errors import FolderNotEmpty, TracesIncomplete
-from aorta.runner.loop_profiler import LoopProfiler, must_be_empty
-from aorta.runner.trace_accounts import publish, saved_traces
+from aorta.runner.loop_profiler import LoopProfiler, must_be_empty, publish, saved_traces
 from tests.distributed.conftest import place
 from tests.profiling.windows import files_below, listening, loop, numbers, preset, read
 from tests.runs import attempt, record, train
@@ -145,7 +144,9 @@ def test_what_is_slow_to_arrive_is_waited_for_once(tmp_path, monkeypatch, alone)
     peers = Peers(dist.HashStore(), 0, 1 if alone else 2, timeout_s=0.2)
     around = LoopProfiler(settings, run_name="cpu")
     around._topology, around._peers, around._recording = place(0, peers.world_size), peers, profiler
-    with pytest.raises(TracesIncomplete, match=r"rank 0: 1 piece\(s\) of work still under way"):
+    with pytest.raises(
+        TracesIncomplete, match=r"writes or uploads unfinished after profiling.upload_wait_s: rank 0: 1"
+    ):
         around.settle(RunFolder(tmp_path, "run", 0))
     assert manifest(tmp_path).get("traces", {}).get("unfinished") == (1 if alone else None)
     profiler.__exit__(None, None, None)

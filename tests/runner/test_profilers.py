@@ -148,9 +148,9 @@ def test_an_upload_that_is_refused_is_raised_at_the_end_with_what_is_where(tmp_p
     (tmp_path / "remote" / "r1.json").write_text("somebody's")
     for saved in ranks(tmp_path, "upload"):
         assert saved["error"] == (
-            f"TraceExists 5: profiling: rank 1: {tmp_path}/traces/rank1.6.pt.trace.json is here, FileExistsError: "
-            f"file://{tmp_path}/remote/r1.json already exists, and profiling.overwrite is false; the other 1 file(s) "
-            "are where they were to go"
+            f"TraceExists 5: profiling: rank 1: {tmp_path}/traces/rank1.6.pt.trace.json (still on disk): "
+            f"FileExistsError: file://{tmp_path}/remote/r1.json already exists, and profiling.overwrite is false; "
+            "the other 1 file(s) are complete"
         )
     assert (tmp_path / "remote" / "r1.json").read_text() == "somebody's"
     assert (tmp_path / "remote" / "r0.json").read_bytes() == (tmp_path / "traces/rank0.6.pt.trace.json").read_bytes()
