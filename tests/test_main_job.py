@@ -87,4 +87,4 @@ def test_older_words_run_the_same_job(tmp_path: Path) -> None:
     done = run(torchrun(*words), tmp_path)
     assert done.returncode == 0, done.stderr
     assert len(record(tmp_path / "artifacts").steps) == 3
-    assert "telemetry.rocm_smi: this run computes on cpu, so nothing is sampled" in done.stderr
+    assert "telemetry.rocm_smi: not sampled, as this run computes on cpu" in done.stderr

@@ -68,8 +68,8 @@ class Recording:
 
     Attributes:
         path: the run's folder.
-        blocks: names of the modules that are bracketed.
-        watched: these modules, and the models, without those on which a hook would become part of a compiled graph.
+        blocks: names of the modules whose compute is timed.
+        watched: these modules and the models, without those compiled in place, which cannot be hooked.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Recording:
     def step(self) -> None:
         """End an optimizer step, and begin the next one. Call it once at the end of every iteration.
 
-        Where the record cannot be extended (the disk is full), it ends, which is logged once and stands in its footer.
+        A full disk ends the record, which is logged once and in its footer, and not the loop.
         """
         self._must_be_open("step")
         self._recorder.end()
@@ -108,21 +108,18 @@ class Recording:
         self._begin(continues=True)
 
     def restart(self) -> None:
-        """Begin the current step here instead: after an evaluation or a checkpoint, which are no part of it."""
+        """Begin the current step here: an evaluation or a checkpoint before is no part of it."""
         self._must_be_open("restart")
         self._begin()
 
     def pause(self) -> AbstractContextManager[None]:
-        """Announce a debugger's stop or a long evaluation to the watchdog: `with recording.pause(): ...`. It waits for
-        as long as the block takes.
-        """
+        """Tell the watchdog to wait, for a debugger or a long evaluation: `with recording.pause(): ...`."""
         self._must_be_open("pause")
         return self._recorder.progress.phase("paused")
 
     def note(self, *, loss: Number | None = None, lr: float | None = None, grad_norm: Number | None = None) -> None:
-        """Add values to the current step; call it before `step`.
-
-        Never waits for a device: a tensor there is copied, and read some steps later. Tensors must hold one element.
+        """Add values to the current step; call it before `step`. Tensors must hold one element; those on a device are
+        copied and read some steps later, without waiting.
         """
         self._must_be_open("note")
         self._recorder.note(_scalar("loss", loss), _scalar("grad_norm", grad_norm), None if lr is None else float(lr))
@@ -133,40 +130,36 @@ class Recording:
         return self._recorder.aux(name)
 
     def range(self, name: str) -> AbstractContextManager[None]:
-        """Name a stretch of the loop: `with recording.range("tokenize"): ...`, on any thread; ranges may nest.
+        """Name a part of the loop: `with recording.range("tokenize"): ...`, on any thread; ranges may nest.
 
-        It is recorded when it ends, with the step that ends next, and changes no metric. In torch.profiler's traces it
-        is called `range <name>`.
+        It is recorded with the step that ends next, and changes no metric. In traces it is called `range NAME`.
         """
         self._must_be_open("range")
         return self._recorder.user_marks.range(name)
 
     def unclear(self, why: str) -> None:
-        """Say in the record why it is unclear where the current step begins or ends."""
+        """Record why it is unclear where the current step begins or ends."""
         self._recorder.boundary = self._recorder.boundary or why
 
     def ended(self, count: int) -> str:
         """Return how many steps were recorded, and the command that reads them."""
         if self._next == self._first:
-            return (
-                f"0 steps recorded in {shown_path(self.path)}: recording.step() ends each of them, and was not called"
-            )
+            return f"0 steps recorded in {shown_path(self.path)}: call recording.step() at the end of every step"
         steps = "1 step" if count == 1 else f"{count} steps"
         return f"{steps} recorded; aorta report {shlex.quote(shown_path(self.path))}"
 
     def close(self, error: BaseException | None = None) -> None:
-        """End a recording that `aorta.start` began; what happened since the last `step` is not recorded. A second call
-        does nothing.
+        """End a recording that `aorta.start` began, at the last `step`. A second call does nothing.
 
         Args:
-            error: what ended the loop, for the record. It is not raised here.
+            error: what ended the loop, for the record; not raised here.
 
         Raises:
             ConfigError: a `with` block ends this recording.
             RecordWriteError, TracesIncomplete: as at the end of `record`.
         """
         if self._started is None:
-            raise ConfigError("recording.close(): `with aorta.record(...)` ends this one; aorta.start(...) begins one")
+            raise ConfigError("recording.close(): only for aorta.start(...); `with aorta.record(...)` ends by itself")
         if self._is_open:
             self._at_exit.cancel()
             trace = None if error is None else error.__traceback__
@@ -184,12 +177,9 @@ class Recording:
 
     def _begin(self, *, continues: bool = False) -> None:
         self._calibrator.before(self._next)
-        self._recorder.begin(self._facts(), continues=continues)
+        facts = StepFacts(0, self._next, self._next, None, self._next - self._first < self._warmup)
+        self._recorder.begin(facts, continues=continues)
         self._markers.begin(self._next)
-
-    def _facts(self) -> StepFacts:
-        done = self._next - self._first
-        return StepFacts(0, self._next, self._next, None, done < self._warmup)
 
     def _must_be_open(self, name: str) -> None:
         if not self._is_open:
@@ -225,30 +215,28 @@ def record(
     Args:
         folder: of this run alone; relative to the current directory.
         model: what is called in the forward pass; a list where several are trained (`[generator, discriminator]`).
-        blocks: modules to bracket, by name or themselves; None = by the rule in `aorta.runner.api_arguments`.
-        label: the run's name in its record, its traces and loggers; reports name a run by its folder. None = the
-            platform (cpu, cuda, rocm, or the type of another accelerator).
-        workload: what is trained, for the manifest (JSON types); a comparison of runs with different workloads says so.
-        parallel: the strategy's name, for the record ("ddp", "fsdp", ...); None = that of a DDP or FSDP wrapper.
+        blocks: modules whose compute is timed, by name or themselves; None: by the rule in
+            `aorta.runner.api_arguments`.
+        label: the run's name in its record, traces and loggers; None: the platform (cpu, cuda, rocm, ...).
+        workload: what is trained, for the manifest (JSON types); comparisons name differences.
+        parallel: the strategy's name, for the record ("ddp", "fsdp", ...); None: that of a DDP or FSDP wrapper.
         mode: "dedicated", "observe" or "off" (docs/dev/measuring.md, R2 and R3).
         warmup_steps: first steps that reports leave out (W21).
         start_step: global step of the first one, after a resume.
         stream_priority: of dedicated streams on an accelerator; None: of the stream a collective was issued on.
         timeout_s: seconds that one rank waits for the others to begin recording.
-        devices: source of samples of temperature, power, clocks and utilisation, as `telemetry.devices`; "off" for
-            none.
+        devices: source of device samples (temperature, power, clocks), as `telemetry.devices`; "off": none.
         profiling: windows of torch.profiler beside the record: an `aorta.Profiler` or `aorta.TorchProfiler` that has
             not been started, the name of a preset ("aorta", "d9d", "tutorial", "composer"), or a mapping of the
             profiling group's keys, `preset` among them. Traces of the latter two go to `torch_profiler/` in `folder`
-            (of "composer" to `<label>/torch_traces/`); after a resume they stand beside the earlier ones.
-        loggers: tools that get the scalars of rank 0's steps while the loop runs: names as in `telemetry.loggers`, or
-            objects with the methods of `aorta.Logger`; those of other ranks are not used.
+            (of "composer" to `<label>/torch_traces/`), after a resume beside the earlier ones.
+        loggers: what gets the scalars of rank 0's steps while the loop runs: names as in `telemetry.loggers`, or
+            objects with the methods of `aorta.Logger`.
         logger_interval: steps from one that is logged to the next.
-        calibration: steps behind the warm-up that torch.profiler's kernels measure as well, as
+        calibration: steps after the warm-up that are also measured by torch.profiler's kernels, as
             `instrument.calibration`: "auto", "off", or a number. A profiler of your own that runs then comes first.
-        watchdog_timeout_s: seconds without progress after which an autopsy of the run is written, as
-            `watchdog.timeout_s`; None: learned from the run's own steps; 0: no watchdog. Announce what takes long with
-            `recording.pause()`.
+        watchdog_timeout_s: seconds without progress after which an autopsy is written, as `watchdog.timeout_s`; None:
+            learned from the run's steps; 0: no watchdog. Announce long pauses with `recording.pause()`.
 
     Raises:
         ConfigError: an argument is not allowed, a recording is open already, or the launcher's variables name ranks
@@ -256,10 +244,10 @@ def record(
         PeerFailed: another rank did not start recording, or cannot write its record; it is named.
         RunIncomplete: the folder cannot be written.
         InstrumentError: this torch lacks what the interception needs.
-        TracesIncomplete: at the end, with the record complete: a trace did not get where it was to go.
+        TracesIncomplete: at the end, with the record complete: a trace is missing or was not uploaded.
     """
     given = list(dict.fromkeys([model] if isinstance(model, nn.Module) else model))
-    if not given or not all(isinstance(each, nn.Module) for each in given):
+    if not given or not all(isinstance(one, nn.Module) for one in given):
         raise ConfigError(f"aorta.record: model={model!r}: must be a module, or a list of modules")
     models = list(dict.fromkeys(map(called_around, given)))
     whole = models[0] if len(models) == 1 else nn.ModuleList(models)
@@ -281,7 +269,7 @@ def record(
     found = find_blocks(*models) if blocks is None else chosen_blocks(blocks, *given)
     found, why_others = outside_compiled(whole, found)
     compiled = compiled_in_place(whole)
-    hookable = [each for each in models if id(each) not in compiled]
+    hookable = [module for module in models if id(module) not in compiled]
     device = device_of(whole)
     profiler = profiler_of(profiling, Path(folder), label, timeout_s)
     with ExitStack() as stack:
@@ -362,8 +350,8 @@ def record(
 
 @contextmanager
 def marked_optimizers(recorder: StepRecorder) -> Iterator[None]:
-    """Record every optimizer's step as `aux` for the length of a `with` block, unless it computes gradients (a closure)
-    or is part of the backward pass; the steps of optimizers inside it are part of it.
+    """Record every outermost optimizer step as `aux` for the length of a `with` block, unless it computes gradients (a
+    closure) or runs in the backward pass.
     """
     outermost: list[tuple[torch.optim.Optimizer, AbstractContextManager[None]]] = []
 
@@ -388,7 +376,7 @@ def marked_optimizers(recorder: StepRecorder) -> Iterator[None]:
 
 
 def start(folder: str | os.PathLike[str], *, model: nn.Module | Sequence[nn.Module], **arguments: Any) -> Recording:
-    """Start a recording that `recording.close(error)` ends, where no `with` block can stand: in callbacks.
+    """Start a recording that `recording.close(error)` ends, for callbacks, where no `with` block fits.
 
         recording = aorta.start("artifacts/mine", model=model)
         ...  # recording.step() at the end of every step
@@ -411,7 +399,7 @@ def start(folder: str | os.PathLike[str], *, model: nn.Module | Sequence[nn.Modu
 
 
 def _ended_by(error: BaseException) -> tuple[int, str]:
-    """Exit code of a process that ends with `error`, and a one-line description of it."""
+    """Return the exit code of a process that ends with `error`, and a line about it."""
     text = str(error).strip()
     line = f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
     match error:

@@ -1,13 +1,12 @@
-"""Validates the arguments of `aorta.record`, converts them to the configuration that `train.py` would have had, and
-chooses which modules of a model are bracketed, to distinguish compute from waiting (docs/dev/measuring.md, R5).
+"""Checks the arguments of `aorta.record`, makes of them the configuration that `train.py` would have had, and chooses
+the blocks: modules that are bracketed, to distinguish compute from waiting (docs/dev/measuring.md, R5).
 
-Which modules, where no list is given: from the root down, a `ModuleList`, `ModuleDict` or `Sequential` that repeats a
-class (at least two of its children with parameters are of one class, containers not counted) gives its children as
-blocks: the layers of a transformer, the units of a residual network's stages. Containers and DDP models among them are
-searched recursively. Siblings of a container on the way down (embedding, head, activation) are blocks too, so that the
-blocks cover the model without overlapping. A module compiled by `torch.compile(module)` is not searched, since hooks
-inside would break its graph: it is one block. A model that repeats nothing is one block. Of several models each is
-searched by itself.
+Without a list: from the root down, a `ModuleList`, `ModuleDict` or `Sequential` that repeats a class (two children with
+parameters are of one class, containers not counted) gives its children as blocks: the layers of a transformer, the
+units of a residual network's stages. Containers and DDP models among them are searched too. Siblings of a container on
+the way down (embedding, head, activation) are blocks too, so that blocks cover the model without overlapping. A module
+compiled by `torch.compile(module)` is one block, since hooks inside would break its graph, and so is a model that
+repeats nothing.
 
 Must not change the model, or guess what was not given: that is null, with a reason.
 """
@@ -16,6 +15,7 @@ from __future__ import annotations
 
 import gc
 import json
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -51,49 +51,47 @@ Block = tuple[str, nn.Module]
 
 
 def find_blocks(*models: nn.Module) -> list[Block]:
-    """Return the blocks of `models` by the rule above, in the order they were registered; no two overlap. With several
-    models their names begin with the model's number.
-
-    Raises:
-        ConfigError: there is nothing to bracket.
+    """Return the blocks of `models` by the rule above, in the order they were registered; names begin with the model's
+    number where there are several. Raises ConfigError where no model has parameters.
     """
-    found = [
+    blocks = [
         block
         for number, model in enumerate(models)
         if _has_parameters(model)
         for block in _tiles(str(number) if len(models) > 1 else "", model)
     ]
-    if not found:
+    if not blocks:
         raise ConfigError(
             f"aorta.record: {_types(models)} has no parameters, so there is no block to bracket; name some with "
             "blocks=[...]"
         )
-    return _named(found)
+    return _named(blocks)
 
 
 def called_around(model: nn.Module) -> nn.Module:
-    """Return the outermost wrapper that is alive and called in place of `model`, or `model` where there is none:
-    `torch.compile`'s around anything that holds it, and DDP's or FSDP1's directly around it.
+    """Return the outermost living wrapper that is called in place of `model`: `torch.compile`'s around anything that
+    holds it, and DDP's or FSDP1's directly around it; `model` without one.
 
-    Frameworks compile and wrap a model, and pass the inner one to their callbacks: hooks inside would break the graph
-    of the module that is really called, and with it what is computed.
+    Frameworks pass the inner model to their callbacks: hooks there would break the graph of the compiled one.
     """
-    wrappers = (DistributedDataParallel, FullyShardedDataParallel)
-    alive = [
-        each
-        for each in gc.get_objects()
-        if issubclass(type(each), wrappers) or (type(each).__name__ == "OptimizedModule" and each is not model)
-    ]
-    compiled = [each for each in alive if not isinstance(each, wrappers) and any(m is model for m in each.modules())]
-    model = max(compiled, key=lambda each: sum(1 for _ in each.modules()), default=model)
-    while around := [each for each in alive if isinstance(each, wrappers) and model in each.children()]:
+    wrappers: list[type] = [DistributedDataParallel, FullyShardedDataParallel]
+    for kind in wrappers:
+        wrappers += kind.__subclasses__()
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    optimized = () if dynamo is None else (dynamo.OptimizedModule,)
+    # An instance refers to its class (CPython): only instances come out of the collector, not all of its objects.
+    alive = [one for one in gc.get_referrers(*wrappers, *optimized) if type(one) in {*wrappers, *optimized}]
+    compiled = [one for one in alive if isinstance(one, optimized) and one is not model]
+    compiled = [one for one in compiled if any(module is model for module in one.modules())]
+    model = max(compiled, key=lambda one: sum(1 for _ in one.modules()), default=model)
+    while around := [one for one in alive if type(one) in wrappers and model in one.children()]:
         model = around[0]
     return model
 
 
 def strategy_of(model: nn.Module) -> str | None:
-    """Return the strategy that has wrapped the model, by the name that train.py gives it: "ddp", "fsdp1", or "fsdp" for
-    `fully_shard` over one dimension of ranks; None for anything else, whose name a caller gives.
+    """Return train.py's name of the strategy around the model: "ddp", "fsdp1", or "fsdp" for `fully_shard` over one
+    dimension of ranks; None for anything else.
     """
     for module in model.modules():
         if isinstance(module, FSDPModule):
@@ -108,8 +106,8 @@ def strategy_of(model: nn.Module) -> str | None:
 
 
 def chosen_blocks(wanted: Iterable[str | nn.Module], *models: nn.Module) -> list[Block]:
-    """Return the blocks given by name (as in `model.named_modules()`, without wrappers, and behind the model's number
-    where there are several) or as modules, which may be outside the models, e.g. a loss.
+    """Return the blocks given as modules, which may be outside the models (a loss), or by name: as in
+    `named_modules()`, without wrappers, after the model's number where there are several.
 
     Raises:
         ConfigError: a name that the models do not have, or nothing at all.
@@ -129,7 +127,7 @@ def chosen_blocks(wanted: Iterable[str | nn.Module], *models: nn.Module) -> list
         else:
             near = [name for name in names if name.rpartition(".")[2] == item.rpartition(".")[2]] or list(names)[1:]
             raise ConfigError(
-                f"aorta.record: blocks={item!r}: {_types(models)} has no such module; there are, among others: "
+                f"aorta.record: blocks={item!r}: {_types(models)} has no such module; it has, for example: "
                 f"{', '.join(near[:8]) or 'none'}"
             )
     if not blocks:
@@ -138,15 +136,15 @@ def chosen_blocks(wanted: Iterable[str | nn.Module], *models: nn.Module) -> list
 
 
 def outside_compiled(whole: nn.Module, blocks: list[Block]) -> tuple[list[Block], str | None]:
-    """Replace blocks that were compiled in place, or lie inside of a module that was, by the nearest module around them
-    that is called and was not: hooks would become part of the graph, and so change what is measured.
+    """Replace blocks compiled in place, or inside a module that was, by the nearest called module around them that was
+    not: hooks would become part of the graph, and change what is measured.
 
     Args:
         whole: holds all models.
 
     Returns:
-        The blocks, of which none lies inside of another, and a sentence that says what was replaced, if anything was.
-        None are left where the outermost module was compiled in place.
+        The blocks, which do not overlap, and a sentence that says what was replaced, if anything. No block is left
+        where the outermost module was compiled in place.
     """
     compiled = compiled_in_place(whole, blocks)
     replaced = [name for name, block in blocks if id(block) in compiled]
@@ -164,17 +162,15 @@ def outside_compiled(whole: nn.Module, blocks: list[Block]) -> tuple[list[Block]
     inside = {id(inner) for _, block in instead for inner in block.modules() if inner is not block}
     instead = _named([(name, block) for name, block in instead if id(block) not in inside])
     found = _named([*((name, block) for name, block in kept if id(block) not in inside), *instead])
-    what = (
-        f"bracketed instead: {', '.join(name for name, _ in instead)}" if instead else "their computation is not known"
-    )
+    what = f"timed instead: {', '.join(name for name, _ in instead)}" if instead else "their compute is not timed"
     return found, (
-        f"compiled in place by .compile(), so that hooks would become part of the graph: {', '.join(replaced[:4])}"
-        f"{', ...' if len(replaced) > 4 else ''}; {what}. `x = torch.compile(x)` can be bracketed itself"
+        f"cannot hook modules compiled in place by .compile(): {', '.join(replaced[:4])}"
+        f"{', ...' if len(replaced) > 4 else ''}; {what}. Use `x = torch.compile(x)`, which can be hooked"
     )
 
 
 def compiled_in_place(whole: nn.Module, blocks: Iterable[Block] = ()) -> set[int]:
-    """Return the identities of all modules that were compiled by their own `compile()`, and of what is inside them."""
+    """Return the ids of modules that were compiled by their own `compile()`, and of what is inside them."""
     modules = [*whole.modules(), *(block for _, block in blocks)]
     compiled = [module for module in modules if getattr(module, _COMPILED_IN_PLACE, None) is not None]
     return {id(inner) for module in compiled for inner in module.modules()}
@@ -200,7 +196,7 @@ def _tiles(name: str, module: nn.Module) -> Iterator[Block]:
 
 
 def _repeats(module: nn.Module) -> bool:
-    """Return whether a module is a container with two children of one class that hold parameters."""
+    """Return whether a module is a container with two children of one class with parameters."""
     if not isinstance(module, _CONTAINERS):
         return False
     units = [_inside_fsdp1(child) for child in module.children() if _has_parameters(child)]
@@ -253,11 +249,7 @@ def _join(name: str, child: str) -> str:
 
 @dataclass(frozen=True)
 class RecordArguments:
-    """The arguments of `aorta.record` that are stored in the record.
-
-    Raises:
-        ConfigError: one of them is not allowed.
-    """
+    """The arguments of `aorta.record` that are stored in the record. Raises ConfigError where one is not allowed."""
 
     label: str | None
     workload: Mapping[str, Any] | None
@@ -286,7 +278,18 @@ class RecordArguments:
         for name, least in (("warmup_steps", 0), ("start_step", 0), ("logger_interval", 1)):
             if (value := getattr(self, name)) < least:
                 raise ConfigError(f"aorta.record: {name}={value}: must be at least {least}")
-        _check_loggers(self.loggers)
+        if isinstance(self.loggers, str) or not isinstance(self.loggers, Sequence):
+            raise ConfigError(f"aorta.record: loggers={self.loggers!r}: must be a list: loggers=[{self.loggers!r}]")
+        for logger in self.loggers:
+            if isinstance(logger, str):
+                allowed = logger in Loggers.__members__
+            else:  # a class has the methods too, but nothing to call them on
+                allowed = isinstance(logger, Logger) and not isinstance(logger, type)
+            if not allowed:
+                raise ConfigError(
+                    f"aorta.record: loggers: {logger!r}: must be one of {', '.join(Loggers.__members__)}, or an object "
+                    "(not its class) with the methods of aorta.Logger"
+                )
         calibration_steps(self.calibration, on_device=True)
         try:
             json.dumps(self.config())
@@ -319,12 +322,19 @@ class RecordArguments:
         return [logger for logger in self.loggers if isinstance(logger, str)]
 
     def request(self, model: nn.Module, blocks: list[Block], why_others: str | None, backend: str | None) -> RunRequest:
-        """Return the run they describe. Of the caller's accelerator streams only those that must exist are counted.
-        `why_others`: than were found or asked for.
-        """
+        """Return the run they describe. `why_others`: why blocks are not those that were found or asked for."""
         config = self.config()
+        only_rank_0 = ("loggers", "logger_interval")
+        telemetry = {name: value for name, value in config["telemetry"].items() if name not in only_rank_0}
+        reasons = {
+            f"config.{name}": f"not known: give aorta.record({name}=...)"
+            for name in ("workload", "parallel")
+            if config[name] is None
+        }
+        if why_others is not None:
+            reasons["plan.blocks"] = why_others
         return RunRequest(
-            RequestedConfig(self.label, config, hash_of(_same_on_all_ranks(config))),
+            RequestedConfig(self.label, config, hash_of({**config, "telemetry": telemetry})),
             Clock(),
             Telemetry(
                 devices=Devices[self.devices],
@@ -337,40 +347,13 @@ class RecordArguments:
             plan={"blocks": [name for name, _ in blocks], "parameters": sum(p.numel() for p in model.parameters())},
             start_step=self.start_step,
             warmup_steps=self.warmup_steps,
-            remarks={"reasons": _unknown(config) | ({} if why_others is None else {"plan.blocks": why_others})},
+            remarks={"reasons": reasons},
             own_loggers=[logger for logger in self.loggers if not isinstance(logger, str)],
         )
 
 
-def _same_on_all_ranks(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments without loggers, which only rank 0 may have."""
-    telemetry = {
-        name: value for name, value in config["telemetry"].items() if name not in ("loggers", "logger_interval")
-    }
-    return {**config, "telemetry": telemetry}
-
-
-def _check_loggers(loggers: Sequence[str | Logger]) -> None:
-    if isinstance(loggers, str) or not isinstance(loggers, Sequence):
-        raise ConfigError(f"aorta.record: loggers={loggers!r}: must be a list: loggers=[{loggers!r}]")
-    for logger in loggers:
-        if isinstance(logger, str):
-            allowed = logger in Loggers.__members__
-        else:  # a class has the methods too, but nothing to call them on
-            allowed = isinstance(logger, Logger) and not isinstance(logger, type)
-        if not allowed:
-            raise ConfigError(
-                f"aorta.record: loggers: {logger!r}: must be one of {', '.join(Loggers.__members__)}, or an object "
-                "(not its class) with the methods of aorta.Logger"
-            )
-
-
 def device_of(model: nn.Module) -> torch.device:
-    """Return the one device that a model's parameters are on.
-
-    Raises:
-        ConfigError: they are on several, or on one where nothing can be measured.
-    """
+    """Return the device of a model's parameters; raises ConfigError where there are several, or it is unsuited."""
     devices = sorted({str(parameter.device) for parameter in model.parameters()} or {"cpu"})
     device = torch.device(devices[0])
     if len(devices) > 1 or device.type == "meta":
@@ -380,16 +363,7 @@ def device_of(model: nn.Module) -> torch.device:
         )
     if device.type != "cpu" and (missing := list(lacks_streams(device))):
         raise ConfigError(
-            f"aorta.record: the model's parameters are on {device}, where AORTA cannot measure: {', '.join(missing)}; "
-            "it needs streams of its own and events that tell the time: move the model to a device that has them, or "
-            "to the CPU"
+            f"aorta.record: AORTA cannot measure on {device}, where the model's parameters are: {', '.join(missing)}; "
+            "it needs streams and timing events: move the model to a device that has them, or to the CPU"
         )
     return device
-
-
-def _unknown(config: Mapping[str, Any]) -> dict[str, str]:
-    return {
-        f"config.{name}": f"not known: give aorta.record({name}=...)"
-        for name in ("workload", "parallel")
-        if config[name] is None
-    }

@@ -1,9 +1,9 @@
 """The calibration window of a run: a few steps measured by the profiler's kernels as well as by marks.
 
-Marks say between which times a block computed, kernels say when (docs/dev/measuring.md, W28). The profiler is started
-one step before the window, since it misses what was launched before it, and stopped behind its last one: both between
-two steps. Some steps later the record gets a `Calibration` line. Must not be a condition of the training: what goes
-wrong is a sentence in that line, and the marks stand.
+Marks bound when a block computed, kernels say when (docs/dev/measuring.md, W28). The profiler starts one step before
+the window, since it misses what was launched before it, and stops after the last one, both between two steps. Some
+steps later the record gets a `Calibration` line. Must not be a condition of the training: a problem is a sentence in
+that line, and the marks stand.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from aorta.records.schema import BlockKernels, Calibration, CalibrationPlan, Ins
 
 _log = logging.getLogger(__name__)
 _FARTHEST = 1000
-"""How many steps later than it could a window begins at most, where windows of `profiling` stand first."""
+"""How many steps windows of `profiling` may delay the window."""
 
 
 def calibration_plan(
@@ -40,12 +40,12 @@ def calibration_plan(
     profiled: Callable[[int], bool] = lambda _step: False,
     environment: Mapping[str, str] = os.environ,
 ) -> CalibrationPlan | None:
-    """Return which steps are measured by kernels; None where nobody asked for it and there are no kernels.
+    """Return which steps are measured by kernels; None on a CPU where nobody asked for it.
 
     Args:
         setting: `instrument.calibration`.
         start_step, stop: global steps of the run, the latter exclusive; None: not known.
-        warmup_steps: flagged as warm-up, behind which the window stands.
+        warmup_steps: flagged as warm-up; the window follows them.
         profiled: whether the run's own profiler is on in a global step.
     """
     on_device = device.type != "cpu"
@@ -65,25 +65,16 @@ def calibration_plan(
         return none("instrument.mode=off: nothing is measured")
     if (tool := tracer_present(environment)) is not None:  # CUPTI and roctracer serve one at a time
         return none(f"{tool} profiles this program")
-    begin = next((step for step in range(first, first + _FARTHEST) if _free(profiled, step - 1, step + asked)), None)
+    possible = range(first, first + _FARTHEST)
+    begin = next((step for step in possible if not any(map(profiled, range(step - 1, step + asked)))), None)
     if begin is None:
         return none(f"the windows of profiling leave no {asked + 1} steps in a row")
     steps = asked if stop is None else min(asked, stop - begin)
     return CalibrationPlan(setting, begin, steps) if steps > 0 else none("the run is too short")
 
 
-def _free(profiled: Callable[[int], bool], first: int, stop: int) -> bool:
-    return not any(profiled(step) for step in range(first, stop))
-
-
 class Calibrator:
-    """The calibration window of one rank.
-
-    Args:
-        plan: None or without steps: nothing is done.
-        device: whose kernels.
-        write: takes the line of the record.
-    """
+    """The calibration window of one rank; a plan without steps does nothing. `write` takes the record's line."""
 
     def __init__(
         self, plan: CalibrationPlan | None, device: torch.device, write: Callable[[Calibration], None]
@@ -103,32 +94,49 @@ class Calibrator:
 
     @contextmanager
     def step(self, global_step: int) -> Iterator[None]:
-        """Round one training step."""
+        """Call `before` and `after` around one training step."""
         self.before(global_step)
         yield
         self.after(global_step)
 
     def before(self, global_step: int) -> None:
-        """Begin a step."""
         if self._recording is None or self._recorder is None:
             return
         if global_step == self._first - 1:
-            self._start()
+            self._kernels = WindowKernels()
+            if is_capturing():
+                self._kernels.failed("a CUDA graph was being captured")
+            else:
+                began_s = time.monotonic()
+                try:
+                    self._recording.start()
+                except ProfilerUnavailable as error:
+                    self._kernels.failed(str(error))
+                self._spent_s += time.monotonic() - began_s
         if self._kernels is not None and not self._kernels.known:
             self._recorder.kernels = self._kernels if self._first <= global_step <= self._last else None
 
     def after(self, global_step: int) -> None:
-        """End a step."""
-        if self._kernels is not None and not self._kernels.known and global_step >= self._last and not is_capturing():
-            self._stop()
+        """Stop the profiler after the window's last step."""
+        kernels = self._kernels
+        if kernels is None or kernels.known or global_step < self._last or is_capturing():
+            return
+        assert self._recording is not None
+        assert self._recorder is not None
+        self._recorder.kernels = None
+        began_s = time.monotonic()
+        try:
+            kernels.arrived(self._recording.stop())
+        except ProfilerUnavailable as error:
+            kernels.failed(str(error))
+        self._spent_s += time.monotonic() - began_s
 
     def close(self) -> None:
         """End the training: there are no more steps."""
-        if self._kernels is not None and not self._kernels.known and not is_capturing():
-            self._stop()
+        self.after(self._last)
 
     def take(self, step: Step) -> None:
-        """Count a step that has been written; writes the line once as many steps behind the window have been."""
+        """Count a written step; writes the line once as many steps after the window are written."""
         if self._kernels is None or step.phase != "train" or step.global_step < self._first:
             return
         inside = step.global_step <= self._last
@@ -139,7 +147,7 @@ class Calibrator:
             self.finish()
 
     def finish(self) -> None:
-        """Write the line, unless it has been; all steps that will be are written."""
+        """Write the line, unless it has been written."""
         kernels, self._kernels = self._kernels, None
         if self._recording is not None:
             self._recording.abandon()
@@ -170,28 +178,3 @@ class Calibrator:
                 setup_ms=self._spent_s * 1e3,
             )
         )
-
-    def _start(self) -> None:
-        assert self._recording is not None
-        self._kernels = WindowKernels()
-        if is_capturing():
-            self._kernels.failed("a CUDA graph was being captured")
-            return
-        began_s = time.monotonic()
-        try:
-            self._recording.start()
-        except ProfilerUnavailable as error:
-            self._kernels.failed(str(error))
-        self._spent_s += time.monotonic() - began_s
-
-    def _stop(self) -> None:
-        assert self._recording is not None
-        assert self._recorder is not None
-        assert self._kernels is not None
-        self._recorder.kernels = None
-        began_s = time.monotonic()
-        try:
-            self._kernels.arrived(self._recording.stop())
-        except ProfilerUnavailable as error:
-            self._kernels.failed(str(error))
-        self._spent_s += time.monotonic() - began_s

@@ -35,17 +35,22 @@ def restored_state(
     scaler: torch.amp.GradScaler,
 ) -> Iterator[None]:
     """Restore parameters, buffers, optimizer, schedule, scaler and random states after a `with` block between two
-    steps, and clear gradients. An error leaves everything as it is: the run ends anyway.
+    steps, and clear gradients; not after an error, which ends the run.
 
-    Values are restored tensor by tensor, in place, as strategies hold views of them; the copies are on the CPU, so that
-    an accelerator's memory stays that of training.
+    Tensors are restored in place, as strategies hold views of them; copies are on the CPU, to spare the accelerator.
     """
     tensors = [_local(tensor) for tensor in (*module.parameters(), *module.buffers())]
     saved = [_copy(tensor) for tensor in tensors]
     groups = [
         {key: copy.deepcopy(value) for key, value in g.items() if key != "params"} for g in optimizer.param_groups
     ]
-    states = _optimizer_state(optimizer)
+    states: dict[Any, dict[str, Any]] = {
+        parameter: {
+            key: _copy(_local(value)) if isinstance(value, torch.Tensor) else copy.deepcopy(value)
+            for key, value in state.items()
+        }
+        for parameter, state in optimizer.state.items()
+    }
     others = copy.deepcopy(schedule.state_dict()), copy.deepcopy(scaler.state_dict())
     device = next(module.parameters()).device
     generators = random.getstate(), random_states(device)
@@ -53,7 +58,16 @@ def restored_state(
     with torch.no_grad():
         for tensor, value in zip(tensors, saved, strict=True):
             tensor.copy_(value)
-        _restore_optimizer(optimizer, states)
+        for parameter in list(optimizer.state):
+            if parameter not in states:
+                del optimizer.state[parameter]  # its first update was inside the block
+                continue
+            for key, value in states[parameter].items():
+                now = optimizer.state[parameter][key]
+                if isinstance(now, torch.Tensor):
+                    _local(now).copy_(value)
+                else:
+                    optimizer.state[parameter][key] = value
     for group, values in zip(optimizer.param_groups, groups, strict=True):
         group.update(values)
     optimizer.zero_grad(set_to_none=True)
@@ -61,29 +75,6 @@ def restored_state(
     scaler.load_state_dict(others[1])
     random.setstate(generators[0])
     set_random_states(generators[1], device)
-
-
-def _optimizer_state(optimizer: torch.optim.Optimizer) -> dict[Any, dict[str, Any]]:
-    return {
-        parameter: {
-            key: _copy(_local(value)) if isinstance(value, torch.Tensor) else copy.deepcopy(value)
-            for key, value in state.items()
-        }
-        for parameter, state in optimizer.state.items()
-    }
-
-
-def _restore_optimizer(optimizer: torch.optim.Optimizer, states: dict[Any, dict[str, Any]]) -> None:
-    for parameter in list(optimizer.state):
-        if parameter not in states:
-            del optimizer.state[parameter]  # its first update was inside the block
-            continue
-        for key, value in states[parameter].items():
-            now = optimizer.state[parameter][key]
-            if isinstance(now, torch.Tensor):
-                _local(now).copy_(value)
-            else:
-                optimizer.state[parameter][key] = value
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
@@ -106,11 +97,9 @@ class Baselines:
     """Both baselines of one rank; every rank runs them together.
 
     Attributes:
-        step: of the training.
-        batches: a separate, endless source of them, so that training's own keeps its position.
+        batches: makes an endless source of them; training's own keeps its position.
         may_start: whether one more step may begin, the same on all ranks; once False, it stays False.
-        steps: of each baseline.
-        warmup: how many of them are flagged as warm-up.
+        steps: of each baseline, of which `warmup` are flagged as warm-up.
     """
 
     step: TrainStep
@@ -122,9 +111,14 @@ class Baselines:
     def run(self) -> None:
         """Run both, or as many steps as the run's end leaves time for."""
         with restored_state(self.step.model.module, self.step.optimizer, self.step.schedule, self.step.scaler):
-            replay = self._rehearsed()
-            if replay is None:
-                return
+            batches, rehearsal = self.batches(), Rehearsal(self.step.device)
+            for _ in range(_REHEARSALS):
+                if not self.may_start():
+                    return
+                rehearsal = Rehearsal(self.step.device)
+                with self.step.instrument.replaced(rehearsal):
+                    self.step.unrecorded(batches)
+            replay = Replay(rehearsal.events)
             _log.info("baseline: %d steps that only compute", self.steps)
             instrument = self.step.instrument
             batches = self.batches()
@@ -142,19 +136,6 @@ class Baselines:
             for facts in self._facts("comm_only"):
                 with instrument.recorder.step(facts):
                     replay.run()
-
-    def _rehearsed(self) -> Replay | None:
-        """Return the collectives of a real step; None where the run ends before there was one."""
-        batches = self.batches()
-        rehearsal = None
-        for _ in range(_REHEARSALS):
-            if not self.may_start():
-                return None
-            rehearsal = Rehearsal(self.step.device)
-            with self.step.instrument.replaced(rehearsal):
-                self.step.unrecorded(batches)
-        assert rehearsal is not None  # there is a rehearsal
-        return Replay(rehearsal.events)
 
     def _facts(self, phase: Phase) -> Iterator[StepFacts]:
         for number in range(self.steps):

@@ -5,9 +5,8 @@
             ...
             profiler.step()
 
-They are the presets `profiling=d9d` and `profiling=composer` of `train.py` with the arguments of the tools that these
-follow; every other key of the profiling group (docs/configuration.md) can be given by name. Must not do anything that a
-preset does not.
+They are the presets `profiling=d9d` and `profiling=composer` of `train.py` with the arguments of the tools they follow;
+other keys of the profiling group (docs/configuration.md) are given by name. Must not do more than a preset does.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ _COMPOSER = ComposerProfiling()
 
 
 class Profiler(LoopProfiler):
-    """A window every `period_steps` steps, for ever, in `save_dir/step_<N>/`, named by rank and mesh coordinate and
-    packed as `.tar.gz`. Nothing is touched before it is started.
+    """A window every `period_steps` steps, in `save_dir/step_<N>/`, named by rank and mesh coordinate and packed as
+    `.tar.gz`. Nothing is touched before it is started.
 
     Args:
         save_dir: of the traces; may hold earlier windows, which stay.
@@ -134,13 +133,8 @@ class TorchProfiler(LoopProfiler):
 
 
 def profiler_of(asked: Profiling | None, folder: Path, label: str | None, timeout_s: float) -> LoopProfiler:
-    """Return the profiler of a recorded loop; one that is switched off where nothing was asked for.
-
-    Args:
-        folder: of the run, which holds the traces of a preset.
-
-    Raises:
-        ConfigError: there is no such preset or key, or a value is not allowed.
+    """Return the profiler of a recorded loop, switched off where none was asked for. `folder`: of the run, which holds
+    a preset's traces. Raises ConfigError for a preset, key or value that is not allowed.
     """
     if isinstance(asked, LoopProfiler):
         return asked

@@ -1,10 +1,9 @@
 """One rank as a process: its topology, its log, the process group, and its exit code.
 
-Everything is logged to the rank's file, rank 0's messages and every rank's warnings also to the terminal. In a program
-of the user's (`meet`) the process group is the caller's default one, or none in a single process, and ranks communicate
-under a prefix of their own in its store. Must not know what is run between opening and closing the process group, let
-warnings of other packages reach the terminal, or issue a collective in a group of the caller's, where it would be
-counted as the caller's.
+Everything is logged to the rank's file; rank 0's messages and every rank's warnings go to the terminal too. In a user's
+program (`meet`) the process group is the default one, or none in a single process, and ranks communicate under a prefix
+of their own in its store. Must not let warnings of other packages reach the terminal, or issue a collective in a group
+of the caller's, where it would be counted as the caller's.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -40,39 +39,31 @@ _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class _Terminal(logging.Handler):
-    """Shows rank 0's own messages, messages marked `EVERY_RANK`, and warnings of any rank with its number. Writes
-    above a progress bar, not into it.
+    """Shows rank 0's messages, messages marked `EVERY_RANK`, and warnings of any rank with its number; above a progress
+    bar, not in it.
     """
 
     def __init__(self, rank: int, world_size: int) -> None:
         super().__init__(logging.INFO)
-        self._rank = rank
-        self._prefix = f"[rank {rank}] " if world_size > 1 else ""
-        self.addFilter(self._wanted)
-
-    def _wanted(self, record: logging.LogRecord) -> bool:
-        loud = record.levelno >= logging.WARNING or self._rank == 0 or hasattr(record, "every_rank")
-        return loud and record.name.startswith("aorta")
+        self._rank, self._prefix = rank, f"[rank {rank}] " if world_size > 1 else ""
 
     def emit(self, record: logging.LogRecord) -> None:
         from tqdm import tqdm
 
-        prefix = self._prefix if record.levelno >= logging.WARNING else ""
-        level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
+        loud = record.levelno >= logging.WARNING
+        if not record.name.startswith("aorta") or not (loud or self._rank == 0 or hasattr(record, "every_rank")):
+            return
+        prefix, level = (self._prefix, f"{record.levelname.lower()}: ") if loud else ("", "")
         with suppress(OSError, ValueError):  # a closed terminal or pipe must not end the training
             # One write for the line and its end, so that another rank's line cannot come between.
             tqdm.write(f"{printable(prefix + level + record.getMessage())}\n", file=sys.stderr, end="")
 
 
-class _Lines(logging.Formatter):
+class _LogFile(logging.FileHandler):
+    """Writes no secrets, and ignores a full disk, for which the record raises an error."""
+
     def format(self, record: logging.LogRecord) -> str:
         return redact(super().format(record))
-
-
-class _LogFile(logging.FileHandler):
-    """Ignores write errors (a full disk): the record raises an error for the same reason, which is the one to be
-    seen.
-    """
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  logging's name
         pass
@@ -94,7 +85,7 @@ def log_to(path: Path) -> Iterator[None]:
     """Write everything to `path` as well, for the length of a `with` block."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handler = _LogFile(path, mode="w", encoding="utf-8")
-    handler.setFormatter(_Lines(_FORMAT))
+    handler.setFormatter(logging.Formatter(_FORMAT))
     logging.getLogger().addHandler(handler)
     try:
         yield
@@ -109,13 +100,10 @@ Body: TypeAlias = Callable[[Resolved, Topology, torch.device, Peers], signal.Sig
 
 
 def run_rank(resolved: Resolved, body: Body, *, leave_together: bool) -> int:
-    """Run `body`, and return the process's exit code: 0, or 128 + n after a clean stop by signal n.
+    """Run `body`; returns the exit code: 0, or 128 + n after a clean stop by signal n. Anything else is an AortaError.
 
     Args:
         leave_together: no rank leaves before all are done. Not for a body that continues without ranks that died.
-
-    Raises:
-        AortaError: for everything else, with its message and exit code.
     """
     refuse_two_tracers(resolved.config.profiling.enabled, os.environ)
     topology = read_topology()
@@ -157,12 +145,25 @@ def meet(timeout_s: float, who: str = "aorta.record") -> tuple[Topology, Peers]:
                 f"{who}: WORLD_SIZE={promised}, but torch.distributed is not initialised; call "
                 "torch.distributed.init_process_group first, or unset WORLD_SIZE"
             )
-        return _topology(0, [socket.gethostname()]), Peers(dist.HashStore(), 0, 1, timeout_s)
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    # The count is the same on every rank: a second recording must not read what the first one left.
-    store = dist.PrefixStore(f"aorta/recording_{next(_recordings)}", default_store())
-    peers = Peers(store, rank, world_size, timeout_s)
-    return _topology(rank, peers.gather("host", socket.gethostname())), peers
+        rank, peers = 0, Peers(dist.HashStore(), 0, 1, timeout_s)
+    else:
+        # The count is the same on every rank: a second recording must not read what the first one left.
+        store = dist.PrefixStore(f"aorta/recording_{next(_recordings)}", default_store())
+        rank, peers = dist.get_rank(), Peers(store, dist.get_rank(), dist.get_world_size(), timeout_s)
+    # From host names, since the launcher's variables may belong to something else.
+    hosts = peers.gather("host", socket.gethostname())
+    topology = Topology(
+        rank=rank,
+        world_size=len(hosts),
+        local_rank=hosts[:rank].count(hosts[rank]),
+        local_world_size=hosts.count(hosts[rank]),
+        node_rank=list(dict.fromkeys(hosts)).index(hosts[rank]),
+        restart_count=environment_number("TORCHELASTIC_RESTART_COUNT", 0),
+        elastic_run_id=os.environ.get("TORCHELASTIC_RUN_ID"),
+        host=hosts[rank],
+        pid=os.getpid(),
+    )
+    return topology, peers
 
 
 def default_store() -> dist.Store:
@@ -174,19 +175,3 @@ def default_store() -> dist.Store:
             "folder; use a torch that AORTA supports (>= 2.11)"
         )
     return group.get_group_store()
-
-
-def _topology(rank: int, hosts: Sequence[str]) -> Topology:
-    """Derive the topology from host names, since the launcher's variables may belong to something else."""
-    host = hosts[rank]
-    return Topology(
-        rank=rank,
-        world_size=len(hosts),
-        local_rank=hosts[:rank].count(host),
-        local_world_size=hosts.count(host),
-        node_rank=list(dict.fromkeys(hosts)).index(host),
-        restart_count=environment_number("TORCHELASTIC_RESTART_COUNT", 0),
-        elastic_run_id=os.environ.get("TORCHELASTIC_RUN_ID"),
-        host=host,
-        pid=os.getpid(),
-    )

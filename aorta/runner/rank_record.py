@@ -34,11 +34,12 @@ class Ending:
 
 
 class RankRecordWriter:
-    """One open record: its writer and its header. `before_footer` writes what stands behind the steps.
+    """One open record: its writer and its header.
 
     Attributes:
-        may_end_early: when the disk takes no more, the record ends, and the loop, which is not AORTA's, goes on.
+        may_end_early: a full disk ends the record, and not the loop, which is not AORTA's.
         ended_early: why it did; None: it did not.
+        before_footer: writes what comes after the steps.
     """
 
     def __init__(self, writer: RecordWriter, header: Header) -> None:
@@ -51,10 +52,8 @@ class RankRecordWriter:
 
     @classmethod
     def open(cls, folder: RunFolder, peers: Peers, header: Header) -> RankRecordWriter:
-        """Open a record on every rank, or on none; collective. The caller closes its writer.
-
-        Raises:
-            PeerFailed: on every rank, when one could not create its file; names it.
+        """Open a record on every rank, or on none; collective. The caller closes its writer. Raises PeerFailed on every
+        rank, when one could not create its file; names it.
         """
         record, writer, error = None, None, None
         try:
@@ -74,7 +73,7 @@ class RankRecordWriter:
         return record
 
     def step(self, line: Step, anchor_interval: int) -> None:
-        """Write one finished step, and a reading of the clocks after every `anchor_interval` training steps (R7)."""
+        """Write a finished step, and a reading of the clocks after every `anchor_interval` training steps (R7)."""
         self.write(line)
         if line.phase == "train" and (line.global_step + 1) % anchor_interval == 0:
             self.write(Anchor(line.global_step, read_clocks()))
@@ -89,11 +88,11 @@ class RankRecordWriter:
             if not self.may_end_early:
                 raise
             self.ended_early = str(error)
-            _log.error("%s. The loop goes on and is not recorded", error)
+            _log.error("%s. The loop goes on unrecorded", error)
 
     @contextmanager
     def starting(self, explain: Callable[[Exception], AortaError]) -> Iterator[None]:
-        """Write a footer that says why, when what is built between the header and the loop fails."""
+        """Write a footer that says why, when what is built between header and loop fails."""
         try:
             yield
         except Exception as error:
@@ -109,10 +108,8 @@ class RankRecordWriter:
 
     @contextmanager
     def closed_by(self, instrument: Instrumentation, explain: Callable[[Exception], AortaError]) -> Iterator[Ending]:
-        """Write the last steps and the footer when the loop ends. The file stays open (`refused`).
-
-        A footer that cannot be written (the disk is full, which then is the error itself) is logged, and does not
-        replace the error that ended the loop.
+        """Write the last steps and the footer when the loop ends. The file stays open (`refused`). A footer that cannot
+        be written does not replace the error that ended the loop.
         """
         ending = Ending()
         try:
@@ -134,9 +131,8 @@ class RankRecordWriter:
             self.complete(instrument, ending)
 
     def refused(self, code: int, error: str) -> None:
-        """Rewrite the footer: loop and record are whole, and what came after them ends this rank with `error`.
-
-        It was written before, as whoever is killed in between leaves a whole record. Never raises.
+        """Rewrite the footer, where what follows a whole loop ends this rank with `error`. It was written before, so
+        that a rank killed in between leaves a whole record. Never raises.
         """
         if self._footer is None:
             return
@@ -148,16 +144,16 @@ class RankRecordWriter:
     def complete(self, instrument: Instrumentation, ending: Ending) -> None:
         """Write the footer of a loop that ended as it should, or by a signal."""
         code = 0 if ending.signal is None else SIGNAL_EXIT_BASE + ending.signal
-        self._foot(instrument, ending, code, None, instrument.clock.facts())
+        self._write_footer(instrument, ending, code, None, instrument.clock.facts())
 
     def fail(self, instrument: Instrumentation, ending: Ending, code: int, error: str) -> None:
-        """Write the last steps that can be read, and a footer that says `error`; never raises over it."""
+        """Write the last steps that can be read, and a footer with `error`. Never raises."""
         ending.reason = "error"
         with suppress(RecordWriteError):  # which may be the error, and there is room for the footer
             instrument.recorder.salvage()
-        self._foot(instrument, ending, code, error)
+        self._write_footer(instrument, ending, code, error)
 
-    def _foot(
+    def _write_footer(
         self,
         instrument: Instrumentation,
         ending: Ending,

@@ -60,71 +60,11 @@ def noted_progress(
 ) -> Iterator[Progress]:
     """Note the rank's progress for the length of a `with` block; local rank 0 starts the watchdog of its host."""
     with ExitStack() as stack:
-        progress = _progress(folder, topology, warmup_steps, stack, completed_late=completed_late)
-        if topology.local_rank == 0 and settings.timeout_s != 0 and progress.path is not None:
-            _start(folder, topology, settings)
+        directory, progress = folder.path / PROGRESS_DIR, Progress()
         try:
-            yield progress
-        except BaseException as error:
-            progress.end(_exit_code(error))
-            raise
-        progress.end(0)
-
-
-@contextmanager
-def noted_phases(models: Sequence[nn.Module], progress: Progress) -> Iterator[None]:
-    """Note when one of `models` runs forward, its backward pass begins, and an optimizer steps, for the length of a
-    `with` block.
-    """
-    if progress.path is None:
-        yield
-        return
-
-    def enter(phase: str) -> Callable[..., None]:
-        return lambda *_: _void(progress.enter(phase))
-
-    backward = enter("backward")
-
-    def watch_output(_module: nn.Module, _inputs: object, output: object) -> None:
-        first = next((each for each in tree_leaves(output) if isinstance(each, torch.Tensor)), None)
-        if first is not None and first.requires_grad:
-            first.register_hook(backward)  # type: ignore[no-untyped-call]
-
-    hooks = [
-        *(model.register_forward_pre_hook(ModuleHook(model, enter("forward"))) for model in models),
-        *(model.register_forward_hook(ModuleHook(model, watch_output)) for model in models),
-        register_optimizer_step_pre_hook(enter("optimizer")),
-        register_optimizer_step_post_hook(enter("step")),
-    ]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def _void(_value: object) -> None:
-    """Return None, as hooks must: anything else would replace what they are given."""
-
-
-def _exit_code(error: BaseException) -> int:
-    if isinstance(error, SystemExit):
-        return error.code if isinstance(error.code, int) else int(error.code is not None)
-    if isinstance(error, KeyboardInterrupt):
-        return SIGNAL_EXIT_BASE + signal.SIGINT
-    return int(getattr(error, "exit_code", 1))
-
-
-def _progress(
-    folder: RunFolder, topology: Topology, warmup_steps: int, stack: ExitStack, *, completed_late: bool
-) -> Progress:
-    directory = folder.path / PROGRESS_DIR
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        number = stack.enter_context(stacks_on_request(directory / STACKS_FILE.format(rank=topology.rank)))
-        return ProgressFile.create(
-            directory / PROGRESS_FILE.format(rank=topology.rank),
-            ProgressFacts(
+            directory.mkdir(parents=True, exist_ok=True)
+            number = stack.enter_context(stacks_on_request(directory / STACKS_FILE.format(rank=topology.rank)))
+            facts = ProgressFacts(
                 rank=topology.rank,
                 world_size=topology.world_size,
                 local_rank=topology.local_rank,
@@ -143,11 +83,56 @@ def _progress(
                 stack_signal=number,
                 completed_late=completed_late,
                 error_file=os.environ.get("TORCHELASTIC_ERROR_FILE"),
-            ),
-        )
-    except OSError as error:
-        _log.warning("no watchdog: %s cannot be written: %s", directory, error.strerror or error)
-        return Progress()
+            )
+            progress = ProgressFile.create(directory / PROGRESS_FILE.format(rank=topology.rank), facts)
+        except OSError as error:
+            _log.warning("no watchdog: %s cannot be written: %s", directory, error.strerror or error)
+        if topology.local_rank == 0 and settings.timeout_s != 0 and progress.path is not None:
+            _start(folder, topology, settings)
+        try:
+            yield progress
+        except BaseException as error:
+            code = int(getattr(error, "exit_code", 1))
+            if isinstance(error, SystemExit):
+                code = error.code if isinstance(error.code, int) else int(error.code is not None)
+            elif isinstance(error, KeyboardInterrupt):
+                code = SIGNAL_EXIT_BASE + signal.SIGINT
+            progress.end(code)
+            raise
+        progress.end(0)
+
+
+@contextmanager
+def noted_phases(models: Sequence[nn.Module], progress: Progress) -> Iterator[None]:
+    """Note forward and backward passes of `models` and optimizer steps, for the length of a `with` block."""
+    if progress.path is None:
+        yield
+        return
+
+    def enter(phase: str) -> Callable[..., None]:
+        def entered(*_: object) -> None:  # a hook's value would replace what it is given
+            progress.enter(phase)
+
+        return entered
+
+    backward = enter("backward")
+
+    def watch_output(_module: nn.Module, _inputs: object, output: object) -> None:
+        first = next((leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)), None)
+        if first is not None and first.requires_grad:
+            first.register_hook(backward)  # type: ignore[no-untyped-call]
+
+    hooks = [
+        *(model.register_forward_pre_hook(ModuleHook(model, enter("forward"))) for model in models),
+        *(model.register_forward_hook(ModuleHook(model, watch_output)) for model in models),
+        register_optimizer_step_pre_hook(enter("optimizer")),
+        register_optimizer_step_post_hook(enter("step")),
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _start(folder: RunFolder, topology: Topology, settings: WatchdogSettings) -> None:

@@ -220,8 +220,8 @@ def test_modules_compiled_in_place(compiled, names):
     assert (why is None) == (names == TITAN)
     if why is not None:
         named = "tok_embeddings" if compiled == [""] else compiled[0]
-        instead = f"bracketed instead: {names[0]}" if names else "their computation is not known"
-        assert f"compiled in place by .compile(), so that hooks would become part of the graph: {named}" in why
+        instead = f"timed instead: {names[0]}" if names else "their compute is not timed"
+        assert f"cannot hook modules compiled in place by .compile(): {named}" in why
         assert instead in why
 
 

@@ -24,7 +24,7 @@ from aorta.errors import ConfigError
 from aorta.loggers import Place
 from aorta.records.run_files import read_manifest
 from aorta.records.schema import Step
-from aorta.runner import live_loggers
+from aorta.runner import live_steps
 from aorta.runner.live_steps import LiveLoggers, progress_of, refuse_missing_clients, scalars
 from tests.analysis.builders import metrics, step
 from tests.logger_files import tensorboard_events
@@ -102,8 +102,8 @@ def test_a_logger_that_fails_is_named_once_and_the_run_completes(tmp_path, model
 
 def test_a_logger_that_hangs_holds_no_step_back_and_its_losses_are_counted(tmp_path, monkeypatch, caplog):
     """The training thread never waits for it, nor does the end of the run, for long."""
-    monkeypatch.setattr(live_loggers, "MOST_WAITING", 5)
-    monkeypatch.setattr(live_loggers, "LEAVE_S", 0.01)
+    monkeypatch.setattr(live_steps, "MOST_WAITING", 5)
+    monkeypatch.setattr(live_steps, "LEAVE_S", 0.01)
     go_on, begun = threading.Event(), threading.Event()
 
     class Hanging(Keeper):
@@ -137,7 +137,7 @@ class Slow(Keeper):
 
 @pytest.mark.parametrize("how", ["error", "signal"])
 def test_an_early_end_leaves_out_what_waits_and_closes_the_logger(tmp_path, monkeypatch, caplog, how):
-    monkeypatch.setattr(live_loggers, "LEAVE_EARLY_S", 0.02)
+    monkeypatch.setattr(live_steps, "LEAVE_EARLY_S", 0.02)
     slow = Slow()
     real = LiveLoggers._drop_waiting
 
@@ -165,8 +165,8 @@ def test_an_early_end_leaves_out_what_waits_and_closes_the_logger(tmp_path, monk
 
 def test_a_client_that_hangs_while_it_opens_does_not_hold_the_run_back(tmp_path, model, monkeypatch, caplog):
     go_on, keeper = threading.Event(), Keeper()
-    monkeypatch.setattr(live_loggers, "LEAVE_S", 0.01)
-    monkeypatch.setattr(live_loggers, "open_logger", lambda _name, _place: go_on.wait() and keeper)
+    monkeypatch.setattr(live_steps, "LEAVE_S", 0.01)
+    monkeypatch.setattr(live_steps, "open_logger", lambda _name, _place: go_on.wait() and keeper)
     with caplog.at_level(logging.WARNING):
         loop(tmp_path, model, loggers=["tensorboard"])
     found = record(tmp_path).footer
