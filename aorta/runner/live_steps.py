@@ -115,13 +115,8 @@ class LiveLoggers:
             self.hurry()
         self._queue.put(None)
         self._thread.join(self._leave_s / 2)  # the rest of the time is for closing
-        if self._thread.is_alive():  # drop the steps that still wait, so that the clients are closed next
-            with suppress(queue.Empty):
-                while True:
-                    if self._queue.get_nowait() is not None:
-                        self._lost += 1
-                        self._taken -= 1
-            self._queue.put(None)
+        if self._thread.is_alive():
+            self._drop_waiting()
             self._thread.join(self._leave_s / 2)
         if self._thread.is_alive():
             _log.warning("loggers: still busy %g s after the run, which ends without them", self._leave_s)
@@ -150,6 +145,15 @@ class LiveLoggers:
         self._queue.put((step.global_step, scalars(step, self._samples_per_step)))
         self._taken += 1
         self._taking_ns += time.perf_counter_ns() - begin_ns
+
+    def _drop_waiting(self) -> None:
+        """Leave out the steps that still wait, so that the clients are closed next."""
+        with suppress(queue.Empty):
+            while True:
+                if self._queue.get_nowait() is not None:
+                    self._lost += 1
+                    self._taken -= 1
+        self._queue.put(None)
 
     def _run(self) -> None:
         self._open += [(type(logger).__name__, logger) for logger in self._own]

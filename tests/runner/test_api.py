@@ -319,9 +319,7 @@ def test_a_device_on_which_nothing_can_be_measured_is_refused_by_name(monkeypatc
         api_arguments, "lacks_streams", lambda device: iter(["it has no streams"] * (device.type == "mps"))
     )
     assert api_arguments.device_of(on("xpu:1", "xpu:1")) == torch.device("xpu:1")
-    with pytest.raises(
-        ConfigError, match=r"cannot measure on mps:0, .*: it has no streams; it needs"
-    ):
+    with pytest.raises(ConfigError, match=r"cannot measure on mps:0, .*: it has no streams; it needs"):
         api_arguments.device_of(on("mps:0"))
     for several in (("cpu", "cuda:0"), ("cuda:0", "cuda:1"), ("meta",)):
         with pytest.raises(ConfigError, match="they must be on one CPU or one accelerator: move the model there first"):
