@@ -20,11 +20,7 @@ from aorta.terminal_style import style_of
 
 @command()
 def main(arguments: Sequence[str]) -> int:
-    """Run `aorta autopsy`; returns its exit code (argparse itself ends with 0 or 2).
-
-    Raises:
-        InputError: there is no evidence, or it is not of one job.
-    """
+    """Run `aorta autopsy`; returns its exit code. Raises InputError without evidence, or of several jobs."""
     options = parser().parse_args(arguments)
     paths = [_located(word) for word in options.paths]
     evidence = evidence_of(paths, live=options.live)

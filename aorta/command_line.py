@@ -6,16 +6,11 @@
         ...                                       # raise InputError, GateFailed, ...: `errors` has their exit codes
         return EXIT_OK
 
-Of several ranks rank 0 says its error. Another rank leaves it in the file that torchrun names in
-TORCHELASTIC_ERROR_FILE, so that the launcher's summary names it, and speaks only where there is no such file:
+Of several ranks rank 0 prints its error. Another rank leaves it in the file that torchrun names in
+TORCHELASTIC_ERROR_FILE, for the launcher's summary, and prints only where there is no such file.
 
-    error: training.device=cuda: torch sees no CUDA or HIP device; ...
-    error: rank 3: ValueError: ...; the traceback is in its log file
-
-Whatever a command prints, argparse, Hydra and tracebacks too, is without secrets (`redaction`).
-
-Must not let a command lose its exit code or its journal over text that nobody can read (whoever started it may have
-closed the terminal meanwhile), or catch an error that AORTA did not raise on purpose.
+Whatever a command prints, argparse, Hydra and tracebacks too, is without secrets (`redaction`). Must not let a command
+lose its exit code or journal because the terminal was closed, or catch an error that AORTA did not raise on purpose.
 """
 
 from __future__ import annotations
@@ -42,16 +37,15 @@ from aorta.redaction import redact
 from aorta.terminal_style import printable, style_of
 
 _INTERRUPTED_S: Final = 2.0
-"""From Ctrl-C to the end of a process that has not heard of it: an import may swallow KeyboardInterrupt, and what waits
-in C++ does not see it."""
+"""From Ctrl-C to the end of a process that ignores it: an import may swallow KeyboardInterrupt, C++ does not see it."""
 _ORPHANED_S: Final = 8.0
-"""From the end of the launcher, which would kill its ranks in time, to that of a rank that waits in C++."""
+"""From the end of the launcher, which would have killed its ranks, to that of a rank that waits in C++."""
 _PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 
 
 def begin_process() -> None:
     """Make this process end when it is interrupted, and as a rank with its launcher; called first, once, by the main
-    thread. A handler for SIGINT that is installed later, as training has one, is left to its own.
+    thread. A handler for SIGINT that is installed later, such as training's, takes over.
     """
     parent = os.getppid()
     if "TORCHELASTIC_RUN_ID" in os.environ:
@@ -65,7 +59,7 @@ def begin_process() -> None:
 
 
 def _say_interrupted(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Show an error that ends the process as Python does; Ctrl-C during an import is none."""
+    """Print an error that ends the process as Python does; Ctrl-C during an import is none."""
     if issubclass(kind, KeyboardInterrupt):
         to_stderr("interrupted")
     else:
@@ -83,8 +77,8 @@ def _end_when_asked(reader: int, parent: int) -> None:
 
 
 def end_with_parent(parent: int) -> Callable[[], None]:
-    """Return what makes the process that calls it get SIGTERM when the thread that started it ends, be it by SIGKILL
-    (Linux; elsewhere it does nothing). `parent`: the process of that thread.
+    """Return a function by which a child gets SIGTERM when the thread of process `parent` that started it ends, even by
+    SIGKILL (Linux; elsewhere it does nothing).
     """
     if not sys.platform.startswith("linux"):
         return lambda: None
@@ -111,7 +105,7 @@ _Arguments = ParamSpec("_Arguments")
 
 
 class _Redacting:
-    """A stream of text to which secrets are not written."""
+    """A text stream to which secrets are not written."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -123,12 +117,8 @@ class _Redacting:
         return self._stream.write(redact(text))
 
 
-def command(speaker: str = "error") -> Callable[[Callable[_Arguments, int]], Callable[_Arguments, int]]:
-    """Make a function a command: an `AortaError` that it raises becomes the line `error: ...` and its exit code.
-
-    Args:
-        speaker: what stands before the message.
-    """
+def command() -> Callable[[Callable[_Arguments, int]], Callable[_Arguments, int]]:
+    """Make a function a command: its `AortaError` becomes the line `error: ...` and the exit code."""
 
     def decorate(main: Callable[_Arguments, int]) -> Callable[_Arguments, int]:
         @wraps(main)
@@ -139,16 +129,16 @@ def command(speaker: str = "error") -> Callable[[Callable[_Arguments, int]], Cal
                 with redirect_stdout(_Redacting(sys.stdout)), redirect_stderr(_Redacting(sys.stderr)):
                     return main(*arguments, **named)
             except AortaError as error:
-                _say_error(speaker, str(error))
+                _say_error(str(error))
                 return error.exit_code
             except PermissionError as error:
-                _say_error(speaker, f"{error.filename}: no permission ({error.strerror}); run as its owner")
+                _say_error(f"{error.filename}: no permission ({error.strerror}); run as its owner")
                 return InputError.exit_code
             except ModuleNotFoundError as missing:
                 advice = what_to_install(missing.name)
                 if advice is None:
                     raise
-                _say_error(speaker, advice)
+                _say_error(advice)
                 return ToolMissing.exit_code
             except KeyboardInterrupt:
                 to_stderr("interrupted")
@@ -159,7 +149,7 @@ def command(speaker: str = "error") -> Callable[[Callable[_Arguments, int]], Cal
     return decorate
 
 
-def _say_error(speaker: str, message: str) -> None:
+def _say_error(message: str) -> None:
     """Write an error to stderr on rank 0, and elsewhere where no launcher takes it."""
     rank = os.environ.get("RANK", "0")
     if rank != "0":
@@ -167,15 +157,13 @@ def _say_error(speaker: str, message: str) -> None:
         message = message if named else f"rank {rank}: {message}"
         if _leave_for_launcher(message):
             return
-    to_stderr(f"{style_of(sys.stderr).error(f'{speaker}:')} {message}")
+    to_stderr(f"{style_of(sys.stderr).error('error:')} {message}")
     if rank == "0":
         _leave_for_launcher(message)  # behind what was said: the launcher takes it for said
 
 
 def _leave_for_launcher(message: str) -> bool:
-    """Leave an error where torchrun reads it (the format is that of torch.distributed.elastic's `ErrorHandler`); return
-    whether that worked.
-    """
+    """Leave an error where torchrun reads it, as its `ErrorHandler` does; return whether that worked."""
     content = {"message": {"message": redact(message), "extraInfo": {"timestamp": str(int(time.time()))}}}
     try:
         with Path(os.environ["TORCHELASTIC_ERROR_FILE"]).open("x") as file:
@@ -192,7 +180,7 @@ def to_stderr(line: str) -> None:
 
 
 def shown_path(path: Path) -> str:
-    """Return a path as a person in the current directory would write it: relative below it, otherwise as it is."""
+    """Return a path relative to the current directory if it is below it, otherwise as it is."""
     here = Path.cwd()
     return str(path.relative_to(here)) if path.is_absolute() and path.is_relative_to(here) else str(path)
 
@@ -205,7 +193,7 @@ def to_stdout(line: str) -> None:
 
 @contextmanager
 def tolerate_closed_terminal() -> Iterator[None]:
-    """Wrap writing to stdout or stderr: where that fails (EIO: the terminal is closed), the text is lost, no more."""
+    """Wrap writing to stdout or stderr: where the terminal is closed (EIO), only the text is lost."""
     try:
         yield
     except (OSError, ValueError):

@@ -1,9 +1,11 @@
-"""The command `aorta` (also `python -m aorta`): one name for everything that AORTA does.
+"""The command `aorta` (also `python -m aorta`), which finds a command of its own parser and help text; `aorta record`;
+and completion in bash, zsh and fish, by argcomplete.
 
     aorta train label=cuda        aorta report cuda rocm        aorta --help
+    eval "$(register-python-argcomplete aorta)"        # docs/running.md has the lines for each shell
 
-Each command has a parser and a help text of its own; this one only finds it. Must not import what the chosen command
-does not need: `aorta --help` takes no second, and `aorta report` never loads torch.
+Must not import what the chosen command does not need: `aorta --help` takes no second, and neither `aorta report` nor a
+completion loads torch. Must not change what a recorded command does: its exit code and signals are its own.
 """
 
 from __future__ import annotations
@@ -12,17 +14,31 @@ import os
 import re
 import sys
 from argparse import ArgumentParser
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
 from importlib import import_module
-from typing import Final
+from itertools import takewhile
+from pathlib import Path
+from types import UnionType
+from typing import Any, Final, get_args, get_type_hints
 
 from aorta.command_line import begin_process, command, to_stderr, to_stdout
-from aorta.errors import EXIT_OK, InputError, meant
+from aorta.errors import EXIT_OK, InputError, ToolMissing, meant
 from aorta.installation import check_alone
 from aorta.version import __version__
 
-_Main = Callable[[Sequence[str]], int]
+_INJECTED: Final = str(Path(__file__).resolve().parent / "runner" / "injected")
+_IGNORES_PATH: Final = re.compile(r"-[A-Za-z]*[IES]")
+"""Options with which Python reads no PYTHONPATH (-I, -E) or no sitecustomize (-S)."""
+_TRAIN: Final = (
+    ("--nproc_per_node", "ranks on this machine"),
+    ("--config", "a YAML file to build on"),
+    ("--multirun", "a sweep"),
+    ("--cfg", "print the configuration: job, hydra or all"),
+    ("--info", "what Hydra knows"),
+    ("--version", "AORTA's version"),
+)
 
 
 @dataclass(frozen=True)
@@ -30,8 +46,8 @@ class Command:
     """One of the commands.
 
     Attributes:
-        entry: `module:function` that takes the arguments behind the command's name and returns the exit code.
-        parser: the function of that module that makes the parser; None: the command takes keys of a configuration.
+        entry: `module:function` that takes the arguments and returns the exit code.
+        parser: that module's function that makes the parser; None: the command takes keys of a configuration.
         purpose: what it is for, in one line.
         example: arguments that work.
     """
@@ -45,9 +61,9 @@ class Command:
         made: ArgumentParser = getattr(import_module(self.entry.partition(":")[0]), str(self.parser))()
         return made
 
-    def load(self) -> _Main:
+    def load(self) -> Callable[[Sequence[str]], int]:
         module, _, function = self.entry.partition(":")
-        main: _Main = getattr(import_module(module), function)
+        main: Callable[[Sequence[str]], int] = getattr(import_module(module), function)
         return main
 
 
@@ -65,9 +81,10 @@ COMMANDS: Final[dict[str, Command]] = {
         parser=None,
     ),
     "record": Command(
-        "aorta.record_command:main",
+        "aorta.commands:record",
         "record the training that a command starts, without a line in its script",
         "artifacts/mine -- torchrun --nproc_per_node 2 train.py",
+        "record_parser",
     ),
     "report": Command(
         "aorta.analysis.report.report_command:overlap_report",
@@ -115,19 +132,14 @@ COMMANDS: Final[dict[str, Command]] = {
 @command()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit code: 0 done, 1 the configuration cannot be run, 2 bad arguments or input, and
-    others that the command's own help lists.
+    others that the command's help lists. A command's parser raises SystemExit.
 
     Args:
-        arguments: the command line behind `aorta`; None: the process's.
-
-    Raises:
-        SystemExit: from a command's own parser.
+        arguments: the command line after `aorta`; None: the process's.
     """
     if arguments is None:
         begin_process()
     if "_ARGCOMPLETE" in os.environ:  # the shell asks how the line could go on
-        from aorta.completion import complete
-
         parsers = {name: one.options if one.parser else None for name, one in COMMANDS.items()}
         complete(parsers, os.environ.get("COMP_LINE", ""))
     check_alone()
@@ -172,3 +184,96 @@ def script(name: str) -> int:
     """Carry out one command for a script of the checkout, with the process's arguments; returns the exit code."""
     begin_process()
     return COMMANDS[name].load()(sys.argv[1:])
+
+
+@command()
+def record(arguments: Sequence[str]) -> int:
+    """Become a command whose training is recorded without a line in its script. Returns only by an error: InputError
+    where there is no command or Python would ignore PYTHONPATH, ToolMissing where it cannot be started.
+    """
+    place = arguments.index("--") if "--" in arguments else len(arguments)
+    options, words = record_parser().parse_args(arguments[:place]), list(arguments[place + 1 :])
+    if not words:
+        raise InputError("there is no command; it follows two dashes: aorta record OUT -- torchrun train.py")
+    if re.fullmatch(r"python[\d.]*", Path(words[0]).name):
+        for option in takewhile(lambda word: word.startswith("-"), words[1:]):
+            if _IGNORES_PATH.match(option):
+                raise InputError(f"{words[0]} {option}: hides PYTHONPATH from Python, and so AORTA; leave it out")
+    path = [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one and one != _INJECTED]
+    folder = str(Path(options.folder).absolute())
+    variables = {"PYTHONPATH": os.pathsep.join([_INJECTED, *path]), "AORTA_RECORD": folder}
+    sys.stdout.flush()
+    try:
+        os.execvpe(words[0], words, os.environ | variables)
+    except OSError as error:
+        raise ToolMissing(f"{words[0]}: cannot be started: {error.strerror or error}") from error
+
+
+def record_parser() -> ArgumentParser:
+    parser = ArgumentParser(
+        description="Record the training that a command starts, without a line in its script (docs/your-loop.md).",
+        usage="%(prog)s OUT -- COMMAND ...",
+        epilog="Ends as the command does.",
+    )
+    parser.add_argument("folder", metavar="OUT", help="folder of the run; an earlier one in it is kept in its history/")
+    return parser
+
+
+def complete(parsers: Mapping[str, Callable[[], ArgumentParser] | None], line: str) -> None:
+    """Write the completions that the shell has asked for, and end the process. `line`: the command line up to now."""
+    import argcomplete
+
+    whole = ArgumentParser(prog="aorta")
+    whole.add_argument("--version", action="store_true")
+    commands = whole.add_subparsers()
+    words = line.split()[1:]
+    chosen = dict(word.split("=", 1) for word in words if "=" in word)
+    for name, make in parsers.items():
+        if name not in words:
+            commands.add_parser(name)
+        elif make is None:
+            training = commands.add_parser(name)
+            for option, purpose in _TRAIN:
+                training.add_argument(option, help=purpose)
+            keys = training.add_argument("overrides", nargs="*")
+            keys.completer = lambda **_: list(overrides(chosen))  # type: ignore[attr-defined]  # for argcomplete
+        else:
+            commands.add_parser(name, parents=[make()], add_help=False, conflict_handler="resolve")
+    argcomplete.autocomplete(whole, always_complete_options=False)
+
+
+def overrides(chosen: Mapping[str, str]) -> Iterator[str]:
+    """Yield `key=` of every key, and `key=value` where the values are known; of groups that are `chosen` on the line,
+    keys of that option alone.
+    """
+    from aorta.config import CONFIG_DIR
+    from aorta.config.schema import GROUPS, Config
+
+    yield from (f"experiment={path.stem}" for path in sorted((CONFIG_DIR / "experiment").glob("*.yaml")))
+    for group, options in GROUPS.items():
+        yield from (f"{group}={option}" for option in options)
+        kinds = [options[chosen[group]]] if chosen.get(group) in options else list(options.values())
+        for kind in dict.fromkeys(kinds):
+            yield from _keys(kind, f"{group}.")
+    yield from _keys(Config, "")
+
+
+def _keys(kind: type[Any], prefix: str) -> Iterator[str]:
+    from aorta.config.schema import GROUPS, NAMES
+
+    hints = get_type_hints(kind)
+    for field in fields(kind):
+        key, hint = f"{prefix}{field.name}", hints[field.name]
+        parts = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+        types = [part for part in parts if isinstance(part, type)]
+        if key in GROUPS or key in NAMES:
+            continue
+        section: Any = field.default_factory
+        if isinstance(section, type) and is_dataclass(section):
+            yield from _keys(section, f"{key}.")
+            continue
+        values = [member.name for one in types if issubclass(one, Enum) for member in one]
+        values += ("true", "false") if bool in types else ()
+        yield from (f"{key}={value}" for value in values)
+        if not values:
+            yield f"{key}="

@@ -52,8 +52,6 @@ class AortaError(Exception):
 class ConfigError(AortaError):
     """The configuration cannot be run."""
 
-    exit_code = 1
-
 
 class FolderNotEmpty(ConfigError, FileExistsError):
     """A folder of the user's that was to be empty holds files."""
@@ -87,8 +85,6 @@ class Inconclusive(AortaError):
 
 class CausalityViolated(AortaError):
     """An effect comes before its cause by more than the clocks explain, and the caller asked for the check."""
-
-    exit_code = 1
 
 
 class RunIncomplete(AortaError):

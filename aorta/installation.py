@@ -15,35 +15,33 @@ from aorta.errors import InputError
 
 PACKAGE: Final = "aorta-bench"
 SAME_IMPORT_NAME: Final = ("amd-aorta", "aorta")
-"""Distributions of other projects that also install an import package `aorta`."""
+"""Other projects' distributions that install an import package `aorta`."""
 _TIMEOUT_S: Final = 30
 
 
 def checkout() -> Path | None:
-    """Return the checkout that this package is part of; None where it is installed without one."""
+    """Return the checkout of this package; None where it is installed without one."""
     root = Path(__file__).resolve().parents[1]
     return root if (root / "train.py").is_file() else None
 
 
 def training_program(tree: Path | None) -> list[str]:
-    """Return what follows an interpreter or `torchrun` in order to train, in front of the overrides.
-
-    Args:
-        tree: the checkout whose code runs; None: the package that the interpreter has installed.
+    """Return what follows an interpreter or `torchrun` to train, before the overrides: the checkout's program, or the
+    installed package's where `tree` is None.
     """
     return ["-m", "aorta", "train"] if tree is None else [str(tree / "train.py")]
 
 
 def install_command(*extras: str) -> str:
-    """Return the command that installs AORTA with these extras. From a checkout: no package index has it, and whoever
-    registered its name there would be installed in its place.
+    """Return the command that installs AORTA with these extras, from a checkout: no package index has it, and a
+    stranger may register its name there.
     """
     chosen = f"[{','.join(extras)}]" if extras else ""
     return f'pip install "PATH/TO/CHECKOUT{chosen}"'
 
 
 def what_to_install(module: str | None) -> str | None:
-    """Return what to do where a package that AORTA needs is not installed; None for a module of AORTA's own."""
+    """Return what to do about a package that is not installed; None for a module of AORTA's own."""
     name = (module or "").partition(".")[0]
     if name in {"", "aorta"}:
         return None
@@ -61,11 +59,8 @@ def what_to_install(module: str | None) -> str | None:
 
 
 def check_alone() -> None:
-    """Refuse an environment in which another distribution has written into this package's folder.
-
-    Raises:
-        InputError: names it and the way out. pip lets two distributions write the same files, and the later one wins
-            file by file: what runs then is neither.
+    """Raise InputError where another distribution has written into this package's folder: pip lets the later one win
+    file by file, and what runs is neither.
     """
     from importlib import metadata  # 6 MB with the parser of mail headers, in every process that reads a record
 
@@ -84,8 +79,8 @@ def check_alone() -> None:
 
 
 def commit_of(tree: Path | None) -> str | None:
-    """Return the commit of a checkout, after local changes with `-dirty-` and eight digits of their SHA-256 (files that
-    git does not know are left out); None without a checkout, history or git.
+    """Return the commit of a checkout, with `-dirty-` and eight digits of the SHA-256 of changes to tracked files; None
+    without a checkout, history or git.
     """
     if tree is None or not (tree / ".git").exists():
         return None

@@ -1,6 +1,4 @@
-"""Send scalars to the tools that people watch: TensorBoard and Weights & Biases, or an object of the caller's.
-
-A `Logger` takes the scalars of steps while a run goes on, and those of a finished report:
+"""Scalars of running steps and of reports, for TensorBoard, Weights & Biases, or an object of the caller's:
 
     class Printer:
         def log_step(self, step, values): print(step, values["overlap_ratio"])
@@ -32,25 +30,16 @@ _FLUSH_S: Final = 10
 
 @runtime_checkable
 class Logger(Protocol):
-    """Takes scalars. Of a run only rank 0 has loggers; their calls come one at a time, from a thread of AORTA's.
-
-    An exception from any method is logged once, and the logger is not called again; the run goes on.
+    """Takes scalars, on rank 0 of a run, one call at a time, from a thread of AORTA's. After an exception, which is
+    logged, it is not called again.
     """
 
     def log_step(self, step: int, values: Mapping[str, float]) -> None:
-        """Log a finished step, some steps after it ended.
-
-        Args:
-            step: its global step.
-            values: name -> value; a value that the step does not have is left out (docs/loggers.md lists them).
-        """
+        """Log a finished step, some steps after it ended. `values`: those that the step has (docs/loggers.md)."""
 
     def log_summary(self, label: str, values: Mapping[str, float | str]) -> None:
-        """Log the numbers of one dataset of a report, or of its comparison.
-
-        Args:
-            label: of the dataset; of a comparison `CANDIDATE-vs-REFERENCE`.
-            values: name -> value; text for verdicts, identities and units.
+        """Log the numbers of a dataset of a report, or of its comparison (`label`: `CANDIDATE-vs-REFERENCE`). Verdicts,
+        identities and units are text.
         """
 
     def close(self) -> None:
@@ -59,19 +48,12 @@ class Logger(Protocol):
 
 @dataclass(frozen=True)
 class Place:
-    """What a logger is opened for.
+    """The run or report that a logger is opened for."""
 
-    Attributes:
-        folder: of the run or the report; files go there.
-        name: of the run or the report, for people.
-        facts: identity and settings, for tools that keep them.
-        event_suffix: ends the names of TensorBoard's files.
-    """
-
-    folder: Path
-    name: str
-    facts: Mapping[str, str | int | float]
-    event_suffix: str = ""
+    folder: Path  # files go there
+    name: str  # for people
+    facts: Mapping[str, str | int | float]  # identity and settings, for tools that keep them
+    event_suffix: str = ""  # ends the names of TensorBoard's files
 
 
 class TensorBoardLogger:
@@ -97,8 +79,8 @@ class TensorBoardLogger:
 
 
 class WandbLogger:
-    """A run of Weights & Biases, beside one that the caller may have open. Project, entity, mode and key are the
-    environment's (`WANDB_PROJECT`, ...); W&B's own watching of console, machine and code is off.
+    """A run of Weights & Biases, beside one that the caller may have open. Project, entity, mode and key come from the
+    environment; W&B does not watch console, machine and code.
     """
 
     def __init__(self, place: Place) -> None:
@@ -134,7 +116,7 @@ NAMES: Final = tuple(_MODULES)
 
 
 def missing_client(names: Iterable[str]) -> str | None:
-    """Return why these loggers cannot be opened: packages not installed, and the command that installs them."""
+    """Return the packages that these loggers lack, and the command that installs them; None: none."""
     lacking = [name for name in names if find_spec(_MODULES[name]) is None]
     if not lacking:
         return None

@@ -87,8 +87,8 @@ def _values() -> tuple[str, ...]:
 
 
 def hide(words: Sequence[str]) -> list[str]:
-    """Return arguments without secrets, which are also all that follows `NAME=`, however many `=` come before it
-    (`--env=HF_TOKEN=a b`), and the argument after an option (`--password`), where `SECRET` matches the name.
+    """Return arguments without secrets: also what follows `NAME=`, after other `=` too (`--env=HF_TOKEN=a b`), or an
+    option (`--password`) whose name `SECRET` matches.
     """
     shown: list[str] = []
     for before, word in zip(["", *words], words, strict=False):

@@ -1,10 +1,6 @@
-"""What commands write: colour and weight on a terminal, plain text everywhere else; tables, paragraphs, CSV.
+"""What commands write: colour and weight on a terminal, plain text everywhere else; tables and paragraphs.
 
-    style = style_of(sys.stdout)
-    print(style.verdict("regression", "x regression"))
-
-Colour only repeats what a word and a mark (`MARKS`) already say. Must not change a character of the text itself: a pipe
-gets the same words.
+Colour only repeats what a word and a mark (`MARKS`) say. Must not change a character of the text: a pipe gets the same.
 """
 
 from __future__ import annotations
@@ -22,10 +18,9 @@ MARKS: Final = {"regression": "x", "improvement": "+", "equivalent": "=", "shift
 """Verdict -> a character that tells it from the others without colour; any other verdict is `UNDECIDED`."""
 UNDECIDED: Final = "?"
 # SGR parameters of ECMA-48, section 8.3.117.
+_ESCAPE: Final = re.compile(r"\033\[[0-9;]*m")
 _BOLD, _FAINT, _RED, _GREEN, _YELLOW = "1", "2", "31", "32", "33"
 _VERDICTS: Final = {"regression": _RED, "improvement": _GREEN, "equivalent": _GREEN}
-
-
 WIDTH: Final = 100
 """Columns of text at most, however wide the terminal: longer lines are hard to read."""
 LEAST_WIDTH: Final = 80
@@ -34,17 +29,11 @@ LEAST_WIDTH: Final = 80
 
 @dataclass(frozen=True)
 class Style:
-    """How text is shown.
-
-    Attributes:
-        enabled: with escape sequences; without, every method returns its text as it is.
-        width: columns that sentences and tables may have.
-        terminal_width: columns that a line may have which a name ends, at least `LEAST_WIDTH`.
-    """
+    """How text is shown. `enabled`: with escape sequences; without, every method returns its text."""
 
     enabled: bool = False
-    width: int = WIDTH
-    terminal_width: int = WIDTH
+    width: int = WIDTH  # columns of sentences and tables
+    terminal_width: int = WIDTH  # columns of a line that ends in a name, at least `LEAST_WIDTH`
 
     def bold(self, text: str) -> str:
         return self._sgr(text, _BOLD)
@@ -91,7 +80,7 @@ def style_of(stream: TextIO, environment: Mapping[str, str] | None = None) -> St
 
 
 def mark_of(verdict: str | None) -> str:
-    """Return the character that stands before a verdict; none where there is none."""
+    """Return the character before a verdict; "" without a verdict."""
     return "" if verdict is None else MARKS.get(verdict, UNDECIDED)
 
 
@@ -103,46 +92,38 @@ def table(
     gap: int = 2,
     width: int | None = None,
 ) -> list[str]:
-    """Return lines of a table, each column as wide as its widest cell; escape sequences have no width.
+    """Return a line for each row, columns as wide as their widest cell; escape sequences have no width.
 
     Args:
-        right: columns whose cells stand at their right ends.
+        right: right-aligned columns.
         gap: spaces between columns.
-        width: columns of a line at most. A first cell that has no room then stands on a line of its own, whole.
-
-    Returns:
-        A line for each row, which contains a line break where its first cell has none beside it.
+        width: of a line at most: a first cell without room is followed by a line break.
     """
-    widths = [max(_shown_width(row[column]) for row in rows) for column in range(len(rows[0]))]
+    widths = [max(len(_ESCAPE.sub("", row[column])) for row in rows) for column in range(len(rows[0]))]
     if width is not None:
         widths[0] = min(widths[0], max(0, width - len(indent) - sum(widths[1:]) - gap * (len(widths) - 1)))
     lines = []
     for row in rows:
         cells = []
         for column, cell in enumerate(row):
-            space = " " * (widths[column] - _shown_width(cell))
+            space = " " * (widths[column] - len(_ESCAPE.sub("", cell)))
             cells.append(f"{space}{cell}" if column in right else f"{cell}{space}")
-        if _shown_width(row[0]) > widths[0]:
+        if len(_ESCAPE.sub("", row[0])) > widths[0]:
             cells[0] += f"\n{indent}{'':<{widths[0]}}"
         lines.append(f"{indent}{(' ' * gap).join(cells)}".rstrip())
     return lines
 
 
-_ESCAPE: Final = re.compile(r"\033\[[0-9;]*m")
 _UNPRINTABLE: Final = re.compile(
     r"(\033\[(?:[0-2]|(?:1;)?3[1-3])m)|[^\n\t\x20-\x7e\xa0-\u2029\u202f-\u2065\u206a-\U0010ffff]"
 )
 
 
 def printable(text: str) -> str:
-    """Return text without secrets, and with control characters as JSON writes them, but for what `Style` adds: a
-    name in a trace may hold what moves the cursor of a terminal, or turns the direction of writing.
+    """Return text without secrets, and with control characters other than `Style`'s as JSON writes them: a name in a
+    trace could move a terminal's cursor, or turn the direction of writing.
     """
     return _UNPRINTABLE.sub(lambda found: found[1] or f"\\u{ord(found[0]):04x}", redact(text))
-
-
-def _shown_width(text: str) -> int:
-    return len(_ESCAPE.sub("", text))
 
 
 def wrapped(lines: Iterable[str], width: int = WIDTH, indent: str = "    ") -> str:

@@ -1,8 +1,8 @@
-"""`aorta train` and `train.py`: compose the configuration with Hydra, resolve it, run it, end with a defined exit code.
+"""`aorta train` and `train.py`: compose the configuration with Hydra, resolve it, run it.
 
 The exit code is that of the run or the sweep, and 1 for a configuration that cannot be run. Must not import torch
-before the configuration was found to be good: `--help`, `--cfg job` and a configuration error stay fast, and work where
-torch is missing.
+before the configuration is known to be good: `--help`, `--cfg job` and configuration errors stay fast, and work without
+torch.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -44,11 +45,8 @@ _HYDRA_OPTIONS: Final = (
 
 @command()
 def main(arguments: Sequence[str]) -> int:
-    """Train with these overrides; returns the exit code.
-
-    Args:
-        arguments: overrides and options as `train.py` takes them, and `--nproc_per_node N` for so many ranks on this
-            machine, which torchrun starts then: of the run, or of each job of a sweep.
+    """Train with these overrides and options; returns the exit code. With `--nproc_per_node N` torchrun starts N ranks
+    on this machine, of the run or of each job of a sweep.
     """
     ranks, overrides = split_ranks(arguments)
     if ranks is not None and not any(map(is_multirun, overrides)):
@@ -75,17 +73,15 @@ def run(resolved: Resolved) -> int:
 
 
 def sweep(options: Sequence[str], ranks: str | None = None) -> Sweep:
-    """Return what launches the jobs of `--multirun`: training again, once a job, with so many ranks."""
+    """Return what launches the jobs of `--multirun`, each with so many ranks."""
     from aorta.experiments.sweep_jobs import SweepJobs
 
     return SweepJobs(training_program(checkout()), options, ranks)
 
 
 def split_ranks(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Return the number of ranks that the arguments ask for (`--nproc_per_node`), or None, and the other arguments.
-
-    Raises:
-        ConfigError: no number of ranks, or torchrun has started this process already.
+    """Return the value of `--nproc_per_node`, or None, and the other arguments. Raises ConfigError for a value that is
+    no number of ranks, and inside torchrun.
     """
     words, ranks = list(arguments), None
     for place, word in enumerate(words):
@@ -98,10 +94,10 @@ def split_ranks(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
         return None, words
     if not (ranks.isdecimal() and int(ranks) >= 1) and ranks not in {"gpu", "auto", "cpu"}:
         raise ConfigError(
-            f"--nproc_per_node {ranks!r}: a number of ranks from 1 on, or gpu, cpu or auto: one for each device or core"
+            f"--nproc_per_node {ranks!r}: must be a number of ranks, or gpu, cpu or auto for one per device or core"
         )
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        raise ConfigError("--nproc_per_node inside torchrun, which has started the ranks already; give it to torchrun")
+        raise ConfigError("--nproc_per_node: torchrun has started the ranks already; give it to torchrun instead")
     return ranks, words
 
 
@@ -114,7 +110,7 @@ class Sweep(Protocol):
 
 
 class _Loader(ConfigLoaderImpl):
-    """Composes a configuration that may be somebody else's: nothing in it is called before it is checked."""
+    """Composes a configuration that may be somebody else's: checks it before anything in it is called."""
 
     def load_configuration(self, *arguments: Any, **named: Any) -> DictConfig:
         composed = super().load_configuration(*arguments, **named)
@@ -125,8 +121,8 @@ class _Loader(ConfigLoaderImpl):
         refused += [f"hydra.{key}" for key in keys if OmegaConf.select(composed.hydra, key)]
         if refused:
             raise ConfigError(
-                f"{', '.join(refused)}: could run any program; a configuration may only choose among the launchers and "
-                "sweepers of Hydra that are installed, as in hydra/sweeper=NAME. Remove it"
+                f"{', '.join(refused)}: could run any program; a configuration may only choose among Hydra's installed "
+                "launchers and sweepers, as in hydra/sweeper=NAME. Remove it"
             )
         return composed
 
@@ -145,7 +141,7 @@ def _called(node: Any, key: str = "hydra") -> Iterator[tuple[str, str]]:
 
 
 class _Task:
-    """What Hydra calls: keeps the configuration of a single run, or launches the jobs of a sweep one after another."""
+    """Called by Hydra: keeps the configuration of a single run, or launches the jobs of a sweep one after another."""
 
     def __init__(self, sweep: Callable[[], Sweep]) -> None:
         self._sweep = sweep
@@ -176,18 +172,25 @@ def compose(run: Callable[[Resolved], int], config_dir: Path, sweep: Callable[[S
     """Compose, resolve and call `run`; returns the process's exit code.
 
     Args:
-        run: runs a resolved configuration, returns an exit code.
         config_dir: absolute path of `config/`.
-        sweep: gets the options of this command line that its jobs also need (which configuration file), returns what
-            launches the jobs of `--multirun`.
+        sweep: makes what launches the jobs of `--multirun`, of the options that they need too (the configuration file).
     """
     if "--version" in sys.argv[1:]:  # Hydra would print its own
         to_stdout(f"aorta {__version__}")
         return EXIT_OK
     words = translate(sys.argv[1:], Path.cwd(), config_dir.parent)
     _check_options(words)
-    if any(map(is_multirun, words)):
-        _check_sweep(words)
+    sweeps = any(map(is_multirun, words))
+    if sweeps and environment_number("WORLD_SIZE", 1) > 1:
+        raise ConfigError(
+            "--multirun inside torchrun: each rank would sweep by itself and wait for the others for ever; start the "
+            "sweep with aorta train -m --nproc_per_node N, which starts one torchrun per job"
+        )
+    for word in words if sweeps else ():
+        if re.match(r"\+*(label|training\.output_dir)=", word):
+            with suppress(HydraException):  # composing reports it
+                if OverridesParser.create().parse_override(word).is_sweep_override():
+                    raise ConfigError(f"{word}: says where the sweep writes, so it cannot be swept over")
     task = _Task(partial(sweep, options_of_a_job(words)))
     sys.argv[1:] = map(_adopt, words)
     _compose(config_dir, task)
@@ -198,33 +201,8 @@ def compose(run: Callable[[Resolved], int], config_dir: Path, sweep: Callable[[S
     return max((run(resolve(composed)) for composed in task.composed), default=EXIT_OK)  # none after --help or --cfg
 
 
-def _check_sweep(words: Sequence[str]) -> None:
-    """Refuse a sweep that cannot be: inside torchrun, or over what says where it writes.
-
-    Raises:
-        ConfigError: says which.
-    """
-    if environment_number("WORLD_SIZE", 1) > 1:
-        raise ConfigError(
-            "--multirun inside torchrun: each rank would sweep for itself, and they would wait for each other for "
-            "ever; start the sweep with aorta train -m --nproc_per_node N, which starts one torchrun a job"
-        )
-    for word in words:
-        if re.match(r"\+*(label|training\.output_dir)=", word):
-            try:
-                swept = OverridesParser.create().parse_override(word).is_sweep_override()
-            except HydraException:
-                continue  # where it is composed, the error is said
-            if swept:
-                raise ConfigError(f"{word}: says where the sweep writes, so it cannot be swept over")
-
-
 def _check_options(words: Sequence[str]) -> None:
-    """Refuse an option that Hydra does not have, with the keys that it may stand for.
-
-    Raises:
-        InputError: there is no such option.
-    """
+    """Raise InputError for an option that Hydra does not have, with the keys that may be meant."""
     for place, word in enumerate(words):
         name, equals, value = word.removeprefix("--").partition("=")
         if not word.startswith("--") or any(option.startswith(name) for option in _HYDRA_OPTIONS):
@@ -238,7 +216,7 @@ def _check_options(words: Sequence[str]) -> None:
 
 
 def _adopt(word: str) -> str:
-    """Give a user's own file a unique name, so that `default` in it refers to AORTA's whatever the file is called."""
+    """Give a user's own file a unique name, so that `default` in it is AORTA's whatever the file is called."""
     name, _, path = word.partition("=")
     if name != "--config-name" or not Path(path).is_absolute():
         return word
@@ -254,7 +232,7 @@ def _adopt(word: str) -> str:
 
 
 def _compose(config_dir: Path, task: _Task) -> None:
-    """Have Hydra compose what `sys.argv` says: the task stores one configuration, or starts the jobs of a sweep."""
+    """Have Hydra compose `sys.argv`: the task stores one configuration, or starts the jobs of a sweep."""
     schema.register()
     # Hydra would print and exit by itself; raising lets one place format every error.
     os.environ["HYDRA_FULL_ERROR"] = "1"
@@ -276,7 +254,7 @@ def _compose(config_dir: Path, task: _Task) -> None:
 
 
 def explain(error: Exception) -> str:
-    """Return one message for an error of Hydra or OmegaConf: the key, the value, and the available choices."""
+    """Return one message for an error of Hydra or OmegaConf: key, value, and choices."""
     chain: list[BaseException] = [error]
     while (cause := chain[-1].__cause__) is not None:
         chain.append(cause)

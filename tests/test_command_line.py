@@ -14,7 +14,7 @@ import pytest
 
 from aorta import commands
 from aorta.command_line import command, name_ranks, to_stderr, to_stdout
-from aorta.completion import overrides
+from aorta.commands import overrides
 from aorta.errors import AortaError, GateFailed, Inconclusive, InputError, RunIncomplete, ToolMissing
 from aorta.terminal_style import Style
 from tests.runs import HANGS_S, ROOT
@@ -56,7 +56,7 @@ def test_only_the_functions_that_clean_it_print() -> None:
 
 
 def test_without_an_error_the_exit_code_is_the_command_s_own(capsys: pytest.CaptureFixture[str]) -> None:
-    @command("gpu_check")
+    @command()
     def main(code: int) -> int:
         if code:
             raise InputError("wrong word")
@@ -64,7 +64,7 @@ def test_without_an_error_the_exit_code_is_the_command_s_own(capsys: pytest.Capt
 
     assert main(0) == 7
     assert main(code=1) == 2
-    assert capsys.readouterr().err == "gpu_check: wrong word\n"
+    assert capsys.readouterr().err == "error: wrong word\n"
 
 
 def test_an_error_that_nobody_raised_on_purpose_is_not_hidden() -> None:

@@ -32,7 +32,7 @@ DEFAULT_JSON = Path("artifacts", "gpu_check.json")
 NO_DEVICE = "torch sees no CUDA or HIP device on this machine, so nothing was checked. Run it where there is one"
 
 
-@command("gpu_check")
+@command()
 def main(words: Sequence[str]) -> int:
     asked = parse(words)
     count = processes(os.environ, cuda.device_count(), asked.ranks_per_device)

@@ -297,7 +297,7 @@ def race_rows(device: torch.device) -> list[CheckRow]:
     ]
 
 
-@command("gpu_check")
+@command()
 def _check(words: Sequence[str]) -> int:
     main(Path(words[0]), words[1].split(","), words[4:], int(words[2]), int(words[3]))
     return EXIT_OK

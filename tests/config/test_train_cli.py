@@ -272,7 +272,7 @@ def test_a_sweep_inside_torchrun_is_refused(door, flag, monkeypatch, tmp_path):
     answer = door(flag, "training.max_steps=1,2")
     assert (answer.code, answer.jobs, answer.swept.jobs) == (1, [], [])
     assert "--multirun inside torchrun" in answer.err
-    assert "one torchrun a job" in answer.err
+    assert "one torchrun per job" in answer.err
     assert list(tmp_path.iterdir()) == []
 
 

@@ -48,7 +48,7 @@ def launched(monkeypatch):
 def test_without_a_device_the_check_says_so_and_ends_with_1(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert check_command.main([]) == 1
-    assert capsys.readouterr().err.strip() == f"gpu_check: {check_command.NO_DEVICE}"
+    assert capsys.readouterr().err.strip() == f"error: {check_command.NO_DEVICE}"
 
 
 @pytest.mark.parametrize(("text", "expected"), [(None, 4), ("", 4), ("2", 2)])
