@@ -21,7 +21,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from aorta.analysis.frames import UNKNOWN, Frame, column, declared
+from aorta.analysis.frames import UNKNOWN, Frame, Numbered, column, declared
 from aorta.analysis.groups import Groups
 from aorta.errors import InputError
 from aorta.timeline import kernel_names
@@ -47,21 +47,6 @@ class IntervalClass(IntEnum):
 
 KIND_CODE: Final[Mapping[str, int]] = {kind: code for code, kind in enumerate(KINDS)}
 """Kind of collective -> its code in the column `kind`."""
-
-
-class Interner:
-    """Assigns strings codes in order of first appearance."""
-
-    def __init__(self) -> None:
-        self.codes: dict[str, int] = {}
-
-    def __call__(self, text: str) -> int:
-        return self.codes.setdefault(text, len(self.codes))
-
-    @property
-    def strings(self) -> tuple[str, ...]:
-        """The string table, indexed by code."""
-        return tuple(self.codes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,9 +113,11 @@ def concatenate(parts: Sequence[Intervals]) -> Intervals:
         for name, dtype in declared(Intervals).items()
     }
     for codes, table in (("name", "names"), ("group", "groups"), ("dtype", "dtypes")):
-        interner = Interner()
-        moved = [np.array([*map(interner, getattr(part, table)), NULL])[getattr(part, codes)] for part in parts]
-        joined |= {codes: np.concatenate([joined[codes][:0], *moved]), table: interner.strings}
+        numbered = Numbered()
+        moved = [
+            np.array([*map(numbered.__getitem__, getattr(part, table)), NULL])[getattr(part, codes)] for part in parts
+        ]
+        joined |= {codes: np.concatenate([joined[codes][:0], *moved]), table: tuple(numbered)}
     return Intervals(**joined)
 
 

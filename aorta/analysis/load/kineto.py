@@ -21,11 +21,11 @@ from typing import Any, Final
 
 import numpy as np
 
+from aorta.analysis.frames import Numbered
 from aorta.analysis.load.chrome_json import LARGEST_NS, EventArray, ns_of_values
 from aorta.analysis.load.interval_table import (
     NULL,
     Clock,
-    Interner,
     IntervalClass,
     Intervals,
     NameClassifier,
@@ -116,7 +116,7 @@ class _Kept:
     def __init__(self, classifier: NameClassifier, decode: EventDecoder) -> None:
         self.host: HostWork | None = HostWork(decode)
         self.counters = Counter(events=0)
-        self.names = Interner()
+        self.names = Numbered()
         self.devices, self.streams = Identifiers(LARGEST_DEVICE), Identifiers()
         self.work: list[dict[str, Int64]] = []
         self.calls: list[dict[str, Int64]] = []
@@ -129,7 +129,7 @@ class _Kept:
         self.roles = Cached(_role)
         self._decode = decode
         self._rows = 0
-        self._codes = Cached(lambda name: self.names(_text(name)))
+        self._codes = Cached(lambda name: self.names[_text(name)])
         self._classes = Cached(lambda name: int(classifier.class_of(_text(name))))
         self._launching = Cached(_launching)
 
@@ -259,7 +259,7 @@ def _between_devices(name: str) -> bool:
 
 def _on_devices(kept: _Kept, metadata: Metadata, source: TraceInput) -> Trace:
     """Return the rows of all devices. Communication gets its parameters from its arguments or its host operator."""
-    path, counters, names, notes = source.place, kept.counters, kept.names.strings, list[str]()
+    path, counters, names, notes = source.place, kept.counters, tuple(kept.names), list[str]()
     rows = joined(kept.work, "start_ns", "end_ns", "name", "device", "stream", "bytes", "cls", "origin", "correlation")
     cls, name, origin, correlation = rows["cls"], rows["name"], rows["origin"], rows.pop("correlation")
     devices, named = kept.devices.numbers()
@@ -379,11 +379,11 @@ def _trace(
     if len(groups) == 1:
         # With a single group, collectives that do not name their group ran in it.
         (only,) = groups
-        collectives.group[(cls == _COMM) & (collectives.group == NULL)] = collectives.groups(only)
+        collectives.group[(cls == _COMM) & (collectives.group == NULL)] = collectives.groups[only]
     size = rows.get("bytes", np.full(len(cls), NULL, np.int64))
     rows["bytes"] = np.where(cls == _COMM, collectives.bytes, size)
     columns: dict[str, Any] = {name: getattr(collectives, name) for name in ("kind", "group", "seq", "dtype")}
-    strings = {"groups": collectives.groups.strings, "dtypes": collectives.dtypes.strings}
+    strings = {"groups": tuple(collectives.groups), "dtypes": tuple(collectives.dtypes)}
     table = Intervals(**rows, **columns, names=names, **strings)  # type: ignore[arg-type]
     start, end = (np.array([mark[at] for mark in kept.marks], np.int64) for at in (1, 2))
     products = joined(kept.products, "origin", "shape")

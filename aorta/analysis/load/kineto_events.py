@@ -18,8 +18,9 @@ from typing import Any, Final, TypeAlias, TypeVar, Union
 import msgspec
 import numpy as np
 
+from aorta.analysis.frames import Numbered
 from aorta.analysis.load.chrome_json import Exact, ns_of_values
-from aorta.analysis.load.interval_table import NULL, Gemm, Gemms, Interner, kind_of, known_dtype
+from aorta.analysis.load.interval_table import NULL, Gemm, Gemms, kind_of, known_dtype
 from aorta.errors import InputError
 from aorta.timeline.arrays import Int64
 from aorta.timeline.classes import KINDS
@@ -315,7 +316,7 @@ class Collectives:
 
     def __init__(self, rows: int) -> None:
         self.kind, self.group, self.seq, self.bytes, self.dtype = (np.full(rows, NULL, np.int64) for _ in range(5))
-        self.groups, self.dtypes = Interner(), Interner()
+        self.groups, self.dtypes = Numbered(), Numbered()
         self.group_ranks: dict[str, tuple[int, ...]] = {}
         self.group_sizes: dict[str, int] = {}
 
@@ -341,7 +342,7 @@ class Collectives:
         code, size = NULL, integer(group_size)
         if group is not None:
             name = str(group)
-            code = self.groups(name)
+            code = self.groups[name]
             if size > 0:
                 self.group_sizes[name] = size
             if name not in self.group_ranks and (members := group_ranks(ranks)):
@@ -351,7 +352,7 @@ class Collectives:
         if kind != NULL and width is not None:
             moved = full_array(KINDS[kind], integer(elements_in), integer(elements_out), size) * width
         moved = moved if 0 <= moved < LARGEST_BYTES else NULL
-        return kind, code, self.dtypes(dtype) if dtype is not None else NULL, moved
+        return kind, code, self.dtypes[dtype] if dtype is not None else NULL, moved
 
 
 def full_array(kind: str, elements_in: int, elements_out: int, group_size: int) -> int:

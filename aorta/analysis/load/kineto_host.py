@@ -22,11 +22,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.analysis.frames import Numbered
 from aorta.analysis.load.interval_table import (
     KIND_CODE,
     NULL,
     Gemms,
-    Interner,
     IntervalClass,
     kind_of,
     known_dtype,
@@ -303,7 +303,7 @@ def _doubt(comm: Spans, row: Int64, work: Spans, operators: _Rows, names: Sequen
     )
 
 
-def _size(dims: bytes, types: bytes, world_size: int | None, dtypes: Interner) -> tuple[int, int, int]:
+def _size(dims: bytes, types: bytes, world_size: int | None, dtypes: Numbered) -> tuple[int, int, int]:
     """Return bytes of inputs (present with `record_shapes`), of all ranks' inputs, and the code of their data type;
     each `NULL` where it is not known.
     """
@@ -314,7 +314,7 @@ def _size(dims: bytes, types: bytes, world_size: int | None, dtypes: Interner) -
     known = [known_dtype(name) for name in type_names[: len(shapes)]]
     if not known or any(width is None for _, width in known):
         return NULL, NULL, NULL
-    code = dtypes(str(known[0][0])) if len({name for name, _ in known}) == 1 else NULL
+    code = dtypes[str(known[0][0])] if len({name for name, _ in known}) == 1 else NULL
     elements = [math.prod(max(length, 0) for length in shape) for shape in shapes]
     total = sum(count * (width or 0) for count, (_, width) in zip(elements, known, strict=False))
     of_all = total * world_size if world_size else NULL

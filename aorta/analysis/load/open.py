@@ -34,7 +34,8 @@ import numpy as np
 from isal import igzip_lib, isal_zlib
 from numpy.typing import NDArray
 
-from aorta.analysis.load.interval_table import NULL, Interner
+from aorta.analysis.frames import Numbered
+from aorta.analysis.load.interval_table import NULL
 from aorta.errors import InputError
 from aorta.records.files import NOT_UTF8, open_regular, remote_files
 from aorta.timeline.arrays import Int64
@@ -416,10 +417,10 @@ def rows_of(table: Mapping[str, Any], chosen: NDArray[np.bool_]) -> dict[str, An
 
 def coded(ids: Int64, texts: Mapping[int, str]) -> tuple[Int64, tuple[str, ...]]:
     """Return the code of the text of each id, `NULL` where it has none, and the texts by code."""
-    names = Interner()  # several ids may stand for one text
+    names = Numbered()  # several ids may stand for one text
     present, where = np.unique(ids, return_inverse=True)
-    codes = [names(text) if (text := texts.get(ident)) else NULL for ident in present.tolist()]
-    return np.array(codes, np.int64)[where], names.strings
+    codes = [names[text] if (text := texts.get(ident)) else NULL for ident in present.tolist()]
+    return np.array(codes, np.int64)[where], tuple(names)
 
 
 def _quoted(name: str) -> str:

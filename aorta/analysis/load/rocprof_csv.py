@@ -26,8 +26,9 @@ from typing import IO, Any, Final, NamedTuple
 import msgspec
 import numpy as np
 
+from aorta.analysis.frames import Numbered
 from aorta.analysis.load import rocprof
-from aorta.analysis.load.interval_table import NULL, CounterValues, Interner, Trace
+from aorta.analysis.load.interval_table import NULL, CounterValues, Trace
 from aorta.analysis.load.open import csv_rows, is_url, rows_of
 from aorta.analysis.load.trace_source import Head, Process, Ranges, Reader, TraceInput, copies
 from aorta.errors import InputError
@@ -81,8 +82,7 @@ def together(file: str) -> tuple[str, ...]:
 
 
 def _read(source: TraceInput) -> Iterator[Trace]:
-    texts = Interner()
-    texts("")
+    texts = Numbered({"": 0})
     parts: dict[str, list[dict[str, Any]]] = {kind: [] for kind in _TABLES}
     for path, stream in source.streams.items():
         kind, columns = _table(path, stream, texts)
@@ -98,7 +98,7 @@ def _read(source: TraceInput) -> Iterator[Trace]:
         raise InputError(f"{source.place}: {rocprof.NO_KERNELS} and give its kernel_trace.csv")
     guids = set(np.concatenate([table["guid"] for table in tables.values()]).tolist())
     from_name = {int(match[1]) for path in source.streams if (match := _PID.match(PurePath(path).name))}
-    words = texts.strings
+    words = tuple(texts)
 
     def coded(wanted: Callable[[str], bool]) -> list[int]:
         return [code for code, text in enumerate(words) if wanted(text)]
@@ -184,7 +184,7 @@ def _columns(kind: str) -> dict[str, str]:
     return {"guid": "guid", **dict(each.split("=") for each in f"{known} {others}".split())}
 
 
-def _table(path: str, stream: IO[bytes], texts: Interner) -> tuple[str, dict[str, Any]]:
+def _table(path: str, stream: IO[bytes], texts: Numbered) -> tuple[str, dict[str, Any]]:
     """Read one file: what its rows are, and their columns. Texts become codes of `texts`, and what is missing `NULL`.
 
     Raises:
@@ -212,7 +212,7 @@ def _table(path: str, stream: IO[bytes], texts: Interner) -> tuple[str, dict[str
             values = cells[at[column]] if column in at else ("",) * len(rows)
             needed = column in _NEEDED or (kind == "counter" and column == "dispatch_id")
             if column in _TEXTS:
-                parts[name].append(np.array([texts(cell) for cell in values], np.int64))
+                parts[name].append(np.array([texts[cell] for cell in values], np.int64))
                 continue
             if not needed and not any(values):
                 parts[name].append(np.full(len(rows), NULL, np.int64))

@@ -25,11 +25,11 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
+from aorta.analysis.frames import Numbered
 from aorta.analysis.load.chrome_json import LARGEST_NS
 from aorta.analysis.load.interval_table import (
     NO_WINDOWS,
     NULL,
-    Interner,
     IntervalClass,
     Intervals,
     NameClassifier,
@@ -129,9 +129,6 @@ class Ranges(NamedTuple):
     texts: Sequence[str]
 
 
-NO_RANGES: Final = Ranges(np.zeros(0, np.int64), np.zeros(0, np.int64), ())
-
-
 def checked(where: str, what: str, columns: Mapping[str, ArrayLike]) -> None:
     """Refuse instants (`start_ns`, `end_ns`) that no clock shows, and numbers that do not fit into the interval table.
 
@@ -184,9 +181,9 @@ def _named(
 ) -> Intervals:
     checked(where, what, columns)
     if not isinstance(name, np.ndarray):
-        codes = Interner()
-        name = np.array([codes(text) if text else NULL for text in name], np.int64)
-        names = codes.strings
+        codes = Numbered()
+        name = np.array([codes[text] if text else NULL for text in name], np.int64)
+        names = tuple(codes)
     return Intervals(name=name, names=tuple(names), **columns)  # type: ignore[arg-type]
 
 
@@ -195,7 +192,7 @@ def trace_of(
     format: str,  # noqa: A002 - the field's name
     process: Process,
     rows: Sequence[Intervals],
-    ranges: Ranges = NO_RANGES,
+    ranges: Ranges,
     *,
     notes: Sequence[str] = (),
     unsized: str | None = None,

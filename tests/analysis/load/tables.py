@@ -10,11 +10,11 @@ from typing import IO, Any
 
 import numpy as np
 
+from aorta.analysis.frames import Numbered
 from aorta.analysis.load.interval_table import (
     KIND_CODE,
     NO_WINDOWS,
     NULL,
-    Interner,
     IntervalClass,
     Intervals,
     Trace,
@@ -58,7 +58,7 @@ def trace(
     **facts: Any,
 ) -> Trace:
     """A trace of these rows. `steps`: (number, start, end) on the rank of the first row."""
-    names, group_names = Interner(), Interner()
+    names, group_names = Numbered(), Numbered()
     rank = rows[0]["rank"] if rows else 0
     marks = windows(*zip(*steps, strict=True)) if steps else NO_WINDOWS
     columns = {
@@ -68,14 +68,14 @@ def trace(
         "stream": [each["stream"] for each in rows],
         "cls": [each["cls"] for each in rows],
         "kind": [KIND_CODE[each["kind"]] if each["kind"] else NULL for each in rows],
-        "group": [group_names(each["group"]) if each["group"] else NULL for each in rows],
+        "group": [group_names[each["group"]] if each["group"] else NULL for each in rows],
         "seq": [each["seq"] for each in rows],
         "bytes": [each["size"] for each in rows],
-        "name": [names(each["name"]) for each in rows],
+        "name": [names[each["name"]] for each in rows],
     }
     arrays = {name: np.array(values, np.int64) for name, values in columns.items()}
     step = step_of(arrays["start_ns"], marks)
-    table = Intervals(**arrays, step=step, names=names.strings, groups=group_names.strings)
+    table = Intervals(**arrays, step=step, names=tuple(names), groups=tuple(group_names))
     given = {"path": "hand-made", "format": "kineto", "clock": "REALTIME", "rank": rank, **facts}
     return Trace(intervals=table, windows=marks, group_ranks=groups or {}, **given)
 
