@@ -113,15 +113,6 @@ def test_an_archive_of_a_launch_set_is_one(tmp_path: Path, temporary: Path) -> N
     assert list(temporary.iterdir()) == []
 
 
-def test_an_archive_stands_where_a_label_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, temporary: Path) -> None:
-    for name in ("cuda", "rocm"):
-        folder = simulated_run(tmp_path / f"at-{name}", label=name, ranks=1, steps=4, warmup=1)
-        tar(tmp_path / f"{name}.tar.gz", folder, name)
-    monkeypatch.chdir(tmp_path)
-    summary = report(["--reference", "cuda.tar.gz", "--candidate", "rocm.tar.gz"], tmp_path / "out")
-    assert set(summary["datasets"]) == {"cuda", "rocm"}
-
-
 def test_the_tables_of_an_archive_and_its_copy_is_removed_with_the_run(tmp_path: Path, temporary: Path) -> None:
     folder = simulated_run(tmp_path / "run", label="own", ranks=2, steps=5, warmup=1)
     archive = tar(tmp_path / "run.tar.gz", folder, "run")

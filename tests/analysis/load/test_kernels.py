@@ -7,9 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
 
+from aorta.analysis.load import trace_tables
 from aorta.analysis.load.interval_table import NULL, Gemm
 from aorta.analysis.load.kernels import (
+    FEWEST,
     NO_COUNTERS,
     NO_PRODUCTS,
     NO_STREAMS,
@@ -31,11 +34,13 @@ from aorta.analysis.load.rocprof import SERIALISED
 from aorta.analysis.load.rocprof_csv import ROCPROF_CSV
 from aorta.analysis.load.traces import load_traces
 from aorta.errors import InputError
+from aorta.timeline.arrays import covered_ns, merge, spans
 from tests.analysis.load import rocprof_files as rocprof
 from tests.analysis.load import test_rocprof
 from tests.analysis.load.kineto_files import ALLREDUCE, event, kernel, read
 from tests.analysis.load.nsys_files import write_nsys
 from tests.analysis.load.tables import COMM, COMPUTE, COPY, UNKNOWN, read_with, row, trace
+from tests.strategies import bases, interval_lists
 
 MS = 1_000_000
 
@@ -335,3 +340,73 @@ def test_communication_between_kernels_is_no_gap_of_their_stream_but_has_one_of_
     )
     assert (compute.stream, compute.gaps, compute.gap_ms) == (7, 1, 0.020)
     assert (comm.stream, comm.kernels, comm.gaps, comm.launch_bound) == (20, 1, 0, 0)
+
+
+@given(rows=interval_lists, cover=interval_lists, base=bases)
+def test_covered_time_is_what_counting_nanoseconds_gives(
+    rows: list[tuple[int, int]], cover: list[tuple[int, int]], base: int
+) -> None:
+    counted = [sum(any(low <= t < high for low, high in cover) for t in range(start, end)) for start, end in rows]
+    moved = [spans((start + base, end + base) for start, end in each) for each in (rows, cover)]
+    assert covered_ns(moved[0], merge(moved[1])).tolist() == counted
+
+
+def gemms(count: int, at: int, length: int, **where: int) -> list[dict[str, object]]:
+    return [row(COMPUTE, at + 1000 * each, at + 1000 * each + length, name="gemm", **where) for each in range(count)]
+
+
+COVER = row(COMM, 100_000, 200_000, kind="allreduce")
+
+
+@pytest.mark.parametrize(
+    ("rows", "counts", "slower", "reason"),
+    [
+        ([*gemms(6, 0, 400), *gemms(7, 100_000, 500), COVER], (6, 7, 0), (0.25, 7 * 100e-6), None),
+        (
+            [*gemms(FEWEST - 1, 0, 400), *gemms(7, 100_000, 500), COVER],
+            (5, 7, 0),
+            None,
+            "5 alone and 7 overlapped; at least 6 of each are needed",
+        ),
+        # [900, 1000) touches the first kernel for 100 of its 400 ns.
+        (
+            [*gemms(8, 600, 400), row(COMM, 900, 1000, kind="allreduce")],
+            (7, 0, 1),
+            None,
+            "7 alone and 0 overlapped; at least 6 of each are needed",
+        ),
+        (
+            [*gemms(12, 0, 400, device=0), row(COMM, 0, 12_000, kind="allreduce", device=1)],
+            (12, 0, 0),
+            None,
+            "no communication on this device",
+        ),
+    ],
+)
+def test_the_median_of_covered_kernels_is_set_against_that_of_those_alone(
+    rows: list[Any], counts: tuple[int, int, int], slower: tuple[float, float] | None, reason: str | None
+) -> None:
+    (found,) = slowdowns(trace(rows))
+    assert (found.name, found.rank, found.device, found.reason) == ("gemm", 0, 0, reason)
+    assert (found.alone_count, found.overlapped_count, found.partly_count) == counts
+    assert found.alone_median_ms == pytest.approx(400e-6)
+    assert (found.slowdown, found.excess_ms) == ((None, None) if slower is None else pytest.approx(slower))
+
+
+def test_kernels_that_became_faster_stand_before_those_that_cannot_be_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cover = row(COMM, 100_000, 200_000, kind="allreduce")
+    named = [
+        {**each, "name": name}
+        for name, alone, overlapped in (("slower", 400, 500), ("faster", 400, 300))
+        for each in (*gemms(6, 0, alone), *gemms(6, 100_000, overlapped))
+    ]
+    made = trace([*named, row(COMPUTE, 0, 5, name="a"), row(COMPUTE, 0, 5, name="b"), cover])
+    assert [each.name for each in slowdowns(made)] == ["slower", "faster", "a", "b"]
+    monkeypatch.setattr(trace_tables, "read_unit", lambda unit: iter([made]))
+    monkeypatch.setattr(trace_tables, "SHOWN_SLOWDOWNS", 2)
+    (tmp_path / "t.json").write_text('{"traceEvents": []}')
+    run = load_traces(str(tmp_path / "t.json"))
+    assert [each.name for each in run.traces.slowdowns] == ["slower", "faster"]
+    assert any("2 left out" in note for note in run.health.notes())

@@ -26,21 +26,14 @@ def read(tmp_path: Path, **left_out: tuple[str, ...]) -> list[Trace]:
     return read_with(NSYS, write_nsys(tmp_path / "node.sqlite", **left_out))
 
 
-def test_ranks_of_one_file_stay_apart(tmp_path: Path) -> None:
+def test_ranks_of_one_file_stay_apart_with_their_rows_and_the_realtime_of_the_session(tmp_path: Path) -> None:
     first, second = read(tmp_path)
-    assert [Path(trace.path).name for trace in (first, second)] == [
-        "node.sqlite (process 5001)",
-        "node.sqlite (process 5002)",
-    ]
-    assert set(first.intervals.device.tolist()) == {0}
-    assert set(second.intervals.device.tolist()) == {1}
+    names = [f"node.sqlite (process {pid})" for pid in PIDS]
+    assert [Path(trace.path).name for trace in (first, second)] == names
     assert (second.intervals.start_ns - first.intervals.start_ns).tolist() == [LATER_NS] * 4
-
-
-def test_rows_classes_and_the_realtime_of_the_session(tmp_path: Path) -> None:
-    trace, _ = read(tmp_path)
-    table = trace.intervals
-    assert (trace.clock, trace.host, trace.platform) == ("REALTIME", "dgx1", "cuda")
+    assert (set(first.intervals.device.tolist()), set(second.intervals.device.tolist())) == ({0}, {1})
+    table = first.intervals
+    assert (first.clock, first.host, first.platform) == ("REALTIME", "dgx1", "cuda")
     assert (table.start_ns - EPOCH_NS).tolist() == [1100, 1400, 2100, 1850]
     assert (table.end_ns - EPOCH_NS).tolist() == [1500, 1800, 2300, 1900]
     assert table.cls.tolist() == [IntervalClass.COMPUTE, IntervalClass.COMM, IntervalClass.COMPUTE, IntervalClass.COPY]
@@ -48,19 +41,14 @@ def test_rows_classes_and_the_realtime_of_the_session(tmp_path: Path) -> None:
     assert [table.names[code] for code in table.name.tolist()] == [GEMM, NCCL, GEMM, "Host-to-Device"]
     assert table.bytes.tolist() == [NULL, NULL, NULL, 4096]
     assert table.stream.tolist() == [7, 20, 7, 7]
-
-
-def test_steps_are_nvtx_ranges_whose_text_is_theirs_or_of_their_id(tmp_path: Path) -> None:
-    trace, _ = read(tmp_path)
-    # The mark step=99 and the range step=5, still open at the end, are no windows.
-    assert trace.windows.step.tolist() == [3, 4]
-    assert (trace.windows.start_ns - EPOCH_NS).tolist() == [1000, 2000]
-    assert trace.intervals.step.tolist() == [3, 3, 4, 3]
-
-
-def test_kernels_that_ran_in_a_later_step_than_their_launch_are_counted(tmp_path: Path) -> None:
-    trace, _ = read(tmp_path)
-    assert any("1 of 3 kernels ran outside of the step that launched them" in note for note in by_launch(trace).notes)
+    # Steps are NVTX ranges, by their text or its id; the mark step=99 and step=5, still open at the end, are none.
+    assert first.windows.step.tolist() == [3, 4]
+    assert (first.windows.start_ns - EPOCH_NS).tolist() == [1000, 2000]
+    assert table.step.tolist() == [3, 3, 4, 3]
+    assert any("1 of 3 kernels ran outside of the step that launched them" in note for note in by_launch(first).notes)
+    for trace in (first, second):  # no record tells the ranks, which are not guessed from the order of processes
+        assert trace.rank == NULL
+        assert any("rank not known" in note for note in trace.notes)
 
 
 def test_a_kernel_without_a_launch_is_counted(tmp_path: Path) -> None:
@@ -77,12 +65,6 @@ def test_ranks_come_from_the_records_by_process_id_and_host(tmp_path: Path) -> N
     traces = read_with(NSYS, path, headers)
     assert [trace.rank for trace in traces] == [9, 8]
     assert {trace.world_size for trace in traces} == {16}
-
-
-def test_without_records_ranks_are_not_guessed_from_the_order_of_processes(tmp_path: Path) -> None:
-    for trace in read(tmp_path):
-        assert trace.rank == NULL
-        assert any("rank not known" in note for note in trace.notes)
 
 
 def test_one_process_takes_its_rank_from_the_path(tmp_path: Path) -> None:
@@ -135,14 +117,22 @@ def test_an_export_without_process_ids_is_one_trace(tmp_path: Path) -> None:
     assert sorted(set(trace.intervals.device.tolist())) == [0, 1]
 
 
-def test_an_export_without_kernels_says_how_to_record_them(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"node\.sqlite: no table CUPTI_ACTIVITY_KIND_KERNEL; .*--trace=cuda,nvtx"):
-        read(tmp_path, without=("CUPTI_ACTIVITY_KIND_KERNEL",))
-
-
-def test_a_needed_column_that_is_missing_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="table CUPTI_ACTIVITY_KIND_KERNEL: no column streamId; it has start, end"):
-        read(tmp_path, columns_without=("streamId",))
+@pytest.mark.parametrize(
+    ("less", "said"),
+    [
+        (
+            {"without": ("CUPTI_ACTIVITY_KIND_KERNEL",)},
+            r"node\.sqlite: no table CUPTI_ACTIVITY_KIND_KERNEL; .*--trace=cuda,nvtx",
+        ),
+        (
+            {"columns_without": ("streamId",)},
+            "table CUPTI_ACTIVITY_KIND_KERNEL: no column streamId; it has start, end",
+        ),
+    ],
+)
+def test_what_is_needed_and_missing_is_named(tmp_path: Path, less: dict[str, tuple[str, ...]], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        read(tmp_path, **less)
 
 
 def test_copies_of_no_process_with_kernels_are_said_and_not_silently_dropped(tmp_path: Path) -> None:

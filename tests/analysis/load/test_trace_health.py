@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 
 from aorta.analysis.load.interval_table import NULL, Trace
@@ -33,20 +34,30 @@ def test_odd_durations_are_counted_and_those_no_metric_can_use_are_taken_out() -
     assert not {"negative_duration", "absurd_duration"} & counters(clean).keys()
 
 
-def test_unknown_classes_and_kinds_are_counted() -> None:
-    rows = [row(UNKNOWN, 0, 1, stream=1), row(COMM, 0, 1, stream=2), row(COMM, 0, 1, kind="allreduce", stream=3)]
-    assert counters(trace(rows)) == {"rows": 3, "unknown_class": 1, "unknown_kind": 1}
+STREAMS = [row(COMPUTE, 0, 10, stream=4), row(COPY, 7, 12, stream=4), row(COMPUTE, 8, 9, stream=5)]
+NESTED = [row(COMPUTE, 0, 10, device=NULL, stream=4), row(COMPUTE, 2, 5, device=NULL, stream=4)]
+AROUND = [row(COMPUTE, 5, 6), row(COMPUTE, 15, 16), row(COMPUTE, 25, 26)]
 
 
-def test_rows_outside_of_every_step_are_counted_only_where_there_are_steps() -> None:
-    rows = [row(COMPUTE, 5, 6), row(COMPUTE, 15, 16), row(COMPUTE, 25, 26)]
-    assert counters(trace(rows, steps=[(1, 10, 20)])) == {"rows": 3, "outside_steps": 2}
-    assert counters(trace(rows)) == {"rows": 3}
-
-
-def test_what_only_the_reader_saw_is_added() -> None:
-    found = counters(trace([row(COMPUTE, 5, 4)], counters={"negative_duration": 2, "kernels_unlinked": 7}))
-    assert found == {"rows": 1, "negative_duration": 3, "kernels_unlinked": 7}
+@pytest.mark.parametrize(
+    ("made", "expected"),
+    [
+        (
+            trace([row(UNKNOWN, 0, 1, stream=1), row(COMM, 0, 1, stream=2), row(COMM, 0, 1, kind="gather", stream=3)]),
+            {"rows": 3, "unknown_class": 1, "unknown_kind": 1},
+        ),
+        (trace(AROUND, steps=[(1, 10, 20)]), {"rows": 3, "outside_steps": 2}),
+        (trace(AROUND), {"rows": 3}),
+        (trace(STREAMS), {"rows": 3, "same_stream_overlap": 1, "same_stream_overlap_ns": 3}),
+        (trace(NESTED), {"rows": 2}),
+        (
+            trace([row(COMPUTE, 5, 4)], counters={"negative_duration": 2, "kernels_unlinked": 7}),
+            {"rows": 1, "negative_duration": 3, "kernels_unlinked": 7},
+        ),
+    ],
+)
+def test_what_is_odd_is_counted_beside_what_the_reader_counted(made: Trace, expected: dict[str, int]) -> None:
+    assert counters(made) == expected
 
 
 @given(stream_rows)
@@ -60,13 +71,6 @@ def test_same_stream_overlap_is_what_counting_pairs_gives(rows: list[tuple[int, 
         before = [each for each in ordered[:place] if each[:2] == (device, stream)]
         overlapping += any(begin + length > start for _, _, begin, length in before)
     assert facts.counters.get("same_stream_overlap", 0) == overlapping
-
-
-def test_same_stream_overlap_in_nanoseconds_and_not_on_a_host() -> None:
-    rows = [row(COMPUTE, 0, 10, stream=4), row(COPY, 7, 12, stream=4), row(COMPUTE, 8, 9, stream=5)]
-    assert counters(trace(rows)) == {"rows": 3, "same_stream_overlap": 1, "same_stream_overlap_ns": 3}
-    nested = [row(COMPUTE, 0, 10, device=NULL, stream=4), row(COMPUTE, 2, 5, device=NULL, stream=4)]
-    assert counters(trace(nested)) == {"rows": 2}
 
 
 def test_missing_and_doubled_and_unknown_ranks() -> None:
@@ -84,14 +88,10 @@ def test_missing_and_doubled_and_unknown_ranks() -> None:
     assert "left out: x.json: not a trace" in notes
 
 
-def test_an_unknown_world_leaves_missing_ranks_unknown() -> None:
-    health = examine([facts_of(trace([row(COMPUTE, 0, 1)]))])
-    assert health.ranks_missing is None
-    assert health.document["ranks_missing"] is None
-
-
-def test_a_world_that_cannot_be_is_not_listed_rank_by_rank() -> None:
-    assert examine([facts_of(trace([row(COMPUTE, 0, 1)], world_size=2**31 - 1))]).ranks_missing is None
+@pytest.mark.parametrize("world", [None, 2**31 - 1])
+def test_without_a_world_that_can_be_missing_ranks_are_unknown(world: int | None) -> None:
+    health = examine([facts_of(trace([row(COMPUTE, 0, 1)], world_size=world))])
+    assert (health.ranks_missing, health.document["ranks_missing"]) == (None, None)
 
 
 def test_several_devices_of_one_rank_are_said() -> None:
@@ -105,13 +105,8 @@ def test_coverage_is_a_share_of_rows_and_null_without_steps() -> None:
     rows = [row(COMPUTE, 5, 6), row(UNKNOWN, 15, 16), row(COMPUTE, 25, 26), row(COMPUTE, 35, 36)]
     assert examine([facts_of(trace(rows))]).document["coverage"] == {"of_known_class": 0.75, "inside_steps": None}
     assert examine([facts_of(trace(rows, steps=[(1, 0, 30)]))]).document["coverage"]["inside_steps"] == 0.75
-
-
-def test_a_trace_with_steps_and_no_rows_has_no_share_of_rows() -> None:
-    empty = trace([], steps=[(1, 0, 30)])
-    assert examine([facts_of(empty)]).document["coverage"] == {"of_known_class": None, "inside_steps": None}
-    both = examine([facts_of(empty), facts_of(trace([row(COMPUTE, 5, 6), row(COMPUTE, 50, 60)], steps=[(1, 0, 30)]))])
-    assert both.document["coverage"]["inside_steps"] == 0.5
+    empty = facts_of(trace([], steps=[(1, 0, 30)]))
+    assert examine([empty]).document["coverage"] == {"of_known_class": None, "inside_steps": None}
 
 
 def test_clean_traces_have_no_notes_and_every_counter_stands_in_the_json() -> None:
