@@ -24,7 +24,7 @@ from hydra.errors import HydraException
 from aorta.command_line import command, end_with_parent, to_stdout
 from aorta.distributed import cuda
 from aorta.errors import ConfigError, RunIncomplete
-from aorta.gpu_check.case import PAIRS, chosen
+from aorta.gpu_check.check_ranks import PAIRS, chosen
 from aorta.gpu_check.check_table import CheckReport
 from aorta.runner.train_step import resolved
 
@@ -34,7 +34,7 @@ NO_DEVICE = "torch sees no CUDA or HIP device on this machine, so nothing was ch
 
 @command()
 def main(words: Sequence[str]) -> int:
-    asked = parse(words)
+    asked = parser().parse_args(words)
     count = processes(os.environ, cuda.device_count(), asked.ranks_per_device)
     for strategy in asked.strategies:
         try:
@@ -88,38 +88,22 @@ def checked(
     return msgspec.json.decode(path.read_bytes(), type=CheckReport)
 
 
-def parse(words: Sequence[str]) -> argparse.Namespace:
-    return parser().parse_args(words)
-
-
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=_AsWritten)
-    parser.add_argument(
-        "--json",
-        type=Path,
-        default=DEFAULT_JSON,
-        metavar="FILE",
-        help="where the rows go as JSON (default: %(default)s)",
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("--json", type=Path, default=DEFAULT_JSON, metavar="FILE", help="where the rows go as JSON")
+    add(
         "--strategies",
         type=lambda text: text.split(","),
-        default=["ddp", "fsdp"],
+        default="ddp,fsdp",
         metavar="NAME,...",
-        help="values of parallel that are checked (default: ddp,fsdp)",
+        help="values of parallel that are checked",
     )
     blocks = "blocks of steps compared with and without the instrument; fewer are quicker and say less"
-    parser.add_argument(
-        "--pairs", type=_at_least_one, default=PAIRS, metavar="N", help=f"{blocks} (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--ranks-per-device",
-        type=_at_least_one,
-        default=1,
-        metavar="N",
-        help="ranks that share a device: real NCCL kernels on one card; overlap is judged under MPS only (default: 1)",
-    )
-    parser.add_argument("words", nargs="*", metavar="OVERRIDE", help="for train.py, such as training.batch_size=4")
+    add("--pairs", type=_at_least_one, default=PAIRS, metavar="N", help=blocks)
+    sharing = "ranks that share a device: real NCCL kernels on one card; overlap is judged under MPS only"
+    add("--ranks-per-device", type=_at_least_one, default=1, metavar="N", help=sharing)
+    add("words", nargs="*", metavar="OVERRIDE", help="for train.py, such as training.batch_size=4")
     return parser
 
 

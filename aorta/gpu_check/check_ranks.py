@@ -1,31 +1,39 @@
-"""One rank of the check, started by torchrun: its checks for races, and the findings of all ranks as one table.
+"""One rank of the check, started by torchrun: races, one strategy after another, and the findings of all ranks as one
+table.
 
 Arguments are the report's path, the strategies, the number of compared pairs of blocks, how many ranks share a device,
-and overrides of train.py. Rank
-0 prints every row of every rank and writes the report. Exits with 0 once that is done: findings are in the report.
+and overrides of train.py. Rank 0 prints every row of every rank and writes the report. Exits with 0 once that is done:
+findings are in the report.
 
 A check for races on tensors and their lifetime (docs/dev/measuring.md, K7) returns whether the values were right. Its
 collectives are an all-gather and a reduce-scatter into another tensor: with one rank they copy, so a copy made too
 early, or of memory that was freed, shows in the result. (An all-reduce of one rank moves nothing.) Every rank of the
-default group must run the same check. Must not decide what a row says.
+default group must run the same check. A strategy's record is compared with torch.profiler's kernels of the same steps
+(K2 and R4). Must not use anything of the record to decide what is communication in the trace.
 """
 
 from __future__ import annotations
 
 import gc
+import json
 import os
 import sys
+import tempfile
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Protocol
+from statistics import median
+from typing import Any, Final, Protocol
 
 import msgspec
 import torch
 import torch.distributed as dist
+from msgspec import UnsetType
+from torch.profiler import profile
 
 from aorta.command_line import command, to_stdout
 from aorta.config.fabric import emulated_ranks
@@ -33,25 +41,46 @@ from aorta.config.schema import Config, EmulatedFabric
 from aorta.distributed import cuda
 from aorta.distributed.environment_checks import one_connection, setting_warnings, streams_used
 from aorta.distributed.topology import (
+    Topology,
     device_name,
     platform_of,
     process_group,
+    profiled,
     read_topology,
     select_device,
     share_device,
 )
 from aorta.errors import EXIT_OK
-from aorta.gpu_check.case import PAIRS, StrategyCheck, chosen
-from aorta.gpu_check.check_table import CheckReport, CheckRow, CheckVerdict, render, report_of
+from aorta.gpu_check.check_table import (
+    CheckReport,
+    CheckRow,
+    CheckVerdict,
+    busy_row,
+    busy_share,
+    collective_rows,
+    matched,
+    pooled_ratio,
+    ratio_between,
+    ratio_row,
+    render,
+    report_of,
+    taking_turns,
+    time_row,
+    windows,
+)
 from aorta.instrument.emulation.network import EmulatedNetwork
 from aorta.instrument.emulation.stand_in import emulated_ranks as backend_of_ranks
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.open_step import StepFacts
 from aorta.records.clocks import read_clocks
 from aorta.records.files import write_whole
-from aorta.records.schema import Platform
-from aorta.runner.train_step import resolved
+from aorta.records.schema import Platform, Step
+from aorta.runner.train_step import Loop, resolved
 
+WARM_UP, PROFILED = 10, 6
+BLOCK, PAIRS = 20, 10
+"""Steps of one timed block, and the default number of comparisons between blocks with and without instrumentation."""
+MOST_COST = 1.01
 SLEEP_CYCLES = 50_000_000
 """Tens of milliseconds on any card: far longer than the host needs to issue everything below."""
 ELEMENTS = 1 << 22
@@ -87,23 +116,14 @@ class Kind:
         return bool((result == self.result_value(value, dist.get_world_size())).all().item())
 
 
-class _Event:
-    """Waits for a collective on another stream as FSDP does: through an event of that stream."""
-
-    def __init__(self, stream: torch.Stream) -> None:
-        self._event = torch.Event(device=stream.device)
-        self._event.record(stream)
-
-    def wait(self) -> None:
-        self._event.wait(torch.accelerator.current_stream(self._event.device))
-
-
 @cache
 def _own_stream(device: torch.device) -> torch.Stream:
     return torch.Stream(device)
 
 
 def _on_its_own_stream(call: Call) -> Callable[[torch.Tensor, torch.Tensor], Handle | None]:
+    """Wait for a collective on another stream as FSDP does: through an event of that stream."""
+
     def issue(result: torch.Tensor, source: torch.Tensor) -> Handle:
         own = _own_stream(result.device)
         own.wait_stream(torch.accelerator.current_stream(result.device))
@@ -111,7 +131,7 @@ def _on_its_own_stream(call: Call) -> Callable[[torch.Tensor, torch.Tensor], Han
             call(result, source, False)
         for tensor in (result, source):
             tensor.record_stream(own)
-        return _Event(own)
+        return own.record_event()
 
     return issue
 
@@ -181,8 +201,7 @@ def memory_pressure(kind: Kind, device: torch.device, busy: torch.Stream) -> boo
     del source
     garbage = [torch.full((ELEMENTS,), -2.0, device=device) for _ in range(8)]
     _wait(handle)
-    right = kind.is_right(result, 7)
-    return right and len(garbage) == 8
+    return kind.is_right(result, 7) and len(garbage) == 8
 
 
 def hold_up(busy: torch.Stream) -> None:
@@ -201,7 +220,170 @@ def _wait(handle: Handle | None) -> None:
         handle.wait()
 
 
-_STREAMS = streams_used({-1: 3}, groups=1, looking=True)
+EMULATED_RANKS = (
+    "fabric=emulated",
+    "fabric.ranks=8",
+    # 100 Gb/s Ethernet (IEEE 802.3bj) divided by 8 bits: slow beside the copies that fill outputs.
+    "fabric.inter_bandwidth_gb_per_s=12.5",
+    "fabric.inter_latency_us=5",
+)
+"""What a single rank stands for: NCCL runs no kernels for one."""
+
+
+def chosen(strategy: str, words: Sequence[str], ranks: int) -> tuple[str, ...]:
+    """Return the configuration of one case: the full-size workload, changed by the caller's overrides; a single rank
+    stands for several.
+    """
+    return (
+        "experiment=full",
+        "training.device=cuda",
+        "instrument.mode=dedicated",
+        *(EMULATED_RANKS if ranks == 1 else ()),
+        *words,
+        f"parallel={strategy}",
+    )
+
+
+class StrategyCheck:
+    """One strategy on one rank.
+
+    Args:
+        config: as `chosen` makes it.
+        pairs: number of comparisons between blocks with and without instrumentation.
+        turns: whether other ranks take turns with this one on its device.
+    """
+
+    def __init__(
+        self, config: Config, topology: Topology, device: torch.device, pairs: int = PAIRS, *, turns: bool = False
+    ) -> None:
+        self.name, self.device, self.pairs, self.turns = config.parallel.strategy, device, pairs, turns
+        self.ranks = emulated_ranks(config.fabric)
+        self.lines: list[Step] = []
+        self.loop = Loop(config, topology, device, self.lines.append)
+
+    def rows(self) -> list[CheckRow]:
+        """Measure everything and return its rows, in this order: the profiler slows what comes after it."""
+        for _ in range(WARM_UP):
+            self.loop.step()
+        torch.accelerator.synchronize()
+        waited = "none"
+        try:
+            with cuda.no_synchronisation():
+                for _ in range(PROFILED):
+                    self.loop.step()
+        except RuntimeError as error:
+            waited = str(error).splitlines()[0]
+        cost, block_ms = self._cost()
+        trace = self._profiled()
+        self.loop.finish()
+        own = self.lines[-PROFILED:]
+        steps = [(line.t_start_ns, line.t_end_ns) for line in own]
+        seen = windows(trace, steps, self.device.index or 0, emulated=self.ranks is not None)
+        share = busy_share(seen, steps)
+        lead_ms, undecided = (_median(own, name) for name in ("host_lead_ms", "undecided_share"))
+        ratio = ratio_between(_ends(own, "compute_comm_ms"), _ends(own, "exposed_comm_ms"))
+        complete = sum(line.coverage.complete for line in own)
+        on, again = (median(pair[place] for pair in cost) for place in (0, 1))
+        blocks = [
+            [(line.t_start_ns + row.start_ns, line.t_start_ns + row.end_ns) for row in line.compute] for line in own
+        ]
+        collectives = [
+            [
+                (line.t_start_ns + row.start_ns, line.t_start_ns + row.end_ns)
+                for row in line.collectives
+                if row.start_ns is not None and row.end_ns is not None
+            ]
+            for line in own
+        ]
+        timed = [
+            ratio_row(self.name, ratio, pooled_ratio(seen, blocks), share, lead_ms),
+            time_row(
+                self.name,
+                "step time, instrumented / off",
+                f"{on:.4f} (off again: {again:.4f}), {block_ms:.1f} ms a step",
+                f"<= {MOST_COST}",
+                share,
+                on <= MOST_COST,
+            ),
+        ]
+        ratios, taken = map(taking_turns, timed) if self.turns else timed
+        who = "a process of its own" if self.ranks is None else f"one of {self.ranks}, emulated"
+        lead = "-" if lead_ms is None else f"{lead_ms:.3f} ms; {undecided or 0:.0%} of the blocks' time is undecided"
+        row = partial(_row, self.name)
+        return [
+            row("rank", who, "for information", None),
+            busy_row(self.name, share, lead_ms),
+            row("host ahead of the device", lead, "for information", None),
+            ratios,
+            *collective_rows(self.name, matched(collectives, seen), share),
+            taken,
+            row("coverage", f"{complete} of {len(own)} steps", "all", complete == len(own)),
+            row(f"synchronisations in {PROFILED} steps", waited, "none", waited == "none"),
+            row("host waits in the trace", str(sum(w.host_waits for w in seen)), "for information", None),
+        ]
+
+    def _cost(self) -> tuple[list[tuple[float, float]], float]:
+        """Return (on / off, off again / off) of each pair of blocks, and a step's milliseconds in the last one off."""
+        pairs, off_ms = [], 0.0
+        for turn in range(self.pairs):
+            arms = ("off", "on", "again") if turn % 2 == 0 else ("again", "on", "off")
+            block = {arm: self._block_ms(on=arm == "on") for arm in arms}
+            off_ms = block["off"]
+            pairs.append((block["on"] / off_ms, block["again"] / off_ms))
+        return pairs, off_ms
+
+    def _block_ms(self, *, on: bool) -> float:
+        with nullcontext() if on else self.loop.instrument.paused():
+            self.loop.step()
+            torch.accelerator.synchronize()
+            begin = time.perf_counter_ns()
+            for _ in range(BLOCK):
+                self.loop.step()
+            torch.accelerator.synchronize()
+        taken = torch.tensor([(time.perf_counter_ns() - begin) / 1e6 / BLOCK])
+        if self.ranks is None:  # otherwise there are no others
+            dist.all_reduce(taken, dist.ReduceOp.MAX)
+        return float(taken)
+
+    def _profiled(self) -> dict[str, Any]:
+        with warnings.catch_warnings():
+            # There is one cycle, whose events are not needed: keeping them takes seconds.
+            warnings.filterwarnings("ignore", message=".*Profiler clears events", category=UserWarning)
+            with profile(activities=profiled()) as profiler:
+                for _ in range(PROFILED):
+                    self.loop.step()
+                torch.accelerator.synchronize()
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "trace.json"
+            profiler.export_chrome_trace(str(path))
+            trace: dict[str, Any] = json.loads(path.read_text())
+        return trace
+
+
+def _row(case: str, what: str, finding: str, bound: str, passed: bool | None) -> CheckRow:
+    verdict = CheckVerdict.INFORMATION if passed is None else CheckVerdict.OK if passed else CheckVerdict.FAILED
+    return CheckRow(case, what, finding, bound, verdict)
+
+
+def _median(lines: list[Step], name: str) -> float | None:
+    values = [value for line in lines if (value := line.overlap.get(name)) is not None]
+    return median(values) if values else None
+
+
+def _ends(lines: list[Step], name: str) -> tuple[float, float] | None:
+    """Return the bounds of a metric's sum over all steps; None where it is not known of a step."""
+    low = high = 0.0
+    for line in lines:
+        value = line.overlap[name]
+        bounds = {} if isinstance(line.bounds, UnsetType) else line.bounds
+        if value is None and name not in bounds:
+            return None
+        least, most = bounds[name] if value is None else (value, value)
+        low, high = low + least, high + most
+    return low, high
+
+
+_STREAMS: Final = streams_used({-1: 3}, groups=1, looking=True)
 """Streams of a rank under fsdp, which opens three of priority -1."""
 
 
@@ -210,7 +392,13 @@ def main(
 ) -> CheckReport | None:
     topology = read_topology()
     device = select_device(cuda.TYPE, topology.local_rank, ranks_per_device)
-    rows = [] if ranks_per_device == 1 else sharing_rows(topology.rank)
+    information = partial(CheckRow, bound="for information", verdict=CheckVerdict.INFORMATION)
+    rows: list[CheckRow] = []
+    if ranks_per_device > 1:  # what lets NCCL run several ranks on one device
+        mps = "runs" if cuda.mps_runs() else "not found: ranks take turns on their device"
+        settings = share_device(topology.rank, cuda.nccl_version())
+        said = {"MPS": mps, **{name: f"={value}" for name, value in settings.items()}}
+        rows += [information("shared device", name, found) for name, found in said.items()]
     turns, alone = ranks_per_device > 1 and not cuda.mps_runs(), topology.world_size == 1
     configs = [resolved(*chosen(strategy, words, topology.world_size)).config for strategy in strategies]
 
@@ -249,26 +437,16 @@ def main(
     return report
 
 
-def sharing_rows(rank: int) -> list[CheckRow]:
-    """Set what lets NCCL run several ranks on one device, and say so."""
-    say = partial(CheckRow, "shared device", bound="for information", verdict=CheckVerdict.INFORMATION)
-    settings = share_device(rank, cuda.nccl_version())
-    mps = "runs" if cuda.mps_runs() else "not found: ranks take turns on their device"
-    return [say(what="MPS", found=mps), *(say(what=name, found=f"={value}") for name, value in settings.items())]
-
-
 def setting_rows(environment: Mapping[str, str], platform: Platform) -> list[CheckRow]:
     """Check settings that silently change the answer; on CUDA one hardware queue for all streams always has a row."""
     rows = []
     if platform == "cuda":
         value = environment.get("CUDA_DEVICE_MAX_CONNECTIONS")
-        verdict = CheckVerdict.FAILED if one_connection(environment) else CheckVerdict.OK
-        found = "not set" if value is None else f"={value}"
-        bound = "not 1: timing events stop all overlap"
-        rows.append(CheckRow("knobs", "CUDA_DEVICE_MAX_CONNECTIONS", found, bound, verdict))
+        found, bound = "not set" if value is None else f"={value}", "not 1: timing events stop all overlap"
+        rows.append(_row("knobs", "CUDA_DEVICE_MAX_CONNECTIONS", found, bound, not one_connection(environment)))
     for knob in setting_warnings(environment, platform, _STREAMS, timing_events=False):
         name, _, reason = knob.text.partition(":")
-        rows.append(CheckRow("knobs", name, reason.strip(), "for information", CheckVerdict.INFORMATION))
+        rows.append(_row("knobs", name, reason.strip(), "for information", None))
     return rows
 
 
@@ -286,14 +464,7 @@ def race_rows(device: torch.device) -> list[CheckRow]:
             found = {f"{check}, {kind}": checks[check](KINDS[kind]) for check in checks for kind in KINDS}
         instrument.recorder.finish()
     return [
-        CheckRow(
-            "race",
-            name,
-            "right" if good else "WRONG VALUES",
-            "right values",
-            CheckVerdict.OK if good else CheckVerdict.FAILED,
-        )
-        for name, good in found.items()
+        _row("race", name, "right" if good else "WRONG VALUES", "right values", good) for name, good in found.items()
     ]
 
 

@@ -29,11 +29,7 @@ Pair = tuple[Interval, Interval]
 COMMUNICATION = re.compile(r"nccl|rccl|msccl|cross_device_reduce", re.IGNORECASE)
 EMULATED = re.compile(r"spin_kernel|sleep", re.IGNORECASE)
 """The kernel of `torch.cuda._sleep` (aten/src/ATen/cuda/Sleep.cu), by which emulated ranks communicate."""
-WAITS = {"cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize"} | {
-    "hipDeviceSynchronize",
-    "hipStreamSynchronize",
-    "hipEventSynchronize",
-}
+WAITS = {f"{api}{what}Synchronize" for api in ("cuda", "hip") for what in ("Device", "Stream", "Event")}
 
 
 @dataclass(frozen=True)
@@ -142,7 +138,7 @@ class CheckVerdict(Enum):
 
 
 class CheckRow(msgspec.Struct, frozen=True):
-    """One finding. `is_time`: it compares times, which is what the check is for; `why`: of a row that is not judged."""
+    """One finding. `why`: of a row that is not judged; `is_time`: it compares times, which is what the check is for."""
 
     case: str
     what: str
@@ -161,15 +157,10 @@ class CheckReport(msgspec.Struct):
 
 
 def report_of(facts: dict[str, Any], rows: list[list[CheckRow]]) -> CheckReport:
+    """Return the report of all ranks' rows, with its verdict in words and as an exit code."""
     everything = [row for of_rank in rows for row in of_rank]
-
-    def count(verdict: CheckVerdict) -> int:
-        return sum(row.verdict is verdict for row in everything)
-
-    failed, passed, open_ = count(CheckVerdict.FAILED), count(CheckVerdict.OK), count(CheckVerdict.NOT_JUDGED)
-    counted = (
-        f"{passed} of {passed + failed} checks passed, {open_} not judged, {count(CheckVerdict.INFORMATION)} to know"
-    )
+    passed, failed, unjudged, known = (sum(row.verdict is verdict for row in everything) for verdict in CheckVerdict)
+    counted = f"{passed} of {passed + failed} checks passed, {unjudged} not judged, {known} for information"
     if failed:
         return CheckReport(facts, rows, f"FAILED: {counted}", EXIT_FAILED)
     if not any(row.is_time and row.verdict is CheckVerdict.OK for row in everything):
@@ -203,12 +194,6 @@ def busy_row(case: str, share: float | None, lead_ms: float | None = None) -> Ch
     return CheckRow(case, what, f"{share:.1%}", bound, CheckVerdict.NOT_JUDGED, f"{_not_busy(share)}{ahead}")
 
 
-def lead_row(case: str, lead_ms: float | None, undecided: float | None) -> CheckRow:
-    """Return how far the host is ahead of the device, and what that leaves open (docs/metrics.md)."""
-    found = "-" if lead_ms is None else f"{lead_ms:.3f} ms; marks leave {undecided or 0:.0%} of the blocks' time open"
-    return CheckRow(case, "host ahead of the device", found, "for information", CheckVerdict.INFORMATION)
-
-
 def taking_turns(row: CheckRow) -> CheckRow:
     """Return a row of ranks that share a device without MPS (`cuda.mps_runs`): they take turns on it, so that what one
     of them hides, or how long its step takes, is not judged.
@@ -239,29 +224,24 @@ def ratio_between(
 
 
 def ratio_row(
-    case: str,
-    own: tuple[float, float] | None,
-    kernels: float | None,
-    share: float | None,
-    lead_ms: float | None = None,
+    case: str, own: tuple[float, float] | None, kernels: float | None, share: float | None, lead_ms: float | None = None
 ) -> CheckRow:
     """Judge telemetry's overlap ratio, at least and at most, against the kernels' (docs/dev/measuring.md, K2: within
     0.02). Bounds have to hold at any pace; where they are apart there is no number to judge.
     """
     what = "overlap ratio, telemetry / kernels"
-    between = "-" if own is None else _number(own[1]) if own[0] == own[1] else f"{_number(own[0])} to {_number(own[1])}"
-    found = f"{between} / {_number(kernels)}"
+    between = "-" if own is None else " to ".join(f"{value:.3f}" for value in dict.fromkeys(own))
+    found = f"{between} / {'-' if kernels is None else f'{kernels:.3f}'}"
     if own is None or kernels is None:
         why = "no communication kernels to compare with"
         return time_row(case, what, found, _RATIO_BOUND, share, passed=False, why=why)
     passed = own[0] - AGREEMENT <= kernels <= own[1] + AGREEMENT
     if own[0] == own[1]:
         return time_row(case, what, found, _RATIO_BOUND, share, passed)
-    if not passed:
-        return CheckRow(case, what, found, _RATIO_BOUND, CheckVerdict.FAILED, "bounds do not hold", is_time=True)
     ahead = "" if lead_ms is None else f", {lead_ms:.3f} ms ahead"
-    why = f"host-bound: the host sets the pace{ahead}; the bounds hold"
-    return CheckRow(case, what, found, _RATIO_BOUND, CheckVerdict.NOT_JUDGED, why, is_time=True)
+    why = f"host-bound: the host sets the pace{ahead}; the bounds hold" if passed else "bounds do not hold"
+    verdict = CheckVerdict.NOT_JUDGED if passed else CheckVerdict.FAILED
+    return CheckRow(case, what, found, _RATIO_BOUND, verdict, why, is_time=True)
 
 
 def collective_rows(case: str, pairs: Sequence[Pair] | None, share: float | None) -> list[CheckRow]:
@@ -278,7 +258,7 @@ def collective_rows(case: str, pairs: Sequence[Pair] | None, share: float | None
         bounds = {clocks: place, **dict.fromkeys(names, _BOUND)}
         return [time_row(case, name, "-", bound, share, passed=False, why=why) for name, bound in bounds.items()]
     apart = round(median(own[1] - kernel[1] for own, kernel in pairs))
-    limits = [bound_ns(kernel[1] - kernel[0]) for _, kernel in pairs]
+    limits = [max(0.02 * (kernel[1] - kernel[0]), 10_000) for _, kernel in pairs]
     lengths = [(own[1] - own[0]) - (kernel[1] - kernel[0]) for own, kernel in pairs]
     ends = [own[1] - kernel[1] - apart for own, kernel in pairs]
     starts = [max(0, own[0] - kernel[0] - apart) for own, kernel in pairs]
@@ -291,14 +271,5 @@ def collective_rows(case: str, pairs: Sequence[Pair] | None, share: float | None
     return rows
 
 
-def bound_ns(kernel_ns: int) -> float:
-    """Return the allowed difference between telemetry and a kernel of this length."""
-    return max(0.02 * kernel_ns, 10_000)
-
-
 def _not_busy(share: float | None) -> str:
     return "the profiler saw no kernel" if share is None else f"device only {share:.0%} busy"
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"

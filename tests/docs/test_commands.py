@@ -18,7 +18,7 @@ from aorta.commands import COMMANDS as AORTA_COMMANDS
 from aorta.experiments import plan_command as plans
 from aorta.experiments.plan_options import read_plan
 from aorta.gpu_check import check_command as gpu_check
-from aorta.gpu_check.case import chosen
+from aorta.gpu_check.check_ranks import chosen
 from aorta.train_command import compose as main
 from tests.config.conftest import Noting
 from tests.docs.pages import PAGES, ROOT, fenced, section
@@ -99,7 +99,7 @@ def test_command(line: str, compose: Callable[[list[str]], None], monkeypatch: p
             for side in plan.sides:
                 compose(plan.words_of(side))
         case ["aorta", "check-gpu", *rest]:
-            asked = gpu_check.parse(rest)
+            asked = gpu_check.parser().parse_args(rest)
             for strategy in asked.strategies:
                 compose(list(chosen(strategy, asked.words, ranks=1)))
         case ["aorta", "report", *rest]:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import torch
 
-from aorta.gpu_check import case, check_ranks
+from aorta.gpu_check import check_ranks
 from aorta.gpu_check.check_table import CheckReport, CheckVerdict
 from tests.gpu.device import needs_gpu, noticed
 from tests.simulated import load
@@ -59,7 +59,7 @@ def test_the_whole_table_of_one_device(
 ) -> None:
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "CUDA_DEVICE_MAX_CONNECTIONS"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(case, "BLOCK", 2)
+    monkeypatch.setattr(check_ranks, "BLOCK", 2)
     report = check_ranks.main(tmp_path / "check.json", ["ddp", "fsdp"], SMALL, pairs=1)
     assert report is not None
     assert msgspec.json.decode((tmp_path / "check.json").read_bytes(), type=CheckReport) == report

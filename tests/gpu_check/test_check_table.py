@@ -18,7 +18,6 @@ from aorta.gpu_check.check_table import (
     busy_row,
     busy_share,
     collective_rows,
-    lead_row,
     matched,
     pooled_ratio,
     ratio_between,
@@ -68,12 +67,8 @@ def test_bounds_of_a_host_bound_card_are_not_judged_and_have_to_hold(kernels, ve
     assert ratio_between((0.0, 0.0), (0.0, 0.0)) is ratio_between(None, (1.0, 1.0)) is None
 
 
-def test_the_lead_of_the_host_is_said():
-    assert lead_row("ddp", 0.01, 0.41).found == "0.010 ms; marks leave 41% of the blocks' time open"
-    assert busy_row("ddp", 0.412, 0.01).why == "device only 41% busy, the host 0.010 ms ahead of it"
-
-
 def test_a_device_that_waits_for_the_host_is_said_in_per_cent():
+    assert busy_row("ddp", 0.412, 0.01).why == "device only 41% busy, the host 0.010 ms ahead of it"
     assert busy_row("ddp", 0.931).verdict is CheckVerdict.OK
     assert (busy_row("ddp", 0.412).verdict, busy_row("ddp", 0.412).why) == (
         CheckVerdict.NOT_JUDGED,
@@ -127,7 +122,7 @@ def test_without_pairs_nothing_is_judged(pairs, why):
 @pytest.mark.parametrize(
     ("rows", "code", "begins"),
     [
-        ([GOOD, TIME, INFO], 0, "passed: 2 of 2 checks passed, 0 not judged, 1 to know"),
+        ([GOOD, TIME, INFO], 0, "passed: 2 of 2 checks passed, 0 not judged, 1 for information"),
         ([GOOD, TIME, UNJUDGED], 0, "passed: 2 of 2 checks passed, 1 not judged"),
         ([GOOD, BAD, TIME], 1, "FAILED: 2 of 3 checks passed"),
         ([BAD, UNJUDGED], 1, "FAILED: 0 of 1"),

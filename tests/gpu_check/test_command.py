@@ -11,7 +11,7 @@ import torch
 
 from aorta.errors import ConfigError, RunIncomplete
 from aorta.gpu_check import check_command, check_ranks
-from aorta.gpu_check.case import PAIRS
+from aorta.gpu_check.check_ranks import PAIRS
 from aorta.gpu_check.check_table import CheckReport, CheckVerdict
 from tests.runs import ROOT
 
@@ -88,7 +88,7 @@ def test_the_exit_code_is_the_report_s(a_device, launched, monkeypatch, tmp_path
 @pytest.mark.parametrize("text", ["0", "-1", "x"])
 def test_a_number_of_pairs_that_cannot_be(text, capsys):
     with pytest.raises(SystemExit):
-        check_command.parse(["--pairs", text])
+        check_command.parser().parse_args(["--pairs", text])
     assert "must be a whole number from 1 on" in capsys.readouterr().err
 
 
