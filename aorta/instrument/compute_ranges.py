@@ -94,7 +94,8 @@ class BlockRanges:
                 self._backward.pop(name).end = clock.mark()
 
         def open_backward(_gradient: Any) -> None:
-            self._open_backward(name)
+            if name not in self._backward:
+                self._backward[name] = self._opened(name, "backward")
 
         def before_forward(_module: nn.Module, args: Any, kwargs: Any) -> None:
             inputs = needing_gradient(args)
@@ -141,10 +142,6 @@ class BlockRanges:
         opened = Range(name, phase, self._clock.mark())
         self._on_range(opened)
         return opened
-
-    def _open_backward(self, name: str) -> None:
-        if name not in self._backward:
-            self._backward[name] = self._opened(name, "backward")
 
     def _gradient_came(self, _gradient: torch.Tensor) -> None:
         # Compared by id: a pass that failed never ends, and must not hide the next one.

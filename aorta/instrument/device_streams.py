@@ -13,6 +13,7 @@ import ctypes
 import gc
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,13 +26,12 @@ _MOST = 256
 """Collectives kept per stream: those that nothing which computes ever waits for must not pile up."""
 
 
+@dataclass(slots=True, eq=False)
 class _Joined:
     """A collective that some stream continues after; `awaited`: what computes has waited for it."""
 
-    __slots__ = ("awaited", "name")
-
-    def __init__(self, name: Name) -> None:
-        self.name, self.awaited = name, False
+    name: Name
+    awaited: bool = False
 
 
 class StreamOrder:
@@ -175,7 +175,14 @@ class StreamWaits:
         for owner in dict.fromkeys((torch.Event, module.Event)):
             if "wait" in vars(owner):
                 self._replace(owner, "wait", self._wait_for_event(vars(owner)["wait"]))
-        self._replace(module.Event, "record", self._recorded(module.Event.record))
+        recorded = module.Event.record
+
+        def record(event: Any, stream: Any = None) -> Any:
+            outcome = recorded(event, stream)
+            order.recorded((streams.current() if stream is None else stream).stream_id, event)
+            return outcome
+
+        self._replace(module.Event, "record", record)
 
     def close(self) -> None:
         for owner, name, own in reversed(self._own):
@@ -187,14 +194,6 @@ class StreamWaits:
     def _replace(self, owner: type, name: str, function: Callable[..., Any]) -> None:
         self._own.append((owner, name, vars(owner).get(name)))
         _set(owner, name, function)
-
-    def _recorded(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def record(event: Any, stream: Any = None) -> Any:
-            outcome = original(event, stream)
-            self._order.recorded((self._streams.current() if stream is None else stream).stream_id, event)
-            return outcome
-
-        return record
 
     def _wait_of_stream(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def wait(stream: Any, *args: Any, **kwargs: Any) -> Any:

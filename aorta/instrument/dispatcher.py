@@ -285,14 +285,11 @@ class Coalescing:
         def end_coalescing(group: dist.ProcessGroup, *args: Any) -> Work | None:
             return on_end(group, lambda: cast("Work | None", end(group, *args)))
 
-        self._put({"_start_coalescing": start_coalescing, "_end_coalescing": end_coalescing})
+        group_class: Any = dist.ProcessGroup
+        group_class._start_coalescing, group_class._end_coalescing = start_coalescing, end_coalescing
 
     def close(self) -> None:
-        self._put(self._originals)
-
-    @staticmethod
-    def _put(methods: dict[str, Any]) -> None:
-        for name, method in methods.items():
+        for name, method in self._originals.items():
             setattr(dist.ProcessGroup, name, method)
 
 

@@ -193,7 +193,18 @@ class KeptAlive:
         """Keep `work` until it was waited for, or has completed and `capacity` newer ones have been added."""
         with self._lock:
             self._last_of[threading.get_ident()] = id(work)
-            self._look_at_oldest()
+            for _ in range(min(_LOOKS, len(self._full))):
+                number, oldest = next(iter(self._full.items()))
+                if sys.getrefcount(oldest) > _HELD_HERE_ALONE or number in self._last_of.values():
+                    # Its caller may still use it; check the ones after it, which may be as old.
+                    self._full.move_to_end(number)
+                    continue
+                if not oldest.is_completed():
+                    break
+                oldest.let_go()
+                self._completed[number] = self._full.pop(number)
+                if len(self._completed) > self._capacity:
+                    self._completed.popitem(last=False)
             self._full[id(work)] = work
 
     def release(self, work: TimedWork) -> None:
@@ -203,20 +214,6 @@ class KeptAlive:
 
     def __len__(self) -> int:
         return len(self._full) + len(self._completed)
-
-    def _look_at_oldest(self) -> None:
-        for _ in range(min(_LOOKS, len(self._full))):
-            number, oldest = next(iter(self._full.items()))
-            if sys.getrefcount(oldest) > _HELD_HERE_ALONE or number in self._last_of.values():
-                # Its caller may still use it; check the ones after it, which may be as old.
-                self._full.move_to_end(number)
-                continue
-            if not oldest.is_completed():
-                return
-            oldest.let_go()
-            self._completed[number] = self._full.pop(number)
-            if len(self._completed) > self._capacity:
-                self._completed.popitem(last=False)
 
 
 class _Done:

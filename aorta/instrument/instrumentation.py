@@ -72,8 +72,7 @@ class Instrumentation:
         dedicated_async: in `dedicated` mode, move asynchronous collectives as well (`device_interceptor`).
         stall_cutoff_ns: on a CPU, length up to which a backend's call only hands a collective over.
         together: on a CPU, how many steps are read at once (`step_recorder.TOGETHER`, where only SIGKILL can end a run
-        with
-            steps unread).
+            with steps unread).
         progress: of the rank, in which steps, phases and collectives are noted; None: nowhere.
 
     Raises:
@@ -124,11 +123,9 @@ class Instrumentation:
         self._device, self.clock, self._mode = device, clock, mode
         self._dedicated_async = dedicated_async
         # The interceptor outlives a pause: it counts collectives, and keeps those in flight.
-        self._interceptor = (
-            None
-            if mode == "off"
-            else self._make_interceptor(device, stream_priority, fabric, module, stall_cutoff_ns // 2)
-        )
+        self._interceptor: CpuInterceptor | NativeCpuInterceptor | None = None
+        if mode != "off":
+            self._interceptor = self._make_interceptor(device, stream_priority, fabric, module, stall_cutoff_ns // 2)
         self._blocks: list[tuple[str, nn.Module]] = []
         self._outputs: list[nn.Module] = []
         # DDP waits for its collectives after the last node, on futures in C++ that bypass our work handles.
@@ -250,24 +247,17 @@ class Instrumentation:
         shortest_call_ns: int,
     ) -> CpuInterceptor | NativeCpuInterceptor:
         clock, groups, recorder = self.clock, self.groups, self.recorder
-        dedicated = self._mode == "dedicated"
+        moved: Any = {"dedicated": self._mode == "dedicated", "dedicated_async": self._dedicated_async}
         if isinstance(clock, NativeDeviceClock):
-            recorder.compiled_interceptor = on_device = NativeDeviceInterceptor(
-                module,
-                clock,
-                groups,
-                recorder,
-                device,
-                dedicated=dedicated,
-                dedicated_async=self._dedicated_async,
-                priority=stream_priority,
+            recorder.compiled_interceptor = NativeDeviceInterceptor(
+                module, clock, groups, recorder, device, **moved, priority=stream_priority
             )
-            return on_device
+            return recorder.compiled_interceptor
         if module is not None:
-            recorder.compiled_interceptor = tap = NativeCpuInterceptor(
+            recorder.compiled_interceptor = NativeCpuInterceptor(
                 module, groups, shortest_call_ns=shortest_call_ns, progress=recorder.progress
             )
-            return tap
+            return recorder.compiled_interceptor
         links = None if fabric is None else HostLinks(fabric)
         if device.type == "cpu":
             return CpuInterceptor(clock, groups, recorder, links, shortest_call_ns)
@@ -277,8 +267,7 @@ class Instrumentation:
             recorder,
             DeviceStreams(device, stream_priority),
             device,
-            dedicated=dedicated,
-            dedicated_async=self._dedicated_async,
+            **moved,
             links=links,
             device_link=None if fabric is None else DeviceLink(fabric, [device], StreamSleep(device)),
         )

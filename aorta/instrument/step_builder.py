@@ -161,6 +161,13 @@ class StepBuilder:
             {name: bounds for name, bounds in overlap.undecided.items() if name in metrics} if not unseen else {}
         )
         window_ms = metrics["window_ms"]
+        # Inside a long call the thread hands over, whatever is waited for round it.
+        handing = algebra.lane(self._longer(step.calls), window)
+        causes: list[tuple[StallCause, Any]] = [("wait", algebra.subtract(blocked, handing)), ("hand_over", handing)]
+        stall_rows = [
+            Stall(low - start_ns, high - start_ns, why) for why, of in causes for low, high in algebra.pairs(of)
+        ]
+        stall_rows.sort(key=lambda row: row.start_ns)
         ranges, left_out = ([], {}) if step.user_marks is None else step.user_marks.rows(start_ns)
         reasons |= left_out
         return Step(
@@ -193,7 +200,7 @@ class StepBuilder:
             compute=[
                 ComputeRange(block, phase, low - start_ns, high - start_ns) for block, phase, low, high in compute
             ],
-            stalls=self._stall_rows(blocked, step.calls, window),
+            stalls=stall_rows,
             aux=[AuxRange(name, low - start_ns, high - start_ns) for name, _, low, high in aux],
             phase=step.facts.phase,
             reasons=reasons,
@@ -261,14 +268,6 @@ class StepBuilder:
     def _longer(self, calls: list[Interval], factor: float = 1) -> list[Interval]:
         cutoff_ns = (self._stall_cutoff_ns or STALL_CUTOFF_NS) * factor
         return [(begin, end) for begin, end in calls if end - begin > cutoff_ns]
-
-    def _stall_rows(self, blocked: Any, calls: list[Interval], window: Interval) -> list[Stall]:
-        # Inside a long call the thread hands over, whatever is waited for round it.
-        algebra, origin_ns = self._algebra, window[0]
-        handing = algebra.lane(self._longer(calls), window)
-        causes: list[tuple[StallCause, Any]] = [("wait", algebra.subtract(blocked, handing)), ("hand_over", handing)]
-        rows = [Stall(low - origin_ns, high - origin_ns, why) for why, of in causes for low, high in algebra.pairs(of)]
-        return sorted(rows, key=lambda row: row.start_ns)
 
     def _ready_rows(self, step: OpenStep, rows: list[Collective], origin_ns: int) -> list[BucketReady]:
         """Return when buckets were ready, each with the all-reduce that took it, in the order of the buckets."""

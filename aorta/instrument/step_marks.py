@@ -100,7 +100,6 @@ class DevicePace:
         return stretch.sent_ns is None or stretch.sent_ns + self._slack_ns < stretch.end_ns
 
     def marks_ns(self, count: int) -> int:
-        """Return how long the device takes to write so many marks."""
         return count * self._mark_ns
 
     def certain_span(self, stretch: Stretch, begins_late: int = 0, ends_early: int = 1) -> list[Interval]:
@@ -137,18 +136,11 @@ def nearly_all(possible: Sequence[Iterable[Interval]], certain: Sequence[Iterabl
 
 
 class GlooWorkers:
-    """The gloo workers of one group, from which follows when a collective that was queued really began.
+    """The gloo workers of one group, `count` in number, from which follows when a queued collective really began.
 
     gloo reports no start time. It runs the collectives of one group first in, first out on a fixed number of worker
     threads, so a start is the later of the issue time and the moment a worker became free (docs/dev/measuring.md,
-    section 1). `start_ns` is called in issue order:
-
-        workers = GlooWorkers(1)
-        workers.start_ns(issue_ns=0, end_ns=50)   # 0
-        workers.start_ns(issue_ns=10, end_ns=80)  # 50: queued behind the first
-
-    Args:
-        count: how many collectives run at once.
+    section 1). `start_ns` is called in issue order; the worker is busy until `end_ns`.
     """
 
     def __init__(self, count: int) -> None:
@@ -269,7 +261,9 @@ class MarkReader:
         if end_ns is not None:
             issued.alive = None
             if start_ns is None:
-                first_ns = start_ns = self._lanes_of(issued.group).start_ns(issue_ns, end_ns)
+                if issued.group not in self._lanes:
+                    self._lanes[issued.group] = GlooWorkers(self._groups[issued.group].lanes)
+                first_ns = start_ns = self._lanes[issued.group].start_ns(issue_ns, end_ns)
             elif issued.communicator is not None:
                 marked_ns = start_ns
                 start_ns = self._serialised_start_ns(issued.communicator, issued.launch, start_ns, end_ns)
@@ -308,11 +302,6 @@ class MarkReader:
         before_was_late = communicator in self._late
         (self._late.discard if self.pace.reached_after_recording(stretch) else self._late.add)(communicator)
         return marked_ns if before_was_late else max(marked_ns, start_ns - self.pace.marks_ns(_ROUND_A_COLLECTIVE[1]))
-
-    def _lanes_of(self, group: str) -> GlooWorkers:
-        if group not in self._lanes:
-            self._lanes[group] = GlooWorkers(self._groups[group].lanes)
-        return self._lanes[group]
 
     def ranges(self, spans: Iterable[Range]) -> list[Pass]:
         read = [(span.block, span.phase, self.read_ns(span.start), self.read_ns(span.end)) for span in spans]

@@ -43,10 +43,7 @@ LOOK_AFTER_S = 1.0
 FINISH_GRACE_S = 2.0
 """How long to wait for the last steps once the device is idle."""
 
-
 _CAPTURED = "a CUDA graph was being captured when the step began or ended: only the host's clock says when that was"
-
-
 _UNNOTED = Progress()
 
 
@@ -388,17 +385,15 @@ class StepRecorder:
         # A backend wakes waiting threads before it runs callbacks, so the last ends may still be pending.
         deadline = time.monotonic() + FINISH_GRACE_S
         while self._unread:
-            if self._readable(self._unread[0], late=time.monotonic() > deadline):
-                self._write(self._unread.popleft())
-            else:
+            self._write_readable(lambda: time.monotonic() > deadline)
+            if self._unread:
                 time.sleep(0.001)
 
     def salvage(self) -> None:
         """Write the remaining steps that can be read; after an error, when the device may never answer."""
         self.abandon()
         self._give_up_kernels()
-        while self._unread and self._readable(self._unread[0], late=True):
-            self._write(self._unread.popleft())
+        self._write_readable(lambda: True)
 
     def _give_up_kernels(self) -> None:
         for step in self._unread:
@@ -412,8 +407,12 @@ class StepRecorder:
         if is_capturing():
             return
         self._looked_s = time.monotonic()
-        while self._unread and self._readable(self._unread[0], late=len(self._unread) > MAX_STEPS_LATE):
-            self._write(self._unread.popleft())
+        self._write_readable(lambda: len(self._unread) > MAX_STEPS_LATE)
+
+    def _write_readable(self, late: Callable[[], bool]) -> None:
+        while self._unread and self._readable(self._unread[0], late=late()):
+            self._sink(self._builder.line(self._unread.popleft()))
+            self.steps_written += 1
 
     def _readable(self, step: OpenStep, *, late: bool) -> bool:
         """Return whether step, collectives and copies have ended on the device; `late`: without waiting for these."""
@@ -431,7 +430,3 @@ class StepRecorder:
 
     def _happened(self, mark: Mark | None) -> bool:
         return mark is not None and (on_host(mark) or self._clock.read_ns(mark) is not None)
-
-    def _write(self, step: OpenStep) -> None:
-        self._sink(self._builder.line(step))
-        self.steps_written += 1

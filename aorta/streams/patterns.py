@@ -14,9 +14,9 @@ measured. Times come from `aorta.instrument.event_clock`. `Issuer` must not know
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -167,10 +167,6 @@ PATTERNS: Mapping[str, Pattern] = {
 }
 
 
-def waits(kernels: list[Kernel]) -> Iterator[int]:
-    yield from sorted({n for kernel in kernels for n in kernel.after if kernels[n].stream != kernel.stream})
-
-
 RESOLUTION_NS = 1_000
 """Events tell times to about 0.5 us (CUDA: cudaEventElapsedTime), so two of them differ by up to twice that for
 nothing: kernels that share no more than this ran one after the other.
@@ -223,21 +219,18 @@ _CALIBRATED_CYCLES = 2_000_000
 _FIRST_GATE_NS = 200_000
 _GATE_MARGIN = 2.0
 """The gate's length over the time that issuing as many kernels took before."""
+_LONGEST_GATE_NS = 1e9
+"""A full launch queue holds the host up for as long as the gate: a longer gate would not help, and grow without end."""
 _ATTEMPTS = 4
 
 
-@dataclass(frozen=True)
-class Timed:
+class Timed(NamedTuple):
     """When kernels ran, in their order of issue, in nanoseconds of the host's clock, and whether the gate held until
     all were issued.
     """
 
     kernels: list[Interval]
     issued_in_time: bool
-
-
-_LONGEST_GATE_NS = 1e9
-"""A full launch queue holds the host up for as long as the gate: a longer gate would not help, and grow without end."""
 
 
 class Issuer:
@@ -279,7 +272,7 @@ class Issuer:
         opened = self._event()
         for stream in dict.fromkeys(streams):
             stream.wait_event(opened)
-        awaited = dict.fromkeys(waits(list(kernels)))
+        awaited = {n for kernel in kernels for n in kernel.after if kernels[n].stream != kernel.stream}
         ended: dict[int, torch.Event] = {}
         marks = []
         begun_ns = time.perf_counter_ns()

@@ -58,7 +58,18 @@ def report_text(report: StreamsRank, knee_tolerance: float, style: Style) -> str
     counts = sorted({point.streams for pattern in report.patterns for point in pattern.points})
     variables = ", ".join(f"{name} {report.environment.get(name, 'not set')}" for name in QUEUE_VARIABLES)
     heads = ("streams", *(f"{count} " for count in counts), "knee", "mean", "most")
-    rows = [_row(pattern, counts, style) for pattern in report.patterns if pattern.skipped is None]
+    rows = []
+    for pattern in report.patterns:
+        if pattern.knee_streams is None:  # skipped
+            continue
+        by_count = {point.streams: point for point in pattern.points}
+        cells = []
+        for count in counts:
+            point, at_knee = by_count[count], count == pattern.knee_streams
+            text = f"{point.gain:.2f}" + ("!" if not point.issued_in_time else "*" if at_knee else " ")
+            cells.append(style.bold(text) if at_knee else text)
+        there, knee_cell = by_count[pattern.knee_streams], style.bold(str(pattern.knee_streams))
+        rows.append((pattern.name, *cells, knee_cell, f"{there.concurrency:.2f}", str(there.most_at_once)))
     lines = [
         f"rank {report.rank}, {report.device}; {variables}",
         "throughput against one stream, by number of streams; kernels at once, at the knee: mean and most",
@@ -76,19 +87,6 @@ def report_text(report: StreamsRank, knee_tolerance: float, style: Style) -> str
     else:
         lines.append(f"hardware queues: none of {streams} streams shared one")
     return "\n".join(lines)
-
-
-def _row(pattern: StreamsPattern, counts: list[int], style: Style) -> tuple[str, ...]:
-    by_count = {point.streams: point for point in pattern.points}
-    cells = []
-    for count in counts:
-        point, at_knee = by_count[count], count == pattern.knee_streams
-        text = f"{point.gain:.2f}" + ("!" if not point.issued_in_time else "*" if at_knee else " ")
-        cells.append(style.bold(text) if at_knee else text)
-    assert pattern.knee_streams is not None  # only what was skipped has none
-    there = by_count[pattern.knee_streams]
-    knee = style.bold(str(pattern.knee_streams))
-    return (pattern.name, *cells, knee, f"{there.concurrency:.2f}", str(there.most_at_once))
 
 
 _TRIES = 3
@@ -130,29 +128,28 @@ def distinct_streams(device: torch.device, number: int, priority: int) -> list[t
     Raises:
         ConfigError: the pool is exhausted, and streams of this priority cannot be had from the runtime.
     """
-    module = torch.get_device_module(device.type)
+    module: Any = torch.get_device_module(device.type)
     found: list[torch.Stream] = []
     while len(found) < number:
         fresh = module.Stream(device, priority=priority)
         if fresh in found:
             break
         found.append(fresh)
-    return found + [_own(module, device, priority, len(found)) for _ in range(number - len(found))]
-
-
-def _own(module: Any, device: torch.device, priority: int, pooled: int) -> torch.Stream:
-    runtime = module.cudart()
-    if priority != 0 or not hasattr(runtime, "cudaStreamCreate"):
-        raise ConfigError(
-            f"workload.streams: torch has {pooled} streams of priority {priority} on {device}, no more can be made; "
-            f"ask for at most {pooled}, or leave the pattern `priorities` out (workload.patterns=[independent,...])"
-        )
-    handle = ctypes.c_void_p()
-    code = int(runtime.cudaStreamCreate(ctypes.addressof(handle)))
-    if code != 0:
-        raise ConfigError(f"workload.streams: the runtime makes no stream beyond torch's {pooled} (error {code})")
-    stream: torch.Stream = module.ExternalStream(handle.value, device=device)
-    return stream
+    pooled = len(found)
+    while len(found) < number:
+        runtime = module.cudart()
+        if priority != 0 or not hasattr(runtime, "cudaStreamCreate"):
+            raise ConfigError(
+                f"workload.streams: torch has {pooled} streams of priority {priority} on {device}, no more can be "
+                f"made; ask for at most {pooled}, or leave out the pattern `priorities` "
+                "(workload.patterns=[independent,...])"
+            )
+        handle = ctypes.c_void_p()
+        code = int(runtime.cudaStreamCreate(ctypes.addressof(handle)))
+        if code != 0:
+            raise ConfigError(f"workload.streams: the runtime makes no stream beyond torch's {pooled} (error {code})")
+        found.append(module.ExternalStream(handle.value, device=device))
+    return found
 
 
 _URGENT = -1
@@ -176,7 +173,7 @@ def _run(resolved: Resolved, topology: Topology, device: torch.device, peers: Pe
     settings = resolved.config.workload
     assert isinstance(settings, Streams)  # the caller checked it
     with untrained_run(resolved, topology, device, peers, default_backend(device), {}) as (site, clocks, _ranks):
-        result = _PatternRuns(settings, topology, device, peers).result()
+        result = _measured(settings, topology, device, peers)
         clocks.at_end()
         gathered = peers.gather("streams", msgspec.to_builtins(result))
         if topology.rank == 0:
@@ -190,56 +187,39 @@ def _run(resolved: Resolved, topology: Topology, device: torch.device, peers: Pe
     return None
 
 
-class _PatternRuns:
-    def __init__(self, settings: Streams, topology: Topology, device: torch.device, peers: Peers) -> None:
-        self._settings, self._topology, self._device, self._peers = settings, topology, device, peers
-        self._issuer = Issuer(device, settings, with_peers=topology.world_size > 1)
-        chosen = [one.name for one in settings.patterns]
-        self._patterns = {name: one for name, one in PATTERNS.items() if not chosen or name in chosen}
-        self._counts = sorted(set(settings.streams))
-        most = self._counts[-1]
-        self._normal = distinct_streams(device, most, 0)
-        urgent = max(sum(one.urgent(stream) for stream in range(most)) for one in self._patterns.values())
-        self._urgent = distinct_streams(device, urgent, _URGENT)
+def _measured(settings: Streams, topology: Topology, device: torch.device, peers: Peers) -> StreamsRank:
+    """Run every pattern on every number of streams."""
+    issuer = Issuer(device, settings, with_peers=topology.world_size > 1)
+    chosen = [one.name for one in settings.patterns]
+    patterns = {name: one for name, one in PATTERNS.items() if not chosen or name in chosen}
+    counts = sorted(set(settings.streams))
+    normal = distinct_streams(device, counts[-1], 0)
+    urgent = max(sum(map(one.urgent, range(counts[-1]))) for one in patterns.values())
+    everything = [*normal, *distinct_streams(device, urgent, _URGENT)]
+    # First of all, in the order of the streams: a stream may get its queue at its first use.
+    queues = shared_queues(issuer, everything)
+    queue_of = {place: number for number, queue in enumerate(queues) for place in queue}
 
-    def result(self) -> StreamsRank:
-        # First of all, in the order of the streams: a stream may get its queue at its first use.
-        queues = shared_queues(self._issuer, [*self._normal, *self._urgent])
-        queue_of = {place: number for number, queue in enumerate(queues) for place in queue}
-        patterns = [self._pattern(name, pattern, queue_of) for name, pattern in self._patterns.items()]
-        normal = len(self._normal)
-        return StreamsRank(
-            rank=self._topology.rank,
-            device=device_name(self._device),
-            environment={name: os.environ[name] for name in QUEUE_VARIABLES if name in os.environ},
-            queues=[own for queue in queues if (own := [place for place in queue if place < normal])],
-            patterns=patterns,
-        )
+    def typical(kernels: Sequence[Kernel], stream_of: Callable[[Kernel], torch.Stream]) -> Timed:
+        """Return the repetition of median length: a single one may have met something else on the device."""
+        runs = [issuer.run(kernels, stream_of) for _ in range(settings.repeats)]
+        return sorted(runs, key=lambda run: elapsed_ns(run.kernels))[len(runs) // 2]
 
-    def _pattern(self, name: str, pattern: Pattern, queue_of: dict[int, int]) -> StreamsPattern:
-        size = self._topology.world_size
-        if size < pattern.ranks:
-            missing = f"needs {pattern.ranks} ranks, and this run has {size}; start it with --nproc_per_node 2"
-            return StreamsPattern(name, pattern.says, [], skipped=missing)
-        points = [self._point(name, pattern, streams, queue_of) for streams in self._counts]
-        gains = {point.streams: point.gain for point in points}
-        return StreamsPattern(name, pattern.says, points, knee(gains, self._settings.knee_tolerance))
-
-    def _point(self, name: str, pattern: Pattern, streams: int, queue_of: dict[int, int]) -> StreamsPoint:
-        kernels = pattern.kernels(streams)
-        places = [self._place(pattern, stream) for stream in range(streams)]
-        everything = [*self._normal, *self._urgent]
+    def point(name: str, pattern: Pattern, streams: int) -> StreamsPoint:
+        kernels, places, by_queue = pattern.kernels(streams), list[int](), dict[int, list[int]]()
+        for stream in range(streams):  # those of normal priority stand first among all streams, then the urgent ones
+            urgent_before = sum(map(pattern.urgent, range(stream)))
+            place = len(normal) + urgent_before if pattern.urgent(stream) else stream - urgent_before
+            places.append(place)
+            by_queue.setdefault(queue_of[place], []).append(stream)
 
         def spread(kernel: Kernel) -> torch.Stream:
             return everything[places[kernel.stream]]
 
-        self._issuer.run(kernels, spread)  # warms up
-        self._peers.gather(f"point/{name}/{streams}", True)
-        serial = self._typical(kernels, lambda _kernel: everything[0])
-        timed = self._typical(kernels, spread)
-        by_queue: dict[int, list[int]] = {}
-        for stream, place in enumerate(places):
-            by_queue.setdefault(queue_of[place], []).append(stream)
+        issuer.run(kernels, spread)  # warms up
+        peers.gather(f"point/{name}/{streams}", True)
+        serial = typical(kernels, lambda _kernel: everything[0])
+        timed = typical(kernels, spread)
         serial_ns, spread_ns = elapsed_ns(serial.kernels), elapsed_ns(timed.kernels)
         return StreamsPoint(
             streams=streams,
@@ -253,12 +233,19 @@ class _PatternRuns:
             shared_queues=[sharing for sharing in by_queue.values() if len(sharing) > 1],
         )
 
-    def _typical(self, kernels: Sequence[Kernel], stream_of: Callable[[Kernel], torch.Stream]) -> Timed:
-        """Return the repetition of median length: a single one may have met something else on the device."""
-        runs = [self._issuer.run(kernels, stream_of) for _ in range(self._settings.repeats)]
-        return sorted(runs, key=lambda run: elapsed_ns(run.kernels))[len(runs) // 2]
-
-    def _place(self, pattern: Pattern, stream: int) -> int:
-        """Return the index among all streams: those of normal priority first, then the urgent ones."""
-        urgent_before = sum(map(pattern.urgent, range(stream)))
-        return len(self._normal) + urgent_before if pattern.urgent(stream) else stream - urgent_before
+    results, size = [], topology.world_size
+    for name, pattern in patterns.items():
+        if size < pattern.ranks:
+            missing = f"needs {pattern.ranks} ranks, and this run has {size}; start it with --nproc_per_node 2"
+            results.append(StreamsPattern(name, pattern.says, [], skipped=missing))
+            continue
+        points = [point(name, pattern, streams) for streams in counts]
+        gains = {each.streams: each.gain for each in points}
+        results.append(StreamsPattern(name, pattern.says, points, knee(gains, settings.knee_tolerance)))
+    return StreamsRank(
+        rank=topology.rank,
+        device=device_name(device),
+        environment={name: os.environ[name] for name in QUEUE_VARIABLES if name in os.environ},
+        queues=[own for queue in queues if (own := [place for place in queue if place < len(normal)])],
+        patterns=results,
+    )

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from aorta.instrument.compute_ranges import Range
+from aorta.instrument.event_clock import HostClock
 from aorta.instrument.in_flight import Group, InFlight
 from aorta.instrument.native.native_interceptor import NativeCpuInterceptor
 from aorta.instrument.open_step import OpenStep, StepFacts
@@ -31,11 +32,8 @@ class Pending:
         self.at_ns, self.sent_ns = at_ns, sent_ns
 
 
-class SetClock:
+class SetClock(HostClock):
     """Marks happen at `now_ns`, or not until the test lets them; counts what is given back."""
-
-    timer = "cuda_event"
-    bound_ns = 0
 
     def __init__(self) -> None:
         self.now_ns, self.running = 0, True
@@ -51,17 +49,11 @@ class SetClock:
         self.now_ns = round(ms * MS)
         return self.mark()
 
-    def new_epoch(self) -> None:
-        pass
-
     def read_ns(self, mark: Pending | int) -> int | None:
         return mark if isinstance(mark, int) else mark.at_ns
 
     def sent_ns(self, mark: Pending | int) -> int | None:
         return None if isinstance(mark, int) else mark.sent_ns
-
-    def forget(self, mark: Pending | int | None) -> None:
-        pass
 
     def release(self, mark: Pending | int) -> None:
         if isinstance(mark, Pending):
@@ -78,8 +70,8 @@ class Rig:
         self.clock, self.lines = SetClock(), list[Step]()
         self.counted: dict[int, int | None] = {1: 0}
         self.recorder = StepRecorder(
-            self.clock,  # type: ignore[arg-type]
-            StepBuilder(self.clock, 0, 2, {"0": Group((0, 1), 1)}, ANCHOR, stall_cutoff_ns=stall_cutoff_ns),  # type: ignore[arg-type]
+            self.clock,
+            StepBuilder(self.clock, 0, 2, {"0": Group((0, 1), 1)}, ANCHOR, stall_cutoff_ns=stall_cutoff_ns),
             lambda: dict(self.counted),
             self.lines.append,
             together,

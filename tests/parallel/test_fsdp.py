@@ -1,5 +1,6 @@
 """FSDP2: gradients of separately sharded modules are the mean over all ranks, also where each part is on one rank only;
-which blocks are gathered ahead. DDP: which device it is told, and how its buckets are sized.
+which blocks are gathered ahead. DDP: which device it is told, and how its buckets are sized. Context parallelism: which
+chunks of a sequence each rank has, and that they train as one rank does with whole sequences.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from aorta.config.schema import DDP, FSDPEP, DType, Precision
 from aorta.parallel import fsdp, plan
+from aorta.parallel.context import in_order, own_chunks
 from aorta.parallel.fsdp import prefetch
 from aorta.parallel.plan import default_bucket_mb
+from tests.runs import program, succeeded
 
 RANKS = 4
 """Whose gradients have arrived by all-to-all, added up."""
@@ -118,3 +121,27 @@ def test_bucket_size_follows_the_model_up_to_torchs_own() -> None:
     assert default_bucket_mb(nn.Linear(2, 2)) == 1 / 16
     with torch.device("meta"):
         assert default_bucket_mb(nn.Linear(32768, 32768)) == 25.0
+
+
+SIZES = [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("ranks", SIZES)
+def test_the_chunks_of_all_ranks_in_order_are_the_sequence(ranks: int) -> None:
+    whole = torch.arange(2 * 2 * ranks * 3).view(2, 2 * ranks * 3)
+    parts = [own_chunks(whole, 1, rank, ranks) for rank in range(ranks)]
+    assert {part.shape for part in parts} == {(2, 6)}
+    assert torch.equal(in_order(torch.stack(parts), 2), whole)
+
+
+@pytest.mark.parametrize("ranks", SIZES)
+def test_every_rank_has_as_many_pairs_of_a_query_and_a_key_to_look_at(ranks: int) -> None:
+    positions = torch.arange(2 * ranks * 5)
+    pairs = [int((own_chunks(positions, 0, rank, ranks) + 1).sum()) for rank in range(ranks)]
+    assert pairs == [pairs[0]] * ranks
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_losses_and_gradients_are_those_of_whole_sequences(ranks: int) -> None:
+    succeeded(program("tests.parallel.split_sequences", ranks=ranks))

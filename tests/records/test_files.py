@@ -1,16 +1,25 @@
-"""Files that are written appear whole, together, and in no place of another; every writer of AORTA does it so."""
+"""Files that are written appear whole, together, and in no place of another; every writer of AORTA does it so. Names of
+a run folder's files; hosts without a known key are refused.
+"""
 
 from __future__ import annotations
 
 import ast
 import errno
 import os
+import sys
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from aorta.analysis.load.open import opened
+from aorta.errors import ConfigError, InputError
+from aorta.profiling.upload import Destination
 from aorta.records.files import whole_file
+from aorta.records.run_files import RANK_FILE, RANK_FILE_NAME, rank_files, read_manifest
 
 AORTA = Path(__file__).resolve().parents[2] / "aorta"
 OTHERWISE = {
@@ -96,3 +105,121 @@ def test_files_of_one_stack_appear_together_or_not_at_all(tmp_path: Path) -> Non
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a", "before")]
     write("")
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"a": "after", "c": "after"}
+
+
+@pytest.mark.parametrize("rank", [0, 7, 511])
+def test_the_name_of_a_record_gives_its_rank_in_plain_decimal(rank):
+    found = RANK_FILE_NAME.match(RANK_FILE.format(rank=rank))
+    assert found is not None
+    assert int(found[1]) == rank
+
+
+@pytest.mark.parametrize("name", ["rank_0_metrics.jsonl.bak", "rank__metrics.jsonl", "xrank_0_metrics.jsonl"])
+def test_other_names_are_not_records(name):
+    assert RANK_FILE_NAME.match(name) is None
+
+
+def test_records_are_listed_by_rank_and_nothing_else_is(tmp_path):
+    for name in (*(RANK_FILE.format(rank=rank) for rank in (10, 9)), "rank_x_metrics.jsonl", "run.json"):
+        (tmp_path / name).touch()
+    (tmp_path / RANK_FILE.format(rank=1)).mkdir()
+    assert [path.name for path in rank_files(tmp_path)] == ["rank_9_metrics.jsonl", "rank_10_metrics.jsonl"]
+    assert rank_files(tmp_path / "nowhere") == []
+
+
+def test_the_manifest_is_read_as_it_was_written(tmp_path):
+    (tmp_path / "run.json").write_text('{"run_id": "r", "schema_version": 7, "config": {"a": [1, null]}}')
+    assert read_manifest(tmp_path) == {"run_id": "r", "schema_version": 7, "config": {"a": [1, None]}}
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (b"", "truncated"),
+        (b"{", "truncated"),
+        (b"[1]", "Expected `object`, got `array`"),
+        (b'{"a": "\xff"}', "utf-8"),
+        (b'{"a": ' + b"[" * 100_000, "nested too deeply"),
+    ],
+    ids=["empty", "cut off", "a list", "not text", "deep"],
+)
+def test_a_manifest_that_is_no_json_object_is_refused_in_words(tmp_path, text, why):
+    (tmp_path / "run.json").write_bytes(text)
+    with pytest.raises(ValueError, match=why):
+        read_manifest(tmp_path)
+
+
+def test_a_manifest_that_is_not_there_is_told_from_one_that_cannot_be_read(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        read_manifest(tmp_path)
+    (tmp_path / "run.json").mkdir()
+    with pytest.raises(OSError, match="directory"):
+        read_manifest(tmp_path)
+
+
+KEY = "ssh-ed25519 AAAA"
+
+
+class SSHException(Exception):
+    pass
+
+
+class RejectPolicy:
+    def missing_host_key(self, _client: object, host: str, _key: str) -> None:
+        raise SSHException(f"Server {host!r} not found in known_hosts")
+
+
+class AutoAddPolicy:
+    def missing_host_key(self, *_: object) -> None:
+        pass
+
+
+class SSHClient:
+    def __init__(self) -> None:
+        self._policy: RejectPolicy | AutoAddPolicy = RejectPolicy()
+        self._known: dict[str, str] = {}
+
+    def set_missing_host_key_policy(self, policy: RejectPolicy | AutoAddPolicy) -> None:
+        self._policy = policy
+
+    def load_system_host_keys(self, path: str) -> None:
+        self._known |= dict(line.split(" ", 1) for line in Path(path).read_text().splitlines())
+
+    def connect(self, host: str, **_: object) -> None:
+        if host not in self._known:
+            self._policy.missing_host_key(self, host, KEY)
+        elif self._known[host] != KEY:
+            raise SSHException(f"Host key for server {host!r} does not match")
+
+    def open_sftp(self) -> object:
+        return SimpleNamespace()
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    paramiko = ModuleType("paramiko")
+    for made in (SSHClient, SSHException, RejectPolicy, AutoAddPolicy):
+        setattr(paramiko, made.__name__, made)
+    vars(paramiko).update(WarningPolicy=AutoAddPolicy, MissingHostKeyPolicy=object)
+    monkeypatch.setitem(sys.modules, "paramiko", paramiko)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".ssh").mkdir()
+    yield tmp_path
+    del sys.modules["fsspec.implementations.sftp"], sys.modules["fsspec.implementations"].sftp
+    for name in ("sftp", "ssh"):
+        sys.modules["fsspec.registry"]._registry.pop(name, None)
+
+
+@pytest.mark.parametrize("known", ["", "here ssh-ed25519 OTHER"], ids=["unknown", "changed"])
+def test_a_host_without_its_known_key_is_refused(home: Path, known: str) -> None:
+    (home / ".ssh" / "known_hosts").write_text(known)
+    for address in ("sftp://here/x", "simplecache::ssh://here/x"):
+        with pytest.raises(ConfigError, match="log in once with ssh"):
+            Destination(address)
+        with pytest.raises(InputError, match="log in once with ssh"), opened(address):
+            pass
+
+
+def test_a_known_host_is_taken(home: Path) -> None:
+    (home / ".ssh" / "known_hosts").write_text(f"here {KEY}\n")
+    assert Destination("sftp://here/x").where("y") == "sftp://here/x/y"

@@ -45,8 +45,9 @@ SLOTS = 4096
 """How many collectives of one group a rank may be ahead of another."""
 _LAP_BITS = 6
 _WORD = 8
-
-
+_LINKS = 2
+"""Of a rank: within its node, between nodes."""
+_NS_PER_MS = 1_000_000
 _MEMORY = Path("/dev/shm")
 
 
@@ -82,11 +83,11 @@ class Arrivals:
 
     def arrive(self, number: int, at_ns: int) -> None:
         """Publish that this rank reached collective `number` (0, 1, ...) of the group."""
-        self._arrivals[self._own * SLOTS + number % SLOTS] = at_ns << _LAP_BITS | self._lap(number)
+        self._arrivals[self._own * SLOTS + number % SLOTS] = at_ns << _LAP_BITS | _lap(number)
 
     def known(self, number: int) -> list[int]:
         """Return the arrivals at collective `number` published so far, in nanoseconds of CLOCK_MONOTONIC."""
-        lap, words = self._lap(number), self._arrivals[number % SLOTS :: SLOTS]
+        lap, words = _lap(number), self._arrivals[number % SLOTS :: SLOTS]
         found = [word >> _LAP_BITS for word in words if word & ((1 << _LAP_BITS) - 1) == lap]
         if self._named and len(found) == self.ranks:
             self._named = False
@@ -94,14 +95,9 @@ class Arrivals:
                 self._path.unlink()  # every rank has it open: nothing is left behind, however the run ends
         return found
 
-    @staticmethod
-    def _lap(number: int) -> int:
-        """Return the lap of a slot; never 0, which marks an empty slot."""
-        return number // SLOTS % ((1 << _LAP_BITS) - 1) + 1
 
-
-_LINKS = 2
-"""Of a rank: within its node, between nodes."""
+def _lap(number: int) -> int:
+    return number // SLOTS % ((1 << _LAP_BITS) - 1) + 1  # never 0, which marks an empty slot
 
 
 class LinkHold(NamedTuple):
@@ -146,8 +142,11 @@ class SharedLinks:
         with self._exclusively():
             if number is None or self._folder is None:
                 return self._take((self._rank,), arrived_ns, cost_ns, between_nodes)[0]
-            words = self._decisions(group, tuple(ranks))
             width = 1 + 2 * len(ranks)
+            words = self._decided.get((group, tuple(ranks)))
+            if words is None:
+                key = hashlib.sha256(f"links/{group}/{list(ranks)}".encode()).hexdigest()[:16]
+                words = self._decided[group, tuple(ranks)] = _shared_numbers(self._folder, key, SLOTS * width)
             row = words[number % SLOTS * width : (number % SLOTS + 1) * width]
             if row[0] != number + 1:  # 0 in a slot that was never used
                 held = self._take(ranks, arrived_ns, cost_ns, between_nodes)
@@ -176,13 +175,6 @@ class SharedLinks:
         for at in places:
             self._free_at[at] = end_ns
         return [LinkHold(each, end_ns) for each in free_ns]
-
-    def _decisions(self, group: str, ranks: tuple[int, ...]) -> memoryview:
-        words = self._decided.get((group, ranks))
-        if words is None:
-            key = hashlib.sha256(f"links/{group}/{list(ranks)}".encode()).hexdigest()[:16]
-            words = self._decided[group, ranks] = _shared_numbers(self._folder, key, SLOTS * (1 + 2 * len(ranks)))
-        return words
 
     @contextmanager
     def _exclusively(self) -> Iterator[None]:
@@ -216,9 +208,6 @@ def _shared_numbers(folder: Path | None, name: str, count: int) -> memoryview:
         ) from error
 
 
-_NS_PER_MS = 1_000_000
-
-
 class EmulatedNetwork:
     """The emulated network of one run, as seen from one rank.
 
@@ -240,8 +229,12 @@ class EmulatedNetwork:
 
         Sends and receives have no number that both ends agree on (None), and so no jitter.
         """
-        cost = network_cost_ns(kind, size_bytes, ranks, self._world_size, self.settings)
-        return round(cost * self._jitter(ranks, number))
+        cost: float = network_cost_ns(kind, size_bytes, ranks, self._world_size, self.settings)
+        if number is not None and self.settings.jitter:
+            # Not `hash`, which differs between processes; and a separate generator: training's random numbers stay.
+            chance = random.Random(f"{self.settings.seed}/{list(ranks)}/{number}")
+            cost *= 1.0 + self.settings.jitter * chance.uniform(-1.0, 1.0)
+        return round(cost)
 
     def spans_nodes(self, ranks: Sequence[int]) -> bool:
         return spans_nodes(ranks, self._world_size, self.settings)
@@ -251,10 +244,3 @@ class EmulatedNetwork:
         if self.settings.sharing is Sharing.group:
             return None
         return SharedLinks(self.folder, self.rank, self._world_size)
-
-    def _jitter(self, ranks: Sequence[int], number: int | None) -> float:
-        if number is None or not self.settings.jitter:
-            return 1.0
-        # Not `hash`, which differs between processes, and a separate generator, so that training's random numbers stay.
-        chance = random.Random(f"{self.settings.seed}/{list(ranks)}/{number}")
-        return 1.0 + self.settings.jitter * chance.uniform(-1.0, 1.0)

@@ -67,10 +67,14 @@ def load() -> tuple[Any | None, str | None]:
         path = library()
         path.stat()
     except FileNotFoundError:
-        return None, _why_not_built(path)
+        try:
+            return None, f"could not be built: {_failure(path).read_text().strip()}; {BUILD_COMMAND} tries again"
+        except OSError:
+            missing = "" if _has_compiler() else f": {_compiler()} not found, which g++ brings"
+            return None, f"not built{missing}; {BUILD_COMMAND} does it"
     except (OSError, RuntimeError) as error:  # the home folder is inaccessible, or unknown
         return None, f"cannot be looked for: {error}"
-    name = _module_name(path)
+    name = path.name.split(".")[0]
     try:
         spec = importlib.util.spec_from_file_location(
             name, path, loader=importlib.machinery.ExtensionFileLoader(name, str(path))
@@ -82,14 +86,6 @@ def load() -> tuple[Any | None, str | None]:
     except (ImportError, OSError) as error:  # e.g. built against another torch build of the same version
         return None, f"{path} cannot be loaded: {error}"
     return module, None
-
-
-def _why_not_built(path: Path) -> str:
-    try:
-        return f"could not be built: {_failure(path).read_text().strip()}; {BUILD_COMMAND} tries again"
-    except OSError:
-        missing = "" if _has_compiler() else f": {_compiler()} not found, which g++ brings"
-        return f"not built{missing}; {BUILD_COMMAND} does it"
 
 
 def ensure_built(mode: InstrumentMode, *, wanted: bool, emulated: bool) -> None:
@@ -200,13 +196,13 @@ def build() -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         cpp_extension.load(
-            _module_name(path), [str(SOURCE)], build_directory=folder, extra_cflags=[*FLAGS], is_python_module=False
+            path.name.split(".")[0],
+            [str(SOURCE)],
+            build_directory=folder,
+            extra_cflags=[*FLAGS],
+            is_python_module=False,
         )
         (made,) = Path(folder).glob("*.so")
         made.replace(path)  # atomic: another process may be loading it
     _failure(path).unlink(missing_ok=True)
     return path
-
-
-def _module_name(path: Path) -> str:
-    return path.name.split(".")[0]

@@ -79,23 +79,10 @@ class NativeRanges:
         self._handles.append(module.register_forward_hook(hook, prepend=True))
         self.compiled.look()
 
-    def begin(self) -> None:
-        """Start recording events."""
-        self.compiled.begin()
-
-    def end(self) -> Any:
-        """Stop recording; returns the events since `begin`, for `read`."""
-        return self.compiled.end()
-
     def read(self, noted: Any) -> tuple[list[Pass], list[tuple[Mark, Mark]]]:
         rows, tails = noted.rows()
         names = self._names
         return [(names[block], "backward" if back else "forward", low, high) for block, back, low, high in rows], tails
-
-    def forget(self) -> None:
-        """Stop recording, and discard the events since `begin`."""
-        self.compiled.begin()
-        self.compiled.end()
 
     def close(self) -> None:
         self.compiled.ignore()
@@ -168,7 +155,7 @@ class NativeCpuInterceptor:
         """Begin a step; returns how many collectives since the last one belong to none: 0 where it `continues` that."""
         if self._tap is None:
             return 0
-        self.ranges.begin()
+        self.ranges.compiled.begin()
         return int(self._tap.begin(continues))
 
     def end(self) -> NativeEvents | None:
@@ -177,7 +164,7 @@ class NativeCpuInterceptor:
         """
         if self._tap is None:
             return None
-        return partial(self._add, self._tap.end(), self.ranges.end())
+        return partial(self._add, self._tap.end(), self.ranges.compiled.end())
 
     def underway(self) -> int:
         """Return how many calls of backends have not returned."""
@@ -191,7 +178,8 @@ class NativeCpuInterceptor:
         """Stop recording, and discard what was recorded since the last step ended; returns how many collectives."""
         if self._tap is None:
             return 0
-        self.ranges.forget()
+        self.ranges.compiled.begin()
+        self.ranges.compiled.end()
         return int(self._tap.abandon())
 
     def _add(self, noted: Any, passes: Any, step: OpenStep) -> None:
@@ -201,30 +189,26 @@ class NativeCpuInterceptor:
         for number, group, seq, size, dtype, issue_ns, waiters, end_ns, source, by_future in rows:
             operator = operators[number]
             name = None if dtype is None else dtype_name(dtype)
+            issued = InFlight(operator.kind, group, seq, size, name, issue_ns, seq, None, end_ns, None, waiters)
             if end_ns is None:
-                issued = InFlight(operator.kind, group, seq, size, name, issue_ns, seq, None, None, None, waiters)
                 self._attach_end(issued, source)
             else:
-                issued = InFlight(operator.kind, group, seq, size, name, issue_ns, seq, None, end_ns, source, waiters)
+                issued.end_source = source
             issued.by_future = by_future
             if operator.point_to_point:
                 issued.number, issued.counted = None, self._counts_point_to_point[group]
             step.collectives.append(issued)
         step.waits += [Waited(self._name(*wait[:3]), *wait[3:]) for wait in waits]
         step.calls += calls
-        step.copies += self._copied(copies)
+        step.copies += [
+            Copied(DIRECTIONS[way], size, start or None, end or None, computes)
+            for way, size, start, end, computes in copies
+        ]
         self._add_passes(passes, step)
 
     def _name(self, operator: int, group: str, seq: int) -> Name:
         kind = self._operators[operator]
         return Name(group, seq, kind.kind if kind.point_to_point else None)
-
-    @staticmethod
-    def _copied(copies: list[tuple[int, int, int, int, bool]]) -> list[Copied]:
-        return [
-            Copied(DIRECTIONS[number], size, start or None, end or None, computes)
-            for number, size, start, end, computes in copies
-        ]
 
     def _add_passes(self, noted: Any, step: OpenStep) -> None:
         passes, tails = self.ranges.read(noted)
