@@ -22,14 +22,7 @@ if TYPE_CHECKING:
 
     from aorta.analysis.run import Run
 
-__all__ = [
-    "collectives",
-    "device_samples",
-    "iter_collectives",
-    "load_run",
-    "steps",
-    "user_ranges",
-]
+__all__ = ["collectives", "device_samples", "iter_collectives", "load_run", "steps", "user_ranges"]
 
 
 def load_run(path: str | Path, *, jobs: int | None = None, scheduler: str | None = None) -> Run:
@@ -63,12 +56,9 @@ def steps(run: str | Path | Run, columns: Sequence[str] | None = None) -> pd.Dat
     """Return one row per rank and step; warm-up steps are included and flagged.
 
     Args:
-        run: what `load_run` takes, or its result.
+        run: what `load_run` takes, or its result; so for all functions here, which raise the errors of `load_run`.
         columns: only these columns, at 8 bytes per column and row. By default those of `dataframes.steps_frame`, then
             those of `devices.step_columns`.
-
-    Raises:
-        InputError: as `load_run`.
     """
     from aorta.analysis.dataframes import steps_frame
     from aorta.analysis.devices import JOINED_ON, STEP_COLUMNS, samples_frame, step_columns
@@ -83,22 +73,14 @@ def steps(run: str | Path | Run, columns: Sequence[str] | None = None) -> pd.Dat
 
 
 def device_samples(run: str | Path | Run) -> pd.DataFrame:
-    """Return one row per sample of a rank's device; columns as in `devices.samples_frame`.
-
-    Raises:
-        InputError: as `load_run`.
-    """
+    """Return one row per sample of a rank's device; columns as in `devices.samples_frame`."""
     from aorta.analysis.devices import samples_frame
 
     return samples_frame(_loaded(run))
 
 
 def user_ranges(run: str | Path | Run) -> pd.DataFrame:
-    """Return one row per range that the loop named (`recording.range`); columns as in `dataframes.ranges_frame`.
-
-    Raises:
-        InputError: as `load_run`.
-    """
+    """Return one row per range that the loop named (`recording.range`); columns as in `dataframes.ranges_frame`."""
     from aorta.analysis.dataframes import ranges_frame
 
     return ranges_frame(_loaded(run))
@@ -119,7 +101,7 @@ def collectives(
             over all ranks before.
 
     Raises:
-        InputError: as `load_run`, or more than `dataframes.ROW_LIMIT` rows are left.
+        InputError: more than `dataframes.ROW_LIMIT` rows are left.
     """
     from aorta.analysis.dataframes import collectives_frame
 
@@ -127,11 +109,7 @@ def collectives(
 
 
 def iter_collectives(run: str | Path | Run, *, steps: tuple[int, int] | None = None) -> Iterator[pd.DataFrame]:
-    """Yield the same rows in frames of some 100,000, ordered by global step. A frame never splits a step.
-
-    Raises:
-        InputError: as `load_run`.
-    """
+    """Yield the same rows in frames of some 100,000, ordered by global step. A frame never splits a step."""
     from aorta.analysis.dataframes import iter_collectives as frames
 
     yield from frames(_loaded(run), steps)

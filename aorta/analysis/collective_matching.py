@@ -20,8 +20,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from aorta.analysis.frames import UNKNOWN, UNNUMBERED, Bools, Collectives, Ints, Rows
-from aorta.analysis.groups import Groups
+from aorta.analysis.frames import UNKNOWN, UNNUMBERED, Bools, Collectives, Groups, Ints, Rows
 from aorta.analysis.run import Members, Run
 from aorta.timeline.classes import LOCKSTEP, UNKNOWN_KIND
 

@@ -50,8 +50,7 @@ from aorta.analysis.collective_matching import (
 from aorta.analysis.documents import known
 from aorta.analysis.documents.dataset import CollectiveEntry, DatasetEntry, Described, Straggler
 from aorta.analysis.formatting import TEXT, group_title, rough_interval, rough_ms, whole_percent
-from aorta.analysis.frames import NO_TIME, UNKNOWN, Floats, Ints, difference
-from aorta.analysis.groups import Groups
+from aorta.analysis.frames import NO_TIME, UNKNOWN, Floats, Groups, Ints, difference
 from aorta.analysis.metrics import COLLECTIVE_METRIC_NAMES, TOO_SHORT, algbw_gb_per_s, busbw_factor, no_bandwidth
 from aorta.analysis.run import HOST_TIMER, Run
 from aorta.analysis.stats import entry, median_or_none, numbers_of

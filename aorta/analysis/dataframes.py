@@ -23,7 +23,7 @@ from aorta.analysis.collective_matching import (
     NumberedNames,
     matched_pieces,
 )
-from aorta.analysis.frames import KIND_METRICS, KINDS_KNOWN, LOSSES, NO_TIME, UNKNOWN, Bools, Collectives, Ints
+from aorta.analysis.frames import KIND_METRICS, KINDS_KNOWN, LOSSES, NO_TIME, UNKNOWN, Bools, Ints
 from aorta.analysis.metrics import BUSBW_FACTOR, GROUP_OF_ONE, MADE_OF_OTHERS, NO_BYTES, NO_SIZE, TOO_SHORT, in_order
 from aorta.analysis.run import Run
 from aorta.errors import InputError
@@ -138,7 +138,11 @@ def collectives_frame(
     Raises:
         InputError: more than `ROW_LIMIT` rows are left.
     """
-    parts, total = [_frame(run, NumberedNames(run), None, None, 0)], 0
+    names, nothing = NumberedNames(run), np.empty(0, np.int32)
+    none = CollectiveRows(
+        slice(0), run.collectives.take(slice(0)), nothing, nothing.astype(np.int64), nothing > 0, nothing > 0
+    )
+    parts, total = [_frame(run, names, none, MatchedCollectives(none, names), 0)], 0
     for frame in iter_collectives(run, steps):
         keep = pd.Series(data=True, index=frame.index)
         if ranks is not None:
@@ -157,59 +161,62 @@ def collectives_frame(
 
 
 def _frame(
-    run: Run, names: NumberedNames, found: CollectiveRows | None, matched: MatchedCollectives | None, shift: int
+    run: Run, names: NumberedNames, found: CollectiveRows, matched: MatchedCollectives, shift: int
 ) -> pd.DataFrame:
-    """Return matched rows as a data frame; without any, its columns."""
-    every = run.collectives.names
-    rows: Collectives = run.collectives.take(slice(0)) if found is None else found.frame
-    nothing = np.empty(0, np.int64)
-    rank, step, used = (nothing,) * 3 if found is None else (found.rank, found.global_step, found.used)
-    kind, size_bytes = _told([name.kind for name in every], rows.name), _told([name.bytes for name in every], rows.name)
+    """Return matched rows as a data frame."""
+    rows, every, of_row = found.frame, run.collectives.names, matched.by.of_row
+
+    def told(words: Sequence[object], codes: np.ndarray = rows.name) -> pd.Series[Any]:
+        table = np.empty(len(words), dtype=object)
+        for place, word in enumerate(words):  # one by one: a word may be a tuple, which numpy takes for a row
+            table[place] = word
+        return pd.Series(table[codes], dtype="object")
+
+    kind, size_bytes = told([name.kind for name in every]), told([name.bytes for name in every]).astype("int64")
     group_size = _nullable(names.size[rows.name], UNKNOWN)
-    per_row, reason, transfer_ns, longest_ns = (
-        (nothing,) * 4
-        if matched is None
-        else (matched.by.of_row, matched.reason, matched.transfer_ns, matched.longest_ns)
-    )
-    clear, duration_ms = reason[per_row] == OK, _milliseconds(rows.start_ns, rows.end_ns)
-    transfer_ms = np.where(clear, transfer_ns[per_row] / NS_PER_MS, np.nan)
+    clear, duration_ms = matched.reason[of_row] == OK, _milliseconds(rows.start_ns, rows.end_ns)
+    transfer_ms = pd.Series(np.where(clear, matched.transfer_ns[of_row] / NS_PER_MS, np.nan))
     # In a lockstep kind no rank ends before the last arrives: each duration is at least its rank's lead on the last.
-    skew_bound_ms = np.where(clear, longest_ns[per_row] / NS_PER_MS, np.nan)
-    unmatched = _told([reason or None for reason in REASONS], reason[per_row])
+    skew_bound_ms = np.where(clear, matched.longest_ns[of_row] / NS_PER_MS, np.nan)
+    unmatched = told([reason or None for reason in REASONS], matched.reason[of_row])
+    ranks, no_bandwidth = group_size.astype("float64"), unmatched
+    for applies, why in (
+        (size_bytes < 0, NO_SIZE),
+        (size_bytes == 0, NO_BYTES),
+        (ranks == 1, GROUP_OF_ONE),
+        (transfer_ms == 0, TOO_SHORT),
+    ):
+        no_bandwidth = no_bandwidth.mask(no_bandwidth.isna() & applies, why)
+    algbw = size_bytes / 1e9 / (transfer_ms / 1e3).where(no_bandwidth.isna())  # GB/s of 1e9 bytes
     return pd.DataFrame(
         {
-            "rank": rank.astype(np.int64),
-            "global_step": step,
-            "warmup": ~used.astype(bool),
+            "rank": found.rank.astype(np.int64),
+            "global_step": found.global_step,
+            "warmup": ~found.used,
             "kind": kind,
-            "group": _told([name.group for name in every], rows.name),
+            "group": told([name.group for name in every]),
             "seq": rows.seq,
-            "bytes": size_bytes.astype("int64"),
-            "dtype": _told([name.dtype for name in every], rows.name),
+            "bytes": size_bytes,
+            "dtype": told([name.dtype for name in every]),
             "issue_ns": _nullable(rows.issue_ns),
             "start_ns": _nullable(rows.start_ns),
             "end_ns": _nullable(rows.end_ns),
-            "end_source": _told([name.end_source for name in every], rows.name),
+            "end_source": told([name.end_source for name in every]),
             "duration_ms": duration_ms,
             "queued_ms": _milliseconds(rows.issue_ns, rows.start_ns),
-            "members": _told([members or None for members in run.frames.members], rows.name),
+            "members": told([members or None for members in run.frames.members]),
             "group_size": group_size,
-            "instance": per_row + shift,
+            "instance": of_row + shift,
             "transfer_reason": unmatched,
             "transfer_ms": transfer_ms,
             "wait_ms": duration_ms - transfer_ms,
             "arrival_skew_bound_ms": skew_bound_ms,
             "arrival_skew_ms": skew_bound_ms - transfer_ms,
-            **_bandwidths(kind, size_bytes.astype("int64"), group_size, pd.Series(transfer_ms), unmatched),
+            "bandwidth_reason": no_bandwidth,
+            "algbw_gb_per_s": algbw,
+            "busbw_gb_per_s": algbw * kind.map(BUSBW_FACTOR) * (ranks - 1) / ranks,
         }
     )
-
-
-def _told(words: Sequence[object], codes: np.ndarray) -> pd.Series[Any]:
-    table = np.empty(len(words), dtype=object)
-    for place, word in enumerate(words):  # one by one: a word may be a tuple, which numpy takes for a row
-        table[place] = word
-    return pd.Series(table[codes], dtype="object")
 
 
 def _nullable(values: Ints, null: int = NO_TIME) -> pd.Series[int]:
@@ -218,27 +225,6 @@ def _nullable(values: Ints, null: int = NO_TIME) -> pd.Series[int]:
 
 def _milliseconds(start: Ints, end: Ints) -> np.ndarray:
     return np.where((start == NO_TIME) | (end == NO_TIME), np.nan, (end - start) / NS_PER_MS)
-
-
-def _bandwidths(
-    kind: pd.Series[Any],
-    size_bytes: pd.Series[int],
-    group_size: pd.Series[int],
-    transfer_ms: pd.Series[float],
-    unmatched: pd.Series[Any],
-) -> dict[str, pd.Series[Any]]:
-    """Return the columns of algbw and busbw in GB/s of 1e9 bytes, from `transfer_ms` alone, and why they are null."""
-    ranks, reason = group_size.astype("float64"), unmatched
-    for applies, why in (
-        (size_bytes < 0, NO_SIZE),
-        (size_bytes == 0, NO_BYTES),
-        (ranks == 1, GROUP_OF_ONE),
-        (transfer_ms == 0, TOO_SHORT),
-    ):
-        reason = reason.mask(reason.isna() & applies, why)
-    algbw = size_bytes / 1e9 / (transfer_ms / 1e3).where(reason.isna())
-    busbw = algbw * kind.map(BUSBW_FACTOR) * (ranks - 1) / ranks
-    return {"bandwidth_reason": reason, "algbw_gb_per_s": algbw, "busbw_gb_per_s": busbw}
 
 
 _RANGES = {
@@ -259,28 +245,12 @@ def ranges_frame(run: Run) -> pd.DataFrame:
     `name`, `thread` (0: the one that records), `depth`, `start_mono_ns` and `end_mono_ns` (the rank's own clock),
     `error` (type of the exception that ended it, or None), `duration_ms`.
     """
-    rows = [
-        (
-            rank,
-            marks.global_step,
-            row.name,
-            row.thread,
-            row.depth,
-            origin + row.start_ns,
-            origin + row.end_ns,
-            row.error,
-            (row.end_ns - row.start_ns) / NS_PER_MS,
-        )
-        for rank, tables in run.ranks.items()
-        for marks in tables.details.user_ranges()
-        for origin in (marks.start_mono_ns,)
-        for row in marks.ranges
-    ]
-    return _typed_frame(rows, _RANGES).sort_values(["rank", "start_mono_ns"], kind="stable", ignore_index=True)
-
-
-def _typed_frame(rows: list[tuple[Any, ...]], columns: dict[str, str]) -> pd.DataFrame:
-    parts = list(zip(*rows, strict=True)) or [()] * len(columns)
-    return pd.DataFrame(
-        {name: pd.Series(part, dtype=dtype) for (name, dtype), part in zip(columns.items(), parts, strict=True)}
-    )
+    rows = []
+    for rank, tables in run.ranks.items():
+        for step, origin, ranges in tables.details.user_ranges():
+            for row in ranges:
+                times = origin + row.start_ns, origin + row.end_ns
+                length_ms = (row.end_ns - row.start_ns) / NS_PER_MS
+                rows.append((rank, step, row.name, row.thread, row.depth, *times, row.error, length_ms))
+    frame = pd.DataFrame(rows, columns=list(_RANGES)).astype(_RANGES)
+    return frame.sort_values(["rank", "start_mono_ns"], kind="stable", ignore_index=True)

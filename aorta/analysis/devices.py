@@ -25,6 +25,7 @@ JOINED_ON: Final = ("rank", *_TIMES)
 STEP_COLUMNS: Final = (*(f"device_{name}" for name in VALUES), THROTTLED)
 _NS_PER_S: Final = 1e9
 _DEFAULT_INTERVAL_S: Final = 1.0
+_NEVER: Final = 2**63 - 1
 
 
 def samples_frame(run: Run) -> pd.DataFrame:
@@ -48,10 +49,8 @@ def step_columns(run: Run, steps: pd.DataFrame, samples: pd.DataFrame) -> pd.Dat
     sample. `device_throttled` is 1.0 where any of them was throttled, 0.0 where none was, NaN where none says.
     """
     found = pd.DataFrame(np.nan, index=steps.index, columns=list(STEP_COLUMNS))
-    if samples.empty:
-        return found
-    values = samples[list(VALUES)].assign(**{THROTTLED: _throttled(samples)})
-    values.columns = pd.Index(STEP_COLUMNS)
+    throttled = [np.nan if reasons is None else float(bool(reasons)) for reasons in samples["throttle"]]
+    values = samples[list(VALUES)].assign(**{THROTTLED: throttled})
     for rank, mine in steps.groupby("rank"):
         places = samples.index[(samples["rank"] == rank) & ~samples["failed"]]
         if not len(places):
@@ -78,18 +77,10 @@ def _joined(steps: pd.DataFrame, at: np.ndarray, values: np.ndarray, limit_ns: f
             taken = values[place : place + 1] if abs(int(at[place]) - int(middle)) <= limit_ns else values[:0]
         known = ~np.isnan(taken)
         counts = known.sum(axis=0)
-        means = np.divide(
-            np.where(known, taken, 0).sum(axis=0), counts, out=np.full(len(counts), np.nan), where=counts > 0
-        )
-        means[-1] = np.nan if not counts[-1] else float(np.nanmax(taken[:, -1]))
-        joined[row] = means
+        np.divide(np.where(known, taken, 0).sum(axis=0), counts, out=joined[row], where=counts > 0)
+        if counts[-1]:
+            joined[row, -1] = np.nanmax(taken[:, -1])
     return joined
-
-
-def _throttled(samples: pd.DataFrame) -> pd.Series[float]:
-    return (
-        samples["throttle"].map(lambda reasons: np.nan if reasons is None else float(bool(reasons))).astype("float64")
-    )
 
 
 def devices_entry(run: Run, used: pd.DataFrame, samples: pd.DataFrame) -> DeviceFacts:
@@ -102,50 +93,34 @@ def devices_entry(run: Run, used: pd.DataFrame, samples: pd.DataFrame) -> Device
     begun, ended = used.groupby("rank")["start_mono_ns"].min(), used.groupby("rank")["end_mono_ns"].max()
     by_rank = {int(str(rank)): part for rank, part in samples.groupby("rank")}
     for rank, tables in run.ranks.items():
-        mine = by_rank.get(rank) if rank in begun.index else None
-        if mine is not None:
-            mine = mine[(mine["end_mono_ns"] >= begun[rank]) & (mine["start_mono_ns"] <= ended[rank])]
-        ranks[str(rank)] = _rank_entry(tables.source, mine)
+        mine = by_rank.get(rank, samples[:0])
+        inside = (mine["end_mono_ns"] >= begun.get(rank, _NEVER)) & (mine["start_mono_ns"] <= ended.get(rank, -_NEVER))
+        ranks[str(rank)] = _rank_entry(tables.source, mine[inside])
     states = [entry.throttled for entry in ranks.values()]
     throttled: Throttled = "yes" if "yes" in states else "no" if set(states) == {"no"} else "unknown"
     return DeviceFacts(throttled, [int(rank) for rank, entry in ranks.items() if entry.throttled == "yes"], ranks)
 
 
-def _rank_entry(source: Source, samples: pd.DataFrame | None) -> RankDevice:
-    telemetry = source.device_telemetry
-    facts: dict[str, Any] = {
-        "source": None if telemetry is None else telemetry.source,
-        "interval_s": None if telemetry is None else telemetry.interval_s,
-        "problem": None if telemetry is None else telemetry.problem,
-        "samples": 0 if samples is None else len(samples),
-        "samples_failed": 0,
-        "failure": None,
-        "throttled": "unknown",
-        "throttled_samples": 0,
-        "throttle_reasons": {},
-        **dict.fromkeys(VALUES),
-    }
-    if samples is None or samples.empty:
-        return RankDevice(**facts)
-    throttles = samples["throttle"].dropna()
+def _rank_entry(source: Source, samples: pd.DataFrame) -> RankDevice:
+    telemetry, throttles, failed = source.device_telemetry, samples["throttle"].dropna(), samples[samples["failed"]]
     reasons = Counter(reason for sample in throttles for reason in sample)
-    failed = samples[samples["failed"]]
-    facts |= {
-        "samples_failed": len(failed),
-        "failure": None if failed.empty else failed["reason"].iloc[-1],
-        "throttled": "yes" if reasons else "no" if len(throttles) else "unknown",
-        "throttled_samples": int(sum(bool(sample) for sample in throttles)),
-        "throttle_reasons": dict(sorted(reasons.items())),
-        **{name: _described(samples[name]) for name in VALUES},
-    }
-    return RankDevice(**facts)
-
-
-def _described(values: pd.Series[Any]) -> DeviceValue | None:
-    known = values.dropna()
-    if known.empty:
-        return None
-    return DeviceValue(len(known), float(known.median()), float(known.min()), float(known.max()))
+    values: dict[str, DeviceValue | None] = {}
+    for name in VALUES:
+        known = samples[name].dropna()
+        ends = (float(known.median()), float(known.min()), float(known.max())) if len(known) else None
+        values[name] = None if ends is None else DeviceValue(len(known), *ends)
+    return RankDevice(
+        source=None if telemetry is None else telemetry.source,
+        interval_s=None if telemetry is None else telemetry.interval_s,
+        problem=None if telemetry is None else telemetry.problem,
+        samples=len(samples),
+        samples_failed=len(failed),
+        failure=None if failed.empty else failed["reason"].iloc[-1],
+        throttled="yes" if reasons else "no" if len(throttles) else "unknown",
+        throttled_samples=int(sum(bool(sample) for sample in throttles)),
+        throttle_reasons=dict(sorted(reasons.items())),
+        **values,
+    )
 
 
 def device_notes(entry: DeviceFacts) -> list[str]:

@@ -30,6 +30,7 @@ from aorta.analysis.frames import (
     Exposed,
     Floats,
     Frame,
+    Groups,
     Ints,
     Lane,
     Region,
@@ -38,7 +39,6 @@ from aorta.analysis.frames import (
     column,
     declared,
 )
-from aorta.analysis.groups import Groups
 from aorta.analysis.run import ExposedSums
 from aorta.timeline.arrays import Spans as Intervals
 from aorta.timeline.arrays import refuse_inverted

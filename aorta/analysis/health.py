@@ -27,27 +27,21 @@ class EmulationCounts:
     rows: int
     slower: int | None
 
-    def sentence(self) -> str:
-        """Return in how many rows the emulation held, as a sentence."""
-        if not self.rows:
-            return "no collective was seen"
-        if self.slower is None:
-            return "on a device they come on top of the backend's own times"
-        if not self.slower:
-            return f"the emulation decided all {self.rows} collectives"
-        return (
-            f"the backend itself was slower in {self.slower} of {self.rows} collectives "
-            f"({self.slower / self.rows:.1%}), whose times are the backend's"
-        )
-
 
 @dataclass(frozen=True)
 class Health:
     """Facts about one run. `notes()` is the readable form, `facts()` the complete one.
 
     Attributes:
+        partial_steps: global steps that some of the ranks read do not have.
         endings: rank -> how its process ended; empty for traces, which have no end.
         attempt: None where the source does not number attempts.
+        uncovered_steps: rank -> steps in which not every collective is known to have been seen (R8), `outside` ->
+            collectives that are part of no step, as of checkpoints; ranks without any are left out.
+        unwatched: rank -> share of the collectives seen that were issued by a model that is not recorded.
+        held: in how many rows the emulated network determined the times; None on a real one.
+        timed_from_python: why the collectives were timed from Python; None where they were not, or were to be.
+        emulated_ranks: how many ranks the only process stands for; None where every rank is a process.
         traces: what only loaders of traces know, as JSON (None for records); `trace_notes` are their sentences.
     """
 
@@ -56,29 +50,20 @@ class Health:
     ranks_missing: tuple[int, ...]
     files_left_out: tuple[str, ...]
     partial_steps: tuple[int, ...]
-    """Global steps that some of the ranks read do not have."""
     instrument_modes: tuple[str, ...]
     problems: tuple[str, ...] = ()
     endings: Mapping[int, str] = field(default_factory=dict)
     attempt: int | None = None
     uncovered_steps: Mapping[int, int] = field(default_factory=dict)
-    """Rank -> steps in which not every collective is known to have been seen (R8); ranks without such steps are left
-    out.
-    """
     coverage_reasons: Mapping[str, int] = field(default_factory=dict)
     outside: Mapping[int, int] = field(default_factory=dict)
-    """Rank -> collectives that are part of no step, as of checkpoints; ranks without any are left out."""
     unwatched: Mapping[int, float] = field(default_factory=dict)
-    """Rank -> share of the collectives seen that were issued by a model that is not recorded."""
     fabric: Mapping[str, object] | None = None
     held: EmulationCounts | None = None
-    """In how many rows the emulated network determined the times; None on a real one."""
     manifest_problem: str | None = None
     timed_from_python: str | None = None
-    """Why the collectives of a run were timed from Python; None where they were not, or were to be."""
     platform: str | None = None
     emulated_ranks: int | None = None
-    """How many ranks the only process stands for; None where every rank is a process."""
     traces: Mapping[str, Any] | None = None
     trace_notes: Sequence[str] = field(default=())
 
@@ -103,10 +88,20 @@ class Health:
                 "stragglers, waiting for other ranks and their losses are not known"
             )
         if self.fabric is not None:
-            held = f"; {self.held.sentence()}" if self.held is not None else ""
-            shared = self.fabric.get("sharing") == "link"  # older runs do not say: a link for each group
+            shared = self.fabric.get("sharing") == "link"
             links = "groups of a rank share its links" if shared else "each process group has a link of its own"
-            notes.append(f"EMULATED FABRIC: communication times are those of the emulation; {links}{held}")
+            note = f"EMULATED FABRIC: communication times are those of the emulation; {links}"
+            match self.held:
+                case EmulationCounts(rows=0):
+                    note += "; no collective was seen"
+                case EmulationCounts(slower=None):
+                    note += "; on a device they come on top of the backend's own times"
+                case EmulationCounts(rows=rows, slower=0):
+                    note += f"; the emulation decided all {rows} collectives"
+                case EmulationCounts(rows=rows, slower=int(slower)):
+                    note += f"; the backend itself was slower in {slower} of {rows} collectives ({slower / rows:.1%}), "
+                    note += "whose times are the backend's"
+            notes.append(note)
         if self.is_alone:
             notes.append(
                 "one rank: it has no other rank to communicate with; start one process per device "

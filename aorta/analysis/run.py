@@ -1,41 +1,49 @@
-"""Defines a run: what recorded each rank, and the frames of all ranks together.
+"""Defines a run: what recorded each rank, the frames of all ranks together, and what ran when inside one step.
 
-A reader gives a `RankTables` for each rank; `join` puts their frames under one another as they come, each column
-growing in place, so that nothing stands twice. After that a rank's frames are views of the run's.
+A reader gives a `RankTables` for each rank; `join` puts their frames under one another as they come. After that a
+rank's frames are views of the run's. What ran inside steps is too large to hold for all of them: `Details` reads or
+computes it on request.
 
     run = load_run("artifacts/cuda")
     run.steps.metrics["exposed_comm_ms"]            # of all ranks, by rank, then global step
     run.ranks[3].steps.metrics["exposed_comm_ms"]   # of one
 
-Must not: know what a source was, or load pandas.
+Must not: know what a source was or how it writes, invent a value, or load pandas.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from aorta.analysis.documents.dataset import TraceEntries
-from aorta.analysis.frames import (
-    PHASES,
-    Collectives,
-    Exposed,
-    Ints,
-    Region,
-    Spans,
-    Steps,
-    declared,
-)
+from aorta.analysis.frames import PHASES, Collectives, Exposed, Ints, Lane, Region, SpanName, Spans, Steps, declared
 from aorta.analysis.health import Health
-from aorta.analysis.step_intervals import Details, StepIntervals
 from aorta.records.clocks import RankClock
-from aorta.records.schema import Calibration, CalibrationPlan, DeviceTelemetry, Gradient, StallCutoff
+from aorta.records.schema import (
+    ActiveSegment,
+    AuxRange,
+    BucketReady,
+    Calibration,
+    CalibrationPlan,
+    ComputeRange,
+    DeviceSample,
+    DeviceTelemetry,
+    Gradient,
+    Stall,
+    StallCutoff,
+    UserRange,
+    Wait,
+)
+from aorta.timeline.classes import COMPUTE, NOT_COMMUNICATION
+from aorta.timeline.intervals import Interval, merge
 
 Members: TypeAlias = tuple[int, ...]
 """The global ranks of a process group, ascending; empty where they are not known."""
@@ -44,6 +52,127 @@ HOST_TIMER: Final = "perf_counter"
 """`Source.timer` of runs whose collectives the host times: there a call on the host can stall what computes."""
 COMPLETED: Final = "completed"
 """`Source.ending` of a process that ran to its end."""
+HAND_OVER: Final = "hand_over"
+"""Cause of a stall, and lane of a span: a call of the backend that took long, in which nothing computed."""
+
+
+@dataclass(frozen=True)
+class StepIntervals:
+    """What ran when inside one step of one rank, in ns from the step's start. `compute`, `stalls` and `aux` are None
+    where the source only says which lanes were active (`segments`). `ranges` are those that the caller named. `waits`
+    is None where the source does not tell who waited for what; `ready` has the buckets that were held back.
+    """
+
+    length_ns: int
+    lanes: tuple[str, ...]
+    segments: Sequence[ActiveSegment]
+    compute: Sequence[ComputeRange] | None = None
+    stalls: Sequence[Stall] | None = None
+    aux: Sequence[AuxRange] | None = None
+    ranges: Sequence[UserRange] = ()
+    waits: Sequence[Wait] | None = None
+    ready: Sequence[BucketReady] = ()
+
+    def active(self) -> dict[str, list[Interval]]:
+        """Return lane -> merged spans in which it was active; lanes that never were are left out."""
+        spans = {
+            name: merge((part.start_ns, part.end_ns) for part in self.segments if part.lanes >> bit & 1)
+            for bit, name in enumerate(self.lanes)
+        }
+        return {name: merged for name, merged in spans.items() if merged}
+
+    def computing(self) -> list[Interval]:
+        """Return when it computed, stalls included: compute ranges, or the compute lane if the source has none."""
+        if self.compute is None:
+            return self.active().get(COMPUTE, [])
+        return [(part.start_ns, part.end_ns) for part in self.compute]
+
+    def exposed(self) -> list[Interval]:
+        """Return the exposed communication: the segments in which some collective ran and the rank did not compute."""
+        compute = sum(1 << bit for bit, name in enumerate(self.lanes) if name == COMPUTE)
+        comm = sum(1 << bit for bit, name in enumerate(self.lanes) if name not in NOT_COMMUNICATION)
+        return merge(
+            (part.start_ns, part.end_ns) for part in self.segments if part.lanes & comm and not part.lanes & compute
+        )
+
+
+class WaitRow(NamedTuple):
+    """A wait for the collective `seq` of `group`."""
+
+    group: str
+    seq: int
+    enter_ns: int
+    leave_ns: int
+
+
+class StepContents(NamedTuple):
+    """What a replay takes of one step, in ns from its start. `waits` is None where the source does not tell of them."""
+
+    spans: list[tuple[SpanName, int, int]]
+    waits: list[WaitRow] | None
+    ready_ns: list[int]
+
+
+def contents_of(spans: Spans, step: int) -> StepContents:
+    """Return the contents of one step from the spans of its rank."""
+    mine = spans.of_step(step)
+    columns = (mine.lane, mine.name, mine.start_ns, mine.end_ns, mine.ref)
+    found = StepContents([], [] if spans.waits_known is not None and spans.waits_known[step] else None, [])
+    for lane, name, start_ns, end_ns, ref in zip(*(values.tolist() for values in columns), strict=True):
+        match lane:
+            case Lane.COMPUTE | Lane.AUX | Lane.HAND_OVER:
+                found.spans.append((spans.names[name], start_ns, end_ns))
+            case Lane.WAIT if found.waits is not None:
+                found.waits.append(WaitRow(spans.names[name].name, ref, start_ns, end_ns))
+            case Lane.READY:
+                found.ready_ns.append(start_ns)
+    return found
+
+
+class UserRangesOfStep(NamedTuple):
+    """Ranges that the caller named in one step; their times count from `start_mono_ns`."""
+
+    global_step: int
+    start_mono_ns: int
+    ranges: Sequence[UserRange]
+
+
+class Details(ABC):
+    """The part of a rank that is too large to hold for all steps, and is read or computed on request. It can be
+    pickled. What a source does not have is empty.
+    """
+
+    @abstractmethod
+    def step(self, place: int) -> StepIntervals:
+        """Return the step with this index in `Steps`.
+
+        Raises:
+            InputError: it can no longer be read.
+        """
+
+    @abstractmethod
+    def spans(self, places: npt.NDArray[np.intp]) -> Spans:
+        """Return what ran when in the steps with these indices in `Steps`; the frame counts steps from 0.
+
+        Raises:
+            InputError: they can no longer be read.
+        """
+
+    def device_samples(self) -> Iterator[tuple[DeviceSample, str | None]]:
+        """Yield samples of the device, each with the reason if it failed.
+
+        Raises:
+            InputError: they can no longer be read.
+        """
+        return iter(())
+
+    def user_ranges(self) -> Iterator[UserRangesOfStep]:
+        """Yield what the caller named in each step that has any.
+
+        Raises:
+            InputError: it can no longer be read.
+        """
+        return iter(())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,20 +416,8 @@ class Run:
         return found
 
 
-def global_steps(ranks: Iterable[RankTables]) -> Ints:
-    """Return every global step that at least one rank has, in order."""
-    found = np.empty(0, np.int64)
-    for tables in ranks:
-        if not np.array_equal(tables.steps.global_step, found):
-            found = np.union1d(found, tables.steps.global_step)
-    return found
-
-
 def partial_steps(ranks: Collection[RankTables]) -> tuple[int, ...]:
     """Return the global steps that some of the ranks lack."""
-    steps = global_steps(ranks)
-    missing = np.zeros(len(steps), bool)
-    for tables in ranks:
-        if len(tables.steps) < len(steps):
-            missing |= ~np.isin(steps, tables.steps.global_step)
-    return tuple(steps[missing].tolist())
+    numbers = np.concatenate([np.empty(0, np.int64), *(tables.steps.global_step for tables in ranks)])
+    steps, counts = np.unique(numbers, return_counts=True)
+    return tuple(steps[counts < len(ranks)].tolist())

@@ -64,13 +64,29 @@ def summarize(
         InputError: the launches to compare did different work, or cannot be read again.
     """
     rules = rules or Rules()
-    entries = {label: _entry(subject, rules) for label, subject in subjects.items()}
+    entries = {}
+    for label, subject in subjects.items():
+        entry = entries[label] = aggregate(subject.dataset)
+        entry.what_if = most_to_gain(subject.dataset.run)
+        add_reasons(subject.dataset, entry)
+        if (autopsy := read_autopsy(Path(subject.dataset.run.location))) is not None:
+            entry.autopsy = autopsy
+        if subject.launches is not None:
+            entry.launches = len(subject.launches.launches)
+            entry.representative = subject.dataset.run.location
+            entry.representative_rule = f"the launch nearest the medians of {' and '.join(selection_metrics(rules))}"
+            entry.launch_set, entry.left_out = str(subject.launches.path), subject.launches.left_out
+    names = [name for entry in entries.values() for name in entry.described]
+    names += COLLECTIVE_METRIC_NAMES if any(entry.matched for entry in entries.values()) else ()
+    metrics = {name: metric_named(name) for name in dict.fromkeys(names)}
     summary = Summary(
         summary_version=SUMMARY_VERSION,
         aorta_version=__version__,
         conventions=dict(_CONVENTIONS),
         datasets=entries,
-        metrics=_definitions(entries),
+        metrics={
+            name: MetricDefinition(metric.unit, metric.better, metric.definition) for name, metric in metrics.items()
+        },
     )
     if reference is not None and candidate is not None:
         sides = subjects[reference], subjects[candidate]
@@ -83,22 +99,6 @@ def summarize(
                 refuse_mixed(subject.launches, rules)
             entries[label].exposed = exposed_breakdown(subject.dataset)
     return summary
-
-
-def _entry(subject: Subject, rules: Rules) -> DatasetEntry:
-    """Return the entry of a dataset; of a launch set that of its representative launch, and what is said of the set."""
-    entry = aggregate(subject.dataset)
-    entry.what_if = most_to_gain(subject.dataset.run)
-    add_reasons(subject.dataset, entry)
-    autopsy = read_autopsy(Path(subject.dataset.run.location))
-    if autopsy is not None:
-        entry.autopsy = autopsy
-    if subject.launches is not None:
-        entry.launches = len(subject.launches.launches)
-        entry.representative = subject.dataset.run.location
-        entry.representative_rule = f"the launch nearest the medians of {' and '.join(selection_metrics(rules))}"
-        entry.launch_set, entry.left_out = str(subject.launches.path), subject.launches.left_out
-    return entry
 
 
 def _compared(sides: tuple[Subject, Subject], entries: tuple[DatasetEntry, DatasetEntry], rules: Rules) -> Comparison:
@@ -130,18 +130,6 @@ def _attribution(compared: Comparison, sides: tuple[Subject, Subject], engine: E
     if compared.host_bound is not None:
         found.sentence = compared.host_bound.sentence  # a cause before any in the collectives
     return found
-
-
-def _definitions(entries: Mapping[str, DatasetEntry]) -> dict[str, MetricDefinition]:
-    """Return the unit, better direction and definition of each metric in the summary."""
-    names = [name for entry in entries.values() for name in entry.described]
-    if any(entry.matched for entry in entries.values()):
-        names += COLLECTIVE_METRIC_NAMES
-    return {
-        name: MetricDefinition(metric.unit, metric.better, metric.definition)
-        for name in dict.fromkeys(names)
-        for metric in (metric_named(name),)
-    }
 
 
 LAST_STEPS: Final = 50

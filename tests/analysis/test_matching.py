@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 import aorta.analysis
-from aorta.analysis.frames import UNNUMBERED
-from aorta.analysis.groups import Groups
+from aorta.analysis.frames import UNNUMBERED, Groups
 from aorta.records.schema import Collective
 from aorta.timeline.classes import UNKNOWN_KIND
 from tests.analysis.builders import collective, footer, header, metrics, step, write_rank

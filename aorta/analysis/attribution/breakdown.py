@@ -23,8 +23,7 @@ from aorta.analysis.documents import ABSENT
 from aorta.analysis.documents.comparison import Attribution, AttributionRow
 from aorta.analysis.exposed import exposed_of
 from aorta.analysis.formatting import TEXT, group_title
-from aorta.analysis.frames import Exposed, Ints, Region
-from aorta.analysis.groups import Groups
+from aorta.analysis.frames import Exposed, Groups, Ints, Region
 from aorta.analysis.run import ExposedSums, Run
 from aorta.timeline.overlap import NS_PER_MS
 

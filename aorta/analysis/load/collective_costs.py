@@ -22,8 +22,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from aorta.analysis.collective_matching import KIND_UNKNOWN, LEAVES_EARLY, NOT_NUMBERED
-from aorta.analysis.frames import NO_TIME, UNNUMBERED, CollectiveName, Collectives
-from aorta.analysis.groups import Groups
+from aorta.analysis.frames import NO_TIME, UNNUMBERED, CollectiveName, Collectives, Groups
 from aorta.analysis.load.interval_table import (
     NULL,
     IntervalClass,

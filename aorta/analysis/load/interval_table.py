@@ -21,8 +21,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from aorta.analysis.frames import UNKNOWN, Frame, Numbered, column, declared
-from aorta.analysis.groups import Groups
+from aorta.analysis.frames import UNKNOWN, Frame, Groups, Numbered, column, declared
 from aorta.errors import InputError
 from aorta.timeline import kernel_names
 from aorta.timeline.arrays import Int64, Spans

@@ -29,7 +29,7 @@ from aorta.analysis.documents.dataset import (
     SlowdownEntry,
     StreamGapsEntry,
 )
-from aorta.analysis.groups import Groups
+from aorta.analysis.frames import Groups
 from aorta.analysis.load.interval_table import (
     NULL,
     Gemms,

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from msgspec import UNSET
 
 from aorta.analysis.frames import UNKNOWN, Ints, Lane, SpanName, SpanRows, Spans
-from aorta.analysis.step_intervals import Details, StepIntervals, UserRangesOfStep
+from aorta.analysis.run import Details, StepIntervals, UserRangesOfStep
 from aorta.errors import InputError
 from aorta.records.device_values import read_words
 from aorta.records.files import open_regular

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.analysis.groups import Groups
+from aorta.analysis.frames import Groups
 from aorta.analysis.health import listed
 from aorta.analysis.load.interval_table import NULL, IntervalClass, Intervals, Trace
 from aorta.records.schema import WORLD_LIMIT

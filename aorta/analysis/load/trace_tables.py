@@ -21,6 +21,7 @@ from aorta.analysis.frames import (
     KIND_METRICS,
     KINDS_KNOWN,
     Floats,
+    Groups,
     Lane,
     SpanName,
     SpanRows,
@@ -28,7 +29,6 @@ from aorta.analysis.frames import (
     of_unused_kind,
 )
 from aorta.analysis.frames import Spans as StepSpans
-from aorta.analysis.groups import Groups
 from aorta.analysis.load.collective_costs import END_SOURCE, CostPart, collectives_in, parts_of
 from aorta.analysis.load.interval_table import (
     KIND_CODE,
@@ -44,8 +44,7 @@ from aorta.analysis.load.interval_table import (
 from aorta.analysis.load.kernels import KernelFacts, kernel_facts, slowdowns
 from aorta.analysis.load.trace_files import TraceFiles, read_unit
 from aorta.analysis.load.trace_health import TraceFacts, check_rows, doubted
-from aorta.analysis.run import CoverageFacts, RankTables, Source
-from aorta.analysis.step_intervals import Details, StepIntervals
+from aorta.analysis.run import CoverageFacts, Details, RankTables, Source, StepIntervals
 from aorta.records.schema import ActiveSegment
 from aorta.timeline.arrays import Int64, Spans, covered_ns, measure_windows, merge, ranges, tile_windows, union
 from aorta.timeline.classes import COMPUTE, COPY, KINDS, TRACE_LANES, UNKNOWN_KIND

@@ -19,7 +19,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from aorta.analysis.groups import Groups
+from aorta.analysis.frames import Groups
 from aorta.analysis.load.engines import progress
 from aorta.analysis.merge.sources import (
     Align,

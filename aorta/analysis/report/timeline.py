@@ -27,8 +27,7 @@ from aorta.analysis.formatting import PAGE, group_title, rough_ms
 from aorta.analysis.metrics import JOB_STEP
 from aorta.analysis.report.html.bokeh_chart import FONT, Chart, Model, draw, hover, model, new_chart, source
 from aorta.analysis.report.palette import BAND, INK, PAPER, QUIET, light
-from aorta.analysis.run import Run
-from aorta.analysis.step_intervals import StepIntervals
+from aorta.analysis.run import Run, StepIntervals
 from aorta.errors import InputError
 from aorta.timeline.classes import AUX, BUBBLE, COMPUTE, COPY, NOT_COMMUNICATION
 from aorta.timeline.overlap import NS_PER_MS

@@ -26,7 +26,7 @@ from aorta.analysis.collective_metrics import NO_SLOWER_RANKS
 from aorta.analysis.documents.dataset import GainEntry, MarginalEntry
 from aorta.analysis.formatting import TEXT, rough_interval
 from aorta.analysis.frames import Bools, Ints
-from aorta.analysis.step_intervals import HAND_OVER
+from aorta.analysis.run import HAND_OVER
 from aorta.analysis.whatif.changes import CommSpeed, NoStragglers, apply, parse_changes
 from aorta.analysis.whatif.prediction import FREE, Base, flags_of, gain_of, predict_from, step_gain_ms, verdict
 from aorta.analysis.whatif.program import Issued, RunProgram, What

@@ -31,8 +31,7 @@ from aorta.analysis.cautions import Pace
 from aorta.analysis.frames import NO_TIME, Bools, CollectiveName, Ints, SpanName
 from aorta.analysis.load.locations import load_source
 from aorta.analysis.load.record_columns import FORMAT
-from aorta.analysis.run import HOST_TIMER, RankTables, Run
-from aorta.analysis.step_intervals import StepContents, contents_of
+from aorta.analysis.run import HOST_TIMER, RankTables, Run, StepContents, contents_of
 from aorta.analysis.whatif.program import (
     Column,
     Facts,

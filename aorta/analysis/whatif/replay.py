@@ -22,8 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aorta.analysis.frames import Bools, Floats, Ints
-from aorta.analysis.run import Members
-from aorta.analysis.step_intervals import HAND_OVER
+from aorta.analysis.run import HAND_OVER, Members
 from aorta.analysis.whatif.program import RankLayout, RunProgram, StepProgram, What
 from aorta.errors import InputError
 from aorta.timeline.intervals import Interval
