@@ -178,7 +178,7 @@ class ClockSynchronisation:
         try:
             write_whole(path, encode(sync).decode())
         except OSError as error:
-            _log.error("cannot write %s: %s; the ranks' clocks stay unknown to the merge", path, error)
+            _log.error("cannot write %s: %s; traces cannot be merged on one clock", path, error)
 
 
 @contextmanager

@@ -35,7 +35,7 @@ _SERIALISING: dict[Platform, tuple[str, ...]] = {
     # A HIP build of torch and the runtime below it read both names.
     "rocm": ("AMD_SERIALIZE_KERNEL", "AMD_SERIALIZE_COPY", "HIP_LAUNCH_BLOCKING", "CUDA_LAUNCH_BLOCKING"),
 }
-_WITHOUT_OURS = "take instrument.mode=off to see the run without AORTA's own streams"
+_WITHOUT_OURS = "use instrument.mode=off to run without AORTA's streams"
 _BLOCKS = "waiting for a collective blocks the host, so the compute behind it is launched late; unset it"
 _WITH_NCCL = {
     "TORCH_NCCL_BLOCKING_WAIT": _BLOCKS,
@@ -121,9 +121,9 @@ def _setting_warnings(
             # github.com/pytorch/pytorch/issues/143890, github.com/NVIDIA/TransformerEngine/issues/1353 and
             # github.com/volcengine/veScale/issues/46: either alone leaves some overlap, both together leave none.
             yield EnvironmentWarning(
-                "CUDA_DEVICE_MAX_CONNECTIONS=1 together with AORTA's timing events: with one hardware queue such "
-                "events stop kernels of two streams from running at once, so the run measured here is not the run "
-                "without AORTA, and its overlap is no finding; unset it, or take instrument.mode=off",
+                "CUDA_DEVICE_MAX_CONNECTIONS=1 together with AORTA's timing events: with one hardware queue they keep "
+                "kernels of two streams from running at once, so the overlap is not that of a run without AORTA; unset "
+                "it, or use instrument.mode=off",
                 logging.ERROR,
             )
     if platform == "rocm":
@@ -179,7 +179,7 @@ def one_rank(world_size: int, devices: int, started: Sequence[str]) -> Environme
     program = started[0] if started else ""
     own = program.endswith(".py") and Path(program).name != "__main__.py"
     launcher, program = ("torchrun --standalone", f" {program}") if own else ("aorta train", "")
-    lacks = "one rank has nobody to communicate with, so this run does not show how well communication hides; "
+    lacks = "one rank: it has no other rank to communicate with, so nothing shows how well communication hides; "
     if devices < 2:
         return EnvironmentWarning(
             f"{lacks}that needs a machine with at least two devices, or two CPU cores (training.device=cpu)"
@@ -263,6 +263,6 @@ def refuse_two_tracers(profiling: bool, environment: Mapping[str, str]) -> None:
     tracer = tracer_present(environment)
     if profiling and tracer is not None:
         raise ConfigError(
-            f"profiling.enabled=true: this process is traced by {tracer}, and torch.profiler cannot trace the device "
-            "beside it. Set profiling.enabled=false, or take its traces in a run of their own"
+            f"profiling.enabled=true: this process is traced by {tracer}, and only one tracer can use the device. "
+            "Set profiling.enabled=false, or profile in a separate run"
         )

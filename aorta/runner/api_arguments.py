@@ -62,7 +62,7 @@ def find_blocks(*models: nn.Module) -> list[Block]:
     ]
     if not blocks:
         raise ConfigError(
-            f"aorta.record: {_types(models)} has no parameters, so there is no block to bracket; name some with "
+            f"aorta.record: {_types(models)} has no parameters, so no compute can be timed; name modules with "
             "blocks=[...]"
         )
     return _named(blocks)

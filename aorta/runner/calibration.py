@@ -68,7 +68,7 @@ def calibration_plan(
     possible = range(first, first + _FARTHEST)
     begin = next((step for step in possible if not any(map(profiled, range(step - 1, step + asked)))), None)
     if begin is None:
-        return none(f"the windows of profiling leave no {asked + 1} steps in a row")
+        return none(f"profiling windows leave no {asked + 1} consecutive steps")
     steps = asked if stop is None else min(asked, stop - begin)
     return CalibrationPlan(setting, begin, steps) if steps > 0 else none("the run is too short")
 
@@ -160,7 +160,7 @@ class Calibrator:
         if problem is None and seen.steps <= self._last - self._first:
             problem = "the other steps could not be observed, or the run ended before them"
         if problem is not None:
-            _log.warning("calibration: %d of %d steps: %s", seen.steps, self._last - self._first + 1, problem)
+            _log.warning("calibration: measured %d of %d steps: %s", seen.steps, self._last - self._first + 1, problem)
         self._write(
             Calibration(
                 first_step=self._first,

@@ -119,7 +119,7 @@ class Baselines:
                 with self.step.instrument.replaced(rehearsal):
                     self.step.unrecorded(batches)
             replay = Replay(rehearsal.events)
-            _log.info("baseline: %d steps that only compute", self.steps)
+            _log.info("baseline: %d compute-only steps", self.steps)
             instrument = self.step.instrument
             batches = self.batches()
             with instrument.replaced(StandIn(self.step.device, instrument.clock, instrument.recorder.on_stall)):
@@ -130,9 +130,9 @@ class Baselines:
             if done < self.steps:
                 return
             if not replay.collectives:
-                _log.info("baseline: the step has no collectives, so there is no step that only communicates")
+                _log.info("baseline: no communication-only steps, as a step has no collectives")
                 return
-            _log.info("baseline: %d steps that only communicate: %d collectives", self.steps, replay.collectives)
+            _log.info("baseline: %d communication-only steps of %d collectives", self.steps, replay.collectives)
             for facts in self._facts("comm_only"):
                 with instrument.recorder.step(facts):
                     replay.run()

@@ -12,7 +12,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final, Self, TypeAlias
@@ -207,7 +207,7 @@ class LoopProfiler:
         try:
             refuse_broken(self.settings, topology.world_size)
             if self._mesh is not None and self._mesh.get_coordinate() is None:
-                raise ConfigError(f"not in the mesh {self._mesh}: there is no name for its traces")
+                raise ConfigError(f"not in the mesh {self._mesh}, so its traces have no name")
             folder = self._own_folder()
             if folder is not None and not (self.settings.overwrite or resuming or topology.restart_count):
                 must_be_empty(folder)
@@ -269,10 +269,6 @@ class LoopProfiler:
         )
         self._recording = open_profiler(plan, first_step)
         return self._recording
-
-    def iteration(self, global_step: int) -> AbstractContextManager[Any]:
-        """Mark one step in the trace as `iteration#<global_step>`."""
-        return self._recording.iteration(global_step)
 
     def settle(self, folder: RunFolder | None, *, stopped: bool = False) -> None:
         """End the last window, wait for every rank's files and uploads, and say what is where. Collective.

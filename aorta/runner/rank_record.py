@@ -139,7 +139,7 @@ class RankRecordWriter:
         try:
             self.writer.replace_last(msgspec.structs.replace(self._footer, exit_code=code, error=error))
         except RecordWriteError as problem:
-            _log.error("the record does not say that the rank ended with %d: %s", code, problem)
+            _log.error("cannot note exit code %d in the record: %s", code, problem)
 
     def complete(self, instrument: Instrumentation, ending: Ending) -> None:
         """Write the footer of a loop that ended as it should, or by a signal."""

@@ -103,7 +103,7 @@ class _ZeroLines:
             from aorta.runner import api, recorded_run
 
             if torch._C._current_graph_task_id() != -1:
-                raise InstrumentError("an optimizer steps inside of the backward pass, where no step ends")
+                raise InstrumentError("an optimizer steps inside the backward pass, so steps have no end")
             if recorded_run.open_runs:
                 raise ConfigError("the program records itself")
             folder = os.environ.pop(VARIABLE)  # which no child of this process is to find

@@ -37,7 +37,7 @@ WARNED = [
     ("rocm", {"GPU_MAX_HW_QUEUES": "2"}, 3, r"GPU_MAX_HW_QUEUES=2: .* up to 3 streams.*; set GPU_MAX_HW_QUEUES=3"),
     ("cuda", {}, 9, r"CUDA_DEVICE_MAX_CONNECTIONS=8: .* up to 9 streams;.*; set CUDA_DEVICE_MAX_CONNECTIONS=9"),
     ("cuda", {"CUDA_DEVICE_MAX_CONNECTIONS": "4"}, 40, r"CUDA_DEVICE_MAX_CONNECTIONS=4: .* set CUDA_.*=32 before"),
-    ("cuda", {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}, 40, r".*=32: .* up to 40 streams.* one may wait for another; take"),
+    ("cuda", {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}, 40, r".*=32: .* up to 40 streams.* one may wait for another; use"),
 ]
 SILENT = [
     ("cuda", {}, 8),
@@ -93,7 +93,7 @@ def test_one_hardware_queue_with_timing_events_is_an_error_of_its_own():
     assert [warning] == setting_warnings(one, "cuda", {0: 3}, timing_events=False)
     assert error == EnvironmentWarning(error.text, logging.ERROR)
     assert "together with AORTA's timing events" in error.text
-    assert "its overlap is no finding; unset it, or take instrument.mode=off" in error.text
+    assert "not that of a run without AORTA; unset it, or use instrument.mode=off" in error.text
     assert setting_warnings({"CUDA_DEVICE_MAX_CONNECTIONS": "8"}, "cuda", {0: 8}, timing_events=True) == []
 
 

@@ -47,7 +47,7 @@ def test_on_a_device_a_few_steps_behind_the_warm_up():
             {"environment": {"LD_PRELOAD": "/opt/rocm/lib/librocprofiler-sdk-tool.so"}},
             "rocprofv3 profiles this program",
         ),
-        ({"profiled": lambda _step: True}, "the windows of profiling leave no 4 steps in a row"),
+        ({"profiled": lambda _step: True}, "profiling windows leave no 4 consecutive steps"),
         ({"setting": "2", "device": CPU}, "a CPU has no kernels"),
     ],
 )

@@ -210,7 +210,7 @@ def test_a_small_data_set_is_repeated_for_as_many_steps_as_asked_for(tmp_path):
 
 
 def test_one_rank_says_once_and_in_its_manifest_that_it_had_no_communication(tmp_path):
-    said = "one rank has nobody to communicate with"
+    said = "one rank: it has no other rank to communicate with"
     errors = train(tmp_path, ranks=1).stderr
     (line,) = [line for line in errors.splitlines() if said in line]
     assert "--nproc_per_node" in line
