@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any, Final
 from aorta.analysis.compare.headline import is_comparable
 from aorta.analysis.compare.verdict import Rules
 from aorta.analysis.documents import known
-from aorta.analysis.documents.comparison import SIDES, Comparison, Summary
+from aorta.analysis.documents.comparison import SIDES, Summary
 from aorta.analysis.gate import add_gate_arguments, judge, run_gate
 from aorta.analysis.load.engines import Dask, Engine, Local
 from aorta.analysis.load.interval_table import add_comm_pattern
@@ -54,16 +54,14 @@ def overlap_report(arguments: Sequence[str]) -> int:
     if many is not None:
         to_stdout(report_many(many, options, rules))
         return EXIT_OK
-    _name_sides(options)
+    sources = _sources(options, checkout() or Path.cwd())
     if options.fail_on and (options.reference is None or options.candidate is None):
         raise InputError("--fail-on judges a difference: give --reference and --candidate")
     if options.tables is not None:
         check_format(options.tables)
     if options.log and (problem := missing_client(options.log)) is not None:
         raise InputError(f"--log {','.join(options.log)}: {problem}")
-    sources = _sources(options, checkout() or Path.cwd())
     output = Path(options.output) if options.output else _default_output(options, sources)
-    engine = _engine(options)
     from aorta.analysis.report.report_folder import write_report
 
     style = style_of(sys.stdout)
@@ -72,7 +70,7 @@ def overlap_report(arguments: Sequence[str]) -> int:
         output,
         options.reference,
         options.candidate,
-        engine=engine,
+        engine=_engine(options),
         comm_patterns=options.comm_pattern,
         rules=rules,
         finish=partial(judge, options),
@@ -82,8 +80,9 @@ def overlap_report(arguments: Sequence[str]) -> int:
         tables=options.tables,
     )
     code, decided = run_gate(options, report.content, style)
-    more = "" if options.all else f"More: {_command(arguments)} --all"
-    blocks = [report.text, decided, more, "" if options.fail_on else _next(arguments, report.content, rules)]
+    same = shlex.join(["aorta", "report", *(word for word in arguments if word != "--all")])  # to be copied, added to
+    more = "" if options.all else f"More: {same} --all"
+    blocks = [report.text, decided, more, "" if options.fail_on else _next(same, report.content, rules)]
     to_stdout(("\n\n" if options.all else "\n").join(filter(None, blocks)))
     try:
         _log_summary(report.content, options.log, output)
@@ -94,7 +93,7 @@ def overlap_report(arguments: Sequence[str]) -> int:
     return code
 
 
-def _next(arguments: Sequence[str], summary: Summary, rules: Rules) -> str:
+def _next(command: str, summary: Summary, rules: Rules) -> str:
     """Return what to do after a report: hold the verdict in continuous integration, which fails on a change for the
     worse that is larger than the margin; or get a verdict; empty for one source.
     """
@@ -108,12 +107,7 @@ def _next(arguments: Sequence[str], summary: Summary, rules: Rules) -> str:
     primary = metric_named(rules.primary)
     size = f"{rules.margin:g}" if primary.unit == "ratio" else f"{100 * rules.margin:g}%"
     limit = f"{rules.primary}{'<-' if primary.better == 'higher' else '>'}{size}"
-    return f"Next: as a gate in CI: {_command(arguments)} {shlex.join(['--fail-on', limit])}"
-
-
-def _command(arguments: Sequence[str]) -> str:
-    """Return the same command, to be copied and added to."""
-    return shlex.join(["aorta", "report", *(word for word in arguments if word != "--all")])
+    return f"Next: as a gate in CI: {command} {shlex.join(['--fail-on', limit])}"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -149,7 +143,6 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--reference", metavar="LABEL|PATH", help="what to compare with (CUDA, say)")
     parser.add_argument("--candidate", metavar="LABEL|PATH", help="what is judged (ROCm, say)")
     add_comm_pattern(parser)
-    _add_rules(parser)
     parser.add_argument(
         "--output",
         metavar="DIR",
@@ -182,12 +175,6 @@ def parser() -> argparse.ArgumentParser:
         metavar="TOOL",
         help=f"give medians and verdicts to {', '.join(NAMES)}; repeatable; each is an extra (docs/loggers.md)",
     )
-    add_gate_arguments(parser)
-    return parser
-
-
-def _add_rules(parser: argparse.ArgumentParser) -> None:
-    """Add options of `compare.verdict.Rules`: how launch sets are judged; of single runs only what may be unlike."""
     rules = Rules()
     group = parser.add_argument_group("launch sets")
     group.add_argument(
@@ -220,50 +207,8 @@ def _add_rules(parser: argparse.ArgumentParser) -> None:
         help="judge launches that did not take turns too, as if the machine were the same throughout "
         "(docs/compare.md); otherwise there is no verdict",
     )
-
-
-def _name_sides(options: argparse.Namespace) -> None:
-    """Take one source as the reference, and two as reference and candidate; of the folder of an A/B its two sides.
-
-    Raises:
-        InputError: more than two, or sources beside options that name some.
-    """
-    options.nodes = {}
-    if not options.sources:
-        return
-    if options.reference or options.candidate or options.log_dir or options.label:
-        raise InputError(
-            f"{' '.join(options.sources)}: sources are named by themselves (aorta report A B) or by options "
-            "(--reference, --candidate, --log-dir with --label), not both"
-        )
-    runs = _joined(options.sources)
-    if len(runs) > 2:
-        raise InputError(
-            f"{len(runs)} sources: aorta report takes one, or a reference and a candidate. Launches of one "
-            "side belong into one folder; more datasets are named with --log-dir DIR --label NAME"
-        )
-    options.nodes = {words[0]: tuple(map(Path, words)) for words in runs if len(words) > 1}
-    names = [words[0] for words in runs]
-    sides = _sides_of_a_plan(names[0]) if len(options.sources) == 1 else None
-    options.reference, options.candidate = sides or (*names, None)[:2]
-
-
-def _joined(sources: Sequence[str]) -> list[list[str]]:
-    """Put folders together that hold ranks of the same attempt of one run; any other source stands alone."""
-    found: dict[object, list[str]] = {}
-    for word in sources:
-        header = next(iter(headers_in([Path(word)])), None)
-        found.setdefault(word if header is None else (header.run_id, header.attempt), []).append(word)
-    return list(found.values())
-
-
-def _sides_of_a_plan(source: str) -> tuple[str, str] | None:
-    """Return both sides in the folder of an A/B (`aorta ab`), given by path or by label; None: it is none."""
-    for folder in (Path(source), Path(OUTPUTS, source)):
-        reference, candidate = (folder / side for side in SIDES)
-        if launch_folders(reference) and launch_folders(candidate):
-            return str(reference), str(candidate)
-    return None
+    add_gate_arguments(parser)
+    return parser
 
 
 def _engine(options: argparse.Namespace) -> Engine:
@@ -278,49 +223,67 @@ def _engine(options: argparse.Namespace) -> Engine:
 
 
 def _sources(options: argparse.Namespace, root: Path) -> dict[str, Location]:
-    """Map labels to folders, files, globs or URLs, as given. A path given as reference or candidate gets a label.
+    """Map labels to folders, files, globs or URLs, as given, and let `reference` and `candidate` of the options be
+    labels among them. Two sources are reference and candidate, one is the reference, the folder of an A/B is both.
 
     Raises:
-        InputError: no labels, labels that are unequal in number to the folders, doubled, unknown or not file names.
+        InputError: nothing is named, more than two sources, sources beside options that name some, or labels that are
+            unequal in number to the folders, doubled, unknown or not file names.
     """
-    asked = [label for label in (options.reference, options.candidate) if label is not None]
-    if not (options.log_dir or options.label):
-        if not asked:
+    nodes: dict[str, Location] = {}
+    if options.sources:
+        if options.reference or options.candidate or options.log_dir or options.label:
             raise InputError(
-                "nothing to report on: name a run or traces (a label, folder or file), or two to compare; "
-                "see aorta report --help"
+                f"{' '.join(options.sources)}: sources are named by themselves (aorta report A B) or by options "
+                "(--reference, --candidate, --log-dir with --label), not both"
             )
-        return _asked_for(options, root)
-    if len(options.log_dir) != len(options.label):
+        runs: dict[object, list[str]] = {}
+        for word in options.sources:  # folders that hold ranks of the same attempt of one run are one source
+            header = next(iter(headers_in([Path(word)])), None)
+            runs.setdefault(word if header is None else (header.run_id, header.attempt), []).append(word)
+        if len(runs) > 2:
+            raise InputError(
+                f"{len(runs)} sources: aorta report takes one, or a reference and a candidate. Launches of one "
+                "side belong into one folder; more datasets are named with --log-dir DIR --label NAME"
+            )
+        nodes = {words[0]: tuple(map(Path, words)) for words in runs.values() if len(words) > 1}
+        names = [words[0] for words in runs.values()]
+        for plan in (Path(names[0]), Path(OUTPUTS, names[0])) if len(options.sources) == 1 else ():
+            sides = [plan / side for side in SIDES]
+            if len(names) == 1 and all(map(launch_folders, sides)):
+                names = [*map(str, sides)]
+        options.reference, options.candidate = (*names, None)[:2]
+    words = {side: word for side in SIDES if (word := getattr(options, side)) is not None}
+    if options.log_dir or options.label:
+        if len(options.log_dir) != len(options.label):
+            raise InputError(
+                f"--log-dir and --label counts must match: {len(options.log_dir)} --log-dir, {len(options.label)} "
+                "--label"
+            )
+        labels = _distinct([check_label(label) for label in options.label])
+        for label in words.values():
+            if label not in labels:
+                hint = meant(label, labels, after=" ")
+                raise InputError(f"{label!r} is not among the labels; {hint}known labels: {', '.join(labels)}")
+        _distinct([*words.values()])
+        return dict(zip(labels, options.log_dir, strict=True))
+    if not words:
         raise InputError(
-            f"--log-dir and --label counts must match: {len(options.log_dir)} --log-dir, {len(options.label)} --label"
+            "nothing to report on: name a run or traces (a label, folder or file), or two to compare; "
+            "see aorta report --help"
         )
-    labels = _distinct([check_label(label) for label in options.label])
-    for label in asked:
-        if label not in labels:
-            hint = meant(label, labels, after=" ")
-            raise InputError(f"{label!r} is not among the labels; {hint}known labels: {', '.join(labels)}")
-    if options.reference is not None:
-        _distinct(asked)
-    return dict(zip(labels, options.log_dir, strict=True))
-
-
-def _asked_for(options: argparse.Namespace, root: Path) -> dict[str, Location]:
-    """Return what --reference and --candidate name, without --log-dir; each option becomes its label."""
-    words = {side: getattr(options, side) for side in ("reference", "candidate") if getattr(options, side) is not None}
     here = Path.cwd()
-    places = {side: word for side, word in words.items() if is_location(word, here, root)}
-    labels = {side: label_of(word) if side in places else word for side, word in words.items()}
-    if len(set(labels.values())) < len(labels):
-        if not places:
-            _distinct(list(labels.values()))
-        labels = {side: f"{label}-{side}" if side in places else label for side, label in labels.items()}
-    for side, label in labels.items():
+    paths = {side: word for side, word in words.items() if is_location(word, here, root)}
+    if not paths:
+        _distinct([*words.values()])
+    named = {side: label_of(word) if side in paths else word for side, word in words.items()}
+    if len(set(named.values())) < len(named):
+        named = {side: f"{label}-{side}" if side in paths else label for side, label in named.items()}
+    for side, label in named.items():
         setattr(options, side, check_label(label))
-    found = locate([labels[side] for side in words if side not in places], here, root)
+    found = locate([label for side, label in named.items() if side not in paths], here, root)
     return {
-        label: options.nodes.get(places[side], places[side]) if side in places else found[label]
-        for side, label in labels.items()
+        label: nodes.get(paths[side], paths[side]) if side in paths else found[label] for side, label in named.items()
     }
 
 
@@ -342,18 +305,30 @@ def _default_output(options: argparse.Namespace, sources: Mapping[str, Location]
 
 
 def _log_summary(summary: Summary, names: Sequence[str], output: Path) -> None:
-    """Open each logger for the report, give it everything, and close it.
+    """Open each logger for the report, give it `<metric>_median` of each dataset, and of the comparison `verdict`, and
+    per metric `<metric>_difference`, `<metric>_p` (the p that was judged) and `<metric>_verdict`; close it. What is
+    null is left out.
 
     Args:
-        summary: the content of `summary.json`.
         names: of `aorta.loggers`.
         output: folder of the report; loggers that write files write them there.
 
     Raises:
         InputError: a logger failed; the others have got everything.
     """
-    compared = known(summary.comparison)
-    title = "-and-".join(summary.datasets) if compared is None else _title(compared)
+    title, compared = "-and-".join(summary.datasets), known(summary.comparison)
+    logged: dict[str, dict[str, Any]] = {
+        label: {"rank_steps": entry.count} | {f"{name}_median": each.median for name, each in entry.described.items()}
+        for label, entry in summary.datasets.items()
+    }
+    if compared is not None:
+        title = f"{compared.candidate}-vs-{compared.reference}"
+        values = logged[title] = {"verdict": compared.verdict, "verdict_reason": compared.verdict_reason}
+        for name, pair in compared.metrics.items():
+            corrected = known(pair.p_corrected)
+            values[f"{name}_difference"] = pair.difference
+            values[f"{name}_p"] = known(pair.p) if corrected is None else corrected
+            values[f"{name}_verdict"] = known(pair.verdict)
     facts = {
         f"{label}.{name}": value
         for label, entry in summary.datasets.items()
@@ -364,36 +339,9 @@ def _log_summary(summary: Summary, names: Sequence[str], output: Path) -> None:
     for name in dict.fromkeys(names):
         try:
             with closing(open_logger(name, Place(output, title, facts, event_suffix=REPORT_EVENTS))) as logger:
-                for label, values in _logged_values(summary):
-                    logger.log_summary(label, values)
+                for label, values in logged.items():
+                    logger.log_summary(label, {key: value for key, value in values.items() if value is not None})
         except Exception as error:  # noqa: BLE001  a client may raise anything; it is raised below, by name
             failed.append(f"{name}: {type(error).__name__}: {error}")
     if failed:
         raise InputError(f"the report is written to {output}, but not every logger took it: {'; '.join(failed)}")
-
-
-def _logged_values(summary: Summary) -> Iterator[tuple[str, dict[str, float | str]]]:
-    """Label and values for `Logger.log_summary`: `<metric>_median` of each dataset; of the comparison `verdict`,
-    and per metric `<metric>_difference`, `<metric>_p` (the p that was judged) and `<metric>_verdict`. What is null is
-    left out.
-    """
-    for label, entry in summary.datasets.items():
-        medians = {f"{name}_median": each.median for name, each in entry.described.items()}
-        yield label, _without_nulls({"rank_steps": entry.count, **medians})
-    compared = known(summary.comparison)
-    if compared is not None:
-        values: dict[str, Any] = {"verdict": compared.verdict, "verdict_reason": compared.verdict_reason}
-        for name, each in compared.metrics.items():
-            values |= {f"{name}_difference": each.difference}
-            corrected = known(each.p_corrected)
-            values |= {f"{name}_p": known(each.p) if corrected is None else corrected}
-            values |= {f"{name}_verdict": known(each.verdict)}
-        yield _title(compared), _without_nulls(values)
-
-
-def _title(compared: Comparison) -> str:
-    return f"{compared.candidate}-vs-{compared.reference}"
-
-
-def _without_nulls(values: Mapping[str, Any]) -> dict[str, float | str]:
-    return {name: value for name, value in values.items() if value is not None}

@@ -5,9 +5,8 @@
     content, ids = document([plot])       # for Bokeh.embed.embed_items
 
 Models are written down, not built with the package bokeh: loading it and validating some 600 models took longer than
-everything else on the page. The tests read each chart with it, which checks every name and value. Must not use what
-Bokeh evaluates in the browser (CustomJS, WebGL), which the page's content security policy forbids, or Bokeh's own
-legend, which lies over data: legends of the page are its switches.
+everything else on the page. The tests read each chart with it. Must not use what Bokeh evaluates in the browser
+(CustomJS, WebGL), which the page's content security policy forbids, or Bokeh's own legend, which lies over data.
 """
 
 from __future__ import annotations
@@ -47,46 +46,33 @@ def model(kind: str, **attributes: Any) -> Model:
     return Model(kind, attributes)
 
 
-class _Field(str):
-    """The name of a column, where a glyph could have a value."""
-
-    __slots__ = ()
-
-
 def document(roots: Sequence[Model]) -> tuple[dict[str, Any], list[str]]:
     """Return the JSON of a document (`Document.from_json` of the package reads it), and the ids of `roots` in it."""
     ids: dict[int, str] = {}
 
     def encoded(item: Any) -> Any:
         if isinstance(item, Model):
-            known = id(item) in ids
-            reference = {"id": ids.setdefault(id(item), f"p{len(ids)}")}
-            if known:
-                return reference
+            if item.kind == "field":
+                return {"type": "field", **item.attributes}
+            if id(item) in ids:
+                return {"id": ids[id(item)]}
+            ids[id(item)] = key = f"p{len(ids)}"
             attributes = {name: encoded(value) for name, value in item.attributes.items()}
-            return {"type": "object", "name": item.kind, **reference, "attributes": attributes}
+            return {"type": "object", "name": item.kind, "id": key, "attributes": attributes}
         if isinstance(item, np.ndarray):
             item = item.astype(np.float64) if item.dtype == np.int64 else item  # a script has no such integers
             packed = gzip.compress(item.astype(item.dtype.newbyteorder("<")).tobytes(), mtime=0)
-            data = base64.b64encode(packed).decode("ascii")
-            array = {"type": "bytes", "data": data}
+            array = {"type": "bytes", "data": base64.b64encode(packed).decode("ascii")}
             kind = {"dtype": item.dtype.name, "order": "little", "shape": list(item.shape)}
             return {"type": "ndarray", "array": array, **kind}
         if isinstance(item, Mapping):
             return {"type": "map", "entries": [[name, encoded(value)] for name, value in item.items()]}
         if isinstance(item, list | tuple):
             return [encoded(each) for each in item]
-        if isinstance(item, _Field):
-            return {"type": "field", "field": str(item)}
         return {"type": "number", "value": str(item)} if isinstance(item, float) and math.isnan(item) else item
 
-    config = model("DocumentConfig", notifications=model("Notifications"))
-    content = {
-        "version": version("bokeh"),
-        "title": "AORTA",
-        "config": encoded(config),
-        "roots": [encoded(root) for root in roots],
-    }
+    config = encoded(model("DocumentConfig", notifications=model("Notifications")))
+    content = {"version": version("bokeh"), "title": "AORTA", "config": config, "roots": [*map(encoded, roots)]}
     return content, [ids[id(root)] for root in roots]
 
 
@@ -100,21 +86,16 @@ def script() -> str:
 
 @dataclass(frozen=True)
 class Chart:
-    """`model` is a root of the page's document; `title` and `caption` stand round it as text."""
+    """`model` is a root of the page's document; `title` and `caption` stand round it as text. `dataset`: whose it is
+    alone, by number; `folded`: whether it waits behind a heading until somebody asks for it.
+    """
 
     name: str
     title: str
     caption: str
     model: Model
     dataset: int | None = None
-    """Whose it is alone, by number."""
     folded: bool = False
-    """Whether it waits behind a heading until somebody asks for it."""
-
-    @property
-    def label(self) -> str:
-        """What the chart is, for those who do not see it."""
-        return f"Chart: {self.title}. {self.caption}".strip()
 
 
 def plain(text: str) -> str:
@@ -160,20 +141,17 @@ def new_chart(
         axis = model(
             f"{kind}Axis",
             axis_label=plain(label) or None,
-            **{f"{what}_text_font": FONT for what in ("axis_label", "major_label")},
-            **{
-                f"{what}_color": INK for what in ("axis_label_text", "major_label_text", "axis_line", "major_tick_line")
-            },
+            **dict.fromkeys(("axis_label_text_font", "major_label_text_font"), FONT),
+            **dict.fromkeys(("axis_label_text_color", "major_label_text_color", "axis_line_color"), INK),
+            major_tick_line_color=INK,
             axis_label_text_font_size="12px",
             axis_label_text_font_style="normal",
             major_label_text_font_size="11px",
             minor_tick_line_color=None,
         )
         if not categories:
-            axis.attributes |= {
-                "ticker": model("BasicTicker"),
-                "formatter": model("NumeralTickFormatter", format=NUMBERS),
-            }
+            axis.attributes["ticker"] = model("BasicTicker")
+            axis.attributes["formatter"] = model("NumeralTickFormatter", format=NUMBERS)
         plot.attributes |= {side: [axis], f"{dimension}_scale": model(f"{kind}Scale")}
         plot["center"].append(model("Grid", dimension=place, axis=axis, grid_line_color=None if categories else GRID))
     return plot
@@ -198,11 +176,10 @@ def draw(plot: Model, glyph: str, columns: Model, owner: tuple[int, str] | None 
         owner: number and label of the dataset whose it is: the page's switches find it by its tag, a tooltip says its
             name.
     """
-    known = columns["data"]
-    made = {
-        key: _Field(value) if isinstance(value, str) and value in known else value for key, value in properties.items()
-    }
-    renderer = model("GlyphRenderer", data_source=columns, glyph=model(glyph, **made))
+    for key, value in properties.items():
+        if isinstance(value, str) and value in columns["data"]:
+            properties[key] = model("field", field=value)
+    renderer = model("GlyphRenderer", data_source=columns, glyph=model(glyph, **properties))
     if owner is not None:
         renderer.attributes |= {"tags": [f"dataset-{owner[0]}"], "name": owner[1]}
     plot["renderers"].append(renderer)
