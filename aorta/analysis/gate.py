@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
-from aorta.analysis.attribution.breakdown import sentence_rows
 from aorta.analysis.compare.headline import headline, is_comparable, numbers, title, verdict_label
 from aorta.analysis.compare.verdict import NOT_COMPARABLE, NOT_TESTED, too_few
 from aorta.analysis.documents import known
@@ -331,6 +330,8 @@ def markdown_summary(summary: Summary) -> str:
             lines += ["", f"**Where:** {escaped(comparison.sentence)}"]
         for warning in comparison.warnings:
             lines += ["", f"> ⚠️ {escaped(warning)}"]
+        from aorta.analysis.attribution.breakdown import sentence_rows  # it loads pandas, which no help needs
+
         differences = comparison.manifest_differences
         facts = [[escaped(row.key), escaped(row.reference), escaped(row.candidate)] for row in differences]
         lines += [
