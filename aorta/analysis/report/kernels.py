@@ -121,9 +121,6 @@ _KERNELS: Final = (
 def kernel_files(traces: TraceEntries) -> dict[str, Table]:
     """Return the tables that files have, ones without rows too: the totals of each device with their slowdowns, or why
     there are none; GEMMs, gaps and counters of each device.
-
-    Args:
-        traces: the entry `traces` of a dataset in `summary.json`.
     """
     slowdowns = {(row.rank, row.device, row.name): row for row in traces.slowdowns}
     totals = []

@@ -66,9 +66,6 @@ def many_in(source: str) -> Path | None:
 def report_many(folder: Path, options: argparse.Namespace, rules: Rules) -> str:
     """Return the table of a sweep or a plan; of a plan, `candidates.json` is written too.
 
-    Args:
-        options: of `aorta report`.
-
     Raises:
         InputError: an option that is about two sides, a folder that cannot be read, or an output that cannot be
             written.
@@ -93,12 +90,8 @@ def report_many(folder: Path, options: argparse.Namespace, rules: Rules) -> str:
 
 @dataclass(frozen=True)
 class Candidates:
-    """The candidates of a plan, each compared with the reference.
-
-    Attributes:
-        names: side -> what it changes, in the words a person copies.
-        comparisons: side -> its comparison, or why there is none.
-        rules: for each of them.
+    """The candidates of a plan, each compared with the reference by the same rules: side -> what it changes, in the
+    words a person copies (`names`), and its comparison, or why there is none.
     """
 
     folder: Path

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 
 class Shade(NamedTuple):
-    """One colour on a white and on a dark background."""
+    """A colour on a white and on a dark background."""
 
     light: str
     dark: str

@@ -1,11 +1,7 @@
 """Where a report is put together: runs are read and compared, then `summary.json`, pictures, the page and tables for
 spreadsheets are written.
 
-    report = write_report({"base": "artifacts/base", "new": "artifacts/new"}, Path("out"), "base", "new")
-    print(report.text)
-
-Files of tables always have the same columns (artifacts/README.md); what a source does not have is missing. Must not
-leave a file of an earlier report beside the numbers of this one, or hold more than one launch for a table.
+Must not leave a file of an earlier report beside the numbers of this one, or hold more than one launch for a table.
 """
 
 from __future__ import annotations
@@ -95,14 +91,10 @@ def write_report(
     Args:
         sources: label -> run folder, launch set, archive of one, or where traces are (`load.locations`); of a run on
             nodes without a shared disk, their folders.
-        reference, candidate: labels among them.
         engine: where files are read.
         comm_patterns: more patterns of communication kernels' names.
-        rules: how launch sets are judged.
         finish: called with the summary before anything is written, and may add to it.
-        html: write the page too.
         brief: `text` has the answer alone.
-        style: of `text`.
         tables: write the tables too, in this format of `table_files.FORMATS`.
 
     Raises:
@@ -196,10 +188,8 @@ def _frames(
     subjects: Mapping[str, Subject], summary: Summary, engine: Engine | None
 ) -> dict[str, Iterator[pd.DataFrame]]:
     """Return every table of a report by its name, its rows frame by frame: `steps`, `collectives`, `metrics`, where two
-    were compared `comparison`, and where there are traces those of kernels.
-
-    Args:
-        engine: where launches of a set are read again, one at a time, as the frames are asked for.
+    were compared `comparison`, and where there are traces those of kernels. Launches of a set are read again, one at a
+    time, as the frames are asked for. Every table always has the same columns (artifacts/README.md).
     """
     described = [
         metric_row(label, name, entry)

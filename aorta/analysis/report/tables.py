@@ -66,10 +66,8 @@ class Column:
         unit: `text`, `count`, `bytes`, `flag`, `ms`, `GB/s`, `ratio`, `p`, `interval` or `` for a plain number; by
             default from the key. A function of a row where rows differ: cells then name their unit.
         of: where the value is in a row: a path of attributes and keys, or a function of the row; by default the key.
-        tip: says more about the column.
-        why: says more about a cell; of an unknown value, why.
-        tone: good, bad, even or open.
-        media: where it is shown.
+        tip, why: say more about the column, and about a cell (of an unknown value, why).
+        tone: of a cell: good, bad, even or open.
         drop: a terminal without room leaves the columns with the highest number out first; 0 stays.
         cut: a long name is cut in the middle, so that it still differs from the others.
     """
@@ -199,12 +197,8 @@ def _shortened_apart(names: Sequence[str], width: int) -> dict[str, str]:
 def text_lines(
     shown: Table, style: Style = PLAIN, *, most: int | None = None, only: Collection[str] = (), titled: bool = True
 ) -> list[str]:
-    """Return a table as lines of a terminal: columns that say nothing, or for which there is no room, are left out.
-
-    Args:
-        most: rows at most; how many there are more is said.
-        only: keys of the columns.
-        titled: with the caption, and the note.
+    """Return a table as lines of a terminal: columns that say nothing, or for which there is no room, are left out, and
+    rows after the first `most`, whose number is said. `only`: keys of the columns; `titled`: with caption and note.
     """
     visible = shown.visible()
     rows = visible[:most]

@@ -1,8 +1,5 @@
 """A report in a terminal: its answer in at most `MOST_LINES` lines (`brief_text`), or every table (`full_text`).
 
-    ddp: 56 % hidden; 9.1 of 54.8 ms exposed
-    medians of 7 steps on 2 ranks of artifacts/ddp
-
 Lines have at most as many columns as the style has, paths and names of kernels aside. Must not compute a number, say a
 gain without its interval, or state an undecided difference as a fact: every change stands beside its own verdict.
 """
@@ -41,16 +38,6 @@ _FEW: Final = 3
 _RANKS: Final = 4
 _ROWS: Final = 10
 """Of a table of all collectives or parts; the page and `summary.json` have more."""
-_TESTED: Final = (
-    "Medians over launches; interval of the change: {level} (wider where several metrics were tested together); "
-    "p: exact Mann-Whitney test over launches, of the metric alone."
-)
-_NOT_TESTED: Final = (
-    "{statistic} over steps of one launch per side. Better and worse name the direction of a difference, not tested "
-    "for significance."
-)
-
-
 _Block: TypeAlias = tuple[int, str]
 """Lines that belong together, behind a rank: without room those with the highest are left out, 0 never."""
 
@@ -58,11 +45,8 @@ _Block: TypeAlias = tuple[int, str]
 def brief_text(
     summary: Summary, files: Sequence[Path], notes: Mapping[str, Sequence[str]], style: Style = PLAIN
 ) -> str:
-    """Return the answer of a summary.
-
-    Args:
-        files: what the report wrote.
-        notes: label -> what a reader of its numbers has to know; said where nothing is compared.
+    """Return the answer of a summary, and where its page is among `files`. `notes`: label -> what a reader of its
+    numbers has to know; said where nothing is compared.
     """
     comparison = known(summary.comparison)
     if comparison is None:
@@ -172,21 +156,25 @@ def full_text(datasets: Mapping[str, LabelledRun], summary: Summary, files: str,
 
     if comparison is not None:
         test = evidence(comparison)
-        blocks.append(
-            "\n".join(
-                [
-                    verdict_lines(comparison, style),
-                    *([led("Test:", test, style)] if test else []),
-                    *([led("Cause:", comparison.sentence, style)] if comparison.sentence else []),
-                    *filter(None, [losses_line(comparison, style)]),
-                    *(led("Note:", note, style, style.warning) for note in notes_of_comparison(comparison)),
-                ]
-            )
-        )
+        lines = [
+            verdict_lines(comparison, style),
+            led("Test:", test, style) if test else "",
+            led("Cause:", comparison.sentence, style) if comparison.sentence else "",
+            losses_line(comparison, style),
+            *(led("Note:", note, style, style.warning) for note in notes_of_comparison(comparison)),
+        ]
+        blocks.append("\n".join(filter(None, lines)))
         statistic = MEANS.capitalize() if comparison.statistic == MEANS else "Medians"
-        basis = _NOT_TESTED.format(statistic=statistic)
+        basis = (
+            f"{statistic} over steps of one launch per side. Better and worse name the direction of a difference, not "
+            "tested for significance."
+        )
         if comparison.tested:
-            basis = _TESTED.format(level=TEXT.percent(known(comparison.interval_level), 0))
+            level = TEXT.percent(known(comparison.interval_level), 0)
+            basis = (
+                f"Medians over launches; interval of the change: {level} (wider where several metrics were tested "
+                "together); p: exact Mann-Whitney test over launches, of the metric alone."
+            )
         if comparison.primary:
             basis += (
                 f" {JOB_STEP} decides, then {comparison.primary}; nothing counts as improved while steps are longer."

@@ -127,11 +127,8 @@ def windows(run: Run, global_step: int, ranks: Iterable[int]) -> tuple[dict[int,
 
 
 class StepSpans:
-    """One global step of a run, matched across ranks.
-
-    Attributes:
-        windows, clock: as of `windows`, of the ranks drawn.
-        unread: why a rank could not be read; unseen, joined: of each rank, how many spans are not or not singly drawn.
+    """One global step of a run, matched across ranks: `windows` and `clock` of the ranks drawn, why a rank is `unread`,
+    and of each rank, how many spans are not drawn (`unseen`), or as one with a neighbour (`joined`).
     """
 
     def __init__(self, run: Run, global_step: int, ranks: Sequence[int]) -> None:
@@ -261,6 +258,7 @@ def chosen_steps(dataset: LabelledRun) -> list[ChosenStep]:
 class TimelineSpans:
     """The spans of a few steps (`columns`, an element a span) and when each rank was in them (`windows`). `rank`,
     `step`, `lane`, `kind` and `what` are places in the lists of that name; `start`, `length`, `wait`, `bound` are ms.
+    `shown_first`: ranks that a page shows before anybody chooses; `kinds`: the colour of each on a light background.
     """
 
     label: str
@@ -269,11 +267,9 @@ class TimelineSpans:
     ranks_read: int
     ranks_in_run: int
     shown_first: list[int]
-    """Ranks that a page shows before anybody chooses."""
     clock: str
     lanes: list[str]
     kinds: dict[str, str]
-    """Kind -> the colour of its spans on a light background."""
     whats: list[str]
     columns: dict[str, np.ndarray]
     windows: dict[str, np.ndarray]
@@ -285,8 +281,8 @@ def spans_of(dataset: LabelledRun, budget: int, first: int, named: Sequence[int]
 
     Args:
         budget: about how many spans there may be; with more, fewer ranks are drawn, spread evenly over all.
-        first: how many ranks are shown at first, those of `named` before others.
-        named: ranks that are drawn before others, the first of them where there are more than fit.
+        first: how many ranks are shown at first.
+        named: ranks that are drawn and shown before others, the first of them where there are more than fit.
     """
     steps, everyone = chosen_steps(dataset), sorted(dataset.run.ranks)
     numbers: dict[int, int] = {}
@@ -350,6 +346,7 @@ def _spread(ranks: Sequence[int], count: int, named: Sequence[int] = ()) -> list
 
 _BOX: Final = ("top", "bottom", "left", "right")
 _TOLD: Final = ("color", "rank", "what", "begin", "took", "more", "instance")
+_PAYLOAD: Final = ("label", "ranks", "ranks_in_run", "shown_first", "clock", "lanes", "whats")
 
 
 def timeline_charts(spans: Sequence[TimelineSpans]) -> list[Chart]:
@@ -410,15 +407,9 @@ def payload(spans: Sequence[TimelineSpans]) -> list[dict[str, Any]]:
 
     return [
         {
-            "label": each.label,
-            "steps": [{"why": step.why, "step": step.global_step, "ms": step.job_step_ms} for step in each.steps],
-            "ranks": each.ranks,
-            "ranksInRun": each.ranks_in_run,
-            "shownFirst": each.shown_first,
-            "clock": each.clock,
-            "lanes": each.lanes,
+            **{name: getattr(each, name) for name in _PAYLOAD},
+            "steps": [step._asdict() for step in each.steps],
             "kinds": [*each.kinds],
-            "whats": each.whats,
             "columns": packed(each.columns),
             "windows": packed(each.windows),
         }

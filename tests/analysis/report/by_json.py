@@ -7,12 +7,11 @@ from typing import Any
 
 from aorta.analysis.documents.comparison import Summary
 from aorta.analysis.report import kernels, run_tables, tables, terminal_text
-from aorta.analysis.report.html import charts, page_content, verdict_cards
+from aorta.analysis.report.html import page_content, verdict_cards
 from aorta.terminal_style import PLAIN, Style
 from tests.analysis.by_json import built, by_json
 
 brief_text = by_json(terminal_text.brief_text)
-effect_charts = by_json(charts.effect_charts)
 kernel_block = by_json(kernels.kernel_block)
 run_block = by_json(terminal_text.run_block)
 verdict_of = by_json(verdict_cards.verdict_of)

@@ -26,7 +26,7 @@ from tests.analysis.builders import collective, header, metrics, simulated_run, 
 from tests.analysis.by_json import summarize
 from tests.analysis.load.kineto_files import document, kernel
 from tests.analysis.load.kineto_files import step as kineto_step
-from tests.analysis.report.by_json import brief_text, comparison_text, effect_charts, page_comparison, verdict_of
+from tests.analysis.report.by_json import brief_text, comparison_text, page_comparison, verdict_of
 from tests.analysis.report.pages import (
     Parts,
     as_bokeh,
@@ -153,31 +153,6 @@ def test_every_verdict_has_a_word_a_tone_and_a_symbol(word: str, summary: dict) 
     assert found.tone == {"regression": "bad", "improvement": "good", "equivalent": "even"}.get(word, "open")
 
 
-def test_what_is_not_tested_inconclusive_and_not_judged_look_different(summary: dict) -> None:
-    entries = judged(summary, "inconclusive")["comparison"]["metrics"]
-    entries["exposed_comm_ms"] |= {"verdict": "not tested", "needs_launches": 5}
-    entries["overlap_ratio"]["verdict"] = None
-    charts = effect_charts(summary["comparison"])
-    sources = [
-        next(each.data_source.data for each in plot.renderers if "marker" in each.data_source.data)
-        for plot in as_bokeh(charts)
-    ]
-    looks = {
-        name: (source["marker"][at], source["dash"][at], source["fill"][at], source["verdict"][at])
-        for source in sources
-        for at, name in enumerate(source["y"])
-    }
-    assert looks["job_step_ms"] == ("circle", "solid", 1.0, "inconclusive")
-    assert looks["exposed_comm_ms"] == ("circle", "dashed", 0.0, "not tested (needs 5 launches)")
-    assert looks["overlap_ratio"] == ("x", "dotted", 0.0, "not judged")
-
-
-def test_five_effects_are_drawn_the_primary_and_the_guard_among_them(summary: dict) -> None:
-    shown = [name for plot in as_bokeh(effect_charts(summary["comparison"])) for name in plot.y_range.factors]
-    assert len(shown) == 5
-    assert {"overlap_ratio", "job_step_ms"} <= set(shown)
-
-
 def test_rows_of_zeros_are_dropped_and_named(summary: dict) -> None:
     entries = summary["comparison"]["metrics"]
     entries["exposed_send_ms"] = entries["exposed_comm_ms"] | {"reference": 0.0, "candidate": 0.0}
@@ -185,8 +160,6 @@ def test_rows_of_zeros_are_dropped_and_named(summary: dict) -> None:
     assert "exposed_send_ms" not in [row[0].text for row in table.rows]
     assert "0 on both sides: " in (table.note or "")
     assert "exposed_send_ms" in (table.note or "")
-    plots = as_bokeh(effect_charts(summary["comparison"]))
-    assert all("exposed_send_ms" not in plot.y_range.factors for plot in plots)
 
 
 def test_not_comparable_is_the_word_and_leaves_deltas_out(summary: dict) -> None:
@@ -198,7 +171,6 @@ def test_not_comparable_is_the_word_and_leaves_deltas_out(summary: dict) -> None
     assert found.word == "Not comparable"
     assert found.sentence.endswith("workload.model_dim is 64 in the reference, 128 in the candidate.")
     assert {card.change for card in found.cards} == {""}
-    assert effect_charts(summary["comparison"]) == []
     table = page_comparison(summary["comparison"])
     columns = [column.heading for column in table.columns]
     for row in table.rows:
@@ -310,7 +282,7 @@ def test_one_dataset_has_a_page_without_a_comparison(tmp_path: Path) -> None:
     assert "Nothing was compared" in text_of(html)
     ids = {attributes.get("id") for _, attributes in Parts(html).tags}
     assert {"chart-timeline-0", "chart-steps-overlap_ratio", "chart-bandwidth"} <= ids
-    assert "chart-effects" not in ids
+    assert "chart-launches-job_step_ms" not in ids
 
 
 @pytest.mark.thorough

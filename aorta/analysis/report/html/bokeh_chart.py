@@ -105,15 +105,14 @@ def plain(text: str) -> str:
     return text
 
 
-def new_chart(
-    name: str, height: int, x_label: str, y_label: str, *, zoom: str = "width", log: bool = False, **ranges: Model
-) -> Model:
+def new_chart(name: str, height: int, x_label: str, y_label: str, *, log: bool = False, **ranges: Model) -> Model:
     """Return an empty figure as wide as the page. It zooms with Ctrl and the wheel, so that a page still scrolls.
 
     Args:
-        log: whether the axis from left to right is of logarithms; it needs ticks of its own.
+        log: the axis from left to right is of logarithms, with ticks of its own, and both axes zoom.
         ranges: `x_range` and `y_range`, where they are not those of the data.
     """
+    zoom = "both" if log else "width"
     pan = model("PanTool", dimensions=zoom)
     wheel = model("WheelZoomTool", dimensions=zoom, modifiers={"ctrl": True})
     tools = [pan, model("BoxZoomTool", dimensions=zoom), wheel, model("ResetTool")]
@@ -154,13 +153,6 @@ def new_chart(
             axis.attributes["formatter"] = model("NumeralTickFormatter", format=NUMBERS)
         plot.attributes |= {side: [axis], f"{dimension}_scale": model(f"{kind}Scale")}
         plot["center"].append(model("Grid", dimension=place, axis=axis, grid_line_color=None if categories else GRID))
-    return plot
-
-
-def bars_of(labels: Sequence[str], name: str, height: int, x_label: str) -> Model:
-    """Return a figure with a row for each of `labels`, the first at the top."""
-    plot = new_chart(name, height, x_label, "", y_range=model("FactorRange", factors=[*labels][::-1]))
-    plot.attributes["min_border_left"] = 150
     return plot
 
 

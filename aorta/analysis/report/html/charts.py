@@ -1,9 +1,8 @@
-"""The charts of the page but for the timelines: where a step's time goes, effects with their intervals, single
-launches, curves over steps, and the bandwidth of collectives.
+"""The charts of the page but for the timelines: where a step's time goes, single launches, curves over steps, and the
+bandwidth of collectives.
 
 Must not: use a warm-up step, drop a step (where more than fit, neighbours share a point, and their lowest and highest
-stay in its band), draw an interval that the comparison does not state, a value that is not known, or a share on less
-than its whole range.
+stay in its band), draw a value that is not known, or a share on less than its whole range.
 """
 
 from __future__ import annotations
@@ -16,15 +15,13 @@ import numpy as np
 import pandas as pd
 
 from aorta.analysis.aggregate import LabelledRun, by_step
-from aorta.analysis.compare.headline import is_comparable, verdict_label
-from aorta.analysis.compare.verdict import NOT_TESTED
 from aorta.analysis.devices import JOINED_ON, STEP_COLUMNS, THROTTLED, step_columns
 from aorta.analysis.documents.comparison import SIDES, Comparison
 from aorta.analysis.documents.dataset import DatasetEntry
-from aorta.analysis.formatting import PAGE, is_zero
+from aorta.analysis.formatting import PAGE
 from aorta.analysis.metrics import JOB_STEP
-from aorta.analysis.report.html.bokeh_chart import Chart, bars_of, draw, hover, model, new_chart, plain, source
-from aorta.analysis.report.palette import BAND, INK, SERIES, light
+from aorta.analysis.report.html.bokeh_chart import Chart, draw, hover, model, new_chart, plain, source
+from aorta.analysis.report.palette import SERIES, light
 
 PARTS: Final = (
     ("communication hidden in computation", light("hidden")),
@@ -59,13 +56,13 @@ def breakdown_chart(datasets: Mapping[str, LabelledRun]) -> list[Chart]:
     means = {label: table.mean() for label, table in tables.items() if not table.empty}
     if not means:
         return []
-    plot = bars_of([*means], "breakdown", 50 + 30 * len(means), "")
-    plot.attributes["x_range"] = model("DataRange1d", start=0)
+    ranges = {"x_range": model("DataRange1d", start=0), "y_range": model("FactorRange", factors=[*means][::-1])}
+    plot = new_chart("breakdown", 50 + 30 * len(means), "", "", **ranges)
+    plot.attributes["min_border_left"] = 150
     left = np.zeros(len(means))
     for title, color in PARTS:
         lengths = np.array([mean[title] for mean in means.values()])
-        part = [title] * len(means)
-        columns = {"y": [*means], "left": left, "right": left + lengths, "part": part, "ms": lengths}
+        columns = {"y": [*means], "left": left, "right": left + lengths, "ms": lengths, "part": [title] * len(means)}
         left = left + lengths
         look: dict[str, Any] = {"height": 0.7, "fill_color": color, "line_color": None}
         if color == light("exposed"):
@@ -74,78 +71,6 @@ def breakdown_chart(datasets: Mapping[str, LabelledRun]) -> list[Chart]:
         hover(plot, [bars], ("", "@y"), ("", "@part"), ("mean", "@ms{0,0.000} ms"))
     caption = "Mean ms per step and rank; the parts add up to the step."
     return [Chart(plot["name"], "Where a step's time goes", caption, plot)]
-
-
-SHOWN_EFFECTS: Final = 5
-_INCONCLUSIVE: Final = ("circle", "solid", 1.0)
-_STATES: Final = {
-    "regression": ("inverted_triangle", "solid", 1.0),
-    "improvement": ("triangle", "solid", 1.0),
-    "equivalent": ("square", "solid", 1.0),
-    "inconclusive": _INCONCLUSIVE,
-    NOT_TESTED: ("circle", "dashed", 0.0),
-    "not judged": ("x", "dotted", 0.0),
-}
-"""Of a verdict: marker, line of its interval, and how full the marker is. Said in words above the charts."""
-_TONES: Final = {"regression": light("worse"), "improvement": light("better"), "equivalent": light("equal")}
-
-
-def effect_charts(comparison: Comparison) -> list[Chart]:
-    """Return the `SHOWN_EFFECTS` metrics that matter most of those whose effect has an interval. Ratios in one chart,
-    times and rates in another, as their units differ. First are the primary, the guard and what was decided, then by p;
-    last what only checks the cut-off.
-    """
-    if not is_comparable(comparison):
-        return []
-
-    def importance(name: str) -> tuple[int, bool, float]:
-        pair = comparison.shown[name]
-        role = {"primary": 0, "guard": 1}.get(str(pair.role), 3 if name.endswith("_cutoff") else 2)
-        return role, pair.verdict not in _TONES, 1.0 if pair.p is None else pair.p
-
-    pairs = {name: comparison.shown[name] for name in sorted(comparison.shown, key=importance)}
-    drawn = [
-        (name, pair)
-        for name, pair in pairs.items()
-        if pair.tested and pair.effect.low is not None and pair.effect.high is not None and not is_zero(pair)
-    ][:SHOWN_EFFECTS]
-    charts = []
-    for kind, title, caption, axis in (
-        ("difference", "ratios", "Candidate less reference.", "percentage points"),
-        ("quotient", "times and rates", "Candidate against reference, change in per cent.", "%"),
-    ):
-        mine = {plain(name): pair for name, pair in drawn if pair.effect.kind == kind}
-        if not mine:
-            continue
-        plot = bars_of([*mine], f"effects-{kind}", 70 + 24 * len(mine), axis)
-        # Bokeh's own format of numbers, with the minus sign of the tables.
-        plot["below"][0].attributes["formatter"] = model("BasicTickFormatter", use_scientific=False)
-        margins = {100 * pair.margin for pair in mine.values()}
-        if len(margins) == 1:
-            band = {"left": -max(margins), "right": max(margins), "fill_color": BAND, "line_color": None}
-            plot["center"].append(model("BoxAnnotation", level="underlay", **band))
-        plot["center"].append(model("Span", location=0, dimension="height", line_color=INK, line_width=1))
-        states = [_STATES.get(pair.verdict or "not judged", _INCONCLUSIVE) for pair in mine.values()]
-        rows = source(
-            {
-                "y": [*mine],
-                **{
-                    key: [100 * getattr(pair.effect, key) for pair in mine.values()] for key in ("low", "high", "value")
-                },
-                "color": [_TONES.get(pair.verdict or "", light("undecided")) for pair in mine.values()],
-                "verdict": [verdict_label(pair) if pair.verdict else "not judged" for pair in mine.values()],
-                "told": [PAGE.effect(pair.effect.value, pair.effect.kind) for pair in mine.values()],
-                "range": [PAGE.interval(pair.effect) for pair in mine.values()],
-                **{key: [state[at] for state in states] for at, key in enumerate(("marker", "dash", "fill"))},
-            }
-        )
-        line = {"line_color": "color", "line_width": 3, "line_dash": "dash"}
-        draw(plot, "Segment", rows, x0="low", x1="high", y0="y", y1="y", **line)
-        look = {"line_color": "color", "fill_color": "color", "fill_alpha": "fill", "line_width": 2}
-        dots = draw(plot, "Scatter", rows, x="value", y="y", marker="marker", size=11, **look)
-        hover(plot, [dots], ("", "@y"), ("effect", "@told"), ("interval", "@range"), ("verdict", "@verdict"))
-        charts.append(Chart(plot["name"], f"Effects: {title}", caption, plot))
-    return charts
 
 
 def launch_charts(comparison: Comparison) -> list[Chart]:
@@ -285,21 +210,25 @@ def step_charts(datasets: Mapping[str, LabelledRun]) -> list[Chart]:
     return charts
 
 
-MARKERS: Final = {
+_KINDS: Final = {
     "allreduce": ("circle", "●"),
     "reducescatter": ("square", "■"),
     "allgather": ("triangle", "▲"),
     "alltoall": ("diamond", "◆"),
 }
-OTHER_MARKER: Final = ("inverted_triangle", "▼")
+
+
+def marker_of(kind: str) -> tuple[str, str]:
+    """Return the marker of a kind of collective in the chart of bandwidth, and the sign that looks like it."""
+    return _KINDS.get(kind, ("inverted_triangle", "▼"))
 
 
 def comm_charts(entries: Mapping[str, DatasetEntry]) -> list[Chart]:
     """Return the bus bandwidth over the size of collectives, with its 5th to 95th percentile; empty where fewer than
     two sizes are known: the table says more of one.
     """
-    names = "bytes of the collective", "bus bandwidth, GB/s"
-    plot = new_chart("bandwidth", 320, *names, zoom="both", log=True, y_range=model("DataRange1d", start=0))
+    heights = model("DataRange1d", start=0)
+    plot = new_chart("bandwidth", 320, "bytes of the collective", "bus bandwidth, GB/s", log=True, y_range=heights)
     sizes: list[int] = []
     for place, (label, entry) in enumerate(entries.items()):
         rows = [row for row in entry.matched if row.bytes and row.busbw_gb_per_s.median is not None]
@@ -312,7 +241,7 @@ def comm_charts(entries: Mapping[str, DatasetEntry]) -> list[Chart]:
             "y": [each.median for each in found],
             "low": [each.p5 for each in found],
             "high": [each.p95 for each in found],
-            "marker": [MARKERS.get(row.kind, OTHER_MARKER)[0] for row in rows],
+            "marker": [marker_of(row.kind)[0] for row in rows],
             "what": [
                 f"{row.kind}, {PAGE.size(row.bytes)}, group {row.group} of {row.group_size or '?'}" for row in rows
             ],

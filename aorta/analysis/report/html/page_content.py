@@ -1,10 +1,9 @@
 """The page as one file: its sections in the order in which they are read, template, styles with the palette of both
 themes, scripts and data, and the policy that lets nothing else run.
 
-The content security policy forbids every request, and every script but those whose hashes it names. A word of a record
-that found its way into the page as markup could still do nothing. Must not load anything, in this process or in the
-browser, put anything into the page that Jinja's escaping or `json_for_script` has not made harmless, judge evidence
-(`aorta.autopsy.judge` does), or name a colour that `report.palette` does not have.
+The content security policy forbids every request, and every script but those whose hashes it names. Must not put
+anything into the page that Jinja's escaping or `json_for_script` has not made harmless, judge evidence, or name a
+colour that `report.palette` does not have.
 """
 
 from __future__ import annotations
@@ -28,17 +27,8 @@ from aorta.analysis.documents.dataset import DatasetEntry
 from aorta.analysis.formatting import PAGE, first_upper, json_text
 from aorta.analysis.metrics import JOB_STEP
 from aorta.analysis.report import run_tables
+from aorta.analysis.report.html import charts as page_charts
 from aorta.analysis.report.html.bokeh_chart import Chart, document, script
-from aorta.analysis.report.html.charts import (
-    MARKERS,
-    OTHER_MARKER,
-    breakdown_chart,
-    comm_charts,
-    effect_charts,
-    launch_charts,
-    step_charts,
-    steps_a_point,
-)
 from aorta.analysis.report.html.verdict_cards import verdict_of
 from aorta.analysis.report.kernels import kernel_notes, kernel_tables
 from aorta.analysis.report.palette import MEANINGS, SURFACES, text_on
@@ -68,8 +58,6 @@ def write_page(
     """Write the page of a report to `path`, replacing what is there.
 
     Args:
-        datasets: label -> dataset, as `summary.datasets` has them; the reference and the candidate among them.
-        summary: the content of `summary.json`.
         named: puts the name of an archive in place of the temporary folder that it was unpacked to, in what comes from
             records and not from the summary.
 
@@ -97,14 +85,13 @@ def write_page(
             step_notes.append(f"{label}: no overlap ratio over the steps: {basis.reason or HOST_BOUND}")
         if why is not None:
             no_job_step[label] = why
-    together = {label: steps_a_point(dataset.global_steps) for label, dataset in datasets.items()}
+    together = {label: page_charts.steps_a_point(dataset.global_steps) for label, dataset in datasets.items()}
     charts: dict[str, list[Chart]] = {
-        "effects": effect_charts(comparison) if comparison else [],
-        "launches": launch_charts(comparison) if comparison else [],
-        "breakdown": breakdown_chart(datasets),
+        "launches": page_charts.launch_charts(comparison) if comparison else [],
+        "breakdown": page_charts.breakdown_chart(datasets),
         "timelines": timeline_charts([*spans.values()]),
-        "steps": step_charts(datasets),
-        "collectives": comm_charts(entries),
+        "steps": page_charts.step_charts(datasets),
+        "collectives": page_charts.comm_charts(entries),
     }
     kinds = {kind: color for each in spans.values() for kind, color in each.kinds.items()}
     lanes = sorted({lane for each in spans.values() for lane in each.lanes}, key=lane_order)
@@ -149,7 +136,7 @@ def write_page(
         "step_notes": step_notes,
         "no_job_step": no_job_step,
         "of_launches": run_tables.of_launches(entries),
-        "signs": [(kind, MARKERS.get(kind, OTHER_MARKER)[1]) for kind in drawn_kinds],
+        "signs": [(kind, page_charts.marker_of(kind)[1]) for kind in drawn_kinds],
         "metrics": [run_tables.comparison_table(comparison)] if comparison else [],
         "distributions": [run_tables.metrics_table(label, entry) for label, entry in entries.items() if entry.metrics],
         "collectives": run_tables.collectives_table(entries),

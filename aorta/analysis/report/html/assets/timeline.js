@@ -16,9 +16,12 @@ function plain(text) {
   return text.replace(/\$\$|\\[[\]()]/g, (mark) => `${mark[0]}\u200b${mark[1]}`);
 }
 
-// Three digits, as in the tables; of a place in a step four.
-function ms(value, maximumSignificantDigits = 3) {
-  return Number.isFinite(value) ? `${value.toLocaleString("en", { maximumSignificantDigits })} ms` : "unknown";
+// Three digits and at most three decimals, as in the tables; of a place in a step one more digit.
+function ms(value, digits = 3) {
+  if (!Number.isFinite(value)) return "unknown";
+  const before = value ? Math.floor(Math.log10(Math.abs(value))) + 1 : 1;
+  const text = value.toLocaleString("en", { maximumFractionDigits: Math.min(Math.max(digits - before, 0), 3) });
+  return `${value && Math.abs(value) < 0.0005 ? "<0.001" : text} ms`;
 }
 
 const unpackAll = (columns) => Object.fromEntries(Object.entries(columns).map(([name, packed]) => [name, unpack(packed)]));
@@ -178,8 +181,8 @@ function fill(timeline, filters, dark) {
   const seen = new Set(chosen.map((at) => columns.rank[at])).size;
   const step = timeline.steps[filters.step];
   document.getElementById(`timeline-told-${timeline.number}`).textContent =
-    `Global step ${step.step}, job step ${ms(step.ms)}: ${chosen.length.toLocaleString("en")} spans ` +
-    `of ${seen} of ${timeline.ranksInRun} ranks. ${timeline.clock}`;
+    `Global step ${step.global_step}, job step ${ms(step.job_step_ms)}: ${chosen.length.toLocaleString("en")} spans ` +
+    `of ${seen} of ${timeline.ranks_in_run} ranks. ${timeline.clock}`;
   return fillSteps(timeline, stepOf(timeline, filters.step), top);
 }
 
@@ -214,7 +217,7 @@ function showStep() {
 function startTimelines() {
   const ranks = document.getElementById("timeline-ranks");
   if (!ranks) return;
-  const first = [...new Set(timelines.flatMap((each) => each.shownFirst))].sort((left, right) => left - right);
+  const first = [...new Set(timelines.flatMap((each) => each.shown_first))].sort((left, right) => left - right);
   ranks.value = listRanks(first);
   ranks.addEventListener("change", drawTimelines);
   document.getElementById("timeline-all").addEventListener("click", () => {

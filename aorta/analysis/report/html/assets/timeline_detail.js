@@ -5,8 +5,8 @@ const NEAR_MS = 0.02; // a stall and the collective that ends it were read from 
 let chosen = null; // { timeline, instance }
 
 function stepOf(timeline, at) {
-  const number = timeline.steps[at].step;
-  return timeline.steps.findIndex((each) => each.step === number); // spans of one step are held once
+  const number = timeline.steps[at].global_step;
+  return timeline.steps.findIndex((each) => each.global_step === number); // spans of one step are held once
 }
 
 // Spans of a step, by what they are: collectives by instance, all of them by rank, stalls by rank.
