@@ -56,14 +56,14 @@ def breakdown_chart(datasets: Mapping[str, LabelledRun]) -> list[Chart]:
     means = {label: table.mean() for label, table in tables.items() if not table.empty}
     if not means:
         return []
-    ranges = {"x_range": model("DataRange1d", start=0), "y_range": model("FactorRange", factors=[*means][::-1])}
-    plot = new_chart("breakdown", 50 + 30 * len(means), "", "", **ranges)
+    lengths, rows = model("DataRange1d", start=0), model("FactorRange", factors=[*means][::-1])
+    plot = new_chart("breakdown", 50 + 30 * len(means), "", "", x_range=lengths, y_range=rows)
     plot.attributes["min_border_left"] = 150
     left = np.zeros(len(means))
     for title, color in PARTS:
-        lengths = np.array([mean[title] for mean in means.values()])
-        columns = {"y": [*means], "left": left, "right": left + lengths, "ms": lengths, "part": [title] * len(means)}
-        left = left + lengths
+        took = np.array([mean[title] for mean in means.values()])
+        columns = {"y": [*means], "left": left, "right": left + took, "ms": took, "part": [title] * len(means)}
+        left = left + took
         look: dict[str, Any] = {"height": 0.7, "fill_color": color, "line_color": None}
         if color == light("exposed"):
             look |= {"hatch_pattern": "right_diagonal_line", "hatch_color": "white", "hatch_alpha": 0.6}
