@@ -74,7 +74,7 @@ def run(resolved: Resolved) -> int:
 
 def sweep(options: Sequence[str], ranks: str | None = None) -> Sweep:
     """Return what launches the jobs of `--multirun`, each with so many ranks."""
-    from aorta.experiments.sweep_jobs import SweepJobs
+    from aorta.experiments.launch_engine import SweepJobs
 
     return SweepJobs(training_program(checkout()), options, ranks)
 

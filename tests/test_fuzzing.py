@@ -65,8 +65,7 @@ from aorta.autopsy_command import main as autopsy
 from aorta.config.override_words import translate
 from aorta.config.profiling import problem_of, selected_ranks
 from aorta.errors import AortaError, DeviceUnreadable, GateFailed, Inconclusive, InputError, RunIncomplete
-from aorta.experiments.journal import PLAN_JOURNAL, Journal, read_plan_history
-from aorta.experiments.launch_folder import open_folder, run_of
+from aorta.experiments.launch_folder import PLAN_JOURNAL, Journal, open_folder, read_plan_history, run_of
 from aorta.experiments.plan_command import parse
 from aorta.experiments.plan_options import read_plan
 from aorta.records.clocks import boot_id
@@ -332,8 +331,7 @@ def _plan(case: Path, out: Path) -> None:
     run_of(folder / "reference" / "00")
     if folder.is_dir():
         with contextlib.closing(Journal(folder / PLAN_JOURNAL, "in use")):
-            history = read_plan_history(folder)
-            history.done(), history.open_starts(), history.starts_of("reference/00"), history.seconds()
+            read_plan_history(folder)
         open_folder(read_plan(parse(["--output", str(folder)]), case), {}, {})
     read_plan(parse(["--plan", str(case / "plan.yaml"), "--output", str(out / "plan")]), case)
 

@@ -1,10 +1,17 @@
-"""The folder of a plan: only launches of what was asked for stand in it, and nothing is overwritten.
+"""The folder of a plan: only launches of what was asked for stand in it, nothing is overwritten, and a journal says
+what became of them, so that a plan that was killed can be taken up again.
 
     OUT/plan.json  OUT/journal.jsonl  OUT/reference/00 ...  OUT/candidate/00 ...  OUT/logs/  OUT/aside/
 
-Before a plan's folder is made, interpreters and words are checked: a wrong one must not fail every launch.
+The journal has a line for each event (`PlanOpened`, `Started`, `Ended`, `Closed`), and one process writes it; a sweep
+keeps one, too. A line is on the disk when `write` returns; one that a kill cut short stays alone, and is left out when
+the journal is read.
 
-Must not load torch, start a training, delete anything, or mix two plans.
+    with closing(Journal(folder / PLAN_JOURNAL, in_use="another process runs this plan")) as journal:
+        journal.write(Closed(now(), exit_code=0, failed=[]))
+
+Before a plan's folder is made, interpreters and words are checked: a wrong one must not fail every launch. Must not
+load torch, start a training, delete anything, change a line that is there, or mix two plans.
 """
 
 from __future__ import annotations
@@ -15,18 +22,20 @@ import platform
 import re
 import shlex
 import subprocess
+import weakref
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from aorta.errors import AnotherPlan, ConfigError
+from aorta.errors import AnotherPlan, ConfigError, RecordWriteError
 from aorta.experiments.launch_plan import Plan, PlannedLaunch, Side
 from aorta.experiments.process import launch_environment
 from aorta.installation import commit_of, training_program
-from aorta.records.files import NOT_UTF8, decode_json, read_small, unused, whole_file
+from aorta.records.files import NOT_UTF8, decode_json, lock_file, read_lines, read_small, unused, whole_file
 from aorta.records.run_files import (
     ENVIRONMENT_NAMES,
     ENVIRONMENT_PREFIXES,
@@ -41,16 +50,15 @@ from aorta.version import __version__
 PLAN_FILE: Final = "plan.json"
 PLAN_VERSION: Final = 2
 """2: a plan that is taken up again must find the same host."""
+PLAN_JOURNAL: Final = "journal.jsonl"
+ASIDE_DIR: Final = "aside"
+"""Run folders of launches that failed or were cut off; outside the sides, so that no report takes them for launches."""
 _SAME_HOST: Final = ("name", "machine", "cpus")
-_PART: Final = f".part.*.{PLAN_FILE}"
-_LAST_LINES: Final = 20
+"""Machines differ in noise; the kernel may be updated."""
 _TAIL_LINES: Final = 200
 _TAIL_BYTES: Final = 16_384
 _ERROR: Final = re.compile(r"^(\[rank\d+\]: *)?(error\b|[\w.]*(Error|Exception)\b)")
 _TORCHRUNS_OWN: Final = "torch.distributed.elastic"
-LOG_DIR: Final = "logs"
-ASIDE_DIR: Final = "aside"
-"""Run folders of launches that failed or were cut off; outside the sides, so that no report takes them for launches."""
 _TIMEOUT_S: Final = 120
 """An interpreter on a cold network disk; it is not measured."""
 _PROBE: Final = (
@@ -58,7 +66,14 @@ _PROBE: Final = (
     "from importlib import metadata\n"
     "print(json.dumps({'python': platform.python_version(), 'torch': metadata.version('torch')}))\n"
 )
-_NOT_KNOWN: Final = "launched by a command of its own; see the manifest of each run"
+DONE: Final = "done"
+"""The launch ended with 0 and left what was asked of it."""
+FAILED: Final = "failed"
+"""It ended with another code, left too few records, or lasted too long."""
+STOPPED: Final = "stopped"
+"""A signal to the runner ended it."""
+LOST: Final = "lost"
+"""The runner was gone before the launch had ended; a later runner found it."""
 
 
 def facts(plan: Plan) -> dict[str, dict[str, str | None]]:
@@ -67,23 +82,58 @@ def facts(plan: Plan) -> dict[str, dict[str, str | None]]:
     Raises:
         ConfigError: an interpreter does not run, or has no torch.
     """
-    found: dict[str, dict[str, str | None]] = {}
+    versions: dict[str, dict[str, str | None]] = {}
     for side in plan.sides:
         if not side.uses_python:
-            found[side.name] = {"python": None, "torch": None, "commit": None, "reason": _NOT_KNOWN}
+            why = "launched by a command of its own; see the manifest of each run"
+            versions[side.name] = {"python": None, "torch": None, "commit": None, "reason": why}
             continue
         done = _run([side.python, "-c", _PROBE], side, plan)
         commit = commit_of(None if side.tree is None else Path(side.tree))
         try:
-            versions = json.loads(done.stdout)
-            own = {"python": versions["python"], "torch": versions["torch"], "commit": commit, "reason": None}
+            probed = json.loads(done.stdout)
+            own = {"python": probed["python"], "torch": probed["torch"], "commit": commit, "reason": None}
         except (ValueError, KeyError, TypeError):
             message = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
             raise ConfigError(
                 f"{side.name}.python={side.python}: cannot tell its torch ({message}). Name a Python that has torch"
             ) from None
-        found[side.name] = own
-    return found
+        versions[side.name] = own
+    return versions
+
+
+def check_words(plan: Plan) -> None:
+    """Let train.py compose the overrides of each side, so that a wrong one does not fail every launch.
+
+    Raises:
+        ConfigError: with the words of train.py.
+    """
+    for side in plan.sides:
+        if not side.uses_python:
+            continue
+        program = training_program(None if side.tree is None else Path(side.tree))
+        done = _run([side.python, *program, *plan.words_of(side), "--cfg", "job"], side, plan)
+        if done.returncode:
+            message = done.stderr.strip().removeprefix("error: ") or f"exit code {done.returncode}"
+            words = shlex.join(hide(plan.words_of(side)))
+            raise ConfigError(f"{side.name}: train.py does not take {words or 'no arguments'}:\n{message}")
+
+
+def _run(command: list[str], side: Side, plan: Plan) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            command,
+            cwd=plan.folder,
+            env={**launch_environment(), **side.environment},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(f"{side.name}: cannot run {command[0]}: {error}") from error
 
 
 def inherited() -> dict[str, str]:
@@ -98,40 +148,14 @@ def inherited() -> dict[str, str]:
     return shown_values(recorded)
 
 
-def check_words(plan: Plan) -> None:
-    """Let train.py compose the overrides of each side, so that a wrong one does not fail every launch.
-
-    Raises:
-        ConfigError: with the words of train.py.
-    """
-    for side in plan.sides:
-        if not side.uses_python:
-            continue
-        program = training_program(None if side.tree is None else Path(side.tree))
-        command = [side.python, *program, *plan.words_of(side), "--cfg", "job"]
-        done = _run(command, side, plan)
-        if done.returncode:
-            message = done.stderr.strip().removeprefix("error: ") or f"exit code {done.returncode}"
-            words = shlex.join(hide(plan.words_of(side)))
-            raise ConfigError(f"{side.name}: train.py does not take {words or 'no arguments'}:\n{message}")
-
-
-def _run(command: list[str], side: Side, plan: Plan) -> subprocess.CompletedProcess[str]:
-    environment: Mapping[str, str] = {**launch_environment(), **side.environment}
-    try:
-        return subprocess.run(
-            command,
-            cwd=plan.folder,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_TIMEOUT_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ConfigError(f"{side.name}: cannot run {command[0]}: {error}") from error
+def host() -> dict[str, Any]:
+    return {
+        "name": platform.node(),
+        "machine": platform.machine(),
+        "kernel": platform.release(),
+        "cpus": os.cpu_count(),
+        "python": platform.python_version(),
+    }
 
 
 def open_folder(plan: Plan, facts: Mapping[str, Any], environment: Mapping[str, str]) -> None:
@@ -147,7 +171,7 @@ def open_folder(plan: Plan, facts: Mapping[str, Any], environment: Mapping[str, 
         if path.exists():
             _refuse_another(path, wanted)
             return
-        if plan.output.exists() and any(not each.match(_PART) for each in plan.output.iterdir()):
+        if plan.output.exists() and any(not each.match(f".part.*.{PLAN_FILE}") for each in plan.output.iterdir()):
             raise ConfigError(f"{plan.output}: not empty, and no plan's ({PLAN_FILE}); choose another --output")
         plan.output.mkdir(parents=True, exist_ok=True)
         content = {
@@ -168,14 +192,34 @@ def open_folder(plan: Plan, facts: Mapping[str, Any], environment: Mapping[str, 
         ) from error
 
 
-def host() -> dict[str, Any]:
-    return {
-        "name": platform.node(),
-        "machine": platform.machine(),
-        "kernel": platform.release(),
-        "cpus": os.cpu_count(),
-        "python": platform.python_version(),
-    }
+def _refuse_another(path: Path, wanted: Mapping[str, Any]) -> None:
+    try:
+        existing = decode_json(read_small(path), msgspec.json.Decoder(dict[str, Any]))
+        if existing["plan_version"] != PLAN_VERSION:
+            raise ValueError(f"plan_version {existing['plan_version']!r}, this AORTA writes {PLAN_VERSION}")
+        before, after = (
+            {
+                key: repr(value)
+                for key, value in flatten(
+                    {
+                        **content["asked"],
+                        "versions": content["versions"],
+                        "environment": content["environment"],
+                        "host": {key: content["host"][key] for key in _SAME_HOST},
+                    }
+                )
+            }
+            for content in (existing, json.loads(json.dumps(wanted)))
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path}: not a plan ({type(error).__name__}: {error}); choose another --output") from error
+    values = {key: (before.get(key, "nothing"), after.get(key, "nothing")) for key in [*before, *after]}
+    different = "\n".join(f"  {key}: {old} there, {new} now" for key, (old, new) in values.items() if old != new)
+    if different:
+        raise AnotherPlan(
+            f"{path} holds another plan, and launches of two plans must not mix:\n{different}\n"
+            "give what was given there, or another --output"
+        )
 
 
 def run_of(folder: Path) -> tuple[str | None, str | None]:
@@ -185,17 +229,15 @@ def run_of(folder: Path) -> tuple[str | None, str | None]:
         run_id, ranks = str(manifest["run_id"]), int(manifest["world_size"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         return None, f"no readable {MANIFEST_FILE} in {folder} ({type(error).__name__}: {error})"
-    found = len(list(folder.glob(RANK_FILE_GLOB)))
-    if found != ranks:
-        return None, f"records of {found} of {ranks} ranks in {folder}"
+    records = len(list(folder.glob(RANK_FILE_GLOB)))
+    if records != ranks:
+        return None, f"records of {records} of {ranks} ranks in {folder}"
     return run_id, None
 
 
 def put_aside(plan: Plan, launch: PlannedLaunch, why: str) -> str | None:
-    """Move what a launch left to `OUT/aside/SIDE/NN.WHY`.
-
-    Returns:
-        That place, seen from OUT; None if it left nothing.
+    """Move what a launch left to `OUT/aside/SIDE/NN.WHY`; returns that place, seen from OUT, or None if it left
+    nothing.
     """
     folder = plan.run_folder(launch)
     if not folder.exists():
@@ -206,13 +248,7 @@ def put_aside(plan: Plan, launch: PlannedLaunch, why: str) -> str | None:
     return str(target.relative_to(plan.output))
 
 
-def log_file(plan: Plan, launch: PlannedLaunch, starts: int) -> Path:
-    """Return where the output of a launch goes; `starts`: how often it was started before."""
-    again = f"-{starts + 1}" if starts else ""
-    return plan.output / LOG_DIR / launch.side.name / f"{launch.number:02d}{again}.log"
-
-
-def last_lines(log: Path, count: int = _LAST_LINES) -> list[str]:
+def last_lines(log: Path, count: int = 20) -> list[str]:
     """Return the end of what a launch said."""
     with log.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
@@ -228,37 +264,137 @@ def last_error(log: Path) -> str:
     return (errors or lines or ["it printed nothing"])[-1]
 
 
-def _refuse_another(path: Path, wanted: Mapping[str, Any]) -> None:
+class PlanOpened(msgspec.Struct, tag="open", tag_field="event", frozen=True):
+    """A runner of a plan began. `time` here and below: UTC, ISO 8601."""
+
+    time: str
+    host: dict[str, Any] = {}
+    pid: int | None = None
+
+
+class Started(msgspec.Struct, tag="start", tag_field="event", frozen=True):
+    """A launch of a plan is about to be started. `id` marks its processes, `log` is seen from the plan's folder."""
+
+    time: str
+    id: str
+    launch: str
+    order: int
+    attempt: int
+    command: list[str] = []
+    log: str | None = None
+
+
+class Ended(msgspec.Struct, tag="end", tag_field="event", frozen=True):
+    """A launch of a plan has ended; `reason` says why it is not done, `kept` where its folder was put aside."""
+
+    time: str
+    id: str
+    launch: str
+    order: int
+    attempt: int
+    outcome: str
+    exit_code: int | None
+    seconds: float | None
+    run_id: str | None
+    reason: str | None = None
+    kept: str | None = None
+    left_behind: int = 0
+    last_lines: list[str] = []
+
+
+class Closed(msgspec.Struct, tag="close", tag_field="event", frozen=True):
+    """The runner of a plan ended."""
+
+    time: str
+    exit_code: int
+    failed: list[str]
+
+
+PlanLine: TypeAlias = PlanOpened | Started | Ended | Closed
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+class Journal:
+    """A journal open for appending, made where there is none, and locked against other processes.
+
+    The lock is gone with `close`, with this object or with the process, however it ends. On a disk that has no locks
+    there is none.
+
+    Args:
+        path: of the file. Its folder must be there.
+        in_use: what to tell a person while another process holds the lock.
+
+    Raises:
+        ConfigError: another process holds it, or it cannot be opened.
+    """
+
+    def __init__(self, path: Path, in_use: str) -> None:
+        self.path = path
+        try:
+            self._file = path.open("a+b", buffering=0)
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
+        self.close = weakref.finalize(self, self._file.close)
+        if not lock_file(self._file):
+            self.close()
+            raise ConfigError(f"{path.parent}: {in_use}")
+
+    def write(self, *lines: msgspec.Struct) -> None:
+        """Append lines, without secrets; they are on the disk when this returns.
+
+        Raises:
+            RecordWriteError: the file cannot be written.
+        """
+        data = redact(msgspec.json.Encoder().encode_lines(lines).decode()).encode()
+        try:
+            if self._file.seek(0, os.SEEK_END):
+                self._file.seek(-1, os.SEEK_END)
+                if self._file.read(1) != b"\n":  # the last line has no end
+                    data = b"\n" + data
+            while data:
+                data = data[self._file.write(data) :]
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise RecordWriteError(f"{self.path}: cannot be written: {error.strerror or error}") from error
+
+
+@dataclass(frozen=True)
+class PlanHistory:
+    """What the journal of a plan says of its launches.
+
+    Attributes:
+        done: launch (`candidate/03`) -> run id, of those whose last end was good.
+        starts: of every launch, in order.
+        lost: the starts without an end: their runner was killed.
+        seconds: of each launch that was done.
+    """
+
+    done: dict[str, str | None]
+    starts: list[Started]
+    lost: list[Started]
+    seconds: list[float]
+
+
+def read_plan_history(folder: Path) -> PlanHistory:
+    """Return the launches of the plan in a folder, without lines that a kill cut short; none where there is no journal.
+
+    Raises:
+        ConfigError: the journal cannot be read.
+    """
+    path = folder / PLAN_JOURNAL
     try:
-        existing = decode_json(read_small(path), msgspec.json.Decoder(dict[str, Any]))
-        if existing["plan_version"] != PLAN_VERSION:
-            raise ValueError(f"plan_version {existing['plan_version']!r}, this AORTA writes {PLAN_VERSION}")
-        different = differences(_comparable(existing), _comparable(wanted))
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path}: not a plan ({type(error).__name__}: {error}); choose another --output") from error
-    if different:
-        raise AnotherPlan(
-            f"{path} holds another plan, and launches of two plans must not mix:\n{different}\n"
-            "give what was given there, or another --output"
-        )
-
-
-def _comparable(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what must stay the same: machines, whose noise differs, but not the kernel, which may be updated."""
-    host = {key: content["host"][key] for key in _SAME_HOST}
-    return {**content["asked"], "versions": content["versions"], "environment": content["environment"], "host": host}
-
-
-class _Nothing:
-    def __repr__(self) -> str:
-        return "nothing"
-
-
-_NOTHING: Final = _Nothing()
-
-
-def differences(existing: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Return where two requests differ, a line per key, as in `  words: ['a=2'] there, nothing now`."""
-    before, after = dict(flatten(existing)), dict(flatten(json.loads(json.dumps(now))))
-    values = {key: (before.get(key, _NOTHING), after.get(key, _NOTHING)) for key in [*before, *after]}
-    return "\n".join(f"  {key}: {old!r} there, {new!r} now" for key, (old, new) in values.items() if old != new)
+        lines = read_lines(path, PlanLine)[0] if path.exists() else []
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
+    starts = [line for line in lines if isinstance(line, Started)]
+    ends = [line for line in lines if isinstance(line, Ended)]
+    last, ended = {end.launch: end for end in ends}, {end.id for end in ends}
+    return PlanHistory(
+        {launch: end.run_id for launch, end in last.items() if end.outcome == DONE},
+        starts,
+        [start for start in starts if start.id not in ended],
+        [end.seconds for end in ends if end.outcome == DONE and end.seconds is not None],
+    )

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import product
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from aorta.analysis.documents.comparison import SIDES
-from aorta.errors import InputError
 from aorta.installation import training_program
-from aorta.records.run_files import check_variable
 from aorta.redaction import hide, shown_values, shown_variables
 
 REFERENCE, CANDIDATE = SIDES
@@ -158,7 +155,12 @@ class Plan:
             return words if recorded else [sys.executable, "-m", "aorta", "record", str(output), "--", *words]
         words += ["--standalone", "--nproc_per_node", str(self.nproc_per_node), *self.torchrun]
         words += [*training_program(None if side.tree is None else Path(side.tree)), *self.words_of(side)]
-        return [*words, _output_word(output), "label=null"]
+        placed = f"training.output_dir={output}"
+        if not re.fullmatch(r"[A-Za-z0-9_/.-]+", str(output)):  # quotes only where Hydra's grammar needs them
+            from aorta.config.override_words import quoted  # brings Hydra along, for which --help need not wait
+
+            placed = quoted("training.output_dir", str(output))
+        return [*words, placed, "label=null"]
 
     def as_json(self) -> dict[str, Any]:
         """Return what was asked for, as `plan.json` keeps it: two plans are the same if this is equal."""
@@ -173,100 +175,3 @@ class Plan:
             "folder": str(self.folder),
             "sides": {side.name: side.as_json() for side in self.sides},
         }
-
-
-def _output_word(folder: Path) -> str:
-    """Return the word that says where a run writes; in quotes only where Hydra's grammar needs them."""
-    if re.fullmatch(r"[A-Za-z0-9_/.-]+", str(folder)):
-        return f"training.output_dir={folder}"
-    from aorta.config.override_words import quoted  # brings Hydra along, for which --help need not wait
-
-    return quoted("training.output_dir", str(folder))
-
-
-VARIABLE: Final = "env."
-"""What a key begins with that names an environment variable."""
-MOST_CANDIDATES: Final = 64
-
-
-LAUNCH_KEYS: Final = ("command", "python", "launcher", "tree")
-"""Words of a side that are no overrides: how its launches are started."""
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What a side changes: overrides for train.py, environment variables of its launches, and what launches them."""
-
-    words: tuple[str, ...] = ()
-    environment: Mapping[str, str] = field(default_factory=dict)
-    launch: Mapping[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, words: Sequence[str]) -> Setting:
-        """Split words into overrides, `env.NAME=VALUE`, and `python=`, `tree=`, `launcher=` and `command=`.
-
-        Raises:
-            InputError: one of these without a value, or a known variable that does not take this value.
-        """
-        overrides, environment, launch = [], {}, {}
-        for word in words:
-            name, equals, value = word.partition("=")
-            if not name.startswith(VARIABLE) and name not in LAUNCH_KEYS:
-                overrides.append(word)
-                continue
-            if not equals or not value:
-                expected = f"{VARIABLE}NAME" if name.startswith(VARIABLE) else name
-                raise InputError(f"{word}: expected {expected}=VALUE")
-            if name in LAUNCH_KEYS:
-                launch[name] = value
-            else:
-                check_variable(variable := name.removeprefix(VARIABLE), value)
-                environment[variable] = value
-        return cls(tuple(overrides), environment, launch)
-
-
-def grid(varied: Sequence[str]) -> list[Setting]:
-    """Return every combination of the values of `KEY=VALUE,VALUE,...`; the last key varies fastest.
-
-        grid(["env.GPU_MAX_HW_QUEUES=2,4", "parallel.bucket_cap_mb=10,25"])  # four settings
-
-    Args:
-        varied: keys of the configuration with values as Hydra sweeps over them, and `env.NAME`.
-
-    Raises:
-        InputError: a key with one value or the same value twice, a value that a variable does not take, or a key that
-            would make the launches do other work.
-    """
-    axes: dict[str, list[str]] = {}
-    for word in varied:
-        key = word.partition("=")[0].lstrip("+")
-        values = _values(word)
-        if len(values) < 2 or len(set(values)) < len(values):
-            raise InputError(f"--vary {word}: expected KEY=VALUE,VALUE,... with different values")
-        if key in axes:
-            raise InputError(f"--vary {word}: {key} is varied twice")
-        from aorta.analysis.compare.run_comparison import changes_the_work
-        from aorta.analysis.documents.comparison import FactDifference
-
-        if not key.startswith(VARIABLE) and changes_the_work(FactDifference(f"config.{key}", None, values[0])):
-            raise InputError(
-                f"--vary {key}={','.join(values)}: its candidates would do other work than the base, and step times of "
-                "different work are not compared; look at them with a sweep: aorta train -m "
-                f"{key}={','.join(values)}"
-            )
-        axes[key] = [f"{key}={value}" for value in values]
-    return [Setting.of(words) for words in product(*axes.values())] if axes else []
-
-
-def _values(word: str) -> list[str]:
-    key, _, text = word.partition("=")
-    if key.startswith(VARIABLE):
-        return text.split(",")
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
-    try:
-        override = OverridesParser.create().parse_override(word)
-        return [str(value) for value in override.sweep_string_iterator()] if override.is_sweep_override() else [text]
-    except HydraException as error:
-        raise InputError(f"--vary {word}: {str(error).splitlines()[0]}; give its values one by one") from None

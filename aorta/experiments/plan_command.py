@@ -191,34 +191,18 @@ def launch_all(plan: Plan) -> int | None:
     Raises:
         ConfigError: the plan cannot be run. RunIncomplete: names the launches that are missing.
     """
-    from aorta.experiments.journal import PLAN_JOURNAL, Journal
+    from aorta.experiments import launch_folder
     from aorta.experiments.launch_engine import run_plan
-    from aorta.experiments.launch_folder import PLAN_FILE, check_words, facts, inherited, open_folder
 
-    if not (plan.output / PLAN_FILE).exists():
-        check_words(plan)
-    open_folder(plan, facts(plan), inherited())
+    if not (plan.output / launch_folder.PLAN_FILE).exists():
+        launch_folder.check_words(plan)
+    launch_folder.open_folder(plan, launch_folder.facts(plan), launch_folder.inherited())
+    in_use = "another process runs this plan; wait for it, or stop it"
     try:
-        in_use = "another process runs this plan; wait for it, or stop it"
-        with closing(Journal(plan.output / PLAN_JOURNAL, in_use)) as journal:
-            result = run_plan(plan, journal)
+        with closing(launch_folder.Journal(plan.output / launch_folder.PLAN_JOURNAL, in_use)) as journal:
+            return run_plan(plan, journal)
     except OSError as error:
         raise RunIncomplete(f"{error.filename or plan.output}: {error.strerror or error}") from error
-    if result.stopped_by is not None:
-        to_stderr(f"stopped; run the same command again for the missing launches in {plan.output}")
-        return result.stopped_by
-    if result.ended_by is not None:
-        raise RunIncomplete(
-            f"{result.ended_by}: {result.failed[result.ended_by]}\nthe first launch of a side failed, and the others "
-            "would fail as it did, so the plan ends; the same command tries it again"
-        )
-    if result.failed:
-        missing = "\n".join(f"  {launch}: {why}" for launch, why in result.failed.items())
-        raise RunIncomplete(
-            f"{len(result.failed)} of {len(plan.sides) * plan.launches} launches failed twice:\n{missing}\n"
-            "the same command tries them again"
-        )
-    return None
 
 
 def report_command(plan: Plan) -> list[str]:

@@ -14,28 +14,24 @@ import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
 from aorta.analysis.documents.comparison import SIDES
-from aorta.errors import ConfigError
-from aorta.experiments.launch_plan import (
-    CANDIDATE,
-    LAUNCH_KEYS,
-    MOST_CANDIDATES,
-    PLACEHOLDERS,
-    REFERENCE,
-    TORCHRUN,
-    Plan,
-    Setting,
-    Side,
-    grid,
-)
+from aorta.errors import ConfigError, InputError
+from aorta.experiments.launch_plan import CANDIDATE, PLACEHOLDERS, REFERENCE, TORCHRUN, Plan, Side
 from aorta.installation import checkout
+from aorta.records.run_files import check_variable
 
 LAUNCHES: Final = 5
 """A side. The smallest two-sided p of Mann-Whitney's U is then 2 / C(10, 5) = 0.0079 (docs/dev/measuring.md, section
 5)."""
+LAUNCH_KEYS: Final = ("command", "python", "launcher", "tree")
+"""Words of a side that are no overrides: how its launches are started."""
+VARIABLE: Final = "env."
+"""What a key begins with that names an environment variable."""
+MOST_CANDIDATES: Final = 64
 _NOT_WORDS: Final = frozenset(
     {"-m", "--multirun", "-c", "--cfg", "-h", "--help", "--hydra-help", "--info", "-i", "--resolve", "-r", "--run"}
 )
@@ -129,17 +125,92 @@ def read_plan(options: argparse.Namespace, folder: Path) -> Plan:
 
 def _candidates(asked: PlanFile) -> list[SideFile]:
     """Return what each candidate has of its own."""
-    settings = [Setting.of(words_in(text, "candidates")) for text in asked.candidates] + grid(asked.vary)
+    settings = [side_of(words_in(text, "candidates")) for text in asked.candidates] + grid(asked.vary)
     if len(settings) > MOST_CANDIDATES:
         raise ConfigError(f"{len(settings)} candidates: at most {MOST_CANDIDATES}; give fewer values, or several plans")
-    shared = asked.candidate or SideFile()
     if asked.candidate is not None and not settings:
-        return [shared]
-    words = words_in(shared.words, f"{CANDIDATE}.words")
-    return [
-        replace(shared, words=[*words, *one.words], environment={**shared.environment, **one.environment}, **one.launch)
-        for one in settings
-    ]
+        return [asked.candidate]
+    return [_joined(asked.candidate or SideFile(), one, CANDIDATE) for one in settings]
+
+
+def side_of(words: Sequence[str]) -> SideFile:
+    """Split words into overrides, `env.NAME=VALUE`, and `python=`, `tree=`, `launcher=` and `command=`.
+
+    Raises:
+        InputError: one of these without a value, or a known variable that does not take this value.
+    """
+    overrides, environment, launch = [], {}, {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not name.startswith(VARIABLE) and name not in LAUNCH_KEYS:
+            overrides.append(word)
+            continue
+        if not equals or not value:
+            expected = f"{VARIABLE}NAME" if name.startswith(VARIABLE) else name
+            raise InputError(f"{word}: expected {expected}=VALUE")
+        if name in LAUNCH_KEYS:
+            launch[name] = value
+        else:
+            check_variable(variable := name.removeprefix(VARIABLE), value)
+            environment[variable] = value
+    return SideFile(words=overrides, environment=environment, **launch)
+
+
+def _joined(shared: SideFile, own: SideFile, key: str) -> SideFile:
+    """Return a side with what another adds or replaces."""
+    return SideFile(
+        words=[*words_in(shared.words, f"{key}.words"), *own.words],
+        environment={**shared.environment, **own.environment},
+        **{name: getattr(own, name) or getattr(shared, name) for name in LAUNCH_KEYS},
+    )
+
+
+def grid(varied: Sequence[str]) -> list[SideFile]:
+    """Return every combination of the values of `KEY=VALUE,VALUE,...`; the last key varies fastest.
+
+        grid(["env.GPU_MAX_HW_QUEUES=2,4", "parallel.bucket_cap_mb=10,25"])  # four sides
+
+    Args:
+        varied: keys of the configuration with values as Hydra sweeps over them, and `env.NAME`.
+
+    Raises:
+        InputError: a key with one value or the same value twice, a value that a variable does not take, or a key that
+            would make the launches do other work.
+    """
+    if not varied:
+        return []
+    from aorta.analysis.compare.run_comparison import changes_the_work
+    from aorta.analysis.documents.comparison import FactDifference
+
+    axes: dict[str, list[str]] = {}
+    for word in varied:
+        name, _, text = word.partition("=")
+        key = name.lstrip("+")
+        if name.startswith(VARIABLE):
+            values = text.split(",")
+        else:
+            from hydra.core.override_parser.overrides_parser import OverridesParser
+            from hydra.errors import HydraException
+
+            try:
+                override = OverridesParser.create().parse_override(word)
+                several = override.sweep_string_iterator() if override.is_sweep_override() else [text]
+                values = [str(each) for each in several]
+            except HydraException as error:
+                why = str(error).splitlines()[0]
+                raise InputError(f"--vary {word}: {why}; give its values one by one") from None
+        if len(values) < 2 or len(set(values)) < len(values):
+            raise InputError(f"--vary {word}: expected KEY=VALUE,VALUE,... with different values")
+        if key in axes:
+            raise InputError(f"--vary {word}: {key} is varied twice")
+        if not key.startswith(VARIABLE) and changes_the_work(FactDifference(f"config.{key}", None, values[0])):
+            swept = f"{key}={','.join(values)}"
+            raise InputError(
+                f"--vary {swept}: its candidates would do other work than the base, and step times of different work "
+                f"are not compared; look at them with a sweep: aorta train -m {swept}"
+            )
+        axes[key] = [f"{key}={value}" for value in values]
+    return [side_of(words) for words in product(*axes.values())]
 
 
 def words_in(value: Any, key: str) -> tuple[str, ...]:
@@ -175,8 +246,9 @@ def _file(path: str | None) -> PlanFile:
         raise ConfigError(f"--plan {path}: {error.strerror or error}") from error
     except ValueError as error:
         raise ConfigError(f"--plan {path}: {error}") from error
+    keys, of_side = ([field.name for field in fields(node)] for node in (PlanFile, SideFile))
     if not isinstance(loaded, DictConfig):
-        raise ConfigError(f"{path}: must be keys and values: {', '.join(_keys(PlanFile))}")
+        raise ConfigError(f"{path}: must be keys and values: {', '.join(keys)}")
     try:
         merged = OmegaConf.merge(OmegaConf.structured(PlanFile), loaded)
         # `${...}` in a word is Hydra's, and stays.
@@ -184,8 +256,7 @@ def _file(path: str | None) -> PlanFile:
     except OmegaConfBaseException as error:
         where = f" at {error.full_key}" if getattr(error, "full_key", None) else ""
         raise ConfigError(
-            f"{path}{where}: {str(error).splitlines()[0]}. Keys: {', '.join(_keys(PlanFile))}; of a side: "
-            f"{', '.join(_keys(SideFile))}"
+            f"{path}{where}: {str(error).splitlines()[0]}. Keys: {', '.join(keys)}; of a side: {', '.join(of_side)}"
         ) from error
     for key in ("launches", "nproc_per_node", "seed", "timeout_s", "aa"):
         if isinstance(plain[key], str):
@@ -194,10 +265,6 @@ def _file(path: str | None) -> PlanFile:
         if plain[side] is not None:
             plain[side] = SideFile(**plain[side])
     return PlanFile(**plain)
-
-
-def _keys(node: type[SideFile]) -> list[str]:
-    return [one.name for one in fields(node)]
 
 
 def _merged(asked: PlanFile, options: argparse.Namespace) -> PlanFile:
@@ -218,11 +285,8 @@ def _merged(asked: PlanFile, options: argparse.Namespace) -> PlanFile:
         if not equals or not name:
             raise ConfigError(f"--env {text}: expected NAME=VALUE")
         asked.environment[name] = value
-    own = Setting.of([word for text in options.reference_words for word in words_in(text, f"--{REFERENCE}")])
-    asked.reference.words = [*words_in(asked.reference.words, f"{REFERENCE}.words"), *own.words]
-    asked.reference = replace(
-        asked.reference, environment={**asked.reference.environment, **own.environment}, **own.launch
-    )
+    own = side_of([word for text in options.reference_words for word in words_in(text, f"--{REFERENCE}")])
+    asked.reference = _joined(asked.reference, own, REFERENCE)
     asked.candidates = [*asked.candidates, *options.candidate_words]
     asked.vary = [*asked.vary, *options.vary]
     return asked
@@ -246,8 +310,14 @@ def _side(name: str, shared: SideFile, own: SideFile, folder: Path) -> Side:
         tree=str(_absolute(folder, tree)) if tree else None if here is None else str(here),
         command=command or None,
     )
-    _check_placeholders(side, "launcher", launcher)
-    _check_placeholders(side, "command", command)
+    for key, word in [*(("launcher", word) for word in launcher), *(("command", word) for word in command)]:
+        for mark in _PLACEHOLDER.findall(word):
+            if mark == "{tree}" and side.tree is None:
+                raise ConfigError(f"{name}.{key}: {{tree}}: AORTA runs as a package here; name a checkout (--tree DIR)")
+            if mark not in PLACEHOLDERS:
+                raise ConfigError(f"{name}.{key}: {mark} is not known; there are {', '.join(PLACEHOLDERS)}")
+        if TORCHRUN in word and word != TORCHRUN:
+            raise ConfigError(f"{name}.{key}: {word!r}: {TORCHRUN} must be an argument of its own")
     if own.python and not side.uses_python:
         raise ConfigError(
             f"{name}.python={own.python}: its launcher does not use it. Put {TORCHRUN} into the launcher, or leave "
@@ -256,19 +326,6 @@ def _side(name: str, shared: SideFile, own: SideFile, folder: Path) -> Side:
     if side.uses_python and side.tree is not None and not (Path(side.tree) / "train.py").is_file():
         raise ConfigError(f"{name}.tree={side.tree}: no train.py there; name a checkout of AORTA (--tree DIR)")
     return side
-
-
-def _check_placeholders(side: Side, key: str, words: Sequence[str]) -> None:
-    for word in words:
-        for mark in _PLACEHOLDER.findall(word):
-            if mark == "{tree}" and side.tree is None:
-                raise ConfigError(
-                    f"{side.name}.{key}: {{tree}}: AORTA runs as a package here; name a checkout (--tree DIR)"
-                )
-            if mark not in PLACEHOLDERS:
-                raise ConfigError(f"{side.name}.{key}: {mark} is not known; there are {', '.join(PLACEHOLDERS)}")
-        if TORCHRUN in word and word != TORCHRUN:
-            raise ConfigError(f"{side.name}.{key}: {word!r}: {TORCHRUN} must be an argument of its own")
 
 
 def _check_commands(asked: PlanFile, sides: Sequence[Side]) -> None:

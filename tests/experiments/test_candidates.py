@@ -9,9 +9,8 @@ import pytest
 
 from aorta.analysis.report.report_command import overlap_report
 from aorta.errors import AortaError
-from aorta.experiments.launch_plan import Setting, grid
 from aorta.experiments.plan_command import parse
-from aorta.experiments.plan_options import read_plan
+from aorta.experiments.plan_options import SideFile, grid, read_plan
 from aorta.records.run_files import KNOWN_VARIABLES, check_variable
 from tests.experiments.conftest import Bench
 
@@ -41,9 +40,9 @@ def test_every_candidate_and_every_combination_is_a_side(tmp_path: Path) -> None
 
 def test_the_last_key_varies_fastest_and_values_are_hydra_s() -> None:
     assert grid(["env.A=1,2", "b=range(0,2)"]) == [
-        Setting((f"b={b}",), {"A": a}) for a, b in (("1", "0"), ("1", "1"), ("2", "0"), ("2", "1"))
+        SideFile(words=[f"b={b}"], environment={"A": a}) for a, b in (("1", "0"), ("1", "1"), ("2", "0"), ("2", "1"))
     ]
-    assert [setting.words for setting in grid(["+b=[1,2],'a,c'"])] == [("b=[1,2]",), ("b='a,c'",)]
+    assert [setting.words for setting in grid(["+b=[1,2],'a,c'"])] == [["b=[1,2]"], ["b='a,c'"]]
     assert grid([]) == []
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from aorta.errors import ConfigError, RecordWriteError
-from aorta.experiments.journal import Closed, Ended, Journal, PlanLine, PlanOpened, Started, read_plan_history
+from aorta.experiments.launch_folder import Closed, Ended, Journal, PlanLine, PlanOpened, Started, read_plan_history
 from aorta.records.files import read_lines
 
 FIRST, SECOND, THIRD = (Closed("", number, []) for number in range(3))
@@ -95,8 +95,8 @@ def test_what_is_left_to_do_follows_from_the_last_end_of_each_launch(tmp_path: P
         written.write(ended("0", "a/00", "failed"), ended("1", "a/01", "done"), ended("4", "a/00", "done"))
         written.write(ended("2", "a/02", "done"), ended("5", "a/02", "lost"), Closed("", 5, ["a/02"]))
     history = read_plan_history(tmp_path)
-    assert history.done() == {"a/00": "run-4", "a/01": "run-1"}
-    assert [history.starts_of(name) for name in ("a/00", "a/01", "b/00")] == [2, 1, 0]
-    assert [start.launch for start in history.open_starts()] == ["a/03"]
-    assert history.seconds() == [1.5, 1.5, 1.5]
-    assert read_plan_history(tmp_path / "none").done() == {}
+    assert history.done == {"a/00": "run-4", "a/01": "run-1"}
+    assert [start.launch for start in history.starts] == ["a/00", "a/01", "a/02", "a/03", "a/00"]
+    assert [start.launch for start in history.lost] == ["a/03"]
+    assert history.seconds == [1.5, 1.5, 1.5]
+    assert read_plan_history(tmp_path / "none").done == {}

@@ -11,7 +11,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from aorta.errors import AnotherPlan, ConfigError
 from aorta.experiments import plan_command
-from aorta.experiments.journal import FAILED, LOST, STOPPED, Closed, Ended, PlanOpened, Started
+from aorta.experiments.launch_folder import FAILED, LOST, STOPPED, Closed, Ended, PlanOpened, Started
 from aorta.experiments.launch_plan import PLACEHOLDERS, SIDES, Plan, Side
 from aorta.experiments.plan_command import parse
 from aorta.experiments.plan_options import PlanFile, read_plan

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from aorta.analysis.load.records import load_run
-from aorta.experiments.journal import read_plan_history
+from aorta.experiments.launch_folder import PLAN_JOURNAL
 from tests.libraries import stand_in
 from tests.runs import ROOT, SMALL, environment, finished, losses
 
@@ -40,8 +40,9 @@ def test_a_plan_of_one_launch_a_side(tmp_path: Path) -> None:
     note = run.health.notes()[0]
     assert note.startswith("EMULATED FABRIC: ")
     assert "groups of a rank share its links" in note
-    ends = read_plan_history(plan).ended
-    assert [(end.launch, end.left_behind) for end in ends] == [("reference/00", 0), ("candidate/00", 0)]
+    events = [json.loads(line) for line in (plan / PLAN_JOURNAL).read_text().splitlines()]
+    ends = [(event["launch"], event["left_behind"]) for event in events if event["event"] == "end"]
+    assert ends == [("reference/00", 0), ("candidate/00", 0)]
     assert {path.name for path in tmp_path.iterdir()} == {"a plan"}
 
 

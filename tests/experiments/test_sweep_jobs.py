@@ -14,8 +14,8 @@ import pytest
 
 from aorta.analysis.report.report_command import overlap_report
 from aorta.errors import ConfigError, RunIncomplete, ToolMissing
-from aorta.experiments.journal import Journal
-from aorta.experiments.sweep_jobs import SweepJobs
+from aorta.experiments.launch_engine import SweepJobs
+from aorta.experiments.launch_folder import Journal
 from tests.analysis.builders import write_manifest
 from tests.analysis.compare.builders import launch
 from tests.experiments.test_process import wait_for
