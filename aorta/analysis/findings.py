@@ -35,7 +35,7 @@ from aorta.analysis.documents.dataset import (
     StreamGapsEntry,
 )
 from aorta.analysis.formatting import TEXT
-from aorta.analysis.frames import NO_TIME, NOWHERE, Lane
+from aorta.analysis.frames import COPY_TO_HOST, NO_TIME, NOWHERE, Lane
 from aorta.analysis.metrics import JOB_STEP
 from aorta.analysis.run import HOST_TIMER, RankTables, Run
 from aorta.analysis.stats import median_or_none
@@ -89,8 +89,9 @@ def _median_of(tables: RankTables, name: str) -> float | None:
 
 
 class SampledStep(NamedTuple):
-    """One step of a rank, in ns from its start. `ranges` are passes of blocks as (phase, block) and work outside them
-    as (name, None), in order of time; `collectives` are those in flight as (kind, group); stalls are no computation.
+    """One step of a rank, in ns from its start. `ranges` are passes of blocks as (phase, block), work outside them and
+    copies to the host as (name, None), in order of time; `collectives` are those in flight as (kind, group); stalls are
+    no computation.
     """
 
     global_step: int
@@ -117,7 +118,7 @@ def sampled_steps(tables: RankTables) -> list[SampledStep]:
         mine = mine.take(mine.timed & (mine.start_ns < mine.end_ns))
         names = [(mine.names[name].kind, mine.names[name].group) for name in mine.name.tolist()]
         stalled = merge(clip(inside.of_lanes(Lane.STALL, Lane.HAND_OVER).intervals(), window))
-        named = inside.of_lanes(Lane.COMPUTE, Lane.AUX)
+        named = inside.of_lanes(Lane.COMPUTE, Lane.AUX, Lane.COPY_TO_HOST)
         regions = [spans.names[name].region for name in named.name.tolist()]
         ranges: Any = zip(named.start_ns.tolist(), named.end_ns.tolist(), regions, strict=True)
         step = SampledStep(
@@ -156,7 +157,7 @@ def _regions(tables: RankTables, *, blocks: bool) -> dict[tuple[str, str | None]
     steps = sampled_steps(tables)
     for step in steps:
         for start, end, (name, block) in step.ranges:
-            if (block is not None) == blocks:
+            if (block is not None) == blocks and name != COPY_TO_HOST:
                 found[name, block] += end - start
     return {region: length_ns / len(steps) / NS_PER_MS for region, length_ns in found.items()}
 
@@ -388,7 +389,9 @@ def hidden_by_another_group(dataset: LabelledRun, _entry: DatasetEntry) -> Itera
 
 
 def host_bound_launches(_dataset: LabelledRun, entry: DatasetEntry) -> Iterator[Finding]:
-    """The device waits for the host's next launch: by the launches of a trace, or the marks of a record."""
+    """The device waits for the host's next launch: by the marks of a record, or the launches of a trace. There it is
+    told whether the host had waited for the device before it launched (`idle_by_synchronisation`) or issues late.
+    """
     pace = known(entry.pace)
     if pace is not None and pace.host_bound:
         yield Finding(
@@ -398,12 +401,23 @@ def host_bound_launches(_dataset: LabelledRun, entry: DatasetEntry) -> Iterator[
             rank=_highest_rank(entry.described.get(UNDECIDED)),
         )
     for rank, row, _ in _streams(entry):
-        share = (row.launch_bound_ms or 0.0) / (row.busy_ms + row.gap_ms)
+        waited_ms, time_ms = row.host_wait_ms or 0.0, row.busy_ms + row.gap_ms
+        if waited_ms >= LARGE_SHARE * time_ms:
+            yield Finding(
+                "idle_by_synchronisation",
+                f"rank {rank}, stream {row.stream}: {TEXT.percent(waited_ms / time_ms, 0)} of the time the device is "
+                f"idle ({TEXT.quantity(waited_ms, 'ms')}) because the host waited for it before its next launch: "
+                "avoid .item(), .cpu() and synchronize() in a step",
+                rank=rank,
+                stream=row.stream,
+            )
+        late_ms = (row.launch_bound_ms or 0.0) - waited_ms
+        share = late_ms / time_ms
         if share >= LARGE_SHARE:
             yield Finding(
                 "host_bound_launches",
                 f"rank {rank}, stream {row.stream}: {TEXT.percent(share, 0)} of the time the device waits for the "
-                f"host's next launch ({row.launch_bound} gaps, {TEXT.quantity(row.launch_bound_ms, 'ms')}): "
+                f"host's next launch ({TEXT.quantity(late_ms, 'ms')}), which nothing holds up: "
                 f"{_FEWER_LAUNCHES}",
                 rank=rank,
                 stream=row.stream,
@@ -427,8 +441,9 @@ def throttled(_dataset: LabelledRun, entry: DatasetEntry) -> Iterator[Finding]:
 
 
 def idle_cause(dataset: LabelledRun, entry: DatasetEntry) -> Iterator[Finding]:
-    """A tenth of the step or more is idle (or spent on data), most of it in one place: behind a read of the loss, where
-    the host waited for the device and launches anew, or before the next batch, which was not ready.
+    """A tenth of the step or more is idle (or spent on data), most of it in one place: behind a read of the loss or a
+    copy to the host, where the host waited for the device and launches anew, or before the next batch, which was not
+    ready.
     """
     step_ms = _median(entry, JOB_STEP)
     if not step_ms:
@@ -450,13 +465,18 @@ def idle_cause(dataset: LabelledRun, entry: DatasetEntry) -> Iterator[Finding]:
         edges = max(places, key=places.__getitem__, default=None)
         if edges is None or places[edges] < max(LARGE_SHARE * step_ms, MOST * sum(places.values())):
             continue
-        if edges[0] == "loss_read":
+        if edges[0] in _WAITS:
             yield Finding(
                 "idle_by_synchronisation",
-                f"rank {rank} is idle for {TEXT.quantity(places[edges], 'ms')} a step behind the read of the loss: the "
-                "host waited for the device there; read it every few steps",
+                f"rank {rank} is idle for {TEXT.quantity(places[edges], 'ms')} a step behind {_WAITS[edges[0]]}",
                 rank=rank,
             )
+
+
+_WAITS: Final = {
+    "loss_read": "the read of the loss: the host waited for the device there; read it every few steps",
+    COPY_TO_HOST: "a copy to the host, which waits for the device unless it is non_blocking into pinned memory",
+}
 
 
 Rule: TypeAlias = Callable[[LabelledRun, DatasetEntry], Iterator[Finding]]

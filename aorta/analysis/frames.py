@@ -263,7 +263,7 @@ def difference(first: Ints, second: Ints) -> Ints:
 class Lane(IntEnum):
     """What a span is: a pass of a block; work outside the blocks; a stall of what computes, or one in which the backend
     took a collective over; a bubble of a pipeline; a wait for a collective; gradients that were ready and held back
-    (a moment).
+    (a moment); a copy from the device to the host.
     """
 
     COMPUTE = 0
@@ -273,6 +273,7 @@ class Lane(IntEnum):
     BUBBLE = 4
     WAIT = 5
     READY = 6
+    COPY_TO_HOST = 7
 
 
 class Region(NamedTuple):
@@ -285,6 +286,8 @@ class Region(NamedTuple):
 
 
 NOWHERE: Final = Region(None, None)
+COPY_TO_HOST: Final = "copy to the host"
+"""Name of the spans of `Lane.COPY_TO_HOST`."""
 
 
 class SpanName(NamedTuple):

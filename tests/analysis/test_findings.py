@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from aorta.analysis.documents.dataset import DatasetEntry
 from aorta.analysis.findings import RULES, add_reasons, throttled
 from aorta.analysis.load.records import load_run
 from aorta.analysis.load.traces import load_traces
-from aorta.records.schema import AuxRange, Collective, ComputeRange
+from aorta.records.schema import AuxRange, Collective, ComputeRange, Copy
 from tests.analysis import by_json
 from tests.analysis.builders import MS, header, metrics, step, write_manifest, write_rank
 from tests.analysis.load.kineto_files import ALLREDUCE, GEMM, document, event, kernel
@@ -180,6 +181,10 @@ def idle(name: str, length_ms: float, spread: bool = False) -> Callable[[int, in
 
     def make(_rank: int, _number: int) -> dict[str, Any]:
         again = 52.0 + length_ms
+        if name in ("d2h", "h2d"):
+            copies = [Copy(name, 4, 50 * MS, 52 * MS)]  # type: ignore[arg-type]
+            computed = compute(("forward", 0, 50), ("backward", again, LENGTH_MS))
+            return {"metrics": {f"{name}_gb_per_s": 0.1}, "copies": copies, "compute": computed}
         aux = [AuxRange(name, 50 * MS, 52 * MS)]
         aux += (
             [AuxRange("clip", round((52 + length_ms / 2) * MS), round((52.1 + length_ms / 2) * MS))] if spread else []
@@ -194,6 +199,8 @@ def idle(name: str, length_ms: float, spread: bool = False) -> Callable[[int, in
     [
         pytest.param(idle("loss_read", 20.0), "cuda_event", True, id="idle behind it"),
         pytest.param(idle("loss_read", 5.0), "cuda_event", False, id="for a moment"),
+        pytest.param(idle("d2h", 20.0), "cuda_event", True, id="behind a copy to the host"),
+        pytest.param(idle("h2d", 20.0), "cuda_event", False, id="behind a copy to the device"),
         pytest.param(idle("optimizer", 20.0), "cuda_event", False, id="behind the optimizer"),
         pytest.param(idle("loss_read", 20.0), "perf_counter", False, id="a CPU has nothing to launch"),
     ],
@@ -202,9 +209,8 @@ def test_idle_by_synchronisation(tmp_path: Path, make: Callable[[int, int], Any]
     rules = recorded(tmp_path, make, timer=timer)
     assert ("idle_by_synchronisation" in rules) == holds
     if holds:
-        assert rules["idle_by_synchronisation"]["sentence"].startswith(
-            "rank 1 is idle for 20 ms a step behind the read"
-        )
+        sentence = rules["idle_by_synchronisation"]["sentence"]
+        assert re.match("rank 1 is idle for 20 ms a step behind (the read of the loss|a copy to the host)", sentence)
 
 
 @pytest.mark.parametrize(("data_ms", "holds"), [(15.0, True), (5.0, False)])
@@ -275,6 +281,30 @@ def test_launches_that_the_device_waits_for(tmp_path: Path, launched_at: int) ->
     if launched_at == 150:
         assert (rules["host_bound_launches"]["rank"], rules["host_bound_launches"]["stream"]) == (0, 7)
         assert "33 % of the time the device waits" in rules["host_bound_launches"]["sentence"]
+
+
+@pytest.mark.parametrize(
+    ("call", "waited", "rule"),
+    [
+        ("cudaStreamSynchronize", (60, 55), "idle_by_synchronisation"),
+        ("hipMemcpy", (60, 55), "idle_by_synchronisation"),
+        pytest.param("cudaStreamSynchronize", (120, 10), "host_bound_launches", id="the device was idle before"),
+        pytest.param("cudaMemcpyAsync", (60, 55), "host_bound_launches", id="it waits for nothing"),
+    ],
+)
+def test_a_host_that_waited_for_the_device_is_told_from_one_that_launches_late(
+    tmp_path: Path, call: str, waited: tuple[int, int], rule: str
+) -> None:
+    events = [
+        event("cuda_runtime", "cudaLaunchKernel", 1, 2, correlation=1),
+        event("cuda_runtime", call, *waited, correlation=3),
+        event("cuda_runtime", "cudaLaunchKernel", 150, 2, correlation=2),
+        kernel(GEMM, 10, 100, correlation=1),
+        kernel(GEMM, 210, 100, correlation=2),
+    ]
+    rules = traced(tmp_path, events)
+    assert {"idle_by_synchronisation", "host_bound_launches"} & rules.keys() == {rule}
+    assert rules[rule]["stream"] == 7
 
 
 @pytest.mark.parametrize("ahead_ms", [0.01, 8.0])

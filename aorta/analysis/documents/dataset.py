@@ -399,6 +399,7 @@ class StreamGapsEntry(msgspec.Struct):
     gaps_known: int
     launch_bound: int | None
     launch_bound_ms: float | None
+    host_wait_ms: float | None
     reason: str | None
 
 

@@ -248,6 +248,7 @@ class Trace:
         gemms: matrix products of the host's operators; None where the format never has them.
         hardware_counters: of kernels; None where the source has none.
         lost: the step of each launch that has no kernel in the trace.
+        host_waits: calls in which the host waited for the device, in any order; None where they are not read.
     """
 
     path: str
@@ -270,6 +271,7 @@ class Trace:
     gemms: Gemms | None = None
     hardware_counters: CounterValues | None = None
     lost: Int64 = field(default_factory=lambda: np.zeros(0, np.int64))
+    host_waits: Spans | None = None
 
 
 class NameClassifier:

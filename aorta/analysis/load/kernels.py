@@ -39,7 +39,7 @@ from aorta.analysis.load.interval_table import (
     by_device,
     operations,
 )
-from aorta.timeline.arrays import Int64, covered_ns, measure, merge, ranges
+from aorta.timeline.arrays import Int64, Spans, covered_ns, measure, merge, ranges
 
 SHOWN_ROWS: Final = 500
 """Rows of a kind that are kept of one trace."""
@@ -266,8 +266,13 @@ def stream_gaps(trace: Trace) -> tuple[list[StreamGapsEntry], str | None]:
     """Return the gaps of every stream, the busiest stream of a device first; and why there are none. Copies count as
     kernels. `gaps_known` of the `gaps` end with a kernel whose launch is known; of those `launch_bound` ended with a
     kernel whose launch call began after the kernel before it had ended: the device waited for the host.
-    `launch_bound_ms` is the whole length of these gaps.
+    `launch_bound_ms` is the whole length of these gaps; `host_wait_ms` of those before which the host was still waiting
+    for the device when that kernel ended, and launched after (None where such calls are not read).
     """
+    waits = trace.host_waits
+    if waits is not None:
+        order = np.argsort(waits.end, kind="stable")
+        waits = Spans(waits.start[order], waits.end[order])
     if trace.platform == "cpu":
         return [], NO_STREAMS
     found: list[StreamGapsEntry] = []
@@ -283,6 +288,11 @@ def stream_gaps(trace: Trace) -> tuple[list[StreamGapsEntry], str | None]:
             known = between & (launch != NULL)
             bound = known & (launch > before)
             known_all = bool(known.any()) or not between.any()
+            waited = np.zeros(len(gap), bool)
+            if waits is not None and len(waits.end):
+                first = np.searchsorted(waits.end, before)  # the first wait that ends at or after the kernel's end
+                at = np.minimum(first, len(waits.end) - 1)
+                waited = bound & (first < len(waits.end)) & (waits.start[at] < before) & (waits.end[at] <= launch)
             compute, comm = (
                 measure(merge(rows.take(rows.cls == cls).spans)) for cls in (IntervalClass.COMPUTE, IntervalClass.COMM)
             )
@@ -300,6 +310,7 @@ def stream_gaps(trace: Trace) -> tuple[list[StreamGapsEntry], str | None]:
                     gaps_known=int(known.sum()),
                     launch_bound=int(bound.sum()) if known_all else None,
                     launch_bound_ms=float(gap[bound].sum()) / 1e6 if known_all else None,
+                    host_wait_ms=float(gap[waited].sum()) / 1e6 if known_all and waits is not None else None,
                     reason=None if known_all else "no launch of its kernels is known",
                 )
             )

@@ -17,6 +17,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import compress
 from typing import Any, Final
 
 import numpy as np
@@ -64,11 +65,12 @@ from aorta.analysis.load.kineto_events import (
 from aorta.analysis.load.kineto_host import LABEL, HostWork, host_gemms, host_rows
 from aorta.analysis.load.trace_source import MARK, Process, Ranges, TraceInput, trace_of
 from aorta.errors import InputError
-from aorta.timeline.arrays import Int64
+from aorta.timeline.arrays import Int64, Spans
 from aorta.timeline.kernel_names import computes, launches_communication
 
 _COMPUTE, _COMM, _COPY, _UNKNOWN = map(int, IntervalClass)
 _LAUNCH, _CAPTURE, _CAPTURED = 1, 2, 3
+_WAITED: Final = -1
 _SYMMETRIC: Final = "symm_mem::"
 """Operators of torch's symmetric memory (torch/csrc/distributed/c10d/symm_mem); they do not go through a `c10d::`
 operator.
@@ -100,6 +102,10 @@ def read_kineto(source: TraceInput) -> Iterator[Trace]:
     yield replace(trace, counters=counters, notes=(*trace.notes, *damage))
 
 
+_WAITS: Final = re.compile(r"Synchronize|Memcpy(?:2D|3D|WithStream)?$")
+"""Calls in which the host waits for the device: cudaStreamSynchronize, hipEventSynchronize, cudaMemcpy."""
+
+
 class _Kept:
     """What is kept of the events, piece by piece: columns of numbers and codes, so that memory grows with the rows that
     are kept, not with the trace. A trace holds millions of events, so little is done for each of them in Python.
@@ -120,6 +126,7 @@ class _Kept:
         self.devices, self.streams = Identifiers(LARGEST_DEVICE), Identifiers()
         self.work: list[dict[str, Int64]] = []
         self.calls: list[dict[str, Int64]] = []
+        self.waits: list[dict[str, Int64]] = []
         self.products: list[dict[str, Int64]] = []
         self.shapes = Cached[int](lambda _: len(self.shapes))
         self.described: dict[int, Arguments | int] = {}
@@ -191,7 +198,7 @@ class _Kept:
         )
 
     def _take_calls(self, events: list[Event]) -> None:
-        """Keep when calls began, what they launched, and for which operator."""
+        """Keep when calls began, what they launched, and for which operator; when the host waited for the device."""
         start, known = ns_of_values([call.ts for call in events])
         arguments = arguments_of(events)
         ident = idents([said.correlation for said in arguments])
@@ -199,6 +206,8 @@ class _Kept:
         kept = known & ((ident != NULL) | (launching > _LAUNCH))
         columns = {"start": start, "ident": ident, "operator": idents(externals_of(arguments)), "launching": launching}
         self.calls.append({name: column[kept] for name, column in columns.items()})
+        _, begun, ended = with_times(list(compress(events, (launching == _WAITED).tolist())), self.counters)
+        self.waits.append({"start": begun, "end": ended})
 
     def _take_host(self, by_role: Mapping[str, list[Event]]) -> None:
         for mark, start, end in zip(*with_times(by_role["mark"], self.counters), strict=True):
@@ -243,10 +252,14 @@ def _role(name: object) -> str:
 
 
 def _launching(name: object) -> int:
-    """Return whether a call launches a kernel, begins or ends the capture of a graph; 0 for any other."""
+    """Return whether a call launches a kernel, begins or ends the capture of a graph, or waits for the device; 0 for
+    any other.
+    """
     text = str(name)
     if "LaunchKernel" in text:
         return _LAUNCH
+    if _WAITS.search(text):
+        return _WAITED
     return _CAPTURE if "BeginCapture" in text else _CAPTURED if "EndCapture" in text else 0
 
 
@@ -311,8 +324,10 @@ def _on_devices(kept: _Kept, metadata: Metadata, source: TraceInput) -> Trace:
             "are communication: copy engines move the data of such collectives, without a kernel"
         )
     trace = _trace(kept, metadata, source, rows, names, collectives, notes, unseen=unseen, platform=metadata.platform)
-    lost_ns = calls["start"][lost] + (metadata.base_ns or 0)
-    return replace(trace, lost=step_of(lost_ns, trace.windows))
+    base_ns = metadata.base_ns or 0
+    waits = joined(kept.waits, "start", "end")
+    waits_ns = Spans(waits["start"] + base_ns, waits["end"] + base_ns)
+    return replace(trace, lost=step_of(calls["start"][lost] + base_ns, trace.windows), host_waits=waits_ns)
 
 
 def _on_host(kept: _Kept, host: HostWork, metadata: Metadata, source: TraceInput) -> Trace:

@@ -96,14 +96,14 @@ def _decoder(kind: str, time: Any) -> msgspec.json.Decoder[list[Any]]:
     """
     nothing = _NOTHING if time is msgspec.Raw else None
     named = [("ph", str | None, None), ("name", Number, None)]
-    begun = [*named, ("ts", time, nothing)]
-    timed = [*begun, ("dur", time, nothing), ("pid", Number, None), ("tid", Number, None)]
+    lasting = [*named, ("ts", time, nothing), ("dur", time, nothing)]
+    timed = [*lasting, ("pid", Number, None), ("tid", Number, None)]
     raw = ("args", msgspec.Raw, _NOTHING)
     if kind == "whole":
         structs = [msgspec.defstruct("Event", [("cat", str | None, None), *timed, raw], gc=False)]
     else:
         members = {category: [*timed, ("args", Arguments | None, None)] for category in DEVICE}
-        members |= {category: [*begun, ("args", Linked | None, None)] for category in CALLS}
+        members |= {category: [*lasting, ("args", Linked | None, None)] for category in CALLS}
         members |= {category: [*timed, raw] for category in HOST}
         members |= {category: [*named, raw] for category in OPERATORS if kind == "untimed"}
         members |= {category: [] for category in _NEVER_READ}

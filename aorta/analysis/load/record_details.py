@@ -17,13 +17,13 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import UNSET
 
-from aorta.analysis.frames import UNKNOWN, Ints, Lane, SpanName, SpanRows, Spans
+from aorta.analysis.frames import COPY_TO_HOST, UNKNOWN, Ints, Lane, SpanName, SpanRows, Spans
 from aorta.analysis.run import Details, StepIntervals, UserRangesOfStep
 from aorta.errors import InputError
 from aorta.records.device_values import read_words
 from aorta.records.files import open_regular
 from aorta.records.record_file import LINE_LIMIT, StepLine, decode_field, decode_line
-from aorta.records.schema import ActiveSegment, AuxRange, ComputeRange, DeviceSample, Header
+from aorta.records.schema import ActiveSegment, AuxRange, ComputeRange, Copy, DeviceSample, Header
 from aorta.timeline.classes import BUBBLE
 from aorta.timeline.intervals import merge
 
@@ -32,6 +32,7 @@ _NAMES: Final = {
     Lane.HAND_OVER: SpanName("hand_over", "hand-over"),
     Lane.BUBBLE: SpanName("bubble", ""),
     Lane.READY: SpanName("ready", ""),
+    Lane.COPY_TO_HOST: SpanName("copy", COPY_TO_HOST),
 }
 _ANOTHER_LINE: Final = "another line stands there now"
 WORDS: Final = "rocm-smi"
@@ -63,6 +64,11 @@ def add_spans(spans: SpanRows, lines: Sequence[Any], first: int, lanes: Sequence
             others[lane].append((at, stall.start_ns, stall.end_ns, UNKNOWN))
         for ready in line.ready or ():
             others[Lane.READY].append((at, ready.ready_ns, ready.ready_ns, ready.seq))
+        if "d2h_gb_per_s" in line.overlap:
+            copies: list[Copy] = decode_field(line, "copies") or []
+            for copy in copies:
+                if copy.direction == "d2h" and copy.start_ns is not None and copy.end_ns is not None:
+                    others[Lane.COPY_TO_HOST].append((at, copy.start_ns, copy.end_ns, UNKNOWN))
         if has_bubbles(line) and BUBBLE in lanes:
             bit = 1 << lanes.index(BUBBLE)
             segments: list[ActiveSegment] = decode_field(line, "active_segments")
