@@ -58,7 +58,17 @@ class KernelRecording:
         except Exception as error:  # whatever a vendor's library raises: the training goes on without it
             raise ProfilerUnavailable(f"torch.profiler did not start: {error}") from error
         self._profiler = profiler
-        self._make_way_for_others()
+        prepare = self._prepare = getattr(torch_profiler, _PREPARE, None)
+        if prepare is None:
+            return
+
+        def given_way(*words: Any, **named: Any) -> Any:
+            with suppress(ProfilerUnavailable):
+                self.stop()
+            self._problem = "the caller's own profiler started meanwhile"
+            return prepare(*words, **named)
+
+        setattr(torch_profiler, _PREPARE, given_way)
 
     def stop(self) -> list[DeviceKernel]:
         """End, between two steps; the kernels in order of start. Waits for the device.
@@ -67,7 +77,7 @@ class KernelRecording:
             ProfilerUnavailable: the profiler failed, saw none, or gave way to another one.
         """
         profiler, self._profiler = self._profiler, None
-        self._put_back()
+        self.abandon()
         if profiler is None:
             raise ProfilerUnavailable(self._problem or "it was not started")
         try:
@@ -86,10 +96,6 @@ class KernelRecording:
             )
         return kernels
 
-    def abandon(self) -> None:
-        """Abandon it: after an error the device may never reach the end that `stop` waits for."""
-        self._put_back()
-
     def _kernels(self, events: list[Any]) -> list[DeviceKernel]:
         clocks = read_clocks()
         to_monotonic_ns = clocks.monotonic_ns - clocks.realtime_ns
@@ -106,21 +112,8 @@ class KernelRecording:
         ]
         return sorted(found, key=lambda kernel: kernel.start_ns)
 
-    def _make_way_for_others(self) -> None:
-        prepare = getattr(torch_profiler, _PREPARE, None)
-        if prepare is None:
-            return
-
-        def given_way(*words: Any, **named: Any) -> Any:
-            with suppress(ProfilerUnavailable):
-                self.stop()
-            self._problem = "the caller's own profiler started meanwhile"
-            return prepare(*words, **named)
-
-        self._prepare = prepare
-        setattr(torch_profiler, _PREPARE, given_way)
-
-    def _put_back(self) -> None:
+    def abandon(self) -> None:
+        """Leave torch as it was, and wait for nothing: after an error the device may never reach the end."""
         if self._prepare is not None:
             setattr(torch_profiler, _PREPARE, self._prepare)
             self._prepare = None

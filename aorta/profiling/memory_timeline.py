@@ -2,11 +2,11 @@
 
     python -m aorta.profiling.memory_timeline TRACE OUT.html [-]
 
-TRACE is a Chrome trace (.json) whose window recorded allocations (`[memory]` events); with `-`, what
-`by_category` gives is read as JSON from the standard input. Per device the page shows a curve of
-allocated bytes, its peak, and the largest allocations alive at the peak with the operator and the Python line that made
-them; and what of it were parameters, gradients and so on, stacked. It runs in its own process, so that reading a large
-trace does not stall training. Must not import torch in that process, or refer to anything on a network.
+TRACE is a Chrome trace (.json) whose window recorded allocations (`[memory]` events); with `-`, what `by_category`
+gives is read as JSON from the standard input. Per device the page shows a curve of allocated bytes, its peak, and the
+largest allocations alive at the peak with the operator and the Python line that made them; and its division into
+parameters, gradients and so on, stacked. It runs in its own process, so that reading a large trace does not stall
+training. Must not import torch in that process, or refer to anything on a network.
 """
 
 from __future__ import annotations
@@ -21,223 +21,16 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from aorta.records.files import write_whole
 
 WIDTH, HEIGHT = 1000, 260
 POINTS = 2_000
 """Points of a drawn curve; each is the maximum of its slice, so no peak is lost."""
-COLOURS = ("#1f77b4", "#d62728", "#9467bd", "#2ca02c", "#ff7f0e", "#8c564b", "#bcbd22", "#7f7f7f")
-"""Of the categories, in their order."""
 LARGEST = 25
 DEVICE_KINDS = {0: "CPU", 1: "GPU", 20: "GPU"}
 """c10::DeviceType: 0 CPU, 1 CUDA (also HIP behind torch's CUDA interface), 20 HIP."""
-
-
-@dataclass(frozen=True)
-class Allocation:
-    """One `[memory]` event: time in microseconds since the trace began, bytes allocated (negative: freed)."""
-
-    ts_us: float
-    bytes: int
-    address: int
-    allocated: int
-    reserved: int
-    thread: tuple[Any, Any]
-
-
-@dataclass(frozen=True)
-class Live:
-    """An allocation alive at the peak; `operator` and `line` are "" where the trace does not have them."""
-
-    bytes: int
-    ts_us: float
-    operator: str
-    shapes: str
-    line: str
-
-
-@dataclass(frozen=True)
-class Timeline:
-    """One device: its events in order of time, and the allocations alive at the peak."""
-
-    device: str
-    events: list[Allocation]
-    peak: Allocation
-    live: list[Live]
-    live_bytes: int
-
-
-def timelines(trace: dict[str, Any]) -> list[Timeline]:
-    """Return the memory timelines in a trace, one per device, the CPU first."""
-    events = [event for event in trace.get("traceEvents", ()) if isinstance(event, dict)]
-    devices: dict[tuple[int, int], list[Allocation]] = defaultdict(list)
-    for event in events:
-        if event.get("name") == "[memory]":
-            args = event["args"]
-            devices[int(args.get("Device Type", 0)), int(args.get("Device Id", -1))].append(
-                Allocation(
-                    float(event["ts"]),
-                    int(args["Bytes"]),
-                    int(args.get("Addr", 0)),
-                    int(args.get("Total Allocated", 0)),
-                    int(args.get("Total Reserved", 0)),
-                    (event.get("pid"), event.get("tid")),
-                )
-            )
-    enclosing = _Enclosing(events)
-    return [_timeline(device, found, enclosing) for device, found in sorted(devices.items())]
-
-
-def _timeline(device: tuple[int, int], events: list[Allocation], enclosing: _Enclosing) -> Timeline:
-    events.sort(key=lambda event: event.ts_us)
-    peak = max(events, key=lambda event: event.allocated)
-    alive: dict[int, Allocation] = {}
-    for event in events:
-        if event.bytes > 0:
-            alive[event.address] = event
-        else:
-            alive.pop(event.address, None)
-        if event is peak:
-            break
-    largest = sorted(alive.values(), key=lambda event: -event.bytes)[:LARGEST]
-    live = [Live(event.bytes, event.ts_us, *enclosing.of(event)) for event in largest]
-    kind, number = device
-    name = DEVICE_KINDS.get(kind, f"device type {kind}") + (f" {number}" if number >= 0 else "")
-    return Timeline(name, events, peak, live, sum(event.bytes for event in alive.values()))
-
-
-class _Enclosing:
-    """Finds the innermost operator and Python function around a point in time on a thread."""
-
-    def __init__(self, events: Sequence[dict[str, Any]]) -> None:
-        self._spans: dict[str, dict[tuple[Any, Any], list[dict[str, Any]]]] = {}
-        for category in ("cpu_op", "python_function"):
-            threads: dict[tuple[Any, Any], list[dict[str, Any]]] = defaultdict(list)
-            for event in events:
-                if event.get("ph") == "X" and event.get("cat") == category:
-                    threads[event.get("pid"), event.get("tid")].append(event)
-            for spans in threads.values():
-                spans.sort(key=lambda event: event["ts"])
-            self._spans[category] = threads
-
-    def of(self, event: Allocation) -> tuple[str, str, str]:
-        operator = self._innermost("cpu_op", event)
-        function = self._innermost("python_function", event)
-        shapes = operator.get("args", {}).get("Input Dims", "") if operator else ""
-        return (
-            operator["name"] if operator else "",
-            json.dumps(shapes) if shapes else "",
-            function["name"] if function else "",
-        )
-
-    def _innermost(self, category: str, event: Allocation) -> dict[str, Any] | None:
-        spans = self._spans[category].get(event.thread, [])
-        # Spans of a thread are nested: the last one that began before and has not ended is the innermost.
-        for place in range(bisect_right(spans, event.ts_us, key=lambda span: float(span["ts"])) - 1, -1, -1):
-            if float(spans[place]["ts"]) + float(spans[place].get("dur", 0)) >= event.ts_us:
-                return spans[place]
-        return None
-
-
-def page(trace: dict[str, Any], title: str, categories: Mapping[str, Any] | None = None) -> str:
-    """Return the whole HTML page; `categories` as `by_category` gives them."""
-    found = timelines(trace)
-    body = [_section(timeline) for timeline in found] or [
-        "<p>The trace holds no <code>[memory]</code> events: nothing was allocated while it was recorded.</p>"
-    ]
-    stacks = [
-        _stack(device, one["times_us"], one["bytes"]) for device, one in (categories or {}).items() if one["times_us"]
-    ]
-    highest = "; ".join(
-        f"{one.device}: max allocated {_size(one.peak.allocated)}, "
-        f"max reserved {_size(max(event.reserved for event in one.events))}"
-        for one in found
-    )
-    return (
-        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>\n<style>'
-        "body{font:14px sans-serif;margin:2em;max-width:1100px}svg{background:#f7f7f7;width:100%}"
-        "table{border-collapse:collapse}td,th{padding:2px 10px;text-align:left;border-bottom:1px solid #ddd}"
-        "td.n{text-align:right;font-variant-numeric:tabular-nums}</style></head><body>\n"
-        f"<h1>{html.escape(title)}</h1>\n<p>{html.escape(highest)}</p>\n"
-        + "\n".join(body + stacks)
-        + "\n</body></html>\n"
-    )
-
-
-def _section(timeline: Timeline) -> str:
-    rows = "\n".join(
-        f'<tr><td class="n">{_size(one.bytes)}</td><td>{html.escape(one.operator)}</td>'
-        f"<td>{html.escape(one.shapes)}</td><td>{html.escape(one.line)}</td></tr>"
-        for one in timeline.live
-    )
-    return (
-        f"<h2>{html.escape(timeline.device)}</h2>\n{_curve(timeline)}\n"
-        f"<p>Peak {_size(timeline.peak.allocated)}, of which {_size(timeline.live_bytes)} were allocated while this "
-        f"was recorded. {len(timeline.events)} events.</p>\n"
-        "<h3>Largest allocations alive at the peak</h3>\n<table><tr><th>size</th><th>operator</th><th>input shapes</th>"
-        f"<th>Python</th></tr>\n{rows}\n</table>"
-    )
-
-
-def _curve(timeline: Timeline) -> str:
-    begin, end = timeline.events[0].ts_us, timeline.events[-1].ts_us
-    span, top = max(end - begin, 1e-9), max(timeline.peak.allocated, 1)
-    step = max(1, -(-len(timeline.events) // POINTS))
-    drawn = [
-        max(timeline.events[start : start + step], key=lambda event: event.allocated)
-        for start in range(0, len(timeline.events), step)
-    ]
-    points: list[str] = []
-    height = HEIGHT * 0.92
-    last: float | None = None
-    for event in drawn:
-        x, y = (event.ts_us - begin) / span * WIDTH, HEIGHT - event.allocated / top * height
-        points += [f"{x:.2f},{last:.2f}"] if last is not None else []
-        points.append(f"{x:.2f},{y:.2f}")
-        last = y
-    peak_x = (timeline.peak.ts_us - begin) / span * WIDTH
-    return (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">'
-        f'<polygon fill="#9ecae1" stroke="none" points="0,{HEIGHT} {" ".join(points)} {WIDTH},{HEIGHT}"/>'
-        f'<polyline fill="none" stroke="#08519c" points="{" ".join(points)}"/>'
-        f'<line x1="{peak_x:.2f}" x2="{peak_x:.2f}" y1="0" y2="{HEIGHT}" stroke="#d62728" stroke-dasharray="4"/></svg>'
-        f"<p>{span / 1e3:.3f} ms, left to right; the dashed line is the peak.</p>"
-    )
-
-
-def _stack(device: str, times_us: list[float], sizes: dict[str, list[int]]) -> str:
-    """Return the bytes by category over time, one above the other, and each at the peak."""
-    total = [sum(column) for column in zip(*sizes.values(), strict=True)]
-    peak = max(range(len(total)), key=total.__getitem__)
-    step = max(1, -(-len(total) // POINTS))
-    drawn = [
-        max(range(start, min(start + step, len(total))), key=total.__getitem__) for start in range(0, len(total), step)
-    ]
-    begin, span, top = times_us[0], max(times_us[-1] - times_us[0], 1e-9), max(total[peak], 1)
-    xs = [f"{(times_us[place] - begin) / span * WIDTH:.2f}" for place in drawn]
-    below, shapes, rows = [0] * len(drawn), [], []
-    for (name, one), colour in zip(sizes.items(), COLOURS, strict=True):
-        above = [low + one[place] for low, place in zip(below, drawn, strict=True)]
-        edge = [*zip(xs, above, strict=True), *reversed(list(zip(xs, below, strict=True)))]
-        points = " ".join(f"{x},{HEIGHT - size / top * HEIGHT * 0.92:.2f}" for x, size in edge)
-        shapes.append(f'<polygon fill="{colour}" stroke="none" points="{points}"><title>{name}</title></polygon>')
-        rows.append(
-            f'<tr><td style="background:{colour}">&nbsp;</td><td>{name}</td><td class="n">{_size(one[peak])}</td>'
-            f'<td class="n">{_size(max(one))}</td></tr>'
-        )
-        below = above
-    return (
-        f'<h2>{html.escape(device)} by category</h2>\n<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">'
-        + "".join(shapes)
-        + f"</svg>\n<p>{span / 1e3:.3f} ms. The categories are inferred by torch from what this window shows.</p>\n"
-        "<table><tr><th></th><th>category</th><th>at the peak</th><th>at most</th></tr>\n"
-        + "\n".join(rows)
-        + "\n</table>"
-    )
-
-
 NAMES = {
     "PARAMETER": "parameters",
     "GRADIENT": "gradients",
@@ -248,7 +41,9 @@ NAMES = {
     "AUTOGRAD_DETAIL": "autograd's own",
     None: "unknown",
 }
-"""torch's category -> what pages call it, in the order in which they are stacked."""
+"""torch's category -> name on the page, in the order in which they are stacked."""
+COLOURS = ("#1f77b4", "#d62728", "#9467bd", "#2ca02c", "#ff7f0e", "#8c564b", "#bcbd22", "#7f7f7f")
+"""Of the categories, in their order."""
 
 
 def by_category(results: Any) -> dict[str, dict[str, Any]]:
@@ -275,14 +70,184 @@ def by_category(results: Any) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _size(number: int) -> str:
+class Allocation(NamedTuple):
+    """One `[memory]` event: time in microseconds since the trace began, bytes allocated (negative: freed)."""
+
+    ts_us: float
+    bytes: int
+    address: int
+    allocated: int
+    reserved: int
+    thread: tuple[Any, Any]
+
+
+class Live(NamedTuple):
+    """An allocation alive at the peak; `operator` and `line` are "" where the trace does not have them."""
+
+    bytes: int
+    operator: str
+    shapes: str
+    line: str
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """One device: its events in order of time, and the allocations alive at the peak."""
+
+    device: str
+    events: list[Allocation]
+    peak: Allocation
+    live: list[Live]
+    live_bytes: int
+
+
+def timelines(trace: dict[str, Any]) -> list[Timeline]:
+    """Return the memory timelines in a trace, one per device, the CPU first."""
+    devices: dict[tuple[int, int], list[Allocation]] = defaultdict(list)
+    spans: dict[tuple[Any, Any, Any], list[dict[str, Any]]] = defaultdict(list)  # of a category on a thread
+    for event in trace.get("traceEvents", ()):
+        if not isinstance(event, dict):
+            continue
+        thread = event.get("pid"), event.get("tid")
+        if event.get("name") == "[memory]":
+            args = event["args"]
+            sizes = (int(args.get(key, 0)) for key in ("Addr", "Total Allocated", "Total Reserved"))
+            devices[int(args.get("Device Type", 0)), int(args.get("Device Id", -1))].append(
+                Allocation(float(event["ts"]), int(args["Bytes"]), *sizes, thread)
+            )
+        elif event.get("ph") == "X":
+            spans[event.get("cat"), *thread].append(event)
+    for of_thread in spans.values():
+        of_thread.sort(key=lambda span: float(span["ts"]))
+
+    def innermost(category: str, event: Allocation) -> dict[str, Any]:
+        """Return the innermost span around an event; nothing without one. Spans of a thread are nested: it is the last
+        one that began before and has not ended.
+        """
+        around = spans.get((category, *event.thread), [])
+        for place in range(bisect_right(around, event.ts_us, key=lambda span: float(span["ts"])) - 1, -1, -1):
+            if float(around[place]["ts"]) + float(around[place].get("dur", 0)) >= event.ts_us:
+                return around[place]
+        return {}
+
+    found = []
+    for (kind, number), events in sorted(devices.items()):
+        events.sort(key=lambda event: event.ts_us)
+        peak = max(events, key=lambda event: event.allocated)
+        alive: dict[int, Allocation] = {}
+        for event in events:
+            if event.bytes > 0:
+                alive[event.address] = event
+            else:
+                alive.pop(event.address, None)
+            if event is peak:
+                break
+        live = []
+        for event in sorted(alive.values(), key=lambda event: -event.bytes)[:LARGEST]:
+            operator, function = innermost("cpu_op", event), innermost("python_function", event)
+            shapes = operator.get("args", {}).get("Input Dims", "")
+            shown = json.dumps(shapes) if shapes else ""
+            live.append(Live(event.bytes, operator.get("name", ""), shown, function.get("name", "")))
+        name = DEVICE_KINDS.get(kind, f"device type {kind}") + (f" {number}" if number >= 0 else "")
+        found.append(Timeline(name, events, peak, live, sum(event.bytes for event in alive.values())))
+    return found
+
+
+def page(trace: dict[str, Any], title: str, categories: Mapping[str, Any] | None = None) -> str:
+    """Return the whole HTML page; `categories` as `by_category` gives them."""
+    found = timelines(trace)
+    sections = [_section(timeline) for timeline in found] or [
+        "<p>The trace holds no <code>[memory]</code> events: nothing was allocated while it was recorded.</p>"
+    ]
+    sections += [
+        _stack(device, one["times_us"], one["bytes"]) for device, one in (categories or {}).items() if one["times_us"]
+    ]
+    highest = "; ".join(
+        f"{one.device}: max allocated {_size(one.peak.allocated)}, "
+        f"max reserved {_size(max(event.reserved for event in one.events))}"
+        for one in found
+    )
+    return (
+        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>\n<style>'
+        "body{font:14px sans-serif;margin:2em;max-width:1100px}svg{background:#f7f7f7;width:100%}"
+        "table{border-collapse:collapse}td,th{padding:2px 10px;text-align:left;border-bottom:1px solid #ddd}"
+        "td.n{text-align:right;font-variant-numeric:tabular-nums}</style></head><body>\n"
+        f"<h1>{html.escape(title)}</h1>\n<p>{html.escape(highest)}</p>\n" + "\n".join(sections) + "\n</body></html>\n"
+    )
+
+
+def _peaks(sizes: Sequence[int]) -> list[int]:
+    """Return the places that are drawn: the largest of each slice."""
+    step = max(1, -(-len(sizes) // POINTS))
+    slices = (range(start, min(start + step, len(sizes))) for start in range(0, len(sizes), step))
+    return [max(places, key=sizes.__getitem__) for places in slices]
+
+
+def _section(timeline: Timeline) -> str:
+    events, peak = timeline.events, timeline.peak
+    begin, span = events[0].ts_us, max(events[-1].ts_us - events[0].ts_us, 1e-9)
+    points: list[str] = []
+    last: float | None = None
+    for event in (events[place] for place in _peaks([event.allocated for event in events])):
+        x, y = (event.ts_us - begin) / span * WIDTH, HEIGHT - event.allocated / max(peak.allocated, 1) * HEIGHT * 0.92
+        points += [f"{x:.2f},{last:.2f}"] if last is not None else []
+        points.append(f"{x:.2f},{y:.2f}")
+        last = y
+    line, peak_x = " ".join(points), (peak.ts_us - begin) / span * WIDTH
+    rows = "\n".join(
+        f'<tr><td class="n">{_size(one.bytes)}</td><td>{html.escape(one.operator)}</td>'
+        f"<td>{html.escape(one.shapes)}</td><td>{html.escape(one.line)}</td></tr>"
+        for one in timeline.live
+    )
+    return (
+        f'<h2>{html.escape(timeline.device)}</h2>\n<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">'
+        f'<polygon fill="#9ecae1" stroke="none" points="0,{HEIGHT} {line} {WIDTH},{HEIGHT}"/>'
+        f'<polyline fill="none" stroke="#08519c" points="{line}"/>'
+        f'<line x1="{peak_x:.2f}" x2="{peak_x:.2f}" y1="0" y2="{HEIGHT}" stroke="#d62728" stroke-dasharray="4"/></svg>'
+        f"<p>{span / 1e3:.3f} ms, left to right; the dashed line is the peak.</p>\n"
+        f"<p>Peak {_size(peak.allocated)}, of which {_size(timeline.live_bytes)} were allocated in this recording. "
+        f"{len(events)} events.</p>\n"
+        "<h3>Largest allocations alive at the peak</h3>\n<table><tr><th>size</th><th>operator</th><th>input shapes</th>"
+        f"<th>Python</th></tr>\n{rows}\n</table>"
+    )
+
+
+def _stack(device: str, times_us: list[float], sizes: dict[str, list[int]]) -> str:
+    """Return the bytes by category over time, one above the other, and each at the peak."""
+    total = [sum(column) for column in zip(*sizes.values(), strict=True)]
+    peak, drawn = max(range(len(total)), key=total.__getitem__), _peaks(total)
+    begin, span, top = times_us[0], max(times_us[-1] - times_us[0], 1e-9), max(total[peak], 1)
+    xs = [f"{(times_us[place] - begin) / span * WIDTH:.2f}" for place in drawn]
+    below, shapes, rows = [0] * len(drawn), [], []
+    for (name, one), colour in zip(sizes.items(), COLOURS, strict=True):
+        above = [low + one[place] for low, place in zip(below, drawn, strict=True)]
+        edge = [*zip(xs, above, strict=True), *reversed(list(zip(xs, below, strict=True)))]
+        points = " ".join(f"{x},{HEIGHT - size / top * HEIGHT * 0.92:.2f}" for x, size in edge)
+        shapes.append(f'<polygon fill="{colour}" stroke="none" points="{points}"><title>{name}</title></polygon>')
+        rows.append(
+            f'<tr><td style="background:{colour}">&nbsp;</td><td>{name}</td><td class="n">{_size(one[peak])}</td>'
+            f'<td class="n">{_size(max(one))}</td></tr>'
+        )
+        below = above
+    return (
+        f'<h2>{html.escape(device)} by category</h2>\n<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">'
+        + "".join(shapes)
+        + f"</svg>\n<p>{span / 1e3:.3f} ms. The categories are inferred by torch from this window alone.</p>\n"
+        "<table><tr><th></th><th>category</th><th>at the peak</th><th>at most</th></tr>\n"
+        + "\n".join(rows)
+        + "\n</table>"
+    )
+
+
+def _size(number: float) -> str:
     """Return the bytes in the largest binary unit (powers of 1024) that leaves a digit before the point."""
-    value, unit = float(number), "B"
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(value) < 1024 or unit == "GiB":
+    if abs(number) < 1024:
+        return f"{number:.0f} B"
+    for unit in ("KiB", "MiB", "GiB"):
+        number /= 1024
+        if abs(number) < 1024 or unit == "GiB":
             break
-        value /= 1024
-    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.2f} {unit}"
+    return f"{number:.2f} {unit}"
 
 
 def draw(trace: Path, target: Path, categories: dict[str, Any]) -> None:

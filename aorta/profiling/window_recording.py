@@ -139,7 +139,7 @@ class MemoryHistory:
     def _out_of_memory(self) -> None:
         self._unhook()  # the first time is the one to look at; a loop that goes on may run out again and again
         if path := self.snapshot("oom"):
-            _log.error("profiling: memory ran out; what was allocated, and by which lines, is in %s", path)
+            _log.error("profiling: out of memory; the allocations, with the lines that made them, are in %s", path)
 
 
 class WindowRecording(profile):
@@ -259,7 +259,7 @@ class WindowRecording(profile):
         if worked and not self._saved_any:
             _log.log(
                 logging.WARNING if self._first_rank else logging.DEBUG,
-                "profiling: no trace was kept: none of the %d steps from step %d is an active one (wait %d, "
+                "profiling: no trace was kept: the %d steps from step %d on include no active step (wait %d, "
                 "warmup %d, active %d, repeat %d, counted from step %d)",
                 self._finished - self._first,
                 self._first,
@@ -269,10 +269,16 @@ class WindowRecording(profile):
             self.saver.call(self._log_tables)
 
     def _log_tables(self) -> None:
-        averages = self._last.key_averages()
-        device = len(self.activities) > 1  # the host, and an accelerator
-        for table in tables(averages, self._settings.summary_rows, memory=self._settings.profile_memory, device=device):
-            _log.info("%s", table)
+        """Log which operators used the time and the memory, a table per sort order. Takes seconds."""
+        averages, orders = self._last.key_averages(), ["cpu_time_total"]
+        memory = self._settings.profile_memory
+        if memory:
+            orders.append("self_cpu_memory_usage")
+        if len(self.activities) > 1:  # the host, and an accelerator
+            orders += ["device_time_total", "self_device_memory_usage"] if memory else ["device_time_total"]
+        for order in orders:
+            table = averages.table(sort_by=order, row_limit=self._settings.summary_rows)
+            _log.info("profiling: operators of the last window by %s\n%s", order, table)
         self._last = None
 
     def _mark(self) -> None:
@@ -313,8 +319,8 @@ class WindowRecording(profile):
             return
         if window.first_step is None and self._first_rank:
             _log.warning(
-                "profiling: the loop ended after %d steps, before the first step of the window that had begun was "
-                "finished: its trace is partial, and holds no whole step",
+                "profiling: the loop ended after %d steps, within the first step of a window: its trace is partial, "
+                "and holds no whole step",
                 window.finished,
             )
         self._saved_any, self._last_at = True, window.finished
@@ -349,24 +355,6 @@ class WindowRecording(profile):
                 profile.stop(self)
             with suppress(Exception):
                 self._memory.stop()
-
-
-def tables(averages: Any, rows: int, *, memory: bool, device: bool) -> Iterator[str]:
-    """Yield which operators used the time and the memory: one table per sort order, each with a heading. Takes seconds.
-
-    Args:
-        averages: `key_averages()` of the last profile.
-        rows: number of rows of each table.
-        memory: whether allocations were recorded.
-        device: whether an accelerator was recorded.
-    """
-    orders = ["cpu_time_total"]
-    if memory:
-        orders.append("self_cpu_memory_usage")
-    if device:
-        orders += ["device_time_total", "self_device_memory_usage"] if memory else ["device_time_total"]
-    for order in orders:
-        yield f"profiling: operators of the last window by {order}\n{averages.table(sort_by=order, row_limit=rows)}"
 
 
 class NullProfiler:

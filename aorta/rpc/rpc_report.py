@@ -389,7 +389,7 @@ def rpc_report(arguments: Sequence[str]) -> int:
     if options.check and found.violations:
         raise CausalityViolated(f"{len(found.violations)} remote slices lie outside their calls")
     if options.check and not found.pairs:
-        raise Inconclusive("no pair of call and remote slice to check")
+        raise Inconclusive("nothing to check: no pair of call and remote slice")
     return EXIT_OK
 
 

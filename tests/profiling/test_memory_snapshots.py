@@ -85,7 +85,10 @@ def test_where_memory_runs_out_there_is_a_snapshot_of_that_moment(device, tmp_pa
     history = [("alloc", 40), ("alloc", 40), ("oom", 40)]
     path = tmp_path / "memory_snapshots" / name
     assert content(path) == {"live": [40, 40], "history": history}
-    assert sum(f"memory ran out; what was allocated, and by which lines, is in {path}" in line for line in said) == 1
+    assert (
+        sum(f"out of memory; the allocations, with the lines that made them, are in {path}" in line for line in said)
+        == 1
+    )
     assert device.history is None  # nothing is recorded any more
 
 

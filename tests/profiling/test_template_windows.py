@@ -155,14 +155,6 @@ def test_tables_are_logged_at_the_end(one_epoch):
     assert "CPU Mem" in tables[1]
 
 
-@pytest.mark.spec("E25")
-def test_enabled_is_the_one_switch(tmp_path):
-    off = dict.fromkeys(("record_shapes", "profile_memory", "with_stack", "with_flops"), False)
-    loop(tmp_path / "on", composer(wait=0, warmup=0, active=1, **off), 1)
-    loop(tmp_path / "off", composer(wait=0, warmup=0, active=1, enabled=False), 1)
-    assert files_below(tmp_path) == ["on/rank0.1.pt.trace.json"]
-
-
 @pytest.mark.parametrize("option", ["composer", "aorta"])
 @pytest.mark.spec("E26", "D10")
 def test_names_tensorboard_s_plugin_finds(tmp_path, option):

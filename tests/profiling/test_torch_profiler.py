@@ -7,7 +7,6 @@ from __future__ import annotations
 import errno
 import json
 import logging
-import re
 import sys
 import threading
 import time
@@ -22,7 +21,7 @@ from aorta.profiling.profiler_plan import ProfilerPlan
 from aorta.profiling.trace_saver import export
 from aorta.profiling.upload import error_line
 from aorta.profiling.window_recording import NullProfiler, open_profiler
-from tests.profiling.windows import HERE, files_below, loop, numbers, preset, read, steps_in
+from tests.profiling.windows import HERE, files_below, loop, preset, read, steps_in
 from tests.runs import ROOT, environment, finished, succeeded
 from tests.simulated.kineto import DeviceEvent
 
@@ -45,16 +44,6 @@ def said(caplog):
     """The messages logged so far, at a level."""
     caplog.set_level(logging.INFO)
     return lambda level: [record.getMessage() for record in caplog.records if record.levelname == level]
-
-
-def test_one_file_a_window_in_the_form_tensorboard_reads(run, folder, said):
-    window = run(10)
-    (path,) = window.files
-    assert window.files == list(folder.iterdir())
-    assert re.fullmatch(r".+_\d+\.\d+\.pt\.trace\.json", path.name)
-    assert steps_in(path) == [2, 3]
-    assert numbers(read(path)) == [2, 3]
-    assert said("WARNING") == said("ERROR") == []
 
 
 @pytest.mark.spec("D13")
@@ -93,7 +82,7 @@ def test_a_run_that_ends_before_its_window_leaves_no_file_and_one_warning(run, f
     assert not folder.exists()
     (warning,) = said("WARNING")
     assert warning == (
-        f"profiling: no trace was kept: none of the {stop} steps from step 0 is an active one (wait 1, warmup 1, "
+        f"profiling: no trace was kept: the {stop} steps from step 0 on include no active step (wait 1, warmup 1, "
         "active 2, repeat 1, counted from step 0)"
     )
 
@@ -160,7 +149,7 @@ def test_on_rocm_nothing_is_exported_under_any_name_and_one_warning_says_so(
 
 
 @pytest.mark.parametrize("option", PRESETS)
-@pytest.mark.spec("A17")
+@pytest.mark.spec("A17", "E25")
 def test_switched_off_it_does_nothing(tmp_path, said, option):
     assert isinstance(loop(tmp_path / "none", preset(option, enabled=False, folder=None), 10), NullProfiler)
     assert list(tmp_path.iterdir()) == said("WARNING") == []
@@ -310,11 +299,6 @@ def test_without_room_no_part_is_left_and_the_error_is_the_disk_s(tmp_path):
         assert error.startswith(f"OSError: [Errno 27] File too large: '{tmp_path}/traces/step_{number}/")
         assert error.endswith("; make room there, or choose another folder for traces")
         assert any(error in line for line in found["said"])
-
-
-def test_a_whole_trace_is_left_as_it_is(tmp_path):
-    export(lambda path: path.write_text('{"traceEvents": []}\n'), tmp_path / "x.json")
-    assert (tmp_path / "x.json").read_text() == '{"traceEvents": []}\n'
 
 
 @pytest.mark.parametrize("content", [None, "", '{"traceEvents": ['], ids=["none", "empty", "half"])

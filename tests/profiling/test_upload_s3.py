@@ -55,20 +55,6 @@ def test_windows_arrive_whole_and_leave_this_disk(s3, tmp_path):
 
 
 @pytest.mark.spec("E13")
-def test_nothing_is_replaced_on_s3_unless_told(s3, tmp_path):
-    source = tmp_path / "a.json"
-    source.write_text("first")
-    Destination("s3://bucket").put(source, "kept/a.json")
-    source.write_text("second")
-    with pytest.raises(FileExistsError, match=r"s3://bucket/kept/a\.json already exists"):
-        Destination("s3://bucket").put(source, "kept/a.json")
-    assert s3.cat_file("bucket/kept/a.json") == b"first"
-    Destination("s3://bucket", overwrite=True).put(source, "kept/a.json")
-    s3.invalidate_cache()
-    assert s3.cat_file("bucket/kept/a.json") == b"second"
-
-
-@pytest.mark.spec("E13")
 def test_two_that_race_for_a_name_leave_the_first(s3, tmp_path, monkeypatch):
     source = tmp_path / "a.json"
     source.write_text("mine")

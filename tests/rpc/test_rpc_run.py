@@ -118,16 +118,14 @@ def test_C6_memory_of_every_remote_call_is_in_the_table_and_in_the_trace(runs, t
 
 
 @pytest.mark.spec("C4", "C6")
-def test_C4_C6_without_memory_there_is_no_column_of_it(skewed, tmp_path, capsys):
+def test_C4_C6_the_wait_for_a_remote_value_is_no_use_of_the_cpu_and_without_memory_no_column_is_there(
+    skewed, tmp_path, capsys
+):
     assert rpc_report([str(skewed), "-o", str(tmp_path / "t.json")]) == 0
-    assert "Mem" not in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "Mem" not in said
     assert "allocated_bytes" not in (tmp_path / "t.json").read_text()
-
-
-@pytest.mark.spec("C4")
-def test_C4_the_wait_for_a_remote_value_is_named_and_is_no_use_of_the_cpu(skewed, tmp_path, capsys):
-    assert rpc_report([str(skewed), "-o", str(tmp_path / "t.json")]) == 0
-    rows = table(capsys.readouterr().out)
+    rows = table(said)
     assert all(row["Name"] and "no name" not in row["Name"] for row in rows)
     (wait,) = (row for row in rows if row["Name"] == "RRef.to_here")
     remote = [call for call in read_run(skewed).calls if call.kind == "rpc_remote"]
@@ -138,9 +136,11 @@ def test_C4_the_wait_for_a_remote_value_is_named_and_is_no_use_of_the_cpu(skewed
     assert not [e for e in events if not e["name"]]
 
 
-@pytest.mark.spec("C15")
-def test_C15_the_windows_carry_the_clock_of_their_worker(skewed):
-    sync = json.loads((skewed / "clock_sync.json").read_text())
+@pytest.mark.spec("C1", "C15")
+def test_C1_C15_the_windows_carry_the_clock_of_their_worker_and_the_manifest_its_plan(skewed):
+    manifest, sync = (json.loads((skewed / name).read_text()) for name in ("run.json", "clock_sync.json"))
+    assert manifest["plan"] == {"workers": ["worker0", "worker1"], "driver": "worker0"}
+    assert manifest["backend"] == "tensorpipe"
     for trace in read_run(skewed).traces:
         (own,) = json.loads(bytes(trace.head["clock_sync"]))["ranks"]
         assert own["start"] == sync["ranks"][trace.rank]["start"]
@@ -195,13 +195,6 @@ def test_C8_C16_remote_slices_lie_inside_their_calls_only_on_one_clock(skewed, t
         assert rpc_report([str(skewed), "-o", str(tmp_path / f"{align}.json"), "--check", "--align", align]) == 1
         assert load(tmp_path / f"{align}.json")["rpc"]["causality"]["violations"] > 0
     assert "does not account for skew" in capsys.readouterr().err
-
-
-@pytest.mark.spec("C1")
-def test_C1_one_command_and_its_manifest(skewed):
-    manifest = json.loads((skewed / "run.json").read_text())
-    assert manifest["plan"] == {"workers": ["worker0", "worker1"], "driver": "worker0"}
-    assert manifest["backend"] == "tensorpipe"
 
 
 @pytest.mark.spec("C1")

@@ -23,7 +23,6 @@ from aorta.analysis.frames import Groups
 from aorta.analysis.load.engines import progress
 from aorta.analysis.merge.sources import (
     Align,
-    KnownClocks,
     RankAlignment,
     TraceFile,
     align_ranks,
@@ -146,41 +145,12 @@ def check_collectives(
 
 
 @dataclass
-class MergedRank:
-    """What one rank gave.
-
-    Attributes:
-        events: `ph` -> number of events copied from its traces.
-        residual_us: median distance between the label of a collective in the trace and its row in the record; None
-            without both.
-    """
-
-    alignment: RankAlignment
-    events: Counter[str] = field(default_factory=Counter)
-    tracks: RecordTracks | None = None
-    residual_us: float | None = None
-
-
-@dataclass
 class Merged:
-    """What was done, for people and for the metadata of the merged file."""
+    """What `merge` tells people: notes, the lines of its report, and the check."""
 
-    traces: list[TraceFile]
-    clocks: KnownClocks
-    ranks: dict[int, MergedRank]
     notes: list[str]
-    causality: Causality = field(default_factory=Causality)
-    missing: list[int] = field(default_factory=list)
-
-    @property
-    def alignments(self) -> dict[int, RankAlignment]:
-        """How the clock of each rank is corrected."""
-        return {number: rank.alignment for number, rank in self.ranks.items()}
-
-    @property
-    def tracks(self) -> dict[int, RecordTracks]:
-        """The record of each rank that has one."""
-        return {number: rank.tracks for number, rank in self.ranks.items() if rank.tracks is not None}
+    lines: list[str]
+    causality: Causality
 
 
 def merge(
@@ -208,14 +178,13 @@ def merge(
         raise InputError(f"{records[0]}: --align start_profile goes by the starts of profilers, and a record has none")
     clocks = find_clocks(clock_sync, traces, folders)
     alignments = align_ranks(traces, clocks, align, notes)
-    merged = Merged(traces, clocks, {rank: MergedRank(alignment) for rank, alignment in alignments.items()}, notes)
     sizes = {trace.world_size for trace in traces if trace.world_size}
     if clocks.sync is not None and isinstance(clocks.source, Path):  # the traces list only themselves
         sizes.add(len(clocks.sync.ranks))
     if len(sizes) > 1:
         notes.append(f"the traces name different world sizes: {', '.join(map(str, sorted(sizes)))}")
-    if missing := sorted(set(range(max(sizes, default=0))) - set(merged.ranks)):
-        merged.missing, more = missing, len(missing) - _NAMED_RANKS
+    if missing := sorted(set(range(max(sizes, default=0))) - set(alignments)):
+        more = len(missing) - _NAMED_RANKS
         rest = f" and {more} more" if more > 0 else ""
         what = "record" if traces[0].is_record else "trace"
         notes.append(f"no {what} of rank {', '.join(map(str, missing[:_NAMED_RANKS]))}{rest}")
@@ -225,48 +194,105 @@ def merge(
         if trace.base_ns is None
     ]
     base_ns = min(trace.base_ns or 0 for trace in traces)
+    causality, lines = Causality(), list[str]()
+    copied: dict[int, Counter[str]] = {}
+    tracks: dict[int, RecordTracks] = {}
+    residual_us: dict[int, float] = {}
     with trace_file(output, overwrite=overwrite) as writer, progress(len(traces), "merging") as done:
-        for number, rank in merged.ranks.items():
-            mine = {at: trace for at, trace in enumerate(traces) if trace.rank == number}
-            first, known = next(iter(mine.values())), clocks.of(number)
-            label = f"rank {number} ({first.host or (known.host if known is not None else 'host unknown')})"
-            span, labels, record = None, dict[str, int](), record_of(first, folders)
+        for rank, alignment in alignments.items():
+            mine = {at: trace for at, trace in enumerate(traces) if trace.rank == rank}
+            first, clock = next(iter(mine.values())), clocks.of(rank)
+            label = f"rank {rank} ({first.host or (clock.host if clock is not None else 'host unknown')})"
+            span, labels, record, parts = None, dict[str, int](), record_of(first, folders), list[str]()
             if not first.is_record:
-                span, labels = _copy_events(writer, mine, TrackIdentity(number, label), rank, base_ns)
+                events, span, labels = _copy_events(writer, mine, TrackIdentity(rank, label), alignment, base_ns)
+                if events:
+                    copied[rank] = events
+                    parts.append(f"{events.total()} events ({events['X']} complete)")
             for _ in mine:
                 done()
-            if record is None or (span is None and not first.is_record):
-                continue
-            tracks = rank.tracks = RecordTracks(record, number, rank.alignment, span, label, base_ns)
-            for event in tracks.events():
-                writer.write(event)
-            notes += tracks.problems
-            # The same call of the backend is in both.
-            names = ((f"comm:{row.kind}#{row.seq} group={row.group}", row.issue_ns) for row in tracks.collectives)
-            distances = sorted(abs(labels[name] - issue_ns) for name, issue_ns in names if name in labels)
-            rank.residual_us = distances[len(distances) // 2] / 1e3 if distances else None
-        if not merged.tracks:
-            merged.causality.skipped["no record (rank_<rank>_metrics.jsonl) beside the traces"] = len(alignments)
+            if record is not None and (span is not None or first.is_record):
+                of_record = tracks[rank] = RecordTracks(record, rank, alignment, span, label, base_ns)
+                for event in of_record.events():
+                    writer.write(event)
+                notes += of_record.problems
+                parts.append(f"{of_record.steps} steps of its record")
+                # The same call of the backend is in both.
+                rows = of_record.collectives
+                names = ((f"comm:{row.kind}#{row.seq} group={row.group}", row.issue_ns) for row in rows)
+                distances = sorted(abs(labels[name] - issue_ns) for name, issue_ns in names if name in labels)
+                if distances:
+                    residual_us[rank] = distances[len(distances) // 2] / 1e3
+            offset = "the host's clock" if alignment.one_host else "clock not measured"
+            if clock is not None and clocks.sync is not None and rank == clocks.sync.reference_rank:
+                offset = "the reference clock"
+            elif clock is not None and clock.offset_ns is not None:
+                bound = clock.worst_bound_ns()
+                within = "bound unknown" if bound is None else f"within {bound / 1e3:.1f} us"
+                drift = "drift unknown" if clock.drift_ppm is None else f"drift {clock.drift_ppm:+.2f} ppm"
+                offset = f"offset {clock.offset_ns / 1e3:+.1f} us {within}, {drift}"
+            lines.append(f"rank {rank}: {', '.join(parts)}; {offset}")
+        if not tracks:
+            causality.skipped["no record (rank_<rank>_metrics.jsonl) beside the traces"] = len(alignments)
         check_collectives(
-            merged.causality,
-            {number: tracks.collectives for number, tracks in merged.tracks.items()},
-            {number: tracks.groups for number, tracks in merged.tracks.items()},
+            causality,
+            {rank: of_record.collectives for rank, of_record in tracks.items()},
+            {rank: of_record.groups for rank, of_record in tracks.items()},
         )
-        writer.finish(_metadata(merged, output, align, base_ns))
-    return merged
+        writer.finish(
+            {
+                "schemaVersion": 1,
+                "displayTimeUnit": "ms",
+                "baseTimeNanoseconds": base_ns,
+                "traceName": output.name,
+                "clockSync": {
+                    **clocks.as_json(align, alignments),
+                    "durations": "the distance of the two corrected ends",
+                },
+                "aorta": {
+                    "merged_from": [
+                        {"rank": trace.rank, "window": trace.window, "path": str(trace.path), "base_ns": trace.base_ns}
+                        for trace in traces
+                    ],
+                    "events": {str(rank): dict(events) for rank, events in copied.items()},
+                    "ranks_missing": missing,
+                    "causality": causality.as_json(),
+                    "record_bounds_ns": {str(rank): of_record.bound_ns for rank, of_record in tracks.items()},
+                    "trace_to_record_us": {str(rank): apart_us for rank, apart_us in residual_us.items()},
+                    "notes": notes,
+                },
+                "traces": [{"rank": trace.rank, **trace.head} for trace in traces],
+            }
+        )
+    if residual_us:
+        worst = max(residual_us.values())
+        lines.append(f"trace against record: collectives are within {worst:.1f} us of each other (median, worst rank)")
+    if tracks:
+        bounds = [of_record.bound_ns for of_record in tracks.values()]
+        known = [bound for bound in bounds if bound is not None]
+        within = f"within {max(known) / 1e3:.1f} us" if len(known) == len(bounds) else "within an unknown bound"
+        lines.append(f"times of the records: {within} of the reference clock")
+    lines += causality.lines()
+    lines.append(f"{output}: {len(alignments)} rank(s), {describe_alignment(align, alignments)}")
+    return Merged(notes, lines, causality)
 
 
 def _copy_events(
-    writer: TraceWriter, mine: Mapping[int, TraceFile], identity: TrackIdentity, rank: MergedRank, base_ns: int
-) -> tuple[tuple[int, int] | None, dict[str, int]]:
+    writer: TraceWriter,
+    mine: Mapping[int, TraceFile],
+    identity: TrackIdentity,
+    alignment: RankAlignment,
+    base_ns: int,
+) -> tuple[Counter[str], tuple[int, int] | None, dict[str, int]]:
     """Copy every event of one rank's traces.
 
     Args:
         mine: number of a trace in the whole merge -> the trace.
 
     Returns:
-        The time that their complete events begin in, and the start of each collective's label.
+        `ph` -> number of events, the time that the complete ones lie in, and the start of each collective's label.
     """
+    events: Counter[str] = Counter()
     labels: dict[str, int] = {}
     first = last = None
     for number, trace in mine.items():
@@ -275,46 +301,18 @@ def _copy_events(
                 try:
                     phase = msgspec.json.decode(event["ph"], type=str)
                     identity.rename(event, number)
-                    at = rank.alignment.move(event, trace.base_ns or 0, base_ns)
+                    at = alignment.move(event, trace.base_ns or 0, base_ns)
                     if at is not None and phase == "X":
                         first, last = min(first or at, at), max(last or at, at)
                         if bytes(event.get("name", b"")).startswith(b'"comm:'):
                             labels[msgspec.json.decode(event["name"])] = at
                 except (KeyError, ValueError, RecursionError) as error:
                     raise InputError(f"{trace.path}: event {scanner.count}: not a trace event ({error})") from error
-                rank.events[phase] += 1
+                events[phase] += 1
                 writer.write(event)
     for missing in identity.missing_names():
         writer.write(missing)
-    return (None if first is None or last is None else (first, last)), labels
-
-
-def _metadata(merged: Merged, output: Path, align: Align, base_ns: int) -> dict[str, Any]:
-    return {
-        "schemaVersion": 1,
-        "displayTimeUnit": "ms",
-        "baseTimeNanoseconds": base_ns,
-        "traceName": output.name,
-        "clockSync": {
-            **merged.clocks.as_json(align, merged.alignments),
-            "durations": "the distance of the two corrected ends",
-        },
-        "aorta": {
-            "merged_from": [
-                {"rank": trace.rank, "window": trace.window, "path": str(trace.path), "base_ns": trace.base_ns}
-                for trace in merged.traces
-            ],
-            "events": {str(number): dict(rank.events) for number, rank in merged.ranks.items() if rank.events},
-            "ranks_missing": merged.missing,
-            "causality": merged.causality.as_json(),
-            "record_bounds_ns": {str(number): tracks.bound_ns for number, tracks in merged.tracks.items()},
-            "trace_to_record_us": {
-                str(number): rank.residual_us for number, rank in merged.ranks.items() if rank.residual_us is not None
-            },
-            "notes": merged.notes,
-        },
-        "traces": [{"rank": trace.rank, **trace.head} for trace in merged.traces],
-    }
+    return events, None if first is None or last is None else (first, last), labels
 
 
 @command()
@@ -336,41 +334,13 @@ def merge_traces(arguments: Sequence[str]) -> int:
     )
     for note in merged.notes:
         to_stderr(f"note: {note}")
-    to_stdout("\n".join(_report(merged, options.output, options.align)))
+    to_stdout("\n".join(merged.lines))
     if options.check and merged.causality.violations:
         count = len(merged.causality.violations)
         raise CausalityViolated(f"{count} effects come before their cause by more than the bound")
     if options.check and not merged.causality.pairs:
-        raise Inconclusive("there was nothing to check causality by")
+        raise Inconclusive("nothing to check: no pair of cause and effect")
     return EXIT_OK
-
-
-def _report(merged: Merged, output: Path, align: Align) -> list[str]:
-    lines = []
-    for number, rank in merged.ranks.items():
-        clock, sync = merged.clocks.of(number), merged.clocks.sync
-        offset = "the host's clock" if rank.alignment.one_host else "clock not measured"
-        if clock is not None and sync is not None and number == sync.reference_rank:
-            offset = "the reference clock"
-        elif clock is not None and clock.offset_ns is not None:
-            bound = clock.worst_bound_ns()
-            within = "bound unknown" if bound is None else f"within {bound / 1e3:.1f} us"
-            drift = "drift unknown" if clock.drift_ppm is None else f"drift {clock.drift_ppm:+.2f} ppm"
-            offset = f"offset {clock.offset_ns / 1e3:+.1f} us {within}, {drift}"
-        parts = [f"{rank.events.total()} events ({rank.events['X']} complete)"] if rank.events else []
-        parts += [f"{rank.tracks.steps} steps of its record"] if rank.tracks is not None else []
-        lines.append(f"rank {number}: {', '.join(parts)}; {offset}")
-    if residuals := [rank.residual_us for rank in merged.ranks.values() if rank.residual_us is not None]:
-        lines.append(
-            f"trace against record: collectives are within {max(residuals):.1f} us of each other (median, worst rank)"
-        )
-    if bounds := [tracks.bound_ns for tracks in merged.tracks.values()]:
-        known = [bound for bound in bounds if bound is not None]
-        within = f"within {max(known) / 1e3:.1f} us" if len(known) == len(bounds) else "within an unknown bound"
-        lines.append(f"times of the records: {within} of the reference clock")
-    lines += merged.causality.lines()
-    lines.append(f"{output}: {len(merged.ranks)} rank(s), {describe_alignment(align, merged.alignments)}")
-    return lines
 
 
 def parser() -> argparse.ArgumentParser:

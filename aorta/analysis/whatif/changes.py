@@ -199,8 +199,6 @@ class WorldSize(Change):
         settings, world = program.facts.network, program.world_size
         if settings is None:
             raise InputError(f"--set {self.text}: the network of this run was real; record with fabric=emulated")
-        if program.shared_links:
-            raise InputError(f"--set {self.text}: its groups share links (sharing=link); record with sharing=group")
         if not any(len(issued.ranks) == world for layout in program.layouts for issued in layout.issued):
             raise InputError(f"--set {self.text}: no group of this run has all {world} ranks")
         flag = (

@@ -29,7 +29,7 @@ from aorta.analysis.frames import Bools, Ints
 from aorta.analysis.run import HAND_OVER
 from aorta.analysis.whatif.changes import CommSpeed, NoStragglers, apply, parse_changes
 from aorta.analysis.whatif.prediction import FREE, Base, flags_of, gain_of, predict_from, step_gain_ms, verdict
-from aorta.analysis.whatif.program import Issued, RunProgram, What
+from aorta.analysis.whatif.program import RunProgram, What
 from aorta.analysis.whatif.replay import StepTimes, replay, span_edges
 from aorta.errors import InputError
 from aorta.timeline.overlap import NS_PER_MS
@@ -247,7 +247,6 @@ class _Walk:
         self._step = program.steps[index]
         self._layouts = [program.layouts[layout] for layout in self._step.layouts]
         self._spans: dict[int, list[tuple[int, tuple[int, int]]]] = {}
-        self._carried: set[tuple[int, int]] = set()
         self._segments: list[PathSegment] = []
 
     def back_from(self, column: int, now_ns: int) -> list[PathSegment]:
@@ -282,53 +281,33 @@ class _Walk:
         """Return from the end of a collective on a rank to the arrival it waited for: rank, index of the issue, and
         when. None: that is before the beginning.
         """
-        step = self._step
+        step, times, issued = self._step, self._times, self._layouts[column].issued
         while now_ns > self._begin_ns:
-            last, free = (int(table[place, column, 0]) for table in (self._times.last_ns, self._times.free_ns))
+            last, free = int(times.last_ns[place, column, 0]), int(times.free_ns[place, column, 0])
             cost = int(step.cost_ns[place, min(column, step.cost_ns.shape[1] - 1)])
-            issued = self._layouts[column].issued[place]
-            # Every rank's issue of it: arrival, whether it is another rank, column, index of the operation.
-            group = (issued.group, issued.ranks)
-            before = sum((each.group, each.ranks) == group for each in self._layouts[column].issued[:place])
-            arrivals = []
-            for other in map(self._program.ranks.index, issued.ranks):
-                layout = self._layouts[other]
-                own = [at for at, each in enumerate(layout.issued) if (each.group, each.ranks) == group][before]
-                operation = next(
-                    at
-                    for at, (what, at_place, _) in enumerate(layout.operations)
-                    if (what, at_place) == (What.ISSUE, own)
-                )
-                arrivals.append(
-                    (-int(self._times.enter_ns[operation, other, 0]), other != column, other, operation, own)
-                )
             by_backend = now_ns > max(last, free) + cost
-            if by_backend or free <= last:
-                self._add("backend" if by_backend else "transfer", column, place, last, now_ns)
-                _, _, last_column, issue, _ = min(arrivals)
-                return (last_column, issue, min(last, now_ns)) if last > self._begin_ns else None
-            self._add("transfer", column, place, free, now_ns)
-            # A collective that costs nothing ends when its link was free for it: it is followed once, or the walk
-            # would find it, and not the one before it, for ever.
-            self._carried |= {(other, own) for _, _, other, _, own in arrivals}
-            carried = self._carried_before(issued, column, place, free)
-            now_ns = min(free, now_ns)
-            if carried is None:
-                self._add("before", column, "the link is busy with the step before", self._begin_ns, now_ns)
-                return None
-            column, place = carried
-        return None
-
-    def _carried_before(self, issued: Issued, column: int, place: int, free_ns: int) -> tuple[int, int] | None:
-        """Return column and place of the collective that kept the link busy until `free_ns`; None: not of this step."""
-        ends, shared = self._times.end_ns, self._program.shared_links
-        columns = [self._program.ranks.index(rank) for rank in issued.ranks] if shared else [column]
-        for other in columns:
-            candidates = list(enumerate(self._layouts[other].issued))
-            for at, each in candidates if shared else candidates[:place][::-1]:
-                seen = shared and (other, at) in self._carried
-                if each.link == issued.link and int(ends[at, other, 0]) == free_ns and not seen:
-                    return other, at
+            if not by_backend and free > last:  # it queued behind another collective on the link
+                self._add("transfer", column, place, free, now_ns)
+                now_ns = min(free, now_ns)
+                queue = [at for at, each in enumerate(issued[:place]) if each.link == issued[place].link]
+                before = [at for at in queue if int(times.end_ns[at, column, 0]) == free]
+                if not before:
+                    self._add("before", column, "the link is busy with the step before", self._begin_ns, now_ns)
+                    return None
+                place = before[-1]
+                continue
+            self._add("backend" if by_backend else "transfer", column, place, last, now_ns)
+            group = issued[place][1::2]
+            number = sum(each[1::2] == group for each in issued[:place])
+            arrivals = []
+            for other in map(self._program.ranks.index, issued[place].ranks):
+                layout = self._layouts[other]
+                own = [at for at, each in enumerate(layout.issued) if each[1::2] == group][number]
+                issue = next(at for at, each in enumerate(layout.operations) if each[:2] == (What.ISSUE, own))
+                # This rank comes before others that came at the same moment.
+                arrivals.append((-int(times.enter_ns[issue, other, 0]), other != column, other, issue))
+            *_, column, issue = min(arrivals)
+            return (column, issue, min(last, now_ns)) if last > self._begin_ns else None
         return None
 
     def _own(self, column: int, begin_ns: int, end_ns: int) -> None:

@@ -159,7 +159,6 @@ class RunProgram:
         start_ns: when each rank began its first step, on the common clock.
         busy_ns: for each link of each rank, until when it was busy with what came before the first step; shape
             (links, ranks).
-        shared_links: whether collectives of several groups take turns on a link of all their ranks.
     """
 
     ranks: tuple[int, ...]
@@ -170,7 +169,6 @@ class RunProgram:
     start_ns: Ints
     busy_ns: Ints
     facts: Facts
-    shared_links: bool = False
 
     def recorded_step_ms(self) -> Floats:
         return np.array([step.recorded_ns.max() for step in self.steps]) / NS_PER_MS

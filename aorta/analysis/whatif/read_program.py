@@ -45,7 +45,7 @@ from aorta.analysis.whatif.program import (
     compact,
 )
 from aorta.analysis.whatif.replay import LONG_AGO, CollectiveBatch, Schedules
-from aorta.config.fabric import EmulatedFabric, Sharing, emulated_rules, spans_nodes
+from aorta.config.fabric import EmulatedFabric, Sharing, emulated_rules
 from aorta.errors import InputError
 
 _LEAST_STEPS: Final = 2
@@ -98,6 +98,8 @@ def program_of(run: Run, last: int | None = None) -> RunProgram:
         network = network_of(health.fabric, health.world_size)
     except ValueError as error:
         raise InputError(f"{run.location}: run.json states an emulated network that is none ({error})") from error
+    if network is not None and network.sharing is Sharing.link:
+        raise no("its process groups share links (fabric.sharing=link); record with fabric.sharing=group")
     return _Reader(run, network, common if last is None else common[-last:]).program()
 
 
@@ -216,7 +218,6 @@ class _Reader:
         self._names: dict[SpanName, int] = {}
         self._schedules = Schedules(tuple(rank.tables.source.rank for rank in self._ranks))
         self._on_host = run.source.timer == HOST_TIMER
-        self._shared = network is not None and network.sharing is Sharing.link and self._on_host
         self._law = network is not None and self._on_host and one_host
         self._arrival_unknown = self._collectives = self._backend_was_limit = 0
         self._free: dict[tuple[int, int], int] = {}  # link and column -> until when it is busy
@@ -246,31 +247,31 @@ class _Reader:
                 arrival_unknown=self._arrival_unknown,
                 gradient_order=next(iter(self._run.ranks.values())).gradient_order,
             ),
-            shared_links=self._shared,
         )
 
     def _step(self, index: int) -> StepProgram:
         made = [self._rank_step(rank, index) for rank in self._ranks]
         layouts, global_step = tuple(each.layout for each in made), int(self._steps[index])
         try:
-            plan = self._schedules.of(global_step, layouts, self._layouts)
+            rows = self._schedules.of(global_step, layouts, self._layouts)
         except InputError as error:
             raise _not_replayable(self._run, error) from error
+        places = max(len(each.by_backend) for each in made)
         charged = None  # by the network's formula, shape (places, ranks) or (places, 1)
         if self._network is not None:
             known, world = list(self._layouts), self._run.health.world_size
             different = layouts if len(set(layouts)) > 1 else layouts[:1]
-            charged = np.zeros((plan.places, len(different)), np.int64)
+            charged = np.zeros((places, len(different)), np.int64)
             for column, layout in enumerate(different):
                 for place, issued in enumerate(known[layout].issued):
                     charged[place, column] = round(issued.charge_ns(world, self._network))
-        times_ns = np.zeros((4, plan.places, len(made)), np.int64)
-        by_backend = np.zeros((plan.places, len(made)), bool)
+        times_ns = np.zeros((4, places, len(made)), np.int64)
+        by_backend = np.zeros((places, len(made)), bool)
         for column, each in enumerate(made):
             times_ns[:, : len(each.by_backend), column] = each.times_ns
             by_backend[: len(each.by_backend), column] = each.by_backend
         cost, backend = np.zeros_like(times_ns[0]), np.zeros_like(times_ns[0])
-        for row in plan.rows:
+        for row in rows:
             if isinstance(row, CollectiveBatch):
                 self._meet(row, times_ns, by_backend, charged, cost, backend)
         if cost.size and (cost == cost[:, :1]).all():
@@ -373,11 +374,7 @@ class _Reader:
         if members is None:
             raise _not_replayable(self._run, f"the ranks of process group {name.group!r} are unknown")
         link: int | None = None
-        if self._shared:
-            assert self._network is not None  # nothing else is shared
-            link = int(spans_nodes(members, self._run.health.world_size, self._network))
-            rank.links[str(link)] = link
-        elif self._network is not None or not self._on_host:
+        if self._network is not None or not self._on_host:
             link = rank.links.setdefault(name.group, len(rank.links))
         return Issued(name.kind, name.group, name.bytes, members, link)
 
@@ -398,8 +395,6 @@ class _Reader:
             if at[0] >= 0 and at not in self._free:  # before its first collective only that collective can tell
                 self._free[at] = self._busy_before[at] = begun_ns if begun_ns > came_ns else LONG_AGO
         free = np.array([self._free[at] if at[0] >= 0 else LONG_AGO for at in links], np.int64)
-        if self._shared:
-            free = np.maximum.reduceat(free, row.starts)[row.which]
         last = np.maximum.reduceat(issue, row.starts)[row.which]
         took = end - np.maximum(last, free)
         self._collectives += len(columns)

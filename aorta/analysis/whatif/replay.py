@@ -68,11 +68,8 @@ class CollectiveBatch:
     whole: bool
 
 
-class ReplayOrder(NamedTuple):
-    """Rows in an order in which they can be worked out. `places`: the most collectives that a rank issues."""
-
-    rows: tuple[Act | CollectiveBatch, ...]
-    places: int
+_Rows: TypeAlias = list[Act | CollectiveBatch]
+"""Operations and collectives in an order in which they can be worked out."""
 
 
 class Schedules:
@@ -80,9 +77,9 @@ class Schedules:
 
     def __init__(self, ranks: Sequence[int]) -> None:
         self._ranks = ranks
-        self._known: dict[tuple[int, ...], ReplayOrder] = {}
+        self._known: dict[tuple[int, ...], _Rows] = {}
 
-    def of(self, global_step: int, numbers: tuple[int, ...], layouts: Iterable[RankLayout]) -> ReplayOrder:
+    def of(self, global_step: int, numbers: tuple[int, ...], layouts: Iterable[RankLayout]) -> _Rows:
         """Return the schedule of one step.
 
         Args:
@@ -100,7 +97,7 @@ class Schedules:
         return self._known[numbers]
 
 
-def schedule(ranks: Sequence[int], layouts: Sequence[RankLayout]) -> ReplayOrder:
+def schedule(ranks: Sequence[int], layouts: Sequence[RankLayout]) -> _Rows:
     """Return the schedule of a step.
 
     Raises:
@@ -137,15 +134,14 @@ def schedule(ranks: Sequence[int], layouts: Sequence[RankLayout]) -> ReplayOrder
         and all(len(set(placed.values())) == 1 for placed in met.values())
         and len({len(layout.issued) for layout in layouts}) == 1
     )
-    rows = _together(layouts, instances, met) if alike else _in_turn(ranks, layouts, instances, met)
-    return ReplayOrder(tuple(rows), max((len(layout.issued) for layout in layouts), default=0))
+    return _together(layouts, instances, met) if alike else _in_turn(ranks, layouts, instances, met)
 
 
 def _together(
     layouts: Sequence[RankLayout], instances: list[list[_Instance]], met: dict[_Instance, dict[int, int]]
-) -> list[Act | CollectiveBatch]:
+) -> _Rows:
     everyone = slice(0, len(layouts))
-    rows: list[Act | CollectiveBatch] = []
+    rows: _Rows = []
     issued = set[int]()
     for index, operation in enumerate(layouts[0].operations):
         if operation.what is What.WAIT and not operation.back and operation.place not in issued:
@@ -163,9 +159,9 @@ def _in_turn(
     layouts: Sequence[RankLayout],
     instances: list[list[_Instance]],
     met: dict[_Instance, dict[int, int]],
-) -> list[Act | CollectiveBatch]:
+) -> _Rows:
     """Return rows of single ranks: each continues until it waits for a collective that not all its ranks issued."""
-    rows: list[Act | CollectiveBatch] = []
+    rows: _Rows = []
     at = [0] * len(layouts)
     missing = {instance: len(places) for instance, places in met.items()}
     moved = True
@@ -269,8 +265,8 @@ def replay(
     backs = [operation.back for layout in program.layouts for operation in layout.operations]
     ends: deque[Ints] = deque(maxlen=max(backs, default=0) + 1)  # of collectives that are waited for in a later step
     for index, step in enumerate(steps):
-        plan = schedules.of(step.global_step, step.layouts, program.layouts)
-        shape = (plan.places, *of_ranks)
+        places = len(step.cost_ns)
+        shape = (places, *of_ranks)
         arrived, end = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
         ends.appendleft(end)
         cost = step.cost_ns[:, :, None]
@@ -278,9 +274,9 @@ def replay(
         if freed:
             # 1 where a collective keeps its cost, shape (places, ranks, scenarios); one rank if all are alike.
             layouts = step.layouts[:1] if len(set(step.layouts)) == 1 else step.layouts
-            keeps = np.ones((plan.places, len(layouts), scenarios), np.int64)
+            keeps = np.ones((places, len(layouts), scenarios), np.int64)
             for column, layout in enumerate(layouts):
-                for place in range(plan.places):
+                for place in range(places):
                     if (layout, place) in freed:
                         keeps[place, column] = ~freed[layout, place]
             cost = cost * keeps
@@ -290,9 +286,9 @@ def replay(
             enter, leave = (np.zeros((len(step.host_ns), *of_ranks), np.int64) for _ in range(2))
             begin, last, free_for = (np.zeros(shape, np.int64) for _ in range(3))
             kept = times.kept[index] = StepTimes(enter, leave, begin, end, last, free_for)
-        for row in plan.rows:
+        for row in schedules.of(step.global_step, step.layouts, program.layouts):
             if isinstance(row, CollectiveBatch):
-                _meet(row, arrived, end, free, cost, backend, kept, shared=program.shared_links)
+                _meet(row, arrived, end, free, cost, backend, kept)
                 continue
             clock = now[row.ranks]
             clock += step.host_ns[row.operation, row.ranks, None]
@@ -324,11 +320,9 @@ def _meet(
     cost: npt.NDArray[np.integer],
     backend: npt.NDArray[np.integer] | None,
     kept: StepTimes | None,
-    *,
-    shared: bool,
 ) -> None:
     """Write when collectives end, and until when their links are busy."""
-    if row.whole and row.place is not None and not shared and kept is None:
+    if row.whole and row.place is not None and kept is None:
         # One collective of all ranks: the common case, without copies.
         free, place = link_free[row.links[0]], row.place
         last = arrived[place].max(axis=0)
@@ -344,8 +338,6 @@ def _meet(
     linked = row.links >= 0
     free = link_free[np.maximum(row.links, 0), columns]
     free[~linked] = LONG_AGO
-    if shared:
-        free = np.maximum.reduceat(free, row.starts, axis=0)[row.which]
     of_rank = np.minimum(columns, cost.shape[1] - 1)
     done = np.maximum(last, free) + cost[places, of_rank]
     if backend is not None:

@@ -67,7 +67,6 @@ def program(
     start_ns: Sequence[int] | None = None,
     between_ns: Sequence[int] | None = None,
     network: EmulatedFabric | None = None,
-    shared_links: bool = False,
 ) -> RunProgram:
     """A program of equal steps.
 
@@ -113,7 +112,6 @@ def program(
         start_ns=np.array([0] * len(ranks) if start_ns is None else start_ns, np.int64),
         busy_ns=np.full((links, len(ranks)), LONG_AGO, np.int64),
         facts=Facts("ddp", "cpu", network, network is not None, len(cost_ns) * len(ranks) * steps, 0),
-        shared_links=shared_links,
     )
     return recorded(made_of)
 

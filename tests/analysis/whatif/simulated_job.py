@@ -18,9 +18,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 
-from tests.analysis.whatif.event_loop import Account, Group, Issue, Laws, Mark, Operation, Wait, Work
+from tests.analysis.whatif.event_loop import Account, Group, Issue, Laws, Mark, Network, Operation, Wait, Work
 from tests.analysis.whatif.event_loop import carry_out as _carry_out
-from tests.analysis.whatif.network_law import Network
 
 US, MS = 1_000, 1_000_000
 SHARDED = ("fsdp", "hsdp", "fsdp_tp")

@@ -15,8 +15,8 @@ from aorta.analysis.whatif.strategy_changes import GradientBuckets
 from aorta.config.schema import Algorithm, EmulatedFabric
 from aorta.errors import InputError
 from aorta.records.schema import Gradient
+from tests.analysis.whatif.event_loop import Network
 from tests.analysis.whatif.hand_made import compute, issue, program, step_ns, wait
-from tests.analysis.whatif.network_law import Network
 from tests.analysis.whatif.simulated_job import Job
 from tests.analysis.whatif.simulated_record import record, truth
 
@@ -96,13 +96,7 @@ STEP = [
     wait(0),
     wait(1),
 ]
-
-
-def changed_ns(*texts: str) -> int:
-    """3000 ns for the all-reduce; an all-gather of 4000 bytes takes one message and half of them: 3000 ns as well."""
-    made = program([STEP, STEP], [3000, 3000], network=NETWORK)
-    assert step_ns(made) == 4500
-    return step_ns(apply(made, parse_changes(texts)).program)
+"""3000 ns for the all-reduce; an all-gather of 4000 bytes takes one message and half of them: 3000 ns as well."""
 
 
 @pytest.mark.parametrize(
@@ -120,26 +114,13 @@ def changed_ns(*texts: str) -> int:
         ("network.algorithm=tree", 4500),  # the same between two ranks
         ("ranks=4", 1000 + 7500),  # the all-reduce: six messages, its bytes 1.5 times
         ("rank.1.late_ms=0.0005", 4500 + 1000),  # 500 ns later to both
+        ("comm=x3 network.latency=0", 1500 + 667),
     ],
 )
 def test_a_change_of_a_step_worked_out_by_hand(text: str, ns: int) -> None:
-    assert changed_ns(text) == ns
-
-
-def test_changes_are_made_in_their_order_also_where_they_were_not_sorted() -> None:
-    made = program([STEP, STEP], [3000, 3000], network=NETWORK)
-    changes = parse_changes(["network.latency=0", "comm=x3"])
-    assert step_ns(apply(made, changes[::-1]).program) == step_ns(apply(made, changes).program)
-
-
-def test_steps_that_last_nothing_are_refused() -> None:
-    made = program([[issue(), wait(0)]] * 2, [0])
-    with pytest.raises(InputError, match="last 0 ns"):
-        predict(made, [])
-
-
-def test_several_changes_at_once() -> None:
-    assert changed_ns("comm=x3", "network.latency=0") == 1500 + 667
+    made, changes = program([STEP, STEP], [3000, 3000], network=NETWORK), parse_changes(text.split())
+    assert step_ns(made) == 4500
+    assert step_ns(apply(made, changes).program) == step_ns(apply(made, changes[::-1]).program) == ns
 
 
 def test_what_a_run_does_not_have_cannot_be_changed() -> None:
@@ -150,6 +131,14 @@ def test_what_a_run_does_not_have_cannot_be_changed() -> None:
     ):
         with pytest.raises(InputError, match=match):
             apply(made, parse_changes([text]))
+    (flag,) = apply(made, parse_changes(["rank.1.late_ms=-0.0008"])).flags
+    assert "less than 0.0008 ms of own time before 1 of its collectives" in flag
+
+
+def test_steps_that_last_nothing_are_refused() -> None:
+    made = program([[issue(), wait(0)]] * 2, [0])
+    with pytest.raises(InputError, match="last 0 ns"):
+        predict(made, [])
 
 
 def test_a_real_network_is_changed_by_factors_and_flagged() -> None:
@@ -160,12 +149,6 @@ def test_a_real_network_is_changed_by_factors_and_flagged() -> None:
     for text in ("network.bandwidth=1", "network.latency=x2", "network.algorithm=tree", "ranks=8"):
         with pytest.raises(InputError, match="network of this run was real"):
             apply(made, parse_changes([text]))
-
-
-def test_taking_away_more_time_than_there_is_is_said() -> None:
-    made = program([STEP, STEP], [3000, 3000], network=NETWORK)
-    changed = apply(made, parse_changes(["rank.1.late_ms=-0.0008"]))
-    assert "less than 0.0008 ms of own time before 1 of its collectives" in changed.flags[0]
 
 
 def test_a_prediction_has_an_interval_and_its_check() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.whatif_interventions import DONE, RANKS, Regime, bandwidths, errors, rows, stragglers, worlds
-from tests.analysis.whatif.network_law import Network
+from tests.analysis.whatif.event_loop import Network
 from tests.analysis.whatif.simulated_job import MS, Job
 from tests.analysis.whatif.simulated_record import record
 

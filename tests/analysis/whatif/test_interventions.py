@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from aorta.analysis import whatif
-from tests.analysis.whatif.network_law import Network
+from tests.analysis.whatif.event_loop import Network
 from tests.analysis.whatif.simulated_job import MS, Job
 from tests.analysis.whatif.simulated_record import Truth, record, truth
 

@@ -110,30 +110,10 @@ def test_disjoint_groups_do_not_wait_for_each_other() -> None:
     assert replay(made).end_ns[0, :, 0].tolist() == [25, 25, 95, 95]
 
 
-def test_groups_that_share_a_link_take_turns() -> None:
-    both = [10, issue(group="a"), issue(group="b"), wait(0), wait(1)]
-    assert step_ns(program([both, both], [30, 40], shared_links=True)) == 80
-    apart = [10, issue(group="a"), issue(group="b", link=1), wait(0), wait(1)]
-    assert step_ns(program([apart, apart], [30, 40])) == 50
-
-
-def test_the_path_over_a_shared_link_ends_where_a_collective_costs_nothing() -> None:
-    both = [10, issue(group="z"), issue(group="a"), wait(0)]
-    made = program([both, both], [0, 1000], shared_links=True, steps=3)
-    for number in range(3):
-        path(made, number)
-
-
 def test_collectives_that_wait_for_no_other_overlap_each_other_perfectly() -> None:
     made = program([[10, issue(link=None), issue(link=None), wait(0), wait(1)]] * 2, [100, 100])
     assert step_ns(made) == 110
     assert gains(made)["perfect overlap"] == 10  # either takes 100, beside the other and the own time
-
-
-def test_another_size_of_shared_links_is_refused() -> None:
-    made = program([[10, issue(), wait(0)]] * 2, [5], shared_links=True, network=EmulatedFabric())
-    with pytest.raises(InputError, match="share links"):
-        apply(made, parse_changes(["ranks=8"]))
 
 
 def test_ranks_that_do_different_things_are_followed_one_by_one() -> None:

@@ -118,10 +118,10 @@ def test_what_a_strategy_does_not_have_cannot_be_changed(runs: Path, capsys: pyt
     assert "are replayed" in capsys.readouterr().err
 
 
-def on_real_network(folder: Path, job: Job) -> Path:
+def on_real_network(folder: Path, job: Job, **fabric: str) -> Path:
     record(job, folder)
     manifest = json.loads((folder / "run.json").read_text())
-    manifest["config"]["fabric"] = {"kind": "none"}
+    manifest["config"]["fabric"] = fabric or {"kind": "none"}
     (folder / "run.json").write_text(json.dumps(manifest))
     return folder
 
@@ -153,6 +153,12 @@ def test_buckets_of_a_real_network_take_costs_of_two_sizes(tmp_path: Path, capsy
     assert main([str(one), "--set", "buckets.mb=2"]) == 2
     assert "what another size costs was not measured" in " ".join(capsys.readouterr().err.split())
     assert main([str(one), "--set", "overlap=off"]) == 0
+
+
+def test_groups_that_share_links_are_refused(tmp_path: Path) -> None:
+    run = on_real_network(tmp_path / "run", DDP, kind="emulated", sharing="link")
+    with pytest.raises(InputError, match=r"its process groups share links \(fabric.sharing=link\); record with"):
+        whatif.read_program(run)
 
 
 def edited(folder: Path, run: Path, edit: object) -> Path:
