@@ -111,9 +111,9 @@ def timelines(trace: dict[str, Any]) -> list[Timeline]:
         thread = event.get("pid"), event.get("tid")
         if event.get("name") == "[memory]":
             args = event["args"]
-            sizes = (int(args.get(key, 0)) for key in ("Addr", "Total Allocated", "Total Reserved"))
+            address, total, reserved = (int(args.get(key, 0)) for key in ("Addr", "Total Allocated", "Total Reserved"))
             devices[int(args.get("Device Type", 0)), int(args.get("Device Id", -1))].append(
-                Allocation(float(event["ts"]), int(args["Bytes"]), *sizes, thread)
+                Allocation(float(event["ts"]), int(args["Bytes"]), address, total, reserved, thread)
             )
         elif event.get("ph") == "X":
             spans[event.get("cat"), *thread].append(event)
