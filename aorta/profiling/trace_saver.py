@@ -76,7 +76,7 @@ class TraceWindow:
 
 @dataclass
 class SavedFile:
-    """A file to be made of an exported trace, and what became of it.
+    """A file to be made of an exported trace, and its state.
 
     Attributes:
         path: on this disk, where it is once it is `on_disk`.
@@ -130,7 +130,7 @@ class Saver:
 
     Attributes:
         windows: what has been saved so far.
-        given_up: a caller has waited as long as is allowed; nobody waits again.
+        given_up: a caller has waited for the time allowed; there is no second wait.
     """
 
     def __init__(self, keep: int = -1, *, overwrite: bool = False) -> None:

@@ -7,10 +7,10 @@ worker's profiler (and what it allocates, in a memory window).
 torch's own tools do not suffice (torch 2.13): its Kineto profiler sees callers only, its legacy one the first call of
 each server thread only, and one started on a server thread ends the process.
 
-What a call allocates on the host is measured in a memory window (`open_window`, `close_window`), on the thread that
-serves it. torch's profiler of all threads hears of no allocation: the allocator tells the profiler of its own thread
-alone. So torch's legacy profiler runs beside it for the length of a call. Its events come in the order in which they
-happened: operators that begin and end, and allocations between them.
+Host allocations of a call are measured in a memory window (`open_window`, `close_window`), on the thread that serves
+it. The allocator reports to the profiler of its own thread only, so torch's profiler of all threads misses them;
+torch's legacy profiler runs beside it for the length of a call. Its events come in the order in which they happened:
+operators that begin and end, and allocations between them.
 
 Must not change a value, an exception's type, an RRef or a timeout, leave a function replaced on exit, or measure memory
 while a measured function makes a call of its own: torch would have the callee profiled as well.

@@ -290,7 +290,7 @@ def test_a_thread_put_to_sleep_between_two_clocks_moves_no_kernel(monkeypatch: p
 
 @pytest.mark.thorough
 def test_without_room_no_part_is_left_and_the_error_is_the_disk_s(tmp_path):
-    command = [sys.executable, "-m", "tests.profiling.fill_a_disk", str(tmp_path)]
+    command = [sys.executable, "-m", "tests.profiling.windows", str(tmp_path)]
     done = succeeded(finished(command, own=environment(PYTHONPATH=str(ROOT))))
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["left"] == []

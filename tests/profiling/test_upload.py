@@ -6,6 +6,7 @@ import errno
 import hashlib
 import os
 import threading
+from pathlib import PurePosixPath
 
 import fsspec
 import pytest
@@ -205,16 +206,12 @@ def test_a_place_that_refuses_is_told_at_the_start(tmp_path):
 )
 @pytest.mark.spec("E11")
 def test_names_there(flaky, source, root, template, address):
-    from pathlib import PurePosixPath
-
     to = destination(root, template, KNOWN, overwrite=False)
     assert to.put(source, to.name(KNOWN | {"batch": 7}, PurePosixPath("sub/t.json"), "none")) == address
 
 
 @pytest.mark.spec("E10", "E11")
 def test_no_destination_no_upload_and_gz_is_added_there_too(flaky):
-    from pathlib import PurePosixPath
-
     assert destination(None, "{run_name}/x.json", KNOWN, overwrite=False) is None
     assert destination("flaky://there", None, KNOWN, overwrite=False) is None
     to = destination("flaky://there", "x.json", KNOWN, overwrite=False)

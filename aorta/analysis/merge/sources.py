@@ -302,7 +302,7 @@ class RankAlignment:
 
 @dataclass(frozen=True)
 class KnownClocks:
-    """What is known of the clocks of a run, and where it stands: a file of the run, or the traces themselves."""
+    """Clock measurements of a run, and their source: a file of the run, or the traces themselves."""
 
     sync: ClockSync | None = None
     source: Path | Literal["the traces"] | None = None

@@ -1,4 +1,4 @@
-"""What if something had been different: predictions from a run's record, and what each part costs.
+"""Predicts step time with changes made, from the record of a run, and prices its communication.
 
     program = read_program("artifacts/cuda")
     predict(program, parse_changes(["network.bandwidth=x2", "rank.3.late_ms=-5"])).gain_ms

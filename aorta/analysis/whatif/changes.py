@@ -1,4 +1,4 @@
-"""All changes of a what-if: reads them, and makes those of the network and of single ranks in a program
+"""Parses the changes of a what-if, and applies those of the network and of single ranks to a program
 (`strategy_changes` has the others).
 
     parse_changes(["network.bandwidth=x2", "rank.3.late_ms=-5"])

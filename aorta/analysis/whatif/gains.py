@@ -1,5 +1,5 @@
-"""What there is to gain: the changes that would gain most, the marginal cost of each part of the communication, and the
-critical path of a step.
+"""Lists the changes that would gain most, the marginal cost of parts of the communication, and the critical path of a
+step.
 
     gains(base_of(program)).gains[0].sentence
     marginals(program).marginals[0].gain_ms
@@ -7,8 +7,9 @@ critical path of a step.
 
 A candidate is one change that somebody could make, tried alone. A marginal cost is the gain if one kind or group of
 collectives were free; all are worked out in one replay. Bounds are not reachable by any single change. The critical
-path goes back from the end of the rank on which a step took longest, along what each moment waited for; its segments
-sum up to the step exactly. Must not add gains up: what one collective hides another may expose.
+path follows dependencies back from the end of the rank on which a step took longest; its segments sum up to the step
+exactly. Must not add gains up: a collective may hide
+another one's time.
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ def marginals(program: RunProgram) -> Marginals:
     for at, issued in every.items():
         kinds[issued.kind].add(at)
         groups[tuple(sorted(family[issued.group]))].add(at)
-    # What is freed together, the change that frees it alone, and (layout, place) of its collectives.
+    # Kind of part, name, the change that frees it, and (layout, place) of its collectives.
     parts: list[tuple[str, str, str | None, Collection[tuple[int, int]]]] = [
         ("bound", "all communication free", "comm=free", every),
         *(("kind", kind, f"comm.kind.{kind}=free", chosen) for kind, chosen in sorted(kinds.items())),
@@ -213,7 +214,7 @@ class CriticalPath:
     segments: tuple[PathSegment, ...]
 
     def totals_ns(self) -> dict[tuple[Part, int, str], int]:
-        """Return what each cause adds, the largest first: (part, rank, name) -> nanoseconds."""
+        """Return the time per cause, the largest first: (part, rank, name) -> nanoseconds."""
         found: dict[tuple[Part, int, str], int] = {}
         for segment in self.segments:
             found[segment[:3]] = found.get(segment[:3], 0) + segment.end_ns - segment.begin_ns

@@ -1,9 +1,9 @@
-"""What a run would have measured with something changed, how sure that is, and what is not known.
+"""Predicts what a run would have measured with changes made, with an interval and flags for what is not known.
 
     predict(program, parse_changes(["network.bandwidth=x2"])).gain_ms
 
-What a step gains is the median of paired differences: each step as replayed with the change against the same one as
-replayed unchanged. Every gain that is stated is this one (`gain_of`). Ratio and exposed time are medians over the
+The gain is the median of paired differences: a step as replayed unchanged minus the same step as replayed with the
+change (`gain_of`). Ratio and exposed time are medians over the
 replayed rank-steps. An interval has two parts: how the median varies when the record's own steps are drawn again
 (bootstrap), and by how much the model may be wrong: what the replay of the unchanged program misses (the identity
 check), plus a share of the predicted change (`Change.STATED_ERROR`). Variation between launches is in neither. Must not
@@ -35,9 +35,9 @@ In the simulator a jitter of 20 % and a node that is 10 % slower stay within it 
 IDENTITY_BOUND: Final = 0.05
 """The replay of the unchanged program may miss at most this part of the recorded job step time."""
 _WORTH_SAYING: Final = 0.10
-"""From this part of the exposed time on it is said why a step is not shorter by what is no longer exposed."""
+"""Part of the exposed time by which gain and reduction of exposed time may differ without a note."""
 BACKEND_BOUND: Final = 0.10
-"""From this part of the collectives on it is said that the backend decided them: a faster network may gain less."""
+"""If the backend decided more than this part of the collectives, a flag says so: a faster network may gain less."""
 LEVEL: Final = 0.95
 _SEED: Final = 20_240_229
 
@@ -273,7 +273,7 @@ def predict_from(base: Base, changes: Sequence[Change]) -> Prediction:
 
 
 def _where_exposed_went(prediction: Prediction, was: Measured, now: Measured, *, free: bool) -> tuple[str, ...]:
-    """Return why the step is not shorter by what was exposed; nothing where it is."""
+    """Return notes on why less exposed communication is not as much less of a step."""
     exposed_ms, notes = prediction.identity.replayed_exposed_ms, list[str]()
     if prediction.exposed_comm_ms is None or not exposed_ms:
         return ()

@@ -1,4 +1,4 @@
-"""Defines the program of a run: what each rank did in its own time, without waiting for other ranks.
+"""Defines the program of a run: the operations and own time of every rank, without waiting for other ranks.
 
 A rank is a list of operations with its own time between them (`Operation`): a step begins, collectives are issued and
 waited for, the step ends. What it computed between two operations is a span of that time (`ProgramSpans`), positioned

@@ -78,7 +78,7 @@ def program_of(run: Run, last: int | None = None) -> RunProgram:
         raise no(f"it takes AORTA's own record of the run, and these are traces ({run.source.format})")
     if health.world_size == 1:
         emulated = health.emulated_ranks
-        raise no("one rank communicates with nobody" if emulated is None else f"it has {health.ranks}")
+        raise no("a single rank does not communicate" if emulated is None else f"it has {health.ranks}")
     if health.ranks_missing:
         raise no(f"{len(health.ranks_missing)} of {health.world_size} ranks are missing")
     if health.uncovered_steps:

@@ -325,7 +325,7 @@ def _ddp(program: RunProgram, text: str, cap: Callable[[int], float] | None, ove
     changed = _restructured(program, rearrange)
     if cap is None:
         return changed
-    # What was recorded of held-back buckets is not of these.
+    # The recorded times of held-back buckets are not those of the new ones.
     return replace(changed, steps=[replace(step, ready_ns=None) for step in changed.steps])
 
 

@@ -95,19 +95,30 @@ class _Lanes:
 
     def __init__(self, account: Account) -> None:
         moments = dict(account.marks)
-        self.start_ns, self.end_ns = moments["step<"], moments["step>"]
+        start = self.start_ns = moments["step<"]
+        self.end_ns = moments["step>"]
         self._account = account
-        self.compute = [ComputeRange(*name.split("/"), begin, end) for name, begin, end in self._spans() if "/" in name]
-        self.aux = [AuxRange(name[4:], begin, end) for name, begin, end in self._spans() if name.startswith("aux:")]
-        self.collectives, self.waits = self._collectives(), self._waits()
+        spans = [
+            (name[:-1], ns - start, moments[f"{name[:-1]}>"] - start) for name, ns in account.marks if name[-1] == "<"
+        ]
+        self.compute = [ComputeRange(*name.split("/"), begin, end) for name, begin, end in spans if "/" in name]
+        self.aux = [AuxRange(name[4:], begin, end) for name, begin, end in spans if name.startswith("aux:")]
+        self.waits = [
+            Wait(one.group.name, one.seq, enter_ns - start, leave_ns - start)
+            for one, enter_ns, leave_ns in account.waited
+        ]
         self.stalls = [Stall(row.enter_ns, row.leave_ns, "wait") for row in self.waits]
+        self.collectives: list[Collective] = []
         comm: dict[str, list[tuple[int, int]]] = {}
-        for row in self.collectives:
-            assert row.start_ns is not None
-            assert row.end_ns is not None
-            comm.setdefault(row.kind, []).append((row.start_ns, row.end_ns))
+        for one, issue_ns in account.issued:
+            assert one.end_ns is not None
+            begin, end = max(issue_ns, one.link_free_ns) - start, one.end_ns - start
+            source = "future" if one.backend_end_ns > one.network_end_ns else "emulated"
+            of = (one.kind, one.group.name, one.seq, one.bytes, "float32", issue_ns - start, begin, end, source)
+            self.collectives.append(Collective(*of, one.backend_end_ns - start))
+            comm.setdefault(one.kind, []).append((begin, end))
         self.measured: Overlap = measure_window(
-            (0, self.end_ns - self.start_ns),
+            (0, self.end_ns - start),
             compute=[(row.start_ns, row.end_ns) for row in self.compute],
             comm=comm,
             stalls=[(row.start_ns, row.end_ns) for row in self.stalls],
@@ -129,40 +140,6 @@ class _Lanes:
             return Gradient(block, int(size), round((at_ns - self.start_ns - begin) / (end - begin), 4))
 
         return [gradient(name, ns) for name, ns in self._account.marks if name.startswith("ready:")]
-
-    def _spans(self) -> list[tuple[str, int, int]]:
-        ends = {name[:-1]: ns for name, ns in self._account.marks if name.endswith(">")}
-        return [
-            (name[:-1], ns - self.start_ns, ends[name[:-1]] - self.start_ns)
-            for name, ns in self._account.marks
-            if name.endswith("<")
-        ]
-
-    def _collectives(self) -> list[Collective]:
-        rows = []
-        for one, issue_ns in self._account.issued:
-            assert one.end_ns is not None
-            rows.append(
-                Collective(
-                    one.kind,
-                    one.group.name,
-                    one.seq,
-                    one.bytes,
-                    "float32",
-                    issue_ns - self.start_ns,
-                    max(issue_ns, one.link_free_ns) - self.start_ns,
-                    one.end_ns - self.start_ns,
-                    "future" if one.backend_end_ns > one.network_end_ns else "emulated",
-                    one.backend_end_ns - self.start_ns,
-                )
-            )
-        return rows
-
-    def _waits(self) -> list[Wait]:
-        return [
-            Wait(one.group.name, one.seq, enter_ns - self.start_ns, leave_ns - self.start_ns)
-            for one, enter_ns, leave_ns in self._account.waited
-        ]
 
 
 def _line(job: Job, rank: int, number: int, account: Account) -> Step:
