@@ -19,8 +19,6 @@ S = 1_000_000_000
 
 @dataclass(frozen=True)
 class Group:
-    """A process group."""
-
     name: str
     ranks: tuple[int, ...]
 
@@ -42,20 +40,15 @@ class Op:
 
 Program = list[Op]
 Fault = Callable[[Program], Program]
+STUCK, WAIT = Op("stuck"), Op("wait")
 
 
 def phase(name: str) -> Op:
-    """The beginning of a phase."""
     return Op("phase", phase=name)
 
 
 def call(group: Group, kind: str, size: int, *, blocking: bool = True) -> Op:
-    """A collective."""
     return Op("call", group, kind, size, blocking=blocking)
-
-
-STUCK = Op("stuck")
-WAIT = Op("wait")
 
 
 def ddp(ranks: int, steps: int = 3) -> dict[int, Program]:
@@ -118,9 +111,27 @@ def calls(program: Program) -> list[int]:
     return [at for at, op in enumerate(program) if op.do == "call"]
 
 
+def _ends_in(name: str, step: int, end: Op) -> Fault:
+    def fault(program: Program) -> Program:
+        at = [at for at, op in enumerate(program) if op.phase == name][step]
+        return [*program[: at + 1], end]
+
+    return fault
+
+
 def stuck_in(name: str, step: int = 1) -> Fault:
     """A rank that never leaves a phase, before anything in it."""
-    return lambda program: _cut(program, name, step, STUCK)
+    return _ends_in(name, step, STUCK)
+
+
+def ended_in(name: str, ending: RankExit | None, step: int = 1) -> Fault:
+    """A rank whose process ends in a phase."""
+    return _ends_in(name, step, Op("end", exit=ending))
+
+
+def stopped_in(name: str, step: int = 1) -> Fault:
+    """A rank whose process is stopped in a phase."""
+    return _ends_in(name, step, Op("stop"))
 
 
 def slow_in(name: str, seconds: int) -> Fault:
@@ -128,51 +139,31 @@ def slow_in(name: str, seconds: int) -> Fault:
     return lambda program: [each for op in program for each in [op] * (1 + seconds * (op.phase == name))]
 
 
-def ended_in(name: str, ending: RankExit, step: int = 1) -> Fault:
-    """A rank whose process ends in a phase."""
-    return lambda program: _cut(program, name, step, Op("end", exit=ending))
+def _at_call(index: int, change: Callable[[Program], Program], length: int = 1) -> Fault:
+    def fault(program: Program) -> Program:
+        at = calls(program)[index : index + length]
+        changed = change([program[place] for place in at])
+        others = [[op] if place not in at else [] for place, op in enumerate(program)]
+        for place, op in zip(at, changed, strict=False):
+            others[place] = [op]
+        return [op for several in others for op in several]
 
-
-def stopped_in(name: str, step: int = 1) -> Fault:
-    """A rank whose process is stopped in a phase."""
-    return lambda program: _cut(program, name, step, Op("stop"))
-
-
-def _cut(program: Program, name: str, step: int, end: Op) -> Program:
-    at = [at for at, op in enumerate(program) if op.phase == name][step]
-    return [*program[: at + 1], end]
+    return fault
 
 
 def skipped(index: int) -> Fault:
     """A rank that leaves out its `index`-th collective."""
-
-    def fault(program: Program) -> Program:
-        at = calls(program)[index]
-        return [*program[:at], *program[at + 1 :]]
-
-    return fault
+    return _at_call(index, lambda _ops: [])
 
 
 def swapped(index: int) -> Fault:
     """A rank that issues its `index`-th collective after the next."""
-
-    def fault(program: Program) -> Program:
-        one, other = calls(program)[index : index + 2]
-        changed = list(program)
-        changed[one], changed[other] = program[other], program[one]
-        return changed
-
-    return fault
+    return _at_call(index, lambda ops: ops[::-1], length=2)
 
 
 def resized(index: int) -> Fault:
     """A rank whose `index`-th collective is of another size."""
-
-    def fault(program: Program) -> Program:
-        at = calls(program)[index]
-        return [*program[:at], replace(program[at], bytes=program[at].bytes + 4), *program[at + 1 :]]
-
-    return fault
+    return _at_call(index, lambda ops: [replace(ops[0], bytes=ops[0].bytes + 4)])
 
 
 @dataclass
@@ -253,48 +244,39 @@ def _step(rank: int, one: _Rank, now: int) -> bool:
     elif op.do in ("end", "stop"):
         one.state, one.exit = "dead" if op.do == "end" else "stopped", op.exit
     elif op.group is not None:
-        before = [each for each in one.issued if _same_sequence(each, op)]
-        one.issued.append(
-            CollectiveEvidence(
-                group=op.group.name,
-                number=len(before),
-                kind=op.kind,
-                state="issued",
-                bytes=op.bytes,
-                dtype=op.dtype,
-                peer=op.peer,
-                issued_ns=now * S,
-            )
+        kinds = (op.kind,) if op.peer is not None else {each.kind for each in one.issued}
+        sequence = [
+            each for each in one.issued if (each.group, each.peer) == (op.group.name, op.peer) and each.kind in kinds
+        ]
+        issued = CollectiveEvidence(
+            group=op.group.name,
+            number=len(sequence),
+            kind=op.kind,
+            state="issued",
+            bytes=op.bytes,
+            dtype=op.dtype,
+            peer=op.peer,
+            issued_ns=now * S,
         )
+        one.issued.append(issued)
         one.blocked = op.blocking
     return True
-
-
-def _same_sequence(each: CollectiveEvidence, op: Op) -> bool:
-    if op.group is None or each.group != op.group.name:
-        return False
-    return each.peer == op.peer and (op.peer is None or each.kind == op.kind)
 
 
 def _completed(ranks: dict[int, _Rank], groups: dict[str, Group]) -> Iterable[tuple[int, CollectiveEvidence]]:
     """Collectives that all members have issued alike, and whose elders have completed."""
     for rank, one in ranks.items():
         for each in one.open():
+            members, kinds, peer = groups[each.group].ranks, None, None
             if each.peer is not None:
-                other = {"send": "recv", "recv": "send"}[each.kind]
-                twins = [two for two in ranks[each.peer].issued if two.kind == other and two.peer == rank]
-                met = [two for two in twins if two.number == each.number and two.group == each.group]
-                if met:
-                    yield rank, each
-                continue
-            members = groups[each.group].ranks
+                members, kinds, peer = (each.peer,), {"send": "recv", "recv": "send"}[each.kind], rank
             met = [
                 two
                 for member in members
                 for two in ranks[member].issued
-                if two.group == each.group and two.number == each.number and two.peer is None
+                if (two.group, two.number, two.peer) == (each.group, each.number, peer) and kinds in (None, two.kind)
             ]
             alike = {(two.kind, two.bytes, two.dtype) for two in met}
             elders = [two for two in one.open() if two.group == each.group and two.number < each.number]
-            if len(met) == len(members) and len(alike) == 1 and not elders:
+            if len(met) == len(members) and (each.peer is not None or (len(alike) == 1 and not elders)):
                 yield rank, each

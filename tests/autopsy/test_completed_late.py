@@ -117,15 +117,12 @@ def test_a_device_that_was_looked_at_before_the_others_began_is_not_behind() -> 
     assert judge(evidence).culprits == []
 
 
-def test_a_rank_that_gave_up_was_waiting() -> None:
+def test_a_rank_that_gave_up_was_waiting_and_a_loader_that_timed_out_is_a_cause() -> None:
     evidence = run(clipped(4), {2: stuck_in("data")})
     evidence[0].state = "dead"
     evidence[0].exit = RankExit(exit_code=1, exception="RuntimeError: Timed out waiting 1800000ms for recv operation")
-    (one,) = judge(evidence).culprits
-    assert (one.rank, one.kind) == (2, "stuck_outside")
-
-
-def test_a_loader_that_timed_out_is_a_cause_of_its_own() -> None:
     ending = RankExit(exit_code=1, exception="RuntimeError: DataLoader timed out after 60 seconds")
-    (one,) = judge(run(clipped(4), {2: ended_in("data", ending)})).culprits
-    assert (one.rank, one.kind) == (2, "dead")
+    loader = run(clipped(4), {2: ended_in("data", ending)})
+    for found, kind in ((evidence, "stuck_outside"), (loader, "dead")):
+        (one,) = judge(found).culprits
+        assert (one.rank, one.kind) == (2, kind)

@@ -83,7 +83,6 @@ def test_a_hung_job_over_gloo_is_explained(hung: Path, form: str) -> None:
     verdict = judge(read_dumps(paths))
     (one,) = verdict.culprits
     assert (one.rank, one.kind) == (1, "rank_did_not_join")
-    assert one.collective is not None
     assert (one.collective.number, one.collective.kind, one.collective.bytes) == (4, "all_reduce", 20)
     assert (verdict.waits[0].ranks, verdict.waits[0].for_ranks) == ([0, 2], [1])
 
@@ -242,8 +241,8 @@ def test_dumps_of_unfinished_work_only_use_the_status(tmp_path: Path) -> None:
     waits = dump([entry(4, "started")])
     done = dump([], pg_status={"0": {"last_completed_collective": "5"}})
     behind = dump([], pg_status={"0": {"last_completed_collective": 4}})
-    assert [one.rank for one in judge(read_dumps([write(tmp_path, [waits, behind])])).culprits] == [1]
-    assert [one.rank for one in judge(read_dumps([write(tmp_path, [waits, done])])).culprits] == [0]
+    assert accused(tmp_path, waits, behind) == [1]
+    assert accused(tmp_path, waits, done) == [0]
 
 
 @pytest.mark.parametrize(
@@ -254,25 +253,19 @@ def test_names_end_with_the_rank(tmp_path: Path, name: str) -> None:
     assert [one.rank for one in read_dumps([tmp_path])] == [0, 1]
 
 
-def test_dumps_of_older_torch_and_ranks_as_text_are_read(tmp_path: Path) -> None:
-    older = dump([entry(0, "started")], version="2.4", nccl_version="2.21.5")
+def test_what_entries_say(tmp_path: Path) -> None:
+    """A dump of an older torch, with ranks as text and types of two bytes; and a message, named by global ranks."""
+    older = dump([entry(0, "started", input_dtypes=["BFloat16"])], version="2.4", nccl_version="2.21.5")
     del older["comm_lib_version"]
     older["pg_config"]["0"]["ranks"] = ["0", "1"]
-    assert [group.ranks for one in read_dumps([write(tmp_path, [older])]) for group in one.groups] == [(0, 1)]
-
-
-def test_messages_are_named_by_global_ranks(tmp_path: Path) -> None:
     config = {"3": {"name": "3", "desc": "pp", "ranks": "[4, 6]"}}
-    send = entry(
-        0, "started", profiling_name="nccl:send 1->0", is_p2p=True, collective_seq_id=0, process_group=("3", "pp")
-    )
-    (one,) = read_dumps([write(tmp_path, [dump([send], pg_config=config, pg_status={})], "rank_6")])
-    assert [(each.kind, each.peer, each.number) for each in one.collectives] == [("send", 4, 0)]
-
-
-def test_bytes_and_the_line_that_issued_it(tmp_path: Path) -> None:
-    (one,) = read_dumps([write(tmp_path, [dump([entry(0, "started", input_dtypes=["BFloat16"])])])])
-    assert (one.collectives[0].bytes, one.collectives[0].issued_by) == (200, "/home/me/loop.py:7 step")
+    of_pair = {"is_p2p": True, "collective_seq_id": 0, "process_group": ("3", "pp")}
+    send = entry(0, "started", profiling_name="nccl:send 1->0", **of_pair)
+    (tmp_path / "rank_6").write_bytes(pickle.dumps(dump([send], pg_config=config, pg_status={})))
+    first, last = read_dumps([write(tmp_path, [older])])
+    assert [group.ranks for group in first.groups] == [(0, 1)]
+    assert (first.collectives[0].bytes, first.collectives[0].issued_by) == (200, "/home/me/loop.py:7 step")
+    assert [(each.kind, each.peer, each.number) for each in last.collectives] == [("send", 4, 0)]
 
 
 class _Hostile:
@@ -283,7 +276,6 @@ class _Hostile:
 def test_a_pickle_that_would_execute_something_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (one,) = read_dumps([write(tmp_path, [dump([], version=_Hostile())])])
-    assert one.torn is not None
     assert "wants to import" in one.torn
     assert not (tmp_path / "executed").exists()
 
@@ -295,16 +287,10 @@ def test_what_is_no_dump_says_why(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "trace_0"
     path.write_bytes(content)
     (one,) = read_dumps([path])
-    assert one.torn is not None
     assert "trace_0" in one.torn
-
-
-def test_a_dump_that_is_too_long_is_not_read_whole(tmp_path: Path) -> None:
-    path = tmp_path / "trace_0"
-    with path.open("wb") as file:
-        file.truncate(17 << 20)
+    os.truncate(path, 17 << 20)
     (one,) = read_dumps([path])
-    assert "larger than 16 MiB" in (one.torn or "")
+    assert "larger than 16 MiB" in one.torn
 
 
 def test_two_dumps_of_one_rank_and_names_without_a_rank_are_refused(tmp_path: Path) -> None:
@@ -329,11 +315,13 @@ def batch(number: int, messages: list[str], state: str, *, at: int) -> list[dict
     return [*rows, entry(at + len(rows), state, profiling_name="nccl:coalesced", **shared)]
 
 
+def accused(folder: Path, *dumps: dict[str, Any]) -> list[int]:
+    return [one.rank for one in judge(read_dumps([write(folder, list(dumps))])).culprits]
+
+
 def test_messages_that_are_not_yet_closed_to_a_batch_are_open(tmp_path: Path) -> None:
     rows = batch(0, ["recv 1<-0"], "completed", at=0) + batch(1, ["recv 1<-0"], "started", at=2)[:1]
-    other = batch(0, ["send 0->1"], "completed", at=0)
-    verdict = judge(read_dumps([write(tmp_path, [dump(other), dump(rows)])]))
-    assert [one.rank for one in verdict.culprits] == [0]
+    assert accused(tmp_path, dump(batch(0, ["send 0->1"], "completed", at=0)), dump(rows)) == [0]
 
 
 def test_the_end_of_a_batch_whose_messages_are_overwritten_is_no_collective(tmp_path: Path) -> None:
@@ -389,7 +377,7 @@ def test_a_rank_in_a_group_of_its_own_waits_for_nobody(tmp_path: Path) -> None:
     }
     waiting = dump([entry(0, "completed"), entry(1, "started")], pg_config=config)
     alone = dump([entry(0, "completed"), entry(1, "scheduled", process_group=("1", "tp"))], pg_config=config)
-    assert [one.rank for one in judge(read_dumps([write(tmp_path, [waiting, alone])])).culprits] == [1]
+    assert accused(tmp_path, waiting, alone) == [1]
 
 
 @pytest.fixture

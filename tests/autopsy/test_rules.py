@@ -93,15 +93,13 @@ def test_an_error_that_a_healthy_rank_meets_in_a_mismatch_is_no_cause(ending: Ra
     assert (one.rank, one.kind, one.aspect) == (2, "signature_mismatch", "size")
 
 
-def test_a_wrong_size_without_a_past_is_that_of_the_minority() -> None:
-    (one,) = judge(run(clipped(3), {1: resized(0)})).culprits
-    assert (one.rank, one.aspect) == (1, "size")
-
-
-def test_a_wrong_size_without_a_past_or_a_majority_is_not_decided() -> None:
-    verdict = judge(run(clipped(2), {1: resized(0)}))
-    assert verdict.kind == "cannot_decide"
-    assert (verdict.culprits, verdict.suspects) == ([], [0, 1])
+def test_without_a_past_the_minority_departs_and_of_two_camps_neither() -> None:
+    (size,) = judge(run(clipped(3), {1: resized(0)})).culprits
+    (circle,) = judge(run(two_groups(3), {1: swapped(0)})).culprits
+    assert (size.rank, size.aspect, circle.rank, circle.kind) == (1, "size", 1, "order_swapped")
+    for programs, fault in ((clipped(2), resized(0)), (two_groups(2), swapped(0))):
+        verdict = judge(run(programs, {1: fault}))
+        assert (verdict.kind, verdict.culprits, verdict.suspects) == ("cannot_decide", [], [0, 1])
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
@@ -116,11 +114,13 @@ def test_a_collective_left_out_or_swapped_is_seen_by_its_kind(fault: Fault, rank
 def test_two_collectives_in_flight_show_that_they_were_swapped() -> None:
     (one,) = judge(run(ddp(2), {1: swapped(4)})).culprits
     assert (one.rank, one.kind) == (1, "order_swapped")
+    assert one.reason == (
+        "issued all_reduce of 1,000 bytes as number 4 of group 0, rank 0 all_reduce of 4,000 bytes: it swapped the two"
+    )
 
 
 def test_a_collective_left_out_at_the_end_is_missed_by_the_others() -> None:
-    programs: dict[int, Program] = ddp(3)
-    (one,) = judge(run(programs, {2: skipped(5)})).culprits
+    (one,) = judge(run(ddp(3), {2: skipped(5)})).culprits
     assert (one.rank, one.reason) == (2, "ended with exit code 0")
 
 
@@ -130,16 +130,6 @@ def test_two_groups_in_two_orders_are_a_circle(ranks: int) -> None:
         verdict = judge(run(two_groups(ranks), {rank: swapped(6)}))
         (one,) = verdict.culprits
         assert (one.rank, one.kind, one.rule) == (rank, "order_swapped", "order_swapped")
-
-
-def test_a_circle_without_a_past_or_a_majority_is_not_decided() -> None:
-    verdict = judge(run(two_groups(2), {1: swapped(0)}))
-    assert (verdict.kind, verdict.culprits, verdict.suspects) == ("cannot_decide", [], [0, 1])
-
-
-def test_a_circle_without_a_past_is_the_minority_s() -> None:
-    (one,) = judge(run(two_groups(3), {1: swapped(0)})).culprits
-    assert (one.rank, one.kind) == (1, "order_swapped")
 
 
 def test_a_rank_for_which_others_wait_only_in_what_they_issued_before_is_not_odd_in_a_circle() -> None:
@@ -186,18 +176,24 @@ def test_a_rank_that_has_left_its_program_with_an_error_is_the_cause_before_its_
     assert [(one.rank, one.kind) for one in verdict.culprits] == [(2, "dead")]
 
 
-@pytest.mark.parametrize("state", ["running", "dead"])
-def test_those_who_end_in_order_on_the_launcher_s_signal_are_not_the_cause(state: ProcessState) -> None:
-    evidence = run(ddp(4), {3: ended_in("backward", KILLED)})
-    for one in evidence[:3]:
-        one.state, one.exit = state, RankExit(exit_code=143, exception=f"rank {one.rank}: SystemExit: 143")
-    assert [one.rank for one in judge(evidence).culprits] == [3]
+LAUNCHER = RankExit(exit_code=143, exception="SystemExit: 143")
+LOST_IT = RankExit(exit_code=1, exception="RuntimeError: Connection closed by peer")
 
 
-def test_the_one_rank_that_was_interrupted_is_the_cause_where_the_others_lost_it() -> None:
-    evidence = run(ddp(4), {3: ended_in("backward", RankExit(exit_code=130, exception="interrupted at once"))})
+@pytest.mark.parametrize(
+    ("cause", "state", "others"),
+    [
+        pytest.param(KILLED, "running", LAUNCHER, id="they end in order on the launcher's signal"),
+        pytest.param(KILLED, "dead", LAUNCHER, id="they ended in order on the launcher's signal"),
+        pytest.param(RankExit(exit_code=130, exception="interrupted at once"), "dead", LOST_IT, id="they lost it"),
+    ],
+)
+def test_those_who_end_because_of_another_are_not_the_cause(
+    cause: RankExit, state: ProcessState, others: RankExit
+) -> None:
+    evidence = run(ddp(4), {3: ended_in("backward", cause)})
     for one in evidence[:3]:
-        one.state, one.exit = "dead", RankExit(exit_code=1, exception="RuntimeError: Connection closed by peer")
+        one.state, one.exit = state, others
     assert [one.rank for one in judge(evidence).culprits] == [3]
 
 

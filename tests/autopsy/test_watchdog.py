@@ -71,7 +71,6 @@ class Host:
             rank.wait()
         for watchdog in self._watchdogs:
             watchdog.wait(timeout=20)  # it leaves by itself, when the last rank has
-            assert watchdog.stderr is not None
             watchdog.stderr.close()
 
 
@@ -89,7 +88,6 @@ def host(tmp_path: Path) -> Iterator[Host]:
 def test_a_rank_that_is_stuck_is_seen_while_it_is(host: Host, fate: str, state: str, innermost: str | None) -> None:
     host.start(fate, "sleep")
     watchdog = host.watch()
-    assert watchdog.stderr is not None
     line = watchdog.stderr.readline()
     assert " (no progress for " in line  # whichever rank was late first
     assert all(rank.poll() is None for rank in host.ranks)  # nobody was ended
@@ -129,7 +127,6 @@ def test_a_rank_that_dies_leaves_its_signal_and_phase(host: Host, fate: str, nam
     host.start(fate, "sleep")
     (host.folder / PROGRESS_DIR / "rank_2.bin").touch()  # as a full disk leaves it
     watchdog = host.watch(grace_s=600)
-    assert watchdog.stderr is not None
     said = watchdog.stderr.readline()
     assert said.startswith(
         f"aorta watchdog: rank 0 (PID {host.ranks[0].pid} on {socket.gethostname()}) ended by {name}"
@@ -146,11 +143,9 @@ def test_all_ranks_killed_at_once_leave_evidence(host: Host) -> None:
     while any(each.step != 9 for each in progress_evidence(host.folder)):
         pass
     for rank in host.ranks:
-        os.kill(rank.pid, signal.SIGKILL)
-    assert watchdog.stderr is not None
-    said = watchdog.stderr.readline()
+        rank.kill()
+    assert "(ranks 0-1 ended before the run did)" in watchdog.stderr.readline()
     assert watchdog.wait(timeout=20) == 0
-    assert "(ranks 0-1 ended before the run did)" in said
     assert [(each.state, each.step) for each in host.evidence().values()] == [("dead", 9)] * 2
 
 
@@ -162,14 +157,12 @@ def test_a_rank_without_a_file_is_not_waited_for_once_all_others_have_died(host:
     host.ranks.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]))
     watchdog = host.watch()
     assert watchdog.wait(timeout=30) == 0  # half of what it waits for a file while others run
-    assert watchdog.stderr is not None
     assert "rank 0 ended before" in watchdog.stderr.read()
 
 
 def test_a_checkpoint_is_no_alarm_and_neither_are_those_who_wait_for_it(host: Host) -> None:
     host.start("checkpoint", "wait")
     watchdog = host.watch()
-    assert watchdog.stderr is not None
     assert watchdog.stderr.read() == ""
     assert not (host.folder / "autopsy").exists()
 
@@ -177,7 +170,6 @@ def test_a_checkpoint_is_no_alarm_and_neither_are_those_who_wait_for_it(host: Ho
 def test_a_report_on_ranks_that_go_on_is_withdrawn(host: Host) -> None:
     host.start("go_on", "go_on")
     watchdog = host.watch()
-    assert watchdog.stderr is not None
     late, went_on = watchdog.stderr.readline(), watchdog.stderr.readline()
     assert "no progress for" in late
     assert "all ranks go on, after" in went_on
@@ -191,7 +183,6 @@ def test_a_report_on_ranks_that_go_on_is_withdrawn(host: Host) -> None:
 def test_a_full_disk_leaves_the_answer_in_the_log_and_the_evidence_in_memory(host: Host, writes_bytes: int) -> None:
     host.start("kill", "sleep")
     watchdog = host.watch(writes_bytes=writes_bytes)
-    assert watchdog.stderr is not None
     said = watchdog.stderr.readline()
     assert "(rank 0 ended before the run did)" in said
     assert "SIGKILL" in said
@@ -201,13 +192,12 @@ def test_a_full_disk_leaves_the_answer_in_the_log_and_the_evidence_in_memory(hos
     assert verdict_on_run(host.folder).culprits[0].rank == 0  # once there is room again
 
 
-def test_a_later_process_with_the_same_pid_is_another(host: Host) -> None:
+def test_a_later_process_with_the_same_pid_is_dead_and_one_that_cannot_be_seen_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     ticks = start_ticks(os.getpid())
     assert process_state(os.getpid(), ticks) == "running"
     assert process_state(os.getpid(), ticks + 1) == "dead"
-
-
-def test_a_process_that_cannot_be_seen_is_not_called_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "process_facts", lambda _pid: None)  # as /proc hides those of other users
     assert process_state(os.getpid(), 1) == "unknown"
     assert process_state(0, 1) == process_state(10**30, 1) == "dead"
@@ -224,7 +214,6 @@ def test_a_rank_in_another_namespace_of_pids_is_neither_dead_nor_watched(host: H
         file.write(ours[:-1] + b"%d" % ((ours[-1] - ord("0") + 1) % 10))
     host.ranks[1].kill()
     watchdog = host.watch()
-    assert watchdog.stderr is not None
     assert " s on rank 0)" in watchdog.stderr.readline()
     assert host.evidence()[1].state == "unknown"
     host.ranks[0].kill()
@@ -261,21 +250,19 @@ def test_a_signal_goes_to_the_rank_that_has_the_file_mapped_alone(
     if user is not None:
         monkeypatch.setattr(os, "geteuid", lambda: user)
     caught = (signal.SIGRTMIN + 1, signal.SIGTERM)
-    before = [signal.signal(each, lambda found, _: got.append(found)) for each in caught]
+    before = {each: signal.signal(each, lambda found, _: got.append(found)) for each in caught}
     try:
         assert progress_evidence(folder, stacks=True)[0].state == "running"
     finally:
-        for each, handler in zip(caught, before, strict=True):
+        for each, handler in before.items():
             signal.signal(each, handler)
     assert got == [number] * sent
     progress.end(0)
 
 
-def test_no_run_no_watchdog(tmp_path: Path) -> None:
-    host = Host(tmp_path)
+def test_no_run_no_watchdog(host: Host) -> None:
     host.ranks = [subprocess.Popen([sys.executable, "-c", ""])]
     assert host.watch().wait(timeout=30) == 0
-    host.end()
 
 
 def state(steps_done: int, at_s: float, phase: str = "forward") -> ProgressState:
@@ -317,10 +304,8 @@ def test_one_pause_lengthens_the_timeout_a_little_and_is_forgotten() -> None:
             assert overdue(patience, at_s + 13, state(step, at_s)) == [0]  # a stop that is longer than the pause
     assert patience.timeout_s({0: state(step, at_s)}) == LEAST_S
 
-
-def test_what_one_step_in_ten_needs_is_usual() -> None:
     patience, at_s = Patience(None, 600.0, warmup_steps=0), 0.0
-    for step in range(100):
+    for step in range(100):  # what one step in ten needs is usual
         at_s += 3.0 if step % 10 == 9 else 0.3
         overdue(patience, at_s, state(step, at_s))
     assert patience.timeout_s({0: state(step, at_s)}) == pytest.approx(30)
@@ -342,11 +327,8 @@ def test_who_waits_for_a_checkpoint_is_not_late_when_it_ends() -> None:
     assert overdue(patience, 34, state(9, 30.9), state(9, 1)) == [0, 1]
     assert overdue(Patience(3.0, 600.0, 0), 700, state(9, 1, "checkpoint")) == [0]
     assert overdue(Patience(3.0, 600.0, 0), 700, state(9, 1, "paused")) == []
-
-
-def test_a_host_that_was_asleep_is_no_alarm() -> None:
     patience = Patience(3.0, 600.0, warmup_steps=0)
-    patience.was_asleep(int(99e9))
+    patience.was_asleep(int(99e9))  # a host that was asleep is no alarm
     assert overdue(patience, 100, state(9, 1)) == []
 
 
