@@ -1,8 +1,7 @@
 """Numbers the collectives of a trace, and sums up what they cost, per kind, group and size, whatever the source.
 
-`collectives_in` gives those of the steps of one device. `parts_of` reduces a trace in the process that reads it;
-`costs` joins the parts of all ranks into one row per (kind, group, bytes): how many, how long, how much of it hidden,
-and bandwidths as docs/metrics.md defines them.
+`parts_of` reduces a trace in the process that reads it; `costs` joins the parts of all ranks: how many collectives, how
+long, how much of it hidden, and bandwidths as docs/metrics.md defines them.
 
 A source without sequence numbers has its collectives numbered by their order, where order identifies them. On a device
 it identifies nothing: steps are cut where the host marked them and the device runs behind its host, so a step may hold
@@ -43,19 +42,15 @@ END_SOURCE: Final = "trace"
 """Ends of collectives are as the trace has them."""
 
 
-def order_identifies(trace: Trace) -> bool:
+def _order_identifies(trace: Trace) -> bool:
     """Return whether steps are marked on the clock and threads that the collectives ran on, as with gloo on a CPU."""
     return trace.platform == "cpu" and bool(len(trace.windows))
 
 
 def ordinals(place: Int64, code: Int64) -> Int64:
-    """Return one number from how many collectives of its code its step has, and which of them this one is.
-
-    Because the count is part of the number, ranks that disagree on it match nothing rather than the wrong collective.
-
-    Args:
-        place: the step of each row, rows in order of time.
-        code: what each row is.
+    """Return one number from how many collectives of its code its step (`place`) has, and which of them this one is;
+    rows in order of time. Because the count is part of it, ranks that disagree on it match nothing rather than the
+    wrong collective.
     """
     groups = Groups(place, code)
     counts = np.diff(groups.starts, append=len(place))
@@ -93,7 +88,7 @@ def collectives_in(trace: Trace, rows: Intervals, steps: Int64 | None, start_ns:
         )
     )
     numbers = ordinals(step, distinct.of_row)
-    by_order = numbers if order_identifies(trace) else UNNUMBERED - numbers % MOST_COUNTED
+    by_order = numbers if _order_identifies(trace) else UNNUMBERED - numbers % MOST_COUNTED
     return Collectives(
         step=step,
         name=distinct.of_row,
@@ -146,7 +141,7 @@ def parts_of(trace: Trace) -> list[CostPart]:
             lane = arrays.merge(own.spans)
             own = collectives_of(own)
             own = own.take(np.argsort(own.start_ns, kind="stable"))
-            by_order = (own.seq == NULL) & (own.step != NULL) & order_identifies(trace)
+            by_order = (own.seq == NULL) & (own.step != NULL) & _order_identifies(trace)
             seq = own.seq.copy()
             seq[by_order] = ordinals(own.step[by_order], np.zeros(by_order.sum(), np.int64))
             members = trace.group_ranks.get(name) if name is not None else None

@@ -69,11 +69,7 @@ class KernelFacts(NamedTuple):
 
 
 def kernel_facts(trace: Trace) -> KernelFacts:
-    """Sum up the kernels of a trace.
-
-    Args:
-        trace: of `trace_health.check_rows`.
-    """
+    """Sum up the kernels of a trace of `trace_health.check_rows`."""
     if trace.compute_unseen and (trace.intervals.device == NULL).all():  # rows of the host, none of the device
         nothing = KeptRows((), trace.unseen)
         return KernelFacts(nothing, nothing, nothing, nothing)
@@ -322,7 +318,7 @@ def counter_means(trace: Trace) -> tuple[list[CounterEntry], str | None]:
     """Return the hardware counters by kernel name, by total time of the kernels; and why there are none, or not all. A
     mean is over the kernels that have the counter, in its own unit. `comm_share` is the share of these kernels' time
     during which communication ran; None of communication itself, and where communication was not fully observed.
-    `derived_from`: the raw counters it was derived from (`derived_counters`); None where the tool gave it.
+    `derived_from`: the raw counters it was derived from (`rocprof_csv.FORMULAS`); None where the tool gave it.
     """
     counters = trace.hardware_counters
     if counters is None:

@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.analysis.frames import Numbered
+from aorta.analysis.frames import Groups, Numbered
 from aorta.analysis.load.interval_table import (
     KIND_CODE,
     NULL,
@@ -198,7 +198,14 @@ def _issuers(
     label is its kind).
     """
     kind_of_name = np.array([kind_of(name) for name in names], np.int8)
-    calls = _outermost(operators, np.flatnonzero(_begins(names, _CALL)[operators.name]))
+    # Of nested calls of a thread the outermost counts.
+    calls = np.flatnonzero(_begins(names, _CALL)[operators.name])
+    calls = calls[np.lexsort((-operators.end[calls], operators.start[calls], operators.thread[calls]))]
+    outermost = [calls[:0]]
+    for own in Groups(operators.thread[calls]).parts(calls):
+        reach = np.maximum.accumulate(operators.end[own])
+        outermost.append(own[np.append(True, operators.start[own[1:]] >= reach[:-1])])
+    calls = np.concatenate(outermost)
     calls = calls[np.argsort(operators.start[calls], kind="stable")]
     called = kind_of_name[operators.name[calls]]
     runs_as = np.where(called == _REDUCE_SCATTER, _ALL_REDUCE, called)  # torch: ProcessGroupGloo
@@ -220,31 +227,14 @@ def _issuers(
     return kinds, issuer
 
 
-def _outermost(operators: _Rows, calls: Int64) -> Int64:
-    """Return the calls that no other call of the same thread contains."""
-    start, end, thread = operators.start[calls], operators.end[calls], operators.thread[calls]
-    keep = np.ones(len(calls), bool)
-    for each in np.unique(thread):
-        mine = np.flatnonzero(thread == each)
-        mine = mine[np.lexsort((-end[mine], start[mine]))]
-        reach = np.maximum.accumulate(end[mine])
-        keep[mine[1:]] = start[mine[1:]] >= reach[:-1]
-    return calls[keep]
-
-
 def _work(operators: _Rows, labels: _Rows, names: Sequence[str], issuer: Int64) -> tuple[Int64, Spans]:
-    """Return the self time of operators that compute, without what they waited for.
+    """Return the self time of operators that compute, without what they waited for: the row of the operator that each
+    piece belongs to, and the pieces. `issuer`: the operator that issued each collective, or `NULL`.
 
     Operators on gloo's threads and those inside a `c10d::` operator, where they copy for it, are communication. A
-    `c10d::` operator returns when its collective is issued, and nothing marks `Work.wait()`. So what is called an
-    operator's own time ends at the last call it made, itself or in one nested in it, and goes on when that collective
-    has ended. (Functional collectives have an operator that waits.)
-
-    Args:
-        issuer: the operator that issued each of the collectives, or `NULL`.
-
-    Returns:
-        The row of the operator that each piece belongs to, and the pieces.
+    `c10d::` operator returns when its collective is issued, and nothing marks `Work.wait()`. So an operator's own time
+    ends at the last call it made, itself or in one nested in it, and goes on when that collective has ended.
+    (Functional collectives have an operator that waits.)
     """
     start, end, thread = operators.start, operators.end, operators.thread
     is_call, functional = _begins(names, _CALL)[operators.name], _begins(names, _FUNCTIONAL)[operators.name]

@@ -167,7 +167,12 @@ class Archives(ExitStack):
                 return location
             self.push(unpacked.pop_all())
         self._folders[str(folder)] = str(location)
-        return _below(folder)
+        while not holds_records(folder):  # packed with the folders above it, which hold nothing else
+            inside = list(folder.iterdir())
+            if len(inside) != 1 or not inside[0].is_dir() or inside[0].name.isdecimal():
+                break
+            folder = inside[0]
+        return folder
 
     def _inside(self, archive: str, name: str) -> Path:
         self.folder_of(archive)
@@ -265,13 +270,3 @@ def _zip_members(place: str) -> Iterator[tuple[str, IO[bytes]]]:
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
         # RuntimeError: it is encrypted; NotImplementedError: a compression that zipfile does not know
         raise InputError(f"{place}: not a zip archive that can be read ({error})") from error
-
-
-def _below(folder: Path) -> Path:
-    """Return the run folder or launch set in an archive: packed with the folders above it, which hold nothing else."""
-    while not holds_records(folder):
-        inside = list(folder.iterdir())
-        if len(inside) != 1 or not inside[0].is_dir() or inside[0].name.isdecimal():
-            break
-        folder = inside[0]
-    return folder

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from aorta.analysis.load.chrome_json import LARGEST_NS
-from aorta.analysis.load.interval_table import NULL, Clock, IntervalClass, Intervals, Trace, kind_of, look_up
+from aorta.analysis.load.interval_table import NULL, IntervalClass, Intervals, Trace, kind_of, look_up
 from aorta.analysis.load.open import Database, coded, rows_of
 from aorta.analysis.load.trace_source import Process, Ranges, Reader, TraceInput, copies, kernels, trace_of
 from aorta.errors import InputError
@@ -72,7 +72,11 @@ def _read(source: TraceInput) -> Iterator[Trace]:
         for table, rows in copied.items()
         if (strays := int((~np.isin(rows["process"], owners)).sum()))
     ]
-    clock, since_ns, host = *_session_start(db), _host(db)
+    began = db.columns("TARGET_INFO_SESSION_START_TIME", "", "utcEpochNs")["utcEpochNs"]
+    dated = len(began) == 1 and 0 < began[0] <= LARGEST_NS // 2
+    environment = db.stored("TARGET_INFO_SYSTEM_ENV", "", "name value")
+    sql = f"SELECT value FROM {environment} WHERE name = 'Hostname'"
+    host = next(filter(None, db.select("TARGET_INFO_SYSTEM_ENV", sql, texts={"value"})["value"]), None)
     for owner in owners.tolist():
         pid = None if owner == NULL else owner >> 24 & 0xFFFFFF
         mine, *own_copies = (rows_of(rows, rows["process"] == owner) for rows in (ran, *copied.values()))
@@ -105,8 +109,8 @@ def _read(source: TraceInput) -> Iterator[Trace]:
                 ),
             ],
             Ranges(own_ranges["start_ns"], own_ranges["end_ns"], own_ranges["text"]),
-            clock=clock,
-            since_ns=since_ns,
+            clock="REALTIME" if dated else "unknown",
+            since_ns=int(began[0]) if dated else 0,
             platform="cuda",
             notes=() if has_calls else (unlaunched,),
             unsized="nsys",
@@ -139,11 +143,8 @@ def _copies(db: Database, table: str, owners: Int64) -> dict[str, Any]:
 
 
 def _issued(rows: Intervals, thread: Int64, ranges: dict[str, Any]) -> Intervals:
-    """Return the rows with those as communication that were launched inside a range that issues it (`c10d::` of
-    torch.autograd.profiler.emit_nvtx, NCCL's calls), unless their names are known to compute.
-
-    Args:
-        thread: that launched each row.
+    """Return the rows with those as communication that their `thread` launched inside a range that issues it (`c10d::`
+    of torch.autograd.profiler.emit_nvtx, NCCL's calls), unless their names are known to compute.
     """
     issuing = np.flatnonzero([launches_communication(text) for text in ranges["text"]])
     issuing = issuing[np.argsort(ranges["start_ns"][issuing], kind="stable")]
@@ -159,21 +160,6 @@ def _issued(rows: Intervals, thread: Int64, ranges: dict[str, Any]) -> Intervals
         inside = (at >= 0) & (rows.launch_ns[here] < reach[at])
         cls[here[inside]], kind[here[inside]] = IntervalClass.COMM, kinds[own][at[inside]]
     return replace(rows, cls=cls, kind=kind)
-
-
-def _session_start(db: Database) -> tuple[Clock, int]:
-    """Return the clock of the file, and the offset to add to its times."""
-    start = db.columns("TARGET_INFO_SESSION_START_TIME", "", "utcEpochNs")["utcEpochNs"]
-    if len(start) == 1 and 0 < start[0] <= LARGEST_NS // 2:
-        return "REALTIME", int(start[0])
-    return "unknown", 0
-
-
-def _host(db: Database) -> str | None:
-    table = "TARGET_INFO_SYSTEM_ENV"
-    sql = f"SELECT value FROM {db.stored(table, '', 'name value')} WHERE name = 'Hostname'"
-    hosts = db.select(table, sql, texts={"value"})["value"]
-    return next(filter(None, hosts), None)
 
 
 NSYS: Final = Reader(

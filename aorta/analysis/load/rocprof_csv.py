@@ -303,10 +303,8 @@ class Agent:
 
 
 def with_derived(counters: CounterValues, agents: Sequence[Agent]) -> CounterValues:
-    """Add what `FORMULAS` gives for each kernel that has both counters, except where rocprofv3 gave it.
-
-    Args:
-        agents: the GPUs of the machine. Which of them a kernel ran on is not needed while they are alike.
+    """Add what `FORMULAS` gives for each kernel that has both counters, except where rocprofv3 gave it. Which of the
+    GPUs (`agents`) a kernel ran on is not needed while they are alike.
     """
     architectures = {each.name for each in agents}
     wanted = [each for each in FORMULAS if each.of in counters.names and each.metric not in counters.names]

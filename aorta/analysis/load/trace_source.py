@@ -130,14 +130,11 @@ class Ranges(NamedTuple):
 
 
 def checked(where: str, what: str, columns: Mapping[str, ArrayLike]) -> None:
-    """Refuse instants (`start_ns`, `end_ns`) that no clock shows, and numbers that do not fit into the interval table.
-
-    Args:
-        where: the file, and what the rows are, both for the message.
+    """Refuse numbers that do not fit into the interval table. `where` and `what` (the rows) are for the message.
 
     Raises:
-        InputError: an instant is missing (negative) or beyond `LARGEST_NS`, a device has more than 31 bits, or another
-            number more than 64.
+        InputError: an instant (`start_ns`, `end_ns`) is missing (negative) or beyond `LARGEST_NS`, which no clock
+            shows, a device has more than 31 bits, or another number more than 64.
     """
     for name, values in columns.items():
         least, most = _LIMITS.get(name, (-(2**63), 2**63 - 1))
