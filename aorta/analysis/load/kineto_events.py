@@ -17,6 +17,7 @@ from typing import Any, Final, TypeAlias, TypeVar, Union
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from aorta.analysis.frames import Numbered
 from aorta.analysis.load.chrome_json import Exact, ns_of_values
@@ -178,17 +179,21 @@ def by_category(events: Iterable[Event]) -> tuple[list[Event], list[Event], dict
     return work, calls, host
 
 
-def with_times(events: list[Event], counters: Counter[str]) -> tuple[list[Event], Int64, Int64]:
-    """Return the events with usable times, their starts and their ends in ns. The others are counted (W16)."""
+def times_of(events: Sequence[Event], counters: Counter[str]) -> tuple[NDArray[np.bool_], Int64, Int64]:
+    """Return which events have usable times, and starts and ends in ns. The others are counted (W16)."""
     start, begins = ns_of_values([event.ts for event in events])
     length, lasts = ns_of_values([event.dur for event in events])
     known = begins & lasts
     keep = known & (length >= 0)
     counters["without_times"] += int((~known).sum())
     counters["negative_duration"] += int((known & ~keep).sum())
-    if not keep.all():
-        events, start, length = list(compress(events, keep.tolist())), start[keep], length[keep]
-    return events, start, start + length
+    return keep, start, start + length
+
+
+def with_times(events: list[Event], counters: Counter[str]) -> tuple[list[Event], Int64, Int64]:
+    """Return the events with usable times, their starts and their ends."""
+    keep, start, end = times_of(events, counters)
+    return (events, start, end) if keep.all() else (list(compress(events, keep.tolist())), start[keep], end[keep])
 
 
 class Cached(dict[Any, Decoded]):

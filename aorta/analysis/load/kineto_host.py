@@ -47,7 +47,7 @@ from aorta.analysis.load.kineto_events import (
     idents,
     inputs_of,
     joined,
-    with_times,
+    times_of,
 )
 from aorta.analysis.load.trace_source import MARK
 from aorta.timeline.arrays import Int64, Spans, covered_ns, intersect, measure, merge, self_times
@@ -132,23 +132,28 @@ class HostWork:
         return operators, labels
 
     def _read(self, host: dict[Any, list[Event]]) -> None:
-        by_role: dict[str, list[Event]] = {"operator": [], "hook": [], "label": [], "": []}
+        events, codes, products, labels = list[Event](), list[int](), list[int](), list[int]()
         for name, named in host.items():
-            by_role[self._roles[name]] += named
-        operators = [event for event in by_role["operator"] if event.cat in OPERATORS]
-        events, start, end = with_times(operators + by_role["hook"] + by_role["label"], self.counters)
-        names = [event.name for event in events]
-        products = [at for at, name in enumerate(names) if name in GEMM_OPERATORS]
-        labels = [at for at, name in enumerate(names) if self._roles[name] == "label"]
+            role = self._roles[name]
+            kept = [event for event in named if event.cat in OPERATORS] if role == "operator" else named
+            if role and kept:
+                if name in GEMM_OPERATORS or role == "label":
+                    (labels if role == "label" else products).extend(range(len(events), len(events) + len(kept)))
+                events += kept
+                codes += [self.names[name]] * len(kept)
         argument = np.full(len(events), NULL, np.int64)
         argument[products] = idents(externals_of(inputs_of([events[at] for at in products])))
         inputs = inputs_of([events[at] for at in labels])
         argument[labels] = self.inputs.of((bytes(each.dims), bytes(each.types)) for each in inputs)
-        if self._process is None and events:
-            self._process = events[0].pid  # threads of other processes are told apart by their process
+        keep, start, end = times_of(events, self.counters)
+        if self._process is None and keep.any():
+            self._process = events[
+                int(np.argmax(keep))
+            ].pid  # threads of other processes are told apart by their process
         ids = [event.tid if event.pid == self._process else (event.pid, event.tid) for event in events]
-        codes, threads = np.array(self.names.of(names), np.int64), self.threads.codes(ids)
-        self._parts.append({"start": start, "end": end, "name": codes, "thread": threads, "argument": argument})
+        columns = {"name": np.array(codes, np.int64), "thread": self.threads.codes(ids), "argument": argument}
+        columns = {name: column[keep] for name, column in columns.items()}
+        self._parts.append({"start": start[keep], "end": end[keep], **columns})
 
 
 def _role(name: object) -> str:
