@@ -168,10 +168,10 @@ class Archives(ExitStack):
             self.push(unpacked.pop_all())
         self._folders[str(folder)] = str(location)
         while not holds_records(folder):  # packed with the folders above it, which hold nothing else
-            inside = list(folder.iterdir())
-            if len(inside) != 1 or not inside[0].is_dir() or inside[0].name.isdecimal():
+            below = list(folder.iterdir())
+            if len(below) != 1 or not below[0].is_dir() or below[0].name.isdecimal():
                 break
-            folder = inside[0]
+            folder = below[0]
         return folder
 
     def _inside(self, archive: str, name: str) -> Path:
