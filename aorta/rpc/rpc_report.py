@@ -31,7 +31,14 @@ from aorta.analysis.merge.sources import (
     find_clocks,
     scanning,
 )
-from aorta.analysis.merge.tracks import TIDS_PER_RANK, TraceWriter, TrackIdentity, metadata_event, trace_file
+from aorta.analysis.merge.tracks import (
+    TIDS_PER_RANK,
+    TraceWriter,
+    TrackIdentity,
+    copy_events,
+    metadata_event,
+    trace_file,
+)
 from aorta.command_line import command, to_stderr, to_stdout
 from aorta.errors import EXIT_OK, CausalityViolated, Inconclusive, InputError
 from aorta.records.files import decode_json, open_regular, read_small
@@ -60,7 +67,6 @@ _TO_HERE: Final = "RRef.to_here"
 only for its legacy profiler."""
 _FIRST_ARROW: Final = 1 << 50
 """Ids of the arrows lie above those of any trace (`merge.tracks` numbers them from 0 by trace)."""
-_NOT_EVENTS: Final = (KeyError, ValueError, AttributeError, TypeError, RecursionError)
 
 
 @dataclass
@@ -204,7 +210,7 @@ def read_operators(trace: TraceFile, calls: Iterable[Call] = ()) -> list[RemoteO
                 start = (trace.base_ns or 0) + ns_of_value(bytes(event["ts"]))
                 end = start + ns_of_value(bytes(event["dur"]))
                 operator = RemoteOperator(name, bytes(event["tid"]), start, end, call_id or None)
-            except _NOT_EVENTS as error:
+            except (KeyError, ValueError, AttributeError, TypeError, RecursionError) as error:
                 raise InputError(f"{trace.path}: event {scanner.count}: not a trace event ({error!r})") from error
             operator.memory = memory.get(call_id)
             threads[operator.thread].append(operator)
@@ -253,40 +259,29 @@ def write_trace(
     slices: dict[str, tuple[int, int, int, int]] = {}  # call id -> worker, thread, begin, end
     for worker, name in run.workers.items():
         label = f"{name} (node {worker})"
-        identity = TrackIdentity(worker, label, main_pid=worker)
         mine = {number: trace for number, trace in enumerate(run.traces) if trace.rank == worker}
-        for number, trace in mine.items():
-            memory = _memory_of(trace)
-            with scanning(trace.path) as scanner:
-                for event in scanner.events():
-                    try:
-                        identity.rename(event, number)
-                        at = alignments[worker].move(event, trace.base_ns or 0, base_ns)
-                        if _is_wait(event):
-                            event["name"] = msgspec.Raw(msgspec.json.encode(_TO_HERE))
-                        title = msgspec.json.decode(event["name"], type=str) if "name" in event else ""
-                        if at is not None and CALL_MARK in title and bytes(event["ph"]) == b'"X"':
-                            # The call's id goes into the arguments, so that calls of one function add up by name.
-                            title, _, call_id = title.rpartition(CALL_MARK)
-                            args = msgspec.json.decode(event["args"]) if "args" in event else {}
-                            call = calls.get(call_id)
-                            caller = None if call is None else call.caller
-                            args |= {"call_id": call_id, "node_id": worker, "caller": caller}
-                            if (found := memory.get(call_id)) is not None:
-                                keys = ("allocated_bytes", "freed_bytes", "peak_bytes")
-                                args |= {key: getattr(found, key) for key in keys}
-                            event["name"] = msgspec.Raw(msgspec.json.encode(title + _REMOTE_CALL))
-                            event["args"] = msgspec.Raw(msgspec.json.encode(args))
-                            length = ns_of_value(bytes(event["dur"]))
-                            slices[call_id] = (worker, int(bytes(event["tid"])), at, at + length)
-                    except _NOT_EVENTS as error:
-                        raise InputError(
-                            f"{trace.path}: event {scanner.count}: not a trace event ({error!r})"
-                        ) from error
-                    writer.write(event)
-        for missing in identity.missing_names():
-            writer.write(missing)
-        if not mine:
+        memory = {call_id: found for trace in mine.values() for call_id, found in _memory_of(trace).items()}
+
+        def see(event: Event, at: int | None, node: int = worker, memory: Mapping[str, CallMemory] = memory) -> None:
+            if _is_wait(event):
+                event["name"] = msgspec.Raw(msgspec.json.encode(_TO_HERE))
+            title = msgspec.json.decode(event["name"], type=str) if "name" in event else ""
+            if at is None or CALL_MARK not in title or bytes(event["ph"]) != b'"X"':
+                return
+            # The call's id goes into the arguments, so that calls of one function add up by name.
+            title, _, call_id = title.rpartition(CALL_MARK)
+            args = msgspec.json.decode(event["args"]) if "args" in event else {}
+            caller = calls[call_id].caller if call_id in calls else None
+            args |= {"call_id": call_id, "node_id": node, "caller": caller}
+            if (found := memory.get(call_id)) is not None:
+                args |= {key: getattr(found, key) for key in ("allocated_bytes", "freed_bytes", "peak_bytes")}
+            event["name"] = msgspec.Raw(msgspec.json.encode(title + _REMOTE_CALL))
+            event["args"] = msgspec.Raw(msgspec.json.encode(args))
+            slices[call_id] = (node, int(bytes(event["tid"])), at, at + ns_of_value(bytes(event["dur"])))
+
+        if mine:
+            copy_events(writer, mine, TrackIdentity(worker, label, main_pid=worker), alignments[worker], base_ns, see)
+        else:
             writer.write(metadata_event("process_name", worker, {"name": label}))
     return _write_calls(writer, run, alignments, base_ns, slices), len(slices)
 

@@ -20,11 +20,10 @@ import msgspec
 import numpy as np
 
 from aorta.analysis.frames import Groups
+from aorta.analysis.load.chrome_json import Event
 from aorta.analysis.load.engines import progress
 from aorta.analysis.merge.sources import (
     Align,
-    RankAlignment,
-    TraceFile,
     align_ranks,
     choose,
     describe,
@@ -32,9 +31,8 @@ from aorta.analysis.merge.sources import (
     find_clocks,
     find_files,
     record_of,
-    scanning,
 )
-from aorta.analysis.merge.tracks import MergedCollective, RecordTracks, TraceWriter, TrackIdentity, trace_file
+from aorta.analysis.merge.tracks import MergedCollective, RecordTracks, TrackIdentity, copy_events, trace_file
 from aorta.command_line import command, to_stderr, to_stdout
 from aorta.errors import EXIT_OK, CausalityViolated, Inconclusive, InputError
 from aorta.timeline.classes import LOCKSTEP
@@ -153,6 +151,30 @@ class Merged:
     causality: Causality
 
 
+@dataclass
+class CopiedEvents:
+    """What the traces of one rank hold.
+
+    Attributes:
+        counts: `ph` -> number of events.
+        labels_ns: label of a collective -> its start.
+        span_ns: first and last start of a complete event; None without any.
+    """
+
+    counts: Counter[str] = field(default_factory=Counter)
+    labels_ns: dict[str, int] = field(default_factory=dict)
+    span_ns: tuple[int, int] | None = None
+
+    def see(self, event: Event, at_ns: int | None) -> None:
+        phase = msgspec.json.decode(event["ph"], type=str)
+        self.counts[phase] += 1
+        if at_ns is not None and phase == "X":
+            first, last = self.span_ns or (at_ns, at_ns)
+            self.span_ns = min(first, at_ns), max(last, at_ns)
+            if bytes(event.get("name", b"")).startswith(b'"comm:'):
+                self.labels_ns[msgspec.json.decode(event["name"])] = at_ns
+
+
 def merge(
     paths: Sequence[Path],
     output: Path,
@@ -195,7 +217,7 @@ def merge(
     ]
     base_ns = min(trace.base_ns or 0 for trace in traces)
     causality, lines = Causality(), list[str]()
-    copied: dict[int, Counter[str]] = {}
+    counts: dict[int, Counter[str]] = {}
     tracks: dict[int, RecordTracks] = {}
     residual_us: dict[int, float] = {}
     with trace_file(output, overwrite=overwrite) as writer, progress(len(traces), "merging") as done:
@@ -203,16 +225,17 @@ def merge(
             mine = {at: trace for at, trace in enumerate(traces) if trace.rank == rank}
             first, clock = next(iter(mine.values())), clocks.of(rank)
             label = f"rank {rank} ({first.host or (clock.host if clock is not None else 'host unknown')})"
-            span, labels, record, parts = None, dict[str, int](), record_of(first, folders), list[str]()
+            record, parts = record_of(first, folders), list[str]()
+            copied = CopiedEvents()
             if not first.is_record:
-                events, span, labels = _copy_events(writer, mine, TrackIdentity(rank, label), alignment, base_ns)
-                if events:
-                    copied[rank] = events
-                    parts.append(f"{events.total()} events ({events['X']} complete)")
+                copy_events(writer, mine, TrackIdentity(rank, label), alignment, base_ns, copied.see)
+            if copied.counts:
+                counts[rank] = copied.counts
+                parts.append(f"{copied.counts.total()} events ({copied.counts['X']} complete)")
             for _ in mine:
                 done()
-            if record is not None and (span is not None or first.is_record):
-                of_record = tracks[rank] = RecordTracks(record, rank, alignment, span, label, base_ns)
+            if record is not None and (copied.span_ns is not None or first.is_record):
+                of_record = tracks[rank] = RecordTracks(record, rank, alignment, copied.span_ns, label, base_ns)
                 for event in of_record.events():
                     writer.write(event)
                 notes += of_record.problems
@@ -220,6 +243,7 @@ def merge(
                 # The same call of the backend is in both.
                 rows = of_record.collectives
                 names = ((f"comm:{row.kind}#{row.seq} group={row.group}", row.issue_ns) for row in rows)
+                labels = copied.labels_ns
                 distances = sorted(abs(labels[name] - issue_ns) for name, issue_ns in names if name in labels)
                 if distances:
                     residual_us[rank] = distances[len(distances) // 2] / 1e3
@@ -254,7 +278,7 @@ def merge(
                         {"rank": trace.rank, "window": trace.window, "path": str(trace.path), "base_ns": trace.base_ns}
                         for trace in traces
                     ],
-                    "events": {str(rank): dict(events) for rank, events in copied.items()},
+                    "events": {str(rank): dict(by_phase) for rank, by_phase in counts.items()},
                     "ranks_missing": missing,
                     "causality": causality.as_json(),
                     "record_bounds_ns": {str(rank): of_record.bound_ns for rank, of_record in tracks.items()},
@@ -275,44 +299,6 @@ def merge(
     lines += causality.lines()
     lines.append(f"{output}: {len(alignments)} rank(s), {describe_alignment(align, alignments)}")
     return Merged(notes, lines, causality)
-
-
-def _copy_events(
-    writer: TraceWriter,
-    mine: Mapping[int, TraceFile],
-    identity: TrackIdentity,
-    alignment: RankAlignment,
-    base_ns: int,
-) -> tuple[Counter[str], tuple[int, int] | None, dict[str, int]]:
-    """Copy every event of one rank's traces.
-
-    Args:
-        mine: number of a trace in the whole merge -> the trace.
-
-    Returns:
-        `ph` -> number of events, the time that the complete ones lie in, and the start of each collective's label.
-    """
-    events: Counter[str] = Counter()
-    labels: dict[str, int] = {}
-    first = last = None
-    for number, trace in mine.items():
-        with scanning(trace.path) as scanner:
-            for event in scanner.events():
-                try:
-                    phase = msgspec.json.decode(event["ph"], type=str)
-                    identity.rename(event, number)
-                    at = alignment.move(event, trace.base_ns or 0, base_ns)
-                    if at is not None and phase == "X":
-                        first, last = min(first or at, at), max(last or at, at)
-                        if bytes(event.get("name", b"")).startswith(b'"comm:'):
-                            labels[msgspec.json.decode(event["name"])] = at
-                except (KeyError, ValueError, RecursionError) as error:
-                    raise InputError(f"{trace.path}: event {scanner.count}: not a trace event ({error})") from error
-                events[phase] += 1
-                writer.write(event)
-    for missing in identity.missing_names():
-        writer.write(missing)
-    return events, None if first is None or last is None else (first, last), labels
 
 
 @command()

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, Final, NamedTuple, cast
 import msgspec
 
 from aorta.analysis.load.chrome_json import Event, ns_as_text
-from aorta.analysis.merge.sources import RankAlignment
+from aorta.analysis.merge.sources import RankAlignment, TraceFile, scanning
 from aorta.errors import InputError
 from aorta.records.clocks import WallTime
 from aorta.records.files import whole_file
@@ -209,6 +209,36 @@ def _decoded(raw: bytes) -> Any:
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return raw.decode()
     return value if not isinstance(value, int) or abs(value) < 2**63 else raw.decode()
+
+
+def copy_events(
+    writer: TraceWriter,
+    traces: Mapping[int, TraceFile],
+    identity: TrackIdentity,
+    alignment: RankAlignment,
+    base_ns: int,
+    see: Callable[[Event, int | None], None],
+) -> None:
+    """Copy every event of one rank's traces, with its new ids and on the reference clock.
+
+    Args:
+        traces: number of a trace in the whole merge -> the trace.
+        see: gets the event, which it may change, and its start; None without a time.
+
+    Raises:
+        InputError: something is no trace event; names the file and the event.
+    """
+    for number, trace in traces.items():
+        with scanning(trace.path) as scanner:
+            for event in scanner.events():
+                try:
+                    identity.rename(event, number)
+                    see(event, alignment.move(event, trace.base_ns or 0, base_ns))
+                except (KeyError, ValueError, AttributeError, TypeError, RecursionError) as error:
+                    raise InputError(f"{trace.path}: event {scanner.count}: not a trace event ({error!r})") from error
+                writer.write(event)
+    for missing in identity.missing_names():
+        writer.write(missing)
 
 
 _TRACKS: Final = ("steps", "ranges of", "blocks", "lane compute", "stalls", "waits", "lane", "collectives")
