@@ -53,12 +53,8 @@ def test_a_line_that_says_nothing_is_named_by_its_number(tmp_path: Path) -> None
 def test_a_second_writer_is_refused_until_the_first_has_closed(tmp_path: Path) -> None:
     with closing(journal(tmp_path)), pytest.raises(ConfigError, match="somebody writes it"):
         journal(tmp_path)
-    journal(tmp_path).close()
-
-
-def test_a_journal_that_is_forgotten_is_not_held(tmp_path: Path) -> None:
     held = journal(tmp_path)
-    del held
+    del held  # one that is forgotten is not held
     journal(tmp_path).close()
 
 
@@ -72,13 +68,10 @@ def test_on_a_disk_without_locks_it_is_written_all_the_same(tmp_path: Path, monk
     assert read_lines(written.path, PlanLine) == ([FIRST], [])
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
+def test_a_full_disk_and_a_folder_that_is_not_there_are_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no/journal\.jsonl: cannot be written: No such file"):
         journal(tmp_path / "no")
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
-def test_a_full_disk_is_told(tmp_path: Path) -> None:
     (tmp_path / "journal.jsonl").symlink_to("/dev/full")
     with closing(journal(tmp_path)) as full, pytest.raises(RecordWriteError, match="No space left on device"):
         full.write(FIRST)

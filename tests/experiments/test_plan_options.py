@@ -42,15 +42,9 @@ def test_an_ab_plan_on_the_command_line(tmp_path: Path) -> None:
     assert reference.tree == str(ROOT)
 
 
-def test_options_for_train_py_stand_behind_two_hyphens(tmp_path: Path) -> None:
+def test_options_behind_two_hyphens_repeats_and_aa(tmp_path: Path) -> None:
     assert read(tmp_path, "--output", "o", "a=1", "--", "--config", "x.yaml").words == ("a=1", "--config", "x.yaml")
-
-
-def test_without_a_candidate_the_reference_is_repeated(tmp_path: Path) -> None:
     assert [side.name for side in read(tmp_path, "--output", "o", "a=1").sides] == ["reference"]
-
-
-def test_aa_makes_equal_sides(tmp_path: Path) -> None:
     left, right = read(tmp_path, "--output", "o", "--aa", "--reference", "a=1").sides
     assert (left.name, right.name) == ("reference", "candidate")
     assert left.as_json() == right.as_json()
@@ -131,11 +125,14 @@ def test_relative_programs_and_trees_are_the_caller_s(tmp_path: Path) -> None:
         (["--plan", "nowhere.yaml"], "--plan nowhere.yaml: No such file"),
     ],
 )
-def test_what_cannot_be_run(tmp_path: Path, words: list[str], said: str) -> None:
+def test_what_cannot_be_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read(tmp_path, *words)
     assert said in str(caught.value)
     assert caught.value.exit_code == 1
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    with pytest.raises(ConfigError, match="outside torchrun"):
+        read(tmp_path, "--output", "o")
 
 
 @pytest.mark.parametrize(
@@ -157,12 +154,6 @@ def test_a_file_that_is_wrong(tmp_path: Path, text: str, said: str) -> None:
         read(tmp_path, "--plan", str(tmp_path / "plan.yaml"))
     assert said in str(caught.value)
     assert str(tmp_path / "plan.yaml") in str(caught.value) or "must be a text" in str(caught.value)
-
-
-def test_a_plan_inside_torchrun_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
-    with pytest.raises(ConfigError, match="outside torchrun"):
-        read(tmp_path, "--output", "o")
 
 
 def test_the_file_that_the_page_shows(tmp_path: Path) -> None:
@@ -211,10 +202,8 @@ def test_two_sides_are_interleaved(launches: int, letters: str) -> None:
     assert [one.order for one in order] == list(range(2 * launches))
     for name in ("reference", "candidate"):
         assert [one.number for one in order if one.side.name == name] == list(range(launches))
-
-
-def test_one_side_is_repeated() -> None:
-    assert [one.name for one in plan(side("reference"), launches=3).order()] == [f"reference/0{n}" for n in range(3)]
+    alone = [one.name for one in plan(side("reference"), launches=launches).order()]
+    assert alone == [f"reference/0{number}" for number in range(launches)]
 
 
 def test_the_command_line_of_a_launch() -> None:
@@ -232,6 +221,9 @@ def test_a_launcher_is_filled() -> None:
     command = asked.command(list(asked.order())[2])
     assert command[:9] == ["docker", "run", "-v", "/out:/out", "--name", "candidate-02", "{{.ID}}", "image", "torchrun"]
     assert command[9] == "--standalone"
+    prefixed = plan(side("reference", launcher=("numactl", "-N", "0", "{torchrun}")))
+    words = ["numactl", "-N", "0", "/bin/py", "-m", "torch.distributed.run"]
+    assert prefixed.command(next(prefixed.order()))[:6] == words
 
 
 def test_a_command_is_launched_as_it_stands(tmp_path: Path) -> None:
@@ -267,12 +259,6 @@ def test_each_side_may_have_a_command_of_its_own(tmp_path: Path) -> None:
     first, second = list(asked.order())[:2]
     assert asked.command(first) == [sys.executable, "-m", "torch.distributed.run", "a.py", f"{tmp_path}/o/reference/00"]
     assert asked.command(second) == ["srun", "python", "b.py", f"{tmp_path}/o/candidate/00"]
-
-
-def test_a_prefix_keeps_the_interpreter() -> None:
-    asked = plan(side("reference", launcher=("numactl", "-N", "0", "{torchrun}")))
-    command = asked.command(next(asked.order()))
-    assert command[:6] == ["numactl", "-N", "0", "/bin/py", "-m", "torch.distributed.run"]
 
 
 @pytest.mark.parametrize("path", ["/a/b-c_d.e", "/a b/c", "/it's", "/back\\slash", "/b\\'q", "/x=1,2{}[]", "/ends\\"])

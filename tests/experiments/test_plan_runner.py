@@ -59,6 +59,7 @@ def test_every_launch_in_its_order_folder_and_journal(bench: Bench) -> None:
     assert {(end["outcome"], end["exit_code"], end["left_behind"]) for end in ends} == {("done", 0, 0)}
     assert all(end["seconds"] > 0 for end in ends)
     assert [end["run_id"] for end in ends] == [load_run(plan / name).source.run_id for name in ORDER]
+    assert not (plan / "noise_floor.json").exists()
 
 
 def test_only_what_is_missing_is_done(bench: Bench) -> None:
@@ -93,8 +94,9 @@ def test_a_failed_launch_is_repeated_once_in_its_place(bench: Bench) -> None:
 
 def test_what_fails_twice_is_named_and_the_rest_is_done(bench: Bench) -> None:
     bench.acts(candidate_01={"fail": 2})
-    code, out, err = bench(*AB)
+    code, out, err = bench(*AB, "--report")
     assert (code, out) == (5, "")
+    assert not (bench.home / "reports").exists()
     assert [name for name in bench.launched if name != "candidate/01"] == [*ORDER[:2], ORDER[3]]
     assert (
         "error: 1 of 4 launches failed twice:\n  candidate/01: failed: exit code 7: RuntimeError: it broke here ("
@@ -110,25 +112,33 @@ def test_what_fails_twice_is_named_and_the_rest_is_done(bench: Bench) -> None:
     assert sorted(path.name for path in aside.iterdir()) == ["01.failed", "01.failed-2"]
 
 
-def test_exit_code_0_without_every_record_is_a_failure(bench: Bench) -> None:
+@pytest.mark.parametrize(
+    ("words", "said", "last"),
+    [
+        ((), ["exit code 0, but records of 1 of 2 ranks in"], None),
+        (
+            ("--command", "true {output}"),
+            [
+                "exit code 0, but no readable run.json in",
+                "the program has to give {output} of its command to aorta.record",
+            ],
+            None,
+        ),
+        (  # as in a shell
+            ("--launcher", "no-such-docker run image torchrun"),
+            ["failed: exit code 127"],
+            ["no-such-docker: cannot be started: No such file or directory"],
+        ),
+    ],
+)
+def test_a_launch_has_failed_without_every_record_or_a_program(
+    bench: Bench, words: tuple[str, ...], said: list[str], last: list[str] | None
+) -> None:
     bench.acts(reference_00={"ranks": 1})
-    code, _, err = bench("--launches", "1")
+    code, _, err = bench("--launches", "1", *words)
     assert code == 5
-    assert "exit code 0, but records of 1 of 2 ranks in" in err
-
-
-def test_a_program_that_leaves_no_record_has_failed(bench: Bench) -> None:
-    code, _, err = bench("--launches", "1", "--command", "true {output}")
-    assert code == 5
-    assert "exit code 0, but no readable run.json in" in err
-    assert "the program has to give {output} of its command to aorta.record" in err
-
-
-def test_a_launcher_that_is_not_there_fails_like_in_a_shell(bench: Bench) -> None:
-    code, _, err = bench("--launches", "1", "--launcher", "no-such-docker run image torchrun")
-    assert code == 5
-    assert "failed: exit code 127" in err
-    assert bench.events("end")[0]["last_lines"] == ["no-such-docker: cannot be started: No such file or directory"]
+    assert all(each in err for each in said)
+    assert last is None or bench.events("end")[0]["last_lines"] == last
 
 
 @pytest.mark.thorough
@@ -188,34 +198,30 @@ def test_other_local_changes_are_another_checkout(tmp_path: Path) -> None:
     assert re.fullmatch(rf"{clean}-dirty-[0-9a-f]{{8}}", str(first))
 
 
-def test_a_folder_of_something_else_is_left_alone(bench: Bench) -> None:
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("mine", "mine", "not empty, and no plan's"),
+        *(("plan.json", text, "not a plan (") for text in ("{", "[]", '{"plan_version": 1}', '{"plan_version": 9}')),
+    ],
+)
+def test_a_folder_of_something_else_is_left_alone(bench: Bench, name: str, text: str, said: str) -> None:
     (bench.home / "plan").mkdir()
-    (bench.home / "plan" / "mine").write_text("mine")
+    (bench.home / "plan" / name).write_text(text)
     code, _, err = bench(*AB)
     assert code == 1
-    assert "not empty, and no plan's" in err
-    assert [path.name for path in (bench.home / "plan").iterdir()] == ["mine"]
-
-
-@pytest.mark.parametrize("text", ["{", "[]", '{"plan_version": 1}', '{"plan_version": 9}'])
-def test_a_plan_file_that_is_none(bench: Bench, text: str) -> None:
-    (bench.home / "plan").mkdir()
-    (bench.home / "plan" / "plan.json").write_text(text)
-    code, _, err = bench(*AB)
-    assert code == 1
+    assert said in err
     assert "choose another --output" in err
+    assert [(path.name, path.read_text()) for path in (bench.home / "plan").iterdir()] == [(name, text)]
     assert bench.launched == []
 
 
-@pytest.mark.parametrize("words", [(), ("--dry-run",)])
-def test_wrong_words_end_a_plan_before_it_starts(bench: Bench, words: tuple[str, ...]) -> None:
-    code, _, err = bench("--launches", "4", "--candidate", "wrong.word=1", *words)
+def test_wrong_words_or_an_interpreter_without_torch_end_a_plan_before_it_starts(bench: Bench) -> None:
+    assert bench("--launches", "4", "--candidate", "wrong.word=1", "--dry-run")[0] == 1
+    code, _, err = bench("--launches", "4", "--candidate", "wrong.word=1")
     assert (code, bench.launched) == (1, [])
     assert err == "error: candidate: train.py does not take wrong.word=1:\nno key wrong.word=1\n"
     assert not (bench.home / "plan").exists()
-
-
-def test_an_interpreter_without_torch_ends_a_plan_before_it_starts(bench: Bench) -> None:
     tool = bench.home / "bare"
     tool.write_text('#!/bin/sh\n[ "$1" != -c ] || { echo no torch here >&2; exit 1; }\n')
     tool.chmod(0o755)
@@ -225,27 +231,22 @@ def test_an_interpreter_without_torch_ends_a_plan_before_it_starts(bench: Bench)
 
 
 def test_interpreters_environment_and_checkouts_of_each_side(bench: Bench) -> None:
+    bench.monkeypatch.setenv("RANK", "3")  # of another torchrun; what a side was given it keeps
     other = bench.program("other")
     tree = bench.home / "tree"
     tree.mkdir()
     (tree / "train.py").touch()
     code, _, _ = bench(
         *("--launches", "1", "--python", str(bench.python), "--env", "NCCL_ALGO=Tree"),
-        *("--candidate", f"python={other} env.NCCL_ALGO=Ring tree=tree"),
+        *("--candidate", f"python={other} env.NCCL_ALGO=Ring env.RANK=5 tree=tree"),
     )
     assert code == 0
     left, right = [call for call in bench.calls if call["call"] == "launch"]
     assert (left["env"]["FAKE_NAME"], right["env"]["FAKE_NAME"]) == ("fake", "other")
     assert (left["env"]["NCCL_ALGO"], right["env"]["NCCL_ALGO"]) == ("Tree", "Ring")
+    assert (left["env"]["RANK"], right["env"]["RANK"]) == (None, "5")
     assert str(ROOT / "train.py") in left["argv"]
     assert str(tree / "train.py") in right["argv"]
-
-
-def test_a_launch_finds_no_place_in_another_torchrun(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "3")
-    code, _, _ = bench("--launches", "1", "--candidate", "env.RANK=5")  # what a side was given it keeps
-    assert code == 0
-    assert [call["env"]["RANK"] for call in bench.calls if call["call"] == "launch"] == [None, "5"]
 
 
 def test_a_container_launches_in_place_of_torchrun(bench: Bench) -> None:
@@ -319,12 +320,6 @@ def test_the_report_s_exit_code_is_passed_on(bench: Bench, monkeypatch: pytest.M
     assert asked == [["plan"]]
 
 
-def test_no_report_of_an_incomplete_plan(bench: Bench) -> None:
-    bench.acts(candidate_00={"fail": 2})
-    assert bench(*AB, "--report")[0] == 5
-    assert not (bench.home / "reports").exists()
-
-
 def test_help_is_quick_and_shows_the_examples(bench: Bench) -> None:
     code = (
         "import sys\nfrom aorta.experiments.plan_command import main\n"
@@ -380,11 +375,6 @@ def test_the_noise_floor_of_known_launches(bench: Bench) -> None:
     (line,) = [line for line in out.splitlines() if line.startswith("job_step_ms")]
     assert line.split() == ["job_step_ms", "100.5000", "2.5000", "2.48%", "98.0000", "104.0000", "0.5000"]
     assert "Next: aorta report" in out
-
-
-def test_an_ab_plan_publishes_none(bench: Bench) -> None:
-    bench("--launches", "1", "--candidate", "a=2")
-    assert not (bench.home / "plan" / "noise_floor.json").exists()
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ OTHERWISE = {
     "autopsy/processes.py": "a file that stays open, for a process that may die",
     "command_line.py": "a file of torchrun's",
     "distributed/output_folder.py": "a lock",
-    "experiments/journal.py": "appends lines",
+    "experiments/launch_folder.py": "appends lines",
     "experiments/process.py": "the log of another process",
     "instrument/emulation/network.py": "a lock, and memory that is shared",
     "instrument/native/build.py": "a lock",
