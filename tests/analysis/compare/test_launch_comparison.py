@@ -45,6 +45,7 @@ def test_a_regression_is_told_first_with_everything_it_rests_on(tmp_path: Path) 
     sides = launch_set(tmp_path / "a", HIGH), launch_set(tmp_path / "b", LOW)
     found = report(tmp_path, *sides)
     comparison = found.summary["comparison"]
+    assert comparison == compared(tmp_path, *sides), "the same records give the same summary"
     assert comparison["verdict"] == "regression"
     assert [entry["overlap_ratio"] for entry in comparison["launches"]["candidate"]] == pytest.approx(LOW)
     ratio = comparison["metrics"]["overlap_ratio"]
@@ -96,18 +97,16 @@ def test_across_platforms_a_slower_step_still_withholds(tmp_path: Path) -> None:
     assert judged["metrics"]["job_step_ms"]["verdict"] == "regression"
 
 
-def test_a_single_run_against_a_set_is_one_launch(tmp_path: Path) -> None:
-    found = compared(tmp_path, launch(tmp_path / "one", 0.8), launch_set(tmp_path / "b", LOW))
-    assert found["verdict"] == "inconclusive"
-    assert "3 more of the reference" in found["verdict_reason"]
-    assert len(found["launches"]["reference"]) == 1
-
-
-def test_the_same_noise_on_both_sides_is_no_regression(tmp_path: Path) -> None:
-    found = compared(tmp_path, launch_set(tmp_path / "a", HIGH), launch_set(tmp_path / "b", HIGH[::-1]))
+def test_the_same_noise_on_both_sides_is_no_regression_and_a_single_run_is_one_launch(tmp_path: Path) -> None:
+    reference = launch_set(tmp_path / "a", HIGH)
+    found = compared(tmp_path, reference, launch_set(tmp_path / "b", HIGH[::-1]))
     assert found["verdict"] in ("equivalent", "inconclusive")
     constant = found["metrics"]["compute_stall_ms"]
     assert (constant["verdict"], constant["p_corrected"]) == ("equivalent", None)
+    alone = compared(tmp_path, launch(tmp_path / "one", 0.8), reference)
+    assert alone["verdict"] == "inconclusive"
+    assert "3 more of the reference" in alone["verdict_reason"]
+    assert len(alone["launches"]["reference"]) == 1
 
 
 def test_launches_left_out_are_counted_and_named(tmp_path: Path) -> None:
@@ -187,18 +186,6 @@ def test_single_runs_that_are_unlike_are_not_comparable_before_anything_else(tmp
     assert row.split() == ["overlap_ratio", "80", "%", "60", "%", "not", "judged"]
 
 
-def test_runs_that_stand_on_both_sides_are_warned_of(tmp_path: Path) -> None:
-    side = launch_set(tmp_path / "a", HIGH)
-    found = compared(tmp_path, side, side)
-    assert any("4 run(s) are on both sides" in warning for warning in found["warnings"])
-    assert found["metrics"]["overlap_ratio"]["p"] == 1
-
-
-def test_the_same_records_give_the_same_summary(tmp_path: Path) -> None:
-    sides = launch_set(tmp_path / "a", HIGH), launch_set(tmp_path / "b", LOW)
-    assert compared(tmp_path, *sides) == compared(tmp_path, *sides)
-
-
 def test_only_one_side_throttled_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from aorta.analysis.compare import launch_set as module
 
@@ -212,8 +199,11 @@ def test_only_one_side_throttled_is_warned_of(tmp_path: Path, monkeypatch: pytes
     assert any("only the candidate was throttled, in 4 of 4 launches" in warning for warning in found["warnings"])
 
 
-def test_every_launch_without_a_manifest_is_warned_of(tmp_path: Path) -> None:
+def test_every_launch_without_a_manifest_and_on_both_sides_is_warned_of(tmp_path: Path) -> None:
     reference, candidate = launch_set(tmp_path / "a", HIGH), launch_set(tmp_path / "b", LOW, manifest=False)
+    twice = compared(tmp_path, reference, reference)
+    assert any("4 run(s) are on both sides" in warning for warning in twice["warnings"])
+    assert twice["metrics"]["overlap_ratio"]["p"] == 1
     (reference / "02" / "run.json").unlink()
     said = [warning for warning in compared(tmp_path, reference, candidate)["warnings"] if "manifest" in warning]
     assert [warning.partition(":")[0] for warning in said] == [
@@ -289,6 +279,8 @@ def test_within_a_side_it_must_not(key: str) -> None:
     with pytest.raises(InputError, match="the runs in b are not launches of one job"):
         refused(mixed, side("a", {}))
     assert refused(side("a", {}), mixed, key) == [("candidate", key)]
+    seeds = ({"config.fabric.seed": number} for number in (1, 2))
+    assert refused(side("a", *seeds), side("b", {})) == [], "but each launch may have a seed of its own"
 
 
 def test_a_swap_of_the_collective_library_that_did_not_happen_is_refused() -> None:
@@ -299,10 +291,6 @@ def test_a_swap_of_the_collective_library_that_did_not_happen_is_refused() -> No
         refused(side("a", left), side("b", right))
     assert refused(side("a", left), side("b", right), LIBRARY) == []
     assert refused(side("a", left), side("b", right | {LIBRARY: "2.22.3 (y)"})) == []
-
-
-def test_launches_of_a_side_may_have_seeds_of_their_own() -> None:
-    assert refused(side("a", {"config.fabric.seed": 1}, {"config.fabric.seed": 2}), side("b", {})) == []
 
 
 def test_a_launch_that_states_no_configuration_is_compared_by_its_header_only() -> None:
@@ -327,7 +315,7 @@ def test_two_sets_and_every_rule_as_words(
     assert "--allow-unlike config.workload.model_dim" in capsys.readouterr().err
     words += ["--allow-unlike", "all", "--primary", "exposed_share", "--alpha", "0.04", "--margin", "0.01"]
     assert overlap_report([*words, "--judge-milliseconds"]) == 0
-    assert capsys.readouterr().out.startswith("[x] More exposed communication: 1.85 % -> 3.84 %; step time unchanged.")
+    assert capsys.readouterr().out.startswith("[x] More exposed communication: 1.8 % -> 3.8 %; step time unchanged.")
     found = strict_json(tmp_path / "reports" / "plan" / "summary.json")["comparison"]
     assert (found["primary"], found["alpha"], found["margin"]) == ("exposed_share", 0.04, 0.01)
     assert found["judge_milliseconds"] is True
