@@ -1,11 +1,10 @@
 """One table over many launches, for `aorta report FOLDER`: of a plan with several candidates (`aorta ab --candidate ...
 --candidate ...`, `--vary`), or of a sweep (`aorta train -m`).
 
-Each candidate is compared with the reference. With several the chance that one of them looks better grows, so the level
-is shared: each is judged at alpha / candidates (Bonferroni, which holds however they depend on each other; here all
-share the reference's launches). The jobs of a sweep are one launch each: values, no verdict.
-
-Must not recommend what the comparison did not call an improvement, or leave a candidate or a job out.
+With several candidates the chance that one of them looks better grows: each is judged at alpha / candidates
+(Bonferroni, which holds however they depend on each other; here all share the reference's launches). The jobs of a
+sweep are one launch each: values, no verdict. Must not recommend what the comparison did not call an improvement, or
+leave a candidate or a job out.
 """
 
 from __future__ import annotations
@@ -39,8 +38,6 @@ REFERENCE, CANDIDATE = SIDES
 SWEEP_FILE: Final = "sweep.jsonl"
 CANDIDATES_FILE: Final = "candidates.json"
 CANDIDATES_VERSION: Final = 1
-_MANY: Final = 2.0
-"""From three times the reference on a change is shown as a factor: +2343.7 % is 24x."""
 _METRICS: Final = (JOB_STEP, "overlap_ratio")
 _MOST_KEYS: Final = 100
 
@@ -185,15 +182,10 @@ class Candidates:
 
     def as_json(self) -> dict[str, Any]:
         """Return the content of `candidates.json`."""
-        rows = [
-            {"side": name, "changes": self.names[name]}
-            | (
-                {"comparison": None, "reason": found}
-                if isinstance(found, str)
-                else {"comparison": as_json(found), "reason": None}
-            )
-            for name, found in self.comparisons.items()
-        ]
+        rows = []
+        for name, found in self.comparisons.items():
+            known, reason = (None, found) if isinstance(found, str) else (as_json(found), None)
+            rows.append({"side": name, "changes": self.names[name], "comparison": known, "reason": reason})
         return {
             "candidates_version": CANDIDATES_VERSION,
             "aorta_version": __version__,
@@ -207,16 +199,9 @@ class Candidates:
 
 
 def format_effect(effect: Effect) -> str:
-    """Format an effect with its interval in brackets; several times the reference as a factor."""
-
-    def shown(value: float | None) -> str:
-        if effect.kind == "quotient" and value is not None and value >= _MANY:
-            return f"{1 + value:.2g}x"
-        return TEXT.effect(value, effect.kind)
-
-    if effect.low is None or effect.high is None:
-        return shown(effect.value)
-    return f"{shown(effect.value)} ({shown(effect.low)} to {shown(effect.high)})"
+    """Format an effect with its interval in brackets."""
+    interval = "" if effect.low is None or effect.high is None else f" ({TEXT.interval(effect)})"
+    return f"{TEXT.effect(effect.value, effect.kind)}{interval}"
 
 
 def _changes(folder: Path) -> dict[str, str]:

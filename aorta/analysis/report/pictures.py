@@ -1,9 +1,6 @@
 """The pictures of a report as PNG files, drawn without a display: `{label}_timeline.png`, computation and communication
 over the global steps, and of a comparison `side_by_side.png`, the step that shows the difference best.
 
-    for name, draw in pictures(datasets, (reference, candidate)):
-        reason = draw(folder / name)         # None, or why there is no picture
-
 Everything else is drawn on the page. Must not load matplotlib before there is something to draw, import pyplot, which
 would choose a backend for the whole process, or let a legend cover data. Margins are in inches and fixed: a layout that
 measures every text draws each picture twice.
@@ -39,14 +36,10 @@ SHOWN_RANKS: Final = 2
 DPI: Final = 160
 """Sharp at the width of a column of a paper; 9 inches are 1,440 pixels."""
 _PANELS: Final = (
-    (("compute_ms", "compute", "compute", "-"), ("comm_ms", "communication", "communication", "--")),
-    (
-        ("compute_comm_ms", "hidden communication", "hidden", "-"),
-        ("exposed_comm_ms", "exposed communication", "exposed", "--"),
-    ),
+    (("compute_ms", "compute", "compute"), ("comm_ms", "communication", "communication")),
+    (("compute_comm_ms", "hidden communication", "hidden"), ("exposed_comm_ms", "exposed communication", "exposed")),
 )
-"""Of `{label}_timeline.png`, what ran, and what became of communication: metric, title, meaning that gives its colour,
-dash."""
+"""Of `{label}_timeline.png`, what ran, and what became of communication: metric, title, meaning of its colour."""
 _LETTER_INCHES: Final = 0.062
 """Width of a letter at the size of labels; a label that does not fit into its bar is left out."""
 _HATCH: Final = "/////"
@@ -78,7 +71,7 @@ def draw_timeline(dataset: LabelledRun, path: Path) -> str | None:
     figure, panels = _figure(9, [2.0, 2.0], left=0.75)
     warm = steps.loc[steps["warmup"], "global_step"]
     for axes, lines in zip(panels, _PANELS, strict=True):
-        for name, title, meaning, dash in lines:
+        for (name, title, meaning), dash in zip(lines, ("-", "--"), strict=True):
             if name in steps and steps[name].notna().any():
                 curve, color = over_steps(steps["global_step"].to_numpy(), steps[name]), light(meaning)
                 marker = "o" if len(curve.x) <= MARKED_STEPS else ""
@@ -117,13 +110,9 @@ class TypicalStep(NamedTuple):
 
 def typical_step(reference: LabelledRun, candidate: LabelledRun) -> TypicalStep | None:
     """Choose the step whose difference is closest to the mean difference, so that the picture shows what the summary
-    says and not the worst outlier.
-
-    Where both sides have steps in common it is the same global step on both; otherwise each side's step nearest to its
-    own mean. Only steps after warm-up count whose exposed communication is known on all ranks of the side.
-
-    Returns:
-        None where a side has no such step, or no rank exists on both sides.
+    says and not the worst outlier: where both sides have steps in common the same global step on both, otherwise each
+    side's step nearest to its own mean. Only steps after warm-up count whose exposed communication is known on all
+    ranks of the side; None without one, or without a rank on both sides.
     """
     (before_ranks, before_steps, left), (after_ranks, after_steps, right) = map(_exposed_ms, (reference, candidate))
     ranks = [rank for rank in before_ranks if rank in after_ranks]

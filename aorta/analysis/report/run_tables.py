@@ -39,7 +39,6 @@ from aorta.terminal_style import mark_of
 from aorta.timeline.classes import KINDS
 
 _PAGE: Final = (ON_PAGE,)
-_SAME_IN_FILES: Final = (TERMINAL, ON_PAGE, IN_FILE)
 _LONGEST_LABEL: Final = 16
 """Above a column; a longer label is not that of a column."""
 _DENOMINATORS: Final = {
@@ -50,7 +49,7 @@ _DENOMINATORS: Final = {
 }
 
 
-def _statistic(key: str, title: str | None = None, media: Sequence[str] = _SAME_IN_FILES, **more: Any) -> Column:
+def _statistic(key: str, title: str | None = None, media: Sequence[str] = (*PEOPLE, IN_FILE), **more: Any) -> Column:
     """Return the column of a statistic, in the unit of the metric."""
     return Column(key, title, itemgetter("unit"), f"entry.{key}", media=media, **more)
 
@@ -114,8 +113,8 @@ def _unavailable(reasons: Mapping[str, str | None]) -> list[str]:
     return [f"Not available: {', '.join(names)}: {reason}." for reason, names in by_reason.items()]
 
 
-def _listed(what: str, names: Sequence[str], between: str = ", ") -> list[str]:
-    return [f"{what}: {between.join(names)}."] if names else []
+def _listed(what: str, names: Sequence[str]) -> list[str]:
+    return [f"{what}: {', '.join(names)}."] if names else []
 
 
 def _denominators(names: Mapping[str, Any]) -> list[str]:
@@ -231,14 +230,11 @@ def rank_table(label: str, entry: DatasetEntry) -> Table | None:
     """Return where the step of each rank goes, the named stragglers first; None for one rank."""
     late = {each.rank for each in named_ranks(entry)}
     rows = sorted(known(entry.rank_times) or (), key=lambda row: (row.rank not in late, row.rank))
-    times = [
-        Column("compute_ms"),
-        Column("idle_ms"),
-        Column("wait_ms", tip="blocked on a collective"),
-        Column("aux_ms", "optimizer, data", tip="optimizer, clipping, loss read and data"),
-        Column("exposed_ms"),
-    ]
-    times = [column for column in times if any(column.value(row) is not None for row in rows)]
+    columns = (
+        *(Column("compute_ms"), Column("idle_ms"), Column("wait_ms", tip="blocked on a collective")),
+        *(Column("aux_ms", "optimizer, data", tip="optimizer, clipping, loss read and data"), Column("exposed_ms")),
+    )
+    times = [column for column in columns if any(column.value(row) is not None for row in rows)]
     rank = text_column("rank", of=lambda row: f"rank {row.rank}", tone=lambda row: "bad" if row.rank in late else None)
     ranks = Table(f"ranks-{label}", f"{label}: a step of each rank, medians", [rank, *times], rows)
     return ranks if times and len(rows) > 1 else None
@@ -324,16 +320,6 @@ def pairs_table(comparison: Comparison) -> Table | None:
     return Table("pairs", caption, columns, found, note if any(alone.values()) else None)
 
 
-_EXPOSED: Final = {
-    "group": "Process group",
-    "collective": "Collective",
-    "region": "Region of the step",
-    "part": "Transfer or waiting",
-    "rank": "Rank",
-}
-"""Field of `ExposedBreakdown` -> what its rows are."""
-
-
 def exposed_rows(entry: DatasetEntry, name: str) -> list[ExposedRow]:
     """Return where the communication of a run is exposed; empty where nothing is, or that is not known."""
     found = known(entry.exposed)
@@ -344,7 +330,13 @@ def exposed_rows(entry: DatasetEntry, name: str) -> list[ExposedRow]:
 def exposed_tables(label: str, entry: DatasetEntry) -> list[Table]:
     """Return the exposed communication in every way that the summary breaks it down."""
     tables = []
-    for name, title in _EXPOSED.items():
+    for name, title in (
+        ("group", "Process group"),
+        ("collective", "Collective"),
+        ("region", "Region of the step"),
+        ("part", "Transfer or waiting"),
+        ("rank", "Rank"),
+    ):
         # Rows of ranks are parts of the mean over all of them; a rank exposes that many times more in its own steps.
         times, per = (len(entry.health.ranks_read), "step of the rank") if name == "rank" else (1, "step and rank")
         columns = text_column("what", title.lower()), Column("exposed_ms", "exposed"), Column("share", unit="ratio")

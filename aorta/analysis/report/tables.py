@@ -56,6 +56,15 @@ _VERDICTS: Final = {"bad": "regression", "good": "improvement", "even": "equival
 """Tone -> the verdict whose colour a terminal shows."""
 
 
+class Cell(NamedTuple):
+    """A cell of the page; `tip` says more, as a title."""
+
+    text: str
+    sort: float | str | None
+    tip: str | None
+    tone: str | None
+
+
 @dataclass(frozen=True)
 class Column:
     """One column.
@@ -132,6 +141,10 @@ class Column:
             case "p":
                 return p_value(value, 3), value
         return (form.quantity if named else form.number)(value, unit, signed=self.signed), value
+
+    def page_cell(self, row: Any) -> Cell:
+        """Return the cell of a row on the page."""
+        return Cell(*self.cell(row, PAGE), _at(row, self.why) if self.why else None, self.tone and self.tone(row))
 
 
 text_column: Final = partial(Column, unit="text")
@@ -236,30 +249,11 @@ def text_lines(
     return lines if rows or shown.note else []
 
 
-class Cell(NamedTuple):
-    """A cell of the page; `tip` says more, as a title."""
-
-    text: str
-    sort: float | str | None
-    tip: str | None
-    tone: str | None
-
-
 def page_table(shown: Table) -> Table:
     """Return a table whose rows are `Cell`s, for the page's template."""
     columns = [column for column in shown.columns if ON_PAGE in column.media]
     rows = shown.visible()
-    cells = [
-        [
-            Cell(
-                *column.cell(row, PAGE),
-                _at(row, column.why) if column.why else None,
-                column.tone and column.tone(row),
-            )
-            for column in columns
-        ]
-        for row in rows[: shown.limit]
-    ]
+    cells = [[column.page_cell(row) for column in columns] for row in rows[: shown.limit]]
     more = f"The first {shown.limit} of {PAGE.whole(len(rows))} rows." if len(rows) > shown.limit else ""
     return replace(shown, columns=columns, rows=cells, note=" ".join(filter(None, (more, shown.note))) or None)
 

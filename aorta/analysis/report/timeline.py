@@ -394,9 +394,7 @@ def _boxes(plot: Model, number: int, name: str, told: Sequence[str] = (), /, **l
 
 
 def payload(spans: Sequence[TimelineSpans]) -> list[dict[str, Any]]:
-    """Return what the page's script reads, as plain JSON values: lists of names, and columns as base64 of little-endian
-    numbers.
-    """
+    """Return what the page's script reads, as plain JSON values; columns as base64 of little-endian numbers."""
 
     def packed(columns: dict[str, np.ndarray]) -> dict[str, dict[str, str]]:
         little = {name: column.astype(column.dtype.newbyteorder("<")) for name, column in columns.items()}

@@ -17,6 +17,7 @@ from aorta.analysis.report.report_folder import write_report
 from aorta.analysis.report.tables import shortened
 from tests.analysis.load.kineto_files import ALLREDUCE, document, event, kernel
 from tests.analysis.report.by_json import kernel_block
+from tests.analysis.report.pages import text_of
 
 GEMM = "nvjet_hsh_192x192_64x4"
 FLOPS = 2 * 8192 * 4096 * 4096
@@ -98,6 +99,8 @@ def test_text_and_page_of_the_report_have_what_there_is_of_each_kind(report: tup
     for key in ("kernels", "slowdowns", "gemms", "gaps"):
         assert f'id="table-{key}-two"' in section
     assert "table-counters" not in section
+    assert "coverage not known: a trace does not count what was issued" in text_of(page)
+    assert "every collective was seen" not in text_of(page)
     for words in (GEMM, f"{FLOPS / 125e-6 / 1e12:,.0f}", "Hardware counters: none beside"):
         assert words in section
 

@@ -101,6 +101,6 @@ def test_a_candidate_that_cannot_be_compared_is_named_with_the_reason() -> None:
     }
 
 
-def test_several_times_the_reference_is_a_factor() -> None:
-    assert format_effect(Effect("quotient", 23.434, 0.5, 40.0)) == "24x (+50 % to 41x)"
+def test_an_effect_has_its_interval() -> None:
+    assert format_effect(Effect("quotient", 0.234, 0.05, 0.4)) == "+23.4 % (+5 to +40 %)"
     assert format_effect(Effect("quotient", -0.163, None, None)) == "-16.3 %"

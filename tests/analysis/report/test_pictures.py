@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,6 @@ from matplotlib.image import imread
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.report.palette import light
 from aorta.analysis.report.pictures import SIDE_BY_SIDE_FILE, draw_side_by_side, pictures, typical_step
-from aorta.analysis.report.timeline import chosen_steps
 from tests.analysis.attribution.records import dataset, made_step
 from tests.analysis.attribution.test_attribute import two_ranks
 from tests.analysis.builders import metrics, step
@@ -56,32 +56,17 @@ def test_no_text_lies_over_data_or_other_text_and_all_of_it_is_inside(drawn: dic
             assert not any(box.overlaps(other) for other in boxes[:at] if box.width and other.width), name
 
 
-def test_every_axis_says_its_unit(drawn: dict[str, Figure]) -> None:
+def test_axes_say_their_unit_and_titles_the_run(drawn: dict[str, Figure]) -> None:
     assert set(drawn) == {"cuda_timeline.png", "rocm_timeline.png", SIDE_BY_SIDE_FILE}
     for name, figure in drawn.items():
         below = "ms since" if name == SIDE_BY_SIDE_FILE else "global step"
         beside = "" if name == SIDE_BY_SIDE_FILE else "ms per step"
         assert figure.axes[-1].get_xlabel().startswith(below)
         assert {axes.get_ylabel() for axes in figure.axes} == {beside}
-
-
-def test_titles_name_the_run_its_platform_and_its_ranks(drawn: dict[str, Figure]) -> None:
-    figure = drawn["rocm_timeline.png"]
-    assert figure.texts[0].get_text().startswith("rocm: ")
-    assert figure.axes[0].get_title(loc="left") == "cuda, ddp, 2 of 2 ranks"
+    assert drawn["rocm_timeline.png"].texts[0].get_text().startswith("rocm: ")
+    assert drawn["rocm_timeline.png"].axes[0].get_title(loc="left") == "cuda, ddp, 2 of 2 ranks"
     sides = [axes.get_title(loc="left") for axes in drawn[SIDE_BY_SIDE_FILE].axes]
     assert [side.partition(":")[0] for side in sides] == ["reference cuda", "candidate rocm"]
-    assert all("Ranks are on one clock, that of their host." in side for side in sides)
-
-
-def test_the_chosen_steps_are_the_median_the_slowest_and_the_fastest(tmp_path: Path) -> None:
-    dataset = two_runs(tmp_path, ranks=2, steps=9)["cuda"]
-    times = dataset.table("global_step", "step_ms").groupby("global_step")["step_ms"].max().sort_values()
-    steps = {each.why: each for each in chosen_steps(dataset)}
-    assert steps["slowest job step"].global_step == times.index[-1]
-    assert steps["fastest job step"].global_step == times.index[0]
-    median = steps["median job step"]
-    assert (median.global_step, median.job_step_ms) == (times.index[2], times.iloc[2])  # of six, the lower middle
 
 
 def exposed(folder: Path, label: str, by_rank: list[list[float | None]], first: int = 0) -> LabelledRun:
@@ -96,29 +81,18 @@ def exposed(folder: Path, label: str, by_rank: list[list[float | None]], first: 
     return dataset(folder, label, ranks)
 
 
-def test_the_step_nearest_to_the_mean_difference_is_shown_not_the_largest(tmp_path: Path) -> None:
-    before = exposed(tmp_path / "a", "a", [[10, 10, 10, 10]])
-    after = exposed(tmp_path / "b", "b", [[11, 50, 21, 14]])  # mean 24, so 14 more: the third step is at 11
-    shown = typical_step(before, after)
+@pytest.mark.parametrize(
+    ("before", "after", "first", "steps", "ranks"),
+    [  # the step nearest to the mean difference, not the largest: mean 24, so 14 more, and the third is at 11
+        ([[10, 10, 10, 10]], [[11, 50, 21, 14]], 0, (2, 2), (0,)),
+        ([[10], [10], [10]], [[12], [3], [10]], 0, (0, 0), (1, 0, 2)),  # ranks that differ most come first
+        ([[1, 2, 6]], [[8, 20, 17]], 100, (1, 102), (0,)),  # no common step: each side near its own mean
+    ],
+)
+def test_the_step_that_is_drawn(before: Any, after: Any, first: int, steps: Any, ranks: Any, tmp_path: Path) -> None:
+    shown = typical_step(exposed(tmp_path / "a", "a", before), exposed(tmp_path / "b", "b", after, first))
     assert shown is not None
-    assert (shown.reference_step, shown.candidate_step) == (2, 2)
-    assert (shown.difference_ms, shown.mean_ms) == pytest.approx((11, 14))
-
-
-def test_ranks_that_differ_most_come_first(tmp_path: Path) -> None:
-    before = exposed(tmp_path / "a", "a", [[10], [10], [10]])
-    after = exposed(tmp_path / "b", "b", [[12], [3], [10]])
-    shown = typical_step(before, after)
-    assert shown is not None
-    assert shown.ranks == (1, 0, 2)
-
-
-def test_without_a_common_step_each_side_shows_one_near_its_own_mean(tmp_path: Path) -> None:
-    before = exposed(tmp_path / "a", "a", [[1, 2, 6]])
-    after = exposed(tmp_path / "b", "b", [[8, 20, 17]], first=100)
-    shown = typical_step(before, after)
-    assert shown is not None
-    assert (shown.reference_step, shown.candidate_step) == (1, 102)
+    assert ((shown.reference_step, shown.candidate_step), shown.ranks) == (steps, ranks)
 
 
 def test_steps_that_a_rank_lacks_or_that_are_null_are_not_chosen(tmp_path: Path) -> None:

@@ -22,9 +22,9 @@ from aorta.analysis.cautions import DRAWN, HOST_BOUND, autopsy_title
 from aorta.analysis.collective_metrics import straggler_sentences
 from aorta.analysis.compare.headline import is_comparable
 from aorta.analysis.documents import known
-from aorta.analysis.documents.comparison import SIDES, AttributedSide, Attribution, Summary
+from aorta.analysis.documents.comparison import Attribution, Summary
 from aorta.analysis.documents.dataset import DatasetEntry
-from aorta.analysis.formatting import PAGE, first_upper, json_text
+from aorta.analysis.formatting import first_upper, json_text
 from aorta.analysis.metrics import JOB_STEP
 from aorta.analysis.report import run_tables
 from aorta.analysis.report.html import charts as page_charts
@@ -65,7 +65,6 @@ def write_page(
         OSError: `path` cannot be written.
     """
     comparison, gate = known(summary.comparison), known(summary.gate)
-    comparable = comparison is not None and is_comparable(comparison)
     sides = {comparison.reference: "reference", comparison.candidate: "candidate"} if comparison else {}
     order = [*sides, *(label for label in datasets if label not in sides)]  # their colours are those of every picture
     datasets, entries = {label: datasets[label] for label in order}, {label: summary.datasets[label] for label in order}
@@ -119,7 +118,9 @@ def write_page(
             for sentence in (*straggler_sentences(entry), *(each.sentence for each in known(entry.findings) or ()))
         ],
         "exposed": {label: run_tables.exposed_tables(label, entry) for label, entry in entries.items()},
-        "attribution": _attribution(comparison.attribution) if comparison and comparable else None,
+        "attribution": _attribution(comparison.attribution)
+        if comparison and comparison.attribution and is_comparable(comparison)
+        else None,
         "ranks": [
             table for label, entry in entries.items() if late[label] and (table := run_tables.rank_table(label, entry))
         ],
@@ -158,40 +159,17 @@ def write_page(
     path.write_text(html, encoding="utf-8", errors=NOT_UTF8, newline="\n")
 
 
-_MEANS: Final = ("exposed_comm_ms", "comm_ms", "compute_comm_ms", "compute_ms", "window_ms", "achieved_tflops")
-
-
-def _attribution(attribution: Attribution | None) -> dict[str, Any] | None:
+def _attribution(attribution: Attribution) -> dict[str, Any]:
     """Return where the difference is: a sentence, its causes, and every way of breaking it down."""
-    if attribution is None:
-        return None
-    means: dict[str, dict[str, str]] = {}
-    for side in SIDES if attribution.reference else ():
-        found: AttributedSide = getattr(attribution, side)
-        means[side] = {name: PAGE.number(each, "ms") for name in _MEANS if (each := getattr(found, name)) is not None}
-        if found.achieved_tflops_reason:
-            means[side]["achieved_tflops_reason"] = found.achieved_tflops_reason
     ways = [(name, rows, True) for name, rows in (attribution.dimensions or {}).items()]
     # No breakdowns: their shares would not add up to the difference.
     ways += [("stragglers", attribution.stragglers or [], False), ("computing", attribution.computing or [], False)]
-    causes = sentence_rows(attribution)
-    caption = "The numbers behind it: mean ms per step and rank"
+    table, causes = run_tables.attribution_table, sentence_rows(attribution)
     return {
         "sentence": attribution.sentence or attribution.reason,
         "definition": attribution.definition,
-        "causes": run_tables.attribution_table("attribution", caption, causes) if causes else None,
-        "ways": [
-            *(
-                [run_tables.facts_table("attribution-means", "Each side, mean over steps and ranks", means)]
-                if means
-                else []
-            ),
-            *(
-                run_tables.attribution_table(f"attribution-{name}", f"By {name}", rows, shares=shares)
-                for name, rows, shares in ways
-                if rows
-            ),
-        ],
+        "causes": table("attribution", "The numbers behind it: mean ms per step and rank", causes) if causes else None,
+        "ways": [table(f"attribution-{key}", f"By {key}", rows, shares=shares) for key, rows, shares in ways if rows],
     }
 
 

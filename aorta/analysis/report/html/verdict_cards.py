@@ -161,8 +161,7 @@ def result_of(entry: DatasetEntry, form: NumberFormat = PAGE) -> str:
     length, hidden, exposed = map(entry.leading, ("job_step_ms", "overlap_ratio", "exposed_comm_ms"))
     steps = [] if length is None else [f"steps of {form.quantity(length, 'ms')}"]
     ratio, parts = entry.described.get("overlap_ratio"), []
-    if not _communicates(entry):
-        why = "One rank" if ratio is not None and ratio.reason == ONE_RANK else "No communication"
+    if why := _nothing_to_hide(entry):
         return "; ".join([f"{why}: nothing to hide", *steps])
     if hidden is not None:
         parts.append(f"{rough_percent(hidden).replace(' %', f'{form.space}%')} hidden")
@@ -176,16 +175,18 @@ def result_of(entry: DatasetEntry, form: NumberFormat = PAGE) -> str:
     return "; ".join(parts or ["Overlap not known", *steps])
 
 
-def _communicates(entry: DatasetEntry) -> bool:
-    """Return whether ranks exchanged anything: not one rank alone, whatever it calls, nor without a collective."""
+def _nothing_to_hide(entry: DatasetEntry) -> str:
+    """Return why ranks exchanged nothing: one rank alone, whatever it calls, or no collective; empty where they did."""
     ratio, comm = entry.described.get("overlap_ratio"), entry.described.get("comm_ms")
-    return not (ratio is not None and ratio.reason == ONE_RANK) and not (comm is not None and comm.max == 0)
+    if ratio is not None and ratio.reason == ONE_RANK:
+        return "One rank"
+    return "No communication" if comm is not None and comm.max == 0 else ""
 
 
 def _median_card(name: str, label: str, entry: DatasetEntry) -> Card | None:
     """Return the card of what heads a run (`DatasetEntry.leading`); None where there is neither value nor bound."""
     found = entry.described.get(name)
-    if found is None or (name != "job_step_ms" and not _communicates(entry)):
+    if found is None or (name != "job_step_ms" and _nothing_to_hide(entry)):
         return None
     heading, unit = ", ".join(filter(None, (_TITLES[name], label))), metric_named(name).unit
     if found.bounds:
