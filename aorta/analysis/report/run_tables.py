@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from aorta.analysis.aggregate import NO_PIPELINE, LabelledRun
+from aorta.analysis.attribution.breakdown import sentence_rows
 from aorta.analysis.cautions import autopsy_notes, cautions, cutoff_line
 from aorta.analysis.collective_metrics import straggler_sentences
 from aorta.analysis.compare.headline import is_comparable, verdict_label
@@ -22,6 +23,7 @@ from aorta.analysis.devices import device_line, device_notes
 from aorta.analysis.documents import as_json, known
 from aorta.analysis.documents.comparison import (
     SIDES,
+    Attribution,
     AttributionRow,
     ComparedMetric,
     Comparison,
@@ -358,6 +360,25 @@ def attribution_table(key: str, caption: str, rows: Sequence[AttributionRow], *,
         *([Column("share", unit="ratio")] if shares else []),
     ]
     return Table(key, caption, columns, rows)
+
+
+def causes_table(attribution: Attribution | None) -> Table | None:
+    """Return the numbers behind the sentence of a comparison; None without any."""
+    rows = sentence_rows(attribution)
+    caption = "Where exposed communication differs: mean ms per step and rank"
+    return attribution_table("attribution", caption, rows) if rows else None
+
+
+def ways_tables(attribution: Attribution) -> list[Table]:
+    """Return every way of breaking a difference down."""
+    ways = [(name, rows, True) for name, rows in (attribution.dimensions or {}).items()]
+    # No breakdowns: their shares would not add up to the difference.
+    ways += [("stragglers", attribution.stragglers or [], False), ("computing", attribution.computing or [], False)]
+    return [
+        attribution_table(f"attribution-{name}", f"By {name}", rows, shares=shares)
+        for name, rows, shares in ways
+        if rows
+    ]
 
 
 def gains_tables(label: str, gains: WhatIf) -> tuple[Table, Table]:

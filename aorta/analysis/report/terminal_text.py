@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.attribution.breakdown import sentence_rows
 from aorta.analysis.cautions import autopsy_notes
 from aorta.analysis.compare.headline import UNLIKE, evidence, headline, is_comparable, numbers
 from aorta.analysis.documents import known
@@ -181,9 +180,7 @@ def full_text(datasets: Mapping[str, LabelledRun], summary: Summary, files: str,
             )
         add(run_tables.comparison_table(comparison))
         blocks[-1] += "\n" + style.faint(wrapped([basis], style.width, indent=""))
-        caption = "Where exposed communication differs: mean ms per step and rank"
-        causes = run_tables.attribution_table("causes", caption, sentence_rows(comparison.attribution))
-        add(causes, run_tables.pairs_table(comparison))
+        add(run_tables.causes_table(comparison.attribution), run_tables.pairs_table(comparison))
     blocks.append(wrapped([run_tables.of_launches(summary.datasets)], style.width, indent=""))
     for label, dataset in datasets.items():
         entry = summary.datasets[label]

@@ -301,7 +301,7 @@ def test_a_job_step_that_is_not_known_is_not_drawn(tmp_path: Path) -> None:
     assert "chart-steps-overlap_ratio" in html
     assert 'id="chart-steps-job_step"' not in html
     text = text_of(html)
-    assert "x: no job step is drawn: 1 of 3 ranks are missing; the slowest may be among them." in text
+    assert "x: no job step is drawn: 1 of 3 ranks are missing; the slowest may be among them" in text
     assert "median step of the ranks read" in text
     assert "job step</option>" not in html
 

@@ -17,20 +17,18 @@ from pathlib import Path
 from typing import Any, Final
 
 from aorta.analysis.aggregate import LabelledRun, by_step
-from aorta.analysis.attribution.breakdown import sentence_rows
 from aorta.analysis.cautions import DRAWN, HOST_BOUND, autopsy_title
 from aorta.analysis.collective_metrics import straggler_sentences
 from aorta.analysis.compare.headline import is_comparable
 from aorta.analysis.documents import known
-from aorta.analysis.documents.comparison import Attribution, Summary
+from aorta.analysis.documents.comparison import Summary
 from aorta.analysis.documents.dataset import DatasetEntry
 from aorta.analysis.formatting import first_upper, json_text
 from aorta.analysis.metrics import JOB_STEP
-from aorta.analysis.report import run_tables
+from aorta.analysis.report import kernels, run_tables
 from aorta.analysis.report.html import charts as page_charts
 from aorta.analysis.report.html.bokeh_chart import Chart, document, script
 from aorta.analysis.report.html.verdict_cards import verdict_of
-from aorta.analysis.report.kernels import kernel_notes, kernel_tables
 from aorta.analysis.report.palette import MEANINGS, SURFACES, text_on
 from aorta.analysis.report.tables import ROW_LIMIT, Column, Table, page_table, text_column
 from aorta.analysis.report.timeline import BLOCKED, lane_order, payload, spans_of, timeline_charts
@@ -74,7 +72,6 @@ def write_page(
     }
     share = SPAN_BUDGET // max(1, len(datasets))
     spans = {label: spans_of(dataset, share, SHOWN_RANKS, late[label]) for label, dataset in datasets.items()}
-    no_job_step: dict[str, str] = {}
     step_notes: list[str] = []
     for label, dataset in datasets.items():
         if dataset.pace.drawn_as_ranges:
@@ -83,7 +80,7 @@ def write_page(
         if basis.source != "marks":
             step_notes.append(f"{label}: no overlap ratio over the steps: {basis.reason or HOST_BOUND}")
         if why is not None:
-            no_job_step[label] = why
+            step_notes.append(f"{label}: no job step is drawn: {why}")
     together = {label: page_charts.steps_a_point(dataset.global_steps) for label, dataset in datasets.items()}
     charts: dict[str, list[Chart]] = {
         "launches": page_charts.launch_charts(comparison) if comparison else [],
@@ -92,7 +89,7 @@ def write_page(
         "steps": page_charts.step_charts(datasets),
         "collectives": page_charts.comm_charts(entries),
     }
-    kinds = {kind: color for each in spans.values() for kind, color in each.kinds.items()}
+    colors = {kind: color for each in spans.values() for kind, color in each.kinds.items()}
     lanes = sorted({lane for each in spans.values() for lane in each.lanes}, key=lane_order)
     health = []
     for label, dataset in datasets.items():
@@ -103,10 +100,10 @@ def write_page(
         notes, facts = run_tables.notes_of(dataset, entry), run_tables.facts_of(dataset, entry)
         health.append({"label": label, "notes": notes, "complete": complete, "facts": facts})
     left_out = (comparison.left_out or {}) if comparison else {}
+    attribution = comparison.attribution if comparison and is_comparable(comparison) else None
     conditions = [] if gate is None else [f"{each.condition}: {each.reason}" for each in gate.conditions]
-    drawn_kinds = dict.fromkeys(row.kind for entry in entries.values() for row in entry.matched)
+    kinds = dict.fromkeys(row.kind for entry in entries.values() for row in entry.matched)
     context = {
-        "version": summary.aorta_version,
         "printed_rows": PRINTED_ROWS,
         "title": f"{comparison.candidate} against {comparison.reference}" if comparison else ", ".join(datasets),
         "verdict": verdict_of(summary),
@@ -117,60 +114,32 @@ def write_page(
             for label, entry in entries.items()
             for sentence in (*straggler_sentences(entry), *(each.sentence for each in known(entry.findings) or ()))
         ],
-        "exposed": {label: run_tables.exposed_tables(label, entry) for label, entry in entries.items()},
-        "attribution": _attribution(comparison.attribution)
-        if comparison and comparison.attribution and is_comparable(comparison)
-        else None,
+        "attribution": attribution,
         "ranks": [
             table for label, entry in entries.items() if late[label] and (table := run_tables.rank_table(label, entry))
         ],
-        "gains": {label: entry.what_if for label, entry in entries.items()},
-        "gains_basis": run_tables.gains_basis,
-        "gains_tables": run_tables.gains_tables,
         "answered": comparison.candidate if comparison else next(iter(entries)),
         "legends": [(number, label, sides.get(label, "")) for number, label in enumerate(datasets)],
         "charts": charts,
         "spans": [*spans.values()],
         "lanes": lanes,
-        "kinds": [(kind, color, kind == BLOCKED) for kind, color in kinds.items()],
+        "kinds": [(kind, color, kind == BLOCKED) for kind, color in colors.items()],
         "steps_a_point": {label: count for label, count in together.items() if count > 1},
         "step_notes": step_notes,
-        "no_job_step": no_job_step,
         "of_launches": run_tables.of_launches(entries),
-        "signs": [(kind, page_charts.marker_of(kind)[1]) for kind in drawn_kinds],
-        "metrics": [run_tables.comparison_table(comparison)] if comparison else [],
-        "distributions": [run_tables.metrics_table(label, entry) for label, entry in entries.items() if entry.metrics],
-        "collectives": run_tables.collectives_table(entries),
-        "pairs": run_tables.pairs_table(comparison) if comparison else None,
-        "differences": run_tables.differences_table(comparison) if comparison else None,
+        "signs": [(kind, page_charts.marker_of(kind)[1]) for kind in kinds],
+        "comparison": comparison,
+        "entries": entries,
+        "run_tables": run_tables,
+        "kernels": kernels,
         "left_out": [f"{side}: {each.path}: {each.reason}" for side, found in left_out.items() for each in found],
-        "kernels": [
-            (label, kernel_tables(label, entry.traces), kernel_notes(entry.traces))
-            for label, entry in entries.items()
-            if entry.traces
-        ],
         "health": named(health),
         "environment": named(run_tables.environment_of(datasets)),
-        "definitions": run_tables.definitions_table(summary.metrics),
-        "conventions": summary.conventions,
+        "summary": summary,
     }
-    data = {**for_scripts(), "timelines": payload([*spans.values()]), "kindColors": kinds}
+    data = {**for_scripts(), "timelines": payload([*spans.values()]), "kindColors": colors}
     html = assemble(context, [chart for each in charts.values() for chart in each], data)
     path.write_text(html, encoding="utf-8", errors=NOT_UTF8, newline="\n")
-
-
-def _attribution(attribution: Attribution) -> dict[str, Any]:
-    """Return where the difference is: a sentence, its causes, and every way of breaking it down."""
-    ways = [(name, rows, True) for name, rows in (attribution.dimensions or {}).items()]
-    # No breakdowns: their shares would not add up to the difference.
-    ways += [("stragglers", attribution.stragglers or [], False), ("computing", attribution.computing or [], False)]
-    table, causes = run_tables.attribution_table, sentence_rows(attribution)
-    return {
-        "sentence": attribution.sentence or attribution.reason,
-        "definition": attribution.definition,
-        "causes": table("attribution", "The numbers behind it: mean ms per step and rank", causes) if causes else None,
-        "ways": [table(f"attribution-{key}", f"By {key}", rows, shares=shares) for key, rows, shares in ways if rows],
-    }
 
 
 _RANK_COLUMNS: Final = (
