@@ -1,9 +1,8 @@
 """What sources say of the ranks of a job that makes no progress, and what follows: the types of both.
 
 A source is the progress file of a recorded run, a dump of torch's Flight Recorder, or NCCL's RAS. Times are nanoseconds
-of the clock named by `RankEvidence.clock`: comparable within a rank, and between ranks of one host and clock only. A
-field is None where no source says it. `aorta autopsy --json` prints a `Verdict`
-(`docs/schemas/autopsy-1.schema.json`). Must not decide anything.
+of a clock of the rank's host: comparable within a rank, and between sources and hosts not. A field is None where no
+source says it. `aorta autopsy --json` prints a `Verdict`. Must not decide anything.
 """
 
 from __future__ import annotations
@@ -113,7 +112,6 @@ class RankEvidence(RankState, kw_only=True):
     Attributes:
         groups: all that the rank is known to belong to.
         collectives: in the order of issue, the newest last; old ones may be missing.
-        lost: how many older ones the source has dropped.
         not_after_ns: the source was written at this moment of its clock at the latest, so it may lack what was issued
             later; None where `taken_ns` says when.
         completed_late: issued collectives may have completed: on a device that is known once a step has been read.
@@ -126,12 +124,10 @@ class RankEvidence(RankState, kw_only=True):
     source: Source
     path: str
     world_size: Annotated[int, msgspec.Meta(ge=0, le=WORLD_LIMIT)] | None = None
-    clock: str | None = None
     host: str | None = None
     pid: Integer | None = None
     groups: list[GroupEvidence] = []
     collectives: list[CollectiveEvidence] = []
-    lost: Integer = 0
     not_after_ns: Integer | None = None
     completed_late: bool = False
     device_seen_ns: Integer | None = None

@@ -162,7 +162,7 @@ def _unpickled(content: bytes) -> Any:
         if isinstance(each, (dict, list, tuple)):
             seen += len(each)
             if seen > _VALUES_PER_BYTE * len(content):
-                raise ValueError(f"its {len(content)} bytes repeat each other to more than {seen} values")
+                raise ValueError(f"its {len(content)} bytes unfold to more than {seen} values")
             left += each.values() if isinstance(each, dict) else each
     return value
 
@@ -295,14 +295,14 @@ def _evidence(
         world_size=world,
         source="flight_recorder",
         path=str(path),
-        clock="unix",
         progress_ns=max(times, default=None),
         groups=list(groups.values()),
         collectives=[*finished, *issued],
-        lost=lost,
         not_after_ns=path.stat().st_mtime_ns,
         device_seen_ns=path.stat().st_mtime_ns if begun and notes_starts else None,
-        torn=f"{path.name} lacks older or finished work that tells what the rank waits for" if lacking else None,
+        torn=f"{path.name} lacks older entries or finished work: what the rank waits for is unknown"
+        if lacking
+        else None,
     )
 
 

@@ -75,7 +75,9 @@ def join(evidence: Iterable[RankEvidence]) -> JobEvidence:
             groups[name] = structs.replace(group, ranks=members)
     absent = {name: sum(rank not in ranks for rank in group.ranks) for name, group in groups.items()}
     if sum(absent[name] for rank in ranks.values() for name in {one.group for one in rank.collectives}) > _MOST_ABSENT:
-        raise InputError(f"evidence of {len(ranks)} ranks, which used groups with {max(absent.values())} other ranks")
+        raise InputError(
+            f"evidence of {len(ranks)} ranks only, whose groups have {max(absent.values())} others; give that of more"
+        )
     if any(sizes):  # or else there may be ranks of which no source speaks
         listed |= {name for name, group in groups.items() if group.ranks == world}
     contradictions = []

@@ -38,7 +38,9 @@ NEXT: Final[dict[Kind, tuple[str, ...]]] = {
         "Start again from the last checkpoint; the other ranks only lost their peer.",
     ),
     "stopped": ("Continue it (`kill -CONT PID`), or detach the debugger; the others go on then.",),
-    "signature_mismatch": ("Compare the lines that issued it: a branch, a shape or a type depends on the rank there.",),
+    "signature_mismatch": (
+        "Compare the lines that issued it: a branch, a shape or a dtype there depends on the rank.",
+    ),
     "order_swapped": ("Issue collectives in one order on all ranks: look for a branch or a set that differs by rank.",),
     "stuck_outside": ("Look at its stack (--stacks, or `py-spy dump --pid PID`): it is not in a collective.",),
     "rank_did_not_join": (

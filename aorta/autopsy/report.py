@@ -291,7 +291,7 @@ def _query(place: str) -> bytes:
                 if len(answer) > SMALL_BYTES:
                     raise InputError(f"--ras {place}: the answer is longer than {SMALL_BYTES >> 20} MiB")
                 if (left_s := deadline - time.monotonic()) <= 0:
-                    raise TimeoutError(f"not whole after {_ANSWER_S:g} s, {len(answer)} bytes")
+                    raise TimeoutError(f"incomplete after {_ANSWER_S:g} s, {len(answer)} bytes")
                 connection.settimeout(left_s)
     except (OSError, OverflowError) as error:
         raise InputError(

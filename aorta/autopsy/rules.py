@@ -215,9 +215,9 @@ def order_swapped(case: Case, accused: set[int]) -> Iterator[Accusation]:
             wrong_group = twin is not None and twin.channel.group != one.channel.group
             own, theirs = (str(job.name(each.channel, each.collective)) for each in (one, awaited[0]))
             reason = (
-                f"issued {own}, {name_ranks(sorted(circle - {rank}))} the same in {theirs}"
+                f"issued {own} where {name_ranks(sorted(circle - {rank}))} issued the same in {theirs}"
                 if wrong_group
-                else f"waits in {own}, for ranks that wait for it in {theirs}"
+                else f"waits in {own} for ranks that wait for it in {theirs}"
             )
             yield case.accusation(
                 rank,

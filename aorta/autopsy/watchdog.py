@@ -28,7 +28,6 @@ from aorta.errors import SIGNAL_EXIT_BASE
 from aorta.records.files import write_whole
 from aorta.records.progress_file import (
     ANNOUNCED,
-    ProgressFacts,
     ProgressState,
     ProgressWatch,
     UnreadableProgress,
@@ -75,6 +74,12 @@ class WatchdogTask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Patience:
+    """Decides which ranks are overdue, by what their steps took.
+
+    `quiet_until_ns`: time without progress before it is ignored, as a rank was paused or announced a long phase, in
+    which the others may wait for it, or the host slept.
+    """
+
     def __init__(self, timeout_s: float | None, grace_s: float, warmup_steps: int) -> None:
         self._timeout_s, self._grace_s = timeout_s, grace_s
         self._ready = warmup_steps + LEARNING_STEPS if timeout_s is None else 1
@@ -83,7 +88,7 @@ class Patience:
         self._gap_s: dict[int, float] = {}
         """Rank -> the longest in the step that it is in."""
         self._last: dict[int, ProgressState] = {}
-        self._quiet_until_ns = 0
+        self.quiet_until_ns = 0
 
     def timeout_s(self, states: dict[int, ProgressState]) -> float:
         if min(state.steps_done for state in states.values()) < self._ready:
@@ -94,39 +99,26 @@ class Patience:
         return max(LEAST_S, TIMES_USUAL * gaps_s[int(USUAL * len(gaps_s))], TIMES_LONGEST * gaps_s[-1])
 
     def overdue(self, states: dict[int, ProgressState], now_ns: int) -> dict[int, float]:
-        """Return ranks without progress for longer than allowed, with seconds; learns from those with progress.
-
-        While one rank is paused or in an announced phase, the others may be waiting for it: time without progress
-        counts from its end on.
-        """
+        """Return ranks without progress for longer than allowed, with seconds; learns from those with progress."""
         for state in states.values():
             announced = state.phase in ANNOUNCED and now_ns - state.progress_ns < self._grace_s * 1e9
             if state.phase == "paused" or announced:
-                self._quiet_until_ns = now_ns
-        limit_ns = int(self.timeout_s(states) * 1e9)
-        self._learn(states)
-        late = {}
+                self.quiet_until_ns = now_ns
+        limit_s = self.timeout_s(states)
+        ended_s, late = list[float](), {}
         for rank, state in states.items():
-            idle_ns = now_ns - max(state.progress_ns, self._quiet_until_ns)
-            if idle_ns > limit_ns:
-                late[rank] = idle_ns / 1e9
-        return late
-
-    def was_asleep(self, now_ns: int) -> None:
-        """Ignore time without progress until now: the host slept, and no process ran."""
-        self._quiet_until_ns = now_ns
-
-    def _learn(self, states: dict[int, ProgressState]) -> None:
-        ended_s = []
-        for rank, state in states.items():
+            idle_s = (now_ns - max(state.progress_ns, self.quiet_until_ns)) / 1e9
+            if idle_s > limit_s:
+                late[rank] = idle_s
             before, self._last[rank] = self._last.get(rank), state
-            if before is None or before.steps_done < self._warmup_steps or before.progress_ns < self._quiet_until_ns:
+            if before is None or before.steps_done < self._warmup_steps or before.progress_ns < self.quiet_until_ns:
                 continue
             self._gap_s[rank] = max(self._gap_s.get(rank, 0.0), (state.progress_ns - before.progress_ns) / 1e9)
             if state.steps_done > before.steps_done:
                 ended_s.append(self._gap_s.pop(rank))
         if ended_s:
             self._gaps_s.append(max(ended_s))
+        return late
 
 
 class HostWatchdog:
@@ -153,14 +145,13 @@ class HostWatchdog:
                 poller.unregister(process)
             now_ns = time.perf_counter_ns()
             if now_ns - looked_ns > _ASLEEP_S * 1e9:
-                patience.was_asleep(now_ns)
+                patience.quiet_until_ns = now_ns
             looked_ns = now_ns
-            states = self._alive()
-            if self._failed() and not self._reported:
+            states, failed = self._alive()
+            if failed and not self._reported:
                 time.sleep(_OTHERS_WITHIN_S)
-                self._alive()
-                self._report(f"{name_ranks(self._failed())} ended before the run did")
-            now = self._progress_ns()
+                self._report(f"{name_ranks(self._alive()[1])} ended before the run did")
+            now = {rank: watch.state().progress_ns for rank, watch in self._watches.items()}
             if self._reported and all(now[rank] > at for rank, at in self._reported.items()):
                 # The ranks were late and not stuck: the report is written again. What was saved of them stays.
                 idle_s = (time.perf_counter_ns() - max(self._reported.values())) / 1e9
@@ -188,47 +179,38 @@ class HostWatchdog:
                     if not ours or facts.rank not in wanted:
                         continue
                     wanted.remove(facts.rank)
-                    if not is_visible(facts):
-                        continue
-                    self._watches[facts.rank] = watch
-                    with suppress(OSError, OverflowError):  # gone already, or no pid
-                        self._processes[facts.rank] = os.pidfd_open(facts.pid)
+                    if is_visible(facts):
+                        self._watches[facts.rank] = watch
+                        with suppress(OSError, OverflowError):  # gone already, or no pid
+                            self._processes[facts.rank] = os.pidfd_open(facts.pid)
             if self._task.ranks[0] not in self._watches:
                 return False
-            if all(_is_dead(watch.facts) for watch in self._watches.values()):
+            if all(_is_dead(watch) for watch in self._watches.values()):
                 deadline = min(deadline, time.monotonic() + _FILES_AFTER_DEATH_S)
             if wanted:
                 time.sleep(0.05)
         return bool(self._watches)
 
-    def _alive(self) -> dict[int, ProgressState]:
-        """Return the state of each rank that is in its recorded loop; notes those that have died in there."""
-        states = {}
-        for rank, watch in self._watches.items():
-            state, facts = watch.state(), watch.facts
-            if _is_dead(facts):
-                if rank not in self._dead:
-                    self._dead.add(rank)
-                    if ended := exit_of_zombie(facts.pid, facts.start_ticks):
-                        self._exits[rank] = ended
-            elif state.exit_code is None:
-                states[rank] = state
-        return states
-
-    def _failed(self) -> list[int]:
-        """Return the ranks that died in their recorded loop, or left it with an error; a run that a signal ends in
-        order has none.
+    def _alive(self) -> tuple[dict[int, ProgressState], list[int]]:
+        """Return the state of each rank that is in its recorded loop, and the ranks that died in there or left it with
+        an error; a run that a signal ends in order has none.
         """
-        codes = {rank: watch.state().exit_code for rank, watch in sorted(self._watches.items())}
-        return [
-            rank
-            for rank, code in codes.items()
-            if (rank in self._dead if code is None else 0 < code < SIGNAL_EXIT_BASE)
-        ]
+        states, failed = {}, []
+        for rank, watch in sorted(self._watches.items()):
+            state = watch.state()
+            if rank not in self._dead and _is_dead(watch):
+                self._dead.add(rank)
+                if ended := exit_of_zombie(watch.facts.pid, watch.facts.start_ticks):
+                    self._exits[rank] = ended
+            if state.exit_code is None and rank not in self._dead:
+                states[rank] = state
+            elif state.exit_code is None or 0 < state.exit_code < SIGNAL_EXIT_BASE:
+                failed.append(rank)
+        return states, failed
 
     def _report(self, what: str) -> None:
         """Save evidence of every rank, have the report written, and say so in one line that begins with the accused."""
-        self._reported = self._progress_ns()
+        self._reported = {rank: watch.state().progress_ns for rank, watch in self._watches.items()}
         evidence, output = progress_evidence(self._folder, stacks=True, saved=False), self._folder / AUTOPSY_DIR
         try:
             output.mkdir(exist_ok=True)
@@ -243,12 +225,9 @@ class HostWatchdog:
             answer, where = _answer(self._folder)
         to_stderr(f"aorta watchdog: {answer} ({what}); {where}")
 
-    def _progress_ns(self) -> dict[int, int]:
-        return {rank: watch.state().progress_ns for rank, watch in self._watches.items()}
 
-
-def _is_dead(facts: ProgressFacts) -> bool:
-    return process_state(facts.pid, facts.start_ticks) == "dead"
+def _is_dead(watch: ProgressWatch) -> bool:
+    return process_state(watch.facts.pid, watch.facts.start_ticks) == "dead"
 
 
 def _answer(folder: Path) -> tuple[str, str]:

@@ -178,7 +178,7 @@ def _broken_rules(config: Config, world_size: int, processes: int) -> Iterator[s
         if section not in ("fabric", "profiling"):  # whose rules are also asked for by themselves
             yield from number_rules(section, getattr(config, section))
     if not abs(drift := config.clock.fake_drift_ppm) <= MAX_FAKE_DRIFT_PPM:
-        yield f"clock.fake_drift_ppm={drift}: must be at most {MAX_FAKE_DRIFT_PPM} either way: no clock is worse"
+        yield f"clock.fake_drift_ppm={drift}: must be within +-{MAX_FAKE_DRIFT_PPM}"
     betas = list(config.optimizer.betas)  # OmegaConf checks the types in a tuple, not its length
     if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
         yield f"optimizer.betas={betas}: must be two numbers in [0, 1)"

@@ -6,7 +6,7 @@ Overrides of train.py go to every run. The table is printed, and written as JSON
 
 Exit 0: nothing failed, and at least one comparison of times was judged. 1: a check failed, there is no device, or an
 override is wrong. 4: nothing failed, but no comparison of times could be judged. 5: a rank ended before the table was
-made.
+written.
 """
 
 from __future__ import annotations
@@ -84,7 +84,9 @@ def checked(
     )
     code = ranks.wait()
     if code or not path.exists():
-        raise RunIncomplete(f"the ranks ended with {code} before the table was made; see their output above")
+        raise RunIncomplete(
+            f"the ranks ended with exit code {code} before the table was written; see their output above"
+        )
     return msgspec.json.decode(path.read_bytes(), type=CheckReport)
 
 

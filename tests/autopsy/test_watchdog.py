@@ -328,7 +328,7 @@ def test_who_waits_for_a_checkpoint_is_not_late_when_it_ends() -> None:
     assert overdue(Patience(3.0, 600.0, 0), 700, state(9, 1, "checkpoint")) == [0]
     assert overdue(Patience(3.0, 600.0, 0), 700, state(9, 1, "paused")) == []
     patience = Patience(3.0, 600.0, warmup_steps=0)
-    patience.was_asleep(int(99e9))  # a host that was asleep is no alarm
+    patience.quiet_until_ns = int(99e9)  # a host that was asleep is no alarm
     assert overdue(patience, 100, state(9, 1)) == []
 
 

@@ -22,7 +22,7 @@ RANKS: Final = range(4)
 NO_SEND = "has not issued send 8 of default_pg (to rank 3)"
 NO_RECEIVE = "has not issued recv 8 of default_pg (from rank 1)"
 NO_ALL_REDUCE = "has not issued all_reduce 2 of dp"
-CIRCLE = "waits in all_reduce 2 of dp, for ranks that wait for it in "
+CIRCLE = "waits in all_reduce 2 of dp for ranks that wait for it in "
 ANSWERS = {
     "none": ("not_stuck", None, None),
     "does_not_send": ("rank_did_not_join", NO_SEND, CIRCLE + "recv 8 of default_pg"),

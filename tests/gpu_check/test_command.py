@@ -95,7 +95,7 @@ def test_a_number_of_pairs_that_cannot_be(text, capsys):
 def test_ranks_that_end_early_do_not_leave_an_older_report_to_answer(launched, tmp_path):
     path = tmp_path / "x.json"
     path.write_text('{"facts": {}, "rows": [], "verdict": "", "exit_code": 0}')
-    with pytest.raises(RunIncomplete, match="ended with 1 before the table was made"):
+    with pytest.raises(RunIncomplete, match="ended with exit code 1 before the table was written"):
         check_command.checked(path, 2, ["ddp"], ["10"])
     assert not path.exists()
 
