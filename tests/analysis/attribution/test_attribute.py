@@ -48,8 +48,13 @@ def two_ranks(folder: Path, label: str, slow: float = 1.0, steps: int = 3) -> La
 
 
 def test_a_slow_kind_is_named_with_size_group_part_and_place(tmp_path: Path) -> None:
-    found = attribute(two_ranks(tmp_path / "a", "base"), two_ranks(tmp_path / "b", "new", slow=3))
+    sides = two_ranks(tmp_path / "a", "base"), two_ranks(tmp_path / "b", "new", slow=3)
+    found, back = attribute(*sides), attribute(*sides[::-1])
     exact(found)
+    exact(back)
+    less = "Mean exposed communication: 25 -> 11 ms a step. All of the decrease is reducescatter"
+    assert back["sentence"].startswith(less)
+    assert (back["causes"][0]["difference_ms"], back["causes"][0]["share"]) == pytest.approx((-14, 1))
     assert found["reference"]["exposed_comm_ms"] == pytest.approx(6 + 5)
     assert found["candidate"]["exposed_comm_ms"] == pytest.approx(6 + 4 + 15)
     assert found["reference"]["rank_steps"] == 4  # two of three steps of two ranks: the first is warm-up
@@ -69,16 +74,6 @@ def test_a_slow_kind_is_named_with_size_group_part_and_place(tmp_path: Path) -> 
     assert orders == pytest.approx({0: 4, 1: 10})
     places = {row["what"]: row["reference_ms"] for row in found["dimensions"]["place"]}
     assert places == pytest.approx({"forward of layers.0": 6, "backward of layers.0": 5})
-
-
-def test_the_other_way_round_it_is_less(tmp_path: Path) -> None:
-    found = attribute(two_ranks(tmp_path / "a", "base", slow=3), two_ranks(tmp_path / "b", "new"))
-    exact(found)
-    assert found["sentence"].startswith(
-        "Mean exposed communication: 25 -> 11 ms a step. All of the decrease is reducescatter"
-    )
-    assert found["causes"][0]["difference_ms"] == pytest.approx(-14)
-    assert found["causes"][0]["share"] == pytest.approx(1)
 
 
 def test_where_nothing_differs_nothing_is_named(tmp_path: Path) -> None:
@@ -296,22 +291,24 @@ def test_what_the_rows_do_not_explain_is_a_row_of_its_own(tmp_path: Path) -> Non
     assert named == {"communication without a row in the record"}
 
 
-def test_what_the_rows_explain_too_much_is_taken_off_again(tmp_path: Path) -> None:
-    """The rows expose 20 ms; the record counts 12, and stays right."""
-    row = comm("allreduce", 50, 70)
-    told = step(0, 1, 0, overlap=metrics(100, 50, 12, 0), collectives=[row])
-    found = attribute(*(dataset(tmp_path / name, name, [[told]]) for name in ("a", "b")))
-    exact(found)
-    assert (found["reference"]["exposed_comm_ns"], found["reference"]["untold_ns"]) == (ns(12), ns(-8))
-    assert found["reference"]["comm_ms"] == 12, "of the record, not of its rows"
+ENDLESS = replace(comm("allreduce", 50, 70, seq=1), end_ns=None, end_source=None)
 
 
-def test_a_collective_whose_end_was_not_seen_explains_nothing(tmp_path: Path) -> None:
-    rows = [comm("allreduce", 10, 20), replace(comm("allreduce", 50, 70, seq=1), end_ns=None, end_source=None)]
-    told = step(0, 1, 0, overlap=metrics(100, 0, 30, 0), collectives=rows)
+@pytest.mark.parametrize(
+    ("recorded_ms", "compute_ms", "rows", "untold_ms"),
+    [
+        pytest.param(12, 50, [comm("allreduce", 50, 70)], -8, id="the rows expose 20 ms, and the record stays right"),
+        pytest.param(30, 0, [comm("allreduce", 10, 20), ENDLESS], 20, id="without an end a row explains nothing"),
+    ],
+)
+def test_exposed_time_is_what_the_record_counts(
+    tmp_path: Path, recorded_ms: float, compute_ms: float, rows: list[Any], untold_ms: float
+) -> None:
+    told = step(0, 1, 0, overlap=metrics(100, compute_ms, recorded_ms, 0), collectives=rows)
     found = attribute(*(dataset(tmp_path / name, name, [[told]]) for name in ("a", "b")))
     exact(found)
-    assert (found["reference"]["exposed_comm_ns"], found["reference"]["untold_ns"]) == (ns(30), ns(20))
+    assert (found["reference"]["exposed_comm_ns"], found["reference"]["untold_ns"]) == (ns(recorded_ms), ns(untold_ms))
+    assert found["reference"]["comm_ms"] == recorded_ms, "of the record, not of its rows"
 
 
 def test_what_is_beyond_the_rows_that_are_shown_is_summed_up_in_the_last(tmp_path: Path) -> None:
