@@ -176,10 +176,9 @@ def step_entry(dataset: LabelledRun) -> DatasetEntry:
 def _counts(dataset: LabelledRun) -> StepCounts:
     read, used = len(dataset.used), int(dataset.used.sum())
     warm = int(np.count_nonzero(dataset.run.steps.warmup))
-    isolated = Counter[str]()
-    for tables in dataset.run.ranks.values():
-        isolated.update(tables.isolated_counts())
-    stated = {steps for tables in dataset.run.ranks.values() if (steps := tables.source.warmup_steps) is not None}
+    ranks = dataset.run.ranks.values()
+    isolated = Counter(PHASES[code] for tables in ranks for code in tables.isolated.phase.tolist())
+    stated = {steps for tables in ranks if (steps := tables.source.warmup_steps) is not None}
     warmups = " or ".join(map(str, sorted(stated)))
     rule = f"the first {warmups} of the run, as its headers say" if stated else "a trace flags none"
     return StepCounts(
@@ -188,7 +187,7 @@ def _counts(dataset: LabelledRun) -> StepCounts:
         rank_steps_left_out_as_warmup=warm,
         rank_steps_left_out_as_calibration=read - used - warm,
         global_steps_used=len(dataset.global_steps),
-        isolated_rank_steps={phase: isolated[phase] for phase in sorted(isolated)},
+        isolated_rank_steps=dict(sorted(isolated.items())),
         warmup_rule=f"steps flagged warmup in the record are left out (W21): {rule}",
     )
 

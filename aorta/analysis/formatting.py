@@ -27,14 +27,8 @@ _SIZES: Final = (("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
 
 @dataclass(frozen=True)
 class NumberFormat:
-    """How one medium writes numbers; `TEXT` and `PAGE` are the two there are.
-
-    Attributes:
-        unknown: what stands for None.
-        unknown_size: what stands for a number of bytes that is not known.
-        separator: between thousands.
-        minus: the sign of a negative number.
-        space: between a number and its unit.
+    """How one medium writes numbers; `TEXT` and `PAGE` are the two there are. `separator` stands between thousands,
+    `space` between a number and its unit.
     """
 
     unknown: str = "unknown"
@@ -137,13 +131,7 @@ class NumberFormat:
 TEXT: Final = NumberFormat()
 """Plain characters: a terminal, Markdown, JUnit, sentences in `summary.json`, pictures."""
 
-PAGE: Final = NumberFormat(
-    unknown="\u2013",
-    unknown_size="size unknown",
-    separator=",",
-    minus="\u2212",
-    space="\u00a0",
-)
+PAGE: Final = NumberFormat("\u2013", "size unknown", ",", "\u2212", "\u00a0")
 """The HTML page; a number and its unit stay on one line."""
 
 

@@ -71,11 +71,29 @@ def locate(labels: Sequence[str], cwd: Path, root: Path) -> dict[str, Path]:
         if folder is not None:
             found[label] = folder
         else:
-            searched = [f"{place}  ({why_not})" for place, why_not in _candidates(label, cwd, root)]
-            missing[label] = [*searched, f"{cwd.resolve() / label}  (not there)"]
-    if missing:
-        raise InputError(_nowhere(missing, cwd))
-    return found
+            searched = [f"  {place}  ({why_not})" for place, why_not in _candidates(label, cwd, root)]
+            missing[label] = [*searched, f"  {cwd.resolve() / label}  (not there)"]
+    if not missing:
+        return found
+    there = []
+    for path in sorted(path for pattern in ("*/", f"{OUTPUTS}/*/") for path in cwd.glob(pattern)):
+        try:
+            holds_run = bool(rank_files(path) or launch_folders(path))
+        except (InputError, OSError):  # the folder of a plan; or one that may not be read
+            holds_run = True
+        if path.name != OUTPUTS and holds_run:
+            there.append(path.relative_to(cwd))
+    made = [path.name.removeprefix(f"{OUTPUTS}_") for path in there]
+    named = [str(path) for path in there[:_LISTED]] + ([f"{len(there) - _LISTED} more"] if len(there) > _LISTED else [])
+    lines = [
+        f"no records for {' and '.join(map(repr, missing))}. Runs here: {', '.join(named) or 'none'}",
+        *filter(None, [meant(label, made, f"{label}: ") for label in missing]),
+        "Searched:",
+        *dict.fromkeys(line for searched in missing.values() for line in searched),
+        "Give one of the runs or a folder, or make them with",
+        *[f"  aorta train --nproc_per_node 2 label={label}" for label in missing],
+    ]
+    raise InputError("\n".join(lines))
 
 
 def _folder_of(label: str, cwd: Path, root: Path) -> Path | None:
@@ -93,39 +111,5 @@ def _candidates(label: str, cwd: Path, root: Path) -> Iterator[tuple[Path, str |
         names = sorted({name for header in headers for name in (header.label, header.platform)})
         if not headers:
             yield shared, "no records"
-        elif label in names:
-            yield shared, None
         else:
-            yield shared, f"its records are labelled or made on {', '.join(names)}"
-
-
-def _nowhere(missing: dict[str, list[str]], cwd: Path) -> str:
-    paths = [f"  {path}" for searched in missing.values() for path in searched]
-    commands = [f"  aorta train --nproc_per_node 2 label={label}" for label in missing]
-    there = runs_below(cwd)
-    made = [path.name.removeprefix(f"{OUTPUTS}_") for path in there]
-    hints = [meant(label, made, f"{label}: ") for label in missing]
-    named = [str(path) for path in there[:_LISTED]] + ([f"{len(there) - _LISTED} more"] if len(there) > _LISTED else [])
-    return "\n".join(
-        [
-            f"no records for {' and '.join(map(repr, missing))}. Runs here: {', '.join(named) or 'none'}",
-            *filter(None, hints),
-            "Searched:",
-            *dict.fromkeys(paths),
-            "Give one of the runs or a folder, or make them with",
-            *commands,
-        ]
-    )
-
-
-def runs_below(cwd: Path) -> list[Path]:
-    """Return the runs and launch sets directly below a folder and its `artifacts`, as a command takes them."""
-    folders = sorted(path for pattern in ("*/", f"{OUTPUTS}/*/") for path in cwd.glob(pattern))
-    return [path.relative_to(cwd) for path in folders if path.name != OUTPUTS and _holds_run(path)]
-
-
-def _holds_run(folder: Path) -> bool:
-    try:
-        return bool(rank_files(folder) or launch_folders(folder))
-    except (InputError, OSError):  # the folder of a plan; or one that may not be read
-        return True
+            yield shared, None if label in names else f"its records are labelled or made on {', '.join(names)}"

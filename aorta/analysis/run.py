@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aorta.analysis.documents.dataset import TraceEntries
-from aorta.analysis.frames import PHASES, Collectives, Exposed, Ints, Lane, Region, SpanName, Spans, Steps, declared
+from aorta.analysis.frames import Collectives, Exposed, Ints, Lane, Region, SpanName, Spans, Steps, declared
 from aorta.analysis.health import Health
 from aorta.records.clocks import RankClock
 from aorta.records.schema import (
@@ -314,10 +314,6 @@ class RankTables:
         place = int(np.searchsorted(self.steps.global_step, global_step))
         exists = place < len(self.steps) and self.steps.global_step[place] == global_step
         return self.details.step(place) if exists else None
-
-    def isolated_counts(self) -> dict[str, int]:
-        """Return phase other than `train` -> number of its steps, warm-up included."""
-        return {PHASES[code]: count for code, count in Counter(self.isolated.phase.tolist()).items()}
 
 
 @dataclass(frozen=True)

@@ -61,14 +61,6 @@ class KindOverlap(NamedTuple):
     hidden_ns: int
 
 
-class Exposure(NamedTuple):
-    """The merged intervals in which one window communicated, computed, and communicated without computing."""
-
-    comm: list[Interval]
-    working: list[Interval]
-    exposed: list[Interval]
-
-
 class Segment(NamedTuple):
     """An interval of the window with a constant set of active lanes. Bits follow `classes.LANES`."""
 
@@ -342,14 +334,6 @@ def copy_rates(copies: Iterable[tuple[str, int, Interval]]) -> dict[str, float]:
         spans.append(span)
     lengths = {direction: intervals.measure(intervals.merge(spans)) for direction, (_, spans) in moved.items()}
     return {f"{name}_gb_per_s": sum(moved[name][0]) / length_ns for name, length_ns in lengths.items() if length_ns}
-
-
-def exposure(
-    window: Interval, comm: Iterable[Interval], compute: Iterable[Interval], stalls: Iterable[Interval] = ()
-) -> Exposure:
-    """Return when communication of a window was exposed: exactly the intervals that `measure_window` measures."""
-    communication, working = _lane(comm, window), _working(PAIRS, window, compute, stalls)
-    return Exposure(communication, working, intervals.subtract(communication, working))
 
 
 def _working(algebra: Algebra[Raw, Merged], window: Interval, busy: Raw | None, stalls: Raw | None) -> Merged:
