@@ -49,12 +49,8 @@ _POLL_S: Final = 0.5
 
 @dataclass(frozen=True)
 class LaunchEnd:
-    """How a launch ended.
-
-    Attributes:
-        exit_code: 128 + n where signal n killed it.
-        timed_out: the timeout stopped it.
-        left_behind: how many processes of it had to be ended afterwards.
+    """How a launch ended: `exit_code` is 128 + n where signal n killed it, `left_behind` how many processes of it had
+    to be ended afterwards.
     """
 
     exit_code: int

@@ -95,9 +95,7 @@ class Launch:
 
     @property
     def has_configuration(self) -> bool:
-        """Whether the launch has a manifest with its configuration; otherwise only the record headers
-        say what was run.
-        """
+        """Whether the launch has a manifest with its configuration, not headers of its records alone."""
         return any(not key.startswith(HEADER) for key in self.facts)
 
     def median(self, name: str) -> float | None:
@@ -244,13 +242,10 @@ regressions on average and 5 % at worst, those above up to 25 % (docs/dev/verdic
 def launch_order(reference: LaunchSet, candidate: LaunchSet, *, assume_no_drift: bool = False) -> LaunchOrderFacts:
     """Return the order of all launches of both sides, and whether it separates a difference of the sides from a drift.
 
-    Args:
-        assume_no_drift: whether they are judged in any order (`Rules`); noted beside the others.
-
     Returns:
-        What `summary.json` holds of it. `comparable`: whether the sides took turns; None = unknown. `sequence`: R for a
-        launch of the reference, C for one of the candidate, by time; those that ran at the same time in parentheses.
-        `reason`: why it is not comparable, or not known.
+        `comparable`: whether the sides took turns; None = unknown. `sequence`: R for a launch of the reference, C for
+        one of the candidate, by time; those that ran at the same time in parentheses. `reason`: why it is not
+        comparable, or not known.
     """
     order = partial(LaunchOrderFacts, largest_inflation=MOST, assume_no_drift=assume_no_drift)
     launches = [*reference.launches, *candidate.launches]

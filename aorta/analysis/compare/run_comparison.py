@@ -230,35 +230,27 @@ def _pair(metric: Metric, left: MetricValue, right: MetricValue, not_judged: str
         judgement, why = "neutral", "neither direction is good in itself"
     else:
         judgement = "better" if (values.difference > 0) == (metric.better == "higher") else "worse"
-    bounds = bounded_pair(left, right)
-    if bounds is not None and metric.unit != "ratio" and not_judged is not None:
-        bounds, why = None, not_judged  # bounds of milliseconds decide no more across platforms than values do
+    bounds, before, after = ABSENT, left.ends, right.ends
+    if (left.bounds or right.bounds) and before is not None and after is not None:
+        if metric.unit != "ratio" and not_judged is not None:
+            why = not_judged  # bounds of milliseconds decide no more across platforms than values do
+        else:  # the least and the greatest of all pairs of launches; a value is both of its bounds
+            low, high = left.extremes or (before.at_least, before.at_most)
+            from_, to = right.extremes or (after.at_least, after.at_most)
+            bounds = ComparedBounds(
+                before,
+                after,
+                difference=Interval(from_ - high, to - low),
+                change=Interval(from_ / high - 1 if high else None, to / low - 1 if low else None),
+                launches={"reference": left.launches, "candidate": right.launches},
+            )
     return ComparedMetric(
         unit=metric.unit,
         better=metric.better,
         **msgspec.structs.asdict(values),
         judgement=judgement,
         judgement_reason=why,
-        bounds=ABSENT if bounds is None else bounds,
-    )
-
-
-def bounded_pair(reference: MetricValue, candidate: MetricValue) -> ComparedBounds | None:
-    """Compare the bounds of both sides of a metric (a value is both): over all pairs of launches the least and greatest
-    difference, and relative change. None where neither side has bounds, or one is not known at all.
-    """
-    before, after = reference.ends, candidate.ends
-    if (reference.bounds is None and candidate.bounds is None) or before is None or after is None:
-        return None
-    (low, high), (from_, to) = (
-        side.extremes or (ends.at_least, ends.at_most) for side, ends in ((reference, before), (candidate, after))
-    )
-    return ComparedBounds(
-        before,
-        after,
-        difference=Interval(from_ - high, to - low),
-        change=Interval(from_ / high - 1 if high else None, to / low - 1 if low else None),
-        launches={"reference": reference.launches, "candidate": candidate.launches},
+        bounds=bounds,
     )
 
 

@@ -59,11 +59,7 @@ class Rules:
     """Judge launch sets also where they did not take turns in time (`launch_order`)."""
 
     def __post_init__(self) -> None:
-        """Validate the rules.
-
-        Raises:
-            InputError: a number is out of range, or the primary metric has no better direction.
-        """
+        """Raise an InputError where a number is out of range, or the primary metric has no better direction."""
         if not 0 < self.alpha <= 0.5:
             raise InputError(f"--alpha {self.alpha:g}: above 0 and at most 0.5; 0.05 is the default")
         if not 0 < self.margin < 1:
@@ -158,9 +154,8 @@ def too_few(launches: tuple[int, int], alpha: float) -> str | None:
 def slower(guard: ComparedMetric | None, alpha: float) -> str | None:
     """Return why step time (the guard's entry in the summary) rules out an improvement; None if it does not.
 
-    It does where the step got longer by more than its margin, whatever the platforms, and where step time is unknown. A
-    longer step that may be chance also withholds the verdict: nothing was shown to be better while it may well be
-    worse.
+    It does where the step got longer by more than its margin, be it by chance, and where step time is unknown: nothing
+    was shown to be better while it may well be worse.
     """
     if guard is None or guard.effect.value is None or guard.p is None:
         return "the step time is not known on both sides"
