@@ -63,7 +63,7 @@ class Side:
             "launcher": hide(self.launcher),
             "environment": shown_values(dict(sorted(self.environment.items()))),
             "tree": self.tree,
-            **({} if self.command is None else {"command": hide(self.command)}),
+            "command": None if self.command is None else hide(self.command),
         }
 
 
