@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from aorta.timeline import intervals
+from aorta.timeline.classes import DeviceKernel, communicates
 from aorta.timeline.intervals import Interval
-from aorta.timeline.kernel_names import DeviceKernel, communicates
 from aorta.timeline.overlap import Overlap
 
 if TYPE_CHECKING:  # an open step names its window

@@ -23,7 +23,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from aorta.distributed.topology import profiled
 from aorta.records.clocks import read_clocks
-from aorta.timeline.kernel_names import DeviceKernel, copies
+from aorta.timeline.classes import DeviceKernel, copies
 
 _PREPARE = "_prepare_profiler"
 """The function by which every profiler of torch begins. Private: where a torch does not have it, a profiler that the

@@ -12,7 +12,7 @@ from aorta.instrument.compute_ranges import Range
 from aorta.instrument.step_marks import Communication, ReadMarks
 from aorta.instrument.window_kernels import RunningKernels, WindowKernels
 from aorta.records.schema import Step
-from aorta.timeline.kernel_names import DeviceKernel
+from aorta.timeline.classes import DeviceKernel
 from tests.instrument.steps import MS, Pending, Rig
 
 COMPUTE, SIDE, OF_NCCL = 7, 13, 20

@@ -17,7 +17,7 @@ from aorta.profiling.profiler_plan import Action, Schedule
 from aorta.records.schema import BlockKernels, Calibration, CalibrationPlan
 from aorta.runner import calibration
 from aorta.runner.calibration import Calibrator, calibration_plan
-from aorta.timeline.kernel_names import DeviceKernel
+from aorta.timeline.classes import DeviceKernel
 from tests.analysis.builders import step
 
 DEVICE, CPU = torch.device("cuda", 0), torch.device("cpu")

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from aorta.timeline.kernel_names import communicates, doubtful, launches_communication
+from aorta.timeline.classes import communicates, doubtful, launches_communication
 
 COMMUNICATE = {
     "NVIDIA/nccl src/device/generate.py, and traces": """

@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from aorta.analysis.frames import UNKNOWN, Frame, Groups, Numbered, column, declared
 from aorta.errors import InputError
-from aorta.timeline import kernel_names
+from aorta.timeline import classes
 from aorta.timeline.arrays import Int64, Spans
 from aorta.timeline.classes import KINDS
 
@@ -301,10 +301,10 @@ class NameClassifier:
         if name not in self._known:
             if not name.strip():
                 self._known[name] = IntervalClass.UNKNOWN
-            elif kernel_names.communicates(name) or (self._added is not None and self._added.search(name)):
+            elif classes.communicates(name) or (self._added is not None and self._added.search(name)):
                 self._known[name] = IntervalClass.COMM
             else:
-                self._known[name] = IntervalClass.COPY if kernel_names.copies(name) else IntervalClass.COMPUTE
+                self._known[name] = IntervalClass.COPY if classes.copies(name) else IntervalClass.COMPUTE
         return self._known[name]
 
 
@@ -342,7 +342,7 @@ def kind_of(name: str) -> int:
     """Return the code of the kind that a communication kernel, API call or operator is named after: `ncclAllReduce`,
     `c10d::_allgather_base_`, `ncclDevKernel_AllReduce_Sum_bf16`, `all_to_allv`. `NULL` where the name does not say.
     """
-    words = kernel_names.in_words(name)
+    words = classes.in_words(name)
     return next((code for code, pattern in _KINDS if pattern.search(words)), NULL)
 
 

@@ -66,7 +66,7 @@ from aorta.analysis.load.kineto_host import LABEL, HostWork, host_gemms, host_ro
 from aorta.analysis.load.trace_source import MARK, Process, Ranges, TraceInput, trace_of
 from aorta.errors import InputError
 from aorta.timeline.arrays import Int64, Spans
-from aorta.timeline.kernel_names import computes, launches_communication
+from aorta.timeline.classes import computes, launches_communication
 
 _COMPUTE, _COMM, _COPY, _UNKNOWN = map(int, IntervalClass)
 _LAUNCH, _CAPTURE, _CAPTURED = 1, 2, 3

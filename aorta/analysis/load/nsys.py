@@ -21,7 +21,7 @@ from aorta.analysis.load.open import Database, coded, rows_of
 from aorta.analysis.load.trace_source import Process, Ranges, Reader, TraceInput, copies, kernels, trace_of
 from aorta.errors import InputError
 from aorta.timeline.arrays import Int64
-from aorta.timeline.kernel_names import computes, launches_communication
+from aorta.timeline.classes import computes, launches_communication
 
 _KERNEL: Final = "CUPTI_ACTIVITY_KIND_KERNEL"
 _COPIES: Final = {"CUPTI_ACTIVITY_KIND_MEMCPY": "memcpy", "CUPTI_ACTIVITY_KIND_MEMSET": "memset"}

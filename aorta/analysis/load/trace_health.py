@@ -18,7 +18,7 @@ from aorta.analysis.frames import Groups
 from aorta.analysis.health import listed
 from aorta.analysis.load.interval_table import NULL, IntervalClass, Intervals, Trace
 from aorta.records.schema import WORLD_LIMIT
-from aorta.timeline.kernel_names import doubtful
+from aorta.timeline.classes import doubtful
 
 ABSURD_NS: Final = 30 * 60 * 1_000_000_000
 """No single kernel or collective lasts 30 minutes: torch aborts a collective after that (its `default_pg_timeout`)."""

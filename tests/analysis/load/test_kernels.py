@@ -205,7 +205,7 @@ def test_a_gap_is_launch_bound_where_the_call_began_after_the_kernel_before_had_
     assert reason is None
     assert found == StreamGapsEntry(0, 0, 7, 5, 0.047, 0.047, 0.0, 3, 0.013, 2, 1, 0.010, 0.0, None)
     assert other == StreamGapsEntry(
-        0, 0, 9, 2, 0.002, 0.002, 0.0, 1, 0.002, 0, None, None, "no launch of its kernels is known"
+        0, 0, 9, 2, 0.002, 0.002, 0.0, 1, 0.002, 0, None, None, None, "no launch of its kernels is known"
     )
 
 
