@@ -27,6 +27,7 @@ from aorta.analysis.load.chrome_json import LARGEST_NS, EventArray, ns_of_values
 from aorta.analysis.load.interval_table import (
     NULL,
     Clock,
+    Gemm,
     IntervalClass,
     Intervals,
     NameClassifier,
@@ -128,7 +129,7 @@ class _Kept:
         self.calls: list[dict[str, Int64]] = []
         self.waits: list[dict[str, Int64]] = []
         self.products: list[dict[str, Int64]] = []
-        self.shapes = Cached[int](lambda _: len(self.shapes))
+        self.shapes: dict[Gemm | None, int] = Numbered({None: 0})
         self.described: dict[int, Arguments | int] = {}
         self.parameters: dict[int, Arguments] = {}
         self.issued: dict[int, str] = {}
@@ -139,6 +140,7 @@ class _Kept:
         self._codes = Cached(lambda name: self.names[_text(name)])
         self._classes = Cached(lambda name: int(classifier.class_of(_text(name))))
         self._launching = Cached(_launching)
+        self._products = Cached(lambda product: self.shapes[gemm_of(*product)])
 
     def take(self, text: bytes | memoryview, events: list[Event]) -> None:
         """Keep what matters of one piece of the event array."""
@@ -214,15 +216,11 @@ class _Kept:
             self.marks.append((str(mark.name), int(start), int(end)))
         products = [event for event in by_role["product"] if event.cat in OPERATORS]
         inputs = inputs_of(products)
-        shapes = zip(
-            [event.name for event in products],
-            map(bytes, [each.dims for each in inputs]),
-            map(bytes, [each.types for each in inputs]),
-            strict=True,
-        )
-        self.products.append(
-            {"origin": idents(externals_of(inputs)), "shape": np.array(self.shapes.of(shapes), np.int64)}
-        )
+        stated = [
+            (event.name, bytes(said.dims), bytes(said.types)) for event, said in zip(products, inputs, strict=True)
+        ]
+        shape = np.array(self._products.of(stated), np.int64)
+        self.products.append({"origin": idents(externals_of(inputs)), "shape": shape})
         parameters = arguments_of(by_role["parameters"])
         for said in parameters:
             external = integer(said.external_id)
@@ -415,6 +413,6 @@ def _trace(
         backend=distributed.backend,
         group_ranks=groups,
         group_sizes=collectives.group_sizes | {name: len(ranks) for name, ranks in groups.items()},
-        gemms=gemms_of(products["origin"], products["shape"], [gemm_of(*shape) for shape in kept.shapes]),
+        gemms=gemms_of(products["origin"], products["shape"], tuple(kept.shapes)),
         **facts,
     )

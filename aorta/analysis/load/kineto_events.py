@@ -416,20 +416,13 @@ def _listed(decoder: msgspec.json.Decoder[list[Any]], text: bytes) -> list[Any]:
 
 def gemms_of(origin: Int64, code: Int64, shapes: Sequence[Gemm | None]) -> Gemms:
     """Return the products of a trace by their origin (`NULL`: no row can be its); of those with the same origin the
-    first counts. `code` is an index into `shapes`, which may repeat, and are None where the trace does not say them.
+    first counts. `code` is an index into `shapes`, whose first is None: the trace does not say it.
     """
-    kept = np.flatnonzero(origin >= 0)
-    origins, first = np.unique(origin[kept], return_index=True)
-    code = code[kept[first]]
-    shaped = np.array([shape is not None for shape in shapes], bool)[code] if len(code) else np.zeros(0, bool)
-    distinct: dict[Gemm | None, int] = {}
-    place = {each: distinct.setdefault(shapes[each], len(distinct)) for each in dict.fromkeys(code[shaped].tolist())}
-    return Gemms(
-        origins[shaped],
-        np.array(list(map(place.__getitem__, code[shaped].tolist())), np.int64),
-        tuple(shape for shape in distinct if shape is not None),
-        int((~shaped).sum()),
-    )
+    origins, first = np.unique(origin, return_index=True)
+    code = code[first[origins >= 0]]
+    shaped = code > 0
+    known = tuple(shape for shape in shapes if shape is not None)
+    return Gemms(origins[origins >= 0][shaped], code[shaped] - 1, known, int((~shaped).sum()))
 
 
 def group_ranks(ranks: object) -> tuple[int, ...]:
