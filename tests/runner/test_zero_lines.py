@@ -204,16 +204,16 @@ def test_an_error_of_aortas_is_one_line_and_the_training_goes_on(
 
 def test_an_unclear_boundary_is_said_in_the_step(zero: zero_lines._ZeroLines, tmp_path: Path) -> None:
     loop = Loop(zero)
-    other = zero.around_step(lambda _optimizer: None, 0)
+    other, of_the_script = zero.around_step(lambda _optimizer: None, 0), object()
     loop.train(2)
-    other(object())
+    other(of_the_script)
     loop.train(1)
     loop.model(untouched.batch(0, 0)).sum().backward()
     with torch.no_grad():
         loop.model.eval()(untouched.batch(1, 0))
     loop.model.train()
     loop.optimizer.step()
-    other(object())
+    other(of_the_script)
     loop.train(1)
     loop.optimizer.step()  # without a forward pass: a further group of parameters
     loop.train(1)
