@@ -87,11 +87,6 @@ def test_a_report_writes_a_table_of_each_kind_with_the_label_first(traces: Path,
     assert [len(tables[name]) for name in ("gemms", "gaps", "counters")] == [2, 4, 0]
 
 
-def test_a_page_of_records_has_no_such_section(tmp_path: Path) -> None:
-    write_report({"sample": Path(__file__).parents[2] / "samples" / "two_gloo_ranks"}, tmp_path)
-    assert 'id="kernels"' not in (tmp_path / "report.html").read_text()
-
-
 def test_text_and_page_of_the_report_have_what_there_is_of_each_kind(report: tuple[Any, str]) -> None:
     made, page = report
     assert f"{GEMM} compute" in " ".join(made.text.split())

@@ -272,15 +272,6 @@ def test_a_comparison_of_few_steps_leads_with_what_its_sides_lead_with(steps: in
     assert ("Metrics: means, and the overlap as a ratio of sums" in text_of(html)) == few
 
 
-def test_one_dataset_has_a_page_without_a_comparison(tmp_path: Path) -> None:
-    datasets = {"cuda": two_runs(tmp_path, steps=6)["cuda"]}
-    html = page(datasets, summarize(subjects(datasets)), tmp_path / "r.html")
-    assert "Nothing was compared" in text_of(html)
-    ids = {attributes.get("id") for _, attributes in Parts(html).tags}
-    assert {"chart-timeline-0", "chart-steps-overlap_ratio", "chart-bandwidth"} <= ids
-    assert "chart-launches-job_step_ms" not in ids
-
-
 def test_of_launch_sets_the_launch_that_is_shown_is_named_once(written: tuple[dict, str]) -> None:
     summary, text = written[0], text_of(written[1])
     for label, entry in summary["datasets"].items():
@@ -358,8 +349,10 @@ def test_one_step_has_no_curves_and_every_chart_has_its_place(tmp_path: Path) ->
         write_rank(tmp_path / "run", header(rank, 2), [step(rank, 2, 7, overlap=metrics(10 + rank, 8, 4, 1))])
     datasets = {"x": LabelledRun("x", load_run(tmp_path / "run"))}
     html = page(datasets, summarize(subjects(datasets)), tmp_path / "r.html")
+    assert "Nothing was compared" in text_of(html)
     ids = {attributes.get("id") for _, attributes in Parts(html).tags}
-    assert not ids & {"chart-steps-overlap_ratio", "chart-steps-job_step"}
+    assert "kernels" not in ids
+    assert not ids & {"chart-launches-job_step_ms", "chart-steps-overlap_ratio", "chart-steps-job_step"}
     data = re.search(r'<script type="application/json" id="page-data">(.*?)</script>', html, re.DOTALL)
     assert data is not None
     drawn = json.loads(data[1])["roots"]

@@ -12,7 +12,6 @@ from aorta.analysis.report.report_folder import write_report
 from aorta.analysis.report.run_tables import METRICS
 from aorta.analysis.report.tables import IN_FILE
 from aorta.analysis.table_files import FORMATS
-from aorta.records.files import whole_file
 from tests.analysis.builders import simulated_run, strict_json
 from tests.analysis.compare.builders import launch_set
 from tests.docs.pages import ROOT, code, first_column, section
@@ -113,15 +112,6 @@ def test_tables_of_an_earlier_report_are_removed_and_nothing_else(tmp_path):
     (folder / "mine.csv").unlink()
     write_report({"base": sides["base"]}, tmp_path / "out", html=False)
     assert not folder.exists()
-
-
-@pytest.mark.parametrize("form", FORMATS)
-def test_a_subject_without_ranks_gives_columns(tmp_path, form):
-    (found,) = report_folder._steps({}, None)
-    with whole_file(tmp_path / f"steps.{form}") as part:
-        assert report_folder.write_table(iter([found]), part) == 0
-    back = tmp_path / f"steps.{form}"
-    assert tuple((pd.read_parquet(back) if form == "parquet" else pd.read_csv(back)).columns) == tuple(STEPS)
 
 
 def test_frames_are_small_however_large_the_run(tmp_path, monkeypatch):
