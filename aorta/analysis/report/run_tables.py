@@ -370,15 +370,23 @@ def causes_table(attribution: Attribution | None) -> Table | None:
 
 
 def ways_tables(attribution: Attribution) -> list[Table]:
-    """Return every way of breaking a difference down."""
+    """Return every way of breaking a difference down, and the step and the rate of the products of each side."""
+    means = {}
+    for side in SIDES:
+        if (mean := known(getattr(attribution, side))) is not None:
+            rate = mean.achieved_tflops_reason or PAGE.number(mean.achieved_tflops)
+            means[side] = {"window_ms": PAGE.number(mean.window_ms), "achieved_tflops": rate}
     ways = [(name, rows, True) for name, rows in (attribution.dimensions or {}).items()]
     # No breakdowns: their shares would not add up to the difference.
     ways += [("stragglers", attribution.stragglers or [], False), ("computing", attribution.computing or [], False)]
-    return [
+    tables = [
         attribution_table(f"attribution-{name}", f"By {name}", rows, shares=shares)
         for name, rows, shares in ways
         if rows
     ]
+    if means:
+        tables.append(facts_table("attribution-means", "Each side, mean over steps and ranks", means))
+    return tables
 
 
 def gains_tables(label: str, gains: WhatIf) -> tuple[Table, Table]:
