@@ -371,7 +371,7 @@ def causes_table(attribution: Attribution | None) -> Table | None:
 
 def ways_tables(attribution: Attribution) -> list[Table]:
     """Return every way of breaking a difference down, and the step and the rate of the products of each side."""
-    means = {}
+    means: dict[str, dict[str, object]] = {}
     for side in SIDES:
         if (mean := known(getattr(attribution, side))) is not None:
             rate = mean.achieved_tflops_reason or PAGE.number(mean.achieved_tflops)
