@@ -62,7 +62,6 @@ class BlockRanges:
     DDP and FSDP, marks the last node of a pass; it queues a second one, which runs after theirs.
 
     Args:
-        clock: takes the marks.
         on_range: called with each range when it opens.
         on_tail: called with two marks around the strategy's end-of-backward work, which waits for collectives.
         on_watched: called with 1 when a backward pass reaches what is watched, and with -1 when it ends.
@@ -214,7 +213,6 @@ class GradientOrder:
     """Records once the order in which gradients become ready, from its creation until `take` returns it.
 
     Args:
-        model: the DDP model.
         blocks: those that are watched, by name; a parameter belongs to the smallest of them that holds it.
         on_device: whether a device computes the gradients.
     """

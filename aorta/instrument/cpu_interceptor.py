@@ -127,7 +127,6 @@ class CpuInterceptor:
     none (gloo's reduce-scatter, send and receive), whichever comes first.
 
     Args:
-        clock: of the device.
         groups: filled with every process group when first seen, by name.
         recorder: is given each collective before it is issued, each wait of the caller, also one that did not block,
             and the host's times round each call of a backend that took longer than `shortest_call_ns`: handing a

@@ -84,7 +84,6 @@ class DeviceStreams:
     """The streams of one accelerator.
 
     Args:
-        device: whose streams.
         priority: of AORTA's own streams (lower is more urgent); None: that of the stream a collective was issued on, so
             that moving it changes nothing for the device's scheduler.
 
@@ -148,8 +147,6 @@ class StreamWaits:
     `record` of the module's events, to know which collectives an event stands for.
 
     Args:
-        device: whose streams and events.
-        streams: tells which stream computes.
         mark: takes a mark on the current stream.
         on_wait: called with two marks between which the compute stream may have been waiting, and the collectives that
             it waited for.

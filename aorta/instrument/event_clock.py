@@ -137,9 +137,7 @@ class DeviceClock(HostClock):
     `Event.elapsed_time` answers in float32 milliseconds: 100 ms resolve to 8 ns but an hour only to 0.25 s. Times are
     therefore measured from the step's own first event (an epoch), and epochs are chained. The chain starts at an event
     whose host time is known because the device was idle; each link adds the event resolution (about 0.5 us) of error.
-
-    Args:
-        device: whose streams are marked; the current stream of *this* device, whichever device is current.
+    Marks are taken in the current stream of `device`, whichever device is current.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -62,7 +62,6 @@ class Instrumentation:
     Args:
         device: what the run computes on.
         mode: `dedicated`, `observe` or `off` (docs/dev/measuring.md, R2 and R3).
-        rank, world_size: of this process.
         anchor: relates CLOCK_MONOTONIC to wall-clock time.
         sink: receives finished steps in order.
         stream_priority: of dedicated streams on an accelerator; None: that of the stream a collective was issued on.
@@ -73,7 +72,6 @@ class Instrumentation:
         stall_cutoff_ns: on a CPU, length up to which a backend's call only hands a collective over.
         together: on a CPU, how many steps are read at once (`step_recorder.TOGETHER`, where only SIGKILL can end a run
             with steps unread).
-        progress: of the rank, in which steps, phases and collectives are noted; None: nowhere.
 
     Raises:
         InstrumentError: this torch lacks what the interception needs.

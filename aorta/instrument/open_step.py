@@ -43,9 +43,7 @@ MOST_THREADS: Final = 64
 
 @dataclass
 class MarksOfStep:
-    """Ranges (name, thread, depth, start, end, error), times in ns of the host's clock. `left_out` counts those beyond
-    `MOST_PER_STEP`.
-    """
+    """Ranges (name, thread, depth, start_ns, end_ns, error); `left_out` counts those beyond `MOST_PER_STEP`."""
 
     ranges: list[tuple[str, int, int, int, int, str | None]] = field(default_factory=list)
     left_out: int = 0
@@ -235,7 +233,6 @@ class OpenStep:
         compute, passes: forward and backward ranges of blocks, as marks, and as times where compiled code gives these.
         aux: ranges of work that is neither computation nor communication.
         pipeline: ranges in which a pipeline's stages work, with the name of their process group as the block.
-        native_events: adds what compiled code recorded, if anything.
         kernels: those of the profiler's window that the step is part of, if of any.
         noted: indices of its collectives in the rank's progress file.
         continues: it has all that was issued since the step before it ended.

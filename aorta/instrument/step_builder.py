@@ -45,8 +45,6 @@ class StepBuilder:
     steps.
 
     Args:
-        clock: the clock that took the marks.
-        rank, world_size: of this process.
         groups: process groups seen so far, by name (kept up to date by the interceptor).
         anchor: relates CLOCK_MONOTONIC to wall-clock time.
         algebra: interval arithmetic to measure the window with; all implementations give the same result.

@@ -52,14 +52,10 @@ class Stretch(NamedTuple):
 
 
 class DevicePace:
-    """The marks of one stream, the one that computes, step by step.
-
-    Args:
-        bound_ns: of the clock (`EventClock.bound_ns`). What the host hands over reaches an idle device this long after;
-            how long that takes varies, so twice as long is allowed for.
-    """
+    """The marks of one stream, the one that computes, step by step."""
 
     def __init__(self, bound_ns: int) -> None:
+        # What the host hands over reaches an idle device `bound_ns` after, which varies: twice as long is allowed for.
         self._slack_ns = 2 * bound_ns
         self._mark_ns = _LONGEST_MARK_NS
         self._points: list[tuple[int, int]] = []
@@ -192,11 +188,8 @@ class ReadMarks(NamedTuple):
 
 
 class MarkReader:
-    """Reads the marks of one rank's steps, and returns them to the clock.
-
-    Args:
-        clock: the clock that took the marks.
-        groups: process groups seen so far, by name (kept up to date by the interceptor).
+    """Reads the marks of one rank's steps, and returns them to the clock. `groups` is kept up to date by the
+    interceptor.
     """
 
     def __init__(self, clock: EventClock, groups: Mapping[str, Group]) -> None:

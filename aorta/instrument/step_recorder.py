@@ -84,23 +84,18 @@ class StepRecorder:
     """Records the steps of one rank.
 
     Args:
-        clock: of the device.
-        builder: builds a line from a step's marks.
         issued_by_backends: identity of each process group -> how many collectives its backend counted (R8).
         sink: receives finished steps in order.
         together: number of steps read at once, or fewer when the last read is `LOOK_AFTER_S` ago.
-        progress: of the rank, in which steps and phases are noted; None: nowhere.
 
     Attributes:
         unseen: why steps that begin now are not observed; None when they are.
         no_copies: why the copies of steps that begin now are not looked at; None when they are.
         on_begin: called when a step begins, on the training thread and stream.
-        compiled_interceptor: None without one; its events are fetched when the step is read.
+        compiled_interceptor: its events are fetched when the step is read.
         gradients: notes the order of a DDP model's gradients until a step has it; then None.
-        user_marks: ranges of the caller, from any thread.
         kernels: of the window that steps which begin now are part of; None: of none. Its steps are read once it knows
             them, and so are those behind them.
-        steps_written: how many steps the sink has received.
         boundary: why it is unclear where the step that ends next begins or ends; None: it is not.
         outside: how many collectives were issued since the last step ended that are part of none.
     """

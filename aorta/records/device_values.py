@@ -129,13 +129,7 @@ def ask_all(asked: Mapping[str, Callable[[], Any]]) -> Values:
     Raises:
         DeviceUnreadable: all failed, as when the device is lost; includes the first error.
     """
-    given: dict[str, Any] = {}
-    problems = []
-    for name, ask in asked.items():
-        try:
-            given[name] = ask()
-        except Exception as error:  # noqa: BLE001  classes of lazily imported libraries; kept below
-            problems.append(f"{name}: {type(error).__name__}: {error}")
+    given, problems = _asked(asked)
     if not given:
         raise DeviceUnreadable(problems[0])
     return Values(**given)
@@ -143,13 +137,17 @@ def ask_all(asked: Mapping[str, Callable[[], Any]]) -> Values:
 
 def known(settings: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
     """Return the settings, with null for those that cannot be read."""
-    found: dict[str, Any] = {}
-    for name, ask in settings.items():
+    return {**dict.fromkeys(settings), **_asked(settings)[0]}
+
+
+def _asked(functions: Mapping[str, Callable[[], Any]]) -> tuple[dict[str, Any], list[str]]:
+    given, problems = {}, []
+    for name, ask in functions.items():
         try:
-            found[name] = ask()
-        except Exception:  # noqa: BLE001  as in `ask_all`; null means not known
-            found[name] = None
-    return found
+            given[name] = ask()
+        except Exception as error:  # noqa: BLE001  classes of lazily imported libraries
+            problems.append(f"{name}: {type(error).__name__}: {error}")
+    return given, problems
 
 
 Card: TypeAlias = Mapping[str, object]
@@ -189,9 +187,8 @@ def normalised(card: Card) -> Values:
         return first(*(number(card.get(name)) for name in names))
 
     def clock(name: str) -> float | None:
-        return first(
-            *(megahertz(card.get(f"{name} clock {what}")) for what in ("speed", "level") if _is_clock(card, name, what))
-        )
+        printed = [card.get(f"{name} clock {what}") for what in ("speed", "level")]
+        return first(*(megahertz(text) for text in printed if "mhz" in str(text).lower()))  # a level by itself is none
 
     powers = sorted(key for key in card if "package power (w)" in key and "max" not in key)
     return Values(
@@ -202,11 +199,6 @@ def normalised(card: Card) -> Values:
         util_pct=value("gpu use (%)"),
         mem_used_bytes=whole(value("vram total used memory (b)")),
     )
-
-
-def _is_clock(card: Card, name: str, what: str) -> bool:
-    """Return whether a field holds a clock; a level by itself ("1") is none."""
-    return "mhz" in str(card.get(f"{name} clock {what}")).lower()
 
 
 def read_words(

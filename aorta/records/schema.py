@@ -1,5 +1,5 @@
-"""The lines of `rank_<rank>_metrics.jsonl`: one header, a step per iteration, anchors now and then, one
-footer; of a device, a calibration behind the steps that its profiler saw.
+"""The lines of `rank_<rank>_metrics.jsonl`: one header, a step per iteration, anchors now and then, one footer; of a
+device, a calibration behind the steps that its profiler saw.
 
 Every line is a JSON object tagged by `record`. Dense parts are arrays of rows whose columns are the fields of the
 `array_like` structs below, in that order; the header repeats the column names, so a file explains itself.

@@ -105,7 +105,6 @@ class Link:
 
     Args:
         arrivals: of the group's ranks; None where they are on several hosts.
-        tally: counts what the link carried.
         shared: the links that this group shares with others; None where it has its own.
         spans_nodes: whether it uses the shared links between nodes.
     """
@@ -232,11 +231,7 @@ class DelayedWork:
 
 
 class HostLinks:
-    """The emulated links of all groups of a rank, on the host's clock.
-
-    Args:
-        fabric: cost of a collective.
-    """
+    """The emulated links of all groups of a rank, on the host's clock."""
 
     def __init__(self, fabric: EmulatedNetwork) -> None:
         self._fabric = fabric
@@ -292,7 +287,6 @@ class DeviceLink:
     """The emulated fabric on an accelerator: it keeps the stream busy after the backend's collective.
 
     Args:
-        fabric: cost of a collective.
         devices: whose streams a future must order; the run's device.
         sleep: keeps the current stream busy for a number of nanoseconds; a `StreamSleep`.
     """

@@ -52,12 +52,7 @@ def compiled_algebra(module: Any) -> Algebra[Iterable[Interval], Any]:
 
 
 class NativeRanges:
-    """Compiled counterpart of `compute_ranges.BlockRanges`.
-
-    Args:
-        module: of `build.load`.
-        tap: its `Tap`, notified when a backward pass has ended.
-    """
+    """Compiled counterpart of `compute_ranges.BlockRanges`; `tap` is notified when a backward pass has ended."""
 
     def __init__(self, module: Any, tap: Any) -> None:
         self.compiled: Any = module.Ranges(tap)
@@ -102,7 +97,7 @@ class NativeCpuInterceptor:
         groups: filled with every process group when first seen, by name.
         device: the compiled module's device object, for a run on an accelerator.
         shortest_call_ns: a backend's call that takes longer is reported, as it may have been a stall.
-        progress: of the rank, in which compiled code notes collectives, steps and phases.
+        progress: compiled code notes collectives, steps and phases there.
 
     Raises:
         InstrumentError: see `dispatcher.check_torch`.
@@ -240,12 +235,7 @@ _UNTIMED = (None, NO_STREAM, STACKED_IN_A_BATCH)
 
 
 class NativeDeviceClock(HostClock):
-    """Compiled counterpart of `event_clock.DeviceClock`; a mark is an integer, negative where it is an event.
-
-    Args:
-        module: of `build.load`.
-        device: whose streams are marked.
-    """
+    """Compiled counterpart of `event_clock.DeviceClock`; a mark is an integer, negative where it is an event."""
 
     def __init__(self, module: Any, device: torch.device) -> None:
         self._device = device
