@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -83,40 +82,23 @@ EventClock: TypeAlias = HostClock
 """Any clock: the host's, or a device's, which derives from it."""
 
 
-@dataclass(frozen=True)
-class AnchorEvent:
-    """An event that happened at `at_ns` of the host clock, within +-`bound_ns`."""
-
-    event: Any
-    at_ns: int
-    bound_ns: int
-
-
-def timed_event(device: torch.device) -> Any:
-    """Return a new timing event. Always record it with an explicit stream: by default it takes the current device's."""
-    return torch.Event(device=device, enable_timing=True)
-
-
-def anchor_event(device: torch.device) -> AnchorEvent:
-    """Return an event whose host time is known, from the narrowest of several short brackets of host clock readings.
+def anchor_event(device: torch.device) -> tuple[Any, int, int]:
+    """Return an event, when it happened on the host's clock, and the bound of that time, in nanoseconds; from the
+    narrowest of several short brackets of host clock readings.
 
     A single reading after one wait was off by 1.4 and 3.3 ms on a busy host, which wakes up late; the narrowest bracket
     is off by at most half its width. The device should be otherwise idle.
     """
-    best = None
-    stream = torch.accelerator.current_stream(device)
+    found, stream = [], torch.accelerator.current_stream(device)
     for _ in range(BRACKETS):
-        event = timed_event(device)
+        event = torch.Event(device=device, enable_timing=True)
         before_ns = time.perf_counter_ns()
         event.record(stream)
         while not event.query():
             pass
         after_ns = time.perf_counter_ns()
-        found = AnchorEvent(event, (before_ns + after_ns) // 2, (after_ns - before_ns + 1) // 2)
-        if best is None or found.bound_ns < best.bound_ns:
-            best = found
-    assert best is not None
-    return best
+        found.append((event, (before_ns + after_ns) // 2, (after_ns - before_ns + 1) // 2))
+    return min(found, key=lambda anchor: anchor[2])
 
 
 class _Epoch:
@@ -144,9 +126,8 @@ class DeviceClock(HostClock):
         self._device = device
         self._pool: deque[Any] = deque()
         torch.accelerator.synchronize(device)  # before the first step; with `facts` the only rendezvous of a run
-        self._origin = anchor_event(device)
-        self.bound_ns = self._origin.bound_ns
-        self._epoch = _Epoch(self._origin.event, None, self._origin.at_ns, self._pool)
+        event, at_ns, self.bound_ns = anchor_event(device)
+        self._epoch = _Epoch(event, None, at_ns, self._pool)
 
     def mark(self) -> Mark | None:
         if is_capturing():
@@ -183,13 +164,13 @@ class DeviceClock(HostClock):
     def facts(self) -> DeviceClockFacts:
         self.drain()
         self.new_epoch()  # before it, so that it has happened too when `anchor_event` returns
-        again = anchor_event(self._device)
-        chained_ns = self.read_ns((again.event, self._epoch, 0))
-        drift_ns = None if chained_ns is None else chained_ns - again.at_ns
-        return DeviceClockFacts(self._origin.bound_ns, again.bound_ns, drift_ns)
+        event, at_ns, bound_ns = anchor_event(self._device)
+        chained_ns = self.read_ns((event, self._epoch, 0))
+        return DeviceClockFacts(self.bound_ns, bound_ns, None if chained_ns is None else chained_ns - at_ns)
 
     def _event(self) -> Any:
-        event = self._pool.popleft() if self._pool else timed_event(self._device)
+        event = self._pool.popleft() if self._pool else torch.Event(device=self._device, enable_timing=True)
+        # With an explicit stream: by default it takes the current device's.
         event.record(torch.accelerator.current_stream(self._device))
         return event
 

@@ -108,7 +108,12 @@ class Pipeline:
     def step(self, inputs: tuple[torch.Tensor, ...], target: torch.Tensor, loss: nn.Module) -> torch.Tensor | None:
         """Forward and backward of a batch, cut into micro-batches; the mean loss, on the rank with the last stage."""
         if self._schedule is None:
-            self._schedule = self._planned(loss)
+            schedule = get_schedule_class(TORCH_NAMES[self._settings.schedule])
+            own: Any = self._stages[0] if issubclass(schedule, PipelineScheduleSingle) else self._stages
+            in_precision = _cast(loss, self._arithmetic)
+            made: Any = schedule(own, n_microbatches=self._settings.microbatches, loss_fn=in_precision)
+            assert isinstance(made, PipelineScheduleSingle | PipelineScheduleMulti)
+            self._schedule = made
         first = any(stage.is_first for stage in self._stages)
         last = any(stage.is_last for stage in self._stages)
         losses: list[torch.Tensor] = []
@@ -134,18 +139,6 @@ class Pipeline:
         nn.utils.clip_grads_with_norm_(held, max_norm, norm)
         return norm
 
-    def _planned(self, loss: nn.Module) -> PipelineScheduleSingle | PipelineScheduleMulti:
-        def in_precision(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-            with self._arithmetic():
-                result: torch.Tensor = loss(output, target)
-            return result
-
-        schedule = get_schedule_class(TORCH_NAMES[self._settings.schedule])
-        own: Any = self._stages[0] if issubclass(schedule, PipelineScheduleSingle) else self._stages
-        made: Any = schedule(own, n_microbatches=self._settings.microbatches, loss_fn=in_precision)
-        assert isinstance(made, PipelineScheduleSingle | PipelineScheduleMulti)
-        return made
-
 
 class _Stage(PipelineStage):
     """A stage that says when it computes gradients of weights alone."""
@@ -163,13 +156,13 @@ class _Stage(PipelineStage):
             super().backward_weight_one_chunk(*args, **more)
 
 
-def _cast(stage: nn.Module, arithmetic: Any) -> nn.Module:
+def _cast(module: nn.Module, arithmetic: Any) -> nn.Module:
     """Return the same module, whose forward pass runs in `arithmetic`: the schedule calls it outside of any context."""
-    forward = stage.forward
+    forward = module.forward
 
     def in_precision(*args: Any) -> Any:
         with arithmetic():
             return forward(*args)
 
-    stage.forward = in_precision
-    return stage
+    module.forward = in_precision
+    return module

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -246,78 +245,30 @@ ENVIRONMENT_NAMES: Final = frozenset(
 
 _FLAG: Final = ("0", "1")
 _DISTANCES: Final = ("LOC", "NVL", "PIX", "PXB", "PHB", "SYS")
-"""Of NCCL's topology: never, NVLink, one PCI switch, several, one NUMA node, across NUMA nodes."""
-
-
-@dataclass(frozen=True)
-class Variable:
-    """A variable and its values: `choices` (`excludes`: with `^` before one, all others), or whole numbers from `least`
-    to `most`. Sources: the environment variable pages of the user guides of NCCL 2.30, RCCL, HIP and ROCR-Runtime 7,
-    the appendix "CUDA Environment Variables" of the CUDA programming guide, and that of torch.distributed.
-    """
-
-    name: str
-    meaning: str
-    choices: tuple[str, ...] = ()
-    least: int = 0
-    most: int | None = None
-    excludes: bool = False
-
-    @property
-    def allowed(self) -> str:
-        if self.choices:
-            named = " or ".join((", ".join(self.choices[:-1]), self.choices[-1]))
-            return f"{named}; with ^ before it all others" if self.excludes else named
-        return f"a whole number from {self.least}" + ("" if self.most is None else f" to {self.most}")
-
-    def takes(self, value: str) -> bool:
-        if self.choices:
-            named = value.removeprefix("^") if self.excludes else value
-            return named.upper() in {choice.upper() for choice in self.choices}
-        number = int(value) if re.fullmatch(r"[0-9]{1,18}", value) else -1
-        return self.least <= number and (self.most is None or number <= self.most)
-
-
-_VARIABLES: Final = (
-    Variable("NCCL_MIN_NCHANNELS", "least channels, each a block of the GPU, of a collective", least=1),
-    Variable("NCCL_MAX_NCHANNELS", "most channels, each a block of the GPU, of a collective", least=1),
-    Variable("NCCL_MIN_CTAS", "least blocks (CTAs) of a collective", least=1),
-    Variable("NCCL_MAX_CTAS", "most blocks (CTAs) of a collective", least=1),
-    Variable("NCCL_NTHREADS", "threads of each block", ("64", "128", "256", "512")),
-    Variable("NCCL_BUFFSIZE", "bytes of the buffer between two GPUs; 4194304 by default", least=1),
-    Variable(
-        "NCCL_ALGO",
-        "the only algorithm that may be used",
-        ("Ring", "Tree", "CollnetDirect", "CollnetChain", "NVLS", "NVLSTree", "PAT"),
-        excludes=True,
-    ),
-    Variable("NCCL_PROTO", "the only protocol that may be used", ("LL", "LL128", "Simple"), excludes=True),
-    Variable("NCCL_CGA_CLUSTER_SIZE", "blocks of a thread block cluster", least=0, most=8),
-    Variable("NCCL_P2P_DISABLE", "1: no direct access between GPUs", _FLAG),
-    Variable("NCCL_P2P_LEVEL", "farthest GPUs that access each other directly", _DISTANCES),
-    Variable("NCCL_NET_GDR_LEVEL", "farthest GPU and network card that use GPUDirect RDMA", _DISTANCES),
-    Variable("NCCL_SHM_DISABLE", "1: no shared memory between processes of a host", _FLAG),
-    Variable("NCCL_IB_DISABLE", "1: sockets in place of InfiniBand and RoCE", _FLAG),
-    Variable("NCCL_CROSS_NIC", "1: a ring may change network cards between nodes; 2: where it helps", ("0", "1", "2")),
-    Variable("NCCL_SOCKET_NTHREADS", "threads of a connection over sockets", least=1, most=16),
-    Variable("NCCL_NSOCKS_PERTHREAD", "sockets of each such thread", least=1),
-    Variable("NCCL_CUMEM_ENABLE", "1: buffers from CUDA's virtual memory; -2: where supported", ("0", "1", "-2")),
-    Variable("TORCH_NCCL_HIGH_PRIORITY", "1: collectives on streams of high priority", _FLAG),
-    Variable("TORCH_NCCL_AVOID_RECORD_STREAMS", "1: tensors are kept by handles, not marked in the allocator", _FLAG),
-    Variable("RCCL_MSCCL_ENABLE", "1: algorithms of MSCCL where it has one", _FLAG),
-    Variable("RCCL_MSCCLPP_ENABLE", "1: kernels of MSCCL++ where it has one", _FLAG),
-    Variable("GPU_MAX_HW_QUEUES", "hardware queues that the streams of a process share on ROCm; 4 by default", least=1),
-    Variable("CUDA_DEVICE_MAX_CONNECTIONS", "work queues from host to device on CUDA; 8 by default", least=1, most=32),
-    Variable("HSA_ENABLE_SDMA", "0: copies by kernels in place of copy engines", _FLAG),
-    Variable("HSA_ENABLE_PEER_SDMA", "0: copies between devices by kernels in place of copy engines", _FLAG),
-    Variable("HSA_NO_SCRATCH_RECLAIM", "1: scratch memory stays with its queue", _FLAG),
-    Variable("HIP_FORCE_DEV_KERNARG", "1: arguments of kernels in device memory", _FLAG),
-    Variable("HIP_LAUNCH_BLOCKING", "1: the host waits for every kernel, so nothing overlaps", _FLAG),
-    Variable("CUDA_LAUNCH_BLOCKING", "1: the host waits for every kernel, so nothing overlaps", _FLAG),
-    Variable("OMP_NUM_THREADS", "threads of an operator on the CPU", least=1),
-    Variable("MKL_NUM_THREADS", "threads of an operator of MKL on the CPU", least=1),
-)
-KNOWN_VARIABLES: Final = {variable.name: variable for variable in _VARIABLES}
+_FROM_ONE: Final = range(1, 10**18)
+KNOWN_VARIABLES: Final[dict[str, tuple[str, ...] | range]] = {
+    **dict.fromkeys(("NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "NCCL_MIN_CTAS", "NCCL_MAX_CTAS"), _FROM_ONE),
+    **dict.fromkeys(("NCCL_BUFFSIZE", "NCCL_NSOCKS_PERTHREAD", "GPU_MAX_HW_QUEUES"), _FROM_ONE),
+    **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), _FROM_ONE),
+    **dict.fromkeys(("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE", "TORCH_NCCL_HIGH_PRIORITY"), _FLAG),
+    **dict.fromkeys(("TORCH_NCCL_AVOID_RECORD_STREAMS", "RCCL_MSCCL_ENABLE", "RCCL_MSCCLPP_ENABLE"), _FLAG),
+    **dict.fromkeys(("HSA_ENABLE_SDMA", "HSA_ENABLE_PEER_SDMA", "HSA_NO_SCRATCH_RECLAIM"), _FLAG),
+    **dict.fromkeys(("HIP_FORCE_DEV_KERNARG", "HIP_LAUNCH_BLOCKING", "CUDA_LAUNCH_BLOCKING"), _FLAG),
+    **dict.fromkeys(("NCCL_P2P_LEVEL", "NCCL_NET_GDR_LEVEL"), _DISTANCES),
+    "NCCL_NTHREADS": ("64", "128", "256", "512"),
+    "NCCL_ALGO": ("Ring", "Tree", "CollnetDirect", "CollnetChain", "NVLS", "NVLSTree", "PAT"),
+    "NCCL_PROTO": ("LL", "LL128", "Simple"),
+    "NCCL_CGA_CLUSTER_SIZE": range(9),
+    "NCCL_CROSS_NIC": ("0", "1", "2"),
+    "NCCL_SOCKET_NTHREADS": range(1, 17),
+    "NCCL_CUMEM_ENABLE": ("0", "1", "-2"),
+    "CUDA_DEVICE_MAX_CONNECTIONS": range(1, 33),
+}
+"""Values that a variable can have. Sources: the environment variable pages of the user guides of NCCL 2.30, RCCL, HIP
+and ROCR-Runtime 7, the appendix "CUDA Environment Variables" of the CUDA programming guide, and that of
+torch.distributed."""
+_EXCLUDING: Final = ("NCCL_ALGO", "NCCL_PROTO")
+"""With `^` before a value all others are allowed."""
 
 
 def check_variable(name: str, value: str) -> None:
@@ -329,5 +280,14 @@ def check_variable(name: str, value: str) -> None:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
         raise InputError(f"{name!r}: not the name of an environment variable: letters, digits and _")
     known = KNOWN_VARIABLES.get(name)
-    if known is not None and not known.takes(value):
-        raise InputError(f"{name}={value}: {known.meaning}; {known.allowed}")
+    if isinstance(known, range):
+        takes = re.fullmatch(r"[0-9]{1,18}", value) is not None and int(value) in known
+        allowed = f"a whole number from {known.start}" + ("" if known == _FROM_ONE else f" to {known[-1]}")
+    elif known is not None:
+        takes = value.removeprefix("^" if name in _EXCLUDING else "").upper() in map(str.upper, known)
+        others = "; with ^ before it all others" if name in _EXCLUDING else ""
+        allowed = f"{', '.join(known[:-1])} or {known[-1]}{others}"
+    else:
+        return
+    if not takes:
+        raise InputError(f"{name}={value}: must be {allowed}")

@@ -94,12 +94,6 @@ class Tally:
             self.slow += slow
 
 
-def sleep_until(end_ns: int) -> None:
-    """Return at `end_ns` of CLOCK_MONOTONIC, or at once if it is past; never holds the interpreter lock for long."""
-    while (left_ns := end_ns - time.perf_counter_ns()) > 0:
-        time.sleep(max(left_ns - SPIN_NS, 0) / 1e9)
-
-
 class Link:
     """The emulated link of one process group: first in, first out, served by its own thread.
 
@@ -152,7 +146,8 @@ class Link:
         if slow and self._shared is not None:
             self._shared.prolong(end_ns, between_nodes=self._spans_nodes)
         self._tally.count(carried=1, slow=slow)
-        sleep_until(end_ns)
+        while (left_ns := end_ns - time.perf_counter_ns()) > 0:  # never holds the interpreter lock for long
+            time.sleep(max(left_ns - SPIN_NS, 0) / 1e9)
         self._free_at_ns = end_ns
         issued.start, issued.end_source = start_ns, "future" if slow else "emulated"
         if transfer.has_future and not slow:
