@@ -65,7 +65,10 @@ def test_a_file_has_candidates_and_what_is_varied(tmp_path: Path) -> None:
         (["--vary", "env.A=1,1"], "with different values"),
         (["--vary", "env.A=1,2", "--vary", "env.A=3,4"], "env.A is varied twice"),
         (["--vary", "env.OMP_NUM_THREADS=0,1"], "must be a whole number from 1"),
-        (["--candidate", "env.NCCL_PROTO=fast"], "NCCL_PROTO=fast: must be LL, LL128 or Simple; with ^ before it all others"),
+        (
+            ["--candidate", "env.NCCL_PROTO=fast"],
+            "NCCL_PROTO=fast: must be LL, LL128 or Simple; with ^ before it all others",
+        ),
         (["--candidate", "env.NCCL_PROTO"], "expected env.NAME=VALUE"),
         (["--vary", "parallel.bucket_cap_mb=interval(1,2)"], "give its values one by one"),
         (["--vary", "env.A-B=1,2"], "'A-B': not the name of an environment variable"),
