@@ -411,7 +411,7 @@ def add_gate_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def judge(options: argparse.Namespace, summary: Summary) -> None:
-    """Judge the conditions and put the result into the summary as `gate`. Without a condition adds no key."""
+    """Judge the conditions and add the result to the summary as `gate`; without a condition no key is added."""
     if options.fail_on:
         summary.gate = evaluate(options.fail_on, summary.comparison)
 
