@@ -44,7 +44,7 @@ from aorta.analysis.load.kineto_events import (
     PARAMETERS,
     Arguments,
     Cached,
-    Collectives,
+    CollectiveColumns,
     DistributedInfo,
     Event,
     EventDecoder,
@@ -297,7 +297,7 @@ def _on_devices(kept: _Kept, metadata: Metadata, source: TraceInput) -> Trace:
     may = np.array([not computes(text) for text in names], bool)
     issued = np.flatnonzero((cls == _COMPUTE) & may[name] & np.isin(origin, list(kept.issued)))
     cls[issued] = _COMM
-    collectives, kinds = Collectives(len(cls)), Cached(kind_of)
+    collectives, kinds = CollectiveColumns(len(cls)), Cached(kind_of)
     communicates = np.flatnonzero(cls == _COMM)
     collectives.kind[communicates] = kinds.of([names[code] for code in name[communicates].tolist()])
     issued = issued[collectives.kind[issued] == NULL]
@@ -372,7 +372,7 @@ def _trace(
     source: TraceInput,
     rows: dict[str, Int64],
     names: tuple[str, ...],
-    collectives: Collectives,
+    collectives: CollectiveColumns,
     notes: list[str],
     **facts: Any,
 ) -> Trace:

@@ -316,7 +316,7 @@ LARGEST_BYTES: Final = 2**60
 _SAID: Final = attrgetter("collective", "group", "group_size", "ranks", "dtype", "elements_in", "elements_out")
 
 
-class Collectives:
+class CollectiveColumns:
     """What is known of the collectives of a trace: columns over all its rows, `NULL` where nothing is known."""
 
     def __init__(self, rows: int) -> None:

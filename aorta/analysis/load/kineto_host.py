@@ -38,7 +38,7 @@ from aorta.analysis.load.kineto_events import (
     OPERATORS,
     PARAMETERS,
     Cached,
-    Collectives,
+    CollectiveColumns,
     Event,
     EventDecoder,
     Identifiers,
@@ -165,7 +165,7 @@ def _role(name: object) -> str:
 
 def host_rows(
     host: HostWork, world_size: int | None, counters: Counter[str], notes: list[str]
-) -> tuple[dict[str, Int64], Collectives]:
+) -> tuple[dict[str, Int64], CollectiveColumns]:
     """Return the rows of communication and of compute, without ranks and steps. Gloo's rows without an operator are
     counted.
     """
@@ -177,7 +177,7 @@ def host_rows(
     if doubt := _doubt(comm, row, work, operators, names):
         notes.append(doubt)
 
-    collectives = Collectives(len(kinds) + len(row))
+    collectives = CollectiveColumns(len(kinds) + len(row))
     mine = slice(len(kinds))
     sizes = [_size(dims, types, world_size, collectives.dtypes) for dims, types in host.inputs]
     plain, gathered, dtype = np.array(sizes, np.int64).reshape(-1, 3)[labels.argument].T

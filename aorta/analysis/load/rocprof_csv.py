@@ -30,7 +30,7 @@ from aorta.analysis.frames import Numbered
 from aorta.analysis.load import rocprof
 from aorta.analysis.load.interval_table import NULL, CounterValues, Trace
 from aorta.analysis.load.open import csv_rows, is_url, rows_of
-from aorta.analysis.load.trace_source import Head, Process, Ranges, Reader, TraceInput, copies
+from aorta.analysis.load.trace_source import FileHead, Process, Ranges, Reader, TraceInput, copies
 from aorta.errors import InputError
 
 _TRACES: Final = ("kernel_trace", "memory_copy_trace", "rccl_api_trace", "marker_api_trace", "hip_api_trace")
@@ -61,7 +61,7 @@ _AGENT: Final = re.compile(r"(?:[A-Za-z]+ )?([0-9]{1,9})")
 _PID: Final = re.compile(r"^(\d{1,10})_(?:[a-z]+_)+trace\.csv", re.IGNORECASE)
 
 
-def _matches(head: Head) -> bool:
+def _matches(head: FileHead) -> bool:
     first = head.text.split(b"\n", 1)[0].lower()
     # Counter collection serialises kernels (W17): its times say nothing about overlap.
     return all(name in first for name in (b"start_timestamp", b"end_timestamp", b"kernel_name")) and (

@@ -32,7 +32,7 @@ from aorta.analysis.load.open import (
 from aorta.analysis.load.rocpd import ROCPD, RPD
 from aorta.analysis.load.rocprof import ROCPROF_JSON
 from aorta.analysis.load.rocprof_csv import ROCPROF_CSV
-from aorta.analysis.load.trace_source import Head, Reader, TraceInput
+from aorta.analysis.load.trace_source import FileHead, Reader, TraceInput
 from aorta.errors import InputError
 from aorta.records.files import remote_files
 from aorta.records.schema import Header
@@ -67,7 +67,7 @@ _OTHERS: Final = (
 """Chrome traces of other tools, by what their first bytes hold and Kineto's never do."""
 
 
-def _is_kineto(head: Head) -> bool:
+def _is_kineto(head: FileHead) -> bool:
     text = head.text
     if text[:1] not in (b"{", b"[") or _RECORD.match(text) or b'"rocprofiler-sdk-tool"' in text[:4096]:
         return False
@@ -93,7 +93,7 @@ def is_record(head: bytes) -> bool:
     return bool(_RECORD.match(head.removeprefix(b"\xef\xbb\xbf").lstrip()))
 
 
-def reader_of(head: Head) -> Reader | None:
+def reader_of(head: FileHead) -> Reader | None:
     """Return the reader of a file that begins so; None for what is not read."""
     head = head._replace(text=head.text.removeprefix(b"\xef\xbb\xbf").lstrip())
     return next((reader for reader in READERS if reader.matches(head)), None)
@@ -146,7 +146,7 @@ def find_units(
     for file in named:
         try:
             with opened(file) as stream, reading(file):
-                head = Head(stream.head())
+                head = FileHead(stream.head())
             if head.text.startswith(SQLITE_MAGIC):
                 with local_copy(file) as path, closing(Database(path, file)) as database:
                     head = head._replace(tables=frozenset(database.tables))
@@ -192,7 +192,7 @@ def read_unit(unit: TraceFiles) -> Iterator[Trace]:
         if unit.format == TAR:  # no formats that need more than one file, or a file on a disk
             seen = 0
             for where, content in members(streams[place], place):
-                reader = reader_of(Head(content.head()))
+                reader = reader_of(FileHead(content.head()))
                 if reader is not None and reader.together is None:
                     seen += 1
                     yield from reader.read(TraceInput({where: content}, classifier, unit.headers))

@@ -51,7 +51,7 @@ from aorta.timeline.arrays import Int64
 _LIMITS: Final = {"start_ns": (0, LARGEST_NS), "end_ns": (0, LARGEST_NS), "device": (NULL, 2**31 - 1)}
 
 
-class Head(NamedTuple):
+class FileHead(NamedTuple):
     """What tells the format of a file: its first bytes, inflated, without white space before them; of a SQLite database
     the names of its tables too.
     """
@@ -95,7 +95,7 @@ class Reader(NamedTuple):
 
     name: str
     files: str
-    matches: Callable[[Head], bool]
+    matches: Callable[[FileHead], bool]
     read: Callable[[TraceInput], Iterable[Trace]]
     together: Callable[[str], tuple[str, ...]] | None = None
     process: Callable[[str], str] = str
