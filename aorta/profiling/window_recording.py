@@ -358,6 +358,8 @@ class WindowRecording(profile):
 
 
 class NullProfiler:
+    """Does nothing, where nothing is profiled."""
+
     files: tuple[Path, ...] = ()
 
     def __enter__(self) -> Self:
@@ -370,14 +372,13 @@ class NullProfiler:
         return nullcontext()
 
     def step(self) -> None:
-        """No-op."""
+        pass
 
-    def memory_snapshot(self, tag: str) -> Path | None:  # noqa: ARG002  as WindowRecording's
-        """No-op."""
-        return None
+    def memory_snapshot(self, tag: str) -> None:
+        pass
 
     def close(self, *, failed: bool = False) -> None:
-        """No-op."""
+        pass
 
 
 def open_profiler(plan: ProfilerPlan, first_step: int = 0) -> WindowRecording | NullProfiler:

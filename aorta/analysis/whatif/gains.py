@@ -5,11 +5,7 @@ step.
     marginals(program).marginals[0].gain_ms
     critical_path(program, 7).totals_ns()
 
-A candidate is one change that somebody could make, tried alone. A marginal cost is the gain if one kind or group of
-collectives were free; all are worked out in one replay. Bounds are not reachable by any single change. The critical
-path follows dependencies back from the end of the rank on which a step took longest; its segments sum up to the step
-exactly. Must not add gains up: a collective may hide
-another one's time.
+docs/dev/what-if-model.md defines them. Must not add gains up: a collective may hide another one's time.
 """
 
 from __future__ import annotations

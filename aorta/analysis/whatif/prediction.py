@@ -2,12 +2,8 @@
 
     predict(program, parse_changes(["network.bandwidth=x2"])).gain_ms
 
-The gain is the median of paired differences: a step as replayed unchanged minus the same step as replayed with the
-change (`gain_of`). Ratio and exposed time are medians over the
-replayed rank-steps. An interval has two parts: how the median varies when the record's own steps are drawn again
-(bootstrap), and by how much the model may be wrong: what the replay of the unchanged program misses (the identity
-check), plus a share of the predicted change (`Change.STATED_ERROR`). Variation between launches is in neither. Must not
-recommend anything.
+Gain, interval and stated errors are those of docs/dev/what-if-model.md. Ratio and exposed time are medians over the
+replayed rank-steps. Must not recommend anything.
 """
 
 from __future__ import annotations
@@ -109,15 +105,12 @@ class Prediction:
 
     Attributes:
         changes: as they were written, in the order in which they were made.
-        gain_ms: by how much a step is shorter: median over steps of the paired difference. Everything else that is
-            stated of the step time follows from it.
+        gain_ms: by how much a step is shorter: median over steps of the paired difference.
         overlap_ratio, exposed_comm_ms: medians over rank-steps; None: no communication.
-        identity: the unchanged run, replayed and as recorded.
         flags: what is not known; `notes`: why less exposed communication is not as much less of a step.
         upper_bound: the network was real; the replay leaves out that communication slows computation beside it.
-        launch_ms: the median of the changed steps, with an interval in which they vary too: what a launch with the
-            change is held to. It knows less of the difference than `gain_ms`, so no report states it.
-        steps: number of replayed steps; `rank_steps`: number of rank-steps in which the overlap was measured.
+        launch_ms: the median of the changed steps, for comparison with a launch; less precise than `gain_ms`.
+        steps, rank_steps: numbers of replayed steps, and of rank-steps in which the overlap was measured.
     """
 
     changes: tuple[str, ...]

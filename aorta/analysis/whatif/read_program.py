@@ -3,9 +3,7 @@
     program = read_program("artifacts/cuda", last=100)  # its last hundred steps
     program = program_of(run)                           # of a run that has been read
 
-Only steps after the warm-up that every rank has. Refuses, with the reason, what a replay could not follow: a step of
-which something was missed, ranks without a common clock, waits that were not recorded, sends and receives, groups of
-unknown ranks.
+Only steps after the warm-up that every rank has. Refuses, with the reason, what a replay could not follow.
 
 The order of a rank's operations follows from their times. At the same instant (frequent on virtual clocks) an issue
 comes before a wait that blocked, or that was for that collective; otherwise the wait was over before the issue.
@@ -179,10 +177,7 @@ class _RankStep(NamedTuple):
     """One step of one rank.
 
     Attributes:
-        layout: its index among the layouts.
-        host_ns, wake_ns: of each operation (`program.StepProgram`).
-        spans: of its time, between the ends of operations.
-        ready_ns: when held-back buckets were ready, in own time.
+        layout, host_ns, wake_ns, ready_ns: as in `program.StepProgram`.
         times_ns: when each of its collectives reached its link, began, ended, and ended in the backend (`NO_TIME`:
             unknown), on the common clock; shape (4, collectives).
         by_backend: whether the end of each is that of the backend, not one that an emulated network set.

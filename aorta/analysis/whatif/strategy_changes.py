@@ -1,16 +1,8 @@
 """Changes of how a strategy communicates: overlap, DDP's buckets, FSDP's prefetching.
 
-The own time of a rank is also an axis: what it would have taken without waiting. `_restructured` takes operations out
-and puts them elsewhere on that axis, while the work stays as it was recorded.
-
-A bucket of DDP closes with the parameter that fills it, and is issued when that gradient is ready; without overlap all
-are issued after the backward pass, where all are waited for. When a gradient was ready is known where a recorded bucket
-closed with it and at both ends of its block. In between, it is placed as in the one step that noted all gradients, or,
-without such a step, in proportion to the bytes.
-
-FSDP issues the all-gather of a block when the block `depth` before it in the same pass has arrived; without prefetching
-right before its own wait. A pass that was recorded with this prefetching stays as it was. Must not change what a rank
-computes.
+The own time of a rank is also an axis: what it would have taken without waiting. `_restructured` moves operations on
+it, while the work stays as it was recorded. When gradients become ready, and which buckets and prefetching that gives,
+is in docs/dev/what-if-model.md. Must not change what a rank computes.
 """
 
 from __future__ import annotations
