@@ -428,8 +428,8 @@ def test_D23_exit_codes_files_and_the_summary(tmp_path: Path) -> None:
     assert "gate" not in nothing, "without a condition nothing is judged"
 
 
-def test_a_condition_without_something_to_compare(capsys: pytest.CaptureFixture[str]) -> None:
-    assert overlap_report(["--reference", "cuda", "--fail-on", "idle_ms>1"]) == 2
+def test_a_condition_without_something_to_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert overlap_report(["--reference", str(launch(tmp_path / "a", 0.8)), "--fail-on", "idle_ms>1"]) == 2
     assert "--fail-on judges a difference: give --reference and --candidate" in capsys.readouterr().err
 
 
