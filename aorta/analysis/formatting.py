@@ -146,11 +146,8 @@ def p_value(p: float | None, digits: int = 2, *, unknown: str = "unknown") -> st
 
 
 def rough_ms(value_ms: float) -> str:
-    """Return milliseconds for a sentence: three digits or so, with their unit, without a sign."""
-    value = abs(value_ms)
-    if value < LEAST:
-        return "<0.001 ms" if value else "0 ms"
-    return f"{value:.{0 if value >= 100 else 1 if value >= 1 else 3}f} ms"
+    """Return milliseconds for a sentence: as in a table, with their unit, without a sign."""
+    return TEXT.quantity(abs(value_ms), "ms")
 
 
 def rough_interval(value: float, low: float, high: float, unit: str = "ms") -> str:

@@ -65,7 +65,7 @@ def test_an_interval_names_its_unit_once_and_is_unknown_with_one_end() -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.0123, "0.012 ms"), (0.0001, "<0.001 ms"), (-1.26, "1.3 ms"), (99.96, "100.0 ms"), (123.4, "123 ms")],
+    [(0.0123, "0.012 ms"), (0.0001, "<0.001 ms"), (-1.26, "1.26 ms"), (99.96, "100 ms"), (123.4, "123 ms")],
 )
 def test_milliseconds_of_a_sentence_have_about_three_digits_and_no_sign(value: float, text: str) -> None:
     assert rough_ms(value) == text

@@ -144,8 +144,8 @@ def test_behind_a_queue_the_late_rank_is_named_by_its_issue_times_with_the_bound
     assert entry["issue_late_ms_median_per_rank"] == pytest.approx({"0": 0.0, "1": 3.0, "2": 0.0}, abs=1e-5)
     made = write_report({"x": tmp_path}, tmp_path / "out")
     said = (
-        "rank 1 is a straggler of group g: 3.0 ms late at the last collective of a step (median); queueing masks it "
-        "in wait_ms; last in 100% of the steps, clocks known to 0.110 ms"
+        "rank 1 is a straggler of group g: 3 ms late at the last collective of a step (median); queueing masks it "
+        "in wait_ms; last in 100% of the steps, clocks known to 0.11 ms"
     )
     page = unescape((tmp_path / "out" / "report.html").read_text(encoding="utf-8"))
     assert said in " ".join(made.text.split())

@@ -108,7 +108,7 @@ def test_a_straggler_is_named_with_what_its_peers_wait(tmp_path: Path) -> None:
     exact(found)
     assert found["sentence"] == (
         "Mean exposed communication: 16 -> 26 ms a step. All of the increase is waiting for rank 1, a straggler of "
-        "default group (2 ranks) in the candidate, 5.0 ms late in each collective (median), 0 -> 10 ms, in backward of "
+        "default group (2 ranks) in the candidate, 5 ms late in each collective (median), 0 -> 10 ms, in backward of "
         "body."
     )
     assert found["causes"][0]["dimension"] == "straggler"
@@ -139,7 +139,7 @@ def test_how_late_a_straggler_is_is_said_of_what_it_was_named_by(bases: set[str]
 def test_how_late_a_straggler_is_is_the_median_over_the_launches_that_name_it(tmp_path: Path) -> None:
     late = [late_by(tmp_path / f"b{number}", "new", by) for number, by in enumerate((5, 4, 11, 0))]
     found = attribute([late_by(tmp_path / "a", "base", 0)], late)
-    assert "5.0 ms late in each collective" in found["sentence"]
+    assert "5 ms late in each collective" in found["sentence"]
     assert found["stragglers"][0]["launches"] == {"reference": 0, "candidate": 3}
     assert found["stragglers"][0]["late_ms"] == {"reference": None, "candidate": pytest.approx(5)}
 

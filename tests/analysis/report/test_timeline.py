@@ -164,7 +164,7 @@ def skewed(folder: Path, places: Sequence[Mapping[str, str]], ahead_ms: float, b
 @pytest.mark.parametrize(
     ("places", "bound_ms", "ends", "starts", "bounds", "said"),
     [
-        ((HOST, OTHER), 0.25, [9, 9], [0, 4], [0, 0.25], "by their measured offsets, known to 0.250 ms"),
+        ((HOST, OTHER), 0.25, [9, 9], [0, 4], [0, 0.25], "by their measured offsets, known to 0.25 ms"),
         ((HOST, HOST), None, [9, 9], [0, 4], [0, 0], "on one clock, that of their host"),
         ((HOST, OTHER), None, [9, 5], [0, 0], [np.nan] * 2, "at its own zero: there is no clock_sync.json"),
     ],

@@ -94,7 +94,7 @@ def test_what_is_no_longer_exposed_and_no_gain_is_idle_and_said() -> None:
     assert (found.gain_ms.value, found.identity.replayed_exposed_ms) == (2.0, 12.0)
     (note,) = found.notes
     assert note == (
-        "free communication saves 2.0 ms of 12.0 ms exposed; the rest overlapped untimed code or remaining waits"
+        "free communication saves 2 ms of 12 ms exposed; the rest overlapped untimed code or remaining waits"
     )
     assert gains(base_of(made)).notes == (note,)
     waited_for = recorded(program([[5 * MS, issue(), wait(0)]] * 2, [12 * MS], steps=5))

@@ -74,7 +74,7 @@ def verdict_of(summary: Summary) -> PageVerdict:
     tone, symbol = _LOOKS[found] if tested else ("open", "")
     word, _, said = headline(comparison).partition(": ")
     sentence = numbers(comparison)
-    if not comparison.unlike and found != SHIFTED:  # of these the numbers say what the headline would
+    if comparable and found != SHIFTED:  # of these the numbers say what the headline would
         sentence = first_upper(f"{said} {sentence}")
     reasons = []
     if found in ("regression", "improvement") and not comparison.unlike:
