@@ -35,22 +35,18 @@ def test_the_batch_size_has_two_spellings(door, key, words):
 @pytest.mark.spec("B9")
 def test_the_experiment_is_the_workload_with_the_tutorial_s_window(door):
     config = door("experiment=tutorial").job.config
-    assert config.workload == Resnet18()
-    assert isinstance(config.parallel, DDP)
+    assert (config.workload, type(config.parallel)) == (Resnet18(), DDP)
     window = config.profiling
     assert (window.enabled, window.naming, window.ranks) == (True, Naming.rank_iter, "all")
     assert (window.wait, window.warmup, window.active, window.repeat) == (10, 5, 3, 1)
     assert (config.training.max_steps, config.training.batch_size) == (100, 10)
 
 
-def test_words_win_over_what_the_workload_brings(door):
+def test_words_and_your_own_file_win_over_what_the_workload_brings(door, tmp_path):
     words = ("training.max_steps=20", "optimizer.lr=0.1", "scheduler.total_steps=50", "training.progress=overlap")
     config = door(*words, WORKLOAD).job.config
     assert (config.training.max_steps, config.optimizer.lr, config.scheduler.total_steps) == (20, 0.1, 50)
     assert config.training.progress is Wording.overlap
-
-
-def test_your_own_file_wins_over_what_the_workload_brings(door, tmp_path):
     own = tmp_path / "mine.yaml"
     own.write_text("defaults:\n  - default\n  - override workload: resnet18\n  - _self_\ntraining:\n  max_steps: 7\n")
     config = door("--config", str(own)).job.config

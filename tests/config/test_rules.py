@@ -32,7 +32,7 @@ ALONE = [
     ("optimizer.betas=[0.9,0.9,0.9]", r"optimizer\.betas=\[0\.9, 0\.9, 0\.9\]: must be two numbers"),
     ("scheduler.warmup_steps=2001", r"scheduler\.warmup_steps=2001: must not exceed scheduler\.total_steps=2000"),
     ("training.start_step=200", r"training\.start_step=200: must be below the 200 steps planned \(training\.max_st"),
-    ("training.output_dir='  '", r"training\.output_dir='': name a folder, for instance artifacts"),
+    ("training.output_dir=''", r"training\.output_dir='': name a folder, for instance artifacts"),
     ("dataloader.num_workers=2", r"num_workers=2: .* set dataset\.on_device=false as well, or num_workers=0"),
     ("dataset.num_samples=7", r"dataset\.num_samples=7: one step needs 8 \(8 per micro-batch x 1 x 1 ranks\)"),
     ("workload.num_heads=3", r"workload\.model_dim=128: must be a multiple of workload\.num_heads=3"),
@@ -42,6 +42,7 @@ ALONE = [
     ("fabric.kind=slow", r"fabric\.kind=slow: repeats the option chosen"),
     ("profiling.trace_filename=a/b.json", r"profiling\.trace_filename='a/b\.json': a file name ending in \.json or"),
     ("profiling.trace_filename=trace", r"profiling\.trace_filename='trace': a file name ending in \.json or"),
+    ("profiling.enabled=true profiling.tensorboard=false", r"profiling\.enabled=true: nothing would be written"),
 ]
 """One word of one rank."""
 RANKS = [
@@ -135,7 +136,7 @@ UNTRAINED = [
 ]
 """A workload that trains nothing, and a word that it cannot use."""
 BROKEN = [
-    *((1, (word,), rule) for word, rule in ALONE),
+    *((1, words.split(), rule) for words, rule in ALONE),
     *((ranks, words.split(), rule) for ranks, words, rule in RANKS),
     *(
         (2, ("fabric=emulated", f"fabric.{word}"), rf"fabric\.{word.partition('=')[0]}=\S+: {rule}\Z")
