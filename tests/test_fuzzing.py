@@ -70,14 +70,7 @@ from aorta.experiments.plan_command import parse
 from aorta.experiments.plan_options import read_plan
 from aorta.records.clocks import boot_id
 from aorta.records.device_values import from_json, from_text, json_in_output, normalised
-from aorta.records.progress_file import (
-    NOWHERE,
-    PHASES,
-    ProgressFile,
-    ProgressWatch,
-    UnreadableProgress,
-    progress_files,
-)
+from aorta.records.progress_file import NOWHERE, PHASES, ProgressFile, ProgressWatch, UnreadableProgress, progress_files
 from aorta.records.run_files import CALLS_FILE, RPC_FILE, Call, RpcFacts, Worker
 from aorta.records.schema import DeviceSample, DeviceTelemetry
 from aorta.rpc.rpc_report import rpc_report

@@ -27,13 +27,7 @@ from typing import Final
 import numpy as np
 
 from aorta.analysis.documents import known
-from aorta.analysis.documents.dataset import (
-    CalibrationFacts,
-    CutoffFacts,
-    DatasetEntry,
-    MeasuredFrom,
-    PaceFacts,
-)
+from aorta.analysis.documents.dataset import CalibrationFacts, CutoffFacts, DatasetEntry, MeasuredFrom, PaceFacts
 from aorta.analysis.formatting import TEXT, first_upper, rough_percent
 from aorta.analysis.frames import Bools
 from aorta.analysis.metrics import MADE_OF_OTHERS, RATIO_PARTS

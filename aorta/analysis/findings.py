@@ -26,14 +26,7 @@ from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.cautions import UNDECIDED
 from aorta.analysis.documents import known
 from aorta.analysis.documents.comparison import Comparison
-from aorta.analysis.documents.dataset import (
-    DatasetEntry,
-    Described,
-    Finding,
-    RankTimes,
-    Straggler,
-    StreamGapsEntry,
-)
+from aorta.analysis.documents.dataset import DatasetEntry, Described, Finding, RankTimes, Straggler, StreamGapsEntry
 from aorta.analysis.formatting import TEXT
 from aorta.analysis.frames import COPY_TO_HOST, NO_TIME, NOWHERE, Lane
 from aorta.analysis.metrics import JOB_STEP

@@ -39,7 +39,7 @@ from aorta.redaction import redact
 
 Value = TypeVar("Value")
 LINE_LIMIT: Final = 16 * 1024 * 1024
-"""Longest line that is read, bytes. A step of 50 collectives takes some 8.5 kB (docs/dev/measurements.md);
+"""Longest line that is read, bytes. A step of 50 collectives takes some 8.5 kB;
 this is over a thousand of those, and decoded it still fits into the memory of a laptop."""
 _HEADER_BYTES: Final = 4096
 """Read at once where only the header is wanted, which is shorter: a folder may hold the records of a thousand ranks."""

@@ -33,14 +33,7 @@ from aorta.instrument.compute_ranges import ModuleHook
 from aorta.instrument.cpu_interceptor import DTYPES, dtype_name
 from aorta.instrument.operators import offered
 from aorta.records.clocks import boot_id
-from aorta.records.progress_file import (
-    PROGRESS_DIR,
-    PROGRESS_FILE,
-    STACKS_FILE,
-    Progress,
-    ProgressFacts,
-    ProgressFile,
-)
+from aorta.records.progress_file import PROGRESS_DIR, PROGRESS_FILE, STACKS_FILE, Progress, ProgressFacts, ProgressFile
 
 _log = logging.getLogger(__name__)
 _started: list[subprocess.Popen[bytes]] = []

@@ -14,15 +14,7 @@ from hypothesis import strategies as st
 
 from aorta.analysis.compare.verdict import Rules
 from aorta.analysis.documents import as_json
-from aorta.analysis.gate import (
-    LIMIT_BYTES,
-    SINGLE,
-    Condition,
-    add_gate_arguments,
-    escaped,
-    gate_text,
-    parse_condition,
-)
+from aorta.analysis.gate import LIMIT_BYTES, SINGLE, Condition, add_gate_arguments, escaped, gate_text, parse_condition
 from aorta.analysis.metrics import STEP_METRIC_NAMES
 from aorta.analysis.report.report_command import overlap_report
 from aorta.analysis.report.report_folder import write_report

@@ -33,13 +33,7 @@ from tests.analysis.host_bound_runs import (
     undecided,
     write,
 )
-from tests.analysis.report.by_json import (
-    brief_text,
-    collectives_text,
-    metrics_text,
-    run_block,
-    verdict_of,
-)
+from tests.analysis.report.by_json import brief_text, collectives_text, metrics_text, run_block, verdict_of
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 

@@ -13,13 +13,7 @@ from hypothesis import given
 
 from aorta import installation
 from aorta.distributed import cuda
-from aorta.distributed.output_folder import (
-    RequestedConfig,
-    RunFolder,
-    build_manifest,
-    rank_facts,
-    recorded_environment,
-)
+from aorta.distributed.output_folder import RequestedConfig, RunFolder, build_manifest, rank_facts, recorded_environment
 from aorta.records.run_files import ENVIRONMENT_PREFIXES
 from aorta.redaction import SECRET, redact
 from tests.distributed.conftest import place

@@ -11,12 +11,7 @@ import torch
 from aorta.distributed import cuda
 from aorta.instrument.event_clock import DeviceClock, EventClock
 from aorta.instrument.native.native_interceptor import NativeDeviceClock
-from tests.gpu.device import (
-    compiled_part,
-    cycles_per_ms,
-    needs_gpu,
-    standing_still,
-)
+from tests.gpu.device import compiled_part, cycles_per_ms, needs_gpu, standing_still
 
 pytestmark = [pytest.mark.gpu, needs_gpu]
 PLACE_NS = 200_000

@@ -13,15 +13,7 @@ from __future__ import annotations
 from typing import Final
 
 from aorta.analysis.compare.rank_tests import least_launches
-from aorta.analysis.compare.verdict import (
-    DECIDED,
-    GUARD,
-    NOT_COMPARABLE,
-    NOT_TESTED,
-    SEQUENCE,
-    SHIFTED,
-    slower,
-)
+from aorta.analysis.compare.verdict import DECIDED, GUARD, NOT_COMPARABLE, NOT_TESTED, SEQUENCE, SHIFTED, slower
 from aorta.analysis.documents import known
 from aorta.analysis.documents.comparison import ComparedMetric, Comparison
 from aorta.analysis.formatting import TEXT, first_upper, p_value, rough_ms

@@ -31,14 +31,7 @@ from aorta.analysis.documents.comparison import (
     LossDifference,
     Quotient,
 )
-from aorta.analysis.documents.dataset import (
-    CollectiveEntry,
-    DatasetEntry,
-    Described,
-    Ends,
-    MeasuredFrom,
-    PaceFacts,
-)
+from aorta.analysis.documents.dataset import CollectiveEntry, DatasetEntry, Described, Ends, MeasuredFrom, PaceFacts
 from aorta.analysis.formatting import TEXT
 from aorta.analysis.load.record_columns import FORMAT
 from aorta.analysis.load.records import collective_library, config_of, interceptor

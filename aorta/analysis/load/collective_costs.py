@@ -22,14 +22,7 @@ import numpy as np
 
 from aorta.analysis.collective_matching import KIND_UNKNOWN, LEAVES_EARLY, NOT_NUMBERED
 from aorta.analysis.frames import NO_TIME, UNNUMBERED, CollectiveName, Collectives, Groups
-from aorta.analysis.load.interval_table import (
-    NULL,
-    IntervalClass,
-    Intervals,
-    Trace,
-    by_device,
-    collectives_of,
-)
+from aorta.analysis.load.interval_table import NULL, IntervalClass, Intervals, Trace, by_device, collectives_of
 from aorta.analysis.metrics import TOO_SHORT, algbw_gb_per_s, busbw_factor, no_bandwidth
 from aorta.timeline import arrays
 from aorta.timeline.arrays import Int64

@@ -30,15 +30,7 @@ from aorta.analysis.documents.dataset import (
     StreamGapsEntry,
 )
 from aorta.analysis.frames import Groups
-from aorta.analysis.load.interval_table import (
-    NULL,
-    Gemms,
-    IntervalClass,
-    Intervals,
-    Trace,
-    by_device,
-    operations,
-)
+from aorta.analysis.load.interval_table import NULL, Gemms, IntervalClass, Intervals, Trace, by_device, operations
 from aorta.timeline.arrays import Int64, Spans, covered_ns, measure, merge, ranges
 
 SHOWN_ROWS: Final = 500

@@ -23,15 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.analysis.frames import Groups, Numbered
-from aorta.analysis.load.interval_table import (
-    KIND_CODE,
-    NULL,
-    Gemms,
-    IntervalClass,
-    kind_of,
-    known_dtype,
-    look_up,
-)
+from aorta.analysis.load.interval_table import KIND_CODE, NULL, Gemms, IntervalClass, kind_of, known_dtype, look_up
 from aorta.analysis.load.kineto_events import (
     GEMM_OPERATORS,
     LARGEST_BYTES,

@@ -42,14 +42,7 @@ from aorta.analysis.frames import (
     Steps,
     of_unused_kind,
 )
-from aorta.analysis.load.record_details import (
-    WORDS,
-    RecordDetails,
-    add_spans,
-    has_bubbles,
-    mono_ns,
-    samples_from_text,
-)
+from aorta.analysis.load.record_details import WORDS, RecordDetails, add_spans, has_bubbles, mono_ns, samples_from_text
 from aorta.analysis.run import COMPLETED, NO_STEPS, CoverageFacts, RankTables, Source
 from aorta.autopsy.processes import process_facts
 from aorta.errors import InputError

@@ -22,14 +22,7 @@ from aorta.analysis.run import RankTables, Run, partial_steps
 from aorta.errors import InputError
 from aorta.records.clocks import CLOCK_SYNC_FILE, RankClock, read_clock_sync
 from aorta.records.record_file import header_of
-from aorta.records.run_files import (
-    MANIFEST_FILE,
-    RANK_FILE,
-    RANK_FILE_GLOB,
-    RANK_FILE_NAME,
-    rank_files,
-    read_manifest,
-)
+from aorta.records.run_files import MANIFEST_FILE, RANK_FILE, RANK_FILE_GLOB, RANK_FILE_NAME, rank_files, read_manifest
 from aorta.records.schema import SCHEMA_VERSION, WORLD_LIMIT, Header, chosen_python
 
 Manifest: TypeAlias = Mapping[str, object]

@@ -19,16 +19,7 @@ from typing import Final
 from aorta.analysis.load.interval_table import NameClassifier, Trace
 from aorta.analysis.load.kineto import read_kineto
 from aorta.analysis.load.nsys import NSYS
-from aorta.analysis.load.open import (
-    SQLITE_MAGIC,
-    Database,
-    is_tar,
-    is_url,
-    local_copy,
-    members,
-    opened,
-    reading,
-)
+from aorta.analysis.load.open import SQLITE_MAGIC, Database, is_tar, is_url, local_copy, members, opened, reading
 from aorta.analysis.load.rocpd import ROCPD, RPD
 from aorta.analysis.load.rocprof import ROCPROF_JSON
 from aorta.analysis.load.rocprof_csv import ROCPROF_CSV

@@ -23,13 +23,7 @@ from aorta.analysis.load.kernels import entries, largest_first
 from aorta.analysis.load.trace_files import find_units
 from aorta.analysis.load.trace_health import examine
 from aorta.analysis.load.trace_source import headers_near
-from aorta.analysis.load.trace_tables import (
-    SHOWN_SLOWDOWNS,
-    DeviceTables,
-    TraceDetails,
-    TraceTables,
-    read_trace_tables,
-)
+from aorta.analysis.load.trace_tables import SHOWN_SLOWDOWNS, DeviceTables, TraceDetails, TraceTables, read_trace_tables
 from aorta.analysis.metrics import RATIO_PARTS
 from aorta.analysis.run import CoverageFacts, Run, partial_steps
 from aorta.command_line import name_ranks

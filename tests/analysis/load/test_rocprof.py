@@ -26,16 +26,7 @@ from aorta.analysis.load.trace_files import find_units, read_unit
 from aorta.analysis.load.traces import load_traces
 from aorta.errors import InputError
 from aorta.timeline.classes import KINDS
-from tests.analysis.load.rocprof_files import (
-    BASE,
-    FILL,
-    GEMM,
-    GENERIC,
-    as_csv,
-    as_json,
-    unlinked,
-    write_rocpd,
-)
+from tests.analysis.load.rocprof_files import BASE, FILL, GEMM, GENERIC, as_csv, as_json, unlinked, write_rocpd
 from tests.analysis.load.tables import read_with
 
 VARIANTS = ("direct", "rocm-6.2", "convert", "quoted")

@@ -11,17 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from aorta.config.schema import EmulatedFabric
-from aorta.records.schema import (
-    AuxRange,
-    BucketReady,
-    Collective,
-    ComputeRange,
-    Coverage,
-    Gradient,
-    Stall,
-    Step,
-    Wait,
-)
+from aorta.records.schema import AuxRange, BucketReady, Collective, ComputeRange, Coverage, Gradient, Stall, Step, Wait
 from aorta.timeline.overlap import NS_PER_MS, Overlap, measure_window
 from tests.analysis.builders import footer, header, step, write_manifest, write_rank
 from tests.analysis.whatif.event_loop import Account
