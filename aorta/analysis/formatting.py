@@ -84,7 +84,9 @@ class NumberFormat:
         """Return an effect with its sign: the `difference` of two ratios in points, or a `quotient` less 1."""
         if value is None:
             return self.unknown
-        return self.percent(value, signed=True) if kind != "difference" else self.points(value, signed=True)
+        if kind == "difference":
+            return self.points(value, signed=True)
+        return self.percent(value, 0 if abs(value) >= 0.9995 else 1, signed=True)
 
     def interval(self, entry: Effect) -> str:
         """Format an effect of `summary.json` from `low` to `high`, as `effect` formats them, the unit once."""

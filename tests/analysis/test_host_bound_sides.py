@@ -71,7 +71,7 @@ def test_bounds_apart_in_all_launches_decide_and_name_the_host(tmp_path: Path) -
     assert found["verdict"] == "regression"
     assert found["headline"].startswith("More exposed communication: exposed known in bounds only; step time ")
     assert found["numbers"].startswith("The candidate is host-bound, the reference is not. ")
-    assert "apart in all launches, by +148.5 % or more (p = 0.029)" in found["numbers"]
+    assert "apart in all launches, by +148 % or more (p = 0.029)" in found["numbers"]
     ratio = found["metrics"]["overlap_ratio"]
     assert ratio["verdict"] == "regression"
     assert "apart in all launches, by -37.1 points or more (p = 0.029)" in ratio["verdict_reason"]

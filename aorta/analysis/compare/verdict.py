@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import comb
+from math import comb, trunc
 from typing import Final, Literal, TypeAlias
 
 import numpy as np
@@ -303,7 +303,9 @@ def _bounded_verdict(entry: ComparedMetric, rules: Rules) -> tuple[VerdictName |
         return None, f"{NOT_TESTED}: {why}: the bounds differ by less than the margin of {margin:g}"
     # Of the exact Mann-Whitney test where every value of a side is above the other's.
     p = 2 / comb(sum(bounds.counts), bounds.counts[0])
-    least = TEXT.effect(effect.low if effect.low > 0 else effect.high, _kind(entry))
+    nearest = effect.low if effect.low > 0 else effect.high
+    places = 100 if abs(nearest) >= 1 else 1000
+    least = TEXT.effect(trunc(nearest * places) / places, _kind(entry))  # a bound is not rounded away from 0
     reason = f"{why}: apart in all launches, by {least} or more (p = {p_value(p)})"
     return "improvement" if (effect.low > 0) == (entry.better == "higher") else "regression", reason
 

@@ -79,7 +79,7 @@ def test_a_regression_is_told_first_with_everything_it_rests_on(tmp_path: Path) 
     assert "\nLosses: bit-equal in all 14 rank-steps\n" in text
     assert " ".join(text.split("\nTest: ")[0].split()) == f"[x] {comparison['headline']} {comparison['numbers']}"
     assert comparison["headline"] == "More exposed communication: 1.85 -> 3.85 ms; step time unchanged."
-    assert " ".join(text.split("\nTest: ")[1].split()).startswith("exposed_comm_ms: +108.1 %, 95 % interval ")
+    assert " ".join(text.split("\nTest: ")[1].split()).startswith("exposed_comm_ms: +108 %, 95 % interval ")
     assert max(len(line) for line in text.splitlines() if str(tmp_path) not in line) <= 100
     row = next(line for line in text.splitlines() if line.startswith("overlap_ratio "))
     assert "-20 points -23 to -17 points 0.0286 x regression" in " ".join(row.split())

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from aorta.analysis.compare.launch_set import read_subjects
 from aorta.analysis.compare.verdict import Rules
 from aorta.analysis.report.html.page_content import PAGE_FILE, write_page
@@ -90,7 +92,8 @@ def _one_rank(folder: Path) -> dict[str, Path]:
 def _hung(folder: Path) -> dict[str, Path]:
     """A rank that stays in its data loader, and the report of the autopsy on it."""
     where = _run(folder / "cuda", 6.0, ranks=4)
-    save_autopsy(where, run(ddp(4), {3: stuck_in("data")}))
+    evidence = run(ddp(4), {3: stuck_in("data")})
+    save_autopsy(where, [msgspec.structs.replace(each, pid=4711 + each.rank, host="node3") for each in evidence])
     return {"cuda": where}
 
 

@@ -193,16 +193,20 @@ def test_a_metric_that_is_unknown_on_one_side_and_0_on_the_other_is_shown(tmp_pa
     assert "0 on both sides:" in text
 
 
-def test_the_parts_of_the_breakdown_add_up_to_the_window(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("world", "means"),
+    [(2, [12.0, 20.0, 4.0, 14.0, 10.0]), (1, [0.0, 32.0, 0.0, 18.0, 10.0])],  # a rank alone has nothing to hide
+)
+def test_the_parts_of_the_breakdown_add_up_to_the_window(tmp_path: Path, world: int, means: list[float]) -> None:
     row = {"window_ms": 30.0, "compute_ms": 16.0, "compute_comm_ms": 6.0, "exposed_comm_ms": 2.0, "idle_ms": 5.0}
     longer = {name: 3 * value for name, value in row.items()}
     null = row | {"idle_ms": None}
     lines = [
-        step(0, 1, 0, overlap=longer, warmup=True),
-        *(step(0, 1, number, overlap=overlap) for number, overlap in enumerate((row, null, longer), 1)),
+        step(0, world, 0, overlap=longer, warmup=True),
+        *(step(0, world, number, overlap=overlap) for number, overlap in enumerate((row, null, longer), 1)),
     ]
-    write_rank(tmp_path, header(0, 1), lines)
+    write_rank(tmp_path, header(0, world), lines)
     table = parts(LabelledRun("x", load_run(tmp_path)))
     assert table.index.tolist() == [0]
-    assert table.iloc[0].tolist() == [12.0, 20.0, 4.0, 14.0, 10.0]  # twice the first: the mean of one and three times
+    assert table.iloc[0].tolist() == means  # twice the first: the mean of one and three times
     assert table.iloc[0].sum() == 2 * row["window_ms"]

@@ -45,6 +45,8 @@ def parts(dataset: LabelledRun) -> pd.DataFrame:
             known = tables.steps.used & ~np.isnan(steps).any(axis=1)
             if known.any():
                 window, compute, hidden, exposed, idle = steps[known].mean(axis=0).tolist()
+                if dataset.run.health.is_alone:  # its calls communicate with nobody: other work
+                    hidden = exposed = 0.0
                 other = max(window - compute - exposed - idle, 0.0)  # below 0 only by rounding
                 rows[rank] = [hidden, compute - hidden, exposed, other, idle]
     return pd.DataFrame.from_dict(rows, orient="index", columns=[title for title, _ in PARTS])
