@@ -37,13 +37,15 @@ def _read(source: TraceInput) -> Iterator[Trace]:
             f"{db.place}: no table {_DISPATCH}_<guid>; it holds {', '.join(sorted(db.tables)[:8]) or 'no tables'}. Was "
             "it recorded with --kernel-trace, by rocprofv3 of ROCm 7?"
         )
-    traces = [trace for guid in guids for trace in _session(source, db, guid)]
+    owners = ((table, db.stored(table, "", "pid")) for table in (f"{_DISPATCH}{guid}" for guid in guids))
+    shared = sum(len(db.select(table, f"SELECT DISTINCT pid FROM {sql}")["pid"]) for table, sql in owners) > 1
+    traces = [trace for guid in guids for trace in _session(source, db, guid, shared=shared)]
     if not traces:
         raise InputError(f"{db.place}: {rocprof.NO_KERNELS}")
     yield from traces
 
 
-def _session(source: TraceInput, db: Database, guid: str) -> Iterator[Trace]:
+def _session(source: TraceInput, db: Database, guid: str, *, shared: bool) -> Iterator[Trace]:
     """Yield the traces of one guid of a database, which is usually one process: those that dispatched kernels."""
 
     def stored(table: str, required: str, optional: str = "") -> str:
@@ -97,8 +99,7 @@ def _session(source: TraceInput, db: Database, guid: str) -> Iterator[Trace]:
     strings = db.texts(f"rocpd_string{guid}", "id", "string")
     symbols = db.texts(f"rocpd_info_kernel_symbol{guid}", "id", "display_name", "kernel_name")
     hosts = {*db.texts(f"rocpd_info_node{guid}", "id", "hostname").values()}
-    processes = np.unique(ran["pid"]).tolist()
-    for ident in processes:
+    for ident in np.unique(ran["pid"]).tolist():
         mine, own_copies, own_launches, own_calls, own_marks = (
             rows_of(rows, rows["pid"] == ident) for rows in (ran, copied, launches, calls, marks)
         )
@@ -109,13 +110,14 @@ def _session(source: TraceInput, db: Database, guid: str) -> Iterator[Trace]:
         environment = _object(next(iter(about["environment"]), ""))
         used = np.unique(mine["device"])
         process = Process(
-            f"{db.place} (process {pid})" if len(processes) > 1 else db.place,
+            f"{db.place} (process {pid})" if shared else db.place,
             pid=pid,
             host=next(iter(hosts)) if len(hosts) == 1 else None,
             environment_rank=_number(environment.get("RANK")),
             environment_world=_number(environment.get("WORLD_SIZE")),
             gpus=tuple(used[used != NULL].tolist()),
             all_gpus_visible=not any(environment.get(name) for name in _VISIBLE) if environment else None,
+            shared=shared,
         )
         mine["name"], names = coded(mine["name"], symbols)
         # The text of a ROCTx range: its event has it in a JSON object, or it is the name.

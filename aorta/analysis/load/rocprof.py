@@ -324,10 +324,10 @@ def _read(source: TraceInput) -> Iterator[Trace]:
     if not computed:
         raise InputError(f"{path}: {len(content.processes)} process(es), {NO_KERNELS}")
     for process in computed:
-        yield _trace(source, process)
+        yield _trace(source, process, shared=len(computed) > 1)
 
 
-def _trace(source: TraceInput, process: _Process) -> Trace:
+def _trace(source: TraceInput, process: _Process, *, shared: bool) -> Trace:
     gpus = {agent.id.handle: agent for agent in process.agents if agent.type == _GPU}
     numbers = {
         handle: agent.node_id if agent.logical_node_type_id == NULL else agent.logical_node_type_id
@@ -364,11 +364,12 @@ def _trace(source: TraceInput, process: _Process) -> Trace:
         source,
         ROCPROF_JSON.name,
         Process(
-            source.place,
+            f"{source.place} (process {process.metadata.pid})" if shared else source.place,
             pid=process.metadata.pid,
             host=node.hostname if node else None,
             gpus=tuple(np.unique(device[device != NULL]).tolist()),
             all_gpus_visible=all(visible) if visible else None,
+            shared=shared,
         ),
         {**_columns(ran, _KERNELS), "device": device, "name": kernel},
         names,

@@ -103,7 +103,8 @@ def _read(source: TraceInput) -> Iterator[Trace]:
     def coded(wanted: Callable[[str], bool]) -> list[int]:
         return [code for code, text in enumerate(words) if wanted(text)]
 
-    for guid in np.unique(tables["kernel"]["guid"]).tolist():  # a helper process may have run no kernels
+    computed = np.unique(tables["kernel"]["guid"]).tolist()
+    for guid in computed:  # a helper process may have run no kernels
         own = {kind: rows_of(table, table["guid"] == guid) for kind, table in tables.items()}
         ran, copied, called = own["kernel"], own["copy"], own["call"]
         ids = called["process"]
@@ -124,7 +125,11 @@ def _read(source: TraceInput) -> Iterator[Trace]:
             source,
             ROCPROF_CSV.name,
             # "Agent 4" counts CPUs too, so it is not the number of a GPU, and says nothing about the rank.
-            Process(where, pid=next(iter(pids)) if len(pids) == 1 else None),
+            Process(
+                where,
+                pid=next(iter(pids)) if len(pids) == 1 else None,
+                shared=len(computed) > 1 or len(pids) > 1,
+            ),
             {**ran, "name": np.where(ran["name"] == _NO_TEXT, NULL, ran["name"])},
             words,
             copies(

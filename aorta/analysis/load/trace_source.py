@@ -316,9 +316,11 @@ def place(process: Process, headers: Sequence[Header] = ()) -> tuple[int, int | 
     world = process.environment_world or next((header.world_size for header in by_pid), None)
     if not usable:
         seen = [f"process {pid}" if pid is not None else "no process id", *([gpu] if gpus else [])]
+        path = "a path that several processes share" if process.shared else "no rank<k> in its path"
+        give = "" if process.shared else ", or put rank<k> into the path"
         why = (
-            f"{process.path}: rank not known ({', '.join(seen)}): no RANK in its environment, no rank<k> in its path, "
-            "no record with its process id. Give the folder of the records, or put rank<k> into the path"
+            f"{process.path}: rank not known ({', '.join(seen)}): no RANK in its environment, {path}, no record with "
+            f"its process id. Give the folder of the records{give}"
         )
         return NULL, world, (why,)
     words, ranks = usable[0]

@@ -199,9 +199,9 @@ def as_csv(variant: str) -> dict[str, bytes]:
     }
 
 
-def write_rocpd(path: Path, environment: dict[str, str] | None = None, version: str = "3.0.1") -> Path:
-    """A database of schema 3, physical tables and views, as far as this process needs them."""
-    suffix = "_" + GUID.replace("-", "_")
+def write_rocpd(path: Path, environment: dict[str, str] | None = None, version: str = "3.0.1", pid: int = 4242) -> Path:
+    """A database of schema 3, physical tables and views, as far as this process needs them; or one process more."""
+    suffix = f"_0000{pid}_8903_7903_b269_cd8d3745bb8a"
     db = sqlite3.connect(path)
     tables = {
         "rocpd_metadata": "id INTEGER PRIMARY KEY, tag TEXT, value TEXT",
@@ -222,7 +222,7 @@ def write_rocpd(path: Path, environment: dict[str, str] | None = None, version: 
     }
     for name, columns in tables.items():
         db.execute(f'CREATE TABLE "{name}{suffix}" ({columns})')
-        db.execute(f'CREATE VIEW "{name}" AS SELECT * FROM "{name}{suffix}"')
+        db.execute(f'CREATE VIEW IF NOT EXISTS "{name}" AS SELECT * FROM "{name}{suffix}"')
     strings: dict[str, int] = {}
 
     def put(table: str, columns: str, *values: object) -> int:
@@ -238,7 +238,7 @@ def write_rocpd(path: Path, environment: dict[str, str] | None = None, version: 
 
     put("rocpd_metadata", "tag value", "schema_version", version)
     put("rocpd_info_node", "hostname", "node7")
-    process = put("rocpd_info_process", "pid environment", 4242, json.dumps(environment or {}))
+    process = put("rocpd_info_process", "pid environment", pid, json.dumps(environment or {}))
     agent = "type absolute_index type_index"
     gpu = [put("rocpd_info_agent", agent, *each) for each in (("CPU", 0, 0), ("GPU", 4, 0), ("GPU", 5, 1))][-1]
     symbols = {

@@ -4,7 +4,6 @@ utilisation from raw counters: values calculated by hand, and reasons where unkn
 
 from __future__ import annotations
 
-import copy
 import gzip
 import io
 import json
@@ -173,21 +172,32 @@ def test_a_trace_without_a_row_that_can_be_measured_is_named(tmp_path: Path) -> 
         load_traces(str(path))
 
 
-def test_two_processes_of_one_json_file_stay_two_traces() -> None:
-    content = as_json()
-    second = copy.deepcopy(content["rocprofiler-sdk-tool"][0])
-    second["metadata"]["pid"] = 4243
-    content["rocprofiler-sdk-tool"].append(second)
-    assert len(from_json(content)) == 2
-
-
-def test_processes_of_a_converted_csv_are_told_apart_by_their_guid() -> None:
-    files = as_csv("convert")
-    other = {name: data.replace(b"0000ddb5", b"0000ddb6").splitlines(True)[1:] for name, data in files.items()}
-    joined = {name: io.BytesIO(data + b"".join(other[name])) for name, data in files.items()}
-    first, second = read_with(ROCPROF_CSV, joined)
-    assert first.path != second.path
-    assert rows(first) == rows(second)
+@pytest.mark.parametrize("source", ["json", "csv", "csv without Guid", "rocpd"])
+def test_of_several_processes_in_one_file_none_takes_its_rank_from_the_path(source: str, tmp_path: Path) -> None:
+    ranks = [NULL, NULL]
+    if source == "json":
+        content = as_json()
+        content["rocprofiler-sdk-tool"] += as_json(4243)["rocprofiler-sdk-tool"]
+        traces = read_with(ROCPROF_JSON, {"rank3/t.json": json.dumps(content).encode()})
+    elif source == "rocpd":
+        ranks = [NULL, 5]  # the environment of the second one says it
+        path = write_rocpd(tmp_path / "rank3.db")
+        traces = read_with(ROCPD, write_rocpd(path, {"RANK": "5"}, pid=4243))
+    else:
+        files = as_csv("convert" if source == "csv" else "direct")
+        other = {
+            name: data.replace(b"0000ddb5", b"0000ddb6").replace(b",4242,", b",4243,").splitlines(True)[1:]
+            for name, data in files.items()
+        }
+        joined = {f"rank3/{name}": data + b"".join(other[name]) for name, data in files.items()}
+        traces = read_with(ROCPROF_CSV, joined)
+    if source == "csv without Guid":  # rows that nothing tells apart
+        ranks = [NULL]
+    else:
+        assert traces[0].path != traces[1].path
+        assert rows(traces[0]) == rows(traces[1])
+    assert [trace.rank for trace in traces] == ranks
+    assert "no RANK in its environment, a path that several processes share, no record" in traces[0].notes[0]
 
 
 @pytest.mark.parametrize("kept", [(".csv", ".csv.gz"), (".csv.gz",), (".csv",)])
