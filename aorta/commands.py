@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -191,6 +192,9 @@ def record(arguments: Sequence[str]) -> int:
     """Become a command whose training is recorded without a line in its script. Returns only by an error: InputError
     where there is no command or Python would ignore PYTHONPATH, ToolMissing where it cannot be started.
     """
+    if "--" not in arguments and len(arguments) > 1 and not any(word.startswith("-") for word in arguments[:2]):
+        folder, *words = arguments
+        raise InputError(f"put -- before the command: aorta record {shlex.join([folder, '--', *words])}")
     place = arguments.index("--") if "--" in arguments else len(arguments)
     options, words = record_parser().parse_args(arguments[:place]), list(arguments[place + 1 :])
     if not words:

@@ -136,10 +136,15 @@ def test_outside_the_environment_a_script_says_how_to_make_one(program: str, tmp
     assert "Traceback" not in done.stderr
 
 
-def test_an_option_with_a_typo_is_answered_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistyped_option_and_a_command_without_two_hyphens_are_answered_with_what_to_write(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with pytest.raises(SystemExit, match="2"):
         commands.main(["report", "--lable", "x"])
     assert capsys.readouterr().err.splitlines()[-1] == "--lable: did you mean --label?"
+    assert commands.main(["record", "out", "torchrun", "--nproc_per_node", "2", "my.py"]) == 2
+    said = "error: put -- before the command: aorta record out -- torchrun --nproc_per_node 2 my.py\n"
+    assert capsys.readouterr().err == said
 
 
 def test_numbers_in_short() -> None:

@@ -17,6 +17,8 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from aorta.errors import InputError, meant
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -57,13 +59,27 @@ def steps(run: str | Path | Run, columns: Sequence[str] | None = None) -> pd.Dat
 
     Args:
         run: what `load_run` takes, or its result; so for all functions here, which raise the errors of `load_run`.
-        columns: only these columns, at 8 bytes per column and row. By default those of `dataframes.steps_frame`, then
-            those of `devices.step_columns`.
+        columns: only these columns, at 8 bytes per column and row; NaN where this run does not have them. By default
+            those of `dataframes.steps_frame`, then those of `devices.step_columns`.
+
+    Raises:
+        InputError: steps have no such column.
     """
+    from aorta.analysis import dataframes
     from aorta.analysis.dataframes import steps_frame
     from aorta.analysis.devices import JOINED_ON, STEP_COLUMNS, samples_frame, step_columns
+    from aorta.analysis.metrics import METRICS_OF_STEPS
+    from aorta.timeline.overlap import AT_CUTOFFS
 
     loaded = _loaded(run)
+    known = [*dataframes.STEP_COLUMNS, dataframes.STEP_MS, *dataframes.RATIO_BOUNDS, *STEP_COLUMNS]
+    known += [*METRICS_OF_STEPS, *AT_CUTOFFS, *loaded.steps.metrics]
+    for name in columns or ():
+        if name not in known:
+            hint = meant(name, known, "; ")
+            if name in dataframes.collectives_frame(loaded, steps=(0, 0)):
+                hint = "; it is a column of aorta.analysis.collectives(...)"
+            raise InputError(f"columns: {name!r}: steps have no such column{hint}")
     if columns is not None and not set(columns) & set(STEP_COLUMNS):
         return steps_frame(loaded, columns)
     own = [name for name in columns or () if name not in (*JOINED_ON, *STEP_COLUMNS)]
@@ -101,18 +117,38 @@ def collectives(
             over all ranks before.
 
     Raises:
-        InputError: more than `dataframes.ROW_LIMIT` rows are left.
+        InputError: more than `dataframes.ROW_LIMIT` rows are left, or a filter names a kind that there is not, or ranks
+            or steps that the run does not have.
     """
     from aorta.analysis.dataframes import collectives_frame
+    from aorta.timeline.classes import KINDS
 
-    return collectives_frame(_loaded(run), ranks, steps, kinds)
+    loaded = _loaded(run)
+    known = [*KINDS, *(name.kind for name in loaded.collectives.names)]
+    for kind in kinds or ():
+        if kind not in known:
+            hint = meant(kind, known, "; ")
+            raise InputError(f"kinds: {kind!r}: no kind of collectives{hint}; there are {', '.join(KINDS)}")
+    for rank in ranks or ():
+        if rank not in loaded.ranks:
+            raise InputError(f"ranks: {rank}: not in the run; its ranks: {min(loaded.ranks)} to {max(loaded.ranks)}")
+    _check_steps(loaded, steps)
+    return collectives_frame(loaded, ranks, steps, kinds)
 
 
 def iter_collectives(run: str | Path | Run, *, steps: tuple[int, int] | None = None) -> Iterator[pd.DataFrame]:
     """Yield the same rows in frames of some 100,000, ordered by global step. A frame never splits a step."""
     from aorta.analysis.dataframes import iter_collectives as frames
 
-    yield from frames(_loaded(run), steps)
+    loaded = _loaded(run)
+    _check_steps(loaded, steps)
+    yield from frames(loaded, steps)
+
+
+def _check_steps(run: Run, steps: tuple[int, int] | None) -> None:
+    numbers = run.steps.global_step
+    if steps is not None and len(numbers) and not ((numbers >= steps[0]) & (numbers < steps[1])).any():
+        raise InputError(f"steps: {steps}: holds none of the run's steps, {numbers.min()} to {numbers.max()}")
 
 
 def _loaded(run: str | Path | Run) -> Run:

@@ -50,6 +50,7 @@ from aorta.experiments.launch_folder import (
 from aorta.experiments.launch_plan import Plan, PlannedLaunch
 from aorta.experiments.process import StopRequest, end_marked, launch, launch_environment
 from aorta.records.files import whole_file, write_whole
+from aorta.records.run_files import MANIFEST_FILE
 from aorta.redaction import hide, redact
 from aorta.terminal_style import printable
 
@@ -185,11 +186,14 @@ def _launch(
     log = plan.output / "logs" / one.side.name / f"{one.number:02d}{again}.log"
 
     def lacking() -> str | None:
-        lacks = run_of(folder)[1]
+        lacks, hint = run_of(folder)[1], ""
         if lacks is None:
             return None
-        given = one.side.command is not None and any("{output}" in word for word in one.side.command)
-        hint = "; the program has to give {output} of its command to aorta.record" if given else ""
+        if one.side.command is not None and not (folder / MANIFEST_FILE).exists():
+            lacks = f"the command wrote no record to {folder}"
+            hint = " (no optimizer of torch stepped, or AORTA could not record: see the log)"
+            if any("{output}" in word for word in one.side.command):
+                hint = " (give {output} to aorta.record; without {output} the command is recorded without a line)"
         return f"exit code 0, but {lacks}{hint}"
 
     # Before the process is made: a runner that is killed now leaves word of what to look for.

@@ -115,8 +115,10 @@ def check_words(plan: Plan) -> None:
         done = _run([side.python, *program, *plan.words_of(side), "--cfg", "job"], side, plan)
         if done.returncode:
             message = done.stderr.strip().removeprefix("error: ") or f"exit code {done.returncode}"
-            words = shlex.join(hide(plan.words_of(side)))
-            raise ConfigError(f"{side.name}: train.py does not take {words or 'no arguments'}:\n{message}")
+            words = hide(plan.words_of(side))
+            for variable in [word for word in words if word.partition("=")[0].isupper()][:1]:
+                message += f"\n  for a variable write env.{variable}"
+            raise ConfigError(f"{side.name}: train.py does not take {shlex.join(words) or 'no arguments'}:\n{message}")
 
 
 def _run(command: list[str], side: Side, plan: Plan) -> subprocess.CompletedProcess[str]:
@@ -158,6 +160,23 @@ def host() -> dict[str, Any]:
     }
 
 
+def check_output(folder: Path) -> None:
+    """Refuse a folder that holds something else than a plan, a run for instance.
+
+    Raises:
+        ConfigError: so, or it cannot be read.
+    """
+    try:
+        others = [each.name for each in folder.iterdir() if not each.match(f".part.*.{PLAN_FILE}")]
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ConfigError(f"{folder}: {error.strerror or error}; choose another --output") from error
+    if others and PLAN_FILE not in others:
+        what = "the folder of a run" if MANIFEST_FILE in others else "not empty"
+        raise ConfigError(f"{folder}: {what}, and no plan's ({PLAN_FILE}); choose another --output")
+
+
 def open_folder(plan: Plan, facts: Mapping[str, Any], environment: Mapping[str, str]) -> None:
     """Make the plan's folder, or find that it holds this very plan.
 
@@ -171,8 +190,7 @@ def open_folder(plan: Plan, facts: Mapping[str, Any], environment: Mapping[str, 
         if path.exists():
             _refuse_another(path, wanted)
             return
-        if plan.output.exists() and any(not each.match(f".part.*.{PLAN_FILE}") for each in plan.output.iterdir()):
-            raise ConfigError(f"{plan.output}: not empty, and no plan's ({PLAN_FILE}); choose another --output")
+        check_output(plan.output)
         plan.output.mkdir(parents=True, exist_ok=True)
         content = {
             "plan_version": PLAN_VERSION,
@@ -227,6 +245,8 @@ def run_of(folder: Path) -> tuple[str | None, str | None]:
     try:
         manifest = read_manifest(folder)
         run_id, ranks = str(manifest["run_id"]), int(manifest["world_size"])
+    except FileNotFoundError:
+        return None, f"there is no record in {folder}"
     except (OSError, ValueError, KeyError, TypeError) as error:
         return None, f"no readable {MANIFEST_FILE} in {folder} ({type(error).__name__}: {error})"
     records = len(list(folder.glob(RANK_FILE_GLOB)))

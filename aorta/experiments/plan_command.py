@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final
 
-from aorta.analysis.documents.comparison import SIDES
 from aorta.command_line import command, shown_path, to_stderr, to_stdout
 from aorta.errors import EXIT_OK, AnotherPlan, RunIncomplete
 from aorta.experiments.launch_plan import Plan
@@ -82,7 +82,8 @@ def parser() -> argparse.ArgumentParser:
         "--launches",
         type=int,
         metavar="N",
-        help="launches per side (default: 5; with 7 candidates or more as many as a verdict takes)",
+        help="launches per side (default: 5; with 7 candidates or more as many as a verdict takes); 4 are enough for "
+        "the step time and the exposed time of one candidate",
     )
     words.add_argument(
         "--nproc_per_node", "--nproc-per-node", type=int, metavar="N", help="ranks of a launch (default: 2)"
@@ -151,22 +152,30 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 @command()
 def main(arguments: Sequence[str]) -> int:
     options = parse(arguments)
-    from aorta.experiments.launch_folder import check_words
+    from aorta.experiments.launch_folder import check_output, check_words
     from aorta.experiments.plan_options import read_plan
 
     plan = read_plan(options, Path.cwd())
     if options.dry_run:
+        check_output(plan.output)
         check_words(plan)
         for launch in plan.order():
             words = [*shown_variables(launch.side.environment), *hide(plan.command(launch))]
             to_stdout(f"{launch.name}: {shlex.join(words)}")
-        return EXIT_OK
     from aorta.analysis.compare.rank_tests import least_launches
     from aorta.analysis.compare.verdict import Rules
 
     least = least_launches(Rules().alpha)
-    if len(plan.sides) >= len(SIDES) and plan.launches < least:
+    if len(plan.sides) == 1:
+        to_stderr("note: there is no --candidate: only the reference is launched, and nothing is compared")
+    elif plan.launches < least:
         to_stderr(f"note: --launches {plan.launches}: too few for a significance test; a verdict takes {least} a side")
+    commands = [word for side in plan.sides for word in side.command or ()]
+    for word in dict.fromkeys(word for word in commands if re.fullmatch(r"[^\s{}=]+\.py", word)):
+        if not (plan.folder / word).exists():
+            to_stderr(f"note: {word}: not found from {plan.folder}, where the command is launched")
+    if options.dry_run:
+        return EXIT_OK
     stopped = launch_all(plan)
     if stopped is not None:
         return stopped

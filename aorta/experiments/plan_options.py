@@ -75,6 +75,7 @@ def read_plan(options: argparse.Namespace, folder: Path) -> Plan:
 
     Raises:
         ConfigError: a value is missing, impossible or of another type, or a file is not there.
+        InputError: as `side_of` and `grid`; or only some sides have a command.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:
         raise ConfigError("a plan starts torchrun itself; start it with python, outside torchrun")
@@ -331,13 +332,20 @@ def _side(name: str, shared: SideFile, own: SideFile, folder: Path) -> Side:
 def _check_commands(asked: PlanFile, sides: Sequence[Side]) -> None:
     """Refuse what would not reach a command."""
     commands = [side for side in sides if side.command is not None]
+    for side in sides:
+        if side.command is None and commands:
+            raise InputError(
+                f"{commands[0].name} has a command and {side.name} has none, so {side.name} would be AORTA's own "
+                f"train.py; give --command for all sides, or --{side.name.partition('-')[0]} \"command='...'\" too"
+            )
     for side in commands:
         if side.launcher:
             raise ConfigError(f"{side.name}: a command is launched as it stands; put the launcher into it")
         if side.words:
+            variable = next((word for word in side.words if "." not in word.partition("=")[0]), "NAME=VALUE")
             raise ConfigError(
                 f"{side.name}: {shlex.join(side.words)}: overrides are for train.py; put what the program takes "
-                "into its command"
+                f"into its command; for a variable write {VARIABLE}{variable}"
             )
     given = {
         "overrides": asked.words,

@@ -293,6 +293,16 @@ def test_collectives_come_by_filter_or_in_pieces_that_add_up(tmp_path: Path, mon
         [1, 3, "allgather"],
     ]
     assert some["transfer_ms"].tolist() == [5, 5]  # matched with ranks that the filter leaves out
+    assert len(aorta.analysis.collectives(run, ranks=[0], kinds=["broadcast"])) == 0
+    for filters, said in (
+        ({"kinds": ["all_reduce"]}, r"kinds: 'all_reduce': no kind of collectives; did you mean allreduce\?"),
+        ({"ranks": [0, 3]}, "ranks: 3: not in the run; its ranks: 0 to 2"),
+        ({"steps": (6, 9)}, r"steps: \(6, 9\): holds none of the run's steps, 0 to 5"),
+    ):
+        with pytest.raises(InputError, match=said):
+            aorta.analysis.collectives(run, **filters)
+    with pytest.raises(InputError, match="holds none of"):
+        list(aorta.analysis.iter_collectives(run, steps=(3, 3)))
     parts = list(dataframes.iter_collectives(run, rows=7))
     assert len(parts) == 6
     assert all(part["global_step"].nunique() == 1 for part in parts)

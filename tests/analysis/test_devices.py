@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -10,6 +11,7 @@ import aorta.analysis
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.report.html.charts import step_charts
 from aorta.analysis.report.report_folder import write_report
+from aorta.errors import InputError
 from aorta.records.schema import DeviceSample, DeviceTelemetry
 from tests.analysis.builders import CLOCK, MS, header, metrics, step, write_rank
 from tests.analysis.report.pages import as_bokeh
@@ -162,7 +164,13 @@ def test_columns_of_devices_are_given_by_name_and_samples_of_a_baseline_count(tm
     run = aorta.analysis.load_run(write(tmp_path / "run", [*lines, alone]))
     frame = aorta.analysis.steps(run, ["global_step", "device_sclk_mhz"])
     assert frame.to_dict("list") == {"global_step": [0, 1], "device_sclk_mhz": [900.0, 700.0]}
-    assert list(aorta.analysis.steps(run, ["loss"]).columns) == ["loss"]
+    assert list(aorta.analysis.steps(run, ["loss", "send_ms"]).columns) == ["loss", "send_ms"]
+    for name, hint in (
+        ("step_mss", "; did you mean step_ms?"),
+        ("wait_ms", "; it is a column of aorta.analysis.collectives(...)"),
+    ):
+        with pytest.raises(InputError, match=re.escape(f"columns: {name!r}: steps have no such column{hint}")):
+            aorta.analysis.steps(run, ["global_step", name])
 
 
 def test_a_step_whose_samples_are_not_of_the_schema_is_left_out_and_said(tmp_path):

@@ -115,8 +115,9 @@ def test_relative_programs_and_trees_are_the_caller_s(tmp_path: Path) -> None:
         (["--output", "o", "--command", "r {output}", "--nproc_per_node", "2"], "nproc_per_node=2: does not reach"),
         (["--output", "o", "--command", "r {output}", "--launcher", "x"], "put the launcher into it"),
         (
-            ["--output", "o", "--command", "r {output}", "--candidate", "a=1"],
-            "candidate: a=1: overrides are for train.py",
+            ["--output", "o", "--command", "r", "--candidate", "b.c=1 NCCL_ALGO=Tree"],
+            "candidate: b.c=1 NCCL_ALGO=Tree: overrides are for train.py; put what the program takes into its command; "
+            "for a variable write env.NCCL_ALGO=Tree",
         ),
         (["--output", "o", "--candidate", f"python={sys.executable} launcher=run"], "does not use it"),
         (["--output", "o", "label=x"], "words: label=x: the plan places its launches itself"),

@@ -27,6 +27,7 @@ from tests.experiments.conftest import Bench
 from tests.runs import HANGS_S, ROOT, finished
 
 AB = ("--launches", "2", "--reference", "a=1", "--candidate", "a=2", "s=1")
+OWN = ("--command", "run there.py {output}")
 ORDER = ["reference/00", "candidate/00", "candidate/01", "reference/01"]
 
 
@@ -119,11 +120,12 @@ def test_what_fails_twice_is_named_and_the_rest_is_done(bench: Bench) -> None:
         (
             ("--command", "true {output}"),
             [
-                "exit code 0, but no readable run.json in",
-                "the program has to give {output} of its command to aorta.record",
+                "exit code 0, but the command wrote no record to",
+                "give {output} to aorta.record; without {output} the command is recorded without a line",
             ],
             None,
         ),
+        (("--command", "true"), ["the command wrote no record to", "no optimizer of torch stepped, or"], None),
         (  # as in a shell
             ("--launcher", "no-such-docker run image torchrun"),
             ["failed: exit code 127"],
@@ -218,9 +220,12 @@ def test_a_folder_of_something_else_is_left_alone(bench: Bench, name: str, text:
 
 def test_wrong_words_or_an_interpreter_without_torch_end_a_plan_before_it_starts(bench: Bench) -> None:
     assert bench("--launches", "4", "--candidate", "wrong.word=1", "--dry-run")[0] == 1
-    code, _, err = bench("--launches", "4", "--candidate", "wrong.word=1")
+    code, _, err = bench("--launches", "4", "--candidate", "wrong.word=1 ALGO=Tree")
     assert (code, bench.launched) == (1, [])
-    assert err == "error: candidate: train.py does not take wrong.word=1:\nno key wrong.word=1\n"
+    assert err == (
+        "error: candidate: train.py does not take wrong.word=1 ALGO=Tree:\nno key wrong.word=1\n"
+        "  for a variable write env.ALGO=Tree\n"
+    )
     assert not (bench.home / "plan").exists()
     tool = bench.home / "bare"
     tool.write_text('#!/bin/sh\n[ "$1" != -c ] || { echo no torch here >&2; exit 1; }\n')
@@ -308,6 +313,51 @@ def test_a_dry_run_prints_launches_and_refuses_what_train_py_would(bench: Bench)
     assert [line.split(":")[0] for line in out.splitlines()] == ORDER
     assert "training.output_dir=" in out
     assert (bench.launched, (bench.home / "plan").exists()) == ([], False)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (AB, 0, "note: --launches 2: too few for a significance test; a verdict takes 4 a side\n"),
+        ((*OWN, "--aa"), 0, ""),
+        (OWN, 0, "note: there is no --candidate: only the reference is launched, and nothing is compared\n"),
+        (
+            ("--aa", "--command", "env -C there no.py there.py a.py=b.py {side}.py 'echo a.py' {output}"),
+            0,
+            "note: no.py: not found from {home}, where the command is launched\n",
+        ),
+        (
+            ("--candidate", "command='run {output}'"),
+            2,
+            "error: candidate has a command and reference has none, so reference would be AORTA's own train.py; give "
+            "--command for all sides, or --reference \"command='...'\" too\n",
+        ),
+        (
+            ("--reference", "command=run", "--candidate", "a=1", "--candidate", "a=2"),
+            2,
+            "error: reference has a command and candidate-1 has none, so candidate-1 would be AORTA's own train.py; "
+            "give --command for all sides, or --candidate \"command='...'\" too\n",
+        ),
+        (
+            (*OWN, "--aa", "--output", "run"),
+            1,
+            "error: {home}/run: the folder of a run, and no plan's (plan.json); choose another --output\n",
+        ),
+        (
+            (*OWN, "--aa", "--output", "there.py"),
+            1,
+            "error: {home}/there.py: Not a directory; choose another --output\n",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_plan_is_said_before_it_starts(
+    bench: Bench, words: tuple[str, ...], code: int, said: str
+) -> None:
+    (bench.home / "run").mkdir()
+    for name in ("run/run.json", "there.py"):
+        (bench.home / name).touch()
+    returned, _, err = bench(*words, "--dry-run")
+    assert (returned, err) == (code, said.replace("{home}", str(bench.home)))
 
 
 @pytest.mark.parametrize("code", [0, 3, 4])
