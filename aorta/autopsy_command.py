@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from aorta.autopsy.flight_recorder import write_dumps
+from aorta.autopsy.flight_recorder import no_evidence, write_dumps
 from aorta.autopsy.report import as_json, evidence_of, has_saved_evidence, read_ras, verdict_on, verdict_text
 from aorta.command_line import command, to_stdout
 from aorta.errors import EXIT_OK, GateFailed, Inconclusive, InputError
@@ -49,7 +49,7 @@ def _located(word: str) -> Path:
     from aorta.analysis.locate import is_location, locate
 
     if is_location(word, Path.cwd(), Path.cwd()):
-        raise InputError(f"{word}: no such file or folder")
+        raise InputError(no_evidence(path))
     return locate([word], Path.cwd(), Path.cwd())[word]
 
 

@@ -13,6 +13,8 @@ import msgspec
 
 from aorta.records.schema import WORLD_LIMIT, Integer, Rank
 
+DEFAULT_GROUP: Final = "default_pg"
+"""torch's description of the group of all ranks."""
 UNKNOWN_KIND: Final = "unknown"
 """`CollectiveEvidence.kind` of a collective of which only its number and that it completed are known."""
 UNRESPONSIVE: Final = "no answer to RAS"
@@ -177,7 +179,9 @@ class CollectiveName(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def group_label(name: str, description: str | None) -> str:
-    """Return a group in words: its description, or `group 0`."""
+    """Return a group in words: `the default group` for torch's group 0; or its description, or `group 1`."""
+    if description == DEFAULT_GROUP or (not description and name == "0"):
+        return "the default group"
     return description or f"group {name}"
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import io
 import math
+import os
 import pickle
 import re
 import struct
@@ -33,8 +34,10 @@ from aorta.autopsy.job import Channel, JobEvidence
 from aorta.autopsy.joining import join
 from aorta.errors import InputError
 from aorta.records.files import decode_json, open_regular, read_small, write_whole
+from aorta.records.progress_file import PROGRESS_DIR
 from aorta.records.schema import WORLD_LIMIT, Integer, Rank
 
+_MOST_NAMED: Final = 8
 _RANK: Final = re.compile(r"(?<!\d)(\d{1,7})(?:\.(?:json|pkl|pickle))?$")
 _JSON: Final = msgspec.json.Decoder(dict[str, Any])
 _KINDS: Final = {
@@ -176,7 +179,7 @@ def read_dumps(paths: Sequence[Path]) -> list[RankEvidence]:
     found = []
     for path in paths:
         if not path.exists():
-            raise InputError(f"{path}: no such file or folder")
+            raise InputError(no_evidence(path))
         inside = sorted(path.rglob("*")) if path.is_dir() else []
         found += [file for file in inside if file.is_file() and is_dump(file)] if path.is_dir() else [path]
     files: dict[int, Path] = {}
@@ -192,7 +195,7 @@ def read_dumps(paths: Sequence[Path]) -> list[RankEvidence]:
             )
         files.setdefault(rank, path)
     if not files:
-        raise InputError(f"{', '.join(map(str, paths))}: no dump of torch's Flight Recorder there")
+        raise InputError(no_evidence(paths[0]))
     dumps = {rank: _read(path) for rank, path in files.items()}
     readable = {rank: dump for rank, dump in dumps.items() if isinstance(dump, _Dump)}
     listed = [rank for dump in readable.values() for group in dump.pg_config.values() for rank in map(int, group.ranks)]
@@ -212,6 +215,22 @@ def read_dumps(paths: Sequence[Path]) -> list[RankEvidence]:
         else _evidence(rank, world, files[rank], dump, whole, begun, messaging)
         for rank, dump in sorted(dumps.items())
     ]
+
+
+def no_evidence(path: Path) -> str:
+    """Return what a path without evidence lacks, and which runs are in it or beside it."""
+    there = os.path.exists(path)  # noqa: PTH110 - which is no error for a word too long to be a name
+    what = "neither a recorded run nor a dump of torch's Flight Recorder" if there else "no such file or folder"
+    runs = [
+        sorted(str(progress.parent) for progress in folder.glob(f"*/{PROGRESS_DIR}"))
+        for folder in ([path, path.parent] if there else [path.parent])
+    ]
+    names = ", ".join(next(filter(None, runs), [])[:_MOST_NAMED])
+    run = f"one of the runs {names}" if names else f"the folder of a recorded run, which holds {PROGRESS_DIR}/"
+    return (
+        f"{path}: {what}. Give {run}; or dumps of the Flight Recorder, with names that end with the rank, as "
+        "comm_lib_trace_rank_3 (docs/autopsy.md: how to write them)"
+    )
 
 
 def is_dump(path: Path) -> bool:

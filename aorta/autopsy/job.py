@@ -137,7 +137,12 @@ class Rank(RankState, kw_only=True, dict=True):
     @property
     def failed(self) -> bool:
         """Whether it ended otherwise than with exit code 0."""
-        return self.has_ended and (self.exit is None or self.exit.exit_code != 0)
+        return self.has_ended and not self.finished
+
+    @property
+    def finished(self) -> bool:
+        """Whether it ended with exit code 0."""
+        return self.exit is not None and self.exit.exit_code == 0
 
     @property
     def lost_a_peer(self) -> bool:

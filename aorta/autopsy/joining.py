@@ -21,6 +21,7 @@ from typing import Final, NamedTuple
 from msgspec import structs
 
 from aorta.autopsy.evidence import (
+    DEFAULT_GROUP,
     UNKNOWN_KIND,
     UNRESPONSIVE,
     CollectiveEvidence,
@@ -31,8 +32,6 @@ from aorta.autopsy.evidence import (
 from aorta.autopsy.job import Channel, JobEvidence, Rank, channel_of
 from aorta.errors import InputError
 
-_DEFAULT_GROUP = "default_pg"
-"""torch's description of the group of all ranks."""
 _MOST_ABSENT = 1 << 23  # 1,000 ranks that may each wait for 8,000 others; to list more would fill the memory
 _NEED_ALL_RANKS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 """No rank can complete these before every rank has issued them; the source of a broadcast, for example, can."""
@@ -71,7 +70,7 @@ def join(evidence: Iterable[RankEvidence]) -> JobEvidence:
     for name, group in groups.items():
         if name not in listed:  # torch's default group is all; of another that no source lists those that used it
             users = (rank.rank for rank in ranks.values() if any(one.group == name for one in rank.collectives))
-            members = world if group.description == _DEFAULT_GROUP else tuple(sorted(users))
+            members = world if group.description == DEFAULT_GROUP else tuple(sorted(users))
             groups[name] = structs.replace(group, ranks=members)
     absent = {name: sum(rank not in ranks for rank in group.ranks) for name, group in groups.items()}
     if sum(absent[name] for rank in ranks.values() for name in {one.group for one in rank.collectives}) > _MOST_ABSENT:

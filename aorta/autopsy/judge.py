@@ -79,6 +79,14 @@ def judge(evidence: Iterable[RankEvidence], *, stuck_after_s: float | None = Non
     """
     job = join(evidence)
     case = Case.of(job)
+    if job.ranks and not job.missing and all(rank.finished for rank in job.ranks.values()):
+        return Verdict(
+            aorta_version=__version__,
+            kind="not_stuck",
+            summary="the run finished normally; nothing to diagnose",
+            ranks=[_doing(case, rank) for rank in job.ranks.values()],
+            contradictions=list(job.contradictions),
+        )
     accused, suspects = accuse(case), list[int]()
     if stuck_after_s is not None and any(
         rank.still_s is not None and rank.still_s < stuck_after_s for rank in job.ranks.values() if not rank.gone
@@ -251,7 +259,7 @@ def _doing(case: Case, rank: Rank) -> RankDoing:
     if rank.gone:
         since_s = rank.still_s if rank.state == "stopped" else None
         doing = rank.state if rank.state in ("dead", "stopped") else "ending" if rank.has_ended else "no answer"
-        if rank.exit is not None and rank.exit.exit_code == 0:
+        if rank.finished:
             doing = ENDED_IN_ORDER
     elif last is not None and not rank.is_elsewhere:
         name = case.job.name(last.channel, last.collective)

@@ -29,7 +29,7 @@ from aorta.autopsy.evidence import (
     Verdict,
     WaitingRanks,
 )
-from aorta.autopsy.flight_recorder import read_dumps
+from aorta.autopsy.flight_recorder import no_evidence, read_dumps
 from aorta.autopsy.judge import judge
 from aorta.autopsy.processes import progress_evidence
 from aorta.command_line import name_ranks, rounded_time
@@ -65,7 +65,7 @@ def evidence_of(paths: Sequence[Path], *, live: bool = False) -> list[RankEviden
     runs = [path for path in paths if (path / PROGRESS_DIR).is_dir()]
     if not runs:
         if live:
-            raise InputError(f"{paths[0]}: no {PROGRESS_DIR}/ in it: --live looks at a recorded run of this host")
+            raise InputError(f"{no_evidence(paths[0])} (--live looks at a recorded run of this host)")
         return read_dumps(paths)
     if len(runs) > 1:
         raise InputError(f"{runs[0]} and {runs[1]}: two runs; give one")

@@ -273,6 +273,7 @@ class CpuInterceptor:
             return result
         if self._links is not None and transfer is not None:
             work = cast(Work, self._links.carry(transfer, work))
+            transfer.gate.add_done_callback(lambda _gate: None if issued.end is None else self._over(issued))
         elif not early:
             in_place = self._notice_end(name, issued, work)
         wait = partial(self._wait, issued)

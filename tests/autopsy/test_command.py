@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 from aorta.analysis.json_schemas import file_name
-from aorta.autopsy.evidence import RankEvidence, ThreadStack, Verdict
+from aorta.autopsy.evidence import RankEvidence, RankExit, ThreadStack, Verdict
 from aorta.autopsy.judge import judge
 from aorta.autopsy.report import as_json, verdict_text
 from aorta.commands import main
@@ -31,8 +31,8 @@ WAITS = dump([entry(0, "completed"), entry(1, "started")], 3)
             [WAITS, WAITS, dump([entry(0, "completed")], 3)],
             3,
             [
-                "rank did not join rank 2 has not issued all_reduce 1 of default_pg; ranks 0-1 wait",
-                "ranks 0-1 wait for rank 2 in all_reduce 1 of default_pg (400 bytes)",
+                "rank did not join rank 2 has not issued all_reduce 1 of the default group; ranks 0-1 wait",
+                "ranks 0-1 wait for rank 2 in all_reduce 1 of the default group (400 bytes)",
             ],
         ),
         ([dump([entry(0, "completed")])] * 2, 0, ["not stuck nothing is stuck: no rank waits for longer than usual"]),
@@ -48,10 +48,50 @@ def test_the_exit_code_says_what_was_found(
     assert all(part in text for part in said)
 
 
-@pytest.mark.parametrize("words", [["{}/none"], ["{}"], ["{}", "--live"]])
-def test_no_evidence_ends_with_2(tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["autopsy", *(word.format(tmp_path) for word in words)]) == 2
-    assert capsys.readouterr().err.startswith("error: ")
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["ddp"],
+            "ddp: neither a recorded run nor a dump of torch's Flight Recorder. Give the folder of a recorded run",
+        ),
+        (["ddp", "--live"], "--live looks at a recorded run of this host"),
+        (["runs/dpp"], "runs/dpp: no such file or folder. Give one of the runs runs/ddp, runs/fsdp; or dumps of the"),
+        (
+            ["runs/dpp", "--live"],
+            "runs/dpp: no such file or folder. Give one of the runs runs/ddp, runs/fsdp; or dumps",
+        ),
+        (["runs/kineto"], "runs/kineto: neither a recorded run nor a dump of torch's Flight Recorder. Give one of the"),
+        (
+            ["runs"],
+            "runs: neither a recorded run nor a dump of torch's Flight Recorder. Give one of the runs runs/ddp, ",
+        ),
+        (["runs/" + 300 * "x"], "no such file or folder. Give one of the runs runs/ddp, "),
+    ],
+)
+def test_without_evidence_it_says_what_it_takes_and_which_runs_there_are(
+    tmp_path: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("ddp", "runs/kineto", "runs/ddp/progress", "runs/fsdp/progress"):
+        (tmp_path / folder).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert main(["autopsy", *words]) == 2
+    text = capsys.readouterr().err
+    assert text.startswith("error: ")
+    assert said in text
+
+
+def test_a_run_that_finished_needs_no_diagnosis_whatever_its_ranks_left_open() -> None:
+    evidence = run(ddp(2), {})
+    for each in evidence:
+        each.state, each.exit = "dead", RankExit(exit_code=0)
+        each.collectives[0].state = "issued"
+    assert verdict_text(_verdict(evidence)).splitlines()[:2] == [
+        "not stuck",
+        "  the run finished normally; nothing to diagnose",
+    ]
+    evidence[1].exit = None
+    assert _verdict(evidence).kind != "not_stuck"
 
 
 def test_dumps_of_one_gloo_rank_decide_nothing(tmp_path: Path) -> None:
@@ -80,8 +120,9 @@ def test_eight_ranks_fit_a_screen() -> None:
     lines = text.splitlines()
     assert len(lines) <= 25
     assert max(map(len, lines)) <= 80
-    assert "  ranks 0-2, 4-7: running, in all_reduce 2 of group 0, step 1, for 63 s" in lines
     assert "  rank 3: running, in data, step 1, for 66 s" in lines
+    told = " ".join(text.split())
+    assert "ranks 0-2, 4-7: running, in all_reduce 2 of the default group, step 1, for 63 s" in told
 
 
 def test_the_accused_leads_with_its_process() -> None:
@@ -89,7 +130,7 @@ def test_the_accused_leads_with_its_process() -> None:
     evidence[3].pid, evidence[3].host = 4711, "node3"
     text = " ".join(verdict_text(_verdict(evidence)).split())
     assert text.startswith(
-        "stuck outside rank 3 (PID 4711 on node3) is in data and has not issued all_reduce 2 of group 0"
+        "stuck outside rank 3 (PID 4711 on node3) is in data and has not issued all_reduce 2 of the default group"
     )
     assert "`py-spy dump --pid 4711`" in text
     evidence[3].host = None

@@ -115,7 +115,8 @@ def test_two_collectives_in_flight_show_that_they_were_swapped() -> None:
     (one,) = judge(run(ddp(2), {1: swapped(4)})).culprits
     assert (one.rank, one.kind) == (1, "order_swapped")
     assert one.reason == (
-        "issued all_reduce of 1,000 bytes as number 4 of group 0, rank 0 all_reduce of 4,000 bytes: it swapped the two"
+        "issued all_reduce of 1,000 bytes as number 4 of the default group, rank 0 all_reduce of 4,000 "
+        "bytes: it swapped the two"
     )
 
 

@@ -19,15 +19,15 @@ from tests.simulated.programs import needs_device
 pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device]
 
 RANKS: Final = range(4)
-NO_SEND = "has not issued send 8 of default_pg (to rank 3)"
-NO_RECEIVE = "has not issued recv 8 of default_pg (from rank 1)"
+NO_SEND = "has not issued send 8 of the default group (to rank 3)"
+NO_RECEIVE = "has not issued recv 8 of the default group (from rank 1)"
 NO_ALL_REDUCE = "has not issued all_reduce 2 of dp"
 CIRCLE = "waits in all_reduce 2 of dp for ranks that wait for it in "
 ANSWERS = {
     "none": ("not_stuck", None, None),
-    "does_not_send": ("rank_did_not_join", NO_SEND, CIRCLE + "recv 8 of default_pg"),
+    "does_not_send": ("rank_did_not_join", NO_SEND, CIRCLE + "recv 8 of the default group"),
     "stays_before_sending": ("rank_did_not_join", NO_SEND, NO_SEND),
-    "does_not_receive": ("rank_did_not_join", NO_RECEIVE, CIRCLE + "send 8 of default_pg"),
+    "does_not_receive": ("rank_did_not_join", NO_RECEIVE, CIRCLE + "send 8 of the default group"),
     "skips_the_all_reduce": ("rank_did_not_join", NO_ALL_REDUCE, NO_ALL_REDUCE),
     "stuck_inside": ("stuck_inside", None, None),
     "leaves": ("rank_did_not_join", NO_ALL_REDUCE, NO_ALL_REDUCE),

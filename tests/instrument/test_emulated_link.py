@@ -171,6 +171,19 @@ def completes_at_the_emulated_end(seen: list[InFlight], name: str) -> None:
     assert (row.start, row.end_source) == (row.issue_ns, "emulated")
 
 
+def test_an_end_that_only_a_future_waits_for_is_noted_in_the_progress_file(
+    world_of_one: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DDP keeps the future alone; without the end an autopsy would take the collective for one that never completes."""
+    tap = Tap(compiled=False, links=HostLinks(EmulatedNetwork(EmulatedFabric(), 0, 1, tmp_path)))
+    noted: list[int] = []
+    monkeypatch.setattr(tap.progress, "completed", lambda _index, at_ns: noted.append(at_ns))
+    CALLS["all_reduce"]().get_future().wait()
+    assert noted == [tap.rows[0].end]
+    tap.close()
+    tap.interceptor.close()
+
+
 def test_a_failed_collective_fails_its_future_in_c_plus_plus_too() -> None:
     inner: torch.futures.Future[Any] = torch.futures.Future()
 
