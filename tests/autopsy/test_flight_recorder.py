@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 from torch.distributed.flight_recorder import fr_trace
 
 from aorta.autopsy.evidence import RankEvidence
@@ -20,6 +22,7 @@ from aorta.autopsy.judge import judge
 from aorta.commands import main
 from aorta.errors import InputError
 from tests.autopsy.hangs import clipped, ddp, ended_in, pipeline, resized, run, skipped, stuck_in
+from tests.docs.pages import ROOT, fenced
 from tests.runs import HANGS_S, environment
 
 HUNG_JOB = """
@@ -170,6 +173,24 @@ def test_a_dump_older_than_what_others_wait_in_accuses_nobody(tmp_path: Path) ->
     os.utime(tmp_path / "comm_lib_trace_rank_1", ns=(0, CREATED_NS))
     verdict = judge(read_dumps([tmp_path]))
     assert (verdict.culprits, verdict.kind) == ([], "cannot_decide")
+
+
+@pytest.mark.parametrize("nccl", [None, [], [{"profiling_name": "nccl:all_reduce"}]])
+def test_the_dump_of_the_page_is_of_the_backend_that_was_used(
+    nccl: list[dict[str, Any]] | None, world_of_one: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of gloo, in a build without NCCL, in one that has it, and where NCCL has issued a collective as well."""
+    dist.all_reduce(torch.ones(8))
+    if nccl is not None:
+        dumped = pickle.dumps({"entries": nccl})
+        monkeypatch.setattr(torch._C._distributed_c10d, "_dump_nccl_trace", lambda: dumped, raising=False)
+    (snippet,) = fenced(ROOT / "docs" / "autopsy.md", "python")
+    exec(snippet.replace('"/tmp"', f'"{tmp_path}"'), {})
+    entries = pickle.loads((tmp_path / "comm_lib_trace_rank_0").read_bytes())["entries"]
+    assert entries[-1]["profiling_name"] == ("nccl:all_reduce" if nccl else "gloo:all_reduce")
+    if not nccl:
+        (evidence,) = read_dumps([tmp_path])
+        assert evidence.collectives[-1].kind == "all_reduce"
 
 
 CREATED_NS = 1_700_000_000_000_000_000
