@@ -248,7 +248,7 @@ def sentence(
     if abs(means.difference_ms) <= SAME * max(exposed):
         more = ""
         if abs(hidden[1] - hidden[0]) > SAME * max(comm):
-            more = f"; {'more' if hidden[1] > hidden[0] else 'less'} is hidden of {_change(*comm)} in all"
+            more = f"; {'more' if hidden[1] > hidden[0] else 'less'} communication is hidden"
         return f"Mean exposed communication is the same: {_change(*exposed)} a step{more}.", None
     toggled = _toggled(means, breakdowns, configured, parallel)
     if toggled is not None:
