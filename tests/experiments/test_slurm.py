@@ -13,7 +13,7 @@ import pytest
 
 from aorta.analysis import load_run
 from tests.experiments import slurm
-from tests.runs import ROOT, SMALL, environment, record
+from tests.runs import ROOT, SMALL, environment, free_port, record
 
 pytestmark = [
     pytest.mark.dist,
@@ -121,3 +121,23 @@ def test_an_a_b_of_ones_own_program_as_documented(cluster, tmp_path):
     report = cluster("aorta", "report", str(tmp_path / "ab"), cwd=tmp_path, timeout_s=120, PATH=path)
     assert report.returncode == 0, report.stderr
     assert "4 against 4 launches" in report.stdout
+
+
+def test_a_script_of_ones_own_on_two_nodes_as_documented(cluster, tmp_path):
+    script = next(block for block in (ROOT / "docs" / "gpu.md").read_text().split("```") if "#!/bin/bash" in block)
+    for shown, here in (
+        (" --gpus-per-node=8", ""),
+        (".venv/bin/activate", str(Path(sys.executable).with_name("activate"))),
+        ("--nproc_per_node 8", "--nproc_per_node 1"),
+        ("$head:29500", f"127.0.0.1:{free_port()}"),  # the names of these nodes lead nowhere
+        ("my.py", str(ROOT / "docs" / "examples" / "plain.py")),
+        ("/shared/run1", str(tmp_path / "run1")),
+    ):
+        assert shown in script
+        script = script.replace(shown, here)
+    (tmp_path / "job.sh").write_text(script.lstrip())
+    done = cluster("sbatch", "--wait", "job.sh", cwd=tmp_path, timeout_s=240, PYTHONPATH=str(ROOT))
+    said = "\n".join(path.read_text() for path in tmp_path.glob("slurm-*.out"))
+    assert done.returncode == 0, said + done.stderr + cluster.logs()
+    assert sorted(load_run(tmp_path / "run1").ranks) == [0, 1]
+    assert "on 2 ranks of" in said
