@@ -39,8 +39,10 @@ ROWS: Final = [
     ("train fabric=emulatd", 1, "did you mean emulated?"),
     # Nothing there, or not what was asked for.
     ("report", 2, "name a run or traces"),
-    ("report nowhere", 2, "no records for 'nowhere'. Runs here: artifacts/cuda, hollow, one, other, "),
-    ("report ./nowhere", 2, "No such file or directory"),
+    ("report nowhere", 2, "no records for 'nowhere'. Runs here: above/a/b, artifacts/cuda, hollow, one, other, "),
+    ("report ./nowhere", 2, "nowhere: No such file or directory. Runs here: above/a/b, artifacts/cuda, "),
+    ("report artifacts/cuad", 2, "No such file or directory; did you mean artifacts/cuda? Runs here: artifacts/cuda."),
+    ("report run run/", 2, "run run/: the same source twice; give it once"),
     (
         "report empty",
         2,

@@ -91,6 +91,8 @@ def parse_condition(text: str) -> Condition:
     at = signs[0]
     left, right = text[:at], text[at + 1 :]
     name, number = left.strip(), right.strip()
+    if name.endswith("="):
+        raise wrong(left.rindex("="), f"there is no ={text[at]}; {_FORM}")
     if not name:
         raise wrong(0, f"no metric before {text[at]}; {_FORM}")
     metric = ALIASES.get(name, name)
@@ -337,7 +339,10 @@ def markdown_summary(summary: Summary) -> str:
         lines += [
             *_folded("All metrics", _metric_table(comparison)),
             *_folded("Where the exposed communication differs", cause_table(sentence_rows(comparison.attribution))),
-            *_folded(f"{len(facts)} differences of the manifests", _table(["key", "reference", "candidate"], facts)),
+            *_folded(
+                f"{TEXT.count(len(facts), 'difference')} of the manifests",
+                _table(["key", "reference", "candidate"], facts),
+            ),
         ]
     text = "\n".join(lines) + "\n"
     if len(text.encode()) > LIMIT_BYTES:  # labels may have any length: the outcome must not be lost to GitHub's limit
@@ -439,4 +444,4 @@ def run_gate(options: argparse.Namespace, summary: Summary, style: Style = PLAIN
                 f"{name}: cannot be written: {error.strerror or error}. Give another file to --markdown"
             ) from error
     code, text = (EXIT_OK, "") if result is None else (result.exit_code, gate_text(result, style))
-    return code, "\n".join(filter(None, [text, name]))
+    return code, "\n".join(filter(None, [text, f"Markdown: summary appended to {name}" if name is not None else ""]))

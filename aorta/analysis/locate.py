@@ -13,14 +13,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from aorta.analysis.load.locations import launch_folders
+from aorta.analysis.load.locations import launch_folders, runs_below, runs_here
 from aorta.analysis.load.trace_source import headers_in
 from aorta.errors import InputError, meant
 from aorta.records.run_files import rank_files
 
 OUTPUTS: Final = "artifacts"
 """Where a run writes by default; `label=NAME` makes it `artifacts/NAME`."""
-_LISTED: Final = 8
+_NOT_THERE: Final = "not there"
 _LABEL: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
 
 
@@ -72,21 +72,13 @@ def locate(labels: Sequence[str], cwd: Path, root: Path) -> dict[str, Path]:
             found[label] = folder
         else:
             searched = [f"  {place}  ({why_not})" for place, why_not in _candidates(label, cwd, root)]
-            missing[label] = [*searched, f"  {cwd.resolve() / label}  (not there)"]
+            missing[label] = [*searched, f"  {cwd.resolve() / label}  ({_NOT_THERE})"]
     if not missing:
         return found
-    there = []
-    for path in sorted(path for pattern in ("*/", f"{OUTPUTS}/*/") for path in cwd.glob(pattern)):
-        try:
-            holds_run = bool(rank_files(path) or launch_folders(path))
-        except (InputError, OSError):  # the folder of a plan; or one that may not be read
-            holds_run = True
-        if path.name != OUTPUTS and holds_run:
-            there.append(path.relative_to(cwd))
+    there = [path.relative_to(cwd) for path in runs_below(cwd)]
     made = [path.name.removeprefix(f"{OUTPUTS}_") for path in there]
-    named = [str(path) for path in there[:_LISTED]] + ([f"{len(there) - _LISTED} more"] if len(there) > _LISTED else [])
     lines = [
-        f"no records for {' and '.join(map(repr, missing))}. Runs here: {', '.join(named) or 'none'}",
+        f"no records for {' and '.join(map(repr, missing))}. {runs_here(there)}",
         *filter(None, [meant(label, made, f"{label}: ") for label in missing]),
         "Searched:",
         *dict.fromkeys(line for searched in missing.values() for line in searched),
@@ -105,11 +97,12 @@ def _candidates(label: str, cwd: Path, root: Path) -> Iterator[tuple[Path, str |
     for place in dict.fromkeys((cwd.resolve(), root.resolve())):
         own = place / f"{OUTPUTS}_{label}"
         for folder in (own, own / label, place / OUTPUTS / label):
-            yield folder, None if rank_files(folder) or launch_folders(folder) else "no records"
+            none = "no records" if folder.is_dir() else _NOT_THERE
+            yield folder, None if rank_files(folder) or launch_folders(folder) else none
         shared = place / OUTPUTS
         headers = headers_in([shared])
         names = sorted({name for header in headers for name in (header.label, header.platform)})
         if not headers:
-            yield shared, "no records"
+            yield shared, "no records" if shared.is_dir() else _NOT_THERE
         else:
             yield shared, None if label in names else f"its records are labelled or made on {', '.join(names)}"

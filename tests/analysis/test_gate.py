@@ -99,6 +99,7 @@ def test_what_is_read(text: str, expected: tuple[str, str, float, bool]) -> None
         ("overlap_ratio", 13, "no < or > in it"),
         ("<0.1", 0, "no metric before <"),
         ("overlap_ratio<=0.1", 14, "there is no <="),
+        ("exposed_comm_ms=>5%", 15, "there is no =>"),
         ("overlap_ratio<0.1<0.2", 17, "a second comparison"),
         ("overlap_ratio<", 14, "'' is no number"),
         ("overlap_ratio<five", 14, "'five' is no number"),
@@ -411,18 +412,18 @@ def test_D23_exit_codes_files_and_the_summary(tmp_path: Path) -> None:
     code, text = ended(options("--fail-on", "idle_ms>1", "--fail-on", "idle_ms>50", *files), summary)
     assert code == 3
     assert text.startswith("gate failed: 1 failed, 1 passed of 2 conditions (exit code 3)\n")
-    assert text.splitlines()[-1] == str(tmp_path / "page.md")
+    assert text.splitlines()[-1] == f"Markdown: summary appended to {tmp_path / 'page.md'}"
     assert (tmp_path / "page.md").read_text().startswith("# an earlier step\n### ❌")
     assert summary["gate"]["outcome"] == "fail"
     json.dumps(summary, allow_nan=False)
     nothing = dict(IDLE)
-    assert ended(options("--markdown", files[1]), nothing) == (0, files[1])
+    assert ended(options("--markdown", files[1]), nothing) == (0, f"Markdown: summary appended to {files[1]}")
     assert "gate" not in nothing, "without a condition nothing is judged"
 
 
 def test_a_condition_without_something_to_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert overlap_report(["--reference", str(launch(tmp_path / "a", 0.8)), "--fail-on", "idle_ms>1"]) == 2
-    assert "--fail-on judges a difference: give --reference and --candidate" in capsys.readouterr().err
+    assert "give two runs: aorta report REFERENCE CANDIDATE --fail-on" in capsys.readouterr().err
 
 
 def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:

@@ -100,5 +100,15 @@ def test_a_bare_name_is_a_label_first_and_then_a_path(here: Path, root: Path) ->
 
 
 def test_nothing_found_says_that_there_is_no_such_path_either(here: Path, root: Path) -> None:
-    with pytest.raises(InputError, match=rf"{here / 'cuda'}  \(not there\)"):
+    with pytest.raises(InputError) as caught:
+        locate(["cuda"], here, root)
+    assert f"  {here / 'cuda'}  (not there)" in str(caught.value)
+    assert "no records)" not in str(caught.value)
+
+
+def test_runs_are_listed_by_themselves_and_launches_by_their_set_or_plan(here: Path, root: Path) -> None:
+    runs = ("runs/a", "runs/set/00", "runs/set/01", "plan/reference/00", "plan/candidate-1/00", "01", ".hidden/a")
+    for name in (*runs, "runs/a/history/old"):
+        write_rank(here / name, header(), [])
+    with pytest.raises(InputError, match=r"Runs here: 01, plan, runs/a, runs/set\n"):
         locate(["cuda"], here, root)

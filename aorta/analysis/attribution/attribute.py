@@ -34,9 +34,10 @@ from aorta.analysis.attribution.breakdown import (
     totals_of,
 )
 from aorta.analysis.cautions import ONE_RANK
+from aorta.analysis.compare.run_comparison import NOT_SET
 from aorta.analysis.documents.comparison import AttributedSide, Attribution, AttributionRow, FactDifference
 from aorta.analysis.documents.dataset import ExposedBreakdown, ExposedRow
-from aorta.analysis.formatting import TEXT, first_upper, json_text
+from aorta.analysis.formatting import TEXT, json_text
 from aorta.analysis.frames import Region
 from aorta.analysis.load.records import Manifest, config_of
 from aorta.analysis.run import ExposedSums
@@ -75,11 +76,7 @@ def attribute(reference: Launches, candidate: Launches, differences: Sequence[Fa
         return Attribution(definition=DEFINITION, sentence=None, reason=f"{' and '.join(empty)}: {_NOTHING}")
     means = Means(**sides)
     parallel = means.reference.parallel if means.reference.parallel == means.candidate.parallel else ""
-    configured = [
-        (key, each.reference, each.candidate)
-        for each in differences
-        if not each.key.startswith("header.") and (key := each.key.removeprefix("config.")) not in _NO_SETTING
-    ]
+    configured = settings_of(differences)
     found, late, blocks = dimensions(means, parallel), stragglers(means), computing(means)
     text, lead = sentence(means, found, blocks, late, configured, parallel)
     return Attribution(
@@ -94,6 +91,15 @@ def attribute(reference: Launches, candidate: Launches, differences: Sequence[Fa
         stragglers=late,
         computing=blocks,
     )
+
+
+def settings_of(differences: Sequence[FactDifference]) -> list[Setting]:
+    """Return the differences that are settings."""
+    return [
+        (key, each.reference, each.candidate)
+        for each in differences
+        if not each.key.startswith("header.") and (key := each.key.removeprefix("config.")) not in _NO_SETTING
+    ]
 
 
 def exposed_breakdown(dataset: LabelledRun) -> ExposedBreakdown:
@@ -258,18 +264,20 @@ def sentence(
     what, pair = ("hidden", hidden) if gone or came else ("exposed", exposed)
     text = f"Mean {what} communication: {_change(*pair)} a step."
     if configured:
-        shown = [f"{key} {json_text(left)} -> {json_text(right)}" for key, left, right in configured[:_SHOWN_SETTINGS]]
-        more = f" and {len(configured) - _SHOWN_SETTINGS} more" if len(configured) > _SHOWN_SETTINGS else ""
+        # Keys that only one side has follow from another, as those of an emulated fabric do from its kind.
+        both = [each for each in configured if NOT_SET not in each] or configured
+        shown = [f"{key} {json_text(left)} -> {json_text(right)}" for key, left, right in both[:_SHOWN_SETTINGS]]
+        more = f" and {len(configured) - len(shown)} more" if len(configured) > len(shown) else ""
         text += f" Configuration: {', '.join(shown)}{more}."
     cause, lead = _cause(means, breakdowns, late)
     text += f" {cause}."
     lost = breakdowns["balance"][1]
     if _portion(lost) < _MOST:
         return text, lead
-    text += f" Of {_change(*comm)} of communication {TEXT.quantity(abs(lost.difference_ms), 'ms')} "
+    amount = f"{TEXT.quantity(abs(lost.difference_ms), 'ms')} {'less' if lost.difference_ms > 0 else 'more'}"
     left, right = before.ms(before.sums.compute_ns), after.ms(after.sums.compute_ns)
-    text += f"{'less' if lost.difference_ms > 0 else 'more'} is hidden, beside {_change(left, right)} of computation"
-    blocks = [row for row in computing if row.listed]
+    text += f" Hidden: {amount}, of {_change(*comm)} of communication. Computation: {_change(left, right)}"
+    blocks = [row for row in computing if row.listed and row.phase is not None]
     if blocks and abs(right - left) > SAME * max(left, right):
         row = max(blocks, key=lambda row: row.difference_ms * (right - left))
         if row.difference_ms / (right - left) >= _MOST:
@@ -358,9 +366,8 @@ def _share(means: Means, row: AttributionRow) -> str:
     a share says little: then by how much it changed.
     """
     values = _change(row.reference_ms, row.candidate_ms)
-    grew, others = ("rose", "fell") if means.difference_ms > 0 else ("fell", "rose")
+    change, others = ("increase", "others fell") if means.difference_ms > 0 else ("decrease", "others rose")
     if _portion(row) > 2 - _ALL:
-        # The name of a module is as in the model.
-        return f"{row.what if isinstance(row.block, str) else first_upper(row.what)} {grew}, {values}, others {others}"
+        return f"More than the whole {change} is {row.what}, {values} ({others})"
     amount = "All" if _portion(row) >= _ALL else TEXT.percent(row.share, 0)
-    return f"{amount} of the {'increase' if means.difference_ms > 0 else 'decrease'} is {row.what}, {values}"
+    return f"{amount} of the {change} is {row.what}, {values}"

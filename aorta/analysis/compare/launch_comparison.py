@@ -48,6 +48,8 @@ _ONE_SIDE: Final = ("header.", LIBRARY, "config.parallel.", "config.fabric.", "c
 _VARIES: Final = ".seed"
 """Independent launches may well draw their own jitter, so seeds may differ within a side."""
 _NS_PER_S: Final = 10**9
+_FEW: Final = 3
+"""Keys that an error names."""
 
 
 def refuse_mixed(side: LaunchSet, rules: Rules) -> None:
@@ -61,13 +63,15 @@ def refuse_mixed(side: LaunchSet, rules: Rules) -> None:
         return
     folders: dict[str, list[str]] = {}
     for launch in side.launches:
-        values = (f"{key.removeprefix('config.')}={json_text(launch.facts.get(key, NOT_SET))}" for key in keys)
+        values = [f"{key.removeprefix('config.')}={json_text(launch.facts.get(key, NOT_SET))}" for key in keys[:_FEW]]
+        values += [f"{len(keys) - _FEW} more"] if len(keys) > _FEW else []
         folders.setdefault(", ".join(values), []).append(str(launch.path))
     listed = "".join(f"\n  {', '.join(paths)}: {values}" for values, paths in folders.items())
+    allowing = keys if len(keys) <= _FEW else ["all"]
     raise InputError(
-        f"NOT COMPARABLE: the runs in {side.path} are not launches of one job:{listed}\nReport on one of these "
-        "folders, compare two (aorta report A B), move unlike runs elsewhere, or allow it with "
-        f"{' '.join(f'--allow-unlike {key}' for key in keys)}"
+        f"NOT COMPARABLE: the runs in {side.path} are not launches of one job:{listed}\nChoose one: "
+        f"{', '.join(paths[0] for paths in folders.values())}; or compare two (aorta report A B), move unlike "
+        f"runs elsewhere, or allow it with {' '.join(f'--allow-unlike {key}' for key in allowing)}"
     )
 
 

@@ -122,7 +122,6 @@ def compare(
     not_judged = why_ratios_alone(*datasets, judge_milliseconds=judge_milliseconds)
     facts_of = facts(reference), facts(candidate)
     differences = differing(*facts_of)
-    what = "capture" if FORMAT not in (reference.source.format, candidate.source.format) else "launch"
     null = [dataset.label for dataset, value in zip(datasets, (left, right), strict=True) if value is None]
     unlike = [each.key for each in differences if changes_the_work(each) and not allows(each.key)]
     metrics, of_both = pairs(*values, not_judged), _collectives(*collectives, not_judged)
@@ -138,7 +137,9 @@ def compare(
         ratio_delta=None if left is None or right is None else right - left,
         ratio_delta_reason=f"overlap_ratio is not available for {' and '.join(null)}" if null else ABSENT,
         verdict="inconclusive",
-        verdict_reason=f"one {what} per side; a verdict needs four",
+        verdict_reason="one launch per side; a verdict needs four"
+        if reference.source.format == candidate.source.format == FORMAT
+        else "no verdict from traces: it needs four launches per side, recorded by AORTA",
         host_bound=difference_in_lead(*paces),
         warnings=[*_warnings(reference, candidate, differences), *filter(None, swaps)],
         manifest_differences=differences,

@@ -12,11 +12,13 @@ read a folder of AORTA's records as anything else, write outside of that folder,
 
 from __future__ import annotations
 
+import os
 import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Final, TypeAlias
 
@@ -36,9 +38,9 @@ from aorta.analysis.load.open import (
     reading,
 )
 from aorta.analysis.load.records import load_run, nothing_found
-from aorta.analysis.load.trace_files import NoTraces, is_record
+from aorta.analysis.load.trace_files import KNOWN, NoTraces, is_record
 from aorta.analysis.run import Run
-from aorta.errors import InputError
+from aorta.errors import InputError, meant
 from aorta.records.run_files import MANIFEST_FILE, RANK_FILE_GLOB, RANK_FILE_NAME, rank_files
 from aorta.redaction import redact
 
@@ -46,6 +48,9 @@ Location: TypeAlias = str | Path | tuple[Path, ...]
 """A run folder, a launch set, traces (a file, folder, glob or URL), or several folders with ranks of one run."""
 NOT_A_LAUNCH: Final = "history"
 """Holds earlier runs of the same folder."""
+_LISTED: Final = 8
+_DEEPEST, _MOST_SEARCHED = 4, 2_000
+"""Where runs are looked for that an error names: `artifacts/PLAN/SIDE/00` is four folders down."""
 
 
 def load_source(
@@ -72,6 +77,10 @@ def load_source(
             raise InputError(f"{path}: one rank's record; give the folder it is in ({path.parent})")
         if path.is_dir() and holds_records(path):
             return load_run(path, engine, spans=spans, exposed=exposed)
+        if not path.exists() and not any(mark in text for mark in "*?["):
+            there = runs_below(path.parent if path.parent.is_dir() else Path())
+            hint = meant(text, map(str, there), "; ")
+            raise InputError(f"{text}: No such file or directory{hint or '.'} {runs_here(there)}. Expected {KNOWN}")
     from aorta.analysis.load.traces import load_traces
 
     try:
@@ -120,6 +129,28 @@ def launch_folders(location: Location) -> list[Path]:
             f"{path}: the folder of a plan, which holds one launch set, of the {sides[0]}; give {path / sides[0]}"
         )
     return []
+
+
+def runs_below(folder: Path) -> list[Path]:
+    """Return folders of runs below `folder`; of launches the folder of their set, or of the plan."""
+    found: dict[Path, None] = {}
+    for parent, below, files in islice(os.walk(folder), _MOST_SEARCHED):
+        path, depth = Path(parent), len(Path(parent).relative_to(folder).parts)
+        below[:] = sorted(name for name in below if not name.startswith(".") and name != NOT_A_LAUNCH)
+        if depth >= _DEEPEST:
+            below.clear()
+        if depth and any(map(RANK_FILE_NAME.match, files)):
+            while path.parent != folder and (path.name.isdecimal() or path.name.partition("-")[0] in SIDES):
+                path = path.parent
+            found[path] = None
+    return list(found)
+
+
+def runs_here(found: Sequence[Path]) -> str:
+    """Return the first runs that `runs_below` found, for an error."""
+    named = [str(path) for path in found[:_LISTED]]
+    more = [f"{len(found) - _LISTED} more"] if len(found) > _LISTED else []
+    return f"Runs here: {', '.join([*named, *more]) or 'none'}"
 
 
 def holds_records(folder: Path) -> bool:

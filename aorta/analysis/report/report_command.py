@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from aorta.analysis.compare.headline import is_comparable
-from aorta.analysis.compare.verdict import Rules
+from aorta.analysis.compare.headline import is_comparable, title
+from aorta.analysis.compare.verdict import NOT_TESTED, Rules
 from aorta.analysis.documents import known
 from aorta.analysis.documents.comparison import SIDES, Summary
 from aorta.analysis.gate import add_gate_arguments, judge, run_gate
@@ -56,7 +56,9 @@ def overlap_report(arguments: Sequence[str]) -> int:
         return EXIT_OK
     sources = _sources(options, checkout() or Path.cwd())
     if options.fail_on and (options.reference is None or options.candidate is None):
-        raise InputError("--fail-on judges a difference: give --reference and --candidate")
+        raise InputError(
+            "--fail-on judges a difference, so give two runs: aorta report REFERENCE CANDIDATE --fail-on ..."
+        )
     if options.tables is not None:
         check_format(options.tables)
     if options.log and (problem := missing_client(options.log)) is not None:
@@ -100,8 +102,8 @@ def _next(command: str, summary: Summary, rules: Rules) -> str:
     comparison = known(summary.comparison)
     if comparison is None or not is_comparable(comparison):
         return ""
-    if not comparison.tested:
-        return "Next: repeated launches, from which a verdict can come: aorta ab --help"
+    if title(comparison) == NOT_TESTED:
+        return "For a verdict, repeat the launches: aorta ab --help"
     if known(comparison.metrics[comparison.deciding].verdict) is None:
         return ""  # a gate could not decide either
     primary = metric_named(rules.primary)
@@ -236,6 +238,10 @@ def _sources(options: argparse.Namespace, root: Path) -> dict[str, Location]:
             raise InputError(
                 f"{' '.join(options.sources)}: sources are named by themselves (aorta report A B) or by options "
                 "(--reference, --candidate, --log-dir with --label), not both"
+            )
+        if len({Path(word).absolute() for word in options.sources}) < len(options.sources):
+            raise InputError(
+                f"{' '.join(options.sources)}: the same source twice; give it once, or with another to compare with"
             )
         runs: dict[object, list[str]] = {}
         for word in options.sources:  # folders that hold ranks of the same attempt of one run are one source

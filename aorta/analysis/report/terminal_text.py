@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from aorta.analysis.aggregate import LabelledRun
+from aorta.analysis.attribution.attribute import settings_of
 from aorta.analysis.cautions import autopsy_notes
 from aorta.analysis.compare.headline import UNLIKE, evidence, headline, is_comparable, numbers
 from aorta.analysis.documents import known
@@ -21,7 +22,7 @@ from aorta.analysis.formatting import TEXT, json_text, rough_ms
 from aorta.analysis.metrics import JOB_STEP
 from aorta.analysis.report import run_tables
 from aorta.analysis.report.html.page_content import PAGE_FILE
-from aorta.analysis.report.html.verdict_cards import result_of
+from aorta.analysis.report.html.verdict_cards import measured_over, result_of
 from aorta.analysis.report.kernels import kernel_block
 from aorta.analysis.report.tables import TERMINAL, Table, text_lines
 from aorta.terminal_style import PLAIN, Style, mark_of, wrapped
@@ -30,7 +31,7 @@ MOST_LINES: Final = 20
 """Of an answer, with the lines that the command adds."""
 _ADDED: Final = 3
 """Lines below the answer: where the page is, and two that the command adds."""
-_COMPARED: Final = ("overlap_ratio", "exposed_comm_ms", JOB_STEP, "compute_stall_ms", "comm_ms", "compute_ms")
+_COMPARED: Final = ("overlap_ratio", "exposed_comm_ms", JOB_STEP, "comm_ms", "compute_ms")
 _SHOWN: Final = (JOB_STEP, "exposed_comm_ms", "overlap_ratio", "comm_ms", "compute_ms", "idle_ms")
 _FEW: Final = 3
 """Gains, exposed parts and differences that the answer names."""
@@ -60,11 +61,13 @@ def brief_text(
 
 
 def _fitted(blocks: Iterable[_Block], room: int) -> str:
-    """Return as many blocks as there is room for, those with text."""
-    kept = [(rank, text) for rank, text in blocks if text]
-    while sum(1 + text.count("\n") for _, text in kept) > room and (least := max(rank for rank, _ in kept)):
-        del kept[max(place for place, (rank, _) in enumerate(kept) if rank == least)]
-    return "\n".join(text for _, text in kept)
+    """Return as many blocks as there is room for, those with text, and how many lines of others there are."""
+    kept, left_out = [(rank, text) for rank, text in blocks if text], 0
+    while sum(1 + text.count("\n") for _, text in kept) + bool(left_out) > room and (least := max(kept)[0]):
+        _, text = kept.pop(max(place for place, (rank, _) in enumerate(kept) if rank == least))
+        left_out += 1 + text.count("\n")
+    more = [f"{TEXT.count(left_out, 'more line')}: --all"] if left_out else []
+    return "\n".join([*(text for _, text in kept), *more])
 
 
 def _of_run(label: str, entry: DatasetEntry, notes: Sequence[str], style: Style) -> list[_Block]:
@@ -74,9 +77,7 @@ def _of_run(label: str, entry: DatasetEntry, notes: Sequence[str], style: Style)
     blocks = [(0, led(f"{label}:", answers[0], style))]
     if entry.count:
         middle = "over_all" if entry.few_steps else "median"
-        blocks.append(
-            (0, f"{MEANS if entry.few_steps else 'medians'} of {TEXT.steps_used(entry)} of {entry.source.path}")
-        )
+        blocks.append((0, measured_over(entry, TEXT) + ("" if entry.launches else f" of {entry.source.path}")))
         metrics = run_tables.metrics_table(label, entry)
         rows = {row["metric"]: row for row in metrics.visible()}
         shown = replace(metrics, rows=[rows[name] for name in _SHOWN if name in rows], note=None)
@@ -93,20 +94,21 @@ def _of_run(label: str, entry: DatasetEntry, notes: Sequence[str], style: Style)
         return blocks
     for what, field in (("group", "group"), ("layer", "region")):
         exposed = run_tables.exposed_rows(entry, field)
-        if exposed and not (field == "region" and entry.traces and len(exposed) == 1):  # else it is not in these traces
+        # Of one group it is all that is exposed; one layer of traces is none: they do not have it.
+        if exposed and (len(exposed) > 1 or (field == "region" and not entry.traces)):
             parts = [f"{row.what} {rough_ms(row.exposed_ms)}" for row in exposed[:_FEW]]
             parts += [f"{len(exposed) - _FEW} more"] if len(exposed) > _FEW else []
-            blocks.append((3, led(f"Exposed by {what} (mean):", "; ".join(parts), style)))
-    return [*blocks, _gains(entry.what_if, style)]
+            blocks.append((5, led(f"Exposed by {what} (mean):", "; ".join(parts), style)))
+    return [*blocks, *_gains(entry.what_if, style)]
 
 
-def _gains(gains: WhatIf, style: Style, where: str = "") -> _Block:
+def _gains(gains: WhatIf, style: Style, where: str = "") -> list[_Block]:
     """Return the changes that would gain most, or why there is no prediction."""
     head = f"Most to gain{where}:"
     if gains.reason is not None:
-        return 4, led(head, f"no prediction: {gains.reason}", style)
+        return [(5, led(head, f"no prediction: {gains.reason}", style))]
     first, *others = [gain.sentence for gain in gains.gains[:_FEW]] or ["no gain worth mentioning"]
-    return 3, "\n".join([led(head, first, style), *(wrapped([f"    {other}"], style.width) for other in others)])
+    return [(3, led(head, first, style)), *((4, wrapped([f"    {other}"], style.width)) for other in others)]
 
 
 def _first_note(notes: Sequence[str], style: Style) -> list[_Block]:
@@ -132,15 +134,15 @@ def _of_comparison(comparison: Comparison, candidate: DatasetEntry, style: Style
     blocks = [
         (0, verdict_lines(comparison, style)),
         (0, "\n".join(["", *lines, ""]) if lines else ""),
-        (1, led("Cause:", cause, style) if cause else ""),
+        (2, led(cause_title(comparison), cause, style) if cause else ""),
         *_first_note(notes_of_comparison(comparison), style),
-        (2, losses_line(comparison, style)),
-        (4, "" if titled == sides else led("Compared:", " with ".join(sides), style)),
+        (3, losses_line(comparison, style)),
+        (5, "" if titled == sides else led("Compared:", " with ".join(sides), style)),
     ]
     if changed and "Configuration: " not in cause and changed[0].replace(": ", " ", 1) not in cause:
         more = [f"and {len(changed) - _FEW} more"] if len(changed) > _FEW else []
-        blocks.append((2, led("Differs:", "; ".join([*changed[:_FEW], *more]), style)))
-    return [*blocks, _gains(candidate.what_if, style, " in the candidate")]
+        blocks.append((3, led("Differs:", "; ".join([*changed[:_FEW], *more]), style)))
+    return [*blocks, *_gains(candidate.what_if, style, " in the candidate")]
 
 
 def full_text(datasets: Mapping[str, LabelledRun], summary: Summary, files: str, style: Style = PLAIN) -> str:
@@ -158,7 +160,7 @@ def full_text(datasets: Mapping[str, LabelledRun], summary: Summary, files: str,
         lines = [
             verdict_lines(comparison, style),
             led("Test:", test, style) if test else "",
-            led("Cause:", comparison.sentence, style) if comparison.sentence else "",
+            led(cause_title(comparison), comparison.sentence, style) if comparison.sentence else "",
             losses_line(comparison, style),
             *(led("Note:", note, style, style.warning) for note in notes_of_comparison(comparison)),
         ]
@@ -214,6 +216,12 @@ def gain_block(label: str, gains: WhatIf, style: Style = PLAIN) -> str:
         f"more: {gains.command}",  # to be copied: in one line
     ]
     return "\n".join(filter(None, blocks))
+
+
+def cause_title(comparison: Comparison) -> str:
+    """Return what leads the sentence about the difference: it has a cause where settings differ, or it was tested."""
+    found = comparison.tested or comparison.host_bound or settings_of(comparison.manifest_differences)
+    return "Cause:" if found else "Between these two runs:"
 
 
 def losses_line(comparison: Comparison, style: Style) -> str:

@@ -190,8 +190,8 @@ def test_less_computing_to_hide_behind_names_the_block_whose_computing_shrank(tm
     found = attribute(computing(tmp_path / "a", "base", 20), computing(tmp_path / "b", "new", 8))
     exact(found)
     assert found["sentence"].endswith(
-        " Of 18 -> 18 ms of communication 10 ms less is hidden, beside 40 -> 28 ms of computation (most of the change "
-        "in backward of b)."
+        " Hidden: 10 ms less, of 18 -> 18 ms of communication. Computation: 40 -> 28 ms (most of the change in "
+        "backward of b)."
     )
     assert {row["term"]: row["difference_ms"] for row in found["dimensions"]["balance"]} == pytest.approx(
         {"communication": 0, "hidden": 10}
@@ -216,8 +216,8 @@ def test_computing_that_changed_the_other_way_stands_beside_it(
     exact(found)
     computed = "60 -> 40" if other_way else "40 -> 60"
     assert (
-        f" 18 ms {more} is hidden, beside {computed} ms of computation (most of the change in backward of b)."
-        in found["sentence"]
+        f" Hidden: 18 ms {more}, of 18 -> 18 ms of communication. Computation: {computed} ms (most of the change in "
+        "backward of b)." in found["sentence"]
     )
     assert found["sentence"].startswith(first)
 
@@ -237,6 +237,10 @@ def test_what_was_configured_is_named_before_what_follows_from_it(tmp_path: Path
     many = [{"key": f"config.training.{name}", "reference": 1, "candidate": 2} for name in "abcde"]
     assert "training.b 1 -> 2, training.c 1 -> 2 and 2 more." in attribute(*sides, differences=many)["sentence"]
     assert "Configuration" not in attribute(*sides, differences=changes[:2])["sentence"]
+    kind = {"key": "config.fabric.kind", "reference": "emulated", "candidate": "none"}
+    follow = [{"key": f"config.fabric.{name}", "reference": 1, "candidate": "(absent)"} for name in "abc"]
+    assert " fabric.kind emulated -> none and 3 more." in attribute(*sides, differences=[*follow, kind])["sentence"]
+    assert " fabric.a 1 -> (absent)," in attribute(*sides, differences=follow)["sentence"]
 
 
 def test_more_than_the_whole_increase_says_by_how_much_and_no_share(tmp_path: Path) -> None:
@@ -246,10 +250,10 @@ def test_more_than_the_whole_increase_says_by_how_much_and_no_share(tmp_path: Pa
         sides.append(dataset(tmp_path / label, label, [[made_step(rank, 2, 0, 100, [], rows)] for rank in (0, 1)]))
     found = attribute(*sides)
     exact(found)
-    told = "on default group (2 ranks) {}, {}, others {}:"
-    assert "Reducescatter of 8 kB " + told.format("rose", "10 -> 30 ms", "fell") in found["sentence"]
+    told = "More than the whole {} is reducescatter of 8 kB on default group (2 ranks), {} (others {}): "
+    assert told.format("increase", "10 -> 30 ms", "fell") in found["sentence"]
     back = attribute(*sides[::-1])
-    assert "Reducescatter of 8 kB " + told.format("fell", "30 -> 10 ms", "rose") in back["sentence"]
+    assert told.format("decrease", "30 -> 10 ms", "rose") in back["sentence"]
 
 
 def test_the_parts_shown_are_of_one_dimension_and_add_up(tmp_path: Path) -> None:
@@ -266,7 +270,7 @@ def test_the_parts_shown_are_of_one_dimension_and_add_up(tmp_path: Path) -> None
 def test_the_same_computing_at_another_time_is_said_to_be_that(tmp_path: Path) -> None:
     found = attribute(computing(tmp_path / "a", "base", 20), computing(tmp_path / "b", "new", 20, at_ms=70))
     exact(found)
-    assert found["sentence"].endswith("18 ms less is hidden, beside 40 -> 40 ms of computation.")
+    assert found["sentence"].endswith(" Hidden: 18 ms less, of 18 -> 18 ms of communication. Computation: 40 -> 40 ms.")
 
 
 def test_a_collective_that_reaches_into_the_next_step_counts_there_too(tmp_path: Path) -> None:

@@ -106,6 +106,7 @@ def test_computing_that_is_shorter_stands_beside_what_is_no_longer_hidden(tmp_pa
     sides = computing(tmp_path / "a", "base", 27.6), computing(tmp_path / "b", "new", 20, at_ms=70)
     found = attribute(*sides)
     assert found["sentence"].endswith(
-        "18 ms less is hidden, beside 47.6 -> 40 ms of computation (most of the change in backward of b)."
+        " Hidden: 18 ms less, of 18 -> 18 ms of communication. Computation: 47.6 -> 40 ms (most of the change in "
+        "backward of b)."
     )
     assert held(found)

@@ -145,7 +145,8 @@ def test_a_side_that_mixes_configurations_is_refused(tmp_path: Path) -> None:
     listed = (
         f"NOT COMPARABLE: the runs in {reference} are not launches of one job:\n  "
         f"{', '.join(str(reference / f'{at:02}') for at in (0, 1, 2, 3, 5))}: parallel.overlap=(absent)\n  "
-        f"{reference / '04'}: parallel.overlap=false\nReport on one of these folders"
+        f"{reference / '04'}: parallel.overlap=false\nChoose one: "
+        f"{reference / '00'}, {reference / '04'}; or compare two"
     )
     with pytest.raises(InputError, match=re.escape(listed)):
         report(tmp_path, reference, candidate)
@@ -160,8 +161,8 @@ def test_runs_of_two_jobs_below_one_folder_are_no_launch_set_of_their_own(tmp_pa
     listed = (
         f"NOT COMPARABLE: the runs in {folder} are not launches of one job:\n"
         f"  {folder / 'gpt'}: workload.model_dim=128\n  {folder / 'small'}: workload.model_dim=64\n"
-        "Report on one of these folders, compare two (aorta report A B), move unlike runs elsewhere, or allow it with "
-        "--allow-unlike config.workload.model_dim"
+        f"Choose one: {folder / 'gpt'}, {folder / 'small'}; or compare two (aorta report A B), move unlike runs "
+        "elsewhere, or allow it with --allow-unlike config.workload.model_dim"
     )
     with pytest.raises(InputError, match=re.escape(listed)):
         write_report({"x": folder}, tmp_path / "report")
@@ -182,6 +183,7 @@ def test_single_runs_that_are_unlike_are_not_comparable_before_anything_else(tmp
     assert text.startswith(f"[?] {found['headline']} {found['numbers']}")
     assert text.count("did not do the same work") == 1, "said once, and not again as a note"
     assert "Cause:" not in text
+    assert "Between these" not in text
     row = next(line for line in made.text.splitlines() if line.startswith("overlap_ratio"))
     assert row.split() == ["overlap_ratio", "80", "%", "60", "%", "not", "judged"]
 
@@ -279,6 +281,10 @@ def test_within_a_side_it_must_not(key: str) -> None:
     with pytest.raises(InputError, match="the runs in b are not launches of one job"):
         refused(mixed, side("a", {}))
     assert refused(side("a", {}), mixed, key) == [("candidate", key)]
+    many = side("b", {}, {f"config.fabric.{name}": 1 for name in "abcde"})
+    said = r"fabric\.a=1, fabric\.b=1, fabric\.c=1, 2 more\nChoose one: .* --allow-unlike all$"
+    with pytest.raises(InputError, match=f"(?s){said}"):
+        refused(side("a", {}), many)
     seeds = ({"config.fabric.seed": number} for number in (1, 2))
     assert refused(side("a", *seeds), side("b", {})) == [], "but each launch may have a seed of its own"
 

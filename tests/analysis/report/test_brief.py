@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from aorta.analysis.report import terminal_text
 from aorta.analysis.report.report_command import overlap_report
 from aorta.analysis.report.terminal_text import MOST_LINES
 from tests.analysis.builders import simulated_run
@@ -70,7 +71,7 @@ def test_one_source_needs_no_label_and_what_to_bear_in_mind_is_said(
 ) -> None:
     simulated_run(here / "artifacts" / "cuda", label="cuda", ranks=2, steps=5)
     lines = said(capsys, "artifacts/cuda", "--no-html")
-    assert re.fullmatch(r"cuda: \d+ % hidden; [\d.]+ of [\d.]+ ms exposed", lines[0])
+    assert re.fullmatch(r"cuda: \d+ % of communication hidden; [\d.]+ ms exposed in a step of [\d.]+ ms", lines[0])
     assert lines[1] == "means, and the overlap as a ratio of sums, of 2 steps on 2 ranks of artifacts/cuda"
     assert [line.split()[0] for line in lines[4:7]] == ["job_step_ms", "exposed_comm_ms", "overlap_ratio"]
     assert any(line.startswith("Note: only ") and "after warm-up" in line for line in lines)
@@ -78,3 +79,46 @@ def test_one_source_needs_no_label_and_what_to_bear_in_mind_is_said(
     assert lines[-1] == "More: aorta report artifacts/cuda --no-html --all"
     assert len(lines) <= MOST_LINES
     assert said(capsys, "cuda", "--no-html")[0].startswith("cuda: ")
+
+
+def test_lines_without_room_are_counted_and_the_note_is_the_last_to_go(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulated_run(here / "mine", label="mine", ranks=2, steps=12, fabric="emulated")
+    whole: list[str] = []
+    for most in (99, 19, 18, 17, 16, 15):
+        monkeypatch.setattr(terminal_text, "MOST_LINES", most)
+        lines = said(capsys, "mine", "--no-html")
+        whole = whole or lines
+        missing = len(whole) - sum(line in whole for line in lines)
+        counts = [int(line.split()[0]) for line in lines if re.fullmatch(r"\d+ more lines?: --all", line)]
+        assert counts == ([missing] if missing else [])
+        noted = any(line.startswith("Note: ") for line in lines)
+        assert noted or not any(line.startswith(("Most to gain", "Exposed by")) for line in lines)
+    assert counts, "the last had no room for all"
+    assert not any(line.startswith("Exposed by group") for line in whole), "with one group it says nothing"
+
+
+def test_a_set_says_of_which_of_how_many_launches_the_numbers_are(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    launch_set(here / "sets", BETTER)
+    assert said(capsys, "sets", "--no-html")[1] == (
+        "medians of 6 steps on 2 ranks of launch 01, the nearest to the medians of 4 launches"
+    )
+
+
+@pytest.mark.parametrize(
+    ("count", "fabric", "leads"),
+    [(1, "none", "Between these two runs: Mean"), (1, "emulated", "Cause: Mean"), (3, "none", "Cause: Mean")],
+)
+def test_a_verdict_needs_launches_and_a_cause_a_setting_or_a_test(
+    here: Path, capsys: pytest.CaptureFixture[str], count: int, fabric: str, leads: str
+) -> None:
+    for number in range(count):
+        simulated_run(here / "a" / f"{number:02}", label=f"a{number}", ranks=2, steps=12)
+        folder = here / "b" / f"{number:02}"
+        simulated_run(folder, label=f"b{number}", ranks=2, steps=12, transfer_ms=12, fabric=fabric)
+    lines = said(capsys, *(("a/00", "b/00") if count == 1 else ("a", "b")), "--no-html", "--allow-unlike", "all")
+    assert any(line.startswith(leads) for line in lines)
+    assert lines[-1] == "For a verdict, repeat the launches: aorta ab --help"

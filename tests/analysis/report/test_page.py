@@ -126,7 +126,7 @@ def test_one_launch_a_side_is_no_verdict(tmp_path: Path) -> None:
     datasets = two_runs(tmp_path, steps=8)
     summary = compared(datasets)
     verdict = verdict_of(summary)
-    assert verdict.word == "Not enough launches for a verdict (1 of 4)"
+    assert verdict.word == "Not tested"
     assert verdict.tone == "open"
     assert re.match(
         r"Exposed [\d.]+ -> [\d.]+ ms, step [\d.]+ -> [\d.]+ ms\. Hidden \d+ % -> \d+ %; ", verdict.sentence
@@ -200,7 +200,7 @@ def test_no_axis_of_numbers_is_written_in_powers_of_ten() -> None:
             8.0,
             4.0,
             2,
-            "50\u00a0% hidden; 4 of 20\u00a0ms exposed",
+            "50\u00a0% of communication hidden; 4\u00a0ms exposed in a step of 20\u00a0ms",
             ["overlap_ratio", "exposed_comm_ms", "job_step_ms"],
         ),
         (0.0, 0.0, 2, "No communication: nothing to hide; steps of 20\u00a0ms", ["job_step_ms"]),
@@ -223,13 +223,13 @@ def test_a_single_run_is_headed_by_its_result(
     [  # hidden 8 of 10 ms and 0 of 40 ms: .8 and 0, 8 of 50 in all; of six steps three and three
         (
             2,
-            "16\u00a0% hidden; 21 of 60\u00a0ms exposed",
+            "16\u00a0% of communication hidden; 21\u00a0ms exposed in a step of 60\u00a0ms",
             ["ratio of sums", "mean", "mean"],
             "Means, and the overlap as a ratio of sums, of 2 steps on 2 ranks, warm-up left out.",
         ),
         (
             6,
-            "40\u00a0% hidden; 21 of 60\u00a0ms exposed",
+            "40\u00a0% of communication hidden; 21\u00a0ms exposed in a step of 60\u00a0ms",
             ["median"] * 3,
             "Medians of 6 steps on 2 ranks, warm-up left out.",
         ),

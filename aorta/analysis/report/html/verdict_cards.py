@@ -110,7 +110,7 @@ def verdict_of(summary: Summary) -> PageVerdict:
         if each.key in comparison.unlike
     }
     return PageVerdict(
-        word if tested or not comparable else "Not enough launches for a verdict (1 of 4)",
+        word,
         tone,
         symbol,
         sentence,
@@ -138,10 +138,7 @@ def _numbers_only(entries: Mapping[str, DatasetEntry]) -> PageVerdict:
         if not many:
             word = stuck.get(label) or result_of(entry)
         if entry.count:
-            of = f"{MEANS if entry.few_steps else 'medians'} of {PAGE.steps_used(entry)}"
-            if entry.launches:
-                of += f" of launch {Path(entry.representative).name}, the nearest to the medians of {entry.launches}"
-            measured.append(f"{said}{of}, warm-up left out")
+            measured.append(f"{said}{measured_over(entry)}, warm-up left out")
             notes += [f"{label}: {note}" for note in pace_notes(entry)]
         if label not in stuck:
             cards += [card for name in _TITLES if (card := _median_card(name, label if many else "", entry))]
@@ -155,7 +152,7 @@ def _numbers_only(entries: Mapping[str, DatasetEntry]) -> PageVerdict:
 
 
 def result_of(entry: DatasetEntry, form: NumberFormat = PAGE) -> str:
-    """Return the result of a run: `67 % hidden; 23 of 211 ms exposed`."""
+    """Return a run in a line: `67 % of communication hidden; 23 ms exposed in a step of 211 ms`."""
     if not entry.count:
         return "Nothing to measure"
     length, hidden, exposed = map(entry.leading, ("job_step_ms", "overlap_ratio", "exposed_comm_ms"))
@@ -164,15 +161,23 @@ def result_of(entry: DatasetEntry, form: NumberFormat = PAGE) -> str:
     if why := _nothing_to_hide(entry):
         return "; ".join([f"{why}: nothing to hide", *steps])
     if hidden is not None:
-        parts.append(f"{rough_percent(hidden).replace(' %', f'{form.space}%')} hidden")
+        parts.append(f"{rough_percent(hidden).replace(' %', f'{form.space}%')} of communication hidden")
     elif ratio is not None and ratio.bounds:
         low, high = (form.percent(end, 0) for end in (ratio.bounds.at_least, ratio.bounds.at_most))
-        parts.append(f"{low} to {high} hidden")
-    if exposed is not None and length is not None:
-        parts.append(f"{form.number(exposed, 'ms')} of {form.quantity(length, 'ms')} exposed")
-    elif exposed is not None:
-        parts.append(f"{form.quantity(exposed, 'ms')} exposed")
+        parts.append(f"{low} to {high} of communication hidden")
+    if exposed is not None:
+        step = "" if length is None else f" in a step of {form.quantity(length, 'ms')}"
+        parts.append(f"{form.quantity(exposed, 'ms')} exposed{step}")
     return "; ".join(parts or ["Overlap not known", *steps])
+
+
+def measured_over(entry: DatasetEntry, form: NumberFormat = PAGE) -> str:
+    """Return what the numbers of a run rest on: `medians of 7 steps on 2 ranks`; of a set, also which launch it is."""
+    of = f"{MEANS if entry.few_steps else 'medians'} of {form.steps_used(entry)}"
+    if not entry.launches:
+        return of
+    launch = Path(entry.representative).name
+    return f"{of} of launch {launch}, the nearest to the medians of {form.count(entry.launches, 'launch')}"
 
 
 def _nothing_to_hide(entry: DatasetEntry) -> str:
