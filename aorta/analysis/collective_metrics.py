@@ -49,7 +49,7 @@ from aorta.analysis.collective_matching import (
 )
 from aorta.analysis.documents import known
 from aorta.analysis.documents.dataset import CollectiveEntry, DatasetEntry, Described, Straggler
-from aorta.analysis.formatting import TEXT, group_title, rough_interval, rough_ms, whole_percent
+from aorta.analysis.formatting import TEXT, group_title, rough_interval, rough_ms
 from aorta.analysis.frames import NO_TIME, UNKNOWN, Floats, Groups, Ints, difference
 from aorta.analysis.metrics import COLLECTIVE_METRIC_NAMES, TOO_SHORT, algbw_gb_per_s, busbw_factor, no_bandwidth
 from aorta.analysis.run import HOST_TIMER, Run
@@ -66,7 +66,7 @@ MARGIN_MS: Final = STALL_CUTOFF_NS / NS_PER_MS
 MARGIN_SHARE: Final = 0.1
 QUEUED_SHARE: Final = 0.5
 """Share of queued collectives from which on the issue times are looked at."""
-NO_SLOWER_RANKS: Final = "without slower ranks"
+NO_SLOWER_RANKS: Final = "every rank as fast as the typical one"
 """Name of the bound of a replay in which no rank takes more own time than the typical one."""
 
 
@@ -344,7 +344,10 @@ def judge(
     margin, needed = others[0][0] - own, max(margin_ms, MARGIN_SHARE * transfer_ms)
     found.last_share = share
     if share < LAST_SHARE:
-        found.reason = f"rank {rank} waits least, but was the last in {whole_percent(share)} of the collectives only"
+        found.reason = (
+            f"rank {rank} waits least, but was the last to arrive in {TEXT.percent(share, 0)} of the collectives only; "
+            f"{TEXT.percent(LAST_SHARE, 0)} are needed"
+        )
     elif margin <= needed:
         found.reason = f"rank {rank} is late by {margin:.3g} ms, not by more than {needed:.3g} ms"
     else:
@@ -372,19 +375,26 @@ def judge_queued(
     straggler.issue_late_ms_median_per_rank = {str(rank): late for rank, late in late_ms.items()} or None
     if named or collectives < MIN_COLLECTIVES or queued is None or queued < QUEUED_SHARE:
         return
-    hidden = f"{whole_percent(queued)} of the collectives were queued behind another, where waits show no late rank"
+    hidden = (
+        f"{TEXT.percent(queued, 0)} of the collectives were queued behind another, so waits do not show who is late"
+    )
     if why_not is not None:
-        straggler.reason = f"{hidden}, and their issue times cannot be compared: {why_not}"
+        straggler.reason = f"{hidden}, and issue times cannot be compared: {why_not}"
         return
-    if times.steps < MIN_COLLECTIVES:
-        straggler.reason = f"{hidden}; issue times are known in {times.steps} steps, {MIN_COLLECTIVES} are needed"
+    if not times.steps:
+        straggler.reason = f"{hidden}, and issue times are known in no step"
         return
     (own, rank), *others = sorted(((late, rank) for rank, late in late_ms.items()), reverse=True)
     bound = bound_ms[rank] + max(bound_ms[peer] for _, peer in others)
     share, margin = times.last.get(rank, 0) / times.steps, own - others[0][0]
+    if times.steps < MIN_COLLECTIVES:
+        straggler.reason = f"{hidden}; issue times are known in {times.steps} steps only, {MIN_COLLECTIVES} are needed"
+        if margin - bound > needed_ms:
+            straggler.reason += f". In these rank {rank} issues {rough_ms(margin)} later than any other (median)"
+        return
     straggler.clock_bound_ms, straggler.last_share = bound, share
     if share < LAST_SHARE:
-        straggler.reason = f"{hidden}; rank {rank} issues last, but in {whole_percent(share)} of the steps only"
+        straggler.reason = f"{hidden}; rank {rank} issues last, but in {TEXT.percent(share, 0)} of the steps only"
     elif margin <= needed_ms:
         straggler.reason = (
             f"{hidden}; rank {rank} issues {margin:.3g} ms later than any other, not more than {needed_ms:.3g} ms"
@@ -412,12 +422,12 @@ def straggler_sentences(dataset: DatasetEntry) -> list[str]:
     what_if = known(dataset.what_if)
     bounds = [] if what_if is None else known(what_if.bounds) or []
     gains = [rough_interval(b.gain_ms, b.low_ms, b.high_ms) for b in bounds if b.name == NO_SLOWER_RANKS]
-    more = f"; {NO_SLOWER_RANKS} a step would gain {gains[0]}" if gains else ""
+    more = f"; with {NO_SLOWER_RANKS} a step would gain {gains[0]}" if gains else ""
     found = []
     for each in known(dataset.stragglers) or ():
         if each.rank is None:
             continue
-        share, why = whole_percent(each.last_share), (each.because or "").removeprefix(f"rank {each.rank} ")
+        share, why = TEXT.percent(each.last_share, 0), (each.because or "").removeprefix(f"rank {each.rank} ")
         said = f"rank {each.rank} is a straggler of {group_title(each.group)}: {lateness(each.late_ms, each.basis)}"
         said += f", because it {why}" if why else ""
         if each.basis == "issue times":

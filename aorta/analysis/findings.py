@@ -1,6 +1,6 @@
 """Says why: which part of a step makes a rank late or a side slower, and what people look for by hand in a run.
 
-    entry.rank_times = rank_times(run)            # per rank: compute, idle, wait, aux and exposed time, medians
+    entry.rank_times = rank_times(run)            # per rank: compute, idle, blocked, aux and exposed time, medians
     because(run, straggler, entry.rank_times)     # rank 1 idles 28 ms more a step between backward and optimizer
     for finding in findings(dataset, entry):
         print(finding.sentence)   # group 0: all-gather and reduce-scatter queue behind each other for 5.2 ms a step

@@ -173,11 +173,6 @@ def rough_percent(share: float) -> str:
     return TEXT.percent(share, 0)
 
 
-def whole_percent(share: float | None) -> str:
-    """Return a share for a table, or in passing: 0.123 is 12%."""
-    return TEXT.unknown if share is None else f"{share:.0%}"
-
-
 def group_title(name: str) -> str:
     """Return a process group as a person calls it; torch names the one of `init_process_group` 0."""
     return "default group" if name == "0" else f"group {name}"

@@ -32,7 +32,7 @@ from aorta.analysis.documents.comparison import (
     JudgedCondition,
     Summary,
 )
-from aorta.analysis.formatting import TEXT, is_zero, p_value, whole_percent
+from aorta.analysis.formatting import TEXT, is_zero, p_value
 from aorta.analysis.frames import KIND_METRICS
 from aorta.analysis.metrics import STEP_METRIC_NAMES, metric_named
 from aorta.errors import EXIT_OK, GateFailed, Inconclusive, InputError, meant
@@ -373,7 +373,7 @@ def cause_table(causes: Sequence[AttributionRow]) -> list[str]:
         [
             escaped(row.what),
             *(TEXT.number(value, "ms") for value in (row.reference_ms, row.candidate_ms, row.difference_ms)),
-            "-" if row.share is None else whole_percent(row.share),
+            "-" if row.share is None else TEXT.percent(row.share, 0),
         ]
         for row in causes
     ]

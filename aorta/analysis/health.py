@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from aorta.analysis.documents.dataset import HealthFacts
+from aorta.analysis.formatting import TEXT
 from aorta.records.schema import python_cost
 
 _LISTED: Final = 12
@@ -99,8 +100,10 @@ class Health:
                 case EmulationCounts(rows=rows, slower=0):
                     note += f"; the emulation decided all {rows} collectives"
                 case EmulationCounts(rows=rows, slower=int(slower)):
-                    note += f"; the backend itself was slower in {slower} of {rows} collectives ({slower / rows:.1%}), "
-                    note += "whose times are the backend's"
+                    note += (
+                        f"; in {slower} of {rows} collectives ({TEXT.percent(slower / rows)}) the backend was slower "
+                    )
+                    note += "than the emulated link, and its time counts"
             notes.append(note)
         if self.is_alone:
             notes.append(

@@ -67,7 +67,7 @@ def test_a_straggler_is_explained_by_what_it_does_longer(tmp_path: Path, where: 
     assert (straggler.rank, straggler.because) == (LATE, said)
     assert [row.rank for row in entry.rank_times] == [0, 1, 2]
     assert entry.rank_times[0].exposed_ms == pytest.approx(58.0)
-    assert entry.rank_times[1].wait_ms == pytest.approx(30.0)
+    assert entry.rank_times[1].compute_stall_ms == pytest.approx(30.0)
 
 
 def test_what_no_part_of_the_step_explains_is_not_explained(tmp_path: Path) -> None:

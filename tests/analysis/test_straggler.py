@@ -41,7 +41,7 @@ def test_one_late_rank_of_four_is_named_with_its_lateness(tmp_path: Path) -> Non
     assert entry["last_share"] == 1.0
     assert entry["wait_ms_median_per_rank"]["2"] == 0.0
     text = write_report({"x": tmp_path}, tmp_path / "out", html=False).text
-    said = f"rank 2 is a straggler of group g: {lateness(entry['late_ms'], 'waits')}; last in 100% of 20 collectives"
+    said = f"rank 2 is a straggler of group g: {lateness(entry['late_ms'], 'waits')}; last in 100 % of 20 collectives"
     assert said in " ".join(text.split())
 
 
@@ -145,14 +145,14 @@ def test_behind_a_queue_the_late_rank_is_named_by_its_issue_times_with_the_bound
     made = write_report({"x": tmp_path}, tmp_path / "out")
     said = (
         "rank 1 is a straggler of group g: 3 ms late at the last collective of a step (median); queueing masks it "
-        "in wait_ms; last in 100% of the steps, clocks known to 0.11 ms"
+        "in wait_ms; last in 100 % of the steps, clocks known to 0.11 ms"
     )
     page = unescape((tmp_path / "out" / "report.html").read_text(encoding="utf-8"))
     assert said in " ".join(made.text.split())
     assert said in " ".join(page.split())
     replayed = WhatIf(reason=None, bounds=[MarginalEntry("bound", NO_SLOWER_RANKS, 0.0, 0.0, 0.0, None)])
     (sentence,) = straggler_sentences(msgspec.structs.replace(made.content.datasets["x"], what_if=replayed))
-    assert sentence == f"{said}; without slower ranks a step would gain 0 ms"
+    assert sentence == f"{said}; with {NO_SLOWER_RANKS} a step would gain 0 ms"
     assert lateness(entry["late_ms"], entry["basis"]) in sentence
 
 
@@ -160,9 +160,17 @@ def test_without_aligned_clocks_it_says_that_a_late_rank_cannot_be_told(tmp_path
     entry = queued(tmp_path, three_late, None)
     assert (entry["rank"], entry["issue_late_ms_median_per_rank"]) == (None, None)
     assert entry["reason"] == (
-        "100% of the collectives were queued behind another, where waits show no late rank, and their issue times "
+        "100 % of the collectives were queued behind another, so waits do not show who is late, and issue times "
         "cannot be compared: there is no clock_sync.json"
     )
+    made = write_report({"x": tmp_path}, tmp_path / "out")
+    page = unescape((tmp_path / "out" / "report.html").read_text(encoding="utf-8"))
+    for shown in (made.text, page):
+        assert f"No straggler is named in group g: {entry['reason']}." in " ".join(shown.split())
+    assert "blocked, ms" in made.text
+
+
+FEW = "issue times are known in 15 steps only, 16 are needed. In these rank 1 issues 3 ms later than any other (median)"
 
 
 @pytest.mark.parametrize(
@@ -175,7 +183,7 @@ def test_without_aligned_clocks_it_says_that_a_late_rank_cannot_be_told(tmp_path
             "whether rank 1 issues 3 ms later than any other is not known: the clocks are known to 2.05 ms only",
             id="clocks with a wide bound",
         ),
-        pytest.param(three_late, {}, 15, "issue times are known in 15 steps, 16 are needed", id="few steps"),
+        pytest.param(three_late, {}, 15, FEW, id="few steps"),
         pytest.param(lambda rank, n: 3.0 if n % 3 == rank else 0.0, {}, 16, "of the steps only", id="ranks in turns"),
         pytest.param(
             lambda rank, _n: 0.9 if rank == 1 else 0.0,

@@ -117,14 +117,8 @@ def exposed_breakdown(dataset: LabelledRun) -> ExposedBreakdown:
     means = Means(Totals(sums=ExposedSums(rank_steps=1)), totals)
     found = dimensions(means, totals.parallel)
     rows = {
-        name: [ExposedRow(row.what, row.candidate_ms, row.share) for row in found[dimension]]
-        for name, dimension in (
-            ("group", "group"),
-            ("collective", "collective"),
-            ("region", "place"),
-            ("part", "part"),
-            ("rank", "rank"),
-        )
+        name: [ExposedRow(row.what, row.candidate_ms, row.share) for row in found[name]]
+        for name in ("group", "collective", "region", "part", "rank")
     }
     steps = totals.sums.rank_steps
     return ExposedBreakdown(reason=None, rank_steps=steps, exposed_ms=means.difference_ms, **rows)

@@ -238,7 +238,7 @@ _KEYS: Final = {
     "order": ("kind", "group", "group_size", "bytes", "order"),
     "phase": ("phase",),
     "block": ("block",),
-    "place": ("phase", "block"),
+    "region": ("phase", "block"),
     "part": ("part",),
 }
 """Breakdown -> the fields of `ExposedKey` that its rows are by."""
@@ -296,7 +296,7 @@ def _name(dimension: str, key: ExposedKey, parallel: str) -> str:
         case "part":
             return PARTS[key.part]
         case _:
-            return place_name(Region(key.phase, key.block if dimension == "place" else None))
+            return place_name(Region(key.phase, key.block if dimension == "region" else None))
 
 
 def group_name(group: str, size: int | None) -> str:
@@ -359,7 +359,7 @@ def stragglers(means: Means) -> list[AttributionRow]:
     return found
 
 
-_RANKED: Final = ("collective", "kind", "block", "place", "balance", "part", "rank")
+_RANKED: Final = ("collective", "kind", "block", "region", "balance", "part", "rank")
 """Breakdowns of the list; among equal differences the earlier one is more informative."""
 
 

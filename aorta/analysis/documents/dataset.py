@@ -263,14 +263,14 @@ class Straggler(msgspec.Struct, kw_only=True):
 
 
 class RankTimes(msgspec.Struct):
-    """Times of one rank in a step, medians over the steps used; null where no step has them. `wait_ms`: blocked on a
-    collective (`compute_stall_ms`); `aux_ms`: optimizer, clipping, loss read and data.
+    """Times of one rank in a step, medians over the steps used; null where no step has them. `aux_ms`: optimizer,
+    clipping, loss read and data.
     """
 
     rank: int
     compute_ms: float | None
     idle_ms: float | None
-    wait_ms: float | None
+    compute_stall_ms: float | None
     aux_ms: float | None
     exposed_ms: float | None
 

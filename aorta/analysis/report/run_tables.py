@@ -42,6 +42,8 @@ from aorta.timeline.classes import KINDS
 
 _PAGE: Final = (ON_PAGE,)
 _LONGEST_LABEL: Final = 16
+_REASONS: Final = 3
+"""Process groups of which a table says why none of their ranks is named a straggler."""
 """Above a column; a longer label is not that of a column."""
 _DENOMINATORS: Final = {
     "overlap_ratio": "hidden/comm",
@@ -229,16 +231,27 @@ def named_ranks(entry: DatasetEntry) -> list[Straggler]:
 
 
 def rank_table(label: str, entry: DatasetEntry) -> Table | None:
-    """Return where the step of each rank goes, the named stragglers first; None for one rank."""
+    """Return where the step of each rank goes, the named stragglers first, or why none is named; None for one rank."""
     late = {each.rank for each in named_ranks(entry)}
     rows = sorted(known(entry.rank_times) or (), key=lambda row: (row.rank not in late, row.rank))
     columns = (
-        *(Column("compute_ms"), Column("idle_ms"), Column("wait_ms", tip="blocked on a collective")),
+        *(
+            Column("compute_ms"),
+            Column("idle_ms"),
+            Column("compute_stall_ms", "blocked", tip="blocked on a collective"),
+        ),
         *(Column("aux_ms", "optimizer, data", tip="optimizer, clipping, loss read and data"), Column("exposed_ms")),
     )
     times = [column for column in columns if any(column.value(row) is not None for row in rows)]
     rank = text_column("rank", of=lambda row: f"rank {row.rank}", tone=lambda row: "bad" if row.rank in late else None)
-    ranks = Table(f"ranks-{label}", f"{label}: a step of each rank, medians", [rank, *times], rows)
+    why = [
+        f"No straggler is named in {group_title(each.group)}: {each.reason}."
+        for each in known(entry.stragglers) or ()
+        if each.rank is None and each.reason
+    ]
+    more = [f"{len(why) - _REASONS} more groups: summary.json."] if len(why) > _REASONS else []
+    note = " ".join([*why[:_REASONS], *more]) or None
+    ranks = Table(f"ranks-{label}", f"{label}: a step of each rank, medians", [rank, *times], rows, note)
     return ranks if times and len(rows) > 1 else None
 
 
@@ -403,10 +416,11 @@ def gains_tables(label: str, gains: WhatIf) -> tuple[Table, Table]:
     )
     noted = "; ".join(f"{row.words}: {note}" for row in gains.gains for note in row.notes)
     note = noted or (None if gains.gains else "No change that was tried gains enough to mention.")
+    caption = "The changes that would gain most, each alone: settings with a significant gain first"
     free = (text_column("name", title="what is free"), text_column("what", title="is", media=_PAGE), gain)
     parts = [*gains.marginals[:SHOWN_MARGINALS], *gains.bounds]
     return (
-        Table(f"gains-{label}", "The changes that would gain most, each alone", changes, gains.gains, note),
+        Table(f"gains-{label}", caption, changes, gains.gains, note),
         Table(
             f"marginals-{label}", "By how much a step would be shorter, if one part were free; then bounds", free, parts
         ),

@@ -92,13 +92,13 @@ def _of_run(label: str, entry: DatasetEntry, notes: Sequence[str], style: Style)
         blocks.append((1, "\n".join(text_lines(ranks, style, most=_RANKS))))
     if entry.reason:
         return blocks
-    for what, field in (("group", "group"), ("layer", "region")):
+    for field in ("group", "region"):
         exposed = run_tables.exposed_rows(entry, field)
         # Of one group it is all that is exposed; one layer of traces is none: they do not have it.
         if exposed and (len(exposed) > 1 or (field == "region" and not entry.traces)):
             parts = [f"{row.what} {rough_ms(row.exposed_ms)}" for row in exposed[:_FEW]]
             parts += [f"{len(exposed) - _FEW} more"] if len(exposed) > _FEW else []
-            blocks.append((5, led(f"Exposed by {what} (mean):", "; ".join(parts), style)))
+            blocks.append((5, led(f"Exposed by {field} (mean):", "; ".join(parts), style)))
     return [*blocks, *_gains(entry.what_if, style)]
 
 

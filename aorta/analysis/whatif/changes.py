@@ -17,6 +17,7 @@ from typing import Final, Literal
 
 import numpy as np
 
+from aorta.analysis.formatting import rough_ms
 from aorta.analysis.frames import Floats, Ints
 from aorta.analysis.whatif.program import Change, Changed, Column, Issued, Operation, RunProgram, What, compact
 from aorta.analysis.whatif.strategy_changes import BucketCap, OverlapSwitch, PrefetchDepth
@@ -37,6 +38,8 @@ _DEVIATION_PER_MAD: Final = 1.4826
 """Standard deviation of normal values over their median absolute deviation."""
 _ERROR_OF_MEDIAN: Final = 1.2533
 """Standard error of the median of normal values over that of their mean."""
+_NAMED: Final = 3
+"""Ranks of which it says how much slower than the typical one they are: the slowest."""
 _SURE: Final = 3.0
 """An excess counts from this number of standard errors on."""
 
@@ -80,15 +83,19 @@ class NoStragglers(Change):
             if len(operations) > 1:
                 raise InputError(f"--set {self.text}: the ranks do not all do the same, so they cannot be compared")
             alike[operations.pop()].append(number)
-        steps = list(program.steps)
+        steps, longer_ns = list(program.steps), np.zeros(len(program.ranks))
         for numbers in alike.values():
             if len(numbers) == 1 < len(steps):
                 continue  # what lasts does not show in one step
             excess = lasting_excess_ns([steps[number].host_ns for number in numbers])
+            longer_ns += excess.sum(axis=0) * len(numbers) / len(steps)
             for number in numbers:
                 host = np.maximum(steps[number].host_ns - excess, 0)
                 steps[number] = replace(steps[number], host_ns=compact(host))
-        return Changed(replace(program, steps=steps))
+        slowest = np.argsort(-longer_ns, kind="stable")[:_NAMED]
+        said = [f"rank {program.ranks[at]} by {rough_ms(longer_ns[at] / NS_PER_MS)}" for at in slowest if longer_ns[at]]
+        flag = f"slower than the typical rank in a step, waits left out: {', '.join(said)}"
+        return Changed(replace(program, steps=steps), (flag,) if said else ())
 
 
 def lasting_excess_ns(host_ns: Sequence[Column]) -> Ints:
@@ -176,7 +183,7 @@ class NetworkChange(Change):
                     "network.bandwidth=x2, comm=x2; or record on an emulated one (fabric=emulated)"
                 )
             changed = CommSpeed(self.text, self.factor).make(program)
-            return changed._replace(flags=("upper bound: assumes no latency",))
+            return changed._replace(flags=("the network is assumed to have no latency",))
         if self.algorithm is not None:
             return Changed(_charged_by(program, replace(settings, algorithm=self.algorithm)))
         unit = "bandwidth_gb_per_s" if self.field == "bandwidth" else "latency_us"

@@ -21,7 +21,7 @@ import numpy as np
 
 from aorta.analysis.collective_metrics import NO_SLOWER_RANKS
 from aorta.analysis.documents.dataset import GainEntry, MarginalEntry
-from aorta.analysis.formatting import TEXT, rough_interval
+from aorta.analysis.formatting import TEXT, rough_interval, rough_ms
 from aorta.analysis.frames import Bools, Ints
 from aorta.analysis.run import HAND_OVER
 from aorta.analysis.whatif.changes import CommSpeed, NoStragglers, apply, parse_changes
@@ -46,7 +46,7 @@ _SETTINGS: Final = {
 _HYPOTHETICAL: Final = {
     "network.bandwidth=x2": "twice the bandwidth",
     "network.latency=x0.5": "half the latency",
-    "stragglers=none": "without the straggler",
+    "stragglers=none": NO_SLOWER_RANKS,
 }
 DO_NOT_ADD_UP: Final = "do not add these up"
 
@@ -77,8 +77,9 @@ def gains(base: Base, shown: int = SHOWN) -> Gains:
         share, setting = gain.value / base.identity.replayed_ms, text in _SETTINGS
         significant = not upper_bound and gain.low > 0
         sentence = (
-            f"{words}{'' if setting else ' (hypothetical)'}: {rough_interval(gain.value, gain.low, gain.high)} "
-            f"per step, {TEXT.percent(share)}, {verdict(significant, upper_bound)}"
+            f"{words}{'' if setting else ' (hypothetical)'}: {'at most ' if upper_bound else ''}"
+            f"{rough_interval(gain.value, gain.low, gain.high)} of the {rough_ms(base.identity.replayed_ms)} step, "
+            f"{TEXT.percent(share)}{'' if upper_bound else f', {verdict(significant)}'}"
         )
         entry = GainEntry(
             change=text,
@@ -181,12 +182,12 @@ def marginals(program: RunProgram) -> Marginals:
 Part: TypeAlias = Literal["compute", "aux", "hand_over", "own", "wake", "transfer", "backend", "before"]
 WORDS: Final[dict[Part, str]] = {
     "compute": "computes",
-    "aux": "other work",
-    "hand_over": "hands a collective over",
+    "aux": "",
+    "hand_over": "collective",
     "own": "code outside timed blocks",
     "wake": "resumes after",
     "transfer": "transfers",
-    "backend": "waits for the backend, not the network, in",
+    "backend": "waits for the backend, slower than the emulated link, in",
     "before": "finishes the step before",
 }
 

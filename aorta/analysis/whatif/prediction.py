@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from aorta.analysis.formatting import rough_ms
+from aorta.analysis.formatting import TEXT, rough_ms
 from aorta.analysis.frames import Floats, Ints
 from aorta.analysis.stats import median_or_none, step_medians
 from aorta.analysis.whatif.changes import CommSpeed, WorldSize, apply, in_order
@@ -108,7 +108,7 @@ class Prediction:
         gain_ms: by how much a step is shorter: median over steps of the paired difference.
         overlap_ratio, exposed_comm_ms: medians over rank-steps; None: no communication.
         flags: what is not known; `notes`: why less exposed communication is not as much less of a step.
-        upper_bound: the network was real; the replay leaves out that communication slows computation beside it.
+        real_network: the replay leaves out that communication slows computation beside it.
         launch_ms: the median of the changed steps, for comparison with a launch; less precise than `gain_ms`.
         steps, rank_steps: numbers of replayed steps, and of rank-steps in which the overlap was measured.
     """
@@ -122,7 +122,7 @@ class Prediction:
     steps: int
     rank_steps: int
     launch_ms: Value
-    upper_bound: bool
+    real_network: bool
     notes: tuple[str, ...] = ()
 
     @property
@@ -131,8 +131,12 @@ class Prediction:
         return Value(*(max(self.identity.replayed_ms - each, 0.0) for each in (gain.value, gain.high, gain.low)))
 
     @property
+    def upper_bound(self) -> bool:
+        return self.real_network and self.gain_ms.value >= 0
+
+    @property
     def significant(self) -> bool:
-        return not self.upper_bound and (self.gain_ms.low > 0 or self.gain_ms.high < 0)
+        return not self.real_network and (self.gain_ms.low > 0 or self.gain_ms.high < 0)
 
     def as_json(self) -> dict[str, Any]:
         """Return plain JSON values, in a stable order; `base` is the unchanged run as replayed."""
@@ -248,7 +252,7 @@ def predict_from(base: Base, changes: Sequence[Change]) -> Prediction:
         steps=len(base.program.steps),
         rank_steps=len(measured.step),
         launch_ms=_value(times.job_step_ms(), np.arange(len(base.program.steps)), wrong_by[0]),
-        upper_bound=base.program.facts.network is None,
+        real_network=base.program.facts.network is None,
     )
     if any(isinstance(change, WorldSize) for change in changes):
         # Intervals hold while the larger world's network is within `LAW_BOUND` of its formula.
@@ -266,28 +270,39 @@ def predict_from(base: Base, changes: Sequence[Change]) -> Prediction:
 
 
 def _where_exposed_went(prediction: Prediction, was: Measured, now: Measured, *, free: bool) -> tuple[str, ...]:
-    """Return notes on why less exposed communication is not as much less of a step."""
+    """Return notes on why a change of the exposed communication is not the same change of a step."""
     exposed_ms, notes = prediction.identity.replayed_exposed_ms, list[str]()
     if prediction.exposed_comm_ms is None or not exposed_ms:
         return ()
     left_ms, gain_ms = prediction.exposed_comm_ms.value, prediction.gain_ms.value
-    fell_ms, least_ms = exposed_ms - left_ms, _WORTH_SAYING * exposed_ms
+    ranks = int((now.step == now.step[0]).sum())
+    fell_ms = float(np.median((was.exposed_comm_ms - now.exposed_comm_ms).reshape(-1, ranks).mean(axis=1)))
+    least_ms = _WORTH_SAYING * exposed_ms
     if free and left_ms > least_ms:
         notes.append(
-            f"{rough_ms(left_ms)} of {rough_ms(exposed_ms)} stay exposed although communication is free: ranks "
-            "wait for the last one to arrive"
+            f"{rough_ms(left_ms)} of {rough_ms(exposed_ms)} stay exposed, because ranks wait for the last one to arrive"
+        )
+    paired = (
+        f"step by step exposed communication {'falls' if fell_ms >= 0 else 'rises'} by {rough_ms(fell_ms)} (mean of "
+        "the ranks, median of the steps)"
+    )
+    if abs(exposed_ms - left_ms - fell_ms) > least_ms:
+        notes.append(
+            f"{paired}; the medians before and after, {rough_ms(exposed_ms)} and {rough_ms(left_ms)}, are of different "
+            "ranks and steps"
         )
     if fell_ms > 0 and fell_ms - gain_ms > least_ms:
-        rest = "the rest overlapped untimed code or remaining waits"
-        if (median_or_none(now.idle_ms - was.idle_ms) or 0.0) <= 0:
+        idle_ms = median_or_none(now.idle_ms - was.idle_ms) or 0.0
+        rest = "more of the step is then outside timed blocks and collectives"
+        if idle_ms <= 0:
             rest = "the slowest rank, which decides how long a step takes, exposed less than the typical one"
-        change = "free communication" if free else "the change"
-        notes.append(f"{change} saves {rough_ms(gain_ms)} of {rough_ms(fell_ms)} exposed; {rest}")
-    return tuple(notes)
+        step = f"a step gets {rough_ms(gain_ms)} {'shorter' if gain_ms >= 0 else 'longer'}"
+        notes.append(f"{paired}, but {step}: {rest}")
+    return tuple(f"free communication: {note}" if free else note for note in notes)
 
 
-def verdict(significant: bool, upper_bound: bool) -> str:
-    return "upper bound" if upper_bound else "significant" if significant else "not significant"
+def verdict(significant: bool) -> str:
+    return "significant" if significant else "not significant"
 
 
 def flags_of(program: RunProgram) -> tuple[str, ...]:
@@ -296,16 +311,17 @@ def flags_of(program: RunProgram) -> tuple[str, ...]:
     flags = []
     if facts.network is None:
         flags.append(
-            "real network: predictions are upper bounds that ignore contention of communication with computation; "
-            "measured cost includes backend overhead"
+            "real network: a gain is an upper bound, because contention of communication with computation is ignored, "
+            "and because measured transfer times include the library's own overhead, which a faster network does not "
+            "reduce"
         )
     elif not facts.law:
         flags.append("the emulated network's time is added to the backend's, which is assumed constant")
     part = facts.backend_was_limit / facts.collectives if facts.collectives else 0.0
     if part > BACKEND_BOUND:
         flags.append(
-            f"the backend, not the network, decided {part:.0%} of the collectives: the gain of a faster network is a "
-            "rough guess"
+            f"in {TEXT.percent(part, 0)} of the collectives the backend was slower than the emulated link, so what a "
+            "faster network gains is rough"
         )
     if facts.arrival_unknown:
         flags.append(

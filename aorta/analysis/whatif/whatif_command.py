@@ -86,9 +86,9 @@ def prediction_lines(predicted: Prediction) -> list[str]:
     rows = [
         (
             "job step",
-            f"{rough_interval(*by)} {'shorter' if shorter else 'longer'}, "
+            f"{'at most ' if predicted.upper_bound else ''}{rough_interval(*by)} {'shorter' if shorter else 'longer'}, "
             f"{TEXT.percent(abs(gain.value) / base.replayed_ms)} of {rough_ms(base.replayed_ms)}, "
-            f"{verdict(predicted.significant, predicted.upper_bound)}",
+            f"{'contention ignored' if predicted.real_network else verdict(predicted.significant)}",
         ),
         ("overlap ratio", change(TEXT.percent(base.replayed_ratio), predicted.overlap_ratio, 100, "%")),
         (
@@ -109,7 +109,7 @@ def gain_lines(gains: Gains) -> list[str]:
     head = f"a step takes {TEXT.quantity(gains.step_ms, 'ms')}; "
     if not gains.gains:
         return [f"{head}no change that was tried would gain more than {TEXT.percent(WORTH)}"]
-    lines = [f"{head}what would gain most:"]
+    lines = [f"{head}what would gain most, settings with a significant gain first:"]
     for number, gain in enumerate(gains.gains, start=1):
         lines += [f"  {number}. {gain.sentence}", f"     --set {gain.change}"]
         lines += [f"     note: {note}" for note in gain.notes]
@@ -136,7 +136,9 @@ def marginal_lines(parts: Marginals) -> list[str]:
 def path_lines(path: CriticalPath) -> list[str]:
     length = path.end_ns - path.begin_ns
     totals = path.totals_ns()
-    rows = [(ns, f"rank {rank} {WORDS[part]} {name}") for (part, rank, name), ns in totals.items()]
+    rows = [
+        (ns, " ".join(filter(None, (f"rank {rank}:", WORDS[part], name)))) for (part, rank, name), ns in totals.items()
+    ]
     if len(rows) > _ROWS:
         rows[_ROWS:] = [(sum(ns for ns, _ in rows[_ROWS:]), "all the rest")]
     cells = [(f"{ns / NS_PER_MS:.2f} ms", TEXT.percent(ns / length), what) for ns, what in rows]

@@ -72,7 +72,7 @@ def test_a_slow_kind_is_named_with_size_group_part_and_place(tmp_path: Path) -> 
     assert (cause["reference_ms"], cause["candidate_ms"], cause["share"]) == pytest.approx((5, 19, 1))
     orders = {row["order"]: row["difference_ms"] for row in found["dimensions"]["order"] if row["kind"] != "allgather"}
     assert orders == pytest.approx({0: 4, 1: 10})
-    places = {row["what"]: row["reference_ms"] for row in found["dimensions"]["place"]}
+    places = {row["what"]: row["reference_ms"] for row in found["dimensions"]["region"]}
     assert places == pytest.approx({"forward of layers.0": 6, "backward of layers.0": 5})
 
 

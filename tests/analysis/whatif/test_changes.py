@@ -145,7 +145,7 @@ def test_a_real_network_is_changed_by_factors_and_flagged() -> None:
     made = program([STEP, STEP], [3000, 3000])
     factor = apply(made, parse_changes(["network.bandwidth=x2"]))
     assert step_ns(factor.program) == 1500 + 1500
-    assert factor.flags == ("upper bound: assumes no latency",)
+    assert factor.flags == ("the network is assumed to have no latency",)
     for text in ("network.bandwidth=1", "network.latency=x2", "network.algorithm=tree", "ranks=8"):
         with pytest.raises(InputError, match="network of this run was real"):
             apply(made, parse_changes([text]))

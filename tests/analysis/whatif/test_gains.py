@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,6 +71,12 @@ def test_what_lasts_is_one_and_its_gain_is_significant(ranks: int) -> None:
     really = np.median(noisy(ranks, late_ms=2.0).recorded_step_ms()) - without
     assert found.gain_ms == pytest.approx(really, abs=0.35)
     assert found.significant
+    (note,) = found.notes
+    excess = re.fullmatch(
+        rf"slower than the typical rank in a step, waits left out: rank {ranks - 1} by ([\d.]+) ms", note
+    )
+    assert excess is not None
+    assert float(excess[1]) == pytest.approx(2.0, abs=0.35)
 
 
 def test_two_words_for_one_change_are_one(tmp_path: Path) -> None:
@@ -87,16 +94,44 @@ def test_a_marginal_cost_holds_what_the_model_may_be_wrong_by() -> None:
     assert marginals(missed).marginals[0].low_ms == pytest.approx(4 - wrong_by - 0.5)
 
 
-def test_what_is_no_longer_exposed_and_no_gain_is_idle_and_said() -> None:
+@pytest.mark.parametrize(
+    ("before_issue_ms", "changes", "gain_ms", "said"),
+    [
+        (
+            (5, 5),
+            ["comm=free"],
+            2.0,
+            "free communication: step by step exposed communication falls by 12 ms (mean of the ranks, median of the "
+            "steps), but a step gets 2 ms shorter: more of the step is then outside timed blocks and collectives",
+        ),
+        (
+            (5, 5),
+            ["comm=x2", "rank.0.late_ms=10", "rank.1.late_ms=10"],
+            -8.0,
+            "step by step exposed communication falls by 6 ms (mean of the ranks, median of the steps), but a step "
+            "gets 8 ms longer: more of the step is then outside timed blocks and collectives",
+        ),
+        (
+            (5, 5, 15),
+            ["rank.2.late_ms=-10"],
+            10.0,
+            "step by step exposed communication falls by 6.67 ms (mean of the ranks, median of the steps); the medians "
+            "before and after, 22 ms and 12 ms, are of different ranks and steps",
+        ),
+    ],
+)
+def test_what_is_no_longer_exposed_and_no_gain_is_said(
+    before_issue_ms: tuple[int, ...], changes: list[str], gain_ms: float, said: str
+) -> None:
     """12 ms of communication beside 10 ms of work that no block brackets: all of it is exposed, 2 ms are waited for."""
-    made = recorded(program([[5 * MS, issue(), 10 * MS, wait(0)]] * 2, [12 * MS], steps=5))
-    found = predict_from(base_of(made), [FREE])
-    assert (found.gain_ms.value, found.identity.replayed_exposed_ms) == (2.0, 12.0)
-    (note,) = found.notes
-    assert note == (
-        "free communication saves 2 ms of 12 ms exposed; the rest overlapped untimed code or remaining waits"
-    )
-    assert gains(base_of(made)).notes == (note,)
+    ranks = tuple(range(len(before_issue_ms)))
+    words = [[own * MS, issue(ranks=ranks), 10 * MS, wait(0)] for own in before_issue_ms]
+    made = recorded(program(words, [12 * MS], steps=5))
+    found = predict_from(base_of(made), whatif.parse_changes(changes))
+    assert found.gain_ms.value == gain_ms
+    assert found.notes == (said,)
+    if changes == ["comm=free"]:
+        assert gains(base_of(made)).notes == found.notes
     waited_for = recorded(program([[5 * MS, issue(), wait(0)]] * 2, [12 * MS], steps=5))
     assert predict_from(base_of(waited_for), [FREE]).notes == ()
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aorta.analysis.collective_metrics import NO_SLOWER_RANKS
 from aorta.analysis.whatif.changes import apply, parse_changes
 from aorta.analysis.whatif.gains import DO_NOT_ADD_UP, critical_path, marginals
 from aorta.analysis.whatif.program import Issued, RunProgram
@@ -49,7 +50,7 @@ def test_two_buckets_of_which_one_is_hidden() -> None:
     assert gains(made) == {
         "allreduce": 60,
         "all communication free": 60,
-        "without slower ranks": 0,
+        NO_SLOWER_RANKS: 0,
         "perfect overlap": 60,
     }
 
@@ -82,7 +83,7 @@ def test_a_straggler_whose_compute_is_on_the_path_of_the_other() -> None:
     ]
     found = gains(made)
     # Rank 1 no slower than rank 0 before the first issue, rank 0 no slower than rank 1 at the end: 200 + 60 + 5 + 20.
-    assert found["without slower ranks"] == 340 - 285
+    assert found[NO_SLOWER_RANKS] == 340 - 285
     sooner = apply(made, parse_changes(["rank.1.late_ms=-0.00003"])).program
     assert step_ns(sooner) == 310  # rank 1 issues at 100 and 170 and waits for rank 0: 200 + 60 + 5 + 45
 

@@ -115,9 +115,7 @@ def write_page(
             for sentence in (*straggler_sentences(entry), *(each.sentence for each in known(entry.findings) or ()))
         ],
         "attribution": attribution,
-        "ranks": [
-            table for label, entry in entries.items() if late[label] and (table := run_tables.rank_table(label, entry))
-        ],
+        "ranks": [table for label, entry in entries.items() if (table := run_tables.rank_table(label, entry))],
         "answered": comparison.candidate if comparison else next(iter(entries)),
         "legends": [(number, label, sides.get(label, "")) for number, label in enumerate(datasets)],
         "charts": charts,
