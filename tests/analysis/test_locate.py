@@ -110,5 +110,7 @@ def test_runs_are_listed_by_themselves_and_launches_by_their_set_or_plan(here: P
     runs = ("runs/a", "runs/set/00", "runs/set/01", "plan/reference/00", "plan/candidate-1/00", "01", ".hidden/a")
     for name in (*runs, "runs/a/history/old"):
         write_rank(here / name, header(), [])
-    with pytest.raises(InputError, match=r"Runs here: 01, plan, runs/a, runs/set\n"):
+    write_rank(root / "far" / "b", header(), [])
+    (here / "linked").symlink_to(root / "far")
+    with pytest.raises(InputError, match=r"Runs here: 01, linked/b, plan, runs/a, runs/set\n"):
         locate(["cuda"], here, root)

@@ -76,7 +76,11 @@ def attribute(reference: Launches, candidate: Launches, differences: Sequence[Fa
         return Attribution(definition=DEFINITION, sentence=None, reason=f"{' and '.join(empty)}: {_NOTHING}")
     means = Means(**sides)
     parallel = means.reference.parallel if means.reference.parallel == means.candidate.parallel else ""
-    configured = settings_of(differences)
+    configured = [
+        (key, each.reference, each.candidate)
+        for each in differences
+        if not each.key.startswith("header.") and (key := each.key.removeprefix("config.")) not in _NO_SETTING
+    ]
     found, late, blocks = dimensions(means, parallel), stragglers(means), computing(means)
     text, lead = sentence(means, found, blocks, late, configured, parallel)
     return Attribution(
@@ -91,15 +95,6 @@ def attribute(reference: Launches, candidate: Launches, differences: Sequence[Fa
         stragglers=late,
         computing=blocks,
     )
-
-
-def settings_of(differences: Sequence[FactDifference]) -> list[Setting]:
-    """Return the differences that are settings."""
-    return [
-        (key, each.reference, each.candidate)
-        for each in differences
-        if not each.key.startswith("header.") and (key := each.key.removeprefix("config.")) not in _NO_SETTING
-    ]
 
 
 def exposed_breakdown(dataset: LabelledRun) -> ExposedBreakdown:

@@ -134,7 +134,7 @@ def launch_folders(location: Location) -> list[Path]:
 def runs_below(folder: Path) -> list[Path]:
     """Return folders of runs below `folder`; of launches the folder of their set, or of the plan."""
     found: dict[Path, None] = {}
-    for parent, below, files in islice(os.walk(folder), _MOST_SEARCHED):
+    for parent, below, files in islice(os.walk(folder, followlinks=True), _MOST_SEARCHED):
         path, depth = Path(parent), len(Path(parent).relative_to(folder).parts)
         below[:] = sorted(name for name in below if not name.startswith(".") and name != NOT_A_LAUNCH)
         if depth >= _DEEPEST:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.attribution.attribute import settings_of
 from aorta.analysis.cautions import autopsy_notes
 from aorta.analysis.compare.headline import UNLIKE, evidence, headline, is_comparable, numbers
+from aorta.analysis.compare.verdict import DECIDED, SHIFTED
 from aorta.analysis.documents import known
 from aorta.analysis.documents.comparison import SIDES, Comparison, Summary
 from aorta.analysis.documents.dataset import MEANS, DatasetEntry, WhatIf
@@ -219,9 +219,12 @@ def gain_block(label: str, gains: WhatIf, style: Style = PLAIN) -> str:
 
 
 def cause_title(comparison: Comparison) -> str:
-    """Return what leads the sentence about the difference: it has a cause where settings differ, or it was tested."""
-    found = comparison.tested or comparison.host_bound or settings_of(comparison.manifest_differences)
-    return "Cause:" if found else "Between these two runs:"
+    """Return what leads the sentence about the difference: of launches of one configuration it is chance unless they
+    were tested and it was found.
+    """
+    unlike = {each.key for each in comparison.manifest_differences} - {"config.label"}
+    found = unlike or comparison.host_bound or comparison.verdict in (*DECIDED, SHIFTED)
+    return "Cause:" if found else "Difference between the two:"
 
 
 def losses_line(comparison: Comparison, style: Style) -> str:

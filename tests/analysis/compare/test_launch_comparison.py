@@ -183,7 +183,7 @@ def test_single_runs_that_are_unlike_are_not_comparable_before_anything_else(tmp
     assert text.startswith(f"[?] {found['headline']} {found['numbers']}")
     assert text.count("did not do the same work") == 1, "said once, and not again as a note"
     assert "Cause:" not in text
-    assert "Between these" not in text
+    assert "Difference between" not in text
     row = next(line for line in made.text.splitlines() if line.startswith("overlap_ratio"))
     assert row.split() == ["overlap_ratio", "80", "%", "60", "%", "not", "judged"]
 
