@@ -208,7 +208,7 @@ def test_the_run_says_when_the_backend_was_slower(
     tap.close()
     tap.interceptor.close()
     assert tap.rows[0].end_source == "future"
-    assert "the backend was slower than the emulation in 1 of 1 collectives" in caplog.text
+    assert "the backend was slower than the emulated link in 1 of 1 collectives" in caplog.text
 
 
 Opened = Callable[[int], list[SharedLinks]]

@@ -271,8 +271,8 @@ class HostLinks:
             self._shared.close()
         if self._tally.slow:
             _log.warning(
-                "emulated fabric: the backend was slower than the emulation in %d of %d collectives, whose times are "
-                "the backend's; emulate slower links, or leave the cores idle",
+                "emulated fabric: the backend was slower than the emulated link in %d of %d collectives, and its time "
+                "counts; emulate slower links, or leave the cores idle",
                 self._tally.slow,
                 self._tally.carried,
             )
