@@ -71,7 +71,7 @@ class Command:
 COMMANDS: Final[dict[str, Command]] = {
     "demo": Command(
         "aorta.experiments.plan_command:demo",
-        "a verdict in about a minute, without a GPU: overlap on against overlap off",
+        "a verdict in about two minutes, without a GPU: overlap on against overlap off",
         "",
         "demo_parser",
     ),

@@ -233,7 +233,7 @@ def demo_parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(
         description="Two gloo ranks on this machine train with overlapping DDP (the reference) and without overlap "
         f"(the candidate), {DEMO_LAUNCHES} launches each, in turn, on an emulated network; then the report compares "
-        "them. No GPU is needed.",
+        "them: about two minutes. No GPU is needed.",
         epilog="Launches that an earlier demo has finished are not repeated; remove the folder to start again. A demo "
         "of another version or with other overrides is kept beside it, as DIR-earlier. Exit codes: those of aorta ab "
         "and aorta report.",

@@ -159,6 +159,12 @@ def test_the_readme_shows_the_three_usages_and_the_two_commands_verbatim() -> No
     assert "`scripts/check`" in section(ROOT / "README.md", "Tests")
 
 
+def test_everything_gives_one_figure_for_the_time_of_the_demo() -> None:
+    pages = (ROOT / "README.md").read_text(), (ROOT / "docs" / "getting-started.md").read_text()
+    for text in (*pages, AORTA_COMMANDS["demo"].purpose, plans.demo_parser().format_help(), str(plans.__doc__)):
+        assert "about two minutes" in " ".join(text.split())
+
+
 def test_no_side_of_a_program_sets_what_torchrun_sets_anyway() -> None:
     """torchrun gives every rank `OMP_NUM_THREADS=1` where nobody sets it: a candidate of 1 would be the reference."""
     shown = [line for line in COMMANDS if "--command" in line and "torchrun" in line]

@@ -163,7 +163,10 @@ def find_units(
             units[process] = unit
     if not units:
         if records:
-            raise NoTraces(f"{location}: a run without profiler traces; record them with profiling.enabled=true")
+            raise NoTraces(
+                f"{location}: a run without profiler traces; record them with aorta train profiling.enabled=true, or "
+                'in your own script with aorta.record(..., profiling="aorta")'
+            )
         seen = "; ".join([*notes, *unknown][:5]) or "no files"
         raise NoTraces(f"{location}: nothing that can be read as a trace ({seen}). Expected {KNOWN}")
     if not folder:

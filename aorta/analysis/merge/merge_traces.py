@@ -19,6 +19,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
+from aorta.analysis.formatting import TEXT
 from aorta.analysis.frames import Groups
 from aorta.analysis.load.chrome_json import Event
 from aorta.analysis.load.engines import progress
@@ -74,10 +75,9 @@ class Causality:
 
     def lines(self) -> list[str]:
         """Return the result and the worst violations, as text."""
-        skipped = [f"{reason} ({count})" for reason, count in self.skipped.items()]
         if not self.pairs:
-            return [f"causality: nothing to check{': ' + '; '.join(skipped) if skipped else ''}"]
-        found = f"{len(self.violations)} violation(s)" if self.violations else "no violation"
+            return [f"causality: nothing to check{': ' + '; '.join(self.skipped) if self.skipped else ''}"]
+        found = TEXT.count(len(self.violations), "violation") if self.violations else "no violation"
         text = [f"causality: {self.pairs} pairs of cause and effect, {found}"]
         if self.unknown_bounds:
             text.append(f"causality: the bound of {self.unknown_bounds} pairs is unknown and was taken as 0")
@@ -85,7 +85,10 @@ class Causality:
         text += [
             f"  {v.what}: {v.lead_ns / 1e3:.1f} us too early, bound {v.allowed_ns / 1e3:.1f} us" for v in worst[:_SHOWN]
         ]
-        return text + [f"causality: not checked: {reason}" for reason in skipped]
+        return text + [
+            f"causality: {TEXT.count(count, 'collective')} cannot be checked ({reason})"
+            for reason, count in self.skipped.items()
+        ]
 
     def as_json(self) -> dict[str, Any]:
         """Return the result as it is stored in the merged file."""
@@ -110,16 +113,19 @@ def check_collectives(
     """
     names: dict[tuple[str, tuple[int, ...], str], int] = {}
     rows: list[tuple[int, int, int, MergedCollective]] = []  # rank, number of the name, sequence number
+    unchecked: dict[tuple[object, ...], str] = {}  # a collective -> why
     for rank in sorted(seen):
         for row in seen[rank]:
             members = groups.get(rank, {}).get(row.group)
             if row.kind not in LOCKSTEP:
-                result.skipped["a rank may end this kind before the others begin"] += 1
+                sender = rank if row.kind in ("send", "recv") else None  # each rank counts its own
+                unchecked[row.kind, row.group, row.seq, sender] = f"{row.kind} may end early on one rank"
             elif members is None:
-                result.skipped["the group's ranks are not in the record (no footer)"] += 1
+                unchecked[row.kind, row.group, row.seq] = "the group's ranks are not in the record (no footer)"
             elif len(members) > 1:
                 name = names.setdefault((row.group, tuple(sorted(members)), row.kind), len(names))
                 rows.append((rank, name, row.seq, row))
+    result.skipped.update(unchecked.values())
     named = list(names)
     ranks, name_of, seq_of = (np.array([row[place] for row in rows], np.int64) for place in range(3))
     by = Groups(name_of, seq_of)
@@ -297,7 +303,7 @@ def merge(
         within = f"within {max(known) / 1e3:.1f} us" if len(known) == len(bounds) else "within an unknown bound"
         lines.append(f"times of the records: {within} of the reference clock")
     lines += causality.lines()
-    lines.append(f"{output}: {len(alignments)} rank(s), {describe_alignment(align, alignments)}")
+    lines.append(f"{output}: {TEXT.count(len(alignments), 'rank')}, {describe_alignment(align, alignments)}")
     return Merged(notes, lines, causality)
 
 
@@ -310,6 +316,8 @@ def merge_traces(arguments: Sequence[str]) -> int:
         Inconclusive: with `--check`, there was nothing to check.
     """
     options = parser().parse_args(arguments)
+    if options.output is None:
+        raise InputError("no file to write: give -o FILE (.json or .json.gz), as -o merged.json.gz")
     merged = merge(
         [Path(path) for path in options.traces],
         options.output,
@@ -344,7 +352,7 @@ def parser() -> argparse.ArgumentParser:
         "to check.",
     )
     words.add_argument("traces", nargs="+", metavar="DIR|FILE", help="run folders, or .json, .json.gz, .tar.gz files")
-    words.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="ends in .json or .json.gz")
+    words.add_argument("-o", "--output", type=Path, metavar="FILE", help="to write; ends in .json or .json.gz")
     words.add_argument(
         "--align",
         choices=("clock", "none", "start_profile"),

@@ -27,6 +27,7 @@ from aorta.records.run_files import (
     HISTORY_DIR,
     MANIFEST_FILE,
     RANK_FILE,
+    RANK_FILE_GLOB,
     RANK_FILE_NAME,
     RPC_FILE,
     TRACE_FILE,
@@ -128,9 +129,11 @@ def find_files(paths: Sequence[Path], notes: list[str]) -> list[Path]:
             found.append(path)
     found = found or [record for path in paths for record in rank_files(path)]
     if not found:
+        below = sorted({str(record.parent) for path in paths for record in path.rglob(RANK_FILE_GLOB)})
+        hint = f"; there are records in {', '.join(below)}: give the folders of one run" if below else ""
         raise InputError(
             f"neither trace nor record in {', '.join(map(str, paths))}: expected {', '.join(_SUFFIXES)} files of "
-            f"torch.profiler, or {RANK_FILE.format(rank='<rank>')}"
+            f"torch.profiler, or {RANK_FILE.format(rank='<rank>')}{hint}"
         )
     return list(dict.fromkeys(found))
 

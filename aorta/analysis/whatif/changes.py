@@ -22,7 +22,7 @@ from aorta.analysis.frames import Floats, Ints
 from aorta.analysis.whatif.program import Change, Changed, Column, Issued, Operation, RunProgram, What, compact
 from aorta.analysis.whatif.strategy_changes import BucketCap, OverlapSwitch, PrefetchDepth
 from aorta.config.fabric import Algorithm, EmulatedFabric
-from aorta.errors import InputError, meant
+from aorta.errors import InputError, meant, nearest
 from aorta.timeline.classes import KINDS
 from aorta.timeline.overlap import NS_PER_MS
 
@@ -375,7 +375,9 @@ def _parsed(text: str) -> Change:
         "network.algorithm": "the algorithms are ring and tree",
         "ranks": f"a world has 2 to {RANKS_LIMIT} ranks",
     }
-    raise refused(why.get(target, f"{target} cannot be set to {value}"), *forms)
+    near = nearest(".".join(rest), [form.partition(".")[2] for form in forms if form != target])
+    hint = f" (did you mean {head}.{near}?)" if near else ""
+    raise refused(why.get(target, f"there is no {target}{hint}"), *forms)
 
 
 def is_count(text: str) -> bool:

@@ -73,7 +73,10 @@ def program_of(run: Run, last: int | None = None) -> RunProgram:
     """
     health, no = run.health, partial(_not_replayable, run)
     if run.source.format != FORMAT:
-        raise no(f"it takes AORTA's own record of the run, and these are traces ({run.source.format})")
+        raise no(
+            f"it takes AORTA's own record of the run, and these are traces ({run.source.format}). Record the run with "
+            "aorta record DIR -- COMMAND, or aorta train"
+        )
     if health.world_size == 1:
         emulated = health.emulated_ranks
         raise no("a single rank does not communicate" if emulated is None else f"it has {health.ranks}")

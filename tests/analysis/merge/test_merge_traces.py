@@ -222,7 +222,7 @@ def test_C15_traces_alone_are_merged_by_what_they_say_of_their_clocks(tmp_path, 
     assert {e["pid"]: e["ts"] for e in merged["traceEvents"] if e["ph"] == "X"} == {1000: 190, 2000: 175}
     said = capsys.readouterr()
     assert "rank 1: offset measured once only" in said.err
-    assert "2 rank(s), aligned by clock" in said.out
+    assert "2 ranks, aligned by clock" in said.out
     known = merged["clockSync"]
     assert (known["aligned"], known["source"], known["reference_rank"]) == (True, "the traces", 0)
     assert known["ranks"][1]["start"] == {"at_ns": T0, "offset_ns": 15_000, "rtt_ns": 20, "bound_ns": 10, "samples": 32}
@@ -246,7 +246,7 @@ def test_ranks_of_one_host_share_its_clock(tmp_path, capsys, hosts, aligned):
     assert merged["clockSync"]["aligned"] is aligned
     assert [event["ts"] for event in merged["traceEvents"] if event["name"] == "a"] == [190, 190]
     said = capsys.readouterr()
-    assert ("2 rank(s), aligned by clock" in said.out) is aligned
+    assert ("2 ranks, aligned by clock" in said.out) is aligned
     assert ("all ranks ran on node0 and share its clock" in said.err) is aligned
 
 
@@ -326,6 +326,12 @@ def test_no_trace_at_all(tmp_path, capsys):
     assert "neither trace nor record in" in capsys.readouterr().err
     assert merge_traces([str(tmp_path / "none"), "-o", str(tmp_path / "m.json")]) == 2
     assert "no such file or folder" in capsys.readouterr().err
+    (tmp_path / "run" / "01").mkdir()
+    (tmp_path / "run" / "01" / "rank_0_metrics.jsonl").touch()
+    assert merge(tmp_path / "run", code=2) is None
+    assert f"there are records in {tmp_path}/run/01: give the folders of one run" in capsys.readouterr().err
+    assert merge_traces([str(tmp_path)]) == 2
+    assert "no file to write: give -o FILE (.json or .json.gz), as -o merged.json.gz" in capsys.readouterr().err
 
 
 def test_a_name_with_two_ranks_is_not_guessed_from(tmp_path, capsys):

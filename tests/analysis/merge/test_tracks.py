@@ -337,11 +337,14 @@ def test_no_rank_may_end_before_the_last_has_issued() -> None:
 @pytest.mark.parametrize(
     ("ranks", "said"),
     [
-        ([[row("broadcast")], [row("broadcast", issue_ns=900)]], "a rank may end this kind before the others begin"),
+        ([[row("broadcast")], [row("broadcast", issue_ns=900)]], "broadcast may end early on one rank"),
         ([[row()], []], "not seen on every rank of its group"),
         ([[row(), row()], [row(issue_ns=900)]], "not seen on every rank of its group"),
     ],
 )
 def test_what_is_no_pair_is_not_checked_and_counted(ranks: list[list[MergedCollective]], said: str) -> None:
     found = checked(*ranks)
-    assert (found.pairs, set(found.skipped)) == (0, {said})
+    assert (found.pairs, dict(found.skipped)) == (0, {said: 1})
+    assert found.lines() == [f"causality: nothing to check: {said}"]
+    found.pairs = 1
+    assert found.lines()[1:] == [f"causality: 1 collective cannot be checked ({said})"]

@@ -128,5 +128,7 @@ def test_a_run_without_traces_says_how_to_record_them(tmp_path: Path, capsys: py
     for file in samples.glob("rank_*_metrics.jsonl"):
         shutil.copy(file, tmp_path)
     assert main([str(tmp_path)]) == 2
-    said = f"error: {tmp_path}: a run without profiler traces; record them with profiling.enabled=true"
+    said = (
+        f"error: {tmp_path}: a run without profiler traces; record them with aorta train profiling.enabled=true, or in"
+    )
     assert capsys.readouterr().err.startswith(said)

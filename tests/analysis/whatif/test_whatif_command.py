@@ -211,7 +211,10 @@ def test_traces_are_refused_as_they_say_nothing_of_the_host(tmp_path: Path, caps
         info = {"backend": "nccl", "rank": rank, "world_size": 2}
         (tmp_path / f"rank{rank}.pt.trace.json").write_text(json.dumps(document(events, distributedInfo=info)))
     assert main([str(tmp_path)]) == 2
-    assert "it takes AORTA's own record of the run, and these are traces (kineto)" in capsys.readouterr().err
+    assert (
+        "it takes AORTA's own record of the run, and these are traces (kineto). Record the run with aorta"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_record_is_read_once_and_gives_the_program_of_its_lines_read_again(runs: Path, tmp_path: Path) -> None:
