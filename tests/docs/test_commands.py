@@ -39,7 +39,7 @@ COMMANDS = list(
         for page in PAGES
         for block in fenced(page, "bash")
         for line in block.replace("\\\n", " ").splitlines()
-        if line.strip()
+        if line.strip() and not line.startswith("#")
     )
 )
 """Every command of the pages, once."""

@@ -67,7 +67,7 @@ def test_failures_are_recorded_and_named_and_the_rest_is_run(
     (tmp_path / "made" / "02").rename(tmp_path / "sweep" / "02")
     assert jobs.launch(["x=0"], tmp_path / "sweep") > 0
     with pytest.raises(
-        RunIncomplete, match=r"2 of 3 jobs failed: 00 \(x=3 label=w\): exit code 3; 01 \(x=0\): no read"
+        RunIncomplete, match=r"2 of 3 jobs failed: 00 \(x=3 label=w\): exit code 3; 01 \(x=0\): there is no record in"
     ):
         jobs.finish()
     assert [(line["job"], line["exit_code"], line["reason"] is None) for line in lines(tmp_path / "sweep")] == [
