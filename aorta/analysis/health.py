@@ -64,6 +64,7 @@ class Health:
     manifest_problem: str | None = None
     timed_from_python: str | None = None
     platform: str | None = None
+    backend: str | None = None
     emulated_ranks: int | None = None
     traces: Mapping[str, Any] | None = None
     trace_notes: Sequence[str] = field(default=())
@@ -100,10 +101,8 @@ class Health:
                 case EmulationCounts(rows=rows, slower=0):
                     note += f"; the emulation decided all {rows} collectives"
                 case EmulationCounts(rows=rows, slower=int(slower)):
-                    note += (
-                        f"; in {slower} of {rows} collectives ({TEXT.percent(slower / rows)}) the backend was slower "
-                    )
-                    note += "than the emulated link, and its time counts"
+                    note += f"; in {slower} of {rows} collectives ({TEXT.percent(slower / rows)}) "
+                    note += f"{self.backend or 'the backend'} was slower than the emulated link, and its time counts"
             notes.append(note)
         if self.is_alone:
             notes.append(

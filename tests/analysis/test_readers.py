@@ -180,7 +180,7 @@ def test_the_cost_of_timing_a_devices_collectives_from_python_is_said(
     ("sources", "rows", "slower", "said"),
     [
         (["emulated"] * 3, 6, 0, "the emulation decided all 6 collectives"),
-        (["emulated", "future", "wait", "emulated"], 8, 4, "in 4 of 8 collectives (50 %) the backend was slower"),
+        (["emulated", "future", "wait", "emulated"], 8, 4, "in 4 of 8 collectives (50 %) gloo was slower"),
         (["event"], 2, None, "on a device they come on top of the backend's own times"),
         ([None], 0, 0, "no collective was seen"),
     ],

@@ -234,6 +234,7 @@ def _health(
         manifest_problem=manifest_problem,
         timed_from_python=timed_from_python(manifest, sources[0].platform),
         platform=sources[0].platform,
+        backend=sources[0].backend,
         emulated_ranks=sources[0].emulated_ranks,
     )
 

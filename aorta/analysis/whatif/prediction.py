@@ -320,8 +320,8 @@ def flags_of(program: RunProgram) -> tuple[str, ...]:
     part = facts.backend_was_limit / facts.collectives if facts.collectives else 0.0
     if part > BACKEND_BOUND:
         flags.append(
-            f"in {TEXT.percent(part, 0)} of the collectives the backend was slower than the emulated link, so what a "
-            "faster network gains is rough"
+            f"in {TEXT.percent(part, 0)} of the collectives {facts.backend or 'the backend'} was slower than the "
+            "emulated link, so what a faster network gains is rough"
         )
     if facts.arrival_unknown:
         flags.append(

@@ -139,6 +139,7 @@ class Facts:
 
     parallel: str | None
     device: str | None
+    backend: str | None
     network: EmulatedFabric | None
     law: bool
     collectives: int

@@ -238,6 +238,7 @@ class _Reader:
             facts=Facts(
                 parallel=self._run.source.parallel,
                 device=self._run.source.device,
+                backend=self._run.source.backend,
                 network=self._network,
                 law=self._law,
                 collectives=self._collectives,

@@ -111,7 +111,7 @@ def program(
         steps=[step(number) for number in range(steps)],
         start_ns=np.array([0] * len(ranks) if start_ns is None else start_ns, np.int64),
         busy_ns=np.full((links, len(ranks)), LONG_AGO, np.int64),
-        facts=Facts("ddp", "cpu", network, network is not None, len(cost_ns) * len(ranks) * steps, 0),
+        facts=Facts("ddp", "cpu", "gloo", network, network is not None, len(cost_ns) * len(ranks) * steps, 0),
     )
     return recorded(made_of)
 

@@ -266,4 +266,4 @@ def test_a_backend_that_decides_much_is_flagged(tmp_path: Path) -> None:
     job = replace(DDP, backend_ns=20_000_000)
     record(job, tmp_path / "run")
     found = whatif.predict(whatif.read_program(tmp_path / "run"), whatif.parse_changes(["network.bandwidth=x2"]))
-    assert any("of the collectives the backend was slower than the emulated link" in flag for flag in found.flags)
+    assert any("of the collectives gloo was slower than the emulated link" in flag for flag in found.flags)
