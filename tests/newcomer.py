@@ -62,8 +62,8 @@ class Answer:
 
 def printed() -> Iterator[str]:
     """Every command of the pages, once, in the order a reader meets them."""
-    lines = [line for page in PAGES for block in fenced(page, "bash") for line in block.splitlines() if line.strip()]
-    yield from dict.fromkeys(lines)
+    lines = [line for page in PAGES for block in fenced(page, "bash") for line in block.splitlines()]
+    yield from dict.fromkeys(line for line in lines if line.strip() and not line.startswith("#"))
 
 
 def checkout(folder: Path, programs: Path) -> None:
