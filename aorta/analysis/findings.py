@@ -27,7 +27,7 @@ from aorta.analysis.cautions import UNDECIDED
 from aorta.analysis.documents import known
 from aorta.analysis.documents.comparison import Comparison
 from aorta.analysis.documents.dataset import DatasetEntry, Described, Finding, RankTimes, Straggler, StreamGapsEntry
-from aorta.analysis.formatting import TEXT
+from aorta.analysis.formatting import TEXT, group_title
 from aorta.analysis.frames import COPY_TO_HOST, NO_TIME, NOWHERE, Lane
 from aorta.analysis.metrics import JOB_STEP
 from aorta.analysis.run import HOST_TIMER, RankTables, Run
@@ -305,7 +305,7 @@ def serialised_communicator(dataset: LabelledRun, entry: DatasetEntry) -> Iterat
         if queued_ms >= LEAST_SHARE * step_ms:
             yield Finding(
                 "serialised_communicator",
-                f"group {group}: all-gather and reduce-scatter queue behind each other for "
+                f"{group_title(group)}: all-gather and reduce-scatter queue behind each other for "
                 f"{TEXT.quantity(queued_ms, 'ms')} a step (rank {rank}): one communicator runs one at a time; a "
                 "process group for each lets them overlap",
                 rank=rank,
@@ -373,8 +373,8 @@ def hidden_by_another_group(dataset: LabelledRun, _entry: DatasetEntry) -> Itera
             if large and total[other] >= total[one] and hidden[one] <= _ALONE * total[one]:
                 yield Finding(
                     "hidden_by_another_group",
-                    f"rank {rank}: {TEXT.percent(shared_ns / total[one], 0)} of group {one}'s communication "
-                    f"overlaps group {other}'s, and none of it overlaps computation",
+                    f"rank {rank}: {TEXT.percent(shared_ns / total[one], 0)} of the communication of {group_title(one)} "
+                    f"overlaps that of {group_title(other)}, and none of it overlaps computation",
                     rank=rank,
                     step=worst[one][1],
                     group=one,

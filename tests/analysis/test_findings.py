@@ -113,7 +113,7 @@ def test_all_gather_and_reduce_scatter_of_one_communicator_queue_behind_each_oth
     rule = recorded(tmp_path, fsdp("0", "0", 45.0))["serialised_communicator"]
     assert (rule["group"], rule["rank"], rule["step"]) == ("0", 1, 7)
     assert rule["sentence"].startswith(
-        "group 0: all-gather and reduce-scatter queue behind each other for 15.4 ms a step (rank 1): one communicator"
+        "default group: all-gather and reduce-scatter queue behind each other for 15.4 ms a step (rank 1): one communicator"
     )
 
 
@@ -146,7 +146,7 @@ def test_communication_of_a_group_beside_another_groups_and_never_beside_computa
     rule = recorded(tmp_path, groups((85, 95), (68, 88)))["hidden_by_another_group"]
     assert (rule["group"], rule["rank"], rule["step"]) == ("1", 1, 11)
     assert rule["sentence"] == (
-        "rank 1: 100 % of group 1's communication overlaps group 2's, and none of it overlaps computation"
+        "rank 1: 100 % of the communication of group 1 overlaps that of group 2, and none of it overlaps computation"
     )
 
 
