@@ -43,6 +43,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def _located(word: str) -> Path:
     """Return a path, or the run folder of a label."""
+    if "://" in word:
+        raise InputError(f"{word}: an autopsy reads folders of this machine; copy that one here")
     path = Path(word)
     if os.path.exists(path):  # noqa: PTH110 - which is no error for a word too long to be a name
         return path

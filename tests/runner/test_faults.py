@@ -54,7 +54,7 @@ def test_what_cannot_be_injected_is_named(fault: Fault, said: str) -> None:
 
 def test_a_pipeline_is_given_no_fault_of_a_forward_pass_that_it_does_not_run() -> None:
     (rule,) = fault_rules(Fault("sigkill"), 2, in_pipeline=True)
-    assert "which a pipeline runs in stages" in rule
+    assert "acts in the whole model's forward pass" in rule
     assert not list(fault_rules(Fault("stuck_data"), 2, in_pipeline=True))
 
 

@@ -100,7 +100,7 @@ def test_experts_stand_in_every_so_many_layers() -> None:
         (("workload.top_k=9",), "workload.top_k=9: must not exceed workload.num_experts=8"),
         (("workload.capacity_factor=0",), "workload.capacity_factor=0.0: must be greater than 0"),
         (("workload.balance_weight=-1",), "workload.balance_weight=-1.0: must be at least 0"),
-        (("training.mixed_precision=fp16",), "training.mixed_precision=fp16: workload=moe adds"),
+        (("training.mixed_precision=fp16",), "training.mixed_precision=fp16: workload=moe: the scaled loss"),
         (("parallel=ep", "compile.enabled=true"), "compile.enabled=true: torch.compile does not trace the exchange"),
         (("parallel=ep", "workload.num_experts=9"), "workload.num_experts=9: 2 ranks share the experts"),
     ],
