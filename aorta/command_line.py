@@ -127,7 +127,10 @@ def command() -> Callable[[Callable[_Arguments, int]], Callable[_Arguments, int]
                 sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
             try:
                 with redirect_stdout(_Redacting(sys.stdout)), redirect_stderr(_Redacting(sys.stderr)):
-                    return main(*arguments, **named)
+                    code = main(*arguments, **named)
+                with tolerate_closed_terminal():
+                    sys.stdout.flush()
+                return code
             except AortaError as error:
                 _say_error(str(error))
                 return error.exit_code

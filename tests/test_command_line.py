@@ -118,9 +118,12 @@ def test_a_process_ends_with_the_one_that_started_it() -> None:
 @pytest.mark.parametrize("option", ["--help", "--cfg"])
 def test_nobody_reads_what_train_prints(option: str) -> None:
     words = [sys.executable, str(ROOT / "train.py"), *([option] if option == "--help" else [option, "job"])]
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     read, write = os.pipe()
     os.close(read)
-    done = subprocess.run(words, stdout=write, stderr=subprocess.PIPE, text=True, timeout=HANGS_S, check=False)
+    done = subprocess.run(
+        words, stdout=write, stderr=subprocess.PIPE, text=True, timeout=HANGS_S, check=False, env=buffered
+    )
     os.close(write)
     assert (done.returncode, done.stderr) == (0, "")
 
