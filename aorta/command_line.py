@@ -127,10 +127,7 @@ def command() -> Callable[[Callable[_Arguments, int]], Callable[_Arguments, int]
                 sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
             try:
                 with redirect_stdout(_Redacting(sys.stdout)), redirect_stderr(_Redacting(sys.stderr)):
-                    code = main(*arguments, **named)
-                with tolerate_closed_terminal():
-                    sys.stdout.flush()
-                return code
+                    return main(*arguments, **named)
             except AortaError as error:
                 _say_error(str(error))
                 return error.exit_code
@@ -146,6 +143,9 @@ def command() -> Callable[[Callable[_Arguments, int]], Callable[_Arguments, int]
             except KeyboardInterrupt:
                 to_stderr("interrupted")
                 return SIGNAL_EXIT_BASE + signal.SIGINT
+            finally:
+                with tolerate_closed_terminal():
+                    sys.stdout.flush()
 
         return ended
 
