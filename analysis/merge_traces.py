@@ -3,7 +3,7 @@
     python analysis/merge_traces.py artifacts -o merged.json.gz
     python analysis/merge_traces.py NODE0 NODE1 -o merged.json.gz --check
 
-Runs from any directory, installed or not. What it does is in `aorta/analysis/merge/`.
+Runs from any directory, installed or not. What it does is in `aorta/merge/`.
 """
 
 from __future__ import annotations

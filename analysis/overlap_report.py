@@ -3,7 +3,7 @@
     python analysis/overlap_report.py --reference cuda --candidate rocm
     python analysis/overlap_report.py --log-dir DIR --label NAME [--log-dir DIR --label NAME ...] [--output DIR]
 
-Runs from any directory, installed or not. What it does is in `aorta/analysis/report/report_command.py`.
+Runs from any directory, installed or not. What it does is in `aorta/report/command.py`.
 """
 
 from __future__ import annotations

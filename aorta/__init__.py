@@ -18,8 +18,8 @@ from aorta.version import __version__
 
 if TYPE_CHECKING:
     from aorta.loggers import Logger
-    from aorta.runner.api import Recording, record, start
-    from aorta.runner.profilers import Profiler, TorchProfiler
+    from aorta.recording.api import Recording, record, start
+    from aorta.recording.profilers import Profiler, TorchProfiler
 
 __all__ = ["Logger", "Profiler", "Recording", "TorchProfiler", "__version__", "record", "start"]
 
@@ -33,9 +33,9 @@ def __getattr__(name: str) -> object:
 
         return Logger
     if name in ("Profiler", "TorchProfiler"):
-        from aorta.runner import profilers
+        from aorta.recording import profilers
 
         return getattr(profilers, name)
-    from aorta.runner import api
+    from aorta.recording import api
 
     return getattr(api, name)

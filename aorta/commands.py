@@ -29,7 +29,7 @@ from aorta.errors import EXIT_OK, InputError, ToolMissing, meant
 from aorta.installation import check_alone
 from aorta.version import __version__
 
-_INJECTED: Final = str(Path(__file__).resolve().parent / "runner" / "injected")
+_INJECTED: Final = str(Path(__file__).resolve().parent / "recording" / "injected")
 _IGNORES_PATH: Final = re.compile(r"-[A-Za-z]*[IES]")
 """Options with which Python reads no PYTHONPATH (-I, -E) or no sitecustomize (-S)."""
 _TRAIN: Final = (
@@ -88,12 +88,12 @@ COMMANDS: Final[dict[str, Command]] = {
         "record_parser",
     ),
     "report": Command(
-        "aorta.analysis.report.report_command:overlap_report",
+        "aorta.report.command:overlap_report",
         "numbers, pictures and a page about one run, or one against another",
         "cuda rocm",
     ),
     "whatif": Command(
-        "aorta.analysis.whatif.whatif_command:main",
+        "aorta.whatif.whatif_command:main",
         "what a run would have measured with another network, no straggler, other buckets, ...",
         "cuda --set network.bandwidth=x2",
     ),
@@ -108,12 +108,12 @@ COMMANDS: Final[dict[str, Command]] = {
         "/tmp/dumps",
     ),
     "kernels": Command(
-        "aorta.analysis.report.kernels:main",
+        "aorta.report.kernel_tables:main",
         "kernels of traces by time, slowed down by communication, GEMMs, launch gaps",
         "cuda_traces --top 30",
     ),
     "merge": Command(
-        "aorta.analysis.merge.merge_traces:merge_traces",
+        "aorta.merge.merge_traces:merge_traces",
         "traces or records of several ranks as one file for Perfetto, on one clock",
         "artifacts/cuda -o merged.json.gz",
     ),

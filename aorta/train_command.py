@@ -67,7 +67,7 @@ def run(resolved: Resolved) -> int:
         from aorta.streams.streams_run import run_streams
 
         return run_streams(resolved)
-    from aorta.runner.train import run_training
+    from aorta.recording.train import run_training
 
     return run_training(resolved)
 

@@ -32,10 +32,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 import aorta
 from aorta.autopsy.processes import EVIDENCE_FILE, saved_evidence
+from aorta.recording.checkpoint import Checkpoints
+from aorta.recording.train import run_training
+from aorta.recording.train_step import resolved
 from aorta.records.run_files import AUTOPSY_DIR
-from aorta.runner.checkpoint import Checkpoints
-from aorta.runner.train import run_training
-from aorta.runner.train_step import resolved
 from aorta.workload.faults import Faults
 from benchmarks.autopsy_scores import end, forked, within
 

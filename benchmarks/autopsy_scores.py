@@ -45,10 +45,10 @@ from aorta.autopsy.report import verdict_on
 from aorta.config.loop import FAULTS, FaultFacts
 from aorta.config.resolve import Resolved
 from aorta.errors import InputError
+from aorta.recording.train import run_training
+from aorta.recording.train_step import resolved
 from aorta.records.progress_file import ANNOUNCED
 from aorta.records.run_files import AUTOPSY_DIR
-from aorta.runner.train import run_training
-from aorta.runner.train_step import resolved
 
 PIPELINES: Final = ("pp", "fsdp_pp")
 STEP: Final = 9

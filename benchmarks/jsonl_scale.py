@@ -41,7 +41,7 @@ import msgspec
 import numpy as np
 import psutil
 
-from aorta.analysis.load.engines import cores
+from aorta.read.engines import cores
 from aorta.records.record_file import RecordWriter
 from aorta.records.schema import ActiveSegment, Collective, ComputeRange, Coverage, Stall, Step
 from aorta.timeline.overlap import measure_window
@@ -155,8 +155,8 @@ def child(what: str, folder: Path) -> dict[str, float]:
             lines = sum(pool.map(parse_file, files))
         return {"seconds": time.perf_counter() - begin, "cpu_seconds": cpu_seconds(), "lines": lines}
     from aorta.analysis.aggregate import LabelledRun, step_entry
-    from aorta.analysis.load.engines import Local
-    from aorta.analysis.load.records import load_run
+    from aorta.read.engines import Local
+    from aorta.read.record import load_run
 
     marks: dict[str, float] = {}
 

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from benchmarks.kineto_traces import Plan, write_traces
 
 if TYPE_CHECKING:  # loaded where it is measured
-    from aorta.analysis.load.trace_tables import TraceTables
+    from aorta.read.traces.tables import TraceTables
 
 TIME_LIMIT, OPERATORS_TIME_LIMIT, MEMORY_LIMIT = 0.35, 0.5, 0.45
 Read = TypeVar("Read")
@@ -72,8 +72,8 @@ def memory_mib(what: str) -> float:
 
 def scanned(path: str) -> list[TraceTables]:
     """From the file to the metrics of its windows."""
-    from aorta.analysis.load.trace_files import TraceFiles
-    from aorta.analysis.load.trace_tables import read_trace_tables
+    from aorta.read.traces.files import TraceFiles
+    from aorta.read.traces.tables import read_trace_tables
 
     return read_trace_tables(TraceFiles((path,), "kineto"))
 
@@ -90,7 +90,7 @@ def table_of(path: str) -> str:
     """A digest of all that was read of the intervals and steps of a trace."""
     import numpy as np
 
-    from aorta.analysis.load.trace_files import TraceFiles, read_unit
+    from aorta.read.traces.files import TraceFiles, read_unit
 
     digest = hashlib.sha256()
     for trace in read_unit(TraceFiles((path,), "kineto")):
@@ -105,7 +105,7 @@ def table_of(path: str) -> str:
 
 def with_aorta(path: str) -> dict[str, Any]:
     """What reading takes, in a process of its own."""
-    from aorta.analysis.load import trace_tables  # noqa: F401  not part of what is measured
+    from aorta.read.traces import tables as trace_tables  # noqa: F401  not part of what is measured
 
     def figures(traces: list[TraceTables]) -> dict[str, Any]:
         (trace,) = traces
@@ -140,7 +140,7 @@ def _taken(way: Callable[[str], Read], path: str, figures: Callable[[Read], dict
 def with_folder(path: str) -> dict[str, Any]:
     """Every trace of a folder, matched across ranks."""
     from aorta.analysis.aggregate import LabelledRun, aggregate
-    from aorta.analysis.load.traces import load_traces
+    from aorta.read.traces.load import load_traces
 
     began = time.perf_counter()
     summary = aggregate(LabelledRun("traces", load_traces(path)))

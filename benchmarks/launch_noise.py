@@ -18,9 +18,9 @@ import numpy as np
 
 from aorta.analysis.aggregate import LabelledRun, by_step
 from aorta.analysis.compare.launch_set import incomplete
-from aorta.analysis.load.locations import launch_folders
-from aorta.analysis.load.records import load_run
-from aorta.analysis.metrics import JOB_STEP
+from aorta.documents.metrics import JOB_STEP
+from aorta.read.locations import launch_folders
+from aorta.read.record import load_run
 
 DATA = Path(__file__).parent / "data" / "launch_noise.json"
 METRICS = (

@@ -34,8 +34,8 @@ from msgspec.structs import replace
 
 from aorta.analysis.compare.rank_tests import mann_whitney
 from aorta.analysis.compare.verdict import GUARD, NOT_TESTED, SEQUENCE, Rules, add_intervals, judge
-from aorta.analysis.documents.comparison import ComparedMetric, Effect
-from aorta.analysis.metrics import metric_named
+from aorta.documents.comparison import ComparedMetric, Effect
+from aorta.documents.metrics import metric_named
 from benchmarks.verdict_error_rates import at_most, rows_of
 
 Floats = npt.NDArray[np.float64]

@@ -37,9 +37,9 @@ from torch import nn
 import aorta
 from aorta.distributed import cuda
 from aorta.distributed.topology import process_group, read_topology
+from aorta.recording.train_step import Loop, resolved
 from aorta.records.record_file import stream
 from aorta.records.schema import Calibration, Step
-from aorta.runner.train_step import Loop, resolved
 from tests.simulated import device as simulated
 from tests.simulated import load
 

@@ -64,7 +64,7 @@ def _train(checkout: Path, output: Path, ranks: int, words: tuple[str, ...]) -> 
 
 def _write_traces(folder: Path) -> None:
     from benchmarks.kineto_traces import Plan, write_traces
-    from tests.analysis.load import nsys_files, rocprof_files
+    from tests.read import nsys_files, rocprof_files
 
     kineto = folder / "kineto"
     kineto.mkdir(exist_ok=True)

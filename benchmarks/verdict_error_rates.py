@@ -35,7 +35,7 @@ from aorta.analysis.compare.launch_set import AUTOCORRELATION, MOST, Launch, Lau
 from aorta.analysis.compare.rank_tests import estimated, mann_whitney
 from aorta.analysis.compare.run_comparison import MetricValue, pairs
 from aorta.analysis.compare.verdict import Rules, decide
-from aorta.analysis.documents.comparison import ComparedMetric, Effect
+from aorta.documents.comparison import ComparedMetric, Effect
 from benchmarks.launch_noise import DATA
 
 Floats = npt.NDArray[np.float64]

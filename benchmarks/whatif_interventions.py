@@ -29,10 +29,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from aorta.analysis import whatif
+from aorta import whatif
 from aorta.analysis.aggregate import LabelledRun, by_step
-from aorta.analysis.load.records import load_run
-from aorta.analysis.metrics import JOB_STEP
+from aorta.documents.metrics import JOB_STEP
+from aorta.read.record import load_run
 from benchmarks.plans import say
 from tests.runs import job
 

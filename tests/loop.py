@@ -1,4 +1,4 @@
-"""The runner's loop by hand, of arguments of `train.py`; each choice of options is composed once (`composed`)."""
+"""The training's loop by hand, of arguments of `train.py`; each choice of options is composed once (`composed`)."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 from aorta.config.resolve import Resolved, resolve
 from aorta.distributed.topology import Topology
 from aorta.instrument.emulation.network import EmulatedNetwork
+from aorta.recording import train_step
 from aorta.records.progress_file import Progress
 from aorta.records.schema import Step
-from aorta.runner import train_step
 from tests.composed import composed
 
 

@@ -34,7 +34,7 @@ import torch
 from torch.distributed import TCPStore
 
 LOADED = (
-    "aorta.runner.train",
+    "aorta.recording.train",
     "aorta.rpc.rpc_run",
     "torch._dynamo",
     "torch.distributed.fsdp",

@@ -51,7 +51,7 @@ def test_only_the_functions_that_clean_it_print() -> None:
             if prints and "printable(" not in ast.unparse(call.args[0]):
                 found.append(f"{path.relative_to(ROOT)}:{call.lineno}")
     # The first prints a page of ours; the second speaks where AORTA cannot be imported.
-    ours = ("aorta/config/reference.py", "aorta/runner/injected/sitecustomize.py")
+    ours = ("scripts/config_reference.py", "aorta/recording/injected/sitecustomize.py")
     assert [place for place in found if not place.startswith(ours)] == []
 
 

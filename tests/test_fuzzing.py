@@ -50,43 +50,43 @@ from aorta import analysis
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.compare.launch_set import Subject, read_subjects
 from aorta.analysis.compare.verdict import Rules
-from aorta.analysis.documents import as_json
-from aorta.analysis.load.engines import Local
-from aorta.analysis.load.locations import load_source
-from aorta.analysis.locate import is_location, label_of
-from aorta.analysis.merge.merge_traces import merge_traces
-from aorta.analysis.report.html import page_content
-from aorta.analysis.report.report_command import overlap_report
-from aorta.analysis.summary import summarize
 from aorta.autopsy.flight_recorder import write_dumps
 from aorta.autopsy.processes import progress_evidence
 from aorta.autopsy.report import read_autopsy, verdict_on_run, write_verdict
 from aorta.autopsy_command import main as autopsy
 from aorta.config.override_words import translate
 from aorta.config.profiling import problem_of, selected_ranks
+from aorta.documents import as_json
 from aorta.errors import AortaError, DeviceUnreadable, GateFailed, Inconclusive, InputError, RunIncomplete
 from aorta.experiments.launch_folder import PLAN_JOURNAL, Journal, open_folder, read_plan_history, run_of
 from aorta.experiments.plan_command import parse
 from aorta.experiments.plan_options import read_plan
+from aorta.merge.merge_traces import merge_traces
+from aorta.read.engines import Local
+from aorta.read.locate import is_location, label_of
+from aorta.read.locations import load_source
+from aorta.recording.train import available, first_step
 from aorta.records.clocks import boot_id
 from aorta.records.device_values import from_json, from_text, json_in_output, normalised
 from aorta.records.progress_file import NOWHERE, PHASES, ProgressFile, ProgressWatch, UnreadableProgress, progress_files
 from aorta.records.run_files import CALLS_FILE, RPC_FILE, Call, RpcFacts, Worker
 from aorta.records.schema import DeviceSample, DeviceTelemetry
+from aorta.report.command import overlap_report
+from aorta.report.page import page_content
+from aorta.report.summary import summarize
 from aorta.rpc.rpc_report import rpc_report
-from aorta.runner.train import available, first_step
 from aorta.train_command import compose
 from tests.analysis.builders import collective, header, metrics, step, write_manifest, write_rank
 from tests.analysis.compare.builders import launch, launch_set
-from tests.analysis.load.nsys_files import write_nsys
-from tests.analysis.load.rocprof_files import as_csv, write_rocpd
-from tests.analysis.load.rocprof_files import as_json as rocprof_json
-from tests.analysis.merge.test_tracks import run_folder
-from tests.analysis.merge.traces import BASE_NS, text, x
 from tests.autopsy.hangs import clipped, ddp, resized, run, stuck_in
 from tests.config.conftest import Noting
+from tests.merge.test_tracks import run_folder
+from tests.merge.traces import BASE_NS, text, x
+from tests.read.nsys_files import write_nsys
+from tests.read.rocprof_files import as_csv, write_rocpd
+from tests.read.rocprof_files import as_json as rocprof_json
+from tests.recording.test_checkpoint import checkpointed
 from tests.records.test_progress_file import facts as progress_facts
-from tests.runner.test_checkpoint import checkpointed
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PACKAGE: Final = str(Path(aorta.__file__).parent)

@@ -22,7 +22,7 @@ PURELIB = "import sysconfig; print(sysconfig.get_path('purelib'))"
 DATA = (
     "aorta/config/yaml/default.yaml",
     "aorta/config/yaml/experiment/full.yaml",
-    "aorta/analysis/report/html/assets/page.html.jinja",
+    "aorta/report/page/assets/page.html.jinja",
     "aorta/instrument/native/interceptor.cpp",
     "aorta/py.typed",
 )

@@ -23,8 +23,8 @@ from aorta import redaction
 from aorta.commands import main
 from aorta.redaction import redact, shown_values
 from tests.analysis.builders import footer, simulated_run, write_manifest
-from tests.analysis.load.kineto_files import ALLREDUCE, GEMM, document, event, kernel, step
-from tests.analysis.load.nsys_files import write_nsys
+from tests.read.kineto_files import ALLREDUCE, GEMM, document, event, kernel, step
+from tests.read.nsys_files import write_nsys
 from tests.runs import attempt, finished
 
 SECRET = "hunter2x"

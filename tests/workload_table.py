@@ -25,8 +25,8 @@ TRAINED: Final[dict[str, set[str]]] = {
     "gpt": {*PIPELINES} | {way.strategy for way in DECODERS if way.workload == "gpt"},
     "moe": {way.strategy for way in DECODERS if way.workload == "moe"},
 }
-"""Workload -> the strategies on which tests train it: `runner/test_every_strategy.py`, `runner/test_resnet18.py`,
-`runner/test_decoders.py`, `runner/test_pipeline.py`."""
+"""Workload -> the strategies on which tests train it: `recording/test_every_strategy.py`, `recording/test_resnet18.py`,
+`recording/test_decoders.py`, `recording/test_pipeline.py`."""
 NOT_TRAINED: Final = ("rpc", "streams")
 """Workloads that train nothing."""
 PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "workloads.md"

@@ -22,7 +22,7 @@ from aorta.errors import InputError, meant
 if TYPE_CHECKING:
     import pandas as pd
 
-    from aorta.analysis.run import Run
+    from aorta.read.run import Run
 
 __all__ = ["collectives", "device_samples", "iter_collectives", "load_run", "steps", "user_ranges"]
 
@@ -32,7 +32,7 @@ def load_run(path: str | Path, *, jobs: int | None = None, scheduler: str | None
 
     Args:
         path: its folder, or an archive of it, whose unpacked copy stays on disk for as long as the returned run exists;
-            or traces of another tool (`load.locations`).
+            or traces of another tool (`read.locations`).
         jobs: number of processes; by default one per core.
         scheduler: address of a Dask cluster whose workers read instead.
 
@@ -40,8 +40,8 @@ def load_run(path: str | Path, *, jobs: int | None = None, scheduler: str | None
         InputError: nothing there can be read, or two runs are mixed; or the cluster does not answer.
         ToolMissing: `scheduler` is given and `distributed` is not installed.
     """
-    from aorta.analysis.load.engines import Dask, Local
-    from aorta.analysis.load.locations import Archives, load_source
+    from aorta.read.engines import Dask, Local
+    from aorta.read.locations import Archives, load_source
 
     archives = Archives()
     try:
@@ -68,7 +68,7 @@ def steps(run: str | Path | Run, columns: Sequence[str] | None = None) -> pd.Dat
     from aorta.analysis import dataframes
     from aorta.analysis.dataframes import steps_frame
     from aorta.analysis.devices import JOINED_ON, STEP_COLUMNS, samples_frame, step_columns
-    from aorta.analysis.metrics import METRICS_OF_STEPS
+    from aorta.documents.metrics import METRICS_OF_STEPS
     from aorta.timeline.overlap import AT_CUTOFFS
 
     loaded = _loaded(run)

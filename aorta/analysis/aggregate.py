@@ -20,16 +20,16 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from aorta.analysis.cautions import HOST_BOUND, MOST_UNDECIDED, Pace, cutoff_entry
+from aorta.analysis.cautions import MOST_UNDECIDED, Pace, cutoff_entry
 from aorta.analysis.collective_metrics import CollectiveMetrics, collective_metrics, with_open_starts
 from aorta.analysis.dataframes import metric_names, null_reasons, step_column, steps_frame
 from aorta.analysis.devices import JOINED_ON, devices_entry, samples_frame
-from aorta.analysis.documents import ABSENT
-from aorta.analysis.documents.dataset import DatasetEntry, Described, Ends, SourceFacts, StepCounts
-from aorta.analysis.frames import PHASES, Bools, Floats, Ints, Steps
-from aorta.analysis.metrics import JOB_STEP, RATIO_PARTS, in_order
-from aorta.analysis.run import Run
-from aorta.analysis.stats import describe
+from aorta.documents import ABSENT
+from aorta.documents.dataset import DatasetEntry, Described, Ends, SourceFacts, StepCounts
+from aorta.documents.metrics import HOST_BOUND, JOB_STEP, RATIO_PARTS, in_order
+from aorta.documents.statistics import describe
+from aorta.read.frames import PHASES, Bools, Floats, Ints, Steps
+from aorta.read.run import Run
 from aorta.records.schema import Phase
 from aorta.timeline.overlap import AT_CUTOFFS, NS_PER_MS
 
@@ -318,7 +318,7 @@ _OF_RUNS: Final[Mapping[str, Callable[[Run], Described]]] = {
     "overlap_efficiency": _overlap_efficiency,
     "compute_slowdown": _compute_slowdown,
 }
-"""Metric of a whole run, which no step has -> what describes it (`stats.describe`). A new one is registered here."""
+"""Run-level metrics -> what describes them (`statistics.describe`). A new one is registered here."""
 
 
 def _busy_ms(steps: Steps) -> float:

@@ -26,13 +26,13 @@ from typing import Final
 
 import numpy as np
 
-from aorta.analysis.documents import known
-from aorta.analysis.documents.dataset import CalibrationFacts, CutoffFacts, DatasetEntry, MeasuredFrom, PaceFacts
-from aorta.analysis.formatting import TEXT, first_upper, rough_percent
-from aorta.analysis.frames import Bools
-from aorta.analysis.metrics import MADE_OF_OTHERS, RATIO_PARTS
-from aorta.analysis.run import HOST_TIMER, Run
-from aorta.analysis.stats import median_or_none
+from aorta.documents import known
+from aorta.documents.dataset import CalibrationFacts, CutoffFacts, DatasetEntry, MeasuredFrom, PaceFacts
+from aorta.documents.formatting import TEXT, first_upper, rough_percent
+from aorta.documents.metrics import HOST_BOUND, MADE_OF_OTHERS, RATIO_PARTS
+from aorta.documents.statistics import median_or_none
+from aorta.read.frames import Bools
+from aorta.read.run import HOST_TIMER, Run
 from aorta.records.schema import STALL_CUTOFF_NS, Calibration
 from aorta.timeline.classes import KINDS
 from aorta.timeline.overlap import AGREEMENT, AT_CUTOFFS, NS_PER_MS
@@ -42,7 +42,6 @@ MOST_UNDECIDED: Final = 0.05
 than the twentieth of the steps can."""
 PROFILER_COST: Final = 0.05
 """From this on, steps that a profiler made longer are said not to be like the others."""
-HOST_BOUND: Final = "host-bound: the device waits for launches, and marks alone cannot say when its kernels ran"
 CONTRADICTED: Final = "kernels and marks of the same steps disagree: marks alone cannot say when kernels ran"
 DRAWN: Final = (
     "host-bound: computation is drawn as the blocks' ranges, in which the device may have waited for launches"

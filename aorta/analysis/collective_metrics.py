@@ -1,7 +1,7 @@
 """Computes what a report says of collectives across all ranks: one entry per kind, group, group size and bytes, and per
 group the rank that the others wait for, where the collectives are sufficient evidence (K3).
 
-`collective_metrics(run)` matches the collectives of all ranks (`collective_matching`) and gives `collectives` and
+`collective_metrics(run)` matches the collectives of all ranks (`read.matching`) and gives `collectives` and
 `stragglers` of `summary.json`. The rule that names a straggler (docs/dev/metric-rules.md) has two parts.
 
 *Waits*: in a collective that no rank may leave early, the last rank to arrive waits for nobody and its peers wait for
@@ -37,7 +37,13 @@ import msgspec
 import numpy as np
 
 from aorta.analysis.cautions import cutoffs_ns
-from aorta.analysis.collective_matching import (
+from aorta.documents import known
+from aorta.documents.dataset import CollectiveEntry, DatasetEntry, Described, Straggler
+from aorta.documents.formatting import TEXT, group_title, rough_interval, rough_ms
+from aorta.documents.metrics import COLLECTIVE_METRIC_NAMES, TOO_SHORT, algbw_gb_per_s, busbw_factor, no_bandwidth
+from aorta.documents.statistics import entry, median_or_none, numbers_of
+from aorta.read.frames import NO_TIME, UNKNOWN, Floats, Groups, Ints, difference
+from aorta.read.matching import (
     OK,
     PIECE_ROWS,
     REASONS,
@@ -47,13 +53,7 @@ from aorta.analysis.collective_matching import (
     NumberedNames,
     matched_pieces,
 )
-from aorta.analysis.documents import known
-from aorta.analysis.documents.dataset import CollectiveEntry, DatasetEntry, Described, Straggler
-from aorta.analysis.formatting import TEXT, group_title, rough_interval, rough_ms
-from aorta.analysis.frames import NO_TIME, UNKNOWN, Floats, Groups, Ints, difference
-from aorta.analysis.metrics import COLLECTIVE_METRIC_NAMES, TOO_SHORT, algbw_gb_per_s, busbw_factor, no_bandwidth
-from aorta.analysis.run import HOST_TIMER, Run
-from aorta.analysis.stats import entry, median_or_none, numbers_of
+from aorta.read.run import HOST_TIMER, Run
 from aorta.records.schema import STALL_CUTOFF_NS
 from aorta.timeline.overlap import NS_PER_MS
 

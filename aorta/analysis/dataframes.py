@@ -14,8 +14,19 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from aorta.analysis.cautions import HOST_BOUND
-from aorta.analysis.collective_matching import (
+from aorta.documents.metrics import (
+    BUSBW_FACTOR,
+    GROUP_OF_ONE,
+    HOST_BOUND,
+    MADE_OF_OTHERS,
+    NO_BYTES,
+    NO_SIZE,
+    TOO_SHORT,
+    in_order,
+)
+from aorta.errors import InputError
+from aorta.read.frames import KIND_METRICS, KINDS_KNOWN, LOSSES, NO_TIME, UNKNOWN, Bools, Ints
+from aorta.read.matching import (
     OK,
     REASONS,
     CollectiveRows,
@@ -23,10 +34,7 @@ from aorta.analysis.collective_matching import (
     NumberedNames,
     matched_pieces,
 )
-from aorta.analysis.frames import KIND_METRICS, KINDS_KNOWN, LOSSES, NO_TIME, UNKNOWN, Bools, Ints
-from aorta.analysis.metrics import BUSBW_FACTOR, GROUP_OF_ONE, MADE_OF_OTHERS, NO_BYTES, NO_SIZE, TOO_SHORT, in_order
-from aorta.analysis.run import Run
-from aorta.errors import InputError
+from aorta.read.run import Run
 from aorta.timeline.overlap import AT_CUTOFFS, NS_PER_MS
 
 STEP_COLUMNS = (

@@ -13,8 +13,8 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from aorta.analysis.documents.dataset import DeviceFacts, DeviceValue, RankDevice, Throttled
-from aorta.analysis.run import Run, Source
+from aorta.documents.dataset import DeviceFacts, DeviceValue, RankDevice, Throttled
+from aorta.read.run import Run, Source
 from aorta.records.schema import DeviceSample
 
 VALUES: Final = ("temp_c", "power_w", "sclk_mhz", "mclk_mhz", "util_pct", "mem_used_bytes")

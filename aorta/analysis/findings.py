@@ -24,14 +24,14 @@ import numpy as np
 
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.cautions import UNDECIDED
-from aorta.analysis.documents import known
-from aorta.analysis.documents.comparison import Comparison
-from aorta.analysis.documents.dataset import DatasetEntry, Described, Finding, RankTimes, Straggler, StreamGapsEntry
-from aorta.analysis.formatting import TEXT, group_title
-from aorta.analysis.frames import COPY_TO_HOST, NO_TIME, NOWHERE, Lane
-from aorta.analysis.metrics import JOB_STEP
-from aorta.analysis.run import HOST_TIMER, RankTables, Run
-from aorta.analysis.stats import median_or_none
+from aorta.documents import known
+from aorta.documents.comparison import Comparison
+from aorta.documents.dataset import DatasetEntry, Described, Finding, RankTimes, Straggler, StreamGapsEntry
+from aorta.documents.formatting import TEXT, group_title
+from aorta.documents.metrics import JOB_STEP
+from aorta.documents.statistics import median_or_none
+from aorta.read.frames import COPY_TO_HOST, NO_TIME, NOWHERE, Lane
+from aorta.read.run import HOST_TIMER, RankTables, Run
 from aorta.timeline.intervals import Interval, clip, intersect, measure, merge, subtract
 from aorta.timeline.overlap import NS_PER_MS
 

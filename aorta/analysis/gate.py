@@ -21,8 +21,8 @@ from typing import Final, Literal, TypeAlias
 
 from aorta.analysis.compare.headline import headline, is_comparable, numbers, title, verdict_label
 from aorta.analysis.compare.verdict import NOT_COMPARABLE, NOT_TESTED, too_few
-from aorta.analysis.documents import known
-from aorta.analysis.documents.comparison import (
+from aorta.documents import known
+from aorta.documents.comparison import (
     AttributionRow,
     ComparedMetric,
     Comparison,
@@ -32,10 +32,10 @@ from aorta.analysis.documents.comparison import (
     JudgedCondition,
     Summary,
 )
-from aorta.analysis.formatting import TEXT, is_zero, p_value
-from aorta.analysis.frames import KIND_METRICS
-from aorta.analysis.metrics import STEP_METRIC_NAMES, metric_named
+from aorta.documents.formatting import TEXT, is_zero, p_value
+from aorta.documents.metrics import STEP_METRIC_NAMES, metric_named
 from aorta.errors import EXIT_OK, GateFailed, Inconclusive, InputError, meant
+from aorta.read.frames import KIND_METRICS
 from aorta.redaction import redact
 from aorta.terminal_style import PLAIN, Style
 

@@ -26,7 +26,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Final, NamedTuple
+from typing import Any, BinaryIO, Final
 
 import msgspec
 
@@ -34,6 +34,7 @@ from aorta.autopsy.evidence import CollectiveEvidence, GroupEvidence, ProcessSta
 from aorta.errors import SIGNAL_EXIT_BASE
 from aorta.records.clocks import boot_id
 from aorta.records.files import OF_THIS_PROCESS, decode_json, open_regular, read_small
+from aorta.records.process import PROC, pid_namespace, process_facts, start_ticks
 from aorta.records.progress_file import (
     STACKS_FILE,
     WHEN_UNKNOWN,
@@ -208,44 +209,6 @@ def _exit_in_error_file(facts: ProgressFacts) -> RankExit | None:
     return RankExit(exception=text.splitlines()[0]) if text else None
 
 
-_PROC: Final = Path("/proc")
-
-
-class ProcessFacts(NamedTuple):
-    """Of /proc/PID/stat. `state` is its letter; `exit_code` as `os.waitstatus_to_exitcode` takes it, which is there
-    until the parent has asked for it.
-    """
-
-    state: str
-    start_ticks: int
-    exit_code: int
-
-
-def process_facts(pid: int) -> ProcessFacts | None:
-    """Return what /proc says of a process; None: there is none, or no /proc."""
-    try:
-        text = (_PROC / str(pid) / "stat").read_text()
-    except OSError:
-        return None
-    # Fields are counted from 1 in proc(5), and the second may hold blanks and parentheses.
-    fields = text.rpartition(")")[2].split()
-    return ProcessFacts(fields[0], int(fields[19]), int(fields[49]))
-
-
-def start_ticks(pid: int) -> int:
-    """Return when a process started, in ticks since boot; 0 where there is no /proc."""
-    facts = process_facts(pid)
-    return 0 if facts is None else facts.start_ticks
-
-
-def pid_namespace() -> int:
-    """Return the number of the namespace that this process sees pids of (pid_namespaces(7)); 0 without /proc."""
-    try:
-        return (_PROC / "self" / "ns" / "pid").stat().st_ino
-    except OSError:
-        return 0
-
-
 def process_state(pid: int, start_ticks: int) -> ProcessState:
     """Return the state of a process of this host and namespace. A later process with the same pid does not count."""
     facts = process_facts(pid)
@@ -392,7 +355,7 @@ def stacks_of(facts: ProgressFacts, progress_file: Path, path: Path) -> list[Thr
 
 def _signal(facts: ProgressFacts, progress_file: Path) -> None:
     """Send a process of this user the signal that asks for its stack, if it catches it and has mapped the file."""
-    pid, number, process = facts.pid, facts.stack_signal, _PROC / str(facts.pid)
+    pid, number, process = facts.pid, facts.stack_signal, PROC / str(facts.pid)
     if number is None or not signal.SIGRTMIN <= number <= signal.SIGRTMAX:
         return
     opened = os.pidfd_open(pid)  # a later process with this pid is another

@@ -3,7 +3,7 @@
 The cost model is latency plus bytes over bandwidth (Hockney) with the usual costs of ring and tree algorithms: Thakur,
 Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH", Int. J. of High Performance
 Computing Applications 19 (2005) 49-66. The arithmetic of reductions is not charged. The run that emulates a network and
-the analysis that asks what another network would have cost (`aorta.analysis.whatif`) both count by it. Must not read a
+the analysis that asks what another network would have cost (`aorta.whatif`) both count by it. Must not read a
 clock, or import torch.
 """
 

@@ -314,10 +314,10 @@ class SweepJobs:
         """
         from hydra.core.override_parser.overrides_parser import OverridesParser
 
-        from aorta.analysis.load.engines import Local
-        from aorta.analysis.report.launch_table import SWEEP_FILE, SweptJob
         from aorta.config.override_words import quoted
         from aorta.experiments.launch_medians import medians_of
+        from aorta.read.engines import Local
+        from aorta.report.launch_table import SWEEP_FILE, SweptJob
 
         if self._stop.signal is not None:
             return math.nan

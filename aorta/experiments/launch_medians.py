@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from aorta.analysis.metrics import Unit
+from aorta.documents.metrics import Unit
 from aorta.errors import RunIncomplete
 from aorta.experiments.launch_plan import Plan
 from aorta.records.files import write_whole
 
 if TYPE_CHECKING:
-    from aorta.analysis.load.engines import Engine
+    from aorta.read.engines import Engine
 
 NOISE_FILE: Final = "noise_floor.json"
 NOISE_VERSION: Final = 1
@@ -39,7 +39,7 @@ def medians_of(
         InputError: it cannot be read.
     """
     from aorta.analysis.aggregate import LabelledRun, step_entry
-    from aorta.analysis.load.records import load_run
+    from aorta.read.record import load_run
 
     dataset = LabelledRun(folder.name, load_run(folder, engine))
     entry = step_entry(dataset)
@@ -54,7 +54,7 @@ def publish(plan: Plan) -> str:
     Raises:
         RunIncomplete: launches are missing, or the file cannot be written. InputError: a run folder cannot be read.
     """
-    from aorta.analysis.metrics import in_order, metric_named
+    from aorta.documents.metrics import in_order, metric_named
 
     order = list(plan.order())
     missing = [one.name for one in order if not plan.run_folder(one).is_dir()]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from aorta.analysis.documents.comparison import SIDES
+from aorta.documents.comparison import SIDES
 from aorta.installation import training_program
 from aorta.redaction import hide, shown_values, shown_variables
 

@@ -188,7 +188,7 @@ def main(arguments: Sequence[str]) -> int:
     if not options.report:
         to_stdout(f"\nNext: {shlex.join(command)}")
         return EXIT_OK
-    from aorta.analysis.report.report_command import overlap_report
+    from aorta.report.command import overlap_report
 
     to_stdout("")
     return overlap_report(command[2:])
@@ -268,7 +268,7 @@ def demo(arguments: Sequence[str]) -> int:
         stopped = launch_all(plan)
     if stopped is not None:
         return stopped
-    from aorta.analysis.report.report_command import overlap_report
+    from aorta.report.command import overlap_report
 
     code = overlap_report([shown(plan.output), "--output", options.report])
     to_stderr("The demo turns overlap off in the candidate on purpose: a loss is what it should find.")

@@ -18,7 +18,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
-from aorta.analysis.documents.comparison import SIDES
+from aorta.documents.comparison import SIDES
 from aorta.errors import ConfigError, InputError
 from aorta.experiments.launch_plan import CANDIDATE, PLACEHOLDERS, REFERENCE, TORCHRUN, Plan, Side
 from aorta.installation import checkout
@@ -181,7 +181,7 @@ def grid(varied: Sequence[str]) -> list[SideFile]:
     if not varied:
         return []
     from aorta.analysis.compare.run_comparison import changes_the_work
-    from aorta.analysis.documents.comparison import FactDifference
+    from aorta.documents.comparison import FactDifference
 
     axes: dict[str, list[str]] = {}
     for word in varied:

@@ -26,7 +26,7 @@ from aorta.distributed import cuda
 from aorta.errors import ConfigError, RunIncomplete
 from aorta.gpu_check.check_ranks import PAIRS, chosen
 from aorta.gpu_check.check_table import CheckReport
-from aorta.runner.train_step import resolved
+from aorta.recording.train_step import resolved
 
 DEFAULT_JSON = Path("artifacts", "gpu_check.json")
 NO_DEVICE = "torch sees no CUDA or HIP device on this machine, so nothing was checked. Run it where there is one"

@@ -1,13 +1,12 @@
-"""Selects the parallel strategy that a configuration names, defines what all strategies result in (a distributed model
-that the training step can run without knowing which it is), and has DistributedDataParallel, which all-reduces its
-buckets during backward or, for comparison, after it.
+"""Defines what all parallel strategies result in (a distributed model that the training step can run without knowing
+which it is), and has DistributedDataParallel, which all-reduces its buckets
+during backward or, for comparison, after it.
 
-Another strategy is loaded when it is chosen: torch takes a second for them. Must not change a gradient, or know the
-workload beyond its named blocks, or the instrumentation.
+Must not change a gradient, or know the workload beyond its named blocks, or the instrumentation.
 """
 
 # No `from __future__ import annotations`: DDP compares the hook's annotation with the type itself.
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -17,8 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from aorta.config.schema import CP, DDP, EP, FSDP, FSDP1, PP, TP, Config, NoParallel, Precision
-from aorta.errors import ConfigError
+from aorta.config.schema import DDP, FSDP, FSDP1, Precision
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -50,8 +48,8 @@ class ParallelizedModel:
         data_rank, data_size: which part of every batch this rank trains on, and of how many; ranks that compute a layer
             together train on the same part. By default every rank has its own.
         cut: where ranks share each sample: what this one has of that part.
-        clip: scales gradients to a maximum global norm, and returns the norm before; None: the runner's function, which
-            counts gradients on a mesh once, and assumes all others to be whole on every rank.
+        clip: scales gradients to a maximum global norm, and returns the norm before; None: `global_norm`, which counts
+            gradients on a mesh once, and assumes all others to be whole on every rank.
         scaler: of the loss, for fp16.
         streams: how many accelerator streams the strategy itself opens, by priority.
         facts: effective settings, for the manifest.
@@ -208,51 +206,3 @@ class ReduceAfterBackward:
         for work, (gradients, future) in zip(works, waiting, strict=True):
             work.wait()
             future.set_result(gradients)
-
-
-def parallelize(
-    model: nn.Module,
-    blocks: Blocks,
-    parts: Iterable[Parts],
-    experts: Iterable[nn.Module],
-    attentions: Iterable[nn.Module],
-    config: Config,
-    device: torch.device,
-) -> ParallelizedModel:
-    """Distribute `model` as `config.parallel` says; needs an initialised process group.
-
-    Args:
-        blocks: the modules that are sharded one by one, in the order they run.
-        parts: the modules that several ranks can compute together, each with its layers.
-        experts: the modules whose parameters count experts in their first dimension.
-        attentions: the modules that look at other positions of a sequence than their own.
-    """
-    precision = config.training.mixed_precision
-    match config.parallel:
-        case EP() as settings:
-            from aorta.parallel import context
-
-            return context.parallelize_experts(model, experts, settings, precision, device)
-        case CP() as settings:
-            from aorta.parallel import context
-
-            return context.parallelize(model, attentions, settings, precision, device)
-        case DDP() as settings:
-            return replicate(model, settings, precision, device)
-        case FSDP1() as settings:
-            from aorta.parallel import fsdp
-
-            return fsdp.parallelize_fsdp1(model, blocks, settings, precision, device)
-        case FSDP() | TP() as settings:
-            from aorta.parallel import fsdp
-
-            return fsdp.parallelize(model, blocks, parts, experts, attentions, settings, precision, device)
-        case PP() as settings:
-            from aorta.parallel import pipeline
-
-            assert dist.group.WORLD is not None
-            return pipeline.parallelize(model, settings, autocast(precision, device), device, dist.group.WORLD)
-        case NoParallel():
-            return ParallelizedModel(model, arithmetic=autocast(precision, device))
-        case other:
-            raise ConfigError(f"parallel={other.strategy!r}: no such strategy")

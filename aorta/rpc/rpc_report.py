@@ -19,10 +19,11 @@ from typing import Any, Final
 
 import msgspec
 
-from aorta.analysis.formatting import TEXT
-from aorta.analysis.load.chrome_json import Event, ns_as_text, ns_of_value
-from aorta.analysis.merge.merge_traces import Causality
-from aorta.analysis.merge.sources import (
+from aorta.command_line import command, to_stderr, to_stdout
+from aorta.documents.formatting import TEXT
+from aorta.errors import EXIT_OK, CausalityViolated, Inconclusive, InputError
+from aorta.merge.merge_traces import Causality
+from aorta.merge.sources import (
     RankAlignment,
     TraceFile,
     align_ranks,
@@ -31,7 +32,7 @@ from aorta.analysis.merge.sources import (
     find_clocks,
     scanning,
 )
-from aorta.analysis.merge.tracks import (
+from aorta.merge.tracks import (
     TIDS_PER_RANK,
     TraceWriter,
     TrackIdentity,
@@ -39,8 +40,7 @@ from aorta.analysis.merge.tracks import (
     metadata_event,
     trace_file,
 )
-from aorta.command_line import command, to_stderr, to_stdout
-from aorta.errors import EXIT_OK, CausalityViolated, Inconclusive, InputError
+from aorta.read.traces.chrome_json import Event, ns_as_text, ns_of_value
 from aorta.records.files import decode_json, open_regular, read_small
 from aorta.records.run_files import (
     CALL_MARK,

@@ -25,6 +25,8 @@ from aorta.distributed import cuda
 from aorta.distributed.peers import Peers
 from aorta.distributed.topology import Topology, default_backend, device_name
 from aorta.errors import ConfigError
+from aorta.recording.rank_process import run_rank
+from aorta.recording.recorded_run import untrained_run
 from aorta.records.files import write_whole
 from aorta.records.run_files import (
     QUEUE_VARIABLES,
@@ -35,8 +37,6 @@ from aorta.records.run_files import (
     StreamsPoint,
     StreamsRank,
 )
-from aorta.runner.rank_process import run_rank
-from aorta.runner.recorded_run import untrained_run
 from aorta.streams.patterns import (
     PATTERNS,
     Issuer,

@@ -1,5 +1,5 @@
 """Defines the metrics of one window of one rank (docs/metrics.md); those of a run are in `aorta.analysis.aggregate`,
-of collectives over ranks in `aorta.analysis.collective_metrics`, bandwidths in `aorta.analysis.metrics`.
+of collectives over ranks in `aorta.analysis.collective_metrics`, bandwidths in `aorta.documents.metrics`.
 
 A window and the raw intervals of each lane, unmerged and unclipped, as lists of pairs (`measure_window`) or as columns
 (`aorta.timeline.arrays`), give an `Overlap` in integer nanoseconds; its `metrics()` are the names and milliseconds of

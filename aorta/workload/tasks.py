@@ -1,4 +1,4 @@
-"""What the runner can train: the interface of a workload (a model in blocks, batches, a loss, an optimizer), synthetic
+"""What can be trained: the interface of a workload (a model in blocks, batches, a loss, an optimizer), synthetic
 data, and which workload a configuration names.
 
 Data are generated once from a seed, the same on every rank, never the bottleneck. Batches come in an order that depends
@@ -12,7 +12,6 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 import torch
@@ -20,9 +19,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
-from aorta.config.schema import Config, Gpt, Moe, Ranking, Resnet18
-from aorta.config.workload import dimensions_of
-from aorta.errors import ConfigError
+from aorta.config.schema import Config
 
 B = TypeVar("B", bound=tuple[Any, ...])
 """A named tuple of tensors, whose first dimension counts samples."""
@@ -179,54 +176,3 @@ class TensorBatches(Generic[B]):
     def for_ever(self) -> Iterator[B]:
         for epoch in itertools.count():
             yield from self.epoch(epoch, 0)
-
-
-def task_of(config: Config) -> Task:
-    """Return the workload that `config` trains.
-
-    Raises:
-        ConfigError: its workload is not one that is trained.
-    """
-
-    def adamw(groups: Groups) -> torch.optim.AdamW:
-        own = config.optimizer
-        return torch.optim.AdamW(
-            (dict(group) for group in groups), own.lr, own.betas, own.eps, weight_decay=own.weight_decay
-        )
-
-    def sgd(groups: Groups) -> torch.optim.SGD:
-        own = config.optimizer
-        return torch.optim.SGD((dict(group) for group in groups), lr=own.lr, weight_decay=own.weight_decay)
-
-    def batches(
-        made: Callable[[torch.device], InMemory[Any]], rank: int, world_size: int, device: torch.device
-    ) -> Batches:
-        data = made(device if config.dataset.on_device else torch.device("cpu"))
-        return TensorBatches(config, data, rank, world_size, device)
-
-    match config.workload:
-        case Ranking() as shape:
-            from aorta.workload.ranking import ListwiseLoss, RankingTransformer, SyntheticRanking
-
-            data = partial(batches, partial(SyntheticRanking, config, shape))
-            return Task(lambda: RankingTransformer(shape), ListwiseLoss, adamw, data)
-        case Resnet18() as images:
-            from aorta.workload.resnet18 import DTYPES, FixedBatch, ResNet18
-
-            fixed = partial(FixedBatch, config, images)
-            return Task(lambda: ResNet18().to(DTYPES[images.dtype]), nn.MSELoss, sgd, fixed)  # with its buffers
-        case Moe() as moe:
-            from aorta.workload.gpt import MoeModel, NextTokenLoss, SyntheticText
-
-            dims = dimensions_of(moe)
-            text = partial(batches, partial(SyntheticText, config, dims.vocab_size))
-            micro_batches = config.training.gradient_accumulation
-            return Task(lambda: MoeModel(dims, moe, micro_batches), NextTokenLoss, adamw, text)
-        case Gpt() as gpt:
-            from aorta.workload.gpt import GptModel, NextTokenLoss, SyntheticText
-
-            dims = dimensions_of(gpt)
-            text = partial(batches, partial(SyntheticText, config, dims.vocab_size))
-            return Task(lambda: GptModel(dims), NextTokenLoss, adamw, text)
-        case other:
-            raise ConfigError(f"workload={other.name!r}: nothing that can be trained")

@@ -17,16 +17,16 @@ from aorta.analysis import aggregate as _aggregate
 from aorta.analysis import cautions as _cautions
 from aorta.analysis import collective_metrics as _straggler
 from aorta.analysis import gate
-from aorta.analysis import stats as _stats
-from aorta.analysis import summary as _summary
 from aorta.analysis.attribution import attribute as _attribute
 from aorta.analysis.attribution import breakdown
 from aorta.analysis.compare import headline as _headline
 from aorta.analysis.compare import run_comparison
 from aorta.analysis.compare import verdict as _verdict
-from aorta.analysis.documents import as_json, known
-from aorta.analysis.documents.comparison import Attribution, ComparedMetric, Comparison, GateEntry, Summary
-from aorta.analysis.metrics import metric_named
+from aorta.documents import as_json, known
+from aorta.documents import statistics as _stats
+from aorta.documents.comparison import Attribution, ComparedMetric, Comparison, GateEntry, Summary
+from aorta.documents.metrics import metric_named
+from aorta.report import summary as _summary
 
 
 def built(kind: Any, found: Any) -> Any:

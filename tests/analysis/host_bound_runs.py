@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.load.records import load_run
+from aorta.read.record import load_run
 from aorta.records.schema import Calibration, Step
 from tests.analysis.builders import footer, header, metrics, step, write_manifest, write_rank
 from tests.analysis.by_json import aggregate

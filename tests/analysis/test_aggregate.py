@@ -10,7 +10,7 @@ import pytest
 
 import aorta.analysis
 from aorta.analysis.aggregate import NOTHING_RECORDED, NOTHING_USED, LabelledRun
-from aorta.analysis.load.records import load_run
+from aorta.read.record import load_run
 from aorta.records.schema import Coverage
 from tests.analysis.builders import header, metrics, step, write_rank
 from tests.analysis.by_json import aggregate, describe

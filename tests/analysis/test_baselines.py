@@ -9,7 +9,7 @@ import pytest
 
 import aorta.analysis
 from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.load.records import load_run
+from aorta.read.record import load_run
 from aorta.records.schema import Coverage, Step
 from tests.analysis.builders import collective, header, metrics, step, write_rank
 from tests.analysis.by_json import aggregate

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from aorta.analysis.aggregate import LabelledRun, aggregate
-from aorta.analysis.documents.comparison import Comparison
 from aorta.analysis.findings import add_reasons, because, rank_times, slower_side
-from aorta.analysis.load.records import load_run
+from aorta.documents.comparison import Comparison
+from aorta.read.record import load_run
 from aorta.records.schema import AuxRange, ComputeRange
 from tests.analysis import by_json
 from tests.analysis.builders import MS, collective, footer, header, metrics, step, write_rank

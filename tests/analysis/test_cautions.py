@@ -9,8 +9,8 @@ import pytest
 
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.cautions import FEW_STEPS
-from aorta.analysis.load.records import load_run
-from aorta.analysis.report.report_folder import write_report
+from aorta.read.record import load_run
+from aorta.report.files import write_report
 from tests.analysis.builders import collective, header, metrics, step, write_rank
 from tests.analysis.by_json import aggregate, cautions
 

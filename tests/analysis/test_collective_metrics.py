@@ -17,10 +17,10 @@ import aorta.analysis
 from aorta.analysis import dataframes
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.collective_metrics import collective_metrics
-from aorta.analysis.documents import as_json
-from aorta.analysis.load.records import load_run
-from aorta.analysis.metrics import COLLECTIVE_METRIC_NAMES, busbw_factor
+from aorta.documents import as_json
+from aorta.documents.metrics import COLLECTIVE_METRIC_NAMES, busbw_factor
 from aorta.errors import InputError
+from aorta.read.record import load_run
 from aorta.records.schema import Coverage
 from aorta.timeline.classes import LOCKSTEP
 from tests.analysis.builders import collective, footer, header, metrics, step, write_rank

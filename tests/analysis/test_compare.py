@@ -11,11 +11,11 @@ import pytest
 
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.compare.run_comparison import compared_losses
-from aorta.analysis.load.locations import load_source
-from aorta.analysis.load.records import load_run
+from aorta.read.locations import load_source
+from aorta.read.record import load_run
 from tests.analysis.builders import collective, header, metrics, step, write_manifest, write_rank
 from tests.analysis.by_json import aggregate, changes_the_work, compare
-from tests.analysis.load.kineto_files import ALLREDUCE, document, kernel
+from tests.read.kineto_files import ALLREDUCE, document, kernel
 
 CONFIG = {"workload": {"name": "mlp", "width": 64}, "training": {"mixed_precision": "none", "seed": 1}}
 

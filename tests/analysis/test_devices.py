@@ -9,13 +9,13 @@ import pytest
 
 import aorta.analysis
 from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.report.html.charts import step_charts
-from aorta.analysis.report.report_folder import write_report
 from aorta.errors import InputError
 from aorta.records.schema import DeviceSample, DeviceTelemetry
+from aorta.report.files import write_report
+from aorta.report.page.charts import step_charts
 from tests.analysis.builders import CLOCK, MS, header, metrics, step, write_rank
-from tests.analysis.report.pages import as_bokeh
 from tests.device_metrics.test_rocm_smi import TEXT
+from tests.report.pages import as_bokeh
 
 pytestmark = pytest.mark.thorough
 

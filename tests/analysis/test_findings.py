@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.documents.dataset import DatasetEntry
 from aorta.analysis.findings import RULES, add_reasons, throttled
-from aorta.analysis.load.records import load_run
-from aorta.analysis.load.traces import load_traces
+from aorta.documents.dataset import DatasetEntry
+from aorta.read.record import load_run
+from aorta.read.traces.load import load_traces
 from aorta.records.schema import AuxRange, Collective, ComputeRange, Copy
 from tests.analysis import by_json
 from tests.analysis.builders import MS, header, metrics, step, write_manifest, write_rank
-from tests.analysis.load.kineto_files import ALLREDUCE, GEMM, document, event, kernel
-from tests.analysis.load.kineto_files import step as kineto_step
+from tests.read.kineto_files import ALLREDUCE, GEMM, document, event, kernel
+from tests.read.kineto_files import step as kineto_step
 
 LENGTH_MS = 100.0
 

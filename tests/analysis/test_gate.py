@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aorta.analysis.compare.verdict import Rules
-from aorta.analysis.documents import as_json
 from aorta.analysis.gate import LIMIT_BYTES, SINGLE, Condition, add_gate_arguments, escaped, gate_text, parse_condition
-from aorta.analysis.metrics import STEP_METRIC_NAMES
-from aorta.analysis.report.report_command import overlap_report
-from aorta.analysis.report.report_folder import write_report
+from aorta.documents import as_json
+from aorta.documents.metrics import STEP_METRIC_NAMES
 from aorta.errors import InputError
+from aorta.report.command import overlap_report
+from aorta.report.files import write_report
 from aorta.terminal_style import Style
 from tests.analysis.by_json import ended, evaluate, markdown_summary
 from tests.analysis.compare.builders import launch, launch_set

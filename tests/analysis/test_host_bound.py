@@ -11,14 +11,15 @@ import pytest
 
 from aorta import analysis
 from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.cautions import CONTRADICTED, HOST_BOUND, MOST_UNDECIDED
+from aorta.analysis.cautions import CONTRADICTED, MOST_UNDECIDED
 from aorta.analysis.compare.launch_set import read_subjects
 from aorta.analysis.compare.verdict import Rules
-from aorta.analysis.load.records import load_run
-from aorta.analysis.report.html.charts import parts
-from aorta.analysis.whatif.read_program import read_program
+from aorta.documents.metrics import HOST_BOUND
 from aorta.errors import InputError
+from aorta.read.record import load_run
 from aorta.records.schema import CalibrationPlan, Step
+from aorta.report.page.charts import parts
+from aorta.whatif.read_program import read_program
 from tests.analysis.builders import collective, metrics, step
 from tests.analysis.by_json import aggregate, cautions, summarize
 from tests.analysis.host_bound_runs import (
@@ -33,7 +34,7 @@ from tests.analysis.host_bound_runs import (
     undecided,
     write,
 )
-from tests.analysis.report.by_json import brief_text, collectives_text, metrics_text, run_block, verdict_of
+from tests.report.by_json import brief_text, collectives_text, metrics_text, run_block, verdict_of
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 

@@ -15,7 +15,7 @@ from aorta.analysis.gate import parse_condition
 from aorta.records.schema import Step
 from tests.analysis.by_json import evaluate, summarize
 from tests.analysis.host_bound_runs import by_kernels, decided, in_window, undecided, write
-from tests.analysis.report.by_json import comparison_text, verdict_of
+from tests.report.by_json import comparison_text, verdict_of
 
 
 def sets(folder: Path, *sides: Callable[[int, int, int], Step], launches: int = 4) -> list[Path]:

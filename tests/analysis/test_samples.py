@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.load.locations import load_source
-from aorta.analysis.load.records import load_run
+from aorta.read.locations import load_source
+from aorta.read.record import load_run
 from tests.analysis.by_json import aggregate
 
 RUN = Path(__file__).resolve().parents[1] / "samples" / "two_gloo_ranks"

@@ -12,10 +12,10 @@ import pytest
 
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.collective_metrics import NO_SLOWER_RANKS, lateness, straggler_sentences
-from aorta.analysis.documents.dataset import MarginalEntry, WhatIf
-from aorta.analysis.load.records import load_run
-from aorta.analysis.report.report_folder import write_report
+from aorta.documents.dataset import MarginalEntry, WhatIf
+from aorta.read.record import load_run
 from aorta.records.clocks import CLOCK_SYNC_FILE, ClockSync, OffsetSample, RankClock, encode
+from aorta.report.files import write_report
 from tests.analysis.builders import CLOCK, MS, collective, footer, header, metrics, step, write_rank
 from tests.analysis.by_json import aggregate
 from tests.analysis.by_json import straggler as judge

@@ -10,11 +10,11 @@ from typing import Any
 import jsonschema
 import pytest
 
-from aorta.analysis.json_schemas import file_name
 from aorta.autopsy.evidence import RankEvidence, RankExit, ThreadStack, Verdict
 from aorta.autopsy.judge import judge
 from aorta.autopsy.report import as_json, verdict_text
 from aorta.commands import main
+from scripts.json_schemas import file_name
 from tests.autopsy.hangs import clipped, ddp, resized, run, stuck_in
 from tests.autopsy.test_flight_recorder import dump, entry, write
 

@@ -18,9 +18,10 @@ import pytest
 
 from aorta.autopsy import processes
 from aorta.autopsy.evidence import RankEvidence, RankExit, ThreadStack
-from aorta.autopsy.processes import parse_stacks, pid_namespace, process_state, progress_evidence, start_ticks
+from aorta.autopsy.processes import parse_stacks, process_state, progress_evidence
 from aorta.autopsy.report import verdict_on_run
 from aorta.autopsy.watchdog import LEAST_S, RECENT_STEPS, Patience, WatchdogTask
+from aorta.records.process import pid_namespace, start_ticks
 from aorta.records.progress_file import PROGRESS_DIR, ProgressFile, ProgressState, progress_files
 from benchmarks import learned_timeout
 from benchmarks.learned_timeout import simulate

@@ -15,8 +15,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from aorta.autopsy.processes import pid_namespace, stacks_on_request, start_ticks
+from aorta.autopsy.processes import stacks_on_request
 from aorta.records.clocks import boot_id
+from aorta.records.process import pid_namespace, start_ticks
 from aorta.records.progress_file import ProgressFacts, ProgressFile
 
 STEPS = 10

@@ -8,8 +8,8 @@ from typing import get_type_hints
 import pytest
 from omegaconf import OmegaConf
 
-from aorta.config.reference import entries, reference
 from aorta.config.schema import GROUPS, NAMES, Config
+from scripts.config_reference import entries, reference
 from tests.config.conftest import ROOT
 
 SECTIONS = {name: node for name, node in get_type_hints(Config).items() if dataclasses.is_dataclass(node)}
@@ -24,7 +24,7 @@ NODES = [
 
 def test_the_page_is_up_to_date():
     page = (ROOT / "docs/configuration.md").read_text()
-    assert page == reference(), "run: python -m aorta.config.reference > docs/configuration.md"
+    assert page == reference(), "run: python -m scripts.config_reference > docs/configuration.md"
 
 
 @pytest.mark.parametrize(("where", "node"), NODES, ids=[where for where, _ in NODES])

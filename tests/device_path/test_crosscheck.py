@@ -12,10 +12,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from aorta.analysis.load.interval_table import KIND_CODE, IntervalClass, Trace
-from aorta.analysis.load.kineto import read_kineto
-from aorta.analysis.load.trace_source import TraceInput
-from aorta.analysis.load.trace_tables import device_timelines
+from aorta.read.traces.interval_table import KIND_CODE, IntervalClass, Trace
+from aorta.read.traces.kineto.trace import read_kineto
+from aorta.read.traces.reader import TraceInput
+from aorta.read.traces.tables import device_timelines
 from aorta.records.schema import Step
 from aorta.timeline.arrays import Spans
 from aorta.timeline.overlap import Overlap

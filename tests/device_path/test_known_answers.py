@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 
 from aorta.analysis.dataframes import collectives_frame
-from aorta.analysis.load.records import load_run
-from aorta.analysis.report.report_folder import write_report
+from aorta.read.record import load_run
+from aorta.report.files import write_report
 from tests.device_path.launch import on_devices
 from tests.known_answers.test_pipeline import TABLE, flow_shop
 from tests.rank_records import read_rank

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.device_path.launch import launched, on_devices
-from tests.runner import talking_threads
+from tests.recording import talking_threads
 from tests.runs import ROOT, record
 from tests.simulated.programs import needs_device
 
@@ -87,7 +87,7 @@ def test_docs_say_whose_streams_collectives_run_on(trained: dict[str, Any]) -> N
 @pytest.mark.parametrize("timed", ["native", "python"])
 def test_what_threads_issue_that_never_sleep_is_recorded_to_the_last(tmp_path: Path, timed: str) -> None:
     count = 200
-    launched("tests.runner.talking_threads", str(tmp_path), str(count), "fsdp", timed)
+    launched("tests.recording.talking_threads", str(tmp_path), str(count), "fsdp", timed)
     for rank in (0, 1):
         read = record(tmp_path, rank)
         seen = Counter(

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from aorta.analysis import whatif
+from aorta import whatif
 from tests.device_path.launch import on_devices
 from tests.runs import record
 from tests.simulated.programs import needs_device

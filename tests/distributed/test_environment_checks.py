@@ -20,7 +20,7 @@ from aorta.distributed.environment_checks import (
     untraced,
 )
 from aorta.errors import ConfigError
-from aorta.runner.rank_process import run_rank
+from aorta.recording.rank_process import run_rank
 from tests.loop import resolved
 
 WARNED = [

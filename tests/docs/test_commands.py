@@ -13,13 +13,13 @@ import pytest
 from torch.distributed.run import get_args_parser
 
 from aorta import train_command
-from aorta.analysis.whatif import parse_changes
 from aorta.commands import COMMANDS as AORTA_COMMANDS
 from aorta.experiments import plan_command as plans
 from aorta.experiments.plan_options import read_plan
 from aorta.gpu_check import check_command as gpu_check
 from aorta.gpu_check.check_ranks import chosen
 from aorta.train_command import compose as main
+from aorta.whatif import parse_changes
 from tests.config.conftest import Noting
 from tests.docs.pages import PAGES, ROOT, fenced, section
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests import spec_rows, workload_table
-from tests.runner.test_every_strategy import CASES
-from tests.runner.test_pipeline import CASES as PIPELINES
+from tests.recording.test_every_strategy import CASES
+from tests.recording.test_pipeline import CASES as PIPELINES
 from tests.trained_ways import PIPELINES as STRATEGIES
 
 

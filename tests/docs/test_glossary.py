@@ -44,7 +44,7 @@ SPOKEN: Final = (
 PAGES: Final = (
     ROOT / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
-    *sorted((ROOT / "aorta/analysis/report/html/assets").glob("*")),
+    *sorted((ROOT / "aorta/report/page/assets").glob("*")),
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import get_args
 
 from aorta.analysis.cautions import LEAD, UNDECIDED
-from aorta.analysis.metrics import COLLECTIVE_METRIC_NAMES, STEP_METRIC_NAMES
+from aorta.documents.metrics import COLLECTIVE_METRIC_NAMES, STEP_METRIC_NAMES
 from aorta.records.schema import CopyDirection
 from aorta.timeline.classes import AUX, BUBBLE, COMPUTE, COPY, KINDS
 from aorta.timeline.overlap import AT_CUTOFFS, copy_rates, measure_window

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from aorta.analysis.report.report_command import overlap_report
 from aorta.errors import AortaError
 from aorta.experiments.plan_command import parse
 from aorta.experiments.plan_options import SideFile, grid, read_plan
 from aorta.records.run_files import KNOWN_VARIABLES, check_variable
+from aorta.report.command import overlap_report
 from tests.experiments.conftest import Bench
 
 TWO_BY_TWO = ("--vary", "env.NCCL_ALGO=Ring,Tree", "--vary", "parallel.bucket_cap_mb=10,25")

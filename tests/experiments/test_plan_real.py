@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from aorta.analysis.load.records import load_run
 from aorta.experiments.launch_folder import PLAN_JOURNAL
+from aorta.read.record import load_run
 from tests.libraries import stand_in
 from tests.runs import ROOT, SMALL, environment, finished, losses
 

@@ -17,12 +17,12 @@ from pathlib import Path
 
 import pytest
 
-from aorta.analysis.load.records import load_run
-from aorta.analysis.report import report_command
 from aorta.experiments import launch_folder, plan_command
 from aorta.experiments.launch_medians import variation
 from aorta.experiments.process import MARK
 from aorta.installation import commit_of
+from aorta.read.record import load_run
+from aorta.report import command as report_command
 from tests.experiments.conftest import Bench
 from tests.runs import HANGS_S, ROOT, finished
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from aorta.analysis.report.report_command import overlap_report
 from aorta.errors import ConfigError, RunIncomplete, ToolMissing
 from aorta.experiments.launch_engine import SweepJobs
 from aorta.experiments.launch_folder import Journal
+from aorta.report.command import overlap_report
 from tests.analysis.builders import write_manifest
 from tests.analysis.compare.builders import launch
 from tests.experiments.test_process import wait_for

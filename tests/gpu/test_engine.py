@@ -13,8 +13,8 @@ import torch
 import aorta
 from aorta.distributed import cuda
 from aorta.distributed.topology import read_topology
+from aorta.recording.isolated_baselines import Baselines
 from aorta.records.schema import Step
-from aorta.runner.isolated_baselines import Baselines
 from tests.gpu.device import MODES, needs_gpu
 from tests.loop import Loop
 from tests.runs import HANGS_S, finished, succeeded, torchrun

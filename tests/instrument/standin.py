@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from aorta.instrument.dispatcher import Original, all_groups, issued_by
-from aorta.instrument.emulation.replay import Rehearsal, Replay
+from aorta.instrument.emulation.rehearsal import Rehearsal, Replay
 from aorta.instrument.emulation.stand_in import StandIn
 from aorta.instrument.event_clock import HostClock
 from aorta.instrument.instrumentation import Instrumentation

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from aorta.analysis.load.records import load_run
 from aorta.instrument.emulation.stand_in import NO_VALUES
+from aorta.read.record import load_run
 from tests.runs import record, train
 from tests.trained_ways import TINY
 

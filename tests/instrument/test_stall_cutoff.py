@@ -10,11 +10,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from aorta.analysis.report.report_folder import write_report
 from aorta.instrument import cpu_interceptor as measuring
 from aorta.instrument.cpu_interceptor import cutoff_from, slowest_of_host, stall_cutoff
 from aorta.records.run_files import read_manifest
 from aorta.records.schema import STALL_CUTOFF_NS, StallCutoff
+from aorta.report.files import write_report
 from tests.instrument.steps import MS, Rig
 from tests.instrument.taps import CPU, Answer, Tap, answering
 from tests.runs import record, train

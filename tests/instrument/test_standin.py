@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from aorta.instrument.emulation.replay import Rehearsal, Replay, ReplayedCall, ReplayedWait, Shape
+from aorta.instrument.emulation.rehearsal import Rehearsal, Replay, ReplayedCall, ReplayedWait, Shape
 from aorta.instrument.emulation.stand_in import COPIES, StandInRank
 from aorta.instrument.operators import OPERATORS
 from tests.instrument.standin import NEEDS_THE_NETWORK

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from aorta.distributed.peers import Peers
-from aorta.instrument.emulation.replay import Rehearsal, Replay
+from aorta.instrument.emulation.rehearsal import Rehearsal, Replay
 from aorta.instrument.emulation.stand_in import StandIn
 from tests.known_answers.program import CPU, Case, main, recorded
 

@@ -15,11 +15,11 @@ from statistics import median
 
 import pytest
 
-from aorta.analysis.load.kernels import kernel_totals
-from aorta.analysis.load.kineto import read_kineto
-from aorta.analysis.load.trace_source import TraceInput
-from aorta.analysis.load.trace_tables import device_timelines
 from aorta.gpu_check.check_table import Interval, KernelWindow, pooled_ratio
+from aorta.read.traces.kernels import kernel_totals
+from aorta.read.traces.kineto.trace import read_kineto
+from aorta.read.traces.reader import TraceInput
+from aorta.read.traces.tables import device_timelines
 from aorta.records.schema import Collective, Step
 from tests.known_answers.again import undisturbed
 from tests.known_answers.host_union import host_union

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import pytest
 
 from aorta.analysis.aggregate import single_values
-from aorta.analysis.load.records import load_run
-from aorta.analysis.run import Run
+from aorta.read.record import load_run
+from aorta.read.run import Run
 from aorta.records.schema import Step
 from tests.analysis.builders import write_rank
 from tests.known_answers.again import each_undisturbed

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from aorta.analysis.dataframes import collectives_frame
-from aorta.analysis.load.records import load_run
+from aorta.read.record import load_run
 from tests.known_answers.again import undisturbed
 from tests.known_answers.launch import launch, link
 from tests.known_answers.program import Case

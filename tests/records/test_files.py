@@ -15,20 +15,20 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from aorta.analysis.load.open import opened
 from aorta.errors import ConfigError, InputError
 from aorta.profiling.upload import Destination
+from aorta.read.traces.open import opened
 from aorta.records.files import whole_file
 from aorta.records.run_files import RANK_FILE, RANK_FILE_NAME, rank_files, read_manifest
 
 AORTA = Path(__file__).resolve().parents[2] / "aorta"
 OTHERWISE = {
     "analysis/gate.py": "appends to a file of continuous integration",
-    "analysis/load/locations.py": "unpacks into a temporary folder",
-    "analysis/load/open.py": "copies into a temporary folder",
-    "analysis/report/pictures.py": "writes to the path that the report gives it",
-    "analysis/report/html/page_content.py": "writes to the path that the report gives it",
-    "analysis/table_files.py": "writes to the path that the report gives it",
+    "read/locations.py": "unpacks into a temporary folder",
+    "read/traces/open.py": "copies into a temporary folder",
+    "report/picture.py": "writes to the path that the report gives it",
+    "report/page/page_content.py": "writes to the path that the report gives it",
+    "report/table_files.py": "writes to the path that the report gives it",
     "autopsy/processes.py": "a file that stays open, for a process that may die",
     "command_line.py": "a file of torchrun's",
     "distributed/output_folder.py": "a lock",

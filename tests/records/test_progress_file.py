@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from aorta.autopsy.processes import pid_namespace, start_ticks
 from aorta.records import progress_file
+from aorta.records.process import pid_namespace, start_ticks
 from aorta.records.progress_file import (
     NOWHERE,
     SLOTS,

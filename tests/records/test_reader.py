@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from aorta.analysis.load.record_columns import read_tables
 from aorta.errors import InputError, RecordWriteError, RunIncomplete
+from aorta.read.record_columns import read_tables
 from aorta.records.record_file import RecordWriter, header_of
 from aorta.records.run_files import RANK_FILE
 from tests.rank_records import read_rank

@@ -15,9 +15,9 @@ import torch.distributed as dist
 from aorta.distributed.peers import Peers
 from aorta.distributed.stop_agreement import stop_on_signals
 from aorta.errors import EXIT_OK, PeerFailed, RunIncomplete
+from aorta.recording import rank_process
 from aorta.rpc import rpc_run
 from aorta.rpc.rpc_run import Coordination, RpcRun, StopAtOnce, Stopped, run_rpc
-from aorta.runner import rank_process
 from tests.distributed.conftest import place
 from tests.loop import resolved
 

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from aorta.analysis.merge.sources import describe
+from aorta.merge.sources import describe
 from aorta.records.run_files import CALL_MARK, CALLS_FILE, MEMORY_KEY, RPC_FILE, Call, RpcFacts, Worker
 from aorta.rpc.rpc_report import read_operators, rpc_report
-from tests.analysis.merge.traces import BASE_NS, text, write, x
+from tests.merge.traces import BASE_NS, text, write, x
 
 
 def run(folder: Path, event: dict[str, Any], *, callers: tuple[int, ...] = (0,)) -> Path:

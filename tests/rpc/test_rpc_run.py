@@ -15,13 +15,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from aorta.analysis.formatting import TEXT
 from aorta.distributed.peers import Peers
 from aorta.distributed.topology import read_topology
+from aorta.documents.formatting import TEXT
 from aorta.rpc.rpc_report import read_operators, read_run, rpc_report
 from aorta.rpc.rpc_run import RpcRun
-from tests.analysis.merge.traces import load, problems
 from tests.loop import resolved
+from tests.merge.traces import load, problems
 from tests.runs import HANGS_S, command, environment, job, succeeded
 
 pytestmark = pytest.mark.dist

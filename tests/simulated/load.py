@@ -25,7 +25,7 @@ from tests.simulated.build import BUILD_COMMAND, MODULE, library, why_not
 VARIABLE: Final = "AORTA_SIMULATED_DEVICE"
 MODES: Final = ("virtual", "wall")
 COMPILED_PART: Final = "aorta.instrument.native.build"
-WATCHDOG: Final = "aorta.runner.watchdog"
+WATCHDOG: Final = "aorta.recording.rank_progress"
 SITE: Final = Path(__file__).with_name("site")
 _loaded: list[Any] = []
 

@@ -9,7 +9,7 @@ from aorta.config.schema import Config, Dataset, Gpt, Training
 from aorta.config.workload import SIZES, Dimensions, dimensions_of, parameter_count
 from aorta.errors import ConfigError
 from aorta.workload.gpt import Attention, CausalAttention, GptModel, NextTokenLoss, SyntheticText, rotated
-from aorta.workload.tasks import task_of
+from aorta.workload.workloads import task_of
 from tests.loop import resolved
 
 CPU = torch.device("cpu")

@@ -35,12 +35,12 @@ from aorta.analysis.attribution.breakdown import (
 )
 from aorta.analysis.cautions import ONE_RANK
 from aorta.analysis.compare.run_comparison import NOT_SET
-from aorta.analysis.documents.comparison import AttributedSide, Attribution, AttributionRow, FactDifference
-from aorta.analysis.documents.dataset import ExposedBreakdown, ExposedRow
-from aorta.analysis.formatting import TEXT, json_text
-from aorta.analysis.frames import Region
-from aorta.analysis.load.records import Manifest, config_of
-from aorta.analysis.run import ExposedSums
+from aorta.documents.comparison import AttributedSide, Attribution, AttributionRow, FactDifference
+from aorta.documents.dataset import ExposedBreakdown, ExposedRow
+from aorta.documents.formatting import TEXT, json_text
+from aorta.read.frames import Region
+from aorta.read.record import Manifest, config_of
+from aorta.read.run import ExposedSums
 
 Launches: TypeAlias = LabelledRun | Iterable[LabelledRun]
 DEFINITION: Final = (

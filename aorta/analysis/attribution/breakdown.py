@@ -19,12 +19,12 @@ import numpy as np
 
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.collective_metrics import lateness
-from aorta.analysis.documents import ABSENT
-from aorta.analysis.documents.comparison import Attribution, AttributionRow
-from aorta.analysis.exposed import exposed_of
-from aorta.analysis.formatting import TEXT, group_title
-from aorta.analysis.frames import Exposed, Groups, Ints, Region
-from aorta.analysis.run import ExposedSums, Run
+from aorta.documents import ABSENT
+from aorta.documents.comparison import Attribution, AttributionRow
+from aorta.documents.formatting import TEXT, group_title
+from aorta.read.exposed import exposed_of
+from aorta.read.frames import Exposed, Groups, Ints, Region
+from aorta.read.run import ExposedSums, Run
 from aorta.timeline.overlap import NS_PER_MS
 
 WAIT: Final = "wait"

@@ -14,9 +14,9 @@ from typing import Final
 
 from aorta.analysis.compare.rank_tests import least_launches
 from aorta.analysis.compare.verdict import DECIDED, GUARD, NOT_COMPARABLE, NOT_TESTED, SEQUENCE, SHIFTED, slower
-from aorta.analysis.documents import known
-from aorta.analysis.documents.comparison import ComparedMetric, Comparison
-from aorta.analysis.formatting import TEXT, first_upper, p_value, rough_ms
+from aorta.documents import known
+from aorta.documents.comparison import ComparedMetric, Comparison
+from aorta.documents.formatting import TEXT, first_upper, p_value, rough_ms
 
 MOST_WORDS: Final = 12
 UNLIKE: Final = "not comparable"

@@ -30,7 +30,7 @@ from aorta.analysis.compare.run_comparison import (
     why_ratios_alone,
 )
 from aorta.analysis.compare.verdict import GUARD, SEQUENCE, Rules, add_statistics, judge, too_few
-from aorta.analysis.documents.comparison import (
+from aorta.documents.comparison import (
     SIDES,
     AllowedDifference,
     ComparedMetric,
@@ -39,8 +39,8 @@ from aorta.analysis.documents.comparison import (
     LaunchEntry,
     LaunchOrderFacts,
 )
-from aorta.analysis.documents.dataset import CollectiveEntry, Ends
-from aorta.analysis.formatting import json_text
+from aorta.documents.dataset import CollectiveEntry, Ends
+from aorta.documents.formatting import json_text
 from aorta.errors import InputError
 
 _ONE_SIDE: Final = ("header.", LIBRARY, "config.parallel.", "config.fabric.", "config.instrument.")

@@ -29,16 +29,16 @@ from aorta.analysis.compare.run_comparison import HEADER, MetricValue, facts
 from aorta.analysis.compare.verdict import GUARD, Rules
 from aorta.analysis.dataframes import null_reasons
 from aorta.analysis.devices import JOINED_ON, devices_entry
-from aorta.analysis.documents.comparison import LaunchOrderFacts
-from aorta.analysis.documents.dataset import Ends, LaunchLeftOut, PaceFacts
-from aorta.analysis.frames import Bools, Floats, Ints
-from aorta.analysis.load.engines import Engine
-from aorta.analysis.load.locations import Location, launch_folders, load_source
-from aorta.analysis.load.record_columns import FORMAT
-from aorta.analysis.load.records import load_run
-from aorta.analysis.metrics import JOB_STEP
-from aorta.analysis.run import COMPLETED, Run
+from aorta.documents.comparison import LaunchOrderFacts
+from aorta.documents.dataset import Ends, LaunchLeftOut, PaceFacts
+from aorta.documents.metrics import JOB_STEP
 from aorta.errors import InputError
+from aorta.read.engines import Engine
+from aorta.read.frames import Bools, Floats, Ints
+from aorta.read.locations import Location, launch_folders, load_source
+from aorta.read.record import load_run
+from aorta.read.record_columns import FORMAT
+from aorta.read.run import COMPLETED, Run
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ from typing import Final
 
 import numpy as np
 
-from aorta.analysis.documents.comparison import Effect, EffectKind
-from aorta.analysis.frames import Bools, Floats, Ints
+from aorta.documents.comparison import Effect, EffectKind
+from aorta.read.frames import Bools, Floats, Ints
 
 EXACT_PAIRS: Final = 4096
 """Pairs of launches (64 x 64) up to which the distribution of U is computed exactly; above, the normal approximation is

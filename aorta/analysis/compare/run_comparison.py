@@ -17,9 +17,8 @@ import msgspec
 import numpy as np
 
 from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.cautions import HOST_BOUND
-from aorta.analysis.documents import ABSENT, known
-from aorta.analysis.documents.comparison import (
+from aorta.documents import ABSENT, known
+from aorta.documents.comparison import (
     SIDES,
     ComparedBounds,
     ComparedCollective,
@@ -31,12 +30,12 @@ from aorta.analysis.documents.comparison import (
     LossDifference,
     Quotient,
 )
-from aorta.analysis.documents.dataset import CollectiveEntry, DatasetEntry, Described, Ends, MeasuredFrom, PaceFacts
-from aorta.analysis.formatting import TEXT
-from aorta.analysis.load.record_columns import FORMAT
-from aorta.analysis.load.records import collective_library, config_of, interceptor
-from aorta.analysis.metrics import Metric, in_order, metric_named
-from aorta.analysis.run import Run
+from aorta.documents.dataset import CollectiveEntry, DatasetEntry, Described, Ends, MeasuredFrom, PaceFacts
+from aorta.documents.formatting import TEXT
+from aorta.documents.metrics import HOST_BOUND, Metric, in_order, metric_named
+from aorta.read.record import collective_library, config_of, interceptor
+from aorta.read.record_columns import FORMAT
+from aorta.read.run import Run
 from aorta.records.run_files import flatten
 
 _OF_COLLECTIVES: Final = ("transfer_ms", "wait_ms", "queued_ms", "busbw_gb_per_s")

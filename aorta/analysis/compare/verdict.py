@@ -28,11 +28,11 @@ from aorta.analysis.compare.rank_tests import (
     pooled_sd,
     step_down,
 )
-from aorta.analysis.documents.comparison import ComparedMetric, Detectable, Effect, EffectKind, Interval
-from aorta.analysis.formatting import TEXT, p_value
-from aorta.analysis.frames import Floats
-from aorta.analysis.metrics import JOB_STEP, STEP_METRIC_NAMES, Better, metric_named
+from aorta.documents.comparison import ComparedMetric, Detectable, Effect, EffectKind, Interval
+from aorta.documents.formatting import TEXT, p_value
+from aorta.documents.metrics import JOB_STEP, STEP_METRIC_NAMES, Better, metric_named
 from aorta.errors import InputError, meant
+from aorta.read.frames import Floats
 
 ALL: Final = "all"
 SEQUENCE: Final = ("exposed_comm_ms", "overlap_ratio", "compute_stall_ms")

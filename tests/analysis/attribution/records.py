@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.load.records import load_run
+from aorta.read.record import load_run
 from aorta.records.schema import AuxRange, Collective, ComputeRange, Coverage, Stall, Step
 from aorta.timeline.overlap import measure_window
 from tests.analysis.builders import MS, footer, header, step, write_manifest, write_rank

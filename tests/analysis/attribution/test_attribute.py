@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.attribution.attribute import exposed_breakdown
 from aorta.analysis.attribution.breakdown import SHOWN_ROWS, LateRank, Means, Totals, stragglers
-from aorta.analysis.run import ExposedSums
 from aorta.errors import InputError
+from aorta.read.run import ExposedSums
 from tests.analysis.attribution.records import block, comm, dataset, exact, made_step, ns
 from tests.analysis.builders import append, metrics, step
 from tests.analysis.by_json import attribute, sentence_rows

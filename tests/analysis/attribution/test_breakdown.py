@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.attribution.breakdown import SHOWN_ROWS, Means, Totals, dimensions, ranked
-from aorta.analysis.documents import known
-from aorta.analysis.load.records import load_run
-from aorta.analysis.run import ExposedSums
+from aorta.documents import known
+from aorta.read.record import load_run
+from aorta.read.run import ExposedSums
 from tests.analysis.attribution.records import block, comm, dataset, exact, made_step
 from tests.analysis.attribution.test_sentence_numbers import OVERLAP_OFF, held
 from tests.analysis.by_json import attribute

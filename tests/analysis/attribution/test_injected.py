@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.load.records import load_run
+from aorta.read.record import load_run
 from tests.analysis.attribution.test_attribute import exact
 from tests.analysis.by_json import attribute
 from tests.known_answers.again import each_undisturbed

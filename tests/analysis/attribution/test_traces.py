@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.load.traces import load_traces
+from aorta.read.traces.load import load_traces
 from tests.analysis.attribution.test_attribute import exact
 from tests.analysis.by_json import aggregate, attribute, compare
-from tests.analysis.load.kineto_files import ALLREDUCE, document, kernel, step
+from tests.read.kineto_files import ALLREDUCE, document, kernel, step
 
 US = 1_000
 

@@ -12,8 +12,8 @@ from aorta.analysis.compare.headline import MOST_WORDS, headline, numbers
 from aorta.analysis.compare.launch_comparison import judged, medians_side
 from aorta.analysis.compare.run_comparison import pairs
 from aorta.analysis.compare.verdict import DECIDED, GUARD, SEQUENCE, SHIFTED, Rules
-from aorta.analysis.documents.comparison import Comparison
-from aorta.analysis.metrics import metric_named
+from aorta.documents.comparison import Comparison
+from aorta.documents.metrics import metric_named
 from benchmarks.verdict_error_rates import recorded, side_of
 from tests.analysis import by_json
 

@@ -14,10 +14,10 @@ from aorta.analysis.compare.launch_comparison import refuse_unlike
 from aorta.analysis.compare.launch_set import Launch, LaunchSet
 from aorta.analysis.compare.run_comparison import LIBRARY
 from aorta.analysis.compare.verdict import Rules
-from aorta.analysis.documents.dataset import DeviceFacts
-from aorta.analysis.report.report_command import overlap_report
-from aorta.analysis.report.report_folder import Report, write_report
+from aorta.documents.dataset import DeviceFacts
 from aorta.errors import InputError
+from aorta.report.command import overlap_report
+from aorta.report.files import Report, write_report
 from tests.analysis.builders import strict_json
 from tests.analysis.compare.builders import CONFIG, launch, launch_set
 

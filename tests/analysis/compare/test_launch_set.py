@@ -23,13 +23,13 @@ from aorta.analysis.compare.launch_set import (
     launch_order,
     read_set,
 )
-from aorta.analysis.frames import Floats
-from aorta.analysis.load.locations import launch_folders
-from aorta.analysis.load.records import load_run
-from aorta.analysis.locate import locate
-from aorta.analysis.report.report_command import overlap_report
-from aorta.analysis.run import Run
 from aorta.errors import InputError
+from aorta.read.frames import Floats
+from aorta.read.locate import locate
+from aorta.read.locations import launch_folders
+from aorta.read.record import load_run
+from aorta.read.run import Run
+from aorta.report.command import overlap_report
 from tests.analysis.builders import header, metrics, simulated_run, step, strict_json, write_rank
 from tests.analysis.by_json import aggregate
 from tests.analysis.compare.builders import launch, launch_set

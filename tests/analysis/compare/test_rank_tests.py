@@ -24,7 +24,7 @@ from aorta.analysis.compare.rank_tests import (
     step_down,
 )
 from aorta.analysis.compare.verdict import decide
-from aorta.analysis.documents.comparison import Effect
+from aorta.documents.comparison import Effect
 
 
 def counted_out(reference: list[float], candidate: list[float]) -> float:

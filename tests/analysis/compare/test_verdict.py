@@ -10,7 +10,7 @@ import pytest
 
 from aorta.analysis.compare.rank_tests import detectable, launches_needed, mann_whitney
 from aorta.analysis.compare.verdict import GUARD, Rules, decide
-from aorta.analysis.documents.comparison import Effect
+from aorta.documents.comparison import Effect
 from aorta.errors import InputError
 from tests.analysis.by_json import intervals, judge, numbers, slower
 

@@ -1,1 +1,0 @@
-"""Loads sources of every kind into the frames of `aorta.analysis.run`."""

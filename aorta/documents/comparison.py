@@ -1,0 +1,467 @@
+"""What `summary.json` holds of a comparison (both sides of every metric, verdicts, where the difference is) and in all;
+and `run.json`, which is written as plain values where it is collected (`aorta.distributed`).
+
+Must not compute anything but what a struct says of itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from aorta.documents import ABSENT
+from aorta.documents.dataset import DatasetEntry, Ends, LaunchLeftOut
+from aorta.documents.metrics import NOT_SHOWN, Better, Unit
+from aorta.records.schema import Platform
+
+EffectKind: TypeAlias = Literal["difference", "quotient"]
+Side: TypeAlias = Literal["reference", "candidate"]
+SIDES: tuple[Side, Side] = ("reference", "candidate")
+
+
+class Interval(msgspec.Struct):
+    """An interval of an effect."""
+
+    low: float | None
+    high: float | None
+
+
+class Effect(msgspec.Struct):
+    """The effect of the candidate against the reference: a difference, or a quotient less 1. None where the reference
+    is 0; without `low` and `high` where the launches bound nothing.
+    """
+
+    kind: EffectKind
+    value: float | None
+    low: float | None
+    high: float | None
+
+    @property
+    def holds_zero(self) -> bool:
+        """Whether no difference at all lies within the interval."""
+        return self.low is not None and self.high is not None and self.low <= 0 <= self.high
+
+
+class ComparedBounds(msgspec.Struct):
+    """At least and at most of both sides (of a value both), and the least and the greatest difference and change
+    (candidate / reference - 1) of any two of their launches.
+    """
+
+    reference: Ends
+    candidate: Ends
+    difference: Interval
+    change: Interval
+    launches: dict[str, int]
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Number of launches of each side."""
+        return self.launches.get("reference", 0), self.launches.get("candidate", 0)
+
+
+class Quotient(msgspec.Struct):
+    """Two values, candidate minus reference, and candidate / reference."""
+
+    reference: float | None
+    candidate: float | None
+    difference: float | None
+    quotient: float | None
+    quotient_reason: str | None
+
+
+class Detectable(msgspec.Struct):
+    """The smallest effect that the launches find with this power; null for a `reason`."""
+
+    power: float
+    effect: float | None
+    reason: str | None
+
+
+class ComparedMetric(msgspec.Struct, kw_only=True):
+    """One metric of both sides, in its unit; with launch sets also the test."""
+
+    unit: Unit
+    better: Better | None
+    reference: float | None
+    candidate: float | None
+    difference: float | None
+    quotient: float | None
+    quotient_reason: str | None
+    judgement: str | None
+    judgement_reason: str | None
+    bounds: ComparedBounds = ABSENT
+    ratio_of_sums: Quotient = ABSENT
+    role: str | None = ABSENT
+    launches: dict[str, int] | None = ABSENT
+    constant: bool = ABSENT
+    margin: float = ABSENT
+    p: float | None = ABSENT
+    p_corrected: float | None = ABSENT
+    effect: Effect = ABSENT
+    difference_interval: Interval | None = ABSENT
+    interval_level: float | None = ABSENT
+    launch_sd: float | None = ABSENT
+    detectable: Detectable = ABSENT
+    launches_needed: int | None = ABSENT
+    launches_needed_reason: str | None = ABSENT
+    verdict: str | None = ABSENT
+    verdict_reason: str | None = ABSENT
+    needs_launches: int | None = ABSENT
+
+    @property
+    def tested(self) -> bool:
+        """Whether this is a metric of launch sets, with a role and a verdict."""
+        return self.verdict is not ABSENT
+
+    @property
+    def bounded(self) -> bool:
+        """Whether a side has bounds in place of a value."""
+        return self.bounds is not ABSENT
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Number of launches of each side that have a value."""
+        counts = self.launches or {}
+        return counts.get("reference", 0), counts.get("candidate", 0)
+
+    @property
+    def unknown(self) -> bool:
+        """Whether neither side has a value."""
+        return self.reference is None and self.candidate is None
+
+    def value(self, side: Side) -> float | None:
+        """Return the value of one side."""
+        return self.reference if side == "reference" else self.candidate
+
+    def ends(self, side: Side) -> Ends | None:
+        """Return the bounds of one side, where they stand in place of a value."""
+        if self.value(side) is not None or not self.bounded:
+            return None
+        return self.bounds.reference if side == "reference" else self.bounds.candidate
+
+
+class ComparedCollective(msgspec.Struct):
+    """Collectives of one kind, group, group size and number of bytes that both sides issued."""
+
+    kind: str
+    group: str
+    group_size: int | None
+    bytes: int | None
+    transfer_ms: ComparedMetric
+    wait_ms: ComparedMetric
+    queued_ms: ComparedMetric
+    busbw_gb_per_s: ComparedMetric
+
+
+class HostBoundSide(msgspec.Struct):
+    """The side that is host-bound while the other is not, and how far the hosts of both are ahead."""
+
+    side: Literal["reference", "candidate"]
+    host_lead_ms: dict[str, float]
+    sentence: str
+
+
+class LossDifference(msgspec.Struct):
+    """Losses of the ranks and steps that both sides have: how many there are, how many are the same to the last bit,
+    and the largest difference, candidate minus reference (null where all are the same).
+    """
+
+    count: int
+    equal: int
+    largest: float | None
+    rank: int | None
+    global_step: int | None
+    sentence: str
+
+
+class FactDifference(msgspec.Struct):
+    """A fact of what was run that differs between the sides."""
+
+    key: str
+    reference: Any
+    candidate: Any
+
+    def value(self, side: Side) -> Any:
+        """Return the fact of one side."""
+        return self.reference if side == "reference" else self.candidate
+
+
+class AllowedDifference(msgspec.Struct):
+    """A difference of the work that the caller allowed, between the sides or within one."""
+
+    where: str
+    key: str
+    values: list[Any]
+    paths: list[str]
+
+
+class LaunchEntry(msgspec.Struct):
+    """One launch of a side: where it is, when it began, and medians over its steps."""
+
+    path: str
+    run_id: str
+    began_unix_s: float | None
+    overlap_ratio: float | None
+    job_step_ms: float | None
+    throttled_ranks: list[int]
+
+
+class LaunchOrderFacts(msgspec.Struct):
+    """Whether the launches of both sides took turns in time (`launch_order`)."""
+
+    comparable: bool | None
+    sequence: str | None
+    drift_inflation: float | None
+    largest_inflation: float
+    reason: str | None
+    assume_no_drift: bool
+
+
+class AttributionRow(msgspec.Struct, kw_only=True):
+    """A part of the difference in exposed communication, in ms per step and rank, with the sums behind its means. What
+    it is a part by (`dimension`) decides which of the other keys it has.
+    """
+
+    what: str
+    dimension: str
+    reference_ms: float
+    candidate_ms: float
+    difference_ms: float
+    share: float | None
+    reference_ns: int
+    candidate_ns: int
+    kind: str = ABSENT
+    rank: int = ABSENT
+    group: str = ABSENT
+    group_size: int | None = ABSENT
+    bytes: int = ABSENT
+    order: int = ABSENT
+    phase: str | None = ABSENT
+    block: str | None = ABSENT
+    part: str = ABSENT
+    term: str = ABSENT
+    others: int = ABSENT
+    group_ranks: list[int] = ABSENT
+    alone: bool = ABSENT
+    launches: dict[str, int] = ABSENT
+    late_ms: dict[str, float | None] = ABSENT
+
+    @property
+    def listed(self) -> bool:
+        """Whether it is one part, not the sum of those that are not listed."""
+        return not self.others
+
+
+class AttributedSide(msgspec.Struct, kw_only=True):
+    """Means over steps and ranks of one side, in ms."""
+
+    launches: int
+    rank_steps: int
+    rank_steps_left_out: int
+    window_ms: float
+    comm_ms: float
+    compute_comm_ms: float
+    exposed_comm_ms: float
+    exposed_comm_ns: int
+    compute_ms: float
+    untold_ns: int
+    flops_per_rank_step: float | None
+    achieved_tflops: float | None
+    achieved_tflops_reason: str | None
+
+
+class Attribution(msgspec.Struct, kw_only=True):
+    """Where the difference in exposed communication lies; with a `reason` there is nothing else in it."""
+
+    definition: str
+    unit: str = ABSENT
+    sentence: str | None
+    reason: str | None
+    difference_ms: float = ABSENT
+    reference: AttributedSide = ABSENT
+    candidate: AttributedSide = ABSENT
+    causes: list[AttributionRow] = ABSENT
+    dimensions: dict[str, list[AttributionRow]] = ABSENT
+    stragglers: list[AttributionRow] = ABSENT
+    computing: list[AttributionRow] = ABSENT
+
+
+class Comparison(msgspec.Struct, kw_only=True):
+    """A candidate against a reference."""
+
+    reference: str
+    candidate: str
+    reference_overlap_ratio: float | None
+    candidate_overlap_ratio: float | None
+    ratio_delta: float | None
+    ratio_delta_reason: str = ABSENT
+    verdict: str
+    verdict_reason: str | None
+    host_bound: HostBoundSide | None
+    warnings: list[str]
+    manifest_differences: list[FactDifference]
+    losses: LossDifference | None
+    unlike: list[str]
+    statistic: str
+    metrics: dict[str, ComparedMetric]
+    collectives: list[ComparedCollective]
+    collectives_on_one_side: dict[str, int]
+    launches: dict[str, list[LaunchEntry]] = ABSENT
+    launch_order: LaunchOrderFacts = ABSENT
+    left_out: dict[str, list[LaunchLeftOut]] = ABSENT
+    primary: str = ABSENT
+    alpha: float = ABSENT
+    margin: float = ABSENT
+    interval_level: float = ABSENT
+    sequence: list[str] = ABSENT
+    judge_milliseconds: bool = ABSENT
+    refused: list[AllowedDifference] = ABSENT
+    headline: str = ABSENT
+    numbers: str = ABSENT
+    because: str | None = ABSENT
+    attribution: Attribution | None
+
+    @property
+    def shown(self) -> dict[str, ComparedMetric]:
+        """The metrics that text and page show."""
+        return {name: pair for name, pair in self.metrics.items() if name not in NOT_SHOWN}
+
+    @property
+    def tested(self) -> bool:
+        """Whether it is one of launch sets, with verdicts."""
+        return self.launches is not ABSENT
+
+    @property
+    def deciding(self) -> str:
+        """The metric that the verdict, or the headline of single runs, is of."""
+        return self.primary or "exposed_comm_ms"
+
+    @property
+    def sentence(self) -> str | None:
+        """Where the difference is; None where that is not known."""
+        return self.attribution.sentence if self.attribution else None
+
+    def label(self, side: Side) -> str:
+        """Return the label of one side."""
+        return self.reference if side == "reference" else self.candidate
+
+
+class JudgedCondition(msgspec.Struct):
+    """One condition of the gate with its outcome. `value` is what was compared with the threshold, in its unit; `low`
+    and `high` are the ends of its interval.
+    """
+
+    condition: str
+    metric: str
+    relative: bool
+    threshold: float
+    unit: str
+    value: float | None
+    low: float | None
+    high: float | None
+    p: float | None
+    outcome: Literal["pass", "fail", "inconclusive"]
+    reason: str
+
+
+class GateEntry(msgspec.Struct):
+    """The outcome of the gate."""
+
+    outcome: Literal["pass", "fail", "inconclusive"]
+    exit_code: int
+    basis: Literal["launches", "single runs"]
+    conditions: list[JudgedCondition]
+
+
+class MetricDefinition(msgspec.Struct):
+    """What a metric is."""
+
+    unit: Unit
+    better: Better | None
+    definition: str
+
+
+class Summary(msgspec.Struct, kw_only=True):
+    """`summary.json`."""
+
+    summary_version: Literal[1]
+    aorta_version: str
+    conventions: dict[str, str]
+    datasets: dict[str, DatasetEntry]
+    comparison: Comparison = ABSENT
+    metrics: dict[str, MetricDefinition]
+    gate: GateEntry = ABSENT
+
+
+class Versions(msgspec.Struct):
+    """Of AORTA, Python, torch and what else decides a measurement; null: not there."""
+
+    aorta: str
+    aorta_commit: str | None
+    python: str
+    torch: str
+
+
+class HostFacts(msgspec.Struct):
+    """The machine of rank 0."""
+
+    machine: str
+    kernel: str
+    cpus: int | None
+    cpus_usable: int | None
+    memory_bytes: int
+
+
+class CollectiveLibrary(msgspec.Struct):
+    """The file from which NCCL's or RCCL's functions come."""
+
+    path: str | None
+    version: str | None
+    bytes: int | None
+    sha256: str | None
+
+
+class RankFacts(msgspec.Struct):
+    """One rank and where it ran."""
+
+    rank: int
+    local_rank: int
+    node_rank: int
+    host: str
+    pid: int
+    device: str
+    threads: int
+    device_telemetry: dict[str, Any] | None
+
+
+class Manifest(msgspec.Struct):
+    """`run.json`."""
+
+    schema_version: int
+    run_id: str
+    attempt: int
+    elastic_run_id: str | None
+    label: str
+    created_unix_ns: int
+    manifest_hash: str
+    world_size: int
+    platform: Platform
+    backend: str | None
+    config: dict[str, Any]
+    plan: dict[str, Any]
+    versions: Versions
+    environment: dict[str, str]
+    environment_differences: dict[str, dict[str, str]]
+    collective_library: CollectiveLibrary | None
+    collective_library_differences: dict[str, CollectiveLibrary | None]
+    host_facts: HostFacts
+    devices: list[str]
+    topology: list[RankFacts]
+    command: list[str]
+    clock_sync: dict[str, Any] | None
+    warnings: list[str]
+    steps_planned: int | UnsetType = UNSET
+    traces: dict[str, Any] | UnsetType = UNSET
+    reasons: dict[str, str] | UnsetType = UNSET

@@ -1,0 +1,529 @@
+"""What `summary.json` holds of one dataset: metrics, collectives, devices, gains, of traces also their kernels.
+
+Must not compute anything.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
+
+from aorta.autopsy.evidence import Verdict
+from aorta.documents import ABSENT, known
+from aorta.documents.metrics import NOT_SHOWN
+from aorta.records.schema import InstrumentMode
+
+MeasuredFrom: TypeAlias = Literal["marks", "kernels"]
+MEDIAN_STEPS: Final = 6
+"""Of fewer steps a median has no 95 % interval: the smallest and the largest of n values hold the true median between
+them with probability 1 - 2^(1 - n), which is 0.938 of five and 0.969 of six (order statistics, no distribution)."""
+MEANS: Final = "means, and the overlap as a ratio of sums,"
+
+
+class Ends(msgspec.Struct):
+    """What a value is between, where it is not known."""
+
+    at_least: float
+    at_most: float
+
+
+class Described(msgspec.Struct, kw_only=True):
+    """One metric over steps of ranks, job steps or collectives."""
+
+    count: int
+    nulls: int
+    median: float | None
+    p5: float | None
+    p95: float | None
+    mean: float | None
+    min: float | None
+    max: float | None
+    reason: str | None
+    null_reasons: dict[str, int]
+    per_rank_median: dict[str, float | None] = ABSENT
+    rank_spread: float | None = ABSENT
+    rank_spread_reason: str | None = ABSENT
+    source: MeasuredFrom | None = ABSENT
+    bounds: Ends | None = ABSENT
+    ratio_of_sums: float | None = ABSENT
+    ratio_of_sums_reason: str | None = ABSENT
+    t_ms: float = ABSENT
+    tc_ms: float = ABSENT
+    tm_ms: float = ABSENT
+
+    @property
+    def over_all(self) -> float | None:
+        """The mean, and of a ratio that of the sums: these fit together, as no median of so few steps does."""
+        return self.mean if known(self.ratio_of_sums) is None else self.ratio_of_sums
+
+
+class CalibrationFacts(msgspec.Struct):
+    """What the calibrations of all ranks found: medians over them. `agree`: kernels and marks of the same steps, within
+    0.02 of the overlap ratio; null: no kernels were seen.
+    """
+
+    steps: int
+    rank_steps: int
+    problems: list[str]
+    agree: bool | None
+    ratio_by_kernels: float | None
+    ratio_by_marks: float | None
+    window_step_ms: float | None
+    other_step_ms: float | None
+    setup_ms: float | None
+
+
+class PaceFacts(msgspec.Struct):
+    """Whether the host sets the pace of the device (docs/metrics.md, "Where the host sets the pace")."""
+
+    host_bound: bool | None
+    host_lead_ms: float | None
+    undecided_share: float | None
+    calibration: CalibrationFacts | None
+    no_calibration: str | None
+
+
+class SourceFacts(msgspec.Struct):
+    """What a dataset was read from; null: the source does not say."""
+
+    path: str
+    run_id: str | None
+    label: str | None
+    attempt: int | None
+    platform: str | None
+    backend: str | None
+    parallel: str | None
+    timer: str
+    start_step: int | None
+    instrument_mode: InstrumentMode | str
+    manifest_hash: str | None
+    world_size: int | None
+    hosts: list[str]
+
+
+class HealthFacts(msgspec.Struct, kw_only=True):
+    """What is missing, damaged or unusual."""
+
+    ranks_expected: int | None
+    ranks_read: list[int]
+    ranks_missing: list[int]
+    files_left_out: list[str]
+    problem_count: int
+    problems: list[str]
+    endings: dict[str, str]
+    attempt: int | None
+    steps_not_on_all_ranks: list[int]
+    steps_not_covered: dict[str, int]
+    coverage_reasons: dict[str, int]
+    collectives_outside_steps: dict[str, int]
+    collectives_unwatched_share: dict[str, float]
+    timed_from_python: str | None
+    instrument_modes: list[str]
+    emulated_fabric: dict[str, Any] | None
+    emulated_fabric_rows: int | None
+    emulated_fabric_backend_slower_rows: int | None
+    emulated_fabric_known: bool
+    manifest_problem: str | None
+    numbering: list[str] = ABSENT
+    traces: dict[str, Any] = ABSENT
+    throttled_ranks: list[int]
+
+
+class StepCounts(msgspec.Struct):
+    """How many steps were read, and how many of them count."""
+
+    rank_steps_read: int
+    rank_steps_used: int
+    rank_steps_left_out_as_warmup: int
+    rank_steps_left_out_as_calibration: int
+    global_steps_used: int
+    isolated_rank_steps: dict[str, int]
+    warmup_rule: str
+
+
+class DeviceValue(msgspec.Struct):
+    """One sampled quantity of a device, in the unit of its name."""
+
+    count: int
+    median: float
+    min: float
+    max: float
+
+
+Throttled: TypeAlias = Literal["yes", "no", "unknown"]
+
+
+class RankDevice(msgspec.Struct, kw_only=True):
+    """The device of one rank over the samples taken during the steps used; a quantity is null without a sample."""
+
+    source: str | None
+    interval_s: float | None
+    problem: str | None
+    samples: int
+    samples_failed: int
+    failure: str | None
+    throttled: Throttled
+    throttled_samples: int
+    throttle_reasons: dict[str, int]
+    temp_c: DeviceValue | None
+    power_w: DeviceValue | None
+    sclk_mhz: DeviceValue | None
+    mclk_mhz: DeviceValue | None
+    util_pct: DeviceValue | None
+    mem_used_bytes: DeviceValue | None
+
+
+class DeviceFacts(msgspec.Struct):
+    """The devices of all ranks, by rank."""
+
+    throttled: Throttled
+    throttled_ranks: list[int]
+    ranks: dict[str, RankDevice]
+
+
+class CollectiveEntry(msgspec.Struct, kw_only=True):
+    """Collectives of one kind, group, group size and number of bytes."""
+
+    kind: str
+    group: str
+    group_size: int | None
+    bytes: int | None
+    group_ranks: list[list[int]]
+    collectives: int
+    rows: int
+    end_sources: dict[str, int]
+    transfer_is_upper_bound: bool
+    duration_ms: Described
+    queued_ms: Described
+    transfer_ms: Described
+    wait_ms: Described
+    arrival_skew_ms: Described
+    arrival_skew_bound_ms: Described
+    algbw_gb_per_s: Described
+    busbw_gb_per_s: Described
+
+    @property
+    def starts_open(self) -> bool:
+        """Whether marks leave open when these collectives began."""
+        return self.transfer_is_upper_bound and "wait" not in self.end_sources
+
+    @property
+    def why_upper_bound(self) -> str:
+        """Why the transfer is an upper bound, where it is one."""
+        if self.starts_open:
+            return "the host launches late, and the wait for a launch may be in it"
+        return "some ends are the end of the caller's wait"
+
+
+class ExposedRow(msgspec.Struct):
+    """Exposed communication of one group, collective, region, part or rank; `exposed_ms` is the mean over all rank-
+    steps after warm-up, `share` that of the whole, None where nothing is exposed.
+    """
+
+    what: str
+    exposed_ms: float
+    share: float | None
+
+
+class ExposedBreakdown(msgspec.Struct, kw_only=True):
+    """Where the communication of one run is exposed, each list with the largest row first: the rows of a list add up to
+    `exposed_ms`. `region`: a pass of a block, or work outside of blocks. `part`: transfer, or waiting for peers. With
+    a `reason` it is not known.
+    """
+
+    reason: str | None
+    rank_steps: int = ABSENT
+    exposed_ms: float = ABSENT
+    group: list[ExposedRow] = ABSENT
+    collective: list[ExposedRow] = ABSENT
+    region: list[ExposedRow] = ABSENT
+    part: list[ExposedRow] = ABSENT
+    rank: list[ExposedRow] = ABSENT
+
+
+class Straggler(msgspec.Struct, kw_only=True):
+    """Whether a group waits for one of its ranks: `rank`, by how much it is late and why (`because`, null where no part
+    of its step explains it), or why none is named.
+    """
+
+    group: str
+    group_ranks: list[int]
+    collectives: int
+    wait_ms_median_per_rank: dict[str, float | None]
+    rank: int | None = None
+    late_ms: float | None = None
+    last_share: float | None = None
+    reason: str | None = None
+    basis: Literal["waits", "issue times"] | None = None
+    queued_share: float | None = None
+    issue_late_ms_median_per_rank: dict[str, float] | None = None
+    clock_bound_ms: float | None = None
+    because: str | None = None
+
+
+class RankTimes(msgspec.Struct):
+    """Times of one rank in a step, medians over the steps used; null where no step has them. `aux_ms`: optimizer,
+    clipping, loss read and data.
+    """
+
+    rank: int
+    compute_ms: float | None
+    idle_ms: float | None
+    compute_stall_ms: float | None
+    aux_ms: float | None
+    exposed_ms: float | None
+
+
+class Finding(msgspec.Struct):
+    """What a rule of `aorta.analysis.findings` found, with its place: null where it is not of one rank, step, process
+    group or stream.
+    """
+
+    rule: str
+    sentence: str
+    rank: int | None = None
+    step: int | None = None
+    group: str | None = None
+    stream: int | None = None
+
+
+class CutoffFacts(msgspec.Struct):
+    """The stall cut-offs of the ranks, and the median overlap ratio at half and at twice the cut-off."""
+
+    lowest_ns: int
+    highest_ns: int
+    sources: list[str]
+    overlap_ratio_range: list[float] | None
+    reason: str | None
+
+
+class GainEntry(msgspec.Struct):
+    """A change, and by how much a step would be shorter; `setting`: the next launch can be given it;
+    `significant`: the whole interval is a gain. `upper_bound`: the network was real, and the replay ignores contention,
+    so that no gain is significant. `sentence` says it.
+    """
+
+    change: str
+    words: str
+    setting: bool
+    gain_ms: float
+    low_ms: float
+    high_ms: float
+    share: float
+    notes: list[str]
+    significant: bool
+    upper_bound: bool
+    sentence: str
+
+
+class MarginalEntry(msgspec.Struct):
+    """What a step would gain, were one part of the communication free, or by a bound."""
+
+    what: str
+    name: str
+    gain_ms: float
+    low_ms: float
+    high_ms: float
+    change: str | None
+
+
+class WhatIf(msgspec.Struct, kw_only=True):
+    """What would gain most, from a replay of the last steps; with a `reason` no replay was possible."""
+
+    reason: str | None
+    steps: int = ABSENT
+    ranks: int = ABSENT
+    level: float = ABSENT
+    step_ms: float = ABSENT
+    check: str | None = ABSENT
+    gains: list[GainEntry] = ABSENT
+    marginals: list[MarginalEntry] = ABSENT
+    bounds: list[MarginalEntry] = ABSENT
+    notes: list[str] = ABSENT
+    flags: list[str] = ABSENT
+    command: str = ABSENT
+
+
+KernelClass: TypeAlias = Literal["compute", "comm", "copy", "unknown"]
+
+
+class KernelTotalEntry(msgspec.Struct):
+    """Kernels of one name and class on one device; without rank and device: on all."""
+
+    rank: int | None
+    device: int | None
+    name: str
+    cls: KernelClass
+    count: int
+    total_ms: float
+    mean_ms: float
+    std_ms: float | None
+    min_ms: float
+    max_ms: float
+    share: float
+
+
+class GemmEntry(msgspec.Struct):
+    """Matrix products of one shape on one device; without rank and device: on all."""
+
+    rank: int | None
+    device: int | None
+    operator: str
+    batch: int
+    m: int
+    n: int
+    k: int
+    dtype: str | None
+    count: int
+    total_ms: float
+    mean_ms: float
+    std_ms: float | None
+    tflops: float | None
+
+
+class StreamGapsEntry(msgspec.Struct):
+    """The time between the kernels of one stream, and that in its kernels of computation and communication; `reason`:
+    why it is not known how much of it waited for the host.
+    """
+
+    rank: int | None
+    device: int | None
+    stream: int
+    kernels: int
+    busy_ms: float
+    compute_ms: float
+    comm_ms: float
+    gaps: int
+    gap_ms: float
+    gaps_known: int
+    launch_bound: int | None
+    launch_bound_ms: float | None
+    host_wait_ms: float | None
+    reason: str | None
+
+
+class CounterEntry(msgspec.Struct):
+    """A hardware counter of kernels of one name; `derived_from` the raw ones, or null where the tool gave it."""
+
+    rank: int | None
+    device: int | None
+    name: str
+    counter: str
+    count: int
+    mean: float
+    min: float
+    max: float
+    comm_share: float | None
+    derived_from: str | None
+
+
+class SlowdownEntry(msgspec.Struct):
+    """Kernels of one name on one device, alone and while communication runs; `reason`: why they are not compared."""
+
+    rank: int | None
+    device: int | None
+    name: str
+    alone_count: int
+    overlapped_count: int
+    partly_count: int
+    alone_median_ms: float | None
+    overlapped_median_ms: float | None
+    slowdown: float | None
+    excess_ms: float | None
+    alone_mean_ms: float | None
+    overlapped_mean_ms: float | None
+    mean_ratio: float | None
+    mean_ratio_low: float | None
+    mean_ratio_high: float | None
+    reason: str | None
+
+
+class KernelEntries(msgspec.Struct):
+    """The kernels of traces; `reasons`: kind of rows -> what traces lack of them."""
+
+    by_name: list[KernelTotalEntry]
+    by_shape: list[GemmEntry]
+    totals: list[KernelTotalEntry]
+    gemms: list[GemmEntry]
+    gaps: list[StreamGapsEntry]
+    counters: list[CounterEntry]
+    reasons: dict[str, list[str]]
+    left_out: dict[str, int]
+
+
+class TraceEntries(msgspec.Struct):
+    """What a dataset has that was read from traces."""
+
+    whole: dict[str, Any]
+    costs: list[dict[str, Any]]
+    slowdowns: list[SlowdownEntry]
+    kernels: KernelEntries
+
+
+class LaunchLeftOut(msgspec.Struct):
+    """A launch of a set that does not count."""
+
+    path: str
+    reason: str
+
+
+class DatasetEntry(msgspec.Struct, kw_only=True):
+    """One run, or the representative launch of a launch set. With `count` 0 there is a `reason`, and no metrics."""
+
+    count: int
+    reason: str = ABSENT
+    mean_loss: float | None = ABSENT
+    mean_overlap_ms: float | None = ABSENT
+    mean_compute_ms: float | None = ABSENT
+    mean_allreduce_overlap_ms: float | None = ABSENT
+    mean_reducescatter_overlap_ms: float | None = ABSENT
+    overlap_ratio: float | None = ABSENT
+    null_reasons: dict[str, str] = ABSENT
+    source: SourceFacts
+    health: HealthFacts
+    steps: StepCounts
+    devices: DeviceFacts
+    stall_cutoff: CutoffFacts | None = ABSENT
+    pace: PaceFacts | None = ABSENT
+    metrics: dict[str, Described] = ABSENT
+    collectives: list[CollectiveEntry] = ABSENT
+    exposed: ExposedBreakdown = ABSENT
+    stragglers: list[Straggler] = ABSENT
+    rank_times: list[RankTimes] = ABSENT
+    findings: list[Finding] = ABSENT
+    traces: TraceEntries = ABSENT
+    autopsy: Verdict = ABSENT
+    launches: int = ABSENT
+    representative: str = ABSENT
+    representative_rule: str = ABSENT
+    launch_set: str = ABSENT
+    left_out: list[LaunchLeftOut] = ABSENT
+    what_if: WhatIf
+
+    @property
+    def described(self) -> dict[str, Described]:
+        """Metric -> its statistics; empty where no step is used."""
+        return self.metrics or {}
+
+    @property
+    def few_steps(self) -> bool:
+        """Whether a report leads with `over_all`: the overlap ratio rests on less than `MEDIAN_STEPS` steps."""
+        ratio, pace = self.described.get("overlap_ratio"), known(self.pace)
+        by_kernels = ratio is not None and ratio.source == "kernels" and pace is not None and pace.calibration
+        return (by_kernels.steps if by_kernels else self.steps.global_steps_used) < MEDIAN_STEPS
+
+    def leading(self, name: str) -> float | None:
+        """Return the value of a metric that a report says first: its median, or of few steps that over all of them."""
+        found = self.described.get(name)
+        return None if found is None else found.over_all if self.few_steps else found.median
+
+    @property
+    def shown(self) -> dict[str, Described]:
+        """Those that text and page show."""
+        return {name: entry for name, entry in self.described.items() if name not in NOT_SHOWN}
+
+    @property
+    def matched(self) -> list[CollectiveEntry]:
+        """The collectives; empty where no step is used."""
+        return self.collectives or []

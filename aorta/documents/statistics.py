@@ -1,0 +1,127 @@
+"""Describes many values of one metric as in a summary: none of the statistics is NaN.
+
+    describe([1.0, 2.0, nan], ranks=[0, 0, 1], null_reasons={"no communication in this window": 1})
+
+Must not: hide a null (each is counted), give the spread of a single rank as 0, or pass an approximate percentile off as
+exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from aorta.documents.dataset import Described
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+
+PERCENTILE_METHOD: Final = "linear interpolation between order statistics (Hyndman and Fan type 7, numpy 'linear')"
+PERCENTILES: Final = (5, 50, 95)
+_NAMES: Final = ("median", "p5", "p95", "mean", "min", "max")
+
+
+def describe(
+    values: npt.ArrayLike, ranks: npt.ArrayLike | None = None, null_reasons: Mapping[str, int] | None = None
+) -> Described:
+    """Return count, median, p5, p95, mean, min and max of the known values; with `ranks` also the median of each rank
+    and their spread (largest minus smallest). `reason` says why there is no median.
+    """
+    column = np.asarray(values, np.float64)
+    count, numbers = numbers_of([column[~np.isnan(column)]])
+    medians = None if ranks is None else rank_medians(column, np.asarray(ranks))
+    return entry(count, len(column) - count, numbers, medians, null_reasons)
+
+
+def entry(
+    count: int,
+    nulls: int,
+    numbers: Floats | None,
+    medians: Mapping[int, float | None] | None = None,
+    null_reasons: Mapping[str, int] | None = None,
+) -> Described:
+    """Return the statistics of one metric as a summary has them.
+
+    Args:
+        numbers: median, p5, p95, mean, min and max; None without values.
+    """
+    reasons = dict(null_reasons or {})
+    reason = None
+    if numbers is None:
+        reason = max(reasons, key=reasons.__getitem__) if reasons else "no values"
+    values = dict.fromkeys(_NAMES) if numbers is None else dict(zip(_NAMES, map(float, numbers), strict=True))
+    found = Described(count=count, nulls=nulls, **values, reason=reason, null_reasons=reasons)
+    if medians is not None:
+        known = [median for median in medians.values() if median is not None]
+        enough = len(known) > 1
+        found.per_rank_median = {str(rank): median for rank, median in medians.items()}
+        found.rank_spread = max(known) - min(known) if enough else None
+        found.rank_spread_reason = None if enough else f"{len(known)} rank(s) with values; a spread needs two"
+    return found
+
+
+def rank_medians(values: Floats, ranks: npt.NDArray[Any]) -> dict[int, float | None]:
+    """Return rank -> median of its known values, in order of rank; None where it has none."""
+    if np.any(ranks[1:] < ranks[:-1]):
+        order = np.argsort(ranks, kind="stable")
+        values, ranks = values[order], ranks[order]
+    found, starts = np.unique(ranks, return_index=True)
+    parts = np.split(values, starts[1:]) if len(found) else []
+    return {int(rank): median_or_none(part) for rank, part in zip(found, parts, strict=True)}
+
+
+def median_or_none(values: Floats) -> float | None:
+    """Return the median of the known values; None if there are none."""
+    known = values[~np.isnan(values)]
+    return float(np.median(known)) if len(known) else None
+
+
+def numbers_of(parts: Sequence[Floats]) -> tuple[int, Floats | None]:
+    """Return the number of values in all parts together, none of which is NaN, and their median, p5, p95, mean, min and
+    max; None without any.
+    """
+    values = np.concatenate([np.empty(0), *parts])
+    if not len(values):
+        return 0, None
+    p5, median, p95 = np.percentile(values, PERCENTILES, method="linear")
+    return len(values), np.array([median, p5, p95, values.mean(), values.min(), values.max()])
+
+
+POOL: Final = 200
+"""Resamples of the steps of one run."""
+LEAST_POOL: Final = 48
+_WORK: Final = 1 << 22
+"""Bounds the values touched: a run of 64 ranks x 1,000 steps gets 65 resamples."""
+_BLOCK: Final = 1 << 20
+
+
+def step_medians(values: Floats, steps: npt.NDArray[np.int64], generator: np.random.Generator) -> Floats:
+    """Return medians of `values` over resamples of their global steps, drawn with replacement; shape (resamples,). All
+    ranks of a step are drawn together, because they waited for each other.
+
+    Args:
+        values: one per rank-step, none NaN, at least one.
+        steps: the global step of each value.
+    """
+    if values.min() == values.max():
+        return values[:1].copy()  # the median is the same for every draw
+    order = np.argsort(values, kind="stable")
+    _, cluster = np.unique(steps, return_inverse=True)
+    ordered, cluster = values[order], cluster[order]
+    count = int(cluster.max()) + 1
+    resamples = int(np.clip(_WORK // len(values), LEAST_POOL, POOL))
+    block = max(1, _BLOCK // len(values))
+    medians = []
+    for at in range(0, resamples, block):
+        rows = min(block, resamples - at)
+        drawn = generator.integers(count, size=(rows, count)) + count * np.arange(rows)[:, None]
+        times_drawn = np.bincount(drawn.ravel(), minlength=rows * count).reshape(rows, count)
+        # A value counts as often as its step was drawn; the k-th smallest (from 0) is at the first position whose
+        # cumulative count exceeds k.
+        places = np.cumsum(times_drawn[:, cluster], axis=1, dtype=np.int32)
+        total = places[:, -1:]
+        lower, upper = (np.argmax(places > middle, axis=1) for middle in ((total - 1) // 2, total // 2))
+        medians.append((ordered[lower] + ordered[upper]) / 2)
+    return np.concatenate(medians)

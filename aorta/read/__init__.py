@@ -1,0 +1,1 @@
+"""Loads sources of every kind into the frames of `aorta.read.run`."""

@@ -1,0 +1,321 @@
+"""Cuts the exposed communication of one rank into pieces: which collective, and where in its step.
+
+`exposed_of` lays many steps on one axis, cuts it at every edge of anything, and assigns each exposed cell to one
+collective and one region; cells that follow each other and differ in neither are one piece. Pieces are whole
+nanoseconds that add up exactly; how much of one is waiting, only a match across ranks can tell.
+
+The rule when several collectives are in flight: an exposed stretch ends when computation resumes, when the last
+collective ends, or with the step. A collective that is still in flight at that moment is not what the rank was waiting
+for. So each nanosecond goes to a collective that ends inside its stretch; among several of those, to the one that
+started first, because the others queue behind it on the link; and to one that outlasts the stretch only where no other
+is in flight.
+
+Must not: assign a nanosecond twice or leave one out, or trust its own measurement over the record's: exposed time that
+the record counts and its rows do not explain is summed apart.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from aorta.read.frames import (
+    NOWHERE,
+    UNKNOWN,
+    Bools,
+    Collectives,
+    Exposed,
+    Floats,
+    Frame,
+    Groups,
+    Ints,
+    Lane,
+    Region,
+    Spans,
+    Steps,
+    column,
+    declared,
+)
+from aorta.read.run import ExposedSums
+from aorta.timeline.arrays import Spans as Intervals
+from aorta.timeline.arrays import refuse_inverted
+from aorta.timeline.overlap import NS_PER_MS
+
+BRINGING: Final = frozenset({"allgather", "broadcast", "scatter", "recv"})
+"""Kinds that deliver what the next block computes with; the others carry away what the last one computed."""
+BLOCK_STEPS: Final = 256
+"""Steps laid on one axis, which bounds the memory of its cells."""
+ORDER_LIMIT: Final = 512
+"""Collectives of one kind and group are distinguished by their order within a step up to here; later ones are counted
+together.
+"""
+METRICS: Final = ("comm_ms", "exposed_comm_ms", "compute_ms")
+
+
+def exposed_of(steps: Steps, collectives: Collectives, spans: Spans) -> tuple[Exposed, ExposedSums]:
+    """Return the exposed communication of the steps that aggregates use and that know it. A collective that is still
+    running when its step ends also counts in the next one, as it does in the record.
+
+    Args:
+        spans: of all these steps.
+
+    Raises:
+        IntervalError: a collective, a compute range or a stall ends before it starts.
+    """
+    known = _nanoseconds(steps.column("exposed_comm_ms")) >= 0
+    places = np.flatnonzero(steps.used & known)
+    flights = _flights(steps, collectives)
+    regions: dict[Region, int] = {NOWHERE: 0}
+    of_name = [regions.setdefault(name.region, len(regions)) for name in spans.names]
+    region = np.array([*of_name, 0])[spans.name]
+    computing = np.zeros(len(regions), np.int64)
+    pieces, measured = [], np.zeros((3, len(steps)), np.int64)
+    for first in range(0, len(places), BLOCK_STEPS):
+        block = places[first : first + BLOCK_STEPS]
+        found = _pieces(steps, block, _within(flights, block), spans, region, computing, collectives)
+        pieces.append(found[0])
+        measured[:, block] = found[1]
+    comm_ns, exposed_ns, compute_ns = (_nanoseconds(steps.column(name))[places] for name in METRICS)
+    seen_comm, seen_exposed, seen_compute = measured[:, places]
+    columns = [np.concatenate(parts) for parts in zip(*pieces, strict=True)] or [np.empty(0, np.int64)] * 6
+    return Exposed(**dict(zip(declared(Exposed), columns, strict=True)), regions=tuple(regions)), ExposedSums(
+        rank_steps=len(places),
+        left_out=int((steps.used & ~known).sum()),
+        window_ns=int(steps.length_ns[places].sum()),
+        comm_ns=int(np.where(comm_ns >= 0, comm_ns, seen_comm).sum()),
+        exposed_ns=int(exposed_ns.sum()),
+        compute_ns=int(np.where(compute_ns >= 0, compute_ns, seen_compute).sum()),
+        unexplained_ns=int((exposed_ns - seen_exposed).sum()),
+        computing=Counter({place: total for place, total in zip(regions, computing.tolist(), strict=True) if total}),
+    )
+
+
+def _nanoseconds(values_ms: Floats) -> Ints:
+    """Convert the record's milliseconds back to the whole nanoseconds they were divided from, -1 where they are null;
+    rounding is exact below 2**52 ns.
+    """
+    return np.where(np.isnan(values_ms), UNKNOWN, np.rint(np.nan_to_num(values_ms) * NS_PER_MS)).astype(np.int64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flights(Frame):
+    """Collectives in flight, a row a step and collective, by step: one that outlasts its step is in flight in the next,
+    too.
+
+    Attributes:
+        row: of the collectives.
+        start_ns, end_ns: on the rank's clock.
+        order: number of the collective among those of its step, kind and group, from 0.
+        turn: its place in the order of the rule: who started first.
+    """
+
+    step: Ints = column(np.int64)
+    row: Ints = column(np.int64)
+    start_ns: Ints = column(np.int64, "ns")
+    end_ns: Ints = column(np.int64, "ns")
+    order: Ints = column(np.int64)
+    turn: Ints = column(np.int64)
+
+
+def _flights(steps: Steps, rows: Collectives) -> Flights:
+    """Return what was in flight in each step of a rank."""
+    timed = np.flatnonzero(rows.timed)
+    kinds: dict[tuple[str, str], int] = {}
+    kind = np.array([kinds.setdefault((name.kind, name.group), len(kinds)) for name in rows.names] or [0], np.int64)
+    alike = Groups(rows.step, kind[rows.name])
+    order = np.empty(len(rows), np.int64)
+    order[alike.order] = np.arange(len(rows)) - alike.starts[alike.number]
+    order, step = order[timed], rows.step[timed].astype(np.int64)
+    zero_ns = steps.start_mono_ns[step]
+    start_ns, end_ns = rows.start_ns[timed] + zero_ns, rows.end_ns[timed] + zero_ns
+    turn = _ranked(np.lexsort((order, end_ns, start_ns)))
+
+    at = np.arange(len(timed))
+    found = [(step, at)]
+    while len(at):
+        outlasts = (end_ns[at] > steps.end_mono_ns[step]) & (step + 1 < len(steps))
+        at, step = at[outlasts], step[outlasts] + 1
+        # Of those that outlast this step as well, only the first in turn can be what the rank waits for.
+        whole = end_ns[at] > steps.end_mono_ns[step]
+        first = np.full(len(steps), len(timed))
+        np.minimum.at(first, step[whole], turn[at[whole]])
+        kept = ~whole | (turn[at] == first[step])
+        found.append((step[kept], at[kept]))
+    step, at = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    by_step = np.argsort(step, kind="stable")
+    step, at = step[by_step], at[by_step]
+    return Flights(step=step, row=timed[at], start_ns=start_ns[at], end_ns=end_ns[at], order=order[at], turn=turn[at])
+
+
+def _within(flights: Flights, places: Ints) -> Flights:
+    """Return the flights of some steps; their `step` is then an index into `places`."""
+    first, last = np.searchsorted(flights.step, [places[0], places[-1] + 1])
+    mine = flights.take(slice(int(first), int(last)))
+    at = np.searchsorted(places, mine.step)
+    return replace(mine, step=at).take(places[at] == mine.step)
+
+
+def _ranked(order: Ints) -> Ints:
+    """Return the place of each element in an order of indices."""
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    return place
+
+
+class _Axis:
+    """Windows of steps side by side, a nanosecond apart, cut into cells at every edge of what is placed in them."""
+
+    def __init__(self, length_ns: Ints) -> None:
+        self.length_ns = length_ns
+        self.zero_ns = np.cumsum(length_ns + 1) - length_ns - 1
+        self._edges = [self.zero_ns, self.zero_ns + length_ns]
+
+    def place(self, step: Ints, start_ns: Ints, end_ns: Ints) -> tuple[Intervals, Bools]:
+        """Return intervals on the axis, cut at their windows, and which of them are not empty there."""
+        zero, length = self.zero_ns[step], self.length_ns[step]
+        start, end = zero + np.clip(start_ns, 0, length), zero + np.clip(end_ns, 0, length)
+        kept = start < end
+        placed = Intervals(start[kept], end[kept])
+        self._edges += placed
+        return placed, kept
+
+    def cut(self) -> None:
+        """Make the cells, when everything is placed: their `edges`, their lengths, and the step of each."""
+        edges = np.sort(np.concatenate(self._edges), kind="stable")  # of runs that are sorted, or nearly
+        self.edges = edges[np.diff(edges, prepend=-1) > 0]
+        self.cell_ns = np.diff(self.edges)
+        self.step = np.searchsorted(self.zero_ns, self.edges[:-1], side="right") - 1
+
+    def cells(self, placed: Intervals) -> Intervals:
+        """Return the first cell of each interval, and the one behind its last."""
+        return Intervals(np.searchsorted(self.edges, placed.start), np.searchsorted(self.edges, placed.end))
+
+    def covered(self, placed: Intervals) -> Bools:
+        """Return which cells lie in any of these intervals."""
+        opened, closed = (np.bincount(edge, minlength=len(self.edges)) for edge in self.cells(placed))
+        inside: Bools = np.cumsum(opened - closed)[:-1] > 0
+        return inside
+
+
+def _first_covering(cells: int, ranges: Intervals, order: Ints) -> Ints:
+    """Return for each of so many cells the index of the range of cells that covers it and comes first in `order`; -1
+    where none does. Each range is the union of two whose length is a power of two, which are halved until they are
+    cells: linear in ranges and in cells, times the logarithm of the longest.
+    """
+    count, place = ranges.end - ranges.start, _ranked(order)
+    best = np.full(cells, len(count))
+    level = np.where(count > 0, np.frexp(count)[1] - 1, -1)
+    for power in range(int(level.max(initial=-1)), -1, -1):
+        mine = np.flatnonzero(level == power)
+        np.minimum.at(best, ranges.start[mine], place[mine])
+        np.minimum.at(best, ranges.end[mine] - (1 << power), place[mine])
+        if half := (1 << power) >> 1:
+            best[half:] = np.minimum(best[half:], best[:-half])
+    first: Ints = np.append(order, -1)[best]
+    return first
+
+
+def _owners(cells: Intervals, turn: Ints, outlasting: Bools, exposed: Bools) -> Ints:
+    """Return to which collective each exposed cell belongs, by the rule above: an index into these columns.
+
+    Args:
+        cells: those that each collective covers in its window, at least one.
+        outlasting: whether it is still in flight when its window ends.
+    """
+    number, last, by_turn = np.arange(len(exposed)), cells.end - 1, np.argsort(turn)
+    stretch = np.maximum.accumulate(np.where(exposed, 0, number + 1))  # the first cell of the stretch of each cell
+    ends = exposed[last] & ~outlasting
+    ending = np.where(
+        ends, np.maximum(cells.start, stretch[last]), cells.end
+    )  # from here on it ends inside its stretch
+    inside = _first_covering(len(exposed), Intervals(ending, cells.end), by_turn)
+    return np.where(inside >= 0, inside, _first_covering(len(exposed), Intervals(cells.start, ending), by_turn))
+
+
+def _places(innermost: Ints, step: Ints, bringing: Bools, cells: Ints) -> Ints:
+    """Return the range to which exposed time in some cells belongs: the innermost round it; between two ranges of a
+    step the later one for kinds in `BRINGING`, the earlier one for any other, and the only one where there is just one;
+    -1 without any.
+    """
+    number = np.arange(len(innermost))
+    before = np.maximum.accumulate(np.where(innermost >= 0, number, -1))
+    after = np.minimum.accumulate(np.where(innermost >= 0, number, len(number))[::-1])[::-1]
+    marked, steps = np.append(innermost, -1), np.append(step, -1)
+    earlier, later = (
+        np.where(steps[neighbour] == step[cells], marked[neighbour], -1) for neighbour in (before[cells], after[cells])
+    )
+    first, second = np.where(bringing, later, earlier), np.where(bringing, earlier, later)
+    return np.where(first >= 0, first, second)
+
+
+def _pieces(
+    steps: Steps,
+    places: Ints,
+    flights: Flights,
+    spans: Spans,
+    region: Ints,
+    computing: Ints,
+    rows: Collectives,
+) -> tuple[tuple[Ints | Bools, ...], Ints]:
+    """Cut the steps at `places`.
+
+    Args:
+        flights: those of these steps.
+        region: of each of `spans`.
+        computing: by region, to which the time computed there is added.
+
+    Returns:
+        The columns of `Exposed`; and, a row each, how long each step communicated, was exposed, and computed.
+    """
+    low, high = np.searchsorted(spans.step, [places[0], places[-1] + 1])
+    mine = slice(int(low), int(high))
+    at = np.searchsorted(places, spans.step[mine])
+    here = places[at] == spans.step[mine]
+    lane, of_step = spans.lane[mine][here], at[here]
+    span_start, span_end, region = spans.start_ns[mine][here], spans.end_ns[mine][here], region[mine][here]
+
+    def lanes(*wanted: Lane) -> tuple[Ints, Ints, Ints]:
+        chosen = np.isin(lane, wanted)
+        refuse_inverted(span_start[chosen], span_end[chosen])
+        return of_step[chosen], span_start[chosen], span_end[chosen]
+
+    zero_ns = steps.start_mono_ns[places][flights.step]
+    begun_ns, ended_ns = flights.start_ns - zero_ns, flights.end_ns - zero_ns
+    refuse_inverted(begun_ns, ended_ns)
+    axis = _Axis(steps.length_ns[places])
+    comm, kept = axis.place(flights.step, begun_ns, ended_ns)
+    compute, stalls, bubbles = (
+        axis.place(*lanes(*wanted))[0] for wanted in ((Lane.COMPUTE,), (Lane.STALL, Lane.HAND_OVER), (Lane.BUBBLE,))
+    )
+    named = ((lane == Lane.COMPUTE) | (lane == Lane.AUX)) & (region != 0)
+    ranges, ranges_kept = axis.place(of_step[named], span_start[named], span_end[named])
+    axis.cut()
+    flights, begun_ns, ended_ns = flights.take(kept), begun_ns[kept], ended_ns[kept]
+
+    working = axis.covered(compute) & ~axis.covered(stalls)
+    communicating = axis.covered(comm)
+    exposed = communicating & ~working
+    innermost = _first_covering(len(exposed), axis.cells(ranges), np.lexsort((ranges.end, -ranges.start)))
+    outlasting = ended_ns > axis.length_ns[flights.step]
+    cells = np.flatnonzero(exposed)
+    owner = _owners(axis.cells(comm), flights.turn, outlasting, exposed)[cells]
+    bringing = np.array([name.kind in BRINGING for name in rows.names] or [False], bool)[rows.name]
+    region = np.append(region[named][ranges_kept], 0)  # the last for cells that nothing covers
+    row = flights.row[owner]
+    where = region[_places(innermost, axis.step, bringing[row], cells)]
+    in_bubble = axis.covered(bubbles)[cells]
+    np.add.at(computing, region[innermost[working]], axis.cell_ns[working])
+
+    from_ns = axis.edges[cells] - axis.zero_ns[flights.step[owner]] - begun_ns[owner]
+    alike = np.stack([cells - np.arange(len(cells)), owner, where, in_bubble])
+    start = np.flatnonzero(np.append(True, (np.diff(alike, axis=1) != 0).any(axis=0))[: len(cells)])
+    length_ns = np.add.reduceat(axis.cell_ns[cells], start) if len(start) else start
+    order = np.minimum(flights.order[owner], ORDER_LIMIT)
+    times = np.zeros((3, len(places)), np.int64)
+    for total, seen in zip(times, (communicating, exposed, working), strict=True):
+        np.add.at(total, axis.step[seen], axis.cell_ns[seen])
+    from_ns = from_ns[start]
+    return (row[start], where[start], order[start], from_ns, from_ns + length_ns, in_bubble[start]), times

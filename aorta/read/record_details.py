@@ -1,0 +1,198 @@
+"""Reads what ran inside the steps of a record: while its lines are read, or from some of them again, as all steps would
+be too much to hold. Must not: take another line for a step's, should the file have changed since.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from itertools import chain, repeat
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import UNSET
+
+from aorta.errors import InputError
+from aorta.read.frames import COPY_TO_HOST, UNKNOWN, Ints, Lane, SpanName, SpanRows, Spans
+from aorta.read.run import Details, StepIntervals, UserRangesOfStep
+from aorta.records.device_values import read_words
+from aorta.records.files import open_regular
+from aorta.records.record_file import LINE_LIMIT, StepLine, decode_field, decode_line
+from aorta.records.schema import ActiveSegment, AuxRange, ComputeRange, Copy, DeviceSample, Header
+from aorta.timeline.classes import BUBBLE
+from aorta.timeline.intervals import merge
+
+_NAMES: Final = {
+    Lane.STALL: SpanName("stall", ""),
+    Lane.HAND_OVER: SpanName("hand_over", "hand-over"),
+    Lane.BUBBLE: SpanName("bubble", ""),
+    Lane.READY: SpanName("ready", ""),
+    Lane.COPY_TO_HOST: SpanName("copy", COPY_TO_HOST),
+}
+_ANOTHER_LINE: Final = "another line stands there now"
+WORDS: Final = "rocm-smi"
+"""Source of the samples that are read from `rocm_smi_output`."""
+
+
+def add_spans(spans: SpanRows, lines: Sequence[Any], first: int, lanes: Sequence[str]) -> None:
+    """Add what ran when in some steps, the first of which is row `first`.
+
+    Raises:
+        ValueError: a field violates the schema.
+    """
+
+    def rows(name: str) -> Iterator[Any]:
+        """Yield the step of each row, then the columns of a field whose rows are tuples."""
+        lists = [getattr(line, name) for line in lines]
+        every = list(chain.from_iterable(lists))
+        yield np.repeat(np.arange(first, first + len(lines)), list(map(len, lists)))
+        yield from zip(*every, strict=True) if every else [()] * 4
+
+    step, block, phase, start, end, *_ = rows("compute")
+    spans.add(Lane.COMPUTE, step, zip(repeat("compute"), block, phase, strict=False), start, end)
+    step, work, start, end, *_ = rows("aux")
+    spans.add(Lane.AUX, step, zip(repeat("aux"), work, repeat(""), strict=False), start, end)
+    others: dict[Lane, list[tuple[int, int, int, int]]] = defaultdict(list)
+    for at, line in enumerate(lines, start=first):
+        for stall in line.stalls:
+            lane = Lane.HAND_OVER if stall.cause == "hand_over" else Lane.STALL
+            others[lane].append((at, stall.start_ns, stall.end_ns, UNKNOWN))
+        for ready in line.ready or ():
+            others[Lane.READY].append((at, ready.ready_ns, ready.ready_ns, ready.seq))
+        if "d2h_gb_per_s" in line.overlap:
+            copies: list[Copy] = decode_field(line, "copies") or []
+            for copy in copies:
+                if copy.direction == "d2h" and copy.start_ns is not None and copy.end_ns is not None:
+                    others[Lane.COPY_TO_HOST].append((at, copy.start_ns, copy.end_ns, UNKNOWN))
+        if has_bubbles(line) and BUBBLE in lanes:
+            bit = 1 << lanes.index(BUBBLE)
+            segments: list[ActiveSegment] = decode_field(line, "active_segments")
+            merged = merge((part.start_ns, part.end_ns) for part in segments if part.lanes & bit)
+            others[Lane.BUBBLE] += [(at, begin, finish, UNKNOWN) for begin, finish in merged]
+    waits = [(at, wait) for at, line in enumerate(lines, start=first) for wait in line.waits or ()]
+    times = [(at, wait.enter_ns, wait.leave_ns, wait.seq) for at, wait in waits]
+    step, start, end, ref = np.array(times, np.int64).reshape(-1, 4).T
+    spans.add(Lane.WAIT, step, [("wait", wait.group, "") for _, wait in waits], start, end, ref)
+    for lane, found in others.items():
+        step, start, end, ref = np.array(found, np.int64).T
+        spans.add(lane, step, _NAMES[lane], start, end, ref)
+
+
+def has_bubbles(line: Any) -> bool:
+    """Return whether a step of a pipeline has bubbles."""
+    return bool(line.overlap.get("bubble_ms", 0.0) != 0.0)
+
+
+def samples_from_text(header: Header) -> bool:
+    """Return whether what rocm-smi printed is read as samples: in records that have no others."""
+    return header.device_telemetry is None or header.device_telemetry.source is None
+
+
+def mono_ns(t_ns: int, t_start_ns: int, start_mono_ns: int) -> int:
+    """Return a wall-clock time on the clock of the steps, by the start of a step on both.
+
+    Raises:
+        ValueError: a column cannot hold it.
+    """
+    at_ns = t_ns - t_start_ns + start_mono_ns
+    if not -(2**62) < at_ns < 2**62:
+        raise ValueError(f"rocm_smi_t_ns is {t_ns}: centuries from its step")
+    return at_ns
+
+
+@dataclass(frozen=True)
+class RecordDetails(Details):
+    """Reads the lines of a record again, by offset. `local_rank_of`: the local rank, and the ranks of the run."""
+
+    path: Path
+    lanes: tuple[str, ...]
+    global_step: Ints
+    length_ns: Ints
+    line_offset: Ints
+    sample_lines: array[int]
+    local_rank_of: tuple[int, int]
+    mark_lines: array[int]
+
+    def step(self, place: int) -> StepIntervals:
+        """Return one step, from its line."""
+        with self._open(f"global step {self.global_step[place]}, at byte {self.line_offset[place]}, ") as file:
+            line = self._line(file, place)
+            return StepIntervals(
+                int(self.length_ns[place]),
+                self.lanes,
+                decode_field(line, "active_segments"),
+                [ComputeRange(*row) for row in line.compute],
+                line.stalls,
+                [AuxRange(*row) for row in line.aux],
+                decode_field(line, "ranges") or (),
+                None if line.waits is UNSET else line.waits,
+                line.ready or (),
+            )
+
+    def spans(self, places: npt.NDArray[np.intp]) -> Spans:
+        """Return what ran when in some steps, from their lines."""
+        with self._open("") as file:
+            lines = [self._line(file, place) for place in places.tolist()]
+            rows = SpanRows()
+            add_spans(rows, lines, 0, self.lanes)
+        return rows.frame(np.array([line.waits is not UNSET for line in lines], bool))
+
+    def device_samples(self) -> Iterator[tuple[DeviceSample, str | None]]:
+        """Yield the device samples, from the lines that hold any."""
+        if not self.sample_lines:
+            return
+        with self._open("its device samples ") as file:
+            for offset in self.sample_lines:
+                line = _line_at(file, offset)
+                samples = decode_field(line, "device")
+                for sample in samples or ():
+                    yield sample, decode_field(line, "reasons").get("device")
+                if not samples and line.rocm_smi_t_ns is not UNSET:
+                    at_ns = mono_ns(line.rocm_smi_t_ns, line.t_start_ns, line.start_mono_ns)
+                    values, reason = read_words(
+                        line.rocm_smi_output or "",
+                        *self.local_rank_of,
+                        exit_code=line.rocm_smi_exit_code or 0,
+                        stderr=line.rocm_smi_stderr or "",
+                        error=line.rocm_smi_error or None,
+                    )
+                    yield DeviceSample(at_ns, at_ns, **asdict(values)), reason
+
+    def user_ranges(self) -> Iterator[UserRangesOfStep]:
+        """Yield the caller's ranges, from the lines that hold any."""
+        if not self.mark_lines:
+            return
+        with self._open("its ranges ") as file:
+            for offset in self.mark_lines:
+                line = _line_at(file, offset)
+                yield UserRangesOfStep(line.global_step, line.start_mono_ns, decode_field(line, "ranges"))
+
+    def _line(self, file: BinaryIO, place: int) -> Any:
+        line = _line_at(file, int(self.line_offset[place]))
+        if line.global_step != self.global_step[place]:
+            raise ValueError(_ANOTHER_LINE)
+        return line
+
+    @contextmanager
+    def _open(self, what: str) -> Iterator[BinaryIO]:
+        try:
+            with open_regular(self.path, 1 << 20) as file:
+                yield file
+        except (OSError, ValueError) as error:
+            raise InputError(
+                f"{self.path.name}: {what}cannot be read again ({error}) (in {self.path.parent})"
+            ) from error
+
+
+def _line_at(file: BinaryIO, offset: int) -> Any:
+    """Return the step whose line begins at `offset`, or raise a `ValueError` where there is none now."""
+    file.seek(offset)
+    line = decode_line(file.readline(LINE_LIMIT))
+    if not isinstance(line, StepLine):
+        raise ValueError(_ANOTHER_LINE)
+    return line

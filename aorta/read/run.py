@@ -1,0 +1,419 @@
+"""Defines a run: what recorded each rank, the frames of all ranks together, and what ran when inside one step.
+
+A reader gives a `RankTables` for each rank; `join` puts their frames under one another as they come. After that a
+rank's frames are views of the run's. What ran inside steps is too large to hold for all of them: `Details` reads or
+computes it on request.
+
+    run = load_run("artifacts/cuda")
+    run.steps.metrics["exposed_comm_ms"]            # of all ranks, by rank, then global step
+    run.ranks[3].steps.metrics["exposed_comm_ms"]   # of one
+
+Must not: know what a source was or how it writes, invent a value, or load pandas.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Final, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from aorta.documents.dataset import TraceEntries
+from aorta.read.frames import Collectives, Exposed, Ints, Lane, Region, SpanName, Spans, Steps, declared
+from aorta.read.health import Health
+from aorta.records.clocks import RankClock
+from aorta.records.schema import (
+    ActiveSegment,
+    AuxRange,
+    BucketReady,
+    Calibration,
+    CalibrationPlan,
+    ComputeRange,
+    DeviceSample,
+    DeviceTelemetry,
+    Gradient,
+    Stall,
+    StallCutoff,
+    UserRange,
+    Wait,
+)
+from aorta.timeline.classes import COMPUTE, NOT_COMMUNICATION
+from aorta.timeline.intervals import Interval, merge
+
+Members: TypeAlias = tuple[int, ...]
+"""The global ranks of a process group, ascending; empty where they are not known."""
+
+HOST_TIMER: Final = "perf_counter"
+"""`Source.timer` of runs whose collectives the host times: there a call on the host can stall what computes."""
+COMPLETED: Final = "completed"
+"""`Source.ending` of a process that ran to its end."""
+HAND_OVER: Final = "hand_over"
+"""Cause of a stall, and lane of a span: a call of the backend that took long, in which nothing computed."""
+
+
+@dataclass(frozen=True)
+class StepIntervals:
+    """What ran when inside one step of one rank, in ns from the step's start. `compute`, `stalls` and `aux` are None
+    where the source only says which lanes were active (`segments`). `ranges` are those that the caller named. `waits`
+    is None where the source does not tell who waited for what; `ready` has the buckets that were held back.
+    """
+
+    length_ns: int
+    lanes: tuple[str, ...]
+    segments: Sequence[ActiveSegment]
+    compute: Sequence[ComputeRange] | None = None
+    stalls: Sequence[Stall] | None = None
+    aux: Sequence[AuxRange] | None = None
+    ranges: Sequence[UserRange] = ()
+    waits: Sequence[Wait] | None = None
+    ready: Sequence[BucketReady] = ()
+
+    def active(self) -> dict[str, list[Interval]]:
+        """Return lane -> merged spans in which it was active; lanes that never were are left out."""
+        spans = {
+            name: merge((part.start_ns, part.end_ns) for part in self.segments if part.lanes >> bit & 1)
+            for bit, name in enumerate(self.lanes)
+        }
+        return {name: merged for name, merged in spans.items() if merged}
+
+    def computing(self) -> list[Interval]:
+        """Return when it computed, stalls included: compute ranges, or the compute lane if the source has none."""
+        if self.compute is None:
+            return self.active().get(COMPUTE, [])
+        return [(part.start_ns, part.end_ns) for part in self.compute]
+
+    def exposed(self) -> list[Interval]:
+        """Return the exposed communication: the segments in which some collective ran and the rank did not compute."""
+        compute = sum(1 << bit for bit, name in enumerate(self.lanes) if name == COMPUTE)
+        comm = sum(1 << bit for bit, name in enumerate(self.lanes) if name not in NOT_COMMUNICATION)
+        return merge(
+            (part.start_ns, part.end_ns) for part in self.segments if part.lanes & comm and not part.lanes & compute
+        )
+
+
+class WaitRow(NamedTuple):
+    """A wait for the collective `seq` of `group`."""
+
+    group: str
+    seq: int
+    enter_ns: int
+    leave_ns: int
+
+
+class StepContents(NamedTuple):
+    """What a replay takes of one step, in ns from its start. `waits` is None where the source does not tell of them."""
+
+    spans: list[tuple[SpanName, int, int]]
+    waits: list[WaitRow] | None
+    ready_ns: list[int]
+
+
+def contents_of(spans: Spans, step: int) -> StepContents:
+    """Return the contents of one step from the spans of its rank."""
+    mine = spans.of_step(step)
+    columns = (mine.lane, mine.name, mine.start_ns, mine.end_ns, mine.ref)
+    found = StepContents([], [] if spans.waits_known is not None and spans.waits_known[step] else None, [])
+    for lane, name, start_ns, end_ns, ref in zip(*(values.tolist() for values in columns), strict=True):
+        match lane:
+            case Lane.COMPUTE | Lane.AUX | Lane.HAND_OVER:
+                found.spans.append((spans.names[name], start_ns, end_ns))
+            case Lane.WAIT if found.waits is not None:
+                found.waits.append(WaitRow(spans.names[name].name, ref, start_ns, end_ns))
+            case Lane.READY:
+                found.ready_ns.append(start_ns)
+    return found
+
+
+class UserRangesOfStep(NamedTuple):
+    """Ranges that the caller named in one step; their times count from `start_mono_ns`."""
+
+    global_step: int
+    start_mono_ns: int
+    ranges: Sequence[UserRange]
+
+
+class Details(ABC):
+    """The part of a rank that is too large to hold for all steps, and is read or computed on request. It can be
+    pickled. What a source does not have is empty.
+    """
+
+    @abstractmethod
+    def step(self, place: int) -> StepIntervals:
+        """Return the step with this index in `Steps`.
+
+        Raises:
+            InputError: it can no longer be read.
+        """
+
+    @abstractmethod
+    def spans(self, places: npt.NDArray[np.intp]) -> Spans:
+        """Return what ran when in the steps with these indices in `Steps`; the frame counts steps from 0.
+
+        Raises:
+            InputError: they can no longer be read.
+        """
+
+    def device_samples(self) -> Iterator[tuple[DeviceSample, str | None]]:
+        """Yield samples of the device, each with the reason if it failed.
+
+        Raises:
+            InputError: they can no longer be read.
+        """
+        return iter(())
+
+    def user_ranges(self) -> Iterator[UserRangesOfStep]:
+        """Yield what the caller named in each step that has any.
+
+        Raises:
+            InputError: it can no longer be read.
+        """
+        return iter(())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Who recorded a rank, as far as the source says. A fact that it does not state is None.
+
+    Attributes:
+        path: the file, as it was given.
+        format: "aorta" for AORTA's own records, else the reader's name ("kineto", "rocprofv3-json", ...).
+        rank: a negative number stands for a trace of unknown rank.
+        lanes: names of the lanes of this source's timeline; bit `i` of a segment's mask is `lanes[i]`.
+        groups: process group -> its global ranks, as this rank uses the name; groups of unknown ranks are left out.
+        timer: what measured the times.
+        instrument_mode: how collectives were instrumented; for a trace, the tool.
+        stall_cutoff: up to which length a CPU backend's call only handed a collective over; None where no call on the
+            host stalls what computes, or nothing is said (records without it used `records.schema.STALL_CUTOFF_NS`).
+        world_size: 0 where the source does not say it and no rank is known.
+        emulated_ranks: how many ranks the only process stands for; None where every rank is a process.
+        ending: how the process ended; None where the source has no end (a trace).
+    """
+
+    path: str
+    format: str
+    rank: int
+    world_size: int
+    lanes: tuple[str, ...]
+    timer: str
+    instrument_mode: str
+    groups: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    host: str | None = None
+    platform: str | None = None
+    device: str | None = None
+    backend: str | None = None
+    parallel: str | None = None
+    run_id: str | None = None
+    label: str | None = None
+    attempt: int | None = None
+    local_rank: int | None = None
+    node_rank: int | None = None
+    start_step: int | None = None
+    warmup_steps: int | None = None
+    manifest_hash: str | None = None
+    device_telemetry: DeviceTelemetry | None = None
+    stall_cutoff: StallCutoff | None = None
+    emulated_ranks: int | None = None
+    ending: str | None = None
+
+    @property
+    def identity(self) -> str:
+        """What the sources of one run share: its id, or the path where there is none."""
+        return self.run_id if self.run_id is not None else self.path
+
+
+_OPTIONAL: Final = ("epoch", "step", "used")
+NO_STEPS: Final = Steps(
+    **{name: np.empty(0, dtype) for name, dtype in declared(Steps).items() if name not in _OPTIONAL}  # type: ignore[arg-type]
+)
+
+
+@dataclass(frozen=True)
+class CoverageFacts:
+    """How completely a rank's collectives were observed.
+
+    Attributes:
+        end_sources: how ends were observed -> number of collectives whose end was observed, warm-up left out.
+        uncovered: number of steps in which not every collective is known to have been seen (R8).
+        reasons: why -> in how many of them.
+        first_missed: the first global step in which fewer or more were seen than issued.
+        outside: number of collectives that are part of no step.
+        unwatched: share of the collectives seen that were issued by a model that is not recorded (`Coverage`).
+    """
+
+    end_sources: Mapping[str | None, int] = field(default_factory=dict)
+    uncovered: int = 0
+    reasons: Mapping[str, int] = field(default_factory=dict)
+    first_missed: int | None = None
+    outside: int = 0
+    unwatched: float = 0.0
+
+
+@dataclass(kw_only=True)
+class ExposedSums:
+    """Sums over the steps that aggregates use and whose exposed communication is known, in ns.
+
+    Attributes:
+        left_out: steps that aggregates use whose exposed communication is null.
+        unexplained_ns: exposed communication that the record counts and none of its rows covers.
+        computing: time it computed in each pass of each block, stalls excluded.
+    """
+
+    rank_steps: int = 0
+    left_out: int = 0
+    window_ns: int = 0
+    comm_ns: int = 0
+    exposed_ns: int = 0
+    compute_ns: int = 0
+    unexplained_ns: int = 0
+    computing: Counter[Region] = field(default_factory=Counter)
+
+    @property
+    def hidden_ns(self) -> int:
+        """Communication hidden behind computation."""
+        return self.comm_ns - self.exposed_ns
+
+    def add(self, other: ExposedSums) -> None:
+        """Add another rank or launch."""
+        for name in self.__dataclass_fields__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+@dataclass(frozen=True)
+class RankTables:
+    """One rank. `problems` are sentences about what could not be read, each with `file:line`. `gradient_order`: the
+    parameters of a DDP model in the order in which their gradients become ready; empty where it is not known.
+    `isolated`: steps of the baselines (R10). `spans`, `exposed` and its sums: what ran inside each step, and what of it
+    was exposed, where they were asked for; otherwise they are made of `details`.
+    """
+
+    source: Source
+    steps: Steps
+    collectives: Collectives
+    details: Details
+    isolated: Steps = field(default=NO_STEPS)
+    spans: Spans | None = None
+    exposed: Exposed | None = None
+    exposed_sums: ExposedSums | None = None
+    covered: CoverageFacts = field(default_factory=CoverageFacts)
+    problems: tuple[str, ...] = ()
+    gradient_order: tuple[Gradient, ...] = ()
+    calibrations: tuple[Calibration, ...] = ()
+    calibration_plan: CalibrationPlan | None = None
+
+    def step_intervals(self, global_step: int) -> StepIntervals | None:
+        """Return what ran when inside one step; None where the rank does not have it.
+
+        Raises:
+            InputError: it can no longer be read.
+        """
+        place = int(np.searchsorted(self.steps.global_step, global_step))
+        exists = place < len(self.steps) and self.steps.global_step[place] == global_step
+        return self.details.step(place) if exists else None
+
+
+@dataclass(frozen=True)
+class Frames:
+    """The frames of all ranks.
+
+    Attributes:
+        ranks: by rank; their frames are views of those here, but for `Collectives.step`, which counts the rank's steps.
+        first_step, first_row: of each rank, in the order of `ranks`, and one more.
+        members: the ranks of the group of each of `collectives.names`.
+        exposed: None where not every rank has it.
+    """
+
+    ranks: Mapping[int, RankTables]
+    steps: Steps
+    collectives: Collectives
+    first_step: Ints
+    first_row: Ints
+    members: tuple[Members, ...]
+    exposed: Exposed | None = None
+
+
+@dataclass(frozen=True)
+class Run:
+    """One launch: every rank that could be read, by rank, never empty.
+
+    Attributes:
+        location: folder, file, glob or URL.
+        manifest: `run.json`; None where none belongs to the run.
+        clocks: what was measured of each rank's clock against the others'; empty where `clocks_missing` says why.
+        traces: what a loader of traces knows in addition to the frames, as in `summary.json`; None for records.
+    """
+
+    location: str
+    frames: Frames
+    manifest: Mapping[str, object] | None
+    health: Health
+    traces: TraceEntries | None = None
+    clocks: Mapping[int, RankClock] = field(default_factory=dict)
+    clocks_missing: str | None = "traces do not compare the ranks' clocks"
+
+    @property
+    def ranks(self) -> Mapping[int, RankTables]:
+        """What was read of each rank, by rank."""
+        return self.frames.ranks
+
+    @property
+    def steps(self) -> Steps:
+        """The steps of all ranks."""
+        return self.frames.steps
+
+    @property
+    def collectives(self) -> Collectives:
+        """The collectives of all ranks."""
+        return self.frames.collectives
+
+    def of_ranks(self, first: int, last: int) -> Run:
+        """Return the same of its ranks with the indices `first` to `last` (exclusive) in their order."""
+        ranks = dict(list(self.ranks.items())[first:last])
+        steps, rows = self.frames.first_step[first : last + 1], self.frames.first_row[first : last + 1]
+        collectives = self.collectives.take(slice(int(rows[0]), int(rows[-1])))
+        return replace(
+            self,
+            frames=Frames(
+                ranks,
+                self.steps.take(slice(int(steps[0]), int(steps[-1]))),
+                replace(collectives, step=collectives.step - np.int32(steps[0])),
+                steps - steps[0],
+                rows - rows[0],
+                self.frames.members,
+            ),
+        )
+
+    @property
+    def source(self) -> Source:
+        """The source of the lowest rank, for facts that all ranks share."""
+        return next(iter(self.ranks.values())).source
+
+    @cached_property
+    def rank_of_step(self) -> npt.NDArray[np.int32]:
+        """The rank of each row of `steps`."""
+        return np.repeat(np.array(list(self.ranks), np.int32), np.diff(self.frames.first_step))
+
+    @cached_property
+    def shared_start_ns(self) -> Ints:
+        """The start of each row of `steps` on the reference rank's clock, where that is known; else on its own."""
+        found = self.steps.t_start_ns.copy()
+        for place, rank in enumerate(self.ranks):
+            clock = self.clocks.get(rank)
+            mine = found[self.frames.first_step[place] : self.frames.first_step[place + 1]]
+            if clock is not None and clock.known and len(mine):
+                ends = [int(mine[0]), int(mine[-1])]
+                first, last = (clock.correction_ns(end) for end in ends)  # linear in time
+                share = (mine - ends[0]) / max(ends[1] - ends[0], 1)
+                mine += first + np.rint(share * (last - first)).astype(np.int64)
+        return found
+
+
+def partial_steps(ranks: Collection[RankTables]) -> tuple[int, ...]:
+    """Return the global steps that some of the ranks lack."""
+    numbers = np.concatenate([np.empty(0, np.int64), *(tables.steps.global_step for tables in ranks)])
+    steps, counts = np.unique(numbers, return_counts=True)
+    return tuple(steps[counts < len(ranks)].tolist())

@@ -1,0 +1,280 @@
+"""Collects what is wrong, or merely unusual, with the traces of one result, for people and for `summary.json`.
+
+`check_rows` counts in one trace where it is read, and removes rows that no metric can use; `examine` joins what was
+counted in all. Nothing is dropped silently (W16). Must not: repair or guess.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aorta.read.frames import Groups
+from aorta.read.health import listed
+from aorta.read.traces.interval_table import NULL, IntervalClass, Intervals, Trace
+from aorta.records.schema import WORLD_LIMIT
+from aorta.timeline.classes import doubtful
+
+ABSURD_NS: Final = 30 * 60 * 1_000_000_000
+"""No single kernel or collective lasts 30 minutes: torch aborts a collective after that (its `default_pg_timeout`)."""
+
+SHOWN_DOUBTS: Final = 5
+_SECOND_NS: Final = 1_000_000_000
+_FAR: Final = 20
+"""A gap of this many times the time of all other rows, and of a second, parts rows that cannot belong to them."""
+_FEW: Final = 10
+"""Strays are at most a tenth of the rows: more of them are a part of the run."""
+
+COUNTERS: Final[Mapping[str, str]] = {
+    "rows": "rows in the table",
+    "events": "events in the files, of whatever kind",
+    "without_times": "rows without a time that could be read; left out",
+    "negative_duration": "rows that end before they start; left out",
+    "absurd_duration": "rows of more than 30 minutes; left out",
+    "strays": "rows far outside of everything else that the trace says of its time; left out",
+    "repeated": "rows that are in the trace twice; counted once",
+    "zero_duration": "rows without length; they count in no metric",
+    "unknown_class": "rows of unknown class; they count in no metric",
+    "unknown_kind": "communication of unknown kind; it counts in comm_ms and in no kind, and metrics of kinds are "
+    "unknown in its windows",
+    "kernels_unlinked": "kernels without a host operation or launch in the trace",
+    "kernels_lost": "launches without a kernel in the trace: the computation of their steps is a lower bound",
+    "comm_unlinked": "communication without the operation or call that issued it",
+    "comm_copies": "copies that a collective launched; they are communication, moved by copy engines without a kernel",
+    "outside_steps": "rows that start outside of every step; they count for the whole trace only",
+    "same_stream_overlap": "rows that start before the one before them on their stream has ended",
+    "same_stream_overlap_ns": "nanoseconds in which rows of one stream overlap",
+}
+"""Health counter -> what it counts. Readers add to the counters that only they can know (`Trace.counters`)."""
+
+_SIZES: Final = frozenset({"rows", "events", "kernels_lost", "same_stream_overlap_ns"})
+"""Counters that say how much there is; every other one produces a note when it is not 0."""
+
+
+@dataclass(frozen=True)
+class TraceFacts:
+    """Facts about one trace, without its rows: small enough to be sent between processes. `devices`: those that its
+    rows are on, unknown ones left out.
+    """
+
+    path: str
+    format: str
+    clock: str
+    rank: int
+    world_size: int | None
+    host: str | None
+    devices: tuple[int, ...]
+    steps: int
+    counters: Mapping[str, int]
+    notes: tuple[str, ...]
+    unseen: str | None
+
+
+def check_rows(trace: Trace) -> tuple[Trace, TraceFacts]:
+    """Return the trace without rows that end before they start or last absurdly long, far strays and repetitions; and
+    what was counted in it, those rows included.
+    """
+    table = trace.intervals
+    length = table.end_ns - table.start_ns
+    repeated = np.zeros(len(table), bool)  # no stream of a device runs a kernel twice at once
+    rows = np.flatnonzero((table.device != NULL) & (table.stream != NULL) & (length > 0))
+    on = table.take(rows)
+    repeated[rows] = True
+    repeated[rows[Groups(on.device, on.stream, on.start_ns, on.end_ns, on.name).first]] = False
+    left_out = {
+        "negative_duration": length < 0,
+        "absurd_duration": length > ABSURD_NS,
+        "strays": _strays(trace),
+        "repeated": repeated,
+    }
+    bad = np.any(list(left_out.values()), axis=0)
+    clean = table.take(~bad) if bad.any() else table
+    # Rows that begin while an earlier one of their stream still runs. Threads of the host nest their operators.
+    streams = clean.take((clean.device != NULL) & (clean.stream != NULL))
+    streams = streams.take(np.argsort(streams.start_ns, kind="stable"))
+    overlaps = overlapping_ns = 0
+    for own in Groups(streams.device, streams.stream).rows:
+        start, end = streams.start_ns[own], streams.end_ns[own]
+        shared = np.minimum(np.maximum.accumulate(end)[:-1], end[1:]) - start[1:]
+        overlaps += int((shared > 0).sum())
+        overlapping_ns += int(shared[shared > 0].sum())
+    counted = {
+        "rows": len(table),
+        **{name: int(chosen.sum()) for name, chosen in left_out.items()},
+        "zero_duration": int((length == 0).sum()),
+        "unknown_class": int((table.cls == IntervalClass.UNKNOWN).sum()),
+        "unknown_kind": int(((table.cls == IntervalClass.COMM) & (table.kind == NULL)).sum()),
+        "outside_steps": int((table.step == NULL).sum()) if len(trace.windows) else 0,
+        "same_stream_overlap": overlaps,
+        "same_stream_overlap_ns": overlapping_ns,
+    }
+    notes = list(trace.notes)
+    if count := counted["strays"]:
+        codes = dict.fromkeys(code for code in table.name[left_out["strays"]].tolist() if code != NULL)
+        shown = ", ".join(repr(table.names[code][:80]) for code in list(codes)[:SHOWN_DOUBTS])
+        notes.append(f"{trace.path}: {count} row(s) far from all others in time are left out: {shown}")
+    facts = TraceFacts(
+        path=trace.path,
+        format=trace.format,
+        clock=trace.clock,
+        rank=trace.rank,
+        world_size=trace.world_size,
+        host=trace.host,
+        devices=tuple(device for device in np.unique(table.device).tolist() if device != NULL),
+        steps=len(trace.windows),
+        counters=dict(Counter(trace.counters) + Counter(counted)),
+        notes=(*notes, *_doubts(trace, clean)),
+        unseen=trace.unseen,
+    )
+    return replace(trace, intervals=clean), facts
+
+
+def _strays(trace: Trace) -> NDArray[np.bool_]:
+    """Return which rows lie outside of everything else that the trace says of its time: its steps and launches, with
+    as much time again on either side, or without them the other rows, behind a gap of `_FAR` times all their time.
+    """
+    table, marks = trace.intervals, trace.windows
+    stray = np.zeros(len(table), bool)
+    known = np.concatenate((marks.start_ns, marks.end_ns, table.launch_ns[table.launch_ns != NULL]))
+    if len(known):
+        low, high = int(known.min()), int(known.max())
+        margin = max(high - low, _SECOND_NS)
+        stray = (table.end_ns < low - margin) | (table.start_ns > high + margin)
+    elif len(table):
+        order = np.argsort(table.start_ns, kind="stable")
+        start, reach = table.start_ns[order], np.maximum.accumulate(table.end_ns[order])
+        edges = np.concatenate(([0], np.flatnonzero(start[1:] - reach[:-1] > _SECOND_NS) + 1, [len(order)]))
+        low = high = int(np.argmax(np.diff(edges)))  # the rows between two pauses that are most
+        while True:
+            near = _FAR * (int(reach[edges[high + 1] - 1]) - int(start[edges[low]]))
+            if low > 0 and start[edges[low]] - reach[edges[low] - 1] <= near:
+                low -= 1
+            elif high + 2 < len(edges) and start[edges[high + 1]] - reach[edges[high + 1] - 1] <= near:
+                high += 1
+            else:
+                break
+        first, last = edges[low], edges[high + 1]
+        stray[np.concatenate((order[:first], order[last:]))] = True
+    return stray if stray.sum() * _FEW <= len(table) else np.zeros(len(table), bool)
+
+
+def doubted(rows: Intervals) -> NDArray[np.bool_]:
+    """Return which rows of devices are counted as computation, and have a name that may communicate."""
+    may = np.array([*map(doubtful, rows.names), False], bool)  # the last for rows without a name
+    found: NDArray[np.bool_] = may[rows.name] & (rows.cls == IntervalClass.COMPUTE) & (rows.device != NULL)
+    return found
+
+
+def _doubts(trace: Trace, table: Intervals) -> Iterator[str]:
+    """Yield what is doubtful of the kernels that are counted as computation: the largest names and their share."""
+    doubts, computes = doubted(table), table.cls == IntervalClass.COMPUTE
+    if not doubts.any():
+        return
+    length = table.end_ns - table.start_ns
+    lasted = np.bincount(table.name[doubts], length[doubts], minlength=len(table.names))
+    names = [table.names[code] for code in np.argsort(-lasted, kind="stable")[:SHOWN_DOUBTS] if lasted[code]]
+    share = float(length[doubts].sum()) / float(max(length[computes].sum(), 1))
+    more = np.count_nonzero(lasted) - len(names)
+    listed_names = ", ".join(repr(name[:80]) for name in names) + (f" and {more} more" if more > 0 else "")
+    yield (
+        f"{trace.path}: {share:.1%} of the time of kernels counted as computation is of names that may communicate: "
+        f"{listed_names}. If they do, say so with --comm-pattern"
+    )
+
+
+class TraceHealth(NamedTuple):
+    """What is known of all traces of one result. `notes` are what its readers must know, the most serious first.
+    `document` has every fact as plain JSON values. Ranks are None where no source says how many there were.
+    """
+
+    world_size: int | None
+    ranks_missing: tuple[int, ...] | None
+    notes: tuple[str, ...]
+    document: dict[str, object]
+
+
+def examine(
+    parts: Sequence[TraceFacts],
+    files_left_out: Sequence[str] = (),
+    measured: Collection[int] | None = None,
+    claimed: Sequence[int] | None = None,
+) -> TraceHealth:
+    """Join the facts of all traces of one result. Ranks for which nothing could be measured (not in `measured`) do not
+    count as read. `claimed`: the rank of each process, whose windows may be several traces; None: every trace is one.
+    """
+    ranks = claimed if claimed is not None else [part.rank for part in parts]
+    claims = Counter(rank for rank in ranks if rank != NULL)
+    worlds = {part.world_size for part in parts if part.world_size is not None}
+    # Sources that disagree: the largest world is the one in which all their ranks exist.
+    world = max((size for size in worlds if 0 < size <= WORLD_LIMIT), default=None)
+    read = sorted(claims.keys() if measured is None else claims.keys() & set(measured))
+    missing = None if world is None else tuple(sorted({*range(world)} - {*read}))
+    unknown = sum(part.rank == NULL for part in parts)
+    doubled = sorted(rank for rank, count in claims.items() if count > 1)
+    several = {part.rank: part.devices for part in parts if len(part.devices) > 1}
+    counters: Counter[str] = Counter()
+    for part in parts:
+        counters.update(part.counters)
+    rows, stepped = counters["rows"], sum(part.counters.get("rows", 0) for part in parts if part.steps)
+
+    notes = []
+    if missing:
+        notes.append(
+            f"{len(missing)} of {world} ranks missing: {listed(missing)}; what needs every rank is not available"
+        )
+    if unknown:
+        notes.append(f"{unknown} trace(s) of unknown rank; left out of comparisons between ranks")
+    if doubled:
+        notes.append(f"several traces claim to be rank {listed(doubled)}: which is right is not known")
+    notes += [f"left out: {sentence}" for sentence in files_left_out]
+    notes += dict.fromkeys(f"{part.path}: {part.unseen}" for part in parts if part.unseen)
+    for rank, devices in several.items():
+        who = f"rank {rank}" if rank != NULL else "a trace of unknown rank"
+        notes.append(f"{who} has rows on devices {listed(devices)}; each is measured by itself (W15)")
+    notes += [
+        f"{counters[name]} of {rows} rows: {what}"
+        for name, what in COUNTERS.items()
+        if name not in _SIZES and counters[name]
+    ]
+    for fact in ("clock", "format"):
+        if len(seen := sorted({str(getattr(part, fact)) for part in parts})) > 1:
+            notes.append(f"traces differ in {fact}: {', '.join(seen)}; times of different clocks were not compared")
+    said = Counter(note for part in parts for note in part.notes if note != part.unseen)
+    notes += [f"{note} ({count} traces)" if count > 1 else note for note, count in said.items()]
+
+    document: dict[str, object] = {
+        "ranks_expected": world,
+        "ranks_read": read,
+        "ranks_missing": None if missing is None else list(missing),
+        "traces_of_unknown_rank": unknown,
+        "ranks_in_several_traces": doubled,
+        "files_left_out": list(files_left_out),
+        "several_devices": {str(rank): list(devices) for rank, devices in several.items()},
+        "coverage": {  # fractions of rows: of all, and of those in traces with steps
+            "of_known_class": 1 - counters["unknown_class"] / rows if rows else None,
+            "inside_steps": 1 - counters["outside_steps"] / stepped if stepped else None,
+        },
+        "counters": {name: counters[name] for name in COUNTERS},
+        "traces": [
+            {
+                "path": part.path,
+                "format": part.format,
+                "clock": part.clock,
+                "ranks": [None if part.rank == NULL else part.rank],
+                "world_size": part.world_size,
+                "host": part.host,
+                "devices": list(part.devices),
+                "steps": part.steps,
+                "counters": {name: part.counters[name] for name in COUNTERS if part.counters.get(name, 0)},
+                "communication_unseen": part.unseen,
+                "notes": list(part.notes),
+            }
+            for part in parts
+        ],
+    }
+    return TraceHealth(world, missing, tuple(notes), document)

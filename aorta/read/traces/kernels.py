@@ -1,0 +1,441 @@
+"""What a report shows of the kernels of traces: totals by name, slowdowns, matrix products, gaps and hardware counters.
+
+`kernel_facts(trace)` gives one trace's, small enough to be sent between processes; `entries` joins those of all traces.
+All rows are per rank and device (W15: devices are never merged). What a trace does not hold is an empty list with a
+reason, or None inside a row.
+
+A product of [B, M, K] and [B, K, N] has 2 x B x M x N x K floating point operations (torch.utils.flop_counter).
+*Slowdowns* compare kernels of one name, alone and while communication runs. That is fair only where kernels of one name
+do the same work; matrix products of two shapes may share a name.
+
+Must not: leave a row out without saying how many, or state a slowdown that rests on a few kernels.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple, cast
+
+import msgspec
+import numpy as np
+
+from aorta.documents.dataset import (
+    CounterEntry,
+    GemmEntry,
+    KernelClass,
+    KernelEntries,
+    KernelTotalEntry,
+    SlowdownEntry,
+    StreamGapsEntry,
+)
+from aorta.read.frames import Groups
+from aorta.read.traces.interval_table import NULL, Gemms, IntervalClass, Intervals, Trace, by_device, operations
+from aorta.timeline.arrays import Int64, Spans, covered_ns, measure, merge, ranges
+
+SHOWN_ROWS: Final = 500
+"""Rows of a kind that are kept of one trace."""
+NO_PRODUCTS: Final = "none among the host's operators"
+NO_STREAMS: Final = "none: the work of a CPU runs on threads, which nothing launches"
+NO_COUNTERS: Final = "none beside the kernels: rocprofv3 --pmc writes <pid>_counter_collection.csv"
+
+
+class KeptRows(NamedTuple):
+    """Rows of one kind. `reason`: what the trace lacks of them. `left_out`: how many there are beyond `SHOWN_ROWS`."""
+
+    rows: Sequence[Any]
+    reason: str | None = None
+    left_out: int = 0
+
+
+class KernelFacts(NamedTuple):
+    """The kernels of one trace: entries of `documents.dataset` by the fields of `KernelEntries`. `total_ms`: of all
+    kernels, those that are not kept too.
+    """
+
+    totals: KeptRows
+    gemms: KeptRows
+    gaps: KeptRows
+    counters: KeptRows
+    total_ms: float = 0.0
+
+
+def kernel_facts(trace: Trace) -> KernelFacts:
+    """Sum up the kernels of a trace of `health.check_rows`."""
+    if trace.compute_unseen and (trace.intervals.device == NULL).all():  # rows of the host, none of the device
+        nothing = KeptRows((), trace.unseen)
+        return KernelFacts(nothing, nothing, nothing, nothing)
+    totals = kernel_totals(trace)
+    return KernelFacts(
+        totals=_kept(totals),
+        gemms=_kept(*gemm_rates(trace)),
+        gaps=_kept(*stream_gaps(trace)),
+        counters=_kept(*counter_means(trace)),
+        total_ms=sum(row.total_ms for row in totals),
+    )
+
+
+def _kept(rows: Sequence[Any], reason: str | None = None) -> KeptRows:
+    """Select the rows that are kept, in their order: those of most time on all devices; without times, the first."""
+    kept = rows
+    if len(rows) > SHOWN_ROWS and hasattr(rows[0], "total_ms"):
+        least = sorted((row.total_ms for row in rows), reverse=True)[SHOWN_ROWS - 1]
+        kept = [row for row in rows if row.total_ms >= least]
+    return KeptRows(kept[:SHOWN_ROWS], reason, max(len(rows) - SHOWN_ROWS, 0))
+
+
+def entries(facts: Iterable[KernelFacts]) -> KernelEntries:
+    """Return the kernels of all traces. `by_name` and `by_shape` are `totals` and `gemms` of all devices together,
+    without rank and device. `reasons`: kind of rows -> what traces lack of them.
+    """
+    facts = list(facts)
+    kept = {kind: [cast(KeptRows, getattr(each, kind)) for each in facts] for kind in KernelFacts._fields[:-1]}
+    rows = {kind: [row for part in parts for row in part.rows] for kind, parts in kept.items()}
+    rows["totals"] = _of_devices([part.rows for part in kept["totals"]])
+    reasons = {kind: list(dict.fromkeys(part.reason for part in parts if part.reason)) for kind, parts in kept.items()}
+    left_out = {kind: sum(part.left_out for part in parts) for kind, parts in kept.items()}
+    return KernelEntries(
+        by_name=by_name(rows["totals"], sum(each.total_ms for each in facts)),
+        by_shape=by_shape(rows["gemms"]),
+        **rows,
+        reasons={kind: stated for kind, stated in reasons.items() if stated},
+        left_out={kind: count for kind, count in left_out.items() if count},
+    )
+
+
+def _of_devices(parts: Sequence[Sequence[KernelTotalEntry]]) -> list[KernelTotalEntry]:
+    """Return the totals of each device, over the windows of a rank; a trace of unknown rank is a device of its own."""
+    alike: dict[tuple[object, ...], list[KernelTotalEntry]] = defaultdict(list)
+    whole_ms: dict[tuple[object, ...], dict[int, float]] = defaultdict(dict)
+    for at, rows in enumerate(parts):
+        for row in rows:
+            device = (row.rank, row.device, at if row.rank is None else None)
+            alike[*device, row.name, row.cls].append(row)
+            if row.share:
+                whole_ms[device].setdefault(at, row.total_ms / row.share)
+    found = []
+    for key, own in alike.items():
+        windows_ms = whole_ms[key[:3]].values()
+        found.append(own[0] if len(windows_ms) < 2 else _summed(own, sum(windows_ms)))
+    return found
+
+
+def by_name(rows: Iterable[KernelTotalEntry], total_ms: float) -> list[KernelTotalEntry]:
+    """Return kernels of one name and class on all devices as one row, the largest total first; `total_ms` is of all
+    kernels of all traces, which shares are of.
+    """
+    alike: dict[tuple[str, str], list[KernelTotalEntry]] = defaultdict(list)
+    for row in rows:
+        alike[row.name, row.cls].append(row)
+    found = [_summed(own, total_ms, rank=None, device=None) for own in alike.values()]
+    return sorted(found, key=lambda row: (-row.total_ms, row.name))
+
+
+def by_shape(rows: Iterable[GemmEntry]) -> list[GemmEntry]:
+    """Return the products of one shape on all devices as one row, the largest total first."""
+    alike: dict[tuple[object, ...], list[GemmEntry]] = defaultdict(list)
+    for row in rows:
+        alike[row.operator, row.batch, row.m, row.n, row.k, row.dtype].append(row)
+    found = []
+    for own in alike.values():
+        times = _together(own)
+        work = sum(row.tflops * row.total_ms for row in own if row.tflops is not None)
+        rate = work / times["total_ms"] if times["total_ms"] else None
+        found.append(msgspec.structs.replace(own[0], rank=None, device=None, **times, tflops=rate))
+    return sorted(found, key=lambda row: -row.total_ms)
+
+
+def _summed(rows: Sequence[KernelTotalEntry], whole_ms: float, **changed: Any) -> KernelTotalEntry:
+    """Return rows of one name as one; its share is of `whole_ms`."""
+    times = _together(rows)
+    share = times["total_ms"] / whole_ms if whole_ms else 0.0
+    low, high = min(row.min_ms for row in rows), max(row.max_ms for row in rows)
+    return msgspec.structs.replace(rows[0], **times, min_ms=low, max_ms=high, share=share, **changed)
+
+
+def _together(rows: Sequence[KernelTotalEntry | GemmEntry]) -> dict[str, Any]:
+    """Return count, total, mean and sample standard deviation of several samples as one: the squares about the common
+    mean are those about each mean, and those of the means.
+    """
+    count, total = sum(row.count for row in rows), sum(row.total_ms for row in rows)
+    mean = total / count
+    squares = sum((row.count - 1) * (row.std_ms or 0.0) ** 2 + row.count * (row.mean_ms - mean) ** 2 for row in rows)
+    deviation = (squares / (count - 1)) ** 0.5 if count > 1 else None
+    return {"count": count, "total_ms": total, "mean_ms": mean, "std_ms": deviation}
+
+
+def _devices(trace: Trace) -> Iterator[tuple[int | None, int | None, Intervals]]:
+    """Yield the rank, number and rows of each device."""
+    rank = None if trace.rank == NULL else trace.rank
+    for device, rows in by_device(trace.intervals):
+        yield rank, None if device == NULL else device, rows
+
+
+def _name(table: Intervals, code: int) -> str:
+    return table.names[code] if code != NULL else ""
+
+
+def _times(length: Int64) -> dict[str, Any]:
+    return {
+        "total_ms": float(length.sum()) / 1e6,
+        "mean_ms": float(length.mean()) / 1e6,
+        "std_ms": float(length.std(ddof=1)) / 1e6 if len(length) > 1 else None,
+    }
+
+
+def kernel_totals(trace: Trace) -> list[KernelTotalEntry]:
+    """Return all kernels, copies and communication, those of unknown class too, the largest total of a device first; on
+    a CPU the self time of operators. `std_ms` is the sample standard deviation, None of a single one. `share` is of the
+    summed time of all kernels on the device, which may run at the same time: shares add up to 1.
+    """
+    found = []
+    for rank, device, here in _devices(trace):
+        whole = operations(here)
+        length = whole.reduce(np.add, here.end_ns - here.start_ns)
+        name, cls, total = here.name[whole.first], here.cls[whole.first], float(length.sum())
+        rows = [
+            KernelTotalEntry(
+                rank=rank,
+                device=device,
+                name=_name(here, int(name[own[0]])),
+                cls=cast(KernelClass, IntervalClass(cls[own[0]]).name.lower()),
+                count=len(own),
+                share=float(length[own].sum()) / total if total else 0.0,
+                **_times(length[own]),
+                min_ms=float(length[own].min()) / 1e6,
+                max_ms=float(length[own].max()) / 1e6,
+            )
+            for own in Groups(name, cls).rows
+        ]
+        found += sorted(rows, key=lambda row: (-row.total_ms, row.name))
+    return found
+
+
+def gemm_rates(trace: Trace) -> tuple[list[GemmEntry], str | None]:
+    """Return the matrix products by shape, the largest total of a device first; and what is missing of them. A product
+    lasts as long as the kernels of its operator together; `tflops` is 2 x batch x m x n x k / `mean_ms`, in 1e12
+    operations per second.
+    """
+    gemms = trace.gemms
+    if gemms is None:
+        return [], f"unknown: {trace.format} does not write shapes: record with torch.profiler and record_shapes=True"
+    if not len(gemms.origin) + gemms.unknown:
+        return [], NO_PRODUCTS
+    unshaped = f"{gemms.unknown} without Input Dims of two factors: record with record_shapes=True"
+    missing = [unshaped] if gemms.unknown else []
+    if gemms.lasted_ns is not None:
+        rank = None if trace.rank == NULL else trace.rank
+        return _rates(rank, None, gemms, gemms.shape, gemms.lasted_ns), "; ".join(missing) or None
+    found: list[GemmEntry] = []
+    linked = 0
+    for rank, device, here in _devices(trace):
+        rows = here.take((here.cls == IntervalClass.COMPUTE) & np.isin(here.origin, gemms.origin))
+        products = Groups(rows.origin)
+        lasted = products.reduce(np.add, rows.end_ns - rows.start_ns)
+        linked += len(lasted)
+        shape = gemms.shape[np.searchsorted(gemms.origin, rows.origin[products.first])]
+        found += _rates(rank, device, gemms, shape, lasted)
+    if linked < len(gemms.origin):
+        missing.append(f"{len(gemms.origin) - linked} of known shape without a kernel in the trace")
+    return found, "; ".join(missing) or None
+
+
+def _rates(rank: int | None, device: int | None, gemms: Gemms, shape: Int64, lasted: Int64) -> list[GemmEntry]:
+    found = []
+    for own in Groups(shape).rows:
+        gemm, times = gemms.shapes[int(shape[own[0]])], _times(lasted[own])
+        operations = 2 * gemm.batch * gemm.m * gemm.n * gemm.k * len(own)
+        rate = operations / (times["total_ms"] * 1e9) if times["total_ms"] else None
+        found.append(GemmEntry(rank, device, *gemm, count=len(own), **times, tflops=rate))
+    return sorted(found, key=lambda row: -row.total_ms)
+
+
+def stream_gaps(trace: Trace) -> tuple[list[StreamGapsEntry], str | None]:
+    """Return the gaps of every stream, the busiest stream of a device first; and why there are none. Copies count as
+    kernels. `gaps_known` of the `gaps` end with a kernel whose launch is known; of those `launch_bound` ended with a
+    kernel whose launch call began after the kernel before it had ended: the device waited for the host.
+    `launch_bound_ms` is the whole length of these gaps; `host_wait_ms` of those before which the host was still waiting
+    for the device when that kernel ended, and launched after (None where such calls are not read).
+    """
+    waits = trace.host_waits
+    if waits is not None:
+        order = np.argsort(waits.end, kind="stable")
+        waits = Spans(waits.start[order], waits.end[order])
+    if trace.platform == "cpu":
+        return [], NO_STREAMS
+    found: list[StreamGapsEntry] = []
+    for rank, device, here in _devices(trace):
+        on_stream = here.take((here.stream != NULL) & (here.end_ns > here.start_ns))
+        on_stream = on_stream.take(np.argsort(on_stream.start_ns, kind="stable"))
+        of_device = []
+        for own in Groups(on_stream.stream).rows:
+            rows = on_stream.take(own)
+            before = np.maximum.accumulate(rows.end_ns)[:-1]  # rows of one queue may overlap
+            gap, launch = np.maximum(rows.start_ns[1:] - before, 0), rows.launch_ns[1:]
+            between = gap > 0
+            known = between & (launch != NULL)
+            bound = known & (launch > before)
+            known_all = bool(known.any()) or not between.any()
+            waited = np.zeros(len(gap), bool)
+            if waits is not None and len(waits.end):
+                first = np.searchsorted(waits.end, before)  # the first wait that ends at or after the kernel's end
+                at = np.minimum(first, len(waits.end) - 1)
+                waited = bound & (first < len(waits.end)) & (waits.start[at] < before) & (waits.end[at] <= launch)
+            compute, comm = (
+                measure(merge(rows.take(rows.cls == cls).spans)) for cls in (IntervalClass.COMPUTE, IntervalClass.COMM)
+            )
+            of_device.append(
+                StreamGapsEntry(
+                    rank=rank,
+                    device=device,
+                    stream=int(rows.stream[0]),
+                    kernels=len(rows),
+                    busy_ms=float(rows.end_ns.max() - rows.start_ns[0] - gap.sum()) / 1e6,
+                    compute_ms=compute / 1e6,
+                    comm_ms=comm / 1e6,
+                    gaps=int(between.sum()),
+                    gap_ms=float(gap.sum()) / 1e6,
+                    gaps_known=int(known.sum()),
+                    launch_bound=int(bound.sum()) if known_all else None,
+                    launch_bound_ms=float(gap[bound].sum()) / 1e6 if known_all else None,
+                    host_wait_ms=float(gap[waited].sum()) / 1e6 if known_all and waits is not None else None,
+                    reason=None if known_all else "no launch of its kernels is known",
+                )
+            )
+        found += sorted(of_device, key=lambda row: (-row.busy_ms, row.stream))
+    return found, None if found else "none: the trace names no streams"
+
+
+def counter_means(trace: Trace) -> tuple[list[CounterEntry], str | None]:
+    """Return the hardware counters by kernel name, by total time of the kernels; and why there are none, or not all. A
+    mean is over the kernels that have the counter, in its own unit. `comm_share` is the share of these kernels' time
+    during which communication ran; None of communication itself, and where communication was not fully observed.
+    `derived_from`: the raw counters it was derived from (`rocprof_csv.FORMULAS`); None where the tool gave it.
+    """
+    counters = trace.hardware_counters
+    if counters is None:
+        return [], NO_COUNTERS
+    order = np.argsort(counters.origin, kind="stable")
+    origin, counter, value = counters.origin[order], counters.counter[order], counters.value[order]
+    found: list[CounterEntry] = []
+    for rank, device, here in _devices(trace):
+        comm = merge(here.take(here.cls == IntervalClass.COMM).spans)
+        length, hidden = here.end_ns - here.start_ns, covered_ns(here.spans, comm)
+        first, last = np.searchsorted(origin, here.origin), np.searchsorted(origin, here.origin, side="right")
+        last = np.where(here.origin == NULL, first, last)
+        row, at = ranges(first, last)
+        rows = []
+        for own in Groups(here.name[row], counter[at]).rows:
+            code, values, kernels = counter[at[own[0]]], value[at[own]], np.unique(row[own])
+            lasted = int(length[kernels].sum())
+            of_comm = bool((here.cls[kernels] == IntervalClass.COMM).any())
+            made = CounterEntry(
+                rank=rank,
+                device=device,
+                name=_name(here, int(here.name[row[own[0]]])),
+                counter=counters.names[code],
+                count=len(values),
+                mean=float(values.mean()),
+                min=float(values.min()),
+                max=float(values.max()),
+                comm_share=None if of_comm or not lasted or trace.unseen else float(hidden[kernels].sum()) / lasted,
+                derived_from=counters.derived_from.get(counters.names[code]),
+            )
+            rows.append((-lasted, made))
+        found += [made for _, made in sorted(rows, key=lambda each: (each[0], each[1].name, each[1].counter))]
+    if not found:
+        return [], "no value of a hardware counter has the dispatch id of a kernel"
+    return found, "; ".join(counters.missing) or None
+
+
+FEWEST: Final = 6
+"""Fewest kernels on either side. From 6 on, the range of a sample contains the true median with 95 % confidence (1 -
+2^(1-n), the sign test).
+"""
+_LEVEL: Final = 0.95
+_LARGEST_REACH: Final = 300.0
+"""Of a logarithm: keeps the upper end finite where a few kernels differ by everything."""
+_HALF: Final = 2
+"""A kernel is `overlapped` if communication covers at least half of it, `alone` if it covers none, else neither."""
+
+
+def slowdowns(trace: Trace) -> list[SlowdownEntry]:
+    """Return all kernels of class compute, in the order of `largest_first`. `slowdown` is overlapped median / alone
+    median - 1; `excess_ms` is what the overlapped kernels together took beyond the median of those alone. `mean_ratio`
+    is overlapped mean / alone mean, from `mean_ratio_low` to `mean_ratio_high` (`ratio_of_means`). Where they are None,
+    `reason` says why.
+    """
+    found: list[SlowdownEntry] = []
+    for rank, device, here in _devices(trace):
+        comm = merge(here.take(here.cls == IntervalClass.COMM).spans)
+        kernels = here.take(here.cls == IntervalClass.COMPUTE)
+        whole = operations(kernels)
+        name = kernels.name[whole.first]
+        length = whole.reduce(np.add, kernels.end_ns - kernels.start_ns)
+        hidden = whole.reduce(np.add, covered_ns(kernels.spans, comm))
+        alone, overlapped = hidden == 0, (hidden > 0) & (hidden * _HALF >= length)
+        for rows in Groups(name).rows:
+            free, busy = length[rows[alone[rows]]], length[rows[overlapped[rows]]]
+            medians, means = (
+                [float(middle(side)) / 1e6 if len(side) else None for side in (free, busy)]
+                for middle in (np.median, np.mean)
+            )
+            slower = excess_ms = of_means = low = high = reason = None
+            if not len(comm.start):
+                reason = "no communication on this device"
+            elif len(free) < FEWEST or len(busy) < FEWEST:
+                reason = f"{len(free)} alone and {len(busy)} overlapped; at least {FEWEST} of each are needed"
+            elif not medians[0]:
+                reason = "kernels alone have no length"
+            elif medians[1] is not None:
+                slower = medians[1] / medians[0] - 1
+                excess_ms = float(busy.sum()) / 1e6 - len(busy) * medians[0]
+                of_means, low, high = ratio_of_means(free, busy)
+            found.append(
+                SlowdownEntry(
+                    rank=rank,
+                    device=device,
+                    name=_name(kernels, int(name[rows[0]])),
+                    alone_count=len(free),
+                    overlapped_count=len(busy),
+                    partly_count=len(rows) - len(free) - len(busy),
+                    alone_median_ms=medians[0],
+                    overlapped_median_ms=medians[1],
+                    slowdown=slower,
+                    excess_ms=excess_ms,
+                    alone_mean_ms=means[0],
+                    overlapped_mean_ms=means[1],
+                    mean_ratio=of_means,
+                    mean_ratio_low=low,
+                    mean_ratio_high=high,
+                    reason=reason,
+                )
+            )
+    return sorted(found, key=largest_first)
+
+
+def largest_first(each: SlowdownEntry) -> tuple[bool, float, str]:
+    """Sort key: the largest excess first. Kernels that were faster under communication follow; those that cannot be
+    compared come last, by name.
+    """
+    return each.slowdown is None, -(each.excess_ms or 0.0), each.name
+
+
+def ratio_of_means(alone: Int64, overlapped: Int64) -> tuple[float, float, float]:
+    """Return overlapped mean / alone mean and its 95 % interval, of at least two lengths above 0 on each side.
+
+    By the delta method the logarithm of a ratio of means has the variance s1^2 / (n1 m1^2) + s2^2 / (n2 m2^2) (Casella
+    and Berger, Statistical Inference, 5.5.4); the quantile is Student's t with the degrees of freedom of Welch and
+    Satterthwaite. Kernels count as independent of each other.
+    """
+    from scipy.special import stdtrit
+
+    ratio = float(overlapped.mean() / alone.mean())
+    counts = np.array([len(alone), len(overlapped)])
+    parts = np.array([side.var(ddof=1) / side.mean() ** 2 for side in (alone, overlapped)]) / counts
+    total = float(parts.sum())
+    if not total:
+        return ratio, ratio, ratio
+    freedom = total**2 / float((parts**2 / (counts - 1)).sum())
+    reach = float(stdtrit(freedom, 1 - (1 - _LEVEL) / 2)) * total**0.5
+    return ratio, ratio * float(np.exp(-reach)), ratio * float(np.exp(min(reach, _LARGEST_REACH)))

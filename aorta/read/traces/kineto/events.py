@@ -1,0 +1,481 @@
+"""What is decoded of a Kineto trace: its events, their times and arguments, and what surrounds them.
+
+Types are wide where traces differ (thread ids are numbers or text), so that one odd value does not make a trace
+unreadable. What an argument does not say is `NULL`. Everything but the members declared here is skipped without being
+decoded. Must not: guess, or know what follows from an event.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from itertools import compress, count
+from operator import attrgetter
+from types import NoneType
+from typing import Any, Final, TypeAlias, TypeVar, Union
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from aorta.errors import InputError
+from aorta.read.frames import Numbered
+from aorta.read.traces.chrome_json import Exact, ns_of_values
+from aorta.read.traces.interval_table import NULL, Gemm, Gemms, kind_of, known_dtype
+from aorta.timeline.arrays import Int64
+from aorta.timeline.classes import KINDS
+
+Number: TypeAlias = int | float | str | None
+Event: TypeAlias = Any
+"""An event of one of the decoders: its members are those of Chrome's format."""
+Decoded = TypeVar("Decoded")
+_NOTHING: Final = msgspec.Raw(b"null")
+
+PARAMETERS: Final = "record_param_comms"
+"""The host's range that has the parameters of a collective."""
+COPIES: Final = frozenset({"gpu_memcpy", "gpu_memset", "Memcpy", "Memset", "gpu_memcpy_p2p"})
+DEVICE: Final = COPIES | {"kernel", "Kernel"}
+"""Categories of work on a device; old traces capitalise them."""
+OPERATORS: Final = frozenset({"cpu_op", "Operator"})
+HOST: Final = OPERATORS | {"user_annotation", "collective_comm"}
+"""`gpu_user_annotation` is not among them: it is a copy, on the device's row, of a range of the host. It carries a
+stream, but is no work (W13).
+"""
+CALLS: Final = frozenset({"cuda_runtime", "cuda_driver", "Runtime", "hip_runtime"})
+"""Calls of the host that launch kernels and copies, which have the same `correlation`."""
+
+
+class Linked(msgspec.Struct, gc=False):
+    """The arguments that tie a call, and any other event, to others."""
+
+    external_id: Number = msgspec.field(default=None, name="External id")
+    old_external_id: Number = msgspec.field(default=None, name="external id")
+    correlation: Number = None
+
+
+class Arguments(Linked, gc=False):
+    """The arguments that are used of a kernel, a copy or `record_param_comms`."""
+
+    device: Number = None
+    stream: Number = None
+    bytes: Number = None
+    collective: str | None = msgspec.field(default=None, name="Collective name")
+    elements_in: Number = msgspec.field(default=None, name="In msg nelems")
+    elements_out: Number = msgspec.field(default=None, name="Out msg nelems")
+    group_size: Number = msgspec.field(default=None, name="Group size")
+    dtype: str | None = None
+    group: Number = msgspec.field(default=None, name="Process Group Name")
+    ranks: str | tuple[int, ...] | None = msgspec.field(default=None, name="Process Group Ranks")
+    seq: Number = msgspec.field(default=None, name="Seq")
+
+
+class Inputs(Linked, gc=False):
+    """The arguments that are used of a matrix product or of gloo's row: shapes and data types, as JSON."""
+
+    dims: msgspec.Raw = msgspec.field(default=_NOTHING, name="Input Dims")
+    types: msgspec.Raw = msgspec.field(default=_NOTHING, name="Input type")
+
+
+_NEVER_READ: Final = (
+    *("ac2g", "fwdbwd", "gpu_user_annotation", "python_function", "cpu_instant_event", "overhead", "Trace"),
+    *("cuda_sync", "cuda_profiler_range"),
+    *("xpu_runtime", "xpu_driver", "mtia_runtime", "privateuse1_runtime", "privateuse1_driver"),
+)
+"""Categories that make up most of a trace. One that is missing here costs time, and nothing else."""
+_REFUSALS: Final = 4
+"""Number of pieces with unknown categories before these are no longer skipped; the first and the last piece of a trace
+may hold such.
+"""
+_INEXACT: Final = re.compile("Expected `(int|float)` [<>]")
+
+
+def _decoder(kind: str, time: Any) -> msgspec.json.Decoder[list[Any]]:
+    """Return a decoder of pieces whose `ts` and `dur` have the type `time`. The kind `whole` decodes all events; the
+    others only what is read of each category, several times as fast, and refuse an unknown category; `untimed` leaves
+    out the times of operators too.
+    """
+    nothing = _NOTHING if time is msgspec.Raw else None
+    named = [("ph", str | None, None), ("name", Number, None)]
+    lasting = [*named, ("ts", time, nothing), ("dur", time, nothing)]
+    timed = [*lasting, ("pid", Number, None), ("tid", Number, None)]
+    raw = ("args", msgspec.Raw, _NOTHING)
+    if kind == "whole":
+        structs = [msgspec.defstruct("Event", [("cat", str | None, None), *timed, raw], gc=False)]
+    else:
+        members = {category: [*timed, ("args", Arguments | None, None)] for category in DEVICE}
+        members |= {category: [*lasting, ("args", Linked | None, None)] for category in CALLS}
+        members |= {category: [*timed, raw] for category in HOST}
+        members |= {category: [*named, raw] for category in OPERATORS if kind == "untimed"}
+        members |= {category: [] for category in _NEVER_READ}
+        structs = [
+            msgspec.defstruct(f"Event_{cat}", fields, namespace={"cat": cat}, tag_field="cat", tag=cat, gc=False)
+            for cat, fields in sorted(members.items())
+        ]
+    return msgspec.json.Decoder(list[Union[tuple(structs)]])  # type: ignore[misc]  # noqa: UP007
+
+
+_DECODERS: Final = {
+    (kind, digits): _decoder(kind, msgspec.Raw if digits else Exact)
+    for kind in ("untimed", "timed", "whole")
+    for digits in (False, True)
+}
+
+
+class EventDecoder:
+    """Decodes pieces of the event array. From the first time on that float64 would change, times keep their digits.
+
+    Attributes:
+        operators: `untimed` as long as the name and arguments of operators suffice, else `timed`.
+    """
+
+    def __init__(self) -> None:
+        self.operators = "untimed"
+        self._digits = False
+        self._refused = 0
+
+    def __call__(self, text: bytes | memoryview) -> list[Event]:
+        """Return the events of one piece."""
+        if self._refused < _REFUSALS:
+            try:
+                return _DECODERS[self.operators, self._digits].decode(text)
+            except msgspec.ValidationError:
+                self._refused += 1
+        try:
+            return _DECODERS["whole", self._digits].decode(text)
+        except msgspec.ValidationError as error:
+            if self._digits or not _INEXACT.search(str(error)):
+                raise
+        self._digits, self._refused = True, 0
+        return self(text)
+
+    def with_operators(self, text: bytes | memoryview, counters: Counter[str]) -> list[Event]:
+        """Return the events of a piece again, from now on with the times of operators; impossible ones are counted."""
+        self.operators = "timed"
+        try:
+            return self(text)
+        except msgspec.ValidationError:
+            events = []
+            for event in msgspec.json.decode(text, type=list[msgspec.Raw]):
+                try:
+                    events += self(b"[%b]" % event)
+                except msgspec.ValidationError:
+                    counters["without_times"] += 1
+            return events
+
+
+def by_category(events: Iterable[Event]) -> tuple[list[Event], list[Event], dict[Any, list[Event]]]:
+    """Return the complete events (`ph` X) of devices and of the host's calls, and those of the host by their names."""
+    work: list[Event] = []
+    calls: list[Event] = []
+    host: defaultdict[Any, list[Event]] = defaultdict(list)
+    lists = dict.fromkeys(DEVICE, work) | dict.fromkeys(CALLS, calls)
+    for event in events:
+        if event.cat in HOST:
+            if event.ph == "X":
+                host[event.name].append(event)
+        elif event.cat in lists and event.ph == "X":
+            lists[event.cat].append(event)
+    return work, calls, host
+
+
+def times_of(events: Sequence[Event], counters: Counter[str]) -> tuple[NDArray[np.bool_], Int64, Int64]:
+    """Return which events have usable times, and starts and ends in ns. The others are counted (W16)."""
+    start, begins = ns_of_values([event.ts for event in events])
+    length, lasts = ns_of_values([event.dur for event in events])
+    known = begins & lasts
+    keep = known & (length >= 0)
+    counters["without_times"] += int((~known).sum())
+    counters["negative_duration"] += int((known & ~keep).sum())
+    return keep, start, start + length
+
+
+def with_times(events: list[Event], counters: Counter[str]) -> tuple[list[Event], Int64, Int64]:
+    """Return the events with usable times, their starts and their ends."""
+    keep, start, end = times_of(events, counters)
+    return (events, start, end) if keep.all() else (list(compress(events, keep.tolist())), start[keep], end[keep])
+
+
+class Cached(dict[Any, Decoded]):
+    """Values that are computed once for each key. No Python is run for a key that is known."""
+
+    def __init__(self, make: Callable[[Any], Decoded]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, key: Any) -> Decoded:
+        value = self[key] = self._make(key)
+        return value
+
+    def of(self, keys: Iterable[Hashable]) -> list[Decoded]:
+        """Return the value of each key."""
+        return list(map(self.__getitem__, keys))
+
+
+def joined(parts: Sequence[Mapping[str, Any]], *names: str) -> dict[str, Int64]:
+    """Return columns that were collected piece by piece."""
+    return {name: np.concatenate([np.zeros(0, np.int64), *(part[name] for part in parts)]) for name in names}
+
+
+_ARGUMENTS: Final = msgspec.json.Decoder(list[Arguments | None])
+_INPUTS: Final = msgspec.json.Decoder(list[Inputs | None])
+_MALFORMED: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+def arguments_of(events: Sequence[Event]) -> list[Arguments]:
+    """Decode the arguments of events; empty where they have an unexpected shape."""
+    if events and isinstance(events[0].args, msgspec.Raw):
+        return _decoded(_ARGUMENTS, [event.args for event in events], Arguments())
+    return [event.args or Arguments() for event in events]
+
+
+def inputs_of(events: Sequence[Event]) -> list[Inputs]:
+    """Decode shapes and data types of operators or gloo's rows; empty where the arguments have an unexpected shape."""
+    return _decoded(_INPUTS, [event.args for event in events], Inputs())
+
+
+def _decoded(decoder: msgspec.json.Decoder[Any], texts: Sequence[msgspec.Raw], nothing: Decoded) -> list[Decoded]:
+    """Decode all texts at once, which is several times as fast; one by one where that fails."""
+    try:
+        return [each or nothing for each in decoder.decode(b"[%b]" % b",".join(texts))]
+    except _MALFORMED:
+        return [nothing] if len(texts) == 1 else [_decoded(decoder, [text], nothing)[0] for text in texts]
+
+
+def externals_of(arguments: Iterable[Linked]) -> list[Number]:
+    """Return the ids that rows on a device share with the host operators that launched them."""
+    return [new if (new := each.external_id) is not None else each.old_external_id for each in arguments]
+
+
+def idents(values: Sequence[Number]) -> Int64:
+    """Return the ids among values of any type, `NULL` for those that are none."""
+    try:
+        if set(map(type, values)) <= {int, NoneType}:
+            ids = np.array([NULL if value is None else value for value in values], np.int64)
+            return np.where(ids >= 0, ids, NULL)
+    except OverflowError:
+        pass  # beyond 63 bits: one by one
+    return np.array([value if type(value) is int and 0 <= value < LARGEST else NULL for value in values], np.int64)
+
+
+_DIGITS: Final = re.compile(r"\d{1,18}")
+_LAST_DIGITS: Final = re.compile(r"(?<!\d)\d{1,9}$")
+LARGEST: Final = 2**63
+LARGEST_DEVICE: Final = 2**31
+"""Larger numbers do not fit into the interval table."""
+
+
+def integer(value: Number) -> int:
+    """Return an integer, also from text ("stream 7"); `NULL` for anything else, or beyond 63 bits."""
+    if isinstance(value, str):
+        digits = _DIGITS.search(value)
+        value = int(digits[0]) if digits else None
+    if isinstance(value, float):
+        value = int(value) if value.is_integer() else None
+    return value if value is not None and abs(value) < LARGEST else NULL
+
+
+class Identifiers:
+    """Gives devices, streams and threads numbers: ids are opaque keys, whatever their text or size.
+
+    A number below `limit` is its own. Others get the number that their text ends in ("stream 7", "[TP00-PP01] 1") where
+    no other id has it, else the next free one. Ids have codes until all are known.
+    """
+
+    def __init__(self, limit: int = LARGEST) -> None:
+        self._limit = limit
+        self._codes: Cached[int] = Cached(lambda _: len(self._codes))
+
+    def codes(self, values: Iterable[Hashable]) -> Int64:
+        """Return a code of each id."""
+        return np.array(self._codes.of(values), np.int64)
+
+    def numbers(self) -> tuple[Int64, dict[int, str]]:
+        """Return the number of each code (`NULL` of None and -1), and the text of the ids that got another number."""
+        numbers: dict[Any, int] = {None: NULL}
+        others = []
+        for value in self._codes:
+            whole = int(value) if isinstance(value, float) and value.is_integer() else value
+            if type(whole) is int and NULL <= whole < self._limit:
+                numbers[value] = whole
+            elif value is not None:
+                others.append(value)
+        used, free = set(numbers.values()), count()
+        for value in others:
+            digits = _LAST_DIGITS.search(value) if isinstance(value, str) else None
+            number = int(digits[0]) if digits else NULL
+            if number in used or not 0 <= number < self._limit:
+                number = next(each for each in free if each not in used)
+            used.add(number)
+            numbers[value] = number
+        table = np.array([numbers[value] for value in self._codes], np.int64)
+        return table, {numbers[value]: str(value) for value in others if str(numbers[value]) != str(value)}
+
+
+LARGEST_BYTES: Final = 2**60
+_SAID: Final = attrgetter("collective", "group", "group_size", "ranks", "dtype", "elements_in", "elements_out")
+
+
+class CollectiveColumns:
+    """What is known of the collectives of a trace: columns over all its rows, `NULL` where nothing is known."""
+
+    def __init__(self, rows: int) -> None:
+        self.kind, self.group, self.seq, self.bytes, self.dtype = (np.full(rows, NULL, np.int64) for _ in range(5))
+        self.groups, self.dtypes = Numbered(), Numbered()
+        self.group_ranks: dict[str, tuple[int, ...]] = {}
+        self.group_sizes: dict[str, int] = {}
+
+    def describe(self, arguments: Mapping[int, Arguments]) -> None:
+        """Fill in the rows that have arguments. A collective's arguments are the same in every step except for the
+        sequence number, so everything else is computed once per distinct set.
+        """
+        rows = np.fromiter(arguments, np.int64, len(arguments))
+        known = Cached(self._interpreted)
+        kinds = self.kind[rows].tolist()
+        found = known.of(zip(kinds, map(_SAID, arguments.values()), strict=True))
+        if found:
+            self.kind[rows], self.group[rows], self.dtype[rows], self.bytes[rows] = zip(*found, strict=True)
+            self.seq[rows] = [max(integer(each.seq), NULL) for each in arguments.values()]
+
+    def _interpreted(self, said: tuple[int, tuple[Any, ...]]) -> tuple[int, int, int, int]:
+        """Return kind, code of the group, code of the data type, and bytes; each `NULL` where the arguments do not
+        say. What they say of the group is kept.
+        """
+        kind_of_kernel, (collective, group, group_size, ranks, dtype_name, elements_in, elements_out) = said
+        kind = kind_of(collective or "")
+        kind = kind if kind != NULL else kind_of_kernel
+        code, size = NULL, integer(group_size)
+        if group is not None:
+            name = str(group)
+            code = self.groups[name]
+            if size > 0:
+                self.group_sizes[name] = size
+            if name not in self.group_ranks and (members := group_ranks(ranks)):
+                self.group_ranks[name] = members
+        dtype, width = known_dtype(dtype_name)
+        moved = NULL
+        if kind != NULL and width is not None:
+            moved = full_array(KINDS[kind], integer(elements_in), integer(elements_out), size) * width
+        moved = moved if 0 <= moved < LARGEST_BYTES else NULL
+        return kind, code, self.dtypes[dtype] if dtype is not None else NULL, moved
+
+
+def full_array(kind: str, elements_in: int, elements_out: int, group_size: int) -> int:
+    """Return the number of elements of the full array, or `NULL` (docs/dev/measuring.md, section 1: the reduced tensor,
+    the gathered output, the scattered input; for all-to-all one rank's send buffer).
+    """
+    match kind:
+        case "barrier":
+            return 0
+        case "broadcast" | "send" | "recv":
+            return max(elements_in, elements_out)
+        case "gather" | "scatter":  # one rank's part of it
+            part = elements_in if kind == "gather" else elements_out
+            return part * group_size if part >= 0 and group_size > 0 else NULL
+    return elements_out if kind == "allgather" else elements_in
+
+
+_FACTORS: Final = {
+    "aten::mm": 0,
+    "aten::bmm": 0,
+    "aten::_int_mm": 0,
+    "aten::_scaled_mm": 0,
+    "aten::addmm": 1,
+    "aten::baddbmm": 1,
+    "aten::_addmm_activation": 1,
+}
+"""Operator -> place of its first factor among its inputs (native_functions.yaml of torch); the second follows."""
+GEMM_OPERATORS: Final = frozenset(_FACTORS)
+_SHAPES: Final = msgspec.json.Decoder(list[Any])
+_NAMES: Final = msgspec.json.Decoder(list[str])
+_LARGEST_DIMENSION: Final = 2**31
+"""No dimension of a tensor that fits into a device is larger; it also keeps the operations of a product exact."""
+
+
+def gemm_of(operator: str, dims: bytes, types: bytes) -> Gemm | None:
+    """Return the shape of one product, or None where `Input Dims` and `Input type`, as JSON, do not say it."""
+    first = _FACTORS[operator]
+    factors = _listed(_SHAPES, dims)[first : first + 2]
+    if len(factors) != 2 or not all(isinstance(factor, list) and len(factor) in (2, 3) for factor in factors):
+        return None
+    (*batch, m, k), (*other, rows, n) = factors
+    sizes = (*batch, m, k, n)
+    if rows != k or batch != other or not all(type(size) is int and 0 < size < _LARGEST_DIMENSION for size in sizes):
+        return None
+    names = _listed(_NAMES, types)
+    dtype = known_dtype(names[first])[0] if first < len(names) else None
+    return Gemm(operator, batch[0] if batch else 1, m, n, k, dtype)
+
+
+def _listed(decoder: msgspec.json.Decoder[list[Any]], text: bytes) -> list[Any]:
+    try:
+        return decoder.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return []
+
+
+def gemms_of(origin: Int64, code: Int64, shapes: Sequence[Gemm | None]) -> Gemms:
+    """Return the products of a trace by their origin (`NULL`: no row can be its); of those with the same origin the
+    first counts. `code` is an index into `shapes`, whose first is None: the trace does not say it.
+    """
+    origins, first = np.unique(origin, return_index=True)
+    code = code[first[origins >= 0]]
+    shaped = code > 0
+    known = tuple(shape for shape in shapes if shape is not None)
+    return Gemms(origins[origins >= 0][shaped], code[shaped] - 1, known, int((~shaped).sum()))
+
+
+def group_ranks(ranks: object) -> tuple[int, ...]:
+    """Return the ranks of `[0, 1]`, given as a list or as text; empty where they are abbreviated ("[0, 1, ..., 7]")."""
+    if isinstance(ranks, list | tuple):
+        return tuple(rank for rank in ranks if isinstance(rank, int))
+    try:
+        return tuple(msgspec.json.decode(ranks, type=list[int])) if isinstance(ranks, str) else ()
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return ()
+
+
+class DistributedInfo(msgspec.Struct):
+    """What torch writes when `torch.distributed` is initialised at the time of the export."""
+
+    backend: str | None = None
+    rank: int | None = None
+    world_size: int | None = None
+    pg_config: object = None
+
+
+class Metadata(msgspec.Struct):
+    """The members beside the events that are used; None where a trace does not have one. `partial` is AORTA's own: true
+    where the loop ended inside the window.
+    """
+
+    distributed: DistributedInfo | None = msgspec.field(default=None, name="distributedInfo")
+    devices: list[dict[str, object]] | None = msgspec.field(default=None, name="deviceProperties")
+    base_ns: int | None = msgspec.field(default=None, name="baseTimeNanoseconds")
+    host: str | None = msgspec.field(default=None, name="host_name")
+    cupti: int | str | float | None = msgspec.field(default=None, name="cupti_version")
+    cuda: int | str | float | None = msgspec.field(default=None, name="cuda_runtime_version")
+    roctracer: int | str | float | None = msgspec.field(default=None, name="roctracer_version")
+    rocprofiler: int | str | float | None = msgspec.field(default=None, name="rocprofiler-sdk_version")
+    hip: int | str | float | None = msgspec.field(default=None, name="hip_runtime_version")
+    partial: object = None
+
+    @property
+    def platform(self) -> str | None:
+        """What the device is of, where the trace says it."""
+        if any(value is not None for value in (self.roctracer, self.rocprofiler, self.hip)):
+            return "rocm"
+        if any(value is not None for value in (self.cupti, self.cuda)):
+            return "cuda"
+        names = " ".join(str(device.get("name", "")) for device in self.devices or ())
+        return "rocm" if "AMD" in names or "gfx" in names else "cuda" if "NVIDIA" in names or "Tesla" in names else None
+
+
+def metadata_of(head: Mapping[str, msgspec.Raw], tail: Mapping[str, msgspec.Raw], place: str) -> Metadata:
+    """Decode the members of the outer object before (`head`) and behind the events; those before them count first. A
+    member of an impossible type is an `InputError` that names `place`, the trace.
+    """
+    try:
+        return msgspec.json.decode(msgspec.json.encode({**tail, **head}), type=Metadata)
+    except _MALFORMED as error:
+        raise InputError(f"{place}: what stands beside its traceEvents cannot be used: {error}") from error

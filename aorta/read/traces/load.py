@@ -1,0 +1,267 @@
+"""Loads the traces of all ranks as a `Run`, so that matching, reports and pictures treat them like records.
+
+Traces of one rank may be windows of one process, whose steps are put under one another. A trace of unknown rank gets a
+negative number, which belongs to no process group and is reported as no rank. Must not: guess a rank.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from aorta.command_line import name_ranks
+from aorta.documents.dataset import TraceEntries
+from aorta.documents.metrics import RATIO_PARTS
+from aorta.errors import InputError
+from aorta.read.engines import Engine, Local, progress
+from aorta.read.frames import UNKNOWN, CollectiveName, Collectives, declared
+from aorta.read.health import Health
+from aorta.read.join import join, join_steps
+from aorta.read.run import CoverageFacts, Run, partial_steps
+from aorta.read.traces.collective_costs import END_SOURCE, costs
+from aorta.read.traces.files import find_units
+from aorta.read.traces.health import examine
+from aorta.read.traces.kernels import entries, largest_first
+from aorta.read.traces.reader import headers_near
+from aorta.read.traces.tables import SHOWN_SLOWDOWNS, DeviceTables, TraceDetails, TraceTables, read_trace_tables
+
+
+def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequence[str] = ()) -> Run:
+    """Read every trace of a file, directory, glob or URL. Files of a rank with other steps are windows of one process.
+
+    Returns:
+        A run whose `ranks` hold the busiest device of each trace. Its `traces` are what a report shows of traces only:
+        each device measured as one window, costs of collectives, kernels and their slowdown.
+
+    Raises:
+        InputError: nothing there can be read.
+    """
+    units, left_out = find_units(location, comm_patterns, headers_near(location))
+    traces: list[TraceTables] = []
+    with progress(len(units), f"reading {location}") as tick:
+        for result in (engine or Local()).map(read_trace_tables, units):
+            tick()
+            if isinstance(result, InputError):
+                if len(units) == 1:
+                    raise result
+                left_out.append(str(result))
+            else:
+                traces += result
+    traces, copies = _without_copies(traces)
+    left_out += copies
+    windows_of = _windows_of_processes(traces)
+    _refuse_several_jobs(location, windows_of)
+    processes = [_join_devices(windows) for windows in windows_of]
+    devices = [device for process in processes for device in process]
+    if not devices:
+        left_out += [f"{trace.facts.path}: no row of it has a known class and a length" for trace in traces]
+        raise InputError(f"{location}: none of its {len(units)} trace(s) can be read:\n  " + "\n  ".join(left_out))
+    numbered, chosen, numbering = _numbers(processes)
+    claimed = [process[0].tables.source.rank for process in processes if process]
+    examined = examine([trace.facts for trace in traces], left_out, measured=numbered, claimed=claimed)
+    world = examined.world_size
+    if world is None:
+        world = sum(number >= 0 for number in numbered)
+        numbering.append("no trace says how many ranks there were: the world size is the number of ranks read")
+    if slow_left_out := sum(trace.slowdowns_left_out for trace in traces):
+        numbering.append(
+            f"slowdowns: the first {SHOWN_SLOWDOWNS} kernels of each trace are kept, {slow_left_out} left out"
+        )
+    ordered = sorted(range(len(devices)), key=lambda index: (numbered[index] < 0, abs(numbered[index])))
+    ranks = {}
+    for at in ordered:
+        if at in chosen:
+            number, tables = numbered[at], devices[at].tables
+            # Groups belong to a rank; a number that stands for an unknown rank has none.
+            groups = tables.source.groups if number >= 0 else {}
+            source = replace(tables.source, rank=number, world_size=world, groups=groups)
+            ranks[number] = replace(tables, source=source)
+    parts = [  # each trace of unknown rank is a rank of its own
+        replace(part, rank=UNKNOWN - at) if part.rank == UNKNOWN else part
+        for at, trace in enumerate(traces)
+        for part in trace.parts
+    ]
+    shown = TraceEntries(
+        whole={str(numbered[at]): devices[at].whole for at in ordered},
+        costs=costs(parts),
+        slowdowns=sorted((row for trace in traces for row in trace.slowdowns), key=largest_first),
+        kernels=entries(trace.kernels for trace in traces),
+    )
+    known = {number: tables for number, tables in ranks.items() if number >= 0}
+    health = Health(
+        world_size=world,
+        ranks_read=tuple(known),
+        ranks_missing=examined.ranks_missing or (),
+        files_left_out=tuple(left_out),
+        partial_steps=partial_steps(known.values()),
+        instrument_modes=tuple(sorted({tables.source.instrument_mode for tables in ranks.values()})),
+        traces={"numbering": numbering, "traces": examined.document},
+        trace_notes=(*examined.notes, *numbering),
+    )
+    return Run(location, join(ranks.values(), len(ranks)), None, health, shown)
+
+
+def _refuse_several_jobs(location: str, processes: Sequence[Sequence[TraceTables]]) -> None:
+    """Raise an `InputError` where the folders below a location hold several jobs: a rank begins in two of them."""
+    ranks_in: dict[str, set[int]] = {}
+    for facts in (windows[0].facts for windows in processes):
+        ranks_in.setdefault(facts.path.rpartition("/")[0], set()).update({facts.rank} - {UNKNOWN})
+    if max(Counter(rank for ranks in ranks_in.values() for rank in ranks).values(), default=0) > 1:
+        lines = [f"  {folder}: {name_ranks(sorted(ranks))}\n" for folder, ranks in ranks_in.items() if ranks]
+        raise InputError(
+            f"NOT COMPARABLE: the traces in {location} are of several jobs:\n{''.join(lines)}"
+            "Report on the folder of one job, or compare two (aorta report A B)"
+        )
+
+
+def _numbers(processes: Sequence[Sequence[DeviceTables]]) -> tuple[list[int], set[int], list[str]]:
+    """Number the devices. The first process of a rank gets the rank's number, all others a negative one.
+
+    Returns:
+        The number of each device; the indices of those that become ranks of the run (the busiest of a process, so that
+        a rank's steps count once); and notes.
+    """
+    numbers: list[int] = []
+    chosen: set[int] = set()
+    notes: list[str] = []
+    strangers = 0
+    for process in processes:
+        busiest = max(process, key=lambda device: device.busy_ns, default=None)
+        for device in process:
+            source = device.tables.source
+            if device is busiest:
+                chosen.add(len(numbers))
+                if source.rank != UNKNOWN and source.rank not in numbers:
+                    numbers.append(source.rank)
+                    continue
+            strangers += 1
+            numbers.append(-strangers)
+            who = f"rank {source.rank}" if source.rank != UNKNOWN else "unknown rank"
+            where = f"device {device.device}" if device.device != UNKNOWN else "its one device"
+            what = (
+                f"given as rank {-strangers}: its rank is unknown"
+                if device is busiest
+                else f"not the busiest of its trace: {-strangers} in traces.whole, and in no step"
+            )
+            notes.append(f"{source.path}: {who}, {where} is {what}")
+    return numbers, chosen, notes
+
+
+def _without_copies(traces: Sequence[TraceTables]) -> tuple[list[TraceTables], list[str]]:
+    """Return the traces without those that repeat another one (`gzip -k` leaves both files), and a note about each: the
+    same clock, rank, steps, and times to the nanosecond.
+    """
+    kept: dict[tuple[object, ...], TraceTables] = {}
+    notes = []
+    for trace in traces:
+        facts = trace.facts
+        steps = [each.tables.steps for each in trace.devices]
+        times = [
+            (each.global_step.tobytes(), each.start_mono_ns.tobytes(), each.end_mono_ns.tobytes()) for each in steps
+        ]
+        told = [(each.device, each.busy_ns, *each.whole["metrics"].values()) for each in trace.devices]
+        known = facts.clock != "unknown" or facts.rank != UNKNOWN
+        same = (facts.rank, facts.host, str(times), str(told)) if known else (id(trace),)
+        if same in kept:
+            notes.append(f"{facts.path}: the same steps at the same times as {kept[same].facts.path}: a copy")
+        else:
+            kept[same] = trace
+    return list(kept.values()), notes
+
+
+def _windows_of_processes(traces: Sequence[TraceTables]) -> list[list[TraceTables]]:
+    """Group the traces of one rank that are windows of one process: with other steps, one behind the other, or without
+    marks of steps at other times of one clock, in one folder. Each group is in the order of its steps.
+    """
+
+    def order(trace: TraceTables) -> tuple[object, ...]:
+        first = next(iter(trace.devices), None)
+        begins = (0, 0) if first is None else (int(first.tables.steps.global_step[0]), first.whole["start_ns"])
+        return trace.facts.rank, trace.facts.steps == 0, begins
+
+    groups: list[list[TraceTables]] = []
+    last: dict[int, list[TraceTables]] = {}
+    for trace in sorted(traces, key=order):
+        group = last.get(trace.facts.rank)
+        if group is not None and trace.facts.rank != UNKNOWN and _follows(group[-1], trace):
+            group.append(trace)
+        else:
+            last[trace.facts.rank] = [trace]
+            groups.append(last[trace.facts.rank])
+    return sorted(groups, key=lambda group: min(map(traces.index, group)))
+
+
+def _follows(before: TraceTables, trace: TraceTables) -> bool:
+    """Return whether a trace may be a later window of the same process."""
+    same = (before.facts.clock, before.facts.world_size) == (trace.facts.clock, trace.facts.world_size)
+    if not before.devices or not trace.devices or not same:
+        return False
+    if not before.facts.steps and not trace.facts.steps:
+        ended = max(device.whole["end_ns"] for device in before.devices)
+        same_folder = before.facts.path.rpartition("/")[0] == trace.facts.path.rpartition("/")[0]
+        return same_folder and before.facts.clock != "unknown" and ended <= trace.devices[0].whole["start_ns"]
+    ended, begun = (each.devices[0].tables.steps.global_step[at] for each, at in ((before, -1), (trace, 0)))
+    return bool(before.facts.steps and trace.facts.steps and ended < begun)
+
+
+def _join_devices(traces: Sequence[TraceTables]) -> list[DeviceTables]:
+    """Return the devices of one process, with the steps of all its traces; those without marks are numbered from 0."""
+    found: dict[int, list[DeviceTables]] = {}
+    for number, trace in enumerate(traces):
+        for device in trace.devices:
+            if not trace.facts.steps:
+                steps = replace(device.tables.steps, global_step=device.tables.steps.global_step + number)
+                device = replace(device, tables=replace(device.tables, steps=steps))
+            found.setdefault(device.device, []).append(device)
+    return [same[0] if len(same) == 1 else _joined(same) for same in found.values()]
+
+
+def _joined(parts: Sequence[DeviceTables]) -> DeviceTables:
+    segments, rows, names = [], [], list[CollectiveName]()
+    steps = join_steps([part.tables.steps for part in parts])
+    before = 0
+    for part in parts:
+        details, own = part.tables.details, part.tables.collectives
+        assert isinstance(details, TraceDetails)
+        segments.append(details.segments + np.array([before, 0, 0, 0]))
+        rows.append(replace(own, step=own.step + before, name=own.name + len(names)))
+        names += own.names
+        before += len(part.tables.steps)
+    columns = {name: [getattr(own, name) for own in rows] for name in declared(Collectives) if name != "backend_end_ns"}
+    collectives = Collectives(names=tuple(names), **{name: np.concatenate(each) for name, each in columns.items()})
+    return replace(
+        parts[0],
+        tables=replace(
+            parts[0].tables,
+            steps=steps,
+            collectives=collectives,
+            details=TraceDetails(np.concatenate(segments), steps.start_mono_ns, steps.end_mono_ns),
+            covered=CoverageFacts(end_sources={END_SOURCE: len(collectives)}),
+        ),
+        whole=_whole([part.whole for part in parts]),
+        busy_ns=sum(part.busy_ns for part in parts),
+    )
+
+
+def _whole(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the traces of one device measured as one: sums of times, and ratios of the sums."""
+    told = [part["metrics"] for part in parts]
+    reasons = dict(item for part in reversed(parts) for item in part["null_reasons"].items())
+    values: dict[str, float | None] = {}
+    for name in dict.fromkeys(name for each in told for name in each if name not in RATIO_PARTS):
+        times = [each.get(name, 0.0) for each in told]  # a kind of collective that a window lacks took no time in it
+        values[name] = None if None in times else sum(times)
+    for name, (part, of) in RATIO_PARTS.items():
+        if any(name in each for each in told):
+            above, below = values[part], values[of]
+            values[name] = above / below if above is not None and below else None
+    return {
+        "start_ns": min(part["start_ns"] for part in parts),
+        "end_ns": max(part["end_ns"] for part in parts),
+        "metrics": values,
+        "null_reasons": {name: reasons[name] for name, value in values.items() if value is None and name in reasons},
+    }

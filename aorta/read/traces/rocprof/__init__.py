@@ -1,0 +1,1 @@
+"""Reads the outputs of rocprofv3: JSON, CSV and rocpd databases."""

@@ -1,0 +1,415 @@
+"""Builds a `Trace` from what all outputs of rocprofv3 have in common (kernels, copies, RCCL calls, markers of a
+process), and reads its `*_results.json` into one per process.
+
+Times are nanoseconds of CLOCK_BOOTTIME (rocprofiler-sdk: `default_clock_id`), not comparable between machines. Records
+come in buffer order, not in time order.
+
+RCCL launches one kernel for every collective (`ncclDevKernel_Generic`), so the name says nothing (W12). A call and its
+kernel share a correlation id where the tracer kept it. Otherwise the n-th launching call of a thread is the n-th kernel
+of that thread, but only if there are equally many and no kernel started before its call.
+
+In the JSON the numbers of record kinds change between versions, so they are always looked up in the file's own
+`strings`; a kernel's name is found by `kernel_id`, not by position.
+
+Must not: guess (a count that does not match leaves every kernel of that thread unknown), or put a timestamp through a
+float (W14).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from operator import attrgetter
+from typing import Annotated, Any, Final, TypeAlias
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from aorta.errors import InputError
+from aorta.read.traces.interval_table import NULL, IntervalClass, Intervals, Trace, kind_of, look_up
+from aorta.read.traces.open import coded
+from aorta.read.traces.reader import Process, Ranges, Reader, TraceInput, checked, copies, kernels, trace_of
+from aorta.timeline.arrays import Int64
+
+Columns: TypeAlias = Mapping[str, Any]
+_KIND: Final = {
+    f"nccl{name}": kind_of(f"nccl{name}")
+    for name in (
+        *("AllReduce", "AllReduceWithBias", "ReduceScatter", "AllGather", "Broadcast", "Bcast", "Reduce"),
+        *("AllToAll", "AllToAllv", "Gather", "Scatter", "Send", "Recv"),
+    )
+}
+"""RCCL's calls that launch work (rccl.h); the others (communicators, queries) launch none."""
+NO_KERNELS: Final = "no kernel dispatches: record with --kernel-trace"
+RCCL_API: Final = "RCCL_API"
+HIP_API: Final = "HIP_RUNTIME_API"
+"""Begin of the domain of HIP calls, which launch kernels; what follows (`_EXT`) differs between versions."""
+SERIALISED: Final = (
+    "hardware counters were collected, for which kernels run one after the other: times and overlap are not those of a "
+    "run without counters"
+)
+MARKERS: Final = ("MARKER_CORE_API", "MARKER_CORE_RANGE_API")
+"""Domains of ROCTx ranges: the first up to ROCm 6.4, the second since 7."""
+_OUTPUT: Final = re.compile(r"_(results\.(json|db)|kernel_trace\.csv)(\.gz)?$")
+
+
+def process_of(file: str) -> str:
+    """Return the name of a file without what differs between the formats in which a process wrote the same kernels."""
+    return _OUTPUT.sub("", file)
+
+
+def trace_of_rocprof(
+    source: TraceInput,
+    format: str,  # noqa: A002 - the field's name
+    process: Process,
+    ran: Columns,
+    names: Sequence[str],
+    copied: Intervals,
+    ranges: Ranges,
+    launches: Columns,
+    calls: Columns | None = None,
+    *,
+    notes: Sequence[str] = (),
+    **facts: Any,
+) -> Trace:
+    """Return the trace of one process: kinds of collectives from names or RCCL calls, steps from ROCTx ranges.
+
+    Args:
+        ran: the kernels: `start_ns`, `end_ns`, `device`, `stream`, `queue`, `thread`, `dispatch`, `name` (index into
+            `names`), `correlation` of the call that launched each, and in `ancestor` of the call around that one.
+        launches: calls of HIP, `correlation` and `start_ns`.
+        calls: of RCCL, `text` (the function), `thread`, `correlation`, `start_ns` and `end_ns`.
+        facts: further fields of `Trace`.
+    """
+    where = process.path
+    checked(where, "HIP call", {"start_ns": launches["start_ns"]})
+    if calls is not None:
+        checked(where, "RCCL call", {"start_ns": calls["start_ns"], "end_ns": calls["end_ns"]})
+    correlations = [ran[name] for name in ("correlation", "ancestor") if name in ran]
+    launched = np.full(len(ran["start_ns"]), NULL, np.int64)
+    for ids in correlations:  # 0: of no call
+        found = look_up(ids, launches["correlation"], launches["start_ns"])
+        launched = np.where((launched == NULL) & (ids > 0), found, launched)
+    rows = kernels(
+        where,
+        source.classifier,
+        ran["name"],
+        names,
+        start_ns=ran["start_ns"],
+        end_ns=ran["end_ns"],
+        device=ran["device"],
+        # Handle 0 means "no stream known" (rocprofv3 before streams were traced, and null streams): use the queue then.
+        stream=ran["stream"] if (ran["stream"] > 0).any() else ran["queue"],
+        launch_ns=launched,
+        origin=ran["dispatch"],
+    )
+    unnamed = np.flatnonzero((rows.cls == IntervalClass.COMM) & (rows.kind == NULL))
+    kinds, of_kinds = _kinds_from_calls(calls, ran, correlations, unnamed)
+    rows.kind[unnamed] = kinds
+    about = {"clock": "BOOTTIME", "platform": "rocm", "counters": {"comm_unlinked": int((kinds == NULL).sum())}}
+    said = (*notes, *of_kinds)
+    trace = trace_of(
+        source, format, process, [rows, copied], ranges, notes=said, unsized="rocprofv3", **(about | facts)
+    )
+    return replace(trace, notes=(*trace.notes, SERIALISED)) if trace.hardware_counters else trace
+
+
+def _kinds_from_calls(
+    calls: Columns | None, ran: Columns, correlations: Sequence[Int64], rows: Int64
+) -> tuple[NDArray[np.int8], list[str]]:
+    """Return the kind of communication kernels whose names do not tell it, `NULL` where it stays unknown, and why."""
+    kinds, notes = np.full(len(rows), NULL, np.int8), list[str]()
+    launches = _launches(calls) if calls is not None and len(rows) else {}
+    if not launches:
+        why = "no RCCL call was traced: record with --rccl-trace to learn which kernel ran which collective"
+        return kinds, [why] if len(rows) else []
+    of_id = {ident: kind for some in launches.values() for _, kind, idents in some for ident in idents}
+    linked = np.zeros(len(kinds), np.bool_)
+    for ids in correlations:
+        for at, ident in enumerate(ids[rows].tolist()):
+            if not linked[at] and ident in of_id:
+                kinds[at], linked[at] = of_id[ident], True
+    if linked.any():
+        if lost := int((~linked).sum()):
+            notes.append(f"{lost} RCCL kernel(s) have no RCCL call in the trace: kind not known")
+        if mixed := int((linked & (kinds == NULL)).sum()):
+            notes.append(f"{mixed} RCCL kernel(s) ran a group of different collectives: kind not known")
+        return kinds, notes
+    threads, dispatch, start_ns = ran["thread"][rows], ran["dispatch"][rows], ran["start_ns"][rows]
+    for thread in np.unique(threads).tolist():
+        own, launched = np.flatnonzero(threads == thread), launches.get(thread, [])
+        order = dispatch[own]
+        unique = len(np.unique(order)) == len(own) and NULL not in order
+        own = own[np.argsort(order if unique else start_ns[own], kind="stable")]
+        if len(launched) != len(own):
+            notes.append(
+                f"thread {thread}: {len(own)} RCCL kernels for {len(launched)} launching RCCL calls: which is which "
+                "is ambiguous, kind not known"
+            )
+        elif (start_ns[own] < [start for start, *_ in launched]).any():
+            notes.append(f"thread {thread}: an RCCL kernel started before its call: order not usable, kind not known")
+        else:
+            kinds[own] = [kind for _, kind, _ in launched]
+    return kinds, notes
+
+
+def _launches(calls: Columns) -> dict[int, list[tuple[int, int, list[int]]]]:
+    """Return start, kind and correlation ids of the launches of each thread, in order. A group launches once, at its
+    end; of nested calls the outer counts.
+    """
+    found: dict[int, list[tuple[int, int, list[int]]]] = {}
+    for thread in np.unique(calls["thread"]).tolist():
+        rows = np.flatnonzero(calls["thread"] == thread)
+        rows = rows[np.lexsort((-calls["end_ns"][rows], calls["start_ns"][rows]))]
+        depth, busy_until = 0, -1
+        kinds, idents, own = set[int](), list[int](), list[tuple[int, int, list[int]]]()
+        columns = (calls[name][rows].tolist() for name in ("start_ns", "end_ns", "correlation"))
+        for row, start, end, ident in zip(rows.tolist(), *columns, strict=True):
+            name = calls["text"][row]
+            if end <= busy_until:
+                continue  # nested inside another call, which counts instead
+            if name == "ncclGroupStart":
+                depth += 1
+            elif name == "ncclGroupEnd":
+                depth = max(depth - 1, 0)
+                if kinds and not depth:
+                    own.append((start, kinds.pop() if len(kinds) == 1 else NULL, [*idents, ident]))
+                    kinds, idents = set(), []
+            elif name in _KIND:
+                busy_until = end
+                if depth:
+                    kinds.add(_KIND[name])
+                    idents.append(ident)
+                else:
+                    own.append((start, _KIND[name], [ident]))
+        if own:
+            found[thread] = own
+    return found
+
+
+Int: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+_SPAN: Final = "start_ns=start_timestamp end_ns=end_timestamp"
+_HOST: Final = "thread=thread_id correlation=correlation_id.internal"
+_KERNELS: Final = (
+    f"{_SPAN} {_HOST} ancestor=correlation_id.ancestor dispatch=dispatch_info.dispatch_id "
+    "queue=dispatch_info.queue_id.handle stream=stream_id.handle"
+)
+_GPU: Final = 2
+"""`rocprofiler_agent_type_t`: 1 is a CPU, 2 a GPU."""
+
+
+class _Handle(msgspec.Struct, frozen=True, gc=False):
+    handle: int = 0
+
+
+class _Correlation(msgspec.Struct, frozen=True, gc=False):
+    internal: Int = NULL
+    ancestor: Int = NULL
+
+
+class _Dispatch(msgspec.Struct, frozen=True, gc=False):
+    agent_id: _Handle
+    kernel_id: Int
+    queue_id: _Handle = _Handle()
+    dispatch_id: Int = NULL
+
+
+class _Span(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    start_timestamp: Int
+    end_timestamp: Int
+    thread_id: Int = NULL
+    correlation_id: _Correlation = _Correlation()
+    stream_id: _Handle = _Handle()
+
+
+class _Kernel(_Span, frozen=True, gc=False, kw_only=True):
+    dispatch_info: _Dispatch
+
+
+class _Call(_Span, frozen=True, gc=False, kw_only=True):
+    kind: Int
+    operation: Int
+
+
+class _Copy(_Call, frozen=True, gc=False, kw_only=True):
+    dst_agent_id: _Handle = _Handle()
+    src_agent_id: _Handle = _Handle()
+    bytes: Int = NULL
+
+
+class _Records(msgspec.Struct):
+    kernel_dispatch: list[_Kernel] = []
+    memory_copy: list[_Copy] = []
+    rccl_api: list[_Call] = []
+    hip_api: list[_Call] = []
+    marker_api: list[_Call] = []
+
+
+class _Operations(msgspec.Struct):
+    kind: str
+    operations: list[str] = []
+
+
+class _Text(msgspec.Struct):
+    key: Int
+    value: str
+
+
+class _Strings(msgspec.Struct):
+    buffer_records: list[_Operations] = []
+    marker_api: list[_Text] = []
+
+
+class _Symbol(msgspec.Struct):
+    kernel_id: Int
+    formatted_kernel_name: str = ""
+    demangled_kernel_name: str = ""
+    kernel_name: str = ""
+
+
+LARGEST_BYTES: Final = 1 << 30
+"""Most JSON that is read, inflated: its rows become objects of several times that size."""
+_BLOCK: Final = 1 << 20
+
+
+class _Agent(msgspec.Struct):
+    id: _Handle
+    type: int = 0
+    node_id: Int = NULL
+    logical_node_type_id: Int = NULL
+    runtime_visibility: dict[str, Any] | None = None
+
+
+class _Node(msgspec.Struct):
+    hostname: str | None = None
+
+
+class _Metadata(msgspec.Struct):
+    pid: int | None = None
+    node: _Node | None = None
+
+
+class _Process(msgspec.Struct):
+    buffer_records: _Records
+    strings: _Strings = msgspec.field(default_factory=_Strings)
+    metadata: _Metadata = msgspec.field(default_factory=_Metadata)
+    agents: list[_Agent] = []
+    kernel_symbols: list[_Symbol] = []
+
+
+class _File(msgspec.Struct):
+    processes: list[_Process] = msgspec.field(name="rocprofiler-sdk-tool")
+
+
+_DECODER: Final = msgspec.json.Decoder(_File)
+
+
+def _read(source: TraceInput) -> Iterator[Trace]:
+    path, text = source.place, bytearray()
+    while block := source.streams[path].read(_BLOCK):  # in blocks: a single read would allocate the largest size first
+        text += block
+        if len(text) > LARGEST_BYTES:
+            raise InputError(
+                f"{path}: more than {LARGEST_BYTES >> 20} MiB of JSON, which has to be in memory at once; record with "
+                "rocprofv3 --output-format rocpd instead"
+            )
+    try:
+        content = _DECODER.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(f"{path}: not a rocprofv3 JSON file: {error}") from error
+    del text
+    computed = [process for process in content.processes if process.buffer_records.kernel_dispatch]
+    if not computed:
+        raise InputError(f"{path}: {len(content.processes)} process(es), {NO_KERNELS}")
+    for process in computed:
+        yield _trace(source, process, shared=len(computed) > 1)
+
+
+def _trace(source: TraceInput, process: _Process, *, shared: bool) -> Trace:
+    gpus = {agent.id.handle: agent for agent in process.agents if agent.type == _GPU}
+    numbers = {
+        handle: agent.node_id if agent.logical_node_type_id == NULL else agent.logical_node_type_id
+        for handle, agent in gpus.items()
+    }
+    devices = {handle: number if NULL <= number < 2**31 else NULL for handle, number in numbers.items()}
+    records = process.buffer_records
+    ran, copied, node = records.kernel_dispatch, records.memory_copy, process.metadata.node
+    device = _integers([devices.get(row.dispatch_info.agent_id.handle, NULL) for row in ran])
+    visible = [
+        agent.runtime_visibility.get("hip", 1) for agent in gpus.values() if agent.runtime_visibility is not None
+    ]
+
+    def name(row: Any) -> tuple[str, str]:
+        """Return the names of the kind and operation of a record, "" where the file does not name them."""
+        tables = process.strings.buffer_records
+        if not 0 <= row.kind < len(tables):
+            return "", ""
+        table = tables[row.kind]
+        return table.kind, table.operations[row.operation] if 0 <= row.operation < len(table.operations) else ""
+
+    ranged = {text.key: text.value for text in process.strings.marker_api}
+    marks = [row for row in records.marker_api if name(row)[0] in MARKERS]
+    calls = [row for row in records.rccl_api if name(row)[0] == RCCL_API]
+    hip = [row for row in records.hip_api if name(row)[0].startswith(HIP_API)]
+    kernel, names = coded(
+        _columns(ran, "kernel=dispatch_info.kernel_id")["kernel"],
+        {
+            symbol.kernel_id: symbol.formatted_kernel_name or symbol.demangled_kernel_name or symbol.kernel_name
+            for symbol in process.kernel_symbols
+        },
+    )
+    return trace_of_rocprof(
+        source,
+        ROCPROF_JSON.name,
+        Process(
+            f"{source.place} (process {process.metadata.pid})" if shared else source.place,
+            pid=process.metadata.pid,
+            host=node.hostname if node else None,
+            gpus=tuple(np.unique(device[device != NULL]).tolist()),
+            all_gpus_visible=all(visible) if visible else None,
+            shared=shared,
+        ),
+        {**_columns(ran, _KERNELS), "device": device, "name": kernel},
+        names,
+        copies(
+            source.place,
+            [name(row)[1] for row in copied],
+            (),
+            # The GPU at either end; between two GPUs, the one that receives.
+            device=_integers(
+                [devices.get(row.dst_agent_id.handle, devices.get(row.src_agent_id.handle, NULL)) for row in copied]
+            ),
+            **_columns(copied, f"{_SPAN} stream=stream_id.handle bytes=bytes"),
+        ),
+        Ranges(**_columns(marks, _SPAN), texts=[ranged.get(row.correlation_id.internal, "") for row in marks]),
+        _columns(hip, "start_ns=start_timestamp correlation=correlation_id.internal"),
+        {"text": [name(row)[1] for row in calls], **_columns(calls, f"{_SPAN} {_HOST}")},
+        copies_observed=bool(copied),
+    )
+
+
+def _columns(rows: Sequence[msgspec.Struct], fields: str) -> dict[str, Int64]:
+    """Return integer columns of rows, by `name here=path there`."""
+    return {
+        name: _integers(list(map(attrgetter(path), rows)))
+        for name, _, path in (field.partition("=") for field in fields.split())
+    }
+
+
+def _integers(values: list[int]) -> Int64:
+    """Return values as int64. Handles are unsigned 64-bit numbers; beyond 63 bits they only have to stay distinct."""
+    try:
+        return np.array(values, np.int64)
+    except OverflowError:
+        return np.array([value & (2**64 - 1) for value in values], np.uint64).astype(np.int64)
+
+
+ROCPROF_JSON: Final = Reader(
+    "rocprofv3-json",
+    "rocprofv3 *_results.json",
+    lambda head: head.text[:1] in (b"{", b"[") and b'"rocprofiler-sdk-tool"' in head.text[:4096],
+    _read,
+    process=process_of,
+)

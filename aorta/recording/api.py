@@ -1,0 +1,423 @@
+"""`aorta.record` and `aorta.start`: record a run around a training loop that AORTA did not write.
+
+Its folder has the same content as that of `train.py`: `run.json` and a record per rank, from a header to a footer that
+says why the block ended. Must not change what is trained, handle a signal that the program or the system uses,
+configure logging, or leave anything installed on exit.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
+from multiprocessing.util import Finalize
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from aorta.command_line import shown_path, to_stderr
+from aorta.config.loop import Watchdog, number_rules
+from aorta.config.schema import Instrument as InstrumentSettings
+from aorta.config.schema import Telemetry, Training
+from aorta.distributed.output_folder import CHECKPOINT_DIR, occupied, prepare
+from aorta.errors import ConfigError, TracesIncomplete
+from aorta.instrument.open_step import Scalar, StepFacts
+from aorta.instrument.step_recorder import StepRecorder
+from aorta.loggers import Logger
+from aorta.profiling.window_recording import StepMarkers
+from aorta.recording.api_arguments import (
+    RecordArguments,
+    called_around,
+    chosen_blocks,
+    compiled_in_place,
+    device_of,
+    find_blocks,
+    outside_compiled,
+    strategy_of,
+)
+from aorta.recording.calibration import Calibrator, calibration_plan
+from aorta.recording.live_steps import refuse_missing_clients
+from aorta.recording.loop_profiler import LoopProfiler
+from aorta.recording.profilers import Profiling, profiler_of
+from aorta.recording.rank_process import meet
+from aorta.recording.rank_progress import noted_phases
+from aorta.recording.rank_record import Ending
+from aorta.recording.recorded_run import RunSite, recorded_run
+from aorta.records.clocks import trace_metadata
+from aorta.records.schema import InstrumentMode
+from aorta.timeline.overlap import Unseen
+
+Number = float | torch.Tensor
+_EXIT_UNCAUGHT, _EXIT_INTERRUPTED = 1, 130
+"""Python's exit code after an uncaught exception, and a shell's after SIGINT."""
+_one_at_a_time = threading.Lock()
+standing_aside: list[Callable[[], None]] = []
+"""What ends an open recording of `aorta record`, where the program begins one of its own."""
+
+
+class Recording:
+    """An open recording. Steps cover the time from its beginning to the last call of `step` without gaps.
+
+    Attributes:
+        path: the run's folder.
+        blocks: names of the modules whose compute is timed.
+        watched: these modules and the models, without those compiled in place, which cannot be hooked.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        blocks: tuple[str, ...],
+        recorder: StepRecorder,
+        first: int,
+        warmup: int,
+        profiler: LoopProfiler,
+        calibrator: Calibrator,
+    ) -> None:
+        self.path, self.blocks = path, blocks
+        self._recorder, self._first, self._warmup, self._profiler = recorder, first, warmup, profiler
+        self._calibrator = calibrator
+        self._markers = StepMarkers(None)
+        self._next = first
+        self._is_open = True
+        self._started: AbstractContextManager[Recording] | None = None
+        """Of `start`; None where a `with` block ends the recording."""
+        self._at_exit: Finalize
+        self.watched: tuple[nn.Module, ...] = ()
+        self._begin()
+
+    def step(self) -> None:
+        """End an optimizer step, and begin the next one. Call it once at the end of every iteration.
+
+        A full disk ends the record, which is logged once and in its footer, and not the loop.
+        """
+        self._must_be_open("step")
+        self._recorder.end()
+        self._calibrator.after(self._next)
+        with self._recorder.progress.phase("trace"):
+            self._profiler.step()
+        self._next += 1
+        self._begin(continues=True)
+
+    def restart(self) -> None:
+        """Begin the current step here: an evaluation or a checkpoint before is no part of it."""
+        self._must_be_open("restart")
+        self._begin()
+
+    def pause(self) -> AbstractContextManager[None]:
+        """Tell the watchdog to wait, for a debugger or a long evaluation: `with recording.pause(): ...`."""
+        self._must_be_open("pause")
+        return self._recorder.progress.phase("paused")
+
+    def note(self, *, loss: Number | None = None, lr: float | None = None, grad_norm: Number | None = None) -> None:
+        """Add values to the current step; call it before `step`. Tensors must hold one element; those on a device are
+        copied and read some steps later, without waiting.
+        """
+        self._must_be_open("note")
+        self._recorder.note(_scalar("loss", loss), _scalar("grad_norm", grad_norm), None if lr is None else float(lr))
+
+    def aux(self, name: str) -> AbstractContextManager[None]:
+        """Mark work that is neither compute nor communication: `with recording.aux("optimizer"): ...`."""
+        self._must_be_open("aux")
+        return self._recorder.aux(name)
+
+    def range(self, name: str) -> AbstractContextManager[None]:
+        """Name a part of the loop: `with recording.range("tokenize"): ...`, on any thread; ranges may nest.
+
+        It is recorded with the step that ends next, and changes no metric. In traces it is called `range NAME`.
+        """
+        self._must_be_open("range")
+        return self._recorder.user_marks.range(name)
+
+    def unclear(self, why: str) -> None:
+        """Record why it is unclear where the current step begins or ends."""
+        self._recorder.boundary = self._recorder.boundary or why
+
+    def ended(self, count: int) -> str:
+        """Return how many steps were recorded, and the command that reads them."""
+        if self._next == self._first:
+            return f"0 steps recorded in {shown_path(self.path)}: call recording.step() at the end of every step"
+        steps = "1 step" if count == 1 else f"{count} steps"
+        return f"{steps} recorded; aorta report {shlex.quote(shown_path(self.path))}"
+
+    def close(self, error: BaseException | None = None) -> None:
+        """End a recording that `aorta.start` began, at the last `step`. A second call does nothing.
+
+        Args:
+            error: what ended the loop, for the record; not raised here.
+
+        Raises:
+            ConfigError: a `with` block ends this recording.
+            RecordWriteError, TracesIncomplete: as at the end of `record`.
+        """
+        if self._started is None:
+            raise ConfigError("recording.close(): only for aorta.start(...); `with aorta.record(...)` ends by itself")
+        if self._is_open:
+            self._at_exit.cancel()
+            trace = None if error is None else error.__traceback__
+            self._started.__exit__(None if error is None else type(error), error, trace)
+
+    def _close_at_exit(self) -> None:
+        # Set by the interpreter when it has printed what ended the program; at a prompt by any error.
+        last = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
+        self.close(sys.exc_info()[1] or last)
+
+    def _end(self) -> None:
+        self._is_open = False
+        self._recorder.abandon()
+        self._markers.end()
+
+    def _begin(self, *, continues: bool = False) -> None:
+        self._calibrator.before(self._next)
+        facts = StepFacts(0, self._next, self._next, None, self._next - self._first < self._warmup)
+        self._recorder.begin(facts, continues=continues)
+        self._markers.begin(self._next)
+
+    def _must_be_open(self, name: str) -> None:
+        if not self._is_open:
+            raise ConfigError(f"recording.{name}(): the recording has ended; call it inside `with aorta.record(...)`")
+
+
+@contextmanager
+def record(
+    folder: str | os.PathLike[str],
+    *,
+    model: nn.Module | Sequence[nn.Module],
+    blocks: Iterable[str | nn.Module] | None = None,
+    label: str | None = None,
+    workload: Mapping[str, Any] | None = None,
+    parallel: str | None = None,
+    mode: InstrumentMode = "dedicated",
+    warmup_steps: int = Telemetry().warmup_steps,
+    start_step: int = 0,
+    stream_priority: int | None = InstrumentSettings().stream_priority,
+    timeout_s: float = Training().timeout_s,
+    devices: str = Telemetry().devices.name,
+    profiling: Profiling | None = None,
+    loggers: Sequence[str | Logger] = (),
+    logger_interval: int = Telemetry().logger_interval,
+    calibration: str | int = InstrumentSettings().calibration,
+    watchdog_timeout_s: float | None = Watchdog().timeout_s,
+) -> Iterator[Recording]:
+    """Record the training inside the `with` block, on every rank of the default process group (or in one process).
+
+    Call it on all ranks, after the model has been wrapped (DDP, FSDP, ...) and moved to its device. An earlier run in
+    `folder` is moved to `folder/history/`.
+
+    Args:
+        folder: of this run alone; relative to the current directory.
+        model: what is called in the forward pass; a list where several are trained (`[generator, discriminator]`).
+        blocks: modules whose compute is timed, by name or themselves; None: by the rule in
+            `aorta.recording.api_arguments`.
+        label: the run's name in its record, traces and loggers; None: the platform (cpu, cuda, rocm, ...).
+        workload: what is trained, for the manifest (JSON types); comparisons name differences.
+        parallel: the strategy's name, for the record ("ddp", "fsdp", ...); None: that of a DDP or FSDP wrapper.
+        mode: "dedicated", "observe" or "off" (docs/dev/measuring.md, R2 and R3).
+        warmup_steps: first steps that reports leave out (W21).
+        start_step: global step of the first one, after a resume.
+        stream_priority: of dedicated streams on an accelerator; None: of the stream a collective was issued on.
+        timeout_s: seconds that one rank waits for the others to begin recording.
+        devices: source of device samples (temperature, power, clocks), as `telemetry.devices`; "off": none.
+        profiling: windows of torch.profiler beside the record: an `aorta.Profiler` or `aorta.TorchProfiler` that has
+            not been started, the name of a preset ("aorta", "d9d", "tutorial", "composer"), or a mapping of the
+            profiling group's keys, `preset` among them. Traces of the latter two go to `torch_profiler/` in `folder`
+            (of "composer" to `<label>/torch_traces/`), after a resume beside the earlier ones.
+        loggers: what gets the scalars of rank 0's steps while the loop runs: names as in `telemetry.loggers`, or
+            objects with the methods of `aorta.Logger`.
+        logger_interval: steps from one that is logged to the next.
+        calibration: steps after the warm-up that are also measured by torch.profiler's kernels, as
+            `instrument.calibration`: "auto", "off", or a number. A profiler of your own that runs then comes first.
+        watchdog_timeout_s: seconds without progress after which an autopsy is written, as `watchdog.timeout_s`; None:
+            learned from the run's steps; 0: no watchdog. Announce long pauses with `recording.pause()`.
+
+    Raises:
+        ConfigError: an argument is not allowed, a recording is open already, or the launcher's variables name ranks
+            that are in no process group.
+        PeerFailed: another rank did not start recording, or cannot write its record; it is named.
+        RunIncomplete: the folder cannot be written.
+        InstrumentError: this torch lacks what the interception needs.
+        TracesIncomplete: at the end, with the record complete: a trace is missing or was not uploaded.
+    """
+    given = list(dict.fromkeys([model] if isinstance(model, nn.Module) else model))
+    if not given or not all(isinstance(one, nn.Module) for one in given):
+        raise ConfigError(f"aorta.record: model={model!r}: must be a module, or a list of modules")
+    models = list(dict.fromkeys(map(called_around, given)))
+    whole = models[0] if len(models) == 1 else nn.ModuleList(models)
+    asked = RecordArguments(
+        label,
+        workload,
+        strategy_of(whole) if parallel is None else parallel,
+        mode,
+        warmup_steps,
+        start_step,
+        stream_priority,
+        devices,
+        loggers,
+        logger_interval,
+        str(calibration),
+    )
+    for broken in number_rules("watchdog", watchdog := Watchdog(timeout_s=watchdog_timeout_s)):
+        raise ConfigError(f"aorta.record: {broken}")
+    found = find_blocks(*models) if blocks is None else chosen_blocks(blocks, *given)
+    found, why_others = outside_compiled(whole, found)
+    compiled = compiled_in_place(whole)
+    hookable = [module for module in models if id(module) not in compiled]
+    device = device_of(whole)
+    profiler = profiler_of(profiling, Path(folder), label, timeout_s)
+    with ExitStack() as stack:
+        for stand_aside in standing_aside:
+            stand_aside()
+        if not _one_at_a_time.acquire(blocking=False):
+            raise ConfigError("aorta.record: a recording is open in this process already; end it first")
+        stack.callback(_one_at_a_time.release)
+        topology, peers = meet(timeout_s)
+        profiler.check(topology, peers, resuming=start_step > 0)
+        refuse_missing_clients(asked.named_loggers, peers, "aorta.record: loggers")
+        # Checkpoints in the folder are the caller's.
+        place = stack.enter_context(occupied(Path(folder), topology, peers))
+        prepare(place, topology, peers, overwrite=False, resuming=start_step > 0, keep=(CHECKPOINT_DIR,))
+        backend = str(dist.get_backend_config()) if dist.is_initialized() else None
+        request = replace(
+            asked.request(whole, found, why_others, backend),
+            facts=profiler.facts(),
+            calibration=calibration_plan(
+                asked.calibration, device, mode, start_step, warmup_steps, profiled=profiler.profiles(start_step)
+            ),
+            watchdog=watchdog,
+        )
+        run = stack.enter_context(recorded_run(request, RunSite(place, topology, device, peers)))
+        run.record.may_end_early = True
+        instrument = stack.enter_context(run.instrument())
+        instrument.watch(found)
+        if why_others is not None:
+            if not found:
+                instrument.recorder.unseen = Unseen(f"no block: {why_others}", compute=True)
+            if topology.rank == 0:
+                to_stderr(f"aorta.record: {why_others}")
+        # The blocks too: where the last one's output is the model's, FSDP queues its callback with that gradient.
+        for module in (*(block for _, block in found), *hookable):
+            instrument.watch_backward(module)
+        if len(models) == 1:
+            instrument.watch_gradients(whole)
+        stack.enter_context(marked_optimizers(instrument.recorder))  # before those that note the phase that follows
+        stack.enter_context(noted_phases(hookable, run.progress))
+        names = tuple(name for name, _ in found)
+        clocks = trace_metadata(run.clocks.result, topology.rank)
+        stack.enter_context(profiler.begin(start_step, place.traces(topology.rank).parent, metadata=clocks))
+        recording = Recording(
+            place.path, names, instrument.recorder, start_step, warmup_steps, profiler, run.calibrator
+        )
+        recording.watched = (*hookable, *(block for _, block in found))
+        leaving: SystemExit | None = None
+        try:
+            try:
+                yield recording
+            except SystemExit as error:
+                if error.code not in (None, 0):
+                    raise
+                leaving = error
+            run.progress.enter("closing")
+            run.calibrator.close()
+            recording._end()
+            instrument.recorder.finish()
+            run.record.complete(instrument, Ending())
+        except BaseException as error:
+            recording._end()
+            code, text = _ended_by(error)
+            run.record.fail(instrument, Ending(), code, f"rank {topology.rank}: {text}")
+            profiler.abandon(error)  # after the footer, as it waits for files
+            raise
+        run.clocks.at_end()  # after the footer, which must not depend on what happens here
+        if topology.rank == 0:
+            to_stderr(recording.ended(run.record.writer.steps_written))
+        try:
+            profiler.settle(place)
+        except TracesIncomplete as error:
+            code, text = _ended_by(error)
+            run.record.refused(code, f"rank {topology.rank}: {text}")
+            raise
+        if leaving is not None:
+            raise leaving
+
+
+@contextmanager
+def marked_optimizers(recorder: StepRecorder) -> Iterator[None]:
+    """Record every outermost optimizer step as `aux` for the length of a `with` block, unless it computes gradients (a
+    closure) or runs in the backward pass.
+    """
+    outermost: list[tuple[torch.optim.Optimizer, AbstractContextManager[None]]] = []
+
+    def begin(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        if outermost and outermost[0][0] is optimizer:
+            outermost.clear()  # its last step failed
+        closure = named.get("closure") or (args[1] if len(args) > 1 else None)
+        if not outermost and closure is None and torch._C._current_graph_task_id() == -1:
+            outermost.append((optimizer, recorder.aux("optimizer")))
+            outermost[0][1].__enter__()
+
+    def end(optimizer: torch.optim.Optimizer, _args: tuple[Any, ...], _named: dict[str, Any]) -> None:
+        if outermost and outermost[0][0] is optimizer:
+            outermost.pop()[1].__exit__(None, None, None)
+
+    hooks = [register_optimizer_step_pre_hook(begin), register_optimizer_step_post_hook(end)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def start(folder: str | os.PathLike[str], *, model: nn.Module | Sequence[nn.Module], **arguments: Any) -> Recording:
+    """Start a recording that `recording.close(error)` ends, for callbacks, where no `with` block fits.
+
+        recording = aorta.start("artifacts/mine", model=model)
+        ...  # recording.step() at the end of every step
+        recording.close()
+
+    One that is still open when the interpreter exits is closed then, with the exception that ended the program.
+
+    Args:
+        folder, model, arguments: as those of `record`.
+
+    Raises:
+        TypeError: `record` has no such argument. Others: as at the beginning of `record`.
+    """
+    context = record(folder, model=model, **arguments)
+    recording = context.__enter__()
+    recording._started = context
+    # Not by atexit, which children of multiprocessing do not heed. A forked child does not call its parent's.
+    recording._at_exit = Finalize(None, recording._close_at_exit, exitpriority=0)
+    return recording
+
+
+def _ended_by(error: BaseException) -> tuple[int, str]:
+    """Return the exit code of a process that ends with `error`, and a line about it."""
+    text = str(error).strip()
+    line = f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
+    match error:
+        case SystemExit(code=int(code)):
+            return code, line
+        case KeyboardInterrupt():
+            return _EXIT_INTERRUPTED, line
+        case _:
+            return _EXIT_UNCAUGHT, line
+
+
+def _scalar(name: str, value: Number | None) -> Scalar | None:
+    if value is None:
+        return None
+    tensor = value if isinstance(value, torch.Tensor) else torch.tensor(float(value))
+    if hasattr(tensor, "full_tensor"):
+        # Gathering it is a collective, which only the caller may issue.
+        raise ConfigError(f"recording.note: {name} is spread over ranks (a DTensor); give {name}.full_tensor()")
+    if tensor.numel() != 1:
+        raise ConfigError(f"recording.note: {name} has {tensor.numel()} elements, must have one")
+    return Scalar(tensor)

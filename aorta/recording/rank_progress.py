@@ -1,0 +1,158 @@
+"""The progress file of a rank, and the watchdog that reads those of a host, for as long as a run is recorded.
+
+Must not fail a run: where the file or the process cannot be had, the run goes on without.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._pytree import tree_leaves
+
+from aorta.autopsy.processes import stacks_on_request
+from aorta.config.schema import Watchdog as WatchdogSettings
+from aorta.distributed.output_folder import RunFolder
+from aorta.distributed.topology import Topology
+from aorta.errors import SIGNAL_EXIT_BASE
+from aorta.instrument.compute_ranges import ModuleHook
+from aorta.instrument.cpu_interceptor import DTYPES, dtype_name
+from aorta.instrument.operators import offered
+from aorta.records.clocks import boot_id
+from aorta.records.process import pid_namespace, start_ticks
+from aorta.records.progress_file import PROGRESS_DIR, PROGRESS_FILE, STACKS_FILE, Progress, ProgressFacts, ProgressFile
+
+_log = logging.getLogger(__name__)
+_started: list[subprocess.Popen[bytes]] = []
+"""Watchdogs of this process; each ends by itself, when the last rank of its host has."""
+
+
+@atexit.register
+def _leave() -> None:
+    """Keep Python from warning of a watchdog that still runs: it is not waited for, as other ranks may run on."""
+    for process in _started:
+        process.returncode = process.poll() or 0
+
+
+@contextmanager
+def noted_progress(
+    folder: RunFolder, topology: Topology, warmup_steps: int, settings: WatchdogSettings, *, completed_late: bool
+) -> Iterator[Progress]:
+    """Note the rank's progress for the length of a `with` block; local rank 0 starts the watchdog of its host."""
+    with ExitStack() as stack:
+        directory, progress = folder.path / PROGRESS_DIR, Progress()
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            number = stack.enter_context(stacks_on_request(directory / STACKS_FILE.format(rank=topology.rank)))
+            facts = ProgressFacts(
+                rank=topology.rank,
+                world_size=topology.world_size,
+                local_rank=topology.local_rank,
+                pid=topology.pid,
+                start_ticks=start_ticks(topology.pid),
+                pid_namespace=pid_namespace(),
+                host=topology.host,
+                boot_id=boot_id(),
+                run_id=folder.run_id,
+                attempt=folder.attempt,
+                opened_ns=time.perf_counter_ns(),
+                warmup_steps=warmup_steps,
+                kinds=tuple(operator.kind for operator in offered().values()),
+                dtypes=tuple(dtype_name(dtype) for dtype in DTYPES),
+                main_thread=threading.get_ident(),
+                stack_signal=number,
+                completed_late=completed_late,
+                error_file=os.environ.get("TORCHELASTIC_ERROR_FILE"),
+            )
+            progress = ProgressFile.create(directory / PROGRESS_FILE.format(rank=topology.rank), facts)
+        except OSError as error:
+            _log.warning("no watchdog: %s cannot be written: %s", directory, error.strerror or error)
+        if topology.local_rank == 0 and settings.timeout_s != 0 and progress.path is not None:
+            _start(folder, topology, settings)
+        try:
+            yield progress
+        except BaseException as error:
+            code = int(getattr(error, "exit_code", 1))
+            if isinstance(error, SystemExit):
+                code = error.code if isinstance(error.code, int) else int(error.code is not None)
+            elif isinstance(error, KeyboardInterrupt):
+                code = SIGNAL_EXIT_BASE + signal.SIGINT
+            progress.end(code)
+            raise
+        progress.end(0)
+
+
+@contextmanager
+def noted_phases(models: Sequence[nn.Module], progress: Progress) -> Iterator[None]:
+    """Note forward and backward passes of `models` and optimizer steps, for the length of a `with` block."""
+    if progress.path is None:
+        yield
+        return
+
+    def enter(phase: str) -> Callable[..., None]:
+        def entered(*_: object) -> None:  # a hook's value would replace what it is given
+            progress.enter(phase)
+
+        return entered
+
+    backward = enter("backward")
+
+    def watch_output(_module: nn.Module, _inputs: object, output: object) -> None:
+        first = next((leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)), None)
+        if first is not None and first.requires_grad:
+            first.register_hook(backward)  # type: ignore[no-untyped-call]
+
+    hooks = [
+        *(model.register_forward_pre_hook(ModuleHook(model, enter("forward"))) for model in models),
+        *(model.register_forward_hook(ModuleHook(model, watch_output)) for model in models),
+        register_optimizer_step_pre_hook(enter("optimizer")),
+        register_optimizer_step_post_hook(enter("step")),
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _start(folder: RunFolder, topology: Topology, settings: WatchdogSettings) -> None:
+    _started[:] = [process for process in _started if process.poll() is None]
+    first = topology.rank
+    task = {
+        "folder": str(folder.path),
+        "run_id": folder.run_id,
+        "attempt": folder.attempt,
+        "ranks": list(range(first, first + topology.local_world_size)),
+        "timeout_s": settings.timeout_s,
+        "grace_s": settings.grace_s,
+    }
+    paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
+    try:
+        # In a session of its own, as launchers end the ranks' whole process groups; without their sockets, which would
+        # stay open when a rank dies.
+        _started.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "aorta.autopsy.watchdog", json.dumps(task)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+                close_fds=True,
+                cwd="/",
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+            )
+        )
+    except OSError as error:
+        _log.warning("no watchdog: it cannot be started: %s", error.strerror or error)

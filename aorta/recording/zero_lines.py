@@ -1,0 +1,300 @@
+"""Records a training script that has no line of AORTA in it (`aorta record OUT -- COMMAND`).
+
+`injected/sitecustomize.py` calls `patch` for some of torch's modules while the script imports them. The first completed
+optimizer step finds the model, which is wrapped and compiled by then, and all ranks begin recording. From then on a
+step ends when that optimizer has stepped again, with a training forward pass before it. A step in which something else
+came first (an evaluation, a barrier, a distributed checkpoint) begins at its first training forward pass. One with a
+`torch.save` in it says so, as that is a matter of one rank. The recording ends before the process group is destroyed,
+or with the program.
+
+Must not import torch or the rest of AORTA before the first optimizer step, wait for another rank without a limit, or
+let an error of AORTA reach the script: it is one line, and the training goes on unrecorded.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial, wraps
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final
+
+from aorta.errors import AortaError, ConfigError, InstrumentError
+from aorta.terminal_style import printable
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from aorta.recording.api import Recording
+
+VARIABLE: Final = "AORTA_RECORD"
+"""Environment variable with the folder of the run."""
+_MEETING_S: Final = 60.0
+"""How long a rank waits at its first optimizer step for the others to come to theirs."""
+
+
+class _ZeroLines:
+    """The recording of this process."""
+
+    def __init__(self) -> None:
+        self.is_over = False
+        self._recording: Recording | None = None
+        self._first: Optimizer | None = None
+        self._process = self._thread = 0
+        self._depth = threading.local()
+        self._hooks: list[Any] = []
+        self._handled: BaseException | None = None
+        self._exit: SystemExit | None = None
+        self._trains = self._may_train = self._interrupted = self._saved = False
+        self._roots: set[int] = set()
+        self._others: set[int] = set()
+        self._usual_others: set[int] | None = None
+
+    def guarded(self, do: Callable[..., None], *args: Any) -> None:
+        """Do something of AORTA's; an error of it ends the recording, and not the script."""
+        recording = self._recording
+        try:
+            here = self._process == os.getpid() and (self._thread == threading.get_ident() or do == self.end)
+            if not self.is_over and (here or recording is None):
+                do(*args)
+        except Exception as error:  # noqa: BLE001
+            with suppress(Exception):
+                self.is_over = True
+                if recording is not None or _rank() == 0:  # all ranks know why none of them begins
+                    text = str(error) if isinstance(error, AortaError) else f"{type(error).__name__}: {error}"
+                    _say(f"nothing {'' if recording is None else 'more '}is recorded: {text}")
+                self.end(None, error)
+
+    def around_step(self, step: Callable[..., Any], place: int) -> Callable[..., Any]:
+        """Return `step`, which hands the optimizer, its argument `place`, on unless it runs inside of another one."""
+
+        @wraps(step)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            import torch
+
+            if self.is_over or torch.compiler.is_compiling():
+                return step(*args, **kwargs)
+            depth = getattr(self._depth, "value", 0)
+            self._depth.value = depth + 1
+            try:
+                result = step(*args, **kwargs)
+            finally:
+                self._depth.value = depth
+            if depth == 0:
+                optimizer = args[place] if len(args) > place else kwargs["optimizer"]
+                self.guarded(self._begin if self._recording is None else self._stepped, optimizer)
+            return result
+
+        return wrapped
+
+    def _begin(self, optimizer: Optimizer) -> None:
+        import torch
+        import torch.distributed as dist
+
+        together = dist.is_available() and dist.is_initialized()
+        if not together and int(os.environ.get("WORLD_SIZE") or 1) > 1:
+            return  # the process group is not there yet
+        try:
+            from aorta.recording import api, recorded_run
+
+            if torch._C._current_graph_task_id() != -1:
+                raise InstrumentError("an optimizer steps inside the backward pass, so steps have no end")
+            if recorded_run.open_runs:
+                raise ConfigError("the program records itself")
+            folder = os.environ.pop(VARIABLE)  # which no child of this process is to find
+            models = _trained_models(optimizer)
+        except Exception as error:
+            if together:
+                _agree(f"{type(error).__name__}: {error}")
+            raise
+        if together:
+            _agree(None)
+        self._first, self._handled = optimizer, sys.exc_info()[1]
+        self._roots = {id(root) for model in models for root in _wrapped(model)}
+        self._recording = api.start(folder, model=models, timeout_s=_MEETING_S, start_step=1)
+        self._process, self._thread = os.getpid(), threading.get_ident()
+        from multiprocessing.util import Finalize
+
+        from aorta.instrument.compute_ranges import ModuleHook
+
+        Finalize(None, self._end_with_program, exitpriority=1000)  # in children of multiprocessing too
+        api.standing_aside.append(self._stand_aside)
+        for module in dict.fromkeys(self._recording.watched):
+            # Blocks too, as a framework need not call the model itself; in front of a strategy's hooks.
+            if any(parameter.requires_grad for parameter in module.parameters()):
+                hook = ModuleHook(module, partial(self.guarded, self._forward))
+                self._hooks.append(module.register_forward_pre_hook(hook, prepend=True))
+        if not together or dist.get_rank() == 0:
+            named = ", ".join(type(model).__name__ for model in models)
+            _say(f"recording {named} from its second step on; blocks: {', '.join(self._recording.blocks)}")
+
+    def _stepped(self, optimizer: Optimizer) -> None:
+        assert self._recording is not None
+        if optimizer is not self._first:
+            self._others.add(id(optimizer))
+            return
+        if not self._hooks:
+            self._recording.unclear("no forward pass is seen in a model that is compiled in place")
+        elif not (self._trains or self._may_train):
+            return  # DeepSpeed steps once for each group of parameters
+        if self._others != (self._usual_others or self._others):
+            self._recording.unclear("other optimizers stepped in it than in other steps")
+        if self._saved:
+            self._recording.unclear("a torch.save of this rank, of which the others know nothing, is part of it")
+        self._usual_others, self._others = self._usual_others or self._others, set()
+        lr = optimizer.param_groups[0].get("lr")
+        self._recording.note(lr=lr if isinstance(lr, float) else None)
+        self._recording.step()
+        self._exit = None
+        self._trains = self._may_train = self._interrupted = self._saved = False
+
+    def _forward(self, module: nn.Module, _inputs: object) -> None:
+        import torch
+
+        assert self._recording is not None
+        if torch.is_grad_enabled() and module.training:
+            if not self._trains and (self._interrupted or self._may_train):
+                self._recording.restart()
+                self._saved = False
+            self._trains = True
+        elif torch.is_grad_enabled():
+            self._may_train = True  # or evaluates
+        elif not module.training:
+            self.interrupt()
+
+    def interrupt(self, *_: Any) -> None:
+        """An evaluation, a barrier or a checkpoint: no part of a step that has not trained yet."""
+        if self._recording is None:
+            return
+        if self._trains:
+            self._recording.unclear("an evaluation, barrier or checkpoint came between its forward pass and its end")
+        self._interrupted = True
+
+    def evaluates(self, module: nn.Module) -> None:
+        """A module is put into evaluation mode: a model, what it wraps, or another wrapper of that. A trainer compiles
+        the inner model a second time for an evaluation, whose forward passes no hook sees then.
+        """
+        if any(id(root) in self._roots for root in _wrapped(module)):
+            self.interrupt()
+
+    def saves(self, *_: Any) -> None:
+        """The script calls `torch.save`."""
+        self._saved = self._recording is not None
+
+    def exit(self, status: Any = None) -> None:
+        """The script calls `sys.exit`."""
+        self._exit = SystemExit(status)
+
+    def _stand_aside(self) -> None:
+        if self._recording is not None:
+            _say(error := "the program records itself from here on")
+            self.guarded(self.end, None, ConfigError(error))
+
+    def _end_with_program(self) -> None:
+        # Set by the interpreter once it has printed what ended the program.
+        self.guarded(self.end, None, sys.exc_info()[1] or getattr(sys, "last_value", None) or self._exit)
+
+    def end(self, group: Any = None, error: BaseException | None = None) -> None:
+        """End the recording: before its process group is destroyed, or with what ends the program."""
+        import torch.distributed as dist
+
+        if self._recording is None or (group is not None and group is not dist.group.WORLD):
+            return
+        recording, self._recording, self.is_over = self._recording, None, True
+        for hook in self._hooks:
+            hook.remove()
+        in_flight = sys.exc_info()[1]
+        recording.close(error or (None if in_flight is self._handled else in_flight))
+
+
+def _say(text: str) -> None:
+    with suppress(OSError, ValueError):  # a closed terminal
+        sys.stderr.write(f"aorta record: {printable(text)}\n")
+        sys.stderr.flush()
+
+
+def _rank() -> int:
+    import torch.distributed as dist
+
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+def _agree(error: str | None) -> None:
+    """Tell the other ranks why this one cannot record, if so, and wait for theirs; through the store, as a collective
+    would be one of the script's.
+
+    Raises:
+        PeerFailed: a rank cannot, or did not come.
+    """
+    import torch.distributed as dist
+
+    from aorta.distributed.peers import Peers
+    from aorta.recording.rank_process import default_store
+
+    store = dist.PrefixStore("aorta/zero_lines", default_store())
+    Peers(store, dist.get_rank(), dist.get_world_size(), _MEETING_S).agree("first optimizer step", error)
+
+
+def _wrapped(model: nn.Module | None) -> Iterator[nn.Module]:
+    """Yield a model, and what it wraps: that of DistributedDataParallel, that of `torch.compile`."""
+    while model is not None:
+        yield model
+        model = model._modules.get("module") or model._modules.get("_orig_mod")
+
+
+def _trained_models(optimizer: Optimizer) -> list[nn.Module]:
+    """Return the outermost modules that hold parameters of any optimizer. Where none does, as an optimizer of flat
+    partitions (DeepSpeed's) has parameters of its own: those that can be trained.
+    """
+    import torch
+
+    alive = [one for one in gc.get_objects() if issubclass(type(one), (torch.nn.Module, torch.optim.Optimizer))]
+    groups = [group for one in (*alive, optimizer) for group in getattr(one, "param_groups", ())]
+    trained = {id(parameter) for group in groups for parameter in group["params"]}
+    modules = [one for one in alive if isinstance(one, torch.nn.Module) and "_modules" in one.__dict__]
+    inner = {id(child) for module in modules for child in module._modules.values()}
+    outermost = [module for module in modules if id(module) not in inner]
+    holding = [one for one in outermost if any(id(parameter) in trained for parameter in one.parameters())]
+    return holding or [one for one in outermost if one.training and any(p.requires_grad for p in one.parameters())]
+
+
+_zero = _ZeroLines()
+
+
+def _call_before(owner: Any, name: str, do: Callable[..., None]) -> None:
+    """Have AORTA called in front of a function of `owner`, with its arguments."""
+    function = getattr(owner, name)
+
+    @wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        _zero.guarded(do, *args, *kwargs.values())
+        return function(*args, **kwargs)
+
+    setattr(owner, name, called)
+
+
+def patch(module: ModuleType) -> None:
+    """Put calls of AORTA around what scripts call of one of torch's modules, which has just been executed."""
+    target: Any = module
+    match module.__name__:
+        case "torch.optim.optimizer":
+            hooked = target.Optimizer.profile_hook_step  # makes the `step` of every class of optimizers
+            target.Optimizer.profile_hook_step = staticmethod(lambda step: _zero.around_step(hooked(step), 0))
+            _call_before(sys, "exit", _zero.exit)
+        case "torch.nn.modules.module":
+            _call_before(target.Module, "eval", _zero.evaluates)
+        case "torch.serialization":
+            _call_before(target, "save", _zero.saves)
+        case "torch.amp.grad_scaler":  # whose step may leave out that of the optimizer
+            target.GradScaler.step = _zero.around_step(target.GradScaler.step, 1)
+        case "torch.distributed.distributed_c10d":
+            _call_before(target, "barrier", _zero.interrupt)
+            _call_before(target, "destroy_process_group", _zero.end)
+        case "torch.distributed.checkpoint.state_dict_saver":
+            _call_before(target, "save", _zero.interrupt)
+            _call_before(target, "async_save", _zero.interrupt)

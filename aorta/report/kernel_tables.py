@@ -1,0 +1,206 @@
+"""The kernels of traces: tables of kernels, of their slowdowns, of GEMMs, gaps and counters, and the command
+`aorta kernels`.
+
+Must not compute a number, or say a slowdown without its interval.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from functools import partial
+from typing import Final
+
+from aorta.command_line import command, to_stdout
+from aorta.documents.dataset import (
+    CounterEntry,
+    GemmEntry,
+    KernelTotalEntry,
+    SlowdownEntry,
+    StreamGapsEntry,
+    TraceEntries,
+)
+from aorta.errors import EXIT_OK, InputError
+from aorta.read.engines import Local
+from aorta.read.traces.interval_table import add_comm_pattern
+from aorta.report.tables import PEOPLE, Column, Table, file_columns, shortened, text_lines
+from aorta.terminal_style import PLAIN, Style, style_of, wrapped
+
+SHOWN: Final = 10
+"""Rows of a table that are read without asking for more."""
+_ON_PAGE: Final = 40
+"""Rows of a table on the page; all are in `summary.json`, and `--tables` writes them."""
+_COMPARED: Final = (
+    *("alone_count", "overlapped_count", "partly_count", "alone_mean_ms", "overlapped_mean_ms", "mean_ratio"),
+    *("mean_ratio_low", "mean_ratio_high", "alone_median_ms", "overlapped_median_ms", "slowdown", "excess_ms"),
+)
+_NOT_COMPARED: Final = {
+    "comm": "communication is not compared with itself",
+    "copy": "copies are not compared",
+    "compute": "not among the kernels that were compared",
+    "unknown": "whether it is computation is not known",
+}
+_KINDS: Final = {"totals": "Kernels", "gemms": "GEMMs", "gaps": "Gaps", "counters": "Hardware counters"}
+
+
+def place_of(row: SlowdownEntry | StreamGapsEntry | CounterEntry) -> str:
+    """Return the rank and device of a row."""
+    rank = "unknown rank" if row.rank is None else f"rank\u00a0{row.rank}"
+    return rank if row.device is None else f"{rank}, device\u00a0{row.device}"
+
+
+def shape_of(row: GemmEntry) -> str:
+    """Return the type and sides of a product."""
+    sides = f"[{row.m}, {row.k}] x [{row.k}, {row.n}]"
+    batch = "" if row.batch == 1 else f"{row.batch} x "
+    return f"{shortened(row.dtype, 20) if row.dtype else 'unknown type'} {batch}{sides}"
+
+
+_shown = partial(Column, media=PEOPLE, why=lambda row: getattr(row, "reason", None))
+_KERNEL: Final = _shown("name", "kernel", cut=True)
+_PLACE: Final = _shown("of", unit="text", of=place_of)
+_MEAN: Final = (_shown("mean_ms"), _shown("std_ms", "±", tip="sample standard deviation", drop=3))
+_TOTALS: Final = (
+    _KERNEL,
+    _shown("cls", "class", drop=2),
+    _shown("count"),
+    _shown("total_ms"),
+    *_MEAN,
+    _shown("share", unit="ratio", tip="of the summed time of all kernels; shares add up to 100 %"),
+)
+_HALF: Final = "kernels that overlapped communication for at least half of their time"
+_SLOWDOWNS: Final = (
+    _KERNEL,
+    _PLACE,
+    _shown("alone_count", "n alone", tip="kernels that did not overlap communication", drop=3),
+    _shown("overlapped_count", "n overlapped", tip=_HALF, drop=3),
+    _shown("alone_mean_ms", "alone", tip="mean"),
+    _shown("overlapped_mean_ms", "overlapped", tip="mean"),
+    _shown("mean_ratio", "ratio", tip="mean overlapped / mean alone"),
+    _shown("mean_ratio_low", "from", tip="95 % interval of the ratio"),
+    _shown("mean_ratio_high", "to", tip="95 % interval of the ratio"),
+    _shown("excess_ms", "excess", tip="time of overlapped kernels beyond the median alone", drop=2),
+)
+_GEMMS: Final = (
+    _shown("product", unit="text", of=shape_of),
+    _shown("operator"),
+    _shown("count"),
+    _shown("total_ms", drop=2),
+    *_MEAN,
+    _shown("tflops", "TFLOP/s", tip="2 x batch x m x n x k / mean"),
+    *file_columns(*GemmEntry.__struct_fields__),
+)
+_LATE: Final = "gaps that ended with a kernel launched after the one before it had ended"
+_GAPS: Final = (
+    _PLACE,
+    *(_shown(key) for key in ("stream", "kernels", "busy_ms", "gaps")),
+    _shown("gap_ms", "gaps"),
+    _shown("gaps_known", "launch known", tip="gaps before a kernel whose launch is known", drop=1),
+    _shown("launch_bound", "launch-bound", tip=_LATE),
+    _shown("launch_bound_ms", "launch-bound"),
+    *file_columns(*StreamGapsEntry.__struct_fields__),
+)
+_COUNTERS: Final = (
+    _KERNEL,
+    _PLACE,
+    _shown("counter"),
+    _shown("derived_from", "derived from", drop=3),
+    _shown("count", "kernels"),
+    *(_shown(key) for key in ("mean", "min", "max")),
+    _shown("comm_share", "overlapped", tip="share of these kernels' time"),
+    *file_columns(*CounterEntry.__struct_fields__),
+)
+_KERNELS: Final = (
+    *file_columns(*KernelTotalEntry.__struct_fields__, of="total."),
+    *file_columns(*_COMPARED, of="slowdown."),
+    *file_columns("slowdown_reason"),
+)
+
+
+def kernel_files(traces: TraceEntries) -> dict[str, Table]:
+    """Return the tables that files have, ones without rows too: the totals of each device with their slowdowns, or why
+    there are none; GEMMs, gaps and counters of each device.
+    """
+    slowdowns = {(row.rank, row.device, row.name): row for row in traces.slowdowns}
+    totals = []
+    for total in traces.kernels.totals:
+        slowdown = slowdowns.get((total.rank, total.device, total.name)) if total.cls == "compute" else None
+        reason = _NOT_COMPARED[total.cls] if slowdown is None else slowdown.reason
+        totals.append({"total": total, "slowdown": slowdown, "slowdown_reason": reason})
+    kernels = traces.kernels
+    return {
+        "kernels": Table("kernels", "kernels", _KERNELS, totals),
+        "gemms": Table("gemms", "gemms", _GEMMS, kernels.gemms),
+        "gaps": Table("gaps", "gaps", _GAPS, kernels.gaps),
+        "counters": Table("counters", "counters", _COUNTERS, kernels.counters),
+    }
+
+
+def kernel_tables(label: str, traces: TraceEntries) -> list[Table]:
+    """Return the tables that people read, all devices together, and none without rows."""
+    found = traces.kernels
+    against = "kernels overlapped with communication vs. alone, the largest excess first"
+    tables = (
+        ("kernels", "kernels of all devices, the largest total first", _TOTALS, found.by_name),
+        ("slowdowns", against, _SLOWDOWNS, traces.slowdowns),
+        ("gemms", "GEMMs, batch x [m, k] x [k, n]", _GEMMS, found.by_shape),
+        ("gaps", "gaps between the kernels of a stream", _GAPS, found.gaps),
+        ("counters", "hardware counters by kernel", _COUNTERS, found.counters),
+    )
+    return [
+        Table(f"{key}-{label}", f"{label}: {caption}", columns, rows, limit=_ON_PAGE)
+        for key, caption, columns, rows in tables
+        if rows
+    ]
+
+
+def kernel_notes(traces: TraceEntries) -> list[str]:
+    """Return why tables are missing, and how many rows of them."""
+    found = traces.kernels
+    notes = [f"{_KINDS[kind]}: {'; '.join(why)}." for kind, why in found.reasons.items()]
+    if traces.slowdowns and all(row.mean_ratio is None for row in traces.slowdowns):
+        why = list(dict.fromkeys(str(row.reason) for row in traces.slowdowns))[:2]
+        notes.append(f"No kernel ran both alone and overlapped with communication: {'; '.join(why)}.")
+    return [*notes, *(f"{count} rows of {kind} are not kept." for kind, count in found.left_out.items())]
+
+
+def kernel_block(label: str, traces: TraceEntries, style: Style = PLAIN, shown: int = SHOWN) -> str:
+    """Return the first rows of every table of kernels as lines of a terminal, and what the traces do not hold."""
+    if not traces.kernels.by_name:
+        return wrapped(
+            [f"{label}: no kernels: {'; '.join(traces.kernels.reasons.get('totals', ['the traces are empty']))}"]
+        )
+    blocks = ["\n".join(text_lines(each, style, most=shown)) for each in kernel_tables(label, traces)]
+    return "\n\n".join([*blocks, wrapped(kernel_notes(traces), style.width)])
+
+
+@command()
+def main(arguments: Sequence[str]) -> int:
+    """Run `aorta kernels`; returns its exit code (argparse itself ends with 0 or 2)."""
+    options = parser().parse_args(arguments)
+    if options.top < 1:
+        raise InputError(f"--top {options.top}: at least 1")
+    from aorta.read.traces.load import load_traces
+
+    run = load_traces(options.traces, Local(), options.comm_pattern)
+    traces = run.traces
+    assert traces is not None, "load_traces gives them"
+    block = kernel_block(options.traces, traces, style_of(sys.stdout), options.top)
+    to_stdout("\n".join([block, *(f"  ! {note}" for note in run.health.notes())]))
+    return EXIT_OK
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the arguments that the command takes."""
+    parser = argparse.ArgumentParser(
+        description="Kernels by total time, what communication slows down, GEMMs with their rates, gaps "
+        "between kernels, and hardware counters (docs/traces.md). As tables: aorta report TRACES --tables csv.",
+        epilog="Exit codes: 0 done, 2 bad input.",
+    )
+    parser.add_argument("traces", metavar="TRACES", help="a file, folder, glob or URL")
+    parser.add_argument(
+        "--top", type=int, default=15, metavar="N", help="rows of each kind to print (default: %(default)s)"
+    )
+    add_comm_pattern(parser)
+    return parser

@@ -1,0 +1,279 @@
+"""The charts of the page but for the timelines: where a step's time goes, single launches, curves over steps, and the
+bandwidth of collectives.
+
+Must not: use a warm-up step, drop a step (where more than fit, neighbours share a point, and their lowest and highest
+stay in its band), draw a value that is not known, or a share on less than its whole range.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from aorta.analysis.aggregate import LabelledRun, by_step
+from aorta.analysis.devices import JOINED_ON, STEP_COLUMNS, THROTTLED, step_columns
+from aorta.documents.comparison import SIDES, Comparison
+from aorta.documents.dataset import DatasetEntry
+from aorta.documents.formatting import PAGE
+from aorta.documents.metrics import JOB_STEP
+from aorta.report.page.bokeh_chart import Chart, draw, hover, model, new_chart, plain, source
+from aorta.report.palette import SERIES, light
+
+PARTS: Final = (
+    ("communication hidden in computation", light("hidden")),
+    ("computation alone", light("compute")),
+    ("exposed communication", light("exposed")),
+    ("copies, optimizer, other", light("other-work")),
+    ("idle", light("idle")),
+)
+_NEEDED: Final = ["window_ms", "compute_ms", "compute_comm_ms", "exposed_comm_ms", "idle_ms"]
+
+
+def parts(dataset: LabelledRun) -> pd.DataFrame:
+    """Return the mean ms per step of each part (columns) for each rank (rows), over the steps used where all are known.
+    Empty where there is none, and where marks do not bear them all; one rank is held at a time.
+    """
+    rows: dict[int, list[float]] = {}
+    measured = set(_NEEDED) <= set(dataset.metrics)
+    if measured and all(dataset.pace.basis(name).source == "marks" for name in _NEEDED):
+        for rank, tables in dataset.run.ranks.items():
+            steps = np.column_stack([tables.steps.column(name) for name in _NEEDED])
+            known = tables.steps.used & ~np.isnan(steps).any(axis=1)
+            if known.any():
+                window, compute, hidden, exposed, idle = steps[known].mean(axis=0).tolist()
+                if dataset.run.health.is_alone:  # its calls communicate with nobody: other work
+                    hidden = exposed = 0.0
+                other = max(window - compute - exposed - idle, 0.0)  # below 0 only by rounding
+                rows[rank] = [hidden, compute - hidden, exposed, other, idle]
+    return pd.DataFrame.from_dict(rows, orient="index", columns=[title for title, _ in PARTS])
+
+
+def breakdown_chart(datasets: Mapping[str, LabelledRun]) -> list[Chart]:
+    """Return the mean ms of a step in five parts that add up to it, over all ranks; empty where it is not known."""
+    tables = {plain(label): parts(dataset) for label, dataset in datasets.items()}
+    means = {label: table.mean() for label, table in tables.items() if not table.empty}
+    if not means:
+        return []
+    lengths, rows = model("DataRange1d", start=0), model("FactorRange", factors=[*means][::-1])
+    plot = new_chart("breakdown", 50 + 30 * len(means), "", "", x_range=lengths, y_range=rows)
+    plot.attributes["min_border_left"] = 150
+    left = np.zeros(len(means))
+    for title, color in PARTS:
+        took = np.array([mean[title] for mean in means.values()])
+        columns = {"y": [*means], "left": left, "right": left + took, "ms": took, "part": [title] * len(means)}
+        left = left + took
+        look: dict[str, Any] = {"height": 0.7, "fill_color": color, "line_color": None}
+        if color == light("exposed"):
+            look |= {"hatch_pattern": "right_diagonal_line", "hatch_color": "white", "hatch_alpha": 0.6}
+        bars = draw(plot, "HBar", source(columns), y="y", left="left", right="right", **look)
+        hover(plot, [bars], ("", "@y"), ("", "@part"), ("mean", "@ms{0,0.000} ms"))
+    caption = "Mean ms per step and rank; the parts add up to the step."
+    return [Chart(plot["name"], "Where a step's time goes", caption, plot)]
+
+
+def launch_charts(comparison: Comparison) -> list[Chart]:
+    """Return the job step of every launch, in the order of the plan; empty without launch sets, where each side has
+    one launch (the cards say it), and where no job step is known.
+    """
+    launches = comparison.launches
+    if not launches or max(map(len, launches.values())) < 2:
+        return []
+    plot = new_chart("launches-job_step_ms", 230, "launch of its side", "ms", y_range=model("DataRange1d", start=0))
+    plot["below"][0]["ticker"].attributes["min_interval"] = 1
+    drawn = 0
+    for place, side in enumerate(SIDES):
+        known = [(at, each) for at, each in enumerate(launches[side]) if each.job_step_ms is not None]
+        columns = {
+            "x": [at for at, _ in known],
+            "y": [each.job_step_ms for _, each in known],
+            "told": [PAGE.quantity(each.job_step_ms, "ms") for _, each in known],
+            "path": [each.path for _, each in known],
+        }
+        drawn += len(known)
+        color, marker = SERIES[place][0], ("circle", "square")[place]
+        look = {"marker": marker, "size": 10, "fill_color": color, "line_color": color, "fill_alpha": 0.7}
+        dots = draw(plot, "Scatter", source(columns), (place, comparison.label(side)), x="x", y="y", **look)
+        hover(plot, [dots], ("run", "$name"), ("", "@told"), ("", "@path"))
+    caption = "One point is the median of one launch."
+    return [Chart(plot["name"], "Job step, launch by launch", caption, plot)] if drawn else []
+
+
+POINTS: Final = 1_000
+"""Of a curve; more than a screen is wide."""
+MARKED_STEPS: Final = 60
+"""With more, markers run into a thick line."""
+_BAND: Final = "Line: median over ranks. Band: lowest to highest rank."
+_CURVES: Final = (
+    ("overlap_ratio", "Overlap ratio", "hidden / all", _BAND),
+    ("job_step", "Job step", "ms", "Line: the slowest rank, which decides. Band: fastest to slowest rank."),
+    ("device_sclk_mhz", "Clock of the compute units", "MHz", ""),
+    ("device_power_w", "Power", "W", ""),
+    ("device_temp_c", "Temperature", "°C", ""),
+    ("device_util_pct", "Busy", "%", ""),
+)
+"""Name, title, unit and caption."""
+_WHOLE: Final = {"%": 100.0, "hidden / all": 1.0}
+"""Of a unit of shares: the range on which it is drawn."""
+
+
+class Curve(NamedTuple):
+    """`x` is the middle global step of each point; `low` and `high` are over the ranks and steps of the point. NaN is a
+    gap.
+    """
+
+    x: np.ndarray
+    low: np.ndarray
+    middle: np.ndarray
+    high: np.ndarray
+
+    @property
+    def known(self) -> bool:
+        """Whether there are two points, and any has a value."""
+        return len(self.x) > 1 and not bool(np.isnan(self.middle).all())
+
+
+def steps_a_point(global_steps: np.ndarray) -> int:
+    """Return how many of these steps share a point of a curve."""
+    return max(1, -(-len(global_steps) // POINTS))
+
+
+def over_steps(global_steps: np.ndarray, values: pd.Series[float]) -> Curve:
+    """Return the median of `values` over the ranks and steps of each point, between the lowest and the highest. Of up
+    to `POINTS` steps each is a point; of more, neighbours share one.
+    """
+    steps = np.unique(global_steps)
+    together = steps_a_point(steps)
+    points = values.groupby(np.searchsorted(steps, global_steps) // together)
+    x = pd.Series(steps).groupby(np.arange(len(steps)) // together).mean().to_numpy()
+    return Curve(x, points.min().to_numpy(), points.median().to_numpy(), points.max().to_numpy())
+
+
+def curves_of(dataset: LabelledRun) -> tuple[dict[str, Curve], np.ndarray]:
+    """Return what changes over the steps of a run by its name in `_CURVES`, where it is known, and the global steps in
+    which a device was throttled. The job step is the max over ranks: its band reaches from the fastest rank of a point
+    to the slowest.
+    """
+    frame = dataset.table("rank", "global_step", "step_ms")
+    at = frame["global_step"].to_numpy()
+    times, steps, _ = by_step(dataset, JOB_STEP)
+    job = over_steps(dataset.global_steps, pd.Series(times, index=steps).reindex(dataset.global_steps))
+    curves = {
+        "overlap_ratio": over_steps(at, pd.Series(dataset.values("overlap_ratio"), index=frame.index)),
+        "job_step": over_steps(at, frame["step_ms"])._replace(middle=job.middle),
+    }
+    throttled = np.empty(0)
+    if dataset.has_samples:
+        sampled = step_columns(dataset.run, dataset.table(*JOINED_ON, "global_step"), dataset.device_samples)
+        curves |= {name: over_steps(at, sampled[name]) for name in STEP_COLUMNS}
+        throttled = np.unique(at[sampled[THROTTLED] == 1.0])
+    return {name: curve for name, curve in curves.items() if curve.known}, throttled
+
+
+def step_charts(datasets: Mapping[str, LabelledRun]) -> list[Chart]:
+    """Return charts of overlap ratio, job step and devices, all over the same steps; none of what has one step."""
+    found = {label: curves_of(dataset) for label, dataset in datasets.items()}
+    charts: list[Chart] = []
+    shared = model("DataRange1d")
+    for name, title, unit, caption in _CURVES:
+        if not any(name in curves for curves, _ in found.values()):
+            continue
+        whole = _WHOLE.get(unit)
+        heights = model("DataRange1d", **({"start": 0} if unit == "ms" else {}))
+        if whole is not None:
+            heights = model("Range1d", start=-0.03 * whole, end=1.03 * whole)
+        plot = new_chart(f"steps-{name}", 190, "", unit, x_range=shared, y_range=heights)
+        plot["below"][0].attributes["ticker"] = model("BasicTicker", min_interval=1)
+        for number, (label, (curves, throttled)) in enumerate(found.items()):
+            if name not in curves:
+                continue
+            curve, owner = curves[name], (number, label)
+            color, dash = SERIES[number % len(SERIES)]
+            columns = source(curve._asdict())
+            draw(plot, "VArea", columns, owner, x="x", y1="low", y2="high", fill_color=color, fill_alpha=0.18)
+            look = {"line_color": color, "line_width": 1.8, "line_dash": dash}
+            line = draw(plot, "Line", columns, owner, x="x", y="middle", **look)
+            if len(curve.x) <= MARKED_STEPS:
+                draw(plot, "Scatter", columns, owner, x="x", y="middle", size=4, fill_color=color, line_color=None)
+            values = [("value", "@middle{0,0.[000]}"), ("lowest", "@low{0,0.[000]}"), ("highest", "@high{0,0.[000]}")]
+            hover(plot, [line], ("run", "$name"), ("global step", "@x{0,0.[0]}"), *values, mode="vline")
+            if name == "device_sclk_mhz" and len(throttled):
+                caption = "Marks: throttled."
+                count = len(throttled)
+                marks = source({"x": throttled, "y": np.full(count, np.nanmin(curve.low)), "marker": ["x"] * count})
+                worse = light("worse")
+                draw(plot, "Scatter", marks, owner, x="x", y="y", marker="marker", size=8, line_color=worse)
+        charts.append(Chart(plot["name"], title, caption, plot, folded=True))
+    if charts:
+        charts[-1].model["below"][0].attributes["axis_label"] = "global step"
+    return charts
+
+
+_KINDS: Final = {
+    "allreduce": ("circle", "●"),
+    "reducescatter": ("square", "■"),
+    "allgather": ("triangle", "▲"),
+    "alltoall": ("diamond", "◆"),
+}
+
+
+def marker_of(kind: str) -> tuple[str, str]:
+    """Return the marker of a kind of collective in the chart of bandwidth, and the sign that looks like it."""
+    return _KINDS.get(kind, ("inverted_triangle", "▼"))
+
+
+def comm_charts(entries: Mapping[str, DatasetEntry]) -> list[Chart]:
+    """Return the bus bandwidth over the size of collectives, with its 5th to 95th percentile; empty where fewer than
+    two sizes are known: the table says more of one.
+    """
+    heights = model("DataRange1d", start=0)
+    plot = new_chart("bandwidth", 320, "bytes of the collective", "bus bandwidth, GB/s", log=True, y_range=heights)
+    sizes: list[int] = []
+    for place, (label, entry) in enumerate(entries.items()):
+        rows = [row for row in entry.matched if row.bytes and row.busbw_gb_per_s.median is not None]
+        if not rows:
+            continue
+        found = [row.busbw_gb_per_s for row in rows]
+        sizes += (bytes_ := [row.bytes or 0 for row in rows])
+        columns = {
+            "x": bytes_,
+            "y": [each.median for each in found],
+            "low": [each.p5 for each in found],
+            "high": [each.p95 for each in found],
+            "marker": [marker_of(row.kind)[0] for row in rows],
+            "what": [
+                f"{row.kind}, {PAGE.size(row.bytes)}, group {row.group} of {row.group_size or '?'}" for row in rows
+            ],
+            "told": [
+                f"{PAGE.number(each.median)} GB/s ({PAGE.number(each.p5)} to {PAGE.number(each.p95)})" for each in found
+            ],
+        }
+        color, owner, points = SERIES[place % len(SERIES)][0], (place, label), source(columns)
+        look = {"size": 9, "fill_color": color, "fill_alpha": 0.65, "line_color": color}
+        dots = draw(plot, "Scatter", points, owner, x="x", y="y", marker="marker", **look)
+        draw(plot, "Segment", points, owner, x0="x", x1="x", y0="low", y1="high", line_color=color, line_width=1.5)
+        hover(plot, [dots], ("run", "$name"), ("", "@what"), ("", "@told"))
+    if len(set(sizes)) < 2:
+        return []
+    ticks = round_sizes(min(sizes), max(sizes))
+    written = {tick: PAGE.size(tick) for tick in ticks}
+    plot["below"][0].attributes |= {"ticker": model("FixedTicker", ticks=ticks), "major_label_overrides": written}
+    plot.attributes["x_range"] = model("Range1d", start=ticks[0], end=ticks[-1])
+    caption = "Median of each kind, group and size; the bar reaches from the 5th to the 95th percentile."
+    return [Chart(plot["name"], "Bandwidth over size", caption, plot)]
+
+
+def round_sizes(least: int, most: int) -> list[int]:
+    """Return round sizes from `least` to `most` bytes and the next ones on either side: powers of ten, or where fewer
+    than three of them are in between, halves and fifths too. Bokeh's own ticks of an axis of logarithms are written
+    6.000e+5 where it spans less than a decade.
+    """
+    for mantissas in ((1,), (1, 2, 5)):
+        sizes = [mantissa * 10**power for power in range(15) for mantissa in mantissas]
+        first, behind = bisect_left(sizes, least) - 1, bisect_right(sizes, most)
+        if behind - first > 3:
+            break
+    return sizes[max(first, 0) : behind + 1]

@@ -1,0 +1,240 @@
+"""The page as one file: its sections in the order in which they are read, template, styles with the palette of both
+themes, scripts and data, and the policy that lets nothing else run.
+
+The content security policy forbids every request, and every script but those whose hashes it names. Must not put
+anything into the page that Jinja's escaping or `json_for_script` has not made harmless, judge evidence, or name a
+colour that `report.palette` does not have.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Final
+
+from aorta.analysis.aggregate import LabelledRun, by_step
+from aorta.analysis.cautions import DRAWN, autopsy_title
+from aorta.analysis.collective_metrics import straggler_sentences
+from aorta.analysis.compare.headline import is_comparable
+from aorta.autopsy.judge import process_label
+from aorta.autopsy.report import waiting_sentence
+from aorta.command_line import rounded_time
+from aorta.documents import known
+from aorta.documents.comparison import Summary
+from aorta.documents.dataset import DatasetEntry
+from aorta.documents.formatting import first_upper, json_text
+from aorta.documents.metrics import HOST_BOUND, JOB_STEP
+from aorta.records.files import NOT_UTF8
+from aorta.redaction import redact
+from aorta.report import kernel_tables as kernels
+from aorta.report import run_tables
+from aorta.report.page import charts as page_charts
+from aorta.report.page.bokeh_chart import Chart, document, script
+from aorta.report.page.timelines import BLOCKED, lane_order, payload, spans_of, timeline_charts
+from aorta.report.page.verdict_cards import verdict_of
+from aorta.report.palette import MEANINGS, SURFACES, text_on
+from aorta.report.tables import ROW_LIMIT, Column, Table, page_table, text_column
+
+PAGE_FILE: Final = "report.html"
+SPAN_BUDGET: Final = 36_000
+"""Of all timelines together: about 30 bytes each in the file."""
+SHOWN_RANKS: Final = 2
+"""Before anybody chooses, so that the first screen holds a timeline."""
+PRINTED_ROWS: Final = 12
+"""Of a table on paper; the style sheet hides the others."""
+
+
+def write_page(
+    datasets: Mapping[str, LabelledRun],
+    summary: Summary,
+    path: Path,
+    named: Callable[[Any], Any] = lambda found: found,
+) -> None:
+    """Write the page of a report to `path`, replacing what is there.
+
+    Args:
+        named: puts the name of an archive in place of the temporary folder that it was unpacked to, in what comes from
+            records and not from the summary.
+
+    Raises:
+        OSError: `path` cannot be written.
+    """
+    comparison, gate = known(summary.comparison), known(summary.gate)
+    sides = {comparison.reference: "reference", comparison.candidate: "candidate"} if comparison else {}
+    order = [*sides, *(label for label in datasets if label not in sides)]  # their colours are those of every picture
+    datasets, entries = {label: datasets[label] for label in order}, {label: summary.datasets[label] for label in order}
+    late = {
+        label: [each.rank for each in run_tables.named_ranks(entry) if each.rank is not None]
+        for label, entry in entries.items()
+    }
+    share = SPAN_BUDGET // max(1, len(datasets))
+    spans = {label: spans_of(dataset, share, SHOWN_RANKS, late[label]) for label, dataset in datasets.items()}
+    step_notes: list[str] = []
+    for label, dataset in datasets.items():
+        if dataset.pace.drawn_as_ranges:
+            spans[label].notes.append(f"{label}: {DRAWN}")
+        basis, why = dataset.pace.basis("overlap_ratio"), by_step(dataset, JOB_STEP)[2]
+        if basis.source != "marks":
+            step_notes.append(f"{label}: no overlap ratio over the steps: {basis.reason or HOST_BOUND}")
+        if why is not None:
+            step_notes.append(f"{label}: no job step is drawn: {why}")
+    together = {label: page_charts.steps_a_point(dataset.global_steps) for label, dataset in datasets.items()}
+    charts: dict[str, list[Chart]] = {
+        "launches": page_charts.launch_charts(comparison) if comparison else [],
+        "breakdown": page_charts.breakdown_chart(datasets),
+        "timelines": timeline_charts([*spans.values()]),
+        "steps": page_charts.step_charts(datasets),
+        "collectives": page_charts.comm_charts(entries),
+    }
+    colors = {kind: color for each in spans.values() for kind, color in each.kinds.items()}
+    lanes = sorted({lane for each in spans.values() for lane in each.lanes}, key=lane_order)
+    health = []
+    for label, dataset in datasets.items():
+        entry = entries[label]
+        complete = "Every trace was read. Whether every collective is in them is not known."
+        if not entry.traces:
+            complete = "Complete: every rank was read, every collective was seen."
+        notes, facts = run_tables.notes_of(dataset, entry), run_tables.facts_of(dataset, entry)
+        health.append({"label": label, "notes": notes, "complete": complete, "facts": facts})
+    left_out = (comparison.left_out or {}) if comparison else {}
+    attribution = comparison.attribution if comparison and is_comparable(comparison) else None
+    conditions = [] if gate is None else [f"{each.condition}: {each.reason}" for each in gate.conditions]
+    kinds = dict.fromkeys(row.kind for entry in entries.values() for row in entry.matched)
+    context = {
+        "printed_rows": PRINTED_ROWS,
+        "title": f"{comparison.candidate} against {comparison.reference}" if comparison else ", ".join(datasets),
+        "verdict": verdict_of(summary),
+        "gate": gate and f"Gate: {gate.outcome} (exit code {gate.exit_code}). {'; '.join(conditions)}",
+        "autopsies": page_autopsies(entries),
+        "findings": [
+            f"{label}: {sentence}" if len(entries) > 1 else first_upper(sentence)
+            for label, entry in entries.items()
+            for sentence in (*straggler_sentences(entry), *(each.sentence for each in known(entry.findings) or ()))
+        ],
+        "attribution": attribution,
+        "ranks": [table for label, entry in entries.items() if (table := run_tables.rank_table(label, entry))],
+        "answered": comparison.candidate if comparison else next(iter(entries)),
+        "legends": [(number, label, sides.get(label, "")) for number, label in enumerate(datasets)],
+        "charts": charts,
+        "spans": [*spans.values()],
+        "lanes": lanes,
+        "kinds": [(kind, color, kind == BLOCKED) for kind, color in colors.items()],
+        "steps_a_point": {label: count for label, count in together.items() if count > 1},
+        "step_notes": step_notes,
+        "of_launches": run_tables.of_launches(entries),
+        "signs": [(kind, page_charts.marker_of(kind)[1]) for kind in kinds],
+        "comparison": comparison,
+        "entries": entries,
+        "run_tables": run_tables,
+        "kernels": kernels,
+        "left_out": [f"{side}: {each.path}: {each.reason}" for side, found in left_out.items() for each in found],
+        "health": named(health),
+        "environment": named(run_tables.environment_of(datasets)),
+        "summary": summary,
+    }
+    data = {**for_scripts(), "timelines": payload([*spans.values()]), "kindColors": colors}
+    html = assemble(context, [chart for each in charts.values() for chart in each], data)
+    path.write_text(html, encoding="utf-8", errors=NOT_UTF8, newline="\n")
+
+
+_RANK_COLUMNS: Final = (
+    text_column("rank", of=lambda row: f"rank {row.rank}"),
+    text_column("state", tone=lambda row: "bad" if row.state in ("dead", "stopped") else None),
+    text_column("doing", "does", why=lambda row: "\n".join(row.stack) or None),
+    text_column("since_s", "for", of=lambda row: None if row.since_s is None else rounded_time(row.since_s)),
+    Column("step"),
+    text_column("sources", "evidence", of=lambda row: ", ".join(row.sources)),
+)
+
+
+def page_autopsies(entries: Mapping[str, DatasetEntry]) -> list[dict[str, Any]]:
+    """Return a section for each run in which something was stuck, stopped or dead; `accused` has a reason and its
+    evidence for each culprit, with the process to look at.
+    """
+    sections = []
+    for label, entry in entries.items():
+        title, verdict = autopsy_title(entry), known(entry.autopsy)
+        if title is None or verdict is None:
+            continue
+        processes = {row.rank: process_label(row) for row in verdict.ranks}
+        missing = [f"no evidence of rank {rank}" for rank in verdict.missing[:ROW_LIMIT]]
+        sections.append(
+            {
+                "label": label,
+                "title": title,
+                "sentence": verdict.summary,
+                "accused": [
+                    (f"{first_upper(processes.get(each.rank, f'rank {each.rank}'))} {each.reason}", each.evidence)
+                    for each in verdict.culprits
+                ],
+                "waits": [waiting_sentence(each) for each in verdict.waits],
+                "limits": [*verdict.contradictions, *verdict.notes, *missing],
+                "next": verdict.next,
+                "ranks": Table(f"autopsy-{label}", "What every rank does", _RANK_COLUMNS, verdict.ranks),
+            }
+        )
+    return sections
+
+
+def variables() -> str:
+    """Return `--forward`, `--ink`, ... for the light theme, the dark one, and a system that asks for dark."""
+
+    def theme(place: int, scheme: str) -> str:
+        shades = {**SURFACES, **MEANINGS}
+        return f"color-scheme: {scheme}; " + " ".join(f"--{name}: {shade[place]};" for name, shade in shades.items())
+
+    light, dark = theme(0, "light"), theme(1, "dark")
+    return (
+        f":root {{ {light} }}\n"
+        f':root[data-theme="dark"] {{ {dark} }}\n'
+        f"@media (prefers-color-scheme: dark) {{ :root:not([data-theme]) {{ {dark} }} }}\n"
+    )
+
+
+def for_scripts() -> dict[str, Mapping[str, Any]]:
+    """Return `dark`: what a light colour of a chart becomes; `textOn`: black or white, for a label on a colour."""
+    drawn = [*MEANINGS.values(), *(SURFACES[name] for name in ("page", "ink", "quiet", "grid", "band"))]
+    return {
+        "dark": {shade.light.lower(): shade.dark for shade in drawn},
+        "textOn": {color: text_on(color) for shade in MEANINGS.values() for color in shade},
+    }
+
+
+_SCRIPTS: Final = ("theme.js", "tables.js", "timeline.js", "timeline_labels.js", "timeline_detail.js", "start.js")
+
+
+def assemble(context: Mapping[str, Any], charts: Sequence[Chart], data: Mapping[str, Any]) -> str:
+    """Render the template. The policy of the page names the scripts in it by their hashes."""
+    assets = files("aorta.report.page") / "assets"
+    scripts = [script(), "\n".join((assets / name).read_text(encoding="utf-8") for name in _SCRIPTS)]
+    digests = (base64.b64encode(hashlib.sha256(each.encode("utf-8")).digest()).decode("ascii") for each in scripts)
+    hashes = " ".join(f"'sha256-{digest}'" for digest in digests)
+    policy = (
+        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; "
+        "form-action 'none'"
+    )
+    drawn, ids = document([chart.model for chart in charts])
+    roots = {chart.name: root for chart, root in zip(charts, ids, strict=True)}
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {"shown": json_text, "cells": page_table}
+    text = environment.from_string((assets / "page.html.jinja").read_text(encoding="utf-8")).render(
+        **context,
+        policy=policy,
+        style=variables() + (assets / "page.css").read_text(encoding="utf-8"),
+        scripts=scripts,
+        data=json_for_script({**data, "document": drawn, "roots": roots}),
+    )
+    before, bokeh, after = text.partition(f"<script>{scripts[0]}")  # the policy has the hashes of the scripts
+    return redact(before) + bokeh + after
+
+
+def json_for_script(value: Any) -> str:
+    """Return JSON that can be in a script element: nothing in it can end the element or begin a comment."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

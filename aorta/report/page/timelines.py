@@ -1,0 +1,415 @@
+"""Timelines of chosen steps: their spans on the clock that the ranks share, for the page and the picture of a
+comparison, and the page's charts, which a script fills from columns.
+
+    step = StepSpans(run, global_step, ranks)
+    step.clock                       # a sentence: whose clock, and how well it is known
+    step.spans(0)[0].start_ms        # since the first of `ranks` began the step
+
+Must not place a rank on another's clock without a measured offset (each then starts at its own zero, and `clock` says
+why), leave ranks out without saying how many, choose a step that some rank does not have, or put a word of a file into
+a template of Bokeh.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from aorta.analysis.aggregate import LabelledRun, by_step, job_steps
+from aorta.analysis.dataframes import collectives_frame
+from aorta.documents.formatting import PAGE, group_title, rough_ms
+from aorta.documents.metrics import JOB_STEP
+from aorta.errors import InputError
+from aorta.read.run import Run, StepIntervals
+from aorta.report.page.bokeh_chart import FONT, Chart, Model, draw, hover, model, new_chart, source
+from aorta.report.palette import BAND, INK, PAPER, QUIET, light
+from aorta.timeline.classes import AUX, BUBBLE, COMPUTE, COPY, NOT_COMMUNICATION
+from aorta.timeline.overlap import NS_PER_MS
+
+BLOCKED: Final = "blocked on a collective"
+OTHER_WORK: Final = "optimizer, data"
+COPIES: Final = "copies"
+NAMED: Final = "named in the loop"
+EXPOSED: Final = "exposed communication"
+BUBBLES: Final = "bubbles of the pipeline"
+_GROUP_LANES: Final = 12
+"""With more process groups than this, a lane is a kind of collective instead of a group."""
+RANK_STEP_SPANS: Final = 3_000
+"""Spans of one rank in one step; more are closer than a pixel, and neighbours are drawn as one."""
+_CLOSE: Final = 1 / 4_000
+"""Of a step: what is closer than that is less than a pixel apart."""
+_TYPES: Final = {
+    **dict.fromkeys(("rank", "lane", "kind"), np.uint16),
+    "step": np.uint8,
+    "what": np.uint32,
+    "seq": np.int32,
+    "instance": np.int32,
+}
+"""Of columns; the others are float32."""
+_KINDS: Final = {"allreduce", "reducescatter", "allgather", "alltoall"}
+_MEANINGS: Final = {EXPOSED: "exposed", NAMED: "named", BLOCKED: "ink"}
+_LANE_MEANINGS: Final = {OTHER_WORK: "other-work", COPIES: "other-work", BUBBLES: "idle"}
+
+
+class Span(NamedTuple):
+    """`seq` -1 and `wait_ms` NaN are unknown. Spans of one `instance` are one collective on several ranks; -1: none."""
+
+    lane: str
+    kind: str
+    what: str
+    start_ms: float
+    length_ms: float
+    seq: int = -1
+    wait_ms: float = np.nan
+    instance: int = -1
+
+    @property
+    def end_ms(self) -> float:
+        return self.start_ms + self.length_ms
+
+
+def color_of(kind: str, lane: str) -> str:
+    """Return the colour of a span on a light background."""
+    meaning = _MEANINGS.get(kind) or _LANE_MEANINGS.get(lane)
+    if lane == COMPUTE and meaning is None:
+        meaning = kind if kind in ("forward", "backward") else "compute"
+    return light(meaning or (kind if kind in _KINDS else "other-kind"))
+
+
+class Window(NamedTuple):
+    """When a rank began the step, in ms after the first rank drawn, how long it took, and by how much the start may be
+    off (NaN: not known).
+    """
+
+    start_ms: float
+    length_ms: float
+    bound_ms: float
+
+
+def windows(run: Run, global_step: int, ranks: Iterable[int]) -> tuple[dict[int, Window], str]:
+    """Return rank -> its step on the clock that all of `ranks` share, for those that have the step; and a sentence on
+    that clock. Ranks of one host share its monotonic clock; those of several need measured offsets (R9).
+    """
+    steps = {rank: run.ranks[rank].steps for rank in ranks}
+    places = {rank: int(np.searchsorted(each.global_step, global_step)) for rank, each in steps.items()}
+    places = {rank: at for rank, at in places.items() if global_step in steps[rank].global_step[at : at + 1]}
+    lengths = {rank: int(steps[rank].length_ns[at]) / NS_PER_MS for rank, at in places.items()}
+    if len(places) < 2:
+        return {rank: Window(0.0, length, 0.0) for rank, length in lengths.items()}, "One rank."
+    clocks = {rank: clock for rank in places if (clock := run.clocks.get(rank)) is not None and clock.known}
+    hosts = {run.ranks[rank].source.host for rank in places}
+    boots = {clock.boot_id for clock in clocks.values()}
+    if run.traces is None and len(hosts) == 1 and None not in hosts and len(boots) < 2:
+        starts = {rank: int(steps[rank].start_mono_ns[at]) for rank, at in places.items()}
+        bounds = dict.fromkeys(places, 0.0)
+        clock_sentence = "Ranks are on one clock, that of their host."
+    elif len(clocks) == len(places):
+        wall = {rank: int(steps[rank].t_start_ns[at]) for rank, at in places.items()}
+        starts = {rank: at + clocks[rank].correction_ns(at) for rank, at in wall.items()}
+        found = {rank: clocks[rank].bound_ns(at) for rank, at in wall.items()}
+        bounds = {rank: np.nan if bound is None else bound / NS_PER_MS for rank, bound in found.items()}
+        error = "their error is not known" if None in found.values() else f"known to {rough_ms(max(bounds.values()))}"
+        clock_sentence = f"Ranks are on one clock by their measured offsets, {error}."
+    else:
+        absent = next(rank for rank in places if rank not in clocks)
+        why = run.clocks_missing or f"the clock of rank {absent} was not measured"
+        apart = {rank: Window(0.0, length, np.nan) for rank, length in lengths.items()}
+        return apart, f"Each rank starts at its own zero: {why}."
+    first = min(starts.values())
+    placed = {rank: Window((at - first) / NS_PER_MS, lengths[rank], bounds[rank]) for rank, at in starts.items()}
+    return placed, clock_sentence
+
+
+class StepSpans:
+    """One global step of a run, matched across ranks: `windows` and `clock` of the ranks drawn, why a rank is `unread`,
+    and of each rank, how many spans are not drawn (`unseen`), or as one with a neighbour (`joined`).
+    """
+
+    def __init__(self, run: Run, global_step: int, ranks: Sequence[int]) -> None:
+        self._run, self._step = run, global_step
+        self._frame = collectives_frame(run, steps=(global_step, global_step + 1))
+        self._by_group = self._frame["group"].nunique() <= _GROUP_LANES
+        self.unread: dict[int, str] = {}
+        self.unseen: dict[int, int] = {}
+        self.joined: dict[int, int] = {}
+        self.choose(ranks)
+
+    def choose(self, ranks: Sequence[int]) -> None:
+        """Draw these ranks. Rows become tuples for them alone: of thousands of ranks few are drawn."""
+        self.windows, self.clock = windows(self._run, self._step, ranks)
+        self._rows: dict[int, list[Any]] = {rank: [] for rank in ranks}
+        for row in self._frame[self._frame["rank"].isin(ranks)].itertuples():
+            self._rows[int(str(row.rank))].append(row)
+
+    def spans(self, rank: int) -> list[Span]:
+        """Return what one rank did; neighbours made one where there are more than `RANK_STEP_SPANS`."""
+        try:
+            step = self._run.ranks[rank].step_intervals(self._step)
+        except InputError as error:  # the numbers do not need what only a timeline reads
+            self.unread[rank] = str(error)
+            return []
+        if step is None:
+            return []
+        seen = [row for row in self._rows[rank] if not np.isnan(row.duration_ms)]
+        self.unseen[rank] = len(self._rows[rank]) - len(seen)
+        spans = list(self._all(step, seen))
+        count, close_ms = len(spans), step.length_ns / NS_PER_MS * _CLOSE
+        if count > RANK_STEP_SPANS:
+            made: list[Span] = []
+            for span in sorted(spans, key=lambda span: (span.lane, span.kind, span.start_ms)):
+                last = made[-1] if made else None
+                if last is None or last[:2] != span[:2] or span.start_ms - last.end_ms >= close_ms:
+                    made.append(span)
+                else:
+                    reach = max(last.end_ms, span.end_ms) - last.start_ms
+                    made[-1] = Span(last.lane, last.kind, f"{span.kind}, several", last.start_ms, reach)
+            spans = made
+        self.joined[rank] = count - len(spans)
+        start_ms = self.windows[rank].start_ms
+        return [span._replace(start_ms=start_ms + span.start_ms) for span in spans]
+
+    def _all(self, step: StepIntervals, rows: list[Any]) -> Iterator[Span]:
+        """Yield computation, stalls, collectives, what was exposed of them, and the rest. Where a source has only
+        segments, those; a lane of it is a stream.
+        """
+        lanes = step.active()
+        if step.compute:
+            for part in step.compute:
+                yield _span(COMPUTE, part.phase, f"{part.block}, {part.phase}", part.start_ns, part.end_ns)
+        else:
+            yield from _segments(COMPUTE, step.computing())
+        for stall in step.stalls or ():
+            yield _span(COMPUTE, BLOCKED, BLOCKED, stall.start_ns, stall.end_ns)
+        for row in rows:
+            lane = group_title(row.group)
+            what = f"{row.kind}, {PAGE.size(row.bytes)}, {lane}"
+            number = max(-1, min(int(row.seq), 2**31 - 1))
+            span = _span(lane if self._by_group else row.kind, row.kind, what, int(row.start_ns), int(row.end_ns))
+            yield span._replace(seq=number, wait_ms=row.wait_ms, instance=int(row.instance))
+        if not rows:
+            for name in lanes.keys() - NOT_COMMUNICATION:
+                yield from _segments(name, lanes[name])
+        yield from _segments(EXPOSED, step.exposed())
+        yield from _segments(BUBBLES, lanes.get(BUBBLE, ()))
+        if step.aux:
+            for work in step.aux:
+                yield _span(OTHER_WORK, work.name, work.name, work.start_ns, work.end_ns)
+        else:
+            yield from _segments(OTHER_WORK, lanes.get(AUX, ()))
+        yield from _segments(COPIES, lanes.get(COPY, ()))
+        for named in step.ranges:
+            if named.end_ns > 0:  # it may have ended before the step began
+                lane = NAMED if not named.thread else f"{NAMED}, thread {named.thread}"
+                lane += f", level {named.depth + 1}" if named.depth else ""  # in one lane the inner would be hidden
+                what = named.name if named.error is None else f"{named.name}, ended by {named.error}"
+                yield _span(lane, NAMED, what, max(named.start_ns, 0), min(named.end_ns, step.length_ns))
+
+
+def _span(lane: str, kind: str, what: str, start_ns: int, end_ns: int) -> Span:
+    return Span(lane, kind, what, start_ns / NS_PER_MS, (end_ns - start_ns) / NS_PER_MS)
+
+
+def _segments(lane: str, parts: Iterable[tuple[int, int]]) -> Iterator[Span]:
+    return (_span(lane, lane, lane, start, end) for start, end in parts)
+
+
+def lane_order(name: str) -> tuple[int, list[tuple[int, str]]]:
+    """Return a lane's sort key: computation first, exposed and the rest last; `group 9` before `group 10`."""
+    last = {COMPUTE: 0, EXPOSED: 2, BUBBLES: 3, OTHER_WORK: 4, COPIES: 5, NAMED: 6}
+    parts = re.findall(r"\d+|\D+", name)
+    return last.get(name, 7 if name.startswith(NAMED) else 1), [
+        (int(part), "") if part.isdecimal() else (-1, part) for part in parts
+    ]
+
+
+class ChosenStep(NamedTuple):
+    """`why` says which step it is; `job_step_ms` is None where the slowest rank may be missing."""
+
+    why: str
+    global_step: int
+    job_step_ms: float | None
+
+
+def chosen_steps(dataset: LabelledRun) -> list[ChosenStep]:
+    """Return the median (the lower of two middle ones), the slowest and the fastest; the earliest of equals. Empty
+    without a step that is on all ranks.
+    """
+    ranks = dataset.run.health.ranks_read or tuple(dataset.run.ranks)
+    times = job_steps(dataset.table("rank", "global_step", "step_ms"), ranks).sort_index().sort_values(kind="stable")
+    if times.empty:
+        return []
+    known = by_step(dataset, JOB_STEP)[2] is None  # not where ranks are missing; those read are still drawn
+    what = "job step" if known else "step of the ranks read"
+    slowest = times[times == times.iloc[-1]].index[0]
+    places = {"median": times.index[(len(times) - 1) // 2], "slowest": slowest, "fastest": times.index[0]}
+    return [
+        ChosenStep(f"{why} {what}", int(step), float(times.loc[step]) if known else None)
+        for why, step in places.items()
+    ]
+
+
+@dataclass(frozen=True)
+class TimelineSpans:
+    """The spans of a few steps (`columns`, an element a span) and when each rank was in them (`windows`). `rank`,
+    `step`, `lane`, `kind` and `what` are places in the lists of that name; `start`, `length`, `wait`, `bound` are ms.
+    `shown_first`: ranks that a page shows before anybody chooses; `kinds`: the colour of each on a light background.
+    """
+
+    label: str
+    steps: list[ChosenStep]
+    ranks: list[int]
+    ranks_read: int
+    ranks_in_run: int
+    shown_first: list[int]
+    clock: str
+    lanes: list[str]
+    kinds: dict[str, str]
+    whats: list[str]
+    columns: dict[str, np.ndarray]
+    windows: dict[str, np.ndarray]
+    notes: list[str]
+
+
+def spans_of(dataset: LabelledRun, budget: int, first: int, named: Sequence[int] = ()) -> TimelineSpans:
+    """Return the spans of the median, the slowest and the fastest step.
+
+    Args:
+        budget: about how many spans there may be; with more, fewer ranks are drawn, spread evenly over all.
+        first: how many ranks are shown at first.
+        named: ranks that are drawn and shown before others, the first of them where there are more than fit.
+    """
+    steps, everyone = chosen_steps(dataset), sorted(dataset.run.ranks)
+    numbers: dict[int, int] = {}
+    for at, step in enumerate(steps):
+        numbers.setdefault(step.global_step, at)
+    looks = {at: StepSpans(dataset.run, number, everyone[:1]) for number, at in numbers.items()}
+    most = max((len(look.spans(everyone[0])) for look in looks.values()), default=0)
+    drawn = _spread(everyone, max(1, budget // max(1, most * len(looks))), named)
+    rows: list[tuple[Any, ...]] = []
+    places: list[tuple[Any, ...]] = []
+    for at, look in looks.items():
+        look.choose(drawn)
+        for place, rank in enumerate(drawn):
+            rows += [(place, at, *span) for span in look.spans(rank)]
+            places += [(place, at, *look.windows[rank])] if rank in look.windows else []
+    spans = pd.DataFrame(rows, columns=["rank", "step", *Span._fields])
+    kinds = spans.drop_duplicates("kind")[["kind", "lane"]].itertuples(index=False)
+    names = {
+        "lane": sorted(spans["lane"].unique(), key=lane_order),
+        "kind": list(spans["kind"].unique()),
+        "what": list(spans["what"].unique()),
+    }
+    notes = [note for look in looks.values() for note in look.unread.values()]
+    if absent := sorted(set(named) & set(everyone) - set(drawn)):
+        notes.append(f"{len(absent)} rank(s) named as stragglers do not fit and are not drawn, the first: {absent[0]}")
+    if unseen := sum(sum(look.unseen.values()) for look in looks.values()):
+        notes.append(f"{unseen} collective(s) whose start or end was not seen are not drawn")
+    if joined := sum(sum(look.joined.values()) for look in looks.values()):
+        notes.append(f"{joined} span(s) closer to their neighbour than a pixel are drawn as one with it")
+    return TimelineSpans(
+        label=dataset.label,
+        steps=steps if rows else [],
+        ranks=drawn,
+        ranks_read=len(everyone),
+        ranks_in_run=max(len(everyone), dataset.run.health.world_size),
+        shown_first=sorted(dict.fromkeys([*(each for each in named if each in drawn), *_spread(drawn, first)]))[:first],
+        clock=" ".join(dict.fromkeys(look.clock for look in looks.values())),
+        lanes=names["lane"],
+        kinds={kind: color_of(kind, lane) for kind, lane in kinds},
+        whats=names["what"],
+        columns=_columns(
+            spans.assign(**{name: pd.Categorical(spans[name], each).codes for name, each in names.items()})
+        ),
+        windows=_columns(pd.DataFrame(places, columns=["rank", "step", *Window._fields])),
+        notes=[*dict.fromkeys(notes)],
+    )
+
+
+def _columns(rows: pd.DataFrame) -> dict[str, np.ndarray]:
+    return {str(name).removesuffix("_ms"): rows[name].to_numpy(_TYPES.get(str(name), np.float32)) for name in rows}
+
+
+def _spread(ranks: Sequence[int], count: int, named: Sequence[int] = ()) -> list[int]:
+    """Select `count` ranks, evenly from first to last, and as many of `named` at most; all where they fit."""
+    if len(ranks) <= count:
+        return list(ranks)
+    places = np.unique(np.linspace(0, len(ranks) - 1, count).round().astype(int))
+    wanted = {ranks[place] for place in places} | set([each for each in named if each in set(ranks)][:count])
+    return [rank for rank in ranks if rank in wanted]
+
+
+_BOX: Final = ("top", "bottom", "left", "right")
+_TOLD: Final = ("color", "rank", "what", "begin", "took", "more", "instance")
+_PAYLOAD: Final = ("label", "ranks", "ranks_in_run", "shown_first", "clock", "lanes", "whats")
+
+
+def timeline_charts(spans: Sequence[TimelineSpans]) -> list[Chart]:
+    """Return a chart for each dataset that has a step; its sources are empty until the page's script fills them. All
+    charts share one range of milliseconds.
+    """
+    charts: list[Chart] = []
+    shared = model("Range1d", start=0, end=1, name="timeline-x")
+    for number, each in enumerate(spans):
+        if not each.steps:
+            continue
+        plot = new_chart(f"timeline-{number}", 240, "", "", x_range=shared, y_range=model("Range1d", start=1, end=0))
+        plot["left"][0].attributes["ticker"] = model("FixedTicker", ticks=[])
+        plot["center"][1].attributes["grid_line_color"] = None
+        plot.attributes["min_border_left"] = 150
+
+        _boxes(plot, number, "steps", fill_color=BAND, fill_alpha=0.5, line_color=QUIET, line_alpha=0.5)
+        bounds = _boxes(plot, number, "bounds", ("told",), fill_color=QUIET, fill_alpha=0.4, line_color=None)
+        ran = _boxes(plot, number, "spans", _TOLD, fill_color="color", line_color=INK, line_width=0.3, line_alpha=0.6)
+        hatch = {"hatch_pattern": "right_diagonal_line", "hatch_color": INK, "hatch_scale": 6, "hatch_weight": 1}
+        # On a ground of its own: the lines do not show on the dark of a backward pass.
+        ground = {"fill_color": PAPER, "fill_alpha": 0.6, "line_color": INK, "line_width": 0.8}
+        waited = _boxes(plot, number, "waits", _TOLD, **ground, **hatch)
+        _boxes(plot, number, "chosen", fill_color=None, line_color=INK, line_width=2.5)
+        names = source({key: [] for key in ("x", "y", "text", "ink", "ground")}, f"timeline-labels-{number}")
+        text = {"text_align": "center", "text_baseline": "middle", "text_font": FONT, "text_font_size": "11px"}
+        text |= {"text_color": "ink", "background_fill_color": "ground"}  # over hatching
+        draw(plot, "Text", names, x="x", y="y", text="text", **text)
+        for bars in (ran, waited):  # a tap chooses a collective, and must not fade the others
+            bars.attributes |= {"selection_glyph": None, "nonselection_glyph": None}
+        tap = model("TapTool", renderers=[ran])
+        plot["toolbar"]["tools"].append(tap)
+        plot["toolbar"].attributes["active_tap"] = tap
+        rows = [("rank", "@rank"), ("", "@what"), ("start", "@begin"), ("length", "@took"), ("", "@more")]
+        hover(plot, [ran, waited], *rows)
+        hover(plot, [bounds], ("", "@told"))
+        charts.append(Chart(plot["name"], each.label, "ms since the step began", plot, number))
+    return charts
+
+
+def _boxes(plot: Model, number: int, name: str, told: Sequence[str] = (), /, **look: Any) -> Model:
+    """Draw boxes from a source that is empty yet; `told`: its other columns."""
+    columns = source({key: [] for key in (*_BOX, *told)}, f"timeline-{name}-{number}")
+    return draw(plot, "Quad", columns, **{key: key for key in _BOX}, **look)
+
+
+def payload(spans: Sequence[TimelineSpans]) -> list[dict[str, Any]]:
+    """Return what the page's script reads, as plain JSON values; columns as base64 of little-endian numbers."""
+
+    def packed(columns: dict[str, np.ndarray]) -> dict[str, dict[str, str]]:
+        little = {name: column.astype(column.dtype.newbyteorder("<")) for name, column in columns.items()}
+        return {
+            name: {"type": column.dtype.name, "data": base64.b64encode(column.tobytes()).decode("ascii")}
+            for name, column in little.items()
+        }
+
+    return [
+        {
+            **{name: getattr(each, name) for name in _PAYLOAD},
+            "steps": [step._asdict() for step in each.steps],
+            "kinds": [*each.kinds],
+            "columns": packed(each.columns),
+            "windows": packed(each.windows),
+        }
+        for each in spans
+    ]

@@ -1,0 +1,205 @@
+"""What stands at the top of the page: a word, a sentence, and the numbers behind them on cards.
+
+Must not decide anything; the verdict is the comparison's, or there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from aorta.analysis.cautions import ONE_RANK, autopsy_title, pace_notes
+from aorta.analysis.compare.headline import evidence, headline, is_comparable, numbers
+from aorta.analysis.compare.run_comparison import not_alike
+from aorta.analysis.compare.verdict import NOT_COMPARABLE, NOT_TESTED, SHIFTED
+from aorta.documents import known
+from aorta.documents.comparison import SIDES, Summary
+from aorta.documents.dataset import MEANS, DatasetEntry
+from aorta.documents.formatting import PAGE, NumberFormat, first_upper, rough_percent
+from aorta.documents.metrics import RATIO_PARTS, metric_named
+from aorta.report.run_tables import change_of, signed
+
+_LOOKS: Final = {
+    "regression": ("bad", "▼"),
+    "improvement": ("good", "▲"),
+    "equivalent": ("even", "="),
+    "inconclusive": ("open", "?"),
+    SHIFTED: ("open", "~"),
+    NOT_TESTED: ("open", "○"),
+    NOT_COMPARABLE: ("open", "?"),
+}
+"""Tone and sign of each verdict."""
+_TITLES: Final = {
+    "overlap_ratio": "Overlap ratio",
+    "exposed_comm_ms": "Exposed communication",
+    "job_step_ms": "Job step",
+}
+
+
+@dataclass(frozen=True)
+class Card:
+    """One metric, large: its value, or `before → after`. `line` stands below."""
+
+    name: str
+    title: str
+    role: str
+    value: str
+    change: str
+    tone: str
+    line: str
+
+
+@dataclass(frozen=True)
+class PageVerdict:
+    """`tone` is good, bad, even or open; `symbol` says the same without colour. `test`: the statistics behind it."""
+
+    word: str
+    tone: str
+    symbol: str
+    sentence: str
+    cards: tuple[Card, ...]
+    warnings: tuple[str, ...]
+    reason: str = ""
+    test: str = ""
+
+
+def verdict_of(summary: Summary) -> PageVerdict:
+    """Return what the page says first."""
+    comparison = known(summary.comparison)
+    if comparison is None:
+        return _numbers_only(summary.datasets)
+    tested, comparable, found = comparison.tested, is_comparable(comparison), comparison.verdict
+    tone, symbol = _LOOKS[found] if tested else ("open", "")
+    word, _, said = headline(comparison).partition(": ")
+    sentence = numbers(comparison)
+    if comparable and found != SHIFTED:  # of these the numbers say what the headline would
+        sentence = first_upper(f"{said} {sentence}")
+    reasons = []
+    if found in ("regression", "improvement") and not comparison.unlike:
+        reasons.append(str(comparison.verdict_reason))
+    if launches := comparison.launches:
+        sides = ", ".join(f"{PAGE.count(len(launches[side]), 'launch')} of {comparison.label(side)}" for side in SIDES)
+        reasons.append(f"{sides}; intervals at {100 * comparison.interval_level:g} %")
+    if (losses := known(comparison.losses)) is not None and not comparison.unlike:
+        reasons.append(f"losses {losses.sentence}")
+
+    over_all = comparison.statistic == MEANS
+    cards = []
+    for name in dict.fromkeys((comparison.deciding, *_TITLES)):
+        pair = comparison.metrics.get(name)
+        if pair is None or (pair.unknown and not pair.bounded):
+            continue
+        effect = change_of(pair) if comparable else None
+        judged = (pair.verdict or str(pair.judgement)) if comparable and (effect or not pair.tested) else ""
+        before, after = (PAGE.side(pair, side) for side in SIDES)
+        change = "" if effect is None or effect.value is None else PAGE.effect(effect.value, effect.kind)
+        if pair.tested:
+            role = {"primary": "primary", "guard": "safeguard"}.get(pair.role or "", "secondary")
+        else:
+            role = ("ratio of sums" if name in RATIO_PARTS else "mean") if over_all else "median"
+        card_tone = _LOOKS[judged][0] if judged in _LOOKS else "open"
+        value = f"{before} \u2192 {after}"
+        cards.append(Card(name, _TITLES.get(name, name), role, value, change, card_tone, signed(judged)))
+    stuck = [f"{label}: {hung}" for label, entry in summary.datasets.items() if (hung := autopsy_title(entry))]
+    # The sentence says what was not alike already.
+    unlike = {
+        not_alike(each.key, each.reference, each.candidate)
+        for each in comparison.manifest_differences
+        if each.key in comparison.unlike
+    }
+    return PageVerdict(
+        word,
+        tone,
+        symbol,
+        sentence,
+        tuple(cards),
+        (*stuck, *(each for each in comparison.warnings if each not in unlike)),
+        "; ".join(reasons),
+        evidence(comparison),
+    )
+
+
+def _numbers_only(entries: Mapping[str, DatasetEntry]) -> PageVerdict:
+    """Return the verdict of a report without a comparison: the result of each run, or that it was stuck."""
+    many = len(entries) > 1
+    stuck = {
+        label: stuck_title for label, entry in entries.items() if (stuck_title := autopsy_title(entry)) is not None
+    }
+    sentences, measured, cards, notes = list[str](), list[str](), list[Card](), list[str]()
+    word = "Run summary"
+    for label, entry in entries.items():
+        said = f"{label}: " if many else ""
+        if many:
+            sentences.append(f"{label}: {result_of(entry)}.")
+        elif label in stuck:
+            sentences += [f"{first_upper(autopsy.summary)}." for autopsy in [known(entry.autopsy)] if autopsy]
+        if not many:
+            word = stuck.get(label) or result_of(entry)
+        if entry.count:
+            measured.append(f"{said}{measured_over(entry)}, warm-up left out")
+            notes += [f"{label}: {note}" for note in pace_notes(entry)]
+        if label not in stuck:
+            cards += [card for name in _TITLES if (card := _median_card(name, label if many else "", entry))]
+    if many or not stuck:
+        sentences += [f"{first_upper('; '.join(measured))}."] if measured else []
+        sentences.append("Nothing was compared: name a reference and a candidate for that.")
+    if many:
+        notes = [*(f"{label}: {stuck_title}" for label, stuck_title in stuck.items()), *notes]
+    tone, symbol = ("bad", "!") if stuck else ("open", "")
+    return PageVerdict(word, tone, symbol, " ".join(sentences), tuple(cards), tuple(notes))
+
+
+def result_of(entry: DatasetEntry, form: NumberFormat = PAGE) -> str:
+    """Return a run in a line: `67 % of communication hidden; 23 ms exposed in a step of 211 ms`."""
+    if not entry.count:
+        return "Nothing to measure"
+    length, hidden, exposed = map(entry.leading, ("job_step_ms", "overlap_ratio", "exposed_comm_ms"))
+    steps = [] if length is None else [f"steps of {form.quantity(length, 'ms')}"]
+    ratio, parts = entry.described.get("overlap_ratio"), []
+    if why := _nothing_to_hide(entry):
+        return "; ".join([f"{why}: nothing to hide", *steps])
+    if hidden is not None:
+        parts.append(f"{rough_percent(hidden).replace(' %', f'{form.space}%')} of communication hidden")
+    elif ratio is not None and ratio.bounds:
+        low, high = (form.percent(end, 0) for end in (ratio.bounds.at_least, ratio.bounds.at_most))
+        parts.append(f"{low} to {high} of communication hidden")
+    if exposed is not None:
+        step = "" if length is None else f" in a step of {form.quantity(length, 'ms')}"
+        parts.append(f"{form.quantity(exposed, 'ms')} exposed{step}")
+    return "; ".join(parts or ["Overlap not known", *steps])
+
+
+def measured_over(entry: DatasetEntry, form: NumberFormat = PAGE) -> str:
+    """Return what the numbers of a run rest on: `medians of 7 steps on 2 ranks`; of a set, also which launch it is."""
+    of = f"{MEANS if entry.few_steps else 'medians'} of {form.steps_used(entry)}"
+    if not entry.launches:
+        return of
+    launch = Path(entry.representative).name
+    return f"{of} of launch {launch}, the nearest to the medians of {form.count(entry.launches, 'launch')}"
+
+
+def _nothing_to_hide(entry: DatasetEntry) -> str:
+    """Return why ranks exchanged nothing: one rank alone, whatever it calls, or no collective; empty where they did."""
+    ratio, comm = entry.described.get("overlap_ratio"), entry.described.get("comm_ms")
+    if ratio is not None and ratio.reason == ONE_RANK:
+        return "One rank"
+    return "No communication" if comm is not None and comm.max == 0 else ""
+
+
+def _median_card(name: str, label: str, entry: DatasetEntry) -> Card | None:
+    """Return the card of what heads a run (`DatasetEntry.leading`); None where there is neither value nor bound."""
+    found = entry.described.get(name)
+    if found is None or (name != "job_step_ms" and _nothing_to_hide(entry)):
+        return None
+    heading, unit = ", ".join(filter(None, (_TITLES[name], label))), metric_named(name).unit
+    if found.bounds:
+        return Card(name, heading, "bounds", PAGE.bounds(found.bounds, unit), "", "open", found.reason or "")
+    if found.median is None:
+        return None
+    over_all = "mean" if known(found.ratio_of_sums) is None else "ratio of sums"
+    of = over_all if entry.few_steps else "median"
+    of += " of the steps measured by kernels" if found.source == "kernels" else ""
+    spread = f"5th to 95th percentile: {PAGE.number(found.p5, unit)} to {PAGE.quantity(found.p95, unit)}"
+    return Card(name, heading, of, PAGE.quantity(entry.leading(name), unit), "", "open", spread)

@@ -1,0 +1,548 @@
+"""The tables of runs and comparisons, and the facts and notes about their sources: what terminal, page and files show
+alike. The tables of kernels are in `kernel_tables`.
+
+Must not compute anything but the duration that transfer and wait add up to, or show a difference of other work.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import partial
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, Final
+
+from aorta.analysis.aggregate import NO_PIPELINE, LabelledRun
+from aorta.analysis.attribution.breakdown import sentence_rows
+from aorta.analysis.cautions import autopsy_notes, cautions, cutoff_line
+from aorta.analysis.collective_metrics import straggler_sentences
+from aorta.analysis.compare.headline import is_comparable, verdict_label
+from aorta.analysis.compare.run_comparison import NOT_USED
+from aorta.analysis.devices import device_line, device_notes
+from aorta.documents import as_json, known
+from aorta.documents.comparison import (
+    SIDES,
+    Attribution,
+    AttributionRow,
+    ComparedMetric,
+    Comparison,
+    Effect,
+    MetricDefinition,
+)
+from aorta.documents.dataset import MEANS, DatasetEntry, Described, ExposedRow, Straggler, WhatIf
+from aorta.documents.formatting import PAGE, TEXT, group_title, is_zero, json_text
+from aorta.documents.metrics import JOB_STEP, metric_named
+from aorta.read.record import config_of
+from aorta.records.run_files import flatten
+from aorta.report.summary import SHOWN_MARGINALS
+from aorta.report.tables import IN_FILE, ON_PAGE, PEOPLE, TERMINAL, Column, Table, file_columns, text_column
+from aorta.terminal_style import mark_of
+from aorta.timeline.classes import KINDS
+
+_PAGE: Final = (ON_PAGE,)
+_LONGEST_LABEL: Final = 16
+_REASONS: Final = 3
+"""Process groups of which a table says why none of their ranks is named a straggler."""
+"""Above a column; a longer label is not that of a column."""
+_DENOMINATORS: Final = {
+    "overlap_ratio": "hidden/comm",
+    "exposed_share": "exposed/step",
+    "overlap_efficiency": "saved/min(Tc,Tm)",
+    "compute_slowdown": "added/isolated",
+}
+
+
+def _statistic(key: str, title: str | None = None, media: Sequence[str] = (*PEOPLE, IN_FILE), **more: Any) -> Column:
+    """Return the column of a statistic, in the unit of the metric."""
+    return Column(key, title, itemgetter("unit"), f"entry.{key}", media=media, **more)
+
+
+METRICS: Final = (
+    *file_columns("label"),
+    Column("metric", why="definition"),
+    *file_columns("unit", "better"),
+    Column("median", None, itemgetter("unit"), "middle", why="basis", media=PEOPLE),
+    _statistic("over_all", "over all", (TERMINAL,), drop=1),
+    _statistic("p5"),
+    _statistic("p95"),
+    _statistic("mean", drop=2),
+    _statistic("min", media=(ON_PAGE, IN_FILE)),
+    _statistic("max", media=(ON_PAGE, IN_FILE)),
+    _statistic("rank_spread", "rank spread", drop=1, tip="largest minus smallest of the medians of the ranks"),
+    _statistic("ratio_of_sums", "ratio of sums", (ON_PAGE, IN_FILE), tip="of milliseconds summed over steps"),
+    Column("count", "values", of="entry.count", media=(ON_PAGE, IN_FILE)),
+    Column("nulls", of="entry.nulls", media=(ON_PAGE, IN_FILE)),
+    *file_columns("median", "source", "reason", of="entry."),
+    *file_columns("at_least", "at_most", of="entry.bounds."),
+)
+
+
+def metric_row(label: str, name: str, entry: Described) -> dict[str, Any]:
+    """Return the row of a metric; people are shown those that have a value, and are not 0 throughout."""
+    metric, bounds = metric_named(name), known(entry.bounds)
+    middle = bounds if entry.median is None else entry.median
+    zero = entry.min == entry.max == entry.nulls == 0
+    basis = "of the steps measured by the profiler's kernels" if entry.source == "kernels" else entry.reason
+    facts = {"unit": metric.unit, "better": metric.better, "definition": metric.definition, "basis": basis}
+    shown = {"middle": middle, "zero": zero, "shown": middle is not None and not zero}
+    return {"label": label, "metric": name, "entry": entry} | facts | shown
+
+
+def metrics_table(label: str, entry: DatasetEntry) -> Table:
+    """Return every metric of one dataset over its steps and ranks."""
+    rows = [metric_row(label, name, each) for name, each in entry.shown.items()]
+    shown: dict[str, Described] = {row["metric"]: row["entry"] for row in rows if row["shown"]}
+    by_kernels = [name for name, each in shown.items() if each.source == "kernels"]
+    notes = [
+        *_unavailable({row["metric"]: row["entry"].reason for row in rows if row["middle"] is None}),
+        *_listed("0 throughout", [row["metric"] for row in rows if row["zero"]]),
+        *_listed("Of the steps measured by kernels alone", by_kernels),
+    ]
+    kinds = sum(shown[name].mean or 0 for kind in KINDS if (name := f"exposed_{kind}_ms") in shown)
+    if "exposed_comm_ms" in shown and kinds > 1.001 * (shown["exposed_comm_ms"].mean or 0) > 0:
+        notes.append("Kinds of collectives run at the same time: their exposed times overlap, and do not add up.")
+    notes += _denominators(shown)
+    columns = [column for column in METRICS if column.key != "over_all" or entry.few_steps]
+    caption = f"{label}: metrics over steps and ranks"
+    return Table(f"metrics-{label}", caption, columns, rows, " ".join(notes) or None, itemgetter("shown"))
+
+
+def _unavailable(reasons: Mapping[str, str | None]) -> list[str]:
+    """Return which metrics have no value, by reason."""
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in reasons.items():
+        if reason not in (None, NO_PIPELINE):
+            by_reason.setdefault(str(reason), []).append(name)
+    return [f"Not available: {', '.join(names)}: {reason}." for reason, names in by_reason.items()]
+
+
+def _listed(what: str, names: Sequence[str]) -> list[str]:
+    return [f"{what}: {', '.join(names)}."] if names else []
+
+
+def _denominators(names: Mapping[str, Any]) -> list[str]:
+    stated = [f"{name} = {_DENOMINATORS[name]}" for name in names if name in _DENOMINATORS]
+    return [f"{'; '.join(stated)}."] if stated else []
+
+
+_SIGNS: Final = {
+    **dict.fromkeys(("improvement", "better"), "▲"),
+    **dict.fromkeys(("regression", "worse"), "▼"),
+    **dict.fromkeys(("equivalent", "equal"), "="),
+    **dict.fromkeys(("inconclusive", "not comparable in time"), "?"),
+    "not tested": "○",
+}
+_TONES: Final = {"better": "good", "worse": "bad", "improvement": "good", "regression": "bad", "equivalent": "even"}
+
+
+def signed(word: str) -> str:
+    """Return a verdict or a direction with the sign that says the same without colour."""
+    return f"{_SIGNS[word]}\u00a0{word}" if word in _SIGNS else word
+
+
+def change_of(pair: ComparedMetric) -> Effect | None:
+    """Return the effect of a pair; of one launch a side its difference in points, or its change in per cent."""
+    if pair.tested:
+        return pair.effect
+    if pair.unit == "ratio":
+        return None if pair.difference is None else Effect("difference", pair.difference, None, None)
+    return None if pair.quotient is None else Effect("quotient", pair.quotient - 1, None, None)
+
+
+def pair_row(name: str, pair: ComparedMetric, comparison: Comparison) -> dict[str, Any]:
+    """Return the row of a metric of both sides, without a change where the sides did other work or did not take turns.
+    People are shown those with a value, or bounds, that is not 0 on both sides.
+    """
+    change = change_of(pair) if is_comparable(comparison) else None
+    verdict, corrected = known(pair.verdict), known(pair.p_corrected)
+    word = verdict or ("not judged" if pair.tested else str(pair.judgement))
+    row: dict[str, Any] = {
+        "metric": name,
+        "pair": pair,
+        "unit": pair.unit,
+        "definition": metric_named(name).definition,
+        "change": change,
+        "interval": None if change is None or change.low is None else change,
+        "tested_p": known(pair.p) if verdict else None,
+        "corrected": corrected and f"{corrected:.3g} among all that were tested together (minP)",
+        "signed": signed(word) + (verdict_label(pair)[len(word) :] if verdict else ""),
+        "marked": f"{mark_of(verdict)} {word}".strip(),
+        "tone": _TONES.get(word, "open" if verdict else None),
+        "reason": pair.verdict_reason or pair.judgement_reason,
+        "shown": pair.bounded or not (pair.unknown or is_zero(pair)),
+    }
+    for side in SIDES:
+        unused = f"{side}: {NOT_USED}" in (pair.judgement_reason or "")  # this kind of communication
+        value, ends = pair.value(side), pair.ends(side)
+        row[side] = value if value is not None else "none" if unused and ends is None else ends
+        row |= {f"{side}_label": comparison.label(side), f"{side}_launches": (pair.launches or {}).get(side)}
+    for end in ("low", "high"):
+        row[f"difference_{end}"] = pair.difference_interval and getattr(pair.difference_interval, end)
+    return row
+
+
+def comparison_table(comparison: Comparison) -> Table:
+    """Return every metric of both sides: the primary and the job step first, then what has a verdict, then the rest."""
+    tested, metrics = comparison.tested, comparison.shown
+    labels = {side: comparison.label(side) for side in SIDES}
+    titles = {side: label if len(label) <= _LONGEST_LABEL else side for side, label in labels.items()}
+    tip = None if tested else "of the difference; not tested for significance"
+    verdict = partial(text_column, "told", "verdict" if tested else "direction", tone=itemgetter("tone"), tip=tip)
+    columns = (
+        *file_columns("reference_label", "candidate_label"),
+        Column("metric", why="definition"),
+        verdict(of="signed", why="reason", media=_PAGE),
+        *file_columns("unit", "better", "role", *SIDES, "difference", of="pair."),
+        *file_columns("difference_low", "difference_high"),
+        *file_columns("quotient", "p", "p_corrected", "margin", of="pair."),
+        *(Column(side, titles[side], itemgetter("unit"), why="pair.judgement_reason", media=PEOPLE) for side in SIDES),
+        Column("change", unit="effect", media=PEOPLE, why="pair.quotient_reason"),
+        Column("interval", unit="interval", media=PEOPLE),
+        Column("p", unit="p", of="tested_p", media=PEOPLE, drop=1, tip="of the metric alone", why="corrected"),
+        verdict(of="marked", media=(TERMINAL,)),
+        *file_columns("reference_launches", "candidate_launches"),
+        *file_columns("verdict", of="pair."),
+        *file_columns("reason"),
+        Column("role", of="pair.role", media=_PAGE if tested else ()),
+    )
+
+    def importance(name: str) -> tuple[bool, bool, bool]:
+        return name != comparison.deciding, name != JOB_STEP, known(metrics[name].verdict) is None
+
+    rows = [pair_row(name, metrics[name], comparison) for name in sorted(metrics, key=importance)]
+    zeros = [row["metric"] for row in rows if is_zero(row["pair"])]
+    absent = [row["metric"] for row in rows if not row["shown"] and row["metric"] not in zeros]
+    needs = [needed for pair in metrics.values() if (needed := known(pair.needs_launches)) is not None]
+    notes = [
+        *_listed("0 on both sides", zeros),
+        *_unavailable({name: metrics[name].judgement_reason for name in absent}),
+        *([f"Not tested: needs {max(needs)} launches per side."] if needs else []),
+        *_denominators({row["metric"]: row for row in rows if row["shown"]}),
+    ]
+    medians = "medians of the medians of launches" if tested else "medians"
+    of = MEANS.rstrip(",") if comparison.statistic == MEANS else medians
+    return Table("metrics", f"Metrics: {of}", columns, rows, " ".join(notes) or None, itemgetter("shown"))
+
+
+def named_ranks(entry: DatasetEntry) -> list[Straggler]:
+    """Return the stragglers of a run that are named."""
+    return [each for each in known(entry.stragglers) or () if each.rank is not None]
+
+
+def rank_table(label: str, entry: DatasetEntry) -> Table | None:
+    """Return where the step of each rank goes, the named stragglers first, or why none is named; None for one rank."""
+    late = {each.rank for each in named_ranks(entry)}
+    rows = sorted(known(entry.rank_times) or (), key=lambda row: (row.rank not in late, row.rank))
+    columns = (
+        *(
+            Column("compute_ms"),
+            Column("idle_ms"),
+            Column("compute_stall_ms", "blocked", tip="blocked on a collective"),
+        ),
+        *(Column("aux_ms", "optimizer, data", tip="optimizer, clipping, loss read and data"), Column("exposed_ms")),
+    )
+    times = [column for column in columns if any(column.value(row) is not None for row in rows)]
+    rank = text_column("rank", of=lambda row: f"rank {row.rank}", tone=lambda row: "bad" if row.rank in late else None)
+    why = [
+        f"No straggler is named in {group_title(each.group)}: {each.reason}."
+        for each in known(entry.stragglers) or ()
+        if each.rank is None and each.reason
+    ]
+    more = [f"{len(why) - _REASONS} more groups: summary.json."] if len(why) > _REASONS else []
+    note = " ".join([*why[:_REASONS], *more]) or None
+    ranks = Table(f"ranks-{label}", f"{label}: a step of each rank, medians", [rank, *times], rows, note)
+    return ranks if times and len(rows) > 1 else None
+
+
+def collectives_table(entries: Mapping[str, DatasetEntry]) -> Table | None:
+    """Return the collectives of every dataset, by kind, group, size of the group and bytes. None without any.
+
+    The duration is what mean transfer and mean wait add up to; where either is unknown, the mean duration.
+    """
+    rows: list[dict[str, Any]] = []
+    reasons = set[str]()
+    for label, dataset in entries.items():
+        for entry in sorted(dataset.matched, key=lambda row: (row.duration_ms.mean or 0) * row.rows, reverse=True):
+            transfer, wait, whole = entry.transfer_ms.mean, entry.wait_ms.mean, entry.duration_ms.mean
+            bound = f"transfer is an upper bound: {entry.why_upper_bound}" if entry.transfer_is_upper_bound else None
+            if entry.transfer_ms.reason:
+                reasons.add(f"No transfer time of {entry.kind}: {entry.transfer_ms.reason}.")
+            elif bound:
+                reasons.add(f"{entry.kind}: {bound}.")
+            rows.append(
+                {
+                    "run": label,
+                    "entry": entry,
+                    "group": group_title(entry.group).removeprefix("group "),
+                    "alike": (label, entry.kind, entry.group, entry.group_size, TEXT.size(entry.bytes)),
+                    "duration_ms": whole if transfer is None or wait is None else transfer + wait,
+                    "all": whole and f"of all, matched on every rank or not: {TEXT.quantity(whole, 'ms')}",
+                    "bound": entry.transfer_ms.reason or bound,
+                }
+            )
+    if not rows:
+        return None
+    alike = Counter(row["alike"] for row in rows)
+
+    def statistic(name: str, title: str, of: str = "mean", why: str | None = None, drop: int = 0) -> Column:
+        tip = metric_named(name).definition
+        return Column(name, title, of=f"entry.{name}.{of}", why=why or f"entry.{name}.reason", tip=tip, drop=drop)
+
+    columns = (
+        Column("kind", of="entry.kind"),
+        text_column("run", media=PEOPLE if len(entries) > 1 else _PAGE),
+        Column("group", drop=1),
+        Column("ranks", unit="count", of="entry.group_size"),
+        Column("bytes", "size", lambda row: "B" if alike[row["alike"]] > 1 else "bytes", "entry.bytes"),
+        Column("count", of="entry.collectives", drop=2),
+        Column("duration_ms", "duration", why="all"),
+        statistic("transfer_ms", "= transfer", why="bound"),
+        statistic("wait_ms", "+ wait"),
+        statistic("queued_ms", "queued before", drop=4),
+        statistic("algbw_gb_per_s", "algbw", "median", drop=3),
+        statistic("busbw_gb_per_s", "busbw", "median"),
+    )
+    caption = "Collectives: means per collective and rank, bandwidths medians, after warm-up"
+    return Table("collectives", caption, columns, rows, " ".join(sorted(reasons)) or None)
+
+
+def pairs_table(comparison: Comparison) -> Table | None:
+    """Return the collectives that both sides issued, candidate against reference. None without any."""
+    found = comparison.collectives
+    if not found:
+        return None
+
+    def change(name: str) -> Column:
+        return Column("change", unit="effect", of=lambda row: change_of(getattr(row, name)), drop=2)
+
+    columns = [
+        Column("kind"),
+        Column("group", of=lambda row: group_title(row.group).removeprefix("group "), drop=3),
+        Column("ranks", unit="count", of="group_size"),
+        Column("bytes", "size"),
+    ]
+    for name, title, drop in (("transfer_ms", "transfer", 0), ("wait_ms", "wait", 0), ("busbw_gb_per_s", "busbw", 1)):
+        why = f"{name}.judgement_reason"
+        columns += [
+            Column(name, f"{title} {comparison.label(side)}", unit="", of=f"{name}.{side}", why=why, drop=drop)
+            for side in SIDES
+        ]
+        columns.append(change(name))
+    alone = comparison.collectives_on_one_side
+    note = f"On one side only: {alone['reference']} of the reference, {alone['candidate']} of the candidate."
+    caption = "The same collectives on both sides: medians, in ms and GB/s"
+    return Table("pairs", caption, columns, found, note if any(alone.values()) else None)
+
+
+def exposed_rows(entry: DatasetEntry, name: str) -> list[ExposedRow]:
+    """Return where the communication of a run is exposed; empty where nothing is, or that is not known."""
+    found = known(entry.exposed)
+    known_rows = found is not None and found.reason is None and found.exposed_ms
+    return getattr(found, name) if known_rows else []
+
+
+def exposed_tables(label: str, entry: DatasetEntry) -> list[Table]:
+    """Return the exposed communication in every way that the summary breaks it down."""
+    tables = []
+    for name, title in (
+        ("group", "Process group"),
+        ("collective", "Collective"),
+        ("region", "Region of the step"),
+        ("part", "Transfer or waiting"),
+        ("rank", "Rank"),
+    ):
+        # Rows of ranks are parts of the mean over all of them; a rank exposes that many times more in its own steps.
+        times, per = (len(entry.health.ranks_read), "step of the rank") if name == "rank" else (1, "step and rank")
+        columns = text_column("what", title.lower()), Column("exposed_ms", "exposed"), Column("share", unit="ratio")
+        rows = [
+            {"what": row.what, "exposed_ms": times * row.exposed_ms, "share": row.share}
+            for row in exposed_rows(entry, name)
+        ]
+        if rows:
+            tables.append(Table(f"exposed-{name}-{label}", f"{title}: mean exposed ms per {per}", columns, rows))
+    return tables
+
+
+def attribution_table(key: str, caption: str, rows: Sequence[AttributionRow], *, shares: bool = True) -> Table:
+    """Return parts of a difference in exposed communication, mean ms per step and rank; `shares`: of the difference."""
+    columns = [
+        text_column("what"),
+        *(Column(f"{side}_ms", side) for side in SIDES),
+        Column("difference_ms", "difference", signed=True),
+        *([Column("share", unit="ratio")] if shares else []),
+    ]
+    return Table(key, caption, columns, rows)
+
+
+def causes_table(attribution: Attribution | None) -> Table | None:
+    """Return the numbers behind the sentence of a comparison; None without any."""
+    rows = sentence_rows(attribution)
+    caption = "Where exposed communication differs: mean ms per step and rank"
+    return attribution_table("attribution", caption, rows) if rows else None
+
+
+def ways_tables(attribution: Attribution) -> list[Table]:
+    """Return every way of breaking a difference down, and the step and the rate of the products of each side."""
+    means: dict[str, dict[str, object]] = {}
+    for side in SIDES:
+        if (mean := known(getattr(attribution, side))) is not None:
+            rate = mean.achieved_tflops_reason or PAGE.number(mean.achieved_tflops)
+            means[side] = {"window_ms": PAGE.number(mean.window_ms), "achieved_tflops": rate}
+    ways = [(name, rows, True) for name, rows in (attribution.dimensions or {}).items()]
+    # No breakdowns: their shares would not add up to the difference.
+    ways += [("stragglers", attribution.stragglers or [], False), ("computing", attribution.computing or [], False)]
+    tables = [
+        attribution_table(f"attribution-{name}", f"By {name}", rows, shares=shares)
+        for name, rows, shares in ways
+        if rows
+    ]
+    if means:
+        tables.append(facts_table("attribution-means", "Each side, mean over steps and ranks", means))
+    return tables
+
+
+def gains_tables(label: str, gains: WhatIf) -> tuple[Table, Table]:
+    """Return the changes that would gain most, and what a step would gain were one part of the communication free."""
+    gain = Column("gain_ms", "gain per step", unit="gain", of=lambda row: row)
+    changes = (
+        text_column("words", title="change", of=lambda row: row.words + ("" if row.setting else " (hypothetical)")),
+        gain,
+        Column("share", "of a step", unit="ratio"),
+        text_column(
+            "significant", of=lambda row: "upper bound" if row.upper_bound else "yes" if row.significant else "no"
+        ),
+        text_column("change", title="--set"),
+    )
+    noted = "; ".join(f"{row.words}: {note}" for row in gains.gains for note in row.notes)
+    note = noted or (None if gains.gains else "No change that was tried gains enough to mention.")
+    caption = "The changes that would gain most, each alone: settings with a significant gain first"
+    free = (text_column("name", title="what is free"), text_column("what", title="is", media=_PAGE), gain)
+    parts = [*gains.marginals[:SHOWN_MARGINALS], *gains.bounds]
+    return (
+        Table(f"gains-{label}", caption, changes, gains.gains, note),
+        Table(
+            f"marginals-{label}", "By how much a step would be shorter, if one part were free; then bounds", free, parts
+        ),
+    )
+
+
+def gains_basis(gains: WhatIf) -> str:
+    """Return what the gains rest on."""
+    return (
+        f"A replay of the last {gains.steps} steps on {gains.ranks} ranks. Intervals: {PAGE.percent(gains.level, 0)}; "
+        "a gain is significant where its whole interval is one. Gains overlap: do not add them up."
+    )
+
+
+def facts_table(key: str, caption: str, sides: Mapping[str, Mapping[str, object]], *, mark: bool = False) -> Table:
+    """Return the facts of several datasets beside each other, one row a fact; `mark`: name the rows whose values
+    differ.
+    """
+    rows = []
+    for name in dict.fromkeys(name for facts in sides.values() for name in facts):
+        texts = {label: json_text(facts[name]) if name in facts else "(absent)" for label, facts in sides.items()}
+        rows.append({"": name, "differs": "yes" if len(set(texts.values())) > 1 else ""} | texts)
+    columns = [text_column(name) for name in ("", *sides)]
+    if mark:
+        columns.append(text_column("differs", tone=lambda row: "open" if row["differs"] else None))
+    return Table(key, caption, columns, rows)
+
+
+def differences_table(comparison: Comparison) -> Table:
+    """Return the facts that differ between the sides."""
+    sides = {
+        comparison.label(side): {each.key: each.value(side) for each in comparison.manifest_differences}
+        for side in SIDES
+    }
+    return facts_table("differences", "What differs between the runs", sides)
+
+
+def definitions_table(definitions: Mapping[str, MetricDefinition]) -> Table:
+    """Return what each metric is."""
+    rows = [{"metric": name, "better": "neither"} | as_json(each) for name, each in definitions.items()]
+    columns = [text_column(key) for key in ("metric", "unit", "better", "definition")]
+    return Table("definitions", "What each metric is", columns, rows)
+
+
+def notes_of(dataset: LabelledRun, entry: DatasetEntry) -> list[str]:
+    """Return what a reader of a dataset's numbers has to know: that it hung, and a slow rank, first."""
+    nothing = [f"nothing to measure: {entry.reason}"] if entry.reason else []
+    health = [*dataset.run.health.notes(), *cautions(entry), *device_notes(entry.devices)]
+    said = ("throttled", "host_bound_launches")  # of a device or a whole run: these notes say them with more numbers
+    found = [each.sentence for each in known(entry.findings) or () if each.rule not in said or each.stream is not None]
+    return [*autopsy_notes(entry), *nothing, *straggler_sentences(entry), *found, *health]
+
+
+def facts_of(dataset: LabelledRun, entry: DatasetEntry) -> dict[str, Any]:
+    """Return what was read of a run, and how completely."""
+    health, steps, source = dataset.run.health, entry.steps, entry.source
+    calibrated, gaps = steps.rank_steps_left_out_as_calibration, sum(health.uncovered_steps.values())
+    coverage = f"{gaps} gaps" if gaps else "complete"
+    facts: dict[str, Any] = {
+        "folder": source.path,
+        "run": source.run_id,
+        "platform": source.platform,
+        "strategy": source.parallel,
+        "backend": source.backend,
+        "instrument mode": ", ".join(health.instrument_modes),
+        "hosts": source.hosts,
+        "ranks read": health.ranks,
+        "used": TEXT.steps_used(entry),
+        "left out as warm-up": TEXT.count(steps.rank_steps_left_out_as_warmup, "record"),
+        "measured by kernels": TEXT.count(calibrated, "record") if calibrated else None,
+        "isolated baselines": ", ".join(f"{count} {phase}" for phase, count in steps.isolated_rank_steps.items()),
+        "coverage": "not known: a trace does not count what was issued" if entry.traces else coverage,
+        "launches": entry.launches or None,
+        "this launch": entry.representative or None,
+        "launches left out": [f"{each.path}: {each.reason}" for each in entry.left_out or ()],
+        "devices": device_line(entry.devices),
+        "stalls": cutoff_line(entry),
+    }
+    return {name: fact for name, fact in facts.items() if fact or name in ("run", "platform", "strategy", "backend")}
+
+
+def of_launches(entries: Mapping[str, DatasetEntry]) -> str:
+    """Return which launch stands for each launch set where the page shows one; empty without a set."""
+    sets = {label: entry for label, entry in entries.items() if entry.launches}
+    if not sets:
+        return ""
+    rules = dict.fromkeys(entry.representative_rule for entry in sets.values())
+    stated = [
+        f"{label}: of {PAGE.count(entry.launches, 'launch')} this is \u2026/{Path(entry.representative).name}"
+        for label, entry in sets.items()
+    ]
+    return f"One launch of each set is drawn, {'; '.join(rules)}. {', '.join(stated)}."
+
+
+_DIFFERENCES: Final = {"environment_differences": "environment", "collective_library_differences": "collective library"}
+"""Facts of ranks that differ from rank 0, and what they are of."""
+_ENVIRONMENT: Final = (
+    *("versions", "environment", "collective_library", *_DIFFERENCES),
+    *("host_facts", "devices", "plan", "command"),
+)
+
+
+def environment_of(datasets: Mapping[str, LabelledRun]) -> dict[str, Any]:
+    """Return what the manifests say, side by side, and what they warn of."""
+    facts: dict[str, dict[str, object]] = {}
+    config: dict[str, dict[str, object]] = {}
+    notes = []
+    for label, dataset in datasets.items():
+        manifest = dataset.run.manifest or {}
+        if dataset.run.manifest is None:
+            notes.append(f"{label}: there is no manifest (run.json) beside its records")
+        facts[label] = dict(flatten({name: manifest[name] for name in _ENVIRONMENT if name in manifest}))
+        config[label] = dict(flatten(config_of(dataset.run.manifest)))
+        for name, what in _DIFFERENCES.items():
+            others = manifest.get(name)
+            if isinstance(others, dict) and others:
+                notes.append(f"{label}: another {what} than that of rank 0 on rank {', '.join(others)}")
+        warned = manifest.get("warnings")
+        notes += [f"{label}: {warning}" for warning in (warned if isinstance(warned, list) else ())]
+    both = len(datasets) > 1
+    return {
+        "notes": notes,
+        "facts": facts_table("environment", "Versions, variables, hosts, devices", facts, mark=both),
+        "config": facts_table("configuration", "Resolved configuration", config, mark=both),
+    }

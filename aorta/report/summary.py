@@ -1,0 +1,177 @@
+"""Assembles the content of `summary.json` from labelled inputs, the comparison of two of them, and what would gain most
+in each, replayed from the last steps of its record (docs/what-if.md).
+
+The replay is bounded, so that the report of a large run stays quick. Must not: compute a value that `aggregate`,
+`compare`, `attribution` or `whatif` defines, or leave out why there is no prediction.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from aorta.analysis.aggregate import aggregate
+from aorta.analysis.attribution.attribute import DEFINITION, attribute, exposed_breakdown
+from aorta.analysis.compare.headline import headline, is_comparable, numbers, title
+from aorta.analysis.compare.launch_comparison import compare_launches, refuse_mixed
+from aorta.analysis.compare.launch_set import Subject, selection_metrics
+from aorta.analysis.compare.run_comparison import compare, values_of
+from aorta.analysis.compare.verdict import Rules
+from aorta.analysis.findings import add_reasons, slower_side
+from aorta.autopsy.report import read_autopsy
+from aorta.documents import known
+from aorta.documents.comparison import Attribution, Comparison, MetricDefinition, Summary
+from aorta.documents.dataset import MEANS, DatasetEntry, WhatIf
+from aorta.documents.metrics import COLLECTIVE_METRIC_NAMES, metric_named
+from aorta.documents.statistics import PERCENTILE_METHOD
+from aorta.errors import InputError
+from aorta.read.engines import Engine
+from aorta.read.run import Run
+from aorta.version import __version__
+from aorta.whatif.gains import gains, marginals
+from aorta.whatif.prediction import LEVEL, base_of
+from aorta.whatif.read_program import program_of
+
+SUMMARY_VERSION: Final = 1
+_CONVENTIONS: Final = {
+    "definitions": "docs/dev/measuring.md, section 1",
+    "unit_of_count": "one step on one rank",
+    "percentiles": PERCENTILE_METHOD,
+    "median_of_a_ratio": "the median of the ratios of single steps; `overlap_ratio` of a dataset is it",
+    "ratio_of_sums": "milliseconds summed over steps of ranks, then divided",
+    "rank_spread": "largest minus smallest of the medians of the ranks",
+    "gb": "1e9 bytes",
+}
+SUMMARY_FILE: Final = "summary.json"
+
+
+def summarize(
+    subjects: Mapping[str, Subject],
+    reference: str | None = None,
+    candidate: str | None = None,
+    rules: Rules | None = None,
+    engine: Engine | None = None,
+) -> Summary:
+    """Return the content of `summary.json`; unknown is null with a reason. With both labels it has a comparison.
+
+    Args:
+        rules: how launch sets are judged.
+        engine: where launches are read again.
+
+    Raises:
+        InputError: the launches to compare did different work, or cannot be read again.
+    """
+    rules = rules or Rules()
+    entries = {}
+    for label, subject in subjects.items():
+        entry = entries[label] = aggregate(subject.dataset)
+        entry.what_if = most_to_gain(subject.dataset.run)
+        add_reasons(subject.dataset, entry)
+        if (autopsy := read_autopsy(Path(subject.dataset.run.location))) is not None:
+            entry.autopsy = autopsy
+        if subject.launches is not None:
+            entry.launches = len(subject.launches.launches)
+            entry.representative = subject.dataset.run.location
+            entry.representative_rule = f"the launch nearest the medians of {' and '.join(selection_metrics(rules))}"
+            entry.launch_set, entry.left_out = str(subject.launches.path), subject.launches.left_out
+    names = [name for entry in entries.values() for name in entry.described]
+    names += COLLECTIVE_METRIC_NAMES if any(entry.matched for entry in entries.values()) else ()
+    metrics = {name: metric_named(name) for name in dict.fromkeys(names)}
+    summary = Summary(
+        summary_version=SUMMARY_VERSION,
+        aorta_version=__version__,
+        conventions=dict(_CONVENTIONS),
+        datasets=entries,
+        metrics={
+            name: MetricDefinition(metric.unit, metric.better, metric.definition) for name, metric in metrics.items()
+        },
+    )
+    if reference is not None and candidate is not None:
+        sides = subjects[reference], subjects[candidate]
+        compared = summary.comparison = _compared(sides, (entries[reference], entries[candidate]), rules)
+        compared.attribution = _attribution(compared, sides, engine)
+        compared.because = slower_side(compared) if is_comparable(compared) else None
+    else:
+        for label, subject in subjects.items():
+            if subject.launches is not None:
+                refuse_mixed(subject.launches, rules)
+            entries[label].exposed = exposed_breakdown(subject.dataset)
+    return summary
+
+
+def _compared(sides: tuple[Subject, Subject], entries: tuple[DatasetEntry, DatasetEntry], rules: Rules) -> Comparison:
+    """Return the comparison of two sides; it has verdicts where a side is a launch set."""
+    before, after = (side.dataset for side in sides)
+    if any(side.launches for side in sides):
+        collectives = entries[0].matched, entries[1].matched
+        return compare_launches((before, after), (sides[0].as_set(), sides[1].as_set()), collectives, rules)
+    few_steps = any(entry.few_steps for entry in entries)
+    found = compare(
+        (before, after),
+        (values_of(entries[0], over_all=few_steps), values_of(entries[1], over_all=few_steps)),
+        (entries[0].matched, entries[1].matched),
+        [[known(entry.pace)] for entry in entries],
+        judge_milliseconds=rules.judge_milliseconds,
+        allows=rules.allows,
+    )
+    found.statistic = MEANS if few_steps else found.statistic
+    found.headline, found.numbers = headline(found), numbers(found)
+    return found
+
+
+def _attribution(compared: Comparison, sides: tuple[Subject, Subject], engine: Engine | None) -> Attribution:
+    """Return where the difference is; of sides that cannot be compared, why that is not said."""
+    if not is_comparable(compared):
+        return Attribution(definition=DEFINITION, sentence=None, reason=title(compared))
+    before, after = (side.datasets(engine) for side in sides)
+    found = attribute(before, after, compared.manifest_differences)
+    if compared.host_bound is not None:
+        found.sentence = compared.host_bound.sentence  # a cause before any in the collectives
+    return found
+
+
+LAST_STEPS: Final = 50
+RANK_STEPS: Final = 6400
+"""Replayed for a report; of more ranks fewer steps, and none where not even `_LEAST_STEPS` of them fit."""
+_LEAST_STEPS: Final = 8
+SHOWN_MARGINALS: Final = 5
+
+
+def most_to_gain(run: Run) -> WhatIf:
+    """Return `what_if` of a dataset in `summary.json`; with a `reason` there is nothing else in it."""
+    try:
+        return _replayed(run)
+    except (InputError, OSError) as error:  # a record is read again
+        words = str(error)
+        for known in (f"{run.location}: ", "a replay is not possible: ", "no prediction: "):
+            words = words.removeprefix(known)
+        return WhatIf(reason=words)
+
+
+def _replayed(run: Run) -> WhatIf:
+    last = min(LAST_STEPS, RANK_STEPS // max(len(run.ranks), 1))
+    ask = f"aorta whatif {shlex.quote(run.location)}"
+    if last < _LEAST_STEPS:
+        raise InputError(f"{len(run.ranks)} ranks are too many to be replayed for a report; ask {ask}")
+    program = program_of(run, last)
+    base = base_of(program)
+    found, parts = gains(base), marginals(program)
+    shown = [each for at, each in enumerate(parts.marginals) if at < SHOWN_MARGINALS or each.what == "kind"]
+    first = found.gains[0].change if found.gains else "network.bandwidth=x2"
+    return WhatIf(
+        reason=None,
+        steps=len(program.steps),
+        ranks=len(program.ranks),
+        level=LEVEL,
+        step_ms=parts.step_ms,
+        check=base.identity.problem(),
+        gains=found.gains,
+        marginals=shown,
+        bounds=parts.bounds,
+        notes=[*found.notes, *parts.notes],
+        flags=list(found.flags),
+        # Of the same steps, so that the answer is the same.
+        command=f"{ask} --set {shlex.quote(first)}" + (f" --last {last}" if len(program.steps) == last else ""),
+    )

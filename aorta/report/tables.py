@@ -1,0 +1,274 @@
+"""One table, and its three renderers: lines of a terminal (`text_lines`), cells of the page (`page_table`) and a data
+frame that `table_files` writes (`frame`).
+
+    gaps = Table("gaps", "Gaps between kernels", (Column("stream"), Column("gap_ms", "gaps")), rows)
+    print("\\n".join(text_lines(gaps, style)))
+
+A column says where its value is in a row and in which unit it is written; `aorta.documents.formatting` writes it. Must
+not compute a value, or leave a row out without a sentence that says how many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from aorta.documents import known
+from aorta.documents.comparison import Effect
+from aorta.documents.dataset import Ends, GainEntry, MarginalEntry
+from aorta.documents.formatting import PAGE, TEXT, NumberFormat, p_value, rough_interval
+from aorta.terminal_style import PLAIN, Style, table, wrapped
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+TERMINAL, ON_PAGE, IN_FILE = "terminal", "page", "file"
+PEOPLE: Final = (TERMINAL, ON_PAGE)
+ROW_LIMIT: Final = 400
+"""Rows that the page lists; a browser sorts that many without a pause."""
+_LEAST_NAME: Final = 24
+_LEAST_HEAD: Final = 4
+_CELLS: Final = replace(TEXT, unknown="-")
+_TYPES: Final = {"text": "string", "count": "Int64", "bytes": "Int64", "flag": "bool"}
+"""Unit -> type of a column in a file; a number otherwise."""
+_UNITS: Final = {
+    **dict.fromkeys(("label", "launch", "kind", "group", "dtype", "end_source", "name", "cls", "operator"), "text"),
+    **dict.fromkeys(("counter", "derived_from", "reason", "metric", "better", "source", "role", "verdict"), "text"),
+    **dict.fromkeys(("rank", "device", "stream", "count", "nulls", "kernels", "gaps", "gaps_known"), "count"),
+    **dict.fromkeys(("launch_bound", "batch", "m", "n", "k", "epoch", "step", "global_step"), "count"),
+    **dict.fromkeys(("group_size", "seq", "instance"), "count"),
+    **dict.fromkeys(("warmup", "by_kernels"), "flag"),
+    "unit": "text",
+    "bytes": "bytes",
+}
+_SUFFIXES: Final = {
+    **dict.fromkeys(("_ns", "_count", "_launches"), "count"),
+    **dict.fromkeys(("_reason", "_label"), "text"),
+    "_ms": "ms",
+    "_gb_per_s": "GB/s",
+    "_share": "ratio",
+}
+"""Unit of a column by its key, or by the end of its key; a plain number otherwise."""
+_VERDICTS: Final = {"bad": "regression", "good": "improvement", "even": "equivalent", "open": "inconclusive"}
+"""Tone -> the verdict whose colour a terminal shows."""
+
+
+class Cell(NamedTuple):
+    """A cell of the page; `tip` says more, as a title."""
+
+    text: str
+    sort: float | str | None
+    tip: str | None
+    tone: str | None
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column.
+
+    Attributes:
+        key: its name in files, and by default the attribute of a row that holds the value.
+        title: above the column, where people read it; by default the key without its unit.
+        unit: `text`, `count`, `bytes`, `flag`, `ms`, `GB/s`, `ratio`, `p`, `interval` or `` for a plain number; by
+            default from the key. A function of a row where rows differ: cells then name their unit.
+        of: where the value is in a row: a path of attributes and keys, or a function of the row; by default the key.
+        tip, why: say more about the column, and about a cell (of an unknown value, why).
+        tone: of a cell: good, bad, even or open.
+        drop: a terminal without room leaves the columns with the highest number out first; 0 stays.
+        cut: a long name is cut in the middle, so that it still differs from the others.
+    """
+
+    key: str
+    title: str | None = None
+    unit: str | Callable[[Any], str] | None = None
+    of: str | Callable[[Any], Any] | None = None
+    tip: str | None = None
+    why: str | Callable[[Any], str | None] | None = None
+    tone: Callable[[Any], str | None] | None = None
+    media: Collection[str] = (TERMINAL, ON_PAGE, IN_FILE)
+    drop: int = 0
+    signed: bool = False
+    cut: bool = False
+
+    def value(self, row: Any) -> Any:
+        """Return the value of a row; None where it is unknown."""
+        return _at(row, self.of or self.key)
+
+    @property
+    def kind(self) -> str:
+        """Its unit, where all rows have the same; empty otherwise."""
+        if self.unit is not None:
+            return "" if callable(self.unit) else self.unit
+        ends = (unit for end, unit in _SUFFIXES.items() if self.key.endswith(end))
+        return _UNITS.get(self.key) or next(ends, "")
+
+    @property
+    def heading(self) -> str:
+        """What stands above it, with the unit that its cells do not name."""
+        title = self.key.removesuffix("_ms").removesuffix("_gb_per_s") if self.title is None else self.title
+        return f"{title}, {self.kind}" if self.kind in ("ms", "GB/s") else title
+
+    @property
+    def numeric(self) -> bool:
+        """Whether its cells stand to the right, and are sorted as numbers."""
+        return self.kind not in ("text", "flag")
+
+    def cell(self, row: Any, form: NumberFormat) -> tuple[str, float | str | None]:
+        """Return the value of a row as a person writes it, and what the column is sorted by; None sorts last."""
+        value, named = self.value(row), callable(self.unit)
+        unit = self.unit(row) if callable(self.unit) else self.kind
+        match value:
+            case None:
+                return form.unknown, None
+            case str():
+                return value, value.casefold()
+            case Ends():
+                return form.bounds(value, unit, named=named), value.at_most
+            case Effect():
+                if unit == "interval":
+                    return form.interval(value), value.low
+                return form.effect(value.value, value.kind), value.value
+            case GainEntry() | MarginalEntry():
+                return rough_interval(value.gain_ms, value.low_ms, value.high_ms), value.gain_ms
+        match unit:
+            case "bytes":
+                return form.size(value), value
+            case "count":
+                return form.whole(value), value
+            case "p":
+                return p_value(value, 3), value
+        return (form.quantity if named else form.number)(value, unit, signed=self.signed), value
+
+    def page_cell(self, row: Any) -> Cell:
+        """Return the cell of a row on the page."""
+        return Cell(*self.cell(row, PAGE), _at(row, self.why) if self.why else None, self.tone and self.tone(row))
+
+
+text_column: Final = partial(Column, unit="text")
+
+
+def file_columns(*keys: str, of: str = "") -> list[Column]:
+    """Return columns that only files have; their values are in a row at `of` and the key."""
+    return [Column(key, of=f"{of}{key}", media=(IN_FILE,)) for key in keys]
+
+
+def _at(row: Any, place: str | Callable[[Any], Any]) -> Any:
+    """Return what is at a place of a row; None where it, or what it is part of, is unknown."""
+    if callable(place):
+        return known(place(row))
+    if isinstance(row, Mapping) and place in row:
+        return known(row[place])
+    for name in place.split("."):
+        row = None if row is None else known(row.get(name) if isinstance(row, Mapping) else getattr(row, name))
+    return row
+
+
+@dataclass(frozen=True)
+class Table:
+    """`key` is unique on the page; the first cell of a row is its heading. `shown` chooses the rows for people; files
+    have all. `note` stands below, `limit` rows at most are on the page.
+    """
+
+    key: str
+    caption: str
+    columns: Sequence[Column]
+    rows: Sequence[Any]
+    note: str | None = None
+    shown: Callable[[Any], bool] | None = None
+    limit: int = ROW_LIMIT
+
+    def visible(self) -> list[Any]:
+        """Return the rows for people."""
+        return [row for row in self.rows if self.shown is None or self.shown(row)]
+
+
+def shortened(name: str, width: int) -> str:
+    """Return a kernel's name on one line: what cannot be printed as `?`, of a long one its beginning and end."""
+    plain = "".join(letter if letter.isprintable() else "?" for letter in name) or "(no name)"
+    if len(plain) <= width:
+        return plain
+    end = (width - 3) // 3
+    return f"{plain[: width - 3 - end]}...{plain[-end:]}"
+
+
+def _shortened_apart(names: Sequence[str], width: int) -> dict[str, str]:
+    """Return names of at most `width` characters; those that would look the same are cut where they differ."""
+    cut = {name: shortened(name, width) for name in names}
+    head = width // 4
+    for text in set(cut.values()):
+        alike = [name for name in cut if cut[name] == text]
+        if len(alike) > 1 and head >= _LEAST_HEAD:
+            same = sum(1 for _ in takewhile(lambda letters: len(set(letters)) == 1, zip(*alike, strict=False)))
+            ends = _shortened_apart([name[same:] for name in alike], width - head - 3)
+            cut |= {name: f"{shortened(name[:head], head)}...{ends[name[same:]]}" for name in alike}
+    return cut
+
+
+def text_lines(
+    shown: Table, style: Style = PLAIN, *, most: int | None = None, only: Collection[str] = (), titled: bool = True
+) -> list[str]:
+    """Return a table as lines of a terminal: columns that say nothing, or for which there is no room, are left out, and
+    rows after the first `most`, whose number is said. `only`: keys of the columns; `titled`: with caption and note.
+    """
+    visible = shown.visible()
+    rows = visible[:most]
+    columns = [each for each in shown.columns if TERMINAL in each.media and (not only or each.key in only)]
+    columns = [each for each in columns if any(each.value(row) not in (None, "") for row in rows)]
+    lines = [style.bold(shown.caption)] if titled else []
+    while rows:
+        heads = [column.heading for column in columns]
+        cells = [[column.cell(row, _CELLS)[0] for column in columns] for row in rows]
+        widths = [max(map(len, each)) for each in zip(heads, *cells, strict=True)]
+        room = style.terminal_width - sum(widths) - 2 * (len(widths) - 1)
+        cut = next((place for place, column in enumerate(columns) if column.cut), None)
+        if cut is not None:
+            room += widths[cut]
+            names = _shortened_apart([each[cut] for each in cells], max(room, _LEAST_NAME))
+            for each in cells:
+                each[cut] = names[each[cut]]
+            room -= _LEAST_NAME
+        drop = max(column.drop for column in columns)
+        if room < 0 and drop:
+            columns = [column for column in columns if column.drop != drop]
+            continue
+        for each, row in zip(cells, rows, strict=True):
+            for place, column in enumerate(columns):
+                if column.tone and (tone := column.tone(row)):
+                    each[place] = style.verdict(_VERDICTS[tone], each[place])
+        right = [place for place, column in enumerate(columns) if column.numeric]
+        head, *body = table([heads, *cells], right=right, width=style.terminal_width)
+        lines += [style.bold(head), *body]
+        break
+    if len(visible) > len(rows):
+        lines.append(f"and {len(visible) - len(rows)} more")
+    if shown.note and titled:
+        lines.append(wrapped([shown.note], style.width, indent=""))
+    return lines if rows or shown.note else []
+
+
+def page_table(shown: Table) -> Table:
+    """Return a table whose rows are `Cell`s, for the page's template."""
+    columns = [column for column in shown.columns if ON_PAGE in column.media]
+    rows = shown.visible()
+    cells = [[column.page_cell(row) for column in columns] for row in rows[: shown.limit]]
+    more = f"The first {shown.limit} of {PAGE.whole(len(rows))} rows." if len(rows) > shown.limit else ""
+    return replace(shown, columns=columns, rows=cells, note=" ".join(filter(None, (more, shown.note))) or None)
+
+
+def frame(shown: Table) -> pd.DataFrame:
+    """Return every row of a table as a file has it: values as they are, with the same columns and types whatever the
+    rows hold.
+    """
+    import pandas as pd
+
+    columns = [column for column in shown.columns if IN_FILE in column.media]
+    rows = [[column.value(row) for column in columns] for row in shown.rows]
+    return typed(pd.DataFrame(rows, columns=[column.key for column in columns]), columns)
+
+
+def typed(rows: pd.DataFrame, columns: Sequence[Column]) -> pd.DataFrame:
+    """Give columns their types: integers and text that may be missing, else floats."""
+    return rows.astype({column.key: _TYPES.get(column.kind, "float64") for column in columns if column.key in rows})

@@ -1,0 +1,252 @@
+"""A report in a terminal: its answer in at most `MOST_LINES` lines (`brief_text`), or every table (`full_text`).
+
+Lines have at most as many columns as the style has, paths and names of kernels aside. Must not compute a number, say a
+gain without its interval, or state an undecided difference as a fact: every change stands beside its own verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from aorta.analysis.aggregate import LabelledRun
+from aorta.analysis.cautions import autopsy_notes
+from aorta.analysis.compare.headline import UNLIKE, evidence, headline, is_comparable, numbers
+from aorta.analysis.compare.verdict import DECIDED, SHIFTED
+from aorta.documents import known
+from aorta.documents.comparison import SIDES, Comparison, Summary
+from aorta.documents.dataset import MEANS, DatasetEntry, WhatIf
+from aorta.documents.formatting import TEXT, json_text, rough_ms
+from aorta.documents.metrics import JOB_STEP
+from aorta.report import run_tables
+from aorta.report.kernel_tables import kernel_block
+from aorta.report.page.page_content import PAGE_FILE
+from aorta.report.page.verdict_cards import measured_over, result_of
+from aorta.report.tables import TERMINAL, Table, text_lines
+from aorta.terminal_style import PLAIN, Style, mark_of, wrapped
+
+MOST_LINES: Final = 20
+"""Of an answer, with the lines that the command adds."""
+_ADDED: Final = 3
+"""Lines below the answer: where the page is, and two that the command adds."""
+_COMPARED: Final = ("overlap_ratio", "exposed_comm_ms", JOB_STEP, "comm_ms", "compute_ms")
+_SHOWN: Final = (JOB_STEP, "exposed_comm_ms", "overlap_ratio", "comm_ms", "compute_ms", "idle_ms")
+_FEW: Final = 3
+"""Gains, exposed parts and differences that the answer names."""
+_RANKS: Final = 4
+_ROWS: Final = 10
+"""Of a table of all collectives or parts; the page and `summary.json` have more."""
+_Block: TypeAlias = tuple[int, str]
+"""Lines that belong together, behind a rank: without room those with the highest are left out, 0 never."""
+
+
+def brief_text(
+    summary: Summary, files: Sequence[Path], notes: Mapping[str, Sequence[str]], style: Style = PLAIN
+) -> str:
+    """Return the answer of a summary, and where its page is among `files`. `notes`: label -> what a reader of its
+    numbers has to know; said where nothing is compared.
+    """
+    comparison = known(summary.comparison)
+    if comparison is None:
+        room = (MOST_LINES - _ADDED) // max(1, len(summary.datasets))
+        answers = [_fitted(_of_run(label, each, notes[label], style), room) for label, each in summary.datasets.items()]
+    else:
+        blocks = _of_comparison(comparison, summary.datasets[comparison.candidate], style)
+        answers = [_fitted(blocks, MOST_LINES - _ADDED)]
+    page = next((path for path in files if path.name == PAGE_FILE), None)
+    where = led("Summary:", str(files[0]), style) if page is None else led("Page:", str(page), style)
+    return "\n".join([*answers, where])
+
+
+def _fitted(blocks: Iterable[_Block], room: int) -> str:
+    """Return as many blocks as there is room for, those with text, and how many lines of others there are."""
+    kept, left_out = [(rank, text) for rank, text in blocks if text], 0
+    while sum(1 + text.count("\n") for _, text in kept) + bool(left_out) > room and (least := max(kept)[0]):
+        _, text = kept.pop(max(place for place, (rank, _) in enumerate(kept) if rank == least))
+        left_out += 1 + text.count("\n")
+    more = [f"{TEXT.count(left_out, 'more line')}: --all"] if left_out else []
+    return "\n".join([*(text for _, text in kept), *more])
+
+
+def _of_run(label: str, entry: DatasetEntry, notes: Sequence[str], style: Style) -> list[_Block]:
+    """Return what one run measured, then what to bear in mind and what would gain most."""
+    stuck = autopsy_notes(entry)
+    answers = stuck or [result_of(entry, TEXT) if entry.count else f"nothing to measure: {entry.reason}"]
+    blocks = [(0, led(f"{label}:", answers[0], style))]
+    if entry.count:
+        middle = "over_all" if entry.few_steps else "median"
+        blocks.append((0, measured_over(entry, TEXT) + ("" if entry.launches else f" of {entry.source.path}")))
+        metrics = run_tables.metrics_table(label, entry)
+        rows = {row["metric"]: row for row in metrics.visible()}
+        shown = replace(metrics, rows=[rows[name] for name in _SHOWN if name in rows], note=None)
+        lines = text_lines(shown, style, only=("metric", middle, "p5", "p95"), titled=False)
+        blocks.append((0, "\n".join(["", *lines, ""])))
+        for name in _SHOWN:
+            reason = entry.described[name].reason if name in entry.described else None
+            if name not in rows and reason:
+                blocks.append((2, wrapped([f"{name}: unknown: {reason}"])))
+    blocks += _first_note([note for note in notes if note not in answers], style)
+    if run_tables.named_ranks(entry) and (ranks := run_tables.rank_table(label, entry)):
+        blocks.append((1, "\n".join(text_lines(ranks, style, most=_RANKS))))
+    if entry.reason:
+        return blocks
+    for field in ("group", "region"):
+        exposed = run_tables.exposed_rows(entry, field)
+        # Of one group it is all that is exposed; one layer of traces is none: they do not have it.
+        if exposed and (len(exposed) > 1 or (field == "region" and not entry.traces)):
+            parts = [f"{row.what} {rough_ms(row.exposed_ms)}" for row in exposed[:_FEW]]
+            parts += [f"{len(exposed) - _FEW} more"] if len(exposed) > _FEW else []
+            blocks.append((5, led(f"Exposed by {field} (mean):", "; ".join(parts), style)))
+    return [*blocks, *_gains(entry.what_if, style)]
+
+
+def _gains(gains: WhatIf, style: Style, where: str = "") -> list[_Block]:
+    """Return the changes that would gain most, or why there is no prediction."""
+    head = f"Most to gain{where}:"
+    if gains.reason is not None:
+        return [(5, led(head, f"no prediction: {gains.reason}", style))]
+    first, *others = [gain.sentence for gain in gains.gains[:_FEW]] or ["no gain worth mentioning"]
+    return [(3, led(head, first, style)), *((4, wrapped([f"    {other}"], style.width)) for other in others)]
+
+
+def _first_note(notes: Sequence[str], style: Style) -> list[_Block]:
+    """Return the first note, and how many there are more."""
+    more = f" ({TEXT.count(len(notes) - 1, 'more note')}: --all)" if len(notes) > 1 else ""
+    return [(1, led("Note:", notes[0] + more, style, style.warning))] if notes else []
+
+
+def _of_comparison(comparison: Comparison, candidate: DatasetEntry, style: Style) -> list[_Block]:
+    """Return verdict, metrics, cause, the first note, what differs, and gains."""
+    metrics = run_tables.comparison_table(comparison)
+    rows = {row["metric"]: row for row in metrics.visible()}
+    names = [name for name in dict.fromkeys((comparison.deciding, *_COMPARED)) if name in rows][: len(_COMPARED)]
+    shown = replace(metrics, rows=[rows[name] for name in names], note=None)
+    lines = text_lines(shown, style, only=("metric", "reference", "candidate", "change", "told"), titled=False)
+    cause = comparison.sentence or ""
+    changed = [
+        f"{each.key.removeprefix('config.')}: {json_text(each.reference)} -> {json_text(each.candidate)}"
+        for each in comparison.manifest_differences
+    ]
+    sides = [comparison.reference, comparison.candidate]
+    titled = [column.heading for column in metrics.columns if column.key in SIDES and TERMINAL in column.media]
+    blocks = [
+        (0, verdict_lines(comparison, style)),
+        (0, "\n".join(["", *lines, ""]) if lines else ""),
+        (2, led(cause_title(comparison), cause, style) if cause else ""),
+        *_first_note(notes_of_comparison(comparison), style),
+        (3, losses_line(comparison, style)),
+        (5, "" if titled == sides else led("Compared:", " with ".join(sides), style)),
+    ]
+    if changed and "Configuration: " not in cause and changed[0].replace(": ", " ", 1) not in cause:
+        more = [f"and {len(changed) - _FEW} more"] if len(changed) > _FEW else []
+        blocks.append((3, led("Differs:", "; ".join([*changed[:_FEW], *more]), style)))
+    return [*blocks, *_gains(candidate.what_if, style, " in the candidate")]
+
+
+def full_text(datasets: Mapping[str, LabelledRun], summary: Summary, files: str, style: Style = PLAIN) -> str:
+    """Return every table of a report, `files` last."""
+    comparison, blocks = known(summary.comparison), list[str]()
+
+    def add(*tables: Table | None) -> None:
+        for each in tables:
+            if each is not None:
+                most = None if each.key.startswith("metrics") else _ROWS
+                blocks.append("\n".join(text_lines(each, style, most=most)))
+
+    if comparison is not None:
+        test = evidence(comparison)
+        lines = [
+            verdict_lines(comparison, style),
+            led("Test:", test, style) if test else "",
+            led(cause_title(comparison), comparison.sentence, style) if comparison.sentence else "",
+            losses_line(comparison, style),
+            *(led("Note:", note, style, style.warning) for note in notes_of_comparison(comparison)),
+        ]
+        blocks.append("\n".join(filter(None, lines)))
+        statistic = MEANS.capitalize() if comparison.statistic == MEANS else "Medians"
+        basis = (
+            f"{statistic} over steps of one launch per side. Better and worse name the direction of a difference, not "
+            "tested for significance."
+        )
+        if comparison.tested:
+            level = TEXT.percent(known(comparison.interval_level), 0)
+            basis = (
+                f"Medians over launches; interval of the change: {level} (wider where several metrics were tested "
+                "together); p: exact Mann-Whitney test over launches, of the metric alone."
+            )
+        if comparison.primary:
+            basis += (
+                f" {JOB_STEP} decides, then {comparison.primary}; nothing counts as improved while steps are longer."
+            )
+        add(run_tables.comparison_table(comparison))
+        blocks[-1] += "\n" + style.faint(wrapped([basis], style.width, indent=""))
+        add(run_tables.causes_table(comparison.attribution), run_tables.pairs_table(comparison))
+    blocks.append(wrapped([run_tables.of_launches(summary.datasets)], style.width, indent=""))
+    for label, dataset in datasets.items():
+        entry = summary.datasets[label]
+        blocks.append(run_block(dataset, entry, style))
+        if entry.count:
+            add(run_tables.metrics_table(label, entry), run_tables.rank_table(label, entry))
+        add(run_tables.collectives_table({label: entry}), *run_tables.exposed_tables(label, entry))
+        blocks.append(gain_block(label, entry.what_if, style))
+        blocks += [kernel_block(label, entry.traces, style)] if entry.traces else []
+    if comparison is not None and comparison.manifest_differences:
+        add(run_tables.differences_table(comparison))
+    return "\n\n".join([*filter(None, blocks), files])
+
+
+def run_block(dataset: LabelledRun, entry: DatasetEntry, style: Style = PLAIN) -> str:
+    """Return where a dataset came from, what it rests on, and everything wrong with it."""
+    facts = [f"  {name}: {json_text(fact)}" for name, fact in run_tables.facts_of(dataset, entry).items()]
+    notes = [f"  ! {note}" for note in run_tables.notes_of(dataset, entry)]
+    return "\n".join([style.bold(dataset.label), wrapped([*facts, *notes], style.width)])
+
+
+def gain_block(label: str, gains: WhatIf, style: Style = PLAIN) -> str:
+    """Return the changes that would gain most, what parts of the communication cost, and bounds."""
+    if gains.reason is not None:
+        return wrapped([f"{label}: what would gain most: no prediction: {gains.reason}"], style.width)
+    notes = [*([] if gains.check is None else [f"check: {gains.check}"]), *gains.notes, *gains.flags]
+    blocks = [
+        wrapped([f"{label}: what would gain most. {run_tables.gains_basis(gains)}"], style.width),
+        *("\n".join(text_lines(each, style)) for each in run_tables.gains_tables(label, gains)),
+        wrapped([f"  ! {note}" for note in notes], style.width),
+        f"more: {gains.command}",  # to be copied: in one line
+    ]
+    return "\n".join(filter(None, blocks))
+
+
+def cause_title(comparison: Comparison) -> str:
+    """Return what leads the sentence about the difference: of launches of one configuration it is chance unless they
+    were tested and it was found.
+    """
+    unlike = {each.key for each in comparison.manifest_differences} - {"config.label"}
+    found = unlike or comparison.host_bound or comparison.verdict in (*DECIDED, SHIFTED)
+    return "Cause:" if found else "Difference between the two:"
+
+
+def losses_line(comparison: Comparison, style: Style) -> str:
+    """Return whether the losses of both sides are the same; empty where a side has none, or did other work."""
+    found = known(comparison.losses)
+    return "" if found is None or comparison.unlike else led("Losses:", found.sentence, style)
+
+
+def notes_of_comparison(comparison: Comparison) -> list[str]:
+    """Return the warnings of a comparison, but for what its headline says already."""
+    said = [] if is_comparable(comparison) else [f"{UNLIKE.upper()}: {key} " for key in comparison.unlike]
+    return [warning for warning in comparison.warnings if not warning.startswith(tuple(said))]
+
+
+def verdict_lines(comparison: Comparison, style: Style = PLAIN) -> str:
+    """Return the headline behind its mark, its first words in the colour of the verdict, and its line of numbers."""
+    word, _, rest = f"[{mark_of(comparison.verdict)}] {headline(comparison)}".partition(":")
+    first = led(word, f":{rest}", style, lambda text: style.verdict(comparison.verdict, text, bold=True))
+    return f"{first}\n{wrapped([f'    {numbers(comparison)}'], style.width)}"
+
+
+def led(first: str, sentence: str, style: Style, paint: Callable[[str], str] | None = None) -> str:
+    """Return a sentence behind words that stand out, in bold unless `paint` shows them otherwise."""
+    space = "" if sentence.startswith(":") else " "
+    return (paint or style.bold)(first) + wrapped([f"{first}{space}{sentence}"], style.width).removeprefix(first)

@@ -1,0 +1,461 @@
+"""Reads the program of a run from its records.
+
+    program = read_program("artifacts/cuda", last=100)  # its last hundred steps
+    program = program_of(run)                           # of a run that has been read
+
+Only steps after the warm-up that every rank has. Refuses, with the reason, what a replay could not follow.
+
+The order of a rank's operations follows from their times. At the same instant (frequent on virtual clocks) an issue
+comes before a wait that blocked, or that was for that collective; otherwise the wait was over before the issue.
+
+The cost of a collective is its time once all its ranks had arrived and its link was free. On an emulated network on one
+host the record shows it exactly: an end that the emulation set is that moment plus the network's charge; one that the
+backend set says how long the backend took. Everywhere else the recorded time is the cost, and the network's charge a
+part of it. Must not guess a wait, an end or a clock.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from functools import partial, reduce
+from pathlib import Path
+from typing import Final, NamedTuple, TypeAlias
+
+import msgspec
+import numpy as np
+
+from aorta.analysis.cautions import Pace
+from aorta.config.fabric import EmulatedFabric, Sharing, emulated_rules
+from aorta.errors import InputError
+from aorta.read.frames import NO_TIME, Bools, CollectiveName, Ints, SpanName
+from aorta.read.locations import load_source
+from aorta.read.record_columns import FORMAT
+from aorta.read.run import HOST_TIMER, RankTables, Run, StepContents, contents_of
+from aorta.whatif.program import (
+    Column,
+    Facts,
+    Issued,
+    Operation,
+    ProgramSpans,
+    RankLayout,
+    RunProgram,
+    StepProgram,
+    What,
+    compact,
+)
+from aorta.whatif.replay import LONG_AGO, CollectiveBatch, Schedules
+
+_LEAST_STEPS: Final = 2
+_REMEMBERED_STEPS: Final = 2
+"""A wait may be for a collective of at most this many steps before."""
+_Anchor: TypeAlias = tuple[int, int]
+"""A moment: the index of the last operation before it, and nanoseconds since that operation ended."""
+
+
+def read_program(location: str | Path, last: int | None = None) -> RunProgram:
+    """Return the program of one run folder, by `program_of`.
+
+    Raises:
+        InputError: it cannot be read, or not be replayed.
+    """
+    return program_of(load_source(location, spans=True), last)
+
+
+def program_of(run: Run, last: int | None = None) -> RunProgram:
+    """Return the program of a run that has been read.
+
+    Args:
+        last: only the last so many steps; None: all.
+
+    Raises:
+        InputError: it cannot be replayed; the message says why.
+    """
+    health, no = run.health, partial(_not_replayable, run)
+    if run.source.format != FORMAT:
+        raise no(
+            f"it takes AORTA's own record of the run, and these are traces ({run.source.format}). Record the run with "
+            "aorta record DIR -- COMMAND, or aorta train"
+        )
+    if health.world_size == 1:
+        emulated = health.emulated_ranks
+        raise no("a single rank does not communicate" if emulated is None else f"it has {health.ranks}")
+    if health.ranks_missing:
+        raise no(f"{len(health.ranks_missing)} of {health.world_size} ranks are missing")
+    if health.uncovered_steps:
+        reason = max(health.coverage_reasons, key=health.coverage_reasons.__getitem__)
+        raise no(f"coverage is not complete in {sum(health.uncovered_steps.values())} step(s): {reason}")
+    basis = Pace(run).basis("compute_ms")
+    if basis.source != "marks":
+        raise no(basis.reason or "the device's computation is known of the steps measured by kernels alone")
+    if any(not tables.source.groups for tables in run.ranks.values()):
+        raise no("a record has no footer, which names the ranks of each process group")
+    common = reduce(np.intersect1d, [tables.steps.global_step[tables.steps.used] for tables in run.ranks.values()])
+    if len(common) < _LEAST_STEPS:
+        raise no(f"{len(common)} step(s) after the warm-up are on all ranks; it takes {_LEAST_STEPS}")
+    if run.manifest is None:
+        raise no(health.manifest_problem)
+    try:
+        network = network_of(health.fabric, health.world_size)
+    except ValueError as error:
+        raise InputError(f"{run.location}: run.json states an emulated network that is none ({error})") from error
+    if network is not None and network.sharing is Sharing.link:
+        raise no("its process groups share links (fabric.sharing=link); record with fabric.sharing=group")
+    return _Reader(run, network, common if last is None else common[-last:]).program()
+
+
+def _not_replayable(run: Run, why: object) -> InputError:
+    """Return the error for a run whose program would have to be guessed."""
+    return InputError(f"{run.location}: a replay is not possible: {why}")
+
+
+def network_of(fabric: Mapping[str, object] | None, world_size: int) -> EmulatedFabric | None:
+    """Return the settings of an emulated network as a manifest states them; None: the network was real.
+
+    Raises:
+        ValueError: they are not settings of an emulated network.
+    """
+    if fabric is None:
+        return None
+    try:
+        settings = msgspec.convert(fabric, EmulatedFabric)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from error
+    if problems := list(emulated_rules(settings, world_size)):
+        raise ValueError("; ".join(problems))
+    return settings
+
+
+class _Known(NamedTuple):
+    """A collective that was issued: index of its step, its place in it, its end on the common clock."""
+
+    step: int
+    place: int
+    end_ns: int
+
+
+class _Rank:
+    """The steps of one rank that are read, and what has been read of them.
+
+    Attributes:
+        places: index of each step in the rank's tables.
+        start_ns: when each began, on the clock that all ranks share.
+        links: name of a link -> its number on this rank.
+        known: group and number -> a collective that was issued in the last steps.
+        left_ns: when the last operation that was read was over.
+    """
+
+    def __init__(self, tables: RankTables, steps: Ints, offset_ns: int | None) -> None:
+        columns = tables.steps
+        self.tables = tables
+        self.places: list[int] = np.searchsorted(columns.global_step, steps).tolist()
+        began = columns.start_mono_ns if offset_ns is None else columns.t_start_ns + offset_ns
+        self.start_ns: list[int] = began[self.places].tolist()
+        self.groups = {name: tuple(sorted(members)) for name, members in tables.source.groups.items()}
+        self.links: dict[str, int] = {}
+        self.known: dict[tuple[str, int], _Known] = {}
+        self.left_ns = self.start_ns[0]
+
+    def contents(self, place: int) -> StepContents:
+        """Return what ran inside a step; read from the record's line where the tables were read without.
+
+        Raises:
+            InputError: it can no longer be read.
+        """
+        if self.tables.spans is not None:
+            return contents_of(self.tables.spans, place)
+        return contents_of(self.tables.details.spans(np.array([place])), 0)
+
+
+class _Moment(NamedTuple):
+    """One operation as it was recorded; `until_ns` is the end of the collective that a wait is for."""
+
+    enter_ns: int
+    leave_ns: int
+    operation: Operation
+    until_ns: int = 0
+
+
+class _RankStep(NamedTuple):
+    """One step of one rank.
+
+    Attributes:
+        layout, host_ns, wake_ns, ready_ns: as in `program.StepProgram`.
+        times_ns: when each of its collectives reached its link, began, ended, and ended in the backend (`NO_TIME`:
+            unknown), on the common clock; shape (4, collectives).
+        by_backend: whether the end of each is that of the backend, not one that an emulated network set.
+    """
+
+    layout: int
+    host_ns: list[int]
+    wake_ns: list[int]
+    spans: list[tuple[SpanName, _Anchor, _Anchor]]
+    ready_ns: list[int]
+    times_ns: Ints
+    by_backend: list[bool]
+
+
+class _Reader:
+    """Builds the program, step by step over all ranks."""
+
+    def __init__(self, run: Run, network: EmulatedFabric | None, steps: Ints) -> None:
+        # Ranks on one host share its monotonic clock; otherwise the wall clocks are corrected by what was measured.
+        one_host = len({tables.source.host for tables in run.ranks.values()}) == 1 and run.source.host is not None
+        self._ranks: list[_Rank] = []
+        for rank, tables in sorted(run.ranks.items()):
+            clock = run.clocks.get(rank)
+            if not one_host and (clock is None or not clock.known):
+                why = run.clocks_missing or "they were not measured"
+                raise _not_replayable(
+                    run, f"the ranks are on several hosts, and their clocks cannot be compared (rank {rank}): {why}"
+                )
+            start_ns = int(tables.steps.t_start_ns[0])
+            self._ranks.append(_Rank(tables, steps, None if one_host or not clock else clock.correction_ns(start_ns)))
+        self._run, self._network, self._steps = run, network, steps
+        self._layouts: dict[RankLayout, int] = {}
+        self._names: dict[SpanName, int] = {}
+        self._schedules = Schedules(tuple(rank.tables.source.rank for rank in self._ranks))
+        self._on_host = run.source.timer == HOST_TIMER
+        self._law = network is not None and self._on_host and one_host
+        self._arrival_unknown = self._collectives = self._backend_was_limit = 0
+        self._free: dict[tuple[int, int], int] = {}  # link and column -> until when it is busy
+        self._busy_before: dict[tuple[int, int], int] = {}  # ... before the first step
+
+    def program(self) -> RunProgram:
+        steps = [self._step(index) for index in range(len(self._steps))]
+        links = 1 + max((link for rank in self._ranks for link in rank.links.values()), default=0)
+        busy_ns = np.full((links, len(self._ranks)), LONG_AGO, np.int64)
+        for at, until_ns in self._busy_before.items():
+            busy_ns[at] = until_ns
+        return RunProgram(
+            ranks=tuple(rank.tables.source.rank for rank in self._ranks),
+            world_size=self._run.health.world_size,
+            layouts=tuple(self._layouts),
+            names=tuple(self._names),
+            steps=steps,
+            start_ns=np.array([rank.start_ns[0] for rank in self._ranks], np.int64),
+            busy_ns=busy_ns,
+            facts=Facts(
+                parallel=self._run.source.parallel,
+                device=self._run.source.device,
+                backend=self._run.source.backend,
+                network=self._network,
+                law=self._law,
+                collectives=self._collectives,
+                backend_was_limit=self._backend_was_limit,
+                arrival_unknown=self._arrival_unknown,
+                gradient_order=next(iter(self._run.ranks.values())).gradient_order,
+            ),
+        )
+
+    def _step(self, index: int) -> StepProgram:
+        made = [self._rank_step(rank, index) for rank in self._ranks]
+        layouts, global_step = tuple(each.layout for each in made), int(self._steps[index])
+        try:
+            rows = self._schedules.of(global_step, layouts, self._layouts)
+        except InputError as error:
+            raise _not_replayable(self._run, error) from error
+        places = max(len(each.by_backend) for each in made)
+        charged = None  # by the network's formula, shape (places, ranks) or (places, 1)
+        if self._network is not None:
+            known, world = list(self._layouts), self._run.health.world_size
+            different = layouts if len(set(layouts)) > 1 else layouts[:1]
+            charged = np.zeros((places, len(different)), np.int64)
+            for column, layout in enumerate(different):
+                for place, issued in enumerate(known[layout].issued):
+                    charged[place, column] = round(issued.charge_ns(world, self._network))
+        times_ns = np.zeros((4, places, len(made)), np.int64)
+        by_backend = np.zeros((places, len(made)), bool)
+        for column, each in enumerate(made):
+            times_ns[:, : len(each.by_backend), column] = each.times_ns
+            by_backend[: len(each.by_backend), column] = each.by_backend
+        cost, backend = np.zeros_like(times_ns[0]), np.zeros_like(times_ns[0])
+        for row in rows:
+            if isinstance(row, CollectiveBatch):
+                self._meet(row, times_ns, by_backend, charged, cost, backend)
+        if cost.size and (cost == cost[:, :1]).all():
+            cost = cost[:, :1]
+        spans = [
+            (column, self._names.setdefault(name, len(self._names)), *begin, *end)
+            for column, each in enumerate(made)
+            for name, begin, end in each.spans
+        ]
+        table = np.array(spans, np.int64).reshape(-1, 6).T
+        rank, name, begin_after, end_after = (table[at].astype(np.int32) for at in (0, 1, 2, 4))
+        ready = [each.ready_ns for each in made]
+        steps_of = [(rank.tables.steps, rank.places[index]) for rank in self._ranks]
+        return StepProgram(
+            global_step=global_step,
+            layouts=layouts,
+            host_ns=_padded([each.host_ns for each in made]),
+            wake_ns=_padded([each.wake_ns for each in made]),
+            cost_ns=compact(cost),
+            network_ns=None if charged is None else compact(charged),
+            backend_ns=compact(backend) if backend.any() else None,
+            spans=ProgramSpans(rank, name, begin_after, compact(table[3]), end_after, compact(table[5])),
+            # None: no bucket was held back, or not the same on all ranks.
+            ready_ns=np.array(ready, np.int64).T if ready[0] and len(set(map(len, ready))) == 1 else None,
+            recorded_ns=np.array([steps.length_ns[place] for steps, place in steps_of]),
+            recorded_ratio=np.array([steps.column("overlap_ratio")[place] for steps, place in steps_of]),
+            recorded_exposed_ms=np.array([steps.column("exposed_comm_ms")[place] for steps, place in steps_of]),
+        )
+
+    def _rank_step(self, rank: _Rank, index: int) -> _RankStep:
+        """Return one step of one rank. A wait for a collective that was issued before the first step of the program is
+        own time.
+        """
+        place, start_ns, number = rank.places[index], rank.start_ns[index], rank.tables.source.rank
+        contents, rows = rank.contents(place), rank.tables.collectives.of_step(place)
+        if contents.waits is None:
+            raise _not_replayable(
+                self._run,
+                f"the record does not say who waited for which collective (rank {number}, global step "
+                f"{self._steps[index]}); record it again with this AORTA",
+            )
+        if (rows.end_ns == NO_TIME).any() or (rows.start_ns == NO_TIME).any():
+            raise InputError(f"{self._run.location}: rank {number}, global step {self._steps[index]}: no end")
+        names = [rows.names[name] for name in rows.name.tolist()]
+        issued = tuple(self._issued(rank, name) for name in names)
+        for at, (name, seq, end) in enumerate(zip(names, rows.seq.tolist(), rows.end_ns.tolist(), strict=True)):
+            rank.known[name.group, seq] = _Known(index, at, start_ns + end)
+        arrivals: list[int] = rows.issue_ns.tolist()
+        if not self._on_host:
+            # When the caller's stream reached it. Where it was queued behind another collective, that moment left no
+            # trace: it is taken for the earliest possible.
+            busy: dict[str, int] = {}
+            earliest = 0
+            ends = zip(names, rows.start_ns.tolist(), rows.end_ns.tolist(), strict=True)
+            for at, (name, start, end) in enumerate(ends):
+                queued = start <= busy.get(name.group, -1)
+                self._arrival_unknown += queued
+                earliest = arrivals[at] = min(max(arrivals[at], earliest), start) if queued else start
+                busy[name.group] = end
+        waits = []
+        for row in contents.waits:
+            if (ended := rank.known.get((row.group, row.seq))) is not None:
+                operation = Operation(What.WAIT, ended.place, index - ended.step)
+                waits.append(_Moment(row.enter_ns, row.leave_ns, operation, ended.end_ns - start_ns))
+        host, wake, placed = list[int](), list[int](), list[_Moment]()
+        now = rank.left_ns - start_ns
+        for moment in _in_order(waits, arrivals, int(rank.tables.steps.length_ns[place])):
+            enter = max(moment.enter_ns, now)
+            leave = max(moment.leave_ns, enter)
+            host.append(enter - now)
+            wake.append(leave - max(enter, moment.until_ns) if moment.operation.what is What.WAIT else 0)
+            placed.append(moment._replace(enter_ns=enter, leave_ns=leave))
+            now = leave
+        rank.left_ns = start_ns + now
+        rank.known = {key: ended for key, ended in rank.known.items() if ended.step >= index - _REMEMBERED_STEPS}
+        layout = RankLayout(tuple(moment.operation for moment in placed), issued)
+        ready = [_anchor(placed, at_ns, begins=False) for at_ns in contents.ready_ns]
+        times = np.full((4, len(rows)), NO_TIME, np.int64)
+        times[:3] = start_ns + np.array([arrivals, rows.start_ns, rows.end_ns])
+        if rows.backend_end_ns is not None:
+            times[3] = np.where(rows.backend_end_ns == NO_TIME, NO_TIME, rows.backend_end_ns + start_ns)
+        return _RankStep(
+            layout=self._layouts.setdefault(layout, len(self._layouts)),
+            host_ns=host,
+            wake_ns=wake,
+            spans=[
+                (name, _anchor(placed, begin, begins=True), _anchor(placed, end, begins=False))
+                for name, begin, end in contents.spans
+                if begin < end
+            ],
+            ready_ns=[sum(host[1 : after + 1]) + since for after, since in ready],
+            times_ns=times,
+            by_backend=[name.end_source != "emulated" for name in names],
+        )
+
+    def _issued(self, rank: _Rank, name: CollectiveName) -> Issued:
+        if name.kind in ("send", "recv"):
+            raise _not_replayable(self._run, "it has sends and receives: nothing says which belong together")
+        members = rank.groups.get(name.group)
+        if members is None:
+            raise _not_replayable(self._run, f"the ranks of process group {name.group!r} are unknown")
+        link: int | None = None
+        if self._network is not None or not self._on_host:
+            link = rank.links.setdefault(name.group, len(rank.links))
+        return Issued(name.kind, name.group, name.bytes, members, link)
+
+    def _meet(
+        self,
+        row: CollectiveBatch,
+        times_ns: Ints,
+        by_backend: Bools,
+        charged: Ints | None,
+        cost: Ints,
+        backend: Ints,
+    ) -> None:
+        """Write costs of collectives, and until when their links are busy."""
+        places, columns = row.places, row.columns
+        issue, start, end, backend_end = times_ns[:, places, columns]
+        links = list(zip(row.links.tolist(), columns.tolist(), strict=True))
+        for at, came_ns, begun_ns in zip(links, issue.tolist(), start.tolist(), strict=True):
+            if at[0] >= 0 and at not in self._free:  # before its first collective only that collective can tell
+                self._free[at] = self._busy_before[at] = begun_ns if begun_ns > came_ns else LONG_AGO
+        free = np.array([self._free[at] if at[0] >= 0 else LONG_AGO for at in links], np.int64)
+        last = np.maximum.reduceat(issue, row.starts)[row.which]
+        took = end - np.maximum(last, free)
+        self._collectives += len(columns)
+        if not self._law:
+            cost[places, columns] = took
+        else:
+            backend_set = by_backend[places, columns]
+            self._backend_was_limit += int(backend_set.sum())
+            assert charged is not None  # an emulated network charges
+            by_law = charged[places, np.minimum(columns, charged.shape[1] - 1)]
+            # The same on every rank, jitter included: where the backend set the end here, another rank may know it.
+            shown = np.maximum.reduceat(np.where(backend_set, LONG_AGO, took), row.starts)[row.which]
+            cost[places, columns] = np.where(backend_set, np.where(shown > LONG_AGO, shown, by_law), took)
+            known = backend_end != NO_TIME
+            until = np.where(known, backend_end, end)
+            backend[places, columns] = np.where(backend_set | known, np.maximum(until - last, 0), 0)
+        self._free |= {at: until_ns for at, until_ns in zip(links, end.tolist(), strict=True) if at[0] >= 0}
+
+
+def _in_order(waits: Sequence[_Moment], issue_ns: Sequence[int], length_ns: int) -> list[_Moment]:
+    """Return the operations of a step in the order in which the rank did them; times count from its start.
+
+    Args:
+        waits: in order.
+        issue_ns: when each collective reached its link, in order.
+    """
+    moments = [_Moment(0, 0, Operation(What.BEGIN))]
+    at = 0
+    for place, came_ns in enumerate(issue_ns):
+        tied = at
+        while at < len(waits) and waits[at].enter_ns < came_ns:
+            at += 1
+        moments += waits[tied:at]
+        tied = at
+        while tied < len(waits) and waits[tied].enter_ns == came_ns:
+            tied += 1
+        same = waits[at:tied]
+        if not any(wait.leave_ns > came_ns or wait.operation[1:] == (place, 0) for wait in same):
+            moments += same  # all of these waits were over before the issue
+            at = tied
+        moments.append(_Moment(came_ns, came_ns, Operation(What.ISSUE, place)))
+    return [*moments, *waits[at:], _Moment(length_ns, length_ns, Operation(What.END))]
+
+
+def _anchor(placed: Sequence[_Moment], at_ns: int, *, begins: bool) -> _Anchor:
+    """Return where a span begins: behind every operation that was over by then, and behind a wait that it began in; or
+    where it ends: before an operation that the rank reached at that very moment, and before a wait that it ended in.
+    """
+
+    def later(moment: _Moment) -> bool:
+        if begins:
+            inside_wait = moment.enter_ns < at_ns and moment.operation.what is What.WAIT
+            return moment.leave_ns > at_ns and not inside_wait
+        return moment.enter_ns >= at_ns or moment.leave_ns > at_ns
+
+    index = max(bisect_left(placed, True, key=later) - 1, 0)
+    return index, max(at_ns - placed[index].leave_ns, 0)
+
+
+def _padded(rows: Sequence[Sequence[int]]) -> Column:
+    """Return the rows of ranks as columns, shape (longest row, ranks); 0 behind the end of a shorter one."""
+    table = np.zeros((max(map(len, rows)), len(rows)), np.int64)
+    for column, row in enumerate(rows):
+        table[: len(row), column] = row
+    return compact(table)

@@ -1,0 +1,433 @@
+"""When everything in a program happens: the longest path through it, in one pass over its operations.
+
+    begin of a collective = max(last arrival of its ranks, its link is free)
+    its end               = max(begin + cost, last arrival + what the backend took)
+    a wait goes on at     = max(own arrival, that end) + wake
+
+First comes the order (`schedule`), in which an operation follows what it waits for. Where all ranks do the same, a row
+of it is one operation on all of them, which numpy carries out at once, for all scenarios; otherwise it is one operation
+of one rank. The state at the end of a step is that at the beginning of the next. Exact: integers throughout. Replayed
+steps are measured by the definition of overlap that records have (`aorta.timeline`). Must not change a
+program, or define a metric.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from aorta.errors import InputError
+from aorta.read.frames import Bools, Floats, Ints
+from aorta.read.run import HAND_OVER, Members
+from aorta.timeline.intervals import Interval
+from aorta.timeline.overlap import NS_PER_MS, PAIRS, measure_lanes
+from aorta.whatif.program import RankLayout, RunProgram, StepProgram, What
+
+LONG_AGO: Final = -(2**60)
+"""Until then a link was busy that nothing was queued on."""
+_Indices: TypeAlias = npt.NDArray[np.intp]
+_Instance: TypeAlias = tuple[str, Members, int]
+"""A collective of a step: its group by name and ranks, and its index among those of the group."""
+
+
+class Act(NamedTuple):
+    """One operation, of all ranks or of one."""
+
+    operation: int
+    what: What
+    place: int
+    back: int
+    ranks: slice
+
+
+@dataclass(frozen=True)
+class CollectiveBatch:
+    """Collectives whose ranks have all issued them; no rank takes part in two of them.
+
+    Attributes:
+        columns: their ranks, those of one collective side by side.
+        places: of the collective on each of these ranks.
+        links: of these ranks; -1 where it waits for no other collective.
+        starts: where in `columns` each collective's ranks begin.
+        which: for each of `columns`, the index of its collective.
+        place: the value of `places` if they are all the same.
+        whole: one collective of all ranks, on one link.
+    """
+
+    columns: _Indices
+    places: _Indices
+    links: _Indices
+    starts: _Indices
+    which: _Indices
+    place: int | None
+    whole: bool
+
+
+_Rows: TypeAlias = list[Act | CollectiveBatch]
+"""Operations and collectives in an order in which they can be worked out."""
+
+
+class Schedules:
+    """The schedules of a program's steps; steps in which all ranks have the same layouts share one."""
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        self._ranks = ranks
+        self._known: dict[tuple[int, ...], _Rows] = {}
+
+    def of(self, global_step: int, numbers: tuple[int, ...], layouts: Iterable[RankLayout]) -> _Rows:
+        """Return the schedule of one step.
+
+        Args:
+            numbers: for each rank, the index of its layout among `layouts`.
+
+        Raises:
+            InputError: the ranks do not fit each other in it.
+        """
+        if numbers not in self._known:
+            known = list(layouts)
+            try:
+                self._known[numbers] = schedule(self._ranks, [known[number] for number in numbers])
+            except InputError as error:
+                raise InputError(f"global step {global_step}: {error}") from error
+        return self._known[numbers]
+
+
+def schedule(ranks: Sequence[int], layouts: Sequence[RankLayout]) -> _Rows:
+    """Return the schedule of a step.
+
+    Raises:
+        InputError: ranks of a group issue different collectives, or some wait for each other for ever.
+    """
+    met: dict[_Instance, dict[int, int]] = defaultdict(dict)  # collective -> column of a rank -> its place there
+    instances: list[list[_Instance]] = []  # of each rank, by place
+    for column, layout in enumerate(layouts):
+        counts: dict[tuple[str, Members], int] = defaultdict(int)
+        instances.append([])
+        for place, issued in enumerate(layout.issued):
+            group = (issued.group, issued.ranks)
+            instances[-1].append((*group, counts[group]))
+            met[*group, counts[group]][column] = place
+            counts[group] += 1
+    for (name, members, number), placed in met.items():
+        here = {ranks[column] for column in placed}
+        if missing := [rank for rank in members if rank not in here]:
+            raise InputError(
+                f"collective {number} of group {name!r} in a step was not issued by its rank(s) "
+                f"{', '.join(map(str, missing[:8]))} in that step: a replay needs every rank to issue the collectives "
+                "of a group in the same steps"
+            )
+        first, *others = ((ranks[column], layouts[column].issued[place]) for column, place in placed.items())
+        for other in others:
+            if other[1][::2] != first[1][::2]:  # kind, bytes and link
+                said = (f"rank {rank} {issued.kind} of {issued.bytes} bytes" for rank, issued in (first, other))
+                raise InputError(
+                    f"collective {number} of group {name!r} in a step: {', '.join(said)}: the order of issue differs "
+                    "between ranks, which a replay cannot follow"
+                )
+    alike = (
+        all(layout.operations == layouts[0].operations for layout in layouts)
+        and all(len(set(placed.values())) == 1 for placed in met.values())
+        and len({len(layout.issued) for layout in layouts}) == 1
+    )
+    return _together(layouts, instances, met) if alike else _in_turn(ranks, layouts, instances, met)
+
+
+def _together(
+    layouts: Sequence[RankLayout], instances: list[list[_Instance]], met: dict[_Instance, dict[int, int]]
+) -> _Rows:
+    everyone = slice(0, len(layouts))
+    rows: _Rows = []
+    issued = set[int]()
+    for index, operation in enumerate(layouts[0].operations):
+        if operation.what is What.WAIT and not operation.back and operation.place not in issued:
+            raise InputError(f"a step waits for its collective {operation.place} before issuing it")
+        rows.append(Act(index, *operation, everyone))
+        if operation.what is What.ISSUE:
+            issued.add(operation.place)
+            chosen = dict.fromkeys(named[operation.place] for named in instances)
+            rows.append(_batch([met[each] for each in chosen], layouts))
+    return rows
+
+
+def _in_turn(
+    ranks: Sequence[int],
+    layouts: Sequence[RankLayout],
+    instances: list[list[_Instance]],
+    met: dict[_Instance, dict[int, int]],
+) -> _Rows:
+    """Return rows of single ranks: each continues until it waits for a collective that not all its ranks issued."""
+    rows: _Rows = []
+    at = [0] * len(layouts)
+    missing = {instance: len(places) for instance, places in met.items()}
+    moved = True
+    while moved:
+        moved = False
+        for column, layout in enumerate(layouts):
+            for operation in layout.operations[at[column] :]:
+                instance = instances[column][operation.place] if operation.place >= 0 and not operation.back else None
+                if operation.what is What.WAIT and instance is not None and missing[instance]:
+                    break
+                rows.append(Act(at[column], *operation, slice(column, column + 1)))
+                at[column] += 1
+                moved = True
+                if operation.what is What.ISSUE and instance is not None:
+                    missing[instance] -= 1
+                    if not missing[instance]:
+                        rows.append(_batch([met[instance]], layouts))
+    stuck = [rank for rank, done, layout in zip(ranks, at, layouts, strict=True) if done < len(layout.operations)]
+    if stuck:
+        raise InputError(
+            f"rank(s) {', '.join(map(str, stuck[:8]))} wait for collectives that are issued only after their waits: "
+            "the programs of the ranks do not fit each other"
+        )
+    return rows
+
+
+def _batch(chosen: Sequence[dict[int, int]], layouts: Sequence[RankLayout]) -> CollectiveBatch:
+    rows = [(column, place, layouts[column].issued[place].link) for one in chosen for column, place in one.items()]
+    columns, places, links = zip(*rows, strict=True)
+    sizes = [len(one) for one in chosen]
+    return CollectiveBatch(
+        columns=np.array(columns, np.intp),
+        places=np.array(places, np.intp),
+        links=np.array([-1 if link is None else link for link in links], np.intp),
+        starts=np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.intp),
+        which=np.repeat(np.arange(len(sizes)), sizes),
+        place=places[0] if len(set(places)) == 1 else None,
+        whole=sizes == [len(layouts)] and len(set(links)) == 1 and links[0] is not None,
+    )
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """All times of one step in all scenarios, nanoseconds on the common clock.
+
+    Attributes:
+        enter_ns, leave_ns: of each operation, shape (operations, ranks, scenarios).
+        begin_ns, end_ns: of each collective on its link, shape (collectives, ranks, scenarios). The begin on a rank is
+            the later of its own issue and the end of the collective before it on the link, as in the record.
+        last_ns: the last arrival of its ranks.
+        free_ns: when its link was free for it.
+    """
+
+    enter_ns: Ints
+    leave_ns: Ints
+    begin_ns: Ints
+    end_ns: Ints
+    last_ns: Ints
+    free_ns: Ints
+
+
+@dataclass(frozen=True)
+class Times:
+    """When the steps began and ended, shape (steps, ranks, scenarios); `kept`: index of a step -> all its times."""
+
+    begin_ns: Ints
+    end_ns: Ints
+    kept: dict[int, StepTimes] = field(default_factory=dict)
+
+    def job_step_ns(self, scenario: int = 0) -> Ints:
+        """Return the duration of each step on the rank where it took longest."""
+        lengths: Ints = self.end_ns[:, :, scenario] - self.begin_ns[:, :, scenario]
+        return np.asarray(lengths.max(axis=1), np.int64)
+
+    def job_step_ms(self) -> Floats:
+        return self.job_step_ns() / NS_PER_MS
+
+
+def replay(
+    program: RunProgram,
+    keep: Collection[int] = (),
+    freed: Mapping[tuple[int, int], Bools] | None = None,
+    scenarios: int = 1,
+) -> Times:
+    """Work out when everything happens.
+
+    Args:
+        keep: indices of the steps of which all times are wanted.
+        freed: collectives that cost nothing in some of several scenarios: (layout, place) -> in which, shape
+            (scenarios,). None: none does.
+
+    Raises:
+        InputError: the programs of the ranks do not fit each other.
+    """
+    steps = program.steps
+    of_ranks = (len(program.ranks), scenarios)
+    times = Times(np.empty((len(steps), *of_ranks), np.int64), np.empty((len(steps), *of_ranks), np.int64))
+    now: Ints = np.repeat(program.start_ns[:, None], scenarios, axis=1)
+    free: Ints = np.repeat(program.busy_ns[:, :, None], scenarios, axis=2)
+    schedules = Schedules(program.ranks)
+    backs = [operation.back for layout in program.layouts for operation in layout.operations]
+    ends: deque[Ints] = deque(maxlen=max(backs, default=0) + 1)  # of collectives that are waited for in a later step
+    for index, step in enumerate(steps):
+        places = len(step.cost_ns)
+        shape = (places, *of_ranks)
+        arrived, end = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        ends.appendleft(end)
+        cost = step.cost_ns[:, :, None]
+        backend = None if step.backend_ns is None else step.backend_ns[:, :, None]
+        if freed:
+            # 1 where a collective keeps its cost, shape (places, ranks, scenarios); one rank if all are alike.
+            layouts = step.layouts[:1] if len(set(step.layouts)) == 1 else step.layouts
+            keeps = np.ones((places, len(layouts), scenarios), np.int64)
+            for column, layout in enumerate(layouts):
+                for place in range(places):
+                    if (layout, place) in freed:
+                        keeps[place, column] = ~freed[layout, place]
+            cost = cost * keeps
+            backend = None if backend is None else backend * keeps
+        kept = None
+        if index in keep:
+            enter, leave = (np.zeros((len(step.host_ns), *of_ranks), np.int64) for _ in range(2))
+            begin, last, free_for = (np.zeros(shape, np.int64) for _ in range(3))
+            kept = times.kept[index] = StepTimes(enter, leave, begin, end, last, free_for)
+        for row in schedules.of(step.global_step, step.layouts, program.layouts):
+            if isinstance(row, CollectiveBatch):
+                _meet(row, arrived, end, free, cost, backend, kept)
+                continue
+            clock = now[row.ranks]
+            clock += step.host_ns[row.operation, row.ranks, None]
+            if kept is not None:
+                kept.enter_ns[row.operation, row.ranks] = clock
+            match row.what:
+                case What.BEGIN:
+                    times.begin_ns[index][row.ranks] = clock
+                case What.ISSUE:
+                    arrived[row.place, row.ranks] = clock
+                case What.WAIT:
+                    resumed = clock.copy()
+                    if row.back < len(ends):  # otherwise of a step before the first
+                        np.maximum(resumed, ends[row.back][row.place, row.ranks], out=resumed)
+                    resumed += step.wake_ns[row.operation, row.ranks, None]
+                    np.maximum(clock, resumed, out=clock)  # never before it arrived
+                case What.END:
+                    times.end_ns[index][row.ranks] = clock
+            if kept is not None:
+                kept.leave_ns[row.operation, row.ranks] = clock
+    return times
+
+
+def _meet(
+    row: CollectiveBatch,
+    arrived: Ints,
+    end: Ints,
+    link_free: Ints,
+    cost: npt.NDArray[np.integer],
+    backend: npt.NDArray[np.integer] | None,
+    kept: StepTimes | None,
+) -> None:
+    """Write when collectives end, and until when their links are busy."""
+    if row.whole and row.place is not None and kept is None:
+        # One collective of all ranks: the common case, without copies.
+        free, place = link_free[row.links[0]], row.place
+        last = arrived[place].max(axis=0)
+        np.maximum(free, last, out=free)
+        free += cost[place]
+        if backend is not None:
+            np.maximum(free, last + backend[place], out=free)
+        end[place] = free
+        return
+    columns, places = row.columns, row.places
+    came = arrived[places, columns]
+    last = np.maximum.reduceat(came, row.starts, axis=0)[row.which]
+    linked = row.links >= 0
+    free = link_free[np.maximum(row.links, 0), columns]
+    free[~linked] = LONG_AGO
+    of_rank = np.minimum(columns, cost.shape[1] - 1)
+    done = np.maximum(last, free) + cost[places, of_rank]
+    if backend is not None:
+        done = np.maximum(done, last + backend[places, columns])
+    end[places, columns] = done
+    if linked.any():
+        link_free[row.links[linked], columns[linked]] = done[linked]
+    if kept is not None:
+        kept.begin_ns[places, columns] = np.maximum(came, free)
+        kept.last_ns[places, columns] = last
+        kept.free_ns[places, columns] = free
+
+
+RANK_STEPS: int = 512
+"""Rank-steps that are measured, 0.1 ms each; more would hardly change a median."""
+
+
+class RankStepSample(NamedTuple):
+    """Indices of the steps and columns of the ranks that are measured."""
+
+    steps: tuple[int, ...]
+    ranks: tuple[int, ...]
+
+    def kept(self) -> set[int]:
+        """Return the steps of which a replay has to keep all times: communication reaches into the step after it."""
+        return {each for step in self.steps for each in (step - 1, step) if each >= 0}
+
+
+class Measured(NamedTuple):
+    """Metrics of the sampled rank-steps (NaN: null), and the index of the step of each."""
+
+    overlap_ratio: Floats
+    exposed_comm_ms: Floats
+    idle_ms: Floats
+    step: Ints
+
+
+def sample(program: RunProgram) -> RankStepSample:
+    def spread(count: int, most: int) -> tuple[int, ...]:
+        return tuple(sorted({int(index) for index in np.linspace(0, count - 1, min(count, most)).round()}))
+
+    ranks = spread(len(program.ranks), 64)
+    return RankStepSample(spread(len(program.steps), max(RANK_STEPS // len(ranks), 8)), ranks)
+
+
+def measure(program: RunProgram, times: Times, chosen: RankStepSample) -> Measured:
+    """Measure the sampled rank-steps of a replay that kept the times of `chosen.kept()`."""
+    rows = []
+    for index in chosen.steps:
+        step, kept = program.steps[index], times.kept[index]
+        for column in chosen.ranks:
+            window = int(times.begin_ns[index, column, 0]), int(times.end_ns[index, column, 0])
+            comm: dict[str, list[Interval]] = defaultdict(list)
+            for earlier in (index - 1, index):
+                if earlier in times.kept:
+                    of_step = times.kept[earlier]
+                    issued = program.layouts[program.steps[earlier].layouts[column]].issued
+                    ends = (table[:, column, 0].tolist() for table in (of_step.begin_ns, of_step.end_ns))
+                    for collective, low, high in zip(issued, *ends, strict=False):
+                        comm[collective.kind].append((min(low, high), high))
+            compute, stalls = list[Interval](), list[Interval]()
+            for name, span in span_edges(step, kept, column):
+                lane = program.names[name].lane
+                if lane == "compute":
+                    compute.append(span)
+                elif lane == HAND_OVER:
+                    stalls.append(span)
+            for number, operation in enumerate(program.layouts[step.layouts[column]].operations):
+                if operation.what is What.WAIT:
+                    stalls.append((int(kept.enter_ns[number, column, 0]), int(kept.leave_ns[number, column, 0])))
+            measured, _ = measure_lanes(PAIRS, window, compute=compute, comm=comm, stalls=stalls)
+            ratio = float("nan") if measured.overlap_ratio is None else measured.overlap_ratio
+            rows.append((ratio, measured.exposed_ns / NS_PER_MS, measured.idle_ns / NS_PER_MS))
+    ratio_of, exposed_ms, idle_ms = np.array(rows, np.float64).T
+    step_of = np.repeat(np.array(chosen.steps, np.int64), len(chosen.ranks))
+    return Measured(ratio_of, exposed_ms, idle_ms, step_of)
+
+
+def span_edges(step: StepProgram, times: StepTimes, column: int) -> list[tuple[int, Interval]]:
+    """Return the spans of one rank of a step as replayed: index of the name, and when. A span begins behind the waits
+    that came before it, and is over when the rank reaches the operation behind it.
+    """
+    spans, chosen = step.spans, step.spans.of_rank(column)
+    enter, leave = times.enter_ns[:, column, 0], times.leave_ns[:, column, 0]
+
+    def at(after: Ints, offset: Ints) -> Ints:
+        behind = np.minimum(after + 1, len(enter) - 1)
+        return np.where(after + 1 < len(enter), np.minimum(leave[after] + offset, enter[behind]), leave[after] + offset)
+
+    begin = at(spans.begin_after[chosen].astype(np.int64), spans.begin_ns[chosen].astype(np.int64))
+    end = at(spans.end_after[chosen].astype(np.int64), spans.end_ns[chosen].astype(np.int64))
+    rows = zip(spans.name[chosen].tolist(), begin.tolist(), np.maximum(begin, end).tolist(), strict=True)
+    return [(name, (low, high)) for name, low, high in rows]

@@ -1,0 +1,182 @@
+"""The command `aorta whatif`: parses its arguments, predicts, and prints the answer.
+
+Without a change it prints what there is to gain: the largest gains, the marginal cost of each part of the
+communication, and the critical path of a typical step. Must not define what is predicted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from aorta.command_line import command, to_stdout
+from aorta.documents import as_json
+from aorta.documents.formatting import TEXT, rough_interval, rough_ms
+from aorta.errors import EXIT_OK, InputError
+from aorta.installation import checkout
+from aorta.read.locate import is_location, locate
+from aorta.read.locations import Archives
+from aorta.terminal_style import style_of, table, wrapped
+from aorta.timeline.overlap import NS_PER_MS
+from aorta.whatif.changes import FORMS, is_count, parse_changes
+from aorta.whatif.gains import WORDS, WORTH, CriticalPath, Gains, Marginals, critical_path, gains, marginals
+from aorta.whatif.prediction import Identity, Prediction, Value, base_of, predict_from, verdict
+from aorta.whatif.read_program import read_program
+
+_ROWS = 8
+"""Marginal costs and parts of the critical path that are printed; --json has them all."""
+
+
+@command()
+def main(arguments: Sequence[str]) -> int:
+    """Run `aorta whatif`; returns its exit code (argparse itself ends with 0 or 2)."""
+    options = parser().parse_args(arguments)
+    changes = parse_changes(options.set)
+    if len({change.text for change in changes}) < len(changes):
+        raise InputError(f"--set {' '.join(options.set)}: a change is given twice")
+    if options.step is not None and changes:
+        raise InputError("--step: a prediction is of all steps; --step goes without --set")
+    here, word = Path.cwd(), options.run
+    root = checkout() or here
+    folder = word if is_location(word, here, root) else locate([word], here, root)[word]
+    with Archives() as archives, archives.named():
+        program = read_program(archives.folder_of(folder), last=options.last)
+        base = base_of(program)
+        if changes:
+            predicted = predict_from(base, changes)
+            content, lines = predicted.as_json(), prediction_lines(predicted)
+        else:
+            numbers, lengths = [step.global_step for step in program.steps], base.times.job_step_ms()
+            if options.step is not None and options.step not in numbers:
+                raise InputError(f"--step {options.step}: global steps {numbers[0]} to {numbers[-1]} are replayed")
+            median = int(np.argmin(np.abs(lengths - np.median(lengths))))
+            index = median if options.step is None else numbers.index(options.step)
+            found, parts, path = gains(base), marginals(program), critical_path(program, index)
+            content = {
+                "identity": base.identity.problem(),
+                "gains": as_json(found),
+                "marginals": as_json(parts),
+                "critical_path": path.as_json(),
+                "flags": list(found.flags),
+            }
+            lines = [*gain_lines(found), *marginal_lines(parts), *path_lines(path), ""]
+            lines += _check(base.identity, (*found.notes, *found.flags))
+        to_stdout(
+            json.dumps(content, indent=2) if options.json else wrapped(lines, style_of(sys.stdout).width, indent="  ")
+        )
+    return EXIT_OK
+
+
+def prediction_lines(predicted: Prediction) -> list[str]:
+    base, gain = predicted.identity, predicted.gain_ms
+    shorter = gain.value >= 0
+    by = (gain.value, gain.low, gain.high) if shorter else (-gain.value, -gain.high, -gain.low)
+
+    def change(now: str, value: Value | None, factor: float, unit: str) -> str:
+        if value is None:
+            return TEXT.unknown
+        return f"{now} -> {rough_interval(factor * value.value, factor * value.low, factor * value.high, unit)}"
+
+    exposed_ms = base.replayed_exposed_ms
+    rows = [
+        (
+            "job step",
+            f"{'at most ' if predicted.upper_bound else ''}{rough_interval(*by)} {'shorter' if shorter else 'longer'}, "
+            f"{TEXT.percent(abs(gain.value) / base.replayed_ms)} of {rough_ms(base.replayed_ms)}, "
+            f"{'contention ignored' if predicted.real_network else verdict(predicted.significant)}",
+        ),
+        ("overlap ratio", change(TEXT.percent(base.replayed_ratio), predicted.overlap_ratio, 100, "%")),
+        (
+            "exposed communication",
+            change(TEXT.unknown if exposed_ms is None else rough_ms(exposed_ms), predicted.exposed_comm_ms, 1, "ms"),
+        ),
+    ]
+    return [
+        f"with {', '.join(predicted.changes)}:",
+        *table(rows, indent="  "),
+        f"intervals: variation over {predicted.steps} recorded steps, and the model's error; another launch differs by "
+        "more",
+        *_check(base, (*predicted.notes, *predicted.flags)),
+    ]
+
+
+def gain_lines(gains: Gains) -> list[str]:
+    head = f"a step takes {TEXT.quantity(gains.step_ms, 'ms')}; "
+    if not gains.gains:
+        return [f"{head}no change that was tried would gain more than {TEXT.percent(WORTH)}"]
+    lines = [f"{head}what would gain most, settings with a significant gain first:"]
+    for number, gain in enumerate(gains.gains, start=1):
+        lines += [f"  {number}. {gain.sentence}", f"     --set {gain.change}"]
+        lines += [f"     note: {note}" for note in gain.notes]
+    return lines
+
+
+def marginal_lines(parts: Marginals) -> list[str]:
+    shown = parts.marginals[:_ROWS]
+    rows = table(
+        [
+            (
+                rough_interval(part.gain_ms, part.low_ms, part.high_ms),
+                part.name if part.what == "bound" else f"{part.what} {part.name}",
+                "" if part.change is None else f"--set {part.change}",
+            )
+            for part in (*shown, *parts.bounds)
+        ],
+        indent="  ",
+    )
+    lines = ["", "gain per step, if this alone were free:", *rows[: len(shown)]]
+    return [*lines, "bounds:", *rows[len(shown) :], *(f"note: {note}" for note in parts.notes)]
+
+
+def path_lines(path: CriticalPath) -> list[str]:
+    length = path.end_ns - path.begin_ns
+    totals = path.totals_ns()
+    rows = [
+        (ns, " ".join(filter(None, (f"rank {rank}:", WORDS[part], name)))) for (part, rank, name), ns in totals.items()
+    ]
+    if len(rows) > _ROWS:
+        rows[_ROWS:] = [(sum(ns for ns, _ in rows[_ROWS:]), "all the rest")]
+    cells = [(f"{ns / NS_PER_MS:.2f} ms", TEXT.percent(ns / length), what) for ns, what in rows]
+    return [
+        "",
+        f"critical path of step {path.global_step}, longest on rank {path.rank}: {length / NS_PER_MS:.2f} ms",
+        *(table(cells, right=(0, 1), indent="  ") if cells else []),
+    ]
+
+
+def _check(identity: Identity, notes: Iterable[str]) -> list[str]:
+    problem = identity.problem()
+    return [*([] if problem is None else [f"check: {problem}"]), *(f"note: {note}" for note in notes)]
+
+
+def parser() -> argparse.ArgumentParser:
+    words = argparse.ArgumentParser(
+        description="What if something had been different? A prediction from the record of one run (docs/what-if.md).",
+        epilog="Exit codes: 0 done, 2 bad input, or no prediction is possible. A change is one of: "
+        + "; ".join(FORMS.values()),
+    )
+    words.add_argument("run", metavar="LABEL|DIR", help="the run: its label, its folder or an archive of it")
+    words.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="TARGET=VALUE",
+        help="change something; repeatable: applied together. Without it: what there is to gain",
+    )
+    words.add_argument("--last", type=_positive, metavar="N", help="replay the last N steps only (default: all)")
+    words.add_argument(
+        "--step", type=int, metavar="N", help="step of the critical path (default: one of median length)"
+    )
+    words.add_argument("--json", action="store_true", help="everything, as JSON")
+    return words
+
+
+def _positive(text: str) -> int:
+    if not is_count(text) or int(text) < 2:
+        raise argparse.ArgumentTypeError(f"{text!r}: a number from 2")
+    return int(text)

@@ -1,0 +1,91 @@
+"""Traces for tests: rows as tuples, for what comes after the readers; and files read by a reader."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from aorta.read.frames import Numbered
+from aorta.read.traces.interval_table import (
+    KIND_CODE,
+    NO_WINDOWS,
+    NULL,
+    IntervalClass,
+    Intervals,
+    Trace,
+    step_of,
+    windows,
+)
+from aorta.read.traces.open import Database
+from aorta.read.traces.reader import Reader, TraceInput
+from aorta.records.schema import Header
+
+COMPUTE, COMM, COPY, UNKNOWN = (
+    IntervalClass.COMPUTE,
+    IntervalClass.COMM,
+    IntervalClass.COPY,
+    IntervalClass.UNKNOWN,
+)
+
+
+def row(
+    cls: IntervalClass,
+    start: int,
+    end: int,
+    *,
+    name: str = "k",
+    kind: str | None = None,
+    device: int = 0,
+    stream: int = 0,
+    group: str | None = None,
+    seq: int = NULL,
+    size: int = NULL,
+    rank: int = 0,
+) -> dict[str, Any]:
+    return locals()
+
+
+def trace(
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    steps: Sequence[tuple[int, int, int]] = (),
+    groups: Mapping[str, tuple[int, ...]] | None = None,
+    **facts: Any,
+) -> Trace:
+    """A trace of these rows. `steps`: (number, start, end) on the rank of the first row."""
+    names, group_names = Numbered(), Numbered()
+    rank = rows[0]["rank"] if rows else 0
+    marks = windows(*zip(*steps, strict=True)) if steps else NO_WINDOWS
+    columns = {
+        "start_ns": [each["start"] for each in rows],
+        "end_ns": [each["end"] for each in rows],
+        "device": [each["device"] for each in rows],
+        "stream": [each["stream"] for each in rows],
+        "cls": [each["cls"] for each in rows],
+        "kind": [KIND_CODE[each["kind"]] if each["kind"] else NULL for each in rows],
+        "group": [group_names[each["group"]] if each["group"] else NULL for each in rows],
+        "seq": [each["seq"] for each in rows],
+        "bytes": [each["size"] for each in rows],
+        "name": [names[each["name"]] for each in rows],
+    }
+    arrays = {name: np.array(values, np.int64) for name, values in columns.items()}
+    step = step_of(arrays["start_ns"], marks)
+    table = Intervals(**arrays, step=step, names=tuple(names), groups=tuple(group_names))
+    given = {"path": "hand-made", "format": "kineto", "clock": "REALTIME", "rank": rank, **facts}
+    return Trace(intervals=table, windows=marks, group_ranks=groups or {}, **given)
+
+
+def read_with(
+    reader: Reader, what: Path | Mapping[str, bytes | IO[bytes]], headers: Sequence[Header] = ()
+) -> list[Trace]:
+    """What a reader gives for a database, or for the files of a process by name."""
+    if isinstance(what, Path):
+        with what.open("rb") as stream, closing(Database(what, str(what))) as database:
+            return list(reader.read(TraceInput({str(what): stream}, headers=headers, database=database)))
+    streams = {name: io.BytesIO(data) if isinstance(data, bytes) else data for name, data in what.items()}
+    return list(reader.read(TraceInput(streams, headers=headers)))

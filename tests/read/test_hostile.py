@@ -1,0 +1,209 @@
+"""Records that are broken on purpose: an error with its place, or a counted drop; never a traceback, never the memory.
+
+`tests/corpus/jsonl` keeps what a search over mutations found worth keeping: one record a file, its first two words
+saying what must become of it: `used-` it is read with problems, `refused-` it is not.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tracemalloc
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from aorta.analysis.aggregate import LabelledRun
+from aorta.analysis.dataframes import ranges_frame
+from aorta.errors import InputError
+from aorta.read.frames import NO_TIME
+from aorta.read.record import load_run
+from aorta.read.record_columns import METRIC_LIMIT
+from aorta.records.record_file import LINE_LIMIT, PROBLEM_LIMIT, StepLine
+from aorta.records.schema import BucketReady, Gradient, Step, Wait
+from tests.analysis.builders import collective, footer, header, line_of, metrics, step, write_rank
+from tests.analysis.by_json import aggregate
+from tests.rank_records import read_rank
+
+CORPUS = Path(__file__).resolve().parents[1] / "corpus" / "jsonl"
+HALF = metrics(10, 8, 4, 2)
+GOOD = step(0, 1, 0, overlap=HALF, collectives=[collective()])
+
+
+def summary_of(folder: Path) -> dict[str, object]:
+    """The entry as it is written: strict JSON."""
+    return json.loads(json.dumps(aggregate(LabelledRun("x", load_run(folder))), allow_nan=False))
+
+
+def with_line(folder: Path, line: str | bytes) -> Path:
+    """A record of one rank: header, a good step, `line`, another good step, footer."""
+    text = line.encode() if isinstance(line, str) else line
+    last = line_of(msgspec.structs.replace(GOOD, global_step=2)) + line_of(footer(3))
+    path = folder / "rank_0_metrics.jsonl"
+    path.write_bytes((line_of(header()) + line_of(GOOD)).encode() + text + b"\n" + last.encode())
+    return path
+
+
+def changed(**fields: object) -> str:
+    return json.dumps(json.loads(line_of(GOOD)) | {"global_step": 1} | fields)
+
+
+BAD = {
+    "NaN": changed(loss=float("nan")),
+    "infinity": changed(loss=float("inf")),
+    "a float beyond floats": changed(loss=0).replace('"loss": 0', '"loss": 1e999'),
+    "a float whose sum is not finite": changed(loss=1.7e308),
+    "a metric beyond ages": changed(overlap={"comm_ms": 1e300}),
+    "a huge integer": changed(start_mono_ns=10**30),
+    "a huger integer": changed().replace('"epoch": 0', '"epoch": 1' + "0" * 5000),
+    "an integer whose difference wraps": changed(start_mono_ns=-(2**63) + 1, end_mono_ns=2**63 - 1),
+    "a huge sequence number": changed(collectives=[["allreduce", "w", 2**64, 1, None, 0, 0, 1, None]]),
+    "a collective with too few columns": changed(collectives=[["allreduce", "w", 0]]),
+    "a collective with a wrong end source": changed(collectives=[["allreduce", "w", 0, 1, None, 0, 0, 1, "guess"]]),
+    "deep nesting": changed(aux=0).replace('"aux": 0', '"aux": ' + "[" * 100_000 + "]" * 100_000),
+    "deep nesting where nothing is known": changed(x=0).replace(
+        '"x": 0', '"x": ' + '{"a":' * 50_000 + "0" + "}" * 50_000
+    ),
+    "a wrong type": changed(overlap=[1, 2]),
+    "a wrong type in a dictionary": changed(overlap={"comm_ms": "4"}),
+    "a wrong type of the reasons": changed(reasons={"comm_ms": 7}),
+    "a wrong type of the coverage": changed(coverage=[3, 3, True]),
+    "a string for a number": changed(global_step="one"),
+    "a float for an integer": changed(global_step=1.5),
+    "not UTF-8": changed(reasons={"comm_ms": "@"}).encode().replace(b"@", b"\xff\xfe"),
+    "a surrogate alone": changed(reasons={"comm_ms": "@"}).replace("@", "\\ud800"),
+    "another rank": changed(rank=5),
+    "another world": changed(world_size=7),
+    "zeros": b"\x00" * 300,
+    **{
+        f"without {name}": json.dumps({k: v for k, v in json.loads(changed()).items() if k != name})
+        for name in ("record", "rank", "overlap", "coverage", "collectives", "aux", "warmup", "t_end_ns")
+    },
+}
+
+
+@pytest.mark.parametrize("line", BAD.values(), ids=BAD)
+def test_a_bad_line_is_dropped_counted_and_said_with_its_place(tmp_path: Path, line: str | bytes) -> None:
+    with_line(tmp_path, line)
+    entry = summary_of(tmp_path)
+    health = entry["health"]
+    assert entry["count"] == 2
+    assert any(
+        problem.startswith("rank_0_metrics.jsonl:3: ") and problem.endswith("ignored") for problem in health["problems"]
+    )
+    assert any("footer counts 3 steps, 2 could be read" in problem for problem in health["problems"])
+
+
+def test_a_step_is_read_by_the_fields_by_which_it_is_written() -> None:
+    read, written = (msgspec.structs.fields(type_) for type_ in (StepLine, Step))
+    assert [(field.encode_name, field.required) for field in read] == [
+        (field.encode_name, field.required) for field in written
+    ]
+    assert StepLine.__struct_config__.tag == Step.__struct_config__.tag
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"ranges": [["name"]]},
+        {"ranges": {"a": 1}},
+        {"ranges": [[7, 0, 0, 0, 1, None]]},
+        {"ranges": [["name", 0, 0, 0, 2**63, None]]},
+        {"ranges": [["name", 2**63, 0, 0, 1, None]]},
+        {"waits": [["w", 0, 5]]},
+        {"waits": {"w": 0}},
+        {"waits": [["w", 0, 5, 2**63]]},
+        {"waits": [["w", 2**63, 5, 6]]},
+        {"waits": [[0, 0, 5, 6]]},
+        {"waits": None},
+        {"ready": [["w", 0]]},
+        {"ready": [["w", 0, "soon"]]},
+        {"gradient_order": [["block"]]},
+        {"gradient_order": [["block", "large"]]},
+        {"collectives": [["allreduce", "w", 0, 1, None, 0, 0, 1, "emulated", "late"]]},
+        {"collectives": [["allreduce", "w", 0, 1, None, 0, 0, 1, "emulated", 2**63]]},
+    ],
+)
+def test_broken_rows_cost_their_line_and_no_other(tmp_path: Path, fields: dict[str, object]) -> None:
+    with_line(tmp_path, changed(**fields))
+    entry = summary_of(tmp_path)
+    assert entry["count"] == 2
+    assert any(problem.startswith("rank_0_metrics.jsonl:3: ") for problem in entry["health"]["problems"])
+    run = load_run(tmp_path)
+    assert ranges_frame(run).empty
+
+
+def test_waits_are_read_where_a_record_has_them(tmp_path: Path) -> None:
+    """Beside steps that tell nothing of waits."""
+    rows = [["allreduce", "w", 7, 1, None, 0, 0, 90, "emulated", 60]]
+    fields = {"waits": [["w", 7, 5, 90]], "ready": [["w", 7, 4]], "gradient_order": [["block", 8], ["", 4]]}
+    with_line(tmp_path, changed(collectives=rows, **fields))
+    tables = load_run(tmp_path).ranks[0]
+    before, inside, after = map(tables.details.step, range(3))
+    assert inside.waits == [Wait("w", 7, 5, 90)]
+    assert inside.ready == [BucketReady("w", 7, 4)]
+    assert (before.waits, after.waits) == (None, None)
+    assert tables.gradient_order == (Gradient("block", 8), Gradient("", 4))
+    assert tables.collectives.backend_end_ns is not None
+    assert [end for end in tables.collectives.backend_end_ns.tolist() if end != NO_TIME] == [60]
+
+
+def test_ranges_that_a_later_version_extends_are_read(tmp_path: Path) -> None:
+    with_line(tmp_path, changed(ranges=[["r", 0, 0, -5, 7, None, "more"]]))
+    assert ranges_frame(load_run(tmp_path))["duration_ms"].tolist() == [12e-6]
+
+
+def test_fields_that_a_later_version_adds_do_no_harm(tmp_path: Path) -> None:
+    with_line(tmp_path, changed(added_later={"a": 1}))
+    entry = summary_of(tmp_path)
+    assert entry["count"] == 3
+    assert entry["health"]["problems"] == []
+
+
+@pytest.mark.parametrize("newline", [b"", b"\n"])
+def test_a_line_of_a_gigabyte_is_refused_in_little_memory(tmp_path: Path, newline: bytes) -> None:
+    path = write_rank(tmp_path, header(), [GOOD], None)
+    with path.open("ab") as file:
+        file.truncate(file.tell() + 2**30)  # a sparse file: a gigabyte of zeros that takes no room
+        file.seek(0, 2)
+        file.write(newline)
+    tracemalloc.start()
+    for read in (load_run, lambda folder: read_rank(folder / path.name)):
+        with pytest.raises(InputError, match=rf"rank_0_metrics\.jsonl:3: this line is longer than {LINE_LIMIT} bytes"):
+            read(tmp_path)
+    assert tracemalloc.get_traced_memory()[1] < 4 * LINE_LIMIT
+    tracemalloc.stop()
+
+
+def test_bad_lines_without_end_are_counted_not_kept(tmp_path: Path) -> None:
+    with_line(tmp_path, b"\n".join([b"rubbish"] * 5000))
+    problems = load_run(tmp_path).health.problems
+    assert len(problems) == PROBLEM_LIMIT + 2
+    assert f"rank_0_metrics.jsonl: {5000 - PROBLEM_LIMIT} more line(s) could not be read; ignored" in problems
+
+
+def test_a_new_metric_in_each_step_is_refused(tmp_path: Path) -> None:
+    with_line(tmp_path, "\n".join(changed(overlap={f"m{n}": 1.0}, global_step=n + 9) for n in range(METRIC_LIMIT + 1)))
+    with pytest.raises(InputError, match=rf"jsonl:\d+: more than {METRIC_LIMIT} different metrics"):
+        load_run(tmp_path)
+
+
+@pytest.mark.parametrize("size", [10**15, 0, -4])
+def test_a_world_that_cannot_be_is_left_out_by_name(tmp_path: Path, size: int) -> None:
+    write_rank(tmp_path, header(0, size), [], None)
+    with pytest.raises(InputError, match=rf"rank_0_metrics\.jsonl:1: a world of {size} ranks"):
+        load_run(tmp_path)
+
+
+@pytest.mark.parametrize("path", sorted(CORPUS.glob("*.jsonl")), ids=lambda path: path.stem)
+def test_the_corpus_is_used_or_refused_as_its_names_say(path: Path, tmp_path: Path) -> None:
+    shutil.copy(path, tmp_path / "rank_0_metrics.jsonl")
+    if path.name.startswith("refused-"):
+        with pytest.raises(InputError, match=r"rank_0_metrics\.jsonl:\d+: "):
+            load_run(tmp_path)
+    else:
+        assert path.name.startswith("used-")
+        health = summary_of(tmp_path)["health"]
+        assert health["problems"]
+        assert all(problem.startswith("rank_0_metrics.jsonl:") for problem in health["problems"])

@@ -1,0 +1,99 @@
+"""Broken and hostile input of the readers of rocprofv3 and nsys.
+
+`corpus/` holds one small file per way of being broken: each is an `InputError` (exit code 2) that names the file. What
+chance finds (`scripts/fuzz`) goes there.
+"""
+
+from __future__ import annotations
+
+import io
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from aorta.errors import InputError
+from aorta.read.traces import open as load_open
+from aorta.read.traces.health import check_rows
+from aorta.read.traces.interval_table import Trace
+from aorta.read.traces.kernels import kernel_facts
+from aorta.read.traces.nsys import NSYS
+from aorta.read.traces.rocprof.csv_files import ROCPROF_CSV
+from aorta.read.traces.rocprof.rocpd import ROCPD
+from aorta.read.traces.rocprof.trace import ROCPROF_JSON
+from aorta.read.traces.tables import device_timelines
+from tests.read.tables import read_with
+
+CORPUS = sorted((Path(__file__).parent / "corpus").iterdir())
+
+
+def read_bytes(kind: str, data: bytes, name: str, folder: Path) -> list[Trace]:
+    if kind in ("json", "csv"):
+        return read_with(ROCPROF_JSON if kind == "json" else ROCPROF_CSV, {name: data})
+    (folder / name).write_bytes(data)
+    return read_with(NSYS if kind == "nsys" else ROCPD, folder / name)
+
+
+def measure(traces: list[Trace]) -> None:
+    """All that is done to a trace afterwards; a damaged one must survive it."""
+    for trace in traces:
+        clean, _ = check_rows(trace)
+        kernel_facts(clean)
+        for timeline in device_timelines(clean):
+            timeline.measure(timeline.whole)
+
+
+def from_sql(script: Path, folder: Path) -> bytes:
+    path = folder / "made.db"
+    db = sqlite3.connect(path)
+    db.executescript(script.read_text())
+    db.close()
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.name)
+def test_every_broken_file_is_an_error_that_names_it(path: Path, tmp_path: Path) -> None:
+    kind = path.name.split("-")[0]
+    data = from_sql(path, tmp_path) if path.suffix == ".sql" else path.read_bytes()
+    with pytest.raises(InputError) as caught:
+        measure(read_bytes(kind, data, path.name, tmp_path))
+    assert path.name in str(caught.value)
+    assert caught.value.exit_code == 2
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("json-time-is-text.json", r"\$\.rocprofiler-sdk-tool\[0\]|kernel_dispatch\[\.\.\.\]\.start_timestamp"),
+        (
+            "csv-time-is-text.csv",
+            r"csv-time-is-text\.csv:2: start_timestamp is 'soon'; an integer of 64 bits is needed",
+        ),
+        ("csv-row-too-short.csv", r"csv-row-too-short\.csv:3: 4 fields for 6 columns"),
+        ("nsys-time-is-text.sql", "table CUPTI_ACTIVITY_KIND_KERNEL, row 1: start is 'soon'"),
+        ("rocpd-time-negative.sql", "kernel 1: its start is -7 ns"),
+    ],
+)
+def test_the_place_inside_the_file_is_named(name: str, place: str, tmp_path: Path) -> None:
+    path = Path(__file__).parent / "corpus" / name
+    data = from_sql(path, tmp_path) if path.suffix == ".sql" else path.read_bytes()
+    with pytest.raises(InputError, match=place):
+        read_bytes(name.split("-")[0], data, name, tmp_path)
+
+
+def test_an_endless_line_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_open, "LONGEST_LINE", 1000)
+    taken = 0
+
+    class Endless(io.RawIOBase):
+        def readline(self, size: int | None = -1) -> bytes:
+            nonlocal taken
+            assert size is not None
+            assert 0 < size <= 1000
+            taken += size
+            return b"x" * size
+
+    with pytest.raises(InputError, match=r"endless\.csv:1: a line of more than 1000 bytes"):
+        read_with(ROCPROF_CSV, {"endless.csv": Endless()})  # type: ignore[dict-item]
+    assert taken == 1000

@@ -1,0 +1,165 @@
+"""nsys exports of two hand-made ranks (nsys_files), whole and with what older versions leave out."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from aorta.errors import InputError
+from aorta.read.traces.interval_table import KIND_CODE, NULL, IntervalClass, Trace
+from aorta.read.traces.load import load_traces
+from aorta.read.traces.nsys import NSYS
+from aorta.read.traces.tables import by_launch
+from aorta.records.schema import Header
+from tests.analysis import builders
+from tests.read.nsys_files import EPOCH_NS, GEMM, LATER_NS, NCCL, PIDS, global_pid, write_nsys
+from tests.read.tables import read_with
+
+
+def header(rank: int, pid: int, host: str = "dgx1", local_rank: int = 0) -> Header:
+    return builders.header(rank, 16, pid=pid, host=host, local_rank=local_rank)
+
+
+def read(tmp_path: Path, **left_out: tuple[str, ...]) -> list[Trace]:
+    return read_with(NSYS, write_nsys(tmp_path / "node.sqlite", **left_out))
+
+
+def test_ranks_of_one_file_stay_apart_with_their_rows_and_the_realtime_of_the_session(tmp_path: Path) -> None:
+    first, second = read(tmp_path)
+    names = [f"node.sqlite (process {pid})" for pid in PIDS]
+    assert [Path(trace.path).name for trace in (first, second)] == names
+    assert (second.intervals.start_ns - first.intervals.start_ns).tolist() == [LATER_NS] * 4
+    assert (set(first.intervals.device.tolist()), set(second.intervals.device.tolist())) == ({0}, {1})
+    table = first.intervals
+    assert (first.clock, first.host, first.platform) == ("REALTIME", "dgx1", "cuda")
+    assert (table.start_ns - EPOCH_NS).tolist() == [1100, 1400, 2100, 1850]
+    assert (table.end_ns - EPOCH_NS).tolist() == [1500, 1800, 2300, 1900]
+    assert table.cls.tolist() == [IntervalClass.COMPUTE, IntervalClass.COMM, IntervalClass.COMPUTE, IntervalClass.COPY]
+    assert table.kind.tolist() == [NULL, KIND_CODE["allreduce"], NULL, NULL]
+    assert [table.names[code] for code in table.name.tolist()] == [GEMM, NCCL, GEMM, "Host-to-Device"]
+    assert table.bytes.tolist() == [NULL, NULL, NULL, 4096]
+    assert table.stream.tolist() == [7, 20, 7, 7]
+    # Steps are NVTX ranges, by their text or its id; the mark step=99 and step=5, still open at the end, are none.
+    assert first.windows.step.tolist() == [3, 4]
+    assert (first.windows.start_ns - EPOCH_NS).tolist() == [1000, 2000]
+    assert table.step.tolist() == [3, 3, 4, 3]
+    assert any("1 of 3 kernels ran outside of the step that launched them" in note for note in by_launch(first).notes)
+    for trace in (first, second):  # no record tells the ranks, which are not guessed from the order of processes
+        assert trace.rank == NULL
+        assert any("rank not known" in note for note in trace.notes)
+
+
+def test_a_kernel_without_a_launch_is_counted(tmp_path: Path) -> None:
+    path = write_nsys(tmp_path / "node.sqlite")
+    with sqlite3.connect(path) as db:
+        db.execute("DELETE FROM CUPTI_ACTIVITY_KIND_RUNTIME WHERE correlationId = 12")
+    db.close()
+    assert [trace.counters["kernels_unlinked"] for trace in read_with(NSYS, path)] == [1, 1]
+
+
+def test_ranks_come_from_the_records_by_process_id_and_host(tmp_path: Path) -> None:
+    path = write_nsys(tmp_path / "node.sqlite")
+    headers = (header(9, 5001), header(8, 5002), header(1, 5001, host="dgx0"))
+    traces = read_with(NSYS, path, headers)
+    assert [trace.rank for trace in traces] == [9, 8]
+    assert {trace.world_size for trace in traces} == {16}
+
+
+def test_one_process_takes_its_rank_from_the_path(tmp_path: Path) -> None:
+    (tmp_path / "rank3").mkdir()
+    path = write_nsys(tmp_path / "rank3" / "out.sqlite", pids=(5001,))
+    (trace,) = read_with(NSYS, path)
+    assert trace.rank == 3
+    # Two processes cannot both be the rank in the path.
+    path.unlink()
+    write_nsys(path)
+    assert [each.rank for each in read_with(NSYS, path)] == [NULL, NULL]
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        "CUPTI_ACTIVITY_KIND_MEMCPY",
+        "CUPTI_ACTIVITY_KIND_RUNTIME",
+        "NVTX_EVENTS",
+        "TARGET_INFO_SESSION_START_TIME",
+        "TARGET_INFO_SYSTEM_ENV",
+        "ENUM_CUDA_MEMCPY_OPER",
+    ],
+)
+def test_tables_that_were_never_created_only_take_their_own_facts_away(tmp_path: Path, table: str) -> None:
+    whole, _ = read(tmp_path)
+    (tmp_path / "less").mkdir()
+    less, _ = read(tmp_path / "less", without=(table,))
+    assert whole.copies_observed
+    kernels = slice(0, 3)
+    base = EPOCH_NS if less.clock == "unknown" else 0
+    assert (less.intervals.start_ns[kernels] + base).tolist() == whole.intervals.start_ns[kernels].tolist()
+    assert less.copies_observed == (table != "CUPTI_ACTIVITY_KIND_MEMCPY")
+    assert less.clock == ("unknown" if table == "TARGET_INFO_SESSION_START_TIME" else "REALTIME")
+    assert len(less.windows) == (0 if table == "NVTX_EVENTS" else 2)
+    if table == "CUPTI_ACTIVITY_KIND_RUNTIME":
+        assert any("which kernels lack a launch is not known" in note for note in less.notes)
+
+
+@pytest.mark.parametrize("column", ["demangledName", "mangledName", "correlationId", "textId", "text"])
+def test_columns_that_a_version_lacks_only_take_their_own_facts_away(tmp_path: Path, column: str) -> None:
+    trace, _ = read(tmp_path, columns_without=(column,))
+    table = trace.intervals
+    assert table.cls.tolist() == [IntervalClass.COMPUTE, IntervalClass.COMM, IntervalClass.COMPUTE, IntervalClass.COPY]
+    assert len(trace.windows) == (1 if column in ("text", "textId") else 2)
+
+
+def test_an_export_without_process_ids_is_one_trace(tmp_path: Path) -> None:
+    (trace,) = read(tmp_path, columns_without=("globalPid",))
+    assert sorted(set(trace.intervals.device.tolist())) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("less", "said"),
+    [
+        (
+            {"without": ("CUPTI_ACTIVITY_KIND_KERNEL",)},
+            r"node\.sqlite: no table CUPTI_ACTIVITY_KIND_KERNEL; .*--trace=cuda,nvtx",
+        ),
+        (
+            {"columns_without": ("streamId",)},
+            "table CUPTI_ACTIVITY_KIND_KERNEL: no column streamId; it has start, end",
+        ),
+    ],
+)
+def test_what_is_needed_and_missing_is_named(tmp_path: Path, less: dict[str, tuple[str, ...]], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        read(tmp_path, **less)
+
+
+def test_copies_of_no_process_with_kernels_are_said_and_not_silently_dropped(tmp_path: Path) -> None:
+    path = write_nsys(tmp_path / "node.sqlite")
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE CUPTI_ACTIVITY_KIND_MEMCPY SET globalPid = NULL WHERE deviceId = 1")
+    db.close()
+    first, second = read_with(NSYS, path)
+    assert [len(trace.intervals) for trace in (first, second)] == [4, 3]
+    assert any("1 row(s) of CUPTI_ACTIVITY_KIND_MEMCPY belong to no process" in note for note in first.notes)
+
+
+def test_cuda_graphs_traced_as_a_whole_leave_null_what_rests_on_their_kernels(tmp_path: Path) -> None:
+    path = write_nsys(tmp_path / "node.sqlite")
+    db = sqlite3.connect(path)
+    db.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_GRAPH_TRACE (start INT, end INT, deviceId INT, globalPid INT)")
+    db.executemany(
+        "INSERT INTO CUPTI_ACTIVITY_KIND_GRAPH_TRACE VALUES (?, ?, 0, ?)",
+        [(1200, 1300, global_pid(PIDS[0])), (2200, 2300, global_pid(PIDS[0]))],
+    )
+    db.commit()
+    db.close()
+    run = load_traces(str(path))
+    assert any("2 CUDA graph launches" in note and "--cuda-graph-trace=node" in note for note in run.health.notes())
+    first, second = (run.traces.whole[number] for number in ("-1", "-2"))
+    assert (first["metrics"]["compute_ms"], first["metrics"]["overlap_ratio"]) == (None, None)
+    assert "2 CUDA graph launches" in first["null_reasons"]["compute_ms"]
+    # gemm [1100, 1500) and [2100, 2300) ns on the other process, which launched none
+    assert second["metrics"]["compute_ms"] == pytest.approx(600e-6)
+    assert [cost["ranks"] for cost in run.traces.costs] == [1]

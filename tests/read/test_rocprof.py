@@ -1,0 +1,360 @@
+"""rocprofv3's three outputs, of one hand-made process whose answer is known (rocprof_files); and occupancy and CU
+utilisation from raw counters: values calculated by hand, and reasons where unknown.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aorta.errors import InputError
+from aorta.read.traces.files import find_units, read_unit
+from aorta.read.traces.interval_table import NULL, CounterValues, IntervalClass, Trace
+from aorta.read.traces.kernels import counter_means
+from aorta.read.traces.load import load_traces
+from aorta.read.traces.rocprof import trace as rocprof
+from aorta.read.traces.rocprof.csv_files import ROCPROF_CSV, Agent, with_derived
+from aorta.read.traces.rocprof.rocpd import ROCPD
+from aorta.read.traces.rocprof.trace import ROCPROF_JSON
+from aorta.timeline.classes import KINDS
+from tests.read.rocprof_files import BASE, FILL, GEMM, GENERIC, as_csv, as_json, unlinked, write_rocpd
+from tests.read.tables import read_with
+
+VARIANTS = ("direct", "rocm-6.2", "convert", "quoted")
+SOURCES = ("json", *(f"csv-{variant}" for variant in VARIANTS), "rocpd")
+
+
+def from_csv(variant: str) -> list[Trace]:
+    return read_with(ROCPROF_CSV, as_csv(variant))
+
+
+def from_json(content: dict[str, Any]) -> list[Trace]:
+    return read_with(ROCPROF_JSON, {"t.json": json.dumps(content).encode()})
+
+
+def read(source: str, tmp_path: Path) -> Trace:
+    match source:
+        case "json":
+            (trace,) = from_json(as_json())
+        case "rocpd":
+            path = write_rocpd(tmp_path / "4242_results.db")
+            (trace,) = read_with(ROCPD, path)
+        case _:
+            (trace,) = from_csv(source.removeprefix("csv-"))
+    return trace
+
+
+def rows(trace: Trace) -> list[tuple[Any, ...]]:
+    """(name, class, kind, start, end, step) in order of time."""
+    table = trace.intervals
+    found = [
+        (
+            table.names[int(table.name[row])],
+            IntervalClass(int(table.cls[row])).name,
+            KINDS[table.kind[row]] if table.kind[row] != NULL else None,
+            int(table.start_ns[row]) - BASE,
+            int(table.end_ns[row]) - BASE,
+            int(table.step[row]),
+        )
+        for row in range(len(table))
+    ]
+    return sorted(found, key=lambda row: row[3])
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_every_output_gives_the_same_rows(source: str, tmp_path: Path) -> None:
+    # In rocpd one RCCL kernel has no event, so nothing links it to a call; it stays a row, of unknown kind.
+    second = None if source == "rocpd" else "reducescatter"
+    trace = read(source, tmp_path)
+    assert trace.counters["comm_unlinked"] == (source == "rocpd")
+    assert rows(trace) == [
+        (GEMM, "COMPUTE", None, 1100, 1500, 10),
+        (GENERIC, "COMM", "allreduce", 1400, 1800, 10),
+        ("MEMORY_COPY_HOST_TO_DEVICE", "COPY", None, 1850, 1900, 10),
+        (FILL, "COPY", None, 1910, 1930, 10),
+        (GEMM, "COMPUTE", None, 2100, 2300, 11),
+        (GENERIC, "COMM", second, 2200, 2500, 11),
+    ]
+    assert (trace.clock, trace.platform, trace.copies_observed) == ("BOOTTIME", "rocm", True)
+    assert trace.windows.step.tolist() == [10, 11]  # of the ROCTx markers
+    assert (trace.windows.start_ns - BASE).tolist() == [1000, 2000]
+    assert (trace.windows.end_ns - BASE).tolist() == [2000, 3000]
+
+
+@pytest.mark.parametrize(
+    ("source", "device", "streams", "size"),
+    [
+        ("json", 1, [1, 2], 4096),
+        ("rocpd", 1, [1, 2], 4096),
+        ("csv-direct", 5, [1, 2], NULL),  # CSV has no column of bytes
+        ("csv-rocm-6.2", 5, [11, 12], NULL),  # which has no streams: queues take their place
+    ],
+)
+def test_streams_devices_and_bytes_of_copies_are_those_of_the_source(
+    source: str, device: int, streams: list[int], size: int, tmp_path: Path
+) -> None:
+    table = read(source, tmp_path).intervals
+    copied = np.array(["COPY" in table.names[code] for code in table.name], bool)
+    assert set(table.device[~copied].tolist()) == {device}
+    assert sorted(set(table.stream[~copied].tolist())) == streams
+    assert table.bytes[copied].tolist() == [size]
+
+
+def test_bytes_of_collectives_are_null_with_a_reason() -> None:
+    trace = from_json(as_json())[0]
+    table = trace.intervals
+    assert set(table.bytes[table.cls == IntervalClass.COMM].tolist()) == {NULL}
+    assert any("does not record the size" in note for note in trace.notes)
+
+
+def without_a_call(content: dict[str, Any]) -> dict[str, Any]:
+    unlinked(content)["rocprofiler-sdk-tool"][0]["buffer_records"]["rccl_api"].pop(0)
+    return content
+
+
+def named(content: dict[str, Any]) -> dict[str, Any]:
+    """As on an MI300, whose kernels' names tell their kind."""
+    process = content["rocprofiler-sdk-tool"][0]
+    process["buffer_records"]["rccl_api"] = []
+    for symbol in process["kernel_symbols"]:
+        symbol["formatted_kernel_name"] = symbol["formatted_kernel_name"].replace("Generic_4", "AllGather_RING_LL")
+    return content
+
+
+@pytest.mark.parametrize(
+    ("change", "kinds", "note"),
+    [
+        (unlinked, {"allreduce", "reducescatter"}, ""),  # by the order of calls
+        (without_a_call, set(), "2 RCCL kernels for 1 launching RCCL calls: which is which is ambiguous"),
+        (named, {"allgather"}, ""),
+    ],
+)
+def test_kinds_come_from_names_calls_or_their_order_and_are_not_guessed(
+    change: Callable[[dict[str, Any]], dict[str, Any]], kinds: set[str], note: str
+) -> None:
+    (trace,) = from_json(change(as_json()))
+    table = trace.intervals
+    found = table.kind[table.cls == IntervalClass.COMM].tolist()
+    assert {KINDS[kind] for kind in found if kind != NULL} == kinds
+    assert trace.counters["comm_unlinked"] == found.count(NULL) == (0 if kinds else 2)
+    assert any(note in said for said in trace.notes)
+
+
+def test_nanoseconds_that_a_float_would_round_are_kept_w14() -> None:
+    start = 2**60 + 1  # between 2**60 and 2**61 a float64 holds multiples of 256 only
+    content = as_json()
+    kernel = content["rocprofiler-sdk-tool"][0]["buffer_records"]["kernel_dispatch"][0]
+    kernel |= {"start_timestamp": start, "end_timestamp": start + 1}
+    (trace,) = from_json(content)
+    assert (start, start + 1) in zip(trace.intervals.start_ns.tolist(), trace.intervals.end_ns.tolist(), strict=True)
+
+
+def test_a_kernel_without_a_symbol_is_of_unknown_class_and_not_dropped() -> None:
+    content = as_json()
+    content["rocprofiler-sdk-tool"][0]["buffer_records"]["kernel_dispatch"][1]["dispatch_info"]["kernel_id"] = 999
+    (trace,) = from_json(content)
+    assert trace.intervals.cls.tolist().count(IntervalClass.UNKNOWN) == 1
+    assert len(trace.intervals) == 6
+
+
+def test_a_trace_without_a_row_that_can_be_measured_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("Kernel_Name,Agent_Id,Start_Timestamp,End_Timestamp\ngemm,4,9,5\n")
+    with pytest.raises(InputError, match=r"t\.csv: no row of it has a known class and a length"):
+        load_traces(str(path))
+
+
+@pytest.mark.parametrize("source", ["json", "csv", "csv without Guid", "rocpd"])
+def test_of_several_processes_in_one_file_none_takes_its_rank_from_the_path(source: str, tmp_path: Path) -> None:
+    ranks = [NULL, NULL]
+    if source == "json":
+        content = as_json()
+        content["rocprofiler-sdk-tool"] += as_json(4243)["rocprofiler-sdk-tool"]
+        traces = read_with(ROCPROF_JSON, {"rank3/t.json": json.dumps(content).encode()})
+    elif source == "rocpd":
+        ranks = [NULL, 5]  # the environment of the second one says it
+        path = write_rocpd(tmp_path / "rank3.db")
+        traces = read_with(ROCPD, write_rocpd(path, {"RANK": "5"}, pid=4243))
+    else:
+        files = as_csv("convert" if source == "csv" else "direct")
+        other = {
+            name: data.replace(b"0000ddb5", b"0000ddb6").replace(b",4242,", b",4243,").splitlines(True)[1:]
+            for name, data in files.items()
+        }
+        joined = {f"rank3/{name}": data + b"".join(other[name]) for name, data in files.items()}
+        traces = read_with(ROCPROF_CSV, joined)
+    if source == "csv without Guid":  # rows that nothing tells apart
+        ranks = [NULL]
+    else:
+        assert traces[0].path != traces[1].path
+        assert rows(traces[0]) == rows(traces[1])
+    assert [trace.rank for trace in traces] == ranks
+    assert "no RANK in its environment, a path that several processes share, no record" in traces[0].notes[0]
+
+
+@pytest.mark.parametrize("kept", [(".csv", ".csv.gz"), (".csv.gz",), (".csv",)])
+def test_rows_are_read_once_where_the_files_stand_beside_their_compressed_copies(
+    tmp_path: Path, kept: tuple[str, ...]
+) -> None:
+    for name, data in as_csv("direct").items():
+        for suffix in kept:
+            path = tmp_path / f"{name.removesuffix('.csv')}{suffix}"
+            path.write_bytes(gzip.compress(data) if suffix.endswith(".gz") else data)
+    (expected,) = from_csv("direct")
+    (unit,), _ = find_units(str(tmp_path))
+    (trace,) = read_unit(unit)
+    assert rows(trace) == rows(expected)
+    assert len(unit.files) == len(as_csv("direct"))
+
+
+def test_json_beyond_the_stated_size_is_refused_and_rocpd_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.BytesIO(b" " * (3 << 20))
+    monkeypatch.setattr(rocprof, "LARGEST_BYTES", 1000)
+    with pytest.raises(InputError, match=r"out\.json: more than .* --output-format rocpd"):
+        read_with(ROCPROF_JSON, {"out.json": stream})
+    assert stream.tell() <= 1 << 20
+
+
+def test_rocpd_takes_the_rank_from_the_environment_of_its_process(tmp_path: Path) -> None:
+    environment = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "8"}
+    path = write_rocpd(tmp_path / "out.db", environment)
+    (trace,) = read_with(ROCPD, path)
+    assert (trace.rank, trace.world_size, trace.host) == (3, 8, "node7")
+
+
+def test_rocpd_of_another_schema_is_refused(tmp_path: Path) -> None:
+    path = write_rocpd(tmp_path / "out.db", version="4.1.0")
+    with pytest.raises(InputError, match=r"out\.db: rocpd schema version 4\.1\.0; this AORTA reads version 3"):
+        read_with(ROCPD, path)
+
+
+def test_reading_a_database_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    path = write_rocpd(tmp_path / "out.db")
+    before = path.read_bytes()
+    read_with(ROCPD, path)
+    assert [item.name for item in tmp_path.iterdir()] == ["out.db"]
+    assert path.read_bytes() == before
+
+
+def test_files_without_kernels_say_what_is_missing() -> None:
+    files = {name: io.BytesIO(data) for name, data in as_csv("direct").items() if "kernel" not in name}
+    with pytest.raises(InputError, match="no kernel dispatches: record with --kernel-trace"):
+        read_with(ROCPROF_CSV, files)
+
+
+MI200_DIE = Agent("gfx90a", xccs=1, cus=104.0)
+MI300X = Agent("gfx942", xccs=8, cus=304.0)
+RADEON = Agent("gfx1100", xccs=1, cus=96.0)
+
+
+def collected(**counters: dict[int, float]) -> CounterValues:
+    rows = [(kernel, code, value) for code, values in enumerate(counters.values()) for kernel, value in values.items()]
+    kernels, codes, values = zip(*rows, strict=True)
+    return CounterValues(np.array(kernels), np.array(codes), np.array(values, np.float64), tuple(counters))
+
+
+def derived(made: CounterValues) -> dict[str, dict[int, float]]:
+    """Metric -> kernel -> value, of what was derived."""
+    found: dict[str, dict[int, float]] = {name: {} for name in made.derived_from}
+    for kernel, code, value in zip(made.origin, made.counter, made.value, strict=True):
+        if made.names[code] in found:
+            found[made.names[code]][int(kernel)] = float(value)
+    return found
+
+
+def test_on_cdna_a_wave_cycle_is_four_cycles_and_each_kernel_has_its_own_value() -> None:
+    made = with_derived(
+        collected(
+            SQ_WAVE_CYCLES={1: 83_200, 2: 41_600, 3: 5},
+            GRBM_GUI_ACTIVE={1: 1_000, 2: 1_000, 4: 7},
+            SQ_BUSY_CU_CYCLES={1: 52_000, 2: 104_000},
+            GRBM_COUNT={1: 1_000, 2: 2_000},
+        ),
+        [MI200_DIE, MI200_DIE],
+    )
+    # 83,200 x 4 cycles / 1,000 cycles / 104 CUs are 3.2 waves a CU, of 32: 10 %. Kernels 3 and 4 lack one of the two.
+    assert derived(made) == {
+        "SIMD_UTILIZATION": {1: pytest.approx(0.5), 2: pytest.approx(0.5)},
+        "OccupancyPercent": {1: pytest.approx(10.0), 2: pytest.approx(5.0)},
+    }
+    assert made.derived_from["OccupancyPercent"] == "SQ_WAVE_CYCLES, GRBM_GUI_ACTIVE"
+    assert made.missing == ()
+
+
+def test_on_rdna_3_it_is_one_cycle_and_waves_are_known_too() -> None:
+    made = with_derived(
+        collected(SQ_WAVE_CYCLES={1: 768_000}, GRBM_GUI_ACTIVE={1: 1_000}, SQ_BUSY_CYCLES={1: 64_000}), [RADEON]
+    )
+    # 768,000 / 1,000 / 96 are 8 waves a CU, a quarter of 32; 768,000 / 64,000 are 12 waves while it was busy.
+    assert derived(made) == {
+        "OccupancyPercent": {1: pytest.approx(25.0)},
+        "MeanOccupancyPerCU": {1: pytest.approx(8.0)},
+        "MeanOccupancyPerActiveCU": {1: pytest.approx(12.0)},
+    }
+
+
+def test_what_the_tool_gave_is_kept_and_a_kernel_without_cycles_has_no_value() -> None:
+    given = collected(SQ_WAVE_CYCLES={1: 8, 2: 8}, GRBM_GUI_ACTIVE={1: 1, 2: 0}, OccupancyPercent={1: 33})
+    kept = with_derived(given, [MI200_DIE])
+    assert (kept.names, kept.value.tolist(), kept.derived_from) == (given.names, given.value.tolist(), {})
+    without = collected(SQ_WAVE_CYCLES={1: 832, 2: 8}, GRBM_GUI_ACTIVE={1: 10, 2: 0})
+    assert derived(with_derived(without, [MI200_DIE])) == {"OccupancyPercent": {1: pytest.approx(10.0)}}
+
+
+@pytest.mark.parametrize(
+    ("agents", "why"),
+    [
+        (
+            [],
+            "OccupancyPercent, MeanOccupancyPerCU, MeanOccupancyPerActiveCU not derived: no agent_info.csv beside",
+        ),
+        (
+            [MI300X],
+            "OccupancyPercent not derived: it takes the largest GRBM_GUI_ACTIVE of 8 XCCs, and the CSV has their",
+        ),
+        ([Agent("gfx90a", None, 104.0)], "the largest GRBM_GUI_ACTIVE of an unknown number of XCCs"),
+        ([Agent("gfx90a", 1, None)], "agent_info.csv has no number of compute units"),
+        ([MI200_DIE, RADEON], r"the GPUs of agent_info.csv are not alike \(gfx90a, gfx1100\)"),
+        ([Agent("gfx906", 1, 60.0)], "OccupancyPercent.* not derived: rocprofiler-sdk has no formula for gfx906"),
+    ],
+)
+def test_where_an_input_is_not_known_nothing_is_derived_and_the_reason_is_said(agents: list[Agent], why: str) -> None:
+    made = with_derived(collected(SQ_WAVE_CYCLES={1: 8}, GRBM_GUI_ACTIVE={1: 1}), agents)
+    assert not made.derived_from
+    assert re.search(why, "; ".join(made.missing))
+
+
+def test_a_counter_that_was_not_collected_is_named() -> None:
+    made = with_derived(collected(SQ_BUSY_CU_CYCLES={1: 8}), [MI200_DIE])
+    assert made.missing == ("SIMD_UTILIZATION not derived: GRBM_COUNT was not collected with SQ_BUSY_CU_CYCLES",)
+
+
+def test_the_device_comes_from_agent_info_beside_the_counters() -> None:
+    head = "Dispatch_Id,Agent_Id,Kernel_Name,Counter_Name,Counter_Value"
+    values = {"SQ_WAVE_CYCLES": 83_200, "GRBM_GUI_ACTIVE": 1_000, "SQ_BUSY_CU_CYCLES": 9}
+    lines = [f'1,"Agent 5","{GEMM}",{name},{value}' for name, value in values.items()]
+    agents = [
+        "Node_Id,Logical_Node_Id,Agent_Type,Simd_Count,Num_Xcc,Simd_Per_Cu,Name",
+        '0,0,"CPU",0,0,0,"EPYC"',
+        '1,1,"GPU",416,1,4,"gfx90a"',
+    ]
+    files = {
+        **as_csv("direct"),
+        "4242_counter_collection.csv": "\n".join([head, *lines]).encode(),
+        "4242_agent_info.csv": "\n".join(agents).encode(),
+    }
+    (made,) = read_with(ROCPROF_CSV, files)
+    rows, reason = counter_means(made)
+    (found,) = (each for each in rows if each.counter == "OccupancyPercent")
+    assert (found.name, found.count, found.mean) == (GEMM, 1, pytest.approx(10.0))
+    assert found.derived_from == "SQ_WAVE_CYCLES, GRBM_GUI_ACTIVE"
+    assert {each.derived_from for each in rows if each.counter != "OccupancyPercent"} == {None}
+    assert reason == "SIMD_UTILIZATION not derived: GRBM_COUNT was not collected with SQ_BUSY_CU_CYCLES"

@@ -1,0 +1,227 @@
+"""Files, folders, globs, URLs and archives, told apart by their content; and the report that rests on them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from aorta.errors import InputError
+from aorta.read.locations import load_source
+from aorta.read.run import RankTables
+from aorta.read.traces.files import READERS, find_units
+from aorta.read.traces.load import load_traces
+from aorta.report.command import overlap_report
+from aorta.timeline.overlap import OF_UNKNOWN_KIND
+from benchmarks.kineto_traces import Plan, write_traces
+from tests.analysis.builders import simulated_run, strict_json
+from tests.read.kineto_files import ALLREDUCE, document, kernel, step
+from tests.runs import ROOT
+
+
+def trace_of(rank: int, late: int = 0) -> str:
+    """Two steps of 100 us; in each one all-reduce of 40 us, a quarter of it hidden; rank 1 waits `late` us longer."""
+    events = []
+    for number in range(2):
+        start = number * 100
+        events += [step(number + 5, start, 100), kernel("gemm", start + 10, 30, rank)]
+        one = kernel(ALLREDUCE, start + 30 - late, 40 + late, rank, 20)
+        one["args"] |= {"Collective name": "allreduce", "In msg nelems": 1000, "Out msg nelems": 1000, "Seq": number}
+        one["args"] |= {"Group size": 2, "dtype": "Float", "Process Group Name": "0"}
+        events.append(one)
+    groups = [{"pg_name": "0", "pg_size": 2, "ranks": [0, 1]}]
+    about = {"backend": "nccl", "rank": rank, "world_size": 2, "pg_config": groups}
+    return json.dumps(document(events, distributedInfo=about, cupti_version=26))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two ranks whose names say nothing, one compressed, and a file that is no trace."""
+    found = tmp_path / "traces"
+    found.mkdir()
+    (found / "b.txt").write_text(trace_of(0))
+    (found / "a.bin").write_bytes(gzip.compress(trace_of(1, late=8).encode()))
+    (found / "notes.json").write_text('{"hello": 1}')
+    return found
+
+
+def test_the_table_of_sources_has_a_row_for_every_reader() -> None:
+    text = (ROOT / "docs" / "traces.md").read_text()
+    table = text.partition("## What each source gives")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1].strip().replace("`", "") for line in table.splitlines() if line.startswith("| ")]
+    assert rows[1:] == [reader.files for reader in READERS]
+
+
+def report(words: list[str], output: Path) -> dict:
+    assert overlap_report([*words, "--all", "--output", str(output)]) == 0
+    return strict_json(output / "summary.json")
+
+
+def test_numbers_of_a_report_are_those_written_down_by_hand(folder, tmp_path):
+    assert [unit.format for unit in find_units(str(folder))[0]] == ["kineto", "kineto"]
+    entry = report(["--log-dir", str(folder), "--label", "x"], tmp_path / "out")["datasets"]["x"]
+    metrics, health = entry["metrics"], entry["health"]
+    assert (health["ranks_read"], health["ranks_missing"]) == ([0, 1], [])
+    assert entry["count"] == 4
+    # Hidden: rank 0 10 of 40 us, rank 1 18 of 48 us.
+    assert metrics["overlap_ratio"]["per_rank_median"] == {"0": 0.25, "1": 0.375}
+    assert metrics["window_ms"]["median"] == pytest.approx(0.1)
+    assert metrics["job_step_ms"]["median"] == pytest.approx(0.1)
+    for name in ("aux_ms", "compute_stall_ms"):
+        assert metrics[name]["median"] is None
+        assert metrics[name]["reason"]
+    assert metrics["copy_ms"]["median"] == 0
+    (allreduce,) = entry["collectives"]
+    assert (allreduce["bytes"], allreduce["group_size"], allreduce["collectives"]) == (4000, 2, 2)
+    assert allreduce["transfer_ms"]["median"] == pytest.approx(0.04)
+    assert allreduce["wait_ms"]["per_rank_median"] == pytest.approx({"0": 0.0, "1": 0.008})
+    assert allreduce["algbw_gb_per_s"]["median"] == pytest.approx(4000 / 40e-6 / 1e9)
+    assert allreduce["queued_ms"]["median"] is None
+    whole = entry["traces"]["whole"]["0"]["metrics"]
+    assert whole["overlap_ratio"] == 0.25
+    assert whole["window_ms"] == pytest.approx(0.16)
+    assert (tmp_path / "out" / "x_timeline.png").exists()
+
+
+@pytest.mark.thorough
+def test_traces_and_a_run_of_aortas_own_stand_side_by_side(folder, tmp_path, capsys):
+    run = simulated_run(tmp_path / "run", label="own", ranks=2, steps=4, warmup=1)
+    words = ["--reference", str(run), "--candidate", f"{folder}/*.*"]
+    summary = report(words, tmp_path / "out")
+    assert set(summary["datasets"]) == {"run", "traces"}
+    assert summary["comparison"]["reference_overlap_ratio"] is not None
+    assert "2 of 2 ranks" in capsys.readouterr().out
+
+
+def test_a_missing_rank_is_said_and_what_needs_all_ranks_is_null(folder, tmp_path):
+    (folder / "a.bin").unlink()
+    entry = report(["--log-dir", str(folder), "--label", "x"], tmp_path / "out")["datasets"]["x"]
+    assert entry["health"]["ranks_missing"] == [1]
+    assert entry["metrics"]["job_step_ms"]["median"] is None
+    assert entry["collectives"][0]["transfer_ms"]["median"] is None
+
+
+def test_the_same_trace_in_an_archive_behind_a_url_and_alone(folder, tmp_path):
+    archive = tmp_path / "traces.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.add(folder, arcname="deep/er")
+    expected = [told(tables) for tables in load_traces(str(folder)).ranks.values()]
+    for place in (str(archive), f"file://{folder}", f"file://{archive}"):
+        run = load_traces(place)
+        assert list(run.ranks) == [0, 1]
+        assert [told(tables) for tables in run.ranks.values()] == expected
+    alone = load_traces(f"file://{folder}/b.txt")
+    assert list(alone.ranks) == [0]
+
+
+def test_an_archive_without_a_trace_is_refused(folder, tmp_path):
+    with tarfile.open(tmp_path / "none.tar.gz", "w:gz") as tar:
+        tar.add(folder / "notes.json", arcname="a.txt")
+    with pytest.raises(InputError, match=r"none\.tar\.gz.*without a trace"):
+        load_traces(str(tmp_path / "none.tar.gz"))
+
+
+def test_broken_compression_is_an_error_with_the_file_and_exit_code_2(tmp_path, capsys):
+    whole = gzip.compress(trace_of(0).encode())
+    path = tmp_path / "bent.gz"
+    path.write_bytes(whole[:200] + b"\x00" * 40 + whole[240:])
+    assert overlap_report(["--log-dir", str(path), "--label", "x", "--output", str(tmp_path / "o")]) == 2
+    assert str(path) in capsys.readouterr().err
+
+
+def test_a_gzip_stream_that_is_cut_off_is_read_as_far_as_it_goes(tmp_path):
+    path = tmp_path / "cut.gz"
+    path.write_bytes(gzip.compress(trace_of(0).encode())[:-30])
+    assert any("its gzip stream ends early" in note for note in load_source(path).health.trace_notes)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "nothing that can be read"),
+        (b"PK\x03\x04....", "zip archive"),
+        (b"\x00" * 5000, "nothing that can be read"),
+    ],
+)
+def test_what_is_no_trace_is_said_to_be_none_with_a_hint(tmp_path, data, words):
+    path = tmp_path / "x.json"
+    path.write_bytes(data)
+    with pytest.raises(InputError, match=words):
+        load_source(path)
+
+
+def test_a_bomb_of_zeros_is_refused_in_bounded_memory(tmp_path, monkeypatch):
+    from aorta.read.traces import chrome_json
+    from aorta.read.traces import open as load_open
+
+    monkeypatch.setattr(chrome_json, "LIMIT", 1 << 20)
+    monkeypatch.setattr(chrome_json, "BLOCK", 1 << 18)
+    path = tmp_path / "bomb.json.gz"
+    path.write_bytes(gzip.compress(b'{"traceEvents": [' + b" " * (32 << 20)))
+    with pytest.raises(InputError, match="MiB without a place"):
+        load_traces(str(path))
+    monkeypatch.setattr(load_open, "INFLATED_LIMIT", 1 << 20)
+    many = b'{"ph":"X","cat":"cpu_op","name":"a","ts":1,"dur":1},' * 400_000
+    path.write_bytes(gzip.compress(b'{"traceEvents": [' + many))
+    with pytest.raises(InputError, match="no trace is compressed that far"):
+        load_traces(str(path))
+
+
+def test_one_bad_file_of_a_folder_is_left_out_and_said(folder):
+    (folder / "bad.json").write_text('{"schemaVersion": 1, "traceEvents": 5}')
+    run = load_traces(str(folder))
+    assert list(run.ranks) == [0, 1]
+    assert any("bad.json" in note and "left out" in note for note in run.health.notes())
+
+
+def told(tables: RankTables) -> list[object]:
+    """Every column of a rank."""
+    steps, rows = tables.steps, tables.collectives
+    columns = (steps.global_step, steps.start_mono_ns, steps.end_mono_ns, rows.step, steps.reason)
+    of_rows = (rows.name, rows.seq, rows.start_ns, rows.end_ns)
+    metrics = [(name, column.tobytes()) for name, column in steps.metrics.items()]
+    return [rows.names, steps.reasons, metrics, *(column.tobytes() for column in (*columns, *of_rows))]
+
+
+def test_a_folder_is_read_by_several_processes_to_the_same_bytes(tmp_path):
+    from aorta.read.engines import Local
+
+    list(write_traces(Plan(ranks=2, megabytes=0.1, steps=2), tmp_path))
+    one, two = load_traces(str(tmp_path)), load_traces(str(tmp_path), Local(2))
+    for number in one.ranks:
+        assert told(one.ranks[number]) == told(two.ranks[number])
+    assert one.traces == two.traces
+
+
+@pytest.mark.thorough
+def test_a_process_that_reads_loads_neither_pandas_nor_matplotlib_nor_torch(folder):
+    code = (
+        "import sys\nfrom aorta.read.traces.files import find_units\n"
+        "from aorta.read.traces.tables import read_trace_tables\n"
+        "read_trace_tables(find_units(sys.argv[1])[0][0])\n"
+        "print(sorted({'pandas', 'matplotlib', 'torch'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_kinds_are_null_where_some_communication_is_of_unknown_kind_and_never_0_throughout(tmp_path, capsys):
+    # Step 5 has an all-reduce of 40 us, step 6 communication of unknown kind, step 7 none.
+    generic = kernel("ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)", 130, 40, 0, 20)
+    events = [kernel("gemm", start, 30) for start in (10, 110, 210)]
+    events += [step(5 + n, n * 100, 100) for n in range(3)] + [kernel(ALLREDUCE, 30, 40, 0, 20), generic]
+    (tmp_path / "t.json").write_text(json.dumps(document(events)))
+    dataset = report(["--log-dir", str(tmp_path / "t.json"), "--label", "x"], tmp_path / "out")["datasets"]["x"]
+    found = dataset["metrics"]["allreduce_ms"]
+    assert (found["count"], found["nulls"], found["max"]) == (2, 1, 0.04)
+    assert list(found["null_reasons"]) == [OF_UNKNOWN_KIND]
+    assert (dataset["metrics"]["comm_ms"]["count"], dataset["metrics"]["comm_ms"]["nulls"]) == (3, 0)
+    none = dataset["metrics"]["reducescatter_ms"]
+    assert (none["max"], none["nulls"]) == (0, 1)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "reducescatter_ms" not in said.partition("0 throughout:")[2].partition(" collectives ")[0]

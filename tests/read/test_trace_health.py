@@ -1,0 +1,127 @@
+"""Health of traces: every row that is odd is counted, and nothing is dropped without a word."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+
+from aorta.read.traces.health import ABSURD_NS, COUNTERS, TraceFacts, check_rows, examine
+from aorta.read.traces.interval_table import NULL, Trace
+from tests.docs.pages import ROOT
+from tests.read.tables import COMM, COMPUTE, COPY, UNKNOWN, row, trace
+from tests.strategies import stream_rows
+
+
+def facts_of(given: Trace) -> TraceFacts:
+    return check_rows(given)[1]
+
+
+def counters(given: Trace) -> dict[str, int]:
+    return {name: count for name, count in facts_of(given).counters.items() if count}
+
+
+def test_odd_durations_are_counted_and_those_no_metric_can_use_are_taken_out() -> None:
+    rows = [
+        row(COMPUTE, 0, 10),
+        row(COMPUTE, 20, 20),
+        row(COMPUTE, 40, 30),
+        row(COMM, 50, 51 + ABSURD_NS, kind="allreduce"),
+    ]
+    odd = trace(rows)
+    assert counters(odd) == {"rows": 4, "zero_duration": 1, "negative_duration": 1, "absurd_duration": 1}
+    clean, _ = check_rows(odd)
+    assert clean.intervals.start_ns.tolist() == [0, 20]
+    assert not {"negative_duration", "absurd_duration"} & counters(clean).keys()
+
+
+STREAMS = [row(COMPUTE, 0, 10, stream=4), row(COPY, 7, 12, stream=4), row(COMPUTE, 8, 9, stream=5)]
+NESTED = [row(COMPUTE, 0, 10, device=NULL, stream=4), row(COMPUTE, 2, 5, device=NULL, stream=4)]
+AROUND = [row(COMPUTE, 5, 6), row(COMPUTE, 15, 16), row(COMPUTE, 25, 26)]
+
+
+@pytest.mark.parametrize(
+    ("made", "expected"),
+    [
+        (
+            trace([row(UNKNOWN, 0, 1, stream=1), row(COMM, 0, 1, stream=2), row(COMM, 0, 1, kind="gather", stream=3)]),
+            {"rows": 3, "unknown_class": 1, "unknown_kind": 1},
+        ),
+        (trace(AROUND, steps=[(1, 10, 20)]), {"rows": 3, "outside_steps": 2}),
+        (trace(AROUND), {"rows": 3}),
+        (trace(STREAMS), {"rows": 3, "same_stream_overlap": 1, "same_stream_overlap_ns": 3}),
+        (trace(NESTED), {"rows": 2}),
+        (
+            trace([row(COMPUTE, 5, 4)], counters={"negative_duration": 2, "kernels_unlinked": 7}),
+            {"rows": 1, "negative_duration": 3, "kernels_unlinked": 7},
+        ),
+    ],
+)
+def test_what_is_odd_is_counted_beside_what_the_reader_counted(made: Trace, expected: dict[str, int]) -> None:
+    assert counters(made) == expected
+
+
+@given(stream_rows)
+def test_same_stream_overlap_is_what_counting_pairs_gives(rows: list[tuple[int, int, int, int]]) -> None:
+    rows = list(dict.fromkeys(rows))  # a row that is there twice counts once
+    made = [row(COMPUTE, start, start + length, device=dev, stream=stream) for dev, stream, start, length in rows]
+    facts = facts_of(trace(made))
+    overlapping = 0
+    ordered = sorted(rows, key=lambda each: each[2])
+    for place, (device, stream, start, _) in enumerate(ordered):
+        before = [each for each in ordered[:place] if each[:2] == (device, stream)]
+        overlapping += any(begin + length > start for _, _, begin, length in before)
+    assert facts.counters.get("same_stream_overlap", 0) == overlapping
+
+
+def test_missing_and_doubled_and_unknown_ranks() -> None:
+    parts = [
+        facts_of(trace([row(COMPUTE, 0, 1, rank=rank)], world_size=4, path=f"t{place}"))
+        for place, rank in enumerate((0, 2, 2, NULL))
+    ]
+    health = examine(parts, ["x.json: not a trace"])
+    assert (health.world_size, health.document["ranks_read"], health.ranks_missing) == (4, [0, 2], (1, 3))
+    assert (health.document["ranks_in_several_traces"], health.document["traces_of_unknown_rank"]) == ([2], 1)
+    notes = "\n".join(health.notes)
+    assert "2 of 4 ranks missing: 1, 3" in notes
+    assert "several traces claim to be rank 2" in notes
+    assert "1 trace(s) of unknown rank" in notes
+    assert "left out: x.json: not a trace" in notes
+
+
+@pytest.mark.parametrize("world", [None, 2**31 - 1])
+def test_without_a_world_that_can_be_missing_ranks_are_unknown(world: int | None) -> None:
+    health = examine([facts_of(trace([row(COMPUTE, 0, 1)], world_size=world))])
+    assert (health.ranks_missing, health.document["ranks_missing"]) == (None, None)
+
+
+def test_several_devices_of_one_rank_are_said() -> None:
+    rows = [row(COMPUTE, 0, 1, device=0), row(COMPUTE, 0, 1, device=3)]
+    health = examine([facts_of(trace(rows))])
+    assert health.document["several_devices"] == {"0": [0, 3]}
+    assert any("rank 0 has rows on devices 0, 3" in note for note in health.notes)
+
+
+def test_coverage_is_a_share_of_rows_and_null_without_steps() -> None:
+    rows = [row(COMPUTE, 5, 6), row(UNKNOWN, 15, 16), row(COMPUTE, 25, 26), row(COMPUTE, 35, 36)]
+    assert examine([facts_of(trace(rows))]).document["coverage"] == {"of_known_class": 0.75, "inside_steps": None}
+    assert examine([facts_of(trace(rows, steps=[(1, 0, 30)]))]).document["coverage"]["inside_steps"] == 0.75
+    empty = facts_of(trace([], steps=[(1, 0, 30)]))
+    assert examine([empty]).document["coverage"] == {"of_known_class": None, "inside_steps": None}
+
+
+def test_clean_traces_have_no_notes_and_every_counter_stands_in_the_json() -> None:
+    health = examine([facts_of(trace([row(COMPUTE, 0, 1)], world_size=1))])
+    assert health.notes == ()
+    found = health.document["counters"]
+    assert isinstance(found, dict)
+    assert list(found) == list(COUNTERS)
+
+
+def test_communication_that_was_not_seen_is_said_once() -> None:
+    part = facts_of(trace([row(COMPUTE, 0, 1)], unseen="only launches", notes=("only launches",)))
+    assert [note for note in examine([part]).notes if "only launches" in note] == ["hand-made: only launches"]
+
+
+def test_the_page_describes_every_counter() -> None:
+    page = (ROOT / "docs" / "dev" / "trace-readers.md").read_text()
+    assert [name for name in COUNTERS if f"`{name}`" not in page] == []

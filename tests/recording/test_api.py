@@ -1,0 +1,641 @@
+"""aorta.record: what is written, what is put back, what is refused; and a process group that came from no launcher."""
+
+from __future__ import annotations
+
+import copy
+import errno
+import io
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from contextlib import nullcontext
+from multiprocessing import get_context
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._dynamo.testing import CompileCounter
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
+from torch.nn.parallel import DistributedDataParallel
+
+import aorta
+from aorta.autopsy.evidence import RankExit
+from aorta.autopsy.processes import exit_in_record
+from aorta.distributed.clock_measurement import ClockSynchronisation
+from aorta.errors import ConfigError
+from aorta.instrument import instrumentation
+from aorta.read.record import load_run
+from aorta.recording import api_arguments
+from aorta.records.progress_file import read_progress
+from aorta.records.schema import Footer
+from tests.runs import HANGS_S, ROOT, environment, record
+
+X = torch.ones(2, 4)
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
+
+
+def train(model: nn.Module, recording: aorta.Recording, steps: int, *, micro: int = 1) -> None:
+    for step in range(steps):
+        for _ in range(micro):
+            loss = model(torch.ones(2, 4)).square().mean()
+            loss.backward()
+        recording.note(loss=loss, lr=0.5 + step)
+        recording.step()
+
+
+def footer(folder: Path) -> Footer:
+    found = record(folder).footer
+    assert found is not None
+    return found
+
+
+@pytest.mark.spec("D4")
+def test_what_is_written(tmp_path, model):
+    with aorta.record(
+        tmp_path, model=model, label="mine", workload={"width": 4}, parallel="none", warmup_steps=1, start_step=7
+    ) as recording:
+        assert recording.blocks == ("0", "1", "2")
+        assert recording.path == tmp_path
+        train(model, recording, 3, micro=2)
+        model(torch.ones(2, 4)).sum().backward()  # behind the last step: not recorded
+    seen = record(tmp_path)
+    assert (seen.header.label, seen.header.parallel, seen.header.world_size, seen.header.backend) == (
+        "mine",
+        "none",
+        1,
+        None,
+    )
+    assert [(step.global_step, step.warmup, step.lr) for step in seen.steps] == [
+        (7, True, 0.5),
+        (8, False, 1.5),
+        (9, False, 2.5),
+    ]
+    assert all(step.loss is not None and step.coverage.complete for step in seen.steps)
+    assert len(seen.steps[0].compute) == 2 * 2 * 3
+    assert footer(tmp_path).reason == "completed"
+    manifest = json.loads((tmp_path / "run.json").read_text())
+    assert manifest["config"]["workload"] == {"width": 4}
+    assert manifest["config"]["parallel"] == {"strategy": "none"}
+    assert manifest["reasons"] == {}
+
+
+def test_what_is_not_told_is_null_with_a_reason(tmp_path, model):
+    with aorta.record(tmp_path, model=model) as recording:
+        recording.step()
+    manifest = json.loads((tmp_path / "run.json").read_text())
+    assert manifest["config"]["workload"] is manifest["config"]["parallel"] is None
+    assert manifest["reasons"].keys() == {"config.workload", "config.parallel"}
+    (step,) = record(tmp_path).steps
+    assert step.loss is step.lr is step.grad_norm is None
+    assert step.reasons.keys() >= {"loss", "lr", "grad_norm"}
+
+
+def test_a_second_run_moves_the_first_to_history(tmp_path, model):
+    (tmp_path / "checkpoints").mkdir()  # the caller's own
+    runs = []
+    for _ in range(2):
+        with aorta.record(tmp_path, model=model) as recording:
+            recording.step()
+        runs.append(record(tmp_path).header.run_id)
+    (earlier,) = (tmp_path / "history").iterdir()
+    assert record(earlier).header.run_id == runs[0] != runs[1]
+    assert (tmp_path / "checkpoints").is_dir()
+
+
+def test_restart_leaves_out_what_came_before(tmp_path, model):
+    with aorta.record(tmp_path, model=model) as recording:
+        model(torch.ones(2, 4))
+        recording.restart()
+        with recording.aux("optimizer"):
+            pass
+        recording.step()
+    (step,) = record(tmp_path).steps
+    assert step.compute == []
+    assert [span.name for span in step.aux] == ["optimizer"]
+
+
+def test_optimizer_steps_are_aux_without_a_call(tmp_path, model):
+    optimizer, by_closure = (kind(model.parameters(), lr=0.1) for kind in (torch.optim.SGD, torch.optim.LBFGS))
+
+    class Outer(torch.optim.SGD):
+        def step(self, closure=None):
+            if closure is None and self.param_groups[0]["lr"] < 0:
+                raise ValueError("below zero")
+            optimizer.step()
+
+    outer = Outer(model.parameters(), lr=1)
+    with aorta.record(tmp_path, model=model, warmup_steps=0) as recording:
+        outer.param_groups[0]["lr"] = -1
+        with pytest.raises(ValueError, match="below zero"):
+            outer.step()
+        recording.restart()
+        for step in (outer.step, lambda: (optimizer.step(), optimizer.step()), lambda: by_closure.step(lambda: 0.0)):
+            outer.param_groups[0]["lr"] = 1
+            model(X).sum().backward()
+            step()
+            recording.step()
+    steps = record(tmp_path).steps
+    assert [[span.name for span in step.aux] for step in steps] == [["optimizer"], ["optimizer"] * 2, []]
+    assert all(span.end_ns <= round(step.overlap["window_ms"] * 1e6) for step in steps for span in step.aux)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "code", "words"),
+    [
+        (ValueError("bad batch\nmore"), "error", 1, "rank 0: ValueError: bad batch"),
+        (KeyboardInterrupt(), "error", 130, "rank 0: KeyboardInterrupt"),
+        (SystemExit(3), "error", 3, "rank 0: SystemExit: 3"),
+        (SystemExit(0), "completed", 0, None),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_an_exception_goes_on_and_is_written_down(tmp_path, model, error, reason, code, words):
+    with pytest.raises(type(error)) as caught, aorta.record(tmp_path, model=model) as recording:  # noqa: PT012
+        train(model, recording, 2)
+        raise error
+    assert caught.value is error
+    end = footer(tmp_path)
+    assert (end.reason, end.exit_code, end.error, end.steps_written) == (reason, code, words, 2)
+
+
+@pytest.mark.parametrize("error", [None, ValueError("bad batch")])
+def test_a_full_disk_ends_the_record_and_not_the_job(tmp_path, model, monkeypatch, caplog, capsys, error):
+    path, write = tmp_path / "rank_0_metrics.jsonl", os.write
+    with nullcontext() if error is None else pytest.raises(ValueError, match="bad batch"):  # noqa: SIM117
+        with aorta.record(tmp_path, model=model) as recording:
+            train(model, recording, 5)
+            full = path.stat()
+
+            def refuse(file, data):
+                if os.fstat(file).st_ino == full.st_ino and os.fstat(file).st_size + len(data) > full.st_size:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                return write(file, data)
+
+            monkeypatch.setattr(os, "write", refuse)
+            train(model, recording, 5)
+            if error is not None:
+                raise error
+    kept, said = record(tmp_path), [each.message for each in caplog.records if "cannot write" in each.message]
+    assert kept.problems == []
+    assert 3 <= len(kept.steps) == kept.footer.steps_written < 5
+    (line,) = said
+    assert line.endswith(". The loop goes on unrecorded")
+    assert kept.footer.error.endswith(line.removesuffix(". The loop goes on unrecorded"))
+    assert (kept.footer.reason, kept.footer.exit_code) == ("error", 0 if error is None else 1)
+    assert kept.footer.error.startswith("rank 0: " if error else "rank 0 cannot write its record")
+    (ending,) = load_run(tmp_path).health.endings.values()
+    if error is None:
+        assert f"{len(kept.steps)} steps recorded; " in capsys.readouterr().err
+        assert ending == f"recorded in part: {kept.footer.error}"
+        assert exit_in_record(tmp_path, 0) == RankExit(exit_code=0)
+    else:
+        assert ending.startswith("ended by an error, exit code 1: rank 0: ValueError: bad batch; rank 0 cannot write")
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "words"),
+    [(None, "completed", None), (ValueError("bad batch"), "error", "rank 0: ValueError: bad batch")],
+    ids=lambda value: type(value).__name__,
+)
+def test_started_and_closed_without_a_block(tmp_path, model, error, reason, words):
+    recording = aorta.start(tmp_path, model=model, warmup_steps=0)
+    train(model, recording, 2)
+    recording.close(error)
+    recording.close()  # a callback may be told twice
+    end = footer(tmp_path)
+    assert (end.reason, end.error, end.steps_written) == (reason, words, 2)
+    assert not model[0]._forward_hooks
+    with pytest.raises(ConfigError, match="the recording has ended"):
+        recording.step()
+
+
+def test_only_a_started_recording_can_be_closed(tmp_path, model):
+    with aorta.record(tmp_path, model=model) as recording:
+        with pytest.raises(ConfigError, match=r"`with aorta\.record\(\.\.\.\)` ends"):
+            recording.close()
+        train(model, recording, 1)
+    assert footer(tmp_path).reason == "completed"
+
+
+@pytest.mark.parametrize(
+    ("last", "reason", "words"),
+    [("", "completed", None), ("raise ValueError('bad batch')", "error", "rank 0: ValueError: bad batch")],
+    ids=["the end", "an error"],
+)
+def test_one_that_nobody_closes_ends_with_the_program(tmp_path, last, reason, words):
+    code = f"""
+import aorta, os, torch
+model = torch.nn.Linear(2, 2)
+recording = aorta.start({str(tmp_path)!r}, model=model)
+model(torch.ones(1, 2)).sum().backward()
+recording.step()
+if os.fork() == 0:
+    raise SystemExit  # the child's end is not the recording's
+os.wait()
+model(torch.ones(1, 2)).sum().backward()
+recording.step()
+{last}
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment(), timeout=HANGS_S, check=False)
+    assert done.returncode == (0 if words is None else 1)
+    end = footer(tmp_path)
+    assert (end.reason, end.error, end.steps_written) == (reason, words, 2)
+
+
+@pytest.mark.parametrize("leave", [lambda: None, lambda: sys.exit(0)], ids=["the end", "exit 0"])
+def test_what_goes_wrong_behind_the_footer_does_not_contradict_it(tmp_path, model, monkeypatch, leave):
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ClockSynchronisation, "at_end", interrupted)
+    with pytest.raises(KeyboardInterrupt), aorta.record(tmp_path, model=model) as recording:  # noqa: PT012
+        train(model, recording, 1)
+        leave()
+    (path,) = tmp_path.glob("*.jsonl")
+    footers = [line for line in path.read_text().splitlines() if json.loads(line)["record"] == "footer"]
+    assert [json.loads(line)["reason"] for line in footers] == ["completed"]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("mode", ["dedicated", "observe", "off"])
+def test_nothing_is_left_behind(tmp_path, model, mode, fails):
+    interval, handler = sys.getswitchinterval(), signal.getsignal(signal.SIGTERM)
+    level = sys.modules["logging"].getLogger().level
+    try:
+        with aorta.record(tmp_path, model=model, mode=mode) as recording:
+            train(model, recording, 1)
+            if fails:
+                raise ValueError
+    except ValueError:
+        assert fails
+    for module in model.modules():
+        assert not module._forward_hooks
+        assert not module._forward_pre_hooks
+    assert sys.getswitchinterval() == interval
+    assert signal.getsignal(signal.SIGTERM) is handler
+    assert sys.modules["logging"].getLogger().level == level
+    assert not torch._C._dispatch_has_kernel_for_dispatch_key("c10d::allreduce_", "BackendSelect")
+    with pytest.raises(ConfigError, match="the recording has ended"):
+        recording.step()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"mode": "fast"}, "mode='fast': must be one of dedicated, observe, off"),
+        ({"warmup_steps": -1}, "warmup_steps=-1: must be at least 0"),
+        ({"start_step": -1}, "start_step=-1: must be at least 0"),
+        ({"workload": {"model": object()}}, "must be a mapping of JSON types"),
+        ({"blocks": ["9"]}, "blocks='9'"),
+        ({"model": []}, r"model=\[\]: must be a module, or a list of modules"),
+    ],
+)
+def test_refused_before_anything_is_written(tmp_path, model, changes, words):
+    with pytest.raises(ConfigError, match=words), aorta.record(tmp_path / "run", **{"model": model, **changes}):
+        pass
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_device_on_which_nothing_can_be_measured_is_refused_by_name(monkeypatch):
+    def on(*devices: str) -> Any:
+        return SimpleNamespace(parameters=lambda: [SimpleNamespace(device=torch.device(name)) for name in devices])
+
+    monkeypatch.setattr(
+        api_arguments, "lacks_streams", lambda device: iter(["it has no streams"] * (device.type == "mps"))
+    )
+    assert api_arguments.device_of(on("xpu:1", "xpu:1")) == torch.device("xpu:1")
+    with pytest.raises(ConfigError, match=r"cannot measure on mps:0, .*: it has no streams; it needs"):
+        api_arguments.device_of(on("mps:0"))
+    for several in (("cpu", "cuda:0"), ("cuda:0", "cuda:1"), ("meta",)):
+        with pytest.raises(ConfigError, match="they must be on one CPU or one accelerator: move the model there first"):
+            api_arguments.device_of(on(*several))
+
+
+def test_ranks_promised_but_not_there(tmp_path, model, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with (
+        pytest.raises(ConfigError, match=r"WORLD_SIZE=2, but torch\.distributed is not initialised"),
+        aorta.record(tmp_path, model=model),
+    ):
+        pass
+    monkeypatch.delenv("WORLD_SIZE")
+    with aorta.record(tmp_path, model=model):  # and the refusal left nothing open
+        pass
+
+
+def test_one_at_a_time(tmp_path, model):
+    with (
+        aorta.record(tmp_path / "a", model=model),
+        pytest.raises(ConfigError, match="open in this process already"),
+        aorta.record(tmp_path / "b", model=model),
+    ):
+        pass
+    assert footer(tmp_path / "a").reason == "completed"
+
+
+@pytest.mark.spec("D4")
+def test_scalars_that_cannot_be_noted(tmp_path, model):
+    with aorta.record(tmp_path, model=model) as recording:
+        recording.note(loss=1.5)
+        recording.note(grad_norm=torch.tensor([2.0]))  # and the loss stays
+        with pytest.raises(ConfigError, match="loss has 3 elements, must have one"):
+            recording.note(loss=torch.ones(3))
+        recording.step()
+    (step,) = record(tmp_path).steps
+    assert (step.loss, step.grad_norm) == (1.5, 2.0)
+
+
+def test_importing_aorta_loads_nothing_heavy():
+    code = "import aorta, sys; print(aorta.__version__, *({'torch', 'pandas', 'numpy', 'msgspec'} & set(sys.modules)))"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True).stdout
+    assert out.split() == [aorta.__version__]
+
+
+def test_public_names():
+    assert set(aorta.__all__) == {"Logger", "Profiler", "Recording", "TorchProfiler", "__version__", "record", "start"}
+    assert all(hasattr(aorta, name) for name in aorta.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'recrod'"):
+        _ = aorta.recrod  # type: ignore[attr-defined]
+
+
+@pytest.mark.spec("D1")
+def test_a_killed_process_leaves_whole_lines(tmp_path):
+    code = f"""
+import aorta, os, signal, torch
+model = torch.nn.Linear(2, 2)
+with aorta.record({str(tmp_path)!r}, model=model) as recording:
+    for _ in range(3):
+        model(torch.ones(1, 2)).sum().backward()
+        recording.step()
+    os.kill(os.getpid(), signal.SIGTERM)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment(), timeout=HANGS_S, check=False)
+    assert done.returncode == -signal.SIGTERM  # left alone: the default action
+    seen = record(tmp_path)
+    assert len(seen.steps) == 3
+    assert seen.footer is None
+    assert msgspec.json.decode((tmp_path / "run.json").read_bytes())["world_size"] == 1
+
+
+ON_EACH_RANK = """
+import sys
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+import aorta
+
+rank, meeting, folder = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
+model = DistributedDataParallel(torch.nn.Linear(2, 2))
+for run in ("whole", "broken"):
+    with aorta.record(f"{folder}/{run}", model=model) as recording:
+        for step in range(3):
+            if (run, step, rank) == ("broken", 2, 1):
+                raise ValueError("bad batch")
+            model(torch.ones(1, 2)).sum().backward()
+            recording.step()
+"""
+
+
+@pytest.mark.dist
+def test_two_recordings_of_one_group_and_a_rank_that_fails(tmp_path: Path) -> None:
+    words = [str(tmp_path / "meeting"), str(tmp_path)]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", ON_EACH_RANK, str(rank), *words],
+            cwd=ROOT,
+            env=environment(),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    errors = [process.communicate(timeout=HANGS_S)[1] for process in ranks]
+    assert [process.returncode for process in ranks] == [1, 1]
+    assert "ValueError: bad batch" in errors[1]
+
+    for rank in (0, 1):
+        seen = record(tmp_path / "whole", rank)
+        assert seen.footer is not None
+        assert (seen.footer.reason, len(seen.steps)) == ("completed", 3)
+        assert all(step.coverage.complete and step.coverage.seen >= 1 for step in seen.steps)
+        assert seen.header.local_rank == rank
+        assert seen.header.node_rank == 0
+    ids = {record(tmp_path / run, rank).header.run_id for run in ("whole", "broken") for rank in (0, 1)}
+    assert len(ids) == 2
+    assert json.loads((tmp_path / "broken" / "run.json").read_text())["world_size"] == 2
+
+    told, met = (record(tmp_path / "broken", rank).footer for rank in (1, 0))
+    assert told is not None
+    assert met is not None
+    assert told.error == "rank 1: ValueError: bad batch"
+    assert (met.reason, met.exit_code, met.steps_written) == ("error", 1, 2)
+    assert (met.error or "").startswith("rank 0: RuntimeError")
+
+
+class Net(nn.Module):
+    """A model of two blocks, at module level so that it can be pickled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@pytest.fixture(params=["native", "python"])
+def timed_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "python":
+        monkeypatch.setattr(instrumentation, "compiled", lambda *_, **__: (None, "not wanted"))
+    elif instrumentation.compiled(torch.device("cpu"), wanted=True, emulated=False)[0] is None:
+        pytest.skip("the compiled part is not built")
+    return str(request.param)
+
+
+def passes_of(folder: Path) -> list[int]:
+    return [len(step.compute) for step in record(folder).steps]
+
+
+def test_a_watched_model_can_be_saved_and_is_loaded_without_aorta(tmp_path: Path, timed_by: str) -> None:
+    model = Net()
+    with aorta.record(tmp_path, model=model) as recording:
+        train(model, recording, 1)
+        saved = io.BytesIO()
+        torch.save(model, saved)
+        text = pickle.dumps(model)
+        train(model, recording, 1)
+    assert b"aorta" not in text
+    assert b"aorta" not in saved.getvalue()
+    again = pickle.loads(text)
+    torch.testing.assert_close(torch.load(io.BytesIO(saved.getvalue()), weights_only=False)(X), again(X))
+    assert passes_of(tmp_path) == [4, 4]
+
+
+def test_a_copy_of_a_watched_model_is_not_watched(tmp_path: Path, timed_by: str) -> None:
+    model = Net()
+    with aorta.record(tmp_path, model=model) as recording:
+        average = torch.optim.swa_utils.AveragedModel(model)
+        copied = copy.deepcopy(model)
+        for other in (average, copied):
+            other(X).sum().backward()
+        train(model, recording, 1)
+        copied(X).sum().backward()
+        average.update_parameters(model)
+        train(model, recording, 1)
+    assert passes_of(tmp_path) == [4, 4]
+    for other in (average, copied):
+        other(X).sum().backward()
+        torch.save(other, io.BytesIO())
+
+
+@pytest.mark.parametrize("how", ["around it", "in place", "a part in place"])
+def test_what_is_compiled_is_watched_from_outside(
+    tmp_path: Path, timed_by: str, how: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def trained(folder: Path | None) -> tuple[list[torch.Tensor], int]:
+        torch.manual_seed(0)
+        torch._dynamo.reset()
+        graphs = CompileCounter()
+        model = nn.Sequential(Net(), Net()) if how == "a part in place" else Net()
+        called = torch.compile(model, backend=graphs) if how == "around it" else model
+        if how != "around it":
+            (model if how == "in place" else model[0]).compile(backend=graphs)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with nullcontext() if folder is None else aorta.record(folder, model=model) as recording:
+            for _ in range(3):
+                optimizer.zero_grad()
+                called(X).square().mean().backward()
+                optimizer.step()
+                if recording is not None:
+                    recording.step()
+        return list(model.parameters()), graphs.frame_count
+
+    plain, watched = trained(None), trained(tmp_path)
+    assert watched[1] == plain[1] > 0
+    assert all(torch.equal(one, other) for one, other in zip(plain[0], watched[0], strict=True))
+    said = [line for line in capsys.readouterr().err.splitlines() if "compiled in place" in line]
+    reason = load_run(tmp_path).manifest["reasons"].get("plan.blocks")
+    assert [line.removeprefix("aorta.record: ") for line in said] == ([] if how == "around it" else [reason])
+    blocks = {"around it": {"OptimizedModule"}, "in place": set(), "a part in place": {"Sequential"}}[how]
+    for step in record(tmp_path).steps:
+        assert {each.block for each in step.compute} == blocks
+        assert (step.overlap["compute_ms"] is None) == (not blocks)
+        assert ("compiled in place" in step.reasons.get("compute_ms", "")) == (not blocks)
+
+
+def test_two_models_and_two_optimizers(tmp_path: Path, timed_by: str) -> None:
+    def trained(folder: Path | None) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        generator, discriminator = Net(), Net()
+        models = [generator, discriminator]
+        of_generator, of_discriminator = (torch.optim.Adam(each.parameters(), 0.1) for each in models)
+        with nullcontext() if folder is None else aorta.record(folder, model=models) as recording:
+            for _ in range(2):
+                of_discriminator.zero_grad()
+                (discriminator(X) - discriminator(generator(X).detach())).square().mean().backward()
+                of_discriminator.step()
+                of_generator.zero_grad()
+                discriminator(generator(X)).square().mean().backward()
+                of_generator.step()
+                if recording is not None:
+                    recording.step()
+        return [parameter for each in models for parameter in each.parameters()]
+
+    assert all(torch.equal(one, other) for one, other in zip(trained(None), trained(tmp_path), strict=True))
+    for step in record(tmp_path).steps:
+        found = Counter((each.block[0], each.phase) for each in step.compute)
+        assert found == {("0", "forward"): 4, ("1", "forward"): 6, ("0", "backward"): 2, ("1", "backward"): 5}
+
+
+@pytest.mark.parametrize("watched", ["one", "both", "checkpoints"])
+def test_collectives_of_a_model_that_is_not_recorded_are_said(
+    tmp_path: Path, timed_by: str, watched: str, world_of_one: None
+) -> None:
+    first, second = (nn.Sequential(Net(), Net()) for _ in range(2))
+    if watched == "checkpoints":  # whose backward passes run within that of the model
+        first = nn.Sequential(*(checkpoint_wrapper(each, CheckpointImpl.REENTRANT) for each in first))
+    models = [DistributedDataParallel(each, bucket_cap_mb=1e-5) for each in (first, second)]
+    recorded = models if watched == "both" else models[:1]
+    with aorta.record(tmp_path, model=recorded, warmup_steps=1) as recording:
+        for _ in range(3):
+            for each in models[: 1 if watched == "checkpoints" else 2]:
+                each(X.clone().requires_grad_()).square().mean().backward()
+            recording.step()
+    found = [step.coverage for step in record(tmp_path).steps]
+    assert found[-1].unwatched == (found[-1].seen // 2 if watched == "one" else 0)
+    assert found[-1].seen >= 4
+    health = load_run(tmp_path).health
+    assert sum(note.startswith("unwatched: ") for note in health.notes()) == (watched == "one")
+    share = sum(coverage.unwatched for coverage in found) / sum(coverage.seen for coverage in found)
+    assert health.facts([]).collectives_unwatched_share == ({"0": share} if share else {})
+
+
+def _in_a_child(model: nn.Module, recording: aorta.Recording) -> None:
+    model(X).sum().backward()
+    torch.optim.SGD(model.parameters(), 0.1).step()
+    with recording.range("tokenize"):
+        recording.step()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.all_reduce(torch.ones(4))
+    assert not model.layers[0]._forward_hooks
+
+
+def test_a_forked_child_has_no_part_in_the_recording(tmp_path: Path, timed_by: str) -> None:
+    model = Net()
+    with aorta.record(tmp_path, model=model) as recording:
+        recorder, progress = recording._recorder, tmp_path / "progress" / "rank_0.bin"
+        train(model, recording, 2)
+        before = read_progress(progress)
+        # As other threads of the parent may hold them, which the child does not have.
+        with recorder._lock, recorder.user_marks._lock:
+            child = get_context("fork").Process(target=_in_a_child, args=(model, recording))
+            child.start()
+        child.join(HANGS_S)
+        assert child.exitcode == 0
+        assert read_progress(progress) == before
+        assert model.layers[0]._forward_hooks
+        train(model, recording, 1)
+        worker = get_context("fork").Process(target=time.sleep, args=(HANGS_S,))
+        worker.start()
+    with aorta.record(tmp_path, model=model) as recording:  # while it lives
+        train(model, recording, 1)
+    worker.kill()
+    worker.join()
+    assert passes_of(tmp_path) == [4]
+    assert passes_of(next((tmp_path / "history").iterdir())) == [4, 4, 4]
+
+
+def test_the_record_of_a_run_that_goes_on_says_so_and_that_of_a_killed_one_that(
+    tmp_path: Path, model: nn.Module
+) -> None:
+    def ending() -> str | None:
+        return load_run(tmp_path).health.endings[0]
+
+    with aorta.record(tmp_path, model=model) as recording:
+        train(model, recording, 3)
+        assert ending() == "still running"
+    assert ending() == "completed"
+    file = tmp_path / "rank_0_metrics.jsonl"
+    header, *steps, _footer = file.read_text().splitlines()
+    boot = json.loads(header)["clock"]["boottime_ns"]
+    earlier = header.replace(f'"boottime_ns":{boot}', '"boottime_ns":1')  # of a process before this one, with its pid
+    assert earlier != header
+    file.write_text("\n".join([earlier, *steps, ""]))
+    assert ending() == "killed (no footer)"

@@ -1,0 +1,266 @@
+"""Which steps of a run are measured by kernels as well, what is done there, and what the record says where none are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from aorta.config.loop import CALIBRATION_STEPS, calibration_steps
+from aorta.errors import ConfigError
+from aorta.instrument.window_kernels import MeasuredTwice, WindowKernels
+from aorta.profiling.kernel_recording import ProfilerUnavailable
+from aorta.profiling.profiler_plan import Action, Schedule
+from aorta.recording import calibration
+from aorta.recording.calibration import Calibrator, calibration_plan
+from aorta.records.schema import BlockKernels, Calibration, CalibrationPlan
+from aorta.timeline.classes import DeviceKernel
+from tests.analysis.builders import step
+
+DEVICE, CPU = torch.device("cuda", 0), torch.device("cpu")
+
+
+def plan(setting: str = "auto", device: torch.device = DEVICE, **more) -> CalibrationPlan | None:
+    asked = {"mode": "observe", "start_step": 0, "warmup_steps": 5, "environment": {}} | more
+    return calibration_plan(setting, device, **asked)
+
+
+def test_on_a_device_a_few_steps_behind_the_warm_up():
+    assert plan() == CalibrationPlan("auto", 5, CALIBRATION_STEPS)
+    assert plan("7", start_step=100) == CalibrationPlan("7", 105, 7)
+    # The profiler is started a step before: without a warm-up the first step cannot be measured.
+    assert plan(warmup_steps=0) == CalibrationPlan("auto", 1, CALIBRATION_STEPS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"setting": "off"}, None),
+        ({"mode": "off"}, "instrument.mode=off: nothing is measured"),
+        ({"stop": 5}, "the run is too short"),
+        ({"environment": {"NSYS_PROFILING_SESSION_ID": "1"}}, "nsys profiles this program"),
+        ({"environment": {"ROCP_TOOL_LIBRARIES": "librocprofiler-sdk-tool.so"}}, "rocprofv3 profiles this program"),
+        (
+            {"environment": {"LD_PRELOAD": "/opt/rocm/lib/librocprofiler-sdk-tool.so"}},
+            "rocprofv3 profiles this program",
+        ),
+        ({"profiled": lambda _step: True}, "profiling windows leave no 4 consecutive steps"),
+        ({"setting": "2", "device": CPU}, "a CPU has no kernels"),
+    ],
+)
+def test_none(changes, problem):
+    found = plan(**changes)
+    assert found is not None
+    assert (found.steps, found.problem) == (0, problem)
+
+
+@pytest.mark.parametrize("setting", ["auto", "off"])
+def test_nothing_is_said_of_a_cpu(setting):
+    assert plan(setting, CPU) is None
+
+
+def test_a_short_run_has_a_short_window():
+    assert plan(stop=7) == CalibrationPlan("auto", 5, 2)
+
+
+def test_the_window_lies_between_those_of_the_profiler():
+    schedule = Schedule(wait=6, warmup=1, active=2, repeat=0)
+    on = [step for step in range(30) if schedule(step) is not Action.NONE]
+    found = plan(profiled=lambda step: schedule(step) is not Action.NONE)
+    assert found is not None
+    assert not set(range(found.first_step - 1, found.first_step + found.steps)) & set(on)
+    assert found.first_step == 10
+    # Steps 4 and 5 are free, and 6 is the profiler's: the window would end in it.
+    assert plan("2", profiled=lambda step: schedule(step) is not Action.NONE) == CalibrationPlan("2", 10, 2)
+
+
+@pytest.mark.parametrize("setting", ["", "on", "0", "-1", "2.5", "101", "³"])
+def test_other_settings_are_refused(setting):
+    with pytest.raises(ConfigError, match="must be auto, off, or a number of steps from 1 to 100"):
+        calibration_steps(setting, on_device=True)
+
+
+# The window itself
+
+
+class Recording:
+    """In the place of a profiler: what is done with it, and in which step."""
+
+    def __init__(self, done: list[tuple[str, int]], seconds: list[float]) -> None:
+        self.done, self.seconds, self.number = done, seconds, -1
+        self.starts, self.stops = True, True
+
+    def start(self) -> None:
+        self.seconds[0] += 2
+        if not self.starts:
+            raise ProfilerUnavailable("no CUPTI")
+        self.done.append(("start", self.number))
+
+    def stop(self) -> list[DeviceKernel]:
+        self.seconds[0] += 3
+        self.done.append(("stop", self.number))
+        if not self.stops:
+            raise ProfilerUnavailable("torch.profiler failed")
+        return []
+
+    def abandon(self) -> None:
+        self.done.append(("abandon", self.number))
+
+
+class Window:
+    """A run of ten steps: 3, 4 and 5 are measured by kernels."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, plan: CalibrationPlan | None) -> None:
+        self.done: list[tuple[str, int]] = []
+        self.lines: list[tuple[int, Calibration]] = []
+        self.kernels: list[WindowKernels | None] = []
+        self.captured: set[int] = set()
+        seconds = [0.0]
+        self.recording = Recording(self.done, seconds)
+        self.recorder = SimpleNamespace(kernels=None)
+        monkeypatch.setattr(calibration, "KernelRecording", lambda _device: self.recording)
+        monkeypatch.setattr(calibration, "is_capturing", lambda: self.recording.number in self.captured)
+        monkeypatch.setattr(calibration, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
+        self.calibrator = Calibrator(plan, DEVICE, lambda line: self.lines.append((self.recording.number, line)))
+        self.calibrator.attach(self.recorder)  # type: ignore[arg-type]
+
+    def train(self, numbers: Iterable[int]) -> None:
+        """Each step is one of the window's kernels' where the recorder says so."""
+        for number in numbers:
+            self.recording.number = number
+            with self.calibrator.step(number):
+                self.kernels.append(self.recorder.kernels)
+
+    def measured(self, steps: int = 3) -> WindowKernels:
+        """What the window has when its steps are read."""
+        (kernels,) = {id(one): one for one in self.kernels if one is not None}.values()
+        blocks = {("a", "forward"): (2_000_000, 500_000), ("b", "forward"): (0, 0)}
+        kernels.compared = MeasuredTwice(steps, 100, 40, 60.0, 20.0, blocks)
+        return kernels
+
+    def write(self, numbers: Iterable[int], longer_ms: float = 0.0, **changes: Any) -> None:
+        """Steps are written: their lengths tell which of them counted."""
+        lengths = dict(zip(range(3, 10), (30.0, 50.0, 31.0, 10.0, 90.0, 20.0, 1.0), strict=True))
+        for number in numbers:
+            self.recording.number = number
+            self.calibrator.take(
+                step(0, 1, number, overlap={"window_ms": lengths.get(number, 500.0) + longer_ms}, **changes)
+            )
+
+
+PLAN = CalibrationPlan("3", 3, 3)
+
+
+@pytest.fixture
+def window(monkeypatch: pytest.MonkeyPatch) -> Window:
+    return Window(monkeypatch, PLAN)
+
+
+def test_the_profiler_is_on_from_one_step_before_the_window_to_its_end(window: Window) -> None:
+    window.train(range(10))
+    assert window.done == [("start", 2), ("stop", 5)]
+    assert [kernels is not None for kernels in window.kernels] == [3 <= number <= 5 for number in range(10)]
+
+
+def test_as_many_steps_behind_the_window_are_written_and_then_its_line(window: Window) -> None:
+    window.train(range(10))
+    window.measured()
+    window.write(range(10), longer_ms=7.0, phase="compute_only")
+    window.write(range(10))
+    window.calibrator.finish()
+    assert window.lines == [
+        (
+            8,
+            Calibration(
+                first_step=3,
+                last_step=5,
+                steps=3,
+                problem=None,
+                ratio_by_kernels=0.4,
+                ratio_by_marks=0.75,
+                blocks=[BlockKernels("a", "forward", 2.0, 0.25), BlockKernels("b", "forward", 0.0, None)],
+                window_step_ms=31.0,
+                other_step_ms=20.0,
+                setup_ms=5_000.0,
+            ),
+        )
+    ]
+    assert window.done[2:] == [("abandon", 8)]
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+def test_steps_that_are_missing_are_a_problem(window: Window, steps: int) -> None:
+    window.train(range(6))
+    kernels = window.measured(steps)
+    window.calibrator.finish()
+    ((_, line),) = window.lines
+    assert (line.steps, line.problem) == (steps, "the other steps could not be observed, or the run ended before them")
+    assert (line.window_step_ms, line.other_step_ms) == (None, None)
+    assert kernels.known
+
+
+def test_a_step_that_marks_alone_measured_says_why(window: Window) -> None:
+    window.train(range(6))
+    window.measured(2).problem = "the profiler saw no kernel inside the blocks of a step"
+    window.calibrator.finish()
+    assert window.lines[0][1].problem == "the profiler saw no kernel inside the blocks of a step"
+
+
+def test_a_window_without_communication_has_no_ratio(window: Window) -> None:
+    window.train(range(6))
+    window.measured().compared = MeasuredTwice(3)
+    window.calibrator.finish()
+    assert (window.lines[0][1].ratio_by_kernels, window.lines[0][1].ratio_by_marks) == (None, None)
+
+
+@pytest.mark.parametrize("fails", ["starts", "stops"])
+def test_a_profiler_that_cannot_be_had_is_a_sentence_of_the_line(window: Window, fails: str) -> None:
+    setattr(window.recording, fails, False)
+    window.train(range(10))
+    window.calibrator.finish()
+    problem = {"starts": "no CUPTI", "stops": "torch.profiler failed"}[fails]
+    ((_, line),) = window.lines
+    assert (line.steps, line.problem, line.ratio_by_kernels, line.blocks) == (0, problem, None, [])
+    assert line.setup_ms == {"starts": 2_000.0, "stops": 5_000.0}[fails]
+
+
+def test_nothing_is_started_while_a_graph_is_captured(window: Window) -> None:
+    window.captured = {2}
+    window.train(range(10))
+    window.calibrator.finish()
+    assert window.done == [("abandon", 9)]
+    assert window.lines[0][1].problem == "a CUDA graph was being captured"
+
+
+def test_nothing_is_stopped_while_a_graph_is_captured(window: Window) -> None:
+    window.captured = {5, 6}
+    window.train(range(10))
+    assert window.done == [("start", 2), ("stop", 7)]
+    assert [kernels is not None for kernels in window.kernels] == [3 <= number <= 5 for number in range(10)]
+
+
+def test_a_run_that_ends_in_its_window_stops_the_profiler(window: Window) -> None:
+    window.train(range(5))
+    window.calibrator.close()
+    window.calibrator.close()
+    assert window.done == [("start", 2), ("stop", 4)]
+    assert window.recorder.kernels is None
+
+
+@pytest.mark.parametrize("plan", [None, CalibrationPlan("off", 3, 0)])
+def test_without_a_window_nothing_is_done(monkeypatch: pytest.MonkeyPatch, plan: CalibrationPlan | None) -> None:
+    window = Window(monkeypatch, plan)
+    window.train(range(10))
+    window.write(range(10))
+    window.calibrator.close()
+    window.calibrator.finish()
+    assert (window.done, window.lines) == ([], [])
+
+
+def test_a_run_that_ends_before_its_window_has_no_line(window: Window) -> None:
+    window.train(range(2))
+    window.calibrator.finish()
+    assert (window.done, window.lines) == ([("abandon", 1)], [])

@@ -1,0 +1,216 @@
+"""Every strategy in every mode: the same training to the last digit, every collective seen, every group named.
+
+The modes of one strategy run one after another in one launch (`modes.py`); what they left is then looked at.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from aorta.records.schema import Step
+from tests.recording.modes import MODES
+from tests.runs import losses, program, record, succeeded, train
+from tests.trained_ways import TINY as SIZES
+from tests.witness import PROFILED, profiler_rows
+
+pytestmark = pytest.mark.dist
+
+TINY = (
+    *SIZES,
+    "training.max_steps=7",
+    "training.gradient_accumulation=2",
+    "training.log_interval=100",
+    "dataset.num_samples=512",
+    "telemetry.warmup_steps=2",
+)
+CASES = {
+    "none": (2, ("parallel=none",)),
+    "ddp": (2, ("parallel=ddp", "compile")),
+    "fsdp1": (2, ("parallel=fsdp1",)),
+    "fsdp": (2, ("parallel=fsdp", "compile")),
+    "tp": (2, ("parallel=tp", "compile")),
+    "hsdp": (4, ("parallel=hsdp",)),
+    "fsdp_tp": (4, ("parallel=fsdp_tp",)),
+}
+SHORT = ("none", "ddp", "fsdp")
+"""Those of the short gate."""
+
+
+def run_modes(folder: Path, ranks: int, words: Sequence[str]) -> list[str]:
+    """Every mode in one launch; the names of the runs in `folder`."""
+    succeeded(program("tests.recording.modes", str(folder), *TINY, *PROFILED, *words, ranks=ranks))
+    return [mode + suffix for suffix in ("", "-compiled")[: 1 + ("compile" in words)] for mode in MODES]
+
+
+def check(folder: Path, ranks: int, runs: Sequence[str], steps: int) -> None:
+    """The three runs of one form against each other and against the profiler."""
+    for rank in range(ranks):
+        plain = losses(folder / runs[0], rank)
+        assert len(plain) == steps
+        assert None not in plain
+        unseen = record(folder / runs[0], rank).steps
+        check_unknown(unseen)
+        norms = [step.grad_norm for step in unseen]
+        for run in runs[1:]:
+            seen = record(folder / run, rank)
+            # docs/dev/measuring.md, K4: the same to the last digit.
+            assert losses(folder / run, rank) == plain
+            assert [step.grad_norm for step in seen.steps] == norms
+            # R8: counted by the backends, and by the profiler.
+            for step in seen.steps:
+                assert step.coverage.complete, step.coverage.reason
+                assert step.coverage.seen == step.coverage.issued == len(step.collectives)
+                assert step.coverage.unwatched == 0
+            check_waits(seen.steps)
+            witness = profiler_rows(folder / run, rank)
+            assert set(witness) == {5, 6}
+            for number, rows in witness.items():
+                assert sorted((c.kind, c.bytes) for c in seen.steps[number].collectives) == rows
+
+
+def check_unknown(steps: Sequence[Step]) -> None:
+    """What `instrument.mode=off` does not measure is null, and not zero."""
+    for step in steps:
+        assert step.overlap["overlap_ratio"] is None
+        assert step.overlap["compute_ms"] is None
+        assert {step.per_stream_ms[lane] for lane in ("compute", "allreduce", "reducescatter")} == {None}
+        assert step.per_stream_ms["aux"] is not None
+        assert "instrument.mode=off" in step.reasons["overlap_ratio"]
+        assert not step.coverage.complete
+
+
+def check_waits(steps: Sequence[Step]) -> None:
+    """The training waits once for every collective, behind its issue, and goes on behind its end."""
+    for step in steps:
+        assert isinstance(step.waits, list)
+        assert [
+            (wait.group, wait.seq) for wait in sorted(step.waits, key=lambda wait: (wait.group, wait.seq))
+        ] == sorted((row.group, row.seq) for row in step.collectives)
+        rows = {(row.group, row.seq): row for row in step.collectives}
+        for wait in step.waits:
+            row = rows[wait.group, wait.seq]
+            assert row.end_ns is not None
+            assert row.issue_ns <= wait.enter_ns <= wait.leave_ns
+            # The host may see a completion later than the thread that waited for it.
+            assert wait.leave_ns >= row.end_ns or row.end_source == "future"
+        assert [wait.enter_ns for wait in step.waits] == sorted(wait.enter_ns for wait in step.waits)
+        assert {stall.cause for stall in step.stalls} <= {"wait", "hand_over"}
+        assert all(before.end_ns <= after.start_ns for before, after in itertools.pairwise(step.stalls))
+
+
+def check_groups(folder: Path, ranks: int) -> None:
+    """A group has one name and one set of ranks everywhere, and its collectives are the same, in order, on each."""
+    records = [record(folder, rank) for rank in range(ranks)]
+    members: dict[str, list[int]] = {}
+    for rank, one in enumerate(records):
+        assert one.footer is not None
+        for name, group in one.footer.groups.items():
+            assert members.setdefault(name, group) == group
+            assert rank in group
+    for name, group in members.items():
+        calls = [
+            [
+                (c.seq, c.kind, c.bytes, c.dtype)
+                for step in records[rank].steps
+                for c in step.collectives
+                if c.group == name
+            ]
+            for rank in group
+        ]
+        assert all(other == calls[0] for other in calls)
+        assert [seq for seq, *_ in calls[0]] == list(range(len(calls[0])))
+
+
+def check_every_gradient_byte_is_reduced_once(folder: Path) -> None:
+    """Also where gradients of several micro-batches are accumulated."""
+    parameters = json.loads((folder / "run.json").read_text())["plan"]["parameters"]
+    for step in record(folder).steps:
+        reduced = [c for c in step.collectives if c.kind == "allreduce" and c.dtype == "float32"]
+        assert sum(c.bytes for c in reduced) == 4 * parameters
+
+
+def check_case(folder: Path, ranks: int, words: Sequence[str], steps: int = 7) -> None:
+    runs = run_modes(folder, ranks, words)
+    for first in range(0, len(runs), len(MODES)):
+        check(folder, ranks, runs[first : first + len(MODES)], steps)
+        check_groups(folder / runs[first + 1], ranks)
+
+
+@pytest.mark.spec("D7")
+@pytest.mark.parametrize(
+    "name", [name if name in SHORT else pytest.param(name, marks=pytest.mark.thorough) for name in CASES]
+)
+def test_every_mode_trains_alike_and_sees_everything(tmp_path: Path, name: str) -> None:
+    check_case(tmp_path, *CASES[name])
+    if name == "ddp":
+        check_every_gradient_byte_is_reduced_once(tmp_path / MODES[-1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_fifty_steps_are_alike(tmp_path: Path, name: str) -> None:
+    """K4 as it is written: small differences would grow."""
+    ranks, words = CASES[name]
+    plain = [word for word in words if word != "compile"]
+    check_case(tmp_path, ranks, (*plain, "training.max_steps=50", "dataset.num_samples=2048"), steps=50)
+
+
+def mean_losses(folder: Path, ranks: Sequence[int]) -> list[float]:
+    return [sum(values) / len(ranks) for values in zip(*(losses(folder, rank) for rank in ranks), strict=True)]  # type: ignore[arg-type]
+
+
+EXACT = (*TINY, "workload.dropout=0", "training.gradient_accumulation=1", "scheduler.warmup_steps=1")
+
+
+def test_ranks_that_share_layers_train_like_one(tmp_path: Path) -> None:
+    """The same samples, the same clipping norm: parts of gradients count once, whole gradients are not added up."""
+    train(tmp_path / "one", *EXACT, "parallel=none", ranks=1)
+    train(tmp_path / "tp", *EXACT, "parallel=tp")
+    one, tp = record(tmp_path / "one").steps, record(tmp_path / "tp").steps
+    assert losses(tmp_path / "tp", 0) == losses(tmp_path / "tp", 1)
+    assert losses(tmp_path / "tp") == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
+    assert [step.grad_norm for step in tp] == pytest.approx([step.grad_norm for step in one], rel=1e-3)
+    # Waiting inside a block, in C++, is seen, and is not its computation (R5).
+    assert any(waits_inside_a_block(step) for step in tp if not step.warmup)  # others may hold up a step
+
+
+def waits_inside_a_block(step: Step) -> bool:
+    """Most of what is exposed is waited for inside blocks, some of it in the forward pass of a layer."""
+    spans = {(span.block, span.phase): span for span in step.compute}
+    layer = spans["encoder.0", "forward"]
+    return (step.overlap["compute_stall_ms"] or 0) > 0.5 * (step.overlap["exposed_comm_ms"] or 0) > 0 and any(
+        layer.start_ns <= stall.start_ns < stall.end_ns <= layer.end_ns for stall in step.stalls
+    )
+
+
+@pytest.mark.slow
+def test_two_dimensions_train_like_one(tmp_path: Path) -> None:
+    for name, ranks, words in (
+        ("ddp2", 2, ("parallel=ddp",)),
+        ("fsdp_tp", 4, ("parallel=fsdp_tp",)),
+        ("ddp4", 4, ("parallel=ddp",)),
+        ("hsdp", 4, ("parallel=hsdp",)),
+    ):
+        train(tmp_path / name, *EXACT, *words, ranks=ranks)
+    for name, reference, mine, theirs in (("fsdp_tp", "ddp2", (0, 2), (0, 1)), ("hsdp", "ddp4", range(4), range(4))):
+        got, expected = mean_losses(tmp_path / name, mine), mean_losses(tmp_path / reference, theirs)
+        assert got == pytest.approx(expected, rel=1e-4)
+        norms = [step.grad_norm for step in record(tmp_path / name).steps]
+        assert norms == pytest.approx([step.grad_norm for step in record(tmp_path / reference).steps], rel=1e-3)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("strategy", ["tp", "fsdp"])
+def test_many_small_steps_do_not_hang(tmp_path: Path, strategy: str) -> None:
+    """Small steps are what deadlocks, where an interceptor holds the interpreter lock (R1, K4)."""
+    words = (*TINY, "training.max_steps=500", "training.gradient_accumulation=1", "dataset.num_samples=4000")
+    # The watchdog: a collective that does not end within 60 s fails the run; 500 steps may take longer than that.
+    words = (*words, "workload.num_layers=1", "training.batch_size=2", "training.timeout_s=60")
+    train(tmp_path, *words, f"parallel={strategy}")
+    assert len(record(tmp_path).steps) == 500
+    assert json.loads((tmp_path / "run.json").read_text())["warnings"] == []

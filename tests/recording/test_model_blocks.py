@@ -1,0 +1,234 @@
+"""Which blocks are found in models as people write them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from aorta.errors import ConfigError
+from aorta.recording.api_arguments import called_around, chosen_blocks, find_blocks, outside_compiled, strategy_of
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mlp = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.mlp(x)
+
+
+class Plain(nn.Module):
+    """Repeats nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x)
+
+
+class Transformer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(10, 4)
+        self.layers = nn.ModuleList(Layer() for _ in range(2))
+        self.norm = nn.Identity()
+        self.act = nn.ReLU()
+        self.head = nn.Linear(4, 10)
+
+
+class Wrapper(nn.Module):
+    """Keeps a module as FSDP1 does."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self._fsdp_wrapped_module = module
+
+
+def residual() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv1d(1, 4, 3), nn.Sequential(Layer(), Layer()), nn.Sequential(Layer(), Layer()), nn.Linear(4, 2)
+    )
+
+
+def wrapped() -> nn.Module:
+    model = Transformer()
+    model.layers = nn.ModuleList(Wrapper(layer) for layer in model.layers)
+    return Wrapper(model)
+
+
+def compiled_layers() -> nn.Module:
+    model = Transformer()
+    for index, layer in enumerate(model.layers):
+        model.layers[index] = torch.compile(layer, backend="eager")  # type: ignore[assignment]
+    return model
+
+
+class Titan(nn.Module):
+    """With the names and the dictionary of layers that torchtitan's models have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tok_embeddings = nn.Embedding(10, 4)
+        self.layers = nn.ModuleDict({str(index): Layer() for index in range(2)})
+        self.norm = nn.LayerNorm(4)
+        self.output = nn.Linear(4, 10)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        h = self.tok_embeddings(tokens)
+        for layer in self.layers.values():
+            h = layer(h)
+        return self.output(self.norm(h))
+
+
+def checkpointed() -> nn.Module:
+    model = Titan()
+    for name, layer in model.layers.items():
+        model.layers[name] = checkpoint_wrapper(layer)
+    return model
+
+
+class NamedParts(nn.Module):
+    """Keeps all of its parts in one dictionary, and the layers in a list among them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        parts = {"wte": nn.Embedding(10, 4), "wpe": nn.Embedding(8, 4), "h": nn.ModuleList([Layer(), Layer()])}
+        self.transformer = nn.ModuleDict(parts)
+        self.lm_head = nn.Linear(4, 10)
+
+
+TITAN = ["tok_embeddings", "layers.0", "layers.1", "norm", "output"]
+TRANSFORMER = ["embedding", "layers.0", "layers.1", "act", "head"]
+
+
+@pytest.mark.parametrize(
+    ("build", "names"),
+    [
+        (Transformer, TRANSFORMER),
+        (residual, ["0", "1.0", "1.1", "2.0", "2.1", "3"]),
+        (Plain, ["Plain"]),
+        (lambda: nn.Linear(4, 4), ["Linear"]),
+        (lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)), ["0", "1", "2"]),
+        (lambda: nn.ModuleList([nn.Linear(4, 4), Plain()]), ["0", "1"]),
+        (Titan, TITAN),
+        (checkpointed, TITAN),
+        (NamedParts, [*(f"transformer.{name}" for name in ("wte", "wpe", "h.0", "h.1")), "lm_head"]),
+        (wrapped, TRANSFORMER),
+        (compiled_layers, TRANSFORMER),
+        (lambda: torch.compile(Transformer(), backend="eager"), ["OptimizedModule"]),
+    ],
+)
+def test_found(build, names):
+    assert [name for name, _ in find_blocks(build())] == names
+
+
+def test_blocks_of_a_wrapped_model_are_the_modules_inside():
+    assert {type(block) for name, block in find_blocks(wrapped()) if name.startswith("layers")} == {Layer}
+
+
+def sharded(model: Titan) -> nn.Module:
+    for layer in model.layers.values():
+        fully_shard(layer)
+    fully_shard([model.norm, model.output])
+    return fully_shard(model)
+
+
+@pytest.mark.parametrize(
+    ("build", "names"),
+    [
+        (lambda: [sharded(Titan())], TITAN),
+        (lambda: [DistributedDataParallel(Titan())], TITAN),
+        (lambda: [nn.ModuleList(DistributedDataParallel(Plain()) for _ in range(2))], ["0", "1"]),
+        (lambda: [nn.ModuleList([DistributedDataParallel(Titan()), Plain()])], [*(f"0.{n}" for n in TITAN), "1"]),
+        (
+            lambda: [DistributedDataParallel(Titan()), Titan()],
+            [f"{number}.{name}" for number in "01" for name in TITAN],
+        ),
+    ],
+)
+def test_found_in_wrapped_and_in_several_models(world_of_one, build, names):
+    models = build()
+    found = find_blocks(*models)
+    assert [name for name, _ in found] == names
+    assert not any(isinstance(block, DistributedDataParallel) for _, block in found)
+    if not isinstance(models[0], nn.ModuleList):  # where a name is that of the wrapper
+        assert chosen_blocks(names, *models) == found
+
+
+def test_the_wrapper_around_an_inner_model_is_what_is_called(world_of_one):
+    inner = Titan()
+    assert called_around(inner) is inner
+    wrapper = DistributedDataParallel(inner)
+    assert called_around(inner) is called_around(wrapper) is wrapper
+    assert strategy_of(called_around(inner)) == "ddp"
+    assert called_around(inner.output) is inner.output  # a part that is recorded alone
+    other = Titan()
+    wrapper = DistributedDataParallel(torch.compile(other, backend="eager"))
+    assert called_around(other) is wrapper
+
+
+def test_a_shared_module_is_one_block():
+    shared = nn.Linear(4, 4)
+    assert [name for name, _ in find_blocks(nn.Sequential(shared, Layer(), shared, nn.Linear(4, 4)))] == ["0", "1", "3"]
+
+
+def test_chosen_by_name_or_as_a_module():
+    model, loss, other = Transformer(), nn.MSELoss(), nn.MSELoss()
+    assert chosen_blocks(["layers.1", model.head, loss, other, loss], model) == [
+        ("layers.1", model.layers[1]),
+        ("head", model.head),
+        ("MSELoss", loss),
+        ("MSELoss#2", other),
+    ]
+
+
+def test_a_name_that_is_not_there():
+    with pytest.raises(ConfigError, match=r"blocks='layer\.1': Transformer has no such module; .*layers\.1"):
+        chosen_blocks(["layer.1"], Transformer())
+
+
+@pytest.mark.parametrize(
+    ("call", "words"), [(find_blocks, "no parameters"), (lambda m: chosen_blocks([], m), "blocks")]
+)
+def test_nothing_to_bracket(call, words):
+    with pytest.raises(ConfigError, match=words):
+        call(nn.ReLU())
+
+
+@pytest.mark.parametrize(
+    ("compiled", "names"),
+    [
+        (["layers.0.mlp"], TITAN),  # inside a block, whose own hooks stay outside
+        (["norm"], ["Titan"]),
+        (["layers.0", "layers.1"], ["Titan"]),  # a dictionary is not called
+        ([""], []),
+    ],
+)
+def test_modules_compiled_in_place(compiled, names):
+    model = Titan()
+    for name in compiled:
+        model.get_submodule(name).compile(backend="eager")
+    found, why = outside_compiled(model, find_blocks(model))
+    assert [name for name, _ in found] == names
+    assert (why is None) == (names == TITAN)
+    if why is not None:
+        named = "tok_embeddings" if compiled == [""] else compiled[0]
+        instead = f"timed instead: {names[0]}" if names else "their compute is not timed"
+        assert f"cannot hook modules compiled in place by .compile(): {named}" in why
+        assert instead in why
+
+
+def test_what_was_compiled_in_place_deep_inside_keeps_the_blocks_beside_it(world_of_one):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(Plain(), Plain()), nn.Linear(4, 2))
+    model[1][0].compile(backend="eager")
+    assert [name for name, _ in outside_compiled(model, find_blocks(model))[0]] == ["0", "2", "1"]
+    other = DistributedDataParallel(Plain())
+    other.module.compile(backend="eager")
+    assert outside_compiled(other, find_blocks(other))[0] == [("DistributedDataParallel", other)]

@@ -1,0 +1,193 @@
+"""Pipelines on gloo: the same training in every mode and on one rank, and every transfer between stages seen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.recording.modes import MODES
+from tests.runs import losses, program, record, succeeded, train
+
+pytestmark = [pytest.mark.dist, pytest.mark.thorough]
+
+STEPS = 5
+SIZES = (
+    f"training.max_steps={STEPS}",
+    "training.batch_size=8",
+    "training.log_interval=1",
+    "dataset.num_samples=128",
+    "dataset.sequence_length=8",
+    "scheduler.warmup_steps=1",
+    "telemetry.warmup_steps=1",
+    "workload.num_layers=4",
+    "workload.model_dim=32",
+    "workload.num_heads=4",
+    "workload.mlp_hidden_dim=64",
+    "workload.vocab_size=100",
+)
+MODELS = {"gpt": ("workload=gpt", "workload.num_kv_heads=2"), "ranking": ("workload=ranking", "workload.dropout=0")}
+
+
+@dataclass(frozen=True)
+class Case:
+    """`beside`: so many pipelines train beside each other, on an equal part of each batch."""
+
+    ranks: int
+    workload: str
+    words: tuple[str, ...] = ()
+    beside: int = 1
+
+    @property
+    def strategy(self) -> str:
+        return "pp" if self.beside == 1 else "fsdp_pp"
+
+    @property
+    def all_words(self) -> tuple[str, ...]:
+        size = f"training.batch_size={8 // self.beside}"
+        return (*MODELS[self.workload], f"parallel={self.strategy}", size, *self.words)
+
+    @property
+    def with_the_loss(self) -> list[int]:
+        """Ranks with the last stage: the V-shaped schedule has it where the first is."""
+        last = 0 if "parallel.schedule=zbv_zero_bubble" in self.words else self.ranks - self.beside
+        return list(range(last, last + self.beside))
+
+
+ZBV = ("parallel.schedule=zbv_zero_bubble", "parallel.stages_per_rank=2")
+CASES = {
+    "1f1b": Case(2, "gpt", ("parallel.microbatches=4",)),
+    "gpipe": Case(2, "gpt", ("parallel.schedule=gpipe", "parallel.microbatches=2")),
+    "zbv_zero_bubble": Case(2, "gpt", ZBV),
+    "1f1b-four": Case(4, "gpt", ("parallel.microbatches=4",)),
+    "ranking": Case(2, "ranking"),
+    "fsdp": Case(4, "gpt", beside=2),
+    "fsdp-gpipe": Case(4, "gpt", ("parallel.schedule=gpipe", "parallel.reshard_after_forward=true"), beside=2),
+    "fsdp-interleaved": Case(4, "gpt", ("parallel.schedule=interleaved_1f1b", "parallel.stages_per_rank=2"), beside=2),
+    "fsdp-zbv_zero_bubble": Case(4, "gpt", ZBV, beside=2),
+    "fsdp-ranking": Case(4, "ranking", ("parallel.overlap=false",), beside=2),
+}
+SHARDED = [name for name, case in CASES.items() if case.beside > 1]
+every_case = pytest.mark.parametrize("name", CASES)
+every_sharded_case = pytest.mark.parametrize("name", SHARDED)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The same models and samples on one rank."""
+    folder = Path(tmp_path_factory.mktemp("alone"))
+    for name, words in MODELS.items():
+        train(folder / name, *SIZES, *words, "parallel=none", ranks=1)
+    return {name: folder / case.workload for name, case in CASES.items()}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Case -> folder with one run a mode."""
+    found = {}
+    for name, case in CASES.items():
+        found[name] = folder = Path(tmp_path_factory.mktemp("pipeline"))
+        succeeded(program("tests.recording.modes", str(folder), *SIZES, *case.all_words, ranks=case.ranks))
+    return found
+
+
+@every_case
+def test_a_pipeline_trains_like_one_rank(trained: dict[str, Path], alone: dict[str, Path], name: str) -> None:
+    """The same loss, and the same norm of the gradients of all stages together, on every rank."""
+    expected = [step.grad_norm for step in record(alone[name]).steps]
+    folder, case = trained[name] / "dedicated", CASES[name]
+    parts = [losses(folder, rank) for rank in case.with_the_loss]
+    mean = [sum(of_step) / len(of_step) for of_step in zip(*parts, strict=True)]
+    assert mean == pytest.approx(losses(alone[name]), rel=1e-5)
+    assert len({tuple(part) for part in parts}) == case.beside  # on batches of their own
+    for rank in range(case.ranks):
+        assert [step.grad_norm for step in record(folder, rank).steps] == pytest.approx(expected, rel=1e-4)
+
+
+@every_case
+def test_every_mode_trains_alike_to_the_last_digit(trained: dict[str, Path], name: str) -> None:
+    for rank in range(CASES[name].ranks):
+        plain = record(trained[name] / MODES[0], rank).steps
+        assert len(plain) == STEPS
+        for mode in MODES[1:]:
+            seen = record(trained[name] / mode, rank).steps
+            assert [(step.loss, step.grad_norm) for step in seen] == [(step.loss, step.grad_norm) for step in plain]
+
+
+@every_case
+def test_the_loss_stands_where_the_last_stage_is_and_elsewhere_the_reason(trained: dict[str, Path], name: str) -> None:
+    for rank in range(CASES[name].ranks):
+        for step in record(trained[name] / "observe", rank).steps:
+            if rank in CASES[name].with_the_loss:
+                assert step.loss is not None
+            else:
+                assert step.loss is None
+                assert "last stage" in step.reasons["loss"]
+
+
+@every_case
+def test_every_transfer_is_seen_and_waited_for_once(trained: dict[str, Path], name: str) -> None:
+    for mode in MODES[1:]:
+        for rank in range(CASES[name].ranks):
+            for step in record(trained[name] / mode, rank).steps:
+                assert step.coverage.complete, step.coverage.reason
+                assert step.coverage.seen == step.coverage.issued == len(step.collectives)
+                assert isinstance(step.waits, list)
+                issued = [(row.group, row.seq, row.kind) for row in step.collectives]
+                gathered = {"allgather", "reducescatter"} if CASES[name].beside > 1 else set()
+                assert {kind for *_, kind in issued} == {"send", "recv", "allreduce", *gathered}
+                # Only sends and receives have a kind in their wait: they are counted apart.
+                kinds = {(group, seq): kind for group, seq, kind in issued if kind not in ("send", "recv")}
+                waited = [(wait.group, wait.seq, wait.kind or kinds[wait.group, wait.seq]) for wait in step.waits]
+                assert sorted(waited) == sorted(issued)
+
+
+@every_case
+def test_bubbles_lie_in_the_pipeline_and_outside_of_computation(trained: dict[str, Path], name: str) -> None:
+    for rank in range(CASES[name].ranks):
+        for step in record(trained[name] / "dedicated", rank).steps:
+            overlap = {key: value or 0 for key, value in step.overlap.items()}
+            assert 0 < overlap["bubble_ms"] < overlap["pipeline_ms"] < overlap["window_ms"]
+            assert overlap["bubble_ms"] + overlap["compute_ms"] <= overlap["window_ms"] + 1e-6
+            assert overlap["bubble_share"] == pytest.approx(overlap["bubble_ms"] / overlap["pipeline_ms"])
+            unseen = record(trained[name] / "off", rank).steps[0]
+            assert unseen.overlap["bubble_ms"] is None
+            assert unseen.reasons["bubble_ms"]
+
+
+def test_gradients_of_weights_alone_count_as_computation(trained: dict[str, Path]) -> None:
+    """No hook of a block sees them run. Rank 1 of the V has two stages, neither of them the first."""
+    blocks = [part.block for part in record(trained["zbv_zero_bubble"] / "observe", 1).steps[-1].compute]
+    assert {block for block in blocks if "weights" in block} == {"stage.1, weights", "stage.2, weights"}
+
+
+@every_sharded_case
+def test_transfers_stay_in_a_pipeline_and_parameters_between_ranks_with_the_same_stages(
+    trained: dict[str, Path], name: str
+) -> None:
+    """Ranks are those of the world, also in groups of their own: 0 and 2 are one pipeline, 0 and 1 share a stage."""
+    for rank in range(4):
+        kept = record(trained[name] / "dedicated", rank)
+        assert kept.footer is not None
+        pipeline, shards = [rank % 2, rank % 2 + 2], [2 * (rank // 2), 2 * (rank // 2) + 1]
+        members: dict[str, list[list[int]]] = {}
+        for step in kept.steps:
+            for row in step.collectives:
+                members.setdefault(row.kind, []).append(kept.footer.groups[row.group])
+        assert all(group == pipeline for kind in ("send", "recv") for group in members[kind])
+        assert all(group == shards for kind in ("allgather", "reducescatter") for group in members[kind])
+        assert pipeline in members["allreduce"]  # the norm of all stages, behind that of the shards
+        assert shards in members["allreduce"]
+
+
+@every_sharded_case
+def test_waiting_for_parameters_is_no_bubble(trained: dict[str, Path], name: str) -> None:
+    """Bubbles lie within waits for what the stages of one pipeline exchange."""
+    for rank in range(4):
+        for step in record(trained[name] / "dedicated", rank).steps:
+            own = {row.group for row in step.collectives if row.kind in ("send", "recv")}
+            assert isinstance(step.waits, list)
+            assert {wait.group for wait in step.waits} > own
+            waited_ns = sum(wait.leave_ns - wait.enter_ns for wait in step.waits if wait.group in own)
+            assert (step.overlap["bubble_ms"] or 0) * 1e6 <= waited_ns + 1

@@ -1,0 +1,349 @@
+"""`aorta record`: scripts that know nothing of AORTA are recorded, and do what they did."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import torch
+
+import aorta
+from aorta.distributed.clock_measurement import ClockSynchronisation
+from aorta.instrument.instrumentation import Instrumentation
+from aorta.instrument.step_recorder import StepRecorder
+from aorta.recording import api, zero_lines
+from aorta.recording.rank_record import RankRecordWriter
+from tests.recording import untouched
+from tests.runs import ROOT, environment, finished, program, record, succeeded
+
+SCRIPT = Path(__file__).with_name("untouched.py")
+ON_FORKED = "tests.recording.untouched_on_forked_ranks"
+
+
+def weights(done: subprocess.CompletedProcess[str]) -> list[str]:
+    return sorted(line for line in done.stdout.splitlines() if line.startswith("weights"))
+
+
+@cache
+def plain(*words: str) -> subprocess.CompletedProcess[str]:
+    with TemporaryDirectory() as folder:
+        return program(ON_FORKED, f"{folder}/plain", *words)
+
+
+def recorded(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run on two ranks; fails the test unless it ended and trained as without AORTA."""
+    done = program(ON_FORKED, str(folder), *words)
+    assert done.returncode == plain(*words).returncode, done.stderr
+    mine, theirs = weights(done), weights(plain(*words))
+    if done.returncode:  # one rank ended, and the launcher may have stopped the other before it printed
+        mine, theirs = sorted(set(mine).intersection(theirs)), min(mine, theirs, key=len)
+    assert mine == theirs
+    return done
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize(
+    ("kind", "forwards", "optimizers"),
+    [
+        ("plain", [1] * 7, [1] * 7),
+        ("accumulation", [3] * 7, [1] * 7),
+        ("scaler", [1] * 7, [1, 0, 1, 1, 1, 1, 1]),
+        ("evaluation", [1] * 7, [1] * 7),
+        ("unseen evaluation", [1] * 7, [1] * 7),
+        ("save", [1] * 7, [1] * 7),
+        ("gan", [2] * 7, [2] * 7),
+    ],
+)
+def test_steps_and_collectives(tmp_path: Path, kind: str, forwards: list[int], optimizers: list[int]) -> None:
+    recorded(tmp_path, kind)
+    for rank in (0, 1):
+        seen = record(tmp_path, rank)
+        assert seen.footer is not None
+        assert (seen.footer.reason, seen.footer.exit_code) == ("completed", 0)
+        assert [step.global_step for step in seen.steps] == list(range(1, 1 + len(forwards)))
+        all_reduces = [sum(one.kind == "allreduce" for one in step.collectives) for step in seen.steps]
+        assert all_reduces == (forwards if kind != "gan" else [3] * 7)  # the critic sees two batches a backward pass
+        assert all(step.coverage.complete for step in seen.steps)
+        first = seen.steps[0].compute[0].block
+        passes = [sum(one.block == first and one.phase == "forward" for one in step.compute) for step in seen.steps]
+        assert passes == forwards
+        assert [len(step.aux) for step in seen.steps] == optimizers
+        assert all(
+            step.lr == 0.01 and step.loss is None and "recording.note" in step.reasons["loss"] for step in seen.steps
+        )
+        saved = [5] if kind == "save" and rank == 0 else []
+        assert [step.global_step for step in seen.steps if "torch.save" in step.reasons.get("boundary", "")] == saved
+        assert [step.global_step for step in seen.steps if "boundary" in step.reasons] == saved
+
+
+def aorta_record(folder: Path, *words: str, **extra: str) -> subprocess.CompletedProcess[str]:
+    own = environment(**{"PYTHONPATH": str(ROOT)} | extra)
+    return finished([sys.executable, "-m", "aorta", "record", str(folder), "--", *words], own=own)
+
+
+def test_one_process_that_hides_a_sitecustomize(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "sitecustomize.py").write_text("import sys; sys.own = 'mine'; there = __file__")
+    (tmp_path / "script.py").write_text(
+        f"import runpy, sys, sitecustomize; print(sys.own, sitecustomize.there)\n"
+        f"sys.argv = ['x', 'plain', '4']; runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"
+    )
+    run = tmp_path / "run"
+    path = f"{own}:{ROOT}"
+    done = succeeded(aorta_record(run, sys.executable, str(tmp_path / "script.py"), PYTHONPATH=path))
+    assert done.stdout.splitlines()[0] == f"mine {own}/sitecustomize.py"
+    seen = record(run)
+    assert (len(seen.steps), seen.header.world_size) == (3, 1)
+    assert "3 steps recorded" in done.stderr
+
+
+class Loop:
+    """A training of one process whose optimizer is watched, as `patch` has every class of optimizers watched."""
+
+    def __init__(self, zero: zero_lines._ZeroLines | None) -> None:
+        torch.manual_seed(0)
+        self.model = untouched.Net()
+        step = torch.optim.SGD.step
+        step = step if hasattr(step, "hooked") else torch.optim.Optimizer.profile_hook_step(step)
+        step = step if zero is None else zero.around_step(step, 0)
+        step.hooked = True  # type: ignore[attr-defined]
+        self.optimizer = type("SGD", (torch.optim.SGD,), {"step": step})(self.model.parameters(), 0.01)
+
+    def train(self, steps: int, *, evaluate: bool = False) -> list[torch.Tensor]:
+        for step in range(steps):
+            if evaluate:
+                self.model.eval()
+                with torch.no_grad():
+                    self.model(untouched.batch(9, 0))
+                self.model.train()
+            self.optimizer.zero_grad()
+            self.model(untouched.batch(step, 0)).square().mean().backward()
+            self.optimizer.step()
+        return [parameter.detach().clone() for parameter in self.model.parameters()]
+
+
+@pytest.fixture
+def zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> zero_lines._ZeroLines:
+    monkeypatch.setenv(zero_lines.VARIABLE, str(tmp_path / "run"))
+    monkeypatch.setattr(api, "standing_aside", [])
+    monkeypatch.setattr(zero_lines, "_zero", made := zero_lines._ZeroLines())
+    return made
+
+
+BEGINNING = [
+    (zero_lines, "_trained_models"),
+    (api, "start"),
+    (api, "called_around"),
+    (api, "find_blocks"),
+    (api, "meet"),
+    (api, "prepare"),
+    (api, "recorded_run"),
+    (Instrumentation, "watch"),
+    (Instrumentation, "watch_backward"),
+    (api, "noted_phases"),
+    (api, "marked_optimizers"),
+    (api, "Recording"),
+    (torch.nn.Module, "register_forward_pre_hook"),
+]
+INSIDE = [
+    (zero_lines._ZeroLines, "_stepped"),
+    (api.Recording, "note"),
+    (api.Recording, "step"),
+    (api.Recording, "restart"),
+    (StepRecorder, "end"),
+    (StepRecorder, "catch_up"),
+    (RankRecordWriter, "step"),
+]
+CLOSING = [
+    (api.Recording, "_end"),
+    (StepRecorder, "finish"),
+    (RankRecordWriter, "complete"),
+    (ClockSynchronisation, "at_end"),
+    (api, "to_stderr"),
+]
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"), BEGINNING + INSIDE + CLOSING, ids=lambda value: getattr(value, "__name__", value)
+)
+def test_an_error_of_aortas_is_one_line_and_the_training_goes_on(
+    zero: zero_lines._ZeroLines,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    owner: object,
+    name: str,
+) -> None:
+    def fails(*args: object, **named: object) -> None:
+        raise RuntimeError("injected")
+
+    def trained(loop: Loop) -> list[torch.Tensor]:
+        loop.train(4)
+        return loop.train(4, evaluate=True)
+
+    loop, without = Loop(zero), Loop(None)
+    for one in (loop, without):
+        one.train(0 if (owner, name) in BEGINNING else 1)
+    monkeypatch.setattr(owner, name, fails)
+    weights = trained(loop)
+    zero._end_with_program()
+    monkeypatch.undo()
+    assert zero.is_over
+    said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("aorta record: nothing")]
+    assert [line.rpartition(": ")[2] for line in said] == ["injected"]
+    assert all(torch.equal(one, other) for one, other in zip(weights, trained(without), strict=True))
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in loop.model.modules())
+    with aorta.record(tmp_path / "again", model=loop.model):
+        pass  # and nothing was left open
+
+
+def test_an_unclear_boundary_is_said_in_the_step(zero: zero_lines._ZeroLines, tmp_path: Path) -> None:
+    loop = Loop(zero)
+    other, of_the_script = zero.around_step(lambda _optimizer: None, 0), object()
+    loop.train(2)
+    other(of_the_script)
+    loop.train(1)
+    loop.model(untouched.batch(0, 0)).sum().backward()
+    with torch.no_grad():
+        loop.model.eval()(untouched.batch(1, 0))
+    loop.model.train()
+    loop.optimizer.step()
+    other(of_the_script)
+    loop.train(1)
+    loop.optimizer.step()  # without a forward pass: a further group of parameters
+    loop.train(1)
+    zero._end_with_program()
+    steps = record(tmp_path / "run").steps
+    reasons = [step.reasons.get("boundary", "").partition(" ")[0] for step in steps]
+    assert reasons == ["", "", "an", "", "other"]
+    assert [len(step.aux) for step in steps] == [1, 1, 1, 1, 2]
+
+
+def test_it_yields_to_a_recording_of_the_script(
+    zero: zero_lines._ZeroLines, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    loop = Loop(zero)
+    loop.train(3)
+    with aorta.record(tmp_path / "own", model=loop.model) as recording:
+        loop.train(1)
+        recording.step()
+    assert "aorta record: the program records itself from here on" in capfd.readouterr().err
+    footer = record(tmp_path / "run").footer
+    assert footer is not None
+    assert (footer.steps_written, footer.error) == (2, "rank 0: ConfigError: the program records itself from here on")
+    assert len(record(tmp_path / "own").steps) == 1
+
+
+def test_nothing_is_begun_inside_a_recording_of_the_script(
+    zero: zero_lines._ZeroLines, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    loop = Loop(zero)
+    with aorta.record(tmp_path / "own", model=loop.model):
+        loop.train(2)
+    assert "aorta record: nothing is recorded: the program records itself" in capfd.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.dist
+def test_a_rank_that_never_steps_is_named_and_waited_for_no_longer_than_the_limit(tmp_path: Path) -> None:
+    done = recorded(tmp_path / "run", "alone")
+    assert (
+        "aorta record: nothing is recorded: rank 0 waited 2 s for 'agree/first optimizer step' from rank 1"
+        in done.stderr
+    )
+    assert not list(tmp_path.glob("run/rank_*"))
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize(("kind", "error"), [("error", "ValueError: in the middle"), ("exit", "SystemExit: 3")])
+def test_what_ends_the_script_is_in_the_footer(tmp_path: Path, kind: str, error: str) -> None:
+    recorded(tmp_path, kind)
+    for rank in (0, 1):
+        footer = record(tmp_path, rank).footer
+        assert footer is not None
+        assert footer.error == f"rank {rank}: {error}"
+        assert footer.exit_code == (3 if kind == "exit" else 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["python3", "-I", "x.py"], 2, "error: python3 -I: hides PYTHONPATH from Python, and so AORTA"),
+        (["python", "-uE", "-m", "x"], 2, "error: python -uE: hides PYTHONPATH"),
+        ([], 2, "error: there is no command; it follows two dashes"),
+        (["no-such-program"], 127, "error: no-such-program: cannot be started: No such file or directory"),
+        (["python", "-u", "-c", "import sys; sys.exit(5)", "-I"], 5, ""),
+        (["bash", "-c", "exec python -c 'import os; os.kill(os.getpid(), 15)'"], -15, ""),
+    ],
+)
+def test_commands_that_train_nothing(tmp_path: Path, words: list[str], code: int, said: str) -> None:
+    done = aorta_record(tmp_path / "run", *words)
+    assert done.returncode == code
+    assert done.stderr.startswith(said)
+    assert done.stderr.count("\n") == bool(said)
+    assert not (tmp_path / "run").exists()
+
+
+def test_where_torch_cannot_be_patched_there_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "torch" / "optim").mkdir(parents=True)
+    for module in ("__init__", "optim/__init__", "optim/optimizer"):
+        (tmp_path / "torch" / f"{module}.py").write_text("")  # a torch without optimizers
+    words = [sys.executable, "-c", "import torch.optim.optimizer; print('trained')"]
+    done = aorta_record(tmp_path / "run", *words, PYTHONPATH=f"{tmp_path}:{ROOT}")
+    assert (done.returncode, done.stdout) == (0, "trained\n")
+    assert done.stderr.startswith("aorta record: nothing is recorded: AttributeError: ")
+    assert done.stderr.count("\n") == 1
+
+
+ROUNDABOUT = """
+import os, sys, multiprocessing, torch
+from torch.utils.data import DataLoader
+sys.path.insert(0, {folder!r})
+import untouched
+if __name__ == "__main__":
+    if "again" not in sys.argv:  # a wrapper that becomes the program
+        os.execv(sys.executable, [sys.executable, __file__, "again"])
+    torch.manual_seed(0)
+    model = untouched.Net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    for way in ("fork", "spawn"):
+        data = DataLoader([torch.ones(16)] * 8, batch_size=4, num_workers=1, multiprocessing_context=way)
+        for x in data:
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+            child = multiprocessing.get_context(way).Process(target=untouched.said, args=(model,))
+            child.start()
+            child.join()
+"""
+
+
+@pytest.mark.thorough
+def test_children_and_wrappers(tmp_path: Path) -> None:
+    (script := tmp_path / "script.py").write_text(ROUNDABOUT.format(folder=str(SCRIPT.parent)))
+    done = succeeded(aorta_record(tmp_path / "run", sys.executable, str(script)))
+    assert len(weights(done)) == 4
+    assert [path.name for path in (tmp_path / "run").glob("rank_*")] == ["rank_0_metrics.jsonl"]
+    seen = record(tmp_path / "run")
+    assert seen.footer is not None
+    assert (seen.footer.steps_written, seen.footer.reason, seen.header.attempt) == (3, "completed", 0)
+    assert not (tmp_path / "run" / "history").exists()
+
+
+@pytest.mark.dist
+@pytest.mark.thorough
+def test_a_launcher_is_recorded_and_compared(tmp_path: Path) -> None:
+    launcher = f"{sys.executable} -m torch.distributed.run --standalone --nproc_per_node 2 {SCRIPT} plain"
+    words = [sys.executable, "-m", "aorta", "ab", "--output", str(tmp_path / "ab"), "--launches", "1", "--no-report"]
+    own = environment(PYTHONPATH=str(ROOT))
+    succeeded(finished([*words, "--command", launcher, "--candidate", "env.OMP_NUM_THREADS=2"], own=own))
+    for side in ("reference", "candidate"):
+        for rank in (0, 1):
+            seen = record(tmp_path / "ab" / side / "00", rank)
+            assert seen.footer is not None
+            assert (len(seen.steps), seen.footer.reason, seen.header.world_size) == (7, "completed", 2)

@@ -1,0 +1,36 @@
+"""Run on every rank: `untouched.py`, recorded as below `aorta record`, in a process that has torch loaded already.
+
+Arguments: a folder, then those of `untouched.py`. A folder called `plain` is not recorded.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import runpy
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from aorta.recording import zero_lines
+from aorta.recording.injected import sitecustomize
+
+
+def patched(folder: str) -> None:
+    """Do what the import hook does while a program imports torch."""
+    os.environ[zero_lines.VARIABLE] = folder
+    zero_lines._MEETING_S = 2.0 if "alone" in sys.argv else zero_lines._MEETING_S  # type: ignore[misc]
+    for name in sitecustomize._WATCHED:
+        zero_lines.patch(module := importlib.import_module(name))
+        for copied in ("barrier", "destroy_process_group") if "c10d" in name else ():
+            setattr(dist, copied, getattr(module, copied))
+    torch.save = torch.serialization.save
+
+
+if __name__ == "__main__":
+    folder, *sys.argv[1:] = sys.argv[1:]
+    if Path(folder).name != "plain":
+        patched(folder)
+    runpy.run_path(str(Path(__file__).with_name("untouched.py")), run_name="__main__")

@@ -1,0 +1,130 @@
+"""The short answer, and sources named without options."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from aorta.report import text as terminal_text
+from aorta.report.command import overlap_report
+from aorta.report.text import MOST_LINES
+from tests.analysis.builders import simulated_run
+from tests.analysis.compare.builders import launch_set
+
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
+BETTER, WORSE = (0.8, 0.81, 0.82, 0.83), (0.6, 0.61, 0.62, 0.63)
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+    assert overlap_report([*arguments]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_two_sets_give_the_verdict_three_metrics_and_the_page(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    launch_set(here / "plan" / "reference", BETTER)
+    launch_set(here / "plan" / "candidate", WORSE)
+    lines = said(capsys, "plan/reference", "plan/candidate")
+    assert lines[0] == "[x] More exposed communication: 1.85 -> 3.85 ms; step time unchanged."
+    assert lines[1] == ("    Hidden 82 % -> 62 % (significant); exposed +108 % (significant); step 0 % (equivalent).")
+    rows = {line.split()[0]: line.split() for line in lines if line[:1].isalpha()}
+    assert rows["metric"] == ["metric", "reference", "candidate", "change", "verdict"]
+    assert rows["overlap_ratio"][1:3] == ["81.5", "%"]
+    assert rows["overlap_ratio"][-3:] == ["points", "x", "regression"]
+    assert {"exposed_comm_ms", "job_step_ms"} <= rows.keys()
+    assert lines[-3].split() == ["Page:", "reports/plan/report.html"]
+    assert lines[-2] == "More: aorta report plan/reference plan/candidate --all"
+    assert (
+        lines[-1] == "Next: as a gate in CI: aorta report plan/reference plan/candidate --fail-on 'exposed_comm_ms>2%'"
+    )
+    assert len(lines) <= MOST_LINES
+
+
+@pytest.mark.parametrize(
+    ("words", "condition"),
+    [
+        (("--primary", "overlap_ratio", "--margin", "0.05"), "overlap_ratio<-0.05"),
+        (("--primary", "exposed_share"), "exposed_share>0.02"),
+        (("--margin", "0.1"), "exposed_comm_ms>10%"),
+    ],
+)
+def test_the_gate_to_go_on_with_has_the_metric_and_the_margin_of_the_report(
+    here: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], condition: str
+) -> None:
+    launch_set(here / "reference", BETTER)
+    launch_set(here / "candidate", WORSE)
+    command = f"aorta report reference candidate {' '.join(words)}"
+    line = f"Next: as a gate in CI: {command} --fail-on '{condition}'"
+    assert said(capsys, "reference", "candidate", *words, "--no-html")[-1].replace(" --no-html", "") == line
+
+
+def test_one_source_needs_no_label_and_what_to_bear_in_mind_is_said(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    simulated_run(here / "artifacts" / "cuda", label="cuda", ranks=2, steps=5)
+    lines = said(capsys, "artifacts/cuda", "--no-html")
+    assert re.fullmatch(r"cuda: \d+ % of communication hidden; [\d.]+ ms exposed in a step of [\d.]+ ms", lines[0])
+    assert lines[1] == "means, and the overlap as a ratio of sums, of 2 steps on 2 ranks of artifacts/cuda"
+    assert [line.split()[0] for line in lines[4:7]] == ["job_step_ms", "exposed_comm_ms", "overlap_ratio"]
+    assert any(line.startswith("Note: only ") and "after warm-up" in line for line in lines)
+    assert lines[-2].split() == ["Summary:", "reports/cuda/summary.json"]
+    assert lines[-1] == "More: aorta report artifacts/cuda --no-html --all"
+    assert len(lines) <= MOST_LINES
+    assert said(capsys, "cuda", "--no-html")[0].startswith("cuda: ")
+
+
+def test_lines_without_room_are_counted_and_the_note_is_the_last_to_go(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulated_run(here / "mine", label="mine", ranks=2, steps=12, fabric="emulated")
+    whole: list[str] = []
+    for most in (99, 19, 18, 17, 16, 15):
+        monkeypatch.setattr(terminal_text, "MOST_LINES", most)
+        lines = said(capsys, "mine", "--no-html")
+        whole = whole or lines
+        missing = len(whole) - sum(line in whole for line in lines)
+        counts = [int(line.split()[0]) for line in lines if re.fullmatch(r"\d+ more lines?: --all", line)]
+        assert counts == ([missing] if missing else [])
+        noted = any(line.startswith("Note: ") for line in lines)
+        assert noted or not any(line.startswith(("Most to gain", "Exposed by")) for line in lines)
+    assert counts, "the last had no room for all"
+    assert not any(line.startswith("Exposed by group") for line in whole), "with one group it says nothing"
+
+
+def test_a_set_says_of_which_of_how_many_launches_the_numbers_are(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    launch_set(here / "sets", BETTER)
+    assert said(capsys, "sets", "--no-html")[1] == (
+        "medians of 6 steps on 2 ranks of launch 01, the nearest to the medians of 4 launches"
+    )
+
+
+@pytest.mark.parametrize(
+    ("count", "fabric", "leads"),
+    [
+        (1, "none", "Difference between the two: Mean"),
+        (1, "emulated", "Cause: Mean"),
+        (3, "none", "Difference between the two: Mean"),
+        (4, "none", "Cause: Mean"),
+    ],
+)
+def test_a_verdict_needs_launches_and_a_cause_a_setting_or_a_verdict(
+    here: Path, capsys: pytest.CaptureFixture[str], count: int, fabric: str, leads: str
+) -> None:
+    for number in range(count):
+        simulated_run(here / "a" / f"{number:02}", label=f"a{number}", ranks=2, steps=12, seed=number)
+        folder = here / "b" / f"{number:02}"
+        simulated_run(folder, label=f"b{number}", ranks=2, steps=12, transfer_ms=12, fabric=fabric, seed=number)
+    lines = said(capsys, *(("a/00", "b/00") if count == 1 else ("a", "b")), "--no-html", "--allow-unlike", "all")
+    assert any(line.startswith(leads) for line in lines)
+    few = lines[-1] == "For a verdict, repeat the launches: aorta ab --help"
+    assert few == (count < 4)

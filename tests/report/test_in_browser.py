@@ -1,0 +1,280 @@
+"""The page in a real browser: what happens when it is used."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("selenium", reason="selenium is not installed")
+
+from selenium.webdriver import Chrome
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import Select, WebDriverWait
+
+from aorta.report.palette import MEANINGS, SURFACES, light
+from tests.report.browsing import (
+    EVERYWHERE,
+    NEEDED,
+    PATIENCE_S,
+    asked,
+    clicked,
+    complaints,
+    opened,
+    requests,
+    settled,
+    told,
+    unfolded,
+)
+from tests.report.pages import HOSTILE, compared, hostile_run, page, two_sets
+
+pytestmark = NEEDED
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("browser")
+    path = folder / "report.html"
+    page(*two_sets(folder), path)
+    return path
+
+
+def test_it_opens_from_disk_without_a_word_or_a_request(browser: Chrome, report: Path) -> None:
+    opened(browser, report)
+    assert [url for url in requests(browser) if not url.startswith(("data:", "blob:"))] == [report.as_uri()]
+    assert complaints(browser) == []
+    assert asked(browser, "document.querySelector('h1').textContent.trim().endsWith('Slower')")
+    roots = asked(browser, "Bokeh.documents[0].roots().length")
+    drawn = asked(browser, "[...document.querySelectorAll('.plot')].filter((each) => each.children.length).length")
+    assert roots >= 7
+    assert drawn == roots
+
+
+def test_the_policy_is_in_force(browser: Chrome, report: Path) -> None:
+    """The other tests see no request and no error; this one, that the browser would have stopped both."""
+    opened(browser, report)
+    browser.execute_script(
+        "const image = document.createElement('img'); image.src = 'http://127.0.0.1:9/x';"
+        "const script = document.createElement('script'); script.textContent = 'window.ran = 1';"
+        "document.body.append(image, script);"
+        "setTimeout('window.ran = 2', 0);"  # text, which is evaluated where that is allowed
+    )
+    said: list[str] = []
+
+    def three_times(browser: Chrome) -> bool:
+        said.extend(each for each in complaints(browser) if "Content Security Policy" in each)
+        return len(said) >= 3
+
+    WebDriverWait(browser, PATIENCE_S).until(three_times)
+    assert asked(browser, "window.ran === undefined")
+
+
+@pytest.mark.thorough
+def test_timelines_zoom_move_and_reset_together(browser: Chrome, report: Path) -> None:
+    opened(browser, report)
+    both = "['timeline-0', 'timeline-1'].map((name) => [model(name).x_range.start, model(name).x_range.end])"
+    (start, end), other = asked(browser, both)
+    assert start == 0 < end
+    assert [start, end] == other
+    clicked(browser, "#timelines [data-move=in]")  # the keys do the same, over whatever chart
+    zoomed, other = asked(browser, both)
+    assert zoomed == other == pytest.approx([end / 4, 3 * end / 4])
+    clicked(browser, "#timelines [data-move=right]")
+    assert asked(browser, both)[0] == pytest.approx([end * 3 / 8, end * 7 / 8])
+    clicked(browser, "#timelines [data-move=reset]")
+    assert asked(browser, both)[0] == pytest.approx([0, end])
+    plot = browser.find_element(By.ID, "chart-timeline-1")
+    for key, view in (
+        ("w", [0.25, 0.75]),
+        ("a", [0.125, 0.625]),
+        ("d", [0.25, 0.75]),
+        ("s", [0, 1]),
+        ("w", [0.25, 0.75]),
+    ):
+        plot.send_keys(key)
+        assert asked(browser, both)[0] == pytest.approx([each * end for each in view]), key
+    plot.send_keys("r")
+    assert asked(browser, both)[0] == pytest.approx([0, end])
+
+
+@pytest.mark.thorough
+def test_timelines_are_filtered_by_rank_stream_kind_and_step(browser: Chrome, report: Path) -> None:
+    opened(browser, report)
+    seen = "new Set(model('timeline-spans-0').data.rank).size"
+    spans = "model('timeline-spans-0').data.left.length"
+    whats = "[...new Set(model('timeline-spans-0').data.what)]"
+    assert asked(browser, seen) == 2
+    whole, rows = asked(browser, spans), asked(browser, "model('timeline-0').y_range.start")
+    clicked(browser, "#timelines .more summary")
+    field = browser.find_element(By.ID, "timeline-ranks")
+    field.clear()
+    field.send_keys("1", Keys.TAB)
+    assert asked(browser, seen) == 1
+    assert asked(browser, spans) == whole / 2
+    assert asked(browser, "model('timeline-0').y_range.start") < rows
+    assert "of 1 of 2 ranks" in browser.find_element(By.ID, "timeline-told-0").text
+    clicked(browser, "#timeline-all")
+    assert asked(browser, spans) == whole
+    clicked(browser, "input[data-kind][value=forward]")
+    assert not any("forward" in what for what in asked(browser, whats))
+    assert asked(browser, spans) == whole - 8  # four blocks on two ranks
+    clicked(browser, "input[data-lane][value=compute]")
+    assert asked(browser, spans) == whole - 16
+    assert asked(browser, "model('timeline-waits-0').data.left.length") == 0
+    told = browser.find_element(By.ID, "timeline-told-0").text
+    Select(browser.find_element(By.ID, "timeline-step")).select_by_visible_text("slowest job step")
+    assert browser.find_element(By.ID, "timeline-told-0").text != told
+    field.clear()
+    field.send_keys("one", Keys.TAB)
+    assert field.get_attribute("aria-invalid") == "true"
+    assert "0-3, 8" in browser.find_element(By.ID, "timeline-problem").text
+
+
+@pytest.mark.thorough
+def test_a_dataset_is_switched_off_everywhere(browser: Chrome, report: Path) -> None:
+    opened(browser, report)
+    clicked(browser, "#steps input[data-dataset='1']")
+    boxes = asked(browser, "[...document.querySelectorAll('input[data-dataset=\"1\"]')].map((each) => each.checked)")
+    assert boxes == [False] * len(boxes)
+    assert len(boxes) >= 3
+    visible = "model('steps-overlap_ratio').renderers.map((each) => each.visible)"
+    assert asked(browser, visible) == [True, True, True, False, False, False]
+    assert not browser.find_element(By.ID, "chart-timeline-1").is_displayed()
+    assert browser.find_element(By.ID, "chart-timeline-0").is_displayed()
+
+
+@pytest.mark.thorough
+def test_tables_sort_by_a_column_and_back(browser: Chrome, report: Path) -> None:
+    opened(browser, report)
+    unfolded(browser)
+    keys = (
+        "[...document.querySelectorAll('#table-metrics tbody tr')]"
+        ".map((row) => row.cells[5].dataset.sort).filter(Boolean).map(Number)"
+    )
+    head = "#table-metrics thead th:nth-child(6)"
+    clicked(browser, f"{head} button")
+    values = asked(browser, keys)
+    assert values == sorted(values, reverse=True)
+    assert browser.find_element(By.CSS_SELECTOR, head).get_attribute("aria-sort") == "descending"
+    # By keyboard, as anybody can who does not use a mouse.
+    browser.find_element(By.CSS_SELECTOR, f"{head} button").send_keys(Keys.ENTER)
+    assert asked(browser, keys) == sorted(values)
+    assert browser.find_element(By.CSS_SELECTOR, head).get_attribute("aria-sort") == "ascending"
+
+
+@pytest.mark.thorough
+def test_collectives_are_chosen_by_run(browser: Chrome, report: Path) -> None:
+    opened(browser, report)
+    rows = "[...document.querySelectorAll('#table-collectives tbody tr')].filter((row) => !row.hidden)"
+    whole = asked(browser, f"{rows}.length")
+    Select(browser.find_element(By.CSS_SELECTOR, "select[data-column='1']")).select_by_visible_text("rocm")
+    assert asked(browser, f"[...new Set({rows}.map((row) => row.cells[1].textContent.trim()))]") == ["rocm"]
+    assert asked(browser, f"{rows}.length") < whole
+
+
+@pytest.mark.thorough
+def test_the_theme_recolours_the_page_and_the_charts(browser: Chrome, report: Path) -> None:
+    opened(browser, report)
+    page_color = "getComputedStyle(document.body).backgroundColor"
+    label = "model('timeline-0').below[0].major_label_text_color"
+    line = "model('steps-overlap_ratio').renderers[1].glyph.line_color"
+    before = [asked(browser, each) for each in (page_color, label)]
+    spans = asked(browser, "model('timeline-spans-0').data.color[0]")
+    clicked(browser, "#theme")
+    assert browser.find_element(By.ID, "theme").text == "Light theme"
+    dark = [asked(browser, each) for each in (page_color, label)]
+    assert dark[1] == SURFACES["ink"].dark != before[1]
+    assert MEANINGS["reference"].dark in json.dumps(asked(browser, line))
+    assert asked(browser, "model('timeline-spans-0').data.color[0]") != spans
+    assert dark[0] == "rgb(22, 25, 29)" != before[0]
+    clicked(browser, "#theme")
+    assert [asked(browser, each) for each in (page_color, label)] == before
+    assert complaints(browser) == []
+
+
+def test_hostile_words_do_nothing(browser: Chrome, tmp_path: Path) -> None:
+    labels = (f"a{HOSTILE}", f"b{HOSTILE}")
+    datasets = {label: hostile_run(tmp_path / str(at), label) for at, label in enumerate(labels)}
+    path = tmp_path / "hostile.html"
+    page(datasets, compared(datasets), path)
+    opened(browser, path)
+    unfolded(browser)
+    for name in ("chart-timeline-0", "chart-steps-job_step", "chart-breakdown"):
+        assert "</script><img src=x onerror=alert(1)>" in told(browser, name), name
+    assert asked(browser, f"{EVERYWHERE}.filter((each) => ['IMG', 'B'].includes(each.tagName)).length") == 0
+    assert HOSTILE in browser.find_element(By.CSS_SELECTOR, "#health h3").text
+    assert [url for url in requests(browser) if not url.startswith(("data:", "blob:"))] == [path.as_uri()]
+    assert complaints(browser) == []
+
+
+def test_bars_have_names_colours_of_the_pictures_and_ranks_in_order(browser: Chrome, report: Path) -> None:
+    opened(browser, report)
+    settled(browser, "model('timeline-labels-0').data.text.length > 0")
+    spans = asked(browser, "({...model('timeline-spans-0').data})")
+    drawn = {what.split(", ")[-1]: color for what, color in zip(spans["what"], spans["color"], strict=True)}
+    assert drawn["forward"] == light("forward")
+    assert drawn["backward"] == light("backward")
+    kinds = {what.split(",")[0]: color for what, color in zip(spans["what"], spans["color"], strict=True)}
+    assert kinds["allreduce"] == light("allreduce")
+    labels = asked(browser, "model('timeline-labels-0').data.text")
+    assert any(each.startswith("block") for each in labels)
+    assert any(each.startswith(("allreduce", "AR")) for each in labels)
+    ticks = asked(browser, "[...model('timeline-0').left[0].major_label_overrides.entries()].map(([, text]) => text)")
+    ranks = [int(text.split()[1]) for text in ticks if text.startswith("rank")]
+    assert ranks == sorted(ranks) == [0, 1]
+
+
+@pytest.mark.thorough
+def test_a_collective_is_zoomed_to_with_what_waited_for_it(browser: Chrome, report: Path) -> None:
+    """From the list, which a keyboard reaches, and by a click on its bar."""
+    opened(browser, report)
+    whole = asked(browser, "model('timeline-x').end - model('timeline-x').start")
+    select = browser.find_element(By.ID, "timeline-collective")
+    options = [each.get_attribute("value") for each in select.find_elements(By.TAG_NAME, "option")]
+    last = [each for each in options if each and each.startswith("0:")][-1]
+    Select(select).select_by_value(last)
+    settled(browser, f"model('timeline-x').end - model('timeline-x').start < {whole}")
+    panel = browser.find_element(By.ID, "timeline-detail")
+    assert panel.is_displayed()
+    rows = [row.text for row in panel.find_elements(By.CSS_SELECTOR, "tbody th")]
+    assert [int(row.split()[0]) for row in rows] == [0, 1]
+    instance = int(last.split(":")[1])
+    found = asked(
+        browser,
+        "(() => { const found = collectivesOf(timelines[0], stepOf(timelines[0], 0));"
+        f"return found.byInstance.get({instance}).map((each) => ({{...each, blocked: blockedBy(each, found)}})); }})()",
+    )
+    slowest = min(found, key=lambda each: each["wait"])
+    assert f"Rank {slowest['rank']} arrived last" in panel.text
+    assert f"{slowest['rank']} (last to arrive)" in rows
+    ended = [each for each in found if any(stall["endedByIt"] for stall in each["blocked"])]
+    assert ended, "the last collective of a step is what computation waits for"
+    assert all(f"on rank {each['rank']} (" in panel.text for each in ended)
+    assert asked(browser, "model('timeline-chosen-0').data.left.length") == 2
+    panel.find_element(By.TAG_NAME, "button").send_keys(Keys.ENTER)
+    assert not panel.is_displayed()
+    assert asked(browser, "model('timeline-x').end - model('timeline-x').start") == pytest.approx(whole)
+
+    view = "Bokeh.index.find_one_by_id(data.roots['timeline-0'])"
+    plot = browser.find_element(By.ID, "chart-timeline-0")
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", plot)
+    at = asked(
+        browser,
+        f"(() => {{ const view = {view}, bars = model('timeline-spans-0').data;"
+        f"const place = bars.instance.indexOf({instance}), box = view.el.getBoundingClientRect();"
+        "const x = view.frame.x_scale.compute((bars.left[place] + bars.right[place]) / 2) ;"
+        "const y = view.frame.y_scale.compute((bars.top[place] + bars.bottom[place]) / 2);"
+        "return [x - box.width / 2, y - box.height / 2]; })()",
+    )
+    top = "document.getElementById('chart-timeline-0').getBoundingClientRect().top"
+    panel_of = "document.getElementById('timeline-detail').previousElementSibling"
+    before = asked(browser, top)
+    ActionChains(browser).move_to_element_with_offset(plot, *map(round, at)).click().perform()
+    settled(browser, f"document.getElementById('timeline-collective').value === {last!r}")
+    assert panel.is_displayed()
+    # The panel is below its timeline, which has not moved from under the pointer.
+    assert asked(browser, top) == before
+    assert asked(browser, f"{panel_of} === document.getElementById('chart-timeline-0').closest('figure')")

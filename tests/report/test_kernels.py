@@ -1,0 +1,134 @@
+"""Kernels of traces in a report and from `aorta kernels`: text, page, tables and schema; answers are known."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from aorta.report.files import write_report
+from aorta.report.kernel_tables import main
+from aorta.report.tables import shortened
+from scripts.json_schemas import json_schema
+from tests.read.kineto_files import ALLREDUCE, document, event, kernel
+from tests.report.by_json import kernel_block
+from tests.report.pages import text_of
+
+GEMM = "nvjet_hsh_192x192_64x4"
+FLOPS = 2 * 8192 * 4096 * 4096
+
+
+def products(rank: int) -> list[dict[str, Any]]:
+    """Twelve products, six alone (100 us) and six beside an all-reduce (150 us); the
+    second and the first of the latter are launched late (after gaps of 100 and 900 us).
+    """
+    events = [kernel(ALLREDUCE, 2000, 2000, stream=20, External_id=99)]
+    for at in range(12):
+        start, length = (200 * at, 100) if at < 6 else (2000 + 200 * at - 1200, 150)
+        launched = start - 10 if at == 1 else start - 150
+        dims = [[8192, 4096], [4096, 4096]]
+        arguments = {"External id": at + 1, "Input Dims": dims, "Input type": ["c10::BFloat16"] * 2}
+        events += [
+            event("cpu_op", "aten::mm", launched - 1, 5, 1, 1, **arguments),
+            event("cuda_runtime", "cudaLaunchKernel", launched, 2, 1, 1, correlation=at + 500),
+            kernel(GEMM, start, length, External_id=at + 1, correlation=at + 500),
+        ]
+    return events
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("traces")
+    for rank in range(2):
+        facts = {"backend": "nccl", "rank": rank, "world_size": 2}
+        text = json.dumps(document(products(rank), distributedInfo=facts))
+        (folder / f"rank{rank}.json").write_text(text)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def report(traces: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, str]:
+    out = tmp_path_factory.mktemp("report")
+    return write_report({"two": traces}, out), (out / "report.html").read_text()
+
+
+def test_the_command_prints_every_kind(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(traces)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    for words in (
+        f"{GEMM} compute 24 3 0.125 0.026 42.9 %",
+        f"{GEMM} rank 0, device 0 0.1 0.15 1.5 1.5 1.5",
+        f"bfloat16 [8192, 4096] x [4096, 4096] aten::mm 24 3 0.125 0.026 {FLOPS / 125e-6 / 1e12:.0f}",
+        "rank 1, device 0 7 12 1.5 11 1.65 2 1",
+        "Hardware counters: none beside the kernels",
+    ):
+        assert words in said
+
+
+def test_a_report_writes_a_table_of_each_kind_with_the_label_first(traces: Path, tmp_path: Path) -> None:
+    write_report({"two": traces}, tmp_path, html=False, tables="csv")
+    tables = {}
+    for name in ("kernels", "gemms", "gaps", "counters"):
+        with (tmp_path / "tables" / f"{name}.csv").open() as file:
+            head, *rows = csv.reader(file)
+        assert head[:3] == ["label", "rank", "device"]
+        tables[name] = [dict(zip(head, each, strict=True)) for each in rows]
+    kernels = tables["kernels"]
+    gemm = next(each for each in kernels if (each["label"], each["rank"], each["name"]) == ("two", "0", GEMM))
+    assert (gemm["cls"], gemm["count"], gemm["total_ms"], gemm["alone_count"]) == ("compute", "12", "1.5", "6")
+    assert (gemm["mean_ratio"], gemm["mean_ratio_low"], gemm["slowdown_reason"]) == ("1.5", "1.5", "")
+    comm = next(each for each in kernels if each["cls"] == "comm")
+    assert (comm["mean_ratio"], comm["slowdown_reason"]) == ("", "communication is not compared with itself")
+    assert [len(tables[name]) for name in ("gemms", "gaps", "counters")] == [2, 4, 0]
+
+
+def test_text_and_page_of_the_report_have_what_there_is_of_each_kind(report: tuple[Any, str]) -> None:
+    made, page = report
+    assert f"{GEMM} compute" in " ".join(made.text.split())
+    section = page[page.index('<section id="kernels"') :].partition("</section>")[0]
+    for key in ("kernels", "slowdowns", "gemms", "gaps"):
+        assert f'id="table-{key}-two"' in section
+    assert "table-counters" not in section
+    assert "coverage not known: a trace does not count what was issued" in text_of(page)
+    assert "every collective was seen" not in text_of(page)
+    for words in (GEMM, f"{FLOPS / 125e-6 / 1e12:,.0f}", "Hardware counters: none beside"):
+        assert words in section
+
+
+def test_the_summary_of_traces_fits_its_schema_which_notices_damage(report: tuple[Any, str]) -> None:
+    summary = json.loads(json.dumps(report[0].summary))
+    schema = Draft202012Validator(json_schema("summary"))
+    schema.validate(summary)
+    summary["datasets"]["two"]["traces"]["kernels"]["gemms"][0]["tflops"] = "many"
+    assert not schema.is_valid(summary)
+
+
+def test_names_are_one_line_that_a_terminal_only_prints() -> None:
+    assert shortened("a\x1b[31m\nb", 40) == "a?[31m?b"
+    assert shortened("", 10) == "(no name)"
+    long = shortened("void kernel<" + "x" * 500 + ">(end)", 40)
+    assert len(long) == 40
+    assert long.startswith("void kernel<")
+    assert long.endswith(">(end)")
+
+
+def test_without_kernels_the_block_says_why() -> None:
+    kernels = {"by_name": [], "reasons": {"totals": ["no kernel ran"]}}
+    block = kernel_block("old", {"kernels": kernels, "slowdowns": []})
+    assert block == "old: no kernels: no kernel ran"
+
+
+def test_a_run_without_traces_says_how_to_record_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    samples = Path(__file__).resolve().parents[1] / "samples" / "two_gloo_ranks"
+    for file in samples.glob("rank_*_metrics.jsonl"):
+        shutil.copy(file, tmp_path)
+    assert main([str(tmp_path)]) == 2
+    said = (
+        f"error: {tmp_path}: a run without profiler traces; record them with aorta train profiling.enabled=true, or in"
+    )
+    assert capsys.readouterr().err.startswith(said)

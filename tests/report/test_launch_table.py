@@ -1,0 +1,106 @@
+"""Which candidate is best, from simulated launches: none where nothing differs, the right one where there is a gain."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from aorta.analysis.compare.launch_comparison import judged, medians_side
+from aorta.analysis.compare.launch_set import Launch, LaunchSet
+from aorta.analysis.compare.run_comparison import MetricValue, pairs
+from aorta.analysis.compare.verdict import Rules
+from aorta.documents.comparison import ComparedMetric, Comparison, Effect
+from aorta.report.launch_table import Candidates, format_effect
+from tests.analysis.by_json import built
+
+SEEDS: Final = 200
+LAUNCHES: Final = 5
+VARIATION: Final = 0.04
+"""From launch to launch, twice the margin: an effect beyond it by chance alone is common."""
+
+
+def side(medians: npt.NDArray[np.float64]) -> LaunchSet:
+    """Launches of one setting, with these median step times in ms."""
+    return LaunchSet(
+        Path(),
+        tuple(
+            Launch(Path(), str(number), {"job_step_ms": MetricValue(value)}, {}, ())
+            for number, value in enumerate(map(float, medians))
+        ),
+        (),
+    )
+
+
+def comparison(verdict: str, reason: str, metrics: dict[str, ComparedMetric]) -> Comparison:
+    """A comparison of which no more is known."""
+    found: Comparison = built(Comparison, {"verdict": verdict, "verdict_reason": reason})
+    found.metrics = metrics
+    return found
+
+
+def rules(candidates: int) -> Rules:
+    """Those of each of several candidates."""
+    return Rules(primary="job_step_ms", alpha=Rules().alpha / candidates)
+
+
+def decided(base: LaunchSet, candidates: list[LaunchSet], judged_by: Rules) -> str | None:
+    """What is recommended."""
+    judgements: dict[str, Comparison] = {}
+    for number, candidate in enumerate(candidates, start=1):
+        metrics = pairs(medians_side(base), medians_side(candidate))
+        found = judged(metrics, base, candidate, judged_by)
+        judgements[f"candidate-{number}"] = comparison(*found, metrics)
+    return Candidates(Path(), {}, judgements, judged_by).best
+
+
+def tuned(seed: int, factors: list[float], variation: float = VARIATION) -> str | None:
+    """What is recommended when the candidates take so many times the base's 100 ms, and launches vary."""
+    generator = np.random.default_rng([7, seed])
+    base, *candidates = (
+        side(100 * factor * (1 + variation * generator.standard_normal(LAUNCHES))) for factor in (1.0, *factors)
+    )
+    return decided(base, candidates, rules(len(factors)))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("candidates", [1, 3])
+def test_where_nothing_differs_there_is_no_recommendation_in_19_of_20(candidates: int) -> None:
+    wrong = sum(tuned(seed, [1.0] * candidates) is not None for seed in range(SEEDS))
+    assert wrong <= Rules().alpha * SEEDS
+
+
+def test_more_candidates_have_to_be_surer() -> None:
+    base = side(np.array([100.0, 101, 102, 103, 104]))
+    candidate = side(np.array([90.0, 91, 92, 93, 101.5]))  # U = 2: p = 0.032
+    assert decided(base, [candidate], rules(1)) == "candidate-1"
+    assert decided(base, [candidate, base], rules(2)) is None
+
+
+def test_a_real_gain_is_found_and_the_largest_is_recommended() -> None:
+    found = [tuned(seed, [1.05, 0.85, 0.99], 0.02) for seed in range(40)]
+    assert sum(each == "candidate-2" for each in found) >= 38
+    assert set(found) <= {"candidate-2", None}
+
+
+def test_a_candidate_that_cannot_be_compared_is_named_with_the_reason() -> None:
+    lost = comparison("regression", "", {})
+    found = Candidates(
+        Path("plan"), {"reference": "", "a": "x=1", "b": "x=2"}, {"a": lost, "b": "different work"}, Rules()
+    )
+    assert found.best is None
+    assert found.conclusion() == "no recommendation: none of the 2 was shown to be better"
+    assert found.as_json()["candidates"][1] == {
+        "side": "b",
+        "changes": "x=2",
+        "comparison": None,
+        "reason": "different work",
+    }
+
+
+def test_an_effect_has_its_interval() -> None:
+    assert format_effect(Effect("quotient", 0.234, 0.05, 0.4)) == "+23.4 % (+5 to +40 %)"
+    assert format_effect(Effect("quotient", -0.163, None, None)) == "-16.3 %"

@@ -1,0 +1,105 @@
+"""What would gain most: the same as whatif says, in the summary, the text and the page; or why there is nothing."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from aorta.documents import as_json
+from aorta.read.record import load_run
+from aorta.report import summary as room
+from aorta.report.files import Report, write_report
+from aorta.report.summary import LAST_STEPS
+from aorta.terminal_style import Style
+from aorta.whatif.gains import gains, marginals
+from aorta.whatif.prediction import base_of
+from aorta.whatif.read_program import program_of
+from tests.analysis.builders import simulated_run, strict_json
+from tests.analysis.by_json import most_to_gain
+from tests.report.pages import text_of
+from tests.scripts.test_json_schemas import published
+from tests.whatif.simulated_job import Job
+from tests.whatif.simulated_record import record
+
+DDP = Job("ddp")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    record(DDP, folder / "fast")
+    record(replace(DDP, network=replace(DDP.network, gb_per_s=DDP.network.gb_per_s / 3)), folder / "slow")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def compared(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Report:
+    sources = {label: runs / label for label in ("fast", "slow")}
+    output = tmp_path_factory.mktemp("out")
+    return write_report(sources, output, "fast", "slow", style=Style(width=80))
+
+
+def test_values_are_those_of_whatif(runs: Path, compared: Report) -> None:
+    program = program_of(load_run(runs / "slow"), LAST_STEPS)
+    base, parts = base_of(program), marginals(program)
+    found = compared.summary["datasets"]["slow"]["what_if"]
+    assert found["reason"] is None
+    assert found["steps"] == len(program.steps)
+    assert found["check"] is None
+    assert found["gains"] == as_json(gains(base).gains)
+    assert found["gains"][0]["gain_ms"] > 0
+    assert found["bounds"] == as_json(parts.bounds)
+    assert found["marginals"][0] == as_json(parts.marginals[0])
+    assert {each.name for each in parts.marginals if each.what == "kind"} <= {
+        each["name"] for each in found["marginals"]
+    }
+    published("summary").validate(strict_json(compared.files[0]))
+
+
+def test_text_and_page_show_it_once_and_in_100_columns(compared: Report) -> None:
+    text = compared.text
+    for label in ("fast", "slow"):
+        assert text.count(f"{label}: what would gain most. A replay of the last") == 1
+        command = compared.summary["datasets"][label]["what_if"]["command"]
+        assert f"more: {command}" in " ".join(text.split())
+    begin = text.index("fast: what would gain most")
+    lines = text[begin : text.index("slow\n")].splitlines()
+    assert not [line for line in lines if len(line) > 100 and "/" not in line]
+    assert "do not add these up" in " ".join(text.split())
+    page = next(path for path in compared.files if path.name == "report.html").read_text(encoding="utf-8")
+    assert page.count('<section id="gains"') == 1
+    assert page.index('id="attribution"') < page.index('id="gains"') < page.index('id="metrics"')
+    section = text_of(page[page.index('<section id="gains"') : page.index('<section id="metrics"')])
+    for each in compared.summary["datasets"]["slow"]["what_if"]["gains"]:
+        assert each["words"] in section
+        assert each["change"] in section
+    assert "perfect overlap" in section
+
+
+def test_without_waits_the_reason_stands_in_its_place(tmp_path: Path) -> None:
+    sources = {"old": simulated_run(tmp_path / "old", label="old", ranks=2, steps=6)}
+    report = write_report(sources, tmp_path / "out")
+    found = report.summary["datasets"]["old"]["what_if"]
+    assert set(found) == {"reason"}
+    assert f"old: what would gain most: no prediction: {found['reason']}" in " ".join(report.text.split())
+    page = next(path for path in report.files if path.name == "report.html").read_text(encoding="utf-8")
+    assert f"no prediction: {found['reason']}" in text_of(page)
+
+
+def test_a_rank_that_is_missing_is_said(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "fast", tmp_path / "run")
+    (tmp_path / "run" / "rank_1_metrics.jsonl").unlink()
+    assert most_to_gain(load_run(tmp_path / "run")) == {"reason": "1 of 2 ranks are missing"}
+
+
+def test_of_many_ranks_less_is_replayed_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record(replace(DDP, steps=14), tmp_path / "run")
+    run = load_run(tmp_path / "run")
+    assert most_to_gain(run)["steps"] == 12
+    monkeypatch.setattr(room, "RANK_STEPS", 16)
+    assert most_to_gain(run)["steps"] == 8
+    monkeypatch.setattr(room, "RANK_STEPS", 15)
+    assert "2 ranks are too many to be replayed for a report; ask aorta whatif" in most_to_gain(run)["reason"]

@@ -1,0 +1,370 @@
+"""The page as text: what it says, what it loads (nothing), what it escapes, how large it is."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import hashlib
+import json
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from aorta.analysis.aggregate import LabelledRun
+from aorta.analysis.compare.run_comparison import not_alike
+from aorta.documents.formatting import PAGE
+from aorta.documents.metrics import NOT_SHOWN
+from aorta.read.record import load_run
+from aorta.report.command import overlap_report
+from aorta.report.page.bokeh_chart import NUMBERS, Chart, new_chart, plain
+from aorta.report.page.charts import round_sizes
+from tests.analysis.builders import collective, header, metrics, simulated_run, step, write_manifest, write_rank
+from tests.analysis.by_json import summarize
+from tests.report.by_json import brief_text, comparison_text, page_comparison, verdict_of
+from tests.report.pages import (
+    Parts,
+    as_bokeh,
+    compared,
+    page,
+    read_document,
+    subjects,
+    text_of,
+    two_runs,
+    two_sets,
+)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, str]:
+    folder = tmp_path_factory.mktemp("page")
+    datasets, summary = two_sets(folder)
+    return summary, page(datasets, summary, folder / "report.html")
+
+
+@pytest.fixture
+def summary(written: tuple[dict, str]) -> dict:
+    """The summary of two launch sets, to be changed."""
+    return copy.deepcopy(written[0])
+
+
+def judged(summary: dict, verdict: str) -> dict:
+    """The summary with another verdict."""
+    summary["comparison"]["verdict"] = verdict
+    for name in ("exposed_comm_ms", "overlap_ratio", "job_step_ms"):
+        summary["comparison"]["metrics"][name] |= {"verdict": verdict, "launches_needed": 6}
+    return summary
+
+
+def test_its_policy_forbids_the_network_and_names_every_script(written: tuple[dict, str]) -> None:
+    parts = Parts(written[1])
+    told = next(each["content"] for each in parts.named("meta") if each.get("http-equiv") == "Content-Security-Policy")
+    assert told is not None
+    rules = dict(rule.strip().split(" ", 1) for rule in told.split(";"))
+    assert rules["default-src"] == "'none'"
+    assert "unsafe" not in rules["script-src"]
+    run = [
+        text
+        for script, text in zip(parts.named("script"), parts.scripts, strict=True)
+        if script.get("type") != "application/json"
+    ]
+    hashes = {f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in run}
+    assert hashes == set(rules["script-src"].split())
+
+
+def test_bokeh_knows_every_model_of_a_page(tmp_path: Path) -> None:
+    """Classes, names and values, of a run with samples of its devices and of two compared."""
+    datasets = two_runs(tmp_path, steps=20)
+    html = page(datasets, compared(datasets), tmp_path / "r.html")
+    data = json.loads(Parts(html).scripts[0])
+    assert [figure.name for figure in read_document(data["document"])] == list(data["roots"])
+    assert {"breakdown", "timeline-1", "steps-device_sclk_mhz", "bandwidth"} <= set(data["roots"])
+
+
+def test_its_numbers_are_those_of_the_summary(written: tuple[dict, str]) -> None:
+    summary, html = written
+    text = text_of(html)
+    table = html[html.index('id="table-metrics"') :]
+    zeros = text[text.index("0 on both sides:") :].partition(".")[0].replace(" Not", "") + ","
+    for name, pair in summary["comparison"]["metrics"].items():
+        if None in (pair["reference"], pair["candidate"]) or name in NOT_SHOWN or f"{name}," in zeros:
+            continue
+        row = re.search(rf'<tr><th scope="row"[^>]*>{name}</th>(.*?)</tr>', table)
+        assert row is not None, name
+        cells = re.findall(r'<td(?: data-sort="([^"]*)")?[^>]*>([^<]*)</td>', row[1])
+        for (sort, shown), side in zip(cells[1:], ("reference", "candidate"), strict=False):
+            assert (float(sort), shown) == (pair[side], PAGE.quantity(pair[side], pair["unit"]))
+    for row in summary["datasets"]["rocm"]["collectives"]:
+        assert PAGE.number(row["busbw_gb_per_s"]["median"], "GB/s") in text
+    for name, told in summary["metrics"].items():
+        assert name in text
+        assert " ".join(told["definition"].split()) in text
+
+
+def test_the_verdict_comes_first_with_what_it_rests_on(written: tuple[dict, str]) -> None:
+    summary, html = written
+    parts, text = Parts(html), text_of(html)
+    sections = [attributes["id"] for tag, attributes in parts.tags if tag == "section"]
+    assert sections[0] == "verdict"
+    assert text.index("Slower") < text.index("overlap_ratio")
+    pair = summary["comparison"]["metrics"]["overlap_ratio"]
+    assert " ".join(PAGE.effect(pair["effect"]["value"], "difference").split()) in text
+    assert re.search(r"Smallest detectable effect: [\d.]+ % \(80 % power\)", text)
+    assert "4 launches of cuda, 4 launches of rocm; intervals at 95 %" in text
+    attribution = summary["comparison"]["attribution"]
+    assert attribution["sentence"].replace("->", "→") in text
+    assert attribution["reference"]["achieved_tflops_reason"] in text
+    for row in attribution["causes"]:
+        assert PAGE.number(row["difference_ms"], "ms") in text
+    assert f"Gate: fail (exit code 3). overlap_ratio<-0.05: {summary['gate']['conditions'][0]['reason']}" in text
+    assert "killed (no footer)" in text
+
+
+def test_one_launch_a_side_is_no_verdict(tmp_path: Path) -> None:
+    datasets = two_runs(tmp_path, steps=8)
+    summary = compared(datasets)
+    verdict = verdict_of(summary)
+    assert verdict.word == "Not tested"
+    assert verdict.tone == "open"
+    assert re.match(
+        r"Exposed [\d.]+ -> [\d.]+ ms, step [\d.]+ -> [\d.]+ ms\. Hidden \d+ % -> \d+ %; ", verdict.sentence
+    )
+    assert "One launch per side; a verdict needs four." in text_of(page(datasets, summary, tmp_path / "r.html"))
+
+
+def test_the_headline_never_says_an_undecided_metric_as_a_fact(summary: dict) -> None:
+    step = summary["comparison"]["metrics"]["job_step_ms"]
+    step |= {"quotient": 1.12, "verdict": "inconclusive", "p": 0.886, "p_corrected": None}
+    said = verdict_of(summary).sentence
+    assert "step time inconclusive" in said
+    assert "longer" not in said
+
+
+@pytest.mark.parametrize("word", ["regression", "improvement", "equivalent", "inconclusive"])
+def test_every_verdict_has_a_word_a_tone_and_a_symbol(word: str, summary: dict) -> None:
+    found = verdict_of(judged(summary, word))
+    words = {"regression": "slower", "improvement": "faster"}
+    assert found.word.casefold() == words.get(word, word)
+    assert found.tone == {"regression": "bad", "improvement": "good", "equivalent": "even"}.get(word, "open")
+
+
+def test_rows_of_zeros_are_dropped_and_named(summary: dict) -> None:
+    entries = summary["comparison"]["metrics"]
+    entries["exposed_send_ms"] = entries["exposed_comm_ms"] | {"reference": 0.0, "candidate": 0.0}
+    table = page_comparison(summary["comparison"])
+    assert "exposed_send_ms" not in [row[0].text for row in table.rows]
+    assert "0 on both sides: " in (table.note or "")
+    assert "exposed_send_ms" in (table.note or "")
+
+
+def test_not_comparable_is_the_word_and_leaves_deltas_out(summary: dict) -> None:
+    key = {"key": "config.workload.model_dim", "reference": 64, "candidate": 128}
+    said = [not_alike(**key), "something else"]
+    summary["comparison"] |= {"unlike": [key["key"]], "manifest_differences": [key], "warnings": said}
+    found = verdict_of(summary)
+    assert found.warnings == ("something else",)  # the sentence has the other
+    assert found.word == "Not comparable"
+    assert found.sentence.endswith("workload.model_dim is 64 in the reference, 128 in the candidate.")
+    assert {card.change for card in found.cards} == {""}
+    table = page_comparison(summary["comparison"])
+    columns = [column.heading for column in table.columns]
+    for row in table.rows:
+        assert {row[columns.index(name)].text for name in ("change", "interval")} == {"\u2013"}
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "ticks"),
+    [
+        (1_000, 50_000_000, [100, 1_000, 10_000, 100_000, 1_000_000, 10_000_000, 100_000_000]),
+        (524_288, 26_214_400, [500_000, 1_000_000, 2_000_000, 5_000_000, 10_000_000, 20_000_000, 50_000_000]),
+        (530_000, 1_070_000, [500_000, 1_000_000, 2_000_000]),
+        (4_096, 4_096, [2_000, 5_000]),
+        (1, 1, [1, 2]),
+    ],
+)
+def test_an_axis_of_sizes_has_round_ones_in_one_notation(least: int, most: int, ticks: list[int]) -> None:
+    assert round_sizes(least, most) == ticks
+
+
+def test_no_axis_of_numbers_is_written_in_powers_of_ten() -> None:
+    (plot,) = as_bokeh([Chart("any", "", "", new_chart("any", 100, "step", "ms"))])
+    assert [axis.formatter.format for axis in (*plot.below, *plot.left)] == [NUMBERS, NUMBERS]
+
+
+@pytest.mark.parametrize(
+    ("comm", "hidden", "world", "word", "cards"),
+    [
+        (
+            8.0,
+            4.0,
+            2,
+            "50\u00a0% of communication hidden; 4\u00a0ms exposed in a step of 20\u00a0ms",
+            ["overlap_ratio", "exposed_comm_ms", "job_step_ms"],
+        ),
+        (0.0, 0.0, 2, "No communication: nothing to hide; steps of 20\u00a0ms", ["job_step_ms"]),
+        (8.0, 4.0, 1, "One rank: nothing to hide; steps of 20\u00a0ms", ["job_step_ms"]),
+    ],
+)
+def test_a_single_run_is_headed_by_its_result(
+    comm: float, hidden: float, world: int, word: str, cards: list[str], tmp_path: Path
+) -> None:
+    for rank in range(world):
+        lines = [step(rank, world, at, overlap=metrics(20, 10, comm, hidden)) for at in range(4)]
+        write_rank(tmp_path / "run", header(rank, world), lines)
+    found = verdict_of(summarize(subjects({"x": LabelledRun("x", load_run(tmp_path / "run"))})))
+    assert found.word == word
+    assert [card.name for card in found.cards] == cards
+
+
+@pytest.mark.parametrize(
+    ("steps", "word", "of", "sentence"),
+    [  # hidden 8 of 10 ms and 0 of 40 ms: .8 and 0, 8 of 50 in all; of six steps three and three
+        (
+            2,
+            "16\u00a0% of communication hidden; 21\u00a0ms exposed in a step of 60\u00a0ms",
+            ["ratio of sums", "mean", "mean"],
+            "Means, and the overlap as a ratio of sums, of 2 steps on 2 ranks, warm-up left out.",
+        ),
+        (
+            6,
+            "40\u00a0% of communication hidden; 21\u00a0ms exposed in a step of 60\u00a0ms",
+            ["median"] * 3,
+            "Medians of 6 steps on 2 ranks, warm-up left out.",
+        ),
+    ],
+)
+def test_few_steps_are_headed_by_the_ratio_of_sums_and_every_screen_says_of_what(
+    steps: int, word: str, of: list[str], sentence: str, tmp_path: Path
+) -> None:
+    for rank in range(2):
+        values = [metrics(40, 10, 10, 8), metrics(80, 10, 40, 0)]
+        write_rank(
+            tmp_path / "run", header(rank, 2), [step(rank, 2, at, overlap=values[at % 2]) for at in range(steps)]
+        )
+    summary = summarize(subjects({"x": LabelledRun("x", load_run(tmp_path / "run"))}))
+    found = verdict_of(summary)
+    assert (found.word, [card.role for card in found.cards]) == (word, of)
+    assert found.sentence.startswith(sentence)
+    text = brief_text(summary, [tmp_path / "summary.json"], {"x": []})
+    assert word.partition("\u00a0")[0] in text.splitlines()[0]
+    assert text.splitlines()[1].startswith(sentence.partition(", warm-up")[0].lower())
+    assert ("over all" in text) == (steps == 2)
+
+
+@pytest.mark.parametrize(("steps", "leads"), [(2, "over_all"), (6, "median")])
+def test_a_comparison_of_few_steps_leads_with_what_its_sides_lead_with(steps: int, leads: str, tmp_path: Path) -> None:
+    values = {"a": [metrics(40, 10, 10, 8), metrics(80, 10, 40, 0)], "b": [metrics(40, 10, 10, 2)] * 2}
+    for label, of_steps in values.items():
+        for rank in range(2):
+            made = [step(rank, 2, at, overlap=of_steps[at % 2]) for at in range(steps)]
+            write_rank(tmp_path / label, header(rank, 2), made)
+    datasets = {label: LabelledRun(label, load_run(tmp_path / label)) for label in values}
+    summary = summarize(subjects(datasets), *datasets)
+    found, few = summary["comparison"]["metrics"], leads == "over_all"
+    for name in ("overlap_ratio", "exposed_comm_ms", "comm_ms"):
+        over_all = "ratio_of_sums" if name == "overlap_ratio" else "mean"
+        sides = [summary["datasets"][label]["metrics"][name][over_all if few else "median"] for label in values]
+        assert [found[name]["reference"], found[name]["candidate"]] == sides
+    text = comparison_text(summary["comparison"])
+    assert ("Metrics: means, and the overlap as a ratio of sums" in text) == few
+    html = page(datasets, summary, tmp_path / "r.html")
+    assert ("Metrics: means, and the overlap as a ratio of sums" in text_of(html)) == few
+
+
+def test_of_launch_sets_the_launch_that_is_shown_is_named_once(written: tuple[dict, str]) -> None:
+    summary, text = written[0], text_of(written[1])
+    for label, entry in summary["datasets"].items():
+        assert text.count(f"{label}: of 4 launches this is \u2026/{Path(entry['representative']).name}") == 1
+    assert text.count("the launch nearest the medians of exposed_comm_ms and job_step_ms") == 1
+    assert "medians of the medians of launches" in text
+
+
+def test_a_job_step_that_is_not_known_is_not_drawn(tmp_path: Path) -> None:
+    for rank in range(2):
+        rows = [collective(end_ms=4.0)]
+        lines = [step(rank, 3, at, overlap=metrics(10, 8, 4, 2), collectives=rows) for at in range(4)]
+        write_rank(tmp_path / "run", header(rank, 3), lines)
+    datasets = {"x": LabelledRun("x", load_run(tmp_path / "run"))}
+    summary = summarize(subjects(datasets), *datasets)
+    assert summary["datasets"]["x"]["metrics"]["job_step_ms"]["median"] is None
+    html = page(datasets, summary, tmp_path / "r.html")
+    assert "chart-steps-overlap_ratio" in html
+    assert 'id="chart-steps-job_step"' not in html
+    text = text_of(html)
+    assert "x: no job step is drawn: 1 of 3 ranks are missing; the slowest may be among them" in text
+    assert "median step of the ranks read" in text
+    assert "job step</option>" not in html
+
+
+def test_ranks_with_another_environment_or_library_are_named(tmp_path: Path) -> None:
+    write_rank(tmp_path / "run", header(), [step(0, 1, at, overlap=metrics(10, 8, 4, 2)) for at in range(4)])
+    other = {"environment_differences": {"2": {"NCCL_ALGO": "Tree"}}, "collective_library_differences": {"3": None}}
+    write_manifest(tmp_path / "run", collective_library={"version": "2.27.3"}, **other)
+    datasets = {"x": LabelledRun("x", load_run(tmp_path / "run"))}
+    text = text_of(page(datasets, summarize(subjects(datasets)), tmp_path / "r.html"))
+    assert "x: another environment than that of rank 0 on rank 2" in text
+    assert "environment_differences.2.NCCL_ALGO Tree" in text
+    assert "x: another collective library than that of rank 0 on rank 3" in text
+    assert "collective_library.version 2.27.3" in text
+
+
+def test_the_navigation_says_what_headings_say(written: tuple[dict, str]) -> None:
+    html = written[1]
+    nav = html[html.index("<nav ") : html.index("</nav>")]
+    links = dict(re.findall(r'<a href="#([^"]+)">([^<]+)</a>', nav))
+    assert links.pop("verdict") == "Verdict"
+    for target, text in links.items():
+        here = html[html.index(f' id="{target}"') :]
+        heading = re.search(r"<h2[^>]*>([^<]+)</h2>", html[html.rindex("<", 0, html.index(f' id="{target}"')) :])
+        assert heading is not None
+        assert heading[1] == text, here[:80]
+
+
+def test_every_column_of_numbers_says_what_it_is(written: tuple[dict, str]) -> None:
+    heads = re.findall(r'<th scope="col" data-numeric="true"[^>]*>(.*?)</th>', written[1])
+    assert heads
+    assert all(re.fullmatch(r'<button type="button">[^<]+</button>', head) for head in heads)
+
+
+def test_what_rules_found_stands_below_the_timeline(tmp_path: Path) -> None:
+    datasets = {"x": two_runs(tmp_path, ranks=1, steps=6)["cuda"]}
+    summary = summarize(subjects(datasets))
+    summary["datasets"]["x"]["findings"] = [{"rule": "mine", "sentence": "a collective is on the compute stream"}]
+    text = text_of(page(datasets, summary, tmp_path / "r.html"))
+    assert text.index("A collective is on the compute stream") < text.index("no prediction")
+
+
+def test_ids_are_unique_and_every_label_has_its_control(written: tuple[dict, str]) -> None:
+    ids = [attributes["id"] for _, attributes in Parts(written[1]).tags if attributes.get("id")]
+    assert len(ids) == len(set(ids))
+
+
+def test_text_on_a_canvas_is_no_tex() -> None:
+    assert plain("$$a$$ \\(b") == "$\u200b$a$\u200b$ \\\u200b(b"
+
+
+def test_one_step_has_no_curves_and_every_chart_has_its_place(tmp_path: Path) -> None:
+    for rank in range(2):
+        write_rank(tmp_path / "run", header(rank, 2), [step(rank, 2, 7, overlap=metrics(10 + rank, 8, 4, 1))])
+    datasets = {"x": LabelledRun("x", load_run(tmp_path / "run"))}
+    html = page(datasets, summarize(subjects(datasets)), tmp_path / "r.html")
+    assert "Nothing was compared" in text_of(html)
+    ids = {attributes.get("id") for _, attributes in Parts(html).tags}
+    assert "kernels" not in ids
+    assert not ids & {"chart-launches-job_step_ms", "chart-steps-overlap_ratio", "chart-steps-job_step"}
+    data = re.search(r'<script type="application/json" id="page-data">(.*?)</script>', html, re.DOTALL)
+    assert data is not None
+    drawn = json.loads(data[1])["roots"]
+    assert {f"chart-{name}" for name in drawn} <= ids
+
+
+@pytest.mark.thorough
+def test_a_page_names_the_archive_and_not_where_it_was_unpacked(tmp_path: Path) -> None:
+    simulated_run(tmp_path / "made" / "cuda", label="cuda", ranks=2, steps=6, transfer_ms=5.0, seed=1)
+    packed = shutil.make_archive(str(tmp_path / "node7"), "gztar", tmp_path / "made")
+    assert overlap_report([packed, "--output", str(tmp_path / "out")]) == 0
+    html = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert "node7.tar.gz" in html
+    assert tempfile.gettempdir() + "/aorta" not in html

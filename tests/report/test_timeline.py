@@ -1,0 +1,229 @@
+"""Curves and spans against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from aorta.analysis.aggregate import LabelledRun
+from aorta.read.record import load_run
+from aorta.read.traces.load import load_traces
+from aorta.records.clocks import CLOCK_SYNC_FILE, ClockSync, OffsetSample, RankClock, encode
+from aorta.records.schema import ActiveSegment, AuxRange, ComputeRange, Stall
+from aorta.report.page import charts
+from aorta.report.page import timelines as timeline
+from aorta.report.page.timelines import BLOCKED, EXPOSED, TimelineSpans, spans_of
+from aorta.timeline.classes import LANES
+from tests.analysis.builders import MS, collective, header, metrics, step, write_rank
+from tests.read.kineto_files import document, kernel
+from tests.read.kineto_files import step as kineto_step
+
+
+def run_of(folder: Path, steps: int, ranks: int = 2, warm: int = 0) -> LabelledRun:
+    """Step k takes 10 + k ms on rank 0 and a ms more on each further rank; its ratio is (k % 10) / 10 on all."""
+    for rank in range(ranks):
+        lines = [
+            step(rank, ranks, at, overlap=metrics(10 + at + rank, 8, 4, 4 * (at % 10) / 10), warmup=at < warm)
+            for at in range(steps)
+        ]
+        write_rank(folder, header(rank, ranks), lines)
+    return LabelledRun("x", load_run(folder))
+
+
+def test_a_curve_is_the_median_between_the_lowest_and_the_highest(tmp_path: Path) -> None:
+    curves, _ = charts.curves_of(run_of(tmp_path, 5, ranks=3, warm=2))
+    job = curves["job_step"]
+    assert job.x.tolist() == [2, 3, 4]
+    assert job.low.tolist() == [12, 13, 14]
+    assert job.middle.tolist() == [14, 15, 16]
+    assert job.high.tolist() == [14, 15, 16]
+    assert curves["overlap_ratio"].middle == pytest.approx([0.2, 0.3, 0.4])
+
+
+def test_steps_that_do_not_fit_share_a_point_and_stay_in_its_band(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(charts, "POINTS", 4)
+    dataset = run_of(tmp_path, 10, ranks=1)
+    assert charts.steps_a_point(dataset.global_steps) == 3
+    job = charts.curves_of(dataset)[0]["job_step"]
+    assert job.x.tolist() == [1, 4, 7, 9]
+    assert job.low.tolist() == [10, 13, 16, 19]
+    assert job.high.tolist() == [12, 15, 18, 19]
+    assert job.middle.tolist() == [11, 14, 17, 19]
+
+
+def test_ranks_that_a_trace_does_not_tell_are_chosen_in_order(tmp_path: Path) -> None:
+    for at in range(3):
+        events = [kineto_step(0, at, 1000), kernel("gemm", at, 400)]  # the same times would be a copy
+        (tmp_path / f"{at}.json").write_text(json.dumps(document(events, distributedInfo=None)))
+    found = spans_of(LabelledRun("x", load_traces(str(tmp_path))), budget=1_000, first=2)
+    assert (found.ranks, found.shown_first) == ([-3, -2, -1], [-3, -1])
+
+
+def drawn(found: TimelineSpans, rank: int, place: int) -> set[tuple[str, str, float, float]]:
+    """Lane, kind, start and length in ms of the spans of one rank in one step."""
+    columns = found.columns
+    mine = (columns["rank"] == found.ranks.index(rank)) & (columns["step"] == place)
+    return {
+        (
+            found.lanes[columns["lane"][at]],
+            list(found.kinds)[columns["kind"][at]],
+            round(float(columns["start"][at]), 3),
+            round(float(columns["length"][at]), 3),
+        )
+        for at in np.flatnonzero(mine)
+    }
+
+
+def detailed(folder: Path, ranks: int = 2, parts: int = 1) -> LabelledRun:
+    """Compute 0 to 4 ms, an all-reduce 3 to 6, blocked 4 to 6, the optimizer 6 to 7; `parts`: pieces of compute."""
+    compute, allreduce = 1 << LANES.index("compute"), 1 << LANES.index("allreduce")
+    for rank in range(ranks):
+        lines = [
+            step(
+                rank,
+                ranks,
+                at,
+                overlap=metrics(7 + (at == 1), 4, 3, 1),
+                collectives=[collective(seq=at, start_ms=3.0 + 0.5 * rank, end_ms=6.0)],
+                compute=[
+                    ComputeRange("block0", "forward", piece * 4 * MS // parts, (piece + 1) * 4 * MS // parts)
+                    for piece in range(parts)
+                ],
+                stalls=[Stall(4 * MS, 6 * MS)],
+                aux=[AuxRange("optimizer", 6 * MS, 7 * MS)],
+                active_segments=[
+                    ActiveSegment(0, 3 * MS, compute),
+                    ActiveSegment(3 * MS, 4 * MS, compute | allreduce),
+                    ActiveSegment(4 * MS, 6 * MS, allreduce),
+                ],
+            )
+            for at in range(3)
+        ]
+        write_rank(folder, header(rank, ranks), lines)
+    return LabelledRun("x", load_run(folder))
+
+
+def test_the_spans_of_a_step_are_those_of_the_record(tmp_path: Path) -> None:
+    found = spans_of(detailed(tmp_path), budget=1000, first=8)
+    assert [(each.why, each.global_step) for each in found.steps] == [
+        ("median job step", 2),  # of steps that take 7, 7 and 8 ms
+        ("slowest job step", 1),
+        ("fastest job step", 0),
+    ]
+    assert drawn(found, 0, 0) == {
+        ("compute", "forward", 0.0, 4.0),
+        ("compute", BLOCKED, 4.0, 2.0),
+        ("group world", "allreduce", 3.0, 3.0),
+        (EXPOSED, EXPOSED, 4.0, 2.0),
+        ("optimizer, data", "optimizer", 6.0, 1.0),
+    }
+    late = found.columns["wait"][(found.columns["seq"] == 2) & (found.columns["rank"] == 0)]
+    assert late.tolist() == [0.5]  # rank 1 came 0.5 ms later
+    assert found.notes == []
+    names = ["optimizer, data", "group 10", EXPOSED, "group 9", "compute", "allgather"]
+    order = ["compute", "allgather", "group 9", "group 10", EXPOSED, "optimizer, data"]
+    assert sorted(names, key=timeline.lane_order) == order
+
+
+HOST, OTHER = {"host": "node0", "boot": "one"}, {"host": "node1", "boot": "two"}
+
+
+def skewed(folder: Path, places: Sequence[Mapping[str, str]], ahead_ms: float, bound_ms: float | None) -> LabelledRun:
+    """An all-reduce that both ranks leave at the same instant. Rank 1 begins the step 4 ms late, its wall clock is
+    `ahead_ms` ahead; `bound_ms`: how well that was measured, None where it was not.
+    """
+    lines = []
+    for rank, late_ms in ((0, 0), (1, 4)):
+        rows = [collective(start_ms=6.0 - late_ms, end_ms=9.0 - late_ms)]
+        line = step(rank, 2, overlap=metrics(12 - late_ms, 4, 3, 0), collectives=rows)
+        late = {name: getattr(line, name) + late_ms * MS for name in ("start_mono_ns", "end_mono_ns")}
+        ahead_ns = round((late_ms + rank * ahead_ms) * MS)
+        late |= {name: getattr(line, name) + ahead_ns for name in ("t_start_ns", "t_end_ns")}
+        lines.append(msgspec.structs.replace(line, **late))
+        where = places[rank]
+        write_rank(folder, header(rank, 2, host=where["host"], boot_id=where["boot"]), [lines[-1]])
+    if bound_ms is not None:
+        clocks = []
+        for rank, line in enumerate(lines):
+            ahead_ns, bound_ns = round(rank * ahead_ms * MS), round(rank * bound_ms * MS)
+            ends = [OffsetSample(line.t_start_ns + at * 10**9, ahead_ns, 2 * bound_ns, bound_ns, 32) for at in (-1, 1)]
+            clocks.append(RankClock(rank, places[rank]["host"], places[rank]["boot"], *ends))
+        sync = ClockSync(1, "run-1", 0, 0, "CLOCK_REALTIME", "gloo", True, clocks)
+        (folder / CLOCK_SYNC_FILE).write_bytes(encode(sync))
+    return LabelledRun("x", load_run(folder))
+
+
+@pytest.mark.parametrize(
+    ("places", "bound_ms", "ends", "starts", "bounds", "said"),
+    [
+        ((HOST, OTHER), 0.25, [9, 9], [0, 4], [0, 0.25], "by their measured offsets, known to 0.25 ms"),
+        ((HOST, HOST), None, [9, 9], [0, 4], [0, 0], "on one clock, that of their host"),
+        ((HOST, OTHER), None, [9, 5], [0, 0], [np.nan] * 2, "at its own zero: there is no clock_sync.json"),
+    ],
+)
+def test_a_collective_ends_at_one_place_on_ranks_whose_clocks_are_known(
+    places: Any, bound_ms: Any, ends: list[float], starts: Any, bounds: Any, said: str, tmp_path: Path
+) -> None:
+    found = spans_of(skewed(tmp_path, places, 7_000.0, bound_ms), budget=1000, first=8)
+    shared = found.columns["seq"] == 0
+    assert (found.columns["start"] + found.columns["length"])[shared] == pytest.approx(ends)
+    assert found.windows["start"] == pytest.approx(starts)
+    assert found.windows["length"] == pytest.approx([12, 8])
+    np.testing.assert_allclose(found.windows["bound"], bounds)
+    assert said in found.clock
+
+
+def test_fewer_ranks_than_there_are_is_said_and_named_ranks_stay(tmp_path: Path) -> None:
+    dataset = detailed(tmp_path, ranks=9)
+    found = spans_of(dataset, budget=5 * 3 * 3, first=2, named=[7])
+    assert found.ranks == [0, 4, 7, 8]
+    assert found.ranks_in_run == 9
+    assert found.shown_first == [0, 7]
+    assert spans_of(dataset, budget=10_000, first=20).ranks == list(range(9))
+
+
+def test_more_named_ranks_than_fit_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = detailed(tmp_path, ranks=9)
+    found = spans_of(dataset, budget=5 * 3 * 2, first=2, named=[7, 6, 5, 4])
+    assert found.ranks == [0, 6, 7, 8]
+    assert found.notes == ["2 rank(s) named as stragglers do not fit and are not drawn, the first: 4"]
+
+
+def test_the_ranks_of_a_run_are_those_it_had(tmp_path: Path) -> None:
+    dataset = detailed(tmp_path, ranks=3)
+    (tmp_path / "rank_1_metrics.jsonl").unlink()
+    found = spans_of(LabelledRun("x", load_run(tmp_path)), budget=1000, first=8)
+    assert (found.ranks, found.ranks_read, found.ranks_in_run) == ([0, 2], 2, 3)
+    assert {each.job_step_ms for each in found.steps} == {None}
+    assert {each.job_step_ms for each in spans_of(dataset, budget=1000, first=8).steps} == {7.0, 8.0}
+
+
+def test_spans_closer_than_a_pixel_are_drawn_as_one_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timeline, "RANK_STEP_SPANS", 50)
+    found = spans_of(detailed(tmp_path, ranks=1, parts=100), budget=10_000, first=8)
+    assert ("compute", "forward", 0.0, 4.0) in drawn(found, 0, 0)
+    assert found.notes == ["297 span(s) closer to their neighbour than a pixel are drawn as one with it"]
+
+
+def test_a_trace_of_another_tool_is_drawn_from_its_segments(tmp_path: Path) -> None:
+    events = [
+        kineto_step(0, 0, 1000),
+        kernel("gemm", 0, 400),
+        kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", 300, 300, stream=20),
+    ]
+    (tmp_path / "rank0.json").write_text(json.dumps(document(events)))
+    found = spans_of(LabelledRun("x", load_traces(str(tmp_path / "rank0.json"))), budget=1000, first=8)
+    rank = found.ranks[0]
+    assert ("compute", "compute", 0.0, 0.4) in drawn(found, rank, 0)
+    assert (EXPOSED, EXPOSED, 0.4, 0.2) in drawn(found, rank, 0)
+    assert {(kind, start, length) for _, kind, start, length in drawn(found, rank, 0)} >= {("allreduce", 0.3, 0.3)}

@@ -1,0 +1,124 @@
+"""The published JSON Schemas: up to date, true of what AORTA writes, and strict enough to notice damage."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from aorta.records import schema
+from aorta.report.files import write_report
+from scripts.json_schemas import FILES, file_name, json_schema, main
+from tests.analysis.builders import simulated_run, strict_json
+from tests.analysis.compare.builders import launch_set
+from tests.docs.pages import ROOT
+from tests.runs import train
+
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
+PUBLISHED = ROOT / "docs" / "schemas"
+SAMPLE = ROOT / "tests" / "samples" / "two_gloo_ranks"
+
+
+def published(name: str) -> Draft202012Validator:
+    return Draft202012Validator(json.loads((PUBLISHED / file_name(name)).read_text()))
+
+
+def check_run(folder: Path) -> None:
+    """Every line of every rank, and the manifest."""
+    lines = published("record")
+    for path in sorted(folder.glob("rank_*_metrics.jsonl")):
+        for line in path.read_text().splitlines():
+            lines.validate(json.loads(line))
+    published("run").validate(strict_json(folder / "run.json"))
+
+
+def test_the_published_files_are_those_that_the_types_make(tmp_path):
+    main(tmp_path)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+        path.name: path.read_text() for path in PUBLISHED.iterdir()
+    }, "python -m scripts.json_schemas docs/schemas"
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_each_is_a_schema_with_an_identity_and_a_version(name):
+    found = json_schema(name)
+    Draft202012Validator.check_schema(found)
+    assert found["$id"] == f"urn:aorta:{name}:{found['version']}"
+    assert found["version"] == FILES[name][1]
+
+
+def test_rows_are_described_column_by_column():
+    found = json_schema("record")["$defs"]
+    for name, columns in schema.COLUMNS.items():
+        row = found["Step"]["properties"][name]["items"]["$ref"].removeprefix("#/$defs/")
+        assert [item["title"] for item in found[row]["prefixItems"]] == list(columns)
+
+
+def test_the_sample_is_valid():
+    check_run(SAMPLE)
+
+
+@pytest.mark.dist
+def test_a_real_run_and_its_report_are_valid(tmp_path):
+    train(tmp_path / "run", "label=two", "baseline=true", "baseline.steps=4")
+    check_run(tmp_path / "run" / "two")
+    write_report({"two": tmp_path / "run" / "two"}, tmp_path / "out", html=False)
+    published("summary").validate(strict_json(tmp_path / "out" / "summary.json"))
+
+
+@pytest.fixture
+def summaries(tmp_path: Path) -> list[dict[str, Any]]:
+    """One run; two runs compared; two launch sets compared; a run without a step that counts."""
+    made = {name: simulated_run(tmp_path / name, label=name, ranks=2, steps=6) for name in ("a", "b")}
+    sets = {name: launch_set(tmp_path / f"set-{name}", [0.8, 0.81, 0.79, 0.8]) for name in ("a", "b")}
+    idle = {"idle": simulated_run(tmp_path / "idle", label="idle", ranks=1, steps=2, warmup=2)}
+    asked = [({"sample": SAMPLE}, ()), (made, ("a", "b")), (sets, ("a", "b")), (idle, ())]
+    return [
+        write_report(sources, tmp_path / f"out-{number}", *compared, html=False).summary
+        for number, (sources, compared) in enumerate(asked)
+    ]
+
+
+@pytest.mark.thorough
+def test_summaries_of_every_shape_are_valid(summaries):
+    assert [found["datasets"][next(iter(found["datasets"]))]["count"] > 0 for found in summaries] == [True] * 3 + [
+        False
+    ]
+    for found in summaries:
+        published("summary").validate(found)
+
+
+DAMAGE: dict[str, list[Callable[[dict[str, Any]], object]]] = {
+    "header": [
+        lambda line: line.pop("rank"),
+        lambda line: line.update(schema_version=99),
+        lambda line: line.update(record="heading"),
+        lambda line: line.update(platform="tpu"),
+        lambda line: line["clock"].pop("boottime_ns"),
+    ],
+    "step": [
+        lambda line: line.update(global_step="3"),
+        lambda line: line["overlap"].update(comm_ms="much"),
+        lambda line: line["collectives"][0].__delitem__(slice(-2, None)),
+        lambda line: line["collectives"][0].__setitem__(3, "large"),
+        lambda line: line["stalls"].append({"start_ns": 1, "end_ns": 2}),
+        lambda line: line["coverage"].pop("complete"),
+    ],
+    "footer": [lambda line: line.update(reason="tired"), lambda line: line.pop("clock")],
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_damaged_lines_are_not_valid(kind):
+    lines = [json.loads(line) for line in (SAMPLE / "rank_0_metrics.jsonl").read_text().splitlines()]
+    whole = next(line for line in lines if line["record"] == kind)
+    for damage in DAMAGE[kind]:
+        damaged = copy.deepcopy(whole)
+        damage(damaged)
+        assert not published("record").is_valid(damaged)

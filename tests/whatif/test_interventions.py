@@ -1,0 +1,159 @@
+"""Predictions against really making the change, in the simulator: what a what-if says is what then happens.
+
+Each change is made both ways: from the record of the base to the changed job, and from that one's record back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from aorta import whatif
+from tests.whatif.event_loop import Network
+from tests.whatif.simulated_job import MS, Job
+from tests.whatif.simulated_record import Truth, record, truth
+
+STRATEGIES = ("ddp", "fsdp", "hsdp", "tp", "fsdp_tp")
+STEP, RATIO, EXPOSED_MS = 1e-3, 2e-3, 0.05
+"""How far a prediction of the network or of a straggler may be off: part of the step, ratio, milliseconds."""
+
+
+class Change(NamedTuple):
+    """A change as it is made in the job, and as a what-if is asked for it and for taking it back."""
+
+    name: str
+    make: Callable[[Job], Job]
+    there: str
+    back: str | None
+
+
+def network(**values: float | str) -> Callable[[Job], Job]:
+    return lambda job: replace(job, network=replace(job.network, **values))  # type: ignore[arg-type]
+
+
+def late(rank: int, ms: int) -> Callable[[Job], Job]:
+    return lambda job: replace(job, late_rank=rank, late_ns=ms * MS)
+
+
+CHANGES = (
+    Change("four times the bandwidth", network(gb_per_s=0.5), "network.bandwidth=x4", "network.bandwidth=x0.25"),
+    Change("a third of it", network(gb_per_s=0.125 / 3), "network.bandwidth=0.0416667", "network.bandwidth=0.125"),
+    Change("latency", network(latency_us=2000.0), "network.latency=x40", "network.latency=50"),
+    Change("a tree", network(algorithm="tree"), "network.algorithm=tree", "network.algorithm=ring"),
+    Change("a straggler", late(1, 4), "rank.1.late_ms=4", "rank.1.late_ms=-4"),
+    Change(
+        "a straggler and a faster network",
+        lambda job: network(gb_per_s=0.25)(late(2, 6)(job)),
+        "rank.2.late_ms=6 network.bandwidth=x2",
+        "network.bandwidth=x0.5 rank.2.late_ms=-6",
+    ),
+    Change("a larger world", network(world=64), "ranks=64", None),
+    Change(
+        "no communication at all",
+        lambda job: network(gb_per_s=1e9, latency_us=0.0)(replace(job, backend_ns=0)),
+        "comm=free",
+        None,
+    ),
+)
+
+
+def base(strategy: str) -> Job:
+    return Job(strategy, ranks=4, steps=6, warmup=0)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Job], tuple[Path, Truth]]:
+    """The record of a job, and what it took; made once."""
+
+    @cache
+    def made(job: Job) -> tuple[Path, Truth]:
+        folder = tmp_path_factory.mktemp("job") / "run"
+        return folder, record(job, folder)
+
+    return made
+
+
+Recorded = Callable[[Job], tuple[Path, Truth]]
+
+
+@cache
+def program(folder: Path) -> whatif.RunProgram:
+    return whatif.read_program(folder)
+
+
+def ways() -> list[object]:
+    return [
+        pytest.param(strategy, change, back, id=f"{strategy}: {change.name}{', taken back' if back else ''}")
+        for strategy in STRATEGIES
+        for change in CHANGES
+        for back in (False, True)
+        if not back or change.back is not None
+        if not (change.name == "a larger world" and strategy in ("hsdp", "fsdp_tp"))  # no group of all ranks
+    ]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("strategy", "change", "back"), ways())
+def test_network_and_stragglers(recorded: Recorded, strategy: str, change: Change, back: bool) -> None:
+    job = base(strategy)
+    changed = change.make(job)
+    (folder, before), (_, after) = (recorded(each) for each in ((changed, job) if back else (job, changed)))
+    asked = (change.back or "") if back else change.there
+    found = whatif.predict(program(folder), whatif.parse_changes(asked.split()))
+    assert found.launch_ms.value == pytest.approx(after.step_ms, rel=STEP)
+    assert found.overlap_ratio is not None
+    assert found.exposed_comm_ms is not None
+    if after.ratio or change.name != "no communication at all":
+        assert found.overlap_ratio.value == pytest.approx(after.ratio, abs=RATIO)
+    assert found.exposed_comm_ms.value == pytest.approx(after.exposed_ms, abs=EXPOSED_MS)
+    if change.name != "a tree":
+        assert before.step_ms != pytest.approx(after.step_ms, rel=10 * STEP), "nothing was changed"
+
+
+WORLDS = (8, 64, 512)
+LAWS: tuple[dict[str, float], ...] = (
+    {"jitter": 0.2},
+    {"slow_node": 0, "slow_factor": 1.1},
+    {"jitter": 0.2, "slow_node": 0, "slow_factor": 1.1},
+)
+DRAWS = 3
+HELD = 0.95
+
+
+def jobs(strategy: str) -> Iterator[Job]:
+    for seed in range(DRAWS):
+        yield Job(strategy, steps=10, warmup=2, seed=seed, network=Network(gb_per_s=0.3, latency_us=20.0))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "tp"])
+def test_the_stated_interval_holds_another_law(tmp_path: Path, strategy: str) -> None:
+    held, said = [], 0.0
+    for job in jobs(strategy):
+        folder = tmp_path / str(job.seed)
+        record(job, folder)
+        program = whatif.read_program(folder)
+        for world in WORLDS:
+            step = whatif.predict(program, whatif.parse_changes([f"ranks={world}"])).launch_ms
+            for law in LAWS:
+                network = replace(job.network, world=world, seed=job.seed, **law)  # type: ignore[arg-type]
+                real_ms = truth(replace(job, network=network)).step_ms
+                held.append(step.low <= real_ms <= step.high)
+                said = max(said, step.high / step.low)
+    assert sum(held) >= HELD * len(held)
+    assert said < 1.5, "an interval that holds everything says nothing"
+
+
+def test_more_ranks_than_recorded_are_flagged_as_computing_alike(tmp_path: Path) -> None:
+    """Of more ranks the slowest is slower: the prediction is below what comes, and says what it left out."""
+    job = next(jobs("fsdp"))
+    record(job, tmp_path / "run")
+    found = whatif.predict(whatif.read_program(tmp_path / "run"), whatif.parse_changes(["ranks=32"]))
+    real_ms = truth(replace(job, ranks=32)).step_ms
+    assert found.job_step_ms.value < real_ms < found.job_step_ms.value * 1.1
+    assert any("computation, stragglers, batches and shards as at" in flag for flag in found.flags)

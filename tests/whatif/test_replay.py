@@ -1,0 +1,239 @@
+"""Replays worked out by hand, and what must hold of any."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aorta.analysis.collective_metrics import NO_SLOWER_RANKS
+from aorta.config.fabric import network_cost_ns
+from aorta.config.schema import EmulatedFabric
+from aorta.errors import InputError
+from aorta.whatif.changes import apply, parse_changes
+from aorta.whatif.gains import DO_NOT_ADD_UP, critical_path, marginals
+from aorta.whatif.program import Issued, RunProgram
+from aorta.whatif.replay import replay
+from tests.whatif.hand_made import Words, compute, issue, program, step_ns, wait
+
+
+def path(made: RunProgram, number: int = 0) -> list[tuple[str, int, str, int]]:
+    found = critical_path(made, number)
+    parts = [(each.part, each.rank, each.name, each.end_ns - each.begin_ns) for each in found.segments]
+    assert sum(ns for *_, ns in parts) == found.end_ns - found.begin_ns == step_ns(made, number)
+    return parts
+
+
+def gains(made: RunProgram) -> dict[str, float]:
+    found = marginals(made)
+    assert DO_NOT_ADD_UP in found.notes
+    return {each.name: round(each.gain_ms * 1e6, 6) for each in (*found.marginals, *found.bounds)}
+
+
+BUCKETS = [compute("b", 100), issue(), compute("a", 100), issue(), wait(0), wait(1, wake_ns=5), 45]
+"""Two buckets: the first is hidden behind the second block, the second is not."""
+
+
+def test_two_buckets_of_which_one_is_hidden() -> None:
+    made = program([BUCKETS, BUCKETS], cost_ns=[80, 60])
+    assert step_ns(made) == 200 + 60 + 5 + 45  # the first ends at 180, before the second is issued
+    assert path(made) == [
+        ("compute", 0, "b forward", 100),
+        ("compute", 0, "a forward", 100),
+        ("transfer", 0, "allreduce #1", 60),
+        ("wake", 0, "allreduce #1", 5),
+        ("own", 0, "", 45),
+    ]
+    assert gains(made) == {
+        "allreduce": 60,
+        "all communication free": 60,
+        NO_SLOWER_RANKS: 0,
+        "perfect overlap": 60,
+    }
+
+
+def test_a_queue_on_the_link_whose_parts_do_not_add_up() -> None:
+    made = program([BUCKETS, BUCKETS], cost_ns=[150, 60])
+    assert step_ns(made) == 100 + 150 + 60 + 5 + 45  # the second waits for the link until 250
+    assert path(made) == [
+        ("compute", 0, "b forward", 100),
+        ("transfer", 0, "allreduce #0", 150),
+        ("transfer", 0, "allreduce #1", 60),
+        ("wake", 0, "allreduce #1", 5),
+        ("own", 0, "", 45),
+    ]
+    found = gains(made)
+    assert found["all communication free"] == found["allreduce"] == 110
+    assert found["perfect overlap"] == 360 - 250  # without communication 250; the link is busy for 210 of it
+
+
+def test_a_straggler_whose_compute_is_on_the_path_of_the_other() -> None:
+    late = [compute("b", 130), issue(), compute("a", 100), issue(), wait(0), wait(1, wake_ns=5), 20]
+    made = program([BUCKETS, late], cost_ns=[80, 60])
+    assert step_ns(made) == 230 + 60 + 5 + 45
+    assert path(made) == [
+        ("compute", 1, "b forward", 130),
+        ("compute", 1, "a forward", 100),
+        ("transfer", 0, "allreduce #1", 60),
+        ("wake", 0, "allreduce #1", 5),
+        ("own", 0, "", 45),
+    ]
+    found = gains(made)
+    # Rank 1 no slower than rank 0 before the first issue, rank 0 no slower than rank 1 at the end: 200 + 60 + 5 + 20.
+    assert found[NO_SLOWER_RANKS] == 340 - 285
+    sooner = apply(made, parse_changes(["rank.1.late_ms=-0.00003"])).program
+    assert step_ns(sooner) == 310  # rank 1 issues at 100 and 170 and waits for rank 0: 200 + 60 + 5 + 45
+
+
+def test_a_backend_that_is_slower_than_the_network_is_the_end() -> None:
+    made = program([[10, issue(), wait(0)]] * 2, cost_ns=[20], backend_ns=[50])
+    assert step_ns(made) == 60
+    assert path(made) == [("own", 0, "", 10), ("backend", 0, "allreduce #0", 50)]
+    faster = apply(made, parse_changes(["comm=x100"])).program
+    assert step_ns(faster) < 60  # all of communication, the backend's part too
+
+
+def test_a_wait_reaches_into_the_step_before() -> None:
+    made = program([[10, issue(), 5, wait(0, back=1)]] * 2, cost_ns=[100], steps=3, between_ns=[0, 0])
+    times = replay(made)
+    # Step 0 waits for nothing that exists; step 1 until 110 for the collective of step 0, step 2 for that of step 1.
+    assert times.end_ns[:, 0, 0].tolist() == [15, 110, 210]
+
+
+def test_disjoint_groups_do_not_wait_for_each_other() -> None:
+    pairs = [(0, 1), (0, 1), (2, 3), (2, 3)]
+    made = program(
+        [[own, issue(ranks=pair, group="tp"), wait(0)] for own, pair in zip((10, 20, 30, 90), pairs, strict=True)], [5]
+    )
+    assert replay(made).end_ns[0, :, 0].tolist() == [25, 25, 95, 95]
+
+
+def test_collectives_that_wait_for_no_other_overlap_each_other_perfectly() -> None:
+    made = program([[10, issue(link=None), issue(link=None), wait(0), wait(1)]] * 2, [100, 100])
+    assert step_ns(made) == 110
+    assert gains(made)["perfect overlap"] == 10  # either takes 100, beside the other and the own time
+
+
+def test_ranks_that_do_different_things_are_followed_one_by_one() -> None:
+    first = [10, issue(group="pair"), wait(0), issue("allgather", ranks=(0, 1, 2), group="all", link=1), wait(1)]
+    third = [500, issue("allgather", ranks=(0, 1, 2), group="all", link=1), wait(0)]
+    made = program([first, first, third], [20, 7])
+    # The place of the all-gather is 1 on two ranks and 0 on the third, whose cost is that of the first row.
+    assert replay(made).end_ns[0, :, 0].tolist() == [507, 507, 520]
+    with pytest.raises(InputError, match="do not all do the same"):
+        apply(made, parse_changes(["stragglers=none"]))
+
+
+def test_ranks_that_wait_for_each_other_for_ever_are_refused() -> None:
+    one = [issue(group="a"), wait(0), issue(group="b"), wait(1)]
+    other = [issue(group="b"), wait(0), issue(group="a"), wait(1)]
+    with pytest.raises(InputError, match="do not fit each other"):
+        program([one, other], [1, 1])
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "match"),
+    [
+        ([issue(), issue(size=5)], [issue(size=5), issue()], "order of issue differs"),
+        ([issue("allgather")], [issue()], "rank 0 allgather of 1000 bytes, rank 1 allreduce of 1000 bytes"),
+        ([issue(), issue()], [issue()], "was not issued by its rank"),
+    ],
+)
+def test_ranks_that_issue_different_collectives_are_refused(one: list, other: list, match: str) -> None:
+    with pytest.raises(InputError, match=match):
+        program([one, other], [1, 1])
+
+
+NETWORK = EmulatedFabric(inter_latency_us=0.01, inter_bandwidth_gb_per_s=1.0)
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> RunProgram:
+    """Up to three ranks that do the same with their own lengths, on one link or two, whose costs follow the law."""
+    ranks = draw(st.integers(2, 3))
+    everyone = tuple(range(ranks))
+    own = st.integers(0, 500)
+    words: list[list[object]] = [[] for _ in everyone]
+    issued: list[Issued] = []
+    waited = 0
+    for _ in range(draw(st.integers(1, 6))):
+        link = draw(st.integers(0, 1))
+        one = issue(draw(st.sampled_from(("allreduce", "allgather"))), draw(own), everyone, str(link), link)
+        for each in words:
+            each += [compute("block", draw(own)), draw(own), one]
+        issued.append(one)
+        while waited < len(issued) and draw(st.booleans()):
+            for each in words:
+                each += [draw(own), wait(waited, wake_ns=draw(st.integers(0, 20)))]
+            waited += 1
+    costs = [round(network_cost_ns(one.kind, one.bytes, one.ranks, ranks, NETWORK)) for one in issued]
+    lists: list[Words] = words  # type: ignore[assignment]
+    backend = draw(st.none() | st.just([draw(own) for _ in costs]))
+    return program(
+        lists, costs, steps=draw(st.integers(1, 3)), backend_ns=backend, between_ns=[10] * ranks, network=NETWORK
+    )
+
+
+def ends(made: RunProgram) -> np.ndarray:
+    return replay(made).end_ns[:, :, 0]
+
+
+def changed(made: RunProgram, text: str) -> RunProgram:
+    return apply(made, parse_changes([text])).program
+
+
+@settings(max_examples=60, deadline=None)
+@given(programs(), st.sampled_from(["comm=free", "comm.kind.allreduce=free", "comm=x3", "stragglers=none"]))
+def test_what_costs_less_ends_no_later(made: RunProgram, text: str) -> None:
+    if text == "comm.kind.allreduce=free" and not any(o.kind == "allreduce" for y in made.layouts for o in y.issued):
+        return
+    assert (ends(changed(made, text)) <= ends(made)).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(programs(), st.floats(1.0, 20.0))
+def test_more_bandwidth_ends_no_later(made: RunProgram, factor: float) -> None:
+    slower, faster = (ends(changed(made, f"network.bandwidth=x{f:.3f}")) for f in (factor, factor * 1.5))
+    assert (faster <= slower).all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(programs(), st.permutations([0, 1, 2]))
+def test_it_does_not_matter_in_which_order_the_ranks_stand(made: RunProgram, order: list[int]) -> None:
+    chosen = [column for column in order if column < len(made.ranks)]
+    shuffled = replace(
+        made,
+        steps=[
+            replace(
+                step, host_ns=step.host_ns[:, chosen], wake_ns=step.wake_ns[:, chosen], backend_ns=_of(step, chosen)
+            )
+            for step in made.steps
+        ],
+        start_ns=made.start_ns[chosen],
+    )
+    assert (ends(shuffled) == ends(made)[:, chosen]).all()
+
+
+def _of(step: object, chosen: list[int]) -> np.ndarray | None:
+    backend = step.backend_ns  # type: ignore[attr-defined]
+    return None if backend is None else backend[:, chosen]
+
+
+@settings(max_examples=60, deadline=None)
+@given(programs())
+def test_a_path_has_no_gap_and_sums_up_to_its_step(made: RunProgram) -> None:
+    for index in range(len(made.steps)):
+        path = critical_path(made, index)
+        edges = [path.begin_ns, *(segment.end_ns for segment in path.segments)]
+        assert [segment.begin_ns for segment in path.segments] == edges[:-1]
+        assert edges[-1] == path.end_ns
+
+
+@settings(max_examples=40, deadline=None)
+@given(programs())
+def test_what_is_set_to_what_it_was_changes_nothing(made: RunProgram) -> None:
+    for text in ("comm=x1", "network.bandwidth=x1", "network.latency=x1", "rank.0.late_ms=0"):
+        assert (ends(changed(made, text)) == ends(made)).all()
