@@ -17,6 +17,7 @@ the record counts and its rows do not explain is summed apart.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -33,13 +34,14 @@ from aorta.read.frames import (
     Groups,
     Ints,
     Lane,
+    Numbered,
     Region,
     Spans,
     Steps,
     column,
     declared,
 )
-from aorta.read.run import ExposedSums
+from aorta.read.run import ExposedSums, Leaf
 from aorta.timeline.arrays import Spans as Intervals
 from aorta.timeline.arrays import refuse_inverted
 from aorta.timeline.overlap import NS_PER_MS
@@ -71,11 +73,12 @@ def exposed_of(steps: Steps, collectives: Collectives, spans: Spans) -> tuple[Ex
     regions: dict[Region, int] = {NOWHERE: 0}
     of_name = [regions.setdefault(name.region, len(regions)) for name in spans.names]
     region = np.array([*of_name, 0])[spans.name]
-    computing = np.zeros(len(regions), np.int64)
+    computing, leaves = np.zeros(len(regions), np.int64), Counter[Leaf]()
     pieces, measured = [], np.zeros((3, len(steps)), np.int64)
     for first in range(0, len(places), BLOCK_STEPS):
         block = places[first : first + BLOCK_STEPS]
-        found = _pieces(steps, block, _within(flights, block), spans, region, computing, collectives)
+        found = _pieces(steps, block, _within(flights, block), spans, region, tuple(regions), computing, collectives)
+        leaves += found[2]
         pieces.append(found[0])
         measured[:, block] = found[1]
     comm_ns, exposed_ns, compute_ns = (_nanoseconds(steps.column(name))[places] for name in METRICS)
@@ -90,6 +93,7 @@ def exposed_of(steps: Steps, collectives: Collectives, spans: Spans) -> tuple[Ex
         compute_ns=int(np.where(compute_ns >= 0, compute_ns, seen_compute).sum()),
         unexplained_ns=int((exposed_ns - seen_exposed).sum()),
         computing=Counter({place: total for place, total in zip(regions, computing.tolist(), strict=True) if total}),
+        leaves=leaves,
     )
 
 
@@ -257,18 +261,20 @@ def _pieces(
     flights: Flights,
     spans: Spans,
     region: Ints,
+    regions: tuple[Region, ...],
     computing: Ints,
     rows: Collectives,
-) -> tuple[tuple[Ints | Bools, ...], Ints]:
+) -> tuple[tuple[Ints | Bools, ...], Ints, Counter[Leaf]]:
     """Cut the steps at `places`.
 
     Args:
         flights: those of these steps.
-        region: of each of `spans`.
+        region: of each of `spans`, an index into `regions`.
         computing: by region, to which the time computed there is added.
 
     Returns:
-        The columns of `Exposed`; and, a row each, how long each step communicated, was exposed, and computed.
+        The columns of `Exposed`; a row each, how long each step communicated, was exposed, and computed; and what the
+        rest of the steps is.
     """
     low, high = np.searchsorted(spans.step, [places[0], places[-1] + 1])
     mine = slice(int(low), int(high))
@@ -287,15 +293,23 @@ def _pieces(
     refuse_inverted(begun_ns, ended_ns)
     axis = _Axis(steps.length_ns[places])
     comm, kept = axis.place(flights.step, begun_ns, ended_ns)
-    compute, stalls, bubbles = (
-        axis.place(*lanes(*wanted))[0] for wanted in ((Lane.COMPUTE,), (Lane.STALL, Lane.HAND_OVER), (Lane.BUBBLE,))
+    compute, stalls, bubbles, outside, copies = (
+        axis.place(*lanes(*wanted))[0]
+        for wanted in (
+            (Lane.COMPUTE,),
+            (Lane.STALL, Lane.HAND_OVER),
+            (Lane.BUBBLE,),
+            (Lane.AUX,),
+            (Lane.COPY, Lane.COPY_TO_HOST),
+        )
     )
     named = ((lane == Lane.COMPUTE) | (lane == Lane.AUX)) & (region != 0)
     ranges, ranges_kept = axis.place(of_step[named], span_start[named], span_end[named])
     axis.cut()
     flights, begun_ns, ended_ns = flights.take(kept), begun_ns[kept], ended_ns[kept]
 
-    working = axis.covered(compute) & ~axis.covered(stalls)
+    stalled = axis.covered(stalls)
+    working = axis.covered(compute) & ~stalled
     communicating = axis.covered(comm)
     exposed = communicating & ~working
     innermost = _first_covering(len(exposed), axis.cells(ranges), np.lexsort((ranges.end, -ranges.start)))
@@ -318,4 +332,48 @@ def _pieces(
     for total, seen in zip(times, (communicating, exposed, working), strict=True):
         np.add.at(total, axis.step[seen], axis.cell_ns[seen])
     from_ns = from_ns[start]
-    return (row[start], where[start], order[start], from_ns, from_ns + length_ns, in_bubble[start]), times
+    # The nanosecond between two windows is in none.
+    left = (axis.edges[:-1] < axis.zero_ns[axis.step] + axis.length_ns[axis.step]) & ~exposed
+    leaves, words = Counter[Leaf](), [place.phase or "" for place in regions]
+    phase = np.where(innermost >= 0, region[innermost], 0)
+    for leaf, cells in (
+        (Leaf("computation", hides=True), working & communicating),
+        (Leaf("computation"), working),
+        (Leaf("outside blocks"), axis.covered(outside) & ~stalled),
+        (Leaf("copies"), axis.covered(copies)),
+        (Leaf("bubble"), axis.covered(bubbles)),
+    ):
+        own = np.flatnonzero(cells & left)
+        left[own] = False
+        names = phase if leaf.part in ("computation", "outside blocks") else np.zeros_like(phase)
+        for at, total in _sums(names[own], axis.cell_ns[own]):
+            leaves[leaf._replace(name=words[at])] += total
+    leaves += _idle(axis, np.flatnonzero(left), ranges, [words[at] for at in region[:-1].tolist()])
+    return (row[start], where[start], order[start], from_ns, from_ns + length_ns, in_bubble[start]), times, leaves
+
+
+def _sums(key: Ints, values: Ints) -> Iterator[tuple[int, int]]:
+    """Yield each key and the sum of its values."""
+    groups = Groups(key)
+    yield from zip(key[groups.first].tolist(), groups.reduce(np.add, values).tolist(), strict=True)
+
+
+def _idle(axis: _Axis, cells: Ints, ranges: Intervals, names: Sequence[str]) -> Counter[Leaf]:
+    """Return the nanoseconds of idle cells by what ran before and after in the same step: the range that ended last,
+    and the one that begins next.
+    """
+    numbered = Numbered({"start": 0, "end": 1})
+    number = np.array([*map(numbered.__getitem__, names), 0], np.int64)
+    opened, closed = (np.append(order, -1) for order in (np.argsort(ranges.start), np.argsort(ranges.end)))
+    before = closed[np.searchsorted(ranges.end[closed[:-1]], axis.edges[cells], side="right") - 1]
+    after = opened[np.searchsorted(ranges.start[opened[:-1]], axis.edges[cells + 1], side="left")]
+    step = np.append(np.searchsorted(axis.zero_ns, ranges.start, side="right") - 1, -1)
+    first = np.where(step[before] == axis.step[cells], number[before], 0)
+    then = np.where(step[after] == axis.step[cells], number[after], 1)
+    known = list(numbered)
+    return Counter(
+        {
+            Leaf("idle", f"{known[pair // len(known)]} .. {known[pair % len(known)]}"): total
+            for pair, total in _sums(first * len(known) + then, axis.cell_ns[cells])
+        }
+    )

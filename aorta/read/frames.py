@@ -263,7 +263,7 @@ def difference(first: Ints, second: Ints) -> Ints:
 class Lane(IntEnum):
     """What a span is: a pass of a block; work outside the blocks; a stall of what computes, or one in which the backend
     took a collective over; a bubble of a pipeline; a wait for a collective; gradients that were ready and held back
-    (a moment); a copy from the device to the host.
+    (a moment); a copy from the device to the host, and any other.
     """
 
     COMPUTE = 0
@@ -274,6 +274,7 @@ class Lane(IntEnum):
     WAIT = 5
     READY = 6
     COPY_TO_HOST = 7
+    COPY = 8
 
 
 class Region(NamedTuple):

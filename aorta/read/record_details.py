@@ -33,6 +33,7 @@ _NAMES: Final = {
     Lane.BUBBLE: SpanName("bubble", ""),
     Lane.READY: SpanName("ready", ""),
     Lane.COPY_TO_HOST: SpanName("copy", COPY_TO_HOST),
+    Lane.COPY: SpanName("copy", ""),
 }
 _ANOTHER_LINE: Final = "another line stands there now"
 WORDS: Final = "rocm-smi"
@@ -64,11 +65,12 @@ def add_spans(spans: SpanRows, lines: Sequence[Any], first: int, lanes: Sequence
             others[lane].append((at, stall.start_ns, stall.end_ns, UNKNOWN))
         for ready in line.ready or ():
             others[Lane.READY].append((at, ready.ready_ns, ready.ready_ns, ready.seq))
-        if "d2h_gb_per_s" in line.overlap:
+        if line.overlap.get("copy_ms") or "d2h_gb_per_s" in line.overlap:
             copies: list[Copy] = decode_field(line, "copies") or []
             for copy in copies:
-                if copy.direction == "d2h" and copy.start_ns is not None and copy.end_ns is not None:
-                    others[Lane.COPY_TO_HOST].append((at, copy.start_ns, copy.end_ns, UNKNOWN))
+                if copy.start_ns is not None and copy.end_ns is not None:
+                    lane = Lane.COPY_TO_HOST if copy.direction == "d2h" else Lane.COPY
+                    others[lane].append((at, copy.start_ns, copy.end_ns, UNKNOWN))
         if has_bubbles(line) and BUBBLE in lanes:
             bit = 1 << lanes.index(BUBBLE)
             segments: list[ActiveSegment] = decode_field(line, "active_segments")

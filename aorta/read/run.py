@@ -253,6 +253,20 @@ class CoverageFacts:
     unwatched: float = 0.0
 
 
+class Leaf(NamedTuple):
+    """What a stretch of a step is that is not exposed communication.
+
+    Attributes:
+        part: `computation`, `outside blocks` (optimizer, data, ...), `copies`, `bubble` or `idle`.
+        name: of computation the phase of its block; outside blocks the work; of idle time what came before and after.
+        hides: computation beside communication.
+    """
+
+    part: str
+    name: str = ""
+    hides: bool = False
+
+
 @dataclass(kw_only=True)
 class ExposedSums:
     """Sums over the steps that aggregates use and whose exposed communication is known, in ns.
@@ -261,6 +275,7 @@ class ExposedSums:
         left_out: steps that aggregates use whose exposed communication is null.
         unexplained_ns: exposed communication that the record counts and none of its rows covers.
         computing: time it computed in each pass of each block, stalls excluded.
+        leaves: what is not exposed communication, by what it is: every nanosecond of the windows is in it, or exposed.
     """
 
     rank_steps: int = 0
@@ -271,6 +286,7 @@ class ExposedSums:
     compute_ns: int = 0
     unexplained_ns: int = 0
     computing: Counter[Region] = field(default_factory=Counter)
+    leaves: Counter[Leaf] = field(default_factory=Counter)
 
     @property
     def hidden_ns(self) -> int:
