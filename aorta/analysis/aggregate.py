@@ -109,7 +109,7 @@ class LabelledRun:
     def collectives(self) -> CollectiveMetrics:
         """Metrics that require matching collectives across ranks."""
         found, basis = collective_metrics(self.run), self.pace.basis("comm_ms")
-        return found if basis.source == "marks" else with_open_starts(found, basis.reason or HOST_BOUND)
+        return found if basis.source == "marks" else with_open_starts(found)
 
 
 def job_steps(frame: pd.DataFrame, ranks: Collection[int]) -> pd.Series[float]:
@@ -131,7 +131,7 @@ def aggregate(dataset: LabelledRun) -> DatasetEntry:
         entry.traces = dataset.run.traces
     if entry.count:
         found = dataset.collectives
-        entry.collectives, entry.stragglers = found.collectives, found.stragglers
+        entry.collectives = found.collectives
     return entry
 
 

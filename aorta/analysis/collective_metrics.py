@@ -1,35 +1,16 @@
-"""Computes what a report says of collectives across all ranks: one entry per kind, group, group size and bytes, and per
-group the rank that the others wait for, where the collectives are sufficient evidence (K3).
+"""Computes what a report says of collectives across all ranks: one entry per kind, group, group size and bytes.
 
-`collective_metrics(run)` matches the collectives of all ranks (`read.matching`) and gives `collectives` and
-`stragglers` of `summary.json`. The rule that names a straggler (docs/dev/metric-rules.md) has two parts.
+`collective_metrics(run)` matches the collectives of all ranks (`read.matching`) and gives `collectives` of
+`summary.json`, the waits of every row, and how late every rank is in every step (`stragglers`).
 
-*Waits*: in a collective that no rank may leave early, the last rank to arrive waits for nobody and its peers wait for
-it. By chance every rank is the last one now and then; therefore all of these are required:
-
-- at least `MIN_COLLECTIVES` collectives known on every rank of the group;
-- one rank was the last in at least `LAST_SHARE` of them. Equally fast ranks take turns: with two, 13 or more of 16 fall
-  to a given one with probability 0.011 (binomial, p = 1/2), and less with more ranks;
-- the median wait of every other rank exceeds its own by the margin (what handing a collective over may take: the stall
-  cut-off of the run's hosts) and by `MARGIN_SHARE` of the median transfer, so that it matters.
-
-Two ranks that are late together hide each other from this rule: none is named then.
-
-*Issue times*: where most collectives were queued behind another on their link, all ranks begin at the same time,
-however late one of them issued it, and waits show nothing. The same rule is then applied to issue times on the
-reference rank's clock, as far as the ranks' clocks are aligned (R9): each comparison is good to the sum of both clocks'
-bounds, and the straggler issues last by more than the margin beyond them.
-
-Must not: round a nanosecond before a difference is formed, pool warm-up with steady state (W21), name a rank on a
-median alone or by clocks beyond their bounds, compare waiting of different collectives (docs/dev/measuring.md, section
-1), or times of clocks that were not measured against each other (W11).
+Must not: round a nanosecond before a difference is formed, pool warm-up with steady state (W21), or compare waiting of
+different collectives (docs/dev/measuring.md, section 1).
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Final
 
@@ -37,35 +18,24 @@ import msgspec
 import numpy as np
 
 from aorta.analysis.cautions import cutoffs_ns
-from aorta.documents import known
-from aorta.documents.dataset import CollectiveEntry, DatasetEntry, Described, Straggler
-from aorta.documents.formatting import TEXT, group_title, rough_interval, rough_ms
+from aorta.analysis.stragglers import FirstWaits
+from aorta.documents.dataset import CollectiveEntry, Described
 from aorta.documents.metrics import COLLECTIVE_METRIC_NAMES, TOO_SHORT, algbw_gb_per_s, busbw_factor, no_bandwidth
 from aorta.documents.statistics import entry, median_or_none, numbers_of
-from aorta.read.frames import NO_TIME, UNKNOWN, Floats, Groups, Ints, difference
+from aorta.read.frames import NO_TIME, Floats, Ints, difference
 from aorta.read.matching import (
     OK,
     PIECE_ROWS,
     REASONS,
     CollectiveKey,
-    CollectiveRows,
-    MatchedCollectives,
     NumberedNames,
     matched_pieces,
 )
-from aorta.read.run import HOST_TIMER, Run
-from aorta.records.schema import STALL_CUTOFF_NS
+from aorta.read.run import Run
 from aorta.timeline.overlap import NS_PER_MS
 
 _OF_ROWS: Final = ("duration_ms", "queued_ms", "wait_ms")
 _UNSEEN: Final = "its start or its end was not seen"
-MIN_COLLECTIVES: Final = 16
-LAST_SHARE: Final = 0.8
-MARGIN_MS: Final = STALL_CUTOFF_NS / NS_PER_MS
-"""Where the record states no cut-off."""
-MARGIN_SHARE: Final = 0.1
-QUEUED_SHARE: Final = 0.5
-"""Share of queued collectives from which on the issue times are looked at."""
 NO_SLOWER_RANKS: Final = "every rank as fast as the typical one"
 """Name of the bound of a replay in which no rank takes more own time than the typical one."""
 
@@ -76,11 +46,14 @@ class CollectiveMetrics:
 
     Attributes:
         wait_ns: of each row of `Run.collectives`; negative where it is unknown.
+        last: of each row, the rank that arrived last; -1 where it is unknown, or several did.
+        first_waits: how late each rank was in each step.
     """
 
     collectives: list[CollectiveEntry]
-    stragglers: list[Straggler]
     wait_ns: Ints
+    last: Ints
+    first_waits: FirstWaits
 
 
 @dataclass
@@ -114,31 +87,28 @@ class _Matched:
 def collective_metrics(run: Run, piece_rows: int = PIECE_ROWS) -> CollectiveMetrics:
     """Match, count and describe the collectives of a run, about `piece_rows` of them at a time."""
     names = NumberedNames(run)
-    matched, stragglers = [_Matched() for _ in names.keys], _Stragglers(run, names)
-    wait_ns = np.empty(len(run.collectives), np.int64)
+    matched, first_waits = [_Matched() for _ in names.keys], FirstWaits(run, cutoffs_ns(run))
+    wait_ns, last = (np.empty(len(run.collectives), np.int64) for _ in range(2))
     for rows, found in matched_pieces(run, names, rows=piece_rows):
         for index in np.unique(found.key[found.used]).tolist():
             mine = found.used & (found.key == index)
             matched[index].add(names.keys[index], found.reason[mine], found.transfer_ns[mine], found.longest_ns[mine])
-        stragglers.add(rows, found)
+        first_waits.add(rows, found)
         wait_ns[rows.at] = found.wait_or_reason
+        last[rows.at] = np.where((found.reason == OK) & found.alone, rows.rank[found.last], -1)[found.by.of_row]
     counts = np.bincount(run.collectives.name[run.steps.used[run.collectives.step]], minlength=len(names.key))
     order = sorted(set(names.key[counts > 0].tolist()), key=lambda index: names.keys[index].order)
     entries = [_entry(run, names, index, counts, matched[index], wait_ns) for index in order]
-    return CollectiveMetrics(entries, stragglers.entries(wait_ns), wait_ns)
+    return CollectiveMetrics(entries, wait_ns, last, first_waits)
 
 
-def with_open_starts(metrics: CollectiveMetrics, reason: str) -> CollectiveMetrics:
+def with_open_starts(metrics: CollectiveMetrics) -> CollectiveMetrics:
     """Return the same where marks leave open when kernels of collectives began: a duration may hold the time to the
-    launch. A transfer is then an upper bound, and waits name no straggler.
+    launch. A transfer is then an upper bound, and nobody is known to have waited.
     """
-    replace = msgspec.structs.replace
-    stragglers = [
-        replace(each, rank=None, late_ms=None, reason=reason) if each.basis == "waits" else each
-        for each in metrics.stragglers
-    ]
-    rows = [replace(row, transfer_is_upper_bound=True) for row in metrics.collectives]
-    return CollectiveMetrics(rows, stragglers, metrics.wait_ns)
+    rows = [msgspec.structs.replace(row, transfer_is_upper_bound=True) for row in metrics.collectives]
+    metrics.first_waits.late_ms[:] = np.nan
+    return replace(metrics, collectives=rows, wait_ns=np.full_like(metrics.wait_ns, -1))
 
 
 def _entry(run: Run, names: NumberedNames, index: int, rows: Ints, matched: _Matched, wait_ns: Ints) -> CollectiveEntry:
@@ -194,246 +164,3 @@ def _of_rows(run: Run, names: NumberedNames, index: int, name: str, wait_ns: Int
     in_order = sorted(+reasons, key=[*REASONS, _UNSEEN].index)
     count, described = numbers_of(parts)
     return entry(count, reasons.total(), described, medians, {why: reasons[why] for why in in_order})
-
-
-@dataclass
-class IssueTimes:
-    """What the issue times of one group show.
-
-    Attributes:
-        queued: number of collectives that were queued on every rank; None where collectives run on a device, whose
-            starts come after the host's issues whether queued or not.
-        steps: in how many steps the last collective that counts on every rank was compared. One of each: behind a queue
-            a rank that has fallen behind stays so for the rest of the step, and that must not count many times.
-        late_ms: rank -> its issues after the first of its group, in parts; empty where clocks are not aligned.
-        last: rank -> how often it alone was the last to issue.
-    """
-
-    queued: int | None = 0
-    steps: int = 0
-    late_ms: defaultdict[int, list[Floats]] = field(default_factory=lambda: defaultdict(list))
-    last: Counter[int] = field(default_factory=Counter)
-
-
-class _Stragglers:
-    """Collects counts per group and rank, piece by piece; of the waits only medians are kept. Groups are identified by
-    their number in `names`.
-    """
-
-    def __init__(self, run: Run, names: NumberedNames) -> None:
-        self._run, self._names = run, names
-        self._margin_ms = max(cutoffs_ns(run), default=STALL_CUTOFF_NS) / NS_PER_MS
-        self._transfers_ms: defaultdict[int, list[Floats]] = defaultdict(list)
-        self._seen = np.zeros(len(names.groups), bool)
-        self._collectives = np.zeros(len(names.groups), np.int64)
-        self._last: defaultdict[int, Counter[int]] = defaultdict(Counter)
-        self._on_host = all(tables.source.timer == HOST_TIMER for tables in run.ranks.values())
-        self._issues = [IssueTimes(0 if self._on_host else None) for _ in names.groups]
-        self._clocks_missing, self._bound_ms = run.clocks_missing, dict[int, float]()
-        for rank, tables in run.ranks.items() if run.clocks_missing is None else ():
-            clock, steps = run.clocks.get(rank), tables.steps
-            bounds = [clock.bound_ns(int(at)) for at in steps.t_start_ns[[0, -1]]] if clock and len(steps) else [None]
-            self._bound_ms[rank] = max(-1 if bound is None else bound for bound in bounds) / NS_PER_MS
-            if None in bounds:
-                self._clocks_missing = f"the clock of rank {rank} was not measured twice"
-                break
-
-    def add(self, rows: CollectiveRows, match: MatchedCollectives) -> None:
-        """Add matched rows: which rank was the last, the transfers, and when each was issued."""
-        group = self._names.group[rows.frame.name[match.last]]
-        self._seen[group[match.used & (match.size > 1)]] = True
-        np.add.at(self._collectives, group[match.whole], 1)
-        last = match.whole & match.alone  # in a tie nobody counts as the last
-        pairs, counts = np.unique(np.stack([group[last], rows.rank[match.last[last]]]), axis=1, return_counts=True)
-        for number, rank, count in zip(*pairs.tolist(), counts.tolist(), strict=True):
-            self._last[number][rank] += count
-        for number in np.unique(group[match.whole]).tolist():
-            transfers = match.transfer_ns[match.whole & (group == number)]
-            self._transfers_ms[number].append(transfers / NS_PER_MS)
-        if self._on_host:
-            self._add_issues(rows, match)
-
-    def _add_issues(self, rows: CollectiveRows, match: MatchedCollectives) -> None:
-        """Add when rows were issued, of the collectives that count on every rank of their group."""
-        by, frame = match.by, rows.frame
-        group = self._names.group[frame.name[by.first]]
-        waited = by.reduce(np.minimum, (frame.start_ns > frame.issue_ns).astype(np.int64)) > 0
-        for number, count in zip(*np.unique(group[match.whole & waited], return_counts=True), strict=True):
-            issues = self._issues[number]
-            issues.queued = (issues.queued or 0) + int(count)
-        if self._clocks_missing is not None:
-            return
-        issue_ns = self._run.shared_start_ns[frame.step] + frame.issue_ns
-        late_ns = issue_ns - by.reduce(np.minimum, issue_ns)[by.of_row]
-        latest = late_ns == by.reduce(np.maximum, late_ns)[by.of_row]
-        alone = by.reduce(np.add, latest.astype(np.int64)) == 1
-        # Of each group and step, the whole collective that was issued last.
-        step, whole = rows.global_step[by.first], np.flatnonzero(match.whole)
-        whole = whole[np.lexsort((issue_ns[by.first][whole], step[whole], group[whole]))]
-        chosen = np.zeros(len(by), bool)
-        chosen[whole[np.append((np.diff(step[whole]) != 0) | (np.diff(group[whole]) != 0), True)[: len(whole)]]] = True
-        for number, count in zip(*np.unique(group[chosen], return_counts=True), strict=True):
-            self._issues[number].steps += int(count)
-        mine = np.flatnonzero(chosen[by.of_row])
-        number, counted = group[by.of_row[mine]], latest[mine] & alone[by.of_row[mine]]
-        of_rank = Groups(number, rows.rank[mine])
-        sums = of_rank.reduce(np.add, counted.astype(np.int64)).tolist()
-        for at, parts, last in zip(of_rank.first.tolist(), of_rank.parts(late_ns[mine]), sums, strict=True):
-            issues, rank = self._issues[number[at]], int(rows.rank[mine[at]])
-            issues.late_ms[rank].append(parts / NS_PER_MS)
-            issues.last[rank] += last
-
-    def entries(self, wait_ns: Ints) -> list[Straggler]:
-        """Return one entry per process group of two ranks or more, by name: who is late, by how many milliseconds, or
-        why nobody is named. Warm-up is left out (W21).
-
-        `late_ms` is the median over the peers' median waits, less the rank's own: how much longer they wait for it in
-        each collective.
-
-        Args:
-            wait_ns: the waits of all collectives of the run, negative where they are unknown.
-        """
-        run, names, rows = self._run, self._names, self._run.collectives
-        medians: defaultdict[int, dict[int, float | None]] = defaultdict(dict)
-        for rank, (first, last) in zip(run.ranks, pairwise(run.frames.first_row.tolist()), strict=True):
-            name, waits = rows.name[first:last], wait_ns[first:last]
-            group = np.where(run.steps.used[rows.step[first:last]] & (names.size[name] > 1), names.group[name], UNKNOWN)
-            for number in np.unique(group[group != UNKNOWN]).tolist():
-                medians[number][rank] = median_or_none(waits[(group == number) & (waits >= 0)] / NS_PER_MS)
-        found = []
-        for number in sorted(np.flatnonzero(self._seen).tolist(), key=lambda number: names.groups[number]):
-            parts, count = self._transfers_ms[number], int(self._collectives[number])
-            transfer_ms = float(np.median(np.concatenate(parts))) if parts else 0.0
-            last_in = self._last[number]
-            straggler = judge(names.groups[number], count, medians[number], last_in, transfer_ms, self._margin_ms)
-            needed_ms = max(self._margin_ms, MARGIN_SHARE * transfer_ms)
-            judge_queued(straggler, self._issues[number], needed_ms, self._bound_ms, self._clocks_missing)
-            found.append(straggler)
-        return found
-
-
-def judge(
-    group: tuple[str, tuple[int, ...]],
-    collectives: int,
-    wait_ms: Mapping[int, float | None],
-    last: Mapping[int, int],
-    transfer_ms: float,
-    margin_ms: float = MARGIN_MS,
-) -> Straggler:
-    """Apply the rule to the waits of one group.
-
-    Args:
-        group: its name and its ranks.
-        collectives: number of collectives known on every rank.
-        wait_ms: rank -> median wait.
-        last: rank -> how often it alone was the last.
-        transfer_ms: the median transfer.
-        margin_ms: by how much longer the others have to wait for it at least.
-    """
-    found = Straggler(
-        group=group[0],
-        group_ranks=list(group[1]),
-        collectives=collectives,
-        wait_ms_median_per_rank={str(rank): median for rank, median in wait_ms.items()},
-    )
-    if collectives < MIN_COLLECTIVES:
-        found.reason = f"{collectives} collectives known on every rank, {MIN_COLLECTIVES} are needed"
-        return found
-    (own, rank), *others = sorted((median, rank) for rank, median in wait_ms.items() if median is not None)
-    share = last.get(rank, 0) / collectives
-    margin, needed = others[0][0] - own, max(margin_ms, MARGIN_SHARE * transfer_ms)
-    found.last_share = share
-    if share < LAST_SHARE:
-        found.reason = (
-            f"rank {rank} waits least, but was the last to arrive in {TEXT.percent(share, 0)} of the collectives only; "
-            f"{TEXT.percent(LAST_SHARE, 0)} are needed"
-        )
-    elif margin <= needed:
-        found.reason = f"rank {rank} is late by {margin:.3g} ms, not by more than {needed:.3g} ms"
-    else:
-        found.rank, found.late_ms = rank, float(np.median([median for median, _ in others])) - own
-    return found
-
-
-def judge_queued(
-    straggler: Straggler, times: IssueTimes, needed_ms: float, bound_ms: Mapping[int, float], why_not: str | None
-) -> None:
-    """Apply the rule to the issue times of a group in which nobody is named by the waits because most of its
-    collectives were queued.
-
-    Args:
-        straggler: what `judge` found; gets what issue times say.
-        needed_ms: how much later than the others a rank has to issue, beyond the clocks' bound.
-        bound_ms: largest error of each rank's clock.
-        why_not: why issue times cannot be compared; None where they can.
-    """
-    collectives, named = straggler.collectives, straggler.rank is not None
-    queued = times.queued / collectives if collectives and times.queued is not None else None
-    late_ms = {rank: float(np.median(np.concatenate(times.late_ms[rank]))) for rank in sorted(times.late_ms)}
-    straggler.basis = "waits" if named else None
-    straggler.queued_share = queued
-    straggler.issue_late_ms_median_per_rank = {str(rank): late for rank, late in late_ms.items()} or None
-    if named or collectives < MIN_COLLECTIVES or queued is None or queued < QUEUED_SHARE:
-        return
-    hidden = (
-        f"{TEXT.percent(queued, 0)} of the collectives were queued behind another, so waits do not show who is late"
-    )
-    if why_not is not None:
-        straggler.reason = f"{hidden}, and issue times cannot be compared: {why_not}"
-        return
-    if not times.steps:
-        straggler.reason = f"{hidden}, and issue times are known in no step"
-        return
-    (own, rank), *others = sorted(((late, rank) for rank, late in late_ms.items()), reverse=True)
-    bound = bound_ms[rank] + max(bound_ms[peer] for _, peer in others)
-    share, margin = times.last.get(rank, 0) / times.steps, own - others[0][0]
-    if times.steps < MIN_COLLECTIVES:
-        straggler.reason = f"{hidden}; issue times are known in {times.steps} steps only, {MIN_COLLECTIVES} are needed"
-        if margin - bound > needed_ms:
-            straggler.reason += f". In these rank {rank} issues {rough_ms(margin)} later than any other (median)"
-        return
-    straggler.clock_bound_ms, straggler.last_share = bound, share
-    if share < LAST_SHARE:
-        straggler.reason = f"{hidden}; rank {rank} issues last, but in {TEXT.percent(share, 0)} of the steps only"
-    elif margin <= needed_ms:
-        straggler.reason = (
-            f"{hidden}; rank {rank} issues {margin:.3g} ms later than any other, not more than {needed_ms:.3g} ms"
-        )
-    elif margin - bound <= needed_ms:
-        straggler.reason = (
-            f"{hidden}; whether rank {rank} issues {margin:.3g} ms later than any other is not known: the clocks are "
-            f"known to {bound:.3g} ms only"
-        )
-    else:
-        straggler.rank, straggler.late_ms = rank, own - float(np.median([median for median, _ in others]))
-        straggler.basis, straggler.reason = "issue times", None
-
-
-def lateness(late_ms: float | None, basis: str | None) -> str:
-    """Return by how much a straggler is late, and at what: the words of every statement about it."""
-    where = {"waits": " in each collective", "issue times": " at the last collective of a step"}.get(basis or "", "")
-    return TEXT.unknown if late_ms is None else f"{rough_ms(late_ms)} late{where} (median)"
-
-
-def straggler_sentences(dataset: DatasetEntry) -> list[str]:
-    """Return one sentence per straggler, with why it is late and what a replay gains without; none where nobody is
-    named.
-    """
-    what_if = known(dataset.what_if)
-    bounds = [] if what_if is None else known(what_if.bounds) or []
-    gains = [rough_interval(b.gain_ms, b.low_ms, b.high_ms) for b in bounds if b.name == NO_SLOWER_RANKS]
-    more = f"; with {NO_SLOWER_RANKS} a step would gain {gains[0]}" if gains else ""
-    found = []
-    for each in known(dataset.stragglers) or ():
-        if each.rank is None:
-            continue
-        share, why = TEXT.percent(each.last_share, 0), (each.because or "").removeprefix(f"rank {each.rank} ")
-        said = f"rank {each.rank} is a straggler of {group_title(each.group)}: {lateness(each.late_ms, each.basis)}"
-        said += f", because it {why}" if why else ""
-        if each.basis == "issue times":
-            clocks = f"clocks known to {rough_ms(each.clock_bound_ms or 0.0)}"
-            said += f"; queueing masks it in wait_ms; last in {share} of the steps, {clocks}"
-        else:
-            said += f"; last in {share} of {each.collectives} collectives"
-        found.append(said + more)
-    return found

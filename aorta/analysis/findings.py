@@ -1,12 +1,10 @@
 """Says why: which part of a step makes a rank late or a side slower, and what people look for by hand in a run.
 
-    entry.rank_times = rank_times(run)            # per rank: compute, idle, blocked, aux and exposed time, medians
-    because(run, straggler, entry.rank_times)     # rank 1 idles 28 ms more a step between backward and optimizer
-    for finding in findings(dataset, entry):
+    explain(dataset, entry, account_of(dataset))
+    for finding in entry.findings:
         print(finding.sentence)   # group 0: all-gather and reduce-scatter queue behind each other for 5.2 ms a step
 
-A rank is compared with the median of its peers. Waiting and exposed time are what the others suffer, so only compute,
-idle and auxiliary time can be a cause. A rule of `RULES` reads what the record, the manifest or the traces hold; where
+A rule of `RULES` reads what the record, the manifest or the traces hold; where
 its evidence is missing it finds nothing. Must not: guess, name a cost below `LEAST_SHARE` of the step or a part that
 does not make up most of a difference, or hold more than `SAMPLED_STEPS` steps of intervals of one rank at once.
 """
@@ -15,23 +13,30 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import permutations
-from statistics import median
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
+from aorta.analysis.account import (
+    COMPUTATION,
+    OUTSIDE,
+    StepAccount,
+    as_document,
+    exposed_pieces,
+    longer_than_others,
+    rank_times,
+)
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.cautions import UNDECIDED
+from aorta.analysis.stragglers import cost_ms, name_stragglers
 from aorta.documents import known
-from aorta.documents.comparison import Comparison
-from aorta.documents.dataset import DatasetEntry, Described, Finding, RankTimes, Straggler, StreamGapsEntry
+from aorta.documents.dataset import DatasetEntry, Described, Finding, Stragglers, StreamGapsEntry
 from aorta.documents.formatting import TEXT, group_title
 from aorta.documents.metrics import JOB_STEP
-from aorta.documents.statistics import median_or_none
 from aorta.read.frames import COPY_TO_HOST, NO_TIME, NOWHERE, Lane
-from aorta.read.run import HOST_TIMER, RankTables, Run
+from aorta.read.run import HOST_TIMER, RankTables
 from aorta.timeline.intervals import Interval, clip, intersect, measure, merge, subtract
 from aorta.timeline.overlap import NS_PER_MS
 
@@ -53,32 +58,39 @@ _ALONE: Final = 0.02
 """Share of a group's communication that computation hides, up to which it is called hidden by communication alone."""
 _CONNECTIONS: Final = "CUDA_DEVICE_MAX_CONNECTIONS"
 _FEWER_LAUNCHES: Final = "launch fewer kernels (torch.compile, CUDA graphs)"
-_Key = TypeVar("_Key")
 
 
-def add_reasons(dataset: LabelledRun, entry: DatasetEntry) -> None:
-    """Add what explains a run to its entry: the times of its ranks, why its stragglers are late, and the findings, in
-    the order of `RULES`. Nothing is added where no step is used.
+def explain(dataset: LabelledRun, entry: DatasetEntry, account: StepAccount | str) -> None:
+    """Add what explains a run to its entry: its account and that of its ranks, who holds the others up, and the
+    findings, in the order of `RULES`. Nothing is added where no step is used.
 
     Raises:
         InputError: a record cannot be read again.
     """
     if not entry.count:
         return
-    entry.rank_times = rank_times(dataset.run)
-    for straggler in known(entry.stragglers) or ():
-        straggler.because = because(dataset.run, straggler, entry.rank_times)
+    if isinstance(account, str):
+        entry.account, entry.stragglers = as_document(account), Stragglers(reason=account, ranks=[])
+    else:
+        entry.account, entry.stragglers = as_document([account]), stragglers_of(dataset, account)
+        entry.rank_times = [rank_times(rank, own) for rank, own in sorted(account.ranks.items())]
     entry.findings = [finding for rule in RULES for finding in rule(dataset, entry)]
 
 
-def rank_times(run: Run) -> list[RankTimes]:
-    """Return one row per rank: medians over the steps used; None where no step has the metric."""
-    names = ("compute_ms", "idle_ms", "compute_stall_ms", "aux_ms", "exposed_comm_ms")
-    return [RankTimes(rank, *(_median_of(tables, name) for name in names)) for rank, tables in run.ranks.items()]
-
-
-def _median_of(tables: RankTables, name: str) -> float | None:
-    return median_or_none(tables.steps.column(name)[tables.steps.used])
+def stragglers_of(dataset: LabelledRun, account: StepAccount) -> Stragglers:
+    """Return which ranks hold the others up, and what they do longer than these."""
+    run, first = dataset.run, dataset.collectives.first_waits
+    steps, counts = np.unique(run.steps.global_step[dataset.used], return_counts=True)
+    steps = steps[counts == len(run.ranks)]
+    cost = cost_ms(run, (exposed for exposed, _ in exposed_pieces(run)), dataset.collectives.wait_ns, steps)
+    late = first.late_ms[np.searchsorted(first.steps, steps)]
+    busy = {
+        rank: sum(own.ms().get((part,), 0.0) for part in (COMPUTATION, OUTSIDE)) for rank, own in account.ranks.items()
+    }
+    found = name_stragglers(list(run.ranks), late, cost, first.margin_ns / NS_PER_MS, busy, account.step_ms)
+    for straggler in found.ranks:
+        straggler.because = longer_than_others(account, straggler.rank)
+    return found
 
 
 class SampledStep(NamedTuple):
@@ -142,98 +154,6 @@ def idle_places(steps: Sequence[SampledStep]) -> dict[tuple[str, str], float]:
             then = step.ranges[after][2][0] if after < len(starts) else "the end of the step"
             found[first, then] += end - start
     return {edges: length_ns / len(steps) / NS_PER_MS for edges, length_ns in found.items()}
-
-
-def _regions(tables: RankTables, *, blocks: bool) -> dict[tuple[str, str | None], float]:
-    """Return milliseconds a step in each pass of each block, or in work outside the blocks."""
-    found: Counter[tuple[str, str | None]] = Counter()
-    steps = sampled_steps(tables)
-    for step in steps:
-        for start, end, (name, block) in step.ranges:
-            if (block is not None) == blocks and name != COPY_TO_HOST:
-                found[name, block] += end - start
-    return {region: length_ns / len(steps) / NS_PER_MS for region, length_ns in found.items()}
-
-
-def because(run: Run, straggler: Straggler, times: Sequence[RankTimes]) -> str | None:
-    """Return why a straggler is late: what it does longer than its peers, and where in the step. None where no part of
-    the step makes up most of what differs, or nobody is named.
-
-    Args:
-        times: `rank_times` of the run.
-
-    Raises:
-        InputError: the record cannot be read again.
-    """
-    rank = straggler.rank
-    peers = [peer for peer in straggler.group_ranks if peer != rank and peer in run.ranks]
-    if rank is None or rank not in run.ranks or not peers:
-        return None
-    rows = {row.rank: row for row in times if row.rank in (rank, *peers)}
-    longer: dict[str, float] = {}
-    for name in ("compute_ms", "idle_ms", "aux_ms"):
-        own, others = getattr(rows[rank], name), [getattr(rows[peer], name) for peer in peers]
-        if own is not None and None not in others and own > median(others):
-            longer[name] = own - median(others)
-    step_ms = _median_of(run.ranks[rank], "window_ms")
-    if not longer or step_ms is None:
-        return None
-    name = max(longer, key=longer.__getitem__)
-    most_ms = longer[name]
-    if most_ms < LEAST_SHARE * step_ms or most_ms < MOST * sum(longer.values()):
-        return None
-    middle = sorted(peers, key=lambda peer: getattr(rows[peer], name))[len(peers) // 2]
-    ours, theirs = run.ranks[rank], run.ranks[middle]
-    more = f"{TEXT.quantity(most_ms, 'ms')} more a step"
-    if name == "idle_ms":
-        edges = _where(idle_places(sampled_steps(ours)), idle_places(sampled_steps(theirs)), most_ms)
-        between = "" if edges is None else f" between {edges[0]} and {edges[1]}: code outside timed blocks"
-        return f"rank {rank} idles {more}{between}"
-    blocks = name == "compute_ms"
-    region = _where(_regions(ours, blocks=blocks), _regions(theirs, blocks=blocks), most_ms)
-    if blocks:
-        return f"rank {rank} computes {more}" + (
-            "" if region is None else f", most of it in {region[0]} of {region[1]}"
-        )
-    return f"rank {rank} spends {more} " + ("on work outside its blocks" if region is None else f"in {region[0]}")
-
-
-def _where(own: Mapping[_Key, float], others: Mapping[_Key, float], most_ms: float) -> _Key | None:
-    """Return the key that has most of a difference; None where none has."""
-    longer = {key: value - others.get(key, 0.0) for key, value in own.items()}
-    key = max(longer, key=longer.__getitem__, default=None)
-    return key if key is not None and longer[key] >= MOST * most_ms else None
-
-
-_PARTS: Final = {
-    "exposed_comm_ms": "exposed communication",
-    "compute_ms": "computation",
-    "idle_ms": "idle time",
-    "aux_ms": "work outside blocks (optimizer, clipping, data)",
-}
-
-
-def slower_side(comparison: Comparison) -> str | None:
-    """Return which part of the step makes up most of a step time that is decided to be longer or shorter, from the
-    medians of the comparison's table. None where step time is not decided, or no part makes up most of it.
-    """
-    step = comparison.metrics.get(JOB_STEP)
-    if step is None or known(step.verdict) not in ("regression", "improvement") or not step.difference:
-        return None
-    same = {
-        name: entry.difference
-        for name in _PARTS
-        if (entry := comparison.metrics.get(name)) is not None
-        and entry.difference is not None
-        and entry.difference * step.difference > 0
-    }
-    name = max(same, key=lambda name: abs(same[name]), default=None)
-    if name is None or abs(same[name]) < MOST * abs(step.difference):
-        return None
-    return (
-        f"the step takes {TEXT.quantity(abs(step.difference), 'ms')} {'longer' if step.difference > 0 else 'less'}, "
-        f"{_PARTS[name]} {TEXT.quantity(same[name], 'ms', signed=True)} a rank"
-    )
 
 
 def _median(entry: DatasetEntry, name: str) -> float | None:

@@ -23,7 +23,7 @@ from aorta.analysis.compare.headline import headline, is_comparable, numbers, ti
 from aorta.analysis.compare.verdict import NOT_COMPARABLE, NOT_TESTED, too_few
 from aorta.documents import known
 from aorta.documents.comparison import (
-    AttributionRow,
+    AccountComparison,
     ComparedMetric,
     Comparison,
     Effect,
@@ -329,16 +329,14 @@ def markdown_summary(summary: Summary) -> str:
         lines += ["", *_table(["outcome", "condition", "difference", "interval", "p", "reason"], rows)]
     if comparison is not None:
         if comparison.sentence:
-            lines += ["", f"**Where:** {escaped(comparison.sentence)}"]
+            lines += ["", f"**Cause:** {escaped(comparison.sentence)}"]
         for warning in comparison.warnings:
             lines += ["", f"> ⚠️ {escaped(warning)}"]
-        from aorta.analysis.attribution.breakdown import sentence_rows  # it loads pandas, which no help needs
-
         differences = comparison.manifest_differences
         facts = [[escaped(row.key), escaped(row.reference), escaped(row.candidate)] for row in differences]
         lines += [
             *_folded("All metrics", _metric_table(comparison)),
-            *_folded("Where the exposed communication differs", cause_table(sentence_rows(comparison.attribution))),
+            *_folded("What makes the step longer or shorter", account_lines(known(comparison.account))),
             *_folded(
                 f"{TEXT.count(len(facts), 'difference')} of the manifests",
                 _table(["key", "reference", "candidate"], facts),
@@ -367,17 +365,20 @@ def _metric_table(comparison: Comparison) -> list[str]:
     return _table(["metric", "reference", "candidate", *changes, "unit", "verdict"], rows)
 
 
-def cause_table(causes: Sequence[AttributionRow]) -> list[str]:
-    """Return the rows of an attribution as a table, shares in per cent."""
+def account_lines(account: AccountComparison | None) -> list[str]:
+    """Return the parts of the mean step of both sides as a table; empty where they are not known."""
+    if account is None or account.reason is not None:
+        return []
     rows = [
         [
-            escaped(row.what),
-            *(TEXT.number(value, "ms") for value in (row.reference_ms, row.candidate_ms, row.difference_ms)),
-            "-" if row.share is None else TEXT.percent(row.share, 0),
+            escaped(part.name),
+            *(TEXT.number(value, "ms") for value in (part.reference_ms, part.candidate_ms)),
+            TEXT.number(part.change_ms, "ms", signed=True),
+            "cause" if part.cause else "",
         ]
-        for row in causes
+        for part in (account.step, *account.parts)
     ]
-    return _table(["what", "reference ms", "candidate ms", "difference ms", "share"], rows)
+    return _table(["mean step", "reference ms", "candidate ms", "change ms", ""], rows)
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

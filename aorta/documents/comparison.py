@@ -6,12 +6,12 @@ Must not compute anything but what a struct says of itself.
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from aorta.documents import ABSENT
+from aorta.documents import ABSENT, known
 from aorta.documents.dataset import DatasetEntry, Ends, LaunchLeftOut
 from aorta.documents.metrics import NOT_SHOWN, Better, Unit
 from aorta.records.schema import Platform
@@ -19,6 +19,9 @@ from aorta.records.schema import Platform
 EffectKind: TypeAlias = Literal["difference", "quotient"]
 Side: TypeAlias = Literal["reference", "candidate"]
 SIDES: tuple[Side, Side] = ("reference", "candidate")
+
+NOT_SET: Final = "(absent)"
+"""Stands for a key that only the other side has."""
 
 
 class Interval(msgspec.Struct):
@@ -219,6 +222,35 @@ class LaunchOrderFacts(msgspec.Struct):
     assume_no_drift: bool
 
 
+class AccountChange(msgspec.Struct, kw_only=True):
+    """A part of the mean step on both sides; `low_ms` to `high_ms` is the 95 % interval of `change_ms` over launches,
+    null with one launch on either side. `parts` below it add up to it.
+    """
+
+    name: str
+    reference_ms: float
+    candidate_ms: float
+    change_ms: float
+    low_ms: float | None
+    high_ms: float | None
+    cause: bool
+    parts: list[AccountChange]
+
+
+class AccountComparison(msgspec.Struct, kw_only=True):
+    """What makes the step of one side longer: parts whose changes add up to the step's, and `causes`, one sentence
+    each, the largest first. `decided`: the step itself changed by more than its interval and 2 %. `sentence`: settings
+    that differ, then the causes; null without any. With a `reason` there is nothing else in it.
+    """
+
+    reason: str | None
+    step: AccountChange = ABSENT
+    decided: bool = ABSENT
+    parts: list[AccountChange] = ABSENT
+    causes: list[str] = ABSENT
+    sentence: str | None = ABSENT
+
+
 class AttributionRow(msgspec.Struct, kw_only=True):
     """A part of the difference in exposed communication, in ms per step and rank, with the sums behind its means. What
     it is a part by (`dimension`) decides which of the other keys it has.
@@ -243,10 +275,6 @@ class AttributionRow(msgspec.Struct, kw_only=True):
     part: str = ABSENT
     term: str = ABSENT
     others: int = ABSENT
-    group_ranks: list[int] = ABSENT
-    alone: bool = ABSENT
-    launches: dict[str, int] = ABSENT
-    late_ms: dict[str, float | None] = ABSENT
 
     @property
     def listed(self) -> bool:
@@ -277,14 +305,11 @@ class Attribution(msgspec.Struct, kw_only=True):
 
     definition: str
     unit: str = ABSENT
-    sentence: str | None
     reason: str | None
     difference_ms: float = ABSENT
     reference: AttributedSide = ABSENT
     candidate: AttributedSide = ABSENT
-    causes: list[AttributionRow] = ABSENT
     dimensions: dict[str, list[AttributionRow]] = ABSENT
-    stragglers: list[AttributionRow] = ABSENT
     computing: list[AttributionRow] = ABSENT
 
 
@@ -320,7 +345,7 @@ class Comparison(msgspec.Struct, kw_only=True):
     refused: list[AllowedDifference] = ABSENT
     headline: str = ABSENT
     numbers: str = ABSENT
-    because: str | None = ABSENT
+    account: AccountComparison = ABSENT
     attribution: Attribution | None
 
     @property
@@ -340,8 +365,10 @@ class Comparison(msgspec.Struct, kw_only=True):
 
     @property
     def sentence(self) -> str | None:
-        """Where the difference is; None where that is not known."""
-        return self.attribution.sentence if self.attribution else None
+        """What makes the difference; None where nothing is known to."""
+        if self.host_bound is not None:
+            return self.host_bound.sentence  # before any cause in the step
+        return known(self.account.sentence) if self.account else None
 
     def label(self, side: Side) -> str:
         """Return the label of one side."""

@@ -243,36 +243,35 @@ class ExposedBreakdown(msgspec.Struct, kw_only=True):
 
 
 class Straggler(msgspec.Struct, kw_only=True):
-    """Whether a group waits for one of its ranks: `rank`, by how much it is late and why (`because`, null where no part
-    of its step explains it), or why none is named.
-    """
-
-    group: str
-    group_ranks: list[int]
-    collectives: int
-    wait_ms_median_per_rank: dict[str, float | None]
-    rank: int | None = None
-    late_ms: float | None = None
-    last_share: float | None = None
-    reason: str | None = None
-    basis: Literal["waits", "issue times"] | None = None
-    queued_share: float | None = None
-    issue_late_ms_median_per_rank: dict[str, float] | None = None
-    clock_bound_ms: float | None = None
-    because: str | None = None
-
-
-class RankTimes(msgspec.Struct):
-    """Times of one rank in a step, medians over the steps used; null where no step has them. `aux_ms`: optimizer,
-    clipping, loss read and data.
+    """A rank that holds the others up, in the median step: how late it is, how much exposed waiting that costs the
+    others, and what it does longer than they (null where no part of its step explains it).
     """
 
     rank: int
-    compute_ms: float | None
-    idle_ms: float | None
-    compute_stall_ms: float | None
-    aux_ms: float | None
-    exposed_ms: float | None
+    late_ms: float
+    cost_ms: float
+    because: str | None = None
+
+
+class Stragglers(msgspec.Struct, kw_only=True):
+    """The ranks that hold the others up, or why none is named; `uneven`: a rank that computes longer, at the same
+    work.
+    """
+
+    reason: str | None
+    ranks: list[Straggler]
+    uneven: str | None = None
+
+
+class RankTimes(msgspec.Struct):
+    """The account of one rank: means over its steps, which add up to `step_ms`."""
+
+    rank: int
+    step_ms: float
+    computation_ms: float
+    exposed_ms: float
+    outside_ms: float
+    idle_ms: float
 
 
 class Finding(msgspec.Struct):
@@ -468,6 +467,27 @@ class LaunchLeftOut(msgspec.Struct):
     reason: str
 
 
+class AccountPart(msgspec.Struct):
+    """A part of the mean step; `parts` below it add up to it."""
+
+    name: str
+    ms: float
+    share: float
+    parts: list[AccountPart]
+
+
+class Account(msgspec.Struct, kw_only=True):
+    """Where the mean step goes: `parts` add up to `step_ms`, the mean window over rank-steps and launches; with a
+    `reason` there is nothing else in it.
+    """
+
+    reason: str | None
+    launches: int = ABSENT
+    rank_steps: int = ABSENT
+    step_ms: float = ABSENT
+    parts: list[AccountPart] = ABSENT
+
+
 class DatasetEntry(msgspec.Struct, kw_only=True):
     """One run, or the representative launch of a launch set. With `count` 0 there is a `reason`, and no metrics."""
 
@@ -488,8 +508,9 @@ class DatasetEntry(msgspec.Struct, kw_only=True):
     pace: PaceFacts | None = ABSENT
     metrics: dict[str, Described] = ABSENT
     collectives: list[CollectiveEntry] = ABSENT
+    account: Account = ABSENT
     exposed: ExposedBreakdown = ABSENT
-    stragglers: list[Straggler] = ABSENT
+    stragglers: Stragglers = ABSENT
     rank_times: list[RankTimes] = ABSENT
     findings: list[Finding] = ABSENT
     traces: TraceEntries = ABSENT

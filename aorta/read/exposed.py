@@ -333,7 +333,7 @@ def _pieces(
         np.add.at(total, axis.step[seen], axis.cell_ns[seen])
     from_ns = from_ns[start]
     # The nanosecond between two windows is in none.
-    left = (axis.edges[:-1] < axis.zero_ns[axis.step] + axis.length_ns[axis.step]) & ~exposed
+    rest = (axis.edges[:-1] < axis.zero_ns[axis.step] + axis.length_ns[axis.step]) & ~exposed
     leaves, words = Counter[Leaf](), [place.phase or "" for place in regions]
     phase = np.where(innermost >= 0, region[innermost], 0)
     for leaf, cells in (
@@ -343,12 +343,12 @@ def _pieces(
         (Leaf("copies"), axis.covered(copies)),
         (Leaf("bubble"), axis.covered(bubbles)),
     ):
-        own = np.flatnonzero(cells & left)
-        left[own] = False
-        names = phase if leaf.part in ("computation", "outside blocks") else np.zeros_like(phase)
-        for at, total in _sums(names[own], axis.cell_ns[own]):
-            leaves[leaf._replace(name=words[at])] += total
-    leaves += _idle(axis, np.flatnonzero(left), ranges, [words[at] for at in region[:-1].tolist()])
+        own = np.flatnonzero(cells & rest)
+        rest[own] = False
+        word = phase if leaf.part in ("computation", "outside blocks") else np.zeros_like(phase)
+        for code, sum_ns in _sums(word[own], axis.cell_ns[own]):
+            leaves[leaf._replace(name=words[code])] += sum_ns
+    leaves += _idle(axis, np.flatnonzero(rest), ranges, [words[at] for at in region[:-1].tolist()])
     return (row[start], where[start], order[start], from_ns, from_ns + length_ns, in_bubble[start]), times, leaves
 
 
@@ -364,7 +364,7 @@ def _idle(axis: _Axis, cells: Ints, ranges: Intervals, names: Sequence[str]) -> 
     """
     numbered = Numbered({"start": 0, "end": 1})
     number = np.array([*map(numbered.__getitem__, names), 0], np.int64)
-    opened, closed = (np.append(order, -1) for order in (np.argsort(ranges.start), np.argsort(ranges.end)))
+    opened, closed = (np.append(np.argsort(edge, kind="stable"), -1) for edge in ranges)
     before = closed[np.searchsorted(ranges.end[closed[:-1]], axis.edges[cells], side="right") - 1]
     after = opened[np.searchsorted(ranges.start[opened[:-1]], axis.edges[cells + 1], side="left")]
     step = np.append(np.searchsorted(axis.zero_ns, ranges.start, side="right") - 1, -1)

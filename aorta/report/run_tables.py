@@ -13,13 +13,15 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
+from msgspec.structs import replace
+
+from aorta.analysis.account import COMPUTATION, EXPOSED, HIDES, IDLE, MOST, OUTSIDE, in_words
 from aorta.analysis.aggregate import NO_PIPELINE, LabelledRun
-from aorta.analysis.attribution.breakdown import sentence_rows
 from aorta.analysis.cautions import autopsy_notes, cautions, cutoff_line
-from aorta.analysis.collective_metrics import straggler_sentences
 from aorta.analysis.compare.headline import is_comparable, verdict_label
 from aorta.analysis.compare.run_comparison import NOT_USED
 from aorta.analysis.devices import device_line, device_notes
+from aorta.analysis.stragglers import straggler_sentences
 from aorta.documents import as_json, known
 from aorta.documents.comparison import (
     SIDES,
@@ -30,8 +32,8 @@ from aorta.documents.comparison import (
     Effect,
     MetricDefinition,
 )
-from aorta.documents.dataset import MEANS, DatasetEntry, Described, ExposedRow, Straggler, WhatIf
-from aorta.documents.formatting import PAGE, TEXT, group_title, is_zero, json_text
+from aorta.documents.dataset import MEANS, Account, AccountPart, DatasetEntry, Described, ExposedRow, Straggler, WhatIf
+from aorta.documents.formatting import PAGE, TEXT, first_upper, group_title, is_zero, json_text, rough_ms
 from aorta.documents.metrics import JOB_STEP, metric_named
 from aorta.read.record import config_of
 from aorta.records.run_files import flatten
@@ -42,8 +44,6 @@ from aorta.timeline.classes import KINDS
 
 _PAGE: Final = (ON_PAGE,)
 _LONGEST_LABEL: Final = 16
-_REASONS: Final = 3
-"""Process groups of which a table says why none of their ranks is named a straggler."""
 """Above a column; a longer label is not that of a column."""
 _DENOMINATORS: Final = {
     "overlap_ratio": "hidden/comm",
@@ -226,33 +226,101 @@ def comparison_table(comparison: Comparison) -> Table:
 
 
 def named_ranks(entry: DatasetEntry) -> list[Straggler]:
-    """Return the stragglers of a run that are named."""
-    return [each for each in known(entry.stragglers) or () if each.rank is not None]
+    """Return the ranks of a run that hold the others up."""
+    found = known(entry.stragglers)
+    return [] if found is None else found.ranks
 
 
 def rank_table(label: str, entry: DatasetEntry) -> Table | None:
-    """Return where the step of each rank goes, the named stragglers first, or why none is named; None for one rank."""
-    late = {each.rank for each in named_ranks(entry)}
+    """Return where the mean step of each rank goes, those that hold the others up first, or why none is named; None for
+    one rank.
+    """
+    late, found = {each.rank for each in named_ranks(entry)}, known(entry.stragglers)
     rows = sorted(known(entry.rank_times) or (), key=lambda row: (row.rank not in late, row.rank))
     columns = (
-        *(
-            Column("compute_ms"),
-            Column("idle_ms"),
-            Column("compute_stall_ms", "blocked", tip="blocked on a collective"),
-        ),
-        *(Column("aux_ms", "optimizer, data", tip="optimizer, clipping, loss read and data"), Column("exposed_ms")),
+        text_column("rank", of=lambda row: f"rank {row.rank}", tone=lambda row: "bad" if row.rank in late else None),
+        Column("step_ms"),
+        Column("computation_ms"),
+        Column("exposed_ms"),
+        Column("outside_ms", "optimizer, data", tip="work outside the blocks: optimizer, clipping, data, copies"),
+        Column("idle_ms"),
     )
-    times = [column for column in columns if any(column.value(row) is not None for row in rows)]
-    rank = text_column("rank", of=lambda row: f"rank {row.rank}", tone=lambda row: "bad" if row.rank in late else None)
-    why = [
-        f"No straggler is named in {group_title(each.group)}: {each.reason}."
-        for each in known(entry.stragglers) or ()
-        if each.rank is None and each.reason
+    note = None if found is None or found.reason is None else f"{first_upper(found.reason)}."
+    return (
+        Table(f"ranks-{label}", f"{label}: the mean step of each rank", columns, rows, note) if len(rows) > 1 else None
+    )
+
+
+LEAST_PART: Final = 0.01
+"""Of the step: smaller parts are one row."""
+
+
+def account_rows(account: Account | None) -> list[dict[str, Any]]:
+    """Return the parts of the mean step in the order of a step, in a user's words; they add up to it."""
+    if account is None or account.reason is not None:
+        return []
+    rows: list[dict[str, Any]] = []
+    parts = {part.name: part for part in account.parts}
+    outside = {part.name: part for part in (parts[OUTSIDE].parts if OUTSIDE in parts else ())}
+
+    def add(name: str, part: AccountPart, note: str = "") -> None:
+        rows.append({"part": name, "ms": part.ms, "share": part.share, "note": note})
+
+    if "data" in outside:
+        add("data", outside.pop("data"), "waiting for the DataLoader")
+    for part in sorted(
+        parts[COMPUTATION].parts if COMPUTATION in parts else (), key=lambda part: part.name != "forward"
+    ):
+        hidden = sum(below.ms for below in part.parts if below.name == HIDES)
+        add(part.name, part, f"hides {rough_ms(hidden)} of communication" if hidden else "")
+    for part in parts[EXPOSED].parts if EXPOSED in parts else ():
+        add(f"exposed {part.name}", part, ", ".join(f"{rough_ms(below.ms)} {below.name}" for below in part.parts))
+    for name, part in outside.items():
+        add(name, part)
+    if IDLE in parts:
+        most = max(parts[IDLE].parts, key=lambda part: part.ms)
+        large = most.ms >= MOST * parts[IDLE].ms
+        add("idle", parts[IDLE], f"most of it {in_words((IDLE, most.name)).removeprefix('idle ')}" if large else "")
+    small = [row for row in rows if row["share"] < LEAST_PART]
+    if len(small) > 1:
+        rows = [row for row in rows if row not in small]
+        rest = {name: sum(row[name] for row in small) for name in ("ms", "share")}
+        rows.append({"part": "other", "note": ", ".join(row["part"] for row in small)} | rest)
+    return [{"part": "step", "ms": account.step_ms, "share": 1.0, "note": ""}, *rows]
+
+
+def account_table(label: str, entry: DatasetEntry) -> Table | None:
+    """Return where the mean step goes; None where that is not known."""
+    account = known(entry.account)
+    rows = account_rows(account)
+    columns = (text_column("part"), Column("ms", "", "ms"), Column("share", unit="ratio"), text_column("note", ""))
+    over = "" if account is None or account.reason else f" over {TEXT.count(account.rank_steps, 'rank-step')}"
+    return Table(f"account-{label}", f"{label}: where the mean step goes{over}", columns, rows) if rows else None
+
+
+def change_table(comparison: Comparison) -> Table | None:
+    """Return by how much each part of the mean step changed; None where that is not known."""
+    found = known(comparison.account)
+    if found is None or found.reason is not None:
+        return None
+    columns = [
+        text_column("name", "part", tone=lambda row: "bad" if row.cause else None),
+        *(Column(f"{side}_ms", comparison.label(side)) for side in SIDES),
+        Column("change_ms", signed=True),
+        text_column("interval", "95 % interval", of=lambda row: interval_text(row.low_ms, row.high_ms)),
+        text_column("cause", "", of=lambda row: "<- cause" if row.cause else ""),
     ]
-    more = [f"{len(why) - _REASONS} more groups: summary.json."] if len(why) > _REASONS else []
-    note = " ".join([*why[:_REASONS], *more]) or None
-    ranks = Table(f"ranks-{label}", f"{label}: a step of each rank, medians", [rank, *times], rows, note)
-    return ranks if times and len(rows) > 1 else None
+    rows = [found.step]
+    for part in found.parts:
+        rows += [part, *(replace(below, name=f"  {below.name}") for below in part.parts if below.cause)]
+    return Table("account", "What makes the step longer or shorter: means over rank-steps and launches", columns, rows)
+
+
+def interval_text(low_ms: float | None, high_ms: float | None) -> str:
+    """Return an interval in ms; empty where there is none."""
+    if low_ms is None or high_ms is None:
+        return ""
+    return f"{TEXT.number(low_ms, 'ms', signed=True)} to {TEXT.number(high_ms, 'ms', signed=True)}"
 
 
 def collectives_table(entries: Mapping[str, DatasetEntry]) -> Table | None:
@@ -375,13 +443,6 @@ def attribution_table(key: str, caption: str, rows: Sequence[AttributionRow], *,
     return Table(key, caption, columns, rows)
 
 
-def causes_table(attribution: Attribution | None) -> Table | None:
-    """Return the numbers behind the sentence of a comparison; None without any."""
-    rows = sentence_rows(attribution)
-    caption = "Where exposed communication differs: mean ms per step and rank"
-    return attribution_table("attribution", caption, rows) if rows else None
-
-
 def ways_tables(attribution: Attribution) -> list[Table]:
     """Return every way of breaking a difference down, and the step and the rate of the products of each side."""
     means: dict[str, dict[str, object]] = {}
@@ -391,7 +452,7 @@ def ways_tables(attribution: Attribution) -> list[Table]:
             means[side] = {"window_ms": PAGE.number(mean.window_ms), "achieved_tflops": rate}
     ways = [(name, rows, True) for name, rows in (attribution.dimensions or {}).items()]
     # No breakdowns: their shares would not add up to the difference.
-    ways += [("stragglers", attribution.stragglers or [], False), ("computing", attribution.computing or [], False)]
+    ways.append(("computing", attribution.computing or [], False))
     tables = [
         attribution_table(f"attribution-{name}", f"By {name}", rows, shares=shares)
         for name, rows, shares in ways
@@ -471,7 +532,7 @@ def notes_of(dataset: LabelledRun, entry: DatasetEntry) -> list[str]:
     health = [*dataset.run.health.notes(), *cautions(entry), *device_notes(entry.devices)]
     said = ("throttled", "host_bound_launches")  # of a device or a whole run: these notes say them with more numbers
     found = [each.sentence for each in known(entry.findings) or () if each.rule not in said or each.stream is not None]
-    return [*autopsy_notes(entry), *nothing, *straggler_sentences(entry), *found, *health]
+    return [*autopsy_notes(entry), *nothing, *straggler_sentences(known(entry.stragglers)), *found, *health]
 
 
 def facts_of(dataset: LabelledRun, entry: DatasetEntry) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from aorta.analysis.account import account_of, as_document, compare_accounts
 from aorta.analysis.aggregate import aggregate
 from aorta.analysis.attribution.attribute import DEFINITION, attribute, exposed_breakdown
 from aorta.analysis.compare.headline import headline, is_comparable, numbers, title
@@ -19,7 +20,7 @@ from aorta.analysis.compare.launch_comparison import compare_launches, refuse_mi
 from aorta.analysis.compare.launch_set import Subject, selection_metrics
 from aorta.analysis.compare.run_comparison import compare, values_of
 from aorta.analysis.compare.verdict import Rules
-from aorta.analysis.findings import add_reasons, slower_side
+from aorta.analysis.findings import explain
 from aorta.autopsy.report import read_autopsy
 from aorta.documents import known
 from aorta.documents.comparison import Attribution, Comparison, MetricDefinition, Summary
@@ -68,11 +69,12 @@ def summarize(
     for label, subject in subjects.items():
         entry = entries[label] = aggregate(subject.dataset)
         entry.what_if = most_to_gain(subject.dataset.run)
-        add_reasons(subject.dataset, entry)
+        explain(subject.dataset, entry, account_of(subject.dataset))
         if (autopsy := read_autopsy(Path(subject.dataset.run.location))) is not None:
             entry.autopsy = autopsy
         if subject.launches is not None:
             entry.launches = len(subject.launches.launches)
+            entry.account = as_document(subject.launches.accounts)
             entry.representative = subject.dataset.run.location
             entry.representative_rule = f"the launch nearest the medians of {' and '.join(selection_metrics(rules))}"
             entry.launch_set, entry.left_out = str(subject.launches.path), subject.launches.left_out
@@ -92,7 +94,9 @@ def summarize(
         sides = subjects[reference], subjects[candidate]
         compared = summary.comparison = _compared(sides, (entries[reference], entries[candidate]), rules)
         compared.attribution = _attribution(compared, sides, engine)
-        compared.because = slower_side(compared) if is_comparable(compared) else None
+        if is_comparable(compared):
+            before, after = (side.as_set().accounts for side in sides)
+            compared.account = compare_accounts(before, after, compared.manifest_differences)
     else:
         for label, subject in subjects.items():
             if subject.launches is not None:
@@ -124,12 +128,8 @@ def _compared(sides: tuple[Subject, Subject], entries: tuple[DatasetEntry, Datas
 def _attribution(compared: Comparison, sides: tuple[Subject, Subject], engine: Engine | None) -> Attribution:
     """Return where the difference is; of sides that cannot be compared, why that is not said."""
     if not is_comparable(compared):
-        return Attribution(definition=DEFINITION, sentence=None, reason=title(compared))
-    before, after = (side.datasets(engine) for side in sides)
-    found = attribute(before, after, compared.manifest_differences)
-    if compared.host_bound is not None:
-        found.sentence = compared.host_bound.sentence  # a cause before any in the collectives
-    return found
+        return Attribution(definition=DEFINITION, reason=title(compared))
+    return attribute(*(side.datasets(engine) for side in sides))
 
 
 LAST_STEPS: Final = 50

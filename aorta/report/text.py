@@ -14,11 +14,10 @@ from typing import Final, TypeAlias
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.cautions import autopsy_notes
 from aorta.analysis.compare.headline import UNLIKE, evidence, headline, is_comparable, numbers
-from aorta.analysis.compare.verdict import DECIDED, SHIFTED
 from aorta.documents import known
 from aorta.documents.comparison import SIDES, Comparison, Summary
 from aorta.documents.dataset import MEANS, DatasetEntry, WhatIf
-from aorta.documents.formatting import TEXT, json_text, rough_ms
+from aorta.documents.formatting import TEXT, json_text
 from aorta.documents.metrics import JOB_STEP
 from aorta.report import run_tables
 from aorta.report.kernel_tables import kernel_block
@@ -32,7 +31,7 @@ MOST_LINES: Final = 20
 _ADDED: Final = 3
 """Lines below the answer: where the page is, and two that the command adds."""
 _COMPARED: Final = ("overlap_ratio", "exposed_comm_ms", JOB_STEP, "comm_ms", "compute_ms")
-_SHOWN: Final = (JOB_STEP, "exposed_comm_ms", "overlap_ratio", "comm_ms", "compute_ms", "idle_ms")
+_SHOWN: Final = (JOB_STEP, "exposed_comm_ms", "overlap_ratio")
 _FEW: Final = 3
 """Gains, exposed parts and differences that the answer names."""
 _RANKS: Final = 4
@@ -87,18 +86,13 @@ def _of_run(label: str, entry: DatasetEntry, notes: Sequence[str], style: Style)
             reason = entry.described[name].reason if name in entry.described else None
             if name not in rows and reason:
                 blocks.append((2, wrapped([f"{name}: unknown: {reason}"])))
+    if account := run_tables.account_table(label, entry):
+        blocks.append((0, "\n".join(text_lines(account, style))))
     blocks += _first_note([note for note in notes if note not in answers], style)
     if run_tables.named_ranks(entry) and (ranks := run_tables.rank_table(label, entry)):
         blocks.append((1, "\n".join(text_lines(ranks, style, most=_RANKS))))
     if entry.reason:
         return blocks
-    for field in ("group", "region"):
-        exposed = run_tables.exposed_rows(entry, field)
-        # Of one group it is all that is exposed; one layer of traces is none: they do not have it.
-        if exposed and (len(exposed) > 1 or (field == "region" and not entry.traces)):
-            parts = [f"{row.what} {rough_ms(row.exposed_ms)}" for row in exposed[:_FEW]]
-            parts += [f"{len(exposed) - _FEW} more"] if len(exposed) > _FEW else []
-            blocks.append((5, led(f"Exposed by {field} (mean):", "; ".join(parts), style)))
     return [*blocks, *_gains(entry.what_if, style)]
 
 
@@ -124,7 +118,7 @@ def _of_comparison(comparison: Comparison, candidate: DatasetEntry, style: Style
     names = [name for name in dict.fromkeys((comparison.deciding, *_COMPARED)) if name in rows][: len(_COMPARED)]
     shown = replace(metrics, rows=[rows[name] for name in names], note=None)
     lines = text_lines(shown, style, only=("metric", "reference", "candidate", "change", "told"), titled=False)
-    cause = comparison.sentence or ""
+    cause, account = comparison.sentence or "", run_tables.change_table(comparison)
     changed = [
         f"{each.key.removeprefix('config.')}: {json_text(each.reference)} -> {json_text(each.candidate)}"
         for each in comparison.manifest_differences
@@ -134,7 +128,8 @@ def _of_comparison(comparison: Comparison, candidate: DatasetEntry, style: Style
     blocks = [
         (0, verdict_lines(comparison, style)),
         (0, "\n".join(["", *lines, ""]) if lines else ""),
-        (2, led(cause_title(comparison), cause, style) if cause else ""),
+        (2, "\n".join(text_lines(account, style, titled=False)) if account else ""),
+        (1, led("Cause:", cause, style) if cause else ""),
         *_first_note(notes_of_comparison(comparison), style),
         (3, losses_line(comparison, style)),
         (5, "" if titled == sides else led("Compared:", " with ".join(sides), style)),
@@ -160,7 +155,7 @@ def full_text(datasets: Mapping[str, LabelledRun], summary: Summary, files: str,
         lines = [
             verdict_lines(comparison, style),
             led("Test:", test, style) if test else "",
-            led(cause_title(comparison), comparison.sentence, style) if comparison.sentence else "",
+            led("Cause:", comparison.sentence, style) if comparison.sentence else "",
             losses_line(comparison, style),
             *(led("Note:", note, style, style.warning) for note in notes_of_comparison(comparison)),
         ]
@@ -182,12 +177,13 @@ def full_text(datasets: Mapping[str, LabelledRun], summary: Summary, files: str,
             )
         add(run_tables.comparison_table(comparison))
         blocks[-1] += "\n" + style.faint(wrapped([basis], style.width, indent=""))
-        add(run_tables.causes_table(comparison.attribution), run_tables.pairs_table(comparison))
+        add(run_tables.change_table(comparison), run_tables.pairs_table(comparison))
     blocks.append(wrapped([run_tables.of_launches(summary.datasets)], style.width, indent=""))
     for label, dataset in datasets.items():
         entry = summary.datasets[label]
         blocks.append(run_block(dataset, entry, style))
         if entry.count:
+            add(run_tables.account_table(label, entry))
             add(run_tables.metrics_table(label, entry), run_tables.rank_table(label, entry))
         add(run_tables.collectives_table({label: entry}), *run_tables.exposed_tables(label, entry))
         blocks.append(gain_block(label, entry.what_if, style))
@@ -216,15 +212,6 @@ def gain_block(label: str, gains: WhatIf, style: Style = PLAIN) -> str:
         f"more: {gains.command}",  # to be copied: in one line
     ]
     return "\n".join(filter(None, blocks))
-
-
-def cause_title(comparison: Comparison) -> str:
-    """Return what leads the sentence about the difference: of launches of one configuration it is chance unless they
-    were tested and it was found.
-    """
-    unlike = {each.key for each in comparison.manifest_differences} - {"config.label"}
-    found = unlike or comparison.host_bound or comparison.verdict in (*DECIDED, SHIFTED)
-    return "Cause:" if found else "Difference between the two:"
 
 
 def losses_line(comparison: Comparison, style: Style) -> str:

@@ -28,7 +28,7 @@ from aorta.read import exposed as module
 from aorta.read.exposed import BRINGING, exposed_of
 from aorta.read.frames import NO_TIME, CollectiveName, Collectives, Lane, SpanRows, Spans, Steps
 from aorta.read.join import join
-from aorta.read.run import RankTables, Run, Source
+from aorta.read.run import Leaf, RankTables, Run, Source
 from tests.strategies import interval_lists
 
 FORWARD, BACKWARD, OPTIMIZER = ("forward", "a"), ("backward", "b"), ("optimizer", None)
@@ -113,9 +113,12 @@ def totals(steps: Sequence[Step], exposed_ns: Sequence[int | None] | None = None
     return added
 
 
-def reference(steps: Sequence[Step]) -> tuple[Counter, list[int], Counter]:
-    """Return exposed ns by kind, group, order, region and part, exposed ns of each step, and working ns by region."""
+def reference(steps: Sequence[Step]) -> tuple[Counter, list[int], Counter, Counter]:
+    """Return exposed ns by kind, group, order, region and part, exposed ns of each step, working ns by region, and what
+    is not exposed, by leaf.
+    """
     exposed: Counter = Counter()
+    leaves: Counter = Counter()
     computing: Counter = Counter()
     of_step = []
     carried: list[tuple[int, int, int, int, Row]] = []
@@ -154,6 +157,7 @@ def reference(steps: Sequence[Step]) -> tuple[Counter, list[int], Counter]:
             if working[at]:
                 computing[inside[at]] += 1
             if not bare[at]:
+                leaves[_leaf(step, inward, inside[at], covers, working[at], covers(of_rows, at), at)] += 1
                 continue
             until = next((later for later in range(at, step.length) if not bare[later]), step.length)
             over = [
@@ -174,7 +178,20 @@ def reference(steps: Sequence[Step]) -> tuple[Counter, list[int], Counter]:
             else:
                 part = WAIT if at < start + row.wait else TRANSFER
             exposed[(name.kind, name.group, order, *region, part)] += 1
-    return exposed, of_step, computing
+    return exposed, of_step, computing, leaves
+
+
+def _leaf(step, inward, region, covers, working, communicating, at) -> Leaf:
+    if working:
+        return Leaf("computation", region[0], communicating)
+    if covers([part[:2] for part in inward if part[2][1] is None], at) and not covers(step.stalls, at):
+        return Leaf("outside blocks", region[0])
+    if covers(step.bubbles, at):
+        return Leaf("bubble")
+    before = max(((part[1], index) for index, part in enumerate(inward) if part[1] <= at), default=None)
+    after = min(((part[0], index) for index, part in enumerate(inward) if part[0] > at), default=None)
+    names = ["start" if before is None else inward[before[1]][2][0], "end" if after is None else inward[after[1]][2][0]]
+    return Leaf("idle", " .. ".join(names))
 
 
 def found(steps: Sequence[Step]) -> Counter:
@@ -217,7 +234,7 @@ def random_steps(draw: st.DrawFn) -> list[Step]:
 def test_the_rule_nanosecond_by_nanosecond(block_steps, steps):
     if all(step.warmup for step in steps):
         steps[0].warmup = False
-    exposed, of_step, computing = reference(steps)
+    exposed, of_step, computing, leaves = reference(steps)
     before, module.BLOCK_STEPS = module.BLOCK_STEPS, block_steps
     try:
         result = totals(steps)
@@ -227,6 +244,8 @@ def test_the_rule_nanosecond_by_nanosecond(block_steps, steps):
     assert {tuple(region): length for region, length in result.sums.computing.items()} == {
         region or (None, None): length for region, length in computing.items()
     }
+    assert result.sums.leaves == leaves
+    assert leaves.total() + sum(exposed.values()) == result.sums.window_ns
     kept = [step for step in steps if not step.warmup]
     assert result.sums.rank_steps == len(kept)
     assert result.sums.window_ns == sum(step.length for step in kept)

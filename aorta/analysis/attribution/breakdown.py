@@ -1,4 +1,4 @@
-"""Breaks a difference in exposed communication down by collective, region, rank and so on, and ranks the causes.
+"""Breaks a difference in exposed communication down by collective, region, rank and so on.
 
 The totals of each side are sums of whole nanoseconds by `ExposedKey`; they grow with the number of different
 collectives and blocks, not with the number of steps. Means are formed once, from these sums. The rows of each breakdown
@@ -7,22 +7,18 @@ add up to the whole difference. Must not: lose a nanosecond; rows that are not l
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from operator import attrgetter
-from statistics import median
 from typing import Any, Final, NamedTuple
 
-import msgspec
 import numpy as np
 
+from aorta.analysis.account import exposed_pieces
 from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.collective_metrics import lateness
-from aorta.documents import ABSENT
-from aorta.documents.comparison import Attribution, AttributionRow
+from aorta.documents.comparison import AttributionRow
 from aorta.documents.formatting import TEXT, group_title
-from aorta.read.exposed import exposed_of
 from aorta.read.frames import Exposed, Groups, Ints, Region
 from aorta.read.run import ExposedSums, Run
 from aorta.timeline.overlap import NS_PER_MS
@@ -42,12 +38,6 @@ UNEXPLAINED: Final = "untold"
 BUCKETED: Final = ("ddp", "ep", "cp")
 """Values of `parallel.strategy` whose only all-reduces are DistributedDataParallel's, one for each bucket."""
 SHOWN_ROWS: Final = 24
-SHOWN_CAUSES: Final = 12
-LEAST_SHARE: Final = 0.05
-_NOT_ITS_OWN: Final = 0.5
-"""How far the share of communication that is no longer hidden may differ from 1; beyond it, time in communication
-changed too.
-"""
 _RESTS_ON: Final = ("exposed_comm_ms", "compute_ms")
 _KERNELS: Final = "host-bound: the profiler's kernels say how much is exposed, but not in which block or collective"
 
@@ -68,22 +58,12 @@ class ExposedKey(NamedTuple):
     part: str
 
 
-class LateRank(NamedTuple):
-    """A rank that the others of its group wait for. Groups may share name and size, so `members` distinguishes them."""
-
-    group: str
-    members: tuple[int, ...]
-    rank: int
-
-
 @dataclass
 class Totals:
     """One side of a comparison, all ranks of all its launches: `sum(exposed.values()) == sums.exposed_ns`.
 
     Attributes:
         ranks: rank -> exposed nanoseconds.
-        waits: (group, its size, rank) -> exposed nanoseconds in which that rank waited for others.
-        stragglers: of each launch that names the rank, by how many milliseconds it is late, and `Straggler.basis`.
         parallel, manifest: of the first launch.
         host_bound: why marks do not bear the exposed communication and computation of a launch; nothing after it is
             added.
@@ -93,8 +73,6 @@ class Totals:
     exposed: Counter[ExposedKey] = field(default_factory=Counter)
     launches: int = 0
     ranks: Counter[int] = field(default_factory=Counter)
-    waits: Counter[tuple[str, int | None, int]] = field(default_factory=Counter)
-    stragglers: defaultdict[LateRank, list[tuple[float, str | None]]] = field(default_factory=lambda: defaultdict(list))
     parallel: str = ""
     manifest: Mapping[str, Any] | None = None
     host_bound: str | None = None
@@ -128,30 +106,12 @@ def totals_of(launches: Iterable[LabelledRun]) -> Totals:
         if totals.host_bound is not None:
             break
         totals.launches += 1
-        for exposed, sums in _exposed(run):
+        for exposed, sums in exposed_pieces(run):
             for rank, of_rank in sums.items():
                 totals.add(rank, of_rank)
             add_exposed(totals, run, exposed, dataset.collectives.wait_ns)
-        for entry in dataset.collectives.stragglers:
-            if entry.rank is not None and entry.late_ms is not None:
-                late = LateRank(entry.group, tuple(entry.group_ranks), entry.rank)
-                totals.stragglers[late].append((entry.late_ms, entry.basis))
         del dataset, run  # otherwise the next launch is loaded while this one is still in memory
     return totals
-
-
-def _exposed(run: Run) -> Iterator[tuple[Exposed, Mapping[int, ExposedSums]]]:
-    """Yield the exposed communication of a run with the sums of its ranks: all at once where it was read with the
-    steps, else rank by rank, made of their details.
-    """
-    if run.frames.exposed is not None:
-        sums = {rank: tables.exposed_sums for rank, tables in run.ranks.items() if tables.exposed_sums is not None}
-        yield run.frames.exposed, sums
-        return
-    for (rank, tables), first in zip(run.ranks.items(), run.frames.first_row[:-1].tolist(), strict=True):
-        spans = tables.details.spans(np.arange(len(tables.steps)))
-        pieces, of_rank = exposed_of(tables.steps, tables.collectives, spans)
-        yield replace(pieces, row=pieces.row + np.int32(first)), {rank: of_rank}
 
 
 def add_exposed(totals: Totals, run: Run, exposed: Exposed, wait_ns: Ints) -> None:
@@ -177,11 +137,6 @@ def add_exposed(totals: Totals, run: Run, exposed: Exposed, wait_ns: Ints) -> No
                 what, (phase, block) = run.collectives.names[code], exposed.regions[region]
                 key = ExposedKey(what.kind, what.group, sizes[code], what.bytes, order, phase, block, part)
                 totals.exposed[key] += total
-    rank = run.rank_of_step[run.collectives.step[exposed.row]]
-    by = Groups(name, rank)
-    for at, total in zip(by.first.tolist(), by.reduce(np.add, lengths[WAIT]).tolist(), strict=True):
-        if total:
-            totals.waits[run.collectives.names[name[at]].group, sizes[name[at]], int(rank[at])] += total
 
 
 @dataclass(frozen=True)
@@ -318,114 +273,3 @@ def computing(means: Means) -> list[AttributionRow]:
     for row in rows:
         row.share = None
     return rows
-
-
-def stragglers(means: Means) -> list[AttributionRow]:
-    """Return the exposed time in which a group waited for a rank that either side names as its straggler.
-
-    Each row has `late_ms`, the median over the launches of a side that name the rank (None where none does), and
-    `alone`: no other group of the same name and size waited. Keys of exposed time hold no ranks, so only then is the
-    group's exposed time certainly this group's.
-    """
-    sides = {"reference": means.reference, "candidate": means.candidate}
-    grown = "candidate" if means.difference_ms > 0 else "reference"
-    found = []
-    for late in dict.fromkeys([*means.reference.stragglers, *means.candidate.stragglers]):
-        alike = late.group, len(late.members)
-        waits = [
-            {rank: length_ns for (group, size, rank), length_ns in totals.waits.items() if (group, size) == alike}
-            for totals in sides.values()
-        ]
-        sums = [sum(of_rank.get(rank, 0) for rank in late.members if rank != late.rank) for of_rank in waits]
-        named = {side: totals.stragglers.get(late, []) for side, totals in sides.items()}
-        late_ms = {side: median(ms for ms, _ in seen) if seen else None for side, seen in named.items()}
-        bases = {basis for _, basis in named[grown]}
-        where = " and ".join(f"the {side}" for side, seen in named.items() if seen)
-        by = f", {lateness(late_ms[grown], bases.pop() if len(bases) == 1 else None)}" if late_ms[grown] else ""
-        found.append(
-            means.row(
-                "straggler",
-                f"waiting for rank {late.rank}, a straggler of {group_name(*alike)} in {where}{by}",
-                *sums,
-                rank=late.rank,
-                group=late.group,
-                group_size=len(late.members),
-                group_ranks=list(late.members),
-                alone=all(rank in late.members for of_rank in waits for rank in of_rank),
-                launches={side: len(seen) for side, seen in named.items()},
-                late_ms=late_ms,
-            )
-        )
-    return found
-
-
-_RANKED: Final = ("collective", "kind", "block", "region", "balance", "part", "rank")
-"""Breakdowns of the list; among equal differences the earlier one is more informative."""
-
-
-def ranked(
-    breakdowns: Mapping[str, Sequence[AttributionRow]], late: Sequence[AttributionRow], lead: AttributionRow | None
-) -> list[AttributionRow]:
-    """Return the row of the sentence, then rows of all breakdowns by size of their difference: at most `SHOWN_CAUSES`,
-    each with at least 5 % of the whole. Empty where there is nothing to attribute (`lead` None).
-
-    Breakdowns overlap: their rows are views of the same milliseconds and must not be added across dimensions. A
-    breakdown with a single row says nothing and is left out. Of the ranks only outliers are kept, with more than one
-    and a half times an even share. Communication that is no longer hidden counts as a cause only where time in
-    communication is about as before. Transfer is what communication is for, so only waiting is a cause of its own.
-    """
-    if lead is None:
-        return []
-    rows = [*late]
-    for dimension in _RANKED:
-        count = sum(1 if row.listed else row.others for row in breakdowns[dimension])
-        if count <= 1 and dimension != "collective":
-            continue
-        for row in breakdowns[dimension]:
-            match dimension:
-                case "rank":
-                    tells = (row.share or 0) > 1.5 / count
-                case "part":
-                    tells = row.part != TRANSFER
-                case "balance":
-                    tells = row.term == "hidden" and abs((row.share or 0) - 1) <= _NOT_ITS_OWN
-                case _:
-                    tells = True
-            rows += [row] if row.listed and tells else []
-    large = [row for row in rows if row.share is not None and abs(row.share) >= LEAST_SHARE]
-    large.sort(key=lambda row: (-abs(row.difference_ms), ("straggler", *_RANKED).index(row.dimension)))
-    others = [row for row in large if msgspec.structs.replace(row, what=lead.what) != lead]
-    return [lead, *others][:SHOWN_CAUSES]
-
-
-def sentence_rows(attribution: Attribution | None) -> list[AttributionRow]:
-    """Return the rows that hold every number of the sentence: the means of both sides, a straggler that it names, all
-    rows of the breakdown that its cause belongs to, and transfer against waiting. Empty where there is nothing to
-    attribute.
-    """
-    if attribution is None or not attribution.causes:
-        return []
-    rows = []
-    for what, name in (
-        ("exposed communication", "exposed_comm_ms"),
-        ("time in communication", "comm_ms"),
-        ("communication that is hidden", "compute_comm_ms"),
-        ("computation", "compute_ms"),
-    ):
-        before, after = getattr(attribution.reference, name), getattr(attribution.candidate, name)
-        row = AttributionRow(
-            what=what,
-            dimension=ABSENT,
-            reference_ms=before,
-            candidate_ms=after,
-            difference_ms=after - before,
-            share=1.0 if name == "exposed_comm_ms" else None,
-            reference_ns=ABSENT,
-            candidate_ns=ABSENT,
-        )
-        rows.append(row)
-    lead, parts = attribution.causes[0], attribution.dimensions.get("part", [])
-    if lead.dimension == "straggler":
-        return [*rows, lead, *parts]
-    shown = attribution.dimensions.get(lead.dimension, parts)
-    return [*rows, *shown, *([] if shown is parts else parts)]

@@ -19,7 +19,6 @@ from aorta.analysis.compare.headline import headline, numbers
 from aorta.analysis.compare.launch_set import Launch, LaunchSet, launch_order
 from aorta.analysis.compare.run_comparison import (
     LIBRARY,
-    NOT_SET,
     UNNOTICED,
     MetricValue,
     changes_the_work,
@@ -31,6 +30,7 @@ from aorta.analysis.compare.run_comparison import (
 )
 from aorta.analysis.compare.verdict import GUARD, SEQUENCE, Rules, add_statistics, judge, too_few
 from aorta.documents.comparison import (
+    NOT_SET,
     SIDES,
     AllowedDifference,
     ComparedMetric,

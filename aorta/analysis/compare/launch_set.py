@@ -24,6 +24,7 @@ from typing import Final
 
 import numpy as np
 
+from aorta.analysis.account import StepAccount, account_of
 from aorta.analysis.aggregate import NOTHING_RECORDED, NOTHING_USED, LabelledRun, by_step, single_values
 from aorta.analysis.compare.run_comparison import HEADER, MetricValue, facts
 from aorta.analysis.compare.verdict import GUARD, Rules
@@ -51,6 +52,7 @@ class Launch:
         span_ns: its first and last recorded instant, Unix time; None where the source has no wall clock.
         hosts: where it ran, as far as known.
         pace: where the host sets the pace (`pace` of a dataset in `summary.json`).
+        account: where its mean step goes, or why that is not known.
     """
 
     path: Path
@@ -61,6 +63,7 @@ class Launch:
     span_ns: tuple[int, int] | None = None
     hosts: frozenset[str] = frozenset()
     pace: PaceFacts | None = None
+    account: StepAccount | str = "not read"
 
     @classmethod
     def of(cls, dataset: LabelledRun) -> Launch:
@@ -91,6 +94,7 @@ class Launch:
             span_ns,
             frozenset(tables.source.host for tables in run.ranks.values() if tables.source.host is not None),
             dataset.pace.entry(),
+            account_of(dataset),
         )
 
     @property
@@ -123,6 +127,13 @@ class LaunchSet:
     def medians(self, name: str) -> Floats:
         """Return the median of one metric in every launch, NaN where it has none."""
         return np.array([math.nan if (median := each.median(name)) is None else median for each in self.launches])
+
+    @property
+    def accounts(self) -> list[StepAccount] | str:
+        """The accounts of all launches, or why one has none."""
+        found = [launch.account for launch in self.launches if isinstance(launch.account, StepAccount)]
+        reasons = (f"{launch.path}: {launch.account}" for launch in self.launches if isinstance(launch.account, str))
+        return next(reasons, None) or found
 
     def representative(self, *metrics: str) -> Launch:
         """Return the launch nearest to the medians of all these metrics at once; the first in order of name of equally
@@ -218,7 +229,7 @@ def read_subjects(
     for label, where in sources.items():
         folders = launch_folders(where)
         if folders:
-            launches = read_set(folders[0].parent, folders, lambda folder: load_run(folder, engine))
+            launches = read_set(folders[0].parent, folders, lambda folder: load_run(folder, engine, exposed=True))
             shown = load_run(launches.representative(*selection_metrics(rules)).path, engine, exposed=True)
             subjects[label] = Subject(LabelledRun(label, shown), launches)
         else:

@@ -19,6 +19,7 @@ import numpy as np
 from aorta.analysis.aggregate import LabelledRun
 from aorta.documents import ABSENT, known
 from aorta.documents.comparison import (
+    NOT_SET,
     SIDES,
     ComparedBounds,
     ComparedCollective,
@@ -53,7 +54,6 @@ _MUST_AGREE: Final = ("dtype", "precision", "batch_size", "gradient_accumulation
 UNNOTICED: Final = "different configurations would not be noticed"
 NOT_USED: Final = "no such communication in this run"
 """Why a side has no value of a kind of collective that only the other issued."""
-NOT_SET: Final = "(absent)"
 
 
 @dataclass(frozen=True)

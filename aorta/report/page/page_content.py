@@ -18,8 +18,8 @@ from typing import Any, Final
 
 from aorta.analysis.aggregate import LabelledRun, by_step
 from aorta.analysis.cautions import DRAWN, autopsy_title
-from aorta.analysis.collective_metrics import straggler_sentences
 from aorta.analysis.compare.headline import is_comparable
+from aorta.analysis.stragglers import straggler_sentences
 from aorta.autopsy.judge import process_label
 from aorta.autopsy.report import waiting_sentence
 from aorta.command_line import rounded_time
@@ -113,9 +113,14 @@ def write_page(
         "findings": [
             f"{label}: {sentence}" if len(entries) > 1 else first_upper(sentence)
             for label, entry in entries.items()
-            for sentence in (*straggler_sentences(entry), *(each.sentence for each in known(entry.findings) or ()))
+            for sentence in (
+                *straggler_sentences(known(entry.stragglers)),
+                *(each.sentence for each in known(entry.findings) or ()),
+            )
         ],
         "attribution": attribution,
+        "account": run_tables.change_table(comparison) if comparison else None,
+        "accounts": [table for label, entry in entries.items() if (table := run_tables.account_table(label, entry))],
         "ranks": [table for label, entry in entries.items() if (table := run_tables.rank_table(label, entry))],
         "answered": comparison.candidate if comparison else next(iter(entries)),
         "legends": [(number, label, sides.get(label, "")) for number, label in enumerate(datasets)],

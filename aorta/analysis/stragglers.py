@@ -1,0 +1,177 @@
+"""Says which rank holds the others up, per step, without comparing clocks (docs/dev/metric-rules.md, K3).
+
+Two quantities of each step and rank, in ms, each against the median of the other ranks:
+
+- *cost*: how much less exposed waiting the rank has than the others, in all groups together;
+- *lateness*: how much less it waits at the first collective of the step that anybody waited for.
+
+A rank is named where the lower end of the exact interval of the median over steps (sign test) of either exceeds
+`LEAST_SHARE` of the mean step and what handing a collective over takes (the stall cut-off), at `LEVEL` shared among
+ranks, from `LEAST_STEPS` steps on; nobody where the two name different ranks. Cost finds ranks that are late at the end
+of a backward pass, lateness those that are late at its beginning.
+
+Must not: compare times of different clocks, take ends that only the caller saw for the collective's, or name a rank of
+a pipeline, whose sends and receives say nothing of who waited.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from aorta.documents.dataset import Straggler, Stragglers
+from aorta.documents.formatting import TEXT
+from aorta.read.frames import Bools, Exposed, Floats, Ints
+from aorta.read.matching import CollectiveRows, MatchedCollectives
+from aorta.read.run import Run
+from aorta.records.schema import STALL_CUTOFF_NS
+from aorta.timeline.overlap import NS_PER_MS
+
+LEAST_STEPS: Final = 16
+"""With two even ranks a given one is first in 13 of 16 steps with probability 0.011 (binomial, p = 1/2)."""
+LEAST_SHARE: Final = 0.02
+"""Of the mean step; what costs less is not named."""
+LEVEL: Final = 0.01
+UNEVEN: Final = 0.05
+"""Of the mean step: a rank that computes longer than the others by more is said to, as something may use its core."""
+
+
+class FirstWaits:
+    """Collects the lateness of every rank in every step, piece by piece."""
+
+    def __init__(self, run: Run, cutoffs_ns: Iterable[int]) -> None:
+        self.steps = np.unique(run.steps.global_step)
+        self.ranks = np.array(list(run.ranks), np.int64)
+        self.margin_ns = max(cutoffs_ns, default=STALL_CUTOFF_NS)
+        self.late_ms = np.full((len(self.steps), len(self.ranks)), np.nan)
+        self._counted = ends_on_their_own(run)
+
+    def add(self, rows: CollectiveRows, match: MatchedCollectives) -> None:
+        """Add the first collective of each step that anybody waited for longer than the margin."""
+        by, frame = match.by, rows.frame
+        own_end = by.reduce(np.logical_and, self._counted[frame.name])
+        waited = np.flatnonzero(match.whole & own_end & (match.longest_ns - match.transfer_ns > self.margin_ns))
+        step, start_ns = rows.global_step[by.first][waited], by.reduce(np.minimum, frame.start_ns)[waited]
+        waited = waited[np.lexsort((start_ns, step))]
+        chosen, first = np.unique(rows.global_step[by.first][waited], return_index=True)
+        for number, index in zip(chosen.tolist(), waited[first].tolist(), strict=True):
+            members = by.order[by.starts[index] : by.starts[index] + by.sizes[index]]
+            waits_ms = match.wait_or_reason[members][None, :] / NS_PER_MS
+            columns = np.searchsorted(self.ranks, rows.rank[members])
+            self.late_ms[np.searchsorted(self.steps, number), columns] = behind_others(waits_ms)[0]
+
+
+def ends_on_their_own(run: Run) -> Bools:
+    """Return of each name of the run's collectives whether its end is the collective's, not when the caller looked."""
+    return np.array([name.end_source != "wait" for name in run.collectives.names] or [False])
+
+
+def behind_others(values: Floats) -> Floats:
+    """Return the median of the other columns minus each value; shape (rows, at least 2 columns)."""
+    order = np.argsort(values, axis=1, kind="stable")
+    ranked = np.take_along_axis(values, order, axis=1)
+    count, place = values.shape[1], np.empty_like(order)
+    np.put_along_axis(place, order, np.broadcast_to(np.arange(count), order.shape), axis=1)
+    middle = [(count - 2) // 2, (count - 1) // 2]  # of the count - 1 others
+    medians = sum(np.take_along_axis(ranked, np.minimum(at + (at >= place), count - 1), axis=1) for at in middle) / 2
+    result: Floats = medians - values
+    return result
+
+
+def lower_end(values: Floats, level: float) -> float:
+    """Return the lower end of the exact one-sided interval of a median (sign test: Conover, Practical Nonparametric
+    Statistics, section 3.2); minus infinity where there are too few values.
+    """
+    count, at, term, total = len(values), -1, 1, 0
+    while (total := total + term) <= level * 2**count:
+        at += 1
+        term = term * (count - at) // (at + 1)
+    return float(np.sort(values)[at]) if at >= 0 else -np.inf
+
+
+def cost_ms(run: Run, pieces: Iterable[Exposed], wait_ns: Ints, steps: Ints) -> Floats:
+    """Return of each step and rank how much less exposed waiting it has than the median of the others.
+
+    Args:
+        wait_ns: of each collective of the run, negative where it is unknown.
+        steps: global steps, ascending.
+    """
+    held = np.zeros((len(steps), len(run.ranks)), np.int64)
+    counted, columns = ends_on_their_own(run), np.searchsorted(list(run.ranks), run.rank_of_step)
+    for exposed in pieces:
+        waits = wait_ns[exposed.row]
+        known = (waits >= 0) & counted[run.collectives.name[exposed.row]] & ~exposed.bubble
+        waited = np.where(known, np.clip(waits - exposed.from_ns, 0, exposed.to_ns - exposed.from_ns), 0)
+        step = run.collectives.step[exposed.row]
+        at = np.searchsorted(steps, run.steps.global_step[step])
+        here = (at < len(steps)) & (np.append(steps, -1)[np.minimum(at, len(steps))] == run.steps.global_step[step])
+        np.add.at(held, (at[here], columns[step[here]]), waited[here])
+    return behind_others(held / NS_PER_MS)
+
+
+def name_stragglers(
+    ranks: Sequence[int], late_ms: Floats, cost: Floats, margin_ms: float, busy_ms: Mapping[int, float], step_ms: float
+) -> Stragglers:
+    """Apply the rule.
+
+    Args:
+        late_ms, cost: of each step (rows) and rank; late_ms is NaN where nobody waited.
+        margin_ms: what handing a collective over may take.
+        busy_ms: rank -> mean of its computation and work outside of blocks.
+        step_ms: the mean window.
+    """
+    if len(ranks) < 2:
+        return Stragglers(reason="one rank: nobody waits for it", ranks=[])
+    if len(cost) < LEAST_STEPS:
+        return Stragglers(reason=f"{len(cost)} steps on all ranks, {LEAST_STEPS} are needed", ranks=[])
+    least = max(LEAST_SHARE * step_ms, margin_ms)
+    late = np.nan_to_num(late_ms)
+    named = [
+        {at for at in range(len(ranks)) if lower_end(values[:, at], LEVEL / len(ranks)) > least}
+        for values in (late, cost)
+    ]
+    uneven = _uneven(busy_ms, step_ms)
+    if named[0] and named[1] and not named[0] & named[1]:
+        ways = [" and ".join(f"rank {ranks[at]}" for at in sorted(way)) for way in named]
+        reason = f"{ways[0]} comes last to the first collective, {ways[1]} waits least over the step"
+        return Stragglers(reason=reason, ranks=[], uneven=uneven)
+    medians = [np.median(values, axis=0) for values in (late, cost)]
+    found = [
+        Straggler(
+            rank=ranks[at],
+            late_ms=float(medians[0][at]) if at in named[0] else float(medians[1][at]),
+            cost_ms=float(medians[1][at]),
+        )
+        for at in sorted(named[0] | named[1])
+    ]
+    if found:
+        return Stragglers(reason=None, ranks=found, uneven=uneven)
+    most = int(np.argmax(np.maximum(*medians)))
+    amount = TEXT.quantity(max(float(medians[0][most]), float(medians[1][most]), 0.0), "ms")
+    reason = f"no rank is late often enough: rank {ranks[most]} by {amount} in the median step, more than "
+    return Stragglers(reason=f"{reason}{TEXT.quantity(least, 'ms')} in nearly all needed", ranks=[], uneven=uneven)
+
+
+def _uneven(busy_ms: Mapping[int, float], step_ms: float) -> str | None:
+    """Say which rank computes longer than the others at the same work."""
+    behind = behind_others(np.array([list(busy_ms.values())]))[0] if len(busy_ms) > 1 else np.zeros(1)
+    at = int(np.argmin(behind))
+    if not step_ms or -behind[at] < UNEVEN * step_ms:
+        return None
+    share = TEXT.percent(-float(behind[at]) / step_ms, 0)
+    rank = list(busy_ms)[at]
+    return f"rank {rank} computes {share} of the step longer than the others: does something else use its core?"
+
+
+def straggler_sentences(stragglers: Stragglers | None) -> list[str]:
+    """Return one sentence per rank that holds the others up, and one where a rank computes longer."""
+    if stragglers is None:
+        return []
+    said = []
+    for straggler in stragglers.ranks:
+        why = f": {straggler.because}" if straggler.because else "; why is not known"
+        late = TEXT.quantity(max(straggler.late_ms, straggler.cost_ms), "ms")
+        said.append(f"rank {straggler.rank} holds the others up {late} a step{why}")
+    return [*said, *([stragglers.uneven] if stragglers.uneven else [])]
