@@ -336,14 +336,14 @@ def _pieces(
     rest = (axis.edges[:-1] < axis.zero_ns[axis.step] + axis.length_ns[axis.step]) & ~exposed
     leaves, words = Counter[Leaf](), [place.phase or "" for place in regions]
     phase = np.where(innermost >= 0, region[innermost], 0)
-    for leaf, cells in (
+    for leaf, covered in (
         (Leaf("computation", hides=True), working & communicating),
         (Leaf("computation"), working),
         (Leaf("outside blocks"), axis.covered(outside) & ~stalled),
         (Leaf("copies"), axis.covered(copies)),
         (Leaf("bubble"), axis.covered(bubbles)),
     ):
-        own = np.flatnonzero(cells & rest)
+        own = np.flatnonzero(covered & rest)
         rest[own] = False
         word = phase if leaf.part in ("computation", "outside blocks") else np.zeros_like(phase)
         for code, sum_ns in _sums(word[own], axis.cell_ns[own]):

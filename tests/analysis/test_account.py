@@ -1,0 +1,173 @@
+"""The account of a step: its parts add up at every level and between two sides, and a cause never contradicts them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import ttest_ind
+
+from aorta.analysis.account import (
+    BUBBLE,
+    COMPUTATION,
+    EXPOSED,
+    HIDES,
+    IDLE,
+    MARGIN,
+    OUTSIDE,
+    TRANSFER,
+    WAITING,
+    StepAccount,
+    Words,
+    as_document,
+    compare_accounts,
+    welch,
+)
+from aorta.documents.comparison import AccountChange, AccountComparison, FactDifference
+from aorta.documents.dataset import AccountPart
+from aorta.report.run_tables import account_rows
+
+FORWARD, BACKWARD = (COMPUTATION, "forward", "alone"), (COMPUTATION, "backward", HIDES)
+WAIT, SEND = (EXPOSED, "allreduce", WAITING), (EXPOSED, "allreduce", TRANSFER)
+DATA, OPTIMIZER, GAP = (OUTSIDE, "data"), (OUTSIDE, "optimizer"), (IDLE, "data .. forward")
+LEAVES = (FORWARD, BACKWARD, (COMPUTATION, "backward", "alone"), WAIT, SEND, DATA, OPTIMIZER, GAP, (IDLE, BUBBLE))
+STEPS = 10
+
+
+def account(
+    ms: dict[Words, float], ranks: int = 2, late: int | None = None, late_ms: dict[Words, float] | None = None
+) -> StepAccount:
+    """A launch whose ranks have the same step, but for what the late one has in addition."""
+    whole = StepAccount()
+    for rank in range(ranks):
+        of_rank = Counter({words: round(value * STEPS * 1e6) for words, value in ms.items()})
+        if rank == late:
+            of_rank.update({words: round(value * STEPS * 1e6) for words, value in (late_ms or {}).items()})
+        own = StepAccount(STEPS, of_rank.total(), of_rank)
+        whole.ranks[rank] = own
+        whole.rank_steps, whole.window_ns = whole.rank_steps + STEPS, whole.window_ns + own.window_ns
+        whole.leaves += of_rank
+    return whole
+
+
+def launches(ms: dict[Words, float], count: int = 4, seed: int = 0, **more: object) -> list[StepAccount]:
+    """Launches whose parts vary by 1 % or 0.1 ms."""
+    draw = np.random.default_rng(seed)
+    varied = [
+        {words: max(value + draw.normal(0, max(0.01 * value, 0.1)), 0.0) for words, value in ms.items()}
+        for _ in range(count)
+    ]
+    return [account(each, **more) for each in varied]  # type: ignore[arg-type]
+
+
+STEP = {FORWARD: 20.0, BACKWARD: 40.0, WAIT: 2.0, SEND: 10.0, DATA: 1.0, OPTIMIZER: 9.0, GAP: 3.0}
+
+
+def parts(found: Sequence[AccountPart]) -> Iterator[tuple[float, Sequence[AccountPart]]]:
+    for part in found:
+        if part.parts:
+            yield part.ms, part.parts
+            yield from parts(part.parts)
+
+
+sides = st.lists(
+    st.lists(st.floats(0, 100), min_size=len(LEAVES), max_size=len(LEAVES)), min_size=1, max_size=5
+).filter(lambda rows: all(sum(row) > 1 for row in rows))
+
+
+@settings(max_examples=500)
+@given(sides, sides)
+def test_parts_add_up_and_no_cause_contradicts_its_table(before: list[list[float]], after: list[list[float]]) -> None:
+    reference, candidate = ([account(dict(zip(LEAVES, row, strict=True))) for row in side] for side in (before, after))
+    document = as_document(reference)
+    assert sum(part.ms for part in document.parts) == pytest.approx(document.step_ms)
+    assert sum(part.share for part in document.parts) == pytest.approx(1.0)
+    for whole, below in parts(document.parts):
+        assert sum(part.ms for part in below) == pytest.approx(whole, abs=1e-9)
+    rows = account_rows(document)
+    assert sum(row["ms"] for row in rows[1:]) == pytest.approx(rows[0]["ms"])
+    found = compare_accounts(reference, candidate)
+    assert sum(part.change_ms for part in found.parts) == pytest.approx(found.step.change_ms, abs=1e-9)
+    for part in found.parts:
+        assert sum(below.change_ms for below in part.parts) == pytest.approx(part.change_ms, abs=1e-9)
+        assert not part.cause or any(below.cause for below in part.parts) or excludes_zero(part)
+    if found.causes:
+        caused = [below for part in found.parts for below in (part, *part.parts) if below.cause]
+        assert any(part.change_ms * found.step.change_ms > 0 for part in caused)
+        assert any(abs(part.change_ms) >= MARGIN * found.step.reference_ms for part in caused)
+
+
+def excludes_zero(part: AccountChange) -> bool:
+    return part.low_ms is not None and part.high_ms is not None and (part.low_ms > 0 or part.high_ms < 0)
+
+
+def said_of(found: AccountComparison) -> str:
+    return str(found.sentence).lower()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({GAP: 20.0}, "Idle between data and forward (outside timed blocks) +"),
+        ({DATA: 15.0}, "Waiting for the DataLoader +"),
+        ({SEND: 12.0}, "Exposed allreduce, transfer +"),
+        ({OPTIMIZER: -6.0}, "Optimizer -"),
+        ({FORWARD: 10.0, BACKWARD: 20.0}, "computation +"),
+        ({SEND: 12.0, GAP: 11.0}, "; "),
+    ],
+)
+def test_a_planted_cause_is_named(changes: dict[Words, float], said: str) -> None:
+    changed = {words: STEP[words] + changes.get(words, 0.0) for words in STEP}
+    found = compare_accounts(launches(STEP), launches(changed, seed=1))
+    assert found.decided
+    assert said in str(found.sentence)
+    named = [word for word in ("idle", "dataloader", "allreduce", "optimizer", "computation") if word in said_of(found)]
+    assert len(named) == len({words[0] for words in changes})
+
+
+def test_equal_launches_have_no_cause() -> None:
+    found = [compare_accounts(launches(STEP, seed=2 * at), launches(STEP, seed=2 * at + 1)) for at in range(100)]
+    assert sum(each.sentence is not None for each in found) <= 2
+
+
+def test_one_launch_a_side_adds_up_and_names_nothing() -> None:
+    found = compare_accounts(launches(STEP, 1), launches({**STEP, GAP: 40.0}, 1))
+    assert (found.step.low_ms, found.causes, found.sentence) == (None, [], None)
+
+
+def test_waiting_leads_to_the_rank_that_was_waited_for() -> None:
+    slow = launches({**STEP, WAIT: 22.0}, seed=1, late=1, late_ms={GAP: 25.0})
+    for each in slow:
+        each.waited_for[1] = each.leaves[WAIT]
+        # The late rank waits for nobody.
+        each.ranks[1].leaves[WAIT] = 0
+    said = said_of(compare_accounts(launches(STEP), slow))
+    assert said.startswith("waiting for rank 1 +20")
+    assert "its idle between data and forward" in said
+
+
+def test_settings_come_before_the_cause_and_labels_are_none() -> None:
+    differences = [
+        FactDifference("config.parallel.overlap", True, False),
+        FactDifference("config.label", "a", "b"),
+        FactDifference("header.host", "x", "y"),
+    ]
+    found = compare_accounts(launches(STEP), launches({**STEP, SEND: 30.0}), differences)
+    assert str(found.sentence).startswith("Configuration: parallel.overlap true -> false. Exposed allreduce")
+
+
+def test_a_side_without_an_account_says_why() -> None:
+    assert compare_accounts(launches(STEP), "host-bound").reason == "candidate: host-bound"
+
+
+values = st.lists(st.floats(-100, 100), min_size=2, max_size=8).filter(lambda row: np.var(row) > 1e-6)
+
+
+@given(values, values)
+def test_the_interval_is_welch_s(before: list[float], after: list[float]) -> None:
+    expected = ttest_ind(after, before, equal_var=False).confidence_interval(0.95)
+    assert welch(before, after) == pytest.approx((expected.low, expected.high))

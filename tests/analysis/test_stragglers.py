@@ -1,0 +1,140 @@
+"""Who holds the others up (K3): from records written by hand, and the rule on generated steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binom
+
+from aorta.analysis.account import account_of
+from aorta.analysis.aggregate import LabelledRun, aggregate
+from aorta.analysis.findings import explain
+from aorta.analysis.stragglers import behind_others, lower_end, name_stragglers, straggler_sentences
+from aorta.documents.dataset import DatasetEntry
+from aorta.read.record import load_run
+from aorta.records.schema import AuxRange, ComputeRange
+from tests.analysis.builders import MS, collective, footer, header, metrics, step, write_rank
+
+LATE = 1
+RANKS = 3
+
+
+def explained(
+    folder: Path, late_ms: float, where: str = "idle", steps: int = 20, end_source: str = "future"
+) -> DatasetEntry:
+    """Three ranks whose all-reduce ends at 80 ms; rank 1 arrives late, for something that takes longer in its step."""
+    for rank in range(RANKS):
+        late = late_ms if rank == LATE else 0.0
+        at, parts = 0.0, list[tuple[str, float, float]]()
+        for name, length in (("data", 2.0), ("forward", 10.0), ("idle", 1.0), ("backward", 10.0)):
+            length += late if name == where else 0.0
+            if name != "idle":
+                parts.append((name, at, at + length))
+            at += length
+        own = {name: end - start for name, start, end in parts}
+        values = metrics(90.0, own["forward"] + own["backward"], 80.0 - at, 0.0)
+        ranges = {
+            "compute": [ComputeRange("layer", n, round(a * MS), round(b * MS)) for n, a, b in parts if n != "data"],
+            "aux": [AuxRange("data", 0, round(parts[0][2] * MS)), AuxRange("optimizer", 80 * MS, 82 * MS)],
+        }
+        lines = [
+            step(
+                rank,
+                RANKS,
+                number,
+                overlap=values,
+                collectives=[collective("allreduce", number, at, 80.0, group="g", end_source=end_source)],
+                **ranges,
+            )
+            for number in range(steps)
+        ]
+        write_rank(folder, header(rank, RANKS), lines, footer(steps, RANKS, groups={"g": [0, 1, 2]}))
+    dataset = LabelledRun("x", load_run(folder, exposed=True))
+    entry = aggregate(dataset)
+    explain(dataset, entry, account_of(dataset))
+    return entry
+
+
+@pytest.mark.parametrize(
+    ("where", "because"),
+    [
+        ("idle", "28 ms more per step: idle between forward and backward (outside timed blocks)"),
+        ("data", "28 ms more per step: waiting for the DataLoader"),
+        ("backward", "28 ms more per step: backward computation"),
+    ],
+)
+def test_a_late_rank_is_named_with_what_it_does_longer(tmp_path: Path, where: str, because: str) -> None:
+    entry = explained(tmp_path, 28.0, where)
+    (straggler,) = entry.stragglers.ranks
+    assert (straggler.rank, straggler.because) == (LATE, because)
+    assert (straggler.late_ms, straggler.cost_ms) == (pytest.approx(28.0), pytest.approx(28.0))
+    assert straggler_sentences(entry.stragglers)[0] == f"rank 1 holds the others up 28 ms a step: {because}"
+    assert [row.step_ms for row in entry.rank_times] == [pytest.approx(90.0)] * RANKS
+    for row in entry.rank_times:
+        parts = row.computation_ms + row.exposed_ms + row.outside_ms + row.idle_ms
+        assert parts == pytest.approx(row.step_ms)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"late_ms": 0.0}, "no rank is late often enough"),
+        ({"late_ms": 1.5}, "more than 1.8 ms"),  # 2 % of 90 ms
+        ({"late_ms": 28.0, "steps": 15}, "15 steps on all ranks, 16 are needed"),
+        ({"late_ms": 28.0, "end_source": "wait"}, "no rank is late often enough"),
+    ],
+    ids=["even", "below 2 % of the step", "few steps", "ends that the caller saw"],
+)
+def test_without_evidence_nobody_is_named(tmp_path: Path, changes: dict[str, object], reason: str) -> None:
+    found = explained(tmp_path, **changes).stragglers  # type: ignore[arg-type]
+    assert not found.ranks
+    assert reason in str(found.reason)
+
+
+def test_a_rank_that_computes_longer_is_said_to(tmp_path: Path) -> None:
+    assert "rank 1 computes 31 % of the step longer" in str(explained(tmp_path, 28.0, "backward").stragglers.uneven)
+
+
+STEPS, STEP_MS = 40, 100.0
+
+
+def ruled(late: np.ndarray, cost: np.ndarray) -> set[int]:
+    return {each.rank for each in name_stragglers(range(late.shape[1]), late, cost, 0.2, {}, STEP_MS).ranks}
+
+
+@given(st.integers(2, 8), st.integers(0, 10**6))
+def test_a_planted_rank_is_named_and_no_other(ranks: int, seed: int) -> None:
+    """Waits vary by 5 ms from step to step; rank 0 comes 15 ms after the others, or nobody does."""
+    draw = np.random.default_rng(seed)
+    waits = draw.exponential(5.0, (STEPS, ranks))
+    late = waits.copy()
+    late[:, 1:] += 15.0
+    assert ruled(behind_others(late), np.zeros_like(late)) == {0}
+    assert ruled(np.full_like(late, np.nan), behind_others(late)) == {0}
+    assert ruled(behind_others(waits), behind_others(draw.permuted(waits, axis=1))) <= set()
+
+
+def test_where_both_ways_name_different_ranks_nobody_is_named() -> None:
+    one, other = np.zeros((STEPS, 3)), np.zeros((STEPS, 3))
+    one[:, 0], other[:, 1] = 30.0, 30.0
+    found = name_stragglers(range(3), one, other, 0.2, {}, STEP_MS)
+    assert not found.ranks
+    assert found.reason == "rank 0 comes last to the first collective, rank 1 waits least over the step"
+    assert ruled(one, one) == {0}
+
+
+@given(st.lists(st.floats(-50, 50), min_size=1, max_size=60), st.sampled_from([0.05, 0.01, 0.0025]))
+def test_the_lower_end_is_that_of_the_sign_test(values: list[float], level: float) -> None:
+    at = max((k for k in range(len(values)) if binom.cdf(k, len(values), 0.5) <= level), default=None)
+    assert lower_end(np.array(values), level) == (-np.inf if at is None else sorted(values)[at])
+
+
+@given(st.integers(2, 7), st.integers(0, 10**6))
+def test_behind_others_is_the_median_of_the_others_less_the_own(ranks: int, seed: int) -> None:
+    values = np.random.default_rng(seed).integers(0, 5, (6, ranks)).astype(float)
+    expected = [[np.median(np.delete(row, at)) - row[at] for at in range(ranks)] for row in values]
+    assert behind_others(values).tolist() == expected
