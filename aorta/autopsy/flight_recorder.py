@@ -84,7 +84,7 @@ class _Frame(msgspec.Struct):
     line: Integer = 0
 
 
-class _Group(msgspec.Struct):
+class _DumpedGroup(msgspec.Struct):
     desc: str = ""
     ranks: str | list[Rank] = ""
 
@@ -130,7 +130,7 @@ class _Dump(msgspec.Struct):
     version: str
     comm_lib_version: str = ""
     nccl_version: str = ""
-    pg_config: dict[str, _Group] = {}
+    pg_config: dict[str, _DumpedGroup] = {}
     pg_status: dict[str, _Status] = {}
     entries: list[_Entry] = []
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from aorta.autopsy.evidence import CollectiveEvidence, CollectiveName, GroupEvidence, RankState, ThreadStack
+from aorta.autopsy.evidence import CollectiveEvidence, GroupEvidence, NumberedCollective, RankState, ThreadStack
 
 _POINT_TO_POINT = ("send", "recv")
 _LOST_A_PEER = (
@@ -205,9 +205,9 @@ class JobEvidence:
             return (channel.sender, channel.receiver)
         return self.groups[channel.group].ranks
 
-    def name(self, channel: Channel, one: CollectiveEvidence) -> CollectiveName:
+    def name(self, channel: Channel, one: CollectiveEvidence) -> NumberedCollective:
         description = self.groups[channel.group].description
-        return CollectiveName(
+        return NumberedCollective(
             group=channel.group, description=description, number=one.number, kind=one.kind, bytes=one.bytes
         )
 
