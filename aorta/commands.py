@@ -35,7 +35,6 @@ _IGNORES_PATH: Final = re.compile(r"-[A-Za-z]*[IES]")
 _TRAIN: Final = (
     ("--nproc_per_node", "ranks on this machine"),
     ("--config", "a YAML file to build on"),
-    ("--multirun", "a sweep"),
     ("--cfg", "print the configuration: job, hydra or all"),
     ("--info", "what Hydra knows"),
     ("--version", "AORTA's version"),
@@ -77,7 +76,7 @@ COMMANDS: Final[dict[str, Command]] = {
     ),
     "train": Command(
         "aorta.train_command:main",
-        "train with telemetry, or sweep with -m",
+        "train with telemetry",
         "--nproc_per_node 2 label=cuda training.max_steps=40",
         parser=None,
     ),

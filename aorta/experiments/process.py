@@ -3,7 +3,7 @@
 torchrun puts its ranks into sessions of their own, where no process group reaches them; it passes SIGTERM and SIGINT
 on. Where torchrun itself was killed, its ranks are found by a variable in their environment (`MARK`).
 
-Must not know what it starts (a launch of a plan or a job of a sweep), print, or end a process without that very mark.
+Must not know what it starts, print, or end a process without that very mark.
 """
 
 from __future__ import annotations

@@ -61,10 +61,10 @@ def test_ranks_on_the_command_line(door, word, ranks):
 
 
 @pytest.mark.spec("B2")
-def test_a_bare_list_is_hydra_s_sweep(door):
+def test_a_bare_list_has_to_be_quoted(door):
     answer = door("profiling.ranks=0,2")
     assert answer.code == 1
-    assert "multirun" in answer.err
+    assert "To use it as a list" in answer.err
 
 
 TEMPLATE = {"option": "composer", "several": 2}
