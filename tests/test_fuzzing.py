@@ -50,7 +50,6 @@ from aorta import analysis
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.compare.launch_set import Subject, read_subjects
 from aorta.analysis.compare.verdict import Rules
-from aorta.autopsy.flight_recorder import write_dumps
 from aorta.autopsy.processes import progress_evidence
 from aorta.autopsy.report import read_autopsy, verdict_on_run, write_verdict
 from aorta.autopsy_command import main as autopsy
@@ -78,7 +77,7 @@ from aorta.rpc.rpc_report import rpc_report
 from aorta.train_command import compose
 from tests.analysis.builders import collective, header, metrics, step, write_manifest, write_rank
 from tests.analysis.compare.builders import launch_set
-from tests.autopsy.hangs import clipped, ddp, resized, run, stuck_in
+from tests.autopsy.test_flight_recorder import dump, entry
 from tests.merge.test_tracks import run_folder
 from tests.merge.traces import BASE_NS, text, x
 from tests.read.nsys_files import write_nsys
@@ -246,11 +245,13 @@ def words(folder: Path) -> None:
 
 
 def autopsies(folder: Path) -> None:
-    for name, evidence in (("dumps", run(clipped(4), {1: resized(5)})), ("late", run(ddp(3), {2: stuck_in("data")}))):
-        write_dumps(evidence, folder / name)
-        for at in (folder / name).iterdir():
-            dumped = msgspec.json.encode(pickle.loads(at.read_bytes()))
-            _put(folder / f"{name}-json", f"{at.name.removeprefix('comm_lib_trace_')}.json", dumped)
+    done = [entry(number, "completed") for number in range(5)]
+    resized = dump([*done, entry(5, "started", input_sizes=[[3]])], 4)
+    late = [dump([*done, entry(5, "started")], 3)] * 2 + [dump(done, 3)]
+    for name, dumps in (("dumps", [dump([*done, entry(5, "started")], 4), resized] * 2), ("late", late)):
+        for rank, dumped in enumerate(dumps):
+            _put(folder / name, f"comm_lib_trace_rank_{rank}", pickle.dumps(dumped))
+            _put(folder / f"{name}-json", f"rank_{rank}.json", msgspec.json.encode(dumped))
     processes = [{"rank": rank, "host": "h", "pid": rank, "status": {}} for rank in range(3)]
     communicators = [{"hash": "0x1", "size": 3, "ranks": processes[:2], "missing_ranks": processes[2:]}]
     _put(folder / "late", "ras.json", json.dumps({"communicators": communicators}).encode())
@@ -350,9 +351,8 @@ def _words(case: Path, out: Path) -> None:
 
 def _autopsy(case: Path, out: Path) -> int:
     ras = ["--ras", str(case / "ras.json")] if (case / "ras.json").exists() else []
-    dumps = ["--write-dumps", str(out / "dumps")] if len(list(case.rglob("*"))) % 2 else ["--json"]
     os.chdir(case)  # where the seeds' error file lies
-    ended = [autopsy([str(case), "--stacks", *words]) for words in ([*dumps, *ras], ["--live", "--json"])]
+    ended = [autopsy([str(case), "--stacks", *words]) for words in (ras, ["--live", "--json"])]
     read_autopsy(case), verdict_on_run(case), write_verdict(out, verdict_on_run(case))
     for file in progress_files(case):
         with contextlib.suppress(OSError, UnreadableProgress):

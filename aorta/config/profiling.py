@@ -64,8 +64,6 @@ class Profiling:
     with_flops: bool = False
     # other threads too, such as one that pins batches
     all_threads: bool = False
-    # write the allocator's history when memory runs out
-    oom_snapshot: bool = False
     # rows of each summary table logged at the end; 0 = no tables
     summary_rows: int = 0
     # one file a cycle under torch_profiler/rank<r>/, as TensorBoard and Perfetto read it (naming=tensorboard)
@@ -153,6 +151,10 @@ PRESETS: dict[str, type[Profiling]] = {
     "composer": ComposerProfiling,
 }
 """Option -> its class."""
+REMOVED = {
+    "oom_snapshot": "torch.cuda.memory._record_memory_history() before the loop, and _dump_snapshot(FILE) when it fails"
+}
+"""Key that was there once -> what does it now."""
 
 
 def preset(name: str, settings: Mapping[str, Any], where: str) -> Profiling:
@@ -176,6 +178,7 @@ def preset(name: str, settings: Mapping[str, Any], where: str) -> Profiling:
     except OmegaConfBaseException as error:
         known = ", ".join(PRESETS[name].__dataclass_fields__)
         message = str(error).splitlines()[0]
+        message += "".join(f"; {key}: use {instead}" for key, instead in REMOVED.items() if key in settings)
         raise ConfigError(f"{where}: {message}; the keys of profiling={name} are {known}") from error
 
 

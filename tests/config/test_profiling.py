@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+import aorta
 from aorta.config.profiling import profiling_notes, profiling_rules
 from aorta.config.resolve import resolve
 from aorta.config.schema import Naming
+from aorta.errors import ConfigError
 from tests.profiling.windows import FLAGS, preset
 
 STATED = {
@@ -147,3 +151,11 @@ def test_what_cannot_be_profiled_so_is_refused(settings, said):
 @pytest.mark.spec("E10", "E14", "E15", "E17", "F1", "F3")
 def test_what_can_be_profiled_so_is_allowed(settings):
     assert rules(**settings) == []
+
+
+def test_removed_keys_say_what_does_it_now(door, tmp_path):
+    said = "oom_snapshot: use torch.cuda.memory._record_memory_history()"
+    answer = door("profiling.oom_snapshot=true")
+    assert (answer.code, said in answer.err) == (1, True)
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        aorta.Profiler(tmp_path, 4, 1, 1, None, oom_snapshot=True)

@@ -141,7 +141,7 @@ def test_command(line: str, compose: Callable[[list[str]], None], monkeypatch: p
             pass  # tests/integrations/test_frameworks.py runs what needs no framework
         case words:
             start = ("source .venv/bin/activate", "jq ", "python3 -m venv .venv", "git clone URL aorta", "cd aorta")
-            start += ("torchfrtrace ", "scripts/check", "salloc --nodes 1 aorta ab ")  # tests/experiments/test_slurm.py
+            start += ("scripts/check", "salloc --nodes 1 aorta ab ")  # tests/experiments/test_slurm.py
             assert shlex.join(words).startswith(start), f"no rule for {line!r}"
 
 
