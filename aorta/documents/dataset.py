@@ -299,33 +299,23 @@ class CutoffFacts(msgspec.Struct):
 
 
 class GainEntry(msgspec.Struct):
-    """A change, and by how much a step would be shorter; `setting`: the next launch can be given it;
-    `significant`: the whole interval is a gain. `upper_bound`: the network was real, and the replay ignores contention,
-    so that no gain is significant. `sentence` says it.
+    """By how much a step would be shorter with one change alone, and the 95 % interval of that.
+
+    `what`: the network, the ranks, a kind or group of collectives if it were free, or a bound. `change`: what `aorta
+    whatif --set` takes; null: nothing. `share`: of the step. `upper_bound`: the network was real, and the replay
+    ignores contention.
     """
 
-    change: str
-    words: str
-    setting: bool
+    what: Literal["network", "ranks", "kind", "group", "bound"]
+    name: str
+    change: str | None
     gain_ms: float
     low_ms: float
     high_ms: float
     share: float
-    notes: list[str]
-    significant: bool
     upper_bound: bool
+    notes: list[str]
     sentence: str
-
-
-class MarginalEntry(msgspec.Struct):
-    """What a step would gain, were one part of the communication free, or by a bound."""
-
-    what: str
-    name: str
-    gain_ms: float
-    low_ms: float
-    high_ms: float
-    change: str | None
 
 
 class WhatIf(msgspec.Struct, kw_only=True):
@@ -338,10 +328,9 @@ class WhatIf(msgspec.Struct, kw_only=True):
     step_ms: float = ABSENT
     check: str | None = ABSENT
     gains: list[GainEntry] = ABSENT
-    marginals: list[MarginalEntry] = ABSENT
-    bounds: list[MarginalEntry] = ABSENT
+    marginals: list[GainEntry] = ABSENT
+    bounds: list[GainEntry] = ABSENT
     notes: list[str] = ABSENT
-    flags: list[str] = ABSENT
     command: str = ABSENT
 
 

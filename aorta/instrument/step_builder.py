@@ -12,8 +12,7 @@ from typing import Any
 
 import msgspec
 
-from aorta.instrument.compute_ranges import gradient_rows
-from aorta.instrument.event_clock import EventClock, on_host
+from aorta.instrument.event_clock import EventClock
 from aorta.instrument.in_flight import Group, tail_waits, wait_rows
 from aorta.instrument.open_step import OpenStep
 from aorta.instrument.step_marks import MarkReader, ReadMarks, Stretch, lead_ms, nearly_all
@@ -22,7 +21,6 @@ from aorta.records.schema import (
     STALL_CUTOFF_NS,
     ActiveSegment,
     AuxRange,
-    BucketReady,
     ClockReading,
     Collective,
     ComputeRange,
@@ -203,8 +201,6 @@ class StepBuilder:
             phase=step.facts.phase,
             reasons=reasons,
             waits=msgspec.UNSET if step.unseen is not None else wait_rows(found, start_ns),
-            ready=self._ready_rows(step, rows, start_ns) or msgspec.UNSET,
-            gradient_order=gradient_rows(step.gradients, compute) or msgspec.UNSET,
             copies=msgspec.UNSET if copies is None else copies,
             bounds=undecided or msgspec.UNSET,
             ranges=ranges or msgspec.UNSET,
@@ -266,22 +262,6 @@ class StepBuilder:
     def _longer(self, calls: list[Interval], factor: float = 1) -> list[Interval]:
         cutoff_ns = (self._stall_cutoff_ns or STALL_CUTOFF_NS) * factor
         return [(begin, end) for begin, end in calls if end - begin > cutoff_ns]
-
-    def _ready_rows(self, step: OpenStep, rows: list[Collective], origin_ns: int) -> list[BucketReady]:
-        """Return when buckets were ready, each with the all-reduce that took it, in the order of the buckets."""
-        found, later = [], iter(rows)
-        # All are read, also those that no all-reduce took: a mark that is not read is lost to the clock.
-        for mark, size_bytes, at_ns in [(mark, size, self._marks.read_ns(mark)) for mark, size in step.ready]:
-            for row in later:
-                if row.kind != "allreduce" or row.bytes != size_bytes:
-                    continue
-                if not on_host(mark) or at_ns is None or row.issue_ns + origin_ns >= at_ns:
-                    break
-            else:
-                break
-            if at_ns is not None:
-                found.append(BucketReady(row.group, row.seq, at_ns - origin_ns))
-        return found
 
     def _copies(
         self, step: OpenStep, marked: ReadMarks, window: Interval

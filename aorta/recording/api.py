@@ -305,8 +305,6 @@ def record(
         # The blocks too: where the last one's output is the model's, FSDP queues its callback with that gradient.
         for module in (*(block for _, block in found), *hookable):
             instrument.watch_backward(module)
-        if len(models) == 1:
-            instrument.watch_gradients(whole)
         stack.enter_context(marked_optimizers(instrument.recorder))  # before those that note the phase that follows
         stack.enter_context(noted_phases(hookable, run.progress))
         names = tuple(name for name, _ in found)

@@ -52,7 +52,7 @@ _ROWS: Final = ("collectives", "compute", "aux")
 _LATE: Final = frozenset(
     [
         *("per_stream_ms", "utilization", "concurrency", "coverage", "active_segments"),
-        *("reasons", "device", "ranges", "gradient_order", "copies"),
+        *("reasons", "device", "ranges", "copies"),
     ]
 )
 """Kept as JSON text: `coverage` and `reasons` are the same in most steps, the others are read of few."""

@@ -12,7 +12,7 @@ import pytest
 
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.collective_metrics import NO_SLOWER_RANKS, lateness, straggler_sentences
-from aorta.documents.dataset import MarginalEntry, WhatIf
+from aorta.documents.dataset import GainEntry, WhatIf
 from aorta.read.record import load_run
 from aorta.records.clocks import CLOCK_SYNC_FILE, ClockSync, OffsetSample, RankClock, encode
 from aorta.report.files import write_report
@@ -150,7 +150,8 @@ def test_behind_a_queue_the_late_rank_is_named_by_its_issue_times_with_the_bound
     page = unescape((tmp_path / "out" / "report.html").read_text(encoding="utf-8"))
     assert said in " ".join(made.text.split())
     assert said in " ".join(page.split())
-    replayed = WhatIf(reason=None, bounds=[MarginalEntry("bound", NO_SLOWER_RANKS, 0.0, 0.0, 0.0, None)])
+    bound = GainEntry("bound", NO_SLOWER_RANKS, "stragglers=none", 0.0, 0.0, 0.0, 0.0, False, [], "")
+    replayed = WhatIf(reason=None, bounds=[bound])
     (sentence,) = straggler_sentences(msgspec.structs.replace(made.content.datasets["x"], what_if=replayed))
     assert sentence == f"{said}; with {NO_SLOWER_RANKS} a step would gain 0 ms"
     assert lateness(entry["late_ms"], entry["basis"]) in sentence
