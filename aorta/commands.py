@@ -26,10 +26,10 @@ from typing import Any, Final, get_args, get_type_hints
 
 from aorta.command_line import begin_process, command, to_stderr, to_stdout
 from aorta.errors import EXIT_OK, InputError, ToolMissing, meant
-from aorta.installation import check_alone
+from aorta.installation import check_alone, with_path
 from aorta.version import __version__
 
-_INJECTED: Final = str(Path(__file__).resolve().parent / "recording" / "injected")
+_INJECTED: Final = Path(__file__).resolve().parent / "recording" / "injected"
 _IGNORES_PATH: Final = re.compile(r"-[A-Za-z]*[IES]")
 """Options with which Python reads no PYTHONPATH (-I, -E) or no sitecustomize (-S)."""
 _TRAIN: Final = (
@@ -202,12 +202,10 @@ def record(arguments: Sequence[str]) -> int:
         for option in takewhile(lambda word: word.startswith("-"), words[1:]):
             if _IGNORES_PATH.match(option):
                 raise InputError(f"{words[0]} {option}: hides PYTHONPATH from Python, and so AORTA; leave it out")
-    path = [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one and one != _INJECTED]
     folder = str(Path(options.folder).absolute())
-    variables = {"PYTHONPATH": os.pathsep.join([_INJECTED, *path]), "AORTA_RECORD": folder}
     sys.stdout.flush()
     try:
-        os.execvpe(words[0], words, os.environ | variables)
+        os.execvpe(words[0], words, with_path(_INJECTED) | {"AORTA_RECORD": folder})
     except OSError as error:
         raise ToolMissing(f"{words[0]}: cannot be started: {error.strerror or error}") from error
 

@@ -6,8 +6,10 @@ Must not import anything that takes time.
 from __future__ import annotations
 
 import hashlib
+import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +25,26 @@ def checkout() -> Path | None:
     """Return the checkout of this package; None where it is installed without one."""
     root = Path(__file__).resolve().parents[1]
     return root if (root / "train.py").is_file() else None
+
+
+def with_path(folder: Path, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return an environment with one folder more, the first of PYTHONPATH. Entries that are there stay as they are: an
+    empty one is the current folder.
+    """
+    entries = environment.get("PYTHONPATH")
+    return {**environment, "PYTHONPATH": f"{folder}{os.pathsep}{entries}" if entries else str(folder)}
+
+
+def own_program(module: str, *words: str) -> list[str]:
+    """Return the command that runs a module of this very package in `own_environment`, whatever else is called `aorta`
+    in the folder where it starts.
+    """
+    return [sys.executable, "-P", "-m", module, *words]
+
+
+def own_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the environment of `own_program`."""
+    return with_path(Path(__file__).resolve().parents[1], environment)
 
 
 def training_program(tree: Path | None) -> list[str]:

@@ -18,6 +18,7 @@ from torch import nn
 
 from aorta.instrument.dispatcher import backward_pass, when_backward_ends
 from aorta.instrument.event_clock import EventClock, Mark
+from aorta.instrument.transparent import not_compiled, unseen_hook
 
 
 @dataclass(slots=True)
@@ -40,6 +41,7 @@ class ModuleHook:
     def __init__(self, module: nn.Module, observe: Callable[..., None]) -> None:
         self._module, self._observe = weakref.ref(module), observe
 
+    @unseen_hook
     def __call__(self, module: nn.Module, *what: Any) -> None:
         if module is self._module():
             self._observe(module, *what)
@@ -49,6 +51,31 @@ class ModuleHook:
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[object, str]]:
         return getattr, (nullcontext(), "__exit__")
+
+
+def taken_out(module: nn.Module) -> Callable[[bool], None]:
+    """Take the hooks of AORTA out of a module and its copies' places; returns what puts them back. TorchScript compiles
+    hooks, and cannot compile these.
+    """
+    taken = []
+    for part in module.modules():
+        for hooks in (part._forward_pre_hooks, part._forward_hooks):
+            ours = [key for key, one in hooks.items() if isinstance(one, ModuleHook) or _replaces_hook(one)]
+            if ours:
+                taken.append((hooks, list(hooks.items())))
+            for key in ours:
+                del hooks[key]
+
+    def put_back(_returned: bool) -> None:
+        for hooks, items in taken:
+            hooks.clear()
+            hooks.update(items)
+
+    return put_back
+
+
+def _replaces_hook(one: object) -> bool:
+    return isinstance(getattr(one, "__self__", None), nullcontext)
 
 
 class BlockRanges:
@@ -84,10 +111,12 @@ class BlockRanges:
         forward: list[Range] = []
         clock = self._clock
 
+        @not_compiled
         def last_gradient(_gradient: torch.Tensor) -> None:
             if name in self._backward:
                 self._backward.pop(name).end = clock.mark()
 
+        @not_compiled
         def open_backward(_gradient: Any) -> None:
             if name not in self._backward:
                 self._backward[name] = self._opened(name, "backward")
@@ -138,6 +167,7 @@ class BlockRanges:
         self._on_range(opened)
         return opened
 
+    @not_compiled
     def _gradient_came(self, _gradient: torch.Tensor) -> None:
         # Compared by id: a pass that failed never ends, and must not hide the next one.
         if self._handles and (current := backward_pass()) != self._asked_in:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from aorta.instrument.in_flight import Name
+from aorta.instrument.transparent import not_compiled
 
 _BEHIND = "_aorta_behind"
 """Attribute of an event: what its stream had joined."""
@@ -118,6 +119,7 @@ class DeviceStreams:
             self._sides[key, priority] = None if fresh in taken else fresh
         return self._sides[key, priority]
 
+    @not_compiled
     def priority(self) -> int:
         """Return the priority of the caller's stream; 0 where the device has none."""
         return int(getattr(self._module.current_stream(self._device), "priority", 0))

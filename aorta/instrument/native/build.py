@@ -25,6 +25,7 @@ from typing import Any, Final
 import torch
 
 from aorta.errors import ToolMissing
+from aorta.installation import own_environment, own_program
 from aorta.records.files import write_whole
 from aorta.records.schema import InstrumentMode
 
@@ -37,7 +38,7 @@ FIRST_USE: Final = "AORTA_BUILD"
 """The variable that, set to 0, keeps runs from building it."""
 BUILD_LIMIT_S: Final = 200.0
 """Of a build at first use; below the 300 s that ranks wait for one another. It takes about 40 s of one core."""
-_BUILD: tuple[str, ...] = (sys.executable, *BUILD_COMMAND.split()[1:])
+_BUILD: tuple[str, ...] = tuple(own_program(BUILD_COMMAND.split()[-1]))
 _OF_A_RANK: Final = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 _log = logging.getLogger(__name__)
 
@@ -119,7 +120,7 @@ def _build_in_child(path: Path) -> None:
     try:
         done = subprocess.run(
             _BUILD,
-            env=variables,
+            env=own_environment(variables),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
