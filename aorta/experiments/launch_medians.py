@@ -6,7 +6,6 @@ a sweep starts without.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from aorta.documents.metrics import Unit
 from aorta.errors import RunIncomplete
 from aorta.experiments.launch_plan import Plan
-from aorta.records.files import write_whole
+from aorta.records.files import json_text, write_whole
 
 if TYPE_CHECKING:
     from aorta.read.engines import Engine
@@ -77,7 +76,7 @@ def publish(plan: Plan) -> str:
     path = plan.output / NOISE_FILE
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(floor, indent=2, allow_nan=False) + "\n")
+        write_whole(path, json_text(floor).encode())
     except OSError as error:
         raise RunIncomplete(f"{path}: cannot be written: {error.strerror or error}") from error
     lines = [

@@ -10,7 +10,6 @@ leave a candidate or a job out.
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -28,7 +27,7 @@ from aorta.documents.metrics import JOB_STEP, metric_named
 from aorta.errors import InputError
 from aorta.read.locate import OUTPUTS
 from aorta.read.locations import launch_folders
-from aorta.records.files import decode_json, read_lines, read_small, write_whole
+from aorta.records.files import decode_json, json_text, read_lines, read_small, write_whole
 from aorta.redaction import shown_variables
 from aorta.report.tables import Column, Table, text_column, text_lines
 from aorta.terminal_style import wrapped
@@ -79,7 +78,7 @@ def report_many(folder: Path, options: argparse.Namespace, rules: Rules) -> str:
     path = Path(options.output or Path("reports", folder.resolve().name)) / CANDIDATES_FILE
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(compared.as_json(), indent=2, allow_nan=False) + "\n")
+        write_whole(path, json_text(compared.as_json()).encode())
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror or error}") from error
     return f"{compared.text()}\n{shown_path(path)}\n\n{compared.conclusion()}"
