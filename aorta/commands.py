@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from importlib import import_module
-from itertools import takewhile
 from pathlib import Path
 from types import UnionType
 from typing import Any, Final, get_args, get_type_hints
@@ -30,8 +29,10 @@ from aorta.installation import check_alone, with_path
 from aorta.version import __version__
 
 _INJECTED: Final = Path(__file__).resolve().parent / "recording" / "injected"
-_IGNORES_PATH: Final = re.compile(r"-[A-Za-z]*[IES]")
-"""Options with which Python reads no PYTHONPATH (-I, -E) or no sitecustomize (-S)."""
+_OPTIONS: Final = re.compile(r"-([bBdEhiIOPqRsStuvVx?]*)([cmWX]?)(.*)", re.DOTALL)
+"""A word of options of Python: those without an argument, one that has one, and the argument if it is not the next."""
+_IGNORES_PATH: Final = frozenset("IES")
+"""With these Python reads no PYTHONPATH (-I, -E) or no sitecustomize (-S)."""
 _TRAIN: Final = (
     ("--nproc_per_node", "ranks on this machine"),
     ("--config", "a YAML file to build on"),
@@ -199,9 +200,17 @@ def record(arguments: Sequence[str]) -> int:
     if not words:
         raise InputError("there is no command; it follows two dashes: aorta record OUT -- torchrun train.py")
     if re.fullmatch(r"python[\d.]*", Path(words[0]).name):
-        for option in takewhile(lambda word: word.startswith("-"), words[1:]):
-            if _IGNORES_PATH.match(option):
+        following = iter(words[1:])
+        for option in following:
+            given = _OPTIONS.fullmatch(option)
+            if given is None or not (given[1] or given[2]):
+                break
+            if _IGNORES_PATH & set(given[1]):
                 raise InputError(f"{words[0]} {option}: hides PYTHONPATH from Python, and so AORTA; leave it out")
+            if given[2] in ("c", "m"):  # what follows is the program's
+                break
+            if given[2] and not given[3]:
+                next(following, None)
     folder = str(Path(options.folder).absolute())
     sys.stdout.flush()
     try:

@@ -19,6 +19,38 @@ PACKAGE: Final = "aorta-bench"
 SAME_IMPORT_NAME: Final = ("amd-aorta", "aorta")
 """Other projects' distributions that install an import package `aorta`."""
 _TIMEOUT_S: Final = 30
+FILE_SYSTEMS: Final = {
+    **dict.fromkeys(("file", "memory"), ""),
+    **dict.fromkeys(("s3", "s3a"), "s3fs"),
+    **dict.fromkeys(("gs", "gcs"), "gcsfs"),
+    **dict.fromkeys(("az", "abfs", "abfss"), "adlfs"),
+    "oci": "ocifs",
+    **dict.fromkeys(("sftp", "ssh"), "paramiko"),
+    "hdfs": "pyarrow",
+    "hf": "huggingface_hub",
+    **dict.fromkeys(("http", "https"), "aiohttp requests"),
+}
+"""Schemes of URLs that AORTA opens -> the packages that fsspec needs for it. fsspec knows more, some of which take a
+file for a list of other files, or for a program (`reference://`, https://filesystem-spec.readthedocs.io).
+"""
+CACHED: Final = "simplecache::"
+"""The only chain of file systems that is opened: a local copy of the file behind it."""
+
+
+def scheme_of(location: str) -> str:
+    """Return the scheme of a URL; `file` for a path.
+
+    Raises:
+        ValueError: it is not in `FILE_SYSTEMS`, or file systems are chained in another way than by `CACHED`.
+    """
+    address = location.removeprefix(CACHED)
+    scheme, url, _ = address.partition("://")
+    if "::" in address or (url and scheme not in FILE_SYSTEMS):
+        raise ValueError(
+            f"{location}: no address that AORTA opens; its scheme is one of {', '.join(FILE_SYSTEMS)}, and nothing "
+            f"but {CACHED} stands before it"
+        )
+    return scheme if url else "file"
 
 
 def checkout() -> Path | None:

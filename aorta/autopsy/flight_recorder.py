@@ -169,7 +169,10 @@ def read_dumps(paths: Sequence[Path]) -> list[RankEvidence]:
     for path in paths:
         if not path.exists():
             raise InputError(no_evidence(path))
-        inside = sorted(path.rglob("*")) if path.is_dir() else []
+        try:
+            inside = sorted(path.rglob("*")) if path.is_dir() else []
+        except RecursionError as error:
+            raise InputError(f"{path}: its folders lie too deep in each other; give the folder of the dumps") from error
         found += [file for file in inside if file.is_file() and is_dump(file)] if path.is_dir() else [path]
     files: dict[int, Path] = {}
     for path in sorted(found, key=lambda each: (each.suffix == ".json", each)):

@@ -125,6 +125,11 @@ class Rank(RankState, kw_only=True, dict=True):
         return self.age_s(self.progress_ns)
 
     @property
+    def unreadable(self) -> bool:
+        """Whether there is evidence of it, and none tells what it does."""
+        return bool(self.torn) and not self.collectives and self.progress_ns is None and not self.gone
+
+    @property
     def has_ended(self) -> bool:
         """Whether the process has ended, or is about to: it has left its recorded program, with an error."""
         return self.state == "dead" or self.exit is not None

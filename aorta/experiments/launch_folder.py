@@ -35,7 +35,7 @@ from aorta.errors import AnotherPlan, ConfigError, RecordWriteError
 from aorta.experiments.launch_plan import Plan, PlannedLaunch
 from aorta.experiments.process import launch_environment
 from aorta.installation import commit_of, training_program
-from aorta.records.files import NOT_UTF8, decode_json, lock_file, read_lines, read_small, unused, whole_file
+from aorta.records.files import decode_json, json_text, lock_file, open_own, read_lines, read_small, unused, whole_file
 from aorta.records.run_files import (
     ENVIRONMENT_NAMES,
     ENVIRONMENT_PREFIXES,
@@ -44,7 +44,7 @@ from aorta.records.run_files import (
     flatten,
     read_manifest,
 )
-from aorta.redaction import hide, redact, shown_values
+from aorta.redaction import hide, redacted, shown_values
 from aorta.version import __version__
 
 PLAN_FILE: Final = "plan.json"
@@ -200,7 +200,7 @@ def open_folder(plan: Plan, facts: Mapping[str, Any], environment: Mapping[str, 
         }
         try:
             with whole_file(path, new=True) as part:
-                part.write_text(redact(json.dumps(content, indent=2) + "\n"), encoding="utf-8", errors=NOT_UTF8)
+                part.write_text(json_text(content), encoding="utf-8")
         except FileExistsError:  # another runner was quicker
             _refuse_another(path, wanted)
     except OSError as error:
@@ -226,7 +226,7 @@ def _refuse_another(path: Path, wanted: Mapping[str, Any]) -> None:
                     }
                 )
             }
-            for content in (existing, json.loads(json.dumps(wanted)))
+            for content in (existing, json.loads(json_text(wanted)))
         )
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path}: not a plan ({type(error).__name__}: {error}); choose another --output") from error
@@ -353,7 +353,7 @@ class Journal:
     def __init__(self, path: Path, in_use: str) -> None:
         self.path = path
         try:
-            self._file = path.open("a+b", buffering=0)
+            self._file = open_own(path)
         except OSError as error:
             raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
         self.close = weakref.finalize(self, self._file.close)
@@ -367,7 +367,7 @@ class Journal:
         Raises:
             RecordWriteError: the file cannot be written.
         """
-        data = redact(msgspec.json.Encoder().encode_lines(lines).decode()).encode()
+        data = msgspec.json.Encoder().encode_lines(redacted(msgspec.to_builtins(lines)))
         try:
             if self._file.seek(0, os.SEEK_END):
                 self._file.seek(-1, os.SEEK_END)

@@ -5,7 +5,6 @@ Must not pool steps of different launches (they are correlated within one), or j
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -13,7 +12,7 @@ from typing import Any, Final
 from aorta.documents.metrics import Unit
 from aorta.errors import RunIncomplete
 from aorta.experiments.launch_plan import Plan
-from aorta.records.files import write_whole
+from aorta.records.files import json_text, write_whole
 
 NOISE_FILE: Final = "noise_floor.json"
 NOISE_VERSION: Final = 1
@@ -68,7 +67,7 @@ def publish(plan: Plan) -> str:
     path = plan.output / NOISE_FILE
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(floor, indent=2, allow_nan=False) + "\n")
+        write_whole(path, json_text(floor).encode())
     except OSError as error:
         raise RunIncomplete(f"{path}: cannot be written: {error.strerror or error}") from error
     lines = [

@@ -23,6 +23,7 @@ import psutil
 
 from aorta.command_line import end_with_parent
 from aorta.errors import SIGNAL_EXIT_BASE, ToolMissing
+from aorta.records.files import open_own
 
 LAUNCHER_VARIABLES: Final = (
     "RANK",
@@ -145,7 +146,7 @@ def launch(
     if log is not None:
         log.parent.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    with nullcontext() if log is None else log.open("wb") as output:
+    with nullcontext() if log is None else open_own(log, new=True) as output:
         try:
             process = subprocess.Popen(
                 command,

@@ -9,7 +9,6 @@ what the comparison did not call an improvement, or leave a candidate out.
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -30,7 +29,7 @@ from aorta.documents.plans import Side
 from aorta.errors import InputError
 from aorta.read.locate import OUTPUTS
 from aorta.read.locations import launch_folders
-from aorta.records.files import decode_json, read_small, write_whole
+from aorta.records.files import decode_json, json_text, read_small, write_whole
 from aorta.report.tables import Column, Table, text_column, text_lines
 from aorta.terminal_style import wrapped
 from aorta.version import __version__
@@ -65,7 +64,7 @@ def report_many(folder: Path, options: argparse.Namespace, rules: Rules) -> str:
     path = Path(options.output or Path("reports", folder.resolve().name)) / CANDIDATES_FILE
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(compared.as_json(), indent=2, allow_nan=False) + "\n")
+        write_whole(path, json_text(compared.as_json()).encode())
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror or error}") from error
     return f"{compared.text()}\n{shown_path(path)}\n\n{compared.conclusion()}"

@@ -121,6 +121,11 @@ REFUSED = [
         )
         for key in ("remote_root", "remote_file_name")
     ),
+    *(
+        ({key: address + "{rank}.html", **FLAGS, "memory_filename": "m.html"}, f"profiling.{key}={address}")
+        for address in ("reference::memory://x/", "zip://x::s3://b/", "github://x/")
+        for key in ("remote_root", "remote_file_name", "memory_remote_file_name")
+    ),
 ]
 ALLOWED = [
     *({"naming": naming, "compression": packed} for naming in Naming for packed in ("none", "gz", "tar.gz")),

@@ -26,7 +26,7 @@ import torch
 
 from aorta.errors import ToolMissing
 from aorta.installation import own_environment, own_program
-from aorta.records.files import write_whole
+from aorta.records.files import open_own, write_whole
 from aorta.records.schema import InstrumentMode
 
 SOURCE: Final = Path(__file__).with_name("interceptor.cpp")
@@ -104,7 +104,7 @@ def ensure_built(mode: InstrumentMode, *, wanted: bool, emulated: bool) -> None:
         if path.exists() or _failure(path).exists():
             return
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.with_suffix(".lock").open("w") as lock:
+        with open_own(path.with_suffix(".lock")) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not (path.exists() or _failure(path).exists()):
                 _build_in_child(path)
