@@ -289,12 +289,11 @@ class Finding(msgspec.Struct):
 
 
 class CutoffFacts(msgspec.Struct):
-    """The stall cut-offs of the ranks, and the median overlap ratio at half and at twice the cut-off."""
+    """The stall cut-offs of the ranks, and why one is not measured."""
 
     lowest_ns: int
     highest_ns: int
     sources: list[str]
-    overlap_ratio_range: list[float] | None
     reason: str | None
 
 

@@ -141,7 +141,7 @@ class CpuInterceptor:
         groups: dict[str, Group],
         recorder: StepRecorder,
         links: HostLinks | None = None,
-        shortest_call_ns: int = STALL_CUTOFF_NS // 2,
+        shortest_call_ns: int = STALL_CUTOFF_NS,
     ) -> None:
         self._progress = recorder.progress
         self.clock, self._groups = clock, groups

@@ -122,7 +122,7 @@ class Instrumentation:
         # The interceptor outlives a pause: it counts collectives, and keeps those in flight.
         self._interceptor: CpuInterceptor | NativeCpuInterceptor | None = None
         if mode != "off":
-            self._interceptor = self._make_interceptor(device, stream_priority, fabric, module, stall_cutoff_ns // 2)
+            self._interceptor = self._make_interceptor(device, stream_priority, fabric, module, stall_cutoff_ns)
         self._blocks: list[tuple[str, nn.Module]] = []
         self._outputs: list[nn.Module] = []
         # DDP waits for its collectives after the last node, on futures in C++ that bypass our work handles.

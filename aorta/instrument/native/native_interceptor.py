@@ -111,7 +111,7 @@ class NativeCpuInterceptor:
         module: Any,
         groups: dict[str, Group],
         device: Any | None = None,
-        shortest_call_ns: int = STALL_CUTOFF_NS // 2,
+        shortest_call_ns: int = STALL_CUTOFF_NS,
         progress: Progress | None = None,
     ) -> None:
         check_torch()
