@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from aorta.autopsy.flight_recorder import no_evidence, write_dumps
+from aorta.autopsy.flight_recorder import no_evidence
 from aorta.autopsy.report import as_json, evidence_of, has_saved_evidence, read_ras, verdict_on, verdict_text
 from aorta.command_line import command, to_stdout
 from aorta.errors import EXIT_OK, GateFailed, Inconclusive, InputError
@@ -32,10 +32,6 @@ def main(arguments: Sequence[str]) -> int:
         to_stdout(as_json(verdict).decode().rstrip())
     else:
         to_stdout(verdict_text(verdict, style_of(sys.stdout), stacks=options.stacks))
-    if options.write_dumps is not None:
-        written = write_dumps(evidence, Path(options.write_dumps))
-        if not options.json:
-            to_stdout(f"{len(written)} dumps for torchfrtrace {options.write_dumps}")
     if verdict.kind in ("not_stuck", "slow"):
         return EXIT_OK
     return Inconclusive.exit_code if verdict.kind == "cannot_decide" else GateFailed.exit_code
@@ -79,9 +75,6 @@ def parser() -> argparse.ArgumentParser:
         "--ras",
         metavar="FILE|HOST:PORT",
         help="what NCCL's RAS says of the processes (JSON), or its port to ask, as localhost:28028",
-    )
-    parser.add_argument(
-        "--write-dumps", metavar="DIR", help="write what is known of collectives as dumps that torchfrtrace reads"
     )
     parser.add_argument(
         "--stuck-after",

@@ -23,6 +23,7 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from functools import wraps
@@ -51,6 +52,7 @@ def begin_process() -> None:
     if "TORCHELASTIC_RUN_ID" in os.environ:
         end_with_parent(parent)()
     sys.excepthook = _say_interrupted
+    warnings.showwarning = lambda message, *_, **__: to_stderr(f"warning: {message}")
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)

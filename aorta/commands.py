@@ -19,23 +19,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from importlib import import_module
-from itertools import takewhile
 from pathlib import Path
 from types import UnionType
 from typing import Any, Final, get_args, get_type_hints
 
 from aorta.command_line import begin_process, command, to_stderr, to_stdout
 from aorta.errors import EXIT_OK, InputError, ToolMissing, meant
-from aorta.installation import check_alone
+from aorta.installation import check_alone, with_path
 from aorta.version import __version__
 
-_INJECTED: Final = str(Path(__file__).resolve().parent / "recording" / "injected")
-_IGNORES_PATH: Final = re.compile(r"-[A-Za-z]*[IES]")
-"""Options with which Python reads no PYTHONPATH (-I, -E) or no sitecustomize (-S)."""
+_INJECTED: Final = Path(__file__).resolve().parent / "recording" / "injected"
+_OPTIONS: Final = re.compile(r"-([bBdEhiIOPqRsStuvVx?]*)([cmWX]?)(.*)", re.DOTALL)
+"""A word of options of Python: those without an argument, one that has one, and the argument if it is not the next."""
+_IGNORES_PATH: Final = frozenset("IES")
+"""With these Python reads no PYTHONPATH (-I, -E) or no sitecustomize (-S)."""
 _TRAIN: Final = (
     ("--nproc_per_node", "ranks on this machine"),
     ("--config", "a YAML file to build on"),
-    ("--multirun", "a sweep"),
     ("--cfg", "print the configuration: job, hydra or all"),
     ("--info", "what Hydra knows"),
     ("--version", "AORTA's version"),
@@ -77,7 +77,7 @@ COMMANDS: Final[dict[str, Command]] = {
     ),
     "train": Command(
         "aorta.train_command:main",
-        "train with telemetry, or sweep with -m",
+        "train with telemetry",
         "--nproc_per_node 2 label=cuda training.max_steps=40",
         parser=None,
     ),
@@ -200,15 +200,21 @@ def record(arguments: Sequence[str]) -> int:
     if not words:
         raise InputError("there is no command; it follows two dashes: aorta record OUT -- torchrun train.py")
     if re.fullmatch(r"python[\d.]*", Path(words[0]).name):
-        for option in takewhile(lambda word: word.startswith("-"), words[1:]):
-            if _IGNORES_PATH.match(option):
+        following = iter(words[1:])
+        for option in following:
+            given = _OPTIONS.fullmatch(option)
+            if given is None or not (given[1] or given[2]):
+                break
+            if _IGNORES_PATH & set(given[1]):
                 raise InputError(f"{words[0]} {option}: hides PYTHONPATH from Python, and so AORTA; leave it out")
-    path = [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one and one != _INJECTED]
+            if given[2] in ("c", "m"):  # what follows is the program's
+                break
+            if given[2] and not given[3]:
+                next(following, None)
     folder = str(Path(options.folder).absolute())
-    variables = {"PYTHONPATH": os.pathsep.join([_INJECTED, *path]), "AORTA_RECORD": folder}
     sys.stdout.flush()
     try:
-        os.execvpe(words[0], words, os.environ | variables)
+        os.execvpe(words[0], words, with_path(_INJECTED) | {"AORTA_RECORD": folder})
     except OSError as error:
         raise ToolMissing(f"{words[0]}: cannot be started: {error.strerror or error}") from error
 

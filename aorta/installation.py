@@ -6,8 +6,10 @@ Must not import anything that takes time.
 from __future__ import annotations
 
 import hashlib
+import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -17,12 +19,64 @@ PACKAGE: Final = "aorta-bench"
 SAME_IMPORT_NAME: Final = ("amd-aorta", "aorta")
 """Other projects' distributions that install an import package `aorta`."""
 _TIMEOUT_S: Final = 30
+FILE_SYSTEMS: Final = {
+    **dict.fromkeys(("file", "memory"), ""),
+    **dict.fromkeys(("s3", "s3a"), "s3fs"),
+    **dict.fromkeys(("gs", "gcs"), "gcsfs"),
+    **dict.fromkeys(("az", "abfs", "abfss"), "adlfs"),
+    "oci": "ocifs",
+    **dict.fromkeys(("sftp", "ssh"), "paramiko"),
+    "hdfs": "pyarrow",
+    "hf": "huggingface_hub",
+    **dict.fromkeys(("http", "https"), "aiohttp requests"),
+}
+"""Schemes of URLs that AORTA opens -> the packages that fsspec needs for it. fsspec knows more, some of which take a
+file for a list of other files, or for a program (`reference://`, https://filesystem-spec.readthedocs.io).
+"""
+CACHED: Final = "simplecache::"
+"""The only chain of file systems that is opened: a local copy of the file behind it."""
+
+
+def scheme_of(location: str) -> str:
+    """Return the scheme of a URL; `file` for a path.
+
+    Raises:
+        ValueError: it is not in `FILE_SYSTEMS`, or file systems are chained in another way than by `CACHED`.
+    """
+    address = location.removeprefix(CACHED)
+    scheme, url, _ = address.partition("://")
+    if "::" in address or (url and scheme not in FILE_SYSTEMS):
+        raise ValueError(
+            f"{location}: no address that AORTA opens; its scheme is one of {', '.join(FILE_SYSTEMS)}, and nothing "
+            f"but {CACHED} stands before it"
+        )
+    return scheme if url else "file"
 
 
 def checkout() -> Path | None:
     """Return the checkout of this package; None where it is installed without one."""
     root = Path(__file__).resolve().parents[1]
     return root if (root / "train.py").is_file() else None
+
+
+def with_path(folder: Path, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return an environment with one folder more, the first of PYTHONPATH. Entries that are there stay as they are: an
+    empty one is the current folder.
+    """
+    entries = environment.get("PYTHONPATH")
+    return {**environment, "PYTHONPATH": f"{folder}{os.pathsep}{entries}" if entries else str(folder)}
+
+
+def own_program(module: str, *words: str) -> list[str]:
+    """Return the command that runs a module of this very package in `own_environment`, whatever else is called `aorta`
+    in the folder where it starts.
+    """
+    return [sys.executable, "-P", "-m", module, *words]
+
+
+def own_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the environment of `own_program`."""
+    return with_path(Path(__file__).resolve().parents[1], environment)
 
 
 def training_program(tree: Path | None) -> list[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,8 +18,10 @@ from aorta.redaction import redact
 MARKS: Final = {"regression": "x", "improvement": "+", "equivalent": "=", "shifted": "~", "not tested": "-"}
 """Verdict -> a character that tells it from the others without colour; any other verdict is `UNDECIDED`."""
 UNDECIDED: Final = "?"
+_OURS: Final = secrets.randbits(62)
+"""Marks escape sequences of this process until they are printed: a name in a file has none that pass for ours."""
 # SGR parameters of ECMA-48, section 8.3.117.
-_ESCAPE: Final = re.compile(r"\033\[[0-9;]*m")
+_ESCAPE: Final = re.compile(rf"\033\[{_OURS};([0-9;]*m)")
 _BOLD, _FAINT, _RED, _GREEN, _YELLOW = "1", "2", "31", "32", "33"
 _VERDICTS: Final = {"regression": _RED, "improvement": _GREEN, "equivalent": _GREEN}
 WIDTH: Final = 100
@@ -29,7 +32,7 @@ LEAST_WIDTH: Final = 80
 
 @dataclass(frozen=True)
 class Style:
-    """How text is shown. `enabled`: with escape sequences; without, every method returns its text."""
+    """How text is shown. `enabled`: with escape sequences, for `printable`; without, every method returns its text."""
 
     enabled: bool = False
     width: int = WIDTH  # columns of sentences and tables
@@ -53,7 +56,7 @@ class Style:
         return self._sgr(text, f"{_BOLD};{colour}" if bold else colour)
 
     def _sgr(self, text: str, parameters: str) -> str:
-        return f"\033[{parameters}m{text}\033[0m" if self.enabled and text else text
+        return f"\033[{_OURS};{parameters}m{text}\033[{_OURS};0m" if self.enabled and text else text
 
 
 PLAIN: Final = Style()
@@ -114,16 +117,16 @@ def table(
     return lines
 
 
-_UNPRINTABLE: Final = re.compile(
-    r"(\033\[(?:[0-2]|(?:1;)?3[1-3])m)|[^\n\t\x20-\x7e\xa0-\u2029\u202f-\u2065\u206a-\U0010ffff]"
-)
+_UNPRINTABLE: Final = re.compile(r"[^\n\t\x20-\x7e\xa0-\u2029\u202f-\u2065\u206a-\U0010ffff]")
 
 
 def printable(text: str) -> str:
     """Return text without secrets, and with control characters other than `Style`'s as JSON writes them: a name in a
     trace could move a terminal's cursor, or turn the direction of writing.
     """
-    return _UNPRINTABLE.sub(lambda found: found[1] or f"\\u{ord(found[0]):04x}", redact(text))
+    parts = _ESCAPE.split(redact(text))  # every other is the end of a sequence of `Style`'s
+    parts[::2] = [_UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", part) for part in parts[::2]]
+    return "".join(f"\033[{part}" if at % 2 else part for at, part in enumerate(parts))
 
 
 def wrapped(lines: Iterable[str], width: int = WIDTH, indent: str = "    ") -> str:

@@ -1,39 +1,35 @@
 """`aorta train` and `train.py`: compose the configuration with Hydra, resolve it, run it.
 
-The exit code is that of the run or the sweep, and 1 for a configuration that cannot be run. Must not import torch
+The exit code is that of the run, and 1 for a configuration that cannot be run. Must not import torch
 before the configuration is known to be good: `--help`, `--cfg job` and configuration errors stay fast, and work without
 torch.
 """
 
 from __future__ import annotations
 
-import math
 import os
-import re
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import hydra
 from hydra._internal import hydra as _hydra
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_store import ConfigNode, ConfigStore
-from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.errors import MissingConfigException, OverrideParseException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from aorta.command_line import command, to_stdout, tolerate_closed_terminal
 from aorta.config import CONFIG_DIR, schema
-from aorta.config.override_words import is_multirun, load_yaml, options_of_a_job, translate
-from aorta.config.resolve import HOW_TO_BUILD, Resolved, choices, environment_number, keys_named, resolve
+from aorta.config.override_words import is_multirun, load_yaml, plan_of_sweep, translate
+from aorta.config.resolve import HOW_TO_BUILD, Resolved, choices, keys_named, resolve
 from aorta.config.schema import Rpc, Streams
 from aorta.errors import EXIT_OK, AortaError, ConfigError, InputError, meant
 from aorta.installation import checkout, training_program
-from aorta.records.files import write_whole
+from aorta.redaction import hide
 from aorta.version import __version__
 
 _HYDRA_OPTIONS: Final = (
@@ -41,21 +37,24 @@ _HYDRA_OPTIONS: Final = (
     *("config-path", "config-name", "config-dir", "experimental-rerun", "info"),
 )
 """Of Hydra's command line, long ones."""
+_INSTEAD: Final = "launch each value: aorta ab --vary"
 
 
 @command()
 def main(arguments: Sequence[str]) -> int:
     """Train with these overrides and options; returns the exit code. With `--nproc_per_node N` torchrun starts N ranks
-    on this machine, of the run or of each job of a sweep.
+    on this machine.
     """
     ranks, overrides = split_ranks(arguments)
-    if ranks is not None and not any(map(is_multirun, overrides)):
+    if any(map(is_multirun, overrides)):
+        raise InputError(_no_sweeps(overrides, ranks))
+    if ranks is not None:
         # This process becomes torchrun, whose ranks run this command without the option.
         torchrun = [sys.executable, "-m", "aorta.distributed.torchrun", "--standalone", "--nproc_per_node", ranks]
         sys.stdout.flush()
         os.execv(sys.executable, [*torchrun, *training_program(checkout()), *overrides])
     sys.argv[1:] = overrides  # where Hydra reads them
-    return compose(run, CONFIG_DIR, partial(sweep, ranks=ranks))
+    return compose(run, CONFIG_DIR)
 
 
 def run(resolved: Resolved) -> int:
@@ -72,11 +71,12 @@ def run(resolved: Resolved) -> int:
     return run_training(resolved)
 
 
-def sweep(options: Sequence[str], ranks: str | None = None) -> Sweep:
-    """Return what launches the jobs of `--multirun`, each with so many ranks."""
-    from aorta.experiments.launch_engine import SweepJobs
-
-    return SweepJobs(training_program(checkout()), options, ranks)
+def _no_sweeps(words: Sequence[str], ranks: str | None = None) -> str:
+    line = shlex.join(hide(plan_of_sweep(words, ranks)))
+    return (
+        f"--multirun: train.py trains once. This launches every combination in turn, and compares it with the base:\n"
+        f"  {line}\n  without --launches 1 it can give verdicts (docs/compare.md)"
+    )
 
 
 def split_ranks(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
@@ -101,19 +101,13 @@ def split_ranks(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
     return ranks, words
 
 
-class Sweep(Protocol):
-    def launch(self, words: Sequence[str], folder: Path) -> float:
-        """Launch the next job; `words` are its overrides, `folder` is the sweep's. Returns its result, NaN without."""
-
-    def finish(self) -> int:
-        """Return the exit code of the sweep."""
-
-
 class _Loader(ConfigLoaderImpl):
     """Composes a configuration that may be somebody else's: checks it before anything in it is called."""
 
     def load_configuration(self, *arguments: Any, **named: Any) -> DictConfig:
         composed = super().load_configuration(*arguments, **named)
+        if composed.hydra.mode == RunMode.MULTIRUN:  # by a file: Hydra then composes a single run
+            raise ConfigError("hydra.mode: MULTIRUN: train.py trains once; aorta ab --vary launches combinations")
         installed = {target for _, target in _called(ConfigStore.instance().repo["hydra"])}
         plain = OmegaConf.to_container(composed.hydra)
         refused = [key for key, target in _called(plain) if target not in installed]
@@ -121,8 +115,7 @@ class _Loader(ConfigLoaderImpl):
         refused += [f"hydra.{key}" for key in keys if OmegaConf.select(composed.hydra, key)]
         if refused:
             raise ConfigError(
-                f"{', '.join(refused)}: could run any program; a configuration may only choose among Hydra's installed "
-                "launchers and sweepers, as in hydra/sweeper=NAME. Remove it"
+                f"{', '.join(refused)}: could run any program, so a configuration must not have it; remove it"
             )
         return composed
 
@@ -140,65 +133,17 @@ def _called(node: Any, key: str = "hydra") -> Iterator[tuple[str, str]]:
             yield from _called(value, f"{key}.{name}")
 
 
-class _Task:
-    """Called by Hydra: keeps the configuration of a single run, or launches the jobs of a sweep one after another."""
-
-    def __init__(self, sweep: Callable[[], Sweep]) -> None:
-        self._sweep = sweep
-        self.composed: list[DictConfig] = []
-        self.jobs: Sweep | None = None
-        self.failed: AortaError | None = None
-
-    def __call__(self, config: DictConfig) -> float | None:
-        hydra = HydraConfig.get()
-        if OmegaConf.is_missing(hydra.job, "num"):
-            self.composed.append(config)
-            return None
-        if self.failed is not None:
-            return math.nan
-        if self.jobs is None:
-            self.jobs = self._sweep()
-            settings = Path(str(hydra.sweep.dir), "multirun.yaml")
-            write_whole(settings, settings.read_text(encoding="utf-8"))  # Hydra writes every word, secrets too
-        try:
-            return self.jobs.launch(list(hydra.overrides.task), Path(str(hydra.sweep.dir)).absolute())
-        except AortaError as error:  # Hydra would go on with the next job
-            self.failed = error
-            return math.nan
-
-
 @command()
-def compose(run: Callable[[Resolved], int], config_dir: Path, sweep: Callable[[Sequence[str]], Sweep]) -> int:
-    """Compose, resolve and call `run`; returns the process's exit code.
-
-    Args:
-        config_dir: absolute path of `config/`.
-        sweep: makes what launches the jobs of `--multirun`, of the options that they need too (the configuration file).
-    """
+def compose(run: Callable[[Resolved], int], config_dir: Path) -> int:
+    """Compose, resolve and call `run`; returns the process's exit code. `config_dir`: absolute path of `config/`."""
     if "--version" in sys.argv[1:]:  # Hydra would print its own
         to_stdout(f"aorta {__version__}")
         return EXIT_OK
     words = translate(sys.argv[1:], Path.cwd(), config_dir.parent)
     _check_options(words)
-    sweeps = any(map(is_multirun, words))
-    if sweeps and environment_number("WORLD_SIZE", 1) > 1:
-        raise ConfigError(
-            "--multirun inside torchrun: each rank would sweep by itself and wait for the others for ever; start the "
-            "sweep with aorta train -m --nproc_per_node N, which starts one torchrun per job"
-        )
-    for word in words if sweeps else ():
-        if re.match(r"\+*(label|training\.output_dir)=", word):
-            with suppress(HydraException):  # composing reports it
-                if OverridesParser.create().parse_override(word).is_sweep_override():
-                    raise ConfigError(f"{word}: says where the sweep writes, so it cannot be swept over")
-    task = _Task(partial(sweep, options_of_a_job(words)))
     sys.argv[1:] = map(_adopt, words)
-    _compose(config_dir, task)
-    if task.failed is not None:
-        raise task.failed
-    if task.jobs is not None:
-        return task.jobs.finish()
-    return max((run(resolve(composed)) for composed in task.composed), default=EXIT_OK)  # none after --help or --cfg
+    composed = _composed(config_dir)
+    return EXIT_OK if composed is None else run(resolve(composed))
 
 
 def _check_options(words: Sequence[str]) -> None:
@@ -231,26 +176,27 @@ def _adopt(word: str) -> str:
     return f"--config-name={alias}"
 
 
-def _compose(config_dir: Path, task: _Task) -> None:
-    """Have Hydra compose `sys.argv`: the task stores one configuration, or starts the jobs of a sweep."""
+def _composed(config_dir: Path) -> DictConfig | None:
+    """Return what Hydra composes of `sys.argv`; None after --help or --cfg."""
+    composed: list[DictConfig] = []
+
+    def keep(config: DictConfig) -> None:
+        composed.append(config)
+
     schema.register()
     # Hydra would print and exit by itself; raising lets one place format every error.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     _hydra.ConfigLoaderImpl = _Loader  # type: ignore[attr-defined]
     try:
-        hydra.main(version_base="1.3", config_path=str(config_dir), config_name="default")(task)()
+        hydra.main(version_base="1.3", config_path=str(config_dir), config_name="default")(keep)()
     except AortaError:
         raise
     except BrokenPipeError:  # --help | head: nobody reads on
-        if task.jobs is not None:
-            raise
         with tolerate_closed_terminal():
             raise
-    except Exception as error:
-        # Before a sweep's first job none of our code runs in there: any error is about the configuration.
-        if task.jobs is not None:
-            raise
+    except Exception as error:  # none of our code runs in there: any error is about the configuration
         raise ConfigError(explain(error)) from error
+    return next(iter(composed), None)
 
 
 def explain(error: Exception) -> str:
@@ -265,6 +211,7 @@ def explain(error: Exception) -> str:
         text = f"{group}={option}: there is no such {group}{hint}\n  there are: {', '.join(options)}"
     else:  # Hydra's search path, AORTA's `base_*` schemas and the advice to append are no choices
         visible = str(error).partition("Config search path:")[0].replace("To append to your config use +", "  in: ")
+        visible = visible.replace("sweep over it, add --multirun to your command line", _INSTEAD)
         text = "\n".join(line for line in visible.strip().splitlines() if not line.strip().startswith("base_"))
     inner = str(chain[-1]).strip().splitlines()[0] if chain[1:] else ""
     if inner and inner not in text:

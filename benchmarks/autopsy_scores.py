@@ -38,7 +38,7 @@ import torch._dynamo  # DDP imports it: once, before the ranks are forked
 import aorta.parallel.fsdp
 import aorta.parallel.plan  # noqa: F401
 from aorta.autopsy.evidence import RankEvidence, Verdict
-from aorta.autopsy.flight_recorder import PREFIX, read_dumps
+from aorta.autopsy.flight_recorder import read_dumps
 from aorta.autopsy.judge import judge
 from aorta.autopsy.processes import EVIDENCE_FILE, progress_evidence
 from aorta.autopsy.report import verdict_on
@@ -226,7 +226,7 @@ def _dump_when_asked(folder: Path, rank: int) -> None:
 
 def _dump(folder: Path, rank: int) -> None:
     """Write torch's dump of this rank, as `docs/autopsy.md` has it, for once."""
-    path = folder / "dumps" / f"{PREFIX}{rank}"
+    path = folder / "dumps" / f"comm_lib_trace_rank_{rank}"
     if not path.exists():
         part = folder / f"dump_{rank}.part"
         part.write_bytes(torch._C._distributed_c10d._dump_fr_trace())  # type: ignore[attr-defined]

@@ -35,8 +35,9 @@ def test_an_error_is_one_line_and_its_exit_code(
 
 
 def test_what_is_printed_moves_no_cursor_and_turns_no_line(capsys: pytest.CaptureFixture[str]) -> None:
-    hostile = "a\033]0;title\007\033[2J\r\x9b1m\u202eb\033[8mc"
-    shown = r"a\u001b]0;title\u0007\u001b[2J\u000d\u009b1m\u202eb\u001b[8mc"
+    ours = "\033[1m \033[31m \033[1;32m \033[0m"
+    hostile = f"a\033]0;title\007\033[2J\r\x9b1m\u202eb\033[8mc{ours}"
+    shown = r"a\u001b]0;title\u0007\u001b[2J\u000d\u009b1m\u202eb\u001b[8mc" + ours.replace("\033", r"\u001b")
     to_stdout(f"{Style(enabled=True).bold('title')}\n\t{hostile} é")
     to_stderr(hostile)
     assert capsys.readouterr() == (f"\033[1mtitle\033[0m\n\t{shown} é\n", f"{shown}\n")

@@ -50,7 +50,6 @@ from aorta import analysis
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.compare.launch_set import Subject, read_subjects
 from aorta.analysis.compare.verdict import Rules
-from aorta.autopsy.flight_recorder import write_dumps
 from aorta.autopsy.processes import progress_evidence
 from aorta.autopsy.report import read_autopsy, verdict_on_run, write_verdict
 from aorta.autopsy_command import main as autopsy
@@ -77,9 +76,8 @@ from aorta.report.summary import summarize
 from aorta.rpc.rpc_report import rpc_report
 from aorta.train_command import compose
 from tests.analysis.builders import collective, header, metrics, step, write_manifest, write_rank
-from tests.analysis.compare.builders import launch, launch_set
-from tests.autopsy.hangs import clipped, ddp, resized, run, stuck_in
-from tests.config.conftest import Noting
+from tests.analysis.compare.builders import launch_set
+from tests.autopsy.test_flight_recorder import dump, entry
 from tests.merge.test_tracks import run_folder
 from tests.merge.traces import BASE_NS, text, x
 from tests.read.nsys_files import write_nsys
@@ -210,15 +208,6 @@ def rpc(folder: Path) -> None:
         _put(place, "rpc_window_0000.json", text(events, rank=worker, **head))
 
 
-def sweep(folder: Path) -> None:
-    lines = []
-    for number in range(3):
-        launch(folder / "three" / f"{number:02d}", 0.2 + number / 10, ranks=1)
-        job = {"job": f"{number:02d}", "words": [f"a={number}"], "exit_code": 0, "seconds": 1.5, "reason": None}
-        lines.append(json.dumps(job) + "\n")
-    _put(folder / "three", "sweep.jsonl", "".join(lines).encode())
-
-
 def plan(folder: Path) -> None:
     asked = b"""output: plan\nlaunches: 4\nnproc_per_node: 2\nwords: [training.max_steps=40]
 environment: {NCCL_ALGO: Ring}\nreference: {words: "parallel=ddp"}
@@ -226,7 +215,7 @@ candidate: {words: [parallel=fsdp], environment: {NCCL_ALGO: Tree}}\n"""
     _put(folder / "asked", "plan.yaml", asked)
     _put(folder / "begun", "plan.yaml", asked)
     host = {"name": "n", "machine": "m", "cpus": 2}
-    begun = {"plan_version": 2, "asked": {"launches": 4}, "versions": {}, "environment": {}, "host": host}
+    begun = {"plan_version": 3, "asked": {"launches": 4}, "versions": {}, "environment": {}, "host": host}
     journal = b"""{"event": "open", "time": "t"}
 {"event": "start", "id": 1, "launch": "reference/00", "time": "t"}
 {"event": "end", "id": 1, "launch": "reference/00", "outcome": "done", "run_id": "r", "seconds": 2.5}
@@ -256,11 +245,13 @@ def words(folder: Path) -> None:
 
 
 def autopsies(folder: Path) -> None:
-    for name, evidence in (("dumps", run(clipped(4), {1: resized(5)})), ("late", run(ddp(3), {2: stuck_in("data")}))):
-        write_dumps(evidence, folder / name)
-        for at in (folder / name).iterdir():
-            dumped = msgspec.json.encode(pickle.loads(at.read_bytes()))
-            _put(folder / f"{name}-json", f"{at.name.removeprefix('comm_lib_trace_')}.json", dumped)
+    done = [entry(number, "completed") for number in range(5)]
+    resized = dump([*done, entry(5, "started", input_sizes=[[3]])], 4)
+    late = [dump([*done, entry(5, "started")], 3)] * 2 + [dump(done, 3)]
+    for name, dumps in (("dumps", [dump([*done, entry(5, "started")], 4), resized] * 2), ("late", late)):
+        for rank, dumped in enumerate(dumps):
+            _put(folder / name, f"comm_lib_trace_rank_{rank}", pickle.dumps(dumped))
+            _put(folder / f"{name}-json", f"rank_{rank}.json", msgspec.json.encode(dumped))
     processes = [{"rank": rank, "host": "h", "pid": rank, "status": {}} for rank in range(3)]
     communicators = [{"hash": "0x1", "size": 3, "ranks": processes[:2], "missing_ranks": processes[2:]}]
     _put(folder / "late", "ras.json", json.dumps({"communicators": communicators}).encode())
@@ -342,7 +333,7 @@ def _configuration(case: Path, out: Path) -> int:
     given = [word for word in _said(case).split("\n") if word not in ("-m", "--multirun")]
     GlobalHydra.instance().clear()
     sys.argv = ["train.py", *(str(case / word) if word == "mine.yaml" else word for word in given)]
-    return compose(lambda _resolved: 0, ROOT / "config", Noting())
+    return compose(lambda _resolved: 0, ROOT / "config")
 
 
 def _words(case: Path, out: Path) -> None:
@@ -360,9 +351,8 @@ def _words(case: Path, out: Path) -> None:
 
 def _autopsy(case: Path, out: Path) -> int:
     ras = ["--ras", str(case / "ras.json")] if (case / "ras.json").exists() else []
-    dumps = ["--write-dumps", str(out / "dumps")] if len(list(case.rglob("*"))) % 2 else ["--json"]
     os.chdir(case)  # where the seeds' error file lies
-    ended = [autopsy([str(case), "--stacks", *words]) for words in ([*dumps, *ras], ["--live", "--json"])]
+    ended = [autopsy([str(case), "--stacks", *words]) for words in (ras, ["--live", "--json"])]
     read_autopsy(case), verdict_on_run(case), write_verdict(out, verdict_on_run(case))
     for file in progress_files(case):
         with contextlib.suppress(OSError, UnreadableProgress):
@@ -387,7 +377,6 @@ DOORS: dict[str, tuple[Callable[[Path], None], Callable[[Path, Path], int | None
     "launches": (launches, _compare),
     "merge": (merge, _merge),
     "rpc": (rpc, lambda case, out: rpc_report([str(case), "-o", str(out / "trace.json.gz"), "--check"])),
-    "sweep": (sweep, _report),
     "plan": (plan, _plan),
     "configuration": (configuration, _configuration),
     "words": (words, _words),
@@ -681,10 +670,6 @@ def dump_of(**members: Any) -> bytes:
     return json.dumps({"version": "2.1", **members}).encode()
 
 
-def swept_keys(count: int) -> bytes:
-    return b"".join(b'{"job": "%d", "words": ["k%d=1"], "exit_code": 0, "seconds": 1}\n' % (n, n) for n in range(count))
-
-
 DUMP, FOOTER = "comm_lib_trace_rank_0", b'{"record":"footer","reason":'
 COUNTERS = b"Dispatch_Id,Kernel_Name,Counter_Name,Counter_Value\n" + b"".join(b"1,k,c%d,1\n" % n for n in range(40_000))
 ENTRY = {"process_group": ["0", "default_pg"], "profiling_name": "nccl:send 0->1", "collective_seq_id": 1}
@@ -707,9 +692,6 @@ FOUND: Final[list[tuple[str, str, str, Any]]] = [
     (ANSWER, "merge/run", "clock_sync.json", "/dev/zero"),
     (ANSWER, "rpc/whole", "rpc.json", (b'{"1":', b'{"one":')),
     (ANSWER, "rpc/whole", WINDOW, (b'"profile_memory": 1', b'"profile_memory": ' + b"7" * 40)),
-    (ANSWER, "sweep/three", "sweep.jsonl", (b'{"job": "01"', DEEP)),
-    (ANSWER, "sweep/three", "sweep.jsonl", lambda lines: lines * 4000),
-    (REFUSAL, "sweep/three", "sweep.jsonl", swept_keys(10_000)),
     (ANSWER, "plan/asked", "plan.yaml", (b"launches: 4", b"launches: ???")),
     (ANSWER, "traces/nsys", "nsys.db", f"UPDATE StringIds SET value = '{'nccl' * 50_000}'"),
     (ANSWER, "traces/direct", "4242_counter_collection.csv", COUNTERS),

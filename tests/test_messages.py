@@ -196,4 +196,4 @@ def test_a_folder_that_may_not_be_read_is_named(
     monkeypatch.chdir(folder)
     monkeypatch.setattr(Path, "stat", denied)
     assert commands.main(["report", "run"]) == 2
-    assert capsys.readouterr().err.startswith("error: run/sweep.jsonl: no permission (Permission denied)")
+    assert capsys.readouterr().err.startswith("error: run/candidate-1: no permission (Permission denied)")

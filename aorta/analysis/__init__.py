@@ -69,11 +69,10 @@ def steps(run: str | Path | Run, columns: Sequence[str] | None = None) -> pd.Dat
     from aorta.analysis.dataframes import steps_frame
     from aorta.analysis.devices import JOINED_ON, STEP_COLUMNS, samples_frame, step_columns
     from aorta.documents.metrics import METRICS_OF_STEPS
-    from aorta.timeline.overlap import AT_CUTOFFS
 
     loaded = _loaded(run)
     known = [*dataframes.STEP_COLUMNS, dataframes.STEP_MS, *dataframes.RATIO_BOUNDS, *STEP_COLUMNS]
-    known += [*METRICS_OF_STEPS, *AT_CUTOFFS, *loaded.steps.metrics]
+    known += [*METRICS_OF_STEPS, *loaded.steps.metrics]
     for name in columns or ():
         if name not in known:
             hint = meant(name, known, "; ")

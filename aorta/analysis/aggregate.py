@@ -31,7 +31,7 @@ from aorta.documents.statistics import describe
 from aorta.read.frames import PHASES, Bools, Floats, Ints, Steps
 from aorta.read.run import Run
 from aorta.records.schema import Phase
-from aorta.timeline.overlap import AT_CUTOFFS, NS_PER_MS
+from aorta.timeline.overlap import NS_PER_MS
 
 NOTHING_USED: Final = "no step is left after warm-up"
 NOTHING_RECORDED: Final = "0 steps recorded: was recording.step() called?"
@@ -157,8 +157,7 @@ def step_entry(dataset: LabelledRun) -> DatasetEntry:
         entry.reason = NOTHING_USED if len(dataset.used) else NOTHING_RECORDED
         return entry
     entry.metrics = _metrics(dataset)
-    at_cutoffs = [_described(dataset, name).median for name in AT_CUTOFFS]
-    entry.stall_cutoff, entry.pace = cutoff_entry(run, at_cutoffs), dataset.pace.entry()
+    entry.stall_cutoff, entry.pace = cutoff_entry(run), dataset.pace.entry()
     entry.null_reasons = {}
     for key, column in _MEANS.items():
         values = np.asarray(dataset.described(column), np.float64)

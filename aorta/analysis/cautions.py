@@ -8,8 +8,7 @@ give it (docs/dev/metric-rules.md, "Where the host sets the pace"). One rule for
                                              # None: neither; `bounds` has what the marks allow
 
 Decided steps are never mixed with undecided ones, of which they would be a biased choice (docs/dev/measuring.md, W29).
-`cautions(entry)` warns of a host that sets the pace, few steps, denominators of 0 and impossible shares;
-`cutoff_line(entry)` of an overlap ratio that rests on the stall cut-off.
+`cautions(entry)` warns of a host that sets the pace, few steps, denominators of 0 and impossible shares.
 
 Must not compute or change a metric, repeat what `health` says of the record, or apply the rule of the cut-off
 (`aorta.instrument.step_builder` does, when a step is recorded).
@@ -18,7 +17,7 @@ Must not compute or change a metric, repeat what `health` says of the record, or
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
@@ -35,7 +34,7 @@ from aorta.read.frames import Bools
 from aorta.read.run import HOST_TIMER, Run
 from aorta.records.schema import STALL_CUTOFF_NS, Calibration
 from aorta.timeline.classes import KINDS
-from aorta.timeline.overlap import AGREEMENT, AT_CUTOFFS, NS_PER_MS
+from aorta.timeline.overlap import AGREEMENT, NS_PER_MS
 
 MOST_UNDECIDED: Final = 0.05
 """Share of the steps in which marks may leave a metric open, for the others to stand for all: a median moves by less
@@ -53,7 +52,7 @@ _WITHOUT_COMPUTE: Final = frozenset(
 )
 """Metrics that do not rest on when the device computed; nor do rates of copies."""
 ONE_RANK: Final = "one rank: it has no other rank to communicate with, so there is nothing to hide"
-_OF_PEERS: Final = frozenset(["overlap_ratio", *AT_CUTOFFS, "overlap_over_compute"])
+_OF_PEERS: Final = frozenset(["overlap_ratio", "overlap_over_compute"])
 """Shares of communication or computation that is hidden or hides. In a recorded run of one rank collectives communicate
 with nobody; a trace by itself may be one rank of many that it does not name."""
 _DECIDES: Final = ("overlap_ratio", "compute_ms")
@@ -331,37 +330,27 @@ def cutoffs_ns(run: Run) -> list[int]:
     ]
 
 
-def cutoff_entry(run: Run, at_cutoffs: Sequence[float | None]) -> CutoffFacts | None:
-    """Return the value of `stall_cutoff` of a dataset: the cut-offs of its ranks, where they come from, and the median
-    overlap ratio at half and at twice the cut-off; None where none applies.
-
-    Args:
-        at_cutoffs: these medians; None where unknown.
-    """
+def cutoff_entry(run: Run) -> CutoffFacts | None:
+    """Return the stall cut-offs of a run's ranks, and where they come from; None where none applies."""
     found = cutoffs_ns(run)
     if not found:
         return None
     stated = [tables.source.stall_cutoff for tables in run.ranks.values() if tables.source.stall_cutoff is not None]
-    ratios = [ratio for ratio in at_cutoffs if ratio is not None]
     problems = sorted({cutoff.problem for cutoff in stated if cutoff.problem is not None})
     return CutoffFacts(
         min(found),
         max(found),
         sorted({cutoff.source for cutoff in stated}),
-        overlap_ratio_range=ratios if len(ratios) == len(at_cutoffs) else None,
-        reason="; ".join(problems) or None if stated else "the record does not state its cut-off",
+        "; ".join(problems) or None if stated else "the record does not state its cut-off",
     )
 
 
 def cutoff_line(entry: DatasetEntry) -> str | None:
-    """Return the same as a line of a report; None where no cut-off applies."""
+    """Return the stall cut-off as a line of a report; None where none applies."""
     found = known(entry.stall_cutoff)
     if found is None:
         return None
     ends = [f"{end_ns / NS_PER_MS:.2g}" for end_ns in (found.lowest_ns, found.highest_ns)]
     line = f"stall cut-off {' to '.join(dict.fromkeys(ends))} ms"
     line += f" ({' and '.join(found.sources)})" if found.sources else ""
-    if found.overlap_ratio_range is not None:
-        half, twice = (TEXT.number(value, "ratio") for value in found.overlap_ratio_range)
-        line += f": the median overlap_ratio is {half} at half of it, {twice} at twice"
     return line if found.reason is None else f"{line}; {found.reason}"

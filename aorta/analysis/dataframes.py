@@ -35,7 +35,7 @@ from aorta.read.matching import (
     matched_pieces,
 )
 from aorta.read.run import Run
-from aorta.timeline.overlap import AT_CUTOFFS, NS_PER_MS
+from aorta.timeline.overlap import NS_PER_MS
 
 STEP_COLUMNS = (
     "rank",
@@ -88,10 +88,10 @@ def step_column(run: Run, name: str) -> np.ndarray:
 
 
 def metric_names(run: Run) -> list[str]:
-    """Return the metrics that any step of the run has, in the order of `metrics`, but for `AT_CUTOFFS`."""
+    """Return the metrics that any step of the run has, in the order of `documents.metrics`."""
     known = run.steps.metrics.keys()
     made = {name for name, metric in MADE_OF_OTHERS.items() if known >= set(metric.parts)}
-    return in_order((known | made).difference(AT_CUTOFFS))
+    return in_order(known | made)
 
 
 def null_reasons(run: Run, name: str, chosen: Bools | None = None) -> Counter[str]:

@@ -165,7 +165,7 @@ Aspect: TypeAlias = Literal["kind", "size", "dtype", "group"]
 """In what a collective differs between ranks."""
 
 
-class CollectiveName(msgspec.Struct, frozen=True, kw_only=True):
+class NumberedCollective(msgspec.Struct, frozen=True, kw_only=True):
     """A collective of a job: the `number`-th of its group, from 0."""
 
     group: str
@@ -205,7 +205,7 @@ class Accusation(msgspec.Struct, kw_only=True):
     aspect: Aspect | None = None
     phase: str | None = None
     since_s: float | None = None
-    collective: CollectiveName | None = None
+    collective: NumberedCollective | None = None
 
 
 class WaitingRanks(msgspec.Struct, kw_only=True):
@@ -213,7 +213,7 @@ class WaitingRanks(msgspec.Struct, kw_only=True):
 
     ranks: list[int]
     for_ranks: list[int]
-    collective: CollectiveName
+    collective: NumberedCollective
     since_s: float | None = None
 
 
@@ -236,7 +236,7 @@ class RankDoing(msgspec.Struct, kw_only=True):
     step: int | None = None
     phase: str | None = None
     since_s: float | None = None
-    collective: CollectiveName | None = None
+    collective: NumberedCollective | None = None
     host: str | None = None
     pid: int | None = None
     sources: list[str] = []

@@ -1,17 +1,8 @@
-"""Dumps of torch's Flight Recorder: reads those of torch 2.5 to 2.13, NCCL and gloo, pickles and JSON, as evidence, and
-writes evidence as dumps that `torchfrtrace` reads.
-
-    evidence = read_dumps([Path("dumps")])
-    write_dumps(evidence, Path("written"))    # then: torchfrtrace written
+"""Reads dumps of torch's Flight Recorder (torch 2.5 to 2.13, NCCL and gloo, pickles and JSON) as evidence.
 
 A file's rank is the number at the end of its name (`comm_lib_trace_rank_3`, `nccl_trace_rank_node02_5`, `rank_3.json`).
 A dump that cannot be read is evidence too: `RankEvidence.torn` says why. A dump names no moment at which it was taken,
-so nothing here has an age.
-
-torchfrtrace aligns ranks by the first record of each dump, and takes for missing what one rank has dropped and another
-has not: each group is written from the first collective that no rank has dropped, and records are counted anew. Sends
-and receives are left out: it fails on those outside of a batch. Must not load torch, or execute anything that a pickle
-names.
+so nothing here has an age. Must not load torch, or execute anything that a pickle names.
 """
 
 from __future__ import annotations
@@ -30,10 +21,8 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import msgspec
 
 from aorta.autopsy.evidence import UNKNOWN_KIND, CollectiveEvidence, CollectiveState, GroupEvidence, RankEvidence
-from aorta.autopsy.job import Channel, JobEvidence
-from aorta.autopsy.joining import join
 from aorta.errors import InputError
-from aorta.records.files import decode_json, open_regular, read_small, write_whole
+from aorta.records.files import decode_json, open_regular, read_small
 from aorta.records.progress_file import PROGRESS_DIR
 from aorta.records.schema import WORLD_LIMIT, Integer, Rank
 
@@ -84,7 +73,7 @@ class _Frame(msgspec.Struct):
     line: Integer = 0
 
 
-class _Group(msgspec.Struct):
+class _DumpedGroup(msgspec.Struct):
     desc: str = ""
     ranks: str | list[Rank] = ""
 
@@ -130,7 +119,7 @@ class _Dump(msgspec.Struct):
     version: str
     comm_lib_version: str = ""
     nccl_version: str = ""
-    pg_config: dict[str, _Group] = {}
+    pg_config: dict[str, _DumpedGroup] = {}
     pg_status: dict[str, _Status] = {}
     entries: list[_Entry] = []
 
@@ -180,7 +169,10 @@ def read_dumps(paths: Sequence[Path]) -> list[RankEvidence]:
     for path in paths:
         if not path.exists():
             raise InputError(no_evidence(path))
-        inside = sorted(path.rglob("*")) if path.is_dir() else []
+        try:
+            inside = sorted(path.rglob("*")) if path.is_dir() else []
+        except RecursionError as error:
+            raise InputError(f"{path}: its folders lie too deep in each other; give the folder of the dumps") from error
         found += [file for file in inside if file.is_file() and is_dump(file)] if path.is_dir() else [path]
     files: dict[int, Path] = {}
     for path in sorted(found, key=lambda each: (each.suffix == ".json", each)):
@@ -397,118 +389,3 @@ def _collective(entry: _Entry) -> CollectiveEvidence:
         completed_ns=entry.time_discovered_completed_ns or None,
         issued_by=next(outside, None),
     )
-
-
-VERSION: Final = "2.10"
-"""Of the format: torch 2.13's."""
-PREFIX: Final = "comm_lib_trace_rank_"
-_TIMEOUT_MS: Final = 600_000
-_STATES: Final = {"issued": "scheduled", "started": "started", "completed": "completed"}
-_OPERATIONS: Final = frozenset(
-    {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "gather", "scatter", "all_to_all", "barrier"}
-)
-"""Kinds that torchfrtrace knows by the same name."""
-_TYPES: Final = {
-    "float64": "Double",
-    "float32": "Float",
-    "float16": "Half",
-    "bfloat16": "BFloat16",
-    "int64": "Long",
-    "int32": "Int",
-    "int16": "Short",
-    "int8": "Char",
-    "uint8": "Byte",
-    "bool": "Bool",
-}
-"""Name of a type in the record -> torch's name in C++."""
-
-
-def write_dumps(evidence: Sequence[RankEvidence], folder: Path) -> list[Path]:
-    """Write a dump of each rank whose collectives are known; returns the files.
-
-    Raises:
-        InputError: the folder holds dumps already, or cannot be written.
-    """
-    job = join(evidence)
-    first = {}  # from which on no rank has dropped a collective of the group
-    for name in job.groups:
-        issued = [rank.channels.get(Channel(name)) for rank in job.ranks.values()]
-        first[name] = max((min(numbers) for numbers in issued if numbers), default=0)
-    number_of = {name: at for at, name in enumerate(sorted(job.groups))}
-    paths = []
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if dumps := sorted(folder.glob(f"{PREFIX}*")):
-            raise InputError(f"{dumps[0]}: {folder} holds dumps already; give a new folder")
-        for rank in job.ranks.values():
-            if not rank.complete:
-                continue
-            groups = {name: group for name, group in job.groups.items() if rank.rank in group.ranks}
-            kept = [
-                one
-                for one in rank.collectives
-                if one.peer is None and one.kind in _OPERATIONS and one.number >= first[one.group]
-            ]
-            status = {}
-            for name in groups:
-                of_group = [one for one in kept if one.group == name]
-                started = [one.number + 1 for one in of_group if one.state != "issued"]
-                completed = [one.number + 1 for one in of_group if one.state == "completed"]
-                status[str(number_of[name])] = {
-                    "last_enqueued_collective": max((one.number + 1 for one in of_group), default=-1),
-                    "last_started_collective": max(started, default=-1),
-                    "last_completed_collective": max(completed, default=-1),
-                }
-            dump = {
-                "version": VERSION,
-                "pg_config": {
-                    name: {"name": name, "desc": group.description or "undefined", "ranks": str(list(group.ranks))}
-                    for name, group in groups.items()
-                },
-                "comm_lib_version": "",
-                "pg_status": status,
-                "entries": [_entry(job, at, one, number_of[one.group]) for at, one in enumerate(kept)],
-            }
-            paths.append(folder / f"{PREFIX}{rank.rank}")
-            write_whole(paths[-1], pickle.dumps(dump))
-    except OSError as error:
-        raise InputError(f"{folder}: dumps cannot be written: {error.strerror or error}") from error
-    return paths
-
-
-def _entry(job: JobEvidence, at: int, one: CollectiveEvidence, group_number: int) -> dict[str, Any]:
-    group = job.groups[one.group]
-    dtype = _TYPES.get(one.dtype or "", one.dtype or "Byte")
-    inputs, outputs = list[list[int]](), list[list[int]]()
-    if one.input_sizes is not None and one.output_sizes is not None:
-        inputs, outputs = [list(shape) for shape in one.input_sizes], [list(shape) for shape in one.output_sizes]
-    elif one.bytes is not None and one.kind != "barrier":  # one dimension that has the bytes
-        whole, ranks = one.bytes // _ITEM_BYTES.get(dtype, 1), max(len(group.ranks), 1)
-        shard = -(-whole // ranks)
-        if one.kind in ("all_gather", "reduce_scatter"):
-            whole = shard * ranks  # torch's analyzer refuses shards that do not add up, as rounded bytes may not
-        inputs = [[shard if one.kind == "all_gather" else whole]]
-        outputs = [[shard if one.kind == "reduce_scatter" else whole]]
-    return {
-        "record_id": at,
-        "pg_id": group_number,
-        "process_group": (one.group, group.description or "undefined"),
-        "thread_id": "0",
-        "thread_name": "",
-        "collective_seq_id": one.number + 1,  # torch counts from 1
-        "p2p_seq_id": 0,
-        "op_id": one.number + 1,
-        "profiling_name": f"nccl:{one.kind}",
-        "time_created_ns": one.issued_ns or 0,
-        "input_sizes": inputs,
-        "input_dtypes": [dtype] if inputs else [],
-        "output_sizes": outputs,
-        "output_dtypes": [dtype] if inputs else [],
-        "state": _STATES[one.state],
-        "time_discovered_started_ns": one.started_ns,
-        "time_discovered_completed_ns": one.completed_ns,
-        "retired": one.state == "completed",
-        "timeout_ms": _TIMEOUT_MS,
-        "is_p2p": False,
-        "frames": [],
-    }

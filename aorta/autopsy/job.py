@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from aorta.autopsy.evidence import CollectiveEvidence, CollectiveName, GroupEvidence, RankState, ThreadStack
+from aorta.autopsy.evidence import CollectiveEvidence, GroupEvidence, NumberedCollective, RankState, ThreadStack
 
 _POINT_TO_POINT = ("send", "recv")
 _LOST_A_PEER = (
@@ -125,6 +125,11 @@ class Rank(RankState, kw_only=True, dict=True):
         return self.age_s(self.progress_ns)
 
     @property
+    def unreadable(self) -> bool:
+        """Whether there is evidence of it, and none tells what it does."""
+        return bool(self.torn) and not self.collectives and self.progress_ns is None and not self.gone
+
+    @property
     def has_ended(self) -> bool:
         """Whether the process has ended, or is about to: it has left its recorded program, with an error."""
         return self.state == "dead" or self.exit is not None
@@ -205,9 +210,9 @@ class JobEvidence:
             return (channel.sender, channel.receiver)
         return self.groups[channel.group].ranks
 
-    def name(self, channel: Channel, one: CollectiveEvidence) -> CollectiveName:
+    def name(self, channel: Channel, one: CollectiveEvidence) -> NumberedCollective:
         description = self.groups[channel.group].description
-        return CollectiveName(
+        return NumberedCollective(
             group=channel.group, description=description, number=one.number, kind=one.kind, bytes=one.bytes
         )
 

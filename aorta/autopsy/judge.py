@@ -153,6 +153,7 @@ def _without_culprit(case: Case) -> tuple[Kind, list[int]]:
         {
             rank for one in waits.open for rank in one.behind
         },  # not all have issued what others wait in; no rule says why
+        {rank.rank for rank in job.ranks.values() if rank.unreadable},
     ):
         if suspects:
             return "cannot_decide", sorted(suspects)
@@ -297,6 +298,8 @@ def _summary(
         where = ", ".join(str(one.collective) for one in waits[:2])
         return f"all ranks issued {where}, which does not complete: a link, a device or the library"
     if kind == "cannot_decide":
+        if job.ranks and all(rank.unreadable for rank in job.ranks.values()):
+            return f"no evidence can be read: {next(iter(job.ranks.values())).torn[0]}"
         if suspects:
             return f"the evidence does not decide; the cause is among {name_ranks(suspects)}"
         return "the evidence does not decide" if job.ranks else "there is no evidence of any rank"

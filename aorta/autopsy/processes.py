@@ -26,14 +26,14 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import BinaryIO, Final
 
 import msgspec
 
 from aorta.autopsy.evidence import CollectiveEvidence, GroupEvidence, ProcessState, RankEvidence, RankExit, ThreadStack
 from aorta.errors import SIGNAL_EXIT_BASE
 from aorta.records.clocks import boot_id
-from aorta.records.files import OF_THIS_PROCESS, decode_json, open_regular, read_small
+from aorta.records.files import OF_THIS_PROCESS, decode_json, open_own, open_regular, read_small
 from aorta.records.process import PROC, pid_namespace, process_facts, start_ticks
 from aorta.records.progress_file import (
     STACKS_FILE,
@@ -50,8 +50,27 @@ from aorta.records.schema import Footer
 
 EVIDENCE_FILE: Final = "rank_{rank}.json"
 _EVIDENCE: Final = msgspec.json.Decoder(RankEvidence)
-_ERROR: Final = msgspec.json.Decoder(dict[str, Any])
+_ERROR_FILE: Final = re.compile(r"attempt_\d+/\d+/error\.json$")
+"""The end of the path that torchrun gives its workers (torch.distributed.elastic.agent.server.local_elastic_agent)."""
 _TAIL_BYTES: Final = 1 << 20
+
+
+class _Extra(msgspec.Struct):
+    timestamp: str | int
+
+
+class _Message(msgspec.Struct):
+    message: str
+    extra: _Extra = msgspec.field(name="extraInfo")
+
+
+class _Error(msgspec.Struct):
+    """A file of torchrun's (torch.distributed.elastic.multiprocessing.errors.ErrorHandler)."""
+
+    message: _Message
+
+
+_ERROR: Final = msgspec.json.Decoder(_Error)
 _KINDS: Final = {
     "allreduce": "all_reduce",
     "allgather": "all_gather",
@@ -200,12 +219,15 @@ def exit_in_record(run_folder: Path, rank: int) -> RankExit | None:
 
 
 def _exit_in_error_file(facts: ProgressFacts) -> RankExit | None:
-    """Return the exception in the file that torchrun names in TORCHELASTIC_ERROR_FILE (torch.distributed.elastic)."""
-    try:
-        message = decode_json(read_small(Path(facts.error_file or "")), _ERROR)["message"]
-    except (OSError, ValueError, KeyError):
+    """Return the exception in the file that torchrun names in TORCHELASTIC_ERROR_FILE. A progress file may name any: no
+    other file is read, and nothing of it is shown unless torchrun's worker wrote it.
+    """
+    if not _ERROR_FILE.search(facts.error_file or ""):
         return None
-    text = str(message.get("message") if isinstance(message, dict) else message).strip()
+    try:
+        text = decode_json(read_small(Path(facts.error_file or "")), _ERROR).message.message.strip()
+    except (OSError, ValueError):
+        return None
     return RankExit(exception=text.splitlines()[0]) if text else None
 
 
@@ -266,7 +288,7 @@ def stacks_on_request(path: Path) -> Iterator[int | None]:
     Raises:
         OSError: `path` cannot be written.
     """
-    with path.open("wb", buffering=0) as file, ExitStack() as stack:
+    with open_own(path, new=True) as file, ExitStack() as stack:
         OF_THIS_PROCESS.add(file.fileno())  # a worker that dies by a signal is not the rank
         stack.callback(OF_THIS_PROCESS.discard, file.fileno())
         free = range(signal.SIGRTMAX - 1, signal.SIGRTMIN, -1)

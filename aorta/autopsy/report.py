@@ -208,7 +208,7 @@ class _RasStatus(msgspec.Struct):
     considered_dead: bool = False
 
 
-class _Process(msgspec.Struct):
+class _RasProcess(msgspec.Struct):
     rank: Rank
     host: str
     pid: Integer
@@ -217,8 +217,8 @@ class _Process(msgspec.Struct):
 
 class _Communicator(msgspec.Struct):
     size: Integer
-    ranks: list[_Process] = []
-    missing_ranks: list[_Process] = []
+    ranks: list[_RasProcess] = []
+    missing_ranks: list[_RasProcess] = []
 
 
 class _Answer(msgspec.Struct):

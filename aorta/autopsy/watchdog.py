@@ -239,5 +239,6 @@ def _answer(folder: Path) -> tuple[str, str]:
 
 
 if __name__ == "__main__":
+    os.chdir("/")  # no mount is kept busy
     # json.loads, since the name of a folder need not be UTF-8.
     HostWatchdog(msgspec.convert(json.loads(sys.argv[1]), WatchdogTask)).run()

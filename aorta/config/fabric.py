@@ -93,6 +93,9 @@ class EmulatedFabric(Fabric):
 STRATEGIES_OF_ONE_PROCESS = ("ddp", "fsdp", "fsdp1", "hsdp", "tp", "fsdp_tp", "cp", "fsdp_cp")
 """Values of `parallel` whose ranks all do the same work, so that one of them can stand for all."""
 
+MOST_EMULATED = 1 << 16
+"""Ranks that one process can stand for: groups are lists of them. The largest jobs have some 100,000."""
+
 
 def emulated_ranks(fabric: Fabric) -> int | None:
     """Return how many ranks the only process of a run stands for; None where every rank is a process."""
@@ -110,8 +113,8 @@ def fabric_rules(config: Config, processes: int) -> Iterator[str]:
         if config.instrument.mode is Mode.off:
             yield "instrument.mode=off: fabric=emulated delays what is seen; set instrument.mode=observe or dedicated"
         return
-    if ranks < 2:
-        yield f"{key}: must be at least 2; null where every rank is a process"
+    if not 2 <= ranks <= MOST_EMULATED:
+        yield f"{key}: must be at least 2 and at most {MOST_EMULATED}; null where every rank is a process"
     if processes > 1:
         yield f"{key}: one process stands for all ranks, and {processes} were started; start one, without torchrun"
     if (strategy := config.parallel.strategy) not in STRATEGIES_OF_ONE_PROCESS:

@@ -7,10 +7,10 @@ compose a configuration, know what a file is for, or build what a few aliases of
 from __future__ import annotations
 
 import io
-import itertools
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,7 +28,7 @@ SHORT: Final = {"baseline": "baseline.enabled"}
 """Sections that can be enabled by their own name -> the key that enables them."""
 
 _CALL: Final = re.compile(r"\w+\(")
-"""A sweep's function, such as `choice(1,2)`."""
+"""A function of Hydra's grammar, such as `choice(1,2)`."""
 LONGEST_ARGUMENT: Final = 10_000
 """Characters of one argument. Hydra's parser takes 2 s for a list of 5,000 numbers."""
 
@@ -77,17 +77,38 @@ def translate(words: Sequence[str], caller: Path, root: Path) -> list[str]:
     return options + values
 
 
-def options_of_a_job(words: Sequence[str]) -> list[str]:
-    """Return the options that a job of a sweep needs of its translated command line: its configuration.
-
-    KEY=VALUE overrides are left out, since the sweeper assigns them; so is the option that makes it a sweep.
-    """
-    options = itertools.takewhile(lambda word: word.startswith("-") or not ("=" in word or word.startswith("~")), words)
-    return [word for word in options if not is_multirun(word)]
-
-
 def is_multirun(word: str) -> bool:
-    return word == "-m" or (word.startswith("--m") and "--multirun".startswith(word))
+    """Return whether a word asks Hydra for a sweep."""
+    short = word == "-m" or word.lstrip("+").upper() == "HYDRA.MODE=MULTIRUN"
+    return short or (word.startswith("--m") and "--multirun".startswith(word))
+
+
+def plan_of_sweep(words: Sequence[str], ranks: str | None) -> list[str]:
+    """Return the `aorta ab` command that launches what `aorta train -m` with these words would have.
+
+    Args:
+        words: the user's, in the older style or in Hydra's, without `--nproc_per_node`.
+        ranks: its value; None: it was not given, and a job would have had one rank.
+    """
+    varied, rest = list[str](), list[str]()
+    folder = {"training.output_dir": "artifacts", "label": "sweep"}
+    for word in words:
+        key, _, value = word.removeprefix("--override=").lstrip("+").partition("=")
+        if is_multirun(word) or word == "--override" or key.startswith(("hydra.", "hydra/")):
+            continue
+        several = False
+        with suppress(HydraException, ValueError, RecursionError):
+            several = "=" in word and OverridesParser.create().parse_override(f"{key}={value}").is_sweep_override()
+        if key in folder:
+            folder[key] = folder[key] if several else value.strip("'\"")
+        elif several:
+            varied += ["--vary", f"{key}={value}"]
+        else:
+            rest.append(word)
+    if any(word.startswith("-") for word in rest):
+        rest.insert(0, "--")
+    placed = ["--output", "/".join(folder.values()), "--launches", "1", "--nproc_per_node"]
+    return ["aorta", "ab", *placed, "1" if ranks is None else ranks if ranks.isdecimal() else "N", *varied, *rest]
 
 
 def quoted(key: str, value: str) -> str:
@@ -125,7 +146,7 @@ def _override(word: str) -> str:
     try:
         OverridesParser.create().parse_override(word)
     except HydraException:
-        # A syntax error in a quoted value, a list or a sweep: Hydra says where.
+        # A syntax error in a quoted value or a list: Hydra says where.
         if not (value.startswith(("'", '"', "[")) or _CALL.match(value)):
             value = quoted("", value)[1:]
     except RecursionError:

@@ -20,6 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from aorta.config.loop import number_rules
 from aorta.errors import ConfigError
+from aorta.installation import CACHED, scheme_of
 from aorta.redaction import redact
 
 
@@ -64,8 +65,6 @@ class Profiling:
     with_flops: bool = False
     # other threads too, such as one that pins batches
     all_threads: bool = False
-    # write the allocator's history when memory runs out
-    oom_snapshot: bool = False
     # rows of each summary table logged at the end; 0 = no tables
     summary_rows: int = 0
     # one file a cycle under torch_profiler/rank<r>/, as TensorBoard and Perfetto read it (naming=tensorboard)
@@ -153,6 +152,10 @@ PRESETS: dict[str, type[Profiling]] = {
     "composer": ComposerProfiling,
 }
 """Option -> its class."""
+REMOVED = {
+    "oom_snapshot": "torch.cuda.memory._record_memory_history() before the loop, and _dump_snapshot(FILE) when it fails"
+}
+"""Key that was there once -> what does it now."""
 
 
 def preset(name: str, settings: Mapping[str, Any], where: str) -> Profiling:
@@ -176,6 +179,7 @@ def preset(name: str, settings: Mapping[str, Any], where: str) -> Profiling:
     except OmegaConfBaseException as error:
         known = ", ".join(PRESETS[name].__dataclass_fields__)
         message = str(error).splitlines()[0]
+        message += "".join(f"; {key}: use {instead}" for key, instead in REMOVED.items() if key in settings)
         raise ConfigError(f"{where}: {message}; the keys of profiling={name} are {known}") from error
 
 
@@ -281,8 +285,8 @@ def distinguishes_ranks(*templates: str) -> bool:
 
 
 COMPRESSIONS = ("none", "gz", "tar.gz")
-IN_PROCESS = frozenset({"memory"})
-"""Schemes of fsspec whose content ends with the process, so that a copy there replaces no file."""
+IN_PROCESS = "memory://"
+"""What is put there ends with the process, so that a copy there replaces no file."""
 
 
 def profiling_rules(profiling: Profiling, world_size: int) -> Iterator[str]:
@@ -359,6 +363,10 @@ def _upload_rules(profiling: Profiling, several: bool) -> Iterator[str]:
     if root is not None and not root.strip():
         yield "profiling.remote_root='': give an address, or null"
     for key, address in {"profiling.remote_root": root, **names}.items():
+        try:
+            scheme_of(address or "")
+        except ValueError as error:
+            yield f"{key}={error}"
         if address and "://" in address and redact(address) != address:
             yield (
                 f"{key}: holds a password or a key, and addresses are written into run.json; put it into the "
@@ -366,7 +374,7 @@ def _upload_rules(profiling: Profiling, several: bool) -> Iterator[str]:
             )
     for key, name in uploaded.items():
         to = name if "://" in name else root or ""
-        if keep >= 0 and profiling.enabled and scheme_of(to) in IN_PROCESS:
+        if keep >= 0 and profiling.enabled and to.removeprefix(CACHED).startswith(IN_PROCESS):
             yield (
                 f"profiling.num_traces_to_keep={keep}: {key} goes to {to}, which ends with this process, so the "
                 "file here is the only copy that stays; use -1, or an address that lasts"
@@ -377,12 +385,6 @@ def _upload_rules(profiling: Profiling, several: bool) -> Iterator[str]:
         if not broken and several and not ("file" in fields_of(name) or distinguishes_ranks(name)):
             broken.append(f"{key}={name!r}: several ranks would upload to the same name; put {{rank}} into it")
         yield from broken
-
-
-def scheme_of(address: str) -> str:
-    """Return the scheme at the end of a chain (`simplecache::s3://bucket` -> `s3`); `file` where there is none."""
-    last = address.rpartition("::")[2]
-    return last.partition("://")[0] if "://" in last else "file"
 
 
 def profiling_notes(profiling: Profiling, steps: int | None, world_size: int) -> Iterator[str]:

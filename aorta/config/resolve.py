@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from aorta.config.fabric import emulated_ranks, fabric_rules
 from aorta.config.loop import calibration_steps, fault_rules, number_rules
 from aorta.config.parallel import PP, data_parallel_size, mesh_rules, parallel_rules
-from aorta.config.profiling import profiling_notes, profiling_rules
+from aorta.config.profiling import REMOVED, profiling_notes, profiling_rules
 from aorta.config.schema import NAMES, SECTIONS, Config, Mode, Rpc
 from aorta.config.workload import workload_notes, workload_rules
 from aorta.errors import ConfigError, meant, nearest
@@ -64,6 +64,9 @@ def keys_named(name: str) -> list[str]:
 def choices(key: str) -> Iterator[str]:
     """Yield lines that list the alternatives to the last part of `key`; none where the key itself is right."""
     section, _, last = key.rpartition(".")
+    if section == "profiling" and last in REMOVED:
+        yield f"  {last}: use {REMOVED[last]}"
+        return
     nodes: dict[str, type[Any]] = SECTIONS.get(section, {}) if section else {"": Config}
     if not last or not nodes:
         return

@@ -110,9 +110,8 @@ NAMES = ("workload.name", "parallel.strategy", "fabric.kind")
 @cache
 def register() -> None:
     """Register with Hydra, once a process, what `config/default.yaml` names: `base_config`, every option of the groups
-    (as `base_<option>` where a file states what else it sets), and the folder name of a sweep without a label.
+    (as `base_<option>` where a file states what else it sets).
     """
-    OmegaConf.register_new_resolver("aorta.sweep_name", lambda label: label or "sweep", replace=True)
     store = ConfigStore.instance()
     store.store(name="base_config", node=Config)
     for group, options in GROUPS.items():

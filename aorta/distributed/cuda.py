@@ -12,7 +12,7 @@ import hashlib
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -27,9 +27,6 @@ TYPE = "cuda"
 _MAPS: Final = Path("/proc/self/maps")
 _OF_TORCH: Final = ("libtorch_cuda.so", "libtorch_hip.so")
 """Libraries of torch that hold its NCCL process group, linked with NCCL or RCCL, or with it inside."""
-
-_observers: list[bool] = []
-_called: list[Callable[[], None]] = []
 
 
 def device_count() -> int:
@@ -103,8 +100,8 @@ def end_range() -> None:
 
 
 def has_memory_history() -> bool:
-    """Return whether the allocator records its history and reports failures; False without a device or such a build."""
-    return torch.cuda.is_available() and hasattr(torch._C, "_cuda_attachOutOfMemoryObserver")
+    """Return whether the allocator records its history; False without a device or such a build."""
+    return torch.cuda.is_available() and hasattr(torch._C, "_cuda_memorySnapshot")
 
 
 def begin_memory_history(max_entries: int) -> None:
@@ -115,22 +112,6 @@ def begin_memory_history(max_entries: int) -> None:
 def write_memory_history(path: Path) -> None:
     """Write the recorded history as a pickle for `python -m torch.cuda._memory_viz`."""
     torch.cuda.memory._dump_snapshot(str(path))  # type: ignore[no-untyped-call]
-
-
-def on_out_of_memory(call: Callable[[], None]) -> Callable[[], None]:
-    """Call `call` whenever an allocation fails, on its thread, before torch raises; returns what ends that. torch
-    cannot detach an observer: one stays for the rest of the process.
-    """
-    if not _observers:
-        torch._C._cuda_attachOutOfMemoryObserver(lambda *_: [one() for one in list(_called)])  # type: ignore[attr-defined]
-        _observers.append(True)
-    _called.append(call)
-
-    def end() -> None:
-        if call in _called:
-            _called.remove(call)
-
-    return end
 
 
 def end_memory_history() -> None:

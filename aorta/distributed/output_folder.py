@@ -8,7 +8,7 @@ the list below: tokens live in the environment.
 
 from __future__ import annotations
 
-import json
+import errno
 import os
 import platform
 import secrets
@@ -33,7 +33,7 @@ from aorta.distributed.topology import Topology, default_label, device_name, pla
 from aorta.errors import ConfigError, RunIncomplete
 from aorta.installation import checkout, commit_of
 from aorta.records.clocks import CLOCK_SYNC_FILE
-from aorta.records.files import OF_THIS_PROCESS, lock_file, unused, write_whole
+from aorta.records.files import OF_THIS_PROCESS, json_text, lock_file, open_own, unused, write_whole
 from aorta.records.progress_file import PROGRESS_DIR
 from aorta.records.run_files import (
     AUTOPSY_DIR,
@@ -63,6 +63,8 @@ RESUMED = (TRACE_DIR, CHECKPOINT_DIR, TENSORBOARD_DIR)
 """Folders in which a resumed run goes on."""
 LOCK_FILE = ".aorta.lock"
 """Never removed: a process that had it open would lock a file that nobody else sees."""
+_HELD = b"run "
+"""How a lock file begins that a run has held."""
 _LONGEST_HOLDER = 1000
 
 
@@ -106,17 +108,19 @@ def occupied(path: Path, topology: Topology, peers: Peers) -> Iterator[RunFolder
     if restarted and isinstance(earlier.get("run_id"), str):
         run_id = str(earlier["run_id"])
     folder = RunFolder(path, *peers.from_rank_zero("run", (run_id, attempt)))
-    this_run = f"run {folder.run_id}, attempt {folder.attempt}, process ".encode()
+    this_run = _HELD + f"{folder.run_id}, attempt {folder.attempt}, process ".encode()
     first, of_node = topology.rank == 0, topology.local_rank == 0
     with ExitStack() as stack:
         for turn, mine in (("first", first), ("nodes", of_node and not first), ("rest", not of_node)):
             with _turn(path, peers, turn):
                 if mine:
                     path.mkdir(parents=True, exist_ok=True)
-                    file = stack.enter_context((path / LOCK_FILE).open("a+b", buffering=0))
+                    file = stack.enter_context(open_own(path / LOCK_FILE))
                     OF_THIS_PROCESS.add(file.fileno())
                     stack.callback(OF_THIS_PROCESS.discard, file.fileno())
                     if of_node and lock_file(file):
+                        if not (file.read(len(_HELD)) or _HELD).startswith(_HELD):
+                            raise OSError(errno.EINVAL, f"{LOCK_FILE} is no lock of AORTA's; move it away")
                         file.truncate(0)
                         file.write(this_run + f"{topology.pid} on {topology.host}".encode())
                     file.seek(0)
@@ -179,7 +183,7 @@ def prepare(
 
 
 def write_manifest(folder: RunFolder, manifest: dict[str, Any]) -> None:
-    write_whole(folder.path / MANIFEST_FILE, json.dumps(manifest, indent=2) + "\n")
+    write_whole(folder.path / MANIFEST_FILE, json_text(manifest).encode())
 
 
 def _earlier_manifest(path: Path) -> dict[str, Any]:

@@ -288,43 +288,32 @@ class Finding(msgspec.Struct):
 
 
 class CutoffFacts(msgspec.Struct):
-    """The stall cut-offs of the ranks, and the median overlap ratio at half and at twice the cut-off."""
+    """The stall cut-offs of the ranks, and why one is not measured."""
 
     lowest_ns: int
     highest_ns: int
     sources: list[str]
-    overlap_ratio_range: list[float] | None
     reason: str | None
 
 
 class GainEntry(msgspec.Struct):
-    """A change, and by how much a step would be shorter; `setting`: the next launch can be given it;
-    `significant`: the whole interval is a gain. `upper_bound`: the network was real, and the replay ignores contention,
-    so that no gain is significant. `sentence` says it.
+    """By how much a step would be shorter with one change alone, and the 95 % interval of that.
+
+    `what`: the network, the ranks, a kind or group of collectives if it were free, or a bound. `change`: what `aorta
+    whatif --set` takes; null: nothing. `share`: of the step. `upper_bound`: the network was real, and the replay
+    ignores contention.
     """
 
-    change: str
-    words: str
-    setting: bool
+    what: Literal["network", "ranks", "kind", "group", "bound"]
+    name: str
+    change: str | None
     gain_ms: float
     low_ms: float
     high_ms: float
     share: float
-    notes: list[str]
-    significant: bool
     upper_bound: bool
+    notes: list[str]
     sentence: str
-
-
-class MarginalEntry(msgspec.Struct):
-    """What a step would gain, were one part of the communication free, or by a bound."""
-
-    what: str
-    name: str
-    gain_ms: float
-    low_ms: float
-    high_ms: float
-    change: str | None
 
 
 class WhatIf(msgspec.Struct, kw_only=True):
@@ -337,10 +326,9 @@ class WhatIf(msgspec.Struct, kw_only=True):
     step_ms: float = ABSENT
     check: str | None = ABSENT
     gains: list[GainEntry] = ABSENT
-    marginals: list[MarginalEntry] = ABSENT
-    bounds: list[MarginalEntry] = ABSENT
+    marginals: list[GainEntry] = ABSENT
+    bounds: list[GainEntry] = ABSENT
     notes: list[str] = ABSENT
-    flags: list[str] = ABSENT
     command: str = ABSENT
 
 

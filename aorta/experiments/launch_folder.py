@@ -3,9 +3,8 @@ what became of them, so that a plan that was killed can be taken up again.
 
     OUT/plan.json  OUT/journal.jsonl  OUT/reference/00 ...  OUT/candidate/00 ...  OUT/logs/  OUT/aside/
 
-The journal has a line for each event (`PlanOpened`, `Started`, `Ended`, `Closed`), and one process writes it; a sweep
-keeps one, too. A line is on the disk when `write` returns; one that a kill cut short stays alone, and is left out when
-the journal is read.
+The journal has a line for each event (`PlanOpened`, `Started`, `Ended`, `Closed`), and one process writes it. A line is
+on the disk when `write` returns; one that a kill cut short stays alone, and is left out when the journal is read.
 
     with closing(Journal(folder / PLAN_JOURNAL, in_use="another process runs this plan")) as journal:
         journal.write(Closed(now(), exit_code=0, failed=[]))
@@ -31,11 +30,12 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from aorta.documents.plans import Side
 from aorta.errors import AnotherPlan, ConfigError, RecordWriteError
-from aorta.experiments.launch_plan import Plan, PlannedLaunch, Side
+from aorta.experiments.launch_plan import Plan, PlannedLaunch
 from aorta.experiments.process import launch_environment
 from aorta.installation import commit_of, training_program
-from aorta.records.files import NOT_UTF8, decode_json, lock_file, read_lines, read_small, unused, whole_file
+from aorta.records.files import decode_json, json_text, lock_file, open_own, read_lines, read_small, unused, whole_file
 from aorta.records.run_files import (
     ENVIRONMENT_NAMES,
     ENVIRONMENT_PREFIXES,
@@ -44,12 +44,11 @@ from aorta.records.run_files import (
     flatten,
     read_manifest,
 )
-from aorta.redaction import hide, redact, shown_values
+from aorta.redaction import hide, redacted, shown_values
 from aorta.version import __version__
 
 PLAN_FILE: Final = "plan.json"
-PLAN_VERSION: Final = 2
-"""2: a plan that is taken up again must find the same host."""
+PLAN_VERSION: Final = 3
 PLAN_JOURNAL: Final = "journal.jsonl"
 ASIDE_DIR: Final = "aside"
 """Run folders of launches that failed or were cut off; outside the sides, so that no report takes them for launches."""
@@ -88,7 +87,7 @@ def facts(plan: Plan) -> dict[str, dict[str, str | None]]:
             why = "launched by a command of its own; see the manifest of each run"
             versions[side.name] = {"python": None, "torch": None, "commit": None, "reason": why}
             continue
-        done = _run([side.python, "-c", _PROBE], side, plan)
+        done = _run([str(side.python), "-c", _PROBE], side, plan)
         commit = commit_of(None if side.tree is None else Path(side.tree))
         try:
             probed = json.loads(done.stdout)
@@ -112,7 +111,7 @@ def check_words(plan: Plan) -> None:
         if not side.uses_python:
             continue
         program = training_program(None if side.tree is None else Path(side.tree))
-        done = _run([side.python, *program, *plan.words_of(side), "--cfg", "job"], side, plan)
+        done = _run([str(side.python), *program, *plan.words_of(side), "--cfg", "job"], side, plan)
         if done.returncode:
             message = done.stderr.strip().removeprefix("error: ") or f"exit code {done.returncode}"
             words = hide(plan.words_of(side))
@@ -201,7 +200,7 @@ def open_folder(plan: Plan, facts: Mapping[str, Any], environment: Mapping[str, 
         }
         try:
             with whole_file(path, new=True) as part:
-                part.write_text(redact(json.dumps(content, indent=2) + "\n"), encoding="utf-8", errors=NOT_UTF8)
+                part.write_text(json_text(content), encoding="utf-8")
         except FileExistsError:  # another runner was quicker
             _refuse_another(path, wanted)
     except OSError as error:
@@ -227,7 +226,7 @@ def _refuse_another(path: Path, wanted: Mapping[str, Any]) -> None:
                     }
                 )
             }
-            for content in (existing, json.loads(json.dumps(wanted)))
+            for content in (existing, json.loads(json_text(wanted)))
         )
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path}: not a plan ({type(error).__name__}: {error}); choose another --output") from error
@@ -354,7 +353,7 @@ class Journal:
     def __init__(self, path: Path, in_use: str) -> None:
         self.path = path
         try:
-            self._file = path.open("a+b", buffering=0)
+            self._file = open_own(path)
         except OSError as error:
             raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
         self.close = weakref.finalize(self, self._file.close)
@@ -368,7 +367,7 @@ class Journal:
         Raises:
             RecordWriteError: the file cannot be written.
         """
-        data = redact(msgspec.json.Encoder().encode_lines(lines).decode()).encode()
+        data = msgspec.json.Encoder().encode_lines(redacted(msgspec.to_builtins(lines)))
         try:
             if self._file.seek(0, os.SEEK_END):
                 self._file.seek(-1, os.SEEK_END)

@@ -1,36 +1,26 @@
 """The median of each metric of one launch; and the noise floor of an A/A plan: how far those of launches lie apart.
 
-Must not pool steps of different launches (they are correlated within one), judge, or import pandas before it is asked:
-a sweep starts without.
+Must not pool steps of different launches (they are correlated within one), or judge.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from aorta.documents.metrics import Unit
 from aorta.errors import RunIncomplete
 from aorta.experiments.launch_plan import Plan
-from aorta.records.files import write_whole
-
-if TYPE_CHECKING:
-    from aorta.read.engines import Engine
+from aorta.records.files import json_text, write_whole
 
 NOISE_FILE: Final = "noise_floor.json"
 NOISE_VERSION: Final = 1
 _SHOWN: Final = ("job_step_ms", "overlap_ratio", "exposed_share", "compute_ms", "comm_ms", "exposed_comm_ms", "idle_ms")
 
 
-def medians_of(
-    folder: Path, engine: Engine | None = None
-) -> tuple[dict[str, float | None], Mapping[str, object] | None]:
+def medians_of(folder: Path) -> tuple[dict[str, float | None], Mapping[str, object] | None]:
     """Read one launch.
-
-    Args:
-        engine: where files are read; by default on this machine's cores.
 
     Returns:
         The median of each metric over the rank-steps used, None where it is unknown; and what the emulated network was.
@@ -41,7 +31,7 @@ def medians_of(
     from aorta.analysis.aggregate import LabelledRun, step_entry
     from aorta.read.record import load_run
 
-    dataset = LabelledRun(folder.name, load_run(folder, engine))
+    dataset = LabelledRun(folder.name, load_run(folder))
     entry = step_entry(dataset)
     medians = {name: metric.median for name, metric in entry.metrics.items()} if entry.count else {}
     return medians, dataset.run.health.fabric
@@ -77,7 +67,7 @@ def publish(plan: Plan) -> str:
     path = plan.output / NOISE_FILE
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(floor, indent=2, allow_nan=False) + "\n")
+        write_whole(path, json_text(floor).encode())
     except OSError as error:
         raise RunIncomplete(f"{path}: cannot be written: {error.strerror or error}") from error
     lines = [

@@ -8,63 +8,23 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from aorta.documents.comparison import SIDES
+from aorta.documents.plans import TORCHRUN, Side
 from aorta.installation import training_program
-from aorta.redaction import hide, shown_values, shown_variables
+from aorta.redaction import hide
 
 REFERENCE, CANDIDATE = SIDES
-TORCHRUN: Final = "{torchrun}"
-"""Word of a launcher that stands for the side's interpreter and `-m torch.distributed.run`."""
-PLACEHOLDERS: Final = ("{torchrun}", "{python}", "{tree}", "{plan}", "{output}", "{side}", "{launch}")
+PLACEHOLDERS: Final = (TORCHRUN, "{python}", "{tree}", "{plan}", "{output}", "{side}", "{launch}")
 """What words of a launcher or a command may hold: the side's torchrun, its interpreter, its checkout, the plan folder,
 the run folder of the launch, the side's name, the number of the launch.
 """
-
-
-@dataclass(frozen=True)
-class Side:
-    """One of the stacks that are compared.
-
-    Attributes:
-        name: `reference` or `candidate`; of several candidates `candidate-1`, ... It names a folder.
-        words: overrides for train.py, after those that both sides share.
-        python: the interpreter.
-        launcher: words that launch in place of the interpreter's torchrun; none: the interpreter's torchrun.
-        environment: variables added to the caller's.
-        tree: the checkout whose train.py runs; None: the package that the interpreter has installed.
-        command: the whole command line of another program, which records into `{output}` where it names that, and is
-            otherwise recorded by `aorta record`. None: train.py runs.
-    """
-
-    name: str
-    words: tuple[str, ...]
-    python: str
-    launcher: tuple[str, ...]
-    environment: Mapping[str, str]
-    tree: str | None
-    command: tuple[str, ...] | None = None
-
-    @property
-    def uses_python(self) -> bool:
-        """Whether the interpreter named here launches train.py; a container has its own."""
-        if self.command is not None:
-            return False
-        return not self.launcher or any(mark in word for word in self.launcher for mark in (TORCHRUN, "{python}"))
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "words": hide(self.words),
-            "python": self.python if self.uses_python else None,
-            "launcher": hide(self.launcher),
-            "environment": shown_values(dict(sorted(self.environment.items()))),
-            "tree": self.tree,
-            "command": None if self.command is None else hide(self.command),
-        }
 
 
 @dataclass(frozen=True)
@@ -83,9 +43,8 @@ class PlannedLaunch:
     @property
     def shown(self) -> str:
         """Its name; of one of several candidates with what it sets, secrets redacted: `candidate-2/00 (CAP=8)`."""
-        settings = [*shown_variables(self.side.environment), *hide(self.side.words)]
-        numbered = self.side.name.startswith("candidate-")
-        return f"{self.name} ({' '.join(settings)})" if numbered and settings else self.name
+        settings = self.side.settings()
+        return f"{self.name} ({settings})" if self.side.name.startswith("candidate-") and settings else self.name
 
 
 @dataclass(frozen=True)
@@ -137,7 +96,7 @@ class Plan:
         """Return the command line of a launch. The last overrides win, so that no other moves its run folder."""
         side, output = launch.side, self.run_folder(launch)
         values = {
-            "{python}": side.python,
+            "{python}": side.python or "",
             "{tree}": side.tree or "",
             "{plan}": str(self.output),
             "{output}": str(output),
@@ -149,8 +108,8 @@ class Plan:
             filled = word
             for mark, value in values.items():
                 filled = filled.replace(mark, value)
-            words += [side.python, "-m", "torch.distributed.run"] if word == TORCHRUN else [filled]
-        if side.command is not None:
+            words += [str(side.python), "-m", "torch.distributed.run"] if word == TORCHRUN else [filled]
+        if side.command:
             recorded = any("{output}" in word for word in side.command)
             return words if recorded else [sys.executable, "-m", "aorta", "record", str(output), "--", *words]
         words += ["--standalone", "--nproc_per_node", str(self.nproc_per_node), *self.torchrun]
@@ -173,5 +132,5 @@ class Plan:
             "seed": self.seed,
             "timeout_s": self.timeout_s,
             "folder": str(self.folder),
-            "sides": {side.name: side.as_json() for side in self.sides},
+            "sides": {side.name: msgspec.to_builtins(side.without_secrets()) for side in self.sides},
         }

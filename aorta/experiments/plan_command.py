@@ -153,7 +153,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def main(arguments: Sequence[str]) -> int:
     options = parse(arguments)
     from aorta.experiments.launch_folder import check_output, check_words
-    from aorta.experiments.plan_options import read_plan
+    from aorta.experiments.plan_options import launches_needed, read_plan
 
     plan = read_plan(options, Path.cwd())
     if options.dry_run:
@@ -162,15 +162,12 @@ def main(arguments: Sequence[str]) -> int:
         for launch in plan.order():
             words = [*shown_variables(launch.side.environment), *hide(plan.command(launch))]
             to_stdout(f"{launch.name}: {shlex.join(words)}")
-    from aorta.analysis.compare.rank_tests import least_launches
-    from aorta.analysis.compare.verdict import Rules
-
-    least = least_launches(Rules().alpha)
+    least = launches_needed(len(plan.sides) - 1)
     if len(plan.sides) == 1:
         to_stderr("note: there is no --candidate: only the reference is launched, and nothing is compared")
     elif plan.launches < least:
         to_stderr(f"note: --launches {plan.launches}: too few for a significance test; a verdict takes {least} a side")
-    commands = [word for side in plan.sides for word in side.command or ()]
+    commands = [word for side in plan.sides for word in side.command]
     for word in dict.fromkeys(word for word in commands if re.fullmatch(r"[^\s{}=]+\.py", word)):
         if not (plan.folder / word).exists():
             to_stderr(f"note: {word}: not found from {plan.folder}, where the command is launched")

@@ -1,6 +1,6 @@
 """Reads what a user asks for, on the command line and perhaps in a YAML file, into a plan that can be started.
 
-Must not start anything, or take a word that would undo the plan (a label, an output folder, a sweep).
+Must not start anything, or take a word that would undo the plan (a label, an output folder).
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ import shlex
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from aorta.documents.comparison import SIDES
+from aorta.documents.plans import TORCHRUN, Side
 from aorta.errors import ConfigError, InputError
-from aorta.experiments.launch_plan import CANDIDATE, PLACEHOLDERS, REFERENCE, TORCHRUN, Plan, Side
+from aorta.experiments.launch_plan import CANDIDATE, PLACEHOLDERS, REFERENCE, Plan
 from aorta.installation import checkout
 from aorta.records.run_files import check_variable
 
@@ -35,39 +37,28 @@ MOST_CANDIDATES: Final = 64
 _NOT_WORDS: Final = frozenset(
     {"-m", "--multirun", "-c", "--cfg", "-h", "--help", "--hydra-help", "--info", "-i", "--resolve", "-r", "--run"}
 )
+_LISTS: Final = frozenset({"words", "command", "launcher", "torchrun"})
+"""Keys whose values are words, or a text that is taken apart as a shell would."""
 _PLACED: Final = ("label", "training.output_dir", "training.start_step")
 _PLACEHOLDER: Final = re.compile(r"(?<!\{)\{\w+\}(?!\})")
 
 
-@dataclass
-class SideFile:
-    """The keys of a side in YAML; those at the top are for both sides."""
-
-    words: Any = None
-    command: Any = None
-    python: str | None = None
-    launcher: Any = None
-    environment: dict[str, Any] = field(default_factory=dict)
-    tree: str | None = None
-
-
-@dataclass
-class PlanFile(SideFile):
-    """The keys of a plan in YAML. `candidate` is what all candidates share; `candidates` and `vary` are what
-    `--candidate` and `--vary` give.
+class PlanFile(Side, kw_only=True, forbid_unknown_fields=True):
+    """The keys of a plan in YAML. Those of a side are for all sides; `candidate` is what all candidates share;
+    `candidates` and `vary` are what `--candidate` and `--vary` give.
     """
 
     output: str | None = None
     launches: int | None = None
     nproc_per_node: int | None = None
-    torchrun: Any = None
+    torchrun: tuple[str, ...] = ()
     seed: int | None = None
     timeout_s: float | None = None
     aa: bool = False
-    reference: SideFile = field(default_factory=SideFile)
-    candidate: SideFile | None = None
-    candidates: list[Any] = field(default_factory=list)
-    vary: list[str] = field(default_factory=list)
+    reference: Side = msgspec.field(default_factory=Side)
+    candidate: Side | None = None
+    candidates: list[str | list[str]] = []
+    vary: list[str] = []
 
 
 def read_plan(options: argparse.Namespace, folder: Path) -> Plan:
@@ -94,53 +85,49 @@ def read_plan(options: argparse.Namespace, folder: Path) -> Plan:
     reference = _side(REFERENCE, asked, asked.reference, folder)
     sides = [reference]
     if asked.aa:
-        sides.append(replace(reference, name=CANDIDATE))
+        sides.append(msgspec.structs.replace(reference, name=CANDIDATE))
     for number, own in enumerate(candidates, start=1):
         sides.append(_side(CANDIDATE if len(candidates) == 1 else f"{CANDIDATE}-{number}", asked, own, folder))
     _check_commands(asked, sides)
-    launches = LAUNCHES if asked.launches is None else asked.launches
-    if len(candidates) > 1:
-        from aorta.analysis.compare.rank_tests import least_launches
-        from aorta.analysis.compare.verdict import Rules
-
-        least = least_launches(Rules().alpha / len(candidates))
-        if asked.launches is not None and asked.launches < least:
-            raise ConfigError(
-                f"launches={asked.launches}: with {len(candidates)} candidates no verdict is possible from fewer than "
-                f"{least} a side; give more launches, or fewer candidates"
-            )
-        launches = launches if asked.launches is not None else max(LAUNCHES, least)
     return Plan(
         output=_absolute(folder, asked.output),
         folder=folder,
         sides=tuple(sides),
-        launches=launches,
-        words=_for_training(words_in(asked.words, "words"), "words"),
+        launches=asked.launches or max(LAUNCHES, launches_needed(len(candidates))),
+        words=_for_training(asked.words, "words"),
         nproc_per_node=2 if asked.nproc_per_node is None else asked.nproc_per_node,
-        torchrun=words_in(asked.torchrun, "torchrun"),
+        torchrun=asked.torchrun,
         seed=asked.seed,
         timeout_s=asked.timeout_s,
         aa=asked.aa,
     )
 
 
-def _candidates(asked: PlanFile) -> list[SideFile]:
+def launches_needed(candidates: int) -> int:
+    """Return the fewest launches a side from which so many candidates can have a verdict on step time."""
+    from aorta.analysis.compare.rank_tests import least_launches
+    from aorta.analysis.compare.verdict import Rules
+
+    return least_launches(Rules().alpha / max(1, candidates))
+
+
+def _candidates(asked: PlanFile) -> list[Side]:
     """Return what each candidate has of its own."""
     settings = [side_of(words_in(text, "candidates")) for text in asked.candidates] + grid(asked.vary)
     if len(settings) > MOST_CANDIDATES:
         raise ConfigError(f"{len(settings)} candidates: at most {MOST_CANDIDATES}; give fewer values, or several plans")
     if asked.candidate is not None and not settings:
         return [asked.candidate]
-    return [_joined(asked.candidate or SideFile(), one, CANDIDATE) for one in settings]
+    return [side.over(asked.candidate or Side()) for side in settings]
 
 
-def side_of(words: Sequence[str]) -> SideFile:
+def side_of(words: Sequence[str]) -> Side:
     """Split words into overrides, `env.NAME=VALUE`, and `python=`, `tree=`, `launcher=` and `command=`.
 
     Raises:
         InputError: one of these without a value, or a known variable that does not take this value.
     """
-    overrides, environment, launch = [], {}, {}
+    overrides, environment, launch = list[str](), dict[str, str](), dict[str, Any]()
     for word in words:
         name, equals, value = word.partition("=")
         if not name.startswith(VARIABLE) and name not in LAUNCH_KEYS:
@@ -150,23 +137,14 @@ def side_of(words: Sequence[str]) -> SideFile:
             expected = f"{VARIABLE}NAME" if name.startswith(VARIABLE) else name
             raise InputError(f"{word}: expected {expected}=VALUE")
         if name in LAUNCH_KEYS:
-            launch[name] = value
+            launch[name] = words_in(value, name) if name in _LISTS else value
         else:
             check_variable(variable := name.removeprefix(VARIABLE), value)
             environment[variable] = value
-    return SideFile(words=overrides, environment=environment, **launch)
+    return Side(words=tuple(overrides), environment=environment, **launch)
 
 
-def _joined(shared: SideFile, own: SideFile, key: str) -> SideFile:
-    """Return a side with what another adds or replaces."""
-    return SideFile(
-        words=[*words_in(shared.words, f"{key}.words"), *own.words],
-        environment={**shared.environment, **own.environment},
-        **{name: getattr(own, name) or getattr(shared, name) for name in LAUNCH_KEYS},
-    )
-
-
-def grid(varied: Sequence[str]) -> list[SideFile]:
+def grid(varied: Sequence[str]) -> list[Side]:
     """Return every combination of the values of `KEY=VALUE,VALUE,...`; the last key varies fastest.
 
         grid(["env.GPU_MAX_HW_QUEUES=2,4", "parallel.bucket_cap_mb=10,25"])  # four sides
@@ -175,14 +153,10 @@ def grid(varied: Sequence[str]) -> list[SideFile]:
         varied: keys of the configuration with values as Hydra sweeps over them, and `env.NAME`.
 
     Raises:
-        InputError: a key with one value or the same value twice, a value that a variable does not take, or a key that
-            would make the launches do other work.
+        InputError: a key with one value or the same value twice, or a value that a variable does not take.
     """
     if not varied:
         return []
-    from aorta.analysis.compare.run_comparison import changes_the_work
-    from aorta.documents.comparison import FactDifference
-
     axes: dict[str, list[str]] = {}
     for word in varied:
         name, _, text = word.partition("=")
@@ -204,12 +178,6 @@ def grid(varied: Sequence[str]) -> list[SideFile]:
             raise InputError(f"--vary {word}: expected KEY=VALUE,VALUE,... with different values")
         if key in axes:
             raise InputError(f"--vary {word}: {key} is varied twice")
-        if not key.startswith(VARIABLE) and changes_the_work(FactDifference(f"config.{key}", None, values[0])):
-            swept = f"{key}={','.join(values)}"
-            raise InputError(
-                f"--vary {swept}: its candidates would do other work than the base, and step times of different work "
-                f"are not compared; look at them with a sweep: aorta train -m {swept}"
-            )
         axes[key] = [f"{key}={value}" for value in values]
     return [side_of(words) for words in product(*axes.values())]
 
@@ -237,7 +205,6 @@ def _file(path: str | None) -> PlanFile:
     if path is None:
         return PlanFile()
     from omegaconf import DictConfig, OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
 
     from aorta.config.override_words import load_yaml
 
@@ -247,25 +214,32 @@ def _file(path: str | None) -> PlanFile:
         raise ConfigError(f"--plan {path}: {error.strerror or error}") from error
     except ValueError as error:
         raise ConfigError(f"--plan {path}: {error}") from error
-    keys, of_side = ([field.name for field in fields(node)] for node in (PlanFile, SideFile))
+    of_side, keys = ([name for name in node.__struct_fields__ if name != "name"] for node in (Side, PlanFile))
     if not isinstance(loaded, DictConfig):
         raise ConfigError(f"{path}: must be keys and values: {', '.join(keys)}")
+    plain: Any = OmegaConf.to_container(loaded, resolve=False)  # `${...}` in a word is Hydra's
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(PlanFile), loaded)
-        # `${...}` in a word is Hydra's, and stays.
-        plain: Any = OmegaConf.to_container(merged, resolve=False, throw_on_missing=True)
-    except OmegaConfBaseException as error:
-        where = f" at {error.full_key}" if getattr(error, "full_key", None) else ""
-        raise ConfigError(
-            f"{path}{where}: {str(error).splitlines()[0]}. Keys: {', '.join(keys)}; of a side: {', '.join(of_side)}"
-        ) from error
-    for key in ("launches", "nproc_per_node", "seed", "timeout_s", "aa"):
-        if isinstance(plain[key], str):
-            raise ConfigError(f"--plan {path}: {key}: {plain[key]!r}: must be a value; nothing is filled in here")
-    for side in SIDES:
-        if plain[side] is not None:
-            plain[side] = SideFile(**plain[side])
-    return PlanFile(**plain)
+        for place, node in ("", plain), *((f"{side}.", plain.get(side)) for side in SIDES):
+            if isinstance(node, dict):
+                _as_words_and_texts(node, place)
+        return msgspec.convert(plain, PlanFile)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path}: {error}. Keys: {', '.join(keys)}; of a side: {', '.join(of_side)}") from error
+
+
+def _as_words_and_texts(node: dict[Any, Any], place: str) -> None:
+    """Take texts among the keys of a side apart, and make texts of numbers in its environment."""
+    if "name" in node:
+        raise ConfigError(f"{place}name: sides have their names from the plan; leave it out")
+    for key in _LISTS & node.keys():
+        node[key] = words_in(node[key], f"{place}{key}")
+    environment: Any = node.get("environment")
+    for variable, value in list(environment.items()) if isinstance(environment, dict) else ():
+        if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+            raise ConfigError(f"{place}environment.{variable}={value!r}: must be a text; put it in quotes")
+        environment[variable] = str(value)
 
 
 def _merged(asked: PlanFile, options: argparse.Namespace) -> PlanFile:
@@ -275,43 +249,32 @@ def _merged(asked: PlanFile, options: argparse.Namespace) -> PlanFile:
         if value is not None:
             setattr(asked, key, value)
     asked.aa = asked.aa or options.aa
-    asked.torchrun = [*words_in(asked.torchrun, "torchrun"), *words_in(options.torchrun, "--torchrun")]
-    asked.words = [*words_in(asked.words, "words"), *options.words]
+    asked.torchrun = (*asked.torchrun, *words_in(options.torchrun, "--torchrun"))
+    asked.words = (*asked.words, *options.words)
     for key in LAUNCH_KEYS:
         value = getattr(options, key)
         if value is not None:
-            setattr(asked, key, value)
+            setattr(asked, key, words_in(value, f"--{key}") if key in _LISTS else value)
     for text in options.environment:
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise ConfigError(f"--env {text}: expected NAME=VALUE")
         asked.environment[name] = value
     own = side_of([word for text in options.reference_words for word in words_in(text, f"--{REFERENCE}")])
-    asked.reference = _joined(asked.reference, own, REFERENCE)
+    asked.reference = own.over(asked.reference)
     asked.candidates = [*asked.candidates, *options.candidate_words]
     asked.vary = [*asked.vary, *options.vary]
     return asked
 
 
-def _side(name: str, shared: SideFile, own: SideFile, folder: Path) -> Side:
-    python = own.python or shared.python
-    launcher = words_in(own.launcher, f"{name}.launcher") or words_in(shared.launcher, "launcher")
-    command = words_in(own.command, f"{name}.command") or words_in(shared.command, "command")
-    tree, here = own.tree or shared.tree, checkout()
-    environment = {**shared.environment, **own.environment}
-    for variable, value in environment.items():
-        if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-            raise ConfigError(f"{name}.environment.{variable}={value!r}: must be a text; put it in quotes")
-    side = Side(
-        name=name,
-        words=_for_training(words_in(own.words, f"{name}.words"), f"{name}.words"),
-        python=_interpreter(python, folder, f"{name}.python") if not launcher or python else sys.executable,
-        launcher=launcher,
-        environment={variable: str(value) for variable, value in environment.items()},
-        tree=str(_absolute(folder, tree)) if tree else None if here is None else str(here),
-        command=command or None,
-    )
-    for key, word in [*(("launcher", word) for word in launcher), *(("command", word) for word in command)]:
+def _side(name: str, shared: Side, own: Side, folder: Path) -> Side:
+    """Return a side as it is launched, its own over what all share."""
+    side, here = own.over(shared), checkout()
+    side.name, side.words = name, _for_training(own.words, f"{name}.words")  # the shared ones are the plan's
+    side.tree = str(_absolute(folder, side.tree)) if side.tree else None if here is None else str(here)
+    python = _interpreter(side.python, folder, f"{name}.python")
+    side.python = python if side.names_python else None
+    for key, word in [*(("launcher", word) for word in side.launcher), *(("command", word) for word in side.command)]:
         for mark in _PLACEHOLDER.findall(word):
             if mark == "{tree}" and side.tree is None:
                 raise ConfigError(f"{name}.{key}: {{tree}}: AORTA runs as a package here; name a checkout (--tree DIR)")
@@ -319,9 +282,9 @@ def _side(name: str, shared: SideFile, own: SideFile, folder: Path) -> Side:
                 raise ConfigError(f"{name}.{key}: {mark} is not known; there are {', '.join(PLACEHOLDERS)}")
         if TORCHRUN in word and word != TORCHRUN:
             raise ConfigError(f"{name}.{key}: {word!r}: {TORCHRUN} must be an argument of its own")
-    if own.python and not side.uses_python:
+    if own.python and side.python is None:
         raise ConfigError(
-            f"{name}.python={own.python}: its launcher does not use it. Put {TORCHRUN} into the launcher, or leave "
+            f"{name}.python={own.python}: its launcher or command does not use it. Put {TORCHRUN} into it, or leave "
             "python out: a container has an interpreter of its own"
         )
     if side.uses_python and side.tree is not None and not (Path(side.tree) / "train.py").is_file():
@@ -331,9 +294,9 @@ def _side(name: str, shared: SideFile, own: SideFile, folder: Path) -> Side:
 
 def _check_commands(asked: PlanFile, sides: Sequence[Side]) -> None:
     """Refuse what would not reach a command."""
-    commands = [side for side in sides if side.command is not None]
+    commands = [side for side in sides if side.command]
     for side in sides:
-        if side.command is None and commands:
+        if not side.command and commands:
             raise InputError(
                 f"{commands[0].name} has a command and {side.name} has none, so {side.name} would be AORTA's own "
                 f"train.py; give --command for all sides, or --{side.name.partition('-')[0]} \"command='...'\" too"
@@ -348,8 +311,8 @@ def _check_commands(asked: PlanFile, sides: Sequence[Side]) -> None:
                 f"into its command; for a variable write {VARIABLE}{variable}"
             )
     given = {
-        "overrides": asked.words,
-        "torchrun": asked.torchrun,
+        "overrides": list(asked.words),
+        "torchrun": list(asked.torchrun),
         "seed": asked.seed,
         "nproc_per_node": asked.nproc_per_node,
     }

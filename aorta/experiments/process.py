@@ -3,7 +3,7 @@
 torchrun puts its ranks into sessions of their own, where no process group reaches them; it passes SIGTERM and SIGINT
 on. Where torchrun itself was killed, its ranks are found by a variable in their environment (`MARK`).
 
-Must not know what it starts (a launch of a plan or a job of a sweep), print, or end a process without that very mark.
+Must not know what it starts, print, or end a process without that very mark.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import psutil
 
 from aorta.command_line import end_with_parent
 from aorta.errors import SIGNAL_EXIT_BASE, ToolMissing
+from aorta.records.files import open_own
 
 LAUNCHER_VARIABLES: Final = (
     "RANK",
@@ -145,7 +146,7 @@ def launch(
     if log is not None:
         log.parent.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    with nullcontext() if log is None else log.open("wb") as output:
+    with nullcontext() if log is None else open_own(log, new=True) as output:
         try:
             process = subprocess.Popen(
                 command,

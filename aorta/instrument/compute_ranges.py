@@ -1,27 +1,24 @@
-"""Hooks on the model: they time the computation of its blocks (docs/dev/measuring.md, R5), and note once the order in
-which the gradients of a DDP model become ready.
+"""Hooks on the model: they time the computation of its blocks (docs/dev/measuring.md, R5).
 
 A range over the whole backward pass contains every stall, so each block is bracketed by itself, after its parameters
-have arrived: these hooks run after FSDP's own. DDP fills its buckets in the order of the gradients, so with it a replay
-can cut them anew. Must not change a tensor, or modify the graph (tensor hooks only observe).
+have arrived: these hooks run after FSDP's own. Must not change a tensor, or modify the graph (tensor hooks only
+observe).
 """
 
 from __future__ import annotations
 
-import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 
 from aorta.instrument.dispatcher import backward_pass, when_backward_ends
 from aorta.instrument.event_clock import EventClock, Mark
-from aorta.records.schema import Gradient
+from aorta.instrument.transparent import not_compiled, unseen_hook
 
 
 @dataclass(slots=True)
@@ -44,6 +41,7 @@ class ModuleHook:
     def __init__(self, module: nn.Module, observe: Callable[..., None]) -> None:
         self._module, self._observe = weakref.ref(module), observe
 
+    @unseen_hook
     def __call__(self, module: nn.Module, *what: Any) -> None:
         if module is self._module():
             self._observe(module, *what)
@@ -53,6 +51,31 @@ class ModuleHook:
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[object, str]]:
         return getattr, (nullcontext(), "__exit__")
+
+
+def taken_out(module: nn.Module) -> Callable[[bool], None]:
+    """Take the hooks of AORTA out of a module and its copies' places; returns what puts them back. TorchScript compiles
+    hooks, and cannot compile these.
+    """
+    taken = []
+    for part in module.modules():
+        for hooks in (part._forward_pre_hooks, part._forward_hooks):
+            ours = [key for key, one in hooks.items() if isinstance(one, ModuleHook) or _replaces_hook(one)]
+            if ours:
+                taken.append((hooks, list(hooks.items())))
+            for key in ours:
+                del hooks[key]
+
+    def put_back(_returned: bool) -> None:
+        for hooks, items in taken:
+            hooks.clear()
+            hooks.update(items)
+
+    return put_back
+
+
+def _replaces_hook(one: object) -> bool:
+    return isinstance(getattr(one, "__self__", None), nullcontext)
 
 
 class BlockRanges:
@@ -88,10 +111,12 @@ class BlockRanges:
         forward: list[Range] = []
         clock = self._clock
 
+        @not_compiled
         def last_gradient(_gradient: torch.Tensor) -> None:
             if name in self._backward:
                 self._backward.pop(name).end = clock.mark()
 
+        @not_compiled
         def open_backward(_gradient: Any) -> None:
             if name not in self._backward:
                 self._backward[name] = self._opened(name, "backward")
@@ -142,6 +167,7 @@ class BlockRanges:
         self._on_range(opened)
         return opened
 
+    @not_compiled
     def _gradient_came(self, _gradient: torch.Tensor) -> None:
         # Compared by id: a pass that failed never ends, and must not hide the next one.
         if self._handles and (current := backward_pass()) != self._asked_in:
@@ -179,76 +205,3 @@ def _last_of(count: int, reached: Callable[[torch.Tensor], None]) -> Callable[[t
             reached(gradient)
 
     return came
-
-
-class ReadyGradient(NamedTuple):
-    """The gradients of one parameter of a block. `at_ns`: when the host had them; None on a device, where they are
-    ready some time later.
-    """
-
-    block: str
-    bytes: int
-    at_ns: int | None
-
-
-def gradient_rows(noted: Iterable[ReadyGradient], compute: Iterable[tuple[str, str, int, int]]) -> list[Gradient]:
-    """Return the rows of the record.
-
-    Args:
-        compute: ranges of the step: block, phase, begin and end, on the clock of `noted`. A block counts with its last
-            backward range, as gradients do that are accumulated.
-    """
-    ranges = {block: (low, high) for block, phase, low, high in compute if phase == "backward"}
-
-    def part(one: ReadyGradient) -> float | None:
-        low, high = ranges.get(one.block, (0, 0))
-        if one.at_ns is None or low >= high:
-            return None
-        return round(min(max((one.at_ns - low) / (high - low), 0.0), 1.0), 4)
-
-    return [Gradient(one.block, one.bytes, part(one)) for one in noted]
-
-
-class GradientOrder:
-    """Records once the order in which gradients become ready, from its creation until `take` returns it.
-
-    Args:
-        blocks: those that are watched, by name; a parameter belongs to the smallest of them that holds it.
-        on_device: whether a device computes the gradients.
-    """
-
-    def __init__(self, model: nn.Module, blocks: Iterable[tuple[str, nn.Module]], *, on_device: bool) -> None:
-        self._on_device = on_device
-        owner: dict[int, str] = {}
-        for name, block in sorted(blocks, key=lambda named: -sum(1 for _ in named[1].parameters())):
-            owner |= {id(parameter): name for parameter in block.parameters()}
-        self._order: dict[int, ReadyGradient] = {}
-        self._handles: list[Any] = [
-            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                partial(self._ready, owner.get(id(parameter), ""))
-            )
-            for parameter in model.parameters()
-            if parameter.requires_grad
-        ]
-
-    def take(self) -> list[ReadyGradient]:
-        """Return the gradients since `forget`, in the order of the last backward pass; empty if there were none.
-        Otherwise no further ones are noted.
-        """
-        if self._order:
-            for handle in self._handles:
-                handle.remove()
-            self._handles.clear()
-        return list(self._order.values())
-
-    def forget(self) -> None:
-        self._order.clear()
-
-    def _ready(self, block: str, parameter: torch.Tensor) -> None:
-        gradient = parameter.grad
-        if gradient is not None:
-            self._order.pop(id(parameter), None)  # with gradient accumulation the last pass counts
-            size_bytes = gradient.numel() * gradient.element_size()
-            self._order[id(parameter)] = ReadyGradient(
-                block, size_bytes, None if self._on_device else time.perf_counter_ns()
-            )

@@ -79,7 +79,7 @@ CALLBACKS_S = 1.0
 """How long `close` waits for callbacks; those of collectives that never end do not come."""
 
 
-class _Call(NamedTuple):
+class _Signature(NamedTuple):
     """What an operator's schema says about its arguments, looked up once."""
 
     operator: Operator
@@ -141,7 +141,7 @@ class CpuInterceptor:
         groups: dict[str, Group],
         recorder: StepRecorder,
         links: HostLinks | None = None,
-        shortest_call_ns: int = STALL_CUTOFF_NS // 2,
+        shortest_call_ns: int = STALL_CUTOFF_NS,
     ) -> None:
         self._progress = recorder.progress
         self.clock, self._groups = clock, groups
@@ -151,7 +151,9 @@ class CpuInterceptor:
         self._kept = KeptAlive()
         self._count: dict[str, Iterator[int]] = {}
         self._calls = {
-            name: _Call(operator, number, position_of_group(name), position_of_async_op(name), position_of_peer(name))
+            name: _Signature(
+                operator, number, position_of_group(name), position_of_async_op(name), position_of_peer(name)
+            )
             for number, (name, operator) in enumerate(offered().items())
         }
         # Keyed by identity, so that C++ need not be asked for a name or a size; the groups stay alive until `close`.
@@ -226,7 +228,7 @@ class CpuInterceptor:
         # Atomic: threads of one process issue collectives of one group.
         return next(self._count.setdefault(counter, itertools.count()))
 
-    def _note_progress(self, call: _Call, member: Member, args: tuple[Any, ...], issued: InFlight) -> None:
+    def _note_progress(self, call: _Signature, member: Member, args: tuple[Any, ...], issued: InFlight) -> None:
         """Note a collective in the rank's progress file; sends and receives are counted by peer, as both ranks agree on
         that.
         """

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from aorta.instrument.in_flight import Name
+from aorta.instrument.transparent import not_compiled
 
 _BEHIND = "_aorta_behind"
 """Attribute of an event: what its stream had joined."""
@@ -27,7 +28,7 @@ _MOST = 256
 
 
 @dataclass(slots=True, eq=False)
-class _Joined:
+class _JoinedCollective:
     """A collective that some stream continues after; `awaited`: what computes has waited for it."""
 
     name: Name
@@ -43,10 +44,10 @@ class StreamOrder:
 
     def __init__(self, take: Callable[[int], Iterable[Name]] = lambda _stream: ()) -> None:
         self._take = take
-        self._behind: dict[int, list[_Joined]] = {}
+        self._behind: dict[int, list[_JoinedCollective]] = {}
 
     def joined(self, stream: int, name: Name) -> None:
-        self._add(stream, [_Joined(name)])
+        self._add(stream, [_JoinedCollective(name)])
 
     def recorded(self, stream: int, event: Any) -> None:
         setattr(event, _BEHIND, tuple(self._of(stream)))
@@ -64,9 +65,9 @@ class StreamOrder:
             joined.awaited = True
         return tuple(joined.name for joined in fresh)
 
-    def _of(self, stream: int) -> list[_Joined]:
+    def _of(self, stream: int) -> list[_JoinedCollective]:
         if taken := self._take(stream):
-            self._add(stream, [_Joined(name) for name in taken])
+            self._add(stream, [_JoinedCollective(name) for name in taken])
         behind = self._behind.get(stream)
         if behind is None:
             return []
@@ -74,7 +75,7 @@ class StreamOrder:
             behind = self._behind[stream] = [joined for joined in behind if not joined.awaited]
         return behind
 
-    def _add(self, stream: int, joined: list[_Joined]) -> None:
+    def _add(self, stream: int, joined: list[_JoinedCollective]) -> None:
         behind = self._behind.setdefault(stream, [])
         behind += joined
         del behind[:-_MOST]
@@ -118,6 +119,7 @@ class DeviceStreams:
             self._sides[key, priority] = None if fresh in taken else fresh
         return self._sides[key, priority]
 
+    @not_compiled
     def priority(self) -> int:
         """Return the priority of the caller's stream; 0 where the device has none."""
         return int(getattr(self._module.current_stream(self._device), "priority", 0))

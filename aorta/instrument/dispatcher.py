@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from aorta.distributed.cuda import is_capturing
 from aorta.errors import InstrumentError
+from aorta.instrument.transparent import not_compiled
 
 Original: TypeAlias = Callable[[], Any]
 Handler: TypeAlias = Callable[[str, tuple[Any, ...], Original], Any]
@@ -97,9 +98,11 @@ def _kernel(
     original = overload._op_dk
     host_key = _dispatch_key("cpu")
 
+    @not_compiled
     def on_host(_keyset: Any, *args: Any, **kwargs: Any) -> Any:
         return handler(name, args, partial(original, host_key, *args, **kwargs))
 
+    @not_compiled
     def beside_a_device(_keyset: Any, *args: Any, **kwargs: Any) -> Any:
         # A CPU tensor in an accelerator run (gloo beside NCCL) goes to the CPU backend.
         tensor = first_tensor(args)

@@ -16,9 +16,8 @@ from typing import Any, Self
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
-from aorta.instrument.compute_ranges import BlockRanges, GradientOrder
+from aorta.instrument.compute_ranges import BlockRanges
 from aorta.instrument.cpu_interceptor import CpuInterceptor
 from aorta.instrument.device_interceptor import DeviceInterceptor
 from aorta.instrument.device_streams import DeviceStreams
@@ -123,7 +122,7 @@ class Instrumentation:
         # The interceptor outlives a pause: it counts collectives, and keeps those in flight.
         self._interceptor: CpuInterceptor | NativeCpuInterceptor | None = None
         if mode != "off":
-            self._interceptor = self._make_interceptor(device, stream_priority, fabric, module, stall_cutoff_ns // 2)
+            self._interceptor = self._make_interceptor(device, stream_priority, fabric, module, stall_cutoff_ns)
         self._blocks: list[tuple[str, nn.Module]] = []
         self._outputs: list[nn.Module] = []
         # DDP waits for its collectives after the last node, on futures in C++ that bypass our work handles.
@@ -193,11 +192,6 @@ class Instrumentation:
         self._outputs.append(module)
         if self._interception is not None:
             self._ranges.watch_backward(module)
-
-    def watch_gradients(self, model: nn.Module) -> None:
-        """Note once in which order the gradients of a DDP model become ready; call after `watch`."""
-        if self._interception is not None and isinstance(model, DistributedDataParallel):
-            self.recorder.gradients = GradientOrder(model, self._blocks, on_device=self._device.type != "cpu")
 
     def close(self) -> None:
         """Remove all instrumentation; a second call does nothing."""

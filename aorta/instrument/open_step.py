@@ -20,7 +20,7 @@ from typing import Any, Final, TypeAlias
 import torch
 
 from aorta.errors import ConfigError
-from aorta.instrument.compute_ranges import Range, ReadyGradient
+from aorta.instrument.compute_ranges import Range
 from aorta.instrument.event_clock import Mark
 from aorta.instrument.in_flight import InFlight, Name, Waited
 from aorta.instrument.window_kernels import WindowKernels
@@ -228,8 +228,6 @@ class OpenStep:
             waited for.
         calls: start and end of backends' calls on the host's clock, in nanoseconds; those longer than the stall cut-off
             become stalls.
-        ready: of buckets that are all-reduced later, a mark where their gradients became ready, and their bytes.
-        gradients: bytes and block of each parameter's gradients in the order of readiness, observed in one step.
         compute, passes: forward and backward ranges of blocks, as marks, and as times where compiled code gives these.
         aux: ranges of work that is neither computation nor communication.
         pipeline: ranges in which a pipeline's stages work, with the name of their process group as the block.
@@ -258,8 +256,6 @@ class OpenStep:
     waits: list[Waited] = field(default_factory=list)
     stream_waits: list[tuple[Mark, Mark, tuple[Name, ...]]] = field(default_factory=list)
     calls: list[Interval] = field(default_factory=list)
-    ready: list[tuple[Mark, int]] = field(default_factory=list)
-    gradients: list[ReadyGradient] = field(default_factory=list)
     compute: list[Range] = field(default_factory=list)
     passes: list[Pass] = field(default_factory=list)
     aux: list[Range] = field(default_factory=list)
@@ -288,7 +284,6 @@ class OpenStep:
             yield from (wait.begin, wait.end)
         for begin, end, _ in self.stream_waits:
             yield from (begin, end)
-        yield from (mark for mark, _ in self.ready)
         for span in (*self.compute, *self.aux, *self.pipeline):
             yield from (span.start, span.end)
         for copied in self.copies:

@@ -12,8 +12,7 @@ from typing import Any
 
 import msgspec
 
-from aorta.instrument.compute_ranges import gradient_rows
-from aorta.instrument.event_clock import EventClock, on_host
+from aorta.instrument.event_clock import EventClock
 from aorta.instrument.in_flight import Group, tail_waits, wait_rows
 from aorta.instrument.open_step import OpenStep
 from aorta.instrument.step_marks import MarkReader, ReadMarks, Stretch, lead_ms, nearly_all
@@ -22,7 +21,6 @@ from aorta.records.schema import (
     STALL_CUTOFF_NS,
     ActiveSegment,
     AuxRange,
-    BucketReady,
     ClockReading,
     Collective,
     ComputeRange,
@@ -33,7 +31,7 @@ from aorta.records.schema import (
     Step,
 )
 from aorta.timeline.intervals import Interval
-from aorta.timeline.overlap import AT_CUTOFFS, PAIRS, Algebra, Certain, Unseen, copy_rates, measure_lanes
+from aorta.timeline.overlap import PAIRS, Algebra, Certain, Unseen, copy_rates, measure_lanes
 
 _NOT_READ = "not read in this step: see training.log_interval, or recording.note"
 _NOT_THIS_STAGE = "known on the rank with the last stage of the pipeline only, in steps of training.log_interval"
@@ -88,7 +86,9 @@ class StepBuilder:
         computing = [(low, high) for _, _, low, high in compute]
         comm = _by_kind((one.kind, [one.possible]) for one in marked.communication)
         blocked = self._blocked(_spans(marked.blocked), _spans(marked.possibly_blocked), comm, window)
-        stalls = self._with_calls(blocked, step.calls, window)
+        # Inside a long call the thread hands over, whatever is waited for round it.
+        handing = algebra.lane(self._longer(step.calls), window)
+        stalls = algebra.union([blocked, handing])
         measured = partial(
             measure_lanes,
             algebra,
@@ -130,17 +130,6 @@ class StepBuilder:
             for row in copies or ()
             if row.start_ns is not None and row.end_ns is not None
         )
-        for name, factor in AT_CUTOFFS.items() if self._stall_cutoff_ns is not None else ():
-            if (why := reasons.get("overlap_ratio")) is not None:
-                metrics[name], reasons[name] = None, why
-                continue
-            elsewhere = self._with_calls(blocked, step.calls, window, factor)
-            # Mostly no call lies between the cut-offs, and nothing is measured twice.
-            metrics[name] = (
-                overlap.overlap_ratio
-                if algebra.pairs(elsewhere) == algebra.pairs(stalls)
-                else measure_lanes(algebra, window, compute=computing, comm=comm, stalls=elsewhere)[0].overlap_ratio
-            )
         loss = step.loss.read() if step.loss and self._no_values is None else None
         grad_norm = step.grad_norm.read() if step.grad_norm and self._no_values is None else None
         for name, value, why in (
@@ -159,8 +148,6 @@ class StepBuilder:
             {name: bounds for name, bounds in overlap.undecided.items() if name in metrics} if not unseen else {}
         )
         window_ms = metrics["window_ms"]
-        # Inside a long call the thread hands over, whatever is waited for round it.
-        handing = algebra.lane(self._longer(step.calls), window)
         causes: list[tuple[StallCause, Any]] = [("wait", algebra.subtract(blocked, handing)), ("hand_over", handing)]
         stall_rows = [
             Stall(low - start_ns, high - start_ns, why) for why, of in causes for low, high in algebra.pairs(of)
@@ -203,8 +190,6 @@ class StepBuilder:
             phase=step.facts.phase,
             reasons=reasons,
             waits=msgspec.UNSET if step.unseen is not None else wait_rows(found, start_ns),
-            ready=self._ready_rows(step, rows, start_ns) or msgspec.UNSET,
-            gradient_order=gradient_rows(step.gradients, compute) or msgspec.UNSET,
             copies=msgspec.UNSET if copies is None else copies,
             bounds=undecided or msgspec.UNSET,
             ranges=ranges or msgspec.UNSET,
@@ -259,29 +244,9 @@ class StepBuilder:
             [span for name, wait in marked.waits if name.group in stages for span in pace.certain_span(wait)],
         )
 
-    def _with_calls(self, blocked: Any, calls: list[Interval], window: Interval, factor: float = 1) -> Any:
-        longer = self._longer(calls, factor)
-        return self._algebra.union([blocked, self._algebra.lane(longer, window)]) if longer else blocked
-
-    def _longer(self, calls: list[Interval], factor: float = 1) -> list[Interval]:
-        cutoff_ns = (self._stall_cutoff_ns or STALL_CUTOFF_NS) * factor
+    def _longer(self, calls: list[Interval]) -> list[Interval]:
+        cutoff_ns = self._stall_cutoff_ns or STALL_CUTOFF_NS
         return [(begin, end) for begin, end in calls if end - begin > cutoff_ns]
-
-    def _ready_rows(self, step: OpenStep, rows: list[Collective], origin_ns: int) -> list[BucketReady]:
-        """Return when buckets were ready, each with the all-reduce that took it, in the order of the buckets."""
-        found, later = [], iter(rows)
-        # All are read, also those that no all-reduce took: a mark that is not read is lost to the clock.
-        for mark, size_bytes, at_ns in [(mark, size, self._marks.read_ns(mark)) for mark, size in step.ready]:
-            for row in later:
-                if row.kind != "allreduce" or row.bytes != size_bytes:
-                    continue
-                if not on_host(mark) or at_ns is None or row.issue_ns + origin_ns >= at_ns:
-                    break
-            else:
-                break
-            if at_ns is not None:
-                found.append(BucketReady(row.group, row.seq, at_ns - origin_ns))
-        return found
 
     def _copies(
         self, step: OpenStep, marked: ReadMarks, window: Interval

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from aorta.distributed.cuda import is_capturing
-from aorta.instrument.compute_ranges import GradientOrder, Range
+from aorta.instrument.compute_ranges import Range
 from aorta.instrument.dispatcher import backward_pass
 from aorta.instrument.event_clock import EventClock, Mark, on_host
 from aorta.instrument.in_flight import InFlight, Name, Waited
@@ -93,7 +93,6 @@ class StepRecorder:
         no_copies: why the copies of steps that begin now are not looked at; None when they are.
         on_begin: called when a step begins, on the training thread and stream.
         compiled_interceptor: its events are fetched when the step is read.
-        gradients: notes the order of a DDP model's gradients until a step has it; then None.
         kernels: of the window that steps which begin now are part of; None: of none. Its steps are read once it knows
             them, and so are those behind them.
         boundary: why it is unclear where the step that ends next begins or ends; None: it is not.
@@ -123,7 +122,6 @@ class StepRecorder:
         self.no_copies: str | None = NO_COPIES
         self.compiled_interceptor: NativeCpuInterceptor | None = None
         self.on_begin: Callable[[], None] = lambda: None
-        self.gradients: GradientOrder | None = None
         self.user_marks = UserMarks()
         self.kernels: WindowKernels | None = None
         self._captured, self._together, self._looked_s = 0, together, time.monotonic()
@@ -188,11 +186,6 @@ class StepRecorder:
         self.progress.end_step()
         done.user_marks = self.user_marks.take()
         done.boundary, self.boundary = self.boundary, None
-        if self.gradients is not None:
-            if done.facts.warmup:  # slower than others, and not in the same way everywhere
-                self.gradients.forget()
-            elif noted := self.gradients.take():
-                done.gradients, self.gradients = noted, None
         self._unread.append(done)
         if len(self._unread) >= self._together or time.monotonic() - self._looked_s > LOOK_AFTER_S:
             self.catch_up()
@@ -200,7 +193,7 @@ class StepRecorder:
     def leave(self) -> None:
         """In a forked child: record nothing. Locks may have been held by threads that the child does not have."""
         self._lock, self.user_marks, self.compiled_interceptor = threading.Lock(), UserMarks(), None
-        self._sink, self.gradients = lambda _step: None, None
+        self._sink = lambda _step: None
         self.progress.leave()
 
     def abandon(self) -> None:
@@ -213,11 +206,9 @@ class StepRecorder:
             self.outside += self.compiled_interceptor.abandon()
 
     def _forget_caller(self) -> None:
-        """Drop the ranges and the order of gradients of an open step."""
+        """Drop the caller's ranges of an open step."""
         if self._current is not None and not self._between:
             self.user_marks.take()
-            if self.gradients is not None:
-                self.gradients.forget()
 
     def _discard(self, following: OpenStep | None = None) -> None:
         """Drop what Python code recorded since the last step ended, and count its collectives."""
@@ -318,10 +309,6 @@ class StepRecorder:
                 self._current.stream_waits.append((begin, end, joined))
                 return
         self._forget(begin, end)
-
-    def on_bucket_ready(self, size_bytes: int) -> None:
-        if self._current is not None and self.unseen is None:
-            self._current.ready.append((self._clock.mark(), size_bytes))
 
     def on_captured(self) -> None:
         """Note that a collective became part of a CUDA graph: from now on it may run whenever that is replayed."""

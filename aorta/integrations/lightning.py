@@ -1,8 +1,8 @@
 """Record what Lightning's `Trainer` fits.
 
-    from aorta.integrations.lightning import AortaCallback
+    from aorta.integrations.lightning import LightningCallback
 
-    trainer = lightning.Trainer(..., callbacks=[AortaCallback("artifacts/mine")])
+    trainer = lightning.Trainer(..., callbacks=[LightningCallback("artifacts/mine")])
 
 A step has all its micro-batches. Validation and saving are no part of a step, unless they come between its
 micro-batches; the step after a checkpoint begins with its batch, without the wait for data. Must not change what is
@@ -23,7 +23,7 @@ except ImportError:
 import aorta
 
 
-class AortaCallback(Callback):
+class LightningCallback(Callback):
     """Takes the arguments of `aorta.record` but `model` and `start_step`."""
 
     def __init__(self, folder: str | os.PathLike[str], **arguments: Any) -> None:

@@ -1,8 +1,8 @@
 """Record what Transformers' `Trainer` trains.
 
-    from aorta.integrations.transformers import AortaCallback
+    from aorta.integrations.transformers import TransformersCallback
 
-    trainer = Trainer(..., callbacks=[AortaCallback("artifacts/mine")])
+    trainer = Trainer(..., callbacks=[TransformersCallback("artifacts/mine")])
 
 A step has all its micro-batches and, where the Trainer logs, the gathering of the loss; no evaluation, no saving. Must
 not change what is trained.
@@ -21,7 +21,7 @@ import aorta
 from aorta.errors import RunIncomplete
 
 
-class AortaCallback(TrainerCallback):
+class TransformersCallback(TrainerCallback):
     """Takes the arguments of `aorta.record` but `model` and `start_step`. Give it in `callbacks=[...]`: `add_callback`
     is too late to see the exception that ends `train`.
     """

@@ -53,8 +53,6 @@ class ParallelizedModel:
         scaler: of the loss, for fp16.
         streams: how many accelerator streams the strategy itself opens, by priority.
         facts: effective settings, for the manifest.
-        notify_ready: where gradients are reduced later than they could be: takes a function that is called with each
-            bucket's bytes when it is ready.
         pipeline: where ranks compute different layers: runs all micro-batches of a step, in place of calling `module`.
     """
 
@@ -68,7 +66,6 @@ class ParallelizedModel:
     scaler: type[torch.amp.GradScaler] = torch.amp.GradScaler
     streams: Mapping[int, int] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
-    notify_ready: Callable[[Callable[[int], None]], None] | None = None
     pipeline: "Pipeline | None" = None
 
 
@@ -154,7 +151,6 @@ def replicate(model: nn.Module, settings: DDP, precision: Precision, device: tor
         micro_batch=lambda last: nullcontext() if last else wrapped.no_sync(),
         arithmetic=autocast(precision, device),
         facts={"bucket_cap_mb": bucket_cap_mb, "overlap": settings.overlap},
-        notify_ready=None if late is None else late.tell,
     )
 
 
@@ -177,12 +173,7 @@ class ReduceAfterBackward:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._on_ready: Callable[[int], None] = lambda _bytes: None
         self._waiting: list[tuple[torch.Tensor, torch.futures.Future[torch.Tensor]]] = []
-
-    def tell(self, on_ready: Callable[[int], None]) -> None:
-        """Call `on_ready` with the bytes of each bucket when it becomes ready."""
-        self._on_ready = on_ready
 
     def keep(self, _state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Hold a bucket back: DDP's communication hook, called with each as it becomes ready; returns the future that
@@ -194,7 +185,6 @@ class ReduceAfterBackward:
             devices=None if self._device.type == "cpu" else [self._device]
         )
         self._waiting.append((gradients, future))
-        self._on_ready(gradients.numel() * gradients.element_size())
         if bucket.is_last():
             # Runs after the last node, before DDP's own callback, which is queued after this hook returns.
             torch.autograd.Variable._execution_engine.queue_callback(self._reduce)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import html
 import json
-import os
 import subprocess
 import sys
 from bisect import bisect_right
@@ -23,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from aorta.installation import own_environment, own_program
 from aorta.records.files import write_whole
 
 WIDTH, HEIGHT = 1000, 260
@@ -256,14 +256,12 @@ def draw(trace: Path, target: Path, categories: dict[str, Any]) -> None:
     Raises:
         OSError: it failed; includes its error output.
     """
-    root = str(Path(__file__).parents[2])
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
     done = subprocess.run(
-        [sys.executable, "-m", "aorta.profiling.memory_timeline", str(trace), str(target), "-"],
+        own_program("aorta.profiling.memory_timeline", str(trace), str(target), "-"),
         input=json.dumps(categories),
         capture_output=True,
         text=True,
-        env=environment,
+        env=own_environment(),
         check=False,
     )
     if done.returncode:

@@ -123,7 +123,7 @@ class Schedule:
 @dataclass(frozen=True)
 class TracePlace:
     """The writing process. `coordinate` is its position in the device mesh, size-1 dimensions included; None for a
-    single process. `dimensions` are the mesh's names for them, where it has names.
+    single process.
     """
 
     run_name: str
@@ -135,7 +135,6 @@ class TracePlace:
     host: str = "localhost"
     pid: int = 0
     coordinate: tuple[int, ...] | None = None
-    dimensions: tuple[str, ...] = ()
 
     def variables(self) -> dict[str, Any]:
         names = ("run_name", "rank", "local_rank", "world_size", "local_world_size", "node_rank")
@@ -240,9 +239,7 @@ class ProfilerPlan:
         self.exports = not export_disabled(settings) and (
             not by_tensorboard or settings.tensorboard or settings.chrome_trace
         )
-        self.records = (
-            self.exports or settings.summary_rows > 0 or bool(settings.memory_filename) or settings.oom_snapshot
-        )
+        self.records = self.exports or settings.summary_rows > 0 or bool(settings.memory_filename)
         self.schedule(0)
 
     def schedule(self, first_step: int) -> Schedule:
@@ -297,16 +294,6 @@ class ProfilerPlan:
         name = PurePosixPath(fill(self.settings.memory_filename, values))
         return self._output("snapshot", name.with_name(name.name.removesuffix(".html") + ".snapshot.pickle"), values)
 
-    def tagged_snapshot(self, tag: str) -> Path:
-        """Return the file of a memory snapshot that belongs to no window: `oom-rank-3-dp1-tp1.snapshot.pickle`;
-        `coord-1-1` where the mesh has no names.
-        """
-        place = self.place
-        where = "-coord-" + "-".join(map(str, place.coordinate)) if place.coordinate else ""
-        if place.coordinate and len(place.dimensions) == len(place.coordinate):
-            where = "".join(f"-{name}{index}" for name, index in zip(place.dimensions, place.coordinate, strict=True))
-        return self.folder / "memory_snapshots" / f"{tag}-rank-{place.rank}{where}.snapshot.pickle"
-
     def _output(
         self, kind: Kind, name: PurePosixPath, values: Mapping[str, Any], compression: str = "none"
     ) -> SavedFile:
@@ -330,8 +317,7 @@ def placed(place: TracePlace, mesh: DeviceMesh | None) -> TracePlace:
     if coordinate is None:
         raise ConfigError(f"rank {place.rank} is not in the mesh {mesh}: there is no name for its traces")
     alone = all(size == 1 for size in mesh.shape) and place.world_size == 1
-    names = tuple(mesh.mesh_dim_names or ())
-    return dataclasses.replace(place, coordinate=None if alone else tuple(coordinate), dimensions=names)
+    return dataclasses.replace(place, coordinate=None if alone else tuple(coordinate))
 
 
 def export_disabled(settings: Profiling) -> bool:

@@ -15,8 +15,9 @@ from hashlib import file_digest
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from aorta.config.profiling import IN_PROCESS, fill, scheme_of
+from aorta.config.profiling import IN_PROCESS, fill
 from aorta.errors import ConfigError
+from aorta.installation import CACHED, FILE_SYSTEMS, scheme_of
 from aorta.records.files import remote_files, whole_file
 
 _log = logging.getLogger(__name__)
@@ -24,18 +25,6 @@ ATTEMPTS = 3
 """Attempts per file, as many as Composer's uploader makes."""
 BACKOFF_S = (1.0, 4.0)
 CHECK = ".aorta-upload-check"
-_PACKAGES = {
-    **dict.fromkeys(("s3", "s3a"), "s3fs"),
-    **dict.fromkeys(("gs", "gcs"), "gcsfs"),
-    **dict.fromkeys(("az", "abfs"), "adlfs"),
-    "oci": "ocifs",
-    **dict.fromkeys(("sftp", "ssh"), "paramiko"),
-    **dict.fromkeys(("hdfs", "arrow_hdfs"), "pyarrow"),
-    "hf": "huggingface_hub",
-    **dict.fromkeys(("http", "https"), "aiohttp requests"),
-    **dict.fromkeys(("dbfs", "webhdfs"), "requests"),
-    "smb": "smbprotocol",
-}
 _TRANSIENT = frozenset(
     getattr(errno, name)
     for name in (
@@ -87,20 +76,16 @@ class Destination:
     ) -> None:
         self.address, self._template = address.rstrip("/") or address, template
         self._overwrite, self._sleep = overwrite, sleep
-        scheme = address.partition("://")[0] if "://" in address else "file"
         try:
-            fsspec = remote_files(address)
-            self._fs, root = fsspec.core.url_to_fs(address)
+            self._fs, root = remote_files(address).core.url_to_fs(address)
         except ImportError as error:
-            package = _PACKAGES.get(scheme)
+            package = FILE_SYSTEMS[scheme_of(address)]
             how = f"run: pip install {package}" if package else f"fsspec says: {error}"
             raise ConfigError(
-                f"profiling.remote_root={address}: {scheme}:// needs a package that is not installed; {how}"
+                f"profiling.remote_root={address}: it needs a package that is not installed; {how}"
             ) from error
         except ValueError as error:
-            raise ConfigError(
-                f"profiling.remote_root={address}: {error}; fsspec knows {', '.join(fsspec.available_protocols())}"
-            ) from error
+            raise ConfigError(f"profiling.remote_root={error}") from error
         except Exception as error:
             raise ConfigError(f"profiling.remote_root={address}: cannot be opened: {error_line(error)}") from error
         self._root, protocols = str(root), self._fs.protocol
@@ -109,7 +94,7 @@ class Destination:
     @property
     def durable(self) -> bool:
         """Whether what is put there outlives this process."""
-        return scheme_of(self.address) not in IN_PROCESS
+        return not self.address.removeprefix(CACHED).startswith(IN_PROCESS)
 
     def name(self, values: Mapping[str, Any], file: PurePosixPath, compression: str) -> str:
         """Return the name of a file at the destination.

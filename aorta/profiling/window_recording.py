@@ -2,7 +2,7 @@
 
 Each trace holds `first_step`, `last_step` (0-based, inclusive), `partial`, `step_base`, `global_rank` and the metadata
 given. A failing profiler is reported once and disabled. Must not fail the loop, write on the training thread (but for
-the allocator's history, which only that thread may read), or turn an error of memory into another one.
+the allocator's history, which only that thread may read).
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ import dataclasses
 import json
 import logging
 import os
-import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Self, cast
@@ -30,7 +29,6 @@ from aorta.distributed.topology import profiled
 from aorta.profiling.memory_timeline import by_category
 from aorta.profiling.profiler_plan import NO_EXPORT, Action, ProfilerPlan, export_disabled
 from aorta.profiling.trace_saver import Job, Saver, TraceWindow, free_name
-from aorta.profiling.upload import error_line
 from aorta.records.files import whole_file
 from aorta.redaction import redact
 
@@ -59,45 +57,23 @@ MAX_ENTRIES = 100_000
 
 
 class MemoryHistory:
-    """The device allocator's own history of one loop, and of one window at a time in it, for
-    `python -m torch.cuda._memory_viz`; a no-op except on a CUDA or HIP build with a device.
-
-    Args:
-        of_windows: record each window.
-        of_loop: record the whole loop, and write a snapshot the first time that memory runs out.
-        named: tag -> file of a snapshot.
+    """The device allocator's own history of one window at a time, for `python -m torch.cuda._memory_viz`; nothing
+    unless `asked`, and without a CUDA or HIP device.
     """
 
-    def __init__(self, of_windows: bool, of_loop: bool, named: Callable[[str], Path]) -> None:
-        self._available = cuda.has_memory_history()
-        self._of_windows, self._of_loop, self._named = of_windows, of_loop, named
-        self._writing = threading.Lock()
-        self._unhook: Callable[[], None] = lambda: None
-        self._loop_runs = self.running = False
-
-    def begin(self) -> None:
-        if self._of_loop and self._usable("profiling.oom_snapshot"):
-            cuda.begin_memory_history(MAX_ENTRIES)
-            self._unhook, self._loop_runs = cuda.on_out_of_memory(self._out_of_memory), True
-
-    def end(self) -> None:
-        self.stop()
-        self._unhook()
-        if self._loop_runs:
-            self._loop_runs = False
-            cuda.end_memory_history()
+    def __init__(self, asked: bool) -> None:
+        self._records = asked and cuda.has_memory_history()
+        self.running = False
 
     def start(self) -> None:
-        if self._of_windows and self._available:
-            if not self._loop_runs:
-                cuda.begin_memory_history(MAX_ENTRIES)
+        if self._records:
+            cuda.begin_memory_history(MAX_ENTRIES)
             self.running = True
 
     def stop(self) -> None:
         if self.running:
             self.running = False
-            if not self._loop_runs:
-                cuda.end_memory_history()
+            cuda.end_memory_history()
 
     def dump(self, target: Path) -> None:
         """Write the recorded history atomically and end the window, even if writing fails.
@@ -111,35 +87,6 @@ class MemoryHistory:
                 cuda.write_memory_history(part)
         finally:
             self.stop()
-
-    def snapshot(self, tag: str) -> Path | None:
-        """Write what is allocated now, with the history where one is recorded; None where there is nothing to write."""
-        if not self._usable("memory snapshots"):
-            return None
-        with self._writing:
-            target = free_name(self._named(tag))
-            try:
-                target.parent.mkdir(parents=True, exist_ok=True)
-                with whole_file(target) as part:
-                    cuda.write_memory_history(part)
-            except Exception as error:  # noqa: BLE001  a snapshot must not end the loop; it is logged
-                _log.error("profiling: the memory snapshot %s could not be written: %s", target, error_line(error))
-                return None
-        return target
-
-    def _usable(self, what: str) -> bool:
-        if not self._available:
-            _log.warning(
-                "%s: not available here: only the allocators of CUDA and HIP keep a history, and torch sees no such "
-                "device",
-                what,
-            )
-        return self._available
-
-    def _out_of_memory(self) -> None:
-        self._unhook()  # the first time is the one to look at; a loop that goes on may run out again and again
-        if path := self.snapshot("oom"):
-            _log.error("profiling: out of memory; the allocations, with the lines that made them, are in %s", path)
 
 
 class WindowRecording(profile):
@@ -158,7 +105,7 @@ class WindowRecording(profile):
         self._broken = self._closed = False
         self._saved_any, self._last_at = False, -1
         self._last: Any = None
-        self._memory = MemoryHistory(settings.memory_filename is not None, settings.oom_snapshot, plan.tagged_snapshot)
+        self._memory = MemoryHistory(settings.memory_filename is not None)
         self._times = [time.monotonic()] * 3  # the loop, the epoch, the step began
         super().__init__(
             activities=profiled(),
@@ -182,7 +129,6 @@ class WindowRecording(profile):
     def __enter__(self) -> Self:
         self._times = [time.monotonic()] * 3
         with self._harmless("start"):
-            self._memory.begin()
             super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -229,12 +175,6 @@ class WindowRecording(profile):
         if per_epoch and self._finished % per_epoch == 0:
             self._times[1] = now
 
-    def memory_snapshot(self, tag: str) -> Path | None:
-        """Write what the device's allocator holds now to `memory_snapshots/<tag>-rank-<rank>-<mesh>.snapshot.pickle`;
-        None where that is not available.
-        """
-        return self._memory.snapshot(tag)
-
     def close(self, *, failed: bool = False) -> None:
         """Stop, and submit an open window; does not wait for files.
 
@@ -252,10 +192,9 @@ class WindowRecording(profile):
                         self._kept.append(self._finished)
                     self._mark()
                 super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
-                self._memory.stop()
         worked = not self._broken
         with self._harmless("end the allocator's history"):
-            self._memory.end()
+            self._memory.stop()
         if worked and not self._saved_any:
             _log.log(
                 logging.WARNING if self._first_rank else logging.DEBUG,
@@ -372,9 +311,6 @@ class NullProfiler:
         return nullcontext()
 
     def step(self) -> None:
-        pass
-
-    def memory_snapshot(self, tag: str) -> None:
         pass
 
     def close(self, *, failed: bool = False) -> None:

@@ -42,8 +42,7 @@ from aorta.read.frames import (
     declared,
 )
 from aorta.read.run import ExposedSums, Leaf
-from aorta.timeline.arrays import Spans as Intervals
-from aorta.timeline.arrays import refuse_inverted
+from aorta.timeline.arrays import IntervalArray, refuse_inverted
 from aorta.timeline.overlap import NS_PER_MS
 
 BRINGING: Final = frozenset({"allgather", "broadcast", "scatter", "recv"})
@@ -177,12 +176,12 @@ class _Axis:
         self.zero_ns = np.cumsum(length_ns + 1) - length_ns - 1
         self._edges = [self.zero_ns, self.zero_ns + length_ns]
 
-    def place(self, step: Ints, start_ns: Ints, end_ns: Ints) -> tuple[Intervals, Bools]:
+    def place(self, step: Ints, start_ns: Ints, end_ns: Ints) -> tuple[IntervalArray, Bools]:
         """Return intervals on the axis, cut at their windows, and which of them are not empty there."""
         zero, length = self.zero_ns[step], self.length_ns[step]
         start, end = zero + np.clip(start_ns, 0, length), zero + np.clip(end_ns, 0, length)
         kept = start < end
-        placed = Intervals(start[kept], end[kept])
+        placed = IntervalArray(start[kept], end[kept])
         self._edges += placed
         return placed, kept
 
@@ -193,18 +192,18 @@ class _Axis:
         self.cell_ns = np.diff(self.edges)
         self.step = np.searchsorted(self.zero_ns, self.edges[:-1], side="right") - 1
 
-    def cells(self, placed: Intervals) -> Intervals:
+    def cells(self, placed: IntervalArray) -> IntervalArray:
         """Return the first cell of each interval, and the one behind its last."""
-        return Intervals(np.searchsorted(self.edges, placed.start), np.searchsorted(self.edges, placed.end))
+        return IntervalArray(np.searchsorted(self.edges, placed.start), np.searchsorted(self.edges, placed.end))
 
-    def covered(self, placed: Intervals) -> Bools:
+    def covered(self, placed: IntervalArray) -> Bools:
         """Return which cells lie in any of these intervals."""
         opened, closed = (np.bincount(edge, minlength=len(self.edges)) for edge in self.cells(placed))
         inside: Bools = np.cumsum(opened - closed)[:-1] > 0
         return inside
 
 
-def _first_covering(cells: int, ranges: Intervals, order: Ints) -> Ints:
+def _first_covering(cells: int, ranges: IntervalArray, order: Ints) -> Ints:
     """Return for each of so many cells the index of the range of cells that covers it and comes first in `order`; -1
     where none does. Each range is the union of two whose length is a power of two, which are halved until they are
     cells: linear in ranges and in cells, times the logarithm of the longest.
@@ -222,7 +221,7 @@ def _first_covering(cells: int, ranges: Intervals, order: Ints) -> Ints:
     return first
 
 
-def _owners(cells: Intervals, turn: Ints, outlasting: Bools, exposed: Bools) -> Ints:
+def _owners(cells: IntervalArray, turn: Ints, outlasting: Bools, exposed: Bools) -> Ints:
     """Return to which collective each exposed cell belongs, by the rule above: an index into these columns.
 
     Args:
@@ -235,8 +234,8 @@ def _owners(cells: Intervals, turn: Ints, outlasting: Bools, exposed: Bools) -> 
     ending = np.where(
         ends, np.maximum(cells.start, stretch[last]), cells.end
     )  # from here on it ends inside its stretch
-    inside = _first_covering(len(exposed), Intervals(ending, cells.end), by_turn)
-    return np.where(inside >= 0, inside, _first_covering(len(exposed), Intervals(cells.start, ending), by_turn))
+    inside = _first_covering(len(exposed), IntervalArray(ending, cells.end), by_turn)
+    return np.where(inside >= 0, inside, _first_covering(len(exposed), IntervalArray(cells.start, ending), by_turn))
 
 
 def _places(innermost: Ints, step: Ints, bringing: Bools, cells: Ints) -> Ints:
@@ -358,7 +357,7 @@ def _sums(key: Ints, values: Ints) -> Iterator[tuple[int, int]]:
     yield from zip(key[groups.first].tolist(), groups.reduce(np.add, values).tolist(), strict=True)
 
 
-def _idle(axis: _Axis, cells: Ints, ranges: Intervals, names: Sequence[str]) -> Counter[Leaf]:
+def _idle(axis: _Axis, cells: Ints, ranges: IntervalArray, names: Sequence[str]) -> Counter[Leaf]:
     """Return the nanoseconds of idle cells by what ran before and after in the same step: the range that ended last,
     and the one that begins next.
     """

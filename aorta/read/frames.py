@@ -262,8 +262,8 @@ def difference(first: Ints, second: Ints) -> Ints:
 
 class Lane(IntEnum):
     """What a span is: a pass of a block; work outside the blocks; a stall of what computes, or one in which the backend
-    took a collective over; a bubble of a pipeline; a wait for a collective; gradients that were ready and held back
-    (a moment); a copy from the device to the host, and any other.
+    took a collective over; a bubble of a pipeline; a wait for a collective; a copy from the device to the host, and
+    any other.
     """
 
     COMPUTE = 0
@@ -272,9 +272,8 @@ class Lane(IntEnum):
     HAND_OVER = 3
     BUBBLE = 4
     WAIT = 5
-    READY = 6
-    COPY_TO_HOST = 7
-    COPY = 8
+    COPY_TO_HOST = 6
+    COPY = 7
 
 
 class Region(NamedTuple):

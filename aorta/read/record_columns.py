@@ -57,7 +57,7 @@ from aorta.records.record_file import (
     read_header,
     second_header,
 )
-from aorta.records.schema import Calibration, DeviceTelemetry, Footer, Gradient, Header
+from aorta.records.schema import Calibration, DeviceTelemetry, Footer, Header
 from aorta.timeline.arrays import ranges
 
 FORMAT: Final = "aorta"
@@ -219,7 +219,6 @@ class _Record:
         self.span_rows = SpanRows()
         self.waits_known: list[bool] = []
         self.sample_lines, self.mark_lines = array("q"), array("q")
-        self.gradient_order: tuple[Gradient, ...] = ()
         self.calibrations: list[Calibration] = []
         self.waiting_rows = 0
 
@@ -252,7 +251,6 @@ class _Record:
                     raise ValueError("a number in its ranges exceeds what a column holds")
         if self.spans and has_bubbles(line):
             decode_field(line, "active_segments")
-        gradient_order = decode_field(line, "gradient_order")
         if line.device:
             decode_field(line, "device")
             self.sample_lines.append(offset)
@@ -278,7 +276,6 @@ class _Record:
         if trains:
             if has_ranges:
                 self.mark_lines.append(offset)
-            self.gradient_order = self.gradient_order or tuple(gradient_order or ())
             self.waiting_rows += rows
         if len(phase.lines) >= BLOCK_STEPS or self.waiting_rows >= 100 * BLOCK_STEPS:
             self.flush()
@@ -349,7 +346,6 @@ class _Record:
             ),
             isolated=self.baselines.frame(self.reasons, self.coverages)[0] if self.baselines.length else NO_STEPS,
             spans=spans,
-            gradient_order=self.gradient_order,
             covered=_coverage_facts(steps, collectives, footer),
             problems=tuple(texts),
             calibrations=tuple(self.calibrations),

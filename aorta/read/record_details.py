@@ -31,7 +31,6 @@ _NAMES: Final = {
     Lane.STALL: SpanName("stall", ""),
     Lane.HAND_OVER: SpanName("hand_over", "hand-over"),
     Lane.BUBBLE: SpanName("bubble", ""),
-    Lane.READY: SpanName("ready", ""),
     Lane.COPY_TO_HOST: SpanName("copy", COPY_TO_HOST),
     Lane.COPY: SpanName("copy", ""),
 }
@@ -63,8 +62,6 @@ def add_spans(spans: SpanRows, lines: Sequence[Any], first: int, lanes: Sequence
         for stall in line.stalls:
             lane = Lane.HAND_OVER if stall.cause == "hand_over" else Lane.STALL
             others[lane].append((at, stall.start_ns, stall.end_ns, UNKNOWN))
-        for ready in line.ready or ():
-            others[Lane.READY].append((at, ready.ready_ns, ready.ready_ns, ready.seq))
         if line.overlap.get("copy_ms") or "d2h_gb_per_s" in line.overlap:
             copies: list[Copy] = decode_field(line, "copies") or []
             for copy in copies:
@@ -133,7 +130,6 @@ class RecordDetails(Details):
                 [AuxRange(*row) for row in line.aux],
                 decode_field(line, "ranges") or (),
                 None if line.waits is UNSET else line.waits,
-                line.ready or (),
             )
 
     def spans(self, places: npt.NDArray[np.intp]) -> Spans:

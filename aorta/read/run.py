@@ -24,19 +24,17 @@ import numpy as np
 import numpy.typing as npt
 
 from aorta.documents.dataset import TraceEntries
-from aorta.read.frames import Collectives, Exposed, Ints, Lane, Region, SpanName, Spans, Steps, declared
+from aorta.read.frames import Collectives, Exposed, Ints, Region, Spans, Steps, declared
 from aorta.read.health import Health
 from aorta.records.clocks import RankClock
 from aorta.records.schema import (
     ActiveSegment,
     AuxRange,
-    BucketReady,
     Calibration,
     CalibrationPlan,
     ComputeRange,
     DeviceSample,
     DeviceTelemetry,
-    Gradient,
     Stall,
     StallCutoff,
     UserRange,
@@ -52,15 +50,13 @@ HOST_TIMER: Final = "perf_counter"
 """`Source.timer` of runs whose collectives the host times: there a call on the host can stall what computes."""
 COMPLETED: Final = "completed"
 """`Source.ending` of a process that ran to its end."""
-HAND_OVER: Final = "hand_over"
-"""Cause of a stall, and lane of a span: a call of the backend that took long, in which nothing computed."""
 
 
 @dataclass(frozen=True)
 class StepIntervals:
     """What ran when inside one step of one rank, in ns from the step's start. `compute`, `stalls` and `aux` are None
     where the source only says which lanes were active (`segments`). `ranges` are those that the caller named. `waits`
-    is None where the source does not tell who waited for what; `ready` has the buckets that were held back.
+    is None where the source does not tell who waited for what.
     """
 
     length_ns: int
@@ -71,7 +67,6 @@ class StepIntervals:
     aux: Sequence[AuxRange] | None = None
     ranges: Sequence[UserRange] = ()
     waits: Sequence[Wait] | None = None
-    ready: Sequence[BucketReady] = ()
 
     def active(self) -> dict[str, list[Interval]]:
         """Return lane -> merged spans in which it was active; lanes that never were are left out."""
@@ -94,39 +89,6 @@ class StepIntervals:
         return merge(
             (part.start_ns, part.end_ns) for part in self.segments if part.lanes & comm and not part.lanes & compute
         )
-
-
-class WaitRow(NamedTuple):
-    """A wait for the collective `seq` of `group`."""
-
-    group: str
-    seq: int
-    enter_ns: int
-    leave_ns: int
-
-
-class StepContents(NamedTuple):
-    """What a replay takes of one step, in ns from its start. `waits` is None where the source does not tell of them."""
-
-    spans: list[tuple[SpanName, int, int]]
-    waits: list[WaitRow] | None
-    ready_ns: list[int]
-
-
-def contents_of(spans: Spans, step: int) -> StepContents:
-    """Return the contents of one step from the spans of its rank."""
-    mine = spans.of_step(step)
-    columns = (mine.lane, mine.name, mine.start_ns, mine.end_ns, mine.ref)
-    found = StepContents([], [] if spans.waits_known is not None and spans.waits_known[step] else None, [])
-    for lane, name, start_ns, end_ns, ref in zip(*(values.tolist() for values in columns), strict=True):
-        match lane:
-            case Lane.COMPUTE | Lane.AUX | Lane.HAND_OVER:
-                found.spans.append((spans.names[name], start_ns, end_ns))
-            case Lane.WAIT if found.waits is not None:
-                found.waits.append(WaitRow(spans.names[name].name, ref, start_ns, end_ns))
-            case Lane.READY:
-                found.ready_ns.append(start_ns)
-    return found
 
 
 class UserRangesOfStep(NamedTuple):
@@ -301,8 +263,7 @@ class ExposedSums:
 
 @dataclass(frozen=True)
 class RankTables:
-    """One rank. `problems` are sentences about what could not be read, each with `file:line`. `gradient_order`: the
-    parameters of a DDP model in the order in which their gradients become ready; empty where it is not known.
+    """One rank. `problems` are sentences about what could not be read, each with `file:line`.
     `isolated`: steps of the baselines (R10). `spans`, `exposed` and its sums: what ran inside each step, and what of it
     was exposed, where they were asked for; otherwise they are made of `details`.
     """
@@ -317,7 +278,6 @@ class RankTables:
     exposed_sums: ExposedSums | None = None
     covered: CoverageFacts = field(default_factory=CoverageFacts)
     problems: tuple[str, ...] = ()
-    gradient_order: tuple[Gradient, ...] = ()
     calibrations: tuple[Calibration, ...] = ()
     calibration_plan: CalibrationPlan | None = None
 

@@ -21,7 +21,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from aorta.command_line import shown_path, to_stderr
 from aorta.config.loop import Watchdog, number_rules
@@ -31,6 +30,7 @@ from aorta.distributed.output_folder import CHECKPOINT_DIR, occupied, prepare
 from aorta.errors import ConfigError, TracesIncomplete
 from aorta.instrument.open_step import Scalar, StepFacts
 from aorta.instrument.step_recorder import StepRecorder
+from aorta.instrument.transparent import observed_steps
 from aorta.loggers import Logger
 from aorta.profiling.window_recording import StepMarkers
 from aorta.recording.api_arguments import (
@@ -305,8 +305,6 @@ def record(
         # The blocks too: where the last one's output is the model's, FSDP queues its callback with that gradient.
         for module in (*(block for _, block in found), *hookable):
             instrument.watch_backward(module)
-        if len(models) == 1:
-            instrument.watch_gradients(whole)
         stack.enter_context(marked_optimizers(instrument.recorder))  # before those that note the phase that follows
         stack.enter_context(noted_phases(hookable, run.progress))
         names = tuple(name for name, _ in found)
@@ -367,12 +365,8 @@ def marked_optimizers(recorder: StepRecorder) -> Iterator[None]:
         if outermost and outermost[0][0] is optimizer:
             outermost.pop()[1].__exit__(None, None, None)
 
-    hooks = [register_optimizer_step_pre_hook(begin), register_optimizer_step_post_hook(end)]
-    try:
+    with observed_steps(begin, end):
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def start(folder: str | os.PathLike[str], *, model: nn.Module | Sequence[nn.Module], **arguments: Any) -> Recording:

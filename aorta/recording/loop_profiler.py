@@ -21,7 +21,6 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from aorta.config.profiling import Profiling, fill, profiling_rules, selected_ranks
-from aorta.config.resolve import LABEL
 from aorta.config.schema import Training
 from aorta.distributed.output_folder import RunFolder, write_manifest
 from aorta.distributed.peers import Peers, gather_when_idle, leave_value
@@ -126,21 +125,6 @@ class LoopProfiler:
     def __call__(self, *_: object, **__: object) -> None:
         """Call `step`, as a callback: what it is given does not matter."""
         self.step()
-
-    def memory_snapshot(self, tag: str) -> Path | None:
-        """Write what this rank's device has allocated now, for `python -m torch.cuda._memory_viz`; returns the file,
-        `memory_snapshots/<tag>-rank-<rank>-<mesh>.snapshot.pickle` below the folder of traces. It holds the loop's
-        history where `oom_snapshot` is set. None, with a line in the log, without a CUDA or HIP device.
-
-        Raises:
-            ConfigError: the tag cannot be a part of a file's name.
-        """
-        if not LABEL.fullmatch(tag):
-            raise ConfigError(
-                f"memory_snapshot({tag!r}): a tag is letters, digits, '.', '_' and '-', and begins with a letter or "
-                "digit"
-            )
-        return self._recording.memory_snapshot(tag)
 
     def close(self) -> None:
         """End the last window, and wait until every rank's files are written and uploaded. Collective.
@@ -260,7 +244,7 @@ class LoopProfiler:
         mesh = self._mesh if self.settings.enabled else None  # which `check` has looked at
         plan = ProfilerPlan(
             self.settings,
-            placed(replace(place, coordinate=coordinate, dimensions=tuple(sizes)), mesh),
+            placed(replace(place, coordinate=coordinate), mesh),
             where.absolute(),
             counters=self._counters,
             trace_remote=self._trace_remote,

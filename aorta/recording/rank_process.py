@@ -8,6 +8,7 @@ of the caller's, where it would be counted as the caller's.
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import signal
@@ -29,6 +30,7 @@ from aorta.distributed.environment_checks import refuse_two_tracers
 from aorta.distributed.peers import Peers
 from aorta.distributed.topology import Topology, process_group, read_topology, select_device, share_device
 from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, ConfigError, InstrumentError
+from aorta.records.files import open_own
 from aorta.redaction import redact
 from aorta.terminal_style import printable
 
@@ -65,6 +67,9 @@ class _LogFile(logging.FileHandler):
     def format(self, record: logging.LogRecord) -> str:
         return redact(super().format(record))
 
+    def _open(self) -> io.TextIOWrapper:
+        return io.TextIOWrapper(io.BufferedWriter(open_own(Path(self.baseFilename), new=True)), encoding="utf-8")
+
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  logging's name
         pass
 
@@ -84,7 +89,7 @@ def start_logging(rank: int, world_size: int) -> None:
 def log_to(path: Path) -> Iterator[None]:
     """Write everything to `path` as well, for the length of a `with` block."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handler = _LogFile(path, mode="w", encoding="utf-8")
+    handler = _LogFile(path)
     handler.setFormatter(logging.Formatter(_FORMAT))
     logging.getLogger().addHandler(handler)
     try:

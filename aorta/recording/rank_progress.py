@@ -11,16 +11,13 @@ import logging
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
 import torch
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 
 from aorta.autopsy.processes import stacks_on_request
@@ -28,9 +25,11 @@ from aorta.config.schema import Watchdog as WatchdogSettings
 from aorta.distributed.output_folder import RunFolder
 from aorta.distributed.topology import Topology
 from aorta.errors import SIGNAL_EXIT_BASE
+from aorta.installation import own_environment, own_program
 from aorta.instrument.compute_ranges import ModuleHook
 from aorta.instrument.cpu_interceptor import DTYPES, dtype_name
 from aorta.instrument.operators import offered
+from aorta.instrument.transparent import observed_steps
 from aorta.records.clocks import boot_id
 from aorta.records.process import pid_namespace, start_ticks
 from aorta.records.progress_file import PROGRESS_DIR, PROGRESS_FILE, STACKS_FILE, Progress, ProgressFacts, ProgressFile
@@ -118,11 +117,10 @@ def noted_phases(models: Sequence[nn.Module], progress: Progress) -> Iterator[No
     hooks = [
         *(model.register_forward_pre_hook(ModuleHook(model, enter("forward"))) for model in models),
         *(model.register_forward_hook(ModuleHook(model, watch_output)) for model in models),
-        register_optimizer_step_pre_hook(enter("optimizer")),
-        register_optimizer_step_post_hook(enter("step")),
     ]
     try:
-        yield
+        with observed_steps(enter("optimizer"), enter("step")):
+            yield
     finally:
         for hook in hooks:
             hook.remove()
@@ -139,19 +137,17 @@ def _start(folder: RunFolder, topology: Topology, settings: WatchdogSettings) ->
         "timeout_s": settings.timeout_s,
         "grace_s": settings.grace_s,
     }
-    paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
     try:
         # In a session of its own, as launchers end the ranks' whole process groups; without their sockets, which would
         # stay open when a rank dies.
         _started.append(
             subprocess.Popen(
-                [sys.executable, "-m", "aorta.autopsy.watchdog", json.dumps(task)],
+                own_program("aorta.autopsy.watchdog", json.dumps(task)),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,
                 close_fds=True,
-                cwd="/",
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+                env=own_environment(),
             )
         )
     except OSError as error:

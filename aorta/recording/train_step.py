@@ -151,9 +151,6 @@ class TrainStep:
             model.parallelized.pipeline.around_weights = instrument.recorder.computes
             for stage in model.parallelized.pipeline.modules:
                 instrument.watch_backward(stage)  # where the loss is another rank's
-        instrument.watch_gradients(model.parallelized.module)
-        if model.parallelized.notify_ready is not None:
-            model.parallelized.notify_ready(instrument.recorder.on_bucket_ready)
         optimizer = make_optimizer(model.whole.parameters(), task)
         schedule = make_schedule(optimizer, config)
         fp16 = config.training.mixed_precision is Precision.fp16  # a scaler that is not enabled does nothing

@@ -19,11 +19,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import partial, wraps
+from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 from aorta.errors import AortaError, ConfigError, InstrumentError
+from aorta.instrument.transparent import hook_optimizers, not_compiled, put_around
 from aorta.terminal_style import printable
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class _ZeroLines:
         self._others: set[int] = set()
         self._usual_others: set[int] | None = None
 
+    @not_compiled
     def guarded(self, do: Callable[..., None], *args: Any) -> None:
         """Do something of AORTA's; an error of it ends the recording, and not the script."""
         recording = self._recording
@@ -67,30 +69,28 @@ class _ZeroLines:
                 self.is_over = True
                 if recording is not None or _rank() == 0:  # all ranks know why none of them begins
                     text = str(error) if isinstance(error, AortaError) else f"{type(error).__name__}: {error}"
+                    text = text.strip().partition("\n")[0]
                     _say(f"nothing {'' if recording is None else 'more '}is recorded: {text}")
                 self.end(None, error)
 
     def around_step(self, step: Callable[..., Any], place: int) -> Callable[..., Any]:
         """Return `step`, which hands the optimizer, its argument `place`, on unless it runs inside of another one."""
 
-        @wraps(step)
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            import torch
-
-            if self.is_over or torch.compiler.is_compiling():
-                return step(*args, **kwargs)
+        @not_compiled
+        def before(*args: Any, **kwargs: Any) -> Callable[[bool], None]:
             depth = getattr(self._depth, "value", 0)
             self._depth.value = depth + 1
-            try:
-                result = step(*args, **kwargs)
-            finally:
-                self._depth.value = depth
-            if depth == 0:
-                optimizer = args[place] if len(args) > place else kwargs["optimizer"]
-                self.guarded(self._begin if self._recording is None else self._stepped, optimizer)
-            return result
 
-        return wrapped
+            @not_compiled
+            def after(returned: bool) -> None:
+                self._depth.value = depth
+                if depth == 0 and returned:
+                    optimizer = args[place] if len(args) > place else kwargs["optimizer"]
+                    self.guarded(self._begin if self._recording is None else self._stepped, optimizer)
+
+            return after
+
+        return put_around(step, before)
 
     def _begin(self, optimizer: Optimizer) -> None:
         import torch
@@ -268,14 +268,18 @@ _zero = _ZeroLines()
 
 def _call_before(owner: Any, name: str, do: Callable[..., None]) -> None:
     """Have AORTA called in front of a function of `owner`, with its arguments."""
-    function = getattr(owner, name)
 
-    @wraps(function)
-    def called(*args: Any, **kwargs: Any) -> Any:
+    @not_compiled
+    def before(*args: Any, **kwargs: Any) -> None:
         _zero.guarded(do, *args, *kwargs.values())
-        return function(*args, **kwargs)
 
-    setattr(owner, name, called)
+    setattr(owner, name, put_around(getattr(owner, name), before))
+
+
+def _without_hooks(model: nn.Module, *_args: Any, **_named: Any) -> Callable[[bool], None]:
+    from aorta.instrument.compute_ranges import taken_out
+
+    return taken_out(model)
 
 
 def patch(module: ModuleType) -> None:
@@ -283,11 +287,14 @@ def patch(module: ModuleType) -> None:
     target: Any = module
     match module.__name__:
         case "torch.optim.optimizer":
+            hook_optimizers()
             hooked = target.Optimizer.profile_hook_step  # makes the `step` of every class of optimizers
             target.Optimizer.profile_hook_step = staticmethod(lambda step: _zero.around_step(hooked(step), 0))
             _call_before(sys, "exit", _zero.exit)
         case "torch.nn.modules.module":
             _call_before(target.Module, "eval", _zero.evaluates)
+        case "torch.jit._recursive":
+            target.create_script_module = put_around(target.create_script_module, _without_hooks)
         case "torch.serialization":
             _call_before(target, "save", _zero.saves)
         case "torch.amp.grad_scaler":  # whose step may leave out that of the optimizer

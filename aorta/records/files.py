@@ -21,6 +21,7 @@ import fcntl
 import json
 import os
 import re
+import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -30,12 +31,14 @@ from typing import Any, BinaryIO, Final, TypeVar
 
 import msgspec
 
-from aorta.redaction import redact
+from aorta.installation import scheme_of
+from aorta.redaction import redact, redacted
 
 T = TypeVar("T")
 
 NOT_UTF8: Final = "backslashreplace"
 """How every writer of text writes a name that is not UTF-8, which names of files and kernels need not be."""
+_NOT_OURS: Final = "a link or no regular file, which AORTA does not write to; remove it"
 SMALL_BYTES: Final = 16 << 20
 """Longest file that is read whole. Decoded it takes some twenty times as much; the manifest of 1,000 ranks is 1 MB."""
 
@@ -74,16 +77,45 @@ def open_regular(path: Path, buffering: int = -1) -> BinaryIO:
         raise
 
 
+def open_own(path: Path, *, new: bool = False) -> BinaryIO:
+    """Open a file of AORTA's with a fixed name for reading and appending. What is in it stays: who empties it looks
+    whose it is first.
+
+    Args:
+        new: a new file takes the place of whatever has the name.
+
+    Raises:
+        OSError: it cannot be opened, or is a link, has a second name, or is a pipe or a device: in a shared folder
+            anybody may have put it there for another file to be written.
+    """
+    if new:
+        path.unlink(missing_ok=True)
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        file = os.open(path, flags | (os.O_EXCL if new else 0), 0o666)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO, errno.EMLINK):
+            raise OSError(errno.EINVAL, _NOT_OURS, str(path)) from error
+        raise
+    facts = os.fstat(file)
+    if not stat.S_ISREG(facts.st_mode) or facts.st_nlink != 1:
+        os.close(file)
+        raise OSError(errno.EINVAL, _NOT_OURS, str(path))
+    return open(file, "r+b", buffering=0)  # noqa: PTH123 - it is open already
+
+
 def remote_files(location: str) -> Any:
-    """Return fsspec. For an address with sftp:// it refuses hosts without a known key, as ssh does; left to itself it
-    takes any key.
+    """Return fsspec, for a location that may be given to it. For an address with sftp:// it refuses hosts without a
+    known key, as ssh does; left to itself it takes any key.
 
     Raises:
         ImportError: what such an address needs is not installed.
+        ValueError: as `scheme_of`.
     """
+    scheme = scheme_of(location)
     import fsspec  # loaded only where something is not on this disk
 
-    if "sftp://" in location or "ssh://" in location:
+    if scheme in ("sftp", "ssh"):
         from fsspec.implementations import sftp
 
         sftp.SFTPFileSystem._connect = partialmethod(_connect, sftp.paramiko)
@@ -135,7 +167,7 @@ _HALF: Final = re.compile(r"(?<!\\ud[89ab][0-9a-f]{2})\\(ud[c-f][0-9a-f]{2})")
 
 def json_text(document: Any) -> str:
     """Return a document of built-in types as indented JSON, without secrets."""
-    return _HALF.sub(r"\\\\\1", redact(json.dumps(document, indent=2, allow_nan=False))) + "\n"
+    return _HALF.sub(r"\\\\\1", json.dumps(redacted(document), indent=2, allow_nan=False)) + "\n"
 
 
 def read_lines(path: Path, kind: Any) -> tuple[list[Any], list[str]]:
@@ -173,7 +205,8 @@ def whole_file(path: Path, *, new: bool = False) -> Iterator[Path]:
     Raises:
         FileExistsError: something has.
     """
-    part = path.with_name(f".part.{os.getpid()}.{path.name}")
+    # Nobody can put a link there who does not know the name.
+    part = path.with_name(f".part.{secrets.token_hex(8)}.{path.name}")
     try:
         yield part
         if new:

@@ -35,7 +35,7 @@ import msgspec
 from aorta.errors import InputError, RecordWriteError
 from aorta.records.files import OF_THIS_PROCESS, open_regular
 from aorta.records.schema import SCHEMA_VERSION, Anchor, Calibration, Footer, Header, Line, Step
-from aorta.redaction import redact
+from aorta.redaction import redacted
 
 Value = TypeVar("Value")
 LINE_LIMIT: Final = 16 * 1024 * 1024
@@ -52,7 +52,7 @@ _ROWS: Final = ("collectives", "compute", "aux")
 _LATE: Final = frozenset(
     [
         *("per_stream_ms", "utilization", "concurrency", "coverage", "active_segments"),
-        *("reasons", "device", "ranges", "gradient_order", "copies"),
+        *("reasons", "device", "ranges", "copies"),
     ]
 )
 """Kept as JSON text: `coverage` and `reasons` are the same in most steps, the others are read of few."""
@@ -128,8 +128,8 @@ class RecordWriter:
         self.close()
 
     def _encoded(self, line: Line) -> bytes:
-        data = self._encoder.encode(line) + b"\n"
-        return data if isinstance(line, Step) else redact(data.decode()).encode()
+        shown = line if isinstance(line, Step) else redacted(msgspec.to_builtins(line))
+        return self._encoder.encode(shown) + b"\n"
 
     def _drop(self) -> None:
         self._size, self.steps_written = self._before.pop()

@@ -147,26 +147,6 @@ class Wait(msgspec.Struct, array_like=True, frozen=True, gc=False):
     kind: str | None = None
 
 
-class BucketReady(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """When the gradients that a collective reduces were ready, where it was not issued then (DDP without overlap)."""
-
-    group: str
-    seq: Integer
-    ready_ns: Integer
-
-
-class Gradient(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """The gradients of one parameter: the block it belongs to (empty: none of those watched), and their bytes.
-
-    `part`: how much of the block's backward range had passed when they were ready, 0 to 1; null where that is not known
-    (on a device).
-    """
-
-    block: str
-    bytes: Integer
-    part: float | None = None
-
-
 class AuxRange(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Work that is neither compute nor communication: data, clipping, optimizer, loss read."""
 
@@ -256,8 +236,6 @@ COLUMNS: Final[dict[str, tuple[str, ...]]] = {
     "device": DeviceSample.__struct_fields__,
     "ranges": UserRange.__struct_fields__,
     "waits": Wait.__struct_fields__,
-    "ready": BucketReady.__struct_fields__,
-    "gradient_order": Gradient.__struct_fields__,
 }
 
 
@@ -317,11 +295,10 @@ class Step(msgspec.Struct, tag_field="record", tag="step", frozen=True):
     `warmup` marks steps that the report leaves out of its aggregates (W21). `device` and the `rocm_smi_*` fields stand
     only in the first step written after a sample; those of rocm-smi only where its words were asked for, begun at
     `rocm_smi_t_ns`. `ranges` stands only where the caller named any. `waits`: in order of time; absent where waits are
-    not known. `ready` stands where collectives were held back. `gradient_order`, once a run: every parameter of a DDP
-    model, in the order in which its gradients became ready in this step. `copies`: in the order of their issue; absent
-    where copies were not looked at. `bounds`: metric -> the least and the greatest value that it can have, for those
-    which are null in `overlap` because the marks of a device leave more open than `aorta.timeline.overlap.DECIDED`.
-    `measured_by`: absent where marks tell when the step computed and communicated.
+    not known. `copies`: in the order of their issue; absent where copies were not looked at. `bounds`: metric -> the
+    least and the greatest value that it can have, for those which are null in `overlap` because the marks of a device
+    leave more open than `aorta.timeline.overlap.DECIDED`. `measured_by`: absent where marks tell when the step computed
+    and communicated.
     """
 
     rank: Integer
@@ -352,8 +329,6 @@ class Step(msgspec.Struct, tag_field="record", tag="step", frozen=True):
     device: list[DeviceSample] | msgspec.UnsetType = msgspec.UNSET
     ranges: list[UserRange] | msgspec.UnsetType = msgspec.UNSET
     waits: list[Wait] | msgspec.UnsetType = msgspec.UNSET
-    ready: list[BucketReady] | msgspec.UnsetType = msgspec.UNSET
-    gradient_order: list[Gradient] | msgspec.UnsetType = msgspec.UNSET
     copies: list[Copy] | msgspec.UnsetType = msgspec.UNSET
     bounds: dict[str, tuple[Milliseconds, Milliseconds]] | msgspec.UnsetType = msgspec.UNSET
     measured_by: MeasuredBy | msgspec.UnsetType = msgspec.UNSET

@@ -1,67 +1,54 @@
-"""One table over many launches, for `aorta report FOLDER`: of a plan with several candidates (`aorta ab --candidate ...
---candidate ...`, `--vary`), or of a sweep (`aorta train -m`).
+"""One table of a plan with several candidates (`aorta ab --candidate ... --candidate ...`, `--vary`), for `aorta report
+FOLDER`.
 
 With several candidates the chance that one of them looks better grows: each is judged at alpha / candidates
-(Bonferroni, which holds however they depend on each other; here all share the reference's launches). The jobs of a
-sweep are one launch each: values, no verdict. Must not recommend what the comparison did not call an improvement, or
-leave a candidate or a job out.
+(Bonferroni, which holds however they depend on each other; here all share the reference's launches). Must not recommend
+what the comparison did not call an improvement, or leave a candidate out.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from aorta.analysis.compare.verdict import Rules
+from aorta.analysis.compare.headline import UNLIKE
+from aorta.analysis.compare.verdict import ALL, Rules
 from aorta.command_line import shown_path
 from aorta.documents import as_json
 from aorta.documents.comparison import SIDES, Comparison, Effect
 from aorta.documents.formatting import TEXT
 from aorta.documents.metrics import JOB_STEP, metric_named
+from aorta.documents.plans import Side
 from aorta.errors import InputError
 from aorta.read.locate import OUTPUTS
 from aorta.read.locations import launch_folders
-from aorta.records.files import decode_json, read_lines, read_small, write_whole
-from aorta.redaction import shown_variables
+from aorta.records.files import decode_json, json_text, read_small, write_whole
 from aorta.report.tables import Column, Table, text_column, text_lines
 from aorta.terminal_style import wrapped
 from aorta.version import __version__
 
 REFERENCE, CANDIDATE = SIDES
-SWEEP_FILE: Final = "sweep.jsonl"
 CANDIDATES_FILE: Final = "candidates.json"
 CANDIDATES_VERSION: Final = 1
-_METRICS: Final = (JOB_STEP, "overlap_ratio")
-_MOST_KEYS: Final = 100
-
-
-class SweptJob(msgspec.Struct, frozen=True):
-    """A line of `sweep.jsonl`: a job that has ended. `reason` says why it is not done."""
-
-    job: str
-    words: list[str]
-    exit_code: int
-    seconds: float
-    reason: str | None
 
 
 def many_in(source: str) -> Path | None:
-    """Return the folder of a sweep, or of a plan with several candidates, given by path or by label; None: neither."""
+    """Return the folder of a plan with several candidates, given by path or by label; None where it is another."""
     for folder in (Path(source), Path(OUTPUTS, source)):
-        if (folder / SWEEP_FILE).is_file() or launch_folders(folder / f"{CANDIDATE}-1"):
+        if launch_folders(folder / f"{CANDIDATE}-1"):
             return folder
     return None
 
 
 def report_many(folder: Path, options: argparse.Namespace, rules: Rules) -> str:
-    """Return the table of a sweep or a plan; of a plan, `candidates.json` is written too.
+    """Return the table of a plan, and write `candidates.json`.
 
     Raises:
         InputError: an option that is about two sides, a folder that cannot be read, or an output that cannot be
@@ -73,13 +60,11 @@ def report_many(folder: Path, options: argparse.Namespace, rules: Rules) -> str:
                 f"--{name.replace('_', '-')}: is about one side or two, and {folder} holds many; name them, as in "
                 f"aorta report --{REFERENCE} {folder / REFERENCE} --{CANDIDATE} {folder / f'{CANDIDATE}-1'}"
             )
-    if (folder / SWEEP_FILE).is_file():
-        return _sweep_text(folder, rules.primary)
     compared = Candidates.read(folder, rules)
     path = Path(options.output or Path("reports", folder.resolve().name)) / CANDIDATES_FILE
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(compared.as_json(), indent=2, allow_nan=False) + "\n")
+        write_whole(path, json_text(compared.as_json()).encode())
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror or error}") from error
     return f"{compared.text()}\n{shown_path(path)}\n\n{compared.conclusion()}"
@@ -88,13 +73,15 @@ def report_many(folder: Path, options: argparse.Namespace, rules: Rules) -> str:
 @dataclass(frozen=True)
 class Candidates:
     """The candidates of a plan, each compared with the reference by the same rules: side -> what it changes, in the
-    words a person copies (`names`), and its comparison, or why there is none.
+    words a person copies (`names`), and its comparison, or why there is none. `other_work`: of candidates that did
+    other work than the reference, a comparison whose values count, but not its verdict.
     """
 
     folder: Path
     names: Mapping[str, str]
     comparisons: Mapping[str, Comparison | str]
     rules: Rules
+    other_work: Mapping[str, Comparison] = field(default_factory=dict)
 
     @classmethod
     def read(cls, folder: Path, rules: Rules) -> Candidates:
@@ -112,15 +99,21 @@ class Candidates:
         rules = replace(rules, primary=JOB_STEP, alpha=rules.alpha / len(sides))
         reference = read_subjects({REFERENCE: folder / REFERENCE}, rules)[REFERENCE]
         comparisons: dict[str, Comparison | str] = {}
+        other_work: dict[str, Comparison] = {}
         for name in sides:
             try:
                 candidate = read_subjects({name: folder / name}, rules)[name]
                 runs, sets = (reference.dataset, candidate.dataset), (reference.as_set(), candidate.as_set())
-                comparisons[name] = compare_launches(runs, sets, ([], []), rules)  # their collectives are not shown
+                compare = partial(compare_launches, runs, sets, ([], []))  # their collectives are not shown
+                try:
+                    comparisons[name] = compare(rules)
+                except InputError as error:
+                    comparisons[name] = str(error)
+                    other_work[name] = compare(replace(rules, allow_unlike=(ALL,)))
             except InputError as error:
-                comparisons[name] = str(error)
+                comparisons.setdefault(name, str(error))
         names = {REFERENCE: changes.get(REFERENCE, REFERENCE)} | {name: changes.get(name) or name for name in sides}
-        return cls(folder, names, comparisons, rules)
+        return cls(folder, names, comparisons, rules, other_work)
 
     @property
     def judged(self) -> dict[str, Comparison]:
@@ -135,10 +128,16 @@ class Candidates:
 
     def text(self) -> str:
         """Return the table, with what it needs to be understood."""
-        judged = self.judged
+        shown = {**self.judged, **self.other_work}
         # Every comparison has the same reference, whose row has no effect and no verdict.
-        rows: list[dict[str, Any]] = [{"side": REFERENCE, "found": each} for each in [*judged.values()][:1]]
-        rows += [{"side": CANDIDATE, "name": self.names[name], "found": each} for name, each in judged.items()]
+        rows: list[dict[str, Any]] = [{"side": REFERENCE, "found": each} for each in [*shown.values()][:1]]
+        for name in (name for name in self.comparisons if name in shown):
+            row = {"side": CANDIDATE, "name": self.names[name], "found": shown[name]}
+            if name in self.other_work:
+                rows.append(row | {"verdict": UNLIKE})
+            else:
+                step = shown[name].metrics[JOB_STEP]
+                rows.append(row | {"effect": format_effect(step.effect), "verdict": shown[name].verdict})
 
         def measured(metric: str) -> Column:
             def value(row: dict[str, Any]) -> float | None:
@@ -147,21 +146,18 @@ class Candidates:
 
             return Column(metric, unit=metric_named(metric).unit, of=value)
 
-        def effect(row: dict[str, Any]) -> str | None:
-            return None if row["side"] == REFERENCE else format_effect(row["found"].metrics[JOB_STEP].effect)
-
         columns = [
             text_column("name", "side", of=lambda row: row.get("name", REFERENCE)),
             measured(JOB_STEP),
-            text_column("effect", "change, interval", of=effect),
+            text_column("effect", "change, interval"),
             measured("overlap_ratio"),
-            text_column("verdict", of=lambda row: None if row["side"] == REFERENCE else row["found"].verdict),
+            text_column("verdict"),
         ]
         count = len(self.comparisons)
         level = f"{self.rules.alpha:.2g}: {self.rules.alpha * count:.2g} shared among {count}"
         notes = [f"values: medians of launches; verdicts on step time, each candidate at {level} (Bonferroni)"]
         notes += [f"{self.names[name]}: {why}" for name, why in self.comparisons.items() if isinstance(why, str)]
-        notes += dict.fromkeys(f"note: {warning}" for each in judged.values() for warning in each.warnings)
+        notes += dict.fromkeys(f"note: {warning}" for each in self.judged.values() for warning in each.warnings)
         side = self.best or next(iter(self.comparisons))
         places = [str(shown_path(self.folder / name)) for name in (REFERENCE, side)]
         details = shlex.join(["aorta", "report", f"--{REFERENCE}", places[0], f"--{CANDIDATE}", places[1]])
@@ -204,80 +200,24 @@ def format_effect(effect: Effect) -> str:
     return f"{TEXT.effect(effect.value, effect.kind)}{interval}"
 
 
+class _Asked(msgspec.Struct):
+    sides: dict[str, Side]
+    words: tuple[str, ...] = ()
+
+
+class _PlanFile(msgspec.Struct):
+    asked: _Asked
+
+
 def _changes(folder: Path) -> dict[str, str]:
     """Return what each side changes by `plan.json`, of candidates against the reference; nothing where it cannot be
     read: folders have names too.
     """
     try:
-        asked = decode_json(read_small(folder / "plan.json"), msgspec.json.Decoder(dict[str, Any]))["asked"]
-        sides, shared = dict(asked["sides"]), dict(asked["sides"][REFERENCE]["environment"])
-        changes = {}
-        for name, side in sides.items():
-            own = dict(side["environment"])
-            if name != REFERENCE:
-                own = {key: value for key, value in own.items() if shared.get(key) != value}
-            words = [*(asked["words"] if name == REFERENCE else ()), *side["words"]]
-            changes[name] = " ".join([*shown_variables(own), *words])
-        return changes
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        asked = decode_json(read_small(folder / "plan.json"), msgspec.json.Decoder(_PlanFile)).asked
+        reference = asked.sides[REFERENCE]
+        whole = msgspec.structs.replace(reference, words=(*asked.words, *reference.words))
+        changes = {name: side.settings(reference) for name, side in asked.sides.items()}
+        return {**changes, REFERENCE: whole.settings()}
+    except (OSError, ValueError, KeyError):
         return {}
-
-
-def _sweep_text(folder: Path, primary: str) -> str:
-    """Return a line for each job of a sweep, then what is missing and why.
-
-    Raises:
-        InputError: the journal cannot be read.
-    """
-    from aorta.analysis.aggregate import LabelledRun, step_entry
-    from aorta.read.engines import Local
-    from aorta.read.record import load_run
-
-    path = folder / SWEEP_FILE
-    try:
-        found, missing = read_lines(path, SweptJob)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
-    # No path that leads elsewhere; and each job once, however often it is named.
-    jobs = list({job.job: job for job in found if job.job.isascii() and job.job.isdigit()}.values())
-    if not jobs:
-        raise InputError(f"{path}: no job of a sweep in it; {missing[0] if missing else 'it is empty'}")
-    keys = {job.job: dict(word.partition("=")[::2] for word in job.words) for job in jobs}
-    names = dict.fromkeys(key for words in keys.values() for key in words)
-    if len(names) > _MOST_KEYS:
-        raise InputError(f"{path}: its jobs set {len(names)} keys; {_MOST_KEYS} are possible")
-    swept = [key for key in names if len({words.get(key) for words in keys.values()}) > 1]
-    metrics = tuple(dict.fromkeys((primary, *_METRICS)))
-    rows: list[dict[str, Any]] = []
-    emulated = False
-    for job in jobs:
-        row: dict[str, Any] = {"job": job.job, "status": "done" if job.reason is None else "failed"}
-        row |= {f"set {key}": keys[job.job].get(key) for key in swept} | dict.fromkeys(metrics)
-        rows.append(row)
-        if job.reason is not None:
-            missing.append(f"{job.job}: {job.reason}")
-            continue
-        try:
-            dataset = LabelledRun(job.job, load_run(folder / job.job, Local(1)))
-            emulated |= dataset.run.health.fabric is not None
-            described = step_entry(dataset).described
-        except InputError as error:
-            row["status"] = "unreadable"
-            missing.append(f"{job.job}: {error}")
-            continue
-        for name in metrics:
-            entry = described.get(name)
-            row[name] = None if entry is None else entry.median
-            if row[name] is None:
-                missing.append(f"{job.job} {name}: {'not in the record' if entry is None else entry.reason}")
-    columns = [
-        text_column("job"),
-        *(text_column(f"set {key}", key) for key in swept),
-        *(Column(name, unit=metric_named(name).unit) for name in metrics),
-        text_column("status"),
-    ]
-    fabric = ["EMULATED FABRIC: times are the emulation's, not a network's"] if emulated else []
-    lines = text_lines(Table("sweep", "", columns, rows), titled=False)
-    values = "values: medians over the steps of each job, warm-up left out; one launch a job is no verdict"
-    head = wrapped([f"sweep {shown_path(folder)}: {len(jobs)} jobs", *fabric])
-    return "\n".join([head, *lines, wrapped([values, *missing])])

@@ -467,21 +467,17 @@ def gains_tables(label: str, gains: WhatIf) -> tuple[Table, Table]:
     """Return the changes that would gain most, and what a step would gain were one part of the communication free."""
     gain = Column("gain_ms", "gain per step", unit="gain", of=lambda row: row)
     changes = (
-        text_column("words", title="change", of=lambda row: row.words + ("" if row.setting else " (hypothetical)")),
+        text_column("name", title="change"),
         gain,
         Column("share", "of a step", unit="ratio"),
-        text_column(
-            "significant", of=lambda row: "upper bound" if row.upper_bound else "yes" if row.significant else "no"
-        ),
         text_column("change", title="--set"),
     )
-    noted = "; ".join(f"{row.words}: {note}" for row in gains.gains for note in row.notes)
+    noted = "; ".join(f"{row.name}: {note}" for row in gains.gains for note in row.notes)
     note = noted or (None if gains.gains else "No change that was tried gains enough to mention.")
-    caption = "The changes that would gain most, each alone: settings with a significant gain first"
     free = (text_column("name", title="what is free"), text_column("what", title="is", media=_PAGE), gain)
     parts = [*gains.marginals[:SHOWN_MARGINALS], *gains.bounds]
     return (
-        Table(f"gains-{label}", caption, changes, gains.gains, note),
+        Table(f"gains-{label}", "The changes that would gain most, each alone", changes, gains.gains, note),
         Table(
             f"marginals-{label}", "By how much a step would be shorter, if one part were free; then bounds", free, parts
         ),
@@ -491,8 +487,8 @@ def gains_tables(label: str, gains: WhatIf) -> tuple[Table, Table]:
 def gains_basis(gains: WhatIf) -> str:
     """Return what the gains rest on."""
     return (
-        f"A replay of the last {gains.steps} steps on {gains.ranks} ranks. Intervals: {PAGE.percent(gains.level, 0)}; "
-        "a gain is significant where its whole interval is one. Gains overlap: do not add them up."
+        f"A replay of the last {gains.steps} steps on {gains.ranks} ranks, with {PAGE.percent(gains.level, 0)} "
+        "intervals. Gains overlap: do not add them up."
     )
 
 

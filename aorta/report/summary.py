@@ -8,7 +8,7 @@ The replay is bounded, so that the report of a large run stays quick. Must not: 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -31,7 +31,7 @@ from aorta.errors import InputError
 from aorta.read.engines import Engine
 from aorta.read.run import Run
 from aorta.version import __version__
-from aorta.whatif.gains import gains, marginals
+from aorta.whatif.gains import gains
 from aorta.whatif.prediction import LEVEL, base_of
 from aorta.whatif.read_program import program_of
 
@@ -68,7 +68,6 @@ def summarize(
     entries = {}
     for label, subject in subjects.items():
         entry = entries[label] = aggregate(subject.dataset)
-        entry.what_if = most_to_gain(subject.dataset.run)
         explain(subject.dataset, entry, account_of(subject.dataset))
         if (autopsy := read_autopsy(Path(subject.dataset.run.location))) is not None:
             entry.autopsy = autopsy
@@ -102,7 +101,17 @@ def summarize(
             if subject.launches is not None:
                 refuse_mixed(subject.launches, rules)
             entries[label].exposed = exposed_breakdown(subject.dataset)
+    compared_with = known(summary.comparison)
+    differing = set() if compared_with is None else _settings_of(compared_with)
+    for label, subject in subjects.items():
+        entries[label].what_if = most_to_gain(subject.dataset.run, differing)
     return summary
+
+
+def _settings_of(comparison: Comparison) -> set[str]:
+    """Return the settings in which the sides differ."""
+    keys = {difference.key for difference in comparison.manifest_differences} - {"config.label"}
+    return {key.removeprefix("config.") for key in keys if key.startswith("config.")}
 
 
 def _compared(sides: tuple[Subject, Subject], entries: tuple[DatasetEntry, DatasetEntry], rules: Rules) -> Comparison:
@@ -139,10 +148,14 @@ _LEAST_STEPS: Final = 8
 SHOWN_MARGINALS: Final = 5
 
 
-def most_to_gain(run: Run) -> WhatIf:
-    """Return `what_if` of a dataset in `summary.json`; with a `reason` there is nothing else in it."""
+def most_to_gain(run: Run, differing: Collection[str] = ()) -> WhatIf:
+    """Return `what_if` of a dataset in `summary.json`; with a `reason` there is nothing else in it.
+
+    Args:
+        differing: settings in which the run differs from the one that it is compared with.
+    """
     try:
-        return _replayed(run)
+        return _replayed(run, differing)
     except (InputError, OSError) as error:  # a record is read again
         words = str(error)
         for known in (f"{run.location}: ", "a replay is not possible: ", "no prediction: "):
@@ -150,28 +163,28 @@ def most_to_gain(run: Run) -> WhatIf:
         return WhatIf(reason=words)
 
 
-def _replayed(run: Run) -> WhatIf:
+def _replayed(run: Run, differing: Collection[str]) -> WhatIf:
     last = min(LAST_STEPS, RANK_STEPS // max(len(run.ranks), 1))
     ask = f"aorta whatif {shlex.quote(run.location)}"
     if last < _LEAST_STEPS:
         raise InputError(f"{len(run.ranks)} ranks are too many to be replayed for a report; ask {ask}")
     program = program_of(run, last)
     base = base_of(program)
-    found, parts = gains(base), marginals(program)
-    shown = [each for at, each in enumerate(parts.marginals) if at < SHOWN_MARGINALS or each.what == "kind"]
-    first = found.gains[0].change if found.gains else "network.bandwidth=x2"
+    found = gains(base, differing)
+    shown = [part for index, part in enumerate(found.marginals) if index < SHOWN_MARGINALS or part.what == "kind"]
+    first = found.gains[0].change if found.gains else None
     return WhatIf(
         reason=None,
-        steps=len(program.steps),
+        steps=found.steps,
         ranks=len(program.ranks),
         level=LEVEL,
-        step_ms=parts.step_ms,
+        step_ms=found.step_ms,
         check=base.identity.problem(),
         gains=found.gains,
         marginals=shown,
-        bounds=parts.bounds,
-        notes=[*found.notes, *parts.notes],
-        flags=list(found.flags),
+        bounds=found.bounds,
+        notes=found.notes,
         # Of the same steps, so that the answer is the same.
-        command=f"{ask} --set {shlex.quote(first)}" + (f" --last {last}" if len(program.steps) == last else ""),
+        command=f"{ask} --set {shlex.quote(first or 'network.bandwidth=x2')}"
+        + (f" --last {last}" if found.steps == last else ""),
     )

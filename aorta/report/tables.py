@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from aorta.documents import known
 from aorta.documents.comparison import Effect
-from aorta.documents.dataset import Ends, GainEntry, MarginalEntry
+from aorta.documents.dataset import Ends, GainEntry
 from aorta.documents.formatting import PAGE, TEXT, NumberFormat, p_value, rough_interval
 from aorta.terminal_style import PLAIN, Style, table, wrapped
 
@@ -131,8 +131,9 @@ class Column:
                 if unit == "interval":
                     return form.interval(value), value.low
                 return form.effect(value.value, value.kind), value.value
-            case GainEntry() | MarginalEntry():
-                return rough_interval(value.gain_ms, value.low_ms, value.high_ms), value.gain_ms
+            case GainEntry():
+                gain = rough_interval(value.gain_ms, value.low_ms, value.high_ms)
+                return f"at most {gain}" if value.upper_bound else gain, value.gain_ms
         match unit:
             case "bytes":
                 return form.size(value), value

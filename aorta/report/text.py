@@ -204,7 +204,7 @@ def gain_block(label: str, gains: WhatIf, style: Style = PLAIN) -> str:
     """Return the changes that would gain most, what parts of the communication cost, and bounds."""
     if gains.reason is not None:
         return wrapped([f"{label}: what would gain most: no prediction: {gains.reason}"], style.width)
-    notes = [*([] if gains.check is None else [f"check: {gains.check}"]), *gains.notes, *gains.flags]
+    notes = [*([] if gains.check is None else [f"check: {gains.check}"]), *gains.notes]
     blocks = [
         wrapped([f"{label}: what would gain most. {run_tables.gains_basis(gains)}"], style.width),
         *("\n".join(text_lines(each, style)) for each in run_tables.gains_tables(label, gains)),

@@ -1,6 +1,6 @@
 """The algebra of `intervals` on columns: half-open intervals `[start_ns, end_ns)` as two int64 arrays.
 
-`merge` takes `Spans` in any order and gives merged ones (sorted, disjoint, non-empty, non-abutting), equal to what
+`merge` takes intervals in any order and gives merged ones (sorted, disjoint, non-empty, non-abutting), equal to what
 `aorta.timeline.intervals` gives for the same intervals (tests/timeline/test_arrays.py). `measure_windows` measures all
 windows of a trace at once, by the definition that `overlap.measure_lanes` measures a live step with. Must not define a
 metric, or touch floating point (docs/dev/measuring.md, W14).
@@ -21,24 +21,24 @@ from aorta.timeline.overlap import KindOverlap, Overlap
 Int64: TypeAlias = NDArray[np.int64]
 
 
-class Spans(NamedTuple):
+class IntervalArray(NamedTuple):
     """Intervals by column: `start[i]` and `end[i]`, nanoseconds, int64, of equal length."""
 
     start: Int64
     end: Int64
 
 
-def spans(intervals: Iterable[Interval] = ()) -> Spans:
+def interval_array(intervals: Iterable[Interval] = ()) -> IntervalArray:
     """Return `(start, end)` pairs as columns.
 
     Raises:
         OverflowError: a time in nanoseconds does not fit in int64.
     """
     pairs = np.array(list(intervals), dtype=np.int64).reshape(-1, 2)
-    return Spans(pairs[:, 0], pairs[:, 1])
+    return IntervalArray(pairs[:, 0], pairs[:, 1])
 
 
-def merge(columns: Spans) -> Spans:
+def merge(columns: IntervalArray) -> IntervalArray:
     """Merge any intervals: sorted, disjoint, abutting ones joined, empty ones dropped. n log n; linear when sorted.
 
     Raises:
@@ -50,7 +50,7 @@ def merge(columns: Spans) -> Spans:
     if not filled.all():
         start, end = start[filled], end[filled]
     if len(start) < 2:
-        return Spans(start, end)
+        return IntervalArray(start, end)
     if not (start[1:] >= start[:-1]).all():
         order = np.argsort(start, kind="stable")
         start, end = start[order], end[order]
@@ -58,23 +58,25 @@ def merge(columns: Spans) -> Spans:
     apart = start[1:] > reach[:-1]
     first = np.concatenate(([True], apart))
     last = np.concatenate((apart, [True]))
-    return Spans(start[first], reach[last])
+    return IntervalArray(start[first], reach[last])
 
 
-def union(parts: Sequence[Spans]) -> Spans:
+def union(parts: Sequence[IntervalArray]) -> IntervalArray:
     """Union of several sets of intervals, merged or not."""
     if not parts:
-        return spans()
-    return merge(Spans(np.concatenate([part.start for part in parts]), np.concatenate([part.end for part in parts])))
+        return interval_array()
+    return merge(
+        IntervalArray(np.concatenate([part.start for part in parts]), np.concatenate([part.end for part in parts]))
+    )
 
 
-def intersect(left: Spans, right: Spans) -> Spans:
+def intersect(left: IntervalArray, right: IntervalArray) -> IntervalArray:
     """Return the time that is in both of two merged sets."""
     mine, other = _meeting(left, right)
-    return Spans(np.maximum(left.start[mine], right.start[other]), np.minimum(left.end[mine], right.end[other]))
+    return IntervalArray(np.maximum(left.start[mine], right.start[other]), np.minimum(left.end[mine], right.end[other]))
 
 
-def _meeting(any_order: Spans, merged: Spans) -> tuple[Int64, Int64]:
+def _meeting(any_order: IntervalArray, merged: IntervalArray) -> tuple[Int64, Int64]:
     """Return the indices of both in every pair of intervals that have time in common."""
     low = np.searchsorted(merged.end, any_order.start, side="right")
     return ranges(low, np.searchsorted(merged.start, any_order.end, side="left"))
@@ -88,7 +90,7 @@ def ranges(first: Int64, last: Int64) -> tuple[Int64, Int64]:
     return mine, np.arange(len(mine)) - np.repeat(before - first, count)
 
 
-def covered_ns(rows: Spans, merged: Spans) -> Int64:
+def covered_ns(rows: IntervalArray, merged: IntervalArray) -> Int64:
     """Return the nanoseconds of each row that lie inside a merged set of spans. Rows may overlap."""
     if not len(merged.start):
         return np.zeros(len(rows.start), np.int64)
@@ -102,7 +104,7 @@ def covered_ns(rows: Spans, merged: Spans) -> Int64:
     return until(rows.end) - until(rows.start)
 
 
-def measure(merged: Spans) -> int:
+def measure(merged: IntervalArray) -> int:
     """Return the length of a merged set in ns. Summing intervals that may overlap is wrong (W10): merge first."""
     return int((merged.end - merged.start).sum())
 
@@ -121,7 +123,7 @@ def refuse_inverted(start: Int64, end: Int64) -> None:
         )
 
 
-def tile_windows(windows: Spans, lanes: Mapping[int, Spans]) -> tuple[Int64, Spans, Int64]:
+def tile_windows(windows: IntervalArray, lanes: Mapping[int, IntervalArray]) -> tuple[Int64, IntervalArray, Int64]:
     """Divide every window into intervals with a constant set of active lanes, idle intervals included.
 
     Args:
@@ -141,20 +143,20 @@ def tile_windows(windows: Spans, lanes: Mapping[int, Spans]) -> tuple[Int64, Spa
     masks = np.bitwise_xor.accumulate(toggled)[:-1]
     changed = np.diff(masks, prepend=-1) != 0
     starts = edges[:-1][changed]
-    tiles, masks = Spans(starts, np.append(starts[1:], edges[-1:])), masks[changed]
+    tiles, masks = IntervalArray(starts, np.append(starts[1:], edges[-1:])), masks[changed]
     mine, at = _meeting(windows, tiles)
     start, end = np.maximum(windows.start[mine], tiles.start[at]), np.minimum(windows.end[mine], tiles.end[at])
     filled = start < end
-    return mine[filled], Spans(start[filled], end[filled]), masks[at[filled]]
+    return mine[filled], IntervalArray(start[filled], end[filled]), masks[at[filled]]
 
 
 def measure_windows(
-    windows: Spans,
+    windows: IntervalArray,
     *,
-    compute: Spans,
-    comm: Mapping[str, Spans],
-    of_unknown_kind: Spans | None = None,
-    copy: Spans | None = None,
+    compute: IntervalArray,
+    comm: Mapping[str, IntervalArray],
+    of_unknown_kind: IntervalArray | None = None,
+    copy: IntervalArray | None = None,
 ) -> list[Overlap]:
     """Measure many windows of one device at once: of each what `overlap.measure_lanes` gives, without tiles.
 
@@ -165,11 +167,11 @@ def measure_windows(
         IntervalError: a window ends before it starts.
     """
     refuse_inverted(*windows)
-    nothing = spans()
+    nothing = interval_array()
     communication = union([*comm.values(), nothing if of_unknown_kind is None else of_unknown_kind])
     busy = union([communication, compute, nothing if copy is None else copy])
 
-    def total(merged: Spans) -> list[int]:
+    def total(merged: IntervalArray) -> list[int]:
         return list(map(int, covered_ns(windows, merged)))
 
     length = (windows.end - windows.start).tolist()
@@ -196,7 +198,7 @@ def measure_windows(
     ]
 
 
-def self_times(rows: Spans, thread: Int64) -> tuple[Int64, Spans]:
+def self_times(rows: IntervalArray, thread: Int64) -> tuple[Int64, IntervalArray]:
     """Divide the time of every thread among its rows: each moment belongs to the innermost row.
 
     Rows that overlap without nesting (times rounded to whole microseconds) are taken as if the one that began last
@@ -218,10 +220,10 @@ def self_times(rows: Spans, thread: Int64) -> tuple[Int64, Spans]:
         owners.append(mine[owner])
         starts.append(pieces.start)
         ends.append(pieces.end)
-    return np.concatenate(owners), Spans(np.concatenate(starts), np.concatenate(ends))
+    return np.concatenate(owners), IntervalArray(np.concatenate(starts), np.concatenate(ends))
 
 
-def _of_thread(start: Int64, end: Int64) -> tuple[Int64, Spans]:
+def _of_thread(start: Int64, end: Int64) -> tuple[Int64, IntervalArray]:
     """Return the same for one thread, from sorted starts (of rows that begin together the outermost first) and sorted
     ends: like brackets, an end belongs to the last start that is still open.
     """
@@ -240,4 +242,4 @@ def _of_thread(start: Int64, end: Int64) -> tuple[Int64, Spans]:
     times[of_start], times[of_end] = start, end
     owner[of_start], owner[of_end] = np.arange(count), outer
     kept = np.flatnonzero((owner[:-1] >= 0) & (times[1:] > times[:-1]))
-    return owner[kept], Spans(times[kept], times[kept + 1])
+    return owner[kept], IntervalArray(times[kept], times[kept + 1])

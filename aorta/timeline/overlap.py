@@ -36,14 +36,11 @@ _NOT_OBSERVED = {
 }
 
 
-AT_CUTOFFS = {"overlap_ratio_at_half_cutoff": 0.5, "overlap_ratio_at_twice_cutoff": 2.0}
-"""Metric -> the part of the stall cut-off at which it gives the overlap ratio: how much the ratio rests on it."""
 AGREEMENT = 0.02
 """How far the overlap ratios of the same steps by marks and by kernels may be apart (docs/dev/measuring.md, K2)."""
 DECIDED = AGREEMENT
-"""How far apart the least and the greatest value of a metric may be for it to be given as a plain number: of a ratio,
-as it is; of hidden and exposed time, this part of the communication that they are parts of; of computation and
-communication, of itself; of other times, of the window. As far as telemetry and kernels may differ (K2)."""
+"""Largest width of bounds that is still reported as a number: for a ratio as it is; for a time as a fraction of the
+communication (hidden and exposed time), of itself (computation and communication) or of the window (the rest)."""
 Bounds: TypeAlias = tuple[float, float]
 """The least and the greatest value of a metric, in its unit."""
 HOST_BOUND = "host-bound: {bounds} (marks alone cannot say more)"

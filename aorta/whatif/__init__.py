@@ -1,4 +1,4 @@
-"""Predicts step time with changes made, from the record of a run, and prices its communication.
+"""Predicts step time with changes made that cannot be launched, from the record of a run, and prices its communication.
 
     program = read_program("artifacts/cuda")
     predict(program, parse_changes(["network.bandwidth=x2", "rank.3.late_ms=-5"])).gain_ms
@@ -7,19 +7,18 @@ docs/dev/what-if-model.md has the model, its assumptions and its measured errors
 """
 
 from aorta.whatif.changes import parse_changes
-from aorta.whatif.gains import CriticalPath, Marginals, critical_path, marginals
-from aorta.whatif.prediction import Prediction, Value, predict
+from aorta.whatif.gains import Gains, gains
+from aorta.whatif.prediction import Prediction, Value, base_of, predict
 from aorta.whatif.program import RunProgram
 from aorta.whatif.read_program import program_of, read_program
 
 __all__ = [
-    "CriticalPath",
-    "Marginals",
+    "Gains",
     "Prediction",
     "RunProgram",
     "Value",
-    "critical_path",
-    "marginals",
+    "base_of",
+    "gains",
     "parse_changes",
     "predict",
     "program_of",

@@ -1,19 +1,21 @@
-"""Parses the changes of a what-if, and applies those of the network and of single ranks to a program
-(`strategy_changes` has the others).
+"""Parses the changes of a what-if, and applies them to a program.
 
     parse_changes(["network.bandwidth=x2", "rank.3.late_ms=-5"])
 
-docs/what-if.md has the table of them. Must not replay or predict anything.
+docs/what-if.md has the table of them. What a launch can be given is no change here: `aorta ab` measures it. Must not
+replay or predict anything.
 """
 
 from __future__ import annotations
 
 import math
 import re
+import shlex
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -23,13 +25,11 @@ from aorta.errors import InputError, meant, nearest
 from aorta.read.frames import Floats, Ints
 from aorta.timeline.classes import KINDS
 from aorta.timeline.overlap import NS_PER_MS
-from aorta.whatif.program import Change, Changed, Column, Issued, Operation, RunProgram, What, compact
-from aorta.whatif.strategy_changes import BucketCap, OverlapSwitch, PrefetchDepth
+from aorta.whatif.program import Column, Issued, Operation, RunProgram, What, compact
 
 LATE_LIMIT_MS: Final = 1e9
 FACTOR_LIMIT: Final = 1e6
 """A factor is at most this, and at least its inverse: beyond it 64 bits of nanoseconds could overflow."""
-PREFETCH_LIMIT: Final = 64
 RANKS_LIMIT: Final = 1 << 20
 _LONGEST_NS: Final = 2.0**62
 """What 64 bits of nanoseconds hold, with room for a sum of two."""
@@ -39,9 +39,31 @@ _DEVIATION_PER_MAD: Final = 1.4826
 _ERROR_OF_MEDIAN: Final = 1.2533
 """Standard error of the median of normal values over that of their mean."""
 _NAMED: Final = 3
-"""Ranks of which it says how much slower than the typical one they are: the slowest."""
+"""The slowest ranks, whose excess over the typical rank is named."""
 _SURE: Final = 3.0
 """An excess counts from this number of standard errors on."""
+
+
+class Changed(NamedTuple):
+    """A program with changes made, and sentences about what was assumed for them."""
+
+    program: RunProgram
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Change(ABC):
+    """One change; `text` is how it was written."""
+
+    text: str
+
+    @abstractmethod
+    def make(self, program: RunProgram) -> Changed:
+        """Return the program with the change made; `program` itself stays as it is.
+
+        Raises:
+            InputError: it cannot be made in this program; the message says why.
+        """
 
 
 @dataclass(frozen=True)
@@ -65,11 +87,11 @@ class RankLateness(Change):
             short += int((host[issues, column] + late_ns < 0).sum())
             host[issues, column] = np.maximum(host[issues, column] + late_ns, 0)
             steps.append(replace(step, host_ns=compact(host)))
-        flag = (
+        note = (
             f"rank {self.rank} had less than {-self.late_ms:g} ms of own time before {short} of its collectives: all "
             "of it is taken away there"
         )
-        return Changed(replace(program, steps=steps), (flag,) if short else ())
+        return Changed(replace(program, steps=steps), (note,) if short else ())
 
 
 @dataclass(frozen=True)
@@ -92,10 +114,13 @@ class NoStragglers(Change):
             for number in numbers:
                 host = np.maximum(steps[number].host_ns - excess, 0)
                 steps[number] = replace(steps[number], host_ns=compact(host))
-        slowest = np.argsort(-longer_ns, kind="stable")[:_NAMED]
-        said = [f"rank {program.ranks[at]} by {rough_ms(longer_ns[at] / NS_PER_MS)}" for at in slowest if longer_ns[at]]
-        flag = f"slower than the typical rank in a step, waits left out: {', '.join(said)}"
-        return Changed(replace(program, steps=steps), (flag,) if said else ())
+        slowest = [column for column in np.argsort(-longer_ns, kind="stable")[:_NAMED] if longer_ns[column]]
+        notes = tuple(
+            f"without its waits, rank {program.ranks[column]} needs {rough_ms(longer_ns[column] / NS_PER_MS)} more per "
+            "step than the typical rank"
+            for column in slowest
+        )
+        return Changed(replace(program, steps=steps), notes)
 
 
 def lasting_excess_ns(host_ns: Sequence[Column]) -> Ints:
@@ -110,27 +135,27 @@ def lasting_excess_ns(host_ns: Sequence[Column]) -> Ints:
         Nanoseconds, shape (operations, ranks), 0 where the difference is within its error. The typical rank is the
         lower median of the ranks.
     """
-    found = np.zeros(host_ns[0].shape, np.int64)
-    for operation in range(len(found)):
+    excess_ns = np.zeros(host_ns[0].shape, np.int64)
+    for operation in range(len(excess_ns)):
         own_ns = np.stack([step[operation] for step in host_ns])
         medians: Floats = np.median(own_ns, axis=0)
         deviation = np.median(np.abs(own_ns - medians), axis=0) * _DEVIATION_PER_MAD
         error = _ERROR_OF_MEDIAN * deviation / np.sqrt(len(own_ns))
         typical = np.argsort(medians, kind="stable")[(len(medians) - 1) // 2]
         excess = medians - medians[typical]
-        found[operation] = np.where(excess > _SURE * np.hypot(error, error[typical]), np.rint(excess), 0)
-    return found
+        excess_ns[operation] = np.where(excess > _SURE * np.hypot(error, error[typical]), np.rint(excess), 0)
+    return excess_ns
 
 
 @dataclass(frozen=True)
 class CommSpeed(Change):
     """Communication `factor` times as fast, the backend's own time included; infinite: free. Only collectives of this
-    kind, group and size of the full array; None: any.
+    kind, of these groups, and of this size of the full array; None: any.
     """
 
     factor: float
     kind: str | None = None
-    group: str | None = None
+    groups: tuple[str, ...] | None = None
     least_bytes: int | None = None
     most_bytes: int | None = None
 
@@ -138,17 +163,17 @@ class CommSpeed(Change):
         def factor(issued: Issued) -> float:
             chosen = (
                 self.kind in (None, issued.kind)
-                and self.group in (None, issued.group)
+                and (self.groups is None or issued.group in self.groups)
                 and (self.least_bytes is None or issued.bytes >= self.least_bytes)
                 and (self.most_bytes is None or issued.bytes <= self.most_bytes)
             )
             return self.factor if chosen else 1.0
 
-        factors = _of_places(program, factor)
-        if not any((each != 1).any() for each in factors.values()) and self.factor != 1:
-            issued = {each for layout in program.layouts for each in layout.issued}
-            kinds, groups = ({str(each[at]) for each in issued} for at in (0, 1))
-            sizes = [each.bytes for each in issued] or [0]
+        factors = _per_collective(program, factor)
+        if self.factor != 1 and all((values == 1).all() for values in factors.values()):
+            issued = {collective for layout in program.layouts for collective in layout.issued}
+            kinds, groups = ({str(collective[field]) for collective in issued} for field in (0, 1))
+            sizes = [collective.bytes for collective in issued] or [0]
             raise InputError(
                 f"--set {self.text}: this run has no such collective. It has kinds {', '.join(sorted(kinds))}; groups "
                 f"{', '.join(sorted(groups))}; {min(sizes)} to {max(sizes)} bytes"
@@ -175,7 +200,7 @@ class NetworkChange(Change):
     algorithm: Algorithm | None = None
 
     def make(self, program: RunProgram) -> Changed:
-        settings = program.facts.network
+        settings = program.network
         if settings is None:
             if self.field != "bandwidth" or self.factor is None:
                 raise InputError(
@@ -183,7 +208,7 @@ class NetworkChange(Change):
                     "network.bandwidth=x2, comm=x2; or record on an emulated one (fabric=emulated)"
                 )
             changed = CommSpeed(self.text, self.factor).make(program)
-            return changed._replace(flags=("the network is assumed to have no latency",))
+            return changed._replace(notes=("the network is assumed to have no latency",))
         if self.algorithm is not None:
             return Changed(_charged_by(program, replace(settings, algorithm=self.algorithm)))
         unit = "bandwidth_gb_per_s" if self.field == "bandwidth" else "latency_us"
@@ -203,64 +228,52 @@ class WorldSize(Change):
     size: int
 
     def make(self, program: RunProgram) -> Changed:
-        settings, world = program.facts.network, program.world_size
+        settings, world = program.network, program.world_size
         if settings is None:
             raise InputError(f"--set {self.text}: the network of this run was real; record with fabric=emulated")
         if not any(len(issued.ranks) == world for layout in program.layouts for issued in layout.issued):
             raise InputError(f"--set {self.text}: no group of this run has all {world} ranks")
-        flag = (
+        note = (
             f"at {self.size} ranks: groups of all ranks follow the network's formula; computation, stragglers, "
             f"batches and shards as at {world}"
         )
-        return Changed(_charged_by(program, replace(settings, emulated_world_size=self.size)), (flag,))
+        return Changed(_charged_by(program, replace(settings, emulated_world_size=self.size)), (note,))
 
 
 def _charged_by(program: RunProgram, settings: EmulatedFabric) -> RunProgram:
     """Return the program of a run on an emulated network, as another network charges it."""
-    charges = _of_places(program, lambda issued: issued.charge_ns(program.world_size, settings))
+    charges = _per_collective(program, lambda issued: issued.charge_ns(program.world_size, settings))
     steps = []
     for step in program.steps:
         charged = np.rint(np.minimum(charges[step.layouts], _LONGEST_NS)).astype(np.int64)
         before, cost = step.network_ns, step.cost_ns
         assert before is not None  # an emulated network charges
-        if program.facts.law:  # what was recorded beyond the charge is a factor (jitter)
+        if program.law:  # what was recorded beyond the charge is a factor (jitter)
             shape = np.broadcast_shapes(charged.shape, before.shape)
             ratio = np.divide(charged, before, out=np.zeros(shape), where=before > 0)
             new = np.where(before > 0, np.rint(cost * ratio).astype(np.int64), charged)
         else:  # an addend (the backend's own time)
             new = np.maximum(cost.astype(np.int64) + charged - before, 0)
         steps.append(replace(step, cost_ns=compact(new), network_ns=compact(charged)))
-    return replace(program, steps=steps, facts=replace(program.facts, network=settings))
+    return replace(program, steps=steps, network=settings)
 
 
-def _of_places(program: RunProgram, value: Callable[[Issued], float]) -> dict[tuple[int, ...], Floats]:
+def _per_collective(program: RunProgram, value: Callable[[Issued], float]) -> dict[tuple[int, ...], Floats]:
     """Return a value per collective: layouts of a step -> shape (places, ranks), or (places, 1) where ranks agree."""
     of_layout = [np.array([value(issued) for issued in layout.issued], np.float64) for layout in program.layouts]
-    found: dict[tuple[int, ...], Floats] = {}
+    tables: dict[tuple[int, ...], Floats] = {}
     for step in program.steps:
-        if step.layouts not in found:
+        if step.layouts not in tables:
             table = np.ones((len(step.cost_ns), len(step.layouts)))
             for column, layout in enumerate(step.layouts):
                 table[: len(of_layout[layout]), column] = of_layout[layout]
-            found[step.layouts] = table[:, :1] if (table == table[:, :1]).all() else table
-    return found
+            tables[step.layouts] = table[:, :1] if (table == table[:, :1]).all() else table
+    return tables
 
 
-_ORDER: Final[tuple[type[Change], ...]] = (
-    OverlapSwitch,
-    BucketCap,
-    PrefetchDepth,
-    NoStragglers,
-    RankLateness,
-    WorldSize,
-    NetworkChange,
-    CommSpeed,
-)
+_ORDER: Final[tuple[type[Change], ...]] = (NoStragglers, RankLateness, WorldSize, NetworkChange, CommSpeed)
 """Every change, in the order in which they are made."""
 FORMS: Final = {
-    "overlap": "overlap=on, overlap=off",
-    "buckets.mb": "buckets.mb=25 (MiB), buckets.mb=x2",
-    "prefetch": "prefetch=2",
     "stragglers": "stragglers=none",
     "rank.N.late_ms": "rank.3.late_ms=5, rank.3.late_ms=-5",
     "ranks": "ranks=512",
@@ -269,10 +282,16 @@ FORMS: Final = {
     "network.algorithm": "network.algorithm=tree",
     "comm": "comm=free, comm=x2",
     "comm.kind.KIND": "comm.kind.allreduce=free, comm.kind.allreduce=x2",
-    "comm.group.NAME": "comm.group.0=free",
+    "comm.group.NAMES": "comm.group.0=free, comm.group.1,2=x2",
     "comm.bytes.LEAST-MOST": "comm.bytes.1e6-4e6=free (either end may be left out)",
 }
 """What can be set -> how it is written."""
+_LAUNCHED: Final = {
+    "overlap": ("parallel.overlap",),
+    "buckets": ("parallel.bucket_cap_mb",),
+    "prefetch": ("parallel.forward_prefetch", "parallel.backward_prefetch"),
+}
+"""What is not predicted, because a launch measures it -> the settings to launch."""
 
 
 def parse_changes(texts: Sequence[str]) -> tuple[Change, ...]:
@@ -310,18 +329,12 @@ def _parsed(text: str) -> Change:
             raise refused(f"a factor is between {1 / FACTOR_LIMIT:g} and {FACTOR_LIMIT:g}, not {factor:g}", form)
         return factor
 
+    if head in _LAUNCHED:
+        plain = value if re.fullmatch(r"[0-9.]+", value) else "VALUE"
+        setting = {"on": "true", "off": "false"}.get(value, plain)
+        candidate = shlex.quote(" ".join(f"{name}={setting}" for name in _LAUNCHED[head]))
+        raise refused(f"not predicted, because a launch measures it: aorta ab --output DIR --candidate {candidate}")
     match head, rest:
-        case "overlap", [] if value in {"on", "off"}:
-            return OverlapSwitch(text, value == "on")
-        case "buckets", ["mb"] if value.startswith("x"):
-            return BucketCap(text, factor=factor("buckets.mb"))
-        case "buckets", ["mb"] if value:
-            size = number(value, "MiB such as 25, or a factor such as x2", "buckets.mb")
-            if size <= 0:
-                raise refused(f"a bucket holds more than {size:g} MiB", "buckets.mb")
-            return BucketCap(text, cap_bytes=size * (1 << 20))
-        case "prefetch", [] if is_count(value) and int(value) <= PREFETCH_LIMIT:
-            return PrefetchDepth(text, int(value))
         case "stragglers", [] if value == "none":
             return NoStragglers(text)
         case "rank", [rank, "late_ms"] if is_count(rank) and value:
@@ -352,14 +365,14 @@ def _parsed(text: str) -> Change:
                     hint = meant(kind, KINDS, after=" ")
                     raise refused(f"{kind!r} is no kind of collective; {hint}the kinds are {', '.join(KINDS)}")
                 case ["group", *name] if name:
-                    return CommSpeed(text, speed, group=".".join(name))
+                    return CommSpeed(text, speed, groups=tuple(".".join(name).split(",")))
                 case ["bytes", *sizes] if sizes:
-                    one = r"([0-9.]+(?:[eE]\+?[0-9]+)?)?"
-                    ends = re.fullmatch(f"{one}-{one}", ".".join(sizes))
+                    size = r"([0-9.]+(?:[eE]\+?[0-9]+)?)?"
+                    ends = re.fullmatch(f"{size}-{size}", ".".join(sizes))
                     if ends is None or not any(ends.groups()):
                         raise refused(f"{'.'.join(sizes)!r} is not a range of bytes", "comm.bytes.LEAST-MOST")
                     least_bytes, most_bytes = (
-                        None if size is None else int(number(size, "bytes")) for size in ends.groups()
+                        None if end is None else int(number(end, "bytes")) for end in ends.groups()
                     )
                     if least_bytes is not None and most_bytes is not None and least_bytes > most_bytes:
                         raise refused(f"{least_bytes} bytes are more than {most_bytes}", "comm.bytes.LEAST-MOST")
@@ -369,8 +382,6 @@ def _parsed(text: str) -> Change:
         hint = meant(target, FORMS, " (", ")")
         raise InputError(f"--set {text}: expected TARGET=VALUE{hint}. Allowed: {'; '.join(FORMS.values())}")
     why = {
-        "overlap": "overlap is on or off",
-        "prefetch": f"0 to {PREFETCH_LIMIT} blocks can be gathered ahead",
         "stragglers": "only all stragglers can be taken away",
         "network.algorithm": "the algorithms are ring and tree",
         "ranks": f"a world has 2 to {RANKS_LIMIT} ranks",
@@ -396,7 +407,7 @@ def apply(program: RunProgram, changes: Sequence[Change]) -> Changed:
     Raises:
         InputError: one cannot be made in this program, or 64 bits of nanoseconds do not hold it.
     """
-    flags: dict[str, None] = {}
+    notes: dict[str, None] = {}
     for change in in_order(changes):
         program, of_change = change.make(program)
         total_ns = 0.0  # of all times, which no time of a replay is later than
@@ -407,5 +418,5 @@ def apply(program: RunProgram, changes: Sequence[Change]) -> Changed:
         if total_ns >= _LONGEST_NS:
             years = _LONGEST_NS / _NS_PER_YEAR
             raise InputError(f"--set {change.text}: the run would take more than {years:.0f} years")
-        flags |= dict.fromkeys(of_change)
-    return Changed(program, tuple(flags))
+        notes |= dict.fromkeys(of_change)
+    return Changed(program, tuple(notes))

@@ -1,15 +1,15 @@
-"""Predicts what a run would have measured with changes made, with an interval and flags for what is not known.
+"""Predicts what a run would have measured with changes made, with an interval, and notes on what is not known.
 
     predict(program, parse_changes(["network.bandwidth=x2"])).gain_ms
 
-Gain, interval and stated errors are those of docs/dev/what-if-model.md. Ratio and exposed time are medians over the
-replayed rank-steps. Must not recommend anything.
+docs/dev/what-if-model.md defines gain and interval. Ratio and exposed time are medians over the replayed rank-steps.
+Must not recommend anything.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
@@ -19,12 +19,13 @@ from aorta.documents.formatting import TEXT, rough_ms
 from aorta.documents.statistics import median_or_none, step_medians
 from aorta.errors import InputError
 from aorta.read.frames import Floats, Ints
-from aorta.timeline.overlap import NS_PER_MS
-from aorta.whatif.changes import CommSpeed, WorldSize, apply, in_order
-from aorta.whatif.program import Change, RunProgram
+from aorta.whatif.changes import Change, CommSpeed, WorldSize, apply, in_order
+from aorta.whatif.program import RunProgram
 from aorta.whatif.replay import Measured, RankStepSample, Times, measure, replay, sample
 
 FREE: Final = CommSpeed("comm=free", math.inf)
+STATED_ERROR: Final = 0.10
+"""The part of a predicted change that may be wrong: assumed, then measured (docs/dev/what-if-model.md)."""
 LAW_BOUND: Final = 1.25
 """At another number of ranks nothing was recorded: a network may be this many times slower or faster than its formula.
 In the simulator a jitter of 20 % and a node that is 10 % slower stay within it (tests/whatif)."""
@@ -47,10 +48,6 @@ class Value:
     def reaching(self, other: float | None) -> Value:
         """Return the same with an interval that reaches as far as `other`."""
         return self if other is None else Value(self.value, min(self.low, other), max(self.high, other))
-
-
-def step_gain_ms(before: Times, after: Times) -> Floats:
-    return (before.job_step_ns() - after.job_step_ns()) / NS_PER_MS
 
 
 def gain_of(gains_ms: Floats, wrong_by: float) -> Value:
@@ -107,7 +104,7 @@ class Prediction:
         changes: as they were written, in the order in which they were made.
         gain_ms: by how much a step is shorter: median over steps of the paired difference.
         overlap_ratio, exposed_comm_ms: medians over rank-steps; None: no communication.
-        flags: what is not known; `notes`: why less exposed communication is not as much less of a step.
+        notes: why less exposed communication is not as much less of a step, and what is not known.
         real_network: the replay leaves out that communication slows computation beside it.
         launch_ms: the median of the changed steps, for comparison with a launch; less precise than `gain_ms`.
         steps, rank_steps: numbers of replayed steps, and of rank-steps in which the overlap was measured.
@@ -118,7 +115,6 @@ class Prediction:
     overlap_ratio: Value | None
     exposed_comm_ms: Value | None
     identity: Identity
-    flags: tuple[str, ...]
     steps: int
     rank_steps: int
     launch_ms: Value
@@ -128,30 +124,18 @@ class Prediction:
     @property
     def job_step_ms(self) -> Value:
         gain = self.gain_ms
-        return Value(*(max(self.identity.replayed_ms - each, 0.0) for each in (gain.value, gain.high, gain.low)))
+        return Value(*(max(self.identity.replayed_ms - ms, 0.0) for ms in (gain.value, gain.high, gain.low)))
 
     @property
     def upper_bound(self) -> bool:
         return self.real_network and self.gain_ms.value >= 0
 
-    @property
-    def significant(self) -> bool:
-        return not self.real_network and (self.gain_ms.low > 0 or self.gain_ms.high < 0)
-
     def as_json(self) -> dict[str, Any]:
-        """Return plain JSON values, in a stable order; `base` is the unchanged run as replayed."""
-        identity, values = self.identity, {**asdict(self), "job_step_ms": asdict(self.job_step_ms)}
-        shown = ("changes", "gain_ms", "job_step_ms", "overlap_ratio", "exposed_comm_ms")
+        """Return plain JSON values; `identity` has the unchanged run."""
         return {
-            **{name: values[name] for name in shown},
-            "base": {
-                "job_step_ms": identity.replayed_ms,
-                "overlap_ratio": identity.replayed_ratio,
-                "exposed_comm_ms": identity.replayed_exposed_ms,
-            },
-            "identity": {**asdict(identity), "residual": identity.residual},
-            **{name: values[name] for name in ("flags", "steps", "rank_steps", "notes")},
-            "significant": self.significant,
+            **asdict(self),
+            "job_step_ms": asdict(self.job_step_ms),
+            "identity": {**asdict(self.identity), "residual": self.identity.residual},
             "upper_bound": self.upper_bound,
         }
 
@@ -184,13 +168,13 @@ def base_of(program: RunProgram) -> Base:
     chosen = sample(program)
     times = replay(program, chosen.kept())
     measured = measure(program, times, chosen)
-    columns, steps = list(chosen.ranks), [program.steps[index] for index in chosen.steps]
+    sampled = np.ix_(*chosen)
     identity = Identity(
         float(np.median(recorded)),
         float(np.median(times.job_step_ms())),
-        median_or_none(np.concatenate([step.recorded_ratio[columns] for step in steps])),
+        median_or_none(program.recorded_ratio[sampled]),
         median_or_none(measured.overlap_ratio),
-        median_or_none(np.concatenate([step.recorded_exposed_ms[columns] for step in steps])),
+        median_or_none(program.recorded_exposed_ms[sampled]),
         median_or_none(measured.exposed_comm_ms),
     )
     if not identity.residual <= IDENTITY_BOUND:
@@ -223,20 +207,20 @@ def predict_from(base: Base, changes: Sequence[Change]) -> Prediction:
             )
         ),
     ]
-    program, flags = base.program, dict.fromkeys(flags_of(base.program))
+    program, notes = base.program, dict.fromkeys(_limits(base.program))
     times, measured = base.times, base.measured
     for change in changes:
         program, of_change = apply(program, [change])
-        flags |= dict.fromkeys(of_change)
+        notes |= dict.fromkeys(of_change)
         before, was = times, measured
         times, measured = base.replayed(program)
         moves = (  # of steps the time, of rank-steps overlap ratio and exposed time
-            step_gain_ms(before, times),
+            times.gained_ms(before),
             was.overlap_ratio - measured.overlap_ratio,
             was.exposed_comm_ms - measured.exposed_comm_ms,
         )
         for index, moved in enumerate(moves):
-            wrong_by[index] += change.STATED_ERROR * abs(median_or_none(moved) or 0.0)
+            wrong_by[index] += STATED_ERROR * abs(median_or_none(moved) or 0.0)
 
     def known(values: Floats, wrong_by: float, most: float = np.inf) -> Value | None:
         seen = ~np.isnan(values)
@@ -244,15 +228,14 @@ def predict_from(base: Base, changes: Sequence[Change]) -> Prediction:
 
     found = Prediction(
         changes=tuple(change.text for change in changes),
-        gain_ms=gain_of(step_gain_ms(base.times, times), wrong_by[0]),
+        gain_ms=gain_of(times.gained_ms(base.times), wrong_by[0]),
         overlap_ratio=known(measured.overlap_ratio, wrong_by[1], 1.0),
         exposed_comm_ms=known(measured.exposed_comm_ms, wrong_by[2]),
         identity=identity,
-        flags=tuple(flags),
         steps=len(base.program.steps),
         rank_steps=len(measured.step),
         launch_ms=_value(times.job_step_ms(), np.arange(len(base.program.steps)), wrong_by[0]),
-        real_network=base.program.facts.network is None,
+        real_network=base.program.network is None,
     )
     if any(isinstance(change, WorldSize) for change in changes):
         # Intervals hold while the larger world's network is within `LAW_BOUND` of its formula.
@@ -261,12 +244,13 @@ def predict_from(base: Base, changes: Sequence[Change]) -> Prediction:
             ratio, exposed = found.overlap_ratio, found.exposed_comm_ms
             found = replace(
                 found,
-                gain_ms=found.gain_ms.reaching(float(np.median(step_gain_ms(base.times, times)))),
+                gain_ms=found.gain_ms.reaching(float(np.median(times.gained_ms(base.times)))),
                 overlap_ratio=ratio and ratio.reaching(median_or_none(metrics.overlap_ratio)),
                 exposed_comm_ms=exposed and exposed.reaching(median_or_none(metrics.exposed_comm_ms)),
                 launch_ms=found.launch_ms.reaching(float(np.median(times.job_step_ms()))),
             )
-    return replace(found, notes=_where_exposed_went(found, base.measured, measured, free=FREE in changes))
+    why_not_less = _where_exposed_went(found, base.measured, measured, free=FREE in changes)
+    return replace(found, notes=(*why_not_less, *notes))
 
 
 def _where_exposed_went(prediction: Prediction, was: Measured, now: Measured, *, free: bool) -> tuple[str, ...]:
@@ -282,50 +266,40 @@ def _where_exposed_went(prediction: Prediction, was: Measured, now: Measured, *,
         notes.append(
             f"{rough_ms(left_ms)} of {rough_ms(exposed_ms)} stay exposed, because ranks wait for the last one to arrive"
         )
-    paired = (
-        f"step by step exposed communication {'falls' if fell_ms >= 0 else 'rises'} by {rough_ms(fell_ms)} (mean of "
-        "the ranks, median of the steps)"
-    )
+    paired = f"in a median step exposed communication {'falls' if fell_ms >= 0 else 'rises'} by {rough_ms(fell_ms)}"
     if abs(exposed_ms - left_ms - fell_ms) > least_ms:
         notes.append(
-            f"{paired}; the medians before and after, {rough_ms(exposed_ms)} and {rough_ms(left_ms)}, are of different "
-            "ranks and steps"
+            f"{paired} (mean of its ranks); {rough_ms(exposed_ms)} and {rough_ms(left_ms)} are medians over all ranks "
+            "and steps"
         )
     if fell_ms > 0 and fell_ms - gain_ms > least_ms:
         idle_ms = median_or_none(now.idle_ms - was.idle_ms) or 0.0
-        rest = "more of the step is then outside timed blocks and collectives"
+        rest = "code outside timed blocks ran beside the rest"
         if idle_ms <= 0:
-            rest = "the slowest rank, which decides how long a step takes, exposed less than the typical one"
-        step = f"a step gets {rough_ms(gain_ms)} {'shorter' if gain_ms >= 0 else 'longer'}"
+            rest = "on the slowest rank, which decides how long a step takes, less was exposed"
+        step = f"the step gets {rough_ms(gain_ms)} {'shorter' if gain_ms >= 0 else 'longer'}"
         notes.append(f"{paired}, but {step}: {rest}")
     return tuple(f"free communication: {note}" if free else note for note in notes)
 
 
-def verdict(significant: bool) -> str:
-    return "significant" if significant else "not significant"
-
-
-def flags_of(program: RunProgram) -> tuple[str, ...]:
-    """Return what is not known, or doubtful, whatever is changed."""
-    facts = program.facts
-    flags = []
-    if facts.network is None:
-        flags.append(
+def _limits(program: RunProgram) -> Iterator[str]:
+    """Yield what is not known, or doubtful, whatever is changed."""
+    if program.network is None:
+        yield (
             "real network: a gain is an upper bound, because contention of communication with computation is ignored, "
             "and because measured transfer times include the library's own overhead, which a faster network does not "
             "reduce"
         )
-    elif not facts.law:
-        flags.append("the emulated network's time is added to the backend's, which is assumed constant")
-    part = facts.backend_was_limit / facts.collectives if facts.collectives else 0.0
+    elif not program.law:
+        yield "the emulated network's time is added to the backend's, which is assumed constant"
+    part = program.backend_was_limit / program.collectives if program.collectives else 0.0
     if part > BACKEND_BOUND:
-        flags.append(
-            f"in {TEXT.percent(part, 0)} of the collectives {facts.backend or 'the backend'} was slower than the "
+        yield (
+            f"in {TEXT.percent(part, 0)} of the collectives {program.backend or 'the backend'} was slower than the "
             "emulated link, so what a faster network gains is rough"
         )
-    if facts.arrival_unknown:
-        flags.append(
-            f"{facts.arrival_unknown} of {facts.collectives} collectives were queued behind another: when the device "
-            "reached them is assumed to be the earliest possible, so a faster network may gain less"
+    if program.arrival_unknown:
+        yield (
+            f"{program.arrival_unknown} of {program.collectives} collectives were queued behind another: the earliest "
+            "possible arrival at them is assumed, so a faster network may gain less"
         )
-    return tuple(flags)

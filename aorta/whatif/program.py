@@ -3,26 +3,24 @@
 A rank is a list of operations with its own time between them (`Operation`): a step begins, collectives are issued and
 waited for, the step ends. What it computed between two operations is a span of that time (`ProgramSpans`), positioned
 by the operation before it. A collective is known by its costs (`StepProgram`). All times are integer nanoseconds;
-arrays of a step have one column per rank. A `Change` makes another program of it (`changes`, `strategy_changes`).
+arrays of a step have one column per rank. A change makes another program of it (`changes`).
 
 Must not: read a file, decide when anything happens (`replay` does), or predict anything.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import ClassVar, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from aorta.config.fabric import EmulatedFabric, network_cost_ns
-from aorta.read.frames import Floats, Ints, SpanName
+from aorta.read.frames import Bools, Floats, Ints
 from aorta.read.run import Members
-from aorta.records.schema import Gradient
 from aorta.timeline.overlap import NS_PER_MS
 
 Column: TypeAlias = npt.NDArray[np.int64] | npt.NDArray[np.int32]
@@ -72,13 +70,13 @@ class ProgramSpans:
     """Spans of one step on all ranks, sorted by rank; every column has one element per span.
 
     Attributes:
-        name: index into `RunProgram.names`.
+        computes: a block computes; otherwise a call of the backend takes long, in which nothing does.
         begin_after, end_after: index of the last operation of its rank before it begins, and before it ends.
         begin_ns, end_ns: after the end of that operation.
     """
 
     rank: Column
-    name: Column
+    computes: Bools
     begin_after: Column
     begin_ns: Column
     end_after: Column
@@ -104,10 +102,6 @@ class StepProgram:
         network_ns: the part of `cost_ns` that the network's formula explains, shape (collectives, 1); None: unknown.
         backend_ns: time from the last arrival until the backend itself was done, which the end is never before; None
             where the backend never decided the end.
-        ready_ns: when the gradients of each bucket were ready, in own time since BEGIN, where DDP held them back; shape
-            (buckets, ranks).
-        recorded_ns: the recorded duration of the step on each rank; `recorded_ratio` and `recorded_exposed_ms`: its
-            overlap ratio and exposed communication, NaN where they are null.
     """
 
     global_step: int
@@ -118,34 +112,6 @@ class StepProgram:
     network_ns: Column | None
     backend_ns: Column | None
     spans: ProgramSpans
-    ready_ns: Ints | None
-    recorded_ns: Ints
-    recorded_ratio: Floats
-    recorded_exposed_ms: Floats
-
-
-@dataclass(frozen=True)
-class Facts:
-    """Assumptions of a prediction, and what limits it.
-
-    Attributes:
-        network: the emulated network of the run; None: a real one, of which only the recorded costs are known.
-        law: recorded ends follow that network's formula exactly; otherwise its charge is a part of what was recorded.
-        collectives: of all steps and ranks.
-        backend_was_limit: how many of them ended when the backend was done, not the network.
-        arrival_unknown: how many of them were queued, so that their arrival on a device is known within bounds only.
-        gradient_order: every parameter of a DDP model as its gradient became ready; empty: unknown.
-    """
-
-    parallel: str | None
-    device: str | None
-    backend: str | None
-    network: EmulatedFabric | None
-    law: bool
-    collectives: int
-    backend_was_limit: int
-    arrival_unknown: int = 0
-    gradient_order: tuple[Gradient, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -155,56 +121,40 @@ class RunProgram:
     Attributes:
         ranks: global ranks, ascending; columns of all arrays follow them.
         layouts: distinct layouts of a rank's step.
-        names: names of the spans.
         steps: in order.
         start_ns: when each rank began its first step, on the common clock.
         busy_ns: for each link of each rank, until when it was busy with what came before the first step; shape
             (links, ranks).
+        recorded_ns: recorded durations of the steps, shape (steps, ranks); `recorded_ratio` and `recorded_exposed_ms`:
+            their overlap ratio and exposed communication, NaN where they are null.
+        network: the emulated network of the run; None: a real one, of which only the recorded costs are known.
+        law: recorded ends follow that network's formula exactly; otherwise its charge is a part of what was recorded.
+        collectives: number of them, of all steps and ranks.
+        backend_was_limit: how many of them ended when the backend was done, not the network.
+        arrival_unknown: how many of them were queued, so that their arrival on a device is known within bounds only.
     """
 
     ranks: tuple[int, ...]
     world_size: int
     layouts: tuple[RankLayout, ...]
-    names: tuple[SpanName, ...]
     steps: Sequence[StepProgram]
     start_ns: Ints
     busy_ns: Ints
-    facts: Facts
+    recorded_ns: Ints
+    recorded_ratio: Floats
+    recorded_exposed_ms: Floats
+    backend: str | None
+    network: EmulatedFabric | None
+    law: bool
+    collectives: int
+    backend_was_limit: int
+    arrival_unknown: int
 
     def recorded_step_ms(self) -> Floats:
-        return np.array([step.recorded_ns.max() for step in self.steps]) / NS_PER_MS
+        return np.asarray(self.recorded_ns.max(axis=1) / NS_PER_MS)
 
 
 def compact(values: npt.NDArray[np.int64]) -> Column:
     if values.size and (values.max() >= 2**31 or values.min() < -(2**31)):
         return values
     return values.astype(np.int32)
-
-
-class Changed(NamedTuple):
-    """A program with changes made, and sentences about what was assumed for them."""
-
-    program: RunProgram
-    flags: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Change(ABC):
-    """One change; `text` is how it was written.
-
-    Attributes:
-        STATED_ERROR: the part of the predicted change that may be wrong: assumed, then measured
-            (docs/dev/what-if-model.md).
-    """
-
-    STATED_ERROR: ClassVar[float] = 0.10
-
-    text: str
-
-    @abstractmethod
-    def make(self, program: RunProgram) -> Changed:
-        """Return the program with the change made; `program` itself stays as it is.
-
-        Raises:
-            InputError: it cannot be made in this program; the message says why.
-        """

@@ -17,7 +17,7 @@ part of it. Must not guess a wait, an end or a clock.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial, reduce
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
@@ -28,13 +28,12 @@ import numpy as np
 from aorta.analysis.cautions import Pace
 from aorta.config.fabric import EmulatedFabric, Sharing, emulated_rules
 from aorta.errors import InputError
-from aorta.read.frames import NO_TIME, Bools, CollectiveName, Ints, SpanName
+from aorta.read.frames import NO_TIME, Bools, CollectiveName, Ints, Lane, Spans
 from aorta.read.locations import load_source
 from aorta.read.record_columns import FORMAT
-from aorta.read.run import HOST_TIMER, RankTables, Run, StepContents, contents_of
+from aorta.read.run import HOST_TIMER, RankTables, Run
 from aorta.whatif.program import (
     Column,
-    Facts,
     Issued,
     Operation,
     ProgramSpans,
@@ -156,15 +155,17 @@ class _Rank:
         self.known: dict[tuple[str, int], _Known] = {}
         self.left_ns = self.start_ns[0]
 
-    def contents(self, place: int) -> StepContents:
-        """Return what ran inside a step; read from the record's line where the tables were read without.
+    def spans(self, place: int) -> Spans | None:
+        """Return what ran inside a step, read from the record's line where the tables were read without; None where the
+        source does not say who waited for what.
 
         Raises:
             InputError: it can no longer be read.
         """
-        if self.tables.spans is not None:
-            return contents_of(self.tables.spans, place)
-        return contents_of(self.tables.details.spans(np.array([place])), 0)
+        spans, step = self.tables.spans, place
+        if spans is None:
+            spans, step = self.tables.details.spans(np.array([place])), 0
+        return spans.of_step(step) if spans.waits_known is not None and spans.waits_known[step] else None
 
 
 class _Moment(NamedTuple):
@@ -180,17 +181,17 @@ class _RankStep(NamedTuple):
     """One step of one rank.
 
     Attributes:
-        layout, host_ns, wake_ns, ready_ns: as in `program.StepProgram`.
+        layout, host_ns, wake_ns: as in `program.StepProgram`.
         times_ns: when each of its collectives reached its link, began, ended, and ended in the backend (`NO_TIME`:
             unknown), on the common clock; shape (4, collectives).
+        spans: whether a block computes, and from when to when.
         by_backend: whether the end of each is that of the backend, not one that an emulated network set.
     """
 
     layout: int
     host_ns: list[int]
     wake_ns: list[int]
-    spans: list[tuple[SpanName, _Anchor, _Anchor]]
-    ready_ns: list[int]
+    spans: list[tuple[bool, _Anchor, _Anchor]]
     times_ns: Ints
     by_backend: list[bool]
 
@@ -213,7 +214,6 @@ class _Reader:
             self._ranks.append(_Rank(tables, steps, None if one_host or not clock else clock.correction_ns(start_ns)))
         self._run, self._network, self._steps = run, network, steps
         self._layouts: dict[RankLayout, int] = {}
-        self._names: dict[SpanName, int] = {}
         self._schedules = Schedules(tuple(rank.tables.source.rank for rank in self._ranks))
         self._on_host = run.source.timer == HOST_TIMER
         self._law = network is not None and self._on_host and one_host
@@ -227,35 +227,33 @@ class _Reader:
         busy_ns = np.full((links, len(self._ranks)), LONG_AGO, np.int64)
         for at, until_ns in self._busy_before.items():
             busy_ns[at] = until_ns
+        recorded = [rank.tables.steps.take(np.array(rank.places)) for rank in self._ranks]
         return RunProgram(
             ranks=tuple(rank.tables.source.rank for rank in self._ranks),
             world_size=self._run.health.world_size,
             layouts=tuple(self._layouts),
-            names=tuple(self._names),
             steps=steps,
             start_ns=np.array([rank.start_ns[0] for rank in self._ranks], np.int64),
             busy_ns=busy_ns,
-            facts=Facts(
-                parallel=self._run.source.parallel,
-                device=self._run.source.device,
-                backend=self._run.source.backend,
-                network=self._network,
-                law=self._law,
-                collectives=self._collectives,
-                backend_was_limit=self._backend_was_limit,
-                arrival_unknown=self._arrival_unknown,
-                gradient_order=next(iter(self._run.ranks.values())).gradient_order,
-            ),
+            recorded_ns=np.array([of_rank.length_ns for of_rank in recorded]).T,
+            recorded_ratio=np.array([of_rank.column("overlap_ratio") for of_rank in recorded]).T,
+            recorded_exposed_ms=np.array([of_rank.column("exposed_comm_ms") for of_rank in recorded]).T,
+            backend=self._run.source.backend,
+            network=self._network,
+            law=self._law,
+            collectives=self._collectives,
+            backend_was_limit=self._backend_was_limit,
+            arrival_unknown=self._arrival_unknown,
         )
 
     def _step(self, index: int) -> StepProgram:
         made = [self._rank_step(rank, index) for rank in self._ranks]
-        layouts, global_step = tuple(each.layout for each in made), int(self._steps[index])
+        layouts, global_step = tuple(of_rank.layout for of_rank in made), int(self._steps[index])
         try:
             rows = self._schedules.of(global_step, layouts, self._layouts)
         except InputError as error:
             raise _not_replayable(self._run, error) from error
-        places = max(len(each.by_backend) for each in made)
+        places = max(len(of_rank.by_backend) for of_rank in made)
         charged = None  # by the network's formula, shape (places, ranks) or (places, 1)
         if self._network is not None:
             known, world = list(self._layouts), self._run.health.world_size
@@ -266,9 +264,9 @@ class _Reader:
                     charged[place, column] = round(issued.charge_ns(world, self._network))
         times_ns = np.zeros((4, places, len(made)), np.int64)
         by_backend = np.zeros((places, len(made)), bool)
-        for column, each in enumerate(made):
-            times_ns[:, : len(each.by_backend), column] = each.times_ns
-            by_backend[: len(each.by_backend), column] = each.by_backend
+        for column, of_rank in enumerate(made):
+            times_ns[:, : len(of_rank.by_backend), column] = of_rank.times_ns
+            by_backend[: len(of_rank.by_backend), column] = of_rank.by_backend
         cost, backend = np.zeros_like(times_ns[0]), np.zeros_like(times_ns[0])
         for row in rows:
             if isinstance(row, CollectiveBatch):
@@ -276,28 +274,20 @@ class _Reader:
         if cost.size and (cost == cost[:, :1]).all():
             cost = cost[:, :1]
         spans = [
-            (column, self._names.setdefault(name, len(self._names)), *begin, *end)
-            for column, each in enumerate(made)
-            for name, begin, end in each.spans
+            (column, computes, *begin, *end)
+            for column, of_rank in enumerate(made)
+            for computes, begin, end in of_rank.spans
         ]
-        table = np.array(spans, np.int64).reshape(-1, 6).T
-        rank, name, begin_after, end_after = (table[at].astype(np.int32) for at in (0, 1, 2, 4))
-        ready = [each.ready_ns for each in made]
-        steps_of = [(rank.tables.steps, rank.places[index]) for rank in self._ranks]
+        rank, computes, *ends = map(compact, np.array(spans, np.int64).reshape(-1, 6).T)
         return StepProgram(
             global_step=global_step,
             layouts=layouts,
-            host_ns=_padded([each.host_ns for each in made]),
-            wake_ns=_padded([each.wake_ns for each in made]),
+            host_ns=_padded([of_rank.host_ns for of_rank in made]),
+            wake_ns=_padded([of_rank.wake_ns for of_rank in made]),
             cost_ns=compact(cost),
             network_ns=None if charged is None else compact(charged),
             backend_ns=compact(backend) if backend.any() else None,
-            spans=ProgramSpans(rank, name, begin_after, compact(table[3]), end_after, compact(table[5])),
-            # None: no bucket was held back, or not the same on all ranks.
-            ready_ns=np.array(ready, np.int64).T if ready[0] and len(set(map(len, ready))) == 1 else None,
-            recorded_ns=np.array([steps.length_ns[place] for steps, place in steps_of]),
-            recorded_ratio=np.array([steps.column("overlap_ratio")[place] for steps, place in steps_of]),
-            recorded_exposed_ms=np.array([steps.column("exposed_comm_ms")[place] for steps, place in steps_of]),
+            spans=ProgramSpans(rank, computes.astype(bool), *ends),
         )
 
     def _rank_step(self, rank: _Rank, index: int) -> _RankStep:
@@ -305,8 +295,8 @@ class _Reader:
         own time.
         """
         place, start_ns, number = rank.places[index], rank.start_ns[index], rank.tables.source.rank
-        contents, rows = rank.contents(place), rank.tables.collectives.of_step(place)
-        if contents.waits is None:
+        inside, rows = rank.spans(place), rank.tables.collectives.of_step(place)
+        if inside is None:
             raise _not_replayable(
                 self._run,
                 f"the record does not say who waited for which collective (rank {number}, global step "
@@ -331,10 +321,10 @@ class _Reader:
                 earliest = arrivals[at] = min(max(arrivals[at], earliest), start) if queued else start
                 busy[name.group] = end
         waits = []
-        for row in contents.waits:
-            if (ended := rank.known.get((row.group, row.seq))) is not None:
+        for name, seq, enter_ns, leave_ns in _rows(inside.of_lanes(Lane.WAIT), "name", "ref", "start_ns", "end_ns"):
+            if (ended := rank.known.get((inside.names[name].name, seq))) is not None:
                 operation = Operation(What.WAIT, ended.place, index - ended.step)
-                waits.append(_Moment(row.enter_ns, row.leave_ns, operation, ended.end_ns - start_ns))
+                waits.append(_Moment(enter_ns, leave_ns, operation, ended.end_ns - start_ns))
         host, wake, placed = list[int](), list[int](), list[_Moment]()
         now = rank.left_ns - start_ns
         for moment in _in_order(waits, arrivals, int(rank.tables.steps.length_ns[place])):
@@ -347,7 +337,6 @@ class _Reader:
         rank.left_ns = start_ns + now
         rank.known = {key: ended for key, ended in rank.known.items() if ended.step >= index - _REMEMBERED_STEPS}
         layout = RankLayout(tuple(moment.operation for moment in placed), issued)
-        ready = [_anchor(placed, at_ns, begins=False) for at_ns in contents.ready_ns]
         times = np.full((4, len(rows)), NO_TIME, np.int64)
         times[:3] = start_ns + np.array([arrivals, rows.start_ns, rows.end_ns])
         if rows.backend_end_ns is not None:
@@ -357,11 +346,12 @@ class _Reader:
             host_ns=host,
             wake_ns=wake,
             spans=[
-                (name, _anchor(placed, begin, begins=True), _anchor(placed, end, begins=False))
-                for name, begin, end in contents.spans
+                (lane == Lane.COMPUTE, _anchor(placed, begin, begins=True), _anchor(placed, end, begins=False))
+                for lane, begin, end in _rows(
+                    inside.of_lanes(Lane.COMPUTE, Lane.HAND_OVER), "lane", "start_ns", "end_ns"
+                )
                 if begin < end
             ],
-            ready_ns=[sum(host[1 : after + 1]) + since for after, since in ready],
             times_ns=times,
             by_backend=[name.end_source != "emulated" for name in names],
         )
@@ -411,6 +401,11 @@ class _Reader:
             until = np.where(known, backend_end, end)
             backend[places, columns] = np.where(backend_set | known, np.maximum(until - last, 0), 0)
         self._free |= {at: until_ns for at, until_ns in zip(links, end.tolist(), strict=True) if at[0] >= 0}
+
+
+def _rows(spans: Spans, *columns: str) -> Iterator[tuple[int, ...]]:
+    """Yield some columns of spans, row by row."""
+    return zip(*(getattr(spans, name).tolist() for name in columns), strict=True)
 
 
 def _in_order(waits: Sequence[_Moment], issue_ns: Sequence[int], length_ns: int) -> list[_Moment]:

@@ -5,16 +5,15 @@
     a wait goes on at     = max(own arrival, that end) + wake
 
 First comes the order (`schedule`), in which an operation follows what it waits for. Where all ranks do the same, a row
-of it is one operation on all of them, which numpy carries out at once, for all scenarios; otherwise it is one operation
-of one rank. The state at the end of a step is that at the beginning of the next. Exact: integers throughout. Replayed
-steps are measured by the definition of overlap that records have (`aorta.timeline`). Must not change a
-program, or define a metric.
+of it is one operation on all of them, which numpy carries out at once; otherwise it is one operation of one rank. The
+state at the end of a step is that at the beginning of the next. Exact: integers throughout. Replayed steps are measured
+by the definition of overlap that records have (`aorta.timeline`). Must not change a program, or define a metric.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
@@ -22,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from aorta.errors import InputError
-from aorta.read.frames import Bools, Floats, Ints
-from aorta.read.run import HAND_OVER, Members
+from aorta.read.frames import Floats, Ints
+from aorta.read.run import Members
 from aorta.timeline.intervals import Interval
 from aorta.timeline.overlap import NS_PER_MS, PAIRS, measure_lanes
 from aorta.whatif.program import RankLayout, RunProgram, StepProgram, What
@@ -55,8 +54,7 @@ class CollectiveBatch:
         links: of these ranks; -1 where it waits for no other collective.
         starts: where in `columns` each collective's ranks begin.
         which: for each of `columns`, the index of its collective.
-        place: the value of `places` if they are all the same.
-        whole: one collective of all ranks, on one link.
+        place: the place of the one collective that is here, where it is of all ranks, on one link and at one place.
     """
 
     columns: _Indices
@@ -65,7 +63,6 @@ class CollectiveBatch:
     starts: _Indices
     which: _Indices
     place: int | None
-    whole: bool
 
 
 _Rows: TypeAlias = list[Act | CollectiveBatch]
@@ -149,8 +146,8 @@ def _together(
         rows.append(Act(index, *operation, everyone))
         if operation.what is What.ISSUE:
             issued.add(operation.place)
-            chosen = dict.fromkeys(named[operation.place] for named in instances)
-            rows.append(_batch([met[each] for each in chosen], layouts))
+            chosen = dict.fromkeys(of_rank[operation.place] for of_rank in instances)
+            rows.append(_batch([met[instance] for instance in chosen], layouts))
     return rows
 
 
@@ -189,143 +186,113 @@ def _in_turn(
 
 
 def _batch(chosen: Sequence[dict[int, int]], layouts: Sequence[RankLayout]) -> CollectiveBatch:
-    rows = [(column, place, layouts[column].issued[place].link) for one in chosen for column, place in one.items()]
+    rows = [(column, place, layouts[column].issued[place].link) for met in chosen for column, place in met.items()]
     columns, places, links = zip(*rows, strict=True)
-    sizes = [len(one) for one in chosen]
+    sizes = [len(met) for met in chosen]
+    alone = sizes == [len(layouts)] and len(set(places)) == len(set(links)) == 1 and links[0] is not None
     return CollectiveBatch(
         columns=np.array(columns, np.intp),
         places=np.array(places, np.intp),
         links=np.array([-1 if link is None else link for link in links], np.intp),
         starts=np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.intp),
         which=np.repeat(np.arange(len(sizes)), sizes),
-        place=places[0] if len(set(places)) == 1 else None,
-        whole=sizes == [len(layouts)] and len(set(links)) == 1 and links[0] is not None,
+        place=places[0] if alone else None,
     )
 
 
 @dataclass(frozen=True)
 class StepTimes:
-    """All times of one step in all scenarios, nanoseconds on the common clock.
+    """All times of one step, nanoseconds on the common clock.
 
     Attributes:
-        enter_ns, leave_ns: of each operation, shape (operations, ranks, scenarios).
-        begin_ns, end_ns: of each collective on its link, shape (collectives, ranks, scenarios). The begin on a rank is
-            the later of its own issue and the end of the collective before it on the link, as in the record.
-        last_ns: the last arrival of its ranks.
-        free_ns: when its link was free for it.
+        enter_ns, leave_ns: of each operation, shape (operations, ranks).
+        begin_ns, end_ns: of each collective on its link, shape (collectives, ranks). The begin on a rank is the later
+            of its own issue and the end of the collective before it on the link, as in the record.
     """
 
     enter_ns: Ints
     leave_ns: Ints
     begin_ns: Ints
     end_ns: Ints
-    last_ns: Ints
-    free_ns: Ints
 
 
 @dataclass(frozen=True)
 class Times:
-    """When the steps began and ended, shape (steps, ranks, scenarios); `kept`: index of a step -> all its times."""
+    """When the steps began and ended, shape (steps, ranks); `kept`: index of a step -> all its times."""
 
     begin_ns: Ints
     end_ns: Ints
     kept: dict[int, StepTimes] = field(default_factory=dict)
 
-    def job_step_ns(self, scenario: int = 0) -> Ints:
+    def job_step_ns(self) -> Ints:
         """Return the duration of each step on the rank where it took longest."""
-        lengths: Ints = self.end_ns[:, :, scenario] - self.begin_ns[:, :, scenario]
-        return np.asarray(lengths.max(axis=1), np.int64)
+        return np.asarray((self.end_ns - self.begin_ns).max(axis=1), np.int64)
 
     def job_step_ms(self) -> Floats:
         return self.job_step_ns() / NS_PER_MS
 
+    def gained_ms(self, before: Times) -> Floats:
+        """Return by how much each step is shorter than before."""
+        return (before.job_step_ns() - self.job_step_ns()) / NS_PER_MS
 
-def replay(
-    program: RunProgram,
-    keep: Collection[int] = (),
-    freed: Mapping[tuple[int, int], Bools] | None = None,
-    scenarios: int = 1,
-) -> Times:
+
+def replay(program: RunProgram, keep: Collection[int] = ()) -> Times:
     """Work out when everything happens.
 
     Args:
         keep: indices of the steps of which all times are wanted.
-        freed: collectives that cost nothing in some of several scenarios: (layout, place) -> in which, shape
-            (scenarios,). None: none does.
 
     Raises:
         InputError: the programs of the ranks do not fit each other.
     """
-    steps = program.steps
-    of_ranks = (len(program.ranks), scenarios)
-    times = Times(np.empty((len(steps), *of_ranks), np.int64), np.empty((len(steps), *of_ranks), np.int64))
-    now: Ints = np.repeat(program.start_ns[:, None], scenarios, axis=1)
-    free: Ints = np.repeat(program.busy_ns[:, :, None], scenarios, axis=2)
+    steps, ranks = program.steps, len(program.ranks)
+    times = Times(np.empty((len(steps), ranks), np.int64), np.empty((len(steps), ranks), np.int64))
+    now, free = program.start_ns.copy(), program.busy_ns.copy()
     schedules = Schedules(program.ranks)
     backs = [operation.back for layout in program.layouts for operation in layout.operations]
     ends: deque[Ints] = deque(maxlen=max(backs, default=0) + 1)  # of collectives that are waited for in a later step
     for index, step in enumerate(steps):
-        places = len(step.cost_ns)
-        shape = (places, *of_ranks)
-        arrived, end = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        arrived, end, begin = (np.zeros((len(step.cost_ns), ranks), np.int64) for _ in range(3))
         ends.appendleft(end)
-        cost = step.cost_ns[:, :, None]
-        backend = None if step.backend_ns is None else step.backend_ns[:, :, None]
-        if freed:
-            # 1 where a collective keeps its cost, shape (places, ranks, scenarios); one rank if all are alike.
-            layouts = step.layouts[:1] if len(set(step.layouts)) == 1 else step.layouts
-            keeps = np.ones((places, len(layouts), scenarios), np.int64)
-            for column, layout in enumerate(layouts):
-                for place in range(places):
-                    if (layout, place) in freed:
-                        keeps[place, column] = ~freed[layout, place]
-            cost = cost * keeps
-            backend = None if backend is None else backend * keeps
         kept = None
         if index in keep:
-            enter, leave = (np.zeros((len(step.host_ns), *of_ranks), np.int64) for _ in range(2))
-            begin, last, free_for = (np.zeros(shape, np.int64) for _ in range(3))
-            kept = times.kept[index] = StepTimes(enter, leave, begin, end, last, free_for)
+            enter, leave = (np.zeros((len(step.host_ns), ranks), np.int64) for _ in range(2))
+            kept = times.kept[index] = StepTimes(enter, leave, begin, end)
         for row in schedules.of(step.global_step, step.layouts, program.layouts):
             if isinstance(row, CollectiveBatch):
-                _meet(row, arrived, end, free, cost, backend, kept)
+                _meet(row, step, arrived, free, end, None if kept is None else begin)
                 continue
-            clock = now[row.ranks]
-            clock += step.host_ns[row.operation, row.ranks, None]
+            clock = now[row.ranks]  # a view: what is added to it moves the ranks on
+            clock += step.host_ns[row.operation, row.ranks]
             if kept is not None:
                 kept.enter_ns[row.operation, row.ranks] = clock
             match row.what:
                 case What.BEGIN:
-                    times.begin_ns[index][row.ranks] = clock
+                    times.begin_ns[index, row.ranks] = clock
                 case What.ISSUE:
                     arrived[row.place, row.ranks] = clock
                 case What.WAIT:
                     resumed = clock.copy()
                     if row.back < len(ends):  # otherwise of a step before the first
                         np.maximum(resumed, ends[row.back][row.place, row.ranks], out=resumed)
-                    resumed += step.wake_ns[row.operation, row.ranks, None]
+                    resumed += step.wake_ns[row.operation, row.ranks]
                     np.maximum(clock, resumed, out=clock)  # never before it arrived
                 case What.END:
-                    times.end_ns[index][row.ranks] = clock
+                    times.end_ns[index, row.ranks] = clock
             if kept is not None:
                 kept.leave_ns[row.operation, row.ranks] = clock
     return times
 
 
 def _meet(
-    row: CollectiveBatch,
-    arrived: Ints,
-    end: Ints,
-    link_free: Ints,
-    cost: npt.NDArray[np.integer],
-    backend: npt.NDArray[np.integer] | None,
-    kept: StepTimes | None,
+    row: CollectiveBatch, step: StepProgram, arrived: Ints, link_free: Ints, end: Ints, begin: Ints | None
 ) -> None:
-    """Write when collectives end, and until when their links are busy."""
-    if row.whole and row.place is not None and kept is None:
+    """Write when collectives end (and begin, if that is wanted), and until when their links are busy."""
+    cost, backend = step.cost_ns, step.backend_ns
+    if row.place is not None and begin is None:
         # One collective of all ranks: the common case, without copies.
         free, place = link_free[row.links[0]], row.place
-        last = arrived[place].max(axis=0)
+        last = arrived[place].max()
         np.maximum(free, last, out=free)
         free += cost[place]
         if backend is not None:
@@ -334,21 +301,16 @@ def _meet(
         return
     columns, places = row.columns, row.places
     came = arrived[places, columns]
-    last = np.maximum.reduceat(came, row.starts, axis=0)[row.which]
+    last = np.maximum.reduceat(came, row.starts)[row.which]
     linked = row.links >= 0
-    free = link_free[np.maximum(row.links, 0), columns]
-    free[~linked] = LONG_AGO
-    of_rank = np.minimum(columns, cost.shape[1] - 1)
-    done = np.maximum(last, free) + cost[places, of_rank]
+    free = np.where(linked, link_free[np.maximum(row.links, 0), columns], LONG_AGO)
+    done = np.maximum(last, free) + cost[places, np.minimum(columns, cost.shape[1] - 1)]
     if backend is not None:
         done = np.maximum(done, last + backend[places, columns])
     end[places, columns] = done
-    if linked.any():
-        link_free[row.links[linked], columns[linked]] = done[linked]
-    if kept is not None:
-        kept.begin_ns[places, columns] = np.maximum(came, free)
-        kept.last_ns[places, columns] = last
-        kept.free_ns[places, columns] = free
+    link_free[row.links[linked], columns[linked]] = done[linked]
+    if begin is not None:
+        begin[places, columns] = np.maximum(came, free)
 
 
 RANK_STEPS: int = 512
@@ -363,7 +325,7 @@ class RankStepSample(NamedTuple):
 
     def kept(self) -> set[int]:
         """Return the steps of which a replay has to keep all times: communication reaches into the step after it."""
-        return {each for step in self.steps for each in (step - 1, step) if each >= 0}
+        return {index for step in self.steps for index in (step - 1, step) if index >= 0}
 
 
 class Measured(NamedTuple):
@@ -389,25 +351,19 @@ def measure(program: RunProgram, times: Times, chosen: RankStepSample) -> Measur
     for index in chosen.steps:
         step, kept = program.steps[index], times.kept[index]
         for column in chosen.ranks:
-            window = int(times.begin_ns[index, column, 0]), int(times.end_ns[index, column, 0])
             comm: dict[str, list[Interval]] = defaultdict(list)
             for earlier in (index - 1, index):
                 if earlier in times.kept:
                     of_step = times.kept[earlier]
                     issued = program.layouts[program.steps[earlier].layouts[column]].issued
-                    ends = (table[:, column, 0].tolist() for table in (of_step.begin_ns, of_step.end_ns))
+                    ends = (table[:, column].tolist() for table in (of_step.begin_ns, of_step.end_ns))
                     for collective, low, high in zip(issued, *ends, strict=False):
                         comm[collective.kind].append((min(low, high), high))
-            compute, stalls = list[Interval](), list[Interval]()
-            for name, span in span_edges(step, kept, column):
-                lane = program.names[name].lane
-                if lane == "compute":
-                    compute.append(span)
-                elif lane == HAND_OVER:
-                    stalls.append(span)
+            compute, stalls = _spans(step, kept, column)
             for number, operation in enumerate(program.layouts[step.layouts[column]].operations):
                 if operation.what is What.WAIT:
-                    stalls.append((int(kept.enter_ns[number, column, 0]), int(kept.leave_ns[number, column, 0])))
+                    stalls.append((int(kept.enter_ns[number, column]), int(kept.leave_ns[number, column])))
+            window = int(times.begin_ns[index, column]), int(times.end_ns[index, column])
             measured, _ = measure_lanes(PAIRS, window, compute=compute, comm=comm, stalls=stalls)
             ratio = float("nan") if measured.overlap_ratio is None else measured.overlap_ratio
             rows.append((ratio, measured.exposed_ns / NS_PER_MS, measured.idle_ns / NS_PER_MS))
@@ -416,18 +372,21 @@ def measure(program: RunProgram, times: Times, chosen: RankStepSample) -> Measur
     return Measured(ratio_of, exposed_ms, idle_ms, step_of)
 
 
-def span_edges(step: StepProgram, times: StepTimes, column: int) -> list[tuple[int, Interval]]:
-    """Return the spans of one rank of a step as replayed: index of the name, and when. A span begins behind the waits
-    that came before it, and is over when the rank reaches the operation behind it.
+def _spans(step: StepProgram, times: StepTimes, column: int) -> tuple[list[Interval], list[Interval]]:
+    """Return when one rank computed in a step as replayed, and when a call of the backend held it up. A span begins
+    behind the waits that came before it, and is over when the rank reaches the operation behind it.
     """
     spans, chosen = step.spans, step.spans.of_rank(column)
-    enter, leave = times.enter_ns[:, column, 0], times.leave_ns[:, column, 0]
+    enter, leave = times.enter_ns[:, column], times.leave_ns[:, column]
 
     def at(after: Ints, offset: Ints) -> Ints:
         behind = np.minimum(after + 1, len(enter) - 1)
-        return np.where(after + 1 < len(enter), np.minimum(leave[after] + offset, enter[behind]), leave[after] + offset)
+        return np.where(after < len(enter) - 1, np.minimum(leave[after] + offset, enter[behind]), leave[after] + offset)
 
     begin = at(spans.begin_after[chosen].astype(np.int64), spans.begin_ns[chosen].astype(np.int64))
-    end = at(spans.end_after[chosen].astype(np.int64), spans.end_ns[chosen].astype(np.int64))
-    rows = zip(spans.name[chosen].tolist(), begin.tolist(), np.maximum(begin, end).tolist(), strict=True)
-    return [(name, (low, high)) for name, low, high in rows]
+    end = np.maximum(at(spans.end_after[chosen].astype(np.int64), spans.end_ns[chosen].astype(np.int64)), begin)
+    computes = spans.computes[chosen]
+    compute, held_up = (
+        list(zip(begin[rows].tolist(), end[rows].tolist(), strict=True)) for rows in (computes, ~computes)
+    )
+    return compute, held_up

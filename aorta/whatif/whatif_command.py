@@ -1,7 +1,6 @@
 """The command `aorta whatif`: parses its arguments, predicts, and prints the answer.
 
-Without a change it prints what there is to gain: the largest gains, the marginal cost of each part of the
-communication, and the critical path of a typical step. Must not define what is predicted.
+Without a change it prints what there is to gain. Must not define what is predicted.
 """
 
 from __future__ import annotations
@@ -12,8 +11,6 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from aorta.command_line import command, to_stdout
 from aorta.documents import as_json
 from aorta.documents.formatting import TEXT, rough_interval, rough_ms
@@ -22,14 +19,13 @@ from aorta.installation import checkout
 from aorta.read.locate import is_location, locate
 from aorta.read.locations import Archives
 from aorta.terminal_style import style_of, table, wrapped
-from aorta.timeline.overlap import NS_PER_MS
 from aorta.whatif.changes import FORMS, is_count, parse_changes
-from aorta.whatif.gains import WORDS, WORTH, CriticalPath, Gains, Marginals, critical_path, gains, marginals
-from aorta.whatif.prediction import Identity, Prediction, Value, base_of, predict_from, verdict
+from aorta.whatif.gains import WORTH, Gains, gains
+from aorta.whatif.prediction import Identity, Prediction, Value, base_of, predict_from
 from aorta.whatif.read_program import read_program
 
 _ROWS = 8
-"""Marginal costs and parts of the critical path that are printed; --json has them all."""
+"""Parts of the communication that are printed; --json has them all."""
 
 
 @command()
@@ -39,33 +35,18 @@ def main(arguments: Sequence[str]) -> int:
     changes = parse_changes(options.set)
     if len({change.text for change in changes}) < len(changes):
         raise InputError(f"--set {' '.join(options.set)}: a change is given twice")
-    if options.step is not None and changes:
-        raise InputError("--step: a prediction is of all steps; --step goes without --set")
     here, word = Path.cwd(), options.run
     root = checkout() or here
     folder = word if is_location(word, here, root) else locate([word], here, root)[word]
     with Archives() as archives, archives.named():
-        program = read_program(archives.folder_of(folder), last=options.last)
-        base = base_of(program)
+        base = base_of(read_program(archives.folder_of(folder), last=options.last))
         if changes:
             predicted = predict_from(base, changes)
             content, lines = predicted.as_json(), prediction_lines(predicted)
         else:
-            numbers, lengths = [step.global_step for step in program.steps], base.times.job_step_ms()
-            if options.step is not None and options.step not in numbers:
-                raise InputError(f"--step {options.step}: global steps {numbers[0]} to {numbers[-1]} are replayed")
-            median = int(np.argmin(np.abs(lengths - np.median(lengths))))
-            index = median if options.step is None else numbers.index(options.step)
-            found, parts, path = gains(base), marginals(program), critical_path(program, index)
-            content = {
-                "identity": base.identity.problem(),
-                "gains": as_json(found),
-                "marginals": as_json(parts),
-                "critical_path": path.as_json(),
-                "flags": list(found.flags),
-            }
-            lines = [*gain_lines(found), *marginal_lines(parts), *path_lines(path), ""]
-            lines += _check(base.identity, (*found.notes, *found.flags))
+            found = gains(base)
+            content = {"identity": base.identity.problem(), **as_json(found)}
+            lines = [*gain_lines(found), "", *_check(base.identity, found.notes)]
         to_stdout(
             json.dumps(content, indent=2) if options.json else wrapped(lines, style_of(sys.stdout).width, indent="  ")
         )
@@ -87,8 +68,8 @@ def prediction_lines(predicted: Prediction) -> list[str]:
         (
             "job step",
             f"{'at most ' if predicted.upper_bound else ''}{rough_interval(*by)} {'shorter' if shorter else 'longer'}, "
-            f"{TEXT.percent(abs(gain.value) / base.replayed_ms)} of {rough_ms(base.replayed_ms)}, "
-            f"{'contention ignored' if predicted.real_network else verdict(predicted.significant)}",
+            f"{TEXT.percent(abs(gain.value) / base.replayed_ms)} of {rough_ms(base.replayed_ms)}"
+            f"{', contention ignored' if predicted.real_network else ''}",
         ),
         ("overlap ratio", change(TEXT.percent(base.replayed_ratio), predicted.overlap_ratio, 100, "%")),
         (
@@ -99,54 +80,34 @@ def prediction_lines(predicted: Prediction) -> list[str]:
     return [
         f"with {', '.join(predicted.changes)}:",
         *table(rows, indent="  "),
-        f"intervals: variation over {predicted.steps} recorded steps, and the model's error; another launch differs by "
-        "more",
-        *_check(base, (*predicted.notes, *predicted.flags)),
+        f"95 % intervals cover the variation over {predicted.steps} recorded steps and the model's error; two launches "
+        "differ by more",
+        *_check(base, predicted.notes),
     ]
 
 
 def gain_lines(gains: Gains) -> list[str]:
-    head = f"a step takes {TEXT.quantity(gains.step_ms, 'ms')}; "
-    if not gains.gains:
-        return [f"{head}no change that was tried would gain more than {TEXT.percent(WORTH)}"]
-    lines = [f"{head}what would gain most, settings with a significant gain first:"]
+    lines = [f"a step takes {TEXT.quantity(gains.step_ms, 'ms')}; "]
+    if gains.gains:
+        lines[0] += "most to gain:"
+    else:
+        lines[0] += f"no change that was tried would gain more than {TEXT.percent(WORTH)}"
     for number, gain in enumerate(gains.gains, start=1):
         lines += [f"  {number}. {gain.sentence}", f"     --set {gain.change}"]
         lines += [f"     note: {note}" for note in gain.notes]
-    return lines
-
-
-def marginal_lines(parts: Marginals) -> list[str]:
-    shown = parts.marginals[:_ROWS]
+    shown = gains.marginals[:_ROWS]
     rows = table(
         [
             (
-                rough_interval(part.gain_ms, part.low_ms, part.high_ms),
+                ("at most " if part.upper_bound else "") + rough_interval(part.gain_ms, part.low_ms, part.high_ms),
                 part.name if part.what == "bound" else f"{part.what} {part.name}",
                 "" if part.change is None else f"--set {part.change}",
             )
-            for part in (*shown, *parts.bounds)
+            for part in (*shown, *gains.bounds)
         ],
         indent="  ",
     )
-    lines = ["", "gain per step, if this alone were free:", *rows[: len(shown)]]
-    return [*lines, "bounds:", *rows[len(shown) :], *(f"note: {note}" for note in parts.notes)]
-
-
-def path_lines(path: CriticalPath) -> list[str]:
-    length = path.end_ns - path.begin_ns
-    totals = path.totals_ns()
-    rows = [
-        (ns, " ".join(filter(None, (f"rank {rank}:", WORDS[part], name)))) for (part, rank, name), ns in totals.items()
-    ]
-    if len(rows) > _ROWS:
-        rows[_ROWS:] = [(sum(ns for ns, _ in rows[_ROWS:]), "all the rest")]
-    cells = [(f"{ns / NS_PER_MS:.2f} ms", TEXT.percent(ns / length), what) for ns, what in rows]
-    return [
-        "",
-        f"critical path of step {path.global_step}, longest on rank {path.rank}: {length / NS_PER_MS:.2f} ms",
-        *(table(cells, right=(0, 1), indent="  ") if cells else []),
-    ]
+    return [*lines, "", "gain per step, if this alone were free:", *rows[: len(shown)], "bounds:", *rows[len(shown) :]]
 
 
 def _check(identity: Identity, notes: Iterable[str]) -> list[str]:
@@ -156,7 +117,8 @@ def _check(identity: Identity, notes: Iterable[str]) -> list[str]:
 
 def parser() -> argparse.ArgumentParser:
     words = argparse.ArgumentParser(
-        description="What if something had been different? A prediction from the record of one run (docs/what-if.md).",
+        description="What if something had been different? A prediction from the record of one run "
+        "(docs/what-if.md). What a launch can be given is measured: aorta ab.",
         epilog="Exit codes: 0 done, 2 bad input, or no prediction is possible. A change is one of: "
         + "; ".join(FORMS.values()),
     )
@@ -169,9 +131,6 @@ def parser() -> argparse.ArgumentParser:
         help="change something; repeatable: applied together. Without it: what there is to gain",
     )
     words.add_argument("--last", type=_positive, metavar="N", help="replay the last N steps only (default: all)")
-    words.add_argument(
-        "--step", type=int, metavar="N", help="step of the critical path (default: one of median length)"
-    )
     words.add_argument("--json", action="store_true", help="everything, as JSON")
     return words
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,6 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 from aorta.config.resolve import Resolved
-from aorta.errors import EXIT_OK
 from aorta.train_command import compose as main
 from tests.composed import composed
 
@@ -22,13 +21,12 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass
 class Answer:
-    """What one command line came to: exit code, words, and what each job would have run with."""
+    """What one command line came to: exit code, words, and what would have run."""
 
     code: int
     out: str
     err: str
     jobs: list[Resolved]
-    swept: Noting
 
     @property
     def job(self) -> Resolved:
@@ -37,40 +35,15 @@ class Answer:
         return job
 
 
-class Noting:
-    """Notes the jobs of a sweep that it is asked to launch, and what the sweep was built on."""
-
-    def __init__(self) -> None:
-        self.options: list[str] = []
-        self.jobs: list[tuple[list[str], Path]] = []
-        self.fails: Exception | None = None
-        self.code = EXIT_OK
-
-    def __call__(self, options: Sequence[str]) -> Noting:
-        self.options = list(options)
-        return self
-
-    def launch(self, words: Sequence[str], folder: Path) -> float:
-        self.jobs.append((list(words), folder))
-        if self.fails is not None:
-            raise self.fails
-        return 1.0
-
-    def finish(self) -> int:
-        return self.code
-
-
 class Door:
     """Types a command line; the run behind the door only notes what it was given."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         self._monkeypatch, self._capsys = monkeypatch, capsys
-        self.noting: Noting | None = None
 
     def __call__(self, *words: str) -> Answer:
         GlobalHydra.instance().clear()
         jobs: list[Resolved] = []
-        swept = self.noting or Noting()
 
         def run(resolved: Resolved) -> int:
             jobs.append(resolved)
@@ -79,11 +52,11 @@ class Door:
         self._monkeypatch.setattr(sys, "argv", ["train.py", *words])
         self._capsys.readouterr()
         try:
-            code = main(run, ROOT / "config", swept)
+            code = main(run, ROOT / "config")
         except SystemExit as end:  # Hydra ends the process itself after --help
             code = int(str(end.code))
         said = self._capsys.readouterr()
-        return Answer(code, said.out, said.err, jobs, swept)
+        return Answer(code, said.out, said.err, jobs)
 
     def shown(self, *words: str) -> dict[str, object]:
         """What `--cfg job` prints."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+import aorta
 from aorta.config.profiling import profiling_notes, profiling_rules
 from aorta.config.resolve import resolve
 from aorta.config.schema import Naming
+from aorta.errors import ConfigError
 from tests.profiling.windows import FLAGS, preset
 
 STATED = {
@@ -61,10 +65,10 @@ def test_ranks_on_the_command_line(door, word, ranks):
 
 
 @pytest.mark.spec("B2")
-def test_a_bare_list_is_hydra_s_sweep(door):
+def test_a_bare_list_has_to_be_quoted(door):
     answer = door("profiling.ranks=0,2")
     assert answer.code == 1
-    assert "multirun" in answer.err
+    assert "To use it as a list" in answer.err
 
 
 TEMPLATE = {"option": "composer", "several": 2}
@@ -117,6 +121,11 @@ REFUSED = [
         )
         for key in ("remote_root", "remote_file_name")
     ),
+    *(
+        ({key: address + "{rank}.html", **FLAGS, "memory_filename": "m.html"}, f"profiling.{key}={address}")
+        for address in ("reference::memory://x/", "zip://x::s3://b/", "github://x/")
+        for key in ("remote_root", "remote_file_name", "memory_remote_file_name")
+    ),
 ]
 ALLOWED = [
     *({"naming": naming, "compression": packed} for naming in Naming for packed in ("none", "gz", "tar.gz")),
@@ -147,3 +156,11 @@ def test_what_cannot_be_profiled_so_is_refused(settings, said):
 @pytest.mark.spec("E10", "E14", "E15", "E17", "F1", "F3")
 def test_what_can_be_profiled_so_is_allowed(settings):
     assert rules(**settings) == []
+
+
+def test_removed_keys_say_what_does_it_now(door, tmp_path):
+    said = "oom_snapshot: use torch.cuda.memory._record_memory_history()"
+    answer = door("profiling.oom_snapshot=true")
+    assert (answer.code, said in answer.err) == (1, True)
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        aorta.Profiler(tmp_path, 4, 1, 1, None, oom_snapshot=True)

@@ -1,19 +1,22 @@
-"""The command line as a whole, sweeps included: what it composes and refuses, in which words, with which exit code."""
+"""The command line as a whole: what it composes and refuses, in which words, with which exit code."""
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 
 import pytest
 
 from aorta.config.schema import GROUPS
-from aorta.errors import ConfigError, PeerFailed
+from aorta.errors import PeerFailed
+from aorta.experiments.plan_command import parse
+from aorta.experiments.plan_options import read_plan
 from aorta.train_command import compose as main
-from aorta.train_command import split_ranks
-from tests.config.conftest import ROOT, Noting
+from aorta.train_command import main as train
+from tests.config.conftest import ROOT
 
 
 def test_no_words_run_the_default(door):
@@ -86,7 +89,7 @@ SLIPS = [
     ("training.mixed_precision=fp8", ["training.mixed_precision=fp8", "[bf16, fp16, none]"]),
     ("instrument.mode=all", ["instrument.mode=all", "[dedicated, observe, off]"]),
     ("training=3", ["training"]),
-    ("training.max_steps=1,2", ["training.max_steps", "multirun"]),
+    ("training.max_steps=1,2", ["training.max_steps", "To launch each value: aorta ab --vary"]),
     *(
         (f"{group}=nonsense", [f"{group}=nonsense: there is no such {group}", *options])
         for group, options in GROUPS.items()
@@ -157,12 +160,6 @@ def test_every_added_key_is_named_and_its_closest_neighbour(door):
     assert door("++training.max_steps=3").job.config.training.max_steps == 3
 
 
-def test_words_that_exclude_each_other(door):
-    answer = door("-m", "training.max_steps=1,2", "--cfg", "job")
-    assert (answer.code, answer.jobs) == (1, [])
-    assert "--multirun" in answer.err
-
-
 # --- exit codes and what is left behind ---------------------------------------------------------------------------
 
 
@@ -174,11 +171,11 @@ def test_the_exit_code_is_the_run_s_and_a_bug_keeps_its_traceback(door, monkeypa
         return run
 
     monkeypatch.setattr(sys, "argv", ["train.py"])
-    assert main(lambda resolved: 143, ROOT / "config", Noting()) == 143
-    assert main(failing(PeerFailed("rank 1 is gone")), ROOT / "config", Noting()) == 5
+    assert main(lambda resolved: 143, ROOT / "config") == 143
+    assert main(failing(PeerFailed("rank 1 is gone")), ROOT / "config") == 5
     assert capsys.readouterr().err == "error: rank 1 is gone\n"
     with pytest.raises(ValueError, match="a bug"):
-        main(failing(ValueError("a bug")), ROOT / "config", Noting())
+        main(failing(ValueError("a bug")), ROOT / "config")
 
 
 @pytest.mark.spec("D56")
@@ -234,68 +231,33 @@ def test_looking_and_erring_load_neither_torch_nor_pandas(words, code, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("flag", ["-m", "--multirun"])
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (
+            ["-m", "--nproc_per_node", "2", "label=sizes", "training.batch_size=2,4", "fabric=emulated"],
+            "--output artifacts/sizes --launches 1 --nproc_per_node 2 --vary training.batch_size=2,4 fabric=emulated",
+        ),
+        (
+            ["training.output_dir=out", "+x=range(1,3)", "--multi", "~y", "hydra/sweeper=basic", "label=a,b"],
+            "--output out/sweep --launches 1 --nproc_per_node 1 --vary 'x=range(1,3)' '~y'",
+        ),
+        (
+            ["--config", "a b.yaml", "--override", "a=1,2", "b=[1,2]", "hydra.mode=MULTIRUN"],
+            "--output artifacts/sweep --launches 1 --nproc_per_node 1 --vary a=1,2 -- --config 'a b.yaml' 'b=[1,2]'",
+        ),
+    ],
+)
 @pytest.mark.spec("D57")
-def test_the_jobs_of_a_sweep_are_launched_one_after_another(door, flag, tmp_path):
-    answer = door(flag, "training.max_steps=1,2", "training.batch_size=3", f"training.output_dir={tmp_path}/out")
-    assert (answer.code, answer.out, answer.err, answer.jobs) == (0, "", "", [])
-    words = [f"training.output_dir={tmp_path}/out"]
-    assert answer.swept.jobs == [
-        ([f"training.max_steps={steps}", "training.batch_size=3", *words], tmp_path / "out" / "sweep")
-        for steps in (1, 2)
-    ]
-    assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*")] == ["out/sweep/multirun.yaml"]
-
-
-@pytest.mark.parametrize("flag", ["-m", "--multirun", "--multi"])
-@pytest.mark.spec("D57")
-def test_a_sweep_inside_torchrun_is_refused(door, flag, monkeypatch, tmp_path):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    answer = door(flag, "training.max_steps=1,2")
-    assert (answer.code, answer.jobs, answer.swept.jobs) == (1, [], [])
-    assert "--multirun inside torchrun" in answer.err
-    assert "one torchrun per job" in answer.err
+def test_a_sweep_is_refused_with_the_line_that_launches_the_same(words, line, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert train(words) == 2
+    assert f"\n  aorta ab {line}\n" in capsys.readouterr().err
+    asked = read_plan(parse(shlex.split(line)), tmp_path)
+    assert (len(asked.sides), asked.launches) == (3, 1)
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("word", "said"),
-    [
-        ("label=a,b", "label=a,b: says where the sweep writes"),
-        ("+training.output_dir=a,b", "says where the sweep writes"),
-        ("hydra.launcher.nproc=2", "hydra.launcher.nproc"),
-        ("hydra/launcher=nonsense", "hydra/launcher=nonsense"),
-        ("training.max_stepz=1,2", "training.max_stepz"),
-    ],
-)
-def test_a_slip_in_a_sweep(door, word, said):
-    answer = door("-m", "training.batch_size=1,2", word)
-    assert (answer.code, answer.swept.jobs) == (1, [])
-    assert said in answer.err
-    assert "Traceback" not in answer.err
-
-
-def test_the_launching_decides_on_the_exit_code_and_gets_the_label_as_folder(door, tmp_path):
-    door.noting = Noting()
-    door.noting.code = 5
-    answer = door("-m", "training.max_steps=1,2", "label=named")
-    assert answer.code == 5
-    assert {folder for _, folder in answer.swept.jobs} == {tmp_path / "artifacts" / "named"}
-    assert answer.swept.options == []
-    (tmp_path / "mine.yaml").write_text("defaults: [default, _self_]\n")
-    answer = door("training.max_steps=1,2", "--config", "mine.yaml", "--multirun")
-    assert answer.swept.options == [f"--config-dir={tmp_path}", f"--config-name={tmp_path}/mine.yaml"]
-
-
-def test_an_error_while_launching_ends_the_sweep_and_a_bug_keeps_its_traceback(door):
-    door.noting = Noting()
-    door.noting.fails = ConfigError("no folder")
-    answer = door("-m", "training.max_steps=1,2")
-    assert (answer.code, answer.err, len(answer.swept.jobs)) == (1, "error: no folder\n", 1)
-    door.noting.fails = ZeroDivisionError()
-    with pytest.raises(ZeroDivisionError):
-        door("-m", "training.max_steps=1,2")
-
-
-def test_ranks_of_a_sweep_are_those_of_each_job():
-    assert split_ranks(["-m", "--nproc_per_node", "2", "a=1,2"]) == ("2", ["-m", "a=1,2"])
+def test_a_file_cannot_ask_for_a_sweep(door, tmp_path):
+    (tmp_path / "mine.yaml").write_text("defaults: [default, _self_]\nhydra: {mode: MULTIRUN}\n")
+    assert door("--config", "mine.yaml").job.config.label is None

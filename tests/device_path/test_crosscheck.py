@@ -17,7 +17,7 @@ from aorta.read.traces.kineto.trace import read_kineto
 from aorta.read.traces.reader import TraceInput
 from aorta.read.traces.tables import device_timelines
 from aorta.records.schema import Step
-from aorta.timeline.arrays import Spans
+from aorta.timeline.arrays import IntervalArray
 from aorta.timeline.overlap import Overlap
 from tests.device_path.launch import launched
 from tests.device_path.program_kineto import STEPS
@@ -42,7 +42,7 @@ class Seen:
     def steps(self) -> list[tuple[Step, Overlap, list[Row]]]:
         """Each step: its line, what the reader makes of its window, and the reader's collectives in it."""
         (device,) = device_timelines(self.trace)
-        windows = Spans(self.trace.windows.start_ns, self.trace.windows.end_ns)
+        windows = IntervalArray(self.trace.windows.start_ns, self.trace.windows.end_ns)
         return [
             (line, overlap, self.collectives(int(start), int(end)))
             for line, overlap, start, end in zip(self.lines, device.measure(windows), *windows, strict=True)

@@ -94,5 +94,5 @@ def test_where_arrivals_left_no_trace_it_says_so_and_the_interval_holds(
 ) -> None:
     step_ms, _ = measured(folders / f"{strategy}-{after}")
     found = predicted(folders / f"{strategy}-{before}", ASKED[before, after])
-    assert any("were queued behind another" in flag for flag in found.flags)
+    assert any("were queued behind another" in note for note in found.notes)
     assert found.launch_ms.low <= step_ms <= found.launch_ms.high

@@ -45,6 +45,26 @@ def cleared(path: Path, topology: Topology, peers: Peers, **how: bool) -> RunFol
     return folder
 
 
+@pytest.mark.parametrize(
+    ("put", "why"),
+    [
+        (lambda lock, theirs: lock.symlink_to(theirs), "a link or no regular file"),
+        (lambda lock, theirs: lock.hardlink_to(theirs), "a link or no regular file"),
+        (lambda lock, theirs: lock.write_text(theirs.read_text()), "no lock of AORTA's; move it away"),
+    ],
+)
+def test_a_lock_that_is_none_of_ours_is_left_as_it_is(world, out, put, why):
+    out.mkdir(parents=True)
+    theirs = out / "thesis.txt"
+    theirs.write_text("years of work")
+    put(out / LOCK_FILE, theirs)
+    (problem,) = world(1, lambda peers: cleared(out, place(0, 1), peers, overwrite=False, resuming=False))
+    assert isinstance(problem, RunIncomplete)
+    assert why in str(problem)
+    assert theirs.read_text() == "years of work"
+    assert (out / LOCK_FILE).read_text() == "years of work"
+
+
 @pytest.fixture
 def out(tmp_path):
     return tmp_path / "deep" / "artifacts"

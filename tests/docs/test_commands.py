@@ -20,7 +20,6 @@ from aorta.gpu_check import check_command as gpu_check
 from aorta.gpu_check.check_ranks import chosen
 from aorta.train_command import compose as main
 from aorta.whatif import parse_changes
-from tests.config.conftest import Noting
 from tests.docs.pages import PAGES, ROOT, fenced, section
 
 SCRIPTS = {
@@ -67,9 +66,9 @@ def compose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[s
         if (same := (os.environ.get("WORLD_SIZE"), *words)) in GOOD:
             return
         monkeypatch.setattr(sys, "argv", ["train.py", *words])
-        monkeypatch.chdir(tmp_path)  # a sweep leaves a file
+        monkeypatch.chdir(tmp_path)
         try:
-            code: object = main(lambda _resolved: 0, ROOT / "config", Noting())
+            code: object = main(lambda _resolved: 0, ROOT / "config")
         except SystemExit as end:  # Hydra's own end of --help
             code = end.code
         assert code in (0, None)
@@ -142,7 +141,7 @@ def test_command(line: str, compose: Callable[[list[str]], None], monkeypatch: p
             pass  # tests/integrations/test_frameworks.py runs what needs no framework
         case words:
             start = ("source .venv/bin/activate", "jq ", "python3 -m venv .venv", "git clone URL aorta", "cd aorta")
-            start += ("torchfrtrace ", "scripts/check", "salloc --nodes 1 aorta ab ")  # tests/experiments/test_slurm.py
+            start += ("scripts/check", "salloc --nodes 1 aorta ab ")  # tests/experiments/test_slurm.py
             assert shlex.join(words).startswith(start), f"no rule for {line!r}"
 
 

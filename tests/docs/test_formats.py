@@ -23,8 +23,6 @@ PLACES = {
     "`device` row": schema.DeviceSample,
     "`ranges` row": schema.UserRange,
     "`waits` row": schema.Wait,
-    "`ready` row": schema.BucketReady,
-    "`gradient_order` row": schema.Gradient,
     "`copies` row": schema.Copy,
     "device telemetry object": schema.DeviceTelemetry,
     "stall cut-off object": schema.StallCutoff,

@@ -8,7 +8,7 @@ from aorta.analysis.cautions import LEAD, UNDECIDED
 from aorta.documents.metrics import COLLECTIVE_METRIC_NAMES, STEP_METRIC_NAMES
 from aorta.records.schema import CopyDirection
 from aorta.timeline.classes import AUX, BUBBLE, COMPUTE, COPY, KINDS
-from aorta.timeline.overlap import AT_CUTOFFS, copy_rates, measure_window
+from aorta.timeline.overlap import copy_rates, measure_window
 from tests.docs.pages import ROOT, code, first_column, section
 
 PAGE = ROOT / "docs" / "metrics.md"
@@ -27,7 +27,6 @@ def test_the_record_s_metrics() -> None:
     rates = copy_rates((direction, 1, (0, 1)) for direction in get_args(CopyDirection))
     assert documented("In the record, and in the report") == {
         *everything.metrics()[0],
-        *AT_CUTOFFS,
         *rates,
         LEAD,
         UNDECIDED,
@@ -35,7 +34,7 @@ def test_the_record_s_metrics() -> None:
 
 
 def test_the_report_s_metrics() -> None:
-    assert documented("In the record, and in the report", "Only in the report") == {*STEP_METRIC_NAMES, *AT_CUTOFFS}
+    assert documented("In the record, and in the report", "Only in the report") == set(STEP_METRIC_NAMES)
 
 
 def test_the_collectives_metrics() -> None:

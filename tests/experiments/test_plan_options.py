@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from aorta.documents.plans import Side
 from aorta.errors import AnotherPlan, ConfigError
 from aorta.experiments import plan_command
 from aorta.experiments.launch_folder import FAILED, LOST, STOPPED, Closed, Ended, PlanOpened, Started
-from aorta.experiments.launch_plan import PLACEHOLDERS, SIDES, Plan, Side
+from aorta.experiments.launch_plan import PLACEHOLDERS, SIDES, Plan
 from aorta.experiments.plan_command import parse
 from aorta.experiments.plan_options import PlanFile, read_plan
 from aorta.redaction import hide
@@ -47,7 +47,7 @@ def test_options_behind_two_hyphens_repeats_and_aa(tmp_path: Path) -> None:
     assert [side.name for side in read(tmp_path, "--output", "o", "a=1").sides] == ["reference"]
     left, right = read(tmp_path, "--output", "o", "--aa", "--reference", "a=1").sides
     assert (left.name, right.name) == ("reference", "candidate")
-    assert left.as_json() == right.as_json()
+    assert [side.words for side in (left, right)] == [("a=1",)] * 2
 
 
 def test_a_file_and_what_the_command_line_changes(tmp_path: Path) -> None:
@@ -139,9 +139,11 @@ def test_what_cannot_be_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wor
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("outputs: o", "Key 'outputs' not in 'PlanFile'"),
-        ("candidate: {wrods: a}", "Key 'wrods' not in 'SideFile'"),
-        ("launches: many", "at launches: Value 'many'"),
+        ("outputs: o", "unknown field `outputs`"),
+        ("candidate: {wrods: a}", "unknown field `wrods` - at `$.candidate`"),
+        ("launches: many", "got `str` - at `$.launches`"),
+        ("reference: {name: x}", "reference.name: sides have their names from the plan"),
+        ("environment: [A=1]", "Expected `object`, got `array` - at `$.environment`"),
         ("- a\n- b", "must be keys and values"),
         ("a: [", "not YAML"),
         ("output: o\nwords: 3", "words: 3: must be a text or a list of texts"),
@@ -154,7 +156,7 @@ def test_a_file_that_is_wrong(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read(tmp_path, "--plan", str(tmp_path / "plan.yaml"))
     assert said in str(caught.value)
-    assert str(tmp_path / "plan.yaml") in str(caught.value) or "must be a text" in str(caught.value)
+    assert str(tmp_path / "plan.yaml") in str(caught.value)
 
 
 def test_the_file_that_the_page_shows(tmp_path: Path) -> None:
@@ -170,7 +172,7 @@ def test_the_file_that_the_page_shows(tmp_path: Path) -> None:
 
 def test_the_page_names_every_key_placeholder_and_event() -> None:
     page = (ROOT / "docs" / "compare.md").read_text()
-    names = [field.name for field in fields(PlanFile) if field.name not in SIDES]
+    names = [name for name in PlanFile.__struct_fields__ if name not in (*SIDES, "name")]
     events = [each.__struct_config__.tag for each in (PlanOpened, Started, Ended, Closed)]
     marks = [*PLACEHOLDERS, *events, FAILED, STOPPED, LOST]
     assert [name for name in [*names, *marks] if f"`{name}`" not in page] == []
@@ -236,9 +238,9 @@ def test_a_command_is_launched_as_it_stands(tmp_path: Path) -> None:
     last = list(asked.order())[-1]
     words = ["torchrun", "--nproc_per_node", "8", "my job.py", f"--out={tmp_path}/o/reference/01", "--seed", "01"]
     assert asked.command(last) == words
-    assert asked.as_json()["sides"]["candidate"]["command"] == [
-        *("torchrun", "--nproc_per_node", "8", "my job.py", "--out={output}", "--seed", "{launch}")
-    ]
+    assert asked.as_json()["sides"]["candidate"]["command"] == (
+        *("torchrun", "--nproc_per_node", "8", "my job.py", "--out={output}", "--seed", "{launch}"),
+    )
 
 
 def test_each_side_may_have_a_command_of_its_own_and_without_a_folder_it_is_recorded(tmp_path: Path) -> None:
@@ -271,7 +273,7 @@ def test_hydra_reads_the_folder_back(path: str) -> None:
 def test_a_secret_is_hidden_in_every_spelling_and_place(words: tuple[str, ...], shown: list[str]) -> None:
     assert hide(words) == shown
     kept = plan(side("reference", launcher=words), torchrun=words, words=words).as_json()
-    assert kept["torchrun"] == kept["words"] == kept["sides"]["reference"]["launcher"] == shown
+    assert kept["torchrun"] == kept["words"] == list(kept["sides"]["reference"]["launcher"]) == shown
     secret = side("candidate", environment={"HF_TOKEN": "abc", "NCCL_ALGO": "Ring"})
     assert plan(secret).as_json()["sides"]["candidate"]["environment"] == {"HF_TOKEN": "...", "NCCL_ALGO": "Ring"}
 

@@ -1,24 +1,18 @@
-"""The engine's own steps on one card change nothing (that nothing waits and all is seen, `gpu_check` says); a snapshot
-where memory runs out; and several gloo ranks on one card.
+"""The engine's own steps on one card change nothing (that nothing waits and all is seen, `gpu_check` says); and several
+gloo ranks on one card.
 """
 
 from __future__ import annotations
 
-import pickle
-from pathlib import Path
-
 import pytest
 import torch
 
-import aorta
-from aorta.distributed import cuda
 from aorta.distributed.topology import read_topology
 from aorta.recording.isolated_baselines import Baselines
 from aorta.records.schema import Step
 from tests.gpu.device import MODES, needs_gpu
 from tests.loop import Loop
 from tests.runs import HANGS_S, finished, succeeded, torchrun
-from tests.simulated import load
 
 pytestmark = [
     pytest.mark.gpu,
@@ -67,28 +61,6 @@ def test_isolated_baselines_leave_training_as_it_was(device: torch.device, strat
     wanted = sorted((row.kind, row.bytes) for row in lines[2].collectives)
     assert len(comm) == (4 if wanted else 0)  # FSDP2 exchanges nothing with itself
     assert all(sorted((row.kind, row.bytes) for row in line.collectives) == wanted for line in comm)
-
-
-MORE_BYTES = 1 << 46
-"""64 TiB: more than any device has."""
-
-
-def test_where_a_device_runs_out_the_snapshot_says_what_was_asked_for(tmp_path: Path) -> None:
-    if load.loaded():
-        assert not cuda.has_memory_history()
-        return
-    kept = torch.ones(1 << 20, device="cuda")
-
-    def loop() -> None:
-        with aorta.Profiler(tmp_path, 4, 1, 1, None, with_stack=False, oom_snapshot=True) as profiler:
-            profiler.step()
-            torch.empty(MORE_BYTES, dtype=torch.uint8, device="cuda")
-
-    with pytest.raises(torch.OutOfMemoryError):
-        loop()
-    content = pickle.loads((tmp_path / "memory_snapshots" / "oom-rank-0.snapshot.pickle").read_bytes())
-    assert any(block["size"] >= kept.nbytes for segment in content["segments"] for block in segment["blocks"])
-    assert any(event["action"] == "oom" for trace in content["device_traces"] for event in trace)
 
 
 @pytest.mark.dist

@@ -50,7 +50,7 @@ class Tap(Seen):
     """An interceptor that is open, its rows, waits and calls; those of compiled code once `hand_over` was called."""
 
     def __init__(
-        self, *, compiled: bool, shortest_call_ns: int = STALL_CUTOFF_NS // 2, links: HostLinks | None = None
+        self, *, compiled: bool, shortest_call_ns: int = STALL_CUTOFF_NS, links: HostLinks | None = None
     ) -> None:
         super().__init__()
         self.groups: dict[str, Group] = {}

@@ -17,7 +17,7 @@ from aorta.instrument.device_streams import StreamOrder
 from aorta.instrument.event_clock import HostClock
 from aorta.instrument.in_flight import InFlight, Name, Waited, name_of
 from aorta.instrument.open_step import StepFacts
-from aorta.records.schema import BucketReady, Gradient, Stall, Step, Wait
+from aorta.records.schema import Stall, Step, Wait
 from tests.instrument.steps import MS, Rig
 from tests.instrument.taps import Seen, compiled_part
 from tests.runs import HANGS_S, program, succeeded
@@ -115,19 +115,6 @@ def test_a_long_call_inside_a_wait_is_a_hand_over() -> None:
     ]
 
 
-def test_buckets_that_are_reduced_later_say_when_they_were_ready() -> None:
-    rig = Rig()
-    with rig.step(0, 30):
-        bucket(rig, 0, 1, 2)  # of the same size, and not a bucket
-        for at_ms in (4, 6):
-            rig.clock.now_ns = at_ms * MS
-            rig.recorder._current.ready.append((rig.clock.now_ns, 8))  # type: ignore[union-attr]
-        for seq in (1, 2):
-            bucket(rig, seq, 10, 12)
-    rig.recorder.finish()
-    assert rig.lines[0].ready == [BucketReady("0", 1, 4 * MS), BucketReady("0", 2, 6 * MS)]
-
-
 class Event:
     pass
 
@@ -185,6 +172,3 @@ def test_both_interceptors_tell_every_wait(tmp_path: Path, ends: str) -> None:
             assert rows == [tuple(row) for row in scene["expected"]], name
             for (_, _, enter, leave, _), (before, after) in zip(scene["waits"], scene["round"], strict=True):
                 assert before <= enter <= leave <= after, name
-        order = [Gradient(block, size) for block, size, _ in told["gradient_order"]]
-        assert order == [Gradient("1", 8), Gradient("1", 32), Gradient("0", 16), Gradient("0", 64)]
-        assert told["again"] == 0

@@ -92,8 +92,6 @@ def played(ends: str) -> dict[str, Any]:
             }
             for name in scenes.names
         },
-        "gradient_order": next(msgspec.to_builtins(s.gradient_order) for s in steps if s.gradient_order),
-        "again": sum(bool(step.gradient_order) for step in steps) - 1,
     }
 
 
@@ -156,7 +154,6 @@ def with_ddp(instrument: Instrumentation, wrapped: nn.Module, scenes: Scenes, wo
     blocks = list(wrapped.module.named_children())  # type: ignore[union-attr,operator]
     instrument.watch(blocks)
     instrument.watch_backward(wrapped)
-    instrument.watch_gradients(wrapped)
 
     def passed() -> None:
         loss = wrapped(torch.ones(3, 4)).sum()

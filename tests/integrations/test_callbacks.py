@@ -153,7 +153,7 @@ def framework(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     for name in (request.param, "lightning.pytorch"):
         monkeypatch.setitem(sys.modules, name, package)
     name = f"aorta.integrations.{request.param}"
-    yield trainer_of, importlib.import_module(name).AortaCallback
+    yield trainer_of, getattr(importlib.import_module(name), f"{request.param.title()}Callback")
     del sys.modules[name]
 
 

@@ -76,7 +76,7 @@ def test_what_a_report_says_to_ask_can_be_asked_of_the_archive(
     assert whatif_command.main(words) == 0
     assert f"with {told['gains'][0]['change']}:" in capsys.readouterr().out
     assert whatif_command.main([str(archive)]) == 0
-    assert told["gains"][0]["words"] in capsys.readouterr().out
+    assert told["gains"][0]["name"] in capsys.readouterr().out
     assert whatif_command.main([f"{archive}!other"]) == 2
     assert "run.tar.gz!other: the archive has no folder 'other'" in capsys.readouterr().err
     assert not any(temporary.iterdir())

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from aorta.read.traces.interval_table import IntervalClass, Trace
 from aorta.read.traces.kernels import gemm_rates, kernel_totals, slowdowns
-from aorta.timeline.arrays import Spans, self_times
+from aorta.timeline.arrays import IntervalArray, self_times
 from tests.read.kineto_files import BASE_NS, event, read, whole
 
 MAIN, WORKER = 100, 200
@@ -45,7 +45,7 @@ def by_moment(rows: list[tuple[int, int, int]]) -> dict[tuple[int, int], list[in
 
 def owners(rows: list[tuple[int, int, int]]) -> dict[tuple[int, int], int]:
     start, end, thread = (np.array([row[place] for row in rows], np.int64) for place in range(3))
-    owner, pieces = self_times(Spans(start, end), thread)
+    owner, pieces = self_times(IntervalArray(start, end), thread)
     found: dict[tuple[int, int], int] = {}
     for row, low, high in zip(owner.tolist(), pieces.start.tolist(), pieces.end.tolist(), strict=True):
         assert low < high

@@ -21,7 +21,7 @@ from aorta.read.frames import NO_TIME
 from aorta.read.record import load_run
 from aorta.read.record_columns import METRIC_LIMIT
 from aorta.records.record_file import LINE_LIMIT, PROBLEM_LIMIT, StepLine
-from aorta.records.schema import BucketReady, Gradient, Step, Wait
+from aorta.records.schema import Step, Wait
 from tests.analysis.builders import collective, footer, header, line_of, metrics, step, write_rank
 from tests.analysis.by_json import aggregate
 from tests.rank_records import read_rank
@@ -117,10 +117,6 @@ def test_a_step_is_read_by_the_fields_by_which_it_is_written() -> None:
         {"waits": [["w", 2**63, 5, 6]]},
         {"waits": [[0, 0, 5, 6]]},
         {"waits": None},
-        {"ready": [["w", 0]]},
-        {"ready": [["w", 0, "soon"]]},
-        {"gradient_order": [["block"]]},
-        {"gradient_order": [["block", "large"]]},
         {"collectives": [["allreduce", "w", 0, 1, None, 0, 0, 1, "emulated", "late"]]},
         {"collectives": [["allreduce", "w", 0, 1, None, 0, 0, 1, "emulated", 2**63]]},
     ],
@@ -137,14 +133,11 @@ def test_broken_rows_cost_their_line_and_no_other(tmp_path: Path, fields: dict[s
 def test_waits_are_read_where_a_record_has_them(tmp_path: Path) -> None:
     """Beside steps that tell nothing of waits."""
     rows = [["allreduce", "w", 7, 1, None, 0, 0, 90, "emulated", 60]]
-    fields = {"waits": [["w", 7, 5, 90]], "ready": [["w", 7, 4]], "gradient_order": [["block", 8], ["", 4]]}
-    with_line(tmp_path, changed(collectives=rows, **fields))
+    with_line(tmp_path, changed(collectives=rows, waits=[["w", 7, 5, 90]]))
     tables = load_run(tmp_path).ranks[0]
     before, inside, after = map(tables.details.step, range(3))
     assert inside.waits == [Wait("w", 7, 5, 90)]
-    assert inside.ready == [BucketReady("w", 7, 4)]
     assert (before.waits, after.waits) == (None, None)
-    assert tables.gradient_order == (Gradient("block", 8), Gradient("", 4))
     assert tables.collectives.backend_end_ns is not None
     assert [end for end in tables.collectives.backend_end_ns.tolist() if end != NO_TIME] == [60]
 

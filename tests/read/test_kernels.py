@@ -34,7 +34,7 @@ from aorta.read.traces.load import load_traces
 from aorta.read.traces.nsys import NSYS
 from aorta.read.traces.rocprof.csv_files import ROCPROF_CSV
 from aorta.read.traces.rocprof.trace import SERIALISED
-from aorta.timeline.arrays import covered_ns, merge, spans
+from aorta.timeline.arrays import covered_ns, interval_array, merge
 from tests.read import rocprof_files as rocprof
 from tests.read import test_rocprof
 from tests.read.kineto_files import ALLREDUCE, event, kernel, read
@@ -347,7 +347,7 @@ def test_covered_time_is_what_counting_nanoseconds_gives(
     rows: list[tuple[int, int]], cover: list[tuple[int, int]], base: int
 ) -> None:
     counted = [sum(any(low <= t < high for low, high in cover) for t in range(start, end)) for start, end in rows]
-    moved = [spans((start + base, end + base) for start, end in each) for each in (rows, cover)]
+    moved = [interval_array((start + base, end + base) for start, end in each) for each in (rows, cover)]
     assert covered_ns(moved[0], merge(moved[1])).tolist() == counted
 
 

@@ -10,7 +10,7 @@ from aorta.errors import InputError
 from aorta.read.traces import chrome_json
 from aorta.read.traces.interval_table import NULL, IntervalClass
 from aorta.read.traces.tables import device_timelines
-from aorta.timeline.arrays import spans
+from aorta.timeline.arrays import interval_array
 from benchmarks.kineto_traces import Plan, rank_text
 from tests.read.kineto_files import (
     ALLREDUCE,
@@ -100,7 +100,7 @@ def test_ids_that_merged_processes_share_link_nothing(other: str, merged: bool) 
 def test_two_devices_of_one_trace_stay_two_w15():
     # Merged, device 1's compute would hide all of device 0's communication.
     trace = read([kernel(ALLREDUCE, 0, 10, 0, 20), kernel(GEMM, 0, 10, 1, 7), kernel(GEMM, 8, 4, 0, 7)])
-    window = spans([(BASE_NS, BASE_NS + 12_000)])
+    window = interval_array([(BASE_NS, BASE_NS + 12_000)])
     ratios = {each.device: each.measure(window)[0].overlap_ratio for each in device_timelines(trace)}
     assert ratios == {0: 0.2, 1: None}
 
@@ -121,7 +121,7 @@ def test_steps_are_the_profilers_and_kernels_outside_belong_to_none():
     assert trace.intervals.step.tolist() == [NULL, 3, 3, 4, NULL]
     (timeline,) = device_timelines(trace)
     windows = [(BASE_NS + start * 1000, BASE_NS + end * 1000) for start, end in ((10, 20), (20, 30))]
-    first, second = timeline.measure(spans(windows))
+    first, second = timeline.measure(interval_array(windows))
     assert (first.compute_ns, first.comm_ns, first.hidden_ns, first.idle_ns) == (4000, 6000, 2000, 2000)
     assert (second.compute_ns, second.comm_ns, second.hidden_ns, second.idle_ns) == (1000, 4000, 1000, 6000)
 

@@ -277,7 +277,10 @@ def test_what_ends_the_script_is_in_the_footer(tmp_path: Path, kind: str, error:
         (["python", "-uE", "-m", "x"], 2, "error: python -uE: hides PYTHONPATH"),
         ([], 2, "error: there is no command; it follows two dashes"),
         (["no-such-program"], 127, "error: no-such-program: cannot be started: No such file or directory"),
+        (["python3", "-W", "ignore", "-sI", "x.py"], 2, "error: python3 -sI: hides PYTHONPATH"),
         (["python", "-u", "-c", "import sys; sys.exit(5)", "-I"], 5, ""),
+        (["python", "-cI = 4; raise SystemExit(I)"], 4, ""),
+        (["python", "-XIS", "-Wignore::EncodingWarning", "-c", "import sys; sys.exit(6)"], 6, ""),
         (["bash", "-c", "exec python -c 'import os; os.kill(os.getpid(), 15)'"], -15, ""),
     ],
 )

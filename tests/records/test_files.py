@@ -6,19 +6,23 @@ from __future__ import annotations
 
 import ast
 import errno
+import gzip
 import os
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
+import fsspec
 import pytest
 
 from aorta.errors import ConfigError, InputError
 from aorta.profiling.upload import Destination
-from aorta.read.traces.open import opened
-from aorta.records.files import whole_file
+from aorta.read.traces.files import NoTraces, find_units
+from aorta.read.traces.open import is_url, opened
+from aorta.records.files import open_own, whole_file
 from aorta.records.run_files import RANK_FILE, RANK_FILE_NAME, rank_files, read_manifest
 
 AORTA = Path(__file__).resolve().parents[2] / "aorta"
@@ -29,13 +33,7 @@ OTHERWISE = {
     "report/picture.py": "writes to the path that the report gives it",
     "report/page/page_content.py": "writes to the path that the report gives it",
     "report/table_files.py": "writes to the path that the report gives it",
-    "autopsy/processes.py": "a file that stays open, for a process that may die",
     "command_line.py": "a file of torchrun's",
-    "distributed/output_folder.py": "a lock",
-    "experiments/launch_folder.py": "appends lines",
-    "experiments/process.py": "the log of another process",
-    "instrument/emulation/network.py": "a lock, and memory that is shared",
-    "instrument/native/build.py": "a lock",
     "profiling/trace_saver.py": "asks the disk why a trace is not whole",
 }
 MODES = frozenset("abrtwx+")
@@ -65,6 +63,91 @@ def test_every_file_is_written_whole() -> None:
         ("records/files.py", "path")  # reserves a name
     }
     assert set(OTHERWISE) <= {name for name, _ in found}
+
+
+OTHERS: dict[str, Callable[[Path, Path], None]] = {
+    "symbolic link": lambda path, target: path.symlink_to(target),
+    "hard link": lambda path, target: path.hardlink_to(target),
+    "link to nothing": lambda path, target: path.symlink_to(target.with_name("nothing")),
+    "pipe": lambda path, _target: os.mkfifo(path),
+    "device": lambda path, _target: path.symlink_to(os.devnull),
+    "link in a chain": lambda path, target: (path.with_name("b").symlink_to(target), path.symlink_to("b")),
+}
+
+
+@pytest.mark.parametrize("put", OTHERS.values(), ids=OTHERS)
+def test_nothing_of_somebody_else_is_written_at_a_fixed_name(tmp_path: Path, put: Callable[[Path, Path], None]) -> None:
+    target, path = tmp_path / "theirs", tmp_path / "ours"
+    target.write_text("content")
+    put(path, target)
+    with pytest.raises(OSError, match="which AORTA does not write to"):
+        open_own(path)
+    with open_own(path, new=True) as file:
+        file.write(b"new")
+    assert (target.read_text(), path.read_bytes(), path.is_symlink()) == ("content", b"new", False)
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_what_a_file_of_ours_holds_stays(tmp_path: Path) -> None:
+    for content in (b"one", b"two"):
+        with open_own(tmp_path / "ours") as file:
+            file.write(content)
+    assert (tmp_path / "ours").read_bytes() == b"onetwo"
+
+
+def test_no_name_under_which_a_file_is_written_can_be_known_before(tmp_path: Path) -> None:
+    with whole_file(tmp_path / "a") as first, whole_file(tmp_path / "a") as second:
+        assert first.name != second.name
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["reference::x.json", "ddp::rank0.json.gz", "simplecache::memory:", "zip:", "memory::rank0.json", "a:b::c"],
+)
+def test_what_is_found_on_a_disk_is_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    content = b'{"version": 1, "templates": {"u": "{{ 1 // 0 }}"}, "refs": {"a": "{{u}}"}}'
+    Path(name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    for place in (name, f"{tmp_path}/{name}", f"./{name}"):
+        assert not is_url(place)
+        with opened(place) as stream:
+            assert stream.read() == content
+    with pytest.raises(NoTraces, match=r"nothing that can be read as a trace \(" + re.escape(name)):
+        find_units(".")
+    with pytest.raises(NoTraces, match=re.escape(name)):
+        find_units("*")
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *(
+            "reference://x.json",
+            "reference::memory://x.json",
+            "zip://a::memory://b",
+            "simplecache::zip://a::memory://b",
+        ),
+        *("dir://x", "github://a:b@/c", "filecache::memory://x", "local:///x", "generic://x", "data:,x://y"),
+        *("memory://x/reference::memory://y.json", "http://h/a::file:///etc/passwd"),
+    ],
+)
+def test_nothing_but_the_listed_file_systems_is_opened(tmp_path: Path, address: str) -> None:
+    with pytest.raises(InputError, match="no address that AORTA opens; its scheme is one of file, memory, s3,"):
+        find_units(address)
+    with pytest.raises(InputError, match="no address that AORTA opens"), opened(address):
+        pass
+    with pytest.raises(ConfigError, match=r"profiling.remote_root=.* no address that AORTA opens"):
+        Destination(address)
+
+
+def test_a_name_in_a_bucket_is_no_chain_of_file_systems(tmp_path: Path) -> None:
+    bucket = fsspec.filesystem("memory")
+    (tmp_path / "secret").write_text("{}")
+    bucket.pipe_file(f"/bucket/x::file://{tmp_path}/secret", b"{}")
+    bucket.pipe_file("/bucket/rank0.json", b'{"traceEvents": []}')
+    units, notes = find_units("memory://bucket")
+    assert [unit.files for unit in units] == [("memory:///bucket/rank0.json",)]
+    assert "no address that AORTA opens" in notes[0]
 
 
 def without_links(monkeypatch: pytest.MonkeyPatch) -> None:

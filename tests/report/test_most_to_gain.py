@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from aorta.analysis.compare.launch_set import read_subjects
+from aorta.analysis.compare.verdict import Rules
 from aorta.documents import as_json
 from aorta.read.record import load_run
 from aorta.report import summary as room
 from aorta.report.files import Report, write_report
-from aorta.report.summary import LAST_STEPS
+from aorta.report.summary import LAST_STEPS, summarize
 from aorta.terminal_style import Style
-from aorta.whatif.gains import gains, marginals
+from aorta.whatif.gains import gains
 from aorta.whatif.prediction import base_of
 from aorta.whatif.read_program import program_of
 from tests.analysis.builders import simulated_run, strict_json
@@ -31,7 +33,9 @@ DDP = Job("ddp")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     record(DDP, folder / "fast")
-    record(replace(DDP, network=replace(DDP.network, gb_per_s=DDP.network.gb_per_s / 3)), folder / "slow")
+    for name, latency_us in (("narrow", DDP.network.latency_us), ("slow", 2 * DDP.network.latency_us)):
+        network = replace(DDP.network, gb_per_s=DDP.network.gb_per_s / 3, latency_us=latency_us)
+        record(replace(DDP, network=network), folder / name)
     return folder
 
 
@@ -44,19 +48,24 @@ def compared(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Report:
 
 def test_values_are_those_of_whatif(runs: Path, compared: Report) -> None:
     program = program_of(load_run(runs / "slow"), LAST_STEPS)
-    base, parts = base_of(program), marginals(program)
+    wanted = gains(base_of(program))
     found = compared.summary["datasets"]["slow"]["what_if"]
     assert found["reason"] is None
     assert found["steps"] == len(program.steps)
     assert found["check"] is None
-    assert found["gains"] == as_json(gains(base).gains)
+    assert found["gains"] == as_json(wanted.gains)
     assert found["gains"][0]["gain_ms"] > 0
-    assert found["bounds"] == as_json(parts.bounds)
-    assert found["marginals"][0] == as_json(parts.marginals[0])
-    assert {each.name for each in parts.marginals if each.what == "kind"} <= {
-        each["name"] for each in found["marginals"]
-    }
+    assert found["bounds"] == as_json(wanted.bounds)
+    assert found["marginals"][0] == as_json(wanted.marginals[0])
     published("summary").validate(strict_json(compared.files[0]))
+
+
+def test_what_the_comparison_measured_is_not_predicted(runs: Path) -> None:
+    subjects = read_subjects({label: runs / label for label in ("fast", "narrow")}, Rules())
+    for entry in summarize(subjects, "fast", "narrow").datasets.values():
+        assert all(gain.change != "network.bandwidth=x2" for gain in entry.what_if.gains)
+        said = "twice the bandwidth: not predicted, because this comparison measured fabric.inter_bandwidth_gb_per_s"
+        assert said in entry.what_if.notes
 
 
 def test_text_and_page_show_it_once_and_in_100_columns(compared: Report) -> None:
@@ -74,7 +83,7 @@ def test_text_and_page_show_it_once_and_in_100_columns(compared: Report) -> None
     assert page.index('id="attribution"') < page.index('id="gains"') < page.index('id="metrics"')
     section = text_of(page[page.index('<section id="gains"') : page.index('<section id="metrics"')])
     for each in compared.summary["datasets"]["slow"]["what_if"]["gains"]:
-        assert each["words"] in section
+        assert each["name"] in section
         assert each["change"] in section
     assert "perfect overlap" in section
 

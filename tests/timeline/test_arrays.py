@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from aorta.errors import IntervalError
 from aorta.timeline import arrays, intervals
-from aorta.timeline.arrays import Spans, spans
+from aorta.timeline.arrays import IntervalArray, interval_array
 from aorta.timeline.classes import LANES
 from aorta.timeline.overlap import NO_COPIES, OF_UNKNOWN_KIND, PAIRS, measure_lanes
 from tests.strategies import bases, collectives, interval_lists, shifted
@@ -25,10 +25,10 @@ def pairs(columns):
 def test_union_and_intersection_are_those_of_lists(left, right, base):
     left, right = shifted(left, base), shifted(right, base)
     one, two = intervals.merge(left), intervals.merge(right)
-    assert pairs(arrays.merge(spans(left))) == one
-    assert pairs(arrays.intersect(spans(one), spans(two))) == intervals.intersect(one, two)
-    assert pairs(arrays.union([spans(one), spans(two)])) == intervals.merge([*one, *two])
-    assert arrays.measure(spans(one)) == intervals.measure(one)
+    assert pairs(arrays.merge(interval_array(left))) == one
+    assert pairs(arrays.intersect(interval_array(one), interval_array(two))) == intervals.intersect(one, two)
+    assert pairs(arrays.union([interval_array(one), interval_array(two)])) == intervals.merge([*one, *two])
+    assert arrays.measure(interval_array(one)) == intervals.measure(one)
 
 
 @given(st.lists(windows, max_size=4), interval_lists, collectives, interval_lists, interval_lists, bases)
@@ -40,9 +40,9 @@ def test_windows_measured_at_once_are_each_the_window_on_lists(found, compute, c
     comm = {kind: shifted(own, base) for kind, own in comm.items()}
     measured = [measure_lanes(PAIRS, window, comm=comm, **lists, tiled=True) for window in found]
 
-    merged = {name: arrays.merge(spans(own)) for name, own in lists.items()}
-    lanes = {kind: arrays.merge(spans(own)) for kind, own in comm.items()}
-    columns = Spans(*(spans(found) if found else spans()))
+    merged = {name: arrays.merge(interval_array(own)) for name, own in lists.items()}
+    lanes = {kind: arrays.merge(interval_array(own)) for kind, own in comm.items()}
+    columns = IntervalArray(*(interval_array(found) if found else interval_array()))
     at_once = arrays.measure_windows(columns, comm=lanes, **merged)
     assert at_once == [replace(overlap, tiles=()) for overlap, _ in measured]
     without = arrays.measure_windows(columns, comm=lanes, compute=merged["compute"])
@@ -93,7 +93,7 @@ def test_what_nobody_looked_for_is_null_with_its_reason_and_not_0():
 
 @given(interval_lists, st.integers(-3, 40), st.integers(1, 9))
 def test_an_interval_that_ends_before_it_starts_is_refused(found, start, by):
-    inverted = spans([*found, (start, start - by)])
-    for operation in (arrays.merge, lambda columns: arrays.measure_windows(columns, compute=spans(), comm={})):
+    inverted = interval_array([*found, (start, start - by)])
+    for operation in (arrays.merge, lambda columns: arrays.measure_windows(columns, compute=interval_array(), comm={})):
         with pytest.raises(IntervalError, match=rf"interval \[{start}, {start - by}\) ends before it starts"):
             operation(inverted)

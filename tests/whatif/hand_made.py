@@ -2,21 +2,19 @@
 
     program([[10, issue(), 20, wait(0), 5]] * 2, cost_ns=[15])
 
-Numbers are own time in nanoseconds, `compute("block", 20)` is own time inside a block's range. The program as it is
+Numbers are own time in nanoseconds, `compute(20)` is own time inside a block's range. The program as it is
 replays as written; nothing is read from a file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from aorta.config.schema import EmulatedFabric
-from aorta.read.frames import SpanName
 from aorta.whatif.program import (
-    Facts,
     Issued,
     Operation,
     ProgramSpans,
@@ -30,7 +28,6 @@ from aorta.whatif.replay import LONG_AGO, replay
 
 @dataclass(frozen=True)
 class _Compute:
-    block: str
     ns: int
 
 
@@ -44,8 +41,8 @@ class _Wait:
 Words = Sequence[int | Issued | _Wait | _Compute]
 
 
-def compute(block: str, ns: int) -> _Compute:
-    return _Compute(block, ns)
+def compute(ns: int) -> _Compute:
+    return _Compute(ns)
 
 
 def issue(
@@ -74,8 +71,7 @@ def program(
         cost_ns, backend_ns: of each collective, by place.
         between_ns: own time of each rank between two steps.
     """
-    names: dict[SpanName, int] = {}
-    made = [_rank(words, names) for words in ranks]
+    made = [_rank(words) for words in ranks]
     layouts = list(dict.fromkeys(layout for layout, _, _, _ in made))
     operations = max(len(host) for _, host, _, _ in made)
     host, wake = np.zeros((operations, len(ranks)), np.int64), np.zeros((operations, len(ranks)), np.int64)
@@ -83,7 +79,7 @@ def program(
     for column, (_, own, wakes, spans) in enumerate(made):
         host[: len(own), column], wake[: len(wakes), column] = own, wakes
         rows += [(column, *span) for span in spans]
-    table = np.array(rows, np.int64).reshape(-1, 6).T
+    rank, *ends = np.array(rows, np.int64).reshape(-1, 5).T
     links = 1 + max((issued.link or 0) for layout in layouts for issued in layout.issued)
 
     def step(number: int) -> StepProgram:
@@ -96,22 +92,25 @@ def program(
             cost_ns=np.array(cost_ns, np.int64)[:, None],
             network_ns=None if network is None else np.array(cost_ns, np.int64)[:, None],
             backend_ns=None if backend_ns is None else np.array([[ns] * len(ranks) for ns in backend_ns], np.int64),
-            spans=ProgramSpans(*table),
-            ready_ns=None,
-            recorded_ns=np.zeros(len(ranks), np.int64),
-            recorded_ratio=np.full(len(ranks), np.nan),
-            recorded_exposed_ms=np.full(len(ranks), np.nan),
+            spans=ProgramSpans(rank, np.ones(len(rank), bool), *ends),
         )
 
     made_of = RunProgram(
         ranks=tuple(range(len(ranks))),
         world_size=len(ranks),
         layouts=tuple(layouts),
-        names=tuple(names),
         steps=[step(number) for number in range(steps)],
         start_ns=np.array([0] * len(ranks) if start_ns is None else start_ns, np.int64),
         busy_ns=np.full((links, len(ranks)), LONG_AGO, np.int64),
-        facts=Facts("ddp", "cpu", "gloo", network, network is not None, len(cost_ns) * len(ranks) * steps, 0),
+        recorded_ns=np.zeros((steps, len(ranks)), np.int64),
+        recorded_ratio=np.full((steps, len(ranks)), np.nan),
+        recorded_exposed_ms=np.full((steps, len(ranks)), np.nan),
+        backend="gloo",
+        network=network,
+        law=network is not None,
+        collectives=len(cost_ns) * len(ranks) * steps,
+        backend_was_limit=0,
+        arrival_unknown=0,
     )
     return recorded(made_of)
 
@@ -119,20 +118,16 @@ def program(
 def recorded(made: RunProgram) -> RunProgram:
     """The same with the durations that it replays to as those recorded."""
     times = replay(made)
-    for index, step in enumerate(made.steps):
-        step.recorded_ns[:] = (times.end_ns - times.begin_ns)[index, :, 0]
-    return made
+    return replace(made, recorded_ns=times.end_ns - times.begin_ns)
 
 
 def step_ns(made: RunProgram, index: int = 0) -> int:
     """The duration of a step."""
     times = replay(made)
-    return int((times.end_ns - times.begin_ns)[index, :, 0].max())
+    return int((times.end_ns - times.begin_ns)[index].max())
 
 
-def _rank(
-    words: Words, names: dict[SpanName, int]
-) -> tuple[RankLayout, list[int], list[int], list[tuple[int, int, int, int, int]]]:
+def _rank(words: Words) -> tuple[RankLayout, list[int], list[int], list[tuple[int, int, int, int]]]:
     operations, issued = [Operation(What.BEGIN)], list[Issued]()
     own, wakes, spans = [0], [0], []
     since = 0
@@ -141,10 +136,9 @@ def _rank(
             case int():
                 since += word
                 continue
-            case _Compute(block, ns):
-                name = names.setdefault(SpanName("compute", block, "forward"), len(names))
+            case _Compute(ns):
                 after = len(operations) - 1
-                spans.append((name, after, since, after, since + ns))
+                spans.append((after, since, after, since + ns))
                 since += ns
                 continue
             case Issued():

@@ -1,12 +1,12 @@
 """Training jobs for the simulator: what the ranks of each strategy do, and the record of it that AORTA would have made.
 
     job = Job("fsdp", ranks=4)
-    record(job, folder)                          # rank_<r>_metrics.jsonl and run.json
-    record(replace(job, prefetch=2), elsewhere)  # the same job with the change really made
+    record(job, folder)                                          # rank_<r>_metrics.jsonl and run.json
+    record(replace(job, network=Network(gb_per_s=1)), elsewhere) # the same job with the change really made
 
 Every length is drawn once by name (rank, step, block), so that a change leaves everything else as it was. Programs
 follow what torch does on a CPU: DDP's reducer closes a bucket with the parameter that fills it and waits for all of
-them behind the backward pass, FSDP2 waits for a block's all-gather before issuing those it prefetches, and for its
+them behind the backward pass, FSDP2 waits for a block's all-gather before issuing that of the next one, and for its
 reduce-scatter at once. Must not share code with `aorta.whatif`.
 """
 
@@ -24,6 +24,8 @@ from tests.whatif.event_loop import carry_out as _carry_out
 US, MS = 1_000, 1_000_000
 SHARDED = ("fsdp", "hsdp", "fsdp_tp")
 SPLIT = ("tp", "fsdp_tp")
+BUCKET_BYTES = 600_000
+"""A bucket of ddp closes when it holds so many."""
 ACTIVATIONS = 131_072
 """Bytes of what a tensor-parallel block exchanges."""
 
@@ -59,8 +61,6 @@ class Job:
 
     Args:
         strategy: ddp, fsdp, hsdp, tp or fsdp_tp. shards: ranks of the inner dimension of a mesh.
-        overlap: of ddp. bucket_bytes: a bucket of ddp closes when it holds so many.
-        prefetch: blocks that fsdp gathers ahead, in both passes.
         late_rank, late_ns: a rank that is late to every issue, and by how much.
         spread: each piece of computation takes up to this part more or less.
         skew: rank r computes this part times r / ranks longer, so that ranks are not alike.
@@ -74,9 +74,6 @@ class Job:
     network: Network = field(default_factory=Network)
     steps: int = 8
     warmup: int = 2
-    overlap: bool = True
-    bucket_bytes: int = 600_000
-    prefetch: int = 1
     late_rank: int | None = None
     late_ns: int = 0
     spread: float = 0.1
@@ -203,12 +200,13 @@ def _whole(job: Job, groups: dict[str, Group], length: partial[Work]) -> Iterato
         yield length(80 * US, "behind", block.name)
     yield from _loss(length)
     backward = [one for block in reversed(job.model) for one in _pass(job, groups, length, block, "backward")]
-    yield from _reduced(job, groups["shard"], backward, length) if job.strategy == "ddp" else backward
+    total = sum(block.bytes for block in job.model)
+    yield from _reduced(groups["shard"], backward, length, total) if job.strategy == "ddp" else backward
 
 
-def _reduced(job: Job, group: Group, backward: Sequence[Operation], length: partial[Work]) -> Iterator[Operation]:
-    """The backward pass of ddp with its buckets: issued as they fill up, or behind it."""
-    filling, left = 0, sum(block.bytes for block in job.model)
+def _reduced(group: Group, backward: Sequence[Operation], length: partial[Work], left: int) -> Iterator[Operation]:
+    """The backward pass of ddp with its buckets, issued as they fill up."""
+    filling = 0
     buckets: list[Issue] = []
     for one in backward:
         yield one
@@ -216,18 +214,13 @@ def _reduced(job: Job, group: Group, backward: Sequence[Operation], length: part
             continue
         size = int(one.name.split(":")[2])
         filling, left = filling + size, left - size
-        if filling < job.bucket_bytes and left:
+        if filling < BUCKET_BYTES and left:
             continue
         bucket = Issue(f"bucket {len(buckets)}", group, "allreduce", filling)
         buckets.append(bucket)
         filling = 0
-        if job.overlap:
-            yield bucket
-        else:
-            yield Mark(f"held:{bucket.tag}")
+        yield bucket
     yield length(100 * US, "behind backward")
-    if not job.overlap:
-        yield from buckets
     for bucket in buckets:
         yield Wait(bucket.tag)
 
@@ -253,10 +246,10 @@ def _gathered(
         issued = max(issued, upto + 1)
 
     for number, block in enumerate(order):
-        yield from gather(number)  # not prefetched: the first one, and all without prefetching
+        yield from gather(number)  # not prefetched: the first one
         yield Wait(f"gather {block.name} {phase}")
         yield length(300 * US, "copied out", block.name, phase)
-        yield from gather(min(number + job.prefetch, len(order) - 1))
+        yield from gather(min(number + 1, len(order) - 1))
         yield from _pass(job, groups, length, block, phase)
         if phase == "backward":
             yield length(300 * US, "to scatter", block.name)

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from aorta.config.schema import EmulatedFabric
-from aorta.records.schema import AuxRange, BucketReady, Collective, ComputeRange, Coverage, Gradient, Stall, Step, Wait
+from aorta.records.schema import AuxRange, Collective, ComputeRange, Coverage, Stall, Step, Wait
 from aorta.timeline.overlap import NS_PER_MS, Overlap, measure_window
 from tests.analysis.builders import footer, header, step, write_manifest, write_rank
 from tests.whatif.event_loop import Account
@@ -67,15 +67,10 @@ def _config(job: Job) -> dict[str, object]:
         straggler_rank=job.late_rank,
         straggler_ms=job.late_ns / NS_PER_MS,
     )
-    parallel: dict[str, object] = {"strategy": job.strategy}
-    if job.strategy == "ddp":
-        parallel |= {"overlap": job.overlap, "bucket_cap_mb": job.bucket_bytes / 2**20}
-    elif job.strategy != "tp":
-        parallel |= {"overlap": True, "forward_prefetch": job.prefetch, "backward_prefetch": job.prefetch}
     return {
         "workload": {"name": "simulated"},
         "training": {"dtype": "float32"},
-        "parallel": parallel,
+        "parallel": {"strategy": job.strategy},
         "fabric": asdict(fabric) | {"algorithm": network.algorithm, "sharing": "group"},
     }
 
@@ -115,30 +110,11 @@ class _Lanes:
             aux=[(row.start_ns, row.end_ns) for row in self.aux],
         )
 
-    def ready(self) -> list[BucketReady]:
-        """When the buckets that were held back were ready; they are the first collectives of the step."""
-        at = [ns - self.start_ns for name, ns in self._account.marks if name.startswith("held:")]
-        return [BucketReady(one.group, one.seq, ns) for one, ns in zip(self.collectives, at, strict=False)]
-
-    def gradient_order(self) -> list[Gradient]:
-        """The parameters as they became ready."""
-        passes = {row.block: (row.start_ns, row.end_ns) for row in self.compute if row.phase == "backward"}
-
-        def gradient(name: str, at_ns: int) -> Gradient:
-            _, block, size = name.split(":")
-            begin, end = passes[block]
-            return Gradient(block, int(size), round((at_ns - self.start_ns - begin) / (end - begin), 4))
-
-        return [gradient(name, ns) for name, ns in self._account.marks if name.startswith("ready:")]
-
 
 def _line(job: Job, rank: int, number: int, account: Account) -> Step:
     lanes = _Lanes(account)
     values, reasons = lanes.measured.metrics()
     rows: Sequence[Collective] = lanes.collectives
-    more = {"ready": lanes.ready()} if job.strategy == "ddp" and not job.overlap else {}
-    if job.strategy == "ddp" and number == 0:
-        more |= {"gradient_order": lanes.gradient_order()}  # type: ignore[dict-item]
     return step(
         rank,
         job.ranks,
@@ -157,5 +133,4 @@ def _line(job: Job, rank: int, number: int, account: Account) -> Step:
         stalls=lanes.stalls,
         aux=lanes.aux,
         waits=lanes.waits,
-        **more,
     )

@@ -156,4 +156,4 @@ def test_more_ranks_than_recorded_are_flagged_as_computing_alike(tmp_path: Path)
     found = whatif.predict(whatif.read_program(tmp_path / "run"), whatif.parse_changes(["ranks=32"]))
     real_ms = truth(replace(job, ranks=32)).step_ms
     assert found.job_step_ms.value < real_ms < found.job_step_ms.value * 1.1
-    assert any("computation, stragglers, batches and shards as at" in flag for flag in found.flags)
+    assert any("computation, stragglers, batches and shards as at" in note for note in found.notes)

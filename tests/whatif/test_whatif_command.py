@@ -1,4 +1,4 @@
-"""`aorta whatif` from a record to its answer; moved collectives against jobs that were really made so."""
+"""`aorta whatif` from a record to its answer."""
 
 from __future__ import annotations
 
@@ -23,13 +23,12 @@ from tests.whatif.simulated_job import Job
 from tests.whatif.simulated_record import record, truth
 
 DDP, FSDP = Job("ddp"), Job("fsdp", ranks=4)
-MIB = 1 << 20
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
-    for name, job in (("ddp", DDP), ("held", replace(DDP, overlap=False)), ("fsdp", FSDP)):
+    for name, job in (("ddp", DDP), ("fsdp", FSDP), ("hsdp", replace(FSDP, strategy="hsdp"))):
         record(job, folder / name)
     return folder
 
@@ -40,7 +39,7 @@ def test_a_prediction_is_printed_with_its_interval_its_check_and_its_notes(
     assert main([str(runs / "ddp"), "--set", "network.bandwidth=x2", "--set", "ranks=64"]) == 0
     said = capsys.readouterr().out
     wanted = truth(replace(DDP, network=replace(DDP.network, gb_per_s=2 * DDP.network.gb_per_s, world=64)))
-    longer = re.search(r"job step +(\d+) ms \((\d+) to (\d+)\) longer, [\d.]+ % of (\d+) ms, significant", said)
+    longer = re.search(r"job step +(\d+) ms \((\d+) to (\d+)\) longer, [\d.]+ % of (\d+) ms$", said, re.MULTILINE)
     assert longer is not None
     loss, low, high, base = map(float, longer.groups())
     assert low < loss < high
@@ -49,7 +48,7 @@ def test_a_prediction_is_printed_with_its_interval_its_check_and_its_notes(
     assert "note: at 64 ranks: groups of all ranks follow the network's formula" in said
 
 
-@pytest.mark.parametrize("run", ["ddp", "held", "fsdp"])
+@pytest.mark.parametrize("run", ["ddp", "fsdp", "hsdp"])
 def test_a_change_has_one_answer_however_it_is_asked_for(
     runs: Path, run: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -60,31 +59,17 @@ def test_a_change_has_one_answer_however_it_is_asked_for(
         return json.loads(capsys.readouterr().out)
 
     listed, report = asked(), most_to_gain(load_run(runs / run))
-    parts = [*listed["gains"]["gains"], *listed["marginals"]["marginals"], *listed["marginals"]["bounds"]]
-    stated = [*parts, *report["gains"], *report["marginals"], *report["bounds"]]
+    stated = [entry for said in (listed, report) for part in ("gains", "marginals", "bounds") for entry in said[part]]
     answers = {each["change"]: asked("--set", each["change"]) for each in stated if each["change"] is not None}
     assert len(answers) > 3
     for each in stated:
         if each["change"] is not None:
             answer = answers[each["change"]]
             assert [each["gain_ms"], each["low_ms"], each["high_ms"]] == pytest.approx(list(answer["gain_ms"].values()))
-            now, step = answer["base"]["job_step_ms"], answer["job_step_ms"]
+            now, step = answer["identity"]["replayed_ms"], answer["job_step_ms"]
             left = [now - answer["gain_ms"][end] for end in ("value", "high", "low")]
             assert list(step.values()) == pytest.approx(left)
     assert (listed["identity"], report["check"]) == (None, None)
-
-
-def test_a_setting_comes_before_hardware_that_would_gain_more(
-    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    slow = replace(DDP, overlap=False, network=replace(DDP.network, gb_per_s=DDP.network.gb_per_s / 8))
-    record(slow, tmp_path / "run")
-    assert main([str(tmp_path / "run"), "--json"]) == 0
-    first, second, *_ = json.loads(capsys.readouterr().out)["gains"]["gains"]
-    assert (first["change"], first["setting"], first["significant"]) == ("overlap=on", True, True)
-    assert second["change"] == "network.bandwidth=x2"
-    assert second["gain_ms"] > first["gain_ms"]
-    assert " (hypothetical): " in second["sentence"]
 
 
 def test_it_says_why_a_step_is_not_shorter_by_what_was_exposed(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,26 +81,17 @@ def test_it_says_why_a_step_is_not_shorter_by_what_was_exposed(runs: Path, capsy
 def test_without_a_change_it_says_what_there_is_to_gain(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(runs / "fsdp"), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
-    assert said["gains"]["gains"][0]["change"] == "network.bandwidth=x2"
-    path = said["critical_path"]
-    assert sum(each["end_ns"] - each["begin_ns"] for each in path["segments"]) == path["step_ns"]
-    assert said["marginals"]["marginals"][0]["gain_ms"] > 0
+    assert said["gains"][0]["change"] == "network.bandwidth=x2"
+    assert said["marginals"][0]["gain_ms"] > 0
     assert main([str(runs / "fsdp"), "--last", "3"]) == 0
     lines = capsys.readouterr().out
-    assert "what would gain most, settings with a significant gain first:" in lines
+    assert re.search(r"a step takes [\d.]+ ms; most to gain:\n  1. twice the bandwidth: ", lines)
     assert "note: do not add these up" in lines
-    assert re.search(r"critical path of step(.|\n)* %  rank \d: computes ", lines)
 
 
-def test_what_a_strategy_does_not_have_cannot_be_changed(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(runs / "fsdp"), "--set", "buckets.mb=2"]) == 2
-    assert "no order of gradients" in capsys.readouterr().err
-    assert main([str(runs / "ddp"), "--set", "prefetch=2"]) == 2
-    assert "it takes parallel=fsdp, hsdp, fsdp_tp; this run has parallel=ddp" in capsys.readouterr().err
+def test_what_is_asked_twice_is_refused(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(runs / "ddp"), "--set", "comm=x2", "--set", "comm=x2"]) == 2
     assert "a change is given twice" in capsys.readouterr().err
-    assert main([str(runs / "ddp"), "--step", "999"]) == 2
-    assert "are replayed" in capsys.readouterr().err
 
 
 def on_real_network(folder: Path, job: Job, **fabric: str) -> Path:
@@ -126,19 +102,15 @@ def on_real_network(folder: Path, job: Job, **fabric: str) -> Path:
     return folder
 
 
-def test_on_a_real_network_a_prediction_is_an_upper_bound_and_never_significant(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = str(on_real_network(tmp_path / "run", replace(DDP, overlap=False)))
+def test_on_a_real_network_a_prediction_is_an_upper_bound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = str(on_real_network(tmp_path / "run", DDP))
     assert main([run, "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
-    assert len(listed["gains"]["gains"]) == 3
-    assert not any(each["significant"] or each["low_ms"] <= 0 for each in listed["gains"]["gains"])
-    assert all(each["upper_bound"] and ": at most " in each["sentence"] for each in listed["gains"]["gains"])
-    for change, upper_bound in (("network.bandwidth=x2", True), ("overlap=on", True), ("rank.1.late_ms=9", False)):
+    assert listed["gains"][0]["change"] == "network.bandwidth=x2"
+    assert all(entry["upper_bound"] and ": at most " in entry["sentence"] for entry in listed["gains"])
+    for change, upper_bound in (("network.bandwidth=x2", True), ("rank.1.late_ms=9", False)):
         assert main([run, "--set", change, "--json"]) == 0
-        said = json.loads(capsys.readouterr().out)
-        assert (said["significant"], said["upper_bound"]) == (False, upper_bound)
+        assert json.loads(capsys.readouterr().out)["upper_bound"] == upper_bound
     assert main([run, "--set", "network.bandwidth=x2"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert re.search(r"job step at most [\d.]+ ms \([^)]+\) shorter, [\d.]+ % of \d+ ms, contention ignored", said)
@@ -146,16 +118,6 @@ def test_on_a_real_network_a_prediction_is_an_upper_bound_and_never_significant(
     assert main([run, "--set", "rank.1.late_ms=9"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert re.search(r"job step [\d.]+ ms \([^)]+\) longer, [\d.]+ % of \d+ ms, contention ignored", said)
-
-
-def test_buckets_of_a_real_network_take_costs_of_two_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    two = on_real_network(tmp_path / "two", DDP)
-    assert main([str(two), "--set", "buckets.mb=2"]) == 0
-    assert "note: other bucket sizes: linear fit to those measured" in capsys.readouterr().out
-    one = on_real_network(tmp_path / "one", replace(DDP, bucket_bytes=64 * MIB))
-    assert main([str(one), "--set", "buckets.mb=2"]) == 2
-    assert "what another size costs was not measured" in " ".join(capsys.readouterr().err.split())
-    assert main([str(one), "--set", "overlap=off"]) == 0
 
 
 def test_groups_that_share_links_are_refused(tmp_path: Path) -> None:
@@ -219,7 +181,7 @@ def test_traces_are_refused_as_they_say_nothing_of_the_host(tmp_path: Path, caps
 
 def test_a_record_is_read_once_and_gives_the_program_of_its_lines_read_again(runs: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    shutil.copytree(runs / "held", folder)
+    shutil.copytree(runs / "ddp", folder)
     path = folder / "rank_0_metrics.jsonl"
     head, *lines = path.read_text().splitlines(keepends=True)
     path.write_text(head + "".join(sorted(lines, key=lambda line: '"global_step":7,' not in line)))  # out of order
@@ -227,10 +189,10 @@ def test_a_record_is_read_once_and_gives_the_program_of_its_lines_read_again(run
     run = load_run(folder, spans=True)
     shutil.rmtree(folder)
     once = whatif.program_of(run)
-    assert (once.layouts, once.names) == (again.layouts, again.names)
+    assert once.layouts == again.layouts
     for mine, other in zip(once.steps, again.steps, strict=True):
         assert mine.layouts == other.layouts
-        for name in ("host_ns", "wake_ns", "cost_ns", "ready_ns", "recorded_ns"):
+        for name in ("host_ns", "wake_ns", "cost_ns"):
             assert np.array_equal(getattr(mine, name), getattr(other, name))
         for name, column in vars(mine.spans).items():
             assert np.array_equal(column, getattr(other.spans, name))
@@ -266,4 +228,4 @@ def test_a_backend_that_decides_much_is_flagged(tmp_path: Path) -> None:
     job = replace(DDP, backend_ns=20_000_000)
     record(job, tmp_path / "run")
     found = whatif.predict(whatif.read_program(tmp_path / "run"), whatif.parse_changes(["network.bandwidth=x2"]))
-    assert any("of the collectives gloo was slower than the emulated link" in flag for flag in found.flags)
+    assert any("of the collectives gloo was slower than the emulated link" in note for note in found.notes)

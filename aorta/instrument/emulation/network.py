@@ -40,6 +40,7 @@ from aorta.config.fabric import network_cost_ns, spans_nodes
 from aorta.config.schema import EmulatedFabric, Sharing
 from aorta.distributed.peers import Peers
 from aorta.errors import RunIncomplete
+from aorta.records.files import open_own
 
 SLOTS = 4096
 """How many collectives of one group a rank may be ahead of another."""
@@ -118,7 +119,7 @@ class SharedLinks:
     def __init__(self, folder: Path | None, rank: int, world_size: int) -> None:
         self._folder, self._rank = folder, rank
         self._thread = threading.Lock()
-        self._lock = None if folder is None else (folder / "links.lock").open("a+b")
+        self._lock = None if folder is None else open_own(folder / "links.lock")
         self._free_at = _shared_numbers(folder, "links", world_size * _LINKS)
         self._decided: dict[tuple[str, tuple[int, ...]], memoryview] = {}
 
@@ -199,7 +200,7 @@ def _shared_numbers(folder: Path | None, name: str, count: int) -> memoryview:
     if folder is None:
         return memoryview(bytearray(count * _WORD)).cast("Q")
     try:
-        with (folder / name).open("a+b") as file:
+        with open_own(folder / name) as file:
             os.posix_fallocate(file.fileno(), 0, count * _WORD)  # grows with zeros, and keeps what a peer wrote
             return memoryview(mmap.mmap(file.fileno(), 0)).cast("Q")
     except OSError as error:

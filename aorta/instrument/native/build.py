@@ -25,7 +25,8 @@ from typing import Any, Final
 import torch
 
 from aorta.errors import ToolMissing
-from aorta.records.files import write_whole
+from aorta.installation import own_environment, own_program
+from aorta.records.files import open_own, write_whole
 from aorta.records.schema import InstrumentMode
 
 SOURCE: Final = Path(__file__).with_name("interceptor.cpp")
@@ -37,7 +38,7 @@ FIRST_USE: Final = "AORTA_BUILD"
 """The variable that, set to 0, keeps runs from building it."""
 BUILD_LIMIT_S: Final = 200.0
 """Of a build at first use; below the 300 s that ranks wait for one another. It takes about 40 s of one core."""
-_BUILD: tuple[str, ...] = (sys.executable, *BUILD_COMMAND.split()[1:])
+_BUILD: tuple[str, ...] = tuple(own_program(BUILD_COMMAND.split()[-1]))
 _OF_A_RANK: Final = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 _log = logging.getLogger(__name__)
 
@@ -103,7 +104,7 @@ def ensure_built(mode: InstrumentMode, *, wanted: bool, emulated: bool) -> None:
         if path.exists() or _failure(path).exists():
             return
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.with_suffix(".lock").open("w") as lock:
+        with open_own(path.with_suffix(".lock")) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not (path.exists() or _failure(path).exists()):
                 _build_in_child(path)
@@ -119,7 +120,7 @@ def _build_in_child(path: Path) -> None:
     try:
         done = subprocess.run(
             _BUILD,
-            env=variables,
+            env=own_environment(variables),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

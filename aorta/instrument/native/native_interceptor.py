@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from aorta.instrument.compute_ranges import Range
+from aorta.instrument.compute_ranges import ModuleHook, Range
 from aorta.instrument.cpu_interceptor import DTYPES, dtype_name, group_seen
 from aorta.instrument.device_interceptor import on_streams
 from aorta.instrument.device_streams import DeviceStreams, StreamOrder, StreamWaits
@@ -29,6 +29,7 @@ from aorta.instrument.in_flight import NO_STREAM, STACKED_IN_A_BATCH, Group, InF
 from aorta.instrument.open_step import DIRECTIONS, Copied, NativeEvents, OpenStep, Pass
 from aorta.instrument.operators import offered, position_of_async_op, position_of_group, position_of_peer
 from aorta.instrument.step_recorder import StepRecorder
+from aorta.instrument.transparent import not_compiled
 from aorta.records.progress_file import RING_WORDS, Progress, ProgressFile
 from aorta.records.schema import STALL_CUTOFF_NS, DeviceClockFacts
 from aorta.timeline.intervals import Interval
@@ -63,14 +64,16 @@ class NativeRanges:
         number = self.compiled.add_block()
         self._names.append(name)
         self._handles += [
-            block.register_forward_pre_hook(self.compiled.before_forward(block, number), with_kwargs=True),
-            block.register_forward_hook(self.compiled.after_forward(block, number), prepend=True),
+            block.register_forward_pre_hook(
+                ModuleHook(block, self.compiled.before_forward(block, number)), with_kwargs=True
+            ),
+            block.register_forward_hook(ModuleHook(block, self.compiled.after_forward(block, number)), prepend=True),
         ]
         self.compiled.look()
 
     def watch_backward(self, module: nn.Module) -> None:
         """Mark the ends of backward passes, as `BlockRanges.watch_backward` does."""
-        hook = self.compiled.after_watched_forward(module)
+        hook = ModuleHook(module, self.compiled.after_watched_forward(module))
         self._handles.append(module.register_forward_hook(hook, prepend=True))
         self.compiled.look()
 
@@ -108,7 +111,7 @@ class NativeCpuInterceptor:
         module: Any,
         groups: dict[str, Group],
         device: Any | None = None,
-        shortest_call_ns: int = STALL_CUTOFF_NS // 2,
+        shortest_call_ns: int = STALL_CUTOFF_NS,
         progress: Progress | None = None,
     ) -> None:
         check_torch()
@@ -217,6 +220,7 @@ class NativeCpuInterceptor:
     def close(self) -> None:
         self._tap = None
 
+    @not_compiled
     def _saw(self, process_group: dist.ProcessGroup) -> tuple[bool, bool, bool | None, int]:
         """Register a new group; returns `on_device`, `early` and `shared` of `cpu_interceptor.Member`, and its index
         in the progress file.

@@ -20,7 +20,18 @@ from aorta.errors import InputError
 from aorta.read.traces.interval_table import NameClassifier, Trace
 from aorta.read.traces.kineto.trace import read_kineto
 from aorta.read.traces.nsys import NSYS
-from aorta.read.traces.open import SQLITE_MAGIC, Database, is_tar, is_url, local_copy, members, opened, reading
+from aorta.read.traces.open import (
+    DEEPEST,
+    MOST_NAMES,
+    SQLITE_MAGIC,
+    Database,
+    is_tar,
+    is_url,
+    local_copy,
+    members,
+    opened,
+    reading,
+)
 from aorta.read.traces.reader import FileHead, Reader, TraceInput
 from aorta.read.traces.rocprof.csv_files import ROCPROF_CSV
 from aorta.read.traces.rocprof.rocpd import ROCPD, RPD
@@ -72,7 +83,6 @@ _NAMES: Final = [reader.name for reader in READERS]
 TAR: Final = "tar"
 """Format of a unit that is an archive."""
 KNOWN: Final = f"an AORTA run folder, or traces: {'; '.join(reader.files for reader in READERS)}"
-LARGEST_FOLDER: Final = 100_000
 
 
 class NoTraces(InputError):
@@ -222,8 +232,8 @@ def _files(location: str) -> tuple[list[str], bool]:
     if path.exists():
         return [location], False
     if any(mark in location for mark in "*?["):
-        matched = sorted(glob.glob(location, recursive=True))  # noqa: PTH207
-        files = [file for match in matched for file in (_walk(Path(match)) if Path(match).is_dir() else [match])]
+        matched = map(Path, sorted(glob.glob(location, recursive=True)))  # noqa: PTH207
+        files = [file for match in matched for file in (_walk(match) if match.is_dir() else [str(match)])]
         if files:
             return files, True
         raise InputError(f"{location}: no file matches")
@@ -232,9 +242,14 @@ def _files(location: str) -> tuple[list[str], bool]:
 
 def _walk(folder: Path) -> list[str]:
     found: list[str] = []
+    names = 0
     for parent, folders, files in os.walk(folder):
+        names += len(folders) + len(files)
+        if names > MOST_NAMES or len(Path(parent).relative_to(folder).parts) > DEEPEST:
+            raise InputError(
+                f"{folder}: more than {MOST_NAMES} files and folders, or {DEEPEST} folders in each other; give the "
+                "folder of one run"
+            )
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         found += [str(Path(parent, name)) for name in sorted(files) if not name.startswith(".")]
-        if len(found) > LARGEST_FOLDER:
-            raise InputError(f"{folder}: more than {LARGEST_FOLDER} files; give the folder of one run")
     return found

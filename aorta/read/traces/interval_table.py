@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 from aorta.errors import InputError
 from aorta.read.frames import UNKNOWN, Frame, Groups, Numbered, column, declared
 from aorta.timeline import classes
-from aorta.timeline.arrays import Int64, Spans
+from aorta.timeline.arrays import Int64, IntervalArray
 from aorta.timeline.classes import KINDS
 
 Clock: TypeAlias = Literal["REALTIME", "BOOTTIME", "unknown"]
@@ -98,9 +98,9 @@ class Intervals(Frame):
         super().__post_init__()
 
     @property
-    def spans(self) -> Spans:
+    def spans(self) -> IntervalArray:
         """Return start and end of every row."""
-        return Spans(self.start_ns, self.end_ns)
+        return IntervalArray(self.start_ns, self.end_ns)
 
 
 def concatenate(parts: Sequence[Intervals]) -> Intervals:
@@ -271,7 +271,7 @@ class Trace:
     gemms: Gemms | None = None
     hardware_counters: CounterValues | None = None
     lost: Int64 = field(default_factory=lambda: np.zeros(0, np.int64))
-    host_waits: Spans | None = None
+    host_waits: IntervalArray | None = None
 
 
 class NameClassifier:

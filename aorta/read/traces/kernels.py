@@ -31,7 +31,7 @@ from aorta.documents.dataset import (
 )
 from aorta.read.frames import Groups
 from aorta.read.traces.interval_table import NULL, Gemms, IntervalClass, Intervals, Trace, by_device, operations
-from aorta.timeline.arrays import Int64, Spans, covered_ns, measure, merge, ranges
+from aorta.timeline.arrays import Int64, IntervalArray, covered_ns, measure, merge, ranges
 
 SHOWN_ROWS: Final = 500
 """Rows of a kind that are kept of one trace."""
@@ -260,7 +260,7 @@ def stream_gaps(trace: Trace) -> tuple[list[StreamGapsEntry], str | None]:
     waits = trace.host_waits
     if waits is not None:
         order = np.argsort(waits.end, kind="stable")
-        waits = Spans(waits.start[order], waits.end[order])
+        waits = IntervalArray(waits.start[order], waits.end[order])
     if trace.platform == "cpu":
         return [], NO_STREAMS
     found: list[StreamGapsEntry] = []

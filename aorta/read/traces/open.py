@@ -51,6 +51,8 @@ LONGEST_LINE: Final = 4 << 20
 _LONGEST_FIELD: Final = 1 << 20
 """Of CSV: demangled kernel names reach tens of thousands of characters."""
 INFLATED_LIMIT: Final = 256 << 20
+MOST_NAMES, DEEPEST, _LONGEST_NAME = 100_000, 64, 4096
+"""Files and folders of a folder or an archive of traces, folders in each other, and bytes of a name, at most."""
 RATIO_LIMIT: Final = 200
 """Traces shrink by a factor of 10 to 40; deflate can reach 1,032. Beyond both limits a file is taken
 for a gzip bomb.
@@ -152,8 +154,10 @@ def reading(place: str) -> Iterator[None]:
 
 
 def is_url(location: str) -> bool:
-    """Return whether fsspec opens it: it has a scheme before `://`, or a chain of them."""
-    return "://" in location or "::" in location
+    """Return whether fsspec opens it: it has a scheme before `://`, as a person types it. What is found on a disk never
+    has: `Path` makes one slash of two.
+    """
+    return "://" in location
 
 
 @contextmanager
@@ -231,10 +235,17 @@ def members(stream: IO[bytes], place: str) -> Iterator[tuple[str, Peekable]]:
     which is valid until the next one is requested. Nothing is written to disk.
 
     Raises:
-        InputError: a member is a link, a device, or names a path outside the archive.
+        InputError: a member is a link, a device, or names a path outside the archive; or they are more, or deeper, than
+            those of any run.
     """
     with tarfile.open(fileobj=stream, mode="r|") as archive:
-        for member in archive:
+        for count, member in enumerate(archive, start=1):
+            vars(archive)["members"].clear()  # tarfile keeps every name
+            if count > MOST_NAMES or len(member.name) > _LONGEST_NAME or member.name.count("/") > DEEPEST:
+                raise InputError(
+                    f"{place}: more than {MOST_NAMES} files and folders, or {DEEPEST} folders in each other; unpack "
+                    "it, and give the folder of one run"
+                )
             where = f"{place}!{member_path(place, member.name)}"
             if member.isdir():
                 continue

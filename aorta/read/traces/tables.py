@@ -25,10 +25,10 @@ from aorta.read.frames import (
     Lane,
     SpanName,
     SpanRows,
+    Spans,
     Steps,
     of_unused_kind,
 )
-from aorta.read.frames import Spans as StepSpans
 from aorta.read.run import CoverageFacts, Details, RankTables, Source, StepIntervals
 from aorta.read.traces.collective_costs import END_SOURCE, CostPart, collectives_in, parts_of
 from aorta.read.traces.files import TraceFiles, read_unit
@@ -46,7 +46,7 @@ from aorta.read.traces.interval_table import (
 )
 from aorta.read.traces.kernels import KernelFacts, kernel_facts, slowdowns
 from aorta.records.schema import ActiveSegment
-from aorta.timeline.arrays import Int64, Spans, covered_ns, measure_windows, merge, ranges, tile_windows, union
+from aorta.timeline.arrays import Int64, IntervalArray, covered_ns, measure_windows, merge, ranges, tile_windows, union
 from aorta.timeline.classes import COMPUTE, COPY, KINDS, TRACE_LANES, UNKNOWN_KIND
 from aorta.timeline.overlap import DECIDED, Overlap, Unseen, either
 
@@ -75,7 +75,7 @@ class TraceDetails(Details):
         segments = [ActiveSegment(low - start, high - start, mask) for low, high, mask in rows]
         return StepIntervals(int(self.end_ns[place]) - start, TRACE_LANES, segments)
 
-    def spans(self, places: npt.NDArray[np.intp]) -> StepSpans:
+    def spans(self, places: npt.NDArray[np.intp]) -> Spans:
         """Return when it computed in some steps; a trace has no blocks and tells of no stalls."""
         computes = self.segments[self.segments[:, 3] >> TRACE_LANES.index(COMPUTE) & 1 != 0]
         step, rows = ranges(*(np.searchsorted(computes[:, 0], places, side=side) for side in ("left", "right")))
@@ -181,12 +181,12 @@ class DeviceTimeline:
 
     device: int
     rows: Intervals
-    lanes: Mapping[str, Spans]
-    doubted: Spans
-    certain: Spans
-    whole: Spans
+    lanes: Mapping[str, IntervalArray]
+    doubted: IntervalArray
+    certain: IntervalArray
+    whole: IntervalArray
 
-    def measure(self, window: Spans) -> list[Overlap]:
+    def measure(self, window: IntervalArray) -> list[Overlap]:
         """Measure windows on this device. Kernels that may communicate are read both ways, which gives bounds."""
         comm = {kind: self.lanes[kind] for kind in KIND_CODE if kind in self.lanes}
         unknown, copy = self.lanes.get(UNKNOWN_KIND), self.lanes.get(COPY)
@@ -220,17 +220,17 @@ def device_timelines(trace: Trace) -> Iterator[DeviceTimeline]:
         unsure, certain = (merge(rows.take(of).spans) for of in (doubts, computes & ~doubts))
         start = min((lane.start[0] for lane in lanes.values() if len(lane.start)), default=0)
         end = max((lane.end[-1] for lane in lanes.values() if len(lane.end)), default=0)
-        yield DeviceTimeline(device, rows, lanes, unsure, certain, Spans(np.array([start]), np.array([end])))
+        yield DeviceTimeline(device, rows, lanes, unsure, certain, IntervalArray(np.array([start]), np.array([end])))
 
 
 def _device(trace: Trace, timeline: DeviceTimeline) -> DeviceTables:
     # The steps in order of their numbers, each once; without any, the whole trace.
     numbers, first = np.unique(trace.windows.step, return_index=True)
-    window = Spans(trace.windows.start_ns[first], trace.windows.end_ns[first])
+    window = IntervalArray(trace.windows.start_ns[first], trace.windows.end_ns[first])
     marked = bool(len(numbers))
     if not marked:
         numbers, window = np.array([WHOLE_STEP], np.int64), timeline.whole
-    *measured, whole = timeline.measure(Spans(*map(np.append, window, timeline.whole)))
+    *measured, whole = timeline.measure(IntervalArray(*map(np.append, window, timeline.whole)))
     unseen = Unseen(trace.unseen, trace.compute_unseen) if trace.unseen else None
     lost = Counter(trace.lost.tolist())
     ran = Counter(timeline.rows.step[timeline.rows.cls != IntervalClass.COPY].tolist())

@@ -1,20 +1,24 @@
 """Imported by every Python process below `aorta record`, as its folder is first in PYTHONPATH there.
 
-Runs the sitecustomize that it hides, and waits for a program that imports torch. Must not import anything that takes
-time, or let an error of its own reach the program.
+Leaves `sys.path` and `sys.modules` as they are without it, the program's own sitecustomize included, and waits for a
+program that imports torch. Must not import anything that takes time, or let an error of its own reach the program.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from importlib import util
-from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType
-from typing import Any
 
-_HERE = os.path.dirname(os.path.realpath(__file__))  # noqa: PTH120  pathlib takes longer to import than all of this
+TYPE_CHECKING = False  # to import `typing` takes longer than all of this
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
+
+_HERE = os.path.dirname(__file__)  # noqa: PTH120  pathlib takes long, too
+_PACKAGE = os.path.dirname(os.path.dirname(_HERE))  # noqa: PTH120
 _WATCHED = {
+    "torch.jit._recursive",
     "torch.serialization",
     "torch.nn.modules.module",
     "torch.optim.optimizer",
@@ -25,29 +29,48 @@ _WATCHED = {
 
 
 class _AfterImport:
-    """A finder that finds as the others do, and has the watched modules patched once they are executed."""
+    """A finder that finds as the others do, and has the watched modules patched once they are executed. It leaves
+    `sys.meta_path` with the last of them.
+    """
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+    def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
         if name not in _WATCHED:
             return None
         _WATCHED.discard(name)
-        found = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
-        spec = next((one for one in found if one is not None), None)
-        if spec is not None and spec.loader is not None:
-            loader: Any = spec.loader
-            execute = loader.exec_module
+        try:
+            if not _WATCHED:
+                sys.meta_path.remove(self)
+            from importlib.util import find_spec
 
-            def exec_module(module: ModuleType) -> None:
-                del loader.exec_module
-                execute(module)
-                _patch(module)
+            spec = find_spec(name)  # asks the other finders, as the import itself does
+            if spec is not None and hasattr(spec.loader, "exec_module"):
+                spec.loader = _Loader(spec.loader)  # type: ignore[assignment]
+            return spec
+        except Exception:  # noqa: BLE001  whatever is wrong, the import shows it
+            return None
 
-            loader.exec_module = exec_module
-        return spec
+
+class _Loader:
+    """The loader of a watched module until it executes the module: to that it hands its own place back."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        _patch(module)
 
 
 def _patch(module: ModuleType) -> None:
     try:
+        if "aorta" not in sys.modules:
+            _load_package()
         from aorta.recording import zero_lines
 
         zero_lines.patch(module)
@@ -56,11 +79,29 @@ def _patch(module: ModuleType) -> None:
         sys.stderr.write(f"aorta record: nothing is recorded: {type(error).__name__}: {error}\n")
 
 
-try:
-    _hidden = PathFinder.find_spec("sitecustomize", [one for one in sys.path if os.path.realpath(one or ".") != _HERE])
-    if _hidden is not None and _hidden.loader is not None:
-        sys.modules["sitecustomize"] = _module = util.module_from_spec(_hidden)
-        _hidden.loader.exec_module(_module)
-finally:
+def _load_package() -> None:
+    """Load the package `aorta` that this file belongs to where the program would find none, or a mere folder of that
+    name: a clone beside the script hides an installation. Nothing of another project's package of that name is run.
+    """
+    from importlib import util
+
+    spec = util.find_spec("aorta")
+    folders = [] if spec is None else list(spec.submodule_search_locations or ())
+    if spec is None or (spec.origin is None and folders):
+        where = os.path.join(_PACKAGE, "__init__.py")  # noqa: PTH118
+        spec = util.spec_from_file_location("aorta", where, submodule_search_locations=[_PACKAGE, *folders])
+        if spec is None or spec.loader is None:
+            raise ImportError(where)
+        sys.modules["aorta"] = module = util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    elif not any(os.path.isfile(os.path.join(one, "recording", "zero_lines.py")) for one in folders):  # noqa: PTH113, PTH118
+        raise ImportError(f"{spec.origin} has the name of AORTA's package")
+
+
+if __name__ == "sitecustomize":  # not where a test imports it
     if "AORTA_RECORD" in os.environ:
         sys.meta_path.insert(0, _AfterImport())
+    sys.path[:] = [one for one in sys.path if one != _HERE]
+    sys.path_importer_cache.pop(_HERE, None)
+    del sys.modules["sitecustomize"]
+    import sitecustomize  # noqa: F401  the program's own; without one the ImportError that `site` expects

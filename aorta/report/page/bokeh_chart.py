@@ -31,7 +31,7 @@ NUMBERS: Final = "0,0.[000000000]"
 
 
 @dataclass(eq=False)
-class Model:
+class BokehModel:
     """A model of Bokeh: the name of its class, and the attributes that are not as by default."""
 
     kind: str
@@ -41,17 +41,17 @@ class Model:
         return self.attributes[name]
 
 
-def model(kind: str, **attributes: Any) -> Model:
+def model(kind: str, **attributes: Any) -> BokehModel:
     """Return a model; a mapping among `attributes` is a map of Bokeh."""
-    return Model(kind, attributes)
+    return BokehModel(kind, attributes)
 
 
-def document(roots: Sequence[Model]) -> tuple[dict[str, Any], list[str]]:
+def document(roots: Sequence[BokehModel]) -> tuple[dict[str, Any], list[str]]:
     """Return the JSON of a document (`Document.from_json` of the package reads it), and the ids of `roots` in it."""
     ids: dict[int, str] = {}
 
     def encoded(item: Any) -> Any:
-        if isinstance(item, Model):
+        if isinstance(item, BokehModel):
             if item.kind == "field":
                 return {"type": "field", **item.attributes}
             if id(item) in ids:
@@ -93,7 +93,7 @@ class Chart:
     name: str
     title: str
     caption: str
-    model: Model
+    model: BokehModel
     dataset: int | None = None
     folded: bool = False
 
@@ -105,7 +105,9 @@ def plain(text: str) -> str:
     return text
 
 
-def new_chart(name: str, height: int, x_label: str, y_label: str, *, log: bool = False, **ranges: Model) -> Model:
+def new_chart(
+    name: str, height: int, x_label: str, y_label: str, *, log: bool = False, **ranges: BokehModel
+) -> BokehModel:
     """Return an empty figure as wide as the page. It zooms with Ctrl and the wheel, so that a page still scrolls.
 
     Args:
@@ -156,12 +158,14 @@ def new_chart(name: str, height: int, x_label: str, y_label: str, *, log: bool =
     return plot
 
 
-def source(columns: Mapping[str, Any], name: str | None = None) -> Model:
+def source(columns: Mapping[str, Any], name: str | None = None) -> BokehModel:
     """Return columns that glyphs draw; a script of the page finds them by their name."""
     return model("ColumnDataSource", data=dict(columns), name=name)
 
 
-def draw(plot: Model, glyph: str, columns: Model, owner: tuple[int, str] | None = None, /, **properties: Any) -> Model:
+def draw(
+    plot: BokehModel, glyph: str, columns: BokehModel, owner: tuple[int, str] | None = None, /, **properties: Any
+) -> BokehModel:
     """Draw a glyph of Bokeh; a property that is the name of a column takes its values.
 
     Args:
@@ -178,7 +182,7 @@ def draw(plot: Model, glyph: str, columns: Model, owner: tuple[int, str] | None 
     return renderer
 
 
-def hover(plot: Model, renderers: Sequence[Model], *lines: tuple[str, str], mode: str = "mouse") -> None:
+def hover(plot: BokehModel, renderers: Sequence[BokehModel], *lines: tuple[str, str], mode: str = "mouse") -> None:
     """Show `lines` where the pointer is. Names of columns only: Bokeh escapes what a column holds. The page's styles
     hold for the text, as a tooltip is a child of its body.
     """

@@ -27,7 +27,7 @@ from aorta.documents.formatting import PAGE, group_title, rough_ms
 from aorta.documents.metrics import JOB_STEP
 from aorta.errors import InputError
 from aorta.read.run import Run, StepIntervals
-from aorta.report.page.bokeh_chart import FONT, Chart, Model, draw, hover, model, new_chart, source
+from aorta.report.page.bokeh_chart import FONT, BokehModel, Chart, draw, hover, model, new_chart, source
 from aorta.report.palette import BAND, INK, PAPER, QUIET, light
 from aorta.timeline.classes import AUX, BUBBLE, COMPUTE, COPY, NOT_COMMUNICATION
 from aorta.timeline.overlap import NS_PER_MS
@@ -387,7 +387,7 @@ def timeline_charts(spans: Sequence[TimelineSpans]) -> list[Chart]:
     return charts
 
 
-def _boxes(plot: Model, number: int, name: str, told: Sequence[str] = (), /, **look: Any) -> Model:
+def _boxes(plot: BokehModel, number: int, name: str, told: Sequence[str] = (), /, **look: Any) -> BokehModel:
     """Draw boxes from a source that is empty yet; `told`: its other columns."""
     columns = source({key: [] for key in (*_BOX, *told)}, f"timeline-{name}-{number}")
     return draw(plot, "Quad", columns, **{key: key for key in _BOX}, **look)

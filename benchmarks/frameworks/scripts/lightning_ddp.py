@@ -9,7 +9,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy
 from watched import STEPS, Net, Tokens, loss_of, watched
 
-from aorta.integrations.lightning import AortaCallback  # AORTA
+from aorta.integrations.lightning import LightningCallback  # AORTA
 
 way = sys.argv[1] if len(sys.argv) > 1 else ""
 
@@ -46,7 +46,7 @@ trainer = lightning.Trainer(
     limit_val_batches=2,
     callbacks=[
         ModelCheckpoint(os.environ["WATCHED"], every_n_train_steps=5),
-        AortaCallback("artifacts/mine"),  # AORTA
+        LightningCallback("artifacts/mine"),  # AORTA
     ],
     logger=False,
     enable_progress_bar=False,

@@ -10,7 +10,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 from watched import STEPS, VOCABULARY, Tokens, watched
 
-from aorta.integrations.transformers import AortaCallback  # AORTA
+from aorta.integrations.transformers import TransformersCallback  # AORTA
 
 way = sys.argv[1] if len(sys.argv) > 1 else ""
 
@@ -65,7 +65,7 @@ trainer = Trainer(
     eval_dataset=torch.utils.data.Subset(Sentences(), range(8)),
     callbacks=[
         Raise(),
-        AortaCallback("artifacts/mine"),  # AORTA
+        TransformersCallback("artifacts/mine"),  # AORTA
     ],
 )
 with watched(model):

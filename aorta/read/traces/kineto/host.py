@@ -42,7 +42,7 @@ from aorta.read.traces.kineto.events import (
     times_of,
 )
 from aorta.read.traces.reader import MARK
-from aorta.timeline.arrays import Int64, Spans, covered_ns, intersect, measure, merge, self_times
+from aorta.timeline.arrays import Int64, IntervalArray, covered_ns, intersect, measure, merge, self_times
 from aorta.timeline.overlap import AGREEMENT
 
 HELD_BYTES: Final = 128 << 20
@@ -164,7 +164,7 @@ def host_rows(
     (operators, labels), names = host.rows, tuple(host.names)
     kinds, issuer = _issuers(operators, labels, names, world_size)
     counters["comm_unlinked"] += int((issuer == NULL).sum())
-    comm = Spans(labels.start, labels.end)
+    comm = IntervalArray(labels.start, labels.end)
     row, work = _work(operators, labels, names, issuer)
     if doubt := _doubt(comm, row, work, operators, names):
         notes.append(doubt)
@@ -224,7 +224,7 @@ def _issuers(
     return kinds, issuer
 
 
-def _work(operators: _Rows, labels: _Rows, names: Sequence[str], issuer: Int64) -> tuple[Int64, Spans]:
+def _work(operators: _Rows, labels: _Rows, names: Sequence[str], issuer: Int64) -> tuple[Int64, IntervalArray]:
     """Return the self time of operators that compute, without what they waited for: the row of the operator that each
     piece belongs to, and the pieces. `issuer`: the operator that issued each collective, or `NULL`.
 
@@ -236,7 +236,7 @@ def _work(operators: _Rows, labels: _Rows, names: Sequence[str], issuer: Int64) 
     start, end, thread = operators.start, operators.end, operators.thread
     is_call, functional = _begins(names, _CALL)[operators.name], _begins(names, _FUNCTIONAL)[operators.name]
     host = np.flatnonzero(~np.isin(thread, np.setdiff1d(labels.thread, thread[is_call])))
-    owner, pieces = self_times(Spans(start[host], end[host]), thread[host])
+    owner, pieces = self_times(IntervalArray(start[host], end[host]), thread[host])
     owner = host[owner]
     kept = ~_begins(names, _NO_COMPUTE)[operators.name[owner]]
     owner, begin, finish = owner[kept], pieces.start[kept], pieces.end[kept]
@@ -247,23 +247,23 @@ def _work(operators: _Rows, labels: _Rows, names: Sequence[str], issuer: Int64) 
     for each in np.unique(thread[is_call]):
         mine, here = thread == each, np.flatnonzero(thread[owner] == each)
         calls, explicit = np.flatnonzero(mine & is_call), np.flatnonzero(mine & functional)
-        waits[here] = _lies_in(begin[here], merge(Spans(start[calls], end[calls])))
+        waits[here] = _lies_in(begin[here], merge(IntervalArray(start[calls], end[calls])))
         calls = calls[ended[calls] != NULL]
-        calls = calls[~_lies_in(start[calls], merge(Spans(start[explicit], end[explicit])))]
+        calls = calls[~_lies_in(start[calls], merge(IntervalArray(start[explicit], end[explicit])))]
         if len(calls):
             calls = calls[np.argsort(start[calls], kind="stable")]
             last = calls[np.searchsorted(start[calls], begin[here], side="right") - 1]
             called = (start[last] <= begin[here]) & (start[last] >= start[owner[here]])
             begin[here] = np.where(called, np.maximum(begin[here], ended[last]), begin[here])
     kept = ~waits & (begin < finish)
-    return owner[kept], Spans(begin[kept], finish[kept])
+    return owner[kept], IntervalArray(begin[kept], finish[kept])
 
 
 def _begins(names: Iterable[str], prefix: str | tuple[str, ...]) -> NDArray[np.bool_]:
     return np.array([name.startswith(prefix) for name in names], bool)
 
 
-def _lies_in(instants: Int64, merged: Spans) -> NDArray[np.bool_]:
+def _lies_in(instants: Int64, merged: IntervalArray) -> NDArray[np.bool_]:
     """Return which instants lie inside of merged spans."""
     if not len(merged.start):
         return np.zeros(len(instants), bool)
@@ -271,14 +271,14 @@ def _lies_in(instants: Int64, merged: Spans) -> NDArray[np.bool_]:
     return (at >= 0) & (instants < merged.end[at])
 
 
-def _doubt(comm: Spans, row: Int64, work: Spans, operators: _Rows, names: Sequence[str]) -> str | None:
+def _doubt(comm: IntervalArray, row: Int64, work: IntervalArray, operators: _Rows, names: Sequence[str]) -> str | None:
     """Return what to say where much communication is hidden only by the own time of nodes of autograd and of
     `autograd.Function` (no namespace), which run Python and may have waited there for what others issued.
     """
     function = np.array([("::" not in name or name.startswith(_ENGINE)) for name in names], bool)
     code = operators.name[row]
     unsure = (function & ~_begins(names, _COMPILED))[code]
-    lane, sure = merge(comm), merge(Spans(work.start[~unsure], work.end[~unsure]))
+    lane, sure = merge(comm), merge(IntervalArray(work.start[~unsure], work.end[~unsure]))
     length, hidden, surely = measure(lane), measure(intersect(lane, merge(work))), measure(intersect(lane, sure))
     if hidden - surely <= AGREEMENT * length:
         return None

@@ -66,7 +66,7 @@ from aorta.read.traces.kineto.events import (
 )
 from aorta.read.traces.kineto.host import LABEL, HostWork, host_gemms, host_rows
 from aorta.read.traces.reader import MARK, Process, Ranges, TraceInput, trace_of
-from aorta.timeline.arrays import Int64, Spans
+from aorta.timeline.arrays import Int64, IntervalArray
 from aorta.timeline.classes import computes, launches_communication
 
 _COMPUTE, _COMM, _COPY, _UNKNOWN = map(int, IntervalClass)
@@ -324,7 +324,7 @@ def _on_devices(kept: _Kept, metadata: Metadata, source: TraceInput) -> Trace:
     trace = _trace(kept, metadata, source, rows, names, collectives, notes, unseen=unseen, platform=metadata.platform)
     base_ns = metadata.base_ns or 0
     waits = joined(kept.waits, "start", "end")
-    waits_ns = Spans(waits["start"] + base_ns, waits["end"] + base_ns)
+    waits_ns = IntervalArray(waits["start"] + base_ns, waits["end"] + base_ns)
     return replace(trace, lost=step_of(calls["start"][lost] + base_ns, trace.windows), host_waits=waits_ns)
 
 

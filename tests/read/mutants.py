@@ -1,0 +1,508 @@
+"""Mutants of evidence: healthy traces from which evidence was taken, or in which it was renamed, moved or doubled.
+
+No mutation changes what the devices did. So every number that a report gives of a mutant is that of the healthy traces,
+or null, with bounds (if any) that hold it. Everything else is wrong: `judge` says which metric, and how.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+import re
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, NamedTuple, TypeAlias
+
+from aorta.analysis.aggregate import LabelledRun, step_entry
+from aorta.documents.metrics import JOB_STEP
+from aorta.errors import InputError
+from aorta.read.run import Run
+from aorta.read.traces.load import load_traces
+from tests.read.evidence_files import CALL, COPY, ISSUES, KERNEL, MARK, OPERATOR, OTHER, File, Row
+
+Test: TypeAlias = Callable[[Row], bool]
+Mutation: TypeAlias = Callable[[Sequence[File], random.Random], "list[File]"]
+TOLERANCE: Final = 0.02
+
+
+def is_comm(row: Row) -> bool:
+    return row.communicates
+
+
+def is_kernel(row: Row) -> bool:
+    return row.what == KERNEL
+
+
+def computes(row: Row) -> bool:
+    return row.what == KERNEL and not row.communicates
+
+
+def on_device(row: Row) -> bool:
+    return row.what in (KERNEL, COPY)
+
+
+def is_copy(row: Row) -> bool:
+    return row.what == COPY
+
+
+def is_call(row: Row) -> bool:
+    return row.what == CALL
+
+
+def is_mark(row: Row) -> bool:
+    return row.what == MARK
+
+
+def issues(row: Row) -> bool:
+    return row.what == OPERATOR and ISSUES.match(row.name) is not None and not row.communicates
+
+
+def is_operator(row: Row) -> bool:
+    return row.what == OPERATOR and not row.communicates
+
+
+def by_rows(change: Callable[[list[Row], random.Random], list[Row]]) -> Mutation:
+    """The same change in every file."""
+    return lambda files, chance: [file.changed(change(file.rows, chance)) for file in files]
+
+
+def without(test: Test, share: float = 1.0) -> Mutation:
+    return by_rows(lambda rows, chance: [row for row in rows if not (test(row) and chance.random() < share)])
+
+
+def changed(test: Test, change: Callable[[Row], Row], share: float = 1.0) -> Mutation:
+    return by_rows(lambda rows, chance: [change(row) if test(row) and chance.random() < share else row for row in rows])
+
+
+def renamed(test: Test, name: str, share: float = 1.0) -> Mutation:
+    return changed(test, lambda row: replace(row, name=name), share)
+
+
+def of_category(test: Test, category: str) -> Mutation:
+    """Kineto's rows of an unknown category; the tables of other formats are known or missing."""
+    return lambda files, chance: [
+        file.changed([replace(row, category=category) if test(row) else row for row in file.rows])
+        if file.format == "kineto"
+        else file
+        for file in files
+    ]
+
+
+def doubled(test: Test) -> Mutation:
+    return by_rows(lambda rows, chance: [*rows, *(replace(row) for row in rows if test(row))])
+
+
+def then(*mutations: Mutation) -> Mutation:
+    def apply(files: Sequence[File], chance: random.Random) -> list[File]:
+        for mutate in mutations:
+            files = mutate(files, chance)
+        return [*files]
+
+    return apply
+
+
+def facts(last_only: bool = False, **values: object) -> Mutation:
+    return lambda files, chance: [
+        file
+        if last_only and file is not files[-1]
+        else file.changed(**{k: v for k, v in values.items() if k in file.facts})
+        for file in files
+    ]
+
+
+def unranked_paths(files: Sequence[File], chance: random.Random) -> list[File]:
+    names = [Path(re.sub(r"(?i)rank[_-]?(\d+)", r"p\1", str(file.path))) for file in files]
+    return [replace(file, path=name) for file, name in zip(files, names, strict=True)]
+
+
+def _span(rows: Sequence[Row], test: Test = on_device) -> tuple[int, int]:
+    timed = [row for row in rows if row.what != OTHER and row.end_ns > row.start_ns]
+    chosen = [row for row in timed if test(row)] or timed
+    return min(row.start_ns for row in chosen), max(row.end_ns for row in chosen)
+
+
+def in_part(test: Test, low: float, high: float) -> Mutation:
+    """Lose what starts in a part of the time of the trace."""
+
+    def change(rows: list[Row], chance: random.Random) -> list[Row]:
+        begin, end = _span(rows, lambda row: row.what != OTHER)
+        edges = begin + low * (end - begin), begin + high * (end - begin)
+        return [row for row in rows if not (test(row) and edges[0] <= row.start_ns < edges[1])]
+
+    return by_rows(change)
+
+
+def shifted(test: Test, by: float, *, last_only: bool = False) -> Mutation:
+    """Move rows by a part of the length of the trace."""
+
+    def change(file: File) -> File:
+        begin, end = _span(file.rows)
+        far = int(by * (end - begin))
+        moved = [replace(r, start_ns=r.start_ns + far, end_ns=r.end_ns + far) if test(r) else r for r in file.rows]
+        return file.changed(moved)
+
+    return lambda files, chance: [file if last_only and file is not files[-1] else change(file) for file in files]
+
+
+def first_waits(files: Sequence[File], chance: random.Random) -> list[File]:
+    """The first collective of the first file began long before: other ranks' recording began later."""
+    head, *others = files
+    sends = [row for row in head.rows if row.communicates]
+    if not sends or len(sends) < 3 or any(row.communicates and row.what == OPERATOR for row in head.rows):
+        return [*files]
+    first = min(sends, key=lambda row: row.start_ns)
+    more = 3_000 * (first.end_ns - first.start_ns)
+    moved = [
+        # Everything else is later, so that no time is below 0.
+        replace(row, start_ns=row.start_ns + (0 if row is first else more), end_ns=row.end_ns + more)
+        for row in head.rows
+        if row.what != OTHER
+    ]
+    return [head.changed(moved), *others]
+
+
+def by_gloo(files: Sequence[File], chance: random.Random) -> list[File]:
+    """Communication ran on the host, beside the kernels."""
+
+    def change(row: Row) -> Row:
+        if not row.communicates or row.what != KERNEL:
+            return row
+        kind = "all_gather" if "allgather" in row.name.lower() else "all_reduce"
+        args = {"Input Dims": [[4096]], "Input type": ["float"]}
+        return Row(OPERATOR, f"gloo:{kind}", row.start_ns, row.end_ns, 4000, 9999, None, "user_annotation", args)
+
+    moved = by_rows(lambda rows, chance: [change(row) for row in rows])
+    kineto = [file for file in files if file.format == "kineto"]
+    return facts(backend="gloo")(moved(kineto, chance), chance) if kineto else [*files]
+
+
+def by_copies(files: Sequence[File], chance: random.Random) -> list[File]:
+    """Communication is moved by copy engines, for torch's symmetric memory."""
+
+    def change(row: Row) -> Row:
+        if row.communicates and row.what == KERNEL:
+            args = {key: value for key, value in row.args.items() if key in ("device", "stream", "correlation")}
+            return replace(row, what=COPY, name="Memcpy PtoP (Device -> Device)", category="gpu_memcpy", args=args)
+        return replace(row, name="symm_mem::all_gather") if issues(row) else row
+
+    if not any(row.communicates and row.what == KERNEL for file in files for row in file.rows):
+        return [*files]
+    return [file.changed(map(change, file.rows)) if file.format == "kineto" else file for file in files]
+
+
+def by_graphs(share_lost: float) -> Mutation:
+    """A step launches one graph; some of the graphs, or of their kernels, are lost."""
+
+    def change(file: File, chance: random.Random) -> File:
+        marks = [row for row in file.rows if row.what == MARK]
+        if file.format != "kineto" or not any(map(is_kernel, file.rows)):
+            return file
+        rows = []
+        for row in file.rows:
+            number = next((n for n, mark in enumerate(marks) if mark.start_ns <= row.start_ns < mark.end_ns), None)
+            if row.what == CALL or is_operator(row):
+                continue
+            if row.what == KERNEL and number is not None:
+                if number and chance.random() < share_lost:
+                    continue
+                ids = {"correlation": 900 + number, "device": 0, "stream": row.stream}
+                row = replace(row, link=900 + number, args={**ids, "graph node id": 1})
+            rows.append(row)
+        for number, mark in enumerate(marks):
+            start, args = mark.start_ns + 1000, {"correlation": 900 + number}
+            call = ("cudaGraphLaunch", start, start + 9000, 4000, 4000, 900 + number, "cuda_runtime", args)
+            rows.append(Row(CALL, *call))
+        return file.changed(rows)
+
+    return lambda files, chance: [change(file, chance) for file in files]
+
+
+def last(mutate: Mutation) -> Mutation:
+    """Only in the last file."""
+    return lambda files, chance: [*files[:-1], *mutate(files[-1:], chance)]
+
+
+def second_copy(files: Sequence[File], chance: random.Random) -> list[File]:
+    return [*files, replace(files[-1], path=files[-1].path.with_name(f"copy-{files[-1].path.name}"))]
+
+
+def _elsewhere(row: Row) -> Row:
+    if isinstance(row.device, str):
+        return replace(row, device="Agent 4")
+    return replace(row, device={0: 1, 7002: 7001}.get(row.device, row.device))
+
+
+def _device_lost(row: Row) -> Row:
+    args = {key: value for key, value in row.args.items() if key != "device"}
+    return replace(row, device=None, args=args)
+
+
+MYSTERY: Final = "fused_op_1729"
+MUTATIONS: Final[Mapping[str, Mutation]] = {
+    # Lost, all or some.
+    "device rows lost": without(on_device),
+    "kernels lost": without(is_kernel),
+    "computation lost": without(computes),
+    "communication lost": without(is_comm),
+    "communication lost, and who issued it": without(lambda row: is_comm(row) or issues(row)),
+    "copies lost": without(is_copy),
+    "calls lost": without(is_call),
+    "operators lost": without(is_operator),
+    "operators that issue communication lost": without(issues),
+    "calls and operators lost": without(lambda row: is_call(row) or is_operator(row)),
+    "marks lost": without(is_mark),
+    "half of the communication lost": without(is_comm, 0.5),
+    "a third of the communication lost": without(is_comm, 0.33),
+    "half of the computation lost": without(computes, 0.5),
+    "a third of the computation lost": without(computes, 0.33),
+    "half of all kernels and their calls lost": then(without(computes, 0.5), without(is_call, 0.5)),
+    "half of the calls lost": without(is_call, 0.5),
+    "half of the marks lost": without(is_mark, 0.5),
+    "names of kernels lost": renamed(is_kernel, ""),
+    "names of half of the computation lost": renamed(computes, "", 0.5),
+    # Renamed.
+    "communication of unknown name": renamed(is_comm, MYSTERY),
+    "communication of unknown name, without operators": then(renamed(is_comm, MYSTERY), without(is_operator)),
+    "half of the communication of unknown name": renamed(is_comm, MYSTERY, 0.5),
+    "computation of unknown name": renamed(computes, MYSTERY),
+    "marks of unknown name": renamed(is_mark, "phase"),
+    "calls of unknown name": renamed(is_call, "acmeEnqueue"),
+    "operators of unknown name": renamed(is_operator, "acme::op"),
+    # Of a category that nobody knows.
+    "device rows of an unknown category": of_category(on_device, "acme_op"),
+    "communication of an unknown category": of_category(is_comm, "acme_ccl"),
+    "computation of an unknown category": of_category(computes, "acme_op"),
+    "copies of an unknown category": of_category(is_copy, "acme_copy"),
+    "calls of an unknown category": of_category(is_call, "acme_runtime"),
+    "device rows of privateuse1": then(
+        of_category(on_device, "privateuse1_op"), of_category(is_call, "privateuse1_runtime")
+    ),
+    "device rows of MTIA": then(of_category(on_device, "mtia_ccp_events"), of_category(is_call, "mtia_runtime")),
+    # Streams, devices, processes.
+    "streams lost": changed(on_device, lambda row: replace(row, stream=None)),
+    "all on one stream": changed(on_device, lambda row: replace(row, stream=7)),
+    "devices lost": changed(on_device, _device_lost),
+    "communication on another device": changed(is_comm, _elsewhere),
+    "all on another device": changed(on_device, _elsewhere),
+    # Doubled.
+    "rows of the device twice": doubled(on_device),
+    "communication twice": doubled(is_comm),
+    "marks twice": doubled(is_mark),
+    "one trace twice": second_copy,
+    # Cut, or recorded for a part of the time only.
+    "cut at the end": in_part(lambda row: True, 0.7, 2),
+    "device rows of the last third lost": in_part(on_device, 0.67, 2),
+    "device rows of the first half lost": in_part(on_device, -1, 0.5),
+    "communication of the last half lost": in_part(is_comm, 0.5, 2),
+    "communication of the last half lost, and who issued it": in_part(lambda row: is_comm(row) or issues(row), 0.5, 2),
+    "marks of the last half lost": in_part(is_mark, 0.5, 2),
+    "kernels and calls of the first third lost": in_part(lambda row: on_device(row) or is_call(row), -1, 0.34),
+    # Rank, world, host, clock.
+    "ranks lost": then(facts(rank=None), unranked_paths),
+    "world size lost": facts(world_size=None),
+    "ranks and world size lost": then(facts(rank=None, world_size=None), unranked_paths),
+    "one rank lost": lambda files, chance: [*files[:1]],
+    "both are rank 0": then(facts(rank=0), unranked_paths),
+    "hosts lost": facts(host=None),
+    "hosts differ": facts(last_only=True, host="node2"),
+    "clock lost": facts(clock=None),
+    "clocks an hour apart": lambda files, chance: [
+        file.changed(clock=file.facts["clock"] + 3_600_000_000_000)
+        if file.facts.get("clock") and file is files[-1]
+        else file
+        for file in files
+    ],
+    # One rank is unlike the others.
+    "one rank without marks": last(without(is_mark)),
+    "one rank without communication": last(without(is_comm)),
+    "one rank without device rows": last(without(on_device)),
+    "one rank with half of its kernels": last(without(is_kernel, 0.5)),
+    # Communication another way.
+    "communication by gloo": by_gloo,
+    "communication by copies": by_copies,
+    "launched by graphs": by_graphs(0),
+    "launched by graphs, half of their kernels lost": by_graphs(0.5),
+    "launched by graphs, all but the first lost": by_graphs(1),
+    # Time.
+    "the first collective waits": first_waits,
+    "the device lags": shifted(on_device, 0.6),
+    "the device lags, launches unknown": then(without(is_call), shifted(on_device, 0.6)),
+    "the device lags a little": shifted(on_device, 0.06),
+    "the device lags, without copies": shifted(is_kernel, 0.6),
+}
+CUT: Final = frozenset(name for name in MUTATIONS if name.startswith(("cut ", "kernels and calls of the first third")))
+"""Mutations that leave a recording of a part of the job: the whole of it is another whole."""
+MOVED: Final = frozenset(
+    name for name in MUTATIONS if name.startswith(("the first collective waits", "the device lags"))
+)
+"""Mutations that move windows: how long these last, and what was idle in them, is theirs."""
+_OF_WINDOWS: Final = frozenset({"idle_ms", "window_ms", "exposed_share", JOB_STEP})
+_TOP: Final = ("whole", "window_ms")
+"""From the first row to the last: where the outermost are lost, another window."""
+
+
+# What a report says -----------------------------------------------------------------------------------------------
+
+
+class Value(NamedTuple):
+    """A number, or bounds of one; `why` is the reason of a null."""
+
+    value: float | None
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a report says: (window, metric) -> values of ranks and steps. Windows: `whole`, `step` and `run`."""
+
+    values: Mapping[tuple[str, str], Sequence[Value]]
+    marked: bool
+    refused: str | None = None
+
+
+SHOWN: Final = re.compile(
+    r"(compute|comm|copy|idle|window|compute_comm|exposed_comm|(compute_|exposed_)?(allreduce|allgather|reducescatter))_ms"
+    r"|overlap_ratio|overlap_over_compute|exposed_share|" + JOB_STEP
+)
+
+
+def answer(files: Sequence[File]) -> Answer:
+    """Write traces, and report on them."""
+    with tempfile.TemporaryDirectory(prefix="aorta-mutant-") as folder:
+        for file in files:
+            file.write(Path(folder))
+        try:
+            return _answer(load_traces(folder))
+        except InputError as error:
+            return Answer({}, False, str(error))
+
+
+def _answer(run: Run) -> Answer:
+    values: dict[tuple[str, str], list[Value]] = defaultdict(list)
+    assert run.traces is not None
+    for number, entry in run.traces.whole.items():
+        if int(number) not in run.ranks:  # a device that is in no step
+            continue
+        for name, value in entry["metrics"].items():
+            values["whole", name].append(Value(value, entry["null_reasons"].get(name, "")))
+    marked = False
+    for tables in run.ranks.values():
+        steps = tables.steps
+        for at in range(len(steps)):
+            if not steps.used[at]:
+                continue
+            marked = marked or steps.length_ns[at] < 0.9 * _length(run)
+            reasons = steps.reasons[int(steps.reason[at])]
+            for name, column in steps.metrics.items():
+                value = None if math.isnan(column[at]) else float(column[at])
+                values["step", name].append(Value(value, reasons.get(name, "")))
+    for name, described in step_entry(LabelledRun("mutant", run)).metrics.items():
+        why = described.reason or next(iter(described.null_reasons), "")
+        values["run", name].append(Value(described.median, str(why)))
+    return Answer({key: own for key, own in values.items() if SHOWN.fullmatch(key[1])}, marked)
+
+
+def _length(run: Run) -> int:
+    assert run.traces is not None
+    return max(entry["end_ns"] - entry["start_ns"] for entry in run.traces.whole.values())
+
+
+_BOUNDS: Final = re.compile(r"(between|at least|at most) ([-+.\de]+)(?: and ([-+.\de]+))?")
+
+
+def _bounds(why: str) -> tuple[float, float]:
+    match = _BOUNDS.search(why)
+    if match is None:
+        return -math.inf, math.inf
+    first = float(match[2])
+    return {"between": (first, float(match[3] or "inf")), "at least": (first, math.inf), "at most": (-math.inf, first)}[
+        match[1]
+    ]
+
+
+@dataclass
+class Verdict:
+    """`outcome`: wrong, refused, null (some number is), or same. `wrong`: what, the number, and the right ones."""
+
+    outcome: str
+    wrong: list[str] = dataclasses.field(default_factory=list)
+
+
+def judge(right: Answer, mutant: Answer, name: str = "") -> Verdict:
+    """Judge a mutant's answer by that of the healthy traces."""
+    if mutant.refused is not None:
+        return Verdict("refused")
+    wrong, nulls = [], False
+    for (window, metric), seen in mutant.values.items():
+        moved = name in MOVED and metric in _OF_WINDOWS
+        if (name in CUT and window == "whole") or moved or (window, metric) == _TOP:
+            continue
+        # Where no step is marked, the whole trace is the only step.
+        own = window if mutant.marked or window == "whole" or not right.marked else "whole"
+        if name in CUT and own == "whole":
+            continue
+        true = [each.value for each in right.values.get((own, metric), ()) if each.value is not None]
+        if own == "run" and mutant.marked:  # a median over fewer steps is one of theirs
+            true += [each.value for each in right.values.get(("step", metric), ()) if each.value is not None]
+        if not true:
+            continue
+        scale = 1.0 if not metric.endswith("_ms") else _scale(right, own, metric, true)
+        slack = TOLERANCE * scale + _slack(right, mutant, metric, own)
+        low, high = min(true) - slack, max(true) + slack
+        for each in seen:
+            if each.value is not None and not low <= each.value <= high:
+                wrong.append(f"{window} {metric} is {each.value:.4g}, not {min(true):.4g} to {max(true):.4g}")
+            if each.value is None:
+                nulls = True
+                least, most = _bounds(each.why)
+                if least > high or most < low:
+                    wrong.append(f"{window} {metric} is not {min(true):.4g} to {max(true):.4g}: {each.why}")
+    return Verdict("wrong" if wrong else "null" if nulls else "same", list(dict.fromkeys(wrong)))
+
+
+def _slack(right: Answer, mutant: Answer, metric: str, window: str) -> float:
+    """What the whole window of a mutant, which lacks its outermost rows, changes of metrics that rest on its length."""
+    if window != "whole" or metric not in _OF_WINDOWS:
+        return 0.0
+    longest, seen = (
+        max((each.value or 0 for each in answer.values.get(_TOP, ())), default=0) for answer in (right, mutant)
+    )
+    return abs(longest - seen) / (longest if metric == "exposed_share" else 1)
+
+
+def _scale(right: Answer, window: str, metric: str, true: Sequence[float]) -> float:
+    """Parts of communication are judged by all of it, as `DECIDED` does; idle time by the window."""
+    whole = {"idle_ms": "window_ms", "compute_comm_ms": "comm_ms", "exposed_comm_ms": "comm_ms"}.get(metric, metric)
+    if (match := re.fullmatch(r"(?:compute|exposed)_(\w+_ms)", metric)) and whole == metric:
+        whole = match[1]
+    values = [each.value for each in right.values.get((window, whole), ()) if each.value is not None]
+    return max([*values, *true], default=0.0)
+
+
+def mutants(files: Sequence[File]) -> Iterator[tuple[str, list[File]]]:
+    """Yield each mutant that differs from the healthy traces."""
+    for number, (name, mutate) in enumerate(MUTATIONS.items()):
+        changed_files = mutate(files, random.Random(number))
+        if _told(changed_files) != _told(files):
+            yield name, changed_files
+
+
+def _told(files: Sequence[File]) -> list[object]:
+    return [(file.path, file.facts, [{**vars(row), "raw": None} for row in file.rows]) for file in files]
+
+
+def verdicts(files: Sequence[File]) -> dict[str, Verdict]:
+    """Judge every mutant of some healthy traces."""
+    right = answer(files)
+    if right.refused is not None:
+        raise InputError(right.refused)
+    return {name: judge(right, answer(mutant), name) for name, mutant in mutants(files)}
+
+
+def shares(found: Mapping[str, Verdict]) -> dict[str, int]:
+    """How many mutants have each outcome."""
+    return dict(Counter(each.outcome for each in found.values()))

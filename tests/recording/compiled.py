@@ -1,0 +1,183 @@
+"""Programs that compile: what Dynamo does with them, with AORTA around torch's functions and hooks, and without.
+
+    python -m tests.recording.compiled FOLDER [KIND ...]
+
+Each kind trains twice, in forks of a process that has torch loaded: as it is, and recorded as below `aorta record`.
+Prints a JSON line for each with its kind, whether it was recorded, Dynamo's counters, the sum of the weights, what
+ended it, and the steps that were recorded.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._dynamo
+import torch.distributed as dist
+from torch import nn
+from torch._dynamo.utils import counters
+from torch.nn.parallel import DistributedDataParallel
+
+from aorta.recording import zero_lines
+from tests.rank_records import read_rank
+from tests.recording.untouched_on_forked_ranks import patched
+
+COUNTED = ("frames", "graph_break", "inductor", "recompiles", "stats", "unimplemented")
+AT = 5
+"""Step at which something else than training happens."""
+
+
+class Part(nn.Module):
+    def __init__(self, inside: Callable[[nn.Module, torch.Tensor], object]) -> None:
+        super().__init__()
+        self.frozen, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.inside = inside
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.inside(self.frozen, x)
+        return self.last(torch.relu(self.frozen(x)))
+
+
+class Net(nn.Module):
+    def __init__(self, inside: Callable[[nn.Module, torch.Tensor], object] = lambda _module, _x: None) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Part(inside) for _ in range(2))
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+class Scripted(nn.Sequential):
+    """What `torch.jit.script` understands."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+def compiled(function: Any, *, whole: bool = False) -> Any:
+    return torch.compile(function, backend="eager", fullgraph=whole)
+
+
+def train(
+    net: nn.Module,
+    *,
+    called: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    step: Callable[[torch.optim.Optimizer], None] = lambda optimizer: optimizer.step(),
+    then: Callable[[nn.Module, torch.Tensor], object] = lambda _net, _x: None,
+    scaler: torch.amp.GradScaler | None = None,
+) -> nn.Module:
+    optimizer = torch.optim.SGD(net.parameters(), 0.01)
+    for number in range(8):
+        x = torch.randn(4, 8, generator=torch.Generator().manual_seed(number))
+        loss = (called or net)(x).square().mean()
+        (loss if scaler is None else scaler.scale(loss)).backward()
+        step(optimizer)
+        if scaler is not None:
+            scaler.update()
+        optimizer.zero_grad()
+        if number == AT:
+            then(net, x)
+    return net
+
+
+def whole_step() -> nn.Module:
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), 0.01)
+
+    def step(x: torch.Tensor) -> None:
+        net(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step = compiled(step)
+    for number in range(8):
+        step(torch.randn(4, 8, generator=torch.Generator().manual_seed(number)))
+    return net
+
+
+def saves(_module: nn.Module, x: torch.Tensor) -> None:
+    torch.save(x.detach(), os.devnull)
+
+
+def scaled() -> nn.Module:
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    return train(Net(), step=compiled(scaler.step), scaler=scaler)
+
+
+def compiled_inside(then: Callable[[nn.Module, torch.Tensor], object] = lambda _net, _x: None) -> nn.Module:
+    net = Net()
+    layers = compiled(lambda x: net.layers[1](net.layers[0](x)), whole=True)
+    return train(net, called=lambda x: net.head(layers(x)), then=then)
+
+
+def compiled_block(*, in_place: bool) -> nn.Module:
+    net = Net()
+    if in_place:
+        net.layers[0].compile(backend="eager")
+    else:
+        net.layers[0] = compiled(net.layers[0])
+    return train(net)
+
+
+KINDS: dict[str, Callable[[], nn.Module]] = {
+    "eval in a whole graph": lambda: train(compiled(Net(lambda module, _x: module.eval()), whole=True)),
+    "train(False) in a whole graph": lambda: train(compiled(Net(lambda module, _x: module.train(False)), whole=True)),
+    "save": lambda: train(compiled(Net(saves))),
+    "barrier": lambda: train(compiled(Net(lambda _module, _x: dist.barrier()))),
+    "all-reduce": lambda: train(compiled(Net(lambda _module, x: dist.all_reduce(x.detach().clone())))),
+    "optimizer step": lambda: train(Net(), step=compiled(lambda optimizer: optimizer.step())),
+    "whole training step": whole_step,
+    "scaler's step": scaled,
+    "DDP inside": lambda: train(compiled(DistributedDataParallel(Net()))),
+    "DDP around": lambda: train(DistributedDataParallel(compiled(Net()))),
+    "a block": lambda: compiled_block(in_place=False),
+    "a block in place": lambda: compiled_block(in_place=True),
+    "a function around blocks": compiled_inside,
+    "a new shape": lambda: compiled_inside(lambda net, _x: net(torch.randn(5, 8))),
+    "compiled late": lambda: train(Net(), then=lambda net, x: compiled(lambda: net(x), whole=True)()),
+    "exported": lambda: train(Net(), then=lambda net, x: torch.export.export(net, (x,), strict=True)),
+    "scripted": lambda: train(Scripted(), then=lambda net, _x: torch.jit.script(net)),
+    "a copy scripted": lambda: train(Scripted(), then=lambda net, _x: torch.jit.script(copy.deepcopy(net))),
+    "symbolically traced": lambda: train(Scripted(), then=lambda net, _x: torch.fx.symbolic_trace(net)),
+}
+
+
+def one(kind: str, folder: str | None) -> dict[str, Any]:
+    torch.manual_seed(0)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    if folder is not None:
+        patched(folder)
+    ended, total = "", 0.0
+    try:
+        net = KINDS[kind]()
+        total = sum(float(value.detach().double().sum()) for value in net.parameters())
+    except Exception as error:  # noqa: BLE001  what would end the program
+        ended = f"{type(error).__name__}: {error}"
+    zero_lines._zero._end_with_program()
+    counted = {name: {what[:80]: count for what, count in counters[name].items()} for name in COUNTED}
+    steps = len(read_rank(file).steps) if folder and (file := Path(folder, "rank_0_metrics.jsonl")).exists() else 0
+    return {"kind": kind, "recorded": bool(folder), "counted": counted, "sum": total, "ended": ended, "steps": steps}
+
+
+def main(folder: str, *kinds: str) -> None:
+    for kind in kinds or KINDS:
+        for target in (None, str(Path(folder, kind.replace(" ", "_")))):
+            child = os.fork()
+            if child == 0:
+                said = json.dumps(one(kind, target))
+                os.write(1, f"{said}\n".encode())
+                os._exit(0)
+            os.waitpid(child, 0)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
