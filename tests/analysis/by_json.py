@@ -15,16 +15,14 @@ import msgspec
 
 from aorta.analysis import aggregate as _aggregate
 from aorta.analysis import cautions as _cautions
-from aorta.analysis import collective_metrics as _straggler
 from aorta.analysis import gate
 from aorta.analysis.attribution import attribute as _attribute
-from aorta.analysis.attribution import breakdown
 from aorta.analysis.compare import headline as _headline
 from aorta.analysis.compare import run_comparison
 from aorta.analysis.compare import verdict as _verdict
 from aorta.documents import as_json, known
 from aorta.documents import statistics as _stats
-from aorta.documents.comparison import Attribution, ComparedMetric, Comparison, GateEntry, Summary
+from aorta.documents.comparison import ComparedMetric, Comparison, GateEntry, Summary
 from aorta.documents.metrics import metric_named
 from aorta.report import summary as _summary
 
@@ -94,12 +92,6 @@ def compare(reference: Any, candidate: Any, before: Any, after: Any, **words: An
     return as_json(run_comparison.compare((reference, candidate), values, matched, paces, **words))
 
 
-def straggler(*args: Any, **words: Any) -> Any:
-    """The rule on one group, whose name says nothing."""
-    found = as_json(_straggler.judge(("", ()), *args, **words))
-    return {name: value for name, value in found.items() if name not in ("group", "group_ranks")}
-
-
 def numbers(name: str, *args: Any) -> Any:
     """The statistics of a metric of two launch sets."""
     pair = built(ComparedMetric, {"unit": metric_named(name).unit})
@@ -135,16 +127,6 @@ def ended(options: Any, summary: MutableMapping[str, Any]) -> tuple[int, str]:
     gate.judge(options, document)
     summary.update(as_json(document))
     return gate.run_gate(options, document)
-
-
-def sentence_rows(attribution: Mapping[str, Any]) -> list[Any]:
-    """The rows that hold every number of an attribution's sentence."""
-    return list(map(as_json, breakdown.sentence_rows(built(Attribution, attribution))))
-
-
-def cause_lines(attribution: Mapping[str, Any]) -> list[str]:
-    """The same rows as a table of Markdown."""
-    return gate.cause_table(breakdown.sentence_rows(built(Attribution, attribution)))
 
 
 cautions = by_json(_cautions.cautions)

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from aorta.analysis.account import account_of
 from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.findings import RULES, add_reasons, throttled
+from aorta.analysis.findings import RULES, explain, throttled
 from aorta.documents.dataset import DatasetEntry
 from aorta.read.record import load_run
 from aorta.read.traces.load import load_traces
@@ -29,7 +30,7 @@ def found(dataset: LabelledRun) -> dict[str, dict[str, Any]]:
     from aorta.analysis.aggregate import aggregate
 
     entry = aggregate(dataset)
-    add_reasons(dataset, entry)
+    explain(dataset, entry, account_of(dataset))
     return {
         each.rule: {
             name: value

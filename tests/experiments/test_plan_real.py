@@ -68,4 +68,3 @@ def test_a_program_of_the_users_own_with_two_builds_of_a_library(tmp_path: Path)
     differ = [each["key"] for each in found["manifest_differences"]]
     assert differ == ["collective_library", "environment.LD_PRELOAD", "environment.NCCL_ALGO"]
     assert found["losses"]["sentence"] == "bit-equal in all 24 rank-steps"
-    assert "Configuration: collective_library 2.27.3 (sha256 " in found["attribution"]["sentence"]

@@ -113,11 +113,10 @@ def test_the_verdict_comes_first_with_what_it_rests_on(written: tuple[dict, str]
     assert " ".join(PAGE.effect(pair["effect"]["value"], "difference").split()) in text
     assert re.search(r"Smallest detectable effect: [\d.]+ % \(80 % power\)", text)
     assert "4 launches of cuda, 4 launches of rocm; intervals at 95 %" in text
-    attribution = summary["comparison"]["attribution"]
-    assert attribution["sentence"].replace("->", "→") in text
-    assert attribution["reference"]["achieved_tflops_reason"] in text
-    for row in attribution["causes"]:
-        assert PAGE.number(row["difference_ms"], "ms") in text
+    account = summary["comparison"]["account"]
+    assert account["sentence"].replace("->", "→") in text
+    for row in (account["step"], *account["parts"]):
+        assert PAGE.number(row["reference_ms"], "ms") in text
     assert f"Gate: fail (exit code 3). overlap_ratio<-0.05: {summary['gate']['conditions'][0]['reason']}" in text
     assert "killed (no footer)" in text
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -60,7 +59,6 @@ def against_even(pair: Pair) -> dict[str, Any]:
     exact(found)
     assert found["difference_ms"] > 5
     assert found["candidate"]["untold_ns"] == found["reference"]["untold_ns"] == 0
-    assert found["causes"]
     return found
 
 
@@ -69,8 +67,6 @@ def names_a_slow_kind(pair: Pair) -> None:
     largest = found["dimensions"]["kind"][0]
     assert largest["kind"] == "reducescatter"
     assert largest["share"] > 0.6
-    assert re.search(r"increase is reducescatter|Reducescatter (.* )?rose by ", found["sentence"])
-    assert found["causes"][0]["kind"] == "reducescatter"
     parts = {row["part"]: row["difference_ms"] for row in found["dimensions"]["part"]}
     assert "transfer" in parts
     assert parts["transfer"] > parts.get("wait", 0)
@@ -78,9 +74,7 @@ def names_a_slow_kind(pair: Pair) -> None:
 
 def names_a_straggler(pair: Pair) -> None:
     found = against_even(pair)
-    assert re.search(r"[Ww]aiting for rank 1, a straggler of (default )?group ", found["sentence"])
-    assert found["causes"][0]["dimension"] == "straggler"
-    assert found["causes"][0]["rank"] == 1
+    assert found["dimensions"]["part"][0]["part"] == "wait"
     assert found["dimensions"]["rank"][0]["rank"] == 0  # the one that waits
 
 
@@ -89,8 +83,6 @@ def names_a_block(pair: Pair) -> None:
     largest = found["dimensions"]["block"][0]
     assert largest["block"] == "embedding"
     assert largest["share"] > 0.6
-    assert "embedding" in found["sentence"].lower()
-    assert found["causes"][0]["dimension"] in ("block", "collective")
     assert found["dimensions"]["collective"][0]["bytes"] >= LARGE_BYTES
 
 
@@ -98,7 +90,7 @@ CHECKS = {"kind": names_a_slow_kind, "straggler": names_a_straggler, "block": na
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_the_fault_is_named(runs: dict[str, Pair], fault: str) -> None:
+def test_the_fault_is_the_largest_row(runs: dict[str, Pair], fault: str) -> None:
     CHECKS[fault](runs[fault])
 
 
