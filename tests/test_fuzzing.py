@@ -88,7 +88,7 @@ from tests.records.test_progress_file import facts as progress_facts
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PACKAGE: Final = str(Path(aorta.__file__).parent)
-CORPORA, SAMPLE = ROOT / "tests" / "analysis", ROOT / "tests" / "samples" / "two_gloo_ranks"
+CORPORA, SAMPLE = ROOT / "tests", ROOT / "tests" / "samples" / "two_gloo_ranks"
 KEEP = ROOT / "artifacts" / "fuzz"
 LIMIT_S, LIMIT_BYTES, WAIT_S = 10, 1 << 30, 120.0
 """Processor time and memory of a case; one that has not ended after `WAIT_S` waits for ever."""
@@ -153,7 +153,7 @@ def traces(folder: Path) -> None:
     for name, write in (("rocpd", write_rocpd), ("nsys", write_nsys)):
         (folder / name).mkdir()
         write(folder / name / f"{name}.db")
-    _each(folder, (CORPORA / "load" / "corpus").iterdir())
+    _each(folder, (CORPORA / "read" / "corpus").iterdir())
 
 
 def records(folder: Path) -> None:

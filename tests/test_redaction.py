@@ -169,7 +169,7 @@ def config(path: Path, text: str) -> str:
 
 
 TOLD = "import sys; print('HF_TOKEN=' + sys.argv[-1]); sys.exit('Error: no login at ' + sys.argv[1])"
-AB = ("ab", "--output", "plan", "--no-report", "--launches", "2", "--python", sys.executable)
+AB = ("ab", "--output", "plan", "--no-report", "--launches", "2", f"python={sys.executable}")
 SAID = ("--command", f'{sys.executable} -c "{TOLD}" {URL} --password {CANARY}')
 
 PLACES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
