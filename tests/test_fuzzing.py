@@ -88,7 +88,7 @@ from tests.records.test_progress_file import facts as progress_facts
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PACKAGE: Final = str(Path(aorta.__file__).parent)
-CORPORA, SAMPLE = ROOT / "tests" / "analysis", ROOT / "tests" / "samples" / "two_gloo_ranks"
+SAMPLE = ROOT / "tests" / "samples" / "two_gloo_ranks"
 KEEP = ROOT / "artifacts" / "fuzz"
 LIMIT_S, LIMIT_BYTES, WAIT_S = 10, 1 << 30, 120.0
 """Processor time and memory of a case; one that has not ended after `WAIT_S` waits for ever."""
@@ -153,7 +153,7 @@ def traces(folder: Path) -> None:
     for name, write in (("rocpd", write_rocpd), ("nsys", write_nsys)):
         (folder / name).mkdir()
         write(folder / name / f"{name}.db")
-    _each(folder, (CORPORA / "load" / "corpus").iterdir())
+    _each(folder, (ROOT / "tests" / "read" / "corpus").iterdir())
 
 
 def records(folder: Path) -> None:
@@ -180,7 +180,7 @@ def merge(folder: Path) -> None:
     run_folder(folder / "run")
     for path in run_folder(folder / "records").glob("r?.json"):
         path.unlink()
-    _each(folder, sorted(CORPORA.glob("merge/corpus/*/*.json")), "rank0.json")
+    _each(folder, sorted((ROOT / "tests" / "merge" / "corpus").glob("*/*.json")), "rank0.json")
 
 
 def rpc(folder: Path) -> None:
