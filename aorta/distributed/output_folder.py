@@ -107,9 +107,9 @@ def occupied(path: Path, topology: Topology, peers: Peers) -> Iterator[RunFolder
     restarted = attempt > 0 and earlier.get("elastic_run_id") == topology.elastic_run_id
     if restarted and isinstance(earlier.get("run_id"), str):
         run_id = str(earlier["run_id"])
-    folder = RunFolder(path, *peers.from_rank_zero("run", (run_id, attempt)))
+    folder = RunFolder(path, *peers.from_first_rank("run", (run_id, attempt)))
     this_run = _HELD + f"{folder.run_id}, attempt {folder.attempt}, process ".encode()
-    first, of_node = topology.rank == 0, topology.local_rank == 0
+    first, of_node = peers.is_first, topology.local_rank == 0
     with ExitStack() as stack:
         for turn, mine in (("first", first), ("nodes", of_node and not first), ("rest", not of_node)):
             with _turn(path, peers, turn):
@@ -148,7 +148,7 @@ def _turn(path: Path, peers: Peers, turn: str) -> Iterator[None]:
             "training.output_dir=DIR"
         )
     said = peers.gather(f"folder/{turn}", [isinstance(error, ConfigError), error and str(error)])
-    failed = [(kind, f"rank {rank}: {text}") for rank, (kind, text) in enumerate(said) if text is not None]
+    failed = [(kind, f"rank {rank}: {text}") for rank, (kind, text) in zip(peers.ranks, said, strict=True) if text]
     if failed:
         raise (ConfigError if all(kind for kind, _ in failed) else RunIncomplete)("; ".join(text for _, text in failed))
 
@@ -172,13 +172,13 @@ def prepare(
     Raises:
         RunIncomplete: on every rank, where one cannot write the folder; names it.
     """
-    path = folder.path
+    path, first = folder.path, peers.is_first
     overwrite = overwrite and topology.restart_count == 0  # an earlier attempt of this run is not an earlier run
-    for turn, mine in (("clear first", topology.rank == 0), ("clear", topology.rank != 0 == topology.local_rank)):
+    for turn, mine in (("clear first", first), ("clear", topology.local_rank == 0 and not first)):
         with _turn(path, peers, turn):
             if mine:
                 moved = _clear(path, overwrite=overwrite, stays={*keep, *(RESUMED if resuming else ())})
-                if moved is not None and topology.rank == 0:
+                if moved is not None and first:
                     to_stderr(f"the earlier run in {shown_path(path)} is kept in {shown_path(moved)}")
 
 
@@ -271,7 +271,7 @@ def build_manifest(
     libraries = [facts.pop("collective_library") for facts in ranks]
 
     def differences(values: list[Any]) -> dict[str, Any]:
-        return {str(rank): value for rank, value in enumerate(values) if value != values[0]}
+        return {str(facts["rank"]): value for facts, value in zip(ranks, values, strict=True) if value != values[0]}
 
     return {
         "schema_version": SCHEMA_VERSION,

@@ -46,6 +46,7 @@ from aorta.recording.api_arguments import (
 from aorta.recording.calibration import Calibrator, calibration_plan
 from aorta.recording.live_steps import refuse_missing_clients
 from aorta.recording.loop_profiler import LoopProfiler
+from aorta.recording.meeting import joined
 from aorta.recording.profilers import Profiling, profiler_of
 from aorta.recording.rank_process import meet
 from aorta.recording.rank_progress import noted_phases
@@ -293,14 +294,19 @@ def record(
             ),
             watchdog=watchdog,
         )
+        meeting = joined.get()
+        if meeting is not None and meeting.left_out:
+            request.remarks["reasons"]["ranks"] = f"no optimizer step, so not recorded: ranks {meeting.left_out}"
         run = stack.enter_context(recorded_run(request, RunSite(place, topology, device, peers)))
+        if meeting is not None:
+            meeting.until_held()
         run.record.may_end_early = True
         instrument = stack.enter_context(run.instrument())
         instrument.watch(found)
         if why_others is not None:
             if not found:
                 instrument.recorder.unseen = Unseen(f"no block: {why_others}", compute=True)
-            if topology.rank == 0:
+            if peers.is_first:
                 to_stderr(f"aorta.record: {why_others}")
         # The blocks too: where the last one's output is the model's, FSDP queues its callback with that gradient.
         for module in (*(block for _, block in found), *hookable):
@@ -334,7 +340,7 @@ def record(
             profiler.abandon(error)  # after the footer, as it waits for files
             raise
         run.clocks.at_end()  # after the footer, which must not depend on what happens here
-        if topology.rank == 0:
+        if peers.is_first:
             to_stderr(recording.ended(run.record.writer.steps_written))
         try:
             profiler.settle(place)

@@ -16,12 +16,13 @@ import torch.distributed as dist
 
 from aorta.recording import zero_lines
 from aorta.recording.injected import sitecustomize
+from tests.runs import HANGS_S
 
 
 def patched(folder: str) -> None:
     """Do what the import hook does while a program imports torch."""
     os.environ[zero_lines.VARIABLE] = folder
-    zero_lines._MEETING_S = 2.0 if "alone" in sys.argv else zero_lines._MEETING_S  # type: ignore[misc]
+    zero_lines._FIRST_STEP_S = 0.0 if "alone" in sys.argv else HANGS_S  # type: ignore[misc]
     for name in sitecustomize._WATCHED:
         zero_lines.patch(module := importlib.import_module(name))
         for copied in ("barrier", "destroy_process_group") if "c10d" in name else ():
