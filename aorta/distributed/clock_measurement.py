@@ -131,13 +131,15 @@ class ClockSynchronisation:
             )
         return sync
 
-    def at_end(self) -> ClockSync | None:
-        """Measure after the last step. A rank that does not answer keeps its first value, with an unknown bound."""
+    def at_end(self, *, write: bool = True) -> ClockSync | None:
+        """Measure after the last step, and `write` the file again. A rank that does not answer keeps its first value,
+        with an unknown bound.
+        """
         if self.result is None or self._clock is None:
             return None  # clock.sync is off
         found = self._pass("end", self._clock)
         ranks = [_with(entry, "end", sample) for entry, sample in zip(self.result.ranks, found, strict=True)]
-        self._publish(msgspec.structs.replace(self.result, complete=True, ranks=ranks))
+        self._publish(msgspec.structs.replace(self.result, complete=True, ranks=ranks), write=write)
         return self.result
 
     def _pass(self, when: str, clock: WallClock) -> list[OffsetSample | str]:
@@ -174,9 +176,9 @@ class ClockSynchronisation:
         except (RuntimeError, OSError) as error:
             return f"rank {rank} did not answer ({str(error).splitlines()[0]})"
 
-    def _publish(self, sync: ClockSync) -> None:
+    def _publish(self, sync: ClockSync, *, write: bool = True) -> None:
         self.result = sync
-        if not self._peers.is_first:
+        if not (write and self._peers.is_first):
             return
         path = self._folder.path / CLOCK_SYNC_FILE
         try:

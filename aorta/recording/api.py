@@ -142,11 +142,13 @@ class Recording:
         """Record why it is unclear where the current step begins or ends."""
         self._recorder.boundary = self._recorder.boundary or why
 
-    def ended(self, count: int) -> str:
-        """Return how many steps were recorded, and the command that reads them."""
+    def ended(self, count: int, *, in_place: bool) -> str:
+        """Return how many steps were recorded, and the command that reads them, if they are still there."""
         if self._next == self._first:
             return f"0 steps recorded in {shown_path(self.path)}: call recording.step() at the end of every step"
         steps = "1 step" if count == 1 else f"{count} steps"
+        if not in_place:
+            return f"{steps} recorded, but {shown_path(self.path)} was removed, renamed or replaced meanwhile"
         return f"{steps} recorded; aorta report {shlex.quote(shown_path(self.path))}"
 
     def close(self, error: BaseException | None = None) -> None:
@@ -339,9 +341,10 @@ def record(
             run.record.fail(instrument, Ending(), code, f"rank {topology.rank}: {text}")
             profiler.abandon(error)  # after the footer, as it waits for files
             raise
-        run.clocks.at_end()  # after the footer, which must not depend on what happens here
+        in_place = run.record.writer.is_in_place
+        run.clocks.at_end(write=in_place)  # after the footer, which must not depend on what happens here
         if peers.is_first:
-            to_stderr(recording.ended(run.record.writer.steps_written))
+            to_stderr(recording.ended(run.record.writer.steps_written, in_place=in_place))
         try:
             profiler.settle(place)
         except TracesIncomplete as error:

@@ -31,7 +31,7 @@ from aorta.distributed.peers import Peers
 from aorta.distributed.topology import Topology, process_group, read_topology, select_device, share_device
 from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, ConfigError, InstrumentError
 from aorta.recording.meeting import joined
-from aorta.records.files import open_own
+from aorta.records.files import open_own, shared_folder
 from aorta.redaction import redact
 from aorta.terminal_style import printable
 
@@ -89,7 +89,7 @@ def start_logging(rank: int, world_size: int) -> None:
 @contextmanager
 def log_to(path: Path) -> Iterator[None]:
     """Write everything to `path` as well, for the length of a `with` block."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    shared_folder(path.parent)
     handler = _LogFile(path)
     handler.setFormatter(logging.Formatter(_FORMAT))
     logging.getLogger().addHandler(handler)

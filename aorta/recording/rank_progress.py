@@ -32,6 +32,7 @@ from aorta.instrument.operators import offered
 from aorta.instrument.transparent import observed_steps
 from aorta.recording.meeting import joined
 from aorta.records.clocks import boot_id
+from aorta.records.files import shared_folder
 from aorta.records.process import pid_namespace, start_ticks
 from aorta.records.progress_file import PROGRESS_DIR, PROGRESS_FILE, STACKS_FILE, Progress, ProgressFacts, ProgressFile
 
@@ -55,7 +56,7 @@ def noted_progress(
     with ExitStack() as stack:
         directory, progress, meeting = folder.path / PROGRESS_DIR, Progress(), joined.get()
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            shared_folder(directory)
             number = stack.enter_context(stacks_on_request(directory / STACKS_FILE.format(rank=topology.rank)))
             facts = ProgressFacts(
                 rank=topology.rank,

@@ -50,6 +50,7 @@ class _ZeroLines:
         self._first: Optimizer | None = None
         self._process = self._thread = 0
         self._meeting: Meeting | None = None
+        self._why: str | None = None
         self._depth = threading.local()
         self._hooks: list[Any] = []
         self._handled: BaseException | None = None
@@ -77,6 +78,15 @@ class _ZeroLines:
                     text = text.strip().partition("\n")[0]
                     _say(f"nothing {'' if recording is None else 'more '}is recorded: {text}")
                 self.end(None, error)
+
+    def expect(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the `step` of a class of optimizers, watched. At the end it is said if none was seen."""
+        if self._why is None:
+            from multiprocessing.util import Finalize
+
+            self._why = "no optimizer step was seen; inside of torch.compile none is"
+            Finalize(None, self._end_with_program, exitpriority=1000)  # in children of multiprocessing too
+        return self.around_step(step, 0)
 
     def around_step(self, step: Callable[..., Any], place: int) -> Callable[..., Any]:
         """Return `step`, which hands the optimizer, its argument `place`, on unless it runs inside of another one."""
@@ -107,7 +117,8 @@ class _ZeroLines:
             return
         together = dist.is_available() and dist.is_initialized()
         if not together and int(os.environ.get("WORLD_SIZE") or 1) > 1:
-            return  # the process group is not there yet
+            self._why = f"torch.distributed was not initialised, with WORLD_SIZE={os.environ['WORLD_SIZE']}"
+            return
         try:
             from aorta.recording import api, recorded_run
             from aorta.recording.meeting import AGREED_STEP_S, Meeting, announce
@@ -125,9 +136,6 @@ class _ZeroLines:
         self._first, self._handled = optimizer, sys.exc_info()[1]
         self._roots = {id(root) for model in models for root in _wrapped(model)}
         self._process, self._thread = os.getpid(), threading.get_ident()
-        from multiprocessing.util import Finalize
-
-        Finalize(None, self._end_with_program, exitpriority=1000)  # in children of multiprocessing too
         api.standing_aside.append(self._stand_aside)
 
         def open_run(behind: int) -> Recording:
@@ -227,6 +235,13 @@ class _ZeroLines:
     def _end_with_program(self) -> None:
         # Set by the interpreter once it has printed what ended the program.
         self.guarded(self.end, None, sys.exc_info()[1] or getattr(sys, "last_value", None) or self._exit)
+        self.guarded(self._never_began)
+
+    def _never_began(self) -> None:
+        if self._recording is None and self._why is not None and not self.is_over:
+            self.is_over = True
+            if os.environ.get("RANK", "0") == "0":
+                _say(f"nothing is recorded: {self._why}")
 
     def end(self, group: Any = None, error: BaseException | None = None) -> None:
         """End the recording: before its process group is destroyed, or with what ends the program."""
@@ -236,10 +251,8 @@ class _ZeroLines:
             return
         if self._recording is None:
             if self._meeting is not None:
-                why = self._meeting.give_up()
-                if not self.is_over and _rank() == 0:
-                    _say(f"nothing is recorded: {why}")
-                self.is_over = True
+                self._why = self._meeting.give_up()
+                self._never_began()
             return
         recording, self._recording, self.is_over = self._recording, None, True
         for hook in self._hooks:
@@ -266,7 +279,7 @@ def _own_store() -> Store:
 
     from aorta.recording.rank_process import default_store
 
-    return dist.PrefixStore("aorta/zero_lines", default_store().clone())
+    return dist.PrefixStore("aorta/zero_lines", default_store().clone())  # type: ignore[attr-defined]  # not in its stubs
 
 
 def _wrapped(model: nn.Module | None) -> Iterator[nn.Module]:
@@ -318,7 +331,7 @@ def patch(module: ModuleType) -> None:
         case "torch.optim.optimizer":
             hook_optimizers()
             hooked = target.Optimizer.profile_hook_step  # makes the `step` of every class of optimizers
-            target.Optimizer.profile_hook_step = staticmethod(lambda step: _zero.around_step(hooked(step), 0))
+            target.Optimizer.profile_hook_step = staticmethod(lambda step: _zero.expect(hooked(step)))
             _call_before(sys, "exit", _zero.exit)
         case "torch.nn.modules.module":
             _call_before(target.Module, "eval", _zero.evaluates)
