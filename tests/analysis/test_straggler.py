@@ -20,8 +20,6 @@ from tests.analysis.builders import CLOCK, MS, collective, footer, header, metri
 from tests.analysis.by_json import aggregate
 from tests.analysis.by_json import straggler as judge
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
-
 TRANSFER_MS = 10.0
 
 

@@ -84,7 +84,7 @@ class Totals:
         ranks: rank -> exposed nanoseconds.
         waits: (group, its size, rank) -> exposed nanoseconds in which that rank waited for others.
         stragglers: of each launch that names the rank, by how many milliseconds it is late, and `Straggler.basis`.
-        parallel, manifest: of the first launch.
+        parallel: the strategy of the first launch.
         host_bound: why marks do not bear the exposed communication and computation of a launch; nothing after it is
             added.
     """
@@ -96,7 +96,6 @@ class Totals:
     waits: Counter[tuple[str, int | None, int]] = field(default_factory=Counter)
     stragglers: defaultdict[LateRank, list[tuple[float, str | None]]] = field(default_factory=lambda: defaultdict(list))
     parallel: str = ""
-    manifest: Mapping[str, Any] | None = None
     host_bound: str | None = None
 
     def add(self, rank: int, sums: ExposedSums) -> None:
@@ -121,7 +120,7 @@ def totals_of(launches: Iterable[LabelledRun]) -> Totals:
     for dataset in launches:
         run = dataset.run
         if not totals.launches:
-            totals.parallel, totals.manifest = run.source.parallel or "", run.manifest
+            totals.parallel = run.source.parallel or ""
         for basis in map(dataset.pace.basis, _RESTS_ON):
             if basis.source != "marks":
                 totals.host_bound = basis.reason or _KERNELS
