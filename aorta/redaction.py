@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import accumulate
 from typing import Any, Final
@@ -46,15 +46,16 @@ _QUOTE: Final = r"""\\{0,7}["']"""
 _BETWEEN: Final = rf"{_QUOTE}\s{{0,80}},\s{{0,80}}{_QUOTE}"  # two words of a list
 
 
-def _quoted(mark: str, inside: str) -> str:
-    """Match a text in quotes, or a list of such from the first to the end of the last."""
-    return rf"(?:{mark}((?:{inside})++)|\[\s{{0,80}}{mark}((?:{inside}|{mark}\s{{0,80}},\s{{0,80}}{mark})++))"
+def _quoted(mark: str, inside: str, guard: str = "") -> str:
+    """Match a text in quotes, or a list of such from the first to the end of the last. `guard`: of an opening quote."""
+    between = rf"{mark}\s{{0,80}},\s{{0,80}}{mark}{guard}"
+    return rf"(?:{mark}{guard}((?:{inside})++)|\[\s{{0,80}}{mark}{guard}((?:{inside}|{between})++))"
 
 
 _JSON: Final = _quoted('"', r'[^"\\\n]|\\.')
 _IN_QUOTES: Final = "|".join(
     (
-        _quoted(r'"(?![,}\]:\s]|$)', r'[^"\\\n]|\\.'),  # the quotes are none of JSON's own, where a text is JSON
+        _quoted('"', r'[^"\\\n]|\\.', r"(?![,}\]:\s]|$)"),  # the quotes are none of JSON's own, where a text is JSON
         r'"{3}([^"]++)',  # TOML's
         _quoted("'", r"""[^'"\\\n]|\\[^'"]"""),
         _quoted(r"""\\{1,7}["']""", r"""[^"'\\]"""),
@@ -129,8 +130,12 @@ _PLAIN: Final = re.compile(r"[A-Za-z_]+|[\d.,:+-]+")
 
 def redact(text: str) -> str:
     """Return the text with `...` in place of secrets."""
+    return _without(text, _spans(text))
+
+
+def _without(text: str, spans: Iterable[tuple[int, int]]) -> str:
     shown, after = [], 0
-    for begin, end in sorted(_spans(text)):
+    for begin, end in sorted(spans):
         if begin >= after:
             shown += [text[after:begin], HIDDEN]
         after = max(after, end)
@@ -185,20 +190,19 @@ def hide(words: Sequence[str]) -> list[str]:
     """Return arguments without secrets: also what follows `NAME=`, after other `=` too (`--env=HF_TOKEN=a b`), or an
     option (`--password`) whose name `SECRET` matches.
     """
-    spans = sorted(_spans(" ".join(words)))  # of options whose argument is the next word
+    spans = list(_spans(" ".join(words)))  # of options whose argument is the next word, too
     begins = accumulate((len(word) + 1 for word in words), initial=0)
     shown: list[str] = []
-    for before, word, begin in zip(["", *words], words, begins, strict=False):
+    for before, word, at in zip(["", *words], words, begins, strict=False):
         parts = word.split("=")
-        named = next((at for at, name in enumerate(parts[:-1], 1) if SECRET.search(name)), None)
+        named = next((count for count, name in enumerate(parts[:-1], 1) if SECRET.search(name)), None)
         if before.startswith("-") and "=" not in before and not word.startswith("-") and SECRET.search(before):
             shown.append(HIDDEN)
         elif named is not None and "://" not in word:
             shown.append("=".join([*parts[:named], HIDDEN]))
-        elif before.startswith("-") and (inside := [span for span in spans if begin <= span[0] < begin + len(word)]):
-            shown.append(redact(word[: inside[0][0] - begin]) + HIDDEN)
         else:
-            shown.append(redact(word))
+            own = [(max(begin - at, 0), min(end - at, len(word))) for begin, end in spans]
+            shown.append(_without(word, [(begin, end) for begin, end in own if begin < end]))
     return shown
 
 

@@ -130,8 +130,8 @@ def printable(text: str) -> str:
 
 
 def wrapped(lines: Iterable[str], width: int = WIDTH, indent: str = "    ") -> str:
-    """Return each line in at most `width` columns, continued with an indent."""
+    """Return each line, without secrets, in at most `width` columns, continued with an indent."""
     return "\n".join(
-        textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+        textwrap.fill(redact(line), width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
         for line in lines
     )

@@ -101,7 +101,7 @@ def split_ranks(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
     return ranks, words
 
 
-class _Loader(ConfigLoaderImpl):
+class _CheckedLoader(ConfigLoaderImpl):
     """Composes a configuration that may be somebody else's: checks it before anything in it is called."""
 
     def load_configuration(self, *arguments: Any, **named: Any) -> DictConfig:
@@ -186,7 +186,7 @@ def _composed(config_dir: Path) -> DictConfig | None:
     schema.register()
     # Hydra would print and exit by itself; raising lets one place format every error.
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    _hydra.ConfigLoaderImpl = _Loader  # type: ignore[attr-defined]
+    _hydra.ConfigLoaderImpl = _CheckedLoader  # type: ignore[attr-defined]
     try:
         hydra.main(version_base="1.3", config_path=str(config_dir), config_name="default")(keep)()
     except AortaError:

@@ -69,9 +69,3 @@ settings.register_profile("short", settings.get_profile("gate"), max_examples=25
 settings.register_profile("soak", _UNTIMED, max_examples=20_000)
 settings.register_profile("seeds", _UNTIMED, max_examples=100, database=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "gate"))
-
-
-@pytest.fixture
-def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reports have no pictures: these have tests of their own, and take a second a report."""
-    monkeypatch.setattr("aorta.report.files.pictures", lambda *_: ())

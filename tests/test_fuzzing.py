@@ -6,8 +6,8 @@
 
 A *door* is an entry into AORTA. It gets good and odd inputs of the tests, changed at random, in a process of its own
 with limits, and answers or refuses with an error of `aorta/errors.py`. Everything else is a finding: another exception,
-more than 1 GiB, more than 10 s of processor time, a changed input, or a file where none was asked for. What was found
-is the corpus below, which is answered or refused now.
+more memory or processor time than the size of its files allows, a changed input, or a file where none was asked for.
+What was found is the corpus below, which is answered or refused now.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import argparse
 import contextlib
 import gzip
 import json
+import math
 import os
 import pickle
 import re
@@ -88,10 +89,15 @@ from tests.records.test_progress_file import facts as progress_facts
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PACKAGE: Final = str(Path(aorta.__file__).parent)
-CORPORA, SAMPLE = ROOT / "tests" / "analysis", ROOT / "tests" / "samples" / "two_gloo_ranks"
+SAMPLE = ROOT / "tests" / "samples" / "two_gloo_ranks"
 KEEP = ROOT / "artifacts" / "fuzz"
-LIMIT_S, LIMIT_BYTES, WAIT_S = 10, 1 << 30, 120.0
-"""Processor time and memory of a case; one that has not ended after `WAIT_S` waits for ever."""
+LEAST_S, S_PER_BYTE = 5, 5e-6
+LEAST_BYTES, BYTES_PER_BYTE = 512 << 20, 512
+"""Processor time and memory of a case: of any, and for each byte of its files. Pictures and a page take 2 s."""
+WAIT_S: Final = 300.0
+"""A case that has not ended after so long waits for ever."""
+DENSEST: Final = 40
+"""How far traces are compressed, at most: more of what is inflated is no reason to take longer."""
 ANSWER, REFUSAL = "answer", "refusal"
 _ANSWERS: Final = (None, 0, GateFailed.exit_code, Inconclusive.exit_code, RunIncomplete.exit_code)
 """Exit codes of commands that read what they were given."""
@@ -153,7 +159,7 @@ def traces(folder: Path) -> None:
     for name, write in (("rocpd", write_rocpd), ("nsys", write_nsys)):
         (folder / name).mkdir()
         write(folder / name / f"{name}.db")
-    _each(folder, (CORPORA / "load" / "corpus").iterdir())
+    _each(folder, (ROOT / "tests" / "read" / "corpus").iterdir())
 
 
 def records(folder: Path) -> None:
@@ -180,7 +186,7 @@ def merge(folder: Path) -> None:
     run_folder(folder / "run")
     for path in run_folder(folder / "records").glob("r?.json"):
         path.unlink()
-    _each(folder, sorted(CORPORA.glob("merge/corpus/*/*.json")), "rank0.json")
+    _each(folder, sorted((ROOT / "tests" / "merge" / "corpus").glob("*/*.json")), "rank0.json")
 
 
 def rpc(folder: Path) -> None:
@@ -259,7 +265,7 @@ def autopsies(folder: Path) -> None:
     for name, host in (("died", socket.gethostname()), ("elsewhere", "another")):
         for rank in range(3):
             about = structs.replace(progress_facts(rank), world_size=4, host=host, boot_id=boot_id(), start_ticks=1)
-            about = structs.replace(about, error_file="error.json", stack_signal=40, phases=PHASES)
+            about = structs.replace(about, error_file="attempt_0/0/error.json", stack_signal=40, phases=PHASES)
             file = ProgressFile.create(folder / name / "progress" / f"rank_{rank}.bin", about)
             group = file.group("0", (0, 1, 2, 3))
             for number in range(3 + (rank == 0)):
@@ -270,7 +276,7 @@ def autopsies(folder: Path) -> None:
                     file.end_step()
         write_rank(folder / name, header(0, 4), [step(0, 4, 0, overlap=metrics(10, 8, 4, 2))])
         _put(folder / name, "progress/rank_1.stacks", fatal)
-        _put(folder / name, "error.json", b'{"message": {"message": "ValueError: x", "extraInfo": {}}}')
+        _put(folder / name, "attempt_0/0/error.json", b'{"message": {"message": "x", "extraInfo": {"timestamp": "1"}}}')
         for one in progress_evidence(folder / name)[1:]:
             _put(folder / name, f"autopsy/rank_{one.rank}.json", msgspec.json.encode(one))
         write_verdict(folder / name, verdict_on_run(folder / name))
@@ -521,6 +527,18 @@ def load_seeds(door: str, folder: Path) -> dict[str, Tree]:
     return {seed.name: read_tree(seed) for seed in sorted(folder.iterdir())}
 
 
+def size_of(tree: Tree) -> int:
+    """Return the bytes of a case's files, inflated."""
+    size = 0
+    for content in tree.values():
+        if isinstance(content, bytes):
+            size += len(content)
+            if content.startswith(b"\x1f\x8b"):
+                with contextlib.suppress(zlib.error):
+                    size += len(zlib.decompressobj(31).decompress(content, DENSEST * len(content)))
+    return size
+
+
 def opened(door: str, tree: Tree, place: Path) -> str:
     """Open one case in a process of its own; return `answer`, `refusal`, or the finding with its traceback behind it.
     The files of the case stay in `place/case`.
@@ -528,26 +546,28 @@ def opened(door: str, tree: Tree, place: Path) -> str:
     write_tree(tree, place / "case")
     write_tree({}, place / "out")
     (place / "said").write_text("it ended without a word")
-    process = _FORK.Process(target=_child, args=(door, place))
+    size = size_of(tree)
+    limit_s, limit_bytes = LEAST_S + math.ceil(S_PER_BYTE * size), LEAST_BYTES + BYTES_PER_BYTE * size
+    process = _FORK.Process(target=_child, args=(door, place, limit_s, limit_bytes))
     process.start()
     process.join(WAIT_S)
     if process.is_alive():
         process.kill()
         process.join()
         return "it waits for ever"
-    return f"more than {LIMIT_S} s" if process.exitcode == -signal.SIGXCPU else (place / "said").read_text()
+    return f"more than {limit_s} s" if process.exitcode == -signal.SIGXCPU else (place / "said").read_text()
 
 
-def _child(door: str, place: Path) -> None:
+def _child(door: str, place: Path, limit_s: int, limit_bytes: int) -> None:
     """Write what becomes of a case into `place/said`."""
     case, out, said = place / "case", place / "out", place / "said"
     os.environ["COLUMNS"] = "80"
     used, status = resource.getrusage(resource.RUSAGE_SELF), Path("/proc/self/status").read_text()
-    room = int(re.search(r"VmSize:\s+(\d+)", status)[1]) * 1024 + LIMIT_BYTES  # type: ignore[index]
+    room = int(re.search(r"VmSize:\s+(\d+)", status)[1]) * 1024 + limit_bytes  # type: ignore[index]
     for kind, limit in (
         (resource.RLIMIT_AS, room),
         (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime) + LIMIT_S),
+        (resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime) + limit_s),
     ):
         resource.setrlimit(kind, (limit, resource.getrlimit(kind)[1]))
     before, around = _listing(case), set(place.iterdir())
@@ -716,8 +736,8 @@ FOUND: Final[list[tuple[str, str, str, Any]]] = [
     (ANSWER, "autopsy/died", LINE, "/dev/zero"),
     (ANSWER, "autopsy/died", LINE, lambda lines: lines + FOOTER + DEEP + b"\n"),
     (ANSWER, "autopsy/died", LINE, lambda lines: lines.replace(b'"exit_code":0', b'"signal":{},"exit_code":[0]')),
-    (ANSWER, "autopsy/died", "error.json", DEEP),
-    (ANSWER, "autopsy/died", "error.json", b'["message"]'),
+    (ANSWER, "autopsy/died", "attempt_0/0/error.json", DEEP),
+    (ANSWER, "autopsy/died", "attempt_0/0/error.json", b'["message"]'),
     (ANSWER, "autopsy/died", "autopsy/rank_2.json", DEEP),
     (ANSWER, "autopsy/died", "autopsy/rank_2.json", (b'"rank":2', b'"rank":-2')),
     (ANSWER, "words/lines", "words.txt", b"x" * 5000 + b"\nhost:/" + b"x" * 5000),
@@ -799,8 +819,8 @@ def test_every_door_answers_one_of_its_seeds_as_it_is(door, seeds_of, tmp_path):
         (lambda case, _out: load_source(case / "missing"), REFUSAL),
         (lambda _case, _out: InputError.exit_code, REFUSAL),
         (lambda _case, _out: {}["x"], "KeyError"),
-        (lambda _case, _out: bytearray(2 * LIMIT_BYTES) and None, "MemoryError"),
-        (lambda _case, _out: any(iter(int, 1)), "more than 1 s"),
+        (lambda _case, _out: bytearray(2 * LEAST_BYTES) and None, "MemoryError"),
+        (lambda _case, _out: any(iter(int, 1)), "more than 2 s"),
         (lambda _case, _out: time.sleep(1e6), "it waits for ever"),
         (lambda case, _out: (case / "new").touch(), "it changed its input"),
         (lambda _case, out: (out.parent / "beside").touch(), "it wrote outside its output folder"),
@@ -809,8 +829,8 @@ def test_every_door_answers_one_of_its_seeds_as_it_is(door, seeds_of, tmp_path):
 )
 def test_what_becomes_of_a_case(opens, outcome, tmp_path, monkeypatch):
     monkeypatch.setitem(DOORS, "x", (words, opens))
-    monkeypatch.setattr(sys.modules[__name__], "LIMIT_S", 1)
-    monkeypatch.setattr(sys.modules[__name__], "WAIT_S", 60.0 if outcome == "more than 1 s" else 5.0)
+    monkeypatch.setattr(sys.modules[__name__], "LEAST_S", 1)
+    monkeypatch.setattr(sys.modules[__name__], "WAIT_S", 60.0 if outcome == "more than 2 s" else 5.0)
     assert opened("x", {"a.json": b"{}"}, tmp_path).partition("\n")[0] == outcome
 
 

@@ -73,7 +73,8 @@ ROWS: Final = [
     ("kernels run --top 0", 2, "--top 0: at least 1"),
     ("ab --output p --launches 0 --dry-run", 1, "launches=0: must be at least 1"),
     ("ab --output p --timeout-s nan --dry-run", 1, "timeout_s=nan: must be greater than 0"),
-    ("ab --output p --env NOVALUE --dry-run", 1, "NAME=VALUE"),
+    ("ab --output p --env A=1 --dry-run", 2, "write env.NAME=VALUE"),
+    ("ab --output p env.A --dry-run", 2, "expected env.NAME=VALUE"),
     ("ab --dry-run", 1, "--output"),
     ("ab --output p --plan nowhere.yaml --dry-run", 1, "nowhere.yaml"),
     # A folder that cannot be written, or is taken.

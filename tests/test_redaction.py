@@ -6,8 +6,12 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
+import re
 import sqlite3
 import sys
+import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +25,7 @@ from hypothesis import strategies as st
 
 from aorta import redaction
 from aorta.commands import main
-from aorta.redaction import redact, shown_values
+from aorta.redaction import hide, redact, redacted, shown_values
 from tests.analysis.builders import footer, simulated_run, write_manifest
 from tests.read.kineto_files import ALLREDUCE, GEMM, document, event, kernel, step
 from tests.read.nsys_files import write_nsys
@@ -57,6 +61,9 @@ HIDDEN = {
     "-----BEGIN PRIVATE KEY-----\nhunter2x\n-----END": "-----BEGIN PRIVATE KEY-----...-----END",
 }
 KEPT = (
+    *("SORT_KEY=world_size", "MAX_TOKEN_BYTES=26214400", "num_key_value_heads=32", "label=hf_llama3_70b_baseline"),
+    *("PRIMARY_KEY: job_step_ms", "--cache-key x1", "token_dim=64", "sk-learn-baseline-on-eight-nodes", "npm_config_x"),
+    *("mkdir -p out/run1", "docker run -p 8080:80 -u 1000:1000 x", "run -p 29500 -u me", "tokens: [1, 2]", "hf_hub"),
     *("KEY=VALUE", "max_tokens=4096", "tokens_per_s=3.0", "TOKENIZERS_PARALLELISM=true", "forward_pass=3"),
     *(
         "PWD=/home/x",
@@ -78,13 +85,125 @@ def test_a_secret_is_hidden_in_every_spelling_and_the_rest_stays(text: str, show
         assert SECRET not in redact(json.dumps([{"a": text, "b": [text, 1]}], indent=indent))
 
 
+README = (Path(__file__).resolve().parents[1] / "artifacts" / "README.md").read_text()
+PROMISED = {
+    row.partition(":")[0]: re.findall(r"`([^`]+)`", row.partition(" | ")[0])
+    for row in README.partition("| a secret is |")[2].partition("\n\n")[0].split("\n| ")[1:]
+}
+SPELLINGS: dict[str, Callable[[str, str], str]] = {
+    "JSON": lambda name, value: json.dumps({name: value}),
+    "list in JSON": lambda name, value: json.dumps([{name: ["a b", value]}], indent=2),
+    "JSON in JSON": lambda name, value: json.dumps(json.dumps({name: value, "b": [{name: [value, "c"]}]})),
+    "document": lambda name, value: json.dumps(redacted({name: {"a": [value], "b": value}})),
+    "YAML": lambda name, value: f"a: b\n{name}: {value}\nc: d\n",
+    "list in YAML": lambda name, value: f"{name}: [a, {value}]\n",
+    "block in YAML": lambda name, value: f"{name}:\n  - a\n  - {value}\nc: d\n",
+    "list at the margin in YAML": lambda name, value: f"{name}:\n- a\n- {value}\nc: d\n",
+    "text in YAML": lambda name, value: f"{name}: |\n  a\n  {value}\nc: d\n",
+    "YAML in JSON": lambda name, value: json.dumps([f"{name}:\n  a: b\n  c: {value}\nd: e"]),
+    "TOML": lambda name, value: f'{name} = "{value}"\n',
+    "list in TOML": lambda name, value: f'{name} = ["a", "{value}"]\n',
+    "text in TOML": lambda name, value: f'{name} = """\n{value}"""\n',
+    "argv": lambda name, value: " ".join(
+        hide(["run", f"--{name}", value, f"--{name}={value}", f"{name}={value}", "c"])
+    ),
+    "argv in JSON": lambda name, value: json.dumps(["run", f"--{name}", value]),
+    "URL": lambda name, value: f"https://h/x?a=b&{name}={value}&c=d",
+    "header": lambda name, value: f"curl -H 'X-{name}: {value}' h",
+}
+
+
+@pytest.mark.parametrize("spelled", SPELLINGS.values(), ids=SPELLINGS)
+def test_what_the_table_promises_is_hidden_in_every_spelling(spelled: Callable[[str, str], str]) -> None:
+    named, parameters, tokens, passwords, *_ = PROMISED.values()
+    assert {word for word in redaction.NAMES if any(re.search(redaction.NAMES[word], n.lower()) for n in named)} == {
+        *redaction.NAMES
+    } - {"sig"}
+    assert set(tokens) == set(redaction._SHAPED)
+    url = spelled is SPELLINGS["URL"]
+    left = [text for name in named + parameters * url if "h0rse" in (text := redact(spelled(name, "h0rsePass7")))]
+    for begin in tokens:
+        token = begin + ("aB3dE6gH9.aB3dE6gH9.aB3dE6gH9" if begin == "eyJ" else "aB3dE6gH9" * 4)
+        left += [text for text in [redact(spelled("x", token))] if token[len(begin) :] in text]
+    for password in passwords:
+        for text in (password, f"run '{password}' --now", json.dumps([password, 1])):
+            left += [shown for shown in [redact(text.replace("PW", "h0rsePass7"))] if "h0rse" in shown]
+        words = password.replace("PW", "h0rsePass7").split(" ")
+        left += [str(shown) for shown in [hide(words)] if "h0rse" in " ".join(shown)]
+    assert left == []
+
+
+@pytest.mark.parametrize(
+    "rule", [*redaction._RULES.values(), *redaction._SHAPED.values()], ids=lambda rule: rule.pattern[:9]
+)
+def test_the_work_of_a_rule_grows_with_the_length_alone(rule: re.Pattern[str]) -> None:
+    """Of a text 16 times as long: 16 times, and 256 times where the work is quadratic."""
+
+    def work_s(unit: str, length: int) -> float:
+        text, best_s = (unit * length)[:length], math.inf
+        for _ in range(3):
+            begun_s = time.process_time()
+            deque(rule.finditer(text), maxlen=0)
+            best_s = min(best_s, time.process_time() - begun_s)
+        return best_s
+
+    words = [word for word, own in (redaction._RULES | redaction._SHAPED).items() if own is rule]
+    marks = (
+        "",
+        "-",
+        ":",
+        "=",
+        ",a:",
+        "(a:",
+        '"',
+        "'",
+        "\\",
+        "[",
+        ": [a,",
+        ": ['a','",
+        ":\n  - ",
+        " x ",
+        ".aaaaaaaa",
+        "--a",
+    )
+    for unit in (word + mark for word in words for mark in marks):
+        growths = (work_s(unit, 128_000) / work_s(unit, 8_000) for _ in range(4))
+        assert any(growth < 60 for growth in growths), unit
+
+
+def test_keys_numbers_and_names_of_a_document_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    document = {
+        "world_size": 26214400,
+        "label": "hf_llama3_70b_baseline",
+        "sort_key": "world_size",
+        "phase": "training",
+        "model": {"num_key_value_heads": 8, "max_tokens": 4096, "all_reduce": [1.5, None, True]},
+    }
+    for name, value in {
+        "SORT_KEY": "world_size",
+        "MAX_TOKEN_BYTES": "26214400",
+        "A_PASSWORD": "all_reduce",
+        "B_TOKEN": "26214400",
+        "C_SECRET": "num_key_value_heads",
+    }.items():
+        monkeypatch.setenv(name, value)
+    redaction._values.cache_clear()
+    try:
+        assert redacted(document) == document
+        assert redact(json.dumps(document)) == json.dumps(document)
+        left, right = (hide(["train.py", f"model.num_key_value_heads={heads}"]) for heads in (8, 16))
+        assert left != right
+    finally:
+        redaction._values.cache_clear()
+
+
 @pytest.mark.parametrize("text", KEPT)
 def test_other_values_stay(text: str) -> None:
     assert redact(text) == text
     assert redact(json.dumps({"a": text})) == json.dumps({"a": text})
 
 
-_TEXTS = st.lists(st.sampled_from([*HIDDEN, *KEPT, *redaction.NAMES, *"\"\\'=:,]}@/- \n", "ü"])).map("".join)
+_TEXTS = st.lists(st.sampled_from([*HIDDEN, *KEPT, *redaction.NAMES, *"\"\\'=:,[]{}@/- \n", "ü"])).map("".join)
 
 
 @given(st.recursive(_TEXTS | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(_TEXTS, inner)))
@@ -169,7 +288,7 @@ def config(path: Path, text: str) -> str:
 
 
 TOLD = "import sys; print('HF_TOKEN=' + sys.argv[-1]); sys.exit('Error: no login at ' + sys.argv[1])"
-AB = ("ab", "--output", "plan", "--no-report", "--launches", "2", "--python", sys.executable)
+AB = ("ab", "--output", "plan", "--no-report", "--launches", "2", f"python={sys.executable}")
 SAID = ("--command", f'{sys.executable} -c "{TOLD}" {URL} --password {CANARY}')
 
 PLACES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
@@ -206,8 +325,7 @@ PLACES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "URL of a trace": (lambda _: ["report", trace(f"memory://me:{CANARY}@h/t.json"), "--all"], "memory://me:...@h"),
     "parameter of a URL": (lambda _: ["report", trace(f"memory://h/t.json?token={CANARY}")], "t.json?token=..."),
     "URL that is not there": (lambda _: ["report", f"memory://me:{CANARY}@nowhere/t.json"], "memory://me:...@nowhere"),
-    "trace": (lambda there: ["report", trace(there / "t.json"), "--all", "--tables", "csv"], "overlap"),
-    "trace as packed tables": (lambda there: ["report", trace(there / "t.json"), "--tables", "csv.gz"], "overlap"),
+    "trace": (lambda there: ["report", trace(there / "t.json"), "--all"], "overlap"),
     "kernels of a trace": (lambda there: ["kernels", trace(there / "t.json")], GEMM[:4]),
     "merged traces": (lambda there: ["merge", trace(there / "t.json"), "-o", "merged.json"], f"fetch {SHOWN_URL}"),
     "packed merged traces": (lambda there: ["merge", trace(there / "t.json"), "-o", "merged.json.gz"], SHOWN_URL),

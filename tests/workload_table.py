@@ -14,7 +14,7 @@ from typing import Final
 
 from aorta.config.resolve import resolve
 from aorta.config.schema import GROUPS
-from aorta.config.workload import SIZES, parameter_count
+from aorta.config.workload import SIZES, Dimensions
 from aorta.errors import ConfigError
 from tests.composed import composed
 from tests.trained_ways import DECODERS, PIPELINES, RANKS
@@ -32,6 +32,20 @@ NOT_TRAINED: Final = ("rpc", "streams")
 PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "workloads.md"
 _TABLES: Final = re.compile(r"(?ms)^\| (?:workload|`workload\.size`) \|.*?(?=\n## )")
 """From the first line of each table to the next heading."""
+
+
+def parameters_of_feed_forward(dims: Dimensions) -> int:
+    """The parameters of SwiGLU's three matrices."""
+    return 3 * dims.model_dim * dims.mlp_hidden_dim
+
+
+def parameter_count(dims: Dimensions) -> int:
+    """The whole decoder's parameters: queries and output are square, keys and values have a share of the heads; two
+    norms a layer and one at the end; embedding and head are not tied; no biases.
+    """
+    attention = 2 * dims.model_dim**2 + 2 * dims.model_dim * dims.num_kv_heads * dims.head_dim
+    layer = attention + parameters_of_feed_forward(dims) + 2 * dims.model_dim
+    return dims.num_layers * layer + dims.model_dim + 2 * dims.vocab_size * dims.model_dim
 
 
 def cells(workloads: Iterable[str] = GROUPS["workload"]) -> dict[str, dict[str, str | int]]:

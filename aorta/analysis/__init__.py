@@ -12,7 +12,6 @@ Must not: load torch, ever, nor pandas or matplotlib before a function that need
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,8 +30,7 @@ def load_run(path: str | Path, *, jobs: int | None = None, scheduler: str | None
     """Read one run, one process per file.
 
     Args:
-        path: its folder, or an archive of it, whose unpacked copy stays on disk for as long as the returned run exists;
-            or traces of another tool (`read.locations`).
+        path: its folder, or traces of another tool (`read.locations`).
         jobs: number of processes; by default one per core.
         scheduler: address of a Dask cluster whose workers read instead.
 
@@ -41,17 +39,9 @@ def load_run(path: str | Path, *, jobs: int | None = None, scheduler: str | None
         ToolMissing: `scheduler` is given and `distributed` is not installed.
     """
     from aorta.read.engines import Dask, Local
-    from aorta.read.locations import Archives, load_source
+    from aorta.read.locations import load_source
 
-    archives = Archives()
-    try:
-        with archives.named():
-            run = load_source(archives.folder_of(path), Local(jobs) if scheduler is None else Dask(scheduler))
-    except BaseException:
-        archives.close()
-        raise
-    weakref.finalize(run, archives.close)
-    return run
+    return load_source(path, Local(jobs) if scheduler is None else Dask(scheduler))
 
 
 def steps(run: str | Path | Run, columns: Sequence[str] | None = None) -> pd.DataFrame:
@@ -67,7 +57,7 @@ def steps(run: str | Path | Run, columns: Sequence[str] | None = None) -> pd.Dat
     """
     from aorta.analysis import dataframes
     from aorta.analysis.dataframes import steps_frame
-    from aorta.analysis.devices import JOINED_ON, STEP_COLUMNS, samples_frame, step_columns
+    from aorta.analysis.devices import STEP_COLUMNS, samples_of, step_columns
     from aorta.documents.metrics import METRICS_OF_STEPS
 
     loaded = _loaded(run)
@@ -81,9 +71,8 @@ def steps(run: str | Path | Run, columns: Sequence[str] | None = None) -> pd.Dat
             raise InputError(f"columns: {name!r}: steps have no such column{hint}")
     if columns is not None and not set(columns) & set(STEP_COLUMNS):
         return steps_frame(loaded, columns)
-    own = [name for name in columns or () if name not in (*JOINED_ON, *STEP_COLUMNS)]
-    frame = steps_frame(loaded, None if columns is None else [*JOINED_ON, *own])
-    frame = frame.join(step_columns(loaded, frame, samples_frame(loaded)))
+    own = None if columns is None else [name for name in columns if name not in STEP_COLUMNS]
+    frame = steps_frame(loaded, own).assign(**step_columns(loaded, samples_of(loaded)))
     return frame if columns is None else frame[list(columns)]
 
 

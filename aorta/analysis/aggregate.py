@@ -18,12 +18,11 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from aorta.analysis.cautions import MOST_UNDECIDED, Pace, cutoff_entry
 from aorta.analysis.collective_metrics import CollectiveMetrics, collective_metrics, with_open_starts
-from aorta.analysis.dataframes import metric_names, null_reasons, step_column, steps_frame
-from aorta.analysis.devices import JOINED_ON, devices_entry, samples_frame
+from aorta.analysis.dataframes import STEP_MS, metric_names, null_reasons, step_column
+from aorta.analysis.devices import DeviceSamples, devices_entry, samples_of
 from aorta.documents import ABSENT
 from aorta.documents.dataset import DatasetEntry, Described, Ends, SourceFacts, StepCounts
 from aorta.documents.metrics import HOST_BOUND, JOB_STEP, RATIO_PARTS, in_order
@@ -55,10 +54,9 @@ class LabelledRun:
     label: str
     run: Run
 
-    def table(self, *columns: str, warmup: bool = False) -> pd.DataFrame:
-        """Return the columns of `dataframes.steps_frame`, one row per rank-step; warm-up only on request."""
-        frame = steps_frame(self.run, columns)
-        return frame if warmup else frame[self.used]
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """Return a column of `dataframes.steps_frame` over the rank-steps that aggregates include."""
+        return step_column(self.run, name)[self.used]
 
     @cached_property
     def metrics(self) -> list[str]:
@@ -66,14 +64,14 @@ class LabelledRun:
         return metric_names(self.run)
 
     @cached_property
-    def device_samples(self) -> pd.DataFrame:
-        """One row per sample of a rank's device."""
-        return samples_frame(self.run)
+    def device_samples(self) -> DeviceSamples:
+        """The samples of all ranks' devices."""
+        return samples_of(self.run)
 
     @cached_property
     def has_samples(self) -> bool:
         """Whether any sample of a device was taken that did not fail."""
-        return not self.device_samples["failed"].all()
+        return not self.device_samples.failed.all()
 
     @property
     def used(self) -> Bools:
@@ -92,7 +90,7 @@ class LabelledRun:
 
     def values(self, name: str) -> npt.NDArray[np.float64]:
         """Return a metric over the rank-steps that aggregates include; all NaN where it is not described over them."""
-        values = np.asarray(step_column(self.run, name)[self.used], np.float64)
+        values = np.asarray(self.column(name), np.float64)
         basis = self.pace.basis(name)
         own = basis.source is not None and np.array_equal(basis.chosen, self.used)
         return values if own else np.full_like(values, np.nan)
@@ -112,14 +110,16 @@ class LabelledRun:
         return found if basis.source == "marks" else with_open_starts(found)
 
 
-def job_steps(frame: pd.DataFrame, ranks: Collection[int]) -> pd.Series[float]:
-    """Return global step -> job step time in ms: the maximum over `ranks`, for the steps that all of them have.
-
-    Args:
-        frame: `rank`, `global_step` and `step_ms`; rows of other ranks are ignored.
+def job_steps(dataset: LabelledRun, ranks: Collection[int]) -> tuple[Floats, Ints]:
+    """Return job step times in ms and their global steps, ascending: the maximum over `ranks`, for the steps that all
+    of them have.
     """
-    by_step = frame[frame["rank"].isin(list(ranks))].groupby("global_step")["step_ms"]
-    return by_step.max()[by_step.count() == len(ranks)]
+    chosen = np.isin(dataset.column("rank"), list(ranks))
+    steps, index, count = np.unique(dataset.column("global_step")[chosen], return_inverse=True, return_counts=True)
+    times_ms = np.zeros(len(steps))
+    np.maximum.at(times_ms, index, dataset.column(STEP_MS)[chosen])
+    everywhere = count == len(ranks)
+    return times_ms[everywhere], steps[everywhere]
 
 
 def aggregate(dataset: LabelledRun) -> DatasetEntry:
@@ -138,7 +138,7 @@ def aggregate(dataset: LabelledRun) -> DatasetEntry:
 def step_entry(dataset: LabelledRun) -> DatasetEntry:
     """Return the part of the entry that needs no matching across ranks."""
     run = dataset.run
-    devices = devices_entry(run, dataset.table(*JOINED_ON), dataset.device_samples)
+    devices = devices_entry(run, dataset.device_samples)
     shared = ("run_id", "label", "attempt", "platform", "backend", "parallel", "timer", "start_step")
     entry = DatasetEntry(
         count=int(dataset.used.sum()),
@@ -238,9 +238,8 @@ def by_step(dataset: LabelledRun, name: str) -> tuple[Floats, Ints, str | None]:
     reason = _missing_ranks(dataset.run) or (None if ranks else NO_RANK)
     if reason is not None:
         return np.empty(0), np.empty(0, np.int64), reason
-    times = job_steps(dataset.table("rank", "global_step", "step_ms"), ranks)
-    steps = np.asarray(times.index, np.int64)
-    return np.asarray(times, np.float64), steps, None if len(times) else "no global step is on all ranks"
+    times, steps = job_steps(dataset, ranks)
+    return times, steps, None if len(times) else "no global step is on all ranks"
 
 
 def _missing_ranks(run: Run) -> str | None:

@@ -2,17 +2,17 @@
 and counters that the caller of `aorta.record` named.
 
 Must not: fill the memory without being asked to (`iter_collectives`), hold a run's lines, compute a metric or an
-overlap again (metrics come from the tables), or leave out warm-up rows (they are flagged; aggregates drop them).
+overlap again (metrics come from the tables), leave out warm-up rows (they are flagged; aggregates drop them), or load
+pandas before a frame is asked for: a report needs none.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from aorta.documents.metrics import (
     BUSBW_FACTOR,
@@ -36,6 +36,9 @@ from aorta.read.matching import (
 )
 from aorta.read.run import Run
 from aorta.timeline.overlap import NS_PER_MS
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 STEP_COLUMNS = (
     "rank",
@@ -68,6 +71,8 @@ def steps_frame(run: Run, columns: Sequence[str] | None = None) -> pd.DataFrame:
     Args:
         columns: only these, for runs too large for all of them (8 bytes per column and rank-step).
     """
+    import pandas as pd
+
     names = (*STEP_COLUMNS, STEP_MS, *RATIO_BOUNDS, *metric_names(run)) if columns is None else columns
     return pd.DataFrame({name: step_column(run, name) for name in names})
 
@@ -146,6 +151,8 @@ def collectives_frame(
     Raises:
         InputError: more than `ROW_LIMIT` rows are left.
     """
+    import pandas as pd
+
     names, nothing = NumberedNames(run), np.empty(0, np.int32)
     none = CollectiveRows(
         slice(0), run.collectives.take(slice(0)), nothing, nothing.astype(np.int64), nothing > 0, nothing > 0
@@ -172,6 +179,8 @@ def _frame(
     run: Run, names: NumberedNames, found: CollectiveRows, matched: MatchedCollectives, shift: int
 ) -> pd.DataFrame:
     """Return matched rows as a data frame."""
+    import pandas as pd
+
     rows, every, of_row = found.frame, run.collectives.names, matched.by.of_row
 
     def told(words: Sequence[object], codes: np.ndarray = rows.name) -> pd.Series[Any]:
@@ -228,6 +237,8 @@ def _frame(
 
 
 def _nullable(values: Ints, null: int = NO_TIME) -> pd.Series[int]:
+    import pandas as pd
+
     return pd.Series(pd.arrays.IntegerArray(values, values == null))
 
 
@@ -253,6 +264,8 @@ def ranges_frame(run: Run) -> pd.DataFrame:
     `name`, `thread` (0: the one that records), `depth`, `start_mono_ns` and `end_mono_ns` (the rank's own clock),
     `error` (type of the exception that ended it, or None), `duration_ms`.
     """
+    import pandas as pd
+
     rows = []
     for rank, tables in run.ranks.items():
         for step, origin, ranges in tables.details.user_ranges():

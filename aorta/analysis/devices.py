@@ -8,73 +8,111 @@ throttling data as unthrottled.
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import pandas as pd
 
 from aorta.documents.dataset import DeviceFacts, DeviceValue, RankDevice, Throttled
+from aorta.read.frames import Bools, Floats, Ints
 from aorta.read.run import Run, Source
 from aorta.records.schema import DeviceSample
+from aorta.timeline.arrays import IntervalArray
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 VALUES: Final = ("temp_c", "power_w", "sclk_mhz", "mclk_mhz", "util_pct", "mem_used_bytes")
 THROTTLED: Final = "device_throttled"
-_TIMES: Final = ("start_mono_ns", "end_mono_ns")
-JOINED_ON: Final = ("rank", *_TIMES)
-"""Columns of the steps that are needed to join samples."""
 STEP_COLUMNS: Final = (*(f"device_{name}" for name in VALUES), THROTTLED)
 _NS_PER_S: Final = 1e9
 _DEFAULT_INTERVAL_S: Final = 1.0
-_NEVER: Final = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class DeviceSamples:
+    """The samples of all ranks' devices, by rank, then time of start.
+
+    Attributes:
+        rank: [samples].
+        samples: as recorded.
+        reasons: why each failed, where that is known.
+        middle_ns: of each sample, on the clock of its rank's steps.
+        values: [samples, `VALUES` and whether it was throttled (1 or 0)]; NaN where a sample does not have it.
+        failed: whether a sample has no value at all.
+    """
+
+    rank: Ints
+    samples: list[DeviceSample]
+    reasons: list[str | None]
+    middle_ns: Ints
+    values: Floats
+    failed: Bools
+
+
+def samples_of(run: Run) -> DeviceSamples:
+    """Return all samples of a run."""
+    rows = [(rank, *sample) for rank, tables in run.ranks.items() for sample in tables.details.device_samples()]
+    rows.sort(key=lambda row: (row[0], row[1].start_mono_ns))
+    samples = [sample for _, sample, _ in rows]
+    throttled = [None if each.throttle is None else float(bool(each.throttle)) for each in samples]
+    values = [[*(getattr(each, name) for name in VALUES), flag] for each, flag in zip(samples, throttled, strict=True)]
+    table = np.array(values, np.float64).reshape(len(rows), len(STEP_COLUMNS))
+    return DeviceSamples(
+        np.array([rank for rank, _, _ in rows], np.int64),
+        samples,
+        [why for _, _, why in rows],
+        np.array([(each.start_mono_ns + each.end_mono_ns) // 2 for each in samples], np.int64),
+        table,
+        np.asarray(np.isnan(table).all(axis=1)),
+    )
 
 
 def samples_frame(run: Run) -> pd.DataFrame:
     """Return one row per sample, by rank and time: `rank`, the columns of `records.schema.DeviceSample` (`throttle` a
     list or None), `failed` and, where it is, `reason`.
     """
-    rows = [(rank, *sample) for rank, tables in run.ranks.items() for sample in tables.details.device_samples()]
-    columns: dict[str, Any] = {"rank": pd.Series([rank for rank, _, _ in rows], dtype="int64")}
+    import pandas as pd
+
+    found = samples_of(run)
+    columns: dict[str, Any] = {"rank": found.rank}
     for name in DeviceSample.__struct_fields__:
         dtype = "int64" if name.endswith("_mono_ns") else "object" if name == "throttle" else "float64"
-        columns[name] = pd.Series([getattr(sample, name) for _, sample, _ in rows], dtype=dtype)
-    frame = pd.DataFrame(columns)
-    failed = frame[[*VALUES, "throttle"]].isna().all(axis=1) if rows else pd.Series(dtype="bool")
-    why = pd.Series([why for _, _, why in rows], dtype="object").where(failed, None)
-    frame = frame.assign(failed=failed, reason=why)
-    return frame.sort_values(["rank", "start_mono_ns"], kind="stable", ignore_index=True)
+        columns[name] = pd.Series([getattr(sample, name) for sample in found.samples], dtype=dtype)
+    why = [why if failed else None for why, failed in zip(found.reasons, found.failed, strict=True)]
+    return pd.DataFrame(columns | {"failed": found.failed, "reason": pd.Series(why, dtype="object")})
 
 
-def step_columns(run: Run, steps: pd.DataFrame, samples: pd.DataFrame) -> pd.DataFrame:
-    """Return `STEP_COLUMNS` for the rows of `steps`: means over the samples taken within the step, or the nearest
-    sample. `device_throttled` is 1.0 where any of them was throttled, 0.0 where none was, NaN where none says.
+def step_columns(run: Run, samples: DeviceSamples) -> dict[str, Floats]:
+    """Return `STEP_COLUMNS` for every rank-step: means over the samples taken within the step, or the nearest sample.
+    `device_throttled` is 1.0 where any of them was throttled, 0.0 where none was, NaN where none says.
     """
-    found = pd.DataFrame(np.nan, index=steps.index, columns=list(STEP_COLUMNS))
-    throttled = [np.nan if reasons is None else float(bool(reasons)) for reasons in samples["throttle"]]
-    values = samples[list(VALUES)].assign(**{THROTTLED: throttled})
-    for rank, mine in steps.groupby("rank"):
-        places = samples.index[(samples["rank"] == rank) & ~samples["failed"]]
-        if not len(places):
+    steps, rank_of_step = run.steps, run.rank_of_step
+    found = np.full((len(steps), len(STEP_COLUMNS)), np.nan)
+    for rank, tables in run.ranks.items():
+        own = np.flatnonzero((samples.rank == rank) & ~samples.failed)
+        if not len(own):
             continue
-        middles = (samples.loc[places, list(_TIMES)].sum(axis=1) // 2).to_numpy()
-        order = np.argsort(middles, kind="stable")
-        telemetry = run.ranks[int(str(rank))].source.device_telemetry
+        own = own[np.argsort(samples.middle_ns[own], kind="stable")]
+        telemetry = tables.source.device_telemetry
         limit = ((telemetry.interval_s if telemetry is not None else None) or _DEFAULT_INTERVAL_S) * _NS_PER_S
-        found.loc[mine.index] = _joined(mine, middles[order], values.loc[places].to_numpy()[order], limit)
-    return found
+        rows = np.flatnonzero(rank_of_step == rank)
+        spans = IntervalArray(steps.start_mono_ns[rows], steps.end_mono_ns[rows])
+        found[rows] = _joined(spans, samples.middle_ns[own], samples.values[own], limit)
+    return dict(zip(STEP_COLUMNS, found.T, strict=True))
 
 
-def _joined(steps: pd.DataFrame, at: np.ndarray, values: np.ndarray, limit_ns: float) -> np.ndarray:
+def _joined(steps: IntervalArray, at: Ints, values: Floats, limit_ns: float) -> Floats:
     """Return for each step the combined rows of `values` (taken at times `at`, ascending) that belong to it."""
-    starts, ends = steps[list(_TIMES)].to_numpy().T
-    joined = np.full((len(steps), values.shape[1]), np.nan)
-    for row, (low, high) in enumerate(zip(np.searchsorted(at, starts), np.searchsorted(at, ends), strict=True)):
-        if high > low:
-            taken = values[low:high]
-        else:
-            middle = (starts[row] + ends[row]) // 2
-            near = [place for place in (low - 1, low) if 0 <= place < len(at)]
-            place = min(near, key=lambda place: abs(int(at[place]) - int(middle)))
-            taken = values[place : place + 1] if abs(int(at[place]) - int(middle)) <= limit_ns else values[:0]
+    joined = np.full((len(steps.start), values.shape[1]), np.nan)
+    low, high = np.searchsorted(at, steps.start), np.searchsorted(at, steps.end)
+    for row, (first, behind) in enumerate(zip(low.tolist(), high.tolist(), strict=True)):
+        taken = values[first:behind]
+        if behind <= first:
+            middle = (int(steps.start[row]) + int(steps.end[row])) // 2
+            near = [index for index in (first - 1, first) if 0 <= index < len(at)]
+            nearest = min(near, key=lambda index: abs(int(at[index]) - middle))
+            taken = values[nearest : nearest + 1] if abs(int(at[nearest]) - middle) <= limit_ns else taken
         known = ~np.isnan(taken)
         counts = known.sum(axis=0)
         np.divide(np.where(known, taken, 0).sum(axis=0), counts, out=joined[row], where=counts > 0)
@@ -83,41 +121,45 @@ def _joined(steps: pd.DataFrame, at: np.ndarray, values: np.ndarray, limit_ns: f
     return joined
 
 
-def devices_entry(run: Run, used: pd.DataFrame, samples: pd.DataFrame) -> DeviceFacts:
-    """Return the `devices` entry of a dataset: per rank and in total, over samples taken during the steps used.
-
-    Args:
-        used: `rank`, `start_mono_ns` and `end_mono_ns` of the rank-steps that are not warm-up.
-    """
+def devices_entry(run: Run, samples: DeviceSamples) -> DeviceFacts:
+    """Return the `devices` entry of a dataset: per rank and in total, over samples taken during the steps used."""
     ranks: dict[str, RankDevice] = {}
-    begun, ended = used.groupby("rank")["start_mono_ns"].min(), used.groupby("rank")["end_mono_ns"].max()
-    by_rank = {int(str(rank)): part for rank, part in samples.groupby("rank")}
+    steps = run.steps
     for rank, tables in run.ranks.items():
-        mine = by_rank.get(rank, samples[:0])
-        inside = (mine["end_mono_ns"] >= begun.get(rank, _NEVER)) & (mine["start_mono_ns"] <= ended.get(rank, -_NEVER))
-        ranks[str(rank)] = _rank_entry(tables.source, mine[inside])
+        used = steps.used & (run.rank_of_step == rank)
+        inside = list[int]()
+        if used.any():
+            begun, ended = steps.start_mono_ns[used].min(), steps.end_mono_ns[used].max()
+            inside = [
+                index
+                for index in np.flatnonzero(samples.rank == rank).tolist()
+                if samples.samples[index].end_mono_ns >= begun and samples.samples[index].start_mono_ns <= ended
+            ]
+        ranks[str(rank)] = _rank_entry(tables.source, samples, inside)
     states = [entry.throttled for entry in ranks.values()]
     throttled: Throttled = "yes" if "yes" in states else "no" if set(states) == {"no"} else "unknown"
     return DeviceFacts(throttled, [int(rank) for rank, entry in ranks.items() if entry.throttled == "yes"], ranks)
 
 
-def _rank_entry(source: Source, samples: pd.DataFrame) -> RankDevice:
-    telemetry, throttles, failed = source.device_telemetry, samples["throttle"].dropna(), samples[samples["failed"]]
+def _rank_entry(source: Source, samples: DeviceSamples, rows: list[int]) -> RankDevice:
+    telemetry, failed = source.device_telemetry, [row for row in rows if samples.failed[row]]
+    throttles = [throttle for row in rows if (throttle := samples.samples[row].throttle) is not None]
     reasons = Counter(reason for sample in throttles for reason in sample)
     values: dict[str, DeviceValue | None] = {}
-    for name in VALUES:
-        known = samples[name].dropna()
-        ends = (float(known.median()), float(known.min()), float(known.max())) if len(known) else None
+    for index, name in enumerate(VALUES):
+        known = samples.values[rows, index]
+        known = known[~np.isnan(known)]
+        ends = (float(np.median(known)), float(known.min()), float(known.max())) if len(known) else None
         values[name] = None if ends is None else DeviceValue(len(known), *ends)
     return RankDevice(
         source=None if telemetry is None else telemetry.source,
         interval_s=None if telemetry is None else telemetry.interval_s,
         problem=None if telemetry is None else telemetry.problem,
-        samples=len(samples),
+        samples=len(rows),
         samples_failed=len(failed),
-        failure=None if failed.empty else failed["reason"].iloc[-1],
-        throttled="yes" if reasons else "no" if len(throttles) else "unknown",
-        throttled_samples=int(sum(bool(sample) for sample in throttles)),
+        failure=samples.reasons[failed[-1]] if failed else None,
+        throttled="yes" if reasons else "no" if throttles else "unknown",
+        throttled_samples=sum(bool(sample) for sample in throttles),
         throttle_reasons=dict(sorted(reasons.items())),
         **values,
     )

@@ -25,7 +25,7 @@ from aorta.autopsy.processes import EVIDENCE_FILE, exit_of_zombie, is_visible, p
 from aorta.autopsy.report import verdict_on, verdict_on_run, write_verdict
 from aorta.command_line import name_ranks, to_stderr
 from aorta.errors import SIGNAL_EXIT_BASE
-from aorta.records.files import write_whole
+from aorta.records.files import shared_folder, write_whole
 from aorta.records.progress_file import ANNOUNCED, ProgressState, ProgressWatch, UnreadableProgress, progress_files
 from aorta.records.run_files import AUTOPSY_DIR
 
@@ -207,7 +207,7 @@ class HostWatchdog:
         self._reported = {rank: watch.state().progress_ns for rank, watch in self._watches.items()}
         evidence, output = progress_evidence(self._folder, stacks=True, saved=False), self._folder / AUTOPSY_DIR
         try:
-            output.mkdir(exist_ok=True)
+            shared_folder(output)
             for one in evidence:
                 if one.rank in self._watches:
                     one.exit = one.exit or self._exits.get(one.rank)

@@ -211,22 +211,6 @@ def dimensions_of(workload: Gpt) -> Dimensions:
     return SIZES[workload.size]._replace(**own)
 
 
-def parameters_of_attention(dims: Dimensions) -> int:
-    """Count parameters: queries and output are square; keys and values have a share of the heads. No biases."""
-    return 2 * dims.model_dim**2 + 2 * dims.model_dim * dims.num_kv_heads * dims.head_dim
-
-
-def parameters_of_feed_forward(dims: Dimensions) -> int:
-    """Count the parameters of SwiGLU's three matrices."""
-    return 3 * dims.model_dim * dims.mlp_hidden_dim
-
-
-def parameter_count(dims: Dimensions) -> int:
-    """Count the whole decoder's parameters: two norms a layer, one at the end; embedding and head are not tied."""
-    layer = parameters_of_attention(dims) + parameters_of_feed_forward(dims) + 2 * dims.model_dim
-    return dims.num_layers * layer + dims.model_dim + 2 * dims.vocab_size * dims.model_dim
-
-
 _RESNET18_STRIDE = 32
 """Downsampling of the image per side at the last stage: halved five times."""
 MOST_STREAMS = 64

@@ -38,8 +38,8 @@ from aorta.records.files import write_whole
 _log = logging.getLogger(__name__)
 REFERENCE_RANK = 0
 _COMES_S = 20.0
-"""How long a rank waits for the other to begin: ranks end their last step together, but may still be writing their last
-rows and the footer."""
+"""How long the reference waits for all others to begin: ranks end their last step together, but may still be writing
+their last rows and the footer."""
 _ANSWERS_S = 5.0
 """How long to wait for one answer, once both take part. It takes about 0.1 ms on one host, 0.1 s around the world."""
 
@@ -102,24 +102,27 @@ class ClockSynchronisation:
         if not self._settings.sync:
             return None
         peers = self._peers
-        since_ns = peers.from_rank_zero("clock/since", time.time_ns())
+        since_ns = peers.from_first_rank("clock/since", time.time_ns())
         self._clock = WallClock(self._settings, peers.rank, since_ns)
         injected = None if self._clock.injected is None else msgspec.to_builtins(self._clock.injected)
         facts = peers.gather("clock/facts", {**self._facts, "injected": injected})
         found = self._pass("start", self._clock)
-        ranks = [msgspec.convert({"rank": rank, **answer}, RankClock) for rank, answer in enumerate(facts)]
+        ranks = [
+            msgspec.convert({"rank": rank, **answer}, RankClock)
+            for rank, answer in zip(peers.ranks, facts, strict=True)
+        ]
         sync = ClockSync(
             version=CLOCK_SYNC_VERSION,
             run_id=self._folder.run_id,
             attempt=self._folder.attempt,
-            reference_rank=REFERENCE_RANK,
+            reference_rank=peers.ranks[0],
             clock="CLOCK_REALTIME",
             transport="c10d store",
             complete=False,
-            ranks=[_with(entry, "start", found[entry.rank]) for entry in ranks],
+            ranks=[_with(entry, "start", sample) for entry, sample in zip(ranks, found, strict=True)],
         )
         self._publish(sync)
-        if any(entry.injected for entry in sync.ranks) and peers.rank == REFERENCE_RANK:
+        if any(entry.injected for entry in sync.ranks) and peers.is_first:
             _log.warning(
                 "clock.fake_*: every rank but 0 measures with a clock %d ns ahead that gains %g ppm; times in "
                 "the record are unchanged, merging traces corrects for it",
@@ -128,13 +131,15 @@ class ClockSynchronisation:
             )
         return sync
 
-    def at_end(self) -> ClockSync | None:
-        """Measure after the last step. A rank that does not answer keeps its first value, with an unknown bound."""
+    def at_end(self, *, write: bool = True) -> ClockSync | None:
+        """Measure after the last step, and `write` the file again. A rank that does not answer keeps its first value,
+        with an unknown bound.
+        """
         if self.result is None or self._clock is None:
             return None  # clock.sync is off
         found = self._pass("end", self._clock)
-        ranks = [_with(entry, "end", found[entry.rank]) for entry in self.result.ranks]
-        self._publish(msgspec.structs.replace(self.result, complete=True, ranks=ranks))
+        ranks = [_with(entry, "end", sample) for entry, sample in zip(self.result.ranks, found, strict=True)]
+        self._publish(msgspec.structs.replace(self.result, complete=True, ranks=ranks), write=write)
         return self.result
 
     def _pass(self, when: str, clock: WallClock) -> list[OffsetSample | str]:
@@ -142,37 +147,38 @@ class ClockSynchronisation:
         peers, samples = self._peers, self._settings.sync_samples
         store, mine = peers.store, f"clock/{when}/{peers.rank}"
         with _patience(store, _ANSWERS_S):
-            if peers.rank == REFERENCE_RANK:
-                results = [self._ask(rank, f"clock/{when}/{rank}", clock) for rank in range(peers.world_size)]
+            if peers.is_first:
+                until = time.monotonic() + _COMES_S
+                results = [self._ask(rank, f"clock/{when}/{rank}", clock, until) for rank in peers.ranks]
                 with suppress(RuntimeError, OSError):  # the store may be gone; keep what is known
                     store.set(f"clock/{when}/done", msgspec.json.encode(results).decode())
                 return results
             try:
                 store.set(f"{mine}/here", "1")
                 # Ranks take turns: this one's comes when all before it are done, or given up.
-                turn = timedelta(seconds=_COMES_S * peers.rank)
-                store.wait([f"{mine}/turn"], turn)
+                takes = timedelta(seconds=2 * _COMES_S)
+                store.wait([f"{mine}/turn"], takes)
                 pong(store, clock, mine, samples)
-                store.wait([f"clock/{when}/done"], timedelta(seconds=_COMES_S * peers.world_size))
+                store.wait([f"clock/{when}/done"], takes)
                 results = msgspec.json.decode(store.get(f"clock/{when}/done"))
                 return [found if isinstance(found, str) else OffsetSample(**found) for found in results]
             except (RuntimeError, OSError) as error:
-                return [f"rank 0 did not ask ({str(error).splitlines()[0]})"] * peers.world_size
+                return [f"rank {peers.ranks[0]} did not ask ({str(error).splitlines()[0]})"] * len(peers.ranks)
 
-    def _ask(self, rank: int, prefix: str, clock: WallClock) -> OffsetSample | str:
+    def _ask(self, rank: int, prefix: str, clock: WallClock, until: float) -> OffsetSample | str:
         store, samples = self._peers.store, self._settings.sync_samples
-        if rank == REFERENCE_RANK:
+        if rank == self._peers.rank:
             return OffsetSample(clock.now_ns(), 0, 0, 0, samples)
         try:
-            store.wait([f"{prefix}/here"], timedelta(seconds=_COMES_S))
+            store.wait([f"{prefix}/here"], timedelta(seconds=max(until - time.monotonic(), 0.001)))
             store.set(f"{prefix}/turn", "1")
             return ping(store, clock, prefix, samples)
         except (RuntimeError, OSError) as error:
             return f"rank {rank} did not answer ({str(error).splitlines()[0]})"
 
-    def _publish(self, sync: ClockSync) -> None:
+    def _publish(self, sync: ClockSync, *, write: bool = True) -> None:
         self.result = sync
-        if self._peers.rank != REFERENCE_RANK:
+        if not (write and self._peers.is_first):
             return
         path = self._folder.path / CLOCK_SYNC_FILE
         try:

@@ -16,7 +16,7 @@ import shutil
 import sys
 import time
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
@@ -33,7 +33,15 @@ from aorta.distributed.topology import Topology, default_label, device_name, pla
 from aorta.errors import ConfigError, RunIncomplete
 from aorta.installation import checkout, commit_of
 from aorta.records.clocks import CLOCK_SYNC_FILE
-from aorta.records.files import OF_THIS_PROCESS, json_text, lock_file, open_own, unused, write_whole
+from aorta.records.files import (
+    OF_THIS_PROCESS,
+    json_text,
+    lock_file,
+    shared_folder,
+    shared_lock,
+    unused,
+    write_whole,
+)
 from aorta.records.progress_file import PROGRESS_DIR
 from aorta.records.run_files import (
     AUTOPSY_DIR,
@@ -66,6 +74,8 @@ LOCK_FILE = ".aorta.lock"
 _HELD = b"run "
 """How a lock file begins that a run has held."""
 _LONGEST_HOLDER = 1000
+_STAYS = (HISTORY_DIR, "lost+found")
+"""In a folder that is on a disk of its own."""
 
 
 @dataclass(frozen=True)
@@ -107,15 +117,15 @@ def occupied(path: Path, topology: Topology, peers: Peers) -> Iterator[RunFolder
     restarted = attempt > 0 and earlier.get("elastic_run_id") == topology.elastic_run_id
     if restarted and isinstance(earlier.get("run_id"), str):
         run_id = str(earlier["run_id"])
-    folder = RunFolder(path, *peers.from_rank_zero("run", (run_id, attempt)))
+    folder = RunFolder(path, *peers.from_first_rank("run", (run_id, attempt)))
     this_run = _HELD + f"{folder.run_id}, attempt {folder.attempt}, process ".encode()
-    first, of_node = topology.rank == 0, topology.local_rank == 0
+    first, of_node = peers.is_first, topology.local_rank == 0
     with ExitStack() as stack:
         for turn, mine in (("first", first), ("nodes", of_node and not first), ("rest", not of_node)):
             with _turn(path, peers, turn):
                 if mine:
                     path.mkdir(parents=True, exist_ok=True)
-                    file = stack.enter_context(open_own(path / LOCK_FILE))
+                    file = stack.enter_context(shared_lock(path / LOCK_FILE))
                     OF_THIS_PROCESS.add(file.fileno())
                     stack.callback(OF_THIS_PROCESS.discard, file.fileno())
                     if of_node and lock_file(file):
@@ -148,7 +158,7 @@ def _turn(path: Path, peers: Peers, turn: str) -> Iterator[None]:
             "training.output_dir=DIR"
         )
     said = peers.gather(f"folder/{turn}", [isinstance(error, ConfigError), error and str(error)])
-    failed = [(kind, f"rank {rank}: {text}") for rank, (kind, text) in enumerate(said) if text is not None]
+    failed = [(kind, f"rank {rank}: {text}") for rank, (kind, text) in zip(peers.ranks, said, strict=True) if text]
     if failed:
         raise (ConfigError if all(kind for kind, _ in failed) else RunIncomplete)("; ".join(text for _, text in failed))
 
@@ -172,13 +182,13 @@ def prepare(
     Raises:
         RunIncomplete: on every rank, where one cannot write the folder; names it.
     """
-    path = folder.path
+    path, first = folder.path, peers.is_first
     overwrite = overwrite and topology.restart_count == 0  # an earlier attempt of this run is not an earlier run
-    for turn, mine in (("clear first", topology.rank == 0), ("clear", topology.rank != 0 == topology.local_rank)):
+    for turn, mine in (("clear first", first), ("clear", topology.local_rank == 0 and not first)):
         with _turn(path, peers, turn):
             if mine:
                 moved = _clear(path, overwrite=overwrite, stays={*keep, *(RESUMED if resuming else ())})
-                if moved is not None and topology.rank == 0:
+                if moved is not None and first:
                     to_stderr(f"the earlier run in {shown_path(path)} is kept in {shown_path(moved)}")
 
 
@@ -199,20 +209,50 @@ def _clear(path: Path, *, overwrite: bool, stays: Collection[str]) -> Path | Non
     files = (MANIFEST_FILE, CLOCK_SYNC_FILE, RPC_FILE, STREAMS_FILE)
     names = (*files, LOG_DIR, PROGRESS_DIR, AUTOPSY_DIR, TRACE_DIR, CHECKPOINT_DIR, TENSORBOARD_DIR, WANDB_DIR)
     ours = (path / name for name in names if name not in stays)
-    found = [*path.glob(RANK_FILE_GLOB), *(item for item in ours if item.exists())]
+    found = [*path.glob(RANK_FILE_GLOB), *(item for item in ours if item.is_file() or _content(item))]
     if not found:
         return None
     if overwrite:
         for item in found:
-            shutil.rmtree(item) if item.is_dir() else item.unlink(missing_ok=True)
+            for inner in _content(item):
+                shutil.rmtree(inner) if inner.is_dir() else inner.unlink(missing_ok=True)
+            with suppress(OSError):  # another disk, or what stays in it
+                item.rmdir() if item.is_dir() else item.unlink(missing_ok=True)
         return None
     earlier = _earlier_manifest(path)
     name = history_name(earlier.get("run_id", "unknown"), earlier.get("attempt", 0))
     target = unused(path / HISTORY_DIR / name)
-    target.mkdir(parents=True)
-    for item in found:
-        item.rename(target / item.name)
+    moved: list[tuple[Path, Path]] = []
+    try:
+        for item in found:
+            _move(item, target, moved)
+    except OSError:
+        for source, destination in reversed(moved):  # all of it is moved, or nothing
+            with suppress(OSError):
+                destination.rename(source)
+                destination.parent.rmdir()
+        raise
     return target
+
+
+def _content(item: Path) -> list[Path]:
+    """Return what a run left in a folder; nothing for a file."""
+    return [inner for inner in item.iterdir() if inner.name not in _STAYS] if item.is_dir() else []
+
+
+def _move(item: Path, folder: Path, moved: list[tuple[Path, Path]]) -> None:
+    """Move a file or a folder into `folder`, and note it. Where a disk of its own is mounted in its place, what is on
+    that moves to `history/` there.
+    """
+    shared_folder(folder)
+    try:
+        item.rename(folder / item.name)
+        moved.append((item, folder / item.name))
+    except OSError as error:
+        if error.errno not in (errno.EBUSY, errno.EXDEV) or not item.is_dir():
+            raise
+        for inner in _content(item):
+            _move(inner, item / HISTORY_DIR / folder.name, moved)
 
 
 @dataclass(frozen=True)
@@ -271,7 +311,7 @@ def build_manifest(
     libraries = [facts.pop("collective_library") for facts in ranks]
 
     def differences(values: list[Any]) -> dict[str, Any]:
-        return {str(rank): value for rank, value in enumerate(values) if value != values[0]}
+        return {str(facts["rank"]): value for facts, value in zip(ranks, values, strict=True) if value != values[0]}
 
     return {
         "schema_version": SCHEMA_VERSION,

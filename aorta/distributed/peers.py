@@ -1,4 +1,4 @@
-"""Communication between ranks outside collectives: values from rank 0, joint decisions, and who failed.
+"""Communication between ranks outside collectives: values from the first rank, joint decisions, and who failed.
 
 Everything goes through the rendezvous store, which still answers when a collective cannot: under torchrun it lives in
 the agent, so it outlives any rank. At the end of a run ranks write files and upload traces, for as long as that takes;
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -19,6 +19,8 @@ import torch.distributed as dist
 from aorta.errors import AortaError, PeerFailed, RunIncomplete
 
 _POLL_S = 0.05
+_SLICE_S = 0.1
+"""Of a wait that can be ended."""
 _BEAT_S = 0.2
 _LOOK_S = 5.0
 """Interval between checks of each rank's heartbeat."""
@@ -28,21 +30,43 @@ _COMMUNICATION_WORDS = ("gloo", "nccl", "connection", "timed out", "timeout", "s
 
 
 class Peers:
-    def __init__(self, store: dist.Store, rank: int, world_size: int, timeout_s: float) -> None:
-        self.store, self.rank, self.world_size, self.timeout_s = store, rank, world_size, timeout_s
+    """The ranks that communicate.
 
-    def from_rank_zero(self, key: str, value: Any) -> Any:
-        """Return `value` as rank 0 passed it (JSON types); those of other ranks are ignored."""
-        if self.rank == 0:
+    Args:
+        ranks: those of the world that take part, in order; None: all.
+        go_on: called while this rank waits; what it raises ends the wait.
+    """
+
+    def __init__(
+        self,
+        store: dist.Store,
+        rank: int,
+        world_size: int,
+        timeout_s: float,
+        ranks: Sequence[int] | None = None,
+        go_on: Callable[[], None] | None = None,
+    ) -> None:
+        self.store, self.rank, self.world_size, self.timeout_s = store, rank, world_size, timeout_s
+        self.ranks = list(range(world_size) if ranks is None else ranks)
+        self._go_on = go_on
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank acts for all: it is the first of them, as a rule rank 0."""
+        return self.rank == self.ranks[0]
+
+    def from_first_rank(self, key: str, value: Any) -> Any:
+        """Return `value` as the first rank passed it (JSON types); those of other ranks are ignored."""
+        if self.is_first:
             self.store.set(f"fact/{key}", json.dumps(value))
-        self._wait([f"fact/{key}"], [0], key)
+        self._wait([f"fact/{key}"], self.ranks[:1], key)
         return json.loads(self.store.get(f"fact/{key}"))
 
     def gather(self, key: str, value: Any) -> list[Any]:
         """Return every rank's `value` (JSON types), in rank order; also a barrier."""
         self.store.set(f"gather/{key}/{self.rank}", json.dumps(value))
-        names = [f"gather/{key}/{rank}" for rank in range(self.world_size)]
-        self._wait(names, list(range(self.world_size)), key)
+        names = [f"gather/{key}/{rank}" for rank in self.ranks]
+        self._wait(names, self.ranks, key)
         return [json.loads(text) for text in self.store.multi_get(names)]
 
     def agree(self, key: str, error: str | None) -> None:
@@ -54,9 +78,9 @@ class Peers:
         Raises:
             PeerFailed: names each rank that reported an error, with its message.
         """
-        failed = {rank: text for rank, text in enumerate(self.gather(f"agree/{key}", error)) if text}
-        if failed:
-            raise PeerFailed("; ".join(f"rank {rank}: {text}" for rank, text in failed.items()))
+        said = zip(self.ranks, self.gather(f"agree/{key}", error), strict=True)
+        if failed := [f"rank {rank}: {text}" for rank, text in said if text]:
+            raise PeerFailed("; ".join(failed))
 
     def report_failure(self, text: str, *, own: bool) -> None:
         """Publish a failure for the other ranks: `own` is this rank's own fault, otherwise it only met a peer's."""
@@ -87,7 +111,7 @@ class Peers:
 
         Waits up to `grace_s` for the others to report. A rank that reports nothing is dead or hangs.
         """
-        silent = set(range(self.world_size)) - {self.rank}
+        silent = {*self.ranks} - {self.rank}
         reports: dict[int, str] = {}
         deadline = time.monotonic() + grace_s
         try:
@@ -128,7 +152,12 @@ class Peers:
 
     def _wait(self, names: list[str], ranks: list[int], what: str) -> None:
         try:
-            self.store.wait(names, timedelta(seconds=self.timeout_s))
+            until = time.monotonic() + self.timeout_s
+            while self._go_on is not None and time.monotonic() < until - _SLICE_S:
+                with suppress(dist.DistStoreError):  # they have not come yet
+                    return self.store.wait(names, timedelta(seconds=_SLICE_S))
+                self._go_on()
+            self.store.wait(names, timedelta(seconds=max(until - time.monotonic(), _SLICE_S)))
         except (RuntimeError, OSError) as error:
             missing = [rank for rank, name in zip(ranks, names, strict=True) if not self._has(name)]
             raise PeerFailed(
@@ -171,13 +200,13 @@ def gather_when_idle(
     Raises:
         PeerFailed: a rank fell silent; names it.
     """
-    mine, names = f"busy/{key}/{peers.rank}", [_done(key, rank) for rank in range(peers.world_size)]
-    others = _Others(peers, key, names)
+    mine, names = f"busy/{key}/{peers.rank}", [_done(key, rank) for rank in peers.ranks]
+    others = _Others(peers, key)
     published, next_look = False, time.monotonic()
     try:
         while True:
             if not published and not busy():
-                peers.store.set(names[peers.rank], json.dumps(value()))
+                peers.store.set(_done(key, peers.rank), json.dumps(value()))
                 published = True
             elif not published:
                 peers.store.add(mine, 1)
@@ -203,9 +232,9 @@ def _done(key: str, rank: int) -> str:
 
 
 class _Others:
-    def __init__(self, peers: Peers, key: str, names: list[str]) -> None:
-        self._peers, self._key, self._names = peers, key, names
-        self._waited_for = {rank: (-1, time.monotonic()) for rank in range(peers.world_size) if rank != peers.rank}
+    def __init__(self, peers: Peers, key: str) -> None:
+        self._peers, self._key = peers, key
+        self._waited_for = {rank: (-1, time.monotonic()) for rank in peers.ranks if rank != peers.rank}
 
     def look(self) -> None:
         """Check the heartbeats.
@@ -215,7 +244,7 @@ class _Others:
         """
         store, limit_s = self._peers.store, self._peers.timeout_s
         for rank, (beats, since) in list(self._waited_for.items()):
-            if store.check([self._names[rank]]):
+            if store.check([_done(self._key, rank)]):
                 del self._waited_for[rank]
                 continue
             now_beats, now = store.add(f"busy/{self._key}/{rank}", 0), time.monotonic()

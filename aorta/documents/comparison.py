@@ -295,9 +295,6 @@ class AttributedSide(msgspec.Struct, kw_only=True):
     exposed_comm_ns: int
     compute_ms: float
     untold_ns: int
-    flops_per_rank_step: float | None
-    achieved_tflops: float | None
-    achieved_tflops_reason: str | None
 
 
 class Attribution(msgspec.Struct, kw_only=True):

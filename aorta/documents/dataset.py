@@ -351,24 +351,6 @@ class KernelTotalEntry(msgspec.Struct):
     share: float
 
 
-class GemmEntry(msgspec.Struct):
-    """Matrix products of one shape on one device; without rank and device: on all."""
-
-    rank: int | None
-    device: int | None
-    operator: str
-    batch: int
-    m: int
-    n: int
-    k: int
-    dtype: str | None
-    count: int
-    total_ms: float
-    mean_ms: float
-    std_ms: float | None
-    tflops: float | None
-
-
 class StreamGapsEntry(msgspec.Struct):
     """The time between the kernels of one stream, and that in its kernels of computation and communication; `reason`:
     why it is not known how much of it waited for the host.
@@ -388,21 +370,6 @@ class StreamGapsEntry(msgspec.Struct):
     launch_bound_ms: float | None
     host_wait_ms: float | None
     reason: str | None
-
-
-class CounterEntry(msgspec.Struct):
-    """A hardware counter of kernels of one name; `derived_from` the raw ones, or null where the tool gave it."""
-
-    rank: int | None
-    device: int | None
-    name: str
-    counter: str
-    count: int
-    mean: float
-    min: float
-    max: float
-    comm_share: float | None
-    derived_from: str | None
 
 
 class SlowdownEntry(msgspec.Struct):
@@ -430,11 +397,8 @@ class KernelEntries(msgspec.Struct):
     """The kernels of traces; `reasons`: kind of rows -> what traces lack of them."""
 
     by_name: list[KernelTotalEntry]
-    by_shape: list[GemmEntry]
     totals: list[KernelTotalEntry]
-    gemms: list[GemmEntry]
     gaps: list[StreamGapsEntry]
-    counters: list[CounterEntry]
     reasons: dict[str, list[str]]
     left_out: dict[str, int]
 

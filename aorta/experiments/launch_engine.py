@@ -9,10 +9,8 @@ import os
 import secrets
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
-from typing import Any, Literal
 
 from tqdm import tqdm
 
@@ -37,63 +35,11 @@ from aorta.experiments.launch_folder import (
     run_of,
 )
 from aorta.experiments.launch_plan import Plan, PlannedLaunch
-from aorta.experiments.process import StopRequest, end_marked, launch, launch_environment
+from aorta.experiments.process import LaunchEnd, StopRequest, end_marked, launch, launch_environment
 from aorta.records.files import whole_file, write_whole
 from aorta.records.run_files import MANIFEST_FILE
 from aorta.redaction import hide, redact
 from aorta.terminal_style import printable
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of a launch; `reason`: why it is not done."""
-
-    status: Literal["done", "failed", "stopped"]
-    exit_code: int
-    seconds: float
-    reason: str | None
-    left_behind: int
-
-    @property
-    def sentence(self) -> str:
-        """`done`, `failed: exit code 7` or `stopped by SIGTERM`."""
-        return f"failed: {self.reason}" if self.status == FAILED else self.reason or self.status
-
-
-def attempt(
-    command: Sequence[str],
-    *,
-    id_: str,
-    stop: StopRequest,
-    missing: Callable[[], str | None],
-    timeout_s: float | None,
-    environment: Mapping[str, str] | None = None,
-    **how: Any,
-) -> Outcome:
-    """Start a launch, wait for its end, and say what became of it.
-
-    One that was complete before a signal or the timeout could end it is done.
-
-    Args:
-        missing: asked when it has ended with 0; what it should have left and did not, or None.
-        environment: variables added to the caller's.
-        how: `folder`, `log` and `tick` of `process.launch`.
-
-    Raises:
-        ToolMissing: the program cannot be started.
-    """
-    variables = {**launch_environment(), **(environment or {})}
-    ended = launch(command, id_=id_, environment=variables, stop=stop, timeout_s=timeout_s, **how)
-    went_well = ended.exit_code == EXIT_OK and not ended.timed_out
-    lacks = missing() if went_well else None
-    status: Literal["done", "failed", "stopped"] = FAILED
-    if went_well and lacks is None:
-        status, why = DONE, None
-    elif stop.signal is not None:
-        status, why = STOPPED, f"stopped by {stop.signal.name}"
-    else:
-        why = f"not done after {timeout_s} s" if ended.timed_out else lacks or f"exit code {ended.exit_code}"
-    return Outcome(status, ended.exit_code, ended.seconds, why, ended.left_behind)
 
 
 def run_plan(plan: Plan, journal: Journal) -> int | None:
@@ -189,43 +135,54 @@ def _launch(
     of = id_, one.name, one.order, number
     journal.write(Started(now(), *of, hide(command), str(log.relative_to(plan.output))))
     progress.started(one.shown)
+    variables = {**launch_environment(), **one.side.environment}
     try:
-        outcome = attempt(
+        ended = launch(
             command,
             id_=id_,
+            environment=variables,
             stop=stop,
-            missing=lacking,
             timeout_s=plan.timeout_s,
-            environment=one.side.environment,
             folder=plan.folder,
             log=log,
             tick=progress.tick,
         )
     except ToolMissing as error:  # a launch that failed, as it would be in a shell
         write_whole(log, f"{error}\n")
-        outcome = Outcome(FAILED, error.exit_code, 0.0, f"exit code {error.exit_code}", 0)
+        ended = LaunchEnd(error.exit_code, 0.0, timed_out=False, left_behind=0)
+    went_well = ended.exit_code == EXIT_OK and not ended.timed_out
+    lacks = lacking() if went_well else None
+    outcome = FAILED
+    why: str | None = lacks or f"exit code {ended.exit_code}"
+    if went_well and lacks is None:  # before a signal or the timeout could end it
+        outcome, why = DONE, None
+    elif stop.signal is not None:
+        outcome, why = STOPPED, f"stopped by {stop.signal.name}"
+    elif ended.timed_out:
+        why = f"not done after {plan.timeout_s} s"
     with (
         log.open(encoding="utf-8", errors="surrogateescape", newline="") as said,
         whole_file(log) as part,
         part.open("w", encoding="utf-8", errors="surrogateescape", newline="") as shown,
     ):
         shown.writelines(map(redact, said))
-    done = outcome.status == DONE
+    done = outcome == DONE
     journal.write(
         Ended(
             *(now(), *of),
-            outcome=outcome.status,
-            exit_code=outcome.exit_code,
-            seconds=round(outcome.seconds, 3),
+            outcome=outcome,
+            exit_code=ended.exit_code,
+            seconds=round(ended.seconds, 3),
             run_id=run_of(folder)[0] if done else None,
-            reason=outcome.reason,
-            kept=None if done else put_aside(plan, one, outcome.status),
-            left_behind=outcome.left_behind,
+            reason=why,
+            kept=None if done else put_aside(plan, one, outcome),
+            left_behind=ended.left_behind,
             last_lines=[] if done else last_lines(log),
         )
     )
-    progress.ended(one.shown, outcome)
-    return None if done else f"{outcome.sentence}: {last_error(log)} ({log})"
+    sentence = f"failed: {why}" if outcome == FAILED else why or outcome
+    progress.ended(one.shown, sentence, ended.seconds, done=done)
+    return None if done else f"{sentence}: {last_error(log)} ({log})"
 
 
 class _Progress:
@@ -250,12 +207,11 @@ class _Progress:
         with tolerate_closed_terminal():
             self._bar.refresh()
 
-    def ended(self, name: str, outcome: Outcome) -> None:
-        done = outcome.status == DONE
+    def ended(self, name: str, sentence: str, seconds: float, *, done: bool) -> None:
         if done:
             self._done += 1
-            self._seconds.append(outcome.seconds)
-        line = f"[{self._done}/{self._total}] {name}: {outcome.sentence} in {outcome.seconds:.1f} s"
+            self._seconds.append(seconds)
+        line = f"[{self._done}/{self._total}] {name}: {sentence} in {seconds:.1f} s"
         if not self._on_terminal:
             left_s = (self._total - self._done) * statistics.fmean(self._seconds or [0.0])
             to_stderr(f"{line}, about {rounded_time(left_s)} left" if left_s else line)

@@ -57,7 +57,6 @@ class Plan:
         launches: of each side.
         words: overrides for train.py in every launch, before the side's.
         torchrun: more words for torchrun.
-        seed: `training.seed` of every launch.
         timeout_s: a launch that lasts longer is ended, and failed.
         aa: both sides are the reference.
     """
@@ -69,7 +68,6 @@ class Plan:
     words: tuple[str, ...] = ()
     nproc_per_node: int = 2
     torchrun: tuple[str, ...] = ()
-    seed: int | None = None
     timeout_s: float | None = None
     aa: bool = False
 
@@ -89,8 +87,7 @@ class Plan:
 
     def words_of(self, side: Side) -> list[str]:
         """Return the overrides for train.py, without those that place a launch."""
-        seed = [] if self.seed is None else [f"training.seed={self.seed}"]
-        return [*self.words, *side.words, *seed]
+        return [*self.words, *side.words]
 
     def command(self, launch: PlannedLaunch) -> list[str]:
         """Return the command line of a launch. The last overrides win, so that no other moves its run folder."""
@@ -129,7 +126,6 @@ class Plan:
             "nproc_per_node": self.nproc_per_node,
             "torchrun": hide(self.torchrun),
             "words": hide(self.words),
-            "seed": self.seed,
             "timeout_s": self.timeout_s,
             "folder": str(self.folder),
             "sides": {side.name: msgspec.to_builtins(side.without_secrets()) for side in self.sides},

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from aorta.command_line import command, shown_path, to_stderr, to_stdout
-from aorta.errors import EXIT_OK, AnotherPlan, RunIncomplete
+from aorta.errors import EXIT_OK, AnotherPlan, InputError, RunIncomplete
 from aorta.experiments.launch_plan import Plan
 from aorta.redaction import hide, shown_variables
 
@@ -44,8 +44,8 @@ Examples
   repeats of one configuration:
     aorta ab --output artifacts/repeats --launches 3 training.max_steps=40
   a container: {torchrun} would be the interpreter's torchrun; here the image has its own
-    aorta ab --output artifacts/rocm --tree "$PWD" \\
-        --launcher "docker run --rm --init -e AORTA_LAUNCH --device=/dev/kfd --device=/dev/dri \\
+    aorta ab --output artifacts/rocm tree="$PWD" \\
+        launcher="docker run --rm --init -e AORTA_LAUNCH --device=/dev/kfd --device=/dev/dri \\
             -v $PWD:$PWD -w $PWD rocm/pytorch torchrun"
 
 Leaves in DIR: plan.json, journal.jsonl, reference/NN, candidate/NN or candidate-1/NN (run folders), logs/, aside/ (what
@@ -56,14 +56,24 @@ DEMO_LAUNCHES: Final = 4
 DEMO_OPTIONS: Final = (
     *("--launches", str(DEMO_LAUNCHES)),
     *("--nproc_per_node", "2"),
-    *("--env", "OMP_NUM_THREADS=1"),  # gloo's own threads need a core to run beside computation
     *("--reference", "parallel.overlap=true", "--candidate", "parallel.overlap=false"),
 )
 DEMO_OVERRIDES: Final = (
+    "env.OMP_NUM_THREADS=1",  # gloo's own threads need a core to run beside computation
     *("training.device=cpu", "parallel=ddp", "training.max_steps=25"),
     # Transfers that take long beside gloo's own: on two cores the real ones compete with computation.
     *("fabric=emulated", "fabric.inter_bandwidth_gb_per_s=0.05"),
 )
+
+
+_WORDS: Final = {
+    "--env": "env.NAME=VALUE",
+    "--python": "python=FILE",
+    "--tree": "tree=DIR",
+    "--launcher": "launcher=COMMAND",
+    "--seed": "training.seed=N",
+}
+"""What is given as a word, and may be taken for an option."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -74,7 +84,11 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     words.add_argument(
-        "words", nargs="*", metavar="OVERRIDE", help="for train.py, on both sides; after -- also options"
+        "words",
+        nargs="*",
+        metavar="OVERRIDE",
+        help="for all sides: overrides for train.py, env.NAME=VALUE for a variable, python=FILE, tree=DIR for a "
+        "checkout of AORTA, launcher=COMMAND in place of {torchrun}; after -- also options of train.py",
     )
     words.add_argument("--output", metavar="DIR", help="folder of the plan")
     words.add_argument("--plan", metavar="FILE", help="YAML with the same keys; options here win, overrides are added")
@@ -89,7 +103,6 @@ def parser() -> argparse.ArgumentParser:
         "--nproc_per_node", "--nproc-per-node", type=int, metavar="N", help="ranks of a launch (default: 2)"
     )
     words.add_argument("--torchrun", metavar="ARGUMENTS", help="more arguments for torchrun, as '--max-restarts 0'")
-    words.add_argument("--seed", type=int, metavar="N", help="training.seed of every launch")
     words.add_argument("--timeout-s", type=float, metavar="S", help="a launch that lasts longer is ended, and failed")
     words.add_argument("--aa", action="store_true", help="both sides are the reference: publish the noise floor")
     words.add_argument(
@@ -105,8 +118,7 @@ def parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="OVERRIDES",
-        help="of the reference alone: overrides, env.NAME=VALUE, python=, tree=, launcher=, command=, split as a shell "
-        "would; repeatable",
+        help="the same of the reference alone, or command=, split as a shell would; repeatable",
     )
     words.add_argument(
         "--candidate",
@@ -128,22 +140,19 @@ def parser() -> argparse.ArgumentParser:
         metavar="COMMAND",
         help="launched in place of train.py: any program, recorded by aorta record unless {output} is in it",
     )
-    words.add_argument("--python", metavar="FILE", help="interpreter")
-    words.add_argument(
-        "--launcher",
-        metavar="COMMAND",
-        help="in place of {torchrun}, as 'docker run ... torchrun' or 'numactl -N 0 {torchrun}'",
-    )
-    words.add_argument(
-        "--env", dest="environment", action="append", default=[], metavar="NAME=VALUE", help="variable; repeatable"
-    )
-    words.add_argument("--tree", metavar="DIR", help="checkout of AORTA")
     return words
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse options and overrides mixed, and after `--` overrides only; argparse does not take both."""
+    """Parse options and overrides mixed, and after `--` overrides only; argparse does not take both.
+
+    Raises:
+        InputError: an option that is given as a word.
+    """
     split = arguments.index("--") if "--" in arguments else len(arguments)
+    for word in arguments[:split]:
+        if instead := _WORDS.get(word.partition("=")[0]):
+            raise InputError(f"{word}: there is no such option; write {instead}, without hyphens")
     options = parser().parse_intermixed_args(arguments[:split])
     options.words += arguments[split + 1 :]
     return options

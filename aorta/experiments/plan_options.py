@@ -52,7 +52,6 @@ class PlanFile(Side, kw_only=True, forbid_unknown_fields=True):
     launches: int | None = None
     nproc_per_node: int | None = None
     torchrun: tuple[str, ...] = ()
-    seed: int | None = None
     timeout_s: float | None = None
     aa: bool = False
     reference: Side = msgspec.field(default_factory=Side)
@@ -73,10 +72,10 @@ def read_plan(options: argparse.Namespace, folder: Path) -> Plan:
     asked = _merged(_file(options.plan), options)
     if asked.output is None:
         raise ConfigError("no folder for the plan: give --output DIR, or output: in the plan file")
-    for key, least in (("launches", 1), ("nproc_per_node", 1), ("seed", 0)):
+    for key in ("launches", "nproc_per_node"):
         value = getattr(asked, key)
-        if value is not None and value < least:
-            raise ConfigError(f"{key}={value}: must be at least {least}")
+        if value is not None and value < 1:
+            raise ConfigError(f"{key}={value}: must be at least 1")
     if asked.timeout_s is not None and not 0 < asked.timeout_s < math.inf:
         raise ConfigError(f"timeout_s={asked.timeout_s}: must be greater than 0 and finite")
     candidates = _candidates(asked)
@@ -97,7 +96,6 @@ def read_plan(options: argparse.Namespace, folder: Path) -> Plan:
         words=_for_training(asked.words, "words"),
         nproc_per_node=2 if asked.nproc_per_node is None else asked.nproc_per_node,
         torchrun=asked.torchrun,
-        seed=asked.seed,
         timeout_s=asked.timeout_s,
         aa=asked.aa,
     )
@@ -244,22 +242,16 @@ def _as_words_and_texts(node: dict[Any, Any], place: str) -> None:
 
 def _merged(asked: PlanFile, options: argparse.Namespace) -> PlanFile:
     """Return the file, with what the command line adds or replaces."""
-    for key in ("output", "launches", "nproc_per_node", "seed", "timeout_s"):
+    for key in ("output", "launches", "nproc_per_node", "timeout_s"):
         value = getattr(options, key)
         if value is not None:
             setattr(asked, key, value)
     asked.aa = asked.aa or options.aa
     asked.torchrun = (*asked.torchrun, *words_in(options.torchrun, "--torchrun"))
-    asked.words = (*asked.words, *options.words)
-    for key in LAUNCH_KEYS:
-        value = getattr(options, key)
-        if value is not None:
-            setattr(asked, key, words_in(value, f"--{key}") if key in _LISTS else value)
-    for text in options.environment:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise ConfigError(f"--env {text}: expected NAME=VALUE")
-        asked.environment[name] = value
+    of_all = side_of(options.words)
+    of_all.command = words_in(options.command, "--command") or of_all.command
+    for key, value in msgspec.structs.asdict(of_all.over(asked)).items():
+        setattr(asked, key, value)
     own = side_of([word for text in options.reference_words for word in words_in(text, f"--{REFERENCE}")])
     asked.reference = own.over(asked.reference)
     asked.candidates = [*asked.candidates, *options.candidate_words]
@@ -277,7 +269,7 @@ def _side(name: str, shared: Side, own: Side, folder: Path) -> Side:
     for key, word in [*(("launcher", word) for word in side.launcher), *(("command", word) for word in side.command)]:
         for mark in _PLACEHOLDER.findall(word):
             if mark == "{tree}" and side.tree is None:
-                raise ConfigError(f"{name}.{key}: {{tree}}: AORTA runs as a package here; name a checkout (--tree DIR)")
+                raise ConfigError(f"{name}.{key}: {{tree}}: AORTA runs as a package here; name a checkout (tree=DIR)")
             if mark not in PLACEHOLDERS:
                 raise ConfigError(f"{name}.{key}: {mark} is not known; there are {', '.join(PLACEHOLDERS)}")
         if TORCHRUN in word and word != TORCHRUN:
@@ -288,7 +280,7 @@ def _side(name: str, shared: Side, own: Side, folder: Path) -> Side:
             "python out: a container has an interpreter of its own"
         )
     if side.uses_python and side.tree is not None and not (Path(side.tree) / "train.py").is_file():
-        raise ConfigError(f"{name}.tree={side.tree}: no train.py there; name a checkout of AORTA (--tree DIR)")
+        raise ConfigError(f"{name}.tree={side.tree}: no train.py there; name a checkout of AORTA (tree=DIR)")
     return side
 
 
@@ -313,7 +305,6 @@ def _check_commands(asked: PlanFile, sides: Sequence[Side]) -> None:
     given = {
         "overrides": list(asked.words),
         "torchrun": list(asked.torchrun),
-        "seed": asked.seed,
         "nproc_per_node": asked.nproc_per_node,
     }
     for key, value in given.items():

@@ -59,10 +59,16 @@ def hook_optimizers() -> None:
     """
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-    def observed(index: int) -> Callable[..., None]:
-        return unseen_hook(lambda *args: [observers[index](*args) for observers in list(_observers)])
+    def before(*args: Any) -> None:
+        for one, _ in tuple(_observers):
+            one(*args)
 
-    _hooks.extend((register_optimizer_step_pre_hook(observed(0)), register_optimizer_step_post_hook(observed(1))))
+    def after(*args: Any) -> None:
+        for _, one in tuple(_observers):
+            one(*args)
+
+    _hooks.append(register_optimizer_step_pre_hook(unseen_hook(before)))
+    _hooks.append(register_optimizer_step_post_hook(unseen_hook(after)))
 
 
 @contextmanager

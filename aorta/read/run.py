@@ -16,7 +16,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, NamedTuple, TypeAlias
 
@@ -345,23 +345,6 @@ class Run:
     def collectives(self) -> Collectives:
         """The collectives of all ranks."""
         return self.frames.collectives
-
-    def of_ranks(self, first: int, last: int) -> Run:
-        """Return the same of its ranks with the indices `first` to `last` (exclusive) in their order."""
-        ranks = dict(list(self.ranks.items())[first:last])
-        steps, rows = self.frames.first_step[first : last + 1], self.frames.first_row[first : last + 1]
-        collectives = self.collectives.take(slice(int(rows[0]), int(rows[-1])))
-        return replace(
-            self,
-            frames=Frames(
-                ranks,
-                self.steps.take(slice(int(steps[0]), int(steps[-1]))),
-                replace(collectives, step=collectives.step - np.int32(steps[0])),
-                steps - steps[0],
-                rows - rows[0],
-                self.frames.members,
-            ),
-        )
 
     @property
     def source(self) -> Source:

@@ -46,6 +46,7 @@ from aorta.recording.api_arguments import (
 from aorta.recording.calibration import Calibrator, calibration_plan
 from aorta.recording.live_steps import refuse_missing_clients
 from aorta.recording.loop_profiler import LoopProfiler
+from aorta.recording.meeting import joined
 from aorta.recording.profilers import Profiling, profiler_of
 from aorta.recording.rank_process import meet
 from aorta.recording.rank_progress import noted_phases
@@ -141,11 +142,13 @@ class Recording:
         """Record why it is unclear where the current step begins or ends."""
         self._recorder.boundary = self._recorder.boundary or why
 
-    def ended(self, count: int) -> str:
-        """Return how many steps were recorded, and the command that reads them."""
+    def ended(self, count: int, *, in_place: bool) -> str:
+        """Return how many steps were recorded, and the command that reads them, if they are still there."""
         if self._next == self._first:
             return f"0 steps recorded in {shown_path(self.path)}: call recording.step() at the end of every step"
         steps = "1 step" if count == 1 else f"{count} steps"
+        if not in_place:
+            return f"{steps} recorded, but {shown_path(self.path)} was removed, renamed or replaced meanwhile"
         return f"{steps} recorded; aorta report {shlex.quote(shown_path(self.path))}"
 
     def close(self, error: BaseException | None = None) -> None:
@@ -293,14 +296,19 @@ def record(
             ),
             watchdog=watchdog,
         )
+        meeting = joined.get()
+        if meeting is not None and meeting.left_out:
+            request.remarks["reasons"]["ranks"] = f"no optimizer step, so not recorded: ranks {meeting.left_out}"
         run = stack.enter_context(recorded_run(request, RunSite(place, topology, device, peers)))
+        if meeting is not None:
+            meeting.until_held()
         run.record.may_end_early = True
         instrument = stack.enter_context(run.instrument())
         instrument.watch(found)
         if why_others is not None:
             if not found:
                 instrument.recorder.unseen = Unseen(f"no block: {why_others}", compute=True)
-            if topology.rank == 0:
+            if peers.is_first:
                 to_stderr(f"aorta.record: {why_others}")
         # The blocks too: where the last one's output is the model's, FSDP queues its callback with that gradient.
         for module in (*(block for _, block in found), *hookable):
@@ -333,9 +341,10 @@ def record(
             run.record.fail(instrument, Ending(), code, f"rank {topology.rank}: {text}")
             profiler.abandon(error)  # after the footer, as it waits for files
             raise
-        run.clocks.at_end()  # after the footer, which must not depend on what happens here
-        if topology.rank == 0:
-            to_stderr(recording.ended(run.record.writer.steps_written))
+        in_place = run.record.writer.is_in_place
+        run.clocks.at_end(write=in_place)  # after the footer, which must not depend on what happens here
+        if peers.is_first:
+            to_stderr(recording.ended(run.record.writer.steps_written, in_place=in_place))
         try:
             profiler.settle(place)
         except TracesIncomplete as error:

@@ -62,8 +62,8 @@ def refuse_missing_clients(names: Sequence[str], peers: Peers, key: str) -> None
     Raises:
         ConfigError: on every rank; says what to install.
     """
-    problem = missing_client(names) if peers.rank == 0 else None
-    refused = peers.from_rank_zero("loggers", None if problem is None else f"{','.join(names)}: {problem}")
+    problem = missing_client(names) if peers.is_first else None
+    refused = peers.from_first_rank("loggers", None if problem is None else f"{','.join(names)}: {problem}")
     if refused is not None:
         raise ConfigError(f"{key}={refused}, where rank 0 runs; or leave it out")
 

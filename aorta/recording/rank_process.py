@@ -30,7 +30,8 @@ from aorta.distributed.environment_checks import refuse_two_tracers
 from aorta.distributed.peers import Peers
 from aorta.distributed.topology import Topology, process_group, read_topology, select_device, share_device
 from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, ConfigError, InstrumentError
-from aorta.records.files import open_own
+from aorta.recording.meeting import joined
+from aorta.records.files import open_own, shared_folder
 from aorta.redaction import redact
 from aorta.terminal_style import printable
 
@@ -88,7 +89,7 @@ def start_logging(rank: int, world_size: int) -> None:
 @contextmanager
 def log_to(path: Path) -> Iterator[None]:
     """Write everything to `path` as well, for the length of a `with` block."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    shared_folder(path.parent)
     handler = _LogFile(path)
     handler.setFormatter(logging.Formatter(_FORMAT))
     logging.getLogger().addHandler(handler)
@@ -143,7 +144,9 @@ def meet(timeout_s: float, who: str = "aorta.record") -> tuple[Topology, Peers]:
         PeerFailed: another rank did not call it within `timeout_s`.
         InstrumentError: this torch does not expose the store of a process group.
     """
-    if not (dist.is_available() and dist.is_initialized()):
+    if (meeting := joined.get()) is not None and meeting.peers is not None:
+        rank, peers = meeting.peers.rank, meeting.peers
+    elif not (dist.is_available() and dist.is_initialized()):
         promised = environment_number("WORLD_SIZE", 1)
         if promised > 1:
             raise ConfigError(
@@ -157,15 +160,16 @@ def meet(timeout_s: float, who: str = "aorta.record") -> tuple[Topology, Peers]:
         rank, peers = dist.get_rank(), Peers(store, dist.get_rank(), dist.get_world_size(), timeout_s)
     # From host names, since the launcher's variables may belong to something else.
     hosts = peers.gather("host", socket.gethostname())
+    index = peers.ranks.index(rank)
     topology = Topology(
         rank=rank,
-        world_size=len(hosts),
-        local_rank=hosts[:rank].count(hosts[rank]),
-        local_world_size=hosts.count(hosts[rank]),
-        node_rank=list(dict.fromkeys(hosts)).index(hosts[rank]),
+        world_size=peers.world_size,
+        local_rank=hosts[:index].count(hosts[index]),
+        local_world_size=hosts.count(hosts[index]),
+        node_rank=list(dict.fromkeys(hosts)).index(hosts[index]),
         restart_count=environment_number("TORCHELASTIC_RESTART_COUNT", 0),
         elastic_run_id=os.environ.get("TORCHELASTIC_RUN_ID"),
-        host=hosts[rank],
+        host=hosts[index],
         pid=os.getpid(),
     )
     return topology, peers

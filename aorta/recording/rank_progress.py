@@ -30,7 +30,9 @@ from aorta.instrument.compute_ranges import ModuleHook
 from aorta.instrument.cpu_interceptor import DTYPES, dtype_name
 from aorta.instrument.operators import offered
 from aorta.instrument.transparent import observed_steps
+from aorta.recording.meeting import joined
 from aorta.records.clocks import boot_id
+from aorta.records.files import shared_folder
 from aorta.records.process import pid_namespace, start_ticks
 from aorta.records.progress_file import PROGRESS_DIR, PROGRESS_FILE, STACKS_FILE, Progress, ProgressFacts, ProgressFile
 
@@ -52,9 +54,9 @@ def noted_progress(
 ) -> Iterator[Progress]:
     """Note the rank's progress for the length of a `with` block; local rank 0 starts the watchdog of its host."""
     with ExitStack() as stack:
-        directory, progress = folder.path / PROGRESS_DIR, Progress()
+        directory, progress, meeting = folder.path / PROGRESS_DIR, Progress(), joined.get()
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            shared_folder(directory)
             number = stack.enter_context(stacks_on_request(directory / STACKS_FILE.format(rank=topology.rank)))
             facts = ProgressFacts(
                 rank=topology.rank,
@@ -71,7 +73,7 @@ def noted_progress(
                 warmup_steps=warmup_steps,
                 kinds=tuple(operator.kind for operator in offered().values()),
                 dtypes=tuple(dtype_name(dtype) for dtype in DTYPES),
-                main_thread=threading.get_ident(),
+                main_thread=threading.get_ident() if meeting is None else meeting.trains_in,
                 stack_signal=number,
                 completed_late=completed_late,
                 error_file=os.environ.get("TORCHELASTIC_ERROR_FILE"),

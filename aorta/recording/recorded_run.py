@@ -176,7 +176,7 @@ def recorded_run(request: RunRequest, site: RunSite) -> Iterator[RecordedRun]:
     caller writes the footer. Raises PeerFailed on every rank, when one cannot write its part.
     """
     topology, device, settings = site.topology, site.device, request.telemetry
-    platform, root = platform_of(device), topology.rank == 0
+    platform, root = platform_of(device), site.peers.is_first
     clocks = ClockSynchronisation(request.clock, site.peers, topology, site.folder)
     clocks.at_start()
     keep_words = settings.rocm_smi and (platform == "rocm" or settings.force)
@@ -293,7 +293,7 @@ def publish_manifest(
         more: entries after those that every run has.
     """
     error = None
-    if site.peers.rank == 0:
+    if site.peers.is_first:
         measured = clocks.result
         try:
             manifest = build_manifest(asked, site.folder, site.topology, site.device, backend, ranks, plan)

@@ -90,7 +90,7 @@ class TrainingRun:
                     answer[0] = first_step(folder.checkpoints, self.config.training.start_step, folder.run_id)
                 except (ConfigError, OSError) as error:
                     answer[1] = str(error)
-            first, refused = self.peers.from_rank_zero("first_step", answer)
+            first, refused = self.peers.from_first_rank("first_step", answer)
             if refused:
                 raise ConfigError(refused)
             self.profiler.check(self.topology, self.peers, resuming=first > 0)

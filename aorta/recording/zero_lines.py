@@ -29,14 +29,16 @@ from aorta.terminal_style import printable
 
 if TYPE_CHECKING:
     from torch import nn
+    from torch.distributed import Store
     from torch.optim import Optimizer
 
     from aorta.recording.api import Recording
+    from aorta.recording.meeting import Meeting
 
 VARIABLE: Final = "AORTA_RECORD"
 """Environment variable with the folder of the run."""
-_MEETING_S: Final = 60.0
-"""How long a rank waits at its first optimizer step for the others to come to theirs."""
+_FIRST_STEP_S: Final = 1.0
+"""How long the first optimizer step waits for those of the other ranks: ranks that step together begin with it."""
 
 
 class _ZeroLines:
@@ -47,11 +49,15 @@ class _ZeroLines:
         self._recording: Recording | None = None
         self._first: Optimizer | None = None
         self._process = self._thread = 0
+        self._meeting: Meeting | None = None
+        self._why: str | None = None
         self._depth = threading.local()
         self._hooks: list[Any] = []
         self._handled: BaseException | None = None
         self._exit: SystemExit | None = None
         self._trains = self._may_train = self._interrupted = self._saved = False
+        self._models: list[nn.Module] = []
+        self._behind = 1
         self._roots: set[int] = set()
         self._others: set[int] = set()
         self._usual_others: set[int] | None = None
@@ -62,7 +68,7 @@ class _ZeroLines:
         recording = self._recording
         try:
             here = self._process == os.getpid() and (self._thread == threading.get_ident() or do == self.end)
-            if not self.is_over and (here or recording is None):
+            if not self.is_over and (here or not self._process):
                 do(*args)
         except Exception as error:  # noqa: BLE001
             with suppress(Exception):
@@ -72,6 +78,15 @@ class _ZeroLines:
                     text = text.strip().partition("\n")[0]
                     _say(f"nothing {'' if recording is None else 'more '}is recorded: {text}")
                 self.end(None, error)
+
+    def expect(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the `step` of a class of optimizers, watched. At the end it is said if none was seen."""
+        if self._why is None:
+            from multiprocessing.util import Finalize
+
+            self._why = "no optimizer step was seen; inside of torch.compile none is"
+            Finalize(None, self._end_with_program, exitpriority=1000)  # in children of multiprocessing too
+        return self.around_step(step, 0)
 
     def around_step(self, step: Callable[..., Any], place: int) -> Callable[..., Any]:
         """Return `step`, which hands the optimizer, its argument `place`, on unless it runs inside of another one."""
@@ -96,11 +111,17 @@ class _ZeroLines:
         import torch
         import torch.distributed as dist
 
+        if self._meeting is not None:
+            if optimizer is self._first and self._meeting.stepped():
+                self._begun(self._meeting.result)
+            return
         together = dist.is_available() and dist.is_initialized()
         if not together and int(os.environ.get("WORLD_SIZE") or 1) > 1:
-            return  # the process group is not there yet
+            self._why = f"torch.distributed was not initialised, with WORLD_SIZE={os.environ['WORLD_SIZE']}"
+            return
         try:
             from aorta.recording import api, recorded_run
+            from aorta.recording.meeting import AGREED_STEP_S, Meeting, announce
 
             if torch._C._current_graph_task_id() != -1:
                 raise InstrumentError("an optimizer steps inside the backward pass, so steps have no end")
@@ -110,28 +131,42 @@ class _ZeroLines:
             models = _trained_models(optimizer)
         except Exception as error:
             if together:
-                _agree(f"{type(error).__name__}: {error}")
+                announce(_own_store(), dist.get_rank(), f"{type(error).__name__}: {error}")
             raise
-        if together:
-            _agree(None)
         self._first, self._handled = optimizer, sys.exc_info()[1]
         self._roots = {id(root) for model in models for root in _wrapped(model)}
-        self._recording = api.start(folder, model=models, timeout_s=_MEETING_S, start_step=1)
         self._process, self._thread = os.getpid(), threading.get_ident()
-        from multiprocessing.util import Finalize
+        api.standing_aside.append(self._stand_aside)
 
+        def open_run(behind: int) -> Recording:
+            recording = api.start(folder, model=models, timeout_s=AGREED_STEP_S, start_step=behind)
+            self._models, self._behind = models, behind
+            return recording
+
+        if together and dist.get_world_size() > 1:
+            self._meeting = Meeting(_own_store(), dist.get_rank(), dist.get_world_size(), open_run)
+            if self._meeting.stepped(_FIRST_STEP_S):
+                self._begun(self._meeting.result)
+        else:
+            self._begun(open_run(1))
+
+    def _begun(self, recording: Recording) -> None:
         from aorta.instrument.compute_ranges import ModuleHook
 
-        Finalize(None, self._end_with_program, exitpriority=1000)  # in children of multiprocessing too
-        api.standing_aside.append(self._stand_aside)
+        self._recording = recording
+        recording.restart()  # in the thread that trains
         for module in dict.fromkeys(self._recording.watched):
             # Blocks too, as a framework need not call the model itself; in front of a strategy's hooks.
             if any(parameter.requires_grad for parameter in module.parameters()):
                 hook = ModuleHook(module, partial(self.guarded, self._forward))
                 self._hooks.append(module.register_forward_pre_hook(hook, prepend=True))
-        if not together or dist.get_rank() == 0:
-            named = ", ".join(type(model).__name__ for model in models)
-            _say(f"recording {named} from its second step on; blocks: {', '.join(self._recording.blocks)}")
+        peers, left_out = (None, []) if self._meeting is None else (self._meeting.peers, self._meeting.left_out)
+        if peers is None or peers.is_first:
+            named = ", ".join(type(model).__name__ for model in self._models)
+            since = "second step" if self._behind == 1 else f"step {self._behind + 1}"
+            _say(f"recording {named} from its {since} on; blocks: {', '.join(recording.blocks)}")
+            if left_out:
+                _say(f"not recorded, as they have taken no optimizer step: ranks {', '.join(map(str, left_out))}")
 
     def _stepped(self, optimizer: Optimizer) -> None:
         assert self._recording is not None
@@ -191,19 +226,33 @@ class _ZeroLines:
         self._exit = SystemExit(status)
 
     def _stand_aside(self) -> None:
-        if self._recording is not None:
+        from aorta.recording.meeting import joined
+
+        if self._recording is not None or (self._meeting is not None and joined.get() is None):
             _say(error := "the program records itself from here on")
             self.guarded(self.end, None, ConfigError(error))
 
     def _end_with_program(self) -> None:
         # Set by the interpreter once it has printed what ended the program.
         self.guarded(self.end, None, sys.exc_info()[1] or getattr(sys, "last_value", None) or self._exit)
+        self.guarded(self._never_began)
+
+    def _never_began(self) -> None:
+        if self._recording is None and self._why is not None and not self.is_over:
+            self.is_over = True
+            if os.environ.get("RANK", "0") == "0":
+                _say(f"nothing is recorded: {self._why}")
 
     def end(self, group: Any = None, error: BaseException | None = None) -> None:
         """End the recording: before its process group is destroyed, or with what ends the program."""
         import torch.distributed as dist
 
-        if self._recording is None or (group is not None and group is not dist.group.WORLD):
+        if group is not None and group is not dist.group.WORLD:
+            return
+        if self._recording is None:
+            if self._meeting is not None:
+                self._why = self._meeting.give_up()
+                self._never_began()
             return
         recording, self._recording, self.is_over = self._recording, None, True
         for hook in self._hooks:
@@ -224,20 +273,13 @@ def _rank() -> int:
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
-def _agree(error: str | None) -> None:
-    """Tell the other ranks why this one cannot record, if so, and wait for theirs; through the store, as a collective
-    would be one of the script's.
-
-    Raises:
-        PeerFailed: a rank cannot, or did not come.
-    """
+def _own_store() -> Store:
+    """Return a connection of AORTA's own to the store of the default process group."""
     import torch.distributed as dist
 
-    from aorta.distributed.peers import Peers
     from aorta.recording.rank_process import default_store
 
-    store = dist.PrefixStore("aorta/zero_lines", default_store())
-    Peers(store, dist.get_rank(), dist.get_world_size(), _MEETING_S).agree("first optimizer step", error)
+    return dist.PrefixStore("aorta/zero_lines", default_store().clone())  # type: ignore[attr-defined]  # not in its stubs
 
 
 def _wrapped(model: nn.Module | None) -> Iterator[nn.Module]:
@@ -289,7 +331,7 @@ def patch(module: ModuleType) -> None:
         case "torch.optim.optimizer":
             hook_optimizers()
             hooked = target.Optimizer.profile_hook_step  # makes the `step` of every class of optimizers
-            target.Optimizer.profile_hook_step = staticmethod(lambda step: _zero.around_step(hooked(step), 0))
+            target.Optimizer.profile_hook_step = staticmethod(lambda step: _zero.expect(hooked(step)))
             _call_before(sys, "exit", _zero.exit)
         case "torch.nn.modules.module":
             _call_before(target.Module, "eval", _zero.evaluates)

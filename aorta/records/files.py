@@ -39,6 +39,7 @@ T = TypeVar("T")
 NOT_UTF8: Final = "backslashreplace"
 """How every writer of text writes a name that is not UTF-8, which names of files and kernels need not be."""
 _NOT_OURS: Final = "a link or no regular file, which AORTA does not write to; remove it"
+_SHARED: Final = stat.S_IWGRP | stat.S_IWOTH | stat.S_ISVTX
 SMALL_BYTES: Final = 16 << 20
 """Longest file that is read whole. Decoded it takes some twenty times as much; the manifest of 1,000 ranks is 1 MB."""
 
@@ -77,12 +78,13 @@ def open_regular(path: Path, buffering: int = -1) -> BinaryIO:
         raise
 
 
-def open_own(path: Path, *, new: bool = False) -> BinaryIO:
+def open_own(path: Path, *, new: bool = False, mode: int = 0o666) -> BinaryIO:
     """Open a file of AORTA's with a fixed name for reading and appending. What is in it stays: who empties it looks
     whose it is first.
 
     Args:
         new: a new file takes the place of whatever has the name.
+        mode: of a new file.
 
     Raises:
         OSError: it cannot be opened, or is a link, has a second name, or is a pipe or a device: in a shared folder
@@ -92,7 +94,7 @@ def open_own(path: Path, *, new: bool = False) -> BinaryIO:
         path.unlink(missing_ok=True)
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
-        file = os.open(path, flags | (os.O_EXCL if new else 0), 0o666)
+        file = os.open(path, flags | (os.O_EXCL if new else 0), mode)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO, errno.EMLINK):
             raise OSError(errno.EINVAL, _NOT_OURS, str(path)) from error
@@ -243,6 +245,32 @@ def lock_file(file: BinaryIO, *, shared: bool = False) -> bool:
     except OSError:
         pass
     return True
+
+
+def shared_folder(path: Path) -> None:
+    """Make a folder that may be written by those who may write the one around it, who could not move it otherwise."""
+    if path.is_dir():
+        return
+    if not path.parent.is_dir():
+        shared_folder(path.parent)
+    path.mkdir(exist_ok=True)
+    mode, around = (stat.S_IMODE(folder.stat().st_mode) for folder in (path, path.parent))
+    if mode | around & _SHARED != mode:
+        path.chmod(mode | around & _SHARED)
+
+
+def shared_lock(path: Path) -> BinaryIO:
+    """Open a file to be locked, which may be opened by those who may write its folder, and by nobody else: whoever may
+    read it could hold the lock. Raises OSError as `open_own`.
+    """
+    file = open_own(path, mode=0o600)
+    folder, own = path.parent.stat(), os.fstat(file.fileno())
+    if own.st_uid == os.geteuid():
+        with suppress(OSError):  # not a member of the folder's group
+            os.fchown(file.fileno(), -1, folder.st_gid)
+        writers = folder.st_mode & 0o022
+        os.fchmod(file.fileno(), 0o600 | writers | writers << 1)
+    return file
 
 
 def unused(path: Path) -> Path:

@@ -82,6 +82,15 @@ class RecordWriter:
         self._before: deque[tuple[int, int]] = deque(maxlen=_LINES_TO_DROP)
         """Size and steps of the file before each of its last lines."""
 
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the file is still that of its name: nobody has removed, renamed or replaced it, or its folder."""
+        try:
+            own, named = os.fstat(self._file), self.path.stat()
+        except OSError:
+            return False
+        return (own.st_dev, own.st_ino) == (named.st_dev, named.st_ino)
+
     def write(self, line: Line) -> None:
         """Append `line`, without secrets; a line the disk takes only in part is cut off again."""
         self._append(self._encoded(line), steps=isinstance(line, Step))

@@ -31,8 +31,8 @@ from aorta.read.locations import Location, launch_folders
 from aorta.read.traces.interval_table import add_comm_pattern
 from aorta.read.traces.reader import headers_in
 from aorta.records.run_files import REPORT_EVENTS
+from aorta.redaction import redact
 from aorta.report.launch_table import many_in, report_many
-from aorta.report.table_files import FORMATS, check_format
 from aorta.terminal_style import style_of
 
 _LOGGED_FACTS: Final = ("run_id", "path", "platform", "backend", "parallel", "instrument_mode", "manifest_hash")
@@ -42,6 +42,8 @@ _LOGGED_FACTS: Final = ("run_id", "path", "platform", "backend", "parallel", "in
 def overlap_report(arguments: Sequence[str]) -> int:
     """Run `aorta report`; returns its exit code (argparse itself ends with 0 or 2)."""
     options = parser().parse_intermixed_args(arguments)
+    if options.tables is not None:
+        raise InputError("--tables: a report writes none; in Python: aorta.analysis.steps(RUN).to_csv('steps.csv')")
     rules = Rules(
         primary=options.primary,
         alpha=options.alpha,
@@ -59,8 +61,6 @@ def overlap_report(arguments: Sequence[str]) -> int:
         raise InputError(
             "--fail-on judges a difference, so give two runs: aorta report REFERENCE CANDIDATE --fail-on ..."
         )
-    if options.tables is not None:
-        check_format(options.tables)
     if options.log and (problem := missing_client(options.log)) is not None:
         raise InputError(f"--log {','.join(options.log)}: {problem}")
     output = Path(options.output) if options.output else _default_output(options, sources)
@@ -79,7 +79,6 @@ def overlap_report(arguments: Sequence[str]) -> int:
         html=options.html,
         brief=not options.all,
         style=style,
-        tables=options.tables,
     )
     code, decided = run_gate(options, report.content, style)
     same = shlex.join(["aorta", "report", *(word for word in arguments if word != "--all")])  # to be copied, added to
@@ -118,12 +117,12 @@ def parser() -> argparse.ArgumentParser:
         description="How well communication hid behind computation: numbers, pictures, and one run against another.",
         epilog="Without --log-dir a label L is looked up in the current directory, then in the checkout: artifacts_L/, "
         "artifacts_L/L/, artifacts/L/, then artifacts/ if its records are labelled L or were made on platform L; then "
-        "L is a path. The folder of a run may be packed (.tar.gz, .tar, .zip). Wherever a run is named, traces of "
-        "other tools may be: a file, folder, glob or URL of Kineto traces (.json, .json.gz, .tar.gz), "
-        "rocprofv3 output (JSON, CSV, rocpd) or an nsys SQLite export, recognised by their "
-        "content. A folder of several run folders is a launch set: each is one launch, and two sets get a verdict from "
-        "four launches per side; single runs get numbers only. Files of an earlier report in the output folder are "
-        "replaced. Exit codes: 0 done, 2 bad input, 3 gate failed, 4 the data cannot decide, 127 a package is missing.",
+        "L is a path. Wherever a run is named, traces of other tools may be: a file, folder, glob or URL of Kineto "
+        "traces (.json, .json.gz, .tar.gz), rocprofv3 output (JSON, CSV, rocpd) or an nsys SQLite export, recognised "
+        "by their content. A folder of several run folders is a launch set: each is one launch, and two sets get a "
+        "verdict from four launches per side; single runs get numbers only. Files of an earlier report in the output "
+        "folder are replaced. Exit codes: 0 done, 2 bad input, 3 gate failed, 4 the data cannot decide, 127 a package "
+        "is missing.",
     )
     parser.add_argument(
         "sources",
@@ -162,13 +161,7 @@ def parser() -> argparse.ArgumentParser:
         default=True,
         help="write report.html, one page that works offline",
     )
-    parser.add_argument(
-        "--tables",
-        choices=FORMATS,
-        metavar="FORMAT",
-        help=f"write tables of steps, collectives, metrics and kernels of traces too ({', '.join(FORMATS)}), "
-        "to tables/ in the output folder; parquet needs pyarrow",
-    )
+    parser.add_argument("--tables", nargs="?", const="", help=argparse.SUPPRESS)  # refused, with what does it
     parser.add_argument(
         "--log",
         action="append",
@@ -336,7 +329,7 @@ def _log_summary(summary: Summary, names: Sequence[str], output: Path) -> None:
             values[f"{name}_p"] = known(pair.p) if corrected is None else corrected
             values[f"{name}_verdict"] = known(pair.verdict)
     facts = {
-        f"{label}.{name}": value
+        f"{label}.{name}": _clean(value)
         for label, entry in summary.datasets.items()
         for name in _LOGGED_FACTS
         if (value := getattr(entry.source, name)) is not None
@@ -346,8 +339,14 @@ def _log_summary(summary: Summary, names: Sequence[str], output: Path) -> None:
         try:
             with closing(open_logger(name, Place(output, title, facts, event_suffix=REPORT_EVENTS))) as logger:
                 for label, values in logged.items():
-                    logger.log_summary(label, {key: value for key, value in values.items() if value is not None})
+                    logger.log_summary(
+                        label, {key: _clean(value) for key, value in values.items() if value is not None}
+                    )
         except Exception as error:  # noqa: BLE001  a client may raise anything; it is raised below, by name
             failed.append(f"{name}: {type(error).__name__}: {error}")
     if failed:
         raise InputError(f"the report is written to {output}, but not every logger took it: {'; '.join(failed)}")
+
+
+def _clean(value: Any) -> Any:
+    return redact(value) if isinstance(value, str) else value

@@ -1,5 +1,4 @@
-"""The kernels of traces: tables of kernels, of their slowdowns, of GEMMs, gaps and counters, and the command
-`aorta kernels`.
+"""The kernels of traces: tables of kernels, of their slowdowns and of gaps, and the command `aorta kernels`.
 
 Must not compute a number, or say a slowdown without its interval.
 """
@@ -13,51 +12,27 @@ from functools import partial
 from typing import Final
 
 from aorta.command_line import command, to_stdout
-from aorta.documents.dataset import (
-    CounterEntry,
-    GemmEntry,
-    KernelTotalEntry,
-    SlowdownEntry,
-    StreamGapsEntry,
-    TraceEntries,
-)
+from aorta.documents.dataset import SlowdownEntry, StreamGapsEntry, TraceEntries
 from aorta.errors import EXIT_OK, InputError
 from aorta.read.engines import Local
 from aorta.read.traces.interval_table import add_comm_pattern
-from aorta.report.tables import PEOPLE, Column, Table, file_columns, shortened, text_lines
+from aorta.report.tables import Column, Table, text_lines
 from aorta.terminal_style import PLAIN, Style, style_of, wrapped
 
 SHOWN: Final = 10
 """Rows of a table that are read without asking for more."""
 _ON_PAGE: Final = 40
-"""Rows of a table on the page; all are in `summary.json`, and `--tables` writes them."""
-_COMPARED: Final = (
-    *("alone_count", "overlapped_count", "partly_count", "alone_mean_ms", "overlapped_mean_ms", "mean_ratio"),
-    *("mean_ratio_low", "mean_ratio_high", "alone_median_ms", "overlapped_median_ms", "slowdown", "excess_ms"),
-)
-_NOT_COMPARED: Final = {
-    "comm": "communication is not compared with itself",
-    "copy": "copies are not compared",
-    "compute": "not among the kernels that were compared",
-    "unknown": "whether it is computation is not known",
-}
-_KINDS: Final = {"totals": "Kernels", "gemms": "GEMMs", "gaps": "Gaps", "counters": "Hardware counters"}
+"""Rows of a table on the page; all are in `summary.json`."""
+_KINDS: Final = {"totals": "Kernels", "gaps": "Gaps"}
 
 
-def place_of(row: SlowdownEntry | StreamGapsEntry | CounterEntry) -> str:
+def place_of(row: SlowdownEntry | StreamGapsEntry) -> str:
     """Return the rank and device of a row."""
     rank = "unknown rank" if row.rank is None else f"rank\u00a0{row.rank}"
     return rank if row.device is None else f"{rank}, device\u00a0{row.device}"
 
 
-def shape_of(row: GemmEntry) -> str:
-    """Return the type and sides of a product."""
-    sides = f"[{row.m}, {row.k}] x [{row.k}, {row.n}]"
-    batch = "" if row.batch == 1 else f"{row.batch} x "
-    return f"{shortened(row.dtype, 20) if row.dtype else 'unknown type'} {batch}{sides}"
-
-
-_shown = partial(Column, media=PEOPLE, why=lambda row: getattr(row, "reason", None))
+_shown = partial(Column, why=lambda row: getattr(row, "reason", None))
 _KERNEL: Final = _shown("name", "kernel", cut=True)
 _PLACE: Final = _shown("of", unit="text", of=place_of)
 _MEAN: Final = (_shown("mean_ms"), _shown("std_ms", "±", tip="sample standard deviation", drop=3))
@@ -82,15 +57,6 @@ _SLOWDOWNS: Final = (
     _shown("mean_ratio_high", "to", tip="95 % interval of the ratio"),
     _shown("excess_ms", "excess", tip="time of overlapped kernels beyond the median alone", drop=2),
 )
-_GEMMS: Final = (
-    _shown("product", unit="text", of=shape_of),
-    _shown("operator"),
-    _shown("count"),
-    _shown("total_ms", drop=2),
-    *_MEAN,
-    _shown("tflops", "TFLOP/s", tip="2 x batch x m x n x k / mean"),
-    *file_columns(*GemmEntry.__struct_fields__),
-)
 _LATE: Final = "gaps that ended with a kernel launched after the one before it had ended"
 _GAPS: Final = (
     _PLACE,
@@ -99,42 +65,7 @@ _GAPS: Final = (
     _shown("gaps_known", "launch known", tip="gaps before a kernel whose launch is known", drop=1),
     _shown("launch_bound", "launch-bound", tip=_LATE),
     _shown("launch_bound_ms", "launch-bound"),
-    *file_columns(*StreamGapsEntry.__struct_fields__),
 )
-_COUNTERS: Final = (
-    _KERNEL,
-    _PLACE,
-    _shown("counter"),
-    _shown("derived_from", "derived from", drop=3),
-    _shown("count", "kernels"),
-    *(_shown(key) for key in ("mean", "min", "max")),
-    _shown("comm_share", "overlapped", tip="share of these kernels' time"),
-    *file_columns(*CounterEntry.__struct_fields__),
-)
-_KERNELS: Final = (
-    *file_columns(*KernelTotalEntry.__struct_fields__, of="total."),
-    *file_columns(*_COMPARED, of="slowdown."),
-    *file_columns("slowdown_reason"),
-)
-
-
-def kernel_files(traces: TraceEntries) -> dict[str, Table]:
-    """Return the tables that files have, ones without rows too: the totals of each device with their slowdowns, or why
-    there are none; GEMMs, gaps and counters of each device.
-    """
-    slowdowns = {(row.rank, row.device, row.name): row for row in traces.slowdowns}
-    totals = []
-    for total in traces.kernels.totals:
-        slowdown = slowdowns.get((total.rank, total.device, total.name)) if total.cls == "compute" else None
-        reason = _NOT_COMPARED[total.cls] if slowdown is None else slowdown.reason
-        totals.append({"total": total, "slowdown": slowdown, "slowdown_reason": reason})
-    kernels = traces.kernels
-    return {
-        "kernels": Table("kernels", "kernels", _KERNELS, totals),
-        "gemms": Table("gemms", "gemms", _GEMMS, kernels.gemms),
-        "gaps": Table("gaps", "gaps", _GAPS, kernels.gaps),
-        "counters": Table("counters", "counters", _COUNTERS, kernels.counters),
-    }
 
 
 def kernel_tables(label: str, traces: TraceEntries) -> list[Table]:
@@ -144,9 +75,7 @@ def kernel_tables(label: str, traces: TraceEntries) -> list[Table]:
     tables = (
         ("kernels", "kernels of all devices, the largest total first", _TOTALS, found.by_name),
         ("slowdowns", against, _SLOWDOWNS, traces.slowdowns),
-        ("gemms", "GEMMs, batch x [m, k] x [k, n]", _GEMMS, found.by_shape),
         ("gaps", "gaps between the kernels of a stream", _GAPS, found.gaps),
-        ("counters", "hardware counters by kernel", _COUNTERS, found.counters),
     )
     return [
         Table(f"{key}-{label}", f"{label}: {caption}", columns, rows, limit=_ON_PAGE)
@@ -194,8 +123,7 @@ def main(arguments: Sequence[str]) -> int:
 def parser() -> argparse.ArgumentParser:
     """Return the arguments that the command takes."""
     parser = argparse.ArgumentParser(
-        description="Kernels by total time, what communication slows down, GEMMs with their rates, gaps "
-        "between kernels, and hardware counters (docs/traces.md). As tables: aorta report TRACES --tables csv.",
+        description="Kernels by total time, what communication slows down, and gaps between kernels (docs/traces.md).",
         epilog="Exit codes: 0 done, 2 bad input.",
     )
     parser.add_argument("traces", metavar="TRACES", help="a file, folder, glob or URL")

@@ -54,7 +54,7 @@ def report_many(folder: Path, options: argparse.Namespace, rules: Rules) -> str:
         InputError: an option that is about two sides, a folder that cannot be read, or an output that cannot be
             written.
     """
-    for name in ("fail_on", "tables", "log"):
+    for name in ("fail_on", "log"):
         if getattr(options, name):
             raise InputError(
                 f"--{name.replace('_', '-')}: is about one side or two, and {folder} holds many; name them, as in "

@@ -1,303 +1,187 @@
-"""The pictures of a report as PNG files, drawn without a display: `{label}_timeline.png`, computation and communication
-over the global steps, and of a comparison `side_by_side.png`, the step that shows the difference best.
+"""The picture of a report: `{label}_timeline.png`, computation and communication over the global steps.
 
-Everything else is drawn on the page. Must not load matplotlib before there is something to draw, import pyplot, which
-would choose a backend for the whole process, or let a legend cover data. Margins are in inches and fixed: a layout that
-measures every text draws each picture twice.
+Everything else is drawn on the page. Pillow draws it, without a display: to import a plotting package takes as long as
+the rest of a small report. Must not let a text or the legend cover data.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial, reduce
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final
 
 import numpy as np
+from PIL import Image, ImageDraw, ImageFont
 
 from aorta.analysis.aggregate import LabelledRun
-from aorta.documents.formatting import TEXT
 from aorta.documents.metrics import UNKNOWN
-from aorta.read.frames import Floats, Ints
-from aorta.report.page.charts import MARKED_STEPS, over_steps
-from aorta.report.page.timelines import BLOCKED, EXPOSED, OTHER_WORK, Span, StepSpans, color_of, lane_order
-from aorta.report.palette import BAND, GRID, INK, QUIET, light, text_on
+from aorta.report.page.charts import MARKED_STEPS, Curve, over_steps
+from aorta.report.palette import BAND, GRID, INK, PAPER, QUIET, light
+from aorta.report.tables import shortened
 
-if TYPE_CHECKING:
-    from matplotlib.artist import Artist
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-Draw: TypeAlias = Callable[[Path], str | None]
-"""Draws to a path; returns None, or why there is nothing to draw."""
-
-SIDE_BY_SIDE_FILE: Final = "side_by_side.png"
-SHOWN_RANKS: Final = 2
 DPI: Final = 160
-"""Sharp at the width of a column of a paper; 9 inches are 1,440 pixels."""
-_PANELS: Final = (
+"""Sharp at the width of a column of a paper; 9 inches are 1,440 pixels. All lengths below are in pixels."""
+_WIDTH, _HEIGHT = 1440, 960
+_LEFT, _RIGHT = 120, 1416
+_PANELS: Final = ((104, 424), (488, 808))
+"""Top and bottom of each panel."""
+_TITLE, _TEXT = 26, 20
+"""Sizes of the letters."""
+_FINER: Final = 2
+"""Curves are drawn this many times as large, then reduced: Pillow's lines have hard edges."""
+_LINE, _MARKER, _DASH, _GAP = 3.3, 4, 12, 6
+_LINES: Final = (
     (("compute_ms", "compute", "compute"), ("comm_ms", "communication", "communication")),
     (("compute_comm_ms", "hidden communication", "hidden"), ("exposed_comm_ms", "exposed communication", "exposed")),
 )
-"""Of `{label}_timeline.png`, what ran, and what became of communication: metric, title, meaning of its colour."""
-_LETTER_INCHES: Final = 0.062
-"""Width of a letter at the size of labels; a label that does not fit into its bar is left out."""
-_HATCH: Final = "/////"
-_SHORT_KINDS: Final = {"allreduce": "AR", "reducescatter": "RS", "allgather": "AG", "alltoall": "A2A"}
-
-
-def pictures(
-    datasets: Sequence[LabelledRun], compared: tuple[LabelledRun, LabelledRun] | None = None
-) -> Iterator[tuple[str, Draw]]:
-    """Yield every picture of a report: file name, and how to draw it. `compared`: reference and candidate."""
-    for dataset in datasets:
-        yield f"{dataset.label}_timeline.png", partial(draw_timeline, dataset)
-    if compared is not None:
-        yield SIDE_BY_SIDE_FILE, partial(draw_side_by_side, *compared)
+"""Of each panel, what ran, and what became of communication: metric, title, meaning of its colour. The second line is
+dashed.
+"""
+_LONGEST_LABEL: Final = 60
+_BAND_ALPHA: Final = 0.2
 
 
 def draw_timeline(dataset: LabelledRun, path: Path) -> str | None:
-    """Draw compute, communication, hidden and exposed milliseconds over the global steps: a line for the median of the
-    ranks, a band from the lowest rank to the highest. Warm-up, which the numbers leave out, is shaded.
+    """Draw compute, communication, hidden and exposed milliseconds over the global steps to a PNG, replacing what is
+    there: a line for the median of the ranks, a band from the lowest rank to the highest. Warm-up, which the numbers
+    leave out, is shaded. Returns None, or why there is nothing to draw.
     """
-    names = [name for panel in _PANELS for name, *_ in panel if name in dataset.metrics]
-    steps = dataset.table("global_step", "warmup", *names, warmup=True)
-    if steps.empty:
-        return "no steps in the record"
-    if steps["global_step"].nunique() == 1:
-        return "one step makes no curve; its numbers are in the tables"
-    from matplotlib.ticker import MaxNLocator
-
-    figure, panels = _figure(9, [2.0, 2.0], left=0.75)
-    warm = steps.loc[steps["warmup"], "global_step"]
-    for axes, lines in zip(panels, _PANELS, strict=True):
-        for (name, title, meaning), dash in zip(lines, ("-", "--"), strict=True):
-            if name in steps and steps[name].notna().any():
-                curve, color = over_steps(steps["global_step"].to_numpy(), steps[name]), light(meaning)
-                marker = "o" if len(curve.x) <= MARKED_STEPS else ""
-                axes.plot(curve.x, curve.middle, dash, label=title, color=color, marker=marker, markersize=3.5)
-                axes.fill_between(curve.x, curve.low, curve.high, color=color, alpha=0.2, linewidth=0)
-        if not warm.empty:
-            axes.axvspan(warm.min() - 0.5, warm.max() + 0.5, color=BAND, linewidth=0, zorder=0, label="warm-up")
-        axes.set_ylim(bottom=0)
-        axes.set_ylabel("ms per step")
-    if "comm_ms" not in steps or steps["comm_ms"].isna().all():
-        panels[1].text(0.5, 0.5, "communication was not measured", ha="center", transform=panels[1].transAxes)
-        panels[1].set_yticks([])
-    panels[0].tick_params(labelbottom=False)
-    panels[1].xaxis.set_major_locator(MaxNLocator(integer=True))
-    panels[1].set_xlabel("global step (line: median over ranks, band: lowest to highest rank)", fontsize=9)
-    handles = {title: line for each in panels for line, title in zip(*each.get_legend_handles_labels(), strict=True)}
-    handles |= {title: handles.pop(title) for title in ("warm-up",) if title in handles}  # what is left out comes last
+    steps = dataset.run.steps
+    numbers = np.unique(steps.global_step)
+    if len(numbers) < 2:
+        return "one step makes no curve; its numbers are in the tables" if len(numbers) else "no steps in the record"
+    image = Image.new("RGB", (_WIDTH, _HEIGHT), PAPER)
+    pen = ImageDraw.Draw(image)
+    title, text = ImageFont.load_default(_TITLE), ImageFont.load_default(_TEXT)
     source, health = dataset.run.source, dataset.run.health
-    facts = f"{source.platform or UNKNOWN}, {source.parallel or UNKNOWN}, {health.ranks}{_emulated(dataset)}"
-    _save(figure, path, f"{dataset.label}: time in computation and communication", [facts], panels, handles)
+    emulated = "" if health.fabric is None else ", EMULATED FABRIC"
+    name = shortened(dataset.label, _LONGEST_LABEL)
+    pen.text((16, 20), f"{name}: time in computation and communication", INK, title)
+    facts = f"{source.platform or UNKNOWN}, {source.parallel or UNKNOWN}, {health.ranks}{emulated}"
+    pen.text((_LEFT, _PANELS[0][0] - 12), facts, QUIET, text, anchor="ls")
+
+    low, high = float(numbers[0]) - 0.5, float(numbers[-1]) + 0.5
+    warm = steps.global_step[steps.warmup]
+    legend: list[tuple[str, str, bool | None]] = []
+    for (top, bottom), lines in zip(_PANELS, _LINES, strict=True):
+        curves = {
+            (title, light(meaning), place > 0): over_steps(steps.global_step, steps.column(metric))
+            for place, (metric, title, meaning) in enumerate(lines)
+            if metric in dataset.metrics
+        }
+        curves = {look: curve for look, curve in curves.items() if not np.isnan(curve.middle).all()}
+        most = max((float(np.nanmax(curve.high)) for curve in curves.values()), default=0.0) or 1.0
+        panel = _Panel(image, top, bottom, (low, high), (0.0, 1.05 * most))
+        if len(warm):
+            pen.rectangle([panel.x(warm.min() - 0.5), top, panel.x(warm.max() + 0.5), bottom], BAND)
+        last = bottom == _PANELS[-1][1]
+        for tick, shown in ticks(low, high, 9, whole=True):
+            pen.line([panel.x(tick), top, panel.x(tick), bottom], GRID, 2)
+            if last:
+                pen.text((panel.x(tick), bottom + 10), shown, INK, text, anchor="mt")
+        for tick, shown in ticks(0.0, 1.05 * most, 5):
+            pen.line([_LEFT, panel.y(tick), _RIGHT, panel.y(tick)], GRID, 2)
+            pen.text((_LEFT - 10, panel.y(tick)), shown, INK, text, anchor="rm")
+        for (_, color, dashed), curve in curves.items():
+            panel.draw(curve, color, dashed=dashed)
+        pen.line([_LEFT, top, _LEFT, bottom, _RIGHT, bottom], INK, 2)
+        _write_upwards(image, (24, (top + bottom) // 2), "ms per step", text)
+        legend += curves
+    if "comm_ms" not in dataset.metrics or np.isnan(steps.column("comm_ms")).all():
+        middle = (_LEFT + _RIGHT) // 2, sum(_PANELS[1]) // 2
+        pen.text(middle, "communication was not measured", INK, text, anchor="mm")
+    below = "global step (line: median over ranks, band: lowest to highest rank)"
+    pen.text(((_LEFT + _RIGHT) // 2, _HEIGHT - 94), below, INK, text, anchor="mm")
+    _write_legend(pen, [*legend, *([("warm-up", BAND, None)] if len(warm) else [])], text)
+    image.save(path, "PNG", compress_level=4, dpi=(DPI, DPI))
     return None
 
 
-class TypicalStep(NamedTuple):
-    """The steps and ranks to draw. `ranks` exist on both sides, the one whose exposed communication differs most first.
-    `difference_ms` is candidate minus reference, averaged over the ranks of these two steps; `mean_ms` is the same for
-    the means over all steps.
-    """
+@dataclass(frozen=True)
+class _Panel:
+    """One pair of axes: global steps `across`, milliseconds `up`."""
 
-    reference_step: int
-    candidate_step: int
-    ranks: tuple[int, ...]
-    difference_ms: float
-    mean_ms: float
+    image: Image.Image
+    top: int
+    bottom: int
+    across: tuple[float, float]
+    up: tuple[float, float]
 
+    def x(self, step: Any) -> Any:
+        """Return where global steps are, in pixels of the picture."""
+        low, high = self.across
+        return _LEFT + (step - low) / (high - low) * (_RIGHT - _LEFT)
 
-def typical_step(reference: LabelledRun, candidate: LabelledRun) -> TypicalStep | None:
-    """Choose the step whose difference is closest to the mean difference, so that the picture shows what the summary
-    says and not the worst outlier: where both sides have steps in common the same global step on both, otherwise each
-    side's step nearest to its own mean. Only steps after warm-up count whose exposed communication is known on all
-    ranks of the side; None without one, or without a rank on both sides.
-    """
-    (before_ranks, before_steps, left), (after_ranks, after_steps, right) = map(_exposed_ms, (reference, candidate))
-    ranks = [rank for rank in before_ranks if rank in after_ranks]
-    if not left.size or not right.size or not ranks:
-        return None
-    before, after = left.mean(axis=0), right.mean(axis=0)
-    mean = float(after.mean() - before.mean())
-    _, first, second = np.intersect1d(before_steps, after_steps, assume_unique=True, return_indices=True)
-    if len(first):
-        nearest = np.argmin(np.abs(after[second] - before[first] - mean))
-        at, to = first[nearest], second[nearest]
-    else:
-        at, to = np.argmin(np.abs(before - before.mean())), np.argmin(np.abs(after - after.mean()))
-    apart = {
-        rank: abs(float(right[after_ranks.index(rank), to] - left[before_ranks.index(rank), at])) for rank in ranks
-    }
-    order = tuple(sorted(ranks, key=lambda rank: (-apart[rank], rank)))
-    return TypicalStep(int(before_steps[at]), int(after_steps[to]), order, float(after[to] - before[at]), mean)
+    def y(self, value: Any) -> Any:
+        """Return where milliseconds are, in pixels of the picture."""
+        low, high = self.up
+        return self.bottom - (value - low) / (high - low) * (self.bottom - self.top)
 
-
-def _exposed_ms(dataset: LabelledRun) -> tuple[list[int], Ints, Floats]:
-    """Return ranks, the global steps after warm-up whose exposed communication every rank knows, and its values [ranks,
-    steps].
-    """
-    known: dict[int, tuple[Ints, Floats]] = {}
-    for rank, tables in dataset.run.ranks.items():
-        values = tables.steps.column("exposed_comm_ms")
-        used = tables.steps.used & ~np.isnan(values)
-        known[rank] = tables.steps.global_step[used], values[used]
-    common = reduce(np.intersect1d, (steps for steps, _ in known.values()))
-    return [*known], common, np.array([values[np.searchsorted(steps, common)] for steps, values in known.values()])
+    def draw(self, curve: Curve, color: str, *, dashed: bool) -> None:
+        """Draw the line of a curve over its band; steps without a value are a gap."""
+        size = _FINER * (_RIGHT - _LEFT), _FINER * (self.bottom - self.top)
+        band, line = Image.new("L", size), Image.new("L", size)
+        bands, lines = ImageDraw.Draw(band), ImageDraw.Draw(line)
+        x = _FINER * (self.x(curve.x) - _LEFT)
+        low, middle, high = (_FINER * (self.y(each) - self.top) for each in (curve.low, curve.middle, curve.high))
+        known = np.flatnonzero(~np.isnan(middle))
+        for run in np.split(known, np.flatnonzero(np.diff(known) > 1) + 1):
+            points = np.column_stack((x[run], middle[run]))
+            if len(run) > 1:
+                outline = np.concatenate((np.column_stack((x, low))[run], np.column_stack((x, high))[run][::-1]))
+                bands.polygon([*map(tuple, outline.tolist())], 255)
+                for part in dashes(points, _FINER * _DASH, _FINER * _GAP) if dashed else [points]:
+                    lines.line([*map(tuple, part.tolist())], 255, round(_FINER * _LINE), joint="curve")
+            if len(curve.x) <= MARKED_STEPS:
+                for at in points.tolist():
+                    lines.circle(at, _FINER * _MARKER, 255)
+        place = _LEFT, self.top
+        self.image.paste(color, place, band.reduce(_FINER).point(lambda share: round(_BAND_ALPHA * share)))
+        self.image.paste(color, place, line.reduce(_FINER))
 
 
-def draw_side_by_side(reference: LabelledRun, candidate: LabelledRun, path: Path) -> str | None:
-    """Draw the step that `typical_step` chooses, of the ranks that differ most: the reference above the candidate, on
-    one scale of time, with the lanes of the page's timelines. Stalls are hatched, and spans of a lane that run together
-    are stacked.
-    """
-    shown = typical_step(reference, candidate)
-    if shown is None:
-        return "no step after warm-up that all ranks have, on both sides, with known exposed communication"
-    ranks = sorted(shown.ranks[:SHOWN_RANKS])
-    sides, facts, end_ms = list[list[tuple[int, str, list[Span]]]](), list[str](), 0.0
-    for role, dataset, number in (
-        ("reference", reference, shown.reference_step),
-        ("candidate", candidate, shown.candidate_step),
-    ):
-        look = StepSpans(dataset.run, number, ranks)
-        by_rank = {rank: look.spans(rank) for rank in ranks}
-        if look.unread:
-            return next(iter(look.unread.values()))
-        sides.append([(rank, *row) for rank, found in by_rank.items() for row in _rows(found)])
-        end_ms = max(end_ms, *(window.start_ms + window.length_ms for window in look.windows.values()))
-        lengths = [span.length_ms for found in by_rank.values() for span in found if span.kind == EXPOSED]
-        who = role if dataset.label == role else f"{role} {dataset.label}"
-        mean = f"{TEXT.quantity(sum(lengths) / len(ranks), 'ms')} exposed (mean of ranks shown){_emulated(dataset)}"
-        facts.append(f"{who}: global step {number}, {mean}. {look.clock}")
-    kinds = {(span.kind, span.lane): None for rows in sides for _, _, found in rows for span in found}
-    if not any(kind == EXPOSED for kind, _ in kinds) and not any(
-        span.instance >= 0 for rows in sides for _, _, found in rows for span in found
-    ):
-        return "these steps hold no collective that could be drawn"
-    from matplotlib.patches import Patch
-
-    figure, panels = _figure(12, [0.25 * (len(rows) + len(ranks)) for rows in sides], left=1.7)
-    for axes, rows in zip(panels, sides, strict=True):
-        ticks = []
-        y, before = -1.0, None
-        for rank, lane, spans in rows:
-            y += 1.0 if rank == before else 2.0
-            ticks.append((y, lane if rank == before or not lane else f"rank {rank}   {lane}"))
-            before = rank
-            _bars(axes, spans, y, inches_a_ms=(12 - 1.7) / end_ms)
-        axes.set_yticks([at for at, _ in ticks], [name for _, name in ticks], fontsize=8)
-        axes.tick_params(axis="y", length=0)
-        axes.grid(visible=False, axis="y")
-        axes.set_ylim(y + 0.7, 0.3)
-    panels[0].set_xlim(0, end_ms)
-    panels[0].tick_params(labelbottom=False)
-    panels[1].set_xlabel("ms since the step began")
-    handles: dict[str, Artist] = {
-        OTHER_WORK if lane == OTHER_WORK else kind: Patch(facecolor=color_of(kind, lane))
-        for kind, lane in kinds
-        if kind != BLOCKED
-    }
-    if any(kind == BLOCKED for kind, _ in kinds):
-        handles[BLOCKED] = Patch(facecolor="white", edgecolor=INK, hatch=_HATCH)
-    shown_ms, mean_ms = (TEXT.number(each, "ms", signed=True) for each in (shown.difference_ms, shown.mean_ms))
-    title = f"The step nearest to the mean difference: {shown_ms} ms exposed; mean over steps and ranks {mean_ms} ms"
-    if len(shown.ranks) > len(ranks):
-        title += f"; the {len(ranks)} ranks that differ most, of {len(shown.ranks)}"
-    _save(figure, path, title, facts, panels, handles)
-    return None
+def dashes(points: np.ndarray, on: float, off: float) -> Iterator[np.ndarray]:
+    """Yield the pieces of a line [points, 2] that are drawn: `on` long, `off` apart."""
+    along = np.concatenate(([0.0], np.cumsum(np.hypot(*np.diff(points, axis=0).T))))
+    begins = np.arange(0.0, along[-1], on + off)
+    ends = np.minimum(begins + on, along[-1])
+    first, last = np.searchsorted(along, begins, side="right"), np.searchsorted(along, ends)
+    pairs = np.stack([np.column_stack([np.interp(at, along, axis) for axis in points.T]) for at in (begins, ends)], 1)
+    for pair, inner in zip(pairs, map(slice, first, last), strict=True):
+        yield np.concatenate((pair[:1], points[inner], pair[1:]))
 
 
-def _emulated(dataset: LabelledRun) -> str:
-    return ", EMULATED FABRIC" if dataset.run.health.fabric is not None else ""
+def ticks(low: float, high: float, most: int, *, whole: bool = False) -> list[tuple[float, str]]:
+    """Return at most `most` + 1 round numbers from `low` to `high`, and how they are written; `whole`: integers."""
+    power = 10.0 ** np.floor(np.log10((high - low) / most))
+    step = next(size * power for size in (1, 2, 5, 10) if size * power * most >= high - low)
+    step = max(step, 1.0) if whole else step
+    digits = max(0, -int(np.floor(np.log10(step) + 1e-9)))
+    numbers = np.arange(np.ceil(low / step), np.floor(high / step) + 1)
+    return [(number * step, f"{number * step + 0.0:.{digits}f}") for number in numbers.tolist()]
 
 
-def _rows(spans: Sequence[Span]) -> list[tuple[str, list[Span]]]:
-    """Return the rows of bars of a rank: name and spans; spans of a lane that run together have a row each, the first
-    of which has the name. Stalls are in the first row of their lane, over what computes.
-    """
-    rows: list[tuple[str, list[Span]]] = []
-    for lane in sorted({span.lane for span in spans}, key=lane_order):
-        mine = sorted((span for span in spans if span.lane == lane), key=lambda span: span.start_ms)
-        tracks: list[list[Span]] = []
-        for span in (span for span in mine if span.kind != BLOCKED):
-            track = next((each for each in tracks if each[-1].end_ms <= span.start_ms), None)
-            if track is None:
-                tracks.append(track := [])
-            track.append(span)
-        first, *others = tracks or [[]]
-        rows.append((lane, first + [span for span in mine if span.kind == BLOCKED]))
-        rows += [("", track) for track in others]
-    return rows
+def _write_upwards(image: Image.Image, middle: tuple[int, int], words: str, font: Any) -> None:
+    """Write words from below to above, round a point."""
+    size = (round(font.getlength(words)) + 4, 2 * _TEXT)
+    shape = Image.new("L", size)
+    ImageDraw.Draw(shape).text((size[0] / 2, size[1] / 2), words, 255, font, anchor="mm")
+    turned = shape.transpose(Image.Transpose.ROTATE_90)
+    image.paste(INK, (middle[0] - turned.width // 2, middle[1] - turned.height // 2), turned)
 
 
-def _bars(axes: Axes, spans: Sequence[Span], row: float, inches_a_ms: float) -> None:
-    """Draw a row of bars, each with the longest of its names that fits inside."""
-    bars = [span for span in spans if span.kind != BLOCKED]
-    colors = [color_of(span.kind, span.lane) for span in bars]
-    look: dict[str, Any] = {"facecolors": colors, "edgecolors": "white", "linewidth": 0.6}
-    axes.broken_barh([(span.start_ms, span.length_ms) for span in bars], (row - 0.4, 0.8), **look)
-    # On a ground of its own: the lines do not show on the dark of a backward pass.
-    stalls = [(span.start_ms, span.length_ms) for span in spans if span.kind == BLOCKED]
-    look = {"facecolors": (1, 1, 1, 0.6), "edgecolors": INK, "hatch": _HATCH, "linewidth": 0.0}
-    axes.broken_barh(stalls, (row - 0.4, 0.8), **look)
-    for span, color in zip(bars, colors, strict=True):
-        names = [] if span.what == span.lane else [span.what.rpartition(", ")[0] or span.what]
-        if span.instance >= 0:
-            size, short = span.what.split(", ")[1], _SHORT_KINDS.get(span.kind, span.kind)
-            names = [f"{span.kind} {size}", f"{short} {size}", short]
-        room = span.length_ms * inches_a_ms - 0.05
-        middle = span.start_ms + span.length_ms / 2
-        for name in [name for name in names if len(name) * _LETTER_INCHES <= room][:1]:
-            look = {"ha": "center", "va": "center_baseline", "fontsize": 7, "color": text_on(color), "clip_on": True}
-            axes.text(middle, row, name, **look)
-
-
-def _figure(width: float, heights: Sequence[float], left: float) -> tuple[Figure, list[Axes]]:
-    """Return a figure and axes of these heights below each other, sharing their time; all in inches."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    gap, top, bottom, right = 0.4, 0.65, 0.95, 0.15
-    height = top + sum(heights) + gap * (len(heights) - 1) + bottom
-    figure = Figure(figsize=(width, height))
-    made: list[Axes] = []
-    FigureCanvasAgg(figure)
-    edge = height - top
-    for each in heights:
-        edge -= each
-        box = (left / width, edge / height, (width - left - right) / width, each / height)
-        axes = figure.add_axes(box, sharex=made[0] if made else None)
-        axes.set_axisbelow(True)
-        axes.grid(visible=True, color=GRID, linewidth=0.8)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.tick_params(colors=INK, labelsize=9)
-        made.append(axes)
-        edge -= gap
-    return figure, made
-
-
-def _save(
-    figure: Figure, path: Path, title: str, facts: Sequence[str], panels: Sequence[Axes], handles: Mapping[str, Artist]
-) -> None:
-    """Write a PNG, replacing what is there: `title` in bold, `facts` above each panel, the legend below all."""
-    from matplotlib import rc_context
-    from matplotlib.text import Text
-    from matplotlib.ticker import ScalarFormatter
-
-    place = 0.1 / figure.get_figwidth(), 1 - 0.12 / figure.get_figheight()
-    figure.text(*place, title, va="top", fontweight="bold", color=INK)
-    for axes, fact in zip(panels, facts, strict=False):
-        axes.set_title(fact, loc="left", fontsize=9, color=QUIET)
-    for axis in (axis for axes in panels for axis in (axes.xaxis, axes.yaxis)):
-        formatter = axis.get_major_formatter()
-        if isinstance(formatter, ScalarFormatter):  # neither a power of ten nor an offset
-            formatter.set_scientific(False)
-            formatter.set_useOffset(False)
-    lines = -(-sum(len(name) + 8 for name in handles) // int(12.5 * figure.get_figwidth()))
-    columns = -(-len(handles) // max(1, lines))
-    figure.legend(handles.values(), handles.keys(), loc="lower center", ncols=columns, frameon=False, fontsize=9)
-    with rc_context({"text.parse_math": False}):  # a name with two dollar signs is no formula
-        for text in figure.findobj(Text):
-            text.set_parse_math(False)
-        figure.savefig(path, dpi=DPI, format="png")
+def _write_legend(pen: ImageDraw.ImageDraw, entries: Sequence[tuple[str, str, bool | None]], font: Any) -> None:
+    """Write title, colour and whether it is dashed (None: an area) of each entry in one line below the panels."""
+    swatch, space, gap, y = 44, 10, 32, _HEIGHT - 36
+    widths = [swatch + space + font.getlength(title) for title, *_ in entries]
+    x = (_WIDTH - sum(widths) - gap * (len(entries) - 1)) / 2
+    for (title, color, dashed), width in zip(entries, widths, strict=True):
+        if dashed is None:
+            pen.rectangle([x, y - 8, x + swatch, y + 8], color)
+        else:
+            line = np.array([[x, y], [x + swatch, y]])
+            for part in dashes(line, _DASH, _GAP) if dashed else [line]:
+                pen.line([*map(tuple, part.tolist())], color, round(_LINE))
+        pen.text((x + swatch + space, y), title, INK, font, anchor="lm")
+        x += width + gap

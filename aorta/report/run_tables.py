@@ -1,5 +1,5 @@
-"""The tables of runs and comparisons, and the facts and notes about their sources: what terminal, page and files show
-alike. The tables of kernels are in `kernel_tables`.
+"""The tables of runs and comparisons, and the facts and notes about their sources: what terminal and page show alike.
+The tables of kernels are in `kernel_tables`.
 
 Must not compute anything but the duration that transfer and wait add up to, or show a difference of other work.
 """
@@ -38,13 +38,13 @@ from aorta.documents.metrics import JOB_STEP, metric_named
 from aorta.read.record import config_of
 from aorta.records.run_files import flatten
 from aorta.report.summary import SHOWN_MARGINALS
-from aorta.report.tables import IN_FILE, ON_PAGE, PEOPLE, TERMINAL, Column, Table, file_columns, text_column
+from aorta.report.tables import ON_PAGE, TERMINAL, Column, Table, text_column
 from aorta.terminal_style import mark_of
 from aorta.timeline.classes import KINDS
 
 _PAGE: Final = (ON_PAGE,)
 _LONGEST_LABEL: Final = 16
-"""Above a column; a longer label is not that of a column."""
+"""Characters of a label that can stand above a column; above it stands `reference` or `candidate` instead."""
 _DENOMINATORS: Final = {
     "overlap_ratio": "hidden/comm",
     "exposed_share": "exposed/step",
@@ -53,45 +53,41 @@ _DENOMINATORS: Final = {
 }
 
 
-def _statistic(key: str, title: str | None = None, media: Sequence[str] = (*PEOPLE, IN_FILE), **more: Any) -> Column:
+def _statistic(key: str, title: str | None = None, **more: Any) -> Column:
     """Return the column of a statistic, in the unit of the metric."""
-    return Column(key, title, itemgetter("unit"), f"entry.{key}", media=media, **more)
+    return Column(key, title, itemgetter("unit"), f"entry.{key}", **more)
 
 
-METRICS: Final = (
-    *file_columns("label"),
+_METRICS: Final = (
     Column("metric", why="definition"),
-    *file_columns("unit", "better"),
-    Column("median", None, itemgetter("unit"), "middle", why="basis", media=PEOPLE),
-    _statistic("over_all", "over all", (TERMINAL,), drop=1),
+    Column("median", None, itemgetter("unit"), "middle", why="basis"),
+    _statistic("over_all", "over all", media=(TERMINAL,), drop=1),
     _statistic("p5"),
     _statistic("p95"),
     _statistic("mean", drop=2),
-    _statistic("min", media=(ON_PAGE, IN_FILE)),
-    _statistic("max", media=(ON_PAGE, IN_FILE)),
+    _statistic("min", media=_PAGE),
+    _statistic("max", media=_PAGE),
     _statistic("rank_spread", "rank spread", drop=1, tip="largest minus smallest of the medians of the ranks"),
-    _statistic("ratio_of_sums", "ratio of sums", (ON_PAGE, IN_FILE), tip="of milliseconds summed over steps"),
-    Column("count", "values", of="entry.count", media=(ON_PAGE, IN_FILE)),
-    Column("nulls", of="entry.nulls", media=(ON_PAGE, IN_FILE)),
-    *file_columns("median", "source", "reason", of="entry."),
-    *file_columns("at_least", "at_most", of="entry.bounds."),
+    _statistic("ratio_of_sums", "ratio of sums", media=_PAGE, tip="of milliseconds summed over steps"),
+    Column("count", "values", of="entry.count", media=_PAGE),
+    Column("nulls", of="entry.nulls", media=_PAGE),
 )
 
 
-def metric_row(label: str, name: str, entry: Described) -> dict[str, Any]:
-    """Return the row of a metric; people are shown those that have a value, and are not 0 throughout."""
+def _metric_row(name: str, entry: Described) -> dict[str, Any]:
+    """Return the row of a metric; it is shown if it has a value and is not 0 throughout."""
     metric, bounds = metric_named(name), known(entry.bounds)
     middle = bounds if entry.median is None else entry.median
     zero = entry.min == entry.max == entry.nulls == 0
     basis = "of the steps measured by the profiler's kernels" if entry.source == "kernels" else entry.reason
-    facts = {"unit": metric.unit, "better": metric.better, "definition": metric.definition, "basis": basis}
+    facts = {"unit": metric.unit, "definition": metric.definition, "basis": basis}
     shown = {"middle": middle, "zero": zero, "shown": middle is not None and not zero}
-    return {"label": label, "metric": name, "entry": entry} | facts | shown
+    return {"metric": name, "entry": entry} | facts | shown
 
 
 def metrics_table(label: str, entry: DatasetEntry) -> Table:
     """Return every metric of one dataset over its steps and ranks."""
-    rows = [metric_row(label, name, each) for name, each in entry.shown.items()]
+    rows = [_metric_row(name, each) for name, each in entry.shown.items()]
     shown: dict[str, Described] = {row["metric"]: row["entry"] for row in rows if row["shown"]}
     by_kernels = [name for name, each in shown.items() if each.source == "kernels"]
     notes = [
@@ -103,7 +99,7 @@ def metrics_table(label: str, entry: DatasetEntry) -> Table:
     if "exposed_comm_ms" in shown and kinds > 1.001 * (shown["exposed_comm_ms"].mean or 0) > 0:
         notes.append("Kinds of collectives run at the same time: their exposed times overlap, and do not add up.")
     notes += _denominators(shown)
-    columns = [column for column in METRICS if column.key != "over_all" or entry.few_steps]
+    columns = [column for column in _METRICS if column.key != "over_all" or entry.few_steps]
     caption = f"{label}: metrics over steps and ranks"
     return Table(f"metrics-{label}", caption, columns, rows, " ".join(notes) or None, itemgetter("shown"))
 
@@ -150,9 +146,9 @@ def change_of(pair: ComparedMetric) -> Effect | None:
     return None if pair.quotient is None else Effect("quotient", pair.quotient - 1, None, None)
 
 
-def pair_row(name: str, pair: ComparedMetric, comparison: Comparison) -> dict[str, Any]:
+def _pair_row(name: str, pair: ComparedMetric, comparison: Comparison) -> dict[str, Any]:
     """Return the row of a metric of both sides, without a change where the sides did other work or did not take turns.
-    People are shown those with a value, or bounds, that is not 0 on both sides.
+    It is shown if it has a value, or bounds, and is not 0 on both sides.
     """
     change = change_of(pair) if is_comparable(comparison) else None
     verdict, corrected = known(pair.verdict), known(pair.p_corrected)
@@ -176,9 +172,6 @@ def pair_row(name: str, pair: ComparedMetric, comparison: Comparison) -> dict[st
         unused = f"{side}: {NOT_USED}" in (pair.judgement_reason or "")  # this kind of communication
         value, ends = pair.value(side), pair.ends(side)
         row[side] = value if value is not None else "none" if unused and ends is None else ends
-        row |= {f"{side}_label": comparison.label(side), f"{side}_launches": (pair.launches or {}).get(side)}
-    for end in ("low", "high"):
-        row[f"difference_{end}"] = pair.difference_interval and getattr(pair.difference_interval, end)
     return row
 
 
@@ -190,27 +183,20 @@ def comparison_table(comparison: Comparison) -> Table:
     tip = None if tested else "of the difference; not tested for significance"
     verdict = partial(text_column, "told", "verdict" if tested else "direction", tone=itemgetter("tone"), tip=tip)
     columns = (
-        *file_columns("reference_label", "candidate_label"),
         Column("metric", why="definition"),
         verdict(of="signed", why="reason", media=_PAGE),
-        *file_columns("unit", "better", "role", *SIDES, "difference", of="pair."),
-        *file_columns("difference_low", "difference_high"),
-        *file_columns("quotient", "p", "p_corrected", "margin", of="pair."),
-        *(Column(side, titles[side], itemgetter("unit"), why="pair.judgement_reason", media=PEOPLE) for side in SIDES),
-        Column("change", unit="effect", media=PEOPLE, why="pair.quotient_reason"),
-        Column("interval", unit="interval", media=PEOPLE),
-        Column("p", unit="p", of="tested_p", media=PEOPLE, drop=1, tip="of the metric alone", why="corrected"),
+        *(Column(side, titles[side], itemgetter("unit"), why="pair.judgement_reason") for side in SIDES),
+        Column("change", unit="effect", why="pair.quotient_reason"),
+        Column("interval", unit="interval"),
+        Column("p", unit="p", of="tested_p", drop=1, tip="of the metric alone", why="corrected"),
         verdict(of="marked", media=(TERMINAL,)),
-        *file_columns("reference_launches", "candidate_launches"),
-        *file_columns("verdict", of="pair."),
-        *file_columns("reason"),
         Column("role", of="pair.role", media=_PAGE if tested else ()),
     )
 
     def importance(name: str) -> tuple[bool, bool, bool]:
         return name != comparison.deciding, name != JOB_STEP, known(metrics[name].verdict) is None
 
-    rows = [pair_row(name, metrics[name], comparison) for name in sorted(metrics, key=importance)]
+    rows = [_pair_row(name, metrics[name], comparison) for name in sorted(metrics, key=importance)]
     zeros = [row["metric"] for row in rows if is_zero(row["pair"])]
     absent = [row["metric"] for row in rows if not row["shown"] and row["metric"] not in zeros]
     needs = [needed for pair in metrics.values() if (needed := known(pair.needs_launches)) is not None]
@@ -359,7 +345,7 @@ def collectives_table(entries: Mapping[str, DatasetEntry]) -> Table | None:
 
     columns = (
         Column("kind", of="entry.kind"),
-        text_column("run", media=PEOPLE if len(entries) > 1 else _PAGE),
+        text_column("run", media=(TERMINAL, ON_PAGE) if len(entries) > 1 else _PAGE),
         Column("group", drop=1),
         Column("ranks", unit="count", of="entry.group_size"),
         Column("bytes", "size", lambda row: "B" if alike[row["alike"]] > 1 else "bytes", "entry.bytes"),
@@ -444,23 +430,15 @@ def attribution_table(key: str, caption: str, rows: Sequence[AttributionRow], *,
 
 
 def ways_tables(attribution: Attribution) -> list[Table]:
-    """Return every way of breaking a difference down, and the step and the rate of the products of each side."""
-    means: dict[str, dict[str, object]] = {}
-    for side in SIDES:
-        if (mean := known(getattr(attribution, side))) is not None:
-            rate = mean.achieved_tflops_reason or PAGE.number(mean.achieved_tflops)
-            means[side] = {"window_ms": PAGE.number(mean.window_ms), "achieved_tflops": rate}
+    """Return every way of breaking a difference down."""
     ways = [(name, rows, True) for name, rows in (attribution.dimensions or {}).items()]
     # No breakdowns: their shares would not add up to the difference.
     ways.append(("computing", attribution.computing or [], False))
-    tables = [
+    return [
         attribution_table(f"attribution-{name}", f"By {name}", rows, shares=shares)
         for name, rows, shares in ways
         if rows
     ]
-    if means:
-        tables.append(facts_table("attribution-means", "Each side, mean over steps and ranks", means))
-    return tables
 
 
 def gains_tables(label: str, gains: WhatIf) -> tuple[Table, Table]:

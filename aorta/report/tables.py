@@ -1,5 +1,4 @@
-"""One table, and its three renderers: lines of a terminal (`text_lines`), cells of the page (`page_table`) and a data
-frame that `table_files` writes (`frame`).
+"""One table, and its two renderers: lines of a terminal (`text_lines`) and cells of the page (`page_table`).
 
     gaps = Table("gaps", "Gaps between kernels", (Column("stream"), Column("gap_ms", "gaps")), rows)
     print("\\n".join(text_lines(gaps, style)))
@@ -14,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from aorta.documents import known
 from aorta.documents.comparison import Effect
@@ -22,35 +21,18 @@ from aorta.documents.dataset import Ends, GainEntry
 from aorta.documents.formatting import PAGE, TEXT, NumberFormat, p_value, rough_interval
 from aorta.terminal_style import PLAIN, Style, table, wrapped
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-TERMINAL, ON_PAGE, IN_FILE = "terminal", "page", "file"
-PEOPLE: Final = (TERMINAL, ON_PAGE)
+TERMINAL, ON_PAGE = "terminal", "page"
 ROW_LIMIT: Final = 400
 """Rows that the page lists; a browser sorts that many without a pause."""
 _LEAST_NAME: Final = 24
 _LEAST_HEAD: Final = 4
 _CELLS: Final = replace(TEXT, unknown="-")
-_TYPES: Final = {"text": "string", "count": "Int64", "bytes": "Int64", "flag": "bool"}
-"""Unit -> type of a column in a file; a number otherwise."""
 _UNITS: Final = {
-    **dict.fromkeys(("label", "launch", "kind", "group", "dtype", "end_source", "name", "cls", "operator"), "text"),
-    **dict.fromkeys(("counter", "derived_from", "reason", "metric", "better", "source", "role", "verdict"), "text"),
-    **dict.fromkeys(("rank", "device", "stream", "count", "nulls", "kernels", "gaps", "gaps_known"), "count"),
-    **dict.fromkeys(("launch_bound", "batch", "m", "n", "k", "epoch", "step", "global_step"), "count"),
-    **dict.fromkeys(("group_size", "seq", "instance"), "count"),
-    **dict.fromkeys(("warmup", "by_kernels"), "flag"),
-    "unit": "text",
+    **dict.fromkeys(("metric", "role", "kind", "group", "name", "cls", "operator"), "text"),
+    **dict.fromkeys(("count", "nulls", "stream", "kernels", "gaps", "gaps_known", "launch_bound"), "count"),
     "bytes": "bytes",
 }
-_SUFFIXES: Final = {
-    **dict.fromkeys(("_ns", "_count", "_launches"), "count"),
-    **dict.fromkeys(("_reason", "_label"), "text"),
-    "_ms": "ms",
-    "_gb_per_s": "GB/s",
-    "_share": "ratio",
-}
+_SUFFIXES: Final = {"_count": "count", "_ms": "ms", "_gb_per_s": "GB/s"}
 """Unit of a column by its key, or by the end of its key; a plain number otherwise."""
 _VERDICTS: Final = {"bad": "regression", "good": "improvement", "even": "equivalent", "open": "inconclusive"}
 """Tone -> the verdict whose colour a terminal shows."""
@@ -70,9 +52,9 @@ class Column:
     """One column.
 
     Attributes:
-        key: its name in files, and by default the attribute of a row that holds the value.
-        title: above the column, where people read it; by default the key without its unit.
-        unit: `text`, `count`, `bytes`, `flag`, `ms`, `GB/s`, `ratio`, `p`, `interval` or `` for a plain number; by
+        key: of the column in its table, and by default the attribute of a row that holds the value.
+        title: above the column; by default the key without its unit.
+        unit: `text`, `count`, `bytes`, `ms`, `GB/s`, `ratio`, `p`, `interval` or `` for a plain number; by
             default from the key. A function of a row where rows differ: cells then name their unit.
         of: where the value is in a row: a path of attributes and keys, or a function of the row; by default the key.
         tip, why: say more about the column, and about a cell (of an unknown value, why).
@@ -88,7 +70,7 @@ class Column:
     tip: str | None = None
     why: str | Callable[[Any], str | None] | None = None
     tone: Callable[[Any], str | None] | None = None
-    media: Collection[str] = (TERMINAL, ON_PAGE, IN_FILE)
+    media: Collection[str] = (TERMINAL, ON_PAGE)
     drop: int = 0
     signed: bool = False
     cut: bool = False
@@ -114,7 +96,7 @@ class Column:
     @property
     def numeric(self) -> bool:
         """Whether its cells stand to the right, and are sorted as numbers."""
-        return self.kind not in ("text", "flag")
+        return self.kind != "text"
 
     def cell(self, row: Any, form: NumberFormat) -> tuple[str, float | str | None]:
         """Return the value of a row as a person writes it, and what the column is sorted by; None sorts last."""
@@ -151,11 +133,6 @@ class Column:
 text_column: Final = partial(Column, unit="text")
 
 
-def file_columns(*keys: str, of: str = "") -> list[Column]:
-    """Return columns that only files have; their values are in a row at `of` and the key."""
-    return [Column(key, of=f"{of}{key}", media=(IN_FILE,)) for key in keys]
-
-
 def _at(row: Any, place: str | Callable[[Any], Any]) -> Any:
     """Return what is at a place of a row; None where it, or what it is part of, is unknown."""
     if callable(place):
@@ -169,8 +146,8 @@ def _at(row: Any, place: str | Callable[[Any], Any]) -> Any:
 
 @dataclass(frozen=True)
 class Table:
-    """`key` is unique on the page; the first cell of a row is its heading. `shown` chooses the rows for people; files
-    have all. `note` stands below, `limit` rows at most are on the page.
+    """`key` is unique on the page; the first cell of a row is its heading. `shown` chooses the rows that are shown.
+    `note` stands below, `limit` rows at most are on the page.
     """
 
     key: str
@@ -182,7 +159,7 @@ class Table:
     limit: int = ROW_LIMIT
 
     def visible(self) -> list[Any]:
-        """Return the rows for people."""
+        """Return the rows that are shown."""
         return [row for row in self.rows if self.shown is None or self.shown(row)]
 
 
@@ -257,19 +234,3 @@ def page_table(shown: Table) -> Table:
     cells = [[column.page_cell(row) for column in columns] for row in rows[: shown.limit]]
     more = f"The first {shown.limit} of {PAGE.whole(len(rows))} rows." if len(rows) > shown.limit else ""
     return replace(shown, columns=columns, rows=cells, note=" ".join(filter(None, (more, shown.note))) or None)
-
-
-def frame(shown: Table) -> pd.DataFrame:
-    """Return every row of a table as a file has it: values as they are, with the same columns and types whatever the
-    rows hold.
-    """
-    import pandas as pd
-
-    columns = [column for column in shown.columns if IN_FILE in column.media]
-    rows = [[column.value(row) for column in columns] for row in shown.rows]
-    return typed(pd.DataFrame(rows, columns=[column.key for column in columns]), columns)
-
-
-def typed(rows: pd.DataFrame, columns: Sequence[Column]) -> pd.DataFrame:
-    """Give columns their types: integers and text that may be missing, else floats."""
-    return rows.astype({column.key: _TYPES.get(column.kind, "float64") for column in columns if column.key in rows})

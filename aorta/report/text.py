@@ -101,7 +101,7 @@ def _gains(gains: WhatIf, style: Style, where: str = "") -> list[_Block]:
     head = f"Most to gain{where}:"
     if gains.reason is not None:
         return [(5, led(head, f"no prediction: {gains.reason}", style))]
-    first, *others = [gain.sentence for gain in gains.gains[:_FEW]] or ["no gain worth mentioning"]
+    first, *others = [gain.sentence for gain in gains.gains[:_FEW]] or ["nothing that is predicted is worth mentioning"]
     return [(3, led(head, first, style)), *((4, wrapped([f"    {other}"], style.width)) for other in others)]
 
 

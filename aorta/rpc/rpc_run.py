@@ -334,7 +334,7 @@ class RpcRun:
                 # A graceful shutdown waits for all workers, which a dead one would block.
                 graceful = not (self.lost or self.cut_short or self.stop.stopped_by)
                 if self.rank == DRIVER or graceful:
-                    graceful = bool(self.peers.from_rank_zero("rpc/graceful", graceful))
+                    graceful = bool(self.peers.from_first_rank("rpc/graceful", graceful))
                 try:
                     rpc.shutdown(graceful=graceful)
                 except RuntimeError as error:  # everything recorded is kept: only the shutdown failed

@@ -7,18 +7,14 @@ docs/dev/what-if-model.md has the model, its assumptions and its measured errors
 """
 
 from aorta.whatif.changes import parse_changes
-from aorta.whatif.gains import Gains, gains
-from aorta.whatif.prediction import Prediction, Value, base_of, predict
+from aorta.whatif.prediction import Prediction, Value, predict
 from aorta.whatif.program import RunProgram
 from aorta.whatif.read_program import program_of, read_program
 
 __all__ = [
-    "Gains",
     "Prediction",
     "RunProgram",
     "Value",
-    "base_of",
-    "gains",
     "parse_changes",
     "predict",
     "program_of",

@@ -17,7 +17,6 @@ from aorta.documents.formatting import TEXT, rough_interval, rough_ms
 from aorta.errors import EXIT_OK, InputError
 from aorta.installation import checkout
 from aorta.read.locate import is_location, locate
-from aorta.read.locations import Archives
 from aorta.terminal_style import style_of, table, wrapped
 from aorta.whatif.changes import FORMS, is_count, parse_changes
 from aorta.whatif.gains import WORTH, Gains, gains
@@ -38,18 +37,17 @@ def main(arguments: Sequence[str]) -> int:
     here, word = Path.cwd(), options.run
     root = checkout() or here
     folder = word if is_location(word, here, root) else locate([word], here, root)[word]
-    with Archives() as archives, archives.named():
-        base = base_of(read_program(archives.folder_of(folder), last=options.last))
-        if changes:
-            predicted = predict_from(base, changes)
-            content, lines = predicted.as_json(), prediction_lines(predicted)
-        else:
-            found = gains(base)
-            content = {"identity": base.identity.problem(), **as_json(found)}
-            lines = [*gain_lines(found), "", *_check(base.identity, found.notes)]
-        to_stdout(
-            json.dumps(content, indent=2) if options.json else wrapped(lines, style_of(sys.stdout).width, indent="  ")
-        )
+    base = base_of(read_program(folder, last=options.last))
+    if changes:
+        predicted = predict_from(base, changes)
+        content, lines = predicted.as_json(), prediction_lines(predicted)
+    else:
+        found = gains(base)
+        content = {"identity": base.identity.problem(), **as_json(found)}
+        lines = [*gain_lines(found), "", *_check(base.identity, found.notes)]
+    to_stdout(
+        json.dumps(content, indent=2) if options.json else wrapped(lines, style_of(sys.stdout).width, indent="  ")
+    )
     return EXIT_OK
 
 

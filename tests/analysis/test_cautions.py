@@ -5,16 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.cautions import FEW_STEPS
 from aorta.read.record import load_run
 from aorta.report.files import write_report
 from tests.analysis.builders import collective, header, metrics, step, write_rank
 from tests.analysis.by_json import aggregate, cautions
-
-pytestmark = pytest.mark.usefixtures("no_pictures")
 
 USUAL = metrics(20, 16, 8, 4)
 

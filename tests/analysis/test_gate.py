@@ -23,8 +23,6 @@ from aorta.terminal_style import Style
 from tests.analysis.by_json import ended, evaluate, markdown_summary
 from tests.analysis.compare.builders import launch, launch_set
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
-
 
 def metric(reference: float | None, candidate: float | None, unit: str = "ms", **more: Any) -> dict[str, Any]:
     """A metric of a comparison as `summary.json` holds it."""

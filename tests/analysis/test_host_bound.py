@@ -36,8 +36,6 @@ from tests.analysis.host_bound_runs import (
 )
 from tests.report.by_json import brief_text, collectives_text, metrics_text, run_block, verdict_of
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
-
 
 def test_marks_of_a_host_that_is_ahead_are_numbers(tmp_path: Path) -> None:
     found = entry(write(tmp_path, decided, calibrated=calibration(0.75, 0.752)))

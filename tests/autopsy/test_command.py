@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import json
 import pickle
+import socket
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
+from msgspec import structs
 
 from aorta.autopsy.evidence import RankEvidence, RankExit, ThreadStack, Verdict
 from aorta.autopsy.judge import judge
+from aorta.autopsy.processes import progress_evidence
 from aorta.autopsy.report import as_json, verdict_text
 from aorta.commands import main
+from aorta.records.clocks import boot_id
+from aorta.records.progress_file import ProgressFile
 from scripts.json_schemas import file_name
 from tests.autopsy.hangs import clipped, ddp, resized, run, stuck_in
 from tests.autopsy.test_flight_recorder import dump, entry, write
+from tests.records.test_progress_file import facts as progress_facts
 
 SCHEMAS = Path(__file__).resolve().parents[2] / "docs" / "schemas"
 
@@ -46,6 +52,40 @@ def test_the_exit_code_says_what_was_found(
     text = " ".join(capsys.readouterr().out.split())
     assert text.startswith(said[0])
     assert all(part in text for part in said)
+
+
+@pytest.mark.parametrize(
+    "broken", [b"", b"\x80\x02J\x00", b'{"version": "3.0"}', b"{", b'{"version": "2.1", "entries": [7]}']
+)
+@pytest.mark.parametrize("kind", ["dumps", "run", "dumps of a run"])
+def test_where_no_evidence_can_be_read_nothing_is_said_to_be_well(
+    broken: bytes, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "progress" if kind == "run" else tmp_path
+    folder.mkdir(exist_ok=True)
+    for rank in range(2):
+        (folder / (f"rank_{rank}.bin" if kind == "run" else f"trace_{rank}")).write_bytes(broken)
+    if kind == "dumps of a run":  # one rank says that it is well, of the other nothing can be read
+        (folder / "trace_0").write_bytes(pickle.dumps(dump([entry(0, "completed")], 2)))
+    assert main(["autopsy", str(tmp_path)]) == 4
+    text = " ".join(capsys.readouterr().out.split())
+    assert text.startswith("cannot decide no evidence can be read: " if kind != "dumps of a run" else "cannot decide")
+    assert "rank 1: " in text
+    assert "nothing is stuck" not in text
+
+
+@pytest.mark.parametrize("name", ["private.json", "attempt_0/x/error.json", "attempt_0/0/error.json"])
+def test_a_progress_file_shows_nothing_of_any_file_that_it_names(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    facts = structs.replace(progress_facts(0), world_size=1, boot_id=boot_id(), start_ticks=1, error_file=str(path))
+    ProgressFile.create(tmp_path / "progress" / "rank_0.bin", structs.replace(facts, host=socket.gethostname()))
+    by_torchrun = {"message": {"message": "ValueError: ours", "extraInfo": {"timestamp": "1"}}}
+    for content in ({"message": "private"}, {"message": {"message": "private"}}, by_torchrun):
+        path.write_text(json.dumps(content))
+        (one,) = progress_evidence(tmp_path)
+        ours = content is by_torchrun and name == "attempt_0/0/error.json"
+        assert one.exit == (RankExit(exception="ValueError: ours") if ours else None)
 
 
 @pytest.mark.parametrize(

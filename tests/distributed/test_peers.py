@@ -16,7 +16,7 @@ from tests.distributed.conftest import DeadStore
 
 
 def test_a_fact_of_rank_zero(world):
-    assert world(3, lambda peers: peers.from_rank_zero("x", [peers.rank, None])) == [[0, None]] * 3
+    assert world(3, lambda peers: peers.from_first_rank("x", [peers.rank, None])) == [[0, None]] * 3
 
 
 def test_facts_of_all_ranks_in_rank_order(world):
@@ -36,7 +36,7 @@ def test_one_that_cannot_stops_all_and_is_named(world):
 def test_a_world_of_one_needs_nobody(world):
     def work(peers):
         peers.agree("start", None)
-        return peers.from_rank_zero("x", 1), peers.gather("y", 2), peers.diagnose()
+        return peers.from_first_rank("x", 1), peers.gather("y", 2), peers.diagnose()
 
     assert world(1, work) == [(1, [2], "no rank reported an error of its own")]
 
@@ -48,7 +48,7 @@ def test_waiting_has_an_end_and_names_the_missing(world):
         assert isinstance(outcomes[rank], PeerFailed)
         assert str(outcomes[rank]).startswith(f"rank {rank} waited 1 s for 'facts' from rank 1, rank 3 (")
         assert "training.timeout_s" in str(outcomes[rank])
-    outcomes = world(2, lambda peers: peers.from_rank_zero("x", 1) if peers.rank else None)
+    outcomes = world(2, lambda peers: peers.from_first_rank("x", 1) if peers.rank else None)
     assert "waited 1 s for 'x' from rank 0" in str(outcomes[1])
 
 
@@ -96,7 +96,7 @@ def test_a_dead_store_is_said_and_waited_for_by_nobody():
         "the rendezvous store stopped answering (Connection reset by peer): the process that held it is gone"
     )
     with pytest.raises(PeerFailed, match=r"rank 1 waited 20 s for 'x' from rank 0 \(Connection reset by peer\)"):
-        peers.from_rank_zero("x", 1)
+        peers.from_first_rank("x", 1)
 
 
 GLOO = RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer\nmore")

@@ -41,7 +41,7 @@ def test_links_lead_to_the_same_files_as_in_the_repository(tree: Path) -> None:
     text = (tree / "site" / "docs" / "compare" / "index.html").read_text()
     assert 'href="../../code.py"' in text
     assert 'href="../../artifacts/#device-row"' in text
-    for path in ("index.html", "artifacts/index.html", "code.py", "LICENSE", "docs/images/side_by_side.png"):
+    for path in ("index.html", "artifacts/index.html", "code.py", "LICENSE", "docs/images/report_page.png"):
         assert (tree / "site" / path).is_file(), path
 
 

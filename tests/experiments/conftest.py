@@ -74,7 +74,7 @@ class Bench:
         )
 
     def _always(self, words: tuple[str, ...]) -> list[str]:
-        asked = [] if "--python" in words else ["--python", str(self.python)]
+        asked = [] if any(word.startswith("python=") for word in words) else [f"python={self.python}"]
         return ["--output", "plan", *asked, *([] if "--report" in words else ["--no-report"])]
 
     @property

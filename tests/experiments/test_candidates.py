@@ -23,8 +23,7 @@ MANY = (
     "a=3",
     "--vary",
     "b=1,2",
-    "--env",
-    "NCCL_ALGO=Tree",
+    "env.NCCL_ALGO=Tree",
 )
 
 

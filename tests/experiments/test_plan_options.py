@@ -31,8 +31,8 @@ def outside_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_ab_plan_on_the_command_line(tmp_path: Path) -> None:
     words = ("--output", "o", "--reference", "a=1 'b=x y'", "s=1", "--candidate", "a=2 c=3 env.MINE=Ring=2", "t=2")
-    plan = read(tmp_path, *words, "--launches", "4", "--seed", "7")
-    assert (plan.output, plan.folder, plan.launches, plan.seed) == (tmp_path / "o", tmp_path, 4, 7)
+    plan = read(tmp_path, *words, "--launches", "4")
+    assert (plan.output, plan.folder, plan.launches) == (tmp_path / "o", tmp_path, 4)
     assert plan.words == ("s=1", "t=2")
     reference, candidate = plan.sides
     assert (reference.name, reference.words, reference.environment) == ("reference", ("a=1", "b=x y"), {})
@@ -53,14 +53,14 @@ def test_options_behind_two_hyphens_repeats_and_aa(tmp_path: Path) -> None:
 def test_a_file_and_what_the_command_line_changes(tmp_path: Path) -> None:
     file = tmp_path / "plan.yaml"
     file.write_text(
-        "output: o\nlaunches: 3\nseed: 1\nnproc_per_node: 4\ntimeout_s: 60\ntorchrun: --max-restarts 0\n"
+        "output: o\nlaunches: 3\nnproc_per_node: 4\ntimeout_s: 60\ntorchrun: --max-restarts 0\n"
         "words: [s=1, 'x=${oc.env:HOME}']\nenvironment: {BOTH: 1}\n"
         "reference:\n  words: a=1 b=2\n"
         "candidate:\n  words: [a=2]\n  launcher: numactl -N 0 {torchrun}\n  environment: {NCCL_ALGO: Ring}\n"
     )
     plan = read(tmp_path, "--plan", str(file), "--launches", "5", "t=2", "--candidate", "c=3")
-    assert (plan.output, plan.launches, plan.seed, plan.nproc_per_node, plan.timeout_s) == (
-        tmp_path / "o", 5, 1, 4, 60.0,
+    assert (plan.output, plan.launches, plan.nproc_per_node, plan.timeout_s) == (
+        tmp_path / "o", 5, 4, 60.0,
     )  # fmt: skip
     assert plan.torchrun == ("--max-restarts", "0")
     assert plan.words == ("s=1", "x=${oc.env:HOME}", "t=2")
@@ -96,24 +96,21 @@ def test_relative_programs_and_trees_are_the_caller_s(tmp_path: Path) -> None:
         ([], "no folder for the plan: give --output"),
         (["--output", "o", "--launches", "0"], "launches=0: must be at least 1"),
         (["--output", "o", "--nproc_per_node", "0"], "nproc_per_node=0: must be at least 1"),
-        (["--output", "o", "--seed", "-1"], "seed=-1: must be at least 0"),
         (["--output", "o", "--timeout-s", "0"], "timeout_s=0.0: must be greater than 0"),
         (["--output", "o", "--aa", "--candidate", "a=1"], "aa: both sides are the reference"),
         (["--output", "o", "--reference", "'a"], '--reference: "\'a": No closing quotation'),
-        (["--output", "o", "--env", "NAME"], "--env NAME: expected NAME=VALUE"),
-        (["--output", "o", "--python", "no-such-python"], "reference.python=no-such-python: no such program"),
-        (["--output", "o", "--python", "./here"], "reference.python=./here: no such program"),
-        (["--output", "o", "--tree", "nowhere"], "nowhere: no train.py there"),
-        (["--output", "o", "--launcher", "run {ouput}"], "reference.launcher: {ouput} is not known; there are"),
-        (["--output", "o", "--launcher", "sh -c '{torchrun} x'"], "must be an argument of its own"),
+        (["--output", "o", "python=no-such-python"], "reference.python=no-such-python: no such program"),
+        (["--output", "o", "python=./here"], "reference.python=./here: no such program"),
+        (["--output", "o", "tree=nowhere"], "nowhere: no train.py there"),
+        (["--output", "o", "launcher=run {ouput}"], "reference.launcher: {ouput} is not known; there are"),
+        (["--output", "o", "launcher=sh -c '{torchrun} x'"], "must be an argument of its own"),
         (["--output", "o", "--command", "run {ouput}"], "reference.command: {ouput} is not known"),
         (
             ["--output", "o", "--command", "r {output}", "a=1"],
             "overrides=['a=1']: does not reach the command of the ref",
         ),
-        (["--output", "o", "--command", "r {output}", "--seed", "1"], "seed=1: does not reach the command"),
         (["--output", "o", "--command", "r {output}", "--nproc_per_node", "2"], "nproc_per_node=2: does not reach"),
-        (["--output", "o", "--command", "r {output}", "--launcher", "x"], "put the launcher into it"),
+        (["--output", "o", "--command", "r {output}", "launcher=x"], "put the launcher into it"),
         (
             ["--output", "o", "--command", "r", "--candidate", "b.c=1 NCCL_ALGO=Tree"],
             "candidate: b.c=1 NCCL_ALGO=Tree: overrides are for train.py; put what the program takes into its command; "
@@ -210,10 +207,10 @@ def test_two_sides_are_interleaved(launches: int, letters: str) -> None:
 
 
 def test_the_command_line_of_a_launch() -> None:
-    asked = plan(side("reference"), words=("shared=1",), nproc_per_node=3, torchrun=("--max-restarts", "0"), seed=9)
+    asked = plan(side("reference"), words=("shared=1",), nproc_per_node=3, torchrun=("--max-restarts", "0"))
     assert asked.command(next(asked.order())) == [
         *("/bin/py", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "3", "--max-restarts", "0"),
-        *("/tree/train.py", "shared=1", "only.reference=1", "training.seed=9"),
+        *("/tree/train.py", "shared=1", "only.reference=1"),
         *("training.output_dir=/out/reference/00", "label=null"),
     ]
 

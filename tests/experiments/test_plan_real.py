@@ -17,8 +17,17 @@ pytestmark = pytest.mark.dist
 
 
 def test_a_plan_of_one_launch_a_side(tmp_path: Path) -> None:
-    words = ["--output", "a plan", "--launches", "1", "--no-report", "--seed", "11", "--torchrun", "--max-restarts 0"]
+    words = [
+        "--output",
+        "a plan",
+        "--launches",
+        "1",
+        "--no-report",
+        "--torchrun",
+        "--max-restarts 0",
+    ]
     sides = [
+        "training.seed=11",
         "--reference",
         "parallel.overlap=true",
         "--candidate",

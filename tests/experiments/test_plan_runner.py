@@ -127,7 +127,7 @@ def test_what_fails_twice_is_named_and_the_rest_is_done(bench: Bench) -> None:
         ),
         (("--command", "true"), ["the command wrote no record to", "no optimizer of torch stepped, or"], None),
         (  # as in a shell
-            ("--launcher", "no-such-docker run image torchrun"),
+            ("launcher=no-such-docker run image torchrun",),
             ["failed: exit code 127"],
             ["no-such-docker: cannot be started: No such file or directory"],
         ),
@@ -159,7 +159,6 @@ def test_another_plan_machine_or_environment_is_refused_by_key_and_both_values(b
     for words, said in (
         (("--launches", "3", *AB[2:]), "launches: 2 there, 3 now"),
         ((*AB[:-1], "s=2"), "words: ['s=1'] there, ['s=2'] now"),
-        ((*AB, "--seed", "5"), "seed: None there, 5 now"),
         ((*AB[:4], "s=1"), "sides.candidate.words: ['a=2'] there, nothing now"),
         ((*AB[:5], "a=2 env.A=1", "s=1"), "sides.candidate.environment.A: nothing there, '1' now"),
         ((*AB, "--nproc_per_node", "4"), "nproc_per_node: 2 there, 4 now"),
@@ -230,7 +229,7 @@ def test_wrong_words_or_an_interpreter_without_torch_end_a_plan_before_it_starts
     tool = bench.home / "bare"
     tool.write_text('#!/bin/sh\n[ "$1" != -c ] || { echo no torch here >&2; exit 1; }\n')
     tool.chmod(0o755)
-    code, _, err = bench("--launches", "1", "--python", str(tool))
+    code, _, err = bench("--launches", "1", f"python={tool}")
     assert code == 1
     assert "cannot tell its torch (no torch here)" in err
 
@@ -242,7 +241,7 @@ def test_interpreters_environment_and_checkouts_of_each_side(bench: Bench) -> No
     tree.mkdir()
     (tree / "train.py").touch()
     code, _, _ = bench(
-        *("--launches", "1", "--python", str(bench.python), "--env", "NCCL_ALGO=Tree"),
+        *("--launches", "1", f"python={bench.python}", "env.NCCL_ALGO=Tree"),
         *("--candidate", f"python={other} env.NCCL_ALGO=Ring env.RANK=5 tree=tree"),
     )
     assert code == 0

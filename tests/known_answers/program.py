@@ -174,7 +174,7 @@ class Recorded:
         for step in range(warmup + self.case.steps):
             self.timetable.block_ns = 0 if step < warmup else round(self.case.compute_ms * 1e6)
             at = f"{self.case.name}/{name}/{step}"
-            start_ns = self.peers.from_rank_zero(at, time.perf_counter_ns() + START_NS)
+            start_ns = self.peers.from_first_rank(at, time.perf_counter_ns() + START_NS)
             self.timetable.begin(start_ns + FORWARD_NS)
             wait_until(start_ns)
             with self.instrument.recorder.step(StepFacts(0, step, step, 0.0, step < warmup, name)):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aorta.read.traces.interval_table import IntervalClass, Trace
-from aorta.read.traces.kernels import gemm_rates, kernel_totals, slowdowns
+from aorta.read.traces.kernels import kernel_totals, slowdowns
 from aorta.timeline.arrays import IntervalArray, self_times
 from tests.read.kineto_files import BASE_NS, event, read, whole
 
@@ -197,11 +197,3 @@ def test_doubtful_time_of_functions_is_said() -> None:
         "0.1 ms of communication cannot be classified: it overlaps autograd functions or nodes, mostly 'MyBackward', "
         "which may compute or wait; the overlap ratio of the whole trace is between 0.400 and 0.900"
     )
-
-
-def test_a_product_that_contains_its_local_part_is_timed_once() -> None:
-    # A DTensor's product dispatches to that of its local part.
-    shapes = {"Input_Dims": [[4, 8], [8, 2]], "Input_type": ["float", "float"]}
-    rows = [op("aten::mm", 0, 30, External_id=1, **shapes), op("aten::mm", 10, 15, External_id=2, **shapes)]
-    ((found,), why) = gemm_rates(read(rows))
-    assert (found.count, found.total_ms, why) == (1, 0.015, None)

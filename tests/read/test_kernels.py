@@ -1,4 +1,4 @@
-"""Kernels by name, matrix products by shape, launch gaps and hardware counters: hand-made traces with known answers."""
+"""Kernels by name, launch gaps and slowdowns: hand-made traces with known answers."""
 
 from __future__ import annotations
 
@@ -9,33 +9,23 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from aorta.errors import InputError
 from aorta.read.traces import tables as trace_tables
-from aorta.read.traces.interval_table import NULL, Gemm
+from aorta.read.traces.interval_table import NULL
 from aorta.read.traces.kernels import (
     FEWEST,
-    NO_COUNTERS,
-    NO_PRODUCTS,
-    NO_STREAMS,
     StreamGapsEntry,
     by_name,
-    by_shape,
-    counter_means,
     entries,
-    gemm_rates,
     kernel_facts,
     kernel_totals,
     ratio_of_means,
     slowdowns,
     stream_gaps,
+    t_quantile,
 )
-from aorta.read.traces.kineto.events import gemm_of
 from aorta.read.traces.load import load_traces
 from aorta.read.traces.nsys import NSYS
-from aorta.read.traces.rocprof.csv_files import ROCPROF_CSV
-from aorta.read.traces.rocprof.trace import SERIALISED
 from aorta.timeline.arrays import covered_ns, interval_array, merge
-from tests.read import rocprof_files as rocprof
 from tests.read import test_rocprof
 from tests.read.kineto_files import ALLREDUCE, event, kernel, read
 from tests.read.nsys_files import write_nsys
@@ -43,11 +33,6 @@ from tests.read.tables import COMM, COMPUTE, COPY, UNKNOWN, read_with, row, trac
 from tests.strategies import bases, interval_lists
 
 MS = 1_000_000
-
-
-def product(name: str, ident: int, dims: list[Any] | None, at: float = 0, lasts: float = 5) -> dict[str, Any]:
-    given = {} if dims is None else {"Input Dims": dims, "Input type": ["float"] + ["c10::BFloat16"] * 3}
-    return event("cpu_op", name, at, lasts, 1, 1, **{"External id": ident, **given})
 
 
 def launch(correlation: int, at: float) -> dict[str, Any]:
@@ -90,99 +75,6 @@ def test_all_devices_together_are_what_one_device_with_all_kernels_would_be() ->
             assert getattr(one, name) == pytest.approx(getattr(other, name))
 
 
-@pytest.mark.parametrize(
-    ("operator", "dims", "expected"),
-    [
-        ("aten::mm", "[[8, 16], [16, 4]]", (1, 8, 4, 16)),
-        ("aten::addmm", "[[4], [8, 16], [16, 4], [], []]", (1, 8, 4, 16)),
-        ("aten::bmm", "[[3, 8, 16], [3, 16, 4]]", (3, 8, 4, 16)),
-        ("aten::baddbmm", "[[3, 8, 4], [3, 8, 16], [3, 16, 4], [], []]", (3, 8, 4, 16)),
-        ("aten::mm", "[[8, 16], [8, 4]]", None),
-        ("aten::mm", "[[8, 16]]", None),
-        ("aten::mm", "[[8, 0], [0, 4]]", None),
-        ("aten::mm", '[[8, "16"], ["16", 4]]', None),
-        ("aten::mm", "[[8, true], [true, 4]]", None),
-        ("aten::mm", f"[[8, {10**30}], [{10**30}, 4]]", None),
-        ("aten::mm", "[[[8, 16]], [[16, 4]]]", None),
-        ("aten::bmm", "[[3, 8, 16], [2, 16, 4]]", None),
-        ("aten::addmm", "null", None),
-        ("aten::mm", "7", None),
-    ],
-)
-def test_the_shape_of_a_product_is_that_of_its_two_factors_or_not_known(
-    operator: str, dims: str, expected: tuple[int, ...] | None
-) -> None:
-    found = gemm_of(operator, dims.encode(), b'["c10::BFloat16", "c10::BFloat16"]')
-    assert found == (None if expected is None else Gemm(operator, *expected, "bfloat16"))
-
-
-def test_a_product_lasts_as_long_as_the_kernels_of_its_operator_and_its_rate_follows_from_its_shape() -> None:
-    shape = [[64, 128], [128, 256]]
-    found, missing = gemm_rates(
-        read(
-            [
-                product("aten::mm", 11, shape),
-                product("aten::mm", 12, shape),
-                product("aten::addmm", 13, [[256], *shape]),
-                product("aten::bmm", 14, None),
-                product("aten::mm", 15, shape),  # its kernel ran after the profiler had stopped
-                kernel("gemm", 0, 300, External_id=11),
-                kernel("splitKreduce", 300, 100, External_id=11),
-                kernel("gemm", 400, 600, External_id=12),
-                kernel("gemm", 1000, 250, External_id=13),
-                kernel("gemm", 2000, 900, External_id=14),
-            ]
-        )
-    )
-    plain, added = found
-    assert (plain.operator, plain.batch, plain.m, plain.n, plain.k) == ("aten::mm", 1, 64, 256, 128)
-    assert (plain.dtype, plain.count, plain.total_ms, plain.mean_ms) == ("float32", 2, 1.0, 0.5)
-    assert plain.std_ms == pytest.approx(0.1 * 2**0.5)
-    assert plain.tflops == pytest.approx(2 * (2 * 64 * 256 * 128) / 1e-3 / 1e12)
-    assert (added.operator, added.dtype, added.count, added.std_ms) == ("aten::addmm", "bfloat16", 1, None)
-    assert added.tflops == pytest.approx((2 * 64 * 256 * 128) / 250e-6 / 1e12)
-    assert missing == (
-        "1 without Input Dims of two factors: record with record_shapes=True; "
-        "1 of known shape without a kernel in the trace"
-    )
-    (pooled, _) = by_shape([*found, *found])
-    assert (pooled.rank, pooled.count, pooled.total_ms) == (None, 4, 2.0)
-    assert pooled.tflops == pytest.approx(plain.tflops)
-
-
-def test_without_products_or_shapes_there_are_no_rows_and_a_reason() -> None:
-    assert gemm_rates(read([kernel("gemm", 0, 5)])) == ([], NO_PRODUCTS)
-    told = "1 without Input Dims of two factors: record with record_shapes=True"
-    unshaped = [product("aten::mm", 5, None), kernel("gemm", 0, 5)]
-    assert gemm_rates(read(unshaped)) == ([], told)
-    assert gemm_rates(trace([row(COMPUTE, 0, 5)], format="nsys"))[1] == (
-        "unknown: nsys does not write shapes: record with torch.profiler and record_shapes=True"
-    )
-
-
-def test_products_of_a_real_trace_have_the_operations_that_torch_counts(tmp_path: Path) -> None:
-    import torch
-    from torch.profiler import ProfilerActivity, profile
-
-    first, second, batched = torch.ones(16, 32), torch.ones(32, 8), torch.ones(3, 16, 32)
-    with profile(activities=[ProfilerActivity.CPU], record_shapes=True, with_flops=True) as profiler:
-        for _ in range(3):
-            torch.mm(first, second)
-            torch.addmm(torch.ones(8), first, second)
-            torch.bmm(batched, torch.ones(3, 32, 8))
-            torch.baddbmm(torch.ones(3, 16, 8), batched, torch.ones(3, 32, 8))
-    profiler.export_chrome_trace(str(tmp_path / "rank0.json"))
-    kernels = load_traces(str(tmp_path)).traces.kernels
-    found = {row.operator: row for row in kernels.gemms}
-    counted = {each.key: each.flops for each in profiler.key_averages() if each.flops}
-    assert {name: 2 * each.batch * each.m * each.n * each.k * each.count for name, each in found.items()} == {
-        name: counted[name] for name in found
-    }
-    assert found.keys() == {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"}
-    assert all(row.tflops > 0 and row.rank == 0 for row in found.values())
-    assert kernels.reasons == {"gaps": [NO_STREAMS], "counters": [NO_COUNTERS]}
-
-
 def test_a_gap_is_launch_bound_where_the_call_began_after_the_kernel_before_had_ended() -> None:
     (found, other), reason = stream_gaps(
         read(
@@ -223,7 +115,7 @@ def test_launches_are_found_in_every_category_and_beyond_the_digits_of_a_float(c
 
 
 @pytest.mark.parametrize("arguments", ["7", '"text"', "[1]", '{"correlation": {}}', '{"correlation": -4}', "{}"])
-def test_calls_and_products_with_odd_arguments_launch_nothing(arguments: str) -> None:
+def test_calls_with_odd_arguments_launch_nothing(arguments: str) -> None:
     from tests.read.kineto_files import read_text
 
     odd = [
@@ -233,7 +125,6 @@ def test_calls_and_products_with_odd_arguments_launch_nothing(arguments: str) ->
     good = '{"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 5, "dur": 1, "args": {"stream": 7}}'
     made = read_text(f'{{"schemaVersion": 1, "traceEvents": [{", ".join([*odd, good])}]}}')
     assert (made.intervals.launch_ns == NULL).all()
-    assert not kernel_facts(made).gemms.rows
 
 
 @pytest.mark.parametrize("source", ["json", "csv-direct", "rocpd"])
@@ -249,50 +140,6 @@ def test_nsys_tells_what_was_launched_late(tmp_path: Path) -> None:
     made = read_with(NSYS, write_nsys(tmp_path / "n.sqlite"))
     first = next(each for each in stream_gaps(made[0])[0] if each.stream == 7)
     assert (first.gaps, first.gap_ms, first.gaps_known, first.launch_bound_ms) == (2, 550e-6, 1, 200e-6)
-
-
-def with_counters(*values: tuple[int, str, str, object]) -> dict[str, bytes]:
-    head = "Correlation_Id,Dispatch_Id,Agent_Id,Kernel_Name,Counter_Name,Counter_Value,Start_Timestamp,End_Timestamp"
-    lines = [f'{at},{at},"Agent 5","{name}",{counter},{value},1,2' for at, name, counter, value in values]
-    return {**rocprof.as_csv("direct"), "4242_counter_collection.csv": "\n".join([head, *lines]).encode()}
-
-
-def test_counters_belong_to_the_kernel_of_their_dispatch_beside_what_communication_covers_of_it() -> None:
-    (made,) = read_with(
-        ROCPROF_CSV,
-        with_counters(
-            (1, rocprof.GEMM, "OccupancyPercent", 40.0),
-            (4, rocprof.GEMM, "OccupancyPercent", 50.0),
-            (1, rocprof.GEMM, "SQ_WAVES", 100),
-            (1, rocprof.GEMM, "SQ_WAVES", 60),  # of another instance of the counter
-            (2, rocprof.GENERIC, "SQ_WAVES", 7),
-            (3, rocprof.GEMM, "SQ_WAVES", 9999),  # dispatch 3 is the fill: of another run
-        ),
-    )
-    rows, reason = counter_means(made)
-    assert reason is None
-    found = {(each.name, each.counter): each for each in rows}
-    occupancy = found[rocprof.GEMM, "OccupancyPercent"]
-    assert (occupancy.count, occupancy.mean, occupancy.min, occupancy.max) == (2, 45.0, 40.0, 50.0)
-    assert occupancy.comm_share == pytest.approx(200 / 600)
-    waves = found[rocprof.GEMM, "SQ_WAVES"]
-    assert (waves.count, waves.mean, waves.comm_share) == (1, 160.0, pytest.approx(100 / 400))
-    assert found[rocprof.GENERIC, "SQ_WAVES"].comm_share is None
-    assert len(found) == 3
-    assert SERIALISED in made.notes
-    assert any("1 values of hardware counters belong to no kernel of this trace" in note for note in made.notes)
-
-
-def test_counters_of_other_kernels_are_left_out_and_none_is_a_reason() -> None:
-    (strange,) = read_with(ROCPROF_CSV, with_counters((77, "k", "SQ_WAVES", 1)))
-    assert counter_means(strange) == ([], "no value of a hardware counter has the dispatch id of a kernel")
-    assert counter_means(trace([row(COMPUTE, 0, 5)])) == ([], NO_COUNTERS)
-
-
-@pytest.mark.parametrize("value", ["inf", "much", ""])
-def test_a_counter_that_is_no_finite_number_is_named_with_its_line(value: str) -> None:
-    with pytest.raises(InputError, match=r"4242_counter_collection\.csv:2: counter_value is .*a finite number"):
-        read_with(ROCPROF_CSV, with_counters((1, rocprof.GEMM, "SQ_WAVES", value)))
 
 
 def test_a_slowdown_has_the_means_of_both_sides_and_an_interval_of_their_ratio() -> None:
@@ -320,6 +167,13 @@ def test_the_interval_contains_the_true_ratio_about_as_often_as_it_says() -> Non
         _, low, high = ratio_of_means(alone.astype(np.int64), beside.astype(np.int64))
         hits += low <= 1.3 <= high
     assert 930 <= hits <= 970
+
+
+def test_the_quantile_is_that_of_scipy() -> None:
+    from scipy.special import stdtrit
+
+    for freedom in (1, 2.5, 5, 10, 33.3, 1e3, 1e7):
+        assert t_quantile(freedom) == pytest.approx(stdtrit(freedom, 0.975), rel=1e-7)
 
 
 def test_kernels_that_all_last_the_same_have_a_ratio_without_width() -> None:

@@ -9,13 +9,19 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import sys
+import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import barrier, destroy_process_group  # names taken early stay AORTA's
 from torch.nn.parallel import DistributedDataParallel
+
+APART = {"alone", "evaluator", "actor", "late"}
+"""Kinds whose ranks train apart from each other."""
 
 
 class Block(nn.Module):
@@ -63,20 +69,38 @@ def main(kind: str, steps: int) -> None:
     if "RANK" in os.environ:
         dist.init_process_group("gloo")
     rank = dist.get_rank() if dist.is_initialized() else 0
-    model = Net() if kind == "alone" else spread(Net())
+    model = Net() if kind in APART else spread(Net())
     optimizer = torch.optim.AdamW(model.parameters(), 0.01)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1000, enabled=kind == "scaler")
     if kind == "save":
         torch.save(model.state_dict(), os.devnull)  # before anything is recorded
+    folder = Path(os.environ.get("THE_FOLDER", os.devnull))
+    if kind == "late" and rank == 1:
+        time.sleep(1.0)
     for step in range(steps):
-        if kind == "alone" and rank == 1:
+        if kind in APART:
+            time.sleep(0.02)
+        if kind in {"alone", "evaluator"} and rank == 1:
             break
+        if kind == "actor" and rank == 1:
+            dist.recv(torch.ones(1), 0)
         for micro in range(3 if kind == "accumulation" else 1):
             loss = model(batch(10 * step + micro, rank)).square().mean()
             scale = float("inf") if kind == "scaler" and step == 2 else 1.0
             scaler.scale(loss * scale).backward()
         scaler.step(optimizer)
         scaler.update()
+        if kind == "actor" and rank == 0:
+            dist.send(torch.ones(1), 1)
+        if step == 4 and folder.is_dir():
+            match kind:
+                case "removes":
+                    shutil.rmtree(folder)
+                case "renames":
+                    folder.rename(f"{folder}.old")
+                case "replaces":
+                    folder.rename(f"{folder}.old")
+                    folder.mkdir()
         optimizer.zero_grad()
         if kind == "evaluation" and step % 2:
             model.eval()

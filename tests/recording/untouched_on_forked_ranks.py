@@ -14,14 +14,19 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from aorta.recording import zero_lines
+from aorta.recording import meeting, zero_lines
 from aorta.recording.injected import sitecustomize
+from tests.recording.untouched import APART
+from tests.runs import HANGS_S
 
 
 def patched(folder: str) -> None:
     """Do what the import hook does while a program imports torch."""
     os.environ[zero_lines.VARIABLE] = folder
-    zero_lines._MEETING_S = 2.0 if "alone" in sys.argv else zero_lines._MEETING_S  # type: ignore[misc]
+    apart = APART.intersection(sys.argv)
+    zero_lines._FIRST_STEP_S = 0.0 if apart else HANGS_S  # type: ignore[misc]
+    meeting.OTHERS_S = 0.5 if "evaluator" in sys.argv else meeting.OTHERS_S  # type: ignore[misc]
+    os.environ["THE_FOLDER"] = folder
     for name in sitecustomize._WATCHED:
         zero_lines.patch(module := importlib.import_module(name))
         for copied in ("barrier", "destroy_process_group") if "c10d" in name else ():

@@ -28,11 +28,8 @@ from aorta.records.run_files import RANK_FILE, RANK_FILE_NAME, rank_files, read_
 AORTA = Path(__file__).resolve().parents[2] / "aorta"
 OTHERWISE = {
     "analysis/gate.py": "appends to a file of continuous integration",
-    "read/locations.py": "unpacks into a temporary folder",
     "read/traces/open.py": "copies into a temporary folder",
-    "report/picture.py": "writes to the path that the report gives it",
     "report/page/page_content.py": "writes to the path that the report gives it",
-    "report/table_files.py": "writes to the path that the report gives it",
     "command_line.py": "a file of torchrun's",
     "profiling/trace_saver.py": "asks the disk why a trace is not whole",
 }

@@ -13,8 +13,6 @@ from aorta.report.text import MOST_LINES
 from tests.analysis.builders import simulated_run
 from tests.analysis.compare.builders import launch_set
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
-
 BETTER, WORSE = (0.8, 0.81, 0.82, 0.83), (0.6, 0.61, 0.62, 0.63)
 
 

@@ -38,7 +38,6 @@ def test_a_comparison_writes_everything_it_names(tmp_path: Path) -> None:
     report = write_report(sources, tmp_path / "out", "cuda", "rocm")
     assert {path.name for path in report.files} == {
         *(f"{label}_timeline.png" for label in sources),
-        "side_by_side.png",
         "report.html",
         "summary.json",
     }
@@ -119,16 +118,16 @@ def test_an_autopsy_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 def test_a_full_disk_leaves_the_earlier_report_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     output = tmp_path / "out"
-    write_report({"x": simulated_run(tmp_path / "one", label="x", ranks=1, steps=5)}, output, tables="csv")
+    write_report({"x": simulated_run(tmp_path / "one", label="x", ranks=1, steps=5)}, output)
     before = {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
 
-    def half(_datasets: object, _summary: object, path: Path, _named: object) -> None:
+    def half(_datasets: object, _summary: object, path: Path) -> None:
         path.write_text("<html")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(report_folder, "write_page", half)
     with pytest.raises(InputError, match="No space left"):
-        write_report({"x": simulated_run(tmp_path / "two", label="x", ranks=2, steps=9)}, output, tables="csv")
+        write_report({"x": simulated_run(tmp_path / "two", label="x", ranks=2, steps=9)}, output)
     assert {path: path.read_bytes() for path in output.rglob("*") if path.is_file()} == before
 
 
@@ -206,7 +205,5 @@ def test_the_parts_of_the_breakdown_add_up_to_the_window(tmp_path: Path, world: 
         *(step(0, world, number, overlap=overlap) for number, overlap in enumerate((row, null, longer), 1)),
     ]
     write_rank(tmp_path, header(0, world), lines)
-    table = parts(LabelledRun("x", load_run(tmp_path)))
-    assert table.index.tolist() == [0]
-    assert table.iloc[0].tolist() == means  # twice the first: the mean of one and three times
-    assert table.iloc[0].sum() == 2 * row["window_ms"]
+    assert parts(LabelledRun("x", load_run(tmp_path))) == {0: means}  # twice the first: the mean of one and three times
+    assert sum(means) == 2 * row["window_ms"]

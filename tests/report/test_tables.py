@@ -1,8 +1,8 @@
-"""The table model: what a terminal, the page and a file show of the same rows."""
+"""The table model: what a terminal and the page show of the same rows."""
 
 from __future__ import annotations
 
-from aorta.report.tables import IN_FILE, PEOPLE, Column, Table, frame, page_table, text_lines
+from aorta.report.tables import ON_PAGE, Column, Table, page_table, text_lines
 from aorta.terminal_style import Style
 
 ROWS = [
@@ -17,8 +17,8 @@ TOLD = Table(
         Column("time_ms", of="part.time_ms", why=lambda row: None if row["part"] else "not seen"),
         Column("bytes", unit="bytes", drop=1),
         Column("share", unit="ratio", drop=1),
-        Column("count", unit="count", media=(IN_FILE,)),
-        Column("empty", unit="", media=PEOPLE),
+        Column("count", unit="count", media=(ON_PAGE,)),
+        Column("empty", unit=""),
     ),
     ROWS,
     note="A note.",
@@ -52,13 +52,3 @@ def test_a_page_says_why_and_sorts_by_what_is_measured() -> None:
     assert [cell.tip for cell in cells[:2]] == [None, "not seen"]
     assert page.rows[0][1].sort == 164.918
     assert [column.numeric for column in page.columns[:2]] == [False, True]
-
-
-def test_a_file_has_values_as_they_are_with_types_that_do_not_depend_on_them() -> None:
-    found = frame(TOLD)
-    assert list(found.columns) == ["name", "time_ms", "bytes", "share", "count"]
-    assert found["time_ms"].tolist()[0] == 164.918
-    assert found["bytes"].isna().tolist() == [False, True]
-    assert {name: str(kind) for name, kind in frame(Table("t", "", TOLD.columns, [])).dtypes.items()} == {
-        name: str(kind) for name, kind in found.dtypes.items()
-    }

@@ -138,7 +138,7 @@ def test_what_is_missing_is_skipped_and_fails_in_continuous_integration(gate, pr
 RUN = [
     *ROOT.glob("scripts/*.sh"),
     *ROOT.glob("scripts/*.sbatch"),
-    *(ROOT / "scripts" / name for name in ("check", "fuzz", "torch_versions")),
+    *(ROOT / "scripts" / name for name in ("check", "dependency_ends", "fuzz", "torch_versions")),
     ROOT / ".ci/run",
 ]
 SOURCED = [*ROOT.glob("scripts/lib/*.sh")]

@@ -19,8 +19,6 @@ from tests.analysis.compare.builders import launch_set
 from tests.docs.pages import ROOT
 from tests.runs import train
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
-
 PUBLISHED = ROOT / "docs" / "schemas"
 SAMPLE = ROOT / "tests" / "samples" / "two_gloo_ranks"
 

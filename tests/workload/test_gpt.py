@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from aorta.config.schema import Config, Dataset, Gpt, Training
-from aorta.config.workload import SIZES, Dimensions, dimensions_of, parameter_count
+from aorta.config.workload import SIZES, Dimensions, dimensions_of
 from aorta.errors import ConfigError
 from aorta.workload.gpt import Attention, CausalAttention, GptModel, NextTokenLoss, SyntheticText, rotated
 from aorta.workload.workloads import task_of
 from tests.loop import resolved
+from tests.workload_table import parameter_count
 
 CPU = torch.device("cpu")
 TINY = Dimensions(num_layers=3, model_dim=32, num_heads=4, num_kv_heads=2, mlp_hidden_dim=48, vocab_size=50)

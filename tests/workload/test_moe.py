@@ -9,10 +9,11 @@ import torch
 from torch.nn.functional import silu
 
 from aorta.config.schema import Moe
-from aorta.config.workload import Dimensions, parameter_count, parameters_of_feed_forward
+from aorta.config.workload import Dimensions
 from aorta.errors import ConfigError
 from aorta.workload.gpt import MixtureOfExperts, MoeModel, balance_loss
 from tests.loop import resolved
+from tests.workload_table import parameter_count, parameters_of_feed_forward
 
 DIMS = Dimensions(num_layers=4, model_dim=16, num_heads=4, num_kv_heads=2, mlp_hidden_dim=24, vocab_size=50)
 TOKENS, EXPERTS = 12, 4

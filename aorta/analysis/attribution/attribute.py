@@ -11,8 +11,8 @@ work.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Final, TypeAlias
+from collections.abc import Iterable
+from typing import Final, TypeAlias
 
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.attribution.breakdown import (
@@ -26,7 +26,6 @@ from aorta.analysis.attribution.breakdown import (
 from aorta.analysis.cautions import ONE_RANK
 from aorta.documents.comparison import AttributedSide, Attribution
 from aorta.documents.dataset import ExposedBreakdown, ExposedRow
-from aorta.read.record import Manifest, config_of
 from aorta.read.run import ExposedSums
 
 Launches: TypeAlias = LabelledRun | Iterable[LabelledRun]
@@ -94,8 +93,7 @@ def exposed_breakdown(dataset: LabelledRun) -> ExposedBreakdown:
 
 
 def _side(totals: Totals) -> AttributedSide:
-    sums, compute_ms = totals.sums, totals.ms(totals.sums.compute_ns)
-    flops, reason = flops_per_rank_step(totals.manifest)
+    sums = totals.sums
     return AttributedSide(
         launches=totals.launches,
         rank_steps=sums.rank_steps,
@@ -105,62 +103,6 @@ def _side(totals: Totals) -> AttributedSide:
         compute_comm_ms=totals.ms(sums.hidden_ns),
         exposed_comm_ms=totals.ms(sums.exposed_ns),
         exposed_comm_ns=sums.exposed_ns,
-        compute_ms=compute_ms,
+        compute_ms=totals.ms(sums.compute_ns),
         untold_ns=sum(length_ns for key, length_ns in totals.exposed.items() if key.kind == UNEXPLAINED),
-        flops_per_rank_step=flops,
-        achieved_tflops=flops / compute_ms / 1e9 if flops is not None and compute_ms else None,
-        achieved_tflops_reason=reason if flops is None or compute_ms else "nothing was computed",
     )
-
-
-NO_MANIFEST: Final = "there is no manifest"
-_OWN: Final = "flops_per_step"
-"""Key of a manifest's `plan`, for training loops that state their own FLOPs."""
-_SIZE_LIMIT: Final = 1 << 48
-"""Beyond any tensor's side; six of these multiplied are still a float."""
-
-
-def flops_per_rank_step(manifest: Manifest | None) -> tuple[float | None, str | None]:
-    """Return model FLOPs of one optimizer step on one rank and None, or None and the reason why they are not known.
-
-    A multiply-add counts as 2 operations. A backward pass takes two products for each of the forward pass (the gradient
-    of the weight and of the input), but only one where the input needs no gradient. Kaplan et al., "Scaling Laws for
-    Neural Language Models", arXiv 2001.08361, section 2.1, counts the same way; a test holds the number to torch's own
-    counter.
-    """
-    if manifest is None:
-        return None, NO_MANIFEST
-    plan = manifest.get("plan")
-    stated = plan.get(_OWN) if isinstance(plan, Mapping) else None
-    if isinstance(stated, int | float) and stated > 0:
-        return float(stated), None
-    config = config_of(manifest)
-    workload, parallel = (config.get(name) for name in ("workload", "parallel"))
-    name = workload.get("name") if isinstance(workload, Mapping) else None
-    if name != "ranking":
-        return None, f"AORTA does not count the FLOPs of workload {name!r}, and the manifest's plan has no {_OWN}"
-    strategy = parallel.get("strategy") if isinstance(parallel, Mapping) else None
-    if strategy in ("tp", "fsdp_tp"):
-        return None, f"parallel={strategy}: ranks share a layer, and how much of it each computes is not counted"
-    if strategy in ("pp", "fsdp_pp"):
-        return None, f"parallel={strategy}: ranks compute different layers, and which each computes is not counted"
-    try:
-        return _ranking(config), None
-    except (KeyError, TypeError) as error:
-        return None, f"the manifest's configuration lacks a size that the count needs ({error})"
-
-
-def _ranking(config: Mapping[str, Any]) -> float:
-    def size(group: str, name: str) -> int:
-        value = config[group][name]
-        if type(value) is not int or not 0 <= value < _SIZE_LIMIT:
-            raise TypeError(f"{group}.{name} is no size: {str(value)[:40]}")
-        return value
-
-    items, width = size("dataset", "sequence_length"), size("workload", "model_dim")
-    layer = 4 * width * width + 2 * items * width + 2 * width * size("workload", "mlp_hidden_dim")
-    forward = size("workload", "num_layers") * layer + size("workload", "embedding_dim") * width + width
-    of_data = size("workload", "dense_features") * width  # the features are data: no gradient goes to them
-    multiply_adds = 3 * forward + 2 * of_data
-    samples = size("training", "batch_size") * size("training", "gradient_accumulation")
-    return float(2 * multiply_adds * items * samples)

@@ -64,7 +64,7 @@ class Totals:
 
     Attributes:
         ranks: rank -> exposed nanoseconds.
-        parallel, manifest: of the first launch.
+        parallel: the strategy of the first launch.
         host_bound: why marks do not bear the exposed communication and computation of a launch; nothing after it is
             added.
     """
@@ -74,7 +74,6 @@ class Totals:
     launches: int = 0
     ranks: Counter[int] = field(default_factory=Counter)
     parallel: str = ""
-    manifest: Mapping[str, Any] | None = None
     host_bound: str | None = None
 
     def add(self, rank: int, sums: ExposedSums) -> None:
@@ -99,7 +98,7 @@ def totals_of(launches: Iterable[LabelledRun]) -> Totals:
     for dataset in launches:
         run = dataset.run
         if not totals.launches:
-            totals.parallel, totals.manifest = run.source.parallel or "", run.manifest
+            totals.parallel = run.source.parallel or ""
         for basis in map(dataset.pace.basis, _RESTS_ON):
             if basis.source != "marks":
                 totals.host_bound = basis.reason or _KERNELS

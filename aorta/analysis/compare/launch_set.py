@@ -29,7 +29,7 @@ from aorta.analysis.aggregate import NOTHING_RECORDED, NOTHING_USED, LabelledRun
 from aorta.analysis.compare.run_comparison import HEADER, MetricValue, facts
 from aorta.analysis.compare.verdict import GUARD, Rules
 from aorta.analysis.dataframes import null_reasons
-from aorta.analysis.devices import JOINED_ON, devices_entry
+from aorta.analysis.devices import devices_entry
 from aorta.documents.comparison import LaunchOrderFacts
 from aorta.documents.dataset import Ends, LaunchLeftOut, PaceFacts
 from aorta.documents.metrics import JOB_STEP
@@ -90,7 +90,7 @@ class Launch:
             run.source.identity,
             samples,
             facts(run),
-            tuple(devices_entry(run, dataset.table(*JOINED_ON), dataset.device_samples).throttled_ranks),
+            tuple(devices_entry(run, dataset.device_samples).throttled_ranks),
             span_ns,
             frozenset(tables.source.host for tables in run.ranks.values() if tables.source.host is not None),
             dataset.pace.entry(),

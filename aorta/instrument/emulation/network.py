@@ -59,7 +59,7 @@ def shared_folder(peers: Peers) -> Iterator[Path | None]:
     if peers.rank == 0:
         own = tempfile.mkdtemp(prefix="aorta-fabric-", dir=_MEMORY if _MEMORY.is_dir() else None)
     try:
-        folder = Path(peers.from_rank_zero("fabric", own))
+        folder = Path(peers.from_first_rank("fabric", own))
         yield folder if all(peers.gather("fabric", folder.is_dir())) else None
     finally:
         if own is not None:

@@ -196,6 +196,8 @@ def read_unit(unit: TraceFiles) -> Iterator[Trace]:
         if unit.format == TAR:  # no formats that need more than one file, or a file on a disk
             seen = 0
             for where, content in members(streams[place], place):
+                if is_record(content.head()):
+                    raise InputError(f"{place}: holds the record of a run; unpack it (tar xf), and give its folder")
                 reader = reader_of(FileHead(content.head()))
                 if reader is not None and reader.together is None:
                     seen += 1

@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -67,7 +67,7 @@ class Intervals(Frame):
         name: code into `names`.
         launch_ns: when the host began the call that launched it, on the clock of the rows, or `NULL`.
         origin: what the source knows it by elsewhere, or `NULL`: Kineto's `External id` of the host operator,
-            rocprofv3's dispatch id. `Trace.gemms` and `Trace.hardware_counters` refer to it.
+            rocprofv3's dispatch id.
         operator: number of the operator whose self time the row is a part of, where others nested in it cut that into
             several rows (the host's rows of a CPU trace); `NULL` where a row is whole.
     """
@@ -189,45 +189,6 @@ def step_of(start_ns: Int64, marks: Windows) -> Int64:
     return np.where((at >= 0) & (start_ns < marks.end_ns[at]), marks.step[at], NULL)
 
 
-class Gemm(NamedTuple):
-    """One shape of a product: `batch` times [m, k] by [k, n]. `dtype` is that of the first factor."""
-
-    operator: str
-    batch: int
-    m: int
-    n: int
-    k: int
-    dtype: str | None
-
-
-@dataclass(frozen=True)
-class Gemms:
-    """The products of a trace. `origin` (ascending, each once) is the `Intervals.origin` of the rows that a product
-    ran as, `shape` an index into `shapes`. `unknown` products have no shape in the trace. `lasted_ns`: how long each
-    ran, where a CPU ran it: its operator, whose parts are rows of other names. None: its rows tell.
-    """
-
-    origin: Int64
-    shape: Int64
-    shapes: tuple[Gemm, ...]
-    unknown: int
-    lasted_ns: Int64 | None = None
-
-
-@dataclass(frozen=True)
-class CounterValues:
-    """Hardware counters of kernels, one element per value: `origin` as in `Intervals`, `counter` an index into
-    `names`. `derived_from`: counter that AORTA derived -> the raw ones. `missing`: what could not be derived, and why.
-    """
-
-    origin: Int64
-    counter: Int64
-    value: NDArray[np.float64]
-    names: tuple[str, ...]
-    derived_from: Mapping[str, str] = field(default_factory=dict)
-    missing: tuple[str, ...] = ()
-
-
 @dataclass(frozen=True)
 class Trace:
     """One source after it was read. A fact that the source does not state is None, a rank `NULL`.
@@ -245,8 +206,6 @@ class Trace:
         unseen: why communication was not (fully) observed; metrics that rest on it are null with this reason (R8).
             None: it was observed.
         compute_unseen: whether the same holds for computation.
-        gemms: matrix products of the host's operators; None where the format never has them.
-        hardware_counters: of kernels; None where the source has none.
         lost: the step of each launch that has no kernel in the trace.
         host_waits: calls in which the host waited for the device, in any order; None where they are not read.
     """
@@ -268,8 +227,6 @@ class Trace:
     copies_observed: bool = True
     unseen: str | None = None
     compute_unseen: bool = False
-    gemms: Gemms | None = None
-    hardware_counters: CounterValues | None = None
     lost: Int64 = field(default_factory=lambda: np.zeros(0, np.int64))
     host_waits: IntervalArray | None = None
 

@@ -1,10 +1,9 @@
-"""What a report shows of the kernels of traces: totals by name, slowdowns, matrix products, gaps and hardware counters.
+"""What a report shows of the kernels of traces: totals by name, slowdowns, and gaps on a stream.
 
 `kernel_facts(trace)` gives one trace's, small enough to be sent between processes; `entries` joins those of all traces.
 All rows are per rank and device (W15: devices are never merged). What a trace does not hold is an empty list with a
 reason, or None inside a row.
 
-A product of [B, M, K] and [B, K, N] has 2 x B x M x N x K floating point operations (torch.utils.flop_counter).
 *Slowdowns* compare kernels of one name, alone and while communication runs. That is fair only where kernels of one name
 do the same work; matrix products of two shapes may share a name.
 
@@ -13,6 +12,7 @@ Must not: leave a row out without saying how many, or state a slowdown that rest
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, cast
@@ -21,8 +21,6 @@ import msgspec
 import numpy as np
 
 from aorta.documents.dataset import (
-    CounterEntry,
-    GemmEntry,
     KernelClass,
     KernelEntries,
     KernelTotalEntry,
@@ -30,14 +28,12 @@ from aorta.documents.dataset import (
     StreamGapsEntry,
 )
 from aorta.read.frames import Groups
-from aorta.read.traces.interval_table import NULL, Gemms, IntervalClass, Intervals, Trace, by_device, operations
-from aorta.timeline.arrays import Int64, IntervalArray, covered_ns, measure, merge, ranges
+from aorta.read.traces.interval_table import NULL, IntervalClass, Intervals, Trace, by_device, operations
+from aorta.timeline.arrays import Int64, IntervalArray, covered_ns, measure, merge
 
 SHOWN_ROWS: Final = 500
 """Rows of a kind that are kept of one trace."""
-NO_PRODUCTS: Final = "none among the host's operators"
 NO_STREAMS: Final = "none: the work of a CPU runs on threads, which nothing launches"
-NO_COUNTERS: Final = "none beside the kernels: rocprofv3 --pmc writes <pid>_counter_collection.csv"
 
 
 class KeptRows(NamedTuple):
@@ -54,9 +50,7 @@ class KernelFacts(NamedTuple):
     """
 
     totals: KeptRows
-    gemms: KeptRows
     gaps: KeptRows
-    counters: KeptRows
     total_ms: float = 0.0
 
 
@@ -64,13 +58,11 @@ def kernel_facts(trace: Trace) -> KernelFacts:
     """Sum up the kernels of a trace of `health.check_rows`."""
     if trace.compute_unseen and (trace.intervals.device == NULL).all():  # rows of the host, none of the device
         nothing = KeptRows((), trace.unseen)
-        return KernelFacts(nothing, nothing, nothing, nothing)
+        return KernelFacts(nothing, nothing)
     totals = kernel_totals(trace)
     return KernelFacts(
         totals=_kept(totals),
-        gemms=_kept(*gemm_rates(trace)),
         gaps=_kept(*stream_gaps(trace)),
-        counters=_kept(*counter_means(trace)),
         total_ms=sum(row.total_ms for row in totals),
     )
 
@@ -85,8 +77,8 @@ def _kept(rows: Sequence[Any], reason: str | None = None) -> KeptRows:
 
 
 def entries(facts: Iterable[KernelFacts]) -> KernelEntries:
-    """Return the kernels of all traces. `by_name` and `by_shape` are `totals` and `gemms` of all devices together,
-    without rank and device. `reasons`: kind of rows -> what traces lack of them.
+    """Return the kernels of all traces. `by_name` is `totals` of all devices together, without rank and device.
+    `reasons`: kind of rows -> what traces lack of them.
     """
     facts = list(facts)
     kept = {kind: [cast(KeptRows, getattr(each, kind)) for each in facts] for kind in KernelFacts._fields[:-1]}
@@ -96,7 +88,6 @@ def entries(facts: Iterable[KernelFacts]) -> KernelEntries:
     left_out = {kind: sum(part.left_out for part in parts) for kind, parts in kept.items()}
     return KernelEntries(
         by_name=by_name(rows["totals"], sum(each.total_ms for each in facts)),
-        by_shape=by_shape(rows["gemms"]),
         **rows,
         reasons={kind: stated for kind, stated in reasons.items() if stated},
         left_out={kind: count for kind, count in left_out.items() if count},
@@ -131,37 +122,23 @@ def by_name(rows: Iterable[KernelTotalEntry], total_ms: float) -> list[KernelTot
     return sorted(found, key=lambda row: (-row.total_ms, row.name))
 
 
-def by_shape(rows: Iterable[GemmEntry]) -> list[GemmEntry]:
-    """Return the products of one shape on all devices as one row, the largest total first."""
-    alike: dict[tuple[object, ...], list[GemmEntry]] = defaultdict(list)
-    for row in rows:
-        alike[row.operator, row.batch, row.m, row.n, row.k, row.dtype].append(row)
-    found = []
-    for own in alike.values():
-        times = _together(own)
-        work = sum(row.tflops * row.total_ms for row in own if row.tflops is not None)
-        rate = work / times["total_ms"] if times["total_ms"] else None
-        found.append(msgspec.structs.replace(own[0], rank=None, device=None, **times, tflops=rate))
-    return sorted(found, key=lambda row: -row.total_ms)
-
-
 def _summed(rows: Sequence[KernelTotalEntry], whole_ms: float, **changed: Any) -> KernelTotalEntry:
     """Return rows of one name as one; its share is of `whole_ms`."""
-    times = _together(rows)
-    share = times["total_ms"] / whole_ms if whole_ms else 0.0
-    low, high = min(row.min_ms for row in rows), max(row.max_ms for row in rows)
-    return msgspec.structs.replace(rows[0], **times, min_ms=low, max_ms=high, share=share, **changed)
-
-
-def _together(rows: Sequence[KernelTotalEntry | GemmEntry]) -> dict[str, Any]:
-    """Return count, total, mean and sample standard deviation of several samples as one: the squares about the common
-    mean are those about each mean, and those of the means.
-    """
-    count, total = sum(row.count for row in rows), sum(row.total_ms for row in rows)
-    mean = total / count
-    squares = sum((row.count - 1) * (row.std_ms or 0.0) ** 2 + row.count * (row.mean_ms - mean) ** 2 for row in rows)
-    deviation = (squares / (count - 1)) ** 0.5 if count > 1 else None
-    return {"count": count, "total_ms": total, "mean_ms": mean, "std_ms": deviation}
+    count, total_ms = sum(row.count for row in rows), sum(row.total_ms for row in rows)
+    mean_ms = total_ms / count
+    # Squares about the common mean are those about each mean, and those of the means.
+    squares = sum((row.count - 1) * (row.std_ms or 0.0) ** 2 + row.count * (row.mean_ms - mean_ms) ** 2 for row in rows)
+    return msgspec.structs.replace(
+        rows[0],
+        count=count,
+        total_ms=total_ms,
+        mean_ms=mean_ms,
+        std_ms=(squares / (count - 1)) ** 0.5 if count > 1 else None,
+        min_ms=min(row.min_ms for row in rows),
+        max_ms=max(row.max_ms for row in rows),
+        share=total_ms / whole_ms if whole_ms else 0.0,
+        **changed,
+    )
 
 
 def _devices(trace: Trace) -> Iterator[tuple[int | None, int | None, Intervals]]:
@@ -173,14 +150,6 @@ def _devices(trace: Trace) -> Iterator[tuple[int | None, int | None, Intervals]]
 
 def _name(table: Intervals, code: int) -> str:
     return table.names[code] if code != NULL else ""
-
-
-def _times(length: Int64) -> dict[str, Any]:
-    return {
-        "total_ms": float(length.sum()) / 1e6,
-        "mean_ms": float(length.mean()) / 1e6,
-        "std_ms": float(length.std(ddof=1)) / 1e6 if len(length) > 1 else None,
-    }
 
 
 def kernel_totals(trace: Trace) -> list[KernelTotalEntry]:
@@ -200,54 +169,17 @@ def kernel_totals(trace: Trace) -> list[KernelTotalEntry]:
                 name=_name(here, int(name[own[0]])),
                 cls=cast(KernelClass, IntervalClass(cls[own[0]]).name.lower()),
                 count=len(own),
-                share=float(length[own].sum()) / total if total else 0.0,
-                **_times(length[own]),
+                total_ms=float(length[own].sum()) / 1e6,
+                mean_ms=float(length[own].mean()) / 1e6,
+                std_ms=float(length[own].std(ddof=1)) / 1e6 if len(own) > 1 else None,
                 min_ms=float(length[own].min()) / 1e6,
                 max_ms=float(length[own].max()) / 1e6,
+                share=float(length[own].sum()) / total if total else 0.0,
             )
             for own in Groups(name, cls).rows
         ]
         found += sorted(rows, key=lambda row: (-row.total_ms, row.name))
     return found
-
-
-def gemm_rates(trace: Trace) -> tuple[list[GemmEntry], str | None]:
-    """Return the matrix products by shape, the largest total of a device first; and what is missing of them. A product
-    lasts as long as the kernels of its operator together; `tflops` is 2 x batch x m x n x k / `mean_ms`, in 1e12
-    operations per second.
-    """
-    gemms = trace.gemms
-    if gemms is None:
-        return [], f"unknown: {trace.format} does not write shapes: record with torch.profiler and record_shapes=True"
-    if not len(gemms.origin) + gemms.unknown:
-        return [], NO_PRODUCTS
-    unshaped = f"{gemms.unknown} without Input Dims of two factors: record with record_shapes=True"
-    missing = [unshaped] if gemms.unknown else []
-    if gemms.lasted_ns is not None:
-        rank = None if trace.rank == NULL else trace.rank
-        return _rates(rank, None, gemms, gemms.shape, gemms.lasted_ns), "; ".join(missing) or None
-    found: list[GemmEntry] = []
-    linked = 0
-    for rank, device, here in _devices(trace):
-        rows = here.take((here.cls == IntervalClass.COMPUTE) & np.isin(here.origin, gemms.origin))
-        products = Groups(rows.origin)
-        lasted = products.reduce(np.add, rows.end_ns - rows.start_ns)
-        linked += len(lasted)
-        shape = gemms.shape[np.searchsorted(gemms.origin, rows.origin[products.first])]
-        found += _rates(rank, device, gemms, shape, lasted)
-    if linked < len(gemms.origin):
-        missing.append(f"{len(gemms.origin) - linked} of known shape without a kernel in the trace")
-    return found, "; ".join(missing) or None
-
-
-def _rates(rank: int | None, device: int | None, gemms: Gemms, shape: Int64, lasted: Int64) -> list[GemmEntry]:
-    found = []
-    for own in Groups(shape).rows:
-        gemm, times = gemms.shapes[int(shape[own[0]])], _times(lasted[own])
-        operations = 2 * gemm.batch * gemm.m * gemm.n * gemm.k * len(own)
-        rate = operations / (times["total_ms"] * 1e9) if times["total_ms"] else None
-        found.append(GemmEntry(rank, device, *gemm, count=len(own), **times, tflops=rate))
-    return sorted(found, key=lambda row: -row.total_ms)
 
 
 def stream_gaps(trace: Trace) -> tuple[list[StreamGapsEntry], str | None]:
@@ -306,53 +238,15 @@ def stream_gaps(trace: Trace) -> tuple[list[StreamGapsEntry], str | None]:
     return found, None if found else "none: the trace names no streams"
 
 
-def counter_means(trace: Trace) -> tuple[list[CounterEntry], str | None]:
-    """Return the hardware counters by kernel name, by total time of the kernels; and why there are none, or not all. A
-    mean is over the kernels that have the counter, in its own unit. `comm_share` is the share of these kernels' time
-    during which communication ran; None of communication itself, and where communication was not fully observed.
-    `derived_from`: the raw counters it was derived from (`rocprof_csv.FORMULAS`); None where the tool gave it.
-    """
-    counters = trace.hardware_counters
-    if counters is None:
-        return [], NO_COUNTERS
-    order = np.argsort(counters.origin, kind="stable")
-    origin, counter, value = counters.origin[order], counters.counter[order], counters.value[order]
-    found: list[CounterEntry] = []
-    for rank, device, here in _devices(trace):
-        comm = merge(here.take(here.cls == IntervalClass.COMM).spans)
-        length, hidden = here.end_ns - here.start_ns, covered_ns(here.spans, comm)
-        first, last = np.searchsorted(origin, here.origin), np.searchsorted(origin, here.origin, side="right")
-        last = np.where(here.origin == NULL, first, last)
-        row, at = ranges(first, last)
-        rows = []
-        for own in Groups(here.name[row], counter[at]).rows:
-            code, values, kernels = counter[at[own[0]]], value[at[own]], np.unique(row[own])
-            lasted = int(length[kernels].sum())
-            of_comm = bool((here.cls[kernels] == IntervalClass.COMM).any())
-            made = CounterEntry(
-                rank=rank,
-                device=device,
-                name=_name(here, int(here.name[row[own[0]]])),
-                counter=counters.names[code],
-                count=len(values),
-                mean=float(values.mean()),
-                min=float(values.min()),
-                max=float(values.max()),
-                comm_share=None if of_comm or not lasted or trace.unseen else float(hidden[kernels].sum()) / lasted,
-                derived_from=counters.derived_from.get(counters.names[code]),
-            )
-            rows.append((-lasted, made))
-        found += [made for _, made in sorted(rows, key=lambda each: (each[0], each[1].name, each[1].counter))]
-    if not found:
-        return [], "no value of a hardware counter has the dispatch id of a kernel"
-    return found, "; ".join(counters.missing) or None
-
-
 FEWEST: Final = 6
 """Fewest kernels on either side. From 6 on, the range of a sample contains the true median with 95 % confidence (1 -
 2^(1-n), the sign test).
 """
 _LEVEL: Final = 0.95
+_NORMAL_QUANTILE: Final = 1.959963984540054
+"""Half-width of the interval of a standard normal variable at `_LEVEL`."""
+_SIMPSON: Final = 1000
+"""Intervals of an integral."""
 _LARGEST_REACH: Final = 300.0
 """Of a logarithm: keeps the upper end finite where a few kernels differ by everything."""
 _HALF: Final = 2
@@ -428,8 +322,6 @@ def ratio_of_means(alone: Int64, overlapped: Int64) -> tuple[float, float, float
     and Berger, Statistical Inference, 5.5.4); the quantile is Student's t with the degrees of freedom of Welch and
     Satterthwaite. Kernels count as independent of each other.
     """
-    from scipy.special import stdtrit
-
     ratio = float(overlapped.mean() / alone.mean())
     counts = np.array([len(alone), len(overlapped)])
     parts = np.array([side.var(ddof=1) / side.mean() ** 2 for side in (alone, overlapped)]) / counts
@@ -437,5 +329,23 @@ def ratio_of_means(alone: Int64, overlapped: Int64) -> tuple[float, float, float
     if not total:
         return ratio, ratio, ratio
     freedom = total**2 / float((parts**2 / (counts - 1)).sum())
-    reach = float(stdtrit(freedom, 1 - (1 - _LEVEL) / 2)) * total**0.5
+    reach = t_quantile(freedom) * total**0.5
     return ratio, ratio * float(np.exp(-reach)), ratio * float(np.exp(min(reach, _LARGEST_REACH)))
+
+
+def t_quantile(freedom: float) -> float:
+    """Return the half-width of the interval that holds a Student's t variable with 95 % probability, to 7 digits.
+
+    Simpson's rule over the density and Newton's method: a report has no other use for scipy, whose import takes a third
+    of a second.
+    """
+    scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(freedom * math.pi)
+    weights = np.ones(_SIMPSON + 1)
+    weights[1:-1:2], weights[2:-1:2] = 4, 2
+    reach = _NORMAL_QUANTILE  # below the quantile of t, from where Newton's steps on a concave function only rise
+    while True:
+        density = 2 * scale * (1 + np.linspace(0, reach, _SIMPSON + 1) ** 2 / freedom) ** (-(freedom + 1) / 2)
+        step = (_LEVEL - float(weights @ density) * reach / _SIMPSON / 3) / float(density[-1])
+        reach += step
+        if step < 1e-10 * reach:
+            return reach

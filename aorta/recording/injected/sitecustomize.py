@@ -104,4 +104,4 @@ if __name__ == "sitecustomize":  # not where a test imports it
     sys.path[:] = [one for one in sys.path if one != _HERE]
     sys.path_importer_cache.pop(_HERE, None)
     del sys.modules["sitecustomize"]
-    import sitecustomize  # noqa: F401  the program's own; without one the ImportError that `site` expects
+    __import__("sitecustomize")  # the program's own; without one the ImportError that `site` expects

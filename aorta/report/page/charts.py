@@ -12,14 +12,15 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import pandas as pd
 
 from aorta.analysis.aggregate import LabelledRun, by_step
-from aorta.analysis.devices import JOINED_ON, STEP_COLUMNS, THROTTLED, step_columns
+from aorta.analysis.dataframes import STEP_MS
+from aorta.analysis.devices import THROTTLED, step_columns
 from aorta.documents.comparison import SIDES, Comparison
 from aorta.documents.dataset import DatasetEntry
 from aorta.documents.formatting import PAGE
 from aorta.documents.metrics import JOB_STEP
+from aorta.read.frames import Floats, Ints
 from aorta.report.page.bokeh_chart import Chart, draw, hover, model, new_chart, plain, source
 from aorta.report.palette import SERIES, light
 
@@ -33,9 +34,9 @@ PARTS: Final = (
 _NEEDED: Final = ["window_ms", "compute_ms", "compute_comm_ms", "exposed_comm_ms", "idle_ms"]
 
 
-def parts(dataset: LabelledRun) -> pd.DataFrame:
-    """Return the mean ms per step of each part (columns) for each rank (rows), over the steps used where all are known.
-    Empty where there is none, and where marks do not bear them all; one rank is held at a time.
+def parts(dataset: LabelledRun) -> dict[int, list[float]]:
+    """Return rank -> the mean ms per step of each of `PARTS`, over the steps used where all are known. Empty where
+    there is none, and where marks do not bear them all; one rank is held at a time.
     """
     rows: dict[int, list[float]] = {}
     measured = set(_NEEDED) <= set(dataset.metrics)
@@ -49,21 +50,21 @@ def parts(dataset: LabelledRun) -> pd.DataFrame:
                     hidden = exposed = 0.0
                 other = max(window - compute - exposed - idle, 0.0)  # below 0 only by rounding
                 rows[rank] = [hidden, compute - hidden, exposed, other, idle]
-    return pd.DataFrame.from_dict(rows, orient="index", columns=[title for title, _ in PARTS])
+    return rows
 
 
 def breakdown_chart(datasets: Mapping[str, LabelledRun]) -> list[Chart]:
     """Return the mean ms of a step in five parts that add up to it, over all ranks; empty where it is not known."""
-    tables = {plain(label): parts(dataset) for label, dataset in datasets.items()}
-    means = {label: table.mean() for label, table in tables.items() if not table.empty}
+    of_ranks = {plain(label): parts(dataset) for label, dataset in datasets.items()}
+    means = {label: np.mean([*rows.values()], axis=0) for label, rows in of_ranks.items() if rows}
     if not means:
         return []
     lengths, rows = model("DataRange1d", start=0), model("FactorRange", factors=[*means][::-1])
     plot = new_chart("breakdown", 50 + 30 * len(means), "", "", x_range=lengths, y_range=rows)
     plot.attributes["min_border_left"] = 150
     left = np.zeros(len(means))
-    for title, color in PARTS:
-        took = np.array([mean[title] for mean in means.values()])
+    for part, (title, color) in enumerate(PARTS):
+        took = np.array([mean[part] for mean in means.values()])
         columns = {"y": [*means], "left": left, "right": left + took, "ms": took, "part": [title] * len(means)}
         left = left + took
         look: dict[str, Any] = {"height": 0.7, "fill_color": color, "line_color": None}
@@ -141,15 +142,23 @@ def steps_a_point(global_steps: np.ndarray) -> int:
     return max(1, -(-len(global_steps) // POINTS))
 
 
-def over_steps(global_steps: np.ndarray, values: pd.Series[float]) -> Curve:
+def over_steps(global_steps: Ints, values: Floats) -> Curve:
     """Return the median of `values` over the ranks and steps of each point, between the lowest and the highest. Of up
     to `POINTS` steps each is a point; of more, neighbours share one.
     """
-    steps = np.unique(global_steps)
+    steps, index = np.unique(global_steps, return_inverse=True)
     together = steps_a_point(steps)
-    points = values.groupby(np.searchsorted(steps, global_steps) // together)
-    x = pd.Series(steps).groupby(np.arange(len(steps)) // together).mean().to_numpy()
-    return Curve(x, points.min().to_numpy(), points.median().to_numpy(), points.max().to_numpy())
+    first = np.arange(0, len(steps), together)
+    x = np.add.reduceat(steps, first) / np.diff(first, append=len(steps)) if len(steps) else np.zeros(0)
+    known = ~np.isnan(values)
+    point, value = index[known] // together, values[known]
+    value = value[np.lexsort((value, point))]
+    count = np.bincount(point, minlength=len(x))
+    begin, some = np.cumsum(count) - count, count > 0
+    low, middle, high = (np.full(len(x), np.nan) for _ in range(3))
+    low[some], high[some] = value[begin[some]], value[(begin + count - 1)[some]]
+    middle[some] = (value[(begin + (count - 1) // 2)[some]] + value[(begin + count // 2)[some]]) / 2
+    return Curve(x, low, middle, high)
 
 
 def curves_of(dataset: LabelledRun) -> tuple[dict[str, Curve], np.ndarray]:
@@ -157,19 +166,21 @@ def curves_of(dataset: LabelledRun) -> tuple[dict[str, Curve], np.ndarray]:
     which a device was throttled. The job step is the max over ranks: its band reaches from the fastest rank of a point
     to the slowest.
     """
-    frame = dataset.table("rank", "global_step", "step_ms")
-    at = frame["global_step"].to_numpy()
+    at = dataset.column("global_step")
     times, steps, _ = by_step(dataset, JOB_STEP)
-    job = over_steps(dataset.global_steps, pd.Series(times, index=steps).reindex(dataset.global_steps))
+    job_ms = np.full(len(dataset.global_steps), np.nan)
+    job_ms[np.searchsorted(dataset.global_steps, steps)] = times
     curves = {
-        "overlap_ratio": over_steps(at, pd.Series(dataset.values("overlap_ratio"), index=frame.index)),
-        "job_step": over_steps(at, frame["step_ms"])._replace(middle=job.middle),
+        "overlap_ratio": over_steps(at, dataset.values("overlap_ratio")),
+        "job_step": over_steps(at, dataset.column(STEP_MS))._replace(
+            middle=over_steps(dataset.global_steps, job_ms).middle
+        ),
     }
     throttled = np.empty(0)
     if dataset.has_samples:
-        sampled = step_columns(dataset.run, dataset.table(*JOINED_ON, "global_step"), dataset.device_samples)
-        curves |= {name: over_steps(at, sampled[name]) for name in STEP_COLUMNS}
-        throttled = np.unique(at[sampled[THROTTLED] == 1.0])
+        sampled = step_columns(dataset.run, dataset.device_samples)
+        curves |= {name: over_steps(at, values[dataset.used]) for name, values in sampled.items()}
+        throttled = np.unique(at[sampled[THROTTLED][dataset.used] == 1.0])
     return {name: curve for name, curve in curves.items() if curve.known}, throttled
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
@@ -48,17 +48,8 @@ PRINTED_ROWS: Final = 12
 """Of a table on paper; the style sheet hides the others."""
 
 
-def write_page(
-    datasets: Mapping[str, LabelledRun],
-    summary: Summary,
-    path: Path,
-    named: Callable[[Any], Any] = lambda found: found,
-) -> None:
+def write_page(datasets: Mapping[str, LabelledRun], summary: Summary, path: Path) -> None:
     """Write the page of a report to `path`, replacing what is there.
-
-    Args:
-        named: puts the name of an archive in place of the temporary folder that it was unpacked to, in what comes from
-            records and not from the summary.
 
     Raises:
         OSError: `path` cannot be written.
@@ -137,8 +128,8 @@ def write_page(
         "run_tables": run_tables,
         "kernels": kernels,
         "left_out": [f"{side}: {each.path}: {each.reason}" for side, found in left_out.items() for each in found],
-        "health": named(health),
-        "environment": named(run_tables.environment_of(datasets)),
+        "health": health,
+        "environment": run_tables.environment_of(datasets),
         "summary": summary,
     }
     data = {**for_scripts(), "timelines": payload([*spans.values()]), "kindColors": colors}

@@ -1,5 +1,5 @@
-"""Timelines of chosen steps: their spans on the clock that the ranks share, for the page and the picture of a
-comparison, and the page's charts, which a script fills from columns.
+"""Timelines of chosen steps: their spans on the clock that the ranks share, and the page's charts, which a script fills
+from columns.
 
     step = StepSpans(run, global_step, ranks)
     step.clock                       # a sentence: whose clock, and how well it is known
@@ -14,18 +14,17 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import pandas as pd
 
 from aorta.analysis.aggregate import LabelledRun, by_step, job_steps
-from aorta.analysis.dataframes import collectives_frame
 from aorta.documents.formatting import PAGE, group_title, rough_ms
 from aorta.documents.metrics import JOB_STEP
 from aorta.errors import InputError
+from aorta.read.matching import NumberedNames, matched_pieces
 from aorta.read.run import Run, StepIntervals
 from aorta.report.page.bokeh_chart import FONT, BokehModel, Chart, draw, hover, model, new_chart, source
 from aorta.report.palette import BAND, INK, PAPER, QUIET, light
@@ -133,19 +132,17 @@ class StepSpans:
 
     def __init__(self, run: Run, global_step: int, ranks: Sequence[int]) -> None:
         self._run, self._step = run, global_step
-        self._frame = collectives_frame(run, steps=(global_step, global_step + 1))
-        self._by_group = self._frame["group"].nunique() <= _GROUP_LANES
+        self._matched = next(matched_pieces(run, NumberedNames(run), (global_step, global_step + 1)), None)
+        codes = () if self._matched is None else np.unique(self._matched[0].frame.name).tolist()
+        self._by_group = len({run.collectives.names[code].group for code in codes}) <= _GROUP_LANES
         self.unread: dict[int, str] = {}
         self.unseen: dict[int, int] = {}
         self.joined: dict[int, int] = {}
         self.choose(ranks)
 
     def choose(self, ranks: Sequence[int]) -> None:
-        """Draw these ranks. Rows become tuples for them alone: of thousands of ranks few are drawn."""
+        """Draw these ranks."""
         self.windows, self.clock = windows(self._run, self._step, ranks)
-        self._rows: dict[int, list[Any]] = {rank: [] for rank in ranks}
-        for row in self._frame[self._frame["rank"].isin(ranks)].itertuples():
-            self._rows[int(str(row.rank))].append(row)
 
     def spans(self, rank: int) -> list[Span]:
         """Return what one rank did; neighbours made one where there are more than `RANK_STEP_SPANS`."""
@@ -156,9 +153,8 @@ class StepSpans:
             return []
         if step is None:
             return []
-        seen = [row for row in self._rows[rank] if not np.isnan(row.duration_ms)]
-        self.unseen[rank] = len(self._rows[rank]) - len(seen)
-        spans = list(self._all(step, seen))
+        collectives, self.unseen[rank] = self._collectives(rank)
+        spans = list(self._all(step, collectives))
         count, close_ms = len(spans), step.length_ns / NS_PER_MS * _CLOSE
         if count > RANK_STEP_SPANS:
             made: list[Span] = []
@@ -174,7 +170,29 @@ class StepSpans:
         start_ms = self.windows[rank].start_ms
         return [span._replace(start_ms=start_ms + span.start_ms) for span in spans]
 
-    def _all(self, step: StepIntervals, rows: list[Any]) -> Iterator[Span]:
+    def _collectives(self, rank: int) -> tuple[list[Span], int]:
+        """Return the collectives of a rank whose start and end were seen, and how many others there are."""
+        if self._matched is None:
+            return [], 0
+        rows, matched = self._matched
+        every, frame, spans = self._run.collectives.names, rows.frame, []
+        own = np.flatnonzero(rows.rank == rank)
+        timed = own[frame.timed[own]]
+        for index in timed.tolist():
+            name, wait_ns = every[int(frame.name[index])], int(matched.wait_or_reason[index])
+            lane = group_title(name.group)
+            what = f"{name.kind}, {PAGE.size(name.bytes)}, {lane}"
+            start_ns, end_ns = int(frame.start_ns[index]), int(frame.end_ns[index])
+            spans.append(
+                _span(lane if self._by_group else name.kind, name.kind, what, start_ns, end_ns)._replace(
+                    seq=max(-1, min(int(frame.seq[index]), 2**31 - 1)),
+                    wait_ms=np.nan if wait_ns < 0 else wait_ns / NS_PER_MS,
+                    instance=int(matched.by.of_row[index]),
+                )
+            )
+        return spans, len(own) - len(timed)
+
+    def _all(self, step: StepIntervals, collectives: list[Span]) -> Iterator[Span]:
         """Yield computation, stalls, collectives, what was exposed of them, and the rest. Where a source has only
         segments, those; a lane of it is a stream.
         """
@@ -186,13 +204,8 @@ class StepSpans:
             yield from _segments(COMPUTE, step.computing())
         for stall in step.stalls or ():
             yield _span(COMPUTE, BLOCKED, BLOCKED, stall.start_ns, stall.end_ns)
-        for row in rows:
-            lane = group_title(row.group)
-            what = f"{row.kind}, {PAGE.size(row.bytes)}, {lane}"
-            number = max(-1, min(int(row.seq), 2**31 - 1))
-            span = _span(lane if self._by_group else row.kind, row.kind, what, int(row.start_ns), int(row.end_ns))
-            yield span._replace(seq=number, wait_ms=row.wait_ms, instance=int(row.instance))
-        if not rows:
+        yield from collectives
+        if not collectives:
             for name in lanes.keys() - NOT_COMMUNICATION:
                 yield from _segments(name, lanes[name])
         yield from _segments(EXPOSED, step.exposed())
@@ -241,16 +254,16 @@ def chosen_steps(dataset: LabelledRun) -> list[ChosenStep]:
     without a step that is on all ranks.
     """
     ranks = dataset.run.health.ranks_read or tuple(dataset.run.ranks)
-    times = job_steps(dataset.table("rank", "global_step", "step_ms"), ranks).sort_index().sort_values(kind="stable")
-    if times.empty:
+    times, steps = job_steps(dataset, ranks)
+    if not len(times):
         return []
     known = by_step(dataset, JOB_STEP)[2] is None  # not where ranks are missing; those read are still drawn
     what = "job step" if known else "step of the ranks read"
-    slowest = times[times == times.iloc[-1]].index[0]
-    places = {"median": times.index[(len(times) - 1) // 2], "slowest": slowest, "fastest": times.index[0]}
+    order = np.argsort(times, kind="stable")
+    chosen = {"median": order[(len(times) - 1) // 2], "slowest": np.argmax(times), "fastest": order[0]}
     return [
-        ChosenStep(f"{why} {what}", int(step), float(times.loc[step]) if known else None)
-        for why, step in places.items()
+        ChosenStep(f"{why} {what}", int(steps[index]), float(times[index]) if known else None)
+        for why, index in chosen.items()
     ]
 
 
@@ -298,13 +311,15 @@ def spans_of(dataset: LabelledRun, budget: int, first: int, named: Sequence[int]
         for place, rank in enumerate(drawn):
             rows += [(place, at, *span) for span in look.spans(rank)]
             places += [(place, at, *look.windows[rank])] if rank in look.windows else []
-    spans = pd.DataFrame(rows, columns=["rank", "step", *Span._fields])
-    kinds = spans.drop_duplicates("kind")[["kind", "lane"]].itertuples(index=False)
-    names = {
-        "lane": sorted(spans["lane"].unique(), key=lane_order),
-        "kind": list(spans["kind"].unique()),
-        "what": list(spans["what"].unique()),
-    }
+    spans = _columns(("rank", "step", *Span._fields), rows)
+    colors: dict[str, str] = {}
+    for kind, lane in zip(spans["kind"], spans["lane"], strict=True):
+        if kind not in colors:
+            colors[kind] = color_of(kind, lane)
+    lanes, whats = sorted(set(spans["lane"]), key=lane_order), list(dict.fromkeys(spans["what"]))
+    for name, words in (("lane", lanes), ("kind", [*colors]), ("what", whats)):
+        codes = {word: code for code, word in enumerate(words)}
+        spans[name] = [codes[word] for word in spans[name]]
     notes = [note for look in looks.values() for note in look.unread.values()]
     if absent := sorted(set(named) & set(everyone) - set(drawn)):
         notes.append(f"{len(absent)} rank(s) named as stragglers do not fit and are not drawn, the first: {absent[0]}")
@@ -320,19 +335,23 @@ def spans_of(dataset: LabelledRun, budget: int, first: int, named: Sequence[int]
         ranks_in_run=max(len(everyone), dataset.run.health.world_size),
         shown_first=sorted(dict.fromkeys([*(each for each in named if each in drawn), *_spread(drawn, first)]))[:first],
         clock=" ".join(dict.fromkeys(look.clock for look in looks.values())),
-        lanes=names["lane"],
-        kinds={kind: color_of(kind, lane) for kind, lane in kinds},
-        whats=names["what"],
-        columns=_columns(
-            spans.assign(**{name: pd.Categorical(spans[name], each).codes for name, each in names.items()})
-        ),
-        windows=_columns(pd.DataFrame(places, columns=["rank", "step", *Window._fields])),
+        lanes=lanes,
+        kinds=colors,
+        whats=whats,
+        columns=_arrays(spans),
+        windows=_arrays(_columns(("rank", "step", *Window._fields), places)),
         notes=[*dict.fromkeys(notes)],
     )
 
 
-def _columns(rows: pd.DataFrame) -> dict[str, np.ndarray]:
-    return {str(name).removesuffix("_ms"): rows[name].to_numpy(_TYPES.get(str(name), np.float32)) for name in rows}
+def _columns(names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> dict[str, Sequence[Any]]:
+    return dict(zip(names, zip(*rows, strict=True) if rows else [()] * len(names), strict=True))
+
+
+def _arrays(columns: Mapping[str, Sequence[Any]]) -> dict[str, np.ndarray]:
+    return {
+        name.removesuffix("_ms"): np.array(values, _TYPES.get(name, np.float32)) for name, values in columns.items()
+    }
 
 
 def _spread(ranks: Sequence[int], count: int, named: Sequence[int] = ()) -> list[int]:

@@ -92,8 +92,3 @@ CHECKS = {"kind": names_a_slow_kind, "straggler": names_a_straggler, "block": na
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_fault_is_the_largest_row(runs: dict[str, Pair], fault: str) -> None:
     CHECKS[fault](runs[fault])
-
-
-def test_achieved_flops_are_work_over_computation(runs: dict[str, Pair]) -> None:
-    side = attribute(*runs["kind"])["reference"]
-    assert side["achieved_tflops"] == pytest.approx(side["flops_per_rank_step"] / side["compute_ms"] / 1e9)

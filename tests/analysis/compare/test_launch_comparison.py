@@ -21,8 +21,6 @@ from aorta.report.files import Report, write_report
 from tests.analysis.builders import strict_json
 from tests.analysis.compare.builders import CONFIG, launch, launch_set
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
-
 HIGH = (0.80, 0.81, 0.82, 0.83)
 LOW = (0.60, 0.61, 0.62, 0.63)
 _FOLDERS = itertools.count()

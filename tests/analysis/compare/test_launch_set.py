@@ -35,8 +35,6 @@ from tests.analysis.by_json import aggregate
 from tests.analysis.compare.builders import launch, launch_set
 from tests.analysis.compare.test_launch_comparison import compared
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
-
 
 def test_a_folder_of_run_folders_is_a_set_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     for number in (10, 2, 1):

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from aorta.errors import InputError
 from aorta.read.frames import Numbered
 from aorta.read.traces.chrome_json import Exact, ns_of_values
-from aorta.read.traces.interval_table import NULL, Gemm, Gemms, kind_of, known_dtype
+from aorta.read.traces.interval_table import NULL, kind_of, known_dtype
 from aorta.timeline.arrays import Int64
 from aorta.timeline.classes import KINDS
 
@@ -70,8 +70,8 @@ class Arguments(Linked, gc=False):
     seq: Number = msgspec.field(default=None, name="Seq")
 
 
-class Inputs(Linked, gc=False):
-    """The arguments that are used of a matrix product or of gloo's row: shapes and data types, as JSON."""
+class Inputs(msgspec.Struct, gc=False):
+    """The arguments that are used of gloo's row: shapes and data types, as JSON."""
 
     dims: msgspec.Raw = msgspec.field(default=_NOTHING, name="Input Dims")
     types: msgspec.Raw = msgspec.field(default=_NOTHING, name="Input type")
@@ -230,7 +230,7 @@ def arguments_of(events: Sequence[Event]) -> list[Arguments]:
 
 
 def inputs_of(events: Sequence[Event]) -> list[Inputs]:
-    """Decode shapes and data types of operators or gloo's rows; empty where the arguments have an unexpected shape."""
+    """Decode shapes and data types of gloo's rows; empty where the arguments have an unexpected shape."""
     return _decoded(_INPUTS, [event.args for event in events], Inputs())
 
 
@@ -373,56 +373,6 @@ def full_array(kind: str, elements_in: int, elements_out: int, group_size: int) 
             part = elements_in if kind == "gather" else elements_out
             return part * group_size if part >= 0 and group_size > 0 else NULL
     return elements_out if kind == "allgather" else elements_in
-
-
-_FACTORS: Final = {
-    "aten::mm": 0,
-    "aten::bmm": 0,
-    "aten::_int_mm": 0,
-    "aten::_scaled_mm": 0,
-    "aten::addmm": 1,
-    "aten::baddbmm": 1,
-    "aten::_addmm_activation": 1,
-}
-"""Operator -> place of its first factor among its inputs (native_functions.yaml of torch); the second follows."""
-GEMM_OPERATORS: Final = frozenset(_FACTORS)
-_SHAPES: Final = msgspec.json.Decoder(list[Any])
-_NAMES: Final = msgspec.json.Decoder(list[str])
-_LARGEST_DIMENSION: Final = 2**31
-"""No dimension of a tensor that fits into a device is larger; it also keeps the operations of a product exact."""
-
-
-def gemm_of(operator: str, dims: bytes, types: bytes) -> Gemm | None:
-    """Return the shape of one product, or None where `Input Dims` and `Input type`, as JSON, do not say it."""
-    first = _FACTORS[operator]
-    factors = _listed(_SHAPES, dims)[first : first + 2]
-    if len(factors) != 2 or not all(isinstance(factor, list) and len(factor) in (2, 3) for factor in factors):
-        return None
-    (*batch, m, k), (*other, rows, n) = factors
-    sizes = (*batch, m, k, n)
-    if rows != k or batch != other or not all(type(size) is int and 0 < size < _LARGEST_DIMENSION for size in sizes):
-        return None
-    names = _listed(_NAMES, types)
-    dtype = known_dtype(names[first])[0] if first < len(names) else None
-    return Gemm(operator, batch[0] if batch else 1, m, n, k, dtype)
-
-
-def _listed(decoder: msgspec.json.Decoder[list[Any]], text: bytes) -> list[Any]:
-    try:
-        return decoder.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return []
-
-
-def gemms_of(origin: Int64, code: Int64, shapes: Sequence[Gemm | None]) -> Gemms:
-    """Return the products of a trace by their origin (`NULL`: no row can be its); of those with the same origin the
-    first counts. `code` is an index into `shapes`, whose first is None: the trace does not say it.
-    """
-    origins, first = np.unique(origin, return_index=True)
-    code = code[first[origins >= 0]]
-    shaped = code > 0
-    known = tuple(shape for shape in shapes if shape is not None)
-    return Gemms(origins[origins >= 0][shaped], code[shaped] - 1, known, int((~shaped).sum()))
 
 
 def group_ranks(ranks: object) -> tuple[int, ...]:

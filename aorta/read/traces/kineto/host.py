@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
@@ -23,9 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.read.frames import Groups, Numbered
-from aorta.read.traces.interval_table import KIND_CODE, NULL, Gemms, IntervalClass, kind_of, known_dtype, look_up
+from aorta.read.traces.interval_table import KIND_CODE, NULL, IntervalClass, kind_of, known_dtype
 from aorta.read.traces.kineto.events import (
-    GEMM_OPERATORS,
     LARGEST_BYTES,
     OPERATORS,
     PARAMETERS,
@@ -35,8 +33,6 @@ from aorta.read.traces.kineto.events import (
     EventDecoder,
     Identifiers,
     by_category,
-    externals_of,
-    idents,
     inputs_of,
     joined,
     times_of,
@@ -69,7 +65,7 @@ _TYPES: Final = msgspec.json.Decoder(list[str])
 
 
 class _Rows(NamedTuple):
-    """Columns of operators or labels, ns. `argument`: a product's `External id`; the code of a label's inputs."""
+    """Columns of operators or labels, ns. `argument`: the code of a label's inputs, `NULL` of an operator."""
 
     start: Int64
     end: Int64
@@ -124,17 +120,16 @@ class HostWork:
         return operators, labels
 
     def _read(self, host: dict[Any, list[Event]]) -> None:
-        events, codes, products, labels = list[Event](), list[int](), list[int](), list[int]()
+        events, codes, labels = list[Event](), list[int](), list[int]()
         for name, named in host.items():
             role = self._roles[name]
             kept = [event for event in named if event.cat in OPERATORS] if role == "operator" else named
             if role and kept:
-                if name in GEMM_OPERATORS or role == "label":
-                    (labels if role == "label" else products).extend(range(len(events), len(events) + len(kept)))
+                if role == "label":
+                    labels += range(len(events), len(events) + len(kept))
                 events += kept
                 codes += [self.names[name]] * len(kept)
         argument = np.full(len(events), NULL, np.int64)
-        argument[products] = idents(externals_of(inputs_of([events[at] for at in products])))
         inputs = inputs_of([events[at] for at in labels])
         argument[labels] = self.inputs.of((bytes(each.dims), bytes(each.types)) for each in inputs)
         keep, start, end = times_of(events, self.counters)
@@ -307,18 +302,3 @@ def _size(dims: bytes, types: bytes, world_size: int | None, dtypes: Numbered) -
     of_all = total * world_size if world_size else NULL
     plain, gathered = (size if 0 <= size < LARGEST_BYTES else NULL for size in (total, of_all))
     return plain, gathered, code
-
-
-def host_gemms(gemms: Gemms, host: HostWork) -> Gemms:
-    """Return matrix products with the times of their operators. Of a product that contains another (a DTensor's: that
-    of its local part) only the inner one counts.
-    """
-    operators, _ = host.rows
-    start, end, _, thread, origin = (column[operators.argument != NULL] for column in operators)
-    order = np.lexsort((-end, start, thread))
-    following = order[1:]
-    contains = (thread[following] == thread[order[:-1]]) & (start[following] < end[order[:-1]])
-    innermost = np.delete(order, np.flatnonzero(contains))
-    lasted = look_up(gemms.origin, origin[innermost], (end - start)[innermost])
-    known = lasted != NULL
-    return replace(gemms, origin=gemms.origin[known], shape=gemms.shape[known], lasted_ns=lasted[known])

@@ -28,7 +28,6 @@ from aorta.read.traces.chrome_json import LARGEST_NS, EventArray, ns_of_values
 from aorta.read.traces.interval_table import (
     NULL,
     Clock,
-    Gemm,
     IntervalClass,
     Intervals,
     NameClassifier,
@@ -39,7 +38,6 @@ from aorta.read.traces.interval_table import (
 )
 from aorta.read.traces.kineto.events import (
     COPIES,
-    GEMM_OPERATORS,
     LARGEST_DEVICE,
     OPERATORS,
     PARAMETERS,
@@ -54,17 +52,14 @@ from aorta.read.traces.kineto.events import (
     arguments_of,
     by_category,
     externals_of,
-    gemm_of,
-    gemms_of,
     group_ranks,
     idents,
-    inputs_of,
     integer,
     joined,
     metadata_of,
     with_times,
 )
-from aorta.read.traces.kineto.host import LABEL, HostWork, host_gemms, host_rows
+from aorta.read.traces.kineto.host import LABEL, HostWork, host_rows
 from aorta.read.traces.reader import MARK, Process, Ranges, TraceInput, trace_of
 from aorta.timeline.arrays import Int64, IntervalArray
 from aorta.timeline.classes import computes, launches_communication
@@ -128,8 +123,6 @@ class _Kept:
         self.work: list[dict[str, Int64]] = []
         self.calls: list[dict[str, Int64]] = []
         self.waits: list[dict[str, Int64]] = []
-        self.products: list[dict[str, Int64]] = []
-        self.shapes: dict[Gemm | None, int] = Numbered({None: 0})
         self.described: dict[int, Arguments | int] = {}
         self.parameters: dict[int, Arguments] = {}
         self.issued: dict[int, str] = {}
@@ -140,7 +133,6 @@ class _Kept:
         self._codes = Cached(lambda name: self.names[_text(name)])
         self._classes = Cached(lambda name: int(classifier.class_of(_text(name))))
         self._launching = Cached(_launching)
-        self._products = Cached(lambda product: self.shapes[gemm_of(*product)])
 
     def take(self, text: bytes | memoryview, events: list[Event]) -> None:
         """Keep what matters of one piece of the event array."""
@@ -214,13 +206,6 @@ class _Kept:
     def _take_host(self, by_role: Mapping[str, list[Event]]) -> None:
         for mark, start, end in zip(*with_times(by_role["mark"], self.counters), strict=True):
             self.marks.append((str(mark.name), int(start), int(end)))
-        products = [event for event in by_role["product"] if event.cat in OPERATORS]
-        inputs = inputs_of(products)
-        stated = [
-            (event.name, bytes(said.dims), bytes(said.types)) for event, said in zip(products, inputs, strict=True)
-        ]
-        shape = np.array(self._products.of(stated), np.int64)
-        self.products.append({"origin": idents(externals_of(inputs)), "shape": shape})
         parameters = arguments_of(by_role["parameters"])
         for said in parameters:
             external = integer(said.external_id)
@@ -242,8 +227,6 @@ def _role(name: object) -> str:
         return ""
     if name == PARAMETERS:
         return "parameters"
-    if name in GEMM_OPERATORS:
-        return "product"
     if launches_communication(name):
         return "issuing"
     return "mark" if MARK.match(name) else ""
@@ -348,7 +331,6 @@ def _on_host(kept: _Kept, host: HostWork, metadata: Metadata, source: TraceInput
         "that of the device) too, and see whether the profiler may read the device"
     )
     trace = _trace(kept, metadata, source, rows, names, collectives, notes, platform="cpu", copies_observed=False)
-    trace = replace(trace, gemms=host_gemms(trace.gemms, host)) if trace.gemms else trace
     if evidence:
         trace = replace(trace, unseen=unseen, compute_unseen=True, platform=metadata.platform)
     return trace
@@ -399,7 +381,6 @@ def _trace(
     strings = {"groups": tuple(collectives.groups), "dtypes": tuple(collectives.dtypes)}
     table = Intervals(**rows, **columns, names=names, **strings)  # type: ignore[arg-type]
     start, end = (np.array([mark[at] for mark in kept.marks], np.int64) for at in (1, 2))
-    products = joined(kept.products, "origin", "shape")
     clock: Clock = "REALTIME" if low >= _UNIX_FROM_NS else "unknown"
     return trace_of(
         source,
@@ -413,6 +394,5 @@ def _trace(
         backend=distributed.backend,
         group_ranks=groups,
         group_sizes=collectives.group_sizes | {name: len(ranks) for name, ranks in groups.items()},
-        gemms=gemms_of(products["origin"], products["shape"], tuple(kept.shapes)),
         **facts,
     )

@@ -5,55 +5,49 @@ Four variants are read: of ROCm 6.2/6.3 (agents as bare numbers, no `Stream_Id`)
 quoted. One process writes several files (`<pid>_kernel_trace.csv`, `<pid>_marker_api_trace.csv`, ...), which are read
 together. Columns are found by name, whatever their capitals.
 
-Occupancy and CU utilisation are derived from raw counters where rocprofv3 was not asked for them, by the formulas and
-under the names of rocprofiler-sdk (`counter_defs.yaml`). Its CSV has the sum of a counter over all its instances
-(`generateCSV.cpp`); a formula that takes the largest of one instance per XCC can be computed from it only where there
-is one XCC. Must not: find a column by its position, guess what a device is, or replace a value that rocprofv3 gave.
+Hardware counters are not read; that they were collected is noted. Must not: find a column by its position, or guess
+what a device is.
 """
 
 from __future__ import annotations
 
-import math
 import re
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path, PurePath
-from typing import IO, Any, Final, NamedTuple
+from typing import IO, Any, Final
 
 import msgspec
 import numpy as np
 
 from aorta.errors import InputError
 from aorta.read.frames import Numbered
-from aorta.read.traces.interval_table import NULL, CounterValues, Trace
+from aorta.read.traces.interval_table import NULL, Trace
 from aorta.read.traces.open import csv_rows, is_url, rows_of
 from aorta.read.traces.reader import FileHead, Process, Ranges, Reader, TraceInput, copies
 from aorta.read.traces.rocprof import trace as rocprof
 
 _TRACES: Final = ("kernel_trace", "memory_copy_trace", "rccl_api_trace", "marker_api_trace", "hip_api_trace")
-STEMS: Final = (*_TRACES, "counter_collection", "agent_info")
+_COUNTERS: Final = "counter_collection"
+STEMS: Final = (*_TRACES, _COUNTERS)
 """Ends of the names of the files that one process writes and this reader uses."""
 _ROWS: Final = 4096
 """Rows held as Python objects at a time."""
 _SPAN: Final = "start_ns=start_timestamp end_ns=end_timestamp"
 _TABLES: Final = {
-    "counter": ("dispatch=dispatch_id kernel=kernel_name counter=counter_name value=counter_value", ""),
     "kernel": (
         f"name=kernel_name device=agent_id {_SPAN}",
         "thread=thread_id queue=queue_id stream=stream_id dispatch=dispatch_id correlation=correlation_id",
     ),
     "copy": (f"name=direction {_SPAN}", "from=source_agent_id to=destination_agent_id stream=stream_id"),
     "call": (f"domain=domain name=function {_SPAN}", "process=process_id thread=thread_id correlation=correlation_id"),
-    "agent": ("kind=agent_type number=logical_node_id", "name=name simds=simd_count per_cu=simd_per_cu xccs=num_xcc"),
 }
 """What the rows of a file are -> name here=column there: those by which it is known, then others."""
-_TEXTS: Final = ("guid", "kernel_name", "counter_name", "direction", "domain", "function", "agent_type", "name")
+_TEXTS: Final = ("guid", "kernel_name", "direction", "domain", "function")
 _NO_TEXT: Final = 0
 """Code of the empty text, which is the first."""
-_NEEDED: Final = ("start_timestamp", "end_timestamp", "counter_value")
+_NEEDED: Final = ("start_timestamp", "end_timestamp")
 """Columns without which a row says nothing."""
 _NUMBERS: Final = msgspec.json.Decoder(list[int])
 _NUMBER: Final = re.compile(r"(-?[0-9]{1,19})")
@@ -84,9 +78,11 @@ def together(file: str) -> tuple[str, ...]:
 def _read(source: TraceInput) -> Iterator[Trace]:
     texts = Numbered({"": 0})
     parts: dict[str, list[dict[str, Any]]] = {kind: [] for kind in _TABLES}
+    counted = {path for path in source.streams if _COUNTERS in PurePath(path).name}
     for path, stream in source.streams.items():
-        kind, columns = _table(path, stream, texts)
-        parts[kind].append(columns)
+        if path not in counted:
+            kind, columns = _table(path, stream, texts)
+            parts[kind].append(columns)
     tables = {
         kind: {
             name: np.concatenate([part.pop(name) for part in found] or [np.zeros(0, np.int64)])
@@ -120,7 +116,7 @@ def _read(source: TraceInput) -> Iterator[Trace]:
             )
         )
         to_host = np.isin(copied["name"], coded(lambda text: text.upper().endswith("TO_HOST")))
-        counters = _counters(own, words, where, notes)
+        notes += [rocprof.SERIALISED] if counted else []
         yield rocprof.trace_of_rocprof(
             source,
             ROCPROF_CSV.name,
@@ -143,45 +139,7 @@ def _read(source: TraceInput) -> Iterator[Trace]:
             {**rccl, "text": [words[code] for code in rccl["name"].tolist()]},
             notes=notes,
             copies_observed=bool(parts["copy"]),
-            hardware_counters=counters,
         )
-
-
-def _counters(
-    tables: dict[str, dict[str, Any]], texts: Sequence[str], where: str, notes: list[str]
-) -> CounterValues | None:
-    """Return the counters of kernels of this process: a value belongs to the kernel of its dispatch id, if that has its
-    name (a file of another run numbers other kernels). Values of one counter and dispatch, one of each of its
-    instances, are added up, as rocprofv3 does itself.
-    """
-    ran, values, agents = tables["kernel"], tables["counter"], tables["agent"]
-    if not len(values["dispatch"]):
-        return None
-    known = {*zip(ran["dispatch"].tolist(), ran["name"].tolist(), strict=True)}
-    sums: dict[tuple[int, int], float] = {}
-    strays = 0
-    columns = (values[name].tolist() for name in ("dispatch", "kernel", "counter", "value"))
-    for dispatch, kernel, counter, value in zip(*columns, strict=True):
-        if (dispatch, kernel) in known:
-            sums[dispatch, counter] = sums.get((dispatch, counter), 0.0) + value
-        else:
-            strays += 1
-    if strays:
-        notes.append(f"{where}: {strays} values of hardware counters belong to no kernel of this trace; left out")
-    codes = {code: at for at, code in enumerate(dict.fromkeys(code for _, code in sums))}
-    joined = CounterValues(
-        np.array([origin for origin, _ in sums], np.int64),
-        np.array([codes[code] for _, code in sums], np.int64),
-        np.array([*sums.values()], np.float64),
-        tuple(texts[code] for code in codes),
-    )
-    about = (agents[name].tolist() for name in ("kind", "name", "simds", "per_cu", "xccs"))
-    gpus = [
-        Agent(texts[name], xccs if xccs > 0 else None, simds / per_cu if simds > 0 and per_cu > 0 else None)
-        for kind, name, simds, per_cu, xccs in zip(*about, strict=True)
-        if texts[kind].upper() == "GPU"
-    ]
-    return with_derived(joined, gpus)
 
 
 def _columns(kind: str) -> dict[str, str]:
@@ -215,7 +173,7 @@ def _table(path: str, stream: IO[bytes], texts: Numbered) -> tuple[str, dict[str
         cells = list(zip(*(row for _, row in rows), strict=True))
         for name, column in _columns(kind).items():
             values = cells[at[column]] if column in at else ("",) * len(rows)
-            needed = column in _NEEDED or (kind == "counter" and column == "dispatch_id")
+            needed = column in _NEEDED
             if column in _TEXTS:
                 parts[name].append(np.array([texts[cell] for cell in values], np.int64))
                 continue
@@ -234,7 +192,7 @@ def _table(path: str, stream: IO[bytes], texts: Numbered) -> tuple[str, dict[str
             for (number, _), cell in zip(rows, values, strict=True):
                 if parsed[cell] is None:
                     raise InputError(f"{path}:{number}: {column} is {cell[:60]!r}; {wanted}")
-            parts[name].append(np.array([parsed[cell] for cell in values], np.float64 if parse is _real else np.int64))
+            parts[name].append(np.array([parsed[cell] for cell in values], np.int64))
     return kind, {name: np.concatenate(parts.pop(name) or [np.zeros(0, np.int64)]) for name in list(parts)}
 
 
@@ -247,115 +205,10 @@ def _agent(cell: str) -> int | None:
     return _integer(cell, _AGENT)
 
 
-def _real(cell: str) -> float | None:
-    try:
-        found = float(cell)
-    except ValueError:
-        return None
-    return found if math.isfinite(found) else None
-
-
-_PARSERS: Final[dict[str, tuple[Callable[[str], float | None], str]]] = {
-    "counter_value": (_real, "a finite number is needed"),
-    **dict.fromkeys(
-        ("agent_id", "source_agent_id", "destination_agent_id"), (_agent, 'an agent is "Agent 4", "GPU 0" or a number')
-    ),
-}
-"""How a column is read that holds neither texts nor plain integers, and what its cells have to be."""
-
-
-_CDNA: Final = ("gfx90a", "gfx940", "gfx941", "gfx942", "gfx950")
-_RDNA: Final = ("gfx1010", "gfx1030", "gfx1031", "gfx1032")
-_RDNA_3: Final = ("gfx1100", "gfx1101", "gfx1102")
-_COUNTED_BY_XCC: Final = frozenset({"GRBM_GUI_ACTIVE", "GRBM_COUNT"})
-"""Cycles, counted by each XCC; formulas take the largest."""
-_SLOTS: Final = 32
-"""Waves a CU can hold, in the formulas of `OccupancyPercent`."""
-
-
-class Formula(NamedTuple):
-    """`metric` = `factor` x counter `of` / counter `by`, and by the number of CUs where it is `per_cu`."""
-
-    metric: str
-    architectures: tuple[str, ...]
-    factor: float
-    of: str
-    by: str
-    per_cu: bool
-
-
-FORMULAS: Final = (
-    # Of the cycles of all CUs the share in which a CU was busy, 0 to 1.
-    Formula("SIMD_UTILIZATION", _CDNA, 1, "SQ_BUSY_CU_CYCLES", "GRBM_COUNT", True),
-    # Percent; on CDNA SQ_WAVE_CYCLES counts every fourth cycle.
-    Formula("OccupancyPercent", _CDNA, 400 / _SLOTS, "SQ_WAVE_CYCLES", "GRBM_GUI_ACTIVE", True),
-    Formula("OccupancyPercent", _RDNA + _RDNA_3, 100 / _SLOTS, "SQ_WAVE_CYCLES", "GRBM_GUI_ACTIVE", True),
-    # Waves. On CDNA both need SQ_LEVEL_WAVES added up cycle by cycle, which no raw counter in the CSV is.
-    Formula("MeanOccupancyPerCU", _RDNA_3, 1, "SQ_WAVE_CYCLES", "GRBM_GUI_ACTIVE", True),
-    Formula("MeanOccupancyPerActiveCU", _RDNA_3, 1, "SQ_WAVE_CYCLES", "SQ_BUSY_CYCLES", False),
+_PARSERS: Final[dict[str, tuple[Callable[[str], int | None], str]]] = dict.fromkeys(
+    ("agent_id", "source_agent_id", "destination_agent_id"), (_agent, 'an agent is "Agent 4", "GPU 0" or a number')
 )
-
-
-@dataclass(frozen=True)
-class Agent:
-    """A GPU in rocprofv3's `agent_info`: its architecture, and how many XCCs and CUs it has; None where not stated. The
-    number of CUs is SIMDs / SIMDs per CU, as in rocprofiler-sdk (`CU_NUM`).
-    """
-
-    name: str
-    xccs: int | None
-    cus: float | None
-
-
-def with_derived(counters: CounterValues, agents: Sequence[Agent]) -> CounterValues:
-    """Add what `FORMULAS` gives for each kernel that has both counters, except where rocprofv3 gave it. Which of the
-    GPUs (`agents`) a kernel ran on is not needed while they are alike.
-    """
-    architectures = {each.name for each in agents}
-    wanted = [each for each in FORMULAS if each.of in counters.names and each.metric not in counters.names]
-    known = [each for each in wanted if not agents or architectures & {*each.architectures}]
-    missing: dict[str, list[str]] = defaultdict(list)
-    for formula in known:
-        if (why := _why_not_derived(formula, counters, agents)) is not None:
-            missing[why].append(formula.metric)
-            continue
-        of, by = (np.flatnonzero(counters.counter == counters.names.index(name)) for name in (formula.of, formula.by))
-        kernels, left, right = np.intersect1d(
-            counters.origin[of], counters.origin[by], assume_unique=True, return_indices=True
-        )
-        divisor = counters.value[by[right]]
-        used = divisor > 0
-        per_cu = agents[0].cus if formula.per_cu and agents[0].cus else 1
-        values = formula.factor * counters.value[of[left[used]]] / divisor[used] / per_cu
-        counters = replace(
-            counters,
-            origin=np.append(counters.origin, kernels[used]),
-            counter=np.append(counters.counter, np.full(len(values), len(counters.names))),
-            value=np.append(counters.value, values),
-            names=(*counters.names, formula.metric),
-            derived_from={**counters.derived_from, formula.metric: f"{formula.of}, {formula.by}"},
-        )
-    if wanted and not known:
-        unknown = f"rocprofiler-sdk has no formula for {', '.join(sorted(architectures))}"
-        missing[unknown] = [each.metric for each in wanted]
-    said = [f"{', '.join(dict.fromkeys(metrics))} not derived: {why}" for why, metrics in missing.items()]
-    return replace(counters, missing=tuple(said))
-
-
-def _why_not_derived(formula: Formula, counters: CounterValues, agents: Sequence[Agent]) -> str | None:
-    if not agents:
-        return "no agent_info.csv beside the counters says what device it is"
-    agent, *others = dict.fromkeys(agents)
-    if others:
-        return f"the GPUs of agent_info.csv are not alike ({', '.join(each.name for each in (agent, *others))})"
-    if formula.by not in counters.names:
-        return f"{formula.by} was not collected with {formula.of}"
-    if formula.per_cu and not agent.cus:
-        return "agent_info.csv has no number of compute units"
-    if formula.by in _COUNTED_BY_XCC and agent.xccs != 1:
-        count = "an unknown number of" if agent.xccs is None else agent.xccs
-        return f"it takes the largest {formula.by} of {count} XCCs, and the CSV has their sum; name it behind --pmc"
-    return None
+"""How a column is read that holds neither texts nor plain integers, and what its cells have to be."""
 
 
 ROCPROF_CSV: Final = Reader(

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from operator import attrgetter
 from typing import Annotated, Any, Final, TypeAlias
 
@@ -110,10 +109,7 @@ def trace_of_rocprof(
     rows.kind[unnamed] = kinds
     about = {"clock": "BOOTTIME", "platform": "rocm", "counters": {"comm_unlinked": int((kinds == NULL).sum())}}
     said = (*notes, *of_kinds)
-    trace = trace_of(
-        source, format, process, [rows, copied], ranges, notes=said, unsized="rocprofv3", **(about | facts)
-    )
-    return replace(trace, notes=(*trace.notes, SERIALISED)) if trace.hardware_counters else trace
+    return trace_of(source, format, process, [rows, copied], ranges, notes=said, unsized="rocprofv3", **(about | facts))
 
 
 def _kinds_from_calls(
