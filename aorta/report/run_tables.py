@@ -241,8 +241,10 @@ LEAST_PART: Final = 0.01
 """Of the step: smaller parts are one row."""
 
 
-def account_rows(account: Account | None) -> list[dict[str, Any]]:
-    """Return the parts of the mean step in the order of a step, in a user's words; they add up to it."""
+def account_rows(account: Account | None, most: int | None = None) -> list[dict[str, Any]]:
+    """Return the parts of the mean step in the order of a step, in a user's words; they add up to it. What is below
+    `LEAST_PART` of it, or beyond the `most` largest, is one row.
+    """
     if account is None or account.reason is not None:
         return []
     rows: list[dict[str, Any]] = []
@@ -267,7 +269,8 @@ def account_rows(account: Account | None) -> list[dict[str, Any]]:
         most = max(parts[IDLE].parts, key=lambda part: part.ms)
         large = most.ms >= MOST * parts[IDLE].ms
         add("idle", parts[IDLE], f"most of it {in_words((IDLE, most.name)).removeprefix('idle ')}" if large else "")
-    small = [row for row in rows if row["share"] < LEAST_PART]
+    largest = sorted(rows, key=lambda row: -row["ms"])[:most]
+    small = [row for row in rows if row["share"] < LEAST_PART or row not in largest]
     if len(small) > 1:
         rows = [row for row in rows if row not in small]
         rest = {name: sum(row[name] for row in small) for name in ("ms", "share")}
@@ -275,11 +278,16 @@ def account_rows(account: Account | None) -> list[dict[str, Any]]:
     return [{"part": "step", "ms": account.step_ms, "share": 1.0, "note": ""}, *rows]
 
 
-def account_table(label: str, entry: DatasetEntry) -> Table | None:
-    """Return where the mean step goes; None where that is not known."""
+def account_table(label: str, entry: DatasetEntry, most: int | None = None) -> Table | None:
+    """Return where the mean step goes, the `most` largest parts; None where that is not known."""
     account = known(entry.account)
-    rows = account_rows(account)
-    columns = (text_column("part"), Column("ms", "", "ms"), Column("share", unit="ratio"), text_column("note", ""))
+    rows = account_rows(account, most)
+    columns = (
+        text_column("part", "mean step"),
+        Column("ms", "ms", ""),
+        Column("share", unit="ratio"),
+        text_column("note", ""),
+    )
     over = "" if account is None or account.reason else f" over {TEXT.count(account.rank_steps, 'rank-step')}"
     return Table(f"account-{label}", f"{label}: where the mean step goes{over}", columns, rows) if rows else None
 

@@ -32,6 +32,8 @@ _ADDED: Final = 3
 """Lines below the answer: where the page is, and two that the command adds."""
 _COMPARED: Final = ("overlap_ratio", "exposed_comm_ms", JOB_STEP, "comm_ms", "compute_ms")
 _SHOWN: Final = (JOB_STEP, "exposed_comm_ms", "overlap_ratio")
+_PARTS: Final = 5
+"""Of the mean step in the answer; the others are one."""
 _FEW: Final = 3
 """Gains, exposed parts and differences that the answer names."""
 _RANKS: Final = 4
@@ -86,8 +88,8 @@ def _of_run(label: str, entry: DatasetEntry, notes: Sequence[str], style: Style)
             reason = entry.described[name].reason if name in entry.described else None
             if name not in rows and reason:
                 blocks.append((2, wrapped([f"{name}: unknown: {reason}"])))
-    if account := run_tables.account_table(label, entry):
-        blocks.append((0, "\n".join(text_lines(account, style))))
+    if account := run_tables.account_table(label, entry, _PARTS):
+        blocks.append((1, "\n".join(text_lines(account, style, titled=False))))
     blocks += _first_note([note for note in notes if note not in answers], style)
     if run_tables.named_ranks(entry) and (ranks := run_tables.rank_table(label, entry)):
         blocks.append((1, "\n".join(text_lines(ranks, style, most=_RANKS))))
@@ -108,7 +110,7 @@ def _gains(gains: WhatIf, style: Style, where: str = "") -> list[_Block]:
 def _first_note(notes: Sequence[str], style: Style) -> list[_Block]:
     """Return the first note, and how many there are more."""
     more = f" ({TEXT.count(len(notes) - 1, 'more note')}: --all)" if len(notes) > 1 else ""
-    return [(1, led("Note:", notes[0] + more, style, style.warning))] if notes else []
+    return [(0, led("Note:", notes[0] + more, style, style.warning))] if notes else []
 
 
 def _of_comparison(comparison: Comparison, candidate: DatasetEntry, style: Style) -> list[_Block]:

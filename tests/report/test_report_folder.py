@@ -66,7 +66,9 @@ def test_the_text_fits_and_names_denominators(tmp_path: Path) -> None:
     assert "exposed_share = exposed/step" in said
     assert text.startswith("[?] Not tested: ")
     assert "One launch per side; a verdict needs four." in said
-    assert text.index("Difference between the two:") < text.index("overlap_ratio  ") < text.index("2 of 2 ranks")
+    assert (
+        text.index("overlap_ratio  ") < text.index("What makes the step longer or shorter") < text.index("2 of 2 ranks")
+    )
 
 
 def test_a_single_dataset_has_no_comparison(tmp_path: Path) -> None:
