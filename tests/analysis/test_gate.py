@@ -19,7 +19,7 @@ from aorta.documents.metrics import STEP_METRIC_NAMES
 from aorta.errors import InputError
 from aorta.report.command import overlap_report
 from aorta.report.files import write_report
-from aorta.terminal_style import Style
+from aorta.terminal_style import Style, printable
 from tests.analysis.by_json import ended, evaluate, markdown_summary
 from tests.analysis.compare.builders import launch, launch_set
 
@@ -322,7 +322,7 @@ def test_the_text_of_the_terminal() -> None:
     narrow = gate_text(result, Style(width=60))
     assert max(map(len, narrow.splitlines()[1:])) <= 60
     assert narrow.split() == gate_text(result).split()
-    head, failed, _, passed = gate_text(result, Style(enabled=True, width=300)).splitlines()
+    head, failed, _, passed = printable(gate_text(result, Style(enabled=True, width=300))).splitlines()
     assert head.startswith("\033[1;31mgate failed")
     assert [line[:11] for line in (failed, passed)] == ["  \033[31mFAIL", "  \033[32mpass"]
 
