@@ -1,24 +1,8 @@
-"""Computes what a report says of collectives across all ranks: one entry per kind, group, group size and bytes, and per
-group the rank that the others wait for, where the collectives are sufficient evidence (K3).
+"""Matches the collectives of all ranks: one entry per kind, group, group size and bytes, and per group its straggler.
 
-`collective_metrics(run)` matches the collectives of all ranks (`read.matching`) and gives `collectives` and
-`stragglers` of `summary.json`. The rule that names a straggler (docs/dev/metric-rules.md) has two parts.
-
-*Waits*: in a collective that no rank may leave early, the last rank to arrive waits for nobody and its peers wait for
-it. By chance every rank is the last one now and then; therefore all of these are required:
-
-- at least `MIN_COLLECTIVES` collectives known on every rank of the group;
-- one rank was the last in at least `LAST_SHARE` of them. Equally fast ranks take turns: with two, 13 or more of 16 fall
-  to a given one with probability 0.011 (binomial, p = 1/2), and less with more ranks;
-- the median wait of every other rank exceeds its own by the margin (what handing a collective over may take: the stall
-  cut-off of the run's hosts) and by `MARGIN_SHARE` of the median transfer, so that it matters.
-
-Two ranks that are late together hide each other from this rule: none is named then.
-
-*Issue times*: where most collectives were queued behind another on their link, all ranks begin at the same time,
-however late one of them issued it, and waits show nothing. The same rule is then applied to issue times on the
-reference rank's clock, as far as the ranks' clocks are aligned (R9): each comparison is good to the sum of both clocks'
-bounds, and the straggler issues last by more than the margin beyond them.
+A straggler is named by waits: in at least `LAST_SHARE` of `MIN_COLLECTIVES` collectives or more it arrived last, and
+every other rank's median wait exceeds its own by the margin. Where most collectives were queued, waits show nothing,
+and the same rule is applied to issue times on aligned clocks (docs/dev/metric-rules.md; K3, R9).
 
 Must not: round a nanosecond before a difference is formed, pool warm-up with steady state (W21), name a rank on a
 median alone or by clocks beyond their bounds, compare waiting of different collectives (docs/dev/measuring.md, section
@@ -38,7 +22,7 @@ import numpy as np
 
 from aorta.analysis.cautions import cutoffs_ns
 from aorta.documents import known
-from aorta.documents.dataset import CollectiveEntry, DatasetEntry, Described, Straggler
+from aorta.documents.dataset import CollectiveEntry, DatasetEntry, Statistics, Straggler
 from aorta.documents.formatting import TEXT, group_title, rough_interval, rough_ms
 from aorta.documents.metrics import COLLECTIVE_METRIC_NAMES, TOO_SHORT, algbw_gb_per_s, busbw_factor, no_bandwidth
 from aorta.documents.statistics import entry, median_or_none, numbers_of
@@ -61,8 +45,9 @@ _OF_ROWS: Final = ("duration_ms", "queued_ms", "wait_ms")
 _UNSEEN: Final = "its start or its end was not seen"
 MIN_COLLECTIVES: Final = 16
 LAST_SHARE: Final = 0.8
+"""Of two equally fast ranks a given one is last in 13 or more of 16 with probability 0.011 (binomial, p = 1/2)."""
 MARGIN_MS: Final = STALL_CUTOFF_NS / NS_PER_MS
-"""Where the record states no cut-off."""
+"""What handing a collective over may take, where the record states no stall cut-off."""
 MARGIN_SHARE: Final = 0.1
 QUEUED_SHARE: Final = 0.5
 """Share of queued collectives from which on the issue times are looked at."""
@@ -150,7 +135,7 @@ def _entry(run: Run, names: NumberedNames, index: int, rows: Ints, matched: _Mat
     for what, own in zip(run.collectives.names, np.where(mine, rows, 0).tolist(), strict=True):
         sources[what.end_source or "unknown"] += own
     reasons = {REASONS[code]: seen for code, seen in sorted(matched.reasons.items()) if code}
-    described: dict[str, Described] = {}
+    described: dict[str, Statistics] = {}
     for name in COLLECTIVE_METRIC_NAMES:
         if name in _OF_ROWS:
             described[name] = _of_rows(run, names, index, name, wait_ns)
@@ -172,7 +157,7 @@ def _entry(run: Run, names: NumberedNames, index: int, rows: Ints, matched: _Mat
     )
 
 
-def _of_rows(run: Run, names: NumberedNames, index: int, name: str, wait_ns: Ints) -> Described:
+def _of_rows(run: Run, names: NumberedNames, index: int, name: str, wait_ns: Ints) -> Statistics:
     """Describe one metric that each row of an entry has, rank by rank: its values are the largest allocation here."""
     frame, used = run.collectives, run.steps.used
     parts, medians, reasons = [], dict[int, float | None](), Counter[str]()
@@ -337,22 +322,24 @@ def judge(
         wait_ms_median_per_rank={str(rank): median for rank, median in wait_ms.items()},
     )
     if collectives < MIN_COLLECTIVES:
-        found.reason = f"{collectives} collectives known on every rank, {MIN_COLLECTIVES} are needed"
+        found.reason = f"{collectives} collectives are known on every rank, {MIN_COLLECTIVES} needed"
         return found
     (own, rank), *others = sorted((median, rank) for rank, median in wait_ms.items() if median is not None)
     share = last.get(rank, 0) / collectives
     margin, needed = others[0][0] - own, max(margin_ms, MARGIN_SHARE * transfer_ms)
     found.last_share = share
     if share < LAST_SHARE:
-        found.reason = (
-            f"rank {rank} waits least, but was the last to arrive in {TEXT.percent(share, 0)} of the collectives only; "
-            f"{TEXT.percent(LAST_SHARE, 0)} are needed"
-        )
+        found.reason = _too_rarely(rank, share, "collectives")
     elif margin <= needed:
-        found.reason = f"rank {rank} is late by {margin:.3g} ms, not by more than {needed:.3g} ms"
+        found.reason = f"rank {rank} is late by {margin:.3g} ms, more than {needed:.3g} ms needed"
     else:
         found.rank, found.late_ms = rank, float(np.median([median for median, _ in others])) - own
     return found
+
+
+def _too_rarely(rank: int, share: float, of: str) -> str:
+    needed = TEXT.percent(LAST_SHARE, 0)
+    return f"no rank is late often enough: rank {rank} in {TEXT.percent(share, 0)} of the {of}, {needed} needed"
 
 
 def judge_queued(
@@ -375,9 +362,7 @@ def judge_queued(
     straggler.issue_late_ms_median_per_rank = {str(rank): late for rank, late in late_ms.items()} or None
     if named or collectives < MIN_COLLECTIVES or queued is None or queued < QUEUED_SHARE:
         return
-    hidden = (
-        f"{TEXT.percent(queued, 0)} of the collectives were queued behind another, so waits do not show who is late"
-    )
+    hidden = f"{TEXT.percent(queued, 0)} of the collectives were queued, which hides waits"
     if why_not is not None:
         straggler.reason = f"{hidden}, and issue times cannot be compared: {why_not}"
         return
@@ -388,21 +373,20 @@ def judge_queued(
     bound = bound_ms[rank] + max(bound_ms[peer] for _, peer in others)
     share, margin = times.last.get(rank, 0) / times.steps, own - others[0][0]
     if times.steps < MIN_COLLECTIVES:
-        straggler.reason = f"{hidden}; issue times are known in {times.steps} steps only, {MIN_COLLECTIVES} are needed"
+        straggler.reason = f"{hidden}; issue times are known in {times.steps} steps, {MIN_COLLECTIVES} needed"
         if margin - bound > needed_ms:
             straggler.reason += f". In these rank {rank} issues {rough_ms(margin)} later than any other (median)"
         return
     straggler.clock_bound_ms, straggler.last_share = bound, share
     if share < LAST_SHARE:
-        straggler.reason = f"{hidden}; rank {rank} issues last, but in {TEXT.percent(share, 0)} of the steps only"
+        straggler.reason = _too_rarely(rank, share, "steps")
     elif margin <= needed_ms:
         straggler.reason = (
-            f"{hidden}; rank {rank} issues {margin:.3g} ms later than any other, not more than {needed_ms:.3g} ms"
+            f"rank {rank} issues {margin:.3g} ms later than the others, more than {needed_ms:.3g} ms needed"
         )
     elif margin - bound <= needed_ms:
         straggler.reason = (
-            f"{hidden}; whether rank {rank} issues {margin:.3g} ms later than any other is not known: the clocks are "
-            f"known to {bound:.3g} ms only"
+            f"rank {rank} issues {margin:.3g} ms later than the others, but clocks are known to {bound:.3g} ms only"
         )
     else:
         straggler.rank, straggler.late_ms = rank, own - float(np.median([median for median, _ in others]))

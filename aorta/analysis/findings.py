@@ -1,10 +1,5 @@
 """Says why: which part of a step makes a rank late or a side slower, and what people look for by hand in a run.
 
-    entry.rank_times = rank_times(run)            # per rank: compute, idle, blocked, aux and exposed time, medians
-    because(run, straggler, entry.rank_times)     # rank 1 idles 28 ms more a step between backward and optimizer
-    for finding in findings(dataset, entry):
-        print(finding.sentence)   # group 0: all-gather and reduce-scatter queue behind each other for 5.2 ms a step
-
 A rank is compared with the median of its peers. Waiting and exposed time are what the others suffer, so only compute,
 idle and auxiliary time can be a cause. A rule of `RULES` reads what the record, the manifest or the traces hold; where
 its evidence is missing it finds nothing. Must not: guess, name a cost below `LEAST_SHARE` of the step or a part that
@@ -23,12 +18,11 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 
 from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.cautions import UNDECIDED
 from aorta.documents import known
 from aorta.documents.comparison import Comparison
-from aorta.documents.dataset import DatasetEntry, Described, Finding, RankTimes, Straggler, StreamGapsEntry
+from aorta.documents.dataset import DatasetEntry, Finding, RankTimes, Statistics, Straggler, StreamGapsEntry
 from aorta.documents.formatting import TEXT, group_title
-from aorta.documents.metrics import JOB_STEP
+from aorta.documents.metrics import JOB_STEP, UNDECIDED, metric_named
 from aorta.documents.statistics import median_or_none
 from aorta.read.frames import COPY_TO_HOST, NO_TIME, NOWHERE, Lane
 from aorta.read.run import HOST_TIMER, RankTables, Run
@@ -205,12 +199,7 @@ def _where(own: Mapping[_Key, float], others: Mapping[_Key, float], most_ms: flo
     return key if key is not None and longer[key] >= MOST * most_ms else None
 
 
-_PARTS: Final = {
-    "exposed_comm_ms": "exposed communication",
-    "compute_ms": "computation",
-    "idle_ms": "idle time",
-    "aux_ms": "work outside blocks (optimizer, clipping, data)",
-}
+_PARTS: Final = ("exposed_comm_ms", "compute_ms", "idle_ms", "aux_ms")
 
 
 def slower_side(comparison: Comparison) -> str | None:
@@ -232,7 +221,7 @@ def slower_side(comparison: Comparison) -> str | None:
         return None
     return (
         f"the step takes {TEXT.quantity(abs(step.difference), 'ms')} {'longer' if step.difference > 0 else 'less'}, "
-        f"{_PARTS[name]} {TEXT.quantity(same[name], 'ms', signed=True)} a rank"
+        f"{metric_named(name).label} {TEXT.quantity(same[name], 'ms', signed=True)} a rank"
     )
 
 
@@ -241,7 +230,7 @@ def _median(entry: DatasetEntry, name: str) -> float | None:
     return None if described is None else described.median
 
 
-def _highest_rank(described: Described | None) -> int | None:
+def _highest_rank(described: Statistics | None) -> int | None:
     """Return the rank with the largest median; None where ranks are not told apart."""
     medians = None if described is None else known(described.per_rank_median)
     by_rank = {rank: value for rank, value in (medians or {}).items() if value is not None}

@@ -19,7 +19,7 @@ from aorta.documents import known
 from aorta.documents.comparison import SIDES, Comparison, Summary
 from aorta.documents.dataset import MEANS, DatasetEntry, WhatIf
 from aorta.documents.formatting import TEXT, json_text, rough_ms
-from aorta.documents.metrics import JOB_STEP
+from aorta.documents.metrics import JOB_STEP, SHOWN_FIRST
 from aorta.report import run_tables
 from aorta.report.kernel_tables import kernel_block
 from aorta.report.page.page_content import PAGE_FILE
@@ -31,8 +31,8 @@ MOST_LINES: Final = 20
 """Of an answer, with the lines that the command adds."""
 _ADDED: Final = 3
 """Lines below the answer: where the page is, and two that the command adds."""
-_COMPARED: Final = ("overlap_ratio", "exposed_comm_ms", JOB_STEP, "comm_ms", "compute_ms")
-_SHOWN: Final = (JOB_STEP, "exposed_comm_ms", "overlap_ratio", "comm_ms", "compute_ms", "idle_ms")
+_COMPARED: Final = (*SHOWN_FIRST, "comm_ms", "compute_ms")
+_SHOWN: Final = (*_COMPARED, "idle_ms")
 _FEW: Final = 3
 """Gains, exposed parts and differences that the answer names."""
 _RANKS: Final = 4

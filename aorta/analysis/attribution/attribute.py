@@ -232,11 +232,11 @@ def _toggled(means: Means, breakdowns: Mapping[str, Rows], configured: Sequence[
     if not isinstance(value, bool) or _portion(hidden) < _MOST or (hidden.difference_ms > 0) == value:
         return None
     buckets = parallel in BUCKETED and {row.kind for row in breakdowns["kind"] if row.listed} == {"allreduce"}
-    moved = f"that was {'exposed is hidden' if value else 'hidden is exposed'}"
+    moved = f"per step that was {'exposed is hidden' if value else 'hidden is exposed'}"
     if (communication.difference_ms < 0) != value and abs(_portion(communication)) > _NONE_HIDDEN:
-        moved = f"{'more' if value else 'less'} is hidden"  # communication itself takes less (more) time
-    text = f"{_OVERLAP} {json_text(not value)} -> {json_text(value)}. {_TOGGLED[buckets, value]}: a mean of "
-    text += f"{TEXT.quantity(abs(hidden.difference_ms), 'ms')} a step {moved}"
+        moved = f"{'more' if value else 'less'} per step is hidden"  # communication itself takes less (more) time
+    text = f"{_OVERLAP} {json_text(not value)} -> {json_text(value)}. {_TOGGLED[buckets, value]}: on average "
+    text += f"{TEXT.quantity(abs(hidden.difference_ms), 'ms')} {moved}"
     shares = {row.part: _portion(row) for row in breakdowns["part"] if row.difference_ms}
     if shares and not set(shares) - {TRANSFER, WAIT} and min(shares.values()) >= _NONE_HIDDEN:
         rises, change_ms = "rises" if means.difference_ms > 0 else "falls", abs(means.difference_ms)

@@ -68,13 +68,13 @@ def test_overlap_turned_off_is_the_cause_and_the_sentence_stops_there(tmp_path: 
     found = attribute(*sides, differences=[OVERLAP_OFF])
     exact(found)
     assert found["sentence"] == (
-        "parallel.overlap true -> false. All-reduce now starts after backward: a mean of 18 ms a step that was "
+        "parallel.overlap true -> false. All-reduce now starts after backward: on average 18 ms per step that was "
         "hidden is exposed. Mean exposed time rises by 18 ms: 11 % waiting for peers, 89 % transfer."
     )
     assert held(found) == ["18", "18", "11", "89"]
     back = attribute(*sides[::-1], differences=[OVERLAP_ON])
     assert back["sentence"] == (
-        "parallel.overlap false -> true. All-reduce now starts during backward: a mean of 18 ms a step that was "
+        "parallel.overlap false -> true. All-reduce now starts during backward: on average 18 ms per step that was "
         "exposed is hidden. Mean exposed time falls by 18 ms: 11 % waiting for peers, 89 % transfer."
     )
     assert held(back) == held(found)
@@ -96,8 +96,8 @@ def test_of_other_strategies_it_is_the_waiting_that_overlap_off_brings(tmp_path:
 
     said = attribute(side("on", 5), side("off", 50), differences=[OVERLAP_OFF])["sentence"]
     assert said.startswith(
-        "parallel.overlap true -> false. Every collective is now waited for before computing goes on: a mean of "
-        "10 ms a step that was hidden is exposed. Mean exposed time rises by 10 ms: 100 % transfer."
+        "parallel.overlap true -> false. Every collective is now waited for before computing goes on: on average "
+        "10 ms per step that was hidden is exposed. Mean exposed time rises by 10 ms: 100 % transfer."
     )
 
 
