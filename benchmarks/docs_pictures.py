@@ -45,7 +45,7 @@ def _photograph(page: Path, picture: Path) -> None:
     """Write the page's timelines, as a browser shows them at first."""
     for browser in started():
         opened(browser, page)
-        browser.set_window_size(1280, 900)
+        browser.set_window_size(1280, 1600)  # a browser photographs what its window shows
         browser.find_element(By.ID, "timelines").screenshot(str(picture))
 
 

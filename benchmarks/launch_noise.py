@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from aorta.analysis.aggregate import LabelledRun, by_step
+from aorta.analysis.aggregate import LabelledRun, job_step_times
 from aorta.analysis.compare.launch_set import incomplete
 from aorta.documents.metrics import JOB_STEP
 from aorta.read.locations import launch_folders
@@ -42,7 +42,10 @@ def of_launch(folder: Path) -> dict[str, list[list[float]]]:
         raise RuntimeError(f"{folder}: {why}")
     found = {}
     for name in METRICS:
-        values, steps, _ = by_step(dataset, name)
+        if name == JOB_STEP:
+            values, steps, _ = job_step_times(dataset)
+        else:
+            values, steps = dataset.described(name), dataset.described(name, "global_step")
         found[name] = [[float(f"{value:.4g}") for value in values[steps == step]] for step in np.unique(steps)]
     return found
 

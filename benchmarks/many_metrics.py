@@ -32,10 +32,12 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from aorta.analysis.compare.rank_tests import mann_whitney
+from aorta.analysis.compare.rank_tests import POWER, mann_whitney
+from aorta.analysis.compare.run_comparison import pairs
 from aorta.analysis.compare.verdict import GUARD, NOT_TESTED, SEQUENCE, Rules, add_intervals, judge
-from aorta.documents.comparison import ComparedMetric, Effect
+from aorta.documents.comparison import ComparedMetric, Effect, EffectKind, Interval, LaunchTest, Power
 from aorta.documents.metrics import metric_named
+from aorta.documents.statistics import describe
 from benchmarks.verdict_error_rates import at_most, rows_of
 
 Floats = npt.NDArray[np.float64]
@@ -76,38 +78,31 @@ def plan(generator: np.random.Generator, launches: int, correlation: float, diff
 
 def judged(values: Plan) -> dict[str, ComparedMetric]:
     """The entries of these metrics in a comparison, with their verdicts."""
-    entries = {}
-    for name, (left, right) in values.items():
-        p = mann_whitney(left, right)
-        middle = float(np.median(left)), float(np.median(right))
-        entry = entries[name] = ComparedMetric(
-            unit=metric_named(name).unit,
-            better=metric_named(name).better,
-            reference=middle[0],
-            candidate=middle[1],
-            difference=middle[1] - middle[0],
-            quotient=middle[1] / middle[0],
-            quotient_reason=None,
-            judgement="better",
-            judgement_reason=None,
+    left, right = ({name: describe(sides[place]) for name, sides in values.items()} for place in (0, 1))
+    entries = pairs(left, right)
+    no_interval, no_power = Interval(None, None), Power(POWER, None, None, None, None)
+    for name, sides in values.items():
+        kind: EffectKind = "difference" if entries[name].unit == "ratio" else "quotient"
+        test = entries[name].test = LaunchTest(
             role=RULES.role(name),
-            constant=False,
-            launches={"reference": len(left), "candidate": len(right)},
+            p=mann_whitney(*sides),
             margin=RULES.margin,
-            p=p,
-            p_corrected=None,
+            effect=Effect(kind, None, None, None),
+            difference_interval=no_interval,
+            interval_level=None,
+            launch_sd=None,
+            power=no_power,
         )
-        add_intervals(entry, left, right, RULES.alpha)
+        add_intervals(test, *sides, RULES.alpha)
     # Step time is shorter in every launch, so that it withholds nothing.
-    step = Effect("quotient", -0.1, -0.1, -0.1)
-    guard = replace(entries[RULES.primary], role="guard", constant=True, p=1.0, effect=step)
-    judge(entries | {GUARD: guard}, RULES, values)
+    step = replace(entries[RULES.primary].test, role="guard", p=1.0, effect=Effect("quotient", -0.1, -0.1, -0.1))
+    judge(entries | {GUARD: replace(entries[RULES.primary], test=step)}, RULES, values)
     return entries
 
 
 def is_finding(entry: ComparedMetric) -> bool:
     """Whether the test of a metric finds a difference, whatever its size."""
-    p = entry.p if entry.p_corrected is None else entry.p_corrected
+    p = entry.test.p if entry.test.p_corrected is None else entry.test.p_corrected
     return entry.verdict != NOT_TESTED and p is not None and p <= RULES.alpha
 
 
@@ -115,9 +110,7 @@ def contradicts(entry: ComparedMetric) -> bool:
     """Whether a metric's own interval denies its verdict."""
     if entry.verdict == NOT_TESTED:
         return False  # nothing is said of it
-    effect, margin = entry.effect, entry.margin
-    assert effect is not None
-    assert margin is not None
+    effect, margin = entry.test.effect, entry.test.margin
     low, high, value = effect.low, effect.high, effect.value
     assert low is not None
     assert high is not None
@@ -151,7 +144,7 @@ def setting(launches: int, correlation: float, truth: str, plans: int) -> dict[s
     for _ in range(plans):
         entries = judged(plan(generator, launches, correlation, differing))
         found = {name for name, entry in entries.items() if is_finding(entry)}
-        p_values = {name: p for name in NAMES[1:] if (p := entries[name].p) is not None}
+        p_values = {name: p for name in NAMES[1:] if (p := entries[name].test.p) is not None}
         by_holm = {name for name, p in holm(p_values).items() if p <= 0.05}
         by_holm |= {RULES.primary} & found
         wrong = found - set(differing)

@@ -30,12 +30,13 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import binom
 
-from aorta.analysis.compare.launch_comparison import judged, medians_side
+from aorta.analysis.compare.launch_comparison import judged
 from aorta.analysis.compare.launch_set import AUTOCORRELATION, MOST, Launch, LaunchSet, drift_inflation
 from aorta.analysis.compare.rank_tests import estimated, mann_whitney
-from aorta.analysis.compare.run_comparison import MetricValue, pairs
+from aorta.analysis.compare.run_comparison import pairs
 from aorta.analysis.compare.verdict import Rules, decide
 from aorta.documents.comparison import ComparedMetric, Effect
+from aorta.documents.statistics import describe
 from benchmarks.launch_noise import DATA
 
 Floats = npt.NDArray[np.float64]
@@ -66,7 +67,7 @@ def a_a_plan(noise: Recorded, launches: int, generator: np.random.Generator) -> 
     chosen = generator.permutation(len(noise))[: 2 * launches]
     halves = chosen[:launches], chosen[launches:]
     reference, candidate = (side_of([_again(noise[at], generator) for at in half]) for half in halves)
-    metrics = pairs(medians_side(reference), medians_side(candidate))
+    metrics = pairs(reference.statistics, candidate.statistics)
     return metrics, judged(metrics, reference, candidate, RULES)[0]
 
 
@@ -79,7 +80,7 @@ def _again(launch: Mapping[str, Floats], generator: np.random.Generator) -> dict
 
 def side_of(launches: Sequence[Mapping[str, Floats]]) -> LaunchSet:
     """A side whose launches have these values of every metric."""
-    samples = [{name: MetricValue(float(np.median(values))) for name, values in each.items()} for each in launches]
+    samples = [{name: describe(values.ravel()) for name, values in each.items()} for each in launches]
     made = (Launch(Path(), str(place), each, {}, ()) for place, each in enumerate(samples))
     return LaunchSet(Path(), tuple(made), [])
 
@@ -95,11 +96,11 @@ def a_a(noise: Recorded, launches: int, plans: int) -> dict[str, Any]:
         counts["false_regressions"] += announced == "regression"
         counts["false_improvements"] += announced == "improvement"
         counts["equivalent"] += announced == "equivalent"
-        in_turn = [name for name, entry in metrics.items() if entry.role in ("primary", "sequence")]
+        in_turn = [name for name, entry in metrics.items() if entry.test.role in ("primary", "sequence")]
         counts["any_sequence"] += any(found[name] for name in in_turn)
-        counts["any_secondary"] += any(found[name] for name, entry in metrics.items() if entry.role == "secondary")
-        counts["any_guard"] += any(found[name] for name, entry in metrics.items() if entry.role == "guard")
-    secondaries = sum(entry.p_corrected is not None for entry in metrics.values())
+        counts["any_secondary"] += any(found[name] for name, entry in metrics.items() if entry.test.role == "secondary")
+        counts["any_guard"] += any(found[name] for name, entry in metrics.items() if entry.test.role == "guard")
+    secondaries = sum(entry.test.p_corrected is not None for entry in metrics.values())
     return {"launches": launches, "plans": plans, "secondaries": secondaries, **counts}
 
 

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from aorta import whatif
-from aorta.analysis.aggregate import LabelledRun, by_step
+from aorta.analysis.aggregate import LabelledRun, metrics_of
 from aorta.documents.metrics import JOB_STEP
 from aorta.read.record import load_run
 from benchmarks.plans import say
@@ -271,7 +271,10 @@ def launch_all(folder: Path, rounds: int, until_s: float) -> bool:
 def measured(place: Path) -> tuple[float, float]:
     """Return the median step time in milliseconds and overlap ratio of a launch."""
     dataset = LabelledRun(place.name, load_run(place))
-    step_ms, ratio = (float(np.nanmedian(by_step(dataset, name)[0])) for name in (JOB_STEP, "overlap_ratio"))
+    metrics = metrics_of(dataset)
+    step_ms, ratio = metrics[JOB_STEP].median, metrics["overlap_ratio"].median
+    assert step_ms is not None
+    assert ratio is not None
     return step_ms, ratio
 
 

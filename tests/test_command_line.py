@@ -43,6 +43,13 @@ def test_what_is_printed_moves_no_cursor_and_turns_no_line(capsys: pytest.Captur
     assert capsys.readouterr() == (f"\033[1mtitle\033[0m\n\t{shown} é\n", f"{shown}\n")
 
 
+def test_a_warning_of_a_package_is_one_clean_line() -> None:
+    warn = "import warnings; from aorta.command_line import begin_process; begin_process()"
+    warn += "; warnings.warn('no glyph \\x1b[2J in HF_TOKEN=hunter2x', UserWarning)"
+    done = subprocess.run([sys.executable, "-c", warn], capture_output=True, text=True, check=True)
+    assert done.stderr == "warning: no glyph \\u001b[2J in HF_TOKEN=...\n"
+
+
 def test_only_the_functions_that_clean_it_print() -> None:
     found = []
     for path in sorted((ROOT / "aorta").rglob("*.py")):

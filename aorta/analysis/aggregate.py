@@ -24,9 +24,9 @@ from aorta.analysis.collective_metrics import CollectiveMetrics, collective_metr
 from aorta.analysis.dataframes import STEP_MS, metric_names, null_reasons, step_column
 from aorta.analysis.devices import DeviceSamples, devices_entry, samples_of
 from aorta.documents import ABSENT
-from aorta.documents.dataset import DatasetEntry, Described, Ends, SourceFacts, StepCounts
+from aorta.documents.dataset import DatasetEntry, Ends, PhaseTimes, SourceFacts, Statistics, StepCounts
 from aorta.documents.metrics import HOST_BOUND, JOB_STEP, RATIO_PARTS, in_order
-from aorta.documents.statistics import describe
+from aorta.documents.statistics import describe, unknown
 from aorta.read.frames import PHASES, Bools, Floats, Ints, Steps
 from aorta.read.run import Run
 from aorta.records.schema import Phase
@@ -156,8 +156,11 @@ def step_entry(dataset: LabelledRun) -> DatasetEntry:
     if not entry.count:
         entry.reason = NOTHING_USED if len(dataset.used) else NOTHING_RECORDED
         return entry
-    entry.metrics = _metrics(dataset)
+    entry.metrics = metrics_of(dataset)
     entry.stall_cutoff, entry.pace = cutoff_entry(run), dataset.pace.entry()
+    if entry.few_steps:
+        for described in entry.metrics.values():
+            described.value = described.over_all
     entry.null_reasons = {}
     for key, column in _MEANS.items():
         values = np.asarray(dataset.described(column), np.float64)
@@ -191,8 +194,13 @@ def _counts(dataset: LabelledRun) -> StepCounts:
     )
 
 
-def _metrics(dataset: LabelledRun) -> dict[str, Described]:
-    entries = {name: _described(dataset, name) for name in dataset.metrics}
+def metrics_of(dataset: LabelledRun, *, by_rank: bool = True) -> dict[str, Statistics]:
+    """Return every metric of a run over the steps that it is described over.
+
+    Args:
+        by_rank: with the medians of the ranks.
+    """
+    entries = {name: _described(dataset, name, by_rank=by_rank) for name in dataset.metrics}
     for ratio, (part_name, whole_name) in RATIO_PARTS.items():
         if ratio not in entries:
             continue
@@ -204,36 +212,27 @@ def _metrics(dataset: LabelledRun) -> dict[str, Described]:
         why = dataset.pace.basis(ratio).reason or f"{whole_name} is 0 or unknown in every step"
         entries[ratio].ratio_of_sums_reason = None if total else why
     entries |= single_values(dataset.run)
-    for name in NO_PIPELINE_METRICS - entries.keys():
-        entries[name] = describe([], None, {NO_PIPELINE: 1})
-    times, _, reason = by_step(dataset, JOB_STEP)
-    entries[JOB_STEP] = describe(times, None, None if reason is None else {reason: 1})
+    entries |= {name: unknown(NO_PIPELINE) for name in NO_PIPELINE_METRICS - entries.keys()}
+    times, _, reason = job_step_times(dataset)
+    entries[JOB_STEP] = describe(times) if reason is None else unknown(reason)
     return {name: entries[name] for name in in_order(set(entries))}
 
 
-def _described(dataset: LabelledRun, name: str) -> Described:
+def _described(dataset: LabelledRun, name: str, *, by_rank: bool) -> Statistics:
     basis = dataset.pace.basis(name)
     if basis.source is None:
-        entry = describe([], [], {str(basis.reason): int(basis.chosen.sum())})
+        entry = describe([], [] if by_rank else None, {str(basis.reason): int(basis.chosen.sum())})
         entry.nulls = int(basis.chosen.sum())
     else:
         reasons = null_reasons(dataset.run, name, basis.chosen)
-        entry = describe(dataset.described(name), dataset.described(name, "rank"), reasons)
+        entry = describe(dataset.described(name), dataset.described(name, "rank") if by_rank else None, reasons)
     if basis.source is None or dataset.pace.known:
         entry.source, entry.bounds = basis.source, None if basis.bounds is None else Ends(*basis.bounds)
     return entry
 
 
-def by_step(dataset: LabelledRun, name: str) -> tuple[Floats, Ints, str | None]:
-    """Return the values behind a median of the aggregate, in ms or as a ratio (NaN = null).
-
-    Returns:
-        The values, one per rank-step that the metric is described over or one per job step; the global step of each;
-        and why there are none, or None.
-    """
-    if name != JOB_STEP:
-        steps = np.asarray(dataset.described(name, "global_step"), np.int64)
-        return np.asarray(dataset.described(name), np.float64), steps, dataset.pace.basis(name).reason
+def job_step_times(dataset: LabelledRun) -> tuple[Floats, Ints, str | None]:
+    """Return the times of the job steps in ms, the global step of each, and why there are none, or None."""
     ranks = dataset.run.health.ranks_read
     reason = _missing_ranks(dataset.run) or (None if ranks else NO_RANK)
     if reason is not None:
@@ -258,8 +257,8 @@ class _NullError(Exception):
     """A metric is null; the message says why."""
 
 
-def single_values(run: Run) -> dict[str, Described]:
-    """Return the metrics of a whole run, which no step has."""
+def single_values(run: Run) -> dict[str, Statistics]:
+    """Return the run-level metrics."""
     found = {}
     for name, describe_run in _OF_RUNS.items():
         try:
@@ -269,15 +268,14 @@ def single_values(run: Run) -> dict[str, Described]:
                 raise _NullError(missing)
             found[name] = describe_run(run)
         except _NullError as why:
-            found[name] = describe([], None, {str(why): 1})
+            found[name] = unknown(str(why))
     return found
 
 
-def _overlap_efficiency(run: Run) -> Described:
+def _overlap_efficiency(run: Run) -> Statistics:
     """Return `(Tc + Tm - T) / min(Tc, Tm)`, where T is training, Tc computation alone and Tm communication alone.
 
-    The entry also has the three times, in milliseconds: wall times of whole steps, each the maximum over the ranks of
-    the median over a rank's steps.
+    All are wall times of whole steps (`PhaseTimes`).
     """
     if not len(run.collectives):
         raise _NullError("no collective in a step: there is no communication to run alone")
@@ -288,14 +286,14 @@ def _overlap_efficiency(run: Run) -> Described:
     )
     shorter = min(compute, comm)
     if shorter < LEAST_SHARE * together or shorter <= 0:
-        found = describe([], None, {"the shorter of Tc and Tm is below 2 % of T": 1})
+        found = unknown("the shorter of Tc and Tm is below 2 % of T")
     else:
         found = describe([(compute + comm - together) / shorter])
-    found.t_ms, found.tc_ms, found.tm_ms = together, compute, comm
+    found.phase_times = PhaseTimes(together, compute, comm)
     return found
 
 
-def _compute_slowdown(run: Run) -> Described:
+def _compute_slowdown(run: Run) -> Statistics:
     """Return overlapped compute busy time / isolated compute busy time - 1, one value per rank, from medians over its
     steps.
     """
@@ -312,11 +310,11 @@ def _compute_slowdown(run: Run) -> Described:
     return describe(values, list(run.ranks))
 
 
-_OF_RUNS: Final[Mapping[str, Callable[[Run], Described]]] = {
+_OF_RUNS: Final[Mapping[str, Callable[[Run], Statistics]]] = {
     "overlap_efficiency": _overlap_efficiency,
     "compute_slowdown": _compute_slowdown,
 }
-"""Run-level metrics -> what describes them (`statistics.describe`). A new one is registered here."""
+"""Run-level metrics. A new one is registered here."""
 
 
 def _busy_ms(steps: Steps) -> float:

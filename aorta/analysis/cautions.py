@@ -8,7 +8,6 @@ give it (docs/dev/metric-rules.md, "Where the host sets the pace"). One rule for
                                              # None: neither; `bounds` has what the marks allow
 
 Decided steps are never mixed with undecided ones, of which they would be a biased choice (docs/dev/measuring.md, W29).
-`cautions(entry)` warns of a host that sets the pace, few steps, denominators of 0 and impossible shares.
 
 Must not compute or change a metric, repeat what `health` says of the record, or apply the rule of the cut-off
 (`aorta.instrument.step_builder` does, when a step is recorded).
@@ -28,33 +27,22 @@ import numpy as np
 from aorta.documents import known
 from aorta.documents.dataset import CalibrationFacts, CutoffFacts, DatasetEntry, MeasuredFrom, PaceFacts
 from aorta.documents.formatting import TEXT, first_upper, rough_percent
-from aorta.documents.metrics import HOST_BOUND, MADE_OF_OTHERS, RATIO_PARTS
+from aorta.documents.metrics import HOST_BOUND, HOST_LEAD, MADE_OF_OTHERS, RATIO_PARTS, UNDECIDED, metric_named
 from aorta.documents.statistics import median_or_none
 from aorta.read.frames import Bools
 from aorta.read.run import HOST_TIMER, Run
 from aorta.records.schema import STALL_CUTOFF_NS, Calibration
-from aorta.timeline.classes import KINDS
 from aorta.timeline.overlap import AGREEMENT, NS_PER_MS
 
 MOST_UNDECIDED: Final = 0.05
-"""Share of the steps in which marks may leave a metric open, for the others to stand for all: a median moves by less
-than the twentieth of the steps can."""
+"""At most 5 % undecided steps, or no value: so few hardly move a median."""
 PROFILER_COST: Final = 0.05
 """From this on, steps that a profiler made longer are said not to be like the others."""
 CONTRADICTED: Final = "kernels and marks of the same steps disagree: marks alone cannot say when kernels ran"
 DRAWN: Final = (
     "host-bound: computation is drawn as the blocks' ranges, in which the device may have waited for launches"
 )
-LEAD: Final = "host_lead_ms"
-UNDECIDED: Final = "undecided_share"
-_WITHOUT_COMPUTE: Final = frozenset(
-    ["window_ms", "comm_ms", "copy_ms", "aux_ms", "pipeline_ms", LEAD, UNDECIDED, *(f"{kind}_ms" for kind in KINDS)]
-)
-"""Metrics that do not rest on when the device computed; nor do rates of copies."""
 ONE_RANK: Final = "one rank: it has no other rank to communicate with, so there is nothing to hide"
-_OF_PEERS: Final = frozenset(["overlap_ratio", "overlap_over_compute"])
-"""Shares of communication or computation that is hidden or hides. In a recorded run of one rank collectives communicate
-with nobody; a trace by itself may be one rank of many that it does not name."""
 _DECIDES: Final = ("overlap_ratio", "compute_ms")
 """Where marks leave one of these open, the host sets the pace."""
 
@@ -112,7 +100,8 @@ class Pace:
 
     def _basis(self, name: str) -> Basis:
         steps, used = self._run.steps, self._run.steps.used
-        if name in _OF_PEERS and self._run.health.is_alone:
+        # A trace by itself may be one rank of many that it does not name: only a record says that it is alone.
+        if self._run.health.is_alone and metric_named(name).rests_on == "compute of peers":
             return Basis(None, used, None, ONE_RANK)
         if used.any() and steps.by_kernels[used].all():
             return Basis("kernels", used)
@@ -130,8 +119,7 @@ class Pace:
     def _rests_on_compute(self, name: str) -> bool:
         if name in MADE_OF_OTHERS:
             return any(map(self._rests_on_compute, MADE_OF_OTHERS[name].parts))
-        known = name in self._run.steps.metrics
-        return known and name not in _WITHOUT_COMPUTE and not name.endswith("_gb_per_s")
+        return name in self._run.steps.metrics and metric_named(name).rests_on != "nothing"
 
     @cached_property
     def _by_kernels(self) -> Bools:
@@ -187,7 +175,7 @@ class Pace:
     @cached_property
     def host_bound(self) -> bool | None:
         """Whether the host sets the pace; None where the record does not tell, or there is no device to wait for it."""
-        if self._median(LEAD) is None:
+        if self._median(HOST_LEAD) is None:
             return None
         return any(self.undecided(name) > MOST_UNDECIDED for name in _DECIDES)
 
@@ -200,7 +188,7 @@ class Pace:
         """
         if not self.known:
             return None
-        lead_ms, undecided, each = self._median(LEAD), self._median(UNDECIDED), self._calibrations
+        lead_ms, undecided, each = self._median(HOST_LEAD), self._median(UNDECIDED), self._calibrations
         if not each:
             plans = [tables.calibration_plan for tables in self._run.ranks.values()]
             problems = [plan.problem for plan in plans if plan is not None and plan.problem is not None]
@@ -287,7 +275,9 @@ def autopsy_title(entry: DatasetEntry) -> str | None:
 
 
 def cautions(entry: DatasetEntry) -> list[str]:
-    """Return one sentence for each; none for a dataset without a usable step, which says so itself."""
+    """Return warnings: a host that sets the pace, few steps, denominators of 0, impossible shares. A dataset without a
+    usable step has none.
+    """
     if not entry.count:
         return []
     found = [*pace_notes(entry)]

@@ -19,7 +19,7 @@ import numpy as np
 
 from aorta.analysis.cautions import cutoffs_ns
 from aorta.analysis.stragglers import FirstWaits
-from aorta.documents.dataset import CollectiveEntry, Described
+from aorta.documents.dataset import CollectiveEntry, Statistics
 from aorta.documents.metrics import COLLECTIVE_METRIC_NAMES, TOO_SHORT, algbw_gb_per_s, busbw_factor, no_bandwidth
 from aorta.documents.statistics import entry, median_or_none, numbers_of
 from aorta.read.frames import NO_TIME, Floats, Ints, difference
@@ -120,7 +120,7 @@ def _entry(run: Run, names: NumberedNames, index: int, rows: Ints, matched: _Mat
     for what, own in zip(run.collectives.names, np.where(mine, rows, 0).tolist(), strict=True):
         sources[what.end_source or "unknown"] += own
     reasons = {REASONS[code]: seen for code, seen in sorted(matched.reasons.items()) if code}
-    described: dict[str, Described] = {}
+    described: dict[str, Statistics] = {}
     for name in COLLECTIVE_METRIC_NAMES:
         if name in _OF_ROWS:
             described[name] = _of_rows(run, names, index, name, wait_ns)
@@ -142,7 +142,7 @@ def _entry(run: Run, names: NumberedNames, index: int, rows: Ints, matched: _Mat
     )
 
 
-def _of_rows(run: Run, names: NumberedNames, index: int, name: str, wait_ns: Ints) -> Described:
+def _of_rows(run: Run, names: NumberedNames, index: int, name: str, wait_ns: Ints) -> Statistics:
     """Describe one metric that each row of an entry has, rank by rank: its values are the largest allocation here."""
     frame, used = run.collectives, run.steps.used
     parts, medians, reasons = [], dict[int, float | None](), Counter[str]()

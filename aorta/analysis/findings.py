@@ -29,12 +29,11 @@ from aorta.analysis.account import (
     rank_times,
 )
 from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.cautions import UNDECIDED
 from aorta.analysis.stragglers import cost_ms, name_stragglers
 from aorta.documents import known
-from aorta.documents.dataset import DatasetEntry, Described, Finding, Stragglers, StreamGapsEntry
+from aorta.documents.dataset import DatasetEntry, Finding, Statistics, Stragglers, StreamGapsEntry
 from aorta.documents.formatting import TEXT, group_title
-from aorta.documents.metrics import JOB_STEP
+from aorta.documents.metrics import JOB_STEP, UNDECIDED
 from aorta.read.frames import COPY_TO_HOST, NO_TIME, NOWHERE, Lane
 from aorta.read.run import HOST_TIMER, RankTables
 from aorta.timeline.intervals import Interval, clip, intersect, measure, merge, subtract
@@ -161,7 +160,7 @@ def _median(entry: DatasetEntry, name: str) -> float | None:
     return None if described is None else described.median
 
 
-def _highest_rank(described: Described | None) -> int | None:
+def _highest_rank(described: Statistics | None) -> int | None:
     """Return the rank with the largest median; None where ranks are not told apart."""
     medians = None if described is None else known(described.per_rank_median)
     by_rank = {rank: value for rank, value in (medians or {}).items() if value is not None}

@@ -135,7 +135,7 @@ def _judge(condition: Condition, comparison: Comparison) -> JudgedCondition:
     value, low, high, why = _measured(condition, entry)
     outcome: Outcome = "inconclusive"
     p = None
-    if entry is None or (value is None and not entry.bounded):
+    if entry is None or value is None:
         reason = why
     elif comparison.unlike:
         reason = (
@@ -146,39 +146,34 @@ def _judge(condition: Condition, comparison: Comparison) -> JudgedCondition:
         reason = f"{NOT_COMPARABLE}: {comparison.verdict_reason}"
     else:
         p = _p(entry, comparison.metrics) if comparison.tested else None
-        outcome, reason = _decide(condition, (value, low, high, why), entry, p, comparison)
+        outcome, reason = _decide(condition, (value, low, high), entry, p, comparison)
     unit = "ratio" if condition.relative else metric_named(condition.metric).unit
     of = condition.text, condition.metric, condition.relative, condition.threshold
     return JudgedCondition(*of, unit, value, low, high, p, outcome, reason)
 
 
-_Measured: TypeAlias = tuple[float | None, float | None, float | None, str]
-"""The value that is compared with a threshold, and its interval; or why there is no value."""
-
-
-def _measured(condition: Condition, entry: ComparedMetric | None) -> _Measured:
-    """Return the difference in the terms of the condition. An absolute one is in the metric's unit, with the interval
-    of the difference. A relative one is a fraction of the reference, with the interval of the quotient; for a ratio,
-    with that of the difference divided by the reference's median.
+def _measured(
+    condition: Condition, entry: ComparedMetric | None
+) -> tuple[float | None, float | None, float | None, str]:
+    """Return the difference in the terms of the condition with the ends of its interval, or why it is not known. An
+    absolute one is in the metric's unit, with the interval of the difference. A relative one is a fraction of the
+    reference, with the interval of the quotient; for a ratio, with that of the difference divided by the reference's
+    median.
     """
     if entry is None:
         return None, None, None, f"neither side has {condition.metric}"
-    reference, difference = entry.reference, entry.difference
-    if difference is None:
-        why = entry.judgement_reason or entry.quotient_reason or "not available on one side"
-        if not entry.bounded:
-            return None, None, None, why
-        ends = entry.bounds.change if condition.relative else entry.bounds.difference
-        return None, ends.low, ends.high, why
-    around: Interval | Effect = entry.difference_interval or Interval(None, None)
+    reference, difference = entry.reference.value, entry.difference
+    if difference is None or reference is None:
+        return None, None, None, entry.judgement_reason or entry.quotient_reason or "not available on one side"
+    around: Interval | Effect = entry.test.difference_interval if entry.tested else Interval(None, None)
     if not condition.relative:
         return difference, around.low, around.high, ""
     if not reference:
         return None, None, None, "the reference is 0: no percentage of it"
     scale = 1 / abs(reference)
-    value = difference / abs(reference)
-    if entry.effect and entry.effect.kind == "quotient":
-        around, scale = entry.effect, 1.0
+    value = difference * scale
+    if entry.tested and entry.test.effect.kind == "quotient":
+        around, scale = entry.test.effect, 1.0
     low, high = (None if end is None else end * scale for end in (around.low, around.high))
     return value, low, high, ""
 
@@ -191,41 +186,38 @@ def _p(entry: ComparedMetric, metrics: Mapping[str, ComparedMetric]) -> float | 
     the same value in all launches). A condition on such a metric adds one test to those that were made, so its p gets
     Bonferroni's factor for all of them, which holds however the tests depend on each other.
     """
-    in_turn = entry.role == "sequence" and entry.judgement != "not judged"
-    if entry.p is None or entry.role in ("primary", "guard") or in_turn:
-        return entry.p
-    if entry.p_corrected is not None:
-        return entry.p_corrected
-    return min(1.0, entry.p * (1 + sum(other.p_corrected is not None for other in metrics.values())))
+    test = entry.test
+    in_turn = test.role == "sequence" and entry.judgement != "not judged"
+    if test.p is None or test.role in ("primary", "guard") or in_turn:
+        return test.p
+    if test.p_corrected is not None:
+        return test.p_corrected
+    return min(1.0, test.p * (1 + sum(other.test.p_corrected is not None for other in metrics.values())))
 
 
 def _decide(
-    condition: Condition, measured: _Measured, entry: ComparedMetric, p: float | None, comparison: Comparison
+    condition: Condition,
+    measured: tuple[float, float | None, float | None],
+    entry: ComparedMetric,
+    p: float | None,
+    comparison: Comparison,
 ) -> tuple[Outcome, str]:
     """Judge a condition. Of launch sets it fails beyond the threshold, and not by chance; it passes where neither the
     value nor its interval is beyond it; everything else is inconclusive with these launches. Of two single runs the
-    threshold alone decides. Of a metric with bounds alone (a host-bound side), both ends of them have to agree.
+    threshold alone decides.
     """
-    value, low, high, why = measured
-    if comparison.tested:
-        lacking = too_few(entry.bounds.counts if entry.bounded else entry.counts, comparison.alpha)
-        if lacking is not None:
-            return "inconclusive", lacking
+    value, low, high = measured
     # The comparison itself may not judge this metric: here it is judged because a condition asks for it.
     asked = entry.judgement == "not judged" and entry.judgement_reason
     note = f" (judged because it was asked for: {entry.judgement_reason})" if asked else ""
-    if value is not None and not comparison.tested:
+    if not comparison.tested:
         return ("fail" if condition.beyond(value) else "pass"), f"{SINGLE}{note}"
+    lacking = too_few(entry.counts, comparison.alpha)
+    if lacking is not None:
+        return "inconclusive", lacking
     if low is None or high is None:
-        lacks = "no interval" if value is not None else "host-bound, and no bounds"
-        return "inconclusive", f"{lacks}: the reference is 0, or the interval would divide by 0"
+        return "inconclusive", "no interval: the reference is 0, or the interval would divide by 0"
     ends = {condition.beyond(low), condition.beyond(high)}
-    if value is None:
-        if len(ends) == 2:
-            return "inconclusive", f"only bounds are known, and they reach across the threshold: {why}"
-        (fails,) = ends
-        everywhere = "beyond the threshold everywhere between its bounds (host-bound)"
-        return ("fail", everywhere) if fails else ("pass", f"not {everywhere}")
     if not condition.beyond(value):
         if True in ends:
             return "inconclusive", f"not beyond the threshold, but the interval reaches beyond it{note}"
@@ -235,9 +227,9 @@ def _decide(
             return "fail", f"the whole interval is beyond the threshold{note}"
         return "inconclusive", f"beyond the threshold, but the interval reaches back across it{note}"
     if entry.verdict == NOT_TESTED:
-        return "inconclusive", f"{NOT_TESTED}: {entry.verdict_reason}"
+        return "inconclusive", f"{NOT_TESTED}: {entry.test.verdict_reason}"
     assert p is not None, "both sides have values, or there would be no difference"
-    alpha, needed = comparison.alpha, known(entry.launches_needed)
+    alpha, needed = comparison.alpha, entry.test.power.launches
     if p > alpha:
         enough = needed is None or needed <= min(entry.counts)
         more = "" if enough else f"; {needed} launches per side would be needed"
@@ -353,7 +345,7 @@ def _metric_table(comparison: Comparison) -> list[str]:
     rows = [
         [
             escaped(name),
-            *(TEXT.number(value, entry.unit) for value in (entry.reference, entry.candidate)),
+            *(TEXT.number(side.value, entry.unit) for side in (entry.reference, entry.candidate)),
             *([TEXT.number(entry.difference, entry.unit, signed=True), TEXT.number(entry.quotient)] if apart else []),
             escaped(entry.unit),
             escaped((verdict_label(entry) if entry.verdict else "-") if entry.tested else entry.judgement),

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from aorta.documents import ABSENT, known
-from aorta.documents.dataset import DatasetEntry, Ends, LaunchLeftOut
+from aorta.documents.dataset import DatasetEntry, LaunchLeftOut, Statistics
 from aorta.documents.metrics import NOT_SHOWN, Better, Unit
 from aorta.records.schema import Platform
 
@@ -25,15 +25,15 @@ NOT_SET: Final = "(absent)"
 
 
 class Interval(msgspec.Struct):
-    """An interval of an effect."""
+    """A confidence interval of the effect."""
 
     low: float | None
     high: float | None
 
 
 class Effect(msgspec.Struct):
-    """The effect of the candidate against the reference: a difference, or a quotient less 1. None where the reference
-    is 0; without `low` and `high` where the launches bound nothing.
+    """The effect of the candidate against the reference with its confidence interval: a difference, or a quotient less
+    1. No value where the reference is 0; no interval where the launches bound nothing.
     """
 
     kind: EffectKind
@@ -47,102 +47,91 @@ class Effect(msgspec.Struct):
         return self.low is not None and self.high is not None and self.low <= 0 <= self.high
 
 
-class ComparedBounds(msgspec.Struct):
-    """At least and at most of both sides (of a value both), and the least and the greatest difference and change
-    (candidate / reference - 1) of any two of their launches.
+class Power(msgspec.Struct):
+    """What so many launches find with this probability: the smallest effect; and how many launches a side find the
+    observed effect, or one of the margin. Null for a reason.
     """
 
-    reference: Ends
-    candidate: Ends
-    difference: Interval
-    change: Interval
-    launches: dict[str, int]
-
-    @property
-    def counts(self) -> tuple[int, int]:
-        """Number of launches of each side."""
-        return self.launches.get("reference", 0), self.launches.get("candidate", 0)
+    probability: float
+    smallest_effect: float | None
+    smallest_effect_reason: str | None
+    launches: int | None
+    launches_reason: str | None
 
 
-class Quotient(msgspec.Struct):
-    """Two values, candidate minus reference, and candidate / reference."""
+class LaunchTest(msgspec.Struct, kw_only=True):
+    """The test of a metric over the launches of both sides, and the verdict that follows from it.
 
-    reference: float | None
-    candidate: float | None
-    difference: float | None
-    quotient: float | None
-    quotient_reason: str | None
+    Attributes:
+        p_corrected: of a metric that is tested together with others.
+        interval_level: of both intervals.
+        launch_sd: standard deviation between launches, in the unit of the effect.
+        least_launches: launches a side that a verdict needs; null where they are enough.
+    """
 
-
-class Detectable(msgspec.Struct):
-    """The smallest effect that the launches find with this power; null for a `reason`."""
-
-    power: float
-    effect: float | None
-    reason: str | None
+    role: str
+    verdict: str | None = None
+    verdict_reason: str | None = None
+    p: float | None
+    p_corrected: float | None = None
+    margin: float
+    effect: Effect
+    difference_interval: Interval
+    interval_level: float | None
+    launch_sd: float | None
+    power: Power
+    least_launches: int | None = None
 
 
 class ComparedMetric(msgspec.Struct, kw_only=True):
-    """One metric of both sides, in its unit; with launch sets also the test."""
+    """One metric of both sides, in its unit; of launch sets with the test. Difference and quotient are those of the
+    values of the sides, candidate minus and over reference.
+    """
 
     unit: Unit
     better: Better | None
-    reference: float | None
-    candidate: float | None
+    reference: Statistics
+    candidate: Statistics
     difference: float | None
     quotient: float | None
     quotient_reason: str | None
     judgement: str | None
     judgement_reason: str | None
-    bounds: ComparedBounds = ABSENT
-    ratio_of_sums: Quotient = ABSENT
-    role: str | None = ABSENT
-    launches: dict[str, int] | None = ABSENT
-    constant: bool = ABSENT
-    margin: float = ABSENT
-    p: float | None = ABSENT
-    p_corrected: float | None = ABSENT
-    effect: Effect = ABSENT
-    difference_interval: Interval | None = ABSENT
-    interval_level: float | None = ABSENT
-    launch_sd: float | None = ABSENT
-    detectable: Detectable = ABSENT
-    launches_needed: int | None = ABSENT
-    launches_needed_reason: str | None = ABSENT
-    verdict: str | None = ABSENT
-    verdict_reason: str | None = ABSENT
-    needs_launches: int | None = ABSENT
+    test: LaunchTest = ABSENT
 
     @property
     def tested(self) -> bool:
-        """Whether this is a metric of launch sets, with a role and a verdict."""
-        return self.verdict is not ABSENT
+        """Whether this is a metric of launch sets."""
+        return self.test is not ABSENT
+
+    @property
+    def verdict(self) -> str | None:
+        """The verdict of the test; None without one."""
+        return self.test.verdict if self.tested else None
 
     @property
     def bounded(self) -> bool:
         """Whether a side has bounds in place of a value."""
-        return self.bounds is not ABSENT
+        return self.reference.ends is not None or self.candidate.ends is not None
+
+    @property
+    def constant(self) -> bool:
+        """Whether all launches of both sides have the same value."""
+        return self.reference.min == self.reference.max == self.candidate.min == self.candidate.max
 
     @property
     def counts(self) -> tuple[int, int]:
         """Number of launches of each side that have a value."""
-        counts = self.launches or {}
-        return counts.get("reference", 0), counts.get("candidate", 0)
+        return self.reference.count, self.candidate.count
 
     @property
     def unknown(self) -> bool:
         """Whether neither side has a value."""
-        return self.reference is None and self.candidate is None
+        return self.reference.value is None and self.candidate.value is None
 
-    def value(self, side: Side) -> float | None:
-        """Return the value of one side."""
+    def side(self, side: Side) -> Statistics:
+        """Return the statistics of one side."""
         return self.reference if side == "reference" else self.candidate
-
-    def ends(self, side: Side) -> Ends | None:
-        """Return the bounds of one side, where they stand in place of a value."""
-        if self.value(side) is not None or not self.bounded:
-            return None
-        return self.bounds.reference if side == "reference" else self.bounds.candidate
 
 
 class ComparedCollective(msgspec.Struct):

@@ -28,9 +28,23 @@ class Ends(msgspec.Struct):
     at_most: float
 
 
-class Described(msgspec.Struct, kw_only=True):
-    """One metric over steps of ranks, job steps or collectives."""
+class PhaseTimes(msgspec.Struct):
+    """Wall times of whole steps by phase: of each the maximum over ranks of the median over a rank's steps."""
 
+    train_ms: float
+    compute_only_ms: float
+    comm_only_ms: float
+
+
+class Statistics(msgspec.Struct, kw_only=True):
+    """A metric over steps of ranks, job steps, collectives, or (of a side of two launch sets) the medians of launches.
+
+    `value` is what a report shows and a comparison compares: the median, or `over_all` where the steps are too few for
+    it. Without values it is null for a `reason`, and `bounds` has what is known. `phase_times` are those from which
+    `overlap_efficiency` is computed.
+    """
+
+    value: float | None
     count: int
     nulls: int
     median: float | None
@@ -48,13 +62,16 @@ class Described(msgspec.Struct, kw_only=True):
     bounds: Ends | None = ABSENT
     ratio_of_sums: float | None = ABSENT
     ratio_of_sums_reason: str | None = ABSENT
-    t_ms: float = ABSENT
-    tc_ms: float = ABSENT
-    tm_ms: float = ABSENT
+    phase_times: PhaseTimes = ABSENT
+
+    @property
+    def ends(self) -> Ends | None:
+        """The bounds, where they are all that is known."""
+        return known(self.bounds) if self.value is None else None
 
     @property
     def over_all(self) -> float | None:
-        """The mean, and of a ratio that of the sums: these fit together, as no median of so few steps does."""
+        """The mean, and of a ratio that of the sums: these fit together, as no median of few steps does."""
         return self.mean if known(self.ratio_of_sums) is None else self.ratio_of_sums
 
 
@@ -194,14 +211,14 @@ class CollectiveEntry(msgspec.Struct, kw_only=True):
     rows: int
     end_sources: dict[str, int]
     transfer_is_upper_bound: bool
-    duration_ms: Described
-    queued_ms: Described
-    transfer_ms: Described
-    wait_ms: Described
-    arrival_skew_ms: Described
-    arrival_skew_bound_ms: Described
-    algbw_gb_per_s: Described
-    busbw_gb_per_s: Described
+    duration_ms: Statistics
+    queued_ms: Statistics
+    transfer_ms: Statistics
+    wait_ms: Statistics
+    arrival_skew_ms: Statistics
+    arrival_skew_bound_ms: Statistics
+    algbw_gb_per_s: Statistics
+    busbw_gb_per_s: Statistics
 
     @property
     def starts_open(self) -> bool:
@@ -275,9 +292,7 @@ class RankTimes(msgspec.Struct):
 
 
 class Finding(msgspec.Struct):
-    """What a rule of `aorta.analysis.findings` found, with its place: null where it is not of one rank, step, process
-    group or stream.
-    """
+    """A diagnosis by a rule of `aorta.analysis.findings`: rank, step, process group and stream where they apply."""
 
     rule: str
     sentence: str
@@ -458,7 +473,7 @@ class DatasetEntry(msgspec.Struct, kw_only=True):
     devices: DeviceFacts
     stall_cutoff: CutoffFacts | None = ABSENT
     pace: PaceFacts | None = ABSENT
-    metrics: dict[str, Described] = ABSENT
+    metrics: dict[str, Statistics] = ABSENT
     collectives: list[CollectiveEntry] = ABSENT
     account: Account = ABSENT
     exposed: ExposedBreakdown = ABSENT
@@ -475,24 +490,23 @@ class DatasetEntry(msgspec.Struct, kw_only=True):
     what_if: WhatIf
 
     @property
-    def described(self) -> dict[str, Described]:
+    def described(self) -> dict[str, Statistics]:
         """Metric -> its statistics; empty where no step is used."""
         return self.metrics or {}
 
     @property
     def few_steps(self) -> bool:
-        """Whether a report leads with `over_all`: the overlap ratio rests on less than `MEDIAN_STEPS` steps."""
+        """Whether values are those over all steps: the overlap ratio rests on less than `MEDIAN_STEPS` steps."""
         ratio, pace = self.described.get("overlap_ratio"), known(self.pace)
         by_kernels = ratio is not None and ratio.source == "kernels" and pace is not None and pace.calibration
         return (by_kernels.steps if by_kernels else self.steps.global_steps_used) < MEDIAN_STEPS
 
-    def leading(self, name: str) -> float | None:
-        """Return the value of a metric that a report says first: its median, or of few steps that over all of them."""
-        found = self.described.get(name)
-        return None if found is None else found.over_all if self.few_steps else found.median
+    def value(self, name: str) -> float | None:
+        """Return the value of a metric; None where the run does not have it."""
+        return self.described[name].value if name in self.described else None
 
     @property
-    def shown(self) -> dict[str, Described]:
+    def shown(self) -> dict[str, Statistics]:
         """Those that text and page show."""
         return {name: entry for name, entry in self.described.items() if name not in NOT_SHOWN}
 

@@ -2,11 +2,8 @@
 
     TEXT.quantity(164.918, "ms")       165 ms        terminal, Markdown, sentences, pictures
     PAGE.quantity(-1234.5, "ms")       -1,234 ms     the HTML page: thousands apart, a real minus sign (U+2212)
-    TEXT.number(0.5605, "ratio")       56.1 %        a ratio is written as a share
-    TEXT.effect(-0.48, "difference")   -48 points    and a difference of two of them in points
-    TEXT.size(26_214_400)              26.2 MB
+    TEXT.effect(-0.48, "difference")   -48 points    a difference of two ratios
 
-The module lies below everything that writes sentences (`compare`, `attribution`, `gate`) and below the reports.
 Must not choose words about a result, compute a number, or write a value that is not known as 0.
 """
 
@@ -16,8 +13,8 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from aorta.documents.comparison import ComparedMetric, Effect, Side
-from aorta.documents.dataset import DatasetEntry, Ends
+from aorta.documents.comparison import ComparedMetric, Effect
+from aorta.documents.dataset import DatasetEntry, Ends, Statistics
 
 LEAST: Final = 0.0005
 """What is nearer to 0 is written as 0 or `<0.001`, or of a share `<0.1 %`."""
@@ -67,10 +64,9 @@ class NumberFormat:
         least = "" if low <= 0 or low == high else f"{self.number(low, unit)} to "
         return write(high, unit) if low == high else f"{least}at most {write(high, unit)}"
 
-    def side(self, pair: ComparedMetric, side: Side) -> str:
-        """Return one side of a metric that is compared, with its unit: the value, or its bounds."""
-        ends = pair.ends(side)
-        return self.quantity(pair.value(side), pair.unit) if ends is None else self.bounds(ends, pair.unit)
+    def known(self, entry: Statistics, unit: str) -> str:
+        """Return the value of a metric with its unit, or its bounds."""
+        return self.quantity(entry.value, unit) if entry.ends is None else self.bounds(entry.ends, unit)
 
     def percent(self, share: float | None, digits: int = 1, *, signed: bool = False) -> str:
         """Return a share: 0.123 is 12.3 %."""
@@ -115,12 +111,14 @@ class NumberFormat:
         return f"{self.whole(value)} {what if value == 1 else plural}"
 
     def steps_used(self, entry: DatasetEntry) -> str:
-        """Return `7 steps on 2 ranks`; with the number of records where that is not their product."""
+        """Return `7 steps on 2 ranks`, with the number of missing records."""
         steps, ranks = entry.steps, len(entry.health.ranks_read)
-        said = self.count(steps.global_steps_used, "step") + (f" on {self.count(ranks, 'rank')}" if ranks else "")
-        if steps.rank_steps_used == steps.global_steps_used * ranks:
+        said, all_ = self.count(steps.global_steps_used, "step"), steps.global_steps_used * ranks
+        if not ranks:
             return said
-        return f"{said} ({self.count(steps.rank_steps_used, 'record')}, one per step and rank)"
+        missing = all_ - steps.rank_steps_used
+        more = f"; {self.whole(missing)} of {self.count(all_, 'record')} are missing" if missing else ""
+        return f"{said} on {self.count(ranks, 'rank')}{more}"
 
     def _fixed(self, value: float, digits: int, *, signed: bool) -> str:
         rounded = round(value, digits)
@@ -139,7 +137,7 @@ PAGE: Final = NumberFormat("\u2013", "size unknown", ",", "\u2212", "\u00a0")
 
 def is_zero(pair: ComparedMetric) -> bool:
     """Return whether a compared metric is 0 on both sides, to the digits that are shown: a row that says nothing."""
-    return all(value is not None and abs(value) < LEAST for value in (pair.reference, pair.candidate))
+    return all(value is not None and abs(value) < LEAST for value in (pair.reference.value, pair.candidate.value))
 
 
 def p_value(p: float | None, digits: int = 2, *, unknown: str = "unknown") -> str:

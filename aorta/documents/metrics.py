@@ -26,50 +26,123 @@ UNKNOWN: Final = "unknown"
 HOST_BOUND: Final = "host-bound: the device waits for launches, and marks alone cannot say when its kernels ran"
 """Why a metric that rests on when the device computed is null (W28)."""
 JOB_STEP: Final = "job_step_ms"
-RATIO_PARTS: Final[dict[str, tuple[str, str]]] = {
-    "overlap_ratio": ("compute_comm_ms", "comm_ms"),
-    "overlap_over_compute": ("compute_comm_ms", "compute_ms"),
-    "exposed_share": ("exposed_comm_ms", "window_ms"),
-    "bubble_share": ("bubble_ms", "pipeline_ms"),
-}
-"""Ratio -> the milliseconds it divides, so that it can also be computed from sums over steps."""
+HOST_LEAD: Final = "host_lead_ms"
+UNDECIDED: Final = "undecided_share"
+RestsOn: TypeAlias = Literal["compute", "compute of peers", "nothing"]
 
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric. `better` is None where neither direction is better; `definition` follows docs/dev/measuring.md,
-    section 1. A metric with a `formula` is not in the record: it is made of the columns of its `parts`, an element a
-    step, and null where one of them is.
+    """One metric, and how it is shown.
+
+    Attributes:
+        better: None where neither direction is better.
+        definition: after docs/dev/measuring.md, section 1.
+        title: what sentences and cards call it; empty: its name.
+        first: shown on cards and at the top of the terminal's tables, in the order of this module.
+        shown: in tables; otherwise in `summary.json` alone.
+        rests_on: "compute": null where marks cannot say when the device computed (W28). "compute of peers": null also
+            in a run of one rank, which has nobody to communicate with.
+        divides: the milliseconds that a ratio divides, so that it is also computed from sums over steps.
+        of_steps: a single step of a single rank can have it.
+        parts, formula: of a metric that is not in the record but made of the columns of others, one element per step;
+            it is null where a part is, and rests on what its parts rest on.
     """
 
     name: str
     unit: Unit
     better: Better | None
     definition: str
+    title: str = ""
+    first: bool = False
+    shown: bool = True
+    rests_on: RestsOn = "compute"
+    divides: tuple[str, str] | None = None
+    of_steps: bool = True
     parts: tuple[str, ...] = ()
     formula: Callable[..., npt.NDArray[np.float64]] | None = None
 
+    @property
+    def label(self) -> str:
+        """The title, or the name without one."""
+        return self.title or self.name
+
 
 _STEP_METRICS: Final = (
-    Metric(JOB_STEP, "ms", "lower", "wall time of one global step: max over ranks"),
-    Metric("overlap_ratio", "ratio", "higher", "compute_comm_ms / comm_ms: hidden share of all communication"),
-    Metric("overlap_over_compute", "ratio", None, "compute_comm_ms / compute_ms: share of compute with communication"),
-    Metric("exposed_share", "ratio", "lower", "exposed_comm_ms / window_ms: share of the step"),
-    Metric("window_ms", "ms", "lower", "the step on one rank, start to end"),
-    Metric("compute_ms", "ms", "lower", "union of compute, stalls taken out (R5)"),
-    Metric("comm_ms", "ms", None, "union of all collectives, waiting for peers included (W5)"),
+    Metric(
+        "overlap_ratio",
+        "ratio",
+        "higher",
+        "compute_comm_ms / comm_ms: hidden share of all communication",
+        title="overlap ratio",
+        first=True,
+        rests_on="compute of peers",
+        divides=("compute_comm_ms", "comm_ms"),
+    ),
+    Metric("exposed_comm_ms", "ms", "lower", "comm_ms - compute_comm_ms", title="exposed communication", first=True),
+    Metric(
+        JOB_STEP,
+        "ms",
+        "lower",
+        "wall time of one global step: max over ranks",
+        title="step time",
+        first=True,
+        of_steps=False,
+    ),
+    Metric(
+        "overlap_over_compute",
+        "ratio",
+        None,
+        "compute_comm_ms / compute_ms: share of compute with communication",
+        shown=False,  # as the share of compute with communication it invites to be read as `overlap_ratio`
+        rests_on="compute of peers",
+        divides=("compute_comm_ms", "compute_ms"),
+    ),
+    Metric(
+        "exposed_share",
+        "ratio",
+        "lower",
+        "exposed_comm_ms / window_ms: share of the step",
+        divides=("exposed_comm_ms", "window_ms"),
+    ),
+    Metric("window_ms", "ms", "lower", "the step on one rank, start to end", rests_on="nothing"),
+    Metric("compute_ms", "ms", "lower", "union of compute, stalls taken out (R5)", title="computation"),
+    Metric("comm_ms", "ms", None, "union of all collectives, waiting for peers included (W5)", rests_on="nothing"),
     Metric("compute_comm_ms", "ms", None, "hidden communication: intersection of comm and compute"),
-    Metric("exposed_comm_ms", "ms", "lower", "comm_ms - compute_comm_ms"),
     Metric("compute_stall_ms", "ms", "lower", "the compute stream (CPU: the training thread) blocked on a collective"),
-    Metric("copy_ms", "ms", None, "union of memory copies (in traces: and fills)"),
-    Metric("h2d_gb_per_s", "GB/s", "higher", "bytes from host to device / union of the copies, GB = 1e9 bytes"),
-    Metric("d2h_gb_per_s", "GB/s", "higher", "bytes from device to host / union of the copies"),
-    Metric("d2d_gb_per_s", "GB/s", "higher", "bytes copied within a device (each once) / union of the copies"),
-    Metric("p2p_gb_per_s", "GB/s", "higher", "bytes from one device to another / union of the copies"),
-    Metric("aux_ms", "ms", None, "union of optimizer, clipping, loss read, data"),
-    Metric("host_lead_ms", "ms", None, "device time less host time of a block's end mark: how far the host is ahead"),
-    Metric("undecided_share", "ratio", None, "share of the blocks' ranges in which marks cannot say if kernels ran"),
-    Metric("idle_ms", "ms", "lower", "window minus the union of everything"),
+    Metric("copy_ms", "ms", None, "union of memory copies (in traces: and fills)", rests_on="nothing"),
+    *(
+        Metric(f"{direction}_gb_per_s", "GB/s", "higher", f"{copies} / union of the copies{more}", rests_on="nothing")
+        for direction, copies, more in (
+            ("h2d", "bytes from host to device", ", GB = 1e9 bytes"),
+            ("d2h", "bytes from device to host", ""),
+            ("d2d", "bytes copied within a device (each once)", ""),
+            ("p2p", "bytes from one device to another", ""),
+        )
+    ),
+    Metric(
+        "aux_ms",
+        "ms",
+        None,
+        "union of optimizer, clipping, loss read, data",
+        title="work outside blocks (optimizer, clipping, data)",
+        rests_on="nothing",
+    ),
+    Metric(
+        HOST_LEAD,
+        "ms",
+        None,
+        "device time less host time of a block's end mark: how far the host is ahead",
+        rests_on="nothing",
+    ),
+    Metric(
+        UNDECIDED,
+        "ratio",
+        None,
+        "share of the blocks' ranges in which marks cannot say if kernels ran",
+        rests_on="nothing",
+    ),
+    Metric("idle_ms", "ms", "lower", "window minus the union of everything", title="idle time"),
     Metric(
         "idle_share",
         "ratio",
@@ -78,24 +151,41 @@ _STEP_METRICS: Final = (
         parts=("idle_ms", "window_ms"),
         formula=lambda idle_ms, window_ms: idle_ms / window_ms,
     ),
-    Metric("bubble_share", "ratio", "lower", "bubble_ms / pipeline_ms: share of the time in the pipeline"),
+    Metric(
+        "bubble_share",
+        "ratio",
+        "lower",
+        "bubble_ms / pipeline_ms: share of the time in the pipeline",
+        divides=("bubble_ms", "pipeline_ms"),
+    ),
     Metric("bubble_ms", "ms", "lower", "in the pipeline: waiting for another stage, without computing"),
-    Metric("pipeline_ms", "ms", "lower", "micro-batches in the pipeline, and the exchange of its gradient norm"),
+    Metric(
+        "pipeline_ms",
+        "ms",
+        "lower",
+        "micro-batches in the pipeline, and the exchange of its gradient norm",
+        rests_on="nothing",
+    ),
     Metric(
         "overlap_efficiency",
         "ratio",
         "higher",
         "(Tc + Tm - T) / min(Tc, Tm), wall times of whole steps: T together, Tc compute only, Tm communication only",
+        of_steps=False,
     ),
     Metric(
-        "compute_slowdown", "ratio", "lower", "overlapped / isolated compute busy time - 1, from medians over steps"
+        "compute_slowdown",
+        "ratio",
+        "lower",
+        "overlapped / isolated compute busy time - 1, from medians over steps",
+        of_steps=False,
     ),
 )
 _KIND_METRICS: Final = tuple(
     metric
     for kind in KINDS
     for metric in (
-        Metric(f"{kind}_ms", "ms", None, f"union of {kind}, waiting for peers included (W5)"),
+        Metric(f"{kind}_ms", "ms", None, f"union of {kind}, waiting for peers included (W5)", rests_on="nothing"),
         Metric(f"compute_{kind}_ms", "ms", None, f"hidden part of {kind}: its intersection with compute"),
         Metric(f"exposed_{kind}_ms", "ms", "lower", f"{kind}_ms - compute_{kind}_ms"),
     )
@@ -114,14 +204,17 @@ _COLLECTIVE_METRICS: Final = (
 )
 _METRICS: Final = {metric.name: metric for metric in (*_STEP_METRICS, *_KIND_METRICS, *_COLLECTIVE_METRICS)}
 
-STEP_METRIC_NAMES: Final = tuple(metric.name for metric in (*_STEP_METRICS, *_KIND_METRICS))
+_OF_RUNS: Final = (*_STEP_METRICS, *_KIND_METRICS)
+
+STEP_METRIC_NAMES: Final = tuple(metric.name for metric in _OF_RUNS)
 """Order of step metrics in summaries and tables."""
-NOT_OF_STEPS: Final = (JOB_STEP, "overlap_efficiency", "compute_slowdown")
-METRICS_OF_STEPS: Final = tuple(name for name in STEP_METRIC_NAMES if name not in NOT_OF_STEPS)
+METRICS_OF_STEPS: Final = tuple(metric.name for metric in _OF_RUNS if metric.of_steps)
 """Those that a single step on a single rank can have."""
-MADE_OF_OTHERS: Final = {metric.name: metric for metric in _STEP_METRICS if metric.formula is not None}
-NOT_SHOWN: Final = frozenset({"overlap_over_compute"})
-"""In `summary.json` alone: as the share of compute with communication it invites to be read as `overlap_ratio`."""
+SHOWN_FIRST: Final = tuple(metric.name for metric in _OF_RUNS if metric.first)
+MADE_OF_OTHERS: Final = {metric.name: metric for metric in _OF_RUNS if metric.formula is not None}
+RATIO_PARTS: Final = {metric.name: metric.divides for metric in _OF_RUNS if metric.divides is not None}
+"""Ratio -> the milliseconds it divides."""
+NOT_SHOWN: Final = frozenset(metric.name for metric in _OF_RUNS if not metric.shown)
 COLLECTIVE_METRIC_NAMES: Final = tuple(metric.name for metric in _COLLECTIVE_METRICS)
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from aorta.documents.dataset import Described
+from aorta.documents.dataset import Statistics
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 
@@ -25,7 +25,7 @@ _NAMES: Final = ("median", "p5", "p95", "mean", "min", "max")
 
 def describe(
     values: npt.ArrayLike, ranks: npt.ArrayLike | None = None, null_reasons: Mapping[str, int] | None = None
-) -> Described:
+) -> Statistics:
     """Return count, median, p5, p95, mean, min and max of the known values; with `ranks` also the median of each rank
     and their spread (largest minus smallest). `reason` says why there is no median.
     """
@@ -35,13 +35,18 @@ def describe(
     return entry(count, len(column) - count, numbers, medians, null_reasons)
 
 
+def unknown(reason: str) -> Statistics:
+    """Return a metric without values."""
+    return describe([], None, {reason: 1})
+
+
 def entry(
     count: int,
     nulls: int,
     numbers: Floats | None,
     medians: Mapping[int, float | None] | None = None,
     null_reasons: Mapping[str, int] | None = None,
-) -> Described:
+) -> Statistics:
     """Return the statistics of one metric as a summary has them.
 
     Args:
@@ -52,7 +57,7 @@ def entry(
     if numbers is None:
         reason = max(reasons, key=reasons.__getitem__) if reasons else "no values"
     values = dict.fromkeys(_NAMES) if numbers is None else dict(zip(_NAMES, map(float, numbers), strict=True))
-    found = Described(count=count, nulls=nulls, **values, reason=reason, null_reasons=reasons)
+    found = Statistics(value=values["median"], count=count, nulls=nulls, **values, reason=reason, null_reasons=reasons)
     if medians is not None:
         known = [median for median in medians.values() if median is not None]
         enough = len(known) > 1

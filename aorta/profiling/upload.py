@@ -79,10 +79,11 @@ class Destination:
         try:
             self._fs, root = remote_files(address).core.url_to_fs(address)
         except ImportError as error:
-            package = FILE_SYSTEMS[scheme_of(address)]
+            scheme = scheme_of(address)
+            package = FILE_SYSTEMS[scheme]
             how = f"run: pip install {package}" if package else f"fsspec says: {error}"
             raise ConfigError(
-                f"profiling.remote_root={address}: it needs a package that is not installed; {how}"
+                f"profiling.remote_root={address}: {scheme}:// needs a package that is not installed; {how}"
             ) from error
         except ValueError as error:
             raise ConfigError(f"profiling.remote_root={error}") from error

@@ -103,7 +103,7 @@ def _next(command: str, summary: Summary, rules: Rules) -> str:
         return ""
     if title(comparison) == NOT_TESTED:
         return "For a verdict, repeat the launches: aorta ab --help"
-    if known(comparison.metrics[comparison.deciding].verdict) is None:
+    if comparison.metrics[comparison.deciding].verdict is None:
         return ""  # a gate could not decide either
     primary = metric_named(rules.primary)
     size = f"{rules.margin:g}" if primary.unit == "ratio" else f"{100 * rules.margin:g}%"
@@ -324,10 +324,10 @@ def _log_summary(summary: Summary, names: Sequence[str], output: Path) -> None:
         title = f"{compared.candidate}-vs-{compared.reference}"
         values = logged[title] = {"verdict": compared.verdict, "verdict_reason": compared.verdict_reason}
         for name, pair in compared.metrics.items():
-            corrected = known(pair.p_corrected)
             values[f"{name}_difference"] = pair.difference
-            values[f"{name}_p"] = known(pair.p) if corrected is None else corrected
-            values[f"{name}_verdict"] = known(pair.verdict)
+            if (test := known(pair.test)) is not None:
+                values[f"{name}_p"] = test.p if test.p_corrected is None else test.p_corrected
+                values[f"{name}_verdict"] = test.verdict
     facts = {
         f"{label}.{name}": _clean(value)
         for label, entry in summary.datasets.items()

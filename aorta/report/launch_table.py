@@ -124,7 +124,9 @@ class Candidates:
     def best(self) -> str | None:
         """The improvement with the shortest step; None where nothing is an improvement."""
         better = {name: found for name, found in self.judged.items() if found.verdict == "improvement"}
-        return min(better, key=lambda name: (better[name].metrics[JOB_STEP].candidate, len(name), name), default=None)
+        return min(
+            better, key=lambda name: (better[name].metrics[JOB_STEP].candidate.value, len(name), name), default=None
+        )
 
     def text(self) -> str:
         """Return the table, with what it needs to be understood."""
@@ -137,12 +139,12 @@ class Candidates:
                 rows.append(row | {"verdict": UNLIKE})
             else:
                 step = shown[name].metrics[JOB_STEP]
-                rows.append(row | {"effect": format_effect(step.effect), "verdict": shown[name].verdict})
+                rows.append(row | {"effect": format_effect(step.test.effect), "verdict": shown[name].verdict})
 
         def measured(metric: str) -> Column:
             def value(row: dict[str, Any]) -> float | None:
                 pair = row["found"].metrics.get(metric)
-                return None if pair is None else pair.value(row["side"])
+                return None if pair is None else pair.side(row["side"]).value
 
             return Column(metric, unit=metric_named(metric).unit, of=value)
 
@@ -166,14 +168,18 @@ class Candidates:
         return "\n".join([wrapped([head]), *lines, wrapped(notes), f"details: {details}"])
 
     def conclusion(self) -> str:
-        """Return the recommendation, or that there is none."""
+        """Return which side to take."""
         best = self.best
         if best is None:
-            return f"no recommendation: none of the {len(self.comparisons)} was shown to be better"
+            count, slower = len(self.comparisons), [each.verdict == "regression" for each in self.judged.values()]
+            if sum(slower) < count:
+                return f"keep the reference: none of the {count} candidates is significantly faster"
+            return f"keep the reference: {'both' if count == 2 else f'all {count}'} candidates are slower"
         found = self.judged[best]
         others = sum(each.verdict == "improvement" for each in self.judged.values())
         more = f"; of {others} improvements it has the shortest step" if others > 1 else ""
-        why = f"  step time {format_effect(found.metrics[JOB_STEP].effect)}; {found.verdict_reason}{more}"
+        test = found.metrics[JOB_STEP].test
+        why = f"  step time {format_effect(test.effect)}; {test.verdict_reason}{more}"
         return f"recommendation: {self.names[best]}\n{wrapped([why])}"
 
     def as_json(self) -> dict[str, Any]:

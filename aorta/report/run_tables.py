@@ -32,7 +32,7 @@ from aorta.documents.comparison import (
     Effect,
     MetricDefinition,
 )
-from aorta.documents.dataset import MEANS, Account, AccountPart, DatasetEntry, Described, ExposedRow, Straggler, WhatIf
+from aorta.documents.dataset import MEANS, Account, AccountPart, DatasetEntry, ExposedRow, Statistics, Straggler, WhatIf
 from aorta.documents.formatting import PAGE, TEXT, first_upper, group_title, is_zero, json_text, rough_ms
 from aorta.documents.metrics import JOB_STEP, metric_named
 from aorta.read.record import config_of
@@ -74,7 +74,7 @@ _METRICS: Final = (
 )
 
 
-def _metric_row(name: str, entry: Described) -> dict[str, Any]:
+def _metric_row(name: str, entry: Statistics) -> dict[str, Any]:
     """Return the row of a metric; it is shown if it has a value and is not 0 throughout."""
     metric, bounds = metric_named(name), known(entry.bounds)
     middle = bounds if entry.median is None else entry.median
@@ -88,7 +88,7 @@ def _metric_row(name: str, entry: Described) -> dict[str, Any]:
 def metrics_table(label: str, entry: DatasetEntry) -> Table:
     """Return every metric of one dataset over its steps and ranks."""
     rows = [_metric_row(name, each) for name, each in entry.shown.items()]
-    shown: dict[str, Described] = {row["metric"]: row["entry"] for row in rows if row["shown"]}
+    shown: dict[str, Statistics] = {row["metric"]: row["entry"] for row in rows if row["shown"]}
     by_kernels = [name for name, each in shown.items() if each.source == "kernels"]
     notes = [
         *_unavailable({row["metric"]: row["entry"].reason for row in rows if row["middle"] is None}),
@@ -140,7 +140,7 @@ def signed(word: str) -> str:
 def change_of(pair: ComparedMetric) -> Effect | None:
     """Return the effect of a pair; of one launch a side its difference in points, or its change in per cent."""
     if pair.tested:
-        return pair.effect
+        return pair.test.effect
     if pair.unit == "ratio":
         return None if pair.difference is None else Effect("difference", pair.difference, None, None)
     return None if pair.quotient is None else Effect("quotient", pair.quotient - 1, None, None)
@@ -151,8 +151,9 @@ def _pair_row(name: str, pair: ComparedMetric, comparison: Comparison) -> dict[s
     It is shown if it has a value, or bounds, and is not 0 on both sides.
     """
     change = change_of(pair) if is_comparable(comparison) else None
-    verdict, corrected = known(pair.verdict), known(pair.p_corrected)
-    word = verdict or ("not judged" if pair.tested else str(pair.judgement))
+    test = known(pair.test)
+    verdict, corrected = pair.verdict, test and test.p_corrected
+    word = verdict or ("not judged" if test else str(pair.judgement))
     row: dict[str, Any] = {
         "metric": name,
         "pair": pair,
@@ -160,18 +161,19 @@ def _pair_row(name: str, pair: ComparedMetric, comparison: Comparison) -> dict[s
         "definition": metric_named(name).definition,
         "change": change,
         "interval": None if change is None or change.low is None else change,
-        "tested_p": known(pair.p) if verdict else None,
+        "test": test,
+        "tested_p": test.p if test and verdict else None,
         "corrected": corrected and f"{corrected:.3g} among all that were tested together (minP)",
         "signed": signed(word) + (verdict_label(pair)[len(word) :] if verdict else ""),
         "marked": f"{mark_of(verdict)} {word}".strip(),
         "tone": _TONES.get(word, "open" if verdict else None),
-        "reason": pair.verdict_reason or pair.judgement_reason,
+        "reason": (test and test.verdict_reason) or pair.judgement_reason,
         "shown": pair.bounded or not (pair.unknown or is_zero(pair)),
     }
     for side in SIDES:
-        unused = f"{side}: {NOT_USED}" in (pair.judgement_reason or "")  # this kind of communication
-        value, ends = pair.value(side), pair.ends(side)
-        row[side] = value if value is not None else "none" if unused and ends is None else ends
+        own = pair.side(side)
+        unused = own.reason == NOT_USED  # this kind of communication
+        row[side] = own.ends or ("none" if unused else own.value)
     return row
 
 
@@ -190,16 +192,17 @@ def comparison_table(comparison: Comparison) -> Table:
         Column("interval", unit="interval"),
         Column("p", unit="p", of="tested_p", drop=1, tip="of the metric alone", why="corrected"),
         verdict(of="marked", media=(TERMINAL,)),
-        Column("role", of="pair.role", media=_PAGE if tested else ()),
+        Column("role", of="test.role", media=_PAGE if tested else ()),
     )
 
     def importance(name: str) -> tuple[bool, bool, bool]:
-        return name != comparison.deciding, name != JOB_STEP, known(metrics[name].verdict) is None
+        return name != comparison.deciding, name != JOB_STEP, metrics[name].verdict is None
 
     rows = [_pair_row(name, metrics[name], comparison) for name in sorted(metrics, key=importance)]
     zeros = [row["metric"] for row in rows if is_zero(row["pair"])]
     absent = [row["metric"] for row in rows if not row["shown"] and row["metric"] not in zeros]
-    needs = [needed for pair in metrics.values() if (needed := known(pair.needs_launches)) is not None]
+    tests = [pair.test for pair in metrics.values() if tested]
+    needs = [test.least_launches for test in tests if test.least_launches is not None]
     notes = [
         *_listed("0 on both sides", zeros),
         *_unavailable({name: metrics[name].judgement_reason for name in absent}),
@@ -266,9 +269,9 @@ def account_rows(account: Account | None, most: int | None = None) -> list[dict[
     for name, part in outside.items():
         add(name, part)
     if IDLE in parts:
-        most = max(parts[IDLE].parts, key=lambda part: part.ms)
-        large = most.ms >= MOST * parts[IDLE].ms
-        add("idle", parts[IDLE], f"most of it {in_words((IDLE, most.name)).removeprefix('idle ')}" if large else "")
+        longest = max(parts[IDLE].parts, key=lambda part: part.ms)
+        large = longest.ms >= MOST * parts[IDLE].ms
+        add("idle", parts[IDLE], f"most of it {in_words((IDLE, longest.name)).removeprefix('idle ')}" if large else "")
     largest = sorted(rows, key=lambda row: -row["ms"])[:most]
     small = [row for row in rows if row["share"] < LEAST_PART or row not in largest]
     if len(small) > 1:
@@ -387,7 +390,7 @@ def pairs_table(comparison: Comparison) -> Table | None:
     for name, title, drop in (("transfer_ms", "transfer", 0), ("wait_ms", "wait", 0), ("busbw_gb_per_s", "busbw", 1)):
         why = f"{name}.judgement_reason"
         columns += [
-            Column(name, f"{title} {comparison.label(side)}", unit="", of=f"{name}.{side}", why=why, drop=drop)
+            Column(name, f"{title} {comparison.label(side)}", unit="", of=f"{name}.{side}.value", why=why, drop=drop)
             for side in SIDES
         ]
         columns.append(change(name))

@@ -18,7 +18,7 @@ from aorta.analysis.attribution.attribute import DEFINITION, attribute, exposed_
 from aorta.analysis.compare.headline import headline, is_comparable, numbers, title
 from aorta.analysis.compare.launch_comparison import compare_launches, refuse_mixed
 from aorta.analysis.compare.launch_set import Subject, selection_metrics
-from aorta.analysis.compare.run_comparison import compare, values_of
+from aorta.analysis.compare.run_comparison import compare, over_all
 from aorta.analysis.compare.verdict import Rules
 from aorta.analysis.findings import explain
 from aorta.autopsy.report import read_autopsy
@@ -121,9 +121,10 @@ def _compared(sides: tuple[Subject, Subject], entries: tuple[DatasetEntry, Datas
         collectives = entries[0].matched, entries[1].matched
         return compare_launches((before, after), (sides[0].as_set(), sides[1].as_set()), collectives, rules)
     few_steps = any(entry.few_steps for entry in entries)
+    values = entries[0].described, entries[1].described
     found = compare(
         (before, after),
-        (values_of(entries[0], over_all=few_steps), values_of(entries[1], over_all=few_steps)),
+        (over_all(values[0]), over_all(values[1])) if few_steps else values,
         (entries[0].matched, entries[1].matched),
         [[known(entry.pace)] for entry in entries],
         judge_milliseconds=rules.judge_milliseconds,

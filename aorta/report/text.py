@@ -18,7 +18,7 @@ from aorta.documents import known
 from aorta.documents.comparison import SIDES, Comparison, Summary
 from aorta.documents.dataset import MEANS, DatasetEntry, WhatIf
 from aorta.documents.formatting import TEXT, json_text
-from aorta.documents.metrics import JOB_STEP
+from aorta.documents.metrics import JOB_STEP, SHOWN_FIRST
 from aorta.report import run_tables
 from aorta.report.kernel_tables import kernel_block
 from aorta.report.page.page_content import PAGE_FILE
@@ -30,8 +30,7 @@ MOST_LINES: Final = 20
 """Of an answer, with the lines that the command adds."""
 _ADDED: Final = 3
 """Lines below the answer: where the page is, and two that the command adds."""
-_COMPARED: Final = ("overlap_ratio", "exposed_comm_ms", JOB_STEP, "comm_ms", "compute_ms")
-_SHOWN: Final = (JOB_STEP, "exposed_comm_ms", "overlap_ratio")
+_COMPARED: Final = (*SHOWN_FIRST, "comm_ms", "compute_ms")
 _PARTS: Final = 5
 """Of the mean step in the answer; the others are one."""
 _FEW: Final = 3
@@ -81,10 +80,10 @@ def _of_run(label: str, entry: DatasetEntry, notes: Sequence[str], style: Style)
         blocks.append((0, measured_over(entry, TEXT) + ("" if entry.launches else f" of {entry.source.path}")))
         metrics = run_tables.metrics_table(label, entry)
         rows = {row["metric"]: row for row in metrics.visible()}
-        shown = replace(metrics, rows=[rows[name] for name in _SHOWN if name in rows], note=None)
+        shown = replace(metrics, rows=[rows[name] for name in SHOWN_FIRST if name in rows], note=None)
         lines = text_lines(shown, style, only=("metric", middle, "p5", "p95"), titled=False)
         blocks.append((0, "\n".join(["", *lines, ""])))
-        for name in _SHOWN:
+        for name in SHOWN_FIRST:
             reason = entry.described[name].reason if name in entry.described else None
             if name not in rows and reason:
                 blocks.append((2, wrapped([f"{name}: unknown: {reason}"])))

@@ -22,7 +22,7 @@ from aorta.analysis.compare import run_comparison
 from aorta.analysis.compare import verdict as _verdict
 from aorta.documents import as_json, known
 from aorta.documents import statistics as _stats
-from aorta.documents.comparison import ComparedMetric, Comparison, GateEntry, Summary
+from aorta.documents.comparison import ComparedMetric, Comparison, GateEntry, LaunchTest, Summary
 from aorta.documents.metrics import metric_named
 from aorta.report import summary as _summary
 
@@ -87,29 +87,28 @@ changes_the_work = by_json(run_comparison.changes_the_work)
 def compare(reference: Any, candidate: Any, before: Any, after: Any, **words: Any) -> Any:
     """Two runs, by the entries of their datasets."""
     entries = [built(_aggregate.DatasetEntry, entry) for entry in (before, after)]
-    values = tuple(map(run_comparison.values_of, entries))
+    values = tuple(entry.described for entry in entries)
     matched, paces = tuple(entry.matched for entry in entries), [[known(entry.pace)] for entry in entries]
     return as_json(run_comparison.compare((reference, candidate), values, matched, paces, **words))
 
 
 def numbers(name: str, *args: Any) -> Any:
     """The statistics of a metric of two launch sets."""
-    pair = built(ComparedMetric, {"unit": metric_named(name).unit})
-    _verdict.add_statistics(pair, name, *args)
-    return as_json(pair)
+    return as_json(_verdict.launch_test(name, *args))
 
 
 def intervals(name: str, left: Any, right: Any, p: float, level: float) -> dict[str, Any]:
     """Effect and difference with their intervals."""
-    pair = built(ComparedMetric, {"p": p, "unit": metric_named(name).unit})
-    _verdict.add_intervals(pair, left, right, level)
-    found = as_json(pair)
+    kind = "difference" if metric_named(name).unit == "ratio" else "quotient"
+    test = built(LaunchTest, {"p": p, "effect": {"kind": kind}})
+    _verdict.add_intervals(test, left, right, level)
+    found = as_json(test)
     return {key: found[key] for key in ("effect", "difference_interval", "interval_level")}
 
 
 def judge(metrics: Mapping[str, MutableMapping[str, Any]], *args: Any) -> Any:
     """The verdicts of metrics, which are added to them."""
-    pairs = {name: built(ComparedMetric, {"verdict": None, **entry}) for name, entry in metrics.items()}
+    pairs = {name: built(ComparedMetric, entry) for name, entry in metrics.items()}
     found = _verdict.judge(pairs, *args)
     for name, entry in metrics.items():
         entry.update(as_json(pairs[name]))

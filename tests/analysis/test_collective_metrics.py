@@ -214,7 +214,7 @@ def test_stragglers_agree_with_plain_loops(plan: Any, piece: int) -> None:
         medians = {rank: float(median(each)) for rank, each in waits.items() if each}
         assert {int(k): v for k, v in entry["wait_ms_median_per_rank"].items() if v is not None} == medians
         if len(known) < 2:
-            assert entry["reason"] == f"{len(known)} collectives known on every rank, 2 are needed"
+            assert entry["reason"] == f"{len(known)} collectives are known on every rank, 2 needed"
             continue
         own, rank = min((value, rank) for rank, value in medians.items())
         alone = sum(sorted(times.values())[1] > times[rank] == min(times.values()) for times in known)

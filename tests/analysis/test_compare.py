@@ -43,7 +43,10 @@ def test_differences_quotients_and_directions(tmp_path: Path) -> None:
     assert (exposed["difference"], exposed["quotient"], exposed["judgement"]) == (4, 3, "worse")
     assert found["metrics"]["compute_ms"]["judgement"] == "equal"
     assert found["metrics"]["compute_comm_ms"]["judgement"] == "neutral"
-    assert found["metrics"]["overlap_ratio"]["ratio_of_sums"]["difference"] == -0.5
+    assert [found["metrics"]["overlap_ratio"][side]["ratio_of_sums"] for side in ("reference", "candidate")] == [
+        0.75,
+        0.25,
+    ]
 
 
 def test_a_quotient_over_zero_is_null_and_the_difference_stands(tmp_path: Path) -> None:

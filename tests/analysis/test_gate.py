@@ -19,18 +19,24 @@ from aorta.documents.metrics import STEP_METRIC_NAMES
 from aorta.errors import InputError
 from aorta.report.command import overlap_report
 from aorta.report.files import write_report
-from aorta.terminal_style import Style
+from aorta.terminal_style import Style, printable
 from tests.analysis.by_json import ended, evaluate, markdown_summary
 from tests.analysis.compare.builders import launch, launch_set
 
 
-def metric(reference: float | None, candidate: float | None, unit: str = "ms", **more: Any) -> dict[str, Any]:
+def metric(
+    reference: float | None,
+    candidate: float | None,
+    unit: str = "ms",
+    launches: tuple[int, int] = (4, 4),
+    **more: Any,
+) -> dict[str, Any]:
     """A metric of a comparison as `summary.json` holds it."""
     return {
         "unit": unit,
         "better": "lower",
-        "reference": reference,
-        "candidate": candidate,
+        "reference": {"value": reference, "count": launches[0]},
+        "candidate": {"value": candidate, "count": launches[1]},
         "difference": candidate - reference if reference is not None and candidate is not None else None,
         "quotient": candidate / reference if reference and candidate is not None else None,
         "judgement": "worse",
@@ -39,23 +45,23 @@ def metric(reference: float | None, candidate: float | None, unit: str = "ms", *
     }
 
 
-def effect(kind: str, value: float, low: float | None, high: float | None, **more: Any) -> dict[str, Any]:
-    """The keys that a comparison of launches adds to a metric. The interval of the difference is that of the effect, if
+def effect(
+    kind: str, value: float, low: float | None, high: float | None, needed: int | None = None, **more: Any
+) -> dict[str, Any]:
+    """The test that a comparison of launches adds to a metric. The interval of the difference is that of the effect, if
     that is a difference, or else `difference_interval`.
     """
-    return {
+    test = {
         "difference_interval": {"low": low, "high": high} if kind == "difference" else {"low": None, "high": None},
         "role": "primary",
-        "launches": {"reference": 4, "candidate": 4},
         "effect": {"kind": kind, "value": value, "low": low, "high": high},
         "margin": 0.02,
         "p": 0.029,
-        "p_corrected": None,
         "verdict": "regression",
         "verdict_reason": "",
-        "launches_needed": None,
-        **more,
+        "power": {"launches": needed},
     }
+    return {"test": test | more}
 
 
 def comparison(launches: int = 0, **metrics: dict[str, Any]) -> dict[str, Any]:
@@ -108,7 +114,7 @@ def test_what_is_read(text: str, expected: tuple[str, str, float, bool]) -> None
         ("overlap_ratio<1e999", 14, "1e999 is too large"),
         ("  overlap<0.1", 2, "'overlap' is no metric; did you mean overlap_ratio"),
         ("Overlap_Ratio<0.1", 0, "'Overlap_Ratio' is no metric; did you mean overlap_ratio"),
-        ("speed>3", 0, "'speed' is no metric. Known metrics: job_step_ms, overlap_ratio, "),
+        ("speed>3", 0, "'speed' is no metric. Known metrics: overlap_ratio, exposed_comm_ms, "),
     ],
 )
 def test_what_is_refused_with_its_place(text: str, at: int, message: str) -> None:
@@ -195,9 +201,11 @@ def test_milliseconds_across_platforms_are_judged_when_asked_for_and_it_is_said(
 # --- launches
 
 
-def ratio(value: float, low: float, high: float, p: float = 0.029, **more: Any) -> dict[str, Any]:
-    """The overlap ratio of four launches a side, 0.8 in the reference."""
-    return metric(0.8, 0.8 + value, "ratio", **effect("difference", value, low, high, p=p, **more))
+def ratio(
+    value: float, low: float, high: float, p: float = 0.029, needed: int | None = None, launches: Any = (4, 4)
+) -> dict[str, Any]:
+    """The overlap ratio of launch sets, 0.8 in the reference."""
+    return metric(0.8, 0.8 + value, "ratio", launches, **effect("difference", value, low, high, needed, p=p))
 
 
 @pytest.mark.parametrize(
@@ -217,11 +225,11 @@ def ratio(value: float, low: float, high: float, p: float = 0.029, **more: Any) 
         ("<0.05", ratio(0.06, 0.04, 0.08, 0.9), "inconclusive", "the interval reaches beyond it"),
         ("<0.05", ratio(0.0, -0.01, 0.01, 0.9), "fail", "the whole interval is beyond"),
         # More launches are asked for only where they are what lacks.
-        ("<-0.05", ratio(-0.1, -0.2, -0.05, 0.3, launches_needed=6), "inconclusive", "; 6 launches per side would be"),
-        ("<-0.05", ratio(-0.1, -0.2, -0.05, 0.3, launches_needed=4), "inconclusive", "may be chance"),
-        ("<-0.05", ratio(-0.1, -0.2, 0.05, 0.03, launches_needed=6), "inconclusive", "holds 0"),
-        ("<-0.05", ratio(-0.04, -0.2, 0.05, 0.3, launches_needed=6), "inconclusive", "reaches beyond it"),
-        ("<0.05", ratio(0.04, 0.01, 0.06, 0.3, launches_needed=6), "inconclusive", "reaches back across it"),
+        ("<-0.05", ratio(-0.1, -0.2, -0.05, 0.3, needed=6), "inconclusive", "; 6 launches per side would be"),
+        ("<-0.05", ratio(-0.1, -0.2, -0.05, 0.3, needed=4), "inconclusive", "may be chance"),
+        ("<-0.05", ratio(-0.1, -0.2, 0.05, 0.03, needed=6), "inconclusive", "holds 0"),
+        ("<-0.05", ratio(-0.04, -0.2, 0.05, 0.3, needed=6), "inconclusive", "reaches beyond it"),
+        ("<0.05", ratio(0.04, 0.01, 0.06, 0.3, needed=6), "inconclusive", "reaches back across it"),
     ],
 )
 def test_launches_fail_only_beyond_the_threshold_and_not_by_chance(
@@ -234,19 +242,19 @@ def test_launches_fail_only_beyond_the_threshold_and_not_by_chance(
 
 
 @pytest.mark.parametrize(
-    ("more", "p"),
+    ("test", "more", "p"),
     [
-        ({"role": "primary", "p_corrected": 0.3}, 0.029),
-        ({"role": "guard", "p_corrected": 0.3}, 0.029),
-        ({"role": "secondary", "p_corrected": 0.3}, 0.3),
-        ({"role": "sequence"}, 0.029),
+        ({"role": "primary", "p_corrected": 0.3}, {}, 0.029),
+        ({"role": "guard", "p_corrected": 0.3}, {}, 0.029),
+        ({"role": "secondary", "p_corrected": 0.3}, {}, 0.3),
+        ({"role": "sequence"}, {}, 0.029),
         # Milliseconds across platforms were not judged: one more test beside the one of idle_ms.
-        ({"role": "sequence", "judgement": "not judged", "judgement_reason": "only ratios"}, 0.058),
+        ({"role": "sequence"}, {"judgement": "not judged", "judgement_reason": "only ratios"}, 0.058),
     ],
 )
-def test_a_condition_is_held_to_the_p_of_its_metric(more: dict[str, Any], p: float) -> None:
+def test_a_condition_is_held_to_the_p_of_its_metric(test: dict[str, Any], more: dict[str, Any], p: float) -> None:
     others = {"idle_ms": metric(1, 1, **effect("quotient", 0.0, -0.1, 0.1, p=0.9, p_corrected=0.9))}
-    entry = metric(10, 13, **effect("quotient", 0.3, 0.2, 0.4, p=0.029) | more)
+    entry = metric(10, 13, **effect("quotient", 0.3, 0.2, 0.4, p=0.029, **test), **more)
     found = judged("exposed_comm_ms>5%", comparison(4, exposed_comm_ms=entry, **others))
     assert found.p == pytest.approx(p)
     assert found.outcome == ("fail" if p <= 0.05 else "inconclusive")
@@ -267,8 +275,7 @@ def test_an_interval_is_that_of_the_terms_of_the_condition() -> None:
 def test_fewer_launches_than_a_verdict_takes_neither_fail_nor_pass() -> None:
     """Not even one launch a side, if it is a set; three have no p at or below 0.05."""
     for value, sides in ((-0.1, (3, 3)), (0.0, (1, 1)), (0.0, (3, 9))):
-        counts = dict(zip(("reference", "candidate"), sides, strict=True))
-        found = judged("overlap_ratio<-0.05", comparison(3, overlap_ratio=ratio(value, -0.02, 0.02, launches=counts)))
+        found = judged("overlap_ratio<-0.05", comparison(3, overlap_ratio=ratio(value, -0.02, 0.02, launches=sides)))
         assert found.outcome == "inconclusive"
         assert found.reason.startswith("needs 4 launches per side for p <= 0.05")
         assert found.value == pytest.approx(value)
@@ -315,7 +322,7 @@ def test_the_text_of_the_terminal() -> None:
     narrow = gate_text(result, Style(width=60))
     assert max(map(len, narrow.splitlines()[1:])) <= 60
     assert narrow.split() == gate_text(result).split()
-    head, failed, _, passed = gate_text(result, Style(enabled=True, width=300)).splitlines()
+    head, failed, _, passed = printable(gate_text(result, Style(enabled=True, width=300))).splitlines()
     assert head.startswith("\033[1;31mgate failed")
     assert [line[:11] for line in (failed, passed)] == ["  \033[31mFAIL", "  \033[32mpass"]
 

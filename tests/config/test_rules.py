@@ -88,7 +88,14 @@ RANKS = [
     ),
     (2, "fabric=emulated fabric.slow_factor=2 fabric.slow_kind=all_reduce", r"=all_reduce: must be one of allreduce, "),
     (2, "fabric=emulated fabric.slow_factor=2 fabric.slow_min_bytes=-1", r"slow_min_bytes=-1: must be at least 0"),
-    (1, "fabric=emulated fabric.ranks=1", r"fabric\.ranks=1: must be at least 2; null where every rank is a process"),
+    *(
+        (
+            1,
+            f"fabric=emulated fabric.ranks={ranks}",
+            rf"fabric\.ranks={ranks}: must be at least 2 and at most 65536; null",
+        )
+        for ranks in (1, 65537, 10**12)
+    ),
     (2, "fabric=emulated fabric.ranks=4", r"fabric\.ranks=4: one process .*, and 2 were started; start one"),
     (1, "fabric=emulated fabric.ranks=4 parallel=pp", r"fabric\.ranks=4: parallel=pp cannot .*use one of ddp, fsdp, "),
     (1, "fabric=emulated fabric.ranks=4 parallel=ep workload=moe", r"fabric\.ranks=4: parallel=ep cannot be emulated"),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import get_args
 
-from aorta.analysis.cautions import LEAD, UNDECIDED
-from aorta.documents.metrics import COLLECTIVE_METRIC_NAMES, STEP_METRIC_NAMES
+from aorta.documents.metrics import COLLECTIVE_METRIC_NAMES, HOST_LEAD, STEP_METRIC_NAMES, UNDECIDED
 from aorta.records.schema import CopyDirection
 from aorta.timeline.classes import AUX, BUBBLE, COMPUTE, COPY, KINDS
 from aorta.timeline.overlap import copy_rates, measure_window
@@ -28,7 +27,7 @@ def test_the_record_s_metrics() -> None:
     assert documented("In the record, and in the report") == {
         *everything.metrics()[0],
         *rates,
-        LEAD,
+        HOST_LEAD,
         UNDECIDED,
     }
 

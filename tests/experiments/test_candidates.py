@@ -123,7 +123,8 @@ def test_the_best_candidate_is_named(bench: Bench, capsys: pytest.CaptureFixture
     assert found["candidates"][3]["changes"] == "NCCL_ALGO=Tree parallel.bucket_cap_mb=25"
     assert found["recommendation"] == "candidate-4"
     step = found["candidates"][3]["comparison"]["metrics"]["job_step_ms"]
-    assert (step["reference"], step["candidate"], step["p"]) == (100, 77, pytest.approx(2 / 252))  # all apart
+    sides, p = [step[side]["value"] for side in ("reference", "candidate")], step["test"]["p"]
+    assert (*sides, p) == (100, 77, pytest.approx(2 / 252))  # all apart
 
     # The same command launches nothing; a side that is gone is named, and the others are judged at the same level.
     assert bench(*TWO_BY_TWO, "s=1")[0] == 0
@@ -134,7 +135,7 @@ def test_the_best_candidate_is_named(bench: Bench, capsys: pytest.CaptureFixture
     assert overlap_report(["plan"]) == 0
     said = capsys.readouterr().out
     assert "NCCL_ALGO=Tree parallel.bucket_cap_mb=25: " in said
-    assert "no recommendation: none of the 4 was shown to be better" in said
+    assert "keep the reference: none of the 4 candidates is significantly faster" in said
     assert overlap_report(["plan", "--fail-on", "overlap_ratio<0"]) == 2
     assert "--fail-on: is about one side or two" in capsys.readouterr().err
 

@@ -260,7 +260,7 @@ def test_hydra_reads_the_folder_back(path: str) -> None:
     ("words", "shown"),
     [
         (("docker", "run", "--env=HF_TOKEN=abc", "image"), ["docker", "run", "--env=HF_TOKEN=...", "image"]),
-        (("-eHF_TOKEN=a=b", "--env", "MY_KEY=abc"), ["-eHF_TOKEN=...", "--env", "MY_KEY=..."]),
+        (("-eHF_TOKEN=a=b", "--env", "MY_API_KEY=abc"), ["-eHF_TOKEN=...", "--env", "MY_API_KEY=..."]),
         (("run", "--password", "abc", "torchrun"), ["run", "--password", "...", "torchrun"]),
         (("mine.py", "--hf-token", "abc", "--steps", "3"), ["mine.py", "--hf-token", "...", "--steps", "3"]),
         (("mine.py", "--api-key=abc", "wandb.password=x"), ["mine.py", "--api-key=...", "wandb.password=..."]),

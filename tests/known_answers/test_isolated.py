@@ -96,10 +96,10 @@ def as_constructed(known: Known, run: Run) -> None:
     values = single_values(run)
     found = values["overlap_efficiency"]
     together = flow_shop(known.way, known.c, known.d, None, BLOCKS)["window_ms"]
-    expected = {"t_ms": together, "tc_ms": BLOCKS * known.c, "tm_ms": BLOCKS * known.d}
+    expected = {"train_ms": together, "compute_only_ms": BLOCKS * known.c, "comm_only_ms": BLOCKS * known.d}
     # Where each block begins when its turn comes, the host's own gaps add up, in all three parts alike.
     close = 0.1 if known.way == "waited" else 0.05
-    assert {part: getattr(found, part) for part in expected} == pytest.approx(expected, rel=close, abs=5)
+    assert {part: getattr(found.phase_times, part) for part in expected} == pytest.approx(expected, rel=close, abs=5)
     assert found.median == pytest.approx(known.efficiency, abs=0.1)
     assert single_values(run)["compute_slowdown"].median == pytest.approx(
         0.0, abs=0.03

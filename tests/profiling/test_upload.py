@@ -13,6 +13,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from aorta.errors import ConfigError
+from aorta.installation import FILE_SYSTEMS
 from aorta.profiling.trace_saver import Job, Moment, SavedFile, Saver, TraceWindow
 from aorta.profiling.upload import ATTEMPTS, CHECK, Destination, destination, may_pass
 from tests.profiling.windows import files_below, loop, preset
@@ -43,8 +44,9 @@ class Flaky(MemoryFileSystem):
         super().put_file(source, target, **words)
 
 
-@pytest.fixture
-def flaky():
+@pytest.fixture(autouse=True)
+def flaky(monkeypatch):
+    monkeypatch.setitem(FILE_SYSTEMS, "flaky", "")
     fsspec.register_implementation("flaky", Flaky, clobber=True)
     Flaky.store.clear()
     Flaky.script, Flaky.writes = [], 0
@@ -177,7 +179,7 @@ def test_a_folder_of_this_machine(tmp_path, source, monkeypatch, links):
     ("address", "said"),
     [
         ("gs://b/x", "gs:// needs a package that is not installed; run: pip install gcsfs"),
-        ("foo://b/x", "Protocol not known: foo; fsspec knows .*s3"),
+        ("foo://b/x", "no address that AORTA opens; its scheme is one of .*s3"),
         ("oci://b/x", "run: pip install ocifs"),
     ],
 )

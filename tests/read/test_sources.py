@@ -126,6 +126,14 @@ def test_an_archive_without_a_trace_is_refused(folder, tmp_path):
         load_traces(str(tmp_path / "none.tar.gz"))
 
 
+def test_a_packed_run_is_refused_with_what_to_do(tmp_path):
+    simulated_run(tmp_path / "run", label="x", ranks=1, steps=2)
+    with tarfile.open(tmp_path / "run.tar.gz", "w:gz") as tar:
+        tar.add(tmp_path / "run", arcname="run")
+    with pytest.raises(InputError, match=r"run\.tar\.gz: holds the record of a run; unpack it \(tar xf\)"):
+        load_source(tmp_path / "run.tar.gz")
+
+
 def test_broken_compression_is_an_error_with_the_file_and_exit_code_2(tmp_path, capsys):
     whole = gzip.compress(trace_of(0).encode())
     path = tmp_path / "bent.gz"

@@ -10,6 +10,7 @@ import gzip
 import os
 import re
 import sys
+import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,7 +21,9 @@ import pytest
 
 from aorta.errors import ConfigError, InputError
 from aorta.profiling.upload import Destination
-from aorta.read.traces.files import NoTraces, find_units
+from aorta.read.traces import files
+from aorta.read.traces import open as load_open
+from aorta.read.traces.files import NoTraces, find_units, read_unit
 from aorta.read.traces.open import is_url, opened
 from aorta.records.files import open_own, whole_file
 from aorta.records.run_files import RANK_FILE, RANK_FILE_NAME, rank_files, read_manifest
@@ -145,6 +148,37 @@ def test_a_name_in_a_bucket_is_no_chain_of_file_systems(tmp_path: Path) -> None:
     units, notes = find_units("memory://bucket")
     assert [unit.files for unit in units] == [("memory:///bucket/rank0.json",)]
     assert "no address that AORTA opens" in notes[0]
+
+
+@pytest.mark.parametrize("kind", ["deep", "deep names", "many", "many folders", "long names"])
+def test_names_and_folders_count_in_an_archive_and_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(load_open, "MOST_NAMES", 100)
+    monkeypatch.setattr(files, "MOST_NAMES", 100)
+    names = {
+        "deep": ["a/" * 70],
+        "deep names": ["a/" * 900 + "b"],
+        "many": [f"{number}.json" for number in range(101)],
+        "many folders": [f"{number}/" for number in range(101)],
+        "long names": ["a" * 5000],
+    }[kind]
+    with tarfile.open(tmp_path / "x.tar.gz", "w:gz", format=tarfile.PAX_FORMAT) as archive:
+        for name in names:
+            member = tarfile.TarInfo(name.rstrip("/"))
+            member.type = tarfile.DIRTYPE if name.endswith("/") else tarfile.REGTYPE
+            archive.addfile(member)
+    (unit,), _ = find_units(str(tmp_path / "x.tar.gz"))
+    with pytest.raises(InputError, match="files and folders, or 64 folders in each other"):
+        list(read_unit(unit))
+    if kind != "long names":
+        for name in names:
+            path = tmp_path / "folder" / name
+            (path if name.endswith("/") else path.parent).mkdir(parents=True, exist_ok=True)
+            if not name.endswith("/"):
+                path.touch()
+        with pytest.raises(InputError, match="files and folders, or 64 folders in each other"):
+            find_units(str(tmp_path / "folder"))
 
 
 def without_links(monkeypatch: pytest.MonkeyPatch) -> None:

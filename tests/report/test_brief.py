@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from aorta.documents.metrics import SHOWN_FIRST
 from aorta.report import text as terminal_text
 from aorta.report.command import overlap_report
 from aorta.report.text import MOST_LINES
@@ -71,7 +72,7 @@ def test_one_source_needs_no_label_and_what_to_bear_in_mind_is_said(
     lines = said(capsys, "artifacts/cuda", "--no-html")
     assert re.fullmatch(r"cuda: \d+ % of communication hidden; [\d.]+ ms exposed in a step of [\d.]+ ms", lines[0])
     assert lines[1] == "means, and the overlap as a ratio of sums, of 2 steps on 2 ranks of artifacts/cuda"
-    assert [line.split()[0] for line in lines[4:7]] == ["job_step_ms", "exposed_comm_ms", "overlap_ratio"]
+    assert [line.split()[0] for line in lines[4:7]] == list(SHOWN_FIRST)
     assert any(line.startswith("Note: only ") and "after warm-up" in line for line in lines)
     assert lines[-2].split() == ["Summary:", "reports/cuda/summary.json"]
     assert lines[-1] == "More: aorta report artifacts/cuda --no-html --all"

@@ -9,11 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from aorta.analysis.compare.launch_comparison import judged, medians_side
+from aorta.analysis.compare.launch_comparison import judged
 from aorta.analysis.compare.launch_set import Launch, LaunchSet
-from aorta.analysis.compare.run_comparison import MetricValue, pairs
+from aorta.analysis.compare.run_comparison import pairs
 from aorta.analysis.compare.verdict import Rules
 from aorta.documents.comparison import ComparedMetric, Comparison, Effect
+from aorta.documents.statistics import describe
 from aorta.report.launch_table import Candidates, format_effect
 from tests.analysis.by_json import built
 
@@ -28,7 +29,7 @@ def side(medians: npt.NDArray[np.float64]) -> LaunchSet:
     return LaunchSet(
         Path(),
         tuple(
-            Launch(Path(), str(number), {"job_step_ms": MetricValue(value)}, {}, ())
+            Launch(Path(), str(number), {"job_step_ms": describe([value])}, {}, ())
             for number, value in enumerate(map(float, medians))
         ),
         (),
@@ -51,7 +52,7 @@ def decided(base: LaunchSet, candidates: list[LaunchSet], judged_by: Rules) -> s
     """What is recommended."""
     judgements: dict[str, Comparison] = {}
     for number, candidate in enumerate(candidates, start=1):
-        metrics = pairs(medians_side(base), medians_side(candidate))
+        metrics = pairs(base.statistics, candidate.statistics)
         found = judged(metrics, base, candidate, judged_by)
         judgements[f"candidate-{number}"] = comparison(*found, metrics)
     return Candidates(Path(), {}, judgements, judged_by).best
@@ -92,7 +93,9 @@ def test_a_candidate_that_cannot_be_compared_is_named_with_the_reason() -> None:
         Path("plan"), {"reference": "", "a": "x=1", "b": "x=2"}, {"a": lost, "b": "different work"}, Rules()
     )
     assert found.best is None
-    assert found.conclusion() == "no recommendation: none of the 2 was shown to be better"
+    assert found.conclusion() == "keep the reference: none of the 2 candidates is significantly faster"
+    both = Candidates(Path("plan"), {}, {"a": lost, "b": lost}, Rules())
+    assert both.conclusion() == "keep the reference: both candidates are slower"
     assert found.as_json()["candidates"][1] == {
         "side": "b",
         "changes": "x=2",

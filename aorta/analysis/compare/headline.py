@@ -41,7 +41,7 @@ def is_comparable(comparison: Comparison) -> bool:
 
 def verdict_label(pair: ComparedMetric) -> str:
     """Return the verdict of a metric, with the launches that one which is not tested needs."""
-    needed = known(pair.needs_launches)
+    needed = pair.test.least_launches
     return str(pair.verdict) if needed is None else f"{pair.verdict} (needs {needed} launches)"
 
 
@@ -50,7 +50,7 @@ def leading(comparison: Comparison) -> str:
     step = comparison.metrics.get(GUARD)
     if comparison.verdict == SHIFTED:
         return _RATIO
-    return GUARD if step is not None and known(step.verdict) in DECIDED else comparison.deciding
+    return GUARD if step is not None and step.verdict in DECIDED else comparison.deciding
 
 
 def title(comparison: Comparison) -> str:
@@ -92,7 +92,7 @@ def headline(comparison: Comparison) -> str:
         joined = "" if exposed.verdict == comparison.verdict else " although"
         change = f"{rough_ms(exposed.difference)} {'more' if exposed.difference > 0 else 'less'} exposed"
         return f"{said},{joined} {change}."
-    if step is None or step.effect.value is None:
+    if step is None or step.test.effect.value is None:
         return f"{said}; step time not known."
     return f"{said}; step time {_STEP_TIME.get(step.verdict, step.verdict)}."
 
@@ -121,8 +121,7 @@ def numbers(comparison: Comparison) -> str:
         change = (1.0 if entry.quotient is None else entry.quotient) - 1
         percent = TEXT.percent(change, 0 if abs(change) >= 0.1 else 1, signed=True)
         said = f"{_NAMES.get(name, name)} {_arrow(entry) if sides else percent}"
-        word = known(entry.verdict)
-        significance = "significant" if word in DECIDED else word or "not judged"
+        significance = "significant" if entry.verdict in DECIDED else entry.verdict or "not judged"
         parts.append(f"{said} ({significance})" if comparison.tested else said)
     parts.sort(key=lambda part: not part.startswith(_NAMES[_RATIO]))
     text = f"{first_upper('; '.join(parts))}." if parts else ""
@@ -133,9 +132,9 @@ def numbers(comparison: Comparison) -> str:
         text += f" Needs {least_launches(comparison.alpha)} launches per side."
     elif lead is None or lead.difference is None:
         text += f" {first_upper(str(comparison.verdict_reason))}."
-    elif lead.verdict == "inconclusive" and lead.p is not None and lead.p <= comparison.alpha:
+    elif lead.verdict == "inconclusive" and lead.test.p is not None and lead.test.p <= comparison.alpha:
         withheld = slower(metrics.get(GUARD), comparison.alpha)
-        text += f" No gain: {withheld}." if withheld is not None and lead.effect.low is not None else ""
+        text += f" No gain: {withheld}." if withheld is not None and lead.test.effect.low is not None else ""
     if host is not None:
         other = "candidate" if host.side == "reference" else "reference"
         text = f"The {host.side} is host-bound, the {other} is not. {text}"
@@ -147,21 +146,20 @@ def evidence(comparison: Comparison) -> str:
     could have found; empty where nothing was tested.
     """
     entry = comparison.metrics.get(leading(comparison))
-    if not (comparison.tested and is_comparable(comparison)) or entry is None or entry.effect.value is None:
+    if not (comparison.tested and is_comparable(comparison)) or entry is None or entry.test.effect.value is None:
         return ""
-    effect, value, found = entry.effect, entry.effect.value, entry.detectable
-    said = f"{leading(comparison)}: {TEXT.effect(value, effect.kind)}"
+    test, effect, power = entry.test, entry.test.effect, entry.test.power
+    said = f"{leading(comparison)}: {TEXT.effect(effect.value, effect.kind)}"
     if effect.low is not None:
-        said += f", {TEXT.percent(entry.interval_level, 0)} interval {TEXT.interval(effect)}"
-    said += f", p {p_value(entry.p)}, {entry.counts[0]} against {entry.counts[1]} launches: {entry.verdict_reason}."
-    if found.effect is None:
-        return f"{said} Smallest detectable effect: not known ({found.reason})."
-    power = TEXT.percent(found.power, 0)
-    said += f" Smallest detectable effect: {TEXT.effect(found.effect, effect.kind).lstrip('+')} ({power} power)."
-    if entry.verdict == "inconclusive" and entry.p is not None and entry.p > comparison.alpha:
-        wanted = TEXT.effect(max(abs(value), entry.margin), effect.kind).lstrip("+")
-        needed = entry.launches_needed
-        count = entry.launches_needed_reason if needed is None else f"{needed} launches per side"
+        said += f", {TEXT.percent(test.interval_level, 0)} interval {TEXT.interval(effect)}"
+    said += f", p {p_value(test.p)}, {entry.counts[0]} against {entry.counts[1]} launches: {test.verdict_reason}."
+    if power.smallest_effect is None:
+        return f"{said} Smallest detectable effect: not known ({power.smallest_effect_reason})."
+    share, smallest = TEXT.percent(power.probability, 0), TEXT.effect(power.smallest_effect, effect.kind).lstrip("+")
+    said += f" Smallest detectable effect: {smallest} ({share} power)."
+    if entry.verdict == "inconclusive" and test.p is not None and test.p > comparison.alpha:
+        wanted = TEXT.effect(max(abs(effect.value or 0.0), test.margin), effect.kind).lstrip("+")
+        count = power.launches_reason if power.launches is None else f"{power.launches} launches per side"
         said += f" To detect {wanted}: {count}."
     return said
 
@@ -172,12 +170,12 @@ def _value(name: str, entry: ComparedMetric | None) -> str:
     if entry is None or entry.difference is None:
         return f"{named} {'known in bounds only' if entry is not None and entry.bounded else 'not known'}"
     said = _arrow(entry)
-    return said if known(entry.verdict) in DECIDED and name != GUARD else f"{named} {said}"
+    return said if entry.verdict in DECIDED and name != GUARD else f"{named} {said}"
 
 
 def _arrow(entry: ComparedMetric) -> str:
     """Return `33.1 -> 76.4 ms` or `48 % -> 0 %`, with more digits where these are the same on both sides."""
-    sides = entry.reference or 0.0, entry.candidate or 0.0
+    sides = entry.reference.value or 0.0, entry.candidate.value or 0.0
     if entry.unit == "ratio":
         left, right = (TEXT.percent(side, 0 if abs(sides[0] - sides[1]) >= 0.02 else 1) for side in sides)
         return f"{left} -> {right}"

@@ -20,7 +20,6 @@ from aorta.analysis.compare.launch_set import Launch, LaunchSet, launch_order
 from aorta.analysis.compare.run_comparison import (
     LIBRARY,
     UNNOTICED,
-    MetricValue,
     changes_the_work,
     compare,
     differing,
@@ -28,7 +27,7 @@ from aorta.analysis.compare.run_comparison import (
     not_swapped,
     why_ratios_alone,
 )
-from aorta.analysis.compare.verdict import GUARD, SEQUENCE, Rules, add_statistics, judge, too_few
+from aorta.analysis.compare.verdict import GUARD, SEQUENCE, Rules, judge, launch_test, too_few
 from aorta.documents.comparison import (
     NOT_SET,
     SIDES,
@@ -39,7 +38,7 @@ from aorta.documents.comparison import (
     LaunchEntry,
     LaunchOrderFacts,
 )
-from aorta.documents.dataset import CollectiveEntry, Ends
+from aorta.documents.dataset import CollectiveEntry
 from aorta.documents.formatting import json_text
 from aorta.errors import InputError
 
@@ -150,7 +149,7 @@ def compare_launches(
         rules = replace(rules, primary=SEQUENCE[1])  # exposed milliseconds are not judged across platforms
     found = compare(
         datasets,
-        (medians_side(sides[0]), medians_side(sides[1])),
+        (sides[0].statistics, sides[1].statistics),
         collectives,
         [[launch.pace for launch in side.launches] for side in sides],
         judge_milliseconds=rules.judge_milliseconds,
@@ -196,25 +195,6 @@ def compare_launches(
     return found
 
 
-def medians_side(side: LaunchSet) -> dict[str, MetricValue]:
-    """Return the medians over the launches, as `compare` takes them; medians of the bounds of a metric that has no
-    values, and the extremes of all launches.
-    """
-    values = {}
-    for name in dict.fromkeys(name for launch in side.launches for name in launch.samples):
-        samples = side.of(name)
-        medians = [sample.median for sample in samples if sample.median is not None]
-        reason = None if medians else next(sample.reason for sample in samples if sample.reason is not None)
-        value = values[name] = MetricValue(float(np.median(medians)) if medians else None, reason)
-        ends = [sample.ends for sample in samples if sample.ends is not None]
-        if ends:
-            low, high = [each.at_least for each in ends], [each.at_most for each in ends]
-            bounded = any(sample.bounds is not None for sample in samples)
-            bounds = Ends(float(np.median(low)), float(np.median(high))) if bounded else None
-            values[name] = replace(value, bounds=bounds, extremes=(min(low), max(high)), launches=len(ends))
-    return values
-
-
 def judged(
     metrics: Mapping[str, ComparedMetric],
     reference: LaunchSet,
@@ -222,7 +202,7 @@ def judged(
     rules: Rules,
     withheld: str | None = None,
 ) -> tuple[str, str]:
-    """Add statistics and verdict to every metric.
+    """Add test and verdict to every metric.
 
     Args:
         metrics: those of a comparison of medians (`run_comparison.pairs`).
@@ -233,12 +213,9 @@ def judged(
     """
     values = {}
     for name, pair in metrics.items():
-        left, right = (
-            np.array([sample.median for sample in side.of(name) if sample.median is not None], np.float64)
-            for side in (reference, candidate)
-        )
-        add_statistics(pair, name, left, right, rules)
         values[name] = reference.medians(name), candidate.medians(name)
+        left, right = (side[~np.isnan(side)] for side in values[name])
+        pair.test = launch_test(name, left, right, rules)
     return judge(metrics, rules, values, withheld)
 
 
@@ -279,9 +256,14 @@ def _warnings(
             "(docs/compare.md)"
         )
     for name in rules.sequence:  # of kernels in some launches, of marks in others (W29)
-        sources = {side: [each.source for each in launches.of(name) if each.source] for side, launches in sides.items()}
-        if len({source for found in sources.values() for source in found}) > 1:
-            counts = ", ".join(f"{found.count('kernels')} of {len(found)} of the {s}" for s, found in sources.items())
+        by_kernels = {
+            side: [
+                each.samples[name].source == "kernels" for each in launches.launches if each.median(name) is not None
+            ]
+            for side, launches in sides.items()
+        }
+        if len(set().union(*by_kernels.values())) > 1:
+            counts = ", ".join(f"{sum(found)} of {len(found)} of the {side}" for side, found in by_kernels.items())
             yield (
                 f"{name} is measured by kernels in some launches ({counts}), by marks in the others: the profiler's "
                 "cost is part of the difference"

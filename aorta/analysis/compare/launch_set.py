@@ -1,38 +1,34 @@
 """Reads launch sets, one launch after another, and decides whether those of two sides took turns in time.
 
-Of each complete launch the medians that `aggregate` publishes are kept; others are listed with the reason. Where the
-sides took turns, a drift falls on both alike. A rank test takes launches for exchangeable, which they are not where the
-machine drifts and one side ran after the other: drift of autocorrelation 0.9 then makes 24.5 % false regressions at 8
-against 8 (W27; docs/dev/verdicts.md).
+Of each complete launch the statistics that `aggregate` publishes are kept; others are listed with the reason. A rank
+test takes launches for exchangeable, which they are not where the machine drifts and one side ran after the other (W27;
+docs/dev/verdicts.md).
 
-    order = launch_order(reference, candidate)
-    order.comparable        # True, False, or None where the times of some launch are not known
-
-Must not: define that median again, hold the columns of two launches at once, leave a launch out silently, count one run
+Must not: define a metric again, hold the columns of two launches at once, leave a launch out silently, count one run
 twice, or judge the order by a measured value.
 """
 
 from __future__ import annotations
 
-import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
+from statistics import median
 from typing import Final
 
 import numpy as np
 
 from aorta.analysis.account import StepAccount, account_of
-from aorta.analysis.aggregate import NOTHING_RECORDED, NOTHING_USED, LabelledRun, by_step, single_values
-from aorta.analysis.compare.run_comparison import HEADER, MetricValue, facts
+from aorta.analysis.aggregate import NOTHING_RECORDED, NOTHING_USED, LabelledRun, metrics_of
+from aorta.analysis.compare.run_comparison import HEADER, facts
 from aorta.analysis.compare.verdict import GUARD, Rules
-from aorta.analysis.dataframes import null_reasons
 from aorta.analysis.devices import devices_entry
 from aorta.documents.comparison import LaunchOrderFacts
-from aorta.documents.dataset import Ends, LaunchLeftOut, PaceFacts
-from aorta.documents.metrics import JOB_STEP
+from aorta.documents.dataset import Ends, LaunchLeftOut, PaceFacts, Statistics
+from aorta.documents.statistics import describe
 from aorta.errors import InputError
 from aorta.read.engines import Engine
 from aorta.read.frames import Bools, Floats, Ints
@@ -47,7 +43,7 @@ class Launch:
     """What a comparison keeps of a launch.
 
     Attributes:
-        samples: metric -> its median over the steps, or why there is none.
+        samples: metric -> its statistics over the steps.
         facts: what was run, as `run_comparison.facts` says it.
         span_ns: its first and last recorded instant, Unix time; None where the source has no wall clock.
         hosts: where it ran, as far as known.
@@ -57,7 +53,7 @@ class Launch:
 
     path: Path
     run_id: str
-    samples: Mapping[str, MetricValue]
+    samples: Mapping[str, Statistics]
     facts: Mapping[str, object]
     throttled_ranks: tuple[int, ...]
     span_ns: tuple[int, int] | None = None
@@ -68,19 +64,7 @@ class Launch:
     @classmethod
     def of(cls, dataset: LabelledRun) -> Launch:
         """Reduce a dataset to a launch."""
-        run, samples = dataset.run, {}
-        for name in (*dataset.metrics, JOB_STEP):
-            values, _, reason = by_step(dataset, name)
-            values, basis = values[~np.isnan(values)], dataset.pace.basis(name)
-            if len(values):
-                samples[name] = MetricValue(float(np.median(values)), source=basis.source)
-                continue
-            if reason is None:
-                reasons = null_reasons(run, name)
-                reason = max(reasons, key=reasons.__getitem__) if reasons else "no values"
-            samples[name] = MetricValue(None, reason, None if basis.bounds is None else Ends(*basis.bounds))
-        for name, described in single_values(run).items():
-            samples[name] = MetricValue(described.median, described.reason)
+        run = dataset.run
         steps = [tables.steps for tables in run.ranks.values() if len(tables.steps)]
         span_ns = None
         if steps and run.source.format == FORMAT:  # the clock of a trace need not count from 1970
@@ -88,7 +72,7 @@ class Launch:
         return cls(
             Path(run.location),
             run.source.identity,
-            samples,
+            metrics_of(dataset, by_rank=False),
             facts(run),
             tuple(devices_entry(run, dataset.device_samples).throttled_ranks),
             span_ns,
@@ -115,18 +99,30 @@ class LaunchSet:
     launches: tuple[Launch, ...]
     left_out: list[LaunchLeftOut]
 
-    def of(self, name: str) -> list[MetricValue]:
-        """Return one metric in every launch that has it. Where one of them has bounds alone, all have: the others would
-        be a biased choice.
-        """
-        values = [launch.samples[name] for launch in self.launches if name in launch.samples]
-        if any(value.bounds is not None for value in values):
-            return [MetricValue(None, value.reason, value.ends) for value in values]
-        return values
-
     def medians(self, name: str) -> Floats:
-        """Return the median of one metric in every launch, NaN where it has none."""
-        return np.array([math.nan if (median := each.median(name)) is None else median for each in self.launches])
+        """Return the median of one metric in every launch, NaN where it has none; in all where a launch has bounds
+        alone, as the others would be a biased choice.
+        """
+        samples = [launch.samples.get(name) for launch in self.launches]
+        if any(sample and sample.ends for sample in samples):
+            return np.full(len(samples), np.nan)
+        return np.array([sample.median if sample else None for sample in samples], np.float64)
+
+    @property
+    def statistics(self) -> dict[str, Statistics]:
+        """Every metric over the launches: of their medians, and where one has bounds alone, the medians of what is
+        known at least and at most.
+        """
+        found = {}
+        for name in dict.fromkeys(name for launch in self.launches for name in launch.samples):
+            samples = [launch.samples[name] for launch in self.launches if name in launch.samples]
+            reasons = Counter(sample.reason for sample in samples if sample.reason is not None)
+            found[name] = describe(self.medians(name), None, reasons)
+            if any(sample.ends for sample in samples):
+                least = [sample.ends.at_least if sample.ends else sample.value for sample in samples]
+                most = [sample.ends.at_most if sample.ends else sample.value for sample in samples]
+                found[name].bounds = Ends(*(median(end for end in ends if end is not None) for ends in (least, most)))
+        return found
 
     @property
     def accounts(self) -> list[StepAccount] | str:

@@ -1,15 +1,9 @@
-"""Statistics of launches, from one value per launch and side: the exact Mann-Whitney U test of one metric, step-down
-minP over the labellings of launches for several metrics together, the effect with the interval that belongs to the
-test, and the effect that so many launches could have detected.
+"""Statistics of launches, from one value per launch and side: exact Mann-Whitney U, step-down minP over labellings
+(which launches are the candidate's), the effect with the interval of its test, and the effect that could be detected.
 
-    mann_whitney(reference, candidate)  # two-sided p-value
-    p, level = step_down({"comm_ms": (reference, candidate), ...}, alpha=0.05)["comm_ms"]
-    estimated("quotient", reference, candidate, p, level)  # Effect: value, low, high
-
-A labelling says which launches are the candidate's. All metrics of a launch keep their values together when labels are
-exchanged, so that metrics which move together cost little extra. Must not: see steps (they are correlated), use the
-normal approximation where launches are few, let a metric be tested after one that was not significant, give an interval
-that the test could not have bounded, or quote the power of another design.
+Must not: see steps (they are correlated), use the normal approximation where launches are few, let a metric be tested
+after one that was not significant, give an interval that the test could not have bounded, or quote the power of another
+design.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Compares two datasets: differences and quotients, each with the direction that is better; where the host set the pace
-of a side, bounds against bounds. It gives no verdict.
+"""Compares two datasets: differences and quotients, each with the direction that is better. It gives no verdict.
 
 Must not: call a single launch a regression (W20: verdicts are `launch_comparison`'s), judge milliseconds of one
 platform against those of another, or show an end of bounds as a value.
@@ -9,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import Final, TypeAlias
 
@@ -17,23 +15,21 @@ import msgspec
 import numpy as np
 
 from aorta.analysis.aggregate import LabelledRun
-from aorta.documents import ABSENT, known
+from aorta.documents import ABSENT
 from aorta.documents.comparison import (
     NOT_SET,
     SIDES,
-    ComparedBounds,
     ComparedCollective,
     ComparedMetric,
     Comparison,
     FactDifference,
     HostBoundSide,
-    Interval,
     LossDifference,
-    Quotient,
 )
-from aorta.documents.dataset import CollectiveEntry, DatasetEntry, Described, Ends, MeasuredFrom, PaceFacts
+from aorta.documents.dataset import CollectiveEntry, PaceFacts, Statistics
 from aorta.documents.formatting import TEXT
 from aorta.documents.metrics import HOST_BOUND, Metric, in_order, metric_named
+from aorta.documents.statistics import unknown
 from aorta.read.record import collective_library, config_of, interceptor
 from aorta.read.record_columns import FORMAT
 from aorta.read.run import Run
@@ -56,47 +52,13 @@ NOT_USED: Final = "no such communication in this run"
 """Why a side has no value of a kind of collective that only the other issued."""
 
 
-@dataclass(frozen=True)
-class MetricValue:
-    """One metric of a run, of a launch, or of the launches of a side.
-
-    Attributes:
-        median: None for `reason`; of few steps the value over all of them.
-        bounds: what is known where `median` is not.
-        source: what the median of a launch was measured from.
-        extremes: of several launches the lowest and the highest that any can have; `launches`: how many there are.
-    """
-
-    median: float | None
-    reason: str | None = None
-    bounds: Ends | None = None
-    source: MeasuredFrom | None = None
-    ratio_of_sums: float | None = ABSENT
-    extremes: tuple[float, float] | None = None
-    launches: int = 1
-
-    @property
-    def ends(self) -> Ends | None:
-        """At least and at most; of a known value twice this value."""
-        if self.bounds is not None or self.median is None:
-            return self.bounds
-        return Ends(self.median, self.median)
+Values: TypeAlias = Mapping[str, Statistics]
+"""Metric -> its statistics on one side."""
 
 
-Values: TypeAlias = Mapping[str, MetricValue]
-"""Metric -> its value on one side."""
-
-
-def values_of(entry: DatasetEntry, *, over_all: bool = False) -> dict[str, MetricValue]:
-    """Return the metrics of a single run; `over_all`: their means or ratios of sums (`Described.over_all`)."""
-    return {name: _value(described, over_all=over_all) for name, described in entry.described.items()}
-
-
-def _value(described: Described, *, over_all: bool = False) -> MetricValue:
-    bounds = known(described.bounds)
-    if over_all and described.median is not None:
-        return MetricValue(described.over_all, described.reason, bounds)
-    return MetricValue(described.median, described.reason, bounds, ratio_of_sums=described.ratio_of_sums)
+def over_all(values: Values) -> Values:
+    """Return metrics whose value is that over all steps, as they are compared where a side has few."""
+    return {name: msgspec.structs.replace(described, value=described.over_all) for name, described in values.items()}
 
 
 def compare(
@@ -117,7 +79,7 @@ def compare(
             `unlike`.
     """
     reference, candidate = (dataset.run for dataset in datasets)
-    left, right = (side["overlap_ratio"].median if "overlap_ratio" in side else None for side in values)
+    left, right = (side["overlap_ratio"].value if "overlap_ratio" in side else None for side in values)
     not_judged = why_ratios_alone(*datasets, judge_milliseconds=judge_milliseconds)
     facts_of = facts(reference), facts(candidate)
     differences = differing(*facts_of)
@@ -174,16 +136,11 @@ def pairs(before: Values, after: Values, not_judged: str | None = None) -> dict[
     Args:
         not_judged: why only ratios are judged; None if all metrics are.
     """
-    compared = {}
-    for metric in map(metric_named, in_order({*before, *after})):
-        left, right = (
-            side.get(metric.name) or MetricValue(None, NOT_USED if side else "no step is used")
-            for side in (before, after)
-        )
-        pair = compared[metric.name] = _pair(metric, left, right, not_judged)
-        if ABSENT not in (left.ratio_of_sums, right.ratio_of_sums):
-            pair.ratio_of_sums = _difference(left.ratio_of_sums, right.ratio_of_sums)
-    return compared
+    nothing = [unknown(NOT_USED if side else "no step is used") for side in (before, after)]
+    return {
+        name: _pair(metric_named(name), before.get(name, nothing[0]), after.get(name, nothing[1]), not_judged)
+        for name in in_order({*before, *after})
+    }
 
 
 def _collectives(
@@ -198,8 +155,7 @@ def _collectives(
         if other is None:
             continue
         compared = [
-            _pair(metric_named(name), _value(getattr(row, name)), _value(getattr(other, name)), not_judged)
-            for name in _OF_COLLECTIVES
+            _pair(metric_named(name), getattr(row, name), getattr(other, name), not_judged) for name in _OF_COLLECTIVES
         ]
         if row.starts_open or other.starts_open:
             _withhold(compared, HOST_BOUND)
@@ -207,8 +163,13 @@ def _collectives(
     return both
 
 
-def _pair(metric: Metric, left: MetricValue, right: MetricValue, not_judged: str | None) -> ComparedMetric:
-    values = _difference(left.median, right.median)
+def _pair(metric: Metric, left: Statistics, right: Statistics, not_judged: str | None) -> ComparedMetric:
+    difference, quotient, undefined = None, None, None
+    if left.value is None or right.value is None:
+        undefined = "not available on one side"
+    else:
+        difference = right.value - left.value
+        quotient, undefined = (right.value / left.value, None) if left.value else (None, "the reference is 0")
     reasons = [f"{name}: {side.reason}" for name, side in zip(SIDES, (left, right), strict=True) if side.reason]
     judgement, why = "not judged", None
     if left.reason and left.reason == right.reason:
@@ -217,43 +178,28 @@ def _pair(metric: Metric, left: MetricValue, right: MetricValue, not_judged: str
         why = "; ".join(reasons)
     elif metric.unit != "ratio" and not_judged is not None:
         why = not_judged
-    elif not values.difference:
+    elif not difference:
         judgement = "equal"
     elif metric.better is None:
         judgement, why = "neutral", "neither direction is good in itself"
     else:
-        judgement = "better" if (values.difference > 0) == (metric.better == "higher") else "worse"
-    bounds, before, after = ABSENT, left.ends, right.ends
-    if (left.bounds or right.bounds) and before is not None and after is not None:
-        if metric.unit != "ratio" and not_judged is not None:
-            why = not_judged  # bounds of milliseconds decide no more across platforms than values do
-        else:  # the least and the greatest of all pairs of launches; a value is both of its bounds
-            low, high = left.extremes or (before.at_least, before.at_most)
-            from_, to = right.extremes or (after.at_least, after.at_most)
-            bounds = ComparedBounds(
-                before,
-                after,
-                difference=Interval(from_ - high, to - low),
-                change=Interval(from_ / high - 1 if high else None, to / low - 1 if low else None),
-                launches={"reference": left.launches, "candidate": right.launches},
-            )
+        judgement = "better" if (difference > 0) == (metric.better == "higher") else "worse"
     return ComparedMetric(
         unit=metric.unit,
         better=metric.better,
-        **msgspec.structs.asdict(values),
+        reference=_without_ranks(left),
+        candidate=_without_ranks(right),
+        difference=difference,
+        quotient=quotient,
+        quotient_reason=undefined,
         judgement=judgement,
         judgement_reason=why,
-        bounds=bounds,
     )
 
 
-def _difference(left: float | None, right: float | None) -> Quotient:
-    """Return candidate minus reference, and candidate / reference; a quotient over 0 is undefined."""
-    if left is None or right is None:
-        return Quotient(left, right, None, None, "not available on one side")
-    if not left:
-        return Quotient(left, right, right - left, None, "the reference is 0")
-    return Quotient(left, right, right - left, right / left, None)
+def _without_ranks(side: Statistics) -> Statistics:
+    """Return what a comparison repeats of a dataset: everything but the medians of its ranks."""
+    return msgspec.structs.replace(side, per_rank_median=ABSENT, rank_spread=ABSENT, rank_spread_reason=ABSENT)
 
 
 def facts(run: Run) -> dict[str, object]:

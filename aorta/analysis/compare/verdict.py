@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import comb, trunc
 from typing import Final, Literal, TypeAlias
 
 import numpy as np
@@ -28,7 +27,7 @@ from aorta.analysis.compare.rank_tests import (
     pooled_sd,
     step_down,
 )
-from aorta.documents.comparison import ComparedMetric, Detectable, Effect, EffectKind, Interval
+from aorta.documents.comparison import ComparedMetric, Effect, EffectKind, Interval, LaunchTest, Power
 from aorta.documents.formatting import TEXT, p_value
 from aorta.documents.metrics import JOB_STEP, STEP_METRIC_NAMES, Better, metric_named
 from aorta.errors import InputError, meant
@@ -119,20 +118,27 @@ def decide(
         return NOT_TESTED, lacking
     if effect.value is None:
         return "inconclusive", "the reference is 0: there is no ratio, and a difference in ms has no margin"
-    significant, beyond = p <= alpha, abs(effect.value) > margin
+    significant, beyond, within = p <= alpha, abs(effect.value) > margin, _margin_text(margin, effect.kind)
     if significant and beyond and not effect.holds_zero:
         good = (effect.value > 0) == (better == "higher")
-        reason = f"p = {p_value(p)} and the effect is beyond the margin of {margin:g}"
+        reason = f"p = {p_value(p)}, change beyond {within}; {_launches_text(launches)}"
         return "improvement" if good else "regression", reason
     if effect.low is not None and effect.high is not None and -margin <= effect.low <= effect.high <= margin:
-        return "equivalent", f"the whole interval lies within the margin of {margin:g}"
+        return "equivalent", f"the whole interval lies within {within}"
     if not significant:
         return "inconclusive", f"p = {p_value(p)} is above {alpha:g}"
     if beyond:
-        return "inconclusive", f"p = {p_value(p)}, but the interval holds 0: launches share values, or have none"
-    return "inconclusive", (
-        f"p = {p_value(p)}, but the effect is not beyond the margin of {margin:g}, nor its interval within"
-    )
+        return "inconclusive", f"p = {p_value(p)}, but the interval holds 0: some launches have equal values, or none"
+    return "inconclusive", f"p = {p_value(p)}, but the change is not beyond {within}, nor its whole interval within it"
+
+
+def _margin_text(margin: float, kind: EffectKind) -> str:
+    return f"the {100 * margin:g}-point margin" if kind == "difference" else f"the {100 * margin:g} % margin"
+
+
+def _launches_text(launches: tuple[int, int]) -> str:
+    reference, candidate = launches
+    return f"{reference} launches per side" if reference == candidate else f"{reference} against {candidate} launches"
 
 
 def too_few(launches: tuple[int, int], alpha: float) -> str | None:
@@ -157,75 +163,73 @@ def slower(guard: ComparedMetric | None, alpha: float) -> str | None:
     It does where the step got longer by more than its margin, be it by chance, and where step time is unknown: nothing
     was shown to be better while it may well be worse.
     """
-    if guard is None or guard.effect.value is None or guard.p is None:
+    if guard is None or guard.test.effect.value is None or guard.test.p is None:
         return "the step time is not known on both sides"
-    value = guard.effect.value
-    if value <= guard.margin:
+    value, p = guard.test.effect.value, guard.test.p
+    if value <= guard.test.margin:
         return None
-    chance = "" if guard.p <= alpha else ", which may be chance"
-    return f"the step takes {TEXT.percent(value)} longer (p = {p_value(guard.p)}{chance})"
+    chance = "" if p <= alpha else ", which may be chance"
+    return f"the step takes {TEXT.percent(value)} longer (p = {p_value(p)}{chance})"
 
 
-def add_statistics(pair: ComparedMetric, name: str, reference: Floats, candidate: Floats, rules: Rules) -> None:
-    """Add the statistics of a metric that do not depend on any other metric: its test, effect and difference with their
-    intervals, the noise between launches, the smallest effect that could have been found, and the launches needed to
-    find the one observed.
+def launch_test(name: str, reference: Floats, candidate: Floats, rules: Rules) -> LaunchTest:
+    """Return what the test of a metric says by itself, without a verdict: effect and difference with their intervals,
+    the noise between launches, and what so many launches could have found.
 
     Args:
         reference, candidate: one value for each launch that has one.
     """
-    counts = len(reference), len(candidate)
-    pair.role, pair.margin = rules.role(name), rules.margin
-    pair.launches = {"reference": counts[0], "candidate": counts[1]}
-    pair.constant = len(np.unique(np.concatenate([reference, candidate]))) == 1
-    pair.p = pair.p_corrected = pair.launch_sd = None
-    if not all(counts):
-        pair.effect = Effect(_kind(pair), None, None, None)
-        pair.difference_interval, pair.interval_level = Interval(None, None), None
-        _leave_power_out(pair, "not available on one side")
-        return
-    pair.p = mann_whitney(reference, candidate)
-    add_intervals(pair, reference, candidate, rules.alpha)
-    sd, value = pooled_sd(reference, candidate), pair.effect.value
+    kind: EffectKind = "difference" if metric_named(name).unit == "ratio" else "quotient"
+    test = LaunchTest(
+        role=rules.role(name),
+        p=None,
+        margin=rules.margin,
+        effect=Effect(kind, None, None, None),
+        difference_interval=Interval(None, None),
+        interval_level=None,
+        launch_sd=None,
+        power=_no_power("not available on one side"),
+    )
+    if not (len(reference) and len(candidate)):
+        return test
+    test.p = mann_whitney(reference, candidate)
+    add_intervals(test, reference, candidate, rules.alpha)
+    sd, value = pooled_sd(reference, candidate), test.effect.value
     if sd is None:
-        _leave_power_out(pair, "one launch per side does not show the noise between launches")
-        return
+        test.power = _no_power("one launch per side does not show the noise between launches")
+        return test
     if value is None:
-        _leave_power_out(pair, "the reference is 0: there is no ratio")
-        return
-    pair.launch_sd = sd if pair.effect.kind == "difference" else sd / abs(float(np.median(reference)))
-    if pair.role == "secondary":
+        test.power = _no_power("the reference is 0: there is no ratio")
+        return test
+    test.launch_sd = sd if kind == "difference" else sd / abs(float(np.median(reference)))
+    if test.role == "secondary":
         tested_first = "to get it, name this one with --primary for the next launches"
-        _leave_power_out(pair, f"not defined for metrics that are tested together; {tested_first}")
-        return
-    smallest = detectable(*counts, pair.launch_sd, rules.margin, rules.alpha)
+        test.power = _no_power(f"not defined for metrics that are tested together; {tested_first}")
+        return test
+    smallest = detectable(len(reference), len(candidate), test.launch_sd, rules.margin, rules.alpha)
+    needed = launches_needed(max(abs(value), rules.margin), test.launch_sd, rules.alpha)
     never = f"no effect of any size reaches p <= {rules.alpha:g} with so few launches"
-    pair.detectable = Detectable(POWER, smallest, never if smallest is None else None)
-    needed = launches_needed(max(abs(value), rules.margin), pair.launch_sd, rules.alpha)
-    pair.launches_needed, pair.launches_needed_reason = needed, f"more than {CAP} per side" if needed is None else None
+    many = f"more than {CAP} per side"
+    test.power = Power(POWER, smallest, never if smallest is None else None, needed, many if needed is None else None)
+    return test
 
 
-def _leave_power_out(pair: ComparedMetric, reason: str) -> None:
-    pair.detectable = Detectable(POWER, None, reason)
-    pair.launches_needed, pair.launches_needed_reason = None, reason
+def _no_power(reason: str) -> Power:
+    return Power(POWER, None, reason, None, reason)
 
 
-def add_intervals(pair: ComparedMetric, reference: Floats, candidate: Floats, level: float) -> None:
+def add_intervals(test: LaunchTest, reference: Floats, candidate: Floats, level: float) -> None:
     """Add effect and difference of a metric with the intervals that belong to its test at `level`, and their own level.
 
     Args:
-        pair: has `p` of the Mann-Whitney test of these values.
+        test: has `p` of the Mann-Whitney test of these values.
         reference, candidate: one value per launch, at least one each.
     """
-    assert pair.p is not None
-    pair.effect = estimated(_kind(pair), reference, candidate, pair.p, level)
-    apart = estimated("difference", reference, candidate, pair.p, level)
-    pair.difference_interval = Interval(apart.low, apart.high)
-    pair.interval_level = None if apart.low is None else 1 - level
-
-
-def _kind(pair: ComparedMetric) -> EffectKind:
-    return "difference" if pair.unit == "ratio" else "quotient"
+    assert test.p is not None
+    test.effect = estimated(test.effect.kind, reference, candidate, test.p, level)
+    difference = estimated("difference", reference, candidate, test.p, level)
+    test.difference_interval = Interval(difference.low, difference.high)
+    test.interval_level = None if difference.low is None else 1 - level
 
 
 Metrics: TypeAlias = Mapping[str, ComparedMetric]
@@ -234,7 +238,7 @@ Values: TypeAlias = Mapping[str, tuple[Floats, Floats]]
 
 
 def judge(metrics: Metrics, rules: Rules, values: Values, withheld: str | None = None) -> tuple[str, str]:
-    """Add `p_corrected`, `verdict`, `verdict_reason` and `needs_launches` to every entry.
+    """Add verdicts, corrected p-values and the launches that a verdict needs to the test of every metric.
 
     Args:
         values: of every metric that has some, all of the same launches.
@@ -245,12 +249,13 @@ def judge(metrics: Metrics, rules: Rules, values: Values, withheld: str | None =
         metric; where this one is undecided and the hidden share alone differs, `shifted`.
     """
     for entry in metrics.values():
+        test = entry.test
         if withheld is not None:
-            entry.p = None  # the test takes launches for exchangeable
-            entry.verdict, entry.verdict_reason = None, f"{NOT_COMPARABLE}: {withheld}"
+            test.p = None  # the test takes launches for exchangeable
+            test.verdict, test.verdict_reason = None, f"{NOT_COMPARABLE}: {withheld}"
         else:
-            entry.verdict, entry.verdict_reason = _verdict(entry, rules)
-        entry.needs_launches = least_launches(rules.alpha) if entry.verdict == NOT_TESTED else None
+            test.verdict, test.verdict_reason = _verdict(entry, rules)
+        test.least_launches = least_launches(rules.alpha) if test.verdict == NOT_TESTED else None
     if withheld is not None:
         return NOT_COMPARABLE, withheld
     _stop_sequence(metrics, rules)
@@ -258,56 +263,33 @@ def judge(metrics: Metrics, rules: Rules, values: Values, withheld: str | None =
     _withhold(metrics, rules)
     step, primary, ratio = metrics.get(GUARD), metrics.get(rules.primary), metrics.get(_SHARES[0])
     if step is not None and step.verdict in DECIDED:
-        return str(step.verdict), f"{GUARD}: {step.verdict_reason}"
+        return str(step.verdict), f"{_label(GUARD)}: {step.test.verdict_reason}"
+    label = _label(rules.primary)
     if primary is None:
-        return "inconclusive", f"{rules.primary}, the primary metric, is in neither record"
+        return "inconclusive", f"{label}, the primary metric, is in neither record"
     if primary.verdict not in DECIDED and ratio is not None and ratio.verdict == SHIFTED:
-        return SHIFTED, str(ratio.verdict_reason)
+        return SHIFTED, str(ratio.test.verdict_reason)
     if primary.verdict is None:
-        return "inconclusive", f"{rules.primary} is not judged: {primary.verdict_reason}"
-    return "inconclusive" if primary.verdict == NOT_TESTED else primary.verdict, str(primary.verdict_reason)
+        return "inconclusive", f"{label} is not judged: {primary.test.verdict_reason}"
+    verdict = "inconclusive" if primary.verdict == NOT_TESTED else primary.verdict
+    return verdict, f"{label}: {primary.test.verdict_reason}"
+
+
+def _label(name: str) -> str:
+    return metric_named(name).label
 
 
 def _verdict(entry: ComparedMetric, rules: Rules) -> tuple[VerdictName | None, str]:
-    if entry.bounded:
-        return _bounded_verdict(entry, rules)
+    test = entry.test
     if entry.better is None:
         return None, "neither direction is good in itself"
-    if entry.judgement == "not judged" or entry.p is None:
+    if entry.judgement == "not judged" or test.p is None:
         return None, str(entry.judgement_reason)
     if entry.constant:
         lacking = too_few(entry.counts, rules.alpha)
         return (NOT_TESTED, lacking) if lacking else ("equivalent", "the same value in every launch")
-    p = entry.p if entry.p_corrected is None else entry.p_corrected
-    return decide(entry.effect, p, better=entry.better, launches=entry.counts, alpha=rules.alpha, margin=entry.margin)
-
-
-def _bounded_verdict(entry: ComparedMetric, rules: Rules) -> tuple[VerdictName | None, str]:
-    """Return the verdict of a metric of which a side has bounds alone: in the sequence, where the bounds lie apart in
-    all launches, or all together within the margin; otherwise none.
-    """
-    bounds, unit, margin = entry.bounds, entry.unit, entry.margin
-    sides = " against ".join(TEXT.bounds(ends, unit) for ends in (bounds.candidate, bounds.reference))
-    why = f"host-bound, {sides} in the reference"
-    if entry.role not in ("primary", "sequence") or entry.better is None:
-        return None, f"{NOT_TESTED}: {why}"
-    lacking = too_few(bounds.counts, rules.alpha)
-    if lacking is not None:
-        return NOT_TESTED, f"{why}; {lacking}"
-    effect = bounds.difference if unit == "ratio" else bounds.change
-    if effect.low is None or effect.high is None:
-        return None, f"{NOT_TESTED}: {why}; a bound is 0"
-    if -margin <= effect.low <= effect.high <= margin:
-        return "equivalent", f"{why}: within the margin of {margin:g} in all launches"
-    if not (effect.low > margin or effect.high < -margin):
-        return None, f"{NOT_TESTED}: {why}: the bounds differ by less than the margin of {margin:g}"
-    # Of the exact Mann-Whitney test where every value of a side is above the other's.
-    p = 2 / comb(sum(bounds.counts), bounds.counts[0])
-    nearest = effect.low if effect.low > 0 else effect.high
-    places = 100 if abs(nearest) >= 1 else 1000
-    least = TEXT.effect(trunc(nearest * places) / places, _kind(entry))  # a bound is not rounded away from 0
-    reason = f"{why}: apart in all launches, by {least} or more (p = {p_value(p)})"
-    return "improvement" if (effect.low > 0) == (entry.better == "higher") else "regression", reason
+    p = test.p if test.p_corrected is None else test.p_corrected
+    return decide(test.effect, p, better=entry.better, launches=entry.counts, alpha=rules.alpha, margin=test.margin)
 
 
 def _is_tested(entry: ComparedMetric, alpha: float) -> bool:
@@ -315,8 +297,8 @@ def _is_tested(entry: ComparedMetric, alpha: float) -> bool:
     and the platforms permit it. A metric with one value in all launches tests nothing, which can be seen without
     knowing which launch belongs to which side; so leaving it out keeps the error rate.
     """
-    judged = entry.better is not None and entry.judgement != "not judged" and entry.p is not None
-    return judged and not entry.bounded and not entry.constant and too_few(entry.counts, alpha) is None
+    judged = entry.better is not None and entry.judgement != "not judged" and entry.test.p is not None
+    return judged and not entry.constant and too_few(entry.counts, alpha) is None
 
 
 def _stop_sequence(metrics: Metrics, rules: Rules) -> None:
@@ -328,15 +310,13 @@ def _stop_sequence(metrics: Metrics, rules: Rules) -> None:
     beforehand = "to test it first, name it with --primary before the next launches are made"
     for name in rules.sequence:
         entry = metrics.get(name)
-        if entry is None:
+        if entry is None or not _is_tested(entry, rules.alpha):
             continue
-        tested = _is_tested(entry, rules.alpha) or (entry.bounded and entry.verdict is not None)
-        if stopped is not None and tested:
-            entry.verdict, entry.verdict_reason = NOT_TESTED, f"{stopped}; {beforehand}"
-        elif tested and entry.p is not None and entry.p > rules.alpha:
-            stopped = f"{in_turn}: p = {p_value(entry.p)} of {name} is above {rules.alpha:g}"
-        elif entry.bounded and entry.verdict not in DECIDED:
-            stopped = f"{in_turn}: {name} is {entry.verdict or NOT_TESTED} ({entry.verdict_reason})"
+        test = entry.test
+        if stopped is not None:
+            test.verdict, test.verdict_reason = NOT_TESTED, f"{stopped}; {beforehand}"
+        elif test.p is not None and test.p > rules.alpha:
+            stopped = f"{in_turn}: p = {p_value(test.p)} of {name} is above {rules.alpha:g}"
 
 
 def _judge_together(metrics: Metrics, rules: Rules, values: Values) -> None:
@@ -344,15 +324,15 @@ def _judge_together(metrics: Metrics, rules: Rules, values: Values) -> None:
     tested = {
         name: values[name]
         for name, entry in metrics.items()
-        if entry.role == "secondary" and _is_tested(entry, rules.alpha)
+        if entry.test.role == "secondary" and _is_tested(entry, rules.alpha)
     }
     for name, (p, level) in step_down(tested, rules.alpha).items():
-        entry, sides = metrics[name], tested[name]
-        entry.p_corrected = p if entry.p is None else max(entry.p, p)
+        entry, test, sides = metrics[name], metrics[name].test, tested[name]
+        test.p_corrected = p if test.p is None else max(test.p, p)
         if level is not None:
             left, right = (side[~np.isnan(side)] for side in sides)
-            add_intervals(entry, left, right, level)
-            entry.verdict, entry.verdict_reason = _verdict(entry, rules)
+            add_intervals(test, left, right, level)
+            test.verdict, test.verdict_reason = _verdict(entry, rules)
             continue
         # These launches decide none, whatever they had measured.
         why = (
@@ -360,11 +340,11 @@ def _judge_together(metrics: Metrics, rules: Rules, values: Values) -> None:
             f"can reach p <= {rules.alpha:g}"
         )
         wanted = least_launches(rules.alpha, len(tested))
-        entry.verdict = NOT_TESTED
+        test.verdict = NOT_TESTED
         if wanted <= min(map(len, sides)):
-            entry.verdict_reason = f"too many launches share a value: {why}"
+            test.verdict_reason = f"too many launches have equal values: {why}"
         else:
-            entry.verdict_reason, entry.needs_launches = f"needs {wanted} launches per side: {why}", wanted
+            test.verdict_reason, test.least_launches = f"needs {wanted} launches per side: {why}", wanted
 
 
 def _withhold(metrics: Metrics, rules: Rules) -> None:
@@ -377,14 +357,14 @@ def _withhold(metrics: Metrics, rules: Rules) -> None:
     times = [entry for entry in (step, exposed) if entry is not None and entry.verdict is not None]
     decided = {entry.verdict for entry in times}
     for name, entry in metrics.items():
-        if entry.verdict == "improvement" and name != GUARD and withheld is not None:
-            entry.verdict = "inconclusive"
-            alone = f"better by itself ({entry.verdict_reason})"
-            entry.verdict_reason = f"{alone}, but {withheld}: not an improvement"
-        elif times and name in _SHARES and entry.verdict in DECIDED and entry.verdict not in decided:
-            better, gained = ("better", "gained") if entry.verdict == "improvement" else ("worse", "lost")
-            entry.verdict = SHIFTED
-            entry.verdict_reason = (
-                f"the share is {better} ({entry.verdict_reason}), but neither exposed nor step time is significantly "
+        test = entry.test
+        if test.verdict == "improvement" and name != GUARD and withheld is not None:
+            test.verdict = "inconclusive"
+            test.verdict_reason = f"better by itself ({test.verdict_reason}), but {withheld}: not an improvement"
+        elif times and name in _SHARES and test.verdict in DECIDED and test.verdict not in decided:
+            better, gained = ("better", "gained") if test.verdict == "improvement" else ("worse", "lost")
+            test.verdict = SHIFTED
+            test.verdict_reason = (
+                f"the share is {better} ({test.verdict_reason}), but neither exposed nor step time is significantly "
                 f"{better}: shifted, nothing {gained}"
             )

@@ -13,13 +13,12 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from aorta.analysis.aggregate import LabelledRun, by_step
+from aorta.analysis.aggregate import LabelledRun, job_step_times
 from aorta.analysis.dataframes import STEP_MS
 from aorta.analysis.devices import THROTTLED, step_columns
 from aorta.documents.comparison import SIDES, Comparison
 from aorta.documents.dataset import DatasetEntry
 from aorta.documents.formatting import PAGE
-from aorta.documents.metrics import JOB_STEP
 from aorta.read.frames import Floats, Ints
 from aorta.report.page.bokeh_chart import Chart, draw, hover, model, new_chart, plain, source
 from aorta.report.palette import SERIES, light
@@ -167,7 +166,7 @@ def curves_of(dataset: LabelledRun) -> tuple[dict[str, Curve], np.ndarray]:
     to the slowest.
     """
     at = dataset.column("global_step")
-    times, steps, _ = by_step(dataset, JOB_STEP)
+    times, steps, _ = job_step_times(dataset)
     job_ms = np.full(len(dataset.global_steps), np.nan)
     job_ms[np.searchsorted(dataset.global_steps, steps)] = times
     curves = {

@@ -16,7 +16,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
-from aorta.analysis.aggregate import LabelledRun, by_step
+from aorta.analysis.aggregate import LabelledRun, job_step_times
 from aorta.analysis.cautions import DRAWN, autopsy_title
 from aorta.analysis.compare.headline import is_comparable
 from aorta.analysis.stragglers import straggler_sentences
@@ -27,7 +27,7 @@ from aorta.documents import known
 from aorta.documents.comparison import Summary
 from aorta.documents.dataset import DatasetEntry
 from aorta.documents.formatting import first_upper, json_text
-from aorta.documents.metrics import HOST_BOUND, JOB_STEP
+from aorta.documents.metrics import HOST_BOUND
 from aorta.records.files import NOT_UTF8
 from aorta.redaction import redact
 from aorta.report import kernel_tables as kernels
@@ -68,7 +68,7 @@ def write_page(datasets: Mapping[str, LabelledRun], summary: Summary, path: Path
     for label, dataset in datasets.items():
         if dataset.pace.drawn_as_ranges:
             spans[label].notes.append(f"{label}: {DRAWN}")
-        basis, why = dataset.pace.basis("overlap_ratio"), by_step(dataset, JOB_STEP)[2]
+        basis, why = dataset.pace.basis("overlap_ratio"), job_step_times(dataset)[2]
         if basis.source != "marks":
             step_notes.append(f"{label}: no overlap ratio over the steps: {basis.reason or HOST_BOUND}")
         if why is not None:

@@ -20,9 +20,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from aorta.analysis.aggregate import LabelledRun, by_step, job_steps
+from aorta.analysis.aggregate import LabelledRun, job_step_times, job_steps
 from aorta.documents.formatting import PAGE, group_title, rough_ms
-from aorta.documents.metrics import JOB_STEP
 from aorta.errors import InputError
 from aorta.read.matching import NumberedNames, matched_pieces
 from aorta.read.run import Run, StepIntervals
@@ -257,7 +256,7 @@ def chosen_steps(dataset: LabelledRun) -> list[ChosenStep]:
     times, steps = job_steps(dataset, ranks)
     if not len(times):
         return []
-    known = by_step(dataset, JOB_STEP)[2] is None  # not where ranks are missing; those read are still drawn
+    known = job_step_times(dataset)[2] is None  # not where ranks are missing; those read are still drawn
     what = "job step" if known else "step of the ranks read"
     order = np.argsort(times, kind="stable")
     chosen = {"median": order[(len(times) - 1) // 2], "slowest": np.argmax(times), "fastest": order[0]}

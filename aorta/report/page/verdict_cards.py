@@ -18,7 +18,7 @@ from aorta.documents import known
 from aorta.documents.comparison import SIDES, Summary
 from aorta.documents.dataset import MEANS, DatasetEntry
 from aorta.documents.formatting import PAGE, NumberFormat, first_upper, rough_percent
-from aorta.documents.metrics import RATIO_PARTS, metric_named
+from aorta.documents.metrics import JOB_STEP, RATIO_PARTS, SHOWN_FIRST, metric_named
 from aorta.report.run_tables import change_of, signed
 
 _LOOKS: Final = {
@@ -31,11 +31,6 @@ _LOOKS: Final = {
     NOT_COMPARABLE: ("open", "?"),
 }
 """Tone and sign of each verdict."""
-_TITLES: Final = {
-    "overlap_ratio": "Overlap ratio",
-    "exposed_comm_ms": "Exposed communication",
-    "job_step_ms": "Job step",
-}
 
 
 @dataclass(frozen=True)
@@ -87,21 +82,21 @@ def verdict_of(summary: Summary) -> PageVerdict:
 
     over_all = comparison.statistic == MEANS
     cards = []
-    for name in dict.fromkeys((comparison.deciding, *_TITLES)):
+    for name in dict.fromkeys((comparison.deciding, *SHOWN_FIRST)):
         pair = comparison.metrics.get(name)
         if pair is None or (pair.unknown and not pair.bounded):
             continue
         effect = change_of(pair) if comparable else None
         judged = (pair.verdict or str(pair.judgement)) if comparable and (effect or not pair.tested) else ""
-        before, after = (PAGE.side(pair, side) for side in SIDES)
+        before, after = (PAGE.known(pair.side(side), pair.unit) for side in SIDES)
         change = "" if effect is None or effect.value is None else PAGE.effect(effect.value, effect.kind)
         if pair.tested:
-            role = {"primary": "primary", "guard": "safeguard"}.get(pair.role or "", "secondary")
+            role = {"primary": "primary", "guard": "safeguard"}.get(pair.test.role, "secondary")
         else:
             role = ("ratio of sums" if name in RATIO_PARTS else "mean") if over_all else "median"
         card_tone = _LOOKS[judged][0] if judged in _LOOKS else "open"
         value = f"{before} \u2192 {after}"
-        cards.append(Card(name, _TITLES.get(name, name), role, value, change, card_tone, signed(judged)))
+        cards.append(Card(name, _title(name), role, value, change, card_tone, signed(judged)))
     stuck = [f"{label}: {hung}" for label, entry in summary.datasets.items() if (hung := autopsy_title(entry))]
     # The sentence says what was not alike already.
     unlike = {
@@ -141,7 +136,7 @@ def _numbers_only(entries: Mapping[str, DatasetEntry]) -> PageVerdict:
             measured.append(f"{said}{measured_over(entry)}, warm-up left out")
             notes += [f"{label}: {note}" for note in pace_notes(entry)]
         if label not in stuck:
-            cards += [card for name in _TITLES if (card := _median_card(name, label if many else "", entry))]
+            cards += [card for name in SHOWN_FIRST if (card := _median_card(name, label if many else "", entry))]
     if many or not stuck:
         sentences += [f"{first_upper('; '.join(measured))}."] if measured else []
         sentences.append("Nothing was compared: name a reference and a candidate for that.")
@@ -155,7 +150,7 @@ def result_of(entry: DatasetEntry, form: NumberFormat = PAGE) -> str:
     """Return a run in a line: `67 % of communication hidden; 23 ms exposed in a step of 211 ms`."""
     if not entry.count:
         return "Nothing to measure"
-    length, hidden, exposed = map(entry.leading, ("job_step_ms", "overlap_ratio", "exposed_comm_ms"))
+    length, hidden, exposed = map(entry.value, ("job_step_ms", "overlap_ratio", "exposed_comm_ms"))
     steps = [] if length is None else [f"steps of {form.quantity(length, 'ms')}"]
     ratio, parts = entry.described.get("overlap_ratio"), []
     if why := _nothing_to_hide(entry):
@@ -188,12 +183,16 @@ def _nothing_to_hide(entry: DatasetEntry) -> str:
     return "No communication" if comm is not None and comm.max == 0 else ""
 
 
+def _title(name: str) -> str:
+    return first_upper(metric_named(name).title) or name
+
+
 def _median_card(name: str, label: str, entry: DatasetEntry) -> Card | None:
-    """Return the card of what heads a run (`DatasetEntry.leading`); None where there is neither value nor bound."""
+    """Return the card of what heads a run (its `value`); None where there is neither value nor bound."""
     found = entry.described.get(name)
-    if found is None or (name != "job_step_ms" and _nothing_to_hide(entry)):
+    if found is None or (name != JOB_STEP and _nothing_to_hide(entry)):
         return None
-    heading, unit = ", ".join(filter(None, (_TITLES[name], label))), metric_named(name).unit
+    heading, unit = ", ".join(filter(None, (_title(name), label))), metric_named(name).unit
     if found.bounds:
         return Card(name, heading, "bounds", PAGE.bounds(found.bounds, unit), "", "open", found.reason or "")
     if found.median is None:
@@ -202,4 +201,4 @@ def _median_card(name: str, label: str, entry: DatasetEntry) -> Card | None:
     of = over_all if entry.few_steps else "median"
     of += " of the steps measured by kernels" if found.source == "kernels" else ""
     spread = f"5th to 95th percentile: {PAGE.number(found.p5, unit)} to {PAGE.quantity(found.p95, unit)}"
-    return Card(name, heading, of, PAGE.quantity(entry.leading(name), unit), "", "open", spread)
+    return Card(name, heading, of, PAGE.quantity(found.value, unit), "", "open", spread)

@@ -69,9 +69,9 @@ def test_a_contradiction_would_be_seen() -> None:
     entry = found["overlap_ratio"]
     assert not contradicts(entry)
     assert entry.verdict == "regression"
-    assert contradicts(replace(entry, verdict="inconclusive"))
-    assert contradicts(replace(entry, effect=replace(entry.effect, high=0.1)))
-    assert contradicts(replace(entry, verdict="equivalent"))
+    effect = replace(entry.test.effect, high=0.1)
+    for change in ({"verdict": "inconclusive"}, {"effect": effect}, {"verdict": "equivalent"}):
+        assert contradicts(replace(entry, test=replace(entry.test, **change)))
 
 
 def test_holm_by_hand() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from aorta.analysis.compare.headline import MOST_WORDS, headline, numbers
-from aorta.analysis.compare.launch_comparison import judged, medians_side
+from aorta.analysis.compare.launch_comparison import judged
 from aorta.analysis.compare.run_comparison import pairs
 from aorta.analysis.compare.verdict import DECIDED, GUARD, SEQUENCE, SHIFTED, Rules
 from aorta.documents.comparison import Comparison
@@ -23,27 +23,32 @@ CHANGED = {"job_step_ms": "step", "exposed_comm_ms": "exposed", "overlap_ratio":
 def entry(name: str, reference: float, candidate: float, verdict: str | None, **changes: Any) -> dict[str, Any]:
     kind = "difference" if metric_named(name).unit == "ratio" else "quotient"
     value = candidate - reference if kind == "difference" else candidate / reference - 1
-    return {
-        "unit": metric_named(name).unit,
+    test = {
         "effect": {"kind": kind, "value": value, "low": value - 0.05, "high": value + 0.05},
         "interval_level": 0.95,
-        "reference": reference,
-        "candidate": candidate,
-        "difference": candidate - reference,
-        "quotient": candidate / reference,
         "p": 0.029,
         "verdict": verdict,
         "verdict_reason": "p = 0.34 is above 0.05",
-        "launches": {"reference": 4, "candidate": 4},
-        "detectable": {"power": 0.8, "effect": 0.03, "reason": None},
+        "power": {"probability": 0.8, "smallest_effect": 0.03, "launches": 9},
         "margin": 0.02,
-        "launches_needed": 9,
-    } | changes
+    }
+    return {
+        "unit": metric_named(name).unit,
+        "reference": {"value": reference, "count": 4},
+        "candidate": {"value": candidate, "count": 4},
+        "difference": candidate - reference,
+        "quotient": candidate / reference,
+        "test": test | changes,
+    }
 
 
 STEP = entry("job_step_ms", 178.0, 220.4, "inconclusive", p=0.34)
 EXPOSED = entry("exposed_comm_ms", 33.1, 76.4, "regression")
 HIDDEN = entry("overlap_ratio", 0.476, 0.0001, "regression")
+
+
+def hidden(verdict: str) -> dict[str, Any]:
+    return entry("overlap_ratio", 0.476, 0.0001, verdict)
 
 
 def compared(
@@ -80,7 +85,7 @@ def exposed(candidate: float, verdict: str | None) -> dict[str, Any]:
             "Hidden 48 % -> <1 % (significant); exposed +131 % (significant); step +24 % (significant).",
         ),
         (
-            compared("improvement", step(160.2, "improvement"), EXPOSED, HIDDEN | {"verdict": SHIFTED}),
+            compared("improvement", step(160.2, "improvement"), EXPOSED, hidden(SHIFTED)),
             "Faster: step 178 -> 160 ms, although 43.3 ms more exposed.",
             "Hidden 48 % -> <1 % (shifted); exposed +131 % (significant); step -10 % (significant).",
         ),
@@ -94,7 +99,7 @@ def exposed(candidate: float, verdict: str | None) -> dict[str, Any]:
                 "inconclusive",
                 step(176.0, "inconclusive"),
                 exposed(33.4, "inconclusive"),
-                HIDDEN | {"verdict": "not tested"},
+                hidden("not tested"),
             ),
             "Inconclusive: exposed 33.1 -> 33.4 ms; step time inconclusive.",
             "Hidden 48 % -> <1 % (not tested); exposed +0.9 % (inconclusive); step -1.1 % (inconclusive).",
@@ -180,15 +185,8 @@ def test_not_comparable_is_the_headline_without_a_delta() -> None:
 
 def test_of_one_launch_a_side_nothing_is_tested() -> None:
     metrics = {
-        "overlap_ratio": {"unit": "ratio", "reference": 0.5, "candidate": 0.4, "difference": -0.1},
-        "exposed_comm_ms": {"unit": "ms", "reference": 9.0, "candidate": 11.0, "difference": 2.0, "quotient": 11 / 9},
-        "job_step_ms": {
-            "unit": "ms",
-            "reference": 47.2,
-            "candidate": 42.7,
-            "difference": -4.5,
-            "quotient": 42.7 / 47.2,
-        },
+        name: {key: value for key, value in entry(name, *values, None).items() if key != "test"}
+        for name, *values in (("overlap_ratio", 0.5, 0.4), ("exposed_comm_ms", 9.0, 11.0), ("job_step_ms", 47.2, 42.7))
     }
     found = {"verdict": "inconclusive", "verdict_reason": "one launch per side; a verdict needs four", "unlike": []}
     assert by_json.title(found | {"metrics": metrics}) == "not tested"
@@ -201,7 +199,7 @@ def test_of_one_launch_a_side_nothing_is_tested() -> None:
 
 
 def test_the_evidence_has_interval_p_launches_and_power() -> None:
-    found = compared("inconclusive", STEP, exposed(34.0, "inconclusive") | {"p": 0.34})
+    found = compared("inconclusive", STEP, entry("exposed_comm_ms", 33.1, 34.0, "inconclusive", p=0.34))
     assert by_json.evidence(found) == (
         "exposed_comm_ms: +2.7 %, 95 % interval -2.3 to +7.7 %, p 0.34, 4 against 4 launches: p = 0.34 is above 0.05. "
         "Smallest detectable effect: 3 % (80 % power). To detect 2.7 %: 9 launches per side."
@@ -236,7 +234,7 @@ def generated(generator: np.random.Generator, noise: list[dict[str, Any]]) -> Co
     why = "only ratios are judged across platforms" if generator.random() < 0.1 else None
     primary = str(generator.choice([*SEQUENCE[:2], SEQUENCE[0], SEQUENCE[0], GUARD]))
     rules = Rules(primary=SEQUENCE[1] if why else primary)
-    metrics = pairs(*map(medians_side, sides), why)
+    metrics = pairs(sides[0].statistics, sides[1].statistics, why)
     verdict, reason = judged(metrics, *sides, rules)
     found = by_json.built(Comparison, {"metrics": {}, "launches": {}, "primary": rules.primary, "alpha": 0.05})
     found.metrics, found.verdict, found.verdict_reason = metrics, verdict, reason
@@ -250,7 +248,8 @@ def test_no_headline_contradicts_its_table(seed: int) -> None:
     for _ in range(250):
         found = generated(generator, noise)
         first, second, metrics = headline(found), numbers(found), found.metrics
-        told = f"{first}\n{second}\n{ ({name: (m.verdict, m.reference, m.candidate) for name, m in metrics.items()}) }"
+        values = {name: (m.verdict, m.reference.value, m.candidate.value) for name, m in metrics.items()}
+        told = f"{first}\n{second}\n{values}"
         seen.add(first.partition(":")[0])
         assert len(first.split()) <= MOST_WORDS, told
         words = {name: metrics[name].verdict for name in CHANGED if name in metrics}

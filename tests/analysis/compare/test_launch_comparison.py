@@ -46,31 +46,31 @@ def test_a_regression_is_told_first_with_everything_it_rests_on(tmp_path: Path) 
     assert comparison == compared(tmp_path, *sides), "the same records give the same summary"
     assert comparison["verdict"] == "regression"
     assert [entry["overlap_ratio"] for entry in comparison["launches"]["candidate"]] == pytest.approx(LOW)
-    ratio = comparison["metrics"]["overlap_ratio"]
+    assert comparison["metrics"]["overlap_ratio"]["reference"]["value"] == pytest.approx(0.815)
+    tests = {name: pair["test"] for name, pair in comparison["metrics"].items()}
+    ratio = tests["overlap_ratio"]
     assert ratio["role"] == "sequence"
-    assert ratio["reference"] == pytest.approx(0.815)
     assert ratio["effect"]["kind"] == "difference"
     assert ratio["effect"]["value"] == pytest.approx(-0.20)
     assert -0.24 < ratio["effect"]["low"] < -0.20 < ratio["effect"]["high"] < -0.16
     assert ratio["p"] == pytest.approx(2 / 70)
     assert ratio["p_corrected"] is None
-    assert ratio["launches_needed"] == 4
+    assert ratio["power"]["launches"] == 4
     # Launches vary by 0.013; 4 against 4 find shifts of about three times that.
-    assert ratio["detectable"]["effect"] == pytest.approx(0.045, abs=0.01)
-    step = comparison["metrics"]["job_step_ms"]
+    assert ratio["power"]["smallest_effect"] == pytest.approx(0.045, abs=0.01)
+    step = tests["job_step_ms"]
     assert (step["role"], step["effect"]["kind"], step["verdict"]) == ("guard", "quotient", "equivalent")
-    exposed = comparison["metrics"]["exposed_comm_ms"]
+    exposed = tests["exposed_comm_ms"]
     assert exposed["role"] == "primary"
     assert exposed["p"] == pytest.approx(2 / 70)
     assert (exposed["p_corrected"], exposed["verdict"]) == (None, "regression")
     assert ratio["verdict"] == "regression", "the exposed time before it differs"
-    idle = comparison["metrics"]["idle_ms"]
+    idle = tests["idle_ms"]
     assert idle["role"] == "secondary"
-    for reason in (idle["detectable"]["reason"], idle["launches_needed_reason"]):
-        assert "metrics that are tested together" in reason
-    assert (idle["verdict"], idle["needs_launches"]) == ("not tested", 5)
+    assert "metrics that are tested together" in idle["power"]["launches_reason"]
+    assert (idle["verdict"], idle["least_launches"]) == ("not tested", 5)
     assert idle["launch_sd"] > 0
-    assert comparison["metrics"]["comm_ms"]["verdict"] is None
+    assert tests["comm_ms"]["verdict"] is None
     entry = found.summary["datasets"]["new"]
     assert (entry["launches"], entry["representative"]) == (4, str(sides[1] / "01"))
     text = found.text
@@ -88,18 +88,18 @@ def test_across_platforms_a_slower_step_still_withholds(tmp_path: Path) -> None:
     slow = launch_set(tmp_path / "b", HIGH, [120.0, 121.0, 122.0, 123.0], platform="rocm")
     found = compared(tmp_path, reference, slow)
     assert found["verdict"] == "inconclusive"
-    assert found["metrics"]["job_step_ms"]["verdict"] is None
-    assert found["metrics"]["job_step_ms"]["verdict_reason"] == "only ratios are judged across platforms"
-    assert found["metrics"]["job_step_ms"]["p_corrected"] is None
+    step = found["metrics"]["job_step_ms"]["test"]
+    assert (step["verdict"], step["p_corrected"]) == (None, None)
+    assert step["verdict_reason"] == "only ratios are judged across platforms"
     judged = compared(tmp_path, reference, slow, judge_milliseconds=True)
-    assert judged["metrics"]["job_step_ms"]["verdict"] == "regression"
+    assert judged["metrics"]["job_step_ms"]["test"]["verdict"] == "regression"
 
 
 def test_the_same_noise_on_both_sides_is_no_regression_and_a_single_run_is_one_launch(tmp_path: Path) -> None:
     reference = launch_set(tmp_path / "a", HIGH)
     found = compared(tmp_path, reference, launch_set(tmp_path / "b", HIGH[::-1]))
     assert found["verdict"] in ("equivalent", "inconclusive")
-    constant = found["metrics"]["compute_stall_ms"]
+    constant = found["metrics"]["compute_stall_ms"]["test"]
     assert (constant["verdict"], constant["p_corrected"]) == ("equivalent", None)
     alone = compared(tmp_path, launch(tmp_path / "one", 0.8), reference)
     assert alone["verdict"] == "inconclusive"
@@ -203,7 +203,7 @@ def test_every_launch_without_a_manifest_and_on_both_sides_is_warned_of(tmp_path
     reference, candidate = launch_set(tmp_path / "a", HIGH), launch_set(tmp_path / "b", LOW, manifest=False)
     twice = compared(tmp_path, reference, reference)
     assert any("4 run(s) are on both sides" in warning for warning in twice["warnings"])
-    assert twice["metrics"]["overlap_ratio"]["p"] == 1
+    assert twice["metrics"]["overlap_ratio"]["test"]["p"] == 1
     (reference / "02" / "run.json").unlink()
     said = [warning for warning in compared(tmp_path, reference, candidate)["warnings"] if "manifest" in warning]
     assert [warning.partition(":")[0] for warning in said] == [
@@ -323,7 +323,7 @@ def test_two_sets_and_every_rule_as_words(
     found = strict_json(tmp_path / "reports" / "plan" / "summary.json")["comparison"]
     assert (found["primary"], found["alpha"], found["margin"]) == ("exposed_share", 0.04, 0.01)
     assert found["judge_milliseconds"] is True
-    assert found["metrics"]["overlap_ratio"]["role"] == "sequence"
+    assert found["metrics"]["overlap_ratio"]["test"]["role"] == "sequence"
 
 
 @pytest.mark.parametrize("named", ["artifacts/mine", "mine", "artifacts/mine/"])

@@ -12,7 +12,7 @@ from aorta.analysis.compare.rank_tests import detectable, launches_needed, mann_
 from aorta.analysis.compare.verdict import GUARD, Rules, decide
 from aorta.documents.comparison import Effect
 from aorta.errors import InputError
-from tests.analysis.by_json import intervals, judge, numbers, slower
+from tests.analysis.by_json import describe, intervals, judge, numbers, slower
 
 
 def decided(
@@ -25,22 +25,27 @@ def decided(
 @pytest.mark.parametrize(
     ("evidence", "changes", "word", "why"),
     [
-        ((-0.1, -0.15, -0.05), {}, "regression", "p = 0.008 and the effect is beyond the margin of 0.02"),
+        ((-0.1, -0.15, -0.05), {}, "regression", "p = 0.008, change beyond the 2-point margin; 5 launches per side"),
         ((0.1, 0.05, 0.15), {}, "improvement", ""),
         ((0.1, 0.05, 0.15), {"better": "lower"}, "regression", ""),
         ((-0.1, -0.15, -0.05), {"better": "lower"}, "improvement", ""),
-        ((-0.1, -0.15, -0.05, 0.05), {}, "regression", "p = 0.05 and"),
+        ((-0.1, -0.15, -0.05, 0.05), {}, "regression", "p = 0.05, change"),
         ((-0.1, -0.15, 0.05, 0.06), {}, "inconclusive", "p = 0.06 is above 0.05"),
-        ((-0.015, -0.03, -0.01), {}, "inconclusive", "not beyond the margin of 0.02"),
+        ((-0.015, -0.03, -0.01), {}, "inconclusive", "not beyond the 2-point margin"),
         ((-0.01, -0.015, -0.005), {}, "equivalent", "the whole interval lies within"),
-        ((0.02, 0.01, 0.03), {}, "inconclusive", "not beyond the margin"),  # an effect of the margin is not beyond it
-        ((-0.02, -0.03, -0.01), {}, "inconclusive", "not beyond the margin"),
+        (
+            (0.02, 0.01, 0.03),
+            {},
+            "inconclusive",
+            "not beyond the 2-point margin",
+        ),  # an effect of the margin is not beyond it
+        ((-0.02, -0.03, -0.01), {}, "inconclusive", "not beyond the 2-point margin"),
         ((0.01, 0.0, 0.02, 0.9), {}, "equivalent", "within"),  # up to the margin is within it
         ((-0.01, -0.02, 0.0, 0.9), {}, "equivalent", "within"),
         ((0.0, -0.01, 0.03, 0.9), {}, "inconclusive", "is above"),
         ((0.0, None, None, 0.9), {}, "inconclusive", "is above"),
         ((None, None, None), {}, "inconclusive", "the reference is 0"),
-        ((-0.1, -0.15, 0.0, 0.05), {}, "inconclusive", "p = 0.05, but the interval holds 0: launches share values"),
+        ((-0.1, -0.15, 0.0, 0.05), {}, "inconclusive", "p = 0.05, but the interval holds 0: some launches have equal"),
         (
             (-0.1, -0.15, -0.05),
             {"launches": (3, 1)},
@@ -58,7 +63,7 @@ def test_the_verdict_on_one_metric(evidence: Any, changes: dict[str, Any], word:
 
 
 def guarding(value: float | None, p: float | None) -> dict[str, Any]:
-    return {"effect": {"value": value}, "p": p, "margin": 0.02}
+    return {"test": {"effect": {"value": value}, "p": p, "margin": 0.02}}
 
 
 def test_a_slower_step_withholds_and_so_does_an_unknown_one() -> None:
@@ -138,30 +143,29 @@ def test_effect_and_interval_of_a_ratio_and_of_milliseconds() -> None:
     assert same["difference_interval"] == pytest.approx({"low": 10, "high": 10})
     nothing = found("overlap_ratio", [], [0.7, 0.8])
     assert (nothing["p"], nothing["effect"]["value"]) == (None, None)
-    assert nothing["launches"] == {"reference": 0, "candidate": 2}
 
 
 def test_noise_and_power_are_in_the_unit_of_the_effect() -> None:
     told = found("job_step_ms", LEFT, RIGHT)
     assert told["launch_sd"] == pytest.approx(RELATIVE, rel=1e-4)
-    assert told["detectable"]["effect"] == pytest.approx(detectable(4, 4, RELATIVE, 0.02, 0.05), rel=1e-3)
-    assert 0.02 < told["detectable"]["effect"] < 0.1
-    assert told["launches_needed"] == 4
+    assert told["power"]["smallest_effect"] == pytest.approx(detectable(4, 4, RELATIVE, 0.02, 0.05), rel=1e-3)
+    assert 0.02 < told["power"]["smallest_effect"] < 0.1
+    assert told["power"]["launches"] == 4
     scaled = found("job_step_ms", [1e3 * ms for ms in LEFT], [1e3 * ms for ms in RIGHT])
-    for name in ("effect", "launch_sd", "detectable", "launches_needed"):
+    for name in ("effect", "launch_sd", "power"):
         assert scaled[name] == pytest.approx(told[name]), f"{name} in microseconds"
     ratio = found("overlap_ratio", [ms / 200 for ms in LEFT], [ms / 200 for ms in RIGHT])
     assert ratio["launch_sd"] == pytest.approx(RELATIVE * 100 / 200, rel=1e-4)
     noisy = (97.0, 99.0, 101.0, 103.0)
     below = found("job_step_ms", noisy, [ms + 0.1 for ms in noisy])
-    assert below["launches_needed"] == launches_needed(0.02, below["launch_sd"], 0.05), "that find the margin"
+    assert below["power"]["launches"] == launches_needed(0.02, below["launch_sd"], 0.05), "that find the margin"
     secondary = found("idle_ms", LEFT, RIGHT)
     assert secondary["launch_sd"] == pytest.approx(RELATIVE, rel=1e-4)
-    assert (secondary["detectable"]["effect"], secondary["launches_needed"]) == (None, None)
+    assert (secondary["power"]["smallest_effect"], secondary["power"]["launches"]) == (None, None)
 
 
 LEVEL = [0.50, 0.51, 0.52, 0.53, 0.54]
-FIRST = "exposed_comm_ms"
+FIRST, LABEL = "exposed_comm_ms", "exposed communication"
 SEQUENCE = (FIRST, "overlap_ratio", "compute_stall_ms")
 Metrics = dict[str, dict[str, Any]]
 
@@ -174,24 +178,26 @@ def entry(shift: float, role: str = "secondary", launches: int = 5, order: int =
     level = np.array(LEVEL[:launches] if launches <= len(LEVEL) else np.linspace(0.5, 0.54, launches))
     left, right = changes.get("values", (np.roll(level, order), level + shift))
     p = changes.get("p", mann_whitney(left, right))
-    return {
-        "unit": "ratio",
+    test = {
         "role": role,
-        "better": "higher",
-        "judgement": "better",
-        "judgement_reason": None,
-        "constant": False,
-        "launches": {"reference": launches, "candidate": launches},
         "margin": 0.02,
         "p": p,
-        "p_corrected": None,
-        "values": (left, right),
         **intervals("overlap_ratio", left, right, p, 0.05),
+    }
+    return {
+        "unit": "ratio",
+        "better": "higher",
+        "reference": describe(left),
+        "candidate": describe(right),
+        "judgement": "better",
+        "judgement_reason": None,
+        "test": test,
+        "values": (left, right),
     } | changes
 
 
 def constant(role: str = "secondary", launches: int = 5) -> dict[str, Any]:
-    return entry(0.0, role, launches, constant=True, p=1.0, values=(np.zeros(launches),) * 2)
+    return entry(0.0, role, launches, p=1.0, values=(np.zeros(launches),) * 2)
 
 
 def guard(shift: float, role: str = "guard", launches: int = 5) -> dict[str, Any]:
@@ -204,7 +210,7 @@ def announced(metrics: Metrics, rules: Rules | None = None) -> Any:
 
 def judged(metrics: Metrics, rules: Rules | None = None) -> dict[str, str | None]:
     announced(metrics, rules)
-    return {name: found["verdict"] for name, found in metrics.items()}
+    return {name: found["test"]["verdict"] for name, found in metrics.items()}
 
 
 def test_a_slower_step_withholds_every_improvement_and_nothing_else() -> None:
@@ -214,7 +220,7 @@ def test_a_slower_step_withholds_every_improvement_and_nothing_else() -> None:
     assert list(judged(metrics(-0.2)).values()) == ["improvement", "improvement", "regression", "improvement"]
     late = metrics(0.2)
     assert list(judged(late).values()) == ["inconclusive", "inconclusive", "regression", "regression"]
-    assert "better by itself" in late["better"]["verdict_reason"]
+    assert "better by itself" in late["better"]["test"]["verdict_reason"]
     unknown = metrics(0.0)
     del unknown[GUARD]
     assert judged(unknown)["better"] == "inconclusive", "a step time that nobody knows withholds too"
@@ -259,16 +265,16 @@ def test_each_of_the_sequence_is_tested_where_the_one_before_it_differs(
 ) -> None:
     found = judged(metrics)
     assert [found[name] for name in SEQUENCE] == words
-    assert [metrics[name]["p_corrected"] for name in SEQUENCE] == [None] * 3
+    assert [metrics[name]["test"]["p_corrected"] for name in SEQUENCE] == [None] * 3
     if words[-1] == "not tested":
-        stopped, last = SEQUENCE[words.index("inconclusive")], metrics["compute_stall_ms"]
+        stopped, last = SEQUENCE[words.index("inconclusive")], metrics["compute_stall_ms"]["test"]
         assert last["verdict_reason"] == (
             "exposed_comm_ms -> overlap_ratio -> compute_stall_ms are tested in turn, each if the one before differs: "
-            f"p = {metrics[stopped]['p']:.2g} of {stopped} is above 0.05; to test it first, name it with --primary "
-            "before the next launches are made"
+            f"p = {metrics[stopped]['test']['p']:.2g} of {stopped} is above 0.05; to test it first, name it with "
+            "--primary before the next launches are made"
         )
         assert last["p"] == pytest.approx(2 / 70), "its own p stays"
-        assert last["needs_launches"] is None, "more launches of this metric are not what it lacks"
+        assert last["least_launches"] is None, "more launches of this metric are not what it lacks"
 
 
 def test_only_secondary_metrics_that_are_judged_and_vary_are_tested_together() -> None:
@@ -282,9 +288,10 @@ def test_only_secondary_metrics_that_are_judged_and_vary_are_tested_together() -
         GUARD: guard(0.0),
     }
     found = judged(metrics)
-    corrected = {name: metric["p_corrected"] for name, metric in metrics.items() if metric["p_corrected"] is not None}
+    tests = {name: metric["test"] for name, metric in metrics.items()}
+    corrected = {name: test["p_corrected"] for name, test in tests.items() if test["p_corrected"] is not None}
     # Each has two labellings of 252 that are as extreme.
-    assert corrected == {"one": pytest.approx(4 / 252), "two": metrics["two"]["p"]}
+    assert corrected == {"one": pytest.approx(4 / 252), "two": metrics["two"]["test"]["p"]}
     words = [found[name] for name in ("one", "constant", "neutral", "elsewhere")]
     assert words == ["improvement", "equivalent", None, None]
 
@@ -300,11 +307,11 @@ def test_what_these_launches_cannot_decide_is_not_tested_and_says_how_many_would
 
     four = metrics(4)
     assert judged(four)["apart"] == "not tested"
-    assert four["apart"]["verdict_reason"] == (
+    assert four["apart"]["test"]["verdict_reason"] == (
         "needs 5 launches per side: with 4 against 4 launches no metric of 2 tested together (minP) can reach p <= 0.05"
     )
-    assert four["apart"]["needs_launches"] == four["null"]["needs_launches"] == 5
-    assert four["apart"]["p"] == pytest.approx(2 / 70), "the raw p stays"
+    assert four["apart"]["test"]["least_launches"] == four["null"]["test"]["least_launches"] == 5
+    assert four["apart"]["test"]["p"] == pytest.approx(2 / 70), "the raw p stays"
     assert judged(metrics(5))["apart"] == "regression", "and with as many it is decided"
 
 
@@ -313,16 +320,16 @@ def test_the_interval_of_a_metric_tested_beside_others_is_that_of_its_test() -> 
     generator = np.random.default_rng(7)
     nulls = {f"null {at}": entry(0.0, launches=6, values=generator.normal(0.5, 0.02, (2, 6))) for at in range(5)}
     judged({FIRST: entry(0.2, "primary", 6), GUARD: guard(0.0)} | nulls)
-    for found in nulls.values():
+    for found in (null["test"] for null in nulls.values()):
         assert found["interval_level"] > 0.95
         assert (found["effect"]["low"] <= 0 <= found["effect"]["high"]) == (found["p_corrected"] > 0.05)
 
 
 def test_the_same_value_in_too_few_launches_says_nothing() -> None:
-    few = constant() | {"launches": {"reference": 3, "candidate": 5}}
+    few = entry(0.0, p=1.0, values=(np.zeros(3), np.zeros(5)))
     assert judged({"metric": few}) == {"metric": "not tested"}
-    assert few["needs_launches"] == 4
-    assert "1 more of the reference" in few["verdict_reason"]
+    assert few["test"]["least_launches"] == 4
+    assert "1 more of the reference" in few["test"]["verdict_reason"]
 
 
 @pytest.mark.parametrize(
@@ -340,14 +347,14 @@ def test_the_same_value_in_too_few_launches_says_nothing() -> None:
 def test_step_time_leads_and_then_the_primary_metric(first: float, step: float, verdict: str) -> None:
     found = announced({FIRST: entry(first, role="primary"), GUARD: guard(step)})
     assert found[0] == verdict
-    assert found[1].startswith(f"{GUARD}: ") == (step != 0)
+    assert found[1].startswith("step time: ") == (step != 0)
 
 
 def test_a_comparison_without_its_primary_metric_or_launches_enough_is_inconclusive() -> None:
-    assert announced({"better": entry(0.2)}) == ("inconclusive", f"{FIRST}, the primary metric, is in neither record")
+    assert announced({"better": entry(0.2)}) == ("inconclusive", f"{LABEL}, the primary metric, is in neither record")
     found = announced({FIRST: entry(-0.2, "primary", 3)})
     assert found[0] == "inconclusive"
-    assert found[1].startswith("needs 4 launches per side")
+    assert found[1].startswith(f"{LABEL}: needs 4 launches per side")
 
 
 @pytest.mark.parametrize(
@@ -367,7 +374,7 @@ def test_a_share_counts_only_with_exposed_or_step_time(ratio: float, exposed: fl
     """Of each more is better here, of the step time less."""
     metrics = {"overlap_ratio": entry(ratio, "primary"), FIRST: entry(exposed, "sequence"), GUARD: guard(step)}
     word, reason = announced(metrics, Rules(primary="overlap_ratio"))
-    assert metrics["overlap_ratio"]["verdict"] == verdict
+    assert metrics["overlap_ratio"]["test"]["verdict"] == verdict
     assert (word == "shifted") == (verdict == "shifted" and abs(step) < 0.1)
     assert ("shifted, nothing" in reason) == (word == "shifted")
 
