@@ -133,7 +133,6 @@ sys.meta_path.insert(0, F())
 OF_TORCH: Final = (
     trains("an ordinary program"),
     trains("a finder of the old kind", FINDER.format(body="def find_module(self, name, path=None): return None")),
-    trains("a finder without a method", FINDER.format(body="def invalidate_caches(self): pass")),
     trains("loaders that take no attribute", SLOTS),
     trains(
         "a finder that takes its place and counts",
