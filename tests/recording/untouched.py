@@ -92,7 +92,7 @@ def main(kind: str, steps: int) -> None:
         scaler.update()
         if kind == "actor" and rank == 0:
             dist.send(torch.ones(1), 1)
-        if step == 4 and folder.is_dir():
+        if step == 4 and rank == 0 and folder.is_dir():
             match kind:
                 case "removes":
                     shutil.rmtree(folder)

@@ -60,9 +60,9 @@ class _Loader:
         return getattr(self._loader, name)
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__loader__ = self._loader
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
+        for owner, name in ((module, "__loader__"), (module.__spec__, "loader")):
+            if getattr(owner, name, None) is self:  # nobody has put another one around it
+                setattr(owner, name, self._loader)
         self._loader.exec_module(module)
         _patch(module)
 
