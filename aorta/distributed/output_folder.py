@@ -189,7 +189,7 @@ def prepare(
             if mine:
                 moved = _clear(path, overwrite=overwrite, stays={*keep, *(RESUMED if resuming else ())})
                 if moved is not None and first:
-                    to_stderr(f"the earlier run in {shown_path(path)} is kept in {shown_path(moved)}")
+                    to_stderr(f"aorta: the earlier run in {shown_path(path)} is kept in {shown_path(moved)}")
 
 
 def write_manifest(folder: RunFolder, manifest: dict[str, Any]) -> None:

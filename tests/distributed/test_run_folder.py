@@ -125,7 +125,7 @@ def test_one_line_says_where_the_earlier_run_is_kept(start, out, capfd, monkeypa
     leave_a_run(first)
     start()
     kept = f"deep/artifacts/history/{first.run_id}-attempt0"
-    assert capfd.readouterr().err == f"the earlier run in deep/artifacts is kept in {kept}\n"
+    assert capfd.readouterr().err == f"aorta: the earlier run in deep/artifacts is kept in {kept}\n"
 
 
 @pytest.mark.spec("D1")
