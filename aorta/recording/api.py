@@ -271,7 +271,7 @@ def record(
         loggers,
         logger_interval,
         str(calibration),
-        "its optimizer" if without_lines.get() else "recording.step()",
+        "the optimizer" if without_lines.get() else "recording.step()",
     )
     for broken in number_rules("watchdog", watchdog := Watchdog(timeout_s=watchdog_timeout_s)):
         raise ConfigError(f"aorta.record: {broken}")

@@ -248,6 +248,6 @@ def test_runs_whose_steps_may_not_mean_the_same_are_compared_with_a_word(
     done = finished([sys.executable, "-m", "aorta", "report", *sides], own=environment(PYTHONPATH=str(ROOT)))
     warnings = json.loads((tmp_path / "o" / "summary.json").read_text())["comparison"]["warnings"]
     assert (
-        "steps may not mean the same: recording.step() ends them in the reference, its optimizer in the candidate"
+        "steps may not mean the same: recording.step() ends them in the reference, the optimizer in the candidate"
         in warnings
     ), done
