@@ -22,7 +22,15 @@ from aorta.read.record_columns import read_tables
 from aorta.read.run import RankTables, Run, partial_steps
 from aorta.records.clocks import CLOCK_SYNC_FILE, RankClock, read_clock_sync
 from aorta.records.record_file import header_of
-from aorta.records.run_files import MANIFEST_FILE, RANK_FILE, RANK_FILE_GLOB, RANK_FILE_NAME, rank_files, read_manifest
+from aorta.records.run_files import (
+    MANIFEST_FILE,
+    RANK_FILE,
+    RANK_FILE_GLOB,
+    RANK_FILE_NAME,
+    rank_files,
+    read_manifest,
+    why_unrecorded,
+)
 from aorta.records.schema import SCHEMA_VERSION, WORLD_LIMIT, Header, chosen_python
 
 Manifest: TypeAlias = Mapping[str, object]
@@ -178,6 +186,9 @@ def load_run(
     source = next(iter(frames.ranks.values())).source
     manifest, manifest_problem = manifest_of(folder, source.identity)
     clocks, why_not = _clocks_of(folder, source.run_id, source.attempt)
+    begun = (manifest or {}).get("created_unix_ns")
+    if isinstance(begun, int) and (unrecorded := why_unrecorded(folder, begun)) is not None:
+        left_out.append(f"the run that was started last, as this is an earlier one; {unrecorded}")
     health = _health(frames.ranks, left_out, manifest, manifest_problem)
     return Run(str(folder), frames, manifest, health, clocks=clocks, clocks_missing=why_not)
 
@@ -247,6 +258,8 @@ def nothing_found(folder: Path) -> str:
         return f"{folder}: {error.strerror or error}; expected a folder with {wanted} files"
     if not stat.S_ISDIR(mode):
         return f"{folder}: not a folder; expected one with {wanted} files"
+    if (unrecorded := why_unrecorded(folder)) is not None:
+        return unrecorded
     below = sorted({str(path.parent) for path in folder.rglob(RANK_FILE_GLOB)})
     hint = f"; there are some in {', '.join(below)}" if below else ""
     return f"{folder}: no {wanted} in this folder{hint}. Give the folder of one run (training.output_dir)"

@@ -128,7 +128,7 @@ def test_one_line_says_where_the_earlier_run_is_kept(start, out, capfd, monkeypa
     leave_a_run(first)
     start()
     kept = f"deep/artifacts/history/{first.run_id}-attempt0"
-    assert capfd.readouterr().err == f"the earlier run in deep/artifacts is kept in {kept}\n"
+    assert capfd.readouterr().err == f"aorta: the earlier run in deep/artifacts is kept in {kept}\n"
 
 
 @pytest.mark.spec("D1")
@@ -243,7 +243,7 @@ def test_a_folder_that_cannot_be_made_fails_every_rank_and_names_the_one_that_me
     for outcome in world(4, work):
         assert type(outcome) is RunIncomplete
         assert re.fullmatch(
-            r"rank 2: cannot prepare .*/file/artifacts: Not a directory; .*training\.output_dir=DIR", str(outcome)
+            r"rank 2: cannot prepare .*/file/artifacts: Not a directory; choose another folder", str(outcome)
         )
 
 

@@ -25,6 +25,7 @@ _WATCHED = {
     "torch.amp.grad_scaler",
     "torch.distributed.distributed_c10d",
     "torch.distributed.checkpoint.state_dict_saver",
+    "deepspeed.runtime.engine",
 }
 
 
@@ -76,7 +77,7 @@ def _patch(module: ModuleType) -> None:
         zero_lines.patch(module)
     except Exception as error:  # noqa: BLE001  the program goes on as it would have without
         _WATCHED.clear()
-        sys.stderr.write(f"aorta record: nothing is recorded: {type(error).__name__}: {error}\n")
+        sys.stderr.write(f"aorta: nothing is recorded: {type(error).__name__}: {error}\n")
 
 
 def _load_package() -> None:
