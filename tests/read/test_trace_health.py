@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
+from aorta.read.ledger import lacking
 from aorta.read.traces.health import ABSURD_NS, COUNTERS, TraceFacts, check_rows, examine
 from aorta.read.traces.interval_table import NULL, Trace
 from tests.docs.pages import ROOT
@@ -118,7 +119,7 @@ def test_clean_traces_have_no_notes_and_every_counter_stands_in_the_json() -> No
 
 
 def test_communication_that_was_not_seen_is_said_once() -> None:
-    part = facts_of(trace([row(COMPUTE, 0, 1)], unseen="only launches", notes=("only launches",)))
+    part = facts_of(trace([row(COMPUTE, 0, 1)], gaps=lacking("only launches", "compute", "comm", seen=False)))
     assert [note for note in examine([part]).notes if "only launches" in note] == ["hand-made: only launches"]
 
 

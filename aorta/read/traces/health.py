@@ -52,7 +52,7 @@ COUNTERS: Final[Mapping[str, str]] = {
 }
 """Health counter -> what it counts. Readers add to the counters that only they can know (`Trace.counters`)."""
 
-_SIZES: Final = frozenset({"rows", "events", "kernels_lost", "same_stream_overlap_ns"})
+_SIZES: Final = frozenset({"rows", "events", "same_stream_overlap_ns"})
 """Counters that say how much there is; every other one produces a note when it is not 0."""
 
 
@@ -129,7 +129,7 @@ def check_rows(trace: Trace) -> tuple[Trace, TraceFacts]:
         steps=len(trace.windows),
         counters=dict(Counter(trace.counters) + Counter(counted)),
         notes=(*notes, *_doubts(trace, clean)),
-        unseen=trace.unseen,
+        unseen="; ".join(dict.fromkeys(gap.why for gap in trace.gaps)) or None,
     )
     return replace(trace, intervals=clean), facts
 
@@ -163,7 +163,7 @@ def _strays(trace: Trace) -> NDArray[np.bool_]:
     return stray if stray.sum() * _FEW <= len(table) else np.zeros(len(table), bool)
 
 
-def doubted(rows: Intervals) -> NDArray[np.bool_]:
+def doubtful_rows(rows: Intervals) -> NDArray[np.bool_]:
     """Return which rows of devices are counted as computation, and have a name that may communicate."""
     may = np.array([*map(doubtful, rows.names), False], bool)  # the last for rows without a name
     found: NDArray[np.bool_] = may[rows.name] & (rows.cls == IntervalClass.COMPUTE) & (rows.device != NULL)
@@ -172,7 +172,7 @@ def doubted(rows: Intervals) -> NDArray[np.bool_]:
 
 def _doubts(trace: Trace, table: Intervals) -> Iterator[str]:
     """Yield what is doubtful of the kernels that are counted as computation: the largest names and their share."""
-    doubts, computes = doubted(table), table.cls == IntervalClass.COMPUTE
+    doubts, computes = doubtful_rows(table), table.cls == IntervalClass.COMPUTE
     if not doubts.any():
         return
     length = table.end_ns - table.start_ns

@@ -30,8 +30,10 @@ from aorta.documents.dataset import (
     StreamGapsEntry,
 )
 from aorta.read.frames import Groups
+from aorta.read.ledger import COMM
 from aorta.read.traces.interval_table import NULL, Gemms, IntervalClass, Intervals, Trace, by_device, operations
 from aorta.timeline.arrays import Int64, IntervalArray, covered_ns, measure, merge, ranges
+from aorta.timeline.classes import COMPUTE
 
 SHOWN_ROWS: Final = 500
 """Rows of a kind that are kept of one trace."""
@@ -62,8 +64,9 @@ class KernelFacts(NamedTuple):
 
 def kernel_facts(trace: Trace) -> KernelFacts:
     """Sum up the kernels of a trace of `health.check_rows`."""
-    if trace.compute_unseen and (trace.intervals.device == NULL).all():  # rows of the host, none of the device
-        nothing = KeptRows((), trace.unseen)
+    unseen = trace.unobserved(COMPUTE)
+    if unseen is not None and (trace.intervals.device == NULL).all():  # rows of the host, none of the device
+        nothing = KeptRows((), unseen)
         return KernelFacts(nothing, nothing, nothing, nothing)
     totals = kernel_totals(trace)
     return KernelFacts(
@@ -312,7 +315,7 @@ def counter_means(trace: Trace) -> tuple[list[CounterEntry], str | None]:
     during which communication ran; None of communication itself, and where communication was not fully observed.
     `derived_from`: the raw counters it was derived from (`rocprof_csv.FORMULAS`); None where the tool gave it.
     """
-    counters = trace.hardware_counters
+    counters, unseen = trace.hardware_counters, trace.unobserved(COMM)
     if counters is None:
         return [], NO_COUNTERS
     order = np.argsort(counters.origin, kind="stable")
@@ -338,7 +341,7 @@ def counter_means(trace: Trace) -> tuple[list[CounterEntry], str | None]:
                 mean=float(values.mean()),
                 min=float(values.min()),
                 max=float(values.max()),
-                comm_share=None if of_comm or not lasted or trace.unseen else float(hidden[kernels].sum()) / lasted,
+                comm_share=None if of_comm or not lasted or unseen else float(hidden[kernels].sum()) / lasted,
                 derived_from=counters.derived_from.get(counters.names[code]),
             )
             rows.append((-lasted, made))
