@@ -116,7 +116,7 @@ class Pace:
             return Basis(None, used, None, ONE_RANK)
         if used.any() and steps.by_kernels[used].all():
             return Basis("kernels", used)
-        decided = self.undecided(name) <= MOST_UNDECIDED or self._bounds_agree(name)
+        decided = self.undecided(name) <= MOST_UNDECIDED
         if decided and not (self.contradicted and self._rests_on_compute(name)):
             return Basis("marks", used)
         by_kernels = self._by_kernels
@@ -161,11 +161,6 @@ class Pace:
         known = ~np.isnan(low)
         least, most = float(np.median(low[known])), float(np.median(high[known]))
         return (least, most) if most < np.inf else None
-
-    def _bounds_agree(self, name: str) -> bool:
-        """Return whether the median has a value although some steps have only bounds: the others decide it."""
-        ends = self._bounds(name)
-        return ends is not None and ends[0] == ends[1]
 
     def _why_open(self, name: str) -> str:
         """Return why a metric has only bounds, without those of a single step (`ledger.balanced`)."""

@@ -189,7 +189,8 @@ def join(parts: Iterable[RankTables], count: int) -> Frames:
     kept: list[RankTables] = []
     edges = {"step": [0], "row": [0], "isolated": [0]}
     for read in parts:
-        tables = replace(read, steps=audit(read.steps))
+        audited, broken = audit(read.steps)
+        tables = replace(read, steps=audited, gaps=(*read.gaps, *broken))
         columns: dict[Any, npt.NDArray[Any]] = {**_columns(tables.collectives)}
         columns["step"] = columns["step"] + np.int32(steps.length)
         columns["name"] = names.add(tables.source.rank, tables.source.groups, tables.collectives.names)[columns["name"]]

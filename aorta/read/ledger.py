@@ -7,13 +7,14 @@ one table (docs/metrics.md); `audit` makes null what breaks an invariant that ho
 
     gaps = [Gap(COMM, "4 launches of graphs have no kernel in the trace")]
     values, reasons = balanced(overlap, gaps)    # what the gap leaves open is null; the reason has its bounds
-    steps = audit(steps, whole)                  # what does not add up is null, with the reason
+    steps, broken = audit(steps, whole)          # what does not add up is null, with the reason
 
 Must not: know a format, repair, or decide what a row is.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -22,6 +23,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from aorta.documents.dataset import GapEntry
 from aorta.read.frames import Bools, Floats, Ints, Steps
 from aorta.timeline.classes import COMPUTE, COPY, KINDS
 from aorta.timeline.overlap import DECIDED, NS_PER_MS, Bounds, Overlap
@@ -85,6 +87,29 @@ def lost(why: str, lanes: Sequence[str], step: Ints, weight: Floats, ran: Mappin
     for number, missing, count in windows:
         if missing > DECIDED * (missing + ran.get(number, 0)):
             yield from (Gap(lane, why.format(count=count), number) for lane in lanes)
+
+
+def entries(gaps: Iterable[Gap], rank: int | None) -> list[GapEntry]:
+    """Return gaps as a report lists them: one entry for what differs between windows in nothing but its counts."""
+    same: dict[tuple[str, bool], list[Gap]] = {}
+    for gap in gaps:
+        same.setdefault((re.sub(r"\d+", "#", gap.why), gap.seen), []).append(gap)
+    found = []
+    for (_, seen), alike in same.items():
+        of_whole = [gap for gap in alike if gap.step in (None, WHOLE)]
+        steps = {gap.step for gap in alike} - {None, WHOLE}
+        most_ns = max(gap.most_ns for gap in alike)
+        found.append(
+            GapEntry(
+                rank,
+                [lane for lane in LANES if any(gap.lane == lane for gap in alike)],
+                (of_whole or alike)[0].why,
+                observed=seen,
+                steps=len(steps) if steps and not any(gap.step is None for gap in alike) else None,
+                most_ms=most_ns / NS_PER_MS if most_ns < inf else None,
+            )
+        )
+    return found
 
 
 _TABLE: Final[Mapping[str, str]] = {
@@ -219,17 +244,19 @@ class Broken(NamedTuple):
     metrics: frozenset[str] | None = None
 
 
-def audit(steps: Steps, whole: Mapping[str, float | None] | None = None) -> Steps:
-    """Return the steps of one device, with null and a reason for what breaks an invariant.
+def audit(steps: Steps, whole: Mapping[str, float | None] | None = None) -> tuple[Steps, list[Gap]]:
+    """Return the steps of one device, with null and a reason for what breaks an invariant, and that as gaps.
 
     Args:
         whole: the metrics of the whole recording as one window, where there is one.
     """
-    if len(steps):
-        for broken in list(_broken(steps, whole)):
-            if broken.steps.any():
-                steps = nulled(steps, broken)
-    return steps
+    gaps: list[Gap] = []
+    for broken in list(_broken(steps, whole)) if len(steps) else ():
+        if broken.steps.any():
+            steps = nulled(steps, broken)
+            numbers = steps.global_step[broken.steps].tolist()
+            gaps += [Gap(lane, broken.why, number, seen=False) for number in numbers for lane in LANES]
+    return steps, gaps
 
 
 def _broken(steps: Steps, whole: Mapping[str, float | None] | None) -> Iterator[Broken]:

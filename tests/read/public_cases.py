@@ -215,7 +215,7 @@ def whole_of(rows: Sequence[Row], number: int = 0) -> Check:
 
 def says(*words: str) -> Check:
     def check(run: Run) -> str | None:
-        said = "\n".join(run.health.trace_notes)
+        said = "\n".join(run.health.notes())
         return next((f"does not say {word!r}" for word in words if word not in said), None)
 
     return check

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
-from aorta.read.ledger import lacking
 from aorta.read.traces.health import ABSURD_NS, COUNTERS, TraceFacts, check_rows, examine
 from aorta.read.traces.interval_table import NULL, Trace
 from tests.docs.pages import ROOT
@@ -116,11 +115,6 @@ def test_clean_traces_have_no_notes_and_every_counter_stands_in_the_json() -> No
     found = health.document["counters"]
     assert isinstance(found, dict)
     assert list(found) == list(COUNTERS)
-
-
-def test_communication_that_was_not_seen_is_said_once() -> None:
-    part = facts_of(trace([row(COMPUTE, 0, 1)], gaps=lacking("only launches", "compute", "comm", seen=False)))
-    assert [note for note in examine([part]).notes if "only launches" in note] == ["hand-made: only launches"]
 
 
 def test_the_page_describes_every_counter() -> None:

@@ -72,7 +72,6 @@ class TraceFacts:
     steps: int
     counters: Mapping[str, int]
     notes: tuple[str, ...]
-    unseen: str | None
 
 
 def check_rows(trace: Trace) -> tuple[Trace, TraceFacts]:
@@ -129,7 +128,6 @@ def check_rows(trace: Trace) -> tuple[Trace, TraceFacts]:
         steps=len(trace.windows),
         counters=dict(Counter(trace.counters) + Counter(counted)),
         notes=(*notes, *_doubts(trace, clean)),
-        unseen="; ".join(dict.fromkeys(gap.why for gap in trace.gaps)) or None,
     )
     return replace(trace, intervals=clean), facts
 
@@ -232,7 +230,6 @@ def examine(
     if doubled:
         notes.append(f"several traces claim to be rank {listed(doubled)}: which is right is not known")
     notes += [f"left out: {sentence}" for sentence in files_left_out]
-    notes += dict.fromkeys(f"{part.path}: {part.unseen}" for part in parts if part.unseen)
     for rank, devices in several.items():
         who = f"rank {rank}" if rank != NULL else "a trace of unknown rank"
         notes.append(f"{who} has rows on devices {listed(devices)}; each is measured by itself (W15)")
@@ -244,7 +241,7 @@ def examine(
     for fact in ("clock", "format"):
         if len(seen := sorted({str(getattr(part, fact)) for part in parts})) > 1:
             notes.append(f"traces differ in {fact}: {', '.join(seen)}; times of different clocks were not compared")
-    said = Counter(note for part in parts for note in part.notes if note != part.unseen)
+    said = Counter(note for part in parts for note in part.notes)
     notes += [f"{note} ({count} traces)" if count > 1 else note for note, count in said.items()]
 
     document: dict[str, object] = {
@@ -271,7 +268,6 @@ def examine(
                 "devices": list(part.devices),
                 "steps": part.steps,
                 "counters": {name: part.counters[name] for name in COUNTERS if part.counters.get(name, 0)},
-                "communication_unseen": part.unseen,
                 "notes": list(part.notes),
             }
             for part in parts

@@ -22,8 +22,8 @@ from aorta.read.engines import Engine, Local, progress
 from aorta.read.frames import UNKNOWN, CollectiveName, Collectives, declared
 from aorta.read.health import Health
 from aorta.read.join import join, join_steps
-from aorta.read.ledger import Broken, nulled
-from aorta.read.run import CoverageFacts, Run, partial_steps
+from aorta.read.ledger import LANES, WHOLE, Broken, Gap, nulled
+from aorta.read.run import CoverageFacts, Run, gaps_of, partial_steps
 from aorta.read.traces.collective_costs import END_SOURCE, costs
 from aorta.read.traces.files import find_units
 from aorta.read.traces.health import examine
@@ -83,11 +83,12 @@ def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequ
             # Groups belong to a rank; a number that stands for an unknown rank has none.
             groups = tables.source.groups if number >= 0 else {}
             source = replace(tables.source, rank=number, world_size=world, groups=groups)
-            steps = tables.steps
             if marked and tables.source.path not in marked:
                 why = "the trace marks no steps, as others do: its whole is no step"
-                steps = nulled(steps, Broken(np.ones(len(steps), bool), why))
-            ranks[number] = replace(tables, source=source, steps=steps)
+                steps = nulled(tables.steps, Broken(np.ones(len(tables.steps), bool), why))
+                unlike = tuple(Gap(lane, why, WHOLE, seen=False) for lane in LANES)
+                tables = replace(tables, steps=steps, gaps=(*tables.gaps, *unlike))
+            ranks[number] = replace(tables, source=source)
     parts = [  # each trace of unknown rank is a rank of its own
         replace(part, rank=UNKNOWN - at) if part.rank == UNKNOWN else part
         for at, trace in enumerate(traces)
@@ -100,6 +101,7 @@ def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequ
         kernels=entries(trace.kernels for trace in traces),
     )
     known = {number: tables for number, tables in ranks.items() if number >= 0}
+    frames = join(ranks.values(), len(ranks))
     health = Health(
         world_size=world,
         ranks_read=tuple(known),
@@ -107,10 +109,11 @@ def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequ
         files_left_out=tuple(left_out),
         partial_steps=partial_steps([each for each in known.values() if not marked or each.source.path in marked]),
         instrument_modes=tuple(sorted({tables.source.instrument_mode for tables in ranks.values()})),
+        gaps=gaps_of(frames.ranks),
         traces={"numbering": numbering, "traces": examined.document},
         trace_notes=(*examined.notes, *local, *numbering),
     )
-    return Run(location, join(ranks.values(), len(ranks)), None, health, shown)
+    return Run(location, frames, None, health, shown)
 
 
 _NODE: Final = re.compile(r"(?<![a-z])(?:node|host)[_-]?(\d{1,7})(?!\d)", re.IGNORECASE)
@@ -293,6 +296,7 @@ def _joined(parts: Sequence[DeviceTables]) -> DeviceTables:
             collectives=collectives,
             details=TraceDetails(np.concatenate(segments), steps.start_mono_ns, steps.end_mono_ns),
             covered=CoverageFacts(end_sources={END_SOURCE: len(collectives)}),
+            gaps=tuple(gap for part in parts for gap in part.tables.gaps),
         ),
         whole=_whole([part.whole for part in parts]),
         busy_ns=sum(part.busy_ns for part in parts),

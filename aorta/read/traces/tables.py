@@ -301,7 +301,7 @@ def _gaps(trace: Trace, device: int, window: IntervalArray, steps: Sequence[int]
     return [
         [
             *of_window(found, step),
-            *(Gap(lane, why, most_ns=int(ns[at])) for why, ns in left.items() if ns[at] for lane in LANES),
+            *(Gap(lane, why, step, int(ns[at])) for why, ns in left.items() if ns[at] for lane in LANES),
         ]
         for at, step in enumerate(steps)
     ]
@@ -333,6 +333,22 @@ def _device(trace: Trace, timeline: DeviceTimeline) -> DeviceTables:
     reasons: dict[tuple[tuple[str, str], ...], int] = {}
     codes = [reasons.setdefault(tuple(each.reasons.items()), len(reasons)) for each in of_steps]
     place, tiles, masks = tile_windows(window, {TRACE_LANES.index(name): lane for name, lane in timeline.lanes.items()})
+    steps, broken = audit(
+        Steps(
+            global_step=numbers,
+            warmup=np.zeros(len(numbers), bool),
+            start_mono_ns=window.start,
+            end_mono_ns=window.end,
+            t_start_ns=window.start,
+            t_end_ns=window.end,
+            reason=np.array(codes, np.int64),
+            reasons=tuple(map(dict, reasons)),
+            metrics=_columns([each.values for each in of_steps]),
+            bounds=_bounds([each.bounds for each in of_steps]),
+        ),
+        values if marked else None,
+    )
+    doubts = [Gap(lane, why.partition(": it is ")[0]) for why in timeline.why.split("; ") if why for lane in LANES[:2]]
     collectives = collectives_in(trace, timeline.rows, numbers if marked else None, window.start)
     return DeviceTables(
         device=timeline.device,
@@ -351,24 +367,11 @@ def _device(trace: Trace, timeline: DeviceTimeline) -> DeviceTables:
                 device=str(timeline.device) if timeline.device != NULL else None,
                 backend=trace.backend,
             ),
-            steps=audit(
-                Steps(
-                    global_step=numbers,
-                    warmup=np.zeros(len(numbers), bool),
-                    start_mono_ns=window.start,
-                    end_mono_ns=window.end,
-                    t_start_ns=window.start,
-                    t_end_ns=window.end,
-                    reason=np.array(codes, np.int64),
-                    reasons=tuple(map(dict, reasons)),
-                    metrics=_columns([each.values for each in of_steps]),
-                    bounds=_bounds([each.bounds for each in of_steps]),
-                ),
-                values if marked else None,
-            ),
+            steps=steps,
             collectives=collectives,
             details=TraceDetails(np.stack([place, *tiles, masks], axis=1), window.start, window.end),
             covered=CoverageFacts(end_sources={END_SOURCE: len(collectives)}),
+            gaps=(*dict.fromkeys([*trace.gaps, *(gap for own in gaps for gap in own), *doubts, *broken]),),
         ),
         whole={
             "start_ns": int(timeline.whole.start[0]),
