@@ -19,7 +19,7 @@ from aorta.read.engines import Engine, FileToRead, Local, progress
 from aorta.read.health import EmulationCounts, Health
 from aorta.read.join import join
 from aorta.read.record_columns import read_tables
-from aorta.read.run import RankTables, Run, partial_steps
+from aorta.read.run import RankTables, Run, gaps_of, partial_steps
 from aorta.records.clocks import CLOCK_SYNC_FILE, RankClock, read_clock_sync
 from aorta.records.record_file import header_of
 from aorta.records.run_files import (
@@ -235,6 +235,7 @@ def _health(
         endings={rank: str(tables.source.ending) for rank, tables in ranks.items()},
         attempt=sources[0].attempt,
         partial_steps=partial_steps(ranks.values()),
+        gaps=gaps_of(ranks),
         uncovered_steps={rank: tables.covered.uncovered for rank, tables in ranks.items() if tables.covered.uncovered},
         coverage_reasons=dict(reasons.most_common()),
         outside={rank: tables.covered.outside for rank, tables in ranks.items() if tables.covered.outside},
