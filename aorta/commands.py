@@ -11,12 +11,14 @@ completion loads torch. Must not change what a recorded command does: its exit c
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shlex
 import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from datetime import UTC, datetime
 from enum import Enum
 from importlib import import_module
 from pathlib import Path
@@ -33,6 +35,9 @@ _OPTIONS: Final = re.compile(r"-([bBdEhiIOPqRsStuvVx?]*)([cmWX]?)(.*)", re.DOTAL
 """A word of options of Python: those without an argument, one that has one, and the argument if it is not the next."""
 _IGNORES_PATH: Final = frozenset("IES")
 """With these Python reads no PYTHONPATH (-I, -E) or no sitecustomize (-S)."""
+_NOTE: Final = """nothing is recorded of `{}`, started at {:%Y-%m-%d %H:%M:%S} UTC on {}: no process of it made two
+steps of a torch optimizer, or AORTA was hidden from it, by Python's -I, -E or -S or by a PYTHONPATH that was set anew
+"""
 _TRAIN: Final = (
     ("--nproc_per_node", "ranks on this machine"),
     ("--config", "a YAML file to build on"),
@@ -213,10 +218,24 @@ def record(arguments: Sequence[str]) -> int:
                 next(following, None)
     folder = str(Path(options.folder).absolute())
     sys.stdout.flush()
+    note_started(Path(options.folder), words)
     try:
         os.execvpe(words[0], words, with_path(_INJECTED) | {"AORTA_RECORD": folder})
     except OSError as error:
         raise ToolMissing(f"{words[0]}: cannot be started: {error.strerror or error}") from error
+
+
+def note_started(folder: Path, words: Sequence[str]) -> None:
+    """Note in the folder of a run why nothing of a command is recorded, which holds until something is."""
+    from aorta.records.files import write_whole
+    from aorta.records.run_files import NOTE_FILE
+    from aorta.redaction import hide
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / NOTE_FILE, _NOTE.format(shlex.join(hide(words)), datetime.now(UTC), platform.node()))
+    except OSError as error:
+        to_stderr(f"aorta: {folder}: cannot be written: {error.strerror or error}; the command runs all the same")
 
 
 def record_parser() -> ArgumentParser:

@@ -124,7 +124,8 @@ _SHAPES: Final = {
     "eyJ": r"[\w-]{8,}+\.[\w-]{8,}+\.[\w-]++",  # JSON Web Tokens, RFC 7519
 }
 """How a token begins -> what follows. Labels and names may begin so too: they are shorter, or have words in them."""
-_SHAPED: Final = {begin: re.compile(rf"(?<![\w-]){begin}({rest})") for begin, rest in _SHAPES.items()}
+_BEFORE: Final = r"(?:(?<![\w-])|(?<=\\[nrt])|(?<=%[0-9A-F]{2}))"  # the end of a line in JSON, a character in a URL
+_SHAPED: Final = {begin: re.compile(rf"{_BEFORE}{begin}({rest})") for begin, rest in _SHAPES.items()}
 _PLAIN: Final = re.compile(r"[A-Za-z_]+|[\d.,:+-]+")
 
 

@@ -95,6 +95,7 @@ SPELLINGS: dict[str, Callable[[str, str], str]] = {
     "list in JSON": lambda name, value: json.dumps([{name: ["a b", value]}], indent=2),
     "JSON in JSON": lambda name, value: json.dumps(json.dumps({name: value, "b": [{name: [value, "c"]}]})),
     "document": lambda name, value: json.dumps(redacted({name: {"a": [value], "b": value}})),
+    "line in JSON": lambda name, value: json.dumps(f"a\n{value}" if name == "x" else f"a\n{name}={value}"),
     "YAML": lambda name, value: f"a: b\n{name}: {value}\nc: d\n",
     "list in YAML": lambda name, value: f"{name}: [a, {value}]\n",
     "block in YAML": lambda name, value: f"{name}:\n  - a\n  - {value}\nc: d\n",
@@ -108,6 +109,9 @@ SPELLINGS: dict[str, Callable[[str, str], str]] = {
         hide(["run", f"--{name}", value, f"--{name}={value}", f"{name}={value}", "c"])
     ),
     "argv in JSON": lambda name, value: json.dumps(["run", f"--{name}", value]),
+    "URL in a URL": lambda name, value: (
+        f"https://h/x?to=a%3D{value}" if name == "x" else f"https://h/x?to=a&{name}={value}"
+    ),
     "URL": lambda name, value: f"https://h/x?a=b&{name}={value}&c=d",
     "header": lambda name, value: f"curl -H 'X-{name}: {value}' h",
 }

@@ -114,7 +114,7 @@ class Pace:
             return Basis("kernels", by_kernels)
         if decided:
             return Basis(None, used, None, CONTRADICTED)
-        return Basis(None, used, self._bounds(name), HOST_BOUND)
+        return Basis(None, used, self._bounds(name), self._why_open(name))
 
     def _rests_on_compute(self, name: str) -> bool:
         if name in MADE_OF_OTHERS:
@@ -147,7 +147,16 @@ class Pace:
             return None
         low, high = (np.where(np.isnan(end), steps.column(name), end)[steps.used] for end in steps.bounds[name])
         known = ~np.isnan(low)
-        return float(np.median(low[known])), float(np.median(high[known]))
+        least, most = float(np.median(low[known])), float(np.median(high[known]))
+        return (least, most) if most < np.inf else None
+
+    def _why_open(self, name: str) -> str:
+        """Return why a metric has only bounds, without those of a single step (`ledger.balanced`)."""
+        steps = self._run.steps
+        left_open = steps.used & ~np.isnan(steps.bounds[name][0]) if name in steps.bounds else steps.used
+        codes = np.unique(steps.reason[left_open]).tolist()
+        said = [why for code in codes if (why := steps.reasons[code].get(name)) is not None]
+        return said[0].partition(": it is ")[0] if said else HOST_BOUND
 
     @cached_property
     def _calibrations(self) -> list[Calibration]:

@@ -83,7 +83,8 @@ def step_column(run: Run, name: str) -> np.ndarray:
     if name == "rank":
         return run.rank_of_step.astype(np.int64)
     if name == STEP_MS:
-        return steps.length_ns / NS_PER_MS
+        known = "window_ms" not in steps.metrics or ~np.isnan(steps.metrics["window_ms"])
+        return np.where(known, steps.length_ns / NS_PER_MS, np.nan)  # a window that breaks an invariant is none
     if name in RATIO_BOUNDS:
         return steps.ends("overlap_ratio")[RATIO_BOUNDS.index(name)]
     if name in STEP_COLUMNS and name not in LOSSES:

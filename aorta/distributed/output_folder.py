@@ -138,8 +138,7 @@ def occupied(path: Path, topology: Topology, peers: Peers) -> Iterator[RunFolder
                     if not lock_file(file, shared=True) or not holder.startswith(this_run):
                         raise ConfigError(
                             f"{path}: in use by {holder.decode(errors='replace') or 'another run'}; wait for its end, "
-                            "stop it, or choose another folder with aorta.record(DIR), label=NAME or "
-                            "training.output_dir=DIR"
+                            "stop it, or choose another folder"
                         )
         yield folder
 
@@ -153,10 +152,7 @@ def _turn(path: Path, peers: Peers, turn: str) -> Iterator[None]:
     except ConfigError as refused:
         error = refused
     except OSError as problem:
-        error = (
-            f"cannot prepare {path}: {problem.strerror or problem}; choose another with aorta.record(DIR) or "
-            "training.output_dir=DIR"
-        )
+        error = f"cannot prepare {path}: {problem.strerror or problem}; choose another folder"
     said = peers.gather(f"folder/{turn}", [isinstance(error, ConfigError), error and str(error)])
     failed = [(kind, f"rank {rank}: {text}") for rank, (kind, text) in zip(peers.ranks, said, strict=True) if text]
     if failed:
@@ -189,7 +185,7 @@ def prepare(
             if mine:
                 moved = _clear(path, overwrite=overwrite, stays={*keep, *(RESUMED if resuming else ())})
                 if moved is not None and first:
-                    to_stderr(f"the earlier run in {shown_path(path)} is kept in {shown_path(moved)}")
+                    to_stderr(f"aorta: the earlier run in {shown_path(path)} is kept in {shown_path(moved)}")
 
 
 def write_manifest(folder: RunFolder, manifest: dict[str, Any]) -> None:

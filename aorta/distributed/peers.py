@@ -163,7 +163,7 @@ class Peers:
             raise PeerFailed(
                 f"rank {self.rank} waited {self.timeout_s:g} s for {what!r} from "
                 f"{', '.join(f'rank {rank}' for rank in missing) or 'the store'} ({_first_line(error)}); "
-                "raise training.timeout_s (or aorta.record(timeout_s=...)) if the ranks are merely slow to start"
+                "ranks that are merely slow to start need a longer timeout_s"
             ) from error
 
     def _has(self, name: str) -> bool:

@@ -119,6 +119,25 @@ class SourceFacts(msgspec.Struct):
     hosts: list[str]
 
 
+class GapEntry(msgspec.Struct):
+    """What the books of a rank lack, or what does not add up in them: what rests on these lanes is bounded or null.
+
+    Attributes:
+        rank: None where it is not known.
+        lanes: `compute`, `comm`, `copy`.
+        observed: false where what was seen says nothing of the lanes; else it is a lower bound.
+        steps: in how many steps; None: in the whole recording.
+        most_ms: at most so much of the recording; None where nothing is known of it.
+    """
+
+    rank: int | None
+    lanes: list[str]
+    why: str
+    observed: bool = True
+    steps: int | None = None
+    most_ms: float | None = None
+
+
 class HealthFacts(msgspec.Struct, kw_only=True):
     """What is missing, damaged or unusual."""
 
@@ -142,6 +161,7 @@ class HealthFacts(msgspec.Struct, kw_only=True):
     emulated_fabric_backend_slower_rows: int | None
     emulated_fabric_known: bool
     manifest_problem: str | None
+    gaps: list[GapEntry]
     numbering: list[str] = ABSENT
     traces: dict[str, Any] = ABSENT
     throttled_ranks: list[int]

@@ -6,11 +6,11 @@ fact is reported as unknown.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from aorta.documents.dataset import HealthFacts
+from aorta.documents.dataset import GapEntry, HealthFacts
 from aorta.documents.formatting import TEXT
 from aorta.records.schema import python_cost
 
@@ -43,6 +43,7 @@ class Health:
         held: in how many rows the emulated network determined the times; None on a real one.
         timed_from_python: why the collectives were timed from Python; None where they were not, or were to be.
         emulated_ranks: how many ranks the only process stands for; None where every rank is a process.
+        gaps: what the books of each rank lack, or what in them does not add up.
         traces: what only loaders of traces know, as JSON (None for records); `trace_notes` are their sentences.
     """
 
@@ -66,6 +67,7 @@ class Health:
     platform: str | None = None
     backend: str | None = None
     emulated_ranks: int | None = None
+    gaps: tuple[GapEntry, ...] = ()
     traces: Mapping[str, Any] | None = None
     trace_notes: Sequence[str] = field(default=())
 
@@ -83,7 +85,7 @@ class Health:
 
     def notes(self) -> list[str]:
         """Return what readers of results must know, the most serious first; empty for a clean, real, complete run."""
-        notes = list(self.trace_notes)
+        notes = [*_gap_notes(self.gaps), *self.trace_notes]
         if self.emulated_ranks is not None:
             notes.append(
                 f"ONE RANK OF {self.emulated_ranks}, EMULATED: all ranks are assumed to be as fast as this one; "
@@ -176,9 +178,24 @@ class Health:
             emulated_fabric_backend_slower_rows=None if self.held is None else self.held.slower,
             emulated_fabric_known=self.manifest_problem is None,
             manifest_problem=self.manifest_problem,
+            gaps=list(self.gaps),
             throttled_ranks=throttled_ranks,
             **(self.traces or {}),
         )
+
+
+def _gap_notes(gaps: Sequence[GapEntry]) -> Iterator[str]:
+    """Yield each gap once, with the ranks that have it."""
+    ranks: dict[str, list[GapEntry]] = {}
+    for gap in gaps:
+        ranks.setdefault(gap.why, []).append(gap)
+    for why, alike in ranks.items():
+        known = sorted({gap.rank for gap in alike if gap.rank is not None})
+        who = f"rank {listed(known)}" if known else f"{len(alike)} trace(s) of unknown rank"
+        steps = max((gap.steps or 0 for gap in alike), default=0)
+        lanes = ", ".join(dict.fromkeys(lane for gap in alike for lane in gap.lanes))
+        much = "at least" if all(gap.observed for gap in alike) else "unknown"
+        yield f"{who}: {why}" + (f" (in {steps} steps)" if steps else "") + f": {much}: {lanes}"
 
 
 def listed(numbers: Sequence[int]) -> str:

@@ -2,7 +2,7 @@
 
 Ranks are added as they are read, by ascending rank; each column grows in place, so that nothing stands twice. What only
 all ranks together can tell is made here: which names of groups mean the same ranks, and numbers for words that ranks
-share. Must not: hold a rank that was added.
+share. What breaks an invariant is null from here on (`ledger.audit`). Must not: hold a rank that was added.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from aorta.read.frames import (
     Steps,
     declared,
 )
+from aorta.read.ledger import audit
 from aorta.read.run import NO_STEPS, Frames, Members, RankTables
 from aorta.records.schema import Coverage
 
@@ -187,7 +188,9 @@ def join(parts: Iterable[RankTables], count: int) -> Frames:
     names, regions = _Names(), dict[Region, int]()
     kept: list[RankTables] = []
     edges = {"step": [0], "row": [0], "isolated": [0]}
-    for tables in parts:
+    for read in parts:
+        audited, broken = audit(read.steps)
+        tables = replace(read, steps=audited, gaps=(*read.gaps, *broken))
         columns: dict[Any, npt.NDArray[Any]] = {**_columns(tables.collectives)}
         columns["step"] = columns["step"] + np.int32(steps.length)
         columns["name"] = names.add(tables.source.rank, tables.source.groups, tables.collectives.names)[columns["name"]]
@@ -203,7 +206,7 @@ def join(parts: Iterable[RankTables], count: int) -> Frames:
         kept.append(replace(tables, steps=NO_STEPS, collectives=NO_ROWS, isolated=NO_STEPS, exposed=None))
         for edge, length in zip(edges.values(), (steps.length, rows.length, isolated.length), strict=True):
             edge.append(length)
-        del tables, columns  # before the next rank is read
+        del read, tables, columns  # before the next rank is read
     all_names, members = names.tables()
     together, alone = steps.frame(), isolated.frame()
     collectives = Collectives(**rows.named(), names=all_names) if rows.columns else NO_ROWS

@@ -21,7 +21,7 @@ from aorta.read.record import load_run, nothing_found
 from aorta.read.run import Run
 from aorta.read.traces.files import KNOWN, NoTraces, is_record
 from aorta.read.traces.open import is_url, opened
-from aorta.records.run_files import RANK_FILE_GLOB, RANK_FILE_NAME, rank_files
+from aorta.records.run_files import RANK_FILE_GLOB, RANK_FILE_NAME, rank_files, why_unrecorded
 
 Location: TypeAlias = str | Path | tuple[Path, ...]
 """A run folder, a launch set, traces (a file, folder, glob or URL), or several folders with ranks of one run."""
@@ -67,7 +67,7 @@ def load_source(
     except NoTraces as nothing:
         if is_url(text) or not path.is_dir():
             raise
-        if next(path.rglob(RANK_FILE_GLOB), None) is None:
+        if next(path.rglob(RANK_FILE_GLOB), None) is None and why_unrecorded(path) is None:
             raise  # nothing of a run is below it either
         raise InputError(nothing_found(path)) from nothing
 

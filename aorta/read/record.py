@@ -19,10 +19,18 @@ from aorta.read.engines import Engine, FileToRead, Local, progress
 from aorta.read.health import EmulationCounts, Health
 from aorta.read.join import join
 from aorta.read.record_columns import read_tables
-from aorta.read.run import RankTables, Run, partial_steps
+from aorta.read.run import RankTables, Run, gaps_of, partial_steps
 from aorta.records.clocks import CLOCK_SYNC_FILE, RankClock, read_clock_sync
 from aorta.records.record_file import header_of
-from aorta.records.run_files import MANIFEST_FILE, RANK_FILE, RANK_FILE_GLOB, RANK_FILE_NAME, rank_files, read_manifest
+from aorta.records.run_files import (
+    MANIFEST_FILE,
+    RANK_FILE,
+    RANK_FILE_GLOB,
+    RANK_FILE_NAME,
+    rank_files,
+    read_manifest,
+    why_unrecorded,
+)
 from aorta.records.schema import SCHEMA_VERSION, WORLD_LIMIT, Header, chosen_python
 
 Manifest: TypeAlias = Mapping[str, object]
@@ -178,6 +186,9 @@ def load_run(
     source = next(iter(frames.ranks.values())).source
     manifest, manifest_problem = manifest_of(folder, source.identity)
     clocks, why_not = _clocks_of(folder, source.run_id, source.attempt)
+    begun = (manifest or {}).get("created_unix_ns")
+    if isinstance(begun, int) and (unrecorded := why_unrecorded(folder, begun)) is not None:
+        left_out.append(f"the run that was started last, as this is an earlier one; {unrecorded}")
     health = _health(frames.ranks, left_out, manifest, manifest_problem)
     return Run(str(folder), frames, manifest, health, clocks=clocks, clocks_missing=why_not)
 
@@ -224,6 +235,7 @@ def _health(
         endings={rank: str(tables.source.ending) for rank, tables in ranks.items()},
         attempt=sources[0].attempt,
         partial_steps=partial_steps(ranks.values()),
+        gaps=gaps_of(ranks),
         uncovered_steps={rank: tables.covered.uncovered for rank, tables in ranks.items() if tables.covered.uncovered},
         coverage_reasons=dict(reasons.most_common()),
         outside={rank: tables.covered.outside for rank, tables in ranks.items() if tables.covered.outside},
@@ -247,6 +259,8 @@ def nothing_found(folder: Path) -> str:
         return f"{folder}: {error.strerror or error}; expected a folder with {wanted} files"
     if not stat.S_ISDIR(mode):
         return f"{folder}: not a folder; expected one with {wanted} files"
+    if (unrecorded := why_unrecorded(folder)) is not None:
+        return unrecorded
     below = sorted({str(path.parent) for path in folder.rglob(RANK_FILE_GLOB)})
     hint = f"; there are some in {', '.join(below)}" if below else ""
     return f"{folder}: no {wanted} in this folder{hint}. Give the folder of one run (training.output_dir)"

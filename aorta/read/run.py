@@ -23,9 +23,10 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from aorta.documents.dataset import TraceEntries
+from aorta.documents.dataset import GapEntry, TraceEntries
 from aorta.read.frames import Collectives, Exposed, Ints, Region, Spans, Steps, declared
 from aorta.read.health import Health
+from aorta.read.ledger import Gap, entries
 from aorta.records.clocks import RankClock
 from aorta.records.schema import (
     ActiveSegment,
@@ -265,7 +266,7 @@ class ExposedSums:
 class RankTables:
     """One rank. `problems` are sentences about what could not be read, each with `file:line`.
     `isolated`: steps of the baselines (R10). `spans`, `exposed` and its sums: what ran inside each step, and what of it
-    was exposed, where they were asked for; otherwise they are made of `details`.
+    was exposed, where they were asked for; otherwise they are made of `details`. `gaps`: what its books lack.
     """
 
     source: Source
@@ -277,6 +278,7 @@ class RankTables:
     exposed: Exposed | None = None
     exposed_sums: ExposedSums | None = None
     covered: CoverageFacts = field(default_factory=CoverageFacts)
+    gaps: tuple[Gap, ...] = ()
     problems: tuple[str, ...] = ()
     calibrations: tuple[Calibration, ...] = ()
     calibration_plan: CalibrationPlan | None = None
@@ -376,3 +378,8 @@ def partial_steps(ranks: Collection[RankTables]) -> tuple[int, ...]:
     numbers = np.concatenate([np.empty(0, np.int64), *(tables.steps.global_step for tables in ranks)])
     steps, counts = np.unique(numbers, return_counts=True)
     return tuple(steps[counts < len(ranks)].tolist())
+
+
+def gaps_of(ranks: Mapping[int, RankTables]) -> tuple[GapEntry, ...]:
+    """Return what the books of all ranks lack. A negative number stands for an unknown rank."""
+    return tuple(entry for rank, tables in ranks.items() for entry in entries(tables.gaps, rank if rank >= 0 else None))

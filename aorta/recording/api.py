@@ -7,12 +7,14 @@ configure logging, or leave anything installed on exit.
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -62,6 +64,8 @@ _EXIT_UNCAUGHT, _EXIT_INTERRUPTED = 1, 130
 _one_at_a_time = threading.Lock()
 standing_aside: list[Callable[[], None]] = []
 """What ends an open recording of `aorta record`, where the program begins one of its own."""
+without_lines = ContextVar("without_lines", default=False)
+"""Whether `aorta record` begins the recording: the optimizer ends its steps, and no call can be advised."""
 
 
 class Recording:
@@ -88,7 +92,7 @@ class Recording:
         self._calibrator = calibrator
         self._markers = StepMarkers(None)
         self._next = first
-        self._is_open = True
+        self._is_open, self._without_lines = True, without_lines.get()
         self._started: AbstractContextManager[Recording] | None = None
         """Of `start`; None where a `with` block ends the recording."""
         self._at_exit: Finalize
@@ -145,11 +149,12 @@ class Recording:
     def ended(self, count: int, *, in_place: bool) -> str:
         """Return how many steps were recorded, and the command that reads them, if they are still there."""
         if self._next == self._first:
-            return f"0 steps recorded in {shown_path(self.path)}: call recording.step() at the end of every step"
+            why = "the program trained one" if self._without_lines else "call recording.step() at the end of every step"
+            return f"aorta: 0 steps recorded in {shown_path(self.path)}: {why}"
         steps = "1 step" if count == 1 else f"{count} steps"
         if not in_place:
-            return f"{steps} recorded, but {shown_path(self.path)} was removed, renamed or replaced meanwhile"
-        return f"{steps} recorded; aorta report {shlex.quote(shown_path(self.path))}"
+            return f"aorta: {steps} recorded, but {shown_path(self.path)} was removed, renamed or replaced meanwhile"
+        return f"aorta: {steps} recorded; aorta report {shlex.quote(shown_path(self.path))}"
 
     def close(self, error: BaseException | None = None) -> None:
         """End a recording that `aorta.start` began, at the last `step`. A second call does nothing.
@@ -266,6 +271,7 @@ def record(
         loggers,
         logger_interval,
         str(calibration),
+        "the optimizer" if without_lines.get() else "recording.step()",
     )
     for broken in number_rules("watchdog", watchdog := Watchdog(timeout_s=watchdog_timeout_s)):
         raise ConfigError(f"aorta.record: {broken}")
@@ -281,7 +287,10 @@ def record(
         if not _one_at_a_time.acquire(blocking=False):
             raise ConfigError("aorta.record: a recording is open in this process already; end it first")
         stack.callback(_one_at_a_time.release)
+        stack.enter_context(_NamedLines(logging.WARNING))
         topology, peers = meet(timeout_s)
+        start_step = max(peers.gather("start step", start_step))  # a rank without optimizer state counts no steps
+        asked = replace(asked, start_step=start_step)
         profiler.check(topology, peers, resuming=start_step > 0)
         refuse_missing_clients(asked.named_loggers, peers, "aorta.record: loggers")
         # Checkpoints in the folder are the caller's.
@@ -309,7 +318,7 @@ def record(
             if not found:
                 instrument.recorder.unseen = Unseen(f"no block: {why_others}", compute=True)
             if peers.is_first:
-                to_stderr(f"aorta.record: {why_others}")
+                to_stderr(f"aorta: {why_others}")
         # The blocks too: where the last one's output is the model's, FSDP queues its callback with that gradient.
         for module in (*(block for _, block in found), *hookable):
             instrument.watch_backward(module)
@@ -353,6 +362,21 @@ def record(
             raise
         if leaving is not None:
             raise leaving
+
+
+class _NamedLines(logging.Handler, AbstractContextManager["_NamedLines"]):
+    """Prints warnings of AORTA as logging does where nobody configured it, and whose they are."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not logging.getLogger().handlers:
+            to_stderr(f"aorta: {record.getMessage()}")
+
+    def __enter__(self) -> _NamedLines:
+        logging.getLogger("aorta").addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger("aorta").removeHandler(self)
 
 
 @contextmanager

@@ -91,9 +91,12 @@ def called_around(model: nn.Module) -> nn.Module:
 
 def strategy_of(model: nn.Module) -> str | None:
     """Return train.py's name of the strategy around the model: "ddp", "fsdp1", or "fsdp" for `fully_shard` over one
-    dimension of ranks; None for anything else.
+    dimension of ranks; "zero" and the stage of DeepSpeed's engine; None for anything else.
     """
+    deepspeed = sys.modules.get("deepspeed.runtime.engine")
     for module in model.modules():
+        if deepspeed is not None and isinstance(module, deepspeed.DeepSpeedEngine):
+            return f"zero{module.zero_optimization_stage()}"
         if isinstance(module, FSDPModule):
             meshes = {getattr(parameter, "device_mesh", None) for parameter in module.parameters()}
             return "fsdp" if all(mesh is not None and mesh.ndim == 1 for mesh in meshes) else None
@@ -262,6 +265,7 @@ class RecordArguments:
     loggers: Sequence[str | Logger] = ()
     logger_interval: int = 1
     calibration: str = InstrumentSettings().calibration
+    step_end: str = "recording.step()"
 
     def __post_init__(self) -> None:
         if self.mode not in get_args(InstrumentMode):
@@ -309,6 +313,7 @@ class RecordArguments:
                 "calibration": self.calibration,
             },
             "telemetry": {
+                "steps_end_by": self.step_end,
                 "warmup_steps": self.warmup_steps,
                 "devices": self.devices,
                 "loggers": [each if isinstance(each, str) else type(each).__name__ for each in self.loggers],

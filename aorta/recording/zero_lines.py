@@ -2,10 +2,10 @@
 
 `injected/sitecustomize.py` calls `patch` for some of torch's modules while the script imports them. The first completed
 optimizer step finds the model, which is wrapped and compiled by then, and all ranks begin recording. From then on a
-step ends when that optimizer has stepped again, with a training forward pass before it. A step in which something else
-came first (an evaluation, a barrier, a distributed checkpoint) begins at its first training forward pass. One with a
-`torch.save` in it says so, as that is a matter of one rank. The recording ends before the process group is destroyed,
-or with the program.
+step ends when that optimizer has stepped again, with a training forward pass before it. What comes in nearly every step
+(an evaluation, a barrier, a distributed checkpoint) is part of it. What comes rarely is between steps: the step behind
+it begins at its first training forward pass, and says so. One with a `torch.save` in it says so too, as that is a
+matter of one rank. The recording ends before the process group is destroyed, or with the program.
 
 Must not import torch or the rest of AORTA before the first optimizer step, wait for another rank without a limit, or
 let an error of AORTA reach the script: it is one line, and the training goes on unrecorded.
@@ -17,9 +17,12 @@ import gc
 import os
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from contextvars import copy_context
 from functools import partial
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
 
 VARIABLE: Final = "AORTA_RECORD"
 """Environment variable with the folder of the run."""
+_RECENT, _USUAL = 5, 4
+"""What came in 4 of the last 5 steps is part of a step: known before the 5 steps of the warm-up are over."""
 _FIRST_STEP_S: Final = 1.0
 """How long the first optimizer step waits for those of the other ranks: ranks that step together begin with it."""
 
@@ -46,6 +51,7 @@ class _ZeroLines:
 
     def __init__(self) -> None:
         self.is_over = False
+        self._folder = os.environ.get(VARIABLE, "")
         self._recording: Recording | None = None
         self._first: Optimizer | None = None
         self._process = self._thread = 0
@@ -55,10 +61,12 @@ class _ZeroLines:
         self._hooks: list[Any] = []
         self._handled: BaseException | None = None
         self._exit: SystemExit | None = None
-        self._trains = self._may_train = self._interrupted = self._saved = False
+        self._trains = self._may_train = self._saved = False
+        self._came: set[tuple[str, bool]] = set()
+        self._recent: deque[set[tuple[str, bool]]] = deque(maxlen=_RECENT)
         self._models: list[nn.Module] = []
-        self._behind = 1
-        self._roots: set[int] = set()
+        self._from = ""
+        self._roots: set[type] = set()
         self._others: set[int] = set()
         self._usual_others: set[int] | None = None
 
@@ -76,7 +84,10 @@ class _ZeroLines:
                 if recording is not None or _rank() == 0:  # all ranks know why none of them begins
                     text = str(error) if isinstance(error, AortaError) else f"{type(error).__name__}: {error}"
                     text = text.strip().partition("\n")[0]
-                    _say(f"nothing {'' if recording is None else 'more '}is recorded: {text}")
+                    if recording is None:
+                        self._explain(text)
+                    else:
+                        _say(f"nothing more is recorded: {text}")
                 self.end(None, error)
 
     def expect(self, step: Callable[..., Any]) -> Callable[..., Any]:
@@ -88,19 +99,29 @@ class _ZeroLines:
             Finalize(None, self._end_with_program, exitpriority=1000)  # in children of multiprocessing too
         return self.around_step(step, 0)
 
-    def around_step(self, step: Callable[..., Any], place: int) -> Callable[..., Any]:
-        """Return `step`, which hands the optimizer, its argument `place`, on unless it runs inside of another one."""
+    def around_step(self, step: Callable[..., Any], place: int, *, engine: bool = False) -> Callable[..., Any]:
+        """Return `step`, which hands the optimizer, its argument `place`, on unless it runs inside of another one.
+
+        Args:
+            engine: of DeepSpeed, whose `step` issues collectives behind that of its optimizer; they are part of it.
+        """
 
         @not_compiled
         def before(*args: Any, **kwargs: Any) -> Callable[[bool], None]:
             depth = getattr(self._depth, "value", 0)
             self._depth.value = depth + 1
+            self._depth.inner, ends = None, True
+            if engine and not self.is_over:
+                ends = args[place].is_gradient_accumulation_boundary()  # which counts on in `step`
 
             @not_compiled
             def after(returned: bool) -> None:
                 self._depth.value = depth
-                if depth == 0 and returned:
-                    optimizer = args[place] if len(args) > place else kwargs["optimizer"]
+                optimizer = args[place] if len(args) > place else kwargs["optimizer"]
+                if engine:  # where gradients overflowed, its optimizer has made no step
+                    optimizer = self._depth.inner or self._first
+                self._depth.inner = optimizer
+                if depth == 0 and returned and ends and optimizer is not None:
                     self.guarded(self._begin if self._recording is None else self._stepped, optimizer)
 
             return after
@@ -134,13 +155,19 @@ class _ZeroLines:
                 announce(_own_store(), dist.get_rank(), f"{type(error).__name__}: {error}")
             raise
         self._first, self._handled = optimizer, sys.exc_info()[1]
-        self._roots = {id(root) for model in models for root in _wrapped(model)}
+        self._roots = {type(root) for model in models for root in _wrapped(model)}
+        count = _steps_made(optimizer)
         self._process, self._thread = os.getpid(), threading.get_ident()
         api.standing_aside.append(self._stand_aside)
 
         def open_run(behind: int) -> Recording:
-            recording = api.start(folder, model=models, timeout_s=AGREED_STEP_S, start_step=behind)
-            self._models, self._behind = models, behind
+            number = behind if count is None else count - 1 + behind
+            (context := copy_context()).run(api.without_lines.set, True)
+            start = partial(api.start, folder, model=models, timeout_s=AGREED_STEP_S, start_step=number)
+            recording = context.run(start)
+            self._models, self._from = models, f"{'its second step' if number == 1 else f'step {number}'} on"
+            if count is None:
+                self._from += f", as step {number} ({type(optimizer).__name__} does not count them)"
             return recording
 
         if together and dist.get_world_size() > 1:
@@ -158,13 +185,12 @@ class _ZeroLines:
         for module in dict.fromkeys(self._recording.watched):
             # Blocks too, as a framework need not call the model itself; in front of a strategy's hooks.
             if any(parameter.requires_grad for parameter in module.parameters()):
-                hook = ModuleHook(module, partial(self.guarded, self._forward))
+                hook = ModuleHook(module, partial(self.guarded, self._forward, tuple(module.modules())))
                 self._hooks.append(module.register_forward_pre_hook(hook, prepend=True))
         peers, left_out = (None, []) if self._meeting is None else (self._meeting.peers, self._meeting.left_out)
         if peers is None or peers.is_first:
             named = ", ".join(type(model).__name__ for model in self._models)
-            since = "second step" if self._behind == 1 else f"step {self._behind + 1}"
-            _say(f"recording {named} from its {since} on; blocks: {', '.join(recording.blocks)}")
+            _say(f"recording {named} from {self._from}; blocks: {', '.join(recording.blocks)}")
             if left_out:
                 _say(f"not recorded, as they have taken no optimizer step: ranks {', '.join(map(str, left_out))}")
 
@@ -177,6 +203,8 @@ class _ZeroLines:
             self._recording.unclear("no forward pass is seen in a model that is compiled in place")
         elif not (self._trains or self._may_train):
             return  # DeepSpeed steps once for each group of parameters
+        if rare := self._rare(inside=True):
+            self._recording.unclear(f"{rare} came between its forward pass and its end")
         if self._others != (self._usual_others or self._others):
             self._recording.unclear("other optimizers stepped in it than in other steps")
         if self._saved:
@@ -185,44 +213,51 @@ class _ZeroLines:
         lr = optimizer.param_groups[0].get("lr")
         self._recording.note(lr=lr if isinstance(lr, float) else None)
         self._recording.step()
-        self._exit = None
-        self._trains = self._may_train = self._interrupted = self._saved = False
+        self._recent.append(self._came)
+        self._came = set()
+        self._trains = self._may_train = self._saved = False
 
-    def _forward(self, module: nn.Module, _inputs: object) -> None:
+    def _forward(self, inside: tuple[nn.Module, ...], _module: nn.Module, _inputs: object) -> None:
         import torch
 
         assert self._recording is not None
-        if torch.is_grad_enabled() and module.training:
-            if not self._trains and (self._interrupted or self._may_train):
+        trains = any(module.training for module in inside)  # of a wrapper or a frozen part it may say otherwise
+        if torch.is_grad_enabled() and trains:
+            if not self._trains and (rare := self._rare(inside=False)):
                 self._recording.restart()
+                self._recording.unclear(f"{rare} came before it: it begins at its forward pass")
                 self._saved = False
             self._trains = True
         elif torch.is_grad_enabled():
             self._may_train = True  # or evaluates
-        elif not module.training:
-            self.interrupt()
+            if not self._trains:
+                self.interrupt("a forward pass in evaluation mode")
+        elif not trains:
+            self.interrupt("an evaluation")
 
-    def interrupt(self, *_: Any) -> None:
-        """An evaluation, a barrier or a checkpoint: no part of a step that has not trained yet."""
-        if self._recording is None:
-            return
-        if self._trains:
-            self._recording.unclear("an evaluation, barrier or checkpoint came between its forward pass and its end")
-        self._interrupted = True
+    def interrupt(self, what: str, *_: Any) -> None:
+        """Note an evaluation, a barrier or a checkpoint: no part of the step, unless most steps have it."""
+        if self._recording is not None:
+            self._came.add((what, self._trains))
+
+    def _rare(self, *, inside: bool) -> str:
+        """Return what has come in this step as in few others, before its first training forward pass or behind it."""
+        came = [key for key in self._came if key[1] == inside]
+        return " and ".join(sorted(key[0] for key in came if sum(key in step for step in self._recent) < _USUAL))
 
     def evaluates(self, module: nn.Module) -> None:
-        """A module is put into evaluation mode: a model, what it wraps, or another wrapper of that. A trainer compiles
-        the inner model a second time for an evaluation, whose forward passes no hook sees then.
+        """A module is put into evaluation mode. Trainers evaluate an average of the model, which is of its class, or
+        compile the inner model a second time, whose forward passes no hook sees then.
         """
-        if any(id(root) in self._roots for root in _wrapped(module)):
-            self.interrupt()
+        if any(type(root) in self._roots for root in _wrapped(module)):
+            self.interrupt("an evaluation")
 
     def saves(self, *_: Any) -> None:
         """The script calls `torch.save`."""
         self._saved = self._recording is not None
 
-    def exit(self, status: Any = None) -> None:
-        """The script calls `sys.exit`."""
+    def exits(self, status: object) -> None:
+        """The interpreter has taken a SystemExit: the program ends."""
         self._exit = SystemExit(status)
 
     def _stand_aside(self) -> None:
@@ -241,7 +276,16 @@ class _ZeroLines:
         if self._recording is None and self._why is not None and not self.is_over:
             self.is_over = True
             if os.environ.get("RANK", "0") == "0":
-                _say(f"nothing is recorded: {self._why}")
+                self._explain(self._why)
+
+    def _explain(self, why: str) -> None:
+        """Say why nothing is recorded, also in the note of `aorta record`, for the report."""
+        _say(f"nothing is recorded: {why}")
+        from aorta.records.run_files import NOTE_FILE
+
+        with suppress(OSError), (Path(self._folder) / NOTE_FILE).open("r+") as note:
+            note.seek(0, os.SEEK_END)
+            note.write(f"AORTA said: {printable(why)}\n")
 
     def end(self, group: Any = None, error: BaseException | None = None) -> None:
         """End the recording: before its process group is destroyed, or with what ends the program."""
@@ -254,7 +298,7 @@ class _ZeroLines:
                 self._why = self._meeting.give_up()
                 self._never_began()
             return
-        recording, self._recording, self.is_over = self._recording, None, True
+        recording, self._recording, self._first, self.is_over = self._recording, None, None, True
         for hook in self._hooks:
             hook.remove()
         in_flight = sys.exc_info()[1]
@@ -263,7 +307,7 @@ class _ZeroLines:
 
 def _say(text: str) -> None:
     with suppress(OSError, ValueError):  # a closed terminal
-        sys.stderr.write(f"aorta record: {printable(text)}\n")
+        sys.stderr.write(f"aorta: {printable(text)}\n")
         sys.stderr.flush()
 
 
@@ -286,7 +330,8 @@ def _wrapped(model: nn.Module | None) -> Iterator[nn.Module]:
     """Yield a model, and what it wraps: that of DistributedDataParallel, that of `torch.compile`."""
     while model is not None:
         yield model
-        model = model._modules.get("module") or model._modules.get("_orig_mod")
+        inner = model._modules.get("module")  # asked for None, as a module without len() has no truth
+        model = model._modules.get("_orig_mod") if inner is None else inner
 
 
 def _trained_models(optimizer: Optimizer) -> list[nn.Module]:
@@ -305,7 +350,45 @@ def _trained_models(optimizer: Optimizer) -> list[nn.Module]:
     return holding or [one for one in outermost if one.training and any(p.requires_grad for p in one.parameters())]
 
 
+def _steps_made(optimizer: Optimizer) -> int | None:
+    """Return how many steps an optimizer has made, those before a resume too; None where it does not count them."""
+    counts = [float(state["step"]) for state in optimizer.state.values() if "step" in state]
+    return int(max(counts)) or None if counts else None
+
+
 _zero = _ZeroLines()
+
+
+class _Leaving:
+    """Goes with the SystemExit of a `sys.exit`. Where a script catches that, it dies below a frame of the script; where
+    none does, the interpreter drops it when all frames have gone, before it ends.
+    """
+
+    def __init__(self, status: object) -> None:
+        self._status, self._note = status, _zero.exits
+
+    def __del__(self, frame: Callable[[int], object] = sys._getframe) -> None:
+        try:
+            frame(1)
+        except ValueError:
+            self._note(self._status)
+
+
+@not_compiled
+def _mode_noted(module: nn.Module, mode: bool = True) -> None:
+    """Note where a model is put into evaluation mode, which `Module.eval` does by `train`."""
+    if not mode:
+        _zero.guarded(_zero.evaluates, module)
+
+
+def _exit_noted(*_: object) -> Callable[[bool], None]:
+    """Note whether the program ends by a `sys.exit`."""
+
+    def leaves(_returned: bool) -> None:
+        if isinstance(error := sys.exc_info()[1], SystemExit):
+            error.__dict__["_aorta"] = _Leaving(error.code)
+
+    return leaves
 
 
 def _call_before(owner: Any, name: str, do: Callable[..., None]) -> None:
@@ -332,9 +415,9 @@ def patch(module: ModuleType) -> None:
             hook_optimizers()
             hooked = target.Optimizer.profile_hook_step  # makes the `step` of every class of optimizers
             target.Optimizer.profile_hook_step = staticmethod(lambda step: _zero.expect(hooked(step)))
-            _call_before(sys, "exit", _zero.exit)
+            sys.exit = put_around(sys.exit, _exit_noted)
         case "torch.nn.modules.module":
-            _call_before(target.Module, "eval", _zero.evaluates)
+            target.Module.train = put_around(target.Module.train, _mode_noted)
         case "torch.jit._recursive":
             target.create_script_module = put_around(target.create_script_module, _without_hooks)
         case "torch.serialization":
@@ -342,8 +425,10 @@ def patch(module: ModuleType) -> None:
         case "torch.amp.grad_scaler":  # whose step may leave out that of the optimizer
             target.GradScaler.step = _zero.around_step(target.GradScaler.step, 1)
         case "torch.distributed.distributed_c10d":
-            _call_before(target, "barrier", _zero.interrupt)
+            _call_before(target, "barrier", partial(_zero.interrupt, "a barrier"))
             _call_before(target, "destroy_process_group", _zero.end)
         case "torch.distributed.checkpoint.state_dict_saver":
-            _call_before(target, "save", _zero.interrupt)
-            _call_before(target, "async_save", _zero.interrupt)
+            for name in ("save", "async_save"):
+                _call_before(target, name, partial(_zero.interrupt, "a checkpoint"))
+        case "deepspeed.runtime.engine":
+            target.DeepSpeedEngine.step = _zero.around_step(target.DeepSpeedEngine.step, 0, engine=True)

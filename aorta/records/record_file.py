@@ -162,7 +162,7 @@ class RecordWriter:
     def _failed(self, error: OSError) -> RecordWriteError:
         return RecordWriteError(
             f"rank {self.rank} cannot write its record {self.path}: {error.strerror or error}; what was written stays "
-            "readable. Free some space or choose another folder with aorta.record(DIR) or training.output_dir=DIR"
+            "readable. Free some space or choose another folder"
         )
 
 

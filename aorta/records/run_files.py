@@ -41,6 +41,9 @@ AUTOPSY_DIR: Final = "autopsy"
 HISTORY_DIR: Final = "history"
 """What earlier runs and attempts left, a folder each."""
 
+NOTE_FILE: Final = "aorta_record.txt"
+"""What `aorta record` writes before it becomes the command: that nothing of it is recorded, and why."""
+
 _OBJECT: Final = msgspec.json.Decoder(dict[str, Any])
 
 
@@ -77,6 +80,16 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         ValueError: it is not a JSON object; the message says why.
     """
     return decode_json(read_small(folder / MANIFEST_FILE), _OBJECT)
+
+
+def why_unrecorded(folder: Path, since_unix_ns: int = 0) -> str | None:
+    """Return the note of an `aorta record` into a folder that began after `since_unix_ns`; None without one."""
+    try:
+        if (path := folder / NOTE_FILE).stat().st_mtime_ns <= since_unix_ns:
+            return None
+        return f"{folder}: {read_small(path).decode(errors='replace').strip()}"
+    except OSError:
+        return None
 
 
 def flatten(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from aorta.timeline import intervals
@@ -103,7 +104,7 @@ class Overlap:
         return {
             name: (least, most)
             for name, (least, most) in self.bounds.items()
-            if most - least > DECIDED * self._scale_of(name)
+            if most - least > DECIDED * self._scale_of(name) or most == inf
         }
 
     def _scale_of(self, name: str) -> float:
@@ -112,7 +113,7 @@ class Overlap:
             return 1.0
         kind = name.removesuffix("_ms").removeprefix("compute_").removeprefix("exposed_")
         own = self.bounds.get(f"{kind}_ms") if kind in _PARTED else None
-        return self.window_ns / NS_PER_MS if own is None else own[1]
+        return self.window_ns / NS_PER_MS if own is None else own[own[1] < inf]
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -243,6 +244,10 @@ def either(first: Overlap, second: Overlap, why: str) -> Overlap:
         for name, value in values.items()
         if value is not None and (other := others.get(name)) is not None
     }
+    # Of rows in doubt some may be the one and some the other: ratios have the bounds of their parts.
+    (hidden, most_hidden), (exposed, most_exposed) = bounds["compute_comm_ms"], bounds["exposed_comm_ms"]
+    if most_hidden + most_exposed:
+        bounds["overlap_ratio"] = _share(hidden, most_exposed, 0.0), _share(most_hidden, exposed, 0.0)
     if first.overlap_ratio is None and second.overlap_ratio is not None:
         bounds["overlap_ratio"] = 0.0, 1.0
     return replace(first, bounds=bounds, why_bounded=why)
@@ -479,7 +484,7 @@ def _bounds(
     return bounds
 
 
-def _share(part_ns: int, rest_ns: int, of_nothing: float) -> float:
+def _share(part_ns: float, rest_ns: float, of_nothing: float) -> float:
     """Return the part of both together. Where both are empty, nothing is certain to run, and whatever does is in that
     part (1) or not (0).
     """

@@ -3,8 +3,14 @@
 Every script of `scripts/` runs three times on two gloo ranks: without AORTA, with the lines of AORTA that are marked in
 it, and, without those lines, under `aorta record`. Right is a recording of which
 
-* the steps are all that were trained (`aorta record` begins behind the first),
-* the collectives in each step are as many as torch.profiler has seen between the same two instants,
+* the steps are all that were trained (`aorta record` begins behind the first): each contains the end of the optimizer
+  step of its number, as torch's public hook saw it, and no other,
+* it contains the wait for its data, where this process loads it, unless an evaluation or a checkpoint came before,
+* no evaluation is in a step, a step behind one says so under `aorta record`, and no other does (after its warm-up),
+* the steps take as long as from one optimizer step's end to the next, within 3 % (the median of the ratios): those
+  without an evaluation or a checkpoint, in the same run, as runs differ by more,
+* the collectives in each step are as many as torch.profiler has seen between the same two instants, and under `aorta
+  record` as many as with lines, where neither an evaluation nor a checkpoint is near,
 * the blocks are the model's,
 * and the run's exit code and final weights are those of the run without AORTA, bit by bit.
 
@@ -17,6 +23,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import statistics
 import subprocess
 import sys
 import tomllib
@@ -28,8 +35,9 @@ from typing import Any, Final
 
 import torch
 
+from aorta.errors import InputError
 from benchmarks.plans import say
-from tests.rank_records import read_rank
+from tests.rank_records import RankRecord, read_rank
 from tests.runs import ROOT, environment
 
 SCRIPTS: Final = Path(__file__).parent / "scripts"
@@ -43,6 +51,7 @@ LLAMA: Final = (
     "model.rotary_emb",
     "lm_head",
 )
+WITHIN: Final = 0.03
 TIMEOUT_S: Final = 1800.0
 """DeepSpeed compiles an extension in its first run."""
 
@@ -54,6 +63,7 @@ class Case:
     Attributes:
         steps: that a recording with lines has.
         optimizer_steps: that are made; where None, as many.
+        optimizers: that step in turn.
         fails: whether it ends with an exception.
     """
 
@@ -62,6 +72,7 @@ class Case:
     blocks: tuple[str, ...] = NET
     steps: int = 12
     optimizer_steps: int | None = None
+    optimizers: int = 1
     fails: bool = False
 
     @property
@@ -77,9 +88,11 @@ CASES: Final = (
     Case("ddp", "raise", steps=7, fails=True),
     Case("ddp", "break", steps=7),
     Case("ddp", "compile_in_place", blocks=("Net",)),
+    Case("ddp", "compile", blocks=("OptimizedModule",)),
+    Case("ddp", "barrier"),
     Case("fsdp2", "save"),
     Case("fsdp2", "async_save"),
-    Case("gan", blocks=(*(f"0.{name}" for name in NET), *(f"1.{index}" for index in range(5)))),
+    Case("gan", blocks=(*(f"0.{name}" for name in NET), *(f"1.{index}" for index in range(5))), optimizers=2),
     Case("transformers_ddp", blocks=LLAMA),
     Case("transformers_ddp", "gradient_checkpointing", blocks=LLAMA),
     Case("transformers_ddp", "compile", blocks=("OptimizedModule",)),
@@ -91,6 +104,7 @@ CASES: Final = (
     Case("ray_ddp"),
     Case("deepspeed_zero", "1"),
     Case("deepspeed_zero", "2"),
+    Case("deepspeed_zero", "3"),
 )
 
 
@@ -131,30 +145,77 @@ def run(case: Case, way: str, python: Path | str, folder: Path) -> subprocess.Co
     return done
 
 
-def seen_by_profiler(folder: Path, rank: int) -> dict[str, Any]:
-    """What `watched` left of a rank: `weights`, and `collectives` as [start in ns of the system's clock, operator]."""
+def seen_by_witness(folder: Path, rank: int) -> dict[str, Any]:
+    """What `watched` left of a rank."""
     answer: dict[str, Any] = json.loads((folder / "watched" / f"rank_{rank}.json").read_text())
     return answer
+
+
+def record_of(folder: Path, rank: int) -> RankRecord | None:
+    path = folder / "artifacts/mine" / f"rank_{rank}_metrics.jsonl"
+    return read_rank(path) if path.exists() else None
+
+
+@dataclass(frozen=True)
+class Undisturbed:
+    """Of the steps of a rank beside which no evaluation or checkpoint was: collectives by number, and how long they
+    took, by AORTA and by the witness, which knows no beginning of the first. In that of the first under `aorta record`
+    all ranks begin to record.
+    """
+
+    collectives: dict[int, int]
+    lengths_ns: list[tuple[int, int]]
+
+
+def compare_steps(case: Case, way: str, record: RankRecord, witness: dict[str, Any]) -> tuple[Undisturbed, set[str]]:
+    """Hold a rank's steps to the witness's marks; returns also what is wrong."""
+    ends = witness["stepped"][0 if way == "zero" else case.optimizers - 1 :: case.optimizers]
+    collectives, lengths, problems = {}, [], set()
+    for step in record.steps:
+        number = step.global_step
+        if [at for at, end in enumerate(ends) if step.t_start_ns <= end < step.t_end_ns] != [number]:
+            problems.add("steps")
+            continue
+        between = [name for at, name in witness["collectives"] if step.t_start_ns <= at < step.t_end_ns]
+        if not len(between) == len(step.collectives) == step.coverage.issued:
+            problems.add("collectives")
+        flagged, begin = "boundary" in step.reasons, ends[number - 1] if number else 0
+        beside = {what for what, start, end in witness["pauses"] if start < ends[number] and end > begin}
+        if way == "zero" and not (flagged if "evaluation" in beside else beside or step.warmup or not flagged):
+            problems.add("boundaries")
+        evaluations = (pause for pause in witness["pauses"] if pause[0] == "evaluation")
+        if any(start < step.t_end_ns and end > step.t_start_ns for _, start, end in evaluations):
+            problems.add("an evaluation in a step")
+        loads = [at for at in witness["loads"] if begin < at < ends[number]]
+        if number and not beside and not flagged and loads and loads[0] < step.t_start_ns:
+            problems.add("a step without its data")
+        if number > (way == "zero") and not beside and not flagged:
+            collectives[number] = len(step.collectives)
+            lengths.append((step.t_end_ns - step.t_start_ns, ends[number] - begin))
+    return Undisturbed(collectives, lengths), problems
 
 
 def judge(case: Case, way: str, folder: Path, plain: Path, code: int, plain_code: int) -> dict[str, Any]:
     """Return a row of the table; `wrong` names what is not as it has to be."""
     row: dict[str, Any] = {"case": case.name, "way": way, "wrong": []}
-    steps, recorded, counted, problems = [], 0, 0, set()
+    steps, lengths, recorded, problems = [], [], 0, set()
     for rank in range(2):
-        witness = seen_by_profiler(folder, rank)
-        if witness["weights"] != seen_by_profiler(plain, rank)["weights"]:
+        witness = seen_by_witness(folder, rank)
+        if witness["weights"] != seen_by_witness(plain, rank)["weights"]:
             problems.add("weights")
-        path = folder / "artifacts/mine" / f"rank_{rank}_metrics.jsonl"
-        if not path.exists():
+        record = record_of(folder, rank)
+        if record is None:
             problems.add("no record")
             continue
-        record = read_rank(path)
-        for step in record.steps:
-            between = [name for at, name in witness["collectives"] if step.t_start_ns <= at < step.t_end_ns]
-            if not len(between) == len(step.collectives) == step.coverage.issued:
-                problems.add("collectives")
-            recorded, counted = recorded + len(step.collectives), counted + len(between)
+        undisturbed, wrong = compare_steps(case, way, record, witness)
+        problems |= wrong
+        if way == "zero" and (lined := record_of(folder.parent / "lines", rank)) is not None:
+            theirs = compare_steps(case, "lines", lined, seen_by_witness(folder.parent / "lines", rank))[0].collectives
+            both = undisturbed.collectives.keys() & theirs.keys()
+            if not both or any(undisturbed.collectives[number] != theirs[number] for number in both):
+                problems.add("collectives with lines")
+        lengths += undisturbed.lengths_ns
+        recorded += sum(len(step.collectives) for step in record.steps)
         steps.append(len(record.steps))
         if record.footer is None or (record.footer.reason == "completed") == case.fails:
             problems.add("footer")
@@ -168,12 +229,17 @@ def judge(case: Case, way: str, folder: Path, plain: Path, code: int, plain_code
         problems.add("steps")
     if code != plain_code or (code == 0) == case.fails:
         problems.add("exit code")
+    medians = [statistics.median(side) / 1e6 for side in zip(*lengths, strict=True)] or [0.0, 0.0]
+    if not lengths or abs(statistics.median(own / witnessed for own, witnessed in lengths) - 1) > WITHIN:
+        problems.add("step length")
     row |= {
         "lines": without_lines(case.script, folder / "plain") if way == "lines" else 0,
         "steps": steps,
         "expected_steps": case.expected_steps(way),
         "collectives": recorded,
-        "profiler": counted,
+        "step_ms": medians[0],
+        "witness_ms": medians[1],
+        "compared_steps": len(lengths),
         "blocks": blocks,
         "same_weights": "weights" not in problems,
         "wrong": sorted(problems),
@@ -183,7 +249,7 @@ def judge(case: Case, way: str, folder: Path, plain: Path, code: int, plain_code
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """The rows as text."""
-    shown = [("case", "lines", "steps", "collectives", "torch.profiler", "blocks", "weights", "")]
+    shown = [("case", "lines", "steps", "collectives", "step", "witness's", "blocks", "weights", "")]
     for row in rows:
         steps = "/".join(map(str, row["steps"])) or "none"
         shown.append(
@@ -192,7 +258,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
                 str(row["lines"]),
                 f"{steps} of {row['expected_steps']}",
                 str(row["collectives"]),
-                str(row["profiler"]),
+                f"{row['step_ms']:.2f} ms",
+                f"{row['witness_ms']:.2f} ms",
                 str(len(row["blocks"])),
                 "same" if row["same_weights"] else "DIFFER",
                 "" if not row["wrong"] else "WRONG: " + ", ".join(row["wrong"]),
@@ -228,6 +295,9 @@ def main() -> int:
     words = parser.parse_args()
     if unknown := set(words.names) - set(names):
         parser.error(f"{', '.join(sorted(unknown))}: must be of {', '.join(names)}")
+    if words.output.exists() and (not words.output.is_dir() or any(words.output.iterdir())):
+        sys.stderr.write(f"{words.output}: not an empty folder; remove it, or give another with --output\n")
+        return InputError.exit_code
     python = prepare(words.environment.resolve())
     rows = []
     for case in CASES:

@@ -47,7 +47,7 @@ def test_waiting_has_an_end_and_names_the_missing(world):
     for rank in (0, 2):
         assert isinstance(outcomes[rank], PeerFailed)
         assert str(outcomes[rank]).startswith(f"rank {rank} waited 1 s for 'facts' from rank 1, rank 3 (")
-        assert "training.timeout_s" in str(outcomes[rank])
+        assert "longer timeout_s" in str(outcomes[rank])
     outcomes = world(2, lambda peers: peers.from_first_rank("x", 1) if peers.rank else None)
     assert "waited 1 s for 'x' from rank 0" in str(outcomes[1])
 
@@ -254,3 +254,23 @@ def test_waiting_costs_one_question_a_beat_however_many_ranks_there_are(monkeypa
     gather_when_idle(Peers(Counting(), 0, ranks, 1000.0), "key", lambda: False, lambda: None, beat_s=0.0001)
     assert asked.count(1) == ranks - 1  # one look at each of the others; the next is seconds away
     assert asked.count(ranks) == beats + 1
+
+
+def test_some_ranks_of_the_world_alone(world):
+    store = dist.HashStore()
+
+    def work(peers):
+        if peers.rank == 0:
+            return None
+        some = Peers(store, peers.rank, 4, 20.0, ranks=[1, 3]) if peers.rank in (1, 3) else None
+        return some and (some.is_first, some.from_first_rank("x", peers.rank), some.gather("y", peers.rank))
+
+    assert world(4, work) == [None, (True, 1, [1, 3]), None, (False, 1, [1, 3])]
+
+
+def test_a_wait_can_be_ended():
+    def over() -> None:
+        raise PeerFailed("enough")
+
+    with pytest.raises(PeerFailed, match="enough"):
+        Peers(dist.HashStore(), 0, 2, 20.0, go_on=over).gather("y", 0)

@@ -8,14 +8,17 @@ import os
 import re
 import signal
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+import torch.distributed as dist
 
 from aorta.distributed import output_folder
 from aorta.distributed.output_folder import LOCK_FILE, RunFolder, occupied, prepare, write_manifest
 from aorta.distributed.peers import Peers
 from aorta.distributed.topology import Topology
 from aorta.errors import ConfigError, RunIncomplete
+from aorta.records.files import shared_folder
 from tests.distributed.conftest import place
 
 
@@ -125,7 +128,7 @@ def test_one_line_says_where_the_earlier_run_is_kept(start, out, capfd, monkeypa
     leave_a_run(first)
     start()
     kept = f"deep/artifacts/history/{first.run_id}-attempt0"
-    assert capfd.readouterr().err == f"the earlier run in deep/artifacts is kept in {kept}\n"
+    assert capfd.readouterr().err == f"aorta: the earlier run in deep/artifacts is kept in {kept}\n"
 
 
 @pytest.mark.spec("D1")
@@ -240,7 +243,7 @@ def test_a_folder_that_cannot_be_made_fails_every_rank_and_names_the_one_that_me
     for outcome in world(4, work):
         assert type(outcome) is RunIncomplete
         assert re.fullmatch(
-            r"rank 2: cannot prepare .*/file/artifacts: Not a directory; .*training\.output_dir=DIR", str(outcome)
+            r"rank 2: cannot prepare .*/file/artifacts: Not a directory; choose another folder", str(outcome)
         )
 
 
@@ -255,6 +258,89 @@ def test_a_folder_that_cannot_be_written_fails_every_rank(world, out, monkeypatc
     assert {str(outcome).partition(";")[0] for outcome in outcomes} == {
         f"rank 0: cannot prepare {out}: Read-only file system"
     }
+
+
+def refusing(monkeypatch, number: int, names: set[str]) -> None:
+    rename = Path.rename
+
+    def refuse(path: Path, target: Path) -> Path:
+        if path.name in names:
+            raise OSError(number, os.strerror(number))
+        return rename(path, target)
+
+    monkeypatch.setattr(output_folder.Path, "rename", refuse)
+
+
+@pytest.mark.parametrize("number", [errno.EBUSY, errno.EXDEV])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_what_is_on_a_disk_of_its_own_moves_on_that_disk(start, out, monkeypatch, number, overwrite):
+    start()
+    (out / "checkpoints" / "lost+found").mkdir(parents=True)
+    refusing(monkeypatch, number, {"checkpoints", "torch_profiler", "lost+found"})
+    start()  # an empty disk is no earlier run
+    assert names(out) == ["checkpoints"]
+    kept = []
+    for _ in range(2):
+        leave_a_run(first := start())
+        start(overwrite=overwrite)
+        kept += [] if overwrite else [f"{first.run_id}-attempt0"]
+        for disk, name in (("checkpoints", "step_3"), ("torch_profiler", "rank1/x.pt.trace.json")):
+            history = out / disk / "history"
+            assert sorted(path.name for path in history.glob("*")) == sorted(kept)
+            assert all((history / one / name).is_file() for one in kept)
+            assert {path.name for path in (out / disk).glob("*")} <= {"history", "lost+found"}
+        assert not list(out.glob("rank_*"))
+        assert all((out / "history" / one / "run.json").is_file() for one in kept)
+
+
+@pytest.mark.parametrize("refused", ["run.json", "logs", "checkpoints"])
+def test_an_earlier_run_is_moved_whole_or_not_at_all(start, world, out, monkeypatch, refused):
+    leave_a_run(start())
+    before = tree(out)
+    refusing(monkeypatch, errno.EACCES, {refused})
+    outcomes = world(2, lambda peers: cleared(out, place(peers.rank, 2), peers, overwrite=False, resuming=False))
+    assert {type(outcome) for outcome in outcomes} == {RunIncomplete}
+    assert tree(out) == before
+    assert not list(out.glob("history/*"))
+
+
+@pytest.mark.parametrize(("mode", "lock"), [(0o755, 0o600), (0o775, 0o660), (0o777, 0o666), (0o1777, 0o666)])
+def test_a_run_is_as_open_as_its_folder_and_its_lock_to_writers_alone(start, out, mode, lock):
+    out.mkdir(parents=True)
+    out.chmod(mode)
+    first = start()
+    leave_a_run(first)
+    start()
+    kept = out / "history" / f"{first.run_id}-attempt0"
+    modes = [path.stat().st_mode & 0o7777 for path in (out / LOCK_FILE, kept.parent, kept)]
+    assert modes == [lock, mode, mode]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="one user cannot be two")
+def test_users_record_in_turn_in_a_shared_folder(tmp_path):
+    with TemporaryDirectory() as folder:  # which all may enter, as pytest's
+        Path(folder).chmod(0o755)
+        (out := Path(folder, "out")).mkdir()
+        out.chmod(0o777)
+        for number, user in enumerate((65533, 65534, 65533)):
+            child = os.fork()
+            if child == 0:
+                code = 1
+                try:
+                    os.setresgid(user, user, user)
+                    os.setresuid(user, user, user)
+                    peers = Peers(dist.HashStore(), 0, 1, 5.0)
+                    run = cleared(out, place(), peers, overwrite=False, resuming=False)
+                    shared_folder(out / "progress")
+                    run.record(0).write_text(run.run_id)
+                    (out / "progress" / "x").write_text(run.run_id)
+                    write_manifest(run, {"run_id": run.run_id, "attempt": 0})
+                    code = 0
+                finally:
+                    os._exit(code)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            assert (out / "rank_0_metrics.jsonl").stat().st_uid == user
+            assert len(list(out.glob("history/*/progress/x"))) == number
 
 
 def test_a_manifest_is_written_whole_or_not_at_all(out, monkeypatch):

@@ -304,7 +304,7 @@ def _read_nsys(path: Path, name: Path) -> File:
         for raw in _select(db, f"SELECT * FROM {table}") if table in present else []:
             if raw["end"] is None:
                 continue
-            text = strings.get(raw.get("demangledName"), "") if what == KERNEL else ""
+            text = strings.get(raw.get({KERNEL: "demangledName", CALL: "nameId"}.get(what)), "")
             if what == MARK:
                 text = raw["text"] or strings.get(raw["textId"], "")
             kind = OPERATOR if what == MARK and not STEP.match(text) else what
@@ -339,6 +339,8 @@ def _write_nsys(file: File, path: Path) -> None:
         if row.what == KERNEL:
             code = strings.setdefault(row.name, len(strings) + 1)
             raw |= {"demangledName": code, "shortName": code}
+        elif row.what == CALL:
+            raw["nameId"] = strings.setdefault(row.name, len(strings) + 1)
         elif row.category == "NVTX_EVENTS":
             raw |= {"text": row.name, "textId": None}
         if row.category in present:
@@ -530,7 +532,7 @@ def _on_cpu(row: Row, host: Row, collective: str | None, number: int) -> Iterato
 
 def _like(template: File, rank: int) -> list[Row]:
     """The rows of the job as records like those of a template."""
-    prototypes = {row.what: row for row in reversed(template.rows) if row.raw is not None}
+    prototypes = {row.what: row for row in template.rows if row.raw is not None}
     base = rocprof_files.BASE if template.format != "nsys" else 0
 
     def made(what: str, name: str, start: int, end: int, **more: Any) -> Row:
@@ -546,12 +548,9 @@ def _like(template: File, rank: int) -> list[Row]:
         name = rocprof_files.GENERIC if amd and row.communicates else row.name
         name = "MEMORY_COPY_HOST_TO_DEVICE" if amd and row.what == COPY else name
         more: Json = {"stream": row.stream, "link": link, "args": {"dispatch": number}}
-        if row.what == COPY:
-            more["link"] = prototypes[COPY].link if not amd else link
         rows.append(made(row.what, name, row.start_ns, row.end_ns, **more))
-        call = "hipLaunchKernel" if amd else "cudaLaunchKernel"
-        if row.what == KERNEL:
-            rows.append(made(CALL, call, row.start_ns - 110_000, row.start_ns - 100_000, link=link))
+        call = ("hip" if amd else "cuda") + ("LaunchKernel" if row.what == KERNEL else "MemcpyAsync")
+        rows.append(made(CALL, call, row.start_ns - 110_000, row.start_ns - 100_000, link=link))
         if row.communicates:  # RCCL's calls, or the ranges that NCCL marks round its own
             api = "ncclAllReduce" if row.name == ALLREDUCE else "ncclAllGather"
             rows.append(made(OPERATOR, api, row.start_ns - 120_000, row.start_ns - 90_000, link=link))

@@ -23,7 +23,7 @@ TABLES: Final = {
     "CUPTI_ACTIVITY_KIND_KERNEL": "start INT, end INT, deviceId INT, contextId INT, streamId INT, correlationId INT, "
     "globalPid INT, demangledName INT, shortName INT, mangledName INT, gridX INT",
     "CUPTI_ACTIVITY_KIND_MEMCPY": "start INT, end INT, deviceId INT, streamId INT, bytes INT, copyKind INT, "
-    "globalPid INT",
+    "globalPid INT, correlationId INT",
     "CUPTI_ACTIVITY_KIND_RUNTIME": "start INT, end INT, eventClass INT, globalTid INT, correlationId INT, nameId INT",
     "NVTX_EVENTS": "start INT, end INT, eventType INT, text TEXT, textId INT, globalTid INT",
     "TARGET_INFO_SESSION_START_TIME": "utcEpochNs INT, utcTime TEXT",

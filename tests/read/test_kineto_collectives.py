@@ -155,7 +155,7 @@ def test_copies_that_a_collective_launched_are_communication(on_copy):
     assert (set(table.bytes[ours].tolist()), set(table.seq[ours].tolist())) == ({NULL}, {NULL})
     assert table.bytes[table.cls == IntervalClass.COPY].tolist() == [4096]
     assert trace.counters["comm_copies"] == 2
-    assert trace.unseen is None
+    assert not trace.either
     measured = whole(trace)
     assert (measured.comm_ns, measured.hidden_ns, measured.copy_ns) == (8000, 5000, 4000)
 
@@ -175,19 +175,22 @@ def test_copies_that_a_collective_launched_are_communication(on_copy):
 )
 def test_other_copies_are_communication_by_the_command_line_alone(row, patterns, communicates):
     trace = read([parameters(9), row, kernel(GEMM, 0, 5)], patterns=patterns)
-    assert (len(rows(trace, IntervalClass.COMM)), trace.unseen) == (communicates, None)
+    assert (len(rows(trace, IntervalClass.COMM)), trace.either) == (communicates, frozenset())
     assert "comm_copies" not in trace.counters
 
 
-def test_with_symmetric_memory_a_copy_that_nothing_names_leaves_communication_unknown():
+def test_with_symmetric_memory_a_copy_that_nothing_names_bounds_communication():
     symmetric = event("cpu_op", "symm_mem::_low_contention_all_gather", 0, 9, 4242, 4242)
     events = [symmetric, kernel(ALLREDUCE, 0, 5), kernel(GEMM, 0, 5)]
-    assert read(events).unseen is None  # kernels of symmetric memory have names
-    assert read([*events, copy("Memcpy HtoD (Pinned -> Device)", 10, 5, 12)]).unseen is None
-    assert read([*events, parameters(9), copy(PEER, 10, 5, 9)]).unseen is None
-    why = read([*events, copy(PEER, 10, 5, 12)]).unseen
-    assert why is not None
-    assert "symmetric memory was used, and of 1 copies between devices the trace does not say" in why
+    assert not read(events).either  # kernels of symmetric memory have names
+    assert not read([*events, copy("Memcpy HtoD (Pinned -> Device)", 10, 5, 12)]).either
+    assert not read([*events, parameters(9), copy(PEER, 10, 5, 9)]).either
+    trace = read([*events, copy(PEER, 10, 5, 12)])
+    assert trace.either == {PEER}
+    values, reasons = whole(trace).metrics()
+    assert (values["comm_ms"], values["copy_ms"], values["compute_ms"]) == (None, None, 0.005)
+    assert "symmetric memory was used" in reasons["comm_ms"]
+    assert "between 0.005 and 0.01 ms" in reasons["comm_ms"]
 
 
 def test_a_kernel_is_communication_by_its_operator_only_where_both_have_an_id():

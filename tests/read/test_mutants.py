@@ -8,17 +8,20 @@ from typing import Final
 import pytest
 
 from tests.read.evidence_files import COPY, JOBS, KERNEL, device_rows, job
-from tests.read.mutants import answer, judge, mutants, shares, verdicts
+from tests.read.mutants import answer, mutants, shares, verdicts
 
-WRONG: Final = 0.48
-"""Share of mutants that may be wrong."""
+NAMELESS: Final = "communication of unknown name, without operators"
+HALF: Final = "communication of the last half lost, and who issued it"
+KNOWN: Final = {"rocprofv3-json": {NAMELESS}, "rocprofv3-csv": {NAMELESS}, "nsys": {NAMELESS}, "kineto-cpu": {HALF}}
+"""Mutants that are wrong: nothing in them claims what is missing. These formats do not say how many ranks there are;
+half of the steps of a job may communicate.
+"""
 
 
 @pytest.mark.parametrize("name", JOBS)
 def test_healthy_traces_are_read_in_full(name: str) -> None:
     """The whole of a trace is what a sweep over the rows of the job gives."""
     found = answer(job(name)).values
-    assert judge(answer(job(name)), answer(job(name))).outcome in ("same", "null")
     for rank in (0, 1):
         rows = list(device_rows(rank))
         edges = sorted({edge for row in rows for edge in (row.start_ns, row.end_ns)})
@@ -42,7 +45,7 @@ def test_healthy_traces_are_read_in_full(name: str) -> None:
 def test_mutants(name: str) -> None:
     found = verdicts(job(name))
     wrong = {mutant: each.wrong[:3] for mutant, each in found.items() if each.outcome == "wrong"}
-    assert len(wrong) <= WRONG * len(found), (shares(found), wrong)
+    assert wrong.keys() == KNOWN.get(name, set()), (shares(found), wrong)
 
 
 def test_there_are_many() -> None:

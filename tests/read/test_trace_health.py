@@ -117,11 +117,6 @@ def test_clean_traces_have_no_notes_and_every_counter_stands_in_the_json() -> No
     assert list(found) == list(COUNTERS)
 
 
-def test_communication_that_was_not_seen_is_said_once() -> None:
-    part = facts_of(trace([row(COMPUTE, 0, 1)], unseen="only launches", notes=("only launches",)))
-    assert [note for note in examine([part]).notes if "only launches" in note] == ["hand-made: only launches"]
-
-
 def test_the_page_describes_every_counter() -> None:
     page = (ROOT / "docs" / "dev" / "trace-readers.md").read_text()
     assert [name for name in COUNTERS if f"`{name}`" not in page] == []

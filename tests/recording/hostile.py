@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 SEEN: Final = """
-import os, sys
+import os, re, sys
 own = sys.modules.get("sitecustomize")
 print([entry for entry in sys.path], getattr(own, "__file__", own), "aorta" in sys.modules)
 print({name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "AORTA_RECORD", "_", "SHLVL"}})
-print(os.environ.get("PYTHONPATH", "").rpartition("injected")[2].removeprefix(":"))
+print(re.sub("^([^:]*injected:?)+", "", os.environ.get("PYTHONPATH", "")))
 """
 """What a program sees of the interpreter that it runs in."""
 TRAINS: Final = """
@@ -53,6 +53,15 @@ def trains(name: str, before: str = "", files: Mapping[str, str] | None = None, 
     return Environment(name, {"x.py": before + TRAINS, **(files or {})}, steps=steps)
 
 
+SPAWNS: Final = """
+import multiprocessing
+if __name__ == "__main__":
+    for way in ("spawn", "fork", "forkserver"):
+        process = multiprocessing.get_context(way).Process(target=print, args=(way,))
+        process.start()
+        process.join()
+        print(process.exitcode)
+"""
 QUICK: Final = (
     Environment("nothing special"),
     Environment("an empty PYTHONPATH", variables={"PYTHONPATH": ""}),
@@ -78,16 +87,17 @@ QUICK: Final = (
     ),
     Environment("one that fails", {"x.py": SEEN, "own/sitecustomize.py": "1 / 0"}, {"PYTHONPATH": "own"}),
     Environment(
-        "one that ends it", {"x.py": SEEN, "own/sitecustomize.py": "raise SystemExit(7)"}, {"PYTHONPATH": "own"}, code=7
+        "one that ends it", {"x.py": SEEN, "own/sitecustomize.py": "raise SystemExit(7)"}, {"PYTHONPATH": "own"}, code=1
     ),
     Environment(
         "none, and a program that asks for it",
         {"x.py": "try:\n    import sitecustomize\nexcept ImportError as error:\n    print(error, error.name)\n"},
     ),
     Environment("-I below a shell", words=shell("exec {python} -I x.py")),
-    Environment("-S below a shell", words=shell("exec {python} -S x.py")),
+    Environment("-S below a shell", {"x.py": "print(1)"}, words=shell("exec {python} -S x.py")),
     Environment(
-        "a current folder that is gone", words=shell("mkdir a; cd a; rmdir ../a; exec {python} ../x.py"), code=2
+        "a current folder that is gone",
+        words=shell("mkdir a; cd a; rmdir ../a; exec {python} ../x.py"),
     ),
     Environment(
         "exec",
@@ -97,12 +107,7 @@ QUICK: Final = (
         "a child without variables",
         {"x.py": "import subprocess, sys; subprocess.run([sys.executable, 'y.py'], env={})", "y.py": SEEN},
     ),
-    Environment(
-        "spawn",
-        {
-            "x.py": "import multiprocessing as m\nif __name__ == '__main__':\n    p = m.get_context('spawn').Process(target=print, args=(1,))\n    p.start(); p.join(); print(p.exitcode)\n"
-        },
-    ),
+    Environment("spawn", {"x.py": SPAWNS}),
     Environment("a signal", {"x.py": "import os; os.kill(os.getpid(), 15)"}, code=-15),
 )
 FINDER: Final = "import sys, importlib.util\nclass F:\n    {body}\nsys.meta_path.insert(0, F())\n"
@@ -120,14 +125,14 @@ class F:
         F.busy = True
         try: spec = importlib.util.find_spec(name)
         finally: F.busy = False
-        if spec is not None and name in {"torch.serialization", "torch.optim.optimizer"}: spec.loader = Loader(spec.loader)
+        if spec is not None and name in {"torch.serialization", "torch.optim.optimizer"}:
+            spec.loader = Loader(spec.loader)
         return spec
 sys.meta_path.insert(0, F())
 """
 OF_TORCH: Final = (
     trains("an ordinary program"),
     trains("a finder of the old kind", FINDER.format(body="def find_module(self, name, path=None): return None")),
-    trains("a finder without a method", FINDER.format(body="def invalidate_caches(self): pass")),
     trains("loaders that take no attribute", SLOTS),
     trains(
         "a finder that takes its place and counts",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -53,7 +54,11 @@ def recorded(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
         ("accumulation", [3] * 7, [1] * 7),
         ("scaler", [1] * 7, [1, 0, 1, 1, 1, 1, 1]),
         ("evaluation", [1] * 7, [1] * 7),
-        ("unseen evaluation", [1] * 7, [1] * 7),
+        ("unseen evaluation compiled", [1] * 7, [1] * 7),
+        ("unseen evaluation by mode", [1] * 7, [1] * 7),
+        ("unseen evaluation of an average", [1] * 7, [1] * 7),
+        ("compiled inside", [1] * 7, [1] * 7),
+        ("barrier", [1] * 7, [1] * 7),
         ("save", [1] * 7, [1] * 7),
         ("gan", [2] * 7, [2] * 7),
     ],
@@ -75,9 +80,32 @@ def test_steps_and_collectives(tmp_path: Path, kind: str, forwards: list[int], o
         assert all(
             step.lr == 0.01 and step.loss is None and "recording.note" in step.reasons["loss"] for step in seen.steps
         )
+        reasons = {step.global_step: step.reasons.get("boundary", "") for step in seen.steps}
         saved = [5] if kind == "save" and rank == 0 else []
-        assert [step.global_step for step in seen.steps if "torch.save" in step.reasons.get("boundary", "")] == saved
-        assert [step.global_step for step in seen.steps if "boundary" in step.reasons] == saved
+        assert [number for number, why in reasons.items() if "torch.save" in why] == saved
+        # What comes rarely is between steps; a barrier that comes in every step is part of it once that is known.
+        behind = [2, 4, 6] if "evaluation" in kind else [1, 2, 3, 4] if kind == "barrier" else []
+        assert [number for number, why in reasons.items() if "begins at its forward pass" in why] == behind
+        assert [number for number, why in reasons.items() if why] == saved + behind
+        barriers = [sum(one.kind == "barrier" for one in step.collectives) for step in seen.steps]
+        assert barriers == ([0, 0, 0, 0, 1, 1, 1] if kind == "barrier" else [0] * 7)
+
+
+@pytest.mark.dist
+def test_what_an_engine_issues_behind_its_optimizer_is_part_of_the_step(tmp_path: Path) -> None:
+    recorded(tmp_path, "engine")
+    parameters = sum(1 for _ in untouched.Net().parameters())
+    for rank in (0, 1):
+        seen = record(tmp_path, rank)
+        kinds = [Counter(one.kind for one in step.collectives) for step in seen.steps]
+        assert kinds == [Counter(allreduce=parameters, broadcast=parameters)] * 7
+        assert [step.global_step for step in seen.steps if "an evaluation" in step.reasons.get("boundary", "")] == [
+            2,
+            4,
+            6,
+        ]
+        assert [step.coverage.outside for step in seen.steps] == [0, 1, 0, 1, 0, 1, 0]
+        assert seen.header.parallel == "zero3"
 
 
 def aorta_record(folder: Path, *words: str, **extra: str) -> subprocess.CompletedProcess[str]:
@@ -194,7 +222,7 @@ def test_an_error_of_aortas_is_one_line_and_the_training_goes_on(
     zero._end_with_program()
     monkeypatch.undo()
     assert zero.is_over
-    said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("aorta record: nothing")]
+    said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("aorta: nothing")]
     assert [line.rpartition(": ")[2] for line in said] == ["injected"]
     assert all(torch.equal(one, other) for one, other in zip(weights, trained(without), strict=True))
     assert not any(module._forward_pre_hooks or module._forward_hooks for module in loop.model.modules())
@@ -232,7 +260,7 @@ def test_it_yields_to_a_recording_of_the_script(
     with aorta.record(tmp_path / "own", model=loop.model) as recording:
         loop.train(1)
         recording.step()
-    assert "aorta record: the program records itself from here on" in capfd.readouterr().err
+    assert "aorta: the program records itself from here on" in capfd.readouterr().err
     footer = record(tmp_path / "run").footer
     assert footer is not None
     assert (footer.steps_written, footer.error) == (2, "rank 0: ConfigError: the program records itself from here on")
@@ -245,14 +273,14 @@ def test_nothing_is_begun_inside_a_recording_of_the_script(
     loop = Loop(zero)
     with aorta.record(tmp_path / "own", model=loop.model):
         loop.train(2)
-    assert "aorta record: nothing is recorded: the program records itself" in capfd.readouterr().err
+    assert "aorta: nothing is recorded: the program records itself" in capfd.readouterr().err
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.dist
 def test_a_rank_that_never_steps_is_named_and_waited_for_no_longer_than_the_limit(tmp_path: Path) -> None:
     done = recorded(tmp_path / "run", "alone")
-    assert done.stderr == "aorta record: nothing is recorded: no optimizer step was taken by ranks 1\n"
+    assert done.stderr == "aorta: nothing is recorded: no optimizer step was taken by ranks 1\n"
     assert not list(tmp_path.glob("run/rank_*"))
 
 
@@ -286,7 +314,8 @@ def test_commands_that_train_nothing(tmp_path: Path, words: list[str], code: int
     assert done.returncode == code
     assert done.stderr.startswith(said)
     assert done.stderr.count("\n") == bool(said)
-    assert not (tmp_path / "run").exists()
+    left = [path.name for path in (tmp_path / "run").glob("*")]
+    assert left == ([] if code == 2 else ["aorta_record.txt"])
 
 
 def test_where_torch_cannot_be_patched_there_is_one_line(tmp_path: Path) -> None:
@@ -296,7 +325,7 @@ def test_where_torch_cannot_be_patched_there_is_one_line(tmp_path: Path) -> None
     words = [sys.executable, "-c", "import torch.optim.optimizer; print('trained')"]
     done = aorta_record(tmp_path / "run", *words, PYTHONPATH=f"{tmp_path}:{ROOT}")
     assert (done.returncode, done.stdout) == (0, "trained\n")
-    assert done.stderr.startswith("aorta record: nothing is recorded: AttributeError: ")
+    assert done.stderr.startswith("aorta: nothing is recorded: ImportError: ")
     assert done.stderr.count("\n") == 1
 
 

@@ -7,6 +7,7 @@ Prints the hash of the trained parameters on each rank; KIND says what else than
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import os
 import shutil
@@ -69,7 +70,8 @@ def main(kind: str, steps: int) -> None:
     if "RANK" in os.environ:
         dist.init_process_group("gloo")
     rank = dist.get_rank() if dist.is_initialized() else 0
-    model = Net() if kind in APART else spread(Net())
+    net = torch.compile(Net(), backend="eager") if kind == "compiled inside" else Net()
+    model = net if kind in APART else spread(net)
     optimizer = torch.optim.AdamW(model.parameters(), 0.01)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1000, enabled=kind == "scaler")
     if kind == "save":
@@ -84,6 +86,8 @@ def main(kind: str, steps: int) -> None:
             break
         if kind == "actor" and rank == 1:
             dist.recv(torch.ones(1), 0)
+        if kind == "barrier":
+            barrier()
         for micro in range(3 if kind == "accumulation" else 1):
             loss = model(batch(10 * step + micro, rank)).square().mean()
             scale = float("inf") if kind == "scaler" and step == 2 else 1.0
@@ -92,7 +96,7 @@ def main(kind: str, steps: int) -> None:
         scaler.update()
         if kind == "actor" and rank == 0:
             dist.send(torch.ones(1), 1)
-        if step == 4 and folder.is_dir():
+        if step == 4 and rank == 0 and folder.is_dir():
             match kind:
                 case "removes":
                     shutil.rmtree(folder)
@@ -113,8 +117,13 @@ def main(kind: str, steps: int) -> None:
             if dist.is_initialized():
                 barrier()
             model.train()
-        if kind == "unseen evaluation" and step % 2:
-            torch.compile(model.module).eval()  # as Transformers' Trainer wraps it
+        if kind.startswith("unseen evaluation") and step % 2:
+            if kind.endswith("compiled"):  # as Transformers' Trainer wraps it
+                torch.compile(model.module).eval()
+            elif kind.endswith("by mode"):
+                torch.compile(model.module).train(False)
+            else:
+                copy.deepcopy(model.module).eval()
             dist.all_reduce(torch.ones(1))
             model.train()
         if kind == "save" and step == 4 and rank == 0:
@@ -126,6 +135,25 @@ def main(kind: str, steps: int) -> None:
         sys.exit(3)
     if dist.is_initialized():
         destroy_process_group()
+
+
+def engine(steps: int) -> None:
+    from tests.recording.engine import DeepSpeedEngine
+
+    torch.manual_seed(0)
+    dist.init_process_group("gloo")
+    net = Net()
+    model = DeepSpeedEngine(net, torch.optim.SGD(net.parameters(), 0.01))
+    for step in range(steps):
+        for micro in range(2):
+            model(batch(10 * step + micro, dist.get_rank())).square().mean().backward()
+            model.step()
+        if step % 2:
+            model.eval()
+            dist.all_reduce(torch.ones(1))
+            model.train()
+    said(model)
+    dist.destroy_process_group()
 
 
 def gan(steps: int) -> None:
@@ -149,7 +177,7 @@ def gan(steps: int) -> None:
 
 if __name__ == "__main__":
     kind, steps = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 8
-    if kind == "gan":
-        gan(steps)
+    if kind in {"gan", "engine"}:
+        {"gan": gan, "engine": engine}[kind](steps)
     else:
         main(kind, steps)

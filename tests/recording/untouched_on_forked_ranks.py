@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from aorta.recording import meeting, zero_lines
 from aorta.recording.injected import sitecustomize
+from tests.recording import engine
 from tests.recording.untouched import APART
 from tests.runs import HANGS_S
 
@@ -27,7 +28,11 @@ def patched(folder: str) -> None:
     zero_lines._FIRST_STEP_S = 0.0 if apart else HANGS_S  # type: ignore[misc]
     meeting.OTHERS_S = 0.5 if "evaluator" in sys.argv else meeting.OTHERS_S  # type: ignore[misc]
     os.environ["THE_FOLDER"] = folder
-    for name in sitecustomize._WATCHED:
+    names = {name for name in sitecustomize._WATCHED if name.startswith("torch")}
+    if "engine" in sys.argv:
+        names.add("deepspeed.runtime.engine")
+        engine.__name__, sys.modules["deepspeed.runtime.engine"] = "deepspeed.runtime.engine", engine
+    for name in names:
         zero_lines.patch(module := importlib.import_module(name))
         for copied in ("barrier", "destroy_process_group") if "c10d" in name else ():
             setattr(dist, copied, getattr(module, copied))

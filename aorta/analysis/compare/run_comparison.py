@@ -303,6 +303,11 @@ def _warnings(reference: Run, candidate: Run, differences: list[FactDifference])
     if emulated:
         where = "on both sides" if len(emulated) == 2 else f"in the {emulated[0]}"
         warnings.append(f"EMULATED FABRIC {where}: communication times are those of the emulation")
+    warnings += [
+        f"steps may not mean the same: {each.reference} ends them in the reference, {each.candidate} in the candidate"
+        for each in differences
+        if each.key == "config.telemetry.steps_end_by" and NOT_SET not in (each.reference, each.candidate)
+    ]
     modes = reference.source.instrument_mode, candidate.source.instrument_mode
     if modes[0] != modes[1]:
         warnings.append(f"the runs used different instrument modes: {', '.join(modes)}")

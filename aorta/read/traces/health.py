@@ -52,7 +52,7 @@ COUNTERS: Final[Mapping[str, str]] = {
 }
 """Health counter -> what it counts. Readers add to the counters that only they can know (`Trace.counters`)."""
 
-_SIZES: Final = frozenset({"rows", "events", "kernels_lost", "same_stream_overlap_ns"})
+_SIZES: Final = frozenset({"rows", "events", "same_stream_overlap_ns"})
 """Counters that say how much there is; every other one produces a note when it is not 0."""
 
 
@@ -72,7 +72,6 @@ class TraceFacts:
     steps: int
     counters: Mapping[str, int]
     notes: tuple[str, ...]
-    unseen: str | None
 
 
 def check_rows(trace: Trace) -> tuple[Trace, TraceFacts]:
@@ -129,7 +128,6 @@ def check_rows(trace: Trace) -> tuple[Trace, TraceFacts]:
         steps=len(trace.windows),
         counters=dict(Counter(trace.counters) + Counter(counted)),
         notes=(*notes, *_doubts(trace, clean)),
-        unseen=trace.unseen,
     )
     return replace(trace, intervals=clean), facts
 
@@ -163,7 +161,7 @@ def _strays(trace: Trace) -> NDArray[np.bool_]:
     return stray if stray.sum() * _FEW <= len(table) else np.zeros(len(table), bool)
 
 
-def doubted(rows: Intervals) -> NDArray[np.bool_]:
+def doubtful_rows(rows: Intervals) -> NDArray[np.bool_]:
     """Return which rows of devices are counted as computation, and have a name that may communicate."""
     may = np.array([*map(doubtful, rows.names), False], bool)  # the last for rows without a name
     found: NDArray[np.bool_] = may[rows.name] & (rows.cls == IntervalClass.COMPUTE) & (rows.device != NULL)
@@ -172,7 +170,7 @@ def doubted(rows: Intervals) -> NDArray[np.bool_]:
 
 def _doubts(trace: Trace, table: Intervals) -> Iterator[str]:
     """Yield what is doubtful of the kernels that are counted as computation: the largest names and their share."""
-    doubts, computes = doubted(table), table.cls == IntervalClass.COMPUTE
+    doubts, computes = doubtful_rows(table), table.cls == IntervalClass.COMPUTE
     if not doubts.any():
         return
     length = table.end_ns - table.start_ns
@@ -232,7 +230,6 @@ def examine(
     if doubled:
         notes.append(f"several traces claim to be rank {listed(doubled)}: which is right is not known")
     notes += [f"left out: {sentence}" for sentence in files_left_out]
-    notes += dict.fromkeys(f"{part.path}: {part.unseen}" for part in parts if part.unseen)
     for rank, devices in several.items():
         who = f"rank {rank}" if rank != NULL else "a trace of unknown rank"
         notes.append(f"{who} has rows on devices {listed(devices)}; each is measured by itself (W15)")
@@ -244,7 +241,7 @@ def examine(
     for fact in ("clock", "format"):
         if len(seen := sorted({str(getattr(part, fact)) for part in parts})) > 1:
             notes.append(f"traces differ in {fact}: {', '.join(seen)}; times of different clocks were not compared")
-    said = Counter(note for part in parts for note in part.notes if note != part.unseen)
+    said = Counter(note for part in parts for note in part.notes)
     notes += [f"{note} ({count} traces)" if count > 1 else note for note, count in said.items()]
 
     document: dict[str, object] = {
@@ -271,7 +268,6 @@ def examine(
                 "devices": list(part.devices),
                 "steps": part.steps,
                 "counters": {name: part.counters[name] for name in COUNTERS if part.counters.get(name, 0)},
-                "communication_unseen": part.unseen,
                 "notes": list(part.notes),
             }
             for part in parts

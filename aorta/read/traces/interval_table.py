@@ -23,6 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from aorta.errors import InputError
 from aorta.read.frames import UNKNOWN, Frame, Groups, Numbered, column, declared
+from aorta.read.ledger import Gap
 from aorta.timeline import classes
 from aorta.timeline.arrays import Int64, IntervalArray
 from aorta.timeline.classes import KINDS
@@ -203,10 +204,10 @@ class Trace:
             what only it can know (rows it could not use, unlinked kernels); the rest is counted from the table.
         notes: sentences that every reader of the results must see.
         copies_observed: whether the source would show copies if there were any.
-        unseen: why communication was not (fully) observed; metrics that rest on it are null with this reason (R8).
-            None: it was observed.
-        compute_unseen: whether the same holds for computation.
-        lost: the step of each launch that has no kernel in the trace.
+        gaps: what the lanes of its windows may lack (`aorta.read.ledger`); none: everything was observed.
+        unknown: when rows ran that no account knows; `unknown_why` names them.
+        either: names of copies that may be communication.
+        of_launch: each step is what it launched: its rows are those of its number, wherever they ran.
         host_waits: calls in which the host waited for the device, in any order; None where they are not read.
     """
 
@@ -225,10 +226,16 @@ class Trace:
     counters: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     copies_observed: bool = True
-    unseen: str | None = None
-    compute_unseen: bool = False
-    lost: Int64 = field(default_factory=lambda: np.zeros(0, np.int64))
+    gaps: tuple[Gap, ...] = ()
+    unknown: IntervalArray | None = None
+    unknown_why: str = ""
+    either: frozenset[str] = frozenset()
+    of_launch: bool = False
     host_waits: IntervalArray | None = None
+
+    def unobserved(self, lane: str) -> str | None:
+        """Return why nothing is known of a lane in any window; None where it was observed, if not in full."""
+        return next((gap.why for gap in self.gaps if gap.lane == lane and not gap.seen and gap.step is None), None)
 
 
 class NameClassifier:

@@ -30,6 +30,7 @@ from aorta.documents.dataset import (
 from aorta.read.frames import Groups
 from aorta.read.traces.interval_table import NULL, IntervalClass, Intervals, Trace, by_device, operations
 from aorta.timeline.arrays import Int64, IntervalArray, covered_ns, measure, merge
+from aorta.timeline.classes import COMPUTE
 
 SHOWN_ROWS: Final = 500
 """Rows of a kind that are kept of one trace."""
@@ -56,8 +57,9 @@ class KernelFacts(NamedTuple):
 
 def kernel_facts(trace: Trace) -> KernelFacts:
     """Sum up the kernels of a trace of `health.check_rows`."""
-    if trace.compute_unseen and (trace.intervals.device == NULL).all():  # rows of the host, none of the device
-        nothing = KeptRows((), trace.unseen)
+    unseen = trace.unobserved(COMPUTE)
+    if unseen is not None and (trace.intervals.device == NULL).all():  # rows of the host, none of the device
+        nothing = KeptRows((), unseen)
         return KernelFacts(nothing, nothing)
     totals = kernel_totals(trace)
     return KernelFacts(

@@ -6,10 +6,11 @@ negative number, which belongs to no process group and is reported as no rank. M
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -21,12 +22,13 @@ from aorta.read.engines import Engine, Local, progress
 from aorta.read.frames import UNKNOWN, CollectiveName, Collectives, declared
 from aorta.read.health import Health
 from aorta.read.join import join, join_steps
-from aorta.read.run import CoverageFacts, Run, partial_steps
+from aorta.read.ledger import LANES, WHOLE, Broken, Gap, nulled
+from aorta.read.run import CoverageFacts, Run, gaps_of, partial_steps
 from aorta.read.traces.collective_costs import END_SOURCE, costs
 from aorta.read.traces.files import find_units
 from aorta.read.traces.health import examine
 from aorta.read.traces.kernels import entries, largest_first
-from aorta.read.traces.reader import headers_near
+from aorta.read.traces.reader import headers_near, ranks_in_path
 from aorta.read.traces.tables import SHOWN_SLOWDOWNS, DeviceTables, TraceDetails, TraceTables, read_trace_tables
 
 
@@ -53,6 +55,7 @@ def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequ
                 traces += result
     traces, copies = _without_copies(traces)
     left_out += copies
+    traces, local = _without_local_ranks(traces)
     windows_of = _windows_of_processes(traces)
     _refuse_several_jobs(location, windows_of)
     processes = [_join_devices(windows) for windows in windows_of]
@@ -61,6 +64,7 @@ def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequ
         left_out += [f"{trace.facts.path}: no row of it has a known class and a length" for trace in traces]
         raise InputError(f"{location}: none of its {len(units)} trace(s) can be read:\n  " + "\n  ".join(left_out))
     numbered, chosen, numbering = _numbers(processes)
+    marked = {own[0].facts.path for own in windows_of if own[0].facts.steps}
     claimed = [process[0].tables.source.rank for process in processes if process]
     examined = examine([trace.facts for trace in traces], left_out, measured=numbered, claimed=claimed)
     world = examined.world_size
@@ -79,6 +83,11 @@ def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequ
             # Groups belong to a rank; a number that stands for an unknown rank has none.
             groups = tables.source.groups if number >= 0 else {}
             source = replace(tables.source, rank=number, world_size=world, groups=groups)
+            if marked and tables.source.path not in marked:
+                why = "the trace marks no steps, as others do: its whole is no step"
+                steps = nulled(tables.steps, Broken(np.ones(len(tables.steps), bool), why))
+                unlike = tuple(Gap(lane, why, WHOLE, seen=False) for lane in LANES)
+                tables = replace(tables, steps=steps, gaps=(*tables.gaps, *unlike))
             ranks[number] = replace(tables, source=source)
     parts = [  # each trace of unknown rank is a rank of its own
         replace(part, rank=UNKNOWN - at) if part.rank == UNKNOWN else part
@@ -92,17 +101,49 @@ def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequ
         kernels=entries(trace.kernels for trace in traces),
     )
     known = {number: tables for number, tables in ranks.items() if number >= 0}
+    frames = join(ranks.values(), len(ranks))
     health = Health(
         world_size=world,
         ranks_read=tuple(known),
         ranks_missing=examined.ranks_missing or (),
         files_left_out=tuple(left_out),
-        partial_steps=partial_steps(known.values()),
+        partial_steps=partial_steps([each for each in known.values() if not marked or each.source.path in marked]),
         instrument_modes=tuple(sorted({tables.source.instrument_mode for tables in ranks.values()})),
+        gaps=gaps_of(frames.ranks),
         traces={"numbering": numbering, "traces": examined.document},
-        trace_notes=(*examined.notes, *numbering),
+        trace_notes=(*examined.notes, *local, *numbering),
     )
-    return Run(location, join(ranks.values(), len(ranks)), None, health, shown)
+    return Run(location, frames, None, health, shown)
+
+
+_NODE: Final = re.compile(r"(?<![a-z])(?:node|host)[_-]?(\d{1,7})(?!\d)", re.IGNORECASE)
+
+
+def _without_local_ranks(traces: Sequence[TraceTables]) -> tuple[list[TraceTables], list[str]]:
+    """Return the traces with unknown ranks where their names number the ranks of each node anew, and a note."""
+    nodes: dict[int, set[tuple[str, ...]]] = {}
+    named = []
+    for trace in traces:
+        own = trace.facts.rank in ranks_in_path(trace.facts.path)
+        named.append(tuple(_NODE.findall(trace.facts.path)) if own else ())
+    for trace, node in zip(traces, named, strict=True):
+        nodes.setdefault(trace.facts.rank, set()).update({node} if node else ())
+    if max(map(len, nodes.values()), default=0) < 2:
+        return [*traces], []
+    note = (
+        "names number the ranks of each node anew (node0 and node1 both have a rank 0), so ranks are unknown: name "
+        "files by the rank in the job, or give the folder of the records"
+    )
+    return [_unranked(trace) if node else trace for trace, node in zip(traces, named, strict=True)], [note]
+
+
+def _unranked(trace: TraceTables) -> TraceTables:
+    devices = [
+        replace(each, tables=replace(each.tables, source=replace(each.tables.source, rank=UNKNOWN)))
+        for each in trace.devices
+    ]
+    parts = [replace(part, rank=UNKNOWN) for part in trace.parts]
+    return replace(trace, facts=replace(trace.facts, rank=UNKNOWN), devices=devices, parts=parts)
 
 
 def _refuse_several_jobs(location: str, processes: Sequence[Sequence[TraceTables]]) -> None:
@@ -203,9 +244,23 @@ def _follows(before: TraceTables, trace: TraceTables) -> bool:
     if not before.facts.steps and not trace.facts.steps:
         ended = max(device.whole["end_ns"] for device in before.devices)
         same_folder = before.facts.path.rpartition("/")[0] == trace.facts.path.rpartition("/")[0]
-        return same_folder and before.facts.clock != "unknown" and ended <= trace.devices[0].whole["start_ns"]
+        strangers = before.facts.host != trace.facts.host or _other_worker(before.facts.path, trace.facts.path)
+        return (
+            same_folder
+            and not strangers
+            and before.facts.clock != "unknown"
+            and ended <= trace.devices[0].whole["start_ns"]
+        )
     ended, begun = (each.devices[0].tables.steps.global_step[at] for each, at in ((before, -1), (trace, 0)))
     return bool(before.facts.steps and trace.facts.steps and ended < begun)
+
+
+def _other_worker(path: str, other: str) -> bool:
+    """Return whether two names differ in another number than the last: those of windows of one process do not."""
+    mine, others = (re.findall(r"[0-9]+|[^0-9]+", each.rpartition("/")[2]) for each in (path, other))
+    differ = [at for at, (one, two) in enumerate(zip(mine, others, strict=False)) if one != two]
+    numbers = [at for at, part in enumerate(mine) if part.isdigit()]
+    return len(mine) == len(others) and any(at in numbers[:-1] for at in differ)
 
 
 def _join_devices(traces: Sequence[TraceTables]) -> list[DeviceTables]:
@@ -241,6 +296,7 @@ def _joined(parts: Sequence[DeviceTables]) -> DeviceTables:
             collectives=collectives,
             details=TraceDetails(np.concatenate(segments), steps.start_mono_ns, steps.end_mono_ns),
             covered=CoverageFacts(end_sources={END_SOURCE: len(collectives)}),
+            gaps=tuple(gap for part in parts for gap in part.tables.gaps),
         ),
         whole=_whole([part.whole for part in parts]),
         busy_ns=sum(part.busy_ns for part in parts),

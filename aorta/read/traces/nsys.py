@@ -9,6 +9,7 @@ between versions. Must not: expect a table or column without looking it up.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Final
@@ -16,12 +17,14 @@ from typing import Any, Final
 import numpy as np
 
 from aorta.errors import InputError
+from aorta.read.ledger import COMM, lacking
 from aorta.read.traces.chrome_json import LARGEST_NS
+from aorta.read.traces.claims import Claims, launches_of, reconciled
 from aorta.read.traces.interval_table import NULL, IntervalClass, Intervals, Trace, kind_of, look_up
 from aorta.read.traces.open import Database, coded, rows_of
 from aorta.read.traces.reader import Process, Ranges, Reader, TraceInput, copies, kernels, trace_of
 from aorta.timeline.arrays import Int64
-from aorta.timeline.classes import computes, launches_communication
+from aorta.timeline.classes import COMPUTE, computes, launches_communication
 
 _KERNEL: Final = "CUPTI_ACTIVITY_KIND_KERNEL"
 _COPIES: Final = {"CUPTI_ACTIVITY_KIND_MEMCPY": "memcpy", "CUPTI_ACTIVITY_KIND_MEMSET": "memset"}
@@ -54,7 +57,7 @@ def _read(source: TraceInput) -> Iterator[Trace]:
         "SELECT start_ns, end_ns, device, stream, correlation, process, "
         f"COALESCE({names.replace(' ', ', ')}) AS name FROM {stored}",
     )
-    calls = db.columns(_RUNTIME, "start_ns=start", "correlation=correlationId thread=globalTid")
+    calls = db.columns(_RUNTIME, "start_ns=start", "correlation=correlationId thread=globalTid name=nameId")
     ranges = db.select(
         _NVTX,
         "SELECT start_ns, end_ns, thread, COALESCE(NULLIF(text, ''), value) AS text "
@@ -74,6 +77,7 @@ def _read(source: TraceInput) -> Iterator[Trace]:
     ]
     began = db.columns("TARGET_INFO_SESSION_START_TIME", "", "utcEpochNs")["utcEpochNs"]
     dated = len(began) == 1 and 0 < began[0] <= LARGEST_NS // 2
+    since_ns = int(began[0]) if dated else 0
     environment = db.stored("TARGET_INFO_SYSTEM_ENV", "", "name value")
     sql = f"SELECT value FROM {environment} WHERE name = 'Hostname'"
     host = next(filter(None, db.select("TARGET_INFO_SYSTEM_ENV", sql, texts={"value"})["value"]), None)
@@ -110,18 +114,29 @@ def _read(source: TraceInput) -> Iterator[Trace]:
             ],
             Ranges(own_ranges["start_ns"], own_ranges["end_ns"], own_ranges["text"]),
             clock="REALTIME" if dated else "unknown",
-            since_ns=int(began[0]) if dated else 0,
+            since_ns=since_ns,
             platform="cuda",
             notes=() if has_calls else (unlaunched,),
             unsized="nsys",
             counters={"kernels_unlinked": int((launched == NULL).sum()) if has_calls else 0},
             copies_observed=not db.tables.isdisjoint(_COPIES),
-            unseen=f"{count} CUDA graph launches were traced as a whole, their kernels unseen; use "
-            "--cuda-graph-trace=node"
-            if count
-            else None,
-            compute_unseen=bool(count),
+            gaps=lacking(
+                f"{count} CUDA graph launches were traced as a whole, their kernels unseen; use "
+                "--cuda-graph-trace=node",
+                *((COMPUTE, COMM) if count else ()),
+                seen=False,
+            ),
         )
+        links = [mine["correlation"], *(table["correlation"] for table in own_copies)]
+        claims = Claims(
+            own_calls["start_ns"] + since_ns,
+            own_calls["correlation"],
+            launches_of(*coded(own_calls["name"], strings)),
+            np.zeros(len(own_calls["start_ns"]), bool),
+            np.concatenate(links),
+            issued=Counter(filter(launches_communication, own_ranges["text"])),
+        )
+        trace = reconciled(trace, claims)
         yield replace(trace, notes=(*trace.notes, *lost))
 
 
@@ -131,9 +146,9 @@ def _copies(db: Database, table: str, owners: Int64) -> dict[str, Any]:
     """
     rows = db.select(
         table,
-        "SELECT start_ns, end_ns, device, stream, MAX(bytes, -1) AS bytes, process, "
+        "SELECT start_ns, end_ns, device, stream, MAX(bytes, -1) AS bytes, process, correlation, "
         f"COALESCE(label, '{_COPIES[table]}') AS text "
-        f"FROM {db.stored(table, f'{_SPAN} {_PLACE}', 'bytes copyKind process=globalPid')} "
+        f"FROM {db.stored(table, f'{_SPAN} {_PLACE}', 'bytes copyKind process=globalPid correlation=correlationId')} "
         f"LEFT JOIN {db.stored('ENUM_CUDA_MEMCPY_OPER', '', 'id label')} ON id = copyKind",
         texts={"text"},
     )

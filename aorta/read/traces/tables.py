@@ -8,10 +8,9 @@ trace does not say, define a metric, or put two devices into one union (W15).
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -29,10 +28,12 @@ from aorta.read.frames import (
     Steps,
     of_unused_kind,
 )
+from aorta.read.ledger import COMM, LANES, WHOLE, Gap, audit, balanced, lacking, mostly_one, of_window
 from aorta.read.run import CoverageFacts, Details, RankTables, Source, StepIntervals
+from aorta.read.traces.claims import unrecorded
 from aorta.read.traces.collective_costs import END_SOURCE, CostPart, collectives_in, parts_of
 from aorta.read.traces.files import TraceFiles, read_unit
-from aorta.read.traces.health import TraceFacts, check_rows, doubted
+from aorta.read.traces.health import TraceFacts, check_rows, doubtful_rows
 from aorta.read.traces.interval_table import (
     KIND_CODE,
     NO_WINDOWS,
@@ -46,15 +47,25 @@ from aorta.read.traces.interval_table import (
 )
 from aorta.read.traces.kernels import KernelFacts, kernel_facts, slowdowns
 from aorta.records.schema import ActiveSegment
-from aorta.timeline.arrays import Int64, IntervalArray, covered_ns, measure_windows, merge, ranges, tile_windows, union
-from aorta.timeline.classes import COMPUTE, COPY, KINDS, TRACE_LANES, UNKNOWN_KIND
-from aorta.timeline.overlap import DECIDED, Overlap, Unseen, either
+from aorta.timeline.arrays import Int64, IntervalArray, covered_ns, measure_windows, merge, ranges, tile_windows
+from aorta.timeline.classes import COMPUTE, COPY, TRACE_LANES, UNKNOWN_KIND
+from aorta.timeline.overlap import DECIDED, Bounds, Overlap, either
 
 WHOLE_STEP: Final = 0
 """Step number of the single window of a trace that marks no steps."""
 SHOWN_SLOWDOWNS: Final = 200
-DOUBTED: Final = "kernels that are counted as computation have names that may communicate: {bounds}; see the notes"
-Metrics: TypeAlias = tuple[dict[str, float | None], dict[str, str]]
+OUTSIDE: Final = 0.1
+"""From this part of the time of a device on, rows outside of the steps mean that it lags behind the marks."""
+DOUBTED: Final = "kernels that are counted as computation have names that may communicate: it is {bounds}"
+COPIES_DOUBTED: Final = (
+    "symmetric memory was used, and copies between devices may be communication, which the trace does not say: it is "
+    "{bounds}"
+)
+NAMES_DOUBTED: Final = "communication lacks rows, and may have run under names not known to compute: it is {bounds}"
+FIRST_WAITS: Final = (
+    "the first collective of the trace lasts {length:.4g} ms, {share:.1%} of all communication, and may have waited "
+    "for ranks whose recording began later: it is {{bounds}}"
+)
 
 
 @dataclass(frozen=True)
@@ -124,14 +135,15 @@ def read_trace_tables(unit: TraceFiles) -> list[TraceTables]:
 
 
 def _tables(trace: Trace) -> TraceTables:
-    trace, facts = check_rows(by_launch(trace))
+    trace, facts = check_rows(unrecorded(by_launch(trace)))
+    unseen = trace.unobserved(COMPUTE) is not None
     # Without computation in the table, hidden communication and slowdowns cannot be computed.
-    slow = [] if trace.compute_unseen else slowdowns(trace)
+    slow = [] if unseen else slowdowns(trace)
     return TraceTables(
         devices=[_device(trace, timeline) for timeline in device_timelines(trace)],
         facts=facts,
         kernels=kernel_facts(trace),
-        parts=[] if trace.compute_unseen else parts_of(trace),
+        parts=[] if unseen else parts_of(trace),
         slowdowns=slow[:SHOWN_SLOWDOWNS],
         slowdowns_left_out=len(slow[SHOWN_SLOWDOWNS:]),
     )
@@ -148,79 +160,151 @@ def by_launch(trace: Trace) -> Trace:
         return trace
     linked = table.launch_ns != NULL
     launched = np.where(linked, step_of(table.launch_ns, marks), NULL)
-    length = np.maximum(table.end_ns - table.start_ns, 0)
+    length, on_device = np.maximum(table.end_ns - table.start_ns, 0), table.device != NULL
     later = (launched != NULL) & (launched != table.step)
-    outside = ~linked & (table.step == NULL) & (table.device != NULL) & (table.start_ns >= marks.start_ns.min())
-    total = int(length[table.device != NULL].sum())
+    outside = ~linked & (table.step == NULL) & on_device & (table.start_ns >= marks.start_ns.min())
+    total = int(length[on_device].sum())
     if not (later.any() or outside.any()):
         return trace
-    note = f"{trace.path}: {int(later.sum())} of {int(linked.sum())} kernels ran outside of the step that launched them"
-    step, steps = table.step, marks
-    if length[later].sum() * 2 > total:
+    step, steps, of_launch, gaps = table.step, marks, False, list(trace.gaps)
+    note = f"{int(later.sum())} of {int(linked.sum())} kernels ran outside of the step that launched them"
+    if length[later].sum() * 2 > total or later.sum() * 2 > on_device.sum():
         known = table.take(launched != NULL)
         own = Groups(launched[launched != NULL])
         start, end = own.reduce(np.minimum, known.start_ns), own.reduce(np.maximum, known.end_ns)
         step, steps = launched, windows(launched[launched != NULL][own.first], start, end)
-        note += ": each step is what it launched, from its first start to its last end"
-    elif length[outside].sum() * 2 > total:
+        note += ": each step is what it launched"
+        if of_launch := bool((steps.start_ns[1:] < steps.end_ns[:-1]).any()):
+            steps = marks  # a row counts in one step: windows that overlap cannot say which
+            note += ", for as long as the host's step lasted: the device works on several steps at once"
+        else:
+            note += ", from its first start to its last end"
+        for lane, cls in zip(LANES, (IntervalClass.COMPUTE, IntervalClass.COMM, IntervalClass.COPY), strict=True):
+            of_lane = on_device & (table.cls == cls)
+            if length[of_lane & ~linked].sum() > DECIDED * length[of_lane].sum():
+                why = "the device lags behind the steps, and rows without a launch belong to an unknown one"
+                gaps += [Gap(lane, why, each, seen=False) for each in steps.step.tolist()]
+    elif length[outside].sum() > OUTSIDE * total:
         step, steps = np.full(len(table), NULL), NO_WINDOWS
-        note = "launches are unknown, and most device time is outside of the steps: the whole trace is measured"
+        share = length[outside].sum() / total
+        note = f"launches are unknown, and {share:.0%} of the device's time is outside of the steps: "
+        note += "the whole trace is measured"
     elif later.any():
         note += "; steps are cut where the host marked them"
     else:
         return trace
-    return replace(trace, intervals=replace(table, step=step), windows=steps, notes=(*trace.notes, note))
+    table, notes = replace(table, step=step), (*trace.notes, f"{trace.path}: {note}")
+    return replace(trace, intervals=table, windows=steps, of_launch=of_launch, gaps=tuple(gaps), notes=notes)
 
 
 @dataclass(frozen=True)
 class DeviceTimeline:
     """One device. `lanes` holds merged spans by lane of the timeline; a lane that the source does not observe is
-    missing. `doubted` are kernels that are counted as computation and may communicate, `certain` the others. `whole`:
-    one window, from the first start to the last end of any interval of known class.
+    missing. `whole`: one window, from the first start to the last end of any interval of known class.
+
+    Rows that may belong to another account have that one in `second`; `others` are the lanes if they do, and `why`
+    says so.
     """
 
     device: int
     rows: Intervals
     lanes: Mapping[str, IntervalArray]
-    doubted: IntervalArray
-    certain: IntervalArray
     whole: IntervalArray
+    second: npt.NDArray[np.int8]
+    others: Mapping[str, IntervalArray]
+    why: str
 
     def measure(self, window: IntervalArray) -> list[Overlap]:
-        """Measure windows on this device. Kernels that may communicate are read both ways, which gives bounds."""
-        comm = {kind: self.lanes[kind] for kind in KIND_CODE if kind in self.lanes}
-        unknown, copy = self.lanes.get(UNKNOWN_KIND), self.lanes.get(COPY)
-        measured = measure_windows(window, compute=self.lanes[COMPUTE], comm=comm, of_unknown_kind=unknown, copy=copy)
-        if not len(self.doubted.start):
+        """Measure windows on this device. Rows that may be in two accounts are read both ways, which gives bounds."""
+        measured = _measured(window, self.lanes)
+        doubts = self.second != self.rows.cls
+        if not doubts.any():
             return measured
-        may_communicate = union([self.doubted, self.doubted if unknown is None else unknown])
-        others = measure_windows(window, compute=self.certain, comm=comm, of_unknown_kind=may_communicate, copy=copy)
-        in_doubt = covered_ns(window, self.doubted) > 0
+        in_doubt = covered_ns(window, merge(self.rows.take(doubts).spans)) > 0
         return [
-            either(one, other, DOUBTED) if doubt else one
-            for one, other, doubt in zip(measured, others, in_doubt, strict=True)
+            either(one, other, self.why) if doubt else one
+            for one, other, doubt in zip(measured, _measured(window, self.others), in_doubt, strict=True)
         ]
+
+    def launched_in(self, trace: Trace, step: int) -> DeviceTimeline:
+        """Return what one step launched, wherever it ran."""
+        own = self.rows.step == step
+        return _timeline(trace, self.device, self.rows.take(own), self.second[own], self.why)
+
+
+def _measured(window: IntervalArray, lanes: Mapping[str, IntervalArray]) -> list[Overlap]:
+    comm = {kind: lanes[kind] for kind in KIND_CODE if kind in lanes}
+    unknown, copy = lanes.get(UNKNOWN_KIND), lanes.get(COPY)
+    return measure_windows(window, compute=lanes[COMPUTE], comm=comm, of_unknown_kind=unknown, copy=copy)
 
 
 def device_timelines(trace: Trace) -> Iterator[DeviceTimeline]:
     """Yield every device that has rows of a known class."""
     known = trace.intervals.take(trace.intervals.cls != IntervalClass.UNKNOWN)
     for device, rows in by_device(known):
-        computes, communicates, copies = (
-            rows.cls == cls for cls in (IntervalClass.COMPUTE, IntervalClass.COMM, IntervalClass.COPY)
-        )
-        chosen = {COMPUTE: computes}
-        for kind, code in (*KIND_CODE.items(), (UNKNOWN_KIND, NULL)):
-            if (of_kind := communicates & (rows.kind == code)).any():
-                chosen[kind] = of_kind
-        if trace.copies_observed or copies.any():
-            chosen[COPY] = copies
-        lanes = {name: merge(rows.take(of).spans) for name, of in chosen.items()}
-        doubts = doubted(rows)
-        unsure, certain = (merge(rows.take(of).spans) for of in (doubts, computes & ~doubts))
-        start = min((lane.start[0] for lane in lanes.values() if len(lane.start)), default=0)
-        end = max((lane.end[-1] for lane in lanes.values() if len(lane.end)), default=0)
-        yield DeviceTimeline(device, rows, lanes, unsure, certain, IntervalArray(np.array([start]), np.array([end])))
+        second, said = rows.cls.copy(), []
+        for chosen, account, why in second_accounts(trace, rows):
+            if chosen.any():
+                second[chosen] = account
+                said.append(why)
+        yield _timeline(trace, device, rows, second, "; ".join(said))
+
+
+def _timeline(trace: Trace, device: int, rows: Intervals, second: npt.NDArray[np.int8], why: str) -> DeviceTimeline:
+    lanes = _lanes(trace, rows, rows.cls)
+    start = min((lane.start[0] for lane in lanes.values() if len(lane.start)), default=0)
+    end = max((lane.end[-1] for lane in lanes.values() if len(lane.end)), default=0)
+    moved = replace(rows, kind=np.where(second != rows.cls, NULL, rows.kind)) if why else rows
+    others = _lanes(trace, moved, second) if why else lanes
+    return DeviceTimeline(device, rows, lanes, IntervalArray(np.array([start]), np.array([end])), second, others, why)
+
+
+def _lanes(trace: Trace, rows: Intervals, cls: npt.NDArray[np.int8]) -> dict[str, IntervalArray]:
+    communicates, copied = cls == IntervalClass.COMM, cls == IntervalClass.COPY
+    chosen = {COMPUTE: cls == IntervalClass.COMPUTE}
+    for kind, code in (*KIND_CODE.items(), (UNKNOWN_KIND, NULL)):
+        if (of_kind := communicates & (rows.kind == code)).any():
+            chosen[kind] = of_kind
+    if trace.copies_observed or copied.any():
+        chosen[COPY] = copied
+    return {name: merge(rows.take(of).spans) for name, of in chosen.items()}
+
+
+def second_accounts(trace: Trace, rows: Intervals) -> Iterator[tuple[npt.NDArray[np.bool_], int, str]]:
+    """Yield rows of a device that may belong to another account, which one, and why."""
+    yield doubtful_rows(rows), IntervalClass.COMM, DOUBTED
+    may = np.array([*(name in trace.either for name in rows.names), False], bool)[rows.name]
+    yield may & (rows.cls == IntervalClass.COPY), IntervalClass.COMM, COPIES_DOUBTED
+    yield may & (rows.cls == IntervalClass.COMPUTE), IntervalClass.COMM, NAMES_DOUBTED
+    sends = np.flatnonzero(rows.cls == IntervalClass.COMM)
+    length = (rows.end_ns - rows.start_ns)[sends]
+    if len(sends) and mostly_one(length, at := int(np.argmin(rows.start_ns[sends]))):
+        why = FIRST_WAITS.format(length=length[at] / 1e6, share=length[at] / length.sum())
+        yield np.arange(len(rows)) == sends[at], IntervalClass.UNKNOWN, why
+
+
+def _gaps(trace: Trace, device: int, window: IntervalArray, steps: Sequence[int]) -> list[list[Gap]]:
+    """Return what the lanes of a device may lack in each window, `WHOLE` among `steps` included."""
+    table = trace.intervals
+    here = (table.device == device) | (table.device == NULL)
+    nameless = here & (table.cls == IntervalClass.UNKNOWN) & (table.end_ns > table.start_ns)
+    left = {}
+    if trace.unknown is not None:
+        left[trace.unknown_why] = covered_ns(window, trace.unknown)
+    if nameless.any():
+        left[f"{int(nameless.sum())} rows have no name"] = covered_ns(window, merge(table.take(nameless).spans))
+    found = list(trace.gaps)
+    sends = table.cls == IntervalClass.COMM
+    if sends.any() and trace.world_size != 1 and not sends[table.device == device].any():
+        others = ", ".join(map(str, np.unique(table.device[sends]).tolist()))
+        found += lacking(f"communication of this process is known on device {others} only", COMM, seen=False)
+    return [
+        [
+            *of_window(found, step),
+            *(Gap(lane, why, step, int(ns[at])) for why, ns in left.items() if ns[at] for lane in LANES),
+        ]
+        for at, step in enumerate(steps)
+    ]
 
 
 def _device(trace: Trace, timeline: DeviceTimeline) -> DeviceTables:
@@ -230,19 +314,41 @@ def _device(trace: Trace, timeline: DeviceTimeline) -> DeviceTables:
     marked = bool(len(numbers))
     if not marked:
         numbers, window = np.array([WHOLE_STEP], np.int64), timeline.whole
-    *measured, whole = timeline.measure(IntervalArray(*map(np.append, window, timeline.whole)))
-    unseen = Unseen(trace.unseen, trace.compute_unseen) if trace.unseen else None
-    lost = Counter(trace.lost.tolist())
-    ran = Counter(timeline.rows.step[timeline.rows.cls != IntervalClass.COPY].tolist())
-    in_all = lost.total(), ran.total()
-    values, why_null = _metrics(whole, unseen, *in_all)
-    of_steps = [
-        _metrics(overlap, unseen, *((lost[step], ran[step]) if marked else in_all))
-        for overlap, step in zip(measured, numbers.tolist(), strict=True)
+    every = IntervalArray(*map(np.append, window, timeline.whole))
+    names = [*(numbers.tolist() if marked else [WHOLE]), WHOLE]
+    measured = timeline.measure(every)
+    if trace.of_launch:
+        for at, (step, marks) in enumerate(zip(names[:-1], measured, strict=False)):
+            own = timeline.launched_in(trace, step)
+            measured[at] = replace(own.measure(own.whole)[0], window_ns=marks.window_ns)
+    gaps = _gaps(trace, timeline.device, every, names)
+    *of_steps, (values, why_null, _) = [
+        balanced(overlap, own, open_ended=name == WHOLE)
+        for overlap, own, name in zip(measured, gaps, names, strict=True)
     ]
+    whole = measured[-1]
+    if trace.of_launch:
+        for each in of_steps:
+            each.values["idle_ms"], each.reasons["idle_ms"] = None, "the device works on several steps at once"
     reasons: dict[tuple[tuple[str, str], ...], int] = {}
-    codes = [reasons.setdefault(tuple(said.items()), len(reasons)) for _, said in of_steps]
+    codes = [reasons.setdefault(tuple(each.reasons.items()), len(reasons)) for each in of_steps]
     place, tiles, masks = tile_windows(window, {TRACE_LANES.index(name): lane for name, lane in timeline.lanes.items()})
+    steps, broken = audit(
+        Steps(
+            global_step=numbers,
+            warmup=np.zeros(len(numbers), bool),
+            start_mono_ns=window.start,
+            end_mono_ns=window.end,
+            t_start_ns=window.start,
+            t_end_ns=window.end,
+            reason=np.array(codes, np.int64),
+            reasons=tuple(map(dict, reasons)),
+            metrics=_columns([each.values for each in of_steps]),
+            bounds=_bounds([each.bounds for each in of_steps]),
+        ),
+        values if marked else None,
+    )
+    doubts = [Gap(lane, why.partition(": it is ")[0]) for why in timeline.why.split("; ") if why for lane in LANES[:2]]
     collectives = collectives_in(trace, timeline.rows, numbers if marked else None, window.start)
     return DeviceTables(
         device=timeline.device,
@@ -261,20 +367,11 @@ def _device(trace: Trace, timeline: DeviceTimeline) -> DeviceTables:
                 device=str(timeline.device) if timeline.device != NULL else None,
                 backend=trace.backend,
             ),
-            steps=Steps(
-                global_step=numbers,
-                warmup=np.zeros(len(numbers), bool),
-                start_mono_ns=window.start,
-                end_mono_ns=window.end,
-                t_start_ns=window.start,
-                t_end_ns=window.end,
-                reason=np.array(codes, np.int64),
-                reasons=tuple(map(dict, reasons)),
-                metrics=_columns([metrics for metrics, _ in of_steps]),
-            ),
+            steps=steps,
             collectives=collectives,
             details=TraceDetails(np.stack([place, *tiles, masks], axis=1), window.start, window.end),
             covered=CoverageFacts(end_sources={END_SOURCE: len(collectives)}),
+            gaps=(*dict.fromkeys([*trace.gaps, *(gap for own in gaps for gap in own), *doubts, *broken]),),
         ),
         whole={
             "start_ns": int(timeline.whole.start[0]),
@@ -300,20 +397,9 @@ def _columns(measured: Sequence[Mapping[str, float | None]]) -> dict[str, Floats
     return columns
 
 
-def _metrics(overlap: Overlap, unseen: Unseen | None, lost: int, ran: int) -> Metrics:
-    """Return the metrics of a window, and why some are null. Where launches lack their kernels, what rests on
-    computation has only a bound, unless they are too few to matter (`DECIDED`).
-    """
-    values, reasons = overlap.metrics(unseen)
-    if lost <= DECIDED * (lost + ran):
-        return values, reasons
-    why = f"{lost} launches have no kernel in the trace"
-    known = {"window_ms", "copy_ms", "comm_ms", *(f"{kind}_ms" for kind in KINDS)}
-    for name, value in values.items():
-        if name not in known and value is not None:
-            end = "at most" if name.startswith(("idle", "exposed")) else "at least"
-            unit = " ms" if name.endswith("_ms") else ""
-            # More computation may have hidden more; of a quotient of the two nothing is known.
-            reasons[name] = why if name == "overlap_over_compute" else f"{why}: it is {end} {value:.4g}{unit}"
-            values[name] = None
-    return values, reasons
+def _bounds(of_steps: Sequence[Mapping[str, Bounds]]) -> dict[str, tuple[Floats, Floats]]:
+    """Return metric -> its least and its greatest value in each step, NaN where these are close."""
+    names = dict.fromkeys(name for ends in of_steps for name in ends)
+    nothing = (np.nan, np.nan)
+    columns = {name: np.array([ends.get(name, nothing) for ends in of_steps], np.float64) for name in names}
+    return {name: (ends[:, 0].copy(), ends[:, 1].copy()) for name, ends in columns.items()}

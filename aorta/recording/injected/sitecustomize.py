@@ -25,6 +25,7 @@ _WATCHED = {
     "torch.amp.grad_scaler",
     "torch.distributed.distributed_c10d",
     "torch.distributed.checkpoint.state_dict_saver",
+    "deepspeed.runtime.engine",
 }
 
 
@@ -60,9 +61,9 @@ class _Loader:
         return getattr(self._loader, name)
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__loader__ = self._loader
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
+        for owner, name in ((module, "__loader__"), (module.__spec__, "loader")):
+            if getattr(owner, name, None) is self:  # nobody has put another one around it
+                setattr(owner, name, self._loader)
         self._loader.exec_module(module)
         _patch(module)
 
@@ -76,7 +77,7 @@ def _patch(module: ModuleType) -> None:
         zero_lines.patch(module)
     except Exception as error:  # noqa: BLE001  the program goes on as it would have without
         _WATCHED.clear()
-        sys.stderr.write(f"aorta record: nothing is recorded: {type(error).__name__}: {error}\n")
+        sys.stderr.write(f"aorta: nothing is recorded: {type(error).__name__}: {error}\n")
 
 
 def _load_package() -> None:

@@ -2,7 +2,7 @@
 
 import torch
 from accelerate import Accelerator
-from watched import STEPS, Net, Tokens, loss_of, watched
+from watched import STEPS, Net, Tokens, loss_of, pause, watched
 
 import aorta  # AORTA
 
@@ -27,7 +27,7 @@ with watched(model):
             step += 1
             if step % 4 == 0:
                 model.eval()
-                with torch.no_grad():
+                with pause("evaluation"), torch.no_grad():
                     accelerator.gather(loss_of(model, batch))
                 model.train()
                 recording.restart()  # AORTA

@@ -1,11 +1,11 @@
-"""DeepSpeed's ZeRO with gradient accumulation. WAY: the stage."""
+"""DeepSpeed's ZeRO with gradient accumulation, and an evaluation after every fourth step. WAY: the stage."""
 
 import sys
 
 import deepspeed
 import torch
 import torch.distributed as dist
-from watched import STEPS, Net, batch, loss_of, watched
+from watched import STEPS, Net, batch, loss_of, pause, watched
 
 import aorta  # AORTA
 
@@ -28,5 +28,11 @@ with watched(engine.module):
         engine.step()
         if ends_step:  # AORTA
             recording.step()  # AORTA
+        if micro % 8 == 7:
+            engine.eval()
+            with pause("evaluation"), torch.no_grad():
+                dist.all_reduce(loss_of(engine, batch(micro)))
+            engine.train()
+            recording.restart()  # AORTA
     recording.close()  # AORTA
 dist.destroy_process_group()

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.fsdp import fully_shard
-from watched import STEPS, Net, batch, loss_of, watched
+from watched import STEPS, Net, batch, loss_of, pause, watched
 
 import aorta  # AORTA
 
@@ -35,11 +35,14 @@ with watched(model):
         optimizer.zero_grad()
         recording.step()  # AORTA
         if step % 4 == 3:
-            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-            if way == "save":
-                dcp.save(state, checkpoint_id=folder / str(step))
-            else:
-                saving = dcp.async_save(state, checkpoint_id=folder / str(step), process_group=beside)
+            with pause("checkpoint"):
+                state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+                if way == "save":
+                    dcp.save(state, checkpoint_id=folder / str(step))
+                else:
+                    saving = dcp.async_save(state, checkpoint_id=folder / str(step), process_group=beside)
+                    (until_saved := pause("checkpoint")).__enter__()
+                    saving.add_done_callback(lambda _, until=until_saved: until.__exit__(None, None, None))
             recording.restart()  # AORTA
     if way == "async_save":
         saving.result()

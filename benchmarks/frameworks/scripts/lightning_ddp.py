@@ -7,7 +7,7 @@ import lightning
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy
-from watched import STEPS, Net, Tokens, loss_of, watched
+from watched import STEPS, Net, Tokens, loss_of, pause, watched
 
 from aorta.integrations.lightning import LightningCallback  # AORTA
 
@@ -33,6 +33,19 @@ class Module(lightning.LightningModule):
         return torch.optim.AdamW(self.parameters())
 
 
+class Pauses(lightning.Callback):
+    def on_validation_start(self, *_):
+        self.pause = pause("evaluation")
+        self.pause.__enter__()
+
+    def on_validation_end(self, *_):
+        self.pause.__exit__(None, None, None)
+
+    def on_save_checkpoint(self, *_):
+        with pause("checkpoint"):
+            pass
+
+
 torch.manual_seed(0)
 module = Module()
 trainer = lightning.Trainer(
@@ -45,6 +58,7 @@ trainer = lightning.Trainer(
     check_val_every_n_epoch=None,
     limit_val_batches=2,
     callbacks=[
+        Pauses(),
         ModelCheckpoint(os.environ["WATCHED"], every_n_train_steps=5),
         LightningCallback("artifacts/mine"),  # AORTA
     ],

@@ -8,7 +8,7 @@ import sys
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
-from watched import STEPS, VOCABULARY, Tokens, watched
+from watched import STEPS, VOCABULARY, Tokens, pause, watched
 
 from aorta.integrations.transformers import TransformersCallback  # AORTA
 
@@ -19,6 +19,23 @@ class Sentences(Tokens):
     def __getitem__(self, index):
         tokens = super().__getitem__(index)
         return {"input_ids": tokens, "labels": tokens}
+
+
+class Pauses(TrainerCallback):
+    evaluation = None
+
+    def on_prediction_step(self, args, state, control, **kwargs):
+        if self.evaluation is None:
+            self.evaluation = pause("evaluation")
+            self.evaluation.__enter__()
+
+    def on_evaluate(self, args, state, control, **kwargs):
+        self.evaluation.__exit__(None, None, None)
+        self.evaluation = None
+
+    def on_save(self, args, state, control, **kwargs):
+        with pause("checkpoint"):
+            pass
 
 
 class Raise(TrainerCallback):
@@ -65,6 +82,7 @@ trainer = Trainer(
     eval_dataset=torch.utils.data.Subset(Sentences(), range(8)),
     callbacks=[
         Raise(),
+        Pauses(),
         TransformersCallback("artifacts/mine"),  # AORTA
     ],
 )

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import compress, count
 from operator import attrgetter
 from types import NoneType
-from typing import Any, Final, TypeAlias, TypeVar, Union
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, Union
 
 import msgspec
 import numpy as np
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from aorta.errors import InputError
 from aorta.read.frames import Numbered
+from aorta.read.ledger import Account
 from aorta.read.traces.chrome_json import Exact, ns_of_values
 from aorta.read.traces.interval_table import NULL, kind_of, known_dtype
 from aorta.timeline.arrays import Int64
@@ -68,6 +69,7 @@ class Arguments(Linked, gc=False):
     group: Number = msgspec.field(default=None, name="Process Group Name")
     ranks: str | tuple[int, ...] | None = msgspec.field(default=None, name="Process Group Ranks")
     seq: Number = msgspec.field(default=None, name="Seq")
+    graph: Number = msgspec.field(default=None, name="graph id")
 
 
 class Inputs(msgspec.Struct, gc=False):
@@ -77,12 +79,21 @@ class Inputs(msgspec.Struct, gc=False):
     types: msgspec.Raw = msgspec.field(default=_NOTHING, name="Input type")
 
 
-_NEVER_READ: Final = (
+_IRRELEVANT: Final = (
     *("ac2g", "fwdbwd", "gpu_user_annotation", "python_function", "cpu_instant_event", "overhead", "Trace"),
     *("cuda_sync", "cuda_profiler_range"),
-    *("xpu_runtime", "xpu_driver", "mtia_runtime", "privateuse1_runtime", "privateuse1_driver"),
 )
-"""Categories that make up most of a trace. One that is missing here costs time, and nothing else."""
+"""Categories that make up most of a trace, and of which nothing follows."""
+FOREIGN_CALLS: Final = ("xpu_runtime", "xpu_driver", "mtia_runtime", "privateuse1_runtime", "privateuse1_driver")
+"""Calls that use a device: where no row of it is read, it was not observed."""
+_NEVER_READ: Final = (*_IRRELEVANT, *FOREIGN_CALLS)
+ACCOUNTS: Final[Mapping[str | None, Account]] = {
+    **dict.fromkeys(_IRRELEVANT, Account.IRRELEVANT),
+    **dict.fromkeys(FOREIGN_CALLS, Account.CLAIM),
+    **dict.fromkeys(HOST, Account.HOST),
+    **dict.fromkeys(DEVICE, Account.WITNESS),
+}
+"""Category -> the account of its events; of `CALLS` the reader decides by the name. Any other is unknown."""
 _REFUSALS: Final = 4
 """Number of pieces with unknown categories before these are no longer skipped; the first and the last piece of a trace
 may hold such.
@@ -164,19 +175,42 @@ class EventDecoder:
             return events
 
 
-def by_category(events: Iterable[Event]) -> tuple[list[Event], list[Event], dict[Any, list[Event]]]:
-    """Return the complete events (`ph` X) of devices and of the host's calls, and those of the host by their names."""
-    work: list[Event] = []
-    calls: list[Event] = []
+class _Accounts(dict[str | None, Account]):
+    def __missing__(self, category: str | None) -> Account:
+        return Account.UNKNOWN
+
+
+class Booked(NamedTuple):
+    """The complete events (`ph` X) of devices, of the host's calls, of the host by their names, and of categories that
+    no account knows; and how many calls there were of devices whose rows are not read.
+    """
+
+    work: list[Event]
+    calls: list[Event]
+    host: dict[Any, list[Event]]
+    unknown: list[Event]
+    foreign: int
+
+
+def by_category(events: Iterable[Event]) -> Booked:
+    """Book every event."""
     host: defaultdict[Any, list[Event]] = defaultdict(list)
-    lists = dict.fromkeys(DEVICE, work) | dict.fromkeys(CALLS, calls)
+    booked = Booked([], [], host, [], 0)
+    lists = dict.fromkeys(DEVICE, booked.work) | dict.fromkeys(CALLS, booked.calls)
+    of_host, irrelevant, claim = Account.HOST, Account.IRRELEVANT, Account.CLAIM
+    account_of, foreign = _Accounts(ACCOUNTS), 0
     for event in events:
-        if event.cat in HOST:
+        account = account_of[event.cat]
+        if account is of_host:
             if event.ph == "X":
                 host[event.name].append(event)
-        elif event.cat in lists and event.ph == "X":
-            lists[event.cat].append(event)
-    return work, calls, host
+        elif account is irrelevant:
+            continue
+        elif account is claim:
+            foreign += 1
+        elif event.ph == "X":
+            lists.get(event.cat, booked.unknown).append(event)
+    return booked._replace(foreign=foreign)
 
 
 def times_of(events: Sequence[Event], counters: Counter[str]) -> tuple[NDArray[np.bool_], Int64, Int64]:

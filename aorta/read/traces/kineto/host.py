@@ -108,7 +108,7 @@ class HostWork:
         """Read what was kept as text, and from now on every piece at once."""
         self._at_once, self._decode.operators = True, "timed"
         for text in self._held:
-            self._read(by_category(self._decode.with_operators(text, self.counters))[2])
+            self._read(by_category(self._decode.with_operators(text, self.counters)).host)
         self._held.clear()
 
     @cached_property

@@ -24,7 +24,9 @@ import numpy as np
 
 from aorta.errors import InputError
 from aorta.read.frames import Numbered
+from aorta.read.ledger import COMM, WHOLE, Gap, lacking
 from aorta.read.traces.chrome_json import LARGEST_NS, EventArray, ns_of_values
+from aorta.read.traces.claims import Claims, Launches, launched_by, lost_launches, reconciled
 from aorta.read.traces.interval_table import (
     NULL,
     Clock,
@@ -34,7 +36,6 @@ from aorta.read.traces.interval_table import (
     Trace,
     kind_of,
     look_up,
-    step_of,
 )
 from aorta.read.traces.kineto.events import (
     COPIES,
@@ -61,11 +62,10 @@ from aorta.read.traces.kineto.events import (
 )
 from aorta.read.traces.kineto.host import LABEL, HostWork, host_rows
 from aorta.read.traces.reader import MARK, Process, Ranges, TraceInput, trace_of
-from aorta.timeline.arrays import Int64, IntervalArray
-from aorta.timeline.classes import computes, launches_communication
+from aorta.timeline.arrays import Int64, IntervalArray, merge
+from aorta.timeline.classes import COMPUTE, computes, copies, launches_communication
 
 _COMPUTE, _COMM, _COPY, _UNKNOWN = map(int, IntervalClass)
-_LAUNCH, _CAPTURE, _CAPTURED = 1, 2, 3
 _WAITED: Final = -1
 _SYMMETRIC: Final = "symm_mem::"
 """Operators of torch's symmetric memory (torch/csrc/distributed/c10d/symm_mem); they do not go through a `c10d::`
@@ -73,6 +73,7 @@ operator.
 """
 _WITH_HOST: Final = re.compile(r"HtoD|DtoH|HtoH|HostToDevice|DeviceToHost|HostToHost|Pageable|Pinned|Host\b")
 _DEVICE_BACKENDS: Final = re.compile(r"[nrxh]ccl", re.IGNORECASE)
+_DEVICE_LABELS: Final = re.compile(r"[a-z]?ccl:", re.IGNORECASE)
 _UNIX_FROM_NS: Final = 1_000_000_000_000_000_000
 """9 September 2001. Later instants count from 1970 even if no base is given; older torch wrote none."""
 
@@ -113,6 +114,10 @@ class _Kept:
         parameters: `External id` -> arguments of `record_param_comms`.
         issued: `External id` of each operator or range that issues communication -> its name.
         marks: name, start and end in ns of the marks of steps.
+        labels: gloo's rows, which the host runs beside a device, too.
+        claims: name -> how many operators and ranges of that name issue communication.
+        unknown: rows of categories that no account knows; `hosts`: the processes of the host.
+        foreign: calls that use a device whose rows are not read.
     """
 
     def __init__(self, classifier: NameClassifier, decode: EventDecoder) -> None:
@@ -127,6 +132,11 @@ class _Kept:
         self.parameters: dict[int, Arguments] = {}
         self.issued: dict[int, str] = {}
         self.marks: list[tuple[str, int, int]] = []
+        self.labels: list[dict[str, Int64]] = []
+        self.claims: Counter[str] = Counter()
+        self.unknown: list[tuple[str, Any, int, int]] = []
+        self.hosts: set[Any] = set()
+        self.foreign = 0
         self.roles = Cached(_role)
         self._decode = decode
         self._rows = 0
@@ -136,14 +146,20 @@ class _Kept:
 
     def take(self, text: bytes | memoryview, events: list[Event]) -> None:
         """Keep what matters of one piece of the event array."""
-        work, calls, host = by_category(events)
+        work, calls, host, unknown, foreign = by_category(events)
         by_role = defaultdict[str, list[Event]](list)
         for name, named in host.items():
             by_role[self.roles[name]] += named
-        if self._decode.operators == "untimed" and any(mark.cat in OPERATORS for mark in by_role["mark"]):
+        timed = by_role["mark"] + by_role["label"]
+        if self._decode.operators == "untimed" and any(each.cat in OPERATORS for each in timed):
             self.take(text, self._decode.with_operators(text, self.counters))  # an old trace
             return
         self.counters["events"] += len(events)
+        self.foreign += foreign
+        if unknown:
+            rows = zip(*with_times(unknown, self.counters), strict=True)
+            self.unknown += [(str(row.cat), row.pid, start, end) for row, start, end in rows if end > start]
+            self.hosts.update(each.pid for named in host.values() for each in named if hasattr(each, "pid"))
         if work:
             self.host = None
             self._take_work(*with_times(work, self.counters))
@@ -188,6 +204,7 @@ class _Kept:
                 "cls": cls,
                 "origin": idents(externals),
                 "correlation": idents([said.correlation for said in arguments]),
+                "graph": idents([said.graph for said in arguments]),
             }
         )
 
@@ -197,7 +214,7 @@ class _Kept:
         arguments = arguments_of(events)
         ident = idents([said.correlation for said in arguments])
         launching = np.array(self._launching.of([call.name for call in events]), np.int64)
-        kept = known & ((ident != NULL) | (launching > _LAUNCH))
+        kept = known & ((ident != NULL) | (launching > Launches.NOTHING))
         columns = {"start": start, "ident": ident, "operator": idents(externals_of(arguments)), "launching": launching}
         self.calls.append({name: column[kept] for name, column in columns.items()})
         _, begun, ended = with_times(list(compress(events, (launching == _WAITED).tolist())), self.counters)
@@ -206,6 +223,10 @@ class _Kept:
     def _take_host(self, by_role: Mapping[str, list[Event]]) -> None:
         for mark, start, end in zip(*with_times(by_role["mark"], self.counters), strict=True):
             self.marks.append((str(mark.name), int(start), int(end)))
+        if by_role["label"]:
+            labels, start, end = with_times(by_role["label"], self.counters)
+            name = np.array(self._codes.of([each.name for each in labels]), np.int64)
+            self.labels.append({"start_ns": start, "end_ns": end, "name": name})
         parameters = arguments_of(by_role["parameters"])
         for said in parameters:
             external = integer(said.external_id)
@@ -213,7 +234,9 @@ class _Kept:
                 self.parameters.setdefault(external, said)
         issuing = parameters + arguments_of(by_role["issuing"])
         issuers = by_role["parameters"] + by_role["issuing"]
-        self.issued.update(zip(idents(externals_of(issuing)).tolist(), [str(e.name) for e in issuers], strict=True))
+        names = [str(event.name) for event in issuers]
+        self.claims.update(names)
+        self.issued.update(zip(idents(externals_of(issuing)).tolist(), names, strict=True))
         self.issued.pop(NULL, None)
 
 
@@ -229,19 +252,13 @@ def _role(name: object) -> str:
         return "parameters"
     if launches_communication(name):
         return "issuing"
-    return "mark" if MARK.match(name) else ""
+    return "label" if name.startswith(LABEL) else "mark" if MARK.match(name) else ""
 
 
 def _launching(name: object) -> int:
-    """Return whether a call launches a kernel, begins or ends the capture of a graph, or waits for the device; 0 for
-    any other.
-    """
+    """Return what a call launches (`Launches`), or whether the host waits for the device in it."""
     text = str(name)
-    if "LaunchKernel" in text:
-        return _LAUNCH
-    if _WAITS.search(text):
-        return _WAITED
-    return _CAPTURE if "BeginCapture" in text else _CAPTURED if "EndCapture" in text else 0
+    return int(launched_by(text)) or (_WAITED if _WAITS.search(text) else int(Launches.NOTHING))
 
 
 def _between_devices(name: str) -> bool:
@@ -254,7 +271,14 @@ def _between_devices(name: str) -> bool:
 def _on_devices(kept: _Kept, metadata: Metadata, source: TraceInput) -> Trace:
     """Return the rows of all devices. Communication gets its parameters from its arguments or its host operator."""
     path, counters, names, notes = source.place, kept.counters, tuple(kept.names), list[str]()
-    rows = joined(kept.work, "start_ns", "end_ns", "name", "device", "stream", "bytes", "cls", "origin", "correlation")
+    columns = ("start_ns", "end_ns", "name", "device", "stream", "bytes", "cls", "origin", "correlation", "graph")
+    rows = joined(kept.work, *columns)
+    beside = joined(kept.labels, "start_ns", "end_ns", "name")
+    if len(beside["name"]):  # gloo's collectives run on the host, beside the busiest device of the process
+        most = {"device": np.bincount(rows["device"]).argmax(), "cls": _COMM}
+        filled = {each: np.full(len(beside["name"]), most.get(each, NULL), np.int64) for each in rows}
+        filled["stream"] = kept.streams.codes([None] * len(beside["name"]))
+        rows = {each: np.concatenate((column, (filled | beside)[each])) for each, column in rows.items()}
     cls, name, origin, correlation = rows["cls"], rows["name"], rows["origin"], rows.pop("correlation")
     devices, named = kept.devices.numbers()
     rows["device"], rows["stream"] = devices[rows["device"]], kept.streams.numbers()[0][rows["stream"]]
@@ -292,23 +316,40 @@ def _on_devices(kept: _Kept, metadata: Metadata, source: TraceInput) -> Trace:
     calls = _calls(kept)
     launch = look_up(correlation, calls["ident"], calls["start"])
     rows["launch_ns"] = np.where(correlation == NULL, NULL, launch)
-    lost = calls["lost"] & ~np.isin(calls["ident"], correlation) & (correlation != NULL).any()
-    unseen = None
-    if lost.any():
-        counters["kernels_lost"] = int(lost.sum())
-        notes.append(f"{path}: {int(lost.sum())} launches have no kernel in the trace: the profiler lost them")
-    if lost_comm := int(np.isin(calls["operator"][lost], list(kept.issued)).sum()):
-        unseen = f"{lost_comm} launches of communication have no kernel in the trace"
-    elif unnamed and any(_text(each).startswith(_SYMMETRIC) for each in [*kept.roles, *names]):
-        unseen = (
-            f"symmetric memory was used, and of {unnamed} copies between devices the trace does not say whether they "
-            "are communication: copy engines move the data of such collectives, without a kernel"
-        )
-    trace = _trace(kept, metadata, source, rows, names, collectives, notes, unseen=unseen, platform=metadata.platform)
+    if count := len(beside["name"]):  # the host launches its own rows
+        rows["launch_ns"][-count:] = rows["start_ns"][-count:]
+    graph = rows.pop("graph")
+    trace = _trace(kept, metadata, source, rows, names, collectives, notes, platform=metadata.platform)
     base_ns = metadata.base_ns or 0
+    claims = Claims(
+        calls["start"] + base_ns,
+        calls["ident"],
+        calls["launching"],
+        np.isin(calls["operator"], list(kept.issued)),
+        correlation,
+        graph,
+        kept.claims,
+    )
+    counters["kernels_lost"] = int(lost_launches(trace, claims).sum())
     waits = joined(kept.waits, "start", "end")
     waits_ns = IntervalArray(waits["start"] + base_ns, waits["end"] + base_ns)
-    return replace(trace, lost=step_of(calls["start"][lost] + base_ns, trace.windows), host_waits=waits_ns)
+    unknown, why = _unknown(kept)
+    unknown_ns = merge(IntervalArray(unknown.start + base_ns, unknown.end + base_ns))
+    symmetric = unnamed and any(_text(each).startswith(_SYMMETRIC) for each in [*kept.roles, *names])
+    either = frozenset(text for text in names if symmetric and copies(text) and _between_devices(text))
+    trace = replace(trace, host_waits=waits_ns, unknown=unknown_ns, unknown_why=why, either=either)
+    return reconciled(trace, claims)
+
+
+def _unknown(kept: _Kept) -> tuple[IntervalArray, str]:
+    """Return rows of categories that no account knows, without those of the host's processes, and what to say."""
+    rows = [row for row in kept.unknown if row[1] not in kept.hosts]
+    times = IntervalArray(*(np.array([row[at] for row in rows], np.int64) for at in (2, 3)))
+    lasted: Counter[str] = Counter()
+    for category, _, start, end in rows:
+        lasted[category] += int(end - start)
+    told = ", ".join(f"{category!r} ({total / 1e6:.4g} ms)" for category, total in lasted.most_common(3))
+    return times, f"{len(rows)} rows are of categories that are not read: {told}" if rows else ""
 
 
 def _on_host(kept: _Kept, host: HostWork, metadata: Metadata, source: TraceInput) -> Trace:
@@ -319,33 +360,48 @@ def _on_host(kept: _Kept, host: HostWork, metadata: Metadata, source: TraceInput
     rows, collectives = host_rows(host, (metadata.distributed or DistributedInfo()).world_size, kept.counters, notes)
     on_cpu = any(name.startswith(LABEL) for name in names)
     backend = (metadata.distributed or DistributedInfo()).backend or ""
-    evidence = []
-    if launches := int(_calls(kept)["lost"].sum()):
+    evidence, calls = [], _calls(kept)
+    if launches := int(np.isin(calls["launching"], (Launches.KERNEL, Launches.GRAPH)).sum()):
         evidence.append(f"{launches} launches of kernels")
-    if not on_cpu and _DEVICE_BACKENDS.search(backend):
+    if not (on_cpu and "gloo" in backend) and _DEVICE_BACKENDS.search(backend):
         evidence.append(f"backend {backend}")
+    if labels := sum(count for name, count in kept.claims.items() if _DEVICE_LABELS.match(name)):
+        evidence.append(f"{labels} labels of a device's collectives")
+    if kept.foreign:
+        evidence.append(f"{kept.foreign} calls of a device")
+    _, unknown = _unknown(kept)
+    if unknown:
+        evidence.append(unknown)
     if not on_cpu and metadata.devices and "gloo" not in backend:
         evidence.append("deviceProperties")
-    unseen = (
-        f"no device activity in the trace, but it has {', '.join(evidence)}: record with ProfilerActivity.CUDA (or "
-        "that of the device) too, and see whether the profiler may read the device"
-    )
+    unseen = f"no device activity in the trace, but it has {', '.join(evidence)}"
+    if not unknown:
+        unseen += (
+            ": record with ProfilerActivity.CUDA (or that of the device) too, and see whether the profiler may read "
+            "the device"
+        )
     trace = _trace(kept, metadata, source, rows, names, collectives, notes, platform="cpu", copies_observed=False)
     if evidence:
-        trace = replace(trace, unseen=unseen, compute_unseen=True, platform=metadata.platform)
-    return trace
+        return replace(trace, gaps=lacking(unseen, COMPUTE, COMM, seen=False), platform=metadata.platform)
+    none = np.zeros(0, np.int64)
+    claims = Claims(none, none, none, none != 0, np.full(len(trace.intervals), NULL), issued=kept.claims)
+    return reconciled(replace(trace, gaps=tuple(_without_operators(trace))), claims)
+
+
+def _without_operators(trace: Trace) -> Iterator[Gap]:
+    """Yield the windows in which no operator was recorded: what the host computed there was not observed."""
+    rows, why = trace.intervals, "no operator was recorded in this window, so computation was not observed"
+    computing = set(rows.step[rows.cls == _COMPUTE].tolist())
+    blind = [step for step in trace.windows.step.tolist() if step not in computing]
+    for step in [*blind, WHOLE] if blind or not computing else []:
+        yield Gap(COMPUTE, why, step, seen=False)
 
 
 def _calls(kept: _Kept) -> dict[str, Int64]:
-    """Return the calls in the order of their time: of those with one number the first counts. `lost` launch kernels, if
-    no row has their number; what is launched while a graph is captured does not run.
-    """
+    """Return the calls in the order of their time: of those with one number the first counts."""
     calls = joined(kept.calls, "start", "ident", "operator", "launching")
     order = np.argsort(calls["start"], kind="stable")
-    calls = {name: column[order] for name, column in calls.items()}
-    launching = calls.pop("launching")
-    captured = np.cumsum((launching == _CAPTURE).astype(np.int64) - (launching == _CAPTURED))
-    return calls | {"lost": (launching == _LAUNCH) & (captured <= 0)}
+    return {name: column[order] for name, column in calls.items()}
 
 
 def _trace(
@@ -361,6 +417,7 @@ def _trace(
     path, cls, distributed = source.place, rows["cls"], (metadata.distributed or DistributedInfo())
     if not len(cls):
         why = "; it is partial: its loop ended before a step of this window was finished" if metadata.partial else ""
+        why += f"; {_unknown(kept)[1]}" if kept.unknown else ""
         raise InputError(
             f"{path}: {kept.counters['events']} events, none of them work on a device, gloo's or an operator's{why}"
         )

@@ -135,7 +135,7 @@ def _read(source: TraceInput) -> Iterator[Trace]:
                 **{name: copied[name] for name in ("start_ns", "end_ns", "stream", "name")},
             ),
             Ranges(marks["start_ns"], marks["end_ns"], [words[code] for code in marks["name"].tolist()]),
-            hip,
+            {**hip, "text": [words[code] for code in hip["name"].tolist()]},
             {**rccl, "text": [words[code] for code in rccl["name"].tolist()]},
             notes=notes,
             copies_observed=bool(parts["copy"]),

@@ -93,7 +93,7 @@ def _session(source: TraceInput, db: Database, guid: str, *, shared: bool) -> It
             *texts,
         )
 
-    launches = regions(f"GLOB '{rocprof.HIP_API}*'")
+    launches = regions(f"GLOB '{rocprof.HIP_API}*'", "text")
     calls = regions(f"= '{rocprof.RCCL_API}'", "text")
     marks = regions(f"IN {(*rocprof.MARKERS, 'MARKER_API')}", "text", "extra")
     strings = db.texts(f"rocpd_string{guid}", "id", "string")
@@ -195,7 +195,12 @@ def _read_rpd(source: TraceInput) -> Iterator[Trace]:
             names,
             _copies(db.place, copied | {"name": copied["kind"]}, strings),
             Ranges(marks["start_ns"], marks["end_ns"], [strings.get(code, "") for code in marks["args"].tolist()]),
-            {"correlation": own["id"], "start_ns": own["start_ns"]},
+            {
+                "correlation": own["id"],
+                "start_ns": own["start_ns"],
+                "text": [strings.get(code, "") for code in own["function"].tolist()],
+            },
+            copied_by=copied["correlation"],
             clock="unknown",
             copies_observed=bool(len(copied["dispatch"])),
         )

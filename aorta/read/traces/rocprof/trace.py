@@ -18,6 +18,7 @@ float (W14).
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Annotated, Any, Final, TypeAlias
@@ -27,10 +28,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.errors import InputError
+from aorta.read.traces.claims import Claims, launched_by, reconciled
 from aorta.read.traces.interval_table import NULL, IntervalClass, Intervals, Trace, kind_of, look_up
 from aorta.read.traces.open import coded
 from aorta.read.traces.reader import Process, Ranges, Reader, TraceInput, checked, copies, kernels, trace_of
 from aorta.timeline.arrays import Int64
+from aorta.timeline.classes import computes
 
 Columns: TypeAlias = Mapping[str, Any]
 _KIND: Final = {
@@ -40,6 +43,7 @@ _KIND: Final = {
         *("AllToAll", "AllToAllv", "Gather", "Scatter", "Send", "Recv"),
     )
 }
+_NAMES: Final = {kind: name for name, kind in _KIND.items()}
 """RCCL's calls that launch work (rccl.h); the others (communicators, queries) launch none."""
 NO_KERNELS: Final = "no kernel dispatches: record with --kernel-trace"
 RCCL_API: Final = "RCCL_API"
@@ -70,6 +74,7 @@ def trace_of_rocprof(
     launches: Columns,
     calls: Columns | None = None,
     *,
+    copied_by: Int64 | None = None,
     notes: Sequence[str] = (),
     **facts: Any,
 ) -> Trace:
@@ -78,8 +83,9 @@ def trace_of_rocprof(
     Args:
         ran: the kernels: `start_ns`, `end_ns`, `device`, `stream`, `queue`, `thread`, `dispatch`, `name` (index into
             `names`), `correlation` of the call that launched each, and in `ancestor` of the call around that one.
-        launches: calls of HIP, `correlation` and `start_ns`.
+        launches: calls of HIP, `correlation`, `start_ns` and `text` (the function).
         calls: of RCCL, `text` (the function), `thread`, `correlation`, `start_ns` and `end_ns`.
+        copied_by: the `correlation` of each copy, where known.
         facts: further fields of `Trace`.
     """
     where = process.path
@@ -104,20 +110,39 @@ def trace_of_rocprof(
         launch_ns=launched,
         origin=ran["dispatch"],
     )
+    issued = _launches(calls) if calls is not None else {}
+    sends = np.array([ident for some in issued.values() for *_, idents in some for ident in idents], np.int64)
+    may = np.array([*(not computes(text) for text in rows.names), False], bool)[rows.name]
+    of_call = np.any([np.isin(ids, sends) & (ids > 0) for ids in correlations], axis=0)
+    rows.cls[(rows.cls == IntervalClass.COMPUTE) & may & of_call] = IntervalClass.COMM
     unnamed = np.flatnonzero((rows.cls == IntervalClass.COMM) & (rows.kind == NULL))
-    kinds, of_kinds = _kinds_from_calls(calls, ran, correlations, unnamed)
+    kinds, of_kinds = _kinds_from_calls(issued, ran, correlations, unnamed)
     rows.kind[unnamed] = kinds
     about = {"clock": "BOOTTIME", "platform": "rocm", "counters": {"comm_unlinked": int((kinds == NULL).sum())}}
     said = (*notes, *of_kinds)
-    return trace_of(source, format, process, [rows, copied], ranges, notes=said, unsized="rocprofv3", **(about | facts))
+    trace = trace_of(
+        source, format, process, [rows, copied], ranges, notes=said, unsized="rocprofv3", **(about | facts)
+    )
+    link = ran["correlation"]
+    for ids in correlations[1:]:  # the calls know the kernel by either
+        link = np.where(np.isin(ids, launches["correlation"]) & (ids > 0), ids, link)
+    copied_by = np.full(len(copied), NULL) if copied_by is None else copied_by
+    claims = Claims(
+        launches["start_ns"],
+        launches["correlation"],
+        np.array([*map(launched_by, launches["text"])], np.int64),
+        np.isin(launches["correlation"], sends),
+        np.concatenate((np.where(link > 0, link, NULL), copied_by)),
+        issued=Counter(_NAMES[kind] for some in issued.values() for _, kind, _ in some if kind != NULL),
+    )
+    return reconciled(trace, claims)
 
 
 def _kinds_from_calls(
-    calls: Columns | None, ran: Columns, correlations: Sequence[Int64], rows: Int64
+    launches: Mapping[int, list[tuple[int, int, list[int]]]], ran: Columns, correlations: Sequence[Int64], rows: Int64
 ) -> tuple[NDArray[np.int8], list[str]]:
     """Return the kind of communication kernels whose names do not tell it, `NULL` where it stays unknown, and why."""
     kinds, notes = np.full(len(rows), NULL, np.int8), list[str]()
-    launches = _launches(calls) if calls is not None and len(rows) else {}
     if not launches:
         why = "no RCCL call was traced: record with --rccl-trace to learn which kernel ran which collective"
         return kinds, [why] if len(rows) else []
@@ -380,7 +405,7 @@ def _trace(source: TraceInput, process: _Process, *, shared: bool) -> Trace:
             **_columns(copied, f"{_SPAN} stream=stream_id.handle bytes=bytes"),
         ),
         Ranges(**_columns(marks, _SPAN), texts=[ranged.get(row.correlation_id.internal, "") for row in marks]),
-        _columns(hip, "start_ns=start_timestamp correlation=correlation_id.internal"),
+        {"text": [name(row)[1] for row in hip], **_columns(hip, f"{_SPAN} {_HOST}")},
         {"text": [name(row)[1] for row in calls], **_columns(calls, f"{_SPAN} {_HOST}")},
         copies_observed=bool(copied),
     )

@@ -1,0 +1,307 @@
+"""The books of a run: what must exist is reconciled with what was seen, so that absence of evidence is never zero.
+
+A reader books every event once (`Account`): a *witness* is a timed row of a lane; a *claim* says that there must be a
+row; what is known to be neither is irrelevant; everything else is unknown, and counts with its time. What the claims of
+a lane lack is a `Gap`. `balanced` turns the gaps of a window into the least and the greatest value of each metric, by
+one table (docs/metrics.md); `audit` makes null what breaks an invariant that holds of every run, whatever read it.
+
+    gaps = [Gap(COMM, "4 launches of graphs have no kernel in the trace")]
+    values, reasons = balanced(overlap, gaps)    # what the gap leaves open is null; the reason has its bounds
+    steps, broken = audit(steps, whole)          # what does not add up is null, with the reason
+
+Must not: know a format, repair, or decide what a row is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from math import inf
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from aorta.documents.dataset import GapEntry
+from aorta.read.frames import Bools, Floats, Ints, Steps
+from aorta.timeline.classes import COMPUTE, COPY, KINDS
+from aorta.timeline.overlap import DECIDED, NS_PER_MS, Bounds, Overlap
+
+COMM: Final = "comm"
+LANES: Final = (COMPUTE, COMM, COPY)
+WHOLE: Final = -2
+"""`Gap.step` of the whole recording as one window."""
+
+
+class Account(IntEnum):
+    """Where an event is booked."""
+
+    IRRELEVANT = 0
+    WITNESS = 1
+    CLAIM = 2
+    HOST = 3
+    """A witness or a claim, by its name."""
+    UNKNOWN = 4
+
+
+@dataclass(frozen=True)
+class Gap:
+    """What one lane of a window may lack.
+
+    Attributes:
+        lane: one of `LANES`.
+        step: of which window; None: of every one.
+        most_ns: at most so much; infinite where nothing is known of it. What was seen is a lower bound.
+        seen: False where what was seen says nothing of the lane, as of a host whose device was not recorded.
+    """
+
+    lane: str
+    why: str
+    step: int | None = None
+    most_ns: float = inf
+    seen: bool = True
+
+
+def lacking(why: str, *lanes: str, seen: bool = True) -> tuple[Gap, ...]:
+    """Return the same gap of some lanes in every window."""
+    return tuple(Gap(lane, why, seen=seen) for lane in lanes)
+
+
+def of_window(gaps: Iterable[Gap], step: int) -> list[Gap]:
+    """Return the gaps of one window; `WHOLE` is the recording as one."""
+    return [gap for gap in gaps if gap.step is None or gap.step == step]
+
+
+def lost(why: str, lanes: Sequence[str], step: Ints, weight: Floats, ran: Mapping[int, int]) -> Iterator[Gap]:
+    """Yield the gaps of launches without a row, in each step and in the whole, where they matter (`DECIDED`).
+
+    Args:
+        why: with `{count}` for the number of launches.
+        step, weight: of each launch: its step, and how many rows it stands for.
+        ran: step -> rows that ran; `WHOLE` -> all.
+    """
+    numbers, of_step = np.unique(step, return_inverse=True)
+    sums, counts = np.bincount(of_step, weight), np.bincount(of_step)
+    windows = [*zip(numbers.tolist(), sums.tolist(), counts.tolist(), strict=True), (WHOLE, weight.sum(), len(step))]
+    for number, missing, count in windows:
+        if missing > DECIDED * (missing + ran.get(number, 0)):
+            yield from (Gap(lane, why.format(count=count), number) for lane in lanes)
+
+
+def entries(gaps: Iterable[Gap], rank: int | None) -> list[GapEntry]:
+    """Return gaps as a report lists them: one entry for what differs between windows in nothing but its counts."""
+    same: dict[tuple[str, bool], list[Gap]] = {}
+    for gap in gaps:
+        same.setdefault((re.sub(r"\d+", "#", gap.why), gap.seen), []).append(gap)
+    found = []
+    for (_, seen), alike in same.items():
+        of_whole = [gap for gap in alike if gap.step in (None, WHOLE)]
+        steps = {gap.step for gap in alike} - {None, WHOLE}
+        most_ns = max(gap.most_ns for gap in alike)
+        found.append(
+            GapEntry(
+                rank,
+                [lane for lane in LANES if any(gap.lane == lane for gap in alike)],
+                (of_whole or alike)[0].why,
+                observed=seen,
+                steps=len(steps) if steps and not any(gap.step is None for gap in alike) else None,
+                most_ms=most_ns / NS_PER_MS if most_ns < inf else None,
+            )
+        )
+    return found
+
+
+_TABLE: Final[Mapping[str, str]] = {
+    "compute_ms": "+..",
+    "comm_ms": ".+.",
+    "copy_ms": "..+",
+    "idle_ms": "---",
+    "compute_comm_ms": "++.",
+    "exposed_comm_ms": "-+.",
+    "overlap_ratio": "+?.",
+    "overlap_over_compute": "?+.",
+    "exposed_share": "-+.",
+    **{f"{kind}_ms": ".+." for kind in KINDS},
+    **{f"compute_{kind}_ms": "++." for kind in KINDS},
+    **{f"exposed_{kind}_ms": "-+." for kind in KINDS},
+}
+"""Metric -> which way it moves when more is in the lanes (`LANES`): the table of docs/metrics.md. `+`: what was seen is
+at least, `-`: at most, `?`: either, `.`: it does not rest on the lane."""
+
+
+class Balance(NamedTuple):
+    """Metrics of a window, why some are null, and the bounds of those that gaps or second readings leave open."""
+
+    values: dict[str, float | None]
+    reasons: dict[str, str]
+    bounds: dict[str, Bounds]
+
+
+def balanced(overlap: Overlap, gaps: Sequence[Gap], *, open_ended: bool = False) -> Balance:
+    """Return the metrics of a window. Those that its gaps leave open further than `DECIDED` are null.
+
+    Args:
+        open_ended: the window ends with what was seen (a recording without steps), so more may lie outside of it.
+    """
+    if not gaps:
+        return Balance(*overlap.metrics(), dict(overlap.undecided))
+    more = [sum(gap.most_ns for gap in gaps if gap.lane == lane) for lane in LANES]
+    seen, why_null = replace(overlap, bounds={}).metrics()
+    touched = {
+        name: own
+        for name, effects in _TABLE.items()
+        if name in seen and (own := [gap for gap in gaps if effects[LANES.index(gap.lane)] != "."])
+    }
+    length = inf if open_ended and inf in more else overlap.window_ns
+    scales = {"comm_ms", *(f"{kind}_ms" for kind in KINDS)}  # what their parts are measured by (`DECIDED`)
+    possible = _ends(overlap, seen, more, length)
+    ends = {name: each for name, each in possible.items() if name in touched or name in scales}
+    for name, (low, high) in overlap.bounds.items():  # of rows that may be in two accounts
+        least, most = ends.get(name, (low, high))
+        ends[name] = min(least, low), max(most, high)
+    bounded = replace(overlap, bounds=ends)
+    values, reasons = bounded.metrics()
+    open_ = {name: each for name, each in bounded.undecided.items() if name in reasons and name not in why_null}
+    for name, own in touched.items():
+        why = "; ".join(dict.fromkeys(gap.why for gap in own))
+        if any(not gap.seen for gap in own):
+            if name not in why_null or name == "overlap_ratio":
+                values[name], reasons[name] = None, why
+            open_.pop(name, None)
+        elif values[name] is None and (name in open_ or (name == "overlap_ratio" and inf in more)):
+            reasons[name] = _told(why, name, open_.get(name), length / NS_PER_MS)
+    return Balance(values, reasons, open_)
+
+
+def _ends(
+    overlap: Overlap, values: Mapping[str, float | None], more: Sequence[float], length: float
+) -> dict[str, Bounds]:
+    """Return the least and the greatest value of each metric with up to `more` ns in each lane, in a window of at most
+    `length` ns.
+    """
+    compute, comm = overlap.compute_ns, overlap.comm_ns
+    computes, sends, copies = (min(each, length) for each in more)
+    may_compute, may_send = min(compute + computes, length), min(comm + sends, length)
+    unused = {kind: (0, 0) for kind in KINDS if f"{kind}_ms" in values}
+    parts = {"comm": (comm, overlap.hidden_ns)} | unused
+    parts |= {kind: (part.total_ns, part.hidden_ns) for kind, part in overlap.kinds.items()}
+    copied = overlap.copy_ns or 0
+    ns: dict[str, Bounds] = {"compute_ms": (compute, may_compute), "copy_ms": (copied, min(copied + copies, length))}
+    outside = length - overlap.window_ns
+    ns["idle_ms"] = max(overlap.idle_ns - computes - sends - copies, 0), overlap.idle_ns + outside
+    for name, (total, hides) in parts.items():
+        exposed_ns, most_ns = total - hides, min(total + sends, length)
+        ns[f"{name}_ms"] = total, most_ns
+        ns[f"compute_{name}_ms"] = hides, min(hides + min(computes, exposed_ns) + sends, may_compute, most_ns)
+        ns[f"exposed_{name}_ms"] = max(exposed_ns - computes, 0), min(exposed_ns + sends, length)
+    (hidden, most_hidden), (exposed, most_exposed) = ns["compute_comm_ms"], ns["exposed_comm_ms"]
+    ends = {name: (low / NS_PER_MS, high / NS_PER_MS) for name, (low, high) in ns.items()}
+    if may_send:
+        ends["overlap_ratio"] = _share(hidden, most_exposed), _share(most_hidden, exposed)
+    if may_compute:
+        ends["overlap_over_compute"] = hidden / may_compute, min(most_hidden / max(compute, 1), 1.0)
+    if overlap.window_ns:
+        most = min(most_exposed / overlap.window_ns, 1.0)
+        ends["exposed_share"] = exposed / length, most
+    return {name: pair for name, pair in ends.items() if values.get(name) is not None or name == "overlap_ratio"}
+
+
+def _share(part: float, rest: float) -> float:
+    if rest == inf or part + rest == 0:
+        return 0.0
+    return 1.0 if part == inf else part / (part + rest)
+
+
+def _told(why: str, name: str, bounds: Bounds | None, window_ms: float) -> str:
+    """Return a reason with what is known of the metric: that a ratio is at most 1, or a time at most the window, tells
+    nothing.
+    """
+    if bounds is None or (not name.endswith("_ms") and bounds[0] <= 0 and bounds[1] >= 1):
+        return why
+    unit = " ms" if name.endswith("_ms") else ""
+    low, high = bounds
+    if high >= (window_ms if unit else 1):
+        high = inf
+    if low <= 0:
+        return why if high == inf else f"{why}: it is at most {high:.4g}{unit}"
+    if high == inf:
+        return f"{why}: it is at least {low:.4g}{unit}"
+    return f"{why}: it is between {low:.4g} and {high:.4g}{unit}"
+
+
+# What holds of every run ----------------------------------------------------------------------------------------------
+
+_SUMMED: Final = ("compute_ms", "comm_ms", "copy_ms", "compute_comm_ms")
+_ROUNDING_MS: Final = 1e-6
+
+
+class Broken(NamedTuple):
+    """An invariant that does not hold: in which steps, why, and what is null there (None: every metric)."""
+
+    steps: Bools
+    why: str
+    metrics: frozenset[str] | None = None
+
+
+def audit(steps: Steps, whole: Mapping[str, float | None] | None = None) -> tuple[Steps, list[Gap]]:
+    """Return the steps of one device, with null and a reason for what breaks an invariant, and that as gaps.
+
+    Args:
+        whole: the metrics of the whole recording as one window, where there is one.
+    """
+    gaps: list[Gap] = []
+    for broken in list(_broken(steps, whole)) if len(steps) else ():
+        if broken.steps.any():
+            steps = nulled(steps, broken)
+            numbers = steps.global_step[broken.steps].tolist()
+            gaps += [Gap(lane, broken.why, number, seen=False) for number in numbers for lane in LANES]
+    return steps, gaps
+
+
+def _broken(steps: Steps, whole: Mapping[str, float | None] | None) -> Iterator[Broken]:
+    column = {name: np.nan_to_num(steps.column(name)) for name in _SUMMED}
+    order = np.argsort(steps.start_mono_ns, kind="stable")
+    start, reach = steps.start_mono_ns[order], np.maximum.accumulate(steps.end_mono_ns[order])
+    shared = np.maximum(np.minimum(reach[:-1], steps.end_mono_ns[order][1:]) - start[1:], 0)
+    if shared.sum() > DECIDED * max(int(steps.length_ns.sum()), 1):
+        overlapping = np.zeros(len(steps), bool)
+        overlapping[order[1:][shared > 0]] = overlapping[order[:-1][shared > 0]] = True
+        share = int(steps.length_ns.sum()) / max(int(reach[-1] - start[0]), 1)
+        yield Broken(overlapping, f"steps overlap: together they last {share:.0%} of the time from first to last")
+    exposed = steps.column("exposed_comm_ms")
+    known = ~(np.isnan(exposed) | np.isnan(steps.column("comm_ms")) | np.isnan(steps.column("compute_comm_ms")))
+    parts = np.abs(column["compute_comm_ms"] + np.nan_to_num(exposed) - column["comm_ms"]) > _ROUNDING_MS
+    yield Broken(known & parts, "hidden and exposed communication do not add up to communication")
+    longest = np.maximum(column["compute_ms"], column["comm_ms"])
+    window = steps.column("window_ms")
+    yield Broken(longest > window + _ROUNDING_MS, "a lane lasts longer than its step")
+    for name in _SUMMED if whole is not None else ():
+        total = (whole or {}).get(name)
+        if total is not None and column[name].sum() > total * (1 + DECIDED) + _ROUNDING_MS:
+            more = f"{column[name].sum():.4g} ms of {total:.4g} ms"
+            yield Broken(np.ones(len(steps), bool), f"steps have more than the whole: {more}", frozenset({name}))
+
+
+def nulled(steps: Steps, broken: Broken) -> Steps:
+    """Return the steps with metrics of some null, with one more reason."""
+    chosen = frozenset(steps.metrics) if broken.metrics is None else broken.metrics & steps.metrics.keys()
+    metrics = {
+        name: np.where(broken.steps, np.nan, own) if name in chosen else own for name, own in steps.metrics.items()
+    }
+    reasons, codes = [*steps.reasons], steps.reason.copy()
+    for old in np.unique(steps.reason[broken.steps]).tolist():
+        own = reasons[old] if reasons else {}
+        reasons.append({**own, **dict.fromkeys(chosen, broken.why)})
+        codes[broken.steps & (steps.reason == old)] = len(reasons) - 1
+    return replace(steps, metrics=metrics, reason=codes, reasons=tuple(reasons))
+
+
+_FEW: Final = 2
+_MANY: Final = 20
+
+
+def mostly_one(length_ns: Ints, first: int) -> bool:
+    """Return whether the first of some rows holds most of their time, and `_MANY` times that of the next longest."""
+    others = np.delete(length_ns, first)
+    return len(others) >= _FEW and length_ns[first] > others.sum() and length_ns[first] > _MANY * int(others.max())

@@ -1,0 +1,239 @@
+"""What the host's side of a trace says must have run on a device, and what of it has no row.
+
+Calls launch kernels, copies and graphs, and share a number with the rows they launched; operators, ranges and calls of
+a library issue collectives. `reconciled` compares both with the rows of a trace, for every format; what is missing are
+gaps (`aorta.read.ledger`). Must not: know a format, or take a row that it lacks for one that did not run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aorta.read.frames import Groups
+from aorta.read.ledger import COMM, LANES, WHOLE, Gap, lacking, lost
+from aorta.read.traces.interval_table import NULL, IntervalClass, Trace, kind_of, step_of
+from aorta.timeline.arrays import Int64
+from aorta.timeline.classes import COMPUTE, COPY, KINDS, computes, copies
+from aorta.timeline.overlap import DECIDED
+
+EDGES: Final = 0.1
+"""Part of the collectives issued that may run before or behind the recording."""
+
+
+class Launches(IntEnum):
+    """What a call launches."""
+
+    NOTHING = 0
+    KERNEL = 1
+    COPY = 2
+    GRAPH = 3
+    CAPTURE = 4
+    """Begins the capture of a graph: what follows does not run."""
+    CAPTURED = 5
+
+
+_CALLS: Final = tuple(
+    (what, re.compile(pattern))
+    for what, pattern in (
+        (Launches.GRAPH, r"GraphLaunch"),
+        (Launches.KERNEL, r"^(?:cuda|cu|hip)\w*Launch\w*Kernel|^hipModuleLaunch|^hipExtLaunch"),
+        (Launches.COPY, r"^(?:cuda|cu|hip)Mem(?:cpy|set)\w*Async"),
+        (Launches.CAPTURE, r"BeginCapture"),
+        (Launches.CAPTURED, r"EndCapture"),
+    )
+)
+
+
+def launched_by(call: str) -> Launches:
+    """Return what a call of CUDA or HIP launches, by its name."""
+    return next((what for what, pattern in _CALLS if pattern.search(call)), Launches.NOTHING)
+
+
+def launches_of(name: Int64, names: Sequence[str]) -> Int64:
+    """Return what calls launch, by the code of their name in `names`, or `NULL`."""
+    return np.array([*map(launched_by, names), Launches.NOTHING], np.int64)[name]
+
+
+@dataclass(frozen=True)
+class Claims:
+    """What the host's side of a trace claims.
+
+    Attributes:
+        start_ns, link, launches: of each call: when it began, on the clock of the trace, the number that it shares with
+            what it launched, and which `Launches` that is.
+        sends: whether an operator that issues communication made the call.
+        row_link: the number of each row of the trace, `NULL` where it has none.
+        row_graph: the graph of each row, `NULL` where the trace does not say it.
+        issued: name -> how many operators, ranges or calls of that name issue communication.
+    """
+
+    start_ns: Int64
+    link: Int64
+    launches: Int64
+    sends: NDArray[np.bool_]
+    row_link: Int64
+    row_graph: Int64 | None = None
+    issued: Mapping[str, int] = field(default_factory=dict)
+
+
+def reconciled(trace: Trace, claims: Claims) -> Trace:
+    """Return the trace with what its lanes may lack (`gaps`). Where communication lacks rows, it may have run under any
+    name that is not known to compute (`either`).
+    """
+    sent = tuple(_sent(trace, claims))
+    gaps = (*trace.gaps, *_lost(trace, claims), *sent)
+    names = [text for text in trace.intervals.names if not computes(text) and not copies(text)]
+    return replace(trace, gaps=gaps, either=trace.either | frozenset(names if sent else ()))
+
+
+def lost_launches(trace: Trace, claims: Claims) -> NDArray[np.bool_]:
+    """Return which calls launched something that has no row. Where no row of a kernel is linked to a call, none are
+    known. Copies are known where one is linked, or where none has a row; HIP runs some as kernels of another number.
+    What is launched while a graph is captured does not run.
+    """
+    what, linked = claims.launches, claims.row_link != NULL
+    copied = trace.intervals.cls == IntervalClass.COPY
+    known = {Launches.KERNEL, Launches.GRAPH} if linked[~copied].any() or not (~copied).any() else set()
+    one_by_one = trace.platform != "rocm" and bool(linked[copied].any())
+    known |= {Launches.COPY} if one_by_one or (linked.any() and not copied.any()) else set()
+    order = np.argsort(claims.start_ns, kind="stable")
+    steps = np.select([what == Launches.CAPTURE, what == Launches.CAPTURED], [1, -1], 0)[order]
+    captured = np.empty(len(what), bool)
+    captured[order] = np.cumsum(steps) > 0
+    return np.isin(what, [*known]) & ~captured & ~np.isin(claims.link, claims.row_link)
+
+
+def _lost(trace: Trace, claims: Claims) -> Iterator[Gap]:
+    """Yield launches without a row. A launch of unknown purpose may have been communication, unless as many collectives
+    ran as were issued.
+    """
+    rows, what, missing = trace.intervals, claims.launches, lost_launches(trace, claims)
+    step = step_of(claims.start_ns, trace.windows)
+    graphs, sends = what == Launches.GRAPH, claims.sends & (what != Launches.GRAPH)
+    plain = missing & (what == Launches.KERNEL) & ~sends
+    # As many collectives ran as were issued, some of them in this step: what it lost did not communicate.
+    settled = _countable(claims.issued) > 0 and not _fewer(trace, claims)
+    of_comm = np.unique(rows.step[rows.cls == IntervalClass.COMM])
+    may_send = plain & ~(settled & np.isin(step, of_comm)) & (trace.world_size != 1)
+    on_lane = {
+        COMPUTE: rows.cls != IntervalClass.COPY,
+        COMM: rows.cls == IntervalClass.COMM,
+        COPY: rows.cls == IntervalClass.COPY,
+    }
+    ran = {lane: Counter(rows.step[own].tolist()) + Counter({WHOLE: int(own.sum())}) for lane, own in on_lane.items()}
+    rows_of_graphs, short = _replayed(claims, graphs & ~missing)
+    weight = np.where(graphs, rows_of_graphs, 1.0)
+    weight[short >= 0] = short[short >= 0]
+    both = (COMPUTE, COMM)
+    kinds: tuple[tuple[NDArray[np.bool_], tuple[str, ...], str, str], ...] = (
+        (plain, (COMPUTE,), COMPUTE, "{count} launches have no kernel in the trace"),
+        (may_send, (COMM,), COMPUTE, "{count} launches have no kernel in the trace"),
+        (missing & sends, (COMM,), COMM, "{count} launches of communication have no kernel in the trace"),
+        (
+            missing & (what == Launches.COPY) & ~sends,
+            (COPY,),
+            COPY,
+            "{count} calls that copy have no copy in the trace",
+        ),
+        (missing & graphs, both, COMPUTE, "{count} launches of graphs have no kernel in the trace"),
+        (short > 0, both, COMPUTE, "{count} launches of graphs have fewer kernels in the trace than the graph"),
+    )
+    for chosen, lanes, beside, why in kinds:
+        if chosen.any():
+            yield from lost(why, lanes, step[chosen], weight[chosen], ran[beside])
+    linked = claims.row_link != NULL
+    without_call = linked & ~np.isin(claims.row_link, claims.link) & (rows.cls != IntervalClass.COPY)
+    if missing.sum() > DECIDED * max(len(what), 1) and without_call.sum() > DECIDED * linked.sum():
+        said = f"{int(missing.sum())} launches have no row and {int(without_call.sum())} rows no launch in the trace"
+        yield from lacking(f"{said}, so some have neither", *both)
+
+
+def _replayed(claims: Claims, replays: NDArray[np.bool_]) -> tuple[float, Int64]:
+    """Return how many rows a launch of a graph has on average, and of each call how many rows its graph has more in
+    another launch, -1 where that is not known.
+    """
+    short = np.full(len(claims.link), NULL, np.int64)
+    if not replays.any():
+        return max(len(claims.row_link), 1), short
+    in_graph = np.flatnonzero(np.isin(claims.row_link, claims.link[replays]))
+    if claims.row_graph is not None and len(in_graph):
+        launches = Groups(claims.row_link[in_graph])
+        counts = np.array([len(own) for own in launches.rows], np.int64)
+        graph, link = claims.row_graph[in_graph][launches.first], claims.row_link[in_graph][launches.first]
+        for each in np.unique(graph[graph != NULL]).tolist():
+            own = graph == each
+            fewer = dict(zip(link[own].tolist(), (counts[own].max() - counts[own]).tolist(), strict=True))
+            for at in np.flatnonzero(replays & np.isin(claims.link, link[own])).tolist():
+                short[at] = fewer[int(claims.link[at])]
+    return max(len(in_graph) / int(replays.sum()), 1), short
+
+
+def _countable(issued: Mapping[str, int]) -> int:
+    """Return how many collectives were issued, by the most complete of the accounts (`c10d::`, `nccl:`, ...). Sends and
+    receives, and what is coalesced, may share a kernel.
+    """
+    if any("coalesced" in name for name in issued):
+        return 0
+    accounts: Counter[str] = Counter()
+    for name, count in issued.items():
+        kind = kind_of(name)
+        if kind != NULL and KINDS[kind] not in ("send", "recv", "barrier"):
+            accounts[re.split(r"[:A-Z]", name, maxsplit=1)[0]] += count
+    return max(accounts.values(), default=0)
+
+
+def _fewer(trace: Trace, claims: Claims) -> bool:
+    return int((trace.intervals.cls == IntervalClass.COMM).sum()) < (1 - EDGES) * _countable(claims.issued)
+
+
+def _sent(trace: Trace, claims: Claims) -> Iterator[Gap]:
+    """Yield communication that was issued, or must have been in a job of several ranks, and has no row."""
+    rows = int((trace.intervals.cls == IntervalClass.COMM).sum())
+    if trace.world_size == 1:
+        return
+    if not rows and claims.issued:
+        most = max(claims.issued, key=claims.issued.__getitem__)
+        total = sum(claims.issued.values())
+        why = f"{total} operators or ranges issue communication (most: {most}), and no row of it is known"
+        yield from lacking(why, COMM, seen=False)
+    elif not rows and trace.world_size:
+        yield from lacking(
+            f"the job has {trace.world_size} ranks, and no row of communication is known", COMM, seen=False
+        )
+    elif _fewer(trace, claims):
+        issued = _countable(claims.issued)
+        yield from lacking(f"{issued} collectives were issued, and only {rows} rows of communication are known", COMM)
+
+
+def unrecorded(trace: Trace) -> Trace:
+    """Return the trace with gaps of steps in which nothing was recorded, and of those beside them, in which the
+    recording began or ended.
+    """
+    rows, marks = trace.intervals, trace.windows
+    if not len(marks) or not len(rows):
+        return trace
+    steps = np.argsort(marks.start_ns, kind="stable")
+    order = np.argsort(rows.start_ns, kind="stable")
+    reach = np.maximum.accumulate(rows.end_ns[order])
+    before = np.searchsorted(rows.start_ns[order], marks.end_ns[steps])  # rows that start before a step ends
+    ran = (before > 0) & (reach[np.maximum(before - 1, 0)] > marks.start_ns[steps])
+    recorded = (ran & (not trace.of_launch)) | np.isin(marks.step[steps], rows.step)
+    if recorded.all():
+        return trace
+    beside = recorded & ~(np.append(True, recorded[:-1]) & np.append(recorded[1:], True))
+    found = [Gap(lane, f"nothing was recorded in {int((~recorded).sum())} steps", WHOLE) for lane in LANES]
+    for chosen, why, seen in (
+        (~recorded, "nothing was recorded in this step", False),
+        (beside, "the recording began or ended in this step", True),
+    ):
+        numbers = marks.step[steps[chosen]].tolist()
+        found += [Gap(lane, why, number, seen=seen) for number in numbers for lane in LANES]
+    return replace(trace, gaps=(*trace.gaps, *found))

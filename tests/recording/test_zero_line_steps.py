@@ -1,0 +1,253 @@
+"""What a step of `aorta record` is, its number, how the program ended, and what is said where nothing is recorded."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import sys
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import aorta
+from aorta.errors import InputError
+from aorta.read.locations import load_source
+from aorta.recording import zero_lines
+from tests.recording import untouched
+from tests.recording.test_zero_lines import Loop, aorta_record, zero
+from tests.runs import ROOT, environment, finished, record
+
+__all__ = ["zero"]  # a fixture
+
+
+def evaluate(model: nn.Module) -> None:
+    model.eval()
+    with torch.no_grad():
+        model(untouched.batch(9, 0))
+    model.train()
+
+
+class Wrapper(nn.Module):
+    """In evaluation mode around a module that trains, as Lightning leaves DDP behind a validation."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self.eval()
+        module.train()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.module(x)
+
+
+class Around(Wrapper):
+    """The same under a name that only its class knows."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module)
+        self._modules["inside"] = self._modules.pop("module")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inside(x)
+
+
+def frozen_but_head(model: nn.Module) -> nn.Module:
+    model.eval()
+    model.head.train()  # type: ignore[union-attr, operator]
+    return model
+
+
+def unchanged(model: nn.Module) -> nn.Module:
+    return model
+
+
+ONCE = [1] * 10
+
+
+@pytest.mark.parametrize(
+    ("made", "evaluated", "flagged", "passes"),
+    [
+        (Wrapper, [], [], ONCE),
+        (Around, [], [], ONCE),
+        (frozen_but_head, [], [], ONCE),
+        (unchanged, range(1, 11), [1, 2, 3, 4], [1, 1, 1, 1, 2, 2, 2, 2, 2, 2]),
+        (unchanged, [1, 2, 3, 4, 5, 6, 8, 9, 10], [1, 2, 3, 4], [1, 1, 1, 1, 2, 2, 1, 2, 2, 2]),
+        (unchanged, [3, 6, 9], [3, 6, 9], ONCE),
+        (Wrapper, [6], [6], ONCE),
+    ],
+)
+def test_what_comes_in_nearly_every_step_is_part_of_it(
+    zero: zero_lines._ZeroLines,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    made: Callable[[nn.Module], nn.Module],
+    evaluated: Collection[int],
+    flagged: list[int],
+    passes: list[int],
+) -> None:
+    gc.collect()  # models of other tests
+    monkeypatch.setattr(nn.Module, "train", nn.Module.train)
+    zero_lines.patch(nn.modules.module)
+    loop = Loop(zero)
+    net = loop.model
+    loop.model = made(net)  # type: ignore[assignment]
+    loop.train(1)
+    for step in range(1, 11):
+        if step in evaluated:
+            evaluate(net)
+        loop.train(1)
+    zero._end_with_program()
+    steps = record(tmp_path / "run").steps
+    assert [step.global_step for step in steps if "boundary" in step.reasons] == flagged
+    heads = [[one for one in step.compute if one.block.endswith("head") and one.phase == "forward"] for step in steps]
+    assert [len(head) for head in heads] == passes
+
+
+@pytest.mark.parametrize(
+    ("kind", "made", "first", "said"),
+    [
+        (torch.optim.AdamW, 0, 1, "from its second step on; blocks"),
+        (torch.optim.AdamW, 500, 501, "from step 501 on; blocks"),
+        (torch.optim.RMSprop, 41, 42, "from step 42 on; blocks"),
+        (torch.optim.SGD, 500, 1, "from its second step on, as step 1 (SGD does not count them); blocks"),
+    ],
+)
+def test_steps_are_numbered_as_the_optimizer_counts_them(
+    zero: zero_lines._ZeroLines,
+    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    kind: type[torch.optim.Optimizer],
+    made: int,
+    first: int,
+    said: str,
+) -> None:
+    loop = Loop(zero)
+    step = zero.around_step(torch.optim.Optimizer.profile_hook_step(kind.step), 0)
+    step.hooked = True  # type: ignore[attr-defined]
+    loop.optimizer = type(kind.__name__, (kind,), {"step": step})(loop.model.parameters(), 0.01)
+    for parameter in loop.model.parameters() if made and kind is not torch.optim.SGD else ():
+        shape = dict.fromkeys(("exp_avg", "exp_avg_sq", "square_avg"), torch.zeros_like(parameter))
+        loop.optimizer.state[parameter] = {"step": torch.tensor(float(made)), **shape}
+    loop.train(3)
+    zero._end_with_program()
+    seen = record(tmp_path / "run")
+    assert [step.global_step for step in seen.steps] == [first, first + 1]
+    assert seen.header.start_step == first
+    assert said in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "noted"),
+    [
+        ("leave()", 4, 4),
+        ("try: leave()\nfinally: print()", 4, 4),
+        ("try: leave()\nexcept SystemExit as error: raise", 4, 4),
+        ("try: leave()\nexcept SystemExit: pass", 0, None),
+        ("try: leave()\nexcept SystemExit as error: kept = error", 0, None),
+        ("with contextlib.suppress(SystemExit): leave()", 0, None),
+        ("other = threading.Thread(target=leave); other.start(); other.join()", 0, None),
+        ("try: leave()\nexcept SystemExit: raise ValueError", 1, None),
+    ],
+)
+def test_a_caught_exit_is_not_how_the_program_ended(script: str, code: int, noted: int | None) -> None:
+    program = (
+        "import atexit, contextlib, sys, threading\n"
+        "from types import SimpleNamespace\n"
+        "from aorta.recording import zero_lines\n"
+        "module = SimpleNamespace(__name__='torch.optim.optimizer')\n"
+        "module.Optimizer = SimpleNamespace(profile_hook_step=None)\n"
+        "zero_lines.patch(module)\n"
+        "def leave(): sys.exit(4)\n"
+        "def said(): print('noted', zero_lines._zero._exit and zero_lines._zero._exit.code)\n"
+        f"atexit.register(said)\n{script}\n"
+    )
+    done = finished([sys.executable, "-c", program], own=environment(PYTHONPATH=str(ROOT)))
+    assert (done.returncode, done.stdout.split()[-1]) == (code, str(noted)), done.stderr
+
+
+HIDDEN = [
+    ["bash", "-c", "exec python -I -c pass"],
+    [sys.executable, "-c", "import os, sys; os.execve(sys.executable, ['python', '-c', ''], {'PYTHONPATH': '/tmp'})"],
+    ["env", "-u", "PYTHONPATH", sys.executable, "-c", "pass"],
+]
+
+
+@pytest.mark.parametrize("words", HIDDEN)
+def test_where_nothing_is_recorded_the_report_explains_it(tmp_path: Path, words: list[str]) -> None:
+    done = aorta_record(tmp_path / "run", *words)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    with pytest.raises(
+        InputError, match=r"/run: nothing is recorded of `.*`, started at .* UTC on .*: no process of it"
+    ):
+        load_source(tmp_path / "run")
+
+
+def test_why_nothing_is_recorded_is_kept_for_the_report(
+    zero: zero_lines._ZeroLines, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("injected")
+
+    aorta_record(tmp_path / "run", "true")
+    monkeypatch.setattr(zero_lines, "_trained_models", fails)
+    Loop(zero).train(2)
+    with pytest.raises(InputError, match=r"(?s)nothing is recorded of `true`.*RuntimeError: injected"):
+        load_source(tmp_path / "run")
+
+
+def test_an_earlier_run_is_not_taken_for_what_was_not_recorded(zero: zero_lines._ZeroLines, tmp_path: Path) -> None:
+    aorta_record(tmp_path / "run", "true")
+    Loop(zero).train(8)
+    zero._end_with_program()
+    assert load_source(tmp_path / "run").health.files_left_out == ()
+    aorta_record(tmp_path / "run", "true")
+    (said,) = load_source(tmp_path / "run").health.files_left_out
+    assert said.startswith("the run that was started last, as this is an earlier one; ")
+
+
+def test_every_line_says_whose_it_is(
+    zero: zero_lines._ZeroLines, capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gc.collect()  # models of other tests
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text("{}")  # of an earlier run
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # of pytest
+    loop = Loop(zero)
+    loop.model.layers[0].compile(backend="eager")  # which cannot be hooked
+    loop.train(1)
+    logging.getLogger("aorta.recording").warning("something of the machine")
+    loop.train(2)
+    zero._end_with_program()
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) == 6
+    assert all(line.startswith("aorta: ") and "aorta.record" not in line for line in lines), lines
+
+
+def test_runs_whose_steps_may_not_mean_the_same_are_compared_with_a_word(
+    zero: zero_lines._ZeroLines, tmp_path: Path
+) -> None:
+    Loop(zero).train(9)
+    zero._end_with_program()
+    loop = Loop(None)
+    with aorta.record(tmp_path / "lines", model=loop.model) as recording:
+        for _ in range(9):
+            loop.train(1)
+            recording.step()
+    sides = [
+        "--reference",
+        str(tmp_path / "lines"),
+        "--candidate",
+        str(tmp_path / "run"),
+        "--output",
+        str(tmp_path / "o"),
+    ]
+    done = finished([sys.executable, "-m", "aorta", "report", *sides], own=environment(PYTHONPATH=str(ROOT)))
+    warnings = json.loads((tmp_path / "o" / "summary.json").read_text())["comparison"]["warnings"]
+    assert (
+        "steps may not mean the same: recording.step() ends them in the reference, the optimizer in the candidate"
+        in warnings
+    ), done
