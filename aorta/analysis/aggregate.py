@@ -112,13 +112,14 @@ class LabelledRun:
 
 def job_steps(dataset: LabelledRun, ranks: Collection[int]) -> tuple[Floats, Ints]:
     """Return job step times in ms and their global steps, ascending: the maximum over `ranks`, for the steps that all
-    of them have.
+    of them have and whose windows are known.
     """
     chosen = np.isin(dataset.column("rank"), list(ranks))
     steps, index, count = np.unique(dataset.column("global_step")[chosen], return_inverse=True, return_counts=True)
     times_ms = np.zeros(len(steps))
-    np.maximum.at(times_ms, index, dataset.column(STEP_MS)[chosen])
-    everywhere = count == len(ranks)
+    with np.errstate(invalid="ignore"):  # NaN, where a window is not known, stays
+        np.maximum.at(times_ms, index, dataset.column(STEP_MS)[chosen])
+    everywhere = (count == len(ranks)) & ~np.isnan(times_ms)
     return times_ms[everywhere], steps[everywhere]
 
 

@@ -135,7 +135,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--all",
         action="store_true",
-        help="print everything: all metrics, collectives, notes, files; otherwise the answer in at most 20 lines",
+        help="print everything: all metrics, collectives, notes, files; otherwise the answer in at most 22 lines",
     )
     parser.add_argument(
         "--log-dir", action="append", default=[], metavar="PATH", help="run folder or traces; repeatable"

@@ -26,7 +26,7 @@ from aorta.report.page.verdict_cards import measured_over, result_of
 from aorta.report.tables import TERMINAL, Table, text_lines
 from aorta.terminal_style import PLAIN, Style, mark_of, wrapped
 
-MOST_LINES: Final = 20
+MOST_LINES: Final = 22
 """Of an answer, with the lines that the command adds."""
 _ADDED: Final = 3
 """Lines below the answer: where the page is, and two that the command adds."""

@@ -370,8 +370,8 @@ def test_milliseconds_can_be_held_to_a_threshold_over_a_reference_of_0(tmp_path:
         for file in folder.glob("rank_*"):  # the steps differ by thousandths; here exactly nothing is exposed
             file.write_text(nothing_exposed(file.read_text()))
     found = compared(tmp_path, *sides, primary="exposed_comm_ms")
-    assert found["metrics"]["exposed_comm_ms"]["reference"] == 0
-    assert found["metrics"]["exposed_comm_ms"]["effect"]["value"] is None
+    pair = found["metrics"]["exposed_comm_ms"]
+    assert (pair["reference"]["value"], pair["test"]["effect"]["value"]) == (0, None)
     condition = judged("exposed_comm_ms>1", found)
     assert (condition.outcome, condition.value) == ("fail", pytest.approx(4.85))
     assert condition.low == pytest.approx(4.7, abs=0.02)
@@ -438,25 +438,22 @@ def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
         ended(options("--fail-on", "idle_ms>1", "--markdown", wrong), dict(IDLE))
 
 
-ROW = {
-    "what": "reducescatter",
-    "dimension": "kind",
-    "reference_ms": 1.0,
-    "candidate_ms": 13.3,
-    "difference_ms": 12.3,
-    "share": 1.0,
-}
-MEANS = ("exposed_comm_ms", "comm_ms", "compute_comm_ms", "compute_ms")
+def part(name: str, cause: bool = False) -> dict[str, object]:
+    ends = {"low_ms": 12.0, "high_ms": 12.6, "cause": cause, "parts": []}
+    return {"name": name, "reference_ms": 1.0, "candidate_ms": 13.3, "change_ms": 12.3} | ends
+
+
 COMPARED = {
     **comparison(idle_ms=metric(1, 5), overlap_ratio=metric(0.8, 0.7, "ratio")),
     "warnings": ["EMULATED FABRIC in the candidate"],
     "manifest_differences": [{"key": "config.fabric.kind", "reference": "none", "candidate": "emulated|x"}],
-    "attribution": {
-        "sentence": "81 % of the increase is reducescatter of 25.0 MB",
-        "causes": [ROW],
-        "reference": dict.fromkeys(MEANS, 1.0),
-        "candidate": dict.fromkeys(MEANS, 13.3),
-        "dimensions": {"kind": [ROW], "part": [{**ROW, "what": "transfer", "dimension": "part"}]},
+    "account": {
+        "reason": None,
+        "step": part("step"),
+        "decided": True,
+        "parts": [part("exposed communication", cause=True)],
+        "causes": ["exposed reducescatter, transfer +12.3 ms"],
+        "sentence": "Exposed reducescatter, transfer +12.3 ms.",
     },
 }
 SUMMARY = {"comparison": COMPARED}
@@ -469,15 +466,14 @@ def test_the_outcome_comes_first_and_the_rest_folds_away() -> None:
     assert lines[0] == "### ❌ AORTA gate failed\\: 1 failed, 1 passed of 2 conditions"
     assert lines[2].startswith("rocm against cuda: **Not tested\\: hidden 80 % \\-&gt; 70 %\\.** Hidden 80 %")
     assert any(line.startswith("| ❌ failed | idle\\_ms&gt;1 | +4 ms |") for line in lines)
-    assert text.index("idle\\_ms&gt;1") < text.index("**Where:** 81 %") < text.index("<details>")
+    assert text.index("idle\\_ms&gt;1") < text.index("**Cause:** Exposed") < text.index("<details>")
     assert "> ⚠️ EMULATED FABRIC in the candidate" in text
     assert "emulated\\|x" in text
     assert text.count("<details>") == text.count("</details>") == 3
     for title in re.findall(r"<summary>(.*)</summary>\n(.*)", text):
         assert title[1] == ""  # without an empty line GitHub shows the table as words
-    assert "| exposed communication | 1 | 13.3 | 12.3 | 100 % |" in text, "numbers of the sentence"
-    assert "| computation | 1 | 13.3 | 12.3 | - |" in text
-    assert text.index("| reducescatter | ") < text.index("| transfer | ")
+    assert "| step | 1 | 13.3 | +12.3 |  |" in text
+    assert "| exposed communication | 1 | 13.3 | +12.3 | cause |" in text
     tables = re.findall(r"(?:^\|.*\|\n)+", text, re.MULTILINE)
     assert len(tables) == 4
     for table in tables:

@@ -209,10 +209,11 @@ def test_what_is_said_of_a_host_bound_run(tmp_path: Path) -> None:
     cards = verdict_of(summary)
     assert cards.cards[0].value == "25\u00a0% to at most 75\u00a0%"
     assert cards.warnings == (f"x: {first}",)
-    assert parts(dataset).empty
+    assert not parts(dataset)
+    assert found["account"]["reason"] == found["stragglers"]["reason"] == HOST_BOUND
 
 
-def test_collectives_whose_launch_is_open_are_upper_bounds_and_their_waits_name_nobody(tmp_path: Path) -> None:
+def test_collectives_whose_launch_is_open_are_upper_bounds(tmp_path: Path) -> None:
     """Rank 1 arrives a millisecond late in each of 40 collectives; kernels began at any time in their range."""
 
     def late(open_ms: float) -> Callable[[int, int], Step]:
@@ -228,11 +229,7 @@ def test_collectives_whose_launch_is_open_are_upper_bounds_and_their_waits_name_
         return one
 
     known, unsure = entry(write(tmp_path / "known", late(0))), entry(write(tmp_path / "open", late(1)))
-    assert [each["rank"] for each in known["stragglers"]] == [1]
     assert [each["transfer_is_upper_bound"] for each in known["collectives"]] == [False]
-    assert [(each["rank"], each["late_ms"], each["reason"]) for each in unsure["stragglers"]] == [
-        (None, None, HOST_BOUND)
-    ]
     assert [each["transfer_is_upper_bound"] for each in unsure["collectives"]] == [True]
     assert unsure["metrics"]["comm_ms"]["bounds"] == {"at_least": 7.0, "at_most": 8.0}
     assert "the host launches late" in collectives_text("x", unsure)
