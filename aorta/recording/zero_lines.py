@@ -381,9 +381,11 @@ def _mode_noted(module: nn.Module, mode: bool = True) -> None:
         _zero.guarded(_zero.evaluates, module)
 
 
+@not_compiled
 def _exit_noted(*_: object) -> Callable[[bool], None]:
     """Note whether the program ends by a `sys.exit`."""
 
+    @not_compiled
     def leaves(_returned: bool) -> None:
         if isinstance(error := sys.exc_info()[1], SystemExit):
             error.__dict__["_aorta"] = _Leaving(error.code)

@@ -97,6 +97,7 @@ QUICK: Final = (
     Environment("-S below a shell", {"x.py": "print(1)"}, words=shell("exec {python} -S x.py")),
     Environment(
         "a current folder that is gone",
+        {"x.py": "print(1)"},
         words=shell("mkdir a; cd a; rmdir ../a; exec {python} ../x.py"),
     ),
     Environment(

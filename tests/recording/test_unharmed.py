@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from aorta.records.run_files import NOTE_FILE
 from tests.recording.hostile import OF_TORCH, QUICK, Environment
 from tests.recording.test_zero_lines import recorded
 from tests.runs import ROOT, environment, finished, program, record, succeeded
@@ -38,18 +39,18 @@ def ended(place: Path, one: Environment, *before: str) -> tuple[subprocess.Compl
 )
 def test_a_program_is_what_it_is_without(tmp_path: Path, one: Environment) -> None:
     plain, plain_weights = ended(tmp_path, one)
-    done, weights = ended(tmp_path, one, sys.executable, "-P", "-c", AORTA, "record", str(tmp_path / "out"), "--")
+    done, weights = ended(tmp_path, one, sys.executable, "-I", "-c", AORTA, "record", str(tmp_path / "out"), "--")
     assert (done.returncode, done.stdout, weights) == (plain.returncode, plain.stdout, plain_weights), done.stderr
     assert done.returncode == one.code
     said = [line for line in done.stderr.splitlines() if line not in plain.stderr.splitlines()]
     if one.steps is None:
-        assert not list(tmp_path.glob("out/*"))
+        assert [path.name for path in tmp_path.glob("out/*")] == [NOTE_FILE]
         assert not said or one.code == 1  # a traceback, with a line more
     elif one.steps:
         assert len(record(tmp_path / "out").steps) == one.steps
     else:
         assert len(said) == 1
-        assert said[0].startswith("aorta record: nothing is recorded: ")
+        assert said[0].startswith("aorta: nothing is recorded: ")
 
 
 @pytest.mark.dist
