@@ -126,11 +126,27 @@ def account_of(dataset: LabelledRun) -> StepAccount | str:
             if (differs := _differs(of_rank)) is not None:
                 return f"rank {rank}: {differs}"
         _add_exposed(whole, dataset, exposed)
+    if dataset.run.health.is_alone:  # its calls communicate with nobody
+        for own in whole.ranks.values():
+            own.leaves = _without_peers(own.leaves)
     for own in whole.ranks.values():
         whole.rank_steps += own.rank_steps
         whole.window_ns += own.window_ns
         whole.leaves += own.leaves
     return whole if whole.rank_steps else "no step after warm-up whose exposed communication is known"
+
+
+def _without_peers(leaves: Counter[Words]) -> Counter[Words]:
+    """Return leaves in which communication hides nothing and is exposed nowhere: it is other work."""
+    found: Counter[Words] = Counter()
+    for words, total in leaves.items():
+        match words:
+            case (part, phase, how) if part == COMPUTATION and how == HIDES:
+                words = (part, phase, "alone")
+            case (part, *_) if part == EXPOSED:
+                words = (OUTSIDE, "collectives of one rank")
+        found[words] += total
+    return found
 
 
 def _differs(sums: ExposedSums) -> str | None:

@@ -33,7 +33,7 @@ from aorta.documents.comparison import (
     MetricDefinition,
 )
 from aorta.documents.dataset import MEANS, Account, AccountPart, DatasetEntry, ExposedRow, Statistics, Straggler, WhatIf
-from aorta.documents.formatting import PAGE, TEXT, first_upper, group_title, is_zero, json_text, rough_ms
+from aorta.documents.formatting import PAGE, TEXT, group_title, is_zero, json_text, rough_ms
 from aorta.documents.metrics import JOB_STEP, metric_named
 from aorta.read.record import config_of
 from aorta.records.run_files import flatten
@@ -234,7 +234,7 @@ def rank_table(label: str, entry: DatasetEntry) -> Table | None:
         Column("outside_ms", "optimizer, data", tip="work outside the blocks: optimizer, clipping, data, copies"),
         Column("idle_ms"),
     )
-    note = None if found is None or found.reason is None else f"{first_upper(found.reason)}."
+    note = None if found is None or found.reason is None else f"No rank is named: {found.reason}."
     return (
         Table(f"ranks-{label}", f"{label}: the mean step of each rank", columns, rows, note) if len(rows) > 1 else None
     )
@@ -289,7 +289,7 @@ def account_table(label: str, entry: DatasetEntry, most: int | None = None) -> T
         text_column("part", "mean step"),
         Column("ms", "ms", ""),
         Column("share", unit="ratio"),
-        text_column("note", ""),
+        text_column("note", "of it"),
     )
     over = "" if account is None or account.reason else f" over {TEXT.count(account.rank_steps, 'rank-step')}"
     return Table(f"account-{label}", f"{label}: where the mean step goes{over}", columns, rows) if rows else None
@@ -305,7 +305,7 @@ def change_table(comparison: Comparison) -> Table | None:
         *(Column(f"{side}_ms", comparison.label(side)) for side in SIDES),
         Column("change_ms", signed=True),
         text_column("interval", "95 % interval", of=lambda row: interval_text(row.low_ms, row.high_ms)),
-        text_column("cause", "", of=lambda row: "<- cause" if row.cause else ""),
+        text_column("cause", "cause", of=lambda row: "<-" if row.cause else ""),
     ]
     rows = [found.step]
     for part in found.parts:

@@ -18,7 +18,6 @@ from aorta.documents.metrics import HOST_BOUND
 from aorta.errors import InputError
 from aorta.read.record import load_run
 from aorta.records.schema import CalibrationPlan, Step
-from aorta.report.page.charts import parts
 from aorta.whatif.read_program import read_program
 from tests.analysis.builders import collective, metrics, step
 from tests.analysis.by_json import aggregate, cautions, summarize
@@ -209,7 +208,6 @@ def test_what_is_said_of_a_host_bound_run(tmp_path: Path) -> None:
     cards = verdict_of(summary)
     assert cards.cards[0].value == "25\u00a0% to at most 75\u00a0%"
     assert cards.warnings == (f"x: {first}",)
-    assert not parts(dataset)
     assert found["account"]["reason"] == found["stragglers"]["reason"] == HOST_BOUND
 
 

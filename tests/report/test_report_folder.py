@@ -10,7 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from aorta.analysis.aggregate import LabelledRun
+from aorta.analysis.account import account_of
+from aorta.analysis.aggregate import LabelledRun, aggregate
+from aorta.analysis.findings import explain
 from aorta.errors import InputError
 from aorta.read.record import load_run
 from aorta.records.record_file import header_of
@@ -194,18 +196,11 @@ def test_a_metric_that_is_unknown_on_one_side_and_0_on_the_other_is_shown(tmp_pa
     assert "0 on both sides:" in text
 
 
-@pytest.mark.parametrize(
-    ("world", "means"),
-    [(2, [12.0, 20.0, 4.0, 14.0, 10.0]), (1, [0.0, 32.0, 0.0, 18.0, 10.0])],  # a rank alone has nothing to hide
-)
-def test_the_parts_of_the_breakdown_add_up_to_the_window(tmp_path: Path, world: int, means: list[float]) -> None:
-    row = {"window_ms": 30.0, "compute_ms": 16.0, "compute_comm_ms": 6.0, "exposed_comm_ms": 2.0, "idle_ms": 5.0}
-    longer = {name: 3 * value for name, value in row.items()}
-    null = row | {"idle_ms": None}
-    lines = [
-        step(0, world, 0, overlap=longer, warmup=True),
-        *(step(0, world, number, overlap=overlap) for number, overlap in enumerate((row, null, longer), 1)),
-    ]
-    write_rank(tmp_path, header(0, world), lines)
-    assert parts(LabelledRun("x", load_run(tmp_path))) == {0: means}  # twice the first: the mean of one and three times
-    assert sum(means) == 2 * row["window_ms"]
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_bar_is_the_account_and_one_rank_hides_nothing(tmp_path: Path, ranks: int) -> None:
+    dataset = LabelledRun("x", load_run(simulated_run(tmp_path, label="x", ranks=ranks, steps=6), exposed=True))
+    entry = aggregate(dataset)
+    explain(dataset, entry, account_of(dataset))
+    hidden, alone, exposed, outside, idle = parts(entry)
+    assert hidden + alone + exposed + outside + idle == pytest.approx(entry.account.step_ms)
+    assert (hidden > 0, exposed > 0, outside > 0) == ((True, True, False) if ranks > 1 else (False, False, True))

@@ -13,9 +13,11 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from aorta.analysis.account import COMPUTATION, EXPOSED, HIDES, IDLE, OUTSIDE
 from aorta.analysis.aggregate import LabelledRun, job_step_times
 from aorta.analysis.dataframes import STEP_MS
 from aorta.analysis.devices import THROTTLED, step_columns
+from aorta.documents import known
 from aorta.documents.comparison import SIDES, Comparison
 from aorta.documents.dataset import DatasetEntry
 from aorta.documents.formatting import PAGE
@@ -30,32 +32,24 @@ PARTS: Final = (
     ("copies, optimizer, other", light("other-work")),
     ("idle", light("idle")),
 )
-_NEEDED: Final = ["window_ms", "compute_ms", "compute_comm_ms", "exposed_comm_ms", "idle_ms"]
 
 
-def parts(dataset: LabelledRun) -> dict[int, list[float]]:
-    """Return rank -> the mean ms per step of each of `PARTS`, over the steps used where all are known. Empty where
-    there is none, and where marks do not bear them all; one rank is held at a time.
-    """
-    rows: dict[int, list[float]] = {}
-    measured = set(_NEEDED) <= set(dataset.metrics)
-    if measured and all(dataset.pace.basis(name).source == "marks" for name in _NEEDED):
-        for rank, tables in dataset.run.ranks.items():
-            steps = np.column_stack([tables.steps.column(name) for name in _NEEDED])
-            known = tables.steps.used & ~np.isnan(steps).any(axis=1)
-            if known.any():
-                window, compute, hidden, exposed, idle = steps[known].mean(axis=0).tolist()
-                if dataset.run.health.is_alone:  # its calls communicate with nobody: other work
-                    hidden = exposed = 0.0
-                other = max(window - compute - exposed - idle, 0.0)  # below 0 only by rounding
-                rows[rank] = [hidden, compute - hidden, exposed, other, idle]
-    return rows
+def parts(entry: DatasetEntry) -> list[float]:
+    """Return the mean ms per step of each of `PARTS`, over all launches; empty where there is no account."""
+    account = known(entry.account)
+    if account is None or account.reason is not None:
+        return []
+    ms = {part.name: part.ms for part in account.parts}
+    computation = next((part for part in account.parts if part.name == COMPUTATION), None)
+    passes = computation.parts if computation else []
+    hidden = sum(below.ms for of_pass in passes for below in of_pass.parts if below.name == HIDES)
+    alone = ms.get(COMPUTATION, 0.0) - hidden
+    return [hidden, alone, ms.get(EXPOSED, 0.0), ms.get(OUTSIDE, 0.0), ms.get(IDLE, 0.0)]
 
 
-def breakdown_chart(datasets: Mapping[str, LabelledRun]) -> list[Chart]:
-    """Return the mean ms of a step in five parts that add up to it, over all ranks; empty where it is not known."""
-    of_ranks = {plain(label): parts(dataset) for label, dataset in datasets.items()}
-    means = {label: np.mean([*rows.values()], axis=0) for label, rows in of_ranks.items() if rows}
+def breakdown_chart(entries: Mapping[str, DatasetEntry]) -> list[Chart]:
+    """Return the mean step in five parts that add up to it, over ranks and launches; empty where it is not known."""
+    means = {plain(label): of_entry for label, entry in entries.items() if (of_entry := parts(entry))}
     if not means:
         return []
     lengths, rows = model("DataRange1d", start=0), model("FactorRange", factors=[*means][::-1])
@@ -71,7 +65,7 @@ def breakdown_chart(datasets: Mapping[str, LabelledRun]) -> list[Chart]:
             look |= {"hatch_pattern": "right_diagonal_line", "hatch_color": "white", "hatch_alpha": 0.6}
         bars = draw(plot, "HBar", source(columns), y="y", left="left", right="right", **look)
         hover(plot, [bars], ("", "@y"), ("", "@part"), ("mean", "@ms{0,0.000} ms"))
-    caption = "Mean ms per step and rank; the parts add up to the step."
+    caption = "Mean ms over steps, ranks and launches; the parts add up to the mean step."
     return [Chart(plot["name"], "Where a step's time goes", caption, plot)]
 
 

@@ -76,7 +76,7 @@ def write_page(datasets: Mapping[str, LabelledRun], summary: Summary, path: Path
     together = {label: page_charts.steps_a_point(dataset.global_steps) for label, dataset in datasets.items()}
     charts: dict[str, list[Chart]] = {
         "launches": page_charts.launch_charts(comparison) if comparison else [],
-        "breakdown": page_charts.breakdown_chart(datasets),
+        "breakdown": page_charts.breakdown_chart(entries),
         "timelines": timeline_charts([*spans.values()]),
         "steps": page_charts.step_charts(datasets),
         "collectives": page_charts.comm_charts(entries),
