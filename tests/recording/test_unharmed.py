@@ -98,6 +98,6 @@ def test_a_folder_that_does_not_stay_is_said_once(tmp_path: Path, kind: str) -> 
     done = recorded(tmp_path / "run", kind)
     said = [line for line in done.stderr.splitlines() if str(tmp_path / "run") in line or "run was" in line]
     assert len(said) == 1
-    assert said[0].startswith("7 steps recorded, but ")
+    assert said[0].startswith("aorta: 7 steps recorded, but ")
     assert said[0].endswith("was removed, renamed or replaced meanwhile")
     assert list(tmp_path.glob("run/*")) == []
