@@ -149,7 +149,9 @@ class Recording:
     def ended(self, count: int, *, in_place: bool) -> str:
         """Return how many steps were recorded, and the command that reads them, if they are still there."""
         if self._next == self._first:
-            why = "the program trained one" if self._without_lines else "call recording.step() at the end of every step"
+            why = "call recording.step() at the end of every step"
+            if self._without_lines:
+                why = "no further optimizer step was seen; inside of torch.compile none is"
             return f"aorta: 0 steps recorded in {shown_path(self.path)}: {why}"
         steps = "1 step" if count == 1 else f"{count} steps"
         if not in_place:
