@@ -151,7 +151,7 @@ class HostWatchdog:
                 idle_s = (time.perf_counter_ns() - max(self._reported.values())) / 1e9
                 self._reported = {}
                 answer, where = _answer(self._folder)
-                to_stderr(f"aorta watchdog: all ranks go on, after {idle_s:.0f} s; {answer}; {where}")
+                to_stderr(f"aorta: watchdog: all ranks go on, after {idle_s:.0f} s; {answer}; {where}")
                 continue  # `states` are of before
             if not states:
                 return
@@ -217,7 +217,7 @@ class HostWatchdog:
             where = f"evidence cannot be saved in {output}: {error.strerror or error}"
         else:
             answer, where = _answer(self._folder)
-        to_stderr(f"aorta watchdog: {answer} ({what}); {where}")
+        to_stderr(f"aorta: watchdog: {answer} ({what}); {where}")
 
 
 def _is_dead(watch: ProgressWatch) -> bool:

@@ -130,7 +130,7 @@ def test_a_rank_that_dies_leaves_its_signal_and_phase(host: Host, fate: str, nam
     watchdog = host.watch(grace_s=600)
     said = watchdog.stderr.readline()
     assert said.startswith(
-        f"aorta watchdog: rank 0 (PID {host.ranks[0].pid} on {socket.gethostname()}) ended by {name}"
+        f"aorta: watchdog: rank 0 (PID {host.ranks[0].pid} on {socket.gethostname()}) ended by {name}"
     )
     assert "(rank 0 ended before the run did)" in said
     evidence = host.evidence()
