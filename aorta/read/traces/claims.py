@@ -89,12 +89,18 @@ def reconciled(trace: Trace, claims: Claims) -> Trace:
     name that is not known to compute (`either`).
     """
     sent = tuple(_sent(trace, claims))
-    gaps = (*trace.gaps, *_lost(trace, claims), *sent)
-    names = [text for text in trace.intervals.names if not computes(text) and not copies(text)]
-    return replace(trace, gaps=gaps, either=trace.either | frozenset(names if sent else ()))
+    missing = _without_row(trace, claims)
+    lost_rows = _lost(trace, claims, missing) if missing.any() or (claims.launches == Launches.GRAPH).any() else ()
+    names = [text for text in trace.intervals.names if not computes(text) and not copies(text)] if sent else []
+    return replace(
+        trace,
+        gaps=(*trace.gaps, *lost_rows, *sent),
+        either=trace.either | frozenset(names),
+        counters={**trace.counters, "kernels_lost": int(missing.sum())},
+    )
 
 
-def lost_launches(trace: Trace, claims: Claims) -> NDArray[np.bool_]:
+def _without_row(trace: Trace, claims: Claims) -> NDArray[np.bool_]:
     """Return which calls launched something that has no row. Where no row of a kernel is linked to a call, none are
     known. Copies are known where one is linked, or where none has a row; HIP runs some as kernels of another number.
     What is launched while a graph is captured does not run.
@@ -104,18 +110,21 @@ def lost_launches(trace: Trace, claims: Claims) -> NDArray[np.bool_]:
     known = {Launches.KERNEL, Launches.GRAPH} if linked[~copied].any() or not (~copied).any() else set()
     one_by_one = trace.platform != "rocm" and bool(linked[copied].any())
     known |= {Launches.COPY} if one_by_one or (linked.any() and not copied.any()) else set()
-    order = np.argsort(claims.start_ns, kind="stable")
-    steps = np.select([what == Launches.CAPTURE, what == Launches.CAPTURED], [1, -1], 0)[order]
-    captured = np.empty(len(what), bool)
-    captured[order] = np.cumsum(steps) > 0
-    return np.isin(what, [*known]) & ~captured & ~np.isin(claims.link, claims.row_link)
+    launched = np.zeros(len(Launches), bool)
+    launched[[*known]] = True
+    missing: NDArray[np.bool_] = launched[np.maximum(what, 0)] & ~np.isin(claims.link, claims.row_link)
+    if missing.any() and (what == Launches.CAPTURE).any():
+        order = np.argsort(claims.start_ns, kind="stable")
+        steps = np.select([what == Launches.CAPTURE, what == Launches.CAPTURED], [1, -1], 0)[order]
+        missing[order[np.cumsum(steps) > 0]] = False
+    return missing
 
 
-def _lost(trace: Trace, claims: Claims) -> Iterator[Gap]:
+def _lost(trace: Trace, claims: Claims, missing: NDArray[np.bool_]) -> Iterator[Gap]:
     """Yield launches without a row. A launch of unknown purpose may have been communication, unless as many collectives
     ran as were issued.
     """
-    rows, what, missing = trace.intervals, claims.launches, lost_launches(trace, claims)
+    rows, what = trace.intervals, claims.launches
     step = step_of(claims.start_ns, trace.windows)
     graphs, sends = what == Launches.GRAPH, claims.sends & (what != Launches.GRAPH)
     plain = missing & (what == Launches.KERNEL) & ~sends

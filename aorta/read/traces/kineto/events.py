@@ -175,11 +175,6 @@ class EventDecoder:
             return events
 
 
-class _Accounts(dict[str | None, Account]):
-    def __missing__(self, category: str | None) -> Account:
-        return Account.UNKNOWN
-
-
 class Booked(NamedTuple):
     """The complete events (`ph` X) of devices, of the host's calls, of the host by their names, and of categories that
     no account knows; and how many calls there were of devices whose rows are not read.
@@ -197,19 +192,20 @@ def by_category(events: Iterable[Event]) -> Booked:
     host: defaultdict[Any, list[Event]] = defaultdict(list)
     booked = Booked([], [], host, [], 0)
     lists = dict.fromkeys(DEVICE, booked.work) | dict.fromkeys(CALLS, booked.calls)
-    of_host, irrelevant, claim = Account.HOST, Account.IRRELEVANT, Account.CLAIM
-    account_of, foreign = _Accounts(ACCOUNTS), 0
+    account_of, foreign = ACCOUNTS, 0
     for event in events:
-        account = account_of[event.cat]
-        if account is of_host:
+        category = event.cat
+        if category in HOST:
             if event.ph == "X":
                 host[event.name].append(event)
-        elif account is irrelevant:
-            continue
-        elif account is claim:
+        elif category in lists:
+            if event.ph == "X":
+                lists[category].append(event)
+        elif category not in account_of:
+            if event.ph == "X":
+                booked.unknown.append(event)
+        elif account_of[category] is Account.CLAIM:
             foreign += 1
-        elif event.ph == "X":
-            lists.get(event.cat, booked.unknown).append(event)
     return booked._replace(foreign=foreign)
 
 

@@ -26,7 +26,7 @@ from aorta.errors import InputError
 from aorta.read.frames import Numbered
 from aorta.read.ledger import COMM, WHOLE, Gap, lacking
 from aorta.read.traces.chrome_json import LARGEST_NS, EventArray, ns_of_values
-from aorta.read.traces.claims import Claims, Launches, launched_by, lost_launches, reconciled
+from aorta.read.traces.claims import Claims, Launches, launched_by, reconciled
 from aorta.read.traces.interval_table import (
     NULL,
     Clock,
@@ -95,7 +95,7 @@ def read_kineto(source: TraceInput) -> Iterator[Trace]:
     metadata = metadata_of(pieces.head, pieces.tail, path)
     trace = _on_devices(kept, metadata, source) if kept.host is None else _on_host(kept, kept.host, metadata, source)
     damage = [f"{path}: {why}" + (f" ({times} times)" if times > 1 else "") for why, times in pieces.damage.items()]
-    counters = {name: count for name, count in kept.counters.items() if count or name == "events"}
+    counters = {name: n for name, n in {**trace.counters, **kept.counters}.items() if n or name == "events"}
     yield replace(trace, counters=counters, notes=(*trace.notes, *damage))
 
 
@@ -330,7 +330,6 @@ def _on_devices(kept: _Kept, metadata: Metadata, source: TraceInput) -> Trace:
         graph,
         kept.claims,
     )
-    counters["kernels_lost"] = int(lost_launches(trace, claims).sum())
     waits = joined(kept.waits, "start", "end")
     waits_ns = IntervalArray(waits["start"] + base_ns, waits["end"] + base_ns)
     unknown, why = _unknown(kept)
