@@ -72,9 +72,10 @@ def test_on_a_disk_without_locks_it_is_written_all_the_same(tmp_path: Path, monk
 def test_a_full_disk_and_a_folder_that_is_not_there_are_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no/journal\.jsonl: cannot be written: No such file"):
         journal(tmp_path / "no")
-    (tmp_path / "journal.jsonl").symlink_to("/dev/full")
-    with closing(journal(tmp_path)) as full, pytest.raises(RecordWriteError, match="No space left on device"):
-        full.write(FIRST)
+    with closing(journal(tmp_path)) as full, Path("/dev/full").open("r+b") as disk:
+        os.dup2(disk.fileno(), full._file.fileno())
+        with pytest.raises(RecordWriteError, match="No space left on device"):
+            full.write(FIRST)
 
 
 def test_what_is_left_to_do_follows_from_the_last_end_of_each_launch(tmp_path: Path) -> None:

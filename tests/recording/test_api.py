@@ -259,7 +259,7 @@ recording.step()
 
 @pytest.mark.parametrize("leave", [lambda: None, lambda: sys.exit(0)], ids=["the end", "exit 0"])
 def test_what_goes_wrong_behind_the_footer_does_not_contradict_it(tmp_path, model, monkeypatch, leave):
-    def interrupted(_):
+    def interrupted(_, **_words):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(ClockSynchronisation, "at_end", interrupted)
