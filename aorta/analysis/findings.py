@@ -314,10 +314,11 @@ def host_bound_launches(_dataset: LabelledRun, entry: DatasetEntry) -> Iterator[
         )
     for rank, row, _ in _streams(entry):
         waited_ms, time_ms = row.host_wait_ms or 0.0, row.busy_ms + row.gap_ms
+        who = "a trace of unknown rank" if rank is None else f"rank {rank}"
         if waited_ms >= LARGE_SHARE * time_ms:
             yield Finding(
                 "idle_by_synchronisation",
-                f"rank {rank}, stream {row.stream}: {TEXT.percent(waited_ms / time_ms, 0)} of the time the device is "
+                f"{who}, stream {row.stream}: {TEXT.percent(waited_ms / time_ms, 0)} of the time the device is "
                 f"idle ({TEXT.quantity(waited_ms, 'ms')}) because the host waited for it before its next launch: "
                 "avoid .item(), .cpu() and synchronize() in a step",
                 rank=rank,
@@ -328,7 +329,7 @@ def host_bound_launches(_dataset: LabelledRun, entry: DatasetEntry) -> Iterator[
         if share >= LARGE_SHARE:
             yield Finding(
                 "host_bound_launches",
-                f"rank {rank}, stream {row.stream}: {TEXT.percent(share, 0)} of the time the device waits for the "
+                f"{who}, stream {row.stream}: {TEXT.percent(share, 0)} of the time the device waits for the "
                 f"host's next launch ({TEXT.quantity(late_ms, 'ms')}), which nothing holds up: "
                 f"{_FEWER_LAUNCHES}",
                 rank=rank,

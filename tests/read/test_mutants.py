@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
 import pytest
 
-from tests.read.evidence_files import COPY, JOBS, KERNEL, device_rows, job
+from tests.read.evidence_files import COPY, JOBS, KERNEL, MARK, File, device_rows, job, kineto_job
 from tests.read.mutants import answer, mutants, shares, verdicts
 
 NAMELESS: Final = "communication of unknown name, without operators"
@@ -46,6 +48,36 @@ def test_mutants(name: str) -> None:
     found = verdicts(job(name))
     wrong = {mutant: each.wrong[:3] for mutant, each in found.items() if each.outcome == "wrong"}
     assert wrong.keys() == KNOWN.get(name, set()), (shares(found), wrong)
+
+
+def test_local_ranks_in_folders_of_nodes_are_no_ranks_of_the_job() -> None:
+    """Both nodes have a rank 0: one job of four processes, whose ranks are unknown."""
+    first, second = job("rocprofv3-csv")
+    files = [
+        replace(file, path=Path(f"node{node}") / f"rank{file.path.parts[0][-1]}" / f"{node}{file.path.name}")
+        for node, own in enumerate(([first, second], [shifted_by(first, 3_000), shifted_by(second, 3_000)]))
+        for file in own
+    ]
+    found = answer(files)
+    assert found.refused is None
+    assert [each.value for each in found.values["run", "compute_ms"]] == [pytest.approx(5.466, abs=0.001)]
+    assert len(found.values["whole", "compute_ms"]) == 4
+
+
+def shifted_by(file: File, ns: int) -> File:
+    return file.changed(replace(row, start_ns=row.start_ns + ns, end_ns=row.end_ns + ns) for row in file.rows)
+
+
+@pytest.mark.parametrize("hosts", [("a", "a"), ("a", "b")])
+def test_processes_of_two_hosts_are_no_windows_of_one(hosts: tuple[str, str]) -> None:
+    """Without marks, a later trace of the same rank and folder is a later window only on the same host."""
+    file = kineto_job(0).changed(row for row in kineto_job(0).rows if row.what != MARK)
+    later = shifted_by(file, 60_000_000_000)
+    files = [
+        replace(each.changed(host=host), path=Path(f"rank0.{number}.json"))
+        for number, (each, host) in enumerate(zip((file, later), hosts, strict=True))
+    ]
+    assert len(answer(files).values["whole", "compute_ms"]) == len(set(hosts))
 
 
 def test_there_are_many() -> None:
