@@ -532,7 +532,7 @@ def test_what_is_compiled_is_watched_from_outside(
     assert all(torch.equal(one, other) for one, other in zip(plain[0], watched[0], strict=True))
     said = [line for line in capsys.readouterr().err.splitlines() if "compiled in place" in line]
     reason = load_run(tmp_path).manifest["reasons"].get("plan.blocks")
-    assert [line.removeprefix("aorta.record: ") for line in said] == ([] if how == "around it" else [reason])
+    assert [line.removeprefix("aorta: ") for line in said] == ([] if how == "around it" else [reason])
     blocks = {"around it": {"OptimizedModule"}, "in place": set(), "a part in place": {"Sequential"}}[how]
     for step in record(tmp_path).steps:
         assert {each.block for each in step.compute} == blocks
