@@ -16,7 +16,7 @@ from torch import nn
 import aorta
 from aorta.errors import InputError
 from aorta.read.locations import load_source
-from aorta.recording import zero_lines
+from aorta.recording import api, zero_lines
 from tests.recording import untouched
 from tests.recording.test_zero_lines import Loop, aorta_record, zero
 from tests.runs import ROOT, environment, finished, record
@@ -96,6 +96,9 @@ def test_what_comes_in_nearly_every_step_is_part_of_it(
     net = loop.model
     loop.model = made(net)  # type: ignore[assignment]
     loop.train(1)
+    restarted: list[int] = []
+    restart = api.Recording.restart
+    monkeypatch.setattr(api.Recording, "restart", lambda self: restarted.append(self._next) or restart(self))  # type: ignore[func-returns-value]
     for step in range(1, 11):
         if step in evaluated:
             evaluate(net)
@@ -103,6 +106,7 @@ def test_what_comes_in_nearly_every_step_is_part_of_it(
     zero._end_with_program()
     steps = record(tmp_path / "run").steps
     assert [step.global_step for step in steps if "boundary" in step.reasons] == flagged
+    assert restarted == flagged
     heads = [[one for one in step.compute if one.block.endswith("head") and one.phase == "forward"] for step in steps]
     assert [len(head) for head in heads] == passes
 
