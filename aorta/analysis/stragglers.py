@@ -43,9 +43,10 @@ class FirstWaits:
 
     def __init__(self, run: Run, cutoffs_ns: Iterable[int]) -> None:
         self.steps = np.unique(run.steps.global_step)
-        self.ranks = np.array(list(run.ranks), np.int64)
+        self._ranks = np.array(list(run.ranks), np.int64)
+        self._order = np.argsort(self._ranks)  # ranks are in the order of their sources
         self.margin_ns = max(cutoffs_ns, default=STALL_CUTOFF_NS)
-        self.late_ms = np.full((len(self.steps), len(self.ranks)), np.nan)
+        self.late_ms = np.full((len(self.steps), len(self._ranks)), np.nan)
         self._counted = ends_on_their_own(run)
 
     def add(self, rows: CollectiveRows, match: MatchedCollectives) -> None:
@@ -59,7 +60,7 @@ class FirstWaits:
         for number, index in zip(chosen.tolist(), waited[first].tolist(), strict=True):
             members = by.order[by.starts[index] : by.starts[index] + by.sizes[index]]
             waits_ms = match.wait_or_reason[members][None, :] / NS_PER_MS
-            columns = np.searchsorted(self.ranks, rows.rank[members])
+            columns = self._order[np.searchsorted(self._ranks, rows.rank[members], sorter=self._order)]
             self.late_ms[np.searchsorted(self.steps, number), columns] = behind_others(waits_ms)[0]
 
 
@@ -99,7 +100,8 @@ def cost_ms(run: Run, pieces: Iterable[Exposed], wait_ns: Ints, steps: Ints) -> 
         steps: global steps, ascending.
     """
     held = np.zeros((len(steps), len(run.ranks)), np.int64)
-    counted, columns = ends_on_their_own(run), np.searchsorted(list(run.ranks), run.rank_of_step)
+    counted = ends_on_their_own(run)
+    columns = np.repeat(np.arange(len(run.ranks)), np.diff(run.frames.first_step))
     for exposed in pieces:
         waits = wait_ns[exposed.row]
         known = (waits >= 0) & counted[run.collectives.name[exposed.row]] & ~exposed.bubble

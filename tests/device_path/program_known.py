@@ -22,7 +22,7 @@ from tests.device_path.ranks import by_rank
 from tests.known_answers.program import VALUES, build, recording
 from tests.simulated import device as simulated
 
-WARM_UP, STEPS = 2, 4
+WARM_UP, STEPS = 2, 16
 
 
 @dataclass
