@@ -30,7 +30,6 @@ MOST_LINES: Final = 22
 """Of an answer, with the lines that the command adds."""
 _ADDED: Final = 3
 """Lines below the answer: where the page is, and two that the command adds."""
-_COMPARED: Final = (*SHOWN_FIRST, "comm_ms", "compute_ms")
 _PARTS: Final = 5
 """Of the mean step in the answer; the others are one."""
 _FEW: Final = 3
@@ -116,7 +115,7 @@ def _of_comparison(comparison: Comparison, candidate: DatasetEntry, style: Style
     """Return verdict, metrics, cause, the first note, what differs, and gains."""
     metrics = run_tables.comparison_table(comparison)
     rows = {row["metric"]: row for row in metrics.visible()}
-    names = [name for name in dict.fromkeys((comparison.deciding, *_COMPARED)) if name in rows][: len(_COMPARED)]
+    names = [name for name in dict.fromkeys((comparison.deciding, *SHOWN_FIRST)) if name in rows][: len(SHOWN_FIRST)]
     shown = replace(metrics, rows=[rows[name] for name in names], note=None)
     lines = text_lines(shown, style, only=("metric", "reference", "candidate", "change", "told"), titled=False)
     cause, account = comparison.sentence or "", run_tables.change_table(comparison)
@@ -137,7 +136,7 @@ def _of_comparison(comparison: Comparison, candidate: DatasetEntry, style: Style
     ]
     if changed and "Configuration: " not in cause and changed[0].replace(": ", " ", 1) not in cause:
         more = [f"and {len(changed) - _FEW} more"] if len(changed) > _FEW else []
-        blocks.append((3, led("Differs:", "; ".join([*changed[:_FEW], *more]), style)))
+        blocks.append((1, led("Differs:", "; ".join([*changed[:_FEW], *more]), style)))
     return [*blocks, *_gains(candidate.what_if, style, " in the candidate")]
 
 
