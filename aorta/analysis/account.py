@@ -305,11 +305,11 @@ def welch(reference: Sequence[float], candidate: Sequence[float], level: float =
     """Return the interval of the difference of means, candidate minus reference, variances unequal (Welch, Biometrika
     34, 1947, degrees of freedom by Satterthwaite); None with fewer than two values on a side.
     """
-    from scipy.special import stdtrit
-
     sides = [np.asarray(values, float) for values in (reference, candidate)]
     if min(map(len, sides)) < 2:
         return None
+    from scipy.special import stdtrit  # a third of a second, which single runs do not need
+
     difference = float(sides[1].mean() - sides[0].mean())
     variances = [float(values.var(ddof=1)) / len(values) for values in sides]
     total = sum(variances)
