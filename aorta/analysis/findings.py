@@ -29,7 +29,7 @@ from aorta.analysis.account import (
     rank_times,
 )
 from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.stragglers import cost_ms, name_stragglers
+from aorta.analysis.stragglers import cost_of, name_stragglers
 from aorta.documents import known
 from aorta.documents.dataset import DatasetEntry, Finding, Statistics, Stragglers, StreamGapsEntry
 from aorta.documents.formatting import TEXT, group_title
@@ -72,7 +72,7 @@ def explain(dataset: LabelledRun, entry: DatasetEntry, account: StepAccount | st
         entry.account, entry.stragglers = as_document(account), Stragglers(reason=account, ranks=[])
     else:
         entry.account, entry.stragglers = as_document([account]), stragglers_of(dataset, account)
-        entry.rank_times = [rank_times(rank, own) for rank, own in sorted(account.ranks.items())]
+        entry.rank_times = rank_times([account])
     entry.findings = [finding for rule in RULES for finding in rule(dataset, entry)]
 
 
@@ -81,7 +81,7 @@ def stragglers_of(dataset: LabelledRun, account: StepAccount) -> Stragglers:
     run, first = dataset.run, dataset.collectives.first_waits
     steps, counts = np.unique(run.steps.global_step[dataset.used], return_counts=True)
     steps = steps[counts == len(run.ranks)]
-    cost = cost_ms(run, (exposed for exposed, _ in exposed_pieces(run)), dataset.collectives.wait_ns, steps)
+    cost = cost_of(run, (exposed for exposed, _ in exposed_pieces(run)), dataset.collectives.wait_ns, steps)
     late = first.late_ms[np.searchsorted(first.steps, steps)]
     busy = {
         rank: sum(own.ms().get((part,), 0.0) for part in (COMPUTATION, OUTSIDE)) for rank, own in account.ranks.items()

@@ -7,7 +7,8 @@ Two quantities of each step and rank, in ms, each against the median of the othe
 
 A rank is named where the lower end of the exact interval of the median over steps (sign test) of either exceeds
 `LEAST_SHARE` of the mean step and what handing a collective over takes (the stall cut-off), at `LEVEL` shared among
-ranks, from `LEAST_STEPS` steps on; nobody where the two name different ranks. Cost finds ranks that are late at the end
+ranks, from `LEAST_STEPS` steps on; nobody where the two name different ranks, or where who waited is not known for as
+long. Cost finds ranks that are late at the end
 of a backward pass, lateness those that are late at its beginning.
 
 Must not: compare times of different clocks, take ends that only the caller saw for the collective's, or name a rank of
@@ -17,7 +18,7 @@ a pipeline, whose sends and receives say nothing of who waited.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -92,54 +93,69 @@ def lower_end(values: Floats, level: float) -> float:
     return float(np.sort(values)[at]) if at >= 0 else -np.inf
 
 
-def cost_ms(run: Run, pieces: Iterable[Exposed], wait_ns: Ints, steps: Ints) -> Floats:
-    """Return of each step and rank how much less exposed waiting it has than the median of the others.
+class Cost(NamedTuple):
+    """Of each step (rows) and rank: how much less exposed waiting it has than the median of the others. `unknown_ms`:
+    exposed communication a step of the rank with most of it of which waiting is not known.
+    """
+
+    ms: Floats
+    unknown_ms: float
+
+
+def cost_of(run: Run, pieces: Iterable[Exposed], wait_ns: Ints, steps: Ints) -> Cost:
+    """Return what each rank costs the others.
 
     Args:
         wait_ns: of each collective of the run, negative where it is unknown.
         steps: global steps, ascending.
     """
-    held = np.zeros((len(steps), len(run.ranks)), np.int64)
+    held, unknown = (np.zeros((len(steps), len(run.ranks)), np.int64) for _ in range(2))
     counted = ends_on_their_own(run)
     columns = np.repeat(np.arange(len(run.ranks)), np.diff(run.frames.first_step))
     for exposed in pieces:
         waits = wait_ns[exposed.row]
-        known = (waits >= 0) & counted[run.collectives.name[exposed.row]] & ~exposed.bubble
-        waited = np.where(known, np.clip(waits - exposed.from_ns, 0, exposed.to_ns - exposed.from_ns), 0)
+        known, length_ns = (waits >= 0) & counted[run.collectives.name[exposed.row]], exposed.to_ns - exposed.from_ns
+        waited = np.where(known & ~exposed.bubble, np.clip(waits - exposed.from_ns, 0, length_ns), 0)
         step = run.collectives.step[exposed.row]
         at = np.searchsorted(steps, run.steps.global_step[step])
         here = (at < len(steps)) & (np.append(steps, -1)[np.minimum(at, len(steps))] == run.steps.global_step[step])
-        np.add.at(held, (at[here], columns[step[here]]), waited[here])
-    return behind_others(held / NS_PER_MS)
+        cells = at[here], columns[step[here]]
+        np.add.at(held, cells, waited[here])
+        np.add.at(unknown, cells, np.where(known, 0, length_ns)[here])
+    return Cost(behind_others(held / NS_PER_MS), float(unknown.mean(axis=0).max(initial=0)) / NS_PER_MS)
 
 
 def name_stragglers(
-    ranks: Sequence[int], late_ms: Floats, cost: Floats, margin_ms: float, busy_ms: Mapping[int, float], step_ms: float
+    ranks: Sequence[int], late_ms: Floats, cost: Cost, margin_ms: float, busy_ms: Mapping[int, float], step_ms: float
 ) -> Stragglers:
     """Apply the rule.
 
     Args:
-        late_ms, cost: of each step (rows) and rank; late_ms is NaN where nobody waited.
+        late_ms: of each step (rows) and rank; NaN where nobody waited.
         margin_ms: what handing a collective over may take.
         busy_ms: rank -> mean of its computation and work outside of blocks.
         step_ms: the mean window.
     """
     if len(ranks) < 2:
         return Stragglers(reason="one rank: nobody waits for it", ranks=[])
-    if len(cost) < LEAST_STEPS:
-        return Stragglers(reason=f"{len(cost)} steps on all ranks, {LEAST_STEPS} are needed", ranks=[])
+    if len(cost.ms) < LEAST_STEPS:
+        return Stragglers(reason=f"{len(cost.ms)} steps on all ranks, {LEAST_STEPS} are needed", ranks=[])
     least = max(LEAST_SHARE * step_ms, margin_ms)
+    if cost.unknown_ms > least:
+        unknown = TEXT.quantity(cost.unknown_ms, "ms")
+        reason = f"who waited is not known in {unknown} of the exposed communication of a step"
+        return Stragglers(reason=reason, ranks=[], uneven=_uneven(busy_ms, step_ms))
     late = np.nan_to_num(late_ms)
     named = [
         {at for at in range(len(ranks)) if lower_end(values[:, at], LEVEL / len(ranks)) > least}
-        for values in (late, cost)
+        for values in (late, cost.ms)
     ]
     uneven = _uneven(busy_ms, step_ms)
     if named[0] and named[1] and not named[0] & named[1]:
         ways = [" and ".join(f"rank {ranks[at]}" for at in sorted(way)) for way in named]
         reason = f"{ways[0]} comes last to the first collective, {ways[1]} waits least over the step"
         return Stragglers(reason=reason, ranks=[], uneven=uneven)
-    medians = [np.median(values, axis=0) for values in (late, cost)]
+    medians = [np.median(values, axis=0) for values in (late, cost.ms)]
     found = [
         Straggler(
             rank=ranks[at],
@@ -152,8 +168,9 @@ def name_stragglers(
         return Stragglers(reason=None, ranks=found, uneven=uneven)
     most = int(np.argmax(np.maximum(*medians)))
     amount = TEXT.quantity(max(float(medians[0][most]), float(medians[1][most]), 0.0), "ms")
-    reason = f"no rank is late often enough: rank {ranks[most]} by {amount} in the median step, more than "
-    return Stragglers(reason=f"{reason}{TEXT.quantity(least, 'ms')} in nearly all needed", ranks=[], uneven=uneven)
+    reason = f"no rank is late often enough: rank {ranks[most]} by {amount} in the median step; the lower end of that "
+    reason += f"has to exceed {TEXT.quantity(least, 'ms')}"
+    return Stragglers(reason=reason, ranks=[], uneven=uneven)
 
 
 def _uneven(busy_ms: Mapping[int, float], step_ms: float) -> str | None:

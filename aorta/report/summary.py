@@ -12,9 +12,10 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Final
 
-from aorta.analysis.account import account_of, as_document, compare_accounts
+from aorta.analysis.account import account_of, as_document, rank_times
 from aorta.analysis.aggregate import aggregate
 from aorta.analysis.attribution.attribute import DEFINITION, attribute, exposed_breakdown
+from aorta.analysis.causes import compare_accounts
 from aorta.analysis.compare.headline import headline, is_comparable, numbers, title
 from aorta.analysis.compare.launch_comparison import compare_launches, refuse_mixed
 from aorta.analysis.compare.launch_set import Subject, selection_metrics
@@ -73,7 +74,9 @@ def summarize(
             entry.autopsy = autopsy
         if subject.launches is not None:
             entry.launches = len(subject.launches.launches)
-            entry.account = as_document(subject.launches.accounts)
+            accounts = subject.launches.accounts
+            entry.account = as_document(accounts)
+            entry.rank_times = [] if isinstance(accounts, str) else rank_times(accounts)
             entry.representative = subject.dataset.run.location
             entry.representative_rule = f"the launch nearest the medians of {' and '.join(selection_metrics(rules))}"
             entry.launch_set, entry.left_out = str(subject.launches.path), subject.launches.left_out

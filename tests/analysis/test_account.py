@@ -24,9 +24,8 @@ from aorta.analysis.account import (
     StepAccount,
     Words,
     as_document,
-    compare_accounts,
-    welch,
 )
+from aorta.analysis.causes import compare_accounts, welch
 from aorta.documents.comparison import AccountChange, AccountComparison, FactDifference
 from aorta.documents.dataset import AccountPart
 from aorta.report.run_tables import account_rows

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from aorta.errors import InputError
 from aorta.read.frames import Numbered
-from aorta.read.ledger import Account
+from aorta.read.ledger import Booking
 from aorta.read.traces.chrome_json import Exact, ns_of_values
 from aorta.read.traces.interval_table import NULL, kind_of, known_dtype
 from aorta.timeline.arrays import Int64
@@ -87,11 +87,11 @@ _IRRELEVANT: Final = (
 FOREIGN_CALLS: Final = ("xpu_runtime", "xpu_driver", "mtia_runtime", "privateuse1_runtime", "privateuse1_driver")
 """Calls that use a device: where no row of it is read, it was not observed."""
 _NEVER_READ: Final = (*_IRRELEVANT, *FOREIGN_CALLS)
-ACCOUNTS: Final[Mapping[str | None, Account]] = {
-    **dict.fromkeys(_IRRELEVANT, Account.IRRELEVANT),
-    **dict.fromkeys(FOREIGN_CALLS, Account.CLAIM),
-    **dict.fromkeys(HOST, Account.HOST),
-    **dict.fromkeys(DEVICE, Account.WITNESS),
+ACCOUNTS: Final[Mapping[str | None, Booking]] = {
+    **dict.fromkeys(_IRRELEVANT, Booking.IRRELEVANT),
+    **dict.fromkeys(FOREIGN_CALLS, Booking.CLAIM),
+    **dict.fromkeys(HOST, Booking.HOST),
+    **dict.fromkeys(DEVICE, Booking.WITNESS),
 }
 """Category -> the account of its events; of `CALLS` the reader decides by the name. Any other is unknown."""
 _REFUSALS: Final = 4
@@ -204,7 +204,7 @@ def by_category(events: Iterable[Event]) -> Booked:
         elif category not in account_of:
             if event.ph == "X":
                 booked.unknown.append(event)
-        elif account_of[category] is Account.CLAIM:
+        elif account_of[category] is Booking.CLAIM:
             foreign += 1
     return booked._replace(foreign=foreign)
 

@@ -1,0 +1,240 @@
+"""Says what made the step of one side longer: by how much each part of its account changed, and which make the change.
+
+    compare_accounts(reference, candidate)      # the accounts of the launches of both sides
+
+A *cause* is a part whose change is beyond its 95 % interval over launches (Welch's t), beyond `MARGIN` of the step, and
+of the sign of the step's change; parts are named, the largest first, until they make `MOST` of the change. Waiting is
+suffered: it leads to the rank that was waited for, and to what that rank does longer (docs/dev/attribution.md).
+
+Must not: name a change that its interval does not exclude from 0, or draw an interval from one launch a side.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple, TypeAlias
+
+import numpy as np
+
+from aorta.analysis.account import EXPOSED, MARGIN, MOST, OUTSIDE, PARTS, WAITING, StepAccount, Words, in_words, mean
+from aorta.documents.comparison import NOT_SET, AccountChange, AccountComparison, FactDifference
+from aorta.documents.formatting import TEXT, first_upper, json_text
+
+LEVEL: Final = 0.95
+_ALMOST: Final = 0.8
+"""A part with this share of the last cause's change is a cause too: which of both is larger would be chance."""
+_ONE_RANK: Final = 0.7
+"""Share of a change from which on it is said to be one rank's."""
+_NO_SETTING: Final = ("label", "instrument.interceptor", "environment.LD_PRELOAD", "environment.LD_LIBRARY_PATH")
+"""Differences that no setting makes: a name, what was compiled on the machine, and where libraries come from."""
+_SHOWN_SETTINGS: Final = 3
+
+
+class PartChange(NamedTuple):
+    """By how much a part changed, and the interval of that over launches; None with a launch on either side."""
+
+    words: Words
+    reference_ms: float
+    candidate_ms: float
+    interval_ms: tuple[float, float] | None
+
+    @property
+    def ms(self) -> float:
+        return self.candidate_ms - self.reference_ms
+
+    @property
+    def certain(self) -> bool:
+        """Whether the interval excludes 0."""
+        return self.interval_ms is not None and (self.interval_ms[0] > 0 or self.interval_ms[1] < 0)
+
+
+Side: TypeAlias = Sequence[StepAccount]
+
+
+def welch(reference: Sequence[float], candidate: Sequence[float], level: float = LEVEL) -> tuple[float, float] | None:
+    """Return the interval of the difference of means, candidate minus reference, variances unequal (Welch, Biometrika
+    34, 1947, degrees of freedom by Satterthwaite); None with fewer than two values on a side.
+    """
+    sides = [np.asarray(values, float) for values in (reference, candidate)]
+    if min(map(len, sides)) < 2:
+        return None
+    from scipy.special import stdtrit  # a third of a second, which single runs do not need
+
+    difference = float(sides[1].mean() - sides[0].mean())
+    variances = [float(values.var(ddof=1)) / len(values) for values in sides]
+    total = sum(variances)
+    if total == 0:
+        return difference, difference
+    freedom = total**2 / sum(v**2 / (len(values) - 1) for v, values in zip(variances, sides, strict=True))
+    half = float(stdtrit(freedom, 0.5 + level / 2)) * total**0.5
+    return difference - half, difference + half
+
+
+def changes(
+    reference: Side, candidate: Side, depth: int, below: Words = (), *, together: bool = False
+) -> list[PartChange]:
+    """Return the changes of the parts below a part, the largest first.
+
+    Args:
+        together: all intervals hold at once (Bonferroni).
+    """
+    sides = [[account.ms(depth, below) for account in side] for side in (reference, candidate)]
+    names = sorted({words for side in sides for of_launch in side for words in of_launch})
+    level = 1 - (1 - LEVEL) / max(len(names), 1) if together else LEVEL
+    found = []
+    for words in names:
+        before, after = ([of_launch.get(words, 0.0) for of_launch in side] for side in sides)
+        found.append(PartChange(words, mean(before), mean(after), welch(before, after, level)))
+    return sorted(found, key=lambda change: -abs(change.ms))
+
+
+def causes(parts: Sequence[PartChange], change_ms: float, step_ms: float) -> list[PartChange]:
+    """Return the parts that make most of a change, the largest first; none where they do not get there.
+
+    Args:
+        parts: the largest change first.
+        step_ms: of the reference.
+    """
+    able = [part for part in parts if part.certain and part.ms * change_ms > 0 and abs(part.ms) >= MARGIN * step_ms]
+    for count in range(1, len(able) + 1):
+        if abs(sum(part.ms for part in able[:count])) >= MOST * abs(change_ms):
+            return able[:count] + [part for part in able[count:] if abs(part.ms) >= _ALMOST * abs(able[count - 1].ms)]
+    return []
+
+
+def compare_accounts(
+    reference: Side | str, candidate: Side | str, differences: Sequence[FactDifference] = ()
+) -> AccountComparison:
+    """Compare the accounts of two sides: of each part its means and change, which add up to the step's; and the cause.
+
+    Where the step changed by more than its interval and `MARGIN`, a part is judged by its own interval; else by
+    intervals that hold for all parts together, as a part is often certain where the step is not.
+
+    Args:
+        differences: of what was run; settings are named before the causes.
+    """
+    unknown = [
+        f"{name}: {side}"
+        for name, side in (("reference", reference), ("candidate", candidate))
+        if isinstance(side, str)
+    ]
+    if unknown or isinstance(reference, str) or isinstance(candidate, str):
+        return AccountComparison(reason="; ".join(unknown))
+    before, after = ([account.step_ms for account in side] for side in (reference, candidate))
+    step = PartChange((), mean(before), mean(after), welch(before, after))
+    decided = step.certain and abs(step.ms) >= MARGIN * step.reference_ms
+    parts = changes(reference, candidate, 1)
+    named: list[PartChange] = []
+    for together in (False, True) if decided else (True,):
+        judged = _parts_that_cause(reference, candidate, together=together)
+        if named := causes(judged, step.ms, step.reference_ms):
+            break
+    said = [_sentence(reference, candidate, part, step.reference_ms) for part in named]
+    text = f"{first_upper('; '.join(said))}." if said else None
+    if text is not None and not decided:
+        text = f"{text.removesuffix('.')}, while the step itself is not decided."
+    return AccountComparison(
+        reason=None,
+        step=_as_document(step, ()),
+        decided=decided,
+        parts=[
+            _as_document(part, named, changes(reference, candidate, 2, part.words))
+            for part in sorted(parts, key=lambda part: PARTS.index(part.words[0]))
+        ],
+        causes=said,
+        sentence=f"{_settings(differences)}{text}" if text else None,
+    )
+
+
+def _settings(differences: Sequence[FactDifference]) -> str:
+    """Return the settings in which the sides differ; keys that only one side has follow from others."""
+    of_config = [(each.key.removeprefix("config."), each) for each in differences if not each.key.startswith("header.")]
+    settings = [(key, each) for key, each in of_config if key not in _NO_SETTING]
+    settings = [(key, each) for key, each in settings if NOT_SET not in (each.reference, each.candidate)] or settings
+    shown = [
+        f"{key} {json_text(each.reference)} -> {json_text(each.candidate)}" for key, each in settings[:_SHOWN_SETTINGS]
+    ]
+    more = f" and {len(settings) - len(shown)} more" if len(settings) > len(shown) else ""
+    return f"Configuration: {', '.join(shown)}{more}. " if shown else ""
+
+
+def _parts_that_cause(reference: Side, candidate: Side, *, together: bool) -> list[PartChange]:
+    """Return computation as one part, exposed communication by kind and waiting or transfer, the rest by name."""
+    found = []
+    for part in changes(reference, candidate, 1, together=together):
+        depth = {EXPOSED: 3, OUTSIDE: 2}.get(part.words[0], 1)
+        found += changes(reference, candidate, depth, part.words, together=together) if depth > 1 else [part]
+    return sorted(found, key=lambda part: -abs(part.ms))
+
+
+def _as_document(change: PartChange, named: Sequence[PartChange], below: Sequence[PartChange] = ()) -> AccountChange:
+    low, high = change.interval_ms or (None, None)
+    depth = len(change.words)
+    return AccountChange(
+        name=change.words[-1] if change.words else "step",
+        reference_ms=change.reference_ms,
+        candidate_ms=change.candidate_ms,
+        change_ms=change.ms,
+        low_ms=low,
+        high_ms=high,
+        cause=depth > 0 and any(part.words[:depth] == change.words for part in named),
+        parts=[_as_document(part, named) for part in below],
+    )
+
+
+def _sentence(reference: Side, candidate: Side, part: PartChange, step_ms: float) -> str:
+    """Say what changed by how much, one level deeper, and on which rank."""
+    amount = TEXT.quantity(part.ms, "ms", signed=True)
+    if part.words[-1] == WAITING:
+        late = _waited_for(reference, candidate)
+        if late is None:
+            return f"{in_words(part.words)} {amount}, for no rank in particular"
+        before, after = ([a.ranks[late] for a in side if late in a.ranks] for side in (reference, candidate))
+        own = [part for part in changes(before, after, 1) if part.words != (EXPOSED,)] if before and after else []
+        reason = causes(own, 1.0, step_ms)[:1] or [part for part in own if part.certain and part.ms > 0][:1]
+        if not reason:
+            return f"waiting for rank {late} {amount}; why it is late is not known"
+        longer = TEXT.quantity(reason[0].ms, "ms", signed=True)
+        return f"waiting for rank {late} {amount}: its {_deeper(before, after, reason[0])} {longer}"
+    rank = _on_rank(reference, candidate, part)
+    return f"{_deeper(reference, candidate, part)} {amount}{rank}"
+
+
+def _deeper(reference: Side, candidate: Side, part: PartChange) -> str:
+    """Return a part's name with the part below it that makes most of its change."""
+    if len(part.words) > 1:
+        return in_words(part.words)
+    lead = causes(changes(reference, candidate, 2, part.words), part.ms, abs(part.ms))[:1]
+    if not lead:
+        return in_words(part.words)
+    return in_words(lead[0].words)
+
+
+def _waited_for(reference: Side, candidate: Side) -> int | None:
+    """Return the rank that makes most of the growth of exposed waiting."""
+    growth: defaultdict[int, float] = defaultdict(float)
+    for sign, side in ((-1, reference), (1, candidate)):
+        for account in side:
+            for rank, total in account.waited_for.items():
+                growth[rank] += sign * total / account.rank_steps / len(side)
+    return _most_of(growth, 1.0)
+
+
+def _on_rank(reference: Side, candidate: Side, part: PartChange) -> str:
+    """Return on which rank most of a change is, and how much it is there."""
+    growth = {}
+    for rank in sorted(set.intersection(*(set(account.ranks) for account in (*reference, *candidate)))):
+        before, after = (
+            mean([account.ranks[rank].ms(len(part.words)).get(part.words, 0.0) for account in side])
+            for side in (reference, candidate)
+        )
+        growth[rank] = after - before
+    most = _most_of(growth, part.ms) if len(growth) > 1 else None
+    return "" if most is None else f" (rank {most}: {TEXT.quantity(growth[most], 'ms', signed=True)})"
+
+
+def _most_of(growth: Mapping[int, float], sign: float) -> int | None:
+    same = {rank: abs(value) for rank, value in growth.items() if value * sign > 0}
+    rank = max(same, key=same.__getitem__, default=None)
+    return rank if rank is not None and same[rank] >= _ONE_RANK * sum(same.values()) else None
