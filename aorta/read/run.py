@@ -358,20 +358,6 @@ class Run:
         """The rank of each row of `steps`."""
         return np.repeat(np.array(list(self.ranks), np.int32), np.diff(self.frames.first_step))
 
-    @cached_property
-    def shared_start_ns(self) -> Ints:
-        """The start of each row of `steps` on the reference rank's clock, where that is known; else on its own."""
-        found = self.steps.t_start_ns.copy()
-        for place, rank in enumerate(self.ranks):
-            clock = self.clocks.get(rank)
-            mine = found[self.frames.first_step[place] : self.frames.first_step[place + 1]]
-            if clock is not None and clock.known and len(mine):
-                ends = [int(mine[0]), int(mine[-1])]
-                first, last = (clock.correction_ns(end) for end in ends)  # linear in time
-                share = (mine - ends[0]) / max(ends[1] - ends[0], 1)
-                mine += first + np.rint(share * (last - first)).astype(np.int64)
-        return found
-
 
 def partial_steps(ranks: Collection[RankTables]) -> tuple[int, ...]:
     """Return the global steps that some of the ranks lack."""
