@@ -20,9 +20,10 @@ BEYOND: Final = frozenset(
     | {"hydra", "fsspec", "moto", "selenium", "benchmarks"}
 )
 """Packages that reach beyond the test's own process, or take their time."""
-PICTURES: Final = frozenset({"matplotlib", "bokeh"})
+PICTURES: Final = frozenset({"PIL", "matplotlib", "bokeh"})
 WITHOUT_TORCH: Final = frozenset(
-    {"timeline", "records", "config", "analysis", "autopsy", "experiments", "command_line", "errors", "loggers"}
+    {"timeline", "records", "documents", "read", "analysis", "whatif", "merge", "report", "autopsy", "config"}
+    | {"experiments", "command_line", "errors", "loggers", "terminal_style"}
 )
 """AORTA's packages that never load torch (import-linter holds them to it)."""
 

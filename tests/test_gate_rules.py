@@ -134,7 +134,7 @@ def test_the_pure_tests_load_neither_torch_nor_what_draws() -> None:
     assert len(names) > 30
     program = (
         f"import importlib, sys\nfor name in {names!r}:\n    importlib.import_module(name)\n"
-        "print(sorted({'torch', 'matplotlib', 'bokeh'} & sys.modules.keys()))"
+        "print(sorted({'torch', 'PIL', 'matplotlib', 'bokeh'} & sys.modules.keys()))"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, env=environment(), capture_output=True, text=True, check=False

@@ -90,7 +90,7 @@ def draw_timeline(dataset: LabelledRun, path: Path) -> str | None:
         legend += curves
     if "comm_ms" not in dataset.metrics or np.isnan(steps.column("comm_ms")).all():
         middle = (_LEFT + _RIGHT) // 2, sum(_PANELS[1]) // 2
-        pen.text(middle, "communication was not measured", INK, text, anchor="mm")
+        pen.text(middle, "communication has no values", INK, text, anchor="mm")
     below = "global step (line: median over ranks, band: lowest to highest rank)"
     pen.text(((_LEFT + _RIGHT) // 2, _HEIGHT - 94), below, INK, text, anchor="mm")
     _write_legend(pen, [*legend, *([("warm-up", BAND, None)] if len(warm) else [])], text)

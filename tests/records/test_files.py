@@ -34,6 +34,7 @@ OTHERWISE = {
     "read/traces/open.py": "copies into a temporary folder",
     "report/page/page_content.py": "writes to the path that the report gives it",
     "command_line.py": "a file of torchrun's",
+    "recording/zero_lines.py": "adds a line to the note of aorta record",
     "profiling/trace_saver.py": "asks the disk why a trace is not whole",
 }
 MODES = frozenset("abrtwx+")

@@ -19,7 +19,7 @@ from tests.analysis.builders import metrics, step
 def made(folder: Path, label: str, exposed: list[float | None], warmup: int = 0) -> LabelledRun:
     """One rank that computes 50 ms and communicates 60 ms in every step."""
     lines = [
-        step(0, 1, at, overlap={**metrics(100, 50, 60, 10), "exposed_comm_ms": value}, warmup=at < warmup)
+        step(0, 1, at, overlap={**metrics(100, 50, 60, 20), "exposed_comm_ms": value}, warmup=at < warmup)
         for at, value in enumerate(exposed)
     ]
     return dataset(folder, label, [lines])
@@ -50,7 +50,7 @@ def test_curves_stand_at_their_values(tmp_path: Path) -> None:
         (middle, _) = np.nonzero(above[bottoms[bottom] - 330 :])
         heights[name] = 330 - np.median(middle)
     assert heights["compute"] / heights["communication"] == pytest.approx(50 / 60, abs=0.01)
-    assert heights["hidden"] / heights["exposed"] == pytest.approx(10 / 40, abs=0.01)
+    assert heights["hidden"] / heights["exposed"] == pytest.approx(20 / 40, abs=0.01)
     # The highest has room above it, and a dash carries what a colour alone must not.
     assert heights["communication"] == pytest.approx(320 / 1.05, abs=2)
     columns = {name: where(pixels, light(name))[:430].any(axis=0).sum() for name in ("compute", "communication")}

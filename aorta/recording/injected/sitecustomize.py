@@ -70,8 +70,7 @@ class _Loader:
 
 def _patch(module: ModuleType) -> None:
     try:
-        if "aorta" not in sys.modules:
-            _load_package()
+        _load_package()
         from aorta.recording import zero_lines
 
         zero_lines.patch(module)
@@ -82,11 +81,12 @@ def _patch(module: ModuleType) -> None:
 
 def _load_package() -> None:
     """Load the package `aorta` that this file belongs to where the program would find none, or a mere folder of that
-    name: a clone beside the script hides an installation. Nothing of another project's package of that name is run.
+    name: a clone beside the script hides an installation. Nothing of another project's package of that name is run,
+    and nothing is put into one that the program has imported: an editable installation would find our modules in it.
     """
     from importlib import util
 
-    spec = util.find_spec("aorta")
+    spec = util.find_spec("aorta")  # of the module itself where it is imported
     folders = [] if spec is None else list(spec.submodule_search_locations or ())
     if spec is None or (spec.origin is None and folders):
         where = os.path.join(_PACKAGE, "__init__.py")  # noqa: PTH118
