@@ -33,7 +33,9 @@ from aorta.records.schema import Phase
 from aorta.timeline.overlap import NS_PER_MS
 
 NOTHING_USED: Final = "no step is left after warm-up"
-NOTHING_RECORDED: Final = "0 steps recorded: was recording.step() called?"
+NOTHING_RECORDED: Final = (
+    "0 steps recorded: recording.step() was not called, or, under aorta record, no optimizer step was seen"
+)
 NO_RANK: Final = "no rank is known: which steps belong to one job step is not known either"
 NO_PIPELINE: Final = "the record has no pipeline of stages"
 NO_PIPELINE_METRICS: Final = frozenset({"bubble_ms", "bubble_share"})
@@ -183,6 +185,11 @@ def _counts(dataset: LabelledRun) -> StepCounts:
     isolated = Counter(PHASES[code] for tables in ranks for code in tables.isolated.phase.tolist())
     stated = {steps for tables in ranks if (steps := tables.source.warmup_steps) is not None}
     warmups = " or ".join(map(str, sorted(stated)))
+    steps = dataset.run.steps
+    unclear = Counter[str]()
+    for index, count in zip(*np.unique(steps.reason[dataset.used], return_counts=True), strict=True):
+        if (why := steps.reasons[index].get("boundary")) is not None:
+            unclear[why] += int(count)
     rule = f"the first {warmups} of the run, as its headers say" if stated else "a trace flags none"
     return StepCounts(
         rank_steps_read=read,
@@ -191,6 +198,7 @@ def _counts(dataset: LabelledRun) -> StepCounts:
         rank_steps_left_out_as_calibration=read - used - warm,
         global_steps_used=len(dataset.global_steps),
         isolated_rank_steps=dict(sorted(isolated.items())),
+        unclear_rank_steps=dict(unclear.most_common()),
         warmup_rule=f"steps flagged warmup in the record are left out (W21): {rule}",
     )
 

@@ -297,6 +297,12 @@ def cautions(entry: DatasetEntry) -> list[str]:
             f"only {TEXT.count(steps, 'step')} after warm-up: {extremes}one slow step moves a mean; record more than "
             f"{FEW_STEPS}"
         )
+    if unclear := entry.steps.unclear_rank_steps:
+        more = " (and other reasons)" if len(unclear) > 1 else ""
+        found.append(
+            f"{sum(unclear.values())} of {TEXT.count(values, 'step')} of ranks may be longer or shorter than shown, as "
+            f"it is not clear where they begin or end: {next(iter(unclear))}{more}"
+        )
     for name in RATIO_PARTS:
         described = entry.metrics.get(name)
         others = [] if described is None else [why for why in described.null_reasons if why != HOST_BOUND]

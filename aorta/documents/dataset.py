@@ -168,7 +168,11 @@ class HealthFacts(msgspec.Struct, kw_only=True):
 
 
 class StepCounts(msgspec.Struct):
-    """How many steps were read, and how many of them count."""
+    """How many steps were read, and how many of them count.
+
+    Attributes:
+        unclear_rank_steps: why it is not clear where a step begins or ends -> rank-steps used; the most first.
+    """
 
     rank_steps_read: int
     rank_steps_used: int
@@ -176,6 +180,7 @@ class StepCounts(msgspec.Struct):
     rank_steps_left_out_as_calibration: int
     global_steps_used: int
     isolated_rank_steps: dict[str, int]
+    unclear_rank_steps: dict[str, int]
     warmup_rule: str
 
 

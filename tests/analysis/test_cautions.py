@@ -30,6 +30,18 @@ def test_few_steps_are_said_to_be_few(tmp_path: Path) -> None:
     assert cautions(entry(tmp_path / "enough", [USUAL] * (FEW_STEPS + 1))) == []
 
 
+def test_steps_whose_ends_are_not_clear_are_counted(tmp_path: Path) -> None:
+    lines = [
+        step(0, 1, at, overlap=USUAL, reasons={"boundary": "x came before it"} if at < 3 else {}) for at in range(30)
+    ]
+    write_rank(tmp_path, header(0, 1), lines)
+    found = aggregate(LabelledRun("x", load_run(tmp_path)))
+    assert found["steps"]["unclear_rank_steps"] == {"x came before it": 3}
+    (said,) = (text for text in cautions(found) if "not clear" in text)
+    assert said.startswith("3 of 30 steps of ranks may be longer or shorter")
+    assert said.endswith(": x came before it")
+
+
 def test_a_denominator_of_zero_is_counted(tmp_path: Path) -> None:
     overlaps = [USUAL] * (FEW_STEPS + 1) + [metrics(20, 16, 0, 0)] * 2
     (said,) = cautions(entry(tmp_path / "x", overlaps))

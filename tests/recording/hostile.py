@@ -35,13 +35,13 @@ BEHIND: Final = "import sys; sys.own = __file__"
 
 @dataclass(frozen=True)
 class Environment:
-    """`steps`: that are recorded; None: it does not train. `code`: with which the program ends."""
+    """`steps`: how many are recorded; None: it does not train. `code`: with which the program ends."""
 
     name: str
     files: Mapping[str, str] = field(default_factory=lambda: {"x.py": SEEN})
     variables: Mapping[str, str] = field(default_factory=dict)
     words: tuple[str, ...] = ("{python}", "x.py")
-    steps: int | None = None
+    steps: int | range | None = None
     code: int = 0
 
 
@@ -146,4 +146,23 @@ OF_TORCH: Final = (
         "another project's package", "import aorta; print(aorta.mine)\n", {"aorta/__init__.py": "mine = 5"}, steps=0
     ),
     trains("that package, not imported", files={"aorta/__init__.py": "1 / 0"}, steps=0),
+    Environment(
+        "OUT becomes a file",
+        {"x.py": TRAINS},
+        words=shell("if test -d ../out; then rm -r ../out; touch ../out; fi; exec {python} x.py"),
+        steps=0,
+    ),
+    Environment("a full disk", {"x.py": TRAINS}, words=shell("ulimit -f 8; exec {python} x.py"), steps=range(3)),
+    Environment(
+        "a disk that gets full",
+        {"x.py": TRAINS.replace("range(4)", "range(300)")},
+        words=shell("ulimit -f 64; exec {python} x.py"),
+        steps=range(1, 299),
+    ),
+    Environment(
+        "a restart by its launcher",
+        {"x.py": "import os; first = os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'\n" + TRAINS + "1 / (not first)\n"},
+        words=("{python}", "-m", "torch.distributed.run", "--standalone", "--max-restarts", "1", "x.py"),
+        steps=3,
+    ),
 )

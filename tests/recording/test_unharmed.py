@@ -47,7 +47,7 @@ def test_a_program_is_what_it_is_without(tmp_path: Path, one: Environment) -> No
         assert [path.name for path in tmp_path.glob("out/*")] == [NOTE_FILE]
         assert not said or one.code == 1  # a traceback, with a line more
     elif one.steps:
-        assert len(record(tmp_path / "out").steps) == one.steps
+        assert len(record(tmp_path / "out").steps) in (one.steps if isinstance(one.steps, range) else [one.steps])
     else:
         assert len(said) == 1
         assert said[0].startswith("aorta: nothing is recorded: ")
