@@ -29,7 +29,7 @@ WITHOUT_TORCH: Final = frozenset(
 
 
 @cache
-def _imports(path: Path) -> frozenset[str]:
+def imports(path: Path) -> frozenset[str]:
     """Dotted names of all that a file imports, wherever in it."""
     names = set[str]()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -41,11 +41,11 @@ def _imports(path: Path) -> frozenset[str]:
 
 
 def _packages(path: Path) -> set[str]:
-    return {name.partition(".")[0] for name in _imports(path)}
+    return {name.partition(".")[0] for name in imports(path)}
 
 
 @cache
-def _file(name: str) -> Path | None:
+def file_of(name: str) -> Path | None:
     """The file of a module of this repository, by its name or by a name in it."""
     parts = name.split(".")
     for end in range(len(parts), 0, -1):
@@ -58,8 +58,8 @@ def _file(name: str) -> Path | None:
 
 def _reached(path: Path, package: str, seen: set[Path]) -> set[Path]:
     """The files of one of our packages that a file imports, at any distance; `seen` grows by them."""
-    for name in _imports(path):
-        found = _file(name) if name.partition(".")[0] == package else None
+    for name in imports(path):
+        found = file_of(name) if name.partition(".")[0] == package else None
         if found is not None and found not in seen:
             seen.add(found)
             _reached(found, package, seen)
@@ -73,8 +73,8 @@ def is_pure(path: Path) -> bool:
     own = {path, *(one for one in conftests if one.is_file())}
     for one in tuple(own):
         _reached(one, "tests", own)
-    named = {name for one in own for name in _imports(one) if name.startswith("aorta.")}
-    direct = {found for name in named if (found := _file(name)) is not None}
+    named = {name for one in own for name in imports(one) if name.startswith("aorta.")}
+    direct = {found for name in named if (found := file_of(name)) is not None}
     everything = set(direct)
     for one in direct:
         _reached(one, "aorta", everything)

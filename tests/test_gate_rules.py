@@ -1,6 +1,6 @@
-"""How the gate picks and repeats tests: a skip that nobody has listed fails in continuous integration and is shown
-elsewhere, a failed test is run again once, the pure tests load neither torch nor what draws, and forked ranks begin as
-those of torchrun do.
+"""How the gate picks tests: a skip that nobody has listed fails in continuous integration and is shown elsewhere, the
+pure tests load neither torch nor what draws, the tests nearest to a change come first, and forked ranks begin as those
+of torchrun do.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests import pure, run_again
+from tests import pure, since
 from tests.allowed_skips import VARIABLE
 from tests.ranks import forked
 from tests.runs import HANGS_S, ROOT, Launcher, environment, program, succeeded
@@ -92,43 +92,6 @@ def test_without_a_gpu_the_tests_of_devices_are_skipped_with_a_reason() -> None:
     assert all(reasons)
 
 
-TEST = """
-from pathlib import Path
-import pytest
-
-@pytest.mark.parametrize("name", {names})
-def test_of(name):
-    ran = Path(__file__).with_name(name)
-    count = len(ran.read_text()) if ran.exists() else 0
-    ran.write_text("x" * (count + 1))
-    assert name.startswith("good") or name.startswith("once") and count == 1
-"""
-
-
-def run(folder: Path, *names: str) -> tuple[int, dict[str, int]]:
-    """The exit code, and how often each test ran."""
-    (folder / "pytest.ini").write_text("[pytest]\n")
-    (folder / "test_it.py").write_text(TEST.format(names=names))
-    code = run_again.main([str(folder)])
-    return code, {name: len((folder / name).read_text()) for name in names}
-
-
-def test_what_was_disturbed_passes_and_is_named_and_what_fails_twice_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert run(tmp_path, "good", "bad", "once") == (1, {"good": 1, "bad": 2, "once": 2})
-    assert capfd.readouterr().out.endswith(
-        "== 1 test(s) passed only when run again, alone:\n   test_it.py::test_of[once]\n"
-    )
-
-
-def test_many_failures_are_no_disturbance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    names = [f"once{number}" for number in range(run_again.MOST + 1)]
-    assert run(tmp_path, *names) == (1, dict.fromkeys(names, 1))
-
-
 def test_the_pure_tests_load_neither_torch_nor_what_draws() -> None:
     names = [str(path.relative_to(ROOT).with_suffix("")).replace("/", ".") for path in pure.files()]
     assert len(names) > 30
@@ -140,6 +103,15 @@ def test_the_pure_tests_load_neither_torch_nor_what_draws() -> None:
         [sys.executable, "-c", program], cwd=ROOT, env=environment(), capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
+
+
+def test_the_tests_nearest_to_a_change_come_first_and_of_a_page_its_checks() -> None:
+    near, others = since.chosen({ROOT / "aorta/read/traces/nsys.py"})
+    assert near[0] == ROOT / "tests/read/test_nsys.py"
+    assert (len(near) <= since.MOST, others > len(near)) == (True, True)
+    assert since.chosen({ROOT / "tests/read/test_matching.py"}) == ([ROOT / "tests/read/test_matching.py"], 0)
+    pages, _ = since.chosen({ROOT / "docs/traces.md"})
+    assert {path.parent.name for path in pages} == {"docs"}
 
 
 FAILING = """

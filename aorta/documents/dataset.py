@@ -447,7 +447,6 @@ class TraceEntries(msgspec.Struct):
     """What a dataset has that was read from traces."""
 
     whole: dict[str, Any]
-    costs: list[dict[str, Any]]
     slowdowns: list[SlowdownEntry]
     kernels: KernelEntries
 

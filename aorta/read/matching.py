@@ -24,16 +24,13 @@ from aorta.read.frames import UNKNOWN, UNNUMBERED, Bools, Collectives, Groups, I
 from aorta.read.run import Members, Run
 from aorta.timeline.classes import LOCKSTEP, UNKNOWN_KIND
 
-KIND_UNKNOWN: Final = "its kind is not known"
-LEAVES_EARLY: Final = "a rank may end this kind early, so no rank's duration is its transfer"
-NOT_NUMBERED: Final = "the trace does not number it, so it cannot be found on other ranks"
 REASONS: Final = (
     "",
-    KIND_UNKNOWN,
-    LEAVES_EARLY,
+    "its kind is not known",
+    "a rank may end this kind early, so no rank's duration is its transfer",
     "the ranks of its group are not known (a record with no footer, or a trace that does not record them)",
     "a collective was missed at or before this step: sequence numbers no longer match",
-    NOT_NUMBERED,
+    "the trace does not number it, so it cannot be found on other ranks",
     "not found exactly once on every rank of its group",
     "its start or its end was not seen on some rank",
 )

@@ -1,7 +1,7 @@
 """Dumps of the Flight Recorder with fields that torch never updates, each with who holds up the job by construction.
 
-`tests.read.public_cases` lists them. NCCL's fields are as `ProcessGroupNCCL` writes them: messages of a batch
-share a `p2p_seq_id`, have no events and stay scheduled; an entry named `coalesced` ends the batch and is updated.
+NCCL's fields are as `ProcessGroupNCCL` writes them: messages of a batch share a `p2p_seq_id`, have no events and stay
+scheduled; an entry named `coalesced` ends the batch and is updated.
 """
 
 from __future__ import annotations

@@ -186,6 +186,7 @@ def test_rows_beyond_the_kept_ones_are_counted(monkeypatch: pytest.MonkeyPatch) 
     rows = [[row(COMPUTE, 0, 10 + at, name=f"k{at}", rank=rank) for at in range(5)] for rank in (0, 1)]
     kept = entries([kernel_facts(trace(rows[0])), kernel_facts(trace(rows[1]))])
     assert (len(kept.totals), kept.left_out) == (4, {"totals": 6})
+    assert sum(kernel.share for kernel in kept.by_name) <= 1
 
 
 def test_communication_between_kernels_is_no_gap_of_their_stream_but_has_one_of_its_own() -> None:

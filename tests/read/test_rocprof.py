@@ -256,3 +256,11 @@ def test_that_counters_were_collected_is_noted_and_their_file_is_no_trace(tmp_pa
     (tmp_path / counters).write_bytes(head)
     with pytest.raises(InputError, match="nothing that can be read as a trace"):
         find_units(str(tmp_path))
+
+
+def test_nanoseconds_beyond_those_that_floats_hold_stay_exact_beside_empty_cells() -> None:
+    head = b"Agent_Id,Queue_Id,Kernel_Name,Start_Timestamp,End_Timestamp\n"
+    (trace,) = read_with(ROCPROF_CSV, {"t.csv": head + b"1,2,k,%d,%d\n1,,k,7,9\n" % (2**53 + 1, 2**53 + 4)})
+    assert trace.intervals.start_ns.tolist() == [2**53 + 1, 7]
+    assert trace.intervals.end_ns.tolist() == [2**53 + 4, 9]
+    assert trace.intervals.stream.tolist() == [2, NULL]

@@ -1,7 +1,6 @@
 """Loops beside threads that issue collectives between steps, each with how many of them have to be in the record.
 
-`tests.read.public_cases` lists them. A process group of one rank over gloo: what is lost or not is the same
-as with several, and no process has to be started.
+A process group of one rank over gloo: what is lost or not is the same as with several, and no process is started.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from tests.read.kineto_files import ALLREDUCE, GEMM, document, kernel
-from tests.read.public_cases import csv, gemm
+from tests.read.rocprof_files import as_csv
 from tests.read.test_sources import report
 
 RECORD = """
@@ -43,9 +43,8 @@ def test_a_report_of_traces_and_of_a_record(tmp_path: Path) -> None:
     )
     assert "Traceback" not in done.stderr
     (folder / "csv").mkdir()
-    csv([gemm(0, 50)])(folder / "csv")
-    (table,) = (folder / "csv").iterdir()
-    table.write_bytes(table.read_bytes().replace(b"cutlass", b"\xe9"))
+    for name, content in as_csv("direct").items():
+        (folder / "csv" / name).write_bytes(content.replace(b"Cijk", b"\xe9"))
     for name in ("traces", "run", "csv"):
         report(["--log-dir", str(folder / name), "--label", "x"], folder / name / "out")
         summary = (folder / name / "out" / "summary.json").read_bytes()

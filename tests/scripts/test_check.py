@@ -20,7 +20,7 @@ SHORT = " and not thorough"
 
 def command_of(marks, *words):
     """The command of one stage of tests."""
-    return ["-m", "tests.run_again", "-n", "3", "--dist", "worksteal", "-m", f"{marks} and not slow", *words]
+    return ["-m", "pytest", "--cache-clear", "-n", "3", "--dist", "worksteal", "-m", f"{marks} and not slow", *words]
 
 
 def answer(sh, **said):
@@ -80,7 +80,32 @@ def test_the_fast_gate_runs_the_pure_tests_alone(gate):
     assert result.calls[-1]["argv"] == command_of("not dist and not gpu and not simulated", *PURE, "-x")
     assert "== all other tests: skipped (--fast)" in result.out
     (gate.repo / ".venv/bin/python").write_text("#!/bin/sh\nexit 1\n")
-    assert "check: stage 'pure tests' failed" in gate("check", "--fast").err
+    assert "check: stage 'choice of tests' failed" in gate("check", "--fast").err
+
+
+def test_since_a_commit_the_nearest_tests_run_and_nothing_after_them(gate):
+    gate.program("git", 'test "$4" = "main^{commit}" && echo abc')
+    answer(gate, abc="\n".join(PURE))
+    result = gate("check", "--since", "main")
+    assert (result.code, result.out.splitlines()[-1]) == (0, "== all other tests: skipped (--since)"), result.err
+    assert result.calls[-1]["argv"] == command_of(f"not alone and not gpu and not simulated{SHORT}", *PURE)
+    answer(gate, abc="")
+    assert gate("check", "--since", "main").calls[-1]["argv"] == []  # lint-imports: nothing is near
+    refused = gate("check", "--since", "mian")
+    assert (refused.code, refused.calls) == (2, [])
+    assert "--since needs a commit" in refused.err
+
+
+def test_few_failures_run_again_alone_and_many_do_not(gate):
+    failed = gate.repo / ".pytest_cache/v/cache/lastfailed"
+    failed.parent.mkdir(parents=True)
+    marks = "not gpu and not simulated and not alone"
+    for count, again in ((3, True), (4, False)):
+        failed.write_text("{\n" + ",\n".join(f'  "tests/a.py::{n}": true' for n in range(count)) + "\n}")
+        result = gate("check", "tests/a.py", STANDIN_FAIL_ON="--cache-clear", STANDIN_EXIT="1")
+        ran = ["-m", "pytest", "--last-failed", "--verbose", "-m", f"{marks} and not slow", "tests/a.py", "-n", "0"]
+        assert (ran in [call["argv"] for call in result.calls]) is again
+        assert result.code == (0 if again else 1)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from aorta.read.health import Health
 from aorta.read.join import join, join_steps
 from aorta.read.ledger import LANES, WHOLE, Broken, Gap, nulled
 from aorta.read.run import CoverageFacts, Run, gaps_of, partial_steps
-from aorta.read.traces.collective_costs import END_SOURCE, costs
+from aorta.read.traces.collectives import END_SOURCE
 from aorta.read.traces.files import find_units
 from aorta.read.traces.health import examine
 from aorta.read.traces.kernels import entries, largest_first
@@ -37,7 +37,7 @@ def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequ
 
     Returns:
         A run whose `ranks` hold the busiest device of each trace. Its `traces` are what a report shows of traces only:
-        each device measured as one window, costs of collectives, kernels and their slowdown.
+        each device measured as one window, kernels and their slowdown.
 
     Raises:
         InputError: nothing there can be read.
@@ -89,14 +89,8 @@ def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequ
                 unlike = tuple(Gap(lane, why, WHOLE, seen=False) for lane in LANES)
                 tables = replace(tables, steps=steps, gaps=(*tables.gaps, *unlike))
             ranks[number] = replace(tables, source=source)
-    parts = [  # each trace of unknown rank is a rank of its own
-        replace(part, rank=UNKNOWN - at) if part.rank == UNKNOWN else part
-        for at, trace in enumerate(traces)
-        for part in trace.parts
-    ]
     shown = TraceEntries(
         whole={str(numbered[at]): devices[at].whole for at in ordered},
-        costs=costs(parts),
         slowdowns=sorted((row for trace in traces for row in trace.slowdowns), key=largest_first),
         kernels=entries(trace.kernels for trace in traces),
     )
@@ -142,8 +136,7 @@ def _unranked(trace: TraceTables) -> TraceTables:
         replace(each, tables=replace(each.tables, source=replace(each.tables.source, rank=UNKNOWN)))
         for each in trace.devices
     ]
-    parts = [replace(part, rank=UNKNOWN) for part in trace.parts]
-    return replace(trace, facts=replace(trace.facts, rank=UNKNOWN), devices=devices, parts=parts)
+    return replace(trace, facts=replace(trace.facts, rank=UNKNOWN), devices=devices)
 
 
 def _refuse_several_jobs(location: str, processes: Sequence[Sequence[TraceTables]]) -> None:

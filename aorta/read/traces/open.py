@@ -1,5 +1,5 @@
 """Opens other people's files with limits: local ones, fsspec URLs, gzip (by its first bytes, inflated on the fly), tar
-archives, CSV, and SQLite with SQL over stored tables.
+archives, and SQLite with SQL over stored tables.
 
     with opened("traces/rank0.json.gz") as stream, reading("traces/rank0.json.gz"):
         first = stream.head()
@@ -17,7 +17,6 @@ query may cost.
 
 from __future__ import annotations
 
-import csv
 import io
 import shutil
 import sqlite3
@@ -47,9 +46,6 @@ _GZIP: Final = 31
 GZIP_MAGIC: Final = b"\x1f\x8b"
 SNIFF_BYTES: Final = 1 << 16
 _COPIED: Final = 1 << 20
-LONGEST_LINE: Final = 4 << 20
-_LONGEST_FIELD: Final = 1 << 20
-"""Of CSV: demangled kernel names reach tens of thousands of characters."""
 INFLATED_LIMIT: Final = 256 << 20
 MOST_NAMES, DEEPEST, _LONGEST_NAME = 100_000, 64, 4096
 """Files and folders of a folder or an archive of traces, folders in each other, and bytes of a name, at most."""
@@ -198,31 +194,6 @@ def local_copy(location: str) -> Iterator[Path]:
         with path.open("wb") as copy:
             shutil.copyfileobj(stream, copy, _COPIED)
         yield path
-
-
-def csv_rows(stream: IO[bytes], place: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield the rows of a CSV file that are not empty, each with the number of the line on which it ends.
-
-    Raises:
-        InputError: it is not CSV, or a line is too long: one that never ends must not be read into memory.
-    """
-
-    def lines() -> Iterator[str]:
-        number = 0
-        while line := stream.readline(LONGEST_LINE):
-            number += 1
-            if len(line) == LONGEST_LINE:
-                raise InputError(f"{place}:{number}: a line of more than {LONGEST_LINE} bytes: not a CSV trace")
-            yield line.decode("utf-8-sig" if number == 1 else "utf-8", NOT_UTF8)
-
-    csv.field_size_limit(_LONGEST_FIELD)
-    reader = csv.reader(lines(), strict=True)
-    try:
-        for row in reader:
-            if row:
-                yield reader.line_num, row
-    except csv.Error as error:
-        raise InputError(f"{place}:{reader.line_num}: not CSV: {error}") from error
 
 
 def is_tar(head: bytes) -> bool:

@@ -31,7 +31,7 @@ from aorta.read.frames import (
 from aorta.read.ledger import COMM, LANES, WHOLE, Gap, audit, balanced, lacking, mostly_one, of_window
 from aorta.read.run import CoverageFacts, Details, RankTables, Source, StepIntervals
 from aorta.read.traces.claims import unrecorded
-from aorta.read.traces.collective_costs import END_SOURCE, CostPart, collectives_in, parts_of
+from aorta.read.traces.collectives import END_SOURCE, collectives_in
 from aorta.read.traces.files import TraceFiles, read_unit
 from aorta.read.traces.health import TraceFacts, check_rows, doubtful_rows
 from aorta.read.traces.interval_table import (
@@ -120,7 +120,6 @@ class TraceTables:
     devices: list[DeviceTables]
     facts: TraceFacts
     kernels: KernelFacts
-    parts: list[CostPart]
     slowdowns: list[SlowdownEntry]
     slowdowns_left_out: int
 
@@ -143,7 +142,6 @@ def _tables(trace: Trace) -> TraceTables:
         devices=[_device(trace, timeline) for timeline in device_timelines(trace)],
         facts=facts,
         kernels=kernel_facts(trace),
-        parts=[] if unseen else parts_of(trace),
         slowdowns=slow[:SHOWN_SLOWDOWNS],
         slowdowns_left_out=len(slow[SHOWN_SLOWDOWNS:]),
     )

@@ -12,27 +12,30 @@ what a device is.
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from itertools import islice
 from pathlib import Path, PurePath
-from typing import IO, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final
 
-import msgspec
 import numpy as np
 
 from aorta.errors import InputError
 from aorta.read.frames import Numbered
 from aorta.read.traces.interval_table import NULL, Trace
-from aorta.read.traces.open import csv_rows, is_url, rows_of
+from aorta.read.traces.open import is_url, rows_of
 from aorta.read.traces.reader import FileHead, Process, Ranges, Reader, TraceInput, copies
 from aorta.read.traces.rocprof import trace as rocprof
+from aorta.records.files import NOT_UTF8
+from aorta.timeline.arrays import Int64
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _TRACES: Final = ("kernel_trace", "memory_copy_trace", "rccl_api_trace", "marker_api_trace", "hip_api_trace")
 _COUNTERS: Final = "counter_collection"
 STEMS: Final = (*_TRACES, _COUNTERS)
 """Ends of the names of the files that one process writes and this reader uses."""
-_ROWS: Final = 4096
+_ROWS: Final = 1 << 16
 """Rows held as Python objects at a time."""
 _SPAN: Final = "start_ns=start_timestamp end_ns=end_timestamp"
 _TABLES: Final = {
@@ -49,8 +52,8 @@ _NO_TEXT: Final = 0
 """Code of the empty text, which is the first."""
 _NEEDED: Final = ("start_timestamp", "end_timestamp")
 """Columns without which a row says nothing."""
-_NUMBERS: Final = msgspec.json.Decoder(list[int])
 _NUMBER: Final = re.compile(r"(-?[0-9]{1,19})")
+_AGENTS: Final = ("agent_id", "source_agent_id", "destination_agent_id")
 _AGENT: Final = re.compile(r"(?:[A-Za-z]+ )?([0-9]{1,9})")
 _PID: Final = re.compile(r"^(\d{1,10})_(?:[a-z]+_)+trace\.csv", re.IGNORECASE)
 
@@ -151,64 +154,75 @@ def _table(path: str, stream: IO[bytes], texts: Numbered) -> tuple[str, dict[str
     """Read one file: what its rows are, and their columns. Texts become codes of `texts`, and what is missing `NULL`.
 
     Raises:
-        InputError: it has none of the known columns, or a row cannot be read; names file and line.
+        InputError: it has none of the known columns, or a row cannot be read; names file and row (1: below the header).
     """
-    lines = csv_rows(stream, path)
-    _, head = next(lines, (1, []))
-    at = {name.strip().lower(): column for column, name in enumerate(head)}
+    import pandas as pd
+
+    kind, first, parts = "", 1, dict[str, list[Int64]]()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pd.errors.ParserWarning)  # a first row with more fields than the header
+        try:
+            for rows in pd.read_csv(
+                stream,
+                chunksize=_ROWS,
+                index_col=False,
+                dtype_backend="numpy_nullable",  # else an empty cell makes floats of a column, which lose nanoseconds
+                keep_default_na=False,
+                na_values=["", "null", "None"],
+                encoding="utf-8-sig",
+                encoding_errors=NOT_UTF8,
+            ):
+                rows.columns = [name.strip().lower() for name in rows.columns]
+                kind = kind or _kind(path, list(rows.columns))
+                for name, column in _columns(kind).items():
+                    cells = rows[column] if column in rows else pd.Series(pd.NA, rows.index, "Int64")
+                    parts.setdefault(name, []).append(_integers(path, first, column, cells, texts))
+                first += len(rows)
+        except (ValueError, pd.errors.ParserWarning) as error:
+            why = str(error).strip()[:200]
+            raise InputError(f"{path}: not CSV: {why}: cut off, or edited by hand?") from error
+    return kind, {name: np.concatenate(part) for name, part in parts.items()}
+
+
+def _kind(path: str, head: list[str]) -> str:
     known = {kind: [each.partition("=")[2] for each in needed.split()] for kind, (needed, _) in _TABLES.items()}
-    kind = next((kind for kind, names in known.items() if at.keys() >= set(names)), None)
-    if kind is None:
+    kind = next((kind for kind, names in known.items() if {*head} >= {*names}), None)
+    if kind is None or len({*head}) < len(head):
         raise InputError(
-            f"{path}:1: not a rocprofv3 trace: the columns are {', '.join(head[:12])[:300] or 'none'}; a kernel trace "
-            f"has {', '.join(known['kernel'])}, a copy trace {', '.join(known['copy'])}, an API or marker trace "
-            f"{', '.join(known['call'])}"
+            f"{path}: not a rocprofv3 trace: the columns are {', '.join(head[:12])[:300]}; a kernel trace has "
+            f"{', '.join(known['kernel'])}, a copy trace {', '.join(known['copy'])}, an API or marker trace "
+            f"{', '.join(known['call'])}, each once"
         )
-    parts: dict[str, list[Any]] = {name: [] for name in _columns(kind)}
-    while rows := list(islice(lines, _ROWS)):
-        for number, row in rows:
-            if len(row) != len(head):
-                fields = f"{len(row)} fields for {len(head)} columns"
-                raise InputError(f"{path}:{number}: {fields}: cut off, or edited by hand?")
-        cells = list(zip(*(row for _, row in rows), strict=True))
-        for name, column in _columns(kind).items():
-            values = cells[at[column]] if column in at else ("",) * len(rows)
-            needed = column in _NEEDED
-            if column in _TEXTS:
-                parts[name].append(np.array([texts[cell] for cell in values], np.int64))
-                continue
-            if not needed and not any(values):
-                parts[name].append(np.full(len(rows), NULL, np.int64))
-                continue
-            parse, wanted = _PARSERS.get(column, (_integer, "an integer of 64 bits is needed"))
-            if parse is _integer:
-                with suppress(msgspec.DecodeError, OverflowError, UnicodeError):  # quick, where every cell is a number
-                    numbers = _NUMBERS.decode(f"[{','.join(values)}]")
-                    if len(numbers) == len(rows):
-                        parts[name].append(np.array(numbers, np.int64))
-                        continue
-            empty = {} if needed else dict.fromkeys(("", "null", "None"), NULL)
-            parsed = {cell: empty[cell] if cell in empty else parse(cell) for cell in set(values)}
-            for (number, _), cell in zip(rows, values, strict=True):
-                if parsed[cell] is None:
-                    raise InputError(f"{path}:{number}: {column} is {cell[:60]!r}; {wanted}")
-            parts[name].append(np.array([parsed[cell] for cell in values], np.int64))
-    return kind, {name: np.concatenate(parts.pop(name) or [np.zeros(0, np.int64)]) for name in list(parts)}
+    return kind
 
 
-def _integer(cell: str, pattern: re.Pattern[str] = _NUMBER) -> int | None:
-    match = pattern.fullmatch(cell)  # int() accepts "1_000", and refuses a number only after 4,300 digits
+def _integers(path: str, first: int, column: str, cells: pd.Series[Any], texts: Numbered) -> Int64:
+    """Return the cells of a column from row `first` on as integers: codes of texts, numbers of agents."""
+    import pandas as pd
+
+    needed = column in _NEEDED
+    if column not in _TEXTS and cells.dtype == "Int64" and not (needed and cells.hasnans):
+        return cells.to_numpy(np.int64, na_value=NULL)
+    wanted = 'an agent is "Agent 4", "GPU 0" or a number' if column in _AGENTS else "an integer of 64 bits is needed"
+    if column not in _TEXTS and cells.dtype == "Float64":
+        raise InputError(f"{path}: {column} has numbers with a decimal point or an exponent; {wanted}")
+    code, words = pd.factorize(cells.astype("string").fillna(""))
+    numbers: list[int | None]
+    if column in _TEXTS:
+        numbers = [texts[word] for word in words]
+    else:
+        pattern = _AGENT if column in _AGENTS else _NUMBER
+        numbers = [_integer(word, pattern) if word or needed else NULL for word in words]
+    if None in numbers:
+        wrong = numbers.index(None)
+        row = first + int(np.flatnonzero(code == wrong)[0])
+        raise InputError(f"{path}: row {row}: {column} is {words[wrong][:60]!r}; {wanted}")
+    return np.array(numbers, np.int64)[code]
+
+
+def _integer(word: str, pattern: re.Pattern[str]) -> int | None:
+    match = pattern.fullmatch(word)  # int() accepts "1_000", and refuses a number only after 4,300 digits
     return int(match[1]) if match and -(2**63) <= int(match[1]) < 2**63 else None
-
-
-def _agent(cell: str) -> int | None:
-    return _integer(cell, _AGENT)
-
-
-_PARSERS: Final[dict[str, tuple[Callable[[str], int | None], str]]] = dict.fromkeys(
-    ("agent_id", "source_agent_id", "destination_agent_id"), (_agent, 'an agent is "Agent 4", "GPU 0" or a number')
-)
-"""How a column is read that holds neither texts nor plain integers, and what its cells have to be."""
 
 
 ROCPROF_CSV: Final = Reader(

@@ -1,0 +1,69 @@
+"""The test files of `scripts/check --since REF`: `python -m tests.since REF` names those nearest to what changed.
+
+Changed is what git says of the working tree since REF, new files too. How near a test is to a module is the fewest
+imports of AORTA between them: its own and those of the tests' helpers count as one. At most `NEAREST` modules away, and
+at most `MOST` files; how many others reach the change is said on stderr. A file that is no module is near to the tests
+that name it, a page to those of `tests/docs`. Must not: import what it looks at.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import deque
+from pathlib import Path
+from typing import Final
+
+from tests.pure import ROOT, file_of, imports
+
+NEAREST: Final = 2
+MOST: Final = 40
+"""Take about 90 s on two idle cores."""
+_OURS: Final = ("aorta", "tests", "scripts", "benchmarks")
+
+
+def distances(test: Path) -> dict[Path, int]:
+    """Every file that a test reaches -> how many imports outside of the tests lie between."""
+    known, near = {test: 0}, deque([test])
+    while near:
+        path = near.popleft()
+        for name in imports(path):
+            found = file_of(name) if name.partition(".")[0] in _OURS else None
+            if found is None or found in known:
+                continue
+            helper = found.is_relative_to(ROOT / "tests")
+            known[found] = known[path] + (not helper)
+            (near.appendleft if helper else near.append)(found)  # a helper is as near as its test
+    return known
+
+
+def chosen(changed: set[Path]) -> tuple[list[Path], int]:
+    """The test files nearest to these files, the nearest first, and how many more reach them."""
+    found: dict[Path, tuple[int, bool, Path]] = {}
+    names = {path.name for path in changed if path.suffix not in (".py", ".md")}
+    pages = any(path.suffix == ".md" for path in changed)
+    for test in sorted((ROOT / "tests").rglob("test_*.py")):
+        known = distances(test)
+        far = [known[path] for path in changed & known.keys()]
+        if any(name in test.read_text() for name in names) or (pages and test.parent.name == "docs"):
+            far.append(0)
+        if far:
+            mirrored = any(test.stem == f"test_{path.stem}" for path in changed)
+            found[test] = (min(far), not mirrored, test)
+    near = sorted((test for test, (far, *_) in found.items() if far <= NEAREST), key=found.__getitem__)[:MOST]
+    return near, len(found) - len(near)
+
+
+def changed_since(reference: str) -> set[Path]:
+    """The files that differ from a commit, and those that git does not know yet."""
+    words = (["diff", "--name-only", "-z", reference], ["ls-files", "--others", "--exclude-standard", "-z"])
+    said = [
+        subprocess.run(["git", *each], cwd=ROOT, check=True, capture_output=True, text=True).stdout for each in words
+    ]
+    return {ROOT / name for name in "".join(said).split("\0") if name}
+
+
+if __name__ == "__main__":
+    tests, others = chosen(changed_since(sys.argv[1]))
+    sys.stderr.write(f"{len(tests)} test files are near to what changed, {others} more reach it\n")
+    sys.stdout.write("".join(f"{path.relative_to(ROOT)}\n" for path in tests))
