@@ -136,6 +136,12 @@ class RankEvidence(RankState, kw_only=True):
     stacks: list[ThreadStack] = []
     torn: str | None = None
 
+    @property
+    def is_unreadable(self) -> bool:
+        """Whether nothing in it tells what the rank does."""
+        told = self.collectives or self.progress_ns is not None or self.state != "unknown" or self.exit is not None
+        return self.torn is not None and not told
+
 
 AUTOPSY_VERSION: Final = 1
 ENDED_IN_ORDER: Final = "finished normally"
@@ -248,10 +254,10 @@ class Verdict(msgspec.Struct, kw_only=True):
     """What an autopsy found.
 
     Attributes:
-        kind: of the first accusation; `stuck_inside` may name no rank.
+        kind: of the first accusation; `stuck_inside` and `signature_mismatch` may name no rank.
         summary: the answer in one sentence; begins with the accused rank, its PID and host.
         culprits: accused ranks.
-        suspects: with `cannot_decide`, the ranks among which the cause is, where evidence says so.
+        suspects: without a culprit, the ranks among which the cause is, where evidence says so.
         waits: who waits for whom, those next to a culprit first.
         missing: ranks of the job of which there is no evidence.
         contradictions: where two sources disagree.

@@ -20,7 +20,15 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from aorta.autopsy.evidence import UNKNOWN_KIND, CollectiveEvidence, CollectiveState, GroupEvidence, RankEvidence
+from aorta.autopsy.evidence import (
+    DEFAULT_GROUP,
+    UNKNOWN_KIND,
+    CollectiveEvidence,
+    CollectiveState,
+    GroupEvidence,
+    RankEvidence,
+)
+from aorta.command_line import name_ranks
 from aorta.errors import InputError
 from aorta.records.files import decode_json, open_regular, read_small
 from aorta.records.progress_file import PROGRESS_DIR
@@ -50,6 +58,8 @@ _KINDS: Final = {
 """Names that backends of torch give to the kinds of the record; other names are kinds themselves."""
 _MESSAGES: Final = ("send ", "recv ")
 _OF_GLOO: Final = "gloo:"
+_UNDESCRIBED: Final = "undefined"
+"""torch's description of a group that got none."""
 _ITEM_BYTES: Final = {
     **dict.fromkeys(("Double", "Long", "ComplexFloat"), 8),
     **dict.fromkeys(("Float", "Int"), 4),
@@ -190,8 +200,6 @@ def read_dumps(paths: Sequence[Path]) -> list[RankEvidence]:
         raise InputError(no_evidence(paths[0]))
     dumps = {rank: _read(path) for rank, path in files.items()}
     readable = {rank: dump for rank, dump in dumps.items() if isinstance(dump, _Dump)}
-    listed = [rank for dump in readable.values() for group in dump.pg_config.values() for rank in map(int, group.ranks)]
-    world = max([*files, *listed]) + 1 if listed else None
     whole = not any(one.entries and (one.entries[0].record_id or _is_of_unfinished(one)) for one in readable.values())
     messaging = {str(one.process_group[0]) for dump in readable.values() for one in dump.entries if one.p2p_seq_id}
     # Without TORCH_NCCL_ENABLE_TIMING torch records no event at a collective's start, and says of none that the device
@@ -202,9 +210,9 @@ def read_dumps(paths: Sequence[Path]) -> list[RankEvidence]:
         for entry in each.entries
     )
     return [
-        RankEvidence(rank=rank, world_size=world, source="flight_recorder", path=str(files[rank]), torn=dump)
+        RankEvidence(rank=rank, source="flight_recorder", path=str(files[rank]), torn=dump)
         if isinstance(dump, str)
-        else _evidence(rank, world, files[rank], dump, whole, begun, messaging)
+        else _evidence(rank, files[rank], dump, whole, begun, messaging)
         for rank, dump in sorted(dumps.items())
     ]
 
@@ -256,17 +264,18 @@ def _read(path: Path) -> _Dump | str:
     return dump
 
 
-def _evidence(
-    rank: int, world: int | None, path: Path, dump: _Dump, whole: bool, begun: bool, messaging: set[str]
-) -> RankEvidence:
+def _evidence(rank: int, path: Path, dump: _Dump, whole: bool, begun: bool, messaging: set[str]) -> RankEvidence:
+    # A process numbers its groups as it makes them, and `pg_config` has them by name.
+    made = {str(entry.process_group[0]): entry.pg_id or 0 for entry in reversed(dump.entries)}
     groups = {
-        name: GroupEvidence(name=name, description=each.desc or None, ranks=tuple(sorted({*map(int, each.ranks)})))
-        for name, each in dump.pg_config.items()
+        name: _group(name, each.desc, sorted({*map(int, each.ranks)}))
+        for name, each in sorted(dump.pg_config.items(), key=lambda item: made.get(item[0], len(made)))
         if name  # gloo lists one without a name, with the ranks of the last group that was made
     }
+    world = next((group.ranks[-1] + 1 for group in groups.values() if _is_default(group)), None)
     for entry in dump.entries:
-        name, description = str(entry.process_group[0]), entry.process_group[1]
-        groups.setdefault(name, GroupEvidence(name=name, description=description))
+        name = str(entry.process_group[0])
+        groups.setdefault(name, _group(name, entry.process_group[1], []))
     # torch gives the messages of a batch no events, so that they stay scheduled for ever: the entry that ends the
     # batch has the state of all (`ProcessGroupNCCL::pointToPoint`). It does not say that it is of messages (`is_p2p` is
     # taken from the type of operation, COALESCED), and has the number of the collective before; but no collective
@@ -315,6 +324,17 @@ def _evidence(
         if lacking
         else None,
     )
+
+
+def _group(name: str, description: str, ranks: Sequence[int]) -> GroupEvidence:
+    """Return a group; one that its program did not describe is called by its ranks."""
+    if description == _UNDESCRIBED:
+        description = f"the group of {name_ranks(ranks)}" if ranks else ""
+    return GroupEvidence(name=name, description=description or None, ranks=tuple(ranks))
+
+
+def _is_default(group: GroupEvidence) -> bool:
+    return group.description == DEFAULT_GROUP and bool(group.ranks)
 
 
 def _is_of_unfinished(dump: _Dump) -> bool:

@@ -25,16 +25,14 @@ from aorta.autopsy.evidence import (
     UNKNOWN_KIND,
     UNRESPONSIVE,
     CollectiveEvidence,
-    GroupEvidence,
     RankEvidence,
     RankState,
 )
 from aorta.autopsy.job import Channel, JobEvidence, Rank, channel_of
+from aorta.autopsy.same_job import NEED_ALL_RANKS, of_one_job, same_groups
 from aorta.errors import InputError
 
 _MOST_ABSENT = 1 << 23  # 1,000 ranks that may each wait for 8,000 others; to list more would fill the memory
-_NEED_ALL_RANKS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
-"""No rank can complete these before every rank has issued them; the source of a broadcast, for example, can."""
 _ALIKE_NS: Final = 1_000_000
 """Both sources take the time of an issue within this of each other, but for an interruption of the host."""
 _BEGUN: Final = ("started", "completed")
@@ -51,7 +49,9 @@ def join(evidence: Iterable[RankEvidence]) -> JobEvidence:
     Raises:
         InputError: the evidence is of too few ranks of a large job.
     """
-    evidence, denied = with_rings(sorted(evidence, key=lambda each: (each.rank, each.source != "progress", each.path)))
+    ordered = sorted(evidence, key=lambda each: (each.rank, each.source != "progress", each.path))
+    own, left_out = of_one_job(ordered)
+    evidence, denied = with_rings(own)
     by_rank: dict[int, list[RankEvidence]] = defaultdict(list)
     for one in evidence:
         by_rank[one.rank].append(one)
@@ -62,7 +62,7 @@ def join(evidence: Iterable[RankEvidence]) -> JobEvidence:
             sum(one.torn is None for one in evidence if one.source == source),
         ),
     )
-    names, groups, listed = _groups([one for one in evidence if one.source == chosen])
+    names, groups, listed = same_groups([one for one in evidence if one.source == chosen])
     ranks = {rank: _joined(several, chosen, names) for rank, several in sorted(by_rank.items())}
     sizes = [one.world_size or 0 for one in evidence]
     known = {rank for group in groups.values() for rank in group.ranks} | set(ranks)
@@ -88,15 +88,15 @@ def join(evidence: Iterable[RankEvidence]) -> JobEvidence:
         elif ranks[rank].unresponsive and "running" in states.values():
             contradictions.append(f"rank {rank}: its process runs, and does not answer RAS")
     unused = any(one.source not in (chosen, "ras") and one.collectives for one in evidence)
-    notes = (f"collectives are those of {_LABELS[chosen]}; other sources number them differently",) if unused else ()
-    job = JobEvidence(ranks, world, groups, frozenset(listed), (*contradictions, *denied), notes)
+    notes = [f"collectives are those of {_LABELS[chosen]}; other sources number them differently"] if unused else []
+    job = JobEvidence(ranks, world, groups, frozenset(listed), (*contradictions, *denied), (*left_out, *notes))
     if any(one.state == "retired" for rank in ranks.values() for one in rank.collectives):
         return replace(job, ranks={rank.rank: _settled(job, rank) for rank in ranks.values()})
     # What one rank has noted of a collective that needs all ranks, holds on all of them.
     newest: dict[Channel, int] = defaultdict(lambda: -1)
     for of_rank in ranks.values():
         for issued in of_rank.collectives:
-            if issued.state == "completed" and issued.kind in _NEED_ALL_RANKS:
+            if issued.state == "completed" and issued.kind in NEED_ALL_RANKS:
                 channel = channel_of(issued, of_rank.rank)
                 newest[channel] = max(newest[channel], issued.number)
     settled = {}
@@ -118,7 +118,7 @@ def _settled(job: JobEvidence, rank: Rank) -> Rank:
     failed = {
         (channel, newest.number)
         for channel, issued in rank.channels.items()
-        if (newest := issued[max(issued)]).kind in _NEED_ALL_RANKS
+        if (newest := issued[max(issued)]).kind in NEED_ALL_RANKS
         and any(
             not other.has_issued(channel, newest.number) and not other.may_lack(newest)
             for member in job.members(channel)
@@ -144,31 +144,6 @@ def _settled(job: JobEvidence, rank: Rank) -> Rank:
         for one in rank.collectives
     )
     return structs.replace(rank, collectives=settled, complete=rank.complete and not unsure)
-
-
-def _groups(evidence: Sequence[RankEvidence]) -> tuple[dict[tuple[str, int], str], dict[str, GroupEvidence], set[str]]:
-    """Return group names by rank and its own name for them: ranks may call different groups by one name."""
-    lists: dict[str, set[tuple[int, ...]]] = defaultdict(set)
-    for one in evidence:
-        for group in one.groups:
-            lists[group.name] |= {tuple(sorted(group.ranks))} if group.ranks else set()
-    names: dict[tuple[str, int], str] = {}
-    groups: dict[str, GroupEvidence] = {}
-    listed = set[str]()
-    for one in evidence:
-        own = {group.name: group for group in one.groups}
-        for name in [*own, *(each.group for each in one.collectives if each.group not in own)]:
-            described = own.get(name, GroupEvidence(name=name))
-            ranks = tuple(sorted(described.ranks))
-            if not ranks and len(lists[name]) == 1:
-                (ranks,) = lists[name]
-            key = f"{name} ({','.join(map(str, ranks))})" if len(lists[name]) > 1 and ranks else name
-            names[name, one.rank] = key
-            before = groups.get(key)
-            description = described.description or (before.description if before else None)
-            groups[key] = GroupEvidence(name=key, description=description, ranks=ranks)
-            listed |= {key} if ranks else set()
-    return names, groups, listed
 
 
 def _joined(several: Sequence[RankEvidence], chosen: str, names: dict[tuple[str, int], str]) -> Rank:

@@ -26,7 +26,7 @@ from aorta.autopsy.evidence import (
 )
 from aorta.autopsy.job import Channel, JobEvidence, OpenCollective, Rank, channel_of
 from aorta.autopsy.joining import join
-from aorta.autopsy.rules import Case, accuse, phase_label
+from aorta.autopsy.rules import Case, accuse, is_inside, phase_label
 from aorta.command_line import name_ranks
 from aorta.version import __version__
 
@@ -145,6 +145,13 @@ def _without_culprit(case: Case) -> tuple[Kind, list[int]]:
         ):
             late.add(rank.rank)
     undecided = {rank for found in case.mismatches if not found.accused for rank in found.issued}
+    if not job.missing and all(rank.complete for rank in job.ranks.values()):
+        if undecided:
+            return "signature_mismatch", sorted(undecided)
+        if waits.circles:
+            return "order_swapped", sorted(frozenset().union(*waits.circles))
+        if waits.roots and all(is_inside(job, waits, rank) for rank in waits.roots):
+            return "stuck_inside", []
     for suspects in (
         undecided.union(*waits.circles),
         unknown,
@@ -295,8 +302,11 @@ def _summary(
     if kind == "not_stuck":
         return "nothing is stuck: no rank waits for longer than usual"
     if kind == "stuck_inside" and not accused:
-        where = ", ".join(str(one.collective) for one in waits[:2])
-        return f"all ranks issued {where}, which does not complete: a link, a device or the library"
+        where = ", ".join(str(one.collective) for one in [each for each in waits if not each.for_ranks][:2])
+        return f"all of its ranks issued {where}, which does not complete: a link, a device or the library"
+    if kind in ("signature_mismatch", "order_swapped") and not accused:
+        what = "wait for each other in a circle" if kind == "order_swapped" else "met with different collectives"
+        return f"{name_ranks(suspects)} {what}, and nothing tells which of them is odd"
     if kind == "cannot_decide":
         if job.ranks and all(rank.unreadable for rank in job.ranks.values()):
             return f"no evidence can be read: {next(iter(job.ranks.values())).torn[0]}"

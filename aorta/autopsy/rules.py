@@ -13,6 +13,7 @@ every rank), read files, or look at the clock.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -265,7 +266,7 @@ def behind_its_peers(case: Case, accused: set[int]) -> Iterator[Accusation]:
         rank = job.ranks[number]
         awaited = [one for one in waits.open if number in one.behind and not case.is_held(one)]
         skipped = any(passed_by(rank, job.ranks[one.rank], one) for one in awaited)
-        if number in accused or not awaited or (_is_inside(job, waits, number) and not skipped):
+        if number in accused or not awaited or (is_inside(job, waits, number) and not skipped):
             continue
         # Dumps have no ages; then what fewest others are behind in says most of this one.
         first = max(
@@ -294,7 +295,7 @@ def behind_its_peers(case: Case, accused: set[int]) -> Iterator[Accusation]:
         yield case.accusation(number, kind, reason, evidence, held_up=first, since_s=_since_s(rank))
 
 
-def _is_inside(job: JobEvidence, waits: WaitGraph, rank: int) -> bool:
+def is_inside(job: JobEvidence, waits: WaitGraph, rank: int) -> bool:
     """Return whether a rank that waits for nobody is in a collective that all members issued, and begun if any."""
     if job.ranks[rank].is_elsewhere:
         return False
@@ -424,6 +425,8 @@ def _mismatch(
         if len(camps) < 2 or (aspect != "kind" and None in camps):
             continue
         kind = next(iter(issued.values())).kind
+        if aspect == "size" and kind == "all_to_all" and _unequal_totals(job.members(channel), issued):
+            return Mismatch(channel, number, aspect, issued, camps, accused=(), ahead=False, swapped=False)
         if aspect == "size" and (kind not in _ONE_SIZE or kind in differed):
             return None
         if aspect == "size" and all(one.state == "completed" for one in issued.values()):
@@ -444,6 +447,19 @@ def _mismatch(
         swapped = ahead and behind is not None and signature(behind, odd.rank) == theirs
         return Mismatch(channel, number, aspect, issued, camps, accused, ahead, swapped)
     return None
+
+
+def _unequal_totals(members: Sequence[int], issued: Mapping[int, CollectiveEvidence]) -> bool:
+    """Return whether all ranks together send another number of elements than they receive."""
+    if set(members) - issued.keys() or any(
+        one.input_sizes is None or one.output_sizes is None for one in issued.values()
+    ):
+        return False
+    sent, received = (
+        sum(math.prod(shape) for one in issued.values() for shape in getattr(one, name) or ())
+        for name in ("input_sizes", "output_sizes")
+    )
+    return sent != received and any(one.state != "completed" for one in issued.values())
 
 
 def _odd_camps(

@@ -67,7 +67,7 @@ def test_where_no_evidence_can_be_read_nothing_is_said_to_be_well(
         (folder / (f"rank_{rank}.bin" if kind == "run" else f"trace_{rank}")).write_bytes(broken)
     if kind == "dumps of a run":  # one rank says that it is well, of the other nothing can be read
         (folder / "trace_0").write_bytes(pickle.dumps(dump([entry(0, "completed")], 2)))
-    assert main(["autopsy", str(tmp_path)]) == 4
+    assert main(["autopsy", str(tmp_path)]) == (4 if kind == "dumps of a run" else 2)
     text = " ".join(capsys.readouterr().out.split())
     assert text.startswith("cannot decide no evidence can be read: " if kind != "dumps of a run" else "cannot decide")
     assert "rank 1: " in text

@@ -1,0 +1,131 @@
+"""Which dumps of torch's Flight Recorder are of one job, and which groups of its ranks are the same.
+
+    evidence, notes = of_one_job(evidence)
+
+Dumps have static names, so that those of an earlier job or attempt lie beside newer ones. A dump states the ranks of
+its default group, which are those of its job. Whatever needs all ranks of a group is issued by all before it completes
+on any: a dump that says otherwise of another is stale, the older of both. Only what remains may accuse a rank. Must not
+accuse, or compare times of unlike clocks: those of dumps are Unix times of their hosts.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from aorta.autopsy.evidence import CollectiveEvidence, GroupEvidence, RankEvidence
+from aorta.command_line import name_ranks
+
+NEED_ALL_RANKS: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
+"""No rank can complete these before every rank has issued them; the source of a broadcast, for example, can."""
+_CLOCKS_NS: Final = 60 * 1_000_000_000
+"""The clocks of a job's hosts are not further apart."""
+_TIMEOUT_NS: Final = 30 * 60 * 1_000_000_000
+"""torch's longest default timeout (`default_pg_timeout`): no rank waits longer for another."""
+
+
+def of_one_job(evidence: Sequence[RankEvidence]) -> tuple[list[RankEvidence], list[str]]:
+    """Return the evidence without dumps that are stale or of another job, and why these are left out."""
+    dumps = [one for one in evidence if one.source == "flight_recorder" and (one.collectives or one.groups)]
+    recorded = {one.world_size for one in evidence if one.source == "progress" and one.world_size}
+    newest: dict[int, int] = {}
+    for one in dumps:
+        if one.world_size:
+            newest[one.world_size] = max(newest.get(one.world_size, 0), one.progress_ns or 0)
+    world = recorded.pop() if len(recorded) == 1 else max(newest, key=lambda size: (newest[size], size), default=None)
+    why: dict[str, list[int]] = defaultdict(list)
+    for one in dumps:
+        used = {row.group for row in one.collectives}
+        if world and one.world_size and one.world_size != world:
+            why[f"of a job of {one.world_size} ranks, and this one has {world}"].append(one.rank)
+        elif any(group.ranks and one.rank not in group.ranks for group in one.groups if group.name in used):
+            why["its groups do not have this rank: another rank's, or another job's"].append(one.rank)
+    left_out = {rank for ranks in why.values() for rank in ranks}
+    for rank, reason in _stale([one for one in dumps if one.rank not in left_out]):
+        if rank not in left_out:
+            why[reason].append(rank)
+            left_out.add(rank)
+    kept = [one for one in evidence if one.source != "flight_recorder" or one.rank not in left_out]
+    return kept, [f"dump of {name_ranks(sorted(ranks))} left out: {reason}" for reason, ranks in why.items()]
+
+
+def _stale(dumps: Sequence[RankEvidence]) -> Iterator[tuple[int, str]]:
+    """Yield ranks whose dumps are older than the hang that others show, and why."""
+    names, _, listed = same_groups(dumps)
+    rows: dict[tuple[str, int], dict[int, CollectiveEvidence]] = defaultdict(dict)
+    reached: dict[str, dict[int, int]] = defaultdict(dict)  # group -> rank -> its newest number
+    completed: dict[str, tuple[int, int]] = {}  # group -> the newest number that completed, and where
+    for one in dumps:
+        for row in one.collectives:
+            group = names[row.group, one.rank]
+            if group not in listed or row.peer is not None:
+                continue
+            reached[group][one.rank] = max(row.number, reached[group].get(one.rank, -1))
+            if row.kind in NEED_ALL_RANKS:
+                rows[group, row.number][one.rank] = row
+                if row.state == "completed" and row.completed_ns is not None:
+                    completed[group] = max(completed.get(group, (-1, -1)), (row.number, one.rank))
+    for issued in rows.values():
+        latest_ns = max(row.issued_ns or 0 for row in issued.values())
+        for rank, row in issued.items():
+            if row.completed_ns is not None and latest_ns - row.completed_ns > _CLOCKS_NS:
+                yield rank, "stale: what it has completed, others issued more than a minute later"
+    newest_ns = {one.rank: one.progress_ns or 0 for one in dumps}
+    whole = {one.rank for one in dumps if one.torn is None}
+    for group, (number, where) in completed.items():
+        for rank, own in reached[group].items():
+            if own < number and rank in whole:
+                older = where if newest_ns[where] < newest_ns[rank] else rank
+                yield older, "stale: a collective of all ranks completed that not all dumps have"
+    oldest_ns = [
+        min(times)
+        for one in dumps
+        if (times := [row.issued_ns for row in one.collectives if row.issued_ns is not None])
+    ]
+    for rank, last_ns in newest_ns.items():
+        if last_ns and max(oldest_ns, default=0) - last_ns > _TIMEOUT_NS:
+            yield rank, "stale: it ends more than 30 minutes before another begins"
+
+
+def same_groups(
+    evidence: Sequence[RankEvidence],
+) -> tuple[dict[tuple[str, int], str], dict[str, GroupEvidence], set[str]]:
+    """Return one name for each group, by its name on a rank and the rank; the groups by that name; and the names of
+    those whose ranks are listed.
+
+    A group is its ranks: members of one may call it by different names, and different groups by one. Several groups of
+    the same ranks have one name on all of them, or else are told apart by the order in which a rank lists them.
+    """
+    lists: dict[str, set[tuple[int, ...]]] = defaultdict(set)
+    for one in evidence:
+        for group in one.groups:
+            lists[group.name] |= {tuple(sorted(group.ranks))} if group.ranks else set()
+    leaders: dict[tuple[int, ...], list[str]] = {}  # ranks -> names of the groups of these
+    names: dict[tuple[str, int], str] = {}
+    groups: dict[str, GroupEvidence] = {}
+    listed = set[str]()
+    for one in evidence:
+        own = {group.name: group for group in one.groups}
+        for row in one.collectives:
+            own.setdefault(row.group, GroupEvidence(name=row.group))
+        of_ranks: dict[tuple[int, ...], list[str]] = defaultdict(list)
+        for name, described in own.items():
+            ranks = tuple(sorted(described.ranks))
+            if not ranks and len(lists[name]) == 1:
+                (ranks,) = lists[name]
+            of_ranks[ranks].append(name)
+        for ranks, called in of_ranks.items():
+            leading = leaders.setdefault(ranks, [])
+            others = iter([name for name in leading if name not in called] if ranks else [])
+            for name in called:
+                common = name if name in leading else next(others, name)
+                if common not in leading:
+                    leading.append(common)
+                key = f"{common} ({','.join(map(str, ranks))})" if len(lists[common]) > 1 and ranks else common
+                names[name, one.rank] = key
+                before = groups.get(key)
+                description = own[name].description or (before.description if before else None)
+                groups[key] = GroupEvidence(name=key, description=description, ranks=ranks)
+                listed |= {key} if ranks else set()
+    return names, groups, listed

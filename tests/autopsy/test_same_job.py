@@ -1,0 +1,182 @@
+"""Dumps that were changed, lost, mixed with those of another job or left over from an earlier one: no healthy rank is
+accused because of them, and nothing is said to be well.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aorta.autopsy.evidence import Verdict
+from aorta.autopsy.flight_recorder import read_dumps
+from aorta.autopsy.judge import judge
+from tests.autopsy.test_flight_recorder import CREATED_NS, dump, entry
+
+Dumps = dict[int, dict[str, Any]]
+S = 1_000_000_000
+LATE = 2
+
+
+def job(
+    steps: int = 6,
+    *,
+    late: int | None = LATE,
+    ranks: int = 4,
+    at_s: int = 0,
+    described: bool = True,
+    timed: bool = True,
+) -> Dumps:
+    """Ranks that reduce over pairs and over all; `late` does not issue what is of the last step."""
+    dumps = {}
+    for rank in range(ranks):
+        pair = (rank - rank % 2, rank - rank % 2 + 1)
+        desc = f"pair{rank // 2}" if described else "undefined"
+        config = {
+            "0": {"name": "0", "desc": "default_pg", "ranks": str(list(range(ranks)))},
+            f"9{rank // 2}": {"name": f"9{rank // 2}", "desc": desc, "ranks": str(list(pair))},
+        }
+        entries: list[dict[str, Any]] = []
+        for step in range(steps):
+            hangs = late is not None and step == steps - 1
+            for pg_id, (name, about) in ((1, (f"9{rank // 2}", desc)), (0, ("0", "default_pg"))):
+                if hangs and late in pair and (rank == late or pg_id == 0):
+                    continue
+                waits = hangs and (late in pair or pg_id == 0)
+                state = ("started" if timed else "scheduled") if waits else "completed"
+                one = entry(len(entries), state, pg_id=pg_id, process_group=(name, about), collective_seq_id=step + 1)
+                for key in ("time_created_ns", "time_discovered_started_ns", "time_discovered_completed_ns"):
+                    one[key] = one[key] and CREATED_NS + (at_s + step) * S + len(entries)
+                entries.append(one)
+        dumps[rank] = dump(entries, ranks, pg_config=config)
+    return dumps
+
+
+def judged(folder: Path, dumps: Dumps, form: str = "pickle", torn: int | None = None) -> Verdict:
+    for rank, one in dumps.items():
+        content = json.dumps(one).encode() if form == "json" else pickle.dumps(one)
+        (folder / f"comm_lib_trace_rank_{rank}").write_bytes(content[: len(content) // 2] if rank == torn else content)
+    return judge(read_dumps([folder]))
+
+
+def some(*ranks: int, of: Dumps) -> Dumps:
+    return {rank: one for rank, one in of.items() if rank in ranks}
+
+
+def with_entries(dumps: Dumps, change: Callable[[int, list[dict[str, Any]]], list[dict[str, Any]]]) -> Dumps:
+    return {rank: {**one, "entries": change(rank, copy.deepcopy(one["entries"]))} for rank, one in dumps.items()}
+
+
+def renamed(dumps: Dumps) -> Dumps:
+    """Every rank calls its groups by names of its own (pytorch/pytorch#190396)."""
+    return {
+        rank: json.loads(json.dumps(one).replace('"90"', f'"{rank}x"').replace('"91"', f'"{rank}x"'))
+        for rank, one in dumps.items()
+    }
+
+
+def by_gloo(dumps: Dumps) -> Dumps:
+    """Gloo notes no times but that of issue, and its work stays scheduled."""
+    return with_entries(
+        dumps,
+        lambda rank, rows: [
+            {**row, "profiling_name": "gloo:all_reduce", "state": "scheduled", "time_discovered_completed_ns": None}
+            for row in rows
+        ],
+    )
+
+
+HOUR = 3600
+STALE: dict[str, Dumps] = {
+    "a rank's dump of an attempt that got further": {**job(), **some(3, of=job(steps=40, at_s=-HOUR))},
+    "a rank's dump of an attempt that got less far": {**job(), **some(3, of=job(steps=3, at_s=-HOUR))},
+    "a rank's dump of an attempt that got as far": {**job(), **some(3, of=job(at_s=-HOUR))},
+    "the late rank's dump is of an earlier attempt": {**job(), **some(LATE, of=job(steps=9, late=None, at_s=-HOUR))},
+    "one rank's dump is newer than all others": {**job(at_s=-HOUR), **some(0, of=job())},
+    "dumps of a larger, older job": {**job(ranks=8, at_s=-26 * HOUR), **job()},
+    "dumps of a smaller, older job": {**job(), **some(0, 1, of=job(ranks=2, late=None, at_s=-HOUR))},
+    "dumps of a larger, newer job": {**job(), **some(6, 7, of=job(ranks=8, late=None, at_s=HOUR))},
+    "a dump of the same job, taken a little earlier": {**job(), **some(3, of=job(steps=4, late=None))},
+    "a rank's dump of an earlier attempt, over gloo": {**by_gloo(job()), **some(3, of=by_gloo(job(9, at_s=-HOUR)))},
+    "files of two ranks under each other's names": {**job(), 1: job()[LATE], LATE: job()[1]},
+}
+
+
+@pytest.mark.parametrize("name", STALE)
+def test_dumps_of_another_time_or_job_are_left_out_and_said_to_be(name: str, tmp_path: Path) -> None:
+    verdict = judged(tmp_path, STALE[name])
+    assert {one.rank for one in verdict.culprits} <= {LATE}
+    assert verdict.kind != "not_stuck"
+    assert any("left out: " in note for note in verdict.notes)
+
+
+CHANGED: dict[str, Dumps] = {
+    "nothing": job(),
+    "groups of other names on every rank": renamed(job()),
+    "groups without a description": job(described=False),
+    "groups of other names, without a description": renamed(job(described=False)),
+    "no rank notes starts": job(timed=False),
+    "older entries are lost": with_entries(job(), lambda rank, rows: rows[2 * rank :]),
+    "finished work is left out": with_entries(
+        job(), lambda rank, rows: [row for row in rows if row["state"] != "completed"]
+    ),
+    "hosts whose clocks differ by half a minute": with_entries(
+        job(), lambda rank, rows: [{**row, "time_created_ns": row["time_created_ns"] + 10 * rank * S} for row in rows]
+    ),
+    "times lost": with_entries(
+        job(), lambda rank, rows: [{key: row[key] for key in row if "time" not in key} for row in rows]
+    ),
+    "the lists of groups lost": {rank: {**one, "pg_config": {}} for rank, one in job().items()},
+    "the list of the default group lost": {
+        rank: {**one, "pg_config": {name: each for name, each in one["pg_config"].items() if name != "0"}}
+        for rank, one in job().items()
+    },
+    "a dump lost": some(0, 1, LATE, of=job()),
+    "the dump of the late rank lost": some(0, 1, 3, of=job()),
+    "frames lost": with_entries(job(), lambda rank, rows: [{**row, "frames": []} for row in rows]),
+    "a size lost": with_entries(job(), lambda rank, rows: [{**row, "input_sizes": []} for row in rows]),
+}
+CERTAIN = ("nothing", "groups", "no rank notes", "hosts", "times lost", "frames", "a size", "a dump lost")
+
+
+@pytest.mark.parametrize("form", ["pickle", "json"])
+@pytest.mark.parametrize("name", CHANGED)
+def test_evidence_that_is_changed_or_lost_accuses_no_healthy_rank(name: str, form: str, tmp_path: Path) -> None:
+    verdict = judged(tmp_path, CHANGED[name], form)
+    assert [one.rank for one in verdict.culprits] in ([LATE], [] if not name.startswith(CERTAIN) else [LATE])
+    assert verdict.kind != "not_stuck"
+
+
+@pytest.mark.parametrize("torn", range(4))
+def test_a_torn_dump_accuses_no_healthy_rank(torn: int, tmp_path: Path) -> None:
+    verdict = judged(tmp_path, job(), torn=torn)
+    assert [one.rank for one in verdict.culprits] == ([] if torn == LATE else [LATE])
+
+
+def test_a_group_without_a_description_is_called_by_its_ranks(tmp_path: Path) -> None:
+    """Members of it call it by different names; it does not complete, and the others wait for both."""
+    dumps = renamed(job(described=False, late=None))
+    for rank, one in dumps.items():
+        one["entries"] = one["entries"][: -1 if rank >= 2 else None]
+        one["entries"][-1] |= {"state": "started", "time_discovered_completed_ns": None}
+    verdict = judged(tmp_path, dumps)
+    assert (verdict.kind, verdict.culprits, verdict.suspects) == ("stuck_inside", [], [])
+    assert "all_reduce 5 of the group of ranks 2-3" in verdict.summary
+
+
+@pytest.mark.parametrize("received", [[[12]], [[8]]])
+def test_totals_of_an_all_to_all_agree(received: list[list[int]], tmp_path: Path) -> None:
+    """What ranks send to each other may differ, what all of them send and receive does not."""
+    sizes = [([[4]], received), ([[16]], [[8]])]
+    dumps = {
+        rank: dump([entry(0, "started", profiling_name="nccl:all_to_all", input_sizes=sent, output_sizes=got)])
+        for rank, (sent, got) in enumerate(sizes)
+    }
+    verdict = judged(tmp_path, dumps)
+    agree = received == [[12]]
+    assert (verdict.kind, verdict.suspects) == (("stuck_inside", []) if agree else ("signature_mismatch", [0, 1]))
