@@ -142,6 +142,14 @@ _STEP_METRICS: Final = (
         "share of the blocks' ranges in which marks cannot say if kernels ran",
         rests_on="nothing",
     ),
+    Metric(
+        "aorta_ms",
+        "ms",
+        "lower",
+        "AORTA's own work on the thread that trains, in the step and behind it: at least what it costs a step",
+        title="AORTA's own time",
+        rests_on="nothing",
+    ),
     Metric("idle_ms", "ms", "lower", "window minus the union of everything", title="idle time"),
     Metric(
         "idle_share",

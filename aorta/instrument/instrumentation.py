@@ -123,6 +123,7 @@ class Instrumentation:
         self._interceptor: CpuInterceptor | NativeCpuInterceptor | None = None
         if mode != "off":
             self._interceptor = self._make_interceptor(device, stream_priority, fabric, module, stall_cutoff_ns)
+        self.recorder.own.counted = self._interceptor is None or isinstance(self._interceptor, NativeCpuInterceptor)
         self._blocks: list[tuple[str, nn.Module]] = []
         self._outputs: list[nn.Module] = []
         # DDP waits for its collectives after the last node, on futures in C++ that bypass our work handles.

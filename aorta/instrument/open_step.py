@@ -194,6 +194,9 @@ class Scalar:
         return self._value if self._copy is None else float(self._copy)
 
 
+COMPILED_PARTS: Final = ("collectives", "waits", "copies", "forward", "backward")
+"""Parts of AORTA's own time that compiled code counts, in the order of its numbers (`native/step.hpp`)."""
+
 Pass: TypeAlias = tuple[str, str, int, int]
 """A range whose marks have been read: (block, phase, start_ns, end_ns), in nanoseconds of the clock."""
 NativeEvents: TypeAlias = Callable[["OpenStep"], None]
@@ -240,6 +243,7 @@ class OpenStep:
         ahead_before, ahead_after: how few and how many collectives `issued_before` and `issued_after` may be ahead of
             what was recorded until then, as other threads issue some at that moment.
         boundary: why it is unclear where the step begins or ends; None: it is not.
+        own_ns: what AORTA's own work took of the thread that trains, by part, in nanoseconds; None: not counted.
     """
 
     facts: StepFacts
@@ -273,6 +277,7 @@ class OpenStep:
     ahead_before: tuple[int, int] = (0, 0)
     ahead_after: tuple[int, int] = (0, 0)
     boundary: str | None = None
+    own_ns: dict[str, int] | None = None
 
     def marks(self) -> Iterator[Mark | None]:
         yield from (self.start, self.end)

@@ -106,12 +106,12 @@ class StepBuilder:
         unseen = step.unseen
         if unseen is None and not coverage.complete:
             unseen = Unseen(f"incomplete coverage: {coverage.reason}")
-        pace: dict[str, float | None] = {}
+        pace: dict[str, float | None] = {} if step.own_ns is None else {"aorta_ms": sum(step.own_ns.values()) / 1e6}
         host_lead_ms = lead_ms(stretch for _, _, stretch in marked.blocks)
         blind = unseen is not None and unseen.compute
         if host_lead_ms is not None and not blind:
             least, most = overlap.bounds.get("compute_ms", (0.0, 0.0))
-            pace = {"host_lead_ms": host_lead_ms, "undecided_share": (most - least) / most if most else 0.0}
+            pace |= {"host_lead_ms": host_lead_ms, "undecided_share": (most - least) / most if most else 0.0}
         kernels = None if step.kernels is None or unseen is not None else step.kernels.within(marked, window)
         if kernels is not None:
             assert step.kernels is not None

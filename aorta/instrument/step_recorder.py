@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from aorta.distributed.cuda import is_capturing
@@ -47,16 +47,33 @@ _CAPTURED = "a CUDA graph was being captured when the step began or ended: only 
 _UNNOTED = Progress()
 
 
+@dataclass(slots=True)
+class OwnTime:
+    """Wall-clock time of the thread that trains, in nanoseconds, in which AORTA did its own work outside compiled code.
+
+    Attributes:
+        marks_ns: since the step began: marks, phases, counts of the backends.
+        lines_ns: since the last line was made: reading the marks of steps, encoding and writing lines, and whoever gets
+            them.
+        counted: compiled code counts its part as well, or there is nothing to count.
+    """
+
+    marks_ns: int = 0
+    lines_ns: int = 0
+    counted: bool = False
+
+
 class _Bracket:
     """A range that is noted in `rows` of the step that was running when it began; None: there was none. In `progress`
     it is a phase, where it has the name of one; `restores`: the phase before it continues afterwards.
     """
 
-    __slots__ = ("_before", "_clock", "_name", "_phase", "_progress", "_restores", "_rows", "_span")
+    __slots__ = ("_before", "_clock", "_name", "_own", "_phase", "_progress", "_restores", "_rows", "_span")
 
     def __init__(
         self,
         clock: EventClock,
+        own: OwnTime,
         rows: list[Range] | None,
         name: str,
         phase: str,
@@ -64,20 +81,24 @@ class _Bracket:
         *,
         restores: bool = True,
     ) -> None:
-        self._clock, self._rows, self._name, self._phase = clock, rows, name, phase
+        self._clock, self._own, self._rows, self._name, self._phase = clock, own, rows, name, phase
         self._progress, self._restores = progress, restores
 
     def __enter__(self) -> None:
+        began_ns = time.perf_counter_ns()
         self._before = self._progress.enter(self._name)
         if self._rows is not None:
             self._span = Range(self._name, self._phase, self._clock.mark())
             self._rows.append(self._span)
+        self._own.marks_ns += time.perf_counter_ns() - began_ns
 
     def __exit__(self, kind: type[BaseException] | None, *_how: object) -> None:
+        began_ns = time.perf_counter_ns()
         if self._rows is not None:
             self._span.end = self._clock.mark()
         if kind is None and self._restores:  # after an error the phase stays, for whoever asks where it happened
             self._progress.enter(self._before)
+        self._own.marks_ns += time.perf_counter_ns() - began_ns
 
 
 class StepRecorder:
@@ -97,6 +118,7 @@ class StepRecorder:
             them, and so are those behind them.
         boundary: why it is unclear where the step that ends next begins or ends; None: it is not.
         outside: how many collectives were issued since the last step ended that are part of none.
+        own: AORTA's own time, until a step takes it.
     """
 
     def __init__(
@@ -125,7 +147,7 @@ class StepRecorder:
         self.user_marks = UserMarks()
         self.kernels: WindowKernels | None = None
         self._captured, self._together, self._looked_s = 0, together, time.monotonic()
-        self._watched_passes = 0
+        self._watched_passes, self.own = 0, OwnTime()
         self.steps_written = self.outside = 0
         self.boundary: str | None = None
 
@@ -149,8 +171,10 @@ class StepRecorder:
             continues: what was issued since the last step ended is part of this one, although it began before it.
                 Otherwise it is part of none, and only counted.
         """
+        began_ns = time.perf_counter_ns()
         continues = continues and self._between
         if not continues:
+            self.own.marks_ns = 0
             self._forget_caller()
             self._discard(OpenStep(facts))
         begun = self._current
@@ -167,9 +191,11 @@ class StepRecorder:
         begun.issued_before, begun.ahead_before = self._counted if continues else self._issued_so_far()
         begun.kernels, begun.noted = self.kernels, range(issued := self.progress.issued, issued)
         begun.outside, self.outside = self.outside, 0
+        self.own.marks_ns += time.perf_counter_ns() - began_ns
 
     def end(self) -> None:
         """End the open step. What is issued from now on is part of the next one, where that continues it."""
+        began_ns = time.perf_counter_ns()
         done = self._current
         assert done is not None  # begin comes before end
         done.end = self._clock.mark()
@@ -187,6 +213,9 @@ class StepRecorder:
         done.user_marks = self.user_marks.take()
         done.boundary, self.boundary = self.boundary, None
         self._unread.append(done)
+        if self.own.counted:
+            done.own_ns = {"marks": self.own.marks_ns + time.perf_counter_ns() - began_ns}
+        self.own.marks_ns = 0
         if len(self._unread) >= self._together or time.monotonic() - self._looked_s > LOOK_AFTER_S:
             self.catch_up()
 
@@ -238,18 +267,19 @@ class StepRecorder:
             restores: the phase before it continues afterwards; False where another begins at once, which saves a note.
         """
         rows = None if self._current is None else self._current.aux
-        return _Bracket(self._clock, rows, name, "aux", self.progress, restores=restores)
+        return _Bracket(self._clock, self.own, rows, name, "aux", self.progress, restores=restores)
 
     def pipeline(self, group: str) -> AbstractContextManager[None]:
         """Return a `with` block in which the stages of a pipeline work on a step; what is waited for in their process
         group is a bubble.
         """
-        return _Bracket(self._clock, None if self._current is None else self._current.pipeline, group, "pipeline")
+        rows = None if self._current is None else self._current.pipeline
+        return _Bracket(self._clock, self.own, rows, group, "pipeline")
 
     def computes(self, block: str, phase: str) -> AbstractContextManager[None]:
         # Unobserved steps have no such ranges: with the instrument off nothing is recorded.
         rows = None if self._current is None or self.unseen is not None else self._current.compute
-        return _Bracket(self._clock, rows, block, phase)
+        return _Bracket(self._clock, self.own, rows, block, phase)
 
     def add_underway(self, calls: int) -> None:
         """Note that calls of backends begin, or have returned (-1): meanwhile they may have counted their collectives
@@ -392,9 +422,16 @@ class StepRecorder:
         self._write_readable(lambda: len(self._unread) > MAX_STEPS_LATE)
 
     def _write_readable(self, late: Callable[[], bool]) -> None:
+        began_ns = time.perf_counter_ns()
         while self._unread and self._readable(self._unread[0], late=late()):
-            self._sink(self._builder.line(self._unread.popleft()))
+            step = self._unread.popleft()
+            if step.own_ns is not None:
+                step.own_ns["lines"], self.own.lines_ns = self.own.lines_ns, 0
+            self._sink(self._builder.line(step))
             self.steps_written += 1
+            before_ns, began_ns = began_ns, time.perf_counter_ns()
+            self.own.lines_ns += began_ns - before_ns
+        self.own.lines_ns += time.perf_counter_ns() - began_ns
 
     def _readable(self, step: OpenStep, *, late: bool) -> bool:
         """Return whether step, collectives and copies have ended on the device; `late`: without waiting for these."""

@@ -6,11 +6,13 @@ What it sees is what the interceptor in Python sees: `test_dispatcher` and `test
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import time
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +21,15 @@ import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from aorta.errors import IntervalError
 from aorta.instrument.dispatcher import all_groups, issued_by
-from aorta.instrument.native.native_interceptor import compiled_algebra
+from aorta.instrument.native.native_interceptor import NativeCpuInterceptor, compiled_algebra
+from aorta.instrument.open_step import COMPILED_PARTS, OpenStep, StepFacts
 from aorta.records.progress_file import RING_WORDS, ProgressFile, ProgressState, read_progress
 from aorta.timeline.overlap import PAIRS, Algebra, measure_lanes
-from tests.instrument.taps import CPU, Tap, compiled_part
+from tests.instrument.taps import CPU, Answer, Tap, answering, compiled_part
 from tests.known_answers.again import attempted
 from tests.records.test_progress_file import facts
 from tests.strategies import bases, collectives, interval_lists
@@ -131,6 +135,45 @@ def test_a_handle_may_go_before_it_has_ended(tap: Tap) -> None:
     while not tap.rows[-2].look() and time.perf_counter() < deadline:
         time.sleep(0.001)
     assert tap.rows[-2].end_source == "future"
+
+
+def test_its_own_time_is_what_surrounds_the_backend_s_call_and_wait(world_of_one: None) -> None:
+    module, now_ns = compiled_part(), 0
+
+    def reading() -> int:
+        nonlocal now_ns
+        now_ns += 1
+        return now_ns
+
+    def backends() -> None:
+        nonlocal now_ns
+        now_ns += 1_000_000
+
+    class Slow(Answer):
+        def wait(self, timeout: Any = None) -> bool:
+            backends()
+            return super().wait(timeout)
+
+    block = nn.Linear(2, 2)
+    interceptor = NativeCpuInterceptor(module, {})
+    interceptor.ranges.watch("block", block)
+    pointer = ctypes.CFUNCTYPE(ctypes.c_int64)(reading)
+    try:
+        with answering(Slow(), backends), closing(interceptor.open(CPU, lambda: None)):
+            module.use_clock(ctypes.cast(pointer, ctypes.c_void_p).value)
+            step = OpenStep(StepFacts(0, 0, 0, None, False), own_ns={"marks": 5})
+            interceptor.begin()
+            dist.all_reduce(torch.ones(2))
+            block(torch.ones(2, requires_grad=True)).sum().backward()
+            step.native_events = interceptor.end()
+    finally:
+        module.use_clock(0)
+        interceptor.ranges.close()
+    step.add_native_events()
+    assert step.own_ns is not None
+    assert list(step.own_ns) == ["marks", *COMPILED_PARTS]
+    assert step.own_ns["copies"] == 0
+    assert all(0 < step.own_ns[part] < 1_000 for part in step.own_ns if part != "copies"), step.own_ns
 
 
 def test_what_happened_is_handed_over_once(tap: Tap) -> None:

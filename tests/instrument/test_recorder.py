@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -244,3 +246,28 @@ def test_a_step_that_is_not_looked_at_knows_its_window_only(rig: Rig) -> None:
     assert blind.active_segments == []
     assert blind.per_stream_ms["compute"] is None
     assert seen.coverage.complete
+
+
+def test_its_own_time_is_in_the_lines_and_that_of_lines_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_ns = [0]
+    monkeypatch.setattr(recorder_module.time, "perf_counter_ns", lambda: now_ns[0])
+    rig = Rig(together=2)
+    rig.recorder.own.counted = True
+
+    def takes(ms: int, call: Callable[..., Any]) -> Callable[..., Any]:
+        def taking(*args: Any) -> Any:
+            now_ns[0] += ms * MS
+            return call(*args)
+
+        return taking
+
+    monkeypatch.setattr(rig.recorder, "_issued_by_backends", takes(1, lambda: dict(rig.counted)))
+    monkeypatch.setattr(rig.recorder, "_sink", takes(3, rig.lines.append))
+    monkeypatch.setattr(rig.recorder.progress, "enter", takes(10, lambda phase: phase))
+    for number in range(4):
+        with rig.step(10 * number, 10 * number + 10):
+            now_ns[0] += 1_000 * MS  # the step's
+            if number == 3:
+                with rig.recorder.aux("data"):
+                    now_ns[0] += 1_000 * MS
+    assert [line.overlap["aorta_ms"] for line in rig.lines] == [2, 2 + 3, 2 + 3, 2 + 3 + 2 * 10]

@@ -288,11 +288,13 @@ class DeviceWork final : public Work {
 
   bool wait(std::chrono::milliseconds timeout) override {
     bool answer = true;
+    Own own(*step_, Part::WAITS);
+    const auto waits = [&] { answer = own.without([&] { return work_->wait(timeout); }); };
     if (!done_) {
-      device_->stalling(*step_, of_, [&] { answer = work_->wait(timeout); });
+      device_->stalling(*step_, of_, waits);
     } else {
       if (timeout != kNoTimeout) {
-        answer = work_->wait(timeout);  // the host waits, and may get an error
+        waits();  // the host waits, and may get an error
       }
       device_->stalling(*step_, of_, [&] { done_->block(device_->current()); });
     }

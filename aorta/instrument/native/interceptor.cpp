@@ -48,6 +48,8 @@ using aorta::NO_MARK;
 using aorta::Noted;
 using aorta::Progress;
 using aorta::now_ns;
+using aorta::Own;
+using aorta::Part;
 using aorta::Span;
 using aorta::Step;
 using aorta::TimedWork;
@@ -255,10 +257,11 @@ class Tap : public std::enable_shared_from_this<Tap> {
       handle.redispatchBoxed(key, stack);
       return;
     }
+    Own own(*step_, Part::COLLECTIVES);
     Group& group = group_of(arguments[op.group_at].toCustomClass<ProcessGroup>());
     if (device_ && aorta::is_capturing(device_->current())) {
       ++captured_;
-      handle.redispatchBoxed(key, stack);
+      own.without([&] { handle.redispatchBoxed(key, stack); });
       return;
     }
     TORCH_CHECK_NOT_IMPLEMENTED(
@@ -274,13 +277,13 @@ class Tap : public std::enable_shared_from_this<Tap> {
       if (synchronously) {
         torch::jit::peek(*stack, *op.async_at, handle.schema().arguments().size()) = IValue(false);
       }
-      handle.redispatchBoxed(key, stack);
+      own.without([&] { handle.redispatchBoxed(key, stack); });
       const IValue& result = stack->back();
       return result.isNone() ? c10::intrusive_ptr<Work>() : result.toCustomClass<Work>();
     };
     if (on_device) {
       std::vector<IValue> tensors(arguments.begin(), arguments.end());
-      if (auto work = on_device_stream(op, group, row, std::move(tensors), original)) {
+      if (auto work = on_device_stream(op, group, row, std::move(tensors), own, original)) {
         stack->back() = IValue(std::move(work));
       }
       return;
@@ -323,6 +326,8 @@ class Tap : public std::enable_shared_from_this<Tap> {
     if (!batch || batch->spans.empty()) {
       return launch();
     }
+    Own own(*step_, Part::COLLECTIVES);
+    const auto launched = [&] { return own.without(launch); };
     const int64_t number = launches_++;
     const bool computes = device_->computes() && step_->is_open();
     const aorta::Mark begin = computes ? device_->clock().mark() : NO_MARK;
@@ -330,7 +335,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
       span->launch = number;
       span->start = marked();
     }
-    auto work = launch();
+    auto work = launched();
     if (!work) {  // synchronous: on the caller's stream
       ended(batch->spans);
       if (computes) {
@@ -446,7 +451,12 @@ class Tap : public std::enable_shared_from_this<Tap> {
   // A collective of device tensors; returns the handle that wraps the backend's work, if there is one.
   template <class Original>
   c10::intrusive_ptr<Work> on_device_stream(
-      const Operator& op, Group& group, Collective& row, std::vector<IValue> tensors, const Original& original) {
+      const Operator& op,
+      Group& group,
+      Collective& row,
+      std::vector<IValue> tensors,
+      Own& own,
+      const Original& original) {
     if (group.batch) {  // launched when the batch ends
       group.batch->spans.push_back(row.span);
       group.batch->last = row.name();
@@ -479,7 +489,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
     device_->stalling(*step_, row.name(), [&] {
       row.span->start = marked();
       if (const auto work = original()) {
-        work->wait();
+        own.without([&] { work->wait(); });
       }
       ended({row.span});
     });

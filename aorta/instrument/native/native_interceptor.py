@@ -26,7 +26,7 @@ from aorta.instrument.device_streams import DeviceStreams, StreamOrder, StreamWa
 from aorta.instrument.dispatcher import Coalescing, Interception, check_torch, counts_point_to_point
 from aorta.instrument.event_clock import HostClock, Mark
 from aorta.instrument.in_flight import NO_STREAM, STACKED_IN_A_BATCH, Group, InFlight, Name, Waited
-from aorta.instrument.open_step import DIRECTIONS, Copied, NativeEvents, OpenStep, Pass
+from aorta.instrument.open_step import COMPILED_PARTS, DIRECTIONS, Copied, NativeEvents, OpenStep, Pass
 from aorta.instrument.operators import offered, position_of_async_op, position_of_group, position_of_peer
 from aorta.instrument.step_recorder import StepRecorder
 from aorta.instrument.transparent import not_compiled
@@ -181,8 +181,10 @@ class NativeCpuInterceptor:
         return int(self._tap.abandon())
 
     def _add(self, noted: Any, passes: Any, step: OpenStep) -> None:
-        rows, calls, waits, copies, unwatched = noted.rows()
+        rows, calls, waits, copies, unwatched, own_ns = noted.rows()
         step.unwatched += unwatched
+        if step.own_ns is not None:
+            step.own_ns |= zip(COMPILED_PARTS, own_ns, strict=True)
         operators = self._operators
         for number, group, seq, size, dtype, issue_ns, waiters, end_ns, source, by_future in rows:
             operator = operators[number]

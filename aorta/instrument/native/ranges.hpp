@@ -61,6 +61,8 @@ class Ranges : public std::enable_shared_from_this<Ranges> {
   void look() { looking_.store(true, std::memory_order_release); }
   void ignore() { looking_.store(false, std::memory_order_release); }
 
+  Step& step() const { return *step_; }
+
   bool looks() const { return looking_.load(std::memory_order_acquire); }
 
   size_t add_block() {
@@ -114,6 +116,7 @@ class Ranges : public std::enable_shared_from_this<Ranges> {
 
   // Runs before the strategy's own callback, which was queued later; queues a second one that runs after it.
   void nodes_ran() {
+    const Own own(*step_, Part::BACKWARD);
     {
       const std::lock_guard<std::mutex> held(mutex_);
       for (auto& pass : backward_) {
@@ -121,6 +124,7 @@ class Ranges : public std::enable_shared_from_this<Ranges> {
       }
     }
     when_backward_ends([self = shared_from_this(), begin = moment()] {
+      const Own own(*self->step_, Part::BACKWARD);
       const int64_t end = self->moment();
       {
         const std::lock_guard<std::mutex> held(self->mutex_);

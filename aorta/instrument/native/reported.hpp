@@ -23,7 +23,8 @@ namespace aorta {
 
 // (operator, group, seq, bytes, dtype, issue_ns, waiters, end_ns, source, by future) of each collective; (begin, end) of
 // each long call of a backend; (operator, group, seq, begin, end, blocked, over) of each wait; (direction, bytes, start, end,
-// on the stream that computes) of each copy; in nanoseconds, or marks. Last, how many collectives are unwatched.
+// on the stream that computes) of each copy; in nanoseconds, or marks. Last, how many collectives are unwatched, and AORTA's
+// own time by part, in nanoseconds.
 // An end that is not known yet is None, and the source is the object that will know it. For a collective on a device the
 // end is None, and the source (start mark, end mark, launch, communicator, why it is untimed).
 inline py::tuple rows_of(const Noted& noted) {
@@ -65,7 +66,7 @@ inline py::tuple rows_of(const Noted& noted) {
     const Copied& copy = noted.copies[at];
     copies[at] = py::make_tuple(static_cast<int64_t>(copy.direction), copy.bytes, copy.start, copy.end, copy.computes);
   }
-  return py::make_tuple(rows, noted.calls, waits, copies, noted.unwatched);
+  return py::make_tuple(rows, noted.calls, waits, copies, noted.unwatched, noted.own_ns);
 }
 
 // (block, backward, start, end) of each pass that ended (on a device, of every pass), and (begin, end) of the

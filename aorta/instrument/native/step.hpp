@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -151,14 +152,20 @@ struct Copied {
   bool computes;
 };
 
+// Parts of AORTA's own work, in the order of `open_step.COMPILED_PARTS`: around the backend's call of a collective, around
+// its wait, around copies on a device, in hooks of a forward and of a backward pass.
+enum class Part : size_t { COLLECTIVES = 0, WAITS = 1, COPIES = 2, FORWARD = 3, BACKWARD = 4 };
+constexpr size_t PARTS = 5;
+
 // The events of one finished step. `calls`: of the backend, those that took long. `unwatched`: how many collectives were
-// issued in backward passes before, or without, a gradient of what is watched.
+// issued in backward passes before, or without, a gradient of what is watched. `own_ns`: AORTA's own time, by part.
 struct Noted {
   std::vector<Collective> collectives;
   Stretches calls;
   std::vector<Waited> waits;
   std::vector<Copied> copies;
   int64_t unwatched = 0;
+  std::array<int64_t, PARTS> own_ns{};
 };
 
 // The events of one step, and from its end on those of the next one. Written from any thread.
@@ -169,7 +176,7 @@ class Step {
   Noted begin(bool continues) {
     const std::lock_guard<std::mutex> held(mutex_);
     open_ = true;
-    trains_ = std::this_thread::get_id();
+    trains_.store(std::this_thread::get_id(), std::memory_order_relaxed);
     return continues ? Noted{} : taken();
   }
 
@@ -194,6 +201,13 @@ class Step {
   bool is_open() const {
     const std::lock_guard<std::mutex> held(mutex_);
     return open_;
+  }
+
+  // AORTA's own time; on another thread than the one that trains, or runs its backward pass, it holds up nothing.
+  void add_own(Part part, int64_t spent_ns) {
+    if (in_backward() || std::this_thread::get_id() == trains_.load(std::memory_order_relaxed)) {
+      own_ns_[static_cast<size_t>(part)].fetch_add(spent_ns, std::memory_order_relaxed);
+    }
   }
 
   // Numbered and recorded under one lock: rows are in the order in which they were issued.
@@ -227,7 +241,7 @@ class Step {
   // A call on the host; on another thread than the one that trains it holds up no computation.
   void call(int64_t begin_ns, int64_t end_ns) {
     const std::lock_guard<std::mutex> held(mutex_);
-    if (open_ && std::this_thread::get_id() == trains_) {
+    if (open_ && std::this_thread::get_id() == trains_.load(std::memory_order_relaxed)) {
       noted_.calls.emplace_back(begin_ns, end_ns);
     }
   }
@@ -235,7 +249,7 @@ class Step {
   // A wait on the host, likewise.
   void wait_on_host(Waited waited) {
     const std::lock_guard<std::mutex> held(mutex_);
-    if (open_ && std::this_thread::get_id() == trains_) {
+    if (open_ && std::this_thread::get_id() == trains_.load(std::memory_order_relaxed)) {
       noted_.waits.push_back(std::move(waited));
     }
   }
@@ -276,15 +290,43 @@ class Step {
  private:
   Noted taken() {
     watched_passes_ = 0;  // one that failed has no end
+    for (size_t part = 0; part < PARTS; ++part) {
+      noted_.own_ns[part] = own_ns_[part].exchange(0, std::memory_order_relaxed);
+    }
     return std::exchange(noted_, {});
   }
 
   mutable std::mutex mutex_;
   bool open_ = false;
-  std::thread::id trains_;
+  std::atomic<std::thread::id> trains_{};
+  std::array<std::atomic<int64_t>, PARTS> own_ns_{};
   int64_t watched_passes_ = 0;
   int64_t underway_ = 0;
   Noted noted_;
+};
+
+// Times a scope as AORTA's own work, but for the calls of others that `without` makes in it.
+class Own {
+ public:
+  Own(Step& step, Part part) : step_(step), part_(part), since_ns_(now_ns()) {}
+  Own(const Own&) = delete;
+  ~Own() { step_.add_own(part_, spent_ns_ + now_ns() - since_ns_); }
+
+  template <class Call>
+  decltype(auto) without(Call&& call) {
+    spent_ns_ += now_ns() - since_ns_;
+    const struct Resumes {
+      ~Resumes() { own.since_ns_ = now_ns(); }
+      Own& own;
+    } resumes{*this};
+    return call();
+  }
+
+ private:
+  Step& step_;
+  const Part part_;
+  int64_t since_ns_;
+  int64_t spent_ns_ = 0;
 };
 
 // One call of the backend, from before its collectives are recorded until it returns or fails.
@@ -314,6 +356,10 @@ class TimedWork final : public Work {
   bool wait(std::chrono::milliseconds timeout) override {
     const std::lock_guard<std::mutex> held(once_);
     if (!waited_.load(std::memory_order_acquire)) {
+      std::optional<Own> own;
+      if (step_) {
+        own.emplace(*step_, Part::WAITS);
+      }
       const bool blocked = end_->both() == 0;
       const int64_t begin_ns = now_ns();
       const auto waited = [&](bool over) {
@@ -322,7 +368,7 @@ class TimedWork final : public Work {
         }
       };
       try {
-        answer_ = work_->wait(timeout);
+        answer_ = own ? own->without([&] { return work_->wait(timeout); }) : work_->wait(timeout);
       } catch (...) {  // a timeout, say, is not the end
         waited(false);
         throw;
