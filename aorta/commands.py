@@ -195,7 +195,8 @@ def script(name: str) -> int:
 @command()
 def record(arguments: Sequence[str]) -> int:
     """Become a command whose training is recorded without a line in its script. Returns only by an error: InputError
-    where there is no command or Python would ignore PYTHONPATH, ToolMissing where it cannot be started.
+    where there is no command, Python would ignore PYTHONPATH or the folder cannot be written, ToolMissing where it
+    cannot be started.
     """
     if "--" not in arguments and len(arguments) > 1 and not any(word.startswith("-") for word in arguments[:2]):
         folder, *words = arguments
@@ -226,7 +227,11 @@ def record(arguments: Sequence[str]) -> int:
 
 
 def note_started(folder: Path, words: Sequence[str]) -> None:
-    """Note in the folder of a run why nothing of a command is recorded, which holds until something is."""
+    """Note in the folder of a run why nothing of a command is recorded, which holds until something is.
+
+    Raises:
+        InputError: the folder cannot be made or written.
+    """
     from aorta.records.files import write_whole
     from aorta.records.run_files import NOTE_FILE
     from aorta.redaction import hide
@@ -235,7 +240,7 @@ def note_started(folder: Path, words: Sequence[str]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / NOTE_FILE, _NOTE.format(shlex.join(hide(words)), datetime.now(UTC), platform.node()))
     except OSError as error:
-        to_stderr(f"aorta: {folder}: cannot be written: {error.strerror or error}; the command runs all the same")
+        raise InputError(f"{folder}: cannot be written: {error.strerror or error}; choose another OUT") from error
 
 
 def record_parser() -> ArgumentParser:

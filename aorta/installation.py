@@ -148,6 +148,12 @@ def commit_of(tree: Path | None) -> str | None:
     return commit if changes is None else f"{commit}-{hashlib.sha256(changes).hexdigest()[:8]}"
 
 
+def commit_around(folder: Path) -> str | None:
+    """Return the commit of the repository that a folder is part of, as `commit_of` does; None outside of any."""
+    top = _git(folder, "rev-parse", "--show-toplevel")
+    return None if top is None else commit_of(Path(os.fsdecode(top.rstrip(b"\n"))))
+
+
 def _git(tree: Path, *words: str) -> bytes | None:
     """Return what git says; None where it fails or is not there."""
     try:

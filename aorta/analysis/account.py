@@ -2,9 +2,9 @@
 
 Every nanosecond of a window (one step on one rank) belongs to one leaf: computation of a phase, hiding communication or
 alone; exposed communication of a kind, waiting for peers or transfer; work outside the blocks (data, optimizer,
-copies); idle time by what ran before and after. Leaves are sums of whole nanoseconds, and means are over rank-steps (of
-several launches: the mean over launches of these), so parts add up at every level. Medians do not: the account is of
-mean windows, while `job_step_ms` is the median of the slowest rank's.
+copies); idle time by the range that the loop named there, or by what ran before and after. Leaves are sums of whole
+nanoseconds, and means are over rank-steps (of several launches: the mean over launches of these), so parts add up at
+every level. Medians do not: the account is of mean windows, while `job_step_ms` is the median of the slowest rank's.
 
     account = account_of(dataset)               # a StepAccount, or why there is none
     as_document([account])                      # what summary.json has of it, of one launch or of several
@@ -158,6 +158,8 @@ def _of_rank(sums: ExposedSums) -> StepAccount:
                 words = (OUTSIDE, "copies")
             case "bubble":
                 words = (IDLE, BUBBLE)
+            case "range":
+                words = (IDLE, f'range "{leaf.name}"')
             case _:
                 words = (IDLE, leaf.name)
         account.leaves[words] += total
@@ -229,11 +231,18 @@ def in_words(words: Words) -> str:
     part, *more = words
     if part == EXPOSED and more:
         return f"exposed {', '.join(more)}"
+    if part == IDLE and more and not is_unexplained(more[0]):
+        return f"idle in {more[0]}"
     if part == IDLE and more:
         return f"idle between {' and '.join(more[0].split(' .. '))} (outside timed blocks)"
     if part == OUTSIDE and more:
         return "waiting for the DataLoader" if more[0] == "data" else more[0]
     return f"{more[0]} computation" if more else part
+
+
+def is_unexplained(idle: str) -> bool:
+    """Return whether of idle time only its place is known: no range that the loop named, and no bubble."""
+    return idle != BUBBLE and not idle.startswith("range ")
 
 
 def as_document(accounts: Sequence[StepAccount] | str) -> Account:

@@ -28,7 +28,8 @@ from aorta.analysis.account import (
     longer_than_others,
     rank_times,
 )
-from aorta.analysis.aggregate import LabelledRun
+from aorta.analysis.aggregate import LabelledRun, job_step_times
+from aorta.analysis.settling import level_change, slow_steps
 from aorta.analysis.stragglers import cost_of, name_stragglers
 from aorta.documents import known
 from aorta.documents.dataset import DatasetEntry, Finding, Statistics, Stragglers, StreamGapsEntry
@@ -337,6 +338,16 @@ def host_bound_launches(_dataset: LabelledRun, entry: DatasetEntry) -> Iterator[
             )
 
 
+def uneven_steps(dataset: LabelledRun, _entry: DatasetEntry) -> Iterator[Finding]:
+    """Steps change their level after the warm-up, or a few of them draw the mean away from the median."""
+    times_ms, numbers, _ = job_step_times(dataset)
+    changed, slow = level_change(times_ms), slow_steps(times_ms, numbers)
+    if changed is not None:
+        yield Finding("not_settled", f"steps have not settled: {changed}")
+    elif slow is not None:
+        yield Finding("uneven_steps", slow)
+
+
 def throttled(_dataset: LabelledRun, entry: DatasetEntry) -> Iterator[Finding]:
     """A device's clock or power was held back in more than a passing sample."""
     for rank, device in entry.devices.ranks.items():
@@ -394,6 +405,7 @@ _WAITS: Final = {
 
 Rule: TypeAlias = Callable[[LabelledRun, DatasetEntry], Iterator[Finding]]
 RULES: Final[tuple[Rule, ...]] = (
+    uneven_steps,
     throttled,
     one_connection,
     collective_on_compute_stream,

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
 from aorta.analysis.compare.headline import headline, is_comparable, numbers, title, verdict_label
-from aorta.analysis.compare.verdict import NOT_COMPARABLE, NOT_TESTED, too_few
+from aorta.analysis.compare.verdict import NOT_TESTED, WITHHELD, too_few
 from aorta.documents import known
 from aorta.documents.comparison import (
     AccountComparison,
@@ -142,8 +142,8 @@ def _judge(condition: Condition, comparison: Comparison) -> JudgedCondition:
             f"the two runs did not do the same work: they differ in {', '.join(comparison.unlike)}. Compare runs that "
             f"did, or allow it with --allow-unlike {comparison.unlike[0]}"
         )
-    elif comparison.verdict == NOT_COMPARABLE:
-        reason = f"{NOT_COMPARABLE}: {comparison.verdict_reason}"
+    elif comparison.verdict in WITHHELD:
+        reason = f"{comparison.verdict}: {comparison.verdict_reason}"
     else:
         p = _p(entry, comparison.metrics) if comparison.tested else None
         outcome, reason = _decide(condition, (value, low, high), entry, p, comparison)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+from itertools import takewhile
+
 import msgspec
 
 from aorta.redaction import hide, shown_values, shown_variables
@@ -68,8 +71,24 @@ class Side(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     def settings(self, shared: Side | None = None) -> str:
         """Return the variables and overrides that it sets, as a person copies them, without secrets: `CAP=8 a=1`.
-        Variables that `shared` sets alike are left out.
+        Variables that `shared` sets alike are left out. Beside `shared` stands its command, too, or in what it differs.
         """
         base = {} if shared is None else shared.environment
         own = {name: value for name, value in self.environment.items() if base.get(name) != value}
-        return " ".join([*shown_variables(own), *hide(self.words)])
+        command = [] if shared is None else hide(_differing(list(self.command), list(shared.command)))
+        return " ".join([*shown_variables(own), *([shlex.join(command)] if command else []), *hide(self.words)])
+
+
+def _differing(command: list[str], other: list[str]) -> list[str]:
+    """Return the words of a command without those that another one begins and ends with; an option keeps its value."""
+    if command == other:
+        return []
+
+    def alike(own: list[str], others: list[str]) -> int:
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(own, others, strict=False)))
+
+    first = alike(command, other)
+    last = alike(command[first:][::-1], other[first:][::-1])
+    if first and command[first - 1].startswith("-") and "=" not in command[first - 1]:
+        first -= 1
+    return command[first : len(command) - last] or command

@@ -22,7 +22,7 @@ import re
 import shlex
 import subprocess
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,7 +32,7 @@ import msgspec
 
 from aorta.documents.plans import Side
 from aorta.errors import AnotherPlan, ConfigError, RecordWriteError
-from aorta.experiments.launch_plan import Plan, PlannedLaunch
+from aorta.experiments.launch_plan import REFERENCE, Plan, PlannedLaunch
 from aorta.experiments.process import launch_environment
 from aorta.installation import commit_of, training_program
 from aorta.records.files import decode_json, json_text, lock_file, open_own, read_lines, read_small, unused, whole_file
@@ -101,12 +101,17 @@ def facts(plan: Plan) -> dict[str, dict[str, str | None]]:
     return versions
 
 
-def check_words(plan: Plan) -> None:
-    """Let train.py compose the overrides of each side, so that a wrong one does not fail every launch.
+def check_words(plan: Plan, allow_unlike: Sequence[str] = ()) -> None:
+    """Let train.py compose the overrides of each side, so that a wrong one does not fail every launch, and so that no
+    launch is made whose comparison would be refused.
+
+    Args:
+        allow_unlike: keys in which the sides may differ though they change the work, as the report takes them.
 
     Raises:
-        ConfigError: with the words of train.py.
+        ConfigError: with the words of train.py; or a candidate would do other work than the reference.
     """
+    composed: dict[str, dict[str, object]] = {}
     for side in plan.sides:
         if not side.uses_python:
             continue
@@ -118,6 +123,40 @@ def check_words(plan: Plan) -> None:
             for variable in [word for word in words if word.partition("=")[0].isupper()][:1]:
                 message += f"\n  for a variable write env.{variable}"
             raise ConfigError(f"{side.name}: train.py does not take {shlex.join(words) or 'no arguments'}:\n{message}")
+        composed[side.name] = dict(flatten(_yaml(done.stdout), "config."))
+    _refuse_other_work(composed, allow_unlike)
+
+
+def _yaml(text: str) -> Any:
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_container(OmegaConf.create(text), resolve=False)
+
+
+def _refuse_other_work(composed: Mapping[str, Mapping[str, object]], allow_unlike: Sequence[str]) -> None:
+    """Refuse candidates whose configuration would do other work than that of the reference."""
+    from aorta.analysis.compare.run_comparison import changes_the_work, differing
+    from aorta.analysis.compare.verdict import Rules
+
+    if REFERENCE not in composed:
+        return  # a program of its own, whose work its first launch tells
+    rules, unlike = Rules(allow_unlike=tuple(allow_unlike)), dict[str, str]()
+    for name, configuration in composed.items():
+        for found in filter(changes_the_work, differing(composed[REFERENCE], configuration)):
+            if not rules.allows(found.key):
+                key = found.key.removeprefix("config.")
+                unlike.setdefault(key, f"{key}: {found.reference} in the reference, {found.candidate} in {name}")
+    if unlike:
+        raise ConfigError(
+            "\n".join(
+                [
+                    "the sides would not do the same work, so their comparison would be NOT COMPARABLE:",
+                    *(f"  {line}" for line in unlike.values()),
+                    "give all sides the same, or compare them all the same with "
+                    + " ".join(f"--allow-unlike {key}" for key in unlike),
+                ]
+            )
+        )
 
 
 def _run(command: list[str], side: Side, plan: Plan) -> subprocess.CompletedProcess[str]:

@@ -111,6 +111,14 @@ def parser() -> argparse.ArgumentParser:
         default=True,
         help="report at the end, to reports/PLAN; its exit code is passed on (default: --report)",
     )
+    words.add_argument(
+        "--allow-unlike",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help="a key in which the sides may differ though it changes the work (workload.model_dim, say), or all; "
+        "repeatable; passed on to the report",
+    )
     words.add_argument("--dry-run", action="store_true", help="print the launches and stop")
     words.add_argument(
         "--reference",
@@ -167,7 +175,7 @@ def main(arguments: Sequence[str]) -> int:
     plan = read_plan(options, Path.cwd())
     if options.dry_run:
         check_output(plan.output)
-        check_words(plan)
+        check_words(plan, options.allow_unlike)
         for launch in plan.order():
             words = [*shown_variables(launch.side.environment), *hide(plan.command(launch))]
             to_stdout(f"{launch.name}: {shlex.join(words)}")
@@ -182,7 +190,7 @@ def main(arguments: Sequence[str]) -> int:
             to_stderr(f"note: {word}: not found from {plan.folder}, where the command is launched")
     if options.dry_run:
         return EXIT_OK
-    stopped = launch_all(plan)
+    stopped = launch_all(plan, options.allow_unlike)
     if stopped is not None:
         return stopped
     to_stdout(f"{len(plan.sides)} x {plan.launches} launches in {shown(plan.output)}")
@@ -190,7 +198,7 @@ def main(arguments: Sequence[str]) -> int:
         from aorta.experiments.launch_medians import publish
 
         to_stdout(f"\n{publish(plan)}")
-    command = report_command(plan)
+    command = [*report_command(plan), *(word for key in options.allow_unlike for word in ("--allow-unlike", key))]
     if not options.report:
         to_stdout(f"\nNext: {shlex.join(command)}")
         return EXIT_OK
@@ -200,7 +208,7 @@ def main(arguments: Sequence[str]) -> int:
     return overlap_report(command[2:])
 
 
-def launch_all(plan: Plan) -> int | None:
+def launch_all(plan: Plan, allow_unlike: Sequence[str] = ()) -> int | None:
     """Check a plan and start every launch that is not done yet; returns None, or 128 + n after signal n.
 
     Raises:
@@ -210,7 +218,7 @@ def launch_all(plan: Plan) -> int | None:
     from aorta.experiments.launch_engine import run_plan
 
     if not (plan.output / launch_folder.PLAN_FILE).exists():
-        launch_folder.check_words(plan)
+        launch_folder.check_words(plan, allow_unlike)
     launch_folder.open_folder(plan, launch_folder.facts(plan), launch_folder.inherited())
     in_use = "another process runs this plan; wait for it, or stop it"
     try:

@@ -65,13 +65,13 @@ def read_plan(options: argparse.Namespace, folder: Path) -> Plan:
 
     Raises:
         ConfigError: a value is missing, impossible or of another type, or a file is not there.
-        InputError: as `side_of` and `grid`; or only some sides have a command.
+        InputError: as `side_of` and `grid`; no folder is given; or only some sides have a command.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:
         raise ConfigError("a plan starts torchrun itself; start it with python, outside torchrun")
     asked = _merged(_file(options.plan), options)
     if asked.output is None:
-        raise ConfigError("no folder for the plan: give --output DIR, or output: in the plan file")
+        raise InputError("no folder for the plan: give --output DIR, or output: in the plan file")
     for key in ("launches", "nproc_per_node"):
         value = getattr(asked, key)
         if value is not None and value < 1:

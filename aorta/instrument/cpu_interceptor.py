@@ -91,7 +91,7 @@ class _Signature(NamedTuple):
 
 class Member(NamedTuple):
     """What the interceptor needs of a process group at every call. `on_device`: waiting for its collectives of device
-    tensors blocks the device and not the host. `early`: those complete after their futures do
+    tensors blocks the device and not the host. `early`: their futures fire before the device finishes
     (`dispatcher.ends_on_streams`). `shared`: see `dispatcher.shares_communicator`. `listed`: its index in the progress
     file.
     """

@@ -222,6 +222,7 @@ class StepRecorder:
     def leave(self) -> None:
         """In a forked child: record nothing. Locks may have been held by threads that the child does not have."""
         self._lock, self.user_marks, self.compiled_interceptor = threading.Lock(), UserMarks(), None
+        self._thread = 0
         self._sink = lambda _step: None
         self.progress.leave()
 
@@ -248,8 +249,8 @@ class StepRecorder:
             self.outside += dropped.outside + len(dropped.collectives)
 
     def _issued_so_far(self) -> tuple[dict[int, int | None], tuple[int, int]]:
-        """Return what each backend has counted, and from how few to how many collectives it may be ahead of what is
-        recorded in the steps that have ended: a call of another thread is counted while it is underway, and so is what
+        """Return what each backend has counted, and the range by which that may exceed what is recorded in the steps
+        that have ended: a call of another thread is counted while it is underway, and so is what
         was issued since.
         """
         native = self.compiled_interceptor
@@ -268,6 +269,13 @@ class StepRecorder:
         """
         rows = None if self._current is None else self._current.aux
         return _Bracket(self._clock, self.own, rows, name, "aux", self.progress, restores=restores)
+
+    def lacks(self, name: str) -> bool:
+        """Return whether the calling thread is the one that trains, within a step, and in no auxiliary range `name`."""
+        if self._current is None or self._between or threading.get_ident() != self._thread:
+            return False
+        last = self._current.aux[-1] if self._current.aux else None
+        return last is None or last.end is not None or last.block != name
 
     def pipeline(self, group: str) -> AbstractContextManager[None]:
         """Return a `with` block in which the stages of a pipeline work on a step; what is waited for in their process

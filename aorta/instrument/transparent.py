@@ -88,6 +88,27 @@ def observed_steps(before: Callable[..., None], after: Callable[..., None]) -> I
             _hooks.pop().remove()
 
 
+@contextmanager
+def observed_loading(before: Before) -> Iterator[None]:
+    """Have `before` called with each iterator of a `DataLoader` that is asked for its next batch, for the length of a
+    `with` block. Loaders of Transformers, Lightning and Accelerate wrap such an iterator. A torch whose iterators are
+    of another class is left alone.
+    """
+    from torch.utils.data import dataloader
+
+    iterators: Any = getattr(dataloader, "_BaseDataLoaderIter", None)
+    own = getattr(iterators, "__next__", None)
+    if own is None:
+        yield
+        return
+    iterators.__next__ = around = put_around(own, before)
+    try:
+        yield
+    finally:
+        if iterators.__next__ is around:  # else somebody has put a function around ours, which calls it
+            iterators.__next__ = own
+
+
 def not_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """Have Dynamo leave out a function and whatever it calls when it runs inside of compiled code; returns it. As
     `torch.compiler.disable`, which imports Dynamo, and breaks a graph that calls the function.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # an open step names its window
 
 
 class RunningKernels(NamedTuple):
-    """When kernels computed and communicated in one step; communication whose kind no mark tells stands apart."""
+    """When kernels computed and communicated in one step; collectives of unknown kind stand apart."""
 
     compute: list[Interval]
     comm: dict[str, list[Interval]]

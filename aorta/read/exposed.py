@@ -238,6 +238,11 @@ def _owners(cells: IntervalArray, turn: Ints, outlasting: Bools, exposed: Bools)
     return np.where(inside >= 0, inside, _first_covering(len(exposed), IntervalArray(cells.start, ending), by_turn))
 
 
+def _innermost(axis: _Axis, ranges: IntervalArray) -> Ints:
+    """Return for each cell the index of the range that covers it and began last; -1 where none does."""
+    return _first_covering(len(axis.cell_ns), axis.cells(ranges), np.lexsort((ranges.end, -ranges.start)))
+
+
 def _places(innermost: Ints, step: Ints, bringing: Bools, cells: Ints) -> Ints:
     """Return the range to which exposed time in some cells belongs: the innermost round it; between two ranges of a
     step the later one for kinds in `BRINGING`, the earlier one for any other, and the only one where there is just one;
@@ -304,6 +309,9 @@ def _pieces(
     )
     named = ((lane == Lane.COMPUTE) | (lane == Lane.AUX)) & (region != 0)
     ranges, ranges_kept = axis.place(of_step[named], span_start[named], span_end[named])
+    of_loop = lane == Lane.RANGE
+    loop_ranges, loop_kept = axis.place(of_step[of_loop], span_start[of_loop], span_end[of_loop])
+    loop_region = region[of_loop][loop_kept]
     axis.cut()
     flights, begun_ns, ended_ns = flights.take(kept), begun_ns[kept], ended_ns[kept]
 
@@ -311,7 +319,7 @@ def _pieces(
     working = axis.covered(compute) & ~stalled
     communicating = axis.covered(comm)
     exposed = communicating & ~working
-    innermost = _first_covering(len(exposed), axis.cells(ranges), np.lexsort((ranges.end, -ranges.start)))
+    innermost = _innermost(axis, ranges)
     outlasting = ended_ns > axis.length_ns[flights.step]
     cells = np.flatnonzero(exposed)
     owner = _owners(axis.cells(comm), flights.turn, outlasting, exposed)[cells]
@@ -347,6 +355,15 @@ def _pieces(
         word = phase if leaf.part in ("computation", "outside blocks") else np.zeros_like(phase)
         for code, sum_ns in _sums(word[own], axis.cell_ns[own]):
             leaves[leaf._replace(name=words[code])] += sum_ns
+    if len(loop_ranges.start):
+        # Such a range tells what a step does there, unless the model computes in it: then its edges tell more.
+        computed, cells_of = np.append(0, np.cumsum(working)), axis.cells(loop_ranges)
+        narrow = computed[cells_of.end] == computed[cells_of.start]
+        word = np.append(loop_region[narrow], 0)[_innermost(axis, IntervalArray(*(of[narrow] for of in loop_ranges)))]
+        own = np.flatnonzero((word != 0) & rest)
+        rest[own] = False
+        for code, sum_ns in _sums(word[own], axis.cell_ns[own]):
+            leaves[Leaf("range", words[code])] += sum_ns
     leaves += _idle(axis, np.flatnonzero(rest), ranges, [words[at] for at in region[:-1].tolist()])
     return (row[start], where[start], order[start], from_ns, from_ns + length_ns, in_bubble[start]), times, leaves
 

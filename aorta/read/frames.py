@@ -46,7 +46,7 @@ NO_TIME: Final = -(2**63)
 UNKNOWN: Final = -1
 """In a column of codes, identifiers or sizes: the source does not say."""
 UNNUMBERED: Final = -2
-"""Sequence numbers from here down are of collectives that a source does not number: they match no other rank's."""
+"""-2 and below: the source does not number the collective, which matches no other rank's."""
 LOSSES: Final = ("loss", "lr", "grad_norm")
 KIND_METRICS: Final = frozenset(
     name for kind in KINDS for name in (f"{kind}_ms", f"compute_{kind}_ms", f"exposed_{kind}_ms")
@@ -263,7 +263,7 @@ def difference(first: Ints, second: Ints) -> Ints:
 class Lane(IntEnum):
     """What a span is: a pass of a block; work outside the blocks; a stall of what computes, or one in which the backend
     took a collective over; a bubble of a pipeline; a wait for a collective; a copy from the device to the host, and
-    any other.
+    any other; a range that the loop named (`recording.range`) on the thread that trains.
     """
 
     COMPUTE = 0
@@ -274,6 +274,7 @@ class Lane(IntEnum):
     WAIT = 5
     COPY_TO_HOST = 6
     COPY = 7
+    RANGE = 8
 
 
 class Region(NamedTuple):
@@ -291,8 +292,8 @@ COPY_TO_HOST: Final = "copy to the host"
 
 
 class SpanName(NamedTuple):
-    """What a span is of. `lane` is the name of its `Lane` in small letters; `name` is the block, the work, or the group
-    waited for; `phase` the pass of a block.
+    """What a span is of. `lane` is the name of its `Lane` in small letters; `name` is the block, the work, the range,
+    or the group waited for; `phase` the pass of a block.
     """
 
     lane: str

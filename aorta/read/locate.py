@@ -42,6 +42,17 @@ def label_of(location: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip(".-")[:100] or "trace"
 
 
+def labels_of(first: str, second: str) -> tuple[str, str]:
+    """Return labels for two locations: where `label_of` gives both the same, of the last folder that differs. They are
+    the same where no folder differs by its label.
+    """
+    while (labels := (label_of(first), label_of(second)))[0] == labels[1]:
+        first, second = (re.sub(r"[/\\]*[^/\\]*[/\\]*$", "", location) for location in (first, second))
+        if not (first and second):
+            break
+    return labels
+
+
 def check_label(label: str) -> str:
     """Return the label if it can be part of a file name.
 

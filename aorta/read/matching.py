@@ -119,8 +119,7 @@ class CollectiveRows:
 
 
 class MatchedCollectives:
-    """What the ranks of a group together show about each collective; arrays have one element per collective. Times are
-    0 unless `reason` is `OK`.
+    """One element per collective, matched across the ranks of its group. Times are 0 unless `reason` is `OK`.
 
     Attributes:
         by: the rows of each collective, by rank.

@@ -23,7 +23,7 @@ from aorta.read.run import Details, StepIntervals, UserRangesOfStep
 from aorta.records.device_values import read_words
 from aorta.records.files import open_regular
 from aorta.records.record_file import LINE_LIMIT, StepLine, decode_field, decode_line
-from aorta.records.schema import ActiveSegment, AuxRange, ComputeRange, Copy, DeviceSample, Header
+from aorta.records.schema import ActiveSegment, AuxRange, ComputeRange, Copy, DeviceSample, Header, UserRange
 from aorta.timeline.classes import BUBBLE
 from aorta.timeline.intervals import merge
 
@@ -34,6 +34,8 @@ _NAMES: Final = {
     Lane.COPY_TO_HOST: SpanName("copy", COPY_TO_HOST),
     Lane.COPY: SpanName("copy", ""),
 }
+TRAINING_THREAD: Final = 0
+"""Number of the thread that records, among those of named ranges."""
 _ANOTHER_LINE: Final = "another line stands there now"
 WORDS: Final = "rocm-smi"
 """Source of the samples that are read from `rocm_smi_output`."""
@@ -73,6 +75,13 @@ def add_spans(spans: SpanRows, lines: Sequence[Any], first: int, lanes: Sequence
             segments: list[ActiveSegment] = decode_field(line, "active_segments")
             merged = merge((part.start_ns, part.end_ns) for part in segments if part.lanes & bit)
             others[Lane.BUBBLE] += [(at, begin, finish, UNKNOWN) for begin, finish in merged]
+    named: list[tuple[int, UserRange]] = [
+        (at, row) for at, line in enumerate(lines, start=first) if line.ranges for row in decode_field(line, "ranges")
+    ]
+    named = [(at, row) for at, row in named if row.thread == TRAINING_THREAD]
+    if named:
+        step, start, end = np.array([(at, row.start_ns, row.end_ns) for at, row in named], np.int64).T
+        spans.add(Lane.RANGE, step, [("range", row.name, "") for _, row in named], start, end)
     waits = [(at, wait) for at, line in enumerate(lines, start=first) for wait in line.waits or ()]
     times = [(at, wait.enter_ns, wait.leave_ns, wait.seq) for at, wait in waits]
     step, start, end, ref = np.array(times, np.int64).reshape(-1, 4).T

@@ -220,8 +220,9 @@ class Leaf(NamedTuple):
     """What a stretch of a step is that is not exposed communication.
 
     Attributes:
-        part: `computation`, `outside blocks` (optimizer, data, ...), `copies`, `bubble` or `idle`.
-        name: of computation the phase of its block; outside blocks the work; of idle time what came before and after.
+        part: `computation`, `outside blocks` (optimizer, data, ...), `copies`, `bubble`, `range` or `idle`.
+        name: of computation the phase of its block; outside blocks the work; of idle time the range that the loop named
+            there, or what came before and after.
         hides: computation beside communication.
     """
 

@@ -32,7 +32,7 @@ from aorta.distributed.output_folder import CHECKPOINT_DIR, occupied, prepare
 from aorta.errors import ConfigError, TracesIncomplete
 from aorta.instrument.open_step import Scalar, StepFacts
 from aorta.instrument.step_recorder import StepRecorder
-from aorta.instrument.transparent import observed_steps
+from aorta.instrument.transparent import not_compiled, observed_loading, observed_steps
 from aorta.loggers import Logger
 from aorta.profiling.window_recording import StepMarkers
 from aorta.recording.api_arguments import (
@@ -58,6 +58,7 @@ from aorta.records.clocks import trace_metadata
 from aorta.records.schema import InstrumentMode
 from aorta.timeline.overlap import Unseen
 
+_log = logging.getLogger(__name__)
 Number = float | torch.Tensor
 _EXIT_UNCAUGHT, _EXIT_INTERRUPTED = 1, 130
 """Python's exit code after an uncaught exception, and a shell's after SIGINT."""
@@ -325,6 +326,7 @@ def record(
         for module in (*(block for _, block in found), *hookable):
             instrument.watch_backward(module)
         stack.enter_context(marked_optimizers(instrument.recorder))  # before those that note the phase that follows
+        stack.enter_context(marked_loading(instrument.recorder))
         stack.enter_context(noted_phases(hookable, run.progress))
         names = tuple(name for name, _ in found)
         clocks = trace_metadata(run.clocks.result, topology.rank)
@@ -401,6 +403,39 @@ def marked_optimizers(recorder: StepRecorder) -> Iterator[None]:
             outermost.pop()[1].__exit__(None, None, None)
 
     with observed_steps(begin, end):
+        yield
+
+
+@contextmanager
+def marked_loading(recorder: StepRecorder) -> Iterator[None]:
+    """Record the time in `next()` of a DataLoader's iterator as `aux` for the length of a `with` block: on the thread
+    that trains, and once where a loader takes its batches from another one, or the caller marks `data` itself.
+    """
+    failed = False
+
+    def carefully(do: Callable[..., object], *args: Any) -> None:
+        nonlocal failed
+        try:
+            do(*args)
+        except Exception as error:  # noqa: BLE001  the batch is the caller's
+            failed = True
+            _log.warning("waiting for the DataLoader is no longer recorded: %s: %s", type(error).__name__, error)
+
+    @not_compiled
+    def before(*_: Any) -> Callable[[bool], None] | None:
+        if failed or not recorder.lacks("data"):
+            return None
+        loading = recorder.aux("data")
+        carefully(loading.__enter__)
+
+        @not_compiled
+        def after(returned: bool) -> None:
+            kind = None if returned else sys.exc_info()[0]
+            carefully(loading.__exit__, None if kind is StopIteration else kind, None, None)
+
+        return None if failed else after
+
+    with observed_loading(before):
         yield
 
 

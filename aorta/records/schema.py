@@ -36,7 +36,7 @@ Timer: TypeAlias = Literal["cuda_event", "device_event", "perf_counter"]
 Phase: TypeAlias = Literal["train", "compute_only", "comm_only"]
 """What a step is part of: the training, or one of the isolated baselines behind it (docs/dev/measuring.md, R10)."""
 MeasuredBy: TypeAlias = Literal["kernels"]
-"""What tells when a step computed and communicated, where its marks do not: the kernels of a profiler."""
+"""Timing source of a step if not its marks: the profiler's kernels."""
 StallCause: TypeAlias = Literal["wait", "hand_over"]
 """Why the training thread stood: it waited for a collective, or a backend's call that hands one over took long."""
 CopyDirection: TypeAlias = Literal["h2d", "d2h", "d2d", "p2p"]

@@ -15,23 +15,26 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from aorta.analysis.compare.headline import is_comparable, title
+from aorta.analysis.compare.headline import is_comparable, leading, title
+from aorta.analysis.compare.rank_tests import least_launches
 from aorta.analysis.compare.verdict import NOT_TESTED, Rules
 from aorta.analysis.gate import add_gate_arguments, judge, run_gate
 from aorta.command_line import command, to_stderr, to_stdout
 from aorta.documents import known
 from aorta.documents.comparison import SIDES, Summary
+from aorta.documents.formatting import TEXT
 from aorta.documents.metrics import metric_named
 from aorta.errors import EXIT_OK, InputError, meant
 from aorta.installation import checkout
 from aorta.loggers import NAMES, Place, missing_client, open_logger
 from aorta.read.engines import Dask, Engine, Local
-from aorta.read.locate import OUTPUTS, check_label, is_location, label_of, locate
+from aorta.read.locate import OUTPUTS, check_label, is_location, label_of, labels_of, locate
 from aorta.read.locations import Location, launch_folders
 from aorta.read.traces.interval_table import add_comm_pattern
 from aorta.read.traces.reader import headers_in
 from aorta.records.run_files import REPORT_EVENTS
 from aorta.redaction import redact
+from aorta.report.history import append_rows, check_history, rows_of
 from aorta.report.launch_table import many_in, report_many
 from aorta.terminal_style import style_of
 
@@ -66,6 +69,8 @@ def overlap_report(arguments: Sequence[str]) -> int:
     output = Path(options.output) if options.output else _default_output(options, sources)
     from aorta.report.files import write_report
 
+    if options.append is not None:
+        check_history(options.append)
     style = style_of(sys.stdout)
     report = write_report(
         sources,
@@ -85,6 +90,11 @@ def overlap_report(arguments: Sequence[str]) -> int:
     more = "" if options.all else f"More: {same} --all"
     blocks = [report.text, decided, more, "" if options.fail_on else _next(same, report.content, rules)]
     to_stdout(("\n\n" if options.all else "\n").join(filter(None, blocks)))
+    if options.append is not None:
+        added = append_rows(options.append, rows_of(report.subjects))
+        to_stdout(
+            f"{options.append}: {TEXT.count(len(added), 'row')} appended" + ("" if added else ": it has them all")
+        )
     try:
         _log_summary(report.content, options.log, output)
     except InputError as error:
@@ -95,19 +105,31 @@ def overlap_report(arguments: Sequence[str]) -> int:
 
 
 def _next(command: str, summary: Summary, rules: Rules) -> str:
-    """Return what to do after a report: hold the verdict in continuous integration, which fails on a change for the
-    worse that is larger than the margin; or get a verdict; empty for one source.
+    """Return what to do after a report: hold the metric that decided in continuous integration, which fails on a change
+    for the worse that is larger than the margin; or launch so often that a verdict can come; empty for one source.
     """
     comparison = known(summary.comparison)
     if comparison is None or not is_comparable(comparison):
         return ""
     if title(comparison) == NOT_TESTED:
-        return "For a verdict, repeat the launches: aorta ab --help"
-    if comparison.metrics[comparison.deciding].verdict is None:
+        least = least_launches(rules.alpha)
+        return f"For a verdict, {least} launches a side: aorta ab --launches {least} (aorta ab --help)"
+    name = leading(comparison)
+    entry = comparison.metrics.get(name)
+    if entry is None or entry.verdict is None:
         return ""  # a gate could not decide either
-    primary = metric_named(rules.primary)
-    size = f"{rules.margin:g}" if primary.unit == "ratio" else f"{100 * rules.margin:g}%"
-    limit = f"{rules.primary}{'<-' if primary.better == 'higher' else '>'}{size}"
+    test = entry.test
+    chance = test.p is not None and test.p > rules.alpha and test.effect.value is not None
+    if entry.verdict == "inconclusive" and chance and test.power.launches is not None:
+        wanted = TEXT.effect(max(abs(test.effect.value or 0.0), test.margin), test.effect.kind).lstrip("+")
+        count, power = max(test.power.launches, max(entry.counts) + 1), TEXT.percent(test.power.probability, 0)
+        return (
+            f"Next: {count} new launches a side find a change of {name} by {wanted} with {power} probability: "
+            f"aorta ab --launches {count}"
+        )
+    metric = metric_named(name)
+    size = f"{rules.margin:g}" if metric.unit == "ratio" else f"{100 * rules.margin:g}%"
+    limit = f"{name}{'<-' if metric.better == 'higher' else '>'}{size}"
     return f"Next: as a gate in CI: {command} {shlex.join(['--fail-on', limit])}"
 
 
@@ -169,6 +191,12 @@ def parser() -> argparse.ArgumentParser:
         choices=NAMES,
         metavar="TOOL",
         help=f"give medians and verdicts to {', '.join(NAMES)}; repeatable; each is an extra (docs/loggers.md)",
+    )
+    parser.add_argument(
+        "--append",
+        type=Path,
+        metavar="FILE",
+        help="add a row for each launch set to a CSV file: time, commit, label, medians, environment (docs/history.md)",
     )
     rules = Rules()
     group = parser.add_argument_group("launch sets")
@@ -276,6 +304,8 @@ def _sources(options: argparse.Namespace, root: Path) -> dict[str, Location]:
     if not paths:
         _distinct([*words.values()])
     named = {side: label_of(word) if side in paths else word for side, word in words.items()}
+    if len(paths) == len(SIDES):
+        named = dict(zip(SIDES, labels_of(*(paths[side] for side in SIDES)), strict=True))
     if len(set(named.values())) < len(named):
         named = {side: f"{label}-{side}" if side in paths else label for side, label in named.items()}
     for side, label in named.items():

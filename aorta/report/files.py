@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from aorta.analysis.compare.launch_set import read_subjects
+from aorta.analysis.compare.launch_set import Subject, read_subjects
 from aorta.analysis.compare.verdict import Rules
 from aorta.command_line import to_stderr
 from aorta.documents import as_json, known
@@ -33,12 +33,15 @@ from aorta.terminal_style import PLAIN, Style, wrapped
 
 @dataclass(frozen=True)
 class Report:
-    """`text` is for people, `content` is what `summary.json` holds, `not_drawn` says why a picture is missing."""
+    """`text` is for people, `content` is what `summary.json` holds, `not_drawn` says why a picture is missing, and
+    `subjects` has what was read.
+    """
 
     text: str
     content: Summary
     files: tuple[Path, ...]
     not_drawn: Mapping[str, str]
+    subjects: Mapping[str, Subject]
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -118,7 +121,7 @@ def write_report(
         text = brief_text(summary, written, notes, style)
     else:
         text = full_text(datasets, summary, _files_block(written, not_drawn), style)
-    return Report(text, summary, tuple(written), not_drawn)
+    return Report(text, summary, tuple(written), not_drawn, subjects)
 
 
 def _reported_on(path: Path) -> set[str]:

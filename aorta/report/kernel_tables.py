@@ -9,12 +9,15 @@ import argparse
 import sys
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 from aorta.command_line import command, to_stdout
 from aorta.documents.dataset import SlowdownEntry, StreamGapsEntry, TraceEntries
 from aorta.errors import EXIT_OK, InputError
+from aorta.installation import checkout
 from aorta.read.engines import Local
+from aorta.read.locate import check_label, is_location, locate
 from aorta.read.traces.interval_table import add_comm_pattern
 from aorta.report.tables import Column, Table, text_lines
 from aorta.terminal_style import PLAIN, Style, style_of, wrapped
@@ -112,7 +115,10 @@ def main(arguments: Sequence[str]) -> int:
         raise InputError(f"--top {options.top}: at least 1")
     from aorta.read.traces.load import load_traces
 
-    run = load_traces(options.traces, Local(), options.comm_pattern)
+    here, root = Path.cwd(), checkout() or Path.cwd()
+    named = is_location(options.traces, here, root)
+    folder = options.traces if named else locate([check_label(options.traces)], here, root)[options.traces]
+    run = load_traces(str(folder), Local(), options.comm_pattern)
     traces = run.traces
     assert traces is not None, "load_traces gives them"
     block = kernel_block(options.traces, traces, style_of(sys.stdout), options.top)
@@ -126,7 +132,7 @@ def parser() -> argparse.ArgumentParser:
         description="Kernels by total time, what communication slows down, and gaps between kernels (docs/traces.md).",
         epilog="Exit codes: 0 done, 2 bad input.",
     )
-    parser.add_argument("traces", metavar="TRACES", help="a file, folder, glob or URL")
+    parser.add_argument("traces", metavar="TRACES", help="a file, folder, glob or URL, or the label of a run")
     parser.add_argument(
         "--top", type=int, default=15, metavar="N", help="rows of each kind to print (default: %(default)s)"
     )

@@ -54,7 +54,7 @@ def report_many(folder: Path, options: argparse.Namespace, rules: Rules) -> str:
         InputError: an option that is about two sides, a folder that cannot be read, or an output that cannot be
             written.
     """
-    for name in ("fail_on", "log"):
+    for name in ("fail_on", "log", "append"):
         if getattr(options, name):
             raise InputError(
                 f"--{name.replace('_', '-')}: is about one side or two, and {folder} holds many; name them, as in "
@@ -224,6 +224,6 @@ def _changes(folder: Path) -> dict[str, str]:
         reference = asked.sides[REFERENCE]
         whole = msgspec.structs.replace(reference, words=(*asked.words, *reference.words))
         changes = {name: side.settings(reference) for name, side in asked.sides.items()}
-        return {**changes, REFERENCE: whole.settings()}
+        return {**changes, REFERENCE: whole.settings(Side())}
     except (OSError, ValueError, KeyError):
         return {}

@@ -15,12 +15,13 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from aorta.analysis.account import COMPUTATION, EXPOSED, HIDES, IDLE, MOST, OUTSIDE, in_words
+from aorta.analysis.account import COMPUTATION, EXPOSED, HIDES, IDLE, MOST, OUTSIDE, in_words, is_unexplained
 from aorta.analysis.aggregate import NO_PIPELINE, LabelledRun
 from aorta.analysis.cautions import autopsy_notes, cautions, cutoff_line
 from aorta.analysis.compare.headline import is_comparable, verdict_label
 from aorta.analysis.compare.run_comparison import NOT_USED
 from aorta.analysis.devices import device_line, device_notes
+from aorta.analysis.findings import LARGE_SHARE
 from aorta.analysis.stragglers import straggler_sentences
 from aorta.documents import as_json, known
 from aorta.documents.comparison import (
@@ -126,7 +127,7 @@ _SIGNS: Final = {
     **dict.fromkeys(("improvement", "better"), "▲"),
     **dict.fromkeys(("regression", "worse"), "▼"),
     **dict.fromkeys(("equivalent", "equal"), "="),
-    **dict.fromkeys(("inconclusive", "not comparable in time"), "?"),
+    **dict.fromkeys(("inconclusive", "not comparable in time", "not settled"), "?"),
     "not tested": "○",
 }
 _TONES: Final = {"better": "good", "worse": "bad", "improvement": "good", "regression": "bad", "equivalent": "even"}
@@ -269,9 +270,7 @@ def account_rows(account: Account | None, most: int | None = None) -> list[dict[
     for name, part in outside.items():
         add(name, part)
     if IDLE in parts:
-        longest = max(parts[IDLE].parts, key=lambda part: part.ms)
-        large = longest.ms >= MOST * parts[IDLE].ms
-        add("idle", parts[IDLE], f"most of it {in_words((IDLE, longest.name)).removeprefix('idle ')}" if large else "")
+        add("idle", parts[IDLE], _idle_note(parts[IDLE]))
     largest = sorted(rows, key=lambda row: -row["ms"])[:most]
     small = [row for row in rows if row["share"] < LEAST_PART or row not in largest]
     if len(small) > 1:
@@ -279,6 +278,20 @@ def account_rows(account: Account | None, most: int | None = None) -> list[dict[
         rest = {name: sum(row[name] for row in small) for name in ("ms", "share")}
         rows.append({"part": "other", "note": ", ".join(row["part"] for row in small)} | rest)
     return [{"part": "step", "ms": account.step_ms, "share": 1.0, "note": ""}, *rows]
+
+
+def _idle_note(idle: AccountPart) -> str:
+    """Return what idle time is; where it is `LARGE_SHARE` of the step, how much of it nothing explains."""
+    said = [f"{rough_ms(part.ms)} in {part.name}" for part in idle.parts if not is_unexplained(part.name)]
+    unexplained = [part for part in idle.parts if is_unexplained(part.name)]
+    rest_ms = sum(part.ms for part in unexplained)
+    longest = max(unexplained, key=lambda part: part.ms, default=None)
+    where = in_words((IDLE, longest.name)).removeprefix("idle ") if longest is not None else ""
+    most = f"most of it {where}" if longest is not None and longest.ms >= MOST * rest_ms else ""
+    if idle.share < LARGE_SHARE or rest_ms < LEAST_PART * idle.ms:
+        return "; ".join(said) or most
+    where = most or "in several places outside timed blocks"
+    return "; ".join([*said, f"{rough_ms(rest_ms)} unexplained, {where}"])
 
 
 def account_table(label: str, entry: DatasetEntry, most: int | None = None) -> Table | None:

@@ -128,6 +128,26 @@ def test_a_planted_cause_is_named(changes: dict[Words, float], said: str) -> Non
     assert len(named) == len({words[0] for words in changes})
 
 
+@pytest.mark.parametrize(
+    ("idle", "note"),
+    [
+        ({GAP: 3.0}, "most of it between data and forward (outside timed blocks)"),
+        ({GAP: 30.0}, "30 ms unexplained, most of it between data and forward (outside timed blocks)"),
+        ({(IDLE, 'range "tokenize"'): 20.0, (IDLE, BUBBLE): 9.0}, '20 ms in range "tokenize"; 9 ms in bubble'),
+        (
+            {(IDLE, 'range "tokenize"'): 20.0, GAP: 6.0, (IDLE, "a .. b"): 6.0, (IDLE, "b .. c"): 6.0},
+            '20 ms in range "tokenize"; 18 ms unexplained, in several places outside timed blocks',
+        ),
+    ],
+)
+def test_idle_time_of_a_tenth_of_the_step_is_explained_or_called_unexplained(
+    idle: dict[Words, float], note: str
+) -> None:
+    step = {words: ms for words, ms in STEP.items() if words != GAP}
+    rows = account_rows(as_document([account(step | idle)]))
+    assert [row["note"] for row in rows if row["part"] == "idle"] == [note]
+
+
 def test_equal_launches_have_no_cause() -> None:
     found = [compare_accounts(launches(STEP, seed=2 * at), launches(STEP, seed=2 * at + 1)) for at in range(100)]
     assert sum(each.sentence is not None for each in found) <= 2

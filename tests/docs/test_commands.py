@@ -142,6 +142,7 @@ def test_command(line: str, compose: Callable[[list[str]], None], monkeypatch: p
         case words:
             start = ("source .venv/bin/activate", "jq ", "python3 -m venv .venv", "git clone URL aorta", "cd aorta")
             start += ("scripts/check", "salloc --nodes 1 aorta ab ")  # tests/experiments/test_slurm.py
+            start += ("python3 -m venv otava", "otava/bin/")  # benchmarks/history.py
             assert shlex.join(words).startswith(start), f"no rule for {line!r}"
 
 

@@ -78,6 +78,7 @@ def main(words: list[str]) -> int:
     if words[-2:] == ["--cfg", "job"]:
         wrong = [word for word in words if re.match(r"wrong", word)]
         note(call="check")
+        print("\n".join(word.replace("=", ": ") for word in words if word.startswith("workload.")))
         if wrong:
             print(f"error: no key {wrong[0]}", file=sys.stderr)
         return len(wrong)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from aorta.documents.plans import Side
@@ -99,6 +101,22 @@ def test_variables_take_the_values_of_their_manuals() -> None:
         check_variable(name, str(known[0]))
         with pytest.raises(AortaError, match=f"{name}=-1: must be "):
             check_variable(name, "-1")
+
+
+@pytest.mark.parametrize(
+    ("command", "shared", "said"),
+    [
+        ("run my.py --bucket 50", "", "A=2 run my.py --bucket 50"),
+        ("run my.py --bucket 50", "run my.py --bucket 25", "A=2 --bucket 50"),
+        ("run my.py --bucket=50 --x", "run my.py --bucket=25 --x", "A=2 --bucket=50"),
+        ("run 'my own.py'", "run other.py", "A=2 'my own.py'"),
+        ("run my.py", "run my.py --x", "A=2 run my.py"),
+        ("run my.py", "run my.py", "A=2"),
+    ],
+)
+def test_a_side_of_commands_is_called_by_its_own(command: str, shared: str, said: str) -> None:
+    own, other = (Side(command=tuple(shlex.split(words)), environment={"A": "2"}) for words in (command, shared))
+    assert own.settings(msgspec.structs.replace(other, environment={})) == said
 
 
 @pytest.mark.thorough

@@ -9,7 +9,7 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from aorta.documents.plans import Side
-from aorta.errors import AnotherPlan, ConfigError
+from aorta.errors import AnotherPlan, ConfigError, InputError
 from aorta.experiments import plan_command
 from aorta.experiments.launch_folder import FAILED, LOST, STOPPED, Closed, Ended, PlanOpened, Started
 from aorta.experiments.launch_plan import PLACEHOLDERS, SIDES, Plan
@@ -93,7 +93,6 @@ def test_relative_programs_and_trees_are_the_caller_s(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "no folder for the plan: give --output"),
         (["--output", "o", "--launches", "0"], "launches=0: must be at least 1"),
         (["--output", "o", "--nproc_per_node", "0"], "nproc_per_node=0: must be at least 1"),
         (["--output", "o", "--timeout-s", "0"], "timeout_s=0.0: must be greater than 0"),
@@ -128,6 +127,8 @@ def test_what_cannot_be_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wor
         read(tmp_path, *words)
     assert said in str(caught.value)
     assert caught.value.exit_code == 1
+    with pytest.raises(InputError, match="no folder for the plan: give --output"):  # exit code 2
+        read(tmp_path)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
     with pytest.raises(ConfigError, match="outside torchrun"):
         read(tmp_path, "--output", "o")

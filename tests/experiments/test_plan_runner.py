@@ -314,6 +314,18 @@ def test_a_dry_run_prints_launches_and_refuses_what_train_py_would(bench: Bench)
     assert (bench.launched, (bench.home / "plan").exists()) == ([], False)
 
 
+def test_a_plan_whose_comparison_would_be_refused_starts_no_launch(bench: Bench) -> None:
+    words = ("--reference", "workload.model_dim=64", "--candidate", "workload.model_dim=96 workload.num_layers=2")
+    for more in ((), ("--dry-run",), ("--allow-unlike", "workload.num_layers")):
+        code, _, err = bench(*words, "--launches", "1", *more)
+        assert code == 1
+        assert "  workload.model_dim: 64 in the reference, 96 in candidate\n" in err
+        assert ("--allow-unlike workload.model_dim --allow-unlike workload.num_layers\n" in err) == (len(more) < 2)
+        assert (bench.launched, (bench.home / "plan").exists()) == ([], False)
+    assert bench(*words, "--launches", "1", "--allow-unlike", "workload")[0] == 0
+    assert len(bench.launched) == 2
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [

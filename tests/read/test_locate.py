@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from aorta.errors import InputError
-from aorta.read.locate import check_label, is_location, locate
+from aorta.read.locate import check_label, is_location, labels_of, locate
 from tests.analysis.builders import header, write_rank
 
 
@@ -114,3 +114,19 @@ def test_runs_are_listed_by_themselves_and_launches_by_their_set_or_plan(here: P
     (here / "linked").symlink_to(root / "far")
     with pytest.raises(InputError, match=r"Runs here: 01, linked/b, plan, runs/a, runs/set\n"):
         locate(["cuda"], here, root)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "labels"),
+    [
+        ("run_a/trace.json", "run_b/trace.json", ("run_a", "run_b")),
+        ("/x/a/ddp/r.json.gz", "/x/b/ddp/r.json.gz", ("a", "b")),
+        ("s3/a/*.json", "s3/b/*.json", ("a", "b")),
+        ("one.json", "b/two.json", ("one", "two")),
+        ("trace.json", "old/trace.json", ("trace", "trace")),
+    ],
+)
+def test_sources_of_one_name_are_called_by_the_folder_that_differs(
+    first: str, second: str, labels: tuple[str, str]
+) -> None:
+    assert labels_of(first, second) == labels

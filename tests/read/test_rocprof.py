@@ -164,7 +164,7 @@ def test_a_kernel_without_a_symbol_is_of_unknown_class_and_not_dropped() -> None
 def test_a_trace_without_a_row_that_can_be_measured_is_named(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("Kernel_Name,Agent_Id,Start_Timestamp,End_Timestamp\ngemm,4,9,5\n")
-    with pytest.raises(InputError, match=r"t\.csv: no row of it has a known class and a length"):
+    with pytest.raises(InputError, match=r"t\.csv: no classified kernel with a duration"):
         load_traces(str(path))
 
 

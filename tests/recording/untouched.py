@@ -50,6 +50,17 @@ def batch(step: int, rank: int) -> torch.Tensor:
     return torch.randn(8, 16, generator=torch.Generator().manual_seed(1000 * rank + step))
 
 
+class Batches(torch.utils.data.Dataset[torch.Tensor]):
+    """Takes 20 ms a batch."""
+
+    def __len__(self) -> int:
+        return 1000
+
+    def __getitem__(self, step: int) -> torch.Tensor:
+        time.sleep(0.02)
+        return batch(step, int(os.environ.get("RANK", "0")))
+
+
 def spread(model: nn.Module) -> nn.Module:
     return DistributedDataParallel(model) if dist.is_initialized() else model
 
@@ -79,6 +90,7 @@ def main(kind: str, steps: int) -> None:
     folder = Path(os.environ.get("THE_FOLDER", os.devnull))
     if kind == "late" and rank == 1:
         time.sleep(1.0)
+    batches = iter(torch.utils.data.DataLoader(Batches(), batch_size=None))
     for step in range(steps):
         if kind in APART:
             time.sleep(0.02)
@@ -89,7 +101,8 @@ def main(kind: str, steps: int) -> None:
         if kind == "barrier":
             barrier()
         for micro in range(3 if kind == "accumulation" else 1):
-            loss = model(batch(10 * step + micro, rank)).square().mean()
+            x = next(batches) if kind == "slow data" else batch(10 * step + micro, rank)
+            loss = model(x).square().mean()
             scale = float("inf") if kind == "scaler" and step == 2 else 1.0
             scaler.scale(loss * scale).backward()
         scaler.step(optimizer)

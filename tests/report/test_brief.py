@@ -65,6 +65,21 @@ def test_the_gate_to_go_on_with_has_the_metric_and_the_margin_of_the_report(
     assert said(capsys, "reference", "candidate", *words, "--no-html")[-1].replace(" --no-html", "") == line
 
 
+@pytest.mark.parametrize(
+    ("steps_ms", "next_words"),
+    [
+        ([120.0, 121.0, 122.0, 123.0], "Next: as a gate in CI: aorta report a b --fail-on 'job_step_ms>2%'"),
+        ([98.0, 101.0, 104.0, 107.0], " new launches a side find a change of exposed_comm_ms by "),
+    ],
+)
+def test_next_is_of_the_metric_that_decided_or_how_often_to_launch(
+    here: Path, capsys: pytest.CaptureFixture[str], steps_ms: list[float], next_words: str
+) -> None:
+    launch_set(here / "a", [0.8, 0.81, 0.82, 0.83], [100.0, 101.0, 102.0, 103.0])
+    launch_set(here / "b", [0.79, 0.8, 0.78, 0.82], steps_ms)
+    assert next_words in said(capsys, "a", "b", "--no-html")[-1].replace(" --no-html", "")
+
+
 def test_one_source_needs_no_label_and_what_to_bear_in_mind_is_said(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -126,5 +141,5 @@ def test_a_verdict_and_a_cause_need_launches(
     assert [line for line in lines if line.startswith("Cause:")][:1] == [
         line for line in lines if leads is not None and line.startswith(leads)
     ]
-    few = lines[-1] == "For a verdict, repeat the launches: aorta ab --help"
+    few = lines[-1] == "For a verdict, 4 launches a side: aorta ab --launches 4 (aorta ab --help)"
     assert few == (count < 4)

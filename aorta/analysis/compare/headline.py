@@ -13,7 +13,17 @@ from __future__ import annotations
 from typing import Final
 
 from aorta.analysis.compare.rank_tests import least_launches
-from aorta.analysis.compare.verdict import DECIDED, GUARD, NOT_COMPARABLE, NOT_TESTED, SEQUENCE, SHIFTED, slower
+from aorta.analysis.compare.verdict import (
+    DECIDED,
+    GUARD,
+    NOT_COMPARABLE,
+    NOT_SETTLED,
+    NOT_TESTED,
+    SEQUENCE,
+    SHIFTED,
+    WITHHELD,
+    slower,
+)
 from aorta.documents import known
 from aorta.documents.comparison import ComparedMetric, Comparison
 from aorta.documents.formatting import TEXT, first_upper, p_value, rough_ms
@@ -35,8 +45,10 @@ _STEP_TIME: Final = {"equivalent": "unchanged", "regression": "longer", "improve
 
 
 def is_comparable(comparison: Comparison) -> bool:
-    """Return whether a difference between the sides is one of what they ran: they did the same work, and took turns."""
-    return not comparison.unlike and comparison.verdict != NOT_COMPARABLE
+    """Return whether a difference between the sides is one of what they ran: they did the same work, took turns, and
+    had settled.
+    """
+    return not comparison.unlike and comparison.verdict not in WITHHELD
 
 
 def verdict_label(pair: ComparedMetric) -> str:
@@ -76,6 +88,8 @@ def headline(comparison: Comparison) -> str:
         order = known(comparison.launch_order)
         unknown = order is not None and order.comparable is None
         return f"{word}: {'when launches ran is not known' if unknown else 'the launches did not take turns'}."
+    if comparison.verdict == NOT_SETTLED:
+        return f"{word}: steps still change their level after the warm-up."
     name, step = leading(comparison), metrics.get(GUARD)
     if not comparison.tested:
         pairs = {each: metrics[each] for each in dict.fromkeys((name, GUARD, _RATIO)) if each in metrics}
@@ -109,7 +123,7 @@ def numbers(comparison: Comparison) -> str:
             for key in comparison.unlike
         ]
         return f"The runs did not do the same work: {'; '.join(listed)}."
-    if comparison.verdict == NOT_COMPARABLE:
+    if comparison.verdict in WITHHELD:
         return f"{first_upper(str(comparison.verdict_reason))}."
     metrics, host = comparison.metrics, comparison.host_bound
     parts = []

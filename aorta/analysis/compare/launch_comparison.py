@@ -27,7 +27,16 @@ from aorta.analysis.compare.run_comparison import (
     not_swapped,
     why_ratios_alone,
 )
-from aorta.analysis.compare.verdict import GUARD, SEQUENCE, Rules, judge, launch_test, too_few
+from aorta.analysis.compare.verdict import (
+    GUARD,
+    NOT_COMPARABLE,
+    NOT_SETTLED,
+    SEQUENCE,
+    Rules,
+    judge,
+    launch_test,
+    too_few,
+)
 from aorta.documents.comparison import (
     NOT_SET,
     SIDES,
@@ -39,7 +48,7 @@ from aorta.documents.comparison import (
     LaunchOrderFacts,
 )
 from aorta.documents.dataset import CollectiveEntry
-from aorta.documents.formatting import json_text
+from aorta.documents.formatting import first_upper, json_text
 from aorta.errors import InputError
 
 _ONE_SIDE: Final = ("header.", LIBRARY, "config.parallel.", "config.fabric.", "config.instrument.")
@@ -156,18 +165,19 @@ def compare_launches(
         allows=rules.allows,
     )
     order = launch_order(*sides, assume_no_drift=rules.assume_no_drift)
+    named: dict[str, LaunchSet] = dict(zip(SIDES, sides, strict=True))
+    unsettled = [f"the {name}: {why}" for name, side in named.items() if (why := side.unsettled) is not None]
     withheld = None
     # That launches are too few is what a reader has to hear first.
-    if not (
-        order.comparable
-        or rules.assume_no_drift
-        or too_few((len(sides[0].launches), len(sides[1].launches)), rules.alpha)
-    ):
-        withheld = (
-            f"{order.reason}. Alternate the launches (docs/compare.md), or judge them anyway with --assume-no-drift"
-        )
+    if too_few((len(sides[0].launches), len(sides[1].launches)), rules.alpha):
+        found.warnings += [f"steps have not settled. {first_upper(why)}" for why in unsettled]
+    elif not (order.comparable or rules.assume_no_drift):
+        again = "Alternate the launches (docs/compare.md), or judge them anyway with --assume-no-drift"
+        withheld = NOT_COMPARABLE, f"{order.reason}. {again}"
+    elif unsettled:
+        again = "Record more steps, or leave more out as warm-up (telemetry.warmup_steps, warmup_steps=)"
+        withheld = NOT_SETTLED, f"{'; '.join(unsettled)}. {again}"
     found.verdict, found.verdict_reason = judged(found.metrics, *sides, rules, withheld)
-    named: dict[str, LaunchSet] = dict(zip(SIDES, sides, strict=True))
     # `compare` saw one launch per side; missing manifests are reported for all launches.
     warnings = [warning for warning in found.warnings if not warning.endswith(UNNOTICED)]
     found.warnings = list(dict.fromkeys([*warnings, *_warnings(named, allowed, order, rules)]))
@@ -200,13 +210,13 @@ def judged(
     reference: LaunchSet,
     candidate: LaunchSet,
     rules: Rules,
-    withheld: str | None = None,
+    withheld: tuple[str, str] | None = None,
 ) -> tuple[str, str]:
     """Add test and verdict to every metric.
 
     Args:
         metrics: those of a comparison of medians (`run_comparison.pairs`).
-        withheld: why there may be no verdict; None if there may.
+        withheld: as `judge` takes it.
 
     Returns:
         The verdict of the comparison, and the reason for it.

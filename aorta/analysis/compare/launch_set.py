@@ -22,10 +22,11 @@ from typing import Final
 import numpy as np
 
 from aorta.analysis.account import StepAccount, account_of
-from aorta.analysis.aggregate import NOTHING_RECORDED, NOTHING_USED, LabelledRun, metrics_of
+from aorta.analysis.aggregate import NOTHING_RECORDED, NOTHING_USED, LabelledRun, job_step_times, metrics_of
 from aorta.analysis.compare.run_comparison import HEADER, facts
 from aorta.analysis.compare.verdict import GUARD, Rules
 from aorta.analysis.devices import devices_entry
+from aorta.analysis.settling import LevelChange, level_change, unsettled
 from aorta.documents.comparison import LaunchOrderFacts
 from aorta.documents.dataset import Ends, LaunchLeftOut, PaceFacts, Statistics
 from aorta.documents.statistics import describe
@@ -49,6 +50,7 @@ class Launch:
         hosts: where it ran, as far as known.
         pace: where the host sets the pace (`pace` of a dataset in `summary.json`).
         account: where its mean step goes, or why that is not known.
+        level: where its job steps change their level, if they do.
     """
 
     path: Path
@@ -60,6 +62,7 @@ class Launch:
     hosts: frozenset[str] = frozenset()
     pace: PaceFacts | None = None
     account: StepAccount | str = "not read"
+    level: LevelChange | None = None
 
     @classmethod
     def of(cls, dataset: LabelledRun) -> Launch:
@@ -79,6 +82,7 @@ class Launch:
             frozenset(tables.source.host for tables in run.ranks.values() if tables.source.host is not None),
             dataset.pace.entry(),
             account_of(dataset),
+            level_change(job_step_times(dataset)[0]),
         )
 
     @property
@@ -130,6 +134,11 @@ class LaunchSet:
         found = [launch.account for launch in self.launches if isinstance(launch.account, StepAccount)]
         reasons = (f"{launch.path}: {launch.account}" for launch in self.launches if isinstance(launch.account, str))
         return next(reasons, None) or found
+
+    @property
+    def unsettled(self) -> str | None:
+        """Why its steps have not settled; None where they have."""
+        return unsettled([launch.level for launch in self.launches])
 
     def representative(self, *metrics: str) -> Launch:
         """Return the launch nearest to the medians of all these metrics at once; the first in order of name of equally

@@ -65,7 +65,7 @@ class Rules:
             raise InputError(f"--margin {self.margin:g}: above 0 and below 1; 0.02 is the default")
         judged = [name for name in STEP_METRIC_NAMES if metric_named(name).better is not None]
         if self.primary not in judged:
-            hint = meant(self.primary, judged)
+            hint = meant(self.primary, (GUARD, *SEQUENCE)) or meant(self.primary, judged)
             raise InputError(
                 f"--primary {self.primary}: {hint or 'the metrics that can be judged are ' + ', '.join(judged)}"
             )
@@ -101,6 +101,9 @@ NOT_TESTED: Final = "not tested"
 """Of a metric that these launches cannot decide by construction, or whose turn in the sequence did not come."""
 NOT_COMPARABLE: Final = "not comparable in time"
 """The verdict of launches that did not take turns (`launch_order`): no metric gets one."""
+NOT_SETTLED: Final = "not settled"
+"""The verdict of launches whose steps change their level after the warm-up (`settling`): no metric gets one."""
+WITHHELD: Final = (NOT_COMPARABLE, NOT_SETTLED)
 
 
 def decide(
@@ -237,12 +240,12 @@ Values: TypeAlias = Mapping[str, tuple[Floats, Floats]]
 """Metric -> one value for each launch of the reference and of the candidate, NaN where it has none."""
 
 
-def judge(metrics: Metrics, rules: Rules, values: Values, withheld: str | None = None) -> tuple[str, str]:
+def judge(metrics: Metrics, rules: Rules, values: Values, withheld: tuple[str, str] | None = None) -> tuple[str, str]:
     """Add verdicts, corrected p-values and the launches that a verdict needs to the test of every metric.
 
     Args:
         values: of every metric that has some, all of the same launches.
-        withheld: why no metric gets a verdict from launches in this order; None if they may.
+        withheld: the verdict of `WITHHELD` that these launches have in place of any other, and why; None if they may.
 
     Returns:
         The verdict of the comparison, and the reason for it: of the step time where it is decided, else of the primary
@@ -252,12 +255,12 @@ def judge(metrics: Metrics, rules: Rules, values: Values, withheld: str | None =
         test = entry.test
         if withheld is not None:
             test.p = None  # the test takes launches for exchangeable
-            test.verdict, test.verdict_reason = None, f"{NOT_COMPARABLE}: {withheld}"
+            test.verdict, test.verdict_reason = None, ": ".join(withheld)
         else:
             test.verdict, test.verdict_reason = _verdict(entry, rules)
         test.least_launches = least_launches(rules.alpha) if test.verdict == NOT_TESTED else None
     if withheld is not None:
-        return NOT_COMPARABLE, withheld
+        return withheld
     _stop_sequence(metrics, rules)
     _judge_together(metrics, rules, values)
     _withhold(metrics, rules)

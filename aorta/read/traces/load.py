@@ -61,7 +61,7 @@ def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequ
     processes = [_join_devices(windows) for windows in windows_of]
     devices = [device for process in processes for device in process]
     if not devices:
-        left_out += [f"{trace.facts.path}: no row of it has a known class and a length" for trace in traces]
+        left_out += [f"{trace.facts.path}: no classified kernel with a duration" for trace in traces]
         raise InputError(f"{location}: none of its {len(units)} trace(s) can be read:\n  " + "\n  ".join(left_out))
     numbered, chosen, numbering = _numbers(processes)
     marked = {own[0].facts.path for own in windows_of if own[0].facts.steps}

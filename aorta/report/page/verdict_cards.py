@@ -13,7 +13,7 @@ from typing import Final
 from aorta.analysis.cautions import ONE_RANK, autopsy_title, pace_notes
 from aorta.analysis.compare.headline import evidence, headline, is_comparable, numbers
 from aorta.analysis.compare.run_comparison import not_alike
-from aorta.analysis.compare.verdict import NOT_COMPARABLE, NOT_TESTED, SHIFTED
+from aorta.analysis.compare.verdict import NOT_COMPARABLE, NOT_SETTLED, NOT_TESTED, SHIFTED
 from aorta.documents import known
 from aorta.documents.comparison import SIDES, Summary
 from aorta.documents.dataset import MEANS, DatasetEntry
@@ -29,6 +29,7 @@ _LOOKS: Final = {
     SHIFTED: ("open", "~"),
     NOT_TESTED: ("open", "○"),
     NOT_COMPARABLE: ("open", "?"),
+    NOT_SETTLED: ("open", "?"),
 }
 """Tone and sign of each verdict."""
 

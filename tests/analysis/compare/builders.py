@@ -27,16 +27,17 @@ def launch(
     endings: Sequence[Any] | None = None,
     manifest: bool = True,
     began_s: float = 0.0,
+    wobble: Sequence[int] = WOBBLE,
     **head: Any,
 ) -> Path:
     """One launch of seven steps, the first a warm-up, whose medians are `ratio` and `step_ms`. It lasts about seven
-    seconds, from `began_s` after the others on.
+    seconds, from `began_s` after the others on. Its steps differ by thousandths from that, as `wobble` says.
     """
     folder.mkdir(parents=True)
     run_id = head.pop("run_id", f"{folder.parent.name}-{folder.name}")
     for rank in range(ranks):
         lines = []
-        for number, thousandths in enumerate(WOBBLE):
+        for number, thousandths in enumerate(wobble):
             part = 1 + thousandths / 1000
             overlap = metrics(step_ms * part, 0.8 * step_ms, comm_ms, comm_ms * ratio * part)
             line = step(rank, ranks, number, overlap=overlap, warmup=number == 0)
