@@ -185,10 +185,10 @@ def _counts(dataset: LabelledRun) -> StepCounts:
     isolated = Counter(PHASES[code] for tables in ranks for code in tables.isolated.phase.tolist())
     stated = {steps for tables in ranks if (steps := tables.source.warmup_steps) is not None}
     warmups = " or ".join(map(str, sorted(stated)))
-    steps = dataset.run.steps
+    frame = dataset.run.steps
     unclear = Counter[str]()
-    for index, count in zip(*np.unique(steps.reason[dataset.used], return_counts=True), strict=True):
-        if (why := steps.reasons[index].get("boundary")) is not None:
+    for index, count in zip(*np.unique(frame.reason[dataset.used], return_counts=True), strict=True):
+        if (why := frame.reasons[index].get("boundary")) is not None:
             unclear[why] += int(count)
     rule = f"the first {warmups} of the run, as its headers say" if stated else "a trace flags none"
     return StepCounts(

@@ -9,14 +9,16 @@ give it (docs/dev/metric-rules.md, "Where the host sets the pace"). One rule for
 
 Decided steps are never mixed with undecided ones, of which they would be a biased choice (docs/dev/measuring.md, W29).
 
-Must not compute or change a metric, repeat what `health` says of the record, or apply the rule of the cut-off
-(`aorta.instrument.step_builder` does, when a step is recorded).
+What is wrong with the runs of a report themselves comes first, in short (`alerts`): every report says it at its top.
+
+Must not compute or change a metric, or apply the rule of the cut-off (`aorta.instrument.step_builder` does, when a step
+is recorded).
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
@@ -25,11 +27,13 @@ from typing import Final
 import numpy as np
 
 from aorta.documents import known
+from aorta.documents.comparison import Comparison
 from aorta.documents.dataset import CalibrationFacts, CutoffFacts, DatasetEntry, MeasuredFrom, PaceFacts
 from aorta.documents.formatting import TEXT, first_upper, rough_percent
 from aorta.documents.metrics import HOST_BOUND, HOST_LEAD, MADE_OF_OTHERS, RATIO_PARTS, UNDECIDED, metric_named
 from aorta.documents.statistics import median_or_none
 from aorta.read.frames import Bools
+from aorta.read.health import listed
 from aorta.read.run import HOST_TIMER, Run
 from aorta.records.schema import STALL_CUTOFF_NS, Calibration
 from aorta.timeline.overlap import AGREEMENT, NS_PER_MS
@@ -263,6 +267,77 @@ def pace_notes(entry: DatasetEntry) -> Iterator[str]:
         )
     for problem in found.problems:
         yield f"calibration: {problem}"
+
+
+def alerts(entries: Mapping[str, DatasetEntry], comparison: Comparison | None = None) -> list[str]:
+    """Return what is wrong with a report, the most serious first: ranks that hung, damage, what is missing, what makes
+    the sides unlike, emulation, one rank alone, other modes. Empty where nothing is. What heads the report, that its
+    only run hung or that the sides did other work, is left out.
+    """
+    named: dict[tuple[int, str], list[str]] = {}
+    for label, entry in entries.items():
+        if len(entries) > 1 and (title := autopsy_title(entry)) is not None:
+            named.setdefault((_DAMAGED, title), []).append(label)
+        for alert in _alerts(entry):
+            named.setdefault(alert, []).append(label)
+    if comparison is not None:
+        for warning in comparison.warnings:
+            if not any(f" {key} is " in warning for key in comparison.unlike):
+                named[_UNLIKE, warning] = []
+    said = []
+    for (_, sentence), labels in sorted(named.items(), key=lambda each: each[0][0]):
+        of_all = not labels or len(labels) == len(entries)
+        said.append(sentence if of_all else f"{', '.join(labels)}: {sentence}")
+    return said
+
+
+_DAMAGED, _MISSING, _UNLIKE, _EMULATED, _ALONE, _MODES = range(6)
+
+
+def _alerts(entry: DatasetEntry) -> Iterator[tuple[int, str]]:
+    """Yield what is wrong with one run, behind how serious it is."""
+    health, steps = entry.health, entry.steps
+    if problems := [each for each in health.problems if "no footer" not in each]:  # the ending says it
+        yield _DAMAGED, f"{TEXT.count(len(problems), 'problem')} in the records, the first: {problems[0]}"
+    for ending in sorted({ending for ending in health.endings.values() if ending != "completed"}):
+        ranks = [int(rank) for rank, other in health.endings.items() if other == ending]
+        yield _DAMAGED, f"rank {listed(ranks)}: {ending}"
+    if health.files_left_out:
+        count = TEXT.count(len(health.files_left_out), "file")
+        yield _DAMAGED, f"{count} left out, the first: {health.files_left_out[0]}"
+    if left_out := entry.left_out:
+        launches = f"{len(left_out)} of {TEXT.count(len(left_out) + entry.launches, 'launch')} left out, the first: "
+        yield _DAMAGED, f"{launches}{left_out[0].path}: {left_out[0].reason}"
+    if health.ranks_missing:
+        missing = health.ranks_missing
+        yield _MISSING, f"{len(missing)} of {health.ranks_expected} ranks missing: {listed(missing)}"
+    records = steps.global_steps_used * len(health.ranks_read)
+    if (absent := records - steps.rank_steps_used) > 0:
+        are = "are" if absent > 1 else "is"
+        yield _MISSING, f"{TEXT.steps_used(entry)}; {absent} of {TEXT.count(records, 'record')} {are} missing"
+    if health.steps_not_covered:
+        ranks = [int(rank) for rank in health.steps_not_covered]
+        count = TEXT.count(sum(health.steps_not_covered.values()), "step")
+        yield _MISSING, f"not every collective was seen in {count} of rank {listed(ranks)}"
+    for why in dict.fromkeys(gap.why for gap in health.gaps):
+        ranks = sorted({gap.rank for gap in health.gaps if gap.why == why and gap.rank is not None})
+        yield _MISSING, f"rank {listed(ranks)}: {why}" if ranks else why
+    emulated = health.emulated_fabric or {}
+    if (emulated_ranks := emulated.get("ranks")) is not None:
+        yield _EMULATED, f"ONE RANK OF {emulated_ranks}, EMULATED: the others are assumed to be as fast, and never late"
+    if emulated:
+        yield _EMULATED, "EMULATED FABRIC: communication times are those of the emulation"
+    elif health.manifest_problem:
+        yield _EMULATED, f"whether the network was emulated is not known: {health.manifest_problem}"
+    ratio = entry.described.get("overlap_ratio")
+    if ratio is not None and ratio.reason == ONE_RANK:
+        yield _ALONE, "one rank: start one process per device (torchrun --standalone --nproc_per_node N ...)"
+    if len(health.instrument_modes) > 1:
+        yield _MODES, f"ranks used different instrument modes: {', '.join(health.instrument_modes)}"
+    if health.timed_from_python:
+        yield _MODES, f"collectives were timed from Python: {health.timed_from_python}"
+    for note in pace_notes(entry) if entry.count else ():
+        yield _MODES, note
 
 
 def autopsy_notes(entry: DatasetEntry) -> list[str]:

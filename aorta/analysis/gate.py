@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
+from aorta.analysis.cautions import alerts
 from aorta.analysis.compare.headline import headline, is_comparable, numbers, title, verdict_label
 from aorta.analysis.compare.verdict import NOT_TESTED, WITHHELD, too_few
 from aorta.documents import known
@@ -322,8 +323,8 @@ def markdown_summary(summary: Summary) -> str:
     if comparison is not None:
         if comparison.sentence:
             lines += ["", f"**Cause:** {escaped(comparison.sentence)}"]
-        for warning in comparison.warnings:
-            lines += ["", f"> ⚠️ {escaped(warning)}"]
+        for alert in alerts(summary.datasets, comparison):
+            lines += ["", f"> ⚠️ {escaped(alert)}"]
         differences = comparison.manifest_differences
         facts = [[escaped(row.key), escaped(row.reference), escaped(row.candidate)] for row in differences]
         lines += [

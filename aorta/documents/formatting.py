@@ -111,14 +111,9 @@ class NumberFormat:
         return f"{self.whole(value)} {what if value == 1 else plural}"
 
     def steps_used(self, entry: DatasetEntry) -> str:
-        """Return `7 steps on 2 ranks`, with the number of missing records."""
-        steps, ranks = entry.steps, len(entry.health.ranks_read)
-        said, all_ = self.count(steps.global_steps_used, "step"), steps.global_steps_used * ranks
-        if not ranks:
-            return said
-        missing = all_ - steps.rank_steps_used
-        more = f"; {self.whole(missing)} of {self.count(all_, 'record')} are missing" if missing else ""
-        return f"{said} on {self.count(ranks, 'rank')}{more}"
+        """Return `7 steps on 2 ranks`."""
+        said, ranks = self.count(entry.steps.global_steps_used, "step"), len(entry.health.ranks_read)
+        return f"{said} on {self.count(ranks, 'rank')}" if ranks else said
 
     def _fixed(self, value: float, digits: int, *, signed: bool) -> str:
         rounded = round(value, digits)

@@ -117,7 +117,8 @@ def write_report(
             "--output DIR"
         ) from error
     if brief:
-        notes = {label: notes_of(dataset, summary.datasets[label]) for label, dataset in datasets.items()}
+        entries = summary.datasets
+        notes = {label: notes_of(each, entries[label], all_of_record=False) for label, each in datasets.items()}
         text = brief_text(summary, written, notes, style)
     else:
         text = full_text(datasets, summary, _files_block(written, not_drawn), style)

@@ -37,7 +37,7 @@ MEANINGS: Final[Mapping[str, Shade]] = {
     "exposed": Shade("#DC4929", "#E97139"),
     "other-work": Shade("#9B9FA8", "#7C8086"),
     "named": Shade("#F0E5C8", "#DDD1B9"),
-    "idle": Shade("#DBDCDC", "#515355"),
+    "idle": Shade("#D9C2EC", "#5B4870"),
     # Who: the reference (or the only run) is neutral, the candidate is not; further runs follow.
     "reference": Shade("#363941", "#E1E4EC"),
     "candidate": Shade("#B10275", "#F36FA8"),

@@ -124,8 +124,8 @@ def _denominators(names: Mapping[str, Any]) -> list[str]:
 
 
 _SIGNS: Final = {
-    **dict.fromkeys(("improvement", "better"), "▲"),
-    **dict.fromkeys(("regression", "worse"), "▼"),
+    **dict.fromkeys(("improvement", "better"), "✓"),
+    **dict.fromkeys(("regression", "worse"), "✗"),
     **dict.fromkeys(("equivalent", "equal"), "="),
     **dict.fromkeys(("inconclusive", "not comparable in time", "not settled"), "?"),
     "not tested": "○",
@@ -524,13 +524,18 @@ def definitions_table(definitions: Mapping[str, MetricDefinition]) -> Table:
     return Table("definitions", "What each metric is", columns, rows)
 
 
-def notes_of(dataset: LabelledRun, entry: DatasetEntry) -> list[str]:
-    """Return what a reader of a dataset's numbers has to know: that it hung, and a slow rank, first."""
-    nothing = [f"nothing to measure: {entry.reason}"] if entry.reason else []
-    health = [*dataset.run.health.notes(), *cautions(entry), *device_notes(entry.devices)]
+def notes_of(dataset: LabelledRun, entry: DatasetEntry, *, all_of_record: bool = True) -> list[str]:
+    """Return what a reader of a dataset's numbers has to know: that it hung, and a slow rank, first.
+
+    Args:
+        all_of_record: with what is wrong with the record in full; `cautions.alerts` says it in short.
+    """
+    nothing, health = [f"nothing to measure: {entry.reason}"] if entry.reason else [], dataset.run.health
+    of_record = health.notes() if all_of_record else health.trace_notes
+    of_record = [*of_record, *cautions(entry), *device_notes(entry.devices)]
     said = ("throttled", "host_bound_launches")  # of a device or a whole run: these notes say them with more numbers
     found = [each.sentence for each in known(entry.findings) or () if each.rule not in said or each.stream is not None]
-    return [*autopsy_notes(entry), *nothing, *straggler_sentences(known(entry.stragglers)), *found, *health]
+    return [*autopsy_notes(entry), *nothing, *straggler_sentences(known(entry.stragglers)), *found, *of_record]
 
 
 def facts_of(dataset: LabelledRun, entry: DatasetEntry) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.cautions import autopsy_notes
-from aorta.analysis.compare.headline import UNLIKE, evidence, headline, is_comparable, numbers
+from aorta.analysis.cautions import alerts, autopsy_notes
+from aorta.analysis.compare.headline import evidence, headline, numbers
 from aorta.documents import known
 from aorta.documents.comparison import SIDES, Comparison, Summary
 from aorta.documents.dataset import MEANS, DatasetEntry, WhatIf
@@ -47,13 +47,20 @@ def brief_text(
     """Return the answer of a summary, and where its page is among `files`. `notes`: label -> what a reader of its
     numbers has to know; said where nothing is compared.
     """
-    comparison = known(summary.comparison)
-    if comparison is None:
-        room = (MOST_LINES - _ADDED) // max(1, len(summary.datasets))
+    comparison, wrong = known(summary.comparison), (0, alert_lines(summary, style))
+    said = set(alerts(summary.datasets, comparison))
+    notes = {label: [note for note in each if note not in said] for label, each in notes.items()}
+    if comparison is not None:
+        first, *others = _of_comparison(comparison, summary.datasets[comparison.candidate], style)
+        answers = [_fitted([first, wrong, *others], MOST_LINES - _ADDED)]
+    elif len(summary.datasets) > 1:
+        room = (MOST_LINES - _ADDED) // len(summary.datasets)
         answers = [_fitted(_of_run(label, each, notes[label], style), room) for label, each in summary.datasets.items()]
+        answers[:0] = filter(None, [wrong[1]])
     else:
-        blocks = _of_comparison(comparison, summary.datasets[comparison.candidate], style)
-        answers = [_fitted(blocks, MOST_LINES - _ADDED)]
+        ((label, entry),) = summary.datasets.items()
+        first, *others = _of_run(label, entry, notes[label], style)
+        answers = [_fitted([first, wrong, *others], MOST_LINES - _ADDED)]
     page = next((path for path in files if path.name == PAGE_FILE), None)
     where = led("Summary:", str(files[0]), style) if page is None else led("Page:", str(page), style)
     return "\n".join([*answers, where])
@@ -106,13 +113,13 @@ def _gains(gains: WhatIf, style: Style, where: str = "") -> list[_Block]:
 
 
 def _first_note(notes: Sequence[str], style: Style) -> list[_Block]:
-    """Return the first note, and how many there are more."""
+    """Return the first note, and how many more there are."""
     more = f" ({TEXT.count(len(notes) - 1, 'more note')}: --all)" if len(notes) > 1 else ""
     return [(0, led("Note:", notes[0] + more, style, style.warning))] if notes else []
 
 
 def _of_comparison(comparison: Comparison, candidate: DatasetEntry, style: Style) -> list[_Block]:
-    """Return verdict, metrics, cause, the first note, what differs, and gains."""
+    """Return verdict, metrics, cause, what differs, and gains."""
     metrics = run_tables.comparison_table(comparison)
     rows = {row["metric"]: row for row in metrics.visible()}
     names = [name for name in dict.fromkeys((comparison.deciding, *SHOWN_FIRST)) if name in rows][: len(SHOWN_FIRST)]
@@ -130,7 +137,6 @@ def _of_comparison(comparison: Comparison, candidate: DatasetEntry, style: Style
         (0, "\n".join(["", *lines, ""]) if lines else ""),
         (2, "\n".join(text_lines(account, style, titled=False)) if account else ""),
         (1, led("Cause:", cause, style) if cause else ""),
-        *_first_note(notes_of_comparison(comparison), style),
         (3, losses_line(comparison, style)),
         (5, "" if titled == sides else led("Compared:", " with ".join(sides), style)),
     ]
@@ -143,6 +149,7 @@ def _of_comparison(comparison: Comparison, candidate: DatasetEntry, style: Style
 def full_text(datasets: Mapping[str, LabelledRun], summary: Summary, files: str, style: Style = PLAIN) -> str:
     """Return every table of a report, `files` last."""
     comparison, blocks = known(summary.comparison), list[str]()
+    wrong = alert_lines(summary, style)
 
     def add(*tables: Table | None) -> None:
         for each in tables:
@@ -154,10 +161,10 @@ def full_text(datasets: Mapping[str, LabelledRun], summary: Summary, files: str,
         test = evidence(comparison)
         lines = [
             verdict_lines(comparison, style),
+            wrong,
             led("Test:", test, style) if test else "",
             led("Cause:", comparison.sentence, style) if comparison.sentence else "",
             losses_line(comparison, style),
-            *(led("Note:", note, style, style.warning) for note in notes_of_comparison(comparison)),
         ]
         blocks.append("\n".join(filter(None, lines)))
         statistic = MEANS.capitalize() if comparison.statistic == MEANS else "Medians"
@@ -178,6 +185,8 @@ def full_text(datasets: Mapping[str, LabelledRun], summary: Summary, files: str,
         add(run_tables.comparison_table(comparison))
         blocks[-1] += "\n" + style.faint(wrapped([basis], style.width, indent=""))
         add(run_tables.change_table(comparison), run_tables.pairs_table(comparison))
+    elif wrong:
+        blocks.append(wrong)
     blocks.append(wrapped([run_tables.of_launches(summary.datasets)], style.width, indent=""))
     for label, dataset in datasets.items():
         entry = summary.datasets[label]
@@ -220,10 +229,10 @@ def losses_line(comparison: Comparison, style: Style) -> str:
     return "" if found is None or comparison.unlike else led("Losses:", found.sentence, style)
 
 
-def notes_of_comparison(comparison: Comparison) -> list[str]:
-    """Return the warnings of a comparison, but for what its headline says already."""
-    said = [] if is_comparable(comparison) else [f"{UNLIKE.upper()}: {key} " for key in comparison.unlike]
-    return [warning for warning in comparison.warnings if not warning.startswith(tuple(said))]
+def alert_lines(summary: Summary, style: Style) -> str:
+    """Return what is wrong, a sentence a line; empty where nothing is."""
+    found = alerts(summary.datasets, known(summary.comparison))
+    return "\n".join(led("Warning:", alert, style, style.warning) for alert in found)
 
 
 def verdict_lines(comparison: Comparison, style: Style = PLAIN) -> str:

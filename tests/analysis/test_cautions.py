@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.cautions import FEW_STEPS
 from aorta.read.record import load_run
 from aorta.report.files import write_report
-from tests.analysis.builders import collective, header, metrics, step, write_rank
+from tests.analysis.builders import collective, header, metrics, simulated_run, step, write_rank
 from tests.analysis.by_json import aggregate, cautions
 
 USUAL = metrics(20, 16, 8, 4)
@@ -67,6 +68,38 @@ def test_rows_that_round_to_the_same_name_are_told_apart(tmp_path: Path) -> None
     table = " ".join(text.split())
     assert "allreduce world 2 1000000 B" in table
     assert "allreduce world 2 1000004 B" in table
+
+
+def test_what_is_wrong_stands_first_in_every_report_the_most_serious_first(tmp_path: Path) -> None:
+    """A record lost its middle and its end, a rank is missing, the network was emulated."""
+    folder = simulated_run(tmp_path / "run", label="x", ranks=3, fabric="emulated")
+    record = folder / "rank_0_metrics.jsonl"
+    lines = record.read_text().splitlines(keepends=True)
+    record.write_text("".join(lines[:15] + lines[18:-1]))
+    (folder / "rank_2_metrics.jsonl").unlink()
+    expected = [
+        "rank 0: killed (no footer)",
+        "1 of 3 ranks missing: 2",
+        "27 steps on 2 ranks; 3 of 54 records are missing",
+        "EMULATED FABRIC: communication times are those of the emulation",
+    ]
+    for brief in (False, True):
+        report = write_report({"x": folder}, tmp_path / "out", brief=brief)
+        found = [line for line in report.text.splitlines() if line.startswith("Warning: ")]
+        assert found == [f"Warning: {alert}" for alert in expected]
+    strip = (tmp_path / "out" / "report.html").read_text().partition('<ul class="warnings alerts">')[2]
+    assert re.findall("<li>(.*?)</li>", strip.partition("</ul>")[0]) == expected
+    whole = write_report({"x": simulated_run(tmp_path / "whole", label="y", ranks=2)}, tmp_path / "out2", html=False)
+    assert "Warning: " not in whole.text
+
+
+def test_sides_are_named_where_they_are_not_alike(tmp_path: Path) -> None:
+    sources = {
+        label: simulated_run(tmp_path / label, label=label, ranks=2, fabric=fabric)
+        for label, fabric in (("a", "none"), ("b", "emulated"))
+    }
+    text = write_report(sources, tmp_path / "out", "a", "b", html=False, brief=True).text
+    assert "\nWarning: b: EMULATED FABRIC: communication times" in text
 
 
 def test_a_record_of_one_rank_says_how_to_start_more(tmp_path: Path) -> None:

@@ -445,7 +445,7 @@ def part(name: str, cause: bool = False) -> dict[str, object]:
 
 COMPARED = {
     **comparison(idle_ms=metric(1, 5), overlap_ratio=metric(0.8, 0.7, "ratio")),
-    "warnings": ["EMULATED FABRIC in the candidate"],
+    "warnings": ["both sides are the same run"],
     "manifest_differences": [{"key": "config.fabric.kind", "reference": "none", "candidate": "emulated|x"}],
     "account": {
         "reason": None,
@@ -467,7 +467,7 @@ def test_the_outcome_comes_first_and_the_rest_folds_away() -> None:
     assert lines[2].startswith("rocm against cuda: **Not tested\\: hidden 80 % \\-&gt; 70 %\\.** Hidden 80 %")
     assert any(line.startswith("| ❌ failed | idle\\_ms&gt;1 | +4 ms |") for line in lines)
     assert text.index("idle\\_ms&gt;1") < text.index("**Cause:** Exposed") < text.index("<details>")
-    assert "> ⚠️ EMULATED FABRIC in the candidate" in text
+    assert "> ⚠️ both sides are the same run" in text
     assert "emulated\\|x" in text
     assert text.count("<details>") == text.count("</details>") == 3
     for title in re.findall(r"<summary>(.*)</summary>\n(.*)", text):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from aorta.analysis import cautions
 from aorta.documents.comparison import Summary
 from aorta.report import kernel_tables as kernels
 from aorta.report import run_tables, tables
@@ -13,6 +14,7 @@ from aorta.report.page import page_content, verdict_cards
 from aorta.terminal_style import PLAIN, Style
 from tests.analysis.by_json import built, by_json
 
+_alerts = by_json(cautions.alerts)
 brief_text = by_json(terminal_text.brief_text)
 kernel_block = by_json(kernels.kernel_block)
 run_block = by_json(terminal_text.run_block)
@@ -20,6 +22,11 @@ verdict_of = by_json(verdict_cards.verdict_of)
 _comparison_table = by_json(run_tables.comparison_table)
 _collectives_table = by_json(run_tables.collectives_table)
 _metrics_table = by_json(run_tables.metrics_table)
+
+
+def alerts(summary: Any) -> list[str]:
+    """Return what is wrong with a report."""
+    return _alerts(summary["datasets"], summary["comparison"])
 
 
 def comparison_text(comparison: Any, style: Style = PLAIN) -> str:

@@ -96,7 +96,7 @@ def test_in_every_state_it_fits_a_phone_a_screen_and_four_pages(
                 ends = {"autopsy": asked(browser, _ACCUSED)}
             assert all(edge <= 900 for edge in ends.values()), ends
             shown = asked(browser, _LOWER_EDGES)
-            assert asked(browser, "!!model('timeline-0')") is ("timeline-0" in shown)
+            assert asked(browser, "!!model('timeline-0')") is ("chart-timeline-0" in shown)
             assert asked(browser, _SIDEWAYS) == []
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     opened(browser, states[name])
@@ -122,7 +122,7 @@ _SIDEWAYS = (
 )
 """Tables that do not fit, folded ones as well."""
 _LOWER_EDGES = (
-    "Object.fromEntries(['breakdown', 'timeline-0'].map((name) => [name, document.getElementById(`chart-${name}`)])"
+    "Object.fromEntries(['breakdown', 'chart-timeline-0'].map((name) => [name, document.getElementById(name)])"
     ".filter(([, each]) => each).map(([name, each]) => [name, each.getBoundingClientRect().bottom]))"
 )
 _ACCUSED = "document.querySelector('#autopsy p, #autopsy li').getBoundingClientRect().bottom"

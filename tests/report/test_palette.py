@@ -114,8 +114,10 @@ def test_a_span_has_the_colour_of_what_it_is() -> None:
 def test_the_page_gets_its_colours_from_the_palette() -> None:
     blocks = [dict(re.findall(r"--([\w-]+): (#\w+);", block)) for block in variables().split("}\n") if "--" in block]
     light_theme, dark_theme, system_dark = blocks
-    assert light_theme == {name: shade.light for name, shade in {**MEANINGS, **SURFACES}.items()}
-    assert dark_theme == system_dark == {name: shade.dark for name, shade in {**MEANINGS, **SURFACES}.items()}
+    for theme, block in enumerate((light_theme, dark_theme)):
+        shades = {name: shade[theme] for name, shade in {**MEANINGS, **SURFACES}.items()}
+        assert block == shades | {f"on-{name}": text_on(shades[name]) for name in TOGETHER["parts of a step"]}
+    assert dark_theme == system_dark
     dark = for_scripts()["dark"]
     assert all(dark[shade.light.lower()] == shade.dark for shade in MEANINGS.values())
     assert len({color for color, _ in SERIES}) == len(SERIES)

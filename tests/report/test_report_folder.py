@@ -18,7 +18,7 @@ from aorta.read.record import load_run
 from aorta.records.record_file import header_of
 from aorta.report import files as report_folder
 from aorta.report.files import write_report
-from aorta.report.page.charts import parts
+from aorta.report.page.account_bars import parts
 from tests.analysis.builders import collective, header, metrics, simulated_run, step, strict_json, write_rank
 from tests.autopsy import hangs
 from tests.report.page_states import save_autopsy

@@ -299,10 +299,6 @@ def _warnings(reference: Run, candidate: Run, differences: list[FactDifference])
         if changes_the_work(difference)
     ]
     sides = dict(zip(SIDES, (reference, candidate), strict=True))
-    emulated = [side for side, run in sides.items() if run.health.fabric is not None]
-    if emulated:
-        where = "on both sides" if len(emulated) == 2 else f"in the {emulated[0]}"
-        warnings.append(f"EMULATED FABRIC {where}: communication times are those of the emulation")
     warnings += [
         f"steps may not mean the same: {each.reference} ends them in the reference, {each.candidate} in the candidate"
         for each in differences

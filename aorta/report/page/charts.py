@@ -1,5 +1,5 @@
-"""The charts of the page but for the timelines: where a step's time goes, single launches, curves over steps, and the
-bandwidth of collectives.
+"""The charts of the page but for bars and timelines: single launches, curves over steps, and the bandwidth of
+collectives.
 
 Must not: use a warm-up step, drop a step (where more than fit, neighbours share a point, and their lowest and highest
 stay in its band), draw a value that is not known, or a share on less than its whole range.
@@ -9,64 +9,19 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
-from aorta.analysis.account import COMPUTATION, EXPOSED, HIDES, IDLE, OUTSIDE
 from aorta.analysis.aggregate import LabelledRun, job_step_times
 from aorta.analysis.dataframes import STEP_MS
 from aorta.analysis.devices import THROTTLED, step_columns
-from aorta.documents import known
 from aorta.documents.comparison import SIDES, Comparison
 from aorta.documents.dataset import DatasetEntry
 from aorta.documents.formatting import PAGE
 from aorta.read.frames import Floats, Ints
-from aorta.report.page.bokeh_chart import Chart, draw, hover, model, new_chart, plain, source
+from aorta.report.page.bokeh_chart import Chart, draw, hover, model, new_chart, source
 from aorta.report.palette import SERIES, light
-
-PARTS: Final = (
-    ("communication hidden in computation", light("hidden")),
-    ("computation alone", light("compute")),
-    ("exposed communication", light("exposed")),
-    ("copies, optimizer, other", light("other-work")),
-    ("idle", light("idle")),
-)
-
-
-def parts(entry: DatasetEntry) -> list[float]:
-    """Return the mean ms per step of each of `PARTS`, over all launches; empty where there is no account."""
-    account = known(entry.account)
-    if account is None or account.reason is not None:
-        return []
-    ms = {part.name: part.ms for part in account.parts}
-    computation = next((part for part in account.parts if part.name == COMPUTATION), None)
-    passes = computation.parts if computation else []
-    hidden = sum(below.ms for of_pass in passes for below in of_pass.parts if below.name == HIDES)
-    alone = ms.get(COMPUTATION, 0.0) - hidden
-    return [hidden, alone, ms.get(EXPOSED, 0.0), ms.get(OUTSIDE, 0.0), ms.get(IDLE, 0.0)]
-
-
-def breakdown_chart(entries: Mapping[str, DatasetEntry]) -> list[Chart]:
-    """Return the mean step in five parts that add up to it, over ranks and launches; empty where it is not known."""
-    means = {plain(label): of_entry for label, entry in entries.items() if (of_entry := parts(entry))}
-    if not means:
-        return []
-    lengths, rows = model("DataRange1d", start=0), model("FactorRange", factors=[*means][::-1])
-    plot = new_chart("breakdown", 50 + 30 * len(means), "", "", x_range=lengths, y_range=rows)
-    plot.attributes["min_border_left"] = 150
-    left = np.zeros(len(means))
-    for part, (title, color) in enumerate(PARTS):
-        took = np.array([mean[part] for mean in means.values()])
-        columns = {"y": [*means], "left": left, "right": left + took, "ms": took, "part": [title] * len(means)}
-        left = left + took
-        look: dict[str, Any] = {"height": 0.7, "fill_color": color, "line_color": None}
-        if color == light("exposed"):
-            look |= {"hatch_pattern": "right_diagonal_line", "hatch_color": "white", "hatch_alpha": 0.6}
-        bars = draw(plot, "HBar", source(columns), y="y", left="left", right="right", **look)
-        hover(plot, [bars], ("", "@y"), ("", "@part"), ("mean", "@ms{0,0.000} ms"))
-    caption = "Mean ms over steps, ranks and launches; the parts add up to the mean step."
-    return [Chart(plot["name"], "Where a step's time goes", caption, plot)]
 
 
 def launch_charts(comparison: Comparison) -> list[Chart]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from aorta.analysis.aggregate import LabelledRun, job_step_times
-from aorta.analysis.cautions import DRAWN, autopsy_title
+from aorta.analysis.cautions import DRAWN, alerts, autopsy_title
 from aorta.analysis.compare.headline import is_comparable
 from aorta.analysis.stragglers import straggler_sentences
 from aorta.autopsy.judge import process_label
@@ -33,6 +33,7 @@ from aorta.redaction import redact
 from aorta.report import kernel_tables as kernels
 from aorta.report import run_tables
 from aorta.report.page import charts as page_charts
+from aorta.report.page.account_bars import PARTS, step_bars, waterfall
 from aorta.report.page.bokeh_chart import Chart, document, script
 from aorta.report.page.timelines import BLOCKED, lane_order, payload, spans_of, timeline_charts
 from aorta.report.page.verdict_cards import verdict_of
@@ -76,7 +77,6 @@ def write_page(datasets: Mapping[str, LabelledRun], summary: Summary, path: Path
     together = {label: page_charts.steps_a_point(dataset.global_steps) for label, dataset in datasets.items()}
     charts: dict[str, list[Chart]] = {
         "launches": page_charts.launch_charts(comparison) if comparison else [],
-        "breakdown": page_charts.breakdown_chart(entries),
         "timelines": timeline_charts([*spans.values()]),
         "steps": page_charts.step_charts(datasets),
         "collectives": page_charts.comm_charts(entries),
@@ -95,10 +95,14 @@ def write_page(datasets: Mapping[str, LabelledRun], summary: Summary, path: Path
     attribution = comparison.attribution if comparison and is_comparable(comparison) else None
     conditions = [] if gate is None else [f"{each.condition}: {each.reason}" for each in gate.conditions]
     kinds = dict.fromkeys(row.kind for entry in entries.values() for row in entry.matched)
+    verdict = verdict_of(summary)
     context = {
         "printed_rows": PRINTED_ROWS,
+        "version": summary.aorta_version,
+        "heading": verdict.word,
         "title": f"{comparison.candidate} against {comparison.reference}" if comparison else ", ".join(datasets),
-        "verdict": verdict_of(summary),
+        "verdict": verdict,
+        "alerts": alerts(summary.datasets, comparison),
         "gate": gate and f"Gate: {gate.outcome} (exit code {gate.exit_code}). {'; '.join(conditions)}",
         "autopsies": page_autopsies(entries),
         "findings": [
@@ -110,7 +114,10 @@ def write_page(datasets: Mapping[str, LabelledRun], summary: Summary, path: Path
             )
         ],
         "attribution": attribution,
-        "account": run_tables.change_table(comparison) if comparison else None,
+        "bars": step_bars(entries),
+        "parts_of_a_step": PARTS,
+        "waterfall": waterfall(known(comparison.account)) if comparison else [],
+        "cause": comparison.sentence if comparison else None,
         "accounts": [table for label, entry in entries.items() if (table := run_tables.account_table(label, entry))],
         "ranks": [table for label, entry in entries.items() if (table := run_tables.rank_table(label, entry))],
         "answered": comparison.candidate if comparison else next(iter(entries)),
@@ -133,7 +140,7 @@ def write_page(datasets: Mapping[str, LabelledRun], summary: Summary, path: Path
         "summary": summary,
     }
     data = {**for_scripts(), "timelines": payload([*spans.values()]), "kindColors": colors}
-    html = assemble(context, [chart for each in charts.values() for chart in each], data)
+    html = assemble("page.html.jinja", context, [chart for each in charts.values() for chart in each], data)
     path.write_text(html, encoding="utf-8", errors=NOT_UTF8, newline="\n")
 
 
@@ -180,8 +187,9 @@ def variables() -> str:
     """Return `--forward`, `--ink`, ... for the light theme, the dark one, and a system that asks for dark."""
 
     def theme(place: int, scheme: str) -> str:
-        shades = {**SURFACES, **MEANINGS}
-        return f"color-scheme: {scheme}; " + " ".join(f"--{name}: {shade[place]};" for name, shade in shades.items())
+        shades = {name: shade[place] for name, shade in {**SURFACES, **MEANINGS}.items()}
+        shades |= {f"on-{part}": text_on(shades[part]) for part in PARTS}
+        return f"color-scheme: {scheme}; " + " ".join(f"--{name}: {color};" for name, color in shades.items())
 
     light, dark = theme(0, "light"), theme(1, "dark")
     return (
@@ -203,10 +211,13 @@ def for_scripts() -> dict[str, Mapping[str, Any]]:
 _SCRIPTS: Final = ("theme.js", "tables.js", "timeline.js", "timeline_labels.js", "timeline_detail.js", "start.js")
 
 
-def assemble(context: Mapping[str, Any], charts: Sequence[Chart], data: Mapping[str, Any]) -> str:
-    """Render the template. The policy of the page names the scripts in it by their hashes."""
+def assemble(template: str, context: Mapping[str, Any], charts: Sequence[Chart], data: Mapping[str, Any]) -> str:
+    """Render a template. The policy of the page names the scripts in it by their hashes; Bokeh's is there for
+    charts.
+    """
     assets = files("aorta.report.page") / "assets"
-    scripts = [script(), "\n".join((assets / name).read_text(encoding="utf-8") for name in _SCRIPTS)]
+    scripts = [script()] if charts else []
+    scripts.append("\n".join((assets / name).read_text(encoding="utf-8") for name in _SCRIPTS))
     digests = (base64.b64encode(hashlib.sha256(each.encode("utf-8")).digest()).decode("ascii") for each in scripts)
     hashes = " ".join(f"'sha256-{digest}'" for digest in digests)
     policy = (
@@ -215,11 +226,14 @@ def assemble(context: Mapping[str, Any], charts: Sequence[Chart], data: Mapping[
     )
     drawn, ids = document([chart.model for chart in charts])
     roots = {chart.name: root for chart, root in zip(charts, ids, strict=True)}
-    from jinja2 import Environment, StrictUndefined
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
 
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    loader = FunctionLoader(lambda name: (assets / name).read_text(encoding="utf-8"))
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, loader=loader
+    )
     environment.filters |= {"shown": json_text, "cells": page_table}
-    text = environment.from_string((assets / "page.html.jinja").read_text(encoding="utf-8")).render(
+    text = environment.get_template(template).render(
         **context,
         policy=policy,
         style=variables() + (assets / "page.css").read_text(encoding="utf-8"),

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from aorta.analysis.cautions import ONE_RANK, autopsy_title, pace_notes
+from aorta.analysis.cautions import ONE_RANK, autopsy_title
 from aorta.analysis.compare.headline import evidence, headline, is_comparable, numbers
-from aorta.analysis.compare.run_comparison import not_alike
 from aorta.analysis.compare.verdict import NOT_COMPARABLE, NOT_SETTLED, NOT_TESTED, SHIFTED
 from aorta.documents import known
 from aorta.documents.comparison import SIDES, Summary
@@ -22,8 +21,8 @@ from aorta.documents.metrics import JOB_STEP, RATIO_PARTS, SHOWN_FIRST, metric_n
 from aorta.report.run_tables import change_of, signed
 
 _LOOKS: Final = {
-    "regression": ("bad", "▼"),
-    "improvement": ("good", "▲"),
+    "regression": ("bad", "✗"),
+    "improvement": ("good", "✓"),
     "equivalent": ("even", "="),
     "inconclusive": ("open", "?"),
     SHIFTED: ("open", "~"),
@@ -56,7 +55,6 @@ class PageVerdict:
     symbol: str
     sentence: str
     cards: tuple[Card, ...]
-    warnings: tuple[str, ...]
     reason: str = ""
     test: str = ""
 
@@ -83,35 +81,31 @@ def verdict_of(summary: Summary) -> PageVerdict:
 
     over_all = comparison.statistic == MEANS
     cards = []
-    for name in dict.fromkeys((comparison.deciding, *SHOWN_FIRST)):
+    for name in dict.fromkeys((*SHOWN_FIRST, comparison.deciding)):
         pair = comparison.metrics.get(name)
         if pair is None or (pair.unknown and not pair.bounded):
             continue
         effect = change_of(pair) if comparable else None
         judged = (pair.verdict or str(pair.judgement)) if comparable and (effect or not pair.tested) else ""
         before, after = (PAGE.known(pair.side(side), pair.unit) for side in SIDES)
-        change = "" if effect is None or effect.value is None else PAGE.effect(effect.value, effect.kind)
+        change = ""
+        if effect is not None and effect.value is not None:
+            arrow = "" if not effect.value else "\u25b2 " if effect.value > 0 else "\u25bc "
+            change = f"{arrow}{PAGE.effect(effect.value, effect.kind)}"
         if pair.tested:
             role = {"primary": "primary", "guard": "safeguard"}.get(pair.test.role, "secondary")
         else:
             role = ("ratio of sums" if name in RATIO_PARTS else "mean") if over_all else "median"
         card_tone = _LOOKS[judged][0] if judged in _LOOKS else "open"
         value = f"{before} \u2192 {after}"
-        cards.append(Card(name, _title(name), role, value, change, card_tone, signed(judged)))
-    stuck = [f"{label}: {hung}" for label, entry in summary.datasets.items() if (hung := autopsy_title(entry))]
-    # The sentence says what was not alike already.
-    unlike = {
-        not_alike(each.key, each.reference, each.candidate)
-        for each in comparison.manifest_differences
-        if each.key in comparison.unlike
-    }
+        line = signed(judged) if pair.tested or not judged else "not tested"
+        cards.append(Card(name, _title(name), role, value, change, card_tone, line))
     return PageVerdict(
         word,
         tone,
         symbol,
         sentence,
         tuple(cards),
-        (*stuck, *(each for each in comparison.warnings if each not in unlike)),
         "; ".join(reasons),
         evidence(comparison),
     )
@@ -123,7 +117,7 @@ def _numbers_only(entries: Mapping[str, DatasetEntry]) -> PageVerdict:
     stuck = {
         label: stuck_title for label, entry in entries.items() if (stuck_title := autopsy_title(entry)) is not None
     }
-    sentences, measured, cards, notes = list[str](), list[str](), list[Card](), list[str]()
+    sentences, measured, cards = list[str](), list[str](), list[Card]()
     word = "Run summary"
     for label, entry in entries.items():
         said = f"{label}: " if many else ""
@@ -135,16 +129,13 @@ def _numbers_only(entries: Mapping[str, DatasetEntry]) -> PageVerdict:
             word = stuck.get(label) or result_of(entry)
         if entry.count:
             measured.append(f"{said}{measured_over(entry)}, warm-up left out")
-            notes += [f"{label}: {note}" for note in pace_notes(entry)]
         if label not in stuck:
             cards += [card for name in SHOWN_FIRST if (card := _median_card(name, label if many else "", entry))]
     if many or not stuck:
         sentences += [f"{first_upper('; '.join(measured))}."] if measured else []
         sentences.append("Nothing was compared: name a reference and a candidate for that.")
-    if many:
-        notes = [*(f"{label}: {stuck_title}" for label, stuck_title in stuck.items()), *notes]
     tone, symbol = ("bad", "!") if stuck else ("open", "")
-    return PageVerdict(word, tone, symbol, " ".join(sentences), tuple(cards), tuple(notes))
+    return PageVerdict(word, tone, symbol, " ".join(sentences), tuple(cards))
 
 
 def result_of(entry: DatasetEntry, form: NumberFormat = PAGE) -> str:
