@@ -210,6 +210,8 @@ def facts(run: Run) -> dict[str, object]:
     of_header[f"{HEADER}world_size"] = run.source.world_size or None
     configuration = dict(flatten(config_of(run.manifest), "config."))
     configuration.pop("config.training.output_dir", None)  # where a run writes says nothing of what it did
+    if configuration.get("config.telemetry.steps_end_by") == "the optimizer":
+        del of_header[f"{HEADER}start_step"]  # recording begins once all ranks have met, whatever step that is
     environment = (run.manifest or {}).get("environment")
     configuration |= flatten(environment if isinstance(environment, dict) else {}, _VARIABLE)
     library, timed_by = collective_library(run.manifest), interceptor(run.manifest)

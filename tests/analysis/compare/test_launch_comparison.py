@@ -152,6 +152,20 @@ def test_a_side_that_mixes_configurations_is_refused(tmp_path: Path) -> None:
     assert any("launches of the reference differ in config.parallel.overlap" in each for each in found["warnings"])
 
 
+@pytest.mark.parametrize(("by", "refuses"), [("the optimizer", False), ("recording.step()", True)])
+def test_where_the_recording_began_tells_jobs_apart_only_where_the_loop_chose_it(
+    tmp_path: Path, by: str, refuses: bool
+) -> None:
+    config = CONFIG | {"telemetry": {"steps_end_by": by}}
+    sides = [launch_set(tmp_path / name, ratios, config=config) for name, ratios in (("a", HIGH), ("b", LOW))]
+    launch(sides[0] / "04", 0.8, config=config, start_step=2)
+    if refuses:
+        with pytest.raises(InputError, match=r"not launches of one job:\n.*header.start_step=0"):
+            report(tmp_path, *sides)
+    else:
+        assert compared(tmp_path, *sides)["verdict"] == "regression"
+
+
 def test_runs_of_two_jobs_below_one_folder_are_no_launch_set_of_their_own(tmp_path: Path) -> None:
     folder = tmp_path / "artifacts"
     launch(folder / "gpt", 0.8, 580.0, config=OTHER)
