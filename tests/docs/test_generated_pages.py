@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from tests import spec_rows, workload_table
+from tests import workload_table
 from tests.recording.test_every_strategy import CASES
 from tests.recording.test_pipeline import CASES as PIPELINES
+from tests.runs import ROOT
 from tests.trained_ways import PIPELINES as STRATEGIES
 
 
-def test_behaviours_are_current_and_stand_once_in_order() -> None:
-    written = spec_rows.PAGE.read_text()
-    assert written == spec_rows.updated(written), "run: python -m tests.spec_rows"
-    rows = [(line["row"][0], int(line["row"][1:])) for line in spec_rows.ROW.finditer(written)]
-    assert rows == sorted(set(rows))
-    in_tables = [line for line in written.partition("## A.")[2].splitlines() if line.startswith("| ")]
-    assert len(rows) == len(in_tables) - in_tables.count("| row | behaviour | seen | tests |")
+def test_every_behaviour_has_a_test_that_names_it_and_stands_once_in_order() -> None:
+    page = (ROOT / "docs" / "dev" / "spec-rows.md").read_text().partition("## A.")[2]
+    in_tables = [line for line in page.splitlines() if line.startswith("| ") and not line.startswith("| row |")]
+    rows = [(row[0], int(row[1:])) for row in re.findall(r"^\| ([A-Z]\d+) \| [^|]+ \|[^|]+\|$", page, re.MULTILINE)]
+    assert (len(rows), rows) == (len(in_tables), sorted(set(rows)))
+    marks = "".join(
+        mark
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for mark in re.findall(r"^@pytest\.mark\.spec\(([^)]*)\)", path.read_text(), re.MULTILINE)
+    )
+    assert {(row[0], int(row[1:])) for row in re.findall(r'"([A-Z]\d+)"', marks)} == set(rows)
 
 
 @pytest.mark.thorough

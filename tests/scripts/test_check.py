@@ -63,7 +63,7 @@ def test_stages_run_in_order_and_pytest_gets_the_words(gate, words, without):
         ["-m", "tests.simulated.build"],
         command_of(f"not gpu and not simulated and not alone{without}", *named),
         command_of(f"alone and not gpu and not simulated{without}", "-n", "0", *([] if named else OF_TIMES), *named),
-        *([["-m", "tests.test_fuzzing", "--minutes", "1"]] if everything else []),
+        *([["-m", "scripts.fuzzing", "--minutes", "1"]] if everything else []),
         command_of(f"(gpu or simulated){without}", "--dist", "loadfile", *([] if named else ROOMS), *named),
     ]
     assert not everything or (seeds[-3].startswith("--hypothesis-seed=") and seeds[-2:] == PURE)
