@@ -158,6 +158,18 @@ def test_a_mistyped_option_and_a_command_without_two_hyphens_are_answered_with_w
     assert capsys.readouterr().err == said
 
 
+def test_a_folder_that_cannot_be_written_is_refused_before_the_command_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "taken").write_text("mine")
+    started = tmp_path / "started"
+    for out in ("taken", "taken/run"):
+        assert commands.main(["record", str(tmp_path / out), "--", "touch", str(started)]) == 2
+        assert f"error: {tmp_path / out}: cannot be written: " in capsys.readouterr().err
+    assert not started.exists()
+    assert (tmp_path / "taken").read_text() == "mine"
+
+
 def test_numbers_in_short() -> None:
     assert name_ranks([3]) == "rank 3"
     assert name_ranks([0, 1, 2, 5, 7, 8]) == "ranks 0-2, 5, 7-8"

@@ -42,6 +42,13 @@ def gate(sh, repo, pytestconfig):
     return sh
 
 
+def test_help_starts_nothing(gate):
+    result = gate("check", "--help")
+    assert (result.code, result.calls) == (0, [])
+    assert result.out.startswith("The gate, the same for people and")
+    assert "Enters: [--all]" in result.out
+
+
 @pytest.mark.parametrize(
     ("words", "without"),
     [([], SHORT), (["--all"], ""), (["-k", "a name"], ""), (["--all", "-k", "a name"], "")],

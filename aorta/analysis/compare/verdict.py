@@ -65,7 +65,8 @@ class Rules:
             raise InputError(f"--margin {self.margin:g}: above 0 and below 1; 0.02 is the default")
         judged = [name for name in STEP_METRIC_NAMES if metric_named(name).better is not None]
         if self.primary not in judged:
-            hint = meant(self.primary, (GUARD, *SEQUENCE)) or meant(self.primary, judged)
+            longer = [name for name in judged if name in self.primary]
+            hint = meant(self.primary, longer or (GUARD, *SEQUENCE)) or meant(self.primary, judged)
             raise InputError(
                 f"--primary {self.primary}: {hint or 'the metrics that can be judged are ' + ', '.join(judged)}"
             )
