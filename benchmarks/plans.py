@@ -49,15 +49,17 @@ def interceptor(words: Any) -> str:
     return compiled(torch.device("cpu"), wanted=not words.python, emulated=False)[1]
 
 
-def launch(module: str, ranks: int, *words: str, timeout_s: float = 1800) -> Any:
-    """Run `python -m <module> --worker FILE WORDS` on `ranks` processes; returns the JSON rank 0 wrote to FILE."""
+def launch(module: str, ranks: int, *words: str, timeout_s: float = 1800, checkout: Path = ROOT) -> Any:
+    """Run `python -m <module> --worker FILE WORDS` of a checkout on `ranks` processes; returns the JSON rank 0 wrote to
+    FILE.
+    """
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "answer.json"
         done = subprocess.run(
             [*launcher, "--module", module, "--worker", str(answer), *words],
-            cwd=ROOT,
-            env=environment(),
+            cwd=checkout,
+            env=environment(PYTHONPATH=str(checkout)),
             capture_output=True,
             text=True,
             timeout=timeout_s,

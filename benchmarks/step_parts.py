@@ -1,4 +1,4 @@
-"""What a step pays for AORTA, and for which part of it: `python -m benchmarks.step_parts`.
+"""What a step pays for AORTA, and for which part of it: `python -m benchmarks.step_parts [--other CHECKOUT]`.
 
 Regime: two gloo ranks and the engine's own step of the ranking workload, `cold` as in `instrument_cost` (its matrix
 products empty the processor's caches between two calls of AORTA's), and `warm` at width 64, where the host does nothing
@@ -11,6 +11,8 @@ instrument taken off and nothing recorded.
     parts   AORTA's own time as it counts it itself (`aorta_ms` of the record) in the same `on` blocks, wall clock:
             `marks` (begin, end, ranges, phases), `lines` (reading, encoding, writing), and in C++ `collectives` and
             `waits` without the backend, `forward` and `backward` hooks.
+
+`--other`: launches of another checkout, with this file and its compiled part built, take turns with those of this one.
 
 Prints one JSON object last: of rank 0, microseconds a step, medians over blocks with quartiles. Exit 1 when a target is
 missed: median of `added` at most 100 us (ddp, cold), 40 (ddp, warm), 150 (fsdp, cold), 80 (fsdp, warm).
@@ -36,6 +38,7 @@ from aorta.records.schema import Step
 from benchmarks import plans
 from benchmarks.instrument_cost import CPU, DROPPED, WORDS, Reading
 from tests.loop import Loop
+from tests.runs import ROOT
 
 WARM = (
     "training.batch_size=2",
@@ -54,7 +57,7 @@ def worker(words: Any) -> dict[str, list[Any]]:
     line = StepBuilder.line
 
     def kept(builder: StepBuilder, step: OpenStep) -> Step:
-        own.append(dict(getattr(step, "own_ns", None) or {}))
+        own.append(dict(step.own_ns or {}))
         return line(builder, step)
 
     StepBuilder.line = kept  # type: ignore[assignment, method-assign]
@@ -93,31 +96,39 @@ def worker(words: Any) -> dict[str, list[Any]]:
 
 
 def measure(words: Any) -> int:
-    """One launch for each strategy and regime."""
+    """Launches of every case and checkout, in turns."""
+    checkouts = {"this": ROOT} | ({} if words.other is None else {"other": words.other.resolve()})
+    seen: dict[tuple[str, str], dict[str, list[Any]]] = {}
+    for turn in range(words.launches):
+        for case in TARGETS_US:
+            strategy, regime = case.split(".")
+            if strategy not in words.strategies or regime not in words.regimes:
+                continue
+            said = ("--strategy", strategy, "--halves", str(words.halves), "--more", *REGIMES[regime])
+            for name, checkout in sorted(checkouts.items(), reverse=turn % 2 == 0):
+                blocks = plans.launch("benchmarks.step_parts", 2, *said, checkout=checkout)
+                kept = seen.setdefault((name, case), {figure: [] for figure in blocks})
+                for figure, values in blocks.items():
+                    kept[figure] += values
     figures: dict[str, Any] = {"interceptor": plans.interceptor(words)}
     targets = {}
-    for case, target_us in TARGETS_US.items():
-        strategy, regime = case.split(".")
-        if strategy not in words.strategies or regime not in words.regimes:
-            continue
-        said = ("--strategy", strategy, "--halves", str(words.halves), "--more", *REGIMES[regime])
-        seen = plans.launch("benchmarks.step_parts", 2, *said)
-        parts = {part: plans.spread_us([block[part] for block in seen["parts"]]) for part in seen["parts"][0]}
-        if parts:
-            parts["sum"] = plans.spread_us([sum(block.values()) for block in seen["parts"]])
-        figures[f"{case}_us"] = {
-            "added": plans.spread_us(seen["added"]),
-            "step_off": plans.spread_us(seen["off"]),
-            "parts": parts,
-        }
-        targets[f"{case} added <= {target_us} us"] = figures[f"{case}_us"]["added"]["median"] <= target_us
+    for (name, case), blocks in seen.items():
+        shown = {"added": plans.spread_us(blocks["added"]), "step_off": plans.spread_us(blocks["off"])}
+        parts = blocks["parts"]
+        shown |= {part: plans.spread_us([block[part] for block in parts]) for part in parts[0]}
+        shown["own"] = plans.spread_us([sum(block.values()) for block in parts])
+        figures.setdefault(f"{name}_us", {})[case] = shown
+        if name == "this":
+            targets[f"{case} added <= {TARGETS_US[case]} us"] = shown["added"]["median"] <= TARGETS_US[case]
     return plans.say("step_parts", figures, targets)
 
 
 def main() -> int:
     """Parse, launch, print."""
     parser = plans.arguments(__doc__)
-    parser.add_argument("--halves", type=int, default=4 if "--quick" in sys.argv else 30, help="pairs of blocks")
+    parser.add_argument("--halves", type=int, default=4 if "--quick" in sys.argv else 10, help="pairs of blocks")
+    parser.add_argument("--launches", type=int, default=1 if "--quick" in sys.argv else 3, help="of each case")
+    parser.add_argument("--other", type=Path, metavar="CHECKOUT")
     parser.add_argument("--strategies", nargs="+", default=["ddp", "fsdp"])
     parser.add_argument("--regimes", nargs="+", default=list(REGIMES))
     parser.add_argument("--strategy")

@@ -28,6 +28,7 @@ HOST_BOUND: Final = "host-bound: the device waits for launches, and marks alone 
 JOB_STEP: Final = "job_step_ms"
 HOST_LEAD: Final = "host_lead_ms"
 UNDECIDED: Final = "undecided_share"
+OWN_TIME: Final = "aorta_ms"
 RestsOn: TypeAlias = Literal["compute", "compute of peers", "nothing"]
 
 
@@ -143,7 +144,7 @@ _STEP_METRICS: Final = (
         rests_on="nothing",
     ),
     Metric(
-        "aorta_ms",
+        OWN_TIME,
         "ms",
         "lower",
         "AORTA's own work on the thread that trains, in the step and behind it: at least what it costs a step",

@@ -1,4 +1,4 @@
-"""Hooks on the model: they time the computation of its blocks (docs/dev/measuring.md, R5).
+"""Observes the model: times the computation of its blocks (docs/dev/measuring.md, R5).
 
 A range over the whole backward pass contains every stall, so each block is bracketed by itself, after its parameters
 have arrived: these hooks run after FSDP's own. Must not change a tensor, or modify the graph (tensor hooks only
@@ -10,7 +10,8 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from torch import nn
 
 from aorta.instrument.dispatcher import backward_pass, when_backward_ends
 from aorta.instrument.event_clock import EventClock, Mark
-from aorta.instrument.transparent import not_compiled, unseen_hook
+from aorta.instrument.transparent import leave_out, not_compiled, unseen_hook
 
 
 @dataclass(slots=True)
@@ -53,12 +54,116 @@ class ModuleHook:
         return getattr, (nullcontext(), "__exit__")
 
 
+_IN_PLACE_OF_HOOKS = "_compiled_call_impl"
+"""Attribute of a module: what `nn.Module.__call__` calls in place of hooks and `forward`, set by `Module.compile`.
+torch leaves it out of copies and pickles, and Dynamo traces it."""
+
+
+@dataclass
+class _Observers:
+    """Of the calls of one module: functions of (module, args, kwargs), and of (module, args, output)."""
+
+    before: list[Callable[..., None]] = field(default_factory=list)
+    after: list[Callable[..., None]] = field(default_factory=list)
+
+
+def observe(
+    module: nn.Module, *, before: Callable[..., None] | None = None, after: Callable[..., None]
+) -> Callable[[], None]:
+    """Have `before(module, args, kwargs)` and `after(module, args, output)` called around the calls of a module, inside
+    of the hooks that it has, and not where it is compiled; returns what ends it. Of several observers the last one is
+    innermost.
+
+    A module with hooks is observed by hooks. For one without, torch takes a short way to `forward`, and a hook would
+    end that: with cold caches this costs more than the hooks.
+    """
+    observers = _observers_of(module)
+    if observers is None and not _takes_short_way(module):
+        handles = [module.register_forward_hook(ModuleHook(module, after), prepend=True)]
+        if before is not None:
+            handles.append(module.register_forward_pre_hook(ModuleHook(module, before), with_kwargs=True))
+
+        def remove() -> None:
+            for handle in handles:
+                handle.remove()
+
+        return remove
+    observing = observers or _observe_calls(module)
+    if before is not None:
+        observing.before.append(before)
+    observing.after.insert(0, after)
+    reference = weakref.ref(module)
+
+    def end() -> None:
+        observing.after.remove(after)
+        if before is not None:
+            observing.before.remove(before)
+        watched = reference()
+        if not observing.after and watched is not None and _observers_of(watched) is observing:
+            del watched.__dict__[_IN_PLACE_OF_HOOKS]
+
+    return end
+
+
+def _takes_short_way(module: nn.Module) -> bool:
+    return (
+        type(module).__call__ is nn.Module.__call__
+        and getattr(module, _IN_PLACE_OF_HOOKS, module) is None
+        and not (module._forward_hooks or module._forward_pre_hooks)
+        and not (module._backward_hooks or module._backward_pre_hooks)
+        and not torch.nn.modules.module._has_any_global_hook()
+    )
+
+
+def _observers_of(module: nn.Module) -> _Observers | None:
+    observers = getattr(module.__dict__.get(_IN_PLACE_OF_HOOKS), "observers", None)
+    return observers if isinstance(observers, _Observers) else None
+
+
+def _observe_calls(module: nn.Module) -> _Observers:
+    reference, observers = weakref.ref(module), _Observers()
+    before, after = observers.before, observers.after
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        called: Any = reference()
+        if torch.compiler.is_compiling():
+            return called._call_impl(*args, **kwargs)
+        for one in before:
+            one(called, args, kwargs)
+        output = called._call_impl(*args, **kwargs)
+        for one in after:
+            one(called, args, output)
+        return output
+
+    leave_out(call)
+    call.observers = observers  # type: ignore[attr-defined]
+    module.__dict__[_IN_PLACE_OF_HOOKS] = call
+    _replicas_are_not_observed()
+    return observers
+
+
+@cache
+def _replicas_are_not_observed() -> None:
+    """Keep `DataParallel` from giving a module's replicas what observes that module: it copies all attributes."""
+    replicate = nn.Module._replicate_for_data_parallel
+
+    def replicated(self: nn.Module) -> nn.Module:
+        replica: nn.Module = replicate(self)  # type: ignore[no-untyped-call]
+        if _observers_of(replica) is not None:
+            del replica.__dict__[_IN_PLACE_OF_HOOKS]
+        return replica
+
+    nn.Module._replicate_for_data_parallel = replicated  # type: ignore[method-assign]
+
+
 def taken_out(module: nn.Module) -> Callable[[bool], None]:
     """Take the hooks of AORTA out of a module and its copies' places; returns what puts them back. TorchScript compiles
     hooks, and cannot compile these.
     """
-    taken = []
+    taken, observed = [], []
     for part in module.modules():
+        if _observers_of(part) is not None:
+            observed.append((part, part.__dict__.pop(_IN_PLACE_OF_HOOKS)))
         for hooks in (part._forward_pre_hooks, part._forward_hooks):
             ours = [key for key, one in hooks.items() if isinstance(one, ModuleHook) or _replaces_hook(one)]
             if ours:
@@ -70,6 +175,8 @@ def taken_out(module: nn.Module) -> Callable[[bool], None]:
         for hooks, items in taken:
             hooks.clear()
             hooks.update(items)
+        for part, call in observed:
+            part.__dict__[_IN_PLACE_OF_HOOKS] = call
 
     return put_back
 
@@ -98,7 +205,7 @@ class BlockRanges:
         on_watched: Callable[[int], None] = lambda _passes: None,
     ) -> None:
         self._clock, self._on_range, self._on_tail, self._on_watched = clock, on_range, on_tail, on_watched
-        self._handles: list[Any] = []
+        self._ends: list[Callable[[], None]] = []
         self._backward: dict[str, Range] = {}
         self._asked_in: int | None = None
 
@@ -139,10 +246,7 @@ class BlockRanges:
                 before = tensor.register_hook if tensor.grad_fn is None else tensor.grad_fn.register_prehook
                 before(open_backward)
 
-        self._handles += [
-            block.register_forward_pre_hook(ModuleHook(block, before_forward), with_kwargs=True),
-            block.register_forward_hook(ModuleHook(block, after_forward), prepend=True),
-        ]
+        self._ends.append(observe(block, before=not_compiled(before_forward), after=not_compiled(after_forward)))
 
     def watch_backward(self, module: nn.Module) -> None:
         """Mark the end of each backward pass that reaches `module`, including those of gradient accumulation; of all
@@ -155,12 +259,11 @@ class BlockRanges:
 
         # Before FSDP's own hook: hooks of a tensor run in the order of registration, and FSDP queues its callback
         # with the first gradient too.
-        self._handles.append(module.register_forward_hook(ModuleHook(module, after_forward), prepend=True))
+        self._ends.append(observe(module, after=not_compiled(after_forward)))
 
     def close(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        while self._ends:
+            self._ends.pop()()
 
     def _opened(self, name: str, phase: str) -> Range:
         opened = Range(name, phase, self._clock.mark())
@@ -170,7 +273,7 @@ class BlockRanges:
     @not_compiled
     def _gradient_came(self, _gradient: torch.Tensor) -> None:
         # Compared by id: a pass that failed never ends, and must not hide the next one.
-        if self._handles and (current := backward_pass()) != self._asked_in:
+        if self._ends and (current := backward_pass()) != self._asked_in:
             self._asked_in = current
             self._on_watched(1)
             when_backward_ends(self._nodes_ran)

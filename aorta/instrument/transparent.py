@@ -38,7 +38,7 @@ def put_around(function: Callable[..., Any], before: Before) -> Callable[..., An
             after(returned)
         return result
 
-    _leave_out(called)
+    leave_out(called)
     return called
 
 
@@ -113,11 +113,12 @@ def not_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """Have Dynamo leave out a function and whatever it calls when it runs inside of compiled code; returns it. As
     `torch.compiler.disable`, which imports Dynamo, and breaks a graph that calls the function.
     """
-    _leave_out(function, recursively=True)
+    leave_out(function, recursively=True)
     return function
 
 
-def _leave_out(function: Any, *, recursively: bool = False) -> None:
+def leave_out(function: Any, *, recursively: bool = False) -> None:
+    """Have Dynamo leave out the frame of a function where it runs, and not what it calls, unless `recursively`."""
     with suppress(ImportError, AttributeError):  # a torch that tells this in another way compiles a frame more
         from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import get_args
 
-from aorta.documents.metrics import COLLECTIVE_METRIC_NAMES, HOST_LEAD, STEP_METRIC_NAMES, UNDECIDED
+from aorta.documents.metrics import COLLECTIVE_METRIC_NAMES, HOST_LEAD, OWN_TIME, STEP_METRIC_NAMES, UNDECIDED
 from aorta.records.schema import CopyDirection
 from aorta.timeline.classes import AUX, BUBBLE, COMPUTE, COPY, KINDS
 from aorta.timeline.overlap import copy_rates, measure_window
@@ -28,6 +28,7 @@ def test_the_record_s_metrics() -> None:
         *everything.metrics()[0],
         *rates,
         HOST_LEAD,
+        OWN_TIME,
         UNDECIDED,
     }
 

@@ -176,6 +176,16 @@ def test_its_own_time_is_what_surrounds_the_backend_s_call_and_wait(world_of_one
     assert all(0 < step.own_ns[part] < 1_000 for part in step.own_ns if part != "copies"), step.own_ns
 
 
+def test_nothing_is_boxed_for_the_collectives_of_ddp_and_fsdp(tap: Tap) -> None:
+    def served(operator: str) -> bool:
+        kernels = torch._C._dispatch_dump(f"c10d::{operator}").splitlines()
+        (ours,) = (kernel for kernel in kernels if kernel.startswith("BackendSelect"))
+        return "interceptor.cpp" in ours and ours.endswith("[ boxed unboxed ]")
+
+    assert [served(name) for name in ("allreduce_", "_allgather_base_", "_reduce_scatter_base_")] == [True] * 3
+    assert not served("broadcast_")
+
+
 def test_what_happened_is_handed_over_once(tap: Tap) -> None:
     dist.all_reduce(torch.ones(2))
     tap.hand_over()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import time
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -268,3 +270,50 @@ def test_every_range_has_marks_of_its_own() -> None:
     sum(table(torch.tensor([1])) for table in tables).sum().backward()
     marks = [mark for span in seen for mark in (span.start, span.end)]
     assert len(marks) == len({id(mark) for mark in marks}) == 8
+
+
+def test_a_module_without_hooks_gets_none_and_is_left_as_it_was(watched: InPython) -> None:
+    plain, hooked = Block(), Block()
+    seen: list[str] = []
+    hooked.register_forward_pre_hook(lambda *_: seen.append("before"))
+    hooked.register_forward_hook(lambda *_: seen.append("after"))
+    before = [set(vars(block)) for block in (plain, hooked)]
+    for name, block in (("plain", plain), ("hooked", hooked)):
+        watched.ranges.watch(name, block)
+        watched.ranges.watch_backward(block)
+    assert not plain._forward_hooks
+    assert not plain._forward_pre_hooks
+    hooked(plain(torch.ones(3, requires_grad=True))).sum().backward()
+    passes, tails = watched.noticed()
+    assert [(block, phase) for block, phase, _, _ in passes] == [
+        ("plain", "forward"),
+        ("hooked", "forward"),
+        ("hooked", "backward"),
+        ("plain", "backward"),
+    ]
+    assert (len(tails), seen) == (1, ["before", "after"])
+    watched.close()
+    assert [set(vars(block)) for block in (plain, hooked)] == before
+    assert (len(hooked._forward_pre_hooks), len(hooked._forward_hooks)) == (1, 1)
+
+
+def test_what_a_program_makes_of_a_watched_module_is_not_observed(watched: InPython) -> None:
+    block = Block()
+    watched.ranges.watch("block", block)
+    for other in (copy.copy(block), copy.deepcopy(block), block._replicate_for_data_parallel()):
+        assert set(vars(other)) - set(vars(Block())) <= {"_is_replica", "_former_parameters"}
+        other.weight = block.weight  # replicas are given theirs
+        other(torch.ones(3, requires_grad=True)).sum().backward()
+    assert watched.noticed()[0] == []
+    block.compile(backend="eager")  # takes the same place
+    compiled = block._compiled_call_impl
+    watched.close()
+    assert block._compiled_call_impl is compiled
+
+
+def test_a_watched_module_is_freed_at_once(watched: InPython) -> None:
+    block = Block()
+    watched.ranges.watch("block", block)
+    freed = weakref.ref(block)
+    del block
+    assert freed() is None

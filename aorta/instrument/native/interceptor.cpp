@@ -14,6 +14,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <type_traits>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -186,9 +187,11 @@ class Tap : public std::enable_shared_from_this<Tap> {
     library_.emplace(torch::Library::IMPL, "c10d", c10::DispatchKey::BackendSelect, __FILE__, __LINE__);
     try {
       for (size_t index = 0; index < operators_.size(); ++index) {
-        library_->impl(
-            operators_[index].first.c_str(),
-            torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(shared_from_this(), index)));
+        if (!open_typed(index)) {
+          library_->impl(
+              operators_[index].first.c_str(),
+              torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(shared_from_this(), index)));
+        }
       }
       if (device_) {
         copies_.emplace(device_, step_);
@@ -249,64 +252,65 @@ class Tap : public std::enable_shared_from_this<Tap> {
 
   void collective(size_t index, const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
     const Operator& op = operators_[index].second;
-    const auto arguments = torch::jit::last(*stack, handle.schema().arguments().size());
-    const at::Tensor* tensor = first_tensor(arguments);
-    const bool on_host = tensor != nullptr && tensor->is_cpu();
-    const c10::DispatchKeySet key(on_host ? c10::DispatchKey::CPU : device_key_);
-    if (owner_ != process) {  // its locks may have been held by a thread that the child does not have
-      handle.redispatchBoxed(key, stack);
-      return;
-    }
-    Own own(*step_, Part::COLLECTIVES);
-    Group& group = group_of(arguments[op.group_at].toCustomClass<ProcessGroup>());
-    if (device_ && aorta::is_capturing(device_->current())) {
-      ++captured_;
-      own.without([&] { handle.redispatchBoxed(key, stack); });
-      return;
-    }
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        device_ || tensor == nullptr || on_host, "a collective of device tensors in a run on the CPU");
-    const bool asynchronous = !op.async_at || arguments[*op.async_at].toBool();
-    // The host waits for a barrier, whatever its backend.
-    const bool on_device =
-        tensor != nullptr && !on_host && op.argument && (group.on_device || (group.early && !asynchronous));
-    const aorta::Underway underway(step_);
-    Collective row = issued(index, group, arguments, tensor, on_device);
-    const auto original = [&](bool synchronously = false) {
-      const Label label(op, row);
+    const size_t count = handle.schema().arguments().size();
+    const auto arguments = torch::jit::last(*stack, count);
+    const Call call{
+        index,
+        arguments[op.group_at].toCustomClass<ProcessGroup>(),
+        first_tensor(arguments),
+        op.argument ? bytes_in(arguments[*op.argument]) : 0,
+        op.coalesced ? static_cast<int64_t>(arguments[0].toListRef().size()) : 1,
+        !op.async_at || arguments[*op.async_at].toBool(),
+        op.peer_at ? arguments[*op.peer_at].toInt() : Progress::NOWHERE};
+    const c10::DispatchKeySet key = key_of(call.tensor);
+    const auto backend = [&](bool synchronously) {
       if (synchronously) {
-        torch::jit::peek(*stack, *op.async_at, handle.schema().arguments().size()) = IValue(false);
+        torch::jit::peek(*stack, *op.async_at, count) = IValue(false);
       }
-      own.without([&] { handle.redispatchBoxed(key, stack); });
+      handle.redispatchBoxed(key, stack);
       const IValue& result = stack->back();
       return result.isNone() ? c10::intrusive_ptr<Work>() : result.toCustomClass<Work>();
     };
-    if (on_device) {
-      std::vector<IValue> tensors(arguments.begin(), arguments.end());
-      if (auto work = on_device_stream(op, group, row, std::move(tensors), own, original)) {
-        stack->back() = IValue(std::move(work));
+    const auto boxed = [&] { return std::vector<IValue>(arguments.begin(), arguments.end()); };
+    if (auto work = intercepted(call, boxed, backend)) {
+      stack->back() = IValue(std::move(work));
+    }
+  }
+
+  // The same where the compiler knows the operator's signature, so that nothing is boxed for a collective on the host.
+  template <class Result, class... Arguments>
+  Result typed_collective(
+      size_t index, const c10::TypedOperatorHandle<Result(Arguments...)>& handle, Arguments... arguments) {
+    const Operator& op = operators_[index].second;
+    Call call{index, {}, nullptr, 0, 1, true, Progress::NOWHERE};
+    int64_t at = 0;
+    const auto look = [&](const auto& argument) {
+      using Given = std::decay_t<decltype(argument)>;
+      if constexpr (std::is_same_v<Given, c10::intrusive_ptr<ProcessGroup>>) {
+        call.group = argument;
+      } else if constexpr (std::is_same_v<Given, at::Tensor> || std::is_same_v<Given, at::TensorList>) {
+        const at::TensorList tensors(argument);
+        for (const at::Tensor& tensor : tensors) {
+          call.tensor = call.tensor == nullptr && tensor.defined() ? &tensor : call.tensor;
+          call.bytes += at == op.argument ? tensor.numel() * static_cast<int64_t>(tensor.element_size()) : 0;
+        }
+        call.waiters = op.coalesced && at == 0 ? static_cast<int64_t>(tensors.size()) : call.waiters;
+      } else if constexpr (std::is_same_v<Given, bool>) {
+        call.asynchronous = at == op.async_at ? argument : call.asynchronous;
       }
-      return;
+      ++at;
+    };
+    (look(arguments), ...);
+    std::optional<Result> result;
+    const auto backend = [&](bool /*synchronously*/) {
+      result.emplace(handle.redispatch(key_of(call.tensor), arguments...));
+      return std::get<1>(*result);
+    };
+    const auto boxed = [&] { return c10::impl::boxArgs<Arguments...>(arguments...); };
+    if (auto work = intercepted(call, boxed, backend)) {
+      std::get<1>(*result) = std::move(work);
     }
-    auto work = original();
-    if (const int64_t returned_ns = now_ns(); !device_ && returned_ns - row.issue_ns > enqueue_ns_) {
-      step_->call(row.issue_ns, returned_ns);
-    }
-    if (!work) {  // already complete: there is nothing to wait for
-      row.end->stamp(End::WAIT);
-      if (!device_) {
-        const int64_t end_ns = End::moment_ns(row.end->both());
-        step_->wait_on_host({row.name(), row.issue_ns, end_ns, /*blocked=*/false, /*over=*/true});
-      }
-      return;
-    }
-    if (on_host || !group.early) {
-      notice_end(index, group, row, *work);
-    }
-    // The host may wait in an accelerator run; the compute stream does not.
-    const auto waits = device_ ? nullptr : step_;
-    stack->back() = IValue(
-        c10::intrusive_ptr<Work>(c10::make_intrusive<TimedWork>(std::move(work), row.name(), row.end, waits)));
+    return std::move(*result);
   }
 
   // The backend starts to coalesce operations into one launch.
@@ -327,7 +331,6 @@ class Tap : public std::enable_shared_from_this<Tap> {
       return launch();
     }
     Own own(*step_, Part::COLLECTIVES);
-    const auto launched = [&] { return own.without(launch); };
     const int64_t number = launches_++;
     const bool computes = device_->computes() && step_->is_open();
     const aorta::Mark begin = computes ? device_->clock().mark() : NO_MARK;
@@ -335,7 +338,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
       span->launch = number;
       span->start = marked();
     }
-    auto work = launched();
+    auto work = own.without(launch);
     if (!work) {  // synchronous: on the caller's stream
       ended(batch->spans);
       if (computes) {
@@ -359,6 +362,119 @@ class Tap : public std::enable_shared_from_this<Tap> {
   }
 
  private:
+  // What the arguments of one call say. `tensor`: the first one, if there is any; `bytes`: of what the operator moves.
+  struct Call {
+    size_t index;
+    c10::intrusive_ptr<ProcessGroup> group;
+    const at::Tensor* tensor;
+    int64_t bytes;
+    int64_t waiters;
+    bool asynchronous;
+    int64_t peer;
+
+    bool on_host() const { return tensor != nullptr && tensor->is_cpu(); }
+  };
+
+  c10::DispatchKeySet key_of(const at::Tensor* tensor) const {
+    return c10::DispatchKeySet(tensor != nullptr && tensor->is_cpu() ? c10::DispatchKey::CPU : device_key_);
+  }
+
+  // Kernels without boxes for the collectives of DDP and FSDP, where this torch has the signatures of 2.11 to 2.13; the
+  // dispatcher refuses others. False: the boxed kernel is to be used.
+  bool open_typed(size_t index) {
+    using Group_ = const c10::intrusive_ptr<ProcessGroup>&;
+    using Reduce = const c10::intrusive_ptr<c10d::ReduceOp>&;
+    using OfList = std::tuple<std::vector<at::Tensor>, c10::intrusive_ptr<Work>>;
+    using OfOne = std::tuple<at::Tensor, c10::intrusive_ptr<Work>>;
+    const std::string& name = operators_[index].first;
+    if (device_ && device_->dedicated_async()) {  // its argument is changed where it is boxed
+      return false;
+    }
+    if (name == "allreduce_") {
+      return open_as<OfList, at::TensorList, Group_, Reduce, const std::optional<at::Tensor>&, bool, int64_t>(index);
+    }
+    if (name == "_allgather_base_") {
+      return open_as<OfOne, at::Tensor&, at::Tensor&, Group_, bool, int64_t>(index);
+    }
+    if (name == "_reduce_scatter_base_") {
+      return open_as<OfOne, at::Tensor&, at::Tensor&, Group_, Reduce, bool, int64_t>(index);
+    }
+    return false;
+  }
+
+  template <class Result, class... Arguments>
+  bool open_as(size_t index) {
+    const std::string& name = operators_[index].first;
+    try {
+      const auto handle = c10::Dispatcher::singleton()
+                              .findSchemaOrThrow(("c10d::" + name).c_str(), "")
+                              .template typed<Result(Arguments...)>();
+      library_->impl(
+          name.c_str(),
+          torch::CppFunction(
+              [tap = shared_from_this(), index, handle](c10::DispatchKeySet, Arguments... arguments) -> Result {
+                // The interceptor may be closed, and this kernel with it, before the backend returns.
+                const auto kept = tap;
+                const auto original = handle;
+                return kept->template typed_collective<Result, Arguments...>(index, original, arguments...);
+              }));
+      return true;
+    } catch (const c10::Error&) {
+      return false;
+    }
+  }
+
+  // Returns the handle to give to the caller; none: what the backend gave. `boxed`: returns the arguments; `backend` runs
+  // the original, synchronously if asked to.
+  template <class Boxed, class Backend>
+  c10::intrusive_ptr<Work> intercepted(const Call& call, const Boxed& boxed, const Backend& backend) {
+    if (owner_ != process) {  // its locks may have been held by a thread that the child does not have
+      backend(false);
+      return nullptr;
+    }
+    Own own(*step_, Part::COLLECTIVES);
+    const Operator& op = operators_[call.index].second;
+    const bool on_host = call.on_host();
+    Group& group = group_of(call.group);
+    if (device_ && aorta::is_capturing(device_->current())) {
+      ++captured_;
+      own.without([&] { return backend(false); });
+      return nullptr;
+    }
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        device_ || call.tensor == nullptr || on_host, "a collective of device tensors in a run on the CPU");
+    // The host waits for a barrier, whatever its backend.
+    const bool on_device = call.tensor != nullptr && !on_host && op.argument &&
+        (group.on_device || (group.early && !call.asynchronous));
+    const aorta::Underway underway(step_);
+    Collective row = issued(group, call, on_device);
+    const auto original = [&](bool synchronously = false) {
+      const Label label(op, row);
+      return own.without([&] { return backend(synchronously); });
+    };
+    if (on_device) {
+      return on_device_stream(op, group, row, boxed(), own, original);
+    }
+    auto work = original();
+    if (const int64_t returned_ns = now_ns(); !device_ && returned_ns - row.issue_ns > enqueue_ns_) {
+      step_->call(row.issue_ns, returned_ns);
+    }
+    if (!work) {  // already complete: there is nothing to wait for
+      row.end->stamp(End::WAIT);
+      if (!device_) {
+        const int64_t end_ns = End::moment_ns(row.end->both());
+        step_->wait_on_host({row.name(), row.issue_ns, end_ns, /*blocked=*/false, /*over=*/true});
+      }
+      return nullptr;
+    }
+    if (on_host || !group.early) {
+      notice_end(call.index, group, row, *work);
+    }
+    // The host may wait in an accelerator run; the compute stream does not.
+    const auto waits = device_ ? nullptr : step_;
+    return c10::make_intrusive<TimedWork>(std::move(work), row.name(), row.end, waits);
+  }
+
   // The operations that a backend has coalesced so far.
   struct Batch {
     explicit Batch(std::shared_ptr<Step> step) : underway(std::move(step)) {}
@@ -384,40 +500,35 @@ class Tap : public std::enable_shared_from_this<Tap> {
     std::shared_ptr<Batch> batch;    // what is being coalesced, if anything
   };
 
-  Collective issued(
-      size_t index, Group& group, c10::ArrayRef<IValue> arguments, const at::Tensor* tensor, bool on_device) {
-    const Operator& op = operators_[index].second;
-    Collective row{index, group.name, 0, 0, std::nullopt, 0, 1, nullptr, nullptr};
+  Collective issued(Group& group, const Call& call, bool on_device) {
+    const Operator& op = operators_[call.index].second;
+    Collective row{call.index, group.name, 0, 0, std::nullopt, 0, call.waiters, nullptr, nullptr};
     if (on_device) {
       row.span = std::make_shared<Span>();
     } else {
       row.end = std::make_shared<End>();
     }
     if (op.argument) {
-      row.bytes = bytes_in(arguments[*op.argument]) * (op.one_part ? group.size : 1);
-      if (tensor != nullptr) {
-        row.dtype = tensor->scalar_type();
+      row.bytes = call.bytes * (op.one_part ? group.size : 1);
+      if (call.tensor != nullptr) {
+        row.dtype = call.tensor->scalar_type();
       }
-    }
-    if (op.coalesced) {
-      row.waiters = static_cast<int64_t>(arguments[0].toListRef().size());
     }
     const std::lock_guard<std::mutex> held(counts_mutex_);
     step_->issue(row, (*group.counts)[op.point_to_point ? op.kind : ""]);
     if (progress_) {
-      note_progress(index, group, arguments, row);
+      note_progress(group, call, row);
     }
     return row;
   }
 
   // In the rank's progress file sends and receives are counted by peer: the two ranks of a pair agree on that alone.
-  void note_progress(size_t index, Group& group, c10::ArrayRef<IValue> arguments, const Collective& row) {
-    const Operator& op = operators_[index].second;
-    const int64_t peer = op.peer_at ? arguments[*op.peer_at].toInt() : Progress::NOWHERE;
+  void note_progress(Group& group, const Call& call, const Collective& row) {
+    const Operator& op = operators_[call.index].second;
     const int64_t number =
-        op.point_to_point ? (*group.counts)[op.kind + " " + std::to_string(peer)]++ : row.seq;
+        op.point_to_point ? (*group.counts)[op.kind + " " + std::to_string(call.peer)]++ : row.seq;
     const int64_t place = progress_->issue(
-        group.listed, number, static_cast<int64_t>(index), row.dtype, row.bytes, peer, row.issue_ns);
+        group.listed, number, static_cast<int64_t>(call.index), row.dtype, row.bytes, call.peer, row.issue_ns);
     if (row.end) {
       row.end->note_in(progress_, place);
     }

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from aorta.instrument.compute_ranges import ModuleHook, Range
+from aorta.instrument.compute_ranges import Range, observe
 from aorta.instrument.cpu_interceptor import DTYPES, dtype_name, group_seen
 from aorta.instrument.device_interceptor import on_streams
 from aorta.instrument.device_streams import DeviceStreams, StreamOrder, StreamWaits
@@ -58,23 +58,18 @@ class NativeRanges:
     def __init__(self, module: Any, tap: Any) -> None:
         self.compiled: Any = module.Ranges(tap)
         self._names: list[str] = []
-        self._handles: list[Any] = []
+        self._ends: list[Callable[[], None]] = []
 
     def watch(self, name: str, block: nn.Module) -> None:
         number = self.compiled.add_block()
         self._names.append(name)
-        self._handles += [
-            block.register_forward_pre_hook(
-                ModuleHook(block, self.compiled.before_forward(block, number)), with_kwargs=True
-            ),
-            block.register_forward_hook(ModuleHook(block, self.compiled.after_forward(block, number)), prepend=True),
-        ]
+        before, after = self.compiled.before_forward(block, number), self.compiled.after_forward(block, number)
+        self._ends.append(observe(block, before=before, after=after))
         self.compiled.look()
 
     def watch_backward(self, module: nn.Module) -> None:
         """Mark the ends of backward passes, as `BlockRanges.watch_backward` does."""
-        hook = ModuleHook(module, self.compiled.after_watched_forward(module))
-        self._handles.append(module.register_forward_hook(hook, prepend=True))
+        self._ends.append(observe(module, after=self.compiled.after_watched_forward(module)))
         self.compiled.look()
 
     def read(self, noted: Any) -> tuple[list[Pass], list[tuple[Mark, Mark]]]:
@@ -84,9 +79,8 @@ class NativeRanges:
 
     def close(self) -> None:
         self.compiled.ignore()
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        while self._ends:
+            self._ends.pop()()
 
 
 _CPU = torch.device("cpu")
