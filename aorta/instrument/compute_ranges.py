@@ -111,7 +111,7 @@ def _takes_short_way(module: nn.Module) -> bool:
         and getattr(module, _IN_PLACE_OF_HOOKS, module) is None
         and not (module._forward_hooks or module._forward_pre_hooks)
         and not (module._backward_hooks or module._backward_pre_hooks)
-        and not torch.nn.modules.module._has_any_global_hook()
+        and not torch.nn.modules.module._has_any_global_hook()  # type: ignore[no-untyped-call]
     )
 
 
