@@ -174,6 +174,10 @@ def _table(path: str, stream: IO[bytes], texts: Numbered) -> tuple[str, dict[str
             ):
                 rows.columns = [name.strip().lower() for name in rows.columns]
                 kind = kind or _kind(path, list(rows.columns))
+                # pandas fills up a row of too few fields with empty cells.
+                ends_early = rows.iloc[:, -1].isna().to_numpy()
+                if ends_early.any() and not ends_early.all():
+                    raise ValueError(f"row {first + int(ends_early.argmax())} has fewer fields than there are columns")
                 for name, column in _columns(kind).items():
                     cells = rows[column] if column in rows else pd.Series(pd.NA, rows.index, "Int64")
                     parts.setdefault(name, []).append(_integers(path, first, column, cells, texts))
