@@ -290,8 +290,8 @@ def _idle_note(idle: AccountPart) -> str:
     most = f"most of it {where}" if longest is not None and longest.ms >= MOST * rest_ms else ""
     if idle.share < LARGE_SHARE or rest_ms < LEAST_PART * idle.ms:
         return "; ".join(said) or most
-    where = most or "in several places outside timed blocks"
-    return "; ".join([*said, f"{rough_ms(rest_ms)} unexplained, {where}"])
+    part = "" if longest is None else f"{rough_ms(longest.ms)} of it {where}"
+    return "; ".join([*said, f"{rough_ms(rest_ms)} unexplained, {most or part}"])
 
 
 def account_table(label: str, entry: DatasetEntry, most: int | None = None) -> Table | None:

@@ -136,7 +136,7 @@ def test_a_planted_cause_is_named(changes: dict[Words, float], said: str) -> Non
         ({(IDLE, 'range "tokenize"'): 20.0, (IDLE, BUBBLE): 9.0}, '20 ms in range "tokenize"; 9 ms in bubble'),
         (
             {(IDLE, 'range "tokenize"'): 20.0, GAP: 6.0, (IDLE, "a .. b"): 6.0, (IDLE, "b .. c"): 6.0},
-            '20 ms in range "tokenize"; 18 ms unexplained, in several places outside timed blocks',
+            '20 ms in range "tokenize"; 18 ms unexplained, 6 ms of it between data and forward (outside timed blocks)',
         ),
     ],
 )

@@ -67,6 +67,7 @@ def issued(kind: str, group: str, seq: int, issue_ms: float, start_ms: float, en
 
 def test_each_rule_is_shown_here() -> None:
     assert {rule.__name__ for rule in RULES} == {
+        "uneven_steps",  # test_settling.py
         "throttled",
         "one_connection",
         "collective_on_compute_stream",
