@@ -352,7 +352,7 @@ def collectives_table(entries: Mapping[str, DatasetEntry]) -> Table | None:
                 {
                     "run": label,
                     "entry": entry,
-                    "group": entry.group_title,
+                    "group": entry.group_title.removeprefix("group "),
                     "alike": (label, entry.kind, entry.group, entry.group_size, TEXT.size(entry.bytes)),
                     "duration_ms": whole if transfer is None or wait is None else transfer + wait,
                     "all": whole and f"of all, matched on every rank or not: {TEXT.quantity(whole, 'ms')}",
@@ -396,7 +396,7 @@ def pairs_table(comparison: Comparison) -> Table | None:
 
     columns = [
         Column("kind"),
-        Column("group", of="group_title", drop=3),
+        Column("group", of=lambda row: row.group_title.removeprefix("group "), drop=3),
         Column("ranks", unit="count", of="group_size"),
         Column("bytes", "size"),
     ]
