@@ -304,7 +304,7 @@ def _alerts(entry: DatasetEntry) -> Iterator[tuple[int, str]]:
         yield _DAMAGED, f"rank {listed(ranks)}: {ending}"
     if health.files_left_out:
         count = TEXT.count(len(health.files_left_out), "file")
-        yield _DAMAGED, f"{count} left out, the first: {health.files_left_out[0]}"
+        yield _DAMAGED, f"{count} left out, the first: {health.files_left_out[0].partition(';')[0]}"
     if left_out := entry.left_out:
         launches = f"{len(left_out)} of {TEXT.count(len(left_out) + entry.launches, 'launch')} left out, the first: "
         yield _DAMAGED, f"{launches}{left_out[0].path}: {left_out[0].reason}"

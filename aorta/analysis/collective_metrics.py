@@ -131,6 +131,7 @@ def _entry(run: Run, names: NumberedNames, index: int, rows: Ints, matched: _Mat
     return CollectiveEntry(
         kind=key.kind,
         group=key.group,
+        group_title=run.group_titles[key.group],
         group_size=key.size,
         bytes=key.bytes if key.bytes >= 0 else None,
         group_ranks=[list(members) for members in sorted(key.members)],

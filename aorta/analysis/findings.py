@@ -33,7 +33,7 @@ from aorta.analysis.settling import level_change, slow_steps
 from aorta.analysis.stragglers import cost_of, name_stragglers
 from aorta.documents import known
 from aorta.documents.dataset import DatasetEntry, Finding, Statistics, Stragglers, StreamGapsEntry
-from aorta.documents.formatting import TEXT, group_title
+from aorta.documents.formatting import TEXT
 from aorta.documents.metrics import JOB_STEP, UNDECIDED
 from aorta.read.frames import COPY_TO_HOST, NO_TIME, NOWHERE, Lane
 from aorta.read.run import HOST_TIMER, RankTables
@@ -225,7 +225,7 @@ def serialised_communicator(dataset: LabelledRun, entry: DatasetEntry) -> Iterat
         if queued_ms >= LEAST_SHARE * step_ms:
             yield Finding(
                 "serialised_communicator",
-                f"{group_title(group)}: all-gather and reduce-scatter queue behind each other for "
+                f"{dataset.run.group_titles[group]}: all-gather and reduce-scatter queue behind each other for "
                 f"{TEXT.quantity(queued_ms, 'ms')} a step (rank {rank}): one communicator runs one at a time; a "
                 "process group for each lets them overlap",
                 rank=rank,
@@ -267,6 +267,7 @@ def exposed_not_blocking(_dataset: LabelledRun, entry: DatasetEntry) -> Iterator
 
 def hidden_by_another_group(dataset: LabelledRun, _entry: DatasetEntry) -> Iterator[Finding]:
     """Communication of one group runs beside another group's, and computation hides none of it."""
+    titles = dataset.run.group_titles
     for rank, tables in list(dataset.run.ranks.items())[:READ_RANKS]:
         if len({name.group for name in tables.collectives.names}) < 2:
             continue
@@ -294,7 +295,7 @@ def hidden_by_another_group(dataset: LabelledRun, _entry: DatasetEntry) -> Itera
                 yield Finding(
                     "hidden_by_another_group",
                     f"rank {rank}: {TEXT.percent(shared_ns / total[one], 0)} of the communication of "
-                    f"{group_title(one)} overlaps that of {group_title(other)}, and none of it overlaps computation",
+                    f"{titles[one]} overlaps that of {titles[other]}, and none of it overlaps computation",
                     rank=rank,
                     step=worst[one][1],
                     group=one,

@@ -135,10 +135,13 @@ class ComparedMetric(msgspec.Struct, kw_only=True):
 
 
 class ComparedCollective(msgspec.Struct):
-    """Collectives of one kind, group, group size and number of bytes that both sides issued."""
+    """Collectives of one kind, group, group size and number of bytes that both sides issued; `group_title` is what a
+    person calls the reference's group.
+    """
 
     kind: str
     group: str
+    group_title: str
     group_size: int | None
     bytes: int | None
     transfer_ms: ComparedMetric

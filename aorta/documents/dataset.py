@@ -225,10 +225,11 @@ class DeviceFacts(msgspec.Struct):
 
 
 class CollectiveEntry(msgspec.Struct, kw_only=True):
-    """Collectives of one kind, group, group size and number of bytes."""
+    """Collectives of one kind, group, group size and number of bytes; `group_title` is what a person calls it."""
 
     kind: str
     group: str
+    group_title: str
     group_size: int | None
     bytes: int | None
     group_ranks: list[list[int]]

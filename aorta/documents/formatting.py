@@ -10,6 +10,7 @@ Must not choose words about a result, compute a number, or write a value that is
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,6 +20,7 @@ from aorta.documents.dataset import DatasetEntry, Ends, Statistics
 LEAST: Final = 0.0005
 """What is nearer to 0 is written as 0 or `<0.001`, or of a share `<0.1 %`."""
 _MOST_DECIMALS: Final = 3
+_LISTED: Final = 6
 _SIZES: Final = (("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
 
 
@@ -90,13 +92,15 @@ class NumberFormat:
             return self.unknown
         return f"{self.effect(entry.low, entry.kind).partition(self.space)[0]} to {self.effect(entry.high, entry.kind)}"
 
-    def size(self, count: float | None) -> str:
-        """Return bytes in units of 1000 with three digits, without trailing zeros. -1 is not known either."""
+    def size(self, count: float | None, *, exact: bool = False) -> str:
+        """Return bytes in units of 1000 with three digits (`exact`: all of them), without trailing zeros. -1 is not
+        known either.
+        """
         if count is None or count < 0:
             return self.unknown_size
         for unit, least in _SIZES:
             if count >= least:
-                digits = 2 if count < 10 * least else 1 if count < 100 * least else 0
+                digits = 9 if exact else 2 if count < 10 * least else 1 if count < 100 * least else 0
                 text = f"{count / least:.{digits}f}"
                 return f"{text.rstrip('0').rstrip('.') if digits else text}{self.space}{unit}"
         return f"{count:.0f}{self.space}B"
@@ -166,9 +170,48 @@ def rough_percent(share: float) -> str:
     return TEXT.percent(share, 0)
 
 
-def group_title(name: str) -> str:
-    """Return a process group as a person calls it; torch names the one of `init_process_group` 0."""
-    return "default group" if name == "0" else f"group {name}"
+def group_title(
+    name: str,
+    members: Collection[Sequence[int]] = (),
+    mesh: Mapping[str, int] | None = None,
+    world_size: int | None = None,
+) -> str:
+    """Return a process group as a person calls it: by the dimension of the mesh that it lies along, with its ranks
+    unless these are all (`shard, ranks 0-1`). torch names the one of `init_process_group` 0.
+
+    Args:
+        members: the ranks of each group of this name.
+        mesh: dimension -> size of the mesh that the ranks fill in row-major order, where that is known.
+    """
+    if name == "0":
+        return "default group"
+    groups = [sorted(ranks) for ranks in members]
+    dimensions = {_dimension(ranks, mesh or {}) for ranks in groups}
+    title = (dimensions.pop() if len(dimensions) == 1 else None) or f"group {name}"
+    return f"{title}, ranks {rank_list(groups[0])}" if len(groups) == 1 and len(groups[0]) != world_size else title
+
+
+def _dimension(ranks: Sequence[int], mesh: Mapping[str, int]) -> str | None:
+    """Return along which dimension of a mesh a group lies; None where it lies along none, or has one rank."""
+    stride = 1
+    for name, size in reversed(list(mesh.items())):
+        base = ranks[0] - ranks[0] // stride % size * stride
+        if size > 1 and list(ranks) == [base + stride * at for at in range(size)]:
+            return name
+        stride *= size
+    return None
+
+
+def rank_list(ranks: Sequence[int]) -> str:
+    """Return sorted ranks as `0-3, 8`, the first `_LISTED` stretches of them."""
+    stretches: list[list[int]] = []
+    for rank in ranks:
+        if stretches and stretches[-1][-1] == rank - 1:
+            stretches[-1][1:] = [rank]
+        else:
+            stretches.append([rank])
+    more = ", ..." if len(stretches) > _LISTED else ""
+    return ", ".join("-".join(map(str, each)) for each in stretches[:_LISTED]) + more
 
 
 def first_upper(sentence: str) -> str:

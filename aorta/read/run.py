@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aorta.documents.dataset import GapEntry, TraceEntries
+from aorta.documents.formatting import group_title
 from aorta.read.frames import Collectives, Exposed, Ints, Region, Spans, Steps, declared
 from aorta.read.health import Health
 from aorta.read.ledger import Gap, entries
@@ -353,6 +354,18 @@ class Run:
     def source(self) -> Source:
         """The source of the lowest rank, for facts that all ranks share."""
         return next(iter(self.ranks.values())).source
+
+    @cached_property
+    def group_titles(self) -> dict[str, str]:
+        """Process group -> what a person calls it, by the mesh of the manifest's plan where it has one."""
+        plan = (self.manifest or {}).get("plan")
+        mesh = plan.get("mesh") if isinstance(plan, dict) else None
+        named = isinstance(mesh, dict) and all(isinstance(size, int) and size > 0 for size in mesh.values())
+        members: dict[str, set[tuple[int, ...]]] = {}
+        for what, ranks in zip(self.collectives.names, self.frames.members, strict=True):
+            members.setdefault(what.group, set()).update({tuple(ranks)} if ranks else ())
+        known, world = mesh if named else None, self.health.world_size
+        return {name: group_title(name, of_name, known, world) for name, of_name in members.items()}
 
     @cached_property
     def rank_of_step(self) -> npt.NDArray[np.int32]:

@@ -35,7 +35,7 @@ from aorta.read.traces.reader import headers_in
 from aorta.records.run_files import REPORT_EVENTS
 from aorta.redaction import redact
 from aorta.report.history import append_rows, check_history, rows_of
-from aorta.report.launch_table import many_in, report_many
+from aorta.report.launch_table import many_in
 from aorta.terminal_style import style_of
 
 _LOGGED_FACTS: Final = ("run_id", "path", "platform", "backend", "parallel", "instrument_mode", "manifest_hash")
@@ -57,6 +57,8 @@ def overlap_report(arguments: Sequence[str]) -> int:
     )
     many = many_in(options.sources[0]) if len(options.sources) == 1 else None
     if many is not None:
+        from aorta.report.candidates import report_many
+
         to_stdout(report_many(many, options, rules))
         return EXIT_OK
     sources = _sources(options, checkout() or Path.cwd())

@@ -1,6 +1,7 @@
 """Where a report is put together: runs are read and compared, then `summary.json`, pictures and the page are written.
 
-Must not leave a file of an earlier report beside the numbers of this one.
+Must not leave a picture of an earlier report beside the numbers of this one. An earlier page stays where none is asked
+for: whoever asks for numbers alone has not asked for anything to be deleted.
 """
 
 from __future__ import annotations
@@ -105,8 +106,6 @@ def write_report(
             if html:
                 written.append(output / PAGE_FILE)
                 write_page(datasets, summary, files.enter_context(whole_file(written[-1])))
-            else:
-                not_drawn[PAGE_FILE] = "not asked for"
         earlier = [output / name for name in not_drawn]
         earlier += (output / TENSORBOARD_DIR).glob(f"*{REPORT_EVENTS}")
         for path in earlier:

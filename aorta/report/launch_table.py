@@ -8,7 +8,6 @@ what the comparison did not call an improvement, or leave a candidate out.
 
 from __future__ import annotations
 
-import argparse
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -18,18 +17,20 @@ from typing import Any, Final
 
 import msgspec
 
+from aorta.analysis.cautions import alerts
 from aorta.analysis.compare.headline import UNLIKE
 from aorta.analysis.compare.verdict import ALL, Rules
 from aorta.command_line import shown_path
 from aorta.documents import as_json
 from aorta.documents.comparison import SIDES, Comparison, Effect
-from aorta.documents.formatting import TEXT
+from aorta.documents.dataset import DatasetEntry
+from aorta.documents.formatting import TEXT, first_upper
 from aorta.documents.metrics import JOB_STEP, metric_named
 from aorta.documents.plans import Side
 from aorta.errors import InputError
 from aorta.read.locate import OUTPUTS
 from aorta.read.locations import launch_folders
-from aorta.records.files import decode_json, json_text, read_small, write_whole
+from aorta.records.files import decode_json, read_small
 from aorta.report.tables import Column, Table, text_column, text_lines
 from aorta.terminal_style import wrapped
 from aorta.version import __version__
@@ -47,34 +48,12 @@ def many_in(source: str) -> Path | None:
     return None
 
 
-def report_many(folder: Path, options: argparse.Namespace, rules: Rules) -> str:
-    """Return the table of a plan, and write `candidates.json`.
-
-    Raises:
-        InputError: an option that is about two sides, a folder that cannot be read, or an output that cannot be
-            written.
-    """
-    for name in ("fail_on", "log", "append"):
-        if getattr(options, name):
-            raise InputError(
-                f"--{name.replace('_', '-')}: is about one side or two, and {folder} holds many; name them, as in "
-                f"aorta report --{REFERENCE} {folder / REFERENCE} --{CANDIDATE} {folder / f'{CANDIDATE}-1'}"
-            )
-    compared = Candidates.read(folder, rules)
-    path = Path(options.output or Path("reports", folder.resolve().name)) / CANDIDATES_FILE
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json_text(compared.as_json()).encode())
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written: {error.strerror or error}") from error
-    return f"{compared.text()}\n{shown_path(path)}\n\n{compared.conclusion()}"
-
-
 @dataclass(frozen=True)
 class Candidates:
     """The candidates of a plan, each compared with the reference by the same rules: side -> what it changes, in the
     words a person copies (`names`), and its comparison, or why there is none. `other_work`: of candidates that did
-    other work than the reference, a comparison whose values count, but not its verdict.
+    other work than the reference, a comparison whose values count, but not its verdict. `entries`: side -> its mean
+    step over all launches, and what is wrong with it.
     """
 
     folder: Path
@@ -82,6 +61,7 @@ class Candidates:
     comparisons: Mapping[str, Comparison | str]
     rules: Rules
     other_work: Mapping[str, Comparison] = field(default_factory=dict)
+    entries: Mapping[str, DatasetEntry] = field(default_factory=dict)
 
     @classmethod
     def read(cls, folder: Path, rules: Rules) -> Candidates:
@@ -90,30 +70,43 @@ class Candidates:
         Raises:
             InputError: the reference cannot be read.
         """
+        from aorta.analysis.account import as_document
+        from aorta.analysis.aggregate import aggregate
+        from aorta.analysis.causes import compare_accounts
         from aorta.analysis.compare.launch_comparison import compare_launches
-        from aorta.analysis.compare.launch_set import read_subjects
+        from aorta.analysis.compare.launch_set import Subject, read_subjects
+
+        def entry_of(subject: Subject) -> DatasetEntry:
+            entry, launches = aggregate(subject.dataset), subject.as_set()
+            entry.account, entry.launches = as_document(launches.accounts), len(launches.launches)
+            entry.left_out = launches.left_out
+            return entry
 
         changes = _changes(folder)
-        found = [path.name for path in folder.iterdir() if path.name.startswith(f"{CANDIDATE}-")]
-        sides = sorted({*changes, *found} - {REFERENCE}, key=lambda name: (len(name), name))
+        folders = [path.name for path in folder.iterdir() if path.name.startswith(f"{CANDIDATE}-")]
+        sides = sorted({*changes, *folders} - {REFERENCE}, key=lambda name: (len(name), name))
         rules = replace(rules, primary=JOB_STEP, alpha=rules.alpha / len(sides))
         reference = read_subjects({REFERENCE: folder / REFERENCE}, rules)[REFERENCE]
+        entries: dict[str, DatasetEntry] = {REFERENCE: entry_of(reference)}
         comparisons: dict[str, Comparison | str] = {}
         other_work: dict[str, Comparison] = {}
         for name in sides:
             try:
                 candidate = read_subjects({name: folder / name}, rules)[name]
+                entries[name] = entry_of(candidate)
                 runs, sets = (reference.dataset, candidate.dataset), (reference.as_set(), candidate.as_set())
                 compare = partial(compare_launches, runs, sets, ([], []))  # their collectives are not shown
                 try:
-                    comparisons[name] = compare(rules)
+                    found = comparisons[name] = compare(rules)
+                    before, after = (each.accounts for each in sets)
+                    found.account = compare_accounts(before, after, found.manifest_differences)
                 except InputError as error:
                     comparisons[name] = str(error)
                     other_work[name] = compare(replace(rules, allow_unlike=(ALL,)))
             except InputError as error:
                 comparisons.setdefault(name, str(error))
         names = {REFERENCE: changes.get(REFERENCE, REFERENCE)} | {name: changes.get(name) or name for name in sides}
-        return cls(folder, names, comparisons, rules, other_work)
+        return cls(folder, names, comparisons, rules, other_work, entries)
 
     @property
     def judged(self) -> dict[str, Comparison]:
@@ -128,8 +121,8 @@ class Candidates:
             better, key=lambda name: (better[name].metrics[JOB_STEP].candidate.value, len(name), name), default=None
         )
 
-    def text(self) -> str:
-        """Return the table, with what it needs to be understood."""
+    def table(self) -> Table:
+        """Return a row for the reference and each candidate."""
         shown = {**self.judged, **self.other_work}
         # Every comparison has the same reference, whose row has no effect and no verdict.
         rows: list[dict[str, Any]] = [{"side": REFERENCE, "found": each} for each in [*shown.values()][:1]]
@@ -155,17 +148,35 @@ class Candidates:
             measured("overlap_ratio"),
             text_column("verdict"),
         ]
+        return Table("candidates", "The reference and the candidates", columns, rows, first_upper(f"{self.basis}."))
+
+    @property
+    def basis(self) -> str:
+        """What the table needs to be understood."""
         count = len(self.comparisons)
         level = f"{self.rules.alpha:.2g}: {self.rules.alpha * count:.2g} shared among {count}"
-        notes = [f"values: medians of launches; verdicts on step time, each candidate at {level} (Bonferroni)"]
-        notes += [f"{self.names[name]}: {why}" for name, why in self.comparisons.items() if isinstance(why, str)]
-        notes += dict.fromkeys(f"note: {warning}" for each in self.judged.values() for warning in each.warnings)
+        return f"values: medians of launches; verdicts on step time, each candidate at {level} (Bonferroni)"
+
+    @property
+    def alerts(self) -> list[str]:
+        """What is wrong with the launches, the most serious first."""
+        wrong = alerts({self.shown_name(side): entry for side, entry in self.entries.items()})
+        return [*dict.fromkeys([*wrong, *(warning for each in self.judged.values() for warning in each.warnings)])]
+
+    def shown_name(self, side: str) -> str:
+        """Return what a side is called in the table and on the page."""
+        return side if side == REFERENCE else self.names[side]
+
+    def text(self) -> str:
+        """Return the table, with what it needs to be understood."""
         side = self.best or next(iter(self.comparisons))
         places = [str(shown_path(self.folder / name)) for name in (REFERENCE, side)]
         details = shlex.join(["aorta", "report", f"--{REFERENCE}", places[0], f"--{CANDIDATE}", places[1]])
         head = f"{REFERENCE}: {self.names[REFERENCE] or 'train.py as it is by default'}"
-        lines = text_lines(Table("candidates", "", columns, rows), titled=False)
-        return "\n".join([wrapped([head]), *lines, wrapped(notes), f"details: {details}"])
+        lines = text_lines(self.table(), titled=False)
+        wrong = [f"warning: {alert}" for alert in self.alerts]
+        notes = [f"{self.names[name]}: {why}" for name, why in self.comparisons.items() if isinstance(why, str)]
+        return "\n".join([wrapped([head]), *wrong, *lines, wrapped([self.basis, *notes]), f"details: {details}"])
 
     def conclusion(self) -> str:
         """Return which side to take."""

@@ -34,7 +34,7 @@ from aorta.documents.comparison import (
     MetricDefinition,
 )
 from aorta.documents.dataset import MEANS, Account, AccountPart, DatasetEntry, ExposedRow, Statistics, Straggler, WhatIf
-from aorta.documents.formatting import PAGE, TEXT, group_title, is_zero, json_text, rough_ms
+from aorta.documents.formatting import PAGE, TEXT, is_zero, json_text, rough_ms
 from aorta.documents.metrics import JOB_STEP, metric_named
 from aorta.read.record import config_of
 from aorta.records.run_files import flatten
@@ -352,7 +352,7 @@ def collectives_table(entries: Mapping[str, DatasetEntry]) -> Table | None:
                 {
                     "run": label,
                     "entry": entry,
-                    "group": group_title(entry.group).removeprefix("group "),
+                    "group": entry.group_title.removeprefix("group "),
                     "alike": (label, entry.kind, entry.group, entry.group_size, TEXT.size(entry.bytes)),
                     "duration_ms": whole if transfer is None or wait is None else transfer + wait,
                     "all": whole and f"of all, matched on every rank or not: {TEXT.quantity(whole, 'ms')}",
@@ -372,7 +372,7 @@ def collectives_table(entries: Mapping[str, DatasetEntry]) -> Table | None:
         text_column("run", media=(TERMINAL, ON_PAGE) if len(entries) > 1 else _PAGE),
         Column("group", drop=1),
         Column("ranks", unit="count", of="entry.group_size"),
-        Column("bytes", "size", lambda row: "B" if alike[row["alike"]] > 1 else "bytes", "entry.bytes"),
+        Column("bytes", "size", lambda row: "exact bytes" if alike[row["alike"]] > 1 else "bytes", "entry.bytes"),
         Column("count", of="entry.collectives", drop=2),
         Column("duration_ms", "duration", why="all"),
         statistic("transfer_ms", "= transfer", why="bound"),
@@ -396,7 +396,7 @@ def pairs_table(comparison: Comparison) -> Table | None:
 
     columns = [
         Column("kind"),
-        Column("group", of=lambda row: group_title(row.group).removeprefix("group "), drop=3),
+        Column("group", of=lambda row: row.group_title.removeprefix("group "), drop=3),
         Column("ranks", unit="count", of="group_size"),
         Column("bytes", "size"),
     ]

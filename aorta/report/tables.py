@@ -54,8 +54,8 @@ class Column:
     Attributes:
         key: of the column in its table, and by default the attribute of a row that holds the value.
         title: above the column; by default the key without its unit.
-        unit: `text`, `count`, `bytes`, `ms`, `GB/s`, `ratio`, `p`, `interval` or `` for a plain number; by
-            default from the key. A function of a row where rows differ: cells then name their unit.
+        unit: `text`, `count`, `bytes`, `exact bytes`, `ms`, `GB/s`, `ratio`, `p`, `interval` or `` for a plain number;
+            by default from the key. A function of a row where rows differ: cells then name their unit.
         of: where the value is in a row: a path of attributes and keys, or a function of the row; by default the key.
         tip, why: say more about the column, and about a cell (of an unknown value, why).
         tone: of a cell: good, bad, even or open.
@@ -117,8 +117,8 @@ class Column:
                 gain = rough_interval(value.gain_ms, value.low_ms, value.high_ms)
                 return f"at most {gain}" if value.upper_bound else gain, value.gain_ms
         match unit:
-            case "bytes":
-                return form.size(value), value
+            case "bytes" | "exact bytes":
+                return form.size(value, exact=unit == "exact bytes"), value
             case "count":
                 return form.whole(value), value
             case "p":

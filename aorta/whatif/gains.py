@@ -134,7 +134,8 @@ def _parts(program: RunProgram) -> Iterator[tuple[_What, str, CommSpeed]]:
         family |= dict.fromkeys(merged, merged)
     families = sorted({tuple(sorted(names)) for names in family.values()})
     for groups in families if len(families) > 1 else ():
-        yield "group", ", ".join(groups), CommSpeed(f"comm.group.{','.join(groups)}=free", np.inf, groups=groups)
+        named = "default group" if groups == ("0",) else f"group{'s' * (len(groups) > 1)} {', '.join(groups)}"
+        yield "group", named, CommSpeed(f"comm.group.{','.join(groups)}=free", np.inf, groups=groups)
 
 
 def _busiest_link_ns(program: RunProgram) -> Ints:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -27,7 +28,8 @@ from aorta.analysis.account import (
 )
 from aorta.analysis.causes import compare_accounts, welch
 from aorta.documents.comparison import AccountChange, AccountComparison, FactDifference
-from aorta.documents.dataset import AccountPart
+from aorta.documents.dataset import Account, AccountPart
+from aorta.report.page.account_bars import step_bars, waterfall
 from aorta.report.run_tables import account_rows
 
 FORWARD, BACKWARD = (COMPUTATION, "forward", "alone"), (COMPUTATION, "backward", HIDES)
@@ -78,7 +80,7 @@ sides = st.lists(
 ).filter(lambda rows: all(sum(row) > 1 for row in rows))
 
 
-@settings(max_examples=500)
+@settings(max_examples=1000)
 @given(sides, sides)
 def test_parts_add_up_and_no_cause_contradicts_its_table(before: list[list[float]], after: list[list[float]]) -> None:
     reference, candidate = ([account(dict(zip(LEAVES, row, strict=True))) for row in side] for side in (before, after))
@@ -93,11 +95,33 @@ def test_parts_add_up_and_no_cause_contradicts_its_table(before: list[list[float
     assert sum(part.change_ms for part in found.parts) == pytest.approx(found.step.change_ms, abs=1e-9)
     for part in found.parts:
         assert sum(below.change_ms for below in part.parts) == pytest.approx(part.change_ms, abs=1e-9)
-        assert not part.cause or any(below.cause for below in part.parts) or excludes_zero(part)
-    if found.causes:
-        caused = [below for part in found.parts for below in (part, *part.parts) if below.cause]
-        assert any(part.change_ms * found.step.change_ms > 0 for part in caused)
-        assert any(abs(part.change_ms) >= MARGIN * found.step.reference_ms for part in caused)
+        for caused in named_in(part):
+            assert excludes_zero(caused)
+            assert caused.change_ms * found.step.change_ms > 0
+            assert abs(caused.change_ms) >= MARGIN * found.step.reference_ms
+    assert bool(found.causes) == any(part.cause for part in found.parts)
+    drawn_as_it_is(document, found)
+
+
+def named_in(part: AccountChange) -> list[AccountChange]:
+    """The parts named as causes, as far as the document goes: exposed communication is named a level deeper."""
+    if not part.cause or part.name == EXPOSED:
+        return []
+    return [below for below in part.parts if below.cause] if part.name == OUTSIDE else [part]
+
+
+def drawn_as_it_is(document: Account, found: AccountComparison) -> None:
+    """What the page draws adds up to the step and to its change, within 0.1 %."""
+    entry = mock.Mock(account=document)
+    ((_, _, segments),) = step_bars({"run": entry})
+    assert sum(segment.width for segment in segments) == pytest.approx(100, rel=1e-3)
+    before, *rows, after = waterfall(found)
+    at = before.width
+    for row, part in zip(rows, found.parts, strict=True):
+        begin, end = (row.left, row.left + row.width) if part.change_ms >= 0 else (row.left + row.width, row.left)
+        assert begin == pytest.approx(at, abs=0.1)
+        at = end
+    assert at == pytest.approx(after.width, abs=0.1)
 
 
 def excludes_zero(part: AccountChange) -> bool:

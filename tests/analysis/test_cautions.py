@@ -66,8 +66,8 @@ def test_rows_that_round_to_the_same_name_are_told_apart(tmp_path: Path) -> None
         write_rank(tmp_path, header(rank, 2), [step(rank, 2, overlap=USUAL, collectives=rows)])
     text = write_report({"x": tmp_path}, tmp_path / "out", html=False).text
     table = " ".join(text.split())
-    assert "allreduce world 2 1000000 B" in table
-    assert "allreduce world 2 1000004 B" in table
+    assert "allreduce world 2 1 MB" in table
+    assert "allreduce world 2 1.000004 MB" in table
 
 
 def test_what_is_wrong_stands_first_in_every_report_the_most_serious_first(tmp_path: Path) -> None:

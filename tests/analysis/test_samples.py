@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from aorta.analysis.account import StepAccount, account_of
 from aorta.analysis.aggregate import LabelledRun
 from aorta.read.locations import load_source
 from aorta.read.record import load_run
@@ -56,3 +57,13 @@ def test_the_traces_alone_are_read_as_a_run_of_two_ranks() -> None:
     for rank, tables in run.ranks.items():
         assert tables.steps.global_step.tolist() == [PROFILED]
         assert len(tables.collectives) >= sum(counted_by_hand(rank).values())
+
+
+def test_the_accounts_of_records_and_traces_add_up_to_their_steps() -> None:
+    accounts = [account_of(LabelledRun("sample", run)) for run in (load_run(RUN), load_source(RUN / "torch_profiler"))]
+    found = [each for each in accounts if isinstance(each, StepAccount)]
+    assert found
+    for account in found:
+        for own in (account, *account.ranks.values()):
+            assert own.leaves.total() == own.window_ns > 0
+            assert min(own.leaves.values()) >= 0

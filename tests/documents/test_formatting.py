@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aorta.documents.comparison import Effect
-from aorta.documents.formatting import PAGE, TEXT, json_text, p_value, rough_ms, rough_percent
+from aorta.documents.formatting import PAGE, TEXT, group_title, json_text, p_value, rough_ms, rough_percent
 
 
 @pytest.mark.parametrize(
@@ -115,3 +115,26 @@ def test_a_share_is_in_per_cent_and_a_difference_of_shares_in_points() -> None:
     assert [TEXT.number(share, "ratio") for share in (0.561, 0.0, 0.00004)] == ["56.1 %", "0 %", "<0.1 %"]
     assert [TEXT.number(change, "ratio", signed=True) for change in (-0.48, 0.0)] == ["-48 points", "0 points"]
     assert [TEXT.number(change, "ms", signed=True) for change in (0.7184, -14.128)] == ["+0.718", "-14.1"]
+
+
+MESH = {"replicate": 2, "shard": 2, "tensor": 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "members", "title"),
+    [
+        ("0", [range(8)], "default group"),
+        ("3", [[0, 1]], "tensor, ranks 0-1"),
+        ("3", [[1, 3]], "shard, ranks 1, 3"),
+        ("3", [[0, 4], [1, 5]], "replicate"),
+        ("3", [[0, 1], [0, 2]], "group 3"),
+        ("3", [[0, 1, 2]], "group 3, ranks 0-2"),
+        ("3", [range(8)], "group 3"),
+        ("3", [range(0, 40, 2)], "group 3, ranks 0, 2, 4, 6, 8, 10, ..."),
+        ("world", [], "group world"),
+    ],
+)
+def test_a_group_is_called_by_its_dimension_of_the_mesh_and_its_ranks(
+    name: str, members: list[list[int]], title: str
+) -> None:
+    assert group_title(name, members, MESH, 8) == title

@@ -17,6 +17,8 @@ from aorta.analysis.compare.launch_set import read_subjects
 from aorta.analysis.compare.verdict import Rules
 from aorta.autopsy.evidence import RankEvidence
 from aorta.autopsy.report import verdict_on, write_verdict
+from aorta.report.candidates import write_candidates
+from aorta.report.launch_table import Candidates
 from aorta.report.page.page_content import PAGE_FILE, write_page
 from aorta.report.summary import summarize
 from tests.analysis.builders import header, metrics, simulated_run, step, write_manifest, write_rank
@@ -117,9 +119,25 @@ STATES: Final[dict[str, Callable[[Path], dict[str, Path]]]] = {
 """Name -> what makes the inputs of that state: label -> folder, the reference first where two are compared."""
 
 
+CANDIDATES: Final = "candidates"
+"""The state of the page of a plan with several candidates, which is another template."""
+
+
+def plan(folder: Path, launches: int = 6) -> Path:
+    """A plan whose first candidate is faster, the second the same, the third slower, and the fourth did other work."""
+    for place, transfer_ms in enumerate((8.0, 4.0, 8.0, 14.0, 8.0)):
+        side = folder / (f"candidate-{place}" if place else "reference")
+        for at in range(launches):
+            _run(side / f"{at:02d}", transfer_ms + 0.1 * at, 10 * place + at, 3 if place == 4 else 2, steps=12)
+    return folder
+
+
 def write_state(name: str, folder: Path) -> Path:
     """Make the inputs of a state and write its page; returns the page."""
     folder.mkdir(parents=True, exist_ok=True)
+    if name == CANDIDATES:
+        write_candidates(Candidates.read(plan(folder / "plan"), Rules(assume_no_drift=True)), folder / PAGE_FILE)
+        return folder / PAGE_FILE
     sources = STATES[name](folder)
     subjects = read_subjects(sources, Rules())
     summary = summarize(subjects, *(sources if len(sources) == 2 else (None, None)))
@@ -129,5 +147,5 @@ def write_state(name: str, folder: Path) -> Path:
 
 
 if __name__ == "__main__":
-    for state in STATES:
+    for state in (*STATES, CANDIDATES):
         write_state(state, Path(sys.argv[1]) / state)

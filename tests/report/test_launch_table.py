@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Final
 
@@ -14,9 +16,13 @@ from aorta.analysis.compare.launch_set import Launch, LaunchSet
 from aorta.analysis.compare.run_comparison import pairs
 from aorta.analysis.compare.verdict import Rules
 from aorta.documents.comparison import ComparedMetric, Comparison, Effect
+from aorta.documents.formatting import PAGE
 from aorta.documents.statistics import describe
+from aorta.report.command import overlap_report
 from aorta.report.launch_table import Candidates, format_effect
 from tests.analysis.by_json import built
+from tests.report.page_states import plan
+from tests.report.pages import text_of
 
 SEEDS: Final = 200
 LAUNCHES: Final = 5
@@ -107,3 +113,30 @@ def test_a_candidate_that_cannot_be_compared_is_named_with_the_reason() -> None:
 def test_an_effect_has_its_interval() -> None:
     assert format_effect(Effect("quotient", 0.234, 0.05, 0.4)) == "+23.4 % (+5 to +40 %)"
     assert format_effect(Effect("quotient", -0.163, None, None)) == "-16.3 %"
+
+
+def test_a_plan_has_a_page_with_every_candidate_its_interval_and_its_account(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, output = plan(tmp_path / "plan"), tmp_path / "out"
+    assert overlap_report([str(folder), "--assume-no-drift", "--output", str(output)]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    found = json.loads((output / "candidates.json").read_text())
+    text = text_of((output / "report.html").read_text())
+    assert found["recommendation"] == "candidate-1"
+    assert "Recommendation: candidate-1" in text
+    by_side = {row["side"]: row for row in found["candidates"]}
+    for name, place in (("candidate-1", -1), ("candidate-3", 1)):
+        compared = by_side[name]["comparison"]
+        effect = compared["metrics"]["job_step_ms"]["test"]["effect"]
+        assert effect["value"] * place > 0.02
+        assert PAGE.effect(effect["value"], effect["kind"]).replace("\u00a0", " ") in text
+        assert compared["account"]["sentence"] in text
+        assert sum(part["change_ms"] for part in compared["account"]["parts"]) == pytest.approx(
+            compared["account"]["step"]["change_ms"]
+        )
+    assert by_side["candidate-4"]["reason"] in text
+    assert "candidate-4: NOT COMPARABLE: header.world_size" in printed
+    html = (output / "report.html").read_text()
+    assert len(re.findall('<div class="bar-row">', html)) == 5  # the reference and four candidates
+    assert len(html) < 200_000, "no chart of this page needs Bokeh"

@@ -66,6 +66,7 @@ def test_what_the_comparison_measured_is_not_predicted(runs: Path) -> None:
         assert all(gain.change != "network.bandwidth=x2" for gain in entry.what_if.gains)
         said = "twice the bandwidth: not predicted, because this comparison measured fabric.inter_bandwidth_gb_per_s"
         assert said in entry.what_if.notes
+        assert "significant" not in str(entry.what_if), "a word of tests over launches"
 
 
 def test_text_and_page_show_it_once_and_in_100_columns(compared: Report) -> None:

@@ -158,6 +158,8 @@ def test_no_rows_means_no_picture_and_no_stale_one(tmp_path: Path) -> None:
     output = tmp_path / "out"
     write_report({"x": simulated_run(tmp_path / "full", label="x", ranks=1, steps=5)}, output)
     assert (output / "x_timeline.png").exists()
+    write_report({"x": tmp_path / "run"}, output, html=False)
+    assert (output / "report.html").exists(), "numbers alone delete no page"
     report = write_report({"x": tmp_path / "run"}, output)
     assert sorted(path.name for path in output.iterdir()) == ["report.html", "summary.json"]
     assert "not drawn: x_timeline.png: one step makes no curve; its numbers are in the tables" in report.text

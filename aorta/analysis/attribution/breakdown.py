@@ -18,7 +18,7 @@ import numpy as np
 from aorta.analysis.account import exposed_pieces
 from aorta.analysis.aggregate import LabelledRun
 from aorta.documents.comparison import AttributionRow
-from aorta.documents.formatting import TEXT, group_title
+from aorta.documents.formatting import TEXT
 from aorta.read.frames import Exposed, Groups, Ints, Region
 from aorta.read.run import ExposedSums, Run
 from aorta.timeline.overlap import NS_PER_MS
@@ -64,6 +64,7 @@ class Totals:
 
     Attributes:
         ranks: rank -> exposed nanoseconds.
+        group_titles: process group -> what a person calls it.
         parallel: the strategy of the first launch.
         host_bound: why marks do not bear the exposed communication and computation of a launch; nothing after it is
             added.
@@ -74,6 +75,7 @@ class Totals:
     launches: int = 0
     ranks: Counter[int] = field(default_factory=Counter)
     parallel: str = ""
+    group_titles: dict[str, str] = field(default_factory=dict)
     host_bound: str | None = None
 
     def add(self, rank: int, sums: ExposedSums) -> None:
@@ -105,6 +107,7 @@ def totals_of(launches: Iterable[LabelledRun]) -> Totals:
         if totals.host_bound is not None:
             break
         totals.launches += 1
+        totals.group_titles = run.group_titles | totals.group_titles
         for exposed, sums in exposed_pieces(run):
             for rank, of_rank in sums.items():
                 totals.add(rank, of_rank)
@@ -205,7 +208,7 @@ def dimensions(means: Means, parallel: str) -> dict[str, list[AttributionRow]]:
     Args:
         parallel: the strategy of the runs. With DDP an all-reduce is named as a bucket.
     """
-    found = {}
+    found, titles = {}, means.candidate.group_titles | means.reference.group_titles
     for dimension, fields in _KEYS.items():
         of = attrgetter(*fields)
         examples: dict[Any, ExposedKey] = {}
@@ -215,7 +218,7 @@ def dimensions(means: Means, parallel: str) -> dict[str, list[AttributionRow]]:
                 side[of(key)] += length_ns
                 examples.setdefault(of(key), key)
         described = {
-            value: (_name(dimension, key, parallel), {name: getattr(key, name) for name in fields})
+            value: (_name(dimension, key, parallel, titles), {name: getattr(key, name) for name in fields})
             for value, key in examples.items()
         }
         found[dimension] = means.rows(dimension, sides[0], sides[1], described.__getitem__)
@@ -229,11 +232,12 @@ def dimensions(means: Means, parallel: str) -> dict[str, list[AttributionRow]]:
     return found
 
 
-def _name(dimension: str, key: ExposedKey, parallel: str) -> str:
+def _name(dimension: str, key: ExposedKey, parallel: str, titles: Mapping[str, str]) -> str:
     if key.kind == UNEXPLAINED and dimension in ("kind", "group", "collective", "order"):
         return "communication without a row in the record"
-    group = group_name(key.group, key.group_size)
-    collective = f"{key.kind} of {TEXT.size(key.bytes)} on {group}"
+    size = "size unknown" if key.group_size is None else f"{key.group_size} ranks"
+    group = f"{titles.get(key.group, key.group)} ({size})"
+    collective = f"{key.kind} of {TEXT.size(key.bytes, exact=dimension == 'collective')} on {group}"
     match dimension:
         case "kind":
             return key.kind
@@ -251,11 +255,6 @@ def _name(dimension: str, key: ExposedKey, parallel: str) -> str:
             return PARTS[key.part]
         case _:
             return place_name(Region(key.phase, key.block if dimension == "region" else None))
-
-
-def group_name(group: str, size: int | None) -> str:
-    """Return the group's name, with its size."""
-    return f"{group_title(group)} ({'size unknown' if size is None else f'{size} ranks'})"
 
 
 def place_name(place: Region) -> str:

@@ -159,7 +159,7 @@ def _collectives(
         ]
         if row.starts_open or other.starts_open:
             _withhold(compared, HOST_BOUND)
-        both.append(ComparedCollective(*key, *compared))
+        both.append(ComparedCollective(row.kind, row.group, row.group_title, row.group_size, row.bytes, *compared))
     return both
 
 

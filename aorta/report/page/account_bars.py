@@ -156,15 +156,18 @@ class Candidate(NamedTuple):
     tone: str
 
 
-def effect_rows(candidates: Sequence[Candidate], margin: float) -> tuple[list[Row], float, float]:
-    """Return a dot with its interval for the change of each candidate, and where the band of changes up to `margin`
-    begins, with the reference in its middle, and how wide it is.
+def effect_rows(
+    reference: Candidate, candidates: Sequence[Candidate], margin: float
+) -> tuple[list[Row], tuple[float, float]]:
+    """Return the reference at 0 and a dot with its interval for the change of each candidate; and the band of changes
+    up to `margin`: where it begins, and how wide it is.
     """
     effects = [each.effect for each in candidates if each.effect is not None]
     ends = [end for each in effects for end in (each.value, each.low, each.high) if end is not None]
-    scale, rows = _Scale([-margin, margin, *ends]), []
+    scale = _Scale([-margin, margin, *ends])
+    rows = [Row(reference.name, "reference", scale(0.0), 0.0, None, reference.values, "", reference.note)]
     for each in candidates:
-        effect, interval, change = each.effect, None, ""
+        effect, interval = each.effect, None
         if effect is None or effect.value is None:
             rows.append(Row(each.name, "", 0.0, 0.0, None, each.values, "", each.note, each.tone))
             continue
@@ -173,7 +176,7 @@ def effect_rows(candidates: Sequence[Candidate], margin: float) -> tuple[list[Ro
             interval, change = (scale(effect.low), scale(effect.high)), f"{change} ({PAGE.interval(effect)})"
         place = scale(effect.value)
         rows.append(Row(each.name, "candidate", place, 0.0, interval, each.values, change, each.note, each.tone))
-    return rows, scale(-margin), scale(margin) - scale(-margin)
+    return rows, (scale(-margin), scale(margin) - scale(-margin))
 
 
 class _Scale:

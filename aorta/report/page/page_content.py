@@ -74,14 +74,22 @@ def write_page(datasets: Mapping[str, LabelledRun], summary: Summary, path: Path
             step_notes.append(f"{label}: no overlap ratio over the steps: {basis.reason or HOST_BOUND}")
         if why is not None:
             step_notes.append(f"{label}: no job step is drawn: {why}")
+    drawn = {
+        label: f"{label}, launch {Path(entry.representative).name}"
+        for label, entry in entries.items()
+        if entry.launches
+    }
     together = {label: page_charts.steps_a_point(dataset.global_steps) for label, dataset in datasets.items()}
     charts: dict[str, list[Chart]] = {
         "launches": page_charts.launch_charts(comparison) if comparison else [],
-        "timelines": timeline_charts([*spans.values()]),
+        "timelines": timeline_charts([*spans.values()], drawn),
         "steps": page_charts.step_charts(datasets),
         "collectives": page_charts.comm_charts(entries),
     }
+    legend: dict[str, list[str]] = {}  # a colour has one place, whatever it is the colour of
     colors = {kind: color for each in spans.values() for kind, color in each.kinds.items()}
+    for kind, color in colors.items():
+        legend.setdefault(BLOCKED if kind == BLOCKED else color, []).append(kind)
     lanes = sorted({lane for each in spans.values() for lane in each.lanes}, key=lane_order)
     health = []
     for label, dataset in datasets.items():
@@ -100,6 +108,7 @@ def write_page(datasets: Mapping[str, LabelledRun], summary: Summary, path: Path
         "printed_rows": PRINTED_ROWS,
         "version": summary.aorta_version,
         "heading": verdict.word,
+        "numbers_in": "summary.json",
         "title": f"{comparison.candidate} against {comparison.reference}" if comparison else ", ".join(datasets),
         "verdict": verdict,
         "alerts": alerts(summary.datasets, comparison),
@@ -126,6 +135,7 @@ def write_page(datasets: Mapping[str, LabelledRun], summary: Summary, path: Path
         "spans": [*spans.values()],
         "lanes": lanes,
         "kinds": [(kind, color, kind == BLOCKED) for kind, color in colors.items()],
+        "legend": [(", ".join(kinds), color, color == BLOCKED) for color, kinds in legend.items()],
         "steps_a_point": {label: count for label, count in together.items() if count > 1},
         "step_notes": step_notes,
         "of_launches": run_tables.of_launches(entries),

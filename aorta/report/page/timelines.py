@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from aorta.analysis.aggregate import LabelledRun, job_step_times, job_steps
-from aorta.documents.formatting import PAGE, group_title, rough_ms
+from aorta.documents.formatting import PAGE, rough_ms
 from aorta.errors import InputError
 from aorta.read.matching import NumberedNames, matched_pieces
 from aorta.read.run import Run, StepIntervals
@@ -179,7 +179,7 @@ class StepSpans:
         timed = own[frame.timed[own]]
         for index in timed.tolist():
             name, wait_ns = every[int(frame.name[index])], int(matched.wait_or_reason[index])
-            lane = group_title(name.group)
+            lane = self._run.group_titles[name.group]
             what = f"{name.kind}, {PAGE.size(name.bytes)}, {lane}"
             start_ns, end_ns = int(frame.start_ns[index]), int(frame.end_ns[index])
             spans.append(
@@ -367,9 +367,9 @@ _TOLD: Final = ("color", "rank", "what", "begin", "took", "more", "instance")
 _PAYLOAD: Final = ("label", "ranks", "ranks_in_run", "shown_first", "clock", "lanes", "whats")
 
 
-def timeline_charts(spans: Sequence[TimelineSpans]) -> list[Chart]:
+def timeline_charts(spans: Sequence[TimelineSpans], titles: Mapping[str, str]) -> list[Chart]:
     """Return a chart for each dataset that has a step; its sources are empty until the page's script fills them. All
-    charts share one range of milliseconds.
+    charts share one range of milliseconds. `titles`: label -> what stands above, with the launch of a set.
     """
     charts: list[Chart] = []
     shared = model("Range1d", start=0, end=1, name="timeline-x")
@@ -401,7 +401,7 @@ def timeline_charts(spans: Sequence[TimelineSpans]) -> list[Chart]:
         rows = [("rank", "@rank"), ("", "@what"), ("start", "@begin"), ("length", "@took"), ("", "@more")]
         hover(plot, [ran, waited], *rows)
         hover(plot, [bounds], ("", "@told"))
-        charts.append(Chart(plot["name"], each.label, "ms since the step began", plot, number))
+        charts.append(Chart(plot["name"], titles.get(each.label, each.label), "ms since the step began", plot, number))
     return charts
 
 

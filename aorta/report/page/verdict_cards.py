@@ -20,7 +20,7 @@ from aorta.documents.formatting import PAGE, NumberFormat, first_upper, rough_pe
 from aorta.documents.metrics import JOB_STEP, RATIO_PARTS, SHOWN_FIRST, metric_named
 from aorta.report.run_tables import change_of, signed
 
-_LOOKS: Final = {
+LOOKS: Final = {
     "regression": ("bad", "✗"),
     "improvement": ("good", "✓"),
     "equivalent": ("even", "="),
@@ -65,7 +65,7 @@ def verdict_of(summary: Summary) -> PageVerdict:
     if comparison is None:
         return _numbers_only(summary.datasets)
     tested, comparable, found = comparison.tested, is_comparable(comparison), comparison.verdict
-    tone, symbol = _LOOKS[found] if tested else ("open", "")
+    tone, symbol = LOOKS[found] if tested else ("open", "")
     word, _, said = headline(comparison).partition(": ")
     sentence = numbers(comparison)
     if comparable and found != SHIFTED:  # of these the numbers say what the headline would
@@ -96,7 +96,7 @@ def verdict_of(summary: Summary) -> PageVerdict:
             role = {"primary": "primary", "guard": "safeguard"}.get(pair.test.role, "secondary")
         else:
             role = ("ratio of sums" if name in RATIO_PARTS else "mean") if over_all else "median"
-        card_tone = _LOOKS[judged][0] if judged in _LOOKS else "open"
+        card_tone = LOOKS[judged][0] if judged in LOOKS else "open"
         value = f"{before} \u2192 {after}"
         line = signed(judged) if pair.tested or not judged else "not tested"
         cards.append(Card(name, _title(name), role, value, change, card_tone, line))

@@ -4,6 +4,7 @@ const NUMBERS = {
   uint8: Uint8Array, uint16: Uint16Array, uint32: Uint32Array, int32: Int32Array, float32: Float32Array,
 };
 const BLOCKED = "blocked on a collective";
+const NAME_HEIGHT = 0.75; // of a row: on a narrow page the name of a lane stands above its bars
 const SHORT_LANES = { "exposed communication": "exposed" };
 
 function unpack({ type, data: text }) {
@@ -68,7 +69,7 @@ function chosenFilters() {
   };
 }
 
-function layOut(timeline, filters) {
+function layOut(timeline, filters, above) {
   const { columns, lanes, kinds, ranks } = timeline;
   const step = stepOf(timeline, filters.step);
   const chosen = [];
@@ -84,6 +85,7 @@ function layOut(timeline, filters) {
   let y = 0;
   rows.forEach((row, at) => {
     if (at && Math.floor(rows[at - 1] / lanes.length) !== Math.floor(row / lanes.length)) y += 0.6;
+    y += above;
     top.set(row, y);
     y += 1;
   });
@@ -121,12 +123,14 @@ function fillSteps(timeline, step, top) {
 
 function fill(timeline, filters, dark) {
   const plot = charts.get_model_by_name(`timeline-${timeline.number}`);
-  const { chosen, top, height } = layOut(timeline, filters);
+  const narrow = innerWidth < 700;
+  const { chosen, top, height } = layOut(timeline, filters, narrow ? NAME_HEIGHT : 0);
   const { columns, lanes, kinds, ranks, whats } = timeline;
   const empty = () => ({ top: [], bottom: [], left: [], right: [], color: [], rank: [], what: [], begin: [], took: [], more: [], instance: [] });
   const ran = empty();
   const waits = empty();
   timeline.labelled = [];
+  timeline.named = [];
   for (const at of chosen) {
     const kind = kinds[columns.kind[at]];
     const lane = columns.lane[at];
@@ -157,7 +161,6 @@ function fill(timeline, filters, dark) {
   charts.get_model_by_name(`timeline-waits-${timeline.number}`).data = waits;
   const pixels = height > 130 ? 6 : height > 60 ? 11 : 20;
   if (pixels < 14) timeline.labelled = []; // rows are lower than letters
-  const narrow = innerWidth < 700;
   const ticks = [];
   const labels = new Map();
   let before = null;
@@ -166,17 +169,21 @@ function fill(timeline, filters, dark) {
     const fresh = rank !== before;
     before = rank;
     if (pixels < 11 && !fresh) continue;
-    ticks.push(y + 0.5);
     const lane = SHORT_LANES[lanes[row % lanes.length]] ?? lanes[row % lanes.length];
-    const most = narrow ? 13 : 26;
-    const short = lane.length > most ? `${lane.slice(0, most - 1)}…` : lane;
-    labels.set(y + 0.5, plain(pixels < 11 ? `rank ${rank}` : fresh ? `rank ${rank}   ${short}` : short));
+    const short = lane.length > 26 ? `${lane.slice(0, 25)}…` : lane;
+    const name = plain(pixels < 11 ? `rank ${rank}` : fresh ? `rank ${rank}   ${short}` : short);
+    if (narrow) {
+      timeline.named.push({ y: y - NAME_HEIGHT / 2, name });
+      continue;
+    }
+    ticks.push(y + 0.5);
+    labels.set(y + 0.5, name);
   }
   const axis = plot.left[0];
   axis.major_label_overrides = labels;
   axis.ticker.ticks = ticks;
   plot.y_range.setv({ start: height, end: 0, reset_start: height, reset_end: 0 });
-  plot.min_border_left = narrow ? 96 : 150;
+  plot.min_border_left = narrow ? 12 : 150;
   plot.height = Math.round(height * pixels + 40);
   const seen = new Set(chosen.map((at) => columns.rank[at])).size;
   const step = timeline.steps[filters.step];

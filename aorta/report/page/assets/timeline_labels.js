@@ -1,4 +1,5 @@
-// Names of blocks and collectives inside their bars, as far as they fit, as in the pictures. Drawn again when the view
+// Names of blocks and collectives inside their bars, as far as they fit, as in the pictures, and on a narrow page those of
+// lanes above them. Drawn again when the view
 // moves, so that zooming in shows more of them.
 
 const SHORT_KINDS = { allreduce: "AR", reducescatter: "RS", allgather: "AG", alltoall: "A2A" };
@@ -21,6 +22,14 @@ function label(timeline) {
   const { start, end } = plot.x_range;
   const scale = (plot.inner_width || 0) / (end - start);
   pen.font = `11px ${getComputedStyle(document.body).fontFamily}`;
+  const ink = getComputedStyle(root).getPropertyValue("--ink");
+  for (const { y, name } of timeline.named ?? []) {
+    made.x.push(start + (pen.measureText(name).width / 2 + 2) / scale);
+    made.y.push(y);
+    made.text.push(name);
+    made.ink.push(ink);
+    made.ground.push("rgba(0, 0, 0, 0)");
+  }
   const taken = new Map(); // row -> where its last name ends: bars of a row may overlap
   for (const bar of timeline.labelled ?? []) {
     const left = Math.max(bar.left, start);
