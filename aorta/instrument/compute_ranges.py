@@ -68,20 +68,27 @@ class _Observers:
 
 
 def observe(
-    module: nn.Module, *, before: Callable[..., None] | None = None, after: Callable[..., None]
+    module: nn.Module,
+    *,
+    before: Callable[..., None] | None = None,
+    after: Callable[..., None] | None = None,
+    first: bool = False,
 ) -> Callable[[], None]:
     """Have `before(module, args, kwargs)` and `after(module, args, output)` called around the calls of a module, inside
     of the hooks that it has, and not where it is compiled; returns what ends it. Of several observers the last one is
-    innermost.
+    innermost, and `first` the outermost, outside of the hooks too.
 
     A module with hooks is observed by hooks. For one without, torch takes a short way to `forward`, and a hook would
     end that: with cold caches this costs more than the hooks.
     """
     observers = _observers_of(module)
     if observers is None and not _takes_short_way(module):
-        handles = [module.register_forward_hook(ModuleHook(module, after), prepend=True)]
+        handles: list[Any] = []
         if before is not None:
-            handles.append(module.register_forward_pre_hook(ModuleHook(module, before), with_kwargs=True))
+            hook = ModuleHook(module, before)
+            handles.append(module.register_forward_pre_hook(hook, with_kwargs=True, prepend=first))
+        if after is not None:
+            handles.append(module.register_forward_hook(ModuleHook(module, after), prepend=True))
 
         def remove() -> None:
             for handle in handles:
@@ -90,16 +97,18 @@ def observe(
         return remove
     observing = observers or _observe_calls(module)
     if before is not None:
-        observing.before.append(before)
-    observing.after.insert(0, after)
+        observing.before.insert(0 if first else len(observing.before), before)
+    if after is not None:
+        observing.after.insert(0, after)
     reference = weakref.ref(module)
 
     def end() -> None:
-        observing.after.remove(after)
         if before is not None:
             observing.before.remove(before)
+        if after is not None:
+            observing.after.remove(after)
         watched = reference()
-        if not observing.after and watched is not None and _observers_of(watched) is observing:
+        if watched is not None and not (observing.before or observing.after) and _observers_of(watched) is observing:
             del watched.__dict__[_IN_PLACE_OF_HOOKS]
 
     return end
@@ -128,11 +137,9 @@ def _observe_calls(module: nn.Module) -> _Observers:
         called: Any = reference()
         if torch.compiler.is_compiling():
             return called._call_impl(*args, **kwargs)
-        for one in before:
-            one(called, args, kwargs)
+        _tell(before, called, args, kwargs)
         output = called._call_impl(*args, **kwargs)
-        for one in after:
-            one(called, args, output)
+        _tell(after, called, args, output)
         return output
 
     leave_out(call)
@@ -140,6 +147,12 @@ def _observe_calls(module: nn.Module) -> _Observers:
     module.__dict__[_IN_PLACE_OF_HOOKS] = call
     _replicas_are_not_observed()
     return observers
+
+
+@not_compiled
+def _tell(observers: list[Callable[..., None]], *what: Any) -> None:
+    for one in observers:
+        one(*what)
 
 
 @cache
@@ -246,7 +259,7 @@ class BlockRanges:
                 before = tensor.register_hook if tensor.grad_fn is None else tensor.grad_fn.register_prehook
                 before(open_backward)
 
-        self._ends.append(observe(block, before=not_compiled(before_forward), after=not_compiled(after_forward)))
+        self._ends.append(observe(block, before=before_forward, after=after_forward))
 
     def watch_backward(self, module: nn.Module) -> None:
         """Mark the end of each backward pass that reaches `module`, including those of gradient accumulation; of all
@@ -259,7 +272,7 @@ class BlockRanges:
 
         # Before FSDP's own hook: hooks of a tensor run in the order of registration, and FSDP queues its callback
         # with the first gradient too.
-        self._ends.append(observe(module, after=not_compiled(after_forward)))
+        self._ends.append(observe(module, after=after_forward))
 
     def close(self) -> None:
         while self._ends:

@@ -58,7 +58,7 @@ class _ZeroLines:
         self._meeting: Meeting | None = None
         self._why: str | None = None
         self._depth = threading.local()
-        self._hooks: list[Any] = []
+        self._observed: list[Callable[[], None]] = []
         self._handled: BaseException | None = None
         self._exit: SystemExit | None = None
         self._trains = self._may_train = self._saved = False
@@ -178,15 +178,15 @@ class _ZeroLines:
             self._begun(open_run(1))
 
     def _begun(self, recording: Recording) -> None:
-        from aorta.instrument.compute_ranges import ModuleHook
+        from aorta.instrument.compute_ranges import observe
 
         self._recording = recording
         recording.restart()  # in the thread that trains
         for module in dict.fromkeys(self._recording.watched):
             # Blocks too, as a framework need not call the model itself; in front of a strategy's hooks.
             if any(parameter.requires_grad for parameter in module.parameters()):
-                hook = ModuleHook(module, partial(self.guarded, self._forward, tuple(module.modules())))
-                self._hooks.append(module.register_forward_pre_hook(hook, prepend=True))
+                forward = partial(self.guarded, self._forward, tuple(module.modules()))
+                self._observed.append(observe(module, before=forward, first=True))
         peers, left_out = (None, []) if self._meeting is None else (self._meeting.peers, self._meeting.left_out)
         if peers is None or peers.is_first:
             named = ", ".join(type(model).__name__ for model in self._models)
@@ -199,7 +199,7 @@ class _ZeroLines:
         if optimizer is not self._first:
             self._others.add(id(optimizer))
             return
-        if not self._hooks:
+        if not self._observed:
             self._recording.unclear("no forward pass is seen in a model that is compiled in place")
         elif not (self._trains or self._may_train):
             return  # DeepSpeed steps once for each group of parameters
@@ -217,7 +217,7 @@ class _ZeroLines:
         self._came = set()
         self._trains = self._may_train = self._saved = False
 
-    def _forward(self, inside: tuple[nn.Module, ...], _module: nn.Module, _inputs: object) -> None:
+    def _forward(self, inside: tuple[nn.Module, ...], *_call: object) -> None:
         import torch
 
         assert self._recording is not None
@@ -299,8 +299,8 @@ class _ZeroLines:
                 self._never_began()
             return
         recording, self._recording, self._first, self.is_over = self._recording, None, None, True
-        for hook in self._hooks:
-            hook.remove()
+        for end in self._observed:
+            end()
         in_flight = sys.exc_info()[1]
         recording.close(error or (None if in_flight is self._handled else in_flight))
 

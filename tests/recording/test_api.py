@@ -219,7 +219,7 @@ def test_started_and_closed_without_a_block(tmp_path, model, error, reason, word
     recording.close()  # a callback may be told twice
     end = footer(tmp_path)
     assert (end.reason, end.error, end.steps_written) == (reason, words, 2)
-    assert not model[0]._forward_hooks
+    assert "_compiled_call_impl" not in vars(model[0])
     with pytest.raises(ConfigError, match="the recording has ended"):
         recording.step()
 
@@ -286,6 +286,7 @@ def test_nothing_is_left_behind(tmp_path, model, mode, fails):
     for module in model.modules():
         assert not module._forward_hooks
         assert not module._forward_pre_hooks
+        assert "_compiled_call_impl" not in vars(module)
     assert sys.getswitchinterval() == interval
     assert signal.getsignal(signal.SIGTERM) is handler
     assert sys.modules["logging"].getLogger().level == level
@@ -594,7 +595,7 @@ def _in_a_child(model: nn.Module, recording: aorta.Recording) -> None:
         recording.step()
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     dist.all_reduce(torch.ones(4))
-    assert not model.layers[0]._forward_hooks
+    assert "_compiled_call_impl" not in vars(model.layers[0])
 
 
 def test_a_forked_child_has_no_part_in_the_recording(tmp_path: Path, timed_by: str) -> None:
@@ -610,7 +611,7 @@ def test_a_forked_child_has_no_part_in_the_recording(tmp_path: Path, timed_by: s
         child.join(HANGS_S)
         assert child.exitcode == 0
         assert read_progress(progress) == before
-        assert model.layers[0]._forward_hooks
+        assert "_compiled_call_impl" in vars(model.layers[0])
         train(model, recording, 1)
         worker = get_context("fork").Process(target=time.sleep, args=(HANGS_S,))
         worker.start()
