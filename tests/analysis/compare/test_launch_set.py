@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aorta.analysis.aggregate import LabelledRun
+from aorta.analysis.aggregate import NOTHING_RECORDED, LabelledRun
 from aorta.analysis.compare.launch_set import (
     MOST,
     Launch,
@@ -106,7 +106,7 @@ def test_launches_that_are_not_complete_are_left_out_by_name(tmp_path: Path) -> 
     assert said["03"] == "1 of 2 ranks are missing (1)"
     assert "no rank_<rank>_metrics.jsonl" in said["05"]
     assert "launches have to be independent" in said["06"]
-    assert said["07"] == "0 steps recorded: was recording.step() called?"
+    assert said["07"] == NOTHING_RECORDED
     with pytest.raises(InputError, match=r"none of its 1 launches is complete:\n.*02: rank 1: killed"):
         read_set(tmp_path, [tmp_path / "02"], load_run)
 
