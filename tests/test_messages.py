@@ -54,7 +54,7 @@ ROWS: Final = [
     ("report cut.json.gz", 2, "cut.json.gz"),
     ("report hollow", 2, "the file is empty"),
     ("report torn", 2, "rank_0_metrics.jsonl"),
-    ("report zero", 2, "zero: 0 steps recorded: was recording.step() called?"),
+    ("report zero", 2, "zero: 0 steps recorded: recording.step() was not called, or, under aorta record,"),
     ("report run zero", 2, "zero: 0 steps recorded"),
     ("kernels run", 2, "profiling.enabled=true"),
     ("kernels empty", 2, "nothing that can be read as a trace"),
