@@ -151,7 +151,7 @@ def step_entry(dataset: LabelledRun) -> DatasetEntry:
             world_size=run.source.world_size or None,
             hosts=sorted({host for tables in run.ranks.values() if (host := tables.source.host) is not None}),
         ),
-        health=run.health.facts(devices.throttled_ranks),
+        health=run.health,
         steps=_counts(dataset),
         devices=devices,
         what_if=ABSENT,

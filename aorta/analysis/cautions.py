@@ -315,11 +315,7 @@ def _alerts(entry: DatasetEntry) -> Iterator[tuple[int, str]]:
     if (absent := records - steps.rank_steps_used) > 0:
         are = "are" if absent > 1 else "is"
         yield _MISSING, f"{TEXT.steps_used(entry)}; {absent} of {TEXT.count(records, 'record')} {are} missing"
-    if health.steps_not_covered:
-        ranks = [int(rank) for rank in health.steps_not_covered]
-        count = TEXT.count(sum(health.steps_not_covered.values()), "step")
-        yield _MISSING, f"not every collective was seen in {count} of rank {listed(ranks)}"
-    for why in dict.fromkeys(gap.why for gap in health.gaps):
+    for why in dict.fromkeys(gap.why for gap in health.gaps if gap.lanes):
         ranks = sorted({gap.rank for gap in health.gaps if gap.why == why and gap.rank is not None})
         yield _MISSING, f"rank {listed(ranks)}: {why}" if ranks else why
     emulated = health.emulated_fabric or {}

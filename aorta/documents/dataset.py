@@ -124,7 +124,7 @@ class GapEntry(msgspec.Struct):
 
     Attributes:
         rank: None where it is not known.
-        lanes: `compute`, `comm`, `copy`.
+        lanes: `compute`, `comm`, `copy`; empty for what no metric rests on.
         observed: false where what was seen says nothing of the lanes; else it is a lower bound.
         steps: in how many steps; None: in the whole recording.
         most_ms: at most so much of the recording; None where nothing is known of it.
@@ -138,33 +138,76 @@ class GapEntry(msgspec.Struct):
     most_ms: float | None = None
 
 
-class HealthFacts(msgspec.Struct, kw_only=True):
-    """What is missing, damaged or unusual."""
+class TraceEntry(msgspec.Struct, kw_only=True):
+    """One trace. `devices`: those that its rows are on, unknown ones left out. `counters`: how many rows are odd, and
+    how (`aorta.read.traces.health.COUNTERS`).
+    """
+
+    path: str
+    format: str
+    clock: str
+    rank: int | None
+    world_size: int | None
+    host: str | None
+    devices: list[int]
+    steps: int
+    counters: dict[str, int]
+    notes: list[str]
+
+
+class Health(msgspec.Struct, kw_only=True):
+    """What is missing, damaged or unusual.
+
+    Attributes:
+        ranks_expected: null where no source says how many there were.
+        endings: rank -> how its process ended; empty for traces, which have no end.
+        attempt: null where the source does not number attempts.
+        steps_not_on_all_ranks: global steps that some of the ranks read do not have.
+        timed_from_python: why the collectives were timed from Python, and what that costs; null where they were not, or
+            were to be.
+        emulated_ranks: how many ranks the only process stands for; null where every rank is a process.
+        emulated_fabric: the settings of an emulated network; null on a real one. Of how many collectives it determined
+            the times, and in how many the backend was slower; null where that cannot be known: on a device the emulated
+            time is added behind the backend's.
+        gaps: what the books of each rank lack, and what in them does not add up.
+        notes: what readers of results must know, the most serious first; empty for a clean, real, complete run.
+    """
 
     ranks_expected: int | None
     ranks_read: list[int]
     ranks_missing: list[int]
     files_left_out: list[str]
-    problem_count: int
-    problems: list[str]
-    endings: dict[str, str]
-    attempt: int | None
     steps_not_on_all_ranks: list[int]
-    steps_not_covered: dict[str, int]
-    coverage_reasons: dict[str, int]
-    collectives_outside_steps: dict[str, int]
-    collectives_unwatched_share: dict[str, float]
-    timed_from_python: str | None
     instrument_modes: list[str]
-    emulated_fabric: dict[str, Any] | None
-    emulated_fabric_rows: int | None
-    emulated_fabric_backend_slower_rows: int | None
-    emulated_fabric_known: bool
-    manifest_problem: str | None
-    gaps: list[GapEntry]
-    numbering: list[str] = ABSENT
-    traces: dict[str, Any] = ABSENT
-    throttled_ranks: list[int]
+    problems: list[str] = []
+    endings: dict[str, str] = {}
+    attempt: int | None = None
+    emulated_ranks: int | None = None
+    emulated_fabric: dict[str, Any] | None = None
+    emulated_fabric_rows: int | None = None
+    emulated_fabric_backend_slower_rows: int | None = None
+    manifest_problem: str | None = None
+    timed_from_python: str | None = None
+    traces: list[TraceEntry] = ABSENT
+    gaps: list[GapEntry] = []
+    notes: list[str] = []
+
+    @property
+    def world_size(self) -> int:
+        """The ranks that there were; 0 where that is not known."""
+        return self.ranks_expected or 0
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether a recorded run has one rank that communicates with nobody, not even on an emulated network."""
+        return self.ranks_expected == 1 and known(self.traces) is None and self.emulated_ranks is None
+
+    @property
+    def ranks(self) -> str:
+        """The ranks read, and of how many."""
+        if self.emulated_ranks is not None:
+            return f"one rank of {self.emulated_ranks}, emulated"
+        return f"{len(self.ranks_read)} of {self.world_size} ranks" if self.world_size else "ranks unknown"
 
 
 class StepCounts(msgspec.Struct):
@@ -493,7 +536,7 @@ class DatasetEntry(msgspec.Struct, kw_only=True):
     overlap_ratio: float | None = ABSENT
     null_reasons: dict[str, str] = ABSENT
     source: SourceFacts
-    health: HealthFacts
+    health: Health
     steps: StepCounts
     devices: DeviceFacts
     stall_cutoff: CutoffFacts | None = ABSENT

@@ -34,7 +34,7 @@ def medians_of(folder: Path) -> tuple[dict[str, float | None], Mapping[str, obje
     dataset = LabelledRun(folder.name, load_run(folder))
     entry = step_entry(dataset)
     medians = {name: metric.median for name, metric in entry.metrics.items()} if entry.count else {}
-    return medians, dataset.run.health.fabric
+    return medians, dataset.run.health.emulated_fabric
 
 
 def publish(plan: Plan) -> str:

@@ -50,10 +50,11 @@ class Gap:
     """What one lane of a window may lack.
 
     Attributes:
-        lane: one of `LANES`.
+        lane: one of `LANES`; empty for what no metric rests on.
         step: of which window; None: of every one.
         most_ns: at most so much; infinite where nothing is known of it. What was seen is a lower bound.
         seen: False where what was seen says nothing of the lane, as of a host whose device was not recorded.
+        count: of how many windows, `step` the first of them.
     """
 
     lane: str
@@ -61,6 +62,7 @@ class Gap:
     step: int | None = None
     most_ns: float = inf
     seen: bool = True
+    count: int = 1
 
 
 def lacking(why: str, *lanes: str, seen: bool = True) -> tuple[Gap, ...]:
@@ -97,7 +99,10 @@ def entries(gaps: Iterable[Gap], rank: int | None) -> list[GapEntry]:
     found = []
     for (_, seen), alike in same.items():
         of_whole = [gap for gap in alike if gap.step in (None, WHOLE)]
-        steps = {gap.step for gap in alike} - {None, WHOLE}
+        steps = max(
+            sum({gap.step: gap.count for gap in alike if gap.lane == lane and gap.step not in (None, WHOLE)}.values())
+            for lane in {gap.lane for gap in alike}
+        )
         most_ns = max(gap.most_ns for gap in alike)
         found.append(
             GapEntry(
@@ -105,7 +110,7 @@ def entries(gaps: Iterable[Gap], rank: int | None) -> list[GapEntry]:
                 [lane for lane in LANES if any(gap.lane == lane for gap in alike)],
                 (of_whole or alike)[0].why,
                 observed=seen,
-                steps=len(steps) if steps and not any(gap.step is None for gap in alike) else None,
+                steps=steps if steps and not any(gap.step is None for gap in alike) else None,
                 most_ms=most_ns / NS_PER_MS if most_ns < inf else None,
             )
         )
@@ -254,8 +259,8 @@ def audit(steps: Steps, whole: Mapping[str, float | None] | None = None) -> tupl
     for broken in list(_broken(steps, whole)) if len(steps) else ():
         if broken.steps.any():
             steps = nulled(steps, broken)
-            numbers = steps.global_step[broken.steps].tolist()
-            gaps += [Gap(lane, broken.why, number, seen=False) for number in numbers for lane in LANES]
+            first, count = int(steps.global_step[broken.steps][0]), int(broken.steps.sum())
+            gaps += [Gap(lane, broken.why, first, seen=False, count=count) for lane in LANES]
     return steps, gaps
 
 
@@ -281,6 +286,11 @@ def _broken(steps: Steps, whole: Mapping[str, float | None] | None) -> Iterator[
         if total is not None and column[name].sum() > total * (1 + DECIDED) + _ROUNDING_MS:
             more = f"{column[name].sum():.4g} ms of {total:.4g} ms"
             yield Broken(np.ones(len(steps), bool), f"steps have more than the whole: {more}", frozenset({name}))
+
+
+def resting_on(lane: str) -> frozenset[str]:
+    """Return the metrics that change with what is in a lane."""
+    return frozenset(name for name, effects in _TABLE.items() if effects[LANES.index(lane)] != ".")
 
 
 def nulled(steps: Steps, broken: Broken) -> Steps:

@@ -13,6 +13,7 @@ times of clocks that ranks do not share.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
@@ -185,12 +186,13 @@ def matched_pieces(
     every = np.unique(numbers)
     if steps is not None:
         every = every[(every >= steps[0]) & (every < steps[1])]
-    safe = np.ones(len(numbers), bool)
     first_step, first_row = run.frames.first_step, np.searchsorted(run.collectives.step, np.arange(len(numbers) + 1))
-    for place, tables in enumerate(run.ranks.values()):
-        if tables.covered.first_missed is not None:
-            own = slice(first_step[place], first_step[place + 1])
-            safe[own] = numbers[own] < tables.covered.first_missed
+    missed = np.array([each.issued not in (None, each.seen) for each in run.steps.coverages] + [False])
+    at_missed = missed[run.steps.coverage]
+    safe = np.ones(len(numbers), bool)  # before the first step of the rank in which more or fewer were seen than issued
+    for low, high in itertools.pairwise(first_step.tolist()):
+        own = at_missed[low:high]
+        safe[low + int(np.argmax(own)) if own.any() else high : high] = False
     each = max(1, int(rows * len(every) / max(1, len(run.collectives))))
     for start in range(0, len(every), each):
         low, high = every[start], every[min(start + each, len(every)) - 1]

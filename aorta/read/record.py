@@ -14,9 +14,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
+import numpy as np
+
+from aorta.documents.dataset import Health
 from aorta.errors import InputError
 from aorta.read.engines import Engine, FileToRead, Local, progress
-from aorta.read.health import EmulationCounts, Health
+from aorta.read.frames import NO_TIME
+from aorta.read.health import notes_of
 from aorta.read.join import join
 from aorta.read.record_columns import read_tables
 from aorta.read.run import RankTables, Run, gaps_of, partial_steps
@@ -31,7 +35,7 @@ from aorta.records.run_files import (
     read_manifest,
     why_unrecorded,
 )
-from aorta.records.schema import SCHEMA_VERSION, WORLD_LIMIT, Header, chosen_python
+from aorta.records.schema import SCHEMA_VERSION, WORLD_LIMIT, Header, chosen_python, python_cost
 
 Manifest: TypeAlias = Mapping[str, object]
 
@@ -208,9 +212,6 @@ def _health(
 ) -> Health:
     """Return the facts about ranks that belong to one run, one attempt and one world size."""
     sources = [tables.source for tables in ranks.values()]
-    reasons = Counter[str]()
-    for tables in ranks.values():
-        reasons.update(tables.covered.reasons)
     problems = [problem for tables in ranks.values() for problem in tables.problems]
     hashes = sorted({str(source.manifest_hash) for source in sources})
     if len(hashes) > 1:
@@ -218,37 +219,38 @@ def _health(
     fabric = config_of(manifest).get("fabric")
     if not isinstance(fabric, dict) or fabric.get("kind") in (None, "none"):
         fabric = None  # it delays nothing on purpose
-    held = None
+    ends = Counter[str | None]()
     if fabric is not None and sources[0].emulated_ranks is None:
         # The backend of emulated ranks is the emulation: its ends are measured like those of a real one.
-        ends = Counter[str | None]()
         for tables in ranks.values():
-            ends.update(tables.covered.end_sources)
-        held = EmulationCounts(ends.total(), None if ends["event"] else ends["future"] + ends["wait"])
+            rows = tables.collectives
+            used = tables.steps.used[rows.step] & (rows.end_ns != NO_TIME)
+            counts: Sequence[int] = np.bincount(rows.name[used], minlength=len(rows.names)).tolist()
+            for name, count in zip(rows.names, counts, strict=True):
+                ends[name.end_source] += count
+    delayed = fabric is not None and sources[0].emulated_ranks is None
+    python, platform = timed_from_python(manifest, sources[0].platform), sources[0].platform
     world_size = sources[0].world_size
-    return Health(
-        world_size=world_size,
-        ranks_read=tuple(ranks),
-        ranks_missing=tuple(sorted(set(range(world_size)) - ranks.keys())),
-        files_left_out=tuple(files_left_out),
-        problems=tuple(problems),
-        endings={rank: str(tables.source.ending) for rank, tables in ranks.items()},
+    health = Health(
+        ranks_expected=world_size or None,
+        ranks_read=[*ranks],
+        ranks_missing=sorted(set(range(world_size)) - ranks.keys()),
+        files_left_out=[*files_left_out],
+        steps_not_on_all_ranks=partial_steps(ranks.values()),
+        instrument_modes=sorted({source.instrument_mode for source in sources}),
+        problems=problems,
+        endings={str(rank): str(tables.source.ending) for rank, tables in ranks.items()},
         attempt=sources[0].attempt,
-        partial_steps=partial_steps(ranks.values()),
-        gaps=gaps_of(ranks),
-        uncovered_steps={rank: tables.covered.uncovered for rank, tables in ranks.items() if tables.covered.uncovered},
-        coverage_reasons=dict(reasons.most_common()),
-        outside={rank: tables.covered.outside for rank, tables in ranks.items() if tables.covered.outside},
-        unwatched={rank: tables.covered.unwatched for rank, tables in ranks.items() if tables.covered.unwatched},
-        instrument_modes=tuple(sorted({source.instrument_mode for source in sources})),
-        fabric=fabric,
-        held=held,
-        manifest_problem=manifest_problem,
-        timed_from_python=timed_from_python(manifest, sources[0].platform),
-        platform=sources[0].platform,
-        backend=sources[0].backend,
         emulated_ranks=sources[0].emulated_ranks,
+        emulated_fabric=fabric,
+        emulated_fabric_rows=ends.total() if delayed else None,
+        emulated_fabric_backend_slower_rows=ends["future"] + ends["wait"] if delayed and not ends["event"] else None,
+        manifest_problem=manifest_problem,
+        timed_from_python=None if python is None else f"{python}; {python_cost(platform)}",
+        gaps=gaps_of(ranks),
     )
+    health.notes = notes_of(health)
+    return health
 
 
 def nothing_found(folder: Path) -> str:

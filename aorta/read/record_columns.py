@@ -12,8 +12,6 @@ import gc
 import os
 import socket
 from array import array
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 from operator import attrgetter
@@ -33,6 +31,7 @@ from aorta.read.frames import (
     LOSSES,
     NO_TIME,
     PHASES,
+    Bools,
     CollectiveName,
     Collectives,
     Floats,
@@ -43,8 +42,9 @@ from aorta.read.frames import (
     Steps,
     of_unused_kind,
 )
+from aorta.read.ledger import COMM, Broken, Gap, nulled, resting_on
 from aorta.read.record_details import WORDS, RecordDetails, add_spans, has_bubbles, mono_ns, samples_from_text
-from aorta.read.run import COMPLETED, NO_STEPS, CoverageFacts, RankTables, Source
+from aorta.read.run import COMPLETED, NO_STEPS, RankTables, Source
 from aorta.records.clocks import boot_id
 from aorta.records.process import process_facts
 from aorta.records.record_file import (
@@ -57,8 +57,10 @@ from aorta.records.record_file import (
     read_header,
     second_header,
 )
-from aorta.records.schema import Calibration, DeviceTelemetry, Footer, Header
+from aorta.records.schema import Calibration, Coverage, DeviceTelemetry, Footer, Header
 from aorta.timeline.arrays import ranges
+from aorta.timeline.classes import COMPUTE
+from aorta.timeline.overlap import DECIDED
 
 FORMAT: Final = "aorta"
 """`Source.format` of AORTA's own records."""
@@ -328,6 +330,7 @@ class _Record:
             del columns["backend_end_ns"]
         collectives = Collectives(step=step, **columns, names=tuple(CollectiveName(*name) for name in self.names))
         source = _source(self.path, self.header, footer)
+        steps, gaps = _reconciled(steps, np.bincount(collectives.step, minlength=len(steps)), footer)
         if self.sample_lines and samples_from_text(self.header):
             source = replace(source, device_telemetry=DeviceTelemetry(WORDS, None))
         return RankTables(
@@ -346,7 +349,7 @@ class _Record:
             ),
             isolated=self.baselines.frame(self.reasons, self.coverages)[0] if self.baselines.length else NO_STEPS,
             spans=spans,
-            covered=_coverage_facts(steps, collectives, footer),
+            gaps=tuple(gaps),
             problems=tuple(texts),
             calibrations=tuple(self.calibrations),
             calibration_plan=self.header.calibration,
@@ -388,25 +391,41 @@ def _source(path: Path, header: Header, footer: Footer | None) -> Source:
     return Source(path=str(path), format=FORMAT, groups=groups, ending=ending, **shared)
 
 
-def _coverage_facts(steps: Steps, collectives: Collectives, footer: Footer | None) -> CoverageFacts:
-    """Summarise coverage. A step of unknown coverage does not count as one in which a collective was missed."""
-    reasons, uncovered, first = Counter[str](), 0, None
-    outside, seen, unwatched = 0 if footer is None else footer.outside, 0, 0
-    for code, coverage in enumerate(steps.coverages):
-        at = np.flatnonzero(steps.coverage == code)
-        outside += coverage.outside * len(at)
-        seen += coverage.seen * len(at)
-        unwatched += coverage.unwatched * len(at)
-        if not coverage.complete and len(at):
-            uncovered += len(at)
-            reasons[coverage.reason or f"{coverage.seen} collectives seen, {coverage.issued} issued"] += len(at)
-        if coverage.issued is not None and coverage.seen != coverage.issued and len(at):
-            step = int(steps.global_step[at[0]])
-            first = step if first is None else min(first, step)
-    used = steps.used[collectives.step] & (collectives.end_ns != NO_TIME)
-    sources = Counter[str | None]()
-    counts: Sequence[int] = np.bincount(collectives.name[used], minlength=len(collectives.names)).tolist()
-    for name, count in zip(collectives.names, counts, strict=True):
-        if count:
-            sources[name.end_source] += count
-    return CoverageFacts(dict(sources), uncovered, dict(reasons), first, outside, unwatched / max(seen, 1))
+def _reconciled(steps: Steps, rows: Ints, footer: Footer | None) -> tuple[Steps, list[Gap]]:
+    """Return the steps without metrics of which the record itself says that evidence is missing, and all that it lacks.
+    Where not every collective was seen, the recorder left their metrics out (R8).
+
+    Args:
+        rows: of each step how many collectives the record has.
+    """
+    gaps: list[Gap] = []
+
+    def book(lane: str, why: str, at: Bools, *, seen: bool = False) -> None:
+        if at.any():
+            gaps.append(Gap(lane, why, int(steps.global_step[at][0]), seen=seen, count=int(at.sum())))
+
+    every = [*steps.coverages, Coverage(0, None, complete=True)]  # the last for `UNKNOWN`
+    reasons: dict[str, list[int]] = {}
+    for code, each in enumerate(every):
+        if not each.complete:
+            why = each.reason or f"{each.seen} collectives seen, {each.issued} issued"
+            reasons.setdefault(why, []).append(code)
+    for why, codes in reasons.items():
+        book(COMM, f"coverage not complete: {why}", np.isin(steps.coverage, codes))
+    facts = np.array([(each.seen, each.unwatched, each.outside) for each in every], np.int64)
+    seen, unwatched, outside = facts[steps.coverage].T
+    complete = np.array([each.complete for each in every])[steps.coverage]
+    lost, partly = complete & (rows < seen), unwatched > DECIDED * seen
+    why = "the record has fewer collectives of the step than it counts"
+    book(COMM, why, lost)
+    steps = nulled(steps, Broken(lost, why, resting_on(COMM))) if lost.any() else steps
+    if partly.any():
+        part = unwatched[partly].sum() / seen[partly].sum()
+        why = f"{part:.0%} of the collectives belong to a model that is not recorded; its computation counts as idle: "
+        why += "record every model, model=[first, second]"
+        book(COMPUTE, why, partly, seen=True)
+        steps = nulled(steps, Broken(partly, why, resting_on(COMPUTE)))
+    if between := int(outside.sum()) + (0 if footer is None else footer.outside):
+        why = f"{between} collectives were issued between steps (checkpoints, evaluation) and are in no metric"
+        gaps.append(Gap("", why))
+    return steps, gaps

@@ -23,10 +23,9 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from aorta.documents.dataset import GapEntry, TraceEntries
+from aorta.documents.dataset import GapEntry, Health, TraceEntries
 from aorta.documents.formatting import group_title
 from aorta.read.frames import Collectives, Exposed, Ints, Region, Spans, Steps, declared
-from aorta.read.health import Health
 from aorta.read.ledger import Gap, entries
 from aorta.records.clocks import RankClock
 from aorta.records.schema import (
@@ -196,27 +195,6 @@ NO_STEPS: Final = Steps(
 )
 
 
-@dataclass(frozen=True)
-class CoverageFacts:
-    """How completely a rank's collectives were observed.
-
-    Attributes:
-        end_sources: how ends were observed -> number of collectives whose end was observed, warm-up left out.
-        uncovered: number of steps in which not every collective is known to have been seen (R8).
-        reasons: why -> in how many of them.
-        first_missed: the first global step in which fewer or more were seen than issued.
-        outside: number of collectives that are part of no step.
-        unwatched: share of the collectives seen that were issued by a model that is not recorded (`Coverage`).
-    """
-
-    end_sources: Mapping[str | None, int] = field(default_factory=dict)
-    uncovered: int = 0
-    reasons: Mapping[str, int] = field(default_factory=dict)
-    first_missed: int | None = None
-    outside: int = 0
-    unwatched: float = 0.0
-
-
 class Leaf(NamedTuple):
     """What a stretch of a step is that is not exposed communication.
 
@@ -279,7 +257,6 @@ class RankTables:
     spans: Spans | None = None
     exposed: Exposed | None = None
     exposed_sums: ExposedSums | None = None
-    covered: CoverageFacts = field(default_factory=CoverageFacts)
     gaps: tuple[Gap, ...] = ()
     problems: tuple[str, ...] = ()
     calibrations: tuple[Calibration, ...] = ()
@@ -373,13 +350,14 @@ class Run:
         return np.repeat(np.array(list(self.ranks), np.int32), np.diff(self.frames.first_step))
 
 
-def partial_steps(ranks: Collection[RankTables]) -> tuple[int, ...]:
+def partial_steps(ranks: Collection[RankTables]) -> list[int]:
     """Return the global steps that some of the ranks lack."""
     numbers = np.concatenate([np.empty(0, np.int64), *(tables.steps.global_step for tables in ranks)])
     steps, counts = np.unique(numbers, return_counts=True)
-    return tuple(steps[counts < len(ranks)].tolist())
+    partial: list[int] = steps[counts < len(ranks)].tolist()
+    return partial
 
 
-def gaps_of(ranks: Mapping[int, RankTables]) -> tuple[GapEntry, ...]:
+def gaps_of(ranks: Mapping[int, RankTables]) -> list[GapEntry]:
     """Return what the books of all ranks lack. A negative number stands for an unknown rank."""
-    return tuple(entry for rank, tables in ranks.items() for entry in entries(tables.gaps, rank if rank >= 0 else None))
+    return [entry for rank, tables in ranks.items() for entry in entries(tables.gaps, rank if rank >= 0 else None)]

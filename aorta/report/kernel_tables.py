@@ -122,7 +122,7 @@ def main(arguments: Sequence[str]) -> int:
     traces = run.traces
     assert traces is not None, "load_traces gives them"
     block = kernel_block(options.traces, traces, style_of(sys.stdout), options.top)
-    to_stdout("\n".join([block, *(f"  ! {note}" for note in run.health.notes())]))
+    to_stdout("\n".join([block, *(f"  ! {note}" for note in run.health.notes)]))
     return EXIT_OK
 
 

@@ -55,7 +55,7 @@ def draw_timeline(dataset: LabelledRun, path: Path) -> str | None:
     pen = ImageDraw.Draw(image)
     title, text = ImageFont.load_default(_TITLE), ImageFont.load_default(_TEXT)
     source, health = dataset.run.source, dataset.run.health
-    emulated = "" if health.fabric is None else ", EMULATED FABRIC"
+    emulated = "" if health.emulated_fabric is None else ", EMULATED FABRIC"
     name = shortened(dataset.label, _LONGEST_LABEL)
     pen.text((16, 20), f"{name}: time in computation and communication", INK, title)
     facts = f"{source.platform or UNKNOWN}, {source.parallel or UNKNOWN}, {health.ranks}{emulated}"

@@ -531,7 +531,10 @@ def notes_of(dataset: LabelledRun, entry: DatasetEntry, *, all_of_record: bool =
         all_of_record: with what is wrong with the record in full; `cautions.alerts` says it in short.
     """
     nothing, health = [f"nothing to measure: {entry.reason}"] if entry.reason else [], dataset.run.health
-    of_record = health.notes() if all_of_record else health.trace_notes
+    gaps = [gap.why for gap in health.gaps]
+    of_record = [
+        note for note in health.notes if all_of_record or (entry.traces and not any(why in note for why in gaps))
+    ]
     of_record = [*of_record, *cautions(entry), *device_notes(entry.devices)]
     said = ("throttled", "host_bound_launches")  # of a device or a whole run: these notes say them with more numbers
     found = [each.sentence for each in known(entry.findings) or () if each.rule not in said or each.stream is not None]
@@ -541,7 +544,10 @@ def notes_of(dataset: LabelledRun, entry: DatasetEntry, *, all_of_record: bool =
 def facts_of(dataset: LabelledRun, entry: DatasetEntry) -> dict[str, Any]:
     """Return what was read of a run, and how completely."""
     health, steps, source = dataset.run.health, entry.steps, entry.source
-    calibrated, gaps = steps.rank_steps_left_out_as_calibration, sum(health.uncovered_steps.values())
+    calibrated, gaps = (
+        steps.rank_steps_left_out_as_calibration,
+        sum(gap.steps or 0 for gap in health.gaps if not gap.observed),
+    )
     coverage = f"{gaps} gaps" if gaps else "complete"
     facts: dict[str, Any] = {
         "folder": source.path,

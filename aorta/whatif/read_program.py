@@ -81,9 +81,9 @@ def program_of(run: Run, last: int | None = None) -> RunProgram:
         raise no("a single rank does not communicate" if emulated is None else f"it has {health.ranks}")
     if health.ranks_missing:
         raise no(f"{len(health.ranks_missing)} of {health.world_size} ranks are missing")
-    if health.uncovered_steps:
-        reason = max(health.coverage_reasons, key=health.coverage_reasons.__getitem__)
-        raise no(f"coverage is not complete in {sum(health.uncovered_steps.values())} step(s): {reason}")
+    for gap in health.gaps:
+        if gap.lanes:
+            raise no(f"{gap.why} (rank {gap.rank}, {gap.steps} steps)")
     basis = Pace(run).basis("compute_ms")
     if basis.source != "marks":
         raise no(basis.reason or "the device's computation is known of the steps measured by kernels alone")
@@ -95,7 +95,7 @@ def program_of(run: Run, last: int | None = None) -> RunProgram:
     if run.manifest is None:
         raise no(health.manifest_problem)
     try:
-        network = network_of(health.fabric, health.world_size)
+        network = network_of(health.emulated_fabric, health.world_size)
     except ValueError as error:
         raise InputError(f"{run.location}: run.json states an emulated network that is none ({error})") from error
     if network is not None and network.sharing is Sharing.link:

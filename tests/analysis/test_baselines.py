@@ -85,7 +85,7 @@ def test_nothing_else_sees_the_other_phases(whole: dict[str, Any], tmp_path: Pat
     for entry in (whole, without):
         del entry["metrics"]["overlap_efficiency"], entry["metrics"]["compute_slowdown"], entry["source"]["path"]
     assert whole == without
-    assert whole["health"]["problem_count"] == 0  # the footer's count is of all phases
+    assert whole["health"]["problems"] == []  # the footer's count is of all phases
     assert len(aorta.analysis.steps(tmp_path / "run")) == 8
     assert len(aorta.analysis.collectives(tmp_path / "run")) == 8
 

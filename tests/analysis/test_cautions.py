@@ -104,4 +104,4 @@ def test_sides_are_named_where_they_are_not_alike(tmp_path: Path) -> None:
 
 def test_a_record_of_one_rank_says_how_to_start_more(tmp_path: Path) -> None:
     write_rank(tmp_path, header(0, 1), [step(0, 1, overlap=metrics(20, 16, 0, 0))])
-    assert any("torchrun --standalone --nproc_per_node N" in note for note in load_run(tmp_path).health.notes())
+    assert any("torchrun --standalone --nproc_per_node N" in note for note in load_run(tmp_path).health.notes)

@@ -32,7 +32,7 @@ def counted_by_hand(rank: int) -> Counter[str]:
 
 def test_the_run_is_whole_and_every_metric_has_a_value_or_a_reason() -> None:
     run = load_run(RUN)
-    assert (run.health.ranks_read, run.health.ranks_missing, run.health.problems) == ((0, 1), (), ())
+    assert (run.health.ranks_read, run.health.ranks_missing, run.health.problems) == ([0, 1], [], [])
     assert set(run.health.endings.values()) == {"completed"}
     entry = aggregate(LabelledRun("sample", run))
     assert entry["steps"]["rank_steps_read"] == 12

@@ -46,7 +46,7 @@ def test_a_plan_of_one_launch_a_side(tmp_path: Path) -> None:
         assert manifest["config"]["training"]["seed"] == 11
         assert manifest["command"][-1] == "label=null"
     assert losses(plan / "candidate" / "00") == losses(plan / "reference" / "00")  # only times are emulated
-    note = run.health.notes()[0]
+    note = run.health.notes[0]
     assert note.startswith("EMULATED FABRIC: ")
     assert "groups of a rank share its links" in note
     events = [json.loads(line) for line in (plan / PLAN_JOURNAL).read_text().splitlines()]

@@ -51,7 +51,7 @@ def test_two_nodes_are_one_run(sbatch, tmp_path):
     assert (run.source.world_size, sorted(run.ranks)) == (4, [0, 1, 2, 3])
     assert [run.ranks[rank].source.node_rank for rank in range(4)] == [0, 0, 1, 1]
     assert [run.ranks[rank].source.local_rank for rank in range(4)] == [0, 1, 0, 1]
-    assert run.health.ranks_missing == ()
+    assert run.health.ranks_missing == []
     assert json.loads((folder / "run.json").read_text())["world_size"] == 4
 
 

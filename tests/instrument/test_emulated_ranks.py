@@ -77,7 +77,7 @@ def test_many_ranks_with_the_compiled_interceptor_and_what_the_report_says(tmp_p
             assert row.end_ns - row.issue_ns >= 63 * LATENCY_US * 1000
     run = load_run(tmp_path)
     assert run.health.ranks == "one rank of 64, emulated"
-    first, second, *others = run.health.notes()
+    first, second, *others = run.health.notes
     assert first.startswith("ONE RANK OF 64, EMULATED: all ranks are assumed to be as fast as this one")
     assert second.startswith("EMULATED FABRIC: ")
     assert not [note for note in others if "one rank: it has no other rank" in note or "missing" in note]

@@ -1,4 +1,5 @@
-"""Mutants of evidence: healthy traces from which evidence was taken, or in which it was renamed, moved or doubled.
+"""Mutants of evidence: healthy traces and records from which evidence was taken, or in which it was renamed, moved or
+doubled.
 
 No mutation changes what the devices did. So every number that a report gives of a mutant is that of the healthy traces,
 or null, with bounds (if any) that hold it. Everything else is wrong: `judge` says which metric, and how.
@@ -6,7 +7,9 @@ or null, with bounds (if any) that hold it. Everything else is wrong: `judge` sa
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import json
 import math
 import random
 import re
@@ -15,11 +18,12 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from aorta.analysis.aggregate import LabelledRun, step_entry
 from aorta.documents.metrics import JOB_STEP
 from aorta.errors import InputError
+from aorta.read.record import load_run
 from aorta.read.run import Run
 from aorta.read.traces.load import load_traces
 from tests.read.evidence_files import CALL, COPY, ISSUES, KERNEL, MARK, OPERATOR, OTHER, File, Row
@@ -384,19 +388,19 @@ def answer(files: Sequence[File]) -> Answer:
 
 def _answer(run: Run) -> Answer:
     values: dict[tuple[str, str], list[Value]] = defaultdict(list)
-    assert run.traces is not None
-    for number, entry in run.traces.whole.items():
+    whole = {} if run.traces is None else run.traces.whole
+    for number, entry in whole.items():
         if int(number) not in run.ranks:  # a device that is in no step
             continue
         for name, value in entry["metrics"].items():
             values["whole", name].append(Value(value, entry["null_reasons"].get(name, "")))
-    marked = False
+    marked, longest = False, max((each["end_ns"] - each["start_ns"] for each in whole.values()), default=0)
     for tables in run.ranks.values():
         steps = tables.steps
         for at in range(len(steps)):
             if not steps.used[at]:
                 continue
-            marked = marked or steps.length_ns[at] < 0.9 * _length(run)
+            marked = marked or not whole or steps.length_ns[at] < 0.9 * longest
             reasons = steps.reasons[int(steps.reason[at])]
             for name, column in steps.metrics.items():
                 value = None if math.isnan(column[at]) else float(column[at])
@@ -405,11 +409,6 @@ def _answer(run: Run) -> Answer:
         why = described.reason or next(iter(described.null_reasons), "")
         values["run", name].append(Value(described.median, str(why)))
     return Answer({key: own for key, own in values.items() if SHOWN.fullmatch(key[1])}, marked)
-
-
-def _length(run: Run) -> int:
-    assert run.traces is not None
-    return max(entry["end_ns"] - entry["start_ns"] for entry in run.traces.whole.values())
 
 
 _BOUNDS: Final = re.compile(r"(between|at least|at most) ([-+.\de]+)(?: and ([-+.\de]+))?")
@@ -507,3 +506,94 @@ def verdicts(files: Sequence[File]) -> dict[str, Verdict]:
 def shares(found: Mapping[str, Verdict]) -> dict[str, int]:
     """How many mutants have each outcome."""
     return dict(Counter(each.outcome for each in found.values()))
+
+
+# Records ------------------------------------------------------------------------------------------------------------
+
+Line: TypeAlias = dict[str, Any]
+Records: TypeAlias = dict[str, list[Line]]
+"""Name of a file -> its lines; what is no dictionary is written as it is."""
+
+
+def in_steps(change: Callable[[Line, int], Line | None], *, last_only: bool = False) -> Callable[[Records], Records]:
+    """Change steps, or leave them out, by their place in the file."""
+
+    def of(lines: list[Line]) -> list[Line]:
+        found, at = [], 0
+        for line in lines:
+            kept: Line | None = line
+            if line["record"] == "step":
+                kept, at = change(copy.deepcopy(line), at), at + 1
+            found += [] if kept is None else [kept]
+        return found
+
+    return lambda records: {
+        name: lines if last_only and name != max(records) else of(lines) for name, lines in records.items()
+    }
+
+
+def in_lines(name: str, **values: Any) -> Callable[[Records], Records]:
+    """Set fields of one kind of line in the last file."""
+    return lambda records: {
+        file: [line | values if line["record"] == name and file == max(records) else line for line in lines]
+        for file, lines in records.items()
+    }
+
+
+def _shifted(line: Line, by_ns: int) -> Line:
+    return line | {key: line[key] + by_ns for key in ("start_mono_ns", "end_mono_ns", "t_start_ns", "t_end_ns")}
+
+
+def _covered(line: Line, **values: Any) -> Line:
+    return line | {"coverage": line["coverage"] | values}
+
+
+RECORD_MUTATIONS: Final[Mapping[str, Callable[[Records], Records]]] = {
+    "a rank's file lost": lambda records: {name: records[name] for name in sorted(records)[:-1]},
+    "a rank's file cut at its half": lambda records: {
+        name: lines[: len(lines) // 2] if name == max(records) else lines for name, lines in records.items()
+    },
+    "a rank's file twice": lambda records: records | {"rank_01_metrics.jsonl": records["rank_1_metrics.jsonl"]},
+    "both files are of rank 0": in_lines("header", rank=0),
+    "another attempt": in_lines("header", attempt=1),
+    "footers lost": lambda records: {name: lines[:-1] for name, lines in records.items()},
+    "a footer that counts more steps": in_lines("footer", steps_written=99),
+    "groups lost": in_lines("footer", groups={}),
+    "every second step lost": in_steps(lambda line, at: None if at % 2 else line),
+    "the last steps lost": in_steps(lambda line, at: None if at > 5 else line),
+    "steps of one rank lost": in_steps(lambda line, at: None if at % 3 else line, last_only=True),
+    "steps twice": lambda records: {
+        name: [each for line in lines for each in [line] * (1 + (line["record"] == "step"))]
+        for name, lines in records.items()
+    },
+    "steps in another order": lambda records: {
+        name: [lines[0], *reversed(lines[1:-1]), lines[-1]] for name, lines in records.items()
+    },
+    "collectives lost": in_steps(lambda line, at: line | {"collectives": []}),
+    "half of the collectives lost": in_steps(lambda line, at: line | {"collectives": line["collectives"][::2]}),
+    "collectives of one rank lost": in_steps(lambda line, at: line | {"collectives": []}, last_only=True),
+    "more collectives issued than seen": in_steps(lambda line, at: _covered(line, issued=9)),
+    "a model that is not recorded": in_steps(lambda line, at: _covered(line, unwatched=line["coverage"]["seen"])),
+    "collectives between steps": in_steps(lambda line, at: _covered(line, outside=3)),
+    "steps of another rank's size of the world": in_steps(lambda line, at: line | {"world_size": 4}, last_only=True),
+    "metrics lost": in_steps(lambda line, at: line | {"overlap": {"window_ms": line["overlap"]["window_ms"]}}),
+    "exposed time lost": in_steps(
+        lambda line, at: line | {"overlap": {k: v for k, v in line["overlap"].items() if "exposed" not in k}}
+    ),
+    "times of a rank lost": in_steps(lambda line, at: line | {"start_mono_ns": None}, last_only=True),
+    "clocks an hour apart": in_steps(lambda line, at: _shifted(line, 3_600_000_000_000), last_only=True),
+    "ends of collectives lost": in_steps(
+        lambda line, at: line | {"collectives": [[*row[:7], None, *row[8:]] for row in line["collectives"]]}
+    ),
+}
+
+
+def record_answer(records: Records) -> Answer:
+    """Write records, and report on them."""
+    with tempfile.TemporaryDirectory(prefix="aorta-mutant-") as folder:
+        for name, lines in records.items():
+            (Path(folder) / name).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        try:
+            return _answer(load_run(folder))
+        except InputError as error:
+            return Answer({}, True, str(error))

@@ -264,4 +264,4 @@ def test_kernels_that_became_faster_stand_before_those_that_cannot_be_compared(
     (tmp_path / "t.json").write_text('{"traceEvents": []}')
     run = load_traces(str(tmp_path / "t.json"))
     assert [each.name for each in run.traces.slowdowns] == ["slower", "faster"]
-    assert any("2 left out" in note for note in run.health.notes())
+    assert any("2 left out" in note for note in run.health.notes)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import pytest
 
+from aorta.records.schema import Coverage
+from tests.analysis.builders import collective, footer, header, line_of, metrics, step
 from tests.read.evidence_files import COPY, JOBS, KERNEL, MARK, File, device_rows, job, kineto_job
-from tests.read.mutants import answer, mutants, shares, verdicts
+from tests.read.mutants import RECORD_MUTATIONS, Records, answer, judge, mutants, record_answer, shares, verdicts
 
 NAMELESS: Final = "communication of unknown name, without operators"
 HALF: Final = "communication of the last half lost, and who issued it"
@@ -78,6 +81,43 @@ def test_processes_of_two_hosts_are_no_windows_of_one(hosts: tuple[str, str]) ->
         for number, (each, host) in enumerate(zip((file, later), hosts, strict=True))
     ]
     assert len(answer(files).values["whole", "compute_ms"]) == len(set(hosts))
+
+
+def record_lines() -> Records:
+    """The records of two ranks, eight steps of 10 ms in which two of three all-reduces are hidden."""
+    files = {}
+    for rank in range(2):
+        lines = [
+            step(
+                rank,
+                2,
+                number,
+                overlap=metrics(10, 6 + 0.01 * number, 3, 2),
+                coverage=Coverage(3, 3, complete=True),
+                collectives=[
+                    collective(seq=3 * number + at, start_ms=3.0 * at, end_ms=3.0 * at + 1) for at in range(3)
+                ],
+            )
+            for number in range(8)
+        ]
+        every = [header(rank, 2), *lines, footer(len(lines))]
+        files[f"rank_{rank}_metrics.jsonl"] = [json.loads(line_of(line)) for line in every]
+    return files
+
+
+def test_records_that_lack_evidence_give_the_same_numbers_or_none() -> None:
+    healthy = record_lines()
+    right = record_answer(healthy)
+    assert right.values["run", "overlap_ratio"][0].value == pytest.approx(2 / 3)
+    found = {name: judge(right, record_answer(change(healthy))) for name, change in RECORD_MUTATIONS.items()}
+    assert {name: each.wrong for name, each in found.items() if each.outcome == "wrong"} == {}
+    told = {name for name, each in found.items() if each.outcome in ("null", "refused")}
+    assert told >= {
+        "a rank's file lost",
+        "collectives lost",
+        "half of the collectives lost",
+        "a model that is not recorded",
+    }
 
 
 def test_there_are_many() -> None:

@@ -156,7 +156,7 @@ def test_cuda_graphs_traced_as_a_whole_leave_null_what_rests_on_their_kernels(tm
     db.commit()
     db.close()
     run = load_traces(str(path))
-    assert any("2 CUDA graph launches" in note and "--cuda-graph-trace=node" in note for note in run.health.notes())
+    assert any("2 CUDA graph launches" in note and "--cuda-graph-trace=node" in note for note in run.health.notes)
     first, second = (run.traces.whole[number] for number in ("-1", "-2"))
     assert (first["metrics"]["compute_ms"], first["metrics"]["overlap_ratio"]) == (None, None)
     assert "2 CUDA graph launches" in first["null_reasons"]["compute_ms"]

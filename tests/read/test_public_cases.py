@@ -77,7 +77,7 @@ def test_the_answer_is_right(case: dict[str, Any], tmp_path: Path) -> None:
         return
     run = load_traces(str(tmp_path))
     assert run.traces is not None
-    notes, whole, kernels = "\n".join(run.health.notes()), run.traces.whole, run.traces.kernels
+    notes, whole, kernels = "\n".join(run.health.notes), run.traces.whole, run.traces.kernels
     for step in right.get("steps", []):
         check_step(run, step)
     for number, metrics in right.get("whole", {}).items():

@@ -10,6 +10,7 @@ from typing import get_args
 import pytest
 
 from aorta.documents import as_json
+from aorta.documents.dataset import GapEntry
 from aorta.errors import InputError
 from aorta.read.frames import PHASES
 from aorta.read.record import load_run
@@ -39,16 +40,16 @@ def test_a_clean_run_has_nothing_to_note(tmp_path: Path) -> None:
     write_manifest(tmp_path, world_size=2)
     run = load_run(tmp_path)
     assert list(run.ranks) == [0, 1]
-    assert run.health.notes() == []
-    assert run.health.facts([]).endings == {"0": "completed", "1": "completed"}
+    assert run.health.notes == []
+    assert run.health.endings == {"0": "completed", "1": "completed"}
 
 
 def test_missing_ranks_are_named(tmp_path: Path) -> None:
     for rank in (0, 3):
         write_rank(tmp_path, header(rank, 4), two_steps(rank, 4))
     health = load_run(tmp_path).health
-    assert health.ranks_missing == (1, 2)
-    assert any("2 of 4 ranks missing: 1, 2" in note for note in health.notes())
+    assert health.ranks_missing == [1, 2]
+    assert any("2 of 4 ranks missing: 1, 2" in note for note in health.notes)
 
 
 def test_two_runs_in_one_folder_are_refused_by_name(tmp_path: Path) -> None:
@@ -69,15 +70,15 @@ def test_only_the_last_attempt_is_used(tmp_path: Path) -> None:
     write_rank(tmp_path, header(0, 2, attempt=0), two_steps(0))
     write_rank(tmp_path, header(1, 2, attempt=1), two_steps(1))
     health = load_run(tmp_path).health
-    assert (health.attempt, health.ranks_read, health.ranks_missing) == (1, (1,), (0,))
-    assert health.files_left_out == ("rank_0_metrics.jsonl: attempt 0, the last attempt of this run is 1",)
+    assert (health.attempt, health.ranks_read, health.ranks_missing) == (1, [1], [0])
+    assert health.files_left_out == ["rank_0_metrics.jsonl: attempt 0, the last attempt of this run is 1"]
 
 
 def test_the_history_is_not_read(tmp_path: Path) -> None:
     write_rank(tmp_path, header(), [step(overlap=HALF)])
     (tmp_path / "history" / "old").mkdir(parents=True)
     write_rank(tmp_path / "history" / "old", header(run_id="old"), [])
-    assert load_run(tmp_path).health.files_left_out == ()
+    assert load_run(tmp_path).health.files_left_out == []
 
 
 @pytest.mark.parametrize(
@@ -91,11 +92,11 @@ def test_a_bad_file_is_counted_and_said(tmp_path: Path, content: str, said: str)
     write_rank(tmp_path, header(0, 2), two_steps(0))
     (tmp_path / "rank_1_metrics.jsonl").write_text(content)
     health = load_run(tmp_path).health
-    assert health.ranks_missing == (1,)
+    assert health.ranks_missing == [1]
     (sentence,) = health.files_left_out
     assert sentence.startswith("rank_1_metrics.jsonl")
     assert said in sentence
-    assert any(said in note for note in health.notes())
+    assert any(said in note for note in health.notes)
 
 
 def test_a_half_written_line_costs_that_line_only(tmp_path: Path) -> None:
@@ -104,7 +105,7 @@ def test_a_half_written_line_costs_that_line_only(tmp_path: Path) -> None:
     run = load_run(tmp_path)
     assert run.ranks[0].steps.global_step.tolist() == [0, 1]
     assert any("rank_0_metrics.jsonl:4: cut off" in problem for problem in run.health.problems)
-    assert "rank 0: killed (no footer)" in run.health.notes()
+    assert "rank 0: killed (no footer)" in run.health.notes
 
 
 def test_the_plainly_named_file_wins_over_a_padded_one(tmp_path: Path) -> None:
@@ -112,9 +113,9 @@ def test_the_plainly_named_file_wins_over_a_padded_one(tmp_path: Path) -> None:
     write_rank(tmp_path, header(), [])
     run = load_run(tmp_path)
     assert len(run.ranks[0].steps) == 0
-    assert run.health.files_left_out == (
-        "rank_00_metrics.jsonl: a second record of rank 0, rank_0_metrics.jsonl is used",
-    )
+    assert run.health.files_left_out == [
+        "rank_00_metrics.jsonl: a second record of rank 0, rank_0_metrics.jsonl is used"
+    ]
 
 
 def test_a_file_named_after_another_rank_is_left_out(tmp_path: Path) -> None:
@@ -137,9 +138,9 @@ def test_signals_errors_and_partial_steps_are_said(tmp_path: Path) -> None:
     write_rank(tmp_path, header(0, 2), two_steps(0), footer(2, 2, reason="signal", exit_code=143, signal="SIGTERM"))
     write_rank(tmp_path, header(1, 2), two_steps(1)[:1], footer(1, 2, reason="error", exit_code=5, error="boom"))
     health = load_run(tmp_path).health
-    assert health.endings == {0: "stopped by SIGTERM, exit code 143", 1: "ended by an error, exit code 5: boom"}
-    assert health.partial_steps == (1,)
-    assert sum("rank" in note for note in health.notes()) == 3
+    assert health.endings == {"0": "stopped by SIGTERM, exit code 143", "1": "ended by an error, exit code 5: boom"}
+    assert health.steps_not_on_all_ranks == [1]
+    assert sum("rank" in note for note in health.notes) == 3
 
 
 def test_incomplete_coverage_is_counted_with_its_reason(tmp_path: Path) -> None:
@@ -147,15 +148,15 @@ def test_incomplete_coverage_is_counted_with_its_reason(tmp_path: Path) -> None:
     line = json.loads(line_of(step(overlap=HALF))) | hole
     path = write_rank(tmp_path, header(), [], foot=None)
     append(path, json.dumps(line) + "\n" + line_of(footer(1)))
-    health = load_run(tmp_path).health
-    assert health.uncovered_steps == {0: 1}
-    assert health.coverage_reasons == {"one was not seen": 1}
+    assert load_run(tmp_path).health.gaps == [
+        GapEntry(0, ["comm"], "coverage not complete: one was not seen", observed=False, steps=1)
+    ]
 
 
 def test_an_emulated_fabric_is_the_first_thing_said(tmp_path: Path) -> None:
     write_rank(tmp_path, header(), [])
     write_manifest(tmp_path, {"fabric": {"kind": "emulated", "latency_us": 5}})
-    notes = load_run(tmp_path).health.notes()
+    notes = load_run(tmp_path).health.notes
     assert notes[0].startswith("EMULATED FABRIC: ")
 
 
@@ -168,10 +169,10 @@ def test_the_cost_of_timing_a_devices_collectives_from_python_is_said(
     write_rank(tmp_path, header(platform=platform), [])
     write_manifest(tmp_path, topology=[{"rank": 0, "interceptor": interceptor}])
     said = {
-        ("cuda", "python: not built"): "collectives were timed from Python (not built): about 0.2 ms",
-        ("cpu", "python: x"): "collectives were timed from Python (x): ",
+        ("cuda", "python: not built"): "collectives were timed from Python (not built; about 0.2 ms",
+        ("cpu", "python: x"): "collectives were timed from Python (x; ",
     }.get((platform, interceptor))
-    notes = [note for note in load_run(tmp_path).health.notes() if "from Python" in note]
+    notes = [note for note in load_run(tmp_path).health.notes if "from Python" in note]
     assert len(notes) == (said is not None)
     assert all(note.startswith(said or "") for note in notes)
 
@@ -180,7 +181,7 @@ def test_the_cost_of_timing_a_devices_collectives_from_python_is_said(
     ("sources", "rows", "slower", "said"),
     [
         (["emulated"] * 3, 6, 0, "the emulation decided all 6 collectives"),
-        (["emulated", "future", "wait", "emulated"], 8, 4, "in 4 of 8 collectives (50 %) gloo was slower"),
+        (["emulated", "future", "wait", "emulated"], 8, 4, "in 4 of 8 collectives (50 %) the backend was slower"),
         (["event"], 2, None, "on a device they come on top of the backend's own times"),
         ([None], 0, 0, "no collective was seen"),
     ],
@@ -197,8 +198,8 @@ def test_how_far_the_emulation_held_is_counted_without_warm_up(
     write_rank(tmp_path, header(), lines)
     write_manifest(tmp_path, {"fabric": {"kind": "emulated"}})
     health = load_run(tmp_path).health
-    assert said in health.notes()[0]
-    told = as_json(health.facts([]))
+    assert said in health.notes[0]
+    told = as_json(health)
     assert (told["emulated_fabric_rows"], told["emulated_fabric_backend_slower_rows"]) == (rows, slower)
 
 
@@ -219,7 +220,7 @@ def test_without_a_usable_manifest_the_headers_serve_and_it_is_said(
         (tmp_path / "run.json").write_text(text)
     run = load_run(tmp_path)
     assert run.manifest is None
-    assert any(said in note and "emulated is not known" in note for note in run.health.notes())
+    assert any(said in note and "emulated is not known" in note for note in run.health.notes)
 
 
 def test_a_folder_with_nothing_points_at_records_below(tmp_path: Path) -> None:

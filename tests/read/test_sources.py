@@ -145,7 +145,7 @@ def test_broken_compression_is_an_error_with_the_file_and_exit_code_2(tmp_path, 
 def test_a_gzip_stream_that_is_cut_off_is_read_as_far_as_it_goes(tmp_path):
     path = tmp_path / "cut.gz"
     path.write_bytes(gzip.compress(trace_of(0).encode())[:-30])
-    assert any("its gzip stream ends early" in note for note in load_source(path).health.trace_notes)
+    assert any("its gzip stream ends early" in note for note in load_source(path).health.notes)
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_one_bad_file_of_a_folder_is_left_out_and_said(folder):
     (folder / "bad.json").write_text('{"schemaVersion": 1, "traceEvents": 5}')
     run = load_traces(str(folder))
     assert list(run.ranks) == [0, 1]
-    assert any("bad.json" in note and "left out" in note for note in run.health.notes())
+    assert any("bad.json" in note and "left out" in note for note in run.health.notes)
 
 
 def told(tables: RankTables) -> list[object]:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
-from aorta.read.traces.health import ABSURD_NS, COUNTERS, TraceFacts, check_rows, examine
+from aorta.documents.dataset import TraceEntry
+from aorta.read.traces.health import ABSURD_NS, COUNTERS, check_rows, examine
 from aorta.read.traces.interval_table import NULL, Trace
 from tests.docs.pages import ROOT
 from tests.read.tables import COMM, COMPUTE, COPY, UNKNOWN, row, trace
 from tests.strategies import stream_rows
 
 
-def facts_of(given: Trace) -> TraceFacts:
+def facts_of(given: Trace) -> TraceEntry:
     return check_rows(given)[1]
 
 
@@ -78,10 +79,9 @@ def test_missing_and_doubled_and_unknown_ranks() -> None:
         facts_of(trace([row(COMPUTE, 0, 1, rank=rank)], world_size=4, path=f"t{place}"))
         for place, rank in enumerate((0, 2, 2, NULL))
     ]
-    health = examine(parts, ["x.json: not a trace"])
-    assert (health.world_size, health.document["ranks_read"], health.ranks_missing) == (4, [0, 2], (1, 3))
-    assert (health.document["ranks_in_several_traces"], health.document["traces_of_unknown_rank"]) == ([2], 1)
-    notes = "\n".join(health.notes)
+    world, missing, said = examine(parts, ["x.json: not a trace"])
+    assert (world, missing) == (4, [1, 3])
+    notes = "\n".join(said)
     assert "2 of 4 ranks missing: 1, 3" in notes
     assert "several traces claim to be rank 2" in notes
     assert "1 trace(s) of unknown rank" in notes
@@ -90,31 +90,12 @@ def test_missing_and_doubled_and_unknown_ranks() -> None:
 
 @pytest.mark.parametrize("world", [None, 2**31 - 1])
 def test_without_a_world_that_can_be_missing_ranks_are_unknown(world: int | None) -> None:
-    health = examine([facts_of(trace([row(COMPUTE, 0, 1)], world_size=world))])
-    assert (health.ranks_missing, health.document["ranks_missing"]) == (None, None)
+    assert examine([facts_of(trace([row(COMPUTE, 0, 1)], world_size=world))]) == (None, [], [])
 
 
 def test_several_devices_of_one_rank_are_said() -> None:
     rows = [row(COMPUTE, 0, 1, device=0), row(COMPUTE, 0, 1, device=3)]
-    health = examine([facts_of(trace(rows))])
-    assert health.document["several_devices"] == {"0": [0, 3]}
-    assert any("rank 0 has rows on devices 0, 3" in note for note in health.notes)
-
-
-def test_coverage_is_a_share_of_rows_and_null_without_steps() -> None:
-    rows = [row(COMPUTE, 5, 6), row(UNKNOWN, 15, 16), row(COMPUTE, 25, 26), row(COMPUTE, 35, 36)]
-    assert examine([facts_of(trace(rows))]).document["coverage"] == {"of_known_class": 0.75, "inside_steps": None}
-    assert examine([facts_of(trace(rows, steps=[(1, 0, 30)]))]).document["coverage"]["inside_steps"] == 0.75
-    empty = facts_of(trace([], steps=[(1, 0, 30)]))
-    assert examine([empty]).document["coverage"] == {"of_known_class": None, "inside_steps": None}
-
-
-def test_clean_traces_have_no_notes_and_every_counter_stands_in_the_json() -> None:
-    health = examine([facts_of(trace([row(COMPUTE, 0, 1)], world_size=1))])
-    assert health.notes == ()
-    found = health.document["counters"]
-    assert isinstance(found, dict)
-    assert list(found) == list(COUNTERS)
+    assert any("rank 0 has rows on devices 0, 3" in note for note in examine([facts_of(trace(rows))])[2])
 
 
 def test_the_page_describes_every_counter() -> None:

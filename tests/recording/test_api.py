@@ -20,6 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -582,10 +583,10 @@ def test_collectives_of_a_model_that_is_not_recorded_are_said(
     found = [step.coverage for step in record(tmp_path).steps]
     assert found[-1].unwatched == (found[-1].seen // 2 if watched == "one" else 0)
     assert found[-1].seen >= 4
-    health = load_run(tmp_path).health
-    assert sum(note.startswith("unwatched: ") for note in health.notes()) == (watched == "one")
-    share = sum(coverage.unwatched for coverage in found) / sum(coverage.seen for coverage in found)
-    assert health.facts([]).collectives_unwatched_share == ({"0": share} if share else {})
+    run = load_run(tmp_path)
+    said = [gap.lanes for gap in run.health.gaps if "belong to a model that is not recorded" in gap.why]
+    assert said == ([["compute"]] if watched == "one" else [])
+    assert np.isnan(run.steps.column("compute_ms")[-1]) == (watched == "one")
 
 
 def _in_a_child(model: nn.Module, recording: aorta.Recording) -> None:
@@ -627,7 +628,7 @@ def test_the_record_of_a_run_that_goes_on_says_so_and_that_of_a_killed_one_that(
     tmp_path: Path, model: nn.Module
 ) -> None:
     def ending() -> str | None:
-        return load_run(tmp_path).health.endings[0]
+        return load_run(tmp_path).health.endings["0"]
 
     with aorta.record(tmp_path, model=model) as recording:
         train(model, recording, 3)

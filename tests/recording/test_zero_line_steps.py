@@ -207,7 +207,7 @@ def test_an_earlier_run_is_not_taken_for_what_was_not_recorded(zero: zero_lines.
     aorta_record(tmp_path / "run", "true")
     Loop(zero).train(8)
     zero._end_with_program()
-    assert load_source(tmp_path / "run").health.files_left_out == ()
+    assert load_source(tmp_path / "run").health.files_left_out == []
     aorta_record(tmp_path / "run", "true")
     (said,) = load_source(tmp_path / "run").health.files_left_out
     assert said.startswith("the run that was started last, as this is an earlier one; ")

@@ -1,6 +1,6 @@
 """Collects what is wrong, or merely unusual, with the traces of one result, for people and for `summary.json`.
 
-`check_rows` counts in one trace where it is read, and removes rows that no metric can use; `examine` joins what was
+`check_rows` counts in one trace where it is read, and removes rows that no metric can use; `examine` says what was
 counted in all. Nothing is dropped silently (W16). Must not: repair or guess.
 """
 
@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from dataclasses import replace
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.documents.dataset import TraceEntry
 from aorta.read.frames import Groups
 from aorta.read.health import listed
 from aorta.read.traces.interval_table import NULL, IntervalClass, Intervals, Trace
@@ -56,25 +57,7 @@ _SIZES: Final = frozenset({"rows", "events", "same_stream_overlap_ns"})
 """Counters that say how much there is; every other one produces a note when it is not 0."""
 
 
-@dataclass(frozen=True)
-class TraceFacts:
-    """Facts about one trace, without its rows: small enough to be sent between processes. `devices`: those that its
-    rows are on, unknown ones left out.
-    """
-
-    path: str
-    format: str
-    clock: str
-    rank: int
-    world_size: int | None
-    host: str | None
-    devices: tuple[int, ...]
-    steps: int
-    counters: Mapping[str, int]
-    notes: tuple[str, ...]
-
-
-def check_rows(trace: Trace) -> tuple[Trace, TraceFacts]:
+def check_rows(trace: Trace) -> tuple[Trace, TraceEntry]:
     """Return the trace without rows that end before they start or last absurdly long, far strays and repetitions; and
     what was counted in it, those rows included.
     """
@@ -117,17 +100,17 @@ def check_rows(trace: Trace) -> tuple[Trace, TraceFacts]:
         codes = dict.fromkeys(code for code in table.name[left_out["strays"]].tolist() if code != NULL)
         shown = ", ".join(repr(table.names[code][:80]) for code in list(codes)[:SHOWN_DOUBTS])
         notes.append(f"{trace.path}: {count} row(s) far from all others in time are left out: {shown}")
-    facts = TraceFacts(
+    facts = TraceEntry(
         path=trace.path,
         format=trace.format,
         clock=trace.clock,
-        rank=trace.rank,
+        rank=None if trace.rank == NULL else trace.rank,
         world_size=trace.world_size,
         host=trace.host,
-        devices=tuple(device for device in np.unique(table.device).tolist() if device != NULL),
+        devices=[device for device in np.unique(table.device).tolist() if device != NULL],
         steps=len(trace.windows),
         counters=dict(Counter(trace.counters) + Counter(counted)),
-        notes=(*notes, *_doubts(trace, clean)),
+        notes=[*notes, *_doubts(trace, clean)],
     )
     return replace(trace, intervals=clean), facts
 
@@ -185,92 +168,47 @@ def _doubts(trace: Trace, table: Intervals) -> Iterator[str]:
     )
 
 
-class TraceHealth(NamedTuple):
-    """What is known of all traces of one result. `notes` are what its readers must know, the most serious first.
-    `document` has every fact as plain JSON values. Ranks are None where no source says how many there were.
-    """
-
-    world_size: int | None
-    ranks_missing: tuple[int, ...] | None
-    notes: tuple[str, ...]
-    document: dict[str, object]
-
-
 def examine(
-    parts: Sequence[TraceFacts],
+    traces: Sequence[TraceEntry],
     files_left_out: Sequence[str] = (),
     measured: Collection[int] | None = None,
     claimed: Sequence[int] | None = None,
-) -> TraceHealth:
-    """Join the facts of all traces of one result. Ranks for which nothing could be measured (not in `measured`) do not
-    count as read. `claimed`: the rank of each process, whose windows may be several traces; None: every trace is one.
+) -> tuple[int | None, list[int], list[str]]:
+    """Return how many ranks there were (None where no trace says), those missing, and what all traces together show, in
+    sentences, the most serious first. Ranks for which nothing could be measured (not in `measured`) do not count as
+    read. `claimed`: the rank of each process, whose windows may be several traces; None: every trace is one.
     """
-    ranks = claimed if claimed is not None else [part.rank for part in parts]
-    claims = Counter(rank for rank in ranks if rank != NULL)
-    worlds = {part.world_size for part in parts if part.world_size is not None}
+    ranks = claimed if claimed is not None else [trace.rank for trace in traces]
+    claims = Counter(rank for rank in ranks if rank not in (None, NULL))
+    worlds = {trace.world_size for trace in traces if trace.world_size is not None}
     # Sources that disagree: the largest world is the one in which all their ranks exist.
     world = max((size for size in worlds if 0 < size <= WORLD_LIMIT), default=None)
-    read = sorted(claims.keys() if measured is None else claims.keys() & set(measured))
-    missing = None if world is None else tuple(sorted({*range(world)} - {*read}))
-    unknown = sum(part.rank == NULL for part in parts)
-    doubled = sorted(rank for rank, count in claims.items() if count > 1)
-    several = {part.rank: part.devices for part in parts if len(part.devices) > 1}
+    read = claims.keys() if measured is None else claims.keys() & set(measured)
+    missing = sorted({*range(world or 0)} - read)
+    doubled = sorted(rank for rank, count in claims.items() if count > 1 and rank is not None)
     counters: Counter[str] = Counter()
-    for part in parts:
-        counters.update(part.counters)
-    rows, stepped = counters["rows"], sum(part.counters.get("rows", 0) for part in parts if part.steps)
-
+    for trace in traces:
+        counters.update(trace.counters)
     notes = []
     if missing:
         notes.append(
             f"{len(missing)} of {world} ranks missing: {listed(missing)}; what needs every rank is not available"
         )
-    if unknown:
+    if unknown := sum(trace.rank is None for trace in traces):
         notes.append(f"{unknown} trace(s) of unknown rank; left out of comparisons between ranks")
     if doubled:
         notes.append(f"several traces claim to be rank {listed(doubled)}: which is right is not known")
     notes += [f"left out: {sentence}" for sentence in files_left_out]
-    for rank, devices in several.items():
-        who = f"rank {rank}" if rank != NULL else "a trace of unknown rank"
-        notes.append(f"{who} has rows on devices {listed(devices)}; each is measured by itself (W15)")
+    for trace in {trace.rank: trace for trace in traces if len(trace.devices) > 1}.values():
+        who = f"rank {trace.rank}" if trace.rank is not None else "a trace of unknown rank"
+        notes.append(f"{who} has rows on devices {listed(trace.devices)}; each is measured by itself (W15)")
     notes += [
-        f"{counters[name]} of {rows} rows: {what}"
+        f"{counters[name]} of {counters['rows']} rows: {what}"
         for name, what in COUNTERS.items()
         if name not in _SIZES and counters[name]
     ]
     for fact in ("clock", "format"):
-        if len(seen := sorted({str(getattr(part, fact)) for part in parts})) > 1:
+        if len(seen := sorted({str(getattr(trace, fact)) for trace in traces})) > 1:
             notes.append(f"traces differ in {fact}: {', '.join(seen)}; times of different clocks were not compared")
-    said = Counter(note for part in parts for note in part.notes)
-    notes += [f"{note} ({count} traces)" if count > 1 else note for note, count in said.items()]
-
-    document: dict[str, object] = {
-        "ranks_expected": world,
-        "ranks_read": read,
-        "ranks_missing": None if missing is None else list(missing),
-        "traces_of_unknown_rank": unknown,
-        "ranks_in_several_traces": doubled,
-        "files_left_out": list(files_left_out),
-        "several_devices": {str(rank): list(devices) for rank, devices in several.items()},
-        "coverage": {  # fractions of rows: of all, and of those in traces with steps
-            "of_known_class": 1 - counters["unknown_class"] / rows if rows else None,
-            "inside_steps": 1 - counters["outside_steps"] / stepped if stepped else None,
-        },
-        "counters": {name: counters[name] for name in COUNTERS},
-        "traces": [
-            {
-                "path": part.path,
-                "format": part.format,
-                "clock": part.clock,
-                "ranks": [None if part.rank == NULL else part.rank],
-                "world_size": part.world_size,
-                "host": part.host,
-                "devices": list(part.devices),
-                "steps": part.steps,
-                "counters": {name: part.counters[name] for name in COUNTERS if part.counters.get(name, 0)},
-                "notes": list(part.notes),
-            }
-            for part in parts
-        ],
-    }
-    return TraceHealth(world, missing, tuple(notes), document)
+    said = Counter(note for trace in traces for note in trace.notes)
+    return world, missing, notes + [f"{note} ({count} traces)" if count > 1 else note for note, count in said.items()]

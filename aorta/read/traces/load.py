@@ -13,18 +13,18 @@ from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
+from msgspec import structs
 
 from aorta.command_line import name_ranks
-from aorta.documents.dataset import TraceEntries
+from aorta.documents.dataset import Health, TraceEntries
 from aorta.documents.metrics import RATIO_PARTS
 from aorta.errors import InputError
 from aorta.read.engines import Engine, Local, progress
 from aorta.read.frames import UNKNOWN, CollectiveName, Collectives, declared
-from aorta.read.health import Health
+from aorta.read.health import notes_of
 from aorta.read.join import join, join_steps
 from aorta.read.ledger import LANES, WHOLE, Broken, Gap, nulled
-from aorta.read.run import CoverageFacts, Run, gaps_of, partial_steps
-from aorta.read.traces.collectives import END_SOURCE
+from aorta.read.run import Run, gaps_of, partial_steps
 from aorta.read.traces.files import find_units
 from aorta.read.traces.health import examine
 from aorta.read.traces.kernels import entries, largest_first
@@ -66,8 +66,8 @@ def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequ
     numbered, chosen, numbering = _numbers(processes)
     marked = {own[0].facts.path for own in windows_of if own[0].facts.steps}
     claimed = [process[0].tables.source.rank for process in processes if process]
-    examined = examine([trace.facts for trace in traces], left_out, measured=numbered, claimed=claimed)
-    world = examined.world_size
+    entries_of = [trace.facts for trace in traces]
+    world, missing, said = examine(entries_of, left_out, measured=numbered, claimed=claimed)
     if world is None:
         world = sum(number >= 0 for number in numbered)
         numbering.append("no trace says how many ranks there were: the world size is the number of ranks read")
@@ -97,16 +97,18 @@ def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequ
     known = {number: tables for number, tables in ranks.items() if number >= 0}
     frames = join(ranks.values(), len(ranks))
     health = Health(
-        world_size=world,
-        ranks_read=tuple(known),
-        ranks_missing=examined.ranks_missing or (),
-        files_left_out=tuple(left_out),
-        partial_steps=partial_steps([each for each in known.values() if not marked or each.source.path in marked]),
-        instrument_modes=tuple(sorted({tables.source.instrument_mode for tables in ranks.values()})),
+        ranks_expected=world or None,
+        ranks_read=[*known],
+        ranks_missing=missing,
+        files_left_out=left_out,
+        steps_not_on_all_ranks=partial_steps(
+            [each for each in known.values() if not marked or each.source.path in marked]
+        ),
+        instrument_modes=sorted({tables.source.instrument_mode for tables in ranks.values()}),
+        traces=entries_of,
         gaps=gaps_of(frames.ranks),
-        traces={"numbering": numbering, "traces": examined.document},
-        trace_notes=(*examined.notes, *local, *numbering),
     )
+    health.notes = notes_of(health, [*said, *local, *numbering])
     return Run(location, frames, None, health, shown)
 
 
@@ -118,10 +120,10 @@ def _without_local_ranks(traces: Sequence[TraceTables]) -> tuple[list[TraceTable
     nodes: dict[int, set[tuple[str, ...]]] = {}
     named = []
     for trace in traces:
-        own = trace.facts.rank in ranks_in_path(trace.facts.path)
+        own = trace.rank in ranks_in_path(trace.facts.path)
         named.append(tuple(_NODE.findall(trace.facts.path)) if own else ())
     for trace, node in zip(traces, named, strict=True):
-        nodes.setdefault(trace.facts.rank, set()).update({node} if node else ())
+        nodes.setdefault(trace.rank, set()).update({node} if node else ())
     if max(map(len, nodes.values()), default=0) < 2:
         return [*traces], []
     note = (
@@ -136,14 +138,14 @@ def _unranked(trace: TraceTables) -> TraceTables:
         replace(each, tables=replace(each.tables, source=replace(each.tables.source, rank=UNKNOWN)))
         for each in trace.devices
     ]
-    return replace(trace, facts=replace(trace.facts, rank=UNKNOWN), devices=devices)
+    return replace(trace, facts=structs.replace(trace.facts, rank=None), devices=devices)
 
 
 def _refuse_several_jobs(location: str, processes: Sequence[Sequence[TraceTables]]) -> None:
     """Raise an `InputError` where the folders below a location hold several jobs: a rank begins in two of them."""
     ranks_in: dict[str, set[int]] = {}
-    for facts in (windows[0].facts for windows in processes):
-        ranks_in.setdefault(facts.path.rpartition("/")[0], set()).update({facts.rank} - {UNKNOWN})
+    for first in (windows[0] for windows in processes):
+        ranks_in.setdefault(first.facts.path.rpartition("/")[0], set()).update({first.rank} - {UNKNOWN})
     if max(Counter(rank for ranks in ranks_in.values() for rank in ranks).values(), default=0) > 1:
         lines = [f"  {folder}: {name_ranks(sorted(ranks))}\n" for folder, ranks in ranks_in.items() if ranks]
         raise InputError(
@@ -198,7 +200,7 @@ def _without_copies(traces: Sequence[TraceTables]) -> tuple[list[TraceTables], l
             (each.global_step.tobytes(), each.start_mono_ns.tobytes(), each.end_mono_ns.tobytes()) for each in steps
         ]
         told = [(each.device, each.busy_ns, *each.whole["metrics"].values()) for each in trace.devices]
-        known = facts.clock != "unknown" or facts.rank != UNKNOWN
+        known = facts.clock != "unknown" or facts.rank is not None
         same = (facts.rank, facts.host, str(times), str(told)) if known else (id(trace),)
         if same in kept:
             notes.append(f"{facts.path}: the same steps at the same times as {kept[same].facts.path}: a copy")
@@ -215,17 +217,17 @@ def _windows_of_processes(traces: Sequence[TraceTables]) -> list[list[TraceTable
     def order(trace: TraceTables) -> tuple[object, ...]:
         first = next(iter(trace.devices), None)
         begins = (0, 0) if first is None else (int(first.tables.steps.global_step[0]), first.whole["start_ns"])
-        return trace.facts.rank, trace.facts.steps == 0, begins
+        return trace.rank, trace.facts.steps == 0, begins
 
     groups: list[list[TraceTables]] = []
     last: dict[int, list[TraceTables]] = {}
     for trace in sorted(traces, key=order):
-        group = last.get(trace.facts.rank)
-        if group is not None and trace.facts.rank != UNKNOWN and _follows(group[-1], trace):
+        group = last.get(trace.rank)
+        if group is not None and trace.rank != UNKNOWN and _follows(group[-1], trace):
             group.append(trace)
         else:
-            last[trace.facts.rank] = [trace]
-            groups.append(last[trace.facts.rank])
+            last[trace.rank] = [trace]
+            groups.append(last[trace.rank])
     return sorted(groups, key=lambda group: min(map(traces.index, group)))
 
 
@@ -288,7 +290,6 @@ def _joined(parts: Sequence[DeviceTables]) -> DeviceTables:
             steps=steps,
             collectives=collectives,
             details=TraceDetails(np.concatenate(segments), steps.start_mono_ns, steps.end_mono_ns),
-            covered=CoverageFacts(end_sources={END_SOURCE: len(collectives)}),
             gaps=tuple(gap for part in parts for gap in part.tables.gaps),
         ),
         whole=_whole([part.whole for part in parts]),

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from aorta.documents.dataset import SlowdownEntry
+from aorta.documents.dataset import SlowdownEntry, TraceEntry
 from aorta.read.frames import (
     KIND_METRICS,
     KINDS_KNOWN,
@@ -29,11 +29,11 @@ from aorta.read.frames import (
     of_unused_kind,
 )
 from aorta.read.ledger import COMM, LANES, WHOLE, Gap, audit, balanced, lacking, mostly_one, of_window
-from aorta.read.run import CoverageFacts, Details, RankTables, Source, StepIntervals
+from aorta.read.run import Details, RankTables, Source, StepIntervals
 from aorta.read.traces.claims import unrecorded
-from aorta.read.traces.collectives import END_SOURCE, collectives_in
+from aorta.read.traces.collectives import collectives_in
 from aorta.read.traces.files import TraceFiles, read_unit
-from aorta.read.traces.health import TraceFacts, check_rows, doubtful_rows
+from aorta.read.traces.health import check_rows, doubtful_rows
 from aorta.read.traces.interval_table import (
     KIND_CODE,
     NO_WINDOWS,
@@ -118,10 +118,15 @@ class TraceTables:
     """
 
     devices: list[DeviceTables]
-    facts: TraceFacts
+    facts: TraceEntry
     kernels: KernelFacts
     slowdowns: list[SlowdownEntry]
     slowdowns_left_out: int
+
+    @property
+    def rank(self) -> int:
+        """The rank that it states; `NULL` where it does not."""
+        return NULL if self.facts.rank is None else self.facts.rank
 
 
 def read_trace_tables(unit: TraceFiles) -> list[TraceTables]:
@@ -368,7 +373,6 @@ def _device(trace: Trace, timeline: DeviceTimeline) -> DeviceTables:
             steps=steps,
             collectives=collectives,
             details=TraceDetails(np.stack([place, *tiles, masks], axis=1), window.start, window.end),
-            covered=CoverageFacts(end_sources={END_SOURCE: len(collectives)}),
             gaps=(*dict.fromkeys([*trace.gaps, *(gap for own in gaps for gap in own), *doubts, *broken]),),
         ),
         whole={
