@@ -86,7 +86,7 @@ def write_candidates(compared: Candidates, path: Path) -> None:
     }
     data = {**for_scripts(), "timelines": [], "kindColors": {}}
     html = assemble("candidates.html.jinja", context, [], data)
-    path.write_text(html, encoding="utf-8", errors=NOT_UTF8, newline="\n")
+    write_whole(path, html.encode("utf-8", errors=NOT_UTF8))
 
 
 def _candidate(compared: Candidates, side: str) -> Candidate:

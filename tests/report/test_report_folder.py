@@ -94,7 +94,7 @@ def test_the_collectives_of_a_dataset_are_told_with_what_limits_them(tmp_path: P
 
 def test_a_run_of_no_step_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
     write_rank(tmp_path / "run", header(), [], foot=None)
-    said = r"run: 0 steps recorded: was recording\.step\(\) called\?; rank 0: killed"
+    said = r"run: 0 steps recorded: recording\.step\(\) was not called, or, .*; rank 0: killed"
     with pytest.raises(InputError, match=said):
         write_report({"x": tmp_path / "run"}, tmp_path / "out")
     assert not (tmp_path / "out").exists()
