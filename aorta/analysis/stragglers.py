@@ -122,7 +122,8 @@ def cost_of(run: Run, pieces: Iterable[Exposed], wait_ns: Ints, steps: Ints) -> 
         cells = at[here], columns[step[here]]
         np.add.at(held, cells, waited[here])
         np.add.at(unknown, cells, np.where(known, 0, length_ns)[here])
-    return Cost(behind_others(held / NS_PER_MS), float(unknown.mean(axis=0).max(initial=0)) / NS_PER_MS)
+    most_ns = int(unknown.sum(axis=0).max(initial=0)) / max(len(steps), 1)  # no step may be on all ranks
+    return Cost(behind_others(held / NS_PER_MS), most_ns / NS_PER_MS)
 
 
 def name_stragglers(
