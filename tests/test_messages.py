@@ -75,7 +75,7 @@ ROWS: Final = [
     ("ab --output p --timeout-s nan --dry-run", 1, "timeout_s=nan: must be greater than 0"),
     ("ab --output p --env A=1 --dry-run", 2, "write env.NAME=VALUE"),
     ("ab --output p env.A --dry-run", 2, "expected env.NAME=VALUE"),
-    ("ab --dry-run", 1, "--output"),
+    ("ab --dry-run", 2, "--output"),
     ("ab --output p --plan nowhere.yaml --dry-run", 1, "nowhere.yaml"),
     # A folder that cannot be written, or is taken.
     ("report run --output taken/below", 2, "--output DIR"),

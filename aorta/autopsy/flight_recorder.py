@@ -200,6 +200,10 @@ def read_dumps(paths: Sequence[Path]) -> list[RankEvidence]:
         raise InputError(no_evidence(paths[0]))
     dumps = {rank: _read(path) for rank, path in files.items()}
     readable = {rank: dump for rank, dump in dumps.items() if isinstance(dump, _Dump)}
+    # A dump of gloo names no group: of all that is listed, the highest rank is then taken for the job's last.
+    listed = [rank for dump in readable.values() for group in dump.pg_config.values() for rank in map(int, group.ranks)]
+    named = any(name and each.ranks for dump in readable.values() for name, each in dump.pg_config.items())
+    world = max([*files, *listed]) + 1 if listed and not named else None
     whole = not any(one.entries and (one.entries[0].record_id or _is_of_unfinished(one)) for one in readable.values())
     messaging = {str(one.process_group[0]) for dump in readable.values() for one in dump.entries if one.p2p_seq_id}
     # Without TORCH_NCCL_ENABLE_TIMING torch records no event at a collective's start, and says of none that the device
@@ -212,7 +216,7 @@ def read_dumps(paths: Sequence[Path]) -> list[RankEvidence]:
     return [
         RankEvidence(rank=rank, source="flight_recorder", path=str(files[rank]), torn=dump)
         if isinstance(dump, str)
-        else _evidence(rank, files[rank], dump, whole, begun, messaging)
+        else _evidence(rank, world, files[rank], dump, whole, begun, messaging)
         for rank, dump in sorted(dumps.items())
     ]
 
@@ -258,13 +262,15 @@ def _read(path: Path) -> _Dump | str:
         ArithmeticError, AttributeError, EOFError, LookupError, MemoryError, RecursionError, TypeError, ValueError,
         pickle.UnpicklingError, struct.error,
     ) as error:  # fmt: skip
-        return f"{path.name} is torn, or no dump: {error}"
+        return f"{path.name} is torn, or no dump: {error or type(error).__name__}"
     if dump.version.partition(".")[0] != "2":
         return f"{path.name} is of version {dump.version}; versions 2.x (torch 2.5 and later) can be read"
     return dump
 
 
-def _evidence(rank: int, path: Path, dump: _Dump, whole: bool, begun: bool, messaging: set[str]) -> RankEvidence:
+def _evidence(
+    rank: int, world: int | None, path: Path, dump: _Dump, whole: bool, begun: bool, messaging: set[str]
+) -> RankEvidence:
     # A process numbers its groups as it makes them, and `pg_config` has them by name.
     made = {str(entry.process_group[0]): entry.pg_id or 0 for entry in reversed(dump.entries)}
     groups = {
@@ -272,7 +278,7 @@ def _evidence(rank: int, path: Path, dump: _Dump, whole: bool, begun: bool, mess
         for name, each in sorted(dump.pg_config.items(), key=lambda item: made.get(item[0], len(made)))
         if name  # gloo lists one without a name, with the ranks of the last group that was made
     }
-    world = next((group.ranks[-1] + 1 for group in groups.values() if _is_default(group)), None)
+    world = next((group.ranks[-1] + 1 for group in groups.values() if _is_default(group)), world)
     for entry in dump.entries:
         name = str(entry.process_group[0])
         groups.setdefault(name, _group(name, entry.process_group[1], []))
