@@ -262,7 +262,7 @@ def _read(path: Path) -> _Dump | str:
         ArithmeticError, AttributeError, EOFError, LookupError, MemoryError, RecursionError, TypeError, ValueError,
         pickle.UnpicklingError, struct.error,
     ) as error:  # fmt: skip
-        return f"{path.name} is torn, or no dump: {error or type(error).__name__}"
+        return f"{path.name} is torn, or no dump: {str(error) or type(error).__name__}"
     if dump.version.partition(".")[0] != "2":
         return f"{path.name} is of version {dump.version}; versions 2.x (torch 2.5 and later) can be read"
     return dump
