@@ -58,7 +58,9 @@ def rows_of(subjects: Mapping[str, Subject]) -> list[Row]:
         medians = [known.median if (known := launches.statistics.get(name)) else None for name in METRICS]
         values = ["" if median is None else f"{median:.6g}" for median in medians]
         digest = _digest(subject.dataset.run.manifest or {})
-        rows.append((began, commit_around(Path.cwd()) or "", label, str(len(launches.launches)), *values, digest))
+        # A spreadsheet takes a cell that begins so for a formula; labels are from other people's records.
+        inert = f"'{label}" if label.startswith(("=", "+", "-", "@")) else label
+        rows.append((began, commit_around(Path.cwd()) or "", inert, str(len(launches.launches)), *values, digest))
     return rows
 
 

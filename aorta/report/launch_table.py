@@ -182,10 +182,13 @@ class Candidates:
         """Return which side to take."""
         best = self.best
         if best is None:
-            count, slower = len(self.comparisons), [each.verdict == "regression" for each in self.judged.values()]
-            if sum(slower) < count:
-                return f"keep the reference: none of the {count} candidates is significantly faster"
-            return f"keep the reference: {'both' if count == 2 else f'all {count}'} candidates are slower"
+            count, compared = len(self.comparisons), len(self.judged)
+            if not compared:
+                return "no recommendation: no candidate could be compared with the reference"
+            if all(each.verdict == "regression" for each in self.judged.values()) and compared == count:
+                return f"keep the reference: {'both' if count == 2 else f'all {count}'} candidates are slower"
+            of = f"{count} candidates" if compared == count else f"{compared} of {count} candidates that were compared"
+            return f"keep the reference: none of the {of} is significantly faster"
         found = self.judged[best]
         others = sum(each.verdict == "improvement" for each in self.judged.values())
         more = f"; of {others} improvements it has the shortest step" if others > 1 else ""
