@@ -9,8 +9,9 @@ an environment variable of such a name has that value; artifacts/README.md has t
 writes text from outside calls `redact`, of a document `redacted`; what is compared is compared before.
 
 Each rule begins with a word, and from there on has repetitions that are bounded, or that nothing follows: so the work
-grows with the length of the text alone. Must not touch keys, numbers or other values, or turn JSON into text that is
-none.
+grows with the length of the text alone. Repetitions of more than single characters stand in atomic groups: possessive
+ones keep what an iteration that fails has passed, in Python before 3.11.5 (gh-106052). Must not touch keys, numbers or
+other values, or turn JSON into text that is none.
 """
 
 from __future__ import annotations
@@ -49,16 +50,16 @@ _BETWEEN: Final = rf"{_QUOTE}\s{{0,80}},\s{{0,80}}{_QUOTE}"  # two words of a li
 def _quoted(mark: str, inside: str, guard: str = "") -> str:
     """Match a text in quotes, or a list of such from the first to the end of the last. `guard`: of an opening quote."""
     between = rf"{mark}\s{{0,80}},\s{{0,80}}{mark}{guard}"
-    return rf"(?:{mark}{guard}((?:{inside})++)|\[\s{{0,80}}{mark}{guard}((?:{inside}|{between})++))"
+    return rf"(?:{mark}{guard}((?>(?:{inside})+))|\[\s{{0,80}}{mark}{guard}((?>(?:{inside}|{between})+)))"
 
 
-_JSON: Final = _quoted('"', r'[^"\\\n]|\\.')
+_JSON: Final = _quoted('"', r'[^"\\\n]++|\\.')
 _IN_QUOTES: Final = "|".join(
     (
-        _quoted('"', r'[^"\\\n]|\\.', r"(?![,}\]:\s]|$)"),  # the quotes are none of JSON's own, where a text is JSON
+        _quoted('"', r'[^"\\\n]++|\\.', r"(?![,}\]:\s]|$)"),  # the quotes are none of JSON's own, where a text is JSON
         r'"{3}([^"]++)',  # TOML's
-        _quoted("'", r"""[^'"\\\n]|\\[^'"]"""),
-        _quoted(r"""\\{1,7}["']""", r"""[^"'\\]"""),
+        _quoted("'", r"""[^'"\\\n]++|\\[^'"]"""),
+        _quoted(r"""\\{1,7}["']""", r"""[^"'\\]++"""),
     )
 )
 _VALUE: Final = "|".join(
@@ -67,14 +68,14 @@ _VALUE: Final = "|".join(
         # A list or a mapping without quotes, of which numbers alone are no secrets.
         r"""\[(?![\d\s.,e+-]{0,80}\])([^\s"'\[\]{}\\][^"'\[\]{}\\\n]*+)|\{([^"'{}\\\n]++)""",
         # Up to a blank: brackets that close, and a comma before another name, are not of the value.
-        r"""(?:(?:bearer|basic|token)\s{1,3})?((?:[^\s"'<>&\\,)\]}\[{]|(?<=[^=:\s])[\[{]|\\[^"']"""
-        r"""|[,)\]}]{1,8}+(?![\s"'<>&,)\]}]|[\w.]{1,40}=|$))++)""",
+        r"""(?:(?:bearer|basic|token)\s{1,3})?((?>(?:[^\s"'<>&\\,)\]}\[{]++|(?<=[^=:\s])[\[{]|\\[^"']"""
+        r"""|[,)\]}]{1,8}+(?![\s"'<>&,)\]}]|[\w.]{1,40}=|$))+))""",
     )
 )
 _ITEM: Final = r"(?:[ \t]{1,80}|[ \t]{0,80}-[ \t])"  # a line of a block of YAML begins so
 _LINES: Final = (
-    rf"""[ \t]?[|>]?[+-]?[ \t]?(?:\n((?:(?<=\n){_ITEM}[^\n]*+(?:\n(?={_ITEM}))?)++)"""
-    rf"""|((?:\\n{_ITEM}(?:[^"\\\n]|\\[^n])*+)++))"""
+    rf"""[ \t]?[|>]?[+-]?[ \t]?(?:\n((?>(?:(?<=\n){_ITEM}[^\n]*+(?:\n(?={_ITEM}))?)+))"""
+    rf"""|((?>(?:\\n{_ITEM}(?:[^"\\\n]|\\[^n])*+)+)))"""
 )
 _GIVEN: Final = (
     rf"""(?:"\s?:\s{{0,3}}{_JSON}"""  # "name": "value"

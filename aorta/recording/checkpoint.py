@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
@@ -146,7 +147,16 @@ class _MetadataUnpickler(pickle._Unpickler):
             return getattr(torch, name)
         if (module, name) in _METADATA_NAMES:
             return super().find_class(module, name)
+        if (module, name) == ("builtins", "getattr"):
+            return _member
         raise pickle.UnpicklingError(f"its .metadata names {module}.{name}, which no checkpoint does; it is not loaded")
+
+
+def _member(kind: object, name: object) -> Enum:
+    """Return a member of an enumeration: Python before 3.11.4 pickles it as an attribute of its class."""
+    if isinstance(kind, type) and issubclass(kind, Enum) and isinstance(name, str) and name in kind.__members__:
+        return kind[name]
+    raise pickle.UnpicklingError("its .metadata asks for an attribute, which no checkpoint does; it is not loaded")
 
 
 _METADATA_MODULE: Final = "torch.distributed.checkpoint.metadata"

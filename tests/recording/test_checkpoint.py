@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -127,7 +130,30 @@ def names_a_pipe_elsewhere(folder: Path) -> None:
     (folder / ".metadata").write_bytes(pickle.dumps(found))
 
 
-@pytest.mark.parametrize("change", [unpickles, names_a_pipe_elsewhere])
+class OfEnumerations(pickle.Pickler):
+    """Writes their members as Python before 3.11.4 does."""
+
+    def reducer_override(self, value: object) -> Any:
+        return (getattr, (type(value), value.name)) if isinstance(value, Enum) else NotImplemented
+
+
+def test_metadata_that_an_older_python_wrote_is_read(tmp_path: Path) -> None:
+    with checkpointed(tmp_path) as (kept, _):
+        path = kept.save(3) / ".metadata"
+        written = io.BytesIO()
+        OfEnumerations(written).dump(pickle.loads(path.read_bytes()))
+        assert b"getattr" in written.getvalue()
+        path.write_bytes(written.getvalue())
+        kept.load(3)
+
+
+def asks_for_an_attribute(folder: Path) -> None:
+    (folder / ".metadata").write_bytes(
+        b"cbuiltins\ngetattr\n(ctorch.distributed.checkpoint.metadata\nMetadata\nV__init__\ntR."
+    )
+
+
+@pytest.mark.parametrize("change", [unpickles, names_a_pipe_elsewhere, asks_for_an_attribute])
 def test_metadata_that_is_not_a_checkpoint_s_is_refused_and_nothing_is_run(
     tmp_path: Path, change: Callable[[Path], None]
 ) -> None:
