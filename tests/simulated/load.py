@@ -82,7 +82,7 @@ def for_children() -> None:
     folders = [str(SITE), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(folder for folder in folders if folder))
     if str(SITE) not in sys.path:
-        sys.path.append(str(SITE))
+        sys.path.insert(0, str(SITE))  # Debian's Python has a sitecustomize of its own
 
 
 @cache
