@@ -96,10 +96,11 @@ def end_with_parent(parent: int) -> Callable[[], None]:
     return ask
 
 
-def name_ranks(ranks: Sequence[int]) -> str:
-    """Return ascending ranks in words: `rank 3`, `ranks 0-2, 5`."""
+def name_ranks(ranks: Sequence[int], most: int | None = None) -> str:
+    """Return ascending ranks in words: `rank 3`, `ranks 0-2, 5`; `most`: of so many stretches, then `, ...`."""
     runs = [[rank for _, rank in group] for _, group in groupby(enumerate(ranks), lambda pair: pair[1] - pair[0])]
-    named = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    named = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs[:most])
+    named += ", ..." if most is not None and len(runs) > most else ""
     return f"rank{'s' if len(ranks) > 1 else ''} {named}"
 
 

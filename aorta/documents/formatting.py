@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from aorta.command_line import name_ranks
 from aorta.documents.comparison import ComparedMetric, Effect
 from aorta.documents.dataset import DatasetEntry, Ends, Statistics
 
@@ -188,7 +189,7 @@ def group_title(
     groups = [sorted(ranks) for ranks in members]
     dimensions = {_dimension(ranks, mesh or {}) for ranks in groups}
     title = (dimensions.pop() if len(dimensions) == 1 else None) or f"group {name}"
-    return f"{title}, ranks {rank_list(groups[0])}" if len(groups) == 1 and len(groups[0]) != world_size else title
+    return f"{title}, {name_ranks(groups[0], _LISTED)}" if len(groups) == 1 and len(groups[0]) != world_size else title
 
 
 def _dimension(ranks: Sequence[int], mesh: Mapping[str, int]) -> str | None:
@@ -200,18 +201,6 @@ def _dimension(ranks: Sequence[int], mesh: Mapping[str, int]) -> str | None:
             return name
         stride *= size
     return None
-
-
-def rank_list(ranks: Sequence[int]) -> str:
-    """Return sorted ranks as `0-3, 8`, the first `_LISTED` stretches of them."""
-    stretches: list[list[int]] = []
-    for rank in ranks:
-        if stretches and stretches[-1][-1] == rank - 1:
-            stretches[-1][1:] = [rank]
-        else:
-            stretches.append([rank])
-    more = ", ..." if len(stretches) > _LISTED else ""
-    return ", ".join("-".join(map(str, each)) for each in stretches[:_LISTED]) + more
 
 
 def first_upper(sentence: str) -> str:

@@ -32,7 +32,7 @@ _MARGIN: Final = 0.06
 """Of the range of a chart that does not begin at 0: room on either side."""
 
 
-class Segment(NamedTuple):
+class BarSegment(NamedTuple):
     """A part of a bar."""
 
     color: str
@@ -47,7 +47,7 @@ class Bar(NamedTuple):
 
     label: str
     total: str
-    segments: list[Segment]
+    segments: list[BarSegment]
 
 
 def parts(entry: DatasetEntry) -> list[float]:
@@ -70,7 +70,7 @@ def step_bars(entries: Mapping[str, DatasetEntry]) -> list[Bar]:
     bars = []
     for label, of_run in found.items():
         segments = [
-            Segment(
+            BarSegment(
                 color,
                 100 * ms / longest,
                 PAGE.quantity(ms, "ms"),
