@@ -35,8 +35,9 @@ _OPTIONS: Final = re.compile(r"-([bBdEhiIOPqRsStuvVx?]*)([cmWX]?)(.*)", re.DOTAL
 """A word of options of Python: those without an argument, one that has one, and the argument if it is not the next."""
 _IGNORES_PATH: Final = frozenset("IES")
 """With these Python reads no PYTHONPATH (-I, -E) or no sitecustomize (-S)."""
-_NOTE: Final = """nothing is recorded of `{}`, started at {:%Y-%m-%d %H:%M:%S} UTC on {}: no process of it made two
-steps of a torch optimizer, or AORTA was hidden from it, by Python's -I, -E or -S or by a PYTHONPATH that was set anew
+_NOTE: Final = """nothing is recorded of `{}`, started at {:%Y-%m-%d %H:%M:%S} UTC on {}:
+no process of it made two steps of a torch optimizer, or AORTA was hidden from it, by Python's -I, -E or -S or by a
+PYTHONPATH that was set anew
 """
 _TRAIN: Final = (
     ("--nproc_per_node", "ranks on this machine"),

@@ -290,7 +290,7 @@ def record(
         if not _one_at_a_time.acquire(blocking=False):
             raise ConfigError("aorta.record: a recording is open in this process already; end it first")
         stack.callback(_one_at_a_time.release)
-        stack.enter_context(_NamedLines(logging.WARNING))
+        stack.enter_context(NamedLines(logging.WARNING))
         topology, peers = meet(timeout_s)
         start_step = max(peers.gather("start step", start_step))  # a rank without optimizer state counts no steps
         asked = replace(asked, start_step=start_step)
@@ -368,14 +368,14 @@ def record(
             raise leaving
 
 
-class _NamedLines(logging.Handler, AbstractContextManager["_NamedLines"]):
+class NamedLines(logging.Handler, AbstractContextManager["NamedLines"]):
     """Prints warnings of AORTA as logging does where nobody configured it, and whose they are."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if not logging.getLogger().handlers:
             to_stderr(f"aorta: {record.getMessage()}")
 
-    def __enter__(self) -> _NamedLines:
+    def __enter__(self) -> NamedLines:
         logging.getLogger("aorta").addHandler(self)
         return self
 

@@ -1,9 +1,9 @@
 """How the ranks of a program that knows nothing of AORTA come to record together, while they train.
 
-At its first optimizer step a rank starts a thread, which announces it in a store of its own, waits until all ranks have
-announced themselves, or only those that step, agrees with the threads of the others on the step behind which they
-begin, and opens the run. The training waits for its own thread alone, and not for long: at its first step, as ranks
-that step together begin together, and at the step that was agreed on.
+At its first optimizer step a rank starts a thread, which prepares what has to be there, announces the rank in a store
+of its own, waits until all ranks have announced themselves, or only those that step, agrees with the threads of the
+others on the step behind which they begin, and opens the run. The training waits for its own thread alone, and not for
+long: at its first step, as ranks that step together begin together, and at the step that was agreed on.
 
 Must not wait for another rank's training, or use the program's own connection to the store, which an operation blocks.
 """
@@ -22,7 +22,6 @@ import torch.distributed as dist
 
 from aorta.distributed.peers import Peers
 from aorta.errors import PeerFailed
-from aorta.instrument.native.build import ensure_built
 
 AGREED_STEP_S: Final = 10.0
 """How long the step that was agreed on may wait for the run to be open, and a thread for those of the others."""
@@ -40,6 +39,7 @@ class Meeting:
 
     Args:
         store: of this meeting alone.
+        prepare: called first, in the thread; may take minutes.
         open_run: opens the run, in the thread, given the step behind which it begins; returns what `result` will be.
 
     Attributes:
@@ -48,14 +48,22 @@ class Meeting:
         result: of `open_run`, once `stepped` has returned True.
     """
 
-    def __init__(self, store: dist.Store, rank: int, world_size: int, open_run: Callable[[int], Any]) -> None:
+    def __init__(
+        self,
+        store: dist.Store,
+        rank: int,
+        world_size: int,
+        prepare: Callable[[], None],
+        open_run: Callable[[int], Any],
+    ) -> None:
         self.peers: Peers | None = None
         self.trains_in = threading.get_ident()
         self.result: Any = None
-        self._store, self._rank, self._world_size, self._open_run = store, rank, world_size, open_run
+        self._store, self._rank, self._world_size = store, rank, world_size
+        self._prepare, self._open_run = prepare, open_run
         self._changed, self._given_up = threading.Condition(), threading.Event()
         self._steps, self._begins_behind = 0, -1
-        self._is_held = self._is_over = False
+        self._is_prepared = self._is_held = self._is_over = False
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="aorta meeting", daemon=True)
         self._thread.start()
@@ -104,6 +112,8 @@ class Meeting:
             self._given_up.set()
             self._changed.notify_all()
         self._thread.join(1.0)
+        if not self._is_prepared:
+            return "the program ended while the interceptor was compiled, which goes on: record again in a minute"
         with suppress(RuntimeError, OSError):  # the store may be gone
             if missing := [rank for rank in range(self._world_size) if not self._store.check([_name(rank)])]:
                 return f"no optimizer step was taken by ranks {', '.join(map(str, missing))}"
@@ -114,7 +124,8 @@ class Meeting:
         error: Exception | None = None
         result = None
         try:
-            ensure_built("dedicated", wanted=True, emulated=False)  # takes a minute, once
+            self._prepare()
+            self._is_prepared = True
             self.peers = self._meet()
             result = self._open_run(self._agree_on_step(self.peers))
         except Exception as problem:  # noqa: BLE001  for the thread that trains

@@ -14,6 +14,7 @@ let an error of AORTA reach the script: it is one line, and the training goes on
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import sys
 import threading
@@ -141,6 +142,7 @@ class _ZeroLines:
             self._why = f"torch.distributed was not initialised, with WORLD_SIZE={os.environ['WORLD_SIZE']}"
             return
         try:
+            from aorta.instrument.native.build import ensure_built
             from aorta.recording import api, recorded_run
             from aorta.recording.meeting import AGREED_STEP_S, Meeting, announce
 
@@ -160,6 +162,10 @@ class _ZeroLines:
         self._process, self._thread = os.getpid(), threading.get_ident()
         api.standing_aside.append(self._stand_aside)
 
+        def compile_once() -> None:
+            with api.NamedLines(logging.WARNING):
+                ensure_built("dedicated", wanted=True, emulated=False)
+
         def open_run(behind: int) -> Recording:
             number = behind if count is None else count - 1 + behind
             (context := copy_context()).run(api.without_lines.set, True)
@@ -171,7 +177,7 @@ class _ZeroLines:
             return recording
 
         if together and dist.get_world_size() > 1:
-            self._meeting = Meeting(_own_store(), dist.get_rank(), dist.get_world_size(), open_run)
+            self._meeting = Meeting(_own_store(), dist.get_rank(), dist.get_world_size(), compile_once, open_run)
             if self._meeting.stepped(_FIRST_STEP_S):
                 self._begun(self._meeting.result)
         else:
@@ -279,13 +285,16 @@ class _ZeroLines:
                 self._explain(self._why)
 
     def _explain(self, why: str) -> None:
-        """Say why nothing is recorded, also in the note of `aorta record`, for the report."""
+        """Say why nothing is recorded, also in the note of `aorta record`, for the report, in place of its guess."""
         _say(f"nothing is recorded: {why}")
         from aorta.records.run_files import NOTE_FILE
 
         with suppress(OSError), (Path(self._folder) / NOTE_FILE).open("r+") as note:
-            note.seek(0, os.SEEK_END)
-            note.write(f"AORTA said: {printable(why)}\n")
+            what, *because = note.read().splitlines()
+            said = [line for line in because if line.startswith("aorta: ")]
+            note.seek(0)
+            note.write("\n".join([what, *said, f"aorta: {printable(why)}", ""]))
+            note.truncate()
 
     def end(self, group: Any = None, error: BaseException | None = None) -> None:
         """End the recording: before its process group is destroyed, or with what ends the program."""

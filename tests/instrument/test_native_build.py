@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -120,6 +123,26 @@ def test_the_first_run_builds_it_once_whatever_the_number_of_ranks(
     with ThreadPoolExecutor(4) as ranks:
         list(ranks.map(lambda _: native.ensure_built("observe", wanted=True, emulated=False), range(4)))
     assert (native.library().exists(), (somewhere_else / "runs").read_text()) == (True, "x")
+
+
+def test_a_build_outlives_the_run_that_began_it(somewhere_else: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    builds = "import time; open('runs', 'a').write('x'); time.sleep(1); open(path, 'w').close()"
+    asked_to_build(monkeypatch, builds)
+    monkeypatch.chdir(somewhere_else)
+    run = os.fork()
+    if run == 0:
+        os.setsid()
+        threading.Thread(
+            target=native.ensure_built, args=("observe",), kwargs={"wanted": True, "emulated": False}
+        ).start()
+        while not (somewhere_else / "runs").exists():
+            time.sleep(0.01)
+        os.killpg(0, signal.SIGKILL)  # as torchrun ends a rank
+    os.waitpid(run, 0)
+    assert not native.library().exists()
+    native.ensure_built("observe", wanted=True, emulated=False)
+    assert native.library().exists()
+    assert (somewhere_else / "runs").read_text() == "x"
 
 
 def test_a_build_that_fails_in_a_run_is_said_and_not_repeated(

@@ -12,6 +12,8 @@ from aorta.recording import meeting
 from aorta.recording.meeting import Meeting, announce
 from tests.runs import HANGS_S
 
+COMPILES = "the program ended while the interceptor was compiled, which goes on: record again in a minute"
+
 
 class Opened:
     """What opens a run: it waits as `aorta.record` does, and is closed where nobody wants it any more."""
@@ -32,14 +34,9 @@ def joins(store: dist.Store, rank: int, ranks: int) -> Meeting:
         ready.wait(HANGS_S)
         return Opened(own, behind)
 
-    own.append(Meeting(store, rank, ranks, open_run))
+    own.append(Meeting(store, rank, ranks, lambda: None, open_run))
     ready.set()
     return own[0]
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AORTA_BUILD", "0")
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 50])
@@ -99,3 +96,17 @@ def test_a_program_that_ends_is_not_waited_for_and_hears_who_was_missing() -> No
     own = joins(dist.HashStore(), 0, 3)
     assert not own.stepped()
     assert own.give_up() == "no optimizer step was taken by ranks 1, 2"
+
+
+def test_a_program_that_ends_while_its_rank_prepares_says_so() -> None:
+    prepared, asked = threading.Event(), threading.Event()
+
+    def prepare() -> None:
+        asked.set()
+        prepared.wait(HANGS_S)
+
+    own = Meeting(dist.HashStore(), 0, 1, prepare, lambda _behind: None)
+    assert asked.wait(HANGS_S)
+    assert not own.stepped()
+    assert own.give_up() == COMPILES
+    prepared.set()

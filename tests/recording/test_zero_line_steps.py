@@ -185,7 +185,7 @@ def test_where_nothing_is_recorded_the_report_explains_it(tmp_path: Path, words:
     done = aorta_record(tmp_path / "run", *words)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     with pytest.raises(
-        InputError, match=r"/run: nothing is recorded of `.*`, started at .* UTC on .*: no process of it"
+        InputError, match=r"/run: nothing is recorded of `.*`, started at .* UTC on .*:\nno process of it"
     ):
         load_source(tmp_path / "run")
 
@@ -199,7 +199,7 @@ def test_why_nothing_is_recorded_is_kept_for_the_report(
     aorta_record(tmp_path / "run", "true")
     monkeypatch.setattr(zero_lines, "_trained_models", fails)
     Loop(zero).train(2)
-    with pytest.raises(InputError, match=r"(?s)nothing is recorded of `true`.*RuntimeError: injected"):
+    with pytest.raises(InputError, match=r"nothing is recorded of `true`, .*:\naorta: RuntimeError: injected$"):
         load_source(tmp_path / "run")
 
 

@@ -14,13 +14,14 @@ import importlib.util
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
 import tempfile
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import torch
 
@@ -107,30 +108,36 @@ def ensure_built(mode: InstrumentMode, *, wanted: bool, emulated: bool) -> None:
         with open_own(path.with_suffix(".lock")) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not (path.exists() or _failure(path).exists()):
-                _build_in_child(path)
+                _build_in_child(path, lock)
     except (OSError, RuntimeError) as error:
         _log.warning("the compiled interceptor cannot be built: %s", error)
     load.cache_clear()
 
 
-def _build_in_child(path: Path) -> None:
-    """Run the build in a process of its own, so that nothing of it is left in this one; note why it failed."""
+def _build_in_child(path: Path, lock: IO[bytes]) -> None:
+    """Run the build in a process of its own, so that nothing of it is left in this one; note why it failed. It goes on
+    where the run ends before it, with the lock, for the runs that follow.
+    """
     _log.warning("compiling the interceptor into %s, once for this torch: about a minute", path.parent)
     variables = {name: value for name, value in os.environ.items() if name not in _OF_A_RANK}
-    try:
-        done = subprocess.run(
+    with tempfile.TemporaryFile() as said:
+        build = subprocess.Popen(
             _BUILD,
             env=own_environment(variables),
             stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=BUILD_LIMIT_S,
-            check=False,
+            stdout=said,
+            stderr=said,
+            pass_fds=[lock.fileno()],
+            start_new_session=True,  # torchrun ends the sessions of its ranks
         )
-        why = "" if done.returncode == 0 else f"exit code {done.returncode}: {' '.join(done.stderr.split())[-400:]}"
-    except subprocess.TimeoutExpired:
-        why = f"not done after {BUILD_LIMIT_S:g} s"
+        try:
+            code = build.wait(BUILD_LIMIT_S)
+            said.seek(0)
+            why = f"exit code {code}: {' '.join(said.read().decode(errors='replace').split())[-400:]}" if code else ""
+        except subprocess.TimeoutExpired:
+            os.killpg(build.pid, signal.SIGKILL)
+            build.wait()
+            why = f"not done after {BUILD_LIMIT_S:g} s"
     if why:
         write_whole(_failure(path), why.encode())
 
