@@ -46,8 +46,12 @@ _PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 
 def begin_process() -> None:
     """Make this process end when it is interrupted, and as a rank with its launcher; called first, once, by the main
-    thread. A handler for SIGINT that is installed later, such as training's, takes over.
+    thread. A handler for SIGINT that is installed later, such as training's, takes over. A standard stream that was
+    closed reads and writes nothing.
     """
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: PTH123, SIM115
     parent = os.getppid()
     if "TORCHELASTIC_RUN_ID" in os.environ:
         end_with_parent(parent)()
@@ -180,9 +184,11 @@ def _leave_for_launcher(message: str) -> bool:
 
 
 def to_stderr(line: str) -> None:
+    """Write a line; nothing where a user's program has no stderr."""
     with tolerate_closed_terminal():
-        sys.stderr.write(f"{printable(line)}\n")
-        sys.stderr.flush()
+        if sys.stderr is not None:
+            sys.stderr.write(f"{printable(line)}\n")
+            sys.stderr.flush()
 
 
 def shown_path(path: Path) -> str:

@@ -124,8 +124,9 @@ class Instrumentation:
         if mode != "off":
             self._interceptor = self._make_interceptor(device, stream_priority, fabric, module, stall_cutoff_ns)
         self.recorder.own.counted = self._interceptor is None or isinstance(self._interceptor, NativeCpuInterceptor)
-        self._blocks: list[tuple[str, nn.Module]] = []
-        self._outputs: list[nn.Module] = []
+        # The program may free a model before the recording ends.
+        self._blocks: list[tuple[str, weakref.ref[nn.Module]]] = []
+        self._outputs: list[weakref.ref[nn.Module]] = []
         # DDP waits for its collectives after the last node, on futures in C++ that bypass our work handles.
         self._ranges: BlockRanges | NativeRanges = (
             self._interceptor.ranges
@@ -145,9 +146,9 @@ class Instrumentation:
         """Bracket the computation of named blocks; call after the parallel strategy has registered its own hooks on
         them.
         """
-        self._blocks += (new := list(blocks))
-        if self._interception is not None:
-            for name, block in new:
+        for name, block in blocks:
+            self._blocks.append((name, weakref.ref(block)))
+            if self._interception is not None:
                 self._ranges.watch(name, block)
 
     @contextmanager
@@ -190,7 +191,7 @@ class Instrumentation:
             self._interception = self._opened()
 
     def watch_backward(self, module: nn.Module) -> None:
-        self._outputs.append(module)
+        self._outputs.append(weakref.ref(module))
         if self._interception is not None:
             self._ranges.watch_backward(module)
 
@@ -213,10 +214,12 @@ class Instrumentation:
 
     def _install(self) -> None:
         self._interception = self._opened()
-        for name, block in self._blocks:
-            self._ranges.watch(name, block)
-        for module in self._outputs:
-            self._ranges.watch_backward(module)
+        for name, reference in self._blocks:
+            if (block := reference()) is not None:
+                self._ranges.watch(name, block)
+        for reference in self._outputs:
+            if (module := reference()) is not None:
+                self._ranges.watch_backward(module)
         if self._device.type == "cpu" and isinstance(self._interceptor, CpuInterceptor):
             sys.setswitchinterval(SWITCH_INTERVAL_S)
 

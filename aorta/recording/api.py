@@ -12,6 +12,7 @@ import os
 import shlex
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
@@ -75,7 +76,8 @@ class Recording:
     Attributes:
         path: the run's folder.
         blocks: names of the modules whose compute is timed.
-        watched: these modules and the models, without those compiled in place, which cannot be hooked.
+        watched: these modules and the models, without those compiled in place, which cannot be hooked. The recording
+            keeps none of them alive.
     """
 
     def __init__(
@@ -97,7 +99,7 @@ class Recording:
         self._started: AbstractContextManager[Recording] | None = None
         """Of `start`; None where a `with` block ends the recording."""
         self._at_exit: Finalize
-        self.watched: tuple[nn.Module, ...] = ()
+        self.watched: tuple[weakref.ref[nn.Module], ...] = ()
         self._begin()
 
     def step(self) -> None:
@@ -325,6 +327,7 @@ def record(
         # The blocks too: where the last one's output is the model's, FSDP queues its callback with that gradient.
         for module in (*(block for _, block in found), *hookable):
             instrument.watch_backward(module)
+            del module
         stack.enter_context(marked_optimizers(instrument.recorder))  # before those that note the phase that follows
         stack.enter_context(marked_loading(instrument.recorder))
         stack.enter_context(noted_phases(hookable, run.progress))
@@ -334,7 +337,8 @@ def record(
         recording = Recording(
             place.path, names, instrument.recorder, start_step, warmup_steps, profiler, run.calibrator
         )
-        recording.watched = (*hookable, *(block for _, block in found))
+        recording.watched = tuple(map(weakref.ref, (*hookable, *(block for _, block in found))))
+        del model, blocks, given, models, whole, found, hookable  # which the program may free
         leaving: SystemExit | None = None
         try:
             try:

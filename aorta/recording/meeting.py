@@ -130,6 +130,7 @@ class Meeting:
             result = self._open_run(self._agree_on_step(self.peers))
         except Exception as problem:  # noqa: BLE001  for the thread that trains
             error = problem
+        del self._open_run  # which knows the model, and the program may free that
         with self._changed:
             if not self._given_up.is_set():
                 self.result, self._error, self._is_over = result, error, True

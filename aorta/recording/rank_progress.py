@@ -120,6 +120,7 @@ def noted_phases(models: Sequence[nn.Module], progress: Progress) -> Iterator[No
         *(model.register_forward_pre_hook(ModuleHook(model, enter("forward"))) for model in models),
         *(model.register_forward_hook(ModuleHook(model, watch_output)) for model in models),
     ]
+    del models
     try:
         with observed_steps(enter("optimizer"), enter("step")):
             yield

@@ -18,6 +18,7 @@ import logging
 import os
 import sys
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -54,7 +55,7 @@ class _ZeroLines:
         self.is_over = False
         self._folder = os.environ.get(VARIABLE, "")
         self._recording: Recording | None = None
-        self._first: Optimizer | None = None
+        self._first: Callable[[], Optimizer | None] = lambda: None
         self._process = self._thread = 0
         self._meeting: Meeting | None = None
         self._why: str | None = None
@@ -65,8 +66,7 @@ class _ZeroLines:
         self._trains = self._may_train = self._saved = False
         self._came: set[tuple[str, bool]] = set()
         self._recent: deque[set[tuple[str, bool]]] = deque(maxlen=_RECENT)
-        self._models: list[nn.Module] = []
-        self._from = ""
+        self._begins = ""
         self._roots: set[type] = set()
         self._others: set[int] = set()
         self._usual_others: set[int] | None = None
@@ -120,8 +120,8 @@ class _ZeroLines:
                 self._depth.value = depth
                 optimizer = args[place] if len(args) > place else kwargs["optimizer"]
                 if engine:  # where gradients overflowed, its optimizer has made no step
-                    optimizer = self._depth.inner or self._first
-                self._depth.inner = optimizer
+                    optimizer = self._depth.inner or self._first()
+                self._depth.inner = optimizer if depth else None
                 if depth == 0 and returned and ends and optimizer is not None:
                     self.guarded(self._begin if self._recording is None else self._stepped, optimizer)
 
@@ -134,7 +134,7 @@ class _ZeroLines:
         import torch.distributed as dist
 
         if self._meeting is not None:
-            if optimizer is self._first and self._meeting.stepped():
+            if optimizer is self._first() and self._meeting.stepped():
                 self._begun(self._meeting.result)
             return
         together = dist.is_available() and dist.is_initialized()
@@ -156,9 +156,9 @@ class _ZeroLines:
             if together:
                 announce(_own_store(), dist.get_rank(), f"{type(error).__name__}: {error}")
             raise
-        self._first, self._handled = optimizer, sys.exc_info()[1]
+        self._first, self._handled = weakref.ref(optimizer), sys.exc_info()[1]
         self._roots = {type(root) for model in models for root in _wrapped(model)}
-        count = _steps_made(optimizer)
+        count, kind = _steps_made(optimizer), type(optimizer).__name__
         self._process, self._thread = os.getpid(), threading.get_ident()
         api.standing_aside.append(self._stand_aside)
 
@@ -171,9 +171,10 @@ class _ZeroLines:
             (context := copy_context()).run(api.without_lines.set, True)
             start = partial(api.start, folder, model=models, timeout_s=AGREED_STEP_S, start_step=number)
             recording = context.run(start)
-            self._models, self._from = models, f"{'its second step' if number == 1 else f'step {number}'} on"
+            named = ", ".join(type(model).__name__ for model in models)
+            self._begins = f"{named} from {'its second step' if number == 1 else f'step {number}'} on"
             if count is None:
-                self._from += f", as step {number} ({type(optimizer).__name__} does not count them)"
+                self._begins += f", as step {number} ({kind} does not count them)"
             return recording
 
         if together and dist.get_world_size() > 1:
@@ -188,21 +189,21 @@ class _ZeroLines:
 
         self._recording = recording
         recording.restart()  # in the thread that trains
-        for module in dict.fromkeys(self._recording.watched):
+        watched = (module for reference in recording.watched if (module := reference()) is not None)
+        for module in dict.fromkeys(watched):
             # Blocks too, as a framework need not call the model itself; in front of a strategy's hooks.
             if any(parameter.requires_grad for parameter in module.parameters()):
-                forward = partial(self.guarded, self._forward, tuple(module.modules()))
+                forward = partial(self.guarded, self._forward, tuple(map(weakref.ref, module.modules())))
                 self._observed.append(observe(module, before=forward, first=True))
         peers, left_out = (None, []) if self._meeting is None else (self._meeting.peers, self._meeting.left_out)
         if peers is None or peers.is_first:
-            named = ", ".join(type(model).__name__ for model in self._models)
-            _say(f"recording {named} from {self._from}; blocks: {', '.join(recording.blocks)}")
+            _say(f"recording {self._begins}; blocks: {', '.join(recording.blocks)}")
             if left_out:
                 _say(f"not recorded, as they have taken no optimizer step: ranks {', '.join(map(str, left_out))}")
 
     def _stepped(self, optimizer: Optimizer) -> None:
         assert self._recording is not None
-        if optimizer is not self._first:
+        if optimizer is not self._first():
             self._others.add(id(optimizer))
             return
         if not self._observed:
@@ -223,11 +224,12 @@ class _ZeroLines:
         self._came = set()
         self._trains = self._may_train = self._saved = False
 
-    def _forward(self, inside: tuple[nn.Module, ...], *_call: object) -> None:
+    def _forward(self, inside: tuple[weakref.ref[nn.Module], ...], *_call: object) -> None:
         import torch
 
         assert self._recording is not None
-        trains = any(module.training for module in inside)  # of a wrapper or a frozen part it may say otherwise
+        # Of a wrapper or a frozen part it may say otherwise.
+        trains = any(module.training for reference in inside if (module := reference()) is not None)
         if torch.is_grad_enabled() and trains:
             if not self._trains and (rare := self._rare(inside=False)):
                 self._recording.restart()
@@ -307,7 +309,7 @@ class _ZeroLines:
                 self._why = self._meeting.give_up()
                 self._never_began()
             return
-        recording, self._recording, self._first, self.is_over = self._recording, None, None, True
+        recording, self._recording, self.is_over = self._recording, None, True
         for end in self._observed:
             end()
         in_flight = sys.exc_info()[1]
@@ -315,7 +317,7 @@ class _ZeroLines:
 
 
 def _say(text: str) -> None:
-    with suppress(OSError, ValueError):  # a closed terminal
+    with suppress(OSError, ValueError, AttributeError):  # a closed terminal, or no stream at all
         sys.stderr.write(f"aorta: {printable(text)}\n")
         sys.stderr.flush()
 

@@ -44,6 +44,8 @@ SMALL_BYTES: Final = 16 << 20
 """Longest file that is read whole. Decoded it takes some twenty times as much; the manifest of 1,000 ranks is 1 MB."""
 
 
+_STDERR: Final = 2
+
 OF_THIS_PROCESS: Final[set[int]] = set()
 """Open descriptors that a forked child (a data worker) must not write to or keep open: there they become /dev/null."""
 
@@ -57,6 +59,17 @@ def _give_up() -> None:
 
 
 os.register_at_fork(after_in_child=_give_up)
+
+
+def above_streams(file: int) -> int:
+    """Return another descriptor of an open file if it has that of a standard stream, which was closed: libraries in C
+    write there all the same.
+    """
+    if file > _STDERR:
+        return file
+    moved = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, _STDERR + 1)
+    os.close(file)
+    return moved
 
 
 def open_regular(path: Path, buffering: int = -1) -> BinaryIO:
@@ -94,7 +107,7 @@ def open_own(path: Path, *, new: bool = False, mode: int = 0o666) -> BinaryIO:
         path.unlink(missing_ok=True)
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
-        file = os.open(path, flags | (os.O_EXCL if new else 0), mode)
+        file = above_streams(os.open(path, flags | (os.O_EXCL if new else 0), mode))
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO, errno.EMLINK):
             raise OSError(errno.EINVAL, _NOT_OURS, str(path)) from error

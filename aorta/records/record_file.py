@@ -33,7 +33,7 @@ from typing import Any, Final, Self, TypeAlias, TypeVar, get_args
 import msgspec
 
 from aorta.errors import InputError, RecordWriteError
-from aorta.records.files import OF_THIS_PROCESS, open_regular
+from aorta.records.files import OF_THIS_PROCESS, above_streams, open_regular
 from aorta.records.schema import SCHEMA_VERSION, Anchor, Calibration, Footer, Header, Line, Step
 from aorta.redaction import redacted
 
@@ -73,7 +73,8 @@ class RecordWriter:
         self._encoder = msgspec.json.Encoder()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+            self._file = above_streams(os.open(path, flags, 0o644))
         except OSError as error:
             raise self._failed(error) from error
         OF_THIS_PROCESS.add(self._file)

@@ -30,6 +30,13 @@ module = torch.serialization
 print(type(module.__loader__).__name__, module.__spec__.loader is module.__loader__)
 print([float(value.sum()) for value in model.parameters()])
 """
+FREES: Final = """
+import gc, weakref
+left = [weakref.ref(one) for one in (model, model[0], optimizer)]
+del model, optimizer
+gc.collect()
+print([one() for one in left])
+"""
 BEHIND: Final = "import sys; sys.own = __file__"
 
 
@@ -133,6 +140,8 @@ sys.meta_path.insert(0, F())
 """
 OF_TORCH: Final = (
     trains("an ordinary program"),
+    Environment("no standard stream", {"x.py": TRAINS}, words=shell("exec {python} x.py <&- >&- 2>&-"), steps=3),
+    Environment("a model that is freed", {"x.py": TRAINS + FREES}, steps=3),
     trains("a finder of the old kind", FINDER.format(body="def find_module(self, name, path=None): return None")),
     trains("loaders that take no attribute", SLOTS),
     trains(

@@ -76,7 +76,8 @@ def _patch(module: ModuleType) -> None:
         zero_lines.patch(module)
     except Exception as error:  # noqa: BLE001  the program goes on as it would have without
         _WATCHED.clear()
-        sys.stderr.write(f"aorta: nothing is recorded: {type(error).__name__}: {error}\n")
+        if sys.stderr is not None:
+            sys.stderr.write(f"aorta: nothing is recorded: {type(error).__name__}: {error}\n")
 
 
 def _load_package() -> None:
