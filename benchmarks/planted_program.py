@@ -100,7 +100,7 @@ class SlowAdamW(torch.optim.AdamW):
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         time.sleep(self.delay_ms / 1e3)
-        return super().step(closure)
+        return super().step(closure)  # type: ignore[no-any-return]
 
 
 def main() -> None:
@@ -129,7 +129,7 @@ def main() -> None:
         with traced():
             time.sleep(delay_s)
             with model.no_sync() if words.synchronous else nullcontext():
-                nn.functional.cross_entropy(model(x), y).backward()
+                nn.functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
             if words.synchronous:
                 for parameter in net.parameters():
                     assert parameter.grad is not None

@@ -135,7 +135,8 @@ def with_aorta(words: str, folder: Path) -> Answer:
     tree = [
         line.strip() for line in done.stdout.splitlines() if re.match(r"\s*(exposed|idle|data|forward|backward)", line)
     ]
-    largest = max(tree, key=lambda line: float((re.search(r"([\d.]+) ?%", line) or [0, "0"])[1]), default="")
+    shares = [float(share[1]) if (share := re.search(r"([\d.]+) ?%", line)) else 0.0 for line in tree]
+    largest = tree[int(np.argmax(shares))] if tree else ""
     said.append(re.sub(r"  +", ": ", f"largest: {largest}"))
     return Answer(said, stragglers[0][0] if len(stragglers) == 1 else None, parts)
 
@@ -148,6 +149,11 @@ def plain(words: str, folder: Path) -> None:
         raise RuntimeError(done.stderr[-2000:])
 
 
+def answered(pattern: str, tool: str, answer: Answer) -> bool:
+    """Return whether what it says first (AORTA: any of what it says) matches."""
+    return any(re.match(pattern, sentence) for sentence in (answer.said[:1] if tool == "traceml" else answer.said))
+
+
 def main() -> int:
     """Run all causes below both, then nothing below both and neither, in turns."""
     parser = plans.arguments(__doc__)
@@ -157,43 +163,47 @@ def main() -> int:
     words = parser.parse_args()
     named: dict[str, dict[str, Any]] = {}
     beyond: dict[str, dict[str, list[float]]] = {tool: defaultdict(list) for tool in ("aorta", "traceml")}
+    steps: dict[str, list[dict[str, float]]] = {"plain": [], "aorta": [], "traceml": []}
+    equal: dict[str, list[bool]] = {tool: [] for tool in beyond}
+
     with tempfile.TemporaryDirectory() as temporary:
         base = Path(temporary)
         tools = words.traceml or installed(base / "traceml")
-        for name in words.causes[: 2 if words.quick else None]:
-            cause, named[name] = CAUSES[name], {}
-            for tool in beyond:
-                (folder := base / name / tool).mkdir(parents=True)
-                answer = (
-                    with_aorta(cause.words, folder) if tool == "aorta" else with_traceml(tools, cause.words, folder)
-                )
-                watch = stopwatch(folder / "watch", every=tool == "traceml")
-                for part, value in answer.parts.items():
-                    beyond[tool][part].append(value - watch[part])
-                pattern = getattr(cause, tool)
-                first = answer.said[:1] if tool == "traceml" else answer.said
-                right = any(re.match(pattern, sentence) for sentence in first) or (
-                    pattern == "$^" and answer.rank is None
-                )
-                ranked = answer.rank == (RANK if cause.of_rank else None)
-                named[name][tool] = {"cause": right, "rank": ranked, "step_ms": round(watch["step"], 1)}
-                say(f"{name:20s} {tool:8s} cause {right!s:5s} rank {ranked!s:5s} {watch['step']:.0f} ms: {answer.said}")
-        steps: dict[str, list[dict[str, float]]] = {"plain": [], "aorta": [], "traceml": []}
-        for turn in range(words.turns):
-            for tool in steps if turn % 2 == 0 else reversed(steps):
-                (folder := base / f"{tool}-{turn}").mkdir()
-                if tool == "plain":
-                    plain("", folder)
-                else:
-                    with_aorta("", folder) if tool == "aorta" else with_traceml(tools, "", folder)
+
+        def run(tool: str, name: str, turn: int = 0) -> tuple[bool, bool]:
+            """Return whether the cause is right, and the rank."""
+            (folder := base / f"{name}-{tool}-{turn}").mkdir()
+            cause = CAUSES[name]
+            answer = with_aorta(cause.words, folder) if tool == "aorta" else with_traceml(tools, cause.words, folder)
+            watch = stopwatch(folder / "watch", every=tool == "traceml")
+            for part, value in answer.parts.items():
+                beyond[tool][part].append(value - watch[part])
+            ranked = answer.rank == (RANK if cause.of_rank else None)
+            right = ranked if name == "nothing" and tool == "aorta" else answered(getattr(cause, tool), tool, answer)
+            say(f"{name:20s} {tool:8s} cause {right!s:5s} rank {ranked!s:5s} {watch['step']:.0f} ms: {answer.said}")
+            if name == "nothing":
                 steps[tool].append(stopwatch(folder / "watch", every=False))
-                say(f"turn {turn} {tool:8s} {steps[tool][-1]}, load {os.getloadavg()[0]:.1f}")
+            return right, ranked
+
+        for name in words.causes[: 2 if words.quick else None]:
+            named[name] = {tool: dict(zip(("cause", "rank"), run(tool, name), strict=True)) for tool in beyond}
+        for turn in range(1, words.turns + 1):
+            for tool in steps if turn % 2 == 0 else reversed(steps):
+                if tool == "plain":
+                    (folder := base / f"plain-{turn}").mkdir()
+                    plain("", folder)
+                    steps[tool].append(stopwatch(folder / "watch", every=False))
+                else:
+                    equal[tool].append(all(run(tool, "nothing", turn)))
+            shown = [round(own[-1]["step"], 1) for own in steps.values()]
+            say(f"turn {turn}: {shown} ms, load {os.getloadavg()[0]:.1f}")
     figures = {
         "release": RELEASE,
         "named": named,
         "both_right": {
             tool: sum(each[tool]["cause"] and each[tool]["rank"] for each in named.values()) for tool in beyond
         },
+        "nothing_named_of_nothing": {tool: f"{sum(own)} of {len(own)}" for tool, own in equal.items()},
         "beyond_the_stopwatch_ms": {
             tool: {part: np.percentile(values, (0, 50, 100)).round(2).tolist() for part, values in parts.items()}
             for tool, parts in beyond.items()

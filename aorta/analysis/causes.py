@@ -3,8 +3,9 @@
     compare_accounts(reference, candidate)      # the accounts of the launches of both sides
 
 A *cause* is a part whose change is beyond its 95 % interval over launches (Welch's t), beyond `MARGIN` of the step, and
-of the sign of the step's change; parts are named, the largest first, until they make `MOST` of the change. Waiting is
-suffered: it leads to the rank that was waited for, and to what that rank does longer (docs/dev/attribution.md).
+of the sign of the step's change; parts are named, the largest first, until they make `MOST` of the change or the next
+is much smaller. Waiting is suffered: it leads to the rank that was waited for, and to what that rank does longer
+(docs/dev/attribution.md).
 
 Must not: name a change that its interval does not exclude from 0, or draw an interval from one launch a side.
 """
@@ -24,6 +25,12 @@ from aorta.documents.formatting import TEXT, first_upper, json_text
 LEVEL: Final = 0.95
 _ALMOST: Final = 0.8
 """A part with this share of the last cause's change is a cause too: which of both is larger would be chance."""
+_COMPARABLE: Final = 0.5
+"""A part with less than this share of the largest cause's change is no cause beside it: others grow a little with it,
+or with what else the machine does."""
+_LEAST: Final = 1 / 3
+"""Share of the change below which causes say nothing of it. Not `MOST`: the change of the step is the sum of all parts,
+and less certain than the part that makes it."""
 _ONE_RANK: Final = 0.7
 """Share of a change from which on it is said to be one rank's."""
 _NO_SETTING: Final = ("label", "instrument.interceptor", "environment.LD_PRELOAD", "environment.LD_LIBRARY_PATH")
@@ -90,17 +97,26 @@ def changes(
 
 
 def causes(parts: Sequence[PartChange], change_ms: float, step_ms: float) -> list[PartChange]:
-    """Return the parts that make most of a change, the largest first; none where they do not get there.
+    """Return the parts that make most of a change, the largest first; none where they make less than `_LEAST` of it.
 
     Args:
         parts: the largest change first.
         step_ms: of the reference.
     """
-    able = [part for part in parts if part.certain and part.ms * change_ms > 0 and abs(part.ms) >= MARGIN * step_ms]
-    for count in range(1, len(able) + 1):
-        if abs(sum(part.ms for part in able[:count])) >= MOST * abs(change_ms):
-            return able[:count] + [part for part in able[count:] if abs(part.ms) >= _ALMOST * abs(able[count - 1].ms)]
-    return []
+    named: list[PartChange] = []
+    for part in parts:
+        if not part.certain or part.ms * change_ms <= 0 or abs(part.ms) < MARGIN * step_ms:
+            continue
+        if named:
+            make_most = _made_by(named) >= MOST * abs(change_ms)
+            if abs(part.ms) < (_ALMOST * abs(named[-1].ms) if make_most else _COMPARABLE * abs(named[0].ms)):
+                break
+        named.append(part)
+    return named if _made_by(named) >= _LEAST * abs(change_ms) else []
+
+
+def _made_by(parts: Sequence[PartChange]) -> float:
+    return abs(sum(part.ms for part in parts))
 
 
 def compare_accounts(
@@ -185,9 +201,8 @@ def _as_document(change: PartChange, named: Sequence[PartChange], below: Sequenc
 
 def _sentence(reference: Side, candidate: Side, part: PartChange, step_ms: float) -> str:
     """Say what changed by how much, one level deeper, and on which rank."""
-    amount = TEXT.quantity(part.ms, "ms", signed=True)
     if part.words[-1] == WAITING:
-        late = _waited_for(reference, candidate)
+        amount, late = _amount(part), _waited_for(reference, candidate)
         if late is None:
             return f"{in_words(part.words)} {amount}, for no rank in particular"
         before, after = ([a.ranks[late] for a in side if late in a.ranks] for side in (reference, candidate))
@@ -195,20 +210,20 @@ def _sentence(reference: Side, candidate: Side, part: PartChange, step_ms: float
         reason = causes(own, 1.0, step_ms)[:1] or [part for part in own if part.certain and part.ms > 0][:1]
         if not reason:
             return f"waiting for rank {late} {amount}; why it is late is not known"
-        longer = TEXT.quantity(reason[0].ms, "ms", signed=True)
-        return f"waiting for rank {late} {amount}: its {_deeper(before, after, reason[0])} {longer}"
-    rank = _on_rank(reference, candidate, part)
-    return f"{_deeper(reference, candidate, part)} {amount}{rank}"
+        longer = _deeper(before, after, reason[0])
+        return f"waiting for rank {late} {amount}: its {in_words(longer.words)} {_amount(longer)}"
+    part = _deeper(reference, candidate, part)
+    return f"{in_words(part.words)} {_amount(part)}{_on_rank(reference, candidate, part)}"
 
 
-def _deeper(reference: Side, candidate: Side, part: PartChange) -> str:
-    """Return a part's name with the part below it that makes most of its change."""
-    if len(part.words) > 1:
-        return in_words(part.words)
-    lead = causes(changes(reference, candidate, 2, part.words), part.ms, abs(part.ms))[:1]
-    if not lead:
-        return in_words(part.words)
-    return in_words(lead[0].words)
+def _amount(part: PartChange) -> str:
+    return TEXT.quantity(part.ms, "ms", signed=True)
+
+
+def _deeper(reference: Side, candidate: Side, part: PartChange) -> PartChange:
+    """Return the part below a part that makes most of its change; itself where none does."""
+    below = changes(reference, candidate, 2, part.words) if len(part.words) == 1 else []
+    return next((each for each in below if each.certain and each.ms / part.ms >= MOST), part)
 
 
 def _waited_for(reference: Side, candidate: Side) -> int | None:

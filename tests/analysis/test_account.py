@@ -153,6 +153,34 @@ def test_a_planted_cause_is_named(changes: dict[Words, float], said: str) -> Non
 
 
 @pytest.mark.parametrize(
+    ("changes", "count"),
+    [
+        ({OPTIMIZER: 20.0, DATA: 3.0, SEND: 18.0}, 1),  # less than half of the change, and data grew a little with it
+        ({OPTIMIZER: 20.0, DATA: 12.0, SEND: 18.0}, 2),
+        ({OPTIMIZER: 20.0, DATA: 3.0, SEND: 60.0}, 0),
+    ],
+)
+def test_a_part_that_grew_a_little_is_no_cause_beside_the_largest(changes: dict[Words, float], count: int) -> None:
+    changed = {words: STEP[words] + changes.get(words, 0.0) for words in STEP}
+    candidate = launches(changed, seed=1)
+    for each, sign in zip(candidate, (1, -1, 1, -1), strict=True):  # the network is not certain to have changed
+        by_ns = round(sign * 0.9 * changed[SEND] * STEPS * 1e6)
+        for own in (each, each, *each.ranks.values()):
+            own.leaves[SEND] += by_ns
+            own.window_ns += by_ns
+    found = compare_accounts(launches(STEP), candidate)
+    assert [said.split(" +")[0] for said in found.causes] == ["optimizer", "waiting for the DataLoader"][:count]
+
+
+def test_the_part_below_that_is_said_has_its_own_change() -> None:
+    found = compare_accounts(launches(STEP), launches({**STEP, FORWARD: 40.0, BACKWARD: 56.0}, seed=1))
+    (said,) = found.causes
+    assert said.startswith("forward computation +20")
+    (computation,) = (part for part in found.parts if part.cause)
+    assert computation.change_ms == pytest.approx(36, abs=1)
+
+
+@pytest.mark.parametrize(
     ("idle", "note"),
     [
         ({GAP: 3.0}, "most of it between data and forward (outside timed blocks)"),
