@@ -87,6 +87,9 @@ def mark_of(verdict: str | None) -> str:
     return "" if verdict is None else MARKS.get(verdict, UNDECIDED)
 
 
+_LEAST_LAST: Final = 30
+
+
 def table(
     rows: Sequence[Sequence[str]],
     *,
@@ -100,17 +103,24 @@ def table(
     Args:
         right: right-aligned columns.
         gap: spaces between columns.
-        width: of a line at most: a first cell without room is followed by a line break.
+        width: of a line at most: the words of a last column go on below where it has `_LEAST_LAST` columns for them;
+            a first cell without room is followed by a line break.
     """
     widths = [max(len(_ESCAPE.sub("", row[column])) for row in rows) for column in range(len(rows[0]))]
+    last, before_last = len(widths) - 1, len(indent) + sum(widths[:-1]) + gap * (len(widths) - 1)
     if width is not None:
-        widths[0] = min(widths[0], max(0, width - len(indent) - sum(widths[1:]) - gap * (len(widths) - 1)))
+        if last and last not in right and width - before_last >= _LEAST_LAST:
+            widths[last] = min(widths[last], width - before_last)
+        widths[0] = min(widths[0], max(0, width - len(indent) - sum(widths[1:]) - gap * last))
     lines = []
     for row in rows:
         cells = []
         for column, cell in enumerate(row):
             space = " " * (widths[column] - len(_ESCAPE.sub("", cell)))
             cells.append(f"{space}{cell}" if column in right else f"{cell}{space}")
+        if len(_ESCAPE.sub("", row[last])) > widths[last]:
+            words = textwrap.wrap(row[last], widths[last], break_long_words=False, break_on_hyphens=False)
+            cells[last] = f"\n{'':<{before_last}}".join(words)
         if len(_ESCAPE.sub("", row[0])) > widths[0]:
             cells[0] += f"\n{indent}{'':<{widths[0]}}"
         lines.append(f"{indent}{(' ' * gap).join(cells)}".rstrip())

@@ -5,7 +5,7 @@ reference of all causes of its setting) and with one cause; settings differ in r
 `train.py` on the emulated network, as `aorta ab` launches it. The launches of a setting take turns, in order and back.
 Ranks are forked out of one process that has loaded torch, which saves its import.
 
-    causes      named, wrong (something else, or another rank, is named first), silent: 4 against 4, 8 against 8 launches
+    causes      named, wrong (another thing or rank is named first), or silent: 4 against 4 and 8 against 8 launches
     A/A         divisions of the reference's launches in which the halves take turns: what is named in them
     stragglers  of each launch: the right rank, a wrong one, or none, by whether the delay exceeds a tenth of the step;
                 healthy launches apart by whether computation is even

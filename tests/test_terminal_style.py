@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from aorta.terminal_style import Style, mark_of, style_of
+from aorta.terminal_style import Style, mark_of, style_of, table
 from tests.analysis.compare.builders import launch_set
 from tests.runs import environment
 
@@ -98,3 +98,12 @@ def test_a_report_says_the_same_on_a_terminal_and_in_a_pipe(tmp_path: Path, colu
     assert "\033" not in piped
     if columns >= 100:
         assert piped == plain
+
+
+def test_the_words_of_a_last_column_go_on_below_and_no_first_cell_is_broken_for_them() -> None:
+    rows = [["part", "ms", "of it"], ["forward", "6.9", ""], ["idle", "45.2", "unexplained, most of it between data"]]
+    assert table(rows, right=[1], width=45) == [
+        "part       ms  of it",
+        "forward   6.9",
+        "idle     45.2  unexplained, most of it\n               between data",
+    ]

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from aorta.analysis.account import COMPUTATION, EXPOSED, HIDES, IDLE, MOST, OUTSIDE, in_words, is_unexplained
+from aorta.analysis.account import COMPUTATION, EXPOSED, HIDES, IDLE, MOST, OUTSIDE, is_unexplained
 from aorta.analysis.aggregate import NO_PIPELINE, LabelledRun
 from aorta.analysis.cautions import autopsy_notes, cautions, cutoff_line
 from aorta.analysis.compare.headline import is_comparable, verdict_label
@@ -286,7 +286,7 @@ def _idle_note(idle: AccountPart) -> str:
     unexplained = [part for part in idle.parts if is_unexplained(part.name)]
     rest_ms = sum(part.ms for part in unexplained)
     longest = max(unexplained, key=lambda part: part.ms, default=None)
-    where = in_words((IDLE, longest.name)).removeprefix("idle ") if longest is not None else ""
+    where = "" if longest is None else f"between {' and '.join(longest.name.split(' .. '))}"
     most = f"most of it {where}" if longest is not None and longest.ms >= MOST * rest_ms else ""
     if idle.share < LARGE_SHARE or rest_ms < LEAST_PART * idle.ms:
         return "; ".join(said) or most

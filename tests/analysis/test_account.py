@@ -183,12 +183,12 @@ def test_the_part_below_that_is_said_has_its_own_change() -> None:
 @pytest.mark.parametrize(
     ("idle", "note"),
     [
-        ({GAP: 3.0}, "most of it between data and forward (outside timed blocks)"),
-        ({GAP: 30.0}, "30 ms unexplained, most of it between data and forward (outside timed blocks)"),
+        ({GAP: 3.0}, "most of it between data and forward"),
+        ({GAP: 30.0}, "30 ms unexplained, most of it between data and forward"),
         ({(IDLE, 'range "tokenize"'): 20.0, (IDLE, BUBBLE): 9.0}, '20 ms in range "tokenize"; 9 ms in bubble'),
         (
             {(IDLE, 'range "tokenize"'): 20.0, GAP: 6.0, (IDLE, "a .. b"): 6.0, (IDLE, "b .. c"): 6.0},
-            '20 ms in range "tokenize"; 18 ms unexplained, 6 ms of it between data and forward (outside timed blocks)',
+            '20 ms in range "tokenize"; 18 ms unexplained, 6 ms of it between data and forward',
         ),
     ],
 )
