@@ -78,17 +78,10 @@ def welch(reference: Sequence[float], candidate: Sequence[float], level: float =
     return difference - half, difference + half
 
 
-def changes(
-    reference: Side, candidate: Side, depth: int, below: Words = (), *, together: bool = False
-) -> list[PartChange]:
-    """Return the changes of the parts below a part, the largest first.
-
-    Args:
-        together: all intervals hold at once (Bonferroni).
-    """
+def changes(reference: Side, candidate: Side, depth: int, below: Words = (), level: float = LEVEL) -> list[PartChange]:
+    """Return the changes of the parts below a part with intervals of this level, the largest first."""
     sides = [[account.ms(depth, below) for account in side] for side in (reference, candidate)]
     names = sorted({words for side in sides for of_launch in side for words in of_launch})
-    level = 1 - (1 - LEVEL) / max(len(names), 1) if together else LEVEL
     found = []
     for words in names:
         before, after = ([of_launch.get(words, 0.0) for of_launch in side] for side in sides)
@@ -124,8 +117,9 @@ def compare_accounts(
 ) -> AccountComparison:
     """Compare the accounts of two sides: of each part its means and change, which add up to the step's; and the cause.
 
-    Where the step changed by more than its interval and `MARGIN`, a part is judged by its own interval; else by
-    intervals that hold for all parts together, as a part is often certain where the step is not.
+    Where the step changed by more than its interval and `MARGIN`, a part is judged by its own interval. Else by
+    intervals that hold for all parts together (Bonferroni), as a part often is certain where the step is not. The sign
+    of the step's change is then chance: a part that changed by more may have the other one.
 
     Args:
         differences: of what was run; settings are named before the causes.
@@ -141,12 +135,14 @@ def compare_accounts(
     step = PartChange((), mean(before), mean(after), welch(before, after))
     decided = step.certain and abs(step.ms) >= MARGIN * step.reference_ms
     parts = changes(reference, candidate, 1)
-    named: list[PartChange] = []
-    for together in (False, True) if decided else (True,):
-        judged = _parts_that_cause(reference, candidate, together=together)
-        if named := causes(judged, step.ms, step.reference_ms):
-            break
-    said = [_sentence(reference, candidate, part, step.reference_ms) for part in named]
+    judged = _parts_that_cause(reference, candidate, LEVEL)
+    named = causes(judged, step.ms, step.reference_ms) if decided else []
+    if not named:
+        judged = _parts_that_cause(reference, candidate, 1 - (1 - LEVEL) / max(len(judged), 1))
+        certain = (part.ms for part in judged if part.certain)
+        able = (ms for ms in certain if ms * step.ms > 0 or abs(ms) > abs(step.ms))
+        named = causes(judged, step.ms if decided else next(able, 0.0), step.reference_ms)
+    said = [_sentence(reference, candidate, part) for part in named]
     text = f"{first_upper('; '.join(said))}." if said else None
     if text is not None and not decided:
         text = f"{text.removesuffix('.')}, while the step itself is not decided."
@@ -175,12 +171,12 @@ def _settings(differences: Sequence[FactDifference]) -> str:
     return f"Configuration: {', '.join(shown)}{more}. " if shown else ""
 
 
-def _parts_that_cause(reference: Side, candidate: Side, *, together: bool) -> list[PartChange]:
+def _parts_that_cause(reference: Side, candidate: Side, level: float) -> list[PartChange]:
     """Return computation as one part, exposed communication by kind and waiting or transfer, the rest by name."""
     found = []
-    for part in changes(reference, candidate, 1, together=together):
+    for part in changes(reference, candidate, 1, (), level):
         depth = {EXPOSED: 3, OUTSIDE: 2}.get(part.words[0], 1)
-        found += changes(reference, candidate, depth, part.words, together=together) if depth > 1 else [part]
+        found += changes(reference, candidate, depth, part.words, level) if depth > 1 else [part]
     return sorted(found, key=lambda part: -abs(part.ms))
 
 
@@ -199,19 +195,19 @@ def _as_document(change: PartChange, named: Sequence[PartChange], below: Sequenc
     )
 
 
-def _sentence(reference: Side, candidate: Side, part: PartChange, step_ms: float) -> str:
+def _sentence(reference: Side, candidate: Side, part: PartChange) -> str:
     """Say what changed by how much, one level deeper, and on which rank."""
     if part.words[-1] == WAITING:
-        amount, late = _amount(part), _waited_for(reference, candidate)
+        amount, late = _amount(part), _waited_for(reference, candidate, part.ms)
         if late is None:
             return f"{in_words(part.words)} {amount}, for no rank in particular"
         before, after = ([a.ranks[late] for a in side if late in a.ranks] for side in (reference, candidate))
         own = [part for part in changes(before, after, 1) if part.words != (EXPOSED,)] if before and after else []
-        reason = causes(own, 1.0, step_ms)[:1] or [part for part in own if part.certain and part.ms > 0][:1]
-        if not reason:
-            return f"waiting for rank {late} {amount}; why it is late is not known"
-        longer = _deeper(before, after, reason[0])
-        return f"waiting for rank {late} {amount}: its {in_words(longer.words)} {_amount(longer)}"
+        reason = next((each for each in own if each.certain and each.ms * part.ms > 0), None)
+        if reason is None:
+            return f"waiting for rank {late} {amount}; why is not known"
+        reason = _deeper(before, after, reason)
+        return f"waiting for rank {late} {amount}: its {in_words(reason.words)} {_amount(reason)}"
     part = _deeper(reference, candidate, part)
     return f"{in_words(part.words)} {_amount(part)}{_on_rank(reference, candidate, part)}"
 
@@ -226,14 +222,14 @@ def _deeper(reference: Side, candidate: Side, part: PartChange) -> PartChange:
     return next((each for each in below if each.certain and each.ms / part.ms >= MOST), part)
 
 
-def _waited_for(reference: Side, candidate: Side) -> int | None:
-    """Return the rank that makes most of the growth of exposed waiting."""
+def _waited_for(reference: Side, candidate: Side, change_ms: float) -> int | None:
+    """Return the rank that makes most of a change of exposed waiting."""
     growth: defaultdict[int, float] = defaultdict(float)
     for sign, side in ((-1, reference), (1, candidate)):
         for account in side:
             for rank, total in account.waited_for.items():
                 growth[rank] += sign * total / account.rank_steps / len(side)
-    return _most_of(growth, 1.0)
+    return _most_of(growth, change_ms)
 
 
 def _on_rank(reference: Side, candidate: Side, part: PartChange) -> str:

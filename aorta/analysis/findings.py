@@ -84,9 +84,10 @@ def stragglers_of(dataset: LabelledRun, account: StepAccount) -> Stragglers:
     steps = steps[counts == len(run.ranks)]
     cost = cost_of(run, (exposed for exposed, _ in exposed_pieces(run)), dataset.collectives.wait_ns, steps)
     late = first.late_ms[np.searchsorted(first.steps, steps)]
-    busy = {
-        rank: sum(own.ms().get((part,), 0.0) for part in (COMPUTATION, OUTSIDE)) for rank, own in account.ranks.items()
-    }
+    busy = {}
+    for rank, own in account.ranks.items():
+        parts = own.ms(2)
+        busy[rank] = sum(ms for (part, what), ms in parts.items() if part in (COMPUTATION, OUTSIDE) and what != "data")
     found = name_stragglers(list(run.ranks), late, cost, first.margin_ns / NS_PER_MS, busy, account.step_ms)
     for straggler in found.ranks:
         straggler.because = longer_than_others(account, straggler.rank)

@@ -134,7 +134,7 @@ def name_stragglers(
     Args:
         late_ms: of each step (rows) and rank; NaN where nobody waited.
         margin_ms: what handing a collective over may take.
-        busy_ms: rank -> mean of its computation and work outside of blocks.
+        busy_ms: rank -> mean of its computation and work outside of blocks, loading of data excepted.
         step_ms: the mean window.
     """
     if len(ranks) < 2:

@@ -97,6 +97,7 @@ def test_without_evidence_nobody_is_named(tmp_path: Path, changes: dict[str, obj
 
 def test_a_rank_that_computes_longer_is_said_to(tmp_path: Path) -> None:
     assert "rank 1 computes 31 % of the step longer" in str(explained(tmp_path, 28.0, "backward").stragglers.uneven)
+    assert explained(tmp_path / "data", 28.0, "data").stragglers.uneven is None
 
 
 STEPS, STEP_MS = 40, 100.0
