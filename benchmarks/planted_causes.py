@@ -68,7 +68,7 @@ class Cause(NamedTuple):
     delay_ms: float = 0.0
 
 
-WAITING = r"waiting for rank {rank} |exposed \w+, waiting for peers .* for no rank in particular"
+WAITING = "waiting for rank {rank} "
 
 
 def _asleep(delay_ms: int) -> Cause:

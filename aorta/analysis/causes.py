@@ -23,6 +23,8 @@ from aorta.documents.comparison import NOT_SET, AccountChange, AccountComparison
 from aorta.documents.formatting import TEXT, first_upper, json_text
 
 LEVEL: Final = 0.95
+TOGETHER: Final = 0.98
+"""Level at which the intervals of all parts hold together: of fifty pairs of equal launches one may have a cause."""
 _ALMOST: Final = 0.8
 """A part with this share of the last cause's change is a cause too: which of both is larger would be chance."""
 _COMPARABLE: Final = 0.5
@@ -138,11 +140,12 @@ def compare_accounts(
     judged = _parts_that_cause(reference, candidate, LEVEL)
     named = causes(judged, step.ms, step.reference_ms) if decided else []
     if not named:
-        judged = _parts_that_cause(reference, candidate, 1 - (1 - LEVEL) / max(len(judged), 1))
-        certain = (part.ms for part in judged if part.certain)
-        able = (ms for ms in certain if ms * step.ms > 0 or abs(ms) > abs(step.ms))
-        named = causes(judged, step.ms if decided else next(able, 0.0), step.reference_ms)
-    said = [_sentence(reference, candidate, part) for part in named]
+        judged = _parts_that_cause(reference, candidate, 1 - (1 - TOGETHER) / max(len(judged), 1))
+        largest = next((part.ms for part in judged if part.certain), 0.0)
+        other_sign = not decided and largest * step.ms < 0 and abs(largest) > abs(step.ms)
+        named = causes(judged, largest if other_sign else step.ms, step.reference_ms)
+    sentences = {part: sentence for part in named if (sentence := _sentence(reference, candidate, part)) is not None}
+    named, said = [*sentences], [*sentences.values()]
     text = f"{first_upper('; '.join(said))}." if said else None
     if text is not None and not decided:
         text = f"{text.removesuffix('.')}, while the step itself is not decided."
@@ -195,19 +198,19 @@ def _as_document(change: PartChange, named: Sequence[PartChange], below: Sequenc
     )
 
 
-def _sentence(reference: Side, candidate: Side, part: PartChange) -> str:
-    """Say what changed by how much, one level deeper, and on which rank."""
+def _sentence(reference: Side, candidate: Side, part: PartChange) -> str | None:
+    """Say what changed by how much, one level deeper, and on which rank; of waiting, which is suffered, what the rank
+    that is waited for does longer, and nothing where that is not known.
+    """
     if part.words[-1] == WAITING:
-        amount, late = _amount(part), _waited_for(reference, candidate, part.ms)
-        if late is None:
-            return f"{in_words(part.words)} {amount}, for no rank in particular"
+        late = _waited_for(reference, candidate, part.ms)
         before, after = ([a.ranks[late] for a in side if late in a.ranks] for side in (reference, candidate))
         own = [part for part in changes(before, after, 1) if part.words != (EXPOSED,)] if before and after else []
         reason = next((each for each in own if each.certain and each.ms * part.ms > 0), None)
         if reason is None:
-            return f"waiting for rank {late} {amount}; why is not known"
+            return None
         reason = _deeper(before, after, reason)
-        return f"waiting for rank {late} {amount}: its {in_words(reason.words)} {_amount(reason)}"
+        return f"waiting for rank {late} {_amount(part)}: its {in_words(reason.words)} {_amount(reason)}"
     part = _deeper(reference, candidate, part)
     return f"{in_words(part.words)} {_amount(part)}{_on_rank(reference, candidate, part)}"
 

@@ -246,6 +246,11 @@ def test_waiting_leads_to_the_rank_that_was_waited_for() -> None:
     assert "its idle between data and forward (outside timed blocks) -25" in back
 
 
+def test_waiting_that_no_rank_explains_is_no_cause() -> None:
+    found = compare_accounts(launches(STEP), launches({**STEP, WAIT: 22.0}, seed=1))
+    assert (found.decided, found.causes, [part.cause for part in found.parts]) == (True, [], [False] * 4)
+
+
 def test_settings_come_before_the_cause_and_labels_are_none() -> None:
     differences = [
         FactDifference("config.parallel.overlap", True, False),
