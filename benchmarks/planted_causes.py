@@ -368,7 +368,8 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, nargs="+", choices=(2, 4), default=[2, 4], metavar="N")
     parser.add_argument("--causes", nargs="+", choices=[*CAUSES, *LINK], default=[*CAUSES, *LINK], metavar="CAUSE")
     parser.add_argument("--settings", nargs="+", choices=[each.named() for each in SETTINGS], metavar="SETTING")
-    parser.add_argument("--launches", type=int, default=8, metavar="N", help="of the reference and of every cause")
+    least = 4 if "--quick" in sys.argv else 8
+    parser.add_argument("--launches", type=int, default=least, metavar="N", help="of the reference and of every cause")
     parser.add_argument("--no-reports", action="store_true", help="score accounts alone")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the runs there; what is there is not made again")
     parser.add_argument("--score", type=Path, metavar="DIR", help="score the runs of an earlier `--keep`")
