@@ -88,6 +88,7 @@ def mark_of(verdict: str | None) -> str:
 
 
 _LEAST_LAST: Final = 30
+"""Columns that a sentence takes at least."""
 
 
 def table(
@@ -118,7 +119,7 @@ def table(
         for column, cell in enumerate(row):
             space = " " * (widths[column] - len(_ESCAPE.sub("", cell)))
             cells.append(f"{space}{cell}" if column in right else f"{cell}{space}")
-        if len(_ESCAPE.sub("", row[last])) > widths[last]:
+        if last and len(_ESCAPE.sub("", row[last])) > widths[last]:
             words = textwrap.wrap(row[last], widths[last], break_long_words=False, break_on_hyphens=False)
             cells[last] = f"\n{'':<{before_last}}".join(words)
         if len(_ESCAPE.sub("", row[0])) > widths[0]:
