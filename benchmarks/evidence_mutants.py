@@ -21,7 +21,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from aorta.errors import InputError
-from tests.read.evidence_files import JOBS, File, job, read_files
+from tests.read.evidence_files import File, read_files
+from tests.read.evidence_jobs import JOBS, job
 from tests.read.mutants import shares, verdicts
 
 

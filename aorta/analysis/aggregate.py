@@ -197,6 +197,7 @@ def _counts(dataset: LabelledRun) -> StepCounts:
         rank_steps_left_out_as_warmup=warm,
         rank_steps_left_out_as_calibration=read - used - warm,
         global_steps_used=len(dataset.global_steps),
+        ranks_used=int((np.unique(dataset.column("rank")) >= 0).sum()),
         isolated_rank_steps=dict(sorted(isolated.items())),
         unclear_rank_steps=dict(unclear.most_common()),
         warmup_rule=f"steps flagged warmup in the record are left out (W21): {rule}",
@@ -247,7 +248,8 @@ def job_step_times(dataset: LabelledRun) -> tuple[Floats, Ints, str | None]:
     if reason is not None:
         return np.empty(0), np.empty(0, np.int64), reason
     times, steps = job_steps(dataset, ranks)
-    return times, steps, None if len(times) else "no global step is on all ranks"
+    unknown_lengths = null_reasons(dataset.run, "window_ms")
+    return times, steps, None if len(times) else next(iter(unknown_lengths), "no global step is on all ranks")
 
 
 def _missing_ranks(run: Run) -> str | None:

@@ -311,7 +311,7 @@ def _alerts(entry: DatasetEntry) -> Iterator[tuple[int, str]]:
     if health.ranks_missing:
         missing = health.ranks_missing
         yield _MISSING, f"{len(missing)} of {health.ranks_expected} ranks missing: {listed(missing)}"
-    records = steps.global_steps_used * len(health.ranks_read)
+    records = steps.global_steps_used * steps.ranks_used
     if (absent := records - steps.rank_steps_used) > 0:
         are = "are" if absent > 1 else "is"
         yield _MISSING, f"{TEXT.steps_used(entry)}; {absent} of {TEXT.count(records, 'record')} {are} missing"

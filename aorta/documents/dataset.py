@@ -214,6 +214,7 @@ class StepCounts(msgspec.Struct):
     """How many steps were read, and how many of them count.
 
     Attributes:
+        ranks_used: known ranks with a step that counts.
         unclear_rank_steps: why it is not clear where a step begins or ends -> rank-steps used; the most first.
     """
 
@@ -222,6 +223,7 @@ class StepCounts(msgspec.Struct):
     rank_steps_left_out_as_warmup: int
     rank_steps_left_out_as_calibration: int
     global_steps_used: int
+    ranks_used: int
     isolated_rank_steps: dict[str, int]
     unclear_rank_steps: dict[str, int]
     warmup_rule: str

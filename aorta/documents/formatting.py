@@ -117,7 +117,7 @@ class NumberFormat:
 
     def steps_used(self, entry: DatasetEntry) -> str:
         """Return `7 steps on 2 ranks`."""
-        said, ranks = self.count(entry.steps.global_steps_used, "step"), len(entry.health.ranks_read)
+        said, ranks = self.count(entry.steps.global_steps_used, "step"), entry.steps.ranks_used
         return f"{said} on {self.count(ranks, 'rank')}" if ranks else said
 
     def _fixed(self, value: float, digits: int, *, signed: bool) -> str:

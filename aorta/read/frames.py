@@ -200,8 +200,8 @@ class Steps(Frame):
 
     def _seen(self, name: str) -> Floats:
         """Return a metric, and at least what it is where marks leave it open: all collectives were seen there, too."""
-        values = self.metrics[name]
-        return np.where(np.isnan(values), self.bounds[name][0], values) if name in self.bounds else values
+        by_marks = np.array([each.get(name, "").startswith("host-bound") for each in self.reasons] or [False], bool)
+        return np.where(by_marks[self.reason], self.ends(name)[0], self.metrics[name])
 
 
 class CollectiveName(NamedTuple):

@@ -305,13 +305,3 @@ def nulled(steps: Steps, broken: Broken) -> Steps:
         reasons.append({**own, **dict.fromkeys(chosen, broken.why)})
         codes[broken.steps & (steps.reason == old)] = len(reasons) - 1
     return replace(steps, metrics=metrics, reason=codes, reasons=tuple(reasons))
-
-
-_FEW: Final = 2
-_MANY: Final = 20
-
-
-def mostly_one(length_ns: Ints, first: int) -> bool:
-    """Return whether the first of some rows holds most of their time, and `_MANY` times that of the next longest."""
-    others = np.delete(length_ns, first)
-    return len(others) >= _FEW and length_ns[first] > others.sum() and length_ns[first] > _MANY * int(others.max())

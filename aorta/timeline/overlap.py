@@ -244,6 +244,12 @@ def either(first: Overlap, second: Overlap, why: str) -> Overlap:
         for name, value in values.items()
         if value is not None and (other := others.get(name)) is not None
     }
+    unknown_ms = second.unknown_kind_ns / NS_PER_MS  # it may be of any kind
+    for kind in KINDS if unknown_ms and not first.unknown_kind_ns else ():
+        for name in (f"{kind}_ms", f"compute_{kind}_ms", f"exposed_{kind}_ms"):
+            if (value := values.get(name)) is not None:
+                less = unknown_ms if name.startswith("compute_") else 0.0
+                bounds[name] = max(value - less, 0.0), value + unknown_ms
     # Of rows in doubt some may be the one and some the other: ratios have the bounds of their parts.
     (hidden, most_hidden), (exposed, most_exposed) = bounds["compute_comm_ms"], bounds["exposed_comm_ms"]
     if most_hidden + most_exposed:

@@ -2,8 +2,7 @@
 them.
 
 `read_files(folder)` gives the trace files of a folder, `File.write(folder)` writes one. A row keeps the record that it
-was read from, so that what is not changed is written as it was. `job(format, folder)` writes two ranks of one job; what
-its devices did is `job_rows`.
+was read from, so that what is not changed is written as it was.
 """
 
 from __future__ import annotations
@@ -14,14 +13,11 @@ import io
 import json
 import re
 import sqlite3
-import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
-
-from tests.read import nsys_files, rocprof_files
 
 KERNEL, COPY, CALL, OPERATOR, MARK, OTHER = "kernel", "copy", "call", "operator", "mark", "other"
 STEP: Final = re.compile(r"(ProfilerStep#|iteration#|aorta\.step=|step[= ])\d+$")
@@ -49,7 +45,7 @@ class Row:
 
 
 COMMUNICATES: Final = re.compile(
-    r".*(ncclDevKernel|ncclKernel|rcclGenericKernel|mscclKernel|cross_device_reduce)|gloo:", re.IGNORECASE
+    r".*(nccl(Symk)?(Dev)?Kernel|rcclGenericKernel|msccl|cross_device_reduce|multimem_all|nvshmem)|gloo:", re.IGNORECASE
 )
 """What a device, or gloo, ran of a collective."""
 ISSUES: Final = re.compile(r"c10d::|_c10d_functional::|record_param_comms|nccl:|nccl[A-Z]")
@@ -80,10 +76,10 @@ def read_files(folder: Path) -> list[File]:
     """The trace files below a folder, or the file itself, that are of a known format."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else [folder]
     base = folder if folder.is_dir() else folder.parent
-    return [file for path in paths if (file := _read_file(path, path.relative_to(base))) is not None]
+    return [file for path in paths if (file := read_file(path, path.relative_to(base))) is not None]
 
 
-def _read_file(path: Path, name: Path) -> File | None:
+def read_file(path: Path, name: Path) -> File | None:
     known = next((each for each, (_, _, ours) in FORMATS.items() if ours(path)), None)
     if known is None:
         return None
@@ -432,160 +428,3 @@ FORMATS: Final[dict[str, tuple[Any, Any, Any]]] = {
     "kineto": (_read_kineto, _write_kineto, _is_kineto),
 }
 """Format -> how a file is read, written and recognised."""
-
-
-# One job in every format ----------------------------------------------------------------------------------------------
-
-GEMM: Final = "Cijk_Ailk_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT256x256x64"
-NORM: Final = "void at::native::vectorized_elementwise_kernel<4, at::native::AddFunctor<float>>(int)"
-ALLREDUCE: Final = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
-ALLGATHER: Final = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
-STEPS: Final = (7, 8, 9, 10)
-STEP_NS: Final = 10_000_000
-_STEP: Final = (  # what, name, start and length in us
-    (COPY, "Memcpy HtoD (Pinned -> Device)", 300, 120),
-    (KERNEL, GEMM, 500, 1400),
-    (KERNEL, NORM, 1950, 400),
-    (KERNEL, ALLREDUCE, 1200, 1500),
-    (KERNEL, GEMM, 2400, 1300),
-    (KERNEL, NORM, 3750, 500),
-    (KERNEL, ALLGATHER, 4000, 900),
-    (KERNEL, GEMM, 5200, 1500),
-    (KERNEL, NORM, 6750, 300),
-    (KERNEL, ALLREDUCE, 6500, 1800),
-)
-
-
-def device_rows(rank: int) -> Iterator[Row]:
-    """What the device of a rank did, in ns from the start of the job: steps differ a little, and so do ranks."""
-    for number, _ in enumerate(STEPS):
-        for what, name, start, length in _STEP:
-            begin = number * STEP_NS + (start + 7 * number + 11 * rank) * 1000
-            longer = (length + 13 * number + 5 * rank) * 1000 if name in (GEMM, ALLREDUCE) else length * 1000
-            yield Row(what, name, begin, begin + longer, 0, 20 if name in (ALLREDUCE, ALLGATHER) else 7)
-
-
-def kineto_job(rank: int, *, platform: str = "cuda", world: int = 2) -> File:
-    """A rank of the job as Kineto writes it: of a device, or of a CPU (`platform="cpu"`)."""
-    rows: list[Row] = []
-    for number, step in enumerate(STEPS):
-        at = number * STEP_NS
-        rows.append(Row(MARK, f"ProfilerStep#{step}", at, at + STEP_NS - 50_000, 4000, 4000, None, "user_annotation"))
-    for number, row in enumerate(device_rows(rank), 1):
-        collective = "allreduce" if row.name == ALLREDUCE else "_allgather_base" if row.name == ALLGATHER else None
-        ids = {"External id": 1000 + number, "correlation": 100 + number}
-        said = {
-            "Collective name": collective,
-            "In msg nelems": 4096,
-            "Out msg nelems": 4096,
-            "Group size": world,
-            "dtype": "BFloat16",
-            "Process Group Name": "0",
-            "Process Group Ranks": str([*range(world)]),
-            "Seq": number,
-        }
-        said = said if collective else {}
-        host = Row(OPERATOR, "", row.start_ns - 120_000, row.start_ns - 90_000, 4000, 4000, None, "cpu_op")
-        if platform == "cpu":
-            rows += _on_cpu(row, host, collective, number)
-            continue
-        if collective:
-            label = "nccl:all_reduce" if row.name == ALLREDUCE else "nccl:_all_gather_base"
-            for name, category in (("record_param_comms", "cpu_op"), (label, "user_annotation")):
-                args = {"External id": 1000 + number, **(said if category == "cpu_op" else {})}
-                rows.append(replace(host, name=name, category=category, args=args))
-        else:
-            rows.append(replace(host, name="aten::mm", args={"External id": 1000 + number}))
-        name, category = {"cuda": ("cudaLaunchKernel", "cuda_runtime"), "rocm": ("hipLaunchKernel", "hip_runtime")}[
-            platform
-        ]
-        if row.what == COPY:
-            name = name.replace("LaunchKernel", "MemcpyAsync")
-        call = Row(CALL, name, row.start_ns - 110_000, row.start_ns - 100_000, 4000, 4000, 100 + number, category, ids)
-        category = "gpu_memcpy" if row.what == COPY else "kernel"
-        args = {"device": 0, "stream": row.stream, **ids, **said}
-        rows += [call, replace(row, link=100 + number, category=category, args=args)]
-    facts = {"rank": rank, "world_size": world, "host": "node1", "clock": 1_790_857_026_000_000_000}
-    facts["backend"] = "gloo" if platform == "cpu" else "nccl"
-    rest: Json = {"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "NVIDIA H100"}], "cupti_version": 26}
-    if platform == "rocm":
-        rest = {"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "AMD MI300X"}], "roctracer_version": 4}
-    if platform == "cpu":
-        rest = {"schemaVersion": 1}
-    return File(Path(f"rank{rank}.json"), "kineto", rows, facts, rest)
-
-
-def _on_cpu(row: Row, host: Row, collective: str | None, number: int) -> Iterator[Row]:
-    args = {"External id": 1000 + number, "Input Dims": [[64, 64], [64, 64]], "Input type": ["float", "float"]}
-    if collective:
-        name, label = (
-            ("c10d::allreduce_", "gloo:all_reduce")
-            if collective == "allreduce"
-            else ("c10d::_allgather_base_", "gloo:all_gather")
-        )
-        yield replace(host, name=name, start_ns=row.start_ns - 30_000, end_ns=row.start_ns - 20_000, args=args)
-        args = {"Input Dims": [[4096]], "Input type": ["float"]}
-        yield Row(OPERATOR, label, row.start_ns, row.end_ns, 4000, 4100, None, "user_annotation", args)
-    elif row.what == KERNEL:
-        yield Row(OPERATOR, "aten::mm", row.start_ns, row.end_ns, 4000, 4001, None, "cpu_op", args)
-
-
-def _like(template: File, rank: int) -> list[Row]:
-    """The rows of the job as records like those of a template."""
-    prototypes = {row.what: row for row in template.rows if row.raw is not None}
-    base = rocprof_files.BASE if template.format != "nsys" else 0
-
-    def made(what: str, name: str, start: int, end: int, **more: Any) -> Row:
-        return replace(prototypes[what], name=name, start_ns=base + start, end_ns=base + end, **more)
-
-    rows = []
-    for number, step in enumerate(STEPS):
-        at = number * STEP_NS
-        text = f"iteration#{step}" if template.format != "nsys" else f"step={step}"
-        rows.append(made(MARK, text, at + 1000, at + STEP_NS - 50_000, link=10 + number))
-    for number, row in enumerate(device_rows(rank), 1):
-        link, amd = 100 + number, template.format != "nsys"
-        name = rocprof_files.GENERIC if amd and row.communicates else row.name
-        name = "MEMORY_COPY_HOST_TO_DEVICE" if amd and row.what == COPY else name
-        more: Json = {"stream": row.stream, "link": link, "args": {"dispatch": number}}
-        rows.append(made(row.what, name, row.start_ns, row.end_ns, **more))
-        call = ("hip" if amd else "cuda") + ("LaunchKernel" if row.what == KERNEL else "MemcpyAsync")
-        rows.append(made(CALL, call, row.start_ns - 110_000, row.start_ns - 100_000, link=link))
-        if row.communicates:  # RCCL's calls, or the ranges that NCCL marks round its own
-            api = "ncclAllReduce" if row.name == ALLREDUCE else "ncclAllGather"
-            rows.append(made(OPERATOR, api, row.start_ns - 120_000, row.start_ns - 90_000, link=link))
-    return rows
-
-
-def job(format: str) -> list[File]:  # noqa: A002 - the reader's name
-    """Both ranks of the job. Formats are those of `FORMATS`, Kineto's with a platform: "kineto-cuda"."""
-    files = []
-    for rank in (0, 1):
-        if format.startswith("kineto-"):
-            files.append(kineto_job(rank, platform=format.removeprefix("kineto-")))
-            continue
-        with tempfile.TemporaryDirectory() as folder:
-            path = _template(format, Path(folder), rank)
-            template = _read_file(path, Path(f"rank{rank}") / path.name)
-        assert template is not None
-        files.append(template.changed(_like(template, rank)))
-    return files
-
-
-def _template(format: str, folder: Path, rank: int) -> Path:  # noqa: A002
-    pid = 4242 + rank
-    match format:
-        case "rocprofv3-json":
-            (folder / f"{pid}_results.json").write_text(json.dumps(rocprof_files.as_json(pid)))
-            return folder / f"{pid}_results.json"
-        case "rocprofv3-csv":
-            for name, content in rocprof_files.as_csv("direct").items():
-                (folder / name.replace("4242", str(pid))).write_bytes(content)
-            return folder / f"{pid}_kernel_trace.csv"
-        case "rocpd":
-            environment = {"RANK": str(rank), "WORLD_SIZE": "2"}
-            return rocprof_files.write_rocpd(folder / f"{pid}_results.db", environment, pid=pid)
-    return nsys_files.write_nsys(folder / f"{pid}.sqlite", pids=(5001 + rank,))
-
-
-JOBS: Final = ("kineto-cuda", "kineto-rocm", "kineto-cpu", "rocprofv3-json", "rocprofv3-csv", "rocpd", "nsys")

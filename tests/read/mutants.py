@@ -21,6 +21,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from aorta.analysis.aggregate import LabelledRun, step_entry
+from aorta.analysis.cautions import alerts
+from aorta.analysis.findings import RULES
+from aorta.documents import ABSENT, known
 from aorta.documents.metrics import JOB_STEP
 from aorta.errors import InputError
 from aorta.read.record import load_run
@@ -152,21 +155,24 @@ def shifted(test: Test, by: float, *, last_only: bool = False) -> Mutation:
     return lambda files, chance: [file if last_only and file is not files[-1] else change(file) for file in files]
 
 
-def first_waits(files: Sequence[File], chance: random.Random) -> list[File]:
-    """The first collective of the first file began long before: other ranks' recording began later."""
-    head, *others = files
-    sends = [row for row in head.rows if row.communicates]
-    if not sends or len(sends) < 3 or any(row.communicates and row.what == OPERATOR for row in head.rows):
-        return [*files]
-    first = min(sends, key=lambda row: row.start_ns)
-    more = 3_000 * (first.end_ns - first.start_ns)
-    moved = [
-        # Everything else is later, so that no time is below 0.
-        replace(row, start_ns=row.start_ns + (0 if row is first else more), end_ns=row.end_ns + more)
-        for row in head.rows
-        if row.what != OTHER
-    ]
-    return [head.changed(moved), *others]
+def waits(ns: int, collectives: int = 1) -> Mutation:
+    """The first collectives, one of each stream, began long before: the recording of other ranks began later."""
+
+    def change(file: File) -> File:
+        sends = sorted((row for row in file.rows if row.communicates), key=lambda row: row.start_ns)[:collectives]
+        firsts = [*{row.stream: row for row in reversed(sends)}.values()]
+        begin = min(row.start_ns for row in file.rows if row.what != OTHER)
+        moved = []
+        for row in file.rows:
+            waits = any(row is each for each in firsts)
+            launched = row.what in (CALL, OPERATOR) and any(row.end_ns <= each.start_ns for each in firsts)
+            opened = row.what == MARK and row.start_ns <= begin + 1000
+            start = 0 if waits or launched or opened or row.what == OTHER else ns
+            end = 0 if (launched and not waits) or row.what == OTHER else ns
+            moved.append(replace(row, start_ns=row.start_ns + start, end_ns=row.end_ns + end))
+        return file.changed(moved)
+
+    return lambda files, chance: [change(file) for file in files]
 
 
 def by_gloo(files: Sequence[File], chance: random.Random) -> list[File]:
@@ -246,8 +252,6 @@ def _device_lost(row: Row) -> Row:
 
 
 MYSTERY: Final = "fused_op_1729"
-WAITS: Final = "the first collective waits"
-"""More of the computation beside it is hidden communication, then."""
 MUTATIONS: Final[Mapping[str, Mutation]] = {
     # Lost, all or some.
     "device rows lost": without(on_device),
@@ -334,16 +338,14 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "launched by graphs, half of their kernels lost": by_graphs(0.5),
     "launched by graphs, all but the first lost": by_graphs(1),
     # Time.
-    WAITS: first_waits,
+    "the first collective waits": lambda files, chance: [*waits(5_000_000_000)(files[:1], chance), *files[1:]],
     "the device lags": shifted(on_device, 0.6),
     "the device lags, launches unknown": then(without(is_call), shifted(on_device, 0.6)),
     "the device lags, without copies": shifted(is_kernel, 0.6),
 }
 CUT: Final = frozenset(name for name in MUTATIONS if name.startswith(("cut ", "kernels and calls of the first third")))
 """Mutations that leave a recording of a part of the job: the whole of it is another whole."""
-MOVED: Final = frozenset(
-    name for name in MUTATIONS if name.startswith(("the first collective waits", "the device lags"))
-)
+MOVED: Final = frozenset(name for name in MUTATIONS if name.startswith("the device lags"))
 """Mutations that move windows: how long these last, and what was idle in them, is theirs."""
 _OF_WINDOWS: Final = frozenset({"idle_ms", "window_ms", "exposed_share", JOB_STEP})
 _TOP: Final = ("whole", "window_ms")
@@ -367,6 +369,7 @@ class Answer:
     values: Mapping[tuple[str, str], Sequence[Value]]
     marked: bool
     refused: str | None = None
+    notes: Sequence[str] = ()
 
 
 SHOWN: Final = re.compile(
@@ -388,27 +391,31 @@ def answer(files: Sequence[File]) -> Answer:
 
 def _answer(run: Run) -> Answer:
     values: dict[tuple[str, str], list[Value]] = defaultdict(list)
+    dataset = LabelledRun("mutant", run)
+    entry = step_entry(dataset)
     whole = {} if run.traces is None else run.traces.whole
-    for number, entry in whole.items():
+    for number, window in whole.items():
         if int(number) not in run.ranks:  # a device that is in no step
             continue
-        for name, value in entry["metrics"].items():
-            values["whole", name].append(Value(value, entry["null_reasons"].get(name, "")))
-    marked, longest = False, max((each["end_ns"] - each["start_ns"] for each in whole.values()), default=0)
+        for name, value in window["metrics"].items():
+            values["whole", name].append(Value(value, window["null_reasons"].get(name, "")))
+    marked = any(trace.steps for trace in known(run.health.traces) or ()) or run.traces is None
     for tables in run.ranks.values():
         steps = tables.steps
         for at in range(len(steps)):
             if not steps.used[at]:
                 continue
-            marked = marked or not whole or steps.length_ns[at] < 0.9 * longest
             reasons = steps.reasons[int(steps.reason[at])]
             for name, column in steps.metrics.items():
                 value = None if math.isnan(column[at]) else float(column[at])
                 values["step", name].append(Value(value, reasons.get(name, "")))
-    for name, described in step_entry(LabelledRun("mutant", run)).metrics.items():
+    for name, described in entry.metrics.items():
         why = described.reason or next(iter(described.null_reasons), "")
         values["run", name].append(Value(described.median, str(why)))
-    return Answer({key: own for key, own in values.items() if SHOWN.fullmatch(key[1])}, marked)
+    entry.traces = ABSENT if run.traces is None else run.traces
+    said = [finding.sentence for rule in RULES if run.traces for finding in rule(dataset, entry)]
+    notes = [*run.health.notes, *alerts({"mutant": entry}), *said]
+    return Answer({key: own for key, own in values.items() if SHOWN.fullmatch(key[1])}, marked, None, notes)
 
 
 _BOUNDS: Final = re.compile(r"(between|at least|at most) ([-+.\de]+)(?: and ([-+.\de]+))?")
@@ -438,11 +445,11 @@ def judge(right: Answer, mutant: Answer, name: str = "") -> Verdict:
         return Verdict("refused")
     wrong, nulls = [], False
     for (window, metric), seen in mutant.values.items():
-        moved = name in MOVED and (metric in _OF_WINDOWS or (metric.startswith("compute_") and name == WAITS))
-        if (name in CUT and window == "whole") or moved or (window, metric) == _TOP:
-            continue
         # Where no step is marked, the whole trace is the only step.
         own = window if mutant.marked or window == "whole" or not right.marked else "whole"
+        moved = name in MOVED and metric in _OF_WINDOWS
+        if (name in CUT and window == "whole") or moved or (own, metric) == _TOP:
+            continue
         if name in CUT and own == "whole":
             continue
         true = [each.value for each in right.values.get((own, metric), ()) if each.value is not None]

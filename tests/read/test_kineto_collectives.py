@@ -189,7 +189,7 @@ def test_with_symmetric_memory_a_copy_that_nothing_names_bounds_communication():
     assert trace.either == {PEER}
     values, reasons = whole(trace).metrics()
     assert (values["comm_ms"], values["copy_ms"], values["compute_ms"]) == (None, None, 0.005)
-    assert "symmetric memory was used" in reasons["comm_ms"]
+    assert "may be communication (symmetric memory)" in reasons["comm_ms"]
     assert "between 0.005 and 0.01 ms" in reasons["comm_ms"]
 
 

@@ -19,11 +19,13 @@ from numpy.typing import NDArray
 
 from aorta.read.frames import Groups
 from aorta.read.ledger import COMM, LANES, WHOLE, Gap, lacking, lost
-from aorta.read.traces.interval_table import NULL, IntervalClass, Trace, kind_of, step_of
+from aorta.read.traces.interval_table import NULL, IntervalClass, Trace, kind_of, look_up, step_of
 from aorta.timeline.arrays import Int64
 from aorta.timeline.classes import COMPUTE, COPY, KINDS, computes, copies
 from aorta.timeline.overlap import DECIDED
 
+_PEERS: Final = re.compile(r"(?i)memcpy PtoP|peer.?to.?peer|^p2p$")
+"""Copies to or from another device."""
 EDGES: Final = 0.1
 """Part of the collectives issued that may run before or behind the recording."""
 
@@ -92,6 +94,10 @@ def reconciled(trace: Trace, claims: Claims) -> Trace:
     missing = _without_row(trace, claims)
     lost_rows = _lost(trace, claims, missing) if missing.any() or (claims.launches == Launches.GRAPH).any() else ()
     names = [text for text in trace.intervals.names if not computes(text) and not copies(text)] if sent else []
+    rows = trace.intervals
+    if trace.world_size != 1 and len(np.unique(rows.device[rows.device != NULL])) == 1:
+        copied = np.unique(rows.name[(rows.cls == IntervalClass.COPY) & (rows.name != NULL)]).tolist()
+        names += filter(_PEERS.search, (rows.names[code] for code in copied))  # the other device is another process's
     return replace(
         trace,
         gaps=(*trace.gaps, *lost_rows, *sent),
@@ -138,7 +144,7 @@ def _lost(trace: Trace, claims: Claims, missing: NDArray[np.bool_]) -> Iterator[
         COPY: rows.cls == IntervalClass.COPY,
     }
     ran = {lane: Counter(rows.step[own].tolist()) + Counter({WHOLE: int(own.sum())}) for lane, own in on_lane.items()}
-    rows_of_graphs, short = _replayed(claims, graphs & ~missing)
+    rows_of_graphs, short = _replayed(claims, graphs & ~missing, rows.name)
     weight = np.where(graphs, rows_of_graphs, 1.0)
     weight[short >= 0] = short[short >= 0]
     both = (COMPUTE, COMM)
@@ -165,23 +171,27 @@ def _lost(trace: Trace, claims: Claims, missing: NDArray[np.bool_]) -> Iterator[
         yield from lacking(f"{said}, so some have neither", *both)
 
 
-def _replayed(claims: Claims, replays: NDArray[np.bool_]) -> tuple[float, Int64]:
+def _replayed(claims: Claims, replays: NDArray[np.bool_], name: NDArray[np.int32]) -> tuple[float, Int64]:
     """Return how many rows a launch of a graph has on average, and of each call how many rows its graph has more in
-    another launch, -1 where that is not known.
+    another launch, -1 where that is not known. Where a trace does not tell graphs apart, a launch whose rows are all
+    among those of the longest is one of the same graph.
     """
     short = np.full(len(claims.link), NULL, np.int64)
     if not replays.any():
         return max(len(claims.row_link), 1), short
     in_graph = np.flatnonzero(np.isin(claims.row_link, claims.link[replays]))
-    if claims.row_graph is not None and len(in_graph):
-        launches = Groups(claims.row_link[in_graph])
-        counts = np.array([len(own) for own in launches.rows], np.int64)
-        graph, link = claims.row_graph[in_graph][launches.first], claims.row_link[in_graph][launches.first]
-        for each in np.unique(graph[graph != NULL]).tolist():
-            own = graph == each
-            fewer = dict(zip(link[own].tolist(), (counts[own].max() - counts[own]).tolist(), strict=True))
-            for at in np.flatnonzero(replays & np.isin(claims.link, link[own])).tolist():
-                short[at] = fewer[int(claims.link[at])]
+    launches = Groups(claims.row_link[in_graph])
+    link, count = claims.row_link[in_graph][launches.first], launches.sizes
+    fewer = np.full(len(launches), NULL, np.int64)
+    if claims.row_graph is None and len(count):
+        ran = [Counter(name[in_graph[own]].tolist()) for own in launches.rows]
+        most = ran[int(np.argmax(count))]
+        fewer[:] = [most.total() - own.total() if own <= most else NULL for own in ran]
+    elif claims.row_graph is not None:
+        graph = claims.row_graph[in_graph][launches.first]
+        for own in (graph == each for each in np.unique(graph[graph != NULL])):
+            fewer[own] = count[own].max() - count[own]
+    short[replays] = look_up(claims.link[replays], link, fewer)
     return max(len(in_graph) / int(replays.sum()), 1), short
 
 
@@ -200,7 +210,10 @@ def _countable(issued: Mapping[str, int]) -> int:
 
 
 def _fewer(trace: Trace, claims: Claims) -> bool:
-    return int((trace.intervals.cls == IntervalClass.COMM).sum()) < (1 - EDGES) * _countable(claims.issued)
+    """Return whether more collectives were issued than there are rows of communication, or that may be."""
+    rows = trace.intervals
+    may = np.array([*(name in trace.either for name in rows.names), False], bool)[rows.name]
+    return int(((rows.cls == IntervalClass.COMM) | may).sum()) < (1 - EDGES) * _countable(claims.issued)
 
 
 def _sent(trace: Trace, claims: Claims) -> Iterator[Gap]:
@@ -208,12 +221,12 @@ def _sent(trace: Trace, claims: Claims) -> Iterator[Gap]:
     rows = int((trace.intervals.cls == IntervalClass.COMM).sum())
     if trace.world_size == 1:
         return
-    if not rows and claims.issued:
+    if not rows and claims.issued and not (trace.either and _countable(claims.issued) and not _fewer(trace, claims)):
         most = max(claims.issued, key=claims.issued.__getitem__)
         total = sum(claims.issued.values())
         why = f"{total} operators or ranges issue communication (most: {most}), and no row of it is known"
         yield from lacking(why, COMM, seen=False)
-    elif not rows and trace.world_size:
+    elif not rows and trace.world_size and not trace.either:
         yield from lacking(
             f"the job has {trace.world_size} ranks, and no row of communication is known", COMM, seen=False
         )

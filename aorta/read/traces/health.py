@@ -28,6 +28,8 @@ SHOWN_DOUBTS: Final = 5
 _SECOND_NS: Final = 1_000_000_000
 _FAR: Final = 20
 """A gap of this many times the time of all other rows, and of a second, parts rows that cannot belong to them."""
+_OTHERS: Final = 2
+"""Later collectives, of which the first is known not to be like them."""
 _FEW: Final = 10
 """Strays are at most a tenth of the rows: more of them are a part of the run."""
 
@@ -142,6 +144,25 @@ def _strays(trace: Trace) -> NDArray[np.bool_]:
         first, last = edges[low], edges[high + 1]
         stray[np.concatenate((order[:first], order[last:]))] = True
     return stray if stray.sum() * _FEW <= len(table) else np.zeros(len(table), bool)
+
+
+def first_waits(rows: Intervals) -> NDArray[np.bool_]:
+    """Return the first collectives of a device, of each stream at most one, that last `_FAR` times as long as any later
+    one and together longer than these: ranks whose recording began later kept them waiting.
+    """
+    found = np.zeros(len(rows), bool)
+    sends = np.flatnonzero(rows.cls == IntervalClass.COMM)
+    sends = sends[np.argsort(rows.start_ns[sends], kind="stable")]
+    firsts = np.zeros(len(sends), bool)
+    if len(sends):
+        firsts[Groups(rows.stream[sends]).first] = True
+        firsts &= rows.start_ns[sends] < rows.end_ns[sends[0]]
+    length = (rows.end_ns - rows.start_ns)[sends]
+    later = length[~firsts]
+    if len(later) >= _OTHERS:
+        long = firsts & (length > _FAR * later.max())
+        found[sends[long]] = length[long].sum() > later.sum()
+    return found
 
 
 def doubtful_rows(rows: Intervals) -> NDArray[np.bool_]:

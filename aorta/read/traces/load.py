@@ -22,13 +22,13 @@ from aorta.errors import InputError
 from aorta.read.engines import Engine, Local, progress
 from aorta.read.frames import UNKNOWN, CollectiveName, Collectives, declared
 from aorta.read.health import notes_of
-from aorta.read.join import join, join_steps
-from aorta.read.ledger import LANES, WHOLE, Broken, Gap, nulled
-from aorta.read.run import Run, gaps_of, partial_steps
+from aorta.read.join import NO_ROWS, join, join_steps
+from aorta.read.ledger import LANES, WHOLE, Gap
+from aorta.read.run import NO_STEPS, Run, gaps_of, partial_steps
 from aorta.read.traces.files import find_units
 from aorta.read.traces.health import examine
 from aorta.read.traces.kernels import entries, largest_first
-from aorta.read.traces.reader import headers_near, ranks_in_path
+from aorta.read.traces.reader import RANK_IN_PATH, headers_near, ranks_in_path
 from aorta.read.traces.tables import SHOWN_SLOWDOWNS, DeviceTables, TraceDetails, TraceTables, read_trace_tables
 
 
@@ -85,9 +85,8 @@ def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequ
             source = replace(tables.source, rank=number, world_size=world, groups=groups)
             if marked and tables.source.path not in marked:
                 why = "the trace marks no steps, as others do: its whole is no step"
-                steps = nulled(tables.steps, Broken(np.ones(len(tables.steps), bool), why))
                 unlike = tuple(Gap(lane, why, WHOLE, seen=False) for lane in LANES)
-                tables = replace(tables, steps=steps, gaps=(*tables.gaps, *unlike))
+                tables = replace(tables, steps=NO_STEPS, collectives=NO_ROWS, gaps=(*tables.gaps, *unlike))
             ranks[number] = replace(tables, source=source)
     shown = TraceEntries(
         whole={str(numbered[at]): devices[at].whole for at in ordered},
@@ -101,9 +100,7 @@ def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequ
         ranks_read=[*known],
         ranks_missing=missing,
         files_left_out=left_out,
-        steps_not_on_all_ranks=partial_steps(
-            [each for each in known.values() if not marked or each.source.path in marked]
-        ),
+        steps_not_on_all_ranks=partial_steps([each for each in known.values() if len(each.steps)]),
         instrument_modes=sorted({tables.source.instrument_mode for tables in ranks.values()}),
         traces=entries_of,
         gaps=gaps_of(frames.ranks),
@@ -112,7 +109,10 @@ def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequ
     return Run(location, frames, None, health, shown)
 
 
-_NODE: Final = re.compile(r"(?<![a-z])(?:node|host)[_-]?(\d{1,7})(?!\d)", re.IGNORECASE)
+_NODE: Final = re.compile(
+    r"(?<![a-z])(?:node|host(?:name)?|worker|machine|server|compute|dgx|hgx|ip)[_-]?(\d[\d_-]*|[a-z](?![a-z]))",
+    re.IGNORECASE,
+)
 
 
 def _without_local_ranks(traces: Sequence[TraceTables]) -> tuple[list[TraceTables], list[str]]:
@@ -150,7 +150,8 @@ def _refuse_several_jobs(location: str, processes: Sequence[Sequence[TraceTables
         lines = [f"  {folder}: {name_ranks(sorted(ranks))}\n" for folder, ranks in ranks_in.items() if ranks]
         raise InputError(
             f"NOT COMPARABLE: the traces in {location} are of several jobs:\n{''.join(lines)}"
-            "Report on the folder of one job, or compare two (aorta report A B)"
+            "Report on the folder of one job, or compare two (aorta report A B). If they are nodes of one job, whose "
+            "names number the ranks of each node anew, name files by the rank in the job"
         )
 
 
@@ -251,11 +252,11 @@ def _follows(before: TraceTables, trace: TraceTables) -> bool:
 
 
 def _other_worker(path: str, other: str) -> bool:
-    """Return whether two names differ in another number than the last: those of windows of one process do not."""
-    mine, others = (re.findall(r"[0-9]+|[^0-9]+", each.rpartition("/")[2]) for each in (path, other))
-    differ = [at for at, (one, two) in enumerate(zip(mine, others, strict=False)) if one != two]
-    numbers = [at for at, part in enumerate(mine) if part.isdigit()]
-    return len(mine) == len(others) and any(at in numbers[:-1] for at in differ)
+    """Return whether two names differ in more than their last number beside the rank, or are more than a letter each:
+    those of windows of one process do not.
+    """
+    names = (RANK_IN_PATH.sub("", each.rpartition("/")[2]) for each in (path, other))
+    return len({re.sub(r"^[a-z](?=\.)|[ _.(-]*\d+\)?(?=\D*$)", "", name) for name in names}) > 1
 
 
 def _join_devices(traces: Sequence[TraceTables]) -> list[DeviceTables]:

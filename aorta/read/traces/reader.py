@@ -266,7 +266,7 @@ def step_windows(texts: Sequence[str], start_ns: Int64, end_ns: Int64) -> tuple[
     return windows(numbers[first], start_ns[first], end_ns[first]), notes
 
 
-_RANK_IN_PATH: Final = re.compile(r"(?<![a-z])rank[_-]?(\d{1,7})(?!\d)", re.IGNORECASE)
+RANK_IN_PATH: Final = re.compile(r"(?<![a-z])rank[_-]?(\d{1,7})(?!\d)", re.IGNORECASE)
 LARGEST_RANK: Final = 2**31 - 1
 
 
@@ -338,6 +338,6 @@ def ranks_in_path(path: str) -> set[int]:
     several different ranks in that one component are all returned.
     """
     for part in reversed(PurePath(path).parts):
-        if found := {rank for text in _RANK_IN_PATH.findall(part) if (rank := int(text)) <= LARGEST_RANK}:
+        if found := {rank for text in RANK_IN_PATH.findall(part) if (rank := int(text)) <= LARGEST_RANK}:
             return found
     return set()

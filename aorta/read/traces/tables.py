@@ -28,12 +28,12 @@ from aorta.read.frames import (
     Steps,
     of_unused_kind,
 )
-from aorta.read.ledger import COMM, LANES, WHOLE, Gap, audit, balanced, lacking, mostly_one, of_window
+from aorta.read.ledger import COMM, LANES, WHOLE, Gap, audit, balanced, lacking, of_window
 from aorta.read.run import Details, RankTables, Source, StepIntervals
 from aorta.read.traces.claims import unrecorded
 from aorta.read.traces.collectives import collectives_in
 from aorta.read.traces.files import TraceFiles, read_unit
-from aorta.read.traces.health import check_rows, doubtful_rows
+from aorta.read.traces.health import check_rows, doubtful_rows, first_waits
 from aorta.read.traces.interval_table import (
     KIND_CODE,
     NO_WINDOWS,
@@ -54,17 +54,18 @@ from aorta.timeline.overlap import DECIDED, Bounds, Overlap, either
 WHOLE_STEP: Final = 0
 """Step number of the single window of a trace that marks no steps."""
 SHOWN_SLOWDOWNS: Final = 200
+OF_LENGTH: Final = ("window_ms", "idle_ms", "exposed_share")
+"""Metrics that rest on how long a window lasts."""
 OUTSIDE: Final = 0.1
 """From this part of the time of a device on, rows outside of the steps mean that it lags behind the marks."""
 DOUBTED: Final = "kernels that are counted as computation have names that may communicate: it is {bounds}"
 COPIES_DOUBTED: Final = (
-    "symmetric memory was used, and copies between devices may be communication, which the trace does not say: it is "
-    "{bounds}"
+    "copies between devices may be communication (symmetric memory), which the trace does not say: it is {bounds}"
 )
 NAMES_DOUBTED: Final = "communication lacks rows, and may have run under names not known to compute: it is {bounds}"
-FIRST_WAITS: Final = (
-    "the first collective of the trace lasts {length:.4g} ms, {share:.1%} of all communication, and may have waited "
-    "for ranks whose recording began later: it is {{bounds}}"
+WAITED: Final = (
+    "the first collective of the trace lasts {length:.4g} ms, {share:.1%} of all communication: it seems to have "
+    "waited for ranks whose recording began later, and is left out"
 )
 
 
@@ -206,7 +207,7 @@ class DeviceTimeline:
     missing. `whole`: one window, from the first start to the last end of any interval of known class.
 
     Rows that may belong to another account have that one in `second`; `others` are the lanes if they do, and `why`
-    says so.
+    says so. `waits` are in no lane (`first_waits`).
     """
 
     device: int
@@ -216,6 +217,7 @@ class DeviceTimeline:
     second: npt.NDArray[np.int8]
     others: Mapping[str, IntervalArray]
     why: str
+    waits: Intervals
 
     def measure(self, window: IntervalArray) -> list[Overlap]:
         """Measure windows on this device. Rows that may be in two accounts are read both ways, which gives bounds."""
@@ -232,7 +234,7 @@ class DeviceTimeline:
     def launched_in(self, trace: Trace, step: int) -> DeviceTimeline:
         """Return what one step launched, wherever it ran."""
         own = self.rows.step == step
-        return _timeline(trace, self.device, self.rows.take(own), self.second[own], self.why)
+        return _timeline(trace, self.device, self.rows.take(own), self.second[own], self.why, self.waits)
 
 
 def _measured(window: IntervalArray, lanes: Mapping[str, IntervalArray]) -> list[Overlap]:
@@ -245,21 +247,26 @@ def device_timelines(trace: Trace) -> Iterator[DeviceTimeline]:
     """Yield every device that has rows of a known class."""
     known = trace.intervals.take(trace.intervals.cls != IntervalClass.UNKNOWN)
     for device, rows in by_device(known):
+        waits = first_waits(rows)
+        waited, rows = rows.take(waits), rows.take(~waits)
         second, said = rows.cls.copy(), []
         for chosen, account, why in second_accounts(trace, rows):
             if chosen.any():
                 second[chosen] = account
                 said.append(why)
-        yield _timeline(trace, device, rows, second, "; ".join(said))
+        yield _timeline(trace, device, rows, second, "; ".join(said), waited)
 
 
-def _timeline(trace: Trace, device: int, rows: Intervals, second: npt.NDArray[np.int8], why: str) -> DeviceTimeline:
+def _timeline(
+    trace: Trace, device: int, rows: Intervals, second: npt.NDArray[np.int8], why: str, waits: Intervals
+) -> DeviceTimeline:
     lanes = _lanes(trace, rows, rows.cls)
     start = min((lane.start[0] for lane in lanes.values() if len(lane.start)), default=0)
     end = max((lane.end[-1] for lane in lanes.values() if len(lane.end)), default=0)
     moved = replace(rows, kind=np.where(second != rows.cls, NULL, rows.kind)) if why else rows
     others = _lanes(trace, moved, second) if why else lanes
-    return DeviceTimeline(device, rows, lanes, IntervalArray(np.array([start]), np.array([end])), second, others, why)
+    whole = IntervalArray(np.array([start]), np.array([end]))
+    return DeviceTimeline(device, rows, lanes, whole, second, others, why, waits)
 
 
 def _lanes(trace: Trace, rows: Intervals, cls: npt.NDArray[np.int8]) -> dict[str, IntervalArray]:
@@ -279,16 +286,19 @@ def second_accounts(trace: Trace, rows: Intervals) -> Iterator[tuple[npt.NDArray
     may = np.array([*(name in trace.either for name in rows.names), False], bool)[rows.name]
     yield may & (rows.cls == IntervalClass.COPY), IntervalClass.COMM, COPIES_DOUBTED
     yield may & (rows.cls == IntervalClass.COMPUTE), IntervalClass.COMM, NAMES_DOUBTED
-    sends = np.flatnonzero(rows.cls == IntervalClass.COMM)
-    length = (rows.end_ns - rows.start_ns)[sends]
-    if len(sends) and mostly_one(length, at := int(np.argmin(rows.start_ns[sends]))):
-        why = FIRST_WAITS.format(length=length[at] / 1e6, share=length[at] / length.sum())
-        yield np.arange(len(rows)) == sends[at], IntervalClass.UNKNOWN, why
 
 
-def _gaps(trace: Trace, device: int, window: IntervalArray, steps: Sequence[int]) -> list[list[Gap]]:
+def waited(timeline: DeviceTimeline) -> str:
+    """Return what is said of the collectives that waited."""
+    length = float((timeline.waits.end_ns - timeline.waits.start_ns).max()) / 1e6
+    rows, own = timeline.rows, timeline.rows.cls == IntervalClass.COMM
+    share = length / (length + float((rows.end_ns - rows.start_ns)[own].sum()) / 1e6)
+    return WAITED.format(length=length, share=share)
+
+
+def _gaps(trace: Trace, timeline: DeviceTimeline, window: IntervalArray, steps: Sequence[int]) -> list[list[Gap]]:
     """Return what the lanes of a device may lack in each window, `WHOLE` among `steps` included."""
-    table = trace.intervals
+    table, device = trace.intervals, timeline.device
     here = (table.device == device) | (table.device == NULL)
     nameless = here & (table.cls == IntervalClass.UNKNOWN) & (table.end_ns > table.start_ns)
     left = {}
@@ -301,6 +311,11 @@ def _gaps(trace: Trace, device: int, window: IntervalArray, steps: Sequence[int]
     if sends.any() and trace.world_size != 1 and not sends[table.device == device].any():
         others = ", ".join(map(str, np.unique(table.device[sends]).tolist()))
         found += lacking(f"communication of this process is known on device {others} only", COMM, seen=False)
+    if len(timeline.waits):  # it would have lasted no longer than any other
+        own, longest = timeline.rows.cls == IntervalClass.COMM, timeline.rows.spans
+        most_ns, why = int((longest.end - longest.start)[own].max()), waited(timeline)
+        among = np.flatnonzero(covered_ns(window, merge(timeline.waits.spans))).tolist()
+        found += [Gap(COMM, why, steps[at], most_ns, seen=steps[at] == WHOLE) for at in among]
     return [
         [
             *of_window(found, step),
@@ -324,15 +339,21 @@ def _device(trace: Trace, timeline: DeviceTimeline) -> DeviceTables:
         for at, (step, marks) in enumerate(zip(names[:-1], measured, strict=False)):
             own = timeline.launched_in(trace, step)
             measured[at] = replace(own.measure(own.whole)[0], window_ns=marks.window_ns)
-    gaps = _gaps(trace, timeline.device, every, names)
-    *of_steps, (values, why_null, _) = [
+    gaps = _gaps(trace, timeline, every, names)
+    balances = [
         balanced(overlap, own, open_ended=name == WHOLE)
         for overlap, own, name in zip(measured, gaps, names, strict=True)
     ]
-    whole = measured[-1]
+    *of_steps, of_whole = balances
+    whole, values = measured[-1], of_whole.values
     if trace.of_launch:
         for each in of_steps:
             each.values["idle_ms"], each.reasons["idle_ms"] = None, "the device works on several steps at once"
+    waits_ns = covered_ns(every, merge(timeline.waits.spans)).tolist()
+    for each, waits, overlap in zip(balances, waits_ns, measured, strict=True):
+        if waits > DECIDED * overlap.window_ns:
+            each.values.update(dict.fromkeys(OF_LENGTH))
+            each.reasons.update(dict.fromkeys(OF_LENGTH, waited(timeline)))
     reasons: dict[tuple[tuple[str, str], ...], int] = {}
     codes = [reasons.setdefault(tuple(each.reasons.items()), len(reasons)) for each in of_steps]
     place, tiles, masks = tile_windows(window, {TRACE_LANES.index(name): lane for name, lane in timeline.lanes.items()})
@@ -379,7 +400,7 @@ def _device(trace: Trace, timeline: DeviceTimeline) -> DeviceTables:
             "start_ns": int(timeline.whole.start[0]),
             "end_ns": int(timeline.whole.end[0]),
             "metrics": values,
-            "null_reasons": why_null,
+            "null_reasons": of_whole.reasons,
         },
         busy_ns=whole.window_ns - whole.idle_ns,
     )

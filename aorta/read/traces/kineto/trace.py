@@ -73,7 +73,7 @@ operator.
 """
 _WITH_HOST: Final = re.compile(r"HtoD|DtoH|HtoH|HostToDevice|DeviceToHost|HostToHost|Pageable|Pinned|Host\b")
 _DEVICE_BACKENDS: Final = re.compile(r"[nrxh]ccl", re.IGNORECASE)
-_DEVICE_LABELS: Final = re.compile(r"[a-z]?ccl:", re.IGNORECASE)
+_DEVICE_LABELS: Final = re.compile(r"(?!mpi:|ucc:)[a-z]\w*:(?!:)")
 _UNIX_FROM_NS: Final = 1_000_000_000_000_000_000
 """9 September 2001. Later instants count from 1970 even if no base is given; older torch wrote none."""
 

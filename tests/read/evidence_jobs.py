@@ -1,0 +1,258 @@
+"""Jobs that are written in every format: what their devices did is known (`device_rows`), so what a report has to say.
+
+`job(format)` writes two ranks of one job; `job(format, drawn_shape(seed))` one whose ranks, steps, streams, times and
+names are drawn. `sums_ms` measures a device by a sweep that shares nothing with AORTA.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import re
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from tests.read import nsys_files, rocprof_files
+from tests.read.evidence_files import CALL, COPY, KERNEL, MARK, OPERATOR, File, Json, Row, read_file
+
+GEMM: Final = "Cijk_Ailk_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT256x256x64"
+NORM: Final = "void at::native::vectorized_elementwise_kernel<4, at::native::AddFunctor<float>>(int)"
+ALLREDUCE: Final = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+ALLGATHER: Final = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+STEP_NS: Final = 10_000_000
+_H2D: Final = "Memcpy HtoD (Pinned -> Device)"
+
+
+class Calls(NamedTuple):
+    """What the host calls a collective: Kineto's argument, its labels, operator and NCCL's call."""
+
+    collective: str
+    label: str
+    operator: str
+    call: str
+
+
+_CALLS: Final = {
+    "allreduce": Calls("allreduce", "all_reduce", "c10d::allreduce_", "ncclAllReduce"),
+    "allgather": Calls("_allgather_base", "_all_gather_base", "c10d::_allgather_base_", "ncclAllGather"),
+}
+_GLOO: Final = {"allreduce": "gloo:all_reduce", "allgather": "gloo:all_gather"}
+
+
+def kind(name: str) -> str:
+    """Which collective a kernel is."""
+    return "allgather" if re.search("all_?gather", name, re.IGNORECASE) else "allreduce"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A job. `step`: what a device does in one: what, name, start and length in us, and the stream."""
+
+    ranks: int = 2
+    steps: tuple[int, ...] = (7, 8, 9, 10)
+    step: tuple[tuple[str, str, int, int, int], ...] = (
+        (COPY, _H2D, 300, 120, 7),
+        (KERNEL, GEMM, 500, 1400, 7),
+        (KERNEL, NORM, 1950, 400, 7),
+        (KERNEL, ALLREDUCE, 1200, 1500, 20),
+        (KERNEL, GEMM, 2400, 1300, 7),
+        (KERNEL, NORM, 3750, 500, 7),
+        (KERNEL, ALLGATHER, 4000, 900, 20),
+        (KERNEL, GEMM, 5200, 1500, 7),
+        (KERNEL, NORM, 6750, 300, 7),
+        (KERNEL, ALLREDUCE, 6500, 1800, 20),
+    )
+    step_ns: int = STEP_NS
+    generic: str | None = rocprof_files.GENERIC
+    """The one kernel that RCCL's collectives run as, in formats of AMD; None: kernels keep their names."""
+
+
+_NAMES: Final = (
+    (ALLREDUCE, ALLGATHER),
+    ("ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)", "ncclKernel_AllGather_RING_LL_Sum_int8_t(ncclWorkElem)"),
+    ("ncclDevKernel_AllReduce_Sum_bf16_NVLS_SIMPLE(ncclDevKernelArgsStorage<4096ul>)", ALLGATHER),
+    ("ncclSymkDevKernel_AllReduce_RSxLD_AGxST_f32(ncclSymkDevWorkArgs)", "ncclSymkDevKernel_AllGather_ST_f32"),
+    ("void vllm::cross_device_reduce_2stage<__nv_bfloat16, 8>(vllm::RankData*)", ALLGATHER),
+    ("mscclKernel_Sum_half_LL_allreduce", "void mscclpp::collective::allgather_fullmesh<true>(void*)"),
+    ("multimem_all_reduce_kernel<at::BFloat16, 16>", "void nvshmemi_allgather_on_stream_kernel<int>"),
+)
+_COMPUTES: Final = (
+    (GEMM, NORM),
+    ("nvjet_tst_256x128_64x4_1x2_h_bz_coopA_NNT", "triton_poi_fused_add_mul_3"),
+    ("void flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64>>", "void cutlass::Kernel2<cutlass_80_s16816gemm>"),
+)
+
+
+def drawn_shape(seed: int) -> Shape:
+    """A job of 2 to 5 ranks and 4 to 9 steps, of 2 to 5 layers, with one or two streams of communication."""
+    chance = random.Random(seed)
+    sends, computes = _NAMES[seed % len(_NAMES)], chance.choice(_COMPUTES)
+    main, others = chance.choice((0, 3, 7)), chance.choice(((20,), (13, 17), (24, 31)))
+    rows, at = [(COPY, _H2D, 300, chance.randrange(60, 300), main)], 700
+    for layer in range(chance.randrange(2, 6)):
+        longest, more = chance.randrange(500, 1900), chance.randrange(100, 500)
+        rows += [(KERNEL, computes[0], at, longest, main), (KERNEL, computes[1], at + longest + 10, more, main)]
+        begin = at + int(longest * chance.uniform(0.2, 0.9))
+        sent = chance.randrange(300, 1800)
+        rows.append((KERNEL, sends[layer % 2], begin, sent, others[layer % len(others)]))
+        at = max(at + longest + more + 10, begin + sent) + chance.randrange(60, 400)
+    first, count = chance.choice((0, 1, 3, 500)), chance.randrange(4, 10)
+    steps = tuple(range(first, first + count))
+    generic = chance.choice(
+        (rocprof_files.GENERIC, "rcclGenericKernel<1, false>(ncclDevKernelArgsStorage<4096ul>)", None)
+    )
+    return Shape(2 + seed % 4, steps, tuple(rows), (at + 600) * 1000, generic)
+
+
+def device_rows(rank: int, shape: Shape = Shape()) -> Iterator[Row]:
+    """What the device of a rank did, in ns from the start of the job: steps differ a little, and so do ranks."""
+    longer = {name for _, name, *_ in shape.step[1::3]}
+    for number, _ in enumerate(shape.steps):
+        for what, name, start, length, stream in shape.step:
+            begin = number * shape.step_ns + (start + 7 * number + 11 * rank) * 1000
+            more = 13 * number + 5 * rank if what == KERNEL and name in longer else 0
+            yield Row(what, name, begin, begin + (length + more) * 1000, 0, stream)
+
+
+def sums_ms(rows: list[Row]) -> dict[str, float]:
+    """How long a device computed, communicated, both, and copied."""
+    edges = sorted({edge for row in rows for edge in (row.start_ns, row.end_ns)})
+    found = dict.fromkeys(("compute_ms", "comm_ms", "compute_comm_ms", "copy_ms"), 0.0)
+    for low, high in itertools.pairwise(edges):
+        active = {(row.what, row.communicates) for row in rows if row.start_ns <= low and high <= row.end_ns}
+        for metric, needed in (
+            ("compute_ms", {(KERNEL, False)}),
+            ("comm_ms", {(KERNEL, True)}),
+            ("compute_comm_ms", {(KERNEL, False), (KERNEL, True)}),
+            ("copy_ms", {(COPY, False)}),
+        ):
+            found[metric] += (high - low) / 1e6 if needed <= active else 0
+    return found
+
+
+def kineto_job(rank: int, *, platform: str = "cuda", shape: Shape = Shape()) -> File:
+    """A rank of the job as Kineto writes it: of a device, or of a CPU (`platform="cpu"`)."""
+    rows: list[Row] = []
+    for number, step in enumerate(shape.steps):
+        at = number * shape.step_ns
+        end = at + shape.step_ns - 50_000
+        rows.append(Row(MARK, f"ProfilerStep#{step}", at, end, 4000, 4000, None, "user_annotation"))
+    for number, row in enumerate(device_rows(rank, shape), 1):
+        calls = _CALLS[kind(row.name)] if row.communicates else None
+        ids = {"External id": 1000 + number, "correlation": 100 + number}
+        said: Json = {}
+        if calls is not None:
+            said = {
+                "Collective name": calls.collective,
+                "In msg nelems": 4096,
+                "Out msg nelems": 4096,
+                "Group size": shape.ranks,
+                "dtype": "BFloat16",
+                "Process Group Name": "0",
+                "Process Group Ranks": str([*range(shape.ranks)]),
+                "Seq": number,
+            }
+        host = Row(OPERATOR, "", row.start_ns - 120_000, row.start_ns - 90_000, 4000, 4000, None, "cpu_op")
+        if platform == "cpu":
+            rows += _on_cpu(row, host, calls, number)
+            continue
+        if calls is not None:
+            for name, category in (("record_param_comms", "cpu_op"), (f"nccl:{calls.label}", "user_annotation")):
+                args = {"External id": 1000 + number, **(said if category == "cpu_op" else {})}
+                rows.append(replace(host, name=name, category=category, args=args))
+        else:
+            rows.append(replace(host, name="aten::mm", args={"External id": 1000 + number}))
+        name, category = {"cuda": ("cudaLaunchKernel", "cuda_runtime"), "rocm": ("hipLaunchKernel", "hip_runtime")}[
+            platform
+        ]
+        if row.what == COPY:
+            name = name.replace("LaunchKernel", "MemcpyAsync")
+        call = Row(CALL, name, row.start_ns - 110_000, row.start_ns - 100_000, 4000, 4000, 100 + number, category, ids)
+        category = "gpu_memcpy" if row.what == COPY else "kernel"
+        args = {"device": 0, "stream": row.stream, **ids, **said}
+        rows += [call, replace(row, link=100 + number, category=category, args=args)]
+    facts = {"rank": rank, "world_size": shape.ranks, "host": "node1", "clock": 1_790_857_026_000_000_000}
+    facts["backend"] = "gloo" if platform == "cpu" else "nccl"
+    rest: Json = {"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "NVIDIA H100"}], "cupti_version": 26}
+    if platform == "rocm":
+        rest = {"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "AMD MI300X"}], "roctracer_version": 4}
+    if platform == "cpu":
+        rest = {"schemaVersion": 1}
+    return File(Path(f"rank{rank}.json"), "kineto", rows, facts, rest)
+
+
+def _on_cpu(row: Row, host: Row, calls: Calls | None, number: int) -> Iterator[Row]:
+    args = {"External id": 1000 + number, "Input Dims": [[64, 64], [64, 64]], "Input type": ["float", "float"]}
+    if calls is not None:
+        call = {"start_ns": row.start_ns - 30_000, "end_ns": row.start_ns - 20_000, "args": args}
+        yield replace(host, name=calls.operator, **call)
+        args = {"Input Dims": [[4096]], "Input type": ["float"]}
+        label = _GLOO[kind(row.name)]
+        yield Row(OPERATOR, label, row.start_ns, row.end_ns, 4000, 4100, None, "user_annotation", args)
+    elif row.what == KERNEL:
+        yield Row(OPERATOR, "aten::mm", row.start_ns, row.end_ns, 4000, 4001, None, "cpu_op", args)
+
+
+def _like(template: File, rank: int, shape: Shape) -> list[Row]:
+    """The rows of the job as records like those of a template."""
+    prototypes = {row.what: row for row in template.rows if row.raw is not None}
+    base = rocprof_files.BASE if template.format != "nsys" else 0
+
+    def made(what: str, name: str, start: int, end: int, **more: object) -> Row:
+        return replace(prototypes[what], name=name, start_ns=base + start, end_ns=base + end, **more)  # type: ignore[arg-type]
+
+    rows = []
+    for number, step in enumerate(shape.steps):
+        at = number * shape.step_ns
+        text = f"iteration#{step}" if template.format != "nsys" else f"step={step}"
+        rows.append(made(MARK, text, at + 1000, at + shape.step_ns - 50_000, link=10_000 + number))
+    for number, row in enumerate(device_rows(rank, shape), 1):
+        link, amd = 100 + number, template.format != "nsys"
+        name = shape.generic if amd and row.communicates and shape.generic else row.name
+        name = "MEMORY_COPY_HOST_TO_DEVICE" if amd and row.what == COPY else name
+        more: Json = {"stream": row.stream, "link": link, "args": {"dispatch": number}}
+        rows.append(made(row.what, name, row.start_ns, row.end_ns, **more))
+        call = ("hip" if amd else "cuda") + ("LaunchKernel" if row.what == KERNEL else "MemcpyAsync")
+        rows.append(made(CALL, call, row.start_ns - 110_000, row.start_ns - 100_000, link=link))
+        if row.communicates:  # RCCL's calls, or the ranges that NCCL marks round its own
+            call = _CALLS[kind(row.name)].call
+            rows.append(made(OPERATOR, call, row.start_ns - 120_000, row.start_ns - 90_000, link=link))
+    return rows
+
+
+def job(format: str, shape: Shape = Shape()) -> list[File]:  # noqa: A002 - the reader's name
+    """All ranks of a job. Formats are those of `FORMATS`, Kineto's with a platform: "kineto-cuda"."""
+    files = []
+    for rank in range(shape.ranks):
+        if format.startswith("kineto-"):
+            files.append(kineto_job(rank, platform=format.removeprefix("kineto-"), shape=shape))
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            path = _template(format, Path(folder), rank, shape.ranks)
+            template = read_file(path, Path(f"rank{rank}") / path.name)
+        assert template is not None
+        files.append(template.changed(_like(template, rank, shape)))
+    return files
+
+
+def _template(format: str, folder: Path, rank: int, ranks: int) -> Path:  # noqa: A002
+    pid = 4242 + rank
+    match format:
+        case "rocprofv3-json":
+            (folder / f"{pid}_results.json").write_text(json.dumps(rocprof_files.as_json(pid)))
+            return folder / f"{pid}_results.json"
+        case "rocprofv3-csv":
+            for name, content in rocprof_files.as_csv("direct").items():
+                (folder / name.replace("4242", str(pid))).write_bytes(content)
+            return folder / f"{pid}_kernel_trace.csv"
+        case "rocpd":
+            environment = {"RANK": str(rank), "WORLD_SIZE": str(ranks)}
+            return rocprof_files.write_rocpd(folder / f"{pid}_results.db", environment, pid=pid)
+    return nsys_files.write_nsys(folder / f"{pid}.sqlite", pids=(5001 + rank,))
+
+
+JOBS: Final = ("kineto-cuda", "kineto-rocm", "kineto-cpu", "rocprofv3-json", "rocprofv3-csv", "rocpd", "nsys")
