@@ -20,7 +20,10 @@ from aorta.read.frames import Floats, Ints
 CHANGE: Final = 0.1
 """Relative to the level before: a smaller change of level is not named."""
 _ALPHA: Final = 0.05
-"""Highest p of a change. 15 steps reach it where 5 to 10 of them come before the change, 10 steps never."""
+"""Highest p of a change. 15 steps reach it where 5 to 10 of them come before the change, 8 where half do, 5 never."""
+_FEW_STEPS: Final = 14
+_ORDERS: Final = 5_000
+"""Drawn, for the p of up to `_FEW_STEPS`, of which the formula for many says too much."""
 _MOST: Final = 0.75
 """Share of launches. Where steps only wander, they change either way: 4 of 4 the same way are at most one in eight."""
 APART: Final = 0.1
@@ -47,8 +50,8 @@ def level_change(times_ms: Floats) -> LevelChange | None:
     """Return where the level of a launch's steps changes; None where it does not by `CHANGE`.
 
     Whether there is a change is for Pettitt's test (Applied Statistics 28, 1979): of the largest Mann-Whitney statistic
-    of any cut K, p = 2 exp(-6 K^2 / (n^3 + n^2)). It is where two levels fit best by least squares, times beyond the
-    10th and 90th percentile taken as these.
+    of any cut K, p = 2 exp(-6 K^2 / (n^3 + n^2)), of few steps its share of drawn orders. It is where two levels fit
+    best by least squares, times beyond the 10th and 90th percentile taken as these.
 
     Args:
         times_ms: of the steps after the warm-up, in their order.
@@ -59,8 +62,7 @@ def level_change(times_ms: Floats) -> LevelChange | None:
     _, value, alike = np.unique(times_ms, return_inverse=True, return_counts=True)
     rank = (np.cumsum(alike) - (alike - 1) / 2)[value]
     before = np.arange(1, count)
-    largest = float(np.abs(2 * np.cumsum(rank)[:-1] - before * (count + 1)).max())
-    if 2 * np.exp(-6 * largest**2 / (count**3 + count**2)) > _ALPHA:
+    if _chance(rank) > _ALPHA:
         return None
     clipped = np.clip(times_ms, *np.percentile(times_ms, [10, 90]))
     apart = (np.cumsum(clipped)[:-1] - before * clipped.mean()) ** 2 / (before * (count - before))
@@ -69,6 +71,21 @@ def level_change(times_ms: Floats) -> LevelChange | None:
     if abs(after_ms - before_ms) <= CHANGE * before_ms:
         return None
     return LevelChange(first, count, before_ms, after_ms)
+
+
+def _chance(rank: Floats) -> float:
+    """Return the p of a change: of the largest Mann-Whitney statistic of any cut, in all orders of so many steps."""
+    count = len(rank)
+    before = np.arange(1, count)
+
+    def largest(ranks: Floats) -> Floats:
+        return np.asarray(np.abs(2 * np.cumsum(ranks, -1)[..., :-1] - before * (count + 1)).max(-1))
+
+    seen = largest(rank)
+    if count > _FEW_STEPS:
+        return float(2 * np.exp(-6 * seen**2 / (count**3 + count**2)))
+    orders = np.random.default_rng(0).permuted(np.tile(rank, (_ORDERS, 1)), axis=1)
+    return float((largest(orders) >= seen).mean())
 
 
 def unsettled(changes: Sequence[LevelChange | None]) -> str | None:

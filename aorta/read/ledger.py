@@ -75,13 +75,13 @@ def of_window(gaps: Iterable[Gap], step: int) -> list[Gap]:
     return [gap for gap in gaps if gap.step is None or gap.step == step]
 
 
-def lost(why: str, lanes: Sequence[str], step: Ints, weight: Floats, ran: Mapping[int, int]) -> Iterator[Gap]:
+def lost(why: str, lanes: Sequence[str], step: Ints, weight: Floats, ran: Mapping[int, float]) -> Iterator[Gap]:
     """Yield the gaps of launches without a row, in each step and in the whole, where they matter (`DECIDED`).
 
     Args:
         why: with `{count}` for the number of launches.
-        step, weight: of each launch: its step, and how many rows it stands for.
-        ran: step -> rows that ran; `WHOLE` -> all.
+        step, weight: of each launch: its step, and how many rows, or how much time, it stands for.
+        ran: step -> what ran; `WHOLE` -> all.
     """
     numbers, of_step = np.unique(step, return_inverse=True)
     sums, counts = np.bincount(of_step, weight), np.bincount(of_step)
@@ -158,7 +158,7 @@ def balanced(overlap: Overlap, gaps: Sequence[Gap], *, open_ended: bool = False)
         for name, effects in _TABLE.items()
         if name in seen and (own := [gap for gap in gaps if effects[LANES.index(gap.lane)] != "."])
     }
-    length = inf if open_ended and inf in more else overlap.window_ns
+    length = overlap.window_ns + (sum(more) if open_ended else 0)
     scales = {"comm_ms", *(f"{kind}_ms" for kind in KINDS)}  # what their parts are measured by (`DECIDED`)
     possible = _ends(overlap, seen, more, length)
     ends = {name: each for name, each in possible.items() if name in touched or name in scales}

@@ -25,6 +25,9 @@ def steps(*levels_ms: tuple[int, float], noise: float = 0.02) -> Floats:
     [
         (steps((9, 180.0), (6, 100.0)), 9),  # 14 of 20 steps cold, 5 of them as warm-up
         (steps((6, 100.0), (9, 180.0)), 6),
+        (steps((6, 180.0), (4, 100.0)), 6),  # of few steps
+        (steps((4, 180.0), (5, 100.0)), 4),
+        (steps((3, 180.0), (2, 100.0)), None),
         (steps((10, 115.0), (30, 100.0)), 10),
         (steps((10, 105.0), (30, 100.0)), None),  # less than a tenth
         (steps((2, 180.0), (38, 100.0)), None),  # the median does not rest on them
@@ -40,7 +43,7 @@ def test_a_change_of_level_is_found_where_it_is(times_ms: Floats, first: int | N
 
 def test_equal_steps_change_their_level_in_no_more_than_a_twentieth_of_launches() -> None:
     draw = np.random.default_rng(0)
-    for count in (15, 35, 95):
+    for count in (8, 11, 15, 35, 95):
         found = [level_change(draw.gamma(4, 25, count)) for _ in range(300)]
         assert sum(each is not None for each in found) <= 15
 

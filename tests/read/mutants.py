@@ -251,6 +251,75 @@ def _device_lost(row: Row) -> Row:
     return replace(row, device=None, args=args)
 
 
+def _rounded(row: Row) -> Row:
+    return replace(row, start_ns=row.start_ns // 1000 * 1000, end_ns=row.end_ns // 1000 * 1000)
+
+
+def below_zero(files: Sequence[File], chance: random.Random) -> list[File]:
+    """Kineto's times may be below 0: they count from a base."""
+    by_ns = 5_000_000_000
+    return [
+        shifted_ns(file, -by_ns).changed(clock=file.facts["clock"] + by_ns) if file.format == "kineto" else file
+        for file in files
+    ]
+
+
+def shifted_ns(file: File, ns: int) -> File:
+    return file.changed(replace(row, start_ns=row.start_ns + ns, end_ns=row.end_ns + ns) for row in file.rows)
+
+
+def linked(row: Row, link: int | None) -> Row:
+    args = {**row.args, "correlation": link} if "correlation" in row.args else row.args
+    return replace(row, link=link, args=args)
+
+
+def without_args(row: Row, *names: str) -> Row:
+    return replace(row, args={key: value for key, value in row.args.items() if key not in names})
+
+
+def _halves(row: Row) -> list[Row]:
+    middle = (row.start_ns + row.end_ns) // 2
+    both = [replace(row, end_ns=middle), replace(row, start_ns=middle)]
+    return both if row.communicates and row.what == KERNEL else [row]
+
+
+def labels_beside(category: str, name: str) -> Mutation:
+    """Kineto's rows that are no work, beside each row of communication."""
+
+    def beside(row: Row) -> list[Row]:
+        return [row, replace(row, what=OPERATOR, name=name, category=category, args={}, link=None)]
+
+    return lambda files, chance: [
+        file.changed(part for row in file.rows for part in (beside(row) if is_comm(row) else [row]))
+        if file.format == "kineto"
+        else file
+        for file in files
+    ]
+
+
+def _of_old(row: Row) -> Row:
+    old = {"kernel": "Kernel", "gpu_memcpy": "Memcpy", "cuda_runtime": "Runtime", "cpu_op": "Operator"}
+    return replace(row, category=old.get(row.category or "", row.category))
+
+
+def _unfinished(rows: list[Row]) -> list[Row]:
+    last_mark = max((row for row in rows if is_mark(row)), key=lambda row: row.start_ns, default=None)
+    return [replace(row, end_ns=row.start_ns) if row is last_mark else row for row in rows]
+
+
+def _sending(rows: Sequence[Row]) -> object:
+    """The first stream of communication."""
+    return next((row.stream for row in rows if is_comm(row)), object())
+
+
+def first_step_without(test: Test) -> Mutation:
+    def change(rows: list[Row], chance: random.Random) -> list[Row]:
+        mark = min((row for row in rows if is_mark(row)), key=lambda row: row.start_ns)
+        return [row for row in rows if not (test(row) and row.start_ns < mark.end_ns)]
+
+    return by_rows(change)
+
+
 MYSTERY: Final = "fused_op_1729"
 MUTATIONS: Final[Mapping[str, Mutation]] = {
     # Lost, all or some.
@@ -342,6 +411,58 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "the device lags": shifted(on_device, 0.6),
     "the device lags, launches unknown": then(without(is_call), shifted(on_device, 0.6)),
     "the device lags, without copies": shifted(is_kernel, 0.6),
+    # What profilers write otherwise, and what they leave out here and there.
+    "a tenth of all device rows lost": without(on_device, 0.1),
+    "a tenth of all events lost": without(lambda row: not is_mark(row) and row.what != OTHER, 0.1),
+    "a third of the communication without length": changed(
+        is_comm, lambda row: replace(row, end_ns=row.start_ns), 0.33
+    ),
+    "a third of the computation without length": changed(computes, lambda row: replace(row, end_ns=row.start_ns), 0.33),
+    "a third of the communication ends before it starts": changed(
+        is_comm, lambda row: replace(row, end_ns=row.start_ns - 5000), 0.33
+    ),
+    "times in whole microseconds": changed(lambda row: row.what != OTHER, _rounded),
+    "rows in another order": by_rows(lambda rows, chance: chance.sample(rows, len(rows))),
+    "times below 0, counted from a later base": below_zero,
+    "numbers of launches are all 0": changed(lambda row: on_device(row) or is_call(row), lambda row: linked(row, 0)),
+    "numbers of launches repeat": changed(
+        lambda row: on_device(row) or is_call(row), lambda row: linked(row, (row.link or 0) % 7 + 1)
+    ),
+    "numbers of launches lost on half of the device rows": changed(on_device, lambda row: linked(row, None), 0.5),
+    "operators' numbers lost": changed(lambda row: True, lambda row: without_args(row, "External id")),
+    "arguments of kernels lost": changed(on_device, lambda row: without_args(row, *row.args)),
+    "sequence numbers and groups lost": changed(
+        lambda row: True,
+        lambda row: without_args(row, "Seq", "Process Group Name", "Process Group Ranks", "Group size"),
+    ),
+    "communication in two pieces": by_rows(lambda rows, chance: [part for row in rows for part in _halves(row)]),
+    "labels on the device": labels_beside("gpu_user_annotation", "nccl:all_reduce"),
+    "Python functions beside": labels_beside("python_function", "torch/distributed/c10d.py(99): all_reduce"),
+    "capitalised categories": by_rows(lambda rows, chance: [_of_old(row) for row in rows]),
+    "the last mark without end": by_rows(lambda rows, chance: _unfinished(rows)),
+    "marks overlap": changed(is_mark, lambda row: replace(row, end_ns=row.end_ns + (row.end_ns - row.start_ns) // 3)),
+    "every mark begins early": changed(
+        is_mark, lambda row: replace(row, start_ns=row.start_ns - (row.end_ns - row.start_ns) // 5)
+    ),
+    "marks of a second family": by_rows(
+        lambda rows, chance: [*rows, *(replace(row, name=f"epoch {row.name}") for row in rows if is_mark(row))]
+    ),
+    "world size 1 stated": facts(world_size=1),
+    "world size 1 stated, communication lost": then(facts(world_size=1), without(is_comm)),
+    "world size 1 stated, communication of unknown name": then(facts(world_size=1), renamed(is_comm, MYSTERY)),
+    "rank lost in the last file": facts(last_only=True, rank=None),
+    "names of communication without its library": changed(
+        is_comm, lambda row: replace(row, name=re.sub("(?i)(nccl|rccl)(Symk)?(Dev)?Kernel_?", "device_", row.name))
+    ),
+    "communication by another library": renamed(
+        lambda row: is_comm(row) and row.what == KERNEL, "void mscclpp::kernel(int)"
+    ),
+    "one stream lost": by_rows(lambda rows, chance: [row for row in rows if row.stream != _sending(rows)]),
+    "computation of the first step lost": first_step_without(computes),
+    "communication of the first step lost": first_step_without(is_comm),
+    "communication of the first step lost, and its calls": first_step_without(
+        lambda row: is_comm(row) or is_call(row) or issues(row)
+    ),
 }
 CUT: Final = frozenset(name for name in MUTATIONS if name.startswith(("cut ", "kernels and calls of the first third")))
 """Mutations that leave a recording of a part of the job: the whole of it is another whole."""

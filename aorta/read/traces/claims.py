@@ -26,6 +26,11 @@ from aorta.timeline.overlap import DECIDED
 
 _PEERS: Final = re.compile(r"(?i)memcpy PtoP|peer.?to.?peer|^p2p$")
 """Copies to or from another device."""
+_ONE_END: Final = "communication was recorded in the other steps only, in each as often"
+NESTED: Final = 2
+"""Calls that may share a number: cudaLaunchKernel calls cuLaunchKernel."""
+FEWEST: Final = 3
+"""Steps, of which the last can be told to be unlike the others."""
 EDGES: Final = 0.1
 """Part of the collectives issued that may run before or behind the recording."""
 
@@ -90,6 +95,7 @@ def reconciled(trace: Trace, claims: Claims) -> Trace:
     """Return the trace with what its lanes may lack (`gaps`). Where communication lacks rows, it may have run under any
     name that is not known to compute (`either`).
     """
+    trace, claims = _told_apart(trace, claims)
     sent = tuple(_sent(trace, claims))
     missing = _without_row(trace, claims)
     lost_rows = _lost(trace, claims, missing) if missing.any() or (claims.launches == Launches.GRAPH).any() else ()
@@ -106,15 +112,34 @@ def reconciled(trace: Trace, claims: Claims) -> Trace:
     )
 
 
+def _told_apart(trace: Trace, claims: Claims) -> tuple[Trace, Claims]:
+    """Return both without the numbers that several calls share, and so identify none. A call inside of another has the
+    number of that.
+    """
+    number, count = np.unique(claims.link[claims.launches > Launches.NOTHING], return_counts=True)
+    shared = np.isin(claims.row_link, number[count > NESTED])
+    if not shared.any():
+        return trace, claims
+    note = f"{trace.path}: {int(shared.sum())} rows have the numbers of several calls: which launched them is not known"
+    table = replace(trace.intervals, launch_ns=np.where(shared, NULL, trace.intervals.launch_ns))
+    of_shared = np.isin(claims.link, number[count > NESTED])
+    launches = np.where(of_shared, Launches.NOTHING, claims.launches)
+    claims = replace(claims, row_link=np.where(shared, NULL, claims.row_link), launches=launches)
+    return replace(trace, intervals=table, notes=(*trace.notes, note)), claims
+
+
 def _without_row(trace: Trace, claims: Claims) -> NDArray[np.bool_]:
     """Return which calls launched something that has no row. Where no row of a kernel is linked to a call, none are
-    known. Copies are known where one is linked, or where none has a row; HIP runs some as kernels of another number.
+    known. Copies are known where one is linked, or where none has a row; HIP runs some as kernels of another number,
+    so there all have to be.
     What is launched while a graph is captured does not run.
     """
     what, linked = claims.launches, claims.row_link != NULL
     copied = trace.intervals.cls == IntervalClass.COPY
     known = {Launches.KERNEL, Launches.GRAPH} if linked[~copied].any() or not (~copied).any() else set()
-    one_by_one = trace.platform != "rocm" and bool(linked[copied].any())
+    one_by_one = linked[copied].any() and (
+        trace.platform != "rocm" or np.isin(claims.row_link[copied], claims.link).all()
+    )
     known |= {Launches.COPY} if one_by_one or (linked.any() and not copied.any()) else set()
     launched = np.zeros(len(Launches), bool)
     launched[[*known]] = True
@@ -134,9 +159,10 @@ def _lost(trace: Trace, claims: Claims, missing: NDArray[np.bool_]) -> Iterator[
     step = step_of(claims.start_ns, trace.windows)
     graphs, sends = what == Launches.GRAPH, claims.sends & (what != Launches.GRAPH)
     plain = missing & (what == Launches.KERNEL) & ~sends
-    # As many collectives ran as were issued, some of them in this step: what it lost did not communicate.
+    # As many collectives ran as were issued, and in this step as many as in any: what it lost did not communicate.
     settled = _countable(claims.issued) > 0 and not _fewer(trace, claims)
-    of_comm = np.unique(rows.step[rows.cls == IntervalClass.COMM])
+    of_comm, counts = np.unique(rows.step[rows.cls == IntervalClass.COMM], return_counts=True)
+    of_comm = of_comm[counts >= (1 - EDGES) * counts.max(initial=0)]
     may_send = plain & ~(settled & np.isin(step, of_comm)) & (trace.world_size != 1)
     on_lane = {
         COMPUTE: rows.cls != IntervalClass.COPY,
@@ -248,10 +274,12 @@ def unrecorded(trace: Trace) -> Trace:
     before = np.searchsorted(rows.start_ns[order], marks.end_ns[steps])  # rows that start before a step ends
     ran = (before > 0) & (reach[np.maximum(before - 1, 0)] > marks.start_ns[steps])
     recorded = (ran & (not trace.of_launch)) | np.isin(marks.step[steps], rows.step)
-    if recorded.all():
-        return trace
     beside = recorded & ~(np.append(True, recorded[:-1]) & np.append(recorded[1:], True))
-    found = [Gap(lane, f"nothing was recorded in {int((~recorded).sum())} steps", WHOLE) for lane in LANES]
+    beside |= _cut(trace, steps)
+    silent = _silent(trace, steps)
+    missing = int((~recorded).sum())
+    found = [Gap(COMM, _ONE_END, step) for step in (*marks.step[steps[silent]].tolist(), *[WHOLE] * bool(silent.any()))]
+    found += [Gap(lane, f"nothing was recorded in {missing} steps", WHOLE) for lane in LANES if missing]
     for chosen, why, seen in (
         (~recorded, "nothing was recorded in this step", False),
         (beside, "the recording began or ended in this step", True),
@@ -259,3 +287,37 @@ def unrecorded(trace: Trace) -> Trace:
         numbers = marks.step[steps[chosen]].tolist()
         found += [Gap(lane, why, number, seen=seen) for number in numbers for lane in LANES]
     return replace(trace, gaps=(*trace.gaps, *found))
+
+
+def _cut(trace: Trace, steps: Int64) -> NDArray[np.bool_]:
+    """Return which of the steps, in order, is the last, where the recording seems to have ended in it: it has the
+    fewest rows, and after them, of all steps, the longest time without any by far.
+    """
+    found = np.zeros(len(steps), bool)
+    marks, rows = trace.windows, trace.intervals.take(trace.intervals.step != NULL)
+    own = Groups(rows.step)
+    if len(own) < FEWEST or trace.of_launch:
+        return found
+    at = np.argsort(marks.step, kind="stable")
+    at = at[np.searchsorted(marks.step[at], rows.step[own.first])]  # the window of each step that has rows
+    silent = (marks.end_ns[at] - own.reduce(np.maximum, rows.end_ns)) / np.maximum(marks.end_ns - marks.start_ns, 1)[at]
+    end = int(np.argmax(marks.start_ns[at]))
+    others = np.delete(np.arange(len(own)), end)
+    cut = silent[end] > max(2 * silent[others].max(), EDGES) and own.sizes[end] < own.sizes[others].min()
+    found[-1] = cut and marks.step[steps[-1]] == rows.step[own.first[end]]
+    return found
+
+
+def _silent(trace: Trace, steps: Int64) -> NDArray[np.bool_]:
+    """Return which of the steps, in order, lack communication that the others have, each as many rows: those before or
+    behind these. Steps that accumulate gradients lie between others.
+    """
+    rows = trace.intervals.take(trace.intervals.cls == IntervalClass.COMM)
+    launched = np.where(rows.launch_ns == NULL, rows.step, step_of(rows.launch_ns, trace.windows))
+    counts = np.array([int((launched == step).sum()) for step in trace.windows.step[steps].tolist()])
+    full = counts == counts.max()
+    places = np.flatnonzero(full)
+    together = len(places) > 1 and places[-1] - places[0] + 1 == len(places) and (full[0] or full[-1])
+    lacking_some = (counts > 0) & ~full
+    lacks = together and trace.world_size != 1 and (counts == 0).any() and lacking_some.sum() <= 1
+    return ~full if lacks else np.zeros(len(steps), bool)

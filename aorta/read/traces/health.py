@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from aorta.documents.dataset import TraceEntry
 from aorta.read.frames import Groups
 from aorta.read.health import listed
+from aorta.read.ledger import LANES, WHOLE, Gap, lost
 from aorta.read.traces.interval_table import NULL, IntervalClass, Intervals, Trace
 from aorta.records.schema import WORLD_LIMIT
 from aorta.timeline.classes import doubtful
@@ -114,7 +115,26 @@ def check_rows(trace: Trace) -> tuple[Trace, TraceEntry]:
         counters=dict(Counter(trace.counters) + Counter(counted)),
         notes=[*notes, *_doubts(trace, clean)],
     )
-    return replace(trace, intervals=clean), facts
+    lengthless = (length <= 0) & (table.cls != IntervalClass.UNKNOWN)
+    gaps = tuple(_without_length(table, lengthless)) if lengthless.any() else ()
+    return replace(trace, intervals=clean, gaps=(*trace.gaps, *gaps)), facts
+
+
+def _without_length(table: Intervals, chosen: NDArray[np.bool_]) -> Iterator[Gap]:
+    """Yield rows without a length whose like have one, in each step and the whole, where they matter (`DECIDED`)."""
+    length_ns = np.where(chosen, 0, table.end_ns - table.start_ns)
+    code = table.name + 1  # 0 of rows without a name
+    counts = np.bincount(code[~chosen], minlength=len(table.names) + 1)
+    mean_ns = np.bincount(code, length_ns, minlength=len(table.names) + 1) / np.maximum(counts, 1)
+    for lane, cls in zip(LANES, (IntervalClass.COMPUTE, IntervalClass.COMM, IntervalClass.COPY), strict=True):
+        own = table.cls == cls
+        lacks = np.flatnonzero(own & chosen)
+        lasted = {WHOLE: float(length_ns[own].sum())}
+        steps, of_step = np.unique(table.step[own], return_inverse=True)
+        lasted |= dict(zip(steps.tolist(), np.bincount(of_step, length_ns[own]).tolist(), strict=True))
+        if len(lacks):
+            why = "{count} rows have no length"
+            yield from lost(why, (lane,), table.step[lacks], mean_ns[code[lacks]], lasted)
 
 
 def _strays(trace: Trace) -> NDArray[np.bool_]:

@@ -23,13 +23,14 @@ from aorta.read.engines import Engine, Local, progress
 from aorta.read.frames import UNKNOWN, CollectiveName, Collectives, declared
 from aorta.read.health import notes_of
 from aorta.read.join import NO_ROWS, join, join_steps
-from aorta.read.ledger import LANES, WHOLE, Gap
+from aorta.read.ledger import COMM, LANES, WHOLE, Broken, Gap, lacking, nulled, resting_on
 from aorta.read.run import NO_STEPS, Run, gaps_of, partial_steps
 from aorta.read.traces.files import find_units
 from aorta.read.traces.health import examine
 from aorta.read.traces.kernels import entries, largest_first
 from aorta.read.traces.reader import RANK_IN_PATH, headers_near, ranks_in_path
 from aorta.read.traces.tables import SHOWN_SLOWDOWNS, DeviceTables, TraceDetails, TraceTables, read_trace_tables
+from aorta.timeline.classes import COMPUTE, computes
 
 
 def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequence[str] = ()) -> Run:
@@ -71,6 +72,10 @@ def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequ
     if world is None:
         world = sum(number >= 0 for number in numbered)
         numbering.append("no trace says how many ranks there were: the world size is the number of ranks read")
+    known_ranks = sum(number >= 0 for number in numbered)
+    stated = max((trace.world_size or 1 for trace in entries_of), default=1)
+    if known_ranks > stated and all(device.whole["metrics"].get("comm_ms") == 0 for device in devices):
+        devices = _without_communication(devices, traces, known_ranks)
     if slow_left_out := sum(trace.slowdowns_left_out for trace in traces):
         numbering.append(
             f"slowdowns: the first {SHOWN_SLOWDOWNS} kernels of each trace are kept, {slow_left_out} left out"
@@ -131,6 +136,28 @@ def _without_local_ranks(traces: Sequence[TraceTables]) -> tuple[list[TraceTable
         "files by the rank in the job, or give the folder of the records"
     )
     return [_unranked(trace) if node else trace for trace, node in zip(traces, named, strict=True)], [note]
+
+
+def _without_communication(
+    devices: Sequence[DeviceTables], traces: Sequence[TraceTables], ranks: int
+) -> list[DeviceTables]:
+    """Return the devices with communication as unknown, and where kernels have names that are not known to compute,
+    computation too.
+    """
+    why = f"{ranks} ranks were read, and no row of communication is known"
+    totals = (row for trace in traces for row in trace.kernels.totals.rows)
+    lanes = (COMPUTE, COMM) if any(row.cls == "compute" and not computes(row.name) for row in totals) else (COMM,)
+    unknown = frozenset().union(*map(resting_on, lanes))
+    found = []
+    for device in devices:
+        tables, metrics = device.tables, device.whole["metrics"]
+        null = unknown & metrics.keys()
+        whole = {"metrics": metrics | dict.fromkeys(null)}
+        whole["null_reasons"] = device.whole["null_reasons"] | dict.fromkeys(null, why)
+        steps = nulled(tables.steps, Broken(np.ones(len(tables.steps), bool), why, unknown))
+        gaps = (*tables.gaps, *lacking(why, *lanes, seen=False))
+        found.append(replace(device, tables=replace(tables, steps=steps, gaps=gaps), whole=device.whole | whole))
+    return found
 
 
 def _unranked(trace: TraceTables) -> TraceTables:

@@ -47,7 +47,16 @@ from aorta.read.traces.interval_table import (
 )
 from aorta.read.traces.kernels import KernelFacts, kernel_facts, slowdowns
 from aorta.records.schema import ActiveSegment
-from aorta.timeline.arrays import Int64, IntervalArray, covered_ns, measure_windows, merge, ranges, tile_windows
+from aorta.timeline.arrays import (
+    Int64,
+    IntervalArray,
+    covered_ns,
+    measure,
+    measure_windows,
+    merge,
+    ranges,
+    tile_windows,
+)
 from aorta.timeline.classes import COMPUTE, COPY, TRACE_LANES, UNKNOWN_KIND
 from aorta.timeline.overlap import DECIDED, Bounds, Overlap, either
 
@@ -301,11 +310,11 @@ def _gaps(trace: Trace, timeline: DeviceTimeline, window: IntervalArray, steps: 
     table, device = trace.intervals, timeline.device
     here = (table.device == device) | (table.device == NULL)
     nameless = here & (table.cls == IntervalClass.UNKNOWN) & (table.end_ns > table.start_ns)
-    left = {}
-    if trace.unknown is not None:
-        left[trace.unknown_why] = covered_ns(window, trace.unknown)
+    spans = {} if trace.unknown is None else {trace.unknown_why: trace.unknown}
     if nameless.any():
-        left[f"{int(nameless.sum())} rows have no name"] = covered_ns(window, merge(table.take(nameless).spans))
+        spans[f"{int(nameless.sum())} rows have no name"] = merge(table.take(nameless).spans)
+    of_whole = np.array(steps) == WHOLE  # ends with what was seen: rows may lie outside of it
+    left = {why: np.where(of_whole, measure(own), covered_ns(window, own)) for why, own in spans.items()}
     found = list(trace.gaps)
     sends = table.cls == IntervalClass.COMM
     if sends.any() and trace.world_size != 1 and not sends[table.device == device].any():

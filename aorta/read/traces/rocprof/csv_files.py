@@ -43,7 +43,10 @@ _TABLES: Final = {
         f"name=kernel_name device=agent_id {_SPAN}",
         "thread=thread_id queue=queue_id stream=stream_id dispatch=dispatch_id correlation=correlation_id",
     ),
-    "copy": (f"name=direction {_SPAN}", "from=source_agent_id to=destination_agent_id stream=stream_id"),
+    "copy": (
+        f"name=direction {_SPAN}",
+        "from=source_agent_id to=destination_agent_id stream=stream_id correlation=correlation_id",
+    ),
     "call": (f"domain=domain name=function {_SPAN}", "process=process_id thread=thread_id correlation=correlation_id"),
 }
 """What the rows of a file are -> name here=column there: those by which it is known, then others."""
@@ -140,6 +143,7 @@ def _read(source: TraceInput) -> Iterator[Trace]:
             Ranges(marks["start_ns"], marks["end_ns"], [words[code] for code in marks["name"].tolist()]),
             {**hip, "text": [words[code] for code in hip["name"].tolist()]},
             {**rccl, "text": [words[code] for code in rccl["name"].tolist()]},
+            copied_by=copied["correlation"],
             notes=notes,
             copies_observed=bool(parts["copy"]),
         )

@@ -132,7 +132,7 @@ def trace_of_rocprof(
         launches["correlation"],
         np.array([*map(launched_by, launches["text"])], np.int64),
         np.isin(launches["correlation"], sends),
-        np.concatenate((np.where(link > 0, link, NULL), copied_by)),
+        np.where((links := np.concatenate((link, copied_by))) > 0, links, NULL),  # 0: of no call
         issued=Counter(_NAMES[kind] for some in issued.values() for _, kind, _ in some if kind != NULL),
     )
     return reconciled(trace, claims)
@@ -407,6 +407,7 @@ def _trace(source: TraceInput, process: _Process, *, shared: bool) -> Trace:
         Ranges(**_columns(marks, _SPAN), texts=[ranged.get(row.correlation_id.internal, "") for row in marks]),
         {"text": [name(row)[1] for row in hip], **_columns(hip, f"{_SPAN} {_HOST}")},
         {"text": [name(row)[1] for row in calls], **_columns(calls, f"{_SPAN} {_HOST}")},
+        copied_by=_columns(copied, "correlation=correlation_id.internal")["correlation"],
         copies_observed=bool(copied),
     )
 
