@@ -22,9 +22,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from aorta.errors import InputError
+from tests.read.answers import answer, judge, shares
 from tests.read.evidence_files import File, read_files
 from tests.read.evidence_jobs import JOBS, drawn_shape, job
-from tests.read.mutants import answer, judge, shares, verdicts
+from tests.read.mutants import verdicts
 from tests.read.siblings import KINDS, siblings
 
 

@@ -10,13 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
+from tests.read.answers import Answer, Value, answer
 from tests.read.evidence_files import CALL, COPY, KERNEL, MARK, OPERATOR, OTHER, File, Row
 from tests.read.evidence_jobs import Shape, drawn_shape, job, sums_ms
 from tests.read.mutants import (
-    Answer,
     Mutation,
-    Value,
-    answer,
     by_rows,
     changed,
     facts,

@@ -10,9 +10,10 @@ from typing import Final
 
 import pytest
 
-from tests.read.evidence_files import MARK, File
+from tests.read.answers import answer, judge, shares
+from tests.read.evidence_files import MARK
 from tests.read.evidence_jobs import drawn_shape, job, kineto_job
-from tests.read.mutants import answer, facts, judge, shares
+from tests.read.mutants import facts, shifted_ns
 from tests.read.siblings import KINDS, siblings
 
 SAME: Final = {"gloo beside device rows"}
@@ -30,10 +31,6 @@ def test_siblings(kind: str) -> None:
     wrong = {name: each.wrong[:3] for name, each in found.items() if each.outcome not in ("same", least)}
     # Without operators a trace whose device rows are of unknown categories holds nothing that is read.
     assert wrong in ({}, {"10: kineto-cuda": []}), (shares(found), wrong)
-
-
-def shifted_by(file: File, ns: int) -> File:
-    return file.changed(replace(row, start_ns=row.start_ns + ns, end_ns=row.end_ns + ns) for row in file.rows)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +58,7 @@ def test_processes_of_two_hosts_are_no_windows_of_one(
     file = file.changed(row for row in file.rows if row.what != MARK)
     files = [
         replace(each.changed(host=host), path=Path(name))
-        for each, host, name in zip((file, shifted_by(file, 60_000_000_000)), hosts, names, strict=True)
+        for each, host, name in zip((file, shifted_ns(file, 60_000_000_000)), hosts, names, strict=True)
     ]
     found = answer(files)
     assert (len(found.values.get(("whole", "compute_ms"), ())), found.refused is None) == (processes, processes > 0)

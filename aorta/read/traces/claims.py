@@ -314,7 +314,7 @@ def _silent(trace: Trace, steps: Int64) -> NDArray[np.bool_]:
     """
     rows = trace.intervals.take(trace.intervals.cls == IntervalClass.COMM)
     launched = np.where(rows.launch_ns == NULL, rows.step, step_of(rows.launch_ns, trace.windows))
-    counts = np.array([int((launched == step).sum()) for step in trace.windows.step[steps].tolist()])
+    counts = look_up(trace.windows.step[steps], *np.unique(launched, return_counts=True)).clip(0)
     full = counts == counts.max()
     places = np.flatnonzero(full)
     together = len(places) > 1 and places[-1] - places[0] + 1 == len(places) and (full[0] or full[-1])
