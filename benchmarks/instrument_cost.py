@@ -32,7 +32,7 @@ import torch
 import torch.distributed as dist
 
 from aorta.distributed.topology import process_group, read_topology
-from aorta.instrument.step_recorder import StepRecorder
+from aorta.instrument.recorder import Recorder
 from aorta.records.record_file import RecordWriter
 from benchmarks import plans
 from tests.loop import Loop
@@ -46,7 +46,7 @@ WORDS = ("training.device=cpu", "training.batch_size=32", "dataset.num_samples=2
 class Reading:
     """Counts what reading and writing steps costs, apart from the steps at whose end it happens.
 
-    A run reads several steps at once (`step_recorder.TOGETHER`): a median over steps would leave that out.
+    A run reads several steps at once (`ring_steps.MOST`): a median over steps would leave that out.
 
     Args:
         recorder: whose `catch_up` is counted from now on.
@@ -56,7 +56,7 @@ class Reading:
         spent: by all calls so far.
     """
 
-    def __init__(self, recorder: StepRecorder, now: Callable[[], Any]) -> None:
+    def __init__(self, recorder: Recorder, now: Callable[[], Any]) -> None:
         self._now, self._catch_up = now, recorder.catch_up
         self.spent = np.zeros_like(now())
         recorder.catch_up = self._counted  # type: ignore[method-assign]

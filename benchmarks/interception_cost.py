@@ -37,10 +37,10 @@ import torch.distributed as dist
 from aorta.distributed.topology import process_group, read_topology
 from aorta.instrument.dispatcher import DispatcherHook
 from aorta.instrument.instrumentation import Instrumentation
-from aorta.instrument.open_step import StepFacts
 from aorta.instrument.operators import OPERATORS
 from aorta.records.clocks import read_clocks
 from aorta.records.record_file import RecordWriter
+from aorta.records.step_line import StepFacts
 from benchmarks import plans
 
 CPU = torch.device("cpu")

@@ -8,9 +8,8 @@ instrument taken off and nothing recorded.
     added   processor time of the training thread, an `on` block over the `off` block beside it: all that it pays, C++,
             evicted caches and torch's longer way round a module with hooks included. A block's figure is the median of
             its steps and its share of reading, encoding and writing.
-    parts   AORTA's own time as it counts it itself (`aorta_ms` of the record) in the same `on` blocks, wall clock:
-            `marks` (begin, end, ranges, phases), `lines` (reading, encoding, writing), and in C++ `collectives` and
-            `waits` without the backend, `forward` and `backward` hooks.
+    lines   processor time in which lines are made of steps, encoded and written, a step.
+    own     AORTA's own time as it counts it itself (`aorta_ms` of the record) in the same `on` blocks, wall clock.
 
 `--other`: launches of another checkout, with this file and its compiled part built, take turns with those of this one.
 
@@ -30,10 +29,8 @@ from typing import Any
 import numpy as np
 
 from aorta.distributed.topology import process_group, read_topology
-from aorta.instrument.open_step import OpenStep
-from aorta.instrument.step_builder import StepBuilder
-from aorta.instrument.step_recorder import TOGETHER
 from aorta.records.record_file import RecordWriter
+from aorta.records.ring_steps import MOST
 from aorta.records.schema import Step
 from benchmarks import plans
 from benchmarks.instrument_cost import CPU, DROPPED, WORDS, Reading
@@ -52,44 +49,44 @@ TARGETS_US = {"ddp.cold": 100, "ddp.warm": 40, "fsdp.cold": 150, "fsdp.warm": 80
 
 
 def worker(words: Any) -> dict[str, list[Any]]:
-    """One rank: nanoseconds a step of each pair of blocks, `added`, `off`, and own time by part."""
-    own: list[dict[str, int]] = []
-    line = StepBuilder.line
-
-    def kept(builder: StepBuilder, step: OpenStep) -> Step:
-        own.append(dict(step.own_ns or {}))
-        return line(builder, step)
-
-    StepBuilder.line = kept  # type: ignore[assignment, method-assign]
+    """One rank: nanoseconds a step of each pair of blocks, `added`, `off`, and `own`."""
+    own: list[float] = []
     topology = read_topology()
     chosen = [word.format(strategy=words.strategy) for word in WORDS]
     chosen = [word for word in chosen if word.split("=")[0] not in {more.split("=")[0] for more in words.more}]
     with process_group(topology, CPU, 300), tempfile.TemporaryDirectory() as folder:
         writer = RecordWriter(Path(folder) / "record.jsonl", topology.rank)
-        loop = Loop((*chosen, *words.more), topology, CPU, writer.write)
+
+        def written(line: Step) -> None:
+            own.append((line.overlap.get("aorta_ms") or 0.0) * 1e6)
+            writer.write(line)
+
+        loop = Loop((*chosen, *words.more), topology, CPU, written)
         recorder = loop.instrument.recorder
         reading = Reading(recorder, lambda: np.array(time.thread_time_ns()))
-        answer: dict[str, list[Any]] = {"added": [], "off": [], "parts": []}
+        answer: dict[str, list[Any]] = {"added": [], "off": [], "lines": [], "own": []}
         for half in range(words.halves + 1):
-            spent = {}
+            spent: dict[str, float] = {}
             for arm in ("on", "off") if half % 2 == 0 else ("off", "on"):
                 if arm == "off":
                     with loop.instrument.paused():
-                        taken = [int(reading.outside(loop.unrecorded)) for _ in range(DROPPED + TOGETHER)]
+                        taken = [int(reading.outside(loop.unrecorded)) for _ in range(DROPPED + 8)]
                     spent[arm] = median(taken[DROPPED:])
                     continue
                 for _ in range(DROPPED):
                     loop.step()
                 recorder.catch_up()
                 read, lines = int(reading.spent), len(own)
-                taken = [int(reading.outside(loop.step)) for _ in range(TOGETHER)]
+                taken = [int(reading.outside(loop.step)) for _ in range(MOST)]
                 recorder.catch_up()
-                spent[arm] = median(taken) + (int(reading.spent) - read) / TOGETHER
-                parts = own[lines:]
+                spent["lines"] = (int(reading.spent) - read) / MOST
+                spent[arm] = median(taken) + spent["lines"]
+                counted = own[lines:]
             if half:  # the first is for the caches
                 answer["added"].append(spent["on"] - spent["off"])
                 answer["off"].append(spent["off"])
-                answer["parts"].append({part: median(step[part] for step in parts) for part in parts[0]})
+                answer["lines"].append(spent["lines"])
+                answer["own"].append(median(counted))
         loop.finish()
         writer.close()
     return answer
@@ -113,10 +110,9 @@ def measure(words: Any) -> int:
     figures: dict[str, Any] = {"interceptor": plans.interceptor(words)}
     targets = {}
     for (name, case), blocks in seen.items():
-        shown = {"added": plans.spread_us(blocks["added"]), "step_off": plans.spread_us(blocks["off"])}
-        parts = blocks["parts"]
-        shown |= {part: plans.spread_us([block[part] for block in parts]) for part in parts[0]}
-        shown["own"] = plans.spread_us([sum(block.values()) for block in parts])
+        shown = {
+            figure: plans.spread_us(values) for figure, values in blocks.items() if isinstance(values[0], int | float)
+        }
         figures.setdefault(f"{name}_us", {})[case] = shown
         if name == "this":
             targets[f"{case} added <= {TARGETS_US[case]} us"] = shown["added"]["median"] <= TARGETS_US[case]

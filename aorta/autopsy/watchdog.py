@@ -28,6 +28,7 @@ from aorta.errors import SIGNAL_EXIT_BASE
 from aorta.records.files import shared_folder, write_whole
 from aorta.records.progress_file import ANNOUNCED, ProgressState, ProgressWatch, UnreadableProgress, progress_files
 from aorta.records.run_files import AUTOPSY_DIR
+from aorta.records.salvage import salvage
 
 LEAST_S: Final = 10.0
 RECENT_STEPS: Final = 1000
@@ -145,6 +146,7 @@ class HostWatchdog:
             if failed and not self._reported:
                 time.sleep(_OTHERS_WITHIN_S)
                 self._report(f"{name_ranks(self._alive()[1])} ended before the run did")
+                salvage(self._folder)
             now = {rank: watch.state().progress_ns for rank, watch in self._watches.items()}
             if self._reported and all(now[rank] > at for rank, at in self._reported.items()):
                 # The ranks were late and not stuck: the report is written again. What was saved of them stays.
@@ -154,6 +156,7 @@ class HostWatchdog:
                 to_stderr(f"aorta: watchdog: all ranks go on, after {idle_s:.0f} s; {answer}; {where}")
                 continue  # `states` are of before
             if not states:
+                salvage(self._folder)
                 return
             late = patience.overdue(states, now_ns)
             if late and not self._reported:

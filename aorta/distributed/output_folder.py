@@ -58,6 +58,7 @@ from aorta.records.run_files import (
     history_name,
     read_manifest,
 )
+from aorta.records.salvage import salvage
 from aorta.records.schema import SCHEMA_VERSION
 from aorta.redaction import SECRET, hide, redact
 from aorta.version import __version__
@@ -215,6 +216,7 @@ def _clear(path: Path, *, overwrite: bool, stays: Collection[str]) -> Path | Non
             with suppress(OSError):  # another disk, or what stays in it
                 item.rmdir() if item.is_dir() else item.unlink(missing_ok=True)
         return None
+    salvage(path)
     earlier = _earlier_manifest(path)
     name = history_name(earlier.get("run_id", "unknown"), earlier.get("attempt", 0))
     target = unused(path / HISTORY_DIR / name)

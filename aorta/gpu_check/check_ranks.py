@@ -71,11 +71,11 @@ from aorta.gpu_check.check_table import (
 from aorta.instrument.emulation.network import EmulatedNetwork
 from aorta.instrument.emulation.stand_in import emulated_ranks as backend_of_ranks
 from aorta.instrument.instrumentation import Instrumentation
-from aorta.instrument.open_step import StepFacts
 from aorta.recording.train_step import Loop, resolved
 from aorta.records.clocks import read_clocks
 from aorta.records.files import write_whole
 from aorta.records.schema import Platform, Step
+from aorta.records.step_line import StepFacts
 
 WARM_UP, PROFILED = 10, 6
 BLOCK, PAIRS = 20, 10

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from aorta.instrument.in_flight import Name
 from aorta.instrument.transparent import not_compiled
+from aorta.records.step_line import Name
 
 _BEHIND = "_aorta_behind"
 """Attribute of an event: what its stream had joined."""

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final, NamedTuple
@@ -25,8 +25,8 @@ import torch.distributed as dist
 from aorta.instrument.dispatcher import Work, backward_pass
 from aorta.instrument.event_clock import Mark
 from aorta.records.progress_file import NOWHERE
-from aorta.records.schema import Collective, EndSource, Wait
-from aorta.timeline.intervals import Interval
+from aorta.records.schema import EndSource
+from aorta.records.step_line import Name
 
 NO_STREAM: Final = "the device has no stream left to time them on"
 STACKED_IN_A_BATCH: Final = (
@@ -35,8 +35,6 @@ STACKED_IN_A_BATCH: Final = (
 )
 
 
-_STAMPED_LATE_NS: Final = 1_000_000
-"""How long after DDP continued the end of a collective may be stamped: the callback may have to wait for a core."""
 _LOOKS: Final = 4
 """Handles checked whenever one is added: more than one, so that the backlog shrinks."""
 _HELD_HERE_ALONE: Final = 3
@@ -108,14 +106,6 @@ class Group:
     lanes: int
 
 
-class Name(NamedTuple):
-    """A collective as rows name it. `kind` is that of a send or a receive, otherwise None."""
-
-    group: str
-    seq: int
-    kind: str | None = None
-
-
 class Waited(NamedTuple):
     """One wait of what computes, between two marks. `blocked`: the collective had not ended when it began, as far as
     the host knows (a device may always have to wait). `over`: it returned, and did not fail.
@@ -130,46 +120,6 @@ class Waited(NamedTuple):
 
 def name_of(issued: InFlight) -> Name:
     return Name(issued.group, issued.seq, None if issued.number is not None else issued.kind)
-
-
-def tail_waits(
-    tails: Iterable[Interval], issued: Sequence[InFlight], rows: Sequence[Collective], named: set[Name], origin_ns: int
-) -> list[tuple[Name, Interval]]:
-    """Return DDP's waits at the end of its backward passes.
-
-    DDP waits for its buckets one after another, in the order in which it issued them. It reaches the first when the
-    last node has run, to each other one when the one before it has ended; copying gradients back lies between two
-    waits and is part of the later one, or behind the last.
-
-    Args:
-        tails: the strategy's work at the end of each backward pass, in nanoseconds of the clock.
-        issued, rows: the collectives of the step, and their rows in the same order.
-        named: what was waited for otherwise; gets what is waited for here.
-        origin_ns: start of the step.
-    """
-    found = []
-    for begin_ns, end_ns in tails:
-        at_ns = begin_ns
-        for flight, row in zip(issued, rows, strict=True):
-            name = name_of(flight)
-            if not flight.by_future or name in named or row.end_ns is None or flight.issue_ns > end_ns:
-                continue
-            over_ns = row.end_ns + origin_ns
-            if over_ns > end_ns + _STAMPED_LATE_NS:
-                continue  # nobody waited for it here
-            named.add(name)
-            leave_ns = min(max(at_ns, over_ns), end_ns)
-            found.append((name, (at_ns, leave_ns)))
-            at_ns = leave_ns
-    return found
-
-
-def wait_rows(waits: Iterable[tuple[Name, Interval]], origin_ns: int) -> list[Wait]:
-    ordered = sorted(waits, key=lambda wait: wait[1])
-    return [
-        Wait(name.group, name.seq, begin_ns - origin_ns, end_ns - origin_ns, name.kind)
-        for name, (begin_ns, end_ns) in ordered
-    ]
 
 
 class KeptAlive:

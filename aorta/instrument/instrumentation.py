@@ -6,6 +6,7 @@ passes finished ones to a sink. Must not leave a hook or a kernel installed afte
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import weakref
@@ -18,7 +19,7 @@ import torch
 from torch import nn
 
 from aorta.instrument.compute_ranges import BlockRanges
-from aorta.instrument.cpu_interceptor import CpuInterceptor
+from aorta.instrument.cpu_interceptor import DTYPES, CpuInterceptor, dtype_name
 from aorta.instrument.device_interceptor import DeviceInterceptor
 from aorta.instrument.device_streams import DeviceStreams
 from aorta.instrument.dispatcher import DispatcherHook, Handler, Interception, all_groups, issued_by
@@ -34,15 +35,21 @@ from aorta.instrument.native.native_interceptor import (
     NativeDeviceInterceptor,
     NativeRanges,
     compiled_algebra,
+    ring_operators,
 )
 from aorta.instrument.open_step import FROM_PYTHON, INSTEAD, ON_A_CPU
 from aorta.instrument.operators import OPERATORS
+from aorta.instrument.recorder import Recorder
+from aorta.instrument.ring_recorder import RingRecorder
 from aorta.instrument.step_builder import StepBuilder
 from aorta.instrument.step_recorder import StepRecorder
-from aorta.records.progress_file import Progress
+from aorta.records.clocks import boot_id
+from aorta.records.progress_file import RING_FILE, Progress
+from aorta.records.ring_file import RingFacts, RingFile
 from aorta.records.schema import STALL_CUTOFF_NS, ClockReading, InstrumentMode, Step
 from aorta.timeline.overlap import PAIRS, Unseen
 
+_log = logging.getLogger(__name__)
 _open: weakref.WeakSet[Instrumentation] = weakref.WeakSet()
 
 
@@ -69,8 +76,9 @@ class Instrumentation:
             measure steps.
         dedicated_async: in `dedicated` mode, move asynchronous collectives as well (`device_interceptor`).
         stall_cutoff_ns: on a CPU, length up to which a backend's call only hands a collective over.
-        together: on a CPU, how many steps are read at once (`step_recorder.TOGETHER`, where only SIGKILL can end a run
-            with steps unread).
+        together: on a CPU where Python times, how many steps are read at once: only SIGKILL can end a run with steps
+            unread (`recorder.TOGETHER`). Steps in a ring are not lost, and always read together.
+        progress: of the rank; its ring is in the same folder.
 
     Raises:
         InstrumentError: this torch lacks what the interception needs.
@@ -98,40 +106,43 @@ class Instrumentation:
         built = load()[0] if native else None
         own = counts_of_ranks()
         counted = own or (issued_by if built is None else built.issued_by)
+        no_values = None if own is None else NO_VALUES
         self.groups: dict[str, Group] = {}
-        self.recorder = StepRecorder(
-            clock,
-            StepBuilder(
-                clock,
-                rank,
-                world_size,
-                self.groups,
-                anchor,
-                PAIRS if built is None else compiled_algebra(built),
-                stall_cutoff_ns if device.type == "cpu" else None,
-                no_values=None if own is None else NO_VALUES,
-            ),
-            lambda: {id(group): counted(group) for group in all_groups()},
-            sink,
-            # An unread step on a device keeps its events and its collectives' tensors alive (R2).
-            together=together if device.type == "cpu" else 1,
-            progress=progress,
-        )
         self._device, self.clock, self._mode = device, clock, mode
-        self._dedicated_async = dedicated_async
         # The interceptor outlives a pause: it counts collectives, and keeps those in flight.
-        self._interceptor: CpuInterceptor | NativeCpuInterceptor | None = None
-        if mode != "off":
-            self._interceptor = self._make_interceptor(device, stream_priority, fabric, module, stall_cutoff_ns)
-        self.recorder.own.counted = self._interceptor is None or isinstance(self._interceptor, NativeCpuInterceptor)
+        self._interceptor: CpuInterceptor | NativeCpuInterceptor | NativeDeviceInterceptor | None = None
+        self._ring: RingFile | None = None
+
+        def counts() -> dict[int, int | None]:
+            return {id(group): counted(group) for group in all_groups()}
+
+        self.recorder: Recorder
+        if module is not None and device.type == "cpu":
+            facts = ring_facts(rank, world_size, anchor, stall_cutoff_ns, no_values)
+            self._ring = open_ring(facts, progress)
+            self._interceptor = NativeCpuInterceptor(module, self.groups, self._ring, stall_cutoff_ns, progress)
+            self.recorder = RingRecorder(self._ring, self._interceptor, counts, sink, progress)
+        else:
+            algebra = PAIRS if built is None else compiled_algebra(built)
+            cutoff_ns = stall_cutoff_ns if device.type == "cpu" else None
+            builder = StepBuilder(clock, rank, world_size, self.groups, anchor, algebra, cutoff_ns, no_values)
+            # An unread step on a device keeps its events and its collectives' tensors alive (R2).
+            together = together if device.type == "cpu" else 1
+            recorder = self.recorder = StepRecorder(clock, builder, counts, sink, together, progress)
+            if mode != "off":
+                moved = {"dedicated": mode == "dedicated", "dedicated_async": dedicated_async}
+                self._interceptor = self._make_interceptor(
+                    recorder, stream_priority, fabric, module, stall_cutoff_ns, **moved
+                )
+            recorder.own.counted = not isinstance(self._interceptor, CpuInterceptor)
         # The program may free a model before the recording ends.
         self._blocks: list[tuple[str, weakref.ref[nn.Module]]] = []
         self._outputs: list[weakref.ref[nn.Module]] = []
         # DDP waits for its collectives after the last node, on futures in C++ that bypass our work handles.
         self._ranges: BlockRanges | NativeRanges = (
             self._interceptor.ranges
-            if isinstance(self._interceptor, NativeCpuInterceptor)
-            else BlockRanges(clock, self.recorder.on_range, self.recorder.on_backward_tail, self.recorder.add_watched)
+            if isinstance(self._interceptor, NativeCpuInterceptor | NativeDeviceInterceptor)
+            else BlockRanges(clock, recorder.on_range, recorder.on_backward_tail, recorder.add_watched)
         )
         self.recorder.no_copies = ON_A_CPU if device.type == "cpu" else None if module else FROM_PYTHON
         self._interception: Interception | None = None
@@ -203,6 +214,9 @@ class Instrumentation:
         if self._interceptor is not None:
             self._interceptor.close()
             self._interceptor = None
+        if self._ring is not None:
+            self._ring.close(remove=self.recorder.is_whole)
+            self._ring = None
 
     def __enter__(self) -> Self:
         return self
@@ -236,22 +250,17 @@ class Instrumentation:
 
     def _make_interceptor(
         self,
-        device: torch.device,
+        recorder: StepRecorder,
         stream_priority: int | None,
         fabric: EmulatedNetwork | None,
         module: Any | None,
         shortest_call_ns: int,
-    ) -> CpuInterceptor | NativeCpuInterceptor:
-        clock, groups, recorder = self.clock, self.groups, self.recorder
-        moved: Any = {"dedicated": self._mode == "dedicated", "dedicated_async": self._dedicated_async}
+        **moved: bool,
+    ) -> CpuInterceptor | NativeDeviceInterceptor:
+        clock, groups, device = self.clock, self.groups, self._device
         if isinstance(clock, NativeDeviceClock):
             recorder.compiled_interceptor = NativeDeviceInterceptor(
                 module, clock, groups, recorder, device, **moved, priority=stream_priority
-            )
-            return recorder.compiled_interceptor
-        if module is not None:
-            recorder.compiled_interceptor = NativeCpuInterceptor(
-                module, groups, shortest_call_ns=shortest_call_ns, progress=recorder.progress
             )
             return recorder.compiled_interceptor
         links = None if fabric is None else HostLinks(fabric)
@@ -269,3 +278,31 @@ class Instrumentation:
         )
         recorder.on_begin = from_python.begin
         return from_python
+
+
+def ring_facts(
+    rank: int, world_size: int, anchor: ClockReading, stall_cutoff_ns: int, no_values: str | None = None
+) -> RingFacts:
+    """Return the facts of this process's ring."""
+    return RingFacts(
+        rank=rank,
+        world_size=world_size,
+        anchor=anchor,
+        stall_cutoff_ns=stall_cutoff_ns,
+        no_copies=ON_A_CPU,
+        no_values=no_values,
+        operators=ring_operators(),
+        dtypes=tuple(dtype_name(dtype) for dtype in DTYPES),
+        boot_id=boot_id(),
+    )
+
+
+def open_ring(facts: RingFacts, progress: Progress | None) -> RingFile:
+    """Create the rank's ring beside its progress file; in memory where there is none, or no space for it."""
+    if progress is not None and progress.path is not None:
+        path = progress.path.with_name(RING_FILE.format(rank=facts.rank))
+        try:
+            return RingFile.create(path, facts)
+        except OSError as error:
+            _log.warning("%s cannot be written: a killed rank loses its last steps: %s", path, error.strerror or error)
+    return RingFile.create(None, facts)

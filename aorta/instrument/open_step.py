@@ -22,9 +22,10 @@ import torch
 from aorta.errors import ConfigError
 from aorta.instrument.compute_ranges import Range
 from aorta.instrument.event_clock import Mark
-from aorta.instrument.in_flight import InFlight, Name, Waited
+from aorta.instrument.in_flight import InFlight, Waited
 from aorta.instrument.window_kernels import WindowKernels
-from aorta.records.schema import CopyDirection, Phase, UserRange
+from aorta.records.schema import CopyDirection, UserRange
+from aorta.records.step_line import Name, StepFacts, user_ranges
 from aorta.redaction import redact
 from aorta.timeline.intervals import Interval
 from aorta.timeline.overlap import NO_COPIES, Unseen
@@ -49,12 +50,7 @@ class MarksOfStep:
     left_out: int = 0
 
     def rows(self, origin_ns: int) -> tuple[list[UserRange], dict[str, str]]:
-        ranges = [
-            UserRange(name, thread, depth, start - origin_ns, end - origin_ns, error)
-            for name, thread, depth, start, end, error in sorted(self.ranges, key=lambda row: (row[3], -row[4]))
-        ]
-        why = f"{self.left_out} more than {MOST_PER_STEP} in this step are left out"
-        return ranges, {"ranges": why} if self.left_out else {}
+        return user_ranges(self.ranges, origin_ns, self.left_out, MOST_PER_STEP)
 
 
 class UserMarks:
@@ -203,18 +199,6 @@ NativeEvents: TypeAlias = Callable[["OpenStep"], None]
 """Adds to a step what compiled code recorded of it."""
 
 
-@dataclass(frozen=True)
-class StepFacts:
-    """What the loop knows about a step before it begins."""
-
-    epoch: int
-    step: int
-    global_step: int
-    lr: float | None
-    warmup: bool
-    phase: Phase = "train"
-
-
 @dataclass(slots=True)
 class OpenStep:
     """The marks of one step, while it runs or has not been read yet.
@@ -231,7 +215,7 @@ class OpenStep:
             waited for.
         calls: start and end of backends' calls on the host's clock, in nanoseconds; those longer than the stall cut-off
             become stalls.
-        compute, passes: forward and backward ranges of blocks, as marks, and as times where compiled code gives these.
+        compute: forward and backward ranges of blocks.
         aux: ranges of work that is neither computation nor communication.
         pipeline: ranges in which a pipeline's stages work, with the name of their process group as the block.
         kernels: those of the profiler's window that the step is part of, if of any.
@@ -261,7 +245,6 @@ class OpenStep:
     stream_waits: list[tuple[Mark, Mark, tuple[Name, ...]]] = field(default_factory=list)
     calls: list[Interval] = field(default_factory=list)
     compute: list[Range] = field(default_factory=list)
-    passes: list[Pass] = field(default_factory=list)
     aux: list[Range] = field(default_factory=list)
     pipeline: list[Range] = field(default_factory=list)
     copies: list[Copied] = field(default_factory=list)

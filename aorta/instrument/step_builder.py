@@ -5,21 +5,16 @@ Must not wait, or compute a metric itself (that is `aorta.timeline`).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
-import msgspec
-
 from aorta.instrument.event_clock import EventClock
-from aorta.instrument.in_flight import Group, tail_waits, wait_rows
+from aorta.instrument.in_flight import Group, name_of
 from aorta.instrument.open_step import OpenStep
 from aorta.instrument.step_marks import MarkReader, ReadMarks, Stretch, lead_ms, nearly_all
-from aorta.records.clocks import to_realtime_ns
 from aorta.records.schema import (
     STALL_CUTOFF_NS,
-    ActiveSegment,
     AuxRange,
     ClockReading,
     Collective,
@@ -30,12 +25,9 @@ from aorta.records.schema import (
     StallCause,
     Step,
 )
+from aorta.records.step_line import Bucket, Counted, Coverages, MeasuredStep, StepLines, tail_waits, wait_rows
 from aorta.timeline.intervals import Interval
-from aorta.timeline.overlap import PAIRS, Algebra, Certain, Unseen, copy_rates, measure_lanes
-
-_NOT_READ = "not read in this step: see training.log_interval, or recording.note"
-_NOT_THIS_STAGE = "known on the rank with the last stage of the pipeline only, in steps of training.log_interval"
-_NO_TRAINING = "a comm_only step trains nothing"
+from aorta.timeline.overlap import PAIRS, Algebra, Certain, Unseen, measure_lanes
 
 
 class StepBuilder:
@@ -62,12 +54,10 @@ class StepBuilder:
         stall_cutoff_ns: int | None = None,
         no_values: str | None = None,
     ) -> None:
-        self._rank, self._world_size = rank, world_size
-        self._anchor, self._algebra = anchor, algebra
-        self._stall_cutoff_ns, self._no_values = stall_cutoff_ns, no_values
+        self._algebra, self._stall_cutoff_ns = algebra, stall_cutoff_ns
+        self._lines, self._coverages = StepLines(rank, world_size, anchor, no_values), Coverages()
         self._marks = MarkReader(clock, groups)
         self._copying: list[Interval] = []
-        self._ahead = (0, 0)
 
     def line(self, step: OpenStep) -> Step:
         start_ns, end_ns = self._marks.read_ns(step.start), self._marks.read_ns(step.end)
@@ -80,7 +70,13 @@ class StepBuilder:
         copies, copying, no_copies = self._copies(step, marked, window)
         algebra = self._algebra
         found = [(name, stretch.span) for name, stretch in marked.waits]
-        found += tail_waits(marked.tails, step.collectives, rows, {name for name, _ in found}, start_ns)
+        if marked.tails:
+            ends = [None if row.end_ns is None else row.end_ns + start_ns for row in rows]
+            buckets = [
+                Bucket(name_of(flight), flight.by_future, flight.issue_ns, over_ns)
+                for flight, over_ns in zip(step.collectives, ends, strict=True)
+            ]
+            found += tail_waits(marked.tails, buckets, {name for name, _ in found})
         stages = self._marks.ranges(step.pipeline)
         groups = {group for group, *_ in stages}
         computing = [(low, high) for _, _, low, high in compute]
@@ -121,79 +117,35 @@ class StepBuilder:
                 compute=kernels.compute, comm=kernels.comm, of_unknown_kind=kernels.of_unknown_kind, certain=by_kernels
             )
             step.kernels.compare(by_marks, overlap, marked, algebra.pairs(stalls), kernels.compute)
-        metrics, reasons = overlap.metrics(unseen)
-        if no_copies is not None:
-            reasons["copy_ms"] = no_copies
-        metrics |= pace
-        metrics |= copy_rates(
-            (row.direction, row.bytes, (row.start_ns, row.end_ns))
-            for row in copies or ()
-            if row.start_ns is not None and row.end_ns is not None
-        )
-        loss = step.loss.read() if step.loss and self._no_values is None else None
-        grad_norm = step.grad_norm.read() if step.grad_norm and self._no_values is None else None
-        for name, value, why in (
-            ("loss", loss, self._no_values or (_NOT_THIS_STAGE if stages else _NOT_READ)),
-            ("grad_norm", grad_norm, self._no_values or "not computed or not read in this step"),
-            ("lr", step.facts.lr, "unknown: the loop is not AORTA's; see recording.note"),
-        ):
-            if value is None:
-                reasons[name] = _NO_TRAINING if step.facts.phase == "comm_only" else why
-            elif not math.isfinite(value):
-                reasons[name] = f"was {value}"  # not representable in JSON: written as null
-        if step.boundary is not None:
-            reasons["boundary"] = step.boundary
-        per_stream_ms = overlap.per_stream_ms(unseen)
-        undecided = (
-            {name: bounds for name, bounds in overlap.undecided.items() if name in metrics} if not unseen else {}
-        )
-        window_ms = metrics["window_ms"]
         causes: list[tuple[StallCause, Any]] = [("wait", algebra.subtract(blocked, handing)), ("hand_over", handing)]
         stall_rows = [
             Stall(low - start_ns, high - start_ns, why) for why, of in causes for low, high in algebra.pairs(of)
         ]
         stall_rows.sort(key=lambda row: row.start_ns)
         ranges, left_out = ([], {}) if step.user_marks is None else step.user_marks.rows(start_ns)
-        reasons |= left_out
-        return Step(
-            rank=self._rank,
-            world_size=self._world_size,
-            epoch=step.facts.epoch,
-            step=step.facts.step,
-            global_step=step.facts.global_step,
-            warmup=step.facts.warmup,
-            loss=loss,
-            lr=step.facts.lr,
-            grad_norm=grad_norm,
-            start_mono_ns=start_ns,
-            end_mono_ns=end_ns,
-            t_start_ns=to_realtime_ns(start_ns, self._anchor),
-            t_end_ns=to_realtime_ns(end_ns, self._anchor),
-            per_stream_ms=per_stream_ms,
-            overlap=metrics,
-            utilization={
-                lane: value / window_ms if value is not None and window_ms else None
-                for lane, value in per_stream_ms.items()
-            },
-            concurrency=dict.fromkeys(("mean", "max")) if unseen or undecided else {**overlap.concurrency()},
-            coverage=coverage,
-            active_segments=[
-                ActiveSegment(low - start_ns, high - start_ns, lanes)
-                for low, high, lanes in (() if blind else overlap.tiles)
-            ],
-            collectives=rows,
-            compute=[
-                ComputeRange(block, phase, low - start_ns, high - start_ns) for block, phase, low, high in compute
-            ],
-            stalls=stall_rows,
-            aux=[AuxRange(name, low - start_ns, high - start_ns) for name, _, low, high in aux],
-            phase=step.facts.phase,
-            reasons=reasons,
-            waits=msgspec.UNSET if step.unseen is not None else wait_rows(found, start_ns),
-            copies=msgspec.UNSET if copies is None else copies,
-            bounds=undecided or msgspec.UNSET,
-            ranges=ranges or msgspec.UNSET,
-            measured_by=msgspec.UNSET if kernels is None else "kernels",
+        return self._lines.line(
+            MeasuredStep(
+                step.facts,
+                window,
+                overlap,
+                unseen,
+                coverage,
+                rows,
+                [ComputeRange(block, phase, low - start_ns, high - start_ns) for block, phase, low, high in compute],
+                stall_rows,
+                [AuxRange(name, low - start_ns, high - start_ns) for name, _, low, high in aux],
+                None if step.unseen is not None else wait_rows(found, start_ns),
+                loss=step.loss.read() if step.loss else None,
+                grad_norm=step.grad_norm.read() if step.grad_norm else None,
+                pace=pace,
+                stages=bool(stages),
+                no_copies=no_copies,
+                copies=copies,
+                boundary=step.boundary,
+                ranges=ranges,
+                left_out=left_out,
+                by_kernels=kernels is not None,
+            )
         )
 
     def _blocked(
@@ -281,38 +233,20 @@ class StepBuilder:
         for group, after in step.issued_after.items():
             before = step.issued_before.get(group, 0)
             issued = None if after is None or before is None or issued is None else issued + after - before
-        covered = partial(Coverage, outside=step.outside, unwatched=step.unwatched)
-        if step.unseen is not None:
-            self._ahead = step.ahead_after
-            return covered(seen, issued, complete=False, reason=step.unseen.reason)
-        unfinished = sum(row.end_ns is None for row in rows)
-        untimed = [one.untimed for one in step.collectives if one.untimed is not None]
-        if issued is not None and self._accounts_for(step, issued - seen):
-            issued = seen
-        if step.captured:
-            reason = f"{step.captured} collectives were captured into a CUDA graph, whose replays cannot be seen"
-        elif untimed:
-            reason = f"{len(untimed)} of {len(rows)} collectives could not be timed: {untimed[0]}"
-        elif unfinished:
-            reason = f"{unfinished} of {len(rows)} collectives had not ended when their step was written"
-        elif issued is None:
-            reason = "a backend keeps no count of its collectives"
-        elif issued != seen:
-            reason = f"the backends counted {issued} collectives, AORTA saw {seen}"
-        else:
-            return covered(seen, issued, complete=True)
-        return covered(seen, issued, complete=False, reason=reason)
-
-    def _accounts_for(self, step: OpenStep, more: int) -> bool:
-        """Return whether calls of other threads, underway when the step began or ended, explain that the backends
-        counted so many `more` than it has. What they leave open is carried over to the step that continues it.
-        """
-        least, most = (ahead + more for ahead in (self._ahead if step.continues else step.ahead_before))
-        low, high = step.ahead_after
-        found = max(least, low), min(most, high)
-        accounted = found[0] <= found[1]
-        self._ahead = found if accounted else step.ahead_after
-        return accounted
+        counted = Counted(
+            seen=seen,
+            issued=issued,
+            unfinished=sum(row.end_ns is None for row in rows),
+            total=len(rows),
+            continues=step.continues,
+            ahead_before=step.ahead_before,
+            ahead_after=step.ahead_after,
+            outside=step.outside,
+            unwatched=step.unwatched,
+            captured=step.captured,
+            untimed=[one.untimed for one in step.collectives if one.untimed is not None],
+        )
+        return self._coverages.of(counted, step.unseen)
 
 
 def _spans(stretches: Iterable[Stretch]) -> list[Interval]:

@@ -23,9 +23,10 @@ from typing import NamedTuple
 
 from aorta.instrument.compute_ranges import Range
 from aorta.instrument.event_clock import EventClock, Mark, on_host
-from aorta.instrument.in_flight import Group, InFlight, Name
+from aorta.instrument.in_flight import Group, InFlight
 from aorta.instrument.open_step import Copied, OpenStep, Pass
 from aorta.records.schema import Collective
+from aorta.records.step_line import GlooWorkers, Name
 from aorta.timeline.intervals import Interval, measure
 from aorta.timeline.overlap import DECIDED
 
@@ -131,24 +132,6 @@ def nearly_all(possible: Sequence[Iterable[Interval]], certain: Sequence[Iterabl
     return missing <= _NEGLIGIBLE * min((length for length in lengths[:2] if length), default=0)
 
 
-class GlooWorkers:
-    """The gloo workers of one group, `count` in number, from which follows when a queued collective really began.
-
-    gloo reports no start time. It runs the collectives of one group first in, first out on a fixed number of worker
-    threads, so a start is the later of the issue time and the moment a worker became free (docs/dev/measuring.md,
-    section 1). `start_ns` is called in issue order; the worker is busy until `end_ns`.
-    """
-
-    def __init__(self, count: int) -> None:
-        self._free_at_ns = [0] * max(count, 1)
-
-    def start_ns(self, issue_ns: int, end_ns: int) -> int:
-        free_at_ns = min(self._free_at_ns)
-        start = min(max(issue_ns, free_at_ns), end_ns)
-        self._free_at_ns[self._free_at_ns.index(free_at_ns)] = end_ns
-        return start
-
-
 _ROUND_A_COLLECTIVE = (1, 2)
 """Marks that the device writes between the mark before a collective and its beginning, and from its end until the mark
 behind it is written: the backend has an event of its own at either end (docs/dev/measuring.md, R2)."""
@@ -231,7 +214,7 @@ class MarkReader:
         return ReadMarks(
             rows,
             communicated,
-            [*((block, phase, *stretch.span) for block, phase, stretch in blocks), *step.passes],
+            [(block, phase, *stretch.span) for block, phase, stretch in blocks],
             blocks,
             found,
             [*stalls, *(stretch for wait, stretch in waits if wait.blocked)],

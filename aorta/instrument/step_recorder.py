@@ -9,58 +9,32 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from aorta.distributed.cuda import is_capturing
 from aorta.instrument.compute_ranges import Range
 from aorta.instrument.dispatcher import backward_pass
 from aorta.instrument.event_clock import EventClock, Mark, on_host
-from aorta.instrument.in_flight import InFlight, Name, Waited
-from aorta.instrument.open_step import OpenStep, Scalar, StepFacts, UserMarks
+from aorta.instrument.in_flight import InFlight, Waited
+from aorta.instrument.open_step import OpenStep, Scalar, UserMarks
+from aorta.instrument.recorder import FINISH_GRACE_S, LOOK_AFTER_S, OwnTime, Recorder
 from aorta.instrument.step_builder import StepBuilder
-from aorta.instrument.window_kernels import WindowKernels
 from aorta.records.progress_file import WHEN_UNKNOWN, Progress
 from aorta.records.schema import Step
-from aorta.timeline.overlap import NO_COPIES, Unseen
+from aorta.records.step_line import Name, StepFacts
+from aorta.timeline.overlap import Unseen
 
 if TYPE_CHECKING:  # it records into a recorder
-    from aorta.instrument.native.native_interceptor import NativeCpuInterceptor
+    from aorta.instrument.native.native_interceptor import NativeDeviceInterceptor
 
 MAX_STEPS_LATE = 8
 """How many steps may stay unread because a collective has not ended; after that, coverage reports it as missing."""
 
-TOGETHER = 8
-"""Steps read at once where AORTA owns the loop, which writes the rest when a signal ends it. The model evicts
-the processor's caches, so most of the cost of reading one step is fetching the code that reads it
-(docs/dev/measurements.md)."""
-
-LOOK_AFTER_S = 1.0
-"""A killed run loses at most the steps of about this long; a longer step is read at once."""
-
-FINISH_GRACE_S = 2.0
-"""How long to wait for the last steps once the device is idle."""
-
 _CAPTURED = "a CUDA graph was being captured when the step began or ended: only the host's clock says when that was"
 _UNNOTED = Progress()
-
-
-@dataclass(slots=True)
-class OwnTime:
-    """Wall-clock time of the thread that trains, in nanoseconds, in which AORTA did its own work outside compiled code.
-
-    Attributes:
-        marks_ns: since the step began: marks, phases, counts of the backends.
-        lines_ns: since the last line was made: reading the marks of steps, encoding and writing lines, and whoever gets
-            them.
-        counted: compiled code counts its part as well, or there is nothing to count.
-    """
-
-    marks_ns: int = 0
-    lines_ns: int = 0
-    counted: bool = False
 
 
 class _Bracket:
@@ -101,8 +75,8 @@ class _Bracket:
         self._own.marks_ns += time.perf_counter_ns() - began_ns
 
 
-class StepRecorder:
-    """Records the steps of one rank.
+class StepRecorder(Recorder):
+    """Records the steps of a rank whose collectives Python intercepts, or that runs on a device.
 
     Args:
         issued_by_backends: identity of each process group -> how many collectives its backend counted (R8).
@@ -110,15 +84,8 @@ class StepRecorder:
         together: number of steps read at once, or fewer when the last read is `LOOK_AFTER_S` ago.
 
     Attributes:
-        unseen: why steps that begin now are not observed; None when they are.
-        no_copies: why the copies of steps that begin now are not looked at; None when they are.
         on_begin: called when a step begins, on the training thread and stream.
         compiled_interceptor: its events are fetched when the step is read.
-        kernels: of the window that steps which begin now are part of; None: of none. Its steps are read once it knows
-            them, and so are those behind them.
-        boundary: why it is unclear where the step that ends next begins or ends; None: it is not.
-        outside: how many collectives were issued since the last step ended that are part of none.
-        own: AORTA's own time, until a step takes it.
     """
 
     def __init__(
@@ -130,7 +97,7 @@ class StepRecorder:
         together: int = 1,
         progress: Progress | None = None,
     ) -> None:
-        self.progress = progress or Progress()
+        super().__init__(progress)
         self._clock, self._builder = clock, builder
         self._issued_by_backends, self._sink = issued_by_backends, sink
         self._current: OpenStep | None = None
@@ -138,39 +105,16 @@ class StepRecorder:
         self._counted: tuple[dict[int, int | None], tuple[int, int]] = {}, (0, 0)
         # What other threads add to a step must not come behind its reading; native rows have a lock of their own.
         self._lock = threading.Lock()
-        self._thread, self._underway = threading.get_ident(), 0
+        self._underway = 0
         self._unread: deque[OpenStep] = deque()
-        self.unseen: Unseen | None = None
-        self.no_copies: str | None = NO_COPIES
-        self.compiled_interceptor: NativeCpuInterceptor | None = None
+        self.compiled_interceptor: NativeDeviceInterceptor | None = None
         self.on_begin: Callable[[], None] = lambda: None
-        self.user_marks = UserMarks()
-        self.kernels: WindowKernels | None = None
-        self._captured, self._together, self._looked_s = 0, together, time.monotonic()
-        self._watched_passes, self.own = 0, OwnTime()
-        self.steps_written = self.outside = 0
-        self.boundary: str | None = None
+        self._together, self._looked_s = together, time.monotonic()
+        self._watched_passes = 0
 
     # --- while a step runs -------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def step(self, facts: StepFacts) -> Iterator[None]:
-        """Record one iteration, a `with` block. A step that fails is not recorded."""
-        self.begin(facts)
-        try:
-            yield
-        except BaseException:
-            self.abandon()
-            raise
-        self.end()
-
     def begin(self, facts: StepFacts, *, continues: bool = False) -> None:
-        """Begin a step on the calling thread; one that was open is discarded.
-
-        Args:
-            continues: what was issued since the last step ended is part of this one, although it began before it.
-                Otherwise it is part of none, and only counted.
-        """
         began_ns = time.perf_counter_ns()
         continues = continues and self._between
         if not continues:
@@ -184,7 +128,7 @@ class StepRecorder:
         self.on_begin()
         self._thread, self._between, self._watched_passes = threading.get_ident(), False, 0
         if self.compiled_interceptor is not None:
-            self.outside += self.compiled_interceptor.begin(continues=continues)
+            self.outside += self.compiled_interceptor.begin(continues=continues)[0]
         # A mark would become part of a graph that is being captured: then only the host's clock tells.
         begun.facts, begun.start = facts, self._clock.mark() or time.perf_counter_ns()
         begun.unseen, begun.no_copies, begun.continues = self.unseen, self.no_copies, continues
@@ -194,7 +138,6 @@ class StepRecorder:
         self.own.marks_ns += time.perf_counter_ns() - began_ns
 
     def end(self) -> None:
-        """End the open step. What is issued from now on is part of the next one, where that continues it."""
         began_ns = time.perf_counter_ns()
         done = self._current
         assert done is not None  # begin comes before end
@@ -220,14 +163,12 @@ class StepRecorder:
             self.catch_up()
 
     def leave(self) -> None:
-        """In a forked child: record nothing. Locks may have been held by threads that the child does not have."""
         self._lock, self.user_marks, self.compiled_interceptor = threading.Lock(), UserMarks(), None
         self._thread = 0
         self._sink = lambda _step: None
         self.progress.leave()
 
     def abandon(self) -> None:
-        """Discard the open step, if any, and record nothing until the next one begins."""
         if self._current is None:
             return
         self._forget_caller()
@@ -261,31 +202,20 @@ class StepRecorder:
         return counted, (-underway, since)
 
     def aux(self, name: str, *, restores: bool = True) -> AbstractContextManager[None]:
-        """Return a `with` block of work that is neither compute nor communication.
-
-        Args:
-            name: of the range; in the progress file a phase, where it is one of `PHASES`.
-            restores: the phase before it continues afterwards; False where another begins at once, which saves a note.
-        """
         rows = None if self._current is None else self._current.aux
         return _Bracket(self._clock, self.own, rows, name, "aux", self.progress, restores=restores)
 
     def lacks(self, name: str) -> bool:
-        """Return whether the calling thread is the one that trains, within a step, and in no auxiliary range `name`."""
         if self._current is None or self._between or threading.get_ident() != self._thread:
             return False
         last = self._current.aux[-1] if self._current.aux else None
         return last is None or last.end is not None or last.block != name
 
     def pipeline(self, group: str) -> AbstractContextManager[None]:
-        """Return a `with` block in which the stages of a pipeline work on a step; what is waited for in their process
-        group is a bubble.
-        """
         rows = None if self._current is None else self._current.pipeline
         return _Bracket(self._clock, self.own, rows, group, "pipeline")
 
     def computes(self, block: str, phase: str) -> AbstractContextManager[None]:
-        # Unobserved steps have no such ranges: with the instrument off nothing is recorded.
         rows = None if self._current is None or self.unseen is not None else self._current.compute
         return _Bracket(self._clock, self.own, rows, block, phase)
 
@@ -311,7 +241,6 @@ class StepRecorder:
         self._watched_passes = max(self._watched_passes + passes, 0)
 
     def on_stall(self, begin: Mark, end: Mark) -> None:
-        """Note that the caller was waiting for a collective between these marks."""
         with self._lock:
             if self._current is not None:
                 self._current.stalls.append((begin, end))
@@ -348,10 +277,6 @@ class StepRecorder:
                 return
         self._forget(begin, end)
 
-    def on_captured(self) -> None:
-        """Note that a collective became part of a CUDA graph: from now on it may run whenever that is replayed."""
-        self._captured += 1
-
     def on_range(self, opened: Range) -> None:
         if self._current is not None:
             self._current.compute.append(opened)
@@ -372,9 +297,6 @@ class StepRecorder:
                 issued.stamp("future", int(end) if on_host(end) else None)
 
     def note(self, loss: Scalar | None, grad_norm: Scalar | None, lr: float | None = None) -> None:
-        """Record scalars of the current step, read when the step is, and its learning rate; None keeps the previous
-        value.
-        """
         step = self._current
         if step is None:
             return
@@ -398,7 +320,6 @@ class StepRecorder:
     # --- afterwards --------------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Wait for the device and write every remaining step. Only after the last step."""
         self.abandon()
         self._give_up_kernels()
         self._clock.drain()
@@ -410,7 +331,6 @@ class StepRecorder:
                 time.sleep(0.001)
 
     def salvage(self) -> None:
-        """Write the remaining steps that can be read; after an error, when the device may never answer."""
         self.abandon()
         self._give_up_kernels()
         self._write_readable(lambda: True)
@@ -421,9 +341,6 @@ class StepRecorder:
                 step.kernels.failed("the run ended in the window")
 
     def catch_up(self) -> None:
-        """Write the steps that are complete. Nothing while a graph is being captured: to ask for an event would end the
-        capture with an error.
-        """
         if is_capturing():
             return
         self._looked_s = time.monotonic()

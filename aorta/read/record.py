@@ -35,6 +35,7 @@ from aorta.records.run_files import (
     read_manifest,
     why_unrecorded,
 )
+from aorta.records.salvage import salvage
 from aorta.records.schema import SCHEMA_VERSION, WORLD_LIMIT, Header, chosen_python, python_cost
 
 Manifest: TypeAlias = Mapping[str, object]
@@ -137,7 +138,7 @@ def _tables(file: RecordFile) -> RankTables:
 def load_run(
     path: str | Path | Sequence[Path], engine: Engine | None = None, *, spans: bool = False, exposed: bool = False
 ) -> Run:
-    """Read the records of a run.
+    """Read the records of a run; those of killed ranks are completed first, where their folder can be written.
 
     Args:
         path: its folder, or several with ranks of one run (those of its nodes).
@@ -150,6 +151,8 @@ def load_run(
         ToolMissing: the engine needs a package that is not installed.
     """
     folders = [Path(path)] if isinstance(path, str | Path) else path
+    for each in folders:
+        salvage(each)
     files = [file for each in folders for file in rank_files(each)]
     folder = next((each for each in folders if (each / MANIFEST_FILE).is_file()), folders[0])  # that of rank 0's node
     if not files:

@@ -31,8 +31,8 @@ from aorta.config.schema import Instrument as InstrumentSettings
 from aorta.config.schema import Telemetry, Training
 from aorta.distributed.output_folder import CHECKPOINT_DIR, occupied, prepare
 from aorta.errors import ConfigError, TracesIncomplete
-from aorta.instrument.open_step import Scalar, StepFacts
-from aorta.instrument.step_recorder import StepRecorder
+from aorta.instrument.open_step import Scalar
+from aorta.instrument.recorder import Recorder
 from aorta.instrument.transparent import not_compiled, observed_loading, observed_steps
 from aorta.loggers import Logger
 from aorta.profiling.window_recording import StepMarkers
@@ -57,6 +57,7 @@ from aorta.recording.rank_record import Ending
 from aorta.recording.recorded_run import RunSite, recorded_run
 from aorta.records.clocks import trace_metadata
 from aorta.records.schema import InstrumentMode
+from aorta.records.step_line import StepFacts
 from aorta.timeline.overlap import Unseen
 
 _log = logging.getLogger(__name__)
@@ -84,7 +85,7 @@ class Recording:
         self,
         path: Path,
         blocks: tuple[str, ...],
-        recorder: StepRecorder,
+        recorder: Recorder,
         first: int,
         warmup: int,
         profiler: LoopProfiler,
@@ -388,7 +389,7 @@ class NamedLines(logging.Handler, AbstractContextManager["NamedLines"]):
 
 
 @contextmanager
-def marked_optimizers(recorder: StepRecorder) -> Iterator[None]:
+def marked_optimizers(recorder: Recorder) -> Iterator[None]:
     """Record every outermost optimizer step as `aux` for the length of a `with` block, unless it computes gradients (a
     closure) or runs in the backward pass.
     """
@@ -411,7 +412,7 @@ def marked_optimizers(recorder: StepRecorder) -> Iterator[None]:
 
 
 @contextmanager
-def marked_loading(recorder: StepRecorder) -> Iterator[None]:
+def marked_loading(recorder: Recorder) -> Iterator[None]:
     """Record the time in `next()` of a DataLoader's iterator as `aux` for the length of a `with` block: on the thread
     that trains, and once where a loader takes its batches from another one, or the caller marks `data` itself.
     """

@@ -20,7 +20,7 @@ import torch
 from aorta.config.loop import calibration_steps
 from aorta.distributed.cuda import is_capturing
 from aorta.distributed.environment_checks import tracer_present
-from aorta.instrument.step_recorder import StepRecorder
+from aorta.instrument.recorder import Recorder
 from aorta.instrument.window_kernels import WindowKernels
 from aorta.profiling.kernel_recording import KernelRecording, ProfilerUnavailable
 from aorta.records.schema import BlockKernels, Calibration, CalibrationPlan, InstrumentMode, Step
@@ -82,13 +82,13 @@ class Calibrator:
         self._write = write
         self._first, self._last = (0, -1) if plan is None else (plan.first_step, plan.first_step + plan.steps - 1)
         self._recording: KernelRecording | None = KernelRecording(device) if self._first <= self._last else None
-        self._recorder: StepRecorder | None = None
+        self._recorder: Recorder | None = None
         self._kernels: WindowKernels | None = None
         self._spent_s = 0.0
         self._inside_ms: list[float] = []
         self._behind_ms: list[float] = []
 
-    def attach(self, recorder: StepRecorder) -> None:
+    def attach(self, recorder: Recorder) -> None:
         """Attach the recorder of the steps, before the first of them."""
         self._recorder = recorder
 

@@ -20,10 +20,10 @@ from torch import nn
 from aorta.distributed.topology import random_states, set_random_states
 from aorta.instrument.emulation.rehearsal import Rehearsal, Replay
 from aorta.instrument.emulation.stand_in import StandIn
-from aorta.instrument.open_step import StepFacts
 from aorta.parallel.plan import local_part
 from aorta.recording.train_step import TrainStep
 from aorta.records.schema import Phase
+from aorta.records.step_line import StepFacts
 from aorta.workload.tasks import Batch
 
 

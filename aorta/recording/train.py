@@ -31,8 +31,7 @@ from aorta.distributed.topology import Topology, backend_for, platform_of
 from aorta.errors import ConfigError, TracesIncomplete
 from aorta.instrument.emulation.network import EmulatedNetwork, shared_folder
 from aorta.instrument.emulation.stand_in import emulated_ranks as backend_of_ranks
-from aorta.instrument.open_step import StepFacts
-from aorta.instrument.step_recorder import TOGETHER
+from aorta.instrument.recorder import TOGETHER
 from aorta.profiling.profiler_plan import Counters
 from aorta.profiling.window_recording import StepMarkers
 from aorta.recording.calibration import calibration_plan
@@ -45,6 +44,7 @@ from aorta.recording.train_step import SpreadModel, TrainStep
 from aorta.records.clocks import trace_metadata
 from aorta.records.files import read_small
 from aorta.records.schema import Step
+from aorta.records.step_line import StepFacts
 from aorta.workload.faults import injected_faults
 from aorta.workload.tasks import Batch, Batches
 from aorta.workload.workloads import task_of

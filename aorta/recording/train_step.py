@@ -25,14 +25,15 @@ from aorta.config.schema import Instrument as InstrumentSettings
 from aorta.distributed.topology import Topology
 from aorta.instrument.emulation.network import EmulatedNetwork
 from aorta.instrument.instrumentation import Instrumentation
-from aorta.instrument.open_step import Scalar, StepFacts
-from aorta.instrument.step_recorder import TOGETHER
+from aorta.instrument.open_step import Scalar
+from aorta.instrument.recorder import TOGETHER
 from aorta.parallel.plan import Blocks, ParallelizedModel, global_norm, mesh_of
 from aorta.parallel.strategies import parallelize
 from aorta.recording.calibration import Calibrator, calibration_plan
 from aorta.recording.recorded_run import open_instrument
 from aorta.records.progress_file import Progress
 from aorta.records.schema import Calibration, Step
+from aorta.records.step_line import StepFacts
 from aorta.workload.tasks import Batch, Model, Stages, Task
 from aorta.workload.workloads import task_of
 

@@ -9,16 +9,21 @@ metric, or touch floating point (docs/dev/measuring.md, W14).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aorta.errors import IntervalError
-from aorta.timeline.intervals import Interval
+from aorta.timeline.classes import AUX, BUBBLE, COMPUTE, COPY, LANES
+from aorta.timeline.intervals import Interval, Tile
 from aorta.timeline.overlap import KindOverlap, Overlap
 
 Int64: TypeAlias = NDArray[np.int64]
+
+
+_BIT = {lane: bit for bit, lane in enumerate(LANES)}
+_EVER = np.iinfo(np.int64)
 
 
 class IntervalArray(NamedTuple):
@@ -74,6 +79,15 @@ def intersect(left: IntervalArray, right: IntervalArray) -> IntervalArray:
     """Return the time that is in both of two merged sets."""
     mine, other = _meeting(left, right)
     return IntervalArray(np.maximum(left.start[mine], right.start[other]), np.minimum(left.end[mine], right.end[other]))
+
+
+def subtract(left: IntervalArray, right: IntervalArray) -> IntervalArray:
+    """Return the time that is in the first of two merged sets, and not in the second."""
+    if not len(right.start) or not len(left.start):
+        return left
+    least, most = np.array([_EVER.min]), np.array([_EVER.max])
+    between = IntervalArray(np.concatenate((least, right.end)), np.concatenate((right.start, most)))
+    return intersect(left, between)
 
 
 def _meeting(any_order: IntervalArray, merged: IntervalArray) -> tuple[Int64, Int64]:
@@ -156,9 +170,15 @@ def measure_windows(
     compute: IntervalArray,
     comm: Mapping[str, IntervalArray],
     of_unknown_kind: IntervalArray | None = None,
+    stalls: IntervalArray | None = None,
+    aux: IntervalArray | None = None,
     copy: IntervalArray | None = None,
+    pipeline: IntervalArray | None = None,
+    bubbles: IntervalArray | None = None,
+    tiled: bool = False,
 ) -> list[Overlap]:
-    """Measure many windows of one device at once: of each what `overlap.measure_lanes` gives, without tiles.
+    """Measure many windows of one device at once: of each what `overlap.measure_lanes` gives. Where `pipeline` is
+    given, a window without any of it has none.
 
     Args:
         windows: in any order; they may overlap. The lanes are merged; otherwise as for `measure_lanes`.
@@ -168,33 +188,49 @@ def measure_windows(
     """
     refuse_inverted(*windows)
     nothing = interval_array()
-    communication = union([*comm.values(), nothing if of_unknown_kind is None else of_unknown_kind])
-    busy = union([communication, compute, nothing if copy is None else copy])
+    lanes = {COMPUTE: compute if stalls is None else subtract(compute, stalls), **comm}
+    lanes[COPY] = nothing if copy is None else copy
+    lanes[AUX] = nothing if aux is None else aux if stalls is None else subtract(aux, stalls)
+    working = lanes[COMPUTE]
+    if pipeline is not None and bubbles is not None:
+        lanes[BUBBLE] = subtract(intersect(bubbles, pipeline), working)
+    unnamed = nothing if of_unknown_kind is None else of_unknown_kind
+    communication = union([*comm.values(), unnamed])
 
-    def total(merged: IntervalArray) -> list[int]:
-        return list(map(int, covered_ns(windows, merged)))
+    def total(merged: IntervalArray | None) -> list[Any]:
+        return [None] * len(windows.start) if merged is None else covered_ns(windows, merged).tolist()
 
-    length = (windows.end - windows.start).tolist()
-    computed, communicated, active, hidden = map(
-        total, (compute, communication, busy, intersect(communication, compute))
-    )
-    copied = [None] * len(length) if copy is None else total(copy)
-    unnamed = total(nothing if of_unknown_kind is None else of_unknown_kind)
-    kinds = {kind: (total(lane), total(intersect(lane, compute))) for kind, lane in comm.items()}
+    lengths: dict[str, list[Any]] = {
+        "window_ns": (windows.end - windows.start).tolist(),
+        "compute_ns": total(working),
+        "comm_ns": total(communication),
+        "copy_ns": total(copy),
+        "aux_ns": total(None if aux is None else lanes[AUX]),
+        "hidden_ns": total(intersect(communication, working)),
+        "stall_ns": total(stalls),
+        "unknown_kind_ns": total(unnamed),
+    }
+    active = total(union([unnamed, *lanes.values()]))
+    lengths["idle_ns"] = [whole - busy for whole, busy in zip(lengths["window_ns"], active, strict=True)]
+    if BUBBLE in lanes:
+        lengths["pipeline_ns"] = [length or None for length in total(pipeline)]
+        lengths["bubble_ns"] = [
+            None if stages is None else waited
+            for stages, waited in zip(lengths["pipeline_ns"], total(lanes[BUBBLE]), strict=True)
+        ]
+    kinds = {kind: (total(lane), total(intersect(lane, working))) for kind, lane in comm.items()}
+    tiles: list[list[Tile]] = [[] for _ in windows.start] if tiled else []
+    if tiled:
+        window_of, spans, masks = tile_windows(windows, {_BIT[name]: lanes[name] for name in lanes})
+        for at, *tile in zip(window_of.tolist(), spans.start.tolist(), spans.end.tolist(), masks.tolist(), strict=True):
+            tiles[at].append((tile[0], tile[1], tile[2]))
     return [
         Overlap(
-            window_ns=length[at],
-            compute_ns=computed[at],
-            comm_ns=communicated[at],
-            copy_ns=copied[at],
-            aux_ns=None,
-            idle_ns=length[at] - active[at],
-            hidden_ns=hidden[at],
-            stall_ns=None,
+            **{name: values[at] for name, values in lengths.items()},
             kinds={kind: KindOverlap(lasted[at], inside[at]) for kind, (lasted, inside) in kinds.items()},
-            unknown_kind_ns=unnamed[at],
+            tiles=tiles[at] if tiled else (),
         )
-        for at in range(len(length))
+        for at in range(len(windows.start))
     ]
 
 

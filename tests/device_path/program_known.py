@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 
 from aorta.distributed.topology import Topology
-from aorta.instrument.open_step import StepFacts
 from aorta.records.schema import InstrumentMode
+from aorta.records.step_line import StepFacts
 from tests.device_path.ranks import by_rank
 from tests.known_answers.program import VALUES, build, recording
 from tests.simulated import device as simulated

@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 
 from aorta.instrument.instrumentation import Instrumentation
-from aorta.instrument.open_step import StepFacts
 from aorta.records.clocks import read_clocks
 from aorta.records.schema import InstrumentMode, Step
+from aorta.records.step_line import StepFacts
 from tests.device_path.agreement import disagreements
 from tests.device_path.collective_patterns import behind_a_failed_step, between_steps, left_by_a_failed_step, parts
 from tests.device_path.rig import Groups, Rig

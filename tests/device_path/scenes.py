@@ -33,9 +33,9 @@ from aorta.instrument.event_clock import DeviceClock
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.native.build import load
 from aorta.instrument.native.native_interceptor import NativeDeviceClock
-from aorta.instrument.open_step import StepFacts
 from aorta.records.clocks import read_clocks
 from aorta.records.schema import InstrumentMode, Step
+from aorta.records.step_line import StepFacts
 from tests.device_path.collective_patterns import between_steps
 from tests.device_path.rig import ELEMENTS, Block, Groups, Rig, lengths
 from tests.device_path.scenario import caught_up

@@ -12,9 +12,9 @@ import torch.distributed as dist
 
 from aorta.distributed import cuda
 from aorta.instrument.instrumentation import Instrumentation
-from aorta.instrument.open_step import StepFacts
 from aorta.records.clocks import read_clocks
 from aorta.records.schema import Step
+from aorta.records.step_line import StepFacts
 
 DEVICE = torch.device("cuda", 0)
 

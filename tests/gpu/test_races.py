@@ -15,8 +15,8 @@ from aorta.gpu_check import check_ranks
 from aorta.instrument.device_interceptor import DeviceInterceptor
 from aorta.instrument.device_streams import DeviceStreams
 from aorta.instrument.instrumentation import Instrumentation
-from aorta.instrument.open_step import StepFacts
 from aorta.records.clocks import read_clocks
+from aorta.records.step_line import StepFacts
 from tests.gpu.device import needs_gpu, noticed, simulated_only
 
 pytestmark = [

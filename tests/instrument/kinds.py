@@ -17,9 +17,9 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
 from aorta.instrument.instrumentation import Instrumentation
-from aorta.instrument.open_step import StepFacts
 from aorta.records.clocks import read_clocks
 from aorta.records.schema import Step
+from aorta.records.step_line import StepFacts
 
 ONES = torch.ones
 

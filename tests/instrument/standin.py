@@ -20,10 +20,10 @@ from aorta.instrument.emulation.rehearsal import Rehearsal, Replay
 from aorta.instrument.emulation.stand_in import StandIn
 from aorta.instrument.event_clock import HostClock
 from aorta.instrument.instrumentation import Instrumentation
-from aorta.instrument.open_step import StepFacts
 from aorta.instrument.operators import tensors_in
 from aorta.records.clocks import read_clocks
 from aorta.records.schema import Step
+from aorta.records.step_line import StepFacts
 from tests.instrument.kinds import calls
 
 # Their receivers learn sizes and values from the network: without one there is nothing to go on with.

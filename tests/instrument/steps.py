@@ -4,25 +4,53 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 from aorta.instrument.compute_ranges import Range
 from aorta.instrument.event_clock import HostClock
 from aorta.instrument.in_flight import Group, InFlight
+from aorta.instrument.instrumentation import ring_facts
 from aorta.instrument.native.native_interceptor import NativeCpuInterceptor
-from aorta.instrument.open_step import OpenStep, StepFacts
+from aorta.instrument.open_step import COMPILED_PARTS, OpenStep
 from aorta.instrument.step_builder import StepBuilder
 from aorta.instrument.step_recorder import StepRecorder
-from aorta.records.schema import ClockReading, Step
+from aorta.records.ring_file import RingFile
+from aorta.records.schema import STALL_CUTOFF_NS, ClockReading, Step
+from aorta.records.step_line import StepFacts
+from tests.instrument.rows_as_marks import marks_of
 
 MS = 1_000_000
 ANCHOR = ClockReading(realtime_ns=5_000 * MS, boottime_ns=0, monotonic_ns=1_000 * MS, uncertainty_ns=1)
 
 
-def recorded_by(interceptor: NativeCpuInterceptor) -> OpenStep:
-    """A step with nothing but what compiled code recorded since its `begin`."""
-    step = OpenStep(StepFacts(0, 0, 0, None, False), start=0, issued_before={}, native_events=interceptor.end())
-    step.add_native_events()
-    return step
+def ring_in_memory(stall_cutoff_ns: int = STALL_CUTOFF_NS) -> RingFile:
+    """A ring of rank 0."""
+    return RingFile.create(None, ring_facts(0, 2, ANCHOR, stall_cutoff_ns))
+
+
+class Recorded(NamedTuple):
+    """What compiled code recorded of a step: its rows as marks, and AORTA's own time by part."""
+
+    step: OpenStep
+    own_ns: dict[str, int]
+
+
+class Rows:
+    """A compiled interceptor, and what it has recorded."""
+
+    def __init__(self, module: Any, groups: dict[str, Group], stall_cutoff_ns: int = STALL_CUTOFF_NS) -> None:
+        self.ring = ring_in_memory(stall_cutoff_ns)
+        self.interceptor = NativeCpuInterceptor(module, groups, self.ring, stall_cutoff_ns)
+        self._first = 0
+
+    def begin(self) -> None:
+        """Begin a step."""
+        _, self._first = self.interceptor.begin()
+
+    def end(self) -> Recorded:
+        """End it."""
+        behind, own_ns = self.interceptor.end()
+        return Recorded(marks_of(self.ring, self._first, behind), dict(zip(COMPILED_PARTS, own_ns, strict=True)))
 
 
 class Pending:

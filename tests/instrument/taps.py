@@ -19,7 +19,7 @@ from aorta.instrument.native.build import load
 from aorta.instrument.native.native_interceptor import NativeCpuInterceptor
 from aorta.records.progress_file import Progress
 from aorta.records.schema import STALL_CUTOFF_NS
-from tests.instrument.steps import recorded_by
+from tests.instrument.steps import Rows
 
 CPU = torch.device("cpu")
 
@@ -54,13 +54,14 @@ class Tap(Seen):
     ) -> None:
         super().__init__()
         self.groups: dict[str, Group] = {}
+        self.compiled = Rows(compiled_part(), self.groups, shortest_call_ns) if compiled else None
         self.interceptor: CpuInterceptor | NativeCpuInterceptor = (
-            NativeCpuInterceptor(compiled_part(), self.groups, shortest_call_ns=shortest_call_ns)
-            if compiled
+            self.compiled.interceptor
+            if self.compiled is not None
             else CpuInterceptor(HostClock(), self.groups, self, links, shortest_call_ns=shortest_call_ns)  # type: ignore[arg-type]
         )
         self.interception = self.interceptor.open(CPU, lambda: None)
-        self.interceptor.begin()
+        (self.interceptor if self.compiled is None else self.compiled).begin()
 
     @property
     def stalls(self) -> list[tuple[int, int]]:
@@ -69,12 +70,12 @@ class Tap(Seen):
 
     def hand_over(self) -> None:
         """Take what compiled code has recorded since the last time."""
-        if isinstance(self.interceptor, NativeCpuInterceptor):
-            told = recorded_by(self.interceptor)
+        if self.compiled is not None:
+            told = self.compiled.end().step
             self.rows += told.collectives
             self.waits += told.waits
             self.calls += told.calls
-            self.interceptor.begin()
+            self.compiled.begin()
 
     def close(self) -> None:
         self.interception.close()

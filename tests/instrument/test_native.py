@@ -25,10 +25,10 @@ from torch import nn
 
 from aorta.errors import IntervalError
 from aorta.instrument.dispatcher import all_groups, issued_by
-from aorta.instrument.native.native_interceptor import NativeCpuInterceptor, compiled_algebra
-from aorta.instrument.open_step import COMPILED_PARTS, OpenStep, StepFacts
+from aorta.instrument.native.native_interceptor import compiled_algebra
 from aorta.records.progress_file import RING_WORDS, ProgressFile, ProgressState, read_progress
 from aorta.timeline.overlap import PAIRS, Algebra, measure_lanes
+from tests.instrument.steps import Rows
 from tests.instrument.taps import CPU, Answer, Tap, answering, compiled_part
 from tests.known_answers.again import attempted
 from tests.records.test_progress_file import facts
@@ -155,25 +155,22 @@ def test_its_own_time_is_what_surrounds_the_backend_s_call_and_wait(world_of_one
             return super().wait(timeout)
 
     block = nn.Linear(2, 2)
-    interceptor = NativeCpuInterceptor(module, {})
+    rows = Rows(module, {})
+    interceptor = rows.interceptor
     interceptor.ranges.watch("block", block)
     pointer = ctypes.CFUNCTYPE(ctypes.c_int64)(reading)
     try:
         with answering(Slow(), backends), closing(interceptor.open(CPU, lambda: None)):
             module.use_clock(ctypes.cast(pointer, ctypes.c_void_p).value)
-            step = OpenStep(StepFacts(0, 0, 0, None, False), own_ns={"marks": 5})
-            interceptor.begin()
+            rows.begin()
             dist.all_reduce(torch.ones(2))
             block(torch.ones(2, requires_grad=True)).sum().backward()
-            step.native_events = interceptor.end()
+            _, own_ns = rows.end()
     finally:
         module.use_clock(0)
         interceptor.ranges.close()
-    step.add_native_events()
-    assert step.own_ns is not None
-    assert list(step.own_ns) == ["marks", *COMPILED_PARTS]
-    assert step.own_ns["copies"] == 0
-    assert all(0 < step.own_ns[part] < 1_000 for part in step.own_ns if part != "copies"), step.own_ns
+    assert own_ns.pop("copies") == 0
+    assert all(0 < spent_ns < 1_000 for spent_ns in own_ns.values()), own_ns
 
 
 def test_nothing_is_boxed_for_the_collectives_of_ddp_and_fsdp(tap: Tap) -> None:
@@ -233,9 +230,10 @@ def test_a_backend_s_count_is_the_one_that_python_is_told() -> None:
 
 
 def test_between_two_steps_it_counts_and_notes_nothing_down(tap: Tap) -> None:
-    tap.interceptor.end()
+    assert tap.compiled is not None
+    tap.compiled.end()
     dist.all_reduce(torch.ones(2))
-    tap.interceptor.begin()
+    tap.compiled.begin()
     dist.all_reduce(torch.ones(2))
     tap.hand_over()
     assert [row.seq for row in tap.rows] == [1]

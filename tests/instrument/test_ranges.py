@@ -15,9 +15,9 @@ from torch import nn
 from aorta.instrument.compute_ranges import BlockRanges, Range
 from aorta.instrument.dispatcher import when_backward_ends
 from aorta.instrument.event_clock import HostClock, Mark
-from aorta.instrument.native.native_interceptor import NativeCpuInterceptor, NativeRanges
+from aorta.instrument.native.native_interceptor import NativeRanges
 from aorta.instrument.open_step import Pass
-from tests.instrument.steps import recorded_by
+from tests.instrument.steps import Rows
 from tests.instrument.taps import compiled_part
 
 FORWARD_NS, BACKWARD_NS = 20_000_000, 30_000_000
@@ -97,8 +97,8 @@ class Compiled(InPython):
     """What the compiled hooks notice, on the host's clock."""
 
     def __init__(self, module: Any) -> None:
-        self.tap = NativeCpuInterceptor(module, {})
-        self.ranges = self.tap.ranges
+        self.tap = Rows(module, {})
+        self.ranges = self.tap.interceptor.ranges
         self.tap.begin()
 
     def now_ns(self) -> int:
@@ -108,9 +108,9 @@ class Compiled(InPython):
         return length_ns >= work_ns
 
     def noticed(self) -> tuple[list[Pass], list[tuple[Mark, Mark]]]:
-        step = recorded_by(self.tap)
+        step, _ = self.tap.end()
         self.tap.begin()
-        return step.passes, step.tails
+        return [(span.block, span.phase, int(span.start or 0), int(span.end or 0)) for span in step.compute], step.tails
 
 
 def compiled() -> Compiled:
@@ -123,7 +123,7 @@ def watched(request: pytest.FixtureRequest) -> Iterator[InPython]:
     yield watched
     watched.close()
     if isinstance(watched, Compiled):
-        watched.tap.close()
+        watched.tap.interceptor.close()
 
 
 def test_every_pass_of_every_block_in_order(watched: InPython) -> None:
@@ -192,7 +192,7 @@ def test_between_two_steps_the_compiled_hooks_note_nothing_down() -> None:
     watched.tap.begin()
     assert watched.noticed() == ([], [])
     watched.close()
-    watched.tap.close()
+    watched.tap.interceptor.close()
 
 
 def test_a_pass_that_fails_does_not_hide_the_next(watched: InPython) -> None:

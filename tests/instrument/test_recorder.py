@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from aorta.instrument import step_recorder as recorder_module
-from aorta.instrument.in_flight import InFlight, Name, Waited
-from aorta.instrument.open_step import Scalar, StepFacts
+from aorta.instrument.in_flight import InFlight, Waited
+from aorta.instrument.open_step import Scalar
 from aorta.instrument.step_recorder import MAX_STEPS_LATE
+from aorta.records.step_line import Name, StepFacts
 from aorta.timeline.overlap import Unseen
 from tests.instrument.steps import MS, Pending, Rig
 

@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 from aorta.errors import ConfigError
 from aorta.instrument import open_step as module
 from aorta.instrument.compute_ranges import Range
-from aorta.instrument.in_flight import Group, InFlight, Name, Waited
-from aorta.instrument.open_step import MOST_NAME_CHARS, OTHER_NAMES, Copied, OpenStep, StepFacts, UserMarks
-from aorta.instrument.step_marks import DevicePace, GlooWorkers, MarkReader, ReadMarks, Stretch, lead_ms, nearly_all
+from aorta.instrument.in_flight import Group, InFlight, Waited
+from aorta.instrument.open_step import MOST_NAME_CHARS, OTHER_NAMES, Copied, OpenStep, UserMarks
+from aorta.instrument.step_marks import DevicePace, MarkReader, ReadMarks, Stretch, lead_ms, nearly_all
 from aorta.records.schema import UserRange
+from aorta.records.step_line import GlooWorkers, Name, StepFacts
 from aorta.timeline.intervals import intersect, measure, merge
 from tests.instrument.steps import Pending, SetClock
 

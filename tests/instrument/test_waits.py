@@ -15,9 +15,9 @@ from aorta.instrument import cpu_interceptor
 from aorta.instrument.cpu_interceptor import CpuInterceptor
 from aorta.instrument.device_streams import StreamOrder
 from aorta.instrument.event_clock import HostClock
-from aorta.instrument.in_flight import InFlight, Name, Waited, name_of
-from aorta.instrument.open_step import StepFacts
+from aorta.instrument.in_flight import InFlight, Waited, name_of
 from aorta.records.schema import Stall, Step, Wait
+from aorta.records.step_line import Name, StepFacts
 from tests.instrument.steps import MS, Rig
 from tests.instrument.taps import Seen, compiled_part
 from tests.runs import HANGS_S, program, succeeded

@@ -21,9 +21,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from aorta.instrument.instrumentation import Instrumentation
-from aorta.instrument.open_step import StepFacts
 from aorta.records.clocks import read_clocks
 from aorta.records.schema import Step
+from aorta.records.step_line import StepFacts
 
 Row = tuple[str, int, str | None]
 

@@ -24,9 +24,9 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from aorta.config.schema import DDP, FSDP, Precision
 from aorta.distributed.topology import process_group, read_topology
-from aorta.instrument.open_step import StepFacts
 from aorta.parallel import fsdp, plan
 from aorta.parallel.plan import ParallelizedModel
+from aorta.records.step_line import StepFacts
 from tests.known_answers.program import recording
 
 CPU = torch.device("cpu")

@@ -24,11 +24,11 @@ from aorta.config.schema import EmulatedFabric
 from aorta.distributed.peers import Peers
 from aorta.instrument.emulation.network import EmulatedNetwork, shared_folder
 from aorta.instrument.instrumentation import Instrumentation
-from aorta.instrument.open_step import StepFacts
 from aorta.parallel.plan import ReduceAfterBackward
 from aorta.records.clocks import read_clocks
 from aorta.records.record_file import RecordWriter
 from aorta.records.schema import Footer, InstrumentMode, Phase
+from aorta.records.step_line import StepFacts
 from tests.analysis.builders import header
 
 CPU = torch.device("cpu")

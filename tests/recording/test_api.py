@@ -38,6 +38,7 @@ from aorta.instrument import instrumentation
 from aorta.read.record import load_run
 from aorta.recording import api_arguments
 from aorta.records.progress_file import read_progress
+from aorta.records.salvage import salvage
 from aorta.records.schema import Footer
 from tests.runs import HANGS_S, ROOT, environment, record
 
@@ -180,6 +181,7 @@ def test_a_full_disk_ends_the_record_and_not_the_job(tmp_path, model, monkeypatc
     with nullcontext() if error is None else pytest.raises(ValueError, match="bad batch"):  # noqa: SIM117
         with aorta.record(tmp_path, model=model) as recording:
             train(model, recording, 5)
+            recording._recorder.catch_up()
             full = path.stat()
 
             def refuse(file, data):
@@ -388,6 +390,7 @@ with aorta.record({str(tmp_path)!r}, model=model) as recording:
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment(), timeout=HANGS_S, check=False)
     assert done.returncode == -signal.SIGTERM  # left alone: the default action
+    salvage(tmp_path)
     seen = record(tmp_path)
     assert len(seen.steps) == 3
     assert seen.footer is None
@@ -606,7 +609,7 @@ def test_a_forked_child_has_no_part_in_the_recording(tmp_path: Path, timed_by: s
         train(model, recording, 2)
         before = read_progress(progress)
         # As other threads of the parent may hold them, which the child does not have.
-        with recorder._lock, recorder.user_marks._lock:
+        with getattr(recorder, "_lock", nullcontext()), recorder.user_marks._lock:
             child = get_context("fork").Process(target=_in_a_child, args=(model, recording))
             child.start()
         child.join(HANGS_S)

@@ -192,12 +192,13 @@ def test_an_error_of_a_dataset_is_the_callers_and_one_of_ours_is_not(
         recording.restart()
         marks = iter([None])
 
-        def mark(_clock: HostClock) -> int:
+        def mark(*_: object) -> int:
             next(marks)
             raise OSError("no more events")
 
         with monkeypatch.context() as broken:
             broken.setattr(HostClock, "mark", mark)
+            broken.setattr(recording._recorder, "begin_span", mark, raising=False)
             loaded = list(DataLoader(Batches()))
         assert len(loaded) == 6
         recording.step()

@@ -93,8 +93,8 @@ def test_a_footer_knows_the_three_ways_to_end():
         msgspec.convert({"reason": "bored", "exit_code": 0, "steps_written": 0, "clock": {}}, Footer)
 
 
-NUMPY_SIDE = ("aorta.timeline.arrays", "aorta.timeline.arrays")
-"""Intervals by column, for traces of millions of rows: loaded by `aorta.analysis`, never by what records."""
+NUMPY_SIDE = ("aorta.timeline.arrays", "aorta.records.ring_file", "aorta.records.ring_steps")
+"""Columns: intervals of traces of millions of rows, and rows of a ring."""
 LIGHT = f"""
 import importlib, pkgutil, sys
 HEAVY = {{"torch", "numpy", "pandas", "matplotlib"}}

@@ -47,7 +47,9 @@ using aorta::Future;
 using aorta::Name;
 using aorta::NO_MARK;
 using aorta::Noted;
+using aorta::process;
 using aorta::Progress;
+using aorta::Ring;
 using aorta::now_ns;
 using aorta::Own;
 using aorta::Part;
@@ -139,9 +141,6 @@ class Label {
   std::optional<at::RecordFunction> scope_;
 };
 
-// The running process, also in a forked child: what a data worker issues there is none of its parent's recording.
-std::atomic<pid_t> process{::getpid()};
-
 class Tap;
 
 // The kernel of one operator, between the dispatcher's BackendSelect key and the backend.
@@ -158,17 +157,20 @@ class Kernel final : public c10::OperatorKernel {
 // Counts collectives for as long as it lives; intercepts them while it is open.
 class Tap : public std::enable_shared_from_this<Tap> {
  public:
-  // `on_group` is called with each new group, and returns its `on_device`, `early`, `shared`, and its index in `progress`.
+  // `on_group` is called with each new group, and returns its `on_device`, `early`, `shared`, its index in `progress` and its
+  // number in `ring`, which a run on a CPU has.
   Tap(const std::vector<std::pair<std::string, Operator>>& operators,
       int64_t enqueue_ns,
       py::function on_group,
       std::shared_ptr<Device> device,
-      std::shared_ptr<Progress> progress)
+      std::shared_ptr<Progress> progress,
+      std::shared_ptr<Ring> ring)
       : operators_(operators),
         enqueue_ns_(enqueue_ns),
         on_group_(std::move(on_group)),
         device_(std::move(device)),
-        progress_(std::move(progress)) {
+        progress_(std::move(progress)),
+        step_(std::make_shared<Step>(std::move(ring))) {
     device_key_ = device_ ? c10::computeDispatchKey(std::nullopt, std::nullopt, device_->clock().device())
                           : c10::DispatchKey::CPU;
   }
@@ -210,12 +212,14 @@ class Tap : public std::enable_shared_from_this<Tap> {
   const std::shared_ptr<Step>& step() const { return step_; }
   std::shared_ptr<DeviceClock> clock() const { return device_ ? device_->shared_clock() : nullptr; }
 
-  // Returns how many collectives were dropped: all since the last step, unless this one `continues` it.
-  size_t begin(bool continues) {
+  // Returns how many collectives were dropped: all since the last step, unless this one `continues` it; and how many rows
+  // stand before it.
+  std::pair<size_t, int64_t> begin(bool continues) {
     if (device_) {
       device_->begin();
     }
-    return dropped(step_->begin(continues));
+    const Noted noted = step_->begin(continues);
+    return {dropped(noted), noted.rows};
   }
   size_t abandon() { return dropped(step_->abandon()); }
   size_t count() const { return step_->count(); }
@@ -231,7 +235,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
   // Return to the clock the marks that will not be read; how many collectives had them.
   size_t dropped(const Noted& noted) {
     if (!device_) {
-      return noted.collectives.size();
+      return noted.count;
     }
     for (const Collective& row : noted.collectives) {
       if (row.span) {
@@ -247,7 +251,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
       device_->clock().release(copy.start);
       device_->clock().release(copy.end);
     }
-    return noted.collectives.size();
+    return noted.count;
   }
 
   void collective(size_t index, const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
@@ -456,8 +460,8 @@ class Tap : public std::enable_shared_from_this<Tap> {
       return on_device_stream(op, group, row, boxed(), own, original);
     }
     auto work = original();
-    if (const int64_t returned_ns = now_ns(); !device_ && returned_ns - row.issue_ns > enqueue_ns_) {
-      step_->call(row.issue_ns, returned_ns);
+    if (const int64_t returned_ns = now_ns(); returned_ns - row.issue_ns > enqueue_ns_ && step_->holds_up()) {
+      row.end->returned(returned_ns);
     }
     if (!work) {  // already complete: there is nothing to wait for
       row.end->stamp(End::WAIT);
@@ -497,12 +501,14 @@ class Tap : public std::enable_shared_from_this<Tap> {
     bool early;                      // they complete after their futures do (`dispatcher.ends_on_streams`)
     std::optional<bool> shared;      // `dispatcher.shares_communicator`
     int64_t listed;                  // its index in the progress file
+    uint16_t number;                 // in the ring
     std::shared_ptr<Batch> batch;    // what is being coalesced, if anything
   };
 
   Collective issued(Group& group, const Call& call, bool on_device) {
     const Operator& op = operators_[call.index].second;
-    Collective row{call.index, group.name, 0, 0, std::nullopt, 0, call.waiters, nullptr, nullptr};
+    Collective row{
+        call.index, group.name, 0, 0, std::nullopt, 0, call.waiters, nullptr, nullptr, group.number, call.peer};
     if (on_device) {
       row.span = std::make_shared<Span>();
     } else {
@@ -690,10 +696,10 @@ class Tap : public std::enable_shared_from_this<Tap> {
     // Called without the lock held: a group implemented in Python takes the interpreter lock.
     const std::string name = group->getGroupName();
     const int64_t size = group->getSize();
-    std::tuple<bool, bool, std::optional<bool>, int64_t> seen;
+    std::tuple<bool, bool, std::optional<bool>, int64_t, uint16_t> seen;
     {
       const py::gil_scoped_acquire interpreter;
-      seen = on_group_(group).cast<std::tuple<bool, bool, std::optional<bool>, int64_t>>();
+      seen = on_group_(group).cast<std::tuple<bool, bool, std::optional<bool>, int64_t, uint16_t>>();
     }
     const std::lock_guard<std::mutex> held(groups_mutex_);
     auto& counts = counts_.try_emplace(name, std::make_shared<Counts>()).first->second;
@@ -707,6 +713,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
         std::get<1>(seen),
         std::get<2>(seen),
         std::get<3>(seen),
+        std::get<4>(seen),
         nullptr};
     return groups_.try_emplace(group.get(), std::move(fresh)).first->second;
   }
@@ -740,7 +747,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
   const pid_t owner_ = process;
   std::atomic<int64_t> captured_{0};
   std::atomic<int64_t> launches_{0};
-  const std::shared_ptr<Step> step_ = std::make_shared<Step>();
+  const std::shared_ptr<Step> step_;
   std::mutex groups_mutex_;
   std::unordered_map<const ProcessGroup*, Group> groups_;
   std::unordered_map<std::string, std::shared_ptr<Counts>> counts_;
@@ -856,7 +863,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
            int64_t,
            py::function,
            std::shared_ptr<Device>,
-           std::shared_ptr<Progress>>())
+           std::shared_ptr<Progress>,
+           std::shared_ptr<Ring>>())
       .def("open", &Tap::open)
       .def("close", &Tap::close)
       .def("begin", &Tap::begin)
@@ -867,7 +875,15 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def("batch_begins", &Tap::batch_begins, Unlocked())
       .def("batch_ends", &Tap::batch_ends, Unlocked())
       .def("end", &Tap::end);
-  pybind11::class_<Noted>(module, "Noted").def("rows", &aorta::rows_of);
+  pybind11::class_<Noted>(module, "Noted")
+      .def("rows", &aorta::rows_of)
+      .def_readonly("ring_rows", &Noted::rows)
+      .def_readonly("own_ns", &Noted::own_ns);
+  pybind11::class_<Ring, std::shared_ptr<Ring>>(module, "Ring")
+      .def(pybind11::init<int, size_t, size_t, size_t, const std::vector<at::ScalarType>&>())
+      .def("functions", &aorta::ring_functions)
+      .def("end_step", &Ring::end_step)
+      .def("count", &Ring::count);
   module.def("issued_by", &aorta::issued_by);
 
   using aorta::Ranges;

@@ -10,7 +10,7 @@ backend coalesces), or run Python code in a backward pass.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, cast
@@ -25,13 +25,15 @@ from aorta.instrument.device_interceptor import on_streams
 from aorta.instrument.device_streams import DeviceStreams, StreamOrder, StreamWaits
 from aorta.instrument.dispatcher import Coalescing, Interception, check_torch, counts_point_to_point
 from aorta.instrument.event_clock import HostClock, Mark
-from aorta.instrument.in_flight import NO_STREAM, STACKED_IN_A_BATCH, Group, InFlight, Name, Waited
-from aorta.instrument.open_step import COMPILED_PARTS, DIRECTIONS, Copied, NativeEvents, OpenStep, Pass
+from aorta.instrument.in_flight import NO_STREAM, STACKED_IN_A_BATCH, Group, InFlight, Waited
+from aorta.instrument.open_step import COMPILED_PARTS, DIRECTIONS, Copied, NativeEvents, OpenStep
 from aorta.instrument.operators import offered, position_of_async_op, position_of_group, position_of_peer
 from aorta.instrument.step_recorder import StepRecorder
 from aorta.instrument.transparent import not_compiled
 from aorta.records.progress_file import RING_WORDS, Progress, ProgressFile
+from aorta.records.ring_file import COUNT_AT, ROWS_AT, RingFile, RingGroup, RingOperator
 from aorta.records.schema import STALL_CUTOFF_NS, DeviceClockFacts
+from aorta.records.step_line import Name
 from aorta.timeline.intervals import Interval
 from aorta.timeline.overlap import Algebra
 
@@ -53,15 +55,18 @@ def compiled_algebra(module: Any) -> Algebra[Iterable[Interval], Any]:
 
 
 class NativeRanges:
-    """Compiled counterpart of `compute_ranges.BlockRanges`; `tap` is notified when a backward pass has ended."""
+    """Compiled counterpart of `compute_ranges.BlockRanges`; `tap` is notified when a backward pass has ended. `ring`:
+    where passes are rows.
+    """
 
-    def __init__(self, module: Any, tap: Any) -> None:
+    def __init__(self, module: Any, tap: Any, ring: RingFile | None = None) -> None:
         self.compiled: Any = module.Ranges(tap)
+        self._ring = ring
         self._names: list[str] = []
         self._ends: list[Callable[[], None]] = []
 
     def watch(self, name: str, block: nn.Module) -> None:
-        number = self.compiled.add_block()
+        number = self.compiled.add_block(0 if self._ring is None else self._ring.text(name))
         self._names.append(name)
         before, after = self.compiled.before_forward(block, number), self.compiled.after_forward(block, number)
         self._ends.append(observe(block, before=before, after=after))
@@ -72,10 +77,13 @@ class NativeRanges:
         self._ends.append(observe(module, after=self.compiled.after_watched_forward(module)))
         self.compiled.look()
 
-    def read(self, noted: Any) -> tuple[list[Pass], list[tuple[Mark, Mark]]]:
+    def read(self, noted: Any) -> tuple[list[Range], list[tuple[Mark, Mark]]]:
+        """Return what `end` of the compiled part gave, on a device."""
         rows, tails = noted.rows()
-        names = self._names
-        return [(names[block], "backward" if back else "forward", low, high) for block, back, low, high in rows], tails
+        return [
+            Range(self._names[block], "backward" if back else "forward", start or None, end or None)
+            for block, back, start, end in rows
+        ], tails
 
     def close(self) -> None:
         self.compiled.ignore()
@@ -86,13 +94,18 @@ class NativeRanges:
 _CPU = torch.device("cpu")
 
 
-class NativeCpuInterceptor:
-    """Compiled counterpart of `cpu_interceptor.CpuInterceptor`; does not support an emulated fabric.
+def ring_operators() -> tuple[RingOperator, ...]:
+    """Return what the numbers of operators in rows stand for."""
+    return tuple(RingOperator(operator.kind, operator.point_to_point) for operator in offered().values())
+
+
+class _NativeInterceptor:
+    """What both compiled interceptors have in common; neither supports an emulated fabric.
 
     Args:
         module: of `build.load`.
         groups: filled with every process group when first seen, by name.
-        device: the compiled module's device object, for a run on an accelerator.
+        device: the compiled module's device object, for a run on an accelerator; None: rows are appended to `ring`.
         shortest_call_ns: a backend's call that takes longer is reported, as it may have been a stall.
         progress: compiled code notes collectives, steps and phases there.
 
@@ -105,11 +118,12 @@ class NativeCpuInterceptor:
         module: Any,
         groups: dict[str, Group],
         device: Any | None = None,
+        ring: RingFile | None = None,
         shortest_call_ns: int = STALL_CUTOFF_NS,
         progress: Progress | None = None,
     ) -> None:
         check_torch()
-        self._groups = groups
+        self._groups, self._ring = groups, ring
         self._progress = progress or Progress()
         self._counts_point_to_point: dict[str, bool] = {}
         here = offered()
@@ -131,32 +145,28 @@ class NativeCpuInterceptor:
             )
             for name, operator in here.items()
         ]
-        ring = None
+        noted = None
         if isinstance(self._progress, ProgressFile):
-            ring = module.Progress(os.fsencode(self._progress.path), *RING_WORDS, list(DTYPES))
-            self._progress.compile_phases(ring)
-        self._tap: Any = module.Tap(operators, shortest_call_ns, self._saw, device, ring)
-        self.ranges = NativeRanges(module, self._tap)
+            noted = module.Progress(os.fsencode(self._progress.path), *RING_WORDS, list(DTYPES))
+            self._progress.compile_phases(noted)
+        self.rows: Any = None if ring is None else module.Ring(ring.file, COUNT_AT, ROWS_AT, ring.slots, list(DTYPES))
+        self._tap: Any = module.Tap(operators, shortest_call_ns, self._saw, device, noted, self.rows)
+        self.ranges = NativeRanges(module, self._tap, ring)
 
     def open(self, _device: torch.device, _on_captured: Callable[[], None]) -> Interception:
         """Start intercepting; `close` of the returned object ends it. There is no graph capture on a CPU."""
         self._tap.open()
         return cast(Interception, self._tap)
 
-    def begin(self, *, continues: bool = False) -> int:
-        """Begin a step; returns how many collectives since the last one belong to none: 0 where it `continues` that."""
-        if self._tap is None:
-            return 0
-        self.ranges.compiled.begin()
-        return int(self._tap.begin(continues))
-
-    def end(self) -> NativeEvents | None:
-        """End a step; the returned callable adds its events to it. None after `close`. What is recorded from now on is
-        part of the next step, where that continues this one.
+    def begin(self, *, continues: bool = False) -> tuple[int, int]:
+        """Begin a step; returns how many collectives since the last one belong to none, 0 where it `continues` that,
+        and how many rows stand before it.
         """
         if self._tap is None:
-            return None
-        return partial(self._add, self._tap.end(), self.ranges.compiled.end())
+            return 0, 0
+        self.ranges.compiled.begin()
+        dropped, rows = self._tap.begin(continues)
+        return dropped, rows
 
     def underway(self) -> int:
         """Return how many calls of backends have not returned."""
@@ -174,60 +184,50 @@ class NativeCpuInterceptor:
         self.ranges.compiled.end()
         return int(self._tap.abandon())
 
-    def _add(self, noted: Any, passes: Any, step: OpenStep) -> None:
-        rows, calls, waits, copies, unwatched, own_ns = noted.rows()
-        step.unwatched += unwatched
-        if step.own_ns is not None:
-            step.own_ns |= zip(COMPILED_PARTS, own_ns, strict=True)
-        operators = self._operators
-        for number, group, seq, size, dtype, issue_ns, waiters, end_ns, source, by_future in rows:
-            operator = operators[number]
-            name = None if dtype is None else dtype_name(dtype)
-            issued = InFlight(operator.kind, group, seq, size, name, issue_ns, seq, None, end_ns, None, waiters)
-            if end_ns is None:
-                self._attach_end(issued, source)
-            else:
-                issued.end_source = source
-            issued.by_future = by_future
-            if operator.point_to_point:
-                issued.number, issued.counted = None, self._counts_point_to_point[group]
-            step.collectives.append(issued)
-        step.waits += [Waited(self._name(*wait[:3]), *wait[3:]) for wait in waits]
-        step.calls += calls
-        step.copies += [
-            Copied(DIRECTIONS[way], size, start or None, end or None, computes)
-            for way, size, start, end, computes in copies
-        ]
-        self._add_passes(passes, step)
-
     def _name(self, operator: int, group: str, seq: int) -> Name:
         kind = self._operators[operator]
         return Name(group, seq, kind.kind if kind.point_to_point else None)
-
-    def _add_passes(self, noted: Any, step: OpenStep) -> None:
-        passes, tails = self.ranges.read(noted)
-        step.passes += passes
-        step.tails += tails
-
-    def _attach_end(self, issued: InFlight, source: Any) -> None:
-        """Attach what will report the end of a collective that has not ended yet."""
-        issued.completion = source
 
     def close(self) -> None:
         self._tap = None
 
     @not_compiled
-    def _saw(self, process_group: dist.ProcessGroup) -> tuple[bool, bool, bool | None, int]:
-        """Register a new group; returns `on_device`, `early` and `shared` of `cpu_interceptor.Member`, and its index
-        in the progress file.
+    def _saw(self, process_group: dist.ProcessGroup) -> tuple[bool, bool, bool | None, int, int]:
+        """Register a new group; returns `on_device`, `early` and `shared` of `cpu_interceptor.Member`, its index in the
+        progress file, and its number in the ring.
         """
         name = process_group.group_name
         self._groups[name] = seen = group_seen(process_group)
-        self._counts_point_to_point[name] = counts_point_to_point(process_group, _CPU)
-        return *self._on_streams(process_group), self._progress.group(name, seen.ranks)
+        counted = self._counts_point_to_point[name] = counts_point_to_point(process_group, _CPU)
+        number = 0 if self._ring is None else self._ring.group(RingGroup(name, seen.lanes, counted))
+        return *self._on_streams(process_group), self._progress.group(name, seen.ranks), number
 
     def _on_streams(self, _process_group: dist.ProcessGroup) -> tuple[bool, bool, bool | None]:
         return False, False, None
+
+
+class NativeCpuInterceptor(_NativeInterceptor):
+    """Compiled counterpart of `cpu_interceptor.CpuInterceptor`, which appends rows to a ring."""
+
+    def __init__(
+        self,
+        module: Any,
+        groups: dict[str, Group],
+        ring: RingFile,
+        shortest_call_ns: int = STALL_CUTOFF_NS,
+        progress: Progress | None = None,
+    ) -> None:
+        super().__init__(module, groups, None, ring, shortest_call_ns, progress)
+
+    def end(self) -> tuple[int, Sequence[int]]:
+        """End a step; returns the index behind its rows, and AORTA's own time in compiled code, by `COMPILED_PARTS`, in
+        nanoseconds. What is recorded from now on is part of the next step, where that continues this one.
+        """
+        if self._tap is None:
+            return 0, ()
+        noted = self._tap.end()
+        self.ranges.compiled.end()
+        return noted.ring_rows, noted.own_ns
 
 
 _OF_THE_GROUP, _UNKNOWN = -1, -2  # step.hpp
@@ -263,7 +263,7 @@ class NativeDeviceClock(HostClock):
         return DeviceClockFacts(*self.compiled.facts())
 
 
-class NativeDeviceInterceptor(NativeCpuInterceptor):
+class NativeDeviceInterceptor(_NativeInterceptor):
     """Compiled counterpart of `device_interceptor.DeviceInterceptor`; does not support an emulated fabric.
 
     Args:
@@ -304,25 +304,51 @@ class NativeDeviceInterceptor(NativeCpuInterceptor):
             interception.callback(each.close)
         return interception
 
-    def begin(self, *, continues: bool = False) -> int:
+    def begin(self, *, continues: bool = False) -> tuple[int, int]:
         self._streams.compute = self._streams.current()
         return super().begin(continues=continues)
 
     def end(self) -> NativeEvents | None:
-        if self._tap is not None:
-            for _ in range(self._tap.take_captured()):
-                self._on_captured()
-        return super().end()
+        """End a step; the returned callable adds its events to it. None after `close`. What is recorded from now on is
+        part of the next step, where that continues this one.
+        """
+        if self._tap is None:
+            return None
+        for _ in range(self._tap.take_captured()):
+            self._on_captured()
+        return partial(self._add, self._tap.end(), self.ranges.compiled.end())
 
-    def _add_passes(self, noted: Any, step: OpenStep) -> None:
-        passes, tails = self.ranges.read(noted)
-        step.compute += [Range(block, phase, start or None, end or None) for block, phase, start, end in passes]
+    def _add(self, noted: Any, passes: Any, step: OpenStep) -> None:
+        rows, waits, copies, unwatched, own_ns = noted.rows()
+        step.unwatched += unwatched
+        if step.own_ns is not None:
+            step.own_ns |= zip(COMPILED_PARTS, own_ns, strict=True)
+        operators = self._operators
+        for number, group, seq, size, dtype, issue_ns, waiters, end_ns, source, by_future in rows:
+            operator = operators[number]
+            name = None if dtype is None else dtype_name(dtype)
+            issued = InFlight(operator.kind, group, seq, size, name, issue_ns, seq, None, end_ns, None, waiters)
+            if isinstance(source, tuple):
+                self._attach_marks(issued, source)
+            elif end_ns is None:
+                issued.completion = source
+            else:
+                issued.end_source = source
+            issued.by_future = by_future
+            if operator.point_to_point:
+                issued.number, issued.counted = None, self._counts_point_to_point[group]
+            step.collectives.append(issued)
+        step.waits += [Waited(self._name(*wait[:3]), *wait[3:]) for wait in waits]
+        step.copies += [
+            Copied(DIRECTIONS[way], size, start or None, end or None, computes)
+            for way, size, start, end, computes in copies
+        ]
+        compute, tails = self.ranges.read(passes)
+        step.compute += compute
         step.tails += tails
 
-    def _attach_end(self, issued: InFlight, source: Any) -> None:
-        if not isinstance(source, tuple):
-            super()._attach_end(issued, source)
-            return
+    def _attach_marks(self, issued: InFlight, source: Any) -> None:
+        """Attach the marks of a collective on the device."""
         start, issued.end, issued.launch, communicator, untimed = source
         issued.start, issued.end_source = start or None, "event" if issued.end else None
         issued.end = issued.end or None

@@ -22,15 +22,15 @@
 
 namespace aorta {
 
-// One pass of one block, in nanoseconds or, on a device, as marks; the end is 0 while it is open.
+// One pass of one block, as marks; the end is 0 while it is open.
 struct Pass {
   size_t block;
   bool backward;
-  int64_t start_ns;
-  int64_t end_ns;
+  int64_t start;
+  int64_t end;
 };
 
-// Of one step, in the order in which they began; `tails` is the strategy's work at the end of backward passes.
+// Of one step on a device, in the order in which they began; `tails` is the strategy's work at the end of backward passes.
 struct Passes {
   std::vector<Pass> all;
   Stretches tails;
@@ -38,7 +38,7 @@ struct Passes {
 
 class Ranges : public std::enable_shared_from_this<Ranges> {
  public:
-  // `clock`: the device's; none on a CPU.
+  // `clock`: the device's; none on a CPU, where passes are rows of the step's ring.
   Ranges(std::shared_ptr<Step> step, std::shared_ptr<DeviceClock> clock)
       : step_(std::move(step)), clock_(std::move(clock)) {}
 
@@ -65,8 +65,10 @@ class Ranges : public std::enable_shared_from_this<Ranges> {
 
   bool looks() const { return looking_.load(std::memory_order_acquire); }
 
-  size_t add_block() {
+  // `name`: its number in the ring.
+  size_t add_block(uint16_t name) {
     const std::lock_guard<std::mutex> held(mutex_);
+    names_.push_back(name);
     forward_.emplace_back();
     backward_.emplace_back();
     return forward_.size() - 1;
@@ -82,7 +84,7 @@ class Ranges : public std::enable_shared_from_this<Ranges> {
   void end_forward(size_t block) {
     const std::lock_guard<std::mutex> held(mutex_);
     if (!forward_[block].empty()) {
-      passes_[forward_[block].back()].end_ns = moment();
+      close(forward_[block].back());
       forward_[block].pop_back();
     }
   }
@@ -96,7 +98,7 @@ class Ranges : public std::enable_shared_from_this<Ranges> {
 
   void end_backward(size_t block) {
     const std::lock_guard<std::mutex> held(mutex_);
-    close(backward_[block]);
+    close_backward(backward_[block]);
   }
 
   // A gradient reached a module whose backward passes are watched: queue a callback of the engine after the last node,
@@ -120,7 +122,7 @@ class Ranges : public std::enable_shared_from_this<Ranges> {
     {
       const std::lock_guard<std::mutex> held(mutex_);
       for (auto& pass : backward_) {
-        close(pass);
+        close_backward(pass);
       }
     }
     when_backward_ends([self = shared_from_this(), begin = moment()] {
@@ -129,7 +131,7 @@ class Ranges : public std::enable_shared_from_this<Ranges> {
       {
         const std::lock_guard<std::mutex> held(self->mutex_);
         if (self->open_) {
-          self->tails_.emplace_back(begin, end);
+          self->add_tail(begin, end);
         } else {
           self->release(begin);
           self->release(end);
@@ -142,15 +144,35 @@ class Ranges : public std::enable_shared_from_this<Ranges> {
 
   bool recorded() const { return open_ && looks(); }
 
-  size_t opened(size_t block, bool backward) {
-    passes_.push_back({block, backward, moment(), 0});
-    return passes_.size() - 1;
+  int64_t opened(size_t block, bool backward) {
+    if (Ring* ring = step_->ring().get()) {
+      const uint8_t flags = backward ? flag::BACKWARD : 0;
+      return ring->append({Kind::PASS, flags, 0, 0, 0, names_[block], now_ns()});
+    }
+    passes_.push_back({block, backward, clock_->mark(), 0});
+    return static_cast<int64_t>(passes_.size()) - 1;
   }
 
-  void close(std::optional<size_t>& pass) {
+  void close(int64_t pass) {
+    if (Ring* ring = step_->ring().get()) {
+      ring->end(pass, now_ns());
+    } else {
+      passes_[static_cast<size_t>(pass)].end = clock_->mark();
+    }
+  }
+
+  void close_backward(std::optional<int64_t>& pass) {
     if (pass) {
-      passes_[*pass].end_ns = moment();
+      close(*pass);
       pass.reset();
+    }
+  }
+
+  void add_tail(int64_t begin, int64_t end) {
+    if (Ring* ring = step_->ring().get()) {
+      ring->append({Kind::TAIL, 0, 0, 0, 0, 0, begin, end});
+    } else {
+      tails_.emplace_back(begin, end);
     }
   }
 
@@ -163,8 +185,8 @@ class Ranges : public std::enable_shared_from_this<Ranges> {
 
   void forget() {
     for (const Pass& pass : passes_) {
-      release(pass.start_ns);
-      release(pass.end_ns);
+      release(pass.start);
+      release(pass.end);
     }
     for (const auto& [begin, end] : tails_) {
       release(begin);
@@ -188,8 +210,9 @@ class Ranges : public std::enable_shared_from_this<Ranges> {
   bool open_ = false;
   std::vector<Pass> passes_;
   Stretches tails_;
-  std::vector<std::vector<size_t>> forward_;      // by block: those that are open, in `passes_`
-  std::vector<std::optional<size_t>> backward_;
+  std::vector<uint16_t> names_;
+  std::vector<std::vector<int64_t>> forward_;  // by block: those that are open, in `passes_` or the ring
+  std::vector<std::optional<int64_t>> backward_;
 };
 
 }  // namespace aorta

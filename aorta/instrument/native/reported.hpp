@@ -21,10 +21,9 @@
 
 namespace aorta {
 
-// (operator, group, seq, bytes, dtype, issue_ns, waiters, end_ns, source, by future) of each collective; (begin, end) of
-// each long call of a backend; (operator, group, seq, begin, end, blocked, over) of each wait; (direction, bytes, start, end,
-// on the stream that computes) of each copy; in nanoseconds, or marks. Last, how many collectives are unwatched, and AORTA's
-// own time by part, in nanoseconds.
+// (operator, group, seq, bytes, dtype, issue_ns, waiters, end_ns, source, by future) of each collective; (operator, group,
+// seq, begin, end, blocked, over) of each wait; (direction, bytes, start, end, on the stream that computes) of each copy; in
+// nanoseconds, or marks. Last, how many collectives are unwatched, and AORTA's own time by part, in nanoseconds.
 // An end that is not known yet is None, and the source is the object that will know it. For a collective on a device the
 // end is None, and the source (start mark, end mark, launch, communicator, why it is untimed).
 inline py::tuple rows_of(const Noted& noted) {
@@ -53,7 +52,7 @@ inline py::tuple rows_of(const Noted& noted) {
         : both != 0 ? py::object(sources[End::source(both)])
                     : py::cast(row.end),
         row.span ? row.span->by_future.load(std::memory_order_acquire)
-                 : row.end->by_future.load(std::memory_order_acquire));
+                 : row.end->by_future());
   }
   py::list waits(noted.waits.size());
   for (size_t at = 0; at < noted.waits.size(); ++at) {
@@ -66,17 +65,15 @@ inline py::tuple rows_of(const Noted& noted) {
     const Copied& copy = noted.copies[at];
     copies[at] = py::make_tuple(static_cast<int64_t>(copy.direction), copy.bytes, copy.start, copy.end, copy.computes);
   }
-  return py::make_tuple(rows, noted.calls, waits, copies, noted.unwatched, noted.own_ns);
+  return py::make_tuple(rows, waits, copies, noted.unwatched, noted.own_ns);
 }
 
-// (block, backward, start, end) of each pass that ended (on a device, of every pass), and (begin, end) of the
-// strategy's work at the end of each backward pass.
+// (block, backward, start, end) of each pass, and (begin, end) of the strategy's work at the end of each backward pass;
+// marks of a device.
 inline py::tuple passes_of(const Passes& passes) {
   py::list rows;
   for (const Pass& pass : passes.all) {
-    if (pass.end_ns != 0 || pass.start_ns < 0) {
-      rows.append(py::make_tuple(pass.block, pass.backward, pass.start_ns, pass.end_ns));
-    }
+    rows.append(py::make_tuple(pass.block, pass.backward, pass.start, pass.end));
   }
   return py::make_tuple(rows, passes.tails);
 }

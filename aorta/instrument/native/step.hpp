@@ -23,6 +23,7 @@
 
 #include "host_clock.hpp"
 #include "progress.hpp"
+#include "ring.hpp"
 
 namespace aorta {
 
@@ -41,9 +42,19 @@ class End {
   void stamp(Source source, int64_t at_ns) {
     int64_t unknown = 0;
     // In one word, so that time and source are read together.
-    if (both_.compare_exchange_strong(unknown, at_ns * 2 + source, std::memory_order_acq_rel) && progress_) {
-      progress_->completed(progress_index_, at_ns);
+    if (both_.compare_exchange_strong(unknown, at_ns * 2 + source, std::memory_order_acq_rel)) {
+      if (ring_) {
+        ring_->end(row_, at_ns * 2 + source);
+      }
+      if (progress_) {
+        progress_->completed(progress_index_, at_ns);
+      }
     }
+  }
+  // The row of its collective; before it is issued.
+  void keep_in(std::shared_ptr<Ring> ring, int64_t row) {
+    ring_ = std::move(ring);
+    row_ = row;
   }
   // Where its completion is noted as well; before it is issued.
   void note_in(std::shared_ptr<Progress> progress, int64_t index) {
@@ -80,10 +91,27 @@ class End {
     }
   }
 
-  std::atomic<bool> by_future{false};  // a backward pass took its future, and waits for that at its end (DDP)
+  // A backward pass took its future, and waits for that at its end (DDP).
+  void taken_in_backward() {
+    by_future_.store(true, std::memory_order_release);
+    if (ring_) {
+      ring_->add_flags(row_, flag::BY_FUTURE);
+    }
+  }
+  bool by_future() const { return by_future_.load(std::memory_order_acquire); }
+
+  // The call that issued it returned, on the thread that trains.
+  void returned(int64_t at_ns) {
+    if (ring_) {
+      ring_->returned(row_, at_ns);
+    }
+  }
 
  private:
   std::atomic<int64_t> both_{0};
+  std::atomic<bool> by_future_{false};
+  std::shared_ptr<Ring> ring_;
+  int64_t row_ = Ring::NOWHERE;
   std::shared_ptr<Progress> progress_;
   int64_t progress_index_ = Progress::NOWHERE;
   std::mutex mutex_;
@@ -112,6 +140,7 @@ struct Name {
   size_t op;  // by number
   std::string group;
   int64_t seq;
+  uint16_t group_number;  // in the ring
 };
 
 struct Collective {
@@ -124,8 +153,10 @@ struct Collective {
   int64_t waiters;
   std::shared_ptr<End> end;    // of one on the host
   std::shared_ptr<Span> span;  // of one on a device
+  uint16_t group_number;       // in the ring
+  int64_t peer;                // of a send or a receive, else `Progress::NOWHERE`
 
-  Name name() const { return {op, group, seq}; }
+  Name name() const { return {op, group, seq, group_number}; }
 };
 
 using Stretches = std::vector<std::pair<int64_t, int64_t>>;
@@ -157,20 +188,27 @@ struct Copied {
 enum class Part : size_t { COLLECTIVES = 0, WAITS = 1, COPIES = 2, FORWARD = 3, BACKWARD = 4 };
 constexpr size_t PARTS = 5;
 
-// The events of one finished step. `calls`: of the backend, those that took long. `unwatched`: how many collectives were
-// issued in backward passes before, or without, a gradient of what is watched. `own_ns`: AORTA's own time, by part.
+// The events of one finished step, as far as they are no rows. `count`: of its collectives; `rows`: of the ring until then;
+// `unwatched`: how many collectives were issued in backward passes before, or without, a gradient of what is watched.
+// `own_ns`: AORTA's own time, by part.
 struct Noted {
+  size_t count = 0;
+  int64_t rows = 0;
   std::vector<Collective> collectives;
-  Stretches calls;
   std::vector<Waited> waits;
   std::vector<Copied> copies;
   int64_t unwatched = 0;
   std::array<int64_t, PARTS> own_ns{};
 };
 
-// The events of one step, and from its end on those of the next one. Written from any thread.
+// The events of one step, and from its end on those of the next one; of a run on a CPU as rows of its ring. Written from
+// any thread.
 class Step {
  public:
+  explicit Step(std::shared_ptr<Ring> ring) : ring_(std::move(ring)) {}
+
+  const std::shared_ptr<Ring>& ring() const { return ring_; }
+
   // Begin a step on the thread that trains. Returns the events since the last one, unless the step `continues` it:
   // then they are its own.
   Noted begin(bool continues) {
@@ -195,7 +233,7 @@ class Step {
   // How many collectives were recorded since the last step ended.
   size_t count() const {
     const std::lock_guard<std::mutex> held(mutex_);
-    return noted_.collectives.size();
+    return ring_ ? ends_.size() : noted_.collectives.size();
   }
 
   bool is_open() const {
@@ -215,10 +253,30 @@ class Step {
     const std::lock_guard<std::mutex> held(mutex_);
     row.seq = count++;
     row.issue_ns = now_ns();
-    if (open_) {
-      noted_.collectives.push_back(row);
-      noted_.unwatched += static_cast<int64_t>(watched_passes_ == 0 && in_backward());
+    if (!open_) {
+      return;
     }
+    const bool unwatched = watched_passes_ == 0 && in_backward();
+    if (!ring_) {
+      noted_.collectives.push_back(row);
+      noted_.unwatched += static_cast<int64_t>(unwatched);
+      return;
+    }
+    const int64_t index = ring_->append(
+        {Kind::COLLECTIVE,
+         unwatched ? flag::UNWATCHED : uint8_t{0},
+         static_cast<uint8_t>(row.op),
+         ring_->number_of(row.dtype),
+         row.group_number,
+         0,
+         row.issue_ns,
+         0,
+         row.bytes,
+         row.seq,
+         0,
+         row.peer});
+    row.end->keep_in(ring_, index);
+    ends_.push_back(row.end);
   }
 
   // Backward passes that reached what is watched begin (1) or end (-1); one may run within another, of a checkpoint.
@@ -238,19 +296,24 @@ class Step {
     underway_ += calls;
   }
 
-  // A call on the host; on another thread than the one that trains it holds up no computation.
-  void call(int64_t begin_ns, int64_t end_ns) {
-    const std::lock_guard<std::mutex> held(mutex_);
-    if (open_ && std::this_thread::get_id() == trains_.load(std::memory_order_relaxed)) {
-      noted_.calls.emplace_back(begin_ns, end_ns);
-    }
-  }
+  // Whether the thread that trains calls, between a step's begin and what abandons it: on another thread a call or a wait
+  // holds up no computation.
+  bool holds_up() const { return is_open() && std::this_thread::get_id() == trains_.load(std::memory_order_relaxed); }
 
-  // A wait on the host, likewise.
-  void wait_on_host(Waited waited) {
-    const std::lock_guard<std::mutex> held(mutex_);
-    if (open_ && std::this_thread::get_id() == trains_.load(std::memory_order_relaxed)) {
-      noted_.waits.push_back(std::move(waited));
+  // A wait on the host.
+  void wait_on_host(const Waited& waited) {
+    if (holds_up()) {
+      ring_->append(
+          {Kind::WAIT,
+           static_cast<uint8_t>((waited.blocked ? flag::BLOCKED : 0) | (waited.over ? flag::OVER : 0)),
+           static_cast<uint8_t>(waited.of.op),
+           0,
+           waited.of.group_number,
+           0,
+           waited.begin,
+           waited.end,
+           0,
+           waited.of.seq});
     }
   }
 
@@ -281,6 +344,11 @@ class Step {
           open.push_back(row.end);
         }
       }
+      for (const auto& end : ends_) {
+        if (end->both() == 0) {
+          open.push_back(end);
+        }
+      }
     }
     for (const auto& end : open) {  // without the lock: what a future releases may wait for the interpreter
       end->settle(at_ns);
@@ -290,14 +358,19 @@ class Step {
  private:
   Noted taken() {
     watched_passes_ = 0;  // one that failed has no end
+    noted_.count = ring_ ? ends_.size() : noted_.collectives.size();
+    noted_.rows = ring_ ? ring_->count() : 0;
+    ends_.clear();
     for (size_t part = 0; part < PARTS; ++part) {
       noted_.own_ns[part] = own_ns_[part].exchange(0, std::memory_order_relaxed);
     }
     return std::exchange(noted_, {});
   }
 
+  const std::shared_ptr<Ring> ring_;
   mutable std::mutex mutex_;
   bool open_ = false;
+  std::vector<std::shared_ptr<End>> ends_;  // of the collectives that are rows
   std::atomic<std::thread::id> trains_{};
   std::array<std::atomic<int64_t>, PARTS> own_ns_{};
   int64_t watched_passes_ = 0;
@@ -389,7 +462,7 @@ class TimedWork final : public Work {
   int sourceRank() const override { return work_->sourceRank(); }
   c10::intrusive_ptr<Future> getFuture() override {
     if (in_backward()) {
-      end_->by_future.store(true, std::memory_order_release);
+      end_->taken_in_backward();
     }
     return work_->getFuture();
   }

@@ -1,0 +1,219 @@
+// The rows of a rank's ring: what happened, as it happens (`aorta/records/ring_file.py` has the layout and the reader).
+//
+// A row is a span: it is appended when it opens, and its end is stored in place. Appending never waits: one fetch_add and
+// stores into one cache line, from any thread and without the interpreter. A full ring overwrites its oldest rows, which a
+// reader sees from the stamps.
+
+#pragma once
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <c10/core/ScalarType.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "host_clock.hpp"
+
+namespace aorta {
+
+// The running process, also in a forked child: what a data worker does is none of its parent's recording.
+inline std::atomic<pid_t> process{::getpid()};
+
+// Kinds and flags that compiled code writes; numbers as `ring_file.py` has them.
+enum class Kind : uint8_t { COLLECTIVE = 2, WAIT = 3, PASS = 4, TAIL = 5 };
+namespace flag {
+constexpr uint8_t BLOCKED = 1, OVER = 2, BACKWARD = 1, BY_FUTURE = 1, UNWATCHED = 2;
+}
+
+struct Row {
+  Kind kind;
+  uint8_t flags = 0;
+  uint8_t op = 0;
+  uint8_t dtype = 0;
+  uint16_t group = 0;
+  uint16_t name = 0;
+  int64_t a = 0;
+  int64_t b = 0;
+  int64_t x = 0;
+  int64_t y = 0;
+  int64_t a2 = 0;
+  int64_t b2 = 0;
+};
+
+class Ring {
+ public:
+  static constexpr int64_t NOWHERE = -1;
+  static constexpr uint8_t NO_DTYPE = 0xFF;
+
+  // Positions are in bytes: of the count of rows, of the first row. `slots`: a power of two.
+  Ring(int file, size_t count_at, size_t rows_at, size_t slots, const std::vector<at::ScalarType>& dtypes)
+      : slots_(slots), bytes_(rows_at + slots * sizeof(Slot)) {
+    memory_ = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (memory_ == MAP_FAILED) {
+      throw std::runtime_error(std::string("the ring cannot be mapped: ") + std::strerror(errno));
+    }
+    count_ = reinterpret_cast<std::atomic<uint64_t>*>(static_cast<char*>(memory_) + count_at);
+    rows_ = reinterpret_cast<Slot*>(static_cast<char*>(memory_) + rows_at);
+    dtypes_.fill(NO_DTYPE);
+    for (size_t number = 0; number < dtypes.size(); ++number) {
+      dtypes_[static_cast<size_t>(dtypes[number])] = static_cast<uint8_t>(number);
+    }
+  }
+  ~Ring() { ::munmap(memory_, bytes_); }
+  Ring(const Ring&) = delete;
+  Ring& operator=(const Ring&) = delete;
+
+  // Returns its index.
+  int64_t append(const Row& row) {
+    if (owner_ != process) {
+      return NOWHERE;
+    }
+    const uint64_t index = count_->fetch_add(1, std::memory_order_relaxed);
+    Slot& slot = rows_[index & (slots_ - 1)];
+    slot.stamp.store(0, std::memory_order_relaxed);
+    std::atomic_thread_fence(std::memory_order_release);
+    slot.kind = row.kind;
+    slot.flags.store(row.flags, std::memory_order_relaxed);
+    slot.op = row.op;
+    slot.dtype = row.dtype;
+    slot.group = row.group;
+    slot.name = row.name;
+    slot.a = row.a;
+    slot.b.store(row.b, std::memory_order_relaxed);
+    slot.x = row.x;
+    slot.y = row.y;
+    slot.a2 = row.a2;
+    slot.b2 = row.b2;
+    slot.stamp.store(index + 1, std::memory_order_release);
+    return static_cast<int64_t>(index);
+  }
+
+  // The span of a row ends. Nothing where the row has been overwritten.
+  void end(int64_t index, int64_t b) {
+    if (Slot* slot = at(index)) {
+      slot->b.store(b, std::memory_order_release);
+    }
+  }
+
+  // A step ends: also `y`, the index behind its last row.
+  void end_step(int64_t index, int64_t b, int64_t y) {
+    if (Slot* slot = at(index)) {
+      slot->y = y;
+      slot->b.store(b, std::memory_order_release);
+    }
+  }
+
+  void add_flags(int64_t index, uint8_t flags) {
+    if (Slot* slot = at(index)) {
+      slot->flags.fetch_or(flags, std::memory_order_relaxed);
+    }
+  }
+
+  // The call that issued a collective returned.
+  void returned(int64_t index, int64_t at_ns) {
+    if (Slot* slot = at(index)) {
+      slot->a2 = at_ns;
+    }
+  }
+
+  int64_t count() const { return static_cast<int64_t>(count_->load(std::memory_order_relaxed)); }
+
+  uint8_t number_of(std::optional<at::ScalarType> dtype) const {
+    return dtype ? dtypes_[static_cast<size_t>(*dtype)] : NO_DTYPE;
+  }
+
+ private:
+  struct alignas(64) Slot {
+    std::atomic<uint64_t> stamp;  // 0 while it is written, then 1 + index
+    Kind kind;
+    std::atomic<uint8_t> flags;
+    uint8_t op;
+    uint8_t dtype;
+    uint16_t group;
+    uint16_t name;
+    int64_t a;
+    std::atomic<int64_t> b;
+    int64_t x;
+    int64_t y;
+    int64_t a2;
+    int64_t b2;
+  };
+  static_assert(sizeof(Slot) == 64);
+
+  Slot* at(int64_t index) {
+    if (index < 0 || owner_ != process) {
+      return nullptr;
+    }
+    Slot& slot = rows_[static_cast<uint64_t>(index) & (slots_ - 1)];
+    return slot.stamp.load(std::memory_order_acquire) == static_cast<uint64_t>(index) + 1 ? &slot : nullptr;
+  }
+
+  const pid_t owner_ = ::getpid();
+  const uint64_t slots_;
+  const size_t bytes_;
+  void* memory_ = nullptr;
+  std::atomic<uint64_t>* count_ = nullptr;
+  Slot* rows_ = nullptr;
+  std::array<uint8_t, 256> dtypes_{};
+};
+
+inline Ring& ring_of(PyObject* self) {
+  return **static_cast<std::shared_ptr<Ring>*>(PyCapsule_GetPointer(self, nullptr));
+}
+
+// (kind, name, x) -> index: a span begins now.
+inline PyObject* begin_span(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
+  Row row{static_cast<Kind>(PyLong_AsLong(arguments[0]))};
+  row.name = static_cast<uint16_t>(PyLong_AsLong(arguments[1]));
+  row.x = count > 2 ? PyLong_AsLongLong(arguments[2]) : 0;
+  row.a = now_ns();
+  return PyLong_FromLongLong(ring_of(self).append(row));
+}
+
+// (index) -> None: it ends now.
+inline PyObject* end_span(PyObject* self, PyObject* index) {
+  ring_of(self).end(PyLong_AsLongLong(index), now_ns());
+  Py_RETURN_NONE;
+}
+
+// (kind, flags, name, a, b, x, y, a2, b2) -> index: any row.
+inline PyObject* append_row(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
+  std::array<int64_t, 9> words{};
+  for (Py_ssize_t at = 0; at < count && at < static_cast<Py_ssize_t>(words.size()); ++at) {
+    words[static_cast<size_t>(at)] = PyLong_AsLongLong(arguments[at]);
+  }
+  if (PyErr_Occurred() != nullptr) {
+    return nullptr;
+  }
+  Row row{static_cast<Kind>(words[0]), static_cast<uint8_t>(words[1])};
+  row.name = static_cast<uint16_t>(words[2]);
+  row.a = words[3], row.b = words[4], row.x = words[5], row.y = words[6], row.a2 = words[7], row.b2 = words[8];
+  return PyLong_FromLongLong(ring_of(self).append(row));
+}
+
+// C functions of one ring: pybind11's overhead is several times the cost of a row.
+inline py::tuple ring_functions(std::shared_ptr<Ring> ring) {
+  static PyMethodDef begin{"begin_span", reinterpret_cast<PyCFunction>(&begin_span), METH_FASTCALL, nullptr};
+  static PyMethodDef end{"end_span", end_span, METH_O, nullptr};
+  static PyMethodDef append{"append_row", reinterpret_cast<PyCFunction>(&append_row), METH_FASTCALL, nullptr};
+  const py::capsule self(new std::shared_ptr<Ring>(std::move(ring)), [](void* held) {
+    delete static_cast<std::shared_ptr<Ring>*>(held);
+  });
+  const auto function = [&self](PyMethodDef& method) {
+    return py::reinterpret_steal<py::object>(PyCFunction_New(&method, self.ptr()));
+  };
+  return py::make_tuple(function(begin), function(end), function(append));
+}
+
+}  // namespace aorta

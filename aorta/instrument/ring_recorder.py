@@ -1,0 +1,277 @@
+"""Records the steps of one rank on a CPU as rows of its ring, and makes lines of many steps at once.
+
+Compiled code appends collectives, waits and passes of blocks (`native/ring.hpp`); here steps, ranges and values are. A
+killed rank loses no step that has ended: what is in its ring and not in its record is read later
+(`aorta.records.salvage`). Must not wait for anything inside the loop.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
+
+from aorta.instrument.open_step import MOST_PER_STEP, Scalar, UserMarks
+from aorta.instrument.recorder import FINISH_GRACE_S, Recorder
+from aorta.records import ring_file as rf
+from aorta.records.progress_file import Progress
+from aorta.records.ring_file import RingFile
+from aorta.records.ring_steps import MOST, RingSteps
+from aorta.records.schema import Step
+from aorta.records.step_line import StepFacts
+
+if TYPE_CHECKING:  # its events are part of the steps
+    from aorta.instrument.native.native_interceptor import NativeCpuInterceptor
+
+LOOK_AFTER_S = 5.0
+"""After so long lines are made of the steps that there are. Of many together each costs a fraction of one alone, and a
+kill loses none."""
+_log = logging.getLogger(__name__)
+_bits = struct.Struct("<d").pack
+_signed = struct.Struct("<q").unpack
+
+
+class _Span:
+    """A row that opens and ends with a `with` block; otherwise as `step_recorder._Bracket`."""
+
+    __slots__ = ("_arguments", "_before", "_index", "_recorder", "_restores", "ended", "name")
+
+    def __init__(self, recorder: RingRecorder, name: str, *arguments: int, restores: bool = True) -> None:
+        self._recorder, self.name, self._arguments, self._restores = recorder, name, arguments, restores
+        self.ended = False
+
+    def __enter__(self) -> None:
+        recorder, began_ns = self._recorder, time.perf_counter_ns()
+        if self._arguments[0] == rf.AUX:
+            recorder.last_aux = self
+        self._before = recorder.progress.enter(self.name)
+        self._index = recorder.begin_span(*self._arguments)
+        recorder.own.marks_ns += time.perf_counter_ns() - began_ns
+
+    def __exit__(self, kind: type[BaseException] | None, *_how: object) -> None:
+        recorder, began_ns = self._recorder, time.perf_counter_ns()
+        recorder.end_span(self._index)
+        self.ended = True
+        if kind is None and self._restores:  # after an error the phase stays, for whoever asks where it happened
+            recorder.progress.enter(self._before)
+        recorder.own.marks_ns += time.perf_counter_ns() - began_ns
+
+
+class RingRecorder(Recorder):
+    """Records the steps of one rank.
+
+    Args:
+        interceptor: of the collectives.
+        issued_by_backends, sink: as of `StepRecorder`.
+
+    Attributes:
+        last_aux: the auxiliary range of the step that began last.
+    """
+
+    def __init__(
+        self,
+        ring: RingFile,
+        interceptor: NativeCpuInterceptor,
+        issued_by_backends: Callable[[], dict[int, int | None]],
+        sink: Callable[[Step], None],
+        progress: Progress | None = None,
+    ) -> None:
+        super().__init__(progress)
+        self.own.counted = True
+        self._ring, self._interceptor = ring, interceptor
+        self.begin_span, self.end_span, self._append = interceptor.rows.functions()
+        self._end_step = interceptor.rows.end_step
+        self._issued_by_backends, self._sink = issued_by_backends, sink
+        self._lines, self._read = deque[Step](), RingSteps(ring)
+        self._is_open = self._between = False
+        self._counted: tuple[dict[int, int | None], tuple[int, int]] = {}, (0, 0)
+        self._before, self._outside = self._counted, 0
+        self._step, self._behind = -1, 0
+        self.last_aux: _Span | None = None
+        self._unread, self._looked_s = 0, time.monotonic()
+        self._lines_ns, self._shares = 0, 1
+        self._has_left = False
+
+    # --- while a step runs -------------------------------------------------------------------------------------------
+
+    def begin(self, facts: StepFacts, *, continues: bool = False) -> None:
+        began_ns = time.perf_counter_ns()
+        continues = continues and self._between
+        if not continues:
+            self.own.marks_ns = 0
+            self._forget_caller()
+        self.progress.begin_step(facts.global_step)
+        dropped, first = self._interceptor.begin(continues=continues)
+        self.outside += dropped
+        self._thread, self._is_open, self._between, self.last_aux = threading.get_ident(), True, False, None
+        at_ns, numbers = time.perf_counter_ns(), facts.epoch << 32 | facts.step
+        if continues:
+            first, self._before = self._behind, self._counted
+        else:
+            self._before = self._issued_so_far()
+        unseen, flags = self.unseen, rf.STEP_PHASES.index(facts.phase) << rf.PHASE_SHIFT
+        flags |= (
+            facts.warmup * rf.WARMUP | continues * rf.CONTINUES | (unseen is not None and unseen.compute) * rf.BLIND
+        )
+        why = 0 if unseen is None else self._ring.text(unseen.reason)
+        self._step = self._append(rf.STEP, flags, why, at_ns, 0, facts.global_step, 0, first, numbers)
+        if facts.lr is not None:
+            self._value(rf.LR, facts.lr)
+        self._outside, self.outside = self.outside, 0
+        self.own.marks_ns += time.perf_counter_ns() - began_ns
+
+    def end(self) -> None:
+        began_ns = time.perf_counter_ns()
+        self._behind, compiled_ns = self._interceptor.end()
+        after, ahead = self._counted = self._issued_so_far()
+        self.progress.end_step()
+        self._append_ranges()
+        before, ahead_before = self._before
+        issued: int | None = 0
+        for group, count in after.items():
+            base = before.get(group, 0)
+            issued = None if count is None or base is None or issued is None else issued + count - base
+        share_ns = self._lines_ns // self._shares
+        self._lines_ns, self._shares = self._lines_ns - share_ns, max(self._shares - 1, 1)
+        why, self.boundary = 0 if self.boundary is None else self._ring.text(self.boundary), None
+        own_ns = sum(compiled_ns) + share_ns + self.own.marks_ns + time.perf_counter_ns() - began_ns
+        self._append(
+            rf.SUMMARY,
+            rf.OWN_COUNTED,
+            why,
+            own_ns,
+            self._step,
+            rf.NOT_COUNTED if issued is None else issued,
+            self._outside,
+            _packed(ahead_before),
+            _packed(ahead),
+        )
+        self._end_step(self._step, began_ns, self._behind)
+        self._between, self._outside, self.own.marks_ns = True, 0, 0
+        self._unread += 1
+        if (
+            self._unread >= MOST
+            or time.monotonic() - self._looked_s > LOOK_AFTER_S
+            or self._ring.count - self._read.next_row > self._ring.slots // 2
+        ):
+            self.catch_up()
+
+    def leave(self) -> None:
+        """In a forked child: record nothing; compiled code appends no rows there."""
+        self.user_marks, self._has_left = UserMarks(), True
+        self._sink = lambda _step: None
+        self._lines.clear()
+        self.progress.leave()
+
+    def abandon(self) -> None:
+        if not self._is_open:
+            return
+        self._forget_caller()
+        self._is_open = self._between = False
+        self.outside += self._interceptor.abandon()
+
+    def _forget_caller(self) -> None:
+        """Drop the caller's ranges of an open step, and count the collectives before it again."""
+        if self._is_open and not self._between:
+            self.user_marks.take()
+            self.outside += self._outside
+            self._outside = 0
+
+    def _issued_so_far(self) -> tuple[dict[int, int | None], tuple[int, int]]:
+        underway = self._interceptor.underway()
+        return self._issued_by_backends(), (-underway, self._interceptor.count())
+
+    def _append_ranges(self) -> None:
+        marks = self.user_marks.take()
+        if marks is None:
+            return
+        text = self._ring.text
+        for name, thread, depth, start_ns, end_ns, error in marks.ranges:
+            why = 0 if error is None else text(error)
+            self._append(rf.RANGE, 0, text(name), start_ns, end_ns, thread, depth, why, self._step)
+        if marks.left_out:
+            self._append(rf.LEFT_OUT, 0, 0, marks.left_out, MOST_PER_STEP, 0, 0, 0, self._step)
+
+    def aux(self, name: str, *, restores: bool = True) -> AbstractContextManager[None]:
+        return _Span(self, name, rf.AUX, self._ring.text(name), restores=restores)
+
+    def lacks(self, name: str) -> bool:
+        if not self._is_open or self._between or threading.get_ident() != self._thread:
+            return False
+        last = self.last_aux
+        return last is None or last.ended or last.name != name
+
+    def pipeline(self, group: str) -> AbstractContextManager[None]:
+        return _Span(self, group, rf.PIPELINE, self._ring.text(group))
+
+    def computes(self, block: str, phase: str) -> AbstractContextManager[None]:
+        if self.unseen is not None:  # with the instrument off nothing is recorded
+            return nullcontext()
+        return _Span(self, block, rf.COMPUTE, self._ring.text(block), self._ring.text(phase))
+
+    def on_stall(self, begin: int, end: int) -> None:
+        self._append(rf.STALL, 0, 0, begin, end, 0, 0, 0, 0)
+
+    def note(self, loss: Scalar | None, grad_norm: Scalar | None, lr: float | None = None) -> None:
+        for which, scalar in ((rf.LOSS, loss), (rf.GRAD_NORM, grad_norm)):
+            if scalar is not None:
+                self._value(which, scalar.read())
+        if lr is not None:
+            self._value(rf.LR, lr)
+
+    def _value(self, which: int, value: float) -> None:
+        self._append(rf.VALUE, which, 0, time.perf_counter_ns(), 0, *_signed(_bits(value)), 0, 0, 0)
+
+    # --- afterwards --------------------------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        self.abandon()
+        # A backend wakes waiting threads before it runs callbacks, so the last ends may still be pending.
+        deadline = time.monotonic() + FINISH_GRACE_S
+        while self._unread and time.monotonic() < deadline:
+            self._write(late=False)
+            if self._unread:
+                time.sleep(0.001)
+        self.salvage()
+
+    def salvage(self) -> None:
+        self.abandon()
+        self._write(late=True)
+        if self._unread and not self._has_left:
+            _log.warning(
+                "%d steps are not in the record: their rows were overwritten before they were read", self._unread
+            )
+            self._unread = 0
+
+    @property
+    def is_whole(self) -> bool:
+        return not self._unread and not self._lines and not self._has_left
+
+    def catch_up(self) -> None:
+        self._looked_s = time.monotonic()
+        self._write(late=False)
+
+    def _write(self, *, late: bool) -> None:
+        if self._has_left:
+            return
+        began_ns = time.perf_counter_ns()
+        lines = self._read.take(late=late)
+        self._lines += lines
+        self._unread -= len(lines)
+        try:
+            while self._lines:
+                self._sink(self._lines.popleft())
+                self.steps_written += 1
+        finally:
+            self._lines_ns += time.perf_counter_ns() - began_ns
+            self._shares = max(len(lines), 1)
+        self._ring.read = self._read.next_row
+
+
+def _packed(ahead: tuple[int, int]) -> int:
+    return ahead[0] << 32 | ahead[1]

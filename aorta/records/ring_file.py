@@ -1,0 +1,266 @@
+"""Rows of what happened on one rank, in a file mapped into its memory: `progress/ring_<rank>.bin` in the run's folder.
+
+    ring = RingFile.create(path, facts)       # in the rank; rows are appended by compiled code (`native/ring.hpp`)
+    ring.text("optimizer")                    # its number, for rows
+    rows, first = ring.rows_since(index)      # anywhere: what happened since, and the index of its first row
+
+Layout: a page of words; facts as JSON; texts and groups as JSON lines, numbered from 1 on; a ring of rows of 64 bytes.
+A row's stamp is 0 while it is written, and then 1 + its index, so a reader sees torn and overwritten rows.
+
+    kind           a, b                       x, y                       a2, b2; flags; name
+    STEP           begin, end                 global step; behind rows   its first row; epoch, step; facts; why unseen
+    SUMMARY        own time; its STEP         issued; outside            ahead before, after; counted; why unclear
+    VALUE          when, 0                    a float's bits             ; which
+    COLLECTIVE     issue; end * 2 + by wait   bytes; number              end of a long call; peer; group, op, dtype
+    WAIT           begin, end                 ; number                   ; blocked, over; group, op
+    PASS           begin, end                                            ; backward; block
+    TAIL, STALL    begin, end
+    AUX, PIPELINE  begin, end                                            ; name, group
+    COMPUTE        begin, end                 phase                      ; block
+    RANGE          begin, end                 thread; depth              error; its STEP; name
+    LEFT_OUT       how many, of how many                                 ; its STEP
+
+A step has the rows from its first one on that stand before what is behind them, and those which name it. Times are
+nanoseconds of CLOCK_MONOTONIC, the clock of `time.perf_counter_ns`; an end of 0: not yet. Must not import torch, or
+wait for anything.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from aorta.records.files import OF_THIS_PROCESS, above_streams, decode_json, whole_file
+from aorta.records.schema import ClockReading, Integer, Rank
+
+MAGIC: Final = b"AORTARNG"
+VERSION: Final = 1
+SLOTS: Final = 65_536
+COUNT_AT: Final = 512
+ROWS_AT: Final = 262_144
+_READ_AT: Final = 576
+_TEXTS_AT: Final = 640
+_FACTS_AT, _NAMES_AT = 1024, 8192
+_WORD: Final = 8
+
+ROW: Final = np.dtype(
+    [
+        *(("stamp", "<u8"), ("kind", "u1"), ("flags", "u1"), ("op", "u1"), ("dtype", "u1"), ("group", "<u2")),
+        *(("name", "<u2"), ("a", "<i8"), ("b", "<i8"), ("x", "<i8"), ("y", "<i8"), ("a2", "<i8"), ("b2", "<i8")),
+    ]
+)
+STEP, COLLECTIVE, WAIT, PASS, TAIL, STALL, AUX, PIPELINE, COMPUTE, RANGE, LEFT_OUT, VALUE, SUMMARY = range(1, 14)
+# Flags, by kind.
+WARMUP, CONTINUES, BLIND, PHASE_SHIFT = 1, 2, 4, 3  # of STEP; the highest bits are the index in PHASES
+OWN_COUNTED = 1  # of SUMMARY
+BLOCKED, OVER = 1, 2  # of WAIT
+BACKWARD = 1  # of PASS
+BY_FUTURE, UNWATCHED = 1, 2  # of COLLECTIVE
+LOSS, GRAD_NORM, LR = range(3)  # of VALUE
+STEP_PHASES: Final = ("train", "compute_only", "comm_only")
+NOT_COUNTED: Final = -(1 << 62)
+"""`issued` of a SUMMARY where a backend keeps no count."""
+NO_DTYPE: Final = 0xFF
+MOST_TEXTS: Final = 0xFFFF
+OTHERS: Final = "(more names)"
+"""Stands for texts for which there is no space."""
+
+
+class RingOperator(NamedTuple):
+    """An operator, by its number."""
+
+    kind: str
+    point_to_point: bool
+
+
+class RingGroup(NamedTuple):
+    """A process group, by its number: how many of its collectives the backend runs at once, and whether that counts
+    sends and receives.
+    """
+
+    name: str
+    lanes: int
+    counts_point_to_point: bool
+
+
+_OTHER_GROUPS: Final = RingGroup(OTHERS, 1, False)
+
+
+class RingFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What does not change while a rank runs: of its record, and the names of the numbers in rows.
+
+    Attributes:
+        stall_cutoff_ns: length up to which a backend's call only handed a collective over.
+        no_values: why loss and norm of gradients say nothing, if so.
+        no_copies: why copies are not looked at.
+    """
+
+    rank: Rank
+    world_size: Integer
+    anchor: ClockReading
+    stall_cutoff_ns: Integer
+    no_copies: str
+    no_values: str | None
+    operators: tuple[RingOperator, ...]
+    dtypes: tuple[str, ...]
+    boot_id: str
+
+
+class UnreadableRing(ValueError):
+    """A file is no ring, of another version, or cut off."""
+
+
+class RingFile:
+    """A ring, mapped. Texts and groups are the training thread's alone to add.
+
+    Attributes:
+        path: None: it is in memory, and ends with the process.
+        file: its descriptor in the process that made it, which holds a lock on it.
+    """
+
+    def __init__(self, memory: mmap.mmap, path: Path | None = None, file: int = -1) -> None:
+        self.path, self.file = path, file
+        if memory[: len(MAGIC)] != MAGIC:
+            raise UnreadableRing(f"{path}: is no ring of rows")
+        self._memory = memory
+        self._words = memoryview(memory).cast("B")[:_FACTS_AT].cast("q")
+        version, self.slots, size = self._words[1:4]
+        if version != VERSION or len(memory) != ROWS_AT + self.slots * ROW.itemsize:
+            raise UnreadableRing(
+                f"{path}: version {version} of {len(memory)} bytes; this AORTA reads version {VERSION}"
+            )
+        self.facts = decode_json(memory[_FACTS_AT : _FACTS_AT + size], msgspec.json.Decoder(RingFacts))
+        self._rows: NDArray[Any] = np.frombuffer(memory, ROW, self.slots, ROWS_AT)
+        self._listed: dict[str | RingGroup, int] = {}
+        self._names: list[Any] = [None]
+        self._names_read = 0
+
+    @classmethod
+    def create(cls, path: Path | None, facts: RingFacts, slots: int = SLOTS) -> RingFile:
+        """Create a new file in place of an older one, with all of its space reserved: on a full disk a later store
+        would end the process. `slots`: a power of two.
+
+        Raises:
+            OSError: it cannot be created or reserved, or its file system maps no files.
+        """
+        if path is None:
+            return cls._made(above_streams(os.memfd_create("aorta-ring", os.MFD_CLOEXEC)), facts, slots, None)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(path) as part:
+            file = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            return cls._made(above_streams(file), facts, slots, path)
+
+    @classmethod
+    def _made(cls, file: int, facts: RingFacts, slots: int, path: Path | None) -> RingFile:
+        encoded, size = msgspec.json.encode(facts), ROWS_AT + slots * ROW.itemsize
+        try:
+            if len(encoded) > _NAMES_AT - _FACTS_AT:
+                raise OSError(f"the facts of rank {facts.rank} take {len(encoded)} bytes")
+            os.posix_fallocate(file, 0, size)
+            memory = mmap.mmap(file, size)
+            if path is not None:
+                with suppress(OSError):  # where the disk has no locks, nobody else touches a ring
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(file)
+            raise
+        memory[_FACTS_AT : _FACTS_AT + len(encoded)] = encoded
+        words = memoryview(memory).cast("q")
+        words[1], words[2], words[3] = VERSION, slots, len(encoded)
+        memory[: len(MAGIC)] = MAGIC
+        OF_THIS_PROCESS.add(file)
+        ring = cls(memory, path, file)
+        ring._list(OTHERS)
+        ring._list(_OTHER_GROUPS)
+        return ring
+
+    @classmethod
+    def open(cls, path: Path) -> RingFile:
+        """Map a ring for reading.
+
+        Raises:
+            OSError: it cannot be read or mapped.
+            UnreadableRing: it is none, of another version, or cut off.
+        """
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size <= ROWS_AT:
+                raise UnreadableRing(f"{path}: is cut off: {size} bytes")
+            return cls(mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ), path)
+
+    def close(self, *, remove: bool) -> None:
+        """Give up the descriptor, and the file if `remove`; what is mapped stays."""
+        if remove and self.path is not None:
+            self.path.unlink(missing_ok=True)
+        if self.file >= 0:
+            OF_THIS_PROCESS.discard(self.file)
+            os.close(self.file)
+            self.file = -1
+
+    # --- names -------------------------------------------------------------------------------------------------------
+
+    def text(self, text: str) -> int:
+        """Return the number of a text, which is listed if it is new."""
+        return self._listed.get(text) or self._list(text, self._listed[OTHERS])
+
+    def group(self, group: RingGroup) -> int:
+        """Return the number of a group, likewise."""
+        return self._listed.get(group) or self._list(group, self._listed[_OTHER_GROUPS])
+
+    def _list(self, name: str | RingGroup, others: int = 0) -> int:
+        """Return the number of a new name, or of `others` where there is no space for it."""
+        line, used = msgspec.json.encode(name) + b"\n", self._words[_TEXTS_AT // _WORD]
+        if _NAMES_AT + used + len(line) > ROWS_AT or len(self._listed) >= MOST_TEXTS:
+            return others
+        self._memory[_NAMES_AT + used : _NAMES_AT + used + len(line)] = line
+        self._words[_TEXTS_AT // _WORD] = used + len(line)
+        number = self._listed[name] = len(self._listed) + 1
+        return number
+
+    def names(self) -> list[Any]:
+        """Return what each number stands for: a text, or the fields of a group."""
+        size = self._words[_TEXTS_AT // _WORD]
+        if size > self._names_read:
+            lines = self._memory[_NAMES_AT + self._names_read : _NAMES_AT + size].splitlines()
+            self._names += [msgspec.json.decode(line) for line in lines]
+            self._names_read = size
+        return self._names
+
+    # --- rows --------------------------------------------------------------------------------------------------------
+
+    @property
+    def count(self) -> int:
+        """How many rows were appended."""
+        return self._words[COUNT_AT // _WORD]
+
+    @property
+    def read(self) -> int:
+        """The index of the first row that is not in the record yet."""
+        return self._words[_READ_AT // _WORD]
+
+    @read.setter
+    def read(self, index: int) -> None:
+        self._words[_READ_AT // _WORD] = index
+
+    def rows_since(self, first: int) -> tuple[NDArray[Any], int]:
+        """Return a copy of the rows from `first` on, as far as they were not overwritten, and the index of the first.
+        Rows that are being written have kind 0.
+        """
+        count = self.count
+        first = max(first, count - self.slots)
+        at = np.arange(first, count) % self.slots
+        rows = self._rows[at]
+        stamps = np.arange(first + 1, count + 1, dtype=np.uint64)
+        # Looked at again: what was overwritten while it was copied has another stamp by now.
+        changed = np.flatnonzero((rows["stamp"] > stamps) | (self._rows["stamp"][at] > stamps))
+        lost = int(changed[-1]) + 1 if len(changed) else 0
+        rows["kind"][rows["stamp"] != stamps] = 0
+        return rows[lost:], first + lost

@@ -1,0 +1,322 @@
+"""One step's line in the record, of what was measured of it: what a metric is null for, whether all collectives were
+seen, who waited for whom.
+
+Must not read a mark or a row, wait, or compute a metric itself (that is `aorta.timeline`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final, NamedTuple
+
+import msgspec
+
+from aorta.records.clocks import to_realtime_ns
+from aorta.records.schema import (
+    ActiveSegment,
+    AuxRange,
+    ClockReading,
+    Collective,
+    ComputeRange,
+    Copy,
+    Coverage,
+    Phase,
+    Stall,
+    Step,
+    UserRange,
+    Wait,
+)
+from aorta.timeline.intervals import Interval
+from aorta.timeline.overlap import Overlap, Unseen, copy_rates
+
+_NOT_READ = "not read in this step: see training.log_interval, or recording.note"
+_NOT_THIS_STAGE = "known on the rank with the last stage of the pipeline only, in steps of training.log_interval"
+_NO_TRAINING = "a comm_only step trains nothing"
+_STAMPED_LATE_NS: Final = 1_000_000
+"""How long after DDP continued the end of a collective may be stamped: the callback may have to wait for a core."""
+
+
+@dataclass(frozen=True)
+class StepFacts:
+    """What the loop knows about a step before it begins."""
+
+    epoch: int
+    step: int
+    global_step: int
+    lr: float | None
+    warmup: bool
+    phase: Phase = "train"
+
+
+class Name(NamedTuple):
+    """A collective as rows name it. `kind` is that of a send or a receive, otherwise None."""
+
+    group: str
+    seq: int
+    kind: str | None = None
+
+
+class Bucket(NamedTuple):
+    """A collective that a backward pass may wait for at its end (DDP), in nanoseconds of the clock. `by_future`: it
+    took its future; `end_ns`: None while it has not ended.
+    """
+
+    name: Name
+    by_future: bool
+    issue_ns: int
+    end_ns: int | None
+
+
+def tail_waits(tails: Iterable[Interval], issued: Sequence[Bucket], named: set[Name]) -> list[tuple[Name, Interval]]:
+    """Return DDP's waits at the end of its backward passes.
+
+    DDP waits for its buckets one after another, in the order in which it issued them. It reaches the first when the
+    last node has run, to each other one when the one before it has ended; copying gradients back lies between two
+    waits and is part of the later one, or behind the last.
+
+    Args:
+        tails: the strategy's work at the end of each backward pass, in nanoseconds of the clock.
+        issued: the collectives of the step.
+        named: what was waited for otherwise; gets what is waited for here.
+    """
+    found = []
+    for begin_ns, end_ns in tails:
+        at_ns = begin_ns
+        for name, by_future, issue_ns, over_ns in issued:
+            if not by_future or name in named or over_ns is None or issue_ns > end_ns:
+                continue
+            if over_ns > end_ns + _STAMPED_LATE_NS:
+                continue  # nobody waited for it here
+            named.add(name)
+            leave_ns = min(max(at_ns, over_ns), end_ns)
+            found.append((name, (at_ns, leave_ns)))
+            at_ns = leave_ns
+    return found
+
+
+def wait_rows(waits: Iterable[tuple[Name, Interval]], origin_ns: int) -> list[Wait]:
+    ordered = sorted(waits, key=lambda wait: wait[1])
+    return [
+        Wait(name.group, name.seq, begin_ns - origin_ns, end_ns - origin_ns, name.kind)
+        for name, (begin_ns, end_ns) in ordered
+    ]
+
+
+def user_ranges(
+    rows: Iterable[tuple[str, int, int, int, int, str | None]], origin_ns: int, left_out: int, most: int
+) -> tuple[list[UserRange], dict[str, str]]:
+    """Return the rows of ranges that the caller named (name, thread, depth, start_ns, end_ns, error), and the reason
+    that says how many more than `most` were left out.
+    """
+    ranges = [
+        UserRange(name, thread, depth, start - origin_ns, end - origin_ns, error)
+        for name, thread, depth, start, end, error in sorted(rows, key=lambda row: (row[3], -row[4]))
+    ]
+    return ranges, {"ranges": f"{left_out} more than {most} in this step are left out"} if left_out else {}
+
+
+class GlooWorkers:
+    """The gloo workers of one group, `count` in number, from which follows when a queued collective really began.
+
+    gloo reports no start time. It runs the collectives of one group first in, first out on a fixed number of worker
+    threads, so a start is the later of the issue time and the moment a worker became free (docs/dev/measuring.md,
+    section 1). `start_ns` is called in issue order; the worker is busy until `end_ns`.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._free_at_ns = [0] * max(count, 1)
+
+    def start_ns(self, issue_ns: int, end_ns: int) -> int:
+        free_at_ns = min(self._free_at_ns)
+        start = min(max(issue_ns, free_at_ns), end_ns)
+        self._free_at_ns[self._free_at_ns.index(free_at_ns)] = end_ns
+        return start
+
+
+@dataclass(slots=True)
+class Counted:
+    """The collectives of one step as they were counted.
+
+    Attributes:
+        seen: by AORTA, of those that the backends count.
+        issued: by the backends; None where one keeps no count.
+        unfinished, total: rows of the step that have no end, and all of them.
+        untimed: why some have none, of each of these.
+        captured: collectives captured into CUDA graphs in the run so far.
+        continues, outside, unwatched, ahead_before, ahead_after: as in `open_step.OpenStep`.
+    """
+
+    seen: int
+    issued: int | None
+    unfinished: int
+    total: int
+    continues: bool
+    ahead_before: tuple[int, int]
+    ahead_after: tuple[int, int]
+    outside: int = 0
+    unwatched: int = 0
+    captured: int = 0
+    untimed: Sequence[str] = ()
+
+
+class Coverages:
+    """Says of each step, in order, whether all of its collectives were seen."""
+
+    def __init__(self) -> None:
+        self._ahead = (0, 0)
+
+    def of(self, step: Counted, unseen: Unseen | None) -> Coverage:
+        seen, issued = step.seen, step.issued
+        covered = partial(Coverage, outside=step.outside, unwatched=step.unwatched)
+        if unseen is not None:
+            self._ahead = step.ahead_after
+            return covered(seen, issued, complete=False, reason=unseen.reason)
+        if issued is not None and self._accounts_for(step, issued - seen):
+            issued = seen
+        if step.captured:
+            reason = f"{step.captured} collectives were captured into a CUDA graph, whose replays cannot be seen"
+        elif step.untimed:
+            reason = f"{len(step.untimed)} of {step.total} collectives could not be timed: {step.untimed[0]}"
+        elif step.unfinished:
+            reason = f"{step.unfinished} of {step.total} collectives had not ended when their step was written"
+        elif issued is None:
+            reason = "a backend keeps no count of its collectives"
+        elif issued != seen:
+            reason = f"the backends counted {issued} collectives, AORTA saw {seen}"
+        else:
+            return covered(seen, issued, complete=True)
+        return covered(seen, issued, complete=False, reason=reason)
+
+    def _accounts_for(self, step: Counted, more: int) -> bool:
+        """Return whether calls of other threads, underway when the step began or ended, explain that the backends
+        counted so many `more` than it has. What they leave open is carried over to the step that continues it.
+        """
+        least, most = (ahead + more for ahead in (self._ahead if step.continues else step.ahead_before))
+        low, high = step.ahead_after
+        found = max(least, low), min(most, high)
+        accounted = found[0] <= found[1]
+        self._ahead = found if accounted else step.ahead_after
+        return accounted
+
+
+@dataclass(slots=True)
+class MeasuredStep:
+    """One step, measured. Times of its rows are nanoseconds from its begin.
+
+    Attributes:
+        pace: further metrics that are known.
+        stages: it ran stages of a pipeline.
+        no_copies: why `copy_ms` is null, if so; `copies`: None: they were not looked at.
+        waits: None: not known.
+        left_out: reasons of what was left out.
+        by_kernels: a profiler's kernels say when it computed and communicated.
+    """
+
+    facts: StepFacts
+    window: Interval
+    overlap: Overlap
+    unseen: Unseen | None
+    coverage: Coverage
+    collectives: list[Collective]
+    compute: list[ComputeRange]
+    stalls: list[Stall]
+    aux: list[AuxRange]
+    waits: list[Wait] | None
+    loss: float | None = None
+    grad_norm: float | None = None
+    pace: Mapping[str, float | None] = field(default_factory=dict)
+    stages: bool = False
+    no_copies: str | None = None
+    copies: list[Copy] | None = None
+    boundary: str | None = None
+    ranges: Sequence[UserRange] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    by_kernels: bool = False
+
+
+class StepLines:
+    """Makes the lines of one rank.
+
+    Args:
+        anchor: relates CLOCK_MONOTONIC to wall-clock time.
+        no_values: why the loss and the norm of gradients say nothing, and are null; None where they are a training's.
+    """
+
+    def __init__(self, rank: int, world_size: int, anchor: ClockReading, no_values: str | None = None) -> None:
+        self._rank, self._world_size, self._anchor, self._no_values = rank, world_size, anchor, no_values
+
+    def line(self, step: MeasuredStep) -> Step:
+        unseen, coverage, overlap, facts = step.unseen, step.coverage, step.overlap, step.facts
+        start_ns, end_ns = step.window
+        if unseen is None and not coverage.complete:
+            unseen = Unseen(f"incomplete coverage: {coverage.reason}")
+        blind = unseen is not None and unseen.compute
+        metrics, reasons = overlap.metrics(unseen)
+        if step.no_copies is not None:
+            reasons["copy_ms"] = step.no_copies
+        metrics |= step.pace
+        if step.copies:
+            metrics |= copy_rates(
+                (row.direction, row.bytes, (row.start_ns, row.end_ns))
+                for row in step.copies
+                if row.start_ns is not None and row.end_ns is not None
+            )
+        loss, grad_norm = (step.loss, step.grad_norm) if self._no_values is None else (None, None)
+        for name, value, why in (
+            ("loss", loss, self._no_values or (_NOT_THIS_STAGE if step.stages else _NOT_READ)),
+            ("grad_norm", grad_norm, self._no_values or "not computed or not read in this step"),
+            ("lr", facts.lr, "unknown: the loop is not AORTA's; see recording.note"),
+        ):
+            if value is None:
+                reasons[name] = _NO_TRAINING if facts.phase == "comm_only" else why
+            elif not math.isfinite(value):
+                reasons[name] = f"was {value}"  # not representable in JSON: written as null
+        if step.boundary is not None:
+            reasons["boundary"] = step.boundary
+        per_stream_ms = overlap.per_stream_ms(unseen)
+        undecided = (
+            {name: bounds for name, bounds in overlap.undecided.items() if name in metrics} if not unseen else {}
+        )
+        window_ms = metrics["window_ms"]
+        reasons |= step.left_out
+        return Step(
+            rank=self._rank,
+            world_size=self._world_size,
+            epoch=facts.epoch,
+            step=facts.step,
+            global_step=facts.global_step,
+            warmup=facts.warmup,
+            loss=loss,
+            lr=facts.lr,
+            grad_norm=grad_norm,
+            start_mono_ns=start_ns,
+            end_mono_ns=end_ns,
+            t_start_ns=to_realtime_ns(start_ns, self._anchor),
+            t_end_ns=to_realtime_ns(end_ns, self._anchor),
+            per_stream_ms=per_stream_ms,
+            overlap=metrics,
+            utilization={
+                lane: value / window_ms if value is not None and window_ms else None
+                for lane, value in per_stream_ms.items()
+            },
+            concurrency=dict.fromkeys(("mean", "max")) if unseen or undecided else {**overlap.concurrency()},
+            coverage=coverage,
+            active_segments=[
+                ActiveSegment(low - start_ns, high - start_ns, lanes)
+                for low, high, lanes in (() if blind else overlap.tiles)
+            ],
+            collectives=step.collectives,
+            compute=step.compute,
+            stalls=step.stalls,
+            aux=step.aux,
+            phase=facts.phase,
+            reasons=reasons,
+            waits=msgspec.UNSET if step.waits is None else step.waits,
+            copies=msgspec.UNSET if step.copies is None else step.copies,
+            bounds=undecided or msgspec.UNSET,
+            ranges=list(step.ranges) or msgspec.UNSET,
+            measured_by="kernels" if step.by_kernels else msgspec.UNSET,
+        )

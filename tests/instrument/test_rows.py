@@ -1,0 +1,206 @@
+"""Lines that are made of the rows of a ring: equal to a witness's for what real runs do, and known for rows by hand."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from aorta.instrument.instrumentation import Instrumentation
+from aorta.records import ring_file as rf
+from aorta.records.clocks import read_clocks
+from aorta.records.ring_file import RingFacts, RingFile, RingGroup, RingOperator, UnreadableRing
+from aorta.records.ring_steps import MOST, MOST_STEPS_LATE, RingSteps
+from aorta.records.schema import Stall, Step
+from aorta.records.step_line import StepFacts
+from tests.instrument.lines_of_rows import BATCHES
+from tests.instrument.steps import ANCHOR, MS
+from tests.instrument.taps import compiled_part
+from tests.runs import program, succeeded
+
+STEPS = 12
+SMALL = ("training.device=cpu", "training.batch_size=4", "dataset.num_samples=512", "workload.model_dim=64")
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize(
+    ("words", "ranks"),
+    [
+        (("parallel=ddp", "training.gradient_accumulation=2"), 2),
+        (("parallel=fsdp",), 2),
+        (("parallel=fsdp1",), 2),
+        (("parallel=tp",), 2),
+        (("parallel=pp",), 2),
+        (("parallel=hsdp",), 4),
+    ],
+    ids=lambda value: "+".join(value) if isinstance(value, tuple) else "",
+)
+def test_lines_of_rows_are_those_of_marks_byte_for_byte(tmp_path: Path, words: tuple[str, ...], ranks: int) -> None:
+    compiled_part()
+    more = (*SMALL, "instrument.mode=dedicated", *words)
+    succeeded(program("tests.instrument.lines_of_rows", str(tmp_path), str(STEPS), *more, ranks=ranks))
+    for rank in range(ranks):
+        differing = json.loads((tmp_path / f"rank_{rank}.json").read_text())
+        assert differing == {name: [""] * (STEPS + 5) for name in ("recorded", *map(str, BATCHES))}
+
+
+class ByHand:
+    """A ring whose rows a test writes."""
+
+    def __init__(self, slots: int = 1024) -> None:
+        facts = RingFacts(
+            rank=0,
+            world_size=2,
+            anchor=ANCHOR,
+            stall_cutoff_ns=MS,
+            no_copies="on a CPU",
+            no_values=None,
+            operators=(RingOperator("allreduce", False), RingOperator("send", True)),
+            dtypes=("float32",),
+            boot_id="",
+        )
+        self.ring = RingFile.create(None, facts, slots)
+        self.group, self.block = self.ring.group(RingGroup("0", 1, False)), self.ring.text("block")
+        self.steps = RingSteps(self.ring)
+        self.begun = 0
+
+    def row(self, kind: int, begin_ms: float = 0, end_ms: float = 0, **fields: Any) -> int:
+        """Append a row; returns its index."""
+        index = self.ring.count
+        row = np.zeros(1, rf.ROW)[0]
+        row["kind"], row["a"], row["b"] = kind, begin_ms * MS, end_ms * MS
+        for name, value in fields.items():
+            row[name] = value
+        row["stamp"] = index + 1
+        self.ring._rows[index % self.ring.slots] = row
+        self.ring._words[rf.COUNT_AT // 8] = index + 1
+        return index
+
+    def collective(self, issue_ms: float, end_ms: float | None, **fields: Any) -> int:
+        """A row of an all-reduce, whose end its future told."""
+        both = 0 if end_ms is None else round(end_ms * MS) * 2
+        return self.row(rf.COLLECTIVE, issue_ms, b=both, group=self.group, **fields)
+
+    def step(self, begin_ms: float, end_ms: float, inside: Callable[[], object], issued: int = 0) -> None:
+        """A step and its rows; `issued`: by the backends."""
+        at = self.row(rf.STEP, begin_ms, a2=self.ring.count, x=self.begun)
+        self.begun += 1
+        inside()
+        behind = self.ring.count
+        self.row(rf.SUMMARY, b=at, x=issued)
+        stored = self.ring._rows[at % self.ring.slots]
+        if stored["stamp"] == at + 1:
+            stored["y"], stored["b"] = behind, end_ms * MS
+
+
+def test_a_step_of_rows_by_hand() -> None:
+    hand = ByHand()
+
+    def inside() -> None:
+        hand.row(rf.PASS, 0, 60, name=hand.block)
+        hand.collective(40, 80)
+        hand.collective(42, 90, y=1)  # queued behind the first
+        hand.row(rf.WAIT, 50, 55, flags=rf.BLOCKED | rf.OVER, group=hand.group)
+        hand.row(rf.AUX, 95, 120, name=hand.ring.text("optimizer"))  # reaches over the end of its step
+        hand.row(rf.VALUE, flags=rf.LOSS, x=np.array(0.5).view(np.int64))
+
+    hand.step(0, 100, inside, issued=2)
+    (line,) = hand.steps.take()
+    known = {"window_ms": 100, "compute_ms": 55, "comm_ms": 50, "compute_comm_ms": 15, "exposed_comm_ms": 35}
+    known |= {"compute_stall_ms": 5, "aux_ms": 5, "idle_ms": 5, "allreduce_ms": 50, "overlap_ratio": 0.3}
+    assert {name: line.overlap[name] for name in known} == known
+    assert [(row.start_ns, row.end_ns) for row in line.collectives] == [(40 * MS, 80 * MS), (80 * MS, 90 * MS)]
+    assert line.stalls == [Stall(50 * MS, 55 * MS, "wait")]
+    assert line.loss == 0.5
+    assert line.coverage.complete
+
+
+def test_a_collective_that_reaches_into_the_next_batch_is_communication_there() -> None:
+    hand = ByHand()
+    hand.step(0, 10, lambda: hand.collective(5, 15), issued=1)
+    assert [line.overlap["comm_ms"] for line in hand.steps.take()] == [5]
+    hand.step(12, 20, lambda: None)
+    assert [line.overlap["comm_ms"] for line in hand.steps.take()] == [3]
+
+
+def test_an_open_collective_holds_up_its_step_until_many_newer_ones_are_over() -> None:
+    hand = ByHand()
+    hand.step(0, 10, lambda: hand.collective(5, None), issued=1)
+    for number in range(1, MOST_STEPS_LATE):
+        hand.step(10 * number, 10 * number + 9, lambda: None)
+        assert hand.steps.take() == []
+    hand.step(100, 110, lambda: None)
+    first, *others = hand.steps.take()
+    assert len(others) == MOST_STEPS_LATE
+    assert first.coverage.reason == "1 of 1 collectives had not ended when their step was written"
+
+
+def test_an_abandoned_step_and_what_is_between_steps_belong_to_none() -> None:
+    hand = ByHand()
+    hand.row(rf.STEP, 0, a2=0)
+    hand.row(rf.PASS, 0, 5, name=hand.block)
+    hand.step(10, 20, lambda: hand.row(rf.PASS, 10, 12, name=hand.block))
+    hand.row(rf.PASS, 21, 25, name=hand.block)
+    hand.step(30, 40, lambda: hand.row(rf.PASS, 30, 34, name=hand.block))
+    assert [[row.end_ns for row in line.compute] for line in hand.steps.take()] == [[2 * MS], [4 * MS]]
+
+
+def test_rows_that_were_overwritten_are_counted_and_their_steps_missing() -> None:
+    hand = ByHand(slots=16)
+    for number in range(8):  # of four rows each
+        hand.step(10 * number, 10 * number + 9, lambda: [hand.row(rf.PASS, 0, 1), hand.row(rf.PASS, 0, 1)])
+    assert [line.global_step for line in hand.steps.take()] == [4, 5, 6, 7]
+    assert hand.steps.lost == 16
+
+
+def test_a_row_that_is_being_written_holds_up_its_step() -> None:
+    hand = ByHand()
+    hand.step(0, 10, lambda: hand.row(rf.PASS, 1, 2, name=hand.block))
+    hand.ring._rows["stamp"][1] = 0
+    assert hand.steps.take() == []
+    hand.ring._rows["stamp"][1] = 2
+    assert len(hand.steps.take()) == 1
+
+
+def test_names_are_listed_once_and_stand_for_others_where_there_is_no_space() -> None:
+    ring = ByHand().ring
+    assert ring.text("block") == ring.text("block")
+    new, group = ring.text("new"), ring.group(RingGroup("0", 1, False))
+    assert ring.names()[new] == "new"
+    assert tuple(ring.names()[group]) == ("0", 1, False)
+    for number in range(3):
+        last = ring.text(f"{number}" * 100_000)
+    assert ring.names()[last] == rf.OTHERS
+
+
+def test_a_file_that_is_no_ring_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "ring_0.bin"
+    path.write_bytes(b"")
+    with pytest.raises(UnreadableRing, match="cut off"):
+        RingFile.open(path)
+    path.write_bytes(b"\0" * (rf.ROWS_AT + 64))
+    with pytest.raises(UnreadableRing, match="no ring"):
+        RingFile.open(path)
+
+
+def test_what_lines_cost_is_shared_by_as_many_later_steps() -> None:
+    compiled_part()
+    lines: list[Step] = []
+
+    def slow(line: Step) -> None:
+        lines.append(line)
+        time.sleep(0.02)
+
+    with Instrumentation(torch.device("cpu"), "observe", 0, 1, read_clocks(), slow, native=True) as instrument:
+        for number in range(2 * MOST):
+            with instrument.recorder.step(StepFacts(0, number, number, None, warmup=False)):
+                pass
+        instrument.recorder.finish()
+    own = [line.overlap["aorta_ms"] or 0 for line in lines]
+    assert max(own[:MOST]) < 20 <= min(own[MOST:]) < max(own[MOST:]) < 2 * min(own[MOST:])
