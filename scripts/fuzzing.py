@@ -67,6 +67,7 @@ from aorta.records.clocks import boot_id
 from aorta.records.device_values import from_json, from_text, json_in_output, normalised
 from aorta.records.progress_file import NOWHERE, PHASES, ProgressFile, ProgressWatch, UnreadableProgress, progress_files
 from aorta.records.run_files import CALLS_FILE, RPC_FILE, Call, RpcFacts, Worker
+from aorta.records.salvage import salvage
 from aorta.records.schema import DeviceSample, DeviceTelemetry
 from aorta.report.command import overlap_report
 from aorta.report.page import page_content
@@ -76,6 +77,7 @@ from aorta.train_command import compose
 from tests.analysis.builders import collective, header, metrics, step, write_manifest, write_rank
 from tests.analysis.compare.builders import launch_set
 from tests.autopsy.test_flight_recorder import dump, entry
+from tests.instrument.test_rows import ByHand
 from tests.merge.test_tracks import run_folder
 from tests.merge.traces import BASE_NS, text, x
 from tests.read.nsys_files import write_nsys
@@ -279,6 +281,17 @@ def autopsies(folder: Path) -> None:
         write_verdict(folder / name, verdict_on_run(folder / name))
 
 
+def rings(folder: Path) -> None:
+    for slots in (16, 256):
+        hand = ByHand(slots, folder / str(slots) / "progress" / "ring_0.bin")
+        about = structs.replace(header(0, 2), clock=hand.ring.facts.anchor)
+        write_rank(folder / str(slots), about, [], foot=None)
+        for number in range(6):
+            at = 10 * number
+            hand.step(at, at + 9, lambda at=at, hand=hand: hand.collective(at + 1, at + 5), issued=1)
+        hand.ring.close(remove=False)
+
+
 def checkpoints(folder: Path) -> None:
     with checkpointed(folder / "one") as (kept, _):
         kept.save(3)
@@ -363,6 +376,12 @@ def _autopsy(case: Path, out: Path) -> int:
     return ended[0]
 
 
+def _rings(case: Path, out: Path) -> None:
+    with contextlib.suppress(shutil.Error):  # of what cannot be copied nothing is read
+        shutil.copytree(case, out / "run", symlinks=True)
+    salvage(out / "run")
+
+
 def _checkpoints(case: Path, out: Path) -> None:
     available(case)
     with checkpointed(case) as (kept, _):
@@ -385,6 +404,7 @@ DOORS: dict[str, tuple[Callable[[Path], None], Callable[[Path, Path], int | None
     "words": (words, _words),
     "autopsy": (autopsies, _autopsy),
     "checkpoints": (checkpoints, _checkpoints),
+    "rings": (rings, _rings),
 }
 
 # --- the mutator ------------------------------------------------------------------------------------------------------

@@ -133,7 +133,8 @@ class RingFile:
         self._memory = memory
         self._words = memoryview(memory).cast("B")[:_FACTS_AT].cast("q")
         version, self.slots, size = self._words[1:4]
-        if version != VERSION or len(memory) != ROWS_AT + self.slots * ROW.itemsize:
+        fits = 0 < self.slots <= SLOTS and len(memory) == ROWS_AT + self.slots * ROW.itemsize
+        if version != VERSION or not fits:
             raise UnreadableRing(
                 f"{path}: version {version} of {len(memory)} bytes; this AORTA reads version {VERSION}"
             )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ import torch
 
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.records import ring_file as rf
-from aorta.records.clocks import read_clocks
+from aorta.records.clocks import boot_id, read_clocks
 from aorta.records.ring_file import RingFacts, RingFile, RingGroup, RingOperator, UnreadableRing
 from aorta.records.ring_steps import MOST, MOST_STEPS_LATE, RingSteps
 from aorta.records.schema import Stall, Step
@@ -53,7 +55,7 @@ def test_lines_of_rows_are_those_of_marks_byte_for_byte(tmp_path: Path, words: t
 class ByHand:
     """A ring whose rows a test writes."""
 
-    def __init__(self, slots: int = 1024) -> None:
+    def __init__(self, slots: int = 1024, path: Path | None = None) -> None:
         facts = RingFacts(
             rank=0,
             world_size=2,
@@ -63,9 +65,9 @@ class ByHand:
             no_values=None,
             operators=(RingOperator("allreduce", False), RingOperator("send", True)),
             dtypes=("float32",),
-            boot_id="",
+            boot_id=boot_id(),
         )
-        self.ring = RingFile.create(None, facts, slots)
+        self.ring = RingFile.create(path, facts, slots)
         self.group, self.block = self.ring.group(RingGroup("0", 1, False)), self.ring.text("block")
         self.steps = RingSteps(self.ring)
         self.begun = 0
@@ -187,6 +189,12 @@ def test_a_file_that_is_no_ring_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"\0" * (rf.ROWS_AT + 64))
     with pytest.raises(UnreadableRing, match="no ring"):
         RingFile.open(path)
+    header = np.zeros(rf.ROWS_AT // 8, np.int64)
+    header[0], header[1], header[2] = int.from_bytes(rf.MAGIC, "little"), rf.VERSION, 2 * rf.SLOTS
+    path.write_bytes(header.tobytes())
+    os.truncate(path, rf.ROWS_AT + 2 * rf.SLOTS * rf.ROW.itemsize)  # of sparse files rows cost nothing but memory
+    with pytest.raises(UnreadableRing, match="version 1 of"):
+        RingFile.open(path)
 
 
 def test_what_lines_cost_is_shared_by_as_many_later_steps() -> None:
@@ -203,4 +211,5 @@ def test_what_lines_cost_is_shared_by_as_many_later_steps() -> None:
                 pass
         instrument.recorder.finish()
     own = [line.overlap["aorta_ms"] or 0 for line in lines]
-    assert max(own[:MOST]) < 20 <= min(own[MOST:]) < max(own[MOST:]) < 2 * min(own[MOST:])
+    assert median(own[:MOST]) < 20 <= min(own[MOST:])
+    assert median(own[MOST:]) < 2 * min(own[MOST:])
