@@ -114,6 +114,10 @@ class RingFacts(msgspec.Struct, frozen=True, kw_only=True):
     boot_id: str
 
 
+_in_memory: Final[list[mmap.mmap]] = []
+"""Rings without a file, kept to the end: compiled code may store the end of a collective in one after the recording."""
+
+
 class UnreadableRing(ValueError):
     """A file is no ring, of another version, or cut off."""
 
@@ -123,7 +127,7 @@ class RingFile:
 
     Attributes:
         path: None: it is in memory, and ends with the process.
-        file: its descriptor in the process that made it, which holds a lock on it.
+        file: its descriptor in the process that made it, which holds a lock on it; -1 where it is in memory.
     """
 
     def __init__(self, memory: mmap.mmap, path: Path | None = None, file: int = -1) -> None:
@@ -152,32 +156,33 @@ class RingFile:
         Raises:
             OSError: it cannot be created or reserved, or its file system maps no files.
         """
+        size = ROWS_AT + slots * ROW.itemsize
         if path is None:
-            return cls._made(above_streams(os.memfd_create("aorta-ring", os.MFD_CLOEXEC)), facts, slots, None)
+            _in_memory.append(memory := mmap.mmap(-1, size))
+            return cls._made(memory, -1, facts, slots, None)
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path) as part:
-            file = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            return cls._made(above_streams(file), facts, slots, path)
-
-    @classmethod
-    def _made(cls, file: int, facts: RingFacts, slots: int, path: Path | None) -> RingFile:
-        encoded, size = msgspec.json.encode(facts), ROWS_AT + slots * ROW.itemsize
-        try:
-            if len(encoded) > _NAMES_AT - _FACTS_AT:
-                raise OSError(f"the facts of rank {facts.rank} take {len(encoded)} bytes")
-            os.posix_fallocate(file, 0, size)
-            memory = mmap.mmap(file, size)
-            if path is not None:
+            file = above_streams(os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            try:
+                os.posix_fallocate(file, 0, size)
                 with suppress(OSError):  # where the disk has no locks, nobody else touches a ring
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(file)
-            raise
+                return cls._made(mmap.mmap(file, size), file, facts, slots, path)
+            except OSError:
+                os.close(file)
+                raise
+
+    @classmethod
+    def _made(cls, memory: mmap.mmap, file: int, facts: RingFacts, slots: int, path: Path | None) -> RingFile:
+        encoded = msgspec.json.encode(facts)
+        if len(encoded) > _NAMES_AT - _FACTS_AT:
+            raise OSError(f"the facts of rank {facts.rank} take {len(encoded)} bytes")
         memory[_FACTS_AT : _FACTS_AT + len(encoded)] = encoded
         words = memoryview(memory).cast("q")
         words[1], words[2], words[3] = VERSION, slots, len(encoded)
         memory[: len(MAGIC)] = MAGIC
-        OF_THIS_PROCESS.add(file)
+        if file >= 0:
+            OF_THIS_PROCESS.add(file)
         ring = cls(memory, path, file)
         ring._list(OTHERS)
         ring._list(_OTHER_GROUPS)
@@ -236,6 +241,11 @@ class RingFile:
         return self._names
 
     # --- rows --------------------------------------------------------------------------------------------------------
+
+    @property
+    def address(self) -> int:
+        """Where it is mapped here."""
+        return int(self._rows.ctypes.data) - ROWS_AT
 
     @property
     def count(self) -> int:

@@ -120,7 +120,8 @@ _ATTENTION: Final = r"flash|attn|attention|mla|split_?k|sampl|draft"
 _OPERATOR: Final = (
     r"^(?:_?c10d(?:_functional)?::|symm_mem::(?!\w*(?:matmul|_mm))|record_param_comms|nccl[:A-Z]|deep_ep|mori[:_]"
     # c10d's labels, `nccl:_all_gather_base`: of any backend but gloo, whose label is the work itself
-    r"|(?!gloo:)(?:\w*ccl\w*:\w|[a-z]\w*:_?(?:all_reduce|all_gather|reduce_scatter|all_to_all|all_?reduce_coalesced)\w*$)"
+    r"|(?!gloo:)(?:\w{0,30}ccl\w{0,30}:\w"
+    r"|[a-z]\w{0,60}:_?(?:all_?reduce_coalesced|all_(?:reduce|gather|to_all)|reduce_scatter)\w*$)"
     r"|_?c10d_functional_autograd::|vllm::all_|vllm::reduce_scatter|sgl_kernel::(?:all_reduce|qr_all_reduce))"
 )
 _WORD_STARTS: Final = r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])"

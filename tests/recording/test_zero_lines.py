@@ -15,6 +15,8 @@ import torch
 import aorta
 from aorta.distributed.clock_measurement import ClockSynchronisation
 from aorta.instrument.instrumentation import Instrumentation
+from aorta.instrument.native.build import load
+from aorta.instrument.ring_recorder import RingRecorder
 from aorta.instrument.step_recorder import StepRecorder
 from aorta.recording import api, zero_lines
 from aorta.recording.rank_record import RankRecordWriter
@@ -163,6 +165,7 @@ def zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> zero_lines._ZeroLin
     return made
 
 
+RECORDER = StepRecorder if load()[0] is None else RingRecorder
 BEGINNING = [
     (zero_lines, "_trained_models"),
     (api, "start"),
@@ -183,13 +186,13 @@ INSIDE = [
     (api.Recording, "note"),
     (api.Recording, "step"),
     (api.Recording, "restart"),
-    (StepRecorder, "end"),
-    (StepRecorder, "catch_up"),
+    (RECORDER, "end"),
+    (RECORDER, "catch_up"),
     (RankRecordWriter, "step"),
 ]
 CLOSING = [
     (api.Recording, "_end"),
-    (StepRecorder, "finish"),
+    (RECORDER, "finish"),
     (RankRecordWriter, "complete"),
     (ClockSynchronisation, "at_end"),
     (api, "to_stderr"),

@@ -880,7 +880,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def_readonly("ring_rows", &Noted::rows)
       .def_readonly("own_ns", &Noted::own_ns);
   pybind11::class_<Ring, std::shared_ptr<Ring>>(module, "Ring")
-      .def(pybind11::init<int, size_t, size_t, size_t, const std::vector<at::ScalarType>&>())
+      .def(pybind11::init<int, uintptr_t, size_t, size_t, size_t, const std::vector<at::ScalarType>&>())
       .def("functions", &aorta::ring_functions)
       .def("end_step", &Ring::end_step)
       .def("count", &Ring::count);

@@ -149,7 +149,9 @@ class _NativeInterceptor:
         if isinstance(self._progress, ProgressFile):
             noted = module.Progress(os.fsencode(self._progress.path), *RING_WORDS, list(DTYPES))
             self._progress.compile_phases(noted)
-        self.rows: Any = None if ring is None else module.Ring(ring.file, COUNT_AT, ROWS_AT, ring.slots, list(DTYPES))
+        self.rows: Any = None
+        if ring is not None:
+            self.rows = module.Ring(ring.file, ring.address, COUNT_AT, ROWS_AT, ring.slots, list(DTYPES))
         self._tap: Any = module.Tap(operators, shortest_call_ns, self._saw, device, noted, self.rows)
         self.ranges = NativeRanges(module, self._tap, ring)
 

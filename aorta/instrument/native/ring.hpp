@@ -56,10 +56,19 @@ class Ring {
   static constexpr int64_t NOWHERE = -1;
   static constexpr uint8_t NO_DTYPE = 0xFF;
 
-  // Positions are in bytes: of the count of rows, of the first row. `slots`: a power of two.
-  Ring(int file, size_t count_at, size_t rows_at, size_t slots, const std::vector<at::ScalarType>& dtypes)
-      : slots_(slots), bytes_(rows_at + slots * sizeof(Slot)) {
-    memory_ = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  // Positions are in bytes: of the count of rows, of the first row. `slots`: a power of two. Without a file (-1) the
+  // ring is at `address`, which stays mapped.
+  Ring(
+      int file,
+      uintptr_t address,
+      size_t count_at,
+      size_t rows_at,
+      size_t slots,
+      const std::vector<at::ScalarType>& dtypes)
+      : slots_(slots), bytes_(file < 0 ? 0 : rows_at + slots * sizeof(Slot)), memory_(reinterpret_cast<void*>(address)) {
+    if (file >= 0) {
+      memory_ = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    }
     if (memory_ == MAP_FAILED) {
       throw std::runtime_error(std::string("the ring cannot be mapped: ") + std::strerror(errno));
     }
@@ -70,7 +79,11 @@ class Ring {
       dtypes_[static_cast<size_t>(dtypes[number])] = static_cast<uint8_t>(number);
     }
   }
-  ~Ring() { ::munmap(memory_, bytes_); }
+  ~Ring() {
+    if (bytes_ > 0) {
+      ::munmap(memory_, bytes_);
+    }
+  }
   Ring(const Ring&) = delete;
   Ring& operator=(const Ring&) = delete;
 
