@@ -43,6 +43,8 @@ LOADED = (
     "tqdm",
 )
 """What a rank of a training imports, at once or on its way."""
+MONITOR_S = 0.1
+"""How often torchrun looks at its ranks (`--monitor-interval`): so long the others of a failed one may live."""
 GRACE_S = 30.0
 """Between asking ranks to end and ending them; torchrun's."""
 
@@ -82,6 +84,7 @@ def forked(
             with _started(target, words, places, said) as processes:
                 failed = _first_failure(processes, timeout_s)
                 if failed is not None:
+                    time.sleep(MONITOR_S)
                     _send(signal.SIGTERM, processes)
                     _wait(processes, GRACE_S)
         except TimeoutError:

@@ -187,7 +187,7 @@ INSIDE = [
     (api.Recording, "step"),
     (api.Recording, "restart"),
     (RECORDER, "end"),
-    (RECORDER, "catch_up"),
+    (RECORDER, "begin"),
     (RankRecordWriter, "step"),
 ]
 CLOSING = [
