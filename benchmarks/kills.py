@@ -1,11 +1,13 @@
 """SIGKILL at random moments, what is left of the run, and whether the next one starts: `python -m benchmarks.kills`.
 
 Regime: small runs of two gloo ranks under the launcher of `aorta train --nproc_per_node`, all in one folder per target,
-on this machine's CPU. In turn the launcher, one rank, both ranks and the watchdog are killed, at a moment drawn from
-the life of the run (`--life-s`). Afterwards
+on this machine's CPU. In turn the launcher, one rank, both ranks, the watchdog, which makes the lines of the records, a
+rank together with the watchdog, and all of them are killed, at a moment drawn from the life of the run (`--life-s`).
+Afterwards
 
 - 10 s later no process of the run is left (behind a killed watchdog: 10 s after the run, which has to end well);
-- every line of every record can be read, but for the one that was being written, and its steps follow each other;
+- every line of every record can be read, but for the one that was being written, and its steps follow each other,
+  once what is in the ring of a killed rank has been appended;
 - the next run, in the same folder, trains from the newest checkpoint to its end.
 
 The last line of stdout is JSON: `kills` by target, `findings` (sentences; none is the result to have), `slowest_end_s`,
@@ -32,10 +34,11 @@ import psutil
 
 from aorta.experiments.process import MARK
 from aorta.records.progress_file import UnreadableProgress, progress_files, read_progress
+from aorta.records.salvage import salvage
 from tests.rank_records import read_rank
 from tests.runs import ROOT, SMALL, environment, job
 
-TARGETS: Final = ("launcher", "rank", "ranks", "watchdog")
+TARGETS: Final = ("launcher", "rank", "ranks", "watchdog", "both", "all")
 LIFE_S: Final = 6.0
 """From the start of the launcher on an idle machine to the end of the run."""
 END_S: Final = 10.0
@@ -124,7 +127,7 @@ def _kill_one(folder: Path, target: str, after_s: float, rank: int, seen: Seen) 
                 with suppress(psutil.Error):
                     process.kill()
             code = run.wait()
-    if code < 0 and target != "launcher":
+    if code < 0 and target not in ("launcher", "all"):
         seen.findings.append(f"the launcher was ended by signal {-code}")
     _read(folder, seen)
     _start_again(folder, seen)
@@ -141,7 +144,13 @@ def _victims(target: str, run: subprocess.Popen[bytes], rank: int, mark: str) ->
             with suppress(psutil.Error):
                 watches = "aorta.autopsy.watchdog" in process.cmdline()
                 found["watchdog" if watches else process.environ().get("RANK", "launcher")] = process
-        wanted = {"rank": [str(rank)], "ranks": ["0", "1"], "watchdog": ["watchdog"]}[target]
+        wanted = {
+            "rank": [str(rank)],
+            "ranks": ["0", "1"],
+            "watchdog": ["watchdog"],
+            "both": ["watchdog", str(rank)],
+            "all": ["launcher", "watchdog", "0", "1"],
+        }[target]
         if all(name in found for name in wanted):
             return [found[name] for name in wanted]
         time.sleep(0.02)
@@ -166,6 +175,7 @@ def _left(mark: str, until: float) -> list[psutil.Process]:
 def _read(folder: Path, seen: Seen) -> None:
     """Look at every record of the folder, and at what the ranks themselves say they have finished."""
     finished: dict[int, int] = {}
+    salvage(folder)
     for path in progress_files(folder):
         with suppress(OSError, UnreadableProgress):
             progress = read_progress(path)

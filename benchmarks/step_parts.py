@@ -7,8 +7,9 @@ instrument taken off and nothing recorded.
 
     added   processor time of the training thread, an `on` block over the `off` block beside it: all that it pays, C++,
             evicted caches and torch's longer way round a module with hooks included. A block's figure is the median of
-            its steps and its share of reading, encoding and writing.
-    lines   processor time in which lines are made of steps, encoded and written, a step.
+            its steps and its share of `lines`.
+    lines   processor time of the training thread in which lines are made of steps, encoded and written, a step.
+    elsewhere   processor time of the watchdog's process, which makes the lines of both ranks, a step of one rank.
     own     AORTA's own time as it counts it itself (`aorta_ms` of the record) in the same `on` blocks, wall clock.
 
 `--other`: launches of another checkout, with this file and its compiled part built, take turns with those of this one.
@@ -19,21 +20,33 @@ missed: median of `added` at most 100 us (ddp, cold), 40 (ddp, warm), 150 (fsdp,
 
 from __future__ import annotations
 
+import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import msgspec
 import numpy as np
+import psutil
+import torch.distributed as dist
 
+from aorta.config.schema import Watchdog
+from aorta.distributed.output_folder import RunFolder
 from aorta.distributed.topology import process_group, read_topology
-from aorta.records.record_file import RecordWriter
+from aorta.recording import rank_progress
+from aorta.recording.rank_progress import noted_progress
+from aorta.recording.rank_record import LentRecord
+from aorta.records.record_file import RecordWriter, stream
 from aorta.records.ring_steps import MOST
 from aorta.records.schema import Step
 from benchmarks import plans
 from benchmarks.instrument_cost import CPU, DROPPED, WORDS, Reading
+from tests.analysis import builders
 from tests.loop import Loop
 from tests.runs import ROOT
 
@@ -49,47 +62,73 @@ TARGETS_US = {"ddp.cold": 100, "ddp.warm": 40, "fsdp.cold": 150, "fsdp.warm": 80
 
 
 def worker(words: Any) -> dict[str, list[Any]]:
-    """One rank: nanoseconds a step of each pair of blocks, `added`, `off`, and `own`."""
-    own: list[float] = []
+    """One rank: nanoseconds a step of each pair of blocks, `added`, `off`, `lines`, `elsewhere`, and `own`."""
     topology = read_topology()
     chosen = [word.format(strategy=words.strategy) for word in WORDS]
     chosen = [word for word in chosen if word.split("=")[0] not in {more.split("=")[0] for more in words.more}]
-    with process_group(topology, CPU, 300), tempfile.TemporaryDirectory() as folder:
-        writer = RecordWriter(Path(folder) / "record.jsonl", topology.rank)
-
-        def written(line: Step) -> None:
-            own.append((line.overlap.get("aorta_ms") or 0.0) * 1e6)
-            writer.write(line)
-
-        loop = Loop((*chosen, *words.more), topology, CPU, written)
-        recorder = loop.instrument.recorder
-        reading = Reading(recorder, lambda: np.array(time.thread_time_ns()))
-        answer: dict[str, list[Any]] = {"added": [], "off": [], "lines": [], "own": []}
-        for half in range(words.halves + 1):
-            spent: dict[str, float] = {}
-            for arm in ("on", "off") if half % 2 == 0 else ("off", "on"):
-                if arm == "off":
-                    with loop.instrument.paused():
-                        taken = [int(reading.outside(loop.unrecorded)) for _ in range(DROPPED + 8)]
-                    spent[arm] = median(taken[DROPPED:])
-                    continue
-                for _ in range(DROPPED):
-                    loop.step()
-                recorder.catch_up()
-                read, lines = int(reading.spent), len(own)
-                taken = [int(reading.outside(loop.step)) for _ in range(MOST)]
-                recorder.catch_up()
-                spent["lines"] = (int(reading.spent) - read) / MOST
-                spent[arm] = median(taken) + spent["lines"]
-                counted = own[lines:]
-            if half:  # the first is for the caches
-                answer["added"].append(spent["on"] - spent["off"])
-                answer["off"].append(spent["off"])
-                answer["lines"].append(spent["lines"])
-                answer["own"].append(median(counted))
-        loop.finish()
-        writer.close()
+    counted: list[tuple[int, int]] = []
+    answer: dict[str, list[Any]] = {"added": [], "off": [], "lines": [], "elsewhere": [], "own": []}
+    with process_group(topology, CPU, 300), shared_folder() as path:
+        folder = RunFolder(path, "step_parts", 0)
+        record = folder.record(topology.rank)
+        with noted_progress(folder, topology, 0, Watchdog(timeout_s=600), completed_late=False) as progress:
+            writer = RecordWriter(record, topology.rank)
+            lent = LentRecord(writer, 100, None)
+            loop = Loop((*chosen, *words.more), topology, CPU, writer.write, progress=progress, elsewhere=lent)
+            assert loop.instrument._ring is not None
+            with record.open("ab") as file:
+                clock = loop.instrument._ring.facts.anchor
+                header = builders.header(topology.rank, topology.world_size, clock=clock)
+                file.write(msgspec.json.encode(header) + b"\n")
+            recorder = loop.instrument.recorder
+            reading = Reading(recorder, lambda: np.array(time.thread_time_ns()))
+            for half in range(words.halves + 1):
+                spent: dict[str, float] = {}
+                for arm in ("on", "off") if half % 2 == 0 else ("off", "on"):
+                    if arm == "off":
+                        with loop.instrument.paused():
+                            taken = [int(reading.outside(loop.unrecorded)) for _ in range(DROPPED + 8)]
+                        spent[arm] = median(taken[DROPPED:])
+                        continue
+                    for _ in range(DROPPED):
+                        loop.step()
+                    recorder.catch_up()
+                    read, first, begun = int(reading.spent), loop.steps_done, line_maker_ns()
+                    taken = [int(reading.outside(loop.step)) for _ in range(MOST)]
+                    recorder.catch_up()
+                    spent["lines"] = (int(reading.spent) - read) / MOST
+                    spent[arm] = median(taken) + spent["lines"]
+                    spent["elsewhere"] = (line_maker_ns() - begun) / MOST / topology.world_size
+                if half:  # the first is for the caches
+                    answer["added"].append(spent["on"] - spent["off"])
+                    answer["off"].append(spent["off"])
+                    answer["lines"].append(spent["lines"])
+                    answer["elsewhere"].append(spent["elsewhere"])
+                    counted.append((first, first + MOST))
+            loop.finish()
+            writer.close()
+        lines = {line.global_step: line for line in stream(record, []) if isinstance(line, Step)}
+        for first, stop in counted:
+            answer["own"].append(
+                median((lines[number].overlap.get("aorta_ms") or 0.0) * 1e6 for number in range(first, stop))
+            )
     return answer
+
+
+@contextmanager
+def shared_folder() -> Iterator[Path]:
+    """A folder of all ranks for the length of a `with` block."""
+    said = [tempfile.mkdtemp() if dist.get_rank() == 0 else ""]
+    dist.broadcast_object_list(said)
+    yield Path(said[0])
+    dist.barrier()
+    if dist.get_rank() == 0:
+        shutil.rmtree(said[0])
+
+
+def line_maker_ns() -> float:
+    """Processor time of the watchdog that makes the lines; 0 on a rank that has not started it."""
+    return sum(1e9 * sum(psutil.Process(process.pid).cpu_times()[:2]) for process in rank_progress._started)
 
 
 def measure(words: Any) -> int:

@@ -9,6 +9,7 @@ import torch
 from aorta.config.resolve import Resolved, resolve
 from aorta.distributed.topology import Topology
 from aorta.instrument.emulation.network import EmulatedNetwork
+from aorta.instrument.ring_recorder import Elsewhere
 from aorta.recording import train_step
 from aorta.records.progress_file import Progress
 from aorta.records.schema import Step
@@ -31,5 +32,6 @@ class Loop(train_step.Loop):
         sink: Callable[[Step], None],
         fabric: EmulatedNetwork | None = None,
         progress: Progress | None = None,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
-        super().__init__(resolved(*words).config, topology, device, sink, fabric, progress)
+        super().__init__(resolved(*words).config, topology, device, sink, fabric, progress, elsewhere)

@@ -1,4 +1,5 @@
-"""A process beside the ranks of one host: reads their progress files, and writes an autopsy when they are stuck or die.
+"""A process beside the ranks of one host: makes the lines of their records (`aorta.autopsy.line_maker`), reads their
+progress files, and writes an autopsy when they are stuck or die.
 
     python -m aorta.autopsy.watchdog '{"folder": ...}'     # started by `aorta.recording.rank_progress` in local rank 0
 
@@ -21,6 +22,7 @@ from typing import Final
 import msgspec
 
 from aorta.autopsy.evidence import RankExit
+from aorta.autopsy.line_maker import LineMaker
 from aorta.autopsy.processes import EVIDENCE_FILE, exit_of_zombie, is_visible, process_state, progress_evidence
 from aorta.autopsy.report import verdict_on, verdict_on_run, write_verdict
 from aorta.command_line import name_ranks, to_stderr
@@ -126,6 +128,7 @@ class HostWatchdog:
         self._exits: dict[int, RankExit] = {}
         self._dead: set[int] = set()
         self._reported: dict[int, int] = {}
+        self._lines = LineMaker(self._folder)
 
     def run(self) -> None:
         if not self._open():
@@ -138,6 +141,7 @@ class HostWatchdog:
         while True:
             for process, _ in poller.poll(POLL_S * 1000):
                 poller.unregister(process)
+            self._lines.make()
             now_ns = time.perf_counter_ns()
             if now_ns - looked_ns > _ASLEEP_S * 1e9:
                 patience.quiet_until_ns = now_ns
@@ -178,12 +182,14 @@ class HostWatchdog:
                     wanted.remove(facts.rank)
                     if is_visible(facts):
                         self._watches[facts.rank] = watch
+                        self._lines.add(facts.rank)
                         with suppress(OSError, OverflowError):  # gone already, or no pid
                             self._processes[facts.rank] = os.pidfd_open(facts.pid)
             if self._task.ranks[0] not in self._watches:
                 return False
             if all(_is_dead(watch) for watch in self._watches.values()):
                 deadline = min(deadline, time.monotonic() + _FILES_AFTER_DEATH_S)
+            self._lines.make()
             if wanted:
                 time.sleep(0.05)
         return bool(self._watches)

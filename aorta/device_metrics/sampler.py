@@ -106,6 +106,11 @@ class DeviceSampler:
                 _log.warning("device telemetry: power caps and clock limits are not known: %s", reason)
 
     @property
+    def is_sampling(self) -> bool:
+        """Whether steps get anything."""
+        return self._source is not None or self._keep_words
+
+    @property
     def header(self) -> DeviceTelemetry | None:
         """Entry of the record's header; None if no metrics were requested."""
         if self._source is None and self._opened.problem is None:
@@ -119,7 +124,7 @@ class DeviceSampler:
         return None if header is None else {**msgspec.structs.asdict(header), "settings": self.settings}
 
     def __enter__(self) -> Self:
-        if self._source is not None or self._keep_words:
+        if self.is_sampling:
             self._thread.start()
         return self
 

@@ -40,7 +40,7 @@ from aorta.instrument.native.native_interceptor import (
 from aorta.instrument.open_step import FROM_PYTHON, INSTEAD, ON_A_CPU
 from aorta.instrument.operators import OPERATORS
 from aorta.instrument.recorder import Recorder
-from aorta.instrument.ring_recorder import RingRecorder
+from aorta.instrument.ring_recorder import Elsewhere, RingRecorder
 from aorta.instrument.step_builder import StepBuilder
 from aorta.instrument.step_recorder import StepRecorder
 from aorta.records.clocks import boot_id
@@ -79,6 +79,7 @@ class Instrumentation:
         together: on a CPU where Python times, how many steps are read at once: only SIGKILL can end a run with steps
             unread (`recorder.TOGETHER`). Steps in a ring are not lost, and always read together.
         progress: of the rank; its ring is in the same folder.
+        elsewhere: the record, where another process may make the lines of the ring.
 
     Raises:
         InstrumentError: this torch lacks what the interception needs.
@@ -100,6 +101,7 @@ class Instrumentation:
         together: int = 1,
         stall_cutoff_ns: int = STALL_CUTOFF_NS,
         progress: Progress | None = None,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
         module, _ = compiled(device, wanted=native and mode != "off", emulated=fabric is not None)
         clock = NativeDeviceClock(module, device) if module and device.type != "cpu" else clock_for(device)
@@ -118,10 +120,15 @@ class Instrumentation:
 
         self.recorder: Recorder
         if module is not None and device.type == "cpu":
-            facts = ring_facts(rank, world_size, anchor, stall_cutoff_ns, no_values)
+            interval = None if elsewhere is None else elsewhere.anchor_interval
+            facts = ring_facts(rank, world_size, anchor, stall_cutoff_ns, no_values, interval)
             self._ring = open_ring(facts, progress)
+            if self._ring.path is None:
+                elsewhere = None
+            elif elsewhere is not None:
+                elsewhere.lend(self._ring)
             self._interceptor = NativeCpuInterceptor(module, self.groups, self._ring, stall_cutoff_ns, progress)
-            self.recorder = RingRecorder(self._ring, self._interceptor, counts, sink, progress)
+            self.recorder = RingRecorder(self._ring, self._interceptor, counts, sink, progress, elsewhere)
         else:
             algebra = PAIRS if built is None else compiled_algebra(built)
             cutoff_ns = stall_cutoff_ns if device.type == "cpu" else None
@@ -281,7 +288,12 @@ class Instrumentation:
 
 
 def ring_facts(
-    rank: int, world_size: int, anchor: ClockReading, stall_cutoff_ns: int, no_values: str | None = None
+    rank: int,
+    world_size: int,
+    anchor: ClockReading,
+    stall_cutoff_ns: int,
+    no_values: str | None = None,
+    anchor_interval: int | None = None,
 ) -> RingFacts:
     """Return the facts of this process's ring."""
     return RingFacts(
@@ -294,6 +306,7 @@ def ring_facts(
         operators=ring_operators(),
         dtypes=tuple(dtype_name(dtype) for dtype in DTYPES),
         boot_id=boot_id(),
+        anchor_interval=anchor_interval,
     )
 
 

@@ -1,4 +1,5 @@
-"""Records the steps of one rank on a CPU as rows of its ring, and makes lines of many steps at once.
+"""Records the steps of one rank on a CPU as rows of its ring, and makes lines of many steps at once, unless another
+process does.
 
 Compiled code appends collectives, waits and passes of blocks (`native/ring.hpp`); here steps, ranges and values are. A
 killed rank loses no step that has ended: what is in its ring and not in its record is read later
@@ -8,14 +9,16 @@ killed rank loses no step that has ended: what is in its ring and not in its rec
 from __future__ import annotations
 
 import logging
+import os
 import struct
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+from aorta.errors import RecordWriteError
 from aorta.instrument.open_step import MOST_PER_STEP, Scalar, UserMarks
 from aorta.instrument.recorder import FINISH_GRACE_S, Recorder
 from aorta.records import ring_file as rf
@@ -31,9 +34,31 @@ if TYPE_CHECKING:  # its events are part of the steps
 LOOK_AFTER_S = 5.0
 """After so long lines are made of the steps that there are. Of many together each costs a fraction of one alone, and a
 kill loses none."""
+ELSEWHERE_WITHIN_S = 10.0
+"""A process that has read none of the rows for so long does not make lines of them."""
 _log = logging.getLogger(__name__)
 _bits = struct.Struct("<d").pack
 _signed = struct.Struct("<q").unpack
+
+
+class Elsewhere(Protocol):
+    """A record that is lent to another process, which makes the lines.
+
+    Attributes:
+        anchor_interval: training steps from one reading of the clocks to the next in the record.
+    """
+
+    anchor_interval: int
+
+    def lend(self, ring: RingFile) -> None:
+        """Write nothing until it is taken back: the lines follow from a ring that is not read here."""
+
+    def take_back(self, *, wait: bool) -> bool:
+        """Return whether the record is this process's again, which goes on behind its last line.
+
+        Args:
+            wait: some seconds at most, until the other process has written the lines that it is at.
+        """
 
 
 class _Span:
@@ -68,6 +93,7 @@ class RingRecorder(Recorder):
     Args:
         interceptor: of the collectives.
         issued_by_backends, sink: as of `StepRecorder`.
+        elsewhere: the record, where another process may make the lines; None: this one does.
 
     Attributes:
         last_aux: the auxiliary range of the step that began last.
@@ -80,10 +106,11 @@ class RingRecorder(Recorder):
         issued_by_backends: Callable[[], dict[int, int | None]],
         sink: Callable[[Step], None],
         progress: Progress | None = None,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
         super().__init__(progress)
         self.own.counted = True
-        self._ring, self._interceptor = ring, interceptor
+        self._ring, self._interceptor, self._elsewhere = ring, interceptor, elsewhere
         self.begin_span, self.end_span, self._append = interceptor.rows.functions()
         self._end_step = interceptor.rows.end_step
         self._issued_by_backends, self._sink = issued_by_backends, sink
@@ -94,8 +121,11 @@ class RingRecorder(Recorder):
         self._step, self._behind = -1, 0
         self.last_aux: _Span | None = None
         self._unread, self._looked_s = 0, time.monotonic()
+        self._ended, self._seen_read = 0, -1
+        if elsewhere is None:
+            ring.owner = os.getpid()
         self._lines_ns, self._shares = 0, 1
-        self._has_left = False
+        self._has_stopped = False
 
     # --- while a step runs -------------------------------------------------------------------------------------------
 
@@ -153,8 +183,12 @@ class RingRecorder(Recorder):
         )
         self._end_step(self._step, began_ns, self._behind)
         self._between, self._outside, self.own.marks_ns = True, 0, 0
+        self._ended += 1
         self._unread += 1
-        if (
+        if self._elsewhere is not None:
+            if self._must_go_on():
+                self._go_on(wait=False)
+        elif (
             self._unread >= MOST
             or time.monotonic() - self._looked_s > LOOK_AFTER_S
             or self._ring.count - self._read.next_row > self._ring.slots // 2
@@ -163,7 +197,7 @@ class RingRecorder(Recorder):
 
     def leave(self) -> None:
         """In a forked child: record nothing; compiled code appends no rows there."""
-        self.user_marks, self._has_left = UserMarks(), True
+        self.user_marks, self._has_stopped = UserMarks(), True
         self._sink = lambda _step: None
         self._lines.clear()
         self.progress.leave()
@@ -227,10 +261,40 @@ class RingRecorder(Recorder):
     def _value(self, which: int, value: float) -> None:
         self._append(rf.VALUE, which, 0, time.perf_counter_ns(), 0, *_signed(_bits(value)), 0, 0, 0)
 
+    # --- lines -------------------------------------------------------------------------------------------------------
+
+    def _must_go_on(self) -> bool:
+        """Return whether the process that should make lines does not: it gave up, or is dead, stopped or too slow."""
+        ring, now_s = self._ring, time.monotonic()
+        if ring.owner == rf.GIVEN_UP or ring.count - ring.read > ring.slots // 2:
+            return True
+        if now_s - self._looked_s < ELSEWHERE_WITHIN_S:
+            return False
+        self._looked_s, before, self._seen_read = now_s, self._seen_read, ring.read
+        return before == ring.read
+
+    def _go_on(self, *, wait: bool) -> None:
+        """Make lines here from now on, if the other process is not at it."""
+        elsewhere, ring = self._elsewhere, self._ring
+        if elsewhere is None or self._has_stopped:
+            return
+        try:
+            if not elsewhere.take_back(wait=wait):
+                return
+        except RecordWriteError as error:  # the program goes on, and what was recorded stays in the ring
+            self._has_stopped = True
+            _log.error("no further step is in the record: %s", error)
+            return
+        self._elsewhere = None
+        self._unread = self._ended - ring.written[0]
+        self._read = RingSteps(ring, behind_ns=ring.written[1])
+        _log.debug("lines are made in this process from row %d on: %d steps", ring.read, self._unread)
+
     # --- afterwards --------------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
         self.abandon()
+        self._go_on(wait=True)
         # A backend wakes waiting threads before it runs callbacks, so the last ends may still be pending.
         deadline = time.monotonic() + FINISH_GRACE_S
         while self._unread and time.monotonic() < deadline:
@@ -241,8 +305,9 @@ class RingRecorder(Recorder):
 
     def salvage(self) -> None:
         self.abandon()
+        self._go_on(wait=True)
         self._write(late=True)
-        if self._unread and not self._has_left:
+        if self._unread and not self._has_stopped and self._elsewhere is None:
             _log.warning(
                 "%d steps are not in the record: their rows were overwritten before they were read", self._unread
             )
@@ -250,17 +315,22 @@ class RingRecorder(Recorder):
 
     @property
     def is_whole(self) -> bool:
-        return not self._unread and not self._lines and not self._has_left
+        return not (self._unread or self._lines or self._has_stopped or self._elsewhere)
 
     def catch_up(self) -> None:
         self._looked_s = time.monotonic()
         self._write(late=False)
 
     def _write(self, *, late: bool) -> None:
-        if self._has_left:
+        if self._has_stopped or self._elsewhere is not None:
             return
         began_ns = time.perf_counter_ns()
-        lines = self._read.take(late=late)
+        try:
+            lines = self._read.take(late=late)
+        except Exception:  # noqa: BLE001  the program goes on, and what was recorded stays in the ring
+            self._has_stopped = True
+            _log.exception("%d steps are not in the record: no lines can be made of their rows", self._unread)
+            return
         self._lines += lines
         self._unread -= len(lines)
         try:
@@ -270,7 +340,7 @@ class RingRecorder(Recorder):
         finally:
             self._lines_ns += time.perf_counter_ns() - began_ns
             self._shares = max(len(lines), 1)
-        self._ring.read = self._read.next_row
+        self._ring.note_written(self._read.next_row)
 
 
 def _packed(ahead: tuple[int, int]) -> int:

@@ -151,13 +151,13 @@ def load_run(
         ToolMissing: the engine needs a package that is not installed.
     """
     folders = [Path(path)] if isinstance(path, str | Path) else path
+    left_out: list[str] = []
     for each in folders:
-        salvage(each)
+        salvage(each, left_out)
     files = [file for each in folders for file in rank_files(each)]
     folder = next((each for each in folders if (each / MANIFEST_FILE).is_file()), folders[0])  # that of rank 0's node
     if not files:
         raise InputError(nothing_found(folder))
-    left_out: list[str] = []
     headers: dict[Path, Header] = {}
     for file in files:
         try:

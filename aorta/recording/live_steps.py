@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -27,10 +28,13 @@ from aorta.distributed.peers import Peers
 from aorta.errors import ConfigError
 from aorta.loggers import Logger, Place, missing_client, open_logger
 from aorta.recording.rank_process import EVERY_RANK
-from aorta.records.schema import Step
+from aorta.records.files import open_regular
+from aorta.records.schema import Anchor, Calibration, Footer, Header, MeasuredBy, Step
 from aorta.timeline.overlap import NS_PER_MS
 
 _log = logging.getLogger(__name__)
+FOLLOW_S: Final = 0.5
+"""From one look at a record that another process writes to the next."""
 MOST_WAITING: Final = 1000
 """Steps that may wait for slow clients; further ones are counted and left out."""
 LEAVE_S: Final = 30.0
@@ -40,7 +44,66 @@ LEAVE_EARLY_S: Final = 5.0
 _OF_OVERLAP: Final = ("overlap_ratio", "exposed_comm_ms", "comm_ms", "compute_ms", "compute_stall_ms", "idle_ms")
 
 
-def scalars(step: Step, samples_per_step: int | None) -> dict[str, float]:
+class ShownStep(msgspec.Struct, tag_field="record", tag="step", frozen=True, gc=False):
+    """What is shown and logged of a step, read from a line of the record."""
+
+    global_step: int
+    loss: float | None
+    lr: float | None
+    grad_norm: float | None
+    start_mono_ns: int
+    end_mono_ns: int
+    t_end_ns: int
+    overlap: dict[str, float | None]
+    phase: str = "train"
+    bounds: dict[str, tuple[float, float]] | msgspec.UnsetType = msgspec.UNSET
+    measured_by: MeasuredBy | msgspec.UnsetType = msgspec.UNSET
+
+
+class FollowedRecord:
+    """Hands the steps that another process appends to a record to whoever shows them, on a thread of its own.
+
+    Args:
+        then: takes them in order.
+    """
+
+    def __init__(self, path: Path, then: Callable[[ShownStep], None]) -> None:
+        self._path, self._then, self._offset = path, then, 0
+        self._decode = msgspec.json.Decoder(Header | ShownStep | Anchor | Calibration | Footer).decode
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="aorta-shown-steps", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Hand over what is in the record by now; nothing after that."""
+        if not self._stop.is_set():
+            self._stop.set()
+            self._thread.join()
+            self._read()
+
+    def _run(self) -> None:
+        while not self._stop.wait(FOLLOW_S):
+            self._read()
+
+    def _read(self) -> None:
+        try:
+            with open_regular(self._path) as file:
+                file.seek(self._offset)
+                for text in file:
+                    if not text.endswith(b"\n"):
+                        return
+                    self._offset += len(text)
+                    line = self._decode(text)
+                    if isinstance(line, ShownStep):
+                        self._then(line)
+        except (OSError, msgspec.DecodeError) as error:
+            self._stop.set()
+            _log.warning("%s: steps are no longer shown: %s", self._path, error)
+
+
+def scalars(step: Step | ShownStep, samples_per_step: int | None) -> dict[str, float]:
     """Return what loggers get of a step, without nulls. `samples_per_step`: of all ranks; None: not known."""
     step_ms = (step.end_mono_ns - step.start_mono_ns) / NS_PER_MS
     values = {name: step.overlap.get(name) for name in _OF_OVERLAP}
@@ -77,6 +140,9 @@ class LiveLoggers:
         own: loggers of the caller, whose names are their types'.
         interval: steps from one that is logged to the next.
         samples_per_step: as `scalars`.
+
+    Attributes:
+        has_takers: whether anything is logged.
     """
 
     def __init__(
@@ -93,12 +159,12 @@ class LiveLoggers:
         self._open: list[tuple[str, Logger]] = []
         self._queue: queue.SimpleQueue[tuple[int, Mapping[str, float]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="aorta-loggers", daemon=True)
-        self._has_takers = bool(names or own)
+        self.has_takers = bool(names or own)
         self._leave_s = LEAVE_S
         self._taken = self._lost = self._taking_ns = self._background_ns = 0
 
     def __enter__(self) -> Self:
-        if self._has_takers:
+        if self.has_takers:
             self._thread.start()
         return self
 
@@ -134,9 +200,9 @@ class LiveLoggers:
                 self._background_ns / self._taken / 1e3,
             )
 
-    def take(self, step: Step) -> None:
+    def take(self, step: Step | ShownStep) -> None:
         """Queue a finished step of the training. Never blocks."""
-        if not self._has_takers or step.phase != "train" or (step.global_step + 1) % self._interval:
+        if not self.has_takers or step.phase != "train" or (step.global_step + 1) % self._interval:
             return
         begin_ns = time.perf_counter_ns()
         if self._queue.qsize() >= MOST_WAITING:
@@ -162,7 +228,7 @@ class LiveLoggers:
                 self._open.append((name, open_logger(name, self._place)))
             except Exception as error:  # noqa: BLE001  a client may raise anything; the run goes on, and it is logged
                 _log.warning("logger %s cannot be opened; the run goes on without it: %s", name, _first_line(error))
-        self._has_takers = bool(self._open)
+        self.has_takers = bool(self._open)
         while (waiting := self._queue.get()) is not None:
             begin_ns = time.thread_time_ns()
             step, values = waiting
@@ -177,7 +243,7 @@ class LiveLoggers:
                 call(logger)
             except Exception as error:  # noqa: BLE001  a client may raise anything; the run goes on, and it is logged
                 self._open.remove(entry)
-                self._has_takers = bool(self._open)
+                self.has_takers = bool(self._open)
                 _log.warning("logger %s failed and is not called again: %s", name, _first_line(error))
 
 
@@ -219,7 +285,7 @@ class TutorialProgress:
     def __init__(self, stop: int, interval: int, *, shown: bool) -> None:
         self._stop, self._interval, self._shown = stop, interval, shown
 
-    def show(self, step: Step) -> None:
+    def show(self, step: Step | ShownStep) -> None:
         number = step.global_step + 1
         if self._shown and number % self._interval == 0:
             loss = "-" if step.loss is None else f"{step.loss:.4f}"
@@ -243,7 +309,7 @@ class OverlapProgress(TutorialProgress):
         if shown and sys.stderr.isatty():
             self._bar = tqdm(total=stop, initial=first, unit="step", dynamic_ncols=True, file=sys.stderr)
 
-    def show(self, step: Step) -> None:
+    def show(self, step: Step | ShownStep) -> None:
         if not self._shown:
             return
         if self._began_ns:
@@ -276,7 +342,7 @@ class OverlapProgress(TutorialProgress):
         if self._bar is not None:
             self._bar.close()
 
-    def _add(self, step: Step) -> None:
+    def _add(self, step: Step | ShownStep) -> None:
         hidden, exposed = _bounds(step, "compute_comm_ms"), _bounds(step, "exposed_comm_ms")
         if hidden is None or exposed is None:
             return
@@ -284,7 +350,7 @@ class OverlapProgress(TutorialProgress):
         self._kernel_steps += by == "kernels"
         self._sums_ms[by] = [a + b for a, b in zip(self._sums_ms[by], (*hidden, *exposed), strict=True)]
 
-    def _overlap(self, step: Step) -> str:
+    def _overlap(self, step: Step | ShownStep) -> str:
         """Return the hidden share of this step's communication, and of all by marks, by kernels where these leave it
         open.
         """
@@ -303,7 +369,7 @@ class OverlapProgress(TutorialProgress):
 _TO: Final = " to at most "
 
 
-def _bounds(step: Step, name: str) -> tuple[float, float] | None:
+def _bounds(step: Step | ShownStep, name: str) -> tuple[float, float] | None:
     """Return a metric of a step at least and at most; None where the step does not say."""
     value = step.overlap[name]
     if value is not None:

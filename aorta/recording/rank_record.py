@@ -6,7 +6,9 @@ Must not lose what was measured: whatever ends the loop, the steps in progress a
 from __future__ import annotations
 
 import logging
+import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -18,11 +20,15 @@ from aorta.distributed.output_folder import RunFolder
 from aorta.distributed.peers import Peers
 from aorta.errors import SIGNAL_EXIT_BASE, AortaError, RecordWriteError
 from aorta.instrument.instrumentation import Instrumentation
+from aorta.recording.live_steps import FollowedRecord
 from aorta.records.clocks import read_clocks
 from aorta.records.record_file import RecordWriter
+from aorta.records.ring_file import RingFile
 from aorta.records.schema import Anchor, Calibration, DeviceClockFacts, Footer, Header, Step
 
 _log = logging.getLogger(__name__)
+_TRIES, _TRY_S = 5000, 0.001
+"""How often the end of a run asks for its record: tries and not time, which passes while a host is suspended."""
 
 
 @dataclass
@@ -33,12 +39,64 @@ class Ending:
     reason: Literal["completed", "signal", "error"] = "completed"
 
 
+class LentRecord:
+    """Lends a record to the process that makes the lines of the rank's ring (`aorta.records.ring_record`).
+
+    Args:
+        anchor_interval: of the record.
+        shown: follows the record meanwhile; None: nothing is shown.
+    """
+
+    def __init__(self, writer: RecordWriter, anchor_interval: int, shown: FollowedRecord | None) -> None:
+        self.anchor_interval, self._writer, self._shown = anchor_interval, writer, shown
+        self._ring: RingFile | None = None
+
+    def lend(self, ring: RingFile) -> None:
+        self._ring, self._writer.is_lent = ring, True
+        if self._shown is not None:
+            self._shown.start()
+
+    def take_back(self, *, wait: bool) -> bool:
+        """Return whether the record can be written again; it goes on behind its last line.
+
+        Raises:
+            RecordWriteError: it cannot be read or cut.
+        """
+        ring, writer = self._ring, self._writer
+        if ring is None:
+            return True
+        try:
+            for _ in range(_TRIES if wait else 1):
+                with suppress(OSError):  # without locks nobody else writes
+                    if not writer.lock():
+                        time.sleep(_TRY_S if wait else 0)
+                        continue
+                break
+            else:
+                if wait:
+                    _log.error("process %d has not finished its lines of %s", ring.owner, writer.path)
+                return False
+            ring.owner = os.getpid()
+            writer.resume(*ring.written)
+            writer.is_lent, self._ring = False, None
+            ring.note_written(ring.read, writer.steps_written, writer.last_start_ns)
+        except OSError as error:
+            raise RecordWriteError(f"{writer.path}: cannot be continued: {error.strerror or error}") from error
+        finally:
+            with suppress(OSError):
+                writer.unlock()
+        if self._shown is not None:
+            self._shown.finish()
+        return True
+
+
 class RankRecordWriter:
     """One open record: its writer and its header.
 
     Attributes:
         may_end_early: a full disk ends the record, and not the loop, which is not AORTA's.
         ended_early: why it did; None: it did not.
+        lent: who lends it; None: nobody.
         before_footer: writes what comes after the steps.
     """
 
@@ -47,6 +105,7 @@ class RankRecordWriter:
         self._footer: Footer | None = None
         self.may_end_early = False
         self.ended_early: str | None = None
+        self.lent: LentRecord | None = None
         self.before_footer: Callable[[], None] = lambda: None
         writer.write(header)
 
@@ -98,6 +157,7 @@ class RankRecordWriter:
         except Exception as error:
             explained = explain(error)
             with suppress(RecordWriteError):
+                self._take_back()
                 self.writer.write(
                     Footer("error", explained.exit_code, steps_written=0, clock=read_clocks(), error=str(explained))
                 )
@@ -153,6 +213,10 @@ class RankRecordWriter:
             instrument.recorder.salvage()
         self._write_footer(instrument, ending, code, error)
 
+    def _take_back(self) -> None:
+        if self.lent is not None:
+            self.lent.take_back(wait=True)
+
     def _write_footer(
         self,
         instrument: Instrumentation,
@@ -175,6 +239,7 @@ class RankRecordWriter:
             )
 
         try:
+            self._take_back()
             self.before_footer()
             self._footer = self.writer.write_last(footer)
         except RecordWriteError as problem:

@@ -51,12 +51,13 @@ from aorta.instrument.dispatcher import all_groups
 from aorta.instrument.emulation.network import EmulatedNetwork
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.native.build import ensure_built, interceptor_for
+from aorta.instrument.ring_recorder import Elsewhere
 from aorta.loggers import Logger, Place
 from aorta.recording.calibration import Calibrator
-from aorta.recording.live_steps import LiveLoggers
+from aorta.recording.live_steps import FollowedRecord, LiveLoggers, ShownStep
 from aorta.recording.rank_process import log_to
 from aorta.recording.rank_progress import noted_progress
-from aorta.recording.rank_record import RankRecordWriter
+from aorta.recording.rank_record import LentRecord, RankRecordWriter
 from aorta.records.clocks import boot_id, read_clocks
 from aorta.records.progress_file import Progress
 from aorta.records.run_files import MANIFEST_FILE
@@ -143,17 +144,28 @@ class RecordedRun:
         *,
         fabric: EmulatedNetwork | None = None,
         together: int = 1,
-        then: Callable[[Step], None] = lambda _step: None,
+        then: Callable[[Step | ShownStep], None] | None = None,
     ) -> Instrumentation:
         """Return the instrument whose finished steps go into the record with their device samples, and then to `then`.
         `fabric`, `together`: as `Instrumentation` takes them.
         """
+        interval = self.request.clock.anchor_interval
+
+        def shown(step: Step | ShownStep) -> None:
+            self.loggers.take(step)
+            if then is not None:
+                then(step)
 
         def finished(step: Step) -> None:
-            self.record.step(self.devices.onto(step), self.request.clock.anchor_interval)
-            self.loggers.take(step)
+            self.record.step(self.devices.onto(step), interval)
             self.calibrator.take(step)
-            then(step)
+            shown(step)
+
+        if self.request.watchdog.timeout_s != 0 and self.site.device.type == "cpu" and not self.devices.is_sampling:
+            followed = None
+            if self.loggers.has_takers or then is not None:
+                followed = FollowedRecord(self.record.writer.path, shown)
+            self.record.lent = LentRecord(self.record.writer, interval, followed)
 
         instrument = open_instrument(
             self.request.instrument,
@@ -165,6 +177,7 @@ class RecordedRun:
             together=together,
             cutoff=self.record.header.stall_cutoff,
             progress=self.progress,
+            elsewhere=self.record.lent,
         )
         self.calibrator.attach(instrument.recorder)
         return instrument
@@ -346,6 +359,7 @@ def open_instrument(
     together: int = 1,
     cutoff: StallCutoff | None = None,
     progress: Progress | None = None,
+    elsewhere: Elsewhere | None = None,
 ) -> Instrumentation:
     """Return the instrument as a configuration asks for it; the caller closes it.
 
@@ -353,7 +367,7 @@ def open_instrument(
         sink: takes finished steps in order.
         anchor: places MONOTONIC in wall-clock time; None: the clocks of this moment.
         cutoff: of stalls on this host; None: `STALL_CUTOFF_NS`.
-        fabric, together, progress: as `Instrumentation` takes them.
+        fabric, together, progress, elsewhere: as `Instrumentation` takes them.
     """
     return Instrumentation(
         device,
@@ -369,4 +383,5 @@ def open_instrument(
         together=together,
         stall_cutoff_ns=STALL_CUTOFF_NS if cutoff is None else cutoff.cutoff_ns,
         progress=progress,
+        elsewhere=elsewhere,
     )

@@ -36,7 +36,7 @@ from aorta.profiling.profiler_plan import Counters
 from aorta.profiling.window_recording import StepMarkers
 from aorta.recording.calibration import calibration_plan
 from aorta.recording.isolated_baselines import Baselines
-from aorta.recording.live_steps import announced, progress_of, refuse_missing_clients
+from aorta.recording.live_steps import ShownStep, announced, progress_of, refuse_missing_clients
 from aorta.recording.loop_profiler import LoopProfiler
 from aorta.recording.rank_process import log_to, run_rank
 from aorta.recording.recorded_run import RunRequest, RunSite, recorded_run
@@ -122,12 +122,13 @@ class TrainingRun:
         progress = progress_of(config.training, first, stop, self.samples, shown=shown, alone=alone)
         stack.callback(progress.close)
 
-        def show(step: Step) -> None:
+        def show(step: Step | ShownStep) -> None:
             if step.phase == "train":
                 progress.show(step)
 
         with run.record.starting(self.peers.explain):
-            instrument = stack.enter_context(run.instrument(fabric=fabric, together=TOGETHER, then=show))
+            recorded = run.instrument(fabric=fabric, together=TOGETHER, then=show if shown else None)
+            instrument = stack.enter_context(recorded)
             step = TrainStep.build(model, self.task, instrument, config, self.device)
             interval, checkpoints = config.training.checkpoint_interval, None
             if first or interval:

@@ -27,6 +27,7 @@ from aorta.instrument.emulation.network import EmulatedNetwork
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.open_step import Scalar
 from aorta.instrument.recorder import TOGETHER
+from aorta.instrument.ring_recorder import Elsewhere
 from aorta.parallel.plan import Blocks, ParallelizedModel, global_norm, mesh_of
 from aorta.parallel.strategies import parallelize
 from aorta.recording.calibration import Calibrator, calibration_plan
@@ -237,6 +238,7 @@ class Loop:
         sink: receives finished steps.
         fabric: delays collectives; None: the real network, whatever `config` says.
         progress: of the rank, in which steps and collectives are noted; None: nowhere.
+        elsewhere: as `Instrumentation` takes it.
 
     Attributes:
         calibrations: of the steps after `telemetry.warmup_steps`, where `instrument.calibration` is a number (`auto`
@@ -258,6 +260,7 @@ class Loop:
         sink: Callable[[Step], None],
         fabric: EmulatedNetwork | None = None,
         progress: Progress | None = None,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
         task = task_of(config)
         model = SpreadModel.build(task, config, device)
@@ -276,7 +279,14 @@ class Loop:
             self._calibrator.take(step)
 
         self.instrument = open_instrument(
-            settings, topology, device, finished, fabric=fabric, together=TOGETHER, progress=progress
+            settings,
+            topology,
+            device,
+            finished,
+            fabric=fabric,
+            together=TOGETHER,
+            progress=progress,
+            elsewhere=elsewhere,
         )
         self._calibrator.attach(self.instrument.recorder)
         self.step_of_training = TrainStep.build(model, task, self.instrument, config, device)

@@ -91,12 +91,13 @@ def open_regular(path: Path, buffering: int = -1) -> BinaryIO:
         raise
 
 
-def open_own(path: Path, *, new: bool = False, mode: int = 0o666) -> BinaryIO:
+def open_own(path: Path, *, new: bool = False, existing: bool = False, mode: int = 0o666) -> BinaryIO:
     """Open a file of AORTA's with a fixed name for reading and appending. What is in it stays: who empties it looks
     whose it is first.
 
     Args:
         new: a new file takes the place of whatever has the name.
+        existing: it must be there.
         mode: of a new file.
 
     Raises:
@@ -105,7 +106,7 @@ def open_own(path: Path, *, new: bool = False, mode: int = 0o666) -> BinaryIO:
     """
     if new:
         path.unlink(missing_ok=True)
-    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | (0 if existing else os.O_CREAT)
     try:
         file = above_streams(os.open(path, flags | (os.O_EXCL if new else 0), mode))
     except OSError as error:

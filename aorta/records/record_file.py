@@ -3,6 +3,7 @@
     with RecordWriter(path, rank) as record:
         record.write(header)
         record.write(step)
+    record = RecordWriter.reopened(path, rank)      # in another process, which appends what the first has not written
 
     header_of(path).run_id                  # the first line alone
     for line in stream(path, problems):     # every line that can be read; sentences about those that cannot
@@ -21,6 +22,8 @@ hold a line longer than `LINE_LIMIT` in memory.
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -33,7 +36,7 @@ from typing import Any, Final, Self, TypeAlias, TypeVar, get_args
 import msgspec
 
 from aorta.errors import InputError, RecordWriteError
-from aorta.records.files import OF_THIS_PROCESS, above_streams, open_regular
+from aorta.records.files import OF_THIS_PROCESS, above_streams, open_own, open_regular
 from aorta.records.schema import SCHEMA_VERSION, Anchor, Calibration, Footer, Header, Line, Step
 from aorta.redaction import redacted
 
@@ -45,6 +48,7 @@ _HEADER_BYTES: Final = 4096
 """Read at once where only the header is wanted, which is shorter: a folder may hold the records of a thousand ranks."""
 PROBLEM_LIMIT: Final = 100
 """Sentences kept of one file; further bad lines are only counted."""
+_ABOVE_STREAMS: Final = 3
 _LINES_TO_DROP: Final = 64
 """At most so many lines make room for the last one."""
 _ROWS: Final = ("collectives", "compute", "aux")
@@ -63,25 +67,92 @@ class RecordWriter:
 
     Attributes:
         steps_written: how many steps the file holds.
+        last_start_ns: when the last of them began, as `resume` found it; -1: there was none.
+        has_ended: whether it found a footer as the last line.
+        is_lent: another process writes to it meanwhile, and this one must not.
 
     Raises:
         RecordWriteError: the file cannot be created or extended; names rank, path and the system's reason.
     """
 
     def __init__(self, path: Path, rank: int) -> None:
-        self.path, self.rank = path, rank
-        self._encoder = msgspec.json.Encoder()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
-            self._file = above_streams(os.open(path, flags, 0o644))
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+            file = above_streams(os.open(path, flags, 0o644))
         except OSError as error:
-            raise self._failed(error) from error
-        OF_THIS_PROCESS.add(self._file)
+            raise _unwritable(path, rank, error) from error
+        self._take(path, rank, file)
+
+    def _take(self, path: Path, rank: int, file: int) -> None:
+        self.path, self.rank, self._file = path, rank, file
+        self._encoder = msgspec.json.Encoder()
+        OF_THIS_PROCESS.add(file)
         self._size = self.steps_written = 0
+        self.last_start_ns, self.has_ended, self.is_lent = -1, False, False
         self._last = b""
         self._before: deque[tuple[int, int]] = deque(maxlen=_LINES_TO_DROP)
         """Size and steps of the file before each of its last lines."""
+
+    @classmethod
+    def reopened(cls, path: Path, rank: int) -> RecordWriter:
+        """Open a record that another process has begun; `resume` before it is written to.
+
+        Raises:
+            OSError: it cannot be opened, or is no file of its own (`files.open_own`).
+        """
+        with open_own(path, existing=True) as file:
+            writer = cls.__new__(cls)
+            writer._take(path, rank, fcntl.fcntl(file.fileno(), fcntl.F_DUPFD_CLOEXEC, _ABOVE_STREAMS))
+        return writer
+
+    def resume(self, steps: int, last_start_ns: int) -> None:
+        """Go on behind the last whole line, where another process has written: what a killed one left of a line is cut
+        off. `steps`, `last_start_ns`: what that process said; where the file says otherwise its steps are counted.
+
+        Raises:
+            OSError: it cannot be read or cut.
+        """
+        size, tail = os.fstat(self._file).st_size, 1 << 16
+        while True:
+            begin = max(size - tail, 0)
+            text = os.pread(self._file, size - begin, begin)
+            lines = text[: text.rfind(b"\n") + 1].splitlines(keepends=True)[begin > 0 :]
+            found = [_lenient(line) for line in lines]
+            last = next((line for line in reversed(found) if isinstance(line, _TailStep)), None)
+            if last is not None or begin == 0:
+                break
+            tail *= 8
+        whole = begin + text.rfind(b"\n") + 1
+        if whole < size:
+            os.ftruncate(self._file, whole)
+        self.has_ended = bool(found) and isinstance(found[-1], Footer)
+        self.last_start_ns = -1 if last is None else last.start_mono_ns
+        if self.last_start_ns != last_start_ns:
+            with open(os.dup(self._file), "rb") as file:  # noqa: PTH123 - it is open already
+                file.seek(0)
+                steps = sum(isinstance(_lenient(line), _TailStep) for line in file)
+        self._size, self.steps_written, self._last = whole, steps, lines[-1] if lines else b""
+        before = []
+        for line, one in zip(reversed(lines), reversed(found), strict=True):
+            whole, steps = whole - len(line), steps - isinstance(one, _TailStep)
+            before.append((whole, steps))
+        self._before = deque(reversed(before), maxlen=_LINES_TO_DROP)
+
+    def lock(self) -> bool:
+        """Keep other processes from writing to it until `unlock`; False while another one does.
+
+        Raises:
+            OSError: its file system has no locks.
+        """
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def unlock(self) -> None:
+        fcntl.flock(self._file, fcntl.LOCK_UN)
 
     @property
     def is_in_place(self) -> bool:
@@ -147,6 +218,9 @@ class RecordWriter:
             os.ftruncate(self._file, self._size)
 
     def _append(self, data: bytes, steps: int = 0) -> None:
+        if self.is_lent:
+            busy = OSError(errno.EBUSY, "another process still writes to it")
+            raise _unwritable(self.path, self.rank, busy) from busy
         try:
             written = 0
             while written < len(data):
@@ -154,17 +228,34 @@ class RecordWriter:
         except OSError as error:
             with suppress(OSError):  # the disk is gone: the reader skips a line that is cut off
                 os.ftruncate(self._file, self._size)
-            raise self._failed(error) from error
+            raise _unwritable(self.path, self.rank, error) from error
         self._before.append((self._size, self.steps_written))
         self._size += len(data)
         self.steps_written += steps
         self._last = data
 
-    def _failed(self, error: OSError) -> RecordWriteError:
-        return RecordWriteError(
-            f"rank {self.rank} cannot write its record {self.path}: {error.strerror or error}; what was written stays "
-            "readable. Free some space or choose another folder"
-        )
+
+class _TailStep(msgspec.Struct, tag_field="record", tag="step", gc=False):
+    """What `resume` asks of a step."""
+
+    start_mono_ns: int
+
+
+_TAIL: Final[msgspec.json.Decoder[Any]] = msgspec.json.Decoder(Header | _TailStep | Anchor | Calibration | Footer)
+
+
+def _lenient(text: bytes) -> Any:
+    """Return a line of the tail; None for one that cannot be read."""
+    with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return _TAIL.decode(text)
+    return None
+
+
+def _unwritable(path: Path, rank: int, error: OSError) -> RecordWriteError:
+    return RecordWriteError(
+        f"rank {rank} cannot write its record {path}: {error.strerror or error}; what was written stays readable. Free "
+        "some space or choose another folder"
+    )
 
 
 def _reading_fields() -> list[tuple[str, Any, Any]]:

@@ -32,22 +32,26 @@ import mmap
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.records.files import OF_THIS_PROCESS, above_streams, decode_json, whole_file
+from aorta.records.files import OF_THIS_PROCESS, above_streams, decode_json, open_own, whole_file
 from aorta.records.schema import ClockReading, Integer, Rank
 
 MAGIC: Final = b"AORTARNG"
-VERSION: Final = 1
+VERSION: Final = 2
 SLOTS: Final = 65_536
 COUNT_AT: Final = 512
 ROWS_AT: Final = 262_144
 _READ_AT: Final = 576
 _TEXTS_AT: Final = 640
+_OWNER_AT, _STEPS_AT, _LAST_AT = 704, 768, 776
+NOBODY: Final = 0
+GIVEN_UP: Final = -1
+"""Owners of a ring that are no process: nobody makes its lines yet; the process that did no longer does."""
 _FACTS_AT, _NAMES_AT = 1024, 8192
 _WORD: Final = 8
 
@@ -101,6 +105,8 @@ class RingFacts(msgspec.Struct, frozen=True, kw_only=True):
         stall_cutoff_ns: length up to which a backend's call only handed a collective over.
         no_values: why loss and norm of gradients say nothing, if so.
         no_copies: why copies are not looked at.
+        anchor_interval: training steps from one reading of the clocks to the next in the record, where another process
+            may make the lines of this ring; None: the rank alone does.
     """
 
     rank: Rank
@@ -112,6 +118,7 @@ class RingFacts(msgspec.Struct, frozen=True, kw_only=True):
     operators: tuple[RingOperator, ...]
     dtypes: tuple[str, ...]
     boot_id: str
+    anchor_interval: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
 
 _in_memory: Final[list[mmap.mmap]] = []
@@ -190,17 +197,17 @@ class RingFile:
 
     @classmethod
     def open(cls, path: Path) -> RingFile:
-        """Map a ring for reading.
+        """Map a ring for reading, and for saying what of it is in the record.
 
         Raises:
-            OSError: it cannot be read or mapped.
+            OSError: it cannot be read or mapped, or is no file of its own (`files.open_own`).
             UnreadableRing: it is none, of another version, or cut off.
         """
-        with path.open("rb") as file:
+        with open_own(path, existing=True) as file:
             size = os.fstat(file.fileno()).st_size
             if size <= ROWS_AT:
                 raise UnreadableRing(f"{path}: is cut off: {size} bytes")
-            return cls(mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ), path)
+            return cls(mmap.mmap(file.fileno(), size), path)
 
     def close(self, *, remove: bool) -> None:
         """Give up the descriptor, and the file if `remove`; what is mapped stays."""
@@ -257,16 +264,35 @@ class RingFile:
         """The index of the first row that is not in the record yet."""
         return self._words[_READ_AT // _WORD]
 
-    @read.setter
-    def read(self, index: int) -> None:
-        self._words[_READ_AT // _WORD] = index
+    @property
+    def written(self) -> tuple[int, int]:
+        """How many steps another process has written to the record, and when the last of them began."""
+        return self._words[_STEPS_AT // _WORD], self._words[_LAST_AT // _WORD]
+
+    def note_written(self, read: int, steps: int = 0, last_start_ns: int = 0) -> None:
+        """Say which row is the first that is not in the record yet; `steps`, `last_start_ns`: as in `written`."""
+        self._words[_STEPS_AT // _WORD], self._words[_LAST_AT // _WORD] = steps, last_start_ns
+        self._words[_READ_AT // _WORD] = read
+
+    @property
+    def owner(self) -> int:
+        """The process that makes lines of its rows, and writes to the record; or `NOBODY`, `GIVEN_UP`."""
+        return self._words[_OWNER_AT // _WORD]
+
+    @owner.setter
+    def owner(self, process: int) -> None:
+        self._words[_OWNER_AT // _WORD] = process
 
     def rows_since(self, first: int) -> tuple[NDArray[Any], int]:
         """Return a copy of the rows from `first` on, as far as they were not overwritten, and the index of the first.
-        Rows that are being written have kind 0.
+        Rows that are being written have kind 0; a step that ended before the copy has all of its rows in it as they are
+        then, and one that ends meanwhile has not ended.
         """
+        first = max(first, self.count - self.slots)
+        looked = np.arange(first, self.count) % self.slots
+        ends = self._rows["b"][looked]
         count = self.count
-        first = max(first, count - self.slots)
+        first, ends = max(first, count - self.slots), ends[max(count - self.slots - first, 0) :]
         at = np.arange(first, count) % self.slots
         rows = self._rows[at]
         stamps = np.arange(first + 1, count + 1, dtype=np.uint64)
@@ -274,4 +300,7 @@ class RingFile:
         changed = np.flatnonzero((rows["stamp"] > stamps) | (self._rows["stamp"][at] > stamps))
         lost = int(changed[-1]) + 1 if len(changed) else 0
         rows["kind"][rows["stamp"] != stamps] = 0
+        rows["b"][len(ends) :][rows["kind"][len(ends) :] == STEP] = 0
+        ended = rows["b"][: len(ends)]
+        ended[(rows["kind"][: len(ends)] == STEP) & (ended != ends)] = 0
         return rows[lost:], first + lost

@@ -50,6 +50,8 @@ MOST_STEPS_LATE: Final = 8
 """How many steps may stay unread because a collective has not ended; after that, coverage reports it as missing."""
 MOST: Final = 64
 """Steps that are measured at once."""
+_AGAIN: Final = 16
+"""Steps whose lines are made again by who goes on: a collective queued behind more of them is not known to gloo."""
 _SOURCES: Final[tuple[EndSource, EndSource]] = ("future", "wait")
 
 
@@ -98,14 +100,23 @@ class _Issued(NamedTuple):
 class RingSteps:
     """Reads one rank's ring from its oldest row on.
 
+    Args:
+        behind_ns: another process has made lines of the steps that began by then, and there are none of these here. The
+            last few are read all the same: when a collective began follows from those before it.
+
     Attributes:
         lost: how many rows were overwritten before they were read.
         next_row: the first row that the lines of steps to come may need.
     """
 
-    def __init__(self, ring: RingFile) -> None:
+    def __init__(self, ring: RingFile, behind_ns: int = -1) -> None:
         facts = ring.facts
         self.ring, self.lost, self.next_row = ring, 0, 0
+        self._behind_ns = behind_ns
+        if behind_ns >= 0:
+            rows, first = ring.rows_since(0)
+            begun = rows["a2"][(rows["kind"] == rf.STEP) & (rows["a"] <= behind_ns) & (rows["a2"] >= first)]
+            self.next_row = int(begun[-_AGAIN:][0]) if len(begun) else first
         self._facts = facts
         self._lines = StepLines(facts.rank, facts.world_size, facts.anchor, facts.no_values)
         self._coverages, self._workers = Coverages(), dict[str, GlooWorkers]()
@@ -117,7 +128,7 @@ class RingSteps:
         lines: list[Step] = []
         while taken := self._take(late=late):
             lines += taken
-        return lines
+        return [line for line in lines if line.start_mono_ns > self._behind_ns]
 
     def _take(self, *, late: bool) -> list[Step]:
         rows, first = self.ring.rows_since(self.next_row)
@@ -134,8 +145,11 @@ class RingSteps:
         count = min(count, MOST)
         if count == 0:
             return []
+        # Rows that name a step stand before the next one.
+        rows = rows[: at[count] if count < len(at) else len(rows)]
+        lines = self._measured(rows, at[:count], since[:count], until[:count], first)
         self.next_row += int(until[count - 1])
-        return self._measured(rows, at[:count], since[:count], until[:count], first)
+        return lines
 
     def _measured(self, rows: NDArray[Any], at: Int64, since: Int64, until: Int64, first: int) -> list[Step]:
         steps, index = rows[at], np.arange(len(rows))

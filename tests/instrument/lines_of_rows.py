@@ -26,6 +26,8 @@ from tests.loop import Loop
 
 CPU = torch.device("cpu")
 BATCHES = (1, 16, 64)
+GONE_ON_BEHIND = (0, 6, 12)
+"""Steps behind which somebody else goes on."""
 
 
 def main(folder: str, steps: str, *words: str) -> None:
@@ -48,6 +50,10 @@ def main(folder: str, steps: str, *words: str) -> None:
         for batch in BATCHES:
             ring_steps.MOST = batch  # type: ignore[misc]
             equal[str(batch)] = _equal(expected, [encode(line) for line in RingSteps(ring).take()])
+        ring_steps._AGAIN = 4  # type: ignore[misc]
+        for done in GONE_ON_BEHIND:
+            rest = RingSteps(ring, behind_ns=recorded[done].start_mono_ns).take()
+            equal[f"behind {done}"] = [""] * (done + 1) + _equal(expected[done + 1 :], [encode(line) for line in rest])
         loop.finish()
     Path(folder, f"rank_{topology.rank}.json").write_text(json.dumps(equal))
 

@@ -179,7 +179,7 @@ def test_an_exception_goes_on_and_is_written_down(tmp_path, model, error, reason
 def test_a_full_disk_ends_the_record_and_not_the_job(tmp_path, model, monkeypatch, caplog, capsys, error):
     path, write = tmp_path / "rank_0_metrics.jsonl", os.write
     with nullcontext() if error is None else pytest.raises(ValueError, match="bad batch"):  # noqa: SIM117
-        with aorta.record(tmp_path, model=model) as recording:
+        with aorta.record(tmp_path, model=model, watchdog_timeout_s=0) as recording:  # this process makes the lines
             train(model, recording, 5)
             recording._recorder.catch_up()
             full = path.stat()

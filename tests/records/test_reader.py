@@ -245,6 +245,43 @@ def test_a_full_disk_leaves_the_file_as_it_was(path, header, step, footer, monke
     assert ([line.global_step for line in record.steps], record.problems) == ([0, 2], [])
 
 
+@pytest.mark.parametrize("known", [True, False], ids=["told", "counted"])
+@pytest.mark.parametrize("torn", [b"", b'{"record":"step","ra'], ids=["whole", "torn"])
+def test_who_goes_on_writes_behind_the_last_whole_line(path, header, step, footer, monkeypatch, torn, known):
+    first = RecordWriter(path, rank=3)
+    first.write(header)
+    first.write(step(0))
+    first.is_lent = True
+    with pytest.raises(RecordWriteError, match="another process still writes to it"):
+        first.write(step(1))
+    other = RecordWriter.reopened(path, rank=3)
+    other.resume(0, -1)
+    assert (other.steps_written, other.last_start_ns) == (1, step(0).start_mono_ns)
+    for number in range(1, 6):
+        other.write(step(number))
+    assert other.lock()
+    assert not first.lock()
+    other.close()
+    assert first.lock()
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines) + torn)
+    first.resume(*((6, step(5).start_mono_ns) if known else (2, 77)))
+    first.is_lent = False
+    assert (first.steps_written, first.last_start_ns, first.has_ended) == (6, step(5).start_mono_ns, False)
+    no_room_beyond(sum(map(len, lines)), path, monkeypatch)
+    longer = msgspec.structs.replace(footer, error="e" * len(lines[-1]))  # two steps have to give way
+    written = first.write_last(lambda count: msgspec.structs.replace(longer, steps_written=count))
+    assert path.read_bytes() == b"".join(lines[:5]) + msgspec.json.encode(written) + b"\n"
+    first.resume(0, 0)
+    assert (first.steps_written, first.has_ended) == (4, True)
+
+
+def test_a_record_that_is_not_there_is_not_begun_by_who_goes_on(path):
+    with pytest.raises(FileNotFoundError):
+        RecordWriter.reopened(path, rank=3)
+    assert not path.exists()
+
+
 @pytest.mark.parametrize("steps", [0, 5])
 def test_on_a_full_disk_the_footer_takes_the_place_of_the_last_steps(path, header, step, footer, monkeypatch, steps):
     writer = RecordWriter(path, rank=3)

@@ -93,7 +93,12 @@ def test_a_footer_knows_the_three_ways_to_end():
         msgspec.convert({"reason": "bored", "exit_code": 0, "steps_written": 0, "clock": {}}, Footer)
 
 
-NUMPY_SIDE = ("aorta.timeline.arrays", "aorta.records.ring_file", "aorta.records.ring_steps")
+NUMPY_SIDE = (
+    "aorta.timeline.arrays",
+    "aorta.records.ring_file",
+    "aorta.records.ring_steps",
+    "aorta.records.ring_record",
+)
 """Columns: intervals of traces of millions of rows, and rows of a ring."""
 LIGHT = f"""
 import importlib, pkgutil, sys

@@ -1,0 +1,101 @@
+"""A rank's record, as another process than the rank continues it: with lines of the steps in the rank's ring.
+
+    record = RingRecord(folder, ring_path)
+    while record.claim():               # False once the rank makes its lines itself
+        record.append()
+
+One process at a time writes to a record: it is locked for as long as lines are appended, and the ring says whose turn
+it is (`RingFile.owner`). Whoever takes over begins behind the last line in the file, so that no step is there twice.
+Must not import torch, or write to a record that has ended.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from aorta.errors import RecordWriteError
+from aorta.records.clocks import read_clocks
+from aorta.records.record_file import RecordWriter, header_of
+from aorta.records.ring_file import GIVEN_UP, NOBODY, RingFile, UnreadableRing
+from aorta.records.ring_steps import RingSteps
+from aorta.records.run_files import RANK_FILE
+from aorta.records.schema import Anchor
+
+
+class RingRecord:
+    """The record of the rank whose ring is at `path`.
+
+    Raises:
+        OSError, InputError: ring or record cannot be read, or is no file of its own.
+        UnreadableRing: it is no ring, or that of another record.
+    """
+
+    def __init__(self, folder: Path, path: Path) -> None:
+        self.ring = RingFile.open(path)
+        self.path = folder / RANK_FILE.format(rank=self.ring.facts.rank)
+        if header_of(self.path).clock != self.ring.facts.anchor:
+            raise UnreadableRing(f"{path}: not the ring of {self.path}")
+        self._ring_path = path
+        self._writer = RecordWriter.reopened(self.path, self.ring.facts.rank)
+        self._steps: RingSteps | None = None
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the ring has not been removed, which ends it: its record is whole, or was completed."""
+        return self._ring_path.exists()
+
+    def claim(self, *, of_dead: bool = False) -> bool:
+        """Lock the record, and return whether its lines are this process's to make; the first time reads where it ends.
+        Nobody else's turn ends by it.
+
+        Args:
+            of_dead: the rank and whoever made its lines have died: it is this process's turn in any case.
+
+        Raises:
+            BlockingIOError: another process has it locked. OSError: it cannot be locked or read.
+        """
+        if not self._writer.lock():
+            raise BlockingIOError(f"{self.path} is being written by another process")
+        ring, own = self.ring, os.getpid()
+        if of_dead or (ring.owner == NOBODY and ring.facts.anchor_interval is not None):
+            ring.owner = own
+        if ring.owner != own:
+            self.close()
+            return False
+        if self._steps is None:
+            self._writer.resume(*ring.written)
+            self._steps = RingSteps(ring, behind_ns=self._writer.last_start_ns)
+        return True
+
+    def append(self, *, late: bool = False) -> int:
+        """Append the lines of complete steps to a record that is claimed, unless it has ended, and unlock it; returns
+        how many. `late`: as in `RingSteps.take`.
+
+        Raises:
+            RecordWriteError: the disk did not take a line; the rank goes on itself.
+        """
+        assert self._steps is not None  # it is claimed
+        ring, writer, count = self.ring, self._writer, 0
+        interval = ring.facts.anchor_interval
+        try:
+            for line in () if writer.has_ended else self._steps.take(late=late):
+                writer.write(line)
+                count, writer.last_start_ns = count + 1, line.start_mono_ns
+                if interval is not None and line.phase == "train" and (line.global_step + 1) % interval == 0:
+                    writer.write(Anchor(line.global_step, read_clocks()))
+        except RecordWriteError:
+            self.give_up()
+            raise
+        finally:
+            ring.note_written(self._steps.next_row, writer.steps_written, writer.last_start_ns)
+            writer.unlock()
+        return count
+
+    def give_up(self) -> None:
+        """Leave what is to be written to the rank."""
+        self.ring.owner = GIVEN_UP
+
+    def close(self) -> None:
+        """Close the record."""
+        self._writer.close()

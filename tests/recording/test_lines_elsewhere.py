@@ -1,0 +1,259 @@
+"""The watchdog makes the lines of a rank; whatever becomes of it, each finished step is in the record once."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from aorta.errors import RecordWriteError
+from aorta.instrument.native.build import load
+from aorta.records.record_file import stream
+from aorta.records.ring_file import GIVEN_UP
+from aorta.records.ring_record import RingRecord
+from aorta.records.salvage import salvage
+from aorta.records.schema import Anchor, Footer, Line, Step
+from tests.analysis import builders
+from tests.instrument.test_rows import ByHand
+from tests.runs import HANGS_S, ROOT, environment
+
+pytestmark = pytest.mark.dist
+TOLD = """
+import sys, torch, aorta
+model = torch.nn.Linear(2, 2)
+with aorta.record(sys.argv[1], model=model, devices="off", watchdog_timeout_s=600) as recording:
+    for told in sys.stdin:
+        for _ in range(int(told)):
+            if told != "30000\\n":
+                model(torch.ones(1, 2)).sum().backward()
+            recording.step()
+        print("done", flush=True)
+"""
+"""Records as many steps as a line of its input says."""
+
+
+class Recorded:
+    """A program that is being recorded, and does steps when it is told to."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.record = folder, folder / "rank_0_metrics.jsonl"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", TOLD, str(folder)],
+            cwd=ROOT,
+            env=environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.done = 0
+        self.stopped: psutil.Process | None = None
+
+    def steps(self, count: int) -> None:
+        """Have it do so many steps."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(f"{count}\n")
+        self.process.stdin.flush()
+        assert self.process.stdout.readline() == "done\n"
+        self.done += count
+
+    def line_maker(self) -> psutil.Process:
+        """The watchdog's process."""
+        (found,) = [
+            child
+            for child in psutil.Process(self.process.pid).children()
+            if "aorta.autopsy.watchdog" in " ".join(child.cmdline())
+        ]
+        return found
+
+    def until_written(self, count: int) -> None:
+        """Wait for steps in the record."""
+        deadline = time.monotonic() + HANGS_S
+        while self.record.read_bytes().count(b'"record":"step"') < count:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+    def end(self) -> str:
+        """End it, and whatever was stopped; what it said."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        code = self.process.wait(HANGS_S)
+        if self.stopped is not None:  # it has the same standard error
+            self.stopped.kill()
+        assert self.process.stderr is not None
+        said = self.process.stderr.read()
+        assert code == 0, said
+        return said
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Recorded]:
+    if load()[0] is None:
+        pytest.skip("without the compiled part there is no ring")
+    recorded = Recorded(tmp_path / "run")
+    with recorded.process:
+        yield recorded
+        recorded.process.kill()
+
+
+def lines_of(record: Path) -> list[Line]:
+    problems: list[str] = []
+    lines = list(stream(record, problems))
+    assert problems == []
+    return lines
+
+
+def holds_each_step_once(run: Recorded) -> None:
+    lines = lines_of(run.record)
+    assert [line.global_step for line in lines if isinstance(line, Step)] == list(range(run.done))
+    footer = lines[-1]
+    assert isinstance(footer, Footer)
+    assert (footer.reason, footer.steps_written) == ("completed", run.done)
+    assert not list((run.folder / "progress").glob("ring_*"))
+
+
+def test_lines_are_there_while_the_run_goes_on_though_it_writes_none(run: Recorded) -> None:
+    run.steps(250)
+    run.until_written(250)
+    with run.record.open("rb") as file:
+        writers = [process for process in (run.process.pid, run.line_maker().pid) if wrote(process, file.name)]
+    assert writers == [run.process.pid, run.line_maker().pid]  # both have it open
+    run.steps(3)
+    assert f"aorta: {run.done} steps recorded" in run.end()
+    holds_each_step_once(run)
+    anchors = [line.global_step for line in lines_of(run.record) if isinstance(line, Anchor)]
+    assert anchors == [99, 199]
+
+
+def test_a_record_that_is_whole_when_it_is_given_back_stays_as_it_is(run: Recorded) -> None:
+    run.steps(20)
+    run.until_written(20)
+    run.end()
+    holds_each_step_once(run)
+
+
+def wrote(process: int, name: str) -> bool:
+    return any(file.path == name for file in psutil.Process(process).open_files())
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=lambda how: how.name)
+@pytest.mark.parametrize("first", [0, 100])
+def test_a_rank_goes_on_without_it(run: Recorded, how: signal.Signals, first: int) -> None:
+    run.steps(1)
+    run.until_written(1)
+    if first:
+        run.steps(first)
+    other = run.line_maker()
+    other.send_signal(how)
+    run.stopped = other if how is signal.SIGSTOP else None
+    run.steps(100)
+    said = run.end()
+    if how is signal.SIGKILL or "has not finished" not in said:  # it may have been stopped while it wrote
+        holds_each_step_once(run)
+
+
+def test_a_ring_that_nobody_reads_is_read_by_the_rank_before_it_is_full(run: Recorded) -> None:
+    run.steps(1)
+    run.until_written(1)
+    run.line_maker().kill()
+    run.steps(30_000)
+    assert run.record.read_bytes().count(b'"record":"step"') > 5_000
+    run.end()
+    holds_each_step_once(run)
+
+
+def test_a_record_that_the_other_process_never_gives_back_gets_no_footer_and_its_steps_later(run: Recorded) -> None:
+    run.steps(1)
+    run.until_written(1)
+    run.line_maker().kill()
+    with run.record.open("rb") as held:  # as if the other process hung while it wrote
+        fcntl.flock(held, fcntl.LOCK_EX)
+        run.steps(20)
+        assert "another process still writes to it" in run.end()
+    assert not any(isinstance(line, Footer) for line in lines_of(run.record))
+    assert salvage(run.folder) == 20
+    assert [line.global_step for line in lines_of(run.record) if isinstance(line, Step)] == list(range(21))
+
+
+def test_a_rank_and_the_other_process_that_die_together_lose_nothing(run: Recorded) -> None:
+    run.steps(70)
+    run.until_written(1)
+    run.line_maker().kill()
+    run.process.kill()
+    run.process.wait()
+    written = run.record.read_bytes().count(b'"record":"step"')
+    assert salvage(run.folder) == run.done - written
+    assert [line.global_step for line in lines_of(run.record) if isinstance(line, Step)] == list(range(run.done))
+
+
+@pytest.fixture
+def by_hand(tmp_path: Path) -> tuple[ByHand, RingRecord]:
+    """A ring, three of whose steps have ended, and its record."""
+    hand = ByHand(path=tmp_path / "progress" / "ring_0.bin", anchor_interval=2)
+    header = builders.header(0, 2, clock=hand.ring.facts.anchor)
+    (tmp_path / "rank_0_metrics.jsonl").write_bytes(msgspec.json.encode(header) + b"\n")
+    for number in range(3):
+        hand.step(10 * number + 10, 10 * number + 19, lambda: None)
+    assert hand.ring.path is not None
+    return hand, RingRecord(tmp_path, hand.ring.path)
+
+
+def kinds(record: RingRecord) -> list[str]:
+    return [type(line).__name__ for line in lines_of(record.path)]
+
+
+def test_steps_are_appended_once_with_readings_of_the_clocks(by_hand: tuple[ByHand, RingRecord]) -> None:
+    hand, record = by_hand
+    assert record.claim()
+    assert record.append() == 3
+    assert kinds(record) == ["Header", "Step", "Step", "Anchor", "Step"]
+    hand.step(50, 59, lambda: None)
+    assert record.claim()
+    assert record.append() == 1
+    assert hand.ring.written[0] == 4
+    assert hand.ring.read == hand.steps.ring.count - 1  # behind the last step stands its summary
+
+
+def test_a_ring_that_is_the_rank_s_is_left_alone(by_hand: tuple[ByHand, RingRecord]) -> None:
+    hand, record = by_hand
+    hand.ring.owner = os.getpid() + 1
+    assert not record.claim()
+    assert kinds(record) == ["Header"]
+
+
+def test_a_disk_that_takes_no_line_leaves_the_rest_to_the_rank(
+    by_hand: tuple[ByHand, RingRecord], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hand, record = by_hand
+    write: Callable[[int, bytes], int] = os.write
+    left = [1]
+
+    def full(file: int, data: bytes) -> int:
+        if not left:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        left.pop()
+        return write(file, data)
+
+    assert record.claim()
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(RecordWriteError, match="No space left"):
+        record.append()
+    monkeypatch.undo()
+    assert hand.ring.owner == GIVEN_UP
+    assert hand.ring.written[0] == 1
+    assert kinds(record) == ["Header", "Step"]
+    later = RingRecord(record.path.parent, hand.ring.path)  # type: ignore[arg-type]
+    assert later.claim(of_dead=True)
+    assert later.append(late=True) == 2
+    assert kinds(record) == ["Header", "Step", "Step", "Anchor", "Step"]
