@@ -168,7 +168,8 @@ def load_yaml(path: Path) -> Any:
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is no plain file, longer than a configuration, not YAML, or unfolds to more values than one has.
+        ValueError: it is no plain file, longer than a configuration, not YAML, unfolds to more values than one has, or
+            half of a surrogate pair is among its texts.
     """
     if path.exists() and not path.is_file():
         raise ValueError("a folder, a pipe or a device, not a file")
@@ -193,6 +194,8 @@ def load_yaml(path: Path) -> Any:
 def _unfolded(node: yaml.Node, known: dict[int, int]) -> int:
     """Return the number of values in a node with its aliases unfolded, each node counted once."""
     if id(node) not in known:
+        if isinstance(node, yaml.ScalarNode) and any("\ud800" <= letter <= "\udfff" for letter in node.value):
+            raise ValueError("holds half of a surrogate pair, which is no character")
         inner = node.value if isinstance(node, yaml.CollectionNode) else []
         parts = [part for each in inner for part in (each if isinstance(each, tuple) else (each,))]
         known[id(node)] = 1 + sum(_unfolded(part, known) for part in parts)

@@ -143,6 +143,7 @@ def test_what_cannot_be_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wor
         ("reference: {name: x}", "reference.name: sides have their names from the plan"),
         ("environment: [A=1]", "Expected `object`, got `array` - at `$.environment`"),
         ("- a\n- b", "must be keys and values"),
+        ('vary: ["a=\\ud800"]', "half of a surrogate pair"),
         ("a: [", "not YAML"),
         ("output: o\nwords: 3", "words: 3: must be a text or a list of texts"),
         ("output: o\nwords: [a=1, 3]", "must be a text or a list of texts"),
