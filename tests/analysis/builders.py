@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, get_origin, get_type_hints
 
 import msgspec
 
@@ -25,6 +25,7 @@ from aorta.records.schema import (
 from aorta.timeline.overlap import measure_window
 
 MS = 1_000_000
+Document = TypeVar("Document", bound=msgspec.Struct)
 CLOCK = ClockReading(realtime_ns=1_700_000_000_000_000_000, boottime_ns=10**9, monotonic_ns=10**9, uncertainty_ns=50)
 FULL = Coverage(seen=0, issued=0, complete=True)
 
@@ -291,3 +292,13 @@ def append(path: Path, text: str) -> None:
 
 def line_of(line: msgspec.Struct) -> str:
     return msgspec.json.encode(line).decode() + "\n"
+
+
+def partial(kind: type[Document], /, **given: Any) -> Document:
+    """A struct of a document of which a test says only what its rule reads: every other field is empty, or null."""
+    hints = get_type_hints(kind)
+    for field in msgspec.structs.fields(kind):
+        if field.required and field.name not in given:
+            container = get_origin(hints[field.name])
+            given[field.name] = container() if container in (list, dict) else None
+    return kind(**given)

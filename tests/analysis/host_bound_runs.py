@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
-from aorta.analysis.aggregate import LabelledRun
+from aorta.analysis.aggregate import LabelledRun, aggregate
+from aorta.documents.dataset import DatasetEntry
 from aorta.read.record import load_run
 from aorta.records.schema import Calibration, Step
 from tests.analysis.builders import footer, header, metrics, step, write_manifest, write_rank
-from tests.analysis.by_json import aggregate
 
 OPEN = ("compute_ms", "compute_comm_ms", "exposed_comm_ms", "overlap_ratio", "exposed_share")
 WINDOW, COMM = 20.0, 8.0
@@ -82,7 +82,7 @@ def write(
     return folder
 
 
-def entry(folder: Path) -> dict[str, Any]:
+def entry(folder: Path) -> DatasetEntry:
     return aggregate(LabelledRun("x", load_run(folder)))
 
 

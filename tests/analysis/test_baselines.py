@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 import aorta.analysis
-from aorta.analysis.aggregate import LabelledRun
+from aorta.analysis.aggregate import LabelledRun, aggregate
+from aorta.documents import as_json
+from aorta.documents.dataset import DatasetEntry, PhaseTimes
 from aorta.read.record import load_run
 from aorta.records.schema import Coverage, Step
 from tests.analysis.builders import collective, header, metrics, step, write_rank
-from tests.analysis.by_json import aggregate
 
 BLIND = Coverage(2, 3, False, "the backends counted 3 collectives, AORTA saw 2")
 
@@ -45,47 +46,46 @@ def steps_of(rank: int) -> list[Step]:
     return lines
 
 
-def write(folder: Path, lines: dict[int, list[Step]]) -> dict[str, Any]:
+def write(folder: Path, lines: dict[int, list[Step]]) -> DatasetEntry:
     folder.mkdir(exist_ok=True)
     for rank, steps in lines.items():
         write_rank(folder, header(rank, 2, warmup_steps=1), steps)
-    found: dict[str, Any] = aggregate(LabelledRun("base", load_run(folder)))
-    return found
+    return aggregate(LabelledRun("base", load_run(folder)))
 
 
 @pytest.fixture
-def whole(tmp_path: Path) -> dict[str, Any]:
+def whole(tmp_path: Path) -> DatasetEntry:
     return write(tmp_path / "run", {0: steps_of(0), 1: steps_of(1)})
 
 
-def test_efficiency_is_of_the_slowest_ranks_median_steps(whole: dict[str, Any]) -> None:
-    found = whole["metrics"]["overlap_efficiency"]
-    assert found["phase_times"] == {"train_ms": 104, "compute_only_ms": 70, "comm_only_ms": 56}
-    assert found["median"] == pytest.approx((70 + 56 - 104) / 56)
-    assert (found["count"], found["nulls"], found["reason"]) == (1, 0, None)
+def test_efficiency_is_of_the_slowest_ranks_median_steps(whole: DatasetEntry) -> None:
+    found = whole.metrics["overlap_efficiency"]
+    assert found.phase_times == PhaseTimes(train_ms=104, compute_only_ms=70, comm_only_ms=56)
+    assert found.median == pytest.approx((70 + 56 - 104) / 56)
+    assert (found.count, found.nulls, found.reason) == (1, 0, None)
 
 
-def test_slowdown_is_of_busy_time_rank_by_rank(whole: dict[str, Any]) -> None:
-    found = whole["metrics"]["compute_slowdown"]
-    assert found["per_rank_median"] == pytest.approx({"0": 0.1, "1": 0.24})
-    assert found["median"] == pytest.approx(0.17)
-    assert (found["count"], found["reason"]) == (2, None)
+def test_slowdown_is_of_busy_time_rank_by_rank(whole: DatasetEntry) -> None:
+    found = whole.metrics["compute_slowdown"]
+    assert found.per_rank_median == pytest.approx({"0": 0.1, "1": 0.24})
+    assert found.median == pytest.approx(0.17)
+    assert (found.count, found.reason) == (2, None)
 
 
 def test_contention_is_not_clamped(tmp_path: Path) -> None:
     lines = short(200, 80, (70, 60), 50)
-    assert write(tmp_path, lines)["metrics"]["overlap_efficiency"]["median"] == pytest.approx(-80 / 50)
+    assert write(tmp_path, lines).metrics["overlap_efficiency"].median == pytest.approx(-80 / 50)
 
 
-def test_nothing_else_sees_the_other_phases(whole: dict[str, Any], tmp_path: Path) -> None:
+def test_nothing_else_sees_the_other_phases(whole: DatasetEntry, tmp_path: Path) -> None:
     bare = {rank: [line for line in steps_of(rank) if line.phase == "train"] for rank in (0, 1)}
     without = write(tmp_path / "bare", bare)
-    assert whole["steps"].pop("isolated_rank_steps") == {"comm_only": 8, "compute_only": 8}
-    assert without["steps"].pop("isolated_rank_steps") == {}
+    assert whole.steps.isolated_rank_steps == {"comm_only": 8, "compute_only": 8}
     for entry in (whole, without):
-        del entry["metrics"]["overlap_efficiency"], entry["metrics"]["compute_slowdown"], entry["source"]["path"]
-    assert whole == without
-    assert whole["health"]["problems"] == []  # the footer's count is of all phases
+        del entry.metrics["overlap_efficiency"], entry.metrics["compute_slowdown"]
+        entry.source.path, entry.steps.isolated_rank_steps = "", {}
+    assert as_json(whole) == as_json(without)
+    assert whole.health.problems == []  # the footer's count is of all phases
     assert len(aorta.analysis.steps(tmp_path / "run")) == 8
     assert len(aorta.analysis.collectives(tmp_path / "run")) == 8
 
@@ -146,12 +146,12 @@ UNSEEN = "computation was not seen apart from stalls: the backends counted 3 col
 def test_every_null_has_its_reason(
     tmp_path: Path, lines: dict[int, list[Step]], efficiency: str | None, slowdown: str | None
 ) -> None:
-    found = write(tmp_path, lines)["metrics"]
+    found = write(tmp_path, lines).metrics
     for name, reason in (("overlap_efficiency", efficiency), ("compute_slowdown", slowdown)):
-        assert found[name]["reason"] == reason
-        assert (found[name]["median"] is None) == (reason is not None)
+        assert found[name].reason == reason
+        assert (found[name].median is None) == (reason is not None)
 
 
 def test_exactly_two_percent_is_enough(tmp_path: Path) -> None:
     lines = short(100, 9, (99, 8), 2)
-    assert write(tmp_path, lines)["metrics"]["overlap_efficiency"]["median"] == pytest.approx(0.5)
+    assert write(tmp_path, lines).metrics["overlap_efficiency"].median == pytest.approx(0.5)

@@ -6,17 +6,17 @@ import re
 from pathlib import Path
 from typing import Any
 
-from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.cautions import FEW_STEPS
+from aorta.analysis.aggregate import LabelledRun, aggregate
+from aorta.analysis.cautions import FEW_STEPS, cautions
+from aorta.documents.dataset import DatasetEntry
 from aorta.read.record import load_run
 from aorta.report.files import write_report
-from tests.analysis.builders import collective, header, metrics, simulated_run, step, write_rank
-from tests.analysis.by_json import aggregate, cautions
+from tests.analysis.builders import collective, header, metrics, partial, simulated_run, step, write_rank
 
 USUAL = metrics(20, 16, 8, 4)
 
 
-def entry(folder: Path, overlaps: list[dict[str, Any]]) -> dict[str, Any]:
+def entry(folder: Path, overlaps: list[dict[str, Any]]) -> DatasetEntry:
     """The entry of a run of two ranks whose steps have these metrics."""
     folder.mkdir()
     for rank in range(2):
@@ -37,7 +37,7 @@ def test_steps_whose_ends_are_not_clear_are_counted(tmp_path: Path) -> None:
     ]
     write_rank(tmp_path, header(0, 1), lines)
     found = aggregate(LabelledRun("x", load_run(tmp_path)))
-    assert found["steps"]["unclear_rank_steps"] == {"x came before it": 3}
+    assert found.steps.unclear_rank_steps == {"x came before it": 3}
     (said,) = (text for text in cautions(found) if "not clear" in text)
     assert said.startswith("3 of 30 steps of ranks may be longer or shorter")
     assert said.endswith(": x came before it")
@@ -51,13 +51,14 @@ def test_a_denominator_of_zero_is_counted(tmp_path: Path) -> None:
 
 def test_an_efficiency_outside_0_to_1_is_not_left_to_stand(tmp_path: Path) -> None:
     found = entry(tmp_path / "x", [USUAL] * (FEW_STEPS + 1))
-    found["metrics"]["overlap_efficiency"] |= {"min": -0.2, "max": 1.3, "median": 0.9}
+    efficiency = found.metrics["overlap_efficiency"]
+    efficiency.min, efficiency.max, efficiency.median = -0.2, 1.3, 0.9
     (said,) = cautions(found)
     assert said.startswith("overlap_efficiency is -20 % and 130 %, outside 0 to 100 %: its parts")
 
 
 def test_a_run_without_steps_has_none() -> None:
-    assert cautions({"count": 0, "reason": "no step is left after warm-up"}) == []
+    assert cautions(partial(DatasetEntry, count=0, reason="no step is left after warm-up")) == []
 
 
 def test_rows_that_round_to_the_same_name_are_told_apart(tmp_path: Path) -> None:

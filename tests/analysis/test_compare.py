@@ -9,12 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.compare.run_comparison import compared_losses
+from aorta.analysis.aggregate import LabelledRun, aggregate
+from aorta.analysis.compare.run_comparison import changes_the_work, compare, compared_losses
+from aorta.documents import as_json, known
+from aorta.documents.comparison import Comparison, FactDifference
 from aorta.read.locations import load_source
 from aorta.read.record import load_run
 from tests.analysis.builders import collective, header, metrics, step, write_manifest, write_rank
-from tests.analysis.by_json import aggregate, changes_the_work, compare
 from tests.read.kineto_files import ALLREDUCE, document, kernel
 
 CONFIG = {"workload": {"name": "mlp", "width": 64}, "training": {"mixed_precision": "none", "seed": 1}}
@@ -30,30 +31,33 @@ def side(folder: Path, label: str, overlap: dict[str, float | None], config: dic
     return LabelledRun(label, load_run(folder))
 
 
-def compared(reference: LabelledRun, candidate: LabelledRun) -> dict[str, Any]:
-    return compare(reference, candidate, aggregate(reference), aggregate(candidate))
+def compared(*sides: LabelledRun) -> Comparison:
+    reference, candidate = (aggregate(each) for each in sides)
+    return compare(
+        (sides[0], sides[1]),
+        (reference.described, candidate.described),
+        (reference.matched, candidate.matched),
+        [[known(reference.pace)], [known(candidate.pace)]],
+    )
 
 
 def test_differences_quotients_and_directions(tmp_path: Path) -> None:
     found = compared(side(tmp_path, "cuda", metrics(20, 16, 8, 6)), side(tmp_path, "new", metrics(25, 16, 8, 2)))
-    assert (found["reference_overlap_ratio"], found["candidate_overlap_ratio"]) == (0.75, 0.25)
-    assert found["ratio_delta"] == -0.5
-    ratio, exposed = found["metrics"]["overlap_ratio"], found["metrics"]["exposed_comm_ms"]
-    assert (ratio["difference"], ratio["quotient"], ratio["judgement"]) == (-0.5, pytest.approx(1 / 3), "worse")
-    assert (exposed["difference"], exposed["quotient"], exposed["judgement"]) == (4, 3, "worse")
-    assert found["metrics"]["compute_ms"]["judgement"] == "equal"
-    assert found["metrics"]["compute_comm_ms"]["judgement"] == "neutral"
-    assert [found["metrics"]["overlap_ratio"][side]["ratio_of_sums"] for side in ("reference", "candidate")] == [
-        0.75,
-        0.25,
-    ]
+    assert (found.reference_overlap_ratio, found.candidate_overlap_ratio) == (0.75, 0.25)
+    assert found.ratio_delta == -0.5
+    ratio, exposed = found.metrics["overlap_ratio"], found.metrics["exposed_comm_ms"]
+    assert (ratio.difference, ratio.quotient, ratio.judgement) == (-0.5, pytest.approx(1 / 3), "worse")
+    assert (exposed.difference, exposed.quotient, exposed.judgement) == (4, 3, "worse")
+    assert found.metrics["compute_ms"].judgement == "equal"
+    assert found.metrics["compute_comm_ms"].judgement == "neutral"
+    assert (ratio.reference.ratio_of_sums, ratio.candidate.ratio_of_sums) == (0.75, 0.25)
 
 
 def test_a_quotient_over_zero_is_null_and_the_difference_stands(tmp_path: Path) -> None:
     found = compared(side(tmp_path, "a", metrics(20, 16, 8, 8)), side(tmp_path, "b", metrics(20, 16, 8, 6)))
-    exposed = found["metrics"]["exposed_comm_ms"]
-    assert (exposed["difference"], exposed["quotient"]) == (2, None)
-    assert exposed["quotient_reason"] == "the reference is 0"
+    exposed = found.metrics["exposed_comm_ms"]
+    assert (exposed.difference, exposed.quotient) == (2, None)
+    assert exposed.quotient_reason == "the reference is 0"
 
 
 def test_milliseconds_are_shown_but_not_judged_across_platforms(tmp_path: Path) -> None:
@@ -61,11 +65,11 @@ def test_milliseconds_are_shown_but_not_judged_across_platforms(tmp_path: Path) 
         side(tmp_path, "cuda", metrics(20, 16, 8, 6), platform="cuda"),
         side(tmp_path, "rocm", metrics(25, 16, 8, 2), platform="rocm"),
     )
-    window = found["metrics"]["window_ms"]
-    assert (window["difference"], window["judgement"]) == (5, "not judged")
-    assert window["judgement_reason"] == "only ratios are judged across platforms"
-    assert found["metrics"]["overlap_ratio"]["judgement"] == "worse"
-    assert found["collectives"][0]["transfer_ms"]["judgement"] == "not judged"
+    window = found.metrics["window_ms"]
+    assert (window.difference, window.judgement) == (5, "not judged")
+    assert window.judgement_reason == "only ratios are judged across platforms"
+    assert found.metrics["overlap_ratio"].judgement == "worse"
+    assert found.collectives[0].transfer_ms.judgement == "not judged"
 
 
 def test_milliseconds_of_unknown_platforms_are_not_judged(tmp_path: Path) -> None:
@@ -74,23 +78,23 @@ def test_milliseconds_of_unknown_platforms_are_not_judged(tmp_path: Path) -> Non
         path = tmp_path / f"{label}.json"
         path.write_text(json.dumps(document([kernel("gemm", 0, 10), kernel(ALLREDUCE, late, 8, stream=20)])))
         sides.append(LabelledRun(label, load_source(path)))  # nothing in it tells the vendor
-    found = compared(*sides)["metrics"]
-    assert found["exposed_comm_ms"]["judgement"] == "not judged"
-    assert "the platform of a side is not known" in found["exposed_comm_ms"]["judgement_reason"]
-    assert found["overlap_ratio"]["judgement"] == "worse"
+    found = compared(*sides).metrics
+    assert found["exposed_comm_ms"].judgement == "not judged"
+    assert "the platform of a side is not known" in found["exposed_comm_ms"].judgement_reason
+    assert found["overlap_ratio"].judgement == "worse"
 
 
 def test_a_null_side_is_a_null_difference_with_the_reason(tmp_path: Path) -> None:
     found = compared(side(tmp_path, "a", metrics(20, 16, 0, 0)), side(tmp_path, "b", metrics(20, 16, 8, 6)))
-    assert found["ratio_delta"] is None
-    assert found["ratio_delta_reason"] == "overlap_ratio is not available for a"
-    ratio = found["metrics"]["overlap_ratio"]
-    assert (ratio["difference"], ratio["quotient"], ratio["quotient_reason"]) == (
+    assert found.ratio_delta is None
+    assert found.ratio_delta_reason == "overlap_ratio is not available for a"
+    ratio = found.metrics["overlap_ratio"]
+    assert (ratio.difference, ratio.quotient, ratio.quotient_reason) == (
         None,
         None,
         "not available on one side",
     )
-    assert ratio["judgement"] == "not judged"
+    assert ratio.judgement == "not judged"
 
 
 def test_unlike_work_is_warned_of_loudly_and_other_differences_are_listed(tmp_path: Path) -> None:
@@ -99,16 +103,16 @@ def test_unlike_work_is_warned_of_loudly_and_other_differences_are_listed(tmp_pa
         side(tmp_path, "a", metrics(20, 16, 8, 8)),
         side(tmp_path, "b", metrics(20, 16, 8, 6), other, instrument_mode="observe"),
     )
-    assert found["manifest_differences"] == [
+    assert as_json(found.manifest_differences) == [
         {"key": "header.instrument_mode", "reference": "dedicated", "candidate": "observe"},
         {"key": "config.workload.width", "reference": 64, "candidate": 128},
         {"key": "config.training.mixed_precision", "reference": "none", "candidate": "bf16"},
         {"key": "config.training.seed", "reference": 1, "candidate": 2},
         {"key": "config.training.x", "reference": "(absent)", "candidate": 1},
     ]
-    loud = [warning for warning in found["warnings"] if warning.startswith("NOT COMPARABLE")]
+    loud = [warning for warning in found.warnings if warning.startswith("NOT COMPARABLE")]
     assert [warning.split()[2] for warning in loud] == ["config.workload.width", "config.training.mixed_precision"]
-    assert any("different instrument modes: " in warning for warning in found["warnings"])
+    assert any("different instrument modes: " in warning for warning in found.warnings)
 
 
 def test_collectives_that_were_timed_in_different_ways_are_warned_of(tmp_path: Path) -> None:
@@ -122,12 +126,12 @@ def test_collectives_that_were_timed_in_different_ways_are_warned_of(tmp_path: P
     native = timed("a", "native", "native")
     python = timed("b", "native", "python: not built")
     found = compared(native, python)
-    assert found["manifest_differences"] == [
+    assert as_json(found.manifest_differences) == [
         {"key": "config.instrument.interceptor", "reference": "native", "candidate": "native, python"}
     ]
-    assert any("timed by native in the reference" in warning for warning in found["warnings"])
-    assert not any("timed by" in warning for warning in compared(native, timed("c", "native"))["warnings"])
-    assert not any("timed by" in w for w in compared(native, side(tmp_path, "d", metrics(20, 16, 8, 8)))["warnings"])
+    assert any("timed by native in the reference" in warning for warning in found.warnings)
+    assert not any("timed by" in warning for warning in compared(native, timed("c", "native")).warnings)
+    assert not any("timed by" in w for w in compared(native, side(tmp_path, "d", metrics(20, 16, 8, 8))).warnings)
 
 
 OLD, NEW = ({"version": "2.27.3", "path": "/x/libnccl.so.2", "sha256": each * 32} for each in ("0a", "0b"))
@@ -148,11 +152,11 @@ def loaded(
 def test_two_builds_of_one_version_are_a_difference_and_so_are_variables(tmp_path: Path) -> None:
     sides = loaded(tmp_path, "a", OLD, 1.0), loaded(tmp_path, "b", NEW, 1.0, LD_PRELOAD="/y/libnccl.so.2")
     found = compared(*sides)
-    assert [tuple(each.values()) for each in found["manifest_differences"]] == [
+    assert [tuple(each.values()) for each in as_json(found.manifest_differences)] == [
         ("collective_library", "2.27.3 (sha256 0a0a0a0a0a0a)", "2.27.3 (sha256 0b0b0b0b0b0b)"),
         ("environment.LD_PRELOAD", "(absent)", "/y/libnccl.so.2"),
     ]
-    assert not any("both sides loaded" in warning for warning in found["warnings"])
+    assert not any("both sides loaded" in warning for warning in found.warnings)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +178,7 @@ def test_a_swap_that_did_not_happen_is_warned_of(
     tmp_path: Path, library: dict[str, Any] | None, variable: str, value: str, warned: str | None
 ) -> None:
     sides = loaded(tmp_path, "a", library, 1.0), loaded(tmp_path, "b", library, 1.0, **{variable: value})
-    said = [warning for warning in compared(*sides)["warnings"] if "both sides loaded" in warning]
+    said = [warning for warning in compared(*sides).warnings if "both sides loaded" in warning]
     assert len(said) == (warned is not None)
     assert warned is None or (f"{variable} is '' in the reference" in said[0] and warned in said[0])
 
@@ -203,11 +207,11 @@ def test_without_a_loss_on_both_sides_none_is_compared(tmp_path: Path) -> None:
 def test_a_run_against_itself_and_a_lost_manifest_are_warned_of(tmp_path: Path) -> None:
     one = side(tmp_path, "a", metrics(20, 16, 8, 8))
     found = compared(one, one)
-    assert any("both sides are the same run 'a'" in warning for warning in found["warnings"])
+    assert any("both sides are the same run 'a'" in warning for warning in found.warnings)
     (tmp_path / "a" / "run.json").unlink()
     found = compared(one, LabelledRun("b", load_run(tmp_path / "a")))
-    assert any("the candidate has no manifest" in warning for warning in found["warnings"])
-    assert found["manifest_differences"] == []
+    assert any("the candidate has no manifest" in warning for warning in found.warnings)
+    assert found.manifest_differences == []
 
 
 def test_collectives_are_compared_with_those_of_the_same_size(tmp_path: Path) -> None:
@@ -220,14 +224,14 @@ def test_collectives_are_compared_with_those_of_the_same_size(tmp_path: Path) ->
         ]
         write_rank(tmp_path / label, header(run_id=label), [step(overlap=metrics(20, 16, 8, 6), collectives=rows)])
         sides.append(LabelledRun(label, load_run(tmp_path / label)))
-    found = compared(*sides)["collectives"]
-    assert [(row["bytes"], row["transfer_ms"]["difference"]) for row in found] == [(1000, 1), (2000, -1)]
+    found = compared(*sides).collectives
+    assert [(row.bytes, row.transfer_ms.difference) for row in found] == [(1000, 1), (2000, -1)]
 
 
 def test_where_a_run_writes_is_no_difference(tmp_path: Path) -> None:
     places = [CONFIG | {"training": {"output_dir": name}} for name in ("a", "b")]
     found = compared(*(side(tmp_path, c["training"]["output_dir"], metrics(20, 16, 8, 6), c) for c in places))
-    assert found["manifest_differences"] == []
+    assert found.manifest_differences == []
 
 
 def test_a_side_without_steps_is_compared_as_null(tmp_path: Path) -> None:
@@ -235,9 +239,9 @@ def test_a_side_without_steps_is_compared_as_null(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     write_rank(tmp_path / "b", header(run_id="b"), [])
     found = compared(full, LabelledRun("b", load_run(tmp_path / "b")))
-    assert found["ratio_delta"] is None
-    assert found["metrics"]["window_ms"]["judgement_reason"] == "candidate: no step is used"
-    assert found["collectives_on_one_side"] == {"reference": 1, "candidate": 0}
+    assert found.ratio_delta is None
+    assert found.metrics["window_ms"].judgement_reason == "candidate: no step is used"
+    assert found.collectives_on_one_side == {"reference": 1, "candidate": 0}
 
 
 def test_nothing_is_better_or_worse_between_runs_of_different_work(tmp_path: Path) -> None:
@@ -246,15 +250,14 @@ def test_nothing_is_better_or_worse_between_runs_of_different_work(tmp_path: Pat
         side(tmp_path, "a", metrics(20, 16, 8, 8)),
         side(tmp_path, "b", metrics(20, 16, 8, 6), other),
     )
-    assert found["unlike"] == ["config.workload.width"]
-    assert {entry["judgement"] for entry in found["metrics"].values()} == {"not judged"}
-    ratio = found["metrics"]["overlap_ratio"]
-    assert ratio["difference"] == pytest.approx(-0.25)
-    assert ratio["judgement_reason"] == "the runs did not do the same work: config.workload.width"
-    assert "docs/" not in found["verdict_reason"]  # a wheel has no docs
+    assert found.unlike == ["config.workload.width"]
+    assert {entry.judgement for entry in found.metrics.values()} == {"not judged"}
+    ratio = found.metrics["overlap_ratio"]
+    assert ratio.difference == pytest.approx(-0.25)
+    assert ratio.judgement_reason == "the runs did not do the same work: config.workload.width"
+    assert "docs/" not in found.verdict_reason  # a wheel has no docs
 
 
 def test_a_world_size_that_a_trace_does_not_say_is_no_other_work() -> None:
-    sizes = {"key": "header.world_size", "reference": 2}
-    assert changes_the_work(sizes | {"candidate": 4})
-    assert not changes_the_work(sizes | {"candidate": None})
+    assert changes_the_work(FactDifference("header.world_size", 2, 4))
+    assert not changes_the_work(FactDifference("header.world_size", 2, None))

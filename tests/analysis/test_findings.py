@@ -11,34 +11,24 @@ from typing import Any
 import pytest
 
 from aorta.analysis.account import account_of
-from aorta.analysis.aggregate import LabelledRun
+from aorta.analysis.aggregate import LabelledRun, aggregate
 from aorta.analysis.findings import RULES, explain, throttled
-from aorta.documents.dataset import DatasetEntry
+from aorta.documents.dataset import DatasetEntry, DeviceFacts, DeviceValue, Finding, RankDevice
 from aorta.read.record import load_run
 from aorta.read.traces.load import load_traces
 from aorta.records.schema import AuxRange, Collective, ComputeRange, Copy
-from tests.analysis import by_json
-from tests.analysis.builders import MS, header, metrics, step, write_manifest, write_rank
+from tests.analysis.builders import MS, header, metrics, partial, step, write_manifest, write_rank
 from tests.read.kineto_files import ALLREDUCE, GEMM, document, event, kernel
 from tests.read.kineto_files import step as kineto_step
 
 LENGTH_MS = 100.0
 
 
-def found(dataset: LabelledRun) -> dict[str, dict[str, Any]]:
+def found(dataset: LabelledRun) -> dict[str, Finding]:
     """Rule -> what it found, with its place."""
-    from aorta.analysis.aggregate import aggregate
-
     entry = aggregate(dataset)
     explain(dataset, entry, account_of(dataset))
-    return {
-        each.rule: {
-            name: value
-            for name in ("sentence", "rank", "step", "group", "stream")
-            if (value := getattr(each, name)) is not None
-        }
-        for each in entry.findings
-    }
+    return {each.rule: each for each in entry.findings}
 
 
 def recorded(folder: Path, make: Callable[[int, int], dict[str, Any]], *, manifest: Any = None, **head: Any) -> Any:
@@ -95,7 +85,7 @@ def test_one_connection(tmp_path: Path, value: str | None, platform: str, parall
     rules = recorded(tmp_path, lambda _rank, _number: {}, manifest=manifest, platform=platform, parallel=parallel)
     assert ("one_connection" in rules) == holds
     if holds:
-        assert rules["one_connection"]["sentence"].startswith("CUDA_DEVICE_MAX_CONNECTIONS=1: all streams share")
+        assert rules["one_connection"].sentence.startswith("CUDA_DEVICE_MAX_CONNECTIONS=1: all streams share")
 
 
 def fsdp(gather: str, scatter: str, issue_ms: float = 40.0, second: str = "allgather") -> Callable[[int, int], Any]:
@@ -115,8 +105,8 @@ def fsdp(gather: str, scatter: str, issue_ms: float = 40.0, second: str = "allga
 
 def test_all_gather_and_reduce_scatter_of_one_communicator_queue_behind_each_other(tmp_path: Path) -> None:
     rule = recorded(tmp_path, fsdp("0", "0", 45.0))["serialised_communicator"]
-    assert (rule["group"], rule["rank"], rule["step"]) == ("0", 1, 7)
-    assert rule["sentence"].startswith(
+    assert (rule.group, rule.rank, rule.step) == ("0", 1, 7)
+    assert rule.sentence.startswith(
         "default group: all-gather and reduce-scatter queue behind each other for 15.4 ms a step (rank 1): one"
     )
 
@@ -148,8 +138,8 @@ def groups(computed: tuple[float, float], other: tuple[float, float]) -> Callabl
 
 def test_communication_of_a_group_beside_another_groups_and_never_beside_computation(tmp_path: Path) -> None:
     rule = recorded(tmp_path, groups((85, 95), (68, 88)))["hidden_by_another_group"]
-    assert (rule["group"], rule["rank"], rule["step"]) == ("1", 1, 11)
-    assert rule["sentence"] == (
+    assert (rule.group, rule.rank, rule.step) == ("1", 1, 11)
+    assert rule.sentence == (
         "rank 1: 100 % of the communication of group 1 overlaps that of group 2, and none of it overlaps computation"
     )
 
@@ -173,10 +163,9 @@ def test_exposed_but_not_blocking(tmp_path: Path, exposed: float, stall: float, 
     )
     assert ("exposed_not_blocking" in rules) == holds
     if holds:
-        assert rules["exposed_not_blocking"]["rank"] == 1
-        assert (
-            "20.2 ms of communication a step is exposed, but computation waits for only 1 ms of it"
-            in (rules["exposed_not_blocking"]["sentence"])
+        assert rules["exposed_not_blocking"].rank == 1
+        assert "20.2 ms of communication a step is exposed, but computation waits for only 1 ms of it" in (
+            rules["exposed_not_blocking"].sentence
         )
 
 
@@ -213,7 +202,7 @@ def test_idle_by_synchronisation(tmp_path: Path, make: Callable[[int, int], Any]
     rules = recorded(tmp_path, make, timer=timer)
     assert ("idle_by_synchronisation" in rules) == holds
     if holds:
-        sentence = rules["idle_by_synchronisation"]["sentence"]
+        sentence = rules["idle_by_synchronisation"].sentence
         assert re.match("rank 1 is idle for 20 ms a step behind (the read of the loss|a copy to the host)", sentence)
 
 
@@ -235,10 +224,13 @@ def test_data_that_is_loaded_beside_computation_starves_nobody(tmp_path: Path) -
     ("samples", "slow", "holds"), [(100, 40, True), (100, 4, False), (3, 1, False), (100, 0, False)]
 )
 def test_throttled(samples: int, slow: int, holds: bool) -> None:
-    clock = {"count": samples, "median": 1400.0, "min": 900.0, "max": 1500.0}
-    device = {"samples": samples, "throttled_samples": slow, "throttle_reasons": {"power cap": slow}, "sclk_mhz": clock}
-    calm = {"samples": samples, "throttled_samples": 0, "throttle_reasons": {}}
-    entry = by_json.built(DatasetEntry, {"devices": {"ranks": {"2": calm, "3": device}}})
+    clock = DeviceValue(samples, 1400.0, 900.0, 1500.0)
+    told = {"throttled_samples": slow, "throttle_reasons": {"power cap": slow}, "sclk_mhz": clock}
+    ranks = {
+        "2": partial(RankDevice, samples=samples, throttled_samples=0),
+        "3": partial(RankDevice, samples=samples, **told),
+    }
+    entry = partial(DatasetEntry, devices=partial(DeviceFacts, ranks=ranks))
     named = list(throttled(None, entry))  # type: ignore[arg-type]
     assert [each.rank for each in named] == ([3] if holds else [])
     if holds:
@@ -265,10 +257,8 @@ def test_a_collective_on_the_compute_stream(tmp_path: Path, stream: int) -> None
     assert ("collective_on_compute_stream" in rules) == (stream == 7)
     if stream == 7:
         rule = rules["collective_on_compute_stream"]
-        assert (rule["rank"], rule["stream"]) == (0, 7)
-        assert rule["sentence"].startswith(
-            "rank 0: 0.2 ms of 0.2 ms of collectives run on stream 7, the compute stream"
-        )
+        assert (rule.rank, rule.stream) == (0, 7)
+        assert rule.sentence.startswith("rank 0: 0.2 ms of 0.2 ms of collectives run on stream 7, the compute stream")
 
 
 @pytest.mark.parametrize("launched_at", [150, 5])
@@ -283,8 +273,8 @@ def test_launches_that_the_device_waits_for(tmp_path: Path, launched_at: int) ->
     rules = traced(tmp_path, events)
     assert ("host_bound_launches" in rules) == (launched_at == 150)
     if launched_at == 150:
-        assert (rules["host_bound_launches"]["rank"], rules["host_bound_launches"]["stream"]) == (0, 7)
-        assert "33 % of the time the device waits" in rules["host_bound_launches"]["sentence"]
+        assert (rules["host_bound_launches"].rank, rules["host_bound_launches"].stream) == (0, 7)
+        assert "33 % of the time the device waits" in rules["host_bound_launches"].sentence
 
 
 @pytest.mark.parametrize(
@@ -308,7 +298,7 @@ def test_a_host_that_waited_for_the_device_is_told_from_one_that_launches_late(
     ]
     rules = traced(tmp_path, events)
     assert {"idle_by_synchronisation", "host_bound_launches"} & rules.keys() == {rule}
-    assert rules[rule]["stream"] == 7
+    assert rules[rule].stream == 7
 
 
 @pytest.mark.parametrize("ahead_ms", [0.01, 8.0])
@@ -327,4 +317,4 @@ def test_a_record_whose_host_is_hardly_ahead(tmp_path: Path, ahead_ms: float) ->
     rules = recorded(tmp_path, make)
     assert ("host_bound_launches" in rules) == (ahead_ms < 1)
     if ahead_ms < 1:
-        assert rules["host_bound_launches"]["rank"] == 1
+        assert rules["host_bound_launches"].rank == 1

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
 from aorta import analysis
 from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.cautions import CONTRADICTED, MOST_UNDECIDED
+from aorta.analysis.cautions import CONTRADICTED, MOST_UNDECIDED, cautions
 from aorta.analysis.compare.launch_set import read_subjects
 from aorta.analysis.compare.verdict import Rules
+from aorta.documents import as_json, known
+from aorta.documents.dataset import Ends, Statistics
 from aorta.documents.metrics import HOST_BOUND
 from aorta.errors import InputError
 from aorta.read.record import load_run
 from aorta.records.schema import CalibrationPlan, Step
+from aorta.report.page.verdict_cards import verdict_of
+from aorta.report.run_tables import collectives_table, metrics_table
+from aorta.report.summary import summarize
+from aorta.report.tables import text_lines
+from aorta.report.text import run_block
 from aorta.whatif.read_program import read_program
 from tests.analysis.builders import collective, metrics, step
-from tests.analysis.by_json import aggregate, cautions, summarize
 from tests.analysis.host_bound_runs import (
     COMM,
     WINDOW,
@@ -33,48 +38,47 @@ from tests.analysis.host_bound_runs import (
     undecided,
     write,
 )
-from tests.report.by_json import brief_text, collectives_text, metrics_text, run_block, verdict_of
 
 
 def test_marks_of_a_host_that_is_ahead_are_numbers(tmp_path: Path) -> None:
     found = entry(write(tmp_path, decided, calibrated=calibration(0.75, 0.752)))
-    ratio = found["metrics"]["overlap_ratio"]
-    assert (ratio["median"], ratio["source"], ratio["bounds"]) == (0.75, "marks", None)
-    pace = found["pace"]
-    assert (pace["host_bound"], pace["host_lead_ms"], pace["undecided_share"]) == (False, 4.0, 0.0)
-    assert pace["calibration"]["agree"] is True
+    ratio = found.metrics["overlap_ratio"]
+    assert (ratio.median, ratio.source, ratio.bounds) == (0.75, "marks", None)
+    pace = found.pace
+    assert (pace.host_bound, pace.host_lead_ms, pace.undecided_share) == (False, 4.0, 0.0)
+    assert pace.calibration.agree is True
     assert [note for note in cautions(found) if "host" in note or "kernels" in note] == []
 
 
 def test_a_record_that_does_not_know_the_lead_says_nothing_of_it(tmp_path: Path) -> None:
     found = entry(write(tmp_path, lambda rank, number: step(rank, 2, number, overlap=metrics(20, 16, 8, 6))))
-    assert found["pace"] is None
-    assert "source" not in found["metrics"]["overlap_ratio"]
-    assert "bounds" not in found["metrics"]["overlap_ratio"]
+    assert found.pace is None
+    ratio = found.metrics["overlap_ratio"]
+    assert known(ratio.source) is known(ratio.bounds) is None
 
 
 def test_undecided_steps_without_a_calibration_are_bounds_and_no_number(tmp_path: Path) -> None:
     found = entry(write(tmp_path, undecided))
-    ratio = found["metrics"]["overlap_ratio"]
-    assert ratio["median"] is ratio["mean"] is ratio["max"] is ratio["source"] is ratio["ratio_of_sums"] is None
-    assert ratio["bounds"] == {"at_least": 0.25, "at_most": 0.75}
-    assert (ratio["count"], ratio["nulls"], ratio["reason"]) == (0, 76, HOST_BOUND)
-    assert ratio["per_rank_median"] == {}
-    assert found["overlap_ratio"] is None
-    assert found["null_reasons"]["overlap_ratio"] == HOST_BOUND
-    assert found["mean_compute_ms"] is found["mean_overlap_ms"] is None
+    ratio = found.metrics["overlap_ratio"]
+    assert ratio.median is ratio.mean is ratio.max is ratio.source is ratio.ratio_of_sums is None
+    assert ratio.bounds == Ends(0.25, 0.75)
+    assert (ratio.count, ratio.nulls, ratio.reason) == (0, 76, HOST_BOUND)
+    assert ratio.per_rank_median == {}
+    assert found.overlap_ratio is None
+    assert found.null_reasons["overlap_ratio"] == HOST_BOUND
+    assert found.mean_compute_ms is found.mean_overlap_ms is None
     # What no launch can change has its number: the step, and communication, whose bounds are as close as can be.
-    assert found["metrics"]["comm_ms"]["median"] == COMM
-    assert found["metrics"]["job_step_ms"]["median"] == WINDOW
-    assert found["pace"]["host_bound"] is True
+    assert found.metrics["comm_ms"].median == COMM
+    assert found.metrics["job_step_ms"].median == WINDOW
+    assert found.pace.host_bound is True
 
 
 def test_decided_steps_among_undecided_ones_are_not_chosen(tmp_path: Path) -> None:
     """Half of the steps say 0.75; the others at least 0.25. The median of what is known would be 0.75."""
     mixed = write(tmp_path, lambda rank, number: (decided if number % 2 else undecided)(rank, number))
-    ratio = entry(mixed)["metrics"]["overlap_ratio"]
-    assert ratio["median"] is None
-    assert ratio["bounds"] == {"at_least": 0.5, "at_most": 0.75}  # of 0.25 and 0.75, as many of each
+    ratio = entry(mixed).metrics["overlap_ratio"]
+    assert ratio.median is None
+    assert ratio.bounds == Ends(0.5, 0.75)  # of 0.25 and 0.75, as many of each
 
 
 def test_a_twentieth_of_the_steps_may_be_open(tmp_path: Path) -> None:
@@ -83,33 +87,29 @@ def test_a_twentieth_of_the_steps_may_be_open(tmp_path: Path) -> None:
 
     few, more = int(MOST_UNDECIDED * 38), int(MOST_UNDECIDED * 38) + 1
     kept = entry(write(tmp_path / "few", some(few)))
-    ratio = kept["metrics"]["overlap_ratio"]
-    assert (ratio["median"], ratio["source"], ratio["nulls"]) == (0.75, "marks", 2 * few)
-    assert ratio["null_reasons"] == {HOST_BOUND: 2 * few}
+    ratio = kept.metrics["overlap_ratio"]
+    assert (ratio.median, ratio.source, ratio.nulls) == (0.75, "marks", 2 * few)
+    assert ratio.null_reasons == {HOST_BOUND: 2 * few}
     assert not [note for note in cautions(kept) if "comm_ms is 0" in note]
-    assert entry(write(tmp_path / "more", some(more)))["metrics"]["overlap_ratio"]["median"] is None
+    assert entry(write(tmp_path / "more", some(more))).metrics["overlap_ratio"].median is None
 
 
 def test_a_calibration_gives_the_numbers_that_marks_cannot(tmp_path: Path) -> None:
-    dataset = LabelledRun("x", load_run(write(tmp_path, calibrated, calibrated=calibration(0.375, 0.75))))
-    found = aggregate(dataset)
-    ratio = found["metrics"]["overlap_ratio"]
-    assert (ratio["median"], ratio["source"], ratio["count"], ratio["ratio_of_sums"]) == (0.375, "kernels", 6, 0.375)
-    assert found["metrics"]["compute_ms"]["median"] == found["mean_compute_ms"] == 10
-    assert found["metrics"]["exposed_comm_ms"]["source"] == "kernels"
+    found = entry(write(tmp_path, calibrated, calibrated=calibration(0.375, 0.75)))
+    ratio = found.metrics["overlap_ratio"]
+    assert (ratio.median, ratio.source, ratio.count, ratio.ratio_of_sums) == (0.375, "kernels", 6, 0.375)
+    assert found.metrics["compute_ms"].median == found.mean_compute_ms == 10
+    assert found.metrics["exposed_comm_ms"].source == "kernels"
     # What rests on no computation is of the steps that no profiler slowed.
-    assert (found["metrics"]["comm_ms"]["source"], found["metrics"]["comm_ms"]["count"]) == ("marks", 70)
-    steps = {name: count for name, count in found["steps"].items() if name.startswith("rank_steps")}
+    assert (found.metrics["comm_ms"].source, found.metrics["comm_ms"].count) == ("marks", 70)
+    steps = {name: count for name, count in as_json(found.steps).items() if name.startswith("rank_steps")}
     assert steps == {
         "rank_steps_read": 80,
         "rank_steps_used": 70,
         "rank_steps_left_out_as_warmup": 4,
         "rank_steps_left_out_as_calibration": 6,
     }
-    assert "left out as warm-up: 4 records measured by kernels: 6 records" in " ".join(
-        run_block(dataset, found).split()
-    )
-    assert found["pace"]["calibration"] | {"setup_ms": None} == {
+    assert as_json(found.pace.calibration) | {"setup_ms": None} == {
         "steps": 3,
         "rank_steps": 6,
         "problems": [],
@@ -130,9 +130,9 @@ def test_marks_that_kernels_contradict_are_not_believed(tmp_path: Path) -> None:
         calibrated=calibration(0.375, 0.75),
     )
     found = entry(steps)
-    assert found["metrics"]["overlap_ratio"]["median"] == 0.375
-    assert found["metrics"]["overlap_ratio"]["source"] == "kernels"
-    assert found["metrics"]["comm_ms"]["source"] == "marks"
+    assert found.metrics["overlap_ratio"].median == 0.375
+    assert found.metrics["overlap_ratio"].source == "kernels"
+    assert found.metrics["comm_ms"].source == "marks"
     assert any(note.startswith("kernels and marks of the same steps disagree") for note in cautions(found))
     # One rank has no kernels: another's do not stand for it.
     one = write(
@@ -140,8 +140,8 @@ def test_marks_that_kernels_contradict_are_not_believed(tmp_path: Path) -> None:
         lambda rank, number: by_kernels(rank, number) if in_window(number) and rank else decided(rank, number),
         calibrated=calibration(0.375, 0.75),
     )
-    ratio = entry(one)["metrics"]["overlap_ratio"]
-    assert (ratio["median"], ratio["source"], ratio["bounds"], ratio["reason"]) == (None, None, None, CONTRADICTED)
+    ratio = entry(one).metrics["overlap_ratio"]
+    assert (ratio.median, ratio.source, ratio.bounds, ratio.reason) == (None, None, None, CONTRADICTED)
 
 
 def test_the_table_of_steps_tells_apart_what_measured_each(tmp_path: Path) -> None:
@@ -165,15 +165,15 @@ def test_calibrated_steps_of_the_warm_up_are_none(tmp_path: Path) -> None:
     def early(stop: int) -> Callable[[int, int], Step]:
         return lambda rank, number: (by_kernels if number < stop else undecided)(rank, number)
 
-    both = entry(write(tmp_path / "both", early(5)))["metrics"]["overlap_ratio"]
-    assert (both["source"], both["count"]) == ("kernels", 6)
-    alone = entry(write(tmp_path / "alone", early(2)))["metrics"]["overlap_ratio"]
-    assert (alone["source"], alone["bounds"]) == (None, {"at_least": 0.25, "at_most": 0.75})
+    both = entry(write(tmp_path / "both", early(5))).metrics["overlap_ratio"]
+    assert (both.source, both.count) == ("kernels", 6)
+    alone = entry(write(tmp_path / "alone", early(2))).metrics["overlap_ratio"]
+    assert (alone.source, alone.bounds) == (None, Ends(0.25, 0.75))
 
 
 def test_a_run_is_of_kernels_where_they_measured_every_rank(tmp_path: Path) -> None:
     found = entry(write(tmp_path, lambda rank, number: (by_kernels if rank else decided)(rank, number)))
-    assert found["metrics"]["overlap_ratio"]["source"] == "marks"
+    assert found.metrics["overlap_ratio"].source == "marks"
 
 
 def test_steps_that_the_profiler_made_longer_are_in_no_step_time_and_are_named(tmp_path: Path) -> None:
@@ -183,14 +183,14 @@ def test_steps_that_the_profiler_made_longer_are_in_no_step_time_and_are_named(t
         calibrated=calibration(0.375, 0.75, window_step_ms=30.0),
     )
     found = entry(slow)
-    assert found["metrics"]["job_step_ms"]["max"] == WINDOW
+    assert found.metrics["job_step_ms"].max == WINDOW
     assert any("took 50 % longer than the others" in note for note in cautions(found))
 
 
 def test_what_is_said_of_a_host_bound_run(tmp_path: Path) -> None:
     dataset = LabelledRun("x", load_run(write(tmp_path, undecided)))
     summary = summarize(read_subjects({"x": tmp_path}, Rules()))
-    found = summary["datasets"]["x"]
+    found = summary.datasets["x"]
     first = cautions(found)[0]
     assert first == (
         "host-bound: the host is 0.01 ms ahead of the device (median), and in 50 % of the blocks' time marks cannot "
@@ -198,17 +198,10 @@ def test_what_is_said_of_a_host_bound_run(tmp_path: Path) -> None:
         "number"
     )
     assert "! host-bound: the host is 0.01 ms ahead" in run_block(dataset, found)
-    table = metrics_text("x", found)
-    rows = [" ".join(line.split()) for line in table.splitlines()]
-    assert any(row.startswith("overlap_ratio 25 % to at most 75 % -") for row in rows)
+    rows = [" ".join(line.split()) for line in text_lines(metrics_table("x", found))]
     assert any(row.startswith("compute_ms 8 to at most 16 ms -") for row in rows)
-    assert "Not available: overlap_ratio" not in table
-    brief = brief_text(summary, [tmp_path], {"x": []})
-    assert " ".join(brief.split()).count(f"Warning: {first}") == brief.count("Warning: ") == 1
-    assert "overlap_ratio 25 % to at most 75 %" in " ".join(brief.split())
-    cards = verdict_of(summary)
-    assert cards.cards[0].value == "25\u00a0% to at most 75\u00a0%"
-    assert found["account"]["reason"] == found["stragglers"]["reason"] == HOST_BOUND
+    assert verdict_of(summary).cards[0].value == "25\u00a0% to at most 75\u00a0%"
+    assert found.account.reason == found.stragglers.reason == HOST_BOUND
 
 
 def test_collectives_whose_launch_is_open_are_upper_bounds(tmp_path: Path) -> None:
@@ -227,22 +220,22 @@ def test_collectives_whose_launch_is_open_are_upper_bounds(tmp_path: Path) -> No
         return one
 
     known, unsure = entry(write(tmp_path / "known", late(0))), entry(write(tmp_path / "open", late(1)))
-    assert [each["transfer_is_upper_bound"] for each in known["collectives"]] == [False]
-    assert [each["transfer_is_upper_bound"] for each in unsure["collectives"]] == [True]
-    assert unsure["metrics"]["comm_ms"]["bounds"] == {"at_least": 7.0, "at_most": 8.0}
-    assert "the host launches late" in collectives_text("x", unsure)
+    assert [each.transfer_is_upper_bound for each in known.collectives] == [False]
+    assert [each.transfer_is_upper_bound for each in unsure.collectives] == [True]
+    assert unsure.metrics["comm_ms"].bounds == Ends(7.0, 8.0)
+    assert any("the host launches late" in line for line in text_lines(collectives_table({"x": unsure})))
     # A kind that was not used is 0 all the same, and no copy is missing because of the host.
-    assert unsure["metrics"]["reducescatter_ms"]["median"] == 0
-    sides = summarize(read_subjects({"a": tmp_path / "known", "b": tmp_path / "open"}, Rules()), "a", "b")["comparison"]
-    (pair,) = sides["collectives"]
-    assert {pair[name]["judgement"] for name in ("transfer_ms", "wait_ms", "busbw_gb_per_s")} == {"not judged"}
+    assert unsure.metrics["reducescatter_ms"].median == 0
+    sides = summarize(read_subjects({"a": tmp_path / "known", "b": tmp_path / "open"}, Rules()), "a", "b").comparison
+    (pair,) = sides.collectives
+    assert {each.judgement for each in (pair.transfer_ms, pair.wait_ms, pair.busbw_gb_per_s)} == {"not judged"}
 
 
 def test_a_failed_calibration_says_why(tmp_path: Path) -> None:
     write(tmp_path, undecided, calibrated=calibration(None, 0.75, steps=0, problem="another profiler was running"))
     found = entry(tmp_path)
-    assert found["metrics"]["overlap_ratio"]["bounds"] == {"at_least": 0.25, "at_most": 0.75}
-    assert found["pace"]["calibration"]["agree"] is None
+    assert found.metrics["overlap_ratio"].bounds == Ends(0.25, 0.75)
+    assert found.pace.calibration.agree is None
     assert "calibration: another profiler was running" in cautions(found)
     assert "record with instrument.calibration" not in " ".join(cautions(found))
 
@@ -259,7 +252,7 @@ def test_steps_that_are_null_for_another_reason_do_not_hide_those_left_open(tmp_
         return (undecided if number < 4 else decided if number < 6 else quiet)(rank, number)
 
     found = entry(write(tmp_path, mixed))
-    assert (found["metrics"]["overlap_ratio"]["median"], found["pace"]["host_bound"]) == (None, True)
+    assert (found.metrics["overlap_ratio"].median, found.pace.host_bound) == (None, True)
 
 
 @pytest.mark.parametrize(
@@ -273,7 +266,7 @@ def test_steps_that_are_null_for_another_reason_do_not_hide_those_left_open(tmp_
 def test_why_no_steps_were_measured_by_kernels_is_said(tmp_path: Path, plan: CalibrationPlan, why: str | None) -> None:
     found = entry(write(tmp_path, undecided, calibration=plan))
     said = " ".join(cautions(found))
-    assert found["pace"]["no_calibration"] == why
+    assert found.pace.no_calibration == why
     assert ("record with instrument.calibration" in said) == (why is None)
     assert why is None or f"no steps were measured by kernels: {why}" in said
 
@@ -289,7 +282,7 @@ def test_one_metric_that_marks_leave_open_is_enough_for_a_host_that_sets_the_pac
         )
 
     found = entry(write(tmp_path, open_compute))
-    assert (found["pace"]["host_bound"], found["metrics"]["overlap_ratio"]["median"]) == (True, 0.75)
+    assert (found.pace.host_bound, found.metrics["overlap_ratio"].median) == (True, 0.75)
 
 
 def test_what_the_profiler_cost_is_not_told_where_no_number_is_of_its_steps(tmp_path: Path) -> None:
@@ -303,21 +296,20 @@ def test_no_replay_where_blocks_are_not_computation(tmp_path: Path, of_rank: Cal
     with pytest.raises(InputError, match=r"a replay is not possible: (host-bound|the device's computation)"):
         read_program(tmp_path)
     summary = summarize(read_subjects({"x": tmp_path}, Rules()))
-    assert summary["datasets"]["x"]["what_if"].keys() == {"reason"}
+    assert as_json(summary.datasets["x"].what_if).keys() == {"reason"}
 
 
 def test_computing_is_not_compared_with_a_baseline_that_marks_leave_open(tmp_path: Path) -> None:
     def two_phases(rank: int, number: int, alone: Callable[..., Step]) -> Step:
         return alone(rank, number, phase="compute_only") if number >= 30 else decided(rank, number)
 
-    def slowdown(folder: str, alone: Callable[..., Step]) -> dict[str, Any]:
+    def slowdown(folder: str, alone: Callable[..., Step]) -> Statistics:
         written = write(tmp_path / folder, lambda rank, number: two_phases(rank, number, alone))
-        found: dict[str, Any] = entry(written)["metrics"]["compute_slowdown"]
-        return found
+        return entry(written).metrics["compute_slowdown"]
 
-    assert slowdown("decided", decided)["median"] == 0
+    assert slowdown("decided", decided).median == 0
     left_open = slowdown("open", undecided)
-    assert (left_open["median"], left_open["reason"]) == (None, HOST_BOUND)
+    assert (left_open.median, left_open.reason) == (None, HOST_BOUND)
 
 
 def test_bounds_the_wrong_way_round_are_no_line_of_a_record(tmp_path: Path) -> None:

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from aorta.analysis.account import StepAccount, account_of
-from aorta.analysis.aggregate import LabelledRun
+from aorta.analysis.aggregate import LabelledRun, aggregate
 from aorta.read.locations import load_source
 from aorta.read.record import load_run
-from tests.analysis.by_json import aggregate
 
 RUN = Path(__file__).resolve().parents[1] / "samples" / "two_gloo_ranks"
 PROFILED = 3
@@ -35,11 +34,11 @@ def test_the_run_is_whole_and_every_metric_has_a_value_or_a_reason() -> None:
     assert (run.health.ranks_read, run.health.ranks_missing, run.health.problems) == ([0, 1], [], [])
     assert set(run.health.endings.values()) == {"completed"}
     entry = aggregate(LabelledRun("sample", run))
-    assert entry["steps"]["rank_steps_read"] == 12
-    assert entry["source"]["backend"] == "gloo"
-    for name, metric in entry["metrics"].items():
-        assert (metric["median"] is None) == (metric["reason"] is not None), name
-    assert entry["metrics"]["comm_ms"]["median"] > 0
+    assert entry.steps.rank_steps_read == 12
+    assert entry.source.backend == "gloo"
+    for name, metric in entry.metrics.items():
+        assert (metric.median is None) == (metric.reason is not None), name
+    assert entry.metrics["comm_ms"].median > 0
 
 
 @pytest.mark.parametrize("rank", [0, 1])

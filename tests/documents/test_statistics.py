@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aorta.documents import statistics as stats
-from tests.analysis.by_json import describe
+from aorta.documents.statistics import describe
 
 
 @given(st.lists(st.lists(st.floats(-1e15, 1e15), max_size=7), min_size=1, max_size=9).filter(any))
@@ -28,13 +28,13 @@ def test_nothing_is_no_number() -> None:
 
 def test_ranks_may_come_in_any_order() -> None:
     found = describe([1.0, 10.0, 3.0, 30.0, np.nan], [0, 1, 0, 1, 2])
-    assert found["per_rank_median"] == {"0": 2.0, "1": 20.0, "2": None}
-    assert found["rank_spread"] == 18.0
-    assert (found["count"], found["nulls"]) == (4, 1)
+    assert found.per_rank_median == {"0": 2.0, "1": 20.0, "2": None}
+    assert found.rank_spread == 18.0
+    assert (found.count, found.nulls) == (4, 1)
 
 
 def test_without_a_value_the_commonest_reason_stands_for_all() -> None:
-    assert describe([np.nan] * 4, None, {"rare": 1, "common": 3})["reason"] == "common"
+    assert describe([np.nan] * 4, None, {"rare": 1, "common": 3}).reason == "common"
 
 
 def test_medians_of_resampled_steps_are_those_of_the_very_values() -> None:

@@ -16,14 +16,14 @@ from pathlib import Path
 import pytest
 
 import aorta.analysis
-from aorta.analysis.aggregate import LabelledRun
+from aorta.analysis.aggregate import LabelledRun, aggregate
+from aorta.documents import as_json
 from aorta.errors import InputError, ToolMissing
 from aorta.read import engines
 from aorta.read.engines import Dask, Local, progress
 from aorta.read.record import RecordFile, load_run
 from aorta.report.command import _engine, overlap_report, parser
 from tests.analysis.builders import simulated_run
-from tests.analysis.by_json import aggregate
 
 ROOT = Path(__file__).resolve().parents[2]
 RANKS = 5
@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def entry(folder: Path, engine: object) -> str:
-    return json.dumps(aggregate(LabelledRun("x", load_run(folder, engine))))  # type: ignore[arg-type]
+    return json.dumps(as_json(aggregate(LabelledRun("x", load_run(folder, engine)))))  # type: ignore[arg-type]
 
 
 def test_two_processes_give_what_one_gives(folder: Path) -> None:

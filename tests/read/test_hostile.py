@@ -14,8 +14,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from aorta.analysis.aggregate import LabelledRun
+from aorta.analysis.aggregate import LabelledRun, aggregate
 from aorta.analysis.dataframes import ranges_frame
+from aorta.documents import as_json
 from aorta.errors import InputError
 from aorta.read.frames import NO_TIME
 from aorta.read.record import load_run
@@ -23,7 +24,6 @@ from aorta.read.record_columns import METRIC_LIMIT
 from aorta.records.record_file import LINE_LIMIT, PROBLEM_LIMIT, StepLine
 from aorta.records.schema import Step, Wait
 from tests.analysis.builders import collective, footer, header, line_of, metrics, step, write_rank
-from tests.analysis.by_json import aggregate
 from tests.rank_records import read_rank
 
 CORPUS = Path(__file__).resolve().parents[1] / "corpus" / "jsonl"
@@ -33,7 +33,7 @@ GOOD = step(0, 1, 0, overlap=HALF, collectives=[collective()])
 
 def summary_of(folder: Path) -> dict[str, object]:
     """The entry as it is written: strict JSON."""
-    return json.loads(json.dumps(aggregate(LabelledRun("x", load_run(folder))), allow_nan=False))
+    return json.loads(json.dumps(as_json(aggregate(LabelledRun("x", load_run(folder)))), allow_nan=False))
 
 
 def with_line(folder: Path, line: str | bytes) -> Path:

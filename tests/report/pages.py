@@ -18,15 +18,15 @@ from bokeh.document import Document
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.compare.launch_set import Subject, read_subjects
 from aorta.analysis.compare.verdict import Rules
-from aorta.analysis.gate import parse_condition
-from aorta.documents import as_json
+from aorta.analysis.gate import evaluate, parse_condition
+from aorta.documents.comparison import Summary
 from aorta.read.record import load_run
 from aorta.records.schema import DeviceSample, DeviceTelemetry
 from aorta.report.page.bokeh_chart import Chart, document
+from aorta.report.page.page_content import write_page
+from aorta.report.summary import summarize
 from tests.analysis.builders import collective, footer, header, metrics, simulated_run, step, write_manifest, write_rank
-from tests.analysis.by_json import evaluate, summarize
 from tests.rank_records import read_rank
-from tests.report.by_json import write_page
 
 HOSTILE = "</script><img src=x onerror=alert(1)>'\"&<b>$$\\x$$@{what}"
 """Ends a script element, loads something, is TeX to Bokeh and a place holder to its tooltips."""
@@ -42,7 +42,7 @@ def two_runs(folder: Path, *, ranks: int = 2, steps: int = 30) -> dict[str, Labe
     return {label: LabelledRun(label, load_run(where)) for label, where in made.items()}
 
 
-def two_sets(folder: Path) -> tuple[dict[str, LabelledRun], dict[str, Any]]:
+def two_sets(folder: Path) -> tuple[dict[str, LabelledRun], Summary]:
     """Launch sets whose candidate's transfers take twice as long, and the summary of their comparison with a gate.
 
     A fifth launch of the candidate was killed.
@@ -55,11 +55,11 @@ def two_sets(folder: Path) -> tuple[dict[str, LabelledRun], dict[str, Any]]:
     killed.write_text("".join(killed.read_text().splitlines(keepends=True)[:-1]))
     found = read_subjects({side: folder / side for side in ("cuda", "rocm")}, Rules())
     summary = summarize(found, *found)
-    summary["gate"] = as_json(evaluate([parse_condition("overlap_ratio<-0.05")], summary["comparison"]))
+    summary.gate = evaluate([parse_condition("overlap_ratio<-0.05")], summary.comparison)
     return {label: each.dataset for label, each in found.items()}, summary
 
 
-def compared(datasets: Mapping[str, LabelledRun]) -> dict[str, Any]:
+def compared(datasets: Mapping[str, LabelledRun]) -> Summary:
     """The summary of the first as reference and the second as candidate."""
     reference, candidate = list(datasets)[:2]
     return summarize(subjects(datasets), reference, candidate)
@@ -70,7 +70,7 @@ def subjects(datasets: Mapping[str, LabelledRun]) -> dict[str, Subject]:
     return {label: Subject(dataset) for label, dataset in datasets.items()}
 
 
-def page(datasets: Mapping[str, LabelledRun], summary: Mapping[str, Any], path: Path) -> str:
+def page(datasets: Mapping[str, LabelledRun], summary: Summary, path: Path) -> str:
     """Write a page and read it."""
     write_page(datasets, summary, path)
     return path.read_text(encoding="utf-8")

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
+from aorta.documents.dataset import KernelEntries, TraceEntries
 from aorta.report.files import write_report
-from aorta.report.kernel_tables import main
+from aorta.report.kernel_tables import kernel_block, main
 from aorta.report.tables import shortened
 from scripts.json_schemas import json_schema
+from tests.analysis.builders import partial
 from tests.read.kineto_files import ALLREDUCE, document, event, kernel
-from tests.report.by_json import kernel_block
 from tests.report.pages import text_of
 from tests.runs import ROOT
 
@@ -105,9 +106,8 @@ def test_names_are_one_line_that_a_terminal_only_prints() -> None:
 
 
 def test_without_kernels_the_block_says_why() -> None:
-    kernels = {"by_name": [], "reasons": {"totals": ["no kernel ran"]}}
-    block = kernel_block("old", {"kernels": kernels, "slowdowns": []})
-    assert block == "old: no kernels: no kernel ran"
+    kernels = partial(KernelEntries, reasons={"totals": ["no kernel ran"]})
+    assert kernel_block("old", partial(TraceEntries, kernels=kernels)) == "old: no kernels: no kernel ran"
 
 
 def test_a_run_without_traces_says_how_to_record_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,7 @@ from aorta.documents.formatting import PAGE
 from aorta.documents.statistics import describe
 from aorta.report.command import overlap_report
 from aorta.report.launch_table import Candidates, format_effect
-from tests.analysis.by_json import built
+from tests.analysis.builders import partial
 from tests.report.page_states import plan
 from tests.report.pages import text_of
 
@@ -44,9 +44,7 @@ def side(medians: npt.NDArray[np.float64]) -> LaunchSet:
 
 def comparison(verdict: str, reason: str, metrics: dict[str, ComparedMetric]) -> Comparison:
     """A comparison of which no more is known."""
-    found: Comparison = built(Comparison, {"verdict": verdict, "verdict_reason": reason})
-    found.metrics = metrics
-    return found
+    return partial(Comparison, verdict=verdict, verdict_reason=reason, metrics=metrics)
 
 
 def rules(candidates: int) -> Rules:

@@ -14,13 +14,12 @@ from aorta.documents import as_json
 from aorta.read.record import load_run
 from aorta.report import summary as room
 from aorta.report.files import Report, write_report
-from aorta.report.summary import LAST_STEPS, summarize
+from aorta.report.summary import LAST_STEPS, most_to_gain, summarize
 from aorta.terminal_style import Style
 from aorta.whatif.gains import gains
 from aorta.whatif.prediction import base_of
 from aorta.whatif.read_program import program_of
 from tests.analysis.builders import simulated_run, strict_json
-from tests.analysis.by_json import most_to_gain
 from tests.report.pages import text_of
 from tests.scripts.test_json_schemas import published
 from tests.whatif.simulated_job import Job
@@ -102,14 +101,14 @@ def test_without_waits_the_reason_stands_in_its_place(tmp_path: Path) -> None:
 def test_a_rank_that_is_missing_is_said(runs: Path, tmp_path: Path) -> None:
     shutil.copytree(runs / "fast", tmp_path / "run")
     (tmp_path / "run" / "rank_1_metrics.jsonl").unlink()
-    assert most_to_gain(load_run(tmp_path / "run")) == {"reason": "1 of 2 ranks are missing"}
+    assert as_json(most_to_gain(load_run(tmp_path / "run"))) == {"reason": "1 of 2 ranks are missing"}
 
 
 def test_of_many_ranks_less_is_replayed_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record(replace(DDP, steps=14), tmp_path / "run")
     run = load_run(tmp_path / "run")
-    assert most_to_gain(run)["steps"] == 12
+    assert most_to_gain(run).steps == 12
     monkeypatch.setattr(room, "RANK_STEPS", 16)
-    assert most_to_gain(run)["steps"] == 8
+    assert most_to_gain(run).steps == 8
     monkeypatch.setattr(room, "RANK_STEPS", 15)
-    assert "2 ranks are too many to be replayed for a report; ask aorta whatif" in most_to_gain(run)["reason"]
+    assert "2 ranks are too many to be replayed for a report; ask aorta whatif" in str(most_to_gain(run).reason)

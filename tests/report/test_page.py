@@ -12,15 +12,21 @@ from pathlib import Path
 import pytest
 
 from aorta.analysis.aggregate import LabelledRun
+from aorta.analysis.cautions import alerts
 from aorta.analysis.compare.run_comparison import not_alike
+from aorta.documents.comparison import Comparison, FactDifference, Summary
+from aorta.documents.dataset import Finding
 from aorta.documents.formatting import PAGE
 from aorta.documents.metrics import NOT_SHOWN, SHOWN_FIRST
 from aorta.read.record import load_run
 from aorta.report.page.bokeh_chart import NUMBERS, Chart, new_chart, plain
 from aorta.report.page.charts import round_sizes
+from aorta.report.page.verdict_cards import verdict_of
+from aorta.report.run_tables import comparison_table
+from aorta.report.summary import summarize
+from aorta.report.tables import Table, page_table
+from aorta.report.text import brief_text
 from tests.analysis.builders import collective, header, metrics, step, write_manifest, write_rank
-from tests.analysis.by_json import summarize
-from tests.report.by_json import alerts, brief_text, comparison_text, page_comparison, verdict_of
 from tests.report.pages import (
     Parts,
     as_bokeh,
@@ -35,28 +41,28 @@ from tests.report.pages import (
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, str]:
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Summary, str]:
     folder = tmp_path_factory.mktemp("page")
     datasets, summary = two_sets(folder)
     return summary, page(datasets, summary, folder / "report.html")
 
 
 @pytest.fixture
-def summary(written: tuple[dict, str]) -> dict:
+def summary(written: tuple[Summary, str]) -> Summary:
     """The summary of two launch sets, to be changed."""
     return copy.deepcopy(written[0])
 
 
-def judged(summary: dict, verdict: str) -> dict:
+def judged(summary: Summary, verdict: str) -> Summary:
     """The summary with another verdict."""
-    summary["comparison"]["verdict"] = verdict
+    summary.comparison.verdict = verdict
     for name in ("exposed_comm_ms", "overlap_ratio", "job_step_ms"):
-        test = summary["comparison"]["metrics"][name]["test"]
-        test["verdict"], test["power"]["launches"] = verdict, 6
+        test = summary.comparison.metrics[name].test
+        test.verdict, test.power.launches = verdict, 6
     return summary
 
 
-def test_its_policy_forbids_the_network_and_names_every_script(written: tuple[dict, str]) -> None:
+def test_its_policy_forbids_the_network_and_names_every_script(written: tuple[Summary, str]) -> None:
     parts = Parts(written[1])
     told = next(each["content"] for each in parts.named("meta") if each.get("http-equiv") == "Content-Security-Policy")
     assert told is not None
@@ -81,42 +87,42 @@ def test_bokeh_knows_every_model_of_a_page(tmp_path: Path) -> None:
     assert {"timeline-1", "steps-device_sclk_mhz", "bandwidth"} <= set(data["roots"])
 
 
-def test_its_numbers_are_those_of_the_summary(written: tuple[dict, str]) -> None:
+def test_its_numbers_are_those_of_the_summary(written: tuple[Summary, str]) -> None:
     summary, html = written
     text = text_of(html)
     table = html[html.index('id="table-metrics"') :]
     zeros = text[text.index("0 on both sides:") :].partition(".")[0].replace(" Not", "") + ","
-    for name, pair in summary["comparison"]["metrics"].items():
-        values = {side: pair[side]["value"] for side in ("reference", "candidate")}
+    for name, pair in summary.comparison.metrics.items():
+        values = {"reference": pair.reference.value, "candidate": pair.candidate.value}
         if None in values.values() or name in NOT_SHOWN or f"{name}," in zeros:
             continue
         row = re.search(rf'<tr><th scope="row"[^>]*>{name}</th>(.*?)</tr>', table)
         assert row is not None, name
         cells = re.findall(r'<td(?: data-sort="([^"]*)")?[^>]*>([^<]*)</td>', row[1])
         for (sort, shown), side in zip(cells[1:], ("reference", "candidate"), strict=False):
-            assert (float(sort), shown) == (values[side], PAGE.quantity(values[side], pair["unit"]))
-    for row in summary["datasets"]["rocm"]["collectives"]:
-        assert PAGE.number(row["busbw_gb_per_s"]["median"], "GB/s") in text
-    for name, told in summary["metrics"].items():
+            assert (float(sort), shown) == (values[side], PAGE.quantity(values[side], pair.unit))
+    for row in summary.datasets["rocm"].collectives:
+        assert PAGE.number(row.busbw_gb_per_s.median, "GB/s") in text
+    for name, told in summary.metrics.items():
         assert name in text
-        assert " ".join(told["definition"].split()) in text
+        assert " ".join(told.definition.split()) in text
 
 
-def test_the_verdict_comes_first_with_what_it_rests_on(written: tuple[dict, str]) -> None:
+def test_the_verdict_comes_first_with_what_it_rests_on(written: tuple[Summary, str]) -> None:
     summary, html = written
     parts, text = Parts(html), text_of(html)
     sections = [attributes["id"] for tag, attributes in parts.tags if tag == "section"]
     assert sections[0] == "verdict"
     assert text.index("Slower") < text.index("overlap_ratio")
-    pair = summary["comparison"]["metrics"]["overlap_ratio"]
-    assert " ".join(PAGE.effect(pair["test"]["effect"]["value"], "difference").split()) in text
+    pair = summary.comparison.metrics["overlap_ratio"]
+    assert " ".join(PAGE.effect(pair.test.effect.value, "difference").split()) in text
     assert re.search(r"Smallest detectable effect: [\d.]+ % \(80 % power\)", text)
     assert "4 launches of cuda, 4 launches of rocm; intervals at 95 %" in text
-    account = summary["comparison"]["account"]
-    assert account["sentence"].replace("->", "→") in text
-    for row in (account["step"], *account["parts"]):
-        assert PAGE.number(row["reference_ms"], "ms") in text
-    assert f"Gate: fail (exit code 3). overlap_ratio<-0.05: {summary['gate']['conditions'][0]['reason']}" in text
+    account = summary.comparison.account
+    assert account.sentence.replace("->", "→") in text
+    for row in (account.step, *account.parts):
+        assert PAGE.number(row.reference_ms, "ms") in text
+    assert f"Gate: fail (exit code 3). overlap_ratio<-0.05: {summary.gate.conditions[0].reason}" in text
     assert "killed (no footer)" in text
 
 
@@ -132,44 +138,45 @@ def test_one_launch_a_side_is_no_verdict(tmp_path: Path) -> None:
     assert "One launch per side; a verdict needs four." in text_of(page(datasets, summary, tmp_path / "r.html"))
 
 
-def test_the_headline_never_says_an_undecided_metric_as_a_fact(summary: dict) -> None:
-    step = summary["comparison"]["metrics"]["job_step_ms"]
-    step["quotient"] = 1.12
-    step["test"] |= {"verdict": "inconclusive", "p": 0.886, "p_corrected": None}
+def test_the_headline_never_says_an_undecided_metric_as_a_fact(summary: Summary) -> None:
+    step = summary.comparison.metrics["job_step_ms"]
+    step.quotient = 1.12
+    step.test.verdict, step.test.p, step.test.p_corrected = "inconclusive", 0.886, None
     said = verdict_of(summary).sentence
     assert "step time inconclusive" in said
     assert "longer" not in said
 
 
 @pytest.mark.parametrize("word", ["regression", "improvement", "equivalent", "inconclusive"])
-def test_every_verdict_has_a_word_a_tone_and_a_symbol(word: str, summary: dict) -> None:
+def test_every_verdict_has_a_word_a_tone_and_a_symbol(word: str, summary: Summary) -> None:
     found = verdict_of(judged(summary, word))
     words = {"regression": "slower", "improvement": "faster"}
     assert found.word.casefold() == words.get(word, word)
     assert found.tone == {"regression": "bad", "improvement": "good", "equivalent": "even"}.get(word, "open")
 
 
-def test_rows_of_zeros_are_dropped_and_named(summary: dict) -> None:
-    entries = summary["comparison"]["metrics"]
-    entries["exposed_send_ms"] = entries["exposed_comm_ms"] | {
-        side: entries["exposed_comm_ms"][side] | {"value": 0.0} for side in ("reference", "candidate")
-    }
-    table = page_comparison(summary["comparison"])
+def table_of(comparison: Comparison) -> Table:
+    return page_table(comparison_table(comparison))
+
+
+def test_rows_of_zeros_are_dropped_and_named(summary: Summary) -> None:
+    pair = copy.deepcopy(summary.comparison.metrics["exposed_comm_ms"])
+    pair.reference.value = pair.candidate.value = 0.0
+    summary.comparison.metrics["exposed_send_ms"] = pair
+    table = table_of(summary.comparison)
     assert "exposed_send_ms" not in [row[0].text for row in table.rows]
-    assert "0 on both sides: " in (table.note or "")
     assert "exposed_send_ms" in (table.note or "")
 
 
-def test_not_comparable_is_the_word_and_leaves_deltas_out(summary: dict) -> None:
-    key = {"key": "config.workload.model_dim", "reference": 64, "candidate": 128}
-    said = [not_alike(**key), "something else"]
-    summary["comparison"] |= {"unlike": [key["key"]], "manifest_differences": [key], "warnings": said}
+def test_not_comparable_is_the_word_and_leaves_deltas_out(summary: Summary) -> None:
+    key, compared = "config.workload.model_dim", summary.comparison
+    compared.unlike, compared.manifest_differences = [key], [FactDifference(key, 64, 128)]
+    compared.warnings = [not_alike(key, 64, 128), "something else"]
     found = verdict_of(summary)
-    assert alerts(summary)[1:] == ["something else"]  # the sentence has the other, a launch was killed
+    assert alerts(summary.datasets, compared)[1:] == ["something else"]
     assert found.word == "Not comparable"
-    assert found.sentence.endswith("workload.model_dim is 64 in the reference, 128 in the candidate.")
     assert {card.change for card in found.cards} == {""}
-    table = page_comparison(summary["comparison"])
+    table = table_of(compared)
     columns = [column.heading for column in table.columns]
     for row in table.rows:
         assert {row[columns.index(name)].text for name in ("change", "interval")} == {"\u2013"}
@@ -263,21 +270,19 @@ def test_a_comparison_of_few_steps_leads_with_what_its_sides_lead_with(steps: in
             write_rank(tmp_path / label, header(rank, 2), made)
     datasets = {label: LabelledRun(label, load_run(tmp_path / label)) for label in values}
     summary = summarize(subjects(datasets), *datasets)
-    found, few = summary["comparison"]["metrics"], leads == "over_all"
+    found, few = summary.comparison.metrics, leads == "over_all"
     for name in ("overlap_ratio", "exposed_comm_ms", "comm_ms"):
         over_all = "ratio_of_sums" if name == "overlap_ratio" else "mean"
-        sides = [summary["datasets"][label]["metrics"][name][over_all if few else "median"] for label in values]
-        assert [found[name][side]["value"] for side in ("reference", "candidate")] == sides
-    text = comparison_text(summary["comparison"])
-    assert ("Metrics: means, and the overlap as a ratio of sums" in text) == few
+        sides = [getattr(entry.metrics[name], over_all if few else "median") for entry in summary.datasets.values()]
+        assert [found[name].reference.value, found[name].candidate.value] == sides
     html = page(datasets, summary, tmp_path / "r.html")
     assert ("Metrics: means, and the overlap as a ratio of sums" in text_of(html)) == few
 
 
-def test_of_launch_sets_the_launch_that_is_shown_is_named_once(written: tuple[dict, str]) -> None:
+def test_of_launch_sets_the_launch_that_is_shown_is_named_once(written: tuple[Summary, str]) -> None:
     summary, text = written[0], text_of(written[1])
-    for label, entry in summary["datasets"].items():
-        assert text.count(f"{label}: of 4 launches this is \u2026/{Path(entry['representative']).name}") == 1
+    for label, entry in summary.datasets.items():
+        assert text.count(f"{label}: of 4 launches this is \u2026/{Path(entry.representative).name}") == 1
     assert text.count("the launch nearest the medians of exposed_comm_ms and job_step_ms") == 1
     assert "medians of the medians of launches" in text
 
@@ -289,7 +294,7 @@ def test_a_job_step_that_is_not_known_is_not_drawn(tmp_path: Path) -> None:
         write_rank(tmp_path / "run", header(rank, 3), lines)
     datasets = {"x": LabelledRun("x", load_run(tmp_path / "run"))}
     summary = summarize(subjects(datasets), *datasets)
-    assert summary["datasets"]["x"]["metrics"]["job_step_ms"]["median"] is None
+    assert summary.datasets["x"].metrics["job_step_ms"].median is None
     html = page(datasets, summary, tmp_path / "r.html")
     assert "chart-steps-overlap_ratio" in html
     assert 'id="chart-steps-job_step"' not in html
@@ -311,7 +316,7 @@ def test_ranks_with_another_environment_or_library_are_named(tmp_path: Path) -> 
     assert "collective_library.version 2.27.3" in text
 
 
-def test_the_navigation_says_what_headings_say(written: tuple[dict, str]) -> None:
+def test_the_navigation_says_what_headings_say(written: tuple[Summary, str]) -> None:
     html = written[1]
     nav = html[html.index("<nav ") : html.index("</nav>")]
     links = dict(re.findall(r'<a href="#([^"]+)">([^<]+)</a>', nav))
@@ -323,7 +328,7 @@ def test_the_navigation_says_what_headings_say(written: tuple[dict, str]) -> Non
         assert heading[1] == text, here[:80]
 
 
-def test_every_column_of_numbers_says_what_it_is(written: tuple[dict, str]) -> None:
+def test_every_column_of_numbers_says_what_it_is(written: tuple[Summary, str]) -> None:
     heads = re.findall(r'<th scope="col" data-numeric="true"[^>]*>(.*?)</th>', written[1])
     assert heads
     assert all(re.fullmatch(r'<button type="button">[^<]+</button>', head) for head in heads)
@@ -332,12 +337,12 @@ def test_every_column_of_numbers_says_what_it_is(written: tuple[dict, str]) -> N
 def test_what_rules_found_stands_below_the_timeline(tmp_path: Path) -> None:
     datasets = {"x": two_runs(tmp_path, ranks=1, steps=6)["cuda"]}
     summary = summarize(subjects(datasets))
-    summary["datasets"]["x"]["findings"] = [{"rule": "mine", "sentence": "a collective is on the compute stream"}]
+    summary.datasets["x"].findings = [Finding("mine", "a collective is on the compute stream")]
     text = text_of(page(datasets, summary, tmp_path / "r.html"))
     assert text.index("A collective is on the compute stream") < text.index("no prediction")
 
 
-def test_ids_are_unique_and_every_label_has_its_control(written: tuple[dict, str]) -> None:
+def test_ids_are_unique_and_every_label_has_its_control(written: tuple[Summary, str]) -> None:
     ids = [attributes["id"] for _, attributes in Parts(written[1]).tags if attributes.get("id")]
     assert len(ids) == len(set(ids))
 

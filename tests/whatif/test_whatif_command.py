@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 
 from aorta import whatif
+from aorta.documents import as_json
 from aorta.errors import InputError
 from aorta.read.record import load_run
+from aorta.report.summary import most_to_gain
 from aorta.whatif.read_program import network_of
 from aorta.whatif.whatif_command import main
-from tests.analysis.by_json import most_to_gain
 from tests.read.kineto_files import ALLREDUCE, GEMM, document, kernel
 from tests.whatif.simulated_job import Job
 from tests.whatif.simulated_record import record, truth
@@ -58,7 +59,7 @@ def test_a_change_has_one_answer_however_it_is_asked_for(
         assert main([str(runs / run), "--json", *words]) == 0
         return json.loads(capsys.readouterr().out)
 
-    listed, report = asked(), most_to_gain(load_run(runs / run))
+    listed, report = asked(), as_json(most_to_gain(load_run(runs / run)))
     stated = [entry for said in (listed, report) for part in ("gains", "marginals", "bounds") for entry in said[part]]
     answers = {each["change"]: asked("--set", each["change"]) for each in stated if each["change"] is not None}
     assert len(answers) > 3

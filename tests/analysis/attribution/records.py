@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from aorta.analysis.aggregate import LabelledRun
+from aorta.documents.comparison import Attribution
 from aorta.read.record import load_run
 from aorta.records.schema import AuxRange, Collective, ComputeRange, Coverage, Stall, Step
 from aorta.timeline.overlap import measure_window
@@ -91,12 +90,11 @@ def dataset(
     return LabelledRun(label, load_run(folder))
 
 
-def exact(found: dict[str, Any]) -> None:
+def exact(found: Attribution) -> None:
     """Every way of breaking down adds up to the whole, in nanoseconds, and in milliseconds to rounding."""
-    assert json.loads(json.dumps(found, allow_nan=False)) == found  # plain JSON values, as summary.json holds them
-    for name, rows in found["dimensions"].items():
+    for name, rows in found.dimensions.items():
         for side in ("reference", "candidate"):
-            assert sum(row[f"{side}_ns"] for row in rows) == found[side]["exposed_comm_ns"], name
-        assert sum(row["difference_ms"] for row in rows) == pytest.approx(found["difference_ms"], abs=1e-9)
-        if found["difference_ms"]:
-            assert sum(row["share"] for row in rows) == pytest.approx(1)
+            assert sum(getattr(row, f"{side}_ns") for row in rows) == getattr(found, side).exposed_comm_ns, name
+        assert sum(row.difference_ms for row in rows) == pytest.approx(found.difference_ms, abs=1e-9)
+        if found.difference_ms:
+            assert sum(row.share or 0 for row in rows) == pytest.approx(1)

@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aorta.analysis.aggregate import LabelledRun
+from aorta.analysis.attribution.attribute import attribute
 from aorta.read.record import load_run
 from tests.analysis.attribution.records import block, comm, dataset, exact, made_step
-from tests.analysis.by_json import attribute
 from tests.strategies import interval_lists
 
 
@@ -60,7 +60,7 @@ def test_every_breakdown_of_any_record_adds_up_exactly(folder: Path, sides: Any)
     exact(found)
     for side, loaded in zip(("reference", "candidate"), made, strict=True):
         recorded = sum(round(value * 1e6) for value in loaded.values("exposed_comm_ms"))
-        assert found[side]["exposed_comm_ns"] == recorded
-        assert found[side]["untold_ns"] == 0
-        assert found[side]["exposed_comm_ms"] == pytest.approx(loaded.values("exposed_comm_ms").mean())
+        told = getattr(found, side)
+        assert (told.exposed_comm_ns, told.untold_ns) == (recorded, 0)
+        assert told.exposed_comm_ms == pytest.approx(loaded.values("exposed_comm_ms").mean())
     assert load_run(folder / "0").source.rank == 0

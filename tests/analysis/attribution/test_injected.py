@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from aorta.analysis.aggregate import LabelledRun
+from aorta.analysis.attribution.attribute import attribute
+from aorta.documents.comparison import Attribution
 from aorta.read.record import load_run
 from tests.analysis.attribution.test_attribute import exact
-from tests.analysis.by_json import attribute
 from tests.known_answers.again import each_undisturbed
 from tests.runs import train
 
@@ -54,36 +54,36 @@ def taken(folder: Path, name: str, *words: str) -> LabelledRun:
     return LabelledRun(name, load_run(folder / name))
 
 
-def against_even(pair: Pair) -> dict[str, Any]:
+def against_even(pair: Pair) -> Attribution:
     found = attribute(*pair)
     exact(found)
-    assert found["difference_ms"] > 5
-    assert found["candidate"]["untold_ns"] == found["reference"]["untold_ns"] == 0
+    assert found.difference_ms > 5
+    assert found.candidate.untold_ns == found.reference.untold_ns == 0
     return found
 
 
 def names_a_slow_kind(pair: Pair) -> None:
     found = against_even(pair)
-    largest = found["dimensions"]["kind"][0]
-    assert largest["kind"] == "reducescatter"
-    assert largest["share"] > 0.6
-    parts = {row["part"]: row["difference_ms"] for row in found["dimensions"]["part"]}
+    largest = found.dimensions["kind"][0]
+    assert largest.kind == "reducescatter"
+    assert largest.share > 0.6
+    parts = {row.part: row.difference_ms for row in found.dimensions["part"]}
     assert "transfer" in parts
     assert parts["transfer"] > parts.get("wait", 0)
 
 
 def names_a_straggler(pair: Pair) -> None:
     found = against_even(pair)
-    assert found["dimensions"]["part"][0]["part"] == "wait"
-    assert found["dimensions"]["rank"][0]["rank"] == 0  # the one that waits
+    assert found.dimensions["part"][0].part == "wait"
+    assert found.dimensions["rank"][0].rank == 0  # the one that waits
 
 
 def names_a_block(pair: Pair) -> None:
     found = against_even(pair)
-    largest = found["dimensions"]["block"][0]
-    assert largest["block"] == "embedding"
-    assert largest["share"] > 0.6
-    assert found["dimensions"]["collective"][0]["bytes"] >= LARGE_BYTES
+    largest = found.dimensions["block"][0]
+    assert largest.block == "embedding"
+    assert largest.share > 0.6
+    assert found.dimensions["collective"][0].bytes >= LARGE_BYTES
 
 
 CHECKS = {"kind": names_a_slow_kind, "straggler": names_a_straggler, "block": names_a_block}

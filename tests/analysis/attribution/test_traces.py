@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from aorta.analysis.aggregate import LabelledRun
+from aorta.analysis.attribution.attribute import attribute
 from aorta.read.traces.load import load_traces
 from tests.analysis.attribution.test_attribute import exact
-from tests.analysis.by_json import aggregate, attribute, compare
 from tests.read.kineto_files import ALLREDUCE, document, kernel, step
 
 US = 1_000
@@ -41,15 +41,13 @@ def traces(folder: Path, length_us: int, late_us: int) -> LabelledRun:
 
 def test_a_longer_transfer_is_told_from_a_later_peer(tmp_path: Path) -> None:
     base, other = traces(tmp_path / "base", 20, 0), traces(tmp_path / "longer", 60, 0)
-    found = compare(base, other, aggregate(base), aggregate(other))
-    assert found["verdict_reason"] == "no verdict from traces: it needs four launches per side, recorded by AORTA"
     longer = attribute(base, other)
     exact(longer)
-    assert longer["reference"]["exposed_comm_ns"] == 4 * 10 * US
-    assert longer["difference_ms"] == pytest.approx(0.040)
-    assert longer["dimensions"]["part"][0]["part"] == "transfer"
+    assert longer.reference.exposed_comm_ns == 4 * 10 * US
+    assert longer.difference_ms == pytest.approx(0.040)
+    assert longer.dimensions["part"][0].part == "transfer"
     later = attribute(base, traces(tmp_path / "later", 20, 50))
     exact(later)
     # rank 0 waits from 30 to 80, 40 of it exposed; on rank 1, which comes at 80, nothing is hidden any more
-    parts = {row["part"]: row["difference_ms"] for row in later["dimensions"]["part"]}
+    parts = {row.part: row.difference_ms for row in later.dimensions["part"]}
     assert parts == pytest.approx({"wait": 0.040 / 2, "transfer": 0.010})

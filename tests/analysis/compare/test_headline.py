@@ -7,39 +7,53 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
-from aorta.analysis.compare.headline import MOST_WORDS, headline, numbers
+from aorta.analysis.compare.headline import MOST_WORDS, evidence, headline, numbers, title
 from aorta.analysis.compare.launch_comparison import judged
 from aorta.analysis.compare.run_comparison import pairs
 from aorta.analysis.compare.verdict import DECIDED, GUARD, SEQUENCE, SHIFTED, Rules
-from aorta.documents.comparison import Comparison
+from aorta.documents import ABSENT
+from aorta.documents.comparison import (
+    ComparedMetric,
+    Comparison,
+    Effect,
+    EffectKind,
+    FactDifference,
+    HostBoundSide,
+    LaunchTest,
+    Power,
+)
+from aorta.documents.dataset import Statistics
 from aorta.documents.metrics import metric_named
 from benchmarks.verdict_error_rates import recorded, side_of
-from tests.analysis import by_json
+from tests.analysis.builders import partial
 
 CHANGED = {"job_step_ms": "step", "exposed_comm_ms": "exposed", "overlap_ratio": "hidden"}
 
 
-def entry(name: str, reference: float, candidate: float, verdict: str | None, **changes: Any) -> dict[str, Any]:
-    kind = "difference" if metric_named(name).unit == "ratio" else "quotient"
+def entry(name: str, reference: float, candidate: float, verdict: str | None, p: float = 0.029) -> ComparedMetric:
+    unit = metric_named(name).unit
+    kind: EffectKind = "difference" if unit == "ratio" else "quotient"
     value = candidate - reference if kind == "difference" else candidate / reference - 1
-    test = {
-        "effect": {"kind": kind, "value": value, "low": value - 0.05, "high": value + 0.05},
-        "interval_level": 0.95,
-        "p": 0.029,
-        "verdict": verdict,
-        "verdict_reason": "p = 0.34 is above 0.05",
-        "power": {"probability": 0.8, "smallest_effect": 0.03, "launches": 9},
-        "margin": 0.02,
-    }
-    return {
-        "unit": metric_named(name).unit,
-        "reference": {"value": reference, "count": 4},
-        "candidate": {"value": candidate, "count": 4},
-        "difference": candidate - reference,
-        "quotient": candidate / reference,
-        "test": test | changes,
-    }
+    return partial(
+        ComparedMetric,
+        unit=unit,
+        reference=partial(Statistics, value=reference, count=4),
+        candidate=partial(Statistics, value=candidate, count=4),
+        difference=candidate - reference,
+        quotient=candidate / reference,
+        test=partial(
+            LaunchTest,
+            effect=Effect(kind, value, value - 0.05, value + 0.05),
+            interval_level=0.95,
+            p=p,
+            verdict=verdict,
+            verdict_reason="p = 0.34 is above 0.05",
+            power=partial(Power, probability=0.8, smallest_effect=0.03, launches=9),
+            margin=0.02,
+        ),
+    )
 
 
 STEP = entry("job_step_ms", 178.0, 220.4, "inconclusive", p=0.34)
@@ -47,27 +61,25 @@ EXPOSED = entry("exposed_comm_ms", 33.1, 76.4, "regression")
 HIDDEN = entry("overlap_ratio", 0.476, 0.0001, "regression")
 
 
-def hidden(verdict: str) -> dict[str, Any]:
+def hidden(verdict: str) -> ComparedMetric:
     return entry("overlap_ratio", 0.476, 0.0001, verdict)
 
 
-def compared(
-    verdict: str, *entries: dict[str, Any], primary: str = "exposed_comm_ms", **changes: Any
-) -> dict[str, Any]:
+def compared(verdict: str, *entries: ComparedMetric, primary: str = "exposed_comm_ms", **changes: Any) -> Comparison:
     metrics = dict(zip(("job_step_ms", "exposed_comm_ms", "overlap_ratio"), entries, strict=False))
-    of = {"verdict": verdict, "verdict_reason": "p = 0.34 is above 0.05", "primary": primary, "launches": {}}
-    return of | {"alpha": 0.05, "metrics": metrics} | changes
+    told = {"verdict": verdict, "verdict_reason": "p = 0.34 is above 0.05", "primary": primary, "launches": {}}
+    return partial(Comparison, **told | {"alpha": 0.05, "metrics": metrics} | changes)
 
 
-def said(found: dict[str, Any]) -> tuple[str, str]:
-    return by_json.headline(found), by_json.numbers_line(found)
+def said(found: Comparison) -> tuple[str, str]:
+    return headline(found), numbers(found)
 
 
-def step(candidate: float, verdict: str | None) -> dict[str, Any]:
+def step(candidate: float, verdict: str | None) -> ComparedMetric:
     return entry("job_step_ms", 178.0, candidate, verdict)
 
 
-def exposed(candidate: float, verdict: str | None) -> dict[str, Any]:
+def exposed(candidate: float, verdict: str | None) -> ComparedMetric:
     return entry("exposed_comm_ms", 33.1, candidate, verdict)
 
 
@@ -131,7 +143,7 @@ def exposed(candidate: float, verdict: str | None) -> dict[str, Any]:
             "No gain: the step takes 23.8 % longer (p = 0.029).",
         ),
         (
-            compared("regression", STEP, EXPOSED, host_bound={"side": "candidate"}),
+            compared("regression", STEP, EXPOSED, host_bound=partial(HostBoundSide, side="candidate")),
             "More exposed communication: 33.1 -> 76.4 ms; step time inconclusive.",
             "The candidate is host-bound, the reference is not. "
             "Exposed +131 % (significant); step +24 % (inconclusive).",
@@ -143,7 +155,7 @@ def exposed(candidate: float, verdict: str | None) -> dict[str, Any]:
         ),
     ],
 )
-def test_a_headline_and_its_numbers(found: dict[str, Any], first: str, second: str) -> None:
+def test_a_headline_and_its_numbers(found: Comparison, first: str, second: str) -> None:
     assert said(found) == (first, second)
     assert len(first.split()) <= MOST_WORDS
 
@@ -159,13 +171,13 @@ def test_a_headline_and_its_numbers(found: dict[str, Any], first: str, second: s
 )
 def test_another_primary_metric_is_named(name: str, verdict: str, first: str) -> None:
     found = compared(verdict, STEP, primary=name)
-    found["metrics"][name] = entry(name, 0.2, 0.3, verdict)
+    found.metrics[name] = entry(name, 0.2, 0.3, verdict)
     assert said(found)[0] == first
 
 
 UNLIKE = {
     "unlike": ["config.workload.model_dim"],
-    "manifest_differences": [{"key": "config.workload.model_dim", "reference": 64, "candidate": 128}],
+    "manifest_differences": [FactDifference("config.workload.model_dim", 64, 128)],
 }
 
 
@@ -184,27 +196,24 @@ def test_not_comparable_is_the_headline_without_a_delta() -> None:
 
 
 def test_of_one_launch_a_side_nothing_is_tested() -> None:
-    metrics = {
-        name: {key: value for key, value in entry(name, *values, None).items() if key != "test"}
-        for name, *values in (("overlap_ratio", 0.5, 0.4), ("exposed_comm_ms", 9.0, 11.0), ("job_step_ms", 47.2, 42.7))
-    }
-    found = {"verdict": "inconclusive", "verdict_reason": "one launch per side; a verdict needs four", "unlike": []}
-    assert by_json.title(found | {"metrics": metrics}) == "not tested"
-    first, second = said(found | {"metrics": metrics})
-    assert (first, second) == (
+    values = (("overlap_ratio", 0.5, 0.4), ("exposed_comm_ms", 9.0, 11.0), ("job_step_ms", 47.2, 42.7))
+    metrics = {name: replace(entry(name, *sides, None), test=ABSENT) for name, *sides in values}
+    why = "one launch per side; a verdict needs four"
+    found = partial(Comparison, verdict="inconclusive", verdict_reason=why, metrics=metrics)
+    assert title(found) == "not tested"
+    assert said(found) == (
         "Not tested: exposed 9 -> 11 ms, step 47.2 -> 42.7 ms.",
         "Hidden 50 % -> 40 %; exposed +22 %; step -9.5 %. One launch per side; a verdict needs four.",
     )
-    assert len(first.split()) <= MOST_WORDS
 
 
 def test_the_evidence_has_interval_p_launches_and_power() -> None:
     found = compared("inconclusive", STEP, entry("exposed_comm_ms", 33.1, 34.0, "inconclusive", p=0.34))
-    assert by_json.evidence(found) == (
+    assert evidence(found) == (
         "exposed_comm_ms: +2.7 %, 95 % interval -2.3 to +7.7 %, p 0.34, 4 against 4 launches: p = 0.34 is above 0.05. "
         "Smallest detectable effect: 3 % (80 % power). To detect 2.7 %: 9 launches per side."
     )
-    assert by_json.evidence(compared("regression", STEP, EXPOSED, **UNLIKE)) == ""
+    assert evidence(compared("regression", STEP, EXPOSED, **UNLIKE)) == ""
 
 
 def generated(generator: np.random.Generator, noise: list[dict[str, Any]]) -> Comparison:
@@ -236,9 +245,8 @@ def generated(generator: np.random.Generator, noise: list[dict[str, Any]]) -> Co
     rules = Rules(primary=SEQUENCE[1] if why else primary)
     metrics = pairs(sides[0].statistics, sides[1].statistics, why)
     verdict, reason = judged(metrics, *sides, rules)
-    found = by_json.built(Comparison, {"metrics": {}, "launches": {}, "primary": rules.primary, "alpha": 0.05})
-    found.metrics, found.verdict, found.verdict_reason = metrics, verdict, reason
-    return found
+    told = {"metrics": metrics, "verdict": verdict, "verdict_reason": reason, "launches": {}}
+    return partial(Comparison, **told, primary=rules.primary, alpha=0.05)
 
 
 @pytest.mark.parametrize("seed", range(4))

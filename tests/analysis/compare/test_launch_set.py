@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aorta.analysis.aggregate import NOTHING_RECORDED, LabelledRun
+from aorta.analysis.aggregate import NOTHING_RECORDED, LabelledRun, aggregate
 from aorta.analysis.compare.launch_set import (
     MOST,
     Launch,
@@ -31,7 +31,6 @@ from aorta.read.record import load_run
 from aorta.read.run import Run
 from aorta.report.command import overlap_report
 from tests.analysis.builders import header, metrics, simulated_run, step, strict_json, write_rank
-from tests.analysis.by_json import aggregate
 from tests.analysis.compare.builders import launch, launch_set
 from tests.analysis.compare.test_launch_comparison import compared
 
@@ -69,12 +68,12 @@ def test_a_plan_is_told_to_name_its_sides_and_a_label_finds_a_set(tmp_path: Path
 
 def test_the_median_of_a_launch_is_the_one_that_its_report_shows(tmp_path: Path) -> None:
     dataset = LabelledRun("x", load_run(simulated_run(tmp_path, label="x", ranks=3, steps=20)))
-    published = aggregate(dataset)["metrics"]
+    published = aggregate(dataset).metrics
     kept = Launch.of(dataset).samples
     assert list(kept) == list(published)
     for name, sample in kept.items():
-        assert sample.median == published[name]["median"], name
-        assert sample.reason == published[name]["reason"], name
+        assert sample.median == published[name].median, name
+        assert sample.reason == published[name].reason, name
 
 
 def test_a_step_without_a_value_does_not_count_in_the_median_of_its_launch(tmp_path: Path) -> None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
 from aorta.analysis.compare.rank_tests import detectable, launches_needed, mann_whitney
-from aorta.analysis.compare.verdict import GUARD, Rules, decide
-from aorta.documents.comparison import Effect
+from aorta.analysis.compare.verdict import GUARD, Rules, add_intervals, decide, judge, launch_test, slower
+from aorta.documents.comparison import ComparedMetric, Effect, Interval, LaunchTest
+from aorta.documents.statistics import describe
 from aorta.errors import InputError
-from tests.analysis.by_json import describe, intervals, judge, numbers, slower
+from tests.analysis.builders import partial
 
 
 def decided(
@@ -62,8 +63,8 @@ def test_the_verdict_on_one_metric(evidence: Any, changes: dict[str, Any], word:
     assert why in reason
 
 
-def guarding(value: float | None, p: float | None) -> dict[str, Any]:
-    return {"test": {"effect": {"value": value}, "p": p, "margin": 0.02}}
+def guarding(value: float | None, p: float | None) -> ComparedMetric:
+    return partial(ComparedMetric, test=partial(LaunchTest, effect=partial(Effect, value=value), p=p, margin=0.02))
 
 
 def test_a_slower_step_withholds_and_so_does_an_unknown_one() -> None:
@@ -135,9 +136,8 @@ def test_keys_are_allowed_whole_without_their_root_by_their_beginning_or_all() -
     assert Rules(allow_unlike=("all",)).allows("header.world_size")
 
 
-def found(name: str, left: Sequence[float], right: Sequence[float]) -> dict[str, Any]:
-    statistics: dict[str, Any] = numbers(name, np.array(left), np.array(right), Rules())
-    return statistics
+def found(name: str, left: Sequence[float], right: Sequence[float]) -> LaunchTest:
+    return launch_test(name, np.array(left), np.array(right), Rules())
 
 
 LEFT, RIGHT = (98.0, 100.0, 102.0, 100.0), (108.0, 110.0, 112.0, 110.0)
@@ -148,83 +148,99 @@ RELATIVE = (16 / 6) ** 0.5 / 0.9594 / 100
 def test_effect_and_interval_of_a_ratio_and_of_milliseconds() -> None:
     """Four against four reject an effect only where all launches lie beyond it: the largest and smallest pair."""
     ratio = found("overlap_ratio", [0.1, 0.2, 0.3, 0.4], [0.6, 0.7, 0.8, 0.9])
-    assert ratio["effect"] == pytest.approx({"kind": "difference", "value": 0.5, "low": 0.2, "high": 0.8})
-    assert ratio["interval_level"] == 0.95
+    assert ratio.effect.kind == "difference"
+    assert (ratio.effect.value, ratio.effect.low, ratio.effect.high) == pytest.approx((0.5, 0.2, 0.8))
+    assert ratio.interval_level == 0.95
     few = found("overlap_ratio", [0.1, 0.2, 0.3], [0.6, 0.7, 0.8])
-    assert (few["effect"]["low"], few["interval_level"]) == (None, None), "three against three bound nothing"
+    assert (few.effect.low, few.interval_level) == (None, None), "three against three bound nothing"
     same = found("window_ms", [100.0] * 4, [110.0] * 4)
-    assert same["effect"] == pytest.approx({"kind": "quotient", "value": 0.1, "low": 0.1, "high": 0.1})
-    assert same["difference_interval"] == pytest.approx({"low": 10, "high": 10})
+    assert same.effect.kind == "quotient"
+    assert (same.effect.value, same.effect.low, same.effect.high) == pytest.approx((0.1, 0.1, 0.1))
+    assert (same.difference_interval.low, same.difference_interval.high) == pytest.approx((10, 10))
     nothing = found("overlap_ratio", [], [0.7, 0.8])
-    assert (nothing["p"], nothing["effect"]["value"]) == (None, None)
+    assert (nothing.p, nothing.effect.value) == (None, None)
 
 
 def test_noise_and_power_are_in_the_unit_of_the_effect() -> None:
     told = found("job_step_ms", LEFT, RIGHT)
-    assert told["launch_sd"] == pytest.approx(RELATIVE, rel=1e-4)
-    assert told["power"]["smallest_effect"] == pytest.approx(detectable(4, 4, RELATIVE, 0.02, 0.05), rel=1e-3)
-    assert 0.02 < told["power"]["smallest_effect"] < 0.1
-    assert told["power"]["launches"] == 4
+    assert told.launch_sd == pytest.approx(RELATIVE, rel=1e-4)
+    assert told.power.smallest_effect == pytest.approx(detectable(4, 4, RELATIVE, 0.02, 0.05), rel=1e-3)
+    assert 0.02 < (told.power.smallest_effect or 0) < 0.1
+    assert told.power.launches == 4
     scaled = found("job_step_ms", [1e3 * ms for ms in LEFT], [1e3 * ms for ms in RIGHT])
-    for name in ("effect", "launch_sd", "power"):
-        assert scaled[name] == pytest.approx(told[name]), f"{name} in microseconds"
+    assert scaled.launch_sd == pytest.approx(told.launch_sd), "in microseconds"
+    assert scaled.effect.value == pytest.approx(told.effect.value)
+    assert scaled.power.smallest_effect == pytest.approx(told.power.smallest_effect)
     ratio = found("overlap_ratio", [ms / 200 for ms in LEFT], [ms / 200 for ms in RIGHT])
-    assert ratio["launch_sd"] == pytest.approx(RELATIVE * 100 / 200, rel=1e-4)
+    assert ratio.launch_sd == pytest.approx(RELATIVE * 100 / 200, rel=1e-4)
     noisy = (97.0, 99.0, 101.0, 103.0)
     below = found("job_step_ms", noisy, [ms + 0.1 for ms in noisy])
-    assert below["power"]["launches"] == launches_needed(0.02, below["launch_sd"], 0.05), "that find the margin"
+    assert below.power.launches == launches_needed(0.02, below.launch_sd or 0, 0.05), "that find the margin"
     secondary = found("idle_ms", LEFT, RIGHT)
-    assert secondary["launch_sd"] == pytest.approx(RELATIVE, rel=1e-4)
-    assert (secondary["power"]["smallest_effect"], secondary["power"]["launches"]) == (None, None)
+    assert secondary.launch_sd == pytest.approx(RELATIVE, rel=1e-4)
+    assert (secondary.power.smallest_effect, secondary.power.launches) == (None, None)
 
 
 LEVEL = [0.50, 0.51, 0.52, 0.53, 0.54]
 FIRST, LABEL = "exposed_comm_ms", "exposed communication"
 SEQUENCE = (FIRST, "overlap_ratio", "compute_stall_ms")
-Metrics = dict[str, dict[str, Any]]
+Sides = tuple[np.ndarray, np.ndarray]
 
 
-def entry(shift: float, role: str = "secondary", launches: int = 5, order: int = 0, **changes: Any) -> dict[str, Any]:
+class Made(NamedTuple):
+    """A metric, and the values of its launches."""
+
+    pair: ComparedMetric
+    values: Sides
+
+    @property
+    def test(self) -> LaunchTest:
+        return self.pair.test
+
+
+Metrics = dict[str, Made]
+
+
+def entry(
+    shift: float,
+    role: str = "secondary",
+    launches: int = 5,
+    order: int = 0,
+    values: Any = None,
+    p: float | None = None,
+    **changes: Any,
+) -> Made:
     """A metric of which more is better; `order` rolls its launches, so that a labelling is not extreme in two metrics.
 
     A shift of 0.2 or more separates the sides; one of 0.01 does not.
     """
     level = np.array(LEVEL[:launches] if launches <= len(LEVEL) else np.linspace(0.5, 0.54, launches))
-    left, right = changes.get("values", (np.roll(level, order), level + shift))
-    p = changes.get("p", mann_whitney(left, right))
-    test = {
-        "role": role,
-        "margin": 0.02,
-        "p": p,
-        **intervals("overlap_ratio", left, right, p, 0.05),
-    }
-    return {
-        "unit": "ratio",
-        "better": "higher",
-        "reference": describe(left),
-        "candidate": describe(right),
-        "judgement": "better",
-        "judgement_reason": None,
-        "test": test,
-        "values": (left, right),
-    } | changes
+    left, right = (np.roll(level, order), level + shift) if values is None else values
+    test = partial(LaunchTest, role=role, margin=0.02, p=mann_whitney(left, right) if p is None else p)
+    test.effect, test.difference_interval = partial(Effect, kind="difference"), Interval(None, None)
+    add_intervals(test, left, right, 0.05)
+    told = {"unit": "ratio", "better": "higher", "judgement": "better"} | changes
+    return Made(
+        partial(ComparedMetric, reference=describe(left), candidate=describe(right), test=test, **told), (left, right)
+    )
 
 
-def constant(role: str = "secondary", launches: int = 5) -> dict[str, Any]:
+def constant(role: str = "secondary", launches: int = 5) -> Made:
     return entry(0.0, role, launches, p=1.0, values=(np.zeros(launches),) * 2)
 
 
-def guard(shift: float, role: str = "guard", launches: int = 5) -> dict[str, Any]:
-    return entry(shift, role, launches, better="lower")
+def guard(shift: float, role: str = "guard", launches: int = 5, **changes: Any) -> Made:
+    return entry(shift, role, launches, better="lower", **changes)
 
 
-def announced(metrics: Metrics, rules: Rules | None = None) -> Any:
-    return judge(metrics, rules or Rules(), {name: found["values"] for name, found in metrics.items()})
+def announced(metrics: Metrics, rules: Rules | None = None) -> tuple[str, str]:
+    pairs = {name: made.pair for name, made in metrics.items()}
+    return judge(pairs, rules or Rules(), {name: made.values for name, made in metrics.items()})
 
 
 def judged(metrics: Metrics, rules: Rules | None = None) -> dict[str, str | None]:
     announced(metrics, rules)
-    return {name: found["test"]["verdict"] for name, found in metrics.items()}
+    return {name: found.test.verdict for name, found in metrics.items()}
 
 
 def test_a_slower_step_withholds_every_improvement_and_nothing_else() -> None:
@@ -234,7 +250,7 @@ def test_a_slower_step_withholds_every_improvement_and_nothing_else() -> None:
     assert list(judged(metrics(-0.2)).values()) == ["improvement", "improvement", "regression", "improvement"]
     late = metrics(0.2)
     assert list(judged(late).values()) == ["inconclusive", "inconclusive", "regression", "regression"]
-    assert "better by itself" in late["better"]["test"]["verdict_reason"]
+    assert "better by itself" in late["better"].test.verdict_reason
     unknown = metrics(0.0)
     del unknown[GUARD]
     assert judged(unknown)["better"] == "inconclusive", "a step time that nobody knows withholds too"
@@ -269,7 +285,8 @@ UNJUDGED = {"judgement": "not judged", "judgement_reason": "only ratios"}
             ["regression", "equivalent", "regression"],
         ),
         (
-            in_turn(0.0, -0.2, 0.0) | {FIRST: entry(-0.2, "primary", 4, p=0.9, **UNJUDGED), GUARD: guard(0) | UNJUDGED},
+            in_turn(0.0, -0.2, 0.0)
+            | {FIRST: entry(-0.2, "primary", 4, p=0.9, **UNJUDGED), GUARD: guard(0, **UNJUDGED)},
             [None, "regression", "inconclusive"],
         ),
     ],
@@ -279,16 +296,11 @@ def test_each_of_the_sequence_is_tested_where_the_one_before_it_differs(
 ) -> None:
     found = judged(metrics)
     assert [found[name] for name in SEQUENCE] == words
-    assert [metrics[name]["test"]["p_corrected"] for name in SEQUENCE] == [None] * 3
+    assert [metrics[name].test.p_corrected for name in SEQUENCE] == [None] * 3
     if words[-1] == "not tested":
-        stopped, last = SEQUENCE[words.index("inconclusive")], metrics["compute_stall_ms"]["test"]
-        assert last["verdict_reason"] == (
-            "exposed_comm_ms -> overlap_ratio -> compute_stall_ms are tested in turn, each if the one before differs: "
-            f"p = {metrics[stopped]['test']['p']:.2g} of {stopped} is above 0.05; to test it first, name it with "
-            "--primary before the next launches are made"
-        )
-        assert last["p"] == pytest.approx(2 / 70), "its own p stays"
-        assert last["least_launches"] is None, "more launches of this metric are not what it lacks"
+        last = metrics["compute_stall_ms"].test
+        assert last.p == pytest.approx(2 / 70), "its own p stays"
+        assert last.least_launches is None, "more launches of this metric are not what it lacks"
 
 
 def test_only_secondary_metrics_that_are_judged_and_vary_are_tested_together() -> None:
@@ -302,10 +314,10 @@ def test_only_secondary_metrics_that_are_judged_and_vary_are_tested_together() -
         GUARD: guard(0.0),
     }
     found = judged(metrics)
-    tests = {name: metric["test"] for name, metric in metrics.items()}
-    corrected = {name: test["p_corrected"] for name, test in tests.items() if test["p_corrected"] is not None}
+    tests = {name: metric.test for name, metric in metrics.items()}
+    corrected = {name: test.p_corrected for name, test in tests.items() if test.p_corrected is not None}
     # Each has two labellings of 252 that are as extreme.
-    assert corrected == {"one": pytest.approx(4 / 252), "two": metrics["two"]["test"]["p"]}
+    assert corrected == {"one": pytest.approx(4 / 252), "two": metrics["two"].test.p}
     words = [found[name] for name in ("one", "constant", "neutral", "elsewhere")]
     assert words == ["improvement", "equivalent", None, None]
 
@@ -321,11 +333,8 @@ def test_what_these_launches_cannot_decide_is_not_tested_and_says_how_many_would
 
     four = metrics(4)
     assert judged(four)["apart"] == "not tested"
-    assert four["apart"]["test"]["verdict_reason"] == (
-        "needs 5 launches per side: with 4 against 4 launches no metric of 2 tested together (minP) can reach p <= 0.05"
-    )
-    assert four["apart"]["test"]["least_launches"] == four["null"]["test"]["least_launches"] == 5
-    assert four["apart"]["test"]["p"] == pytest.approx(2 / 70), "the raw p stays"
+    assert four["apart"].test.least_launches == four["null"].test.least_launches == 5
+    assert four["apart"].test.p == pytest.approx(2 / 70), "the raw p stays"
     assert judged(metrics(5))["apart"] == "regression", "and with as many it is decided"
 
 
@@ -334,16 +343,16 @@ def test_the_interval_of_a_metric_tested_beside_others_is_that_of_its_test() -> 
     generator = np.random.default_rng(7)
     nulls = {f"null {at}": entry(0.0, launches=6, values=generator.normal(0.5, 0.02, (2, 6))) for at in range(5)}
     judged({FIRST: entry(0.2, "primary", 6), GUARD: guard(0.0)} | nulls)
-    for found in (null["test"] for null in nulls.values()):
-        assert found["interval_level"] > 0.95
-        assert (found["effect"]["low"] <= 0 <= found["effect"]["high"]) == (found["p_corrected"] > 0.05)
+    for found in (null.test for null in nulls.values()):
+        assert found.interval_level > 0.95
+        assert (found.effect.low <= 0 <= found.effect.high) == (found.p_corrected > 0.05)
 
 
 def test_the_same_value_in_too_few_launches_says_nothing() -> None:
     few = entry(0.0, p=1.0, values=(np.zeros(3), np.zeros(5)))
     assert judged({"metric": few}) == {"metric": "not tested"}
-    assert few["test"]["least_launches"] == 4
-    assert "1 more of the reference" in few["test"]["verdict_reason"]
+    assert few.test.least_launches == 4
+    assert "1 more of the reference" in few.test.verdict_reason
 
 
 @pytest.mark.parametrize(
@@ -388,7 +397,7 @@ def test_a_share_counts_only_with_exposed_or_step_time(ratio: float, exposed: fl
     """Of each more is better here, of the step time less."""
     metrics = {"overlap_ratio": entry(ratio, "primary"), FIRST: entry(exposed, "sequence"), GUARD: guard(step)}
     word, reason = announced(metrics, Rules(primary="overlap_ratio"))
-    assert metrics["overlap_ratio"]["test"]["verdict"] == verdict
+    assert metrics["overlap_ratio"].test.verdict == verdict
     assert (word == "shifted") == (verdict == "shifted" and abs(step) < 0.1)
     assert ("shifted, nothing" in reason) == (word == "shifted")
 
@@ -397,6 +406,6 @@ def test_across_platforms_where_only_shares_are_judged_a_share_stands() -> None:
     metrics = {
         "overlap_ratio": entry(-0.2, "primary"),
         FIRST: entry(0.0, "sequence", **UNJUDGED),
-        GUARD: guard(0.0) | UNJUDGED,
+        GUARD: guard(0.0, **UNJUDGED),
     }
     assert announced(metrics, Rules(primary="overlap_ratio"))[0] == "regression"
