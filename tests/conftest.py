@@ -55,7 +55,7 @@ def pytest_collection_finish() -> None:
 @pytest.fixture
 def world_of_one() -> Iterator[None]:
     """A process group of one rank, for tests that need real collectives but no peers."""
-    import torch.distributed as dist  # the pure tests load no torch
+    import torch.distributed as dist  # most tests load no torch
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield

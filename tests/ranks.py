@@ -1,7 +1,7 @@
 """Ranks that are forked from a process which has torch and AORTA loaded: a launch without its imports.
 
 For tests of what ranks do. A test of a launch, an ending, a signal, a restart or an exit code wants torchrun. A forked
-rank finds what torchrun would show it (`test_gate_rules.py` compares the two), but
+rank finds what torchrun would show it, but
 
 - it ends by `os._exit`: what `atexit` and the end of the interpreter would do or say is not seen;
 - its strings have the same hashes on every rank: an order that depends on them is the same everywhere;

@@ -8,18 +8,43 @@ that name it, a page to those of `tests/docs`. Must not: import what it looks at
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from collections import deque
+from functools import cache
 from pathlib import Path
 from typing import Final
 
-from tests.pure import ROOT, file_of, imports
-
+ROOT: Final = Path(__file__).resolve().parents[1]
 NEAREST: Final = 2
 MOST: Final = 40
 """Take about 90 s on two idle cores."""
 _OURS: Final = ("aorta", "tests", "scripts", "benchmarks")
+
+
+@cache
+def imports(path: Path) -> frozenset[str]:
+    """Dotted names of all that a file imports, wherever in it."""
+    names = set[str]()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return frozenset(names)
+
+
+@cache
+def file_of(name: str) -> Path | None:
+    """The file of a module of this repository, by its name or by a name in it."""
+    parts = name.split(".")
+    for end in range(len(parts), 0, -1):
+        place = ROOT.joinpath(*parts[:end])
+        for path in (place.with_suffix(".py"), place / "__init__.py"):
+            if path.is_file():
+                return path
+    return None
 
 
 def distances(test: Path) -> dict[Path, int]:

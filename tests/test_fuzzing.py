@@ -10,20 +10,14 @@ import json
 import pickle
 import sqlite3
 import struct
-import sys
-import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from random import Random
 from typing import Any, Final
 
 import pytest
 
-from aorta.errors import InputError
-from aorta.read.locations import load_source
-from scripts import fuzzing
-from scripts.fuzzing import ANSWER, DOORS, PLACES, REFUSAL, Tree, load_seeds, main, mutated, opened, words
+from scripts.fuzzing import ANSWER, DOORS, PLACES, REFUSAL, load_seeds, opened
 
 
 class Runs:
@@ -192,44 +186,3 @@ def test_what_was_found_is_answered_or_refused(outcome, seed, name, change, seed
 def test_every_door_answers_one_of_its_seeds_as_it_is(door, seeds_of, tmp_path):
     found = {opened(door, tree, tmp_path) for tree in seeds_of(door).values()}
     assert {ANSWER} <= found <= {ANSWER, REFUSAL}
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("opens", "outcome"),
-    [
-        (lambda _case, _out: None, ANSWER),
-        (lambda case, _out: load_source(case / "missing"), REFUSAL),
-        (lambda _case, _out: InputError.exit_code, REFUSAL),
-        (lambda _case, _out: {}["x"], "KeyError"),
-        (lambda _case, _out: bytearray(2 * fuzzing.LEAST_BYTES) and None, "MemoryError"),
-        (lambda _case, _out: any(iter(int, 1)), "more than 2 s"),
-        (lambda _case, _out: time.sleep(1e6), "it waits for ever"),
-        (lambda case, _out: (case / "new").touch(), "it changed its input"),
-        (lambda _case, out: (out.parent / "beside").touch(), "it wrote outside its output folder"),
-        (lambda _case, _out: sys.stdout.write("\udcff") and None, "UnicodeEncodeError"),
-    ],
-)
-def test_what_becomes_of_a_case(opens, outcome, tmp_path, monkeypatch):
-    monkeypatch.setitem(DOORS, "x", (words, opens))
-    monkeypatch.setattr(fuzzing, "LEAST_S", 1)
-    monkeypatch.setattr(fuzzing, "WAIT_S", 60.0 if outcome == "more than 2 s" else 5.0)
-    assert opened("x", {"a.json": b"{}"}, tmp_path).partition("\n")[0] == outcome
-
-
-@pytest.mark.thorough
-def test_a_finding_is_kept_and_repeated_and_a_seed_draws_the_same_cases(tmp_path, monkeypatch, capfd):
-    monkeypatch.setitem(DOORS, "x", (words, lambda _case, _out: {}["x"]))
-    monkeypatch.setitem(DOORS, "y", (words, lambda _case, _out: None))
-    monkeypatch.setattr(fuzzing, "KEEP", tmp_path / "keep")
-    assert main(["--minutes", "0.01", "--seed", "5", "--only", "x", "y"]) == 1
-    summary = json.loads(capfd.readouterr().out.splitlines()[-1])
-    assert summary["seed"] == 5
-    assert summary["findings"] == summary["doors"]["x"]["finding"] > 0 == summary["doors"]["y"].get("finding", 0)
-    (kept,) = (tmp_path / "keep").iterdir()
-    assert main(["--repeat", str(kept)]) == 1
-    assert "KeyError" in capfd.readouterr().out
-    tree: Tree = {"a.json": b'{"a": [1, 2, {"b": "c"}]}', "b": b"1 2 3"}
-    drawn = [[mutated(Random(f"{seed}/{number}"), tree) for number in range(200)] for seed in (1, 1, 2)]
-    assert drawn[0] == drawn[1] != drawn[2]
-    assert len({repr(each) for each in drawn[0]}) > 100

@@ -1,5 +1,5 @@
-"""The gate: which stages run, in which order and with which words, what ends it, and that it
-looks at every script: each parses, is executable and begins by saying what it is for.
+"""The gate: which stages run, in which order and with which words, what ends it, what is skipped without a GPU; and
+that every script parses, is executable and begins by saying what it is for.
 """
 
 from __future__ import annotations
@@ -7,14 +7,15 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 
 import pytest
 
+from tests.runs import environment
 from tests.scripts.conftest import ROOT, ready
 
 ROOMS = ["tests/device_path", "tests/gpu", "tests/simulated"]
 OF_TIMES = ["tests/known_answers", "tests/analysis/attribution"]
-PURE = ["tests/a.py", "tests/b.py"]
 SHORT = " and not thorough"
 
 
@@ -36,17 +37,10 @@ def gate(sh, repo, pytestconfig):
     """A ready environment, and a machine that lacks nothing."""
     shutil.copytree(pytestconfig.rootpath / ".ci", repo / ".ci")
     ready(sh, repo)
-    answer(sh, **{"tests.pure": "\n".join(PURE), "--why-not": ""})
+    answer(sh, **{"--why-not": ""})
     for name in ("shellcheck", "hadolint", "mkdocs", "c++"):
         sh.program(name, "exit 0")
     return sh
-
-
-def test_help_starts_nothing(gate):
-    result = gate("check", "--help")
-    assert (result.code, result.calls) == (0, [])
-    assert result.out.startswith("The gate, the same for people and")
-    assert "Enters: [--all]" in result.out
 
 
 @pytest.mark.parametrize(
@@ -73,46 +67,14 @@ def test_stages_run_in_order_and_pytest_gets_the_words(gate, words, without):
         *([["-m", "scripts.fuzzing", "--minutes", "1"]] if everything else []),
         command_of(f"(gpu or simulated){without}", "--dist", "loadfile", *([] if named else ROOMS), *named),
     ]
-    assert not everything or (seeds[-3].startswith("--hypothesis-seed=") and seeds[-2:] == PURE)
+    assert not everything or (
+        any(word.startswith("--hypothesis-seed=") for word in seeds) and "tests/timeline" in seeds
+    )
     assert [call["env"].get("AORTA_SIMULATED_DEVICE") for call in result.calls[-2:]] == [None, "virtual"]
     assert {call["env"]["OMP_NUM_THREADS"] for call in result.calls} == {"1"}
     assert not any("PYTHONDONTWRITEBYTECODE" in call["env"] for call in result.calls)
     assert result.calls[-1]["env"].get("HYPOTHESIS_PROFILE") == ("short" if without else None)
     assert {call["cwd"] for call in result.calls} == {str(gate.repo)}
-
-
-def test_the_fast_gate_runs_the_pure_tests_alone(gate):
-    result = gate("check", "--fast", "-x")
-    assert result.code == 0, result.err
-    assert result.calls[-1]["argv"] == command_of("not dist and not gpu and not simulated", *PURE, "-x")
-    assert "== all other tests: skipped (--fast)" in result.out
-    (gate.repo / ".venv/bin/python").write_text("#!/bin/sh\nexit 1\n")
-    assert "check: stage 'choice of tests' failed" in gate("check", "--fast").err
-
-
-def test_since_a_commit_the_nearest_tests_run_and_nothing_after_them(gate):
-    gate.program("git", 'test "$4" = "main^{commit}" && echo abc')
-    answer(gate, abc="\n".join(PURE))
-    result = gate("check", "--since", "main")
-    assert (result.code, result.out.splitlines()[-1]) == (0, "== all other tests: skipped (--since)"), result.err
-    assert result.calls[-1]["argv"] == command_of(f"not alone and not gpu and not simulated{SHORT}", *PURE)
-    answer(gate, abc="")
-    assert gate("check", "--since", "main").calls[-1]["argv"] == []  # lint-imports: nothing is near
-    refused = gate("check", "--since", "mian")
-    assert (refused.code, refused.calls) == (2, [])
-    assert "--since needs a commit" in refused.err
-
-
-def test_few_failures_run_again_alone_and_many_do_not(gate):
-    failed = gate.repo / ".pytest_cache/v/cache/lastfailed"
-    failed.parent.mkdir(parents=True)
-    marks = "not gpu and not simulated and not alone"
-    for count, again in ((3, True), (4, False)):
-        failed.write_text("{\n" + ",\n".join(f'  "tests/a.py::{n}": true' for n in range(count)) + "\n}")
-        result = gate("check", "tests/a.py", STANDIN_FAIL_ON="--cache-clear", STANDIN_EXIT="1")
-        ran = ["-m", "pytest", "--last-failed", "--verbose", "-m", f"{marks} and not slow", "tests/a.py", "-n", "0"]
-        assert (ran in [call["argv"] for call in result.calls]) is again
-        assert result.code == (0 if again else 1)
 
 
 @pytest.mark.parametrize(
@@ -134,13 +96,6 @@ def test_the_first_failure_ends_it_and_is_named(gate, words, fails_on, code, end
     result = gate("check", *words, STANDIN_FAIL_ON=fails_on, STANDIN_EXIT=str(code))
     assert result.code == ends
     assert said in result.err
-
-
-def test_continuous_integration_leaves_nothing_out(gate):
-    result = gate("../.ci/run")
-    assert result.code == 0, result.err
-    assert {call["env"].get("GATE_COMPLETE") for call in result.calls} == {"1"}
-    assert "skipped" not in result.out
 
 
 @pytest.mark.thorough
@@ -176,13 +131,6 @@ RUN = [
 SOURCED = [*ROOT.glob("scripts/lib/*.sh")]
 
 
-def test_the_gate_looks_at_every_script():
-    """With shellcheck, in a stage of its own."""
-    (line,) = (line for line in (ROOT / "scripts/check").read_text().splitlines() if "stage shell " in line)
-    patterns = [word for word in line.split() if "/" in word]
-    assert {path for pattern in patterns for path in ROOT.glob(pattern)} == {*RUN, *SOURCED}
-
-
 def test_every_script_parses_can_be_run_and_stops_at_the_first_error():
     assert [path for path in (*RUN, *SOURCED) if subprocess.run(["bash", "-n", path]).returncode] == []
     wrong = []
@@ -192,3 +140,12 @@ def test_every_script_parses_can_be_run_and_stops_at_the_first_error():
         if not (begins_well and os.access(path, os.X_OK) and "set -euo pipefail" in lines):
             wrong.append(path)
     assert wrong == []
+
+
+@pytest.mark.spec("D45")
+@pytest.mark.thorough
+def test_without_a_gpu_the_tests_of_devices_are_skipped_with_a_reason():
+    hidden = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "", "AORTA_SIMULATED_DEVICE": "", "GATE_COMPLETE": ""}
+    words = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "tests/gpu/test_clock.py"]
+    done = subprocess.run(words, cwd=ROOT, env=environment() | hidden, capture_output=True, text=True)
+    assert (done.returncode, "torch sees no CUDA or HIP device" in done.stdout) == (0, True), done.stdout

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from aorta.records import schema
 from aorta.report.files import write_report
 from scripts.json_schemas import FILES, file_name, json_schema, main
 from tests.analysis.builders import simulated_run, strict_json
@@ -49,13 +48,6 @@ def test_each_is_a_schema_with_an_identity_and_a_version(name):
     Draft202012Validator.check_schema(found)
     assert found["$id"] == f"urn:aorta:{name}:{found['version']}"
     assert found["version"] == FILES[name][1]
-
-
-def test_rows_are_described_column_by_column():
-    found = json_schema("record")["$defs"]
-    for name, columns in schema.COLUMNS.items():
-        row = found["Step"]["properties"][name]["items"]["$ref"].removeprefix("#/$defs/")
-        assert [item["title"] for item in found[row]["prefixItems"]] == list(columns)
 
 
 def test_the_sample_is_valid():

@@ -115,27 +115,12 @@ def test_a_traced_launcher_is_not_taken_for_a_rank(rocm, repo, sh):
     assert "kernels of 0 of 1 ranks" in result.err
 
 
-@pytest.mark.spec("D14")
-def test_one_process_a_device_or_one(rocm, sh):
-    assert "no ROCm device found: one process" in rocm(NPROC="").err
-    sh.program("amd-smi", "echo 'GPU: 0'; echo 'GPU: 1'")
-    result = rocm(NPROC="", traces="2", ROCPROF_OUTPUT_DIR=str(sh.home / "second"))
-    assert result.argv[:3] == ["--standalone", "--nproc_per_node", "2"]
-
-
 @pytest.mark.spec("D17")
 def test_rocprofv3_is_looked_for_in_the_folder_of_rocm(sh, tmp_path):
     sh.standin("rocprofv3", "rocprofv3.py")
     (tmp_path / "rocm/bin").mkdir(parents=True)
     (sh.bin / "rocprofv3").rename(tmp_path / "rocm/bin/rocprofv3")
     assert sh(SCRIPT, NPROC="1", STANDIN_TRACES="1", ROCM_PATH=str(tmp_path / "rocm")).code == 0
-
-
-@pytest.mark.spec("D28", "D41")
-def test_switching_the_profiler_off_is_fine(rocm):
-    result = rocm("profiling.enabled=false", "profiling.enabled_x=true")
-    assert result.code == 0
-    assert "--config" not in result.argv
 
 
 def test_a_dry_run_prints_the_command_and_needs_neither_rocprofv3_nor_torchrun(sh, repo):
