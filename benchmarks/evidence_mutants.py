@@ -23,8 +23,9 @@ from pathlib import Path
 
 from aorta.errors import InputError
 from tests.read.answers import answer, judge, shares
-from tests.read.evidence_files import File, read_files
+from tests.read.evidence_files import read_files
 from tests.read.evidence_jobs import JOBS, drawn_shape, job
+from tests.read.evidence_rows import File
 from tests.read.mutants import verdicts
 from tests.read.siblings import KINDS, siblings
 

@@ -21,7 +21,8 @@ from aorta.errors import InputError
 from aorta.read.record import load_run
 from aorta.read.run import Run
 from aorta.read.traces.load import load_traces
-from tests.read.evidence_files import File
+from tests.read.evidence_files import write_file
+from tests.read.evidence_rows import File
 
 TOLERANCE: Final = 0.02
 CUT: Final = ("cut ", "kernels and calls of the first third")
@@ -64,7 +65,7 @@ def answer(files: Sequence[File]) -> Answer:
     """Write traces, and report on them."""
     with tempfile.TemporaryDirectory(prefix="aorta-mutant-") as folder:
         for file in files:
-            file.write(Path(folder))
+            write_file(file, Path(folder))
         try:
             return _answer(load_traces(folder))
         except InputError as error:

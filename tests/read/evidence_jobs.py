@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from tests.read import nsys_files, rocprof_files
-from tests.read.evidence_files import CALL, COPY, KERNEL, MARK, OPERATOR, File, Json, Row, read_file
+from tests.read.evidence_files import read_file
+from tests.read.evidence_rows import CALL, COPY, KERNEL, MARK, OPERATOR, File, Json, Row
 
 GEMM: Final = "Cijk_Ailk_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT256x256x64"
 NORM: Final = "void at::native::vectorized_elementwise_kernel<4, at::native::AddFunctor<float>>(int)"

@@ -6,16 +6,16 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
 from tests.read.answers import Answer, Value, answer
-from tests.read.evidence_files import CALL, COPY, KERNEL, MARK, OPERATOR, OTHER, File, Row
 from tests.read.evidence_jobs import Shape, drawn_shape, job, sums_ms
-from tests.read.mutants import (
+from tests.read.evidence_rows import COPY, KERNEL, MARK, OTHER, File, Row
+from tests.read.mutated_communication import bare, devices, labelled, to_gloo, to_graphs, to_symmetric
+from tests.read.mutations import (
     Mutation,
-    by_rows,
     changed,
     facts,
     is_call,
@@ -25,7 +25,6 @@ from tests.read.mutants import (
     is_mark,
     is_operator,
     issues,
-    of_category,
     on_device,
     renamed,
     shifted,
@@ -35,7 +34,11 @@ from tests.read.mutants import (
 )
 
 LAGS: Final = "the device lags"
+
+
 ALL: Final = ("kineto-cuda", "nsys", "rocprofv3-json", "kineto-rocm", "rocpd", "rocprofv3-csv")
+
+
 KINETO: Final = ("kineto-cuda", "kineto-rocm")
 
 
@@ -70,88 +73,6 @@ def in_steps(mutate: Mutation, *steps: int) -> Mutation:
     return lambda files, chance: [change(file, chance) for file in files]
 
 
-def to_gloo(
-    share: float = 1.0, category: str = "user_annotation", thread: int = 9999, backend: str | None = None
-) -> Mutation:
-    """Some collectives ran on the host."""
-
-    def change(rows: list[Row], chance: random.Random) -> list[Row]:
-        kept, called = [], set()
-        for row in rows:
-            if is_comm(row) and row.what == KERNEL and chance.random() < share:
-                called.add(row.link)
-                label = "gloo:all_gather" if "gather" in row.name.lower() else "gloo:all_reduce"
-                args = {"Input Dims": [[4096]], "Input type": ["float"]}
-                row = Row(OPERATOR, label, row.start_ns, row.end_ns, 4000, thread, None, category, args)
-            kept.append(row)
-        return [row for row in kept if not (row.what == CALL and row.link in called)]
-
-    return then(by_rows(change), facts(backend=backend)) if backend else by_rows(change)
-
-
-def to_graphs(share: float, call: str = "cudaGraphLaunch", *, whole: bool = False) -> Mutation:
-    """A step launches one graph. A share of the graphs (`whole`) or of their kernels have no row, but the first's."""
-
-    def change(file: File, chance: random.Random) -> File:
-        marks = sorted((row for row in file.rows if row.what == MARK), key=lambda row: row.start_ns)
-        like = next(row for row in file.rows if row.what == CALL)
-        lost = {n for n in range(1, len(marks)) if whole and chance.random() < share}
-        rows = []
-        for row in file.rows:
-            number = next((n for n, mark in enumerate(marks) if mark.start_ns <= row.start_ns < mark.end_ns), None)
-            if is_operator(row) or (row.what == CALL and "mem" not in row.name.lower()):
-                continue
-            if row.what == KERNEL and number is not None:
-                if number in lost or (not whole and number and chance.random() < share):
-                    continue
-                row = replace(row, link=9000 + number)
-                if file.format == "kineto":
-                    ids = {"correlation": 9000 + number, "device": 0, "stream": row.stream}
-                    row = replace(row, args={**ids, "graph id": 3})
-            rows.append(row)
-        for number, mark in enumerate(marks):
-            start = mark.start_ns + 2000
-            made = replace(like, name=call, start_ns=start, end_ns=start + 9000, link=9000 + number)
-            rows.append(replace(made, args={"correlation": 9000 + number}) if file.format == "kineto" else made)
-        return file.changed(rows)
-
-    return lambda files, chance: [change(file, chance) for file in files]
-
-
-def labelled(library: str) -> Mutation:
-    """NCCL's labels are another library's."""
-    return by_rows(
-        lambda rows, chance: [
-            replace(row, name=row.name.replace("nccl:", f"{library}:")) if row.name.startswith("nccl:") else row
-            for row in rows
-        ]
-    )
-
-
-def bare(*keys: str) -> Mutation:
-    """Kineto's members beside the events lost."""
-    return lambda files, chance: [
-        replace(file, rest={key: value for key, value in file.rest.items() if key not in keys})
-        if file.format == "kineto"
-        else file
-        for file in files
-    ]
-
-
-def to_symmetric(
-    share: float = 1.0, copy: str = "Memcpy PtoP (Device -> Device)", op: str = "symm_mem::all_gather"
-) -> Mutation:
-    """Copy engines move collectives of symmetric memory."""
-
-    def change(row: Row) -> Row:
-        args = {key: value for key, value in row.args.items() if key in ("device", "stream", "correlation")}
-        return replace(row, what=COPY, name=copy, category="gpu_memcpy", args=args)
-
-    sent = changed(lambda row: is_comm(row) and row.what == KERNEL, change, share)
-    one_each = without(lambda row: row.name.startswith("nccl:"))
-    return then(sent, one_each, changed(issues, lambda row: replace(row, name=op, category="cpu_op")))
-
-
 def ahead(row: Row) -> bool:
     """A stream that does not lag: that of copies and the shortest kernels."""
     return row.what == KERNEL and not row.communicates and ("triton" in row.name or "elementwise" in row.name)
@@ -165,14 +86,8 @@ def lag_but(by: float) -> Mutation:
     return shifted(lambda row: is_kernel(row) and not ahead(row), by)
 
 
-def devices(
-    rows_of: str, calls_of: str, test: Callable[[Row], bool] = on_device, platform_too: bool = True
-) -> Mutation:
-    own = then(of_category(test, rows_of), of_category(is_call, calls_of))
-    return then(own, bare("deviceProperties", "cupti_version", "roctracer_version")) if platform_too else own
-
-
 unmarked: Final = without(is_mark)
+
 
 KINDS: Final[dict[str, tuple[tuple[str, ...], str, tuple[Mutation, ...]]]] = {
     "gloo beside device rows": (

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import json
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import pytest
 
 from aorta.records.schema import Coverage
 from tests.analysis.builders import collective, footer, header, line_of, metrics, step
-from tests.read.answers import Records, answer, judge, record_answer, shares
+from tests.read.answers import Line, Records, answer, judge, record_answer, shares
 from tests.read.evidence_jobs import JOBS, Shape, device_rows, drawn_shape, job, sums_ms
-from tests.read.mutants import RECORD_MUTATIONS, mutants, verdicts
+from tests.read.mutants import verdicts
 
 KNOWN: Final = {"kineto-cpu": {"a tenth of all events lost"}, "rocpd": {"a tenth of all device rows lost"}}
 """Mutants that are wrong: nothing in them claims what is missing, as no call launches the operators of a CPU, and rocpd
@@ -39,6 +41,79 @@ def test_mutants(name: str) -> None:
     found = verdicts(job(name))
     wrong = {mutant: each.wrong[:3] for mutant, each in found.items() if each.outcome == "wrong"}
     assert wrong.keys() == KNOWN.get(name, set()), (shares(found), wrong)
+
+
+def in_steps(change: Callable[[Line, int], Line | None], *, last_only: bool = False) -> Callable[[Records], Records]:
+    """Change steps, or leave them out, by their place in the file."""
+
+    def of(lines: list[Line]) -> list[Line]:
+        found, at = [], 0
+        for line in lines:
+            kept: Line | None = line
+            if line["record"] == "step":
+                kept, at = change(copy.deepcopy(line), at), at + 1
+            found += [] if kept is None else [kept]
+        return found
+
+    return lambda records: {
+        name: lines if last_only and name != max(records) else of(lines) for name, lines in records.items()
+    }
+
+
+def in_lines(name: str, **values: Any) -> Callable[[Records], Records]:
+    """Set fields of one kind of line in the last file."""
+    return lambda records: {
+        file: [line | values if line["record"] == name and file == max(records) else line for line in lines]
+        for file, lines in records.items()
+    }
+
+
+def _shifted(line: Line, by_ns: int) -> Line:
+    return line | {key: line[key] + by_ns for key in ("start_mono_ns", "end_mono_ns", "t_start_ns", "t_end_ns")}
+
+
+def _covered(line: Line, **values: Any) -> Line:
+    return line | {"coverage": line["coverage"] | values}
+
+
+RECORD_MUTATIONS: Final[Mapping[str, Callable[[Records], Records]]] = {
+    "a rank's file lost": lambda records: {name: records[name] for name in sorted(records)[:-1]},
+    "a rank's file cut at its half": lambda records: {
+        name: lines[: len(lines) // 2] if name == max(records) else lines for name, lines in records.items()
+    },
+    "a rank's file twice": lambda records: records | {"rank_01_metrics.jsonl": records["rank_1_metrics.jsonl"]},
+    "both files are of rank 0": in_lines("header", rank=0),
+    "another attempt": in_lines("header", attempt=1),
+    "footers lost": lambda records: {name: lines[:-1] for name, lines in records.items()},
+    "a footer that counts more steps": in_lines("footer", steps_written=99),
+    "groups lost": in_lines("footer", groups={}),
+    "every second step lost": in_steps(lambda line, at: None if at % 2 else line),
+    "the last steps lost": in_steps(lambda line, at: None if at > 5 else line),
+    "steps of one rank lost": in_steps(lambda line, at: None if at % 3 else line, last_only=True),
+    "steps twice": lambda records: {
+        name: [each for line in lines for each in [line] * (1 + (line["record"] == "step"))]
+        for name, lines in records.items()
+    },
+    "steps in another order": lambda records: {
+        name: [lines[0], *reversed(lines[1:-1]), lines[-1]] for name, lines in records.items()
+    },
+    "collectives lost": in_steps(lambda line, at: line | {"collectives": []}),
+    "half of the collectives lost": in_steps(lambda line, at: line | {"collectives": line["collectives"][::2]}),
+    "collectives of one rank lost": in_steps(lambda line, at: line | {"collectives": []}, last_only=True),
+    "more collectives issued than seen": in_steps(lambda line, at: _covered(line, issued=9)),
+    "a model that is not recorded": in_steps(lambda line, at: _covered(line, unwatched=line["coverage"]["seen"])),
+    "collectives between steps": in_steps(lambda line, at: _covered(line, outside=3)),
+    "steps of another rank's size of the world": in_steps(lambda line, at: line | {"world_size": 4}, last_only=True),
+    "metrics lost": in_steps(lambda line, at: line | {"overlap": {"window_ms": line["overlap"]["window_ms"]}}),
+    "exposed time lost": in_steps(
+        lambda line, at: line | {"overlap": {k: v for k, v in line["overlap"].items() if "exposed" not in k}}
+    ),
+    "times of a rank lost": in_steps(lambda line, at: line | {"start_mono_ns": None}, last_only=True),
+    "clocks an hour apart": in_steps(lambda line, at: _shifted(line, 3_600_000_000_000), last_only=True),
+    "ends of collectives lost": in_steps(
+        lambda line, at: line | {"collectives": [[*row[:7], None, *row[8:]] for row in line["collectives"]]}
+    ),
+}
 
 
 def record_lines() -> Records:
@@ -76,7 +151,3 @@ def test_records_that_lack_evidence_give_the_same_numbers_or_none() -> None:
         "half of the collectives lost",
         "a model that is not recorded",
     }
-
-
-def test_there_are_many() -> None:
-    assert len(list(mutants(job("kineto-cuda")))) >= 60

@@ -11,9 +11,9 @@ from typing import Final
 import pytest
 
 from tests.read.answers import answer, judge, shares
-from tests.read.evidence_files import MARK
 from tests.read.evidence_jobs import drawn_shape, job, kineto_job
-from tests.read.mutants import facts, shifted_ns
+from tests.read.evidence_rows import MARK
+from tests.read.mutations import facts, shifted_ns
 from tests.read.siblings import KINDS, siblings
 
 SAME: Final = {"gloo beside device rows"}

@@ -1,0 +1,245 @@
+"""How evidence is taken away, renamed, moved or doubled: a mutation makes of trace files others."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeAlias
+
+from tests.read.evidence_rows import CALL, COPY, ISSUES, KERNEL, MARK, OPERATOR, OTHER, File, Row
+
+Test: TypeAlias = Callable[[Row], bool]
+
+
+Mutation: TypeAlias = Callable[[Sequence[File], random.Random], "list[File]"]
+
+
+def is_comm(row: Row) -> bool:
+    return row.communicates
+
+
+def is_kernel(row: Row) -> bool:
+    return row.what == KERNEL
+
+
+def computes(row: Row) -> bool:
+    return row.what == KERNEL and not row.communicates
+
+
+def on_device(row: Row) -> bool:
+    return row.what in (KERNEL, COPY)
+
+
+def is_copy(row: Row) -> bool:
+    return row.what == COPY
+
+
+def is_call(row: Row) -> bool:
+    return row.what == CALL
+
+
+def is_mark(row: Row) -> bool:
+    return row.what == MARK
+
+
+def issues(row: Row) -> bool:
+    return row.what == OPERATOR and ISSUES.match(row.name) is not None and not row.communicates
+
+
+def is_operator(row: Row) -> bool:
+    return row.what == OPERATOR and not row.communicates
+
+
+def by_rows(change: Callable[[list[Row], random.Random], list[Row]]) -> Mutation:
+    """The same change in every file."""
+    return lambda files, chance: [file.changed(change(file.rows, chance)) for file in files]
+
+
+def without(test: Test, share: float = 1.0) -> Mutation:
+    return by_rows(lambda rows, chance: [row for row in rows if not (test(row) and chance.random() < share)])
+
+
+def changed(test: Test, change: Callable[[Row], Row], share: float = 1.0) -> Mutation:
+    return by_rows(lambda rows, chance: [change(row) if test(row) and chance.random() < share else row for row in rows])
+
+
+def renamed(test: Test, name: str, share: float = 1.0) -> Mutation:
+    return changed(test, lambda row: replace(row, name=name), share)
+
+
+def of_category(test: Test, category: str) -> Mutation:
+    """Kineto's rows of an unknown category; the tables of other formats are known or missing."""
+    return lambda files, chance: [
+        file.changed([replace(row, category=category) if test(row) else row for row in file.rows])
+        if file.format == "kineto"
+        else file
+        for file in files
+    ]
+
+
+def doubled(test: Test) -> Mutation:
+    return by_rows(lambda rows, chance: [*rows, *(replace(row) for row in rows if test(row))])
+
+
+def then(*mutations: Mutation) -> Mutation:
+    def apply(files: Sequence[File], chance: random.Random) -> list[File]:
+        for mutate in mutations:
+            files = mutate(files, chance)
+        return [*files]
+
+    return apply
+
+
+def facts(last_only: bool = False, **values: object) -> Mutation:
+    return lambda files, chance: [
+        file
+        if last_only and file is not files[-1]
+        else file.changed(**{k: v for k, v in values.items() if k in file.facts})
+        for file in files
+    ]
+
+
+def unranked_paths(files: Sequence[File], chance: random.Random) -> list[File]:
+    names = [Path(re.sub(r"(?i)rank[_-]?(\d+)", r"p\1", str(file.path))) for file in files]
+    return [replace(file, path=name) for file, name in zip(files, names, strict=True)]
+
+
+def _span(rows: Sequence[Row], test: Test = on_device) -> tuple[int, int]:
+    timed = [row for row in rows if row.what != OTHER and row.end_ns > row.start_ns]
+    chosen = [row for row in timed if test(row)] or timed
+    return min(row.start_ns for row in chosen), max(row.end_ns for row in chosen)
+
+
+def in_part(test: Test, low: float, high: float) -> Mutation:
+    """Lose what starts in a part of the time of the trace."""
+
+    def change(rows: list[Row], chance: random.Random) -> list[Row]:
+        begin, end = _span(rows, lambda row: row.what != OTHER)
+        edges = begin + low * (end - begin), begin + high * (end - begin)
+        return [row for row in rows if not (test(row) and edges[0] <= row.start_ns < edges[1])]
+
+    return by_rows(change)
+
+
+def shifted(test: Test, by: float, *, last_only: bool = False) -> Mutation:
+    """Move rows by a part of the length of the trace."""
+
+    def change(file: File) -> File:
+        begin, end = _span(file.rows)
+        far = int(by * (end - begin))
+        moved = [replace(r, start_ns=r.start_ns + far, end_ns=r.end_ns + far) if test(r) else r for r in file.rows]
+        return file.changed(moved)
+
+    return lambda files, chance: [file if last_only and file is not files[-1] else change(file) for file in files]
+
+
+def waits(ns: int, collectives: int = 1) -> Mutation:
+    """The first collectives, one of each stream, began long before: the recording of other ranks began later."""
+
+    def change(file: File) -> File:
+        sends = sorted((row for row in file.rows if row.communicates), key=lambda row: row.start_ns)[:collectives]
+        firsts = [*{row.stream: row for row in reversed(sends)}.values()]
+        begin = min(row.start_ns for row in file.rows if row.what != OTHER)
+        moved = []
+        for row in file.rows:
+            waits = any(row is each for each in firsts)
+            launched = row.what in (CALL, OPERATOR) and any(row.end_ns <= each.start_ns for each in firsts)
+            opened = row.what == MARK and row.start_ns <= begin + 1000
+            start = 0 if waits or launched or opened or row.what == OTHER else ns
+            end = 0 if (launched and not waits) or row.what == OTHER else ns
+            moved.append(replace(row, start_ns=row.start_ns + start, end_ns=row.end_ns + end))
+        return file.changed(moved)
+
+    return lambda files, chance: [change(file) for file in files]
+
+
+def last(mutate: Mutation) -> Mutation:
+    """Only in the last file."""
+    return lambda files, chance: [*files[:-1], *mutate(files[-1:], chance)]
+
+
+def second_copy(files: Sequence[File], chance: random.Random) -> list[File]:
+    return [*files, replace(files[-1], path=files[-1].path.with_name(f"copy-{files[-1].path.name}"))]
+
+
+def _elsewhere(row: Row) -> Row:
+    if isinstance(row.device, str):
+        return replace(row, device="Agent 4")
+    return replace(row, device={0: 1, 7002: 7001}.get(row.device, row.device))
+
+
+def _device_lost(row: Row) -> Row:
+    args = {key: value for key, value in row.args.items() if key != "device"}
+    return replace(row, device=None, args=args)
+
+
+def _rounded(row: Row) -> Row:
+    return replace(row, start_ns=row.start_ns // 1000 * 1000, end_ns=row.end_ns // 1000 * 1000)
+
+
+def below_zero(files: Sequence[File], chance: random.Random) -> list[File]:
+    """Kineto's times may be below 0: they count from a base."""
+    by_ns = 5_000_000_000
+    return [
+        shifted_ns(file, -by_ns).changed(clock=file.facts["clock"] + by_ns) if file.format == "kineto" else file
+        for file in files
+    ]
+
+
+def shifted_ns(file: File, ns: int) -> File:
+    return file.changed(replace(row, start_ns=row.start_ns + ns, end_ns=row.end_ns + ns) for row in file.rows)
+
+
+def linked(row: Row, link: int | None) -> Row:
+    args = {**row.args, "correlation": link} if "correlation" in row.args else row.args
+    return replace(row, link=link, args=args)
+
+
+def without_args(row: Row, *names: str) -> Row:
+    return replace(row, args={key: value for key, value in row.args.items() if key not in names})
+
+
+def _halves(row: Row) -> list[Row]:
+    middle = (row.start_ns + row.end_ns) // 2
+    both = [replace(row, end_ns=middle), replace(row, start_ns=middle)]
+    return both if row.communicates and row.what == KERNEL else [row]
+
+
+def labels_beside(category: str, name: str) -> Mutation:
+    """Kineto's rows that are no work, beside each row of communication."""
+
+    def beside(row: Row) -> list[Row]:
+        return [row, replace(row, what=OPERATOR, name=name, category=category, args={}, link=None)]
+
+    return lambda files, chance: [
+        file.changed(part for row in file.rows for part in (beside(row) if is_comm(row) else [row]))
+        if file.format == "kineto"
+        else file
+        for file in files
+    ]
+
+
+def _of_old(row: Row) -> Row:
+    old = {"kernel": "Kernel", "gpu_memcpy": "Memcpy", "cuda_runtime": "Runtime", "cpu_op": "Operator"}
+    return replace(row, category=old.get(row.category or "", row.category))
+
+
+def _unfinished(rows: list[Row]) -> list[Row]:
+    last_mark = max((row for row in rows if is_mark(row)), key=lambda row: row.start_ns, default=None)
+    return [replace(row, end_ns=row.start_ns) if row is last_mark else row for row in rows]
+
+
+def _sending(rows: Sequence[Row]) -> object:
+    """The first stream of communication."""
+    return next((row.stream for row in rows if is_comm(row)), object())
+
+
+def first_step_without(test: Test) -> Mutation:
+    def change(rows: list[Row], chance: random.Random) -> list[Row]:
+        mark = min((row for row in rows if is_mark(row)), key=lambda row: row.start_ns)
+        return [row for row in rows if not (test(row) and row.start_ns < mark.end_ns)]
+
+    return by_rows(change)
