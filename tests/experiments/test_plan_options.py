@@ -15,7 +15,6 @@ from aorta.experiments.launch_folder import FAILED, LOST, STOPPED, Closed, Ended
 from aorta.experiments.launch_plan import PLACEHOLDERS, SIDES, Plan
 from aorta.experiments.plan_command import parse
 from aorta.experiments.plan_options import PlanFile, read_plan
-from aorta.redaction import hide
 from tests.docs.pages import fenced
 from tests.runs import ROOT
 
@@ -93,9 +92,7 @@ def test_relative_programs_and_trees_are_the_caller_s(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--output", "o", "--launches", "0"], "launches=0: must be at least 1"),
         (["--output", "o", "--nproc_per_node", "0"], "nproc_per_node=0: must be at least 1"),
-        (["--output", "o", "--timeout-s", "0"], "timeout_s=0.0: must be greater than 0"),
         (["--output", "o", "--aa", "--candidate", "a=1"], "aa: both sides are the reference"),
         (["--output", "o", "--reference", "'a"], '--reference: "\'a": No closing quotation'),
         (["--output", "o", "python=no-such-python"], "reference.python=no-such-python: no such program"),
@@ -258,19 +255,8 @@ def test_hydra_reads_the_folder_back(path: str) -> None:
     assert OverridesParser.create().parse_override(word).value() == f"{path}/reference/00"
 
 
-@pytest.mark.parametrize(
-    ("words", "shown"),
-    [
-        (("docker", "run", "--env=HF_TOKEN=abc", "image"), ["docker", "run", "--env=HF_TOKEN=...", "image"]),
-        (("-eHF_TOKEN=a=b", "--env", "MY_API_KEY=abc"), ["-eHF_TOKEN=...", "--env", "MY_API_KEY=..."]),
-        (("run", "--password", "abc", "torchrun"), ["run", "--password", "...", "torchrun"]),
-        (("mine.py", "--hf-token", "abc", "--steps", "3"), ["mine.py", "--hf-token", "...", "--steps", "3"]),
-        (("mine.py", "--api-key=abc", "wandb.password=x"), ["mine.py", "--api-key=...", "wandb.password=..."]),
-        (("--password", "--rm", "-e", "NCCL_ALGO=Ring"), ["--password", "--rm", "-e", "NCCL_ALGO=Ring"]),
-    ],
-)
-def test_a_secret_is_hidden_in_every_spelling_and_place(words: tuple[str, ...], shown: list[str]) -> None:
-    assert hide(words) == shown
+def test_a_plan_is_kept_without_secrets() -> None:
+    words, shown = ("mine.py", "--hf-token", "abc", "--steps", "3"), ["mine.py", "--hf-token", "...", "--steps", "3"]
     kept = plan(side("reference", launcher=words), torchrun=words, words=words).as_json()
     assert kept["torchrun"] == kept["words"] == list(kept["sides"]["reference"]["launcher"]) == shown
     secret = side("candidate", environment={"HF_TOKEN": "abc", "NCCL_ALGO": "Ring"})

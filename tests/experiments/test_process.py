@@ -16,7 +16,6 @@ from typing import Any
 import psutil
 import pytest
 
-from aorta.errors import ToolMissing
 from aorta.experiments.process import (
     LAUNCHER_VARIABLES,
     MARK,
@@ -26,7 +25,6 @@ from aorta.experiments.process import (
     launch,
     launch_environment,
 )
-from tests.runs import ROOT, environment
 
 # Ends with 40 + the signal's number; says when it listens.
 POLITE = """
@@ -57,12 +55,6 @@ made = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], 
 open(sys.argv[1], "w").write(str(made.pid))
 """
 SLEEPING = "import time; time.sleep(600)"
-PARENT = """
-import os, sys
-from aorta.experiments.process import StopRequest, launch
-sleeping = "import os, time; open('part', 'w').write(str(os.getpid())); os.rename('part', 'its pid'); time.sleep(600)"
-launch([sys.executable, "-c", sleeping], id_=sys.argv[1], environment=os.environ, stop=StopRequest())
-"""
 
 
 def wait_for(path: Path) -> None:
@@ -187,22 +179,6 @@ def test_an_error_of_ours_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         started(STUBBORN, str(ready), "unmarked", grace_s=0.2, tick=broken)
     assert gone(int(ready.read_text()))
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells a process that its parent died")
-def test_a_launch_ends_with_a_parent_that_was_killed_outright(tmp_path: Path) -> None:
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, secrets.token_hex(8)], cwd=tmp_path, env=environment(PYTHONPATH=str(ROOT))
-    )
-    wait_for(tmp_path / "its pid")
-    parent.kill()
-    parent.wait()
-    assert gone(int((tmp_path / "its pid").read_text()))
-
-
-def test_a_program_that_is_not_there() -> None:
-    with pytest.raises(ToolMissing, match="no-such-program: cannot be started: No such file"):
-        launch(["no-such-program"], id_="x", environment=os.environ, stop=StopRequest())
 
 
 def test_a_launch_finds_nothing_of_the_torchrun_round_it() -> None:

@@ -1,4 +1,5 @@
-"""Kineto traces: what is work, on which device and in which step (docs/dev/measuring.md, W13-W16), and broken text."""
+"""Kineto traces: what is work, on which device and in which step; collectives, found by name and described by their
+host's operator (docs/dev/measuring.md, W12-W16); and broken text."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from aorta.read.traces import chrome_json
 from aorta.read.traces.interval_table import NULL, IntervalClass
 from aorta.read.traces.tables import device_timelines
 from aorta.timeline.arrays import interval_array
+from aorta.timeline.classes import KINDS
 from benchmarks.kineto_traces import Plan, rank_text
 from tests.read.kineto_files import (
     ALLREDUCE,
@@ -205,3 +207,195 @@ def test_an_operator_of_impossible_length_is_counted_where_operators_are_the_wor
     events = [event("cpu_op", "aten::mm", 0, 5), event("cpu_op", "aten::mm", 9, {})]
     trace = read_text(json.dumps(document(events, distributedInfo=None, deviceProperties=[{"id": 0}])))
     assert (len(trace.intervals), trace.counters["without_times"]) == (1, 1)
+
+
+PARAMETERS = {
+    "Collective name": "_allgather_base",
+    "In msg nelems": 100,
+    "Out msg nelems": 800,
+    "Group size": 8,
+    "dtype": "BFloat16",
+    "Process Group Name": "7",
+    "Process Group Ranks": "[0, 1, 2, 3, 4, 5, 6, 7]",
+    "Seq": 41,
+}
+
+
+def test_patterns_of_the_command_line_add_to_the_built_in_ones():
+    events = [kernel("my_ring_kernel<8>", 0, 5), kernel(ALLREDUCE, 9, 5)]
+    assert read(events).intervals.cls.tolist() == [IntervalClass.COMPUTE, IntervalClass.COMM]
+    assert read(events, patterns=["ring_k"]).intervals.cls.tolist() == [IntervalClass.COMM, IntervalClass.COMM]
+    for broken, words in (("(", "not a regular expression"), ("x*", "matches the empty text")):
+        with pytest.raises(InputError, match=f"--comm-pattern .*{words}"):
+            read(events, patterns=[broken])
+
+
+@pytest.mark.parametrize("on_kernel", [True, False])
+def test_a_collective_is_what_record_param_comms_says_on_the_kernel_or_by_its_external_id(on_kernel):
+    generic = kernel("ncclDevKernel_Generic_2(ncclDevKernelArgsStorage<4096ul>)", 10, 5, External_id=9)
+    host = event("cpu_op", "record_param_comms", 1, 1, 4242, 4242)
+    host["args"] = {"External id": 9, **PARAMETERS}
+    if on_kernel:
+        generic["args"] |= PARAMETERS
+    trace = read([generic] if on_kernel else [generic, host])
+    table = trace.intervals
+    (row,) = zip(table.kind, table.bytes, table.seq, table.dtype, strict=True)
+    # The full array of an all-gather is what came out of it: 800 numbers of 2 bytes.
+    assert (KINDS[row[0]], *row[1:3], table.dtypes[row[3]]) == ("allgather", 1600, 41, "bfloat16")
+    assert trace.group_ranks == {"7": tuple(range(8))}
+    assert trace.counters.get("comm_unlinked", 0) == 0
+
+
+def test_kernels_without_a_host_operation_are_counted_and_still_measured_w16():
+    lone = kernel("ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)", 0, 10)
+    del lone["args"]["External id"]
+    trace = read([lone, kernel(GEMM, 5, 10)])
+    assert (trace.counters["comm_unlinked"], trace.counters["kernels_unlinked"]) == (1, 1)
+    measured = whole(trace)
+    assert (measured.comm_ns, measured.hidden_ns, dict(measured.kinds)) == (10_000, 5_000, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "taken", "given", "full"),
+    [
+        ("allreduce", 100, 100, 100),
+        ("_reduce_scatter_base", 800, 100, 800),
+        ("_allgather_base", 100, 800, 800),
+        ("all_to_allv", 300, 500, 300),
+        ("gather", 100, 0, 800),
+        ("scatter", 0, 100, 800),
+        ("broadcast", 100, 100, 100),
+        ("barrier", 1, 1, 0),
+    ],
+)
+def test_bytes_are_those_of_the_full_array(name, taken, given, full):
+    generic = kernel("ncclDevKernel_Generic", 0, 5)
+    said = {"Collective name": name, "In msg nelems": taken, "Out msg nelems": given, "dtype": "Float"}
+    generic["args"] |= PARAMETERS | said
+    assert read([generic]).intervals.bytes.tolist() == [full * 4]
+
+
+@pytest.mark.parametrize("devices", [[], [{"id": 0, "name": "NVIDIA H100"}]])
+def test_gloo_takes_the_kind_from_the_operator_and_the_interval_from_the_worker(devices):
+    def op(name, ts, dur, **args):
+        return event("cpu_op", name, ts, dur, 1, 100, **args)
+
+    def gloo(name, ts, dur, thread=201):
+        return event("user_annotation", name, ts, dur, 1, thread, Input_Dims=[[8, 4]], Input_type=["float"])
+
+    trace = read(
+        [
+            op("c10d::allreduce_", 10, 1),
+            op("c10d::_reduce_scatter_base_", 12, 1),
+            op("c10d::_allgather_base_", 14, 1),
+            gloo("gloo:all_reduce", 11, 9),
+            gloo("gloo:all_reduce", 20, 10, 202),
+            gloo("gloo:all_gather", 30, 10),
+            op("aten::linear", 15, 10),
+            op("aten::addmm", 17, 6),
+            event("cpu_op", "aten::copy_", 32, 2, 1, 201),
+        ],
+        deviceProperties=devices,
+        distributedInfo={"backend": "gloo", "rank": 1, "world_size": 2},
+    )
+    table = trace.intervals
+    found = [
+        (KINDS[k], int(b))
+        for k, b, c in zip(table.kind, table.bytes, table.cls, strict=True)
+        if c == IntervalClass.COMM
+    ]
+    assert found == [("allreduce", 128), ("reducescatter", 128), ("allgather", 256)]
+    measured = whole(trace)
+    # Compute is the operator with those nested in it, and not gloo's own copy.
+    assert (measured.compute_ns, measured.comm_ns, measured.hidden_ns) == (10_000, 29_000, 10_000)
+    assert (trace.platform, trace.rank, measured.copy_ns) == ("cpu", 1, None)
+
+
+def test_nothing_of_the_host_is_left_once_a_device_worked(monkeypatch):
+    monkeypatch.setattr(chrome_json, "BLOCK", 256)
+    host = [event("cpu_op", "aten::linear", at, -1 if at == 3 else 1, 1, 100) for at in range(8)]
+    trace = read([*host, kernel(GEMM, 10, 5), kernel(ALLREDUCE, 12, 5)])
+    assert trace.intervals.names == (GEMM, ALLREDUCE)
+    assert rows(trace, IntervalClass.COMPUTE) == [(GEMM, BASE_NS + 10_000, BASE_NS + 15_000)]
+    assert trace.counters == {"events": 10, "comm_unlinked": 1}
+
+
+PEER = "Memcpy PtoP (Device -> Device)"
+
+
+def copy(name: str, ts: int, dur: int, external: int | None = None, cat: str = "gpu_memcpy", **args: object):
+    given = args if external is None else {"External_id": external, **args}
+    return event(cat, name, ts, dur, 0, 20, bytes=4096, **given)
+
+
+def parameters(external: int):
+    host = event("cpu_op", "record_param_comms", 1, 1, 4242, 4242)
+    host["args"] = {"External id": external, **PARAMETERS}
+    return host
+
+
+@pytest.mark.parametrize("on_copy", [True, False])
+def test_copies_that_a_collective_launched_are_communication(on_copy):
+    """A collective by copy engines: a copy a peer, no kernel; and one copy that is the program's own."""
+    copies = [copy(PEER, 10, 5, 9), copy("Memcpy DtoD (Device -> Device)", 12, 6, 9)]
+    if on_copy:
+        for row in copies:
+            row["args"] |= PARAMETERS
+    trace = read([*copies, copy(PEER, 30, 4, 11), kernel(GEMM, 0, 15), *([] if on_copy else [parameters(9)])])
+    assert rows(trace, IntervalClass.COMM) == [
+        (PEER, BASE_NS + 10_000, BASE_NS + 15_000),
+        ("Memcpy DtoD (Device -> Device)", BASE_NS + 12_000, BASE_NS + 18_000),
+    ]
+    table = trace.intervals
+    ours = table.cls == IntervalClass.COMM
+    assert {KINDS[code] for code in table.kind[ours]} == {"allgather"}
+    assert {table.groups[code] for code in table.group[ours]} == {"7"}
+    # None of the copies is the whole collective, nor the only row of its number.
+    assert (set(table.bytes[ours].tolist()), set(table.seq[ours].tolist())) == ({NULL}, {NULL})
+    assert table.bytes[table.cls == IntervalClass.COPY].tolist() == [4096]
+    assert trace.counters["comm_copies"] == 2
+    assert not trace.either
+    measured = whole(trace)
+    assert (measured.comm_ns, measured.hidden_ns, measured.copy_ns) == (8000, 5000, 4000)
+
+
+@pytest.mark.parametrize(
+    ("row", "patterns", "communicates"),
+    [
+        (copy("Memcpy HtoD (Pageable -> Device)", 10, 5, 9), (), False),
+        (copy("Memcpy DtoH (Device -> Pinned)", 20, 5, 9), (), False),
+        (copy("CopyHostToDevice", 30, 5, 9), (), False),
+        (copy("Memset (Device)", 40, 5, 9, cat="gpu_memset"), (), False),
+        (copy(PEER, 10, 5), (), False),
+        (copy(PEER, 20, 5, 12), (), False),
+        (copy(PEER, 10, 5, 12), ("PtoP",), True),
+        (copy("Memcpy DtoD (Device -> Device)", 20, 5), ("PtoP",), False),
+    ],
+)
+def test_other_copies_are_communication_by_the_command_line_alone(row, patterns, communicates):
+    trace = read([parameters(9), row, kernel(GEMM, 0, 5)], patterns=patterns)
+    assert (len(rows(trace, IntervalClass.COMM)), trace.either) == (communicates, frozenset())
+    assert "comm_copies" not in trace.counters
+
+
+def test_with_symmetric_memory_a_copy_that_nothing_names_bounds_communication():
+    symmetric = event("cpu_op", "symm_mem::_low_contention_all_gather", 0, 9, 4242, 4242)
+    events = [symmetric, kernel(ALLREDUCE, 0, 5), kernel(GEMM, 0, 5)]
+    assert not read(events).either  # kernels of symmetric memory have names
+    assert not read([*events, copy("Memcpy HtoD (Pinned -> Device)", 10, 5, 12)]).either
+    assert not read([*events, parameters(9), copy(PEER, 10, 5, 9)]).either
+    trace = read([*events, copy(PEER, 10, 5, 12)])
+    assert trace.either == {PEER}
+    values, reasons = whole(trace).metrics()
+    assert (values["comm_ms"], values["copy_ms"], values["compute_ms"]) == (None, None, 0.005)
+    assert "may be communication (symmetric memory)" in reasons["comm_ms"]
+    assert "between 0.005 and 0.01 ms" in reasons["comm_ms"]
+
+
+def test_a_kernel_is_communication_by_its_operator_only_where_both_have_an_id():
+    operator = event("cpu_op", "symm_mem::put_signal", 0, 9, 4242, 4242, External_id=8)
+    unlinked = event("cpu_op", "c10d::allreduce_", 0, 9, 4242, 4242)
+    work = [kernel(name, at, 5, External_id=ident) for name, at, ident in (("k1", 0, 8), ("k2", 5, None), (GEMM, 9, 8))]
+    trace = read([operator, unlinked, *work])
+    assert [name for name, *_ in rows(trace, IntervalClass.COMM)] == ["k1"]
+    assert KINDS[trace.intervals.kind[0]] == "send"

@@ -1,14 +1,21 @@
-"""Labels and the folders they mean."""
+"""Labels and the folders they mean, and folders of nodes that are one run."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from aorta.errors import InputError
+from aorta.merge.merge_traces import merge_traces
 from aorta.read.locate import check_label, is_location, labels_of, locate
-from tests.analysis.builders import header, write_rank
+from aorta.report.command import overlap_report
+from tests.analysis.builders import header, metrics, step, strict_json, write_manifest, write_rank
+from tests.runs import HANGS_S, ROOT, SMALL, environment, free_port, record
 
 
 @pytest.fixture
@@ -130,3 +137,112 @@ def test_sources_of_one_name_are_called_by_the_folder_that_differs(
     first: str, second: str, labels: tuple[str, str]
 ) -> None:
     assert labels_of(first, second) == labels
+
+
+def node(folder: Path, ranks: tuple[int, ...], manifest: bool = False, **of: Any) -> Path:
+    folder.mkdir(parents=True)
+    for rank in ranks:
+        steps = [step(rank, 4, number, overlap=metrics(10.0, 6.0, 4.0, 3.0)) for number in range(3)]
+        write_rank(folder, header(rank, 4, node_rank=rank // 2, **of), steps)
+    if manifest:
+        write_manifest(folder, run_id="run-1", world_size=4)
+    return folder
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> tuple[str, str]:
+    """The node of rank 0 comes last."""
+    return str(node(tmp_path / "n1" / "pair", (2, 3))), str(node(tmp_path / "n0" / "pair", (0, 1), manifest=True))
+
+
+def report(tmp_path: Path, *words: str) -> dict[str, Any]:
+    assert overlap_report([*words, "--output", str(tmp_path / "out"), "--no-html"]) == 0
+    summary: dict[str, Any] = strict_json(tmp_path / "out" / "summary.json")
+    return summary
+
+
+def test_folders_of_one_run_are_one_run(nodes: tuple[str, str], tmp_path: Path) -> None:
+    summary = report(tmp_path, *nodes)
+    (entry,) = summary["datasets"].values()
+    assert list(summary["datasets"]) == ["pair"]
+    assert (entry["health"]["ranks_read"], entry["health"]["ranks_missing"]) == ([0, 1, 2, 3], [])
+    assert entry["source"]["path"] == nodes[1]  # where run.json is
+    assert entry["health"]["manifest_problem"] is None
+
+
+def test_ranks_of_a_folder_that_was_not_given_are_named(nodes: tuple[str, str], tmp_path: Path) -> None:
+    (entry,) = report(tmp_path, nodes[0])["datasets"].values()
+    assert entry["health"]["ranks_missing"] == [0, 1]
+
+
+@pytest.mark.parametrize("other", [{"run_id": "run-2"}, {"attempt": 1}])
+def test_another_run_is_the_other_side(nodes: tuple[str, str], tmp_path: Path, other: dict[str, Any]) -> None:
+    candidate = node(tmp_path / "candidate", (0, 1, 2, 3), **other)
+    summary = report(tmp_path, *nodes, str(candidate))
+    assert (summary["comparison"]["reference"], summary["comparison"]["candidate"]) == ("pair", "candidate")
+    assert [len(entry["health"]["ranks_read"]) for entry in summary["datasets"].values()] == [4, 4]
+
+
+def test_three_runs_are_too_many(nodes: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    others = [str(node(tmp_path / name, (0,), run_id=name)) for name in ("a", "b")]
+    assert overlap_report([*nodes, *others]) == 2
+    assert "3 sources: aorta report takes one, or a reference and a candidate" in capsys.readouterr().err
+
+
+def test_a_rank_in_two_folders_is_refused(
+    nodes: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    twice = node(tmp_path / "twice", (1,))
+    assert overlap_report([*nodes, str(twice)]) == 2
+    said = capsys.readouterr().err
+    assert f"{twice}/rank_1_metrics.jsonl" in said
+    assert f"rank 1 is in {nodes[1]}/rank_1_metrics.jsonl too" in said
+
+
+def train_on_nodes(*folders: Path) -> str:
+    """Train as one launch of a node of one rank for each folder; what the first node wrote to stderr."""
+    words = [str(ROOT / "train.py"), *SMALL, "label=both", "profiling.enabled=true", "profiling.wait=1"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(len(folders)), "--nproc_per_node", "1"]
+    launcher += ["--master_addr", "127.0.0.1", "--master_port", str(free_port())]
+    nodes = [
+        subprocess.Popen(
+            [*launcher, "--node_rank", str(number), *words, f"training.output_dir={folder}"],
+            env=environment(),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number, folder in enumerate(folders)
+    ]
+    try:
+        errors = [node.communicate(timeout=HANGS_S)[1] for node in nodes]
+    finally:
+        for node in nodes:
+            node.kill()
+    assert [node.returncode for node in nodes] == [0] * len(folders), errors
+    return str(errors[0])
+
+
+@pytest.mark.dist
+@pytest.mark.thorough
+@pytest.mark.spec("B13")
+def test_two_nodes_without_a_shared_disk_are_one_run(tmp_path: Path) -> None:
+    folders = [tmp_path / "node0", tmp_path / "node1"]
+    errors = train_on_nodes(*folders)
+    (line,) = [line for line in errors.splitlines() if "profiling: 2 file(s) of 2 rank(s)" in line]
+    for rank, folder in enumerate(folders):
+        assert [path.name for path in (folder / "both").glob("rank_*")] == [f"rank_{rank}_metrics.jsonl"]
+        seen = record(folder / "both", rank).header
+        assert (seen.local_rank, seen.node_rank) == (0, rank)
+        assert f"1 on node {rank} (" in line
+        assert f", rank {rank} in {folder / 'both' / 'torch_profiler'}" in line
+    (row,) = json.loads((folders[0] / "both" / "run.json").read_text())["traces"]["saved_traces"]
+    # Below the folder of this run.json; a path that is elsewhere is absolute.
+    assert row["paths"][0].startswith("torch_profiler/rank0/")
+    assert row["paths"][1].startswith(str(folders[1] / "both" / "torch_profiler" / "rank1"))
+    each = [str(folder / "both") for folder in folders]
+    assert merge_traces([*each, "-o", str(tmp_path / "merged.json"), "--check"]) == 0
+    (entry,) = report(tmp_path, *each)["datasets"].values()
+    assert entry["health"]["ranks_missing"] == []
+    # What needs every rank is there: collectives matched across the two nodes.
+    assert entry["metrics"]["job_step_ms"]["median"] > 0
+    assert any(row["transfer_ms"]["median"] is not None for row in entry["collectives"])

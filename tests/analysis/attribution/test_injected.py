@@ -11,7 +11,7 @@ from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.attribution.attribute import attribute
 from aorta.documents.comparison import Attribution
 from aorta.read.record import load_run
-from tests.analysis.attribution.test_attribute import exact
+from tests.analysis.attribution.records import exact
 from tests.known_answers.again import each_undisturbed
 from tests.runs import train
 

@@ -1,22 +1,31 @@
-"""Records whose difference has one cause, known by construction: it is named, and everything adds up."""
+"""Records and traces whose difference has one cause, known by construction: it is named, and everything adds up, to the
+nanosecond, whatever a record holds."""
 
 from __future__ import annotations
 
 import gc
+import json
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.attribution.attribute import attribute, exposed_breakdown
 from aorta.analysis.attribution.breakdown import SHOWN_ROWS
 from aorta.errors import InputError
+from aorta.read.record import load_run
+from aorta.read.traces.load import load_traces
 from tests.analysis.attribution.records import block, comm, dataset, exact, made_step, ns
 from tests.analysis.builders import append, metrics, step
+from tests.read.kineto_files import ALLREDUCE, document, kernel
+from tests.read.kineto_files import step as kineto_step
+from tests.strategies import interval_lists
 
 BLOCKS = [
     block("layers.0", "forward", 10, 20),
@@ -195,3 +204,93 @@ def test_one_run_s_exposed_time_is_broken_down_without_a_second(tmp_path: Path) 
     assert exposed_breakdown(hidden).exposed_ms == 0
     warmup = two_ranks(tmp_path / "c", "short", steps=1)
     assert "no step after warm-up" in (exposed_breakdown(warmup).reason or "")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("random")
+
+
+KINDS = st.sampled_from(["allreduce", "allgather", "reducescatter", "send"])
+STEPS = st.lists(st.tuples(interval_lists, interval_lists, interval_lists, st.lists(KINDS, min_size=8, max_size=8)),
+                 min_size=1, max_size=4)  # fmt: skip
+
+
+def two_sides(folder: Path, sides: Any) -> list[LabelledRun]:
+    """Records of two sides, from what `STEPS` draws for each rank."""
+    made = []
+    for side, ranks in enumerate(sides):
+        lines = [
+            [
+                made_step(
+                    rank,
+                    2,
+                    number,
+                    40,
+                    [block(f"b{k % 2}", "forward", *span) for k, span in enumerate(blocks)],
+                    [comm(kinds[k], *span, 8, k) for k, span in enumerate(rows)],
+                    stalls,
+                )
+                for number, (blocks, rows, stalls, kinds) in enumerate(steps)
+            ]
+            for rank, steps in enumerate(ranks)
+        ]
+        for old in (folder / str(side)).glob("rank_*"):
+            old.unlink()
+        made.append(dataset(folder / str(side), str(side), lines))
+    return made
+
+
+@given(st.lists(st.lists(STEPS, min_size=2, max_size=2), min_size=2, max_size=2))
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+def test_every_breakdown_of_any_record_adds_up_exactly(folder: Path, sides: Any) -> None:
+    """Two sides of two ranks, steps of 40 ms, collectives and blocks wherever chance puts them."""
+    made = two_sides(folder, sides)
+    found = attribute(*made)
+    exact(found)
+    for side, loaded in zip(("reference", "candidate"), made, strict=True):
+        recorded = sum(round(value * 1e6) for value in loaded.values("exposed_comm_ms"))
+        told = getattr(found, side)
+        assert (told.exposed_comm_ns, told.untold_ns) == (recorded, 0)
+        assert told.exposed_comm_ms == pytest.approx(loaded.values("exposed_comm_ms").mean())
+    assert load_run(folder / "0").source.rank == 0
+
+
+US = 1_000
+
+
+def traces(folder: Path, length_us: int, late_us: int) -> LabelledRun:
+    """Two steps of 200 us on two ranks: compute from 10 to 40, an all-reduce from 30 on for which rank 1 comes late."""
+    folder.mkdir()
+    for rank in (0, 1):
+        events = []
+        for number in range(2):
+            start = number * 200
+            begin = 30 + (late_us if rank == 1 else 0)
+            events += [kineto_step(number + 5, start, 200), kernel("gemm", start + 10, 30, rank)]
+            one = kernel(ALLREDUCE, start + begin, 30 + late_us + length_us - begin, rank, 20)
+            one["args"] |= {"Collective name": "allreduce", "In msg nelems": 1000, "Out msg nelems": 1000}
+            one["args"] |= {"Seq": number, "Group size": 2, "dtype": "Float", "Process Group Name": "0"}
+            events.append(one)
+        about = {
+            "backend": "nccl",
+            "rank": rank,
+            "world_size": 2,
+            "pg_config": [{"pg_name": "0", "pg_size": 2, "ranks": [0, 1]}],
+        }
+        (folder / f"{rank}.json").write_text(json.dumps(document(events, distributedInfo=about, cupti_version=26)))
+    return LabelledRun(folder.name, load_traces(str(folder)))
+
+
+def test_a_longer_transfer_is_told_from_a_later_peer(tmp_path: Path) -> None:
+    base, other = traces(tmp_path / "base", 20, 0), traces(tmp_path / "longer", 60, 0)
+    longer = attribute(base, other)
+    exact(longer)
+    assert longer.reference.exposed_comm_ns == 4 * 10 * US
+    assert longer.difference_ms == pytest.approx(0.040)
+    assert longer.dimensions["part"][0].part == "transfer"
+    later = attribute(base, traces(tmp_path / "later", 20, 50))
+    exact(later)
+    # rank 0 waits from 30 to 80, 40 of it exposed; on rank 1, which comes at 80, nothing is hidden any more
+    parts = {row.part: row.difference_ms for row in later.dimensions["part"]}
+    assert parts == pytest.approx({"wait": 0.040 / 2, "transfer": 0.010})
