@@ -2,7 +2,7 @@
 
 `MEANINGS` has an entry for what a colour stands for, `SURFACES` for backgrounds, lines and text: a pair, on white and
 on the dark page. The colours were chosen by a search that keeps what stands in one chart apart for normal vision and
-for the three common kinds of colour blindness; `tests/report/test_palette.py` holds the distances and the
+for the three common kinds of colour blindness; `tests/report/test_pictures.py` holds the distances and the
 contrasts. Must not carry meaning by colour alone: every use has a label, a dash, a shape or a place of its own beside
 it.
 """

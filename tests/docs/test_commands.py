@@ -1,18 +1,30 @@
-"""Every command a page shows can be meant: launcher, words and script are taken apart as the real ones would."""
+"""Every command that a page, a Dockerfile, a workflow or a notebook shows can be meant: launcher, words and script are
+taken apart as the real ones would.
+"""
 
 from __future__ import annotations
 
+import argparse
+import io
 import os
 import re
 import shlex
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import matplotlib.pyplot as plt
+import pandas as pd
 import pytest
+import yaml
+from dockerfile_parse import DockerfileParser
 from torch.distributed.run import get_args_parser
 
 from aorta import train_command
+from aorta.analysis.gate import add_gate_arguments
 from aorta.commands import COMMANDS as AORTA_COMMANDS
 from aorta.experiments import plan_command as plans
 from aorta.experiments.plan_options import read_plan
@@ -170,3 +182,137 @@ def test_no_side_of_a_program_sets_what_torchrun_sets_anyway() -> None:
     shown = [line for line in COMMANDS if "--command" in line and "torchrun" in line]
     assert shown
     assert not [line for line in shown if re.search(r"OMP_NUM_THREADS=(\d+,)*1\b", line)]
+
+
+PAGE = (ROOT / "docs" / "compare.md").read_text()
+
+
+def workflow() -> Any:
+    (block,) = re.findall(r"```yaml\n(name: .*?)```", PAGE, re.DOTALL)
+    return yaml.safe_load(block)
+
+
+def scripts() -> list[str]:
+    return [step["run"] for job in workflow()["jobs"].values() for step in job["steps"] if "run" in step]
+
+
+def test_it_has_what_github_requires_of_a_workflow() -> None:
+    found = workflow()
+    assert found[True] == "pull_request"  # `on`, as YAML 1.1 reads it
+    for job in found["jobs"].values():
+        assert job["runs-on"]
+        for step in job["steps"]:
+            assert ("run" in step) != ("uses" in step)
+            if "uses" in step:
+                assert re.fullmatch(r"[\w-]+/[\w-]+@v\d+", step["uses"])
+
+
+def test_its_commands_are_shell_and_need_nothing_of_this_checkout() -> None:
+    text = "\n".join(scripts())
+    for script in scripts():
+        subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+    assert set(re.findall(r"(?<!\S)[\w/.]+\.(?:sh|py)\b", text)) == {"train.py", "../base/train.py"}
+    started = [shlex.split(line) for line in text.replace("\\\n", " ").splitlines() if line.startswith("aorta ")]
+    assert [name for _, name, *_ in started] == ["ab", "report"]
+    for _, name, *arguments in started:
+        _, overrides = AORTA_COMMANDS[name].options().parse_known_args(arguments)
+        assert not [word for word in overrides if word.startswith("-")]
+
+
+def test_its_conditions_are_conditions() -> None:
+    for source in (PAGE, "\n".join(scripts())):
+        words = re.findall(r"--fail-on '([^']+)'", source)
+        assert words
+        parser = argparse.ArgumentParser()
+        add_gate_arguments(parser)
+        parsed = parser.parse_args([word for condition in words for word in ("--fail-on", condition)])
+        assert [condition.text for condition in parsed.fail_on] == words
+
+
+CUDA, ROCM = (ROOT / "docker" / f"{name}.Dockerfile" for name in ("cuda", "rocm"))
+DEVICES = {CUDA: ["--gpus all"], ROCM: ["--device /dev/kfd", "--device /dev/dri", "--group-add video"]}
+of_both = pytest.mark.parametrize("path", [CUDA, ROCM], ids=lambda path: path.name)
+
+
+def instructions(path: Path, name: str) -> list[str]:
+    """What follows each instruction of this name."""
+    parser = DockerfileParser(fileobj=io.BytesIO(path.read_bytes()))
+    return [entry["value"] for entry in parser.structure if entry["instruction"] == name]
+
+
+def calls(path: Path) -> list[list[str]]:
+    """The words of every command that is run while the image is built."""
+    return [shlex.split(part) for run in instructions(path, "RUN") for part in run.split("&&")]
+
+
+@of_both
+def test_what_is_copied_and_called_is_there(path: Path) -> None:
+    for copied in instructions(path, "COPY"):
+        *sources, _ = [word for word in copied.split() if not word.startswith("--")]
+        assert all((ROOT / source).exists() for source in sources)
+    assert [words for words in calls(path) if words[0] == "bash"] == [["bash", "scripts/setup.sh"]]
+    (command,) = instructions(path, "CMD")
+    program, word, *_ = re.findall(r'"([^"]+)"', command)
+    assert program == "aorta"
+    assert word in AORTA_COMMANDS
+
+
+@of_both
+def test_the_user_is_not_root_and_torch_is_the_image_s(path: Path) -> None:
+    assert instructions(path, "USER") == ["aorta"]
+    assert any(words[0] == "useradd" and words[-1] == "aorta" for words in calls(path))
+    installed = {word for call in calls(path) if "pip" in call for word in call[call.index("install") + 1 :]}
+    assert installed <= {"--no-cache-dir", "nvidia-ml-py"}, "set-up alone brings what needs torch"
+    assert [call for call in calls(path) if call[-1].startswith("import torch; assert torch.version.")]
+    assert path == CUDA or ["rocprofv3", "--version"] in calls(path)
+
+
+@of_both
+def test_versions_are_arguments(path: Path) -> None:
+    arguments = dict(value.split("=") for value in instructions(path, "ARG"))
+    (base,) = instructions(path, "FROM")
+    assert set(re.findall(r"\$\{(\w+)\}", base)) == set(arguments) - {"USER_ID"}
+    assert not re.search(r"\d", re.sub(r"\$\{\w+\}", "", base)), "a version that is no argument"
+
+
+@of_both
+def test_the_page_builds_each_and_gives_it_its_devices(path: Path) -> None:
+    lines = [line for block in fenced(ROOT / "docs" / "gpu.md", "bash") for line in block.splitlines()]
+    image = f"aorta:{path.name.split('.')[0]}"
+    assert any(f"-f docker/{path.name} -t {image} ." in line for line in lines)
+    starts = [line for line in lines if line.startswith("docker run") and image in line]
+    assert starts
+    for line in starts:
+        assert all(option in line for option in (*DEVICES[path], "--ipc=host", "--shm-size"))
+
+
+SAMPLE = ROOT / "tests" / "samples" / "two_gloo_ranks"
+
+
+@pytest.fixture
+def cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
+    """What the cells leave behind, run where both of the guide's runs are."""
+    for name in ("two", "sharded"):
+        shutil.copytree(SAMPLE, tmp_path / "artifacts" / name)
+    monkeypatch.chdir(tmp_path)
+    left: dict[str, object] = {}
+    for number, cell in enumerate(fenced(ROOT / "docs" / "notebook.md", "python")):
+        exec(compile(cell, f"docs/notebook.md, cell {number}", "exec"), left)
+    plt.close("all")
+    return left
+
+
+def test_the_cells_run_and_find_what_is_in_the_run(
+    cells: dict[str, object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps, used, reduces, medians = (cells[name] for name in ("steps", "used", "reduces", "medians"))
+    assert isinstance(steps, pd.DataFrame)
+    assert isinstance(used, pd.DataFrame)
+    assert isinstance(reduces, pd.DataFrame)
+    assert isinstance(medians, pd.DataFrame)
+    assert (len(steps), len(used)) == (12, 6), "two ranks of six steps, half of them warm-up"
+    assert reduces.groupby("instance")["rank"].nunique().eq(2).all()
+    assert (reduces.wait_ms + reduces.transfer_ms - reduces.duration_ms).abs().max() < 1e-9
+    assert medians.loc["two"].equals(medians.loc["sharded"]), "here both are the same run"
+    for picture in ("steps.png", "collectives.png"):
+        assert Path(picture).stat().st_size > 3_000

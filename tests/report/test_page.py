@@ -26,7 +26,7 @@ from aorta.report.run_tables import comparison_table
 from aorta.report.summary import summarize
 from aorta.report.tables import Table, page_table
 from aorta.report.text import brief_text
-from tests.analysis.builders import collective, header, metrics, step, write_manifest, write_rank
+from tests.analysis.builders import collective, header, metrics, step, write_rank
 from tests.report.pages import (
     Parts,
     as_bokeh,
@@ -124,27 +124,6 @@ def test_the_verdict_comes_first_with_what_it_rests_on(written: tuple[Summary, s
         assert PAGE.number(row.reference_ms, "ms") in text
     assert f"Gate: fail (exit code 3). overlap_ratio<-0.05: {summary.gate.conditions[0].reason}" in text
     assert "killed (no footer)" in text
-
-
-def test_one_launch_a_side_is_no_verdict(tmp_path: Path) -> None:
-    datasets = two_runs(tmp_path, steps=8)
-    summary = compared(datasets)
-    verdict = verdict_of(summary)
-    assert verdict.word == "Not tested"
-    assert verdict.tone == "open"
-    assert re.match(
-        r"Exposed [\d.]+ -> [\d.]+ ms, step [\d.]+ -> [\d.]+ ms\. Hidden \d+ % -> \d+ %; ", verdict.sentence
-    )
-    assert "One launch per side; a verdict needs four." in text_of(page(datasets, summary, tmp_path / "r.html"))
-
-
-def test_the_headline_never_says_an_undecided_metric_as_a_fact(summary: Summary) -> None:
-    step = summary.comparison.metrics["job_step_ms"]
-    step.quotient = 1.12
-    step.test.verdict, step.test.p, step.test.p_corrected = "inconclusive", 0.886, None
-    said = verdict_of(summary).sentence
-    assert "step time inconclusive" in said
-    assert "longer" not in said
 
 
 @pytest.mark.parametrize("word", ["regression", "improvement", "equivalent", "inconclusive"])
@@ -302,18 +281,6 @@ def test_a_job_step_that_is_not_known_is_not_drawn(tmp_path: Path) -> None:
     assert "x: no job step is drawn: 1 of 3 ranks are missing; the slowest may be among them" in text
     assert "median step of the ranks read" in text
     assert "job step</option>" not in html
-
-
-def test_ranks_with_another_environment_or_library_are_named(tmp_path: Path) -> None:
-    write_rank(tmp_path / "run", header(), [step(0, 1, at, overlap=metrics(10, 8, 4, 2)) for at in range(4)])
-    other = {"environment_differences": {"2": {"NCCL_ALGO": "Tree"}}, "collective_library_differences": {"3": None}}
-    write_manifest(tmp_path / "run", collective_library={"version": "2.27.3"}, **other)
-    datasets = {"x": LabelledRun("x", load_run(tmp_path / "run"))}
-    text = text_of(page(datasets, summarize(subjects(datasets)), tmp_path / "r.html"))
-    assert "x: another environment than that of rank 0 on rank 2" in text
-    assert "environment_differences.2.NCCL_ALGO Tree" in text
-    assert "x: another collective library than that of rank 0 on rank 3" in text
-    assert "collective_library.version 2.27.3" in text
 
 
 def test_the_navigation_says_what_headings_say(written: tuple[Summary, str]) -> None:

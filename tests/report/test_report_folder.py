@@ -1,10 +1,13 @@
-"""A whole report: files, text, nulls, pictures."""
+"""A whole report: files, text, nulls, pictures, names that are not UTF-8."""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -19,8 +22,11 @@ from aorta.records.record_file import header_of
 from aorta.report import files as report_folder
 from aorta.report.files import write_report
 from aorta.report.page.account_bars import parts
-from tests.analysis.builders import collective, header, metrics, simulated_run, step, strict_json, write_rank
+from tests.analysis.builders import header, metrics, simulated_run, step, strict_json, write_rank
 from tests.autopsy import hangs
+from tests.read.kineto_files import ALLREDUCE, GEMM, document, kernel
+from tests.read.rocprof_files import as_csv
+from tests.read.test_sources import report
 from tests.report.page_states import save_autopsy
 from tests.report.pages import text_of
 
@@ -71,25 +77,6 @@ def test_the_text_fits_and_names_denominators(tmp_path: Path) -> None:
     assert (
         text.index("overlap_ratio  ") < text.index("What makes the step longer or shorter") < text.index("2 of 2 ranks")
     )
-
-
-def test_a_single_dataset_has_no_comparison(tmp_path: Path) -> None:
-    sources = {"cuda": simulated_run(tmp_path / "a", label="cuda", ranks=2, steps=6, fabric="emulated")}
-    report = write_report(sources, tmp_path / "out", "cuda")
-    assert "comparison" not in report.summary
-    assert "EMULATED FABRIC" in report.text
-    assert "rank spread" in report.text
-    assert report.summary["datasets"]["cuda"]["health"]["emulated_fabric"] == {"kind": "emulated"}
-
-
-def test_the_collectives_of_a_dataset_are_told_with_what_limits_them(tmp_path: Path) -> None:
-    rows = [collective("reducescatter", end_source="wait"), collective("broadcast", 1)]
-    for rank in range(2):
-        write_rank(tmp_path, header(rank, 2), [step(rank, 2, overlap=metrics(10, 8, 4, 2), collectives=rows)])
-    text = write_report({"x": tmp_path}, tmp_path / "out", html=False).text
-    assert "reducescatter world 2 1 MB 1 1 1 0" in " ".join(text.split())
-    assert "reducescatter: transfer is an upper bound: some ends are the end of the caller's wait." in text
-    assert "No transfer time of broadcast: a rank may end this kind early" in text
 
 
 def test_a_run_of_no_step_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
@@ -182,22 +169,6 @@ def test_nulls_everywhere_are_still_json_and_still_drawn(tmp_path: Path) -> None
     assert f": {why}" in " ".join(report.text.split())
 
 
-def test_a_metric_that_is_unknown_on_one_side_and_0_on_the_other_is_shown(tmp_path: Path) -> None:
-    sources = {}
-    for name, unknown in (("a", True), ("b", False)):
-        overlap = metrics(10, 8, 0, 0)
-        why = {"comm_ms": "not measured"} if unknown else {}
-        overlap |= dict.fromkeys(why)
-        lines = [step(0, 1, number, overlap=overlap, reasons=why) for number in range(3)]
-        sources[name] = write_rank(tmp_path / name, header(), lines).parent
-    text = write_report(sources, tmp_path / "out", "a", "b", html=False).text
-    head = text.index("metric ")
-    rows = {line.split()[0]: line.split() for line in text[head:].split("\n\n")[0].splitlines() if line.strip()}
-    assert rows["comm_ms"][1] == "-"
-    assert float(rows["comm_ms"][2]) == 0
-    assert "0 on both sides:" in text
-
-
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_bar_is_the_account_and_one_rank_hides_nothing(tmp_path: Path, ranks: int) -> None:
     dataset = LabelledRun("x", load_run(simulated_run(tmp_path, label="x", ranks=ranks, steps=6), exposed=True))
@@ -206,3 +177,41 @@ def test_the_bar_is_the_account_and_one_rank_hides_nothing(tmp_path: Path, ranks
     hidden, alone, exposed, outside, idle = parts(entry)
     assert hidden + alone + exposed + outside + idle == pytest.approx(entry.account.step_ms)
     assert (hidden > 0, exposed > 0, outside > 0) == ((True, True, False) if ranks > 1 else (False, False, True))
+
+
+RECORD = """
+import sys, torch, aorta
+model = torch.nn.Linear(4, 4)
+with aorta.record(sys.argv[1], model=model) as recording:
+    for _ in range(3):
+        model(torch.ones(2, 4)).sum().backward()
+        recording.step()
+"""
+
+
+def _folder(tmp_path: Path) -> Path:
+    return Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
+
+
+def test_a_report_of_traces_and_of_a_record(tmp_path: Path) -> None:
+    folder = _folder(tmp_path)
+    (folder / "traces").mkdir(parents=True)
+    rows = [kernel(GEMM, 0, 50), kernel("k_MARK", 60, 5), kernel(ALLREDUCE, 20, 70, stream=9)]
+    text = json.dumps(document(rows, cupti_version=26)).encode().replace(b"MARK", b"\xe9")
+    (folder / "traces" / "rank0.json").write_bytes(text)
+    done = subprocess.run(
+        [sys.executable, "-c", RECORD, str(folder / "run")],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=True,
+    )
+    assert "Traceback" not in done.stderr
+    (folder / "csv").mkdir()
+    for name, content in as_csv("direct").items():
+        (folder / "csv" / name).write_bytes(content.replace(b"Cijk", b"\xe9"))
+    for name in ("traces", "run", "csv"):
+        report(["--log-dir", str(folder / name), "--label", "x"], folder / name / "out")
+        summary = (folder / name / "out" / "summary.json").read_bytes()
+        msgspec.json.decode(summary)
+        assert rb"caf\\udce9" in summary
