@@ -275,7 +275,7 @@ def tree(tmp_path: Path) -> Path:
     """All that the site is made of."""
     shutil.copytree(ROOT / "docs", tmp_path / "docs", ignore=shutil.ignore_patterns("__pycache__"))
     scripts = (str(script.relative_to(ROOT)) for script in ROOT.glob("benchmarks/frameworks/scripts/*.py"))
-    for file in (*(page.file for page in ROOT.glob("*.md")), *OTHERS, *scripts):
+    for file in (*(page.name for page in ROOT.glob("*.md")), *OTHERS, *scripts):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / file, tmp_path / file)
     return tmp_path
