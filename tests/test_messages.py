@@ -66,6 +66,7 @@ ROWS: Final = [
     ("report run --alpha nan", 2, "--alpha nan: above 0 and at most 0.5"),
     ("report run --margin nan", 2, "--margin nan: above 0 and below 1"),
     ("report run --jobs 0", 2, "--jobs 0: at least 1"),
+    ("report run --scheduler tcp://a:1 --jobs 2", 2, "--jobs 2: at least 1, and not with --scheduler"),
     ("report run other --fail-on overlap_ratio<nan", 2, "is no number"),
     ("report traces --comm-pattern (", 2, "--comm-pattern"),
     ("whatif run --set network.bandwidth=xnan", 2, "network.bandwidth"),

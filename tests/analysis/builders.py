@@ -285,11 +285,6 @@ def strict_json(path: Path) -> dict[str, Any]:
     return loaded
 
 
-def append(path: Path, text: str) -> None:
-    with path.open("a") as file:
-        file.write(text)
-
-
 def line_of(line: msgspec.Struct) -> str:
     return msgspec.json.encode(line).decode() + "\n"
 

@@ -289,11 +289,6 @@ def test_one_metric_that_marks_leave_open_is_enough_for_a_host_that_sets_the_pac
     assert (found.pace.host_bound, found.metrics["overlap_ratio"].median) == (True, 0.75)
 
 
-def test_what_the_profiler_cost_is_not_told_where_no_number_is_of_its_steps(tmp_path: Path) -> None:
-    found = entry(write(tmp_path, decided, calibrated=calibration(0.75, 0.75, window_step_ms=30.0)))
-    assert not any("longer than the others" in note for note in cautions(found))
-
-
 @pytest.mark.parametrize("of_rank", [undecided, calibrated])
 def test_no_replay_where_blocks_are_not_computation(tmp_path: Path, of_rank: Callable[[int, int], Step]) -> None:
     write(tmp_path, of_rank)

@@ -1,5 +1,5 @@
-"""Rules between keys: each has its key, the value seen and what is allowed in one message, and all are told at once; and
-the reference that is written of them.
+"""Rules between keys: each has its key, the value seen and what is allowed in one message, and all are told at once;
+and the reference that is written of them.
 """
 
 from __future__ import annotations

@@ -104,17 +104,15 @@ def test_ranks_whose_environment_differs_from_rank_0_are_listed(manifest):
 SHOW = "import json; from aorta.distributed import cuda as c; print(json.dumps(c.loaded_library()))"
 
 
-@pytest.mark.parametrize(("code", "version"), [(2708, "2.7.8"), (22703, "2.27.3")])
-def test_the_library_that_answers_for_nccl_is_recorded_with_what_tells_two_builds_apart(tmp_path, code, version):
-    first, second = (stand_in(tmp_path / name, code, name) for name in ("one", "two"))
+def test_the_library_that_answers_for_nccl_is_recorded_with_what_tells_two_builds_apart(tmp_path):
+    first, second = stand_in(tmp_path / "one", 2708, "one"), stand_in(tmp_path / "two", 22703, "two")
     link = tmp_path / "libnccl.so"
     link.symlink_to(second)
-    for preloaded, file in ((first, first), (link, second)):
+    for preloaded, file, version in ((first, first, "2.7.8"), (link, second, "2.27.3")):
         done = succeeded(finished([sys.executable, "-c", SHOW], own=launch_environment(LD_PRELOAD=str(preloaded))))
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
         expected = {"path": str(file), "version": version, "bytes": file.stat().st_size, "sha256": digest}
         assert json.loads(done.stdout) == expected
-    assert first.read_bytes() != second.read_bytes()
 
 
 def test_a_library_that_was_replaced_after_it_was_loaded_has_no_digest(tmp_path):

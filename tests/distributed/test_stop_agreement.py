@@ -136,20 +136,6 @@ def test_a_rank_whose_loop_is_over_is_not_waited_for():
     assert 60 <= len(ranks[1].steps) - 1 < STEPS - 1
 
 
-def test_a_straggler_catches_up_with_the_step_the_others_are_in():
-    ahead = threading.Event()
-
-    def ask(rank, step):
-        if (rank.rank, step) == (0, 10):
-            ahead.set()
-        if (rank.rank, step) == (1, 2):
-            assert ahead.wait(HANGS_S)
-            rank.agreement.request(TERM)
-
-    (last,) = last_steps(train(2, ask, coupled=False))
-    assert last >= 10
-
-
 def test_a_world_of_one_needs_no_store():
     agreement = StopAgreement(DeadStore(), 0, 1)
     assert agreement.may_start(0)

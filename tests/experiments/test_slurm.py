@@ -71,13 +71,6 @@ def test_a_job_that_fails_says_so(sbatch, tmp_path):
     assert "training.start_step" in said
 
 
-def test_a_wrong_word_starts_nothing(sbatch, tmp_path):
-    code, said = sbatch("training.max_stepz=3")
-    assert code != 0
-    assert "did you mean max_steps?" in said
-    assert not (tmp_path / "artifacts").exists()
-
-
 def test_a_cancelled_job_stops_after_the_same_step(cluster, tmp_path):
     words = [*SMALL, "label=long", "training.max_steps=1000000", "training.epochs=1000000"]
     done = cluster("sbatch", "--parsable", "--nodes=2", SCRIPT, *words, cwd=tmp_path)
@@ -97,18 +90,6 @@ def test_a_cancelled_job_stops_after_the_same_step(cluster, tmp_path):
     records = [record(folder, rank) for rank in (0, 1)]
     assert [each.footer.reason if each.footer else None for each in records] == ["signal", "signal"], cluster.logs()
     assert len({each.steps[-1].global_step for each in records}) == 1
-
-
-def test_outside_of_a_job_the_script_says_how_to_start_it(cluster, tmp_path):
-    done = cluster("bash", SCRIPT, cwd=tmp_path)
-    assert done.returncode == 1
-    assert "not inside a Slurm job. Start it with: sbatch --nodes=2 scripts/slurm.sbatch" in done.stderr
-
-
-def test_a_process_count_that_is_none_is_refused(sbatch):
-    code, said = sbatch(nodes=1, NPROC="two")
-    assert code == 1
-    assert "NPROC is 'two'; it must be a whole number of processes a node" in said
 
 
 def test_an_a_b_of_ones_own_program_as_documented(cluster, tmp_path):

@@ -275,13 +275,6 @@ def test_a_collective_that_outlasts_the_stretch_was_not_waited_for():
     }
 
 
-def test_of_two_that_end_inside_the_first_one_that_started_is_charged():
-    assert shares(Step(50, [Row(0, 30), Row(10, 40)])) == {
-        ("allreduce", 0, UNKNOWN_PART): 30,
-        ("allreduce", 1, UNKNOWN_PART): 10,
-    }
-
-
 def test_a_rank_waits_first_and_transfers_then_and_a_bubble_is_neither():
     step = Step(40, [Row(0, 40, wait=12)], [(0, 5, FORWARD)])
     assert shares(step) == {("allreduce", 0, WAIT): 7, ("allreduce", 0, TRANSFER): 28}
@@ -291,12 +284,6 @@ def test_a_rank_waits_first_and_transfers_then_and_a_bubble_is_neither():
         ("allreduce", 0, WAIT): 5,
         ("allreduce", 0, TRANSFER): 21,
     }
-
-
-@pytest.mark.parametrize(("name", "region"), [(ALLREDUCE, FORWARD), (ALLGATHER, BACKWARD)])
-def test_between_two_ranges_what_brings_belongs_to_the_next_and_what_takes_away_to_the_last(name, region):
-    step = Step(30, [Row(12, 18, name)], [(0, 10, FORWARD), (20, 30, BACKWARD)])
-    assert [key[3:5] for key in found([step])] == [region]
 
 
 def test_what_the_record_counts_and_no_row_covers_has_a_key_of_its_own():

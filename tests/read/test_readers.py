@@ -18,7 +18,6 @@ from aorta.read.record import load_run
 from aorta.read.run import NO_STEPS
 from aorta.records.schema import AuxRange, ComputeRange, EndSource, Phase, Stall, Wait
 from tests.analysis.builders import (
-    append,
     collective,
     footer,
     header,
@@ -149,7 +148,7 @@ def test_incomplete_coverage_is_counted_with_its_reason(tmp_path: Path) -> None:
     hole = {"coverage": {"seen": 3, "issued": 4, "complete": False, "reason": "one was not seen"}}
     line = json.loads(line_of(step(overlap=HALF))) | hole
     path = write_rank(tmp_path, header(), [], foot=None)
-    append(path, json.dumps(line) + "\n" + line_of(footer(1)))
+    path.write_text(path.read_text() + json.dumps(line) + "\n" + line_of(footer(1)))
     assert load_run(tmp_path).health.gaps == [
         GapEntry(0, ["comm"], "coverage not complete: one was not seen", observed=False, steps=1)
     ]

@@ -73,12 +73,6 @@ def test_a_change_has_one_answer_however_it_is_asked_for(
     assert (listed["identity"], report["check"]) == (None, None)
 
 
-def test_it_says_why_a_step_is_not_shorter_by_what_was_exposed(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(runs / "ddp"), "--set", "comm=free"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "stay exposed, because ranks wait for the last one to arrive" in said
-
-
 def test_without_a_change_it_says_what_there_is_to_gain(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(runs / "fsdp"), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)

@@ -22,7 +22,7 @@ from aorta.errors import InputError
 from aorta.read.record import load_run
 from aorta.read.traces.load import load_traces
 from tests.analysis.attribution.records import block, comm, dataset, exact, made_step, ns
-from tests.analysis.builders import append, metrics, step
+from tests.analysis.builders import metrics, step
 from tests.read.kineto_files import ALLREDUCE, document, kernel
 from tests.read.kineto_files import step as kineto_step
 from tests.strategies import interval_lists
@@ -182,7 +182,7 @@ def test_a_record_that_was_written_over_since_is_an_error(tmp_path: Path) -> Non
     with pytest.raises(InputError, match=r"rank_1_metrics\.jsonl: cannot be read again"):
         attribute(one, two)
     path.unlink()
-    append(path, "")
+    path.touch()
     with pytest.raises(InputError, match=r"rank_1_metrics\.jsonl: cannot be read again"):
         attribute(one, two)
 
