@@ -31,6 +31,8 @@ _CALL: Final = re.compile(r"\w+\(")
 """A function of Hydra's grammar, such as `choice(1,2)`."""
 LONGEST_ARGUMENT: Final = 10_000
 """Characters of one argument. Hydra's parser takes 2 s for a list of 5,000 numbers."""
+MOST_ARGUMENTS: Final = 5_000
+"""The schema has some 200 keys; Hydra takes a second for 10,000 arguments."""
 
 
 def translate(words: Sequence[str], caller: Path, root: Path) -> list[str]:
@@ -43,9 +45,13 @@ def translate(words: Sequence[str], caller: Path, root: Path) -> list[str]:
 
     Raises:
         ConfigError: a missing or JSON configuration file, `--override` without an argument, an argument that is too
-            long.
+            long, too many of them.
     """
     options, values, queue = list[str](), list[str](), list(words)
+    if len(words) > MOST_ARGUMENTS:
+        raise ConfigError(
+            f"{len(words)} arguments; at most {MOST_ARGUMENTS} are read. Put them into a file: --config mine.yaml"
+        )
     for word in words:
         if len(word) > LONGEST_ARGUMENT:
             raise ConfigError(

@@ -116,6 +116,11 @@ def test_words_that_cannot_be_meant(words, message, places):
         translate(words, *places)
 
 
+def test_more_arguments_than_anybody_means_are_refused(places):
+    with pytest.raises(ConfigError, match=r"5001 arguments; at most 5000 are read"):
+        translate(["+extra=1"] * 5_001, *places)
+
+
 @pytest.mark.parametrize("word", ["training.max_steps=" + "[" * 10_000, "--override=a=" + "1," * 5_000])
 def test_what_the_parser_would_take_seconds_for_is_refused(word, places):
     with pytest.raises(ConfigError, match=r"an argument of 100\d\d characters; at most 10000 are read"):

@@ -168,6 +168,14 @@ def test_a_trace_without_a_row_that_can_be_measured_is_named(tmp_path: Path) -> 
         load_traces(str(path))
 
 
+def test_a_trace_of_more_devices_than_any_host_has_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    rows = "".join(f"gemm,{device},{device},{device + 9}\n" for device in range(1025))
+    path.write_text("Kernel_Name,Agent_Id,Start_Timestamp,End_Timestamp\n" + rows)
+    with pytest.raises(InputError, match=r"t\.csv: names 1025 devices; a trace of one host has at most 1024"):
+        load_traces(str(path))
+
+
 @pytest.mark.parametrize("source", ["json", "csv", "csv without Guid", "rocpd"])
 def test_of_several_processes_in_one_file_none_takes_its_rank_from_the_path(source: str, tmp_path: Path) -> None:
     ranks = [NULL, NULL]

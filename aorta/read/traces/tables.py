@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aorta.documents.dataset import SlowdownEntry, TraceEntry
+from aorta.errors import InputError
 from aorta.read.frames import (
     KIND_METRICS,
     KINDS_KNOWN,
@@ -63,6 +64,8 @@ from aorta.timeline.overlap import DECIDED, Bounds, Overlap, either
 WHOLE_STEP: Final = 0
 """Step number of the single window of a trace that marks no steps."""
 SHOWN_SLOWDOWNS: Final = 200
+MOST_DEVICES: Final = 1024
+"""Of one trace: sixteen times the devices of the largest host (8 MI300X in 64 partitions)."""
 OF_LENGTH: Final = ("window_ms", "idle_ms", "exposed_share")
 """Metrics that rest on how long a window lasts."""
 OUTSIDE: Final = 0.1
@@ -149,6 +152,8 @@ def read_trace_tables(unit: TraceFiles) -> list[TraceTables]:
 
 
 def _tables(trace: Trace) -> TraceTables:
+    if (count := len(np.unique(trace.intervals.device))) > MOST_DEVICES:
+        raise InputError(f"{trace.path}: names {count} devices; a trace of one host has at most {MOST_DEVICES}")
     trace, facts = check_rows(unrecorded(by_launch(trace)))
     unseen = trace.unobserved(COMPUTE) is not None
     # Without computation in the table, hidden communication and slowdowns cannot be computed.
