@@ -246,7 +246,7 @@ class BlockRanges:
             if kwargs:
                 inputs += needing_gradient(kwargs)
             if inputs:
-                closes = last_gradient if len(inputs) == 1 else _last_of(len(inputs), last_gradient)
+                closes = last_gradient if len(inputs) == 1 else last_of(len(inputs), last_gradient)
                 for tensor in inputs:
                     tensor.register_hook(closes)  # type: ignore[no-untyped-call]
             forward.append(self._opened(name, "forward"))
@@ -312,7 +312,8 @@ def needing_gradient(values: Any) -> list[torch.Tensor]:
     return [tensor for value in values for tensor in needing_gradient(value)]
 
 
-def _last_of(count: int, reached: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], None]:
+def last_of(count: int, reached: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], None]:
+    """Return what calls `reached` with the last of `count` gradients."""
     left = [count]
 
     def came(gradient: torch.Tensor) -> None:

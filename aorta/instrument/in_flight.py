@@ -91,6 +91,10 @@ class InFlight:
             self.completion = None
         return self.end is not None
 
+    def taken_in_backward(self) -> None:
+        """Note that a backward pass took its future."""
+        self.by_future = True
+
     def stamp(self, source: EndSource, at_ns: int | None = None) -> None:
         """Stamp its end: now, or `at_ns` of the host's clock; the first call counts. Not for a `completion`."""
         if self.end is None:
@@ -305,5 +309,5 @@ class TimedWork(dist._Work):
 
     def get_future(self) -> Any:
         if self._issued is not None and backward_pass() != -1:
-            self._issued.by_future = True
+            self._issued.taken_in_backward()
         return self._work.get_future()

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from aorta.instrument.compute_ranges import BlockRanges
-from aorta.instrument.cpu_interceptor import DTYPES, CpuInterceptor, dtype_name
+from aorta.instrument.cpu_interceptor import DTYPES, dtype_name
 from aorta.instrument.device_interceptor import DeviceInterceptor
 from aorta.instrument.device_streams import DeviceStreams
 from aorta.instrument.dispatcher import DispatcherHook, Handler, Interception, all_groups, issued_by
@@ -39,8 +39,10 @@ from aorta.instrument.native.native_interceptor import (
 )
 from aorta.instrument.open_step import FROM_PYTHON, INSTEAD, ON_A_CPU
 from aorta.instrument.operators import OPERATORS
+from aorta.instrument.python_interceptor import PythonInterceptor
 from aorta.instrument.recorder import Recorder
 from aorta.instrument.ring_recorder import Elsewhere, RingRecorder
+from aorta.instrument.row_ranges import RowRanges
 from aorta.instrument.step_builder import StepBuilder
 from aorta.instrument.step_recorder import StepRecorder
 from aorta.records.clocks import boot_id
@@ -57,6 +59,8 @@ def _leave_all() -> None:
     for each in list(_open):
         each._ranges.close()
         each.recorder.leave()
+        if isinstance(each._interceptor, PythonInterceptor):
+            each._interceptor.leave()
 
 
 os.register_at_fork(after_in_child=_leave_all)
@@ -76,8 +80,6 @@ class Instrumentation:
             measure steps.
         dedicated_async: in `dedicated` mode, move asynchronous collectives as well (`device_interceptor`).
         stall_cutoff_ns: on a CPU, length up to which a backend's call only hands a collective over.
-        together: on a CPU where Python times, how many steps are read at once: only SIGKILL can end a run with steps
-            unread (`recorder.TOGETHER`). Steps in a ring are not lost, and always read together.
         progress: of the rank; its ring is in the same folder.
         elsewhere: the record, where another process may make the lines of the ring.
 
@@ -98,7 +100,6 @@ class Instrumentation:
         *,
         native: bool = False,
         dedicated_async: bool = False,
-        together: int = 1,
         stall_cutoff_ns: int = STALL_CUTOFF_NS,
         progress: Progress | None = None,
         elsewhere: Elsewhere | None = None,
@@ -112,14 +113,16 @@ class Instrumentation:
         self.groups: dict[str, Group] = {}
         self._device, self.clock, self._mode = device, clock, mode
         # The interceptor outlives a pause: it counts collectives, and keeps those in flight.
-        self._interceptor: CpuInterceptor | NativeCpuInterceptor | NativeDeviceInterceptor | None = None
+        self._interceptor: (
+            NativeCpuInterceptor | PythonInterceptor | NativeDeviceInterceptor | DeviceInterceptor | None
+        ) = None
         self._ring: RingFile | None = None
 
         def counts() -> dict[int, int | None]:
             return {id(group): counted(group) for group in all_groups()}
 
         self.recorder: Recorder
-        if module is not None and device.type == "cpu":
+        if device.type == "cpu":
             interval = None if elsewhere is None else elsewhere.anchor_interval
             facts = ring_facts(rank, world_size, anchor, stall_cutoff_ns, no_values, interval)
             self._ring = open_ring(facts, progress)
@@ -127,34 +130,34 @@ class Instrumentation:
                 elsewhere = None
             elif elsewhere is not None:
                 elsewhere.lend(self._ring)
-            self._interceptor = NativeCpuInterceptor(module, self.groups, self._ring, stall_cutoff_ns, progress)
+            if module is not None:
+                self._interceptor = NativeCpuInterceptor(module, self.groups, self._ring, stall_cutoff_ns, progress)
+            else:
+                links = None if fabric is None or mode == "off" else HostLinks(fabric)
+                self._interceptor = PythonInterceptor(self.groups, self._ring, links, stall_cutoff_ns, progress)
             self.recorder = RingRecorder(self._ring, self._interceptor, counts, sink, progress, elsewhere)
+            self.recorder.own.counted = module is not None or mode == "off"
         else:
             algebra = PAIRS if built is None else compiled_algebra(built)
-            cutoff_ns = stall_cutoff_ns if device.type == "cpu" else None
-            builder = StepBuilder(clock, rank, world_size, self.groups, anchor, algebra, cutoff_ns, no_values)
-            # An unread step on a device keeps its events and its collectives' tensors alive (R2).
-            together = together if device.type == "cpu" else 1
-            recorder = self.recorder = StepRecorder(clock, builder, counts, sink, together, progress)
+            builder = StepBuilder(clock, rank, world_size, self.groups, anchor, algebra, None, no_values)
+            recorder = self.recorder = StepRecorder(clock, builder, counts, sink, progress)
             if mode != "off":
                 moved = {"dedicated": mode == "dedicated", "dedicated_async": dedicated_async}
-                self._interceptor = self._make_interceptor(
-                    recorder, stream_priority, fabric, module, stall_cutoff_ns, **moved
-                )
-            recorder.own.counted = not isinstance(self._interceptor, CpuInterceptor)
+                self._interceptor = self._make_interceptor(recorder, stream_priority, fabric, module, **moved)
+            recorder.own.counted = not isinstance(self._interceptor, DeviceInterceptor)
         # The program may free a model before the recording ends.
         self._blocks: list[tuple[str, weakref.ref[nn.Module]]] = []
         self._outputs: list[weakref.ref[nn.Module]] = []
         # DDP waits for its collectives after the last node, on futures in C++ that bypass our work handles.
-        self._ranges: BlockRanges | NativeRanges = (
+        self._ranges: BlockRanges | NativeRanges | RowRanges = (
             self._interceptor.ranges
-            if isinstance(self._interceptor, NativeCpuInterceptor | NativeDeviceInterceptor)
+            if isinstance(self._interceptor, NativeCpuInterceptor | PythonInterceptor | NativeDeviceInterceptor)
             else BlockRanges(clock, recorder.on_range, recorder.on_backward_tail, recorder.add_watched)
         )
         self.recorder.no_copies = ON_A_CPU if device.type == "cpu" else None if module else FROM_PYTHON
         self._interception: Interception | None = None
         self._switch_interval_s = sys.getswitchinterval()
-        if self._interceptor is None:
+        if mode == "off":
             self.recorder.unseen = Unseen("instrument.mode=off: nothing was looked at", compute=True)
         else:
             self._install()
@@ -241,7 +244,7 @@ class Instrumentation:
         for reference in self._outputs:
             if (module := reference()) is not None:
                 self._ranges.watch_backward(module)
-        if self._device.type == "cpu" and isinstance(self._interceptor, CpuInterceptor):
+        if isinstance(self._interceptor, PythonInterceptor):
             sys.setswitchinterval(SWITCH_INTERVAL_S)
 
     def _opened(self) -> Interception:
@@ -261,18 +264,14 @@ class Instrumentation:
         stream_priority: int | None,
         fabric: EmulatedNetwork | None,
         module: Any | None,
-        shortest_call_ns: int,
         **moved: bool,
-    ) -> CpuInterceptor | NativeDeviceInterceptor:
+    ) -> DeviceInterceptor | NativeDeviceInterceptor:
         clock, groups, device = self.clock, self.groups, self._device
         if isinstance(clock, NativeDeviceClock):
             recorder.compiled_interceptor = NativeDeviceInterceptor(
                 module, clock, groups, recorder, device, **moved, priority=stream_priority
             )
             return recorder.compiled_interceptor
-        links = None if fabric is None else HostLinks(fabric)
-        if device.type == "cpu":
-            return CpuInterceptor(clock, groups, recorder, links, shortest_call_ns)
         from_python = DeviceInterceptor(
             clock,
             groups,
@@ -280,7 +279,7 @@ class Instrumentation:
             DeviceStreams(device, stream_priority),
             device,
             **moved,
-            links=links,
+            links=None if fabric is None else HostLinks(fabric),
             device_link=None if fabric is None else DeviceLink(fabric, [device], StreamSleep(device)),
         )
         recorder.on_begin = from_python.begin

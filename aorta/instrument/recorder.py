@@ -15,14 +15,6 @@ from aorta.records.progress_file import Progress
 from aorta.records.step_line import StepFacts
 from aorta.timeline.overlap import NO_COPIES, Unseen
 
-TOGETHER = 8
-"""Steps read at once without a ring, where AORTA owns the loop, which writes the rest when a signal ends it. The model
-evicts the processor's caches, so most of the cost of reading one step is fetching the code that reads it
-(docs/dev/measurements.md)."""
-
-LOOK_AFTER_S = 1.0
-"""Without a ring a killed run loses at most the steps of about this long; a longer step is read at once."""
-
 FINISH_GRACE_S = 2.0
 """How long to wait for the last steps once the device is idle."""
 

@@ -1,9 +1,9 @@
 """Records the steps of one rank on a CPU as rows of its ring, and makes lines of many steps at once, unless another
 process does.
 
-Compiled code appends collectives, waits and passes of blocks (`native/ring.hpp`); here steps, ranges and values are. A
-killed rank loses no step that has ended: what is in its ring and not in its record is read later
-(`aorta.records.salvage`). Must not wait for anything inside the loop.
+The interceptor, compiled (`native/ring.hpp`) or in Python, appends collectives, waits and passes of blocks; here steps,
+ranges and values are. A killed rank loses no step that has ended: what is in its ring and not in its record is read
+later (`aorta.records.salvage`). Must not wait for anything inside the loop.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from aorta.records.step_line import StepFacts
 
 if TYPE_CHECKING:  # its events are part of the steps
     from aorta.instrument.native.native_interceptor import NativeCpuInterceptor
+    from aorta.instrument.python_interceptor import PythonInterceptor
+    from aorta.records.ring_rows import RingRows
 
 LOOK_AFTER_S = 5.0
 """After so long lines are made of the steps that there are. Of many together each costs a fraction of one alone, and a
@@ -91,7 +93,7 @@ class RingRecorder(Recorder):
     """Records the steps of one rank.
 
     Args:
-        interceptor: of the collectives.
+        interceptor: of the collectives; one that is not open where nothing is looked at.
         issued_by_backends, sink: as of `StepRecorder`.
         elsewhere: the record, where another process may make the lines; None: this one does.
 
@@ -102,17 +104,17 @@ class RingRecorder(Recorder):
     def __init__(
         self,
         ring: RingFile,
-        interceptor: NativeCpuInterceptor,
+        interceptor: NativeCpuInterceptor | PythonInterceptor,
         issued_by_backends: Callable[[], dict[int, int | None]],
         sink: Callable[[Step], None],
         progress: Progress | None = None,
         elsewhere: Elsewhere | None = None,
     ) -> None:
         super().__init__(progress)
-        self.own.counted = True
         self._ring, self._interceptor, self._elsewhere = ring, interceptor, elsewhere
-        self.begin_span, self.end_span, self._append = interceptor.rows.functions()
-        self._end_step = interceptor.rows.end_step
+        rows: RingRows = interceptor.rows
+        self.begin_span, self.end_span, self._append = rows.functions()
+        self._end_step = rows.end_step
         self._issued_by_backends, self._sink = issued_by_backends, sink
         self._lines, self._read = deque[Step](), RingSteps(ring)
         self._is_open = self._between = False
@@ -172,7 +174,7 @@ class RingRecorder(Recorder):
         own_ns = sum(compiled_ns) + share_ns + self.own.marks_ns + time.perf_counter_ns() - began_ns
         self._append(
             rf.SUMMARY,
-            rf.OWN_COUNTED,
+            rf.OWN_COUNTED if self.own.counted else 0,
             why,
             own_ns,
             self._step,

@@ -20,7 +20,7 @@ from aorta.instrument.dispatcher import backward_pass
 from aorta.instrument.event_clock import EventClock, Mark, on_host
 from aorta.instrument.in_flight import InFlight, Waited
 from aorta.instrument.open_step import OpenStep, Scalar, UserMarks
-from aorta.instrument.recorder import FINISH_GRACE_S, LOOK_AFTER_S, OwnTime, Recorder
+from aorta.instrument.recorder import FINISH_GRACE_S, OwnTime, Recorder
 from aorta.instrument.step_builder import StepBuilder
 from aorta.records.progress_file import WHEN_UNKNOWN, Progress
 from aorta.records.schema import Step
@@ -76,12 +76,11 @@ class _Bracket:
 
 
 class StepRecorder(Recorder):
-    """Records the steps of a rank whose collectives Python intercepts, or that runs on a device.
+    """Records the steps of a rank that runs on a device.
 
     Args:
         issued_by_backends: identity of each process group -> how many collectives its backend counted (R8).
         sink: receives finished steps in order.
-        together: number of steps read at once, or fewer when the last read is `LOOK_AFTER_S` ago.
 
     Attributes:
         on_begin: called when a step begins, on the training thread and stream.
@@ -94,7 +93,6 @@ class StepRecorder(Recorder):
         builder: StepBuilder,
         issued_by_backends: Callable[[], dict[int, int | None]],
         sink: Callable[[Step], None],
-        together: int = 1,
         progress: Progress | None = None,
     ) -> None:
         super().__init__(progress)
@@ -109,7 +107,6 @@ class StepRecorder(Recorder):
         self._unread: deque[OpenStep] = deque()
         self.compiled_interceptor: NativeDeviceInterceptor | None = None
         self.on_begin: Callable[[], None] = lambda: None
-        self._together, self._looked_s = together, time.monotonic()
         self._watched_passes = 0
 
     # --- while a step runs -------------------------------------------------------------------------------------------
@@ -159,8 +156,8 @@ class StepRecorder(Recorder):
         if self.own.counted:
             done.own_ns = {"marks": self.own.marks_ns + time.perf_counter_ns() - began_ns}
         self.own.marks_ns = 0
-        if len(self._unread) >= self._together or time.monotonic() - self._looked_s > LOOK_AFTER_S:
-            self.catch_up()
+        # A step that is not read keeps its events and its collectives' tensors alive (R2).
+        self.catch_up()
 
     def leave(self) -> None:
         self._lock, self.user_marks, self.compiled_interceptor = threading.Lock(), UserMarks(), None
@@ -343,7 +340,6 @@ class StepRecorder(Recorder):
     def catch_up(self) -> None:
         if is_capturing():
             return
-        self._looked_s = time.monotonic()
         self._write_readable(lambda: len(self._unread) > MAX_STEPS_LATE)
 
     def _write_readable(self, late: Callable[[], bool]) -> None:

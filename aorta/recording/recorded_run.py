@@ -143,11 +143,10 @@ class RecordedRun:
         self,
         *,
         fabric: EmulatedNetwork | None = None,
-        together: int = 1,
         then: Callable[[Step | ShownStep], None] | None = None,
     ) -> Instrumentation:
         """Return the instrument whose finished steps go into the record with their device samples, and then to `then`.
-        `fabric`, `together`: as `Instrumentation` takes them.
+        `fabric`: as `Instrumentation` takes them.
         """
         interval = self.request.clock.anchor_interval
 
@@ -174,7 +173,6 @@ class RecordedRun:
             finished,
             anchor=self.record.header.clock,
             fabric=fabric,
-            together=together,
             cutoff=self.record.header.stall_cutoff,
             progress=self.progress,
             elsewhere=self.record.lent,
@@ -356,7 +354,6 @@ def open_instrument(
     *,
     anchor: ClockReading | None = None,
     fabric: EmulatedNetwork | None = None,
-    together: int = 1,
     cutoff: StallCutoff | None = None,
     progress: Progress | None = None,
     elsewhere: Elsewhere | None = None,
@@ -367,7 +364,7 @@ def open_instrument(
         sink: takes finished steps in order.
         anchor: places MONOTONIC in wall-clock time; None: the clocks of this moment.
         cutoff: of stalls on this host; None: `STALL_CUTOFF_NS`.
-        fabric, together, progress, elsewhere: as `Instrumentation` takes them.
+        fabric, progress, elsewhere: as `Instrumentation` takes them.
     """
     return Instrumentation(
         device,
@@ -380,7 +377,6 @@ def open_instrument(
         fabric,
         native=settings.native,
         dedicated_async=settings.dedicated_async,
-        together=together,
         stall_cutoff_ns=STALL_CUTOFF_NS if cutoff is None else cutoff.cutoff_ns,
         progress=progress,
         elsewhere=elsewhere,

@@ -31,7 +31,6 @@ from aorta.distributed.topology import Topology, backend_for, platform_of
 from aorta.errors import ConfigError, TracesIncomplete
 from aorta.instrument.emulation.network import EmulatedNetwork, shared_folder
 from aorta.instrument.emulation.stand_in import emulated_ranks as backend_of_ranks
-from aorta.instrument.recorder import TOGETHER
 from aorta.profiling.profiler_plan import Counters
 from aorta.profiling.window_recording import StepMarkers
 from aorta.recording.calibration import calibration_plan
@@ -127,8 +126,7 @@ class TrainingRun:
                 progress.show(step)
 
         with run.record.starting(self.peers.explain):
-            recorded = run.instrument(fabric=fabric, together=TOGETHER, then=show if shown else None)
-            instrument = stack.enter_context(recorded)
+            instrument = stack.enter_context(run.instrument(fabric=fabric, then=show if shown else None))
             step = TrainStep.build(model, self.task, instrument, config, self.device)
             interval, checkpoints = config.training.checkpoint_interval, None
             if first or interval:

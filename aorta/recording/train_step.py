@@ -26,7 +26,6 @@ from aorta.distributed.topology import Topology
 from aorta.instrument.emulation.network import EmulatedNetwork
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.open_step import Scalar
-from aorta.instrument.recorder import TOGETHER
 from aorta.instrument.ring_recorder import Elsewhere
 from aorta.parallel.plan import Blocks, ParallelizedModel, global_norm, mesh_of
 from aorta.parallel.strategies import parallelize
@@ -279,14 +278,7 @@ class Loop:
             self._calibrator.take(step)
 
         self.instrument = open_instrument(
-            settings,
-            topology,
-            device,
-            finished,
-            fabric=fabric,
-            together=TOGETHER,
-            progress=progress,
-            elsewhere=elsewhere,
+            settings, topology, device, finished, fabric=fabric, progress=progress, elsewhere=elsewhere
         )
         self._calibrator.attach(self.instrument.recorder)
         self.step_of_training = TrainStep.build(model, task, self.instrument, config, device)

@@ -1,6 +1,7 @@
 """Rows of what happened on one rank, in a file mapped into its memory: `progress/ring_<rank>.bin` in the run's folder.
 
-    ring = RingFile.create(path, facts)       # in the rank; rows are appended by compiled code (`native/ring.hpp`)
+    ring = RingFile.create(path, facts)       # in the rank; rows are appended by compiled code (`native/ring.hpp`), or
+                                              # by Python (`ring_rows.py`)
     ring.text("optimizer")                    # its number, for rows
     rows, first = ring.rows_since(index)      # anywhere: what happened since, and the index of its first row
 
@@ -19,10 +20,11 @@ A row's stamp is 0 while it is written, and then 1 + its index, so a reader sees
     COMPUTE        begin, end                 phase                      ; block
     RANGE          begin, end                 thread; depth              error; its STEP; name
     LEFT_OUT       how many, of how many                                 ; its STEP
+    LINK           start; backend's end       its COLLECTIVE             ; by the fabric
 
 A step has the rows from its first one on that stand before what is behind them, and those which name it. Times are
-nanoseconds of CLOCK_MONOTONIC, the clock of `time.perf_counter_ns`; an end of 0: not yet. Must not import torch, or
-wait for anything.
+nanoseconds of CLOCK_MONOTONIC, the clock of `time.perf_counter_ns`; an end of 0: not yet. A collective on an emulated
+fabric has a LINK as well, which is filled before the collective ends. Must not import torch, or wait for anything.
 """
 
 from __future__ import annotations
@@ -61,13 +63,14 @@ ROW: Final = np.dtype(
         *(("name", "<u2"), ("a", "<i8"), ("b", "<i8"), ("x", "<i8"), ("y", "<i8"), ("a2", "<i8"), ("b2", "<i8")),
     ]
 )
-STEP, COLLECTIVE, WAIT, PASS, TAIL, STALL, AUX, PIPELINE, COMPUTE, RANGE, LEFT_OUT, VALUE, SUMMARY = range(1, 14)
+STEP, COLLECTIVE, WAIT, PASS, TAIL, STALL, AUX, PIPELINE, COMPUTE, RANGE, LEFT_OUT, VALUE, SUMMARY, LINK = range(1, 15)
 # Flags, by kind.
 WARMUP, CONTINUES, BLIND, PHASE_SHIFT = 1, 2, 4, 3  # of STEP; the highest bits are the index in PHASES
 OWN_COUNTED = 1  # of SUMMARY
 BLOCKED, OVER = 1, 2  # of WAIT
 BACKWARD = 1  # of PASS
 BY_FUTURE, UNWATCHED = 1, 2  # of COLLECTIVE
+BY_FABRIC = 1  # of LINK: the emulated fabric set its end
 LOSS, GRAD_NORM, LR = range(3)  # of VALUE
 STEP_PHASES: Final = ("train", "compute_only", "comm_only")
 NOT_COUNTED: Final = -(1 << 62)
@@ -154,6 +157,7 @@ class RingFile:
         self._listed: dict[str | RingGroup, int] = {}
         self._names: list[Any] = [None]
         self._names_read = 0
+        self._mapped_by = os.getpid()
 
     @classmethod
     def create(cls, path: Path | None, facts: RingFacts, slots: int = SLOTS) -> RingFile:
@@ -229,9 +233,10 @@ class RingFile:
         return self._listed.get(group) or self._list(group, self._listed[_OTHER_GROUPS])
 
     def _list(self, name: str | RingGroup, others: int = 0) -> int:
-        """Return the number of a new name, or of `others` where there is no space for it."""
+        """Return the number of a new name, or of `others` where there is no space for it, or in a forked child."""
         line, used = msgspec.json.encode(name) + b"\n", self._words[_TEXTS_AT // _WORD]
-        if _NAMES_AT + used + len(line) > ROWS_AT or len(self._listed) >= MOST_TEXTS:
+        full = _NAMES_AT + used + len(line) > ROWS_AT or len(self._listed) >= MOST_TEXTS
+        if full or os.getpid() != self._mapped_by:
             return others
         self._memory[_NAMES_AT + used : _NAMES_AT + used + len(line)] = line
         self._words[_TEXTS_AT // _WORD] = used + len(line)
@@ -248,6 +253,11 @@ class RingFile:
         return self._names
 
     # --- rows --------------------------------------------------------------------------------------------------------
+
+    @property
+    def memory(self) -> memoryview:
+        """All of it, as bytes."""
+        return memoryview(self._memory)
 
     @property
     def address(self) -> int:

@@ -53,6 +53,7 @@ MOST: Final = 64
 _AGAIN: Final = 16
 """Steps whose lines are made again by who goes on: a collective queued behind more of them is not known to gloo."""
 _SOURCES: Final[tuple[EndSource, EndSource]] = ("future", "wait")
+_NO_LINK: Final = (0, 0, 0)
 
 
 class _Part:
@@ -180,7 +181,7 @@ class RingSteps:
         names = self.ring.names()
         texts = [one if isinstance(one, str) else "" for one in names]
         called, waits, stages = part(rf.COLLECTIVE, ended=False), part(rf.WAIT), part(rf.PIPELINE)
-        issued = self._issued(called, names)
+        issued = self._issued(called, part(rf.LINK, ended=False), names)
         found = self._waits(waits, part(rf.TAIL), called, issued, names, len(at))
         comm = self._communication(issued, int(end[-1]))
         blocked = union(
@@ -286,21 +287,34 @@ class RingSteps:
             )
         return lines
 
-    def _issued(self, called: _Part, names: list[Any]) -> _Issued:
-        """Return the collectives in order of issue. gloo tells when one ended; when it began follows from its queue."""
+    def _issued(self, called: _Part, links: _Part, names: list[Any]) -> _Issued:
+        """Return the collectives in order of issue. gloo tells when one ended; when it began follows from its queue, or
+        an emulated link says so.
+        """
         facts, rows, buckets, counted = self._facts, [], [], []
         starts, ends, kinds, unended = [], [], [], []
+        linked = {at: link for at, *link in links.columns("x", "a", "b", "flags")}
         origins = (called.rows["a"] - called.offsets("a")).tolist()
-        columns = called.columns("flags", "op", "dtype", "group", "a", "b", "x", "y")
-        for origin_ns, (flags, op, dtype, number, issue_ns, both, size, seq) in zip(origins, columns, strict=True):
+        columns = called.columns("stamp", "flags", "op", "dtype", "group", "a", "b", "x", "y")
+        for origin_ns, (stamp, flags, op, dtype, number, issue_ns, both, size, seq) in zip(
+            origins, columns, strict=True
+        ):
             group, lanes, counts_point_to_point = names[number]
             kind, point_to_point = facts.operators[op]
-            start_ns = end_ns = source = None
+            start_ns: int | None = None
+            end_ns: int | None = None
+            backend_end_ns: int | None = None
+            source: EndSource | None = None
             if both:
-                if group not in self._workers:
-                    self._workers[group] = GlooWorkers(lanes)
                 end_ns, source = both >> 1, _SOURCES[both & 1]
-                start_ns = self._workers[group].start_ns(issue_ns, end_ns)
+                link_start_ns, link_backend_ns, by_fabric = linked.get(stamp - 1, _NO_LINK)
+                if link_start_ns:
+                    start_ns, backend_end_ns = min(link_start_ns, end_ns), link_backend_ns or None
+                    source = "emulated" if by_fabric else source
+                else:
+                    if group not in self._workers:
+                        self._workers[group] = GlooWorkers(lanes)
+                    start_ns = self._workers[group].start_ns(issue_ns, end_ns)
                 starts.append(start_ns)
                 ends.append(end_ns)
                 kinds.append(op)
@@ -315,6 +329,7 @@ class RingSteps:
                     None if start_ns is None else start_ns - origin_ns,
                     None if end_ns is None else end_ns - origin_ns,
                     source,
+                    None if backend_end_ns is None else backend_end_ns - origin_ns,
                 )
             )
             name = Name(group, seq, kind if point_to_point else None)

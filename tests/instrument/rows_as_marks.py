@@ -74,13 +74,17 @@ def _add(step: OpenStep, row: dict[str, Any], ring: RingFile) -> None:
         flight = InFlight(kind.kind, group, row["y"], row["x"], dtype, begin, row["y"])
         flight.completion = Later(ring, row["stamp"] - 1)
         flight.look()
+        step.collectives.append(flight)
         flight.by_future = bool(row["flags"] & rf.BY_FUTURE)
         step.unwatched += bool(row["flags"] & rf.UNWATCHED)
         if kind.point_to_point:
             flight.number, flight.counted = None, counts_point_to_point
-        step.collectives.append(flight)
         if row["a2"]:
             step.calls.append((begin, row["a2"]))
+    elif row["kind"] == rf.LINK and begin:  # follows the collective that it is of
+        flight = step.collectives[-1]
+        flight.start, flight.backend_end_ns = begin, end
+        flight.end_source = "emulated" if row["flags"] & rf.BY_FABRIC else flight.end_source
     elif row["kind"] == rf.WAIT:
         of = Name(names[row["group"]][0], row["y"], kind.kind if kind.point_to_point else None)
         step.waits.append(Waited(of, begin, end, bool(row["flags"] & rf.BLOCKED), bool(row["flags"] & rf.OVER)))
@@ -141,7 +145,7 @@ def witnessed(ring: RingFile) -> list[Step]:
             step.unseen = Unseen(names[row["name"]], bool(row["flags"] & rf.BLIND))
         for other in rows:
             if other["kind"] == rf.SUMMARY and other["b"] == first + at:
-                step.own_ns = {"all": int(other["a"])}
+                step.own_ns = {"all": int(other["a"])} if other["flags"] & rf.OWN_COUNTED else None
                 step.issued_before, step.issued_after = {1: 0}, {1: int(other["x"])}
                 if other["x"] == rf.NOT_COUNTED:
                     step.issued_after = {1: None}

@@ -7,13 +7,16 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from aorta.instrument.compute_ranges import Range
+from aorta.instrument.emulation.emulated_link import HostLinks
 from aorta.instrument.event_clock import HostClock
 from aorta.instrument.in_flight import Group, InFlight
 from aorta.instrument.instrumentation import ring_facts
 from aorta.instrument.native.native_interceptor import NativeCpuInterceptor
 from aorta.instrument.open_step import COMPILED_PARTS, OpenStep
+from aorta.instrument.python_interceptor import PythonInterceptor
 from aorta.instrument.step_builder import StepBuilder
 from aorta.instrument.step_recorder import StepRecorder
+from aorta.records.progress_file import Progress
 from aorta.records.ring_file import RingFile
 from aorta.records.schema import STALL_CUTOFF_NS, ClockReading, Step
 from aorta.records.step_line import StepFacts
@@ -29,18 +32,30 @@ def ring_in_memory(stall_cutoff_ns: int = STALL_CUTOFF_NS) -> RingFile:
 
 
 class Recorded(NamedTuple):
-    """What compiled code recorded of a step: its rows as marks, and AORTA's own time by part."""
+    """What an interceptor recorded of a step: its rows as marks, and AORTA's own time by part, if that was counted."""
 
     step: OpenStep
     own_ns: dict[str, int]
 
 
 class Rows:
-    """A compiled interceptor, and what it has recorded."""
+    """An interceptor, compiled if there is a `module`, and what it has recorded."""
 
-    def __init__(self, module: Any, groups: dict[str, Group], stall_cutoff_ns: int = STALL_CUTOFF_NS) -> None:
+    def __init__(
+        self,
+        module: Any | None,
+        groups: dict[str, Group] | None = None,
+        stall_cutoff_ns: int = STALL_CUTOFF_NS,
+        links: HostLinks | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        groups = {} if groups is None else groups
         self.ring = ring_in_memory(stall_cutoff_ns)
-        self.interceptor = NativeCpuInterceptor(module, groups, self.ring, stall_cutoff_ns)
+        self.interceptor: NativeCpuInterceptor | PythonInterceptor = (
+            PythonInterceptor(groups, self.ring, links, stall_cutoff_ns, progress)
+            if module is None
+            else NativeCpuInterceptor(module, groups, self.ring, stall_cutoff_ns, progress)
+        )
         self._first = 0
 
     def begin(self) -> None:
@@ -50,7 +65,7 @@ class Rows:
     def end(self) -> Recorded:
         """End it."""
         behind, own_ns = self.interceptor.end()
-        return Recorded(marks_of(self.ring, self._first, behind), dict(zip(COMPILED_PARTS, own_ns, strict=True)))
+        return Recorded(marks_of(self.ring, self._first, behind), dict(zip(COMPILED_PARTS, own_ns, strict=False)))
 
 
 class Pending:
@@ -94,7 +109,7 @@ class SetClock(HostClock):
 class Rig:
     """A recorder over a clock that is set by hand. Collectives count as issued by the backend, too."""
 
-    def __init__(self, together: int = 1, stall_cutoff_ns: int | None = None) -> None:
+    def __init__(self, stall_cutoff_ns: int | None = None) -> None:
         self.clock, self.lines = SetClock(), list[Step]()
         self.counted: dict[int, int | None] = {1: 0}
         self.recorder = StepRecorder(
@@ -102,7 +117,6 @@ class Rig:
             StepBuilder(self.clock, 0, 2, {"0": Group((0, 1), 1)}, ANCHOR, stall_cutoff_ns=stall_cutoff_ns),
             lambda: dict(self.counted),
             self.lines.append,
-            together,
         )
         self.steps_begun = 0
 

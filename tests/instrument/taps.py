@@ -11,12 +11,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from aorta.instrument.cpu_interceptor import CpuInterceptor
 from aorta.instrument.emulation.emulated_link import HostLinks
-from aorta.instrument.event_clock import HostClock
 from aorta.instrument.in_flight import Group, InFlight, Waited
 from aorta.instrument.native.build import load
-from aorta.instrument.native.native_interceptor import NativeCpuInterceptor
 from aorta.records.progress_file import Progress
 from aorta.records.schema import STALL_CUTOFF_NS
 from tests.instrument.steps import Rows
@@ -32,50 +29,35 @@ def compiled_part() -> Any:
     return module
 
 
-class Seen:
-    """In the place of a step recorder: what an interceptor in Python has told it."""
-
-    def __init__(self) -> None:
-        self.rows: list[InFlight] = []
-        self.waits: list[Waited] = []
-        self.calls: list[tuple[int, int]] = []
-        self.on_issue, self.on_wait, self.progress = self.rows.append, self.waits.append, Progress()
-        self.add_underway = lambda _calls: None
-
-    def on_call(self, begin_ns: int, end_ns: int) -> None:
-        self.calls.append((begin_ns, end_ns))
-
-
-class Tap(Seen):
-    """An interceptor that is open, its rows, waits and calls; those of compiled code once `hand_over` was called."""
+class Tap:
+    """An interceptor that is open; its rows, waits and calls, once `hand_over` was called."""
 
     def __init__(
         self, *, compiled: bool, shortest_call_ns: int = STALL_CUTOFF_NS, links: HostLinks | None = None
     ) -> None:
-        super().__init__()
-        self.groups: dict[str, Group] = {}
-        self.compiled = Rows(compiled_part(), self.groups, shortest_call_ns) if compiled else None
-        self.interceptor: CpuInterceptor | NativeCpuInterceptor = (
-            self.compiled.interceptor
-            if self.compiled is not None
-            else CpuInterceptor(HostClock(), self.groups, self, links, shortest_call_ns=shortest_call_ns)  # type: ignore[arg-type]
-        )
+        self.rows: list[InFlight] = []
+        self.waits: list[Waited] = []
+        self.calls: list[tuple[int, int]] = []
+        self.groups, self.progress = dict[str, Group](), Progress()
+        module = compiled_part() if compiled else None
+        self.recorded = Rows(module, self.groups, shortest_call_ns, links, self.progress)
+        self.interceptor = self.recorded.interceptor
         self.interception = self.interceptor.open(CPU, lambda: None)
-        (self.interceptor if self.compiled is None else self.compiled).begin()
+        self.recorded.begin()
 
     @property
     def stalls(self) -> list[tuple[int, int]]:
         """The waits that blocked their caller."""
         return [(wait.begin, wait.end) for wait in self.waits if wait.blocked]
 
-    def hand_over(self) -> None:
-        """Take what compiled code has recorded since the last time."""
-        if self.compiled is not None:
-            told = self.compiled.end().step
-            self.rows += told.collectives
-            self.waits += told.waits
-            self.calls += told.calls
-            self.compiled.begin()
+    def hand_over(self) -> list[InFlight]:
+        """Take what was recorded since the last time; returns all rows."""
+        told = self.recorded.end().step
+        self.rows += told.collectives
+        self.waits += told.waits
+        self.calls += told.calls
+        self.recorded.begin()
+        return self.rows
 
     def close(self) -> None:
         self.interception.close()

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -12,12 +16,17 @@ import torch.distributed as dist
 
 from aorta.instrument.dispatcher import Coalescing, DispatcherHook, all_groups, issued_by
 from aorta.instrument.in_flight import InFlight, KeptAlive, TimedWork
+from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.operators import OPERATORS
-from tests.instrument.taps import CPU, Answer, Tap, answering
+from aorta.records.clocks import read_clocks
+from aorta.records.schema import STALL_CUTOFF_NS, Step
+from aorta.records.step_line import StepFacts
+from tests.instrument.taps import CPU, Answer, Tap, answering, compiled_part
 from tests.runs import HANGS_S
 
 pytestmark = pytest.mark.usefixtures("world_of_one")
 GLOO_LETS_GO_S = 0.005
+THREADS, CALLS_OF_EACH = 4, 50
 
 
 @pytest.fixture(params=["python", "native"])
@@ -31,10 +40,10 @@ def watched(world_of_one: None, request: pytest.FixtureRequest) -> Iterator[Tap]
 
 def seen(watched: Tap) -> list[InFlight]:
     """Its rows so far, with the ends that are known."""
-    watched.hand_over()
-    for row in watched.rows:
+    rows = watched.hand_over()
+    for row in rows:
         row.look()
-    return watched.rows
+    return rows
 
 
 CALLS: dict[str, tuple[Callable[[], Any], str, int]] = {
@@ -126,6 +135,169 @@ def test_closing_puts_torch_back(watched: Tap) -> None:
     watched.close()
     dist.all_reduce(torch.ones(2))
     assert seen(watched) == []
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated. Please use:FutureWarning")
+def test_without_a_future_the_wait_says_when_it_ended(watched: Tap) -> None:
+    for _ in range(2):  # the second time it is known that there is none
+        gathered = torch.empty(4)
+        work = dist.reduce_scatter_tensor(gathered, torch.arange(4.0), async_op=True)
+        assert work is not None
+        watched.hand_over()
+        assert watched.rows[-1].look() is False
+        work.wait()
+        assert watched.rows[-1].look()
+        assert watched.rows[-1].end_source == "wait"
+        assert gathered.tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated. Please use:FutureWarning")
+def test_the_backend_is_waited_for_once(watched: Tap) -> None:
+    """gloo's reduce-scatter copies its result out inside its wait (R6): a second one would undo what came between."""
+    reduced = torch.empty(4)
+    work = dist.reduce_scatter_tensor(reduced, torch.arange(4.0), async_op=True)
+    assert work is not None
+    work.wait()
+    reduced.zero_()
+    work.wait()
+    work.synchronize()
+    assert reduced.tolist() == [0, 0, 0, 0]
+
+
+def test_what_happened_is_handed_over_once(watched: Tap) -> None:
+    dist.all_reduce(torch.ones(2))
+    watched.hand_over()
+    watched.hand_over()
+    assert len(watched.rows) == 1
+    dist.all_reduce(torch.ones(2, dtype=torch.bfloat16))
+    watched.hand_over()
+    assert [(row.seq, row.number, row.bytes, row.dtype) for row in watched.rows] == [
+        (0, 0, 8, "float32"),
+        (1, 1, 4, "bfloat16"),
+    ]
+
+
+def test_it_counts_on_where_it_was_when_it_looks_again(watched: Tap) -> None:
+    dist.all_reduce(torch.ones(2))
+    watched.close()
+    dist.all_reduce(torch.ones(2))
+    again = watched.interceptor.open(CPU, lambda: None)
+    dist.all_reduce(torch.ones(2))
+    again.close()
+    watched.hand_over()
+    assert [row.seq for row in watched.rows] == [0, 1]
+
+
+def test_between_two_steps_it_counts_and_notes_nothing_down(watched: Tap) -> None:
+    watched.recorded.end()
+    dist.all_reduce(torch.ones(2))
+    watched.recorded.begin()
+    dist.all_reduce(torch.ones(2))
+    watched.hand_over()
+    assert [row.seq for row in watched.rows] == [1]
+
+
+def test_many_threads_at_once(watched: Tap) -> None:
+    """Each with a group of its own, as a backward pass beside a checkpoint's thread would have."""
+    groups = [dist.new_group([0]) for _ in range(THREADS)]
+
+    def collectives(group: Any) -> None:
+        for _ in range(CALLS_OF_EACH):
+            dist.all_reduce(torch.ones(2), group=group)
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        for future in [pool.submit(collectives, group) for group in groups]:
+            future.result()
+    watched.hand_over()
+    assert len(watched.rows) == THREADS * CALLS_OF_EACH
+    for group in groups:
+        assert [row.seq for row in watched.rows if row.group == group.group_name] == list(range(CALLS_OF_EACH))
+    assert [row.issue_ns for row in watched.rows] == sorted(row.issue_ns for row in watched.rows)
+
+
+def test_waits_and_calls_of_other_threads_hold_up_no_computation(watched: Tap) -> None:
+    def elsewhere() -> None:
+        work = dist.all_reduce(torch.ones(2), async_op=True)
+        assert work is not None
+        work.wait()
+
+    with answering(Answer(), lambda: time.sleep(2 * STALL_CUTOFF_NS / 1e9)):
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+    (row,) = seen(watched)
+    assert row.end_source == "wait"
+    assert (watched.calls, watched.waits) == ([], [])
+
+
+def test_what_is_dropped_is_counted_and_in_no_row(watched: Tap) -> None:
+    interceptor = watched.interceptor
+    for _ in range(2):
+        dist.all_reduce(torch.ones(2))
+    assert (interceptor.count(), interceptor.underway()) == (2, 0)
+    assert interceptor.abandon() == 2
+    dist.all_reduce(torch.ones(2))  # while no step is open
+    assert interceptor.begin()[0] == 0
+    dist.all_reduce(torch.ones(2))
+    interceptor.end()
+    dist.all_reduce(torch.ones(2))
+    assert interceptor.begin(continues=True)[0] == 0
+    assert interceptor.count() == 1
+    assert interceptor.begin()[0] == 1
+    watched.recorded.begin()
+    dist.all_reduce(torch.ones(2))
+    assert [row.seq for row in seen(watched)] == [5]
+
+
+def test_a_collective_of_a_backward_pass_that_nobody_watches_is_told_apart(watched: Tap) -> None:
+    def reduced(gradient: torch.Tensor) -> torch.Tensor:
+        dist.all_reduce(gradient)
+        return gradient
+
+    layer = torch.nn.Linear(2, 2)
+    for watching in (False, True):
+        if watching:
+            watched.interceptor.ranges.watch_backward(layer)
+        x = torch.ones(1, 2, requires_grad=True)
+        out = layer(x * 1)
+        x.register_hook(reduced)
+        dist.all_reduce(torch.ones(2))
+        out.sum().backward()
+        told = watched.recorded.end().step
+        watched.recorded.begin()
+        assert (len(told.collectives), told.unwatched) == (2, 0 if watching else 1)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("native", [False, True], ids=["python", "native"])
+def test_a_forked_child_records_nothing(world_of_one: None, native: bool) -> None:
+    lines, layer = list[Step](), torch.nn.Linear(2, 2)
+    if native:
+        compiled_part()
+    with (
+        answering(Answer()),
+        Instrumentation(CPU, "observe", 0, 1, read_clocks(), lines.append, native=native) as instrument,
+    ):
+        instrument.watch([("layer", layer)])
+        recorder, ring = instrument.recorder, instrument._ring
+        assert ring is not None
+        recorder.begin(StepFacts(0, 0, 0, None, warmup=False))
+        dist.all_reduce(torch.ones(2))
+        before, names = ring.count, list(ring.names())
+        if not (child := os.fork()):
+            try:
+                dist.all_reduce(torch.ones(2))
+                layer(torch.ones(1, 2))
+                with recorder.aux("of the child"):
+                    recorder.end()
+                recorder.finish()
+            finally:
+                os._exit(int(sys.exc_info()[0] is not None))
+        assert os.waitpid(child, 0)[1] == 0
+        assert (ring.count, ring.names()) == (before, names)
+        recorder.end()
+        recorder.finish()
+    assert [len(line.collectives) for line in lines] == [1]
 
 
 def test_what_is_being_captured_is_left_to_torch() -> None:

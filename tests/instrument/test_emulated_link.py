@@ -144,28 +144,28 @@ CALLS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.fixture
-def seen(world_of_one: None, tmp_path: Path) -> Any:
-    """Rows of collectives that pass a seam with an emulated fabric of two ranks, of which this is the only one."""
+def seen(world_of_one: None, tmp_path: Path) -> Iterator[Tap]:
+    """Collectives that pass a seam with an emulated fabric of two ranks, of which this is the only one."""
     tap = Tap(compiled=False, links=HostLinks(EmulatedNetwork(EmulatedFabric(**LATENCY), 0, 1, tmp_path)))
-    yield tap.rows
+    yield tap
     tap.close()
     tap.interceptor.close()
 
 
 @pytest.mark.filterwarnings("ignore:.*is deprecated. Please use:FutureWarning")  # renamed in torch 2.13, not before
 @pytest.mark.parametrize("name", CALLS)
-def test_every_handle_completes_at_the_emulated_end(seen: list[InFlight], name: str) -> None:
+def test_every_handle_completes_at_the_emulated_end(seen: Tap, name: str) -> None:
     attempted(f"{name} on the emulated fabric", lambda: completes_at_the_emulated_end(seen, name))
 
 
-def completes_at_the_emulated_end(seen: list[InFlight], name: str) -> None:
-    seen.clear()
+def completes_at_the_emulated_end(seen: Tap, name: str) -> None:
+    seen.rows.clear()
     work = CALLS[name]()
     assert not work.is_completed()
     with suppress(RuntimeError):  # gloo's reduce-scatter has none, with and without the fabric
         assert not work.get_future().done()
     assert work.wait()
-    (row,) = seen
+    (row,) = seen.hand_over()
     assert work.is_completed()
     assert time.perf_counter_ns() >= row.end == row.issue_ns + (600 if name == "all_reduce" else 300) * MS
     assert (row.start, row.end_source) == (row.issue_ns, "emulated")
@@ -179,7 +179,7 @@ def test_an_end_that_only_a_future_waits_for_is_noted_in_the_progress_file(
     noted: list[int] = []
     monkeypatch.setattr(tap.progress, "completed", lambda _index, at_ns: noted.append(at_ns))
     CALLS["all_reduce"]().get_future().wait()
-    assert noted == [tap.rows[0].end]
+    assert noted == [tap.hand_over()[0].end]
     tap.close()
     tap.interceptor.close()
 
@@ -207,7 +207,7 @@ def test_the_run_says_when_the_backend_was_slower(
     dist.all_reduce(torch.ones(10))
     tap.close()
     tap.interceptor.close()
-    assert tap.rows[0].end_source == "future"
+    assert tap.hand_over()[0].end_source == "future"
     assert "the backend was slower than the emulated link in 1 of 1 collectives" in caplog.text
 
 
@@ -356,4 +356,4 @@ def of_two_groups(sharing: Sharing, folder: Path) -> list[InFlight]:
         work.wait()
     tap.close()
     tap.interceptor.close()
-    return sorted(tap.rows, key=lambda row: int(row.end or 0))
+    return sorted(tap.hand_over(), key=lambda row: int(row.end or 0))

@@ -11,7 +11,6 @@ import sys
 import time
 import weakref
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -39,7 +38,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated. Please use:Futu
 HELD_S = 0.3
 PATIENCE_S = 30.0
 """For what comes at once, unless the machine is busy."""
-THREADS, CALLS = 4, 50
 ATTEMPTS = 100
 """A collective of one rank may be over at once."""
 
@@ -101,31 +99,6 @@ def see_the_end_of_one(tap: Tap) -> None:
         sys.setswitchinterval(interval)
 
 
-def test_without_a_future_the_wait_says_when_it_ended(tap: Tap) -> None:
-    for _ in range(2):  # the second time it is known that there is none
-        gathered = torch.empty(4)
-        work = dist.reduce_scatter_tensor(gathered, torch.arange(4.0), async_op=True)
-        assert work is not None
-        tap.hand_over()
-        assert tap.rows[-1].look() is False
-        work.wait()
-        assert tap.rows[-1].look()
-        assert tap.rows[-1].end_source == "wait"
-        assert gathered.tolist() == [0, 1, 2, 3]
-
-
-def test_the_backend_is_waited_for_once(tap: Tap) -> None:
-    """gloo's reduce-scatter copies its result out inside its wait (R6): a second one would undo what came between."""
-    reduced = torch.empty(4)
-    work = dist.reduce_scatter_tensor(reduced, torch.arange(4.0), async_op=True)
-    assert work is not None
-    work.wait()
-    reduced.zero_()
-    work.wait()
-    work.synchronize()
-    assert reduced.tolist() == [0, 0, 0, 0]
-
-
 def test_a_handle_may_go_before_it_has_ended(tap: Tap) -> None:
     under_way()  # nobody keeps it
     dist.barrier()
@@ -183,30 +156,6 @@ def test_nothing_is_boxed_for_the_collectives_of_ddp_and_fsdp(tap: Tap) -> None:
     assert not served("broadcast_")
 
 
-def test_what_happened_is_handed_over_once(tap: Tap) -> None:
-    dist.all_reduce(torch.ones(2))
-    tap.hand_over()
-    tap.hand_over()
-    assert len(tap.rows) == 1
-    dist.all_reduce(torch.ones(2, dtype=torch.bfloat16))
-    tap.hand_over()
-    assert [(row.seq, row.number, row.bytes, row.dtype) for row in tap.rows] == [
-        (0, 0, 8, "float32"),
-        (1, 1, 4, "bfloat16"),
-    ]
-
-
-def test_it_counts_on_where_it_was_when_it_looks_again(tap: Tap) -> None:
-    dist.all_reduce(torch.ones(2))
-    tap.close()
-    dist.all_reduce(torch.ones(2))
-    again = tap.interceptor.open(CPU, lambda: None)
-    dist.all_reduce(torch.ones(2))
-    again.close()
-    tap.hand_over()
-    assert [row.seq for row in tap.rows] == [0, 1]
-
-
 def test_a_collective_that_is_over_keeps_no_tensor_while_the_step_goes_on(tap: Tap) -> None:
     tensor = torch.ones(4)
     work = dist.all_reduce(tensor, async_op=True)
@@ -229,16 +178,6 @@ def test_a_backend_s_count_is_the_one_that_python_is_told() -> None:
         dist.all_reduce(torch.ones(2))
 
 
-def test_between_two_steps_it_counts_and_notes_nothing_down(tap: Tap) -> None:
-    assert tap.compiled is not None
-    tap.compiled.end()
-    dist.all_reduce(torch.ones(2))
-    tap.compiled.begin()
-    dist.all_reduce(torch.ones(2))
-    tap.hand_over()
-    assert [row.seq for row in tap.rows] == [1]
-
-
 def test_a_world_that_is_made_again_is_seen_again() -> None:
     """torch gives the second one the name of the first."""
     tap, seen = Tap(compiled=True), []
@@ -253,24 +192,6 @@ def test_a_world_that_is_made_again_is_seen_again() -> None:
     tap.interceptor.close()
     assert seen[0] == seen[1] != {}
     assert [row.seq for row in tap.rows] == [0, 1]
-
-
-def test_many_threads_at_once(tap: Tap) -> None:
-    """Each with a group of its own, as a backward pass beside a checkpoint's thread would have."""
-    groups = [dist.new_group([0]) for _ in range(THREADS)]
-
-    def collectives(group: Any) -> None:
-        for _ in range(CALLS):
-            dist.all_reduce(torch.ones(2), group=group)
-
-    with ThreadPoolExecutor(THREADS) as pool:
-        for future in [pool.submit(collectives, group) for group in groups]:
-            future.result()
-    tap.hand_over()
-    assert len(tap.rows) == THREADS * CALLS
-    for group in groups:
-        assert [row.seq for row in tap.rows if row.group == group.group_name] == list(range(CALLS))
-    assert [row.issue_ns for row in tap.rows] == sorted(row.issue_ns for row in tap.rows)
 
 
 def noted(path: Path, *, compiled: bool) -> list[ProgressState]:

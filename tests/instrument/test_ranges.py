@@ -1,4 +1,6 @@
-"""Block ranges and ends of backward passes, in Python and compiled: order, what is inside, what is left behind."""
+"""Block ranges and ends of backward passes, as marks and as rows, in Python and compiled: order, what is inside, what
+is left behind.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +19,7 @@ from aorta.instrument.dispatcher import when_backward_ends
 from aorta.instrument.event_clock import HostClock, Mark
 from aorta.instrument.native.native_interceptor import NativeRanges
 from aorta.instrument.open_step import Pass
+from aorta.instrument.row_ranges import RowRanges
 from tests.instrument.steps import Rows
 from tests.instrument.taps import compiled_part
 
@@ -66,13 +69,13 @@ class Late(nn.Module):
         return {"out": [x + _Work.apply(skip["tensor"])]}
 
 
-class InPython:
-    """What the hooks in Python notice; the blocks' own work is their clock."""
+class Marked:
+    """What the hooks that take marks notice; the blocks' own work is their clock."""
 
     def __init__(self) -> None:
         self._seen: list[Range] = []
         self._tails: list[tuple[Mark, Mark]] = []
-        self.ranges: BlockRanges | NativeRanges = BlockRanges(
+        self.ranges: BlockRanges | NativeRanges | RowRanges = BlockRanges(
             Worked(), self._seen.append, lambda *tail: self._tails.append(tail)
         )
 
@@ -93,10 +96,10 @@ class InPython:
         self.ranges.close()
 
 
-class Compiled(InPython):
-    """What the compiled hooks notice, on the host's clock."""
+class Appended(Marked):
+    """What the hooks that append rows notice, compiled if there is a `module`, on the host's clock."""
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: Any | None) -> None:
         self.tap = Rows(module, {})
         self.ranges = self.tap.interceptor.ranges
         self.tap.begin()
@@ -113,20 +116,27 @@ class Compiled(InPython):
         return [(span.block, span.phase, int(span.start or 0), int(span.end or 0)) for span in step.compute], step.tails
 
 
-def compiled() -> Compiled:
-    return Compiled(compiled_part())
+@pytest.fixture(params=["python", "compiled"])
+def appended(request: pytest.FixtureRequest) -> Iterator[Appended]:
+    appended = Appended(compiled_part() if request.param == "compiled" else None)
+    yield appended
+    appended.close()
+    appended.tap.interceptor.close()
 
 
-@pytest.fixture(params=[InPython, compiled], ids=["python", "compiled"])
-def watched(request: pytest.FixtureRequest) -> Iterator[InPython]:
-    watched: InPython = request.param()
+@pytest.fixture(params=["marks", "python", "compiled"])
+def watched(request: pytest.FixtureRequest) -> Iterator[Marked]:
+    if request.param == "marks":
+        watched = Marked()
+    else:
+        watched = Appended(compiled_part() if request.param == "compiled" else None)
     yield watched
     watched.close()
-    if isinstance(watched, Compiled):
+    if isinstance(watched, Appended):
         watched.tap.interceptor.close()
 
 
-def test_every_pass_of_every_block_in_order(watched: InPython) -> None:
+def test_every_pass_of_every_block_in_order(watched: Marked) -> None:
     blocks = [Block(), Block()]
     for index, block in enumerate(blocks):
         watched.ranges.watch(f"b{index}", block)
@@ -148,7 +158,7 @@ def test_every_pass_of_every_block_in_order(watched: InPython) -> None:
 
 @pytest.mark.parametrize("leaves", [False, True], ids=["computed", "leaves"])  # a leaf has its gradient at once
 @pytest.mark.parametrize("by_keyword", [False, True], ids=["skip first", "skip last"])
-def test_a_block_ends_with_the_last_of_its_input_gradients(watched: InPython, by_keyword: bool, leaves: bool) -> None:
+def test_a_block_ends_with_the_last_of_its_input_gradients(watched: Marked, by_keyword: bool, leaves: bool) -> None:
     block = Late() if by_keyword else Block()
     watched.ranges.watch("b", block)
     inputs = [torch.ones(3, requires_grad=True) for _ in range(2)]
@@ -158,7 +168,7 @@ def test_a_block_ends_with_the_last_of_its_input_gradients(watched: InPython, by
     assert watched.lasts(high - low, BACKWARD_NS)
 
 
-def test_a_leaf_that_a_block_hands_on_opens_its_backward_pass(watched: InPython) -> None:
+def test_a_leaf_that_a_block_hands_on_opens_its_backward_pass(watched: Marked) -> None:
     identity, leaf = nn.Identity(), torch.ones(3, requires_grad=True)
     watched.ranges.watch("same", identity)
     watched.ranges.watch_backward(identity)
@@ -167,7 +177,7 @@ def test_a_leaf_that_a_block_hands_on_opens_its_backward_pass(watched: InPython)
     assert leaf.grad is not None
 
 
-def test_behind_the_end_nothing_is_noted_down_and_left_behind(watched: InPython) -> None:
+def test_behind_the_end_nothing_is_noted_down_and_left_behind(watched: Marked) -> None:
     block = Block()
     watched.ranges.watch("b", block)
     watched.ranges.watch_backward(block)
@@ -176,26 +186,24 @@ def test_behind_the_end_nothing_is_noted_down_and_left_behind(watched: InPython)
     output.sum().backward()  # its hooks are in the graph
     block(torch.ones(3)).sum().backward()
     passes, tails = watched.noticed()
-    in_the_graph = ["backward"] * (not isinstance(watched, Compiled))  # hooks in Python cannot be taken out of it
+    in_the_graph = ["backward"] * (not isinstance(watched, Appended))  # marks are taken by those in the graph
     assert [phase for _, phase, _, _ in passes] == ["forward", *in_the_graph]
     assert tails == []
     assert not block._forward_hooks
     assert not block._forward_pre_hooks
 
 
-def test_between_two_steps_the_compiled_hooks_note_nothing_down() -> None:
-    watched, block = compiled(), Block()
-    watched.ranges.watch("b", block)
-    watched.ranges.watch_backward(block)
-    watched.tap.end()
+def test_between_two_steps_no_row_is_appended(appended: Appended) -> None:
+    block = Block()
+    appended.ranges.watch("b", block)
+    appended.ranges.watch_backward(block)
+    appended.tap.end()
     block(torch.ones(3)).sum().backward()
-    watched.tap.begin()
-    assert watched.noticed() == ([], [])
-    watched.close()
-    watched.tap.interceptor.close()
+    appended.tap.begin()
+    assert appended.noticed() == ([], [])
 
 
-def test_a_pass_that_fails_does_not_hide_the_next(watched: InPython) -> None:
+def test_a_pass_that_fails_does_not_hide_the_next(watched: Marked) -> None:
     model = nn.Linear(3, 3)
     watched.ranges.watch("b", model)
     watched.ranges.watch_backward(model)
@@ -212,11 +220,11 @@ def test_a_pass_that_fails_does_not_hide_the_next(watched: InPython) -> None:
     model(x).sum().backward()
     passes, tails = watched.noticed()
     assert len(tails) == 1
-    if isinstance(watched, Compiled):  # in Python the range that the failed pass left open goes on
+    if isinstance(watched, Appended):  # of marks, those that the failed pass left open go on
         assert [phase for _, phase, _, _ in passes] == ["forward", "backward"]
 
 
-def test_the_nodes_end_before_the_strategys_ending_and_the_tail_behind(watched: InPython) -> None:
+def test_the_nodes_end_before_the_strategys_ending_and_the_tail_behind(watched: Marked) -> None:
     endings: list[tuple[str, int]] = []
 
     def ended(event: str) -> None:
@@ -237,7 +245,7 @@ def test_the_nodes_end_before_the_strategys_ending_and_the_tail_behind(watched: 
     assert all(int(begin) < moment < int(end) for _, moment in endings)
 
 
-def test_once_a_pass_however_many_modules_are_watched(watched: InPython) -> None:
+def test_once_a_pass_however_many_modules_are_watched(watched: Marked) -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     for module in model.modules():
         watched.ranges.watch_backward(module)
@@ -246,7 +254,7 @@ def test_once_a_pass_however_many_modules_are_watched(watched: InPython) -> None
     assert len(watched.noticed()[1]) == 3
 
 
-def test_a_module_that_no_gradient_reaches_is_not_waited_for(watched: InPython) -> None:
+def test_a_module_that_no_gradient_reaches_is_not_waited_for(watched: Marked) -> None:
     first, second = nn.Linear(3, 3), nn.Linear(3, 3)
     watched.ranges.watch_backward(second)
     first(torch.ones(2, 3)).sum().backward()
@@ -272,7 +280,7 @@ def test_every_range_has_marks_of_its_own() -> None:
     assert len(marks) == len({id(mark) for mark in marks}) == 8
 
 
-def test_a_module_without_hooks_gets_none_and_is_left_as_it_was(watched: InPython) -> None:
+def test_a_module_without_hooks_gets_none_and_is_left_as_it_was(watched: Marked) -> None:
     plain, hooked = Block(), Block()
     seen: list[str] = []
     hooked.register_forward_pre_hook(lambda *_: seen.append("before"))
@@ -297,7 +305,7 @@ def test_a_module_without_hooks_gets_none_and_is_left_as_it_was(watched: InPytho
     assert (len(hooked._forward_pre_hooks), len(hooked._forward_hooks)) == (1, 1)
 
 
-def test_what_a_program_makes_of_a_watched_module_is_not_observed(watched: InPython) -> None:
+def test_what_a_program_makes_of_a_watched_module_is_not_observed(watched: Marked) -> None:
     block = Block()
     watched.ranges.watch("block", block)
     for other in (copy.copy(block), copy.deepcopy(block), block._replicate_for_data_parallel()):
@@ -311,7 +319,7 @@ def test_what_a_program_makes_of_a_watched_module_is_not_observed(watched: InPyt
     assert block._compiled_call_impl is compiled
 
 
-def test_a_watched_module_is_freed_at_once(watched: InPython) -> None:
+def test_a_watched_module_is_freed_at_once(watched: Marked) -> None:
     block = Block()
     watched.ranges.watch("block", block)
     freed = weakref.ref(block)

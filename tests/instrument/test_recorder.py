@@ -71,26 +71,6 @@ def test_a_collective_that_never_ends_costs_its_own_step_and_no_other(rig: Rig) 
     assert [line.coverage.complete for line in rig.lines[1:]] == [True] * MAX_STEPS_LATE
 
 
-def test_steps_are_read_together_or_a_while_after_the_last_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    now_s = [100.0]
-    monkeypatch.setattr(recorder_module.time, "monotonic", lambda: now_s[0])
-    rig = Rig(together=3)
-
-    def step() -> list[int]:
-        with rig.step(10 * rig.steps_begun, 10 * rig.steps_begun + 10):
-            rig.compute(10 * rig.steps_begun - 8, 10 * rig.steps_begun - 4)
-        return rig.written
-
-    assert [step(), step(), step()] == [[], [], [0, 1, 2]]
-    assert [line.overlap["compute_ms"] for line in rig.lines] == [4, 4, 4]
-    assert step() == [0, 1, 2]
-    now_s[0] += recorder_module.LOOK_AFTER_S + 0.1
-    assert step() == [0, 1, 2, 3, 4]
-    step()
-    rig.recorder.catch_up()
-    assert rig.written == [0, 1, 2, 3, 4, 5]
-
-
 def test_finish_drains_then_gives_callbacks_that_are_on_their_way_some_time(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,7 +232,7 @@ def test_a_step_that_is_not_looked_at_knows_its_window_only(rig: Rig) -> None:
 def test_its_own_time_is_in_the_lines_and_that_of_lines_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     now_ns = [0]
     monkeypatch.setattr(recorder_module.time, "perf_counter_ns", lambda: now_ns[0])
-    rig = Rig(together=2)
+    rig = Rig()
     rig.recorder.own.counted = True
 
     def takes(ms: int, call: Callable[..., Any]) -> Callable[..., Any]:

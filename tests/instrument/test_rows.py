@@ -18,10 +18,11 @@ from aorta.instrument.instrumentation import Instrumentation
 from aorta.records import ring_file as rf
 from aorta.records.clocks import boot_id, read_clocks
 from aorta.records.ring_file import RingFacts, RingFile, RingGroup, RingOperator, UnreadableRing
+from aorta.records.ring_rows import RingRows
 from aorta.records.ring_steps import MOST, MOST_STEPS_LATE, RingSteps
 from aorta.records.schema import Stall, Step
 from aorta.records.step_line import StepFacts
-from tests.instrument.lines_of_rows import BATCHES, GONE_ON_BEHIND
+from tests.instrument.lines_of_rows import ARMS, BATCHES, GONE_ON_BEHIND
 from tests.instrument.steps import ANCHOR, MS
 from tests.instrument.taps import compiled_part
 from tests.runs import program, succeeded
@@ -43,14 +44,19 @@ SMALL = ("training.device=cpu", "training.batch_size=4", "dataset.num_samples=51
     ],
     ids=lambda value: "+".join(value) if isinstance(value, tuple) else "",
 )
-def test_lines_of_rows_are_those_of_marks_byte_for_byte(tmp_path: Path, words: tuple[str, ...], ranks: int) -> None:
+def test_lines_of_rows_are_those_of_marks_byte_for_byte_whoever_appended_them(
+    tmp_path: Path, words: tuple[str, ...], ranks: int
+) -> None:
     compiled_part()
     more = (*SMALL, "instrument.mode=dedicated", *words)
     succeeded(program("tests.instrument.lines_of_rows", str(tmp_path), str(STEPS), *more, ranks=ranks))
     for rank in range(ranks):
-        differing = json.loads((tmp_path / f"rank_{rank}.json").read_text())
-        arms = ("recorded", *map(str, BATCHES), *(f"behind {done}" for done in GONE_ON_BEHIND))
-        assert differing == {name: [""] * (STEPS + 5) for name in arms}
+        told = json.loads((tmp_path / f"rank_{rank}.json").read_text())
+        assert set(told) == set(ARMS)
+        assert [arm for arm, differing in told.items() if differing.pop("on a link")] == ["emulated"]
+        ways = ("recorded", *map(str, BATCHES), *(f"behind {done}" for done in GONE_ON_BEHIND), "shape")
+        for arm, differing in told.items():
+            assert differing == {way: [""] * (STEPS + 5) for way in ways}, arm
 
 
 class ByHand:
@@ -70,21 +76,14 @@ class ByHand:
             anchor_interval=anchor_interval,
         )
         self.ring = RingFile.create(path, facts, slots)
+        self.rows = RingRows(self.ring)
         self.group, self.block = self.ring.group(RingGroup("0", 1, False)), self.ring.text("block")
         self.steps = RingSteps(self.ring)
         self.begun = 0
 
     def row(self, kind: int, begin_ms: float = 0, end_ms: float = 0, **fields: Any) -> int:
         """Append a row; returns its index."""
-        index = self.ring.count
-        row = np.zeros(1, rf.ROW)[0]
-        row["kind"], row["a"], row["b"] = kind, begin_ms * MS, end_ms * MS
-        for name, value in fields.items():
-            row[name] = value
-        row["stamp"] = index + 1
-        self.ring._rows[index % self.ring.slots] = row
-        self.ring._words[rf.COUNT_AT // 8] = index + 1
-        return index
+        return self.rows.append(kind, **{"a": round(begin_ms * MS), "b": round(end_ms * MS), **fields})
 
     def collective(self, issue_ms: float, end_ms: float | None, **fields: Any) -> int:
         """A row of an all-reduce, whose end its future told."""
@@ -98,9 +97,7 @@ class ByHand:
         inside()
         behind = self.ring.count
         self.row(rf.SUMMARY, b=at, x=issued)
-        stored = self.ring._rows[at % self.ring.slots]
-        if stored["stamp"] == at + 1:
-            stored["y"], stored["b"] = behind, end_ms * MS
+        self.rows.end_step(at, round(end_ms * MS), behind)
 
 
 def test_a_step_of_rows_by_hand() -> None:
@@ -112,7 +109,7 @@ def test_a_step_of_rows_by_hand() -> None:
         hand.collective(42, 90, y=1)  # queued behind the first
         hand.row(rf.WAIT, 50, 55, flags=rf.BLOCKED | rf.OVER, group=hand.group)
         hand.row(rf.AUX, 95, 120, name=hand.ring.text("optimizer"))  # reaches over the end of its step
-        hand.row(rf.VALUE, flags=rf.LOSS, x=np.array(0.5).view(np.int64))
+        hand.row(rf.VALUE, flags=rf.LOSS, x=int(np.array(0.5).view(np.int64)))
 
     hand.step(0, 100, inside, issued=2)
     (line,) = hand.steps.take()
@@ -131,6 +128,26 @@ def test_a_collective_that_reaches_into_the_next_batch_is_communication_there() 
     assert [line.overlap["comm_ms"] for line in hand.steps.take()] == [5]
     hand.step(12, 20, lambda: None)
     assert [line.overlap["comm_ms"] for line in hand.steps.take()] == [3]
+
+
+def test_a_collective_on_an_emulated_link_ran_when_that_says() -> None:
+    hand = ByHand()
+
+    def inside() -> None:
+        ends = ((30, rf.BY_FABRIC, 22), (40, 0, 0), (50, rf.BY_FABRIC, 0))
+        for number, (end_ms, flags, backend_ms) in enumerate(ends):
+            row = hand.collective(20, end_ms, y=number)
+            link = hand.row(rf.LINK, x=row)
+            if number < 2:
+                hand.rows.linked(link, flags, (10 + 10 * number) * MS, backend_ms * MS)
+
+    hand.step(0, 100, inside, issued=3)
+    (line,) = hand.steps.take()
+    assert [(row.start_ns, row.end_source, row.backend_end_ns) for row in line.collectives] == [
+        (10 * MS, "emulated", 22 * MS),
+        (20 * MS, "future", None),
+        (20 * MS, "future", None),  # the link was never filled: gloo's queue says when it began
+    ]
 
 
 def test_an_open_collective_holds_up_its_step_until_many_newer_ones_are_over() -> None:

@@ -11,15 +11,14 @@ from typing import Any, cast
 import pytest
 import torch
 
-from aorta.instrument import cpu_interceptor
-from aorta.instrument.cpu_interceptor import CpuInterceptor
+from aorta.instrument import python_interceptor
 from aorta.instrument.device_streams import StreamOrder
-from aorta.instrument.event_clock import HostClock
 from aorta.instrument.in_flight import InFlight, Waited, name_of
+from aorta.instrument.python_interceptor import PythonInterceptor, RowInFlight
 from aorta.records.schema import Stall, Step, Wait
 from aorta.records.step_line import Name, StepFacts
-from tests.instrument.steps import MS, Rig
-from tests.instrument.taps import Seen, compiled_part
+from tests.instrument.steps import MS, Rig, ring_in_memory
+from tests.instrument.taps import compiled_part
 from tests.runs import HANGS_S, program, succeeded
 
 
@@ -147,9 +146,9 @@ def test_what_compiled_code_saw_a_stream_join_comes_first() -> None:
 
 def test_closing_leaves_no_callback_of_a_future_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who drops the process group next joins the thread that calls back, with the interpreter locked."""
-    monkeypatch.setattr(cpu_interceptor, "CALLBACKS_S", HANGS_S)
-    interceptor = CpuInterceptor(HostClock(), {}, Seen())
-    future, issued = torch.futures.Future[Any](), InFlight("allreduce", "0", 0, 8, "float32", 1)
+    monkeypatch.setattr(python_interceptor, "CALLBACKS_S", HANGS_S)
+    interceptor = PythonInterceptor({}, ring_in_memory())
+    future, issued = torch.futures.Future[Any](), RowInFlight("allreduce", "0", 0, 8, "float32", 1)
     interceptor._notice_end("allreduce_", issued, cast(Any, SimpleNamespace(get_future=lambda: future)))
     timer = threading.Timer(0.05, future.set_result, (None,))
     timer.start()

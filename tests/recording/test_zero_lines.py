@@ -15,9 +15,7 @@ import torch
 import aorta
 from aorta.distributed.clock_measurement import ClockSynchronisation
 from aorta.instrument.instrumentation import Instrumentation
-from aorta.instrument.native.build import load
 from aorta.instrument.ring_recorder import RingRecorder
-from aorta.instrument.step_recorder import StepRecorder
 from aorta.recording import api, zero_lines
 from aorta.recording.rank_record import RankRecordWriter
 from tests.recording import untouched
@@ -165,7 +163,6 @@ def zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> zero_lines._ZeroLin
     return made
 
 
-RECORDER = StepRecorder if load()[0] is None else RingRecorder
 BEGINNING = [
     (zero_lines, "_trained_models"),
     (api, "start"),
@@ -186,13 +183,13 @@ INSIDE = [
     (api.Recording, "note"),
     (api.Recording, "step"),
     (api.Recording, "restart"),
-    (RECORDER, "end"),
-    (RECORDER, "begin"),
+    (RingRecorder, "end"),
+    (RingRecorder, "begin"),
     (RankRecordWriter, "step"),
 ]
 CLOSING = [
     (api.Recording, "_end"),
-    (RECORDER, "finish"),
+    (RingRecorder, "finish"),
     (RankRecordWriter, "complete"),
     (ClockSynchronisation, "at_end"),
     (api, "to_stderr"),

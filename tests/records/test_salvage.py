@@ -11,10 +11,10 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from aorta.instrument.native.build import load
 from aorta.read.record import load_run
 from aorta.records import salvage as salvage_module
 from aorta.records.record_file import stream
@@ -36,18 +36,23 @@ with aorta.record(sys.argv[1], model=model, devices="off", watchdog_timeout_s=fl
     sys.stdin.read() if sys.argv[4] == "waits" else os.kill(os.getpid(), 9)
 """
 
+IN_PYTHON = """
+from aorta.instrument import instrumentation
+instrumentation.compiled = lambda *_, **__: (None, "not wanted")
+"""
 
-def command(folder: Path, ending: str = "killed", *, steps: int = STEPS, timeout_s: float = 0) -> list[str]:
+
+def command(
+    folder: Path, ending: str = "killed", *, steps: int = STEPS, timeout_s: float = 0, before: str = ""
+) -> list[str]:
     """A recorded program that is killed in its loop."""
-    if load()[0] is None:
-        pytest.skip("without the compiled part there is no ring")
-    return [sys.executable, "-c", KILLED, str(folder), str(timeout_s), str(steps), ending]
+    return [sys.executable, "-c", before + KILLED, str(folder), str(timeout_s), str(steps), ending]
 
 
-def killed(folder: Path, **how: float) -> Path:
+def killed(folder: Path, **how: Any) -> Path:
     """The record of such a program, and its ring."""
     done = subprocess.run(
-        command(folder, **how),  # type: ignore[arg-type]
+        command(folder, **how),
         cwd=ROOT,
         env=environment(),
         timeout=HANGS_S,
@@ -77,6 +82,13 @@ def dead(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(dead: Path, tmp_path: Path) -> Path:
     """A copy of it."""
     return Path(shutil.copytree(dead, tmp_path / "run"))
+
+
+def test_without_compiled_code_no_step_is_lost_either(tmp_path: Path) -> None:
+    record = killed(tmp_path, before=IN_PYTHON)
+    assert len(steps_of(record)) < STEPS
+    salvage(tmp_path)
+    assert steps_of(record) == list(range(STEPS))
 
 
 def torn(record: Path) -> None:

@@ -1,0 +1,370 @@
+"""Interceptor in Python for collectives of CPU tensors: issues each one, returns what its caller expects, and appends
+rows of it to a ring. The same as the compiled one does; it also serves an emulated fabric.
+
+It is called by the dispatcher interception with an operator's name, arguments and original implementation. The caller
+gets the original's result with a `TimedWork` in it. A CPU backend runs collectives on its own threads, so they end
+where its completion callback says so, or, without one (gloo's reduce-scatter, send and receive), at the caller's own
+wait; whichever comes first (R6).
+
+Must not change a value, an exception, a dtype or an order, or fail a run.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+import torch
+import torch.distributed as dist
+
+from aorta.instrument.cpu_interceptor import CALLBACKS_S, DTYPES, dtype_name, group_seen, labelled
+from aorta.instrument.dispatcher import (
+    DispatcherHook,
+    Interception,
+    Original,
+    Work,
+    backward_pass,
+    counts_point_to_point,
+    first_tensor,
+    group_in,
+    with_work,
+    work_in,
+)
+from aorta.instrument.emulation.emulated_link import HostLinks
+from aorta.instrument.in_flight import Group, InFlight, KeptAlive, TimedWork
+from aorta.instrument.operators import (
+    OPERATORS,
+    Operator,
+    offered,
+    position_of_group,
+    position_of_peer,
+)
+from aorta.instrument.row_ranges import RowRanges
+from aorta.records import ring_file as rf
+from aorta.records.progress_file import NOWHERE, Progress
+from aorta.records.ring_file import RingFile, RingGroup
+from aorta.records.ring_rows import NOWHERE as NO_ROW
+from aorta.records.ring_rows import RingRows
+from aorta.records.schema import STALL_CUTOFF_NS, EndSource
+
+_CPU = torch.device("cpu")
+_NUMBERS = {dtype: number for number, dtype in enumerate(DTYPES)}
+
+
+class _Call(NamedTuple):
+    """An operator, its number, and what its schema says about its arguments; looked up once."""
+
+    operator: Operator
+    number: int
+    group_at: int
+    peer_at: int | None
+
+
+class _Member(NamedTuple):
+    """What is needed of a process group at every call. `number`: in the ring; `listed`: its index in the progress
+    file.
+    """
+
+    name: str
+    size: int
+    ranks: tuple[int, ...]
+    number: int
+    listed: int
+
+
+@dataclass(slots=True)
+class RowInFlight(InFlight):
+    """A collective in flight, and its rows: its own, which none has where no step was open, and that of its emulated
+    link.
+    """
+
+    op: int = 0
+    of_group: int = 0
+    rows: RingRows | None = field(default=None, repr=False)
+    row: int = NO_ROW
+    link: int = NO_ROW
+
+    def taken_in_backward(self) -> None:
+        if self.rows is not None:
+            self.rows.add_flags(self.row, rf.BY_FUTURE)
+
+
+class PythonInterceptor:
+    """Interceptor for CPU backends.
+
+    Args:
+        groups: filled with every process group when first seen, by name.
+        links: of the emulated fabric, which delays completion; None = the real network.
+        shortest_call_ns: a backend's call that takes longer is noted, as it may have been a stall.
+        progress: collectives are noted there as well.
+
+    Attributes:
+        rows: of the ring.
+        ranges: passes of blocks, as rows.
+    """
+
+    def __init__(
+        self,
+        groups: dict[str, Group],
+        ring: RingFile,
+        links: HostLinks | None = None,
+        shortest_call_ns: int = STALL_CUTOFF_NS,
+        progress: Progress | None = None,
+    ) -> None:
+        self._groups, self._ring, self._links, self._shortest_call_ns = groups, ring, links, shortest_call_ns
+        self._progress = progress or Progress()
+        self.rows = RingRows(ring)
+        self.ranges = RowRanges(ring, self.rows, self)
+        self._kept = KeptAlive()
+        self._calls = {
+            name: _Call(operator, number, position_of_group(name), position_of_peer(name))
+            for number, (name, operator) in enumerate(offered().items())
+        }
+        # Keyed by identity, so that C++ need not be asked for a name or a size; the groups stay alive until `close`.
+        self._members: dict[dist.ProcessGroup, _Member] = {}
+        self._futureless: set[tuple[str, str]] = set()
+        self._called_back: dict[int, RowInFlight] = {}
+        # What follows changes under the lock, so that rows stand in the order of numbers, and in one step.
+        self._lock = threading.RLock()
+        self._count: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
+        self._issued: list[RowInFlight] = []
+        self._open = self._has_left = False
+        self._thread = self._underway = self._watched_passes = 0
+
+    def __call__(self, name: str, args: tuple[Any, ...], original: Original) -> Any:
+        if self._has_left:
+            return original()
+        self._add_underway(1)
+        try:
+            return self._issue(name, args, original)
+        finally:
+            self._add_underway(-1)
+
+    def open(self, device: torch.device, on_captured: Callable[[], None]) -> Interception:
+        """Start intercepting; `close` of the returned object ends it. There is no graph capture on a CPU."""
+        return DispatcherHook(OPERATORS, device, self, on_captured)
+
+    # --- steps -------------------------------------------------------------------------------------------------------
+
+    def begin(self, *, continues: bool = False) -> tuple[int, int]:
+        """Begin a step; returns how many collectives since the last one belong to none, 0 where it `continues` that,
+        and how many rows stand before it.
+        """
+        self.ranges.begin()
+        with self._lock:
+            self._open, self._thread = True, threading.get_ident()
+            return 0 if continues else self._taken(), self.rows.count()
+
+    def end(self) -> tuple[int, Sequence[int]]:
+        """End a step; returns the index behind its rows, and what AORTA's own time was, which is not counted here. What
+        is recorded from now on is part of the next step, where that continues this one.
+        """
+        with self._lock:
+            self._taken()
+            behind = self.rows.count()
+        self.ranges.end()
+        return behind, ()
+
+    def abandon(self) -> int:
+        """Stop recording, and discard what was recorded since the last step ended; returns how many collectives."""
+        self.ranges.end()
+        with self._lock:
+            self._open = False
+            return self._taken()
+
+    def count(self) -> int:
+        """Return how many collectives were recorded since the last step ended."""
+        return len(self._issued)
+
+    def underway(self) -> int:
+        """Return how many calls of backends have not returned: they may have counted their collectives or not."""
+        return self._underway
+
+    def add_watched(self, passes: int) -> None:
+        """Note that backward passes that reached what is watched begin (1) or end (-1); one may run within another, of
+        a checkpoint.
+        """
+        with self._lock:
+            self._watched_passes = max(self._watched_passes + passes, 0)
+
+    def settle(self, at_ns: int) -> None:
+        """End, at the latest then, what the backend has completed: the training thread has continued because it was;
+        callbacks may still wait for the interpreter.
+        """
+        for issued in tuple(self._issued):
+            if issued.has_completed is not None and issued.has_completed():
+                self._over(issued, "future", at_ns)
+
+    def close(self) -> None:
+        """End, once no further collective will arrive.
+
+        Waits a moment for callbacks of futures: a caller that drops a process group next joins the backend's threads
+        with the interpreter locked, and a thread that needs the interpreter for its callback would never end.
+        """
+        deadline = time.monotonic() + CALLBACKS_S
+        while self._called_back and time.monotonic() < deadline:
+            time.sleep(0.001)
+        self._members.clear()
+        if self._links is not None:
+            self._links.close()
+
+    def leave(self) -> None:
+        """In a forked child: leave everything to the backend. Locks may be held by threads that it does not have."""
+        self._has_left, self._lock = True, threading.RLock()
+        self.rows.leave()
+        self.ranges.leave()
+
+    def _taken(self) -> int:
+        count, self._watched_passes = len(self._issued), 0  # a pass that failed has no end
+        self._issued = []
+        return count
+
+    def _add_underway(self, calls: int) -> None:
+        with self._lock:
+            self._underway += calls
+
+    def _holds_up(self) -> bool:
+        """Return whether the thread that trains calls: on another one a call or a wait holds up no computation."""
+        return self._open and threading.get_ident() == self._thread
+
+    # --- a collective ------------------------------------------------------------------------------------------------
+
+    def _issue(self, name: str, args: tuple[Any, ...], original: Original) -> Any:
+        call, tensor = self._calls[name], first_tensor(args)
+        member, transfer, in_place = self._member(group_in(args[call.group_at])), None, False
+        if self._links is not None and (tensor is None or tensor.is_cpu):
+            self._links.be_late()
+        issued = self._recorded(call, member, args, tensor)
+        original = labelled(issued.kind, issued.seq, issued.group, original)
+        if self._links is not None:
+            transfer = self._links.arrive(issued, member.ranks)
+        result = original()
+        # The caller's thread was inside the backend: enqueueing, or blocked where the backend works synchronously.
+        if (returned_ns := time.perf_counter_ns()) - issued.issue_ns > self._shortest_call_ns and self._holds_up():
+            self.rows.returned(issued.row, returned_ns)
+        work = work_in(result)
+        if work is None:  # it is over, and there is nothing to wait for
+            self._over(issued)
+            if issued.end is not None:
+                self._waited(issued, issued.issue_ns, issued.end, blocked=False, over=True)
+            return result
+        if self._links is not None and transfer is not None:
+            work = cast(Work, self._links.carry(transfer, work))
+            transfer.gate.add_done_callback(lambda _gate: None if issued.end is None else self._over(issued))
+        else:
+            in_place = self._notice_end(name, issued, work)
+        wait = partial(self._wait, issued)
+        return with_work(result, TimedWork(work, wait, self._kept, issued.waiters, in_place=in_place, issued=issued))
+
+    def _recorded(
+        self, call: _Call, member: _Member, args: tuple[Any, ...], tensor: torch.Tensor | None
+    ) -> RowInFlight:
+        """Number a collective, and append its row if a step is open."""
+        operator, rows = call.operator, self.rows
+        typed = None if operator.argument is None or tensor is None else tensor.dtype
+        peer = NOWHERE if call.peer_at is None else args[call.peer_at]
+        size = operator.full_array_bytes(args, member.size)
+        dtype = None if typed is None else dtype_name(typed)
+        issued = RowInFlight(operator.kind, member.name, 0, size, dtype, 0, op=call.number, of_group=member.number)
+        issued.waiters = len(args[0]) if operator.coalesced else 1
+        # Not every rank sends or receives: counted separately, they keep collective numbers equal on all ranks.
+        counter = f"{member.name}/{operator.kind}" if operator.point_to_point else member.name
+        with self._lock:
+            issued.seq = next(self._count[counter])
+            issued.number = None if operator.point_to_point else issued.seq
+            issued.issue_ns = time.perf_counter_ns()
+            if self._open:
+                issued.rows, issued.row = (
+                    rows,
+                    rows.append(
+                        rf.COLLECTIVE,
+                        rf.UNWATCHED if self._watched_passes == 0 and backward_pass() != -1 else 0,
+                        a=issued.issue_ns,
+                        x=size,
+                        y=issued.seq,
+                        b2=peer,
+                        op=call.number,
+                        dtype=rf.NO_DTYPE if typed is None else _NUMBERS[typed],
+                        group=member.number,
+                    ),
+                )
+                if self._links is not None:
+                    issued.link = rows.append(rf.LINK, x=issued.row)
+                self._issued.append(issued)
+            # In the progress file sends and receives are counted by peer: the two ranks of a pair agree on that alone.
+            number = next(self._count[f"{counter}/{peer}"]) if operator.point_to_point else issued.seq
+            issued.noted = self._progress.issue(member.listed, number, call.number, dtype, size, peer, issued.issue_ns)
+        return issued
+
+    def _member(self, group: dist.ProcessGroup) -> _Member:
+        member = self._members.get(group)
+        if member is None:
+            name = group.group_name
+            self._groups[name] = seen = group_seen(group)
+            number = self._ring.group(RingGroup(name, seen.lanes, counts_point_to_point(group, _CPU)))
+            listed = self._progress.group(name, seen.ranks)
+            member = self._members[group] = _Member(name, group.size(), seen.ranks, number, listed)
+        return member
+
+    def _notice_end(self, name: str, issued: RowInFlight, work: Work) -> bool:
+        """Register for the backend's completion callback; returns whether it has a future.
+
+        Without one, only the caller's wait marks the end. A missing future is probed once per operator and group, since
+        the answer is an exception, the most expensive event on this path.
+        """
+        kind_of_work = (issued.group, name)
+        if kind_of_work in self._futureless:
+            return False
+        try:
+            future = work.get_future()
+        except RuntimeError:
+            self._futureless.add(kind_of_work)
+            return False
+        issued.has_completed = future.done
+        self._called_back[id(issued)] = issued  # alive until then, so that its id is its own
+
+        def over(_done: Any) -> None:
+            self._over(issued, "future")
+            self._called_back.pop(id(issued), None)
+
+        future.add_done_callback(over)
+        return True
+
+    def _wait(self, issued: RowInFlight, inner: Callable[[], bool], _limited: bool) -> bool:
+        """Wait for the caller, timed as a stall, and as the end where nothing else has stamped it. A caller that
+        arrives after the collective has ended is not blocked.
+        """
+        begin_ns, blocked, over = time.perf_counter_ns(), issued.end is None, False
+        try:
+            outcome = inner()
+            self._over(issued)  # not reached after an error: a timeout, say, is not the end
+            over = True
+            return outcome
+        finally:
+            self._waited(issued, begin_ns, time.perf_counter_ns(), blocked=blocked, over=over)
+
+    def _over(self, issued: RowInFlight, source: EndSource = "wait", at_ns: int | None = None) -> None:
+        """Store its end. The first call counts; what an emulated link has set is stored by each, as it may be set
+        again.
+        """
+        with self._lock:
+            if issued.end is not None and issued.link == NO_ROW:
+                return
+            issued.stamp(source, at_ns)
+            end_ns = int(issued.end or 0)
+            if issued.start is not None:
+                by_fabric = rf.BY_FABRIC if issued.end_source == "emulated" else 0
+                self.rows.linked(issued.link, by_fabric, issued.start, issued.backend_end_ns or 0)
+            self.rows.end(issued.row, end_ns * 2 + (issued.end_source == "wait"))
+        self._progress.completed(issued.noted, end_ns)
+
+    def _waited(self, issued: RowInFlight, begin_ns: int, end_ns: int, *, blocked: bool, over: bool) -> None:
+        if self._holds_up():
+            flags = blocked * rf.BLOCKED | over * rf.OVER
+            self.rows.append(rf.WAIT, flags, a=begin_ns, b=end_ns, y=issued.seq, op=issued.op, group=issued.of_group)

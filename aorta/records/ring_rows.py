@@ -1,0 +1,134 @@
+"""Appends rows to a ring from Python, as `native/ring.hpp` does in compiled code.
+
+    rows = RingRows(ring)
+    index = rows.begin_span(AUX, ring.text("optimizer"))  # open: its end is 0
+    rows.end_span(index)
+    rows.append(VALUE, flags=LR, a=now_ns, x=bits)
+
+From any thread, and also where a row is being appended already: a signal's handler, or what is freed meanwhile, may
+come in between. Nothing happens to a row that has been overwritten. Must not import torch, or wait for anything but its
+lock.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from aorta.records.ring_file import COUNT_AT, ROW, ROWS_AT, RingFile
+
+NOWHERE: Final = -1
+"""In place of the index of a row that was not appended."""
+_WORD: Final = 8
+_WORDS_OF_A_ROW: Final = ROW.itemsize // _WORD
+_COUNT, _FIRST = COUNT_AT // _WORD, ROWS_AT // _WORD
+_pack_behind_stamp = struct.Struct("<BBBBHHqqqqqq").pack_into
+assert struct.calcsize("<qBBBBHHqqqqqq") == ROW.itemsize
+_A, _B, _Y, _A2 = (ROW.fields[name][1] // _WORD for name in ("a", "b", "y", "a2"))  # type: ignore[index]
+_FLAGS: Final = ROW.fields["flags"][1]  # type: ignore[index]
+
+
+class RingRows:
+    """The rows of a ring that this process has made."""
+
+    def __init__(self, ring: RingFile) -> None:
+        self._map(ring.memory)
+        self._mask = ring.slots - 1
+        # One lock, and a number that is taken at once: whoever comes in between has another row.
+        self._lock, self._indices = threading.RLock(), itertools.count(ring.count)
+
+    def _map(self, memory: memoryview) -> None:
+        self._bytes, self._words = memory, memory.cast("q")
+
+    def append(
+        self,
+        kind: int,
+        flags: int = 0,
+        name: int = 0,
+        a: int = 0,
+        b: int = 0,
+        x: int = 0,
+        y: int = 0,
+        a2: int = 0,
+        b2: int = 0,
+        *,
+        op: int = 0,
+        dtype: int = 0,
+        group: int = 0,
+    ) -> int:
+        """Append a row, whose fields `ring_file` explains; returns its index."""
+        with self._lock:
+            index = next(self._indices)
+            at, words = self._at(index), self._words
+            words[_COUNT] = max(words[_COUNT], index + 1)
+            words[at] = 0
+            _pack_behind_stamp(self._bytes, (at + 1) * _WORD, kind, flags, op, dtype, group, name, a, b, x, y, a2, b2)
+            words[at] = index + 1
+            return index
+
+    def begin_span(self, kind: int, name: int, x: int = 0) -> int:
+        """Append a row that begins now, and is open; returns its index."""
+        return self.append(kind, 0, name, time.perf_counter_ns(), 0, x)
+
+    def end_span(self, index: int) -> None:
+        """End a row now."""
+        self.end(index, time.perf_counter_ns())
+
+    def end(self, index: int, b: int) -> None:
+        """End a row."""
+        with self._lock:
+            if (at := self._found(index)) is not None:
+                self._words[at + _B] = b
+
+    def end_step(self, index: int, b: int, y: int) -> None:
+        """End the row of a step; `y`: the index behind its last row."""
+        with self._lock:
+            if (at := self._found(index)) is not None:
+                self._words[at + _Y] = y
+                self._words[at + _B] = b
+
+    def returned(self, index: int, at_ns: int) -> None:
+        """Note when the call that issued a collective returned."""
+        with self._lock:
+            if (at := self._found(index)) is not None:
+                self._words[at + _A2] = at_ns
+
+    def linked(self, index: int, flags: int, start_ns: int, backend_end_ns: int) -> None:
+        """Note when a collective began on an emulated link, when its backend was done, and what set its end."""
+        with self._lock:
+            if (at := self._found(index)) is not None:
+                self._bytes[at * _WORD + _FLAGS] = flags
+                self._words[at + _A], self._words[at + _B] = start_ns, backend_end_ns
+
+    def add_flags(self, index: int, flags: int) -> None:
+        """Set flags of a row beside those that it has."""
+        with self._lock:
+            if (at := self._found(index)) is not None:
+                self._bytes[at * _WORD + _FLAGS] |= flags
+
+    def _found(self, index: int) -> int | None:
+        """Return where a row is; None where it has been overwritten, or there was none."""
+        at = self._at(index)
+        return at if index != NOWHERE and self._words[at] == index + 1 else None
+
+    def _at(self, index: int) -> int:
+        return _FIRST + (index & self._mask) * _WORDS_OF_A_ROW
+
+    def count(self) -> int:
+        """Return how many rows were appended."""
+        return self._words[_COUNT]
+
+    def functions(self) -> tuple[Callable[..., int], Callable[[int], None], Callable[..., int]]:
+        """Return `begin_span`, `end_span` and `append`."""
+        return self.begin_span, self.end_span, self.append
+
+    def leave(self) -> None:
+        """In a forked child: append nothing to the parent's ring. A thread that the child does not have may have held
+        the lock.
+        """
+        self._lock = threading.RLock()
+        self._map(memoryview(bytearray(len(self._bytes))))
