@@ -33,6 +33,7 @@ import traceback
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from random import Random
@@ -288,7 +289,7 @@ def rings(folder: Path) -> None:
         write_rank(folder / str(slots), about, [], foot=None)
         for number in range(6):
             at = 10 * number
-            hand.step(at, at + 9, lambda at=at, hand=hand: hand.collective(at + 1, at + 5), issued=1)
+            hand.step(at, at + 9, partial(hand.on_a_link, at + 1, at + 5, at + 3), issued=1)
         hand.ring.close(remove=False)
 
 

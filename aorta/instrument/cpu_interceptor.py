@@ -1,5 +1,6 @@
-"""Interceptor for collectives of CPU tensors: issues and times each one, and returns what its caller expects. And the
-stall cut-off of this host: how long a backend's call may take and still only have handed a collective over.
+"""Interceptor for collectives of CPU tensors in a run on a device: issues and times each one, and returns what its
+caller expects (in a run on a CPU: `python_interceptor`). And the stall cut-off of this host: how long a backend's call
+may take and still only have handed a collective over.
 
 It is called by the dispatcher interception with an operator's name, arguments and original implementation. The caller
 gets the original's result with a `TimedWork` in it; the recorder gets an `InFlight` row. A CPU backend runs collectives
@@ -121,7 +122,7 @@ def group_seen(process_group: dist.ProcessGroup) -> Group:
 
 
 class CpuInterceptor:
-    """Interceptor for CPU backends.
+    """Interceptor for CPU backends, the base of `DeviceInterceptor`.
 
     The end of a collective is stamped by the backend's completion callback, or by the caller's own wait where there is
     none (gloo's reduce-scatter, send and receive), whichever comes first.

@@ -62,9 +62,10 @@ class RingRows:
     ) -> int:
         """Append a row, whose fields `ring_file` explains; returns its index."""
         with self._lock:
-            index = next(self._indices)
-            at, words = self._at(index), self._words
-            words[_COUNT] = max(words[_COUNT], index + 1)
+            index, words = next(self._indices), self._words
+            at = _FIRST + (index & self._mask) * _WORDS_OF_A_ROW
+            if words[_COUNT] <= index:
+                words[_COUNT] = index + 1
             words[at] = 0
             _pack_behind_stamp(self._bytes, (at + 1) * _WORD, kind, flags, op, dtype, group, name, a, b, x, y, a2, b2)
             words[at] = index + 1
@@ -112,11 +113,8 @@ class RingRows:
 
     def _found(self, index: int) -> int | None:
         """Return where a row is; None where it has been overwritten, or there was none."""
-        at = self._at(index)
+        at = _FIRST + (index & self._mask) * _WORDS_OF_A_ROW
         return at if index != NOWHERE and self._words[at] == index + 1 else None
-
-    def _at(self, index: int) -> int:
-        return _FIRST + (index & self._mask) * _WORDS_OF_A_ROW
 
     def count(self) -> int:
         """Return how many rows were appended."""

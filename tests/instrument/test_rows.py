@@ -90,6 +90,12 @@ class ByHand:
         both = 0 if end_ms is None else round(end_ms * MS) * 2
         return self.row(rf.COLLECTIVE, issue_ms, b=both, group=self.group, **fields)
 
+    def on_a_link(self, start_ms: float, end_ms: float, backend_ms: float, flags: int = rf.BY_FABRIC) -> int:
+        """A row of an all-reduce on an emulated link, which was free when it was issued."""
+        row = self.collective(start_ms, end_ms)
+        self.rows.linked(self.row(rf.LINK, x=row), flags, round(start_ms * MS), round(backend_ms * MS))
+        return row
+
     def step(self, begin_ms: float, end_ms: float, inside: Callable[[], object], issued: int = 0) -> None:
         """A step and its rows; `issued`: by the backends."""
         at = self.row(rf.STEP, begin_ms, a2=self.ring.count, x=self.begun)
@@ -134,19 +140,16 @@ def test_a_collective_on_an_emulated_link_ran_when_that_says() -> None:
     hand = ByHand()
 
     def inside() -> None:
-        ends = ((30, rf.BY_FABRIC, 22), (40, 0, 0), (50, rf.BY_FABRIC, 0))
-        for number, (end_ms, flags, backend_ms) in enumerate(ends):
-            row = hand.collective(20, end_ms, y=number)
-            link = hand.row(rf.LINK, x=row)
-            if number < 2:
-                hand.rows.linked(link, flags, (10 + 10 * number) * MS, backend_ms * MS)
+        hand.on_a_link(10, 30, 22)
+        hand.on_a_link(20, 40, 0, flags=0)  # the backend was slower
+        hand.row(rf.LINK, x=hand.collective(20, 50))  # never filled: gloo's queue says when it began
 
     hand.step(0, 100, inside, issued=3)
     (line,) = hand.steps.take()
     assert [(row.start_ns, row.end_source, row.backend_end_ns) for row in line.collectives] == [
         (10 * MS, "emulated", 22 * MS),
         (20 * MS, "future", None),
-        (20 * MS, "future", None),  # the link was never filled: gloo's queue says when it began
+        (20 * MS, "future", None),
     ]
 
 

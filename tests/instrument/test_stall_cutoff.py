@@ -11,11 +11,13 @@ import torch.distributed as dist
 
 from aorta.instrument import cpu_interceptor as measuring
 from aorta.instrument.cpu_interceptor import cutoff_from, slowest_of_host, stall_cutoff
+from aorta.records import ring_file as rf
 from aorta.records.run_files import read_manifest
-from aorta.records.schema import STALL_CUTOFF_NS, StallCutoff
+from aorta.records.schema import STALL_CUTOFF_NS, Stall, StallCutoff
 from aorta.report.files import write_report
-from tests.instrument.steps import MS, Rig
+from tests.instrument.steps import MS
 from tests.instrument.taps import CPU, Answer, Tap, answering
+from tests.instrument.test_rows import ByHand
 from tests.runs import record, train
 
 US = 1_000
@@ -70,33 +72,44 @@ def test_ranks_of_a_host_use_its_largest() -> None:
 
 
 def test_calls_beyond_the_cutoff_are_stalls() -> None:
-    """A step of 10 ms that computes and communicates throughout, with backend calls in it."""
-    rig = Rig(stall_cutoff_ns=200 * US)
-    with rig.step(0, 10):
-        rig.collective(rig.clock.at(0), rig.clock.at(10))
-        rig.compute(0, 10)
-        for place, length_us in enumerate((100, 101, 200, 201, 400, 401)):
-            rig.recorder.on_call(place * MS, place * MS + length_us * US)
-    rig.recorder.finish()
-    line = rig.lines[0]
-    assert [(stall.start_ns // MS, stall.end_ns - stall.start_ns) for stall in line.stalls] == [
-        (3, 201 * US),
-        (4, 400 * US),
-        (5, 401 * US),
+    """A step of 100 ms that computes and communicates throughout, with backend calls in it; the cut-off is 1 ms."""
+    hand = ByHand()
+
+    def inside() -> None:
+        hand.row(rf.PASS, 0, 100, name=hand.block)
+        hand.collective(0, 100)
+        for place, length_us in enumerate((500, 1000, 1001, 2000, 2001), 1):
+            hand.collective(10 * place, 100, y=place, a2=10 * place * MS + length_us * US)
+
+    hand.step(0, 100, inside, issued=6)
+    (line,) = hand.steps.take()
+    assert line.stalls == [
+        Stall(begin_ms * MS, begin_ms * MS + length_us * US, "hand_over")
+        for begin_ms, length_us in ((30, 1001), (40, 2000), (50, 2001))
     ]
-    assert line.overlap["overlap_ratio"] == pytest.approx(1 - (0.201 + 0.4 + 0.401) / 10)
+    assert line.overlap["overlap_ratio"] == pytest.approx(1 - (1.001 + 2 + 2.001) / 100)
 
 
 def test_a_wait_and_a_long_call_in_it_are_stalls_once() -> None:
-    rig = Rig(stall_cutoff_ns=200 * US)
-    with rig.step(0, 10):
-        rig.collective(rig.clock.at(0), rig.clock.at(10))
-        rig.compute(0, 10)
-        rig.recorder.on_stall(rig.clock.at(1), rig.clock.at(1.05))
-        rig.recorder.on_call(round(1.02 * MS), round(1.32 * MS))
-    rig.recorder.finish()
-    overlap = rig.lines[0].overlap
-    assert overlap["overlap_ratio"] == pytest.approx(1 - 0.32 / 10)
+    """Inside the call the thread hands over, whatever is waited for round it."""
+    hand = ByHand()
+
+    def inside() -> None:
+        hand.row(rf.PASS, 0, 100, name=hand.block)
+        hand.collective(0, 100)
+        hand.row(rf.WAIT, 20, 90, flags=rf.BLOCKED | rf.OVER, group=hand.group)
+        hand.collective(40, 100, y=1, a2=60 * MS)
+        hand.row(rf.STALL, 95, 97)
+
+    hand.step(0, 100, inside, issued=2)
+    (line,) = hand.steps.take()
+    assert line.stalls == [
+        Stall(20 * MS, 40 * MS, "wait"),
+        Stall(40 * MS, 60 * MS, "hand_over"),
+        Stall(60 * MS, 90 * MS, "wait"),
+        Stall(95 * MS, 97 * MS, "wait"),
+    ]
+    assert line.overlap["overlap_ratio"] == pytest.approx(1 - 0.72)
 
 
 @pytest.mark.usefixtures("world_of_one")

@@ -15,10 +15,12 @@ from aorta.instrument import python_interceptor
 from aorta.instrument.device_streams import StreamOrder
 from aorta.instrument.in_flight import InFlight, Waited, name_of
 from aorta.instrument.python_interceptor import PythonInterceptor, RowInFlight
+from aorta.records import ring_file as rf
 from aorta.records.schema import Stall, Step, Wait
 from aorta.records.step_line import Name, StepFacts
 from tests.instrument.steps import MS, Rig, ring_in_memory
 from tests.instrument.taps import compiled_part
+from tests.instrument.test_rows import ByHand
 from tests.runs import HANGS_S, program, succeeded
 
 
@@ -82,6 +84,21 @@ def test_ddp_waits_in_the_order_of_issue_and_goes_on_at_each_end() -> None:
     assert waits(rig.lines[0]) == [(0, 10, 10), (1, 10, 13), (2, 13, 13), (3, 13, 19)]
 
 
+def test_of_rows_ddp_waits_likewise() -> None:
+    hand = ByHand()
+
+    def inside() -> None:
+        for seq, (end_ms, flags) in enumerate(((5, rf.BY_FUTURE), (13, rf.BY_FUTURE), (14, 0), (19, rf.BY_FUTURE))):
+            hand.collective(1, end_ms, y=seq, flags=flags)
+        hand.row(rf.WAIT, 6, 7, flags=rf.BLOCKED, group=hand.group, y=3)  # it failed
+        hand.row(rf.TAIL, 10, 20)
+
+    hand.step(0, 30, inside, issued=4)
+    (line,) = hand.steps.take()
+    assert waits(line) == [(0, 10, 10), (1, 10, 13), (3, 13, 19)]
+    assert [(stall.start_ns / MS, stall.end_ns / MS) for stall in line.stalls] == [(6, 7), (10, 19)]
+
+
 def test_ddp_does_not_wait_for_what_is_not_its_own() -> None:
     """Whose future nobody took, which was waited for by hand, which ended long after, and which came later."""
     rig = Rig()
@@ -96,22 +113,6 @@ def test_ddp_does_not_wait_for_what_is_not_its_own() -> None:
         rig.recorder.on_backward_tail(rig.clock.at(25), rig.clock.at(28))
     rig.recorder.finish()
     assert waits(rig.lines[0]) == [(1, 7, 8), (3, 10, 15), (4, 25, 27)]
-
-
-def test_a_long_call_inside_a_wait_is_a_hand_over() -> None:
-    rig = Rig(stall_cutoff_ns=MS)
-    with rig.step(0, 30):
-        rig.recorder.on_wait(Waited(Name("0", 0), rig.clock.at(2), rig.clock.at(9)))
-        rig.recorder.on_call(4 * MS, 6 * MS)
-        rig.recorder.on_call(11 * MS, 12 * MS)  # short of the cut-off
-        rig.recorder.on_call(20 * MS, 22 * MS)
-    rig.recorder.finish()
-    assert rig.lines[0].stalls == [
-        Stall(2 * MS, 4 * MS, "wait"),
-        Stall(4 * MS, 6 * MS, "hand_over"),
-        Stall(6 * MS, 9 * MS, "wait"),
-        Stall(20 * MS, 22 * MS, "hand_over"),
-    ]
 
 
 class Event:

@@ -209,7 +209,7 @@ class _NativeInterceptor:
 
 
 class NativeCpuInterceptor(_NativeInterceptor):
-    """Compiled counterpart of `cpu_interceptor.CpuInterceptor`, which appends rows to a ring."""
+    """Compiled counterpart of `python_interceptor.PythonInterceptor`: both append rows to a ring."""
 
     def __init__(
         self,
