@@ -17,7 +17,6 @@ import psutil
 import pytest
 
 from aorta.errors import RecordWriteError
-from aorta.instrument.native.build import load
 from aorta.records.record_file import stream
 from aorta.records.ring_file import GIVEN_UP
 from aorta.records.ring_record import RingRecord
@@ -25,6 +24,7 @@ from aorta.records.salvage import salvage
 from aorta.records.schema import Anchor, Footer, Line, Step
 from tests.analysis import builders
 from tests.instrument.test_rows import ByHand
+from tests.records.test_salvage import IN_PYTHON
 from tests.runs import HANGS_S, ROOT, environment
 
 pytestmark = pytest.mark.dist
@@ -45,10 +45,10 @@ with aorta.record(sys.argv[1], model=model, devices="off", watchdog_timeout_s=60
 class Recorded:
     """A program that is being recorded, and does steps when it is told to."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, before: str = "") -> None:
         self.folder, self.record = folder, folder / "rank_0_metrics.jsonl"
         self.process = subprocess.Popen(
-            [sys.executable, "-c", TOLD, str(folder)],
+            [sys.executable, "-c", before + TOLD, str(folder)],
             cwd=ROOT,
             env=environment(),
             stdin=subprocess.PIPE,
@@ -99,8 +99,6 @@ class Recorded:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Recorded]:
-    if load()[0] is None:
-        pytest.skip("without the compiled part there is no ring")
     recorded = Recorded(tmp_path / "run")
     with recorded.process:
         yield recorded
@@ -134,6 +132,16 @@ def test_lines_are_there_while_the_run_goes_on_though_it_writes_none(run: Record
     holds_each_step_once(run)
     anchors = [line.global_step for line in lines_of(run.record) if isinstance(line, Anchor)]
     assert anchors == [99, 199]
+
+
+def test_of_rows_that_python_appended_it_makes_lines_as_well(tmp_path: Path) -> None:
+    run = Recorded(tmp_path / "run", before=IN_PYTHON)
+    with run.process:
+        run.steps(100)
+        run.until_written(100)
+        run.steps(3)
+        run.end()
+    holds_each_step_once(run)
 
 
 def test_a_record_that_is_whole_when_it_is_given_back_stays_as_it_is(run: Recorded) -> None:
