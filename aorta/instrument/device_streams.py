@@ -19,7 +19,6 @@ from typing import Any
 import torch
 
 from aorta.instrument.transparent import not_compiled
-from aorta.records.step_line import Name
 
 _BEHIND = "_aorta_behind"
 """Attribute of an event: what its stream had joined."""
@@ -29,9 +28,9 @@ _MOST = 256
 
 @dataclass(slots=True, eq=False)
 class _JoinedCollective:
-    """A collective that some stream continues after; `awaited`: what computes has waited for it."""
+    """A collective that a stream continues after, `name` stands for it; `awaited`: what computes has waited for it."""
 
-    name: Name
+    name: Hashable
     awaited: bool = False
 
 
@@ -42,11 +41,11 @@ class StreamOrder:
         take: id of a stream -> collectives that compiled code has seen it join since the last call.
     """
 
-    def __init__(self, take: Callable[[int], Iterable[Name]] = lambda _stream: ()) -> None:
+    def __init__(self, take: Callable[[int], Iterable[Hashable]] = lambda _stream: ()) -> None:
         self._take = take
         self._behind: dict[int, list[_JoinedCollective]] = {}
 
-    def joined(self, stream: int, name: Name) -> None:
+    def joined(self, stream: int, name: Hashable) -> None:
         self._add(stream, [_JoinedCollective(name)])
 
     def recorded(self, stream: int, event: Any) -> None:
@@ -57,7 +56,7 @@ class StreamOrder:
             known = set(map(id, self._of(stream)))
             self._add(stream, [joined for joined in behind if id(joined) not in known])
 
-    def awaited(self, event: Any = None, stream: int | None = None) -> tuple[Name, ...]:
+    def awaited(self, event: Any = None, stream: int | None = None) -> tuple[Hashable, ...]:
         """Note that what computes waits for an event or a stream; returns collectives it had not waited for."""
         behind = getattr(event, _BEHIND, ()) if stream is None else self._of(stream)
         fresh = [joined for joined in behind if not joined.awaited]
@@ -160,7 +159,7 @@ class StreamWaits:
         device: torch.device,
         streams: DeviceStreams,
         mark: Callable[[], Any],
-        on_wait: Callable[[Any, Any, tuple[Name, ...]], None],
+        on_wait: Callable[[Any, Any, tuple[Any, ...]], None],
         order: StreamOrder,
     ) -> None:
         module = torch.get_device_module(device.type)

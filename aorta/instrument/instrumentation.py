@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import nn
@@ -21,6 +21,7 @@ from torch import nn
 from aorta.instrument.compute_ranges import BlockRanges
 from aorta.instrument.cpu_interceptor import DTYPES, dtype_name
 from aorta.instrument.device_interceptor import DeviceInterceptor
+from aorta.instrument.device_recorder import DeviceRecorder
 from aorta.instrument.device_streams import DeviceStreams
 from aorta.instrument.dispatcher import DispatcherHook, Handler, Interception, all_groups, issued_by
 from aorta.instrument.emulation.emulated_link import DeviceLink, HostLinks, StreamSleep
@@ -122,28 +123,43 @@ class Instrumentation:
             return {id(group): counted(group) for group in all_groups()}
 
         self.recorder: Recorder
-        if device.type == "cpu":
-            interval = None if elsewhere is None else elsewhere.anchor_interval
-            facts = ring_facts(rank, world_size, anchor, stall_cutoff_ns, no_values, interval)
+        moved = {"dedicated": mode == "dedicated", "dedicated_async": dedicated_async}
+        if device.type == "cpu" or module is not None:
+            if device.type != "cpu":  # only this process can ask the device
+                elsewhere = None
+            facts = ring_facts(
+                rank,
+                world_size,
+                anchor,
+                stall_cutoff_ns,
+                no_values,
+                anchor_interval=None if elsewhere is None else elsewhere.anchor_interval,
+                bound_ns=clock.bound_ns if isinstance(clock, NativeDeviceClock) else None,
+            )
             self._ring = open_ring(facts, progress)
             if self._ring.path is None:
                 elsewhere = None
             elif elsewhere is not None:
                 elsewhere.lend(self._ring)
-            if module is not None:
-                self._interceptor = NativeCpuInterceptor(module, self.groups, self._ring, stall_cutoff_ns, progress)
+            if isinstance(clock, NativeDeviceClock):
+                native_device = self._interceptor = NativeDeviceInterceptor(
+                    module, clock, self.groups, self._ring, device, progress, **moved, priority=stream_priority
+                )
+                self.recorder = DeviceRecorder(self._ring, native_device, clock, counts, sink, progress)
             else:
-                links = None if fabric is None or mode == "off" else HostLinks(fabric)
-                self._interceptor = PythonInterceptor(self.groups, self._ring, links, stall_cutoff_ns, progress)
-            self.recorder = RingRecorder(self._ring, self._interceptor, counts, sink, progress, elsewhere)
+                if module is not None:
+                    self._interceptor = NativeCpuInterceptor(module, self.groups, self._ring, stall_cutoff_ns, progress)
+                else:
+                    links = None if fabric is None or mode == "off" else HostLinks(fabric)
+                    self._interceptor = PythonInterceptor(self.groups, self._ring, links, stall_cutoff_ns, progress)
+                self.recorder = RingRecorder(self._ring, self._interceptor, counts, sink, progress, elsewhere)
             self.recorder.own.counted = module is not None or mode == "off"
         else:
             algebra = PAIRS if built is None else compiled_algebra(built)
             builder = StepBuilder(clock, rank, world_size, self.groups, anchor, algebra, None, no_values)
             recorder = self.recorder = StepRecorder(clock, builder, counts, sink, progress)
             if mode != "off":
-                moved = {"dedicated": mode == "dedicated", "dedicated_async": dedicated_async}
-                self._interceptor = self._make_interceptor(recorder, stream_priority, fabric, module, **moved)
+                self._interceptor = self._make_interceptor(recorder, stream_priority, fabric, **moved)
             recorder.own.counted = not isinstance(self._interceptor, DeviceInterceptor)
         # The program may free a model before the recording ends.
         self._blocks: list[tuple[str, weakref.ref[nn.Module]]] = []
@@ -263,15 +279,9 @@ class Instrumentation:
         recorder: StepRecorder,
         stream_priority: int | None,
         fabric: EmulatedNetwork | None,
-        module: Any | None,
         **moved: bool,
-    ) -> DeviceInterceptor | NativeDeviceInterceptor:
+    ) -> DeviceInterceptor:
         clock, groups, device = self.clock, self.groups, self._device
-        if isinstance(clock, NativeDeviceClock):
-            recorder.compiled_interceptor = NativeDeviceInterceptor(
-                module, clock, groups, recorder, device, **moved, priority=stream_priority
-            )
-            return recorder.compiled_interceptor
         from_python = DeviceInterceptor(
             clock,
             groups,
@@ -292,20 +302,23 @@ def ring_facts(
     anchor: ClockReading,
     stall_cutoff_ns: int,
     no_values: str | None = None,
+    *,
     anchor_interval: int | None = None,
+    bound_ns: int | None = None,
 ) -> RingFacts:
-    """Return the facts of this process's ring."""
+    """Return the facts of this process's ring. `bound_ns`: of the clock of its device, if it has one."""
     return RingFacts(
         rank=rank,
         world_size=world_size,
         anchor=anchor,
         stall_cutoff_ns=stall_cutoff_ns,
-        no_copies=ON_A_CPU,
+        no_copies=ON_A_CPU if bound_ns is None else None,
         no_values=no_values,
         operators=ring_operators(),
         dtypes=tuple(dtype_name(dtype) for dtype in DTYPES),
         boot_id=boot_id(),
         anchor_interval=anchor_interval,
+        bound_ns=bound_ns,
     )
 
 

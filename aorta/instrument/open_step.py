@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -23,9 +23,9 @@ from aorta.errors import ConfigError
 from aorta.instrument.compute_ranges import Range
 from aorta.instrument.event_clock import Mark
 from aorta.instrument.in_flight import InFlight, Waited
-from aorta.instrument.window_kernels import WindowKernels
 from aorta.records.schema import CopyDirection, UserRange
 from aorta.records.step_line import Name, StepFacts, user_ranges
+from aorta.records.window_kernels import WindowKernels
 from aorta.redaction import redact
 from aorta.timeline.intervals import Interval
 from aorta.timeline.overlap import NO_COPIES, Unseen
@@ -147,8 +147,6 @@ class _OpenRange:
         self._marks.ended((self._name, self._thread, self._depth, self._start_ns, end_ns, why))
 
 
-DIRECTIONS: Final[tuple[CopyDirection, ...]] = ("h2d", "d2h", "d2d", "p2p")
-"""In the order of the compiled part's numbers (`native/step.hpp`)."""
 ON_A_CPU: Final = "on a CPU a copy is made by the threads that compute: it is part of computation"
 FROM_PYTHON: Final = "copies are looked at by the compiled interceptor only"
 INSTEAD: Final = "copies are not looked at in an isolated baseline"
@@ -195,8 +193,6 @@ COMPILED_PARTS: Final = ("collectives", "waits", "copies", "forward", "backward"
 
 Pass: TypeAlias = tuple[str, str, int, int]
 """A range whose marks have been read: (block, phase, start_ns, end_ns), in nanoseconds of the clock."""
-NativeEvents: TypeAlias = Callable[["OpenStep"], None]
-"""Adds to a step what compiled code recorded of it."""
 
 
 @dataclass(slots=True)
@@ -250,7 +246,6 @@ class OpenStep:
     copies: list[Copied] = field(default_factory=list)
     loss: Scalar | None = None
     grad_norm: Scalar | None = None
-    native_events: NativeEvents | None = None
     user_marks: MarksOfStep | None = None
     kernels: WindowKernels | None = None
     noted: range = range(0)
@@ -276,8 +271,3 @@ class OpenStep:
             yield from (span.start, span.end)
         for copied in self.copies:
             yield from (copied.start, copied.end)
-
-    def add_native_events(self) -> None:
-        if self.native_events is not None:
-            add, self.native_events = self.native_events, None
-            add(self)

@@ -146,6 +146,10 @@ class PythonInterceptor:
         finally:
             self._add_underway(-1)
 
+    def functions(self) -> tuple[Callable[..., int], Callable[[int], None], Callable[..., int]]:
+        """As `NativeInterceptor.functions`."""
+        return self.rows.functions()
+
     def open(self, device: torch.device, on_captured: Callable[[], None]) -> Interception:
         """Start intercepting; `close` of the returned object ends it. There is no graph capture on a CPU."""
         return DispatcherHook(OPERATORS, device, self, on_captured)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from aorta.instrument.event_clock import Mark
 from aorta.instrument.open_step import Scalar, UserMarks
-from aorta.instrument.window_kernels import WindowKernels
 from aorta.records.progress_file import Progress
 from aorta.records.step_line import StepFacts
+from aorta.records.window_kernels import WindowKernels
 from aorta.timeline.overlap import NO_COPIES, Unseen
 
 FINISH_GRACE_S = 2.0

@@ -1,5 +1,5 @@
-"""Records the steps of one rank on a CPU as rows of its ring, and makes lines of many steps at once, unless another
-process does.
+"""Records the steps of one rank as rows of its ring, and makes lines of many steps at once, unless another process
+does.
 
 The interceptor, compiled (`native/ring.hpp`) or in Python, appends collectives, waits and passes of blocks; here steps,
 ranges and values are. A killed rank loses no step that has ended: what is in its ring and not in its record is read
@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from aorta.errors import RecordWriteError
 from aorta.instrument.open_step import MOST_PER_STEP, Scalar, UserMarks
@@ -29,9 +29,8 @@ from aorta.records.schema import Step
 from aorta.records.step_line import StepFacts
 
 if TYPE_CHECKING:  # its events are part of the steps
-    from aorta.instrument.native.native_interceptor import NativeCpuInterceptor
+    from aorta.instrument.native.native_interceptor import NativeInterceptor
     from aorta.instrument.python_interceptor import PythonInterceptor
-    from aorta.records.ring_rows import RingRows
 
 LOOK_AFTER_S = 5.0
 """After so long lines are made of the steps that there are. Of many together each costs a fraction of one alone, and a
@@ -90,7 +89,7 @@ class _Span:
 
 
 class RingRecorder(Recorder):
-    """Records the steps of one rank.
+    """Records the steps of one rank on a CPU; `DeviceRecorder` is derived from it.
 
     Args:
         interceptor: of the collectives; one that is not open where nothing is looked at.
@@ -104,7 +103,7 @@ class RingRecorder(Recorder):
     def __init__(
         self,
         ring: RingFile,
-        interceptor: NativeCpuInterceptor | PythonInterceptor,
+        interceptor: NativeInterceptor | PythonInterceptor,
         issued_by_backends: Callable[[], dict[int, int | None]],
         sink: Callable[[Step], None],
         progress: Progress | None = None,
@@ -112,9 +111,11 @@ class RingRecorder(Recorder):
     ) -> None:
         super().__init__(progress)
         self._ring, self._interceptor, self._elsewhere = ring, interceptor, elsewhere
-        rows: RingRows = interceptor.rows
-        self.begin_span, self.end_span, self._append = rows.functions()
-        self._end_step = rows.end_step
+        self.rows: Any = interceptor.rows
+        self.begin_span: Callable[..., int]
+        self.end_span: Callable[[int], None]
+        self.begin_span, self.end_span, self._append = interceptor.functions()
+        self._end_step: Callable[[int, int, int], None] = self.rows.end_step
         self._issued_by_backends, self._sink = issued_by_backends, sink
         self._lines, self._read = deque[Step](), RingSteps(ring)
         self._is_open = self._between = False
@@ -141,7 +142,7 @@ class RingRecorder(Recorder):
         dropped, first = self._interceptor.begin(continues=continues)
         self.outside += dropped
         self._thread, self._is_open, self._between, self.last_aux = threading.get_ident(), True, False, None
-        at_ns, numbers = time.perf_counter_ns(), facts.epoch << 32 | facts.step
+        at_ns, numbers = self._moment_ns(), facts.epoch << 32 | facts.step
         if continues:
             first, self._before = self._behind, self._counted
         else:
@@ -183,7 +184,7 @@ class RingRecorder(Recorder):
             _packed(ahead_before),
             _packed(ahead),
         )
-        self._end_step(self._step, began_ns, self._behind)
+        self._close_step(began_ns)
         self._between, self._outside, self.own.marks_ns = True, 0, 0
         self._ended += 1
         self._unread += 1
@@ -196,6 +197,14 @@ class RingRecorder(Recorder):
             or self._ring.count - self._read.next_row > self._ring.slots // 2
         ):
             self.catch_up()
+
+    def _moment_ns(self) -> int:
+        """Return when a step begins."""
+        return time.perf_counter_ns()
+
+    def _close_step(self, ended_ns: int) -> None:
+        """Note that the step has ended, whose last row stands."""
+        self._end_step(self._step, ended_ns, self._behind)
 
     def leave(self) -> None:
         """In a forked child: record nothing; compiled code appends no rows there."""
@@ -261,7 +270,7 @@ class RingRecorder(Recorder):
             self._value(rf.LR, lr)
 
     def _value(self, which: int, value: float) -> None:
-        self._append(rf.VALUE, which, 0, time.perf_counter_ns(), 0, *_signed(_bits(value)), 0, 0, 0)
+        self._append(rf.VALUE, which, 0, time.perf_counter_ns(), 0, bits_of(value), 0, 0, 0)
 
     # --- lines -------------------------------------------------------------------------------------------------------
 
@@ -311,7 +320,9 @@ class RingRecorder(Recorder):
         self._write(late=True)
         if self._unread and not self._has_stopped and self._elsewhere is None:
             _log.warning(
-                "%d steps are not in the record: their rows were overwritten before they were read", self._unread
+                "%d steps are not in the record: their rows were overwritten before they were read, or a device never "
+                "reached their end",
+                self._unread,
             )
             self._unread = 0
 
@@ -323,9 +334,13 @@ class RingRecorder(Recorder):
         self._looked_s = time.monotonic()
         self._write(late=False)
 
+    def _settle(self) -> None:
+        """Store in rows what was not known when they were appended."""
+
     def _write(self, *, late: bool) -> None:
         if self._has_stopped or self._elsewhere is not None:
             return
+        self._settle()
         began_ns = time.perf_counter_ns()
         try:
             lines = self._read.take(late=late)
@@ -343,6 +358,12 @@ class RingRecorder(Recorder):
             self._lines_ns += time.perf_counter_ns() - began_ns
             self._shares = max(len(lines), 1)
         self._ring.note_written(self._read.next_row)
+
+
+def bits_of(value: float) -> int:
+    """Return the bits of a float, as rows have them."""
+    (bits,) = _signed(_bits(value))
+    return int(bits)
 
 
 def _packed(ahead: tuple[int, int]) -> int:

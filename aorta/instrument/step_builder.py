@@ -12,7 +12,8 @@ from typing import Any
 from aorta.instrument.event_clock import EventClock
 from aorta.instrument.in_flight import Group, name_of
 from aorta.instrument.open_step import OpenStep
-from aorta.instrument.step_marks import MarkReader, ReadMarks, Stretch, lead_ms, nearly_all
+from aorta.instrument.step_marks import MarkReader, ReadMarks
+from aorta.records.device_rows import Stretch, lead_ms, nearly_all
 from aorta.records.schema import (
     STALL_CUTOFF_NS,
     AuxRange,
@@ -108,7 +109,11 @@ class StepBuilder:
         if host_lead_ms is not None and not blind:
             least, most = overlap.bounds.get("compute_ms", (0.0, 0.0))
             pace |= {"host_lead_ms": host_lead_ms, "undecided_share": (most - least) / most if most else 0.0}
-        kernels = None if step.kernels is None or unseen is not None else step.kernels.within(marked, window)
+        kernels = (
+            None
+            if step.kernels is None or unseen is not None
+            else step.kernels.within(marked.passes, marked.communication, window)
+        )
         if kernels is not None:
             assert step.kernels is not None
             by_marks = overlap
@@ -116,7 +121,7 @@ class StepBuilder:
             overlap, _ = measured(
                 compute=kernels.compute, comm=kernels.comm, of_unknown_kind=kernels.of_unknown_kind, certain=by_kernels
             )
-            step.kernels.compare(by_marks, overlap, marked, algebra.pairs(stalls), kernels.compute)
+            step.kernels.compare(by_marks, overlap, marked.passes, algebra.pairs(stalls), kernels.compute)
         causes: list[tuple[StallCause, Any]] = [("wait", algebra.subtract(blocked, handing)), ("hand_over", handing)]
         stall_rows = [
             Stall(low - start_ns, high - start_ns, why) for why, of in causes for low, high in algebra.pairs(of)

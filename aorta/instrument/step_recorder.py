@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from aorta.distributed.cuda import is_capturing
 from aorta.instrument.compute_ranges import Range
@@ -26,9 +25,6 @@ from aorta.records.progress_file import WHEN_UNKNOWN, Progress
 from aorta.records.schema import Step
 from aorta.records.step_line import Name, StepFacts
 from aorta.timeline.overlap import Unseen
-
-if TYPE_CHECKING:  # it records into a recorder
-    from aorta.instrument.native.native_interceptor import NativeDeviceInterceptor
 
 MAX_STEPS_LATE = 8
 """How many steps may stay unread because a collective has not ended; after that, coverage reports it as missing."""
@@ -84,7 +80,6 @@ class StepRecorder(Recorder):
 
     Attributes:
         on_begin: called when a step begins, on the training thread and stream.
-        compiled_interceptor: its events are fetched when the step is read.
     """
 
     def __init__(
@@ -105,7 +100,6 @@ class StepRecorder(Recorder):
         self._lock = threading.Lock()
         self._underway = 0
         self._unread: deque[OpenStep] = deque()
-        self.compiled_interceptor: NativeDeviceInterceptor | None = None
         self.on_begin: Callable[[], None] = lambda: None
         self._watched_passes = 0
 
@@ -124,8 +118,6 @@ class StepRecorder(Recorder):
         self.progress.begin_step(facts.global_step)
         self.on_begin()
         self._thread, self._between, self._watched_passes = threading.get_ident(), False, 0
-        if self.compiled_interceptor is not None:
-            self.outside += self.compiled_interceptor.begin(continues=continues)[0]
         # A mark would become part of a graph that is being captured: then only the host's clock tells.
         begun.facts, begun.start = facts, self._clock.mark() or time.perf_counter_ns()
         begun.unseen, begun.no_copies, begun.continues = self.unseen, self.no_copies, continues
@@ -145,8 +137,6 @@ class StepRecorder(Recorder):
         with self._lock:
             self._current = OpenStep(done.facts)
             self._between = True
-        if self.compiled_interceptor is not None:
-            done.native_events = self.compiled_interceptor.end()  # also reports how many collectives were captured
         done.issued_after, done.ahead_after = self._counted = self._issued_so_far()
         done.captured, done.noted = self._captured, range(done.noted.start, self.progress.issued)
         self.progress.end_step()
@@ -160,7 +150,7 @@ class StepRecorder(Recorder):
         self.catch_up()
 
     def leave(self) -> None:
-        self._lock, self.user_marks, self.compiled_interceptor = threading.Lock(), UserMarks(), None
+        self._lock, self.user_marks = threading.Lock(), UserMarks()
         self._thread = 0
         self._sink = lambda _step: None
         self.progress.leave()
@@ -170,8 +160,6 @@ class StepRecorder(Recorder):
             return
         self._forget_caller()
         self._discard()
-        if self.compiled_interceptor is not None:
-            self.outside += self.compiled_interceptor.abandon()
 
     def _forget_caller(self) -> None:
         """Drop the caller's ranges of an open step."""
@@ -191,12 +179,9 @@ class StepRecorder(Recorder):
         that have ended: a call of another thread is counted while it is underway, and so is what
         was issued since.
         """
-        native = self.compiled_interceptor
-        underway = self._underway if native is None else native.underway()
-        counted = self._issued_by_backends()
+        underway, counted = self._underway, self._issued_by_backends()
         assert self._current is not None  # a step begins, or the next one was prepared
-        since = len(self._current.collectives) if native is None else native.count()
-        return counted, (-underway, since)
+        return counted, (-underway, len(self._current.collectives))
 
     def aux(self, name: str, *, restores: bool = True) -> AbstractContextManager[None]:
         rows = None if self._current is None else self._current.aux
@@ -356,7 +341,6 @@ class StepRecorder(Recorder):
 
     def _readable(self, step: OpenStep, *, late: bool) -> bool:
         """Return whether step, collectives and copies have ended on the device; `late`: without waiting for these."""
-        step.add_native_events()
         if (step.kernels is not None and not step.kernels.known) or not self._happened(step.end):
             return False
         ended = True

@@ -21,9 +21,9 @@ from aorta.config.loop import calibration_steps
 from aorta.distributed.cuda import is_capturing
 from aorta.distributed.environment_checks import tracer_present
 from aorta.instrument.recorder import Recorder
-from aorta.instrument.window_kernels import WindowKernels
 from aorta.profiling.kernel_recording import KernelRecording, ProfilerUnavailable
 from aorta.records.schema import BlockKernels, Calibration, CalibrationPlan, InstrumentMode, Step
+from aorta.records.window_kernels import WindowKernels
 
 _log = logging.getLogger(__name__)
 _FARTHEST = 1000

@@ -21,6 +21,17 @@ A row's stamp is 0 while it is written, and then 1 + its index, so a reader sees
     RANGE          begin, end                 thread; depth              error; its STEP; name
     LEFT_OUT       how many, of how many                                 ; its STEP
     LINK           start; backend's end       its COLLECTIVE             ; by the fabric
+    NOTE           how many                   a float's bits             ; its STEP; about what; text
+
+On a device begin and end are what it says, and a2 and b2 when the host recorded the marks. It has also
+
+    SPAN           begin, end                 its COLLECTIVE; launch,    marked; why it has no end
+                                              communicator
+    COPY           begin, end                 bytes                      marked; direction, computes, elsewhere
+    GAP            begin, end                                            marked
+    JOINED                                    its GAP; number            ; group, op
+
+where a COLLECTIVE has twice the end of its SPAN. A step of a device has its end last of all.
 
 A step has the rows from its first one on that stand before what is behind them, and those which name it. Times are
 nanoseconds of CLOCK_MONOTONIC, the clock of `time.perf_counter_ns`; an end of 0: not yet. A collective on an emulated
@@ -41,10 +52,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.records.files import OF_THIS_PROCESS, above_streams, decode_json, open_own, whole_file
-from aorta.records.schema import ClockReading, Integer, Rank
+from aorta.records.schema import ClockReading, CopyDirection, Integer, Rank
 
 MAGIC: Final = b"AORTARNG"
-VERSION: Final = 2
+VERSION: Final = 3
 SLOTS: Final = 65_536
 COUNT_AT: Final = 512
 ROWS_AT: Final = 262_144
@@ -64,6 +75,7 @@ ROW: Final = np.dtype(
     ]
 )
 STEP, COLLECTIVE, WAIT, PASS, TAIL, STALL, AUX, PIPELINE, COMPUTE, RANGE, LEFT_OUT, VALUE, SUMMARY, LINK = range(1, 15)
+SPAN, COPY, GAP, JOINED, NOTE = range(15, 20)
 # Flags, by kind.
 WARMUP, CONTINUES, BLIND, PHASE_SHIFT = 1, 2, 4, 3  # of STEP; the highest bits are the index in PHASES
 OWN_COUNTED = 1  # of SUMMARY
@@ -71,7 +83,21 @@ BLOCKED, OVER = 1, 2  # of WAIT
 BACKWARD = 1  # of PASS
 BY_FUTURE, UNWATCHED = 1, 2  # of COLLECTIVE
 BY_FABRIC = 1  # of LINK: the emulated fabric set its end
-LOSS, GRAD_NORM, LR = range(3)  # of VALUE
+LOSS, GRAD_NORM, LR = range(3)  # of VALUE, and of a NOTE: values that were read later
+CAPTURED, NO_COPIES, UNSEEN = range(3, 6)  # of NOTE: what it is about
+DIRECTION, COMPUTES, ELSEWHERE = 3, 4, 8  # of COPY; the lowest bits are the index in DIRECTIONS
+DIRECTIONS: Final[tuple[CopyDirection, ...]] = ("h2d", "d2h", "d2d", "p2p")
+UNKNOWN_COMMUNICATOR, OF_THE_GROUP, OF_A_PEER = range(3)
+"""The lower half of a SPAN's `y`: the peer and `OF_A_PEER` where a pair has a communicator; the upper half is 1 + the
+number of the launch that it was part of."""
+UNTIMED: Final = {
+    1: "the device has no stream left to time them on",
+    2: (
+        "they take lists of tensors and were launched together with others, and only the caller's own wait may release "
+        "the tensors in which the backend stacks such lists"
+    ),
+}
+"""Why a SPAN has no end, by its flags."""
 STEP_PHASES: Final = ("train", "compute_only", "comm_only")
 NOT_COUNTED: Final = -(1 << 62)
 """`issued` of a SUMMARY where a backend keeps no count."""
@@ -107,21 +133,23 @@ class RingFacts(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         stall_cutoff_ns: length up to which a backend's call only handed a collective over.
         no_values: why loss and norm of gradients say nothing, if so.
-        no_copies: why copies are not looked at.
+        no_copies: why copies are not looked at, if they are not.
         anchor_interval: training steps from one reading of the clocks to the next in the record, where another process
             may make the lines of this ring; None: the rank alone does.
+        bound_ns: how long an idle device takes to reach what the host has just handed over; None: there is no device.
     """
 
     rank: Rank
     world_size: Integer
     anchor: ClockReading
     stall_cutoff_ns: Integer
-    no_copies: str
+    no_copies: str | None
     no_values: str | None
     operators: tuple[RingOperator, ...]
     dtypes: tuple[str, ...]
     boot_id: str
     anchor_interval: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    bound_ns: Integer | None = None
 
 
 _in_memory: Final[list[mmap.mmap]] = []

@@ -12,12 +12,23 @@ outlive steps, so they are taken in order. Must not define a metric, wait, or im
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aorta.records import ring_file as rf
+from aorta.records.device_rows import (
+    Communication,
+    DevicePace,
+    DeviceRows,
+    Stretch,
+    communicator_of,
+    launch_of,
+    stretches,
+)
+from aorta.records.device_steps import DeviceBatch, holding, marks_of
 from aorta.records.ring_file import RingFile
 from aorta.records.schema import AuxRange, Collective, ComputeRange, EndSource, Stall, StallCause, Step
 from aorta.records.step_line import (
@@ -33,6 +44,8 @@ from aorta.records.step_line import (
     user_ranges,
     wait_rows,
 )
+from aorta.records.step_rows import Part
+from aorta.records.window_kernels import WindowKernels
 from aorta.timeline.arrays import (
     Int64,
     IntervalArray,
@@ -56,46 +69,25 @@ _SOURCES: Final[tuple[EndSource, EndSource]] = ("future", "wait")
 _NO_LINK: Final = (0, 0, 0)
 
 
-class _Part:
-    """The rows of one kind in the steps that are taken, and the steps that they belong to, both in order."""
-
-    def __init__(self, rows: NDArray[Any], step: Int64, begin: Int64) -> None:
-        self.rows, self.step, self._begin = rows, step, begin
-        self._cut = np.searchsorted(step, np.arange(len(begin) + 1)).tolist()
-
-    def where(self, chosen: NDArray[np.bool_]) -> _Part:
-        return _Part(self.rows[chosen], self.step[chosen], self._begin)
-
-    def columns(self, *names: str) -> zip[tuple[Any, ...]]:
-        return zip(*(self.rows[name].tolist() for name in names), strict=True)
-
-    def offsets(self, name: str) -> list[int]:
-        """Return a column of times as nanoseconds from the begin of its step."""
-        return (self.rows[name] - self._begin[self.step]).tolist()  # type: ignore[no-any-return]
-
-    def spans(self) -> zip[tuple[int, int]]:
-        return zip(self.offsets("a"), self.offsets("b"), strict=True)
-
-    def of(self, step: int) -> slice:
-        """Return where the rows of a step are."""
-        return slice(self._cut[step], self._cut[step + 1])
-
-
 class _Issued(NamedTuple):
     """The collectives of the steps that are taken: rows, and what else is asked of each.
 
     Attributes:
         counted: whether the backend's own counter includes it.
+        untimed: why it can have no end, if so.
         starts, ends: in nanoseconds of the clock; as far as they have ended.
+        communication: of each step what a device's marks say, where there is a device.
     """
 
     rows: list[Collective]
     buckets: list[Bucket]
     counted: list[bool]
     unended: list[bool]
+    untimed: list[str | None]
     kinds: NDArray[np.int64]
     starts: Int64
     ends: Int64
+    communication: list[list[Communication]]
 
 
 class RingSteps:
@@ -108,6 +100,8 @@ class RingSteps:
     Attributes:
         lost: how many rows were overwritten before they were read.
         next_row: the first row that the lines of steps to come may need.
+        kernels: by the row of a step, the kernels of the profiler's window that it is part of. Until these are known it
+            is not taken, and no step behind it.
     """
 
     def __init__(self, ring: RingFile, behind_ns: int = -1) -> None:
@@ -118,7 +112,8 @@ class RingSteps:
             rows, first = ring.rows_since(0)
             begun = rows["a2"][(rows["kind"] == rf.STEP) & (rows["a"] <= behind_ns) & (rows["a2"] >= first)]
             self.next_row = int(begun[-_AGAIN:][0]) if len(begun) else first
-        self._facts = facts
+        self._facts, self.kernels = facts, dict[int, WindowKernels]()
+        self._device = None if facts.bound_ns is None else DeviceRows(facts.bound_ns)
         self._lines = StepLines(facts.rank, facts.world_size, facts.anchor, facts.no_values)
         self._coverages, self._workers = Coverages(), dict[str, GlooWorkers]()
         nothing = np.zeros(0, np.int64)
@@ -136,18 +131,28 @@ class RingSteps:
         self.lost += first - self.next_row
         self.next_row = first
         kind = rows["kind"]
-        # A step that has not ended is open, or was abandoned.
-        at = np.flatnonzero((kind == rf.STEP) & (rows["b"] != 0) & (rows["a2"] >= first))
+        # A step that has not ended is open, or was abandoned; the host may have ended one that the device has not.
+        at = np.flatnonzero((kind == rf.STEP) & (rows["y"] != 0) & (rows["a2"] >= first))
         since, until = rows["a2"][at] - first, rows["y"][at] - first
-        open_ends = np.flatnonzero(((kind == rf.COLLECTIVE) & (rows["b"] == 0)) | (kind == 0))
+        unended = (rows["b"] == 0) & (
+            (kind == rf.COLLECTIVE) | ((kind == rf.COPY) & (rows["flags"] & rf.ELSEWHERE == 0))
+        )
+        open_ends = np.flatnonzero(unended | (kind == 0))
         complete = np.searchsorted(open_ends, since) == np.searchsorted(open_ends, until)
         complete |= np.arange(len(at))[::-1] >= MOST_STEPS_LATE
-        count = len(at) if late or complete.all() else int(np.argmin(complete))
+        complete |= late
+        complete &= rows["b"][at] != 0
+        for step in np.flatnonzero(np.isin(at + first, [*self.kernels])).tolist():
+            complete[step] &= self.kernels[first + int(at[step])].known
+        count = len(at) if complete.all() else int(np.argmin(complete))
         count = min(count, MOST)
+        # What is measured at once lies on one time line, and a step may have been timed by another clock than the last.
+        before = np.flatnonzero(rows["a"][at[1:count]] < rows["b"][at[: max(count - 1, 0)]])
+        count = int(before[0]) + 1 if len(before) else count
         if count == 0:
             return []
-        # Rows that name a step stand before the next one.
-        rows = rows[: at[count] if count < len(at) else len(rows)]
+        if self._device is None and count < len(at):  # rows that name a step stand before the next one
+            rows = rows[: at[count]]
         lines = self._measured(rows, at[:count], since[:count], until[:count], first)
         self.next_row += int(until[count - 1])
         return lines
@@ -159,20 +164,22 @@ class RingSteps:
         step_of = np.searchsorted(since, index, side="right") - 1
         inside = (step_of >= 0) & (index < until[np.maximum(step_of, 0)])
 
-        def part(kind: int, *, ended: bool = True) -> _Part:
+        def part(kind: int, *, ended: bool = True) -> Part:
             chosen = inside & (rows["kind"] == kind)
             if ended:
                 chosen &= rows["b"] != 0
-            return _Part(rows[chosen], step_of[chosen], begin)
+                if self._device is not None:  # which may not have passed a begin, or nobody marked it
+                    chosen &= rows["a"] != 0
+            return Part(rows[chosen], step_of[chosen], begin)
 
-        def naming(kind: int, field: str) -> _Part:
+        def naming(kind: int, field: str) -> Part:
             """Return rows that name their step."""
             found = rows[rows["kind"] == kind]
             step = np.searchsorted(at, found[field] - first)
             ours = (step < len(at)) & (at[np.minimum(step, len(at) - 1)] == found[field] - first)
-            return _Part(found[ours], step[ours], begin)
+            return Part(found[ours], step[ours], begin)
 
-        def clipped(*parts: _Part) -> IntervalArray:
+        def clipped(*parts: Part) -> IntervalArray:
             """Return the merged spans of rows, each clipped to the window of its step."""
             low = np.concatenate([np.maximum(one.rows["a"], begin[one.step]) for one in parts])
             high = np.concatenate([np.minimum(one.rows["b"], end[one.step]) for one in parts])
@@ -181,30 +188,66 @@ class RingSteps:
         names = self.ring.names()
         texts = [one if isinstance(one, str) else "" for one in names]
         called, waits, stages = part(rf.COLLECTIVE, ended=False), part(rf.WAIT), part(rf.PIPELINE)
-        issued = self._issued(called, part(rf.LINK, ended=False), names)
-        found = self._waits(waits, part(rf.TAIL), called, issued, names, len(at))
-        comm = self._communication(issued, int(end[-1]))
-        blocked = union(
-            [
-                clipped(part(rf.STALL), waits.where((waits.rows["flags"] & rf.BLOCKED) != 0)),
-                intersect(clipped(part(rf.TAIL)), union([*comm.values()])),
-            ]
-        )
+        stalled, tails, gaps, notes = part(rf.STALL), part(rf.TAIL), part(rf.GAP), naming(rf.NOTE, "b2")
+        paces = []
+        if self._device is not None:
+            paces = self._device.paces(marks_of(rows, np.where(inside, step_of, -1), len(at)))
+        issued = self._issued(called, part(rf.LINK, ended=False), part(rf.SPAN, ended=False), names, paces)
+        awaited = self._awaited(gaps, part(rf.JOINED, ended=False), names)
+        found = self._waits(waits, awaited, tails, called, issued, names, len(at))
+        comm = self._communication(issued, begin[called.step[~np.array(issued.unended, bool)]], int(end[-1]))
+        # A strategy that waits in intercepted calls after the backward pass does other work between them.
+        possible = tails.where(~holding(tails, gaps))
+        blocking = waits.where((waits.rows["flags"] & rf.BLOCKED) != 0)
+        blocked = union([clipped(stalled, blocking), intersect(clipped(possible, gaps), union([*comm.values()]))])
         # Inside a long call the thread hands over, whatever is waited for round it.
         long = called.where(called.rows["a2"] - called.rows["a"] > self._facts.stall_cutoff_ns)
         long.rows["b"] = long.rows["a2"]
         handing = clipped(long)
         passes, computed, aux = part(rf.PASS), part(rf.COMPUTE), part(rf.AUX)
-        measured = measure_windows(
-            windows,
-            compute=clipped(passes, computed),
-            comm=comm,
-            stalls=union([blocked, handing]),
+        unseens = [
+            Unseen(texts[why], bool(flags & rf.BLIND)) if why else None
+            for flags, why in zip(steps["flags"].tolist(), steps["name"].tolist(), strict=True)
+        ]
+        values: list[dict[int, float]] = [{} for _ in at]
+        no_copies, captured = [self._facts.no_copies] * len(at), [0] * len(at)
+        value_rows = part(rf.VALUE, ended=False)
+        for one in (value_rows, notes):
+            read = one.rows["x"].copy().view(np.float64).tolist()
+            for step, (which, text, many), value in zip(
+                one.step.tolist(), one.columns("flags", "name", "a"), read, strict=True
+            ):
+                if which == rf.UNSEEN:
+                    unseens[step] = Unseen(texts[text], compute=True)
+                elif which == rf.NO_COPIES:
+                    no_copies[step] = texts[text]
+                elif which == rf.CAPTURED:
+                    captured[step] = many
+                else:
+                    values[step][which] = value
+        no_copies = [why if unseen is None else unseen.reason for why, unseen in zip(no_copies, unseens, strict=True)]
+        stalls_of_all = union([blocked, handing])
+        measure = partial(
+            measure_windows,
+            stalls=stalls_of_all,
             aux=clipped(aux),
             pipeline=clipped(stages) if len(stages.rows) else None,
             bubbles=_bubbles(stages, found, windows, texts) if len(stages.rows) else None,
             tiled=True,
         )
+        compute, device = clipped(passes, computed), None
+        if self._device is not None:
+            device, copies = DeviceBatch(self._device, windows, paces, issued.communication), part(rf.COPY, ended=False)
+            device.read_copies(copies, no_copies, captured)
+            bubbles = self._in_stages(waits, awaited, stages, texts, names, len(at))
+            certain = device.read_certain(
+                (computed, passes), (stalled, blocking), (possible, gaps), (gaps, waits), copies, bubbles
+            )
+            measure = partial(measure, copy=device.copying)
+            measured = measure(windows, compute=compute, comm=comm, certain=certain)
+            measured = device.without_copies(measured)
+        else:
+            measured = measure(windows, compute=compute, comm=comm)
         stalls = _by_window(windows, {"wait": subtract(blocked, handing), "hand_over": handing})
         aux_rows = [
             AuxRange(texts[name], *span) for (name,), span in zip(aux.columns("name"), aux.spans(), strict=True)
@@ -217,26 +260,25 @@ class RingSteps:
             ComputeRange(texts[name], "backward" if flags & rf.BACKWARD else "forward", *span)
             for (name, flags), span in zip(passes.columns("name", "flags"), passes.spans(), strict=True)
         ]
-        values: list[dict[int, float]] = [{} for _ in at]
-        value_rows = part(rf.VALUE, ended=False)
-        read = value_rows.rows["x"].copy().view(np.float64).tolist()
-        for step, (which,), value in zip(value_rows.step.tolist(), value_rows.columns("flags"), read, strict=True):
-            values[step][which] = value
         summaries, ranges, left_out = naming(rf.SUMMARY, "b"), naming(rf.RANGE, "b2"), naming(rf.LEFT_OUT, "b2")
         range_rows = [
             (texts[name], thread, depth, low, high, texts[error] if error else None)
             for name, thread, depth, low, high, error in ranges.columns("name", "x", "y", "a", "b", "a2")
         ]
         unwatched = (called.rows["flags"] & rf.UNWATCHED) != 0
-        facts = _Part(steps, np.arange(len(at)), begin).columns("flags", "name", "a", "b", "x", "b2")
+        facts = Part(steps, np.arange(len(at)), begin).columns("flags", "name", "a", "b", "x", "b2")
         counts = summaries.columns("flags", "name", "a", "x", "y", "a2", "b2")
 
         lines = []
         for number, (row, summary) in enumerate(zip(facts, counts, strict=True)):
-            flags, why, start_ns, end_ns, global_step, in_epoch = row
+            flags, _, start_ns, end_ns, global_step, in_epoch = row
             own_counted, boundary, own_ns, count, outside, before, after = summary
-            unseen = Unseen(texts[why], bool(flags & rf.BLIND)) if why else None
-            own, caller = called.of(number), left_out.rows[left_out.of(number)]
+            unseen, overlap, compute_of_step = (
+                unseens[number],
+                measured[number],
+                compute_rows[computed.of(number)] + pass_rows[passes.of(number)],
+            )
+            own, caller = called.of(number), left_out.rows_of(number)
             unended = issued.unended[own]
             coverage = self._coverages.of(
                 Counted(
@@ -249,9 +291,23 @@ class RingSteps:
                     ahead_after=_pair(after),
                     outside=outside,
                     unwatched=int(unwatched[own].sum()),
+                    captured=captured[number],
+                    untimed=[why for why in issued.untimed[own] if why is not None],
                 ),
                 unseen,
             )
+            pace: dict[str, float | None] = {"aorta_ms": own_ns / 1e6} if own_counted & rf.OWN_COUNTED else {}
+            copies_of_step, by_kernels = None, None
+            no_copies_of_step = no_copies[number]
+            if device is not None:
+                copies_of_step, no_copies_of_step = device.copies[number]
+                lead = device.leads_ms[number]
+                if lead is not None and not (unseen is not None and unseen.compute):
+                    least, most = overlap.bounds.get("compute_ms", (0.0, 0.0))
+                    pace |= {"host_lead_ms": lead, "undecided_share": (most - least) / most if most else 0.0}
+                kernels = self.kernels.pop(first + int(at[number]), None)
+                if kernels is not None and unseen is None and coverage.complete:
+                    by_kernels = device.by_kernels(number, kernels, overlap, compute_of_step, stalls_of_all, measure)
             left = (int(caller["a"][0]), int(caller["b"][0])) if len(caller) else (0, 0)
             of_caller, reasons = user_ranges(range_rows[ranges.of(number)], start_ns, *left)
             lines.append(
@@ -266,56 +322,77 @@ class RingSteps:
                             rf.STEP_PHASES[flags >> rf.PHASE_SHIFT],
                         ),
                         (start_ns, end_ns),
-                        measured[number],
+                        overlap if by_kernels is None else by_kernels,
                         unseen,
                         coverage,
                         issued.rows[own],
-                        compute_rows[computed.of(number)] + pass_rows[passes.of(number)],
+                        compute_of_step,
                         stalls[number],
                         aux_rows[aux.of(number)],
                         None if unseen is not None else wait_rows(found[number], start_ns),
                         loss=values[number].get(rf.LOSS),
                         grad_norm=values[number].get(rf.GRAD_NORM),
-                        pace={"aorta_ms": own_ns / 1e6} if own_counted & rf.OWN_COUNTED else {},
-                        stages=len(stages.rows[stages.of(number)]) > 0,
-                        no_copies=self._facts.no_copies if unseen is None else unseen.reason,
+                        pace=pace,
+                        stages=len(stages.rows_of(number)) > 0,
+                        no_copies=no_copies_of_step,
+                        copies=copies_of_step,
                         boundary=texts[boundary] if boundary else None,
                         ranges=of_caller,
                         left_out=reasons,
+                        by_kernels=by_kernels is not None,
                     )
                 )
             )
         return lines
 
-    def _issued(self, called: _Part, links: _Part, names: list[Any]) -> _Issued:
+    def _issued(self, called: Part, links: Part, spans: Part, names: list[Any], paces: list[DevicePace]) -> _Issued:
         """Return the collectives in order of issue. gloo tells when one ended; when it began follows from its queue, or
-        an emulated link says so.
+        an emulated link says so. `spans`: of those on a device, between marks; `paces`: of each step there.
         """
-        facts, rows, buckets, counted = self._facts, [], [], []
+        facts, device = self._facts, self._device
+        rows, buckets, counted, untimed = [], [], [], []
         starts, ends, kinds, unended = [], [], [], []
+        communication: list[list[Communication]] = [[] for _ in paces]
         linked = {at: link for at, *link in links.columns("x", "a", "b", "flags")}
+        marked = {at: span for at, *span in spans.columns("x", "a", "b", "b2", "y", "flags")}
         origins = (called.rows["a"] - called.offsets("a")).tolist()
         columns = called.columns("stamp", "flags", "op", "dtype", "group", "a", "b", "x", "y")
-        for origin_ns, (stamp, flags, op, dtype, number, issue_ns, both, size, seq) in zip(
-            origins, columns, strict=True
+        for step, origin_ns, (stamp, flags, op, dtype, number, issue_ns, both, size, seq) in zip(
+            called.step.tolist(), origins, columns, strict=True
         ):
             group, lanes, counts_point_to_point = names[number]
             kind, point_to_point = facts.operators[op]
+            counts, why = not point_to_point or counts_point_to_point, None
             start_ns: int | None = None
-            end_ns: int | None = None
+            end_ns: int | None = both >> 1 if both else None
+            source: EndSource | None = _SOURCES[both & 1] if both else None
             backend_end_ns: int | None = None
-            source: EndSource | None = None
-            if both:
-                end_ns, source = both >> 1, _SOURCES[both & 1]
-                link_start_ns, link_backend_ns, by_fabric = linked.get(stamp - 1, _NO_LINK)
-                if link_start_ns:
-                    start_ns, backend_end_ns = min(link_start_ns, end_ns), link_backend_ns or None
-                    source = "emulated" if by_fabric else source
-                else:
+            first_ns, span = None, marked.get(stamp - 1)
+            link_start_ns, link_backend_ns, by_fabric = linked.get(stamp - 1, _NO_LINK)
+            if end_ns is not None and link_start_ns:
+                start_ns, backend_end_ns = min(link_start_ns, end_ns), link_backend_ns or None
+                source = "emulated" if by_fabric else source
+            if span is not None and device is not None:
+                begin_ns, end_of_span_ns, sent_ns, packed, reason = span
+                start_ns, end_ns, source = begin_ns or None, end_of_span_ns or None, "event" if sent_ns else None
+                why, launch = rf.UNTIMED.get(reason), launch_of(packed)
+                counts = counts and device.counts(kind, launch)
+            if end_ns is not None:
+                by_queue = start_ns is None
+                if start_ns is None:
                     if group not in self._workers:
                         self._workers[group] = GlooWorkers(lanes)
                     start_ns = self._workers[group].start_ns(issue_ns, end_ns)
-                starts.append(start_ns)
+                first_ns = start_ns
+                if span is not None and device is not None:
+                    communicator = None if by_queue else communicator_of(packed, group)
+                    stretch = Stretch(start_ns, end_ns, sent_ns or None)
+                    ran = device.ran(kind, communicator, launch, stretch, paces[step])
+                    start_ns, first_ns = ran.start_ns, ran.communication.possible[0]
+                    communication[step].append(ran.communication)
+                elif paces:
+                    communication[step].append(Communication(kind, (start_ns, end_ns), [(start_ns, end_ns)], False))
+                starts.append(first_ns)
                 ends.append(end_ns)
                 kinds.append(op)
             rows.append(
@@ -334,14 +411,18 @@ class RingSteps:
             )
             name = Name(group, seq, kind if point_to_point else None)
             buckets.append(Bucket(name, bool(flags & rf.BY_FUTURE), issue_ns, end_ns))
-            counted.append(not point_to_point or counts_point_to_point)
-            unended.append(not both)
-        whole = [np.array(values, np.int64) for values in (kinds, starts, ends)]
-        return _Issued(rows, buckets, counted, unended, *whole)
+            counted.append(counts)
+            untimed.append(why)
+            unended.append(end_ns is None)
+        of_ops, of_starts, of_ends = (np.array(values, np.int64) for values in (kinds, starts, ends))
+        return _Issued(rows, buckets, counted, unended, untimed, of_ops, of_starts, of_ends, communication)
 
-    def _communication(self, issued: _Issued, until_ns: int) -> dict[str, IntervalArray]:
-        """Return when collectives of each kind ran, those of earlier steps that reach into these included."""
-        parts = zip(self._spilling, (issued.kinds, issued.starts, issued.ends), strict=True)
+    def _communication(self, issued: _Issued, begins: Int64, until_ns: int) -> dict[str, IntervalArray]:
+        """Return when collectives of each kind ran, those of earlier steps that reach into these included. `begins`: of
+        the step of each that has ended; where it began before, it is of no earlier step.
+        """
+        starts_here = np.minimum(np.maximum(issued.starts, begins), issued.ends)
+        parts = zip(self._spilling, (issued.kinds, starts_here, issued.ends), strict=True)
         ops, starts, ends = (np.concatenate(part) for part in parts)
         later = ends > until_ns
         self._spilling = ops[later], starts[later], ends[later]
@@ -354,22 +435,70 @@ class RingSteps:
             for chosen in [np.logical_or.reduce(found)]
         }
 
+    def _awaited(self, gaps: Part, joined: Part, names: list[Any]) -> list[tuple[int, Name, Stretch]]:
+        """Return the collectives that waits for other streams were for: the step of each, its name, and the wait."""
+        if not len(gaps.rows):
+            return []
+        between = dict(zip(gaps.rows["stamp"].tolist(), stretches(gaps.rows), strict=True))
+        columns = joined.columns("x", "op", "group", "y")
+        return [
+            (step, self._name(op, number, seq, names), between[gap + 1])
+            for step, (gap, op, number, seq) in zip(joined.step.tolist(), columns, strict=True)
+            if gap + 1 in between
+        ]
+
+    def _name(self, op: int, group: int, seq: int, names: list[Any]) -> Name:
+        kind, point_to_point = self._facts.operators[op]
+        return Name(names[group][0], seq, kind if point_to_point else None)
+
     def _waits(
-        self, waits: _Part, tails: _Part, called: _Part, issued: _Issued, names: list[Any], count: int
+        self,
+        waits: Part,
+        awaited: list[tuple[int, Name, Stretch]],
+        tails: Part,
+        called: Part,
+        issued: _Issued,
+        names: list[Any],
+        count: int,
     ) -> list[list[tuple[Name, Interval]]]:
         """Return the waits of each step that returned, those at the ends of backward passes included."""
         found: list[list[tuple[Name, Interval]]] = [[] for _ in range(count)]
         columns = waits.columns("flags", "op", "group", "y", "a", "b")
         for step, (flags, op, number, seq, begin_ns, end_ns) in zip(waits.step.tolist(), columns, strict=True):
             if flags & rf.OVER:
-                kind, point_to_point = self._facts.operators[op]
-                name = Name(names[number][0], seq, kind if point_to_point else None)
-                found[step].append((name, (begin_ns, end_ns)))
+                found[step].append((self._name(op, number, seq, names), (begin_ns, end_ns)))
+        for step, name, stretch in awaited:
+            found[step].append((name, stretch.span))
         spans = list(tails.columns("a", "b"))
         for step, waited in enumerate(found):
             if of_step := spans[tails.of(step)]:
                 buckets = issued.buckets[called.of(step)]
                 waited += tail_waits([(low, high) for low, high in of_step], buckets, {name for name, _ in waited})
+        return found
+
+    def _in_stages(
+        self,
+        waits: Part,
+        awaited: list[tuple[int, Name, Stretch]],
+        stages: Part,
+        texts: list[str],
+        names: list[Any],
+        count: int,
+    ) -> list[list[Stretch]]:
+        """Return the waits of each step in the process group of its pipeline's stages, those at the ends of backward
+        passes excluded.
+        """
+        found: list[list[Stretch]] = [[] for _ in range(count)]
+        if not len(stages.rows):
+            return found
+        groups = [{texts[name] for name in stages.rows_of(step)["name"].tolist()} for step in range(count)]
+        columns = waits.columns("flags", "group")
+        for step, (flags, number), stretch in zip(waits.step.tolist(), columns, stretches(waits.rows), strict=True):
+            if flags & rf.OVER and names[number][0] in groups[step]:
+                found[step].append(stretch)
+        for step, name, stretch in awaited:
+            if name.group in groups[step]:
+                found[step].append(stretch)
         return found
 
 
@@ -378,7 +507,7 @@ def _pair(packed: int) -> tuple[int, int]:
 
 
 def _bubbles(
-    stages: _Part, found: Sequence[Sequence[tuple[Name, Interval]]], windows: IntervalArray, texts: list[str]
+    stages: Part, found: Sequence[Sequence[tuple[Name, Interval]]], windows: IntervalArray, texts: list[str]
 ) -> IntervalArray:
     """Return when steps waited in the process group of their pipeline's stages."""
     groups = [texts[name] for (name,) in stages.columns("name")]

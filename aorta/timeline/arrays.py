@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.errors import IntervalError
-from aorta.timeline.classes import AUX, BUBBLE, COMPUTE, COPY, LANES
+from aorta.timeline.classes import AUX, BUBBLE, COMPUTE, COPY, KINDS, LANES
 from aorta.timeline.intervals import Interval, Tile
-from aorta.timeline.overlap import KindOverlap, Overlap
+from aorta.timeline.overlap import Bounds, KindOverlap, Overlap, bounds_of
 
 Int64: TypeAlias = NDArray[np.int64]
 
@@ -164,6 +164,18 @@ def tile_windows(windows: IntervalArray, lanes: Mapping[int, IntervalArray]) -> 
     return mine[filled], IntervalArray(start[filled], end[filled]), masks[at[filled]]
 
 
+class CertainLanes(NamedTuple):
+    """What certainly ran, inside what may have: the columns of an `overlap.Certain`, of the windows that are `bounded`;
+    in the others what may have run certainly did.
+    """
+
+    bounded: Sequence[bool]
+    compute: IntervalArray
+    comm: Mapping[str, IntervalArray]
+    stalls: IntervalArray
+    bubbles: IntervalArray
+
+
 def measure_windows(
     windows: IntervalArray,
     *,
@@ -175,10 +187,11 @@ def measure_windows(
     copy: IntervalArray | None = None,
     pipeline: IntervalArray | None = None,
     bubbles: IntervalArray | None = None,
+    certain: CertainLanes | None = None,
     tiled: bool = False,
 ) -> list[Overlap]:
     """Measure many windows of one device at once: of each what `overlap.measure_lanes` gives. Where `pipeline` is
-    given, a window without any of it has none.
+    given, a window without any of it has none. Windows in which something is not certain do not overlap.
 
     Args:
         windows: in any order; they may overlap. The lanes are merged; otherwise as for `measure_lanes`.
@@ -219,6 +232,13 @@ def measure_windows(
             for stages, waited in zip(lengths["pipeline_ns"], total(lanes[BUBBLE]), strict=True)
         ]
     kinds = {kind: (total(lane), total(intersect(lane, working))) for kind, lane in comm.items()}
+    bounds: list[dict[str, Bounds]] = [{} for _ in windows.start]
+    if certain is not None and any(certain.bounded):
+        waited = nothing if pipeline is None or bubbles is None else intersect(bubbles, pipeline)
+        blocked = nothing if stalls is None else stalls
+        pipeline_ns = lengths.get("pipeline_ns")
+        found = _bounds(windows, lanes, comm, communication, unnamed, aux, blocked, waited, certain, pipeline_ns)
+        bounds = [of_one if bounded else {} for of_one, bounded in zip(found, certain.bounded, strict=True)]
     tiles: list[list[Tile]] = [[] for _ in windows.start] if tiled else []
     if tiled:
         window_of, spans, masks = tile_windows(windows, {_BIT[name]: lanes[name] for name in lanes})
@@ -229,6 +249,60 @@ def measure_windows(
             **{name: values[at] for name, values in lengths.items()},
             kinds={kind: KindOverlap(lasted[at], inside[at]) for kind, (lasted, inside) in kinds.items()},
             tiles=tiles[at] if tiled else (),
+            bounds=bounds[at],
+        )
+        for at in range(len(windows.start))
+    ]
+
+
+def _bounds(
+    windows: IntervalArray,
+    lanes: Mapping[str, IntervalArray],
+    comm: Mapping[str, IntervalArray],
+    communication: IntervalArray,
+    unnamed: IntervalArray,
+    aux: IntervalArray | None,
+    blocked: IntervalArray,
+    waited: IntervalArray,
+    certain: CertainLanes,
+    pipeline_ns: list[Any] | None,
+) -> list[dict[str, Bounds]]:
+    """Return of each window what `overlap.bounds_of` gives: the least and the greatest value of each metric, for
+    any computation, communication and stalls between what is certain and what is possible.
+
+    Args:
+        lanes, comm, communication, blocked: all that is possible; `unnamed` communication certainly ran.
+        waited: possible waits for another stage of a pipeline, in it.
+    """
+    nothing, may_work, less = interval_array(), lanes[COMPUTE], subtract
+    works = less(certain.compute, blocked)
+    kinds = {kind: certain.comm.get(kind, nothing) for kind in KINDS if kind in comm}
+    sends = union([*kinds.values(), unnamed])
+    bubbles = less(intersect(certain.bubbles, waited), may_work), less(waited, works)
+    other = less(nothing if aux is None else aux, certain.stalls)
+    spans = {"compute_ms": (works, may_work), "compute_stall_ms": (certain.stalls, blocked)}
+    runs = {"comm": (sends, communication)} | {kind: (ran, comm[kind]) for kind, ran in kinds.items()}
+    for name, (runs_surely, may_run) in runs.items():
+        spans[f"{name}_ms"] = runs_surely, may_run
+        spans[f"compute_{name}_ms"] = intersect(runs_surely, works), intersect(may_run, may_work)
+        spans[f"exposed_{name}_ms"] = less(runs_surely, may_work), less(may_run, works)
+    spans["bubble_ms"] = bubbles
+    if aux is not None:
+        spans["aux_ms"] = lanes[AUX], other
+    spans["idle_ms"] = (
+        union([communication, may_work, lanes[COPY], other, bubbles[1]]),
+        union([sends, works, lanes[COPY], lanes[AUX], bubbles[0]]),
+    )
+    spans["alone"] = less(works, communication), less(may_work, sends)
+
+    found = {name: [covered_ns(windows, side).tolist() for side in both] for name, both in spans.items()}
+    window_ns = (windows.end - windows.start).tolist()
+    found["idle_ms"] = [[length - at for length, at in zip(window_ns, side, strict=True)] for side in found["idle_ms"]]
+    return [
+        bounds_of(
+            {name: (sides[0][at], sides[1][at]) for name, sides in found.items()},
+            window_ns[at],
+            None if pipeline_ns is None else pipeline_ns[at],
         )
         for at in range(len(windows.start))
     ]

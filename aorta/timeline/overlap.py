@@ -412,11 +412,8 @@ def measure_lanes(
     bounds: dict[str, Bounds] = {}
     if certain is not None:
         blocked, waited = lane(stalls), common(lane(bubbles), lane(pipeline))
-        bounds = _bounds(algebra, window, lanes, communication, aux, blocked, waited, certain)
-        if pipeline is None:
-            del bounds["bubble_ms"]
-        elif in_pipeline := total(lane(pipeline)) / NS_PER_MS:
-            bounds["bubble_share"] = (bounds["bubble_ms"][0] / in_pipeline, bounds["bubble_ms"][1] / in_pipeline)
+        found = _bounds(algebra, window, lanes, communication, aux, blocked, waited, certain)
+        bounds = bounds_of(found, length, None if pipeline is None else total(lane(pipeline)))
     measured = Overlap(
         window_ns=length,
         compute_ns=total(lanes[COMPUTE]),
@@ -445,9 +442,9 @@ def _bounds(
     blocked: Merged,
     waited: Merged,
     certain: Certain[Raw],
-) -> dict[str, Bounds]:
-    """Return metric -> its least and greatest value, for any computation, communication and stalls between what is
-    certain and what is possible.
+) -> dict[str, tuple[int, int]]:
+    """Return the least and the greatest nanoseconds of each metric, for any computation, communication and stalls
+    between what is certain and what is possible, and of computation `alone`.
 
     Args:
         lanes, communication, blocked: all that is possible: the lanes, the union of the collectives, the stalls.
@@ -478,15 +475,32 @@ def _bounds(
     busy = algebra.union([sends, works, lanes[COPY], lanes[AUX], bubbles[0]])
     may_be_busy = algebra.union([communication, may_work, lanes[COPY], other, bubbles[1]])
     found["idle_ms"] = length - total(may_be_busy), length - total(busy)
-    bounds: dict[str, Bounds] = {name: (low / NS_PER_MS, high / NS_PER_MS) for name, (low, high) in found.items()}
+    found["alone"] = total(less(works, communication)), total(less(may_work, sends))
+    return found
+
+
+def bounds_of(found: Mapping[str, tuple[int, int]], window_ns: int, pipeline_ns: int | None) -> dict[str, Bounds]:
+    """Return metric -> its least and greatest value, in its unit.
+
+    Args:
+        found: the same in nanoseconds, of all that is communicated, computed and so on, and of computation `alone`.
+        pipeline_ns: length of the pipeline; None where there is none.
+    """
+    bounds: dict[str, Bounds] = {
+        name: (low / NS_PER_MS, high / NS_PER_MS) for name, (low, high) in found.items() if name != "alone"
+    }
     (least, most), (exposed, most_exposed) = found["compute_comm_ms"], found["exposed_comm_ms"]
-    if total(communication):
+    if found["comm_ms"][1]:
         bounds["overlap_ratio"] = _share(least, most_exposed, 1.0), _share(most, exposed, 0.0)
     if found["compute_ms"][1]:
-        alone = total(less(works, communication)), total(less(may_work, sends))
+        alone = found["alone"]
         bounds["overlap_over_compute"] = _share(least, alone[1], 1.0), _share(most, alone[0], 0.0)
-    if length:
-        bounds["exposed_share"] = exposed / length, most_exposed / length
+    if window_ns:
+        bounds["exposed_share"] = exposed / window_ns, most_exposed / window_ns
+    if pipeline_ns is None:
+        del bounds["bubble_ms"]
+    elif in_pipeline := pipeline_ns / NS_PER_MS:
+        bounds["bubble_share"] = (bounds["bubble_ms"][0] / in_pipeline, bounds["bubble_ms"][1] / in_pipeline)
     return bounds
 
 

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
+from aorta.instrument.device_recorder import DeviceRecorder
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.records.clocks import read_clocks
 from aorta.records.schema import InstrumentMode, Step
@@ -84,7 +85,7 @@ def run(
     with Instrumentation(
         device, mode, rank, size, read_clocks(), lines.append, native=native, dedicated_async=dedicated_async
     ) as instrument:
-        if native != (instrument.recorder.compiled_interceptor is not None):
+        if native != isinstance(instrument.recorder, DeviceRecorder):
             wrong.append("it is not the tap that was asked for")
         instrument.watch([("first", rig.model[0]), ("second", rig.model[1])])
         instrument.watch_backward(rig.model)

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from aorta.instrument.compute_ranges import Range
-from aorta.instrument.step_marks import Communication, ReadMarks
-from aorta.instrument.window_kernels import RunningKernels, WindowKernels
+from aorta.records.device_rows import Communication
 from aorta.records.schema import Step
+from aorta.records.window_kernels import Pass, RunningKernels, WindowKernels
 from aorta.timeline.classes import DeviceKernel
 from tests.instrument.steps import MS, Pending, Rig
 
@@ -120,10 +120,11 @@ def test_steps_behind_a_window_wait_for_it():
 # One step at a time, in nanoseconds
 
 
-def marks(*passes: tuple[int, int], comm: tuple[Communication, ...] = ()) -> ReadMarks:
-    """Of a step in which nothing is waited for."""
-    blocks = [("block", "forward", low, high) for low, high in passes]
-    return ReadMarks([], list(comm), blocks, [], [], [], [], [], [], [])
+def marks(
+    *passes: tuple[int, int], comm: tuple[Communication, ...] = ()
+) -> tuple[list[Pass], tuple[Communication, ...]]:
+    """Of a step: passes of a block, and collectives."""
+    return [("block", "forward", low, high) for low, high in passes], comm
 
 
 def reduced(low: int, high: int, kind: str = "allreduce", *, on_device: bool = True) -> Communication:
@@ -144,13 +145,13 @@ def test_a_step_has_the_kernels_between_its_ends():
         (GEMM, COMPUTE, 90, 105), (GEMM, COMPUTE, 195, 230), (GEMM, COMPUTE, 170, 175),
         (NCCL, OF_NCCL, 10, 50), (NCCL, OF_NCCL, 120, 150), (NCCL, OF_NCCL, 210, 300),
     )  # fmt: skip
-    found = kernels.within(marks((80, 160), (190, 250), comm=(reduced(110, 160),)), (100, 200))
+    found = kernels.within(*marks((80, 160), (190, 250), comm=(reduced(110, 160),)), (100, 200))
     assert found == RunningKernels([(100, 105), (195, 200)], {"allreduce": [(120, 150)]}, [])
 
 
 def test_a_kernel_is_of_the_collective_that_it_shares_most_time_with():
     kernels = seen((GEMM, COMPUTE, 0, 10), (NCCL, OF_NCCL, 100, 140), (NCCL, OF_NCCL, 200, 210))
-    found = kernels.within(marks((0, 10), comm=(reduced(95, 110, "broadcast"), reduced(110, 150))), (0, 300))
+    found = kernels.within(*marks((0, 10), comm=(reduced(95, 110, "broadcast"), reduced(110, 150))), (0, 300))
     assert found is not None
     assert (found.comm, found.of_unknown_kind) == ({"broadcast": [], "allreduce": [(100, 140)]}, [(200, 210)])
 
@@ -158,18 +159,18 @@ def test_a_kernel_is_of_the_collective_that_it_shares_most_time_with():
 def test_collectives_without_a_kernel_that_none_is_missed_of():
     """One of the host, which runs in its range, and one that may have taken no time."""
     kernels = seen((GEMM, COMPUTE, 0, 10))
-    found = kernels.within(marks((0, 10), comm=(reduced(20, 30, on_device=False), reduced(40, 40))), (0, 100))
+    found = kernels.within(*marks((0, 10), comm=(reduced(20, 30, on_device=False), reduced(40, 40))), (0, 100))
     assert found == RunningKernels([(0, 10)], {"allreduce": [(20, 30)]}, [])
 
 
 def test_a_step_without_blocks_computes_nothing():
-    found = seen((NCCL, OF_NCCL, 20, 30)).within(marks(comm=(reduced(10, 40),)), (0, 100))
+    found = seen((NCCL, OF_NCCL, 20, 30)).within(*marks(comm=(reduced(10, 40),)), (0, 100))
     assert found == RunningKernels([], {"allreduce": [(20, 30)]}, [])
 
 
 def test_the_stream_that_computes_is_the_one_inside_of_blocks_and_stays_it():
     kernels = seen((GEMM, COMPUTE, 0, 10), (GEMM, SIDE, 20, 90), (GEMM, COMPUTE, 100, 102), (GEMM, SIDE, 102, 110))
-    first, second = (kernels.within(marks((low, low + 10)), (low, low + 100)) for low in (0, 100))
+    first, second = (kernels.within(*marks((low, low + 10)), (low, low + 100)) for low in (0, 100))
     assert first is not None
     assert second is not None
     assert (first.compute, second.compute) == ([(0, 10)], [(100, 102)])
@@ -177,9 +178,9 @@ def test_the_stream_that_computes_is_the_one_inside_of_blocks_and_stays_it():
 
 def test_a_step_whose_kernels_are_missing_leaves_the_others_theirs():
     kernels = seen((GEMM, COMPUTE, 100, 110))
-    assert kernels.within(marks((0, 10)), (0, 100)) is None
+    assert kernels.within(*marks((0, 10)), (0, 100)) is None
     assert kernels.problem is not None
-    assert kernels.within(marks((100, 110)), (100, 200)) is not None
+    assert kernels.within(*marks((100, 110)), (100, 200)) is not None
 
 
 def test_steps_measured_both_ways_add_up_and_stalls_are_no_part_of_a_block():
@@ -187,7 +188,7 @@ def test_steps_measured_both_ways_add_up_and_stalls_are_no_part_of_a_block():
     by_marks: Any = SimpleNamespace(hidden_ns=60, exposed_ns=40, bounds={"exposed_comm_ms": (20e-6, 40e-6)})
     by_kernels: Any = SimpleNamespace(comm_ns=100, hidden_ns=30)
     for _ in range(2):
-        kernels.compare(by_marks, by_kernels, marks((0, 100), (200, 300)), [(50, 60)], [(0, 55), (200, 230)])
+        kernels.compare(by_marks, by_kernels, marks((0, 100), (200, 300))[0], [(50, 60)], [(0, 55), (200, 230)])
     found = kernels.compared
     assert (found.steps, found.comm_ns, found.hidden_ns) == (2, 200, 60)
     assert (found.marked_hidden_ns, found.marked_exposed_ns) == (120, 40)

@@ -11,12 +11,12 @@ import torch
 
 from aorta.config.loop import CALIBRATION_STEPS, calibration_steps
 from aorta.errors import ConfigError
-from aorta.instrument.window_kernels import MeasuredTwice, WindowKernels
 from aorta.profiling.kernel_recording import ProfilerUnavailable
 from aorta.profiling.profiler_plan import Action, Schedule
 from aorta.recording import calibration
 from aorta.recording.calibration import Calibrator, calibration_plan
 from aorta.records.schema import BlockKernels, Calibration, CalibrationPlan
+from aorta.records.window_kernels import MeasuredTwice, WindowKernels
 from aorta.timeline.classes import DeviceKernel
 from tests.analysis.builders import step
 

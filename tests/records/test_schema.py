@@ -95,9 +95,9 @@ def test_a_footer_knows_the_three_ways_to_end():
 
 NUMPY_SIDE = (
     "aorta.timeline.arrays",
-    "aorta.records.ring_file",
-    "aorta.records.ring_steps",
-    "aorta.records.ring_record",
+    *(f"aorta.records.{name}" for name in ("ring_file", "ring_steps", "step_rows", "device_rows", "device_steps")),
+    *(f"aorta.records.{name}" for name in ("ring_record", "ring_rows")),
+    "aorta.records.window_kernels",
 )
 """Columns: intervals of traces of millions of rows, and rows of a ring."""
 LIGHT = f"""

@@ -59,10 +59,7 @@ class Copies {
       if (here) {
         copied.end = copies.device_->clock().mark();
       }
-      if (!copies.step_->copy(copied)) {
-        copies.device_->clock().release(copied.start);
-        copies.device_->clock().release(copied.end);
-      }
+      copies.step_->copy(copied);
     }
     Copies& copies;
     Copied copied;

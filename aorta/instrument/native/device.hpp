@@ -16,6 +16,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -145,7 +146,7 @@ class Device {
     }
     const Mark begin = clock_->mark();
     wait();
-    step.wait({of, begin, clock_->mark(), /*blocked=*/true, /*over=*/true});
+    step.wait_on_device(of, begin, clock_->mark());
   }
 
   // The caller's stream, which does not compute, goes on after a collective.
@@ -158,11 +159,17 @@ class Device {
     }
   }
 
+  // A collective by its operator, the number of its group, and its own.
+  using Joined = std::tuple<size_t, uint16_t, int64_t>;
+
   // The collectives that a stream has joined since the last call (`device_streams.py`).
-  std::deque<Name> take_joined(c10::StreamId stream) {
+  std::vector<Joined> take_joined(c10::StreamId stream) {
     const std::lock_guard<std::mutex> held(mutex_);
-    const auto found = joined_.find(stream);
-    return found == joined_.end() ? std::deque<Name>() : std::exchange(found->second, {});
+    std::vector<Joined> names;
+    for (const Name& name : std::exchange(joined_[stream], {})) {
+      names.emplace_back(name.op, name.group_number, name.seq);
+    }
+    return names;
   }
 
   std::shared_ptr<Held> hold(std::vector<c10::IValue> tensors, OrderEvents::Lent done) {
@@ -313,7 +320,7 @@ class DeviceWork final : public Work {
   int sourceRank() const override { return work_->sourceRank(); }
   c10::intrusive_ptr<Future> getFuture() override {
     if (in_backward()) {
-      span_->by_future.store(true, std::memory_order_release);
+      span_->taken_in_backward();
     }
     return work_->getFuture();
   }

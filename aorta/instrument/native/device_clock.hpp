@@ -126,6 +126,11 @@ class DeviceClock {
     return slots_[static_cast<size_t>(-mark - 1)].sent_ns;
   }
 
+  c10::StreamId stream_of(Mark mark) {
+    const std::lock_guard<std::mutex> held(mutex_);
+    return slots_[static_cast<size_t>(-mark - 1)].stream;
+  }
+
   int64_t bound_ns() const { return origin_bound_ns_; }
 
   void release(Mark mark) {
@@ -167,6 +172,7 @@ class DeviceClock {
     c10::Event event;
     size_t epoch;
     int64_t sent_ns;
+    c10::StreamId stream;
   };
 
   struct Epoch {
@@ -210,12 +216,13 @@ class DeviceClock {
 
   size_t recorded(const c10::Stream& stream) {
     if (free_.empty()) {
-      slots_.push_back({c10::Event(device_.type(), c10::EventFlag::BACKEND_DEFAULT), 0, 0});
+      slots_.push_back({c10::Event(device_.type(), c10::EventFlag::BACKEND_DEFAULT), 0, 0, 0});
       free_.push_back(slots_.size() - 1);
     }
     const size_t slot = free_.front();
     free_.pop_front();
     slots_[slot].event.record(stream);
+    slots_[slot].stream = stream.id();
     return slot;
   }
 

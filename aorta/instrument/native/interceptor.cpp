@@ -31,10 +31,10 @@
 #include "device.hpp"
 #include "hooks.hpp"
 #include "intervals.hpp"
+#include "marks.hpp"
 #include "phases.hpp"
 #include "ranges.hpp"
 #include "step.hpp"
-#include "reported.hpp"
 
 namespace {
 
@@ -44,6 +44,7 @@ using aorta::DeviceClock;
 using aorta::DeviceWork;
 using aorta::End;
 using aorta::Future;
+using aorta::Marks;
 using aorta::Name;
 using aorta::NO_MARK;
 using aorta::Noted;
@@ -158,19 +159,20 @@ class Kernel final : public c10::OperatorKernel {
 class Tap : public std::enable_shared_from_this<Tap> {
  public:
   // `on_group` is called with each new group, and returns its `on_device`, `early`, `shared`, its index in `progress` and its
-  // number in `ring`, which a run on a CPU has.
+  // number in `ring`.
   Tap(const std::vector<std::pair<std::string, Operator>>& operators,
       int64_t enqueue_ns,
       py::function on_group,
       std::shared_ptr<Device> device,
       std::shared_ptr<Progress> progress,
-      std::shared_ptr<Ring> ring)
+      const std::shared_ptr<Ring>& ring)
       : operators_(operators),
         enqueue_ns_(enqueue_ns),
         on_group_(std::move(on_group)),
         device_(std::move(device)),
         progress_(std::move(progress)),
-        step_(std::make_shared<Step>(std::move(ring))) {
+        step_(std::make_shared<Step>(
+            ring, device_ ? std::make_shared<Marks>(device_->shared_clock(), ring, progress_) : nullptr)) {
     device_key_ = device_ ? c10::computeDispatchKey(std::nullopt, std::nullopt, device_->clock().device())
                           : c10::DispatchKey::CPU;
   }
@@ -210,7 +212,6 @@ class Tap : public std::enable_shared_from_this<Tap> {
   }
 
   const std::shared_ptr<Step>& step() const { return step_; }
-  std::shared_ptr<DeviceClock> clock() const { return device_ ? device_->shared_clock() : nullptr; }
 
   // Returns how many collectives were dropped: all since the last step, unless this one `continues` it; and how many rows
   // stand before it.
@@ -219,39 +220,28 @@ class Tap : public std::enable_shared_from_this<Tap> {
       device_->begin();
     }
     const Noted noted = step_->begin(continues);
-    return {dropped(noted), noted.rows};
+    return {noted.count, noted.rows};
   }
-  size_t abandon() { return dropped(step_->abandon()); }
+  size_t abandon() { return step_->abandon().count; }
   size_t count() const { return step_->count(); }
   int64_t underway() const { return step_->underway(); }
   // How many collectives were captured into a graph since the last call.
   int64_t take_captured() { return captured_.exchange(0); }
 
-  // End the step; returns its events, which Python converts later (`rows_of`).
-  std::unique_ptr<Noted> end() {
-    return std::make_unique<Noted>(step_->end());
+  // End the step; returns the index behind its rows, and AORTA's own time by part.
+  std::pair<int64_t, std::array<int64_t, aorta::PARTS>> end() {
+    const Noted noted = step_->end();
+    return {noted.rows, noted.own_ns};
   }
 
-  // Return to the clock the marks that will not be read; how many collectives had them.
-  size_t dropped(const Noted& noted) {
-    if (!device_) {
-      return noted.count;
+  // The compute stream waits for another one between two marks; `joined`: operator, number of the group and of the
+  // collective, of each that this one had joined.
+  void wait_for_stream(aorta::Mark begin, aorta::Mark end, const std::vector<Device::Joined>& joined) {
+    std::vector<Name> names;
+    for (const auto& [op, group, seq] : joined) {
+      names.push_back({op, "", seq, group});
     }
-    for (const Collective& row : noted.collectives) {
-      if (row.span) {
-        device_->clock().release(row.span->start);
-        device_->clock().release(row.span->end);
-      }
-    }
-    for (const aorta::Waited& wait : noted.waits) {
-      device_->clock().release(wait.begin);
-      device_->clock().release(wait.end);
-    }
-    for (const aorta::Copied& copy : noted.copies) {
-      device_->clock().release(copy.start);
-      device_->clock().release(copy.end);
-    }
-    return noted.count;
+    step_->wait_for_stream(begin, end, names);
   }
 
   void collective(size_t index, const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
@@ -339,14 +329,14 @@ class Tap : public std::enable_shared_from_this<Tap> {
     const bool computes = device_->computes() && step_->is_open();
     const aorta::Mark begin = computes ? device_->clock().mark() : NO_MARK;
     for (const auto& span : batch->spans) {
-      span->launch = number;
-      span->start = marked();
+      span->is_part_of(number);
+      span->begins(marked());
     }
     auto work = own.without(launch);
     if (!work) {  // synchronous: on the caller's stream
       ended(batch->spans);
       if (computes) {
-        step_->wait({batch->last, begin, device_->clock().mark(), /*blocked=*/true, /*over=*/true});
+        step_->wait_on_device(batch->last, begin, device_->clock().mark());
       } else if (!device_->computes()) {
         device_->joined(batch->last);
       }
@@ -356,7 +346,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
     const auto side = device_->side("beside " + group.name);
     if (!side || batch->stacks) {
       for (const auto& span : batch->spans) {
-        span->untimed = side ? Untimed::STACKED_IN_A_BATCH : Untimed::NO_STREAM;
+        span->has_no_end(side ? Untimed::STACKED_IN_A_BATCH : Untimed::NO_STREAM);
       }
       return work;
     }
@@ -460,7 +450,8 @@ class Tap : public std::enable_shared_from_this<Tap> {
       return on_device_stream(op, group, row, boxed(), own, original);
     }
     auto work = original();
-    if (const int64_t returned_ns = now_ns(); returned_ns - row.issue_ns > enqueue_ns_ && step_->holds_up()) {
+    if (const int64_t returned_ns = now_ns();
+        !device_ && returned_ns - row.issue_ns > enqueue_ns_ && step_->holds_up()) {
       row.end->returned(returned_ns);
     }
     if (!work) {  // already complete: there is nothing to wait for
@@ -510,7 +501,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
     Collective row{
         call.index, group.name, 0, 0, std::nullopt, 0, call.waiters, nullptr, nullptr, group.number, call.peer};
     if (on_device) {
-      row.span = std::make_shared<Span>();
+      row.span = std::make_shared<Span>(step_->marks());
     } else {
       row.end = std::make_shared<End>();
     }
@@ -537,6 +528,8 @@ class Tap : public std::enable_shared_from_this<Tap> {
         group.listed, number, static_cast<int64_t>(call.index), row.dtype, row.bytes, call.peer, row.issue_ns);
     if (row.end) {
       row.end->note_in(progress_, place);
+    } else {
+      row.span->note_as(place);
     }
   }
 
@@ -544,7 +537,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
 
   void ended(const std::vector<std::shared_ptr<Span>>& spans) {
     for (const auto& span : spans) {
-      span->end = marked();
+      span->ends(marked());
     }
   }
 
@@ -587,7 +580,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
       std::string key = group.name;
       if (!group.shared.value_or(false)) {
         const int64_t peer = op.peer_at ? tensors[*op.peer_at].toInt() : aorta::UNKNOWN;
-        row.span->communicator = group.shared ? peer : aorta::UNKNOWN;
+        row.span->is_run_by(group.shared ? peer : aorta::UNKNOWN);
         key += (group.shared ? " " : " " + op.kind + " ") + std::to_string(peer);
       }
       return watched("beside " + key, caller, row, std::move(tensors), /*stacks=*/false, original);
@@ -604,7 +597,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
     }
     // The backend runs it on the caller's own stream, where two marks bracket it.
     device_->stalling(*step_, row.name(), [&] {
-      row.span->start = marked();
+      row.span->begins(marked());
       if (const auto work = original()) {
         own.without([&] { work->wait(); });
       }
@@ -628,7 +621,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
     aorta::OrderEvents::Lent done;
     {
       const c10::StreamGuard on(side);
-      row.span->start = marked();
+      row.span->begins(marked());
       work = original(asynchronous && synchronously);
       if (work) {
         work->wait();
@@ -666,14 +659,14 @@ class Tap : public std::enable_shared_from_this<Tap> {
       const Original& original) {
     const auto side = device_->side(key);
     if (!side) {
-      row.span->untimed = Untimed::NO_STREAM;
+      row.span->has_no_end(Untimed::NO_STREAM);
       original();
       return nullptr;
     }
     device_->order(caller, *side);
     {
       const c10::StreamGuard on(*side);
-      row.span->start = marked();
+      row.span->begins(marked());
     }
     auto work = original();
     if (!work) {  // the backend used the caller's stream after all
@@ -762,18 +755,30 @@ void Kernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torc
   tap->collective(index_, op, stack);
 }
 
+// How many collectives the group's backends themselves have counted, as `dispatcher.issued_by`; none if one keeps no count.
+std::optional<uint64_t> issued_by(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
+  try {
+    std::vector<const c10d::Backend*> backends;
+    uint64_t sum = 0;
+    for (const c10::Device& device : group->getDeviceTypes()) {
+      const auto backend = group->getBackend(device.type());
+      if (std::find(backends.begin(), backends.end(), backend.get()) == backends.end()) {
+        backends.push_back(backend.get());
+        sum += backend->getSequenceNumberForGroup();
+      }
+    }
+    return sum;
+  } catch (const c10::Error&) {
+    return std::nullopt;
+  } catch (const std::runtime_error&) {
+    return std::nullopt;
+  }
+}
+
 }  // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   ::pthread_atfork(nullptr, nullptr, [] { process = ::getpid(); });
-  pybind11::class_<End, std::shared_ptr<End>>(module, "End")
-      .def("ended", [](const End& end) -> std::optional<std::pair<int64_t, const char*>> {
-        const int64_t both = end.both();
-        if (both == 0) {
-          return std::nullopt;
-        }
-        return std::make_pair(End::moment_ns(both), End::source(both) == End::WAIT ? "wait" : "future");
-      });
   pybind11::class_<Operator>(module, "Operator")
       .def(
           pybind11::init<
@@ -830,13 +835,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
           return (*held)().cast<int>();
         });
       }))
-      .def("take_joined", [](Device& device, c10::StreamId stream) {
-        std::vector<std::tuple<size_t, std::string, int64_t>> names;
-        for (const Name& name : device.take_joined(stream)) {
-          names.emplace_back(name.op, name.group, name.seq);
-        }
-        return names;
-      });
+      .def("take_joined", &Device::take_joined);
   pybind11::class_<Progress, std::shared_ptr<Progress>>(module, "Progress")
       .def(pybind11::init<
            const std::string&,
@@ -874,22 +873,25 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def("take_captured", &Tap::take_captured)
       .def("batch_begins", &Tap::batch_begins, Unlocked())
       .def("batch_ends", &Tap::batch_ends, Unlocked())
-      .def("end", &Tap::end);
-  pybind11::class_<Noted>(module, "Noted")
-      .def("rows", &aorta::rows_of)
-      .def_readonly("ring_rows", &Noted::rows)
-      .def_readonly("own_ns", &Noted::own_ns);
+      .def("end", &Tap::end)
+      .def("wait_for_stream", &Tap::wait_for_stream)
+      .def("marks", [](const Tap& tap) { return tap.step()->marks(); });
+  pybind11::class_<Marks, std::shared_ptr<Marks>>(module, "Marks")
+      .def("settle", &Marks::settle)
+      .def("append", [](Marks& marks, int64_t kind, aorta::Mark begin, aorta::Mark end) {
+        return marks.append({static_cast<aorta::Kind>(kind)}, begin, end);
+      });
   pybind11::class_<Ring, std::shared_ptr<Ring>>(module, "Ring")
       .def(pybind11::init<int, uintptr_t, size_t, size_t, size_t, const std::vector<at::ScalarType>&>())
-      .def("functions", &aorta::ring_functions)
+      .def("functions", &aorta::row_functions, py::arg("marks") = nullptr)
       .def("end_step", &Ring::end_step)
+      .def("time_step", &Ring::time_step)
       .def("count", &Ring::count);
-  module.def("issued_by", &aorta::issued_by);
+  module.def("issued_by", &issued_by);
 
   using aorta::Ranges;
-  pybind11::class_<aorta::Passes>(module, "Passes").def("rows", &aorta::passes_of);
   pybind11::class_<Ranges, std::shared_ptr<Ranges>>(module, "Ranges")
-      .def(pybind11::init([](const Tap& tap) { return std::make_shared<Ranges>(tap.step(), tap.clock()); }))
+      .def(pybind11::init([](const Tap& tap) { return std::make_shared<Ranges>(tap.step()); }))
       .def("begin", &Ranges::begin)
       .def("end", &Ranges::end)
       .def("look", &Ranges::look)

@@ -1,7 +1,7 @@
 // When blocks computed and a backward pass ended, marked without Python, on the host's clock or a device's.
 //
 // The same as `aorta/instrument/compute_ranges.py` and `compute_ranges.py` do (docs/dev/measuring.md, R5): the hooks of `hooks.hpp`
-// report here, and a step's block passes and ends of backward passes come out. Must not touch a Python object.
+// report here, and block passes and ends of backward passes become rows. Must not touch a Python object.
 
 #pragma once
 
@@ -22,25 +22,9 @@
 
 namespace aorta {
 
-// One pass of one block, as marks; the end is 0 while it is open.
-struct Pass {
-  size_t block;
-  bool backward;
-  int64_t start;
-  int64_t end;
-};
-
-// Of one step on a device, in the order in which they began; `tails` is the strategy's work at the end of backward passes.
-struct Passes {
-  std::vector<Pass> all;
-  Stretches tails;
-};
-
 class Ranges : public std::enable_shared_from_this<Ranges> {
  public:
-  // `clock`: the device's; none on a CPU, where passes are rows of the step's ring.
-  Ranges(std::shared_ptr<Step> step, std::shared_ptr<DeviceClock> clock)
-      : step_(std::move(step)), clock_(std::move(clock)) {}
+  explicit Ranges(std::shared_ptr<Step> step) : step_(std::move(step)) {}
 
   void begin() {
     const std::lock_guard<std::mutex> held(mutex_);
@@ -48,13 +32,11 @@ class Ranges : public std::enable_shared_from_this<Ranges> {
     open_ = true;
   }
 
-  // Stop recording; returns the events since `begin`.
-  std::unique_ptr<Passes> end() {
+  // Stop recording; what is open has no end.
+  void end() {
     const std::lock_guard<std::mutex> held(mutex_);
     open_ = false;
-    auto taken = std::make_unique<Passes>(Passes{std::exchange(passes_, {}), std::exchange(tails_, {})});
     forget();
-    return taken;
   }
 
   // Observe from here on, until `ignore`; hooks already in a graph count too.
@@ -119,25 +101,27 @@ class Ranges : public std::enable_shared_from_this<Ranges> {
   // Runs before the strategy's own callback, which was queued later; queues a second one that runs after it.
   void nodes_ran() {
     const Own own(*step_, Part::BACKWARD);
+    int64_t begin = 0;
     {
       const std::lock_guard<std::mutex> held(mutex_);
       for (auto& pass : backward_) {
         close_backward(pass);
       }
+      begin = moment();
     }
-    when_backward_ends([self = shared_from_this(), begin = moment()] {
+    when_backward_ends([self = shared_from_this(), begin] {
       const Own own(*self->step_, Part::BACKWARD);
-      const int64_t end = self->moment();
+      int64_t end = 0;
       {
         const std::lock_guard<std::mutex> held(self->mutex_);
+        end = self->moment();
         if (self->open_) {
           self->add_tail(begin, end);
-        } else {
-          self->release(begin);
-          self->release(end);
+        } else if (Marks* marks = self->step_->marks().get()) {
+          marks->drop(begin, end);
         }
       }
-      self->step_->settle(self->clock_ ? now_ns() : end);
+      self->step_->settle(self->step_->marks() ? now_ns() : end);
       self->step_->add_watched(-1);
     });
   }
@@ -145,19 +129,21 @@ class Ranges : public std::enable_shared_from_this<Ranges> {
   bool recorded() const { return open_ && looks(); }
 
   int64_t opened(size_t block, bool backward) {
-    if (Ring* ring = step_->ring().get()) {
-      const uint8_t flags = backward ? flag::BACKWARD : 0;
-      return ring->append({Kind::PASS, flags, 0, 0, 0, names_[block], now_ns()});
+    Row row{Kind::PASS, backward ? flag::BACKWARD : uint8_t{0}, 0, 0, 0, names_[block]};
+    if (Marks* marks = step_->marks().get()) {
+      const int64_t index = step_->ring().append(row);
+      marks->begin(index, marks->clock().mark());
+      return index;
     }
-    passes_.push_back({block, backward, clock_->mark(), 0});
-    return static_cast<int64_t>(passes_.size()) - 1;
+    row.a = now_ns();
+    return step_->ring().append(row);
   }
 
   void close(int64_t pass) {
-    if (Ring* ring = step_->ring().get()) {
-      ring->end(pass, now_ns());
+    if (Marks* marks = step_->marks().get()) {
+      marks->end(pass, marks->clock().mark());
     } else {
-      passes_[static_cast<size_t>(pass)].end = clock_->mark();
+      step_->ring().end(pass, now_ns());
     }
   }
 
@@ -169,31 +155,20 @@ class Ranges : public std::enable_shared_from_this<Ranges> {
   }
 
   void add_tail(int64_t begin, int64_t end) {
-    if (Ring* ring = step_->ring().get()) {
-      ring->append({Kind::TAIL, 0, 0, 0, 0, 0, begin, end});
+    if (Marks* marks = step_->marks().get()) {
+      marks->append({Kind::TAIL}, begin, end);
     } else {
-      tails_.emplace_back(begin, end);
+      step_->ring().append({Kind::TAIL, 0, 0, 0, 0, 0, begin, end});
     }
   }
 
-  int64_t moment() const { return clock_ ? clock_->mark() : now_ns(); }
-  void release(int64_t mark) const {
-    if (clock_) {
-      clock_->release(mark);
-    }
+  // A time of the host, or a mark of the device: none outside of steps.
+  int64_t moment() const {
+    const Marks* marks = step_->marks().get();
+    return !marks ? now_ns() : open_ ? marks->clock().mark() : NO_MARK;
   }
 
   void forget() {
-    for (const Pass& pass : passes_) {
-      release(pass.start);
-      release(pass.end);
-    }
-    for (const auto& [begin, end] : tails_) {
-      release(begin);
-      release(end);
-    }
-    passes_.clear();
-    tails_.clear();
     for (auto& passes : forward_) {
       passes.clear();
     }
@@ -203,15 +178,12 @@ class Ranges : public std::enable_shared_from_this<Ranges> {
   }
 
   const std::shared_ptr<Step> step_;
-  const std::shared_ptr<DeviceClock> clock_;
   std::atomic<bool> looking_{false};
   std::atomic<int> asked_in_{-1};
   std::mutex mutex_;
   bool open_ = false;
-  std::vector<Pass> passes_;
-  Stretches tails_;
   std::vector<uint16_t> names_;
-  std::vector<std::vector<int64_t>> forward_;  // by block: those that are open, in `passes_` or the ring
+  std::vector<std::vector<int64_t>> forward_;  // by block: the rows of those that are open
   std::vector<std::optional<int64_t>> backward_;
 };
 

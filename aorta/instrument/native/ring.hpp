@@ -31,9 +31,9 @@ namespace aorta {
 inline std::atomic<pid_t> process{::getpid()};
 
 // Kinds and flags that compiled code writes; numbers as `ring_file.py` has them.
-enum class Kind : uint8_t { COLLECTIVE = 2, WAIT = 3, PASS = 4, TAIL = 5 };
+enum class Kind : uint8_t { COLLECTIVE = 2, WAIT = 3, PASS = 4, TAIL = 5, SPAN = 15, COPY = 16, GAP = 17, JOINED = 18 };
 namespace flag {
-constexpr uint8_t BLOCKED = 1, OVER = 2, BACKWARD = 1, BY_FUTURE = 1, UNWATCHED = 2;
+constexpr uint8_t BLOCKED = 1, OVER = 2, BACKWARD = 1, BY_FUTURE = 1, UNWATCHED = 2, COMPUTES = 4, ELSEWHERE = 8;
 }
 
 struct Row {
@@ -119,6 +119,32 @@ class Ring {
     }
   }
 
+  // The same of its begin.
+  void begin(int64_t index, int64_t a) {
+    if (Slot* slot = at(index)) {
+      slot->a = a;
+    }
+  }
+
+  // When the host recorded the mark that begins or ends its span.
+  void sent(int64_t index, bool ends, int64_t at_ns) {
+    if (Slot* slot = at(index)) {
+      (ends ? slot->b2 : slot->a2) = at_ns;
+    }
+  }
+
+  void store_y(int64_t index, int64_t y) {
+    if (Slot* slot = at(index)) {
+      slot->y = y;
+    }
+  }
+
+  // When a step began and ended on a device.
+  void time_step(int64_t index, int64_t a, int64_t b) {
+    begin(index, a);
+    end(index, b);
+  }
+
   // A step ends: also `y`, the index behind its last row.
   void end_step(int64_t index, int64_t b, int64_t y) {
     if (Slot* slot = at(index)) {
@@ -180,53 +206,5 @@ class Ring {
   Slot* rows_ = nullptr;
   std::array<uint8_t, 256> dtypes_{};
 };
-
-inline Ring& ring_of(PyObject* self) {
-  return **static_cast<std::shared_ptr<Ring>*>(PyCapsule_GetPointer(self, nullptr));
-}
-
-// (kind, name, x) -> index: a span begins now.
-inline PyObject* begin_span(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
-  Row row{static_cast<Kind>(PyLong_AsLong(arguments[0]))};
-  row.name = static_cast<uint16_t>(PyLong_AsLong(arguments[1]));
-  row.x = count > 2 ? PyLong_AsLongLong(arguments[2]) : 0;
-  row.a = now_ns();
-  return PyLong_FromLongLong(ring_of(self).append(row));
-}
-
-// (index) -> None: it ends now.
-inline PyObject* end_span(PyObject* self, PyObject* index) {
-  ring_of(self).end(PyLong_AsLongLong(index), now_ns());
-  Py_RETURN_NONE;
-}
-
-// (kind, flags, name, a, b, x, y, a2, b2) -> index: any row.
-inline PyObject* append_row(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
-  std::array<int64_t, 9> words{};
-  for (Py_ssize_t at = 0; at < count && at < static_cast<Py_ssize_t>(words.size()); ++at) {
-    words[static_cast<size_t>(at)] = PyLong_AsLongLong(arguments[at]);
-  }
-  if (PyErr_Occurred() != nullptr) {
-    return nullptr;
-  }
-  Row row{static_cast<Kind>(words[0]), static_cast<uint8_t>(words[1])};
-  row.name = static_cast<uint16_t>(words[2]);
-  row.a = words[3], row.b = words[4], row.x = words[5], row.y = words[6], row.a2 = words[7], row.b2 = words[8];
-  return PyLong_FromLongLong(ring_of(self).append(row));
-}
-
-// C functions of one ring: pybind11's overhead is several times the cost of a row.
-inline py::tuple ring_functions(std::shared_ptr<Ring> ring) {
-  static PyMethodDef begin{"begin_span", reinterpret_cast<PyCFunction>(&begin_span), METH_FASTCALL, nullptr};
-  static PyMethodDef end{"end_span", end_span, METH_O, nullptr};
-  static PyMethodDef append{"append_row", reinterpret_cast<PyCFunction>(&append_row), METH_FASTCALL, nullptr};
-  const py::capsule self(new std::shared_ptr<Ring>(std::move(ring)), [](void* held) {
-    delete static_cast<std::shared_ptr<Ring>*>(held);
-  });
-  const auto function = [&self](PyMethodDef& method) {
-    return py::reinterpret_steal<py::object>(PyCFunction_New(&method, self.ptr()));
-  };
-  return py::make_tuple(function(begin), function(end), function(append));
-}
 
 }  // namespace aorta

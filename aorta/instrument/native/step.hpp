@@ -22,6 +22,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "host_clock.hpp"
+#include "marks.hpp"
 #include "progress.hpp"
 #include "ring.hpp"
 
@@ -93,12 +94,10 @@ class End {
 
   // A backward pass took its future, and waits for that at its end (DDP).
   void taken_in_backward() {
-    by_future_.store(true, std::memory_order_release);
     if (ring_) {
       ring_->add_flags(row_, flag::BY_FUTURE);
     }
   }
-  bool by_future() const { return by_future_.load(std::memory_order_acquire); }
 
   // The call that issued it returned, on the thread that trains.
   void returned(int64_t at_ns) {
@@ -109,30 +108,12 @@ class End {
 
  private:
   std::atomic<int64_t> both_{0};
-  std::atomic<bool> by_future_{false};
   std::shared_ptr<Ring> ring_;
   int64_t row_ = Ring::NOWHERE;
   std::shared_ptr<Progress> progress_;
   int64_t progress_index_ = Progress::NOWHERE;
   std::mutex mutex_;
   c10::weak_intrusive_ptr<Future> future_{c10::intrusive_ptr<Future>()};
-};
-
-// Which communicator runs a collective on a device, beside the ranks' numbers: a pair has one with each of them.
-constexpr int64_t OF_THE_GROUP = -1;
-constexpr int64_t UNKNOWN = -2;
-
-// Why a collective on a device has no end (`in_flight.py` has the words).
-enum class Untimed : int64_t { NO = 0, NO_STREAM = 1, STACKED_IN_A_BATCH = 2 };
-
-// Of a collective on a device: marks of its start and end (0: none), and which launch it was part of, if a batch's.
-struct Span {
-  int64_t start = 0;
-  int64_t end = 0;
-  std::optional<int64_t> launch;
-  int64_t communicator = OF_THE_GROUP;
-  Untimed untimed = Untimed::NO;
-  std::atomic<bool> by_future{false};
 };
 
 // A collective as rows name it.
@@ -159,10 +140,7 @@ struct Collective {
   Name name() const { return {op, group, seq, group_number}; }
 };
 
-using Stretches = std::vector<std::pair<int64_t, int64_t>>;
-
-// One wait of what computes, on the host's clock or between two marks. `blocked`: as far as the host knows it had to
-// wait; `over`: it returned, and did not fail.
+// One wait of the host. `blocked`: as far as it knows it had to wait; `over`: it returned, and did not fail.
 struct Waited {
   Name of;
   int64_t begin;
@@ -171,15 +149,15 @@ struct Waited {
   bool over;
 };
 
-// From where to where a copy moved bytes; numbers as `copies.DIRECTIONS` has them.
+// From where to where a copy moved bytes; numbers as `ring_file.DIRECTIONS` has them.
 enum class Direction : int64_t { H2D = 0, D2H = 1, D2D = 2, P2P = 3 };
 
-// One copy between two marks (0: none could be taken); whether on the stream that computes.
+// One copy between two marks (`NO_MARK`: none could be taken); whether on the stream that computes.
 struct Copied {
   Direction direction;
   int64_t bytes;
-  int64_t start;
-  int64_t end;
+  Mark start;
+  Mark end;
   bool computes;
 };
 
@@ -188,26 +166,22 @@ struct Copied {
 enum class Part : size_t { COLLECTIVES = 0, WAITS = 1, COPIES = 2, FORWARD = 3, BACKWARD = 4 };
 constexpr size_t PARTS = 5;
 
-// The events of one finished step, as far as they are no rows. `count`: of its collectives; `rows`: of the ring until then;
-// `unwatched`: how many collectives were issued in backward passes before, or without, a gradient of what is watched.
-// `own_ns`: AORTA's own time, by part.
+// What a finished step leaves beside its rows: how many collectives it had, how many rows the ring until then, and AORTA's
+// own time, by part.
 struct Noted {
   size_t count = 0;
   int64_t rows = 0;
-  std::vector<Collective> collectives;
-  std::vector<Waited> waits;
-  std::vector<Copied> copies;
-  int64_t unwatched = 0;
   std::array<int64_t, PARTS> own_ns{};
 };
 
-// The events of one step, and from its end on those of the next one; of a run on a CPU as rows of its ring. Written from
-// any thread.
+// The events of one step, and from its end on those of the next one, as rows of the ring. Written from any thread.
 class Step {
  public:
-  explicit Step(std::shared_ptr<Ring> ring) : ring_(std::move(ring)) {}
+  // `marks`: of a device, none on a CPU.
+  Step(std::shared_ptr<Ring> ring, std::shared_ptr<Marks> marks) : ring_(std::move(ring)), marks_(std::move(marks)) {}
 
-  const std::shared_ptr<Ring>& ring() const { return ring_; }
+  Ring& ring() const { return *ring_; }
+  const std::shared_ptr<Marks>& marks() const { return marks_; }
 
   // Begin a step on the thread that trains. Returns the events since the last one, unless the step `continues` it:
   // then they are its own.
@@ -233,7 +207,7 @@ class Step {
   // How many collectives were recorded since the last step ended.
   size_t count() const {
     const std::lock_guard<std::mutex> held(mutex_);
-    return ring_ ? ends_.size() : noted_.collectives.size();
+    return count_;
   }
 
   bool is_open() const {
@@ -257,11 +231,6 @@ class Step {
       return;
     }
     const bool unwatched = watched_passes_ == 0 && in_backward();
-    if (!ring_) {
-      noted_.collectives.push_back(row);
-      noted_.unwatched += static_cast<int64_t>(unwatched);
-      return;
-    }
     const int64_t index = ring_->append(
         {Kind::COLLECTIVE,
          unwatched ? flag::UNWATCHED : uint8_t{0},
@@ -275,8 +244,13 @@ class Step {
          row.seq,
          0,
          row.peer});
-    row.end->keep_in(ring_, index);
-    ends_.push_back(row.end);
+    ++count_;
+    if (row.span) {
+      row.span->keep_beside(index);
+    } else {
+      row.end->keep_in(ring_, index);
+      ends_.push_back(row.end);
+    }
   }
 
   // Backward passes that reached what is watched begin (1) or end (-1); one may run within another, of a checkpoint.
@@ -317,21 +291,37 @@ class Step {
     }
   }
 
-  // A wait of the compute stream.
-  void wait(Waited waited) {
-    const std::lock_guard<std::mutex> held(mutex_);
-    if (open_) {
-      noted_.waits.push_back(std::move(waited));
+  // A wait of the compute stream, between two marks.
+  void wait_on_device(const Name& of, Mark begin_mark, Mark end_mark) {
+    append({Kind::WAIT,
+            flag::BLOCKED | flag::OVER,
+            static_cast<uint8_t>(of.op),
+            0,
+            of.group_number,
+            0,
+            0,
+            0,
+            0,
+            of.seq},
+           begin_mark,
+           end_mark);
+  }
+
+  // Between these marks the compute stream may have waited for a stream of the strategy, and so for the collectives that
+  // this one had joined.
+  void wait_for_stream(Mark begin_mark, Mark end_mark, const std::vector<Name>& joined) {
+    const int64_t index = append({Kind::GAP}, begin_mark, end_mark);
+    for (const Name& name : joined) {
+      ring_->append(
+          {Kind::JOINED, 0, static_cast<uint8_t>(name.op), 0, name.group_number, 0, 0, 0, index, name.seq});
     }
   }
 
-  // Whether it was recorded.
-  bool copy(const Copied& copied) {
-    const std::lock_guard<std::mutex> held(mutex_);
-    if (open_) {
-      noted_.copies.push_back(copied);
-    }
-    return open_;
+  void copy(const Copied& copied) {
+    const auto flags = static_cast<uint8_t>(
+        static_cast<int64_t>(copied.direction) | (copied.computes ? flag::COMPUTES : 0) |
+        (copied.end == NO_MARK ? flag::ELSEWHERE : 0));
+    append({Kind::COPY, flags, 0, 0, 0, 0, 0, 0, copied.bytes}, copied.start, copied.end);
   }
 
   // The caller continued at `at_ns` because collectives were over: those that are ended by then.
@@ -339,11 +329,6 @@ class Step {
     std::vector<std::shared_ptr<End>> open;
     {
       const std::lock_guard<std::mutex> held(mutex_);
-      for (const Collective& row : noted_.collectives) {
-        if (row.end && row.end->both() == 0) {
-          open.push_back(row.end);
-        }
-      }
       for (const auto& end : ends_) {
         if (end->both() == 0) {
           open.push_back(end);
@@ -358,24 +343,33 @@ class Step {
  private:
   Noted taken() {
     watched_passes_ = 0;  // one that failed has no end
-    noted_.count = ring_ ? ends_.size() : noted_.collectives.size();
-    noted_.rows = ring_ ? ring_->count() : 0;
+    Noted noted{std::exchange(count_, 0), ring_->count()};
     ends_.clear();
     for (size_t part = 0; part < PARTS; ++part) {
-      noted_.own_ns[part] = own_ns_[part].exchange(0, std::memory_order_relaxed);
+      noted.own_ns[part] = own_ns_[part].exchange(0, std::memory_order_relaxed);
     }
-    return std::exchange(noted_, {});
+    return noted;
+  }
+
+  // A row of a step between two marks of the device; nowhere outside of steps.
+  int64_t append(const Row& row, Mark begin_mark, Mark end_mark) {
+    if (is_open()) {
+      return marks_->append(row, begin_mark, end_mark);
+    }
+    marks_->drop(begin_mark, end_mark);
+    return Ring::NOWHERE;
   }
 
   const std::shared_ptr<Ring> ring_;
+  const std::shared_ptr<Marks> marks_;
   mutable std::mutex mutex_;
   bool open_ = false;
-  std::vector<std::shared_ptr<End>> ends_;  // of the collectives that are rows
+  std::vector<std::shared_ptr<End>> ends_;  // of the collectives on the host
   std::atomic<std::thread::id> trains_{};
   std::array<std::atomic<int64_t>, PARTS> own_ns_{};
   int64_t watched_passes_ = 0;
   int64_t underway_ = 0;
-  Noted noted_;
+  size_t count_ = 0;  // of collectives
 };
 
 // Times a scope as AORTA's own work, but for the calls of others that `without` makes in it.

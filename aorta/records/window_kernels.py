@@ -10,15 +10,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, TypeAlias
 
+from aorta.records.device_rows import Communication
 from aorta.timeline import intervals
 from aorta.timeline.classes import DeviceKernel, communicates
 from aorta.timeline.intervals import Interval
 from aorta.timeline.overlap import Overlap
 
-if TYPE_CHECKING:  # an open step names its window
-    from aorta.instrument.step_marks import ReadMarks
+Pass: TypeAlias = tuple[str, str, int, int]
+"""A pass of a block: (block, phase, start_ns, end_ns), in nanoseconds of the clock."""
 
 
 class RunningKernels(NamedTuple):
@@ -68,16 +69,22 @@ class WindowKernels:
         """Give up kernels: the steps are measured by their marks alone."""
         self.known, self.problem = True, problem
 
-    def within(self, marked: ReadMarks, window: Interval) -> RunningKernels | None:
-        """Return the kernels of a step; None, with a `problem`, where some are missing."""
+    def within(
+        self, passes: Sequence[Pass], communication: Sequence[Communication], window: Interval
+    ) -> RunningKernels | None:
+        """Return the kernels of a step; None, with a `problem`, where some are missing.
+
+        Args:
+            communication: the collectives that touch the step.
+        """
         if self.problem is not None and not self._compute and not self._comm:
             return None
-        ranges = intervals.merge(intervals.clip([(low, high) for _, _, low, high in marked.passes], window))
+        ranges = intervals.merge(intervals.clip([(low, high) for _, _, low, high in passes], window))
         compute = self._computing(ranges)
         comm = [kernel for kernel in self._comm if kernel.start_ns < window[1] and kernel.end_ns > window[0]]
         spans = [(kernel.start_ns, kernel.end_ns) for kernel in comm]
         seen = intervals.merge(spans)
-        of_device = [one for one in marked.communication if one.on_device and one.possible[0] < one.possible[1]]
+        of_device = [one for one in communication if one.on_device and one.possible[0] < one.possible[1]]
         missing = sum(not intervals.intersect([one.possible], seen) for one in of_device)
         if missing:
             self.problem = f"the profiler saw no kernel of {missing} of {len(of_device)} collectives of a step"
@@ -85,8 +92,8 @@ class WindowKernels:
         if ranges and not compute:
             self.problem = "the profiler saw no kernel inside the blocks of a step"
             return None
-        kinds: dict[str, list[Interval]] = {one.kind: [] for one in marked.communication}
-        for one in marked.communication:
+        kinds: dict[str, list[Interval]] = {one.kind: [] for one in communication}
+        for one in communication:
             if not one.on_device:
                 kinds[one.kind].append(one.possible)
         unknown: list[Interval] = []
@@ -100,7 +107,7 @@ class WindowKernels:
         self,
         by_marks: Overlap,
         by_kernels: Overlap,
-        marked: ReadMarks,
+        passes: Sequence[Pass],
         stalls: Sequence[Interval],
         compute: list[Interval],
     ) -> None:
@@ -116,7 +123,7 @@ class WindowKernels:
         found.marked_hidden_ns += by_marks.hidden_ns
         found.marked_exposed_ns += by_marks.bounds.get("exposed_comm_ms", (by_marks.exposed_ns / 1e6,))[0] * 1e6
         busy = intervals.merge(compute)
-        for block, phase, low, high in marked.passes:
+        for block, phase, low, high in passes:
             ran = intervals.subtract(intervals.merge([(low, high)]), stalls)
             length, share = found.blocks.get((block, phase), (0, 0))
             length += intervals.measure(ran)

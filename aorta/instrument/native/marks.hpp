@@ -1,0 +1,228 @@
+// Rows whose times are a device's: a row is appended when its span opens on the host, and says when the host recorded its
+// marks; when the device passed them is stored once that is known.
+//
+// On a stream marks pass in the order in which they were recorded, so only the oldest of each is asked about. Must not wait
+// for the device, or touch a Python object; marks come from any thread.
+
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include "device_clock.hpp"
+#include "progress.hpp"
+#include "ring.hpp"
+
+namespace aorta {
+
+class Marks {
+ public:
+  Marks(std::shared_ptr<DeviceClock> clock, std::shared_ptr<Ring> ring, std::shared_ptr<Progress> progress)
+      : clock_(std::move(clock)), ring_(std::move(ring)), progress_(std::move(progress)) {}
+
+  DeviceClock& clock() const { return *clock_; }
+  Ring& ring() const { return *ring_; }
+
+  // A mark begins the span of a row, or ends it. Without a row it is used again.
+  void begin(int64_t row, Mark mark) { add({mark, row, Edge::BEGIN}); }
+  void end(int64_t row, Mark mark) { add({mark, row, Edge::END}); }
+  // That of a collective's span, which is the end of the collective; `noted`: its index in the progress file.
+  void end_of(int64_t collective, int64_t span, int64_t noted, Mark mark) {
+    add({mark, span, Edge::END, collective, noted});
+  }
+
+  // Appends a row whose span is between two marks; its index.
+  int64_t append(const Row& row, Mark begin_mark, Mark end_mark) {
+    const int64_t index = ring_->append(row);
+    begin(index, begin_mark);
+    end(index, end_mark);
+    return index;
+  }
+
+  // Marks of which nothing is recorded.
+  void drop(Mark begin_mark, Mark end_mark) {
+    clock_->release(begin_mark);
+    clock_->release(end_mark);
+  }
+
+  // Store what the device has passed. While a graph is being captured no event may be asked for.
+  void settle() {
+    if (is_capturing(clock_->current())) {
+      return;
+    }
+    const std::lock_guard<std::mutex> held(mutex_);
+    for (auto& [_, queue] : queues_) {
+      while (!queue.empty()) {
+        const std::optional<int64_t> at_ns = clock_->read_ns(queue.front().mark);
+        if (!at_ns) {
+          break;
+        }
+        store(queue.front(), *at_ns);
+        clock_->release(queue.front().mark);
+        queue.pop_front();
+      }
+    }
+  }
+
+ private:
+  enum class Edge : uint8_t { BEGIN, END };
+
+  struct Pending {
+    Mark mark;
+    int64_t row;
+    Edge edge;
+    int64_t collective = Ring::NOWHERE;
+    int64_t noted = Progress::NOWHERE;
+  };
+
+  static constexpr int64_t WHEN_UNKNOWN = -1;  // `progress_file.py`: it has completed, but who waits was told late
+
+  void add(const Pending& pending) {
+    const std::optional<int64_t> sent_ns = clock_->sent_ns(pending.mark);
+    if (!sent_ns) {  // none could be taken
+      return;
+    }
+    if (pending.row == Ring::NOWHERE) {
+      clock_->release(pending.mark);
+      return;
+    }
+    ring_->sent(pending.row, pending.edge == Edge::END, *sent_ns);
+    const std::lock_guard<std::mutex> held(mutex_);
+    queues_[clock_->stream_of(pending.mark)].push_back(pending);
+  }
+
+  void store(const Pending& pending, int64_t at_ns) {
+    if (pending.edge == Edge::BEGIN) {
+      ring_->begin(pending.row, at_ns);
+      return;
+    }
+    ring_->end(pending.row, at_ns);
+    ring_->end(pending.collective, at_ns * 2);
+    if (progress_ && pending.noted != Progress::NOWHERE) {
+      progress_->completed(pending.noted, WHEN_UNKNOWN);
+    }
+  }
+
+  const std::shared_ptr<DeviceClock> clock_;
+  const std::shared_ptr<Ring> ring_;
+  const std::shared_ptr<Progress> progress_;
+  std::mutex mutex_;
+  std::map<c10::StreamId, std::deque<Pending>> queues_;
+};
+
+// Which communicator runs a collective on a device, beside the ranks' numbers: a pair has one with each of them.
+constexpr int64_t OF_THE_GROUP = -1;
+constexpr int64_t UNKNOWN = -2;
+
+// Why a collective on a device has no end (`ring_file.py` has the words).
+enum class Untimed : uint8_t { NO_STREAM = 1, STACKED_IN_A_BATCH = 2 };
+
+// When a collective ran on a device: a row beside its own. Written on the thread that issues it.
+class Span {
+ public:
+  Span(std::shared_ptr<Marks> marks) : marks_(std::move(marks)) {}
+
+  // The row of its collective; before anything else.
+  void keep_beside(int64_t collective) {
+    collective_ = collective;
+    if (collective != Ring::NOWHERE) {
+      row_ = marks_->ring().append({Kind::SPAN, 0, 0, 0, 0, 0, 0, 0, collective, packed()});
+    }
+  }
+  // Its index in the progress file.
+  void note_as(int64_t noted) { noted_ = noted; }
+
+  void begins(Mark mark) { marks_->begin(row_, mark); }
+  void ends(Mark mark) { marks_->end_of(collective_, row_, noted_, mark); }
+  void is_part_of(int64_t launch) {
+    launch_ = launch;
+    marks_->ring().store_y(row_, packed());
+  }
+  void is_run_by(int64_t communicator) {
+    communicator_ = communicator;
+    marks_->ring().store_y(row_, packed());
+  }
+  void has_no_end(Untimed why) { marks_->ring().add_flags(row_, static_cast<uint8_t>(why)); }
+  // A backward pass took its future, and waits for that at its end (DDP).
+  void taken_in_backward() { marks_->ring().add_flags(collective_, flag::BY_FUTURE); }
+
+ private:
+  // 0 stands for a collective that was launched by itself, and for one whose communicator nobody knows.
+  int64_t packed() const { return (launch_ + 1) << 32 | (communicator_ - UNKNOWN); }
+
+  const std::shared_ptr<Marks> marks_;
+  int64_t collective_ = Ring::NOWHERE;
+  int64_t row_ = Ring::NOWHERE;
+  int64_t noted_ = Progress::NOWHERE;
+  int64_t launch_ = -1;
+  int64_t communicator_ = OF_THE_GROUP;
+};
+
+// What C functions of Python append to; `marks`: of a device, none on a CPU.
+struct Rows {
+  std::shared_ptr<Ring> ring;
+  std::shared_ptr<Marks> marks;
+};
+
+inline const Rows& rows_of(PyObject* self) { return *static_cast<Rows*>(PyCapsule_GetPointer(self, nullptr)); }
+
+// (kind, name, x) -> index: a span begins now.
+inline PyObject* begin_span(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
+  const Rows& rows = rows_of(self);
+  Row row{static_cast<Kind>(PyLong_AsLong(arguments[0]))};
+  row.name = static_cast<uint16_t>(PyLong_AsLong(arguments[1]));
+  row.x = count > 2 ? PyLong_AsLongLong(arguments[2]) : 0;
+  if (!rows.marks) {
+    row.a = now_ns();
+    return PyLong_FromLongLong(rows.ring->append(row));
+  }
+  const int64_t index = rows.ring->append(row);
+  rows.marks->begin(index, rows.marks->clock().mark());
+  return PyLong_FromLongLong(index);
+}
+
+// (index) -> None: it ends now.
+inline PyObject* end_span(PyObject* self, PyObject* index) {
+  const Rows& rows = rows_of(self);
+  if (rows.marks) {
+    rows.marks->end(PyLong_AsLongLong(index), rows.marks->clock().mark());
+  } else {
+    rows.ring->end(PyLong_AsLongLong(index), now_ns());
+  }
+  Py_RETURN_NONE;
+}
+
+// (kind, flags, name, a, b, x, y, a2, b2) -> index: any row.
+inline PyObject* append_row(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
+  std::array<int64_t, 9> words{};
+  for (Py_ssize_t at = 0; at < count && at < static_cast<Py_ssize_t>(words.size()); ++at) {
+    words[static_cast<size_t>(at)] = PyLong_AsLongLong(arguments[at]);
+  }
+  if (PyErr_Occurred() != nullptr) {
+    return nullptr;
+  }
+  Row row{static_cast<Kind>(words[0]), static_cast<uint8_t>(words[1])};
+  row.name = static_cast<uint16_t>(words[2]);
+  row.a = words[3], row.b = words[4], row.x = words[5], row.y = words[6], row.a2 = words[7], row.b2 = words[8];
+  return PyLong_FromLongLong(rows_of(self).ring->append(row));
+}
+
+// C functions of one ring: pybind11's overhead is several times the cost of a row.
+inline py::tuple row_functions(std::shared_ptr<Ring> ring, std::shared_ptr<Marks> marks) {
+  static PyMethodDef begin{"begin_span", reinterpret_cast<PyCFunction>(&begin_span), METH_FASTCALL, nullptr};
+  static PyMethodDef end{"end_span", end_span, METH_O, nullptr};
+  static PyMethodDef append{"append_row", reinterpret_cast<PyCFunction>(&append_row), METH_FASTCALL, nullptr};
+  const py::capsule self(
+      new Rows{std::move(ring), std::move(marks)}, [](void* held) { delete static_cast<Rows*>(held); });
+  const auto function = [&self](PyMethodDef& method) {
+    return py::reinterpret_steal<py::object>(PyCFunction_New(&method, self.ptr()));
+  };
+  return py::make_tuple(function(begin), function(end), function(append));
+}
+
+}  // namespace aorta
