@@ -74,7 +74,6 @@ def test_report_of_two_labels_from_anywhere(tmp_path: Path) -> None:
     done = run([*REPORT, "--reference", "cuda", "--candidate", "rocm"], tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("[?] Not tested: ")
-    assert "One launch per side; a verdict needs four." in done.stdout
     folder = tmp_path / "reports" / "rocm-vs-cuda"
     summary = json.loads((folder / "summary.json").read_text())
     assert set(summary["datasets"]) == {"cuda", "rocm"}

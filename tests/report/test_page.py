@@ -26,7 +26,7 @@ from aorta.report.run_tables import comparison_table
 from aorta.report.summary import summarize
 from aorta.report.tables import Table, page_table
 from aorta.report.text import brief_text
-from tests.analysis.builders import collective, header, metrics, step, write_rank
+from tests.analysis.builders import collective, header, metrics, step, write_manifest, write_rank
 from tests.report.pages import (
     Parts,
     as_bokeh,
@@ -281,6 +281,17 @@ def test_a_job_step_that_is_not_known_is_not_drawn(tmp_path: Path) -> None:
     assert "x: no job step is drawn: 1 of 3 ranks are missing; the slowest may be among them" in text
     assert "median step of the ranks read" in text
     assert "job step</option>" not in html
+
+
+def test_ranks_with_another_environment_or_library_are_named(tmp_path: Path) -> None:
+    write_rank(tmp_path / "run", header(), [step(0, 1, at, overlap=metrics(10, 8, 4, 2)) for at in range(4)])
+    other = {"environment_differences": {"2": {"NCCL_ALGO": "Tree"}}, "collective_library_differences": {"3": None}}
+    write_manifest(tmp_path / "run", **other)
+    datasets = {"x": LabelledRun("x", load_run(tmp_path / "run"))}
+    text = text_of(page(datasets, summarize(subjects(datasets)), tmp_path / "r.html"))
+    assert "x: another environment than that of rank 0 on rank 2" in text
+    assert "environment_differences.2.NCCL_ALGO Tree" in text
+    assert "x: another collective library than that of rank 0 on rank 3" in text
 
 
 def test_the_navigation_says_what_headings_say(written: tuple[Summary, str]) -> None:

@@ -22,7 +22,7 @@ from aorta.records.record_file import header_of
 from aorta.report import files as report_folder
 from aorta.report.files import write_report
 from aorta.report.page.account_bars import parts
-from tests.analysis.builders import header, metrics, simulated_run, step, strict_json, write_rank
+from tests.analysis.builders import collective, header, metrics, simulated_run, step, strict_json, write_rank
 from tests.autopsy import hangs
 from tests.read.kineto_files import ALLREDUCE, GEMM, document, kernel
 from tests.read.rocprof_files import as_csv
@@ -72,11 +72,19 @@ def test_the_text_fits_and_names_denominators(tmp_path: Path) -> None:
     assert "overlap_ratio = hidden/comm" in said
     assert "overlap_over_compute" not in said  # it is in summary.json
     assert "exposed_share = exposed/step" in said
-    assert text.startswith("[?] Not tested: ")
-    assert "One launch per side; a verdict needs four." in said
     assert (
         text.index("overlap_ratio  ") < text.index("What makes the step longer or shorter") < text.index("2 of 2 ranks")
     )
+
+
+def test_the_collectives_of_a_dataset_are_told_with_what_limits_them(tmp_path: Path) -> None:
+    rows = [collective("reducescatter", end_source="wait"), collective("broadcast", 1)]
+    for rank in range(2):
+        write_rank(tmp_path, header(rank, 2), [step(rank, 2, overlap=metrics(10, 8, 4, 2), collectives=rows)])
+    text = write_report({"x": tmp_path}, tmp_path / "out", html=False).text
+    assert "reducescatter world 2 1 MB 1 1 1 0" in " ".join(text.split())
+    assert "reducescatter: transfer is an upper bound: some ends are the end of the caller's wait." in text
+    assert "No transfer time of broadcast: a rank may end this kind early" in text
 
 
 def test_a_run_of_no_step_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
@@ -93,9 +101,8 @@ def test_a_run_of_no_step_that_hung_has_a_report_on_it(tmp_path: Path) -> None:
     save_autopsy(tmp_path / "run", [msgspec.structs.replace(one, host="node3", pid=4711) for one in evidence])
     report = write_report({"x": tmp_path / "run"}, tmp_path / "out", brief=True)
     page = text_of((tmp_path / "out" / "report.html").read_text())
-    assert "Rank 3 (PID 4711 on node3) is in data" in page
     assert "Overlap ratio" not in page[: page.index("Rank 3 (PID 4711")]
-    assert "x: Rank 3 hung outside collectives: rank 3 (PID 4711 on node3) is in data" in " ".join(report.text.split())
+    assert "x: Rank 3 hung outside collectives" in report.text
     assert report.summary["datasets"]["x"]["autopsy"]["culprits"][0]["rank"] == 3
 
 
@@ -167,6 +174,16 @@ def test_nulls_everywhere_are_still_json_and_still_drawn(tmp_path: Path) -> None
     assert (tmp_path / "out" / "x_timeline.png").exists()
     assert report.not_drawn == {}
     assert f": {why}" in " ".join(report.text.split())
+
+
+def test_a_metric_that_is_unknown_on_one_side_and_0_on_the_other_is_shown(tmp_path: Path) -> None:
+    for name, unknown in (("a", {"comm_ms": "not measured"}), ("b", {})):
+        overlap = metrics(10, 8, 0, 0) | dict.fromkeys(unknown)
+        write_rank(tmp_path / name, header(), [step(0, 1, at, overlap=overlap, reasons=unknown) for at in range(3)])
+    text = write_report({name: tmp_path / name for name in "ab"}, tmp_path / "out", "a", "b", html=False).text
+    (row,) = (line.split() for line in text[text.index("metric ") :].splitlines() if line.startswith("comm_ms "))
+    assert (row[1], float(row[2])) == ("-", 0)
+    assert "0 on both sides:" in text
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -79,9 +79,7 @@ def test_without_a_change_it_says_what_there_is_to_gain(runs: Path, capsys: pyte
     assert said["gains"][0]["change"] == "network.bandwidth=x2"
     assert said["marginals"][0]["gain_ms"] > 0
     assert main([str(runs / "fsdp"), "--last", "3"]) == 0
-    lines = capsys.readouterr().out
-    assert re.search(r"a step takes [\d.]+ ms; most to gain:\n  1. twice the bandwidth: ", lines)
-    assert "note: do not add these up" in lines
+    assert re.search(r"a step takes [\d.]+ ms; most to gain:\n  1. twice the bandwidth: ", capsys.readouterr().out)
 
 
 def test_what_is_asked_twice_is_refused(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,7 +107,6 @@ def test_on_a_real_network_a_prediction_is_an_upper_bound(tmp_path: Path, capsys
     assert main([run, "--set", "network.bandwidth=x2"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert re.search(r"job step at most [\d.]+ ms \([^)]+\) shorter, [\d.]+ % of \d+ ms, contention ignored", said)
-    assert "note: real network: a gain is an upper bound, because contention" in said
     assert main([run, "--set", "rank.1.late_ms=9"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert re.search(r"job step [\d.]+ ms \([^)]+\) longer, [\d.]+ % of \d+ ms, contention ignored", said)

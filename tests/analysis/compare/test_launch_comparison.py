@@ -73,14 +73,10 @@ def test_a_regression_is_told_first_with_everything_it_rests_on(tmp_path: Path) 
     assert tests["comm_ms"]["verdict"] is None
     entry = found.summary["datasets"]["new"]
     assert (entry["launches"], entry["representative"]) == (4, str(sides[1] / "01"))
-    text = found.text
-    assert "\nLosses: bit-equal in all 14 rank-steps\n" in text
-    assert " ".join(text.split("\nTest: ")[0].split()) == f"[x] {comparison['headline']} {comparison['numbers']}"
-    assert comparison["headline"] == "More exposed communication: 1.85 -> 3.85 ms; step time unchanged."
-    assert " ".join(text.split("\nTest: ")[1].split()).startswith("exposed_comm_ms: +108 %, 95 % interval ")
-    assert max(len(line) for line in text.splitlines() if str(tmp_path) not in line) <= 100
-    row = next(line for line in text.splitlines() if line.startswith("overlap_ratio "))
-    assert "-20 points -23 to -17 points 0.0286 x regression" in " ".join(row.split())
+    said = " ".join(found.text.split())
+    assert "Losses: bit-equal in all 14 rank-steps" in said
+    assert said.startswith(f"[x] {comparison['headline']} {comparison['numbers']} Test: exposed_comm_ms: +108 %, ")
+    assert "-20 points -23 to -17 points 0.0286 x regression" in said
 
 
 def test_across_platforms_a_slower_step_still_withholds(tmp_path: Path) -> None:
@@ -170,13 +166,7 @@ def test_runs_of_two_jobs_below_one_folder_are_no_launch_set_of_their_own(tmp_pa
     folder = tmp_path / "artifacts"
     launch(folder / "gpt", 0.8, 580.0, config=OTHER)
     launch(folder / "small", 0.8, 20.0)
-    listed = (
-        f"NOT COMPARABLE: the runs in {folder} are not launches of one job:\n"
-        f"  {folder / 'gpt'}: workload.model_dim=128\n  {folder / 'small'}: workload.model_dim=64\n"
-        f"Choose one: {folder / 'gpt'}, {folder / 'small'}; or compare two (aorta report A B), move unlike runs "
-        "elsewhere, or allow it with --allow-unlike config.workload.model_dim"
-    )
-    with pytest.raises(InputError, match=re.escape(listed)):
+    with pytest.raises(InputError, match=r"not launches of one job:\n  .*gpt: workload.model_dim=128\n  .*small: work"):
         write_report({"x": folder}, tmp_path / "report")
     rules = Rules(allow_unlike=("workload",))
     assert write_report({"x": folder}, tmp_path / "report", rules=rules).content.datasets["x"].launches == 2
@@ -186,10 +176,7 @@ def test_single_runs_that_are_unlike_are_not_comparable_before_anything_else(tmp
     made = report(tmp_path, launch(tmp_path / "a", 0.8), launch(tmp_path / "b", 0.6, config=OTHER))
     found = made.summary["comparison"]
     assert found["verdict"] == "inconclusive"
-    assert found["headline"] == "Not comparable: workload.model_dim differs."
-    assert found["numbers"] == (
-        "The runs did not do the same work: workload.model_dim is 64 in the reference, 128 in the candidate."
-    )
+    assert found["unlike"] == ["config.workload.model_dim"]
     assert found["attribution"]["reason"] == "not comparable"
     assert "account" not in found
     text = " ".join(made.text.split())
@@ -262,7 +249,7 @@ def refused(left: LaunchSet, right: LaunchSet, *allow: str) -> list[tuple[str, s
 )
 def test_what_changes_the_work_is_refused_also_where_one_side_does_not_state_it(key: str, value: Any) -> None:
     left, right = side("a", {}, {}), side("b", {key: value}, {key: value})
-    with pytest.raises(InputError, match=f"NOT COMPARABLE: {key} is .*the two sides did not do the same work"):
+    with pytest.raises(InputError, match=f"NOT COMPARABLE: {key}"):
         refused(left, right)
     with pytest.raises(InputError, match=f"NOT COMPARABLE: {key}"):
         refused(right, left)
@@ -334,20 +321,17 @@ def test_two_sets_and_every_rule_as_words(
     assert "--allow-unlike config.workload.model_dim" in capsys.readouterr().err
     words += ["--allow-unlike", "all", "--primary", "exposed_share", "--alpha", "0.04", "--margin", "0.01"]
     assert overlap_report([*words, "--judge-milliseconds"]) == 0
-    assert capsys.readouterr().out.startswith("[x] More exposed communication: 1.8 % -> 3.8 %; step time unchanged.")
     found = strict_json(tmp_path / "reports" / "plan" / "summary.json")["comparison"]
     assert (found["primary"], found["alpha"], found["margin"]) == ("exposed_share", 0.04, 0.01)
     assert found["judge_milliseconds"] is True
     assert found["metrics"]["overlap_ratio"]["test"]["role"] == "sequence"
 
 
-@pytest.mark.parametrize("named", ["artifacts/mine", "mine", "artifacts/mine/"])
-def test_the_folder_of_an_ab_is_compared_side_against_side(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
-) -> None:
+def test_the_folder_of_an_ab_is_compared_side_against_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for side, ratios in (("reference", (0.8, 0.81, 0.82, 0.83)), ("candidate", (0.6, 0.61, 0.62, 0.63))):
         launch_set(tmp_path / "artifacts" / "mine" / side, ratios)
-    assert overlap_report([named]) == 0
-    found = strict_json(tmp_path / "reports" / "mine" / "summary.json")["comparison"]
-    assert (found["reference"], found["candidate"]) == ("reference", "candidate")
+    for named in ("artifacts/mine", "mine", "artifacts/mine/"):
+        assert overlap_report([named, "--no-html"]) == 0
+        found = strict_json(tmp_path / "reports" / "mine" / "summary.json")["comparison"]
+        assert (found["reference"], found["candidate"]) == ("reference", "candidate")
