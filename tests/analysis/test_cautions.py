@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from aorta.analysis.aggregate import LabelledRun, aggregate
-from aorta.analysis.cautions import FEW_STEPS, cautions
+from aorta.analysis.cautions import FEW_STEPS, alerts, cautions
 from aorta.documents.dataset import DatasetEntry
 from aorta.read.record import load_run
 from aorta.report.files import write_report
@@ -55,6 +55,12 @@ def test_an_efficiency_outside_0_to_1_is_not_left_to_stand(tmp_path: Path) -> No
     efficiency.min, efficiency.max, efficiency.median = -0.2, 1.3, 0.9
     (said,) = cautions(found)
     assert said.startswith("overlap_efficiency is -20 % and 130 %, outside 0 to 100 %: its parts")
+
+
+def test_collectives_that_were_timed_from_python_are_a_caution(tmp_path: Path) -> None:
+    found = entry(tmp_path / "x", [USUAL] * (FEW_STEPS + 1))
+    found.health.timed_from_python = "not built"
+    assert alerts({"x": found})[-1] == "collectives were timed from Python: not built"
 
 
 def test_a_run_without_steps_has_none() -> None:
