@@ -93,6 +93,7 @@ def test_relative_programs_and_trees_are_the_caller_s(tmp_path: Path) -> None:
     ("words", "said"),
     [
         (["--output", "o", "--nproc_per_node", "0"], "nproc_per_node=0: must be at least 1"),
+        (["--output", "o", "--timeout-s", "0"], "timeout_s=0.0: must be greater than 0"),
         (["--output", "o", "--aa", "--candidate", "a=1"], "aa: both sides are the reference"),
         (["--output", "o", "--reference", "'a"], '--reference: "\'a": No closing quotation'),
         (["--output", "o", "python=no-such-python"], "reference.python=no-such-python: no such program"),
@@ -255,8 +256,16 @@ def test_hydra_reads_the_folder_back(path: str) -> None:
     assert OverridesParser.create().parse_override(word).value() == f"{path}/reference/00"
 
 
-def test_a_plan_is_kept_without_secrets() -> None:
-    words, shown = ("mine.py", "--hf-token", "abc", "--steps", "3"), ["mine.py", "--hf-token", "...", "--steps", "3"]
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (("-eHF_TOKEN=a=b", "--env", "MY_API_KEY=abc"), ["-eHF_TOKEN=...", "--env", "MY_API_KEY=..."]),
+        (("run", "--password", "abc", "torchrun"), ["run", "--password", "...", "torchrun"]),
+        (("mine.py", "--api-key=abc", "wandb.password=x"), ["mine.py", "--api-key=...", "wandb.password=..."]),
+        (("--password", "--rm", "-e", "NCCL_ALGO=Ring"), ["--password", "--rm", "-e", "NCCL_ALGO=Ring"]),
+    ],
+)
+def test_a_plan_is_kept_without_secrets(words: tuple[str, ...], shown: list[str]) -> None:
     kept = plan(side("reference", launcher=words), torchrun=words, words=words).as_json()
     assert kept["torchrun"] == kept["words"] == list(kept["sides"]["reference"]["launcher"]) == shown
     secret = side("candidate", environment={"HF_TOKEN": "abc", "NCCL_ALGO": "Ring"})

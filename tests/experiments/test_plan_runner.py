@@ -269,6 +269,14 @@ def test_a_container_launches_in_place_of_torchrun(bench: Bench) -> None:
     assert "manifest of each run" in versions["reason"]
 
 
+def test_the_plan_folder_may_be_the_caller_s(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (inside := tmp_path / "inside").mkdir()
+    monkeypatch.chdir(inside)
+    code, out, _ = bench("--launches", "1", "--output", ".")
+    assert code == 0
+    assert f"aorta report {inside}/reference --output reports/inside" in out.splitlines()[-1]
+
+
 @pytest.mark.thorough
 def test_of_two_plans_that_begin_at_once_the_first_counts(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     assert bench(*AB[:-1], "s=2", "--output", "other")[0] == 0

@@ -81,3 +81,12 @@ def test_two_runners_of_one_plan_do_not_mix(bench: Bench) -> None:
         code, _, err = bench(*AB)
     assert code == 1
     assert "another process runs this plan" in err
+
+
+def test_a_launch_that_lasts_too_long_is_ended_and_repeated(bench: Bench) -> None:
+    bench.acts(reference_01={"hang": 1})
+    code, _, err = bench("--launches", "2", "--timeout-s", "20")  # for the launches that end, too
+    assert code == 0
+    assert "reference/01: failed: not done after 20.0 s in" in err
+    assert bench.launched == ["reference/00", "reference/01", "reference/01"]
+    assert has_ended(hanging(bench)["rank"])
