@@ -92,6 +92,15 @@ def test_a_cancelled_job_stops_after_the_same_step(cluster, tmp_path):
     assert len({each.steps[-1].global_step for each in records}) == 1
 
 
+def test_what_it_cannot_do_is_said_before_anything_starts(cluster, sbatch, tmp_path):
+    done = cluster("bash", SCRIPT, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "not inside a Slurm job. Start it with: sbatch --nodes=2 scripts/slurm.sbatch" in done.stderr
+    code, said = sbatch(nodes=1, NPROC="two")
+    assert code == 1
+    assert "NPROC is 'two'; it must be a whole number of processes a node" in said
+
+
 def test_an_a_b_of_ones_own_program_as_documented(cluster, tmp_path):
     page = (ROOT / "docs" / "compare.md").read_text()
     words = shlex.split(re.search(r"^salloc .+$", page, re.MULTILINE)[0])

@@ -124,6 +124,14 @@ def test_rocprofv3_is_looked_for_in_the_folder_of_rocm(sh, tmp_path):
     assert sh(SCRIPT, NPROC="1", STANDIN_TRACES="1", ROCM_PATH=str(tmp_path / "rocm")).code == 0
 
 
+@pytest.mark.spec("D28", "D41")
+def test_one_process_a_device_or_one_and_the_profiler_may_be_switched_off(rocm, sh):
+    assert "no ROCm device found: one process" in rocm("profiling.enabled=false", NPROC="").err
+    sh.program("amd-smi", "echo 'GPU: 0'; echo 'GPU: 1'")
+    result = rocm("profiling.enabled_x=true", NPROC="", traces="2", ROCPROF_OUTPUT_DIR=str(sh.home / "second"))
+    assert (result.code, result.argv[:3]) == (0, ["--standalone", "--nproc_per_node", "2"])
+
+
 def test_a_dry_run_prints_the_command_and_needs_neither_rocprofv3_nor_torchrun(sh, repo):
     (sh.bin / "torchrun").unlink()
     result = sh(SCRIPT, "--dry-run", "config/default.yaml", "a=b c", NPROC="2")
