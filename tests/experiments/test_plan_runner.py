@@ -6,10 +6,13 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
 import statistics
 import subprocess
 import sys
+import termios
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -21,7 +24,7 @@ from aorta.installation import commit_of
 from aorta.read.record import load_run
 from aorta.report import command as report_command
 from tests.experiments.conftest import Bench
-from tests.runs import ROOT, finished
+from tests.runs import HANGS_S, ROOT, finished
 
 AB = ("--launches", "2", "--reference", "a=1", "--candidate", "a=2", "s=1")
 OWN = ("--command", "run there.py {output}")
@@ -368,6 +371,27 @@ def test_help_is_quick_and_shows_the_examples(bench: Bench) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     for words in ("two configurations", "two interpreters", "--aa --launches 8", "repeats of one configuration"):
         assert words in done.stdout
+
+
+@pytest.mark.thorough
+def test_a_terminal_shows_one_bar_over_all_launches(bench: Bench) -> None:
+    bench.acts(candidate_01={"fail": 1})
+    mine, its = pty.openpty()
+    termios.tcsetwinsize(its, (24, 120))
+    runner = bench.start(*AB, stderr=its)
+    os.close(its)
+    shown = b""
+    with suppress(OSError):  # EIO: the other end is closed
+        while more := os.read(mine, 4096):
+            shown += more
+    os.close(mine)
+    runner.communicate(timeout=HANGS_S)
+    assert runner.returncode == 0
+    text = shown.decode()
+    assert [text.find(f"{name}: ") for name in ORDER] == sorted(text.find(f"{name}: ") for name in ORDER)
+    assert "4/4 [" in text
+    assert "[2/4] candidate/01: failed: exit code 7 in" in text
+    assert "done in" not in text
 
 
 STEPS = {"reference_00": 100.0, "candidate_00": 104.0, "candidate_01": 98.0, "reference_01": 101.0}

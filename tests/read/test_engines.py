@@ -20,7 +20,7 @@ from aorta.analysis.aggregate import LabelledRun, aggregate
 from aorta.documents import as_json
 from aorta.errors import InputError, ToolMissing
 from aorta.read import engines
-from aorta.read.engines import Dask, Local
+from aorta.read.engines import Dask, Local, progress
 from aorta.read.record import RecordFile, load_run
 from aorta.report.command import _engine, parser
 from tests.analysis.builders import simulated_run
@@ -177,3 +177,19 @@ def test_without_the_package_the_extra_is_named(folder: Path, monkeypatch: pytes
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(ToolMissing, match=r"CHECKOUT\[dask\]"):
         load_run(folder, Dask("tcp://127.0.0.1:9"))
+
+
+def test_a_bar_on_a_terminal_and_nothing_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run() -> str:
+        with progress(3, "reading x") as tick:
+            time.sleep(0.6)  # the bar comes once it is worth one
+            for _ in range(3):
+                tick()
+                time.sleep(0.15)
+        return capsys.readouterr().err
+
+    assert run() == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert "reading x" in run()
