@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from aorta.experiments import launch_folder
+from aorta.experiments import launch_folder, plan_command
 from aorta.experiments.launch_medians import variation
 from aorta.experiments.process import MARK
 from aorta.installation import commit_of
@@ -270,6 +270,13 @@ def test_a_container_launches_in_place_of_torchrun(bench: Bench) -> None:
     versions = json.loads((plan / "plan.json").read_text())["versions"]["candidate"]
     assert versions["torch"] is None
     assert "manifest of each run" in versions["reason"]
+
+
+def test_every_container_that_is_shown_can_be_ended() -> None:
+    text = (ROOT / "docs" / "compare.md").read_text() + plan_command.parser().format_help()
+    shown = re.findall(r"docker run (?!\.\.\.)(.*)", text)
+    assert len(shown) == 3
+    assert all(words.startswith(f"--rm --init -e {MARK} ") for words in shown)
 
 
 def test_the_plan_folder_may_be_the_caller_s(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
