@@ -198,7 +198,7 @@ class Instrument:
     # dedicated: move asynchronous collectives (DDP's) to AORTA's stream as well. Experimental:
     # docs/dev/devices.md says what is lost
     dedicated_async: bool = False
-    # time collectives in C++, where that has been built; false: from Python
+    # time collectives in C++, where that has been built; false: from Python, on a device not at all
     native: bool = True
     # CPU backends: longer calls count as blocking, in microseconds; null = measured on each host
     stall_cutoff_us: float | None = None

@@ -152,19 +152,18 @@ def one_connection(environment: Mapping[str, str]) -> bool:
 
 
 def timed_from_python(interceptor: str | None, platform: Platform) -> EnvironmentWarning | None:
-    """Return a warning where collectives are timed from Python; None on a CPU where the configuration asks for it.
-    `interceptor`: what times them, as the manifest has it (`native.build.interceptor_for`).
+    """Return a warning where collectives are timed from Python, or on a device not at all; None on a CPU where the
+    configuration asks for it. `interceptor`: what times them, as the manifest has it (`native.build.interceptor_for`).
     """
     timed_by, _, why = (interceptor or "").partition(":")
-    if timed_by != "python":
+    if timed_by == "none":
+        return EnvironmentWarning(
+            f"collectives and blocks are not timed ({why.strip()}): on a device only compiled code does that, so the "
+            "record has steps alone"
+        )
+    if timed_by != "python" or chosen_python(why):
         return None
-    cost = f"collectives are timed from Python ({why.strip()}): {python_cost(platform)}"
-    if platform == "cpu":
-        return None if chosen_python(why) else EnvironmentWarning(cost)
-    return EnvironmentWarning(
-        f"{cost}, so a device without queued work waits, and less overlaps than without AORTA; use the compiled "
-        "interceptor where overlap and step times matter"
-    )
+    return EnvironmentWarning(f"collectives are timed from Python ({why.strip()}): {python_cost(platform)}")
 
 
 def one_rank(world_size: int, devices: int, started: Sequence[str]) -> EnvironmentWarning | None:

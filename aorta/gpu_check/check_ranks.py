@@ -460,6 +460,8 @@ def race_rows(device: torch.device) -> list[CheckRow]:
     }
     rank, size = dist.get_rank(), dist.get_world_size()
     with Instrumentation(device, "dedicated", rank, size, read_clocks(), lambda _: None, native=True) as instrument:
+        if instrument.why_off is not None:
+            return [_row("race", "interceptor", instrument.why_off, "compiled", passed=False)]
         with instrument.recorder.step(StepFacts(0, 0, 0, 0.0, warmup=False)):
             found = {f"{check}, {kind}": checks[check](KINDS[kind]) for check in checks for kind in KINDS}
         instrument.recorder.finish()

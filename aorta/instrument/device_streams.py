@@ -1,5 +1,5 @@
-"""Accelerator streams: which one is current, which one computes, the side streams that AORTA adds, and which
-collectives a stream of the strategy continues after.
+"""Accelerator streams: which one is current, which one computes, and which collectives a stream of the strategy
+continues after.
 
 A CPU has no streams: gloo runs collectives on its own threads. FSDP issues its collectives on streams of its own; the
 compute stream waits for events recorded there. An event stands for everything before it on its stream, so it carries
@@ -45,9 +45,6 @@ class StreamOrder:
         self._take = take
         self._behind: dict[int, list[_JoinedCollective]] = {}
 
-    def joined(self, stream: int, name: Hashable) -> None:
-        self._add(stream, [_JoinedCollective(name)])
-
     def recorded(self, stream: int, event: Any) -> None:
         setattr(event, _BEHIND, tuple(self._of(stream)))
 
@@ -83,19 +80,12 @@ class StreamOrder:
 class DeviceStreams:
     """The streams of one accelerator.
 
-    Args:
-        priority: of AORTA's own streams (lower is more urgent); None: that of the stream a collective was issued on, so
-            that moving it changes nothing for the device's scheduler.
-
     Attributes:
         compute: the stream that computes, where waiting for a collective is a stall.
     """
 
-    def __init__(self, device: torch.device, priority: int | None = None) -> None:
-        self._device, self._priority = device, priority
-        self._module = torch.get_device_module(device.type)
-        self._sides: dict[tuple[Hashable, int], torch.Stream | None] = {}
-        self._order = torch.Event(device=device)
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._module = device, torch.get_device_module(device.type)
         self.compute = self.current()
 
     def current(self) -> torch.Stream:
@@ -105,30 +95,10 @@ class DeviceStreams:
         """Return whether the caller's stream is the one that computes; strategies also wait on streams of their own."""
         return self.current() == self.compute
 
-    def side(self, key: Hashable) -> torch.Stream | None:
-        """Return AORTA's stream for `key` (e.g. a process group) with the caller's priority; the same at every call.
-
-        Returns None where the device hands out a stream a second time (CUDA has 32 per priority, round robin): two
-        communicators on one stream would wait for each other in an order that the program never requested.
-        """
-        priority = self.priority() if self._priority is None else self._priority
-        if (key, priority) not in self._sides:
-            fresh = torch.Stream(self._device, priority=priority)
-            taken = {self.compute, self.current(), *self._sides.values()}
-            self._sides[key, priority] = None if fresh in taken else fresh
-        return self._sides[key, priority]
-
     @not_compiled
     def priority(self) -> int:
         """Return the priority of the caller's stream; 0 where the device has none."""
         return int(getattr(self._module.current_stream(self._device), "priority", 0))
-
-    def order(self, before: torch.Stream, after: torch.Stream) -> None:
-        """Make `after` wait for everything on `before` so far. One event is reused: a wait captures the event's state
-        at the time of the call.
-        """
-        self._order.record(before)
-        wait_unseen(after, self._order)
 
 
 _event_wait = torch.Event.wait  # torch's own, also while `StreamWaits` is open

@@ -236,22 +236,6 @@ def shares_communicator(group: dist.ProcessGroup, device: torch.device) -> bool 
     return group.bound_device_id is not None if group._get_backend(device).name() == "nccl" else None
 
 
-def wait_for_future(work: Work) -> bool:
-    """Make the current stream wait for a work's future; unlike `work.wait()`, this leaves the backend its tensors.
-
-    Returns False where the future orders nothing: it has an event for each device of its value's tensors, and some
-    works have none (those of several operations that were launched together).
-    """
-    try:
-        future = work.get_future()
-    except RuntimeError:  # this backend has none
-        return False
-    if not future.value():
-        return False
-    future.wait()
-    return True
-
-
 def worker_threads(group: dist.ProcessGroup, device: torch.device) -> int:
     """Return how many collectives of one group a CPU backend runs at once (gloo: its worker threads)."""
     try:

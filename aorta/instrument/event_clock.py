@@ -156,7 +156,7 @@ class DeviceClock(HostClock):
             self._pool.append(mark[0])
 
     def forget(self, mark: Mark | None) -> None:
-        """Do nothing: the event may still signal that tensors can be freed (`DeviceInterceptor`)."""
+        """Do nothing: the event may not have happened yet, and goes with the mark."""
 
     def drain(self) -> None:
         torch.accelerator.synchronize(self._device)

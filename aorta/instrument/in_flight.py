@@ -28,18 +28,10 @@ from aorta.records.progress_file import NOWHERE
 from aorta.records.schema import EndSource
 from aorta.records.step_line import Name
 
-NO_STREAM: Final = "the device has no stream left to time them on"
-STACKED_IN_A_BATCH: Final = (
-    "they take lists of tensors and were launched together with others, and only the caller's own wait may release the "
-    "tensors in which the backend stacks such lists"
-)
-
-
 _LOOKS: Final = 4
 """Handles checked whenever one is added: more than one, so that the backlog shrinks."""
 _HELD_HERE_ALONE: Final = 3
 """Reference count of a handle that only `KeptAlive` holds: the dictionary's, a local name's, the call's."""
-_POLL_S: Final = 0.001
 
 
 @dataclass(slots=True)
@@ -181,51 +173,6 @@ class _Done:
 
     def is_success(self) -> bool:
         return True
-
-
-class IssuedWork:
-    """Handle of a collective that was issued synchronously on AORTA's stream: what the backend's own would have been.
-
-    Args:
-        done: the event behind it.
-        outputs: the tensors that it writes.
-        device: theirs. The future records its event on the current stream.
-    """
-
-    def __init__(self, done: torch.Event, outputs: list[torch.Tensor], device: torch.device) -> None:
-        self._done, self._outputs = done, outputs
-        self._future: Any = torch.futures.Future(devices=[device])
-        self._future.set_result(outputs)
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait on the host, with a limit. Without one there is nothing to wait for: see `DeviceInterceptor._join`."""
-        if timeout is None:
-            return True
-        limit_s = time.monotonic() + timeout.total_seconds()
-        while not self._done.query():
-            if time.monotonic() > limit_s:
-                raise dist.DistBackendError("a collective on AORTA's stream timed out in a blocking wait")
-            time.sleep(_POLL_S)
-        self._done.synchronize()  # returns at once; what the host does next is ordered behind it
-        return True
-
-    def is_completed(self) -> bool:
-        return self._done.query()
-
-    def is_success(self) -> bool:
-        return True
-
-    def exception(self) -> None:
-        return None
-
-    def result(self) -> list[torch.Tensor]:
-        return self._outputs
-
-    def source_rank(self) -> int:
-        return -1
-
-    def get_future(self) -> Any:
-        return self._future
 
 
 class TimedWork(dist._Work):

@@ -13,18 +13,16 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 import torch
 from torch import nn
 
 from aorta.instrument.compute_ranges import BlockRanges
 from aorta.instrument.cpu_interceptor import DTYPES, dtype_name
-from aorta.instrument.device_interceptor import DeviceInterceptor
 from aorta.instrument.device_recorder import DeviceRecorder
-from aorta.instrument.device_streams import DeviceStreams
 from aorta.instrument.dispatcher import DispatcherHook, Handler, Interception, all_groups, issued_by
-from aorta.instrument.emulation.emulated_link import DeviceLink, HostLinks, StreamSleep
+from aorta.instrument.emulation.emulated_link import HostLinks
 from aorta.instrument.emulation.network import EmulatedNetwork
 from aorta.instrument.emulation.stand_in import NO_VALUES, SWITCH_INTERVAL_S, counts_of_ranks
 from aorta.instrument.event_clock import clock_for
@@ -38,7 +36,7 @@ from aorta.instrument.native.native_interceptor import (
     compiled_algebra,
     ring_operators,
 )
-from aorta.instrument.open_step import FROM_PYTHON, INSTEAD, ON_A_CPU
+from aorta.instrument.open_step import INSTEAD, ON_A_CPU
 from aorta.instrument.operators import OPERATORS
 from aorta.instrument.python_interceptor import PythonInterceptor
 from aorta.instrument.recorder import Recorder
@@ -52,6 +50,9 @@ from aorta.records.ring_file import RingFacts, RingFile
 from aorta.records.schema import STALL_CUTOFF_NS, ClockReading, InstrumentMode, Step
 from aorta.timeline.overlap import PAIRS, Unseen
 
+NOT_COMPILED: Final = (
+    "on a device only compiled code times collectives and blocks, and it is not used ({why}): nothing was looked at"
+)
 _log = logging.getLogger(__name__)
 _open: weakref.WeakSet[Instrumentation] = weakref.WeakSet()
 
@@ -76,13 +77,16 @@ class Instrumentation:
         anchor: relates CLOCK_MONOTONIC to wall-clock time.
         sink: receives finished steps in order.
         stream_priority: of dedicated streams on an accelerator; None: that of the stream a collective was issued on.
-        fabric: delays collectives as another network would; None = the real one.
-        native: use the compiled parts where they have been built (`native.build`) to time collectives and blocks and to
-            measure steps.
-        dedicated_async: in `dedicated` mode, move asynchronous collectives as well (`device_interceptor`).
+        fabric: delays collectives as another network would, on a CPU; None = the real one.
+        native: use the compiled parts where they have been built (`native.build`) to time collectives and blocks. On a
+            device nothing else does: without them it is off.
+        dedicated_async: in `dedicated` mode, move asynchronous collectives as well (`NativeDeviceInterceptor`).
         stall_cutoff_ns: on a CPU, length up to which a backend's call only hands a collective over.
         progress: of the rank; its ring is in the same folder.
         elsewhere: the record, where another process may make the lines of the ring.
+
+    Attributes:
+        why_off: why nothing is looked at; None: it is.
 
     Raises:
         InstrumentError: this torch lacks what the interception needs.
@@ -105,7 +109,12 @@ class Instrumentation:
         progress: Progress | None = None,
         elsewhere: Elsewhere | None = None,
     ) -> None:
-        module, _ = compiled(device, wanted=native and mode != "off", emulated=fabric is not None)
+        module, timed_by = compiled(device, wanted=native and mode != "off", emulated=fabric is not None)
+        self.why_off: str | None = None
+        if mode == "off":
+            self.why_off = "instrument.mode=off: nothing was looked at"
+        elif module is None and device.type != "cpu":
+            self.why_off = NOT_COMPILED.format(why=timed_by.partition(": ")[2])
         clock = NativeDeviceClock(module, device) if module and device.type != "cpu" else clock_for(device)
         built = load()[0] if native else None
         own = counts_of_ranks()
@@ -114,9 +123,7 @@ class Instrumentation:
         self.groups: dict[str, Group] = {}
         self._device, self.clock, self._mode = device, clock, mode
         # The interceptor outlives a pause: it counts collectives, and keeps those in flight.
-        self._interceptor: (
-            NativeCpuInterceptor | PythonInterceptor | NativeDeviceInterceptor | DeviceInterceptor | None
-        ) = None
+        self._interceptor: NativeCpuInterceptor | PythonInterceptor | NativeDeviceInterceptor | None = None
         self._ring: RingFile | None = None
 
         def counts() -> dict[int, int | None]:
@@ -158,9 +165,7 @@ class Instrumentation:
             algebra = PAIRS if built is None else compiled_algebra(built)
             builder = StepBuilder(clock, rank, world_size, self.groups, anchor, algebra, None, no_values)
             recorder = self.recorder = StepRecorder(clock, builder, counts, sink, progress)
-            if mode != "off":
-                self._interceptor = self._make_interceptor(recorder, stream_priority, fabric, **moved)
-            recorder.own.counted = not isinstance(self._interceptor, DeviceInterceptor)
+            recorder.own.counted = True
         # The program may free a model before the recording ends.
         self._blocks: list[tuple[str, weakref.ref[nn.Module]]] = []
         self._outputs: list[weakref.ref[nn.Module]] = []
@@ -170,11 +175,11 @@ class Instrumentation:
             if isinstance(self._interceptor, NativeCpuInterceptor | PythonInterceptor | NativeDeviceInterceptor)
             else BlockRanges(clock, recorder.on_range, recorder.on_backward_tail, recorder.add_watched)
         )
-        self.recorder.no_copies = ON_A_CPU if device.type == "cpu" else None if module else FROM_PYTHON
+        self.recorder.no_copies = ON_A_CPU if device.type == "cpu" else None
         self._interception: Interception | None = None
         self._switch_interval_s = sys.getswitchinterval()
-        if mode == "off":
-            self.recorder.unseen = Unseen("instrument.mode=off: nothing was looked at", compute=True)
+        if self.why_off is not None:
+            self.recorder.unseen = Unseen(self.why_off, compute=True)
         else:
             self._install()
         _open.add(self)  # until then nothing is to be left in a forked child (a data worker)
@@ -216,7 +221,7 @@ class Instrumentation:
         Collectives that it passes to a backend are not in the record, and show up as missing in a recorded step's
         coverage.
         """
-        assert self._interception is not None  # mode=off intercepts nothing
+        assert self._interception is not None  # it looks at something
         self._interception.close()
         self._interception = DispatcherHook(OPERATORS, self._device, handler, self.recorder.on_captured)
         no_copies, self.recorder.no_copies = self.recorder.no_copies, self.recorder.no_copies or INSTEAD
@@ -264,7 +269,7 @@ class Instrumentation:
             sys.setswitchinterval(SWITCH_INTERVAL_S)
 
     def _opened(self) -> Interception:
-        assert self._interceptor is not None  # mode=off has no interceptor
+        assert self._interceptor is not None  # it looks at something
         return self._interceptor.open(self._device, self.recorder.on_captured)
 
     def _uninstall(self) -> None:
@@ -273,27 +278,6 @@ class Instrumentation:
         self._interception.close()
         self._interception = None
         sys.setswitchinterval(self._switch_interval_s)
-
-    def _make_interceptor(
-        self,
-        recorder: StepRecorder,
-        stream_priority: int | None,
-        fabric: EmulatedNetwork | None,
-        **moved: bool,
-    ) -> DeviceInterceptor:
-        clock, groups, device = self.clock, self.groups, self._device
-        from_python = DeviceInterceptor(
-            clock,
-            groups,
-            recorder,
-            DeviceStreams(device, stream_priority),
-            device,
-            **moved,
-            links=None if fabric is None else HostLinks(fabric),
-            device_link=None if fabric is None else DeviceLink(fabric, [device], StreamSleep(device)),
-        )
-        recorder.on_begin = from_python.begin
-        return from_python
 
 
 def ring_facts(

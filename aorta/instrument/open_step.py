@@ -148,7 +148,6 @@ class _OpenRange:
 
 
 ON_A_CPU: Final = "on a CPU a copy is made by the threads that compute: it is part of computation"
-FROM_PYTHON: Final = "copies are looked at by the compiled interceptor only"
 INSTEAD: Final = "copies are not looked at in an isolated baseline"
 
 

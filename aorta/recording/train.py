@@ -168,7 +168,9 @@ class TrainingRun:
                         checkpoints.save(facts.global_step + 1)
             run.progress.enter("closing")
             run.calibrator.close()
-            if config.baseline.enabled and trained:
+            if config.baseline.enabled and instrument.why_off is not None:
+                _log.warning("baseline=true: no baseline steps: %s", instrument.why_off)
+            elif config.baseline.enabled and trained:
                 profiler.close()
                 progress.close()
                 run.progress.enter("baseline")
@@ -234,6 +236,11 @@ class TrainingRun:
             raise ConfigError(
                 f"fabric=emulated: cannot delay collectives on {self.device.type}: torch has a kernel that just waits "
                 "for CUDA and HIP only; use fabric=none, or training.device=cpu"
+            )
+        if settings.ranks is None and self.device.type != "cpu":
+            raise ConfigError(
+                f"fabric=emulated: on {self.device.type} only one process that stands for all ranks delays "
+                f"collectives; set fabric.ranks={self.topology.world_size} and start one, or use training.device=cpu"
             )
         if settings.sharing is Sharing.link and self.device.type != "cpu":
             raise ConfigError(

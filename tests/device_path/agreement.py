@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from aorta.instrument.open_step import FROM_PYTHON
 from aorta.records.schema import Collective, Step
 from tests.device_path.collective_patterns import Part
 from tests.device_path.rig import Groups
@@ -50,9 +49,7 @@ def disagreements(
     if not wrong:
         wrong = _of_waits(lines, parts)
     left = {name: len(some) for name, some in kernels.items() if some}
-    if missed := [
-        row for row in copies if lines and not _from_python(lines[-1]) and row.start_ns < lines[-1].end_mono_ns
-    ]:  # values are read later
+    if missed := [row for row in copies if lines and row.start_ns < lines[-1].end_mono_ns]:  # values are read later
         wrong.append(f"the device made copies that no record has: {missed}")
     return [*wrong, *([f"the device ran what no record has: {left}"] if left else [])]
 
@@ -120,15 +117,8 @@ def _name_of(row: Collective) -> tuple[str, int, str | None]:
     return row.group, row.seq, row.kind if row.kind in ("send", "recv") else None
 
 
-def _from_python(line: Step) -> bool:
-    """The tap in Python does not look at copies, and says so."""
-    return line.reasons.get("copy_ms") == FROM_PYTHON
-
-
 def _of_copies(line: Step, copies: list[Any]) -> list[str]:
     """Takes the device's own copies in the order of their issue, which is that of the record."""
-    if _from_python(line):
-        return []
     if not isinstance(line.copies, list):
         return ["copies were not looked at"]
     wrong: list[str] = []
@@ -150,8 +140,6 @@ def _of_copies(line: Step, copies: list[Any]) -> list[str]:
 
 def _of_lengths(line: Step, truth: Truth) -> list[str]:
     wrong, lengths_ns = [], truth.lengths_ns()
-    if _from_python(line):
-        del lengths_ns["copy_ms"]
     for name, length_ns in lengths_ns.items():
         said = line.overlap[name]
         if said is None or abs(said * 1e6 - length_ns) > ROUNDING_NS:

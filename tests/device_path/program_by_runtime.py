@@ -34,7 +34,7 @@ def main() -> None:
     def told(_topology: Topology, device: torch.device) -> dict[str, Any]:
         own, scenes = groups(device), {}
         for mode, scene in product(MODES, (capture, capture_over_steps)):
-            played(scenes, scene, Scene(device, own, mode, native=True))
+            played(scenes, scene, Scene(device, own, mode))
         (asked,) = simulator().counts("capture_questions").values()
         return {"by": native.compiled(device, wanted=True, emulated=False)[1], "scenes": scenes, "asked": asked}
 

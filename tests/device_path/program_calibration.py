@@ -22,7 +22,7 @@ from tests.loop import Loop
 from tests.simulated import device as simulated
 
 WARM_UP, WINDOW, STEPS = 3, 2, 8
-CASES = ("off", "alone", "beside", "overtaken", "python")
+CASES = ("off", "alone", "beside", "overtaken")
 
 
 @contextmanager
@@ -41,7 +41,6 @@ def case(name: str, topology: Topology, device: torch.device) -> dict[str, Any]:
         *SHAPE,
         "parallel=ddp",
         "training.log_interval=100",
-        f"instrument.native={str(name != 'python').lower()}",
         f"telemetry.warmup_steps={WARM_UP}",
         *(() if name == "off" else (f"instrument.calibration={WINDOW}",)),
     )

@@ -35,7 +35,6 @@ class Case:
     name: str
     way: str
     mode: InstrumentMode
-    native: bool
     compute_ns: int
     transfer_ns: int
     blocks: int = 8
@@ -63,7 +62,7 @@ def run(case: Case, folder: Path, device: torch.device, rank: int, world_size: i
     simulated.collective_lengths(default=(case.transfer_ns, 0.0))
     late_ns = case.late_ns if rank == 1 else 0
     blocks, model = build(case, partial(sleep, case.compute_ns), device, partial(sleep, late_ns))
-    with recording(folder, device, case.mode, rank, world_size, blocks, model, native=case.native) as instrument:
+    with recording(folder, device, case.mode, rank, world_size, blocks, model, native=True) as instrument:
         for step in range(WARM_UP + STEPS):
             together(device)
             with instrument.recorder.step(StepFacts(0, step, step, 0.0, step < WARM_UP)):

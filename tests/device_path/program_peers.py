@@ -6,7 +6,6 @@ of each transfer in the record and on the device. Run by `test_rules`.
 
 from __future__ import annotations
 
-from itertools import product
 from typing import Any
 
 import torch
@@ -16,18 +15,18 @@ from aorta.distributed.topology import Topology
 from aorta.records.schema import InstrumentMode
 from tests.device_path.ranks import by_rank
 from tests.device_path.rig import Groups, stream_id
-from tests.device_path.scenes import TAPS, Scene
+from tests.device_path.scenes import Scene
 from tests.simulated.scenarios import unbound_group
 
 MODES: tuple[InstrumentMode, ...] = ("dedicated", "observe")
 
 
 def every_way(_topology: Topology, device: torch.device) -> dict[str, Any]:
-    """What was sent, by mode and tap."""
+    """What was sent, by mode."""
     unbound = unbound_group()
     transfer(torch.zeros(1, device=device), unbound)  # communicators' own streams, before an instrument takes any
     groups = Groups(*[unbound] * 6, {priority: stream_id(priority) for priority in (0, -1)})
-    return {f"{mode}-{tap}": sent(Scene(device, groups, mode, tap == "compiled")) for mode, tap in product(MODES, TAPS)}
+    return {mode: sent(Scene(device, groups, mode)) for mode in MODES}
 
 
 def sent(scene: Scene) -> dict[str, Any]:

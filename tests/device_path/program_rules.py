@@ -1,4 +1,4 @@
-"""Two ranks go through the loop of `scenario`, in every mode and with both taps, and then through all `scenes`.
+"""Two ranks go through the loop of `scenario`, in every mode, and then through all `scenes`.
 
 Enters: a folder. Leaves: `rank_<r>.json`: what each loop found wrong and what it used, and what each scene told. Run by
 `test_rules`.
@@ -6,7 +6,6 @@ Enters: a folder. Leaves: `rank_<r>.json`: what each loop found wrong and what i
 
 from __future__ import annotations
 
-from itertools import product
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from aorta.records.schema import InstrumentMode
 from tests.device_path.ranks import by_rank
 from tests.device_path.rig import Groups, groups
 from tests.device_path.scenario import run, use
-from tests.device_path.scenes import TAPS, play
+from tests.device_path.scenes import play
 
 WAYS: dict[str, InstrumentMode] = {"dedicated": "dedicated", "observe": "observe", "all_dedicated": "dedicated"}
 """The last one: `instrument.dedicated_async`."""
@@ -35,20 +34,18 @@ def main() -> None:
 
 def off(device: torch.device, own: Groups) -> dict[str, Any]:
     """Without an instrument: what is wrong with the loop itself, what ran, and what it used."""
-    wrong, shape = run(device, own, "off", native=False)
-    return {"wrong": wrong, "shape": shape, "use": use(device, own, "off", native=False)._asdict()}
+    wrong, shape = run(device, own, "off")
+    return {"wrong": wrong, "shape": shape, "use": use(device, own, "off")._asdict()}
 
 
 def answers(device: torch.device, own: Groups, without: dict[str, Any]) -> dict[str, Any]:
-    """What loops and scenes say, by mode and tap, beside what `off` has returned."""
+    """What loops and scenes say, by mode, beside what `off` has returned."""
     told: dict[str, Any] = {}
-    for tap, (name, mode) in product(TAPS, WAYS.items()):
-        asked = {"native": tap == "compiled", "dedicated_async": name == "all_dedicated"}
-        way = {"wrong": run(device, own, mode, **asked, shape=without["shape"])[0]}
-        told[f"{name}-{tap}"] = way
-    for tap, (name, mode) in product(TAPS, WAYS.items()):
-        asked = {"native": tap == "compiled", "dedicated_async": name == "all_dedicated"}
-        told[f"{name}-{tap}"]["use"] = use(device, own, mode, **asked)._asdict()
+    for name, mode in WAYS.items():
+        moved = name == "all_dedicated"
+        told[name] = {"wrong": run(device, own, mode, dedicated_async=moved, shape=without["shape"])[0]}
+    for name, mode in WAYS.items():
+        told[name]["use"] = use(device, own, mode, dedicated_async=name == "all_dedicated")._asdict()
     return told | {"scenes": play(device, own)}
 
 

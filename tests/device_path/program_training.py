@@ -25,15 +25,14 @@ PRIORITY = -3
 """Of AORTA's streams, and of no other."""
 ARMS = {
     "off": ("instrument.mode=off",),
-    "observe, python": ("instrument.mode=observe", "instrument.native=false"),
-    "dedicated, compiled": ("instrument.mode=dedicated", f"instrument.stream_priority={PRIORITY}"),
+    "observe": ("instrument.mode=observe",),
+    "dedicated": ("instrument.mode=dedicated", f"instrument.stream_priority={PRIORITY}"),
     "all dedicated": (
         "instrument.mode=dedicated",
         "instrument.dedicated_async=true",
         f"instrument.stream_priority={PRIORITY}",
     ),
 }
-"""Every combination of mode and tap: `test_rules`."""
 SLOW_NS = 20_000_000
 """A collective really takes so long: who does not wait for one reads what was there before."""
 WARM_UP = 2

@@ -1,6 +1,6 @@
 """Everything that may go wrong between streams, events and memory, in one small loop on two simulated devices.
 
-    run(device, groups(device), "observe", native=False) -> what was found wrong, and what ran
+    run(device, groups(device), "observe") -> what was found wrong, and what ran
 
 The device's own timeline, its checker of races and its counters are the witnesses. It runs in virtual time, and the
 checker knows orders, not moments: nothing in it depends on how fast a machine is. Must not: wait for the device inside
@@ -17,7 +17,6 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from aorta.instrument.device_recorder import DeviceRecorder
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.records.clocks import read_clocks
 from aorta.records.schema import InstrumentMode, Step
@@ -64,7 +63,6 @@ def run(
     groups: Groups,
     mode: InstrumentMode,
     *,
-    native: bool,
     dedicated_async: bool = False,
     shape: Shape | None = None,
 ) -> tuple[list[str], Shape]:
@@ -83,10 +81,8 @@ def run(
     torch.accelerator.synchronize()
     simulated.reset()
     with Instrumentation(
-        device, mode, rank, size, read_clocks(), lines.append, native=native, dedicated_async=dedicated_async
+        device, mode, rank, size, read_clocks(), lines.append, native=True, dedicated_async=dedicated_async
     ) as instrument:
-        if native != isinstance(instrument.recorder, DeviceRecorder):
-            wrong.append("it is not the tap that was asked for")
         instrument.watch([("first", rig.model[0]), ("second", rig.model[1])])
         instrument.watch_backward(rig.model)
         before = dict(simulated.counters(device.index).host_synchronisations)
@@ -133,7 +129,6 @@ def use(
     groups: Groups,
     mode: InstrumentMode,
     *,
-    native: bool,
     dedicated_async: bool = False,
 ) -> Use:
     """What the loop needs: the device is waited for behind every part, so that it does not depend on its speed."""
@@ -151,7 +146,7 @@ def use(
     rig, lines = Rig(device, rank, size, groups), list[Step]()
     todo = [part.run for part in parts(rank)]
     with Instrumentation(
-        device, mode, rank, size, read_clocks(), lines.append, native=native, dedicated_async=dedicated_async
+        device, mode, rank, size, read_clocks(), lines.append, native=True, dedicated_async=dedicated_async
     ) as instrument:
         instrument.watch([("first", rig.model[0]), ("second", rig.model[1])])
         instrument.watch_backward(rig.model)

@@ -1,6 +1,6 @@
 """Small scenes of the device path that need one of their own: what `test_rules` asks for beside the loop of `scenario`.
 
-Each is a function of two ranks and answers with what JSON can hold. Enters: the device, a mode, which tap. Must not:
+Each is a function of two ranks and answers with what JSON can hold. Enters: the device, a mode. Must not:
 depend on how fast a machine is; it runs in virtual time.
 """
 
@@ -12,11 +12,10 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from itertools import product
-from typing import Any, Literal
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -25,11 +24,8 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
-from aorta.config.schema import EmulatedFabric
 from aorta.instrument.device_streams import DeviceStreams, StreamOrder, StreamWaits
 from aorta.instrument.emulation import emulated_link
-from aorta.instrument.emulation.network import EmulatedNetwork
-from aorta.instrument.event_clock import DeviceClock
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.native.build import load
 from aorta.instrument.native.native_interceptor import NativeDeviceClock
@@ -45,8 +41,6 @@ from tests.simulated.load import native as simulator
 
 NOT_AT_ONCE_NS = 1_000
 HANDLES = 8
-Tap = Literal["python", "compiled"]
-TAPS: tuple[Tap, ...] = ("python", "compiled")
 
 
 @dataclass
@@ -56,7 +50,6 @@ class Scene:
     device: torch.device
     groups: Groups
     mode: InstrumentMode
-    native: bool
     dedicated_async: bool = False
     lines: list[Step] = field(default_factory=list)
     number: int = 0
@@ -66,7 +59,7 @@ class Scene:
         return dist.get_rank()
 
     @contextmanager
-    def looking(self, fabric: EmulatedNetwork | None = None) -> Iterator[Instrumentation]:
+    def looking(self, *, native: bool = True) -> Iterator[Instrumentation]:
         """Everything is read at the end."""
         self.groups.begin()
         torch.accelerator.synchronize(self.device)
@@ -78,8 +71,7 @@ class Scene:
             dist.get_world_size(),
             read_clocks(),
             self.lines.append,
-            fabric=fabric,
-            native=self.native,
+            native=native,
             dedicated_async=self.dedicated_async,
         ) as instrument:
             yield instrument
@@ -354,7 +346,7 @@ def unknown_communicators(scene: Scene) -> Any:
     """
     peer, there, back = 1 - scene.rank, scene.tensor(), scene.tensor()
     transfers = [(dist.isend, there), (dist.irecv, back)]
-    unknown = patch("aorta.instrument.device_interceptor.shares_communicator", lambda _group, _device: None)
+    unknown = patch("aorta.instrument.native.native_interceptor.shares_communicator", lambda _group, _device: None)
     with unknown, scene.looking() as instrument, scene.step(instrument):
         works = [
             transfer(tensor, peer, group=scene.groups.unbound)
@@ -537,7 +529,8 @@ def abandoned(scene: Scene) -> Any:
     with scene.looking() as instrument:
         instrument.watch([("block", block)])
         instrument.watch_backward(block)
-        compiled = getattr(instrument.clock, "compiled", None)
+        clock = instrument.clock
+        assert isinstance(clock, NativeDeviceClock)
         for number in range(200):
             try:
                 with scene.step(instrument):
@@ -550,15 +543,16 @@ def abandoned(scene: Scene) -> Any:
                         raise InterruptedError
             except InterruptedError:
                 pass
+            # So that how many are in use is no matter of speed.
+            torch.accelerator.synchronize()
+            caught_up(instrument, scene.lines, number // 2 + 1)
             torch.cuda.current_stream().wait_stream(side)
             if number % 20 == 0:
                 between_steps(rig)
             for _ in range(30 if number == 150 else 0):  # as many as no step has
                 block(inputs).sum().backward()
-            torch.accelerator.synchronize()
-            caught_up(instrument, scene.lines, number // 2 + 1)  # so that how many are in use is no matter of speed
             if number in (99, 199):
-                events.append(None if compiled is None else compiled.events())
+                events.append(clock.compiled.events())
     return {"events": events, "written": len(scene.lines)}
 
 
@@ -566,7 +560,7 @@ def unread_epochs(scene: Scene) -> Any:
     """1,200 epochs, none of them read before the last; then the one mark of an early epoch. By how much each is off."""
     lengths()
     module, _ = load()
-    clock = NativeDeviceClock(module, scene.device) if scene.native else DeviceClock(scene.device)
+    clock = NativeDeviceClock(module, scene.device)
     marked = []
     for number in range(1202):
         clock.new_epoch()
@@ -584,15 +578,6 @@ def unread_epochs(scene: Scene) -> Any:
             clock.new_epoch()
             torch.cuda._sleep(1_000)
     return off_ns
-
-
-def forgotten_mark(scene: Scene) -> Any:
-    """Whether the event of a mark that nobody reads, and that may not have happened yet, is recorded again."""
-    with scene.looking() as instrument:
-        forgotten: Any = instrument.clock.mark()
-        instrument.clock.forget(forgotten)
-        marks: list[Any] = [instrument.clock.mark() for _ in range(4)]
-        return any(mark[0] is forgotten[0] for mark in marks)
 
 
 def priorities(scene: Scene) -> Any:
@@ -787,10 +772,11 @@ def waits_told(scene: Scene) -> Any:
     device's stream of the same number, one of a stream that does not compute. What it waits for where a third stream
     has waited for that twice, and whether torch is then as it was.
     """
-    order = StreamOrder()
+    names = ["collective"]
+    order = StreamOrder(lambda stream: [names.pop()] if stream == joining and names else [])
     classes = (torch.Stream, torch.Event, torch.cuda.Stream, torch.cuda.Event)
     before = [dict(vars(one)) for one in classes]
-    counts, told = [], list[Any]()
+    counts, told, joining = [], list[Any](), -1
     watched = DeviceStreams(scene.device)
     looking = StreamWaits(scene.device, watched, lambda: None, lambda *marks: told.append(marks), order)
     try:
@@ -807,7 +793,7 @@ def waits_told(scene: Scene) -> Any:
             wait()
             counts.append(len(told))
             told.clear()
-        order.joined(side.stream_id, "collective")
+        joining = side.stream_id
         event.record(side)
         third = torch.cuda.Stream()
         for _ in range(2):
@@ -859,14 +845,12 @@ def uncertain_clock(scene: Scene) -> Any:
     module, _ = load()
     pointer = ctypes.CFUNCTYPE(ctypes.c_int64)(now_ns)
     try:
-        if scene.native:
-            module.use_clock(ctypes.cast(pointer, ctypes.c_void_p).value)
-        with nullcontext() if scene.native else patch.object(time, "perf_counter_ns", now_ns):
-            clock = NativeDeviceClock(module, scene.device) if scene.native else DeviceClock(scene.device)
-            mark: Any = clock.mark()
-            torch.accelerator.synchronize()
-            calls, base_ns = 0, 1_000_000_001
-            facts = clock.facts()
+        module.use_clock(ctypes.cast(pointer, ctypes.c_void_p).value)
+        clock = NativeDeviceClock(module, scene.device)
+        mark: Any = clock.mark()
+        torch.accelerator.synchronize()
+        calls, base_ns = 0, 1_000_000_001
+        facts = clock.facts()
     finally:
         module.use_clock(simulated.host_clock_address())
     return [clock.read_ns(mark), clock.bound_ns, facts.bound_at_start_ns, facts.bound_at_end_ns, facts.drift_ns]
@@ -912,32 +896,14 @@ def workers(scene: Scene) -> Any:
     }
 
 
-def emulated(scene: Scene) -> Any:
-    """The emulated fabric: each collective ends its cost later, whoever waits for it and how."""
-    fabric = EmulatedNetwork(EmulatedFabric(intra_latency_us=50.0), scene.rank, dist.get_world_size(), None)
-    values = []
-    with scene.looking(fabric) as instrument:
-        for way in ("sync", "async", "future"):
-            with scene.step(instrument):
-                x = scene.tensor(scene.rank + 1.0)
-                if way == "sync":
-                    dist.all_reduce(x)
-                else:
-                    work = dist.all_reduce(x, async_op=True)
-                    (work.get_future() if way == "future" else work).wait()
-                y = x - 3  # the first kernel behind it
-                torch.accelerator.synchronize()
-            values.append(float(y.abs().max()))
-    cost_ns = fabric.cost_ns("allreduce", 4 * ELEMENTS, (0, 1), 0)
-    behind = [row.start_ns for row in simulated.timeline(scene.device.index, name="aten::sub")]
-    return {
-        "rows": [row[1:3] for row in scene.rows()],
-        "kernels": [(start, end + cost_ns) for _, start, end in scene.kernels()],
-        "behind": [start - (end + cost_ns) for start, (_, _, end) in zip(behind, scene.kernels(), strict=True)],
-        "values": values,
-        "cost": cost_ns,
-        "races": len(simulated.races()),
-    }
+def not_compiled(scene: Scene) -> Any:
+    """What the record says of a step where compiled code is not used."""
+    with scene.looking(native=False) as instrument, scene.step(instrument):
+        dist.all_reduce(scene.tensor())
+        torch.cuda._sleep(20_000)
+    (line,) = scene.lines
+    known = [name for name, value in line.overlap.items() if value is not None]
+    return [line.coverage.complete, line.coverage.reason, line.reasons["compute_ms"], known, len(line.collectives)]
 
 
 def spins(scene: Scene) -> Any:
@@ -966,7 +932,7 @@ def spins(scene: Scene) -> Any:
     return [row.end_ns - row.start_ns for row in simulated.timeline(scene.device.index, kind="sleep")]
 
 
-BOTH_TAPS: tuple[Callable[[Scene], Any], ...] = (
+SCENES: tuple[Callable[[Scene], Any], ...] = (
     capture,
     capture_over_steps,
     another_device_is_current,
@@ -995,27 +961,25 @@ BOTH_TAPS: tuple[Callable[[Scene], Any], ...] = (
     no_stream_left,
     workers,
 )
-ONE_MODE: tuple[Callable[[Scene], Any], ...] = (unread_epochs, uncertain_clock, waits_told)
-PYTHON_ONLY: tuple[Callable[[Scene], Any], ...] = (emulated, forgotten_mark)
+ONE_MODE: tuple[Callable[[Scene], Any], ...] = (
+    unread_epochs,
+    uncertain_clock,
+    waits_told,
+    spins,
+    not_compiled,
+)
 ALL_DEDICATED: tuple[Callable[[Scene], Any], ...] = (every_form, limited_wait, moved, handles)
-ONCE: tuple[Callable[[Scene], Any], ...] = (spins,)
 
 
 def play(device: torch.device, groups: Groups) -> dict[str, Any]:
-    """All of them: by scene, and by mode and tap where those matter."""
+    """All of them: by scene, and by mode where that matters."""
     told: dict[str, Any] = {}
     modes: tuple[InstrumentMode, ...] = ("dedicated", "observe")
-    for tap, mode in product(TAPS, modes):
-        scenes = [*BOTH_TAPS]
-        if mode == "dedicated":
-            scenes += ONE_MODE
-        if tap == "python":
-            scenes += PYTHON_ONLY
-            scenes += ONCE if mode == "dedicated" else ()
-        for scene in scenes:
-            played(told, scene, Scene(device, groups, mode, tap == "compiled"))
-    for tap, scene in product(TAPS, ALL_DEDICATED):
-        played(told, scene, Scene(device, groups, "dedicated", tap == "compiled", dedicated_async=True))
+    for mode in modes:
+        for scene in (*SCENES, *(ONE_MODE if mode == "dedicated" else ())):
+            played(told, scene, Scene(device, groups, mode))
+    for scene in ALL_DEDICATED:
+        played(told, scene, Scene(device, groups, "dedicated", dedicated_async=True))
     return told
 
 
@@ -1024,8 +988,7 @@ def played(told: dict[str, Any], scene: Callable[[Scene], Any], on: Scene) -> No
     simulated.defaults()
     gc.collect()
     begin_s = time.monotonic()
-    mode = "all_dedicated" if on.dedicated_async else on.mode
-    name = f"{scene.__name__} {mode}-{'compiled' if on.native else 'python'}"
+    name = f"{scene.__name__} {'all_dedicated' if on.dedicated_async else on.mode}"
     sys.stderr.write(f"{begin_s:.2f}: {name}\n")  # which one it is, should it hang
     told[name] = scene(on)
     told.setdefault("seconds", {})[name] = time.monotonic() - begin_s

@@ -19,14 +19,10 @@ from tests.rank_records import read_rank
 from tests.simulated.programs import needs_device
 
 pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device]
-ARMS = [(mode, native) for mode, native in product(("dedicated", "observe"), (True, False))]
+MODES = ("dedicated", "observe")
 C_NS, D_NS = 500_000, 300_000
 LATE_NS = (0, 120_000, 700_000)
 BLOCKS = 5
-
-
-def _arm(mode: str, native: bool) -> str:
-    return f"{mode}-{'compiled' if native else 'python'}"
 
 
 @pytest.fixture(scope="module")
@@ -34,23 +30,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All cases, one after another in one launch. A millisecond of the table is ten microseconds here."""
     root = Path(tmp_path_factory.mktemp("known"))
     cases = []
-    for mode, native in ARMS:
-        arm = {"mode": mode, "native": native}
+    for mode in MODES:
         for known in TABLE:
             lengths = {"compute_ns": round(known.c * 1e4), "transfer_ns": round(known.d * 1e4)}
             shape = {"way": known.way, "blocks": known.blocks, "owner": known.owner}
-            cases.append({"name": f"{known.name}-{_arm(mode, native)}", **arm, **lengths, **shape})
+            cases.append({"name": f"{known.name}-{mode}", "mode": mode, **lengths, **shape})
         for way, late_ns in product(("waited", "queued"), LATE_NS):
             lengths = {"compute_ns": C_NS, "transfer_ns": D_NS, "late_ns": late_ns}
-            cases.append(
-                {"name": f"{way}-{late_ns}-{_arm(mode, native)}", "way": way, "blocks": BLOCKS, **arm, **lengths}
-            )
+            cases.append({"name": f"{way}-{late_ns}-{mode}", "way": way, "blocks": BLOCKS, "mode": mode, **lengths})
     on_devices("tests.device_path.program_known", root, json.dumps(cases))
     return root
 
 
 @pytest.mark.spec("D8")
-@pytest.mark.parametrize("arm", [_arm(*arm) for arm in ARMS])
+@pytest.mark.parametrize("arm", MODES)
 @pytest.mark.parametrize("known", TABLE, ids=lambda known: known.name)
 def test_a_pipeline_by_construction(folder: Path, known: object, arm: str) -> None:
     case = next(one for one in TABLE if one is known)
@@ -82,7 +75,7 @@ def expected_durations(way: str, late_ns: int) -> list[tuple[int, int]]:
     return durations
 
 
-@pytest.mark.parametrize("arm", [_arm(*arm) for arm in ARMS])
+@pytest.mark.parametrize("arm", MODES)
 @pytest.mark.parametrize("late_ns", LATE_NS)
 @pytest.mark.parametrize("way", ["waited", "queued"])
 def test_a_straggler_costs_its_peer_waiting_and_no_transfer(folder: Path, way: str, late_ns: int, arm: str) -> None:
@@ -98,7 +91,7 @@ def test_a_straggler_costs_its_peer_waiting_and_no_transfer(folder: Path, way: s
         assert waited == pytest.approx(wanted * (len(waited) // BLOCKS), abs=1.1)
 
 
-@pytest.mark.parametrize("arm", [_arm(*arm) for arm in ARMS])
+@pytest.mark.parametrize("arm", MODES)
 def test_the_report_names_the_straggler_and_nobody_in_an_even_run(folder: Path, tmp_path: Path, arm: str) -> None:
     runs = {name: folder / f"waited-{late_ns}-{arm}" for name, late_ns in (("even", 0), ("late", LATE_NS[-1]))}
     datasets = write_report(runs, tmp_path).summary["datasets"]

@@ -20,8 +20,7 @@ from tests.trained_ways import DECODERS, OF_EXPERTS
 
 pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device, pytest.mark.thorough]
 RATIO, LENGTH_NS = 1e-9, 1
-ARMS = (("dedicated", "compiled"), ("observe", "python"))
-"""Every combination of mode and tap: `test_rules`."""
+MODES = ("dedicated", "observe")
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,6 @@ class Way:
 
     strategy: str
     mode: str
-    tap: str
     accumulation: int = 1
     ranks: int = 2
     workload: str = "ranking"
@@ -38,26 +36,24 @@ class Way:
     @property
     def name(self) -> str:
         workload = "" if self.workload == "ranking" else f"{self.workload}-"
-        return f"{workload}{self.strategy}-{self.mode}-{self.tap}" + ("-accumulating" if self.accumulation > 1 else "")
+        return f"{workload}{self.strategy}-{self.mode}" + ("-accumulating" if self.accumulation > 1 else "")
 
     @property
     def words(self) -> tuple[str, ...]:
-        native = str(self.tap == "compiled").lower()
         return (
             f"workload={self.workload}",
             f"parallel={self.strategy}",
             f"instrument.mode={self.mode}",
-            f"instrument.native={native}",
             f"training.gradient_accumulation={self.accumulation}",
         )
 
 
 WAYS = [
-    *(Way(strategy, *arm) for strategy, arm in product(("ddp", "fsdp1", "fsdp", "tp"), ARMS)),
-    *(Way(strategy, *arm, accumulation=2) for strategy, arm in product(("ddp", "fsdp1", "fsdp"), ARMS)),
-    *(Way(strategy, *arm, ranks=4) for strategy, arm in product(("hsdp", "fsdp_tp"), ARMS)),
+    *(Way(strategy, mode) for strategy, mode in product(("ddp", "fsdp1", "fsdp", "tp"), MODES)),
+    *(Way(strategy, mode, accumulation=2) for strategy, mode in product(("ddp", "fsdp1", "fsdp"), MODES)),
+    *(Way(strategy, mode, ranks=4) for strategy, mode in product(("hsdp", "fsdp_tp"), MODES)),
     *(
-        Way(way.strategy, mode, "compiled", ranks=way.ranks, workload=way.workload)
+        Way(way.strategy, mode, ranks=way.ranks, workload=way.workload)
         for way, mode in product(DECODERS, ("dedicated", "observe"))
         if way.strategy in OF_EXPERTS or (way.strategy != "none" and mode == "dedicated")
     ),
@@ -98,9 +94,6 @@ def test_ratio_and_lengths_are_the_devices_own(told: dict[str, Any], way: Way) -
         for step in steps:
             overlap, lengths = step["overlap"], dict(step["truth"])
             assert overlap["overlap_ratio"] == pytest.approx(lengths.pop("ratio"), abs=RATIO)
-            if way.tap == "python":
-                del lengths["copy_ms"]
-                assert overlap["copy_ms"] is None
             for metric, length_ns in lengths.items():
                 assert overlap[metric] * 1e6 == pytest.approx(length_ns, abs=LENGTH_NS), metric
 

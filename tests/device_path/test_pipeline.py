@@ -29,7 +29,6 @@ class Case(NamedTuple):
     mode: str
     schedule: str = "1f1b"
     stages: int = 1
-    tap: str = "compiled"
     transfer: tuple[int, float] = (100, 0.0)
     workload: str = "ranking"
     beside: int = 1
@@ -41,7 +40,7 @@ class Case(NamedTuple):
     @property
     def name(self) -> str:
         what = f"{self.workload}-{self.strategy}-{self.schedule}-{self.ranks}x{self.micro_batches}"
-        return f"{what}-{self.mode}-{self.tap}-{self.transfer[0]}"
+        return f"{what}-{self.mode}-{self.transfer[0]}"
 
     @property
     def words(self) -> list[str]:
@@ -54,7 +53,6 @@ class Case(NamedTuple):
             f"parallel.stages_per_rank={self.stages}",
             f"training.batch_size={self.micro_batches}",
             f"instrument.mode={self.mode}",
-            f"instrument.native={str(self.tap == 'compiled').lower()}",
         ]
 
     @property
@@ -69,8 +67,7 @@ CASES = [
     Case(2, 4, "dedicated", "interleaved_1f1b", 2),
     *(Case(2, 4, mode, workload="gpt") for mode in ("observe", "dedicated")),
 ]
-WAYS = (("dedicated", "compiled"), ("observe", "python"))
-SLOW = [Case(2, 4, mode, tap=tap, transfer=(90_000, 0.5)) for mode, tap in WAYS]
+SLOW = [Case(2, 4, mode, transfer=(90_000, 0.5)) for mode in ("dedicated", "observe")]
 """Transfers take a part of a layer: a bubble contains them."""
 ROUNDING_NS = 100
 """Of some ten marks a step."""

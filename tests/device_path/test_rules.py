@@ -1,6 +1,6 @@
 """What the device path must hold, with the simulated device as the witness (`scenario`, `scenes`).
 
-Python's tap and the compiled one, in both modes, are held to the same; the reference is what runs unobserved.
+Both modes are held to the same; the reference is what runs unobserved.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
-from itertools import product
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from tests.device_path.launch import on_devices
 from tests.simulated.programs import needs_device
 
 pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device, pytest.mark.thorough]
-WAYS = [f"{mode}-{tap}" for mode, tap in product(("dedicated", "observe"), ("python", "compiled"))]
+WAYS = ["dedicated", "observe"]
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +40,8 @@ def told_by_runtime(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, 
 
 
 every_way = pytest.mark.parametrize("way", WAYS)
-or_all_dedicated = pytest.mark.parametrize("way", [*WAYS, "all_dedicated-python", "all_dedicated-compiled"])
-"""The last two: `instrument.dedicated_async`."""
+or_all_dedicated = pytest.mark.parametrize("way", [*WAYS, "all_dedicated"])
+"""The last one: `instrument.dedicated_async`."""
 
 
 def test_the_loop_itself_is_right(told: list[dict[str, Any]]) -> None:
@@ -71,6 +70,10 @@ def scene(told: list[dict[str, Any]], name: str, way: str) -> list[Any]:
     return [rank["scenes"][f"{name} {way}"] for rank in told]
 
 
+NOT_LOOKED_AT = (
+    "on a device only compiled code times collectives and blocks, and it is not used (instrument.native=false): "
+    "nothing was looked at"
+)
 NOT_TIMED = "collectives could not be timed: the device has no stream left to time them on"
 MOVED = {
     "dedicated": [[False, True], [False, False]],
@@ -89,8 +92,6 @@ ANSWERS: dict[str, Callable[[str], Any]] = {
     "moved": MOVED.__getitem__,
     # A mark takes its stream time: those of an asynchronous collective are on AORTA's stream, until its caller waits.
     "marks_cost": lambda _: [0, 0],
-    # Its collective may still be under way, and the event says when tensors may be freed.
-    "forgotten_mark": lambda _: False,
     "recursive_block": lambda _: True,
     # However many gradients reach the outputs of a backward pass.
     "backward_end_cost": lambda _: 2,
@@ -107,6 +108,7 @@ ANSWERS: dict[str, Callable[[str], Any]] = {
     "uncertain_clock": lambda _: [7_051, 50, 50, 50, -1_000_000_000],
     "waits_told": lambda _: [[1, 1, 1, 0, 0], [["collective"]], True],
     "unread_epochs": lambda _: [0, 0],
+    "not_compiled": lambda _: [False, NOT_LOOKED_AT, NOT_LOOKED_AT, ["window_ms", "aux_ms", "aorta_ms"], 0],
 }
 """Scene -> what each rank must tell of it, by mode; the scenes' docstrings say what it means."""
 
@@ -115,7 +117,7 @@ ANSWERS: dict[str, Callable[[str], Any]] = {
 def test_a_scene_tells_the_same_in_every_way_in_which_it_was_played(told: list[dict[str, Any]], name: str) -> None:
     for rank in told:
         answers = {key.split()[1]: answer for key, answer in rank["scenes"].items() if key.split()[0] == name}
-        assert answers == {way: ANSWERS[name](way.partition("-")[0]) for way in answers} != {}
+        assert answers == {way: ANSWERS[name](way) for way in answers} != {}
 
 
 @every_way
@@ -146,8 +148,8 @@ def test_captures_are_noticed_by_asking_the_runtime(told_by_runtime: list[dict[s
     for rank in told_by_runtime:
         assert rank["by"] == "native"
         assert rank["asked"] > 10
-    test_what_is_captured_into_a_graph_is_left_alone_and_said(told_by_runtime, f"{mode}-compiled")
-    test_a_step_may_begin_or_end_while_a_graph_is_captured(told_by_runtime, f"{mode}-compiled")
+    test_what_is_captured_into_a_graph_is_left_alone_and_said(told_by_runtime, mode)
+    test_a_step_may_begin_or_end_while_a_graph_is_captured(told_by_runtime, mode)
 
 
 @every_way
@@ -229,7 +231,6 @@ def test_marks_of_steps_that_are_not_recorded_are_used_again(told: list[dict[str
         assert rank["written"] == 100
         early, late = rank["events"]
         assert late == early
-        assert (early is None) == way.endswith("python")  # there they are collected as garbage
 
 
 @every_way
@@ -239,9 +240,9 @@ def test_a_copy_has_a_direction_and_no_times_where_another_device_makes_it(
     for rank in scene(told, "copies_elsewhere", way):
         size = 4 * 4096
         rows = [["d2h", 4, True], ["p2p", size, True], ["d2h", size, False]]
-        assert rank["rows"] == (rows if way.endswith("compiled") else [])
+        assert rank["rows"] == rows
         assert rank["copy_ms"] is None
-        assert ("1 of 3 copies were issued on another device's stream" in rank["reason"]) == way.endswith("compiled")
+        assert "1 of 3 copies were issued on another device's stream" in rank["reason"]
 
 
 @every_way
@@ -249,7 +250,7 @@ def test_only_what_moves_bytes_is_a_copy_and_one_on_another_stream_leaves_the_co
     told: list[dict[str, Any]], way: str
 ) -> None:
     for copies, beside_a_copy, beside_a_kernel in scene(told, "copies_here", way):
-        assert copies == ([400] if way.endswith("compiled") else [])
+        assert copies == [400]
         at_least_ms, at_most_ms = beside_a_copy["compute_ms"]
         assert 0 < at_least_ms < at_most_ms
         assert beside_a_copy["compute_ms"] == beside_a_kernel["compute_ms"]
@@ -266,7 +267,7 @@ def test_transfers_with_two_peers_are_timed_apart(peers: list[dict[str, Any]], w
 def test_a_group_without_a_stream_of_its_own_stays_where_it_is(told: list[dict[str, Any]], way: str) -> None:
     for rank in scene(told, "no_stream_left", way):
         first, second = rank.pop("streams")
-        assert (first != 0) == way.startswith("dedicated")
+        assert (first != 0) == (way == "dedicated")
         assert second == 0
         assert rank == {"exact": True, "complete": True, "zero": 0, "races": 0}
 
@@ -279,18 +280,7 @@ def test_a_cpu_backend_keeps_its_workers_where_a_device_comes_first(told: list[d
         assert rank["waits"] == [0]  # the host waits for the other one, and the compute stream does not
 
 
-@pytest.mark.parametrize("mode", ["dedicated", "observe"])
-def test_the_emulated_fabric_ends_when_it_should_whoever_waits(told: list[dict[str, Any]], mode: str) -> None:
-    for rank in scene(told, "emulated", f"{mode}-python"):
-        assert rank["rows"] == rank["kernels"]
-        assert len(rank["rows"]) == 3
-        assert rank["behind"] == [0] * 3
-        assert rank["values"] == [0] * 3
-        assert rank["races"] == 0
-        assert rank["cost"] > 0
-
-
 def test_a_spin_is_as_long_as_asked_and_follows_the_devices_clock(told: list[dict[str, Any]]) -> None:
     """Three of five measurements at the start are three times too long; then the clock changes twice."""
-    for lengths_ns in scene(told, "spins", "dedicated-python"):
+    for lengths_ns in scene(told, "spins", "dedicated"):
         assert lengths_ns == pytest.approx([1e6, 1.5e6, 1e6, 1e6, 1e6 / 3, 1e6, 1e6], rel=0.001)

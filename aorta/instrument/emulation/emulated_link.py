@@ -316,25 +316,6 @@ class DeviceLink:
         ended.record(stream)
 
 
-class DelayedOnDevice:
-    """A backend's handle whose future also covers the emulated end, for callers that wait on futures (as DDP does)."""
-
-    def __init__(self, work: Work, done: Any, devices: list[torch.device | str | int]) -> None:
-        """Call with the communication stream current: the future captures what has been queued on it."""
-        self._work, self._done = work, done
-        self._future: Any = torch.futures.Future(devices=devices)
-        self._future.set_result(work.get_future().value())
-
-    def is_completed(self) -> bool:
-        return bool(self._done.query())
-
-    def get_future(self) -> Any:
-        return self._future
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._work, name)
-
-
 class StreamSleep:
     """Keeps the current stream of `device` busy for a number of nanoseconds, using one thread of the device.
 

@@ -2,7 +2,8 @@
 
 Set-up builds it where there is a compiler, using torch's headers and build tool; elsewhere the first run that wants it
 does, once (`ensure_built`). The shared library is in `$XDG_CACHE_HOME/aorta` (`~/.cache/aorta`), with a name derived
-from everything it was built from. Must not fail a run: without it collectives are timed from Python.
+from everything it was built from. Must not fail a run: without it collectives are timed from Python on a CPU, and
+on a device not at all.
 """
 
 from __future__ import annotations
@@ -155,23 +156,25 @@ def _has_compiler() -> bool:
 
 
 def compiled(device: torch.device, *, wanted: bool, emulated: bool) -> tuple[Any | None, str]:
-    """Return what times the collectives of a run: the module, or None for Python, and a description for people.
+    """Return what times the collectives of a run: the module and "native", or None and, with the reason, "python" on a
+    CPU, "none" on a device, where there is nothing else.
 
     Args:
         device: the run's.
         wanted: whether the configuration asks for compiled code.
         emulated: whether the fabric is emulated, which only Python supports.
     """
+    otherwise = "python" if device.type == "cpu" else "none"
     if not wanted:
-        return None, "python: instrument.native=false"
+        return None, f"{otherwise}: instrument.native=false"
     if emulated:
-        return None, "python: the fabric is emulated"
+        return None, f"{otherwise}: the fabric is emulated"
     module, why_not = load()
     if module is not None and device.type != "cpu":
         why_not = module.why_not_served(device)
         if why_not is not None:
-            return None, f"python: torch {torch.__version__} on {device}: {why_not}"
-    return module, "native" if why_not is None else f"python: {why_not}"
+            return None, f"{otherwise}: torch {torch.__version__} on {device}: {why_not}"
+    return module, "native" if why_not is None else f"{otherwise}: {why_not}"
 
 
 def interceptor_for(device: torch.device, mode: InstrumentMode, *, wanted: bool, emulated: bool) -> dict[str, str]:
@@ -195,7 +198,7 @@ def build() -> Path:
     if not _has_compiler():
         raise ToolMissing(
             f"{_compiler()} not found: needed to build {SOURCE.name}. Install g++, or go without: collectives are then "
-            "timed from Python, which costs more"
+            "timed from Python on a CPU, which costs more, and not at all on a device"
         )
     # torch's build tool looks for ninja on the PATH, which lacks a virtual environment that is not activated.
     os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])

@@ -1,5 +1,4 @@
-// Collectives of device tensors, without Python: the same as `device_interceptor.py` and `device_streams.py` do, where the
-// rules and their reasons are explained (docs/dev/measuring.md, R2 and R3).
+// Collectives of device tensors, without Python (docs/dev/measuring.md, R2 and R3).
 //
 // Calls of the backend are bracketed by marks, and return handles whose waits are recorded. Must not change an order;
 // make the host wait for a device, unless the caller's own call does; touch a Python object on a collective's path
@@ -233,8 +232,8 @@ class Device {
   std::deque<std::shared_ptr<Held>> held_;
 };
 
-// Handle of a collective that was issued synchronously on AORTA's stream, as `in_flight.IssuedWork`: its future records
-// its event on the current stream.
+// Handle of a collective that was issued synchronously on AORTA's stream: what the backend's own would have been. Its
+// future records its event on the current stream.
 class IssuedWork final : public Work {
  public:
   IssuedWork(OrderEvents::Lent done, std::vector<at::Tensor> outputs, c10::Device device)

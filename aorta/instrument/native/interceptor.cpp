@@ -1,8 +1,8 @@
 // Intercepts collectives at the dispatcher and times them without Python: no interpreter lock, and no interpreter.
 //
-// The same as `aorta/instrument/dispatcher.py`, `cpu_interceptor.py` and `device_interceptor.py` do (docs/dev/measuring.md, R1 to R3
-// and R6), without an emulated fabric. For each call of a `c10d::*` operator it records what it was, when it was
-// issued, when it ended and when its caller was blocked; Python fetches that once per step. Must not touch a Python
+// On a CPU the same as `aorta/instrument/dispatcher.py` and `cpu_interceptor.py` do, without an emulated fabric, and all there is
+// on a device (docs/dev/measuring.md, R1 to R3 and R6). Of each call of a `c10d::*` operator rows say what it was, when
+// it was issued, when it ended and when its caller was blocked. Must not touch a Python
 // object on a backend's thread; wait for a backend's work more than once, or unless the caller does.
 
 #include <pthread.h>
@@ -111,7 +111,7 @@ const at::Tensor* first_tensor(c10::ArrayRef<IValue> values) {
   return nullptr;
 }
 
-// Make the current stream wait for a work's future, as `dispatcher.wait_for_future`; false where that orders nothing.
+// Make the current stream wait for a work's future; false where that orders nothing, or a wait would block the host.
 bool wait_for_future(Work& work) {
   c10::intrusive_ptr<Future> future;
   try {

@@ -1,10 +1,10 @@
 """Compiled interceptors: collectives of CPU tensors timed without the interpreter, those of an accelerator's tensors
 issued, marked, waited for and ended without Python; block ranges, marked without Python; interval arithmetic.
 
-What happens becomes rows of a ring, in the order in which it does. The rules on a device are those of
-`device_interceptor` and are explained there; the same tests run against both. Must not be on the path of a collective
-(except once for each process group, each stream, and each batch that a backend coalesces), or run Python code in a
-backward pass.
+What happens becomes rows of a ring, in the order in which it does. On a device collectives run on AORTA's own stream
+(`dedicated`, R2), or are timed from a stream beside the backend's (`observe`, R3). Must not be on the path of a
+collective (except once for each process group, each stream, and each batch that a backend coalesces), or run Python
+code in a backward pass.
 """
 
 from __future__ import annotations
@@ -20,9 +20,16 @@ from torch import nn
 
 from aorta.instrument.compute_ranges import observe
 from aorta.instrument.cpu_interceptor import DTYPES, group_seen
-from aorta.instrument.device_interceptor import on_streams
 from aorta.instrument.device_streams import DeviceStreams, StreamOrder, StreamWaits
-from aorta.instrument.dispatcher import Coalescing, Interception, check_torch, counts_point_to_point
+from aorta.instrument.dispatcher import (
+    Coalescing,
+    Interception,
+    check_torch,
+    counts_point_to_point,
+    ends_on_streams,
+    orders_streams,
+    shares_communicator,
+)
 from aorta.instrument.event_clock import HostClock, Mark
 from aorta.instrument.in_flight import Group
 from aorta.instrument.operators import offered, position_of_async_op, position_of_group, position_of_peer
@@ -255,10 +262,17 @@ class NativeDeviceClock(HostClock):
 
 
 class NativeDeviceInterceptor(NativeInterceptor):
-    """Compiled counterpart of `device_interceptor.DeviceInterceptor`; does not support an emulated fabric.
+    """The interceptor of a run on an accelerator; collectives of CPU tensors in it are timed as on a CPU.
+
+    A stall is time in which the *compute* stream was waiting. A strategy's own communication stream also waits for its
+    collectives (FSDP's does), but nothing computes there, so such a wait is not a stall.
 
     Args:
-        dedicated, dedicated_async: as of `device_interceptor.DeviceInterceptor`.
+        dedicated: run collectives on AORTA's own stream of their group; otherwise leave them on the backend's, and let
+            that stream only wait, for the timing. Sends and receives are never moved: one side stream per group would
+            serialise those of opposite directions, and two ranks would wait for each other.
+        dedicated_async: run asynchronous collectives there too. The backend has a stream of its own for those, which
+            their kernels leave only if it is asked for a synchronous one.
         priority: of AORTA's own streams; None: that of the stream a collective was issued on.
     """
 
@@ -312,4 +326,8 @@ class NativeDeviceInterceptor(NativeInterceptor):
             self._tap.wait_for_stream(begin or 0, end or 0, joined)
 
     def _on_streams(self, process_group: dist.ProcessGroup) -> tuple[bool, bool, bool | None]:
-        return on_streams(process_group, self._device)
+        group, device = process_group, self._device
+        try:
+            return orders_streams(group, device), ends_on_streams(group, device), shares_communicator(group, device)
+        except RuntimeError:  # the group serves CPU tensors only
+            return False, False, None
