@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from aorta.instrument.dispatcher import backward_pass, when_backward_ends
-from aorta.instrument.event_clock import EventClock, Mark
+from aorta.instrument.event_clock import Mark
 from aorta.instrument.transparent import leave_out, not_compiled, unseen_hook
 
 
@@ -196,109 +195,6 @@ def taken_out(module: nn.Module) -> Callable[[bool], None]:
 
 def _replaces_hook(one: object) -> bool:
     return isinstance(getattr(one, "__self__", None), nullcontext)
-
-
-class BlockRanges:
-    """Hooks that bracket the passes of blocks, and mark the end of each backward pass.
-
-    The engine runs queued callbacks in order, and accepts more while it does: a first callback, queued before those of
-    DDP and FSDP, marks the last node of a pass; it queues a second one, which runs after theirs.
-
-    Args:
-        on_range: called with each range when it opens.
-        on_tail: called with two marks around the strategy's end-of-backward work, which waits for collectives.
-        on_watched: called with 1 when a backward pass reaches what is watched, and with -1 when it ends.
-    """
-
-    def __init__(
-        self,
-        clock: EventClock,
-        on_range: Callable[[Range], None],
-        on_tail: Callable[[Mark, Mark], None],
-        on_watched: Callable[[int], None] = lambda _passes: None,
-    ) -> None:
-        self._clock, self._on_range, self._on_tail, self._on_watched = clock, on_range, on_tail, on_watched
-        self._ends: list[Callable[[], None]] = []
-        self._backward: dict[str, Range] = {}
-        self._asked_in: int | None = None
-
-    def watch(self, name: str, block: nn.Module) -> None:
-        """Bracket `block`. Call after the parallel strategy has put its own hooks on it.
-
-        A block's backward range opens when the first gradient of its outputs arrives, and closes with the last
-        gradient of its inputs; a block whose inputs need none (an embedding) closes when the backward pass has run.
-        """
-        forward: list[Range] = []
-        clock = self._clock
-
-        @not_compiled
-        def last_gradient(_gradient: torch.Tensor) -> None:
-            if name in self._backward:
-                self._backward.pop(name).end = clock.mark()
-
-        @not_compiled
-        def open_backward(_gradient: Any) -> None:
-            if name not in self._backward:
-                self._backward[name] = self._opened(name, "backward")
-
-        def before_forward(_module: nn.Module, args: Any, kwargs: Any) -> None:
-            inputs = needing_gradient(args)
-            if kwargs:
-                inputs += needing_gradient(kwargs)
-            if inputs:
-                closes = last_gradient if len(inputs) == 1 else last_of(len(inputs), last_gradient)
-                for tensor in inputs:
-                    tensor.register_hook(closes)  # type: ignore[no-untyped-call]
-            forward.append(self._opened(name, "forward"))
-
-        def after_forward(_module: nn.Module, _args: Any, output: Any) -> None:
-            forward.pop().end = clock.mark()
-            for tensor in needing_gradient(output):
-                # A node's pre-hook runs after all hooks of the tensor, whenever those were registered: FSDP waits for
-                # the block's parameters in a tensor hook that it registers later than this (R5).
-                before = tensor.register_hook if tensor.grad_fn is None else tensor.grad_fn.register_prehook
-                before(open_backward)
-
-        self._ends.append(observe(block, before=before_forward, after=after_forward))
-
-    def watch_backward(self, module: nn.Module) -> None:
-        """Mark the end of each backward pass that reaches `module`, including those of gradient accumulation; of all
-        modules watched so, the first whose outputs get a gradient counts.
-        """
-
-        def after_forward(_module: nn.Module, _args: Any, output: Any) -> None:
-            for tensor in needing_gradient(output):
-                tensor.register_hook(self._gradient_came)  # type: ignore[no-untyped-call]
-
-        # Before FSDP's own hook: hooks of a tensor run in the order of registration, and FSDP queues its callback
-        # with the first gradient too.
-        self._ends.append(observe(module, after=after_forward))
-
-    def close(self) -> None:
-        while self._ends:
-            self._ends.pop()()
-
-    def _opened(self, name: str, phase: str) -> Range:
-        opened = Range(name, phase, self._clock.mark())
-        self._on_range(opened)
-        return opened
-
-    @not_compiled
-    def _gradient_came(self, _gradient: torch.Tensor) -> None:
-        # Compared by id: a pass that failed never ends, and must not hide the next one.
-        if self._ends and (current := backward_pass()) != self._asked_in:
-            self._asked_in = current
-            self._on_watched(1)
-            when_backward_ends(self._nodes_ran)
-
-    def _nodes_ran(self) -> None:
-        """After the last node of a backward pass, close blocks whose inputs need no gradient."""
-        for open_range in self._backward.values():
-            open_range.end = self._clock.mark()  # one mark each: every range returns its marks to the clock
-        self._backward.clear()
-        begin = self._clock.mark()
-        when_backward_ends(lambda: self._on_tail(begin, self._clock.mark()))
-        when_backward_ends(lambda: self._on_watched(-1))
 
 
 def needing_gradient(values: Any) -> list[torch.Tensor]:

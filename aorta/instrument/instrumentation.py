@@ -18,8 +18,7 @@ from typing import Final, Self
 import torch
 from torch import nn
 
-from aorta.instrument.compute_ranges import BlockRanges
-from aorta.instrument.cpu_interceptor import DTYPES, dtype_name
+from aorta.instrument.backend_calls import DTYPES, dtype_name
 from aorta.instrument.device_recorder import DeviceRecorder
 from aorta.instrument.dispatcher import DispatcherHook, Handler, Interception, all_groups, issued_by
 from aorta.instrument.emulation.emulated_link import HostLinks
@@ -59,7 +58,8 @@ _open: weakref.WeakSet[Instrumentation] = weakref.WeakSet()
 
 def _leave_all() -> None:
     for each in list(_open):
-        each._ranges.close()
+        if each._interceptor is not None:
+            each._ranges.close()
         each.recorder.leave()
         if isinstance(each._interceptor, PythonInterceptor):
             each._interceptor.leave()
@@ -170,11 +170,6 @@ class Instrumentation:
         self._blocks: list[tuple[str, weakref.ref[nn.Module]]] = []
         self._outputs: list[weakref.ref[nn.Module]] = []
         # DDP waits for its collectives after the last node, on futures in C++ that bypass our work handles.
-        self._ranges: BlockRanges | NativeRanges | RowRanges = (
-            self._interceptor.ranges
-            if isinstance(self._interceptor, NativeCpuInterceptor | PythonInterceptor | NativeDeviceInterceptor)
-            else BlockRanges(clock, recorder.on_range, recorder.on_backward_tail, recorder.add_watched)
-        )
         self.recorder.no_copies = ON_A_CPU if device.type == "cpu" else None
         self._interception: Interception | None = None
         self._switch_interval_s = sys.getswitchinterval()
@@ -256,6 +251,11 @@ class Instrumentation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    @property
+    def _ranges(self) -> NativeRanges | RowRanges:
+        assert self._interceptor is not None  # nothing is watched without one
+        return self._interceptor.ranges
 
     def _install(self) -> None:
         self._interception = self._opened()

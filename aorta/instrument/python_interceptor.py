@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, cast
 import torch
 import torch.distributed as dist
 
-from aorta.instrument.cpu_interceptor import CALLBACKS_S, DTYPES, dtype_name, group_seen, labelled
+from aorta.instrument.backend_calls import CALLBACKS_S, DTYPES, dtype_name, group_seen, labelled
 from aorta.instrument.dispatcher import (
     DispatcherHook,
     Interception,

@@ -26,8 +26,8 @@ from aorta.distributed.output_folder import RunFolder
 from aorta.distributed.topology import Topology
 from aorta.errors import SIGNAL_EXIT_BASE
 from aorta.installation import own_environment, own_program
+from aorta.instrument.backend_calls import DTYPES, dtype_name
 from aorta.instrument.compute_ranges import ModuleHook
-from aorta.instrument.cpu_interceptor import DTYPES, dtype_name
 from aorta.instrument.operators import offered
 from aorta.instrument.transparent import observed_steps
 from aorta.recording.meeting import joined

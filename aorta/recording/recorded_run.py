@@ -46,7 +46,7 @@ from aorta.distributed.output_folder import (
 )
 from aorta.distributed.peers import Peers
 from aorta.distributed.topology import Topology, default_label, device_name, platform_of
-from aorta.instrument.cpu_interceptor import slowest_of_host, stall_cutoff
+from aorta.instrument.backend_calls import slowest_of_host, stall_cutoff
 from aorta.instrument.dispatcher import all_groups
 from aorta.instrument.emulation.network import EmulatedNetwork
 from aorta.instrument.instrumentation import Instrumentation

@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from aorta.instrument import cpu_interceptor as measuring
-from aorta.instrument.cpu_interceptor import cutoff_from, slowest_of_host, stall_cutoff
+from aorta.instrument import backend_calls as measuring
+from aorta.instrument.backend_calls import cutoff_from, slowest_of_host, stall_cutoff
 from aorta.records import ring_file as rf
 from aorta.records.run_files import read_manifest
 from aorta.records.schema import STALL_CUTOFF_NS, Stall, StallCutoff

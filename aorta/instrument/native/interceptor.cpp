@@ -1,6 +1,6 @@
 // Intercepts collectives at the dispatcher and times them without Python: no interpreter lock, and no interpreter.
 //
-// On a CPU the same as `aorta/instrument/dispatcher.py` and `cpu_interceptor.py` do, without an emulated fabric, and all there is
+// On a CPU the same as `aorta/instrument/dispatcher.py` and `python_interceptor.py` do, without an emulated fabric, and all there is
 // on a device (docs/dev/measuring.md, R1 to R3 and R6). Of each call of a `c10d::*` operator rows say what it was, when
 // it was issued, when it ended and when its caller was blocked. Must not touch a Python
 // object on a backend's thread; wait for a backend's work more than once, or unless the caller does.

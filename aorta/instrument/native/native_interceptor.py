@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from aorta.instrument.backend_calls import DTYPES, group_seen
 from aorta.instrument.compute_ranges import observe
-from aorta.instrument.cpu_interceptor import DTYPES, group_seen
 from aorta.instrument.device_streams import DeviceStreams, StreamOrder, StreamWaits
 from aorta.instrument.dispatcher import (
     Coalescing,
@@ -58,9 +58,7 @@ def compiled_algebra(module: Any) -> Algebra[Iterable[Interval], Any]:
 
 
 class NativeRanges:
-    """Compiled counterpart of `compute_ranges.BlockRanges`, whose passes are rows of a ring; `tap` is notified when a
-    backward pass has ended.
-    """
+    """Compiled counterpart of `row_ranges.RowRanges`; `tap` is notified when a backward pass has ended."""
 
     def __init__(self, module: Any, tap: Any, ring: RingFile) -> None:
         self.compiled: Any = module.Ranges(tap)
@@ -74,7 +72,7 @@ class NativeRanges:
         self.compiled.look()
 
     def watch_backward(self, module: nn.Module) -> None:
-        """Mark the ends of backward passes, as `BlockRanges.watch_backward` does."""
+        """Mark the ends of backward passes, as `RowRanges.watch_backward` does."""
         self._ends.append(observe(module, after=self.compiled.after_watched_forward(module)))
         self.compiled.look()
 
@@ -203,7 +201,7 @@ class NativeInterceptor:
 
     @not_compiled
     def _saw(self, process_group: dist.ProcessGroup) -> tuple[bool, bool, bool | None, int, int]:
-        """Register a new group; returns `on_device`, `early` and `shared` of `cpu_interceptor.Member`, its index in the
+        """Register a new group; returns `on_device`, `early` and `shared` of `dispatcher`, its index in the
         progress file, and its number in the ring.
         """
         name = process_group.group_name
