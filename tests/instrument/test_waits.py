@@ -120,15 +120,15 @@ class Event:
 
 
 def test_an_event_stands_for_what_its_stream_has_joined_and_each_is_waited_for_once() -> None:
-    order, names = StreamOrder(), [Name("0", seq) for seq in range(4)]
+    seen: dict[int, list[Name]] = {}
+    order, names = StreamOrder(lambda stream: seen.pop(stream, [])), [Name("0", seq) for seq in range(4)]
     early, late, passed = Event(), Event(), Event()
-    order.joined(7, names[0])
-    order.joined(7, names[1])
+    seen[7] = names[:2]
     order.recorded(7, early)
-    order.joined(7, names[2])
+    seen[7] = names[2:3]
     order.recorded(7, late)
     order.passed_on(8, late)
-    order.joined(8, names[3])
+    seen[8] = names[3:]
     order.recorded(8, passed)
     assert order.awaited(early) == tuple(names[:2])
     assert order.awaited(early) == ()
@@ -136,13 +136,6 @@ def test_an_event_stands_for_what_its_stream_has_joined_and_each_is_waited_for_o
     assert order.awaited(late) == order.awaited(stream=7) == order.awaited(stream=8) == ()
     order.recorded(7, early)
     assert order.awaited(early) == order.awaited(object()) == ()
-
-
-def test_what_compiled_code_saw_a_stream_join_comes_first() -> None:
-    seen = {7: [Name("0", 0)]}
-    order = StreamOrder(lambda stream: seen.pop(stream, []))
-    assert order.awaited(stream=7) == (Name("0", 0),)
-    assert order.awaited(stream=7) == ()
 
 
 def test_closing_leaves_no_callback_of_a_future_behind(monkeypatch: pytest.MonkeyPatch) -> None:
