@@ -1,4 +1,6 @@
-"""Several ranks train on the simulated device in virtual time, on emulated networks; each case leaves a run folder.
+"""Several ranks train on the simulated device in virtual time, whose collectives take what a network makes of them.
+
+Each case leaves a run folder.
 
 Enters: a folder and the cases as JSON. Leaves: a run folder a case. Nothing here predicts. Run by `test_whatif`.
 """
@@ -18,6 +20,7 @@ from aorta.config.schema import EmulatedFabric
 from aorta.distributed.topology import Topology
 from aorta.instrument.emulation.network import EmulatedNetwork
 from aorta.records.schema import Step
+from aorta.timeline.classes import KINDS
 from tests.analysis.builders import footer, header, write_manifest, write_rank
 from tests.device_path.program_overlap import MATH, SHAPE
 from tests.device_path.ranks import by_rank
@@ -25,13 +28,13 @@ from tests.loop import Loop
 from tests.simulated import device as simulated
 
 WARM_UP, STEPS = 3, 6
-BACKEND_NS = 10_000
-"""What each collective takes by itself; the emulated network's time comes behind it."""
+SIZES = 0, 1 << 30
+"""Bytes of two collectives, by which the network's formula is known: it is linear in them."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One way to train: `words` of train.py beside `SHAPE`, and settings of the emulated network."""
+    """One way to train: `words` of train.py beside `SHAPE`, and settings of the network."""
 
     name: str
     words: tuple[str, ...]
@@ -49,11 +52,13 @@ def train(folder: Path, case: Case, topology: Topology, device: torch.device) ->
     # Only the mathematics of blocks takes time: what else runs on the computing stream is no computation of the model.
     simulated.lengths(**dict.fromkeys(simulated.CLASSES, (0, 0.0)), operators=dict.fromkeys(MATH, (23_000, 0.0)))
     simulated.costs(launch_ns=0)
-    simulated.collective_lengths(default=(BACKEND_NS, 0.0))
     fabric = EmulatedFabric(**case.fabric)
     lines: list[Step] = []
-    network = EmulatedNetwork(fabric, topology.rank, topology.world_size, None)
-    one = Loop((*SHAPE, *case.words), topology, device, lines.append, network)
+    network, ranks = EmulatedNetwork(fabric, topology.rank, topology.world_size, None), range(topology.world_size)
+    for kind in KINDS:
+        least, most = (network.cost_ns(kind, size, ranks, None) for size in SIZES)
+        simulated.collective_lengths(**{kind: (least, (most - least) / SIZES[1])})
+    one = Loop((*SHAPE, *case.words), topology, device, lines.append)
     for _ in range(WARM_UP + STEPS):
         one.step()
         torch.accelerator.synchronize()  # a step's end is then the device's: nothing of it is left for the next

@@ -27,7 +27,6 @@ CHANGED: dict[str, dict[str, Any]] = {
     "faster": NETWORK | {"inter_bandwidth_gb_per_s": 2.0},
     "slower": NETWORK | {"inter_bandwidth_gb_per_s": 0.2},
     "latency": NETWORK | {"inter_latency_us": 200.0},
-    "straggler": NETWORK | {"straggler_rank": 1, "straggler_ms": 0.1},
 }
 ASKED = {
     ("base", "faster"): "network.bandwidth=x4",
@@ -36,8 +35,6 @@ ASKED = {
     ("slower", "faster"): "network.bandwidth=x10",
     ("base", "latency"): "network.latency=200",
     ("latency", "base"): "network.latency=x0.1",
-    ("base", "straggler"): "rank.1.late_ms=0.1",
-    ("straggler", "base"): "rank.1.late_ms=-0.1",
 }
 STRATEGIES = ("ddp", "fsdp")
 EXACT = [

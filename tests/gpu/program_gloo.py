@@ -31,7 +31,7 @@ def main() -> int:
         return 0
     for mode in ("dedicated", "observe", "off"):
         lines: list[Step] = []
-        with Instrumentation(DEVICE, mode, rank, size, read_clocks(), lines.append) as instrument:
+        with Instrumentation(DEVICE, mode, rank, size, read_clocks(), lines.append, native=True) as instrument:
             for number in range(5):
                 with instrument.recorder.step(StepFacts(0, number, number, 0.0, warmup=False)):
                     tensor = torch.zeros(1 << 20, device=DEVICE)
