@@ -42,7 +42,8 @@ BEHIND: Final = "import sys; sys.own = __file__"
 
 @dataclass(frozen=True)
 class Environment:
-    """`steps`: how many are recorded; None: it does not train. `code`: with which the program ends."""
+    """`steps`: how many are recorded; None: it does not train. `code`: with which the program ends. `needs`: a command
+    that fails where the environment cannot be made."""
 
     name: str
     files: Mapping[str, str] = field(default_factory=lambda: {"x.py": SEEN})
@@ -50,6 +51,7 @@ class Environment:
     words: tuple[str, ...] = ("{python}", "x.py")
     steps: int | range | None = None
     code: int = 0
+    needs: tuple[str, ...] = ("true",)
 
 
 def shell(text: str) -> tuple[str, ...]:
@@ -138,6 +140,7 @@ class F:
         return spec
 sys.meta_path.insert(0, F())
 """
+BOUND: Final = "if test -d ../out; then mount --bind ../out ../out && mount -o remount,bind,ro ../out; fi; "
 OF_TORCH: Final = (
     trains("an ordinary program"),
     Environment("no standard stream", {"x.py": TRAINS}, words=shell("exec {python} x.py <&- >&- 2>&-"), steps=3),
@@ -160,6 +163,22 @@ OF_TORCH: Final = (
         {"x.py": TRAINS},
         words=shell("if test -d ../out; then rm -r ../out; touch ../out; fi; exec {python} x.py"),
         steps=0,
+    ),
+    Environment(
+        "OUT becomes another user's",
+        {"x.py": TRAINS},
+        words=shell(
+            "if test -d ../out; then chown -R 65534 ../out; fi; exec setpriv --bounding-set=-all {python} x.py"
+        ),
+        steps=0,
+        needs=("setpriv", "--reuid=65534", "true"),
+    ),
+    Environment(
+        "OUT becomes a read-only mount",
+        {"x.py": TRAINS},
+        words=("unshare", "-m", *shell(BOUND + "exec {python} x.py")),
+        steps=0,
+        needs=("unshare", "-m", "true"),
     ),
     Environment("a full disk", {"x.py": TRAINS}, words=shell("ulimit -f 8; exec {python} x.py"), steps=range(3)),
     Environment(
