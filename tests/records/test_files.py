@@ -253,7 +253,7 @@ def test_the_manifest_is_read_as_it_was_written(tmp_path):
         (b"", "truncated"),
         (b"{", "truncated"),
         (b"[1]", "Expected `object`, got `array`"),
-        (b'{"a": "\xff"}', "utf-8"),
+        (b'{"a": "\xff"}', "(?i)utf-8"),
         (b'{"a": ' + b"[" * 100_000, "nested too deeply"),
     ],
     ids=["empty", "cut off", "a list", "not text", "deep"],
