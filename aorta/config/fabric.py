@@ -47,26 +47,24 @@ class Fabric:
 class EmulatedFabric(Fabric):
     """Collectives complete when a slower or larger network would have completed them.
 
-    The default is a small Ethernet cluster, slow enough that gloo on a laptop can keep up with it: IEEE 802.3ae
-    (10 Gb/s) within a node and 802.3ab (1 Gb/s) between nodes, divided by 8 bits, with latencies of the order that TCP
-    reaches over such links. Accelerators for comparison, one direction, a device: NVLink 4 450 GB/s, PCIe 5.0 x16
-    63 GB/s, NDR InfiniBand 50 GB/s.
+    The default is Ethernet (10 Gb/s within a node, 1 Gb/s between nodes, latencies of TCP), slow enough for gloo on a
+    laptop. Accelerators, one direction, a device: NVLink 4 450 GB/s, PCIe 5.0 x16 63 GB/s, NDR InfiniBand 50 GB/s.
     """
 
     kind: str = "emulated"
     # microseconds to the first byte of a message within a node
     intra_latency_us: float = 25.0
-    # GB/s (1e9 bytes a second) a rank sends at within a node
+    # GB/s (1e9 bytes) a rank sends within a node
     intra_bandwidth_gb_per_s: float = 1.25
-    # the same between nodes; a group that spans nodes uses these two
+    # microseconds between nodes, for groups that span nodes
     inter_latency_us: float = 50.0
-    # GB/s a rank sends at between nodes
+    # GB/s between nodes
     inter_bandwidth_gb_per_s: float = 0.125
     # consecutive ranks per emulated node
     ranks_per_node: int = 1
     # algorithm of the collectives
     algorithm: Algorithm = Algorithm.ring
-    # group = a link per process group; link = the groups of a rank take turns on its links (on a CPU)
+    # group = a link per process group; link = a rank's groups take turns on its links (on a CPU)
     sharing: Sharing = Sharing.group
     # ranks that one process stands for; null = every rank is a process
     ranks: int | None = None
@@ -80,13 +78,13 @@ class EmulatedFabric(Fabric):
     straggler_rank: int | None = None
     # its delay in milliseconds
     straggler_ms: float = 0.0
-    # factor by which collectives of slow_kind, slow_min_bytes and slow_max_bytes take longer
+    # factor for collectives of slow_kind, slow_min_bytes and slow_max_bytes
     slow_factor: float = 1.0
-    # kind of collective that is slow (allreduce, reducescatter, allgather, ...); null = every kind
+    # slow kind (allreduce, allgather, ...); null = every kind
     slow_kind: str | None = None
-    # bytes of the full array from which on a collective is slow; null = any
+    # least bytes of the full array; null = any
     slow_min_bytes: int | None = None
-    # bytes up to which a collective is slow; null = any
+    # most bytes of the full array; null = any
     slow_max_bytes: int | None = None
 
 

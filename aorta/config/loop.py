@@ -88,13 +88,13 @@ class DType(Enum):
 class Training:
     """The loop."""
 
-    # passes over the dataset, if fewer than max_steps needs; null = as many as needed
+    # most passes over the dataset; null = as many as max_steps needs
     epochs: int | None = None
     # optimizer steps, resumes included; null = all epochs, or one
     max_steps: int | None = 200
     # resume from the checkpoint taken before this global step; null = 0, or the newest checkpoint after a restart
     start_step: int | None = None
-    # samples per rank and micro-batch
+    # samples per rank and micro-batch; also workload.batch_size
     batch_size: int = 8
     # micro-batches per optimizer step; gradients are reduced on the last one only
     gradient_accumulation: int = 1
@@ -104,7 +104,7 @@ class Training:
     grad_clip_norm: float | None = 1.0
     # steps between two progress lines; the loss is read from the device only then
     log_interval: int = 5
-    # overlap = step time and overlap; tutorial = `[rank 0] step i/n loss=x`
+    # what a progress line shows; tutorial = `[rank 0] step i/n loss=x`
     progress: Wording = Wording.overlap
     # where the run writes; with a label, its sub-folder of that name
     output_dir: str = "artifacts"
@@ -117,7 +117,7 @@ class Training:
     # auto, cpu, cuda (CUDA and HIP), or another accelerator as torch names it (xpu); auto = an accelerator that
     # AORTA can measure on, else the CPU
     device: str = "auto"
-    # ranks that share a device, for checks where there are fewer devices than ranks: NCCL is set to let them
+    # ranks that share a device, for checks; NCCL is set to allow it
     ranks_per_device: int = 1
     # seconds after which a collective that does not end fails the run
     timeout_s: float = 300.0
@@ -195,15 +195,13 @@ class Instrument:
     mode: Mode = Mode.dedicated
     # priority of dedicated streams (lower = more urgent); null = as the issuing stream
     stream_priority: int | None = None
-    # dedicated: move asynchronous collectives (DDP's) to AORTA's stream as well. Experimental:
-    # docs/dev/devices.md says what is lost
+    # dedicated: move asynchronous collectives (DDP's) too; experimental (docs/dev/devices.md)
     dedicated_async: bool = False
-    # time collectives in C++, where that has been built; false: from Python, on a device not at all
+    # time collectives in C++ if built; false: from Python, on a device not at all
     native: bool = True
     # CPU backends: longer calls count as blocking, in microseconds; null = measured on each host
     stall_cutoff_us: float | None = None
-    # steps after warm-up that torch.profiler's kernels measure as well: auto = 3 on an accelerator; off = none;
-    # or a number
+    # steps after warm-up that torch.profiler measures too: auto (3 on an accelerator), off or a number
     calibration: str = "auto"
 
 
@@ -225,7 +223,7 @@ def calibration_steps(setting: str, *, on_device: bool) -> int:
 
 @dataclass
 class Baseline:
-    """Isolated baselines: after training, steps that only compute and steps that only communicate."""
+    """After training, steps that only compute and steps that only communicate."""
 
     # measure overlap_efficiency and compute_slowdown
     enabled: bool = False
@@ -235,15 +233,15 @@ class Baseline:
 
 @dataclass
 class Clock:
-    """Clock anchors in the record, and the ranks' clocks against each other."""
+    """Clock anchors, and the ranks' clocks against each other."""
 
-    # steps between two readings of REALTIME, BOOTTIME and MONOTONIC
+    # steps between readings of REALTIME, BOOTTIME and MONOTONIC
     anchor_interval: int = 100
-    # measure every rank's clock against rank 0's before the first and after the last step
+    # measure clocks against rank 0's before the first and after the last step
     sync: bool = True
     # ping-pongs per rank and measurement; the quickest counts
     sync_samples: int = 32
-    # for tests: nanoseconds by which the clocks of ranks other than 0 are ahead
+    # for tests: nanoseconds that clocks of ranks other than 0 are ahead
     fake_offset_ns: int = 0
     # for tests: drift in microseconds per second
     fake_drift_ppm: float = 0.0
@@ -268,7 +266,7 @@ class Telemetry:
     warmup_steps: int = 5
     # source of device samples (temperature, power, clocks, use, memory, throttling)
     devices: Devices = Devices.auto
-    # seconds between two samples; rocm-smi, a program, is run at most once a second, by auto every 5 s
+    # seconds between two samples; rocm-smi: at least 1, with auto 5
     device_interval_s: float = 1.0
     # also keep what rocm-smi prints (AMD devices only)
     rocm_smi: bool = False
@@ -284,9 +282,9 @@ class Telemetry:
 class Watchdog:
     """Notices ranks that are stuck or die, and writes an autopsy of the run; never ends a rank."""
 
-    # seconds without progress on a rank; null = learned from the run's own steps, at least 10 s; 0 = no watchdog
+    # seconds without progress on a rank; null = learned from the run's steps, at least 10; 0 = no watchdog
     timeout_s: float | None = None
-    # seconds without progress before the timeout is learned, and in announced phases (checkpoint, baseline)
+    # the same before it is learned, and in announced phases (checkpoint, baseline)
     grace_s: float = 600.0
 
 

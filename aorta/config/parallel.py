@@ -72,7 +72,7 @@ class FSDP1(Parallel):
     strategy: str = "fsdp1"
     # false = no prefetch, and every collective is waited for
     overlap: bool = True
-    # gather the next block's parameters before the current one computes in forward
+    # gather the next block's parameters before this one computes in forward
     forward_prefetch: bool = True
     # when the next block's parameters are gathered in backward
     backward_prefetch: BackwardPrefetch = BackwardPrefetch.backward_pre
@@ -105,17 +105,17 @@ class FSDP(Parallel):
 
 @dataclass
 class HSDP(FSDP):
-    """Hybrid sharding: FSDP2 within groups of ranks, an all-reduce of the shards' gradients between the groups."""
+    """FSDP2 within groups of ranks, an all-reduce of the shards' gradients between the groups."""
 
     strategy: str = "hsdp"
-    # copies of the model; each is sharded over world size / replicas ranks
+    # copies of the model; divides the world
     replicas: int = 2
 
 
 @dataclass
 class TP(Parallel):
-    """Tensor parallelism: all ranks compute every encoder layer together, on the same samples. Its collectives stand
-    between two layers of a block and are waited for at once, so there is nothing to overlap them with.
+    """Tensor parallelism: all ranks compute every layer together, on the same samples. Its collectives are waited for
+    at once and never overlap.
     """
 
     strategy: str = "tp"
@@ -126,15 +126,14 @@ class FSDPTP(FSDP):
     """Tensor parallelism within groups of ranks, FSDP2 between the groups."""
 
     strategy: str = "fsdp_tp"
-    # ranks that compute a layer together; the world is a multiple of it
+    # ranks that compute a layer together; divides the world
     tp_size: int = 2
 
 
 @dataclass
 class EP(DDP):
     """Expert parallelism: the experts of a layer are split over all ranks, and tokens go to them and back by
-    all-to-all; the rest of the model is DistributedDataParallel's. `overlap` and the other fields are about
-    DistributedDataParallel's all-reduces.
+    all-to-all; the rest of the model, with its keys, is DistributedDataParallel's.
     """
 
     strategy: str = "ep"
@@ -142,8 +141,8 @@ class EP(DDP):
 
 @dataclass
 class CP(DDP):
-    """Context parallelism: each rank has a part of every sequence, and attention gathers the keys and values of all;
-    `overlap` and the other fields are about DistributedDataParallel's all-reduces.
+    """Context parallelism: each rank has a part of every sequence, and attention gathers the keys and values of all.
+    Gradients, with their keys, are DistributedDataParallel's.
     """
 
     strategy: str = "cp"
@@ -154,31 +153,29 @@ class FSDPCP(FSDP):
     """Context parallelism within groups of ranks, FSDP2 over all ranks."""
 
     strategy: str = "fsdp_cp"
-    # ranks that share a sequence; the world is a multiple of it
+    # ranks that share a sequence; divides the world
     cp_size: int = 2
 
 
 @dataclass
 class FSDPEP(FSDP):
-    """Expert parallelism within groups of ranks, FSDP2 over all of them: the experts of a layer are split over the
-    ranks of a group and sharded over the groups, the rest of the model is sharded over all ranks.
+    """Expert parallelism within groups of ranks: the experts of a layer are split over the ranks of a group, and FSDP2
+    shards them over the groups and the rest of the model over all ranks.
     """
 
     strategy: str = "fsdp_ep"
-    # ranks that share the experts of a layer; the world is a multiple of it
+    # ranks that share the experts of a layer; divides the world
     ep_size: int = 2
 
 
 @dataclass
 class PP(Parallel):
-    """Pipeline parallelism: each rank computes some of the layers, on all samples; micro-batches follow each other
-    through the ranks.
-    """
+    """Pipeline parallelism: each rank computes some of the layers; micro-batches go through the ranks."""
 
     strategy: str = "pp"
-    # gpipe, 1f1b, interleaved_1f1b, interleaved_zero_bubble or zbv_zero_bubble, as torch.distributed.pipelining runs it
+    # gpipe, 1f1b, interleaved_1f1b, interleaved_zero_bubble or zbv_zero_bubble of torch.distributed.pipelining
     schedule: str = "1f1b"
-    # parts of a batch; training.batch_size is a multiple of it
+    # parts of a batch; divides training.batch_size
     microbatches: int = 4
     # stages of a rank: 1 with gpipe and 1f1b, 2 with zbv_zero_bubble, else 2 or more
     stages_per_rank: int = 1
@@ -186,12 +183,12 @@ class PP(Parallel):
 
 @dataclass
 class FSDPPP(FSDP, PP):
-    """Several pipelines on batches of their own, FSDP2 between the ranks that have the same stages."""
+    """Several pipelines, each with its own batches; FSDP2 between the ranks that have the same stages."""
 
     strategy: str = "fsdp_pp"
-    # free gathered parameters after each micro-batch's forward pass; false = gather once per step
+    # the same after each micro-batch; false = gather once per step
     reshard_after_forward: bool = False
-    # ranks of one pipeline; the world is a multiple of it
+    # ranks of one pipeline; divides the world
     pp_size: int = 2
 
 

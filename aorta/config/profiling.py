@@ -39,7 +39,7 @@ class Profiling:
 
     # capture a trace
     enabled: bool = False
-    # unprofiled steps of a cycle; null = the rest of period
+    # unprofiled steps of a cycle; null = from period
     wait: int | None = 1
     # steps of a cycle that are profiled and discarded
     warmup: int = 1
@@ -47,11 +47,11 @@ class Profiling:
     active: int = 2
     # cycles; 0 = unlimited
     repeat: int = 1
-    # steps of a whole cycle, wait + warmup + active; give this or wait, or both if they agree
+    # wait + warmup + active; instead of wait
     period: int | None = None
     # steps before the first cycle
     skip_first: int = 0
-    # restart cycles in every epoch; its last step closes an open window
+    # restart cycles in every epoch, whose last step closes an open window
     per_epoch: bool = False
     # profiled ranks: all, "0, 2, 4" or a list
     ranks: Any = "all"
@@ -67,7 +67,7 @@ class Profiling:
     all_threads: bool = False
     # rows of each summary table logged at the end; 0 = no tables
     summary_rows: int = 0
-    # one file a cycle under torch_profiler/rank<r>/, as TensorBoard and Perfetto read it (naming=tensorboard)
+    # a file a cycle under torch_profiler/rank<r>/ for TensorBoard and Perfetto (naming=tensorboard)
     tensorboard: bool = True
     # also a Chrome trace named trace_filename (naming=tensorboard)
     chrome_trace: bool = False
@@ -77,23 +77,23 @@ class Profiling:
     trace_filename: str = "trace.json"
     # NVTX (ROCTx) ranges iteration#<global_step>; null = under nsys or rocprofv3
     nvtx: bool | None = None
-    # tensorboard, mesh, rank_iter or template
+    # how traces are called
     naming: Naming = Naming.tensorboard
     # none, gz or tar.gz
     compression: str = "none"
-    # where traces go, below training.output_dir, a template; null = torch_profiler/ in the run's folder
+    # template below training.output_dir; null = torch_profiler/ in the run's folder
     folder: str | None = None
     # name of a trace, a template (naming=template)
     filename: str = "rank{rank}.{batch}.pt.trace.json"
     # use a folder with files, and replace uploaded files
     overwrite: bool = False
-    # newest windows kept on this disk, -1 = all; uploaded files go only after they have arrived
+    # newest windows kept on this disk, -1 = all; none goes before its upload
     num_traces_to_keep: int = -1
     # where a memory timeline goes, an .html template; null = none
     memory_filename: str | None = None
     # upload saved files to this place (s3://bucket/path, file://folder); null = no upload
     remote_root: str | None = None
-    # name of a trace there, a template; {file} is its path below the trace folder; null = no upload
+    # name there, a template; {file}: path below the trace folder; null = no upload
     remote_file_name: str | None = "{run_name}/torch_profiler/{file}"
     # the same for the memory timeline
     memory_remote_file_name: str | None = "{run_name}/torch_memory_traces/rank{rank}.{batch}.pt.trace.memory.html"

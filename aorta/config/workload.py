@@ -62,7 +62,7 @@ class Ranking(Workload):
     mlp_hidden_dim: int = 512
     # rows of the embedding table
     vocab_size: int = 4_000
-    # width of one embedding before it is projected to the encoder's width
+    # width of one embedding, projected to model_dim
     embedding_dim: int = 64
     # categorical features of an item
     categorical_features: int = 8
@@ -74,14 +74,9 @@ class Ranking(Workload):
 
 @dataclass
 class Resnet18(Workload):
-    """ResNet-18 on one random batch, which never changes: images [batch, 3, size, size] -> 1000 numbers, mean squared
-    error, SGD without momentum. Trains with `parallel=ddp` or `none`.
-
-    Choosing it also sets `training.batch_size=10`, `training.max_steps=100`, `training.log_interval=10`,
-    `training.grad_clip_norm=null`, `training.progress=tutorial`, `optimizer.lr=0.001`, `optimizer.weight_decay=0`,
-    `scheduler.warmup_steps=0`, `scheduler.total_steps=null`, `dataset.num_samples=1000000` (samples that count as one
-    epoch; none is stored) and `dataset.sequence_length=1`. `workload.batch_size` is another name for
-    `training.batch_size`.
+    """ResNet-18 on one random batch: images [batch, 3, size, size] -> 1000 numbers, mean squared error, SGD without
+    momentum. Trains with `parallel=ddp` or `none`. Sets its own batch size, length, optimizer and schedule
+    (`config/workload/resnet18.yaml`); no data set is stored.
     """
 
     name: str = "resnet18"
@@ -94,7 +89,7 @@ class Resnet18(Workload):
 @dataclass
 class Gpt(Workload):
     """A decoder of language models on synthetic tokens: RMSNorm, rotary positions, causal attention with grouped heads,
-    SwiGLU. A size gives every dimension; those that are set replace the size's.
+    SwiGLU. `size` gives every dimension that is not set.
     """
 
     name: str = "gpt"
@@ -106,7 +101,7 @@ class Gpt(Workload):
     model_dim: int | None = None
     # attention heads
     num_heads: int | None = None
-    # heads of keys and values; each serves num_heads / num_kv_heads heads of queries
+    # heads of keys and values; a divisor of num_heads
     num_kv_heads: int | None = None
     # width of the feed-forward part
     mlp_hidden_dim: int | None = None
@@ -117,7 +112,7 @@ class Gpt(Workload):
 @dataclass
 class Moe(Gpt):
     """The decoder of `workload=gpt` with a mixture of experts in place of the feed-forward part: a router sends each
-    token to `top_k` of `num_experts` experts, each as wide as the feed-forward part would be.
+    token to `top_k` of `num_experts` experts, each as wide as that part.
     """
 
     name: str = "moe"
@@ -127,7 +122,7 @@ class Moe(Gpt):
     top_k: int = 2
     # every N-th layer has experts; 1 = all
     expert_interval: int = 1
-    # capacity of an expert relative to an equal share of a rank's tokens; the rest is dropped
+    # capacity of an expert over an equal share of a rank's tokens; the rest is dropped
     capacity_factor: float = 1.25
     # weight of the load-balancing loss
     balance_weight: float = 0.01
@@ -135,8 +130,8 @@ class Moe(Gpt):
 
 @dataclass
 class Rpc(Workload):
-    """Calls through torch.distributed.rpc: rank 0 drives, the others serve, so two processes are the least; `parallel`,
-    `optimizer` and the like have no meaning here.
+    """Calls through torch.distributed.rpc: rank 0 drives, the others serve (two processes or more); `parallel`,
+    `optimizer` and the like are ignored.
     """
 
     name: str = "rpc"
@@ -150,14 +145,14 @@ class Rpc(Workload):
     calls: int = 12
     # side of the square tensors that are sent
     tensor_size: int = 64
-    # seconds after which a call, or a silent worker, counts as lost
+    # seconds until a call or a silent worker counts as lost
     timeout_s: float = 60.0
 
 
 @dataclass
 class Streams(Workload):
-    """Patterns of kernels on 1 to 64 streams: how many run at once, and how many hardware queues there are. Trains
-    nothing, and needs a CUDA or HIP device; `parallel`, `optimizer` and the like have no meaning here.
+    """Patterns of kernels on 1 to 64 streams: how many run at once, and how many hardware queues there are. Needs a
+    CUDA or HIP device; trains nothing: `parallel`, `optimizer` and the like are ignored.
     """
 
     name: str = "streams"
@@ -165,9 +160,9 @@ class Streams(Workload):
     streams: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 16, 32, 64])
     # patterns to run; none: all (docs/dev/streams.md)
     patterns: list[StreamPattern] = field(default_factory=list)
-    # length of a kernel of one block in microseconds
+    # length of a kernel in microseconds
     kernel_us: float = 100.0
-    # side of the matrices that are multiplied
+    # side of the matrices of a GEMM
     matrix_size: int = 512
     # bytes of a copy, and of an all-reduce
     transfer_bytes: int = 4_194_304
