@@ -344,8 +344,7 @@ class PlannedFault(NamedTuple):
 class Fault:
     """Faults injected on purpose, to see what is detected."""
 
-    # what goes wrong, several joined by +; null = nothing; pipelines take only slow_data, stuck_data,
-    # stuck_optimizer and stuck_checkpoint
+    # what goes wrong, several joined by +; null = nothing; in pipelines only those of data, optimizer, checkpoint
     kind: str | None = None
     # rank that fails; several kinds: as many ranks, joined by +
     rank: str = "1"
