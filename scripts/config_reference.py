@@ -147,13 +147,14 @@ def _group(group: str) -> Iterator[str]:
                     other.append(f"`{key}={default}`")
         yield f"`{group}={option}`: {inspect.getdoc(node)}" + (f" Here {', '.join(other)}." if other else "") + "\n"
     having = {option: None for variants in rows.values() for chosen in variants.values() for option in chosen}
-    everywhere = all(chosen == list(having) for variants in rows.values() for chosen in variants.values())
-    yield "| key | type | default | meaning |\n|---|---|---|---|" if everywhere else _WITH
+    narrower = sum(chosen != list(having) for variants in rows.values() for chosen in variants.values()) > 1
+    yield _WITH if narrower else "| key | type | default | meaning |\n|---|---|---|---|"
     for key, variants in rows.items():
         cells = []
         for entry, chosen in variants.items():
             options = "" if chosen == list(having) else ", ".join(f"`{option}`" for option in chosen)
-            cells.append((options, entry.kind, f"`{defaults[entry]}`", _meaning(key, entry))[everywhere:])
+            meaning = _meaning(key, entry) + (f" ({options} only)" if options and not narrower else "")
+            cells.append(((options,) if narrower else ()) + (entry.kind, f"`{defaults[entry]}`", meaning))
         yield f"| `{key}` | {' | '.join('<br>'.join(dict.fromkeys(lines)) for lines in zip(*cells, strict=True))} |"
     yield ""
 
