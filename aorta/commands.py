@@ -100,7 +100,7 @@ COMMANDS: Final[dict[str, Command]] = {
     ),
     "whatif": Command(
         "aorta.whatif.whatif_command:main",
-        "what a run would have measured with another network, no straggler, other buckets, ...",
+        "what a run would have measured with another network, no straggler, more ranks",
         "cuda --set network.bandwidth=x2",
     ),
     "ab": Command(
@@ -115,7 +115,7 @@ COMMANDS: Final[dict[str, Command]] = {
     ),
     "kernels": Command(
         "aorta.report.kernel_tables:main",
-        "kernels of traces by time, slowed down by communication, GEMMs, launch gaps",
+        "kernels of traces by time, slowed down by communication, launch gaps",
         "cuda_traces --top 30",
     ),
     "merge": Command(
