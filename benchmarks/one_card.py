@@ -1,7 +1,7 @@
 """What `scripts/one_card.sh` asks of a card that is no command of AORTA: `python -m benchmarks.one_card PART ...`.
 
     facts                    what it is measured on: Python, torch, CUDA or HIP, NCCL or RCCL, the devices
-    cost PAIRS OVERRIDE...   step times with the instrument paused and recording, in turn: both modes, both interceptors
+    cost PAIRS OVERRIDE...   step times with the instrument paused and recording, in turn, in both modes
     record RUN               of a run with a calibration: what that cost, host-bound steps, marks against kernels
     trace RUN SUMMARY        of a run with a capture: the ratio by a trace (a report's summary.json) and by the record
     stuck FOLDER             a rank (of two) whose last collective waits behind a kernel that does not end, on rank 1
@@ -24,7 +24,6 @@ import sys
 import threading
 import time
 from contextlib import nullcontext
-from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -70,14 +69,14 @@ def facts() -> dict[str, Any]:
 
 
 def cost(pairs: int, words: list[str]) -> dict[str, Any]:
-    """Median step times of alternating blocks, by mode and interceptor."""
+    """Median step times of alternating blocks, by mode."""
     topology, device = read_topology(), torch.device("cuda", 0)
     torch.cuda.set_device(device)
     found: dict[str, Any] = {}
     with process_group(topology, device, 300):
-        for mode, native in product(("observe", "dedicated"), (True, False)):
-            own = [f"instrument.mode={mode}", f"instrument.native={str(native).lower()}"]
-            loop = Loop(resolved("training.device=cuda", *words, *own).config, topology, device, lambda _line: None)
+        for mode in ("observe", "dedicated"):
+            chosen = resolved("training.device=cuda", *words, f"instrument.mode={mode}").config
+            loop = Loop(chosen, topology, device, lambda _line: None)
             for _ in range(WARM_UP):
                 loop.step()
             blocks: dict[str, list[float]] = {"off": [], "on": []}
@@ -86,11 +85,7 @@ def cost(pairs: int, words: list[str]) -> dict[str, Any]:
                     blocks[arm].append(_block_ms(loop, on=arm == "on"))
             loop.finish()
             off, on = median(blocks["off"]), median(blocks["on"])
-            found[f"{mode} {'native' if native else 'python'}"] = {
-                "off_ms": off,
-                "on_ms": on,
-                "on_over_off": on / off if off else None,
-            }
+            found[mode] = {"off_ms": off, "on_ms": on, "on_over_off": on / off if off else None}
             del loop
             gc.collect()
             torch.cuda.empty_cache()

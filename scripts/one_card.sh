@@ -22,10 +22,10 @@ export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} OMP_NUM_THREADS="${OMP_NUM_TH
 # name|share of LIMIT_S|what it shows
 parts=(
     'facts|20|driver, torch, NCCL, compilers, MPS, clocks and power limit'
-    'tests|80|build of the interceptor; pytest -m gpu'
+    'tests|100|build of the interceptor; pytest -m gpu'
     'check_one_rank|90|check-gpu, one rank: times against kernels'
-    'check_two_ranks|70|check-gpu --ranks-per-device 2: real collectives'
-    'cost|80|step time off / observe / dedicated, both interceptors'
+    'check_two_ranks|90|check-gpu --ranks-per-device 2: real collectives'
+    'cost|40|step time off / observe / dedicated'
     'host_bound|35|a small batch: marks against kernels'
     'calibration|35|cost of a calibration, names of kernels'
     'captures|35|profiler traces, read back'
@@ -54,7 +54,7 @@ run_part() { # PART
             "$python" -m benchmarks.one_card facts
             ;;
         tests)
-            "$python" -m aorta.instrument.native || printf 'not compiled: collectives are timed from Python\n'
+            "$python" -m aorta.instrument.native || printf 'not compiled: nothing is looked at\n'
             # Warnings of other versions than the gate's are no failures here.
             "$python" -m pytest -q -x -W default -p no:cacheprovider -m gpu "$root/tests/gpu"
             ;;
