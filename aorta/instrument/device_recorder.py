@@ -11,10 +11,10 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aorta.distributed.cuda import is_capturing
-from aorta.instrument.event_clock import Mark, on_host
+from aorta.instrument.event_clock import EventClock, Mark, on_host
 from aorta.instrument.open_step import Scalar
 from aorta.instrument.ring_recorder import RingRecorder, bits_of
 from aorta.records import ring_file as rf
@@ -24,7 +24,8 @@ from aorta.records.schema import Step
 from aorta.records.step_line import StepFacts
 
 if TYPE_CHECKING:  # its events are part of the steps
-    from aorta.instrument.native.native_interceptor import NativeDeviceClock, NativeDeviceInterceptor
+    from aorta.instrument.native.native_interceptor import NativeDeviceInterceptor
+    from aorta.instrument.python_interceptor import PythonInterceptor
 
 _CAPTURED = "a CUDA graph was being captured when the step began or ended: only the host's clock says when that was"
 _NOWHERE = -1
@@ -45,14 +46,15 @@ class DeviceRecorder(RingRecorder):
     def __init__(
         self,
         ring: RingFile,
-        interceptor: NativeDeviceInterceptor,
-        clock: NativeDeviceClock,
+        interceptor: NativeDeviceInterceptor | PythonInterceptor,
+        clock: EventClock,
         issued_by_backends: Callable[[], dict[int, int | None]],
         sink: Callable[[Step], None],
         progress: Progress | None = None,
     ) -> None:
         super().__init__(ring, interceptor, issued_by_backends, sink, progress)
-        self._clock, self._marks = clock, interceptor.marks
+        self._clock = clock
+        self._marks: Any = interceptor.marks
         self._begin_row, self._end_row = self.begin_span, self.end_span
         self.begin_span, self.end_span = self._begin_marked, self._end_marked
         self._start: Mark = None
@@ -105,7 +107,7 @@ class DeviceRecorder(RingRecorder):
         if mark is None or on_host(mark):
             return time.perf_counter_ns() if mark is None else int(mark)
         sent_ns = self._clock.sent_ns(mark)
-        self._clock.release(mark)
+        self._clock.forget(mark)
         assert sent_ns is not None  # only readings of the host's clock have none
         return sent_ns
 

@@ -188,7 +188,3 @@ def _start_of(epoch: _Epoch) -> int | None:
         one.start_ns = one.before.start_ns + round(float(one.before.event.elapsed_time(one.event)) * 1e6)
         one.before = None  # the chain is not walked again
     return epoch.start_ns
-
-
-def clock_for(device: torch.device) -> EventClock:
-    return HostClock() if device.type == "cpu" else DeviceClock(device)

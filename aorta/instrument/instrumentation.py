@@ -24,7 +24,7 @@ from aorta.instrument.dispatcher import DispatcherHook, Handler, Interception, a
 from aorta.instrument.emulation.emulated_link import HostLinks
 from aorta.instrument.emulation.network import EmulatedNetwork
 from aorta.instrument.emulation.stand_in import NO_VALUES, SWITCH_INTERVAL_S, counts_of_ranks
-from aorta.instrument.event_clock import clock_for
+from aorta.instrument.event_clock import DeviceClock, EventClock, HostClock
 from aorta.instrument.in_flight import Group
 from aorta.instrument.native.build import compiled, load
 from aorta.instrument.native.native_interceptor import (
@@ -32,22 +32,18 @@ from aorta.instrument.native.native_interceptor import (
     NativeDeviceClock,
     NativeDeviceInterceptor,
     NativeRanges,
-    compiled_algebra,
     ring_operators,
 )
 from aorta.instrument.open_step import INSTEAD, ON_A_CPU
 from aorta.instrument.operators import OPERATORS
 from aorta.instrument.python_interceptor import PythonInterceptor
-from aorta.instrument.recorder import Recorder
 from aorta.instrument.ring_recorder import Elsewhere, RingRecorder
 from aorta.instrument.row_ranges import RowRanges
-from aorta.instrument.step_builder import StepBuilder
-from aorta.instrument.step_recorder import StepRecorder
 from aorta.records.clocks import boot_id
 from aorta.records.progress_file import RING_FILE, Progress
 from aorta.records.ring_file import RingFacts, RingFile
 from aorta.records.schema import STALL_CUTOFF_NS, ClockReading, InstrumentMode, Step
-from aorta.timeline.overlap import PAIRS, Unseen
+from aorta.timeline.overlap import Unseen
 
 NOT_COMPILED: Final = (
     "on a device only compiled code times collectives and blocks, and it is not used ({why}): nothing was looked at"
@@ -109,68 +105,68 @@ class Instrumentation:
         progress: Progress | None = None,
         elsewhere: Elsewhere | None = None,
     ) -> None:
-        module, timed_by = compiled(device, wanted=native and mode != "off", emulated=fabric is not None)
+        module, timed_by = compiled(device, wanted=native, emulated=fabric is not None)
+        on_a_device = device.type != "cpu"
         self.why_off: str | None = None
         if mode == "off":
             self.why_off = "instrument.mode=off: nothing was looked at"
-        elif module is None and device.type != "cpu":
+        elif module is None and on_a_device:
             self.why_off = NOT_COMPILED.format(why=timed_by.partition(": ")[2])
-        clock = NativeDeviceClock(module, device) if module and device.type != "cpu" else clock_for(device)
+        clock: EventClock = HostClock()
+        if on_a_device:
+            clock = DeviceClock(device) if module is None else NativeDeviceClock(module, device)
+            elsewhere = None  # only this process can ask the device
         built = load()[0] if native else None
         own = counts_of_ranks()
         counted = own or (issued_by if built is None else built.issued_by)
         no_values = None if own is None else NO_VALUES
         self.groups: dict[str, Group] = {}
         self._device, self.clock, self._mode = device, clock, mode
-        # The interceptor outlives a pause: it counts collectives, and keeps those in flight.
-        self._interceptor: NativeCpuInterceptor | PythonInterceptor | NativeDeviceInterceptor | None = None
-        self._ring: RingFile | None = None
 
         def counts() -> dict[int, int | None]:
             return {id(group): counted(group) for group in all_groups()}
 
-        self.recorder: Recorder
-        moved = {"dedicated": mode == "dedicated", "dedicated_async": dedicated_async}
-        if device.type == "cpu" or module is not None:
-            if device.type != "cpu":  # only this process can ask the device
-                elsewhere = None
-            facts = ring_facts(
-                rank,
-                world_size,
-                anchor,
-                stall_cutoff_ns,
-                no_values,
-                anchor_interval=None if elsewhere is None else elsewhere.anchor_interval,
-                bound_ns=clock.bound_ns if isinstance(clock, NativeDeviceClock) else None,
+        facts = ring_facts(
+            rank,
+            world_size,
+            anchor,
+            stall_cutoff_ns,
+            no_values,
+            anchor_interval=None if elsewhere is None else elsewhere.anchor_interval,
+            bound_ns=clock.bound_ns if on_a_device else None,
+        )
+        ring = open_ring(facts, progress)
+        if ring.path is None:
+            elsewhere = None
+        elif elsewhere is not None:
+            elsewhere.lend(ring)
+        self._ring: RingFile | None = ring
+        # The interceptor outlives a pause: it counts collectives, and keeps those in flight. It is not opened where
+        # nothing is looked at.
+        interceptor: NativeCpuInterceptor | PythonInterceptor | NativeDeviceInterceptor
+        if isinstance(clock, NativeDeviceClock):
+            moved = {"dedicated": mode == "dedicated", "dedicated_async": dedicated_async}
+            interceptor = NativeDeviceInterceptor(
+                module, clock, self.groups, ring, device, progress, **moved, priority=stream_priority
             )
-            self._ring = open_ring(facts, progress)
-            if self._ring.path is None:
-                elsewhere = None
-            elif elsewhere is not None:
-                elsewhere.lend(self._ring)
-            if isinstance(clock, NativeDeviceClock):
-                native_device = self._interceptor = NativeDeviceInterceptor(
-                    module, clock, self.groups, self._ring, device, progress, **moved, priority=stream_priority
-                )
-                self.recorder = DeviceRecorder(self._ring, native_device, clock, counts, sink, progress)
-            else:
-                if module is not None:
-                    self._interceptor = NativeCpuInterceptor(module, self.groups, self._ring, stall_cutoff_ns, progress)
-                else:
-                    links = None if fabric is None or mode == "off" else HostLinks(fabric)
-                    self._interceptor = PythonInterceptor(self.groups, self._ring, links, stall_cutoff_ns, progress)
-                self.recorder = RingRecorder(self._ring, self._interceptor, counts, sink, progress, elsewhere)
-            self.recorder.own.counted = module is not None or mode == "off"
+        elif module is not None:
+            interceptor = NativeCpuInterceptor(module, self.groups, ring, stall_cutoff_ns, progress)
         else:
-            algebra = PAIRS if built is None else compiled_algebra(built)
-            builder = StepBuilder(clock, rank, world_size, self.groups, anchor, algebra, None, no_values)
-            recorder = self.recorder = StepRecorder(clock, builder, counts, sink, progress)
-            recorder.own.counted = True
+            links = None if fabric is None or mode == "off" else HostLinks(fabric)
+            on_device = clock if isinstance(clock, DeviceClock) else None
+            interceptor = PythonInterceptor(self.groups, ring, links, stall_cutoff_ns, progress, on_device)
+        self._interceptor: NativeCpuInterceptor | PythonInterceptor | NativeDeviceInterceptor | None = interceptor
+        self.recorder: RingRecorder
+        if isinstance(interceptor, NativeCpuInterceptor) or not on_a_device:
+            self.recorder = RingRecorder(ring, interceptor, counts, sink, progress, elsewhere)
+        else:
+            self.recorder = DeviceRecorder(ring, interceptor, clock, counts, sink, progress)
+        self.recorder.own.counted = module is not None or self.why_off is not None
         # The program may free a model before the recording ends.
         self._blocks: list[tuple[str, weakref.ref[nn.Module]]] = []
         self._outputs: list[weakref.ref[nn.Module]] = []
         # DDP waits for its collectives after the last node, on futures in C++ that bypass our work handles.
-        self.recorder.no_copies = ON_A_CPU if device.type == "cpu" else None
+        self.recorder.no_copies = None if on_a_device else ON_A_CPU
         self._interception: Interception | None = None
         self._switch_interval_s = sys.getswitchinterval()
         if self.why_off is not None:

@@ -37,6 +37,7 @@ from aorta.instrument.dispatcher import (
     work_in,
 )
 from aorta.instrument.emulation.emulated_link import HostLinks
+from aorta.instrument.event_clock import DeviceClock
 from aorta.instrument.in_flight import Group, InFlight, KeptAlive, TimedWork
 from aorta.instrument.operators import (
     OPERATORS,
@@ -45,6 +46,7 @@ from aorta.instrument.operators import (
     position_of_group,
     position_of_peer,
 )
+from aorta.instrument.row_marks import RowMarks
 from aorta.instrument.row_ranges import RowRanges
 from aorta.records import ring_file as rf
 from aorta.records.progress_file import NOWHERE, Progress
@@ -103,9 +105,11 @@ class PythonInterceptor:
         links: of the emulated fabric, which delays completion; None = the real network.
         shortest_call_ns: a backend's call that takes longer is noted, as it may have been a stall.
         progress: collectives are noted there as well.
+        clock: of a device that is not looked at: what is open from `begin_span` to `end_span` is timed on it.
 
     Attributes:
         rows: of the ring.
+        marks: of that device; None on a CPU.
         ranges: passes of blocks, as rows.
     """
 
@@ -116,10 +120,12 @@ class PythonInterceptor:
         links: HostLinks | None = None,
         shortest_call_ns: int = STALL_CUTOFF_NS,
         progress: Progress | None = None,
+        clock: DeviceClock | None = None,
     ) -> None:
         self._groups, self._ring, self._links, self._shortest_call_ns = groups, ring, links, shortest_call_ns
         self._progress = progress or Progress()
         self.rows = RingRows(ring)
+        self.marks = None if clock is None else RowMarks(self.rows, clock)
         self.ranges = RowRanges(ring, self.rows, self)
         self._kept = KeptAlive()
         self._calls = {
@@ -148,7 +154,8 @@ class PythonInterceptor:
 
     def functions(self) -> tuple[Callable[..., int], Callable[[int], None], Callable[..., int]]:
         """As `NativeInterceptor.functions`."""
-        return self.rows.functions()
+        begin_span, end_span, append = self.rows.functions()
+        return (begin_span, end_span, append) if self.marks is None else (*self.marks.functions(), append)
 
     def open(self, device: torch.device, on_captured: Callable[[], None]) -> Interception:
         """Start intercepting; `close` of the returned object ends it. There is no graph capture on a CPU."""

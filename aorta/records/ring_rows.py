@@ -28,7 +28,7 @@ _WORDS_OF_A_ROW: Final = ROW.itemsize // _WORD
 _COUNT, _FIRST = COUNT_AT // _WORD, ROWS_AT // _WORD
 _pack_behind_stamp = struct.Struct("<BBBBHHqqqqqq").pack_into
 assert struct.calcsize("<qBBBBHHqqqqqq") == ROW.itemsize
-_A, _B, _Y, _A2 = (ROW.fields[name][1] // _WORD for name in ("a", "b", "y", "a2"))  # type: ignore[index]
+_A, _B, _Y, _A2, _B2 = (ROW.fields[name][1] // _WORD for name in ("a", "b", "y", "a2", "b2"))  # type: ignore[index]
 _FLAGS: Final = ROW.fields["flags"][1]  # type: ignore[index]
 
 
@@ -70,6 +70,23 @@ class RingRows:
             _pack_behind_stamp(self._bytes, (at + 1) * _WORD, kind, flags, op, dtype, group, name, a, b, x, y, a2, b2)
             words[at] = index + 1
             return index
+
+    def begin(self, index: int, a: int) -> None:
+        """Begin the span of a row, on a device: its row has been there since the host recorded the mark."""
+        with self._lock:
+            if (at := self._found(index)) is not None:
+                self._words[at + _A] = a
+
+    def sent(self, index: int, at_ns: int, *, ends: bool) -> None:
+        """Note when the host recorded the mark that begins or ends a row."""
+        with self._lock:
+            if (at := self._found(index)) is not None:
+                self._words[at + (_B2 if ends else _A2)] = at_ns
+
+    def time_step(self, index: int, a: int, b: int) -> None:
+        """Note when a step began and ended on a device."""
+        self.begin(index, a)
+        self.end(index, b)
 
     def begin_span(self, kind: int, name: int, x: int = 0) -> int:
         """Append a row that begins now, and is open; returns its index."""

@@ -100,9 +100,6 @@ class NativeInterceptor:
         device: the compiled module's device object, for a run on an accelerator.
         shortest_call_ns: a backend's call that takes longer is reported, as it may have been a stall.
         progress: compiled code notes collectives, steps and phases there.
-
-    Raises:
-        InstrumentError: see `dispatcher.check_torch`.
     """
 
     _device = _CPU
@@ -116,7 +113,6 @@ class NativeInterceptor:
         shortest_call_ns: int = STALL_CUTOFF_NS,
         progress: Progress | None = None,
     ) -> None:
-        check_torch()
         self._groups, self._ring = groups, ring
         self._progress = progress or Progress()
         here = offered()
@@ -156,7 +152,12 @@ class NativeInterceptor:
         return functions
 
     def open(self, _device: torch.device, _on_captured: Callable[[], None]) -> Interception:
-        """Start intercepting; `close` of the returned object ends it. There is no graph capture on a CPU."""
+        """Start intercepting; `close` of the returned object ends it. There is no graph capture on a CPU.
+
+        Raises:
+            InstrumentError: see `dispatcher.check_torch`.
+        """
+        check_torch()
         self._tap.open()
         return cast(Interception, self._tap)
 
