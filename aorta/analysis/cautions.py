@@ -11,8 +11,8 @@ Decided steps are never mixed with undecided ones, of which they would be a bias
 
 What is wrong with the runs of a report themselves comes first, in short (`alerts`): every report says it at its top.
 
-Must not compute or change a metric, or apply the rule of the cut-off (`aorta.instrument.step_builder` does, when a step
-is recorded).
+Must not compute or change a metric, or apply the rule of the cut-off (`aorta.records.ring_steps` does, when a line
+is made).
 """
 
 from __future__ import annotations

@@ -17,18 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from aorta.instrument.event_clock import Mark
 from aorta.instrument.transparent import leave_out, not_compiled, unseen_hook
-
-
-@dataclass(slots=True)
-class Range:
-    """One forward or backward pass of one block, between two marks; `end` is None while it is open."""
-
-    block: str
-    phase: str
-    start: Mark
-    end: Mark | None = None
 
 
 class ModuleHook:

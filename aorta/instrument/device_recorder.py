@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aorta.distributed.cuda import is_capturing
 from aorta.instrument.event_clock import EventClock, Mark, on_host
-from aorta.instrument.open_step import Scalar
-from aorta.instrument.ring_recorder import RingRecorder, bits_of
+from aorta.instrument.recorder import Recorder, Scalar, bits_of
 from aorta.records import ring_file as rf
 from aorta.records.progress_file import Progress
 from aorta.records.ring_file import RingFile
@@ -40,8 +39,8 @@ class _Passing(NamedTuple):
     scalars: dict[int, Scalar]
 
 
-class DeviceRecorder(RingRecorder):
-    """Records the steps of one rank; arguments as of `RingRecorder`. `clock`: the device's."""
+class DeviceRecorder(Recorder):
+    """Records the steps of one rank; arguments as of `Recorder`. `clock`: the device's."""
 
     def __init__(
         self,

@@ -1,10 +1,10 @@
-"""A collective in flight, from its issue to its line in the record: its process group, waits for it, and the work
-handle that its caller gets, which behaves like the backend's and records when the caller was blocked.
+"""A collective in flight, from its issue to its end: its process group, and the work handle that its caller gets, which
+behaves like the backend's and records when the caller was blocked.
 
 A wait on the host is bracketed where it happens. DDP waits in C++, on futures, where nothing can be bracketed: only the
 whole of it is (`row_ranges.RowRanges`), and the waits inside follow from the order in which DDP waits, which is
 that of issue. A handle created in Python must outlive every C++ caller that may still wait on it (R1), so `KeptAlive`
-keeps references. Must not read a mark, or wait for a backend's work more than once, or unless the caller does: gloo's
+keeps references. Must not wait for a backend's work more than once, or unless the caller does: gloo's
 reduce-scatter copies its result out inside `wait()`, and a second wait copies again (R6).
 """
 
@@ -17,16 +17,14 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 
 from aorta.instrument.dispatcher import Work, backward_pass
-from aorta.instrument.event_clock import Mark
 from aorta.records.progress_file import NOWHERE
 from aorta.records.schema import EndSource
-from aorta.records.step_line import Name
 
 _LOOKS: Final = 4
 """Handles checked whenever one is added: more than one, so that the backlog shrinks."""
@@ -41,17 +39,9 @@ class InFlight:
     Attributes:
         number: counts the collectives that all ranks of a group take part in, so it is the same on each; None for send
             and receive.
-        start: None where it has to be derived from the backend's queue order.
-        counted: whether the backend's own counter includes it.
-        communicator: runs one collective after another; None where it does not determine when this one could begin (a
-            start of None is derived otherwise), or is not known.
-        launch: collectives with the same value were launched together.
-        by_future: a backward pass took its future, and waits for that at its end (DDP).
-        untimed: why it can have no end, if so.
+        start: set by an emulated link; None where it follows from the backend's queue.
         backend_end_ns: when the backend itself was done, where the emulated fabric set `end`.
         noted: its index in the rank's progress file.
-        completion: of compiled code: its `ended()` gives the end on the clock of `time.perf_counter_ns` and what
-            reported it; None while in flight.
     """
 
     kind: str
@@ -61,34 +51,19 @@ class InFlight:
     dtype: str | None
     issue_ns: int
     number: int | None = None
-    start: Mark | None = None
-    end: Mark | None = None
+    start: int | None = None
+    end: int | None = None
     end_source: EndSource | None = None
     waiters: int = 1
-    counted: bool = True
-    communicator: str | None = None
-    launch: int | None = None
-    by_future: bool = False
-    untimed: str | None = None
     backend_end_ns: int | None = None
     noted: int = NOWHERE
-    alive: Any = field(default=None, repr=False)
     has_completed: Callable[[], bool] | None = field(default=None, repr=False)
-    completion: Any = field(default=None, repr=False)
-
-    def look(self) -> bool:
-        """Return whether its end is known; queries the backend's own time stamp if there is one."""
-        if self.end is None and self.completion is not None and (ended := self.completion.ended()):
-            self.end, self.end_source = ended
-            self.completion = None
-        return self.end is not None
 
     def taken_in_backward(self) -> None:
-        """Note that a backward pass took its future."""
-        self.by_future = True
+        """Note that a backward pass took its future, and waits for that at its end (DDP)."""
 
     def stamp(self, source: EndSource, at_ns: int | None = None) -> None:
-        """Stamp its end: now, or `at_ns` of the host's clock; the first call counts. Not for a `completion`."""
+        """Stamp its end: now, or `at_ns` of the host's clock; the first call counts."""
         if self.end is None:
             self.end, self.end_source = time.perf_counter_ns() if at_ns is None else at_ns, source
             self.has_completed = None
@@ -100,22 +75,6 @@ class Group:
 
     ranks: tuple[int, ...]
     lanes: int
-
-
-class Waited(NamedTuple):
-    """One wait of what computes, between two marks. `blocked`: the collective had not ended when it began, as far as
-    the host knows (a device may always have to wait). `over`: it returned, and did not fail.
-    """
-
-    of: Name
-    begin: Mark
-    end: Mark
-    blocked: bool = True
-    over: bool = True
-
-
-def name_of(issued: InFlight) -> Name:
-    return Name(issued.group, issued.seq, None if issued.number is not None else issued.kind)
 
 
 class KeptAlive:

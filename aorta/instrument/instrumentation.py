@@ -34,10 +34,9 @@ from aorta.instrument.native.native_interceptor import (
     NativeRanges,
     ring_operators,
 )
-from aorta.instrument.open_step import INSTEAD, ON_A_CPU
 from aorta.instrument.operators import OPERATORS
 from aorta.instrument.python_interceptor import PythonInterceptor
-from aorta.instrument.ring_recorder import Elsewhere, RingRecorder
+from aorta.instrument.recorder import Elsewhere, Recorder
 from aorta.instrument.row_ranges import RowRanges
 from aorta.records.clocks import boot_id
 from aorta.records.progress_file import RING_FILE, Progress
@@ -48,6 +47,8 @@ from aorta.timeline.overlap import Unseen
 NOT_COMPILED: Final = (
     "on a device only compiled code times collectives and blocks, and it is not used ({why}): nothing was looked at"
 )
+ON_A_CPU: Final = "on a CPU a copy is made by the threads that compute: it is part of computation"
+_INSTEAD: Final = "copies are not looked at in an isolated baseline"
 _log = logging.getLogger(__name__)
 _open: weakref.WeakSet[Instrumentation] = weakref.WeakSet()
 
@@ -156,9 +157,9 @@ class Instrumentation:
             on_device = clock if isinstance(clock, DeviceClock) else None
             interceptor = PythonInterceptor(self.groups, ring, links, stall_cutoff_ns, progress, on_device)
         self._interceptor: NativeCpuInterceptor | PythonInterceptor | NativeDeviceInterceptor | None = interceptor
-        self.recorder: RingRecorder
+        self.recorder: Recorder
         if isinstance(interceptor, NativeCpuInterceptor) or not on_a_device:
-            self.recorder = RingRecorder(ring, interceptor, counts, sink, progress, elsewhere)
+            self.recorder = Recorder(ring, interceptor, counts, sink, progress, elsewhere)
         else:
             self.recorder = DeviceRecorder(ring, interceptor, clock, counts, sink, progress)
         self.recorder.own.counted = module is not None or self.why_off is not None
@@ -215,7 +216,7 @@ class Instrumentation:
         assert self._interception is not None  # it looks at something
         self._interception.close()
         self._interception = DispatcherHook(OPERATORS, self._device, handler, self.recorder.on_captured)
-        no_copies, self.recorder.no_copies = self.recorder.no_copies, self.recorder.no_copies or INSTEAD
+        no_copies, self.recorder.no_copies = self.recorder.no_copies, self.recorder.no_copies or _INSTEAD
         try:
             yield
         finally:

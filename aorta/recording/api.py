@@ -31,8 +31,7 @@ from aorta.config.schema import Instrument as InstrumentSettings
 from aorta.config.schema import Telemetry, Training
 from aorta.distributed.output_folder import CHECKPOINT_DIR, occupied, prepare
 from aorta.errors import ConfigError, TracesIncomplete
-from aorta.instrument.open_step import Scalar
-from aorta.instrument.recorder import Recorder
+from aorta.instrument.recorder import Recorder, Scalar
 from aorta.instrument.transparent import not_compiled, observed_loading, observed_steps
 from aorta.loggers import Logger
 from aorta.profiling.window_recording import StepMarkers

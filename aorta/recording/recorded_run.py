@@ -51,7 +51,7 @@ from aorta.instrument.dispatcher import all_groups
 from aorta.instrument.emulation.network import EmulatedNetwork
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.native.build import ensure_built, interceptor_for
-from aorta.instrument.ring_recorder import Elsewhere
+from aorta.instrument.recorder import Elsewhere
 from aorta.loggers import Logger, Place
 from aorta.recording.calibration import Calibrator
 from aorta.recording.live_steps import FollowedRecord, LiveLoggers, ShownStep

@@ -25,8 +25,7 @@ from aorta.config.schema import Instrument as InstrumentSettings
 from aorta.distributed.topology import Topology
 from aorta.instrument.emulation.network import EmulatedNetwork
 from aorta.instrument.instrumentation import Instrumentation
-from aorta.instrument.open_step import Scalar
-from aorta.instrument.ring_recorder import Elsewhere
+from aorta.instrument.recorder import Elsewhere, Scalar
 from aorta.parallel.plan import Blocks, ParallelizedModel, global_norm, mesh_of
 from aorta.parallel.strategies import parallelize
 from aorta.recording.calibration import Calibrator, calibration_plan

@@ -146,7 +146,11 @@ class Counted:
         unfinished, total: rows of the step that have no end, and all of them.
         untimed: why some have none, of each of these.
         captured: collectives captured into CUDA graphs in the run so far.
-        continues, outside, unwatched, ahead_before, ahead_after: as in `open_step.OpenStep`.
+        continues: it has all that was issued since the step before it ended; `outside`: how many of these are part of
+            no step.
+        unwatched: issued in backward passes before, or without, a gradient of what is watched.
+        ahead_before, ahead_after: how few and how many collectives the backends' counts may be ahead of what was
+            recorded by then, as other threads issue some at that moment.
     """
 
     seen: int

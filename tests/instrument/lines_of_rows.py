@@ -20,14 +20,13 @@ from aorta.config.schema import EmulatedFabric
 from aorta.distributed.topology import Topology, process_group, read_topology
 from aorta.instrument.emulation.network import EmulatedNetwork
 from aorta.instrument.emulation.stand_in import StandIn
-from aorta.instrument.open_step import Scalar
-from aorta.instrument.recorder import Recorder
+from aorta.instrument.recorder import Recorder, Scalar
 from aorta.records import ring_file as rf
 from aorta.records import ring_steps
 from aorta.records.ring_steps import RingSteps
 from aorta.records.schema import Step
 from aorta.records.step_line import StepFacts
-from tests.instrument.rows_as_marks import witnessed
+from tests.instrument.witness import witnessed
 from tests.loop import Loop
 
 CPU = torch.device("cpu")

@@ -1,26 +1,19 @@
-"""A recorder over a clock that is set by hand: marks happen when the test says so."""
+"""What an interceptor of collectives of CPU tensors has recorded of a step: its rows, as a test asks for them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
-from aorta.instrument.compute_ranges import Range
 from aorta.instrument.emulation.emulated_link import HostLinks
-from aorta.instrument.event_clock import HostClock
-from aorta.instrument.in_flight import Group, InFlight
+from aorta.instrument.in_flight import Group
 from aorta.instrument.instrumentation import ring_facts
-from aorta.instrument.native.native_interceptor import NativeCpuInterceptor
-from aorta.instrument.open_step import COMPILED_PARTS, OpenStep
+from aorta.instrument.native.native_interceptor import COMPILED_PARTS, NativeCpuInterceptor
 from aorta.instrument.python_interceptor import PythonInterceptor
-from aorta.instrument.step_builder import StepBuilder
-from aorta.instrument.step_recorder import StepRecorder
+from aorta.records import ring_file as rf
 from aorta.records.progress_file import Progress
 from aorta.records.ring_file import RingFile
-from aorta.records.schema import STALL_CUTOFF_NS, ClockReading, Step
-from aorta.records.step_line import StepFacts
-from tests.instrument.rows_as_marks import marks_of
+from aorta.records.schema import STALL_CUTOFF_NS, ClockReading
 
 MS = 1_000_000
 ANCHOR = ClockReading(realtime_ns=5_000 * MS, boottime_ns=0, monotonic_ns=1_000 * MS, uncertainty_ns=1)
@@ -31,11 +24,64 @@ def ring_in_memory(stall_cutoff_ns: int = STALL_CUTOFF_NS) -> RingFile:
     return RingFile.create(None, ring_facts(0, 2, ANCHOR, stall_cutoff_ns))
 
 
-class Recorded(NamedTuple):
-    """What an interceptor recorded of a step: its rows as marks, and AORTA's own time by part, if that was counted."""
+class SeenCollective:
+    """A collective as its row and that of its link tell, and its end, once that is there."""
 
-    step: OpenStep
-    own_ns: dict[str, int]
+    def __init__(self, ring: RingFile, row: Any, link: Any | None) -> None:
+        self._ring, self._index = ring, int(row["stamp"]) - 1
+        kind = ring.facts.operators[row["op"]]
+        self.kind, self.group, self.seq, self.bytes = kind.kind, ring.names()[row["group"]][0], row["y"], row["x"]
+        self.number = None if kind.point_to_point else self.seq
+        self.dtype = None if row["dtype"] == rf.NO_DTYPE else ring.facts.dtypes[row["dtype"]]
+        self.issue_ns, self.start = int(row["a"]), None if link is None else int(link["a"])
+        self._by_fabric = link is not None and bool(link["flags"] & rf.BY_FABRIC)
+        self.end: int | None = None
+        self.end_source: str | None = None
+        self.look()
+
+    def look(self) -> bool:
+        """Whether its end is known by now."""
+        rows, first = self._ring.rows_since(0)
+        if self.end is None and (both := int(rows["b"][self._index - first])):
+            self.end, self.end_source = both >> 1, "wait" if both & 1 else "future"
+            self.end_source = "emulated" if self._by_fabric else self.end_source
+        return self.end is not None
+
+
+@dataclass
+class SeenStep:
+    """The rows of one step. Waits: between which times, and whether the caller was blocked; calls that were long;
+    passes: of which block, which phase, and when. `own_ns`: AORTA's own time by part, where it was counted.
+    """
+
+    collectives: list[SeenCollective] = field(default_factory=list)
+    unwatched: int = 0
+    calls: list[tuple[int, int]] = field(default_factory=list)
+    waits: list[tuple[int, int, bool]] = field(default_factory=list)
+    passes: list[tuple[str, str, int, int]] = field(default_factory=list)
+    tails: list[tuple[int, int]] = field(default_factory=list)
+    own_ns: dict[str, int] = field(default_factory=dict)
+
+
+def seen_in(ring: RingFile, first: int, stop: int) -> SeenStep:
+    """What rows `first` to `stop` tell."""
+    step, names = SeenStep(), ring.names()
+    rows = ring.rows_since(0)[0][first:stop]
+    links = {int(row["x"]): row for row in rows if row["kind"] == rf.LINK and row["a"]}
+    for row in rows:
+        begin, end = int(row["a"]), int(row["b"])
+        if row["kind"] == rf.COLLECTIVE:
+            step.collectives.append(SeenCollective(ring, row, links.get(int(row["stamp"]) - 1)))
+            step.unwatched += bool(row["flags"] & rf.UNWATCHED)
+            step.calls += [(begin, int(row["a2"]))] if row["a2"] else []
+        elif row["kind"] == rf.WAIT:
+            step.waits.append((begin, end, bool(row["flags"] & rf.BLOCKED)))
+        elif row["kind"] == rf.PASS and end:
+            phase = "backward" if row["flags"] & rf.BACKWARD else "forward"
+            step.passes.append((names[row["name"]], phase, begin, end))
+        elif row["kind"] == rf.TAIL:
+            step.tails.append((begin, end))
+    return step
 
 
 class Rows:
@@ -62,85 +108,9 @@ class Rows:
         """Begin a step."""
         _, self._first = self.interceptor.begin()
 
-    def end(self) -> Recorded:
+    def end(self) -> SeenStep:
         """End it."""
         behind, own_ns = self.interceptor.end()
-        return Recorded(marks_of(self.ring, self._first, behind), dict(zip(COMPILED_PARTS, own_ns, strict=False)))
-
-
-class Pending:
-    """A mark that happens when the test says so; `sent_ns`: when the host recorded it, None: on a clock of its own."""
-
-    def __init__(self, at_ns: int | None, sent_ns: int | None = None) -> None:
-        self.at_ns, self.sent_ns = at_ns, sent_ns
-
-
-class SetClock(HostClock):
-    """Marks happen at `now_ns`, or not until the test lets them; counts what is given back."""
-
-    def __init__(self) -> None:
-        self.now_ns, self.running = 0, True
-        self.taken: list[Pending] = []
-        self.released: list[Pending] = []
-        self.drained = 0
-
-    def mark(self) -> Pending:
-        self.taken.append(Pending(self.now_ns if self.running else None))
-        return self.taken[-1]
-
-    def at(self, ms: float) -> Pending:
-        self.now_ns = round(ms * MS)
-        return self.mark()
-
-    def read_ns(self, mark: Pending | int) -> int | None:
-        return mark if isinstance(mark, int) else mark.at_ns
-
-    def sent_ns(self, mark: Pending | int) -> int | None:
-        return None if isinstance(mark, int) else mark.sent_ns
-
-    def release(self, mark: Pending | int) -> None:
-        if isinstance(mark, Pending):
-            self.released.append(mark)
-
-    def drain(self) -> None:
-        self.drained += 1
-
-
-class Rig:
-    """A recorder over a clock that is set by hand. Collectives count as issued by the backend, too."""
-
-    def __init__(self, stall_cutoff_ns: int | None = None) -> None:
-        self.clock, self.lines = SetClock(), list[Step]()
-        self.counted: dict[int, int | None] = {1: 0}
-        self.recorder = StepRecorder(
-            self.clock,
-            StepBuilder(self.clock, 0, 2, {"0": Group((0, 1), 1)}, ANCHOR, stall_cutoff_ns=stall_cutoff_ns),
-            lambda: dict(self.counted),
-            self.lines.append,
-        )
-        self.steps_begun = 0
-
-    @contextmanager
-    def step(self, begin_ms: float, end_ms: float) -> Iterator[None]:
-        self.clock.now_ns = round(begin_ms * MS)
-        number, self.steps_begun = self.steps_begun, self.steps_begun + 1
-        with self.recorder.step(StepFacts(0, number, number, 1e-3, warmup=False)):
-            yield
-            self.clock.now_ns = round(end_ms * MS)
-
-    def collective(self, start: Pending | None, end: Pending | None, issue_ms: float = 0) -> InFlight:
-        issued = InFlight(
-            "allreduce", "0", 0, 8, "float32", round(issue_ms * MS), start=start, end=end, end_source="event"
-        )
-        self.recorder.on_issue(issued)
-        before = self.counted[1]
-        assert before is not None
-        self.counted[1] = before + 1
-        return issued
-
-    def compute(self, begin_ms: float, end_ms: float) -> None:
-        self.recorder.on_range(Range("block", "forward", self.clock.at(begin_ms), self.clock.at(end_ms)))
-
-    @property
-    def written(self) -> list[int]:
-        return [line.global_step for line in self.lines]
+        step = seen_in(self.ring, self._first, behind)
+        step.own_ns = dict(zip(COMPILED_PARTS, own_ns, strict=False))
+        return step

@@ -12,11 +12,11 @@ import torch
 import torch.distributed as dist
 
 from aorta.instrument.emulation.emulated_link import HostLinks
-from aorta.instrument.in_flight import Group, InFlight, Waited
+from aorta.instrument.in_flight import Group
 from aorta.instrument.native.build import load
 from aorta.records.progress_file import Progress
 from aorta.records.schema import STALL_CUTOFF_NS
-from tests.instrument.steps import Rows
+from tests.instrument.steps import Rows, SeenCollective
 
 CPU = torch.device("cpu")
 
@@ -35,8 +35,8 @@ class Tap:
     def __init__(
         self, *, compiled: bool, shortest_call_ns: int = STALL_CUTOFF_NS, links: HostLinks | None = None
     ) -> None:
-        self.rows: list[InFlight] = []
-        self.waits: list[Waited] = []
+        self.rows: list[SeenCollective] = []
+        self.waits: list[tuple[int, int, bool]] = []
         self.calls: list[tuple[int, int]] = []
         self.groups, self.progress = dict[str, Group](), Progress()
         module = compiled_part() if compiled else None
@@ -48,11 +48,11 @@ class Tap:
     @property
     def stalls(self) -> list[tuple[int, int]]:
         """The waits that blocked their caller."""
-        return [(wait.begin, wait.end) for wait in self.waits if wait.blocked]
+        return [(begin, end) for begin, end, blocked in self.waits if blocked]
 
-    def hand_over(self) -> list[InFlight]:
+    def hand_over(self) -> list[SeenCollective]:
         """Take what was recorded since the last time; returns all rows."""
-        told = self.recorded.end().step
+        told = self.recorded.end()
         self.rows += told.collectives
         self.waits += told.waits
         self.calls += told.calls

@@ -1,4 +1,4 @@
-"""Lines of a device's rows, many steps at once, are those that the marks of each step give (W28, R3)."""
+"""Lines of a device's rows, many steps at once, are those that the rows of each step give by themselves (W28, R3)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from aorta.records import ring_steps
 from aorta.records.ring_steps import RingSteps
-from tests.instrument.device_rows_as_marks import Both
+from tests.instrument.device_rows_by_hand import DeviceByHand
+from tests.instrument.witness import witnessed
 
 LENGTH_NS = 400
 
@@ -37,7 +38,7 @@ def drawn_steps(draw: st.DrawFn) -> list[dict[str, Any]]:
 
         steps.append(
             {
-                "window": ((begin_ns, begin_ns - 1), (end_ns, end_ns - 1)),
+                "window": (begin_ns, end_ns),
                 "computed": [span() for _ in some(1)],
                 "passes": [span() for _ in some()],
                 "collectives": [
@@ -72,15 +73,15 @@ def drawn_steps(draw: st.DrawFn) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("together", [1, 2, 64])
 @given(steps=drawn_steps())
-def test_lines_of_rows_are_those_of_marks(together: int, steps: list[dict[str, Any]]) -> None:
-    both = Both()
+def test_lines_of_many_steps_are_those_of_each(together: int, steps: list[dict[str, Any]]) -> None:
+    hand = DeviceByHand()
     for one in steps:
-        both.add(one)
+        hand.add(one)
     encode = msgspec.json.Encoder().encode
     most, ring_steps.MOST = ring_steps.MOST, together  # type: ignore[misc]
     try:
-        lines = RingSteps(both.ring).take(late=True)
+        lines = RingSteps(hand.ring).take(late=True)
     finally:
         ring_steps.MOST = most  # type: ignore[misc]
-    for line, witness in zip(lines, both.witnessed(), strict=True):
+    for line, witness in zip(lines, witnessed(hand.ring), strict=True):
         assert encode(line) == encode(witness)

@@ -15,12 +15,13 @@ import torch
 import torch.distributed as dist
 
 from aorta.instrument.dispatcher import Coalescing, DispatcherHook, all_groups, issued_by
-from aorta.instrument.in_flight import InFlight, KeptAlive, TimedWork
+from aorta.instrument.in_flight import KeptAlive, TimedWork
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.operators import OPERATORS
 from aorta.records.clocks import read_clocks
 from aorta.records.schema import STALL_CUTOFF_NS, Step
 from aorta.records.step_line import StepFacts
+from tests.instrument.steps import SeenCollective
 from tests.instrument.taps import CPU, Answer, Tap, answering, compiled_part
 from tests.runs import HANGS_S
 
@@ -38,7 +39,7 @@ def watched(world_of_one: None, request: pytest.FixtureRequest) -> Iterator[Tap]
     watched.interceptor.close()
 
 
-def seen(watched: Tap) -> list[InFlight]:
+def seen(watched: Tap) -> list[SeenCollective]:
     """Its rows so far, with the ends that are known."""
     rows = watched.hand_over()
     for row in rows:
@@ -263,7 +264,7 @@ def test_a_collective_of_a_backward_pass_that_nobody_watches_is_told_apart(watch
         x.register_hook(reduced)
         dist.all_reduce(torch.ones(2))
         out.sum().backward()
-        told = watched.recorded.end().step
+        told = watched.recorded.end()
         watched.recorded.begin()
         assert (len(told.collectives), told.unwatched) == (2, 0 if watching else 1)
 

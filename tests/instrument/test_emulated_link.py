@@ -19,6 +19,7 @@ from aorta.config.schema import EmulatedFabric, Sharing
 from aorta.instrument.emulation.emulated_link import DelayedWork, HostLinks, Link, Tally, Transfer
 from aorta.instrument.emulation.network import SLOTS, Arrivals, EmulatedNetwork, SharedLinks
 from aorta.instrument.in_flight import InFlight
+from tests.instrument.steps import SeenCollective
 from tests.instrument.taps import Tap
 from tests.known_answers.again import attempted, undisturbed
 from tests.runs import HANGS_S
@@ -331,7 +332,7 @@ def test_at_the_seam_two_groups_run_at_once_or_in_turns(
 ) -> None:
     """An all-reduce takes 600 ms; both groups issue theirs within a few, and gloo needs less unless it is held up."""
 
-    def holds(rows: list[InFlight]) -> None:
+    def holds(rows: list[SeenCollective]) -> None:
         first, second = rows
         assert first.group != second.group
         assert int(first.end or 0) == first.issue_ns + 600 * MS
@@ -343,7 +344,7 @@ def test_at_the_seam_two_groups_run_at_once_or_in_turns(
     holds(undisturbed(tmp_path_factory, f"seam_{sharing.value}", lambda folder: of_two_groups(sharing, folder), holds))
 
 
-def of_two_groups(sharing: Sharing, folder: Path) -> list[InFlight]:
+def of_two_groups(sharing: Sharing, folder: Path) -> list[SeenCollective]:
     """The rows of one all-reduce of each, in the order of their ends."""
     settings = EmulatedFabric(
         inter_latency_us=300_000.0, inter_bandwidth_gb_per_s=1e6, emulated_world_size=2, sharing=sharing

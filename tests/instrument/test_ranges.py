@@ -1,5 +1,5 @@
-"""Block ranges and ends of backward passes, as marks and as rows, in Python and compiled: order, what is inside, what
-is left behind.
+"""Passes of blocks and ends of backward passes, as rows of Python and of compiled code: order, what is inside, what is
+left behind.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ import torch
 from torch import nn
 
 from aorta.instrument.dispatcher import when_backward_ends
-from aorta.instrument.event_clock import Mark
-from aorta.instrument.open_step import Pass
 from tests.instrument.steps import Rows
 from tests.instrument.taps import compiled_part
 
@@ -64,10 +62,10 @@ class Watched:
         self.ranges = self.tap.interceptor.ranges
         self.tap.begin()
 
-    def noticed(self) -> tuple[list[Pass], list[tuple[Mark, Mark]]]:
-        step, _ = self.tap.end()
+    def noticed(self) -> tuple[list[tuple[str, str, int, int]], list[tuple[int, int]]]:
+        step = self.tap.end()
         self.tap.begin()
-        return [(span.block, span.phase, int(span.start or 0), int(span.end or 0)) for span in step.compute], step.tails
+        return step.passes, step.tails
 
 
 @pytest.fixture(params=["python", "compiled"])
@@ -182,7 +180,7 @@ def test_the_nodes_end_before_the_strategys_ending_and_the_tail_behind(watched: 
     model(torch.ones(2, 3)).sum().backward()
     ((begin, end),) = watched.noticed()[1]
     assert [event for event, _ in endings] == ["FSDP's ending", "DDP's ending"]
-    assert all(int(begin) < moment < int(end) for _, moment in endings)
+    assert all(begin < moment < end for _, moment in endings)
 
 
 def test_once_a_pass_however_many_modules_are_watched(watched: Watched) -> None:

@@ -1,68 +1,34 @@
-"""What a step's line says of its marks, and what it does not know (R8)."""
+"""What a step's line says of its rows, and what it does not know (R8)."""
 
 from __future__ import annotations
 
 import msgspec
 import pytest
-import torch
 
-from aorta.instrument.compute_ranges import Range
-from aorta.instrument.open_step import ON_A_CPU, Copied, Scalar
+from aorta.records import ring_file as rf
+from aorta.records.device_rows import DevicePace, DeviceRows, Stretch
+from aorta.records.ring_steps import RingSteps
+from aorta.records.schema import Step
 from aorta.timeline.overlap import NO_COPIES
-from tests.instrument.steps import MS, Rig
+from tests.instrument.device_rows_by_hand import DeviceByHand
+from tests.instrument.steps import MS
+from tests.instrument.test_rows import ByHand, value
 
 
 @pytest.fixture
-def rig() -> Rig:
-    return Rig()
+def hand() -> ByHand:
+    return ByHand()
 
 
-def test_a_collective_that_reaches_into_the_next_step_counts_in_both_windows(rig: Rig) -> None:
-    with rig.step(0, 10):
-        rig.collective(rig.clock.at(7), rig.clock.at(24))
-    with rig.step(10, 20):
-        rig.compute(10, 14)
-    with rig.step(20, 30):
-        pass
-    with rig.step(30, 40):
-        pass
-    assert [line.overlap["comm_ms"] for line in rig.lines] == [3, 10, 4, 0]
-    assert [line.overlap["compute_comm_ms"] for line in rig.lines] == [0, 4, 0, 0]
-    assert [len(line.collectives) for line in rig.lines] == [1, 0, 0, 0]  # the row stands where it was issued
+def only(hand: ByHand) -> Step:
+    """The line of its only step."""
+    (line,) = hand.steps.take(late=True)
+    return line
 
 
-def test_a_communicator_is_free_when_the_latest_of_its_collectives_has_ended(rig: Rig) -> None:
-    """Clocks of different epochs differ by less than a microsecond: the second seems to end before the first."""
-    with rig.step(0, 10):
-        for start_ms, end_ms in ((1, 5), (2, 4.9), (3, 8)):
-            rig.collective(rig.clock.at(start_ms), rig.clock.at(end_ms)).communicator = "0"
-    assert [(row.start_ns, row.end_ns) for row in rig.lines[0].collectives] == [
-        (1 * MS, 5 * MS),
-        (4.9 * MS, 4.9 * MS),
-        (5 * MS, 8 * MS),
-    ]
-
-
-def test_every_event_is_given_back_once_and_tensors_are_let_go(rig: Rig) -> None:
-    with rig.step(0, 10):
-        issued = rig.collective(rig.clock.at(1), rig.clock.at(4))
-        issued.alive = (torch.ones(1),)
-        rig.recorder.on_stall(rig.clock.at(4), rig.clock.at(5))
-        rig.recorder.on_backward_tail(rig.clock.at(3), rig.clock.at(6))
-        rig.compute(1, 2)
-        with rig.recorder.aux("optimizer"):
-            pass
-    assert rig.written == [0]
-    assert issued.alive is None
-    assert sorted(map(id, rig.clock.released)) == sorted(map(id, rig.clock.taken))
-
-
-def test_a_collective_the_seam_did_not_see_makes_the_ratios_null(rig: Rig) -> None:
-    with rig.step(0, 10):
-        rig.compute(0, 5)
-        rig.collective(rig.clock.at(1), rig.clock.at(2))
-        rig.counted = {1: 2}
-    line = rig.lines[0]
+def test_a_collective_the_seam_did_not_see_makes_the_ratios_null(hand: ByHand) -> None:
+    hand.step(0, 10, lambda: [hand.row(rf.PASS, 0, 5, name=hand.block), hand.collective(1, 2)], issued=2)
+    line = only(hand)
     why = "the backends counted 2 collectives, AORTA saw 1"
     assert (line.coverage.seen, line.coverage.issued, line.coverage.reason) == (1, 2, why)
     nulls = {name for name, value in line.overlap.items() if value is None} - {"copy_ms"}
@@ -73,86 +39,53 @@ def test_a_collective_the_seam_did_not_see_makes_the_ratios_null(rig: Rig) -> No
 
 
 @pytest.mark.parametrize(
-    ("counted", "captured", "complete", "reason"),
+    ("counted", "op", "seen", "reason"),
     [
-        pytest.param({1: 0, 2: 1}, False, True, None, id="a group made inside the step"),
-        pytest.param({1: 1}, True, False, "captured into a CUDA graph", id="captured"),
-        pytest.param({1: None}, False, False, "a backend keeps no count of its collectives", id="no count"),
-        pytest.param({1: 0}, False, False, "the backends counted 0 collectives, AORTA saw 1", id="more seen"),
+        pytest.param(1, 0, 1, None, id="all"),
+        pytest.param(rf.NOT_COUNTED, 0, 1, "a backend keeps no count of its collectives", id="no count"),
+        pytest.param(0, 0, 1, "the backends counted 0 collectives, AORTA saw 1", id="more seen"),
+        pytest.param(0, 1, 0, None, id="a send that its backend does not count"),
     ],
 )
-def test_coverage_says_what_the_backends_counted(rig: Rig, counted, captured, complete, reason) -> None:
-    if captured:
-        rig.recorder.on_captured()
-    with rig.step(0, 10):
-        rig.collective(rig.clock.at(1), rig.clock.at(2))
-        rig.counted = counted
-    coverage = rig.lines[0].coverage
-    assert (coverage.seen, coverage.complete, coverage.reason is None) == (1, complete, complete)
-    assert reason is None or reason in str(coverage.reason)
-    assert captured or coverage.issued == (None if None in counted.values() else sum(counted.values()))
+def test_coverage_says_what_the_backends_counted(
+    hand: ByHand, counted: int, op: int, seen: int, reason: str | None
+) -> None:
+    hand.step(0, 10, lambda: hand.collective(1, 2, op=op), issued=counted)
+    coverage = only(hand).coverage
+    assert (coverage.seen, coverage.complete, coverage.reason) == (seen, reason is None, reason)
+    assert coverage.issued == (None if counted == rf.NOT_COUNTED else counted)
 
 
-def test_a_backward_tail_is_a_stall_only_where_there_is_communication(rig: Rig) -> None:
-    with rig.step(0, 20):
-        rig.collective(rig.clock.at(2), rig.clock.at(8))
-        rig.recorder.on_backward_tail(rig.clock.at(6), rig.clock.at(12))
-        rig.recorder.on_stall(rig.clock.at(15), rig.clock.at(16))
-    line = rig.lines[0]
+def test_what_was_captured_cannot_be_seen(hand: ByHand) -> None:
+    hand.step(0, 10, lambda: None)
+    hand.row(rf.NOTE, flags=rf.CAPTURED, a=2, b2=0)
+    assert "2 collectives were captured into a CUDA graph" in str(only(hand).coverage.reason)
+
+
+def test_a_backward_tail_is_a_stall_only_where_there_is_communication(hand: ByHand) -> None:
+    hand.step(0, 20, lambda: [hand.collective(2, 8), hand.row(rf.TAIL, 6, 12), hand.row(rf.STALL, 15, 16)], issued=1)
+    line = only(hand)
     assert [(stall.start_ns, stall.end_ns) for stall in line.stalls] == [(6 * MS, 8 * MS), (15 * MS, 16 * MS)]
     assert line.overlap["compute_stall_ms"] == 3
 
 
-def test_a_tail_in_which_the_strategy_waits_is_a_stall_only_where_it_waits(rig: Rig) -> None:
-    with rig.step(0, 20):
-        rig.collective(rig.clock.at(2), rig.clock.at(9))
-        rig.recorder.on_stream_wait(rig.clock.at(5), rig.clock.at(6), ())
-        rig.recorder.on_backward_tail(rig.clock.at(3), rig.clock.at(12))
-    assert [(stall.start_ns, stall.end_ns) for stall in rig.lines[0].stalls] == [(5 * MS, 6 * MS)]
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_a_loss_that_is_not_finite_says_what_it_was(hand: ByHand, number: float) -> None:
+    hand.step(0, 10, lambda: [value(hand, rf.LOSS, number), value(hand, rf.GRAD_NORM, 2.0)])
+    line = only(hand)
+    assert line.reasons["loss"] == f"was {number}"
+    assert "grad_norm" not in line.reasons
 
 
-def test_collectives_that_the_backend_does_not_count_are_not_compared(rig: Rig) -> None:
-    with rig.step(0, 10):
-        rig.collective(rig.clock.at(1), rig.clock.at(2)).counted = False
-        rig.counted = {1: 0}
-    assert (rig.lines[0].coverage.complete, rig.lines[0].coverage.seen) == (True, 0)
+def test_a_pass_that_is_open_is_left_out(hand: ByHand) -> None:
+    hand.step(0, 10, lambda: hand.row(rf.PASS, 3, name=hand.block))
+    assert only(hand).compute == []
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_loss_that_is_not_finite_says_what_it_was(rig: Rig, value: float) -> None:
-    with rig.step(0, 10):
-        rig.recorder.note(Scalar(torch.tensor(value)), Scalar(torch.tensor(2.0)))
-    assert rig.lines[0].reasons["loss"] == f"was {value}"
-    assert "grad_norm" not in rig.lines[0].reasons
-
-
-def test_queued_collectives_of_one_lane_start_one_after_the_other(rig: Rig) -> None:
-    with rig.step(0, 20):
-        rig.collective(None, rig.clock.at(6), issue_ms=1)
-        rig.collective(None, rig.clock.at(9), issue_ms=2)
-    with rig.step(20, 30):
-        rig.collective(None, rig.clock.at(25), issue_ms=21)
-    rows = [row for line in rig.lines for row in line.collectives]
-    assert [(row.start_ns, row.end_ns) for row in rows] == [(1 * MS, 6 * MS), (6 * MS, 9 * MS), (1 * MS, 5 * MS)]
-
-
-def test_an_open_range_is_left_out_and_an_aux_range_is_closed_by_its_failure(rig: Rig) -> None:
-    with rig.step(0, 10):
-        rig.recorder.on_range(Range("block", "backward", rig.clock.at(3)))
-        with pytest.raises(ValueError, match="bad batch"), rig.recorder.aux("data"):  # noqa: PT012
-            rig.clock.now_ns = 7 * MS
-            raise ValueError("bad batch")
-    line = rig.lines[0]
-    assert line.compute == []
-    assert [(row.name, row.start_ns, row.end_ns) for row in line.aux] == [("data", 3 * MS, 7 * MS)]
-
-
-def test_scalars_and_wall_clock(rig: Rig) -> None:
-    with rig.step(2_000, 2_010):
-        rig.recorder.note(Scalar(torch.tensor(0.5)), Scalar(torch.tensor(2.0)))
-    with rig.step(2_010, 2_020):
-        pass
-    first, second = rig.lines
+def test_scalars_and_wall_clock(hand: ByHand) -> None:
+    hand.step(2_000, 2_010, lambda: [value(hand, rf.LOSS, 0.5), value(hand, rf.GRAD_NORM, 2.0)])
+    hand.step(2_010, 2_020, lambda: None)
+    first, second = hand.steps.take()
     assert (first.loss, first.grad_norm) == (0.5, 2.0)
     assert {"loss", "grad_norm"} & first.reasons.keys() == set()
     assert (first.t_start_ns, first.t_end_ns) == (6_000 * MS, 6_010 * MS)
@@ -161,26 +94,44 @@ def test_scalars_and_wall_clock(rig: Rig) -> None:
     assert second.reasons["grad_norm"] == "not computed or not read in this step"
 
 
-def test_every_null_has_its_reason(rig: Rig) -> None:
-    with rig.step(0, 10):  # no communication, no compute
-        pass
-    line = rig.lines[0]
+def test_every_null_has_its_reason(hand: ByHand) -> None:
+    hand.step(0, 10, lambda: None)  # no communication, no compute
+    line = only(hand)
     nulls = {name for name, value in line.overlap.items() if value is None}
     assert nulls == {"overlap_ratio", "overlap_over_compute", "copy_ms"}
-    assert nulls | {"loss", "grad_norm"} == line.reasons.keys()
+    assert nulls | {"loss", "grad_norm", "lr"} == line.reasons.keys()
+    assert line.copies is msgspec.UNSET
+    assert line.reasons["copy_ms"] == "on a CPU"
 
 
-def test_copies_are_a_union_and_reach_into_the_next_step(rig: Rig) -> None:
-    rig.recorder.no_copies = None
-    with rig.step(0, 10):
-        rig.recorder._current.copies.append(Copied("h2d", 3_000_000, rig.clock.at(1), rig.clock.at(4)))
-        rig.recorder._current.copies.append(Copied("d2h", 8_000_000, rig.clock.at(3), rig.clock.at(11)))
-    with rig.step(10, 20):
-        pass
-    with rig.step(20, 30):
-        pass
-    first, second, third = rig.lines
-    assert [line.overlap["copy_ms"] for line in rig.lines] == [9, 1, 0]
+# On a device, whose marks pass at `(when, when the host recorded them)`
+
+
+def at(ns: int) -> tuple[int, int]:
+    """A mark that the device reached long after the host had recorded it."""
+    return ns, ns - 500
+
+
+def lines(hand: DeviceByHand) -> list[Step]:
+    return RingSteps(hand.ring).take(late=True)
+
+
+def copied(hand: DeviceByHand, window: tuple[int, int], *copies: tuple[int, int, tuple[int, int] | None]) -> None:
+    """A step with copies: direction, bytes, when."""
+    step = hand.begin(window)
+    for way, size, span in copies:
+        ends = (None, None) if span is None else (at(span[0]), at(span[1]))
+        hand.between(rf.COPY, *ends, flags=way | (0 if span else rf.ELSEWHERE), x=size)
+    hand.end(step, 0)
+
+
+def test_copies_are_a_union_and_reach_into_the_next_step() -> None:
+    hand = DeviceByHand()
+    copied(hand, (10 * MS, 20 * MS), (0, 3_000_000, (11 * MS, 14 * MS)), (1, 8_000_000, (13 * MS, 21 * MS)))
+    copied(hand, (20 * MS, 30 * MS))
+    copied(hand, (30 * MS, 40 * MS))
+    first, second, third = found = lines(hand)
+    assert [line.overlap["copy_ms"] for line in found] == [9, 1, 0]
     assert [list(row) for row in msgspec.to_builtins(first.copies)] == [
         ["h2d", 3_000_000, 1 * MS, 4 * MS],
         ["d2h", 8_000_000, 3 * MS, 11 * MS],
@@ -191,22 +142,66 @@ def test_copies_are_a_union_and_reach_into_the_next_step(rig: Rig) -> None:
     assert first.per_stream_ms["copy"] == 9
 
 
-def test_a_copy_that_cannot_be_timed_makes_the_time_unknown(rig: Rig) -> None:
-    rig.recorder.no_copies = None
-    with rig.step(0, 10):
-        rig.recorder._current.copies.append(Copied("h2d", 100, rig.clock.at(1), rig.clock.at(4)))
-        rig.recorder._current.copies.append(Copied("p2p", 100, None, None))
-    (line,) = rig.lines
+def test_a_copy_that_cannot_be_timed_makes_the_time_unknown() -> None:
+    hand = DeviceByHand()
+    copied(hand, (10 * MS, 20 * MS), (0, 100, (11 * MS, 14 * MS)), (3, 100, None))
+    (line,) = lines(hand)
     assert line.overlap["copy_ms"] is None
     assert line.reasons["copy_ms"].startswith("1 of 2 copies were issued on another device's stream")
+    assert isinstance(line.copies, list)
     assert len(line.copies) == 2
 
 
-@pytest.mark.parametrize("reason", [NO_COPIES, ON_A_CPU])
-def test_copies_that_are_not_looked_at_are_unknown_and_why_is_said(rig: Rig, reason: str) -> None:
-    rig.recorder.no_copies = reason
-    with rig.step(0, 10):
-        pass
-    (line,) = rig.lines
+def test_copies_that_are_not_looked_at_are_unknown_and_why_is_said() -> None:
+    hand = DeviceByHand()
+    copied(hand, (10, 20))
+    hand.append(rf.NOTE, flags=rf.NO_COPIES, name=hand.ring.text(NO_COPIES), b2=0)
+    (line,) = lines(hand)
     assert line.copies is msgspec.UNSET
-    assert (line.overlap["copy_ms"], line.reasons["copy_ms"]) == (None, reason)
+    assert (line.overlap["copy_ms"], line.reasons["copy_ms"]) == (None, NO_COPIES)
+
+
+def test_a_tail_in_which_the_strategy_waits_is_a_stall_only_where_it_waits() -> None:
+    hand = DeviceByHand(bound_ns=0)
+    step = hand.begin((1_000, 1_200))
+    hand.collective(0, 1, None, at(1_020), at(1_090))
+    hand.between(rf.GAP, at(1_050), at(1_060))
+    hand.between(rf.TAIL, at(1_030), at(1_120))
+    hand.end(step, 1)
+    assert [(stall.start_ns, stall.end_ns) for stall in lines(hand)[0].stalls] == [(50, 60)]
+
+
+MARK_NS = 3
+"""How long the device takes to write a mark."""
+
+
+def paced() -> DevicePace:
+    return DevicePace(0, [(50, 0), (50 + MARK_NS, 1)])
+
+
+@pytest.mark.parametrize(("sent_ns", "first_ns"), [(20, 300 - 2 * MARK_NS), (299, 300 - 2 * MARK_NS), (300, 250)])
+def test_a_queued_collective_may_have_begun_before_the_mark_behind_the_one_before(sent_ns: int, first_ns: int) -> None:
+    """By as much as that mark takes; at any time, where the host recorded it after the end."""
+    device, pace = DeviceRows(0), paced()
+    spans = (Stretch(200, 300, sent_ns), Stretch(250, 400, 30), Stretch(280, 500, 30))
+    found = [device.ran("allreduce", "0", None, span, pace) for span in spans]
+    assert [ran.communication.possible for ran in found] == [(200, 300), (first_ns, 400), (400 - 2 * MARK_NS, 500)]
+    assert [ran.start_ns for ran in found] == [200, 300, 400]
+
+
+def test_what_is_launched_together_begins_together() -> None:
+    device, pace = DeviceRows(0), paced()
+    found = [device.ran("allreduce", "0", 1, Stretch(200, end_ns, 20), pace) for end_ns in (300, 310)]
+    assert [ran.start_ns for ran in found] == [200, 200]
+
+
+def test_a_communicator_is_free_when_the_latest_of_its_collectives_has_ended() -> None:
+    """Clocks of different epochs differ by less than a microsecond: the second seems to end before the first."""
+    device, pace = DeviceRows(0), paced()
+    spans = (Stretch(100, 500, 1), Stretch(200, 490, 1), Stretch(300, 800, 1))
+    assert [device.ran("allreduce", "0", None, span, pace).start_ns for span in spans] == [100, 490, 500]
+
+
+def test_readings_of_the_hosts_clock_are_no_devices() -> None:
+    ran = DeviceRows(0).ran("allreduce", "0", None, Stretch(200, 300), paced())
+    assert (ran.communication.certain, ran.communication.on_device) == ([(200, 300)], False)

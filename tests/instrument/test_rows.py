@@ -44,7 +44,7 @@ SMALL = ("training.device=cpu", "training.batch_size=4", "dataset.num_samples=51
     ],
     ids=lambda value: "+".join(value) if isinstance(value, tuple) else "",
 )
-def test_lines_of_rows_are_those_of_marks_byte_for_byte_whoever_appended_them(
+def test_lines_of_many_steps_are_those_of_each_byte_for_byte_whoever_appended_the_rows(
     tmp_path: Path, words: tuple[str, ...], ranks: int
 ) -> None:
     compiled_part()
@@ -62,7 +62,9 @@ def test_lines_of_rows_are_those_of_marks_byte_for_byte_whoever_appended_them(
 class ByHand:
     """A ring whose rows a test writes."""
 
-    def __init__(self, slots: int = 1024, path: Path | None = None, anchor_interval: int | None = None) -> None:
+    def __init__(
+        self, slots: int = 1024, path: Path | None = None, anchor_interval: int | None = None, lanes: int = 1
+    ) -> None:
         facts = RingFacts(
             rank=0,
             world_size=2,
@@ -77,7 +79,7 @@ class ByHand:
         )
         self.ring = RingFile.create(path, facts, slots)
         self.rows = RingRows(self.ring)
-        self.group, self.block = self.ring.group(RingGroup("0", 1, False)), self.ring.text("block")
+        self.group, self.block = self.ring.group(RingGroup("0", lanes, False)), self.ring.text("block")
         self.steps = RingSteps(self.ring)
         self.begun = 0
 
@@ -106,6 +108,11 @@ class ByHand:
         self.rows.end_step(at, round(end_ms * MS), behind)
 
 
+def value(hand: ByHand, which: int, number: float) -> None:
+    """A row of a value."""
+    hand.row(rf.VALUE, flags=which, x=int(np.array(number).view(np.int64)))
+
+
 def test_a_step_of_rows_by_hand() -> None:
     hand = ByHand()
 
@@ -115,7 +122,7 @@ def test_a_step_of_rows_by_hand() -> None:
         hand.collective(42, 90, y=1)  # queued behind the first
         hand.row(rf.WAIT, 50, 55, flags=rf.BLOCKED | rf.OVER, group=hand.group)
         hand.row(rf.AUX, 95, 120, name=hand.ring.text("optimizer"))  # reaches over the end of its step
-        hand.row(rf.VALUE, flags=rf.LOSS, x=int(np.array(0.5).view(np.int64)))
+        value(hand, rf.LOSS, 0.5)
 
     hand.step(0, 100, inside, issued=2)
     (line,) = hand.steps.take()
@@ -161,7 +168,8 @@ def test_an_open_collective_holds_up_its_step_until_many_newer_ones_are_over() -
         assert hand.steps.take() == []
     hand.step(100, 110, lambda: None)
     first, *others = hand.steps.take()
-    assert len(others) == MOST_STEPS_LATE
+    assert [line.global_step for line in others] == list(range(1, MOST_STEPS_LATE + 1))
+    assert all(line.coverage.complete for line in others)
     assert first.coverage.reason == "1 of 1 collectives had not ended when their step was written"
 
 

@@ -8,23 +8,26 @@ from typing import Any
 import msgspec
 import pytest
 
-from aorta.instrument.compute_ranges import Range
+from aorta.records import ring_file as rf
 from aorta.records.device_rows import Communication
-from aorta.records.schema import Step
+from aorta.records.ring_steps import RingSteps
 from aorta.records.window_kernels import Pass, RunningKernels, WindowKernels
 from aorta.timeline.classes import DeviceKernel
-from tests.instrument.steps import MS, Pending, Rig
+from tests.instrument.device_rows_by_hand import DeviceByHand
+from tests.instrument.steps import MS
 
+BEGIN_NS = 1_000 * MS
 COMPUTE, SIDE, OF_NCCL = 7, 13, 20
 """A profiler's numbers of streams."""
 
 
-def marked(at_ms: float, sent_ms: float) -> Pending:
-    return Pending(round(at_ms * MS), round(sent_ms * MS))
+def marked(at_ms: float, sent_ms: float) -> tuple[int, int]:
+    """A mark of a step that begins at 0, which the ring has at 1 s."""
+    return round(at_ms * MS) + BEGIN_NS, round(sent_ms * MS) + BEGIN_NS
 
 
 def kernel(name: str, stream: int, start_ms: float, end_ms: float) -> DeviceKernel:
-    return DeviceKernel(name, stream, round(start_ms * MS), round(end_ms * MS))
+    return DeviceKernel(name, stream, BEGIN_NS + round(start_ms * MS), BEGIN_NS + round(end_ms * MS))
 
 
 def gemms(*spans: tuple[float, float]) -> list[DeviceKernel]:
@@ -34,19 +37,26 @@ def gemms(*spans: tuple[float, float]) -> list[DeviceKernel]:
 REDUCED = kernel("ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)", OF_NCCL, 20, 60)
 
 
-def one_step(rig: Rig, kernels: WindowKernels | None = None) -> Step:
+@pytest.fixture
+def hand() -> DeviceByHand:
+    return DeviceByHand(bound_ns=0)
+
+
+def one_step(hand: DeviceByHand, kernels: WindowKernels | None = None) -> RingSteps:
     """A block marked from 10 to 90, launched until 70; a collective marked from 15 to 60, launched until 18."""
-    rig.recorder.kernels = kernels
-    with rig.step(0, 100):
-        rig.recorder.on_range(Range("block", "backward", marked(10, 5), marked(90, 70)))
-        rig.recorder.on_range(Range("next", "backward", marked(90, 70), marked(90, 70)))
-        rig.collective(marked(15, 6), marked(60, 18), issue_ms=6)
-    rig.recorder.catch_up()
-    return rig.lines[-1] if rig.lines else None
+    steps = RingSteps(hand.ring)
+    step = hand.begin((BEGIN_NS, BEGIN_NS + 100 * MS))
+    if kernels is not None:
+        steps.kernels[step] = kernels
+    for name, begin, end in (("block", (10, 5), (90, 70)), ("next", (90, 70), (90, 70))):
+        hand.between(rf.PASS, marked(*begin), marked(*end), name=hand.ring.text(name), flags=rf.BACKWARD)
+    hand.collective(0, 1, None, marked(15, 6), marked(60, 18))
+    hand.end(step, 1)
+    return steps
 
 
-def test_marks_alone_give_bounds_where_the_host_sets_the_pace():
-    line = one_step(Rig())
+def test_marks_alone_give_bounds_where_the_host_sets_the_pace(hand):
+    (line,) = one_step(hand).take()
     assert line.overlap["comm_ms"] is None
     assert line.bounds["compute_ms"] == (20, 80)
     assert line.bounds["comm_ms"] == (42, 45)
@@ -58,12 +68,12 @@ def test_marks_alone_give_bounds_where_the_host_sets_the_pace():
     assert line.measured_by is msgspec.UNSET
 
 
-def test_kernels_tell_what_marks_leave_open():
-    rig, kernels = Rig(), WindowKernels()
-    assert one_step(rig, kernels) is None  # not read before the profiler has stopped
+def test_kernels_tell_what_marks_leave_open(hand):
+    kernels = WindowKernels()
+    steps = one_step(hand, kernels)
+    assert steps.take() == []  # not read before the profiler has stopped
     kernels.arrived([*gemms((10, 30), (50, 70), (95, 99)), REDUCED, kernel("copy_in()", SIDE, 30, 50)])
-    rig.recorder.catch_up()
-    (line,) = rig.lines
+    (line,) = steps.take()
     assert line.measured_by == "kernels"
     # Not the other stream's, and not behind the block; of the kind that its collective has, as its name does not say.
     assert (line.overlap["compute_ms"], line.overlap["allreduce_ms"], line.overlap["compute_comm_ms"]) == (40, 40, 20)
@@ -85,36 +95,27 @@ def test_kernels_tell_what_marks_leave_open():
         ([REDUCED, *gemms((95, 99))], "the profiler saw no kernel inside the blocks of a step"),
     ],
 )
-def test_where_kernels_are_missing_the_marks_stand(seen, problem):
-    rig, kernels = Rig(), WindowKernels()
-    one_step(rig, kernels)
+def test_where_kernels_are_missing_the_marks_stand(hand, seen, problem):
+    kernels = WindowKernels()
+    steps = one_step(hand, kernels)
     kernels.arrived(seen)
-    rig.recorder.catch_up()
-    assert rig.lines[0].measured_by is msgspec.UNSET
-    assert rig.lines[0].bounds["compute_ms"] == (20, 80)
+    (line,) = steps.take()
+    assert line.measured_by is msgspec.UNSET
+    assert line.bounds["compute_ms"] == (20, 80)
     assert (kernels.problem, kernels.compared.steps) == (problem, 0)
 
 
-@pytest.mark.parametrize("end", ["finish", "salvage"])
-def test_a_run_that_ends_in_its_window_writes_every_step(end):
-    rig, kernels = Rig(), WindowKernels()
-    one_step(rig, kernels)
-    getattr(rig.recorder, end)()
-    assert [line.measured_by for line in rig.lines] == [msgspec.UNSET]
-    assert kernels.problem == "the run ended in the window"
-
-
-def test_steps_behind_a_window_wait_for_it():
-    rig, kernels = Rig(), WindowKernels()
-    one_step(rig, kernels)
-    rig.recorder.kernels = None
-    for begin_ms in range(100, 1200, 100):
-        with rig.step(begin_ms, begin_ms + 100):
-            pass
-    assert rig.lines == []
+def test_steps_behind_a_window_wait_for_it(hand):
+    kernels = WindowKernels()
+    steps = one_step(hand, kernels)
+    for number in range(1, 12):
+        begin_ns = BEGIN_NS + 100 * MS * number
+        hand.end(hand.begin((begin_ns, begin_ns + 100 * MS)), 0)
+    assert steps.take() == []
     kernels.failed("no CUPTI")
-    rig.recorder.catch_up()
-    assert len(rig.lines) == 12
+    lines = steps.take()
+    assert len(lines) == 12
+    assert lines[0].measured_by is msgspec.UNSET
 
 
 # One step at a time, in nanoseconds

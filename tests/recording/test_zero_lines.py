@@ -15,7 +15,7 @@ import torch
 import aorta
 from aorta.distributed.clock_measurement import ClockSynchronisation
 from aorta.instrument.instrumentation import Instrumentation
-from aorta.instrument.ring_recorder import RingRecorder
+from aorta.instrument.recorder import Recorder
 from aorta.recording import api, zero_lines
 from aorta.recording.rank_record import RankRecordWriter
 from tests.recording import untouched
@@ -183,13 +183,13 @@ INSIDE = [
     (api.Recording, "note"),
     (api.Recording, "step"),
     (api.Recording, "restart"),
-    (RingRecorder, "end"),
-    (RingRecorder, "begin"),
+    (Recorder, "end"),
+    (Recorder, "begin"),
     (RankRecordWriter, "step"),
 ]
 CLOSING = [
     (api.Recording, "_end"),
-    (RingRecorder, "finish"),
+    (Recorder, "finish"),
     (RankRecordWriter, "complete"),
     (ClockSynchronisation, "at_end"),
     (api, "to_stderr"),

@@ -298,18 +298,15 @@ class DeviceLink:
             self._sleep(self._fabric.late_ns)
 
     def delay(self, issued: InFlight, ranks: tuple[int, ...]) -> None:
-        """Add the emulated time after the backend's collective on the current stream, behind that of the communicator's
-        one before, which may be on another stream.
+        """Add the emulated time after the backend's collective on the current stream, behind that of its group's one
+        before, which may be on another stream.
         """
         cost_ns = self._fabric.cost_ns(issued.kind, issued.bytes, ranks, issued.number)
         if not cost_ns:
             return
-        if (communicator := issued.communicator) is None:
-            self._sleep(cost_ns)
-            return
         stream = torch.accelerator.current_stream(self.devices[0])
-        if (ended := self._ended.get(communicator)) is None:
-            ended = self._ended[communicator] = torch.Event(device=self.devices[0])
+        if (ended := self._ended.get(issued.group)) is None:
+            ended = self._ended[issued.group] = torch.Event(device=self.devices[0])
         else:
             wait_unseen(stream, ended)
         self._sleep(cost_ns)

@@ -304,7 +304,6 @@ class _Backend:
             None,
             time.perf_counter_ns(),
             number=number,
-            communicator=group.name,
         )
 
     def _group(self, group: dist.ProcessGroup) -> _Group:

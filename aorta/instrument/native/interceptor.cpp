@@ -30,7 +30,6 @@
 #include "copies.hpp"
 #include "device.hpp"
 #include "hooks.hpp"
-#include "intervals.hpp"
 #include "marks.hpp"
 #include "phases.hpp"
 #include "ranges.hpp"
@@ -907,6 +906,4 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
         return aorta::hook<aorta::after_watched_forward>(std::move(ranges), module);
       });
   pybind11::class_<aorta::Hook>(module, "Hook").def("__reduce__", &aorta::pickled);
-
-  aorta::define_algebra(module);
 }

@@ -1,5 +1,5 @@
 """Compiled interceptors: collectives of CPU tensors timed without the interpreter, those of an accelerator's tensors
-issued, marked, waited for and ended without Python; block ranges, marked without Python; interval arithmetic.
+issued, marked, waited for and ended without Python; block ranges, marked without Python.
 
 What happens becomes rows of a ring, in the order in which it does. On a device collectives run on AORTA's own stream
 (`dedicated`, R2), or are timed from a stream beside the backend's (`observe`, R3). Must not be on the path of a
@@ -10,9 +10,9 @@ code in a backward pass.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import torch
 import torch.distributed as dist
@@ -37,24 +37,9 @@ from aorta.instrument.transparent import not_compiled
 from aorta.records.progress_file import RING_WORDS, Progress, ProgressFile
 from aorta.records.ring_file import COUNT_AT, ROWS_AT, RingFile, RingGroup, RingOperator
 from aorta.records.schema import STALL_CUTOFF_NS, DeviceClockFacts
-from aorta.timeline.intervals import Interval
-from aorta.timeline.overlap import Algebra
 
-
-def compiled_algebra(module: Any) -> Algebra[Iterable[Interval], Any]:
-    """Return the operations of `module`, which give what `overlap.PAIRS` gives for nanoseconds that fit in int64.
-
-    Their results are opaque, except those of `pairs`.
-    """
-    return Algebra(
-        module.lane,
-        module.unite,
-        module.intersect,
-        module.subtract,
-        module.measure,
-        module.tile,
-        module.pairs,
-    )
+COMPILED_PARTS: Final = ("collectives", "waits", "copies", "forward", "backward")
+"""Parts of AORTA's own time that compiled code counts, in the order of its numbers (`native/step.hpp`)."""
 
 
 class NativeRanges:

@@ -161,8 +161,8 @@ struct Copied {
   bool computes;
 };
 
-// Parts of AORTA's own work, in the order of `open_step.COMPILED_PARTS`: around the backend's call of a collective, around
-// its wait, around copies on a device, in hooks of a forward and of a backward pass.
+// Parts of AORTA's own work, in the order of `native_interceptor.COMPILED_PARTS`: around the backend's call of a collective,
+// around its wait, around copies on a device, in hooks of a forward and of a backward pass.
 enum class Part : size_t { COLLECTIVES = 0, WAITS = 1, COPIES = 2, FORWARD = 3, BACKWARD = 4 };
 constexpr size_t PARTS = 5;
 
