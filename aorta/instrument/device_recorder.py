@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from aorta.distributed.cuda import is_capturing
 from aorta.instrument.event_clock import EventClock, Mark, on_host
@@ -28,6 +28,16 @@ if TYPE_CHECKING:  # its events are part of the steps
 
 _CAPTURED = "a CUDA graph was being captured when the step began or ended: only the host's clock says when that was"
 _NOWHERE = -1
+
+
+class Marks(Protocol):
+    """Rows whose spans lie between marks of a device, taken by compiled code or by Python."""
+
+    def append(self, kind: int, begin: Mark, end: Mark) -> int:
+        """Append a row between two marks; returns its index."""
+
+    def settle(self) -> None:
+        """Store what the device has passed."""
 
 
 class _Passing(NamedTuple):
@@ -53,7 +63,9 @@ class DeviceRecorder(Recorder):
     ) -> None:
         super().__init__(ring, interceptor, issued_by_backends, sink, progress)
         self._clock = clock
-        self._marks: Any = interceptor.marks
+        marks: Marks | None = interceptor.marks
+        assert marks is not None  # it is a device's
+        self._marks = marks
         self._begin_row, self._end_row = self.begin_span, self.end_span
         self.begin_span, self.end_span = self._begin_marked, self._end_marked
         self._start: Mark = None

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -67,6 +67,16 @@ class Elsewhere(Protocol):
         Args:
             wait: some seconds at most, until the other process has written the lines that it is at.
         """
+
+
+class Rows(Protocol):
+    """The rows of a ring, appended by compiled code or by Python."""
+
+    def end_step(self, index: int, b: int, y: int) -> None:
+        """End the row of a step; `y`: the index behind its last row."""
+
+    def time_step(self, index: int, a: int, b: int) -> None:
+        """Note when a step began and ended on a device."""
 
 
 @dataclass(slots=True)
@@ -168,11 +178,11 @@ class Recorder:
         self.boundary: str | None = None
         self._captured, self._thread = 0, threading.get_ident()
         self._ring, self._interceptor, self._elsewhere = ring, interceptor, elsewhere
-        self.rows: Any = interceptor.rows
+        self.rows: Rows = interceptor.rows
         self.begin_span: Callable[..., int]
         self.end_span: Callable[[int], None]
         self.begin_span, self.end_span, self._append = interceptor.functions()
-        self._end_step: Callable[[int, int, int], None] = self.rows.end_step
+        self._end_step = self.rows.end_step
         self._issued_by_backends, self._sink = issued_by_backends, sink
         self._lines, self._read = deque[Step](), RingSteps(ring)
         self._is_open = self._between = False

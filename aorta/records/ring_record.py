@@ -47,7 +47,7 @@ class RingRecord:
 
     def claim(self, *, of_dead: bool = False) -> bool:
         """Lock the record, and return whether its lines are this process's to make; the first time reads where it ends.
-        Nobody else's turn ends by it.
+        A rank that makes its lines itself goes on doing so.
 
         Args:
             of_dead: the rank and whoever made its lines have died: it is this process's turn in any case.

@@ -121,16 +121,17 @@ class RingSteps:
 
     def take(self, *, late: bool = False) -> list[Step]:
         """Return the lines of the steps that are complete; `late`: of all that have ended."""
-        lines: list[Step] = []
-        while taken := self._take(late=late):
-            lines += taken
-        return [line for line in lines if line.start_mono_ns > self._behind_ns]
-
-    def _take(self, *, late: bool) -> list[Step]:
         rows, first = self.ring.rows_since(self.next_row)
         self.lost += first - self.next_row
         self.next_row = first
-        kind = rows["kind"]
+        lines: list[Step] = []
+        while taken := self._take(rows[self.next_row - first :], late=late):
+            lines += taken
+        return [line for line in lines if line.start_mono_ns > self._behind_ns]
+
+    def _take(self, rows: NDArray[Any], *, late: bool) -> list[Step]:
+        """Return the lines of the first steps in rows that begin with `next_row`."""
+        first, kind = self.next_row, rows["kind"]
         # A step that has not ended is open, or was abandoned; the host may have ended one that the device has not.
         at = np.flatnonzero((kind == rf.STEP) & (rows["y"] != 0) & (rows["a2"] >= first))
         since, until = rows["a2"][at] - first, rows["y"][at] - first
