@@ -156,6 +156,7 @@ class Recorder:
         boundary: why it is unclear where the step that ends next begins or ends; None: it is not.
         outside: how many collectives were issued since the last step ended that are part of none.
         own: AORTA's own time, until a step takes it.
+        steps_lost: how many steps ended and have no line; known at the end.
         last_aux: the auxiliary range of the step that began last.
     """
 
@@ -174,7 +175,7 @@ class Recorder:
         self.user_marks = UserMarks()
         self.kernels: WindowKernels | None = None
         self.own = OwnTime()
-        self.steps_written = self.outside = 0
+        self.steps_written = self.steps_lost = self.outside = 0
         self.boundary: str | None = None
         self._captured, self._thread = 0, threading.get_ident()
         self._ring, self._interceptor, self._elsewhere = ring, interceptor, elsewhere
@@ -431,7 +432,7 @@ class Recorder:
                 "reached their end",
                 self._unread,
             )
-            self._unread = 0
+            self.steps_lost, self._unread = self._unread, 0
 
     @property
     def is_whole(self) -> bool:

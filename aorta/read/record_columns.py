@@ -428,4 +428,8 @@ def _reconciled(steps: Steps, rows: Ints, footer: Footer | None) -> tuple[Steps,
     if between := int(outside.sum()) + (0 if footer is None else footer.outside):
         why = f"{between} collectives were issued between steps (checkpoints, evaluation) and are in no metric"
         gaps.append(Gap("", why))
+    if footer is not None and footer.steps_lost:
+        every_step = footer.steps_written + footer.steps_lost
+        why = f"{footer.steps_lost} of {every_step} steps have no line in the record: what was noted of them was "
+        gaps.append(Gap("", why + "overwritten before lines were made of it, or the device never reached their end"))
     return steps, gaps

@@ -236,6 +236,7 @@ class RankRecordWriter:
                 error="; ".join(filter(None, (error, self.ended_early))) or None,
                 device_clock=device_clock,
                 outside=instrument.recorder.outside,
+                steps_lost=instrument.recorder.steps_lost,
             )
 
         try:

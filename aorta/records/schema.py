@@ -381,7 +381,7 @@ class DeviceClockFacts(msgspec.Struct, frozen=True):
 
 class Footer(msgspec.Struct, tag_field="record", tag="footer", frozen=True):
     """Last line. A file without one belongs to a process that was killed. `outside`: as in `Coverage`, behind the last
-    step.
+    step. `steps_lost`: steps that ended and have no line.
     """
 
     reason: Literal["completed", "signal", "error"]
@@ -393,6 +393,7 @@ class Footer(msgspec.Struct, tag_field="record", tag="footer", frozen=True):
     error: str | None = None
     device_clock: DeviceClockFacts | None = None
     outside: Integer = 0
+    steps_lost: Integer = 0
 
 
 Line: TypeAlias = Header | Step | Anchor | Calibration | Footer

@@ -12,16 +12,16 @@ from aorta.instrument.native.native_interceptor import COMPILED_PARTS, NativeCpu
 from aorta.instrument.python_interceptor import PythonInterceptor
 from aorta.records import ring_file as rf
 from aorta.records.progress_file import Progress
-from aorta.records.ring_file import RingFile
+from aorta.records.ring_file import SLOTS, RingFile
 from aorta.records.schema import STALL_CUTOFF_NS, ClockReading
 
 MS = 1_000_000
 ANCHOR = ClockReading(realtime_ns=5_000 * MS, boottime_ns=0, monotonic_ns=1_000 * MS, uncertainty_ns=1)
 
 
-def ring_in_memory(stall_cutoff_ns: int = STALL_CUTOFF_NS) -> RingFile:
+def ring_in_memory(stall_cutoff_ns: int = STALL_CUTOFF_NS, slots: int = SLOTS) -> RingFile:
     """A ring of rank 0."""
-    return RingFile.create(None, ring_facts(0, 2, ANCHOR, stall_cutoff_ns))
+    return RingFile.create(None, ring_facts(0, 2, ANCHOR, stall_cutoff_ns), slots)
 
 
 class SeenCollective:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,19 +16,21 @@ import torch
 from aorta.instrument import recorder as recorder_module
 from aorta.instrument.python_interceptor import PythonInterceptor, RowInFlight
 from aorta.instrument.recorder import Recorder, Scalar
+from aorta.read.record import load_run
 from aorta.records import ring_file as rf
-from aorta.records.ring_file import RingGroup
+from aorta.records.ring_file import SLOTS, RingGroup
 from aorta.records.schema import Step
 from aorta.records.step_line import StepFacts
 from aorta.timeline.overlap import Unseen
+from tests.analysis.builders import footer, header, write_rank
 from tests.instrument.steps import ring_in_memory
 
 
 class Rig:
     """A recorder, and collectives as its interceptor would record them; the backend counts them, too."""
 
-    def __init__(self) -> None:
-        self.ring, self.lines = ring_in_memory(), list[Step]()
+    def __init__(self, slots: int = SLOTS) -> None:
+        self.ring, self.lines = ring_in_memory(slots=slots), list[Step]()
         self.interceptor = PythonInterceptor({}, self.ring)
         self.counted: dict[int, int | None] = {1: 0}
         self.recorder = Recorder(self.ring, self.interceptor, lambda: dict(self.counted), self.lines.append)
@@ -213,3 +216,29 @@ def test_a_step_that_is_not_looked_at_knows_its_window_only(rig: Rig) -> None:
     assert blind.active_segments == []
     assert blind.per_stream_ms["compute"] is None
     assert seen.coverage.complete
+
+
+def test_steps_whose_rows_were_overwritten_are_counted_and_the_report_says_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here lines are not looked for before the end: meanwhile the ring has come round."""
+    rig = Rig(slots=64)
+    monkeypatch.setattr(rig.recorder, "catch_up", lambda: None)
+    for _ in range(20):
+        with rig.step():
+            for _ in range(8):
+                with rig.recorder.aux("data"):
+                    pass
+    rig.recorder.finish()
+    written = [line.global_step for line in rig.lines]
+    assert written == list(range(20 - len(written), 20))
+    assert (rig.recorder.steps_written, rig.recorder.steps_lost) == (len(written), 20 - len(written))
+    assert 0 < len(written) < 20
+    ending = footer(len(written), steps_lost=rig.recorder.steps_lost)
+    write_rank(tmp_path, header(world_size=1), rig.lines, ending)
+    health = load_run(tmp_path).health
+    (why,) = (gap.why for gap in health.gaps)
+    assert why.startswith(
+        f"{20 - len(written)} of 20 steps have no line in the record: what was noted of them was overw"
+    )
+    assert any(why in note for note in health.notes)
