@@ -166,7 +166,6 @@ class Instrumentation:
         # The program may free a model before the recording ends.
         self._blocks: list[tuple[str, weakref.ref[nn.Module]]] = []
         self._outputs: list[weakref.ref[nn.Module]] = []
-        # DDP waits for its collectives after the last node, on futures in C++ that bypass our work handles.
         self.recorder.no_copies = None if on_a_device else ON_A_CPU
         self._interception: Interception | None = None
         self._switch_interval_s = sys.getswitchinterval()

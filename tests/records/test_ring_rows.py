@@ -34,6 +34,7 @@ def test_they_are_byte_for_byte_those_of_compiled_code() -> None:
         append(rf.STEP, 1)
         rows.end_step(5, 11, 12)
         rows.end_step(0, 13, 14)
+        rows.time_step(4, 21, 22)
         assert begin(rf.AUX, 3, 4) == 6
         end(6)
         end(0)
