@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
 from aorta.errors import ConfigError
-from aorta.records.schema import Platform, chosen_python, python_cost
+from aorta.records.schema import PYTHON_COST, Platform, chosen_python
 
 DEFAULT_HW_QUEUES = 4
 """Default of GPU_MAX_HW_QUEUES, the hardware queues of a process on ROCm, for streams of each priority (ROCm: HIP
@@ -151,7 +151,7 @@ def one_connection(environment: Mapping[str, str]) -> bool:
     return environment.get("CUDA_DEVICE_MAX_CONNECTIONS", "").strip() == "1"
 
 
-def timed_from_python(interceptor: str | None, platform: Platform) -> EnvironmentWarning | None:
+def timed_from_python(interceptor: str | None) -> EnvironmentWarning | None:
     """Return a warning where collectives are timed from Python, or on a device not at all; None on a CPU where the
     configuration asks for it. `interceptor`: what times them, as the manifest has it (`native.build.interceptor_for`).
     """
@@ -163,7 +163,7 @@ def timed_from_python(interceptor: str | None, platform: Platform) -> Environmen
         )
     if timed_by != "python" or chosen_python(why):
         return None
-    return EnvironmentWarning(f"collectives are timed from Python ({why.strip()}): {python_cost(platform)}")
+    return EnvironmentWarning(f"collectives are timed from Python ({why.strip()}): {PYTHON_COST}")
 
 
 def one_rank(world_size: int, devices: int, started: Sequence[str]) -> EnvironmentWarning | None:

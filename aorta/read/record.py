@@ -36,7 +36,7 @@ from aorta.records.run_files import (
     why_unrecorded,
 )
 from aorta.records.salvage import salvage
-from aorta.records.schema import SCHEMA_VERSION, WORLD_LIMIT, Header, chosen_python, python_cost
+from aorta.records.schema import PYTHON_COST, SCHEMA_VERSION, WORLD_LIMIT, Header, chosen_python
 
 Manifest: TypeAlias = Mapping[str, object]
 
@@ -232,7 +232,7 @@ def _health(
             for name, count in zip(rows.names, counts, strict=True):
                 ends[name.end_source] += count
     delayed = fabric is not None and sources[0].emulated_ranks is None
-    python, platform = timed_from_python(manifest, sources[0].platform), sources[0].platform
+    python = timed_from_python(manifest, sources[0].platform)
     world_size = sources[0].world_size
     health = Health(
         ranks_expected=world_size or None,
@@ -249,7 +249,7 @@ def _health(
         emulated_fabric_rows=ends.total() if delayed else None,
         emulated_fabric_backend_slower_rows=ends["future"] + ends["wait"] if delayed and not ends["event"] else None,
         manifest_problem=manifest_problem,
-        timed_from_python=None if python is None else f"{python}; {python_cost(platform)}",
+        timed_from_python=None if python is None else f"{python}; {PYTHON_COST}",
         gaps=gaps_of(ranks),
     )
     health.notes = notes_of(health)

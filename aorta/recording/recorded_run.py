@@ -224,7 +224,7 @@ def recorded_run(request: RunRequest, site: RunSite) -> Iterator[RecordedRun]:
         too_many_ranks(topology.local_world_size, cores(), platform),
         None if platform == "cpu" else shared_device(request.ranks_per_device, mps=mps_runs()),
         alone,
-        timed_from_python(interceptor.get("interceptor"), platform),
+        timed_from_python(interceptor.get("interceptor")),
     ]
     checks = setting_warnings(os.environ, platform, streams, timing_events=looking)
     checks += [check for check in more_checks if check is not None]
