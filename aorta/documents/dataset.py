@@ -471,11 +471,6 @@ class SlowdownEntry(msgspec.Struct):
     overlapped_median_ms: float | None
     slowdown: float | None
     excess_ms: float | None
-    alone_mean_ms: float | None
-    overlapped_mean_ms: float | None
-    mean_ratio: float | None
-    mean_ratio_low: float | None
-    mean_ratio_high: float | None
     reason: str | None
 
 

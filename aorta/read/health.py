@@ -13,9 +13,7 @@ _LISTED: Final = 12
 
 
 def notes_of(health: Health, of_traces: Sequence[str] = ()) -> list[str]:
-    """Return what readers of results must know. `of_traces`: what the loader of traces has to say, which names the
-    ranks that are missing and the files that it left out.
-    """
+    """Return what readers of results must know. `of_traces`: what the loader of traces has to say."""
     recorded = known(health.traces) is None
     notes = []
     if health.emulated_ranks is not None:
@@ -44,13 +42,12 @@ def notes_of(health: Health, of_traces: Sequence[str] = ()) -> list[str]:
             "(torchrun --standalone --nproc_per_node N ...)"
         )
     notes += [*_gap_notes(health.gaps), *of_traces]
-    if recorded and health.ranks_missing:
+    if health.ranks_missing:
         notes.append(
             f"{len(health.ranks_missing)} of {health.world_size} ranks missing: {listed(health.ranks_missing)}; what "
             "needs every rank is not available"
         )
-    if recorded:
-        notes += [f"left out: {sentence}" for sentence in health.files_left_out]
+    notes += [f"left out: {sentence}" for sentence in health.files_left_out]
     for ending in dict.fromkeys(health.endings.values()):
         if ending != "completed":
             ranks = [int(rank) for rank, other in health.endings.items() if other == ending]

@@ -1,6 +1,6 @@
 """The books of a run: what must exist is reconciled with what was seen, so that absence of evidence is never zero.
 
-A reader books every event once (`Booking`): a *witness* is a timed row of a lane; a *claim* says that there must be a
+A reader books every event once: a *witness* is a timed row of a lane; a *claim* says that there must be a
 row; what is known to be neither is irrelevant; everything else is unknown, and counts with its time. What the claims of
 a lane lack is a `Gap`. `balanced` turns the gaps of a window into the least and the greatest value of each metric, by
 one table (docs/metrics.md); `audit` makes null what breaks an invariant that holds of every run, whatever read it.
@@ -17,7 +17,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import IntEnum
 from math import inf
 from typing import Final, NamedTuple
 
@@ -32,17 +31,6 @@ COMM: Final = "comm"
 LANES: Final = (COMPUTE, COMM, COPY)
 WHOLE: Final = -2
 """`Gap.step` of the whole recording as one window."""
-
-
-class Booking(IntEnum):
-    """Where an event is booked."""
-
-    IRRELEVANT = 0
-    WITNESS = 1
-    CLAIM = 2
-    HOST = 3
-    """A witness or a claim, by its name."""
-    UNKNOWN = 4
 
 
 @dataclass(frozen=True)

@@ -53,11 +53,9 @@ _SLOWDOWNS: Final = (
     _PLACE,
     _shown("alone_count", "n alone", tip="kernels that did not overlap communication", drop=3),
     _shown("overlapped_count", "n overlapped", tip=_HALF, drop=3),
-    _shown("alone_mean_ms", "alone", tip="mean"),
-    _shown("overlapped_mean_ms", "overlapped", tip="mean"),
-    _shown("mean_ratio", "ratio", tip="mean overlapped / mean alone"),
-    _shown("mean_ratio_low", "from", tip="95 % interval of the ratio"),
-    _shown("mean_ratio_high", "to", tip="95 % interval of the ratio"),
+    _shown("alone_median_ms", "alone", tip="median"),
+    _shown("overlapped_median_ms", "overlapped", tip="median"),
+    _shown("slowdown", unit="ratio", tip="median overlapped / median alone - 1"),
     _shown("excess_ms", "excess", tip="time of overlapped kernels beyond the median alone", drop=2),
 )
 _LATE: Final = "gaps that ended with a kernel launched after the one before it had ended"
@@ -91,7 +89,7 @@ def kernel_notes(traces: TraceEntries) -> list[str]:
     """Return why tables are missing, and how many rows of them."""
     found = traces.kernels
     notes = [f"{_KINDS[kind]}: {'; '.join(why)}." for kind, why in found.reasons.items()]
-    if traces.slowdowns and all(row.mean_ratio is None for row in traces.slowdowns):
+    if traces.slowdowns and all(row.slowdown is None for row in traces.slowdowns):
         why = list(dict.fromkeys(str(row.reason) for row in traces.slowdowns))[:2]
         notes.append(f"No kernel ran both alone and overlapped with communication: {'; '.join(why)}.")
     return [*notes, *(f"{count} rows of {kind} are not kept." for kind, count in found.left_out.items())]

@@ -105,15 +105,20 @@ _COPY: Final = (
 )
 """Copies and fills that appear among kernels."""
 
-_COMPUTES: Final = (
+_NAMESPACES: Final = (
     r"(?i)^triton_[a-z]+_fused"  # Inductor names its kernels after the operators that it fused
     r"|^(?:void )?(?:at|at_cuda_detail|c10|cub|thrust|rocprim|hipcub|ck|ck_tile|cudnn)::|^(?:void )?deep_ep::layout::"
-    r"|^(?:void )?cutlass|cijk_|gemm|gemv|^nvjet"
 )
+_COMPUTES: Final = rf"{_NAMESPACES}|^(?:void )?cutlass|cijk_|gemm|gemv|^nvjet"
 _COLLECTIVE: Final = (
     r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|(?<![a-z])a2a(?![a-z])|broadcast_?(?:kernel|tensor)"
-    r"|(?<![a-z])(?:bcast|i?send|i?recv|send_?recv|receive|p2p|multimem|barrier|put_?mem|peer)(?![a-z])"
+    r"|(?<![a-z])(?:bcast|i?send|i?recv|send_?recv|receive|p2p|multimem|barrier|put_?mem|peer|rdma|ibgda|remote)(?![a-z])"
 )
+_FUSED: Final = (
+    r"(?=.*(?:gemm|gemv|cutlass|matmul)).*(?:all_?reduce|all_?gather|reduce_?scatter|all_?to_?all"
+    r"|(?<![a-z])(?:ag|rs|ar)_gemm|gemm_(?:ag|rs|ar)(?![a-z]))"
+)
+"""Kernels that multiply and communicate; `cutlass` has it among its parameters."""
 _TOKENS: Final = r"(?<![a-z])(?:dispatch|combine|broadcast)(?![a-z])"
 _ATTENTION: Final = r"flash|attn|attention|mla|split_?k|sampl|draft"
 """Kernels that combine partial results of one device have these words beside it (flash_fwd_splitkv_combine_kernel)."""
@@ -149,8 +154,10 @@ def computes(name: str) -> bool:
 @lru_cache(maxsize=4096)
 def doubtful(name: str) -> bool:
     """Return whether a kernel that is counted as computation may communicate: its own name, without parameters, has a
-    collective's word.
+    collective's word; or it multiplies and communicates at once.
     """
+    if re.match(_FUSED, in_words(name).lower(), re.DOTALL) and not re.search(_NAMESPACES, name):
+        return True
     own = name.replace("(anonymous namespace)::", "").replace("<unnamed>::", "")
     words = in_words(re.split(r"[<(]", own, maxsplit=1)[0]).lower()
     if computes(name) or not re.search(f"{_COLLECTIVE}|{_TOKENS}", words):

@@ -142,8 +142,10 @@ def kineto_job(rank: int, *, platform: str = "cuda", shape: Shape = Shape()) -> 
         at = number * shape.step_ns
         end = at + shape.step_ns - 50_000
         rows.append(Row(MARK, f"ProfilerStep#{step}", at, end, 4000, 4000, None, "user_annotation"))
+    sent = 0
     for number, row in enumerate(device_rows(rank, shape), 1):
         calls = _CALLS[kind(row.name)] if row.communicates else None
+        sent += calls is not None
         ids = {"External id": 1000 + number, "correlation": 100 + number}
         said: Json = {}
         if calls is not None:
@@ -155,7 +157,7 @@ def kineto_job(rank: int, *, platform: str = "cuda", shape: Shape = Shape()) -> 
                 "dtype": "BFloat16",
                 "Process Group Name": "0",
                 "Process Group Ranks": str([*range(shape.ranks)]),
-                "Seq": number,
+                "Seq": sent,
             }
         host = Row(OPERATOR, "", row.start_ns - 120_000, row.start_ns - 90_000, 4000, 4000, None, "cpu_op")
         if platform == "cpu":
@@ -211,11 +213,13 @@ def _like(template: File, rank: int, shape: Shape) -> list[Row]:
         at = number * shape.step_ns
         text = f"iteration#{step}" if template.format != "nsys" else f"step={step}"
         rows.append(made(MARK, text, at + 1000, at + shape.step_ns - 50_000, link=10_000 + number))
+    dispatched = 0
     for number, row in enumerate(device_rows(rank, shape), 1):
         link, amd = 100 + number, template.format != "nsys"
+        dispatched += row.what == KERNEL
         name = shape.generic if amd and row.communicates and shape.generic else row.name
         name = "MEMORY_COPY_HOST_TO_DEVICE" if amd and row.what == COPY else name
-        more: Json = {"stream": row.stream, "link": link, "args": {"dispatch": number}}
+        more: Json = {"stream": row.stream, "link": link, "args": {"dispatch": dispatched}}
         rows.append(made(row.what, name, row.start_ns, row.end_ns, **more))
         call = ("hip" if amd else "cuda") + ("LaunchKernel" if row.what == KERNEL else "MemcpyAsync")
         rows.append(made(CALL, call, row.start_ns - 110_000, row.start_ns - 100_000, link=link))

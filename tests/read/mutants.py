@@ -26,6 +26,8 @@ from tests.read.mutations import (
     _rounded,
     _sending,
     _unfinished,
+    all_traces_of,
+    as_text,
     below_zero,
     by_rows,
     changed,
@@ -46,6 +48,7 @@ from tests.read.mutations import (
     linked,
     of_category,
     on_device,
+    open_ended,
     renamed,
     second_copy,
     shifted,
@@ -200,6 +203,37 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "communication of the first step lost": first_step_without(is_comm),
     "communication of the first step lost, and its calls": first_step_without(
         lambda row: is_comm(row) or is_call(row) or issues(row)
+    ),
+    "half of the computation begins and ends in events of their own": open_ended(computes, 0.5),
+    "kernels begin and end in events of their own": open_ended(is_kernel),
+    "communication begins and ends in events of their own, without operators": then(
+        open_ended(is_comm), without(is_operator), without(is_call)
+    ),
+    "a third of the computation ends before it starts": changed(
+        computes, lambda row: replace(row, end_ns=row.start_ns - 1000), 0.33
+    ),
+    "a fifth of the communication lasts longer than half an hour": changed(
+        is_comm, lambda row: replace(row, end_ns=row.start_ns + 31 * 60 * 1_000_000_000), 0.2
+    ),
+    "the device lags by less than nothing": shifted(on_device, -0.05),
+    "the device lags by less than nothing, one rank": last(shifted(on_device, -0.08)),
+    "calls of XPU, a third of the computation lost": then(
+        of_category(is_call, "xpu_runtime"), renamed(is_call, "urEnqueueKernelLaunch"), without(computes, 0.33)
+    ),
+    "calls of MTIA, a third of the kernels lost": then(
+        of_category(is_call, "mtia_runtime"), renamed(is_call, "enqueue"), without(is_kernel, 0.33)
+    ),
+    "every third collective and all that tells of it lost": all_traces_of(is_comm, 3),
+    "every fourth kernel and all that tells of it lost": all_traces_of(computes, 4),
+    "numbers of launches are text, a third of the computation lost": then(
+        changed(lambda row: on_device(row) or is_call(row), as_text), without(computes, 0.33)
+    ),
+    "kernels communicate and multiply": renamed(
+        lambda row: is_comm(row) and row.what == KERNEL, "gemm_all_reduce_persistent_kernel"
+    ),
+    "arguments of collectives contradict their kernels": changed(
+        lambda row: on_device(row) and "Collective name" in row.args,
+        lambda row: replace(row, args={**row.args, "Collective name": "_reduce_scatter_base"}),
     ),
 }
 

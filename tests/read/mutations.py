@@ -202,6 +202,41 @@ def without_args(row: Row, *names: str) -> Row:
     return replace(row, args={key: value for key, value in row.args.items() if key not in names})
 
 
+def open_ended(test: Test, share: float = 1.0) -> Mutation:
+    """Kineto's rows begin in an event, and end in another."""
+
+    def change(file: File, chance: random.Random) -> File:
+        rows: list[Row] = []
+        for row in file.rows:
+            if file.format == "kineto" and test(row) and chance.random() < share:
+                shown = {"cat": row.category, "name": row.name, "pid": row.device, "tid": row.stream}
+                begun = {**shown, "ph": "B", "ts": row.start_ns / 1000, "args": row.args}
+                ended = {**shown, "ph": "E", "ts": row.end_ns / 1000}
+                rows += [Row(OTHER, row.name, 0, 0, raw=event) for event in (begun, ended)]
+            else:
+                rows.append(row)
+        return file.changed(rows)
+
+    return lambda files, chance: [change(file, chance) for file in files]
+
+
+def all_traces_of(test: Test, every: int) -> Mutation:
+    """Lose every such row, and the calls and operators of its number."""
+
+    def change(rows: list[Row], chance: random.Random) -> list[Row]:
+        chosen = [row for row in rows if row.what == KERNEL and test(row)][1::every]
+        links = {row.link for row in chosen if row.link is not None}
+        origins = {row.args["External id"] for row in chosen if "External id" in row.args}
+        gone = {id(row) for row in rows if row.link in links or row.args.get("External id") in origins}
+        return [row for row in rows if id(row) not in gone]
+
+    return by_rows(change)
+
+
+def as_text(row: Row) -> Row:
+    return replace(row, args={key: str(value) if "orrelation" in key else value for key, value in row.args.items()})
+
+
 def _halves(row: Row) -> list[Row]:
     middle = (row.start_ns + row.end_ns) // 2
     both = [replace(row, end_ns=middle), replace(row, start_ns=middle)]

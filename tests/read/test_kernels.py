@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from aorta.read.traces import tables as trace_tables
 from aorta.read.traces.interval_table import NULL
 from aorta.read.traces.kernels import (
     FEWEST,
@@ -18,10 +17,8 @@ from aorta.read.traces.kernels import (
     entries,
     kernel_facts,
     kernel_totals,
-    ratio_of_means,
     slowdowns,
     stream_gaps,
-    t_quantile,
 )
 from aorta.read.traces.load import load_traces
 from aorta.read.traces.nsys import NSYS
@@ -142,50 +139,11 @@ def test_nsys_tells_what_was_launched_late(tmp_path: Path) -> None:
     assert (first.gaps, first.gap_ms, first.gaps_known, first.launch_bound_ms) == (2, 550e-6, 1, 200e-6)
 
 
-def test_a_slowdown_has_the_means_of_both_sides_and_an_interval_of_their_ratio() -> None:
-    lengths = {0: (100, 200, 300, 400, 500, 600), 1_000_000: (200, 400, 600, 800, 1000, 1200)}
-    rows = [
-        row(COMPUTE, at + 10_000 * place, at + 10_000 * place + length)
-        for at, side in lengths.items()
-        for place, length in enumerate(side)
-    ]
-    (found,) = slowdowns(trace([*rows, row(COMM, 1_000_000, 2_000_000, kind="allreduce")]))
-    assert (found.alone_mean_ms, found.overlapped_mean_ms) == (350e-6, 700e-6)
-    assert found.mean_ratio == pytest.approx(2)
-    # Both sides have a variance of 35,000 at a mean of 350 (in squares: 2/7), 6 kernels each: 10 degrees of freedom,
-    # of which Student's t has 2.228139 at 97.5 % (tables).
-    reach = 2.228139 * (2 * (35_000 / 350**2) / 6) ** 0.5
-    assert found.mean_ratio_low == pytest.approx(2 * np.exp(-reach), rel=1e-6)
-    assert found.mean_ratio_high == pytest.approx(2 * np.exp(reach), rel=1e-6)
-
-
-def test_the_interval_contains_the_true_ratio_about_as_often_as_it_says() -> None:
-    generator = np.random.default_rng(11)
-    hits = 0
-    for _ in range(1000):
-        alone, beside = generator.normal(1e6, 1e5, 20), generator.normal(1.3e6, 2e5, 9)
-        _, low, high = ratio_of_means(alone.astype(np.int64), beside.astype(np.int64))
-        hits += low <= 1.3 <= high
-    assert 930 <= hits <= 970
-
-
-def test_the_quantile_is_that_of_scipy() -> None:
-    from scipy.special import stdtrit
-
-    for freedom in (1, 2.5, 5, 10, 33.3, 1e3, 1e7):
-        assert t_quantile(freedom) == pytest.approx(stdtrit(freedom, 0.975), rel=1e-7)
-
-
-def test_kernels_that_all_last_the_same_have_a_ratio_without_width() -> None:
-    same = np.full(6, 400)
-    assert ratio_of_means(same, same * 2) == (2.0, 2.0, 2.0)
-
-
 def test_rows_beyond_the_kept_ones_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aorta.read.traces.kernels.SHOWN_ROWS", 2)
     rows = [[row(COMPUTE, 0, 10 + at, name=f"k{at}", rank=rank) for at in range(5)] for rank in (0, 1)]
     kept = entries([kernel_facts(trace(rows[0])), kernel_facts(trace(rows[1]))])
-    assert (len(kept.totals), kept.left_out) == (4, {"totals": 6})
+    assert (len(kept.totals), kept.left_out) == (4, {"totals": 6, "slowdowns": 6})
     assert sum(kernel.share for kernel in kept.by_name) <= 1
 
 
@@ -259,9 +217,9 @@ def test_kernels_that_became_faster_stand_before_those_that_cannot_be_compared(
     ]
     made = trace([*named, row(COMPUTE, 0, 5, name="a"), row(COMPUTE, 0, 5, name="b"), cover])
     assert [each.name for each in slowdowns(made)] == ["slower", "faster", "a", "b"]
-    monkeypatch.setattr(trace_tables, "read_unit", lambda unit: iter([made]))
-    monkeypatch.setattr(trace_tables, "SHOWN_SLOWDOWNS", 2)
+    monkeypatch.setattr("aorta.read.traces.tables.read_unit", lambda unit: iter([made]))
+    monkeypatch.setattr("aorta.read.traces.kernels.SHOWN_ROWS", 2)
     (tmp_path / "t.json").write_text('{"traceEvents": []}')
     run = load_traces(str(tmp_path / "t.json"))
     assert [each.name for each in run.traces.slowdowns] == ["slower", "faster"]
-    assert any("2 left out" in note for note in run.health.notes)
+    assert run.traces.kernels.left_out["slowdowns"] == 2

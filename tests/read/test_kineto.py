@@ -9,6 +9,7 @@ import pytest
 
 from aorta.errors import InputError
 from aorta.read.traces import chrome_json
+from aorta.read.traces.health import check_rows
 from aorta.read.traces.interval_table import NULL, IntervalClass
 from aorta.read.traces.tables import device_timelines
 from aorta.timeline.arrays import interval_array
@@ -131,9 +132,10 @@ def test_steps_are_the_profilers_and_kernels_outside_belong_to_none():
 def test_rows_without_times_or_that_end_before_they_start_are_left_out_and_counted():
     no_end = kernel(GEMM, 3, 1)
     del no_end["dur"]
-    trace = read([kernel(GEMM, 0, 5), kernel(GEMM, 7, -2), no_end, kernel(GEMM, 9, 0)])
+    no_start = {**kernel(GEMM, 6, 1), "ts": "soon"}
+    trace, facts = check_rows(read([kernel(GEMM, 0, 5), kernel(GEMM, 7, -2), no_end, no_start, kernel(GEMM, 9, 0)]))
     assert len(trace.intervals) == 2
-    assert (trace.counters["negative_duration"], trace.counters["without_times"]) == (1, 1)
+    assert (facts.counters["negative_duration"], facts.counters["without_times"]) == (2, 1)
 
 
 def test_the_layout_of_the_file_does_not_matter(monkeypatch):

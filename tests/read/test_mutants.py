@@ -19,13 +19,20 @@ from tests.analysis.builders import collective, footer, header, line_of, metrics
 from tests.read.answers import Line, Records, answer, judge, record_answer, shares
 from tests.read.evidence_jobs import JOBS, Shape, device_rows, drawn_shape, job, kineto_job, sums_ms
 from tests.read.evidence_rows import MARK
-from tests.read.mutants import verdicts
+from tests.read.mutants import MUTATIONS, verdicts
 from tests.read.mutations import facts, shifted_ns
 from tests.read.siblings import KINDS, siblings
 
-KNOWN: Final = {"kineto-cpu": {"a tenth of all events lost"}, "rocpd": {"a tenth of all device rows lost"}}
-"""Mutants that are wrong: nothing in them claims what is missing, as no call launches the operators of a CPU, and rocpd
-links no copies.
+_ALL_OF_A_KERNEL: Final = "every fourth kernel and all that tells of it lost"
+KNOWN: Final = {
+    "kineto-cpu": {"a tenth of all events lost"},
+    "rocpd": {"a tenth of all device rows lost"},
+    "kineto-cuda": {_ALL_OF_A_KERNEL},
+    "kineto-rocm": {_ALL_OF_A_KERNEL},
+    "nsys": {_ALL_OF_A_KERNEL, "every third collective and all that tells of it lost"},
+}
+"""Mutants that are wrong: nothing in them claims what is missing, as no call launches the operators of a CPU, rocpd
+links no copies, Kineto's kernels have no number that counts, and nsys has none at all.
 """
 
 
@@ -49,6 +56,27 @@ def test_mutants(name: str) -> None:
     found = verdicts(job(name))
     wrong = {mutant: each.wrong[:3] for mutant, each in found.items() if each.outcome == "wrong"}
     assert wrong.keys() == KNOWN.get(name, set()), (shares(found), wrong)
+
+
+@pytest.mark.parametrize(
+    ("name", "format"),
+    [
+        ("kernels begin and end in events of their own", "kineto-cuda"),
+        ("a third of the computation ends before it starts", "nsys"),
+        ("a fifth of the communication lasts longer than half an hour", "rocprofv3-json"),
+        ("the device lags by less than nothing", "kineto-rocm"),
+        ("calls of XPU, a third of the computation lost", "kineto-cuda"),
+        ("every third collective and all that tells of it lost", "kineto-cuda"),
+        ("every fourth kernel and all that tells of it lost", "rocprofv3-csv"),
+        ("kernels communicate and multiply", "nsys"),
+        ("arguments of collectives contradict their kernels", "kineto-cuda"),
+    ],
+)
+def test_what_is_missing_is_said(name: str, format: str) -> None:  # noqa: A002 - the reader's name
+    """A mutant of each rule, in the short gate too."""
+    healthy = job(format)
+    found = judge(answer(healthy), answer(MUTATIONS[name](healthy, random.Random(2))), name)
+    assert (found.outcome, found.wrong) == ("null", [])
 
 
 def in_steps(change: Callable[[Line, int], Line | None], *, last_only: bool = False) -> Callable[[Records], Records]:

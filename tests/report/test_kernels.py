@@ -60,7 +60,7 @@ def test_the_command_prints_every_kind(traces: Path, capsys: pytest.CaptureFixtu
     said = " ".join(capsys.readouterr().out.split())
     for words in (
         f"{GEMM} compute 24 3 0.125 0.026 42.9 %",
-        f"{GEMM} rank 0, device 0 0.1 0.15 1.5 1.5 1.5",
+        f"{GEMM} rank 0, device 0 0.1 0.15 50 %",
         "rank 1, device 0 7 12 1.5 11 1.65 2 1",
     ):
         assert words in said

@@ -48,6 +48,8 @@ _FIRST_BLOCK: Final = 1 << 14
 LIMIT: Final = 32 << 20
 """Most bytes buffered while searching for the next cut, or for the beginning or end of the array."""
 _EVENTS: Final = "traceEvents"
+CUT_OFF: Final = "cut off among its events"
+"""How the damage begins of a text that ends early."""
 _ARRAY: Final = re.compile(rb'"traceEvents"\s*:\s*\[')
 _MORE_MEMBERS: Final = re.compile(rb',\s*"')
 _BETWEEN: Final = re.compile(rb"\}\s*,\s*(?=\{)")
@@ -263,7 +265,7 @@ class EventArray(Generic[Piece]):
         """Decode a list of events that is not JSON: mended as a whole, else event by event without the broken ones. An
         `InputError` where nothing of it can be read, nor was anything before it.
         """
-        cut = f"cut off among its events, after {self._read} bytes (inflated): later events are missing"
+        cut = f"{CUT_OFF}, after {self._read} bytes (inflated): later events are missing"
         said = cut if str(error) == _TRUNCATED else f"text that is not JSON was mended ({_reason(error)})"
         for change in (bytes, _as_json):
             with suppress(*_MALFORMED):

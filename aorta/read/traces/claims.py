@@ -12,20 +12,21 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aorta.read.frames import Groups
 from aorta.read.ledger import COMM, LANES, WHOLE, Gap, lacking, lost
-from aorta.read.traces.interval_table import NULL, IntervalClass, Trace, kind_of, look_up, step_of
+from aorta.read.traces.interval_table import KIND_CODE, NULL, IntervalClass, Trace, kind_of, look_up, step_of
 from aorta.timeline.arrays import Int64
-from aorta.timeline.classes import COMPUTE, COPY, KINDS, computes, copies
+from aorta.timeline.classes import COMPUTE, COPY, KINDS, computes
 from aorta.timeline.overlap import DECIDED
 
 _PEERS: Final = re.compile(r"(?i)memcpy PtoP|peer.?to.?peer|^p2p$")
 """Copies to or from another device."""
+_PAIRED: Final = (KIND_CODE["send"], KIND_CODE["recv"])
 _ONE_END: Final = "communication was recorded in the other steps only, in each as often"
 NESTED: Final = 2
 """Calls that may share a number: cudaLaunchKernel calls cuLaunchKernel."""
@@ -76,40 +77,54 @@ class Claims:
     Attributes:
         start_ns, link, launches: of each call: when it began, on the clock of the trace, the number that it shares with
             what it launched, and which `Launches` that is.
+        call: what is the same for calls of one name.
         sends: whether an operator that issues communication made the call.
         row_link: the number of each row of the trace, `NULL` where it has none.
         row_graph: the graph of each row, `NULL` where the trace does not say it.
         issued: name -> how many operators, ranges or calls of that name issue communication.
+        counted: numbers by which the tool counts all kernels of the process, of each row, `NULL` of others.
     """
 
     start_ns: Int64
     link: Int64
     launches: Int64
+    call: NDArray[Any]
     sends: NDArray[np.bool_]
     row_link: Int64
     row_graph: Int64 | None = None
     issued: Mapping[str, int] = field(default_factory=dict)
+    counted: Int64 | None = None
 
 
 def reconciled(trace: Trace, claims: Claims) -> Trace:
     """Return the trace with what its lanes may lack (`gaps`). Where communication lacks rows, it may have run under any
     name that is not known to compute (`either`).
     """
-    trace, claims = _told_apart(trace, claims)
-    sent = tuple(_sent(trace, claims))
+    trace, claims = _told_apart(trace, replace(claims, launches=_learned(trace, claims)))
+    sent, skipped = tuple(_sent(trace, claims)), tuple(_skipped(trace, claims))
     missing = _without_row(trace, claims)
     lost_rows = _lost(trace, claims, missing) if missing.any() or (claims.launches == Launches.GRAPH).any() else ()
-    names = [text for text in trace.intervals.names if not computes(text) and not copies(text)] if sent else []
     rows = trace.intervals
+    ran = [rows.names[code] for code in np.unique(rows.name[(rows.cls == IntervalClass.COMPUTE) & (rows.name != NULL)])]
+    names = [text for text in ran if not computes(text)] if sent else []
     if trace.world_size != 1 and len(np.unique(rows.device[rows.device != NULL])) == 1:
         copied = np.unique(rows.name[(rows.cls == IntervalClass.COPY) & (rows.name != NULL)]).tolist()
         names += filter(_PEERS.search, (rows.names[code] for code in copied))  # the other device is another process's
     return replace(
         trace,
-        gaps=(*trace.gaps, *lost_rows, *sent),
+        gaps=(*trace.gaps, *lost_rows, *sent, *skipped),
         either=trace.either | frozenset(names),
         counters={**trace.counters, "kernels_lost": int(missing.sum())},
     )
+
+
+def _learned(trace: Trace, claims: Claims) -> Int64:
+    """Return what calls launch: all of a name that is not known, most of which have a kernel, launch one."""
+    kernels = claims.row_link[trace.intervals.cls != IntervalClass.COPY]
+    other, linked = claims.launches <= Launches.NOTHING, np.isin(claims.link, kernels) & (claims.link != NULL)
+    names, name = np.unique(claims.call, return_inverse=True)
+    count, have = (np.bincount(name[chosen], minlength=len(names)) for chosen in (other, other & linked))
+    return np.where(other & (2 * have >= count)[name], Launches.KERNEL, claims.launches)
 
 
 def _told_apart(trace: Trace, claims: Claims) -> tuple[Trace, Claims]:
@@ -222,8 +237,8 @@ def _replayed(claims: Claims, replays: NDArray[np.bool_], name: NDArray[np.int32
 
 
 def _countable(issued: Mapping[str, int]) -> int:
-    """Return how many collectives were issued, by the most complete of the accounts (`c10d::`, `nccl:`, ...). Sends and
-    receives, and what is coalesced, may share a kernel.
+    """Return how many collectives were issued, by the most complete of the accounts (`c10d::`, ...), one of which are
+    the labels of all backends (`nccl:`, `gloo:`). Sends and receives, and what is coalesced, may share a kernel.
     """
     if any("coalesced" in name for name in issued):
         return 0
@@ -231,7 +246,7 @@ def _countable(issued: Mapping[str, int]) -> int:
     for name, count in issued.items():
         kind = kind_of(name)
         if kind != NULL and KINDS[kind] not in ("send", "recv", "barrier"):
-            accounts[re.split(r"[:A-Z]", name, maxsplit=1)[0]] += count
+            accounts["" if re.match(r"\w+:(?!:)", name) else re.split(r"[:A-Z]", name, maxsplit=1)[0]] += count
     return max(accounts.values(), default=0)
 
 
@@ -259,6 +274,44 @@ def _sent(trace: Trace, claims: Claims) -> Iterator[Gap]:
     elif _fewer(trace, claims):
         issued = _countable(claims.issued)
         yield from lacking(f"{issued} collectives were issued, and only {rows} rows of communication are known", COMM)
+
+
+def _skipped(trace: Trace, claims: Claims) -> Iterator[Gap]:
+    """Yield rows that the numbers of others leave out, where most follow one another: those of a group's collectives,
+    and of dispatches, count. They are of a step between their neighbours that has fewer rows than others; rows without
+    a number may be them.
+    """
+    rows, marks = trace.intervals, trace.windows
+    place = np.maximum(np.searchsorted(marks.start_ns, rows.start_ns, side="right") - 1, 0)
+    sends = (rows.cls == IntervalClass.COMM) & ~np.isin(rows.kind, _PAIRED)
+    series: list[tuple[NDArray[np.bool_], Int64, NDArray[np.int32], tuple[str, ...], str]] = [
+        (sends, rows.seq, rows.group, (COMM,), "collectives of a group")
+    ]
+    if claims.counted is not None:
+        kernels = claims.counted != NULL
+        series.append((kernels, claims.counted, np.zeros_like(rows.group), (COMPUTE, COMM), "dispatches"))
+    for chosen, number, group, lanes, what in series:
+        numbered = np.flatnonzero(chosen & (number != NULL))
+        counts = look_up(marks.step, *np.unique(rows.step[chosen], return_counts=True)).clip(0)
+        at, weight, missing = list[int](), list[float](), 0
+        for own in Groups(group[numbered]).parts(numbered):
+            own = own[np.unique(number[own], return_index=True)[1]]
+            holes = np.flatnonzero(np.diff(number[own]) > 1)
+            holes = holes[: len(holes) * (2 * len(holes) <= len(own))]
+            for before, behind in zip(own[holes].tolist(), own[holes + 1].tolist(), strict=True):
+                first, last = sorted((int(place[before]), int(place[behind])))
+                among = np.arange(first, min(last + 1, len(marks)))
+                short = among[counts[among] < counts.max(initial=0)]
+                if not len(short) and len(among) and np.ptp(marks.step[among]) <= 1:  # beside each other, not a pause
+                    short = among
+                at += marks.step[short].tolist() or [NULL]
+                between = int(number[behind] - number[before]) - 1
+                weight += [float(between)] * max(len(short), 1)
+                missing += between
+        if missing > np.count_nonzero(chosen) - len(numbered):
+            ran = Counter(rows.step[chosen].tolist()) + Counter({WHOLE: int(chosen.sum())})
+            why = f"numbers of {what} leave some out, which have no row"
+            yield from lost(why, lanes, np.array(at), np.array(weight), ran)
 
 
 def unrecorded(trace: Trace) -> Trace:

@@ -25,11 +25,6 @@ END_SOURCE: Final = "trace"
 """Ends of collectives are as the trace has them."""
 
 
-def _order_identifies(trace: Trace) -> bool:
-    """Return whether steps are marked on the clock and threads that the collectives ran on, as with gloo on a CPU."""
-    return trace.platform == "cpu" and bool(len(trace.windows))
-
-
 def ordinals(place: Int64, code: Int64) -> Int64:
     """Return one number from how many collectives of its code its step (`place`) has, and which of them this one is;
     rows in order of time. Because the count is part of it, ranks that disagree on it match nothing rather than the
@@ -71,7 +66,9 @@ def collectives_in(trace: Trace, rows: Intervals, steps: Int64 | None, start_ns:
         )
     )
     numbers = ordinals(step, distinct.of_row)
-    by_order = numbers if _order_identifies(trace) else UNNUMBERED - numbers % MOST_COUNTED
+    # Order identifies where steps are marked on the clock and threads that collectives ran on, as with gloo on a CPU.
+    identified = trace.platform == "cpu" and len(trace.windows)
+    by_order = numbers if identified else UNNUMBERED - numbers % MOST_COUNTED
     return Collectives(
         step=step,
         name=distinct.of_row,

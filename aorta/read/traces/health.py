@@ -17,10 +17,12 @@ from numpy.typing import NDArray
 from aorta.documents.dataset import TraceEntry
 from aorta.read.frames import Groups
 from aorta.read.health import listed
-from aorta.read.ledger import LANES, WHOLE, Gap, lost
+from aorta.read.ledger import LANES, WHOLE, Gap, lacking, lost
 from aorta.read.traces.interval_table import NULL, IntervalClass, Intervals, Trace
 from aorta.records.schema import WORLD_LIMIT
+from aorta.timeline.arrays import Int64
 from aorta.timeline.classes import doubtful
+from aorta.timeline.overlap import DECIDED
 
 ABSURD_NS: Final = 30 * 60 * 1_000_000_000
 """No single kernel or collective lasts 30 minutes: torch aborts a collective after that (its `default_pg_timeout`)."""
@@ -38,7 +40,7 @@ COUNTERS: Final[Mapping[str, str]] = {
     "rows": "rows in the table",
     "events": "events in the files, of whatever kind",
     "without_times": "rows without a time that could be read; left out",
-    "negative_duration": "rows that end before they start; left out",
+    "negative_duration": "rows without an end, or with one before their start; left out",
     "absurd_duration": "rows of more than 30 minutes; left out",
     "strays": "rows far outside of everything else that the trace says of its time; left out",
     "repeated": "rows that are in the trace twice; counted once",
@@ -52,11 +54,10 @@ COUNTERS: Final[Mapping[str, str]] = {
     "comm_copies": "copies that a collective launched; they are communication, moved by copy engines without a kernel",
     "outside_steps": "rows that start outside of every step; they count for the whole trace only",
     "same_stream_overlap": "rows that start before the one before them on their stream has ended",
-    "same_stream_overlap_ns": "nanoseconds in which rows of one stream overlap",
 }
 """Health counter -> what it counts. Readers add to the counters that only they can know (`Trace.counters`)."""
 
-_SIZES: Final = frozenset({"rows", "events", "same_stream_overlap_ns"})
+_SIZES: Final = frozenset({"rows", "events"})
 """Counters that say how much there is; every other one produces a note when it is not 0."""
 
 
@@ -82,12 +83,11 @@ def check_rows(trace: Trace) -> tuple[Trace, TraceEntry]:
     # Rows that begin while an earlier one of their stream still runs. Threads of the host nest their operators.
     streams = clean.take((clean.device != NULL) & (clean.stream != NULL))
     streams = streams.take(np.argsort(streams.start_ns, kind="stable"))
-    overlaps = overlapping_ns = 0
+    overlaps = 0
     for own in Groups(streams.device, streams.stream).rows:
         start, end = streams.start_ns[own], streams.end_ns[own]
         shared = np.minimum(np.maximum.accumulate(end)[:-1], end[1:]) - start[1:]
         overlaps += int((shared > 0).sum())
-        overlapping_ns += int(shared[shared > 0].sum())
     counted = {
         "rows": len(table),
         **{name: int(chosen.sum()) for name, chosen in left_out.items()},
@@ -96,7 +96,6 @@ def check_rows(trace: Trace) -> tuple[Trace, TraceEntry]:
         "unknown_kind": int(((table.cls == IntervalClass.COMM) & (table.kind == NULL)).sum()),
         "outside_steps": int((table.step == NULL).sum()) if len(trace.windows) else 0,
         "same_stream_overlap": overlaps,
-        "same_stream_overlap_ns": overlapping_ns,
     }
     notes = list(trace.notes)
     if count := counted["strays"]:
@@ -115,26 +114,34 @@ def check_rows(trace: Trace) -> tuple[Trace, TraceEntry]:
         counters=dict(Counter(trace.counters) + Counter(counted)),
         notes=[*notes, *_doubts(trace, clean)],
     )
-    lengthless = (length <= 0) & (table.cls != IntervalClass.UNKNOWN)
-    gaps = tuple(_without_length(table, lengthless)) if lengthless.any() else ()
-    return replace(trace, intervals=clean, gaps=(*trace.gaps, *gaps)), facts
+    gaps = [*trace.gaps, *_without_length(table, length)]
+    if (untimed := trace.counters.get("without_times", 0)) > DECIDED * (untimed + len(table)):
+        gaps += lacking(f"{untimed} rows have no time that can be read", *LANES)
+    return replace(trace, intervals=clean, gaps=tuple(gaps)), facts
 
 
-def _without_length(table: Intervals, chosen: NDArray[np.bool_]) -> Iterator[Gap]:
-    """Yield rows without a length whose like have one, in each step and the whole, where they matter (`DECIDED`)."""
-    length_ns = np.where(chosen, 0, table.end_ns - table.start_ns)
-    code = table.name + 1  # 0 of rows without a name
+def _without_length(table: Intervals, length_ns: Int64) -> Iterator[Gap]:
+    """Yield the rows whose length is not known, in each step and the whole, where they matter (`DECIDED`): none, though
+    rows of their name have one, no possible end, or one of an absurd length, for which they stand; others stand for
+    the mean of their name, or else for any time.
+    """
+    chosen = (length_ns <= 0) | (length_ns > ABSURD_NS)
+    known_ns, code = np.where(chosen, 0, length_ns), table.name + 1  # 0 of rows without a name
     counts = np.bincount(code[~chosen], minlength=len(table.names) + 1)
-    mean_ns = np.bincount(code, length_ns, minlength=len(table.names) + 1) / np.maximum(counts, 1)
+    mean_ns = np.bincount(code, known_ns, minlength=len(table.names) + 1) / np.maximum(counts, 1)
+    weight_ns = np.where(
+        (counts[code] == 0) & (length_ns < 0), ABSURD_NS, np.maximum(mean_ns[code], length_ns * chosen)
+    )
     for lane, cls in zip(LANES, (IntervalClass.COMPUTE, IntervalClass.COMM, IntervalClass.COPY), strict=True):
         own = table.cls == cls
         lacks = np.flatnonzero(own & chosen)
-        lasted = {WHOLE: float(length_ns[own].sum())}
+        lasted = {WHOLE: float(known_ns[own].sum())}
         steps, of_step = np.unique(table.step[own], return_inverse=True)
-        lasted |= dict(zip(steps.tolist(), np.bincount(of_step, length_ns[own]).tolist(), strict=True))
+        lasted |= dict(zip(steps.tolist(), np.bincount(of_step, known_ns[own]).tolist(), strict=True))
         if len(lacks):
-            why = "{count} rows have no length"
-            yield from lost(why, (lane,), table.step[lacks], mean_ns[code[lacks]], lasted)
+            yield from lost(
+                "the length of {count} rows is not known", (lane,), table.step[lacks], weight_ns[lacks], lasted
+            )
 
 
 def _strays(trace: Trace) -> NDArray[np.bool_]:
@@ -211,7 +218,6 @@ def _doubts(trace: Trace, table: Intervals) -> Iterator[str]:
 
 def examine(
     traces: Sequence[TraceEntry],
-    files_left_out: Sequence[str] = (),
     measured: Collection[int] | None = None,
     claimed: Sequence[int] | None = None,
 ) -> tuple[int | None, list[int], list[str]]:
@@ -231,15 +237,10 @@ def examine(
     for trace in traces:
         counters.update(trace.counters)
     notes = []
-    if missing:
-        notes.append(
-            f"{len(missing)} of {world} ranks missing: {listed(missing)}; what needs every rank is not available"
-        )
     if unknown := sum(trace.rank is None for trace in traces):
         notes.append(f"{unknown} trace(s) of unknown rank; left out of comparisons between ranks")
     if doubled:
         notes.append(f"several traces claim to be rank {listed(doubled)}: which is right is not known")
-    notes += [f"left out: {sentence}" for sentence in files_left_out]
     for trace in {trace.rank: trace for trace in traces if len(trace.devices) > 1}.values():
         who = f"rank {trace.rank}" if trace.rank is not None else "a trace of unknown rank"
         notes.append(f"{who} has rows on devices {listed(trace.devices)}; each is measured by itself (W15)")

@@ -12,7 +12,6 @@ Must not: leave a row out without saying how many, or state a slowdown that rest
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, cast
@@ -29,7 +28,7 @@ from aorta.documents.dataset import (
 )
 from aorta.read.frames import Groups
 from aorta.read.traces.interval_table import NULL, IntervalClass, Intervals, Trace, by_device, operations
-from aorta.timeline.arrays import Int64, IntervalArray, covered_ns, measure, merge
+from aorta.timeline.arrays import IntervalArray, covered_ns, measure, merge
 from aorta.timeline.classes import COMPUTE
 
 SHOWN_ROWS: Final = 500
@@ -46,12 +45,13 @@ class KeptRows(NamedTuple):
 
 
 class KernelFacts(NamedTuple):
-    """The kernels of one trace: entries of `documents.dataset` by the fields of `KernelEntries`. `total_ms`: of all
-    kernels, those that are not kept too.
+    """The kernels of one trace: entries of `documents.dataset`, by the fields of `KernelEntries` and `TraceEntries`.
+    `total_ms`: of all kernels, those that are not kept too.
     """
 
     totals: KeptRows
     gaps: KeptRows
+    slowdowns: KeptRows
     total_ms: float = 0.0
 
 
@@ -60,11 +60,13 @@ def kernel_facts(trace: Trace) -> KernelFacts:
     unseen = trace.unobserved(COMPUTE)
     if unseen is not None and (trace.intervals.device == NULL).all():  # rows of the host, none of the device
         nothing = KeptRows((), unseen)
-        return KernelFacts(nothing, nothing)
+        return KernelFacts(nothing, nothing, KeptRows(()))
     totals = kernel_totals(trace)
     return KernelFacts(
         totals=_kept(totals),
         gaps=_kept(*stream_gaps(trace)),
+        # Without computation in the table, hidden communication and slowdowns cannot be computed.
+        slowdowns=_kept([] if unseen is not None else slowdowns(trace)),
         total_ms=sum(row.total_ms for row in totals),
     )
 
@@ -90,7 +92,8 @@ def entries(facts: Iterable[KernelFacts]) -> KernelEntries:
     left_out = {kind: sum(part.left_out for part in parts) for kind, parts in kept.items()}
     return KernelEntries(
         by_name=by_name(rows["totals"], sum(each.total_ms for each in facts)),
-        **rows,
+        totals=rows["totals"],
+        gaps=rows["gaps"],
         reasons={kind: stated for kind, stated in reasons.items() if stated},
         left_out={kind: count for kind, count in left_out.items() if count},
     )
@@ -244,22 +247,14 @@ FEWEST: Final = 6
 """Fewest kernels on either side. From 6 on, the range of a sample contains the true median with 95 % confidence (1 -
 2^(1-n), the sign test).
 """
-_LEVEL: Final = 0.95
-_NORMAL_QUANTILE: Final = 1.959963984540054
-"""Half-width of the interval of a standard normal variable at `_LEVEL`."""
-_SIMPSON: Final = 1000
-"""Intervals of an integral."""
-_LARGEST_REACH: Final = 300.0
-"""Of a logarithm: keeps the upper end finite where a few kernels differ by everything."""
 _HALF: Final = 2
 """A kernel is `overlapped` if communication covers at least half of it, `alone` if it covers none, else neither."""
 
 
 def slowdowns(trace: Trace) -> list[SlowdownEntry]:
     """Return all kernels of class compute, in the order of `largest_first`. `slowdown` is overlapped median / alone
-    median - 1; `excess_ms` is what the overlapped kernels together took beyond the median of those alone. `mean_ratio`
-    is overlapped mean / alone mean, from `mean_ratio_low` to `mean_ratio_high` (`ratio_of_means`). Where they are None,
-    `reason` says why.
+    median - 1; `excess_ms` is what the overlapped kernels together took beyond the median of those alone. Where they
+    are None, `reason` says why.
     """
     found: list[SlowdownEntry] = []
     for rank, device, here in _devices(trace):
@@ -272,11 +267,8 @@ def slowdowns(trace: Trace) -> list[SlowdownEntry]:
         alone, overlapped = hidden == 0, (hidden > 0) & (hidden * _HALF >= length)
         for rows in Groups(name).rows:
             free, busy = length[rows[alone[rows]]], length[rows[overlapped[rows]]]
-            medians, means = (
-                [float(middle(side)) / 1e6 if len(side) else None for side in (free, busy)]
-                for middle in (np.median, np.mean)
-            )
-            slower = excess_ms = of_means = low = high = reason = None
+            medians = [float(np.median(side)) / 1e6 if len(side) else None for side in (free, busy)]
+            slower = excess_ms = reason = None
             if not len(comm.start):
                 reason = "no communication on this device"
             elif len(free) < FEWEST or len(busy) < FEWEST:
@@ -286,7 +278,6 @@ def slowdowns(trace: Trace) -> list[SlowdownEntry]:
             elif medians[1] is not None:
                 slower = medians[1] / medians[0] - 1
                 excess_ms = float(busy.sum()) / 1e6 - len(busy) * medians[0]
-                of_means, low, high = ratio_of_means(free, busy)
             found.append(
                 SlowdownEntry(
                     rank=rank,
@@ -299,11 +290,6 @@ def slowdowns(trace: Trace) -> list[SlowdownEntry]:
                     overlapped_median_ms=medians[1],
                     slowdown=slower,
                     excess_ms=excess_ms,
-                    alone_mean_ms=means[0],
-                    overlapped_mean_ms=means[1],
-                    mean_ratio=of_means,
-                    mean_ratio_low=low,
-                    mean_ratio_high=high,
                     reason=reason,
                 )
             )
@@ -315,39 +301,3 @@ def largest_first(each: SlowdownEntry) -> tuple[bool, float, str]:
     compared come last, by name.
     """
     return each.slowdown is None, -(each.excess_ms or 0.0), each.name
-
-
-def ratio_of_means(alone: Int64, overlapped: Int64) -> tuple[float, float, float]:
-    """Return overlapped mean / alone mean and its 95 % interval, of at least two lengths above 0 on each side.
-
-    By the delta method the logarithm of a ratio of means has the variance s1^2 / (n1 m1^2) + s2^2 / (n2 m2^2) (Casella
-    and Berger, Statistical Inference, 5.5.4); the quantile is Student's t with the degrees of freedom of Welch and
-    Satterthwaite. Kernels count as independent of each other.
-    """
-    ratio = float(overlapped.mean() / alone.mean())
-    counts = np.array([len(alone), len(overlapped)])
-    parts = np.array([side.var(ddof=1) / side.mean() ** 2 for side in (alone, overlapped)]) / counts
-    total = float(parts.sum())
-    if not total:
-        return ratio, ratio, ratio
-    freedom = total**2 / float((parts**2 / (counts - 1)).sum())
-    reach = t_quantile(freedom) * total**0.5
-    return ratio, ratio * float(np.exp(-reach)), ratio * float(np.exp(min(reach, _LARGEST_REACH)))
-
-
-def t_quantile(freedom: float) -> float:
-    """Return the half-width of the interval that holds a Student's t variable with 95 % probability, to 7 digits.
-
-    Simpson's rule over the density and Newton's method: a report has no other use for scipy, whose import takes a third
-    of a second.
-    """
-    scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(freedom * math.pi)
-    weights = np.ones(_SIMPSON + 1)
-    weights[1:-1:2], weights[2:-1:2] = 4, 2
-    reach = _NORMAL_QUANTILE  # below the quantile of t, from where Newton's steps on a concave function only rise
-    while True:
-        density = 2 * scale * (1 + np.linspace(0, reach, _SIMPSON + 1) ** 2 / freedom) ** (-(freedom + 1) / 2)
-        step = (_LEVEL - float(weights @ density) * reach / _SIMPSON / 3) / float(density[-1])
-        reach += step
-        if step < 1e-10 * reach:
-            return reach

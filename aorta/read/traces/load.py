@@ -29,7 +29,7 @@ from aorta.read.traces.files import find_units
 from aorta.read.traces.health import examine
 from aorta.read.traces.kernels import entries, largest_first
 from aorta.read.traces.reader import RANK_IN_PATH, headers_near, ranks_in_path
-from aorta.read.traces.tables import SHOWN_SLOWDOWNS, DeviceTables, TraceDetails, TraceTables, read_trace_tables
+from aorta.read.traces.tables import DeviceTables, TraceDetails, TraceTables, read_trace_tables
 from aorta.timeline.classes import COMPUTE, computes
 
 
@@ -68,18 +68,13 @@ def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequ
     marked = {own[0].facts.path for own in windows_of if own[0].facts.steps}
     claimed = [process[0].tables.source.rank for process in processes if process]
     entries_of = [trace.facts for trace in traces]
-    world, missing, said = examine(entries_of, left_out, measured=numbered, claimed=claimed)
-    if world is None:
-        world = sum(number >= 0 for number in numbered)
-        numbering.append("no trace says how many ranks there were: the world size is the number of ranks read")
+    world, missing, said = examine(entries_of, measured=numbered, claimed=claimed)
     known_ranks = sum(number >= 0 for number in numbered)
-    stated = max((trace.world_size or 1 for trace in entries_of), default=1)
-    if known_ranks > stated and all(device.whole["metrics"].get("comm_ms") == 0 for device in devices):
+    if known_ranks > (world or 1) and all(device.whole["metrics"].get("comm_ms") == 0 for device in devices):
         devices = _without_communication(devices, traces, known_ranks)
-    if slow_left_out := sum(trace.slowdowns_left_out for trace in traces):
-        numbering.append(
-            f"slowdowns: the first {SHOWN_SLOWDOWNS} kernels of each trace are kept, {slow_left_out} left out"
-        )
+    if world is None:
+        world = known_ranks
+        numbering.append("no trace says how many ranks there were: the world size is the number of ranks read")
     ordered = sorted(range(len(devices)), key=lambda index: (numbered[index] < 0, abs(numbered[index])))
     ranks = {}
     for at in ordered:
@@ -95,7 +90,7 @@ def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequ
             ranks[number] = replace(tables, source=source)
     shown = TraceEntries(
         whole={str(numbered[at]): devices[at].whole for at in ordered},
-        slowdowns=sorted((row for trace in traces for row in trace.slowdowns), key=largest_first),
+        slowdowns=sorted((row for trace in traces for row in trace.kernels.slowdowns.rows), key=largest_first),
         kernels=entries(trace.kernels for trace in traces),
     )
     known = {number: tables for number, tables in ranks.items() if number >= 0}

@@ -75,6 +75,8 @@ def _read(source: TraceInput) -> Iterator[Trace]:
         for table, rows in copied.items()
         if (strays := int((~np.isin(rows["process"], owners)).sum()))
     ]
+    sql = f"SELECT text FROM {db.stored('DIAGNOSTIC_EVENT', '', 'text')} WHERE text LIKE 'Not all CUDA %'"
+    lost += [f"{place}: nsys says: {text}" for text in {*db.select("DIAGNOSTIC_EVENT", sql, texts={"text"})["text"]}]
     began = db.columns("TARGET_INFO_SESSION_START_TIME", "", "utcEpochNs")["utcEpochNs"]
     dated = len(began) == 1 and 0 < began[0] <= LARGEST_NS // 2
     since_ns = int(began[0]) if dated else 0
@@ -132,6 +134,7 @@ def _read(source: TraceInput) -> Iterator[Trace]:
             own_calls["start_ns"] + since_ns,
             own_calls["correlation"],
             launches_of(*coded(own_calls["name"], strings)),
+            own_calls["name"],
             np.zeros(len(own_calls["start_ns"]), bool),
             np.concatenate(links),
             issued=Counter(filter(launches_communication, own_ranges["text"])),

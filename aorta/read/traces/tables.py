@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from aorta.documents.dataset import SlowdownEntry, TraceEntry
+from aorta.documents.dataset import TraceEntry
 from aorta.errors import InputError
 from aorta.read.frames import (
     KIND_METRICS,
@@ -46,7 +46,7 @@ from aorta.read.traces.interval_table import (
     step_of,
     windows,
 )
-from aorta.read.traces.kernels import KernelFacts, kernel_facts, slowdowns
+from aorta.read.traces.kernels import KernelFacts, kernel_facts
 from aorta.records.schema import ActiveSegment
 from aorta.timeline.arrays import (
     Int64,
@@ -63,7 +63,6 @@ from aorta.timeline.overlap import DECIDED, Bounds, Overlap, either
 
 WHOLE_STEP: Final = 0
 """Step number of the single window of a trace that marks no steps."""
-SHOWN_SLOWDOWNS: Final = 200
 MOST_DEVICES: Final = 1024
 """Of one trace: sixteen times the devices of the largest host (8 MI300X in 64 partitions)."""
 OF_LENGTH: Final = ("window_ms", "idle_ms", "exposed_share")
@@ -126,15 +125,11 @@ class DeviceTables:
 
 @dataclass(frozen=True)
 class TraceTables:
-    """What is kept of one trace; its process may have used several devices. `slowdowns_left_out`: those beyond the
-    first `SHOWN_SLOWDOWNS`.
-    """
+    """What is kept of one trace; its process may have used several devices."""
 
     devices: list[DeviceTables]
     facts: TraceEntry
     kernels: KernelFacts
-    slowdowns: list[SlowdownEntry]
-    slowdowns_left_out: int
 
     @property
     def rank(self) -> int:
@@ -155,15 +150,10 @@ def _tables(trace: Trace) -> TraceTables:
     if (count := len(np.unique(trace.intervals.device))) > MOST_DEVICES:
         raise InputError(f"{trace.path}: names {count} devices; a trace of one host has at most {MOST_DEVICES}")
     trace, facts = check_rows(unrecorded(by_launch(trace)))
-    unseen = trace.unobserved(COMPUTE) is not None
-    # Without computation in the table, hidden communication and slowdowns cannot be computed.
-    slow = [] if unseen else slowdowns(trace)
     return TraceTables(
         devices=[_device(trace, timeline) for timeline in device_timelines(trace)],
         facts=facts,
         kernels=kernel_facts(trace),
-        slowdowns=slow[:SHOWN_SLOWDOWNS],
-        slowdowns_left_out=len(slow[SHOWN_SLOWDOWNS:]),
     )
 
 
@@ -182,7 +172,10 @@ def by_launch(trace: Trace) -> Trace:
     later = (launched != NULL) & (launched != table.step)
     outside = ~linked & (table.step == NULL) & on_device & (table.start_ns >= marks.start_ns.min())
     total = int(length[on_device].sum())
-    if not (later.any() or outside.any()):
+    ahead = np.sort((table.launch_ns - table.start_ns)[linked & on_device])  # no row starts before its call
+    ahead_ns = int(ahead[-1 - int(DECIDED * len(ahead))]) if len(ahead) else 0
+    skewed = ahead_ns > DECIDED * np.median(marks.end_ns - marks.start_ns)
+    if not (later.any() or outside.any() or skewed):
         return trace
     step, steps, of_launch, gaps = table.step, marks, False, list(trace.gaps)
     note = f"{int(later.sum())} of {int(linked.sum())} kernels ran outside of the step that launched them"
@@ -207,6 +200,10 @@ def by_launch(trace: Trace) -> Trace:
         share = length[outside].sum() / total
         note = f"launches are unknown, and {share:.0%} of the device's time is outside of the steps: "
         note += "the whole trace is measured"
+    elif skewed:
+        why = f"rows start up to {ahead_ns / 1e6:.4g} ms before their launches, so clocks or launches are wrong"
+        gaps += [Gap(lane, why, each, seen=False) for each in marks.step.tolist() for lane in LANES]
+        note += f"; {why}"
     elif later.any():
         note += "; steps are cut where the host marked them"
     else:

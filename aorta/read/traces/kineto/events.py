@@ -21,9 +21,8 @@ from numpy.typing import NDArray
 
 from aorta.errors import InputError
 from aorta.read.frames import Numbered
-from aorta.read.ledger import Booking
 from aorta.read.traces.chrome_json import Exact, ns_of_values
-from aorta.read.traces.interval_table import NULL, kind_of, known_dtype
+from aorta.read.traces.interval_table import KIND_CODE, NULL, kind_of, known_dtype
 from aorta.timeline.arrays import Int64
 from aorta.timeline.classes import KINDS
 
@@ -43,7 +42,11 @@ HOST: Final = OPERATORS | {"user_annotation", "collective_comm"}
 """`gpu_user_annotation` is not among them: it is a copy, on the device's row, of a range of the host. It carries a
 stream, but is no work (W13).
 """
-CALLS: Final = frozenset({"cuda_runtime", "cuda_driver", "Runtime", "hip_runtime"})
+FOREIGN_CALLS: Final = frozenset(
+    {"xpu_runtime", "xpu_driver", "mtia_runtime", "privateuse1_runtime", "privateuse1_driver"}
+)
+"""Calls that use a device: where no row of it is read, it was not observed."""
+CALLS: Final = FOREIGN_CALLS | {"cuda_runtime", "cuda_driver", "Runtime", "hip_runtime"}
 """Calls of the host that launch kernels and copies, which have the same `correlation`."""
 
 
@@ -79,21 +82,13 @@ class Inputs(msgspec.Struct, gc=False):
     types: msgspec.Raw = msgspec.field(default=_NOTHING, name="Input type")
 
 
-_IRRELEVANT: Final = (
-    *("ac2g", "fwdbwd", "gpu_user_annotation", "python_function", "cpu_instant_event", "overhead", "Trace"),
-    *("cuda_sync", "cuda_profiler_range"),
+_IRRELEVANT: Final = frozenset(
+    {
+        *("ac2g", "fwdbwd", "gpu_user_annotation", "python_function", "cpu_instant_event", "overhead", "Trace"),
+        *("cuda_sync", "cuda_profiler_range"),
+    }
 )
-"""Categories that make up most of a trace, and of which nothing follows."""
-FOREIGN_CALLS: Final = ("xpu_runtime", "xpu_driver", "mtia_runtime", "privateuse1_runtime", "privateuse1_driver")
-"""Calls that use a device: where no row of it is read, it was not observed."""
-_NEVER_READ: Final = (*_IRRELEVANT, *FOREIGN_CALLS)
-ACCOUNTS: Final[Mapping[str | None, Booking]] = {
-    **dict.fromkeys(_IRRELEVANT, Booking.IRRELEVANT),
-    **dict.fromkeys(FOREIGN_CALLS, Booking.CLAIM),
-    **dict.fromkeys(HOST, Booking.HOST),
-    **dict.fromkeys(DEVICE, Booking.WITNESS),
-}
-"""Category -> the account of its events; of `CALLS` the reader decides by the name. Any other is unknown."""
+"""Categories that make up most of a trace, and of which nothing follows. Any that is not listed here is unknown."""
 _REFUSALS: Final = 4
 """Number of pieces with unknown categories before these are no longer skipped; the first and the last piece of a trace
 may hold such.
@@ -118,7 +113,7 @@ def _decoder(kind: str, time: Any) -> msgspec.json.Decoder[list[Any]]:
         members |= {category: [*lasting, ("args", Linked | None, None)] for category in CALLS}
         members |= {category: [*timed, raw] for category in HOST}
         members |= {category: [*named, raw] for category in OPERATORS if kind == "untimed"}
-        members |= {category: [] for category in _NEVER_READ}
+        members |= {category: [] for category in _IRRELEVANT}
         structs = [
             msgspec.defstruct(f"Event_{cat}", fields, namespace={"cat": cat}, tag_field="cat", tag=cat, gc=False)
             for cat, fields in sorted(members.items())
@@ -176,37 +171,33 @@ class EventDecoder:
 
 
 class Booked(NamedTuple):
-    """The complete events (`ph` X) of devices, of the host's calls, of the host by their names, and of categories that
-    no account knows; and how many calls there were of devices whose rows are not read.
+    """The events of devices and of the host's calls, without an end too; of the host by their names, and of categories
+    that no account knows, those with one (`ph` X).
     """
 
     work: list[Event]
     calls: list[Event]
     host: dict[Any, list[Event]]
     unknown: list[Event]
-    foreign: int
+
+
+_BEGUN: Final = frozenset("XBb")
+"""Phases of events that began, those whose end is another event too, which is not looked for."""
 
 
 def by_category(events: Iterable[Event]) -> Booked:
     """Book every event."""
-    host: defaultdict[Any, list[Event]] = defaultdict(list)
-    booked = Booked([], [], host, [], 0)
-    lists = dict.fromkeys(DEVICE, booked.work) | dict.fromkeys(CALLS, booked.calls)
-    account_of, foreign = ACCOUNTS, 0
+    booked = Booked([], [], defaultdict(list), [])
     for event in events:
         category = event.cat
-        if category in HOST:
-            if event.ph == "X":
-                host[event.name].append(event)
-        elif category in lists:
-            if event.ph == "X":
-                lists[category].append(event)
-        elif category not in account_of:
-            if event.ph == "X":
-                booked.unknown.append(event)
-        elif account_of[category] is Booking.CLAIM:
-            foreign += 1
-    return booked._replace(foreign=foreign)
+        if category in _IRRELEVANT:
+            continue
+        if category in DEVICE or category in CALLS:
+            if event.ph in _BEGUN:
+                (booked.work if category in DEVICE else booked.calls).append(event)
+        elif event.ph == "X":
+            (booked.host[event.name] if category in HOST else booked.unknown).append(event)
+    return booked
 
 
 def times_of(events: Sequence[Event], counters: Counter[str]) -> tuple[NDArray[np.bool_], Int64, Int64]:
@@ -285,7 +276,16 @@ def idents(values: Sequence[Number]) -> Int64:
             return np.where(ids >= 0, ids, NULL)
     except OverflowError:
         pass  # beyond 63 bits: one by one
-    return np.array([value if type(value) is int and 0 <= value < LARGEST else NULL for value in values], np.int64)
+    return np.array([max(_whole(value), NULL) for value in values], np.int64)
+
+
+def _whole(value: Number) -> int:
+    """Return a number, also from digits alone or a float without a fraction; `NULL` for anything else."""
+    if isinstance(value, str):
+        value = int(value) if _DIGITS.fullmatch(value) else None
+    if isinstance(value, float):
+        value = int(value) if value.is_integer() else None
+    return value if type(value) is int and abs(value) < LARGEST else NULL
 
 
 _DIGITS: Final = re.compile(r"\d{1,18}")
@@ -297,12 +297,8 @@ LARGEST_DEVICE: Final = 2**31
 
 def integer(value: Number) -> int:
     """Return an integer, also from text ("stream 7"); `NULL` for anything else, or beyond 63 bits."""
-    if isinstance(value, str):
-        digits = _DIGITS.search(value)
-        value = int(digits[0]) if digits else None
-    if isinstance(value, float):
-        value = int(value) if value.is_integer() else None
-    return value if value is not None and abs(value) < LARGEST else NULL
+    digits = _DIGITS.search(value) if isinstance(value, str) else None
+    return _whole(digits[0] if digits else value)
 
 
 class Identifiers:
@@ -342,6 +338,8 @@ class Identifiers:
         return table, {numbers[value]: str(value) for value in others if str(numbers[value]) != str(value)}
 
 
+_OF_ONE_KERNEL: Final = {KIND_CODE[kind] for kind in ("allreduce", "allgather", "reducescatter")}
+"""Kinds that are never run as kernels of one another."""
 LARGEST_BYTES: Final = 2**60
 _SAID: Final = attrgetter("collective", "group", "group_size", "ranks", "dtype", "elements_in", "elements_out")
 
@@ -373,7 +371,10 @@ class CollectiveColumns:
         """
         kind_of_kernel, (collective, group, group_size, ranks, dtype_name, elements_in, elements_out) = said
         kind = kind_of(collective or "")
-        kind = kind if kind != NULL else kind_of_kernel
+        if kind == NULL or kind_of_kernel == NULL or not {kind, kind_of_kernel} <= _OF_ONE_KERNEL:
+            kind = kind if kind != NULL else kind_of_kernel
+        elif kind != kind_of_kernel:
+            kind = NULL  # its name and its arguments contradict each other
         code, size = NULL, integer(group_size)
         if group is not None:
             name = str(group)

@@ -24,8 +24,8 @@ import numpy as np
 
 from aorta.errors import InputError
 from aorta.read.frames import Numbered
-from aorta.read.ledger import COMM, WHOLE, Gap, lacking
-from aorta.read.traces.chrome_json import LARGEST_NS, EventArray, ns_of_values
+from aorta.read.ledger import COMM, LANES, WHOLE, Gap, lacking
+from aorta.read.traces.chrome_json import CUT_OFF, LARGEST_NS, EventArray, ns_of_values
 from aorta.read.traces.claims import Claims, Launches, launched_by, reconciled
 from aorta.read.traces.interval_table import (
     NULL,
@@ -39,6 +39,7 @@ from aorta.read.traces.interval_table import (
 )
 from aorta.read.traces.kineto.events import (
     COPIES,
+    FOREIGN_CALLS,
     LARGEST_DEVICE,
     OPERATORS,
     PARAMETERS,
@@ -67,9 +68,9 @@ from aorta.timeline.classes import COMPUTE, computes, copies, launches_communica
 
 _COMPUTE, _COMM, _COPY, _UNKNOWN = map(int, IntervalClass)
 _WAITED: Final = -1
-_SYMMETRIC: Final = "symm_mem::"
-"""Operators of torch's symmetric memory (torch/csrc/distributed/c10d/symm_mem); they do not go through a `c10d::`
-operator.
+_SYMMETRIC: Final = re.compile(r"symm_mem::|.*(?:userbuffers|nvshmem)", re.DOTALL)
+"""Operators and kernels beside which copies may go into the memory of other devices: of torch's symmetric memory
+(torch/csrc/distributed/c10d/symm_mem), which no `c10d::` operator issues, and of libraries that map it.
 """
 _WITH_HOST: Final = re.compile(r"HtoD|DtoH|HtoH|HostToDevice|DeviceToHost|HostToHost|Pageable|Pinned|Host\b")
 _DEVICE_BACKENDS: Final = re.compile(r"[nrxh]ccl", re.IGNORECASE)
@@ -96,7 +97,9 @@ def read_kineto(source: TraceInput) -> Iterator[Trace]:
     trace = _on_devices(kept, metadata, source) if kept.host is None else _on_host(kept, kept.host, metadata, source)
     damage = [f"{path}: {why}" + (f" ({times} times)" if times > 1 else "") for why, times in pieces.damage.items()]
     counters = {name: n for name, n in {**trace.counters, **kept.counters}.items() if n or name == "events"}
-    yield replace(trace, counters=counters, notes=(*trace.notes, *damage))
+    ends = [why for why in pieces.damage if why.startswith(CUT_OFF)]
+    gaps = tuple(Gap(lane, ends[0], WHOLE) for lane in LANES if ends)
+    yield replace(trace, counters=counters, notes=(*trace.notes, *damage), gaps=(*trace.gaps, *gaps))
 
 
 _WAITS: Final = re.compile(r"Synchronize|Memcpy(?:2D|3D|WithStream)?$")
@@ -146,7 +149,7 @@ class _Kept:
 
     def take(self, text: bytes | memoryview, events: list[Event]) -> None:
         """Keep what matters of one piece of the event array."""
-        work, calls, host, unknown, foreign = by_category(events)
+        work, calls, host, unknown = by_category(events)
         by_role = defaultdict[str, list[Event]](list)
         for name, named in host.items():
             by_role[self.roles[name]] += named
@@ -155,21 +158,26 @@ class _Kept:
             self.take(text, self._decode.with_operators(text, self.counters))  # an old trace
             return
         self.counters["events"] += len(events)
-        self.foreign += foreign
+        self.foreign += sum(each.cat in FOREIGN_CALLS for each in calls)
         if unknown:
             rows = zip(*with_times(unknown, self.counters), strict=True)
             self.unknown += [(str(row.cat), row.pid, start, end) for row, start, end in rows if end > start]
             self.hosts.update(each.pid for named in host.values() for each in named if hasattr(each, "pid"))
         if work:
             self.host = None
-            self._take_work(*with_times(work, self.counters))
+            self._take_work(work)
         if calls:
             self._take_calls(calls)
         self._take_host(by_role)
         if self.host is not None:
             self.host.add(text, host)
 
-    def _take_work(self, events: list[Event], start: Int64, end: Int64) -> None:
+    def _take_work(self, events: list[Event]) -> None:
+        start, known = ns_of_values([event.ts for event in events])
+        length, lasts = ns_of_values([event.dur for event in events])
+        self.counters["without_times"] += int((~known).sum())
+        start, end = start[known], (start + np.where(lasts, length, -1))[known]  # without an end: it has none
+        events = list(compress(events, known.tolist()))
         names, arguments = [event.name for event in events], arguments_of(events)
         cls = np.array(self._classes.of(names), np.int64)
         copies = np.array([event.cat in COPIES for event in events], bool)
@@ -213,9 +221,11 @@ class _Kept:
         start, known = ns_of_values([call.ts for call in events])
         arguments = arguments_of(events)
         ident = idents([said.correlation for said in arguments])
-        launching = np.array(self._launching.of([call.name for call in events]), np.int64)
+        names = [call.name for call in events]
+        launching = np.array(self._launching.of(names), np.int64)
         kept = known & ((ident != NULL) | (launching > Launches.NOTHING))
         columns = {"start": start, "ident": ident, "operator": idents(externals_of(arguments)), "launching": launching}
+        columns["name"] = np.array(self._codes.of(names), np.int64)
         self.calls.append({name: column[kept] for name, column in columns.items()})
         _, begun, ended = with_times(list(compress(events, (launching == _WAITED).tolist())), self.counters)
         self.waits.append({"start": begun, "end": ended})
@@ -325,6 +335,7 @@ def _on_devices(kept: _Kept, metadata: Metadata, source: TraceInput) -> Trace:
         calls["start"] + base_ns,
         calls["ident"],
         calls["launching"],
+        calls["name"],
         np.isin(calls["operator"], list(kept.issued)),
         correlation,
         graph,
@@ -334,7 +345,7 @@ def _on_devices(kept: _Kept, metadata: Metadata, source: TraceInput) -> Trace:
     waits_ns = IntervalArray(waits["start"] + base_ns, waits["end"] + base_ns)
     unknown, why = _unknown(kept)
     unknown_ns = merge(IntervalArray(unknown.start + base_ns, unknown.end + base_ns))
-    symmetric = unnamed and any(_text(each).startswith(_SYMMETRIC) for each in [*kept.roles, *names])
+    symmetric = unnamed and any(_SYMMETRIC.match(_text(each)) for each in [*kept.roles, *names])
     either = frozenset(text for text in names if symmetric and copies(text) and _between_devices(text))
     trace = replace(trace, host_waits=waits_ns, unknown=unknown_ns, unknown_why=why, either=either)
     return reconciled(trace, claims)
@@ -382,8 +393,9 @@ def _on_host(kept: _Kept, host: HostWork, metadata: Metadata, source: TraceInput
     trace = _trace(kept, metadata, source, rows, names, collectives, notes, platform="cpu", copies_observed=False)
     if evidence:
         return replace(trace, gaps=lacking(unseen, COMPUTE, COMM, seen=False), platform=metadata.platform)
+    gloo = Counter(names[code] for code in rows["name"][rows["cls"] == _COMM].tolist())  # its labels are its rows
     none = np.zeros(0, np.int64)
-    claims = Claims(none, none, none, none != 0, np.full(len(trace.intervals), NULL), issued=kept.claims)
+    claims = Claims(none, none, none, none, none != 0, np.full(len(trace.intervals), NULL), issued=kept.claims + gloo)
     return reconciled(replace(trace, gaps=tuple(_without_operators(trace))), claims)
 
 
@@ -398,7 +410,7 @@ def _without_operators(trace: Trace) -> Iterator[Gap]:
 
 def _calls(kept: _Kept) -> dict[str, Int64]:
     """Return the calls in the order of their time: of those with one number the first counts."""
-    calls = joined(kept.calls, "start", "ident", "operator", "launching")
+    calls = joined(kept.calls, "start", "ident", "operator", "launching", "name")
     order = np.argsort(calls["start"], kind="stable")
     return {name: column[order] for name, column in calls.items()}
 

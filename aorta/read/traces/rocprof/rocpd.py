@@ -185,6 +185,7 @@ def _read_rpd(source: TraceInput) -> Iterator[Trace]:
         ran, copied = (rows_of(work, (work["pid"] == pid) & chosen) for chosen in (runs, ~runs))
         own, marks = (rows_of(calls, (calls["pid"] == pid) & chosen) for chosen in (True, is_mark))
         ran["name"], names = coded(ran["name"], strings)
+        ran["dispatch"] = np.full(len(ran["name"]), NULL)  # it numbers the work of all processes, copies too
         shared = len(processes) > 1
         where = f"{db.place} (process {pid})" if shared else db.place
         yield rocprof.trace_of_rocprof(

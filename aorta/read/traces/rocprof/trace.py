@@ -131,8 +131,10 @@ def trace_of_rocprof(
         launches["start_ns"],
         launches["correlation"],
         np.array([*map(launched_by, launches["text"])], np.int64),
+        np.array(launches["text"], str),
         np.isin(launches["correlation"], sends),
         np.where((links := np.concatenate((link, copied_by))) > 0, links, NULL),  # 0: of no call
+        counted=np.concatenate((ran["dispatch"], np.full(len(copied), NULL))),
         issued=Counter(_NAMES[kind] for some in issued.values() for _, kind, _ in some if kind != NULL),
     )
     return reconciled(trace, claims)
