@@ -22,11 +22,10 @@ from aorta.read.ledger import COMM, LANES, WHOLE, Gap, lacking, lost
 from aorta.read.traces.interval_table import KIND_CODE, NULL, IntervalClass, Trace, kind_of, look_up, step_of
 from aorta.timeline.arrays import Int64
 from aorta.timeline.classes import COMPUTE, COPY, KINDS, computes
-from aorta.timeline.overlap import DECIDED
+from aorta.timeline.overlap import DECIDED, NS_PER_MS
 
 _PEERS: Final = re.compile(r"(?i)memcpy PtoP|peer.?to.?peer|^p2p$")
 """Copies to or from another device."""
-_PAIRED: Final = (KIND_CODE["send"], KIND_CODE["recv"])
 _ONE_END: Final = "communication was recorded in the other steps only, in each as often"
 NESTED: Final = 2
 """Calls that may share a number: cudaLaunchKernel calls cuLaunchKernel."""
@@ -279,11 +278,11 @@ def _sent(trace: Trace, claims: Claims) -> Iterator[Gap]:
 def _skipped(trace: Trace, claims: Claims) -> Iterator[Gap]:
     """Yield rows that the numbers of others leave out, where most follow one another: those of a group's collectives,
     and of dispatches, count. They are of a step between their neighbours that has fewer rows than others; rows without
-    a number may be them.
+    a number may be them. Neighbours more than a second apart have a pause of the recording between them.
     """
     rows, marks = trace.intervals, trace.windows
     place = np.maximum(np.searchsorted(marks.start_ns, rows.start_ns, side="right") - 1, 0)
-    sends = (rows.cls == IntervalClass.COMM) & ~np.isin(rows.kind, _PAIRED)
+    sends = (rows.cls == IntervalClass.COMM) & ~np.isin(rows.kind, (KIND_CODE["send"], KIND_CODE["recv"]))
     series: list[tuple[NDArray[np.bool_], Int64, NDArray[np.int32], tuple[str, ...], str]] = [
         (sends, rows.seq, rows.group, (COMM,), "collectives of a group")
     ]
@@ -296,7 +295,8 @@ def _skipped(trace: Trace, claims: Claims) -> Iterator[Gap]:
         at, weight, missing = list[int](), list[float](), 0
         for own in Groups(group[numbered]).parts(numbered):
             own = own[np.unique(number[own], return_index=True)[1]]
-            holes = np.flatnonzero(np.diff(number[own]) > 1)
+            apart_ns = np.abs(np.diff(rows.start_ns[own]))
+            holes = np.flatnonzero((np.diff(number[own]) > 1) & (apart_ns < 1000 * NS_PER_MS))
             holes = holes[: len(holes) * (2 * len(holes) <= len(own))]
             for before, behind in zip(own[holes].tolist(), own[holes + 1].tolist(), strict=True):
                 first, last = sorted((int(place[before]), int(place[behind])))

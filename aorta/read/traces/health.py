@@ -115,8 +115,9 @@ def check_rows(trace: Trace) -> tuple[Trace, TraceEntry]:
         notes=[*notes, *_doubts(trace, clean)],
     )
     gaps = [*trace.gaps, *_without_length(table, length)]
-    if (untimed := trace.counters.get("without_times", 0)) > DECIDED * (untimed + len(table)):
-        gaps += lacking(f"{untimed} rows have no time that can be read", *LANES)
+    untimed = sum(trace.counters.get(name, 0) for name in ("without_times", "negative_duration"))  # of the reader
+    if untimed > DECIDED * (untimed + len(table)):
+        gaps += lacking(f"{untimed} rows have no time that can be used", *LANES)
     return replace(trace, intervals=clean, gaps=tuple(gaps)), facts
 
 
