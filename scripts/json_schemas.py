@@ -3,8 +3,9 @@
     python -m scripts.json_schemas docs/schemas
 
 Generated from the types that write and read the record (`records.schema`) and from those of the documents
-(`aorta.documents`, `aorta.autopsy.evidence`), so that no schema is written by hand. Objects stay open: a later
-AORTA of the same version may add keys, never take one away. Must not describe a field that the types do not have.
+(`aorta.documents`, `aorta.autopsy.evidence`; `scripts.run_manifest`), so that no schema is written by hand. Objects
+stay open: a later AORTA of the same version may add keys, never take one away. Must not describe a field that the types
+do not have.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from aorta.documents import comparison
 from aorta.records import schema
 from aorta.records.files import write_whole
 from aorta.report.summary import SUMMARY_VERSION
+from scripts import run_manifest
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 FILES: Final = {
     "record": (schema.Line, schema.SCHEMA_VERSION, "A line of rank_<rank>_metrics.jsonl"),
-    "run": (comparison.Manifest, schema.SCHEMA_VERSION, "The manifest run.json"),
+    "run": (run_manifest.Manifest, schema.SCHEMA_VERSION, "The manifest run.json"),
     "summary": (comparison.Summary, SUMMARY_VERSION, "The summary summary.json of a report"),
     "autopsy": (evidence.Verdict, evidence.AUTOPSY_VERSION, "The verdict of `aorta autopsy --json`"),
 }

@@ -25,7 +25,7 @@ from aorta.analysis.aggregate import LabelledRun
 from aorta.documents.dataset import Account, AccountPart, RankTimes
 from aorta.documents.formatting import TEXT
 from aorta.read.exposed import exposed_of
-from aorta.read.frames import Exposed
+from aorta.read.frames import Exposed, Ints
 from aorta.read.run import ExposedSums, Run
 from aorta.timeline.overlap import NS_PER_MS
 
@@ -166,22 +166,31 @@ def _of_rank(sums: ExposedSums) -> StepAccount:
     return account
 
 
-def _add_exposed(whole: StepAccount, dataset: LabelledRun, exposed: Exposed) -> None:
-    """Add exposed communication to the accounts of ranks: by kind, and whether the rank was then waiting for a peer."""
-    run, matched = dataset.run, dataset.collectives
-    name, wait_ns, last = run.collectives.name[exposed.row], matched.wait_ns[exposed.row], matched.last[exposed.row]
+def parts_of(exposed: Exposed, wait_ns: Ints) -> dict[str, Ints]:
+    """Return how many nanoseconds of each piece of exposed communication are which part of it: the rank waits for peers
+    first, and the transfer comes then.
+
+    Args:
+        wait_ns: of the collective of each piece; negative where it is unknown.
+    """
     length_ns = exposed.to_ns - exposed.from_ns
     known = ~exposed.bubble & (wait_ns >= 0)
     waited_ns = np.where(known, np.clip(wait_ns - exposed.from_ns, 0, length_ns), 0)
-    kinds = list(dict.fromkeys(what.kind for what in run.collectives.names))
-    kind = np.array([kinds.index(what.kind) for what in run.collectives.names] or [0])[name]
-    rank = run.rank_of_step[run.collectives.step[exposed.row]]
-    parts = {
+    return {
         WAITING: waited_ns,
         TRANSFER: np.where(known, length_ns - waited_ns, 0),
         BUBBLE: np.where(exposed.bubble, length_ns, 0),
         NOT_KNOWN: np.where(~known & ~exposed.bubble, length_ns, 0),
     }
+
+
+def _add_exposed(whole: StepAccount, dataset: LabelledRun, exposed: Exposed) -> None:
+    run, matched = dataset.run, dataset.collectives
+    name, last = run.collectives.name[exposed.row], matched.last[exposed.row]
+    parts = parts_of(exposed, matched.wait_ns[exposed.row])
+    kinds = list(dict.fromkeys(what.kind for what in run.collectives.names))
+    kind = np.array([kinds.index(what.kind) for what in run.collectives.names] or [0])[name]
+    rank = run.rank_of_step[run.collectives.step[exposed.row]]
     for own in np.unique(rank).tolist():
         of_rank = rank == own
         for part, lengths_ns in parts.items():
@@ -190,7 +199,7 @@ def _add_exposed(whole: StepAccount, dataset: LabelledRun, exposed: Exposed) -> 
             for code in np.flatnonzero(sums).tolist():
                 whole.ranks[own].leaves[EXPOSED, kinds[code], part] += int(sums[code])
     for late in np.unique(last[last >= 0]).tolist():
-        whole.waited_for[late] += int(waited_ns[last == late].sum())
+        whole.waited_for[late] += int(parts[WAITING][last == late].sum())
 
 
 def rank_times(accounts: Sequence[StepAccount]) -> list[RankTimes]:
@@ -262,7 +271,6 @@ def as_document(accounts: Sequence[StepAccount] | str) -> Account:
 def _document(
     accounts: Sequence[StepAccount], step_ms: float, depth: int, below: Words, only: Words | None = None
 ) -> list[AccountPart]:
-    """Return the parts below a part, the largest first."""
     found = []
     means = [account.ms(depth, below) for account in accounts]
     for words in dict.fromkeys(words for of_launch in means for words in of_launch):

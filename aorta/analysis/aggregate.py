@@ -19,10 +19,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from aorta.analysis.cautions import MOST_UNDECIDED, Pace, cutoff_entry
 from aorta.analysis.collective_metrics import CollectiveMetrics, collective_metrics, with_open_starts
 from aorta.analysis.dataframes import STEP_MS, metric_names, null_reasons, step_column
 from aorta.analysis.devices import DeviceSamples, devices_entry, samples_of
+from aorta.analysis.pace import MOST_UNDECIDED, Pace, cutoff_entry
 from aorta.documents import ABSENT
 from aorta.documents.dataset import DatasetEntry, Ends, PhaseTimes, SourceFacts, Statistics, StepCounts
 from aorta.documents.metrics import HOST_BOUND, JOB_STEP, RATIO_PARTS, in_order

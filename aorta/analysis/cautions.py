@@ -1,56 +1,28 @@
-"""Decides how far the numbers of a run can be trusted, and warns where they cannot.
+"""What a reader of a report has to know of its runs before its numbers.
 
-A device that waits for its host idles between the marks on its streams, and its marks then bound a metric and do not
-give it (docs/dev/metric-rules.md, "Where the host sets the pace"). One rule for every reader of a run:
+What is wrong comes first, in short (`alerts`): every report says it at its top. What happened to a run that hung or
+died, where its host sets the pace, few steps and impossible shares are notes.
 
-    Pace(run).basis("overlap_ratio").source  # "marks": steps after warm-up, nearly all of them decided
-                                             # "kernels": the steps that a calibration measured
-                                             # None: neither; `bounds` has what the marks allow
-
-Decided steps are never mixed with undecided ones, of which they would be a biased choice (docs/dev/measuring.md, W29).
-
-What is wrong with the runs of a report themselves comes first, in short (`alerts`): every report says it at its top.
-
-Must not compute or change a metric, or apply the rule of the cut-off (`aorta.records.ring_steps` does, when a line
-is made).
+Must not compute or change a metric, or decide how far it can be trusted (`pace` does).
 """
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property
-from statistics import median
 from typing import Final
 
-import numpy as np
-
+from aorta.analysis.pace import ONE_RANK
 from aorta.documents import known
 from aorta.documents.comparison import Comparison
-from aorta.documents.dataset import CalibrationFacts, CutoffFacts, DatasetEntry, MeasuredFrom, PaceFacts
+from aorta.documents.dataset import DatasetEntry
 from aorta.documents.formatting import TEXT, first_upper, rough_percent
-from aorta.documents.metrics import HOST_BOUND, HOST_LEAD, MADE_OF_OTHERS, RATIO_PARTS, UNDECIDED, metric_named
-from aorta.documents.statistics import median_or_none
-from aorta.read.frames import Bools
+from aorta.documents.metrics import HOST_BOUND, RATIO_PARTS
 from aorta.read.health import listed
-from aorta.read.run import HOST_TIMER, Run
-from aorta.records.schema import STALL_CUTOFF_NS, Calibration
-from aorta.timeline.overlap import AGREEMENT, NS_PER_MS
+from aorta.timeline.overlap import NS_PER_MS
 
-MOST_UNDECIDED: Final = 0.05
-"""At most 5 % undecided steps, or no value: so few hardly move a median."""
 PROFILER_COST: Final = 0.05
 """From this on, steps that a profiler made longer are said not to be like the others."""
-CONTRADICTED: Final = "kernels and marks of the same steps disagree: marks alone cannot say when kernels ran"
-DRAWN: Final = (
-    "host-bound: computation is drawn as the blocks' ranges, in which the device may have waited for launches"
-)
-ONE_RANK: Final = "one rank: it has no other rank to communicate with, so there is nothing to hide"
-_DECIDES: Final = ("overlap_ratio", "compute_ms")
-"""Where marks leave one of these open, the host sets the pace."""
-
-
 FEW_STEPS: Final = 20
 """Up to this, the 5th and the 95th percentile are the smallest and the largest value, or lie between these and the next
 (numpy's linear interpolation: position 0.05 (n - 1) is below 1 up to n = 20)."""
@@ -70,159 +42,6 @@ _HAPPENED: Final = {
     "cannot_decide": "Hung, cause unknown",
 }
 """What happened, by the kind of an autopsy's verdict; `{}`: the accused."""
-
-
-@dataclass(frozen=True)
-class Basis:
-    """What a metric of a run is described over.
-
-    Attributes:
-        source: what the values were measured from; None where neither marks nor kernels give a reliable one.
-        chosen: the rank-steps, rows of `Run.steps`; those after warm-up where `source` is None.
-        bounds: at least and at most, medians over these steps, where `source` is None and marks say as much.
-        reason: why `source` is None.
-    """
-
-    source: MeasuredFrom | None
-    chosen: Bools
-    bounds: tuple[float, float] | None = None
-    reason: str | None = None
-
-
-class Pace:
-    """How far the timing marks of one run can be trusted."""
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        self._bases: dict[str, Basis] = {}
-
-    def basis(self, name: str) -> Basis:
-        """Return the steps over which a metric is described: the rule."""
-        if name not in self._bases:
-            self._bases[name] = self._basis(name)
-        return self._bases[name]
-
-    def _basis(self, name: str) -> Basis:
-        steps, used = self._run.steps, self._run.steps.used
-        # A trace by itself may be one rank of many that it does not name: only a record says that it is alone.
-        if self._run.health.is_alone and metric_named(name).rests_on == "compute of peers":
-            return Basis(None, used, None, ONE_RANK)
-        if used.any() and steps.by_kernels[used].all():
-            return Basis("kernels", used)
-        decided = self.undecided(name) <= MOST_UNDECIDED
-        if decided and not (self.contradicted and self._rests_on_compute(name)):
-            return Basis("marks", used)
-        by_kernels = self._by_kernels
-        known = by_kernels & ~np.isnan(steps.column(name))
-        if np.isin(list(self._run.ranks), self._run.rank_of_step[known]).all():
-            return Basis("kernels", by_kernels)
-        if decided:
-            return Basis(None, used, None, CONTRADICTED)
-        return Basis(None, used, self._bounds(name), self._why_open(name))
-
-    def _rests_on_compute(self, name: str) -> bool:
-        if name in MADE_OF_OTHERS:
-            return any(map(self._rests_on_compute, MADE_OF_OTHERS[name].parts))
-        return name in self._run.steps.metrics and metric_named(name).rests_on != "nothing"
-
-    @cached_property
-    def _by_kernels(self) -> Bools:
-        """The steps of calibrations."""
-        found: Bools = self._run.steps.by_kernels & ~self._run.steps.warmup
-        return found
-
-    def undecided(self, name: str) -> float:
-        """Return the share of steps used with only bounds among those with a value or bounds; 0 without any."""
-        steps = self._run.steps
-        if name in MADE_OF_OTHERS:
-            return max(map(self.undecided, MADE_OF_OTHERS[name].parts))
-        if name not in steps.bounds:
-            return 0.0
-        left_open = ~np.isnan(steps.bounds[name][0][steps.used])
-        known = left_open | ~np.isnan(steps.column(name)[steps.used])
-        return float(left_open[known].mean()) if known.any() else 0.0
-
-    def _bounds(self, name: str) -> tuple[float, float] | None:
-        """Return medians of at least and of at most over the steps used; a decided step is both. The median of the true
-        values lies between them, since each of those does. None of a metric that is made of others.
-        """
-        steps = self._run.steps
-        if name in MADE_OF_OTHERS:
-            return None
-        low, high = (np.where(np.isnan(end), steps.column(name), end)[steps.used] for end in steps.bounds[name])
-        known = ~np.isnan(low)
-        least, most = float(np.median(low[known])), float(np.median(high[known]))
-        return (least, most) if most < np.inf else None
-
-    def _why_open(self, name: str) -> str:
-        """Return why a metric has only bounds, without those of a single step (`ledger.balanced`)."""
-        steps = self._run.steps
-        left_open = steps.used & ~np.isnan(steps.bounds[name][0]) if name in steps.bounds else steps.used
-        codes = np.unique(steps.reason[left_open]).tolist()
-        said = [why for code in codes if (why := steps.reasons[code].get(name)) is not None]
-        return said[0].partition(": it is ")[0] if said else HOST_BOUND
-
-    @cached_property
-    def _calibrations(self) -> list[Calibration]:
-        return [each for tables in self._run.ranks.values() for each in tables.calibrations]
-
-    @cached_property
-    def contradicted(self) -> bool:
-        """Whether kernels and marks of the steps of a calibration are further apart than `AGREEMENT`."""
-        return any(
-            abs(each.ratio_by_kernels - each.ratio_by_marks) > AGREEMENT
-            for each in self._calibrations
-            if each.ratio_by_kernels is not None and each.ratio_by_marks is not None
-        )
-
-    @property
-    def drawn_as_ranges(self) -> bool:
-        """Whether what a picture of a step shows as computation may have been idle."""
-        return self.basis("compute_ms").source != "marks"
-
-    @property
-    def known(self) -> bool:
-        """Whether the record tells how far its marks can be believed."""
-        return self.host_bound is not None or bool(self._calibrations)
-
-    @cached_property
-    def host_bound(self) -> bool | None:
-        """Whether the host sets the pace; None where the record does not tell, or there is no device to wait for it."""
-        if self._median(HOST_LEAD) is None:
-            return None
-        return any(self.undecided(name) > MOST_UNDECIDED for name in _DECIDES)
-
-    def _median(self, name: str) -> float | None:
-        return median_or_none(self._run.steps.column(name)[self._run.steps.used])
-
-    def entry(self) -> PaceFacts | None:
-        """Return `pace` of a dataset in `summary.json`; None where the record does not tell. Of calibrations it has the
-        medians over those of all ranks; without one, why no steps were measured by kernels.
-        """
-        if not self.known:
-            return None
-        lead_ms, undecided, each = self._median(HOST_LEAD), self._median(UNDECIDED), self._calibrations
-        if not each:
-            plans = [tables.calibration_plan for tables in self._run.ranks.values()]
-            problems = [plan.problem for plan in plans if plan is not None and plan.problem is not None]
-            problems += [
-                f"the run ended before step {plan.first_step}, the first to measure"
-                for plan in plans
-                if plan is not None and plan.steps
-            ]
-            return PaceFacts(self.host_bound, lead_ms, undecided, None, next(iter(problems), None))
-        medians = {
-            name: median(values) if (values := [v for one in each if (v := getattr(one, name)) is not None]) else None
-            for name in ("ratio_by_kernels", "ratio_by_marks", "window_step_ms", "other_step_ms", "setup_ms")
-        }
-        calibration = CalibrationFacts(
-            steps=max(one.steps for one in each),
-            rank_steps=int(self._by_kernels.sum()),
-            problems=sorted({one.problem for one in each if one.problem is not None}),
-            agree=None if medians["ratio_by_kernels"] is None else not self.contradicted,
-            **medians,
-        )
-        return PaceFacts(self.host_bound, lead_ms, undecided, calibration, None)
 
 
 def pace_notes(entry: DatasetEntry) -> Iterator[str]:
@@ -281,9 +100,7 @@ def alerts(entries: Mapping[str, DatasetEntry], comparison: Comparison | None = 
         for alert in _alerts(entry):
             named.setdefault(alert, []).append(label)
     if comparison is not None:
-        for warning in comparison.warnings:
-            if not any(f" {key} is " in warning for key in comparison.unlike):
-                named[_UNLIKE, warning] = []
+        named |= {(_UNLIKE, warning): [] for warning in comparison.warnings}
     said = []
     for (_, sentence), labels in sorted(named.items(), key=lambda each: each[0][0]):
         of_all = not labels or len(labels) == len(entries)
@@ -295,10 +112,9 @@ _DAMAGED, _MISSING, _UNLIKE, _EMULATED, _ALONE, _MODES = range(6)
 
 
 def _alerts(entry: DatasetEntry) -> Iterator[tuple[int, str]]:
-    """Yield what is wrong with one run, behind how serious it is."""
     health, steps = entry.health, entry.steps
     if problems := [each for each in health.problems if "no footer" not in each]:  # the ending says it
-        yield _DAMAGED, f"{TEXT.count(len(problems), 'problem')} in the records, the first: {problems[0]}"
+        yield _DAMAGED, f"{TEXT.count(len(health.problems), 'problem')} in the records, the first: {problems[0]}"
     for ending in sorted({ending for ending in health.endings.values() if ending != "completed"}):
         ranks = [int(rank) for rank, other in health.endings.items() if other == ending]
         yield _DAMAGED, f"rank {listed(ranks)}: {ending}"
@@ -394,31 +210,6 @@ def cautions(entry: DatasetEntry) -> list[str]:
                 "record more steps"
             )
     return found
-
-
-def cutoffs_ns(run: Run) -> list[int]:
-    """Return the cut-off of each rank that has one, or had the one of its time; empty for accelerators and traces."""
-    sources = [tables.source for tables in run.ranks.values()]
-    return [
-        STALL_CUTOFF_NS if source.stall_cutoff is None else source.stall_cutoff.cutoff_ns
-        for source in sources
-        if source.stall_cutoff is not None or (source.timer == HOST_TIMER and source.instrument_mode != "off")
-    ]
-
-
-def cutoff_entry(run: Run) -> CutoffFacts | None:
-    """Return the stall cut-offs of a run's ranks, and where they come from; None where none applies."""
-    found = cutoffs_ns(run)
-    if not found:
-        return None
-    stated = [tables.source.stall_cutoff for tables in run.ranks.values() if tables.source.stall_cutoff is not None]
-    problems = sorted({cutoff.problem for cutoff in stated if cutoff.problem is not None})
-    return CutoffFacts(
-        min(found),
-        max(found),
-        sorted({cutoff.source for cutoff in stated}),
-        "; ".join(problems) or None if stated else "the record does not state its cut-off",
-    )
 
 
 def cutoff_line(entry: DatasetEntry) -> str | None:

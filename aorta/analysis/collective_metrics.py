@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from aorta.analysis.cautions import cutoffs_ns
+from aorta.analysis.pace import cutoffs_ns
 from aorta.analysis.stragglers import FirstWaits
 from aorta.documents.dataset import CollectiveEntry, Statistics
 from aorta.documents.metrics import COLLECTIVE_METRIC_NAMES, TOO_SHORT, algbw_gb_per_s, busbw_factor, no_bandwidth
@@ -58,8 +58,6 @@ class CollectiveMetrics:
 
 @dataclass
 class _Matched:
-    """What exists once per collective of one entry, collected piece by piece."""
-
     collectives: int = 0
     reasons: Counter[int] = field(default_factory=Counter)
     no_bandwidth: Counter[str] = field(default_factory=Counter)
@@ -91,8 +89,10 @@ def collective_metrics(run: Run, piece_rows: int = PIECE_ROWS) -> CollectiveMetr
     wait_ns, last = (np.empty(len(run.collectives), np.int64) for _ in range(2))
     for rows, found in matched_pieces(run, names, rows=piece_rows):
         for index in np.unique(found.key[found.used]).tolist():
-            mine = found.used & (found.key == index)
-            matched[index].add(names.keys[index], found.reason[mine], found.transfer_ns[mine], found.longest_ns[mine])
+            chosen = found.used & (found.key == index)
+            matched[index].add(
+                names.keys[index], found.reason[chosen], found.transfer_ns[chosen], found.longest_ns[chosen]
+            )
         first_waits.add(rows, found)
         wait_ns[rows.at] = found.wait_or_reason
         last[rows.at] = np.where((found.reason == OK) & found.alone, rows.rank[found.last], -1)[found.by.of_row]
@@ -113,11 +113,11 @@ def with_open_starts(metrics: CollectiveMetrics) -> CollectiveMetrics:
 
 def _entry(run: Run, names: NumberedNames, index: int, rows: Ints, matched: _Matched, wait_ns: Ints) -> CollectiveEntry:
     """Describe the entry with this `index` in `names.keys`; `rows`: of each name, how many collectives count."""
-    key, mine = names.keys[index], names.key == index
+    key, chosen = names.keys[index], names.key == index
     numbers = {name: numbers_of(parts) for name, parts in matched.values.items()}
     matched.values.clear()
     sources = Counter[str]()
-    for what, own in zip(run.collectives.names, np.where(mine, rows, 0).tolist(), strict=True):
+    for what, own in zip(run.collectives.names, np.where(chosen, rows, 0).tolist(), strict=True):
         sources[what.end_source or "unknown"] += own
     reasons = {REASONS[code]: seen for code, seen in sorted(matched.reasons.items()) if code}
     described: dict[str, Statistics] = {}
@@ -136,7 +136,7 @@ def _entry(run: Run, names: NumberedNames, index: int, rows: Ints, matched: _Mat
         bytes=key.bytes if key.bytes >= 0 else None,
         group_ranks=[list(members) for members in sorted(key.members)],
         collectives=matched.collectives,
-        rows=int(rows[mine].sum()),
+        rows=int(rows[chosen].sum()),
         end_sources={source: sources[source] for source in sorted(+sources)},
         transfer_is_upper_bound="wait" in +sources,  # such an end is when the caller checked (R6)
         **described,

@@ -47,9 +47,7 @@ STEP_COLUMNS = (
     "global_step",
     "warmup",
     "by_kernels",
-    "loss",
-    "lr",
-    "grad_norm",
+    *LOSSES,
     "start_mono_ns",
     "end_mono_ns",
     "t_start_ns",
@@ -57,7 +55,7 @@ STEP_COLUMNS = (
 )
 STEP_MS = "step_ms"
 RATIO_BOUNDS = ("overlap_ratio_at_least", "overlap_ratio_at_most")
-"""Of a step in which the host set the pace, so that its marks leave the ratio open (`aorta.analysis.cautions`)."""
+"""Of a step in which the host set the pace, so that its marks leave the ratio open (`aorta.analysis.pace`)."""
 _NO_REASON = "the record gives no reason"
 
 
@@ -108,10 +106,10 @@ def null_reasons(run: Run, name: str, chosen: Bools | None = None) -> Counter[st
     others = others if made is None else made.parts
     null = np.isnan(steps.column(name)) & (steps.used if chosen is None else chosen)
     found, first, counts = np.unique(steps.reason[null], return_index=True, return_counts=True)
-    for place in np.argsort(first):
-        said = steps.reasons[found[place]]
+    for index in np.argsort(first):
+        said = steps.reasons[found[index]]
         of_others = [said[key] for key in others if key in said and (made or said[key] != HOST_BOUND)]
-        reasons[said.get(name) or next(iter(of_others), _NO_REASON)] += int(counts[place])
+        reasons[said.get(name) or next(iter(of_others), _NO_REASON)] += int(counts[index])
     return reasons
 
 
@@ -179,24 +177,24 @@ def collectives_frame(
 def _frame(
     run: Run, names: NumberedNames, found: CollectiveRows, matched: MatchedCollectives, shift: int
 ) -> pd.DataFrame:
-    """Return matched rows as a data frame."""
     import pandas as pd
 
     rows, every, of_row = found.frame, run.collectives.names, matched.by.of_row
 
-    def told(words: Sequence[object], codes: np.ndarray = rows.name) -> pd.Series[Any]:
+    def as_objects(words: Sequence[object], codes: np.ndarray = rows.name) -> pd.Series[Any]:
         table = np.empty(len(words), dtype=object)
-        for place, word in enumerate(words):  # one by one: a word may be a tuple, which numpy takes for a row
-            table[place] = word
+        for index, word in enumerate(words):  # one by one: a word may be a tuple, which numpy takes for a row
+            table[index] = word
         return pd.Series(table[codes], dtype="object")
 
-    kind, size_bytes = told([name.kind for name in every]), told([name.bytes for name in every]).astype("int64")
+    kind = as_objects([name.kind for name in every])
+    size_bytes = as_objects([name.bytes for name in every]).astype("int64")
     group_size = _nullable(names.size[rows.name], UNKNOWN)
     clear, duration_ms = matched.reason[of_row] == OK, _milliseconds(rows.start_ns, rows.end_ns)
     transfer_ms = pd.Series(np.where(clear, matched.transfer_ns[of_row] / NS_PER_MS, np.nan))
     # In a lockstep kind no rank ends before the last arrives: each duration is at least its rank's lead on the last.
     skew_bound_ms = np.where(clear, matched.longest_ns[of_row] / NS_PER_MS, np.nan)
-    unmatched = told([reason or None for reason in REASONS], matched.reason[of_row])
+    unmatched = as_objects([reason or None for reason in REASONS], matched.reason[of_row])
     ranks, no_bandwidth = group_size.astype("float64"), unmatched
     for applies, why in (
         (size_bytes < 0, NO_SIZE),
@@ -212,17 +210,17 @@ def _frame(
             "global_step": found.global_step,
             "warmup": ~found.used,
             "kind": kind,
-            "group": told([name.group for name in every]),
+            "group": as_objects([name.group for name in every]),
             "seq": rows.seq,
             "bytes": size_bytes,
-            "dtype": told([name.dtype for name in every]),
+            "dtype": as_objects([name.dtype for name in every]),
             "issue_ns": _nullable(rows.issue_ns),
             "start_ns": _nullable(rows.start_ns),
             "end_ns": _nullable(rows.end_ns),
-            "end_source": told([name.end_source for name in every]),
+            "end_source": as_objects([name.end_source for name in every]),
             "duration_ms": duration_ms,
             "queued_ms": _milliseconds(rows.issue_ns, rows.start_ns),
-            "members": told([members or None for members in run.frames.members]),
+            "members": as_objects([members or None for members in run.frames.members]),
             "group_size": group_size,
             "instance": of_row + shift,
             "transfer_reason": unmatched,

@@ -114,31 +114,31 @@ def sampled_steps(tables: RankTables) -> list[SampledStep]:
         InputError: the record cannot be read again.
     """
     steps, rows, found = tables.steps, tables.collectives, []
-    places = np.flatnonzero(steps.used)[-SAMPLED_STEPS:]
-    if not len(places):
+    indices = np.flatnonzero(steps.used)[-SAMPLED_STEPS:]
+    if not len(indices):
         return []
-    spans = tables.details.spans(places)
-    for at, place in enumerate(places.tolist()):
-        window = (0, int(steps.length_ns[place]))
-        mine, inside = rows.of_step(place), spans.of_step(at)
-        mine = mine.take(mine.timed & (mine.start_ns < mine.end_ns))
-        names = [(mine.names[name].kind, mine.names[name].group) for name in mine.name.tolist()]
+    spans = tables.details.spans(indices)
+    for at, index in enumerate(indices.tolist()):
+        window = (0, int(steps.length_ns[index]))
+        own, inside = rows.of_step(index), spans.of_step(at)
+        own = own.take(own.timed & (own.start_ns < own.end_ns))
+        names = [(own.names[name].kind, own.names[name].group) for name in own.name.tolist()]
         stalled = merge(clip(inside.of_lanes(Lane.STALL, Lane.HAND_OVER).intervals(), window))
         named = inside.of_lanes(Lane.COMPUTE, Lane.AUX, Lane.COPY_TO_HOST)
         regions = [spans.names[name].region for name in named.name.tolist()]
         ranges: Any = zip(named.start_ns.tolist(), named.end_ns.tolist(), regions, strict=True)
         step = SampledStep(
-            int(steps.global_step[place]),
+            int(steps.global_step[index]),
             window[1],
             subtract(merge(clip(inside.of_lanes(Lane.COMPUTE).intervals(), window)), stalled),
             sorted(part for part in ranges if part[2] != NOWHERE and part[0] < part[1]),
-            list(zip(mine.start_ns.tolist(), mine.end_ns.tolist(), names, strict=True)),
+            list(zip(own.start_ns.tolist(), own.end_ns.tolist(), names, strict=True)),
         )
         found.append(step)
     return found
 
 
-def idle_places(steps: Sequence[SampledStep]) -> dict[tuple[str, str], float]:
+def idle_between(steps: Sequence[SampledStep]) -> dict[tuple[str, str], float]:
     """Return (what came before, what came after) -> idle milliseconds a step there, in which nothing ran that the
     record names; empty where the source names no ranges. Passes of blocks are called by their phase.
     """
@@ -163,7 +163,6 @@ def _median(entry: DatasetEntry, name: str) -> float | None:
 
 
 def _highest_rank(described: Statistics | None) -> int | None:
-    """Return the rank with the largest median; None where ranks are not told apart."""
     medians = None if described is None else known(described.per_rank_median)
     by_rank = {rank: value for rank, value in (medians or {}).items() if value is not None}
     return int(max(by_rank, key=by_rank.__getitem__)) if by_rank else None
@@ -207,9 +206,9 @@ def serialised_communicator(dataset: LabelledRun, entry: DatasetEntry) -> Iterat
         for group in dict.fromkeys(name.group for name in rows.names):
             kinds = np.array([_KINDS.get(name.kind, -1) if name.group == group else -1 for name in rows.names])
             counted = rows.timed & (rows.issue_ns != NO_TIME) & steps.used[rows.step] & (kinds[rows.name] >= 0)
-            mine = rows.take(counted)
-            mine = mine.take(np.lexsort((mine.start_ns, mine.step)))
-            before, after = mine.take(slice(None, -1)), mine.take(slice(1, None))
+            own = rows.take(counted)
+            own = own.take(np.lexsort((own.start_ns, own.step)))
+            before, after = own.take(slice(None, -1)), own.take(slice(1, None))
             behind = (
                 (before.step == after.step)
                 & (kinds[before.name] != kinds[after.name])
@@ -387,14 +386,14 @@ def idle_cause(dataset: LabelledRun, entry: DatasetEntry) -> Iterator[Finding]:
                 "slow",
                 rank=rank,
             )
-        places = {} if tables.source.timer == HOST_TIMER else idle_places(steps)
-        edges = max(places, key=places.__getitem__, default=None)
-        if edges is None or places[edges] < max(LARGE_SHARE * step_ms, MOST * sum(places.values())):
+        idle_ms = {} if tables.source.timer == HOST_TIMER else idle_between(steps)
+        edges = max(idle_ms, key=idle_ms.__getitem__, default=None)
+        if edges is None or idle_ms[edges] < max(LARGE_SHARE * step_ms, MOST * sum(idle_ms.values())):
             continue
         if edges[0] in _WAITS:
             yield Finding(
                 "idle_by_synchronisation",
-                f"rank {rank} is idle for {TEXT.quantity(places[edges], 'ms')} a step behind {_WAITS[edges[0]]}",
+                f"rank {rank} is idle for {TEXT.quantity(idle_ms[edges], 'ms')} a step behind {_WAITS[edges[0]]}",
                 rank=rank,
             )
 

@@ -1,10 +1,8 @@
 """The gate: conditions on a comparison, for example `exposed_comm_ms>5%` or `overlap_ratio<-0.02`, judged pass, fail or
-inconclusive with the reason (docs/compare.md); the result as text, and with the summary as GitHub-flavoured Markdown
-for the page of a CI job ($GITHUB_STEP_SUMMARY).
+inconclusive with the reason (docs/compare.md).
 
 Must not: fail a candidate for what may be chance where there are launches to tell; claim more of two single runs than
-that a threshold was crossed; let text of a file or a label become markup; or import pandas: conditions are parsed
-together with the other arguments.
+that a threshold was crossed; or import pandas: conditions are parsed together with the other arguments.
 """
 
 from __future__ import annotations
@@ -14,17 +12,12 @@ import math
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
-from aorta.analysis.cautions import alerts
-from aorta.analysis.compare.headline import headline, is_comparable, numbers, title, verdict_label
 from aorta.analysis.compare.verdict import NOT_TESTED, WITHHELD, too_few
-from aorta.documents import known
 from aorta.documents.comparison import (
-    AccountComparison,
     ComparedMetric,
     Comparison,
     Effect,
@@ -33,11 +26,10 @@ from aorta.documents.comparison import (
     JudgedCondition,
     Summary,
 )
-from aorta.documents.formatting import TEXT, is_zero, p_value
+from aorta.documents.formatting import TEXT, p_value
 from aorta.documents.metrics import STEP_METRIC_NAMES, metric_named
 from aorta.errors import EXIT_OK, GateFailed, Inconclusive, InputError, meant
 from aorta.read.frames import KIND_METRICS
-from aorta.redaction import redact
 from aorta.terminal_style import PLAIN, Style
 
 Outcome: TypeAlias = Literal["pass", "fail", "inconclusive"]
@@ -45,7 +37,6 @@ OUTCOMES: Final[Mapping[Outcome, str]] = {"fail": "failed", "inconclusive": "inc
 """What is said of them. The first that a condition has is that of the gate."""
 _CODES: Final = {"fail": GateFailed.exit_code, "inconclusive": Inconclusive.exit_code, "pass": EXIT_OK}
 _WORDS: Final = {"fail": "FAIL", "inconclusive": "?   ", "pass": "pass"}
-_MARKS: Final = {"fail": "❌", "inconclusive": "❔", "pass": "✅"}
 _TONES: Final = {"fail": "regression", "inconclusive": "inconclusive", "pass": "improvement"}
 """Outcome -> the verdict whose colour it has."""
 ALIASES: Final = {"ratio_delta": "overlap_ratio"}
@@ -241,7 +232,7 @@ def _decide(
     return "fail", f"beyond the threshold, and significant: p {p_value(p, 3)} is at most {alpha:g}{note}"
 
 
-def _outcome(result: GateEntry) -> str:
+def outcome_text(result: GateEntry) -> str:
     """Return the outcome, and how many conditions had each outcome."""
     number = Counter(judged.outcome for judged in result.conditions)
     counts = ", ".join(f"{number[outcome]} {said}" for outcome, said in OUTCOMES.items() if number[outcome])
@@ -249,138 +240,31 @@ def _outcome(result: GateEntry) -> str:
     return f"gate {OUTCOMES[result.outcome]}: {counts} of {total}"
 
 
-def _quantity(judged: JudgedCondition, value: float | None) -> str:
+def difference_text(judged: JudgedCondition, value: float | None) -> str:
     """Return a difference with its sign and unit; relative ones in per cent."""
     if judged.relative:
         return TEXT.percent(value, 2, signed=True)
     return TEXT.quantity(value, judged.unit, signed=True)
 
 
-def _interval(judged: JudgedCondition) -> str:
+def interval_text(judged: JudgedCondition) -> str:
+    """Return the interval of a difference."""
     if judged.low is None or judged.high is None:
         return TEXT.unknown
-    return f"{_quantity(judged, judged.low)} to {_quantity(judged, judged.high)}"
+    return f"{difference_text(judged, judged.low)} to {difference_text(judged, judged.high)}"
 
 
 def gate_text(result: GateEntry, style: Style = PLAIN) -> str:
     """Return the outcome, and one line per condition."""
-    head = f"{_outcome(result)} (exit code {result.exit_code})"
+    head = f"{outcome_text(result)} (exit code {result.exit_code})"
     lines = [style.verdict(_TONES[result.outcome], head, bold=True)]
     for judged in result.conditions:
         word = _WORDS[judged.outcome]
-        around = "" if judged.low is None else f" ({_interval(judged)})"
-        plain = f"  {word}  {judged.condition}: {_quantity(judged, judged.value)}{around}: {judged.reason}"
+        around = "" if judged.low is None else f" ({interval_text(judged)})"
+        plain = f"  {word}  {judged.condition}: {difference_text(judged, judged.value)}{around}: {judged.reason}"
         filled = textwrap.fill(plain, style.width, subsequent_indent=" " * 8, break_long_words=False)
         lines.append(filled.replace(word, style.verdict(_TONES[judged.outcome], word), 1))
     return "\n".join(lines)
-
-
-_ACTIVE: Final = re.compile(r"([\\`*_{}\[\]()#+\-.!|~:@/])")
-"""Characters that GitHub reads as markup, links, mentions or references unless a backslash stands before them."""
-LIMIT_BYTES: Final = 1_000_000
-"""GitHub accepts a summary of up to 1 MiB per step (GitHub Docs, "Adding a job summary")."""
-
-
-def escaped(text: object) -> str:
-    """Escape text so that GitHub shows it literally, on one line."""
-    line = " ".join(str(text).split())
-    line = "".join(char if char.isprintable() else "\ufffd" for char in line)
-    line = line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return _ACTIVE.sub(lambda found: "\\" + found[1], line)
-
-
-def markdown_summary(summary: Summary) -> str:
-    """Return the page: outcome, conditions, where the difference lies, and warnings; metrics and manifest differences
-    are collapsed.
-    """
-    comparison, result = known(summary.comparison), known(summary.gate)
-    lines = []
-    if result is not None:
-        lines.append(f"### {_MARKS[result.outcome]} AORTA {escaped(_outcome(result))}")
-    elif comparison is not None:
-        lines.append(f"### AORTA: {escaped(title(comparison))}")
-    else:
-        lines.append("### AORTA report")
-    said = "No comparison was asked for."
-    if comparison is not None:
-        sides = f"{escaped(comparison.candidate)} against {escaped(comparison.reference)}"
-        said = f"{sides}: **{escaped(headline(comparison))}** {escaped(numbers(comparison))}"
-    lines += ["", said]
-    short = "\n".join(lines)
-    if result is not None:
-        rows = [
-            [
-                f"{_MARKS[judged.outcome]} {OUTCOMES[judged.outcome]}",
-                escaped(judged.condition),
-                _quantity(judged, judged.value),
-                _interval(judged),
-                p_value(judged.p, 3),
-                escaped(judged.reason),
-            ]
-            for judged in result.conditions
-        ]
-        lines += ["", *_table(["outcome", "condition", "difference", "interval", "p", "reason"], rows)]
-    if comparison is not None:
-        if comparison.sentence:
-            lines += ["", f"**Cause:** {escaped(comparison.sentence)}"]
-        for alert in alerts(summary.datasets, comparison):
-            lines += ["", f"> ⚠️ {escaped(alert)}"]
-        differences = comparison.manifest_differences
-        facts = [[escaped(row.key), escaped(row.reference), escaped(row.candidate)] for row in differences]
-        lines += [
-            *_folded("All metrics", _metric_table(comparison)),
-            *_folded("What makes the step longer or shorter", account_lines(known(comparison.account))),
-            *_folded(
-                f"{TEXT.count(len(facts), 'difference')} of the manifests",
-                _table(["key", "reference", "candidate"], facts),
-            ),
-        ]
-    text = "\n".join(lines) + "\n"
-    if len(text.encode()) > LIMIT_BYTES:  # labels may have any length: the outcome must not be lost to GitHub's limit
-        return short[:10_000] + "\n\nThe rest is in summary.json: it is too long.\n"
-    return text
-
-
-def _metric_table(comparison: Comparison) -> list[str]:
-    apart = is_comparable(comparison)  # else a difference would be one of other work, or of a drift
-    rows = [
-        [
-            escaped(name),
-            *(TEXT.number(side.value, entry.unit) for side in (entry.reference, entry.candidate)),
-            *([TEXT.number(entry.difference, entry.unit, signed=True), TEXT.number(entry.quotient)] if apart else []),
-            escaped(entry.unit),
-            escaped((verdict_label(entry) if entry.verdict else "-") if entry.tested else entry.judgement),
-        ]
-        for name, entry in comparison.shown.items()
-        if not (entry.unknown or is_zero(entry))
-    ]
-    changes = ["difference", "ratio"] if apart else []
-    return _table(["metric", "reference", "candidate", *changes, "unit", "verdict"], rows)
-
-
-def account_lines(account: AccountComparison | None) -> list[str]:
-    """Return the parts of the mean step of both sides as a table; empty where they are not known."""
-    if account is None or account.reason is not None:
-        return []
-    rows = [
-        [
-            escaped(part.name),
-            *(TEXT.number(value, "ms") for value in (part.reference_ms, part.candidate_ms)),
-            TEXT.number(part.change_ms, "ms", signed=True),
-            "cause" if part.cause else "",
-        ]
-        for part in (account.step, *account.parts)
-    ]
-    return _table(["mean step", "reference ms", "candidate ms", "change ms", ""], rows)
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return [f"| {' | '.join(line)} |" for line in (heads, ["---"] * len(heads), *rows)] if rows else []
-
-
-def _folded(title: str, lines: Sequence[str]) -> Iterator[str]:
-    if lines:
-        yield from ("", "<details>", f"<summary>{title}</summary>", "", *lines, "", "</details>")
 
 
 def add_gate_arguments(parser: argparse.ArgumentParser) -> None:
@@ -413,29 +297,3 @@ def judge(options: argparse.Namespace, summary: Summary) -> None:
     """Judge the conditions and add the result to the summary as `gate`; without a condition no key is added."""
     if options.fail_on:
         summary.gate = evaluate(options.fail_on, summary.comparison)
-
-
-def run_gate(options: argparse.Namespace, summary: Summary, style: Style = PLAIN) -> tuple[int, str]:
-    """Write the file of `--markdown`.
-
-    Args:
-        summary: what `judge` was given.
-
-    Returns:
-        The exit code, and the text for the terminal (empty without a gate).
-
-    Raises:
-        InputError: the file cannot be written.
-    """
-    result, name = known(summary.gate), options.markdown
-    if name is not None:
-        try:
-            Path(name).parent.mkdir(parents=True, exist_ok=True)
-            with Path(name).open("a", encoding="utf-8") as file:
-                file.write(redact(markdown_summary(summary)))
-        except OSError as error:
-            raise InputError(
-                f"{name}: cannot be written: {error.strerror or error}. Give another file to --markdown"
-            ) from error
-    code, text = (EXIT_OK, "") if result is None else (result.exit_code, gate_text(result, style))
-    return code, "\n".join(filter(None, [text, f"Markdown: summary appended to {name}" if name is not None else ""]))

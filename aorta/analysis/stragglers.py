@@ -74,10 +74,10 @@ def behind_others(values: Floats) -> Floats:
     """Return the median of the other columns minus each value; shape (rows, at least 2 columns)."""
     order = np.argsort(values, axis=1, kind="stable")
     ranked = np.take_along_axis(values, order, axis=1)
-    count, place = values.shape[1], np.empty_like(order)
-    np.put_along_axis(place, order, np.broadcast_to(np.arange(count), order.shape), axis=1)
+    count, position = values.shape[1], np.empty_like(order)
+    np.put_along_axis(position, order, np.broadcast_to(np.arange(count), order.shape), axis=1)
     middle = [(count - 2) // 2, (count - 1) // 2]  # of the count - 1 others
-    medians = sum(np.take_along_axis(ranked, np.minimum(at + (at >= place), count - 1), axis=1) for at in middle) / 2
+    medians = sum(np.take_along_axis(ranked, np.minimum(at + (at >= position), count - 1), axis=1) for at in middle) / 2
     result: Floats = medians - values
     return result
 
@@ -168,14 +168,17 @@ def name_stragglers(
     if found:
         return Stragglers(reason=None, ranks=found, uneven=uneven)
     most = int(np.argmax(np.maximum(*medians)))
-    amount = TEXT.quantity(max(float(medians[0][most]), float(medians[1][most]), 0.0), "ms")
-    reason = f"no rank is late often enough: rank {ranks[most]} by {amount} in the median step; the lower end of that "
-    reason += f"has to exceed {TEXT.quantity(least, 'ms')}"
+    most_ms, limit = max(float(medians[0][most]), float(medians[1][most])), TEXT.quantity(least, "ms")
+    reason = f"no rank is late by more than {limit} in the median step"
+    if most_ms > least:
+        reason = (
+            f"rank {ranks[most]} is {TEXT.quantity(most_ms, 'ms')} late in the median step, but not often enough to "
+        )
+        reason += f"be sure: the lower end of its interval is not above {limit}"
     return Stragglers(reason=reason, ranks=[], uneven=uneven)
 
 
 def _uneven(busy_ms: Mapping[int, float], step_ms: float) -> str | None:
-    """Say which rank computes longer than the others at the same work."""
     behind = behind_others(np.array([list(busy_ms.values())]))[0] if len(busy_ms) > 1 else np.zeros(1)
     at = int(np.argmin(behind))
     if not step_ms or -behind[at] < UNEVEN * step_ms:

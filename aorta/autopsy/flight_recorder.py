@@ -249,7 +249,6 @@ def is_dump(path: Path) -> bool:
 
 
 def _read(path: Path) -> _Dump | str:
-    """Return one dump, or why it cannot be read."""
     try:
         content = read_small(path)
         if not content:

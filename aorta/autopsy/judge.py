@@ -127,7 +127,6 @@ def judge(evidence: Iterable[RankEvidence], *, stuck_after_s: float | None = Non
 
 
 def _without_culprit(case: Case) -> tuple[Kind, list[int]]:
-    """Return what is known where no rule accuses a rank, and which ranks it may be."""
     job, waits = case.job, case.waits
     unknown = {rank for one in waits.open for rank in one.unknown if not job.ranks[one.rank].gone}
     dead = {rank.rank for rank in job.ranks.values() if rank.failed}

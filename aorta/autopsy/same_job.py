@@ -51,7 +51,6 @@ def of_one_job(evidence: Sequence[RankEvidence]) -> tuple[list[RankEvidence], li
 
 
 def _stale(dumps: Sequence[RankEvidence]) -> Iterator[tuple[int, str]]:
-    """Yield ranks whose dumps are older than the hang that others show, and why."""
     names, _, listed = same_groups(dumps)
     rows: dict[tuple[str, int], dict[int, CollectiveEvidence]] = defaultdict(dict)
     reached: dict[str, dict[int, int]] = defaultdict(dict)  # group -> rank -> its newest number

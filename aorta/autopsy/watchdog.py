@@ -234,7 +234,6 @@ def _is_dead(watch: ProgressWatch) -> bool:
 
 
 def _answer(folder: Path) -> tuple[str, str]:
-    """Write the report, as every host does from the evidence that it can see; return the answer, and where it is."""
     output = folder / AUTOPSY_DIR
     try:
         verdict = verdict_on_run(folder)

@@ -1,6 +1,6 @@
-"""What `run.json` and `summary.json` hold, as types that are computed, rendered and written.
+"""What `summary.json` holds, as types that are computed, rendered and written.
 
-`dataset` describes one run, `comparison` two of them and the files. JSON is the serialisation of these structs
+`dataset` describes one run, `comparison` two of them and the file. JSON is the serialisation of these structs
 (`as_json`) and nothing else; their JSON Schemas are generated from them (`scripts/json_schemas.py`).
 
 A field with the default `ABSENT` is a key that not every file holds: it is left out where nothing set it, and `known`

@@ -1,5 +1,4 @@
-"""What `summary.json` holds of a comparison (both sides of every metric, verdicts, where the difference is) and in all;
-and `run.json`, which is written as plain values where it is collected (`aorta.distributed`).
+"""What `summary.json` holds of a comparison (both sides of every metric, verdicts, where the difference is) and in all.
 
 Must not compute anything but what a struct says of itself.
 """
@@ -9,12 +8,10 @@ from __future__ import annotations
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
-from msgspec import UNSET, UnsetType
 
 from aorta.documents import ABSENT, known
 from aorta.documents.dataset import DatasetEntry, LaunchLeftOut, Statistics
 from aorta.documents.metrics import NOT_SHOWN, Better, Unit
-from aorta.records.schema import Platform
 
 EffectKind: TypeAlias = Literal["difference", "quotient"]
 Side: TypeAlias = Literal["reference", "candidate"]
@@ -243,39 +240,18 @@ class AccountComparison(msgspec.Struct, kw_only=True):
     sentence: str | None = ABSENT
 
 
-class AttributionRow(msgspec.Struct, kw_only=True):
-    """A part of the difference in exposed communication, in ms per step and rank, with the sums behind its means. What
-    it is a part by (`dimension`) decides which of the other keys it has.
-    """
+class AttributionRow(msgspec.Struct):
+    """A part of the difference in exposed communication, in ms per step and rank."""
 
     what: str
-    dimension: str
     reference_ms: float
     candidate_ms: float
     difference_ms: float
     share: float | None
-    reference_ns: int
-    candidate_ns: int
-    kind: str = ABSENT
-    rank: int = ABSENT
-    group: str = ABSENT
-    group_size: int | None = ABSENT
-    bytes: int = ABSENT
-    order: int = ABSENT
-    phase: str | None = ABSENT
-    block: str | None = ABSENT
-    part: str = ABSENT
-    term: str = ABSENT
-    others: int = ABSENT
-
-    @property
-    def listed(self) -> bool:
-        """Whether it is one part, not the sum of those that are not listed."""
-        return not self.others
 
 
 class AttributedSide(msgspec.Struct, kw_only=True):
-    """Means over steps and ranks of one side, in ms."""
+    """Means over steps and ranks of one side, in ms; `unexplained_ms`: exposed, and in no row of the record."""
 
     launches: int
     rank_steps: int
@@ -284,9 +260,8 @@ class AttributedSide(msgspec.Struct, kw_only=True):
     comm_ms: float
     compute_comm_ms: float
     exposed_comm_ms: float
-    exposed_comm_ns: int
     compute_ms: float
-    untold_ns: int
+    unexplained_ms: float
 
 
 class Attribution(msgspec.Struct, kw_only=True):
@@ -409,75 +384,3 @@ class Summary(msgspec.Struct, kw_only=True):
     comparison: Comparison = ABSENT
     metrics: dict[str, MetricDefinition]
     gate: GateEntry = ABSENT
-
-
-class Versions(msgspec.Struct):
-    """Of AORTA, Python, torch and what else decides a measurement; null: not there."""
-
-    aorta: str
-    aorta_commit: str | None
-    python: str
-    torch: str
-
-
-class HostFacts(msgspec.Struct):
-    """The machine of rank 0."""
-
-    machine: str
-    kernel: str
-    cpus: int | None
-    cpus_usable: int | None
-    memory_bytes: int
-
-
-class CollectiveLibrary(msgspec.Struct):
-    """The file from which NCCL's or RCCL's functions come."""
-
-    path: str | None
-    version: str | None
-    bytes: int | None
-    sha256: str | None
-
-
-class RankFacts(msgspec.Struct):
-    """One rank and where it ran."""
-
-    rank: int
-    local_rank: int
-    node_rank: int
-    host: str
-    pid: int
-    device: str
-    threads: int
-    device_telemetry: dict[str, Any] | None
-
-
-class Manifest(msgspec.Struct):
-    """`run.json`."""
-
-    schema_version: int
-    run_id: str
-    attempt: int
-    elastic_run_id: str | None
-    label: str
-    created_unix_ns: int
-    manifest_hash: str
-    world_size: int
-    platform: Platform
-    backend: str | None
-    config: dict[str, Any]
-    plan: dict[str, Any]
-    versions: Versions
-    environment: dict[str, str]
-    environment_differences: dict[str, dict[str, str]]
-    collective_library: CollectiveLibrary | None
-    collective_library_differences: dict[str, CollectiveLibrary | None]
-    host_facts: HostFacts
-    devices: list[str]
-    topology: list[RankFacts]
-    command: list[str]
-    clock_sync: dict[str, Any] | None
-    warnings: list[str]
-    steps_planned: int | UnsetType = UNSET
-    traces: dict[str, Any] | UnsetType = UNSET
-    reasons: dict[str, str] | UnsetType = UNSET

@@ -125,8 +125,8 @@ def step_medians(values: Floats, steps: npt.NDArray[np.int64], generator: np.ran
         times_drawn = np.bincount(drawn.ravel(), minlength=rows * count).reshape(rows, count)
         # A value counts as often as its step was drawn; the k-th smallest (from 0) is at the first position whose
         # cumulative count exceeds k.
-        places = np.cumsum(times_drawn[:, cluster], axis=1, dtype=np.int32)
-        total = places[:, -1:]
-        lower, upper = (np.argmax(places > middle, axis=1) for middle in ((total - 1) // 2, total // 2))
+        positions = np.cumsum(times_drawn[:, cluster], axis=1, dtype=np.int32)
+        total = positions[:, -1:]
+        lower, upper = (np.argmax(positions > middle, axis=1) for middle in ((total - 1) // 2, total // 2))
         medians.append((ordered[lower] + ordered[upper]) / 2)
     return np.concatenate(medians)

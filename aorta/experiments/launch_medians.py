@@ -6,6 +6,7 @@ Must not pool steps of different launches (they are correlated within one), or j
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -70,25 +71,22 @@ def publish(plan: Plan) -> str:
         write_whole(path, json_text(floor).encode())
     except OSError as error:
         raise RunIncomplete(f"{path}: cannot be written: {error.strerror or error}") from error
-    lines = [
-        f"noise floor of {len(order)} launches of the same (A/A): medians of launches",
-        f"{'':20}{'median':>11}{'sd':>11}{'relative sd':>13}{'min':>11}{'max':>11}{'B - A':>11}",
+    from aorta.report.tables import Column, Table, text_column, text_lines
+
+    def of_metric(key: str, title: str) -> Column:
+        return Column(key, title, unit=itemgetter("unit"))
+
+    columns = [
+        Column("metric"),
+        *(of_metric(key, key) for key in ("median", "sd")),
+        Column("relative_sd", "relative sd", unit="ratio"),
+        *(of_metric(key, key) for key in ("min", "max")),
+        Column("side_difference", "B - A", unit=itemgetter("unit"), signed=True),
+        text_column("reason"),
     ]
-    for name in _SHOWN:
-        row = metrics.get(name)
-        if row is None or not row["known"]:
-            lines.append(f"{name:20}{'-':>11}  {row['reason'] if row else 'not in the record'}")
-            continue
-        cells = {
-            key: "-" if row[key] is None else f"{row[key]:.4f}"
-            for key in ("median", "sd", "min", "max", "side_difference")
-        }
-        cells["relative_sd"] = "-" if row["relative_sd"] is None else f"{row['relative_sd']:.2%}"
-        lines.append(
-            "{name:20}{median:>11}{sd:>11}{relative_sd:>13}{min:>11}{max:>11}{side_difference:>11}".format(
-                name=name, **cells
-            )
-        )
+    rows = [{"metric": name, "unit": "", "reason": "not in the record"} | metrics.get(name, {}) for name in _SHOWN]
+    caption = f"noise floor of {len(order)} launches of the same (A/A): medians of launches"
+    lines = text_lines(Table("noise", caption, columns, rows))
     if fabric is not None:
         lines.append("EMULATED FABRIC: the noise of communication times is that of the emulation and of this machine")
     return "\n".join([*lines, f"all metrics, and the median of every launch: {path}"])

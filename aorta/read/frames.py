@@ -48,6 +48,7 @@ UNKNOWN: Final = -1
 UNNUMBERED: Final = -2
 """-2 and below: the source does not number the collective, which matches no other rank's."""
 LOSSES: Final = ("loss", "lr", "grad_norm")
+"""Numbers of a step that the record has beside its metrics: columns of `Steps` and of `aorta.analysis.steps`."""
 KIND_METRICS: Final = frozenset(
     name for kind in KINDS for name in (f"{kind}_ms", f"compute_{kind}_ms", f"exposed_{kind}_ms")
 )

@@ -21,7 +21,7 @@ from aorta.records.files import NOT_UTF8, json_text, write_whole
 from aorta.report.launch_table import CANDIDATE, CANDIDATES_FILE, REFERENCE, Candidates
 from aorta.report.page.account_bars import PARTS, Candidate, Row, effect_rows, step_bars, waterfall
 from aorta.report.page.page_content import PAGE_FILE, PRINTED_ROWS, assemble, for_scripts
-from aorta.report.page.verdict_cards import LOOKS
+from aorta.report.run_tables import LOOKS
 from aorta.version import __version__
 
 
@@ -90,12 +90,11 @@ def write_candidates(compared: Candidates, path: Path) -> None:
 
 
 def _candidate(compared: Candidates, side: str) -> Candidate:
-    """Return what is drawn of a candidate; of one that was not compared, that it was not."""
     found, name = compared.comparisons[side], compared.names[side]
     if not isinstance(found, Comparison):
         return Candidate(name, None, "", "not comparable", "open")
     step, (tone, _) = found.metrics[JOB_STEP], LOOKS[found.verdict]
-    note = "recommended" if side == compared.best else found.verdict
+    note = "recommended" if side == compared.best else compared.verdict(side)
     return Candidate(name, step.test.effect, PAGE.quantity(step.candidate.value, "ms"), note, tone)
 
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 from aorta.analysis.compare.headline import is_comparable, leading, title
 from aorta.analysis.compare.rank_tests import least_launches
 from aorta.analysis.compare.verdict import NOT_TESTED, Rules
-from aorta.analysis.gate import add_gate_arguments, judge, run_gate
+from aorta.analysis.gate import add_gate_arguments, gate_text, judge
 from aorta.command_line import command, to_stderr, to_stdout
 from aorta.documents import known
 from aorta.documents.comparison import SIDES, Summary
@@ -36,6 +36,7 @@ from aorta.records.run_files import REPORT_EVENTS
 from aorta.redaction import redact
 from aorta.report.history import append_rows, check_history, rows_of
 from aorta.report.launch_table import many_in
+from aorta.report.markdown import append_markdown
 from aorta.terminal_style import style_of
 
 _LOGGED_FACTS: Final = ("run_id", "path", "platform", "backend", "parallel", "instrument_mode", "manifest_hash")
@@ -87,16 +88,22 @@ def overlap_report(arguments: Sequence[str]) -> int:
         brief=not options.all,
         style=style,
     )
-    code, decided = run_gate(options, report.content, style)
+    result = known(report.content.gate)
+    decided, appended = "" if result is None else gate_text(result, style), ""
+    if options.markdown is not None:
+        append_markdown(Path(options.markdown), report.content)
+        appended = f"Markdown: summary appended to {options.markdown}"
     same = shlex.join(["aorta", "report", *(word for word in arguments if word != "--all")])  # to be copied, added to
     more = "" if options.all else f"More: {same} --all"
-    blocks = [report.text, decided, more, "" if options.fail_on else _next(same, report.content, rules)]
+    following = "" if options.fail_on else _next(same, report.content, rules)
+    blocks = [report.text, decided, appended, more, following]
     to_stdout(("\n\n" if options.all else "\n").join(filter(None, blocks)))
     if options.append is not None:
         added = append_rows(options.append, rows_of(report.subjects))
         to_stdout(
             f"{options.append}: {TEXT.count(len(added), 'row')} appended" + ("" if added else ": it has them all")
         )
+    code = EXIT_OK if result is None else result.exit_code
     try:
         _log_summary(report.content, options.log, output)
     except InputError as error:
@@ -327,9 +334,9 @@ def _distinct(labels: list[str]) -> list[str]:
 
 def _default_output(options: argparse.Namespace, sources: Mapping[str, Location]) -> Path:
     """Return a folder named after the plan of which these are the sides, else after the labels."""
-    places = [Path(place) for place in sources.values() if isinstance(place, str | Path)]
-    if tuple(place.name for place in places) == SIDES and places[0].parent == places[1].parent != Path():
-        return Path("reports", label_of(str(places[0].parent)))
+    paths = [Path(path) for path in sources.values() if isinstance(path, str | Path)]
+    if tuple(path.name for path in paths) == SIDES and paths[0].parent == paths[1].parent != Path():
+        return Path("reports", label_of(str(paths[0].parent)))
     if options.reference is not None and options.candidate is not None:
         return Path("reports", f"{options.candidate}-vs-{options.reference}")
     return Path("reports", "-and-".join(sources))

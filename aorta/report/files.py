@@ -139,7 +139,6 @@ def _runs(summary: Mapping[str, Any]) -> set[str]:
 
 
 def _files_block(written: Sequence[Path], not_drawn: Mapping[str, str]) -> str:
-    """Return where each file is, the page first, and which pictures there are none of."""
     kinds = {PAGE_FILE: "page", SUMMARY_FILE: "summary"}
     named = [(kinds.get(path.name, "picture"), path) for path in written]
     named.sort(key=lambda each: ("page", "summary", "picture").index(each[0]))

@@ -18,8 +18,8 @@ from typing import Any, Final
 import msgspec
 
 from aorta.analysis.cautions import alerts
-from aorta.analysis.compare.headline import UNLIKE
-from aorta.analysis.compare.verdict import ALL, Rules
+from aorta.analysis.compare.headline import UNLIKE, verdict_label
+from aorta.analysis.compare.verdict import ALL, NOT_TESTED, Rules
 from aorta.command_line import shown_path
 from aorta.documents import as_json
 from aorta.documents.comparison import SIDES, Comparison, Effect
@@ -121,6 +121,13 @@ class Candidates:
             better, key=lambda name: (better[name].metrics[JOB_STEP].candidate.value, len(name), name), default=None
         )
 
+    def verdict(self, side: str) -> str:
+        """Return the verdict on a candidate that could be compared; with the launches that it takes, where these are
+        too few for one.
+        """
+        found, step = self.judged[side], self.judged[side].metrics[JOB_STEP]
+        return verdict_label(step) if step.verdict == NOT_TESTED else found.verdict
+
     def table(self) -> Table:
         """Return a row for the reference and each candidate."""
         shown = {**self.judged, **self.other_work}
@@ -131,8 +138,7 @@ class Candidates:
             if name in self.other_work:
                 rows.append(row | {"verdict": UNLIKE})
             else:
-                step = shown[name].metrics[JOB_STEP]
-                rows.append(row | {"effect": format_effect(step.test.effect), "verdict": shown[name].verdict})
+                rows.append(row | {"effect": shown[name].metrics[JOB_STEP].test.effect, "verdict": self.verdict(name)})
 
         def measured(metric: str) -> Column:
             def value(row: dict[str, Any]) -> float | None:
@@ -144,7 +150,8 @@ class Candidates:
         columns = [
             text_column("name", "side", of=lambda row: row.get("name", REFERENCE)),
             measured(JOB_STEP),
-            text_column("effect", "change, interval"),
+            Column("change", unit="effect", of=lambda row: row.get("effect")),
+            Column("interval", unit="interval", of=lambda row: _with_interval(row.get("effect"))),
             measured("overlap_ratio"),
             text_column("verdict"),
         ]
@@ -170,8 +177,8 @@ class Candidates:
     def text(self) -> str:
         """Return the table, with what it needs to be understood."""
         side = self.best or next(iter(self.comparisons))
-        places = [str(shown_path(self.folder / name)) for name in (REFERENCE, side)]
-        details = shlex.join(["aorta", "report", f"--{REFERENCE}", places[0], f"--{CANDIDATE}", places[1]])
+        folders = [str(shown_path(self.folder / name)) for name in (REFERENCE, side)]
+        details = shlex.join(["aorta", "report", f"--{REFERENCE}", folders[0], f"--{CANDIDATE}", folders[1]])
         head = f"{REFERENCE}: {self.names[REFERENCE] or 'train.py as it is by default'}"
         lines = text_lines(self.table(), titled=False)
         wrong = [f"warning: {alert}" for alert in self.alerts]
@@ -185,6 +192,12 @@ class Candidates:
             count, compared = len(self.comparisons), len(self.judged)
             if not compared:
                 return "no recommendation: no candidate could be compared with the reference"
+            steps = [each.metrics.get(JOB_STEP) for each in self.judged.values()]
+            needed = [
+                step.test.least_launches or 0 for step in steps if step is not None and step.verdict == NOT_TESTED
+            ]
+            if len(needed) == compared:
+                return f"no recommendation: a verdict takes {max(needed)} launches per side"
             if all(each.verdict == "regression" for each in self.judged.values()) and compared == count:
                 return f"keep the reference: {'both' if count == 2 else f'all {count}'} candidates are slower"
             of = f"{count} candidates" if compared == count else f"{compared} of {count} candidates that were compared"
@@ -212,6 +225,10 @@ class Candidates:
             "candidates": rows,
             "recommendation": self.best,
         }
+
+
+def _with_interval(effect: Effect | None) -> Effect | None:
+    return None if effect is None or effect.low is None else effect
 
 
 def format_effect(effect: Effect) -> str:

@@ -66,8 +66,8 @@ def draw_timeline(dataset: LabelledRun, path: Path) -> str | None:
     legend: list[tuple[str, str, bool | None]] = []
     for (top, bottom), lines in zip(_PANELS, _LINES, strict=True):
         curves = {
-            (title, light(meaning), place > 0): over_steps(steps.global_step, steps.column(metric))
-            for place, (metric, title, meaning) in enumerate(lines)
+            (title, light(meaning), line_index > 0): over_steps(steps.global_step, steps.column(metric))
+            for line_index, (metric, title, meaning) in enumerate(lines)
             if metric in dataset.metrics
         }
         curves = {look: curve for look, curve in curves.items() if not np.isnan(curve.middle).all()}
@@ -136,9 +136,9 @@ class _Panel:
             if len(curve.x) <= MARKED_STEPS:
                 for at in points.tolist():
                     lines.circle(at, _FINER * _MARKER, 255)
-        place = _LEFT, self.top
-        self.image.paste(color, place, band.reduce(_FINER).point(lambda share: round(_BAND_ALPHA * share)))
-        self.image.paste(color, place, line.reduce(_FINER))
+        corner = _LEFT, self.top
+        self.image.paste(color, corner, band.reduce(_FINER).point(lambda share: round(_BAND_ALPHA * share)))
+        self.image.paste(color, corner, line.reduce(_FINER))
 
 
 def dashes(points: np.ndarray, on: float, off: float) -> Iterator[np.ndarray]:
@@ -163,7 +163,6 @@ def ticks(low: float, high: float, most: int, *, whole: bool = False) -> list[tu
 
 
 def _write_upwards(image: Image.Image, middle: tuple[int, int], words: str, font: Any) -> None:
-    """Write words from below to above, round a point."""
     size = (round(font.getlength(words)) + 4, 2 * _TEXT)
     shape = Image.new("L", size)
     ImageDraw.Draw(shape).text((size[0] / 2, size[1] / 2), words, 255, font, anchor="mm")

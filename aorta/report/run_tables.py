@@ -20,6 +20,7 @@ from aorta.analysis.aggregate import NO_PIPELINE, LabelledRun
 from aorta.analysis.cautions import autopsy_notes, cautions, cutoff_line
 from aorta.analysis.compare.headline import is_comparable, verdict_label
 from aorta.analysis.compare.run_comparison import NOT_USED
+from aorta.analysis.compare.verdict import NOT_COMPARABLE, NOT_SETTLED, NOT_TESTED, SHIFTED
 from aorta.analysis.devices import device_line, device_notes
 from aorta.analysis.findings import LARGE_SHARE
 from aorta.analysis.stragglers import straggler_sentences
@@ -27,7 +28,6 @@ from aorta.documents import as_json, known
 from aorta.documents.comparison import (
     SIDES,
     Attribution,
-    AttributionRow,
     ComparedMetric,
     Comparison,
     Effect,
@@ -55,7 +55,6 @@ _DENOMINATORS: Final = {
 
 
 def _statistic(key: str, title: str | None = None, **more: Any) -> Column:
-    """Return the column of a statistic, in the unit of the metric."""
     return Column(key, title, itemgetter("unit"), f"entry.{key}", **more)
 
 
@@ -106,7 +105,6 @@ def metrics_table(label: str, entry: DatasetEntry) -> Table:
 
 
 def _unavailable(reasons: Mapping[str, str | None]) -> list[str]:
-    """Return which metrics have no value, by reason."""
     by_reason: dict[str, list[str]] = {}
     for name, reason in reasons.items():
         if reason not in (None, NO_PIPELINE):
@@ -123,19 +121,20 @@ def _denominators(names: Mapping[str, Any]) -> list[str]:
     return [f"{'; '.join(stated)}."] if stated else []
 
 
-_SIGNS: Final = {
-    **dict.fromkeys(("improvement", "better"), "✓"),
-    **dict.fromkeys(("regression", "worse"), "✗"),
-    **dict.fromkeys(("equivalent", "equal"), "="),
-    **dict.fromkeys(("inconclusive", "not comparable in time", "not settled"), "?"),
-    "not tested": "○",
+LOOKS: Final = {
+    **dict.fromkeys(("improvement", "better"), ("good", "✓")),
+    **dict.fromkeys(("regression", "worse"), ("bad", "✗")),
+    **dict.fromkeys(("equivalent", "equal"), ("even", "=")),
+    **dict.fromkeys(("inconclusive", NOT_COMPARABLE, NOT_SETTLED), ("open", "?")),
+    SHIFTED: ("open", "~"),
+    NOT_TESTED: ("open", "○"),
 }
-_TONES: Final = {"better": "good", "worse": "bad", "improvement": "good", "regression": "bad", "equivalent": "even"}
+"""Verdict, or direction of a difference -> its tone and sign."""
 
 
 def signed(word: str) -> str:
     """Return a verdict or a direction with the sign that says the same without colour."""
-    return f"{_SIGNS[word]}\u00a0{word}" if word in _SIGNS else word
+    return f"{LOOKS[word][1]}\u00a0{word}" if word in LOOKS else word
 
 
 def change_of(pair: ComparedMetric) -> Effect | None:
@@ -167,7 +166,7 @@ def _pair_row(name: str, pair: ComparedMetric, comparison: Comparison) -> dict[s
         "corrected": corrected and f"{corrected:.3g} among all that were tested together (minP)",
         "signed": signed(word) + (verdict_label(pair)[len(word) :] if verdict else ""),
         "marked": f"{mark_of(verdict)} {word}".strip(),
-        "tone": _TONES.get(word, "open" if verdict else None),
+        "tone": LOOKS.get(word, (None, ""))[0],
         "reason": (test and test.verdict_reason) or pair.judgement_reason,
         "shown": pair.bounded or not (pair.unknown or is_zero(pair)),
     }
@@ -369,7 +368,7 @@ def collectives_table(entries: Mapping[str, DatasetEntry]) -> Table | None:
 
     columns = (
         Column("kind", of="entry.kind"),
-        text_column("run", media=(TERMINAL, ON_PAGE) if len(entries) > 1 else _PAGE),
+        text_column("run", media=(TERMINAL, ON_PAGE) if len(entries) > 1 else ()),
         Column("group", drop=1),
         Column("ranks", unit="count", of="entry.group_size"),
         Column("bytes", "size", lambda row: "exact bytes" if alike[row["alike"]] > 1 else "bytes", "entry.bytes"),
@@ -442,25 +441,18 @@ def exposed_tables(label: str, entry: DatasetEntry) -> list[Table]:
     return tables
 
 
-def attribution_table(key: str, caption: str, rows: Sequence[AttributionRow], *, shares: bool = True) -> Table:
-    """Return parts of a difference in exposed communication, mean ms per step and rank; `shares`: of the difference."""
+def ways_tables(attribution: Attribution) -> list[Table]:
+    """Return every way of breaking a difference in exposed communication down, mean ms per step and rank."""
+    ways = {**(attribution.dimensions or {}), "computing": attribution.computing or []}
     columns = [
         text_column("what"),
         *(Column(f"{side}_ms", side) for side in SIDES),
         Column("difference_ms", "difference", signed=True),
-        *([Column("share", unit="ratio")] if shares else []),
     ]
-    return Table(key, caption, columns, rows)
-
-
-def ways_tables(attribution: Attribution) -> list[Table]:
-    """Return every way of breaking a difference down."""
-    ways = [(name, rows, True) for name, rows in (attribution.dimensions or {}).items()]
-    # No breakdowns: their shares would not add up to the difference.
-    ways.append(("computing", attribution.computing or [], False))
+    share = Column("share", unit="ratio")  # of the difference, of which computing is no part
     return [
-        attribution_table(f"attribution-{name}", f"By {name}", rows, shares=shares)
-        for name, rows, shares in ways
+        Table(f"attribution-{name}", f"By {name}", [*columns, *([] if name == "computing" else [share])], rows)
+        for name, rows in ways.items()
         if rows
     ]
 

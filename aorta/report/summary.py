@@ -14,7 +14,7 @@ from typing import Final
 
 from aorta.analysis.account import account_of, as_document, rank_times
 from aorta.analysis.aggregate import aggregate
-from aorta.analysis.attribution.attribute import DEFINITION, attribute, exposed_breakdown
+from aorta.analysis.attribution import DEFINITION, attribute, exposed_breakdown
 from aorta.analysis.causes import compare_accounts
 from aorta.analysis.compare.headline import headline, is_comparable, numbers, title
 from aorta.analysis.compare.launch_comparison import compare_launches, refuse_mixed
@@ -95,8 +95,10 @@ def summarize(
     if reference is not None and candidate is not None:
         sides = subjects[reference], subjects[candidate]
         compared = summary.comparison = _compared(sides, (entries[reference], entries[candidate]), rules)
-        compared.attribution = _attribution(compared, sides, engine)
+        # Of sides that cannot be compared, why that is not said.
+        compared.attribution = Attribution(definition=DEFINITION, reason=title(compared))
         if is_comparable(compared):
+            compared.attribution = attribute(*(side.datasets(engine) for side in sides))
             before, after = (side.as_set().accounts for side in sides)
             compared.account = compare_accounts(before, after, compared.manifest_differences)
     else:
@@ -105,20 +107,15 @@ def summarize(
                 refuse_mixed(subject.launches, rules)
             entries[label].exposed = exposed_breakdown(subject.dataset)
     compared_with = known(summary.comparison)
-    differing = set() if compared_with is None else _settings_of(compared_with)
+    differences = [] if compared_with is None else compared_with.manifest_differences
+    keys = {difference.key for difference in differences} - {"config.label"}
+    differing = {key.removeprefix("config.") for key in keys if key.startswith("config.")}
     for label, subject in subjects.items():
         entries[label].what_if = most_to_gain(subject.dataset.run, differing)
     return summary
 
 
-def _settings_of(comparison: Comparison) -> set[str]:
-    """Return the settings in which the sides differ."""
-    keys = {difference.key for difference in comparison.manifest_differences} - {"config.label"}
-    return {key.removeprefix("config.") for key in keys if key.startswith("config.")}
-
-
 def _compared(sides: tuple[Subject, Subject], entries: tuple[DatasetEntry, DatasetEntry], rules: Rules) -> Comparison:
-    """Return the comparison of two sides; it has verdicts where a side is a launch set."""
     before, after = (side.dataset for side in sides)
     if any(side.launches for side in sides):
         collectives = entries[0].matched, entries[1].matched
@@ -136,13 +133,6 @@ def _compared(sides: tuple[Subject, Subject], entries: tuple[DatasetEntry, Datas
     found.statistic = MEANS if few_steps else found.statistic
     found.headline, found.numbers = headline(found), numbers(found)
     return found
-
-
-def _attribution(compared: Comparison, sides: tuple[Subject, Subject], engine: Engine | None) -> Attribution:
-    """Return where the difference is; of sides that cannot be compared, why that is not said."""
-    if not is_comparable(compared):
-        return Attribution(definition=DEFINITION, reason=title(compared))
-    return attribute(*(side.datasets(engine) for side in sides))
 
 
 LAST_STEPS: Final = 50

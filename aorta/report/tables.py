@@ -133,13 +133,13 @@ class Column:
 text_column: Final = partial(Column, unit="text")
 
 
-def _at(row: Any, place: str | Callable[[Any], Any]) -> Any:
+def _at(row: Any, path: str | Callable[[Any], Any]) -> Any:
     """Return what is at a place of a row; None where it, or what it is part of, is unknown."""
-    if callable(place):
-        return known(place(row))
-    if isinstance(row, Mapping) and place in row:
-        return known(row[place])
-    for name in place.split("."):
+    if callable(path):
+        return known(path(row))
+    if isinstance(row, Mapping) and path in row:
+        return known(row[path])
+    for name in path.split("."):
         row = None if row is None else known(row.get(name) if isinstance(row, Mapping) else getattr(row, name))
     return row
 
@@ -201,7 +201,7 @@ def text_lines(
         cells = [[column.cell(row, _CELLS)[0] for column in columns] for row in rows]
         widths = [max(map(len, each)) for each in zip(heads, *cells, strict=True)]
         room = style.terminal_width - sum(widths) - 2 * (len(widths) - 1)
-        cut = next((place for place, column in enumerate(columns) if column.cut), None)
+        cut = next((index for index, column in enumerate(columns) if column.cut), None)
         if cut is not None:
             room += widths[cut]
             names = _shortened_apart([each[cut] for each in cells], max(room, _LEAST_NAME))
@@ -213,10 +213,10 @@ def text_lines(
             columns = [column for column in columns if column.drop != drop]
             continue
         for each, row in zip(cells, rows, strict=True):
-            for place, column in enumerate(columns):
+            for index, column in enumerate(columns):
                 if column.tone and (tone := column.tone(row)):
-                    each[place] = style.verdict(_VERDICTS[tone], each[place])
-        right = [place for place, column in enumerate(columns) if column.numeric]
+                    each[index] = style.verdict(_VERDICTS[tone], each[index])
+        right = [index for index, column in enumerate(columns) if column.numeric]
         head, *body = table([heads, *cells], right=right, width=style.terminal_width)
         lines += [style.bold(head), *body]
         break

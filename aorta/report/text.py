@@ -70,14 +70,13 @@ def _fitted(blocks: Iterable[_Block], room: int) -> str:
     """Return as many blocks as there is room for, those with text, and how many lines of others there are."""
     kept, left_out = [(rank, text) for rank, text in blocks if text], 0
     while sum(1 + text.count("\n") for _, text in kept) + bool(left_out) > room and (least := max(kept)[0]):
-        _, text = kept.pop(max(place for place, (rank, _) in enumerate(kept) if rank == least))
+        _, text = kept.pop(max(index for index, (rank, _) in enumerate(kept) if rank == least))
         left_out += 1 + text.count("\n")
     more = [f"{TEXT.count(left_out, 'more line')}: --all"] if left_out else []
     return "\n".join([*(text for _, text in kept), *more])
 
 
 def _of_run(label: str, entry: DatasetEntry, notes: Sequence[str], style: Style) -> list[_Block]:
-    """Return what one run measured, then what to bear in mind and what would gain most."""
     stuck = autopsy_notes(entry)
     answers = stuck or [result_of(entry, TEXT) if entry.count else f"nothing to measure: {entry.reason}"]
     blocks = [(0, led(f"{label}:", answers[0], style))]
@@ -95,7 +94,9 @@ def _of_run(label: str, entry: DatasetEntry, notes: Sequence[str], style: Style)
                 blocks.append((2, wrapped([f"{name}: unknown: {reason}"])))
     if account := run_tables.account_table(label, entry, _PARTS):
         blocks.append((1, "\n".join(text_lines(account, style, titled=False))))
-    blocks += _first_note([note for note in notes if note not in answers], style)
+    if others := [note for note in notes if note not in answers]:
+        more = f" ({TEXT.count(len(others) - 1, 'more note')}: --all)" if len(others) > 1 else ""
+        blocks.append((0, led("Note:", others[0] + more, style, style.warning)))
     if run_tables.named_ranks(entry) and (ranks := run_tables.rank_table(label, entry)):
         blocks.append((1, "\n".join(text_lines(ranks, style, most=_RANKS))))
     if entry.reason:
@@ -104,7 +105,6 @@ def _of_run(label: str, entry: DatasetEntry, notes: Sequence[str], style: Style)
 
 
 def _gains(gains: WhatIf, style: Style, where: str = "") -> list[_Block]:
-    """Return the changes that would gain most, or why there is no prediction."""
     head = f"Most to gain{where}:"
     if gains.reason is not None:
         return [(5, led(head, f"no prediction: {gains.reason}", style))]
@@ -112,14 +112,7 @@ def _gains(gains: WhatIf, style: Style, where: str = "") -> list[_Block]:
     return [(3, led(head, first, style)), *((4, wrapped([f"    {other}"], style.width)) for other in others)]
 
 
-def _first_note(notes: Sequence[str], style: Style) -> list[_Block]:
-    """Return the first note, and how many more there are."""
-    more = f" ({TEXT.count(len(notes) - 1, 'more note')}: --all)" if len(notes) > 1 else ""
-    return [(0, led("Note:", notes[0] + more, style, style.warning))] if notes else []
-
-
 def _of_comparison(comparison: Comparison, candidate: DatasetEntry, style: Style) -> list[_Block]:
-    """Return verdict, metrics, cause, what differs, and gains."""
     metrics = run_tables.comparison_table(comparison)
     rows = {row["metric"]: row for row in metrics.visible()}
     names = [name for name in dict.fromkeys((comparison.deciding, *SHOWN_FIRST)) if name in rows][: len(SHOWN_FIRST)]

@@ -27,7 +27,6 @@ from aorta.whatif.replay import replay
 
 WORTH: Final = 0.005
 """A gain below this part of the step is not named."""
-DO_NOT_ADD_UP: Final = "do not add these up"
 _NETWORKS: Final = {
     "network.bandwidth=x2": "twice the bandwidth",
     "network.latency=x0.5": "half the latency",
@@ -80,7 +79,7 @@ def gains(base: Base, differing: Collection[str] = ()) -> Gains:
         changed = apply(program, [change])
         return entry(what, name, change.text, replay(changed.program).gained_ms(base.times), changed.notes)
 
-    notes = [*predict_from(base, [FREE]).notes, DO_NOT_ADD_UP]
+    notes = list(predict_from(base, [FREE]).notes)
     free = replay(apply(program, [FREE]).program)
     bounds = [entry("bound", "all communication free", FREE.text, free.gained_ms(base.times))]
     tried = []

@@ -283,7 +283,6 @@ def _where_exposed_went(prediction: Prediction, was: Measured, now: Measured, *,
 
 
 def _limits(program: RunProgram) -> Iterator[str]:
-    """Yield what is not known, or doubtful, whatever is changed."""
     if program.network is None:
         yield (
             "real network: a gain is an upper bound, because contention of communication with computation is ignored, "

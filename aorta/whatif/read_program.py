@@ -25,7 +25,7 @@ from typing import Final, NamedTuple, TypeAlias
 import msgspec
 import numpy as np
 
-from aorta.analysis.cautions import Pace
+from aorta.analysis.pace import Pace
 from aorta.config.fabric import EmulatedFabric, Sharing, emulated_rules
 from aorta.errors import InputError
 from aorta.read.frames import NO_TIME, Bools, CollectiveName, Ints, Lane, Spans
@@ -197,8 +197,6 @@ class _RankStep(NamedTuple):
 
 
 class _Reader:
-    """Builds the program, step by step over all ranks."""
-
     def __init__(self, run: Run, network: EmulatedFabric | None, steps: Ints) -> None:
         # Ranks on one host share its monotonic clock; otherwise the wall clocks are corrected by what was measured.
         one_host = len({tables.source.host for tables in run.ranks.values()}) == 1 and run.source.host is not None
@@ -404,7 +402,6 @@ class _Reader:
 
 
 def _rows(spans: Spans, *columns: str) -> Iterator[tuple[int, ...]]:
-    """Yield some columns of spans, row by row."""
     return zip(*(getattr(spans, name).tolist() for name in columns), strict=True)
 
 

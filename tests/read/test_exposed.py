@@ -14,15 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aorta.analysis.attribution.breakdown import (
-    BUBBLE_PART,
-    TRANSFER,
-    UNEXPLAINED,
-    UNKNOWN_PART,
-    WAIT,
-    Totals,
-    add_exposed,
-)
+from aorta.analysis.account import BUBBLE, NOT_KNOWN, TRANSFER, WAITING
+from aorta.analysis.attribution import UNEXPLAINED, Totals, add_exposed
 from aorta.errors import IntervalError
 from aorta.read import exposed as module
 from aorta.read.exposed import BRINGING, exposed_of
@@ -172,11 +165,11 @@ def reference(steps: Sequence[Step]) -> tuple[Counter, list[int], Counter, Count
             neighbours = (later, earlier) if name.kind in BRINGING else (earlier, later)
             region = inside[at] or neighbours[0] or neighbours[1] or (None, None)
             if covers(step.bubbles, at):
-                part = BUBBLE_PART
+                part = BUBBLE
             elif row.wait < 0:
-                part = UNKNOWN_PART
+                part = NOT_KNOWN
             else:
-                part = WAIT if at < start + row.wait else TRANSFER
+                part = WAITING if at < start + row.wait else TRANSFER
             exposed[(name.kind, name.group, order, *region, part)] += 1
     return exposed, of_step, computing, leaves
 
@@ -270,18 +263,18 @@ def test_a_collective_that_outlasts_the_stretch_was_not_waited_for():
     long, short = Row(0, 100, ALLREDUCE), Row(10, 20, ALLGATHER)
     computing = [(0, 10, FORWARD), (22, 100, FORWARD)]
     assert shares(Step(100, [long, short], computing)) == {
-        ("allgather", 0, UNKNOWN_PART): 10,
-        ("allreduce", 0, UNKNOWN_PART): 2,
+        ("allgather", 0, NOT_KNOWN): 10,
+        ("allreduce", 0, NOT_KNOWN): 2,
     }
 
 
 def test_a_rank_waits_first_and_transfers_then_and_a_bubble_is_neither():
     step = Step(40, [Row(0, 40, wait=12)], [(0, 5, FORWARD)])
-    assert shares(step) == {("allreduce", 0, WAIT): 7, ("allreduce", 0, TRANSFER): 28}
+    assert shares(step) == {("allreduce", 0, WAITING): 7, ("allreduce", 0, TRANSFER): 28}
     step.bubbles = [(10, 14), (30, 35)]
     assert shares(step) == {
-        ("allreduce", 0, BUBBLE_PART): 9,
-        ("allreduce", 0, WAIT): 5,
+        ("allreduce", 0, BUBBLE): 9,
+        ("allreduce", 0, WAITING): 5,
         ("allreduce", 0, TRANSFER): 21,
     }
 

@@ -15,7 +15,7 @@ from aorta.analysis.compare.launch_comparison import judged
 from aorta.analysis.compare.launch_set import Launch, LaunchSet
 from aorta.analysis.compare.run_comparison import pairs
 from aorta.analysis.compare.verdict import Rules
-from aorta.documents.comparison import ComparedMetric, Comparison, Effect
+from aorta.documents.comparison import ComparedMetric, Comparison, Effect, LaunchTest
 from aorta.documents.formatting import PAGE
 from aorta.documents.statistics import describe
 from aorta.report.command import overlap_report
@@ -109,6 +109,18 @@ def test_a_candidate_that_cannot_be_compared_is_named_with_the_reason() -> None:
     }
 
 
+def test_too_few_launches_are_no_reason_to_keep_the_reference() -> None:
+    step = partial(
+        ComparedMetric,
+        test=partial(LaunchTest, verdict="not tested", least_launches=5, effect=Effect("quotient", -0.4, None, None)),
+    )
+    found = Candidates(
+        Path("plan"), {"a": "x=1"}, {"a": comparison("inconclusive", "", {"job_step_ms": step})}, Rules()
+    )
+    assert found.verdict("a") == "not tested (needs 5 launches)"
+    assert found.conclusion() == "no recommendation: a verdict takes 5 launches per side"
+
+
 def test_an_effect_has_its_interval() -> None:
     assert format_effect(Effect("quotient", 0.234, 0.05, 0.4)) == "+23.4 % (+5 to +40 %)"
     assert format_effect(Effect("quotient", -0.163, None, None)) == "-16.3 %"
@@ -137,5 +149,5 @@ def test_a_plan_has_a_page_with_every_candidate_its_interval_and_its_account(
     assert by_side["candidate-4"]["reason"] in text
     assert "candidate-4: NOT COMPARABLE: header.world_size" in printed
     html = (output / "report.html").read_text()
-    assert len(re.findall('<div class="bar-row">', html)) == 5  # the reference and four candidates
+    assert len(re.findall('<div class="bar-row"', html)) == 5  # the reference and four candidates
     assert len(html) < 200_000, "no chart of this page needs Bokeh"

@@ -77,7 +77,7 @@ def test_text_and_page_show_it_once_and_in_100_columns(compared: Report) -> None
     begin = text.index("fast: what would gain most")
     lines = text[begin : text.index("slow\n")].splitlines()
     assert not [line for line in lines if len(line) > 100 and "/" not in line]
-    assert "do not add these up" in " ".join(text.split())
+    assert "Gains overlap: do not add them up." in " ".join(text.split())
     page = next(path for path in compared.files if path.name == "report.html").read_text(encoding="utf-8")
     assert page.count('<section id="gains"') == 1
     assert page.index('id="attribution"') < page.index('id="gains"') < page.index('id="metrics"')

@@ -163,6 +163,7 @@ def compare_launches(
         [[launch.pace for launch in side.launches] for side in sides],
         judge_milliseconds=rules.judge_milliseconds,
         allows=rules.allows,
+        single=False,
     )
     order = launch_order(*sides, assume_no_drift=rules.assume_no_drift)
     named: dict[str, LaunchSet] = dict(zip(SIDES, sides, strict=True))
@@ -178,9 +179,7 @@ def compare_launches(
         again = "Record more steps, or leave more out as warm-up (telemetry.warmup_steps, warmup_steps=)"
         withheld = NOT_SETTLED, f"{'; '.join(unsettled)}. {again}"
     found.verdict, found.verdict_reason = judged(found.metrics, *sides, rules, withheld)
-    # `compare` saw one launch per side; missing manifests are reported for all launches.
-    warnings = [warning for warning in found.warnings if not warning.endswith(UNNOTICED)]
-    found.warnings = list(dict.fromkeys([*warnings, *_warnings(named, allowed, order, rules)]))
+    found.warnings = list(dict.fromkeys([*found.warnings, *_warnings(named, allowed, order, rules)]))
     found.statistic = "median over launches of the median over steps of all ranks"
     found.launches = {
         name: [
@@ -232,7 +231,6 @@ def judged(
 def _warnings(
     sides: Mapping[str, LaunchSet], allowed: Sequence[AllowedDifference], order: LaunchOrderFacts, rules: Rules
 ) -> Iterator[str]:
-    """Yield what else than the change may make the difference."""
     for entry in allowed:
         if entry.where == "between":
             yield not_alike(entry.key, *entry.values)

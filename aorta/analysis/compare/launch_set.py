@@ -269,14 +269,14 @@ def launch_order(reference: LaunchSet, candidate: LaunchSet, *, assume_no_drift:
     if unknown:
         why = f"when {len(unknown)} of {len(launches)} launches ran is not known ({unknown[0]} for one)"
         return order(comparable=None, sequence=None, drift_inflation=None, reason=why)
-    places = concurrent([launch.span_ns for launch in launches if launch.span_ns is not None])
+    turns = concurrent([launch.span_ns for launch in launches if launch.span_ns is not None])
     of_candidate = np.arange(len(launches)) >= len(reference.launches)
-    by_time = np.lexsort((of_candidate, places))
+    by_time = np.lexsort((of_candidate, turns))
     together = (
-        "".join("RC"[int(of_candidate[at])] for at in same) for _, same in groupby(by_time, key=places.__getitem__)
+        "".join("RC"[int(of_candidate[at])] for at in same) for _, same in groupby(by_time, key=turns.__getitem__)
     )
     sequence = "".join(letters if len(letters) == 1 else f"({letters})" for letters in together)
-    inflation = drift_inflation(places, of_candidate)
+    inflation = drift_inflation(turns, of_candidate)
     if inflation <= MOST:
         return order(comparable=True, sequence=sequence, drift_inflation=inflation, reason=None)
     why = (
@@ -287,30 +287,30 @@ def launch_order(reference: LaunchSet, candidate: LaunchSet, *, assume_no_drift:
 
 
 def concurrent(spans: Sequence[tuple[int, int]]) -> Ints:
-    """Return the place in time, from 0, of launches with these first and last instants. Launches share one where the
+    """Return the turn in time, from 0, of launches with these first and last instants. Launches share one where the
     later began before half of the first of them had passed: what happens to the machines then happens to all of them.
     """
-    places = np.zeros(len(spans), np.int64)
-    place, half_ns = -1, 0
+    turns = np.zeros(len(spans), np.int64)
+    turn, half_ns = -1, 0
     for index in sorted(range(len(spans)), key=lambda index: spans[index]):
         start_ns, end_ns = spans[index]
-        if place < 0 or start_ns > half_ns:
-            place, half_ns = place + 1, (start_ns + end_ns) // 2
-        places[index] = place
-    return places
+        if turn < 0 or start_ns > half_ns:
+            turn, half_ns = turn + 1, (start_ns + end_ns) // 2
+        turns[index] = turn
+    return turns
 
 
-def drift_inflation(places: Ints, of_candidate: Bools) -> float:
+def drift_inflation(turns: Ints, of_candidate: Bools) -> float:
     """Return by how much a drift moves the sides apart in this order, relative to the average over all orders: the
     variance of the difference of the sides' means over what it is when sides are drawn at random (1). The larger of two
     drifts': a straight line, and a first-order autoregression with `AUTOCORRELATION` from one place to the next.
 
     Args:
-        places: of each launch in time, as `concurrent` gives them.
+        turns: of each launch in time, as `concurrent` gives them.
         of_candidate: whether it is one of the candidate's; both sides have one at least.
     """
-    wandering = AUTOCORRELATION ** np.abs(places[:, None] - places[None, :])
-    straight = np.outer(places - places.mean(), places - places.mean())
+    wandering = AUTOCORRELATION ** np.abs(turns[:, None] - turns[None, :])
+    straight = np.outer(turns - turns.mean(), turns - turns.mean())
     return max(inflation(wandering, of_candidate), inflation(straight, of_candidate))
 
 

@@ -122,14 +122,14 @@ def step_down(values: Mapping[str, tuple[Floats, Floats]], alpha: float) -> dict
         row[:] = table[(labels @ doubled).astype(np.int64)]
     order = np.argsort(p[:, 0], kind="stable")
     smallest = np.minimum.accumulate(p[order[::-1]], axis=0)[::-1]
-    place = int(alpha * len(labels) * (1 + 1e-12))
+    index = int(alpha * len(labels) * (1 + 1e-12))
     names, adjusted, tested = list(values), 0.0, {}
     level, least = alpha, float(smallest[0].min())
     for step, metric in enumerate(order):
         observed = float(p[metric, 0])
         if adjusted <= alpha:  # the step-down stops at the first that is no finding, and so does the level
             # More than alpha of all labellings reach this p, and no smaller one has so many.
-            critical = float(np.partition(smallest[step], place)[place])
+            critical = float(np.partition(smallest[step], index)[index])
             level = min(critical * _BELOW, alpha)
         # Where ties make the test lopsided, twice one side may be more than both: no p falls below the raw one.
         adjusted = max(adjusted, observed, float((smallest[step] <= observed).mean()))
@@ -255,8 +255,8 @@ def launches_needed(shift: float, sd: float, alpha: float) -> int | None:
         return shifts is not None and sd * float(np.quantile(shifts[0], POWER)) <= abs(shift)
 
     sizes = range(LEAST_LAUNCHES, CAP + 1)
-    place = bisect_left(sizes, True, key=finds)
-    return sizes[place] if place < len(sizes) else None
+    index = bisect_left(sizes, True, key=finds)
+    return sizes[index] if index < len(sizes) else None
 
 
 @lru_cache(maxsize=256)

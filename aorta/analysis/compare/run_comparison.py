@@ -69,6 +69,7 @@ def compare(
     *,
     judge_milliseconds: bool = False,
     allows: Callable[[str], bool] = lambda _key: False,
+    single: bool = True,
 ) -> Comparison:
     """Compare the candidate with the reference, which comes first in every pair of arguments.
 
@@ -77,6 +78,7 @@ def compare(
         judge_milliseconds: judge milliseconds across platforms too.
         allows: whether the runs may differ in a key although it changes the work. Keys that it does not allow are
             `unlike`.
+        single: a side is its run, and does not stand for launches that the caller warns of.
     """
     reference, candidate = (dataset.run for dataset in datasets)
     left, right = (side["overlap_ratio"].value if "overlap_ratio" in side else None for side in values)
@@ -89,6 +91,10 @@ def compare(
     if unlike:
         listed = [getattr(row, name) for row in of_both for name in _OF_COLLECTIVES]
         _withhold([*metrics.values(), *listed], f"the runs did not do the same work: {', '.join(unlike)}")
+    warnings = _warnings(reference, candidate, differences, unlike)
+    if single:
+        silent = (side for side, run in zip(SIDES, (reference, candidate), strict=True) if run.manifest is None)
+        warnings += [f"the {side} has no manifest: {UNNOTICED}" for side in silent]
     swaps = (not_swapped(*facts_of, variable) for variable in ("LD_PRELOAD", "LD_LIBRARY_PATH"))
     return Comparison(
         reference=datasets[0].label,
@@ -102,7 +108,7 @@ def compare(
         if reference.source.format == candidate.source.format == FORMAT
         else "no verdict from traces: it needs four launches per side, recorded by AORTA",
         host_bound=difference_in_lead(*paces),
-        warnings=[*_warnings(reference, candidate, differences), *filter(None, swaps)],
+        warnings=[*warnings, *filter(None, swaps)],
         manifest_differences=differences,
         losses=compared_losses(reference, candidate),
         unlike=unlike,
@@ -146,7 +152,6 @@ def pairs(before: Values, after: Values, not_judged: str | None = None) -> dict[
 def _collectives(
     before: Sequence[CollectiveEntry], after: Sequence[CollectiveEntry], not_judged: str | None
 ) -> list[ComparedCollective]:
-    """Return the collectives that both sides issued, matched by kind, group name, group size and bytes."""
     others = {(row.kind, row.group, row.group_size, row.bytes): row for row in after}
     both = []
     for row in before:
@@ -277,12 +282,14 @@ def compared_losses(reference: Run, candidate: Run) -> LossDifference | None:
     sides = []
     for run in (reference, candidate):
         losses = run.steps.column("loss")
-        places = zip(run.rank_of_step.tolist(), run.steps.global_step.tolist(), strict=True)
-        sides.append({place: loss for place, loss in zip(places, losses, strict=True) if not np.isnan(loss)})
-    shared = [place for place in sides[0] if place in sides[1]]
+        rank_steps = zip(run.rank_of_step.tolist(), run.steps.global_step.tolist(), strict=True)
+        sides.append(
+            {rank_step: loss for rank_step, loss in zip(rank_steps, losses, strict=True) if not np.isnan(loss)}
+        )
+    shared = [rank_step for rank_step in sides[0] if rank_step in sides[1]]
     if not shared:
         return None
-    before, after = (np.array([side[place] for place in shared]) for side in sides)
+    before, after = (np.array([side[rank_step] for rank_step in shared]) for side in sides)
     count, equal = len(shared), int((before == after).sum())
     if equal == count:
         return LossDifference(count, equal, None, None, None, f"bit-equal in all {TEXT.count(count, 'rank-step')}")
@@ -294,13 +301,13 @@ def compared_losses(reference: Run, candidate: Run) -> LossDifference | None:
     return LossDifference(count, equal, float(differences[at]), rank, step, said)
 
 
-def _warnings(reference: Run, candidate: Run, differences: list[FactDifference]) -> list[str]:
+def _warnings(reference: Run, candidate: Run, differences: list[FactDifference], unlike: list[str]) -> list[str]:
+    """Return what else than the change may make the difference; that the work is unlike, the headline says."""
     warnings = [
-        not_alike(difference.key, difference.reference, difference.candidate)
-        for difference in differences
-        if changes_the_work(difference)
+        not_alike(each.key, each.reference, each.candidate)
+        for each in differences
+        if changes_the_work(each) and each.key not in unlike
     ]
-    sides = dict(zip(SIDES, (reference, candidate), strict=True))
     warnings += [
         f"steps may not mean the same: {each.reference} ends them in the reference, {each.candidate} in the candidate"
         for each in differences
@@ -317,8 +324,7 @@ def _warnings(reference: Run, candidate: Run, differences: list[FactDifference])
         )
     if reference.source.identity == candidate.source.identity:
         warnings.append(f"both sides are the same run {reference.source.identity!r}")
-    missing = (side for side, run in sides.items() if run.manifest is None)
-    return [*warnings, *(f"the {side} has no manifest: {UNNOTICED}" for side in missing)]
+    return warnings
 
 
 def difference_in_lead(

@@ -122,10 +122,13 @@ def decide(
         return NOT_TESTED, lacking
     if effect.value is None:
         return "inconclusive", "the reference is 0: there is no ratio, and a difference in ms has no margin"
-    significant, beyond, within = p <= alpha, abs(effect.value) > margin, _margin_text(margin, effect.kind)
+    significant, beyond = p <= alpha, abs(effect.value) > margin
+    within = f"the {100 * margin:g}{'-point' if effect.kind == 'difference' else ' %'} margin"
     if significant and beyond and not effect.holds_zero:
         good = (effect.value > 0) == (better == "higher")
-        reason = f"p = {p_value(p)}, change beyond {within}; {_launches_text(launches)}"
+        before, after = launches
+        per_side = f"{before} launches per side" if before == after else f"{before} against {after} launches"
+        reason = f"p = {p_value(p)}, change beyond {within}; {per_side}"
         return "improvement" if good else "regression", reason
     if effect.low is not None and effect.high is not None and -margin <= effect.low <= effect.high <= margin:
         return "equivalent", f"the whole interval lies within {within}"
@@ -134,15 +137,6 @@ def decide(
     if beyond:
         return "inconclusive", f"p = {p_value(p)}, but the interval holds 0: some launches have equal values, or none"
     return "inconclusive", f"p = {p_value(p)}, but the change is not beyond {within}, nor its whole interval within it"
-
-
-def _margin_text(margin: float, kind: EffectKind) -> str:
-    return f"the {100 * margin:g}-point margin" if kind == "difference" else f"the {100 * margin:g} % margin"
-
-
-def _launches_text(launches: tuple[int, int]) -> str:
-    reference, candidate = launches
-    return f"{reference} launches per side" if reference == candidate else f"{reference} against {candidate} launches"
 
 
 def too_few(launches: tuple[int, int], alpha: float) -> str | None:

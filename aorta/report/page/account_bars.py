@@ -109,7 +109,10 @@ def waterfall(account: AccountComparison | None) -> list[Row]:
         begins.append(at)
         at += part.change_ms
     ends = [begin + part.change_ms for begin, part in zip(begins, account.parts, strict=True)]
-    whiskers = [_shifted(part, begin) for part, begin in zip(account.parts, begins, strict=True)]
+    whiskers = [
+        None if part.low_ms is None or part.high_ms is None else (begin + part.low_ms, begin + part.high_ms)
+        for part, begin in zip(account.parts, begins, strict=True)
+    ]
     scale = _Scale([*begins, *ends, account.step.candidate_ms, *(end for pair in whiskers if pair for end in pair)])
     steps = account.step.reference_ms, account.step.candidate_ms
     rows = [Row("reference", "reference", 0.0, scale(steps[0]), None, PAGE.quantity(steps[0], "ms"), "", "mean step")]
@@ -132,10 +135,6 @@ def waterfall(account: AccountComparison | None) -> list[Row]:
     step_ms = PAGE.quantity(steps[1], "ms")
     rows.append(Row("candidate", "candidate", 0.0, scale(steps[1]), None, step_ms, _change(account.step), "mean step"))
     return rows
-
-
-def _shifted(part: AccountChange, begin: float) -> tuple[float, float] | None:
-    return None if part.low_ms is None or part.high_ms is None else (begin + part.low_ms, begin + part.high_ms)
 
 
 def _change(part: AccountChange) -> str:
@@ -174,8 +173,8 @@ def effect_rows(
         change = PAGE.effect(effect.value, effect.kind)
         if effect.low is not None and effect.high is not None:
             interval, change = (scale(effect.low), scale(effect.high)), f"{change} ({PAGE.interval(effect)})"
-        place = scale(effect.value)
-        rows.append(Row(each.name, "candidate", place, 0.0, interval, each.values, change, each.note, each.tone))
+        left = scale(effect.value)
+        rows.append(Row(each.name, "candidate", left, 0.0, interval, each.values, change, each.note, each.tone))
     return rows, (scale(-margin), scale(margin) - scale(-margin))
 
 

@@ -136,7 +136,7 @@ def new_chart(
         center=[],
         **{"x_range": model("DataRange1d"), "y_range": model("DataRange1d"), **ranges},
     )
-    for place, (dimension, side, label) in enumerate((("x", "below", x_label), ("y", "left", y_label))):
+    for dimension_index, (dimension, side, label) in enumerate((("x", "below", x_label), ("y", "left", y_label))):
         categories = plot[f"{dimension}_range"].kind == "FactorRange"
         kind = "Categorical" if categories else "Log" if log and dimension == "x" else "Linear"
         axis = model(
@@ -154,7 +154,9 @@ def new_chart(
             axis.attributes["ticker"] = model("BasicTicker")
             axis.attributes["formatter"] = model("NumeralTickFormatter", format=NUMBERS)
         plot.attributes |= {side: [axis], f"{dimension}_scale": model(f"{kind}Scale")}
-        plot["center"].append(model("Grid", dimension=place, axis=axis, grid_line_color=None if categories else GRID))
+        plot["center"].append(
+            model("Grid", dimension=dimension_index, axis=axis, grid_line_color=None if categories else GRID)
+        )
     return plot
 
 

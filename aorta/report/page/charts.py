@@ -34,7 +34,7 @@ def launch_charts(comparison: Comparison) -> list[Chart]:
     plot = new_chart("launches-job_step_ms", 230, "launch of its side", "ms", y_range=model("DataRange1d", start=0))
     plot["below"][0]["ticker"].attributes["min_interval"] = 1
     drawn = 0
-    for place, side in enumerate(SIDES):
+    for number, side in enumerate(SIDES):
         known = [(at, each) for at, each in enumerate(launches[side]) if each.job_step_ms is not None]
         columns = {
             "x": [at for at, _ in known],
@@ -43,9 +43,9 @@ def launch_charts(comparison: Comparison) -> list[Chart]:
             "path": [each.path for _, each in known],
         }
         drawn += len(known)
-        color, marker = SERIES[place][0], ("circle", "square")[place]
+        color, marker = SERIES[number][0], ("circle", "square")[number]
         look = {"marker": marker, "size": 10, "fill_color": color, "line_color": color, "fill_alpha": 0.7}
-        dots = draw(plot, "Scatter", source(columns), (place, comparison.label(side)), x="x", y="y", **look)
+        dots = draw(plot, "Scatter", source(columns), (number, comparison.label(side)), x="x", y="y", **look)
         hover(plot, [dots], ("run", "$name"), ("", "@told"), ("", "@path"))
     caption = "One point is the median of one launch."
     return [Chart(plot["name"], "Job step, launch by launch", caption, plot)] if drawn else []

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from aorta.analysis.aggregate import LabelledRun, job_step_times
-from aorta.analysis.cautions import DRAWN, alerts, autopsy_title
+from aorta.analysis.cautions import alerts, autopsy_title
 from aorta.analysis.compare.headline import is_comparable
+from aorta.analysis.pace import DRAWN
 from aorta.analysis.stragglers import straggler_sentences
 from aorta.autopsy.judge import process_label
 from aorta.autopsy.report import waiting_sentence
@@ -196,8 +197,8 @@ def page_autopsies(entries: Mapping[str, DatasetEntry]) -> list[dict[str, Any]]:
 def variables() -> str:
     """Return `--forward`, `--ink`, ... for the light theme, the dark one, and a system that asks for dark."""
 
-    def theme(place: int, scheme: str) -> str:
-        shades = {name: shade[place] for name, shade in {**SURFACES, **MEANINGS}.items()}
+    def theme(shade_index: int, scheme: str) -> str:
+        shades = {name: shade[shade_index] for name, shade in {**SURFACES, **MEANINGS}.items()}
         shades |= {f"on-{part}": text_on(shades[part]) for part in PARTS}
         return f"color-scheme: {scheme}; " + " ".join(f"--{name}: {color};" for name, color in shades.items())
 

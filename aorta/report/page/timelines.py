@@ -406,7 +406,6 @@ def timeline_charts(spans: Sequence[TimelineSpans], titles: Mapping[str, str]) -
 
 
 def _boxes(plot: BokehModel, number: int, name: str, told: Sequence[str] = (), /, **look: Any) -> BokehModel:
-    """Draw boxes from a source that is empty yet; `told`: its other columns."""
     columns = source({key: [] for key in (*_BOX, *told)}, f"timeline-{name}-{number}")
     return draw(plot, "Quad", columns, **{key: key for key in _BOX}, **look)
 

@@ -8,29 +8,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
-from aorta.analysis.cautions import ONE_RANK, autopsy_title
+from aorta.analysis.cautions import autopsy_title
 from aorta.analysis.compare.headline import evidence, headline, is_comparable, numbers
-from aorta.analysis.compare.verdict import NOT_COMPARABLE, NOT_SETTLED, NOT_TESTED, SHIFTED
+from aorta.analysis.compare.verdict import DECIDED, SHIFTED
+from aorta.analysis.pace import ONE_RANK
 from aorta.documents import known
 from aorta.documents.comparison import SIDES, Summary
 from aorta.documents.dataset import MEANS, DatasetEntry
 from aorta.documents.formatting import PAGE, NumberFormat, first_upper, rough_percent
 from aorta.documents.metrics import JOB_STEP, RATIO_PARTS, SHOWN_FIRST, metric_named
-from aorta.report.run_tables import change_of, signed
-
-LOOKS: Final = {
-    "regression": ("bad", "✗"),
-    "improvement": ("good", "✓"),
-    "equivalent": ("even", "="),
-    "inconclusive": ("open", "?"),
-    SHIFTED: ("open", "~"),
-    NOT_TESTED: ("open", "○"),
-    NOT_COMPARABLE: ("open", "?"),
-    NOT_SETTLED: ("open", "?"),
-}
-"""Tone and sign of each verdict."""
+from aorta.report.run_tables import LOOKS, change_of, signed
 
 
 @dataclass(frozen=True)
@@ -71,11 +59,14 @@ def verdict_of(summary: Summary) -> PageVerdict:
     if comparable and found != SHIFTED:  # of these the numbers say what the headline would
         sentence = first_upper(f"{said} {sentence}")
     reasons = []
-    if found in ("regression", "improvement") and not comparison.unlike:
-        reasons.append(str(comparison.verdict_reason))
-    if launches := comparison.launches:
-        sides = ", ".join(f"{PAGE.count(len(launches[side]), 'launch')} of {comparison.label(side)}" for side in SIDES)
-        reasons.append(f"{sides}; intervals at {100 * comparison.interval_level:g} %")
+    decided = found in DECIDED and not comparison.unlike
+    if decided:
+        reasons.append(str(comparison.verdict_reason))  # with the number of launches
+    elif launches := comparison.launches:
+        sides = (f"{PAGE.count(len(launches[side]), 'launch')} of {comparison.label(side)}" for side in SIDES)
+        reasons.append(", ".join(sides))
+    if comparison.launches:
+        reasons.append(f"intervals at {100 * comparison.interval_level:g} %")
     if (losses := known(comparison.losses)) is not None and not comparison.unlike:
         reasons.append(f"losses {losses.sentence}")
 
@@ -96,7 +87,7 @@ def verdict_of(summary: Summary) -> PageVerdict:
             role = {"primary": "primary", "guard": "safeguard"}.get(pair.test.role, "secondary")
         else:
             role = ("ratio of sums" if name in RATIO_PARTS else "mean") if over_all else "median"
-        card_tone = LOOKS[judged][0] if judged in LOOKS else "open"
+        card_tone = LOOKS[judged][0] if pair.tested and judged in LOOKS else "open"
         value = f"{before} \u2192 {after}"
         line = signed(judged) if pair.tested or not judged else "not tested"
         cards.append(Card(name, _title(name), role, value, change, card_tone, line))
@@ -112,7 +103,6 @@ def verdict_of(summary: Summary) -> PageVerdict:
 
 
 def _numbers_only(entries: Mapping[str, DatasetEntry]) -> PageVerdict:
-    """Return the verdict of a report without a comparison: the result of each run, or that it was stuck."""
     many = len(entries) > 1
     stuck = {
         label: stuck_title for label, entry in entries.items() if (stuck_title := autopsy_title(entry)) is not None

@@ -1,1 +1,0 @@
-"""Explains a difference in exposed communication: which collective, where in the step, on which rank, and why."""
