@@ -77,12 +77,16 @@ def job(
     return finished(command(ranks, *words), timeout_s)
 
 
-def program(module: str, *words: str, ranks: int = 2, launcher: Launcher = "fork") -> subprocess.CompletedProcess[str]:
-    """A module of the tests on several ranks; it may fail."""
+def program(
+    target: str | Path, *words: str, ranks: int = 2, launcher: Launcher = "fork"
+) -> subprocess.CompletedProcess[str]:
+    """A module of the tests, or a script, on several ranks; it may fail."""
     own = environment(PYTHONPATH=str(ROOT))
     if launcher == "fork":
-        return forked(module, *words, ranks=ranks, environment=own, timeout_s=HANGS_S)
-    return finished(torchrun(ranks, "-m", module, *words), HANGS_S, own)
+        return forked(target, *words, ranks=ranks, environment=own, timeout_s=HANGS_S)
+    return finished(
+        torchrun(ranks, *(["-m", target] if isinstance(target, str) else [str(target)]), *words), HANGS_S, own
+    )
 
 
 def finished(

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ from aorta.autopsy.flight_recorder import read_dumps
 from aorta.autopsy.judge import judge
 from aorta.errors import InputError
 from tests.docs.pages import ROOT, fenced
-from tests.runs import HANGS_S, environment
+from tests.runs import program, succeeded
 
 HUNG_JOB = """
 import os, sys, threading, time
@@ -26,8 +24,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import _dump_fr_trace, _dump_fr_trace_json
 
-rank, folder = int(sys.argv[1]), sys.argv[2]
-dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=3)
+rank, folder = int(os.environ["RANK"]), sys.argv[1]
+dist.init_process_group("gloo")
 pair = dist.new_group([0, 2], group_desc="pair")
 x = torch.ones(8)
 for _ in range(3):
@@ -41,27 +39,25 @@ while unfinished():  # gloo's worker retires the barrier's entry some time after
 if rank != 1:
     threading.Thread(target=lambda: dist.all_reduce(torch.ones(5)), daemon=True).start()
 name = f"{folder}/comm_lib_trace_rank_{rank}"
-while rank != 1 and not unfinished():
+written = lambda: sum(one.endswith(".json") for one in os.listdir(f"{folder}/json"))
+while not (unfinished() if rank != 1 else written() == 2):  # its dump is not older than what the others wait in
     time.sleep(0.01)
 for path, content in ((name, _dump_fr_trace()), (f"{folder}/json/rank_{rank}.json", _dump_fr_trace_json())):
     with open(path + ".part", "wb") as file:
         file.write(content)
     os.rename(path + ".part", path)
-while len([one for one in os.listdir(f"{folder}/json") if one.endswith(".json")]) < 3:
+while written() < 3:
     time.sleep(0.01)
 os._exit(0)
 """
 
 
-def run_ranks(count: int, program: str, *words: str) -> None:
-    """Run a program as so many processes, given its rank and `words`, to an end with exit code 0."""
-    command = [sys.executable, "-c", program]
-    ranks = [subprocess.Popen([*command, str(rank), *words], env=environment()) for rank in range(count)]
-    try:
-        assert [rank.wait(timeout=HANGS_S) for rank in ranks] == [0] * count
-    finally:
-        for rank in ranks:
-            rank.kill()
+def run_ranks(folder: Path, code: str, ranks: int, *words: str) -> None:
+    """Run a program in so many processes, given the folder and `words`, to an end with exit code 0."""
+    script = folder / "job.py"
+    script.write_text(code)
+    succeeded(program(script, str(folder), *words, ranks=ranks))
+    script.unlink()
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +65,7 @@ def hung(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Dumps of three ranks of which rank 1 skips the last all-reduce; AORTA is not in them."""
     folder = tmp_path_factory.mktemp("hung")
     (folder / "json").mkdir()
-    run_ranks(3, HUNG_JOB, str(folder))
-    (folder / "store").unlink(missing_ok=True)
+    run_ranks(folder, HUNG_JOB, 3)
     return folder
 
 
@@ -104,12 +99,12 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import _dump_fr_trace
 
-rank, folder, dead, leaves_dump = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4] == "dump"
+rank, folder, dead, leaves_dump = int(os.environ["RANK"]), sys.argv[1], int(sys.argv[2]), sys.argv[3] == "dump"
 peer, waiting, other = dead - 1, 3 - dead, 4 - dead
-dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=4)
+dist.init_process_group("gloo")
 tensor = {ranks: dist.new_group(list(ranks)) for ranks in ((0, 1), (2, 3))}
 data = {ranks: dist.new_group(list(ranks)) for ranks in ((0, 2), (1, 3))}
-groups = [group for several in (tensor, data) for ranks, group in several.items() if rank in ranks]
+groups = {ranks: group for several in (tensor, data) for ranks, group in several.items() if rank in ranks}
 x = torch.ones(8)
 
 def dumped():
@@ -135,12 +130,17 @@ if rank == waiting:
     threading.Thread(target=end_last, daemon=True).start()
 for step in range(4):
     if (rank, step) == (dead, 3):
+        while sum(name.startswith("waits_") for name in os.listdir(folder)) < 2:  # its dump is not older than that
+            time.sleep(0.01)
         if leaves_dump:
             write_dump()
         os._exit(0)
-    for group in groups:
+    for ranks, group in groups.items():
+        work = dist.all_reduce(x, group=group, async_op=True)
+        if step == 3 and dead in ranks:
+            open(f"{folder}/waits_{rank}", "w").close()
         try:
-            dist.all_reduce(x, group=group)
+            work.wait()
         except RuntimeError:
             end()
 time.sleep(600)
@@ -155,7 +155,7 @@ time.sleep(600)
 def test_a_rank_that_ended_with_the_error_of_another_is_not_accused(
     dead: int, of_dead_rank: str, tmp_path: Path
 ) -> None:
-    run_ranks(4, DYING_JOB, str(tmp_path), str(dead), of_dead_rank)
+    run_ranks(tmp_path, DYING_JOB, 4, str(dead), of_dead_rank)
     verdict = judge(read_dumps(sorted(tmp_path.glob("trace_?"))))
     assert [one.rank for one in verdict.culprits] == ([dead] if of_dead_rank == "dump" else [])
 

@@ -1,5 +1,5 @@
 """`--config FILE`: a user's own file builds on AORTA's, and runs no program: it is refused before Hydra imports
-anything that it names. What the tests compose themselves is what Hydra composes of the same words.
+anything that it names.
 """
 
 from __future__ import annotations
@@ -8,12 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 
-from aorta.config import CONFIG_DIR
-from aorta.config.schema import register
-from tests.composed import composed
 from tests.config.conftest import ROOT
 
 OWN = "defaults: [default, _self_]\ntraining: {max_steps: 7}\n"
@@ -66,23 +61,6 @@ def test_what_is_wrong_in_an_own_file_is_said(door, tmp_path, text, said):
     answer = door("--config", "mine.yaml")
     assert answer.code == 1
     assert said in answer.err
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        (),
-        ("training.max_steps=3", "parallel=fsdp", "parallel.reshard_after_forward=false", "training.max_steps=5"),
-        ("experiment=full", "parallel=ddp", "training.max_steps=null", "optimizer.betas=[0.9,0.95]", "label='a=b c'"),
-        ("profiling=composer", "profiling.enabled=true", "fabric=emulated", "workload=moe"),
-    ],
-)
-def test_words_make_what_hydra_makes_of_them(words: tuple[str, ...]) -> None:
-    register()
-    with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
-        expected = compose("default", list(words))
-    assert composed("training.max_steps=7") != expected
-    assert OmegaConf.to_container(composed(*words)) == OmegaConf.to_container(expected)
 
 
 FILES = {

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from aorta.distributed.peers import Peers, gather_when_idle
 from aorta.errors import PeerFailed, RecordWriteError, RunIncomplete
 from tests.distributed.conftest import DeadStore
+from tests.runs import HANGS_S
 
 
 def test_a_fact_of_rank_zero(world):
@@ -57,12 +58,15 @@ def diagnoses(world, words, grace_s):
 
     def work(peers):
         if peers.rank == 0:
+            peers.store.wait([f"said/{rank}" for rank in range(1, len(words) + 1)])
             return peers.diagnose(grace_s)
         for word in words[peers.rank - 1]:
             if isinstance(word, float):
+                peers.store.set(f"said/{peers.rank}", "")
                 time.sleep(word)
             else:
                 peers.report_failure(word[0], own=word[1])
+        peers.store.set(f"said/{peers.rank}", "")
         return None
 
     return world(len(words) + 1, work)[0]
@@ -74,20 +78,19 @@ MET = ("connection closed", False)
 @pytest.mark.parametrize(
     ("words", "grace_s", "expected"),
     [
-        ([[("out of memory", True)]], 20.0, "rank 1 failed: out of memory"),
-        ([[MET], [("NaN", True)]], 20.0, "rank 2 failed: NaN"),
-        ([[("b", True)], [("a", True)]], 20.0, "rank 1 failed: b; rank 2 failed: a"),
-        ([[0.1, ("slow to say", True)]], 20.0, "rank 1 failed: slow to say"),
-        ([[]], 1.0, "rank 1 exited without reporting an error, or hangs"),
-        ([[MET], [], [("NaN", True)]], 1.0, "rank 3 failed: NaN; rank 2 exited without reporting an error, or hangs"),
-        ([[MET], [MET]], 20.0, "no rank reported an error of its own"),
+        ([[("out of memory", True)]], HANGS_S, "rank 1 failed: out of memory"),
+        ([[MET], [("NaN", True)]], HANGS_S, "rank 2 failed: NaN"),
+        ([[("b", True)], [("a", True)]], HANGS_S, "rank 1 failed: b; rank 2 failed: a"),
+        ([[0.1, ("slow to say", True)]], HANGS_S, "rank 1 failed: slow to say"),
+        ([[]], 0.1, "rank 1 exited without reporting an error, or hangs"),
+        ([[MET], [], [("NaN", True)]], 0.1, "rank 3 failed: NaN; rank 2 exited without reporting an error, or hangs"),
+        ([[MET], [MET]], HANGS_S, "no rank reported an error of its own"),
     ],
     ids=["own error", "only the culprit", "two culprits", "late word", "silence", "mixed", "nobody's fault"],
 )
 def test_a_diagnosis_names_the_culprit(world, words, grace_s, expected):
-    begin = time.monotonic()
+    """And waits no longer than it needs to: the grace of most is that of a test that hangs."""
     assert diagnoses(world, words, grace_s) == expected
-    assert time.monotonic() - begin < 15, "it waits no longer than it needs to"
 
 
 def test_a_dead_store_is_said_and_waited_for_by_nobody():

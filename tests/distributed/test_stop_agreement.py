@@ -221,9 +221,10 @@ def test_a_dead_rank_is_waited_for_only_so_long(monkeypatch, asked):
 
 
 def test_closing_ends_the_watcher_also_while_it_waits_for_others():
-    agreement = StopAgreement(dist.HashStore(), 0, 2)
+    store = dist.HashStore()
+    agreement = StopAgreement(store, 0, 2)
     agreement.request(TERM)
-    time.sleep(0.05)
+    store.wait(["stop/at/0"])
     agreement.close()
     agreement._thread.join(HANGS_S)  # it was told; how soon it hears of it is a matter of speed
     assert not agreement._thread.is_alive()
@@ -259,10 +260,9 @@ def test_handlers_are_restored_after_an_error_too(alone):
 
 
 def test_a_person_losing_patience_interrupts_at_once(alone, monkeypatch):
-    monkeypatch.setattr(stop_agreement, "_IMPATIENCE_S", 0.02)
+    monkeypatch.setattr(stop_agreement, "_IMPATIENCE_S", -1.0)
     with stop_on_signals(alone.request):
         os.kill(os.getpid(), INT)
-        time.sleep(0.03)
         os.kill(os.getpid(), TERM)  # a launcher has no patience to lose
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), INT)

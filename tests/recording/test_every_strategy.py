@@ -27,6 +27,7 @@ TINY = (
     "training.log_interval=100",
     "dataset.num_samples=512",
     "telemetry.warmup_steps=2",
+    "watchdog.timeout_s=0",  # of many runs each would start a process
 )
 CASES = {
     "none": (2, ("parallel=none",)),

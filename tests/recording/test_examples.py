@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -13,7 +11,7 @@ import pytest
 
 from tests.profiling.windows import files_below, numbers, read
 from tests.rank_records import RankRecord
-from tests.runs import ROOT, environment, finished, record, succeeded, torchrun
+from tests.runs import ROOT, program, record, succeeded
 
 pytestmark = [pytest.mark.dist, pytest.mark.thorough]
 
@@ -24,7 +22,7 @@ MARK = "# AORTA, "
 
 def run(script: Path, *words: str) -> dict[tuple[int, int], float]:
     """Run on two ranks; the loss each rank printed, by rank and step."""
-    done = succeeded(finished(torchrun(2, str(script), *words), own=environment(PYTHONPATH=str(ROOT))))
+    done = succeeded(program(script, *words))
     return {(int(rank), int(step)): float(loss) for rank, step, loss in LOSS.findall(done.stdout)}
 
 
@@ -37,12 +35,6 @@ def without_the_lines(script: Path, target: Path) -> Path:
     target.write_text("\n".join(line for line in kept if MARK not in line))
     assert "aorta" not in target.read_text().partition("def main")[2].partition("__main__")[0]
     return target
-
-
-def report(*runs: tuple[Path, str]) -> subprocess.CompletedProcess[str]:
-    words = [word for folder, label in runs for word in ("--log-dir", str(folder), "--label", label)]
-    script = str(ROOT / "analysis" / "overlap_report.py")
-    return finished([sys.executable, script, *words, "--all", "--output", str(runs[0][0] / "report")])
 
 
 def ranges(one: RankRecord) -> Counter[tuple[str, str]]:
@@ -74,18 +66,16 @@ def test_example(tmp_path: Path, name: str) -> None:
         assert ranges(seen) == {(block, phase): passes for block in blocks for phase in ("forward", "backward")}
         for before, after in zip(seen.steps, seen.steps[1:], strict=False):
             assert before.end_mono_ns <= after.start_mono_ns
-        # Inside a backward range nothing may be counted that waits: DDP and FSDP end their passes by waiting.
-        assert all((step.overlap["compute_stall_ms"] or 0) > 0 for step in seen.steps)
+    # DDP and FSDP wait inside their backward passes, where that is no computation. Not in every step: who comes last
+    # has nothing left to wait for.
+    stalls = [step.overlap["compute_stall_ms"] for rank in (0, 1) for step in record(folder, rank).steps]
+    assert any(stall is not None and stall > 0 for stall in stalls)
     if name == "ddp":
         assert [step.loss for step in record(folder).steps] == [losses[0, step] for step in range(len(losses) // 2)]
         assert record(folder).steps[0].lr == 1e-3
     else:
         assert record(folder).steps[0].lr is None
         assert "recording.note" in record(folder).steps[0].reasons["lr"]
-
-    done = report((folder, name))
-    assert done.returncode == 0, done.stderr
-    assert "2 of 2 ranks" in done.stdout
 
 
 @pytest.mark.spec("A1", "A5")

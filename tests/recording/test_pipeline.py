@@ -21,6 +21,7 @@ SIZES = (
     "dataset.sequence_length=8",
     "scheduler.warmup_steps=1",
     "telemetry.warmup_steps=1",
+    "watchdog.timeout_s=0",
     "workload.num_layers=4",
     "workload.model_dim=32",
     "workload.num_heads=4",

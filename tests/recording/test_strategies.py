@@ -41,8 +41,7 @@ def test_with_overlap_part_of_it_is_hidden_and_without_nothing(
     def hides(folder: Path) -> None:
         for rank in (0, 1):
             on = [s for s in record(folder, rank).steps if not s.warmup]
-            assert sum(s.overlap[f"compute_{kind}_ms"] or 0 for s in on) > 0
-            assert strategy != "ddp" or sum(s.overlap["overlap_ratio"] or 0 for s in on) / len(on) > 0.1
+            assert any((s.overlap[f"compute_{kind}_ms"] or 0) > 0 and (s.overlap["overlap_ratio"] or 0) > 0 for s in on)
 
     with_overlap = undisturbed(tmp_path_factory, "hides", lambda folder: trained(folder / "on", "true"), hides)
     hides(with_overlap)

@@ -26,17 +26,20 @@ from tests.runs import HANGS_S, command, environment, job, succeeded
 
 pytestmark = pytest.mark.dist
 THREADS = (1, 16)
+WINDOWS, CALLS = 6, 3
+MADE = WINDOWS * CALLS
+"""Of the driver's."""
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> Path:
-    """20 windows of 3 calls, with 1 and 16 server threads; the first on a skewed clock, the second with memory."""
+    """Windows of calls, with 1 and 16 server threads; the first on a skewed clock, the second with memory."""
     folder = tmp_path_factory.mktemp("rpc")
     for threads in THREADS:
         words = [
             "workload=rpc",
-            "workload.windows=20",
-            "workload.calls=3",
+            f"workload.windows={WINDOWS}",
+            f"workload.calls={CALLS}",
             f"workload.num_worker_threads={threads}",
             "profiling.enabled=true",
             f"profiling.record_shapes={str(threads == 1).lower()}",
@@ -74,8 +77,7 @@ def test_C5_every_call_of_every_window_is_seen_on_both_sides(runs, threads):
     run = read_run(runs / f"threads{threads}")
     assert run.missing == []
     mine = [call for call in run.calls if call.caller == 0]
-    assert len(mine) == 60
-    assert Counter(call.window for call in mine) == dict.fromkeys(range(20), 3)
+    assert Counter(call.window for call in mine) == dict.fromkeys(range(WINDOWS), CALLS)
     assert {call.kind for call in mine} == {"rpc_sync", "rpc_async", "rpc_remote"}
     assert {call.function for call in mine} == {"aten::add", "udf_with_torch_ops"}
     found = [(trace.rank, row) for trace in run.traces for row in read_operators(trace) if row.call_id]
@@ -109,7 +111,7 @@ def test_C6_memory_of_every_remote_call_is_in_the_table_and_in_the_trace(runs, t
     assert {row["CPU Mem"] for row in rows if row["Node ID"] == "0"} == {"-"}, "the driver served no call"
     events = load(tmp_path / "t.json")["traceEvents"]
     served = [e for e in events if e["ph"] == "X" and e["name"].endswith("#remote_call")]
-    assert len(served) == 60
+    assert len(served) == MADE
     for event in served:
         # udf_with_torch_ops makes three tensors, holds two at once and gives one back.
         whole, freed, peak = (3, 2, 2) if "#udf" in event["name"] else (1, 0, 1)
@@ -178,19 +180,19 @@ def test_C7_one_trace_with_a_process_a_worker_and_arrows(skewed, tmp_path):
     names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name" and e["pid"] in (0, 1)}
     assert names == {0: "worker0 (node 0)", 1: "worker1 (node 1)"}
     remote = [e for e in events if e["ph"] == "X" and e["name"].endswith("#remote_call")]
-    assert len(remote) == trace["rpc"]["calls"] == trace["rpc"]["remote_calls"] == 60
+    assert len(remote) == trace["rpc"]["calls"] == trace["rpc"]["remote_calls"] == MADE
     assert all(e["args"]["node_id"] == e["pid"] == 1 and e["args"]["caller"] == 0 for e in remote)
-    assert len({e["args"]["call_id"] for e in remote}) == 60
+    assert len({e["args"]["call_id"] for e in remote}) == MADE
     arrows = [e for e in events if e.get("cat") == "rpc" and e["ph"] in "sf"]
-    assert Counter(e["ph"] for e in arrows) == {"s": 120, "f": 120}
-    assert len({e["id"] for e in arrows}) == 120
+    assert Counter(e["ph"] for e in arrows) == {"s": 2 * MADE, "f": 2 * MADE}
+    assert len({e["id"] for e in arrows}) == 2 * MADE
     assert trace["rpc"]["incomplete"] is False
 
 
 @pytest.mark.spec("C8", "C16")
 def test_C8_C16_remote_slices_lie_inside_their_calls_only_on_one_clock(skewed, tmp_path, capsys):
     assert rpc_report([str(skewed), "-o", str(tmp_path / "a.json"), "--check"]) == 0
-    assert load(tmp_path / "a.json")["rpc"]["causality"]["pairs"] == 120
+    assert load(tmp_path / "a.json")["rpc"]["causality"]["pairs"] == 2 * MADE
     for align in ("none", "start_profile"):
         assert rpc_report([str(skewed), "-o", str(tmp_path / f"{align}.json"), "--check", "--align", align]) == 1
         assert load(tmp_path / f"{align}.json")["rpc"]["causality"]["violations"] > 0
