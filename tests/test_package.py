@@ -14,6 +14,7 @@ import pytest
 
 from aorta.commands import COMMANDS
 from tests import newcomer
+from tests.once import once
 from tests.runs import HANGS_S, ROOT, SMALL, environment
 
 OTHER_PYTHONS = [path for path in os.environ.get("AORTA_PYTHONS", "").split(os.pathsep) if path]
@@ -38,7 +39,12 @@ def run(*command: str, cwd: Path, home: Path) -> subprocess.CompletedProcess[str
 @pytest.fixture(scope="module")
 def distributions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The sdist of what git knows, and the wheel that is built from the sdist."""
-    folder = tmp_path_factory.mktemp("package")
+    folder = once(tmp_path_factory, "package", build)
+    (sdist,), (wheel,) = folder.glob("tree/dist/*"), folder.glob("*.whl")
+    return sdist, wheel
+
+
+def build(folder: Path) -> None:
     tree = folder / "tree"
     tree.mkdir()
     files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
@@ -49,8 +55,6 @@ def distributions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]
     name = run(sys.executable, "-c", sdist, cwd=tree, home=folder).stdout.split()[-1]
     wheel = (sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--quiet")
     run(*wheel, "--wheel-dir", str(folder), str(tree / "dist" / name), cwd=folder, home=folder)
-    (built,) = folder.glob("*.whl")
-    return tree / "dist" / name, built
 
 
 def environment_of(interpreter: str, wheel: Path, place: Path) -> Path:

@@ -16,6 +16,7 @@ from aorta.autopsy.flight_recorder import read_dumps
 from aorta.autopsy.judge import judge
 from aorta.errors import InputError
 from tests.docs.pages import ROOT, fenced
+from tests.once import once
 from tests.runs import program, succeeded
 
 HUNG_JOB = """
@@ -63,10 +64,12 @@ def run_ranks(folder: Path, code: str, ranks: int, *words: str) -> None:
 @pytest.fixture(scope="module")
 def hung(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Dumps of three ranks of which rank 1 skips the last all-reduce; AORTA is not in them."""
-    folder = tmp_path_factory.mktemp("hung")
-    (folder / "json").mkdir()
-    run_ranks(folder, HUNG_JOB, 3)
-    return folder
+
+    def launch(folder: Path) -> None:
+        (folder / "json").mkdir()
+        run_ranks(folder, HUNG_JOB, 3)
+
+    return once(tmp_path_factory, "hung", launch)
 
 
 @pytest.mark.dist

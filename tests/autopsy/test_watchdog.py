@@ -23,8 +23,6 @@ from aorta.autopsy.report import verdict_on_run
 from aorta.autopsy.watchdog import LEAST_S, RECENT_STEPS, Patience, WatchdogTask
 from aorta.records.process import pid_namespace, start_ticks
 from aorta.records.progress_file import PROGRESS_DIR, ProgressFile, ProgressState, progress_files
-from benchmarks import learned_timeout
-from benchmarks.learned_timeout import simulate
 from tests.autopsy.watched_rank import facts
 
 TIMEOUT_S = 2.0
@@ -310,15 +308,6 @@ def test_one_pause_lengthens_the_timeout_a_little_and_is_forgotten() -> None:
         at_s += 3.0 if step % 10 == 9 else 0.3
         overdue(patience, at_s, state(step, at_s))
     assert patience.timeout_s({0: state(step, at_s)}) == pytest.approx(30)
-
-
-def test_the_simulation_counts_alarms_and_misses() -> None:
-    rows = {name: simulate(learned_timeout.TRAININGS[name], 1000, 0) for name in ("steady 0.3 s", "one pause of 7 s")}
-    assert all(row["false_alarms"] == 0 and row["missed"]["13"] == 0 for row in rows.values())
-    always = simulate(learned_timeout.paused(50, 15, 15, regular=True), 1000, 0)
-    assert (always["pauses"], always["false_alarms"]) == (20, 1)
-    assert always["missed"]["13"] > 0.9
-    assert always["missed"]["600"] == 0
 
 
 def test_who_waits_for_a_checkpoint_is_not_late_when_it_ends() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.merge.traces import load, problems
+from tests.once import once
 from tests.runs import HANGS_S, ROOT, environment, record, train
 
 pytestmark = [pytest.mark.dist, pytest.mark.thorough]
@@ -21,10 +22,9 @@ OFFSET_NS, DRIFT_PPM = 123_456_789, 80.0
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     """One launch for all of this file."""
-    path = tmp_path_factory.mktemp("run")
     skew = (f"clock.fake_offset_ns={OFFSET_NS}", f"clock.fake_drift_ppm={DRIFT_PPM}")
-    train(path, "training.max_steps=12", "profiling.enabled=true", *skew)
-    return path
+    words = ("training.max_steps=12", "profiling.enabled=true", *skew)
+    return once(tmp_path_factory, "skewed", lambda folder: train(folder, *words))
 
 
 def merge(folder: Path, target: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -97,8 +97,9 @@ def test_C16_raw_the_merged_trace_breaks_causality_and_aligned_it_does_not(folde
         (path,) = [p for p in (folder / "torch_profiler").rglob("*.json") if f"rank{rank}" in str(p)]
         original = json.loads(path.read_text())["traceEvents"]
         assert merged["aorta"]["events"][str(rank)]["X"] == sum(e["ph"] == "X" for e in original)
-        # Kineto's clock and the record's are the same within a step of a small run.
-        assert merged["aorta"]["trace_to_record_us"][str(rank)] < 2000
+        # Kineto's clock and the record's are the same within a step.
+        longest_us = max(step.end_mono_ns - step.start_mono_ns for step in record(folder, rank).steps) / 1e3
+        assert merged["aorta"]["trace_to_record_us"][str(rank)] < longest_us
 
 
 def test_its_records_alone_are_merged_on_one_clock(folder, tmp_path):

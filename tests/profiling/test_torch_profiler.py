@@ -99,15 +99,15 @@ def test_a_run_that_ends_before_its_window_leaves_no_file_and_one_warning(run, f
         ({"repeat": 2}, 7, ["trace_step4.json", "trace_step7.json"]),
         ({"trace_filename": "my.own.json"}, 5, ["my_step4.own.json"]),
         ({"active": 1, "trace_filename": "small.json.gz"}, 5, ["small.json.gz"]),
+        ({"tensorboard": False}, 5, ["trace_step4.json"]),
     ],
 )
-@pytest.mark.parametrize("tensorboard", [True, False], ids=["both", "Chrome only"])
-def test_names_of_chrome_traces(run, folder, settings, stop, names, tensorboard):
-    window = run(stop, chrome_trace=True, tensorboard=tensorboard, **settings)
+def test_names_of_chrome_traces(run, folder, settings, stop, names):
+    window = run(stop, chrome_trace=True, **settings)
     assert sorted(window.files) == sorted(folder.iterdir())
     chrome = [path for path in window.files if ".pt." not in path.name]
     assert [path.name for path in chrome] == names
-    assert len(window.files) == len(names) * (1 + tensorboard)
+    assert len(window.files) == len(names) * (1 + settings.get("tensorboard", True))
     assert all(steps_in(path) for path in window.files)
 
 

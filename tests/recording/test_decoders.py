@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.once import once
 from tests.recording.decoders import REFERENCES, SHARED_EXPERTS, STEPS
 from tests.runs import program, succeeded
 from tests.trained_ways import DECODERS, Way
@@ -26,11 +27,17 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     """Ranks -> what a launch of so many left: one for two, and one for four."""
     found = {}
     for ranks in (2, 4):
-        found[ranks] = folder = Path(tmp_path_factory.mktemp("decoders"))
         ways = [way for way in DECODERS if way.ranks == ranks]
         ways += [*SHARED_EXPERTS[1:], *REFERENCES] if ranks == 4 else []
-        succeeded(program("tests.recording.decoders", str(folder), *(way.name for way in ways), ranks=ranks))
+        found[ranks] = launched(tmp_path_factory, ranks, *(way.name for way in ways))
     return found
+
+
+def launched(factory: pytest.TempPathFactory, ranks: int, *names: str) -> Path:
+    def launch(folder: Path) -> None:
+        succeeded(program("tests.recording.decoders", str(folder), *names, ranks=ranks))
+
+    return once(factory, f"decoders-{ranks}", launch)
 
 
 @pytest.fixture(scope="module")
@@ -64,23 +71,35 @@ def test_every_mode_trains_alike_to_the_last_bit_and_sees_everything(told: dict[
             assert found["blocks"] == ["embed", "head", "layers.0", "layers.1", "loss", "norm"]
 
 
-SAMPLES_OF_DDP = [way for way in DECODERS if way.strategy in ("fsdp1", "fsdp", "ep")]
+SAMPLES_OF_DDP = [
+    way
+    for way in DECODERS
+    if way.strategy in ("fsdp1", "fsdp", "ep") or way.name in ("gpt-tp", "gpt-fsdp_tp", "moe-hsdp")
+]
 
 
 @pytest.mark.parametrize("way", SAMPLES_OF_DDP, ids=lambda way: way.name)
-def test_what_trains_on_the_samples_of_ddp_trains_like_it(told: dict[str, Any], way: Way) -> None:
+def test_what_trains_on_the_samples_of_ddp_trains_like_it(
+    told: dict[str, Any], alone: dict[str, Any], way: Way
+) -> None:
     """Losses of each rank and gradient norms: a sum that is a mean, or an expert counted twice, would be far off."""
-    reference = told[f"{way.workload}-ddp"]
-    for at, rank in enumerate(told[way.name]):
-        assert rank["off"]["losses"] == pytest.approx(reference[at]["off"]["losses"], rel=1e-5)
-        assert rank["off"]["grad_norms"] == pytest.approx(reference[at]["off"]["grad_norms"], rel=1e-4)
+    ddp = f"{way.workload}-ddp"
+    match way.strategy:
+        case "tp":  # all ranks share a batch
+            reference = [alone] * 2
+        case "fsdp_tp":  # two do
+            reference = [one["off"] for one in told[ddp] for _ in range(2)]
+        case _:
+            reference = [one["off"] for one in told[of_four(ddp) if way.ranks == 4 else ddp]]
+    for rank, expected in zip(told[way.name], reference, strict=True):
+        assert rank["off"]["losses"] == pytest.approx(expected["losses"], rel=1e-5)
+        assert rank["off"]["grad_norms"] == pytest.approx(expected["grad_norms"], rel=1e-4)
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What one rank saw that trained on its own."""
-    folder: Path = tmp_path_factory.mktemp("alone")
-    succeeded(program("tests.recording.decoders", str(folder), "gpt-none", ranks=1))
+    folder = launched(tmp_path_factory, 1, "gpt-none")
     found: dict[str, Any] = json.loads((folder / "rank_0.json").read_text())["gpt-none"]["off"]
     return found
 

@@ -150,6 +150,10 @@ def test_every_mode_trains_alike_and_sees_everything(tmp_path: Path, name: str) 
     check_case(tmp_path, *CASES[name])
     if name == "ddp":
         check_every_gradient_byte_is_reduced_once(tmp_path / MODES[-1])
+    if (
+        name == "tp"
+    ):  # waiting inside a block, in C++, is seen, and is not its computation (R5); others may hold up a step
+        assert any(waits_inside_a_block(step) for step in record(tmp_path / MODES[-1]).steps)
 
 
 @pytest.mark.slow
@@ -161,25 +165,6 @@ def test_fifty_steps_are_alike(tmp_path: Path, name: str) -> None:
     check_case(tmp_path, ranks, (*plain, "training.max_steps=50", "dataset.num_samples=2048"), steps=50)
 
 
-def mean_losses(folder: Path, ranks: Sequence[int]) -> list[float]:
-    return [sum(values) / len(ranks) for values in zip(*(losses(folder, rank) for rank in ranks), strict=True)]  # type: ignore[arg-type]
-
-
-EXACT = (*TINY, "workload.dropout=0", "training.gradient_accumulation=1", "scheduler.warmup_steps=1")
-
-
-def test_ranks_that_share_layers_train_like_one(tmp_path: Path) -> None:
-    """The same samples, the same clipping norm: parts of gradients count once, whole gradients are not added up."""
-    train(tmp_path / "one", *EXACT, "parallel=none", ranks=1)
-    train(tmp_path / "tp", *EXACT, "parallel=tp")
-    one, tp = record(tmp_path / "one").steps, record(tmp_path / "tp").steps
-    assert losses(tmp_path / "tp", 0) == losses(tmp_path / "tp", 1)
-    assert losses(tmp_path / "tp") == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
-    assert [step.grad_norm for step in tp] == pytest.approx([step.grad_norm for step in one], rel=1e-3)
-    # Waiting inside a block, in C++, is seen, and is not its computation (R5).
-    assert any(waits_inside_a_block(step) for step in tp if not step.warmup)  # others may hold up a step
-
-
 def waits_inside_a_block(step: Step) -> bool:
     """Most of what is exposed is waited for inside blocks, some of it in the forward pass of a layer."""
     spans = {(span.block, span.phase): span for span in step.compute}
@@ -187,22 +172,6 @@ def waits_inside_a_block(step: Step) -> bool:
     return (step.overlap["compute_stall_ms"] or 0) > 0.5 * (step.overlap["exposed_comm_ms"] or 0) > 0 and any(
         layer.start_ns <= stall.start_ns < stall.end_ns <= layer.end_ns for stall in step.stalls
     )
-
-
-@pytest.mark.slow
-def test_two_dimensions_train_like_one(tmp_path: Path) -> None:
-    for name, ranks, words in (
-        ("ddp2", 2, ("parallel=ddp",)),
-        ("fsdp_tp", 4, ("parallel=fsdp_tp",)),
-        ("ddp4", 4, ("parallel=ddp",)),
-        ("hsdp", 4, ("parallel=hsdp",)),
-    ):
-        train(tmp_path / name, *EXACT, *words, ranks=ranks)
-    for name, reference, mine, theirs in (("fsdp_tp", "ddp2", (0, 2), (0, 1)), ("hsdp", "ddp4", range(4), range(4))):
-        got, expected = mean_losses(tmp_path / name, mine), mean_losses(tmp_path / reference, theirs)
-        assert got == pytest.approx(expected, rel=1e-4)
-        norms = [step.grad_norm for step in record(tmp_path / name).steps]
-        assert norms == pytest.approx([step.grad_norm for step in record(tmp_path / reference).steps], rel=1e-3)
 
 
 @pytest.mark.thorough

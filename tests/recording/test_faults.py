@@ -58,9 +58,8 @@ def test_a_pipeline_is_given_no_fault_of_a_forward_pass_that_it_does_not_run() -
     assert not list(fault_rules(Fault("stuck_data"), 2, in_pipeline=True))
 
 
-@pytest.mark.parametrize("kind", ["sigkill", "stuck_data"])
-def test_a_fault_of_a_training_is_explained(kind: str) -> None:
-    row = run(Planned(kind, 2, "ddp", timeout_s=4.0))
+def test_a_fault_of_a_training_is_explained() -> None:
+    row = run(Planned("sigkill", 2, "ddp", timeout_s=4.0))
     assert (row["exact"], row["healthy_accused"], row["phase"], row["verdict"]) == (True, 0, True, True)
 
 

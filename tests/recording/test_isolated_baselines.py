@@ -6,13 +6,13 @@ import json
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from aorta.records.schema import Step
+from tests.once import once
 from tests.recording.isolated import CASES, COMPARED
 from tests.recording.test_endings import PATIENCE_S, start, wait_for_steps
 from tests.runs import program, record, succeeded
@@ -25,28 +25,15 @@ EVERY = [pytest.param(name, marks=pytest.mark.slow) if name in FOUR else name fo
 STEPS = 3
 
 
-def launch(folder: Path, ranks: int, *names: str) -> None:
-    succeeded(program("tests.recording.isolated", str(folder), *names, ranks=ranks))
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The folder of a case. Cases of two ranks run in one launch, those of four in another, when first asked for."""
-    made, launched = tmp_path_factory.mktemp("isolated"), set[int]()
-
-    def of(name: str) -> Path:
-        ranks, names = (4, FOUR) if name in FOUR else (2, TWO)
-        if ranks not in launched:
-            launched.add(ranks)
-            launch(made, ranks, *names)
-        return made
-
-    return of
-
-
 @pytest.fixture
-def folder(run: Callable[[str], Path], request: pytest.FixtureRequest) -> Path:
-    return run(request.node.callspec.params["name"])
+def folder(tmp_path_factory: pytest.TempPathFactory, name: str) -> Path:
+    """That of a case. Cases of two ranks run in one launch, those of four in another, when first asked for."""
+    ranks, names = (4, FOUR) if name in FOUR else (2, TWO)
+
+    def launch(folder: Path) -> None:
+        succeeded(program("tests.recording.isolated", str(folder), *names, ranks=ranks))
+
+    return once(tmp_path_factory, f"isolated-{ranks}", launch)
 
 
 def ranks_of(name: str) -> range:

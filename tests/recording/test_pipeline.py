@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.once import once
 from tests.recording.modes import MODES
 from tests.runs import losses, program, record, succeeded, train
 
@@ -74,52 +75,46 @@ every_case = pytest.mark.parametrize("name", CASES)
 every_sharded_case = pytest.mark.parametrize("name", SHARDED)
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The same models and samples on one rank."""
-    folder = Path(tmp_path_factory.mktemp("alone"))
-    for name, words in MODELS.items():
-        train(folder / name, *SIZES, *words, "parallel=none", ranks=1)
-    return {name: folder / case.workload for name, case in CASES.items()}
+@pytest.fixture
+def trained(tmp_path_factory: pytest.TempPathFactory, name: str) -> Path:
+    """One run a mode of a case."""
+    case = CASES[name]
 
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Case -> folder with one run a mode."""
-    found = {}
-    for name, case in CASES.items():
-        found[name] = folder = Path(tmp_path_factory.mktemp("pipeline"))
+    def train_in_every_mode(folder: Path) -> None:
         succeeded(program("tests.recording.modes", str(folder), *SIZES, *case.all_words, ranks=case.ranks))
-    return found
+
+    return once(tmp_path_factory, f"pipeline-{name}", train_in_every_mode)
 
 
 @every_case
-def test_a_pipeline_trains_like_one_rank(trained: dict[str, Path], alone: dict[str, Path], name: str) -> None:
+def test_a_pipeline_trains_like_one_rank(tmp_path_factory: pytest.TempPathFactory, trained: Path, name: str) -> None:
     """The same loss, and the same norm of the gradients of all stages together, on every rank."""
-    expected = [step.grad_norm for step in record(alone[name]).steps]
-    folder, case = trained[name] / "dedicated", CASES[name]
+    folder, case = trained / "dedicated", CASES[name]
+    words = (*SIZES, *MODELS[case.workload], "parallel=none")
+    alone = once(tmp_path_factory, f"alone-{case.workload}", lambda folder: train(folder, *words, ranks=1))
+    expected = [step.grad_norm for step in record(alone).steps]
     parts = [losses(folder, rank) for rank in case.with_the_loss]
     mean = [sum(of_step) / len(of_step) for of_step in zip(*parts, strict=True)]
-    assert mean == pytest.approx(losses(alone[name]), rel=1e-5)
+    assert mean == pytest.approx(losses(alone), rel=1e-5)
     assert len({tuple(part) for part in parts}) == case.beside  # on batches of their own
     for rank in range(case.ranks):
         assert [step.grad_norm for step in record(folder, rank).steps] == pytest.approx(expected, rel=1e-4)
 
 
 @every_case
-def test_every_mode_trains_alike_to_the_last_digit(trained: dict[str, Path], name: str) -> None:
+def test_every_mode_trains_alike_to_the_last_digit(trained: Path, name: str) -> None:
     for rank in range(CASES[name].ranks):
-        plain = record(trained[name] / MODES[0], rank).steps
+        plain = record(trained / MODES[0], rank).steps
         assert len(plain) == STEPS
         for mode in MODES[1:]:
-            seen = record(trained[name] / mode, rank).steps
+            seen = record(trained / mode, rank).steps
             assert [(step.loss, step.grad_norm) for step in seen] == [(step.loss, step.grad_norm) for step in plain]
 
 
 @every_case
-def test_the_loss_stands_where_the_last_stage_is_and_elsewhere_the_reason(trained: dict[str, Path], name: str) -> None:
+def test_the_loss_stands_where_the_last_stage_is_and_elsewhere_the_reason(trained: Path, name: str) -> None:
     for rank in range(CASES[name].ranks):
-        for step in record(trained[name] / "observe", rank).steps:
+        for step in record(trained / "observe", rank).steps:
             if rank in CASES[name].with_the_loss:
                 assert step.loss is not None
             else:
@@ -128,10 +123,10 @@ def test_the_loss_stands_where_the_last_stage_is_and_elsewhere_the_reason(traine
 
 
 @every_case
-def test_every_transfer_is_seen_and_waited_for_once(trained: dict[str, Path], name: str) -> None:
+def test_every_transfer_is_seen_and_waited_for_once(trained: Path, name: str) -> None:
     for mode in MODES[1:]:
         for rank in range(CASES[name].ranks):
-            for step in record(trained[name] / mode, rank).steps:
+            for step in record(trained / mode, rank).steps:
                 assert step.coverage.complete, step.coverage.reason
                 assert step.coverage.seen == step.coverage.issued == len(step.collectives)
                 assert isinstance(step.waits, list)
@@ -145,31 +140,32 @@ def test_every_transfer_is_seen_and_waited_for_once(trained: dict[str, Path], na
 
 
 @every_case
-def test_bubbles_lie_in_the_pipeline_and_outside_of_computation(trained: dict[str, Path], name: str) -> None:
+def test_bubbles_lie_in_the_pipeline_and_outside_of_computation(trained: Path, name: str) -> None:
     for rank in range(CASES[name].ranks):
-        for step in record(trained[name] / "dedicated", rank).steps:
+        for step in record(trained / "dedicated", rank).steps:
             overlap = {key: value or 0 for key, value in step.overlap.items()}
             assert 0 < overlap["bubble_ms"] < overlap["pipeline_ms"] < overlap["window_ms"]
             assert overlap["bubble_ms"] + overlap["compute_ms"] <= overlap["window_ms"] + 1e-6
             assert overlap["bubble_share"] == pytest.approx(overlap["bubble_ms"] / overlap["pipeline_ms"])
-            unseen = record(trained[name] / "off", rank).steps[0]
+            unseen = record(trained / "off", rank).steps[0]
             assert unseen.overlap["bubble_ms"] is None
             assert unseen.reasons["bubble_ms"]
 
 
-def test_gradients_of_weights_alone_count_as_computation(trained: dict[str, Path]) -> None:
+@pytest.mark.parametrize("name", ["zbv_zero_bubble"])
+def test_gradients_of_weights_alone_count_as_computation(trained: Path, name: str) -> None:
     """No hook of a block sees them run. Rank 1 of the V has two stages, neither of them the first."""
-    blocks = [part.block for part in record(trained["zbv_zero_bubble"] / "observe", 1).steps[-1].compute]
+    blocks = [part.block for part in record(trained / "observe", 1).steps[-1].compute]
     assert {block for block in blocks if "weights" in block} == {"stage.1, weights", "stage.2, weights"}
 
 
 @every_sharded_case
 def test_transfers_stay_in_a_pipeline_and_parameters_between_ranks_with_the_same_stages(
-    trained: dict[str, Path], name: str
+    trained: Path, name: str
 ) -> None:
     """Ranks are those of the world, also in groups of their own: 0 and 2 are one pipeline, 0 and 1 share a stage."""
     for rank in range(4):
-        kept = record(trained[name] / "dedicated", rank)
+        kept = record(trained / "dedicated", rank)
         assert kept.footer is not None
         pipeline, shards = [rank % 2, rank % 2 + 2], [2 * (rank // 2), 2 * (rank // 2) + 1]
         members: dict[str, list[list[int]]] = {}
@@ -183,10 +179,10 @@ def test_transfers_stay_in_a_pipeline_and_parameters_between_ranks_with_the_same
 
 
 @every_sharded_case
-def test_waiting_for_parameters_is_no_bubble(trained: dict[str, Path], name: str) -> None:
+def test_waiting_for_parameters_is_no_bubble(trained: Path, name: str) -> None:
     """Bubbles lie within waits for what the stages of one pipeline exchange."""
     for rank in range(4):
-        for step in record(trained[name] / "dedicated", rank).steps:
+        for step in record(trained / "dedicated", rank).steps:
             own = {row.group for row in step.collectives if row.kind in ("send", "recv")}
             assert isinstance(step.waits, list)
             assert {wait.group for wait in step.waits} > own

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import logging
 import sys
 from collections.abc import Callable, Collection
@@ -17,6 +16,7 @@ import aorta
 from aorta.errors import InputError
 from aorta.read.locations import load_source
 from aorta.recording import api, zero_lines
+from aorta.report.files import write_report
 from tests.recording import untouched
 from tests.recording.test_zero_lines import Loop, aorta_record, zero
 from tests.runs import ROOT, environment, finished, record
@@ -241,17 +241,7 @@ def test_runs_whose_steps_may_not_mean_the_same_are_compared_with_a_word(
         for _ in range(9):
             loop.train(1)
             recording.step()
-    sides = [
-        "--reference",
-        str(tmp_path / "lines"),
-        "--candidate",
-        str(tmp_path / "run"),
-        "--output",
-        str(tmp_path / "o"),
-    ]
-    done = finished([sys.executable, "-m", "aorta", "report", *sides], own=environment(PYTHONPATH=str(ROOT)))
-    warnings = json.loads((tmp_path / "o" / "summary.json").read_text())["comparison"]["warnings"]
-    assert (
-        "steps may not mean the same: recording.step() ends them in the reference, the optimizer in the candidate"
-        in warnings
-    ), done
+    sources = {"lines": tmp_path / "lines", "run": tmp_path / "run"}
+    comparison = write_report(sources, tmp_path / "o", "lines", "run", html=False).summary["comparison"]
+    said = "steps may not mean the same: recording.step() ends them in the reference, the optimizer in the candidate"
+    assert said in comparison["warnings"]

@@ -29,10 +29,16 @@ def weights(done: subprocess.CompletedProcess[str]) -> list[str]:
     return sorted(line for line in done.stdout.splitlines() if line.startswith("weights"))
 
 
+BESIDE = ("barrier", "save", "removes", "renames", "replaces")
+"""Kinds whose training is the plain one, as it is in those with an evaluation."""
+
+
 @cache
-def plain(*words: str) -> subprocess.CompletedProcess[str]:
+def plain(kind: str, *words: str) -> subprocess.CompletedProcess[str]:
+    if kind in BESIDE or "evaluation" in kind:
+        return plain("plain", *words)
     with TemporaryDirectory() as folder:
-        return program(ON_FORKED, f"{folder}/plain", *words)
+        return program(ON_FORKED, f"{folder}/plain", kind, *words)
 
 
 def recorded(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:

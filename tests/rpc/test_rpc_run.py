@@ -22,6 +22,7 @@ from aorta.rpc.rpc_report import read_operators, read_run, rpc_report
 from aorta.rpc.rpc_run import RpcRun
 from tests.loop import resolved
 from tests.merge.traces import load, problems
+from tests.once import once
 from tests.runs import HANGS_S, command, environment, job, succeeded
 
 pytestmark = pytest.mark.dist
@@ -33,8 +34,11 @@ MADE = WINDOWS * CALLS
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> Path:
+    return once(tmp_path_factory, "rpc", launch)
+
+
+def launch(folder: Path) -> None:
     """Windows of calls, with 1 and 16 server threads; the first on a skewed clock, the second with memory."""
-    folder = tmp_path_factory.mktemp("rpc")
     for threads in THREADS:
         words = [
             "workload=rpc",
@@ -50,7 +54,6 @@ def runs(tmp_path_factory) -> Path:
         if threads == 1:
             words += ["clock.fake_offset_ns=123456789", "clock.fake_drift_ppm=80"]
         succeeded(job(*words))
-    return folder
 
 
 @pytest.fixture
