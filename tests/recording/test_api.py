@@ -384,6 +384,7 @@ for run in ("whole", "broken"):
 
 
 @pytest.mark.dist
+@pytest.mark.thorough
 def test_two_recordings_of_one_group_and_a_rank_that_fails(tmp_path: Path) -> None:
     words = [str(tmp_path / "meeting"), str(tmp_path)]
     ranks = [

@@ -134,6 +134,7 @@ def test_lines_are_there_while_the_run_goes_on_though_it_writes_none(run: Record
     assert anchors == [99, 199]
 
 
+@pytest.mark.thorough
 def test_of_rows_that_python_appended_it_makes_lines_as_well(tmp_path: Path) -> None:
     run = Recorded(tmp_path / "run", before=IN_PYTHON)
     with run.process:
@@ -144,6 +145,7 @@ def test_of_rows_that_python_appended_it_makes_lines_as_well(tmp_path: Path) -> 
     holds_each_step_once(run)
 
 
+@pytest.mark.thorough
 def test_a_record_that_is_whole_when_it_is_given_back_stays_as_it_is(run: Recorded) -> None:
     run.steps(20)
     run.until_written(20)
@@ -155,6 +157,7 @@ def wrote(process: int, name: str) -> bool:
     return any(file.path == name for file in psutil.Process(process).open_files())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=lambda how: how.name)
 @pytest.mark.parametrize("first", [0, 100])
 def test_a_rank_goes_on_without_it(run: Recorded, how: signal.Signals, first: int) -> None:
@@ -171,6 +174,7 @@ def test_a_rank_goes_on_without_it(run: Recorded, how: signal.Signals, first: in
         holds_each_step_once(run)
 
 
+@pytest.mark.thorough
 def test_a_ring_that_nobody_reads_is_read_by_the_rank_before_it_is_full(run: Recorded) -> None:
     run.steps(1)
     run.until_written(1)
@@ -181,6 +185,7 @@ def test_a_ring_that_nobody_reads_is_read_by_the_rank_before_it_is_full(run: Rec
     holds_each_step_once(run)
 
 
+@pytest.mark.thorough
 def test_a_record_that_the_other_process_never_gives_back_gets_no_footer_and_its_steps_later(run: Recorded) -> None:
     run.steps(1)
     run.until_written(1)

@@ -101,10 +101,6 @@ def writer_of_every_step(loop: Loop) -> None:
     loop.step()
 
 
-def group_for_each_of_two_threads(loop: Loop) -> None:
-    loop.until(_thread(loop.group(), 150), _thread(loop.group(), 150))
-
-
 def threads_that_never_sleep(loop: Loop) -> None:
     loop.until(_thread(loop.group(), 250, 0), _thread(loop.group(), 250, 0))
 
@@ -262,7 +258,6 @@ class ThreadCase:
 THREADS = [
     ThreadCase("a checkpoint in the background", checkpoint_in_the_background, 300),
     ThreadCase("a writer of every step", writer_of_every_step, 200),
-    ThreadCase("a group for each of two threads", group_for_each_of_two_threads, 300),
     ThreadCase("threads that never sleep", threads_that_never_sleep, 500),
     ThreadCase("handles of a thread, waited for by the loop", handles_of_a_thread_waited_for_by_the_loop, 100),
     ThreadCase("handles waited for behind the step", handles_waited_for_behind_the_step, 60),
