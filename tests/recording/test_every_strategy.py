@@ -38,7 +38,7 @@ CASES = {
     "hsdp": (4, ("parallel=hsdp",)),
     "fsdp_tp": (4, ("parallel=fsdp_tp",)),
 }
-SHORT = ("none", "ddp", "fsdp")
+SHORT = ("none", "ddp")
 """Those of the short gate."""
 
 
