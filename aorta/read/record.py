@@ -90,17 +90,15 @@ def collective_library(manifest: Manifest | None) -> str | None:
     return f"{found.get('version')} ({build}){ranks}"
 
 
-def timed_from_python(manifest: Manifest | None, platform: str | None) -> str | None:
+def timed_from_python(manifest: Manifest | None) -> str | None:
     """Return why collectives were timed from Python on some rank, as the manifest says; None where they were not, and
-    on a CPU where the configuration asked for it.
+    where the configuration asked for it.
     """
     stated = [rank.get("interceptor") for rank in _topology(manifest)]
     reasons = [
         each.partition(":")[2].strip() for each in stated if isinstance(each, str) and each.startswith("python:")
     ]
-    if platform == "cpu":
-        reasons = [why for why in reasons if not chosen_python(why)]
-    return reasons[0] if reasons else None
+    return next((why for why in reasons if not chosen_python(why)), None)
 
 
 def _topology(manifest: Manifest | None) -> list[Mapping[str, object]]:
@@ -232,7 +230,7 @@ def _health(
             for name, count in zip(rows.names, counts, strict=True):
                 ends[name.end_source] += count
     delayed = fabric is not None and sources[0].emulated_ranks is None
-    python = timed_from_python(manifest, sources[0].platform)
+    python = timed_from_python(manifest)
     world_size = sources[0].world_size
     health = Health(
         ranks_expected=world_size or None,

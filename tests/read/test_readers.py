@@ -162,17 +162,16 @@ def test_an_emulated_fabric_is_the_first_thing_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("platform", "interceptor"), [("cuda", "python: not built"), ("cuda", "native"), ("cpu", "python: x")]
+    ("interceptor", "said"),
+    [
+        ("python: not built", "collectives were timed from Python (not built; steps of DDP were 4 to 7 % longer"),
+        ("python: instrument.native=false", None),
+        ("native", None),
+    ],
 )
-def test_the_cost_of_timing_a_devices_collectives_from_python_is_said(
-    tmp_path: Path, platform: str, interceptor: str
-) -> None:
-    write_rank(tmp_path, header(platform=platform), [])
+def test_the_cost_of_timing_collectives_from_python_is_said(tmp_path: Path, interceptor: str, said: str | None) -> None:
+    write_rank(tmp_path, header(platform="cpu"), [])
     write_manifest(tmp_path, topology=[{"rank": 0, "interceptor": interceptor}])
-    said = {
-        ("cuda", "python: not built"): "collectives were timed from Python (not built; about 0.2 ms",
-        ("cpu", "python: x"): "collectives were timed from Python (x; ",
-    }.get((platform, interceptor))
     notes = [note for note in load_run(tmp_path).health.notes if "from Python" in note]
     assert len(notes) == (said is not None)
     assert all(note.startswith(said or "") for note in notes)
