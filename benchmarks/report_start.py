@@ -46,7 +46,8 @@ def main() -> int:
                     spent = _report(checkout, path, Path(folder))[0]
                     if repeat:  # the first compiles
                         took[name][source].append(spent)
-        loaded = {source: _report(ROOT, path, Path(folder), LOADED)[1].split() for source, path in SOURCES.items()}
+        said = {source: _report(ROOT, path, Path(folder), LOADED)[1] for source, path in SOURCES.items()}
+    loaded = {source: lines.splitlines()[-1].split() for source, lines in said.items()}
     seconds = {
         name: {
             source: {"least_s": round(min(each), 3), "median_s": round(statistics.median(each), 3)}
