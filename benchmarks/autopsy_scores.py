@@ -47,7 +47,7 @@ from aorta.config.resolve import Resolved
 from aorta.errors import InputError
 from aorta.recording.train import run_training
 from aorta.recording.train_step import resolved
-from aorta.records.progress_file import ANNOUNCED
+from aorta.records.progress import ANNOUNCED
 from aorta.records.run_files import AUTOPSY_DIR
 
 PIPELINES: Final = ("pp", "fsdp_pp")

@@ -33,7 +33,7 @@ from typing import Final
 import psutil
 
 from aorta.experiments.process import MARK
-from aorta.records.progress_file import UnreadableProgress, progress_files, read_progress
+from aorta.records.progress import UnreadableProgress, progress_files, read_progress
 from aorta.records.salvage import salvage
 from tests.rank_records import read_rank
 from tests.runs import ROOT, SMALL, environment, job

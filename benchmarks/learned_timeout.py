@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 
 from aorta.autopsy.watchdog import LEARNING_STEPS, POLL_S, Patience
-from aorta.records.progress_file import ProgressState
+from aorta.records.progress import ProgressState
 
 SIGNS: Final = 8
 WARMUP_STEPS: Final = 5

@@ -39,7 +39,7 @@ from aorta.config.schema import Watchdog
 from aorta.distributed.output_folder import RunFolder
 from aorta.distributed.topology import process_group, read_topology
 from aorta.recording import rank_progress
-from aorta.recording.rank_progress import noted_progress
+from aorta.recording.rank_progress import open_ring
 from aorta.recording.rank_record import LentRecord
 from aorta.records.record_file import RecordWriter, stream
 from aorta.records.ring_steps import MOST
@@ -71,13 +71,12 @@ def worker(words: Any) -> dict[str, list[Any]]:
     with process_group(topology, CPU, 300), shared_folder() as path:
         folder = RunFolder(path, "step_parts", 0)
         record = folder.record(topology.rank)
-        with noted_progress(folder, topology, 0, Watchdog(timeout_s=600), completed_late=False) as progress:
+        with open_ring(folder, topology, 0, Watchdog(timeout_s=600), completed_late=False) as ring:
             writer = RecordWriter(record, topology.rank)
             lent = LentRecord(writer, 100, None)
-            loop = Loop((*chosen, *words.more), topology, CPU, writer.write, progress=progress, elsewhere=lent)
-            assert loop.instrument._ring is not None
+            loop = Loop((*chosen, *words.more), topology, CPU, writer.write, ring=ring, elsewhere=lent)
             with record.open("ab") as file:
-                clock = loop.instrument._ring.facts.anchor
+                clock = ring.facts.anchor
                 header = builders.header(topology.rank, topology.world_size, clock=clock)
                 file.write(msgspec.json.encode(header) + b"\n")
             recorder = loop.instrument.recorder

@@ -66,7 +66,8 @@ from aorta.read.locations import load_source
 from aorta.recording.train import available, first_step
 from aorta.records.clocks import boot_id
 from aorta.records.device_values import from_json, from_text, json_in_output, normalised
-from aorta.records.progress_file import NOWHERE, PHASES, ProgressFile, ProgressWatch, UnreadableProgress, progress_files
+from aorta.records.progress import ProgressWatch, UnreadableProgress, progress_files
+from aorta.records.ring_file import RingGroup
 from aorta.records.run_files import CALLS_FILE, RPC_FILE, Call, RpcFacts, Worker
 from aorta.records.salvage import salvage
 from aorta.records.schema import DeviceSample, DeviceTelemetry
@@ -85,7 +86,8 @@ from tests.read.nsys_files import write_nsys
 from tests.read.rocprof_files import as_csv, write_rocpd
 from tests.read.rocprof_files import as_json as rocprof_json
 from tests.recording.test_checkpoint import checkpointed
-from tests.records.test_progress_file import facts as progress_facts
+from tests.records.test_progress import Rank
+from tests.records.test_progress import facts as progress_facts
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PACKAGE: Final = str(Path(aorta.__file__).parent)
@@ -265,15 +267,16 @@ def autopsies(folder: Path) -> None:
     for name, host in (("died", socket.gethostname()), ("elsewhere", "another")):
         for rank in range(3):
             about = structs.replace(progress_facts(rank), world_size=4, host=host, boot_id=boot_id(), start_ticks=1)
-            about = structs.replace(about, error_file="attempt_0/0/error.json", stack_signal=40, phases=PHASES)
-            file = ProgressFile.create(folder / name / "progress" / f"rank_{rank}.bin", about)
-            group = file.group("0", (0, 1, 2, 3))
+            about = structs.replace(about, error_file="attempt_0/0/error.json", stack_signal=40)
+            by = Rank(folder / name / "progress" / f"rank_{rank}.bin", 16, about)
+            group = by.ring.group(RingGroup("0", 1, False, (0, 1, 2, 3)))
             for number in range(3 + (rank == 0)):
-                file.begin_step(number)
-                index = file.issue(group, number, 0, "float32", 4096, NOWHERE, 10**9 * number + rank)
+                by.progress.begin_step(number)
+                index = by.issue(number, group=group)
                 if number < 3:
-                    file.completed(index, 10**9 * number + 5)
-                    file.end_step()
+                    by.rows.complete(index, time.perf_counter_ns(), by_wait=False)
+                    by.progress.end_step()
+            by.ring.close()
         write_rank(folder / name, header(0, 4), [step(0, 4, 0, overlap=metrics(10, 8, 4, 2))])
         _put(folder / name, "progress/rank_1.stacks", fatal)
         _put(folder / name, "attempt_0/0/error.json", b'{"message": {"message": "x", "extraInfo": {"timestamp": "1"}}}')
@@ -284,13 +287,13 @@ def autopsies(folder: Path) -> None:
 
 def rings(folder: Path) -> None:
     for slots in (16, 256):
-        hand = ByHand(slots, folder / str(slots) / "progress" / "ring_0.bin")
+        hand = ByHand(slots, folder / str(slots) / "progress" / "rank_0.bin")
         about = structs.replace(header(0, 2), clock=hand.ring.facts.anchor)
         write_rank(folder / str(slots), about, [], foot=None)
         for number in range(6):
             at = 10 * number
             hand.step(at, at + 9, partial(hand.on_a_link, at + 1, at + 5, at + 3), issued=1)
-        hand.ring.close(remove=False)
+        hand.ring.close()
 
 
 def checkpoints(folder: Path) -> None:

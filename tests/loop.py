@@ -11,7 +11,7 @@ from aorta.distributed.topology import Topology
 from aorta.instrument.emulation.network import EmulatedNetwork
 from aorta.instrument.recorder import Elsewhere
 from aorta.recording import train_step
-from aorta.records.progress_file import Progress
+from aorta.records.ring_file import RingFile
 from aorta.records.schema import Step
 from tests.composed import composed
 
@@ -31,7 +31,7 @@ class Loop(train_step.Loop):
         device: torch.device,
         sink: Callable[[Step], None],
         fabric: EmulatedNetwork | None = None,
-        progress: Progress | None = None,
+        ring: RingFile | None = None,
         elsewhere: Elsewhere | None = None,
     ) -> None:
-        super().__init__(resolved(*words).config, topology, device, sink, fabric, progress, elsewhere)
+        super().__init__(resolved(*words).config, topology, device, sink, fabric, ring, elsewhere)

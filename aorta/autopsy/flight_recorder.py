@@ -31,7 +31,7 @@ from aorta.autopsy.evidence import (
 from aorta.command_line import name_ranks
 from aorta.errors import InputError
 from aorta.records.files import decode_json, open_regular, read_small
-from aorta.records.progress_file import PROGRESS_DIR
+from aorta.records.progress import PROGRESS_DIR
 from aorta.records.schema import WORLD_LIMIT, Integer, Rank
 
 _MOST_NAMED: Final = 8

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from aorta.command_line import to_stderr
 from aorta.errors import InputError
-from aorta.records.progress_file import PROGRESS_DIR, RING_FILE
+from aorta.records.progress import PROGRESS_DIR, PROGRESS_FILE
 
 if TYPE_CHECKING:  # loads numpy
     from aorta.records.ring_record import RingRecord
@@ -38,7 +38,7 @@ class LineMaker:
         self._made_s = time.monotonic()
 
     def add(self, rank: int) -> None:
-        """Make this rank's lines, once it has a ring."""
+        """Make this rank's lines, once its ring has rows."""
         self._awaited.add(rank)
 
     def make(self) -> None:
@@ -53,12 +53,12 @@ class LineMaker:
                 self._append(rank)
 
     def _open(self, rank: int) -> None:
-        path = self._folder / PROGRESS_DIR / RING_FILE.format(rank=rank)
+        path = self._folder / PROGRESS_DIR / PROGRESS_FILE.format(rank=rank)
         if not path.exists():
             return
         from aorta.records.ring_record import RingRecord
 
-        with suppress(OSError, InputError, ValueError):  # an earlier run's, or the record is not there yet
+        with suppress(OSError, InputError, ValueError):  # an earlier run's, or it says nothing of rows yet
             self._records[rank] = RingRecord(self._folder, path)
             self._awaited.discard(rank)
 

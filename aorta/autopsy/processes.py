@@ -35,9 +35,8 @@ from aorta.errors import SIGNAL_EXIT_BASE
 from aorta.records.clocks import boot_id
 from aorta.records.files import OF_THIS_PROCESS, decode_json, open_own, open_regular, read_small
 from aorta.records.process import PROC, pid_namespace, process_facts, start_ticks
-from aorta.records.progress_file import (
+from aorta.records.progress import (
     STACKS_FILE,
-    WHEN_UNKNOWN,
     ProgressFacts,
     ProgressSeen,
     UnreadableProgress,
@@ -130,7 +129,8 @@ def progress_evidence(run_folder: Path, *, stacks: bool = False, saved: bool = T
         for row in seen.collectives:
             peer = row.peer
             if row.group is not None and peer is not None:
-                peer = row.group.ranks[peer] if 0 <= peer < len(row.group.ranks) else None
+                peer = row.group.ranks[peer] if peer < len(row.group.ranks) else None
+            late = facts.completed_late and row.on_device  # who waits was told late
             found.collectives.append(
                 CollectiveEvidence(
                     group="" if row.group is None else row.group.name,
@@ -141,7 +141,7 @@ def progress_evidence(run_folder: Path, *, stacks: bool = False, saved: bool = T
                     dtype=row.dtype,
                     peer=peer,
                     issued_ns=row.issued_ns,
-                    completed_ns=None if row.completed_ns == WHEN_UNKNOWN else row.completed_ns,
+                    completed_ns=None if late else row.completed_ns,
                 )
             )
         evidence.append(found)

@@ -35,7 +35,7 @@ from aorta.autopsy.processes import progress_evidence
 from aorta.command_line import name_ranks, rounded_time
 from aorta.errors import InputError
 from aorta.records.files import SMALL_BYTES, decode_json, json_text, read_small, write_whole
-from aorta.records.progress_file import PROGRESS_DIR
+from aorta.records.progress import PROGRESS_DIR
 from aorta.records.run_files import AUTOPSY_DIR
 from aorta.records.schema import Integer, Rank
 from aorta.terminal_style import LEAST_WIDTH, PLAIN, Style

@@ -28,7 +28,7 @@ from aorta.autopsy.report import verdict_on, verdict_on_run, write_verdict
 from aorta.command_line import name_ranks, to_stderr
 from aorta.errors import SIGNAL_EXIT_BASE
 from aorta.records.files import shared_folder, write_whole
-from aorta.records.progress_file import ANNOUNCED, ProgressState, ProgressWatch, UnreadableProgress, progress_files
+from aorta.records.progress import ANNOUNCED, ProgressState, ProgressWatch, UnreadableProgress, progress_files
 from aorta.records.run_files import AUTOPSY_DIR
 from aorta.records.salvage import salvage
 

@@ -42,7 +42,7 @@ from aorta.records.files import (
     unused,
     write_whole,
 )
-from aorta.records.progress_file import PROGRESS_DIR
+from aorta.records.progress import PROGRESS_DIR
 from aorta.records.run_files import (
     AUTOPSY_DIR,
     ENVIRONMENT_NAMES,

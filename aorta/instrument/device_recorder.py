@@ -17,7 +17,6 @@ from aorta.distributed.cuda import is_capturing
 from aorta.instrument.event_clock import EventClock, Mark, on_host
 from aorta.instrument.recorder import Recorder, Scalar, bits_of
 from aorta.records import ring_file as rf
-from aorta.records.progress_file import Progress
 from aorta.records.ring_file import RingFile
 from aorta.records.schema import Step
 from aorta.records.step_line import StepFacts
@@ -59,9 +58,8 @@ class DeviceRecorder(Recorder):
         clock: EventClock,
         issued_by_backends: Callable[[], dict[int, int | None]],
         sink: Callable[[Step], None],
-        progress: Progress | None = None,
     ) -> None:
-        super().__init__(ring, interceptor, issued_by_backends, sink, progress)
+        super().__init__(ring, interceptor, issued_by_backends, sink)
         self._clock = clock
         marks: Marks | None = interceptor.marks
         assert marks is not None  # it is a device's

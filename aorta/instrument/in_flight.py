@@ -23,7 +23,6 @@ import torch
 import torch.distributed as dist
 
 from aorta.instrument.dispatcher import Work, backward_pass
-from aorta.records.progress_file import NOWHERE
 from aorta.records.schema import EndSource
 
 _LOOKS: Final = 4
@@ -41,7 +40,6 @@ class InFlight:
             and receive.
         start: set by an emulated link; None where it follows from the backend's queue.
         backend_end_ns: when the backend itself was done, where the emulated fabric set `end`.
-        noted: its index in the rank's progress file.
     """
 
     kind: str
@@ -56,7 +54,6 @@ class InFlight:
     end_source: EndSource | None = None
     waiters: int = 1
     backend_end_ns: int | None = None
-    noted: int = NOWHERE
     has_completed: Callable[[], bool] | None = field(default=None, repr=False)
 
     def taken_in_backward(self) -> None:

@@ -6,7 +6,6 @@ passes finished ones to a sink. Must not leave a hook or a kernel installed afte
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import weakref
@@ -38,8 +37,6 @@ from aorta.instrument.operators import OPERATORS
 from aorta.instrument.python_interceptor import PythonInterceptor
 from aorta.instrument.recorder import Elsewhere, Recorder
 from aorta.instrument.row_ranges import RowRanges
-from aorta.records.clocks import boot_id
-from aorta.records.progress_file import RING_FILE, Progress
 from aorta.records.ring_file import RingFacts, RingFile
 from aorta.records.schema import STALL_CUTOFF_NS, ClockReading, InstrumentMode, Step
 from aorta.timeline.overlap import Unseen
@@ -49,7 +46,6 @@ NOT_COMPILED: Final = (
 )
 ON_A_CPU: Final = "on a CPU a copy is made by the threads that compute: it is part of computation"
 _INSTEAD: Final = "copies are not looked at in an isolated baseline"
-_log = logging.getLogger(__name__)
 _open: weakref.WeakSet[Instrumentation] = weakref.WeakSet()
 
 
@@ -79,7 +75,7 @@ class Instrumentation:
             device nothing else does: without them it is off.
         dedicated_async: in `dedicated` mode, move asynchronous collectives as well (`NativeDeviceInterceptor`).
         stall_cutoff_ns: on a CPU, length up to which a backend's call only hands a collective over.
-        progress: of the rank; its ring is in the same folder.
+        ring: of the rank, which outlives the instrument; None: one in memory.
         elsewhere: the record, where another process may make the lines of the ring.
 
     Attributes:
@@ -103,7 +99,7 @@ class Instrumentation:
         native: bool = False,
         dedicated_async: bool = False,
         stall_cutoff_ns: int = STALL_CUTOFF_NS,
-        progress: Progress | None = None,
+        ring: RingFile | None = None,
         elsewhere: Elsewhere | None = None,
     ) -> None:
         module, timed_by = compiled(device, wanted=native, emulated=fabric is not None)
@@ -136,7 +132,8 @@ class Instrumentation:
             anchor_interval=None if elsewhere is None else elsewhere.anchor_interval,
             bound_ns=clock.bound_ns if on_a_device else None,
         )
-        ring = open_ring(facts, progress)
+        ring = RingFile.create(None) if ring is None else ring
+        ring.describe(facts)
         if ring.path is None:
             elsewhere = None
         elif elsewhere is not None:
@@ -148,20 +145,20 @@ class Instrumentation:
         if isinstance(clock, NativeDeviceClock):
             moved = {"dedicated": mode == "dedicated", "dedicated_async": dedicated_async}
             interceptor = NativeDeviceInterceptor(
-                module, clock, self.groups, ring, device, progress, **moved, priority=stream_priority
+                module, clock, self.groups, ring, device, **moved, priority=stream_priority
             )
         elif module is not None:
-            interceptor = NativeCpuInterceptor(module, self.groups, ring, stall_cutoff_ns, progress)
+            interceptor = NativeCpuInterceptor(module, self.groups, ring, stall_cutoff_ns)
         else:
             links = None if fabric is None or mode == "off" else HostLinks(fabric)
             on_device = clock if isinstance(clock, DeviceClock) else None
-            interceptor = PythonInterceptor(self.groups, ring, links, stall_cutoff_ns, progress, on_device)
+            interceptor = PythonInterceptor(self.groups, ring, links, stall_cutoff_ns, on_device)
         self._interceptor: NativeCpuInterceptor | PythonInterceptor | NativeDeviceInterceptor | None = interceptor
         self.recorder: Recorder
         if isinstance(interceptor, NativeCpuInterceptor) or not on_a_device:
-            self.recorder = Recorder(ring, interceptor, counts, sink, progress, elsewhere)
+            self.recorder = Recorder(ring, interceptor, counts, sink, elsewhere)
         else:
-            self.recorder = DeviceRecorder(ring, interceptor, clock, counts, sink, progress)
+            self.recorder = DeviceRecorder(ring, interceptor, clock, counts, sink)
         self.recorder.own.counted = module is not None or self.why_off is not None
         # The program may free a model before the recording ends.
         self._blocks: list[tuple[str, weakref.ref[nn.Module]]] = []
@@ -237,7 +234,8 @@ class Instrumentation:
             self._interceptor.close()
             self._interceptor = None
         if self._ring is not None:
-            self._ring.close(remove=self.recorder.is_whole)
+            if self.recorder.is_whole:
+                self._ring.note_whole()
             self._ring = None
 
     def __enter__(self) -> Self:
@@ -296,18 +294,6 @@ def ring_facts(
         no_values=no_values,
         operators=ring_operators(),
         dtypes=tuple(dtype_name(dtype) for dtype in DTYPES),
-        boot_id=boot_id(),
         anchor_interval=anchor_interval,
         bound_ns=bound_ns,
     )
-
-
-def open_ring(facts: RingFacts, progress: Progress | None) -> RingFile:
-    """Create the rank's ring beside its progress file; in memory where there is none, or no space for it."""
-    if progress is not None and progress.path is not None:
-        path = progress.path.with_name(RING_FILE.format(rank=facts.rank))
-        try:
-            return RingFile.create(path, facts)
-        except OSError as error:
-            _log.warning("%s cannot be written: a killed rank loses its last steps: %s", path, error.strerror or error)
-    return RingFile.create(None, facts)

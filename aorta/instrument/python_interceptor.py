@@ -49,10 +49,9 @@ from aorta.instrument.operators import (
 from aorta.instrument.row_marks import RowMarks
 from aorta.instrument.row_ranges import RowRanges
 from aorta.records import ring_file as rf
-from aorta.records.progress_file import NOWHERE, Progress
+from aorta.records.progress import NO_PEER
 from aorta.records.ring_file import RingFile, RingGroup
-from aorta.records.ring_rows import NOWHERE as NO_ROW
-from aorta.records.ring_rows import RingRows
+from aorta.records.ring_rows import NOWHERE, RingRows
 from aorta.records.schema import STALL_CUTOFF_NS, EndSource
 
 _CPU = torch.device("cpu")
@@ -69,28 +68,23 @@ class _Call(NamedTuple):
 
 
 class _Member(NamedTuple):
-    """What is needed of a process group at every call. `number`: in the ring; `listed`: its index in the progress
-    file.
-    """
+    """What is needed of a process group at every call. `number`: in the ring."""
 
     name: str
     size: int
     ranks: tuple[int, ...]
     number: int
-    listed: int
 
 
 @dataclass(slots=True)
 class RowInFlight(InFlight):
-    """A collective in flight, and its rows: its own, which none has where no step was open, and that of its emulated
-    link.
-    """
+    """A collective in flight, and its rows: its own, and in a step that of its emulated link."""
 
     op: int = 0
     of_group: int = 0
     rows: RingRows | None = field(default=None, repr=False)
-    row: int = NO_ROW
-    link: int = NO_ROW
+    row: int = NOWHERE
+    link: int = NOWHERE
 
     def taken_in_backward(self) -> None:
         if self.rows is not None:
@@ -104,7 +98,6 @@ class PythonInterceptor:
         groups: filled with every process group when first seen, by name.
         links: of the emulated fabric, which delays completion; None = the real network.
         shortest_call_ns: a backend's call that takes longer is noted, as it may have been a stall.
-        progress: collectives are noted there as well.
         clock: of a device that is not looked at: what is open from `begin_span` to `end_span` is timed on it.
 
     Attributes:
@@ -119,11 +112,9 @@ class PythonInterceptor:
         ring: RingFile,
         links: HostLinks | None = None,
         shortest_call_ns: int = STALL_CUTOFF_NS,
-        progress: Progress | None = None,
         clock: DeviceClock | None = None,
     ) -> None:
         self._groups, self._ring, self._links, self._shortest_call_ns = groups, ring, links, shortest_call_ns
-        self._progress = progress or Progress()
         self.rows = RingRows(ring)
         self.marks = None if clock is None else RowMarks(self.rows, clock)
         self.ranges = RowRanges(ring, self.rows, self)
@@ -279,7 +270,7 @@ class PythonInterceptor:
         """Number a collective, and append its row if a step is open."""
         operator, rows = call.operator, self.rows
         typed = None if operator.argument is None or tensor is None else tensor.dtype
-        peer = NOWHERE if call.peer_at is None else args[call.peer_at]
+        peer = NO_PEER if call.peer_at is None else args[call.peer_at] & NO_PEER
         size = operator.full_array_bytes(args, member.size)
         dtype = None if typed is None else dtype_name(typed)
         issued = RowInFlight(operator.kind, member.name, 0, size, dtype, 0, op=call.number, of_group=member.number)
@@ -289,28 +280,21 @@ class PythonInterceptor:
         with self._lock:
             issued.seq = next(self._count[counter])
             issued.number = None if operator.point_to_point else issued.seq
-            issued.issue_ns = time.perf_counter_ns()
+            of_pair = next(self._count[f"{counter}/{peer}"]) if operator.point_to_point else 0
+            issued.rows = rows
+            issued.row, issued.issue_ns = rows.issue(
+                rf.UNWATCHED if self._watched_passes == 0 and backward_pass() != -1 else 0,
+                call.number,
+                rf.NO_DTYPE if typed is None else _NUMBERS[typed],
+                member.number,
+                size,
+                issued.seq,
+                of_pair << 32 | peer,
+            )
             if self._open:
-                issued.rows, issued.row = (
-                    rows,
-                    rows.append(
-                        rf.COLLECTIVE,
-                        rf.UNWATCHED if self._watched_passes == 0 and backward_pass() != -1 else 0,
-                        a=issued.issue_ns,
-                        x=size,
-                        y=issued.seq,
-                        b2=peer,
-                        op=call.number,
-                        dtype=rf.NO_DTYPE if typed is None else _NUMBERS[typed],
-                        group=member.number,
-                    ),
-                )
                 if self._links is not None:
                     issued.link = rows.append(rf.LINK, x=issued.row)
                 self._issued.append(issued)
-            # In the progress file sends and receives are counted by peer: the two ranks of a pair agree on that alone.
-            number = next(self._count[f"{counter}/{peer}"]) if operator.point_to_point else issued.seq
-            issued.noted = self._progress.issue(member.listed, number, call.number, dtype, size, peer, issued.issue_ns)
         return issued
 
     def _member(self, group: dist.ProcessGroup) -> _Member:
@@ -318,9 +302,8 @@ class PythonInterceptor:
         if member is None:
             name = group.group_name
             self._groups[name] = seen = group_seen(group)
-            number = self._ring.group(RingGroup(name, seen.lanes, counts_point_to_point(group, _CPU)))
-            listed = self._progress.group(name, seen.ranks)
-            member = self._members[group] = _Member(name, group.size(), seen.ranks, number, listed)
+            listed = RingGroup(name, seen.lanes, counts_point_to_point(group, _CPU), seen.ranks)
+            member = self._members[group] = _Member(name, group.size(), seen.ranks, self._ring.group(listed))
         return member
 
     def _notice_end(self, name: str, issued: RowInFlight, work: Work) -> bool:
@@ -365,15 +348,14 @@ class PythonInterceptor:
         again.
         """
         with self._lock:
-            if issued.end is not None and issued.link == NO_ROW:
+            if issued.end is not None and issued.link == NOWHERE:
                 return
             issued.stamp(source, at_ns)
             end_ns = int(issued.end or 0)
             if issued.start is not None:
                 by_fabric = rf.BY_FABRIC if issued.end_source == "emulated" else 0
                 self.rows.linked(issued.link, by_fabric, issued.start, issued.backend_end_ns or 0)
-            self.rows.end(issued.row, end_ns * 2 + (issued.end_source == "wait"))
-        self._progress.completed(issued.noted, end_ns)
+            self.rows.complete(issued.row, end_ns, by_wait=issued.end_source == "wait")
 
     def _waited(self, issued: RowInFlight, begin_ns: int, end_ns: int, *, blocked: bool, over: bool) -> None:
         if self._holds_up():

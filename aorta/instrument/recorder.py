@@ -25,7 +25,6 @@ from aorta.errors import RecordWriteError
 from aorta.instrument.event_clock import Mark
 from aorta.instrument.user_marks import MOST_PER_STEP, UserMarks
 from aorta.records import ring_file as rf
-from aorta.records.progress_file import Progress
 from aorta.records.ring_file import RingFile
 from aorta.records.ring_steps import MOST, RingSteps
 from aorta.records.schema import Step
@@ -112,7 +111,7 @@ class Scalar:
 
 
 class _Span:
-    """A row that opens and ends with a `with` block. In the progress file it is a phase, where it has the name of one;
+    """A row that opens and ends with a `with` block, and the phase of the rank, where it has the name of one;
     `restores`: the phase before it continues afterwards.
     """
 
@@ -166,10 +165,9 @@ class Recorder:
         interceptor: NativeInterceptor | PythonInterceptor,
         issued_by_backends: Callable[[], dict[int, int | None]],
         sink: Callable[[Step], None],
-        progress: Progress | None = None,
         elsewhere: Elsewhere | None = None,
     ) -> None:
-        self.progress = progress or Progress()
+        self.progress = ring.progress
         self.unseen: Unseen | None = None
         self.no_copies: str | None = NO_COPIES
         self.user_marks = UserMarks()
@@ -337,7 +335,7 @@ class Recorder:
         """Return a `with` block of work that is neither compute nor communication.
 
         Args:
-            name: of the range; in the progress file a phase, where it is one of `PHASES`.
+            name: of the range; the rank is in the phase of that name, if it is one of `PHASES`.
             restores: the phase before it continues afterwards; False where another begins at once, which saves a note.
         """
         return _Span(self, name, rf.AUX, self._ring.text(name), restores=restores)

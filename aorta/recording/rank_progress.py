@@ -1,4 +1,4 @@
-"""The progress file of a rank, and the watchdog that reads those of a host, for as long as a run is recorded.
+"""The ring of a rank, and the watchdog that reads those of a host, for as long as a run is recorded.
 
 Must not fail a run: where the file or the process cannot be had, the run goes on without.
 """
@@ -26,15 +26,14 @@ from aorta.distributed.output_folder import RunFolder
 from aorta.distributed.topology import Topology
 from aorta.errors import SIGNAL_EXIT_BASE
 from aorta.installation import own_environment, own_program
-from aorta.instrument.backend_calls import DTYPES, dtype_name
 from aorta.instrument.compute_ranges import ModuleHook
-from aorta.instrument.operators import offered
 from aorta.instrument.transparent import observed_steps
 from aorta.recording.meeting import joined
 from aorta.records.clocks import boot_id
 from aorta.records.files import shared_folder
 from aorta.records.process import pid_namespace, start_ticks
-from aorta.records.progress_file import PROGRESS_DIR, PROGRESS_FILE, STACKS_FILE, Progress, ProgressFacts, ProgressFile
+from aorta.records.progress import PROGRESS_DIR, PROGRESS_FILE, STACKS_FILE, Progress, ProgressFacts
+from aorta.records.ring_file import RingFile
 
 _log = logging.getLogger(__name__)
 _started: list[subprocess.Popen[bytes]] = []
@@ -49,12 +48,12 @@ def _leave() -> None:
 
 
 @contextmanager
-def noted_progress(
+def open_ring(
     folder: RunFolder, topology: Topology, warmup_steps: int, settings: WatchdogSettings, *, completed_late: bool
-) -> Iterator[Progress]:
-    """Note the rank's progress for the length of a `with` block; local rank 0 starts the watchdog of its host."""
+) -> Iterator[RingFile]:
+    """Open the rank's ring for the length of a `with` block; local rank 0 starts the watchdog of its host."""
     with ExitStack() as stack:
-        directory, progress, meeting = folder.path / PROGRESS_DIR, Progress(), joined.get()
+        directory, ring, meeting = folder.path / PROGRESS_DIR, None, joined.get()
         try:
             shared_folder(directory)
             number = stack.enter_context(stacks_on_request(directory / STACKS_FILE.format(rank=topology.rank)))
@@ -71,29 +70,32 @@ def noted_progress(
                 attempt=folder.attempt,
                 opened_ns=time.perf_counter_ns(),
                 warmup_steps=warmup_steps,
-                kinds=tuple(operator.kind for operator in offered().values()),
-                dtypes=tuple(dtype_name(dtype) for dtype in DTYPES),
                 main_thread=threading.get_ident() if meeting is None else meeting.trains_in,
                 stack_signal=number,
                 completed_late=completed_late,
                 error_file=os.environ.get("TORCHELASTIC_ERROR_FILE"),
             )
-            progress = ProgressFile.create(directory / PROGRESS_FILE.format(rank=topology.rank), facts)
+            ring = RingFile.create(directory / PROGRESS_FILE.format(rank=topology.rank), facts)
         except OSError as error:
-            _log.warning("no watchdog: %s cannot be written: %s", directory, error.strerror or error)
-        if topology.local_rank == 0 and settings.timeout_s != 0 and progress.path is not None:
+            why = error.strerror or error
+            _log.warning(
+                "no watchdog, and a killed rank loses its last steps: %s cannot be written: %s", directory, why
+            )
+            ring = RingFile.create(None)
+        stack.callback(ring.close)
+        if topology.local_rank == 0 and settings.timeout_s != 0 and ring.path is not None:
             _start(folder, topology, settings)
         try:
-            yield progress
+            yield ring
         except BaseException as error:
             code = int(getattr(error, "exit_code", 1))
             if isinstance(error, SystemExit):
                 code = error.code if isinstance(error.code, int) else int(error.code is not None)
             elif isinstance(error, KeyboardInterrupt):
                 code = SIGNAL_EXIT_BASE + signal.SIGINT
-            progress.end(code)
+            ring.progress.end(code)
             raise
-        progress.end(0)
+        ring.progress.end(0)
 
 
 @contextmanager

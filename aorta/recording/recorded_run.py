@@ -56,10 +56,11 @@ from aorta.loggers import Logger, Place
 from aorta.recording.calibration import Calibrator
 from aorta.recording.live_steps import FollowedRecord, LiveLoggers, ShownStep
 from aorta.recording.rank_process import log_to
-from aorta.recording.rank_progress import noted_progress
+from aorta.recording.rank_progress import open_ring
 from aorta.recording.rank_record import LentRecord, RankRecordWriter
 from aorta.records.clocks import boot_id, read_clocks
-from aorta.records.progress_file import Progress
+from aorta.records.progress import Progress
+from aorta.records.ring_file import RingFile
 from aorta.records.run_files import MANIFEST_FILE
 from aorta.records.schema import (
     SCHEMA_VERSION,
@@ -128,6 +129,7 @@ class RecordedRun:
         record: this rank's, with its header written.
         clocks: measured once; the code that ends the run measures them again after the footer.
         calibrator: called with each step by the code that drives the run.
+        ring: of this rank.
     """
 
     request: RunRequest
@@ -137,7 +139,12 @@ class RecordedRun:
     devices: DeviceSampler
     loggers: LiveLoggers
     calibrator: Calibrator
-    progress: Progress
+    ring: RingFile
+
+    @property
+    def progress(self) -> Progress:
+        """Where this rank is in its loop."""
+        return self.ring.progress
 
     def instrument(
         self,
@@ -174,7 +181,7 @@ class RecordedRun:
             anchor=self.record.header.clock,
             fabric=fabric,
             cutoff=self.record.header.stall_cutoff,
-            progress=self.progress,
+            ring=self.ring,
             elsewhere=self.record.lent,
         )
         self.calibrator.attach(instrument.recorder)
@@ -278,11 +285,11 @@ def recorded_run(request: RunRequest, site: RunSite) -> Iterator[RecordedRun]:
         samples_per_step=request.samples_per_step,
     )
     late = device.type != "cpu"
-    noted = noted_progress(site.folder, topology, request.warmup_steps, request.watchdog, completed_late=late)
+    of_rank = open_ring(site.folder, topology, request.warmup_steps, request.watchdog, completed_late=late)
     open_runs.append(request)
     try:
-        with devices, live as loggers, noted as progress:
-            yield RecordedRun(request, site, record, clocks, devices, loggers, calibrator, progress)
+        with devices, live as loggers, of_rank as ring:
+            yield RecordedRun(request, site, record, clocks, devices, loggers, calibrator, ring)
     finally:
         open_runs.remove(request)
         record.writer.close()
@@ -355,7 +362,7 @@ def open_instrument(
     anchor: ClockReading | None = None,
     fabric: EmulatedNetwork | None = None,
     cutoff: StallCutoff | None = None,
-    progress: Progress | None = None,
+    ring: RingFile | None = None,
     elsewhere: Elsewhere | None = None,
 ) -> Instrumentation:
     """Return the instrument as a configuration asks for it; the caller closes it.
@@ -364,7 +371,7 @@ def open_instrument(
         sink: takes finished steps in order.
         anchor: places MONOTONIC in wall-clock time; None: the clocks of this moment.
         cutoff: of stalls on this host; None: `STALL_CUTOFF_NS`.
-        fabric, progress, elsewhere: as `Instrumentation` takes them.
+        fabric, ring, elsewhere: as `Instrumentation` takes them.
     """
     return Instrumentation(
         device,
@@ -378,6 +385,6 @@ def open_instrument(
         native=settings.native,
         dedicated_async=settings.dedicated_async,
         stall_cutoff_ns=STALL_CUTOFF_NS if cutoff is None else cutoff.cutoff_ns,
-        progress=progress,
+        ring=ring,
         elsewhere=elsewhere,
     )

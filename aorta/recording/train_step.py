@@ -30,7 +30,7 @@ from aorta.parallel.plan import Blocks, ParallelizedModel, global_norm, mesh_of
 from aorta.parallel.strategies import parallelize
 from aorta.recording.calibration import Calibrator, calibration_plan
 from aorta.recording.recorded_run import open_instrument
-from aorta.records.progress_file import Progress
+from aorta.records.ring_file import RingFile
 from aorta.records.schema import Calibration, Step
 from aorta.records.step_line import StepFacts
 from aorta.workload.tasks import Batch, Model, Stages, Task
@@ -235,7 +235,7 @@ class Loop:
         config: as `resolved` makes it of arguments.
         sink: receives finished steps.
         fabric: delays collectives; None: the real network, whatever `config` says.
-        progress: of the rank, in which steps and collectives are noted; None: nowhere.
+        ring: of the rank; None: one in memory.
         elsewhere: as `Instrumentation` takes it.
 
     Attributes:
@@ -257,7 +257,7 @@ class Loop:
         device: torch.device,
         sink: Callable[[Step], None],
         fabric: EmulatedNetwork | None = None,
-        progress: Progress | None = None,
+        ring: RingFile | None = None,
         elsewhere: Elsewhere | None = None,
     ) -> None:
         task = task_of(config)
@@ -277,7 +277,7 @@ class Loop:
             self._calibrator.take(step)
 
         self.instrument = open_instrument(
-            settings, topology, device, finished, fabric=fabric, progress=progress, elsewhere=elsewhere
+            settings, topology, device, finished, fabric=fabric, ring=ring, elsewhere=elsewhere
         )
         self._calibrator.attach(self.instrument.recorder)
         self.step_of_training = TrainStep.build(model, task, self.instrument, config, device)

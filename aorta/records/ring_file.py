@@ -1,18 +1,22 @@
-"""Rows of what happened on one rank, in a file mapped into its memory: `progress/ring_<rank>.bin` in the run's folder.
+"""The ring of a rank: where it is in its loop, and rows of what happened there, in a file mapped into its memory.
 
-    ring = RingFile.create(path, facts)       # in the rank; rows are appended by compiled code (`native/ring.hpp`), or
-                                              # by Python (`ring_rows.py`)
+    ring = RingFile.create(path, process=...) # in the rank: `progress/rank_<rank>.bin` in the run's folder
+    ring.progress.enter("forward")            # `aorta.records.progress`, which also reads it for an autopsy
+    ring.describe(facts)                      # rows are appended by compiled code (`native/ring.hpp`), or by Python
+                                              # (`ring_rows.py`)
     ring.text("optimizer")                    # its number, for rows
     rows, first = ring.rows_since(index)      # anywhere: what happened since, and the index of its first row
+    ring.close()                              # where its rows are in the record, the newest collectives stay
 
-Layout: a page of words; facts as JSON; texts and groups as JSON lines, numbered from 1 on; a ring of rows of 64 bytes.
-A row's stamp is 0 while it is written, and then 1 + its index, so a reader sees torn and overwritten rows.
+Layout, little-endian: a page of words; facts of the process, and of its rows, as JSON; texts and groups as JSON lines,
+numbered from 1 on; a ring of rows of 64 bytes. A row's stamp is 0 while it is written, and then 1 + its index, so a
+reader sees torn and overwritten rows.
 
     kind           a, b                       x, y                       a2, b2; flags; name
     STEP           begin, end                 global step; behind rows   its first row; epoch, step; facts; why unseen
     SUMMARY        own time; its STEP         issued; outside            ahead before, after; counted; why unclear
     VALUE          when, 0                    a float's bits             ; which
-    COLLECTIVE     issue; end * 2 + by wait   bytes; number              end of a long call; peer; group, op, dtype
+    COLLECTIVE     issue; end * 2 + by wait   bytes; number              end of a long call; pair; group, op, dtype
     WAIT           begin, end                 ; number                   ; blocked, over; group, op
     PASS           begin, end                                            ; backward; block
     TAIL, STALL    begin, end
@@ -31,7 +35,9 @@ On a device begin and end are what it says, and a2 and b2 when the host recorded
     GAP            begin, end                                            marked
     JOINED                                    its GAP; number            ; group, op
 
-where a COLLECTIVE has twice the end of its SPAN. A step of a device has its end last of all.
+where a COLLECTIVE has twice the end of its SPAN. A step of a device has its end last of all. A pair is a number times
+2^32, and the peer, a rank within the group: there sends and receives are counted by peer and direction, as the two
+ranks of a pair agree on that alone. Collectives outside of steps have rows of themselves only.
 
 A step has the rows from its first one on that stand before what is behind them, and those which name it. Times are
 nanoseconds of CLOCK_MONOTONIC, the clock of `time.perf_counter_ns`; an end of 0: not yet. A collective on an emulated
@@ -51,22 +57,38 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.records.files import OF_THIS_PROCESS, above_streams, decode_json, open_own, whole_file
+from aorta.records.files import OF_THIS_PROCESS, above_streams, decode_json, open_own, whole_file, write_whole
+from aorta.records.progress import (
+    COUNT_WORD,
+    FACTS_AT,
+    FACTS_WORD,
+    KEPT,
+    LAST_WORD,
+    MAGIC,
+    NAMES_AT,
+    OWNER_WORD,
+    PAGE,
+    PROCESS_WORD,
+    READ_WORD,
+    ROWS_AT,
+    SLOTS,
+    SLOTS_WORD,
+    STEPS_WORD,
+    TEXTS_WORD,
+    VERSION,
+    VERSION_WORD,
+    WHOLE_WORD,
+    Progress,
+    ProgressFacts,
+    is_a_size,
+)
 from aorta.records.schema import ClockReading, CopyDirection, Integer, Rank
 
-MAGIC: Final = b"AORTARNG"
-VERSION: Final = 3
-SLOTS: Final = 65_536
-COUNT_AT: Final = 512
-ROWS_AT: Final = 262_144
-_READ_AT: Final = 576
-_TEXTS_AT: Final = 640
-_OWNER_AT, _STEPS_AT, _LAST_AT = 704, 768, 776
 NOBODY: Final = 0
 GIVEN_UP: Final = -1
 """Owners of a ring that are no process: nobody makes its lines yet; the process that did no longer does."""
-_FACTS_AT, _NAMES_AT = 1024, 8192
-_WORD: Final = 8
+_RANKS_UNTIL: Final = (ROWS_AT - NAMES_AT) // 2
+"""So much of the space for names may be taken where groups are still listed with their ranks."""
 
 ROW: Final = np.dtype(
     [
@@ -81,7 +103,7 @@ WARMUP, CONTINUES, BLIND, PHASE_SHIFT = 1, 2, 4, 3  # of STEP; the highest bits 
 OWN_COUNTED = 1  # of SUMMARY
 BLOCKED, OVER = 1, 2  # of WAIT
 BACKWARD = 1  # of PASS
-BY_FUTURE, UNWATCHED = 1, 2  # of COLLECTIVE
+BY_FUTURE, UNWATCHED, ON_DEVICE = 1, 2, 4  # of COLLECTIVE
 BY_FABRIC = 1  # of LINK: the emulated fabric set its end
 LOSS, GRAD_NORM, LR = range(3)  # of VALUE, and of a NOTE: values that were read later
 CAPTURED, NO_COPIES, UNSEEN = range(3, 6)  # of NOTE: what it is about
@@ -115,20 +137,21 @@ class RingOperator(NamedTuple):
 
 
 class RingGroup(NamedTuple):
-    """A process group, by its number: how many of its collectives the backend runs at once, and whether that counts
-    sends and receives.
+    """A process group, by its number: how many of its collectives the backend runs at once, whether that counts sends
+    and receives, and its global ranks, by rank within the group; empty where there is no space for them.
     """
 
     name: str
     lanes: int
     counts_point_to_point: bool
+    ranks: tuple[Rank, ...] = ()
 
 
 _OTHER_GROUPS: Final = RingGroup(OTHERS, 1, False)
 
 
 class RingFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What does not change while a rank runs: of its record, and the names of the numbers in rows.
+    """What does not change while a rank runs, of its record: also names of the numbers in rows.
 
     Attributes:
         stall_cutoff_ns: length up to which a backend's call only handed a collective over.
@@ -147,7 +170,6 @@ class RingFacts(msgspec.Struct, frozen=True, kw_only=True):
     no_values: str | None
     operators: tuple[RingOperator, ...]
     dtypes: tuple[str, ...]
-    boot_id: str
     anchor_interval: Annotated[int, msgspec.Meta(ge=1)] | None = None
     bound_ns: Integer | None = None
 
@@ -166,6 +188,8 @@ class RingFile:
     Attributes:
         path: None: it is in memory, and ends with the process.
         file: its descriptor in the process that made it, which holds a lock on it; -1 where it is in memory.
+        process: whose it is; None: nobody said.
+        progress: for the process that made it.
     """
 
     def __init__(self, memory: mmap.mmap, path: Path | None = None, file: int = -1) -> None:
@@ -173,14 +197,16 @@ class RingFile:
         if memory[: len(MAGIC)] != MAGIC:
             raise UnreadableRing(f"{path}: is no ring of rows")
         self._memory = memory
-        self._words = memoryview(memory).cast("B")[:_FACTS_AT].cast("q")
-        version, self.slots, size = self._words[1:4]
-        fits = 0 < self.slots <= SLOTS and len(memory) == ROWS_AT + self.slots * ROW.itemsize
+        self._words = memoryview(memory).cast("B")[:PAGE].cast("q")
+        version, self.slots = self._words[VERSION_WORD], self._words[SLOTS_WORD]
+        fits = is_a_size(self.slots) and len(memory) == ROWS_AT + self.slots * ROW.itemsize
         if version != VERSION or not fits:
             raise UnreadableRing(
                 f"{path}: version {version} of {len(memory)} bytes; this AORTA reads version {VERSION}"
             )
-        self.facts = decode_json(memory[_FACTS_AT : _FACTS_AT + size], msgspec.json.Decoder(RingFacts))
+        self.progress = Progress(self._words, path)
+        self.process: ProgressFacts | None = None
+        self._facts: RingFacts | None = None
         self._rows: NDArray[Any] = np.frombuffer(memory, ROW, self.slots, ROWS_AT)
         self._listed: dict[str | RingGroup, int] = {}
         self._names: list[Any] = [None]
@@ -188,9 +214,9 @@ class RingFile:
         self._mapped_by = os.getpid()
 
     @classmethod
-    def create(cls, path: Path | None, facts: RingFacts, slots: int = SLOTS) -> RingFile:
+    def create(cls, path: Path | None, process: ProgressFacts | None = None, slots: int = SLOTS) -> RingFile:
         """Create a new file in place of an older one, with all of its space reserved: on a full disk a later store
-        would end the process. `slots`: a power of two.
+        would end the process.
 
         Raises:
             OSError: it cannot be created or reserved, or its file system maps no files.
@@ -198,57 +224,115 @@ class RingFile:
         size = ROWS_AT + slots * ROW.itemsize
         if path is None:
             _in_memory.append(memory := mmap.mmap(-1, size))
-            return cls._made(memory, -1, facts, slots, None)
+            return cls._made(memory, -1, process, slots, None)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(path) as part:
-            file = above_streams(os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        with whole_file(path) as part:  # an older one may be mapped by another process
+            file = above_streams(os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
             try:
                 os.posix_fallocate(file, 0, size)
                 with suppress(OSError):  # where the disk has no locks, nobody else touches a ring
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return cls._made(mmap.mmap(file, size), file, facts, slots, path)
+                return cls._made(mmap.mmap(file, size), file, process, slots, path)
             except OSError:
                 os.close(file)
                 raise
 
     @classmethod
-    def _made(cls, memory: mmap.mmap, file: int, facts: RingFacts, slots: int, path: Path | None) -> RingFile:
-        encoded = msgspec.json.encode(facts)
-        if len(encoded) > _NAMES_AT - _FACTS_AT:
-            raise OSError(f"the facts of rank {facts.rank} take {len(encoded)} bytes")
-        memory[_FACTS_AT : _FACTS_AT + len(encoded)] = encoded
+    def _made(
+        cls, memory: mmap.mmap, file: int, process: ProgressFacts | None, slots: int, path: Path | None
+    ) -> RingFile:
         words = memoryview(memory).cast("q")
-        words[1], words[2], words[3] = VERSION, slots, len(encoded)
+        words[VERSION_WORD], words[SLOTS_WORD] = VERSION, slots
         memory[: len(MAGIC)] = MAGIC
+        ring = cls(memory, path, file)
+        if process is not None:
+            ring.process = process
+            ring._say(process, PROCESS_WORD, PAGE, FACTS_AT)
+        ring.progress.enter("none")
         if file >= 0:
             OF_THIS_PROCESS.add(file)
-        ring = cls(memory, path, file)
         ring._list(OTHERS)
         ring._list(_OTHER_GROUPS)
         return ring
 
     @classmethod
     def open(cls, path: Path) -> RingFile:
-        """Map a ring for reading, and for saying what of it is in the record.
+        """Map a ring for reading its rows, and for saying what of them is in the record.
 
         Raises:
             OSError: it cannot be read or mapped, or is no file of its own (`files.open_own`).
-            UnreadableRing: it is none, of another version, or cut off.
+            UnreadableRing: it is none, of another version, cut off, or says nothing of rows yet.
         """
         with open_own(path, existing=True) as file:
             size = os.fstat(file.fileno()).st_size
             if size <= ROWS_AT:
                 raise UnreadableRing(f"{path}: is cut off: {size} bytes")
-            return cls(mmap.mmap(file.fileno(), size), path)
+            memory = mmap.mmap(file.fileno(), size)
+        ring = cls(memory, path)
+        said, facts = ring._words[PROCESS_WORD], ring._words[FACTS_WORD]
+        if facts == 0:
+            raise UnreadableRing(f"{path}: says nothing of rows")
+        if said:
+            ring.process = decode_json(memory[PAGE : PAGE + said], msgspec.json.Decoder(ProgressFacts))
+        ring._facts = decode_json(memory[FACTS_AT : FACTS_AT + facts], msgspec.json.Decoder(RingFacts))
+        return ring
 
-    def close(self, *, remove: bool) -> None:
-        """Give up the descriptor, and the file if `remove`; what is mapped stays."""
-        if remove and self.path is not None:
-            self.path.unlink(missing_ok=True)
-        if self.file >= 0:
-            OF_THIS_PROCESS.discard(self.file)
-            os.close(self.file)
-            self.file = -1
+    @property
+    def facts(self) -> RingFacts:
+        """What `describe` said."""
+        assert self._facts is not None  # it is described
+        return self._facts
+
+    def describe(self, facts: RingFacts) -> None:
+        """Say what rows mean; before the first one."""
+        self._facts = facts
+        self._say(facts, FACTS_WORD, FACTS_AT, NAMES_AT)
+
+    def _say(self, facts: msgspec.Struct, word: int, start: int, stop: int) -> None:
+        encoded = msgspec.json.encode(facts)
+        if len(encoded) > stop - start:
+            raise OSError(f"the facts of a rank take {len(encoded)} bytes")
+        self._memory[start : start + len(encoded)] = encoded
+        self._words[word] = len(encoded)
+
+    def close(self) -> None:
+        """Give up the descriptor; of rows that are in the record (`is_whole`), or of which there are none, nothing
+        stays but the newest collectives. What is mapped here stays.
+        """
+        if self.file < 0 or os.getpid() != self._mapped_by:
+            return
+        if self.is_whole or self._facts is None:
+            with suppress(OSError):  # then all of it stays
+                self.keep_progress()
+        OF_THIS_PROCESS.discard(self.file)
+        os.close(self.file)
+        self.file = -1
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all that its rows tell is in the record."""
+        return self._words[WHOLE_WORD] != 0
+
+    def note_whole(self) -> None:
+        """Say so: who completes records leaves it alone from now on."""
+        self._words[WHOLE_WORD] = 1
+
+    def keep_progress(self) -> None:
+        """Put a small file in its place, with the newest collectives for an autopsy of a run that has ended.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        assert self.path is not None  # it has a file
+        rows, _ = self.rows_since(0)
+        kept = rows[rows["kind"] == COLLECTIVE][-KEPT:]
+        kept["stamp"] = np.arange(1, len(kept) + 1)
+        small = bytearray(ROWS_AT + KEPT * ROW.itemsize)
+        small[:ROWS_AT] = self._memory[:ROWS_AT]
+        small[ROWS_AT : ROWS_AT + kept.nbytes] = kept.tobytes()
+        words = memoryview(small)[:PAGE].cast("q")
+        words[SLOTS_WORD], words[COUNT_WORD], words[WHOLE_WORD] = KEPT, len(kept), 1
+        write_whole(self.path, bytes(small))
 
     # --- names -------------------------------------------------------------------------------------------------------
 
@@ -262,20 +346,22 @@ class RingFile:
 
     def _list(self, name: str | RingGroup, others: int = 0) -> int:
         """Return the number of a new name, or of `others` where there is no space for it, or in a forked child."""
-        line, used = msgspec.json.encode(name) + b"\n", self._words[_TEXTS_AT // _WORD]
-        full = _NAMES_AT + used + len(line) > ROWS_AT or len(self._listed) >= MOST_TEXTS
+        line, used = msgspec.json.encode(name) + b"\n", self._words[TEXTS_WORD]
+        if isinstance(name, RingGroup) and used + len(line) > _RANKS_UNTIL:
+            line = msgspec.json.encode(name._replace(ranks=())) + b"\n"
+        full = NAMES_AT + used + len(line) > ROWS_AT or len(self._listed) >= MOST_TEXTS
         if full or os.getpid() != self._mapped_by:
             return others
-        self._memory[_NAMES_AT + used : _NAMES_AT + used + len(line)] = line
-        self._words[_TEXTS_AT // _WORD] = used + len(line)
+        self._memory[NAMES_AT + used : NAMES_AT + used + len(line)] = line
+        self._words[TEXTS_WORD] = used + len(line)
         number = self._listed[name] = len(self._listed) + 1
         return number
 
     def names(self) -> list[Any]:
         """Return what each number stands for: a text, or the fields of a group."""
-        size = self._words[_TEXTS_AT // _WORD]
+        size = self._words[TEXTS_WORD]
         if size > self._names_read:
-            lines = self._memory[_NAMES_AT + self._names_read : _NAMES_AT + size].splitlines()
+            lines = self._memory[NAMES_AT + self._names_read : NAMES_AT + size].splitlines()
             self._names += [msgspec.json.decode(line) for line in lines]
             self._names_read = size
         return self._names
@@ -295,31 +381,31 @@ class RingFile:
     @property
     def count(self) -> int:
         """How many rows were appended."""
-        return self._words[COUNT_AT // _WORD]
+        return self._words[COUNT_WORD]
 
     @property
     def read(self) -> int:
         """The index of the first row that is not in the record yet."""
-        return self._words[_READ_AT // _WORD]
+        return self._words[READ_WORD]
 
     @property
     def written(self) -> tuple[int, int]:
         """How many steps another process has written to the record, and when the last of them began."""
-        return self._words[_STEPS_AT // _WORD], self._words[_LAST_AT // _WORD]
+        return self._words[STEPS_WORD], self._words[LAST_WORD]
 
     def note_written(self, read: int, steps: int = 0, last_start_ns: int = 0) -> None:
         """Say which row is the first that is not in the record yet; `steps`, `last_start_ns`: as in `written`."""
-        self._words[_STEPS_AT // _WORD], self._words[_LAST_AT // _WORD] = steps, last_start_ns
-        self._words[_READ_AT // _WORD] = read
+        self._words[STEPS_WORD], self._words[LAST_WORD] = steps, last_start_ns
+        self._words[READ_WORD] = read
 
     @property
     def owner(self) -> int:
         """The process that makes lines of its rows, and writes to the record; or `NOBODY`, `GIVEN_UP`."""
-        return self._words[_OWNER_AT // _WORD]
+        return self._words[OWNER_WORD]
 
     @owner.setter
     def owner(self, process: int) -> None:
-        self._words[_OWNER_AT // _WORD] = process
+        self._words[OWNER_WORD] = process
 
     def rows_since(self, first: int) -> tuple[NDArray[Any], int]:
         """Return a copy of the rows from `first` on, as far as they were not overwritten, and the index of the first.

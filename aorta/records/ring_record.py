@@ -42,8 +42,8 @@ class RingRecord:
 
     @property
     def is_there(self) -> bool:
-        """Whether the ring has not been removed, which ends it: its record is whole, or was completed."""
-        return self._ring_path.exists()
+        """Whether the ring is still to be read: its record is not whole, and nobody has removed its folder."""
+        return self._ring_path.exists() and not self.ring.is_whole
 
     def claim(self, *, of_dead: bool = False) -> bool:
         """Lock the record, and return whether its lines are this process's to make; the first time reads where it ends.

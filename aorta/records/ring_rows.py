@@ -19,16 +19,16 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from aorta.records.ring_file import COUNT_AT, ROW, ROWS_AT, RingFile
+from aorta.records.progress import COUNT_WORD, MOVED_WORD, ROWS_AT, WORD
+from aorta.records.ring_file import COLLECTIVE, ROW, RingFile
 
 NOWHERE: Final = -1
 """In place of the index of a row that was not appended."""
-_WORD: Final = 8
-_WORDS_OF_A_ROW: Final = ROW.itemsize // _WORD
-_COUNT, _FIRST = COUNT_AT // _WORD, ROWS_AT // _WORD
+_WORDS_OF_A_ROW: Final = ROW.itemsize // WORD
+_FIRST: Final = ROWS_AT // WORD
 _pack_behind_stamp = struct.Struct("<BBBBHHqqqqqq").pack_into
 assert struct.calcsize("<qBBBBHHqqqqqq") == ROW.itemsize
-_A, _B, _Y, _A2, _B2 = (ROW.fields[name][1] // _WORD for name in ("a", "b", "y", "a2", "b2"))  # type: ignore[index]
+_A, _B, _Y, _A2, _B2 = (ROW.fields[name][1] // WORD for name in ("a", "b", "y", "a2", "b2"))  # type: ignore[index]
 _FLAGS: Final = ROW.fields["flags"][1]  # type: ignore[index]
 
 
@@ -64,12 +64,24 @@ class RingRows:
         with self._lock:
             index, words = next(self._indices), self._words
             at = _FIRST + (index & self._mask) * _WORDS_OF_A_ROW
-            if words[_COUNT] <= index:
-                words[_COUNT] = index + 1
+            if words[COUNT_WORD] <= index:
+                words[COUNT_WORD] = index + 1
             words[at] = 0
-            _pack_behind_stamp(self._bytes, (at + 1) * _WORD, kind, flags, op, dtype, group, name, a, b, x, y, a2, b2)
+            _pack_behind_stamp(self._bytes, (at + 1) * WORD, kind, flags, op, dtype, group, name, a, b, x, y, a2, b2)
             words[at] = index + 1
             return index
+
+    def issue(self, flags: int, op: int, dtype: int, group: int, size: int, number: int, pair: int) -> tuple[int, int]:
+        """Append the row of a collective, which is issued now; returns its index, and when that is."""
+        now_ns = time.perf_counter_ns()
+        index = self.append(COLLECTIVE, flags, 0, now_ns, 0, size, number, 0, pair, op=op, dtype=dtype, group=group)
+        self._words[MOVED_WORD] = now_ns
+        return index, now_ns
+
+    def complete(self, index: int, at_ns: int, *, by_wait: bool) -> None:
+        """Note that a collective has ended."""
+        self.end(index, at_ns * 2 + by_wait)
+        self._words[MOVED_WORD] = max(self._words[MOVED_WORD], at_ns)
 
     def begin(self, index: int, a: int) -> None:
         """Begin the span of a row, on a device: its row has been there since the host recorded the mark."""
@@ -119,14 +131,14 @@ class RingRows:
         """Note when a collective began on an emulated link, when its backend was done, and what set its end."""
         with self._lock:
             if (at := self._found(index)) is not None:
-                self._bytes[at * _WORD + _FLAGS] = flags
+                self._bytes[at * WORD + _FLAGS] = flags
                 self._words[at + _A], self._words[at + _B] = start_ns, backend_end_ns
 
     def add_flags(self, index: int, flags: int) -> None:
         """Set flags of a row beside those that it has."""
         with self._lock:
             if (at := self._found(index)) is not None:
-                self._bytes[at * _WORD + _FLAGS] |= flags
+                self._bytes[at * WORD + _FLAGS] |= flags
 
     def _found(self, index: int) -> int | None:
         """Return where a row is; None where it has been overwritten, or there was none."""
@@ -135,7 +147,7 @@ class RingRows:
 
     def count(self) -> int:
         """Return how many rows were appended."""
-        return self._words[_COUNT]
+        return self._words[COUNT_WORD]
 
     def functions(self) -> tuple[Callable[..., int], Callable[[int], None], Callable[..., int]]:
         """Return `begin_span`, `end_span` and `append`."""

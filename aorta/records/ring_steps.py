@@ -361,7 +361,7 @@ class RingSteps:
         for step, origin_ns, (stamp, flags, op, dtype, number, issue_ns, both, size, seq) in zip(
             called.step.tolist(), origins, columns, strict=True
         ):
-            group, lanes, counts_point_to_point = names[number]
+            group, lanes, counts_point_to_point, _ = names[number]
             kind, point_to_point = facts.operators[op]
             counts, why = not point_to_point or counts_point_to_point, None
             start_ns: int | None = None

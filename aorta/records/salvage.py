@@ -2,7 +2,7 @@
 
     salvage(folder, problems)   # how many steps were appended, of all ranks
 
-A rank holds a lock on its ring for as long as it lives, and removes it when its record is whole. Must not touch the
+A rank holds a lock on its ring for as long as it lives, and notes there when its record is whole. Must not touch the
 record of a rank that may live, or raise.
 """
 
@@ -16,7 +16,7 @@ from typing import Final
 
 from aorta.records.clocks import boot_id
 from aorta.records.files import open_own
-from aorta.records.progress_file import PROGRESS_DIR, RING_FILE_GLOB
+from aorta.records.progress import may_have_unread_rows, progress_files
 
 _log = logging.getLogger(__name__)
 _SURELY_DEAD_S: Final = 600.0
@@ -28,7 +28,7 @@ def salvage(folder: Path, problems: list[str] | None = None) -> int:
     about rings that cannot be used are added to `problems`.
     """
     said = [] if problems is None else problems
-    return sum(_salvaged(folder, path, said) for path in sorted((folder / PROGRESS_DIR).glob(RING_FILE_GLOB)))
+    return sum(_salvaged(folder, path, said) for path in progress_files(folder) if may_have_unread_rows(path))
 
 
 def _salvaged(folder: Path, path: Path, problems: list[str]) -> int:
@@ -39,12 +39,14 @@ def _salvaged(folder: Path, path: Path, problems: list[str]) -> int:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             record = RingRecord(folder, path)
             try:
-                elsewhere = record.ring.facts.boot_id != boot_id()
+                process = record.ring.process
+                elsewhere = process is None or process.boot_id != boot_id()
                 if elsewhere and time.time() - record.path.stat().st_mtime < _SURELY_DEAD_S:
                     return 0
                 record.claim(of_dead=True)
                 count = record.append(late=True)
-                path.unlink()
+                record.ring.note_whole()
+                record.ring.keep_progress()
             finally:
                 record.close()
     except BlockingIOError:  # the rank lives, or another process is at it

@@ -18,11 +18,11 @@ from aorta.autopsy.processes import progress_evidence
 from aorta.autopsy.report import as_json, verdict_text
 from aorta.commands import main
 from aorta.records.clocks import boot_id
-from aorta.records.progress_file import ProgressFile
+from aorta.records.ring_file import RingFile
 from scripts.json_schemas import file_name
 from tests.autopsy.hangs import clipped, ddp, resized, run, stuck_in
 from tests.autopsy.test_flight_recorder import dump, entry, write
-from tests.records.test_progress_file import facts as progress_facts
+from tests.records.test_progress import facts as progress_facts
 
 SCHEMAS = Path(__file__).resolve().parents[2] / "docs" / "schemas"
 
@@ -79,7 +79,7 @@ def test_a_progress_file_shows_nothing_of_any_file_that_it_names(tmp_path: Path,
     path = tmp_path / name
     path.parent.mkdir(parents=True, exist_ok=True)
     facts = structs.replace(progress_facts(0), world_size=1, boot_id=boot_id(), start_ticks=1, error_file=str(path))
-    ProgressFile.create(tmp_path / "progress" / "rank_0.bin", structs.replace(facts, host=socket.gethostname()))
+    RingFile.create(tmp_path / "progress" / "rank_0.bin", structs.replace(facts, host=socket.gethostname()))
     by_torchrun = {"message": {"message": "ValueError: ours", "extraInfo": {"timestamp": "1"}}}
     for content in ({"message": "private"}, {"message": {"message": "private"}}, by_torchrun):
         path.write_text(json.dumps(content))

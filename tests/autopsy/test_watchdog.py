@@ -22,7 +22,8 @@ from aorta.autopsy.processes import parse_stacks, process_state, progress_eviden
 from aorta.autopsy.report import verdict_on_run
 from aorta.autopsy.watchdog import LEAST_S, RECENT_STEPS, Patience, WatchdogTask
 from aorta.records.process import pid_namespace, start_ticks
-from aorta.records.progress_file import PROGRESS_DIR, ProgressFile, ProgressState, progress_files
+from aorta.records.progress import PROGRESS_DIR, ProgressState, progress_files
+from aorta.records.ring_file import RingFile
 from tests.autopsy.watched_rank import facts
 
 TIMEOUT_S = 2.0
@@ -221,7 +222,7 @@ def test_a_rank_in_another_namespace_of_pids_is_neither_dead_nor_watched(host: H
 
 def test_a_host_that_was_started_again_has_lost_its_ranks(tmp_path: Path) -> None:
     earlier = msgspec.structs.replace(facts(0, None), boot_id="an earlier one")
-    path = ProgressFile.create(tmp_path / PROGRESS_DIR / "rank_0.bin", earlier).path
+    path = RingFile.create(tmp_path / PROGRESS_DIR / "rank_0.bin", earlier).path
     assert progress_evidence(tmp_path)[0].state == "unknown"  # written since: by another host of that name
     os.utime(path, (0, 0))
     assert progress_evidence(tmp_path)[0].state == "dead"
@@ -242,7 +243,7 @@ def test_a_signal_goes_to_the_rank_that_has_the_file_mapped_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, forged: bool, user: int | None, sent: bool
 ) -> None:
     got, folder = list[int](), tmp_path / "a\nfolder"
-    progress = ProgressFile.create(folder / PROGRESS_DIR / "rank_0.bin", facts(0, number))
+    ring = RingFile.create(folder / PROGRESS_DIR / "rank_0.bin", facts(0, number))
     if forged:
         shutil.copytree(folder, folder := tmp_path / "another")
     (folder / PROGRESS_DIR / "rank_0.stacks").touch()
@@ -256,7 +257,7 @@ def test_a_signal_goes_to_the_rank_that_has_the_file_mapped_alone(
         for each, handler in before.items():
             signal.signal(each, handler)
     assert got == [number] * sent
-    progress.end(0)
+    ring.close()
 
 
 def test_no_run_no_watchdog(host: Host) -> None:

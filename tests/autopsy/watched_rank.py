@@ -1,4 +1,4 @@
-"""A rank without torch: notes steps in its progress file, and then does what its third argument says.
+"""A rank without torch: notes steps in its ring, and then does what its third argument says.
 
 python -m tests.autopsy.watched_rank FOLDER RANK FATE
 """
@@ -18,7 +18,8 @@ from typing import Any
 from aorta.autopsy.processes import stacks_on_request
 from aorta.records.clocks import boot_id
 from aorta.records.process import pid_namespace, start_ticks
-from aorta.records.progress_file import ProgressFacts, ProgressFile
+from aorta.records.progress import Progress, ProgressFacts
+from aorta.records.ring_file import RingFile
 
 STEPS = 10
 WORLD_SIZE = 2
@@ -29,10 +30,12 @@ LONG_S = 4.0
 def main(folder: Path, rank: int, fate: str) -> None:
     """Ten steps, the fate of this rank in the middle of the last, or its end in order."""
     with stacks_on_request(folder / f"rank_{rank}.stacks") as number:
-        run(folder, rank, fate, ProgressFile.create(folder / f"rank_{rank}.bin", facts(rank, number)))
+        ring = RingFile.create(folder / f"rank_{rank}.bin", facts(rank, number))
+        run(folder, rank, fate, ring.progress)
+        ring.close()
 
 
-def run(folder: Path, rank: int, fate: str, progress: ProgressFile) -> None:
+def run(folder: Path, rank: int, fate: str, progress: Progress) -> None:
     while len(list(folder.glob("rank_*.bin"))) < WORLD_SIZE:  # a fate that ends this rank is for a job that has begun
         time.sleep(0.01)
     for step in range(STEPS):
@@ -59,14 +62,12 @@ def facts(rank: int, stack_signal: int | None) -> ProgressFacts:
         attempt=0,
         opened_ns=time.perf_counter_ns(),
         warmup_steps=2,
-        kinds=(),
-        dtypes=(),
         main_thread=threading.get_ident(),
         stack_signal=stack_signal,
     )
 
 
-def meet(progress: ProgressFile, fate: str, report: Path) -> None:
+def meet(progress: Progress, fate: str, report: Path) -> None:
     match fate:
         case "sleep":
             time.sleep(600)

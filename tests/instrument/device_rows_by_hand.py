@@ -6,6 +6,7 @@ from typing import Any
 
 from aorta.instrument.instrumentation import ring_facts
 from aorta.records import ring_file as rf
+from aorta.records.progress import COUNT_WORD
 from aorta.records.ring_file import RingFile, RingGroup
 from aorta.records.schema import STALL_CUTOFF_NS, ClockReading
 
@@ -19,7 +20,8 @@ class DeviceByHand:
     """One rank's ring."""
 
     def __init__(self, bound_ns: int = 3) -> None:
-        self.ring = RingFile.create(None, ring_facts(0, 2, ANCHOR, STALL_CUTOFF_NS, bound_ns=bound_ns), 4096)
+        self.ring = RingFile.create(None, slots=4096)
+        self.ring.describe(ring_facts(0, 2, ANCHOR, STALL_CUTOFF_NS, bound_ns=bound_ns))
         self.group = self.ring.group(RingGroup("0", LANES, counts_point_to_point=True))
         self.op = next(at for at, one in enumerate(self.ring.facts.operators) if one.kind == "allreduce")
         self.steps = 0
@@ -30,7 +32,7 @@ class DeviceByHand:
         index = self.ring.count
         row = dict.fromkeys(rf.ROW.names or (), 0) | {"kind": kind, "dtype": rf.NO_DTYPE, "stamp": index + 1} | fields
         self.ring._rows[index % self.ring.slots] = tuple(row[name] for name in rf.ROW.names or ())
-        self.ring._words[rf.COUNT_AT // 8] = index + 1
+        self.ring._words[COUNT_WORD] = index + 1
         return index
 
     def between(self, kind: int, begin: Mark | None, end: Mark | None, **fields: int) -> int:

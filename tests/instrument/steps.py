@@ -11,17 +11,19 @@ from aorta.instrument.instrumentation import ring_facts
 from aorta.instrument.native.native_interceptor import COMPILED_PARTS, NativeCpuInterceptor
 from aorta.instrument.python_interceptor import PythonInterceptor
 from aorta.records import ring_file as rf
-from aorta.records.progress_file import Progress
-from aorta.records.ring_file import SLOTS, RingFile
+from aorta.records.progress import SLOTS
+from aorta.records.ring_file import RingFile
 from aorta.records.schema import STALL_CUTOFF_NS, ClockReading
 
 MS = 1_000_000
 ANCHOR = ClockReading(realtime_ns=5_000 * MS, boottime_ns=0, monotonic_ns=1_000 * MS, uncertainty_ns=1)
 
 
-def ring_in_memory(stall_cutoff_ns: int = STALL_CUTOFF_NS, slots: int = SLOTS) -> RingFile:
-    """A ring of rank 0."""
-    return RingFile.create(None, ring_facts(0, 2, ANCHOR, stall_cutoff_ns), slots)
+def ring_in_memory(stall_cutoff_ns: int = STALL_CUTOFF_NS, slots: int = SLOTS, bound_ns: int | None = None) -> RingFile:
+    """A ring of rank 0; `bound_ns`: of its device, if it has one."""
+    ring = RingFile.create(None, slots=slots)
+    ring.describe(ring_facts(0, 2, ANCHOR, stall_cutoff_ns, bound_ns=bound_ns))
+    return ring
 
 
 class SeenCollective:
@@ -93,14 +95,13 @@ class Rows:
         groups: dict[str, Group] | None = None,
         stall_cutoff_ns: int = STALL_CUTOFF_NS,
         links: HostLinks | None = None,
-        progress: Progress | None = None,
     ) -> None:
         groups = {} if groups is None else groups
         self.ring = ring_in_memory(stall_cutoff_ns)
         self.interceptor: NativeCpuInterceptor | PythonInterceptor = (
-            PythonInterceptor(groups, self.ring, links, stall_cutoff_ns, progress)
+            PythonInterceptor(groups, self.ring, links, stall_cutoff_ns)
             if module is None
-            else NativeCpuInterceptor(module, groups, self.ring, stall_cutoff_ns, progress)
+            else NativeCpuInterceptor(module, groups, self.ring, stall_cutoff_ns)
         )
         self._first = 0
 

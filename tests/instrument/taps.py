@@ -14,7 +14,6 @@ import torch.distributed as dist
 from aorta.instrument.emulation.emulated_link import HostLinks
 from aorta.instrument.in_flight import Group
 from aorta.instrument.native.build import load
-from aorta.records.progress_file import Progress
 from aorta.records.schema import STALL_CUTOFF_NS
 from tests.instrument.steps import Rows, SeenCollective
 
@@ -38,9 +37,9 @@ class Tap:
         self.rows: list[SeenCollective] = []
         self.waits: list[tuple[int, int, bool]] = []
         self.calls: list[tuple[int, int]] = []
-        self.groups, self.progress = dict[str, Group](), Progress()
+        self.groups = dict[str, Group]()
         module = compiled_part() if compiled else None
-        self.recorded = Rows(module, self.groups, shortest_call_ns, links, self.progress)
+        self.recorded = Rows(module, self.groups, shortest_call_ns, links)
         self.interceptor = self.recorded.interceptor
         self.interception = self.interceptor.open(CPU, lambda: None)
         self.recorded.begin()

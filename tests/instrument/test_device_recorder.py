@@ -12,15 +12,13 @@ import torch
 
 from aorta.instrument.device_recorder import DeviceRecorder
 from aorta.instrument.event_clock import DeviceClock
-from aorta.instrument.instrumentation import ring_facts
 from aorta.instrument.python_interceptor import PythonInterceptor
 from aorta.instrument.recorder import Scalar
-from aorta.records.ring_file import RingFile
-from aorta.records.schema import STALL_CUTOFF_NS, Step
+from aorta.records.schema import Step
 from aorta.records.step_line import StepFacts
 from aorta.records.window_kernels import WindowKernels
 from aorta.timeline.overlap import Unseen
-from tests.instrument.steps import ANCHOR, MS
+from tests.instrument.steps import MS, ring_in_memory
 
 BEGIN_NS = 1_000 * MS
 
@@ -71,7 +69,7 @@ class Rig:
 
     def __init__(self) -> None:
         self.clock, self.lines = SetClock(), list[Step]()
-        ring = RingFile.create(None, ring_facts(0, 2, ANCHOR, STALL_CUTOFF_NS, bound_ns=0), 1024)
+        ring = ring_in_memory(slots=1024, bound_ns=0)
         interceptor = PythonInterceptor({}, ring, clock=self.clock)
         self.recorder = DeviceRecorder(ring, interceptor, self.clock, lambda: {1: 0}, self.lines.append)
         self.recorder.unseen = Unseen("not compiled", compute=True)

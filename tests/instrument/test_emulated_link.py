@@ -19,6 +19,7 @@ from aorta.config.schema import EmulatedFabric, Sharing
 from aorta.instrument.emulation.emulated_link import DelayedWork, HostLinks, Link, Tally, Transfer
 from aorta.instrument.emulation.network import SLOTS, Arrivals, EmulatedNetwork, SharedLinks
 from aorta.instrument.in_flight import InFlight
+from aorta.records.progress import MOVED_WORD
 from tests.instrument.steps import SeenCollective
 from tests.instrument.taps import Tap
 from tests.known_answers.again import attempted, undisturbed
@@ -172,15 +173,13 @@ def completes_at_the_emulated_end(seen: Tap, name: str) -> None:
     assert (row.start, row.end_source) == (row.issue_ns, "emulated")
 
 
-def test_an_end_that_only_a_future_waits_for_is_noted_in_the_progress_file(
-    world_of_one: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_end_that_only_a_future_waits_for_is_progress_of_the_rank(world_of_one: None, tmp_path: Path) -> None:
     """DDP keeps the future alone; without the end an autopsy would take the collective for one that never completes."""
     tap = Tap(compiled=False, links=HostLinks(EmulatedNetwork(EmulatedFabric(), 0, 1, tmp_path)))
-    noted: list[int] = []
-    monkeypatch.setattr(tap.progress, "completed", lambda _index, at_ns: noted.append(at_ns))
     CALLS["all_reduce"]().get_future().wait()
-    assert noted == [tap.hand_over()[0].end]
+    (row,) = tap.hand_over()
+    assert row.end is not None
+    assert row.end == tap.recorded.ring._words[MOVED_WORD]
     tap.close()
     tap.interceptor.close()
 

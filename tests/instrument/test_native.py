@@ -20,11 +20,13 @@ import torch.distributed as dist
 from torch import nn
 
 from aorta.instrument.dispatcher import all_groups, issued_by
-from aorta.records.progress_file import RING_WORDS, ProgressFile, ProgressState, read_progress
+from aorta.instrument.native.native_interceptor import compiled_rows
+from aorta.records.progress import ProgressState, read_progress
+from aorta.records.ring_file import RingFile
 from tests.instrument.steps import Rows
 from tests.instrument.taps import CPU, Answer, Tap, answering, compiled_part
 from tests.known_answers.again import attempted
-from tests.records.test_progress_file import facts
+from tests.records.test_progress import facts
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated. Please use:FutureWarning")  # renamed in torch 2.13
 HELD_S = 0.3
@@ -187,7 +189,8 @@ def test_a_world_that_is_made_again_is_seen_again() -> None:
 
 
 def noted(path: Path, *, compiled: bool) -> list[ProgressState]:
-    progress, states = ProgressFile.create(path, facts()), []
+    ring, states = RingFile.create(path, facts()), []
+    progress = ring.progress
 
     def look() -> None:
         seen = read_progress(path)
@@ -198,7 +201,7 @@ def noted(path: Path, *, compiled: bool) -> list[ProgressState]:
     progress.enter("forward")
     if compiled:
         for _ in range(2):  # of two, the first stays
-            progress.compile_phases(compiled_part().Progress(str(path), *RING_WORDS, []))
+            progress.compile(compiled_rows(compiled_part(), ring))
     look()
     assert progress.enter("optimizer") == "forward"  # what was noted before goes on
     assert progress.enter("mine") == "mine"

@@ -18,7 +18,8 @@ from aorta.instrument.python_interceptor import PythonInterceptor, RowInFlight
 from aorta.instrument.recorder import Recorder, Scalar
 from aorta.read.record import load_run
 from aorta.records import ring_file as rf
-from aorta.records.ring_file import SLOTS, RingGroup
+from aorta.records.progress import SLOTS
+from aorta.records.ring_file import RingGroup
 from aorta.records.schema import Step
 from aorta.records.step_line import StepFacts
 from aorta.timeline.overlap import Unseen

@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -17,6 +18,7 @@ import torch
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.records import ring_file as rf
 from aorta.records.clocks import boot_id, read_clocks
+from aorta.records.progress import MAGIC, ROWS_AT, SLOTS, VERSION
 from aorta.records.ring_file import RingFacts, RingFile, RingGroup, RingOperator, UnreadableRing
 from aorta.records.ring_rows import RingRows
 from aorta.records.ring_steps import MOST, MOST_STEPS_LATE, RingSteps
@@ -25,6 +27,7 @@ from aorta.records.step_line import StepFacts
 from tests.instrument.lines_of_rows import ARMS, BATCHES, GONE_ON_BEHIND
 from tests.instrument.steps import ANCHOR, MS
 from tests.instrument.taps import compiled_part
+from tests.records.test_progress import facts as progress_facts
 from tests.runs import program, succeeded
 
 STEPS = 12
@@ -65,6 +68,8 @@ class ByHand:
     def __init__(
         self, slots: int = 1024, path: Path | None = None, anchor_interval: int | None = None, lanes: int = 1
     ) -> None:
+        process = msgspec.structs.replace(progress_facts(), boot_id=boot_id())
+        self.ring = RingFile.create(path, process, slots)
         facts = RingFacts(
             rank=0,
             world_size=2,
@@ -74,10 +79,9 @@ class ByHand:
             no_values=None,
             operators=(RingOperator("allreduce", False), RingOperator("send", True)),
             dtypes=("float32",),
-            boot_id=boot_id(),
             anchor_interval=anchor_interval,
         )
-        self.ring = RingFile.create(path, facts, slots)
+        self.ring.describe(facts)
         self.rows = RingRows(self.ring)
         self.group, self.block = self.ring.group(RingGroup("0", lanes, False)), self.ring.text("block")
         self.steps = RingSteps(self.ring)
@@ -205,25 +209,25 @@ def test_names_are_listed_once_and_stand_for_others_where_there_is_no_space() ->
     assert ring.text("block") == ring.text("block")
     new, group = ring.text("new"), ring.group(RingGroup("0", 1, False))
     assert ring.names()[new] == "new"
-    assert tuple(ring.names()[group]) == ("0", 1, False)
+    assert tuple(ring.names()[group]) == ("0", 1, False, [])
     for number in range(3):
         last = ring.text(f"{number}" * 100_000)
     assert ring.names()[last] == rf.OTHERS
 
 
 def test_a_file_that_is_no_ring_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "ring_0.bin"
+    path = tmp_path / "rank_0.bin"
     path.write_bytes(b"")
     with pytest.raises(UnreadableRing, match="cut off"):
         RingFile.open(path)
-    path.write_bytes(b"\0" * (rf.ROWS_AT + 64))
+    path.write_bytes(b"\0" * (ROWS_AT + 64))
     with pytest.raises(UnreadableRing, match="no ring"):
         RingFile.open(path)
-    header = np.zeros(rf.ROWS_AT // 8, np.int64)
-    header[0], header[1], header[2] = int.from_bytes(rf.MAGIC, "little"), rf.VERSION, 2 * rf.SLOTS
+    header = np.zeros(ROWS_AT // 8, np.int64)
+    header[0], header[1], header[2] = int.from_bytes(MAGIC, "little"), VERSION, 2 * SLOTS
     path.write_bytes(header.tobytes())
-    os.truncate(path, rf.ROWS_AT + 2 * rf.SLOTS * rf.ROW.itemsize)  # of sparse files rows cost nothing but memory
-    with pytest.raises(UnreadableRing, match=f"version {rf.VERSION} of"):
+    os.truncate(path, ROWS_AT + 2 * SLOTS * rf.ROW.itemsize)  # of sparse files rows cost nothing but memory
+    with pytest.raises(UnreadableRing, match=f"version {VERSION} of"):
         RingFile.open(path)
 
 

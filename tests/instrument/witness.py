@@ -209,7 +209,7 @@ class Witness:
         found: Any = ([], [], [], [], [])
         beside = {(row.kind, row.x): row for row in own if row.kind in (rf.LINK, rf.SPAN)}
         for row in (row for row in own if row.kind == rf.COLLECTIVE):
-            (group, lanes, counts_sends), name = self.names[row.group], self._name(row)
+            (group, lanes, counts_sends, _), name = self.names[row.group], self._name(row)
             kind, point_to_point = self.facts.operators[row.op]
             counted, start_ns, backend_ns = counts_sends or not point_to_point, 0, 0
             end_ns, source, sent_ns = row.b >> 1, ("future", "wait")[row.b & 1], None

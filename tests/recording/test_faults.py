@@ -17,7 +17,7 @@ from aorta.autopsy.evidence import Kind, RankEvidence
 from aorta.autopsy.processes import progress_evidence
 from aorta.commands import main
 from aorta.config.loop import FAULTS, Fault, PlannedFault, fault_rules, planned_faults
-from aorta.records.progress_file import PHASES
+from aorta.records.progress import PHASES
 from benchmarks.autopsy_scores import Planned, run, within
 from benchmarks.kills import TARGETS, Seen, kill
 from tests.experiments.test_process import gone

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 import aorta
 from aorta.instrument import instrumentation
 from aorta.read.record import load_run
-from aorta.records.progress_file import read_progress
+from aorta.records.progress import read_progress
 from tests.recording.test_api import X, train
 from tests.runs import HANGS_S, record
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from aorta.instrument.native.native_interceptor import compiled_rows
 from aorta.records import ring_file as rf
 from aorta.records import ring_rows as module
-from aorta.records.ring_file import COUNT_AT, ROWS_AT, RingFile
+from aorta.records.ring_file import RingFile
 from aorta.records.ring_rows import NOWHERE, RingRows
-from tests.instrument.steps import ring_in_memory
 from tests.instrument.taps import compiled_part
 
 THREADS, ROWS = 4, 500
@@ -20,12 +20,12 @@ THREADS, ROWS = 4, 500
 
 def small(slots: int = 4, path: Path | None = None) -> RingFile:
     """A ring of few rows."""
-    return RingFile.create(path, ring_in_memory().facts, slots)
+    return RingFile.create(path, slots=slots)
 
 
 def test_they_are_byte_for_byte_those_of_compiled_code() -> None:
     compiled, python = small(), small()
-    ours = compiled_part().Ring(compiled.file, compiled.address, COUNT_AT, ROWS_AT, compiled.slots, [])
+    ours = compiled_rows(compiled_part(), compiled)
     values = (rf.RANGE, 255, 0xFFFF, 1, -2, 3, -(1 << 63), (1 << 63) - 1, 8)
     for rows in (ours, RingRows(python)):
         begin, end, append = rows.functions()
@@ -104,7 +104,7 @@ def test_a_row_that_comes_in_between_has_another_place(monkeypatch: pytest.Monke
 
 
 def test_what_has_left_touches_the_ring_no_more(tmp_path: Path) -> None:
-    ring = small(path=tmp_path / "ring_0.bin")
+    ring = small(path=tmp_path / "rank_0.bin")
     rows = RingRows(ring)
     at = rows.append(rf.AUX)
     before = np.array(ring.rows_since(0)[0])
@@ -113,4 +113,4 @@ def test_what_has_left_touches_the_ring_no_more(tmp_path: Path) -> None:
     rows.end_span(at)
     assert ring.count == 1
     assert ring.rows_since(0)[0].tobytes() == before.tobytes()
-    ring.close(remove=True)
+    ring.close()

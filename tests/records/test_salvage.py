@@ -17,8 +17,9 @@ import pytest
 
 from aorta.read.record import load_run
 from aorta.records import salvage as salvage_module
+from aorta.records.progress import ROWS_AT, SLOTS, may_have_unread_rows
 from aorta.records.record_file import stream
-from aorta.records.ring_file import ROW, ROWS_AT, SLOTS
+from aorta.records.ring_file import ROW
 from aorta.records.ring_steps import MOST
 from aorta.records.salvage import salvage
 from aorta.records.schema import Step
@@ -105,7 +106,8 @@ def test_every_finished_step_is_in_the_record_once(run: Path, before: Callable[[
     assert salvage(run) == STEPS - len(steps_of_bytes(written))
     assert record.read_bytes().startswith(written)
     assert steps_of(record) == list(range(STEPS))
-    assert not list((run / "progress").glob("ring_*"))
+    assert not may_have_unread_rows(run / "progress" / "rank_0.bin")
+    assert (run / "progress" / "rank_0.bin").stat().st_size < ROWS_AT * 2
     assert salvage(run) == 0
 
 
@@ -127,9 +129,9 @@ def test_the_next_run_in_the_folder_completes_it_before_it_is_moved(run: Path) -
 
 def test_the_watchdog_completes_it_when_the_rank_dies(tmp_path: Path) -> None:
     record = killed(tmp_path, timeout_s=60)
-    ring = tmp_path / "progress" / "ring_0.bin"
+    ring = tmp_path / "progress" / "rank_0.bin"
     deadline = time.monotonic() + HANGS_S
-    while ring.exists() and time.monotonic() < deadline:
+    while may_have_unread_rows(ring) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert steps_of(record) == list(range(STEPS))
 
@@ -145,7 +147,7 @@ def test_the_record_of_a_rank_that_lives_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "rank_0_metrics.jsonl").read_bytes() == before
     process.communicate(timeout=HANGS_S)
     assert steps_of(tmp_path / "rank_0_metrics.jsonl") == list(range(STEPS))
-    assert not list((tmp_path / "progress").glob("ring_*"))
+    assert not may_have_unread_rows(tmp_path / "progress" / "rank_0.bin")
 
 
 def test_a_ring_of_another_record_is_left_alone(run: Path) -> None:
@@ -154,18 +156,18 @@ def test_a_ring_of_another_record_is_left_alone(run: Path) -> None:
     record.write_text(changed)
     assert salvage(run) == 0
     assert record.read_text() == changed
-    assert "ring_0.bin: steps that its rank had finished may be missing" in load_run(run).health.files_left_out[0]
+    assert "rank_0.bin: steps that its rank had finished may be missing" in load_run(run).health.files_left_out[0]
 
 
 def test_a_ring_that_was_damaged_is_left_alone(run: Path) -> None:
-    ring, record = run / "progress" / "ring_0.bin", run / "rank_0_metrics.jsonl"
+    ring, record = run / "progress" / "rank_0.bin", run / "rank_0_metrics.jsonl"
     before = record.read_bytes()
     data = bytearray(ring.read_bytes())
     data[ROWS_AT + ROW.fields["name"][1] :: ROW.itemsize] = b"\x55" * SLOTS  # type: ignore[index]
     ring.write_bytes(data)
     problems: list[str] = []
     assert salvage(run, problems) == 0
-    assert [problem.partition(":")[0] for problem in problems] == ["ring_0.bin"]
+    assert [problem.partition(":")[0] for problem in problems] == ["rank_0.bin"]
     assert record.read_bytes() == before
 
 

@@ -31,7 +31,6 @@
 #include "device.hpp"
 #include "hooks.hpp"
 #include "marks.hpp"
-#include "phases.hpp"
 #include "ranges.hpp"
 #include "step.hpp"
 
@@ -48,7 +47,6 @@ using aorta::Name;
 using aorta::NO_MARK;
 using aorta::Noted;
 using aorta::process;
-using aorta::Progress;
 using aorta::Ring;
 using aorta::now_ns;
 using aorta::Own;
@@ -157,21 +155,18 @@ class Kernel final : public c10::OperatorKernel {
 // Counts collectives for as long as it lives; intercepts them while it is open.
 class Tap : public std::enable_shared_from_this<Tap> {
  public:
-  // `on_group` is called with each new group, and returns its `on_device`, `early`, `shared`, its index in `progress` and its
-  // number in `ring`.
+  // `on_group` is called with each new group, and returns its `on_device`, `early`, `shared` and its number in `ring`.
   Tap(const std::vector<std::pair<std::string, Operator>>& operators,
       int64_t enqueue_ns,
       py::function on_group,
       std::shared_ptr<Device> device,
-      std::shared_ptr<Progress> progress,
       const std::shared_ptr<Ring>& ring)
       : operators_(operators),
         enqueue_ns_(enqueue_ns),
         on_group_(std::move(on_group)),
         device_(std::move(device)),
-        progress_(std::move(progress)),
         step_(std::make_shared<Step>(
-            ring, device_ ? std::make_shared<Marks>(device_->shared_clock(), ring, progress_) : nullptr)) {
+            ring, device_ ? std::make_shared<Marks>(device_->shared_clock(), ring) : nullptr)) {
     device_key_ = device_ ? c10::computeDispatchKey(std::nullopt, std::nullopt, device_->clock().device())
                           : c10::DispatchKey::CPU;
   }
@@ -254,7 +249,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
         op.argument ? bytes_in(arguments[*op.argument]) : 0,
         op.coalesced ? static_cast<int64_t>(arguments[0].toListRef().size()) : 1,
         !op.async_at || arguments[*op.async_at].toBool(),
-        op.peer_at ? arguments[*op.peer_at].toInt() : Progress::NOWHERE};
+        op.peer_at ? arguments[*op.peer_at].toInt() : Ring::NO_PEER};
     const c10::DispatchKeySet key = key_of(call.tensor);
     const auto backend = [&](bool synchronously) {
       if (synchronously) {
@@ -275,7 +270,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
   Result typed_collective(
       size_t index, const c10::TypedOperatorHandle<Result(Arguments...)>& handle, Arguments... arguments) {
     const Operator& op = operators_[index].second;
-    Call call{index, {}, nullptr, 0, 1, true, Progress::NOWHERE};
+    Call call{index, {}, nullptr, 0, 1, true, Ring::NO_PEER};
     int64_t at = 0;
     const auto look = [&](const auto& argument) {
       using Given = std::decay_t<decltype(argument)>;
@@ -490,15 +485,13 @@ class Tap : public std::enable_shared_from_this<Tap> {
     bool on_device;                  // waiting for its collectives of device tensors blocks the device
     bool early;                      // they complete after their futures do (`dispatcher.ends_on_streams`)
     std::optional<bool> shared;      // `dispatcher.shares_communicator`
-    int64_t listed;                  // its index in the progress file
     uint16_t number;                 // in the ring
     std::shared_ptr<Batch> batch;    // what is being coalesced, if anything
   };
 
   Collective issued(Group& group, const Call& call, bool on_device) {
     const Operator& op = operators_[call.index].second;
-    Collective row{
-        call.index, group.name, 0, 0, std::nullopt, 0, call.waiters, nullptr, nullptr, group.number, call.peer};
+    Collective row{call.index, group.name, 0, 0, std::nullopt, 0, call.waiters, nullptr, nullptr, group.number, 0};
     if (on_device) {
       row.span = std::make_shared<Span>(step_->marks());
     } else {
@@ -511,25 +504,11 @@ class Tap : public std::enable_shared_from_this<Tap> {
       }
     }
     const std::lock_guard<std::mutex> held(counts_mutex_);
+    // Sends and receives are also counted by peer: the two ranks of a pair agree on that alone.
+    const int64_t of_pair = op.point_to_point ? (*group.counts)[op.kind + " " + std::to_string(call.peer)]++ : 0;
+    row.pair = of_pair << 32 | (call.peer & Ring::NO_PEER);
     step_->issue(row, (*group.counts)[op.point_to_point ? op.kind : ""]);
-    if (progress_) {
-      note_progress(group, call, row);
-    }
     return row;
-  }
-
-  // In the rank's progress file sends and receives are counted by peer: the two ranks of a pair agree on that alone.
-  void note_progress(Group& group, const Call& call, const Collective& row) {
-    const Operator& op = operators_[call.index].second;
-    const int64_t number =
-        op.point_to_point ? (*group.counts)[op.kind + " " + std::to_string(call.peer)]++ : row.seq;
-    const int64_t place = progress_->issue(
-        group.listed, number, static_cast<int64_t>(call.index), row.dtype, row.bytes, call.peer, row.issue_ns);
-    if (row.end) {
-      row.end->note_in(progress_, place);
-    } else {
-      row.span->note_as(place);
-    }
   }
 
   aorta::Mark marked() { return step_->is_open() ? device_->clock().mark() : NO_MARK; }
@@ -688,10 +667,10 @@ class Tap : public std::enable_shared_from_this<Tap> {
     // Called without the lock held: a group implemented in Python takes the interpreter lock.
     const std::string name = group->getGroupName();
     const int64_t size = group->getSize();
-    std::tuple<bool, bool, std::optional<bool>, int64_t, uint16_t> seen;
+    std::tuple<bool, bool, std::optional<bool>, uint16_t> seen;
     {
       const py::gil_scoped_acquire interpreter;
-      seen = on_group_(group).cast<std::tuple<bool, bool, std::optional<bool>, int64_t, uint16_t>>();
+      seen = on_group_(group).cast<std::tuple<bool, bool, std::optional<bool>, uint16_t>>();
     }
     const std::lock_guard<std::mutex> held(groups_mutex_);
     auto& counts = counts_.try_emplace(name, std::make_shared<Counts>()).first->second;
@@ -705,7 +684,6 @@ class Tap : public std::enable_shared_from_this<Tap> {
         std::get<1>(seen),
         std::get<2>(seen),
         std::get<3>(seen),
-        std::get<4>(seen),
         nullptr};
     return groups_.try_emplace(group.get(), std::move(fresh)).first->second;
   }
@@ -734,7 +712,6 @@ class Tap : public std::enable_shared_from_this<Tap> {
   const int64_t enqueue_ns_;
   py::function on_group_;
   const std::shared_ptr<Device> device_;
-  const std::shared_ptr<Progress> progress_;
   c10::DispatchKey device_key_ = c10::DispatchKey::CPU;
   const pid_t owner_ = process;
   std::atomic<int64_t> captured_{0};
@@ -835,33 +812,12 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
         });
       }))
       .def("take_joined", &Device::take_joined);
-  pybind11::class_<Progress, std::shared_ptr<Progress>>(module, "Progress")
-      .def(pybind11::init<
-           const std::string&,
-           int64_t,
-           int64_t,
-           int64_t,
-           int64_t,
-           int64_t,
-           const std::vector<at::ScalarType>&>())
-      .def(
-          "phases",
-          [](std::shared_ptr<Progress> progress,
-             const std::array<int64_t, 5>& layout,
-             std::vector<py::str> names,
-             int64_t step,
-             size_t phase) {
-            const aorta::Phases::Layout words{layout[0], layout[1], layout[2], layout[3], layout[4]};
-            return aorta::phase_functions(
-                std::make_unique<aorta::Phases>(std::move(progress), words, std::move(names), step, phase));
-          });
   pybind11::class_<Tap, std::shared_ptr<Tap>>(module, "Tap")
       .def(pybind11::init<
            const std::vector<std::pair<std::string, Operator>>&,
            int64_t,
            py::function,
            std::shared_ptr<Device>,
-           std::shared_ptr<Progress>,
            std::shared_ptr<Ring>>())
       .def("open", &Tap::open)
       .def("close", &Tap::close)
@@ -883,6 +839,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   pybind11::class_<Ring, std::shared_ptr<Ring>>(module, "Ring")
       .def(pybind11::init<int, uintptr_t, size_t, size_t, size_t, const std::vector<at::ScalarType>&>())
       .def("functions", &aorta::row_functions, py::arg("marks") = nullptr)
+      .def("phases", &aorta::phase_functions)
       .def("end_step", &Ring::end_step)
       .def("time_step", &Ring::time_step)
       .def("count", &Ring::count);

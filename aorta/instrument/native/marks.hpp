@@ -15,15 +15,14 @@
 #include <utility>
 
 #include "device_clock.hpp"
-#include "progress.hpp"
 #include "ring.hpp"
 
 namespace aorta {
 
 class Marks {
  public:
-  Marks(std::shared_ptr<DeviceClock> clock, std::shared_ptr<Ring> ring, std::shared_ptr<Progress> progress)
-      : clock_(std::move(clock)), ring_(std::move(ring)), progress_(std::move(progress)) {}
+  Marks(std::shared_ptr<DeviceClock> clock, std::shared_ptr<Ring> ring)
+      : clock_(std::move(clock)), ring_(std::move(ring)) {}
 
   DeviceClock& clock() const { return *clock_; }
   Ring& ring() const { return *ring_; }
@@ -31,10 +30,8 @@ class Marks {
   // A mark begins the span of a row, or ends it. Without a row it is used again.
   void begin(int64_t row, Mark mark) { add({mark, row, Edge::BEGIN}); }
   void end(int64_t row, Mark mark) { add({mark, row, Edge::END}); }
-  // That of a collective's span, which is the end of the collective; `noted`: its index in the progress file.
-  void end_of(int64_t collective, int64_t span, int64_t noted, Mark mark) {
-    add({mark, span, Edge::END, collective, noted});
-  }
+  // That of a collective's span, which is the end of the collective.
+  void end_of(int64_t collective, int64_t span, Mark mark) { add({mark, span, Edge::END, collective}); }
 
   // Appends a row whose span is between two marks; its index.
   int64_t append(const Row& row, Mark begin_mark, Mark end_mark) {
@@ -77,10 +74,7 @@ class Marks {
     int64_t row;
     Edge edge;
     int64_t collective = Ring::NOWHERE;
-    int64_t noted = Progress::NOWHERE;
   };
-
-  static constexpr int64_t WHEN_UNKNOWN = -1;  // `progress_file.py`: it has completed, but who waits was told late
 
   void add(const Pending& pending) {
     const std::optional<int64_t> sent_ns = clock_->sent_ns(pending.mark);
@@ -102,15 +96,11 @@ class Marks {
       return;
     }
     ring_->end(pending.row, at_ns);
-    ring_->end(pending.collective, at_ns * 2);
-    if (progress_ && pending.noted != Progress::NOWHERE) {
-      progress_->completed(pending.noted, WHEN_UNKNOWN);
-    }
+    ring_->end(pending.collective, at_ns * 2);  // told late: no progress of now
   }
 
   const std::shared_ptr<DeviceClock> clock_;
   const std::shared_ptr<Ring> ring_;
-  const std::shared_ptr<Progress> progress_;
   std::mutex mutex_;
   std::map<c10::StreamId, std::deque<Pending>> queues_;
 };
@@ -134,11 +124,9 @@ class Span {
       row_ = marks_->ring().append({Kind::SPAN, 0, 0, 0, 0, 0, 0, 0, collective, packed()});
     }
   }
-  // Its index in the progress file.
-  void note_as(int64_t noted) { noted_ = noted; }
 
   void begins(Mark mark) { marks_->begin(row_, mark); }
-  void ends(Mark mark) { marks_->end_of(collective_, row_, noted_, mark); }
+  void ends(Mark mark) { marks_->end_of(collective_, row_, mark); }
   void is_part_of(int64_t launch) {
     launch_ = launch;
     marks_->ring().store_y(row_, packed());
@@ -158,7 +146,6 @@ class Span {
   const std::shared_ptr<Marks> marks_;
   int64_t collective_ = Ring::NOWHERE;
   int64_t row_ = Ring::NOWHERE;
-  int64_t noted_ = Progress::NOWHERE;
   int64_t launch_ = -1;
   int64_t communicator_ = OF_THE_GROUP;
 };
@@ -212,17 +199,12 @@ inline PyObject* append_row(PyObject* self, PyObject* const* arguments, Py_ssize
   return PyLong_FromLongLong(rows_of(self).ring->append(row));
 }
 
-// C functions of one ring: pybind11's overhead is several times the cost of a row.
 inline py::tuple row_functions(std::shared_ptr<Ring> ring, std::shared_ptr<Marks> marks) {
-  static PyMethodDef begin{"begin_span", reinterpret_cast<PyCFunction>(&begin_span), METH_FASTCALL, nullptr};
-  static PyMethodDef end{"end_span", end_span, METH_O, nullptr};
-  static PyMethodDef append{"append_row", reinterpret_cast<PyCFunction>(&append_row), METH_FASTCALL, nullptr};
-  const py::capsule self(
-      new Rows{std::move(ring), std::move(marks)}, [](void* held) { delete static_cast<Rows*>(held); });
-  const auto function = [&self](PyMethodDef& method) {
-    return py::reinterpret_steal<py::object>(PyCFunction_New(&method, self.ptr()));
-  };
-  return py::make_tuple(function(begin), function(end), function(append));
+  static std::array<PyMethodDef, 3> methods{
+      {{"begin_span", reinterpret_cast<PyCFunction>(&begin_span), METH_FASTCALL, nullptr},
+       {"end_span", end_span, METH_O, nullptr},
+       {"append_row", reinterpret_cast<PyCFunction>(&append_row), METH_FASTCALL, nullptr}}};
+  return functions_of(std::make_unique<Rows>(Rows{std::move(ring), std::move(marks)}), methods);
 }
 
 }  // namespace aorta

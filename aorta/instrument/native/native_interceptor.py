@@ -9,7 +9,6 @@ code in a backward pass.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any, Final, cast
@@ -34,8 +33,8 @@ from aorta.instrument.event_clock import HostClock, Mark
 from aorta.instrument.in_flight import Group
 from aorta.instrument.operators import offered, position_of_async_op, position_of_group, position_of_peer
 from aorta.instrument.transparent import not_compiled
-from aorta.records.progress_file import RING_WORDS, Progress, ProgressFile
-from aorta.records.ring_file import COUNT_AT, ROWS_AT, RingFile, RingGroup, RingOperator
+from aorta.records.progress import COUNT_WORD, ROWS_AT, WORD
+from aorta.records.ring_file import RingFile, RingGroup, RingOperator
 from aorta.records.schema import STALL_CUTOFF_NS, DeviceClockFacts
 
 COMPILED_PARTS: Final = ("collectives", "waits", "copies", "forward", "backward")
@@ -75,16 +74,20 @@ def ring_operators() -> tuple[RingOperator, ...]:
     return tuple(RingOperator(operator.kind, operator.point_to_point) for operator in offered().values())
 
 
+def compiled_rows(module: Any, ring: RingFile) -> Any:
+    """Return a ring as compiled code appends to it."""
+    return module.Ring(ring.file, ring.address, COUNT_WORD * WORD, ROWS_AT, ring.slots, list(DTYPES))
+
+
 class NativeInterceptor:
     """What both compiled interceptors have in common; neither supports an emulated fabric.
 
     Args:
         module: of `build.load`.
         groups: filled with every process group when first seen, by name.
-        ring: gets the rows.
+        ring: gets the rows, and step and phase by compiled functions.
         device: the compiled module's device object, for a run on an accelerator.
         shortest_call_ns: a backend's call that takes longer is reported, as it may have been a stall.
-        progress: compiled code notes collectives, steps and phases there.
     """
 
     _device = _CPU
@@ -96,10 +99,8 @@ class NativeInterceptor:
         ring: RingFile,
         device: Any | None = None,
         shortest_call_ns: int = STALL_CUTOFF_NS,
-        progress: Progress | None = None,
     ) -> None:
         self._groups, self._ring = groups, ring
-        self._progress = progress or Progress()
         here = offered()
         self._operators = tuple(here.values())
         operators = [
@@ -119,12 +120,9 @@ class NativeInterceptor:
             )
             for name, operator in here.items()
         ]
-        noted = None
-        if isinstance(self._progress, ProgressFile):
-            noted = module.Progress(os.fsencode(self._progress.path), *RING_WORDS, list(DTYPES))
-            self._progress.compile_phases(noted)
-        self.rows: Any = module.Ring(ring.file, ring.address, COUNT_AT, ROWS_AT, ring.slots, list(DTYPES))
-        self._tap: Any = module.Tap(operators, shortest_call_ns, self._saw, device, noted, self.rows)
+        self.rows: Any = compiled_rows(module, ring)
+        ring.progress.compile(self.rows)
+        self._tap: Any = module.Tap(operators, shortest_call_ns, self._saw, device, self.rows)
         self.marks: Any = self._tap.marks()
         self.ranges = NativeRanges(module, self._tap, ring)
 
@@ -186,17 +184,14 @@ class NativeInterceptor:
         self._tap = None
 
     @not_compiled
-    def _saw(self, process_group: dist.ProcessGroup) -> tuple[bool, bool, bool | None, int, int]:
-        """Register a new group; returns `on_device`, `early` and `shared` of `dispatcher`, its index in the
-        progress file, and its number in the ring.
-        """
+    def _saw(self, process_group: dist.ProcessGroup) -> tuple[bool, bool, bool | None, int]:
+        """Register a new group; returns `on_device`, `early` and `shared` of `dispatcher`, and its number in rows."""
         name = process_group.group_name
         self._groups[name] = seen = group_seen(process_group)
         on_streams = self._on_streams(process_group)
         # What completes on streams is counted by the device's backend.
         counted = counts_point_to_point(process_group, self._device if on_streams[1] else _CPU)
-        number = self._ring.group(RingGroup(name, seen.lanes, counted))
-        return *on_streams, self._progress.group(name, seen.ranks), number
+        return *on_streams, self._ring.group(RingGroup(name, seen.lanes, counted, seen.ranks))
 
     def _on_streams(self, _process_group: dist.ProcessGroup) -> tuple[bool, bool, bool | None]:
         return False, False, None
@@ -211,9 +206,8 @@ class NativeCpuInterceptor(NativeInterceptor):
         groups: dict[str, Group],
         ring: RingFile,
         shortest_call_ns: int = STALL_CUTOFF_NS,
-        progress: Progress | None = None,
     ) -> None:
-        super().__init__(module, groups, ring, None, shortest_call_ns, progress)
+        super().__init__(module, groups, ring, None, shortest_call_ns)
 
 
 class NativeDeviceClock(HostClock):
@@ -267,7 +261,6 @@ class NativeDeviceInterceptor(NativeInterceptor):
         groups: dict[str, Group],
         ring: RingFile,
         device: torch.device,
-        progress: Progress | None = None,
         *,
         dedicated: bool,
         dedicated_async: bool = False,
@@ -277,7 +270,7 @@ class NativeDeviceInterceptor(NativeInterceptor):
         compiled = module.Device(
             clock.compiled, dedicated, dedicated and dedicated_async, priority, self._streams.priority
         )
-        super().__init__(module, groups, ring, compiled, progress=progress)
+        super().__init__(module, groups, ring, compiled)
         self._order = StreamOrder(compiled.take_joined)
         self._on_captured: Callable[[], None] = lambda: None
 

@@ -1,14 +1,16 @@
-// The rows of a rank's ring: what happened, as it happens (`aorta/records/ring_file.py` has the layout and the reader).
+// A rank's ring: where it is in its loop, and rows of what happened, as it happens (`aorta/records/progress.py` and
+// `ring_file.py` have the layout and the readers).
 //
 // A row is a span: it is appended when it opens, and its end is stored in place. Appending never waits: one fetch_add and
 // stores into one cache line, from any thread and without the interpreter. A full ring overwrites its oldest rows, which a
-// reader sees from the stamps.
+// reader sees from the stamps. Step and phase are words of the first page.
 
 #pragma once
 
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cerrno>
@@ -18,6 +20,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <c10/core/ScalarType.h>
@@ -33,7 +36,8 @@ inline std::atomic<pid_t> process{::getpid()};
 // Kinds and flags that compiled code writes; numbers as `ring_file.py` has them.
 enum class Kind : uint8_t { COLLECTIVE = 2, WAIT = 3, PASS = 4, TAIL = 5, SPAN = 15, COPY = 16, GAP = 17, JOINED = 18 };
 namespace flag {
-constexpr uint8_t BLOCKED = 1, OVER = 2, BACKWARD = 1, BY_FUTURE = 1, UNWATCHED = 2, COMPUTES = 4, ELSEWHERE = 8;
+constexpr uint8_t BLOCKED = 1, OVER = 2, BACKWARD = 1, BY_FUTURE = 1, UNWATCHED = 2, ON_DEVICE = 4;
+constexpr uint8_t COMPUTES = 4, ELSEWHERE = 8;
 }
 
 struct Row {
@@ -55,9 +59,10 @@ class Ring {
  public:
   static constexpr int64_t NOWHERE = -1;
   static constexpr uint8_t NO_DTYPE = 0xFF;
+  static constexpr int64_t NO_PEER = 0xFFFFFFFF;
 
-  // Positions are in bytes: of the count of rows, of the first row. `slots`: a power of two. Without a file (-1) the
-  // ring is at `address`, which stays mapped.
+  // Positions are in bytes: of the count of rows, behind which is the time of progress, and of the first row. `slots`: a
+  // power of two. Without a file (-1) the ring is at `address`, which stays mapped.
   Ring(
       int file,
       uintptr_t address,
@@ -72,7 +77,9 @@ class Ring {
     if (memory_ == MAP_FAILED) {
       throw std::runtime_error(std::string("the ring cannot be mapped: ") + std::strerror(errno));
     }
+    words_ = static_cast<std::atomic<int64_t>*>(memory_);
     count_ = reinterpret_cast<std::atomic<uint64_t>*>(static_cast<char*>(memory_) + count_at);
+    moved_ = words_ + count_at / sizeof(int64_t) + 1;
     rows_ = reinterpret_cast<Slot*>(static_cast<char*>(memory_) + rows_at);
     dtypes_.fill(NO_DTYPE);
     for (size_t number = 0; number < dtypes.size(); ++number) {
@@ -111,6 +118,26 @@ class Ring {
     slot.stamp.store(index + 1, std::memory_order_release);
     return static_cast<int64_t>(index);
   }
+
+  // A collective is issued.
+  int64_t issue(const Row& row) {
+    const int64_t index = append(row);
+    if (index != NOWHERE) {
+      moved_->store(row.a, std::memory_order_relaxed);
+    }
+    return index;
+  }
+
+  // It has ended, by `both`: twice the time, and what said so.
+  void complete(int64_t index, int64_t both) {
+    if (index != NOWHERE && owner_ == process) {
+      end(index, both);
+      moved_->store(std::max(moved_->load(std::memory_order_relaxed), both >> 1), std::memory_order_relaxed);
+    }
+  }
+
+  // A word of the first page, the training thread's own.
+  void store(int64_t word, int64_t value) { words_[word].store(value, std::memory_order_release); }
 
   // The span of a row ends. Nothing where the row has been overwritten.
   void end(int64_t index, int64_t b) {
@@ -202,9 +229,103 @@ class Ring {
   const uint64_t slots_;
   const size_t bytes_;
   void* memory_ = nullptr;
+  std::atomic<int64_t>* words_ = nullptr;
   std::atomic<uint64_t>* count_ = nullptr;
+  std::atomic<int64_t>* moved_ = nullptr;
   Slot* rows_ = nullptr;
   std::array<uint8_t, 256> dtypes_{};
 };
+
+// Step and phase of the training thread. A step enters some ten phases, each behind work of the model that has emptied the
+// processor's caches: what counts is how little memory a note touches. So these are plain C functions, and a phase is
+// known by the identity of its name.
+class Phases {
+ public:
+  // The word of step and phase, that of the time, and how step, phase and the time's lowest bits share the former.
+  using Layout = std::array<int64_t, 5>;
+
+  Phases(std::shared_ptr<Ring> ring, const Layout& layout, std::vector<py::str> names, int64_t step, size_t phase)
+      : ring_(std::move(ring)),
+        layout_(layout),
+        names_(std::move(names)),
+        step_phase_(number_of(py::str("step"))),
+        step_(step),
+        phase_(phase) {
+    if (step_phase_ == names_.size() || phase_ >= names_.size()) {
+      throw std::invalid_argument("phases without a step");
+    }
+  }
+
+  // (phase: str) -> str: the phase before; `phase` itself where it is none.
+  static PyObject* enter(PyObject* self, PyObject* phase) {
+    Phases& phases = of(self);
+    const size_t number = phases.number_of(phase);
+    if (number == phases.names_.size()) {
+      return py::handle(phase).inc_ref().ptr();
+    }
+    const py::handle before = phases.names_[phases.phase_];
+    phases.phase_ = number;
+    phases.store();
+    return before.inc_ref().ptr();
+  }
+
+  // (step: int) -> None
+  static PyObject* begin_step(PyObject* self, PyObject* step) {
+    const long long number = PyLong_AsLongLong(step);
+    if (number == -1 && PyErr_Occurred() != nullptr) {
+      return nullptr;
+    }
+    Phases& phases = of(self);
+    phases.step_ = number;
+    phases.phase_ = phases.step_phase_;
+    phases.store();
+    Py_RETURN_NONE;
+  }
+
+ private:
+  static Phases& of(PyObject* capsule) { return *static_cast<Phases*>(PyCapsule_GetPointer(capsule, nullptr)); }
+
+  size_t number_of(py::handle phase) const {
+    const auto is_it = [phase](const py::str& name) { return name.ptr() == phase.ptr(); };
+    auto name = std::find_if(names_.begin(), names_.end(), is_it);
+    if (name == names_.end() && PyUnicode_Check(phase.ptr()) != 0) {  // perhaps equal, and not interned
+      name = std::find_if(names_.begin(), names_.end(), [phase](const py::str& other) { return other.equal(phase); });
+    }
+    return static_cast<size_t>(name - names_.begin());
+  }
+
+  // Two stores, each of a whole word: the kernel may end the process between them.
+  void store() {
+    const auto& [state_at, since_at, step_shift, phase_shift, since_mask] = layout_;
+    const int64_t at_ns = now_ns();
+    ring_->store(since_at, at_ns);
+    ring_->store(state_at, step_ << step_shift | static_cast<int64_t>(phase_) << phase_shift | (at_ns & since_mask));
+  }
+
+  const std::shared_ptr<Ring> ring_;
+  const Layout layout_;
+  const std::vector<py::str> names_;
+  const size_t step_phase_;
+  int64_t step_;
+  size_t phase_;
+};
+
+// C functions of one object, which end with the last of them: pybind11's overhead is several times the cost of a row.
+template <typename Object, size_t count>
+py::tuple functions_of(std::unique_ptr<Object> object, std::array<PyMethodDef, count>& methods) {
+  const py::capsule self(object.release(), [](void* held) { delete static_cast<Object*>(held); });
+  py::tuple functions(count);
+  for (size_t at = 0; at < count; ++at) {
+    functions[at] = py::reinterpret_steal<py::object>(PyCFunction_New(&methods[at], self.ptr()));
+  }
+  return functions;
+}
+
+inline py::tuple phase_functions(
+    std::shared_ptr<Ring> ring, const Phases::Layout& layout, std::vector<py::str> names, int64_t step, size_t phase) {
+  static std::array<PyMethodDef, 2> methods{
+      {{"enter", Phases::enter, METH_O, nullptr}, {"begin_step", Phases::begin_step, METH_O, nullptr}}};
+  return functions_of(std::make_unique<Phases>(std::move(ring), layout, std::move(names), step, phase), methods);
+}
 
 }  // namespace aorta

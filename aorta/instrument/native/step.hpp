@@ -23,7 +23,6 @@
 
 #include "host_clock.hpp"
 #include "marks.hpp"
-#include "progress.hpp"
 #include "ring.hpp"
 
 namespace aorta {
@@ -45,10 +44,7 @@ class End {
     // In one word, so that time and source are read together.
     if (both_.compare_exchange_strong(unknown, at_ns * 2 + source, std::memory_order_acq_rel)) {
       if (ring_) {
-        ring_->end(row_, at_ns * 2 + source);
-      }
-      if (progress_) {
-        progress_->completed(progress_index_, at_ns);
+        ring_->complete(row_, at_ns * 2 + source);
       }
     }
   }
@@ -56,11 +52,6 @@ class End {
   void keep_in(std::shared_ptr<Ring> ring, int64_t row) {
     ring_ = std::move(ring);
     row_ = row;
-  }
-  // Where its completion is noted as well; before it is issued.
-  void note_in(std::shared_ptr<Progress> progress, int64_t index) {
-    progress_ = std::move(progress);
-    progress_index_ = index;
   }
   // Twice the time, with the source in the lowest bit; 0 until it is known.
   int64_t both() const { return both_.load(std::memory_order_acquire); }
@@ -110,8 +101,6 @@ class End {
   std::atomic<int64_t> both_{0};
   std::shared_ptr<Ring> ring_;
   int64_t row_ = Ring::NOWHERE;
-  std::shared_ptr<Progress> progress_;
-  int64_t progress_index_ = Progress::NOWHERE;
   std::mutex mutex_;
   c10::weak_intrusive_ptr<Future> future_{c10::intrusive_ptr<Future>()};
 };
@@ -135,7 +124,7 @@ struct Collective {
   std::shared_ptr<End> end;    // of one on the host
   std::shared_ptr<Span> span;  // of one on a device
   uint16_t group_number;       // in the ring
-  int64_t peer;                // of a send or a receive, else `Progress::NOWHERE`
+  int64_t pair;                // of a send or a receive: its number with this peer * 2^32 + the peer
 
   Name name() const { return {op, group, seq, group_number}; }
 };
@@ -227,13 +216,10 @@ class Step {
     const std::lock_guard<std::mutex> held(mutex_);
     row.seq = count++;
     row.issue_ns = now_ns();
-    if (!open_) {
-      return;
-    }
     const bool unwatched = watched_passes_ == 0 && in_backward();
-    const int64_t index = ring_->append(
+    const int64_t index = ring_->issue(
         {Kind::COLLECTIVE,
-         unwatched ? flag::UNWATCHED : uint8_t{0},
+         static_cast<uint8_t>((unwatched ? flag::UNWATCHED : 0) | (row.span ? flag::ON_DEVICE : 0)),
          static_cast<uint8_t>(row.op),
          ring_->number_of(row.dtype),
          row.group_number,
@@ -243,12 +229,17 @@ class Step {
          row.bytes,
          row.seq,
          0,
-         row.peer});
+         row.pair});
+    if (row.end) {
+      row.end->keep_in(ring_, index);
+    }
+    if (!open_) {  // of no step: for whoever asks what a rank is stuck in
+      return;
+    }
     ++count_;
     if (row.span) {
       row.span->keep_beside(index);
     } else {
-      row.end->keep_in(ring_, index);
       ends_.push_back(row.end);
     }
   }
