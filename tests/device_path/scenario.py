@@ -22,8 +22,10 @@ from aorta.records.clocks import read_clocks
 from aorta.records.schema import InstrumentMode, Step
 from aorta.records.step_line import StepFacts
 from tests.device_path.agreement import disagreements
-from tests.device_path.collective_patterns import behind_a_failed_step, between_steps, left_by_a_failed_step, parts
+from tests.device_path.batch_patterns import between_steps
+from tests.device_path.collective_patterns import parts
 from tests.device_path.rig import Groups, Rig
+from tests.device_path.stream_patterns import behind_a_failed_step, left_by_a_failed_step
 from tests.simulated import device as simulated
 
 STEPS = 5

@@ -15,83 +15,14 @@ Must not: be imported in a process without the device and then used; each call s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 from tests.simulated import load
+from tests.simulated.account import Counters, Race, Row, Side, Wait
 
-Kind = Literal["op", "collective", "copy", "sleep", "memset"]
 CLASSES = ("matmul", "elementwise", "copy_h2d", "copy_d2h", "copy_d2d", "memset")
 
 
-class Row(NamedTuple):
-    """One kernel, copy or collective as the device ran it. `stream` is the stream's `stream_id`; 0 is the default."""
-
-    id: int
-    """In the order of issue."""
-    device: int
-    stream: int
-    kind: Kind
-    name: str
-    start_ns: int
-    end_ns: int
-    bytes: int
-    group: str
-    """Of a collective: its group's name."""
-    seq: int
-    """Of a collective: ProcessGroupNCCL's number; point-to-point has a count of its own. Otherwise -1."""
-
-
-class Wait(NamedTuple):
-    """A stretch [begin, end) in which a stream stood still for something on another one."""
-
-    device: int
-    stream: int
-    begin_ns: int
-    end_ns: int
-    on_device: int
-    on_stream: int
-    on_row: int
-    """`Row.id` of the last row of that stream before the event; -1: none."""
-    why: Literal["event", "communicator", "queue"]
-    """queue: another stream's work was before it in the hardware queue that both share."""
-
-
-class Side(NamedTuple):
-    """One of two accesses to the same bytes."""
-
-    name: str
-    device: int
-    stream: int
-    write: bool
-    begin: int
-    end: int
-
-
-class Race(NamedTuple):
-    """Two accesses without an order between them, one of them a write. `first` was issued first."""
-
-    first: Side
-    second: Side
-    begin: int
-    end: int
-    times: int
-    """How often the same pair was seen."""
-
-
-class Counters(NamedTuple):
-    """Since the last `reset` (memory: `live_bytes` is what is allocated now)."""
-
-    host_synchronisations: Mapping[str, int]
-    """By what waited: device, stream, event, work, barrier, an operator's name, ..."""
-    events_created: int
-    streams_created: int
-    kernels: Mapping[tuple[int, int], int]
-    """By device and stream."""
-    live_bytes: int
-    peak_bytes: int
-
-
-# ---- set ------------------------------------------------------------------------------------------------------------
 def defaults() -> None:
     """All settings as at the start."""
     load.native().default_settings()
@@ -228,7 +159,6 @@ def end_capture(graph: Any) -> None:
     graph.end()
 
 
-# ---- read -----------------------------------------------------------------------------------------------------------
 def is_virtual() -> bool:
     """Whether time is virtual."""
     return bool(load.native().is_virtual())

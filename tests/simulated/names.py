@@ -15,6 +15,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from tests.simulated.stream_names import index_of, streams
+
 GIB = 1 << 30
 TOTAL_BYTES = 8 * GIB
 UNIX_NS = 1_800_000_000_000_000_000
@@ -24,7 +26,7 @@ SYNC_DEBUG = {"default": 0, "warn": 1, "error": 2}
 
 def fill_in(native: Any) -> None:
     """Everything, once."""
-    names = {**_streams(native), **_devices(native), **_memory(native), **_random(native), **_capture(native)}
+    names = {**streams(native), **_devices(native), **_memory(native), **_random(native), **_capture(native)}
     # torch.cuda hands on what its inner modules define: both have to say the same.
     inner = (torch.cuda.streams, torch.cuda.memory, torch.cuda.random, torch.cuda.graphs)
     for name, value in names.items():
@@ -44,93 +46,10 @@ def fill_in(native: Any) -> None:
         _clock(native)
 
 
-def _index(native: Any, device: Any = None) -> int:
-    if device is None:
-        return int(native.current_device())
-    if isinstance(device, int):
-        return device if device >= 0 else int(native.current_device())
-    index = torch.device(device).index
-    return int(native.current_device()) if index is None else index
-
-
-def _streams(native: Any) -> dict[str, Any]:
-    class Stream(torch.Stream):
-        def __new__(cls, device: Any = None, priority: int = 0, **known: int) -> Any:
-            if known:
-                return super().__new__(cls, **known)
-            return super().__new__(cls, device=torch.device("cuda", _index(native, device)), priority=priority)
-
-        @property
-        def cuda_stream(self) -> int:
-            return int(self.stream_id)
-
-        @property
-        def priority(self) -> int:
-            return int(native.stream_priority(self.device_index, self.stream_id))
-
-        @classmethod
-        def priority_range(cls) -> tuple[int, int]:
-            return (0, -3)
-
-        def record_event(self, event: Any = None) -> Any:
-            event = Event() if event is None else event
-            event.record(self)
-            return event
-
-    class Event(torch.Event):
-        def __new__(
-            cls,
-            enable_timing: bool = False,
-            blocking: bool = False,
-            interprocess: bool = False,
-            external: bool = False,
-        ) -> Any:
-            return super().__new__(cls, "cuda", enable_timing=enable_timing)
-
-        def elapsed_time(self, end_event: Any) -> float:  # torch's own takes no subclass
-            return float(native.elapsed_ms(self.event_id, end_event.event_id))
-
-    def known(index: int, stream_id: int) -> Any:
-        return Stream(stream_id=stream_id, device_index=index, device_type=1)
-
-    class StreamContext:
-        def __init__(self, stream: Any) -> None:
-            self.stream = stream
-
-        def __enter__(self) -> None:
-            if self.stream is not None:
-                self.device = native.exchange_device(self.stream.device_index)
-                self.before = native.exchange_stream(self.stream.device_index, self.stream.stream_id)
-
-        def __exit__(self, *_error: object) -> None:
-            if self.stream is not None:
-                native.exchange_stream(self.stream.device_index, self.before)
-                native.exchange_device(self.device)
-
-    def current_stream(device: Any = None) -> Any:
-        index = _index(native, device)
-        return known(index, native.current_stream(index))
-
-    def set_stream(stream: Any) -> None:
-        if stream is not None:
-            native.exchange_stream(stream.device_index, stream.stream_id)
-
-    return {
-        "Stream": Stream,
-        "Event": Event,
-        "StreamContext": StreamContext,
-        "stream": StreamContext,
-        "current_stream": current_stream,
-        "default_stream": lambda device=None: known(_index(native, device), 0),
-        "set_stream": set_stream,
-        "_sleep": lambda cycles: native.sleep(int(cycles)),  # a cycle is a nanosecond
-    }
-
-
 def _devices(native: Any) -> dict[str, Any]:
     class Device:
         def __init__(self, device: Any) -> None:
-            self.idx = -1 if device is None else _index(native, device)
+            self.idx = -1 if device is None else index_of(native, device)
             self.prev_idx = -1
 
         def __enter__(self) -> None:
@@ -140,7 +59,7 @@ def _devices(native: Any) -> dict[str, Any]:
             native.exchange_device(self.prev_idx)
 
     def properties(device: Any = None) -> SimpleNamespace:
-        index = _index(native, device)
+        index = index_of(native, device)
         return SimpleNamespace(
             name="Simulated",
             total_memory=TOTAL_BYTES,
@@ -155,7 +74,7 @@ def _devices(native: Any) -> dict[str, Any]:
         )
 
     def set_device(device: Any) -> None:
-        native.exchange_device(_index(native, device))
+        native.exchange_device(index_of(native, device))
         torch.empty(0, device="cuda")  # until the first tensor `torch.accelerator.synchronize` does not wait
 
     warned: list[bool] = []
@@ -183,7 +102,7 @@ def _devices(native: Any) -> dict[str, Any]:
         "set_device": set_device,
         "_exchange_device": native.exchange_device,
         "_maybe_exchange_device": native.exchange_device,
-        "synchronize": lambda device=None: native.synchronize(_index(native, device)),
+        "synchronize": lambda device=None: native.synchronize(index_of(native, device)),
         "set_sync_debug_mode": set_sync_debug_mode,
         "get_sync_debug_mode": native.sync_debug,
         "get_device_name": lambda device=None: "Simulated",
@@ -196,13 +115,13 @@ def _devices(native: Any) -> dict[str, Any]:
 
 def _memory(native: Any) -> dict[str, Any]:
     def live(device: Any = None) -> int:
-        return int(native.memory(_index(native, device))[0])
+        return int(native.memory(index_of(native, device))[0])
 
     def peak(device: Any = None) -> int:
-        return int(native.memory(_index(native, device))[1])
+        return int(native.memory(index_of(native, device))[1])
 
     def stats(device: Any = None) -> dict[str, int]:
-        current, highest, allocations = native.memory(_index(native, device))
+        current, highest, allocations = native.memory(index_of(native, device))
         return {
             "allocated_bytes.all.current": current,
             "allocated_bytes.all.peak": highest,
@@ -219,7 +138,7 @@ def _memory(native: Any) -> dict[str, Any]:
         "max_memory_allocated": peak,
         "max_memory_reserved": peak,
         "memory_stats": stats,
-        "reset_peak_memory_stats": lambda device=None: native.reset_peak(_index(native, device)),
+        "reset_peak_memory_stats": lambda device=None: native.reset_peak(index_of(native, device)),
         "mem_get_info": lambda device=None: (TOTAL_BYTES - live(device), TOTAL_BYTES),
         "empty_cache": lambda: None,
     }
@@ -231,12 +150,12 @@ def _random(native: Any) -> dict[str, Any]:
             native.seed(index, int(seed))
 
     def set_state(state: torch.Tensor, device: Any = "cuda") -> None:
-        native.set_generator_state(_index(native, device), state.cpu())
+        native.set_generator_state(index_of(native, device), state.cpu())
 
     return {
         "manual_seed": lambda seed: native.seed(native.current_device(), int(seed)),
         "manual_seed_all": seed_all,
-        "get_rng_state": lambda device="cuda": native.generator_state(_index(native, device)),
+        "get_rng_state": lambda device="cuda": native.generator_state(index_of(native, device)),
         "set_rng_state": set_state,
     }
 
@@ -272,13 +191,13 @@ def _capture(native: Any) -> dict[str, Any]:
 
 def _private(native: Any) -> dict[str, Any]:
     def current(device: Any) -> tuple[int, int, int]:
-        index = _index(native, device)
+        index = index_of(native, device)
         return (native.current_stream(index), index, 1)
 
     return {
         "_cuda_isCurrentStreamCapturing": native.is_capturing,
         "_cuda_getCurrentStream": current,
-        "_cuda_getCurrentRawStream": lambda device: native.current_stream(_index(native, device)),
+        "_cuda_getCurrentRawStream": lambda device: native.current_stream(index_of(native, device)),
         "_cuda_getDevice": native.current_device,
         "_cuda_setDevice": native.exchange_device,
         "_cuda_getDeviceCount": native.device_count,
