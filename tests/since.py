@@ -2,13 +2,15 @@
 
 Changed is what git says of the working tree since REF, new files too. How near a test is to a module is the fewest
 imports of AORTA between them: its own and those of the tests' helpers count as one. At most `NEAREST` modules away, and
-at most `MOST` files; how many others reach the change is said on stderr. A file that is no module is near to the tests
-that name it, a page to those of `tests/docs`. Must not: import what it looks at.
+at most `MOST` files, `MOST_THAT_START` of which start processes; how many others reach the change is said on stderr. A
+file that is no module is near to the tests that name it, a page to those of `tests/docs`. Must not: import what it
+looks at.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections import deque
@@ -19,7 +21,17 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[1]
 NEAREST: Final = 2
 MOST: Final = 40
-"""Take about 90 s on two idle cores."""
+MOST_THAT_START: Final = 4
+"""A process that imports torch takes seconds, most tests milliseconds: together less than 90 s on two idle cores."""
+_STARTING: Final = frozenset(
+    {
+        "subprocess",
+        "selenium.webdriver.Chrome",
+        *(f"tests.runs.{name}" for name in ("train", "attempt", "job", "program", "finished", "command", "torchrun")),
+    }
+)
+_ELSEWHERE: Final = re.compile(r"^pytestmark = .*\b(simulated|gpu|alone|thorough|slow)\b", re.MULTILINE)
+"""No test of such a file is run here."""
 _OURS: Final = ("aorta", "tests", "scripts", "benchmarks")
 
 
@@ -47,6 +59,7 @@ def file_of(name: str) -> Path | None:
     return None
 
 
+@cache
 def distances(test: Path) -> dict[Path, int]:
     """Every file that a test reaches -> how many imports outside of the tests lie between."""
     known, near = {test: 0}, deque([test])
@@ -62,20 +75,33 @@ def distances(test: Path) -> dict[Path, int]:
     return known
 
 
+def starts(test: Path) -> bool:
+    """Whether a test, or a helper of its folder, may start processes, by what it imports."""
+    own = [path for path, far in distances(test).items() if far == 0 and path.parent == test.parent]
+    return any(imports(path) & _STARTING for path in own)
+
+
 def chosen(changed: set[Path]) -> tuple[list[Path], int]:
-    """The test files nearest to these files, the nearest first, and how many more reach them."""
-    found: dict[Path, tuple[int, bool, Path]] = {}
+    """The test files nearest to these files, those of their names first, and how many more reach them."""
+    found: dict[Path, tuple[bool, int, Path]] = {}
     names = {path.name for path in changed if path.suffix not in (".py", ".md")}
     pages = any(path.suffix == ".md" for path in changed)
     for test in sorted((ROOT / "tests").rglob("test_*.py")):
+        if _ELSEWHERE.search(test.read_text()):
+            continue
         known = distances(test)
         far = [known[path] for path in changed & known.keys()]
         if any(name in test.read_text() for name in names) or (pages and test.parent.name == "docs"):
             far.append(0)
         if far:
             mirrored = any(test.stem == f"test_{path.stem}" for path in changed)
-            found[test] = (min(far), not mirrored, test)
-    near = sorted((test for test, (far, *_) in found.items() if far <= NEAREST), key=found.__getitem__)[:MOST]
+            found[test] = (not mirrored, min(far), test)
+    near, starting = list[Path](), 0
+    for test in sorted((test for test, (_, far, _) in found.items() if far <= NEAREST), key=found.__getitem__):
+        slow = starts(test)
+        if len(near) < MOST and starting + slow <= MOST_THAT_START:
+            near.append(test)
+            starting += slow
     return near, len(found) - len(near)
 
 

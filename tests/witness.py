@@ -21,8 +21,8 @@ FULL_ARRAY = {"allreduce": 0, "allgather": 0, "reducescatter": 1, "broadcast": 0
 # Its outputs are lists of lists, which the profiler does not describe; its input is one rank's part.
 ONE_PART = "c10d::allgather_"
 BYTES = {"float": 4, "c10::BFloat16": 2}
-PROFILED = ("profiling.enabled=true", "profiling.wait=4", "profiling.warmup=1", "profiling.active=2")
-"""Words for `train.py`; the steps seen are 5 and 6."""
+PROFILED = ("profiling.enabled=true", "profiling.wait=1", "profiling.warmup=1", "profiling.active=2")
+"""Words for `train.py`; the steps seen are 2 and 3."""
 
 
 def profiler_rows(folder: Path, rank: int) -> dict[int, list[tuple[str, int]]]:

@@ -136,7 +136,7 @@ def test_a_killed_rank_is_named_by_the_other(tmp_path: Path) -> None:
 
 @pytest.mark.thorough
 def test_a_restart_resumes_and_keeps_both_attempts(tmp_path: Path) -> None:
-    steps = 400
+    steps = 160
     words = ("training.checkpoint_interval=4", f"training.max_steps={steps}")  # far from its end when a rank is killed
     run = start(tmp_path, *words, options=("--max-restarts", "1"))
     os.kill(wait_for_steps(tmp_path, 9, rank=1), signal.SIGKILL)

@@ -13,7 +13,7 @@ from tests.runs import losses, program, record, succeeded, train
 
 pytestmark = [pytest.mark.dist, pytest.mark.thorough]
 
-STEPS = 5
+STEPS = 3
 SIZES = (
     f"training.max_steps={STEPS}",
     "training.batch_size=8",
