@@ -40,10 +40,10 @@ SMALL = ("training.device=cpu", "training.batch_size=4", "dataset.num_samples=51
     [
         (("parallel=ddp", "training.gradient_accumulation=2"), 2),
         (("parallel=fsdp",), 2),
-        (("parallel=fsdp1",), 2),
-        (("parallel=tp",), 2),
-        (("parallel=pp",), 2),
-        (("parallel=hsdp",), 4),
+        pytest.param(("parallel=fsdp1",), 2, marks=pytest.mark.thorough),
+        pytest.param(("parallel=tp",), 2, marks=pytest.mark.thorough),
+        pytest.param(("parallel=pp",), 2, marks=pytest.mark.thorough),
+        pytest.param(("parallel=hsdp",), 4, marks=pytest.mark.thorough),
     ],
     ids=lambda value: "+".join(value) if isinstance(value, tuple) else "",
 )
