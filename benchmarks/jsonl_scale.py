@@ -44,8 +44,8 @@ import psutil
 from aorta.read.engines import cores
 from aorta.records.record_file import RecordWriter
 from aorta.records.schema import ActiveSegment, Collective, ComputeRange, Coverage, Stall, Step
-from aorta.timeline.overlap import measure_window
 from tests.analysis.builders import footer, header, step
+from tests.windows import measure_window
 
 ROOT = Path(__file__).resolve().parents[1]
 MS = 1_000_000
@@ -89,7 +89,7 @@ def template(ranks: int, collectives: int, rng: np.random.Generator) -> Step:
         reasons=reasons,
         per_stream_ms=measured.per_stream_ms(),
         coverage=Coverage(collectives, collectives, True),
-        active_segments=[ActiveSegment(part.start_ns, part.end_ns, part.lanes) for part in measured.segments],
+        active_segments=[ActiveSegment(*tile) for tile in measured.tiles],
         collectives=comm,
         compute=compute,
         stalls=stalls,

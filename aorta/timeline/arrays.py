@@ -1,9 +1,15 @@
-"""The algebra of `intervals` on columns: half-open intervals `[start_ns, end_ns)` as two int64 arrays.
+"""The algebra of `intervals` on columns (half-open intervals `[start_ns, end_ns)` as two int64 arrays), and the one
+definition of what is hidden in a window.
 
 `merge` takes intervals in any order and gives merged ones (sorted, disjoint, non-empty, non-abutting), equal to what
 `aorta.timeline.intervals` gives for the same intervals (tests/timeline/test_arrays.py). `measure_windows` measures all
-windows of a trace at once, by the definition that `overlap.measure_lanes` measures a live step with. Must not define a
-metric, or touch floating point (docs/dev/measuring.md, W14).
+steps of a rank at once:
+
+    lane = lambda *pairs: merge(interval_array(pairs))
+    (overlap,) = measure_windows(lane((0, 100)), compute=lane((0, 60)), comm={"allreduce": lane((40, 80))})
+    overlap.exposed_ns  # 20: of the 40 ns of communication, 20 ran during compute
+
+Must not name a metric, or touch floating point (docs/dev/measuring.md, W14).
 """
 
 from __future__ import annotations
@@ -14,10 +20,9 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.errors import IntervalError
 from aorta.timeline.classes import AUX, BUBBLE, COMPUTE, COPY, KINDS, LANES
-from aorta.timeline.intervals import Interval, Tile
-from aorta.timeline.overlap import Bounds, KindOverlap, Overlap, bounds_of
+from aorta.timeline.intervals import Interval, inverted
+from aorta.timeline.overlap import Bounds, KindOverlap, Overlap, Tile, bounds_of
 
 Int64: TypeAlias = NDArray[np.int64]
 
@@ -129,12 +134,10 @@ def refuse_inverted(start: Int64, end: Int64) -> None:
     Raises:
         IntervalError: one does.
     """
-    inverted = end < start
-    if inverted.any():
-        at = int(np.argmax(inverted))
-        raise IntervalError(
-            f"interval [{int(start[at])}, {int(end[at])}) ends before it starts; an end must be >= its start"
-        )
+    wrong = end < start
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        raise inverted(int(start[at]), int(end[at]))
 
 
 def tile_windows(windows: IntervalArray, lanes: Mapping[int, IntervalArray]) -> tuple[Int64, IntervalArray, Int64]:
@@ -165,8 +168,8 @@ def tile_windows(windows: IntervalArray, lanes: Mapping[int, IntervalArray]) -> 
 
 
 class CertainLanes(NamedTuple):
-    """What certainly ran, inside what may have: the columns of an `overlap.Certain`, of the windows that are `bounded`;
-    in the others what may have run certainly did.
+    """What certainly ran, inside what may have, in the windows that are `bounded`; in the others what may have run
+    certainly did. The stream that a stall blocks computes nothing between the marks round it, whenever it was blocked.
     """
 
     bounded: Sequence[bool]
@@ -190,15 +193,29 @@ def measure_windows(
     certain: CertainLanes | None = None,
     tiled: bool = False,
 ) -> list[Overlap]:
-    """Measure many windows of one device at once: of each what `overlap.measure_lanes` gives. Where `pipeline` is
-    given, a window without any of it has none. Windows in which something is not certain do not overlap.
+    """Measure windows of one device: the definition. All lanes are merged; what is outside of a window is cut off.
 
     Args:
-        windows: in any order; they may overlap. The lanes are merged; otherwise as for `measure_lanes`.
+        windows: in any order; they may overlap, but for those in which something is not certain.
+        compute: ranges in which compute ran; stalls inside them are subtracted (R5).
+        comm: kind of collective (`classes.KINDS`) -> its intervals.
+        of_unknown_kind: communication whose kind the source does not report: counted in `comm_ns` and in no kind; where
+            there is any, the milliseconds of kinds are null.
+        stalls: when the compute stream (on a CPU the training thread) was blocked on a collective.
+        aux: optimizer, clipping, reading the loss, data; one that waits for a collective (gradient clipping on shards)
+            is stalled, not working.
+        copy: memory copies; of a trace that has them, fills too. Each of these three is None where it is not observed.
+        pipeline: when micro-batches ran through the stages of a pipeline; a window without any of it has none.
+        bubbles: when the rank waited there for another stage; what was computed meanwhile is no bubble.
+        certain: the parts of these in which they certainly ran; None: all of them.
+        tiled: include the tiles of each window, which cost as much as everything else.
 
     Raises:
         IntervalError: a window ends before it starts.
+        ValueError: a kind that is not in `classes.KINDS`.
     """
+    if unknown := comm.keys() - set(KINDS):
+        raise ValueError(f"unknown kinds of collective {sorted(unknown)}; the kinds are {', '.join(KINDS)}")
     refuse_inverted(*windows)
     nothing = interval_array()
     lanes = {COMPUTE: compute if stalls is None else subtract(compute, stalls), **comm}

@@ -11,14 +11,12 @@ Must not know what an interval stands for, or touch floating point (docs/dev/mea
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 from aorta.errors import IntervalError
 
 Interval: TypeAlias = tuple[int, int]
-Tile: TypeAlias = tuple[int, int, int]
-"""`(start, end, mask)`: an interval and the lanes that are active throughout it."""
 
 
 def merge(intervals: Iterable[Interval]) -> list[Interval]:
@@ -98,31 +96,6 @@ def clip(intervals: Iterable[Interval], window: Interval) -> list[Interval]:
 def measure(merged: Iterable[Interval]) -> int:
     """Return the length of a merged list in ns. Summing intervals that may overlap is wrong (W10): merge first."""
     return sum(end - start for start, end in merged)
-
-
-def tile(window: Interval, lanes: Mapping[int, Iterable[Interval]]) -> list[Tile]:
-    """Divide the window into intervals with a constant set of active lanes, given as a mask.
-
-    Args:
-        lanes: bit -> merged intervals inside the window. The result is contiguous, idle intervals included.
-    """
-    edges: dict[int, int] = {window[0]: 0, window[1]: 0}
-    for bit, lane in lanes.items():
-        mask = 1 << bit
-        for start, end in lane:
-            edges[start] = edges.get(start, 0) ^ mask
-            edges[end] = edges.get(end, 0) ^ mask
-    tiles: list[Tile] = []
-    active, begun = 0, window[0]
-    for now in sorted(edges):
-        if toggled := edges[now]:
-            if now > begun:
-                tiles.append((begun, now, active))
-                begun = now
-            active ^= toggled
-    if window[1] > begun:
-        tiles.append((begun, window[1], active))
-    return tiles
 
 
 def inverted(start: int, end: int) -> IntervalError:

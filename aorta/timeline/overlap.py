@@ -1,34 +1,31 @@
 """Defines the metrics of one window of one rank (docs/metrics.md); those of a run are in `aorta.analysis.aggregate`,
 of collectives over ranks in `aorta.analysis.collective_metrics`, bandwidths in `aorta.documents.metrics`.
 
-A window and the raw intervals of each lane, unmerged and unclipped, as lists of pairs (`measure_window`) or as columns
-(`aorta.timeline.arrays`), give an `Overlap` in integer nanoseconds; its `metrics()` are the names and milliseconds of
-the record:
+`arrays.measure_windows` gives an `Overlap` of each window in integer nanoseconds; its `metrics()` are the names and
+milliseconds of the record:
 
-    overlap = measure_window((0, 100), compute=[(0, 60)], comm={"allreduce": [(40, 80)]}, stalls=[])
-    overlap.exposed_ns  # 20: of the 40 ns of communication, 20 ran during compute
+    overlap.comm_ns, overlap.hidden_ns     # 40, 20: of 40 ns of communication 20 ran during compute
+    overlap.metrics()[0]["overlap_ratio"]  # 0.5
 
-Where the marks of a device only tell what certainly ran and what possibly did (`Certain`), each metric has a least and
-a greatest value, and is a plain number only where these are close. Must not know where intervals came from.
+Where marks of a device only tell what certainly ran and what possibly did (`arrays.CertainLanes`), each metric has a
+least and a greatest value, and is a plain number only where these are close. Must not know where intervals came from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Generic, NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias
 
 from aorta.timeline import intervals
-from aorta.timeline.classes import ALWAYS_SHOWN, AUX, BUBBLE, COMPUTE, COPY, KINDS, LANES, UNKNOWN_KIND
-from aorta.timeline.intervals import Interval, Tile
+from aorta.timeline.classes import ALWAYS_SHOWN, AUX, BUBBLE, COMPUTE, COPY, KINDS, LANES
+from aorta.timeline.intervals import Interval
 
 NS_PER_MS = 1_000_000
 _BIT = {lane: bit for bit, lane in enumerate(LANES)}
-Raw = TypeVar("Raw")
-Merged = TypeVar("Merged")
-
-
+Tile: TypeAlias = tuple[int, int, int]
+"""`(start, end, mask)`: an interval and the lanes that are active throughout it, by the bits of `classes.LANES`."""
 NO_COPIES = "memory copies were not observed"
 _NOT_OBSERVED = {
     "copy_ms": NO_COPIES,
@@ -57,14 +54,6 @@ class KindOverlap(NamedTuple):
 
     total_ns: int
     hidden_ns: int
-
-
-class Segment(NamedTuple):
-    """An interval of the window with a constant set of active lanes. Bits follow `classes.LANES`."""
-
-    start_ns: int
-    end_ns: int
-    lanes: int
 
 
 @dataclass(frozen=True)
@@ -114,11 +103,6 @@ class Overlap:
         kind = name.removesuffix("_ms").removeprefix("compute_").removeprefix("exposed_")
         own = self.bounds.get(f"{kind}_ms") if kind in _PARTED else None
         return self.window_ns / NS_PER_MS if own is None else own[own[1] < inf]
-
-    @property
-    def segments(self) -> tuple[Segment, ...]:
-        """The segments of the window, with the names of their lanes."""
-        return tuple(Segment(*tile) for tile in self.tiles)
 
     @property
     def exposed_ns(self) -> int:
@@ -207,8 +191,6 @@ class Overlap:
             reasons["overlap_over_compute"] = "no compute in this window"
         if values["exposed_share"] is None:
             reasons["exposed_share"] = "the window is empty"
-        if values.get("bubble_share", 0) is None:
-            reasons["bubble_share"] = "no time in the pipeline in this window"
         undecided = {
             name: bounds
             for name, bounds in self.undecided.items()
@@ -259,77 +241,6 @@ def either(first: Overlap, second: Overlap, why: str) -> Overlap:
     return replace(first, bounds=bounds, why_bounded=why)
 
 
-@dataclass(frozen=True)
-class Certain(Generic[Raw]):
-    """What certainly ran, inside what may have, named as in `measure_lanes`. The stream that a stall blocks computes
-    nothing between the marks round it, whenever it was blocked.
-    """
-
-    compute: Raw
-    comm: Mapping[str, Raw]
-    stalls: Raw
-    bubbles: Raw | None = None
-
-
-@dataclass(frozen=True)
-class Algebra(Generic[Raw, Merged]):
-    """The interval operations that the definition of a window needs, for any representation of intervals.
-
-    `lane` clips raw intervals to a window and merges them; the others take merged ones. `tile` is `intervals.tile`,
-    `pairs` converts to `(start, end)` pairs.
-    """
-
-    lane: Callable[[Raw, Interval], Merged]
-    union: Callable[[Sequence[Merged]], Merged]
-    intersect: Callable[[Merged, Merged], Merged]
-    subtract: Callable[[Merged, Merged], Merged]
-    measure: Callable[[Merged], int]
-    tile: Callable[[Interval, Mapping[int, Merged]], list[Tile]]
-    pairs: Callable[[Merged], list[Interval]]
-
-
-def _lane(spans: Iterable[Interval], window: Interval) -> list[Interval]:
-    return intervals.merge(intervals.clip(spans, window))
-
-
-def _union(parts: Sequence[list[Interval]]) -> list[Interval]:
-    return intervals.merge([span for part in parts for span in part])
-
-
-PAIRS: Algebra[Iterable[Interval], list[Interval]] = Algebra(
-    _lane, _union, intervals.intersect, intervals.subtract, intervals.measure, intervals.tile, list
-)
-"""Lists of `(start, end)` pairs: exact for integers of any size, and fast for the few intervals of a live step."""
-
-
-def measure_window(
-    window: Interval,
-    *,
-    compute: Iterable[Interval],
-    comm: Mapping[str, Iterable[Interval]],
-    stalls: Iterable[Interval] = (),
-    aux: Iterable[Interval] = (),
-    copy: Iterable[Interval] | None = None,
-    pipeline: Iterable[Interval] | None = None,
-    bubbles: Iterable[Interval] | None = None,
-    certain: Certain[Iterable[Interval]] | None = None,
-) -> Overlap:
-    """Measure one window of a live step, including its segments. Arguments and errors as for `measure_lanes`."""
-    return measure_lanes(
-        PAIRS,
-        window,
-        compute=compute,
-        comm=comm,
-        stalls=stalls,
-        aux=aux,
-        copy=copy,
-        pipeline=pipeline,
-        bubbles=bubbles,
-        certain=certain,
-        tiled=True,
-    )[0]
-
-
 def copy_rates(copies: Iterable[tuple[str, int, Interval]]) -> dict[str, float]:
     """Return `<direction>_gb_per_s` of the copies issued in a step, each with its direction, bytes and times: all bytes
     of a direction over the union of its copies, GB = 1e9 bytes. Copies that end in a later step count in full; a
@@ -342,141 +253,6 @@ def copy_rates(copies: Iterable[tuple[str, int, Interval]]) -> dict[str, float]:
         spans.append(span)
     lengths = {direction: intervals.measure(intervals.merge(spans)) for direction, (_, spans) in moved.items()}
     return {f"{name}_gb_per_s": sum(moved[name][0]) / length_ns for name, length_ns in lengths.items() if length_ns}
-
-
-def _working(algebra: Algebra[Raw, Merged], window: Interval, busy: Raw | None, stalls: Raw | None) -> Merged:
-    """Return busy intervals without those blocked on a collective (R5)."""
-    nothing = algebra.union([])
-    ran = nothing if busy is None else algebra.lane(busy, window)
-    return ran if stalls is None else algebra.subtract(ran, algebra.lane(stalls, window))
-
-
-def measure_lanes(
-    algebra: Algebra[Raw, Merged],
-    window: Interval,
-    *,
-    compute: Raw,
-    comm: Mapping[str, Raw],
-    of_unknown_kind: Raw | None = None,
-    stalls: Raw | None = None,
-    aux: Raw | None = None,
-    copy: Raw | None = None,
-    pipeline: Raw | None = None,
-    bubbles: Raw | None = None,
-    certain: Certain[Raw] | None = None,
-    tiled: bool = False,
-) -> tuple[Overlap, dict[str, Merged]]:
-    """Measure one window: the definition. Also returns the lanes as they were measured, by name.
-
-    Args:
-        window: `[start_ns, end_ns)`; everything outside it is cut off.
-        compute: ranges in which compute ran; stalls inside them are subtracted (R5).
-        comm: kind of collective (`classes.KINDS`) -> its intervals.
-        of_unknown_kind: communication whose kind the source does not report: counted in `comm_ns` and in no kind; where
-            there is any, the milliseconds of kinds are null.
-        stalls: when the compute stream (on a CPU the training thread) was blocked on a collective.
-        aux: optimizer, clipping, reading the loss, data.
-        copy: memory copies; of a trace that has them, fills too. Each of these three is None where it is not observed.
-        pipeline: when micro-batches ran through the stages of a pipeline; None where there is none.
-        bubbles: when the rank waited there for another stage; what was computed meanwhile is no bubble.
-        certain: the parts of these in which they certainly ran; None: all of them.
-        tiled: include the segments of the window, which cost as much as everything else.
-
-    Raises:
-        IntervalError: the window or an interval ends before it starts.
-        ValueError: a kind that is not in `classes.KINDS`.
-    """
-    if unknown := comm.keys() - set(KINDS):
-        raise ValueError(f"unknown kinds of collective {sorted(unknown)}; the kinds are {', '.join(KINDS)}")
-    length = intervals.measure(intervals.merge([window]))
-    nothing = algebra.union([])
-
-    def lane(raw: Raw | None) -> Merged:
-        return nothing if raw is None else algebra.lane(raw, window)
-
-    lanes = {COMPUTE: _working(algebra, window, compute, stalls)}
-    lanes |= {kind: lane(comm[kind]) for kind in sorted(comm, key=KINDS.index)}
-    lanes[COPY] = lane(copy)
-    # An optimizer that waits for a collective (gradient clipping on shards) is stalled, not working.
-    lanes[AUX] = _working(algebra, window, aux, stalls)
-    if of_unknown_kind is not None:
-        lanes[UNKNOWN_KIND] = lane(of_unknown_kind)
-    if pipeline is not None:
-        lanes[BUBBLE] = algebra.subtract(algebra.intersect(lane(bubbles), lane(pipeline)), lanes[COMPUTE])
-
-    communication = algebra.union([lanes[name] for name in (*comm, UNKNOWN_KIND) if name in lanes])
-    everything = algebra.union([communication, lanes[COMPUTE], lanes[COPY], lanes[AUX]])
-    if BUBBLE in lanes:
-        everything = algebra.union([everything, lanes[BUBBLE]])
-    total, common = algebra.measure, algebra.intersect
-    bounds: dict[str, Bounds] = {}
-    if certain is not None:
-        blocked, waited = lane(stalls), common(lane(bubbles), lane(pipeline))
-        found = _bounds(algebra, window, lanes, communication, aux, blocked, waited, certain)
-        bounds = bounds_of(found, length, None if pipeline is None else total(lane(pipeline)))
-    measured = Overlap(
-        window_ns=length,
-        compute_ns=total(lanes[COMPUTE]),
-        comm_ns=total(communication),
-        copy_ns=None if copy is None else total(lanes[COPY]),
-        aux_ns=None if aux is None else total(lanes[AUX]),
-        idle_ns=length - total(everything),
-        hidden_ns=total(common(communication, lanes[COMPUTE])),
-        stall_ns=None if stalls is None else total(lane(stalls)),
-        kinds={kind: KindOverlap(total(lanes[kind]), total(common(lanes[kind], lanes[COMPUTE]))) for kind in comm},
-        unknown_kind_ns=total(lanes[UNKNOWN_KIND]) if UNKNOWN_KIND in lanes else 0,
-        pipeline_ns=None if pipeline is None else total(lane(pipeline)),
-        bubble_ns=total(lanes[BUBBLE]) if BUBBLE in lanes else None,
-        tiles=algebra.tile(window, {_BIT[name]: lanes[name] for name in lanes.keys() & _BIT}) if tiled else (),
-        bounds=bounds,
-    )
-    return measured, lanes
-
-
-def _bounds(
-    algebra: Algebra[Raw, Merged],
-    window: Interval,
-    lanes: Mapping[str, Merged],
-    communication: Merged,
-    aux: Raw | None,
-    blocked: Merged,
-    waited: Merged,
-    certain: Certain[Raw],
-) -> dict[str, tuple[int, int]]:
-    """Return the least and the greatest nanoseconds of each metric, for any computation, communication and stalls
-    between what is certain and what is possible, and of computation `alone`.
-
-    Args:
-        lanes, communication, blocked: all that is possible: the lanes, the union of the collectives, the stalls.
-        waited: possible waits for another stage of a pipeline, in it.
-    """
-    total, common, less = algebra.measure, algebra.intersect, algebra.subtract
-    works, may_work = less(algebra.lane(certain.compute, window), blocked), lanes[COMPUTE]
-    nothing = algebra.union([])
-
-    def lane(raw: Raw | None) -> Merged:
-        return nothing if raw is None else algebra.lane(raw, window)
-
-    kinds = {kind: lane(certain.comm.get(kind)) for kind in KINDS if kind in lanes}
-    blocks = lane(certain.stalls)
-    sends = algebra.union([*kinds.values(), lanes.get(UNKNOWN_KIND, nothing)])
-    found = {"compute_ms": (total(works), total(may_work)), "compute_stall_ms": (total(blocks), total(blocked))}
-    runs = {"comm": (sends, communication)} | {kind: (ran, lanes[kind]) for kind, ran in kinds.items()}
-    for name, (runs_surely, may_run) in runs.items():
-        found[f"{name}_ms"] = total(runs_surely), total(may_run)
-        found[f"compute_{name}_ms"] = total(common(runs_surely, works)), total(common(may_run, may_work))
-        found[f"exposed_{name}_ms"] = total(less(runs_surely, may_work)), total(less(may_run, works))
-    bubbles = less(common(lane(certain.bubbles), waited), may_work), less(waited, works)
-    found["bubble_ms"] = total(bubbles[0]), total(bubbles[1])
-    other = less(lane(aux), blocks)
-    if aux is not None:
-        found["aux_ms"] = total(lanes[AUX]), total(other)
-    length = window[1] - window[0]
-    busy = algebra.union([sends, works, lanes[COPY], lanes[AUX], bubbles[0]])
-    may_be_busy = algebra.union([communication, may_work, lanes[COPY], other, bubbles[1]])
-    found["idle_ms"] = length - total(may_be_busy), length - total(busy)
-    found["alone"] = total(less(works, communication)), total(less(may_work, sends))
-    return found
 
 
 def bounds_of(found: Mapping[str, tuple[int, int]], window_ns: int, pipeline_ns: int | None) -> dict[str, Bounds]:

@@ -23,8 +23,9 @@ import numpy.typing as npt
 from aorta.errors import InputError
 from aorta.read.frames import Floats, Ints
 from aorta.read.run import Members
+from aorta.timeline.arrays import interval_array, measure_windows, merge
 from aorta.timeline.intervals import Interval
-from aorta.timeline.overlap import NS_PER_MS, PAIRS, measure_lanes
+from aorta.timeline.overlap import NS_PER_MS
 from aorta.whatif.program import RankLayout, RunProgram, StepProgram, What
 
 LONG_AGO: Final = -(2**60)
@@ -364,7 +365,12 @@ def measure(program: RunProgram, times: Times, chosen: RankStepSample) -> Measur
                 if operation.what is What.WAIT:
                     stalls.append((int(kept.enter_ns[number, column]), int(kept.leave_ns[number, column])))
             window = int(times.begin_ns[index, column]), int(times.end_ns[index, column])
-            measured, _ = measure_lanes(PAIRS, window, compute=compute, comm=comm, stalls=stalls)
+            (measured,) = measure_windows(
+                interval_array([window]),
+                compute=merge(interval_array(compute)),
+                comm={kind: merge(interval_array(spans)) for kind, spans in comm.items()},
+                stalls=merge(interval_array(stalls)),
+            )
             ratio = float("nan") if measured.overlap_ratio is None else measured.overlap_ratio
             rows.append((ratio, measured.exposed_ns / NS_PER_MS, measured.idle_ns / NS_PER_MS))
     ratio_of, exposed_ms, idle_ms = np.array(rows, np.float64).T

@@ -22,7 +22,7 @@ from aorta.records.schema import (
     Stall,
     Step,
 )
-from aorta.timeline.overlap import measure_window
+from tests.windows import measure_window
 
 MS = 1_000_000
 Document = TypeVar("Document", bound=msgspec.Struct)
@@ -267,7 +267,7 @@ def _simulated_step(rank: int, ranks: int, number: int, *, warm: bool, transfer_
         end_mono_ns=10**9 * (number + 1) + end,
         per_stream_ms=measured.per_stream_ms(),
         coverage=Coverage(4, 4, True),
-        active_segments=[ActiveSegment(part.start_ns, part.end_ns, part.lanes) for part in measured.segments],
+        active_segments=[ActiveSegment(*tile) for tile in measured.tiles],
         collectives=comm,
         compute=compute,
         stalls=stalls,

@@ -8,8 +8,9 @@ from aorta.documents.metrics import COLLECTIVE_METRIC_NAMES, HOST_LEAD, OWN_TIME
 from aorta.records import run_files, schema
 from aorta.records.schema import CopyDirection
 from aorta.timeline.classes import AUX, BUBBLE, COMPUTE, COPY, KINDS
-from aorta.timeline.overlap import copy_rates, measure_window
+from aorta.timeline.overlap import copy_rates
 from tests.docs.pages import ROOT, code, first_column, section
+from tests.windows import measure_window
 
 PAGE = ROOT / "artifacts" / "README.md"
 PLACES = {

@@ -28,7 +28,8 @@ from aorta.records.step_line import (
     wait_rows,
 )
 from aorta.timeline.intervals import Interval, clip, intersect, merge, subtract
-from aorta.timeline.overlap import PAIRS, Certain, Unseen, measure_lanes
+from aorta.timeline.overlap import Unseen
+from tests.windows import Certain, measure_window
 
 Row = namedtuple("Row", rf.ROW.names)
 
@@ -101,7 +102,7 @@ class Witness:
         copies, copied, no_copies = self._copies(own, window, unseen, notes, captured)
 
         # What certainly ran: all that is possible where the host is ahead, and on a CPU.
-        certain: Certain[Any] | None = None
+        certain: Certain | None = None
         stretched = [Stretch(row.a, row.b, row.b2 or None) for row in blocks]
         pace, sure = self.pace, {id(row): self._sure(row) for row in (*blocked, *possibly)}
         computed = [span for stretch in stretched for span in pace.block(stretch)]
@@ -120,8 +121,7 @@ class Witness:
                 stalled(*([span for row in some for span in sure[id(row)]] for some in (blocked, possibly)), at_once),
                 [span for name, wait in found if name.group in groups for span in pace.certain_span(wait)],
             )
-        overlap, _ = measure_lanes(
-            PAIRS,
+        overlap = measure_window(
             window,
             compute=spans(blocks),
             comm=comm,
@@ -131,7 +131,6 @@ class Witness:
             pipeline=spans(stages) if stages else None,
             bubbles=[span for name, span in named if name.group in groups] if stages else None,
             certain=certain,
-            tiled=True,
         )
         pace_of: dict[str, float | None] = {"aorta_ms": summary.a / 1e6} if summary.flags & rf.OWN_COUNTED else {}
         if (lead := lead_ms(stretched)) is not None and not (unseen is not None and unseen.compute):

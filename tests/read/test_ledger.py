@@ -11,7 +11,8 @@ import pytest
 from aorta.read.frames import Steps
 from aorta.read.ledger import COMM, LANES, WHOLE, Gap, audit, balanced, entries, lacking
 from aorta.timeline.classes import COMPUTE, COPY
-from aorta.timeline.overlap import DECIDED, Overlap, measure_window
+from aorta.timeline.overlap import DECIDED, Overlap
+from tests.windows import measure_window
 
 MS = 1_000_000
 SEEN = {COMPUTE: [(0, 4 * MS)], COMM: [(3 * MS, 5 * MS)], COPY: [(6 * MS, 7 * MS)]}

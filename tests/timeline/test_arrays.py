@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from aorta.errors import IntervalError
 from aorta.timeline import arrays, intervals
-from aorta.timeline.arrays import IntervalArray, interval_array
+from aorta.timeline.arrays import interval_array
 from aorta.timeline.classes import LANES
-from aorta.timeline.overlap import NO_COPIES, OF_UNKNOWN_KIND, PAIRS, measure_lanes
+from aorta.timeline.overlap import NO_COPIES, OF_UNKNOWN_KIND
 from tests.strategies import bases, collectives, interval_lists, shifted
 from tests.strategies import intervals as windows
+from tests.windows import lane, lanes, measure_window
 
 
 def pairs(columns):
@@ -32,56 +31,48 @@ def test_union_and_intersection_are_those_of_lists(left, right, base):
 
 
 @given(st.lists(windows, max_size=4), interval_lists, collectives, interval_lists, interval_lists, bases)
-def test_windows_measured_at_once_are_each_the_window_on_lists(found, compute, comm, unknown, copy, base):
+def test_windows_measured_at_once_are_each_the_window_alone(found, compute, comm, unknown, copy, base):
     """Windows may overlap, and come in any order."""
     found = shifted(found, base)
     lists = {"compute": compute, "of_unknown_kind": unknown, "copy": copy}
     lists = {name: shifted(own, base) for name, own in lists.items()}
     comm = {kind: shifted(own, base) for kind, own in comm.items()}
-    measured = [measure_lanes(PAIRS, window, comm=comm, **lists, tiled=True) for window in found]
+    alone = [measure_window(window, comm=comm, stalls=None, aux=None, **lists) for window in found]
+    columns, merged = interval_array(found), {name: lane(own) for name, own in lists.items()}
+    assert arrays.measure_windows(columns, comm=lanes(comm), **merged, tiled=True) == alone
 
-    merged = {name: arrays.merge(interval_array(own)) for name, own in lists.items()}
-    lanes = {kind: arrays.merge(interval_array(own)) for kind, own in comm.items()}
-    columns = IntervalArray(*(interval_array(found) if found else interval_array()))
-    at_once = arrays.measure_windows(columns, comm=lanes, **merged)
-    assert at_once == [replace(overlap, tiles=()) for overlap, _ in measured]
-    without = arrays.measure_windows(columns, comm=lanes, compute=merged["compute"])
-    assert without == [measure_lanes(PAIRS, window, comm=comm, compute=lists["compute"])[0] for window in found]
-
-    bits = {
-        LANES.index(kind): lane
-        for kind, lane in {**lanes, "compute": merged["compute"], "copy": merged["copy"]}.items()
-    }
+    bits = {LANES.index(kind): own for kind, own in lanes(comm).items()}
+    bits |= {LANES.index(name): merged[name] for name in ("compute", "copy")}
     mine, tiles, masks = arrays.tile_windows(columns, bits)
     tiled = list(zip(mine.tolist(), *(end.tolist() for end in tiles), masks.tolist(), strict=True))
-    assert tiled == [(at, *tile) for at, (overlap, _) in enumerate(measured) for tile in overlap.tiles]
+    assert tiled == [(at, *tile) for at, overlap in enumerate(alone) for tile in overlap.tiles]
 
 
 @given(windows, interval_lists, collectives, interval_lists)
 def test_communication_of_unknown_kind_counts_in_comm_and_in_no_kind(window, compute, comm, unknown):
     one_more = {**comm, "barrier": [*comm.get("barrier", []), *unknown]}
-    named, _ = measure_lanes(PAIRS, window, compute=compute, comm=one_more)
-    measured, _ = measure_lanes(PAIRS, window, compute=compute, comm=comm, of_unknown_kind=unknown)
+    named = measure_window(window, compute=compute, comm=one_more, stalls=None, aux=None)
+    measured = measure_window(window, compute=compute, comm=comm, of_unknown_kind=unknown, stalls=None, aux=None)
     assert (measured.comm_ns, measured.hidden_ns) == (named.comm_ns, named.hidden_ns)
     assert measured.idle_ns == named.idle_ns
     assert set(measured.kinds) == set(comm)
 
 
 def test_where_a_kind_is_unknown_the_milliseconds_of_kinds_are_null_and_those_of_communication_are_not():
-    lanes = {"compute": [(0, 5)], "comm": {"allreduce": [(2, 4)], "allgather": [(6, 7)]}}
-    unknown, _ = measure_lanes(PAIRS, (0, 10), **lanes, of_unknown_kind=[(4, 6)])
+    named = {"compute": [(0, 5)], "comm": {"allreduce": [(2, 4)], "allgather": [(6, 7)]}}
+    unknown = measure_window((0, 10), **named, of_unknown_kind=[(4, 6)], stalls=None, aux=None)
     values, reasons = unknown.metrics()
-    of_kinds = [f"{part}{kind}_ms" for kind in lanes["comm"] for part in ("", "compute_", "exposed_")]
+    of_kinds = [f"{part}{kind}_ms" for kind in named["comm"] for part in ("", "compute_", "exposed_")]
     assert {name: values[name] for name in of_kinds} == dict.fromkeys(of_kinds)
     assert {reasons[name] for name in of_kinds} == {OF_UNKNOWN_KIND}
     assert unknown.per_stream_ms()["allreduce"] is None
     assert [values[name] for name in ("comm_ms", "compute_comm_ms", "compute_ms")] == pytest.approx([5e-6, 3e-6, 5e-6])
-    known, _ = measure_lanes(PAIRS, (0, 10), **lanes, of_unknown_kind=[(10, 12)])  # outside of the window
+    known = measure_window((0, 10), **named, of_unknown_kind=[(10, 12)])  # outside of the window
     assert known.metrics()[0]["allreduce_ms"] == pytest.approx(2e-6)
 
 
 def test_what_nobody_looked_for_is_null_with_its_reason_and_not_0():
-    measured, _ = measure_lanes(PAIRS, (0, 10), compute=[(0, 5)], comm={"allreduce": [(2, 4)]})
+    measured = measure_window((0, 10), compute=[(0, 5)], comm={"allreduce": [(2, 4)]}, stalls=None, aux=None)
     values, reasons = measured.metrics()
     for name in ("copy_ms", "aux_ms", "compute_stall_ms"):
         assert values[name] is None

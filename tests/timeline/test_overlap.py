@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from aorta.errors import IntervalError
 from aorta.timeline.classes import ALWAYS_SHOWN, AUX, COMPUTE, COPY, KINDS, LANES
-from aorta.timeline.overlap import DECIDED, Certain, Unseen, copy_rates, measure_window
+from aorta.timeline.overlap import DECIDED, Unseen, copy_rates
 from tests.strategies import bases, collectives, interval_lists, intervals, shifted
+from tests.windows import Certain, measure_window
 
 BIT = {lane: 1 << bit for bit, lane in enumerate(LANES)}
 MS = 1_000_000
@@ -66,14 +67,11 @@ def test_a_window_agrees_with_the_reference(window, compute, comm, stalls, aux, 
         assert (part.total_ns, part.hidden_ns) == (time(kind), hidden(kind))
 
     # The segments tile the window, and say of every nanosecond which lanes were active in it.
-    assert [part.lanes for part in seen.segments for _ in range(part.start_ns, part.end_ns)] == expected
-    assert all(part.start_ns < part.end_ns for part in seen.segments)
-    assert all(
-        before.end_ns == after.start_ns and before.lanes != after.lanes
-        for before, after in itertools.pairwise(seen.segments)
-    )
+    assert [mask for start, end, mask in seen.tiles for _ in range(start, end)] == expected
+    assert all(start < end for start, end, _ in seen.tiles)
+    assert all(before[1] == after[0] and before[2] != after[2] for before, after in itertools.pairwise(seen.tiles))
     if expected:
-        assert (seen.segments[0].start_ns, seen.segments[-1].end_ns) == moved
+        assert (seen.tiles[0][0], seen.tiles[-1][1]) == moved
 
 
 @pytest.mark.spec("D25")
@@ -90,7 +88,7 @@ def test_hidden_and_exposed_add_up_in_the_metrics(window, compute, comm, stalls)
     for ratio in ("overlap_ratio", "overlap_over_compute", "exposed_share"):
         assert values[ratio] is None or 0 <= values[ratio] <= 1
     assert set(ALWAYS_SHOWN) <= set(measured.per_stream_ms()) <= set(LANES)
-    busiest = max((part.lanes.bit_count() for part in measured.segments), default=0)
+    busiest = max((mask.bit_count() for _, _, mask in measured.tiles), default=0)
     concurrency = measured.concurrency()
     assert concurrency["max"] == busiest
     assert 0 <= concurrency["mean"] <= busiest
@@ -167,7 +165,7 @@ def test_a_ratio_of_nothing_is_unknown_and_says_why():
 def test_a_window_of_no_length_measures_nothing_and_says_so(at):
     measured = measure_window((at, at), compute=[(at - 5, at + 5)], comm={"allreduce": [(at, at + 5)]}, copy=())
     assert measured.window_ns == measured.idle_ns == measured.compute_ns == measured.comm_ns == 0
-    assert measured.segments == ()
+    assert not measured.tiles
     assert measured.concurrency() == {"mean": 0.0, "max": 0.0}
     assert set(measured.metrics()[1]) == {"overlap_ratio", "overlap_over_compute", "exposed_share"}
 
@@ -232,7 +230,7 @@ def test_bubbles_are_waits_within_the_pipeline_without_what_was_computed():
     assert measured.idle_ns == 15
     assert measured.per_stream_ms()["bubble"] == 35e-6
     assert measured.concurrency()["max"] == 1  # in a bubble nothing is done
-    assert [segment for segment in measured.segments if segment.lanes == BIT["bubble"]] == [(45, 50, BIT["bubble"])]
+    assert [tile for tile in measured.tiles if tile[2] == BIT["bubble"]] == [(45, 50, BIT["bubble"])]
 
 
 def test_bubbles_are_null_where_not_all_was_seen_and_absent_without_a_pipeline():

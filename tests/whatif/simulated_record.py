@@ -12,10 +12,11 @@ from pathlib import Path
 
 from aorta.config.schema import EmulatedFabric
 from aorta.records.schema import AuxRange, Collective, ComputeRange, Coverage, Stall, Step, Wait
-from aorta.timeline.overlap import NS_PER_MS, Overlap, measure_window
+from aorta.timeline.overlap import NS_PER_MS, Overlap
 from tests.analysis.builders import footer, header, step, write_manifest, write_rank
 from tests.whatif.event_loop import Account
 from tests.whatif.simulated_job import Job, carry_out, groups_of
+from tests.windows import measure_window
 
 EPOCH_NS = 10**9
 """The monotonic clock when the job begins."""

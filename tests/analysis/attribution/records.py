@@ -12,8 +12,8 @@ from aorta.analysis.aggregate import LabelledRun
 from aorta.documents.comparison import Attribution
 from aorta.read.record import load_run
 from aorta.records.schema import AuxRange, Collective, ComputeRange, Coverage, Stall, Step
-from aorta.timeline.overlap import measure_window
 from tests.analysis.builders import MS, footer, header, step, write_manifest, write_rank
+from tests.windows import measure_window
 
 
 def ns(value_ms: float) -> int:
