@@ -151,7 +151,7 @@ def one_connection(environment: Mapping[str, str]) -> bool:
     return environment.get("CUDA_DEVICE_MAX_CONNECTIONS", "").strip() == "1"
 
 
-def timed_from_python(interceptor: str | None) -> EnvironmentWarning | None:
+def python_timing_warning(interceptor: str | None) -> EnvironmentWarning | None:
     """Return a warning where collectives are timed from Python, or on a device not at all; None on a CPU where the
     configuration asks for it. `interceptor`: what times them, as the manifest has it (`native.build.interceptor_for`).
     """

@@ -17,10 +17,10 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Final, Protocol, Self, TypeAlias, TypeVar
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from aorta.errors import InputError, ToolMissing
 from aorta.installation import install_command
@@ -36,22 +36,12 @@ class Readable(Protocol):
         """Return the same with absolute paths, for workers with another working directory."""
 
 
-@dataclass(frozen=True)
-class FileToRead:
-    """An input that is one local file."""
-
-    path: Path
-
-    def size_bytes(self) -> int:
-        """Return the size of the file; 0 where it is unknown, which reading it will explain."""
-        try:
-            return self.path.stat().st_size
-        except OSError:
-            return 0
-
-    def absolute(self) -> Self:
-        """Return the same with an absolute path, for workers with another working directory."""
-        return replace(self, path=self.path.absolute())
+def size_of(path: Path) -> int:
+    """Return the size of a local file in bytes; 0 where it is unknown, which reading it will explain."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 Item = TypeVar("Item", bound=Readable)

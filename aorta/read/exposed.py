@@ -30,8 +30,8 @@ from aorta.read.frames import (
     Collectives,
     Exposed,
     Floats,
-    Frame,
     Groups,
+    InSteps,
     Ints,
     Lane,
     Numbered,
@@ -104,7 +104,7 @@ def _nanoseconds(values_ms: Floats) -> Ints:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Flights(Frame):
+class Flights(InSteps):
     """Collectives in flight, a row a step and collective, by step: one that outlasts its step is in flight in the next,
     too.
 
@@ -115,7 +115,6 @@ class Flights(Frame):
         turn: its place in the order of the rule: who started first.
     """
 
-    step: Ints = column(np.int64)
     row: Ints = column(np.int64)
     start_ns: Ints = column(np.int64, "ns")
     end_ns: Ints = column(np.int64, "ns")
@@ -129,9 +128,7 @@ def _flights(steps: Steps, rows: Collectives) -> Flights:
     kinds: dict[tuple[str, str], int] = {}
     kind = np.array([kinds.setdefault((name.kind, name.group), len(kinds)) for name in rows.names] or [0], np.int64)
     alike = Groups(rows.step, kind[rows.name])
-    order = np.empty(len(rows), np.int64)
-    order[alike.order] = np.arange(len(rows)) - alike.starts[alike.number]
-    order, step = order[timed], rows.step[timed].astype(np.int64)
+    order, step = alike.position[timed], rows.step[timed].astype(np.int64)
     zero_ns = steps.start_mono_ns[step]
     start_ns, end_ns = rows.start_ns[timed] + zero_ns, rows.end_ns[timed] + zero_ns
     turn = _ranked(np.lexsort((order, end_ns, start_ns)))
@@ -155,8 +152,7 @@ def _flights(steps: Steps, rows: Collectives) -> Flights:
 
 def _within(flights: Flights, places: Ints) -> Flights:
     """Return the flights of some steps; their `step` is then an index into `places`."""
-    first, last = np.searchsorted(flights.step, [places[0], places[-1] + 1])
-    mine = flights.take(slice(int(first), int(last)))
+    mine = flights.take(flights.rows_of(places[0], places[-1] + 1))
     at = np.searchsorted(places, mine.step)
     return replace(mine, step=at).take(places[at] == mine.step)
 
@@ -280,8 +276,7 @@ def _pieces(
         The columns of `Exposed`; a row each, how long each step communicated, was exposed, and computed; and what the
         rest of the steps is.
     """
-    low, high = np.searchsorted(spans.step, [places[0], places[-1] + 1])
-    mine = slice(int(low), int(high))
+    mine = spans.rows_of(places[0], places[-1] + 1)
     at = np.searchsorted(places, spans.step[mine])
     here = places[at] == spans.step[mine]
     lane, of_step = spans.lane[mine][here], at[here]

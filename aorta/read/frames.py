@@ -205,6 +205,22 @@ class Steps(Frame):
         return np.where(by_marks[self.reason], self.ends(name)[0], self.metrics[name])
 
 
+@dataclass(frozen=True, kw_only=True)
+class InSteps(Frame):
+    """Rows that belong to steps, by `step`, the row of the `Steps` beside them."""
+
+    step: Codes = column(np.int32)
+
+    def rows_of(self, first: int, last: int) -> slice:
+        """Return the rows of the steps `first` to `last` (exclusive)."""
+        low, high = np.searchsorted(self.step, [first, last])
+        return slice(int(low), int(high))
+
+    def of_step(self, step: int) -> Self:
+        """Return what belongs to one step."""
+        return self.take(self.rows_of(step, step + 1))
+
+
 class CollectiveName(NamedTuple):
     """Facts that many collectives share: what it is, and how its end was observed. Few of them differ in a run, so rows
     hold an index. `bytes` is `UNKNOWN` where the source does not say.
@@ -218,11 +234,10 @@ class CollectiveName(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Collectives(Frame):
+class Collectives(InSteps):
     """Collectives by rank, then step, then order of issue.
 
     Attributes:
-        step: row of the `Steps` beside it.
         name: index into `names`.
         seq: sequence number in its group, the same on all ranks; `UNNUMBERED` and below where the source does not
             number it.
@@ -231,7 +246,6 @@ class Collectives(Frame):
             the source never has it.
     """
 
-    step: Codes = column(np.int32)
     name: Codes = column(np.int32)
     seq: Ints = column(np.int64)
     issue_ns: Ints = column(np.int64, "ns")
@@ -239,15 +253,6 @@ class Collectives(Frame):
     end_ns: Ints = column(np.int64, "ns")
     backend_end_ns: Ints | None = column(np.int64, "ns", default=None)
     names: tuple[CollectiveName, ...] = ()
-
-    def rows_of(self, first: int, last: int) -> slice:
-        """Return the rows of the steps `first` to `last` (exclusive)."""
-        low, high = np.searchsorted(self.step, [first, last])
-        return slice(int(low), int(high))
-
-    def of_step(self, step: int) -> Self:
-        """Return the collectives of one step."""
-        return self.take(self.rows_of(step, step + 1))
 
     @property
     def timed(self) -> Bools:
@@ -313,18 +318,16 @@ class SpanName(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spans(Frame):
+class Spans(InSteps):
     """What ran when inside the steps of one rank, by step; within it in the order of `Lane`, then of the source.
 
     Attributes:
-        step: row of the `Steps` beside it.
         name: index into `names`.
         start_ns, end_ns: from the start of the step.
         ref: sequence number of the collective waited for; `UNKNOWN` without one.
         waits_known: for each step, whether the source tells who waited for what.
     """
 
-    step: Codes = column(np.int32)
     lane: npt.NDArray[np.int8] = column(np.int8)
     name: Codes = column(np.int32)
     start_ns: Ints = column(np.int64, "ns")
@@ -332,11 +335,6 @@ class Spans(Frame):
     ref: Ints = column(np.int64)
     names: tuple[SpanName, ...] = ()
     waits_known: Bools | None = None
-
-    def of_step(self, step: int) -> Self:
-        """Return the spans of one step."""
-        low, high = np.searchsorted(self.step, [step, step + 1])
-        return self.take(slice(int(low), int(high)))
 
     def intervals(self) -> list[Interval]:
         """Return start and end of each that is not empty."""
@@ -450,9 +448,17 @@ class Groups:
     @cached_property
     def of_row(self) -> Ints:
         """The group of each row."""
-        found = np.empty(len(self.order), np.int64)
-        found[self.order] = self.number
-        return found
+        return self._by_row(self.number)
+
+    @cached_property
+    def position(self) -> Ints:
+        """The place of each row in its group, from 0."""
+        return self._by_row(np.arange(len(self.order)) - self.starts[self.number])
+
+    def _by_row(self, values: Ints) -> Ints:
+        by_row = np.empty(len(self.order), np.int64)
+        by_row[self.order] = values
+        return by_row
 
     @property
     def rows(self) -> list[Ints]:

@@ -25,7 +25,7 @@ import numpy as np
 from aorta.documents.dataset import GapEntry
 from aorta.read.frames import Bools, Floats, Ints, Steps
 from aorta.timeline.classes import COMPUTE, COPY, KINDS
-from aorta.timeline.overlap import DECIDED, NS_PER_MS, Bounds, Overlap
+from aorta.timeline.overlap import DECIDED, NS_PER_MS, Bounds, Overlap, share
 
 COMM: Final = "comm"
 LANES: Final = (COMPUTE, COMM, COPY)
@@ -191,19 +191,13 @@ def _ends(
     (hidden, most_hidden), (exposed, most_exposed) = ns["compute_comm_ms"], ns["exposed_comm_ms"]
     ends = {name: (low / NS_PER_MS, high / NS_PER_MS) for name, (low, high) in ns.items()}
     if may_send:
-        ends["overlap_ratio"] = _share(hidden, most_exposed), _share(most_hidden, exposed)
+        ends["overlap_ratio"] = share(hidden, most_exposed), share(most_hidden, exposed)
     if may_compute:
         ends["overlap_over_compute"] = hidden / may_compute, min(most_hidden / max(compute, 1), 1.0)
     if overlap.window_ns:
         most = min(most_exposed / overlap.window_ns, 1.0)
         ends["exposed_share"] = exposed / length, most
     return {name: pair for name, pair in ends.items() if values.get(name) is not None or name == "overlap_ratio"}
-
-
-def _share(part: float, rest: float) -> float:
-    if rest == inf or part + rest == 0:
-        return 0.0
-    return 1.0 if part == inf else part / (part + rest)
 
 
 def _told(why: str, name: str, bounds: Bounds | None, window_ms: float) -> str:

@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from aorta.read.frames import UNKNOWN, UNNUMBERED, Bools, Collectives, Groups, Ints, Rows
 from aorta.read.run import Members, Run
+from aorta.timeline.arrays import ranges
 from aorta.timeline.classes import LOCKSTEP, UNKNOWN_KIND
 
 REASONS: Final = (
@@ -200,8 +201,7 @@ def matched_pieces(
         at: Rows = slice(None)
         if not inside.all():
             chosen = np.flatnonzero(inside)
-            counts = first_row[chosen + 1] - first_row[chosen]
-            at = np.arange(counts.sum()) + np.repeat(first_row[chosen] - np.cumsum(counts) + counts, counts)
+            _, at = ranges(first_row[chosen], first_row[chosen + 1])
         frame = run.collectives.take(at)
         step = frame.step
         piece = CollectiveRows(at, frame, run.rank_of_step[step], numbers[step], run.steps.used[step], safe[step])

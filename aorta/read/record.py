@@ -18,7 +18,7 @@ import numpy as np
 
 from aorta.documents.dataset import Health
 from aorta.errors import InputError
-from aorta.read.engines import Engine, FileToRead, Local, progress
+from aorta.read.engines import Engine, Local, progress, size_of
 from aorta.read.frames import NO_TIME
 from aorta.read.health import notes_of
 from aorta.read.join import join
@@ -90,7 +90,7 @@ def collective_library(manifest: Manifest | None) -> str | None:
     return f"{found.get('version')} ({build}){ranks}"
 
 
-def timed_from_python(manifest: Manifest | None) -> str | None:
+def why_timed_from_python(manifest: Manifest | None) -> str | None:
     """Return why collectives were timed from Python on some rank, as the manifest says; None where they were not, and
     where the configuration asked for it.
     """
@@ -122,11 +122,18 @@ def _clocks_of(folder: Path, run_id: str | None, attempt: int | None) -> tuple[M
 
 
 @dataclass(frozen=True)
-class RecordFile(FileToRead):
-    """The record of one rank, not read yet; `spans` and `exposed` as in `read_tables`."""
+class RecordFile:
+    """The record of one rank, not read yet (`engines.Readable`); `spans` and `exposed` as in `read_tables`."""
 
+    path: Path
     spans: bool = False
     exposed: bool = False
+
+    def size_bytes(self) -> int:
+        return size_of(self.path)
+
+    def absolute(self) -> RecordFile:
+        return replace(self, path=self.path.absolute())
 
 
 def _tables(file: RecordFile) -> RankTables:
@@ -230,7 +237,7 @@ def _health(
             for name, count in zip(rows.names, counts, strict=True):
                 ends[name.end_source] += count
     delayed = fabric is not None and sources[0].emulated_ranks is None
-    python = timed_from_python(manifest)
+    python = why_timed_from_python(manifest)
     world_size = sources[0].world_size
     health = Health(
         ranks_expected=world_size or None,

@@ -126,25 +126,24 @@ class RecordDetails(Details):
     local_rank_of: tuple[int, int]
     mark_lines: array[int]
 
-    def step(self, place: int) -> StepIntervals:
+    def step(self, index: int) -> StepIntervals:
         """Return one step, from its line."""
-        with self._open(f"global step {self.global_step[place]}, at byte {self.line_offset[place]}, ") as file:
-            line = self._line(file, place)
+        with self._open(f"global step {self.global_step[index]}, at byte {self.line_offset[index]}, ") as file:
+            line = self._line(file, index)
             return StepIntervals(
-                int(self.length_ns[place]),
+                int(self.length_ns[index]),
                 self.lanes,
                 decode_field(line, "active_segments"),
                 [ComputeRange(*row) for row in line.compute],
                 line.stalls,
                 [AuxRange(*row) for row in line.aux],
                 decode_field(line, "ranges") or (),
-                None if line.waits is UNSET else line.waits,
             )
 
-    def spans(self, places: npt.NDArray[np.intp]) -> Spans:
+    def spans(self, indices: npt.NDArray[np.intp]) -> Spans:
         """Return what ran when in some steps, from their lines."""
         with self._open("") as file:
-            lines = [self._line(file, place) for place in places.tolist()]
+            lines = [self._line(file, index) for index in indices.tolist()]
             rows = SpanRows()
             add_spans(rows, lines, 0, self.lanes)
         return rows.frame(np.array([line.waits is not UNSET for line in lines], bool))
@@ -179,9 +178,9 @@ class RecordDetails(Details):
                 line = _line_at(file, offset)
                 yield UserRangesOfStep(line.global_step, line.start_mono_ns, decode_field(line, "ranges"))
 
-    def _line(self, file: BinaryIO, place: int) -> Any:
-        line = _line_at(file, int(self.line_offset[place]))
-        if line.global_step != self.global_step[place]:
+    def _line(self, file: BinaryIO, index: int) -> Any:
+        line = _line_at(file, int(self.line_offset[index]))
+        if line.global_step != self.global_step[index]:
             raise ValueError(_ANOTHER_LINE)
         return line
 

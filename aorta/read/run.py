@@ -39,7 +39,6 @@ from aorta.records.schema import (
     Stall,
     StallCutoff,
     UserRange,
-    Wait,
 )
 from aorta.timeline.classes import COMPUTE, NOT_COMMUNICATION
 from aorta.timeline.intervals import Interval, merge
@@ -56,8 +55,7 @@ COMPLETED: Final = "completed"
 @dataclass(frozen=True)
 class StepIntervals:
     """What ran when inside one step of one rank, in ns from the step's start. `compute`, `stalls` and `aux` are None
-    where the source only says which lanes were active (`segments`). `ranges` are those that the caller named. `waits`
-    is None where the source does not tell who waited for what.
+    where the source only says which lanes were active (`segments`). `ranges` are those that the caller named.
     """
 
     length_ns: int
@@ -67,7 +65,6 @@ class StepIntervals:
     stalls: Sequence[Stall] | None = None
     aux: Sequence[AuxRange] | None = None
     ranges: Sequence[UserRange] = ()
-    waits: Sequence[Wait] | None = None
 
     def active(self) -> dict[str, list[Interval]]:
         """Return lane -> merged spans in which it was active; lanes that never were are left out."""
@@ -106,7 +103,7 @@ class Details(ABC):
     """
 
     @abstractmethod
-    def step(self, place: int) -> StepIntervals:
+    def step(self, index: int) -> StepIntervals:
         """Return the step with this index in `Steps`.
 
         Raises:
@@ -114,7 +111,7 @@ class Details(ABC):
         """
 
     @abstractmethod
-    def spans(self, places: npt.NDArray[np.intp]) -> Spans:
+    def spans(self, indices: npt.NDArray[np.intp]) -> Spans:
         """Return what ran when in the steps with these indices in `Steps`; the frame counts steps from 0.
 
         Raises:
@@ -268,9 +265,9 @@ class RankTables:
         Raises:
             InputError: it can no longer be read.
         """
-        place = int(np.searchsorted(self.steps.global_step, global_step))
-        exists = place < len(self.steps) and self.steps.global_step[place] == global_step
-        return self.details.step(place) if exists else None
+        index = int(np.searchsorted(self.steps.global_step, global_step))
+        exists = index < len(self.steps) and self.steps.global_step[index] == global_step
+        return self.details.step(index) if exists else None
 
 
 @dataclass(frozen=True)

@@ -29,10 +29,10 @@ from aorta.distributed.cuda import mps_runs
 from aorta.distributed.environment_checks import (
     cores,
     one_rank,
+    python_timing_warning,
     setting_warnings,
     shared_device,
     streams_used,
-    timed_from_python,
     too_many_ranks,
 )
 from aorta.distributed.output_folder import (
@@ -231,7 +231,7 @@ def recorded_run(request: RunRequest, site: RunSite) -> Iterator[RecordedRun]:
         too_many_ranks(topology.local_world_size, cores(), platform),
         None if platform == "cpu" else shared_device(request.ranks_per_device, mps=mps_runs()),
         alone,
-        timed_from_python(interceptor.get("interceptor")),
+        python_timing_warning(interceptor.get("interceptor")),
     ]
     checks = setting_warnings(os.environ, platform, streams, timing_events=looking)
     checks += [check for check in more_checks if check is not None]

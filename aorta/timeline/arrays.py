@@ -123,6 +123,16 @@ def covered_ns(rows: IntervalArray, merged: IntervalArray) -> Int64:
     return until(rows.end) - until(rows.start)
 
 
+def containing(instants: Int64, spans: IntervalArray) -> Int64:
+    """Return which of some spans, sorted by their start, contains each instant; of several the one that began last, -1
+    where it contains it no more.
+    """
+    if not len(spans.start):
+        return np.full(len(instants), -1)
+    at = np.searchsorted(spans.start, instants, side="right") - 1
+    return np.where((at >= 0) & (instants < spans.end[at]), at, -1)
+
+
 def measure(merged: IntervalArray) -> int:
     """Return the length of a merged set in ns. Summing intervals that may overlap is wrong (W10): merge first."""
     return int((merged.end - merged.start).sum())

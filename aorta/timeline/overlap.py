@@ -235,7 +235,7 @@ def either(first: Overlap, second: Overlap, why: str) -> Overlap:
     # Of rows in doubt some may be the one and some the other: ratios have the bounds of their parts.
     (hidden, most_hidden), (exposed, most_exposed) = bounds["compute_comm_ms"], bounds["exposed_comm_ms"]
     if most_hidden + most_exposed:
-        bounds["overlap_ratio"] = _share(hidden, most_exposed, 0.0), _share(most_hidden, exposed, 0.0)
+        bounds["overlap_ratio"] = share(hidden, most_exposed), share(most_hidden, exposed)
     if first.overlap_ratio is None and second.overlap_ratio is not None:
         bounds["overlap_ratio"] = 0.0, 1.0
     return replace(first, bounds=bounds, why_bounded=why)
@@ -267,10 +267,10 @@ def bounds_of(found: Mapping[str, tuple[int, int]], window_ns: int, pipeline_ns:
     }
     (least, most), (exposed, most_exposed) = found["compute_comm_ms"], found["exposed_comm_ms"]
     if found["comm_ms"][1]:
-        bounds["overlap_ratio"] = _share(least, most_exposed, 1.0), _share(most, exposed, 0.0)
+        bounds["overlap_ratio"] = share(least, most_exposed, 1.0), share(most, exposed, 0.0)
     if found["compute_ms"][1]:
         alone = found["alone"]
-        bounds["overlap_over_compute"] = _share(least, alone[1], 1.0), _share(most, alone[0], 0.0)
+        bounds["overlap_over_compute"] = share(least, alone[1], 1.0), share(most, alone[0], 0.0)
     if window_ns:
         bounds["exposed_share"] = exposed / window_ns, most_exposed / window_ns
     if pipeline_ns is None:
@@ -280,11 +280,13 @@ def bounds_of(found: Mapping[str, tuple[int, int]], window_ns: int, pipeline_ns:
     return bounds
 
 
-def _share(part_ns: float, rest_ns: float, of_nothing: float) -> float:
+def share(part: float, rest: float, of_nothing: float = 0.0) -> float:
     """Return the part of both together. Where both are empty, nothing is certain to run, and whatever does is in that
-    part (1) or not (0).
+    part (1) or not (0). Either may be infinite.
     """
-    return part_ns / (part_ns + rest_ns) if part_ns + rest_ns else of_nothing
+    if part == inf:
+        return float(rest < inf)
+    return part / (part + rest) if part + rest else of_nothing
 
 
 def _active(lanes: int) -> int:

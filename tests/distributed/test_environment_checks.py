@@ -11,10 +11,10 @@ from aorta.distributed.environment_checks import (
     EnvironmentWarning,
     cores,
     one_rank,
+    python_timing_warning,
     refuse_two_tracers,
     setting_warnings,
     streams_used,
-    timed_from_python,
     too_many_ranks,
     tracer_present,
     untraced,
@@ -125,17 +125,17 @@ def test_more_ranks_than_cores_are_too_many_on_a_cpu_only():
 
 
 def test_collectives_timed_from_python_are_told_with_the_cost_and_the_remedy():
-    knob = timed_from_python("none: not built; python -m aorta.instrument.native does it")
+    knob = python_timing_warning("none: not built; python -m aorta.instrument.native does it")
     assert knob is not None
     assert knob.level == logging.WARNING
     assert knob.text.startswith(
         "collectives and blocks are not timed (not built; python -m aorta.instrument.native does"
     )
-    on_cpu = timed_from_python("python: not built: c++ not found")
+    on_cpu = python_timing_warning("python: not built: c++ not found")
     assert on_cpu is not None
     assert on_cpu.text.endswith("(not built: c++ not found): steps of DDP were 4 to 7 % longer")
     for interceptor in ("native", "python: instrument.native=false", None):
-        assert timed_from_python(interceptor) is None
+        assert python_timing_warning(interceptor) is None
 
 
 # --- tracers ----------------------------------------------------------------------------------------------------------

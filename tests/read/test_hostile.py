@@ -13,13 +13,14 @@ import tracemalloc
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
 from aorta.analysis.aggregate import LabelledRun, aggregate
 from aorta.analysis.dataframes import ranges_frame
 from aorta.documents import as_json
 from aorta.errors import InputError
-from aorta.read.frames import NO_TIME
+from aorta.read.frames import NO_TIME, Lane
 from aorta.read.record import load_run
 from aorta.read.record_columns import METRIC_LIMIT
 from aorta.read.traces.health import check_rows
@@ -31,7 +32,7 @@ from aorta.read.traces.rocprof.rocpd import ROCPD
 from aorta.read.traces.rocprof.trace import ROCPROF_JSON
 from aorta.read.traces.tables import device_timelines
 from aorta.records.record_file import LINE_LIMIT, PROBLEM_LIMIT, StepLine
-from aorta.records.schema import Step, Wait
+from aorta.records.schema import Step
 from tests.analysis.builders import collective, footer, header, line_of, metrics, step, write_rank
 from tests.rank_records import read_rank
 from tests.read.tables import read_with
@@ -145,9 +146,12 @@ def test_waits_are_read_where_a_record_has_them(tmp_path: Path) -> None:
     rows = [["allreduce", "w", 7, 1, None, 0, 0, 90, "emulated", 60]]
     with_line(tmp_path, changed(collectives=rows, waits=[["w", 7, 5, 90]]))
     tables = load_run(tmp_path).ranks[0]
-    before, inside, after = map(tables.details.step, range(3))
-    assert inside.waits == [Wait("w", 7, 5, 90)]
-    assert (before.waits, after.waits) == (None, None)
+    spans = tables.details.spans(np.arange(3))
+    assert spans.waits_known is not None
+    assert spans.waits_known.tolist() == [False, True, False]
+    waits = spans.of_step(1).of_lanes(Lane.WAIT)
+    assert [spans.names[code].name for code in waits.name.tolist()] == ["w"]
+    assert (waits.ref.tolist(), waits.intervals()) == ([7], [(5, 90)])
     assert tables.collectives.backend_end_ns is not None
     assert [end for end in tables.collectives.backend_end_ns.tolist() if end != NO_TIME] == [60]
 

@@ -67,7 +67,8 @@ _WORDS: Final = re.compile(rb"([:\[,]\s?)(?:N/A|[-+]?(?:inf(?:inity)?|nan)|undef
 _BETWEEN_EVENTS: Final = re.compile(rb'(?<=\})\s{0,9},\s{0,9}(?=\{\s{0,9}"(?:ph|name|cat|ts|pid|tid|dur|args|id|s)")')
 _ARRAY_ENDS: Final = re.compile(rb'\}\s{0,9}\](?=\s{0,9}(?:,\s{0,9}"|\}\s{0,9}$|$))')
 _OPEN, _CLOSE, _COMMA = b"[],"
-_MALFORMED: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+MALFORMED: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding raises of a text that is no JSON, or JSON of another shape."""
 _MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _RAW_EVENTS: Final = msgspec.json.Decoder(list[Event])
 
@@ -132,7 +133,7 @@ class EventArray(Generic[Piece]):
                 kept, buffer[at] = buffer[at], _CLOSE
                 try:
                     piece = self._decode(view[: at + 1])
-                except _MALFORMED as error:
+                except MALFORMED as error:
                     buffer[at] = kept
                     if str(error) == _TRUNCATED:
                         continue  # the comma stood inside an event
@@ -198,7 +199,7 @@ class EventArray(Generic[Piece]):
             return InputError(f'{self._place}: no "{_EVENTS}" in its first {self._read} bytes: no Chrome trace')
         try:
             found = _MEMBERS.decode(text)
-        except _MALFORMED as error:
+        except MALFORMED as error:
             if str(error) == _TRUNCATED:
                 return InputError(f'{self._place}: cut off before its "{_EVENTS}", after {self._read} bytes')
             return InputError(
@@ -220,7 +221,7 @@ class EventArray(Generic[Piece]):
                     raise
                 end = text.rindex(b"]", 0, int(match[1]) - 1) + 1  # bytes are counted from 1
                 piece = self._decode(memoryview(text)[:end])
-        except _MALFORMED as error:
+        except MALFORMED as error:
             if not self._tolerant:
                 raise self._broken(error, len(text)) from error
             ends = [match.end() for match in _ARRAY_ENDS.finditer(text)]
@@ -268,7 +269,7 @@ class EventArray(Generic[Piece]):
         cut = f"{CUT_OFF}, after {self._read} bytes (inflated): later events are missing"
         said = cut if str(error) == _TRUNCATED else f"text that is not JSON was mended ({_reason(error)})"
         for change in (bytes, _as_json):
-            with suppress(*_MALFORMED):
+            with suppress(*MALFORMED):
                 piece = self._decode(change(text))
                 self.damage[said] += 1
                 self._events += 1
@@ -278,10 +279,10 @@ class EventArray(Generic[Piece]):
         while not found:  # once more, where one of the events made the decoder stricter
             candidates, good = good, []
             for event in candidates:
-                with suppress(*_MALFORMED):
+                with suppress(*MALFORMED):
                     self._decode(b"[%b]" % event)
                     good.append(event)
-            with suppress(*_MALFORMED):
+            with suppress(*MALFORMED):
                 found.append(self._decode(b"[%b]" % b",".join(good)))
         if not good and not self._events:
             raise self._broken(error, len(text)) from error
@@ -294,7 +295,7 @@ class EventArray(Generic[Piece]):
     def _object(self, text: bytes) -> dict[str, msgspec.Raw] | None:
         try:
             return _MEMBERS.decode(text)
-        except _MALFORMED:
+        except MALFORMED:
             return None
 
     def _broken(self, error: Exception, pending: int) -> InputError:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from aorta.read.frames import Groups
 from aorta.read.ledger import COMM, LANES, WHOLE, Gap, lacking, lost
-from aorta.read.traces.interval_table import KIND_CODE, NULL, IntervalClass, Trace, kind_of, look_up, step_of
+from aorta.read.traces.interval_table import KIND_CODE, NULL, IntervalClass, Intervals, Trace, kind_of, look_up, step_of
 from aorta.timeline.arrays import Int64
 from aorta.timeline.classes import COMPUTE, COPY, KINDS, computes
 from aorta.timeline.overlap import DECIDED, NS_PER_MS
@@ -33,6 +33,11 @@ FEWEST: Final = 3
 """Steps, of which the last can be told to be unlike the others."""
 EDGES: Final = 0.1
 """Part of the collectives issued that may run before or behind the recording."""
+PAUSE_NS: Final = 1000 * NS_PER_MS
+"""Rows whose numbers follow one another, and that start farther apart, have a pause of the recording between them, in
+which others ran unrecorded on purpose. A choice: where a step is longer, rows lost from it are not missed by their
+numbers, and no number is doubted for it.
+"""
 
 
 class Launches(IntEnum):
@@ -118,7 +123,9 @@ def reconciled(trace: Trace, claims: Claims) -> Trace:
 
 
 def _learned(trace: Trace, claims: Claims) -> Int64:
-    """Return what calls launch: all of a name that is not known, most of which have a kernel, launch one."""
+    """Return what calls launch: all of a name that is not known, most of which have a kernel, launch one. Calls of a
+    kind either launch or do not; a majority, as some kernels may be lost and some numbers be shared by chance.
+    """
     kernels = claims.row_link[trace.intervals.cls != IntervalClass.COPY]
     other, linked = claims.launches <= Launches.NOTHING, np.isin(claims.link, kernels) & (claims.link != NULL)
     names, name = np.unique(claims.call, return_inverse=True)
@@ -178,12 +185,9 @@ def _lost(trace: Trace, claims: Claims, missing: NDArray[np.bool_]) -> Iterator[
     of_comm, counts = np.unique(rows.step[rows.cls == IntervalClass.COMM], return_counts=True)
     of_comm = of_comm[counts >= (1 - EDGES) * counts.max(initial=0)]
     may_send = plain & ~(settled & np.isin(step, of_comm)) & (trace.world_size != 1)
-    on_lane = {
-        COMPUTE: rows.cls != IntervalClass.COPY,
-        COMM: rows.cls == IntervalClass.COMM,
-        COPY: rows.cls == IntervalClass.COPY,
-    }
-    ran = {lane: Counter(rows.step[own].tolist()) + Counter({WHOLE: int(own.sum())}) for lane, own in on_lane.items()}
+    copied = rows.cls == IntervalClass.COPY
+    ran = {COMPUTE: _by_step(rows, ~copied), COMM: _by_step(rows, rows.cls == IntervalClass.COMM)}
+    ran[COPY] = _by_step(rows, copied)
     rows_of_graphs, short = _replayed(claims, graphs & ~missing, rows.name)
     weight = np.where(graphs, rows_of_graphs, 1.0)
     weight[short >= 0] = short[short >= 0]
@@ -209,6 +213,11 @@ def _lost(trace: Trace, claims: Claims, missing: NDArray[np.bool_]) -> Iterator[
     if missing.sum() > DECIDED * max(len(what), 1) and without_call.sum() > DECIDED * linked.sum():
         said = f"{int(missing.sum())} launches have no row and {int(without_call.sum())} rows no launch in the trace"
         yield from lacking(f"{said}, so some have neither", *both)
+
+
+def _by_step(rows: Intervals, chosen: NDArray[np.bool_]) -> Counter[int]:
+    """Return how many of some rows each step has, and all together (`WHOLE`)."""
+    return Counter(rows.step[chosen].tolist()) + Counter({WHOLE: int(chosen.sum())})
 
 
 def _replayed(claims: Claims, replays: NDArray[np.bool_], name: NDArray[np.int32]) -> tuple[float, Int64]:
@@ -252,8 +261,8 @@ def _countable(issued: Mapping[str, int]) -> int:
 def _fewer(trace: Trace, claims: Claims) -> bool:
     """Return whether more collectives were issued than there are rows of communication, or that may be."""
     rows = trace.intervals
-    may = np.array([*(name in trace.either for name in rows.names), False], bool)[rows.name]
-    return int(((rows.cls == IntervalClass.COMM) | may).sum()) < (1 - EDGES) * _countable(claims.issued)
+    may = (rows.cls == IntervalClass.COMM) | rows.named(trace.either.__contains__)
+    return int(may.sum()) < (1 - EDGES) * _countable(claims.issued)
 
 
 def _sent(trace: Trace, claims: Claims) -> Iterator[Gap]:
@@ -278,7 +287,7 @@ def _sent(trace: Trace, claims: Claims) -> Iterator[Gap]:
 def _skipped(trace: Trace, claims: Claims) -> Iterator[Gap]:
     """Yield rows that the numbers of others leave out, where most follow one another: those of a group's collectives,
     and of dispatches, count. They are of a step between their neighbours that has fewer rows than others; rows without
-    a number may be them. Neighbours more than a second apart have a pause of the recording between them.
+    a number may be them. Neighbours farther apart than `PAUSE_NS` have a pause of the recording between them.
     """
     rows, marks = trace.intervals, trace.windows
     place = np.maximum(np.searchsorted(marks.start_ns, rows.start_ns, side="right") - 1, 0)
@@ -296,8 +305,9 @@ def _skipped(trace: Trace, claims: Claims) -> Iterator[Gap]:
         for own in Groups(group[numbered]).parts(numbered):
             own = own[np.unique(number[own], return_index=True)[1]]
             apart_ns = np.abs(np.diff(rows.start_ns[own]))
-            holes = np.flatnonzero((np.diff(number[own]) > 1) & (apart_ns < 1000 * NS_PER_MS))
-            holes = holes[: len(holes) * (2 * len(holes) <= len(own))]
+            holes = np.flatnonzero((np.diff(number[own]) > 1) & (apart_ns < PAUSE_NS))
+            if len(holes) > len(own) / 2:  # most do not follow one another, so these numbers do not count the rows
+                continue
             for before, behind in zip(own[holes].tolist(), own[holes + 1].tolist(), strict=True):
                 first, last = sorted((int(place[before]), int(place[behind])))
                 among = np.arange(first, min(last + 1, len(marks)))
@@ -309,9 +319,8 @@ def _skipped(trace: Trace, claims: Claims) -> Iterator[Gap]:
                 weight += [float(between)] * max(len(short), 1)
                 missing += between
         if missing > np.count_nonzero(chosen) - len(numbered):
-            ran = Counter(rows.step[chosen].tolist()) + Counter({WHOLE: int(chosen.sum())})
             why = f"numbers of {what} leave some out, which have no row"
-            yield from lost(why, lanes, np.array(at), np.array(weight), ran)
+            yield from lost(why, lanes, np.array(at), np.array(weight), _by_step(rows, chosen))
 
 
 def unrecorded(trace: Trace) -> Trace:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from aorta.errors import InputError
+from aorta.read.engines import size_of
 from aorta.read.traces.interval_table import NameClassifier, Trace
 from aorta.read.traces.kineto.trace import read_kineto
 from aorta.read.traces.nsys import NSYS
@@ -122,10 +123,7 @@ class TraceFiles:
 
     def size_bytes(self) -> int:
         """Return the size of its first file; 0 where that is not a local file."""
-        try:
-            return Path(self.files[0]).stat().st_size
-        except OSError:
-            return 0
+        return size_of(Path(self.files[0]))
 
     def absolute(self) -> TraceFiles:
         """Return the same with absolute paths, for workers with another working directory."""

@@ -18,7 +18,7 @@ from aorta.documents.dataset import TraceEntry
 from aorta.read.frames import Groups
 from aorta.read.health import listed
 from aorta.read.ledger import LANES, WHOLE, Gap, lacking, lost
-from aorta.read.traces.interval_table import NULL, IntervalClass, Intervals, Trace
+from aorta.read.traces.interval_table import LANE_CLASSES, NULL, IntervalClass, Intervals, Trace
 from aorta.records.schema import WORLD_LIMIT
 from aorta.timeline.arrays import Int64
 from aorta.timeline.classes import doubtful
@@ -133,7 +133,7 @@ def _without_length(table: Intervals, length_ns: Int64) -> Iterator[Gap]:
     weight_ns = np.where(
         (counts[code] == 0) & (length_ns < 0), ABSURD_NS, np.maximum(mean_ns[code], length_ns * chosen)
     )
-    for lane, cls in zip(LANES, (IntervalClass.COMPUTE, IntervalClass.COMM, IntervalClass.COPY), strict=True):
+    for lane, cls in LANE_CLASSES.items():
         own = table.cls == cls
         lacks = np.flatnonzero(own & chosen)
         lasted = {WHOLE: float(known_ns[own].sum())}
@@ -195,9 +195,8 @@ def first_waits(rows: Intervals) -> NDArray[np.bool_]:
 
 def doubtful_rows(rows: Intervals) -> NDArray[np.bool_]:
     """Return which rows of devices are counted as computation, and have a name that may communicate."""
-    may = np.array([*map(doubtful, rows.names), False], bool)  # the last for rows without a name
-    found: NDArray[np.bool_] = may[rows.name] & (rows.cls == IntervalClass.COMPUTE) & (rows.device != NULL)
-    return found
+    of_devices: NDArray[np.bool_] = (rows.cls == IntervalClass.COMPUTE) & (rows.device != NULL)
+    return rows.named(doubtful) & of_devices
 
 
 def _doubts(trace: Trace, table: Intervals) -> Iterator[str]:

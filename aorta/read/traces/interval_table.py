@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any, Final, Literal, TypeAlias
@@ -23,9 +23,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from aorta.errors import InputError
 from aorta.read.frames import UNKNOWN, Frame, Groups, Numbered, column, declared
-from aorta.read.ledger import Gap
+from aorta.read.ledger import LANES, Gap
 from aorta.timeline import classes
-from aorta.timeline.arrays import Int64, IntervalArray
+from aorta.timeline.arrays import Int64, IntervalArray, containing
 from aorta.timeline.classes import KINDS
 
 Clock: TypeAlias = Literal["REALTIME", "BOOTTIME", "unknown"]
@@ -45,6 +45,8 @@ class IntervalClass(IntEnum):
     UNKNOWN = 3
 
 
+LANE_CLASSES: Final = dict(zip(LANES, IntervalClass, strict=False))
+"""Lane of the ledger -> the class of its rows."""
 KIND_CODE: Final[Mapping[str, int]] = {kind: code for code, kind in enumerate(KINDS)}
 """Kind of collective -> its code in the column `kind`."""
 
@@ -97,6 +99,10 @@ class Intervals(Frame):
             if np.ndim(values := getattr(self, name)) == 0:
                 object.__setattr__(self, name, np.full(len(self.start_ns), values, dtype))
         super().__post_init__()
+
+    def named(self, test: Callable[[str], bool]) -> NDArray[np.bool_]:
+        """Return which rows have a name of which the test holds."""
+        return np.array([*map(test, self.names), False], bool)[self.name]  # the last for rows without a name
 
     @property
     def spans(self) -> IntervalArray:
@@ -184,10 +190,8 @@ def step_of(start_ns: Int64, marks: Windows) -> Int64:
     """Return the step in whose window each instant lies, `NULL` outside all. Of overlapping windows the one that began
     last counts.
     """
-    if not len(marks):
-        return np.full(len(start_ns), NULL, np.int64)
-    at = np.searchsorted(marks.start_ns, start_ns, side="right") - 1
-    return np.where((at >= 0) & (start_ns < marks.end_ns[at]), marks.step[at], NULL)
+    at = containing(start_ns, IntervalArray(marks.start_ns, marks.end_ns))
+    return np.where(at >= 0, np.append(marks.step, NULL)[at], NULL)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from aorta.read.traces.claims import Claims, launches_of, reconciled
 from aorta.read.traces.interval_table import NULL, IntervalClass, Intervals, Trace, kind_of, look_up
 from aorta.read.traces.open import Database, coded, rows_of
 from aorta.read.traces.reader import Process, Ranges, Reader, TraceInput, copies, kernels, trace_of
-from aorta.timeline.arrays import Int64
+from aorta.timeline.arrays import Int64, IntervalArray, containing
 from aorta.timeline.classes import COMPUTE, computes, launches_communication
 
 _KERNEL: Final = "CUPTI_ACTIVITY_KIND_KERNEL"
@@ -168,15 +168,13 @@ def _issued(rows: Intervals, thread: Int64, ranges: dict[str, Any]) -> Intervals
     issuing = issuing[np.argsort(ranges["start_ns"][issuing], kind="stable")]
     kinds = np.array([kind_of(ranges["text"][at]) for at in issuing.tolist()], np.int8)
     cls, kind = rows.cls.copy(), rows.kind.copy()
-    other = np.array([*(not computes(name) for name in rows.names), True], bool)
-    launched = (rows.cls == IntervalClass.COMPUTE) & (rows.launch_ns != NULL) & other[rows.name]
+    launched = (rows.cls == IntervalClass.COMPUTE) & (rows.launch_ns != NULL) & ~rows.named(computes)
     for each in np.unique(ranges["thread"][issuing]).tolist():
         own = ranges["thread"][issuing] == each
-        start, reach = ranges["start_ns"][issuing[own]], np.maximum.accumulate(ranges["end_ns"][issuing[own]])
+        start, end = ranges["start_ns"][issuing[own]], ranges["end_ns"][issuing[own]]
         here = np.flatnonzero(launched & (thread == each))
-        at = np.searchsorted(start, rows.launch_ns[here], side="right") - 1
-        inside = (at >= 0) & (rows.launch_ns[here] < reach[at])
-        cls[here[inside]], kind[here[inside]] = IntervalClass.COMM, kinds[own][at[inside]]
+        at = containing(rows.launch_ns[here], IntervalArray(start, np.maximum.accumulate(end)))
+        cls[here[at >= 0]], kind[here[at >= 0]] = IntervalClass.COMM, kinds[own][at[at >= 0]]
     return replace(rows, cls=cls, kind=kind)
 
 

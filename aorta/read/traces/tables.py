@@ -37,6 +37,7 @@ from aorta.read.traces.files import TraceFiles, read_unit
 from aorta.read.traces.health import check_rows, doubtful_rows, first_waits
 from aorta.read.traces.interval_table import (
     KIND_CODE,
+    LANE_CLASSES,
     NO_WINDOWS,
     NULL,
     IntervalClass,
@@ -90,19 +91,19 @@ class TraceDetails(Details):
     start_ns: Int64
     end_ns: Int64
 
-    def step(self, place: int) -> StepIntervals:
+    def step(self, index: int) -> StepIntervals:
         """Return which lanes were active when, in one step."""
-        start = int(self.start_ns[place])
-        first, last = np.searchsorted(self.segments[:, 0], [place, place + 1])
+        start = int(self.start_ns[index])
+        first, last = np.searchsorted(self.segments[:, 0], [index, index + 1])
         rows = self.segments[first:last, 1:].tolist()
         segments = [ActiveSegment(low - start, high - start, mask) for low, high, mask in rows]
-        return StepIntervals(int(self.end_ns[place]) - start, TRACE_LANES, segments)
+        return StepIntervals(int(self.end_ns[index]) - start, TRACE_LANES, segments)
 
-    def spans(self, places: npt.NDArray[np.intp]) -> Spans:
+    def spans(self, indices: npt.NDArray[np.intp]) -> Spans:
         """Return when it computed in some steps; a trace has no blocks and tells of no stalls."""
         computes = self.segments[self.segments[:, 3] >> TRACE_LANES.index(COMPUTE) & 1 != 0]
-        step, rows = ranges(*(np.searchsorted(computes[:, 0], places, side=side) for side in ("left", "right")))
-        start, end = computes[rows, 1:3].T - self.start_ns[places][step]
+        step, rows = ranges(*(np.searchsorted(computes[:, 0], indices, side=side) for side in ("left", "right")))
+        start, end = computes[rows, 1:3].T - self.start_ns[indices][step]
         spans = SpanRows()
         spans.add(Lane.COMPUTE, step, SpanName("compute", ""), start, end)
         return spans.frame()
@@ -190,7 +191,7 @@ def by_launch(trace: Trace) -> Trace:
             note += ", for as long as the host's step lasted: the device works on several steps at once"
         else:
             note += ", from its first start to its last end"
-        for lane, cls in zip(LANES, (IntervalClass.COMPUTE, IntervalClass.COMM, IntervalClass.COPY), strict=True):
+        for lane, cls in LANE_CLASSES.items():
             of_lane = on_device & (table.cls == cls)
             if length[of_lane & ~linked].sum() > DECIDED * length[of_lane].sum():
                 why = "the device lags behind the steps, and rows without a launch belong to an unknown one"
@@ -294,7 +295,7 @@ def _lanes(trace: Trace, rows: Intervals, cls: npt.NDArray[np.int8]) -> dict[str
 def second_accounts(trace: Trace, rows: Intervals) -> Iterator[tuple[npt.NDArray[np.bool_], int, str]]:
     """Yield rows of a device that may belong to another account, which one, and why."""
     yield doubtful_rows(rows), IntervalClass.COMM, DOUBTED
-    may = np.array([*(name in trace.either for name in rows.names), False], bool)[rows.name]
+    may = rows.named(trace.either.__contains__)
     yield may & (rows.cls == IntervalClass.COPY), IntervalClass.COMM, COPIES_DOUBTED
     yield may & (rows.cls == IntervalClass.COMPUTE), IntervalClass.COMM, NAMES_DOUBTED
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from aorta.errors import InputError
 from aorta.read.frames import Numbered
-from aorta.read.traces.chrome_json import Exact, ns_of_values
+from aorta.read.traces.chrome_json import MALFORMED, Exact, ns_of_values
 from aorta.read.traces.interval_table import KIND_CODE, NULL, kind_of, known_dtype
 from aorta.timeline.arrays import Int64
 from aorta.timeline.classes import KINDS
@@ -240,7 +240,6 @@ def joined(parts: Sequence[Mapping[str, Any]], *names: str) -> dict[str, Int64]:
 
 _ARGUMENTS: Final = msgspec.json.Decoder(list[Arguments | None])
 _INPUTS: Final = msgspec.json.Decoder(list[Inputs | None])
-_MALFORMED: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def arguments_of(events: Sequence[Event]) -> list[Arguments]:
@@ -259,7 +258,7 @@ def _decoded(decoder: msgspec.json.Decoder[Any], texts: Sequence[msgspec.Raw], n
     """Decode all texts at once, which is several times as fast; one by one where that fails."""
     try:
         return [each or nothing for each in decoder.decode(b"[%b]" % b",".join(texts))]
-    except _MALFORMED:
+    except MALFORMED:
         return [nothing] if len(texts) == 1 else [_decoded(decoder, [text], nothing)[0] for text in texts]
 
 
@@ -458,5 +457,5 @@ def metadata_of(head: Mapping[str, msgspec.Raw], tail: Mapping[str, msgspec.Raw]
     """
     try:
         return msgspec.json.decode(msgspec.json.encode({**tail, **head}), type=Metadata)
-    except _MALFORMED as error:
+    except MALFORMED as error:
         raise InputError(f"{place}: what stands beside its traceEvents cannot be used: {error}") from error

@@ -38,7 +38,7 @@ from aorta.read.traces.kineto.events import (
     times_of,
 )
 from aorta.read.traces.reader import MARK
-from aorta.timeline.arrays import Int64, IntervalArray, covered_ns, intersect, measure, merge, self_times
+from aorta.timeline.arrays import Int64, IntervalArray, containing, covered_ns, intersect, measure, merge, self_times
 from aorta.timeline.overlap import AGREEMENT
 
 HELD_BYTES: Final = 128 << 20
@@ -242,9 +242,9 @@ def _work(operators: _Rows, labels: _Rows, names: Sequence[str], issuer: Int64) 
     for each in np.unique(thread[is_call]):
         mine, here = thread == each, np.flatnonzero(thread[owner] == each)
         calls, explicit = np.flatnonzero(mine & is_call), np.flatnonzero(mine & functional)
-        waits[here] = _lies_in(begin[here], merge(IntervalArray(start[calls], end[calls])))
+        waits[here] = containing(begin[here], merge(IntervalArray(start[calls], end[calls]))) >= 0
         calls = calls[ended[calls] != NULL]
-        calls = calls[~_lies_in(start[calls], merge(IntervalArray(start[explicit], end[explicit])))]
+        calls = calls[containing(start[calls], merge(IntervalArray(start[explicit], end[explicit]))) < 0]
         if len(calls):
             calls = calls[np.argsort(start[calls], kind="stable")]
             last = calls[np.searchsorted(start[calls], begin[here], side="right") - 1]
@@ -256,14 +256,6 @@ def _work(operators: _Rows, labels: _Rows, names: Sequence[str], issuer: Int64) 
 
 def _begins(names: Iterable[str], prefix: str | tuple[str, ...]) -> NDArray[np.bool_]:
     return np.array([name.startswith(prefix) for name in names], bool)
-
-
-def _lies_in(instants: Int64, merged: IntervalArray) -> NDArray[np.bool_]:
-    """Return which instants lie inside of merged spans."""
-    if not len(merged.start):
-        return np.zeros(len(instants), bool)
-    at = np.searchsorted(merged.start, instants, side="right") - 1
-    return (at >= 0) & (instants < merged.end[at])
 
 
 def _doubt(comm: IntervalArray, row: Int64, work: IntervalArray, operators: _Rows, names: Sequence[str]) -> str | None:

@@ -112,9 +112,8 @@ def trace_of_rocprof(
     )
     issued = _launches(calls) if calls is not None else {}
     sends = np.array([ident for some in issued.values() for *_, idents in some for ident in idents], np.int64)
-    may = np.array([*(not computes(text) for text in rows.names), False], bool)[rows.name]
     of_call = np.any([np.isin(ids, sends) & (ids > 0) for ids in correlations], axis=0)
-    rows.cls[(rows.cls == IntervalClass.COMPUTE) & may & of_call] = IntervalClass.COMM
+    rows.cls[(rows.cls == IntervalClass.COMPUTE) & ~rows.named(computes) & of_call] = IntervalClass.COMM
     unnamed = np.flatnonzero((rows.cls == IntervalClass.COMM) & (rows.kind == NULL))
     kinds, of_kinds = _kinds_from_calls(issued, ran, correlations, unnamed)
     rows.kind[unnamed] = kinds
