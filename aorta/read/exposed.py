@@ -76,10 +76,10 @@ def exposed_of(steps: Steps, collectives: Collectives, spans: Spans) -> tuple[Ex
     pieces, measured = [], np.zeros((3, len(steps)), np.int64)
     for first in range(0, len(places), BLOCK_STEPS):
         block = places[first : first + BLOCK_STEPS]
-        found = _pieces(steps, block, _within(flights, block), spans, region, tuple(regions), computing, collectives)
-        leaves += found[2]
-        pieces.append(found[0])
-        measured[:, block] = found[1]
+        of_block = _pieces(steps, block, _within(flights, block), spans, region, tuple(regions), computing, collectives)
+        leaves += of_block[2]
+        pieces.append(of_block[0])
+        measured[:, block] = of_block[1]
     comm_ns, exposed_ns, compute_ns = (_nanoseconds(steps.column(name))[places] for name in METRICS)
     seen_comm, seen_exposed, seen_compute = measured[:, places]
     columns = [np.concatenate(parts) for parts in zip(*pieces, strict=True)] or [np.empty(0, np.int64)] * 6
@@ -134,7 +134,7 @@ def _flights(steps: Steps, rows: Collectives) -> Flights:
     turn = _ranked(np.lexsort((order, end_ns, start_ns)))
 
     at = np.arange(len(timed))
-    found = [(step, at)]
+    in_flight = [(step, at)]
     while len(at):
         outlasts = (end_ns[at] > steps.end_mono_ns[step]) & (step + 1 < len(steps))
         at, step = at[outlasts], step[outlasts] + 1
@@ -143,8 +143,8 @@ def _flights(steps: Steps, rows: Collectives) -> Flights:
         first = np.full(len(steps), len(timed))
         np.minimum.at(first, step[whole], turn[at[whole]])
         kept = ~whole | (turn[at] == first[step])
-        found.append((step[kept], at[kept]))
-    step, at = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        in_flight.append((step[kept], at[kept]))
+    step, at = (np.concatenate(parts) for parts in zip(*in_flight, strict=True))
     by_step = np.argsort(step, kind="stable")
     step, at = step[by_step], at[by_step]
     return Flights(step=step, row=timed[at], start_ns=start_ns[at], end_ns=end_ns[at], order=order[at], turn=turn[at])
@@ -152,9 +152,9 @@ def _flights(steps: Steps, rows: Collectives) -> Flights:
 
 def _within(flights: Flights, places: Ints) -> Flights:
     """Return the flights of some steps; their `step` is then an index into `places`."""
-    mine = flights.take(flights.rows_of(places[0], places[-1] + 1))
-    at = np.searchsorted(places, mine.step)
-    return replace(mine, step=at).take(places[at] == mine.step)
+    near = flights.take(flights.rows_of(places[0], places[-1] + 1))
+    at = np.searchsorted(places, near.step)
+    return replace(near, step=at).take(places[at] == near.step)
 
 
 def _ranked(order: Ints) -> Ints:
@@ -208,9 +208,9 @@ def _first_covering(cells: int, ranges: IntervalArray, order: Ints) -> Ints:
     best = np.full(cells, len(count))
     level = np.where(count > 0, np.frexp(count)[1] - 1, -1)
     for power in range(int(level.max(initial=-1)), -1, -1):
-        mine = np.flatnonzero(level == power)
-        np.minimum.at(best, ranges.start[mine], place[mine])
-        np.minimum.at(best, ranges.end[mine] - (1 << power), place[mine])
+        of_level = np.flatnonzero(level == power)
+        np.minimum.at(best, ranges.start[of_level], place[of_level])
+        np.minimum.at(best, ranges.end[of_level] - (1 << power), place[of_level])
         if half := (1 << power) >> 1:
             best[half:] = np.minimum(best[half:], best[:-half])
     first: Ints = np.append(order, -1)[best]
@@ -276,11 +276,11 @@ def _pieces(
         The columns of `Exposed`; a row each, how long each step communicated, was exposed, and computed; and what the
         rest of the steps is.
     """
-    mine = spans.rows_of(places[0], places[-1] + 1)
-    at = np.searchsorted(places, spans.step[mine])
-    here = places[at] == spans.step[mine]
-    lane, of_step = spans.lane[mine][here], at[here]
-    span_start, span_end, region = spans.start_ns[mine][here], spans.end_ns[mine][here], region[mine][here]
+    near = spans.rows_of(places[0], places[-1] + 1)
+    at = np.searchsorted(places, spans.step[near])
+    here = places[at] == spans.step[near]
+    lane, of_step = spans.lane[near][here], at[here]
+    span_start, span_end, region = spans.start_ns[near][here], spans.end_ns[near][here], region[near][here]
 
     def lanes(*wanted: Lane) -> tuple[Ints, Ints, Ints]:
         chosen = np.isin(lane, wanted)

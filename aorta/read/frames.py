@@ -89,8 +89,10 @@ class Frame:
             if values is None:
                 continue
             if values.dtype != dtype:
-                if len(values) and not np.array_equal(found := values.astype(dtype), values):
-                    raise ValueError(f"{type(self).__name__}.{name}: {values.dtype} does not fit {dtype} ({found[0]})")
+                if len(values) and not np.array_equal(converted := values.astype(dtype), values):
+                    raise ValueError(
+                        f"{type(self).__name__}.{name}: {values.dtype} does not fit {dtype} ({converted[0]})"
+                    )
                 object.__setattr__(self, name, values.astype(dtype))
             lengths[name] = len(values)
         if len(set(lengths.values())) > 1:
@@ -110,6 +112,32 @@ def of_unused_kind(witnesses: Sequence[Floats]) -> Floats:
     `witnesses`, the columns of `KINDS_KNOWN` that there are, is null.
     """
     return np.where(np.isnan(witnesses).any(axis=0), np.nan, 0.0)
+
+
+def metric_columns(
+    count: int, alike: Iterable[tuple[Sequence[str], Ints, Floats]], least: Mapping[str, Floats]
+) -> dict[str, Floats]:
+    """Return metric -> a value of each of `count` steps, NaN where it is null.
+
+    Args:
+        alike: steps that mention the same metrics: which metrics, which steps, and their values, a row a step.
+        least: metric -> at least what it is in each step, where it is null as its bounds are apart: then all
+            collectives were seen, and kinds that were not used are 0 all the same.
+    """
+    alike = list(alike)
+    names = dict.fromkeys(name for names, *_ in alike for name in names)
+    table = {name: np.full(count, np.nan) for name in names}
+    for said, at, values in alike:
+        for column, name in zip(values.T, said, strict=True):
+            table[name][at] = column
+        if "comm_ms" in said:
+            seen = []
+            for witness in (name for name in KINDS_KNOWN if name in said):
+                known = table[witness][at]
+                seen.append(np.where(np.isnan(known), least[witness][at], known) if witness in least else known)
+            for name in names.keys() & KIND_METRICS - set(said):
+                table[name][at] = of_unused_kind(seen)
+    return table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,8 +224,8 @@ class Steps(Frame):
 
     def ends(self, name: str) -> tuple[Floats, Floats]:
         """Return at least and at most of a metric; NaN where nothing is left open."""
-        found = self.bounds.get(name)
-        return (np.full(len(self), np.nan), np.full(len(self), np.nan)) if found is None else found
+        bounds = self.bounds.get(name)
+        return (np.full(len(self), np.nan), np.full(len(self), np.nan)) if bounds is None else bounds
 
     def _seen(self, name: str) -> Floats:
         """Return a metric, and at least what it is where marks leave it open: all collectives were seen there, too."""
@@ -257,8 +285,8 @@ class Collectives(InSteps):
     @property
     def timed(self) -> Bools:
         """Whether both start and end were seen."""
-        found: Bools = (self.start_ns != NO_TIME) & (self.end_ns != NO_TIME)
-        return found
+        both_seen: Bools = (self.start_ns != NO_TIME) & (self.end_ns != NO_TIME)
+        return both_seen
 
 
 def difference(first: Ints, second: Ints) -> Ints:

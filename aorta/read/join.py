@@ -171,11 +171,11 @@ class _Names:
         for group, members in self._listed:
             for member in members:
                 claims[member, group].append(members)
-        found = []
+        members_of = []
         for name, listed in self._codes:
             claimed = claims[listed, name.group] if isinstance(listed, int) else [listed]
-            found.append(claimed[0] if len(claimed) == 1 else ())
-        return tuple(name for name, _ in self._codes), tuple(found)
+            members_of.append(claimed[0] if len(claimed) == 1 else ())
+        return tuple(name for name, _ in self._codes), tuple(members_of)
 
 
 def join(parts: Iterable[RankTables], count: int) -> Frames:
@@ -195,11 +195,11 @@ def join(parts: Iterable[RankTables], count: int) -> Frames:
         columns["step"] = columns["step"] + np.int32(steps.length)
         columns["name"] = names.add(tables.source.rank, tables.source.groups, tables.collectives.names)[columns["name"]]
         if tables.exposed is not None:
-            found: dict[Any, npt.NDArray[Any]] = {**_columns(tables.exposed)}
+            pieces: dict[Any, npt.NDArray[Any]] = {**_columns(tables.exposed)}
             codes = [regions.setdefault(region, len(regions)) for region in tables.exposed.regions]
-            found["row"] = found["row"] + np.int32(rows.length)
-            found["region"] = np.array(codes, np.int32)[found["region"]]
-            exposed.add(found, len(tables.exposed))
+            pieces["row"] = pieces["row"] + np.int32(rows.length)
+            pieces["region"] = np.array(codes, np.int32)[pieces["region"]]
+            exposed.add(pieces, len(tables.exposed))
         steps.add_rank(tables.steps)
         rows.add(columns, len(tables.collectives))
         isolated.add_rank(tables.isolated)
@@ -211,16 +211,16 @@ def join(parts: Iterable[RankTables], count: int) -> Frames:
     together, alone = steps.frame(), isolated.frame()
     collectives = Collectives(**rows.named(), names=all_names) if rows.columns else NO_ROWS
     ranks = {}
-    for place, each in enumerate(kept):
-        at = {name: slice(edge[place], edge[place + 1]) for name, edge in edges.items()}
+    for index, tables in enumerate(kept):
+        at = {name: slice(edge[index], edge[index + 1]) for name, edge in edges.items()}
         own = collectives.take(at["row"])
-        ranks[each.source.rank] = replace(
-            each,
+        ranks[tables.source.rank] = replace(
+            tables,
             steps=together.take(at["step"]),
             collectives=replace(own, step=own.step - np.int32(at["step"].start)),
             isolated=alone.take(at["isolated"]),
         )
-    every = exposed.columns and all(each.exposed_sums is not None for each in kept)
+    every = exposed.columns and all(tables.exposed_sums is not None for tables in kept)
     return Frames(
         ranks,
         together,

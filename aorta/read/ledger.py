@@ -84,7 +84,7 @@ def entries(gaps: Iterable[Gap], rank: int | None) -> list[GapEntry]:
     same: dict[tuple[str, bool], list[Gap]] = {}
     for gap in gaps:
         same.setdefault((re.sub(r"\d+", "#", gap.why), gap.seen), []).append(gap)
-    found = []
+    listed = []
     for (_, seen), alike in same.items():
         of_whole = [gap for gap in alike if gap.step in (None, WHOLE)]
         steps = max(
@@ -92,7 +92,7 @@ def entries(gaps: Iterable[Gap], rank: int | None) -> list[GapEntry]:
             for lane in {gap.lane for gap in alike}
         )
         most_ns = max(gap.most_ns for gap in alike)
-        found.append(
+        listed.append(
             GapEntry(
                 rank,
                 [lane for lane in LANES if any(gap.lane == lane for gap in alike)],
@@ -102,7 +102,7 @@ def entries(gaps: Iterable[Gap], rank: int | None) -> list[GapEntry]:
                 most_ms=most_ns / NS_PER_MS if most_ns < inf else None,
             )
         )
-    return found
+    return listed
 
 
 _TABLE: Final[Mapping[str, str]] = {

@@ -105,12 +105,12 @@ def _folder_of(label: str, cwd: Path, root: Path) -> Path | None:
 
 def _candidates(label: str, cwd: Path, root: Path) -> Iterator[tuple[Path, str | None]]:
     """Yield folders in the order of the search, each with the reason why it does not qualify, or None if it does."""
-    for place in dict.fromkeys((cwd.resolve(), root.resolve())):
-        own = place / f"{OUTPUTS}_{label}"
-        for folder in (own, own / label, place / OUTPUTS / label):
+    for parent in dict.fromkeys((cwd.resolve(), root.resolve())):
+        own = parent / f"{OUTPUTS}_{label}"
+        for folder in (own, own / label, parent / OUTPUTS / label):
             none = "no records" if folder.is_dir() else _NOT_THERE
             yield folder, None if rank_files(folder) or launch_folders(folder) else none
-        shared = place / OUTPUTS
+        shared = parent / OUTPUTS
         headers = headers_in([shared])
         names = sorted({name for header in headers for name in (header.label, header.platform)})
         if not headers:

@@ -112,7 +112,7 @@ def launch_folders(location: Location) -> list[Path]:
 
 def runs_below(folder: Path) -> list[Path]:
     """Return folders of runs below `folder`; of launches the folder of their set, or of the plan."""
-    found: dict[Path, None] = {}
+    folders: dict[Path, None] = {}
     for parent, below, files in islice(os.walk(folder, followlinks=True), _MOST_SEARCHED):
         path, depth = Path(parent), len(Path(parent).relative_to(folder).parts)
         below[:] = sorted(name for name in below if not name.startswith(".") and name != NOT_A_LAUNCH)
@@ -121,8 +121,8 @@ def runs_below(folder: Path) -> list[Path]:
         if depth and any(map(RANK_FILE_NAME.match, files)):
             while path.parent != folder and (path.name.isdecimal() or path.name.partition("-")[0] in SIDES):
                 path = path.parent
-            found[path] = None
-    return list(found)
+            folders[path] = None
+    return list(folders)
 
 
 def runs_here(found: Sequence[Path]) -> str:

@@ -188,15 +188,15 @@ def matched_pieces(
     if steps is not None:
         every = every[(every >= steps[0]) & (every < steps[1])]
     first_step, first_row = run.frames.first_step, np.searchsorted(run.collectives.step, np.arange(len(numbers) + 1))
-    missed = np.array([each.issued not in (None, each.seen) for each in run.steps.coverages] + [False])
+    missed = np.array([coverage.issued not in (None, coverage.seen) for coverage in run.steps.coverages] + [False])
     at_missed = missed[run.steps.coverage]
     safe = np.ones(len(numbers), bool)  # before the first step of the rank in which more or fewer were seen than issued
     for low, high in itertools.pairwise(first_step.tolist()):
         own = at_missed[low:high]
         safe[low + int(np.argmax(own)) if own.any() else high : high] = False
-    each = max(1, int(rows * len(every) / max(1, len(run.collectives))))
-    for start in range(0, len(every), each):
-        low, high = every[start], every[min(start + each, len(every)) - 1]
+    steps_of_piece = max(1, int(rows * len(every) / max(1, len(run.collectives))))
+    for start in range(0, len(every), steps_of_piece):
+        low, high = every[start], every[min(start + steps_of_piece, len(every)) - 1]
         inside = (numbers >= low) & (numbers <= high)
         at: Rows = slice(None)
         if not inside.all():

@@ -81,13 +81,13 @@ def collective_library(manifest: Manifest | None) -> str | None:
     """Return version and SHA-256 of the file from which NCCL's or RCCL's functions come, its path where there is no
     SHA-256, and ranks that have another; None where the manifest states none.
     """
-    found = (manifest or {}).get("collective_library")
-    if not isinstance(found, dict):
+    library = (manifest or {}).get("collective_library")
+    if not isinstance(library, dict):
         return None
-    digest, others = found.get("sha256"), (manifest or {}).get("collective_library_differences")
-    build = f"sha256 {digest[:12]}" if isinstance(digest, str) else found.get("path")
+    digest, others = library.get("sha256"), (manifest or {}).get("collective_library_differences")
+    build = f"sha256 {digest[:12]}" if isinstance(digest, str) else library.get("path")
     ranks = f", another on rank {', '.join(others)}" if isinstance(others, dict) and others else ""
-    return f"{found.get('version')} ({build}){ranks}"
+    return f"{library.get('version')} ({build}){ranks}"
 
 
 def why_timed_from_python(manifest: Manifest | None) -> str | None:
@@ -183,13 +183,13 @@ def load_run(
     def read() -> Iterator[RankTables]:
         known: dict[tuple[int, ...], Sequence[int]] = {}
         with progress(len(chosen), f"reading {folder}") as tick:
-            for found in (engine or Local()).map(_tables, [RecordFile(file, spans, exposed) for file in chosen]):
-                if isinstance(found, InputError):
-                    left_out.append(str(found))
+            for tables in (engine or Local()).map(_tables, [RecordFile(file, spans, exposed) for file in chosen]):
+                if isinstance(tables, InputError):
+                    left_out.append(str(tables))
                 else:
                     # The footers of a thousand ranks list the same thousand: equal lists become one.
-                    groups = {name: known.setdefault(tuple(of), of) for name, of in found.source.groups.items()}
-                    yield replace(found, source=replace(found.source, groups=groups))
+                    groups = {name: known.setdefault(tuple(of), of) for name, of in tables.source.groups.items()}
+                    yield replace(tables, source=replace(tables.source, groups=groups))
                 tick()
 
     frames = join(read(), len(chosen))

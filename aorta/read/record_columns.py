@@ -13,7 +13,6 @@ import os
 import socket
 from array import array
 from dataclasses import replace
-from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
@@ -26,8 +25,6 @@ from aorta.documents.metrics import HOST_BOUND
 from aorta.errors import InputError
 from aorta.read.exposed import exposed_of
 from aorta.read.frames import (
-    KIND_METRICS,
-    KINDS_KNOWN,
     LOSSES,
     NO_TIME,
     PHASES,
@@ -40,7 +37,7 @@ from aorta.read.frames import (
     SpanRows,
     Spans,
     Steps,
-    of_unused_kind,
+    metric_columns,
 )
 from aorta.read.ledger import COMM, Broken, Gap, nulled, resting_on
 from aorta.read.record_details import WORDS, RecordDetails, add_spans, has_bubbles, mono_ns, samples_from_text
@@ -164,35 +161,18 @@ class _Phase:
         alike: dict[tuple[str, ...], list[int]] = {}
         for at, (_, names, _) in enumerate(self.lines):
             alike.setdefault(names, []).append(at)
-        for names, places in alike.items():
-            values = np.array([tuple(lines[at].overlap.values()) for at in places], np.float64)
-            self.metrics.append((names, np.array(places) + self.length, values))
+        for names, indices in alike.items():
+            values = np.array([tuple(lines[at].overlap.values()) for at in indices], np.float64)
+            self.metrics.append((names, np.array(indices) + self.length, values))
         self.lines, self.length = [], self.length + len(lines)
         return lines
 
     def frame(self, reasons: _Values, coverages: _Values) -> tuple[Steps, Ints, Ints]:
-        """Return the steps in the order of the file, the offset of each line, and how many collectives it has. A kind
-        that a step does not mention was not used in it and is 0, unless kinds are null for another reason than that
-        their times are open.
-        """
+        """Return the steps in the order of the file, the offset of each line, and how many collectives it has."""
         ends = {name: np.full((2, self.length), np.nan) for name in self.bounds}
         for name, bounds in self.bounds.items():
-            place, low, high = np.array(bounds, np.float64).reshape(-1, 3).T
-            ends[name][:, place.astype(np.int64)] = low, high
-        names = dict.fromkeys(chain.from_iterable(names for names, *_ in self.metrics))
-        table = {name: np.full(self.length, np.nan) for name in names}
-        for said, at, values in self.metrics:
-            if "comm_ms" in said:
-                seen = []
-                for witness in set(KINDS_KNOWN).intersection(said):
-                    known = values[:, said.index(witness)]
-                    least = ends[witness][0, at] if witness in ends else known
-                    seen.append(np.where(np.isnan(known), least, known))
-                unused = of_unused_kind(seen)
-                for name in names.keys() & KIND_METRICS - set(said):
-                    table[name][at] = unused
-            for column, name in enumerate(said):
-                table[name][at] = values[:, column]
+            step, low, high = np.array(bounds, np.float64).reshape(-1, 3).T
+            ends[name][:, step.astype(np.int64)] = low, high
         integers: dict[str, Ints] = dict(zip(_OF_STEPS, np.concatenate(self.integers, axis=1), strict=True))
         offsets, counts = integers.pop("line_offset"), integers.pop("collectives")
         steps = Steps(
@@ -200,7 +180,7 @@ class _Phase:
             phase=np.concatenate(self.phases),
             reasons=tuple(reasons.decoded),
             coverages=tuple(coverages.decoded),
-            metrics=table,
+            metrics=metric_columns(self.length, self.metrics, {name: low for name, (low, _) in ends.items()}),
             losses=dict(zip(LOSSES, np.concatenate(self.losses, axis=1), strict=True)),
             bounds={name: (low, high) for name, (low, high) in ends.items()},
         )
@@ -359,12 +339,12 @@ class _Record:
 def _reordered(spans: Spans, chosen: Ints) -> Spans:
     """Return the spans of some steps, in that order."""
     assert spans.waits_known is not None
-    place = np.full(len(spans.waits_known), -1)
-    place[chosen] = np.arange(len(chosen))
-    found = replace(spans, step=place[spans.step].astype(np.int32))
-    found = found.take(found.step >= 0)
-    order = np.argsort(found.step, kind="stable")
-    return replace(found.take(order), waits_known=spans.waits_known[chosen])
+    position = np.full(len(spans.waits_known), -1)
+    position[chosen] = np.arange(len(chosen))
+    moved = replace(spans, step=position[spans.step].astype(np.int32))
+    moved = moved.take(moved.step >= 0)
+    order = np.argsort(moved.step, kind="stable")
+    return replace(moved.take(order), waits_known=spans.waits_known[chosen])
 
 
 def _source(path: Path, header: Header, footer: Footer | None) -> Source:

@@ -86,8 +86,8 @@ def add_spans(spans: SpanRows, lines: Sequence[Any], first: int, lanes: Sequence
     times = [(at, wait.enter_ns, wait.leave_ns, wait.seq) for at, wait in waits]
     step, start, end, ref = np.array(times, np.int64).reshape(-1, 4).T
     spans.add(Lane.WAIT, step, [("wait", wait.group, "") for _, wait in waits], start, end, ref)
-    for lane, found in others.items():
-        step, start, end, ref = np.array(found, np.int64).T
+    for lane, rows_of_lane in others.items():
+        step, start, end, ref = np.array(rows_of_lane, np.int64).T
         spans.add(lane, step, _NAMES[lane], start, end, ref)
 
 

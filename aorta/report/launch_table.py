@@ -193,9 +193,8 @@ class Candidates:
             if not compared:
                 return "no recommendation: no candidate could be compared with the reference"
             steps = [each.metrics.get(JOB_STEP) for each in self.judged.values()]
-            needed = [
-                step.test.least_launches or 0 for step in steps if step is not None and step.verdict == NOT_TESTED
-            ]
+            tests = [step.test for step in steps if step is not None and step.verdict == NOT_TESTED]
+            needed = [test.least_launches for test in tests if test.least_launches is not None]  # null: equal values
             if len(needed) == compared:
                 return f"no recommendation: a verdict takes {max(needed)} launches per side"
             if all(each.verdict == "regression" for each in self.judged.values()) and compared == count:

@@ -82,8 +82,10 @@ def union(parts: Sequence[IntervalArray]) -> IntervalArray:
 
 def intersect(left: IntervalArray, right: IntervalArray) -> IntervalArray:
     """Return the time that is in both of two merged sets."""
-    mine, other = _meeting(left, right)
-    return IntervalArray(np.maximum(left.start[mine], right.start[other]), np.minimum(left.end[mine], right.end[other]))
+    of_left, of_right = _meeting(left, right)
+    return IntervalArray(
+        np.maximum(left.start[of_left], right.start[of_right]), np.minimum(left.end[of_left], right.end[of_right])
+    )
 
 
 def subtract(left: IntervalArray, right: IntervalArray) -> IntervalArray:
@@ -104,9 +106,9 @@ def _meeting(any_order: IntervalArray, merged: IntervalArray) -> tuple[Int64, In
 def ranges(first: Int64, last: Int64) -> tuple[Int64, Int64]:
     """Return the indices from `first` to `last` (exclusive) of all ranges: the number of the range, and the index."""
     count = np.maximum(last - first, 0)
-    mine = np.repeat(np.arange(len(count)), count)
+    number = np.repeat(np.arange(len(count)), count)
     before = np.cumsum(count) - count
-    return mine, np.arange(len(mine)) - np.repeat(before - first, count)
+    return number, np.arange(len(number)) - np.repeat(before - first, count)
 
 
 def covered_ns(rows: IntervalArray, merged: IntervalArray) -> Int64:
@@ -171,10 +173,10 @@ def tile_windows(windows: IntervalArray, lanes: Mapping[int, IntervalArray]) -> 
     changed = np.diff(masks, prepend=-1) != 0
     starts = edges[:-1][changed]
     tiles, masks = IntervalArray(starts, np.append(starts[1:], edges[-1:])), masks[changed]
-    mine, at = _meeting(windows, tiles)
-    start, end = np.maximum(windows.start[mine], tiles.start[at]), np.minimum(windows.end[mine], tiles.end[at])
+    window, at = _meeting(windows, tiles)
+    start, end = np.maximum(windows.start[window], tiles.start[at]), np.minimum(windows.end[window], tiles.end[at])
     filled = start < end
-    return mine[filled], IntervalArray(start[filled], end[filled]), masks[at[filled]]
+    return window[filled], IntervalArray(start[filled], end[filled]), masks[at[filled]]
 
 
 class CertainLanes(NamedTuple):
@@ -352,9 +354,9 @@ def self_times(rows: IntervalArray, thread: Int64) -> tuple[Int64, IntervalArray
     filled = np.flatnonzero(rows.end > rows.start)
     order = filled[np.lexsort((-rows.end[filled], rows.start[filled], thread[filled]))]
     owners, starts, ends = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-    for mine in np.split(order, np.flatnonzero(np.diff(thread[order])) + 1):
-        owner, pieces = _of_thread(rows.start[mine], np.sort(rows.end[mine]))
-        owners.append(mine[owner])
+    for of_thread in np.split(order, np.flatnonzero(np.diff(thread[order])) + 1):
+        owner, pieces = _of_thread(rows.start[of_thread], np.sort(rows.end[of_thread]))
+        owners.append(of_thread[owner])
         starts.append(pieces.start)
         ends.append(pieces.end)
     return np.concatenate(owners), IntervalArray(np.concatenate(starts), np.concatenate(ends))

@@ -14,7 +14,7 @@ import pytest
 from aorta.analysis.compare.launch_comparison import judged
 from aorta.analysis.compare.launch_set import Launch, LaunchSet
 from aorta.analysis.compare.run_comparison import pairs
-from aorta.analysis.compare.verdict import Rules
+from aorta.analysis.compare.verdict import NOT_TESTED, Rules
 from aorta.documents.comparison import ComparedMetric, Comparison, Effect, LaunchTest
 from aorta.documents.formatting import PAGE
 from aorta.documents.statistics import describe
@@ -89,6 +89,17 @@ def test_a_real_gain_is_found_and_the_largest_is_recommended() -> None:
     found = [tuned(seed, [1.05, 0.85, 0.99], 0.02) for seed in range(40)]
     assert sum(each == "candidate-2" for each in found) >= 38
     assert set(found) <= {"candidate-2", None}
+
+
+@pytest.mark.parametrize(
+    ("least", "says"),
+    [(4, "no recommendation: a verdict takes 4 launches per side"), (None, "keep the reference: none of the 1")],
+)
+def test_how_many_launches_a_verdict_takes_is_said_where_that_is_known(least: int | None, says: str) -> None:
+    """It is not where launches have equal values: then there are enough of them."""
+    step = partial(ComparedMetric, test=partial(LaunchTest, verdict=NOT_TESTED, least_launches=least))
+    judged_alike = {"a": comparison("inconclusive", "", {"job_step_ms": step})}
+    assert Candidates(Path(), {"a": "x=1"}, judged_alike, Rules()).conclusion().startswith(says)
 
 
 def test_a_candidate_that_cannot_be_compared_is_named_with_the_reason() -> None:

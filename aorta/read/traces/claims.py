@@ -290,7 +290,7 @@ def _skipped(trace: Trace, claims: Claims) -> Iterator[Gap]:
     a number may be them. Neighbours farther apart than `PAUSE_NS` have a pause of the recording between them.
     """
     rows, marks = trace.intervals, trace.windows
-    place = np.maximum(np.searchsorted(marks.start_ns, rows.start_ns, side="right") - 1, 0)
+    window = np.maximum(np.searchsorted(marks.start_ns, rows.start_ns, side="right") - 1, 0)
     sends = (rows.cls == IntervalClass.COMM) & ~np.isin(rows.kind, (KIND_CODE["send"], KIND_CODE["recv"]))
     series: list[tuple[NDArray[np.bool_], Int64, NDArray[np.int32], tuple[str, ...], str]] = [
         (sends, rows.seq, rows.group, (COMM,), "collectives of a group")
@@ -309,7 +309,7 @@ def _skipped(trace: Trace, claims: Claims) -> Iterator[Gap]:
             if len(holes) > len(own) / 2:  # most do not follow one another, so these numbers do not count the rows
                 continue
             for before, behind in zip(own[holes].tolist(), own[holes + 1].tolist(), strict=True):
-                first, last = sorted((int(place[before]), int(place[behind])))
+                first, last = sorted((int(window[before]), int(window[behind])))
                 among = np.arange(first, min(last + 1, len(marks)))
                 short = among[counts[among] < counts.max(initial=0)]
                 if not len(short) and len(among) and np.ptp(marks.step[among]) <= 1:  # beside each other, not a pause
@@ -340,34 +340,34 @@ def unrecorded(trace: Trace) -> Trace:
     beside |= _cut(trace, steps)
     silent = _silent(trace, steps)
     missing = int((~recorded).sum())
-    found = [Gap(COMM, _ONE_END, step) for step in (*marks.step[steps[silent]].tolist(), *[WHOLE] * bool(silent.any()))]
-    found += [Gap(lane, f"nothing was recorded in {missing} steps", WHOLE) for lane in LANES if missing]
+    gaps = [Gap(COMM, _ONE_END, step) for step in (*marks.step[steps[silent]].tolist(), *[WHOLE] * bool(silent.any()))]
+    gaps += [Gap(lane, f"nothing was recorded in {missing} steps", WHOLE) for lane in LANES if missing]
     for chosen, why, seen in (
         (~recorded, "nothing was recorded in this step", False),
         (beside, "the recording began or ended in this step", True),
     ):
         numbers = marks.step[steps[chosen]].tolist()
-        found += [Gap(lane, why, number, seen=seen) for number in numbers for lane in LANES]
-    return replace(trace, gaps=(*trace.gaps, *found))
+        gaps += [Gap(lane, why, number, seen=seen) for number in numbers for lane in LANES]
+    return replace(trace, gaps=(*trace.gaps, *gaps))
 
 
 def _cut(trace: Trace, steps: Int64) -> NDArray[np.bool_]:
     """Return which of the steps, in order, is the last, where the recording seems to have ended in it: it has the
     fewest rows, and after them, of all steps, the longest time without any by far.
     """
-    found = np.zeros(len(steps), bool)
+    last = np.zeros(len(steps), bool)
     marks, rows = trace.windows, trace.intervals.take(trace.intervals.step != NULL)
     own = Groups(rows.step)
     if len(own) < FEWEST or trace.of_launch:
-        return found
+        return last
     at = np.argsort(marks.step, kind="stable")
     at = at[np.searchsorted(marks.step[at], rows.step[own.first])]  # the window of each step that has rows
     silent = (marks.end_ns[at] - own.reduce(np.maximum, rows.end_ns)) / np.maximum(marks.end_ns - marks.start_ns, 1)[at]
     end = int(np.argmax(marks.start_ns[at]))
     others = np.delete(np.arange(len(own)), end)
     cut = silent[end] > max(2 * silent[others].max(), EDGES) and own.sizes[end] < own.sizes[others].min()
-    found[-1] = cut and marks.step[steps[-1]] == rows.step[own.first[end]]
-    return found
+    last[-1] = cut and marks.step[steps[-1]] == rows.step[own.first[end]]
+    return last
 
 
 def _silent(trace: Trace, steps: Int64) -> NDArray[np.bool_]:

@@ -241,7 +241,7 @@ def _files(location: str) -> tuple[list[str], bool]:
 
 
 def _walk(folder: Path) -> list[str]:
-    found: list[str] = []
+    paths: list[str] = []
     names = 0
     for parent, folders, files in os.walk(folder):
         names += len(folders) + len(files)
@@ -251,5 +251,5 @@ def _walk(folder: Path) -> list[str]:
                 "folder of one run"
             )
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        found += [str(Path(parent, name)) for name in sorted(files) if not name.startswith(".")]
-    return found
+        paths += [str(Path(parent, name)) for name in sorted(files) if not name.startswith(".")]
+    return paths

@@ -30,7 +30,10 @@ ABSURD_NS: Final = 30 * 60 * 1_000_000_000
 SHOWN_DOUBTS: Final = 5
 _SECOND_NS: Final = 1_000_000_000
 _FAR: Final = 20
-"""A gap of this many times the time of all other rows, and of a second, parts rows that cannot belong to them."""
+"""A gap of this many times the time of all other rows, and of a second, parts rows that cannot belong to them; a first
+collective so many times as long as any later one waited. A choice, not measured: it has to stay above what collectives
+of unlike sizes differ by in one job, and below a wait of seconds, the least that starting a recording by hand takes.
+"""
 _OTHERS: Final = 2
 """Later collectives, of which the first is known not to be like them."""
 _FEW: Final = 10
@@ -178,7 +181,7 @@ def first_waits(rows: Intervals) -> NDArray[np.bool_]:
     """Return the first collectives of a device, of each stream at most one, that last `_FAR` times as long as any later
     one and together longer than these: ranks whose recording began later kept them waiting.
     """
-    found = np.zeros(len(rows), bool)
+    waited = np.zeros(len(rows), bool)
     sends = np.flatnonzero(rows.cls == IntervalClass.COMM)
     sends = sends[np.argsort(rows.start_ns[sends], kind="stable")]
     firsts = np.zeros(len(sends), bool)
@@ -189,8 +192,8 @@ def first_waits(rows: Intervals) -> NDArray[np.bool_]:
     later = length[~firsts]
     if len(later) >= _OTHERS:
         long = firsts & (length > _FAR * later.max())
-        found[sends[long]] = length[long].sum() > later.sum()
-    return found
+        waited[sends[long]] = length[long].sum() > later.sum()
+    return waited
 
 
 def doubtful_rows(rows: Intervals) -> NDArray[np.bool_]:

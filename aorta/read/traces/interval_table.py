@@ -143,11 +143,11 @@ def collectives_of(table: Intervals) -> Intervals:
     joins = (exchange & (numbered | launched)) | (numbered & launched & ~paired)
     operator = np.where(exchange & numbered, NULL, table.origin)
     alone = np.where(joins, NULL, np.arange(len(table)))
-    found = Groups(table.device, table.step, table.kind, table.group, table.seq, operator, alone)
-    if len(found.starts) == len(table):
+    together = Groups(table.device, table.step, table.kind, table.group, table.seq, operator, alone)
+    if len(together.starts) == len(table):
         return table
-    start, end = found.reduce(np.minimum, table.start_ns), found.reduce(np.maximum, table.end_ns)
-    return replace(table.take(found.first), start_ns=start, end_ns=end)
+    start, end = together.reduce(np.minimum, table.start_ns), together.reduce(np.maximum, table.end_ns)
+    return replace(table.take(together.first), start_ns=start, end_ns=end)
 
 
 def by_device(table: Intervals) -> Iterator[tuple[int, Intervals]]:

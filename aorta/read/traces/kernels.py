@@ -109,11 +109,11 @@ def _of_devices(parts: Sequence[Sequence[KernelTotalEntry]]) -> list[KernelTotal
             alike[*device, row.name, row.cls].append(row)
             if row.share:
                 whole_ms[device].setdefault(at, row.total_ms / row.share)
-    found = []
+    totals = []
     for key, own in alike.items():
         windows_ms = whole_ms[key[:3]].values()
-        found.append(own[0] if len(windows_ms) < 2 else _summed(own, sum(windows_ms)))
-    return found
+        totals.append(own[0] if len(windows_ms) < 2 else _summed(own, sum(windows_ms)))
+    return totals
 
 
 def by_name(rows: Iterable[KernelTotalEntry], total_ms: float) -> list[KernelTotalEntry]:
@@ -123,8 +123,8 @@ def by_name(rows: Iterable[KernelTotalEntry], total_ms: float) -> list[KernelTot
     alike: dict[tuple[str, str], list[KernelTotalEntry]] = defaultdict(list)
     for row in rows:
         alike[row.name, row.cls].append(row)
-    found = [_summed(own, total_ms, rank=None, device=None) for own in alike.values()]
-    return sorted(found, key=lambda row: (-row.total_ms, row.name))
+    totals = [_summed(own, total_ms, rank=None, device=None) for own in alike.values()]
+    return sorted(totals, key=lambda row: (-row.total_ms, row.name))
 
 
 def _summed(rows: Sequence[KernelTotalEntry], whole_ms: float, **changed: Any) -> KernelTotalEntry:
@@ -162,7 +162,7 @@ def kernel_totals(trace: Trace) -> list[KernelTotalEntry]:
     a CPU the self time of operators. `std_ms` is the sample standard deviation, None of a single one. `share` is of the
     summed time of all kernels on the device, which may run at the same time: shares add up to 1.
     """
-    found = []
+    totals = []
     for rank, device, here in _devices(trace):
         whole = operations(here)
         length = whole.reduce(np.add, here.end_ns - here.start_ns)
@@ -183,8 +183,8 @@ def kernel_totals(trace: Trace) -> list[KernelTotalEntry]:
             )
             for own in Groups(name, cls).rows
         ]
-        found += sorted(rows, key=lambda row: (-row.total_ms, row.name))
-    return found
+        totals += sorted(rows, key=lambda row: (-row.total_ms, row.name))
+    return totals
 
 
 def stream_gaps(trace: Trace) -> tuple[list[StreamGapsEntry], str | None]:
@@ -200,7 +200,7 @@ def stream_gaps(trace: Trace) -> tuple[list[StreamGapsEntry], str | None]:
         waits = IntervalArray(waits.start[order], waits.end[order])
     if trace.platform == "cpu":
         return [], NO_STREAMS
-    found: list[StreamGapsEntry] = []
+    gaps_of_streams: list[StreamGapsEntry] = []
     for rank, device, here in _devices(trace):
         on_stream = here.take((here.stream != NULL) & (here.end_ns > here.start_ns))
         on_stream = on_stream.take(np.argsort(on_stream.start_ns, kind="stable"))
@@ -239,8 +239,8 @@ def stream_gaps(trace: Trace) -> tuple[list[StreamGapsEntry], str | None]:
                     reason=None if known_all else "no launch of its kernels is known",
                 )
             )
-        found += sorted(of_device, key=lambda row: (-row.busy_ms, row.stream))
-    return found, None if found else "none: the trace names no streams"
+        gaps_of_streams += sorted(of_device, key=lambda row: (-row.busy_ms, row.stream))
+    return gaps_of_streams, None if gaps_of_streams else "none: the trace names no streams"
 
 
 FEWEST: Final = 6
@@ -256,7 +256,7 @@ def slowdowns(trace: Trace) -> list[SlowdownEntry]:
     median - 1; `excess_ms` is what the overlapped kernels together took beyond the median of those alone. Where they
     are None, `reason` says why.
     """
-    found: list[SlowdownEntry] = []
+    compared: list[SlowdownEntry] = []
     for rank, device, here in _devices(trace):
         comm = merge(here.take(here.cls == IntervalClass.COMM).spans)
         kernels = here.take(here.cls == IntervalClass.COMPUTE)
@@ -278,7 +278,7 @@ def slowdowns(trace: Trace) -> list[SlowdownEntry]:
             elif medians[1] is not None:
                 slower = medians[1] / medians[0] - 1
                 excess_ms = float(busy.sum()) / 1e6 - len(busy) * medians[0]
-            found.append(
+            compared.append(
                 SlowdownEntry(
                     rank=rank,
                     device=device,
@@ -293,7 +293,7 @@ def slowdowns(trace: Trace) -> list[SlowdownEntry]:
                     reason=reason,
                 )
             )
-    return sorted(found, key=largest_first)
+    return sorted(compared, key=largest_first)
 
 
 def largest_first(each: SlowdownEntry) -> tuple[bool, float, str]:

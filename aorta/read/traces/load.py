@@ -143,7 +143,7 @@ def _without_communication(
     totals = (row for trace in traces for row in trace.kernels.totals.rows)
     lanes = (COMPUTE, COMM) if any(row.cls == "compute" and not computes(row.name) for row in totals) else (COMM,)
     unknown = frozenset().union(*map(resting_on, lanes))
-    found = []
+    changed = []
     for device in devices:
         tables, metrics = device.tables, device.whole["metrics"]
         null = unknown & metrics.keys()
@@ -151,8 +151,8 @@ def _without_communication(
         whole["null_reasons"] = device.whole["null_reasons"] | dict.fromkeys(null, why)
         steps = nulled(tables.steps, Broken(np.ones(len(tables.steps), bool), why, unknown))
         gaps = (*tables.gaps, *lacking(why, *lanes, seen=False))
-        found.append(replace(device, tables=replace(tables, steps=steps, gaps=gaps), whole=device.whole | whole))
-    return found
+        changed.append(replace(device, tables=replace(tables, steps=steps, gaps=gaps), whole=device.whole | whole))
+    return changed
 
 
 def _unranked(trace: TraceTables) -> TraceTables:
@@ -222,9 +222,9 @@ def _without_copies(traces: Sequence[TraceTables]) -> tuple[list[TraceTables], l
         times = [
             (each.global_step.tobytes(), each.start_mono_ns.tobytes(), each.end_mono_ns.tobytes()) for each in steps
         ]
-        told = [(each.device, each.busy_ns, *each.whole["metrics"].values()) for each in trace.devices]
+        measured = [(each.device, each.busy_ns, *each.whole["metrics"].values()) for each in trace.devices]
         known = facts.clock != "unknown" or facts.rank is not None
-        same = (facts.rank, facts.host, str(times), str(told)) if known else (id(trace),)
+        same = (facts.rank, facts.host, str(times), str(measured)) if known else (id(trace),)
         if same in kept:
             notes.append(f"{facts.path}: the same steps at the same times as {kept[same].facts.path}: a copy")
         else:
@@ -283,14 +283,14 @@ def _other_worker(path: str, other: str) -> bool:
 
 def _join_devices(traces: Sequence[TraceTables]) -> list[DeviceTables]:
     """Return the devices of one process, with the steps of all its traces; those without marks are numbered from 0."""
-    found: dict[int, list[DeviceTables]] = {}
+    windows_of: dict[int, list[DeviceTables]] = {}
     for number, trace in enumerate(traces):
         for device in trace.devices:
             if not trace.facts.steps:
                 steps = replace(device.tables.steps, global_step=device.tables.steps.global_step + number)
                 device = replace(device, tables=replace(device.tables, steps=steps))
-            found.setdefault(device.device, []).append(device)
-    return [same[0] if len(same) == 1 else _joined(same) for same in found.values()]
+            windows_of.setdefault(device.device, []).append(device)
+    return [windows[0] if len(windows) == 1 else _joined(windows) for windows in windows_of.values()]
 
 
 def _joined(parts: Sequence[DeviceTables]) -> DeviceTables:
@@ -322,14 +322,14 @@ def _joined(parts: Sequence[DeviceTables]) -> DeviceTables:
 
 def _whole(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the traces of one device measured as one: sums of times, and ratios of the sums."""
-    told = [part["metrics"] for part in parts]
+    metrics = [part["metrics"] for part in parts]
     reasons = dict(item for part in reversed(parts) for item in part["null_reasons"].items())
     values: dict[str, float | None] = {}
-    for name in dict.fromkeys(name for each in told for name in each if name not in RATIO_PARTS):
-        times = [each.get(name, 0.0) for each in told]  # a kind of collective that a window lacks took no time in it
+    for name in dict.fromkeys(name for each in metrics for name in each if name not in RATIO_PARTS):
+        times = [each.get(name, 0.0) for each in metrics]  # a kind of collective that a window lacks took no time in it
         values[name] = None if None in times else sum(times)
     for name, (part, of) in RATIO_PARTS.items():
-        if any(name in each for each in told):
+        if any(name in each for each in metrics):
             above, below = values[part], values[of]
             values[name] = above / below if above is not None and below else None
     return {

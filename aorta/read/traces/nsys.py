@@ -85,20 +85,24 @@ def _read(source: TraceInput) -> Iterator[Trace]:
     host = next(filter(None, db.select("TARGET_INFO_SYSTEM_ENV", sql, texts={"value"})["value"]), None)
     for owner in owners.tolist():
         pid = None if owner == NULL else owner >> 24 & 0xFFFFFF
-        mine, *own_copies = (rows_of(rows, rows["process"] == owner) for rows in (ran, *copied.values()))
+        own_kernels, *own_copies = (rows_of(rows, rows["process"] == owner) for rows in (ran, *copied.values()))
         own_calls, own_ranges = (
             rows_of(rows, (rows["thread"] & _PROCESS == owner) | (owner == NULL)) for rows in (calls, ranges)
         )
-        known = mine["correlation"] != NULL
-        launched = np.where(known, look_up(mine["correlation"], own_calls["correlation"], own_calls["start_ns"]), NULL)
+        known = own_kernels["correlation"] != NULL
+        launched = np.where(
+            known, look_up(own_kernels["correlation"], own_calls["correlation"], own_calls["start_ns"]), NULL
+        )
         rows = kernels(
             place,
             source.classifier,
-            *coded(mine["name"], strings),
-            **{column: mine[column] for column in _WHEN_WHERE},
+            *coded(own_kernels["name"], strings),
+            **{column: own_kernels[column] for column in _WHEN_WHERE},
             launch_ns=launched,
         )
-        rows = _issued(rows, look_up(mine["correlation"], own_calls["correlation"], own_calls["thread"]), own_ranges)
+        rows = _issued(
+            rows, look_up(own_kernels["correlation"], own_calls["correlation"], own_calls["thread"]), own_ranges
+        )
         count = int(((graphs == owner) | (graphs == NULL)).sum())
         has_calls = bool(len(own_calls["start_ns"]))
         where = f"{place} (process {pid})" if len(owners) > 1 else place
@@ -129,7 +133,7 @@ def _read(source: TraceInput) -> Iterator[Trace]:
                 seen=False,
             ),
         )
-        links = [mine["correlation"], *(table["correlation"] for table in own_copies)]
+        links = [own_kernels["correlation"], *(table["correlation"] for table in own_copies)]
         claims = Claims(
             own_calls["start_ns"] + since_ns,
             own_calls["correlation"],

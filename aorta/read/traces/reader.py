@@ -272,11 +272,11 @@ LARGEST_RANK: Final = 2**31 - 1
 
 def headers_in(folders: Iterable[Path]) -> tuple[Header, ...]:
     """Return headers of the records directly in some folders; files that cannot be read are left out."""
-    found = []
+    headers = []
     for path in (path for folder in folders for path in rank_files(folder)):
         with suppress(InputError):
-            found.append(header_of(path))
-    return tuple(found)
+            headers.append(header_of(path))
+    return tuple(headers)
 
 
 def headers_near(location: str) -> tuple[Header, ...]:

@@ -18,8 +18,6 @@ import numpy.typing as npt
 from aorta.documents.dataset import TraceEntry
 from aorta.errors import InputError
 from aorta.read.frames import (
-    KIND_METRICS,
-    KINDS_KNOWN,
     Floats,
     Groups,
     Lane,
@@ -27,7 +25,7 @@ from aorta.read.frames import (
     SpanRows,
     Spans,
     Steps,
-    of_unused_kind,
+    metric_columns,
 )
 from aorta.read.ledger import COMM, LANES, WHOLE, Gap, audit, balanced, lacking, of_window
 from aorta.read.run import Details, RankTables, Source, StepIntervals
@@ -318,19 +316,19 @@ def _gaps(trace: Trace, timeline: DeviceTimeline, window: IntervalArray, steps: 
         spans[f"{int(nameless.sum())} rows have no name"] = merge(table.take(nameless).spans)
     of_whole = np.array(steps) == WHOLE  # ends with what was seen: rows may lie outside of it
     left = {why: np.where(of_whole, measure(own), covered_ns(window, own)) for why, own in spans.items()}
-    found = list(trace.gaps)
+    gaps = list(trace.gaps)
     sends = table.cls == IntervalClass.COMM
     if sends.any() and trace.world_size != 1 and not sends[table.device == device].any():
         others = ", ".join(map(str, np.unique(table.device[sends]).tolist()))
-        found += lacking(f"communication of this process is known on device {others} only", COMM, seen=False)
+        gaps += lacking(f"communication of this process is known on device {others} only", COMM, seen=False)
     if len(timeline.waits):  # it would have lasted no longer than any other
         own, longest = timeline.rows.cls == IntervalClass.COMM, timeline.rows.spans
         most_ns, why = int((longest.end - longest.start)[own].max()), waited(timeline)
         among = np.flatnonzero(covered_ns(window, merge(timeline.waits.spans))).tolist()
-        found += [Gap(COMM, why, steps[at], most_ns, seen=steps[at] == WHOLE) for at in among]
+        gaps += [Gap(COMM, why, steps[at], most_ns, seen=steps[at] == WHOLE) for at in among]
     return [
         [
-            *of_window(found, step),
+            *of_window(gaps, step),
             *(Gap(lane, why, step, int(ns[at])) for why, ns in left.items() if ns[at] for lane in LANES),
         ]
         for at, step in enumerate(steps)
@@ -420,16 +418,14 @@ def _device(trace: Trace, timeline: DeviceTimeline) -> DeviceTables:
 
 def _columns(measured: Sequence[Mapping[str, float | None]]) -> dict[str, Floats]:
     """Return metric -> a value a step."""
-    names = dict.fromkeys(name for values in measured for name in values)
-    columns = {
-        name: np.array([np.nan if (value := values.get(name)) is None else value for values in measured], np.float64)
-        for name in names
-    }
-    unused = of_unused_kind([columns[name] for name in KINDS_KNOWN])
-    for name in names.keys() & KIND_METRICS:
-        absent = np.array([name not in values for values in measured])
-        columns[name][absent] = unused[absent]
-    return columns
+    alike: dict[tuple[str, ...], list[int]] = {}
+    for index, values in enumerate(measured):
+        alike.setdefault(tuple(values), []).append(index)
+    groups = (
+        (names, np.array(own), np.array([tuple(measured[index].values()) for index in own], np.float64))
+        for names, own in alike.items()
+    )
+    return metric_columns(len(measured), groups, {})
 
 
 def _bounds(of_steps: Sequence[Mapping[str, Bounds]]) -> dict[str, tuple[Floats, Floats]]:

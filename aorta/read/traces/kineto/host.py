@@ -165,12 +165,12 @@ def host_rows(
         notes.append(doubt)
 
     collectives = CollectiveColumns(len(kinds) + len(row))
-    mine = slice(len(kinds))
+    of_comm = slice(len(kinds))
     sizes = [_size(dims, types, world_size, collectives.dtypes) for dims, types in host.inputs]
     plain, gathered, dtype = np.array(sizes, np.int64).reshape(-1, 3)[labels.argument].T
     size = np.where(np.isin(kinds, _GATHERED), gathered, plain)
-    collectives.kind[mine], collectives.dtype[mine] = kinds, dtype
-    collectives.bytes[mine] = np.where((plain == NULL) & (kinds == _BARRIER), 0, size)
+    collectives.kind[of_comm], collectives.dtype[of_comm] = kinds, dtype
+    collectives.bytes[of_comm] = np.where((plain == NULL) & (kinds == _BARRIER), 0, size)
     threads, _ = host.threads.numbers()
     columns = {
         "start_ns": np.concatenate((comm.start, work.start)),

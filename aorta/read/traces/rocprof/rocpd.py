@@ -100,7 +100,7 @@ def _session(source: TraceInput, db: Database, guid: str, *, shared: bool) -> It
     symbols = db.texts(f"rocpd_info_kernel_symbol{guid}", "id", "display_name", "kernel_name")
     hosts = {*db.texts(f"rocpd_info_node{guid}", "id", "hostname").values()}
     for ident in np.unique(ran["pid"]).tolist():
-        mine, own_copies, own_launches, own_calls, own_marks = (
+        own_kernels, own_copies, own_launches, own_calls, own_marks = (
             rows_of(rows, rows["pid"] == ident) for rows in (ran, copied, launches, calls, marks)
         )
         table = stored("info_process", "id pid", "environment")
@@ -108,7 +108,7 @@ def _session(source: TraceInput, db: Database, guid: str, *, shared: bool) -> It
         about = select("info_process", sql, "environment")
         pid = next((number for number in about["pid"].tolist() if number != NULL), None)
         environment = _object(next(iter(about["environment"]), ""))
-        used = np.unique(mine["device"])
+        used = np.unique(own_kernels["device"])
         process = Process(
             f"{db.place} (process {pid})" if shared else db.place,
             pid=pid,
@@ -119,7 +119,7 @@ def _session(source: TraceInput, db: Database, guid: str, *, shared: bool) -> It
             all_gpus_visible=not any(environment.get(name) for name in _VISIBLE) if environment else None,
             shared=shared,
         )
-        mine["name"], names = coded(mine["name"], symbols)
+        own_kernels["name"], names = coded(own_kernels["name"], symbols)
         # The text of a ROCTx range: its event has it in a JSON object, or it is the name.
         said = [_object(extra).get("message") for extra in own_marks["extra"]]
         texts = [
@@ -129,7 +129,7 @@ def _session(source: TraceInput, db: Database, guid: str, *, shared: bool) -> It
             source,
             ROCPD.name,
             process,
-            mine,
+            own_kernels,
             names,
             _copies(db.place, own_copies, strings),
             Ranges(own_marks["start_ns"], own_marks["end_ns"], texts),

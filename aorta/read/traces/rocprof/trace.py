@@ -181,7 +181,7 @@ def _launches(calls: Columns) -> dict[int, list[tuple[int, int, list[int]]]]:
     """Return start, kind and correlation ids of the launches of each thread, in order. A group launches once, at its
     end; of nested calls the outer counts.
     """
-    found: dict[int, list[tuple[int, int, list[int]]]] = {}
+    of_threads: dict[int, list[tuple[int, int, list[int]]]] = {}
     for thread in np.unique(calls["thread"]).tolist():
         rows = np.flatnonzero(calls["thread"] == thread)
         rows = rows[np.lexsort((-calls["end_ns"][rows], calls["start_ns"][rows]))]
@@ -207,8 +207,8 @@ def _launches(calls: Columns) -> dict[int, list[tuple[int, int, list[int]]]]:
                 else:
                     own.append((start, _KIND[name], [ident]))
         if own:
-            found[thread] = own
-    return found
+            of_threads[thread] = own
+    return of_threads
 
 
 Int: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
