@@ -235,6 +235,9 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         lambda row: on_device(row) and "Collective name" in row.args,
         lambda row: replace(row, args={**row.args, "Collective name": "_reduce_scatter_base"}),
     ),
+    "cut within the last step, without calls": then(
+        without(is_call), without(is_operator), in_part(lambda row: not is_mark(row), 0.85, 2)
+    ),
 }
 
 

@@ -70,6 +70,7 @@ def test_mutants(name: str) -> None:
         ("every fourth kernel and all that tells of it lost", "rocprofv3-csv"),
         ("kernels communicate and multiply", "nsys"),
         ("arguments of collectives contradict their kernels", "kineto-cuda"),
+        ("cut within the last step, without calls", "rocprofv3-csv"),
     ],
 )
 def test_what_is_missing_is_said(name: str, format: str) -> None:  # noqa: A002 - the reader's name
