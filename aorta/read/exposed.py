@@ -123,7 +123,6 @@ class Flights(InSteps):
 
 
 def _flights(steps: Steps, rows: Collectives) -> Flights:
-    """Return what was in flight in each step of a rank."""
     timed = np.flatnonzero(rows.timed)
     kinds: dict[tuple[str, str], int] = {}
     kind = np.array([kinds.setdefault((name.kind, name.group), len(kinds)) for name in rows.names] or [0], np.int64)
@@ -364,7 +363,6 @@ def _pieces(
 
 
 def _sums(key: Ints, values: Ints) -> Iterator[tuple[int, int]]:
-    """Yield each key and the sum of its values."""
     groups = Groups(key)
     yield from zip(key[groups.first].tolist(), groups.reduce(np.add, values).tolist(), strict=True)
 

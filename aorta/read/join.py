@@ -40,7 +40,6 @@ class _Growing:
         self.length = 0
 
     def add(self, values: npt.NDArray[Any] | float, length: int) -> None:
-        """Add `length` values."""
         end = self.length + length
         if end > len(self._values):
             wider = np.empty(max(end * 5 // 4, length * self._parts), self._values.dtype)
@@ -51,7 +50,6 @@ class _Growing:
 
     @property
     def values(self) -> npt.NDArray[Any]:
-        """What it holds."""
         return self._values[: self.length]
 
 
@@ -85,7 +83,6 @@ class _Joined:
         return _FILLED.get(key, np.nan)
 
     def named(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the columns whose keys are names."""
         return {key: grown.values[: self.length] for key, grown in self.columns.items() if isinstance(key, str)}
 
 
@@ -96,7 +93,6 @@ class _JoinedSteps(_Joined):
         self._coverages: dict[Coverage, int] = {}
 
     def add_rank(self, steps: Steps) -> None:
-        """Add the steps of one rank."""
         reasons, coverages = self._reasons, self._coverages
         reason = [reasons.setdefault(tuple(each.items()), len(reasons)) for each in steps.reasons]
         coverage = [coverages.setdefault(each, len(coverages)) for each in steps.coverages]
@@ -117,7 +113,6 @@ class _JoinedSteps(_Joined):
         return [key[1] for key in self.columns if key[0] == kind]
 
     def frame(self) -> Steps:
-        """Return the frame of all that was added."""
         if not self.columns:
             return NO_STEPS
 

@@ -102,7 +102,6 @@ def why_timed_from_python(manifest: Manifest | None) -> str | None:
 
 
 def _topology(manifest: Manifest | None) -> list[Mapping[str, object]]:
-    """Return what the manifest says of each rank."""
     topology = manifest.get("topology") if manifest is not None else None
     return [rank for rank in topology if isinstance(rank, dict)] if isinstance(topology, list) else []
 

@@ -263,7 +263,6 @@ class _Record:
             self.flush()
 
     def flush(self) -> None:
-        """Turn the steps added since the last call into arrays."""
         self.baselines.flush()
         first = self.training.length
         lines = self.training.flush()

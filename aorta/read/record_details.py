@@ -127,7 +127,6 @@ class RecordDetails(Details):
     mark_lines: array[int]
 
     def step(self, index: int) -> StepIntervals:
-        """Return one step, from its line."""
         with self._open(f"global step {self.global_step[index]}, at byte {self.line_offset[index]}, ") as file:
             line = self._line(file, index)
             return StepIntervals(
@@ -141,7 +140,6 @@ class RecordDetails(Details):
             )
 
     def spans(self, indices: npt.NDArray[np.intp]) -> Spans:
-        """Return what ran when in some steps, from their lines."""
         with self._open("") as file:
             lines = [self._line(file, index) for index in indices.tolist()]
             rows = SpanRows()
@@ -149,7 +147,6 @@ class RecordDetails(Details):
         return rows.frame(np.array([line.waits is not UNSET for line in lines], bool))
 
     def device_samples(self) -> Iterator[tuple[DeviceSample, str | None]]:
-        """Yield the device samples, from the lines that hold any."""
         if not self.sample_lines:
             return
         with self._open("its device samples ") as file:
@@ -170,7 +167,6 @@ class RecordDetails(Details):
                     yield DeviceSample(at_ns, at_ns, **asdict(values)), reason
 
     def user_ranges(self) -> Iterator[UserRangesOfStep]:
-        """Yield the caller's ranges, from the lines that hold any."""
         if not self.mark_lines:
             return
         with self._open("its ranges ") as file:

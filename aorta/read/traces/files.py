@@ -126,7 +126,6 @@ class TraceFiles:
         return size_of(Path(self.files[0]))
 
     def absolute(self) -> TraceFiles:
-        """Return the same with absolute paths, for workers with another working directory."""
         files = tuple(file if is_url(file) else str(Path(file).absolute()) for file in self.files)
         return replace(self, files=files)
 

@@ -106,7 +106,6 @@ class Intervals(Frame):
 
     @property
     def spans(self) -> IntervalArray:
-        """Return start and end of every row."""
         return IntervalArray(self.start_ns, self.end_ns)
 
 
@@ -178,7 +177,6 @@ class Windows:
 
 
 def windows(step: ArrayLike, start_ns: ArrayLike, end_ns: ArrayLike) -> Windows:
-    """Build sorted windows."""
     order = np.argsort(np.asarray(start_ns, np.int64), kind="stable")
     return Windows(*(np.asarray(values, np.int64)[order] for values in (step, start_ns, end_ns)))
 

@@ -293,7 +293,6 @@ class Database:
         return text.decode("utf-8", NOT_UTF8)
 
     def close(self) -> None:
-        """Close the file."""
         self._connection.close()
 
     def stored(self, table: str, required: str, optional: str = "") -> str:

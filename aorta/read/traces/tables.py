@@ -417,7 +417,6 @@ def _device(trace: Trace, timeline: DeviceTimeline) -> DeviceTables:
 
 
 def _columns(measured: Sequence[Mapping[str, float | None]]) -> dict[str, Floats]:
-    """Return metric -> a value a step."""
     alike: dict[tuple[str, ...], list[int]] = {}
     for index, values in enumerate(measured):
         alike.setdefault(tuple(values), []).append(index)

@@ -141,7 +141,6 @@ class EventDecoder:
         self._refused = 0
 
     def __call__(self, text: bytes | memoryview) -> list[Event]:
-        """Return the events of one piece."""
         if self._refused < _REFUSALS:
             try:
                 return _DECODERS[self.operators, self._digits].decode(text)
@@ -229,7 +228,6 @@ class Cached(dict[Any, Decoded]):
         return value
 
     def of(self, keys: Iterable[Hashable]) -> list[Decoded]:
-        """Return the value of each key."""
         return list(map(self.__getitem__, keys))
 
 
@@ -312,7 +310,6 @@ class Identifiers:
         self._codes: Cached[int] = Cached(lambda _: len(self._codes))
 
     def codes(self, values: Iterable[Hashable]) -> Int64:
-        """Return a code of each id."""
         return np.array(self._codes.of(values), np.int64)
 
     def numbers(self) -> tuple[Int64, dict[int, str]]:
