@@ -5,17 +5,16 @@
         print(finding.sentence)   # group 0: all-gather and reduce-scatter queue behind each other for 5.2 ms a step
 
 A rule of `RULES` reads what the record, the manifest or the traces hold; where
-its evidence is missing it finds nothing. Must not: guess, name a cost below `LEAST_SHARE` of the step or a part that
-does not make up most of a difference, or hold more than `SAMPLED_STEPS` steps of intervals of one rank at once.
+its evidence is missing it finds nothing. Must not: guess, or name a cost below `LEAST_SHARE` of the step or a part that
+does not make up most of a difference.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import permutations
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -29,21 +28,20 @@ from aorta.analysis.account import (
     rank_times,
 )
 from aorta.analysis.aggregate import LabelledRun, job_step_times
+from aorta.analysis.sampled_steps import idle_between, sampled_steps
 from aorta.analysis.settling import level_change, slow_steps
 from aorta.analysis.stragglers import cost_of, name_stragglers
 from aorta.documents import known
 from aorta.documents.dataset import DatasetEntry, Finding, Statistics, Stragglers, StreamGapsEntry
 from aorta.documents.formatting import TEXT
 from aorta.documents.metrics import JOB_STEP, UNDECIDED
-from aorta.read.frames import COPY_TO_HOST, NO_TIME, NOWHERE, Lane
-from aorta.read.run import HOST_TIMER, RankTables
+from aorta.read.frames import COPY_TO_HOST, NO_TIME
+from aorta.read.run import HOST_TIMER
 from aorta.timeline.intervals import Interval, clip, intersect, measure, merge, subtract
 from aorta.timeline.overlap import NS_PER_MS
 
-SAMPLED_STEPS: Final = 16
-"""The last of a rank after warm-up, of which intervals are read again."""
 READ_RANKS: Final = 8
-"""Ranks whose steps a rule reads again; of more ranks the first."""
+"""Ranks whose steps a rule reads again (`sampled_steps`); of more ranks the first."""
 LEAST_SHARE: Final = 0.02
 """Of the step: what costs or differs by less is not named."""
 LARGE_SHARE: Final = 0.1
@@ -92,69 +90,6 @@ def stragglers_of(dataset: LabelledRun, account: StepAccount) -> Stragglers:
     for straggler in found.ranks:
         straggler.because = longer_than_others(account, straggler.rank)
     return found
-
-
-class SampledStep(NamedTuple):
-    """One step of a rank, in ns from its start. `ranges` are passes of blocks as (phase, block), work outside them and
-    copies to the host as (name, None), in order of time; `collectives` are those in flight as (kind, group); stalls are
-    no computation.
-    """
-
-    global_step: int
-    length_ns: int
-    computing: list[Interval]
-    ranges: list[tuple[int, int, tuple[str, str | None]]]
-    collectives: list[tuple[int, int, tuple[str, str]]]
-
-
-def sampled_steps(tables: RankTables) -> list[SampledStep]:
-    """Return the last steps of a rank after warm-up.
-
-    Raises:
-        InputError: the record cannot be read again.
-    """
-    steps, rows, found = tables.steps, tables.collectives, []
-    indices = np.flatnonzero(steps.used)[-SAMPLED_STEPS:]
-    if not len(indices):
-        return []
-    spans = tables.details.spans(indices)
-    for at, index in enumerate(indices.tolist()):
-        window = (0, int(steps.length_ns[index]))
-        own, inside = rows.of_step(index), spans.of_step(at)
-        own = own.take(own.timed & (own.start_ns < own.end_ns))
-        names = [(own.names[name].kind, own.names[name].group) for name in own.name.tolist()]
-        stalled = merge(clip(inside.of_lanes(Lane.STALL, Lane.HAND_OVER).intervals(), window))
-        named = inside.of_lanes(Lane.COMPUTE, Lane.AUX, Lane.COPY_TO_HOST)
-        regions = [spans.names[name].region for name in named.name.tolist()]
-        ranges: Any = zip(named.start_ns.tolist(), named.end_ns.tolist(), regions, strict=True)
-        step = SampledStep(
-            int(steps.global_step[index]),
-            window[1],
-            subtract(merge(clip(inside.of_lanes(Lane.COMPUTE).intervals(), window)), stalled),
-            sorted(part for part in ranges if part[2] != NOWHERE and part[0] < part[1]),
-            list(zip(own.start_ns.tolist(), own.end_ns.tolist(), names, strict=True)),
-        )
-        found.append(step)
-    return found
-
-
-def idle_between(steps: Sequence[SampledStep]) -> dict[tuple[str, str], float]:
-    """Return (what came before, what came after) -> idle milliseconds a step there, in which nothing ran that the
-    record names; empty where the source names no ranges. Passes of blocks are called by their phase.
-    """
-    found: Counter[tuple[str, str]] = Counter()
-    for step in steps:
-        if not step.ranges:
-            continue
-        window = (0, step.length_ns)
-        busy = [(start, end) for start, end, _ in (*step.ranges, *step.collectives)]
-        starts, ends = [start for start, _, _ in step.ranges], sorted((end, name) for _, end, (name, _) in step.ranges)
-        for start, end in subtract([window], merge(clip([*busy, *step.computing], window))):
-            before, after = bisect_right(ends, (start, "\uffff")) - 1, bisect_left(starts, end)
-            first = ends[before][1] if before >= 0 else "the start of the step"
-            then = step.ranges[after][2][0] if after < len(starts) else "the end of the step"
-            found[first, then] += end - start
-    return {edges: length_ns / len(steps) / NS_PER_MS for edges, length_ns in found.items()}
 
 
 def _median(entry: DatasetEntry, name: str) -> float | None:
