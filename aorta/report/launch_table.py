@@ -18,7 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from aorta.analysis.cautions import alerts
-from aorta.analysis.compare.headline import UNLIKE, verdict_label
+from aorta.analysis.compare.headline import UNLIKE, is_comparable, verdict_label
 from aorta.analysis.compare.verdict import ALL, NOT_TESTED, Rules
 from aorta.command_line import shown_path
 from aorta.documents import as_json
@@ -98,8 +98,9 @@ class Candidates:
                 compare = partial(compare_launches, runs, sets, ([], []))  # their collectives are not shown
                 try:
                     found = comparisons[name] = compare(rules)
-                    before, after = (each.accounts for each in sets)
-                    found.account = compare_accounts(before, after, found.manifest_differences)
+                    if is_comparable(found):
+                        before, after = (each.accounts for each in sets)
+                        found.account = compare_accounts(before, after, found.manifest_differences)
                 except InputError as error:
                     comparisons[name] = str(error)
                     other_work[name] = compare(replace(rules, allow_unlike=(ALL,)))
