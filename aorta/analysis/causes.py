@@ -13,13 +13,13 @@ Must not: name a change that its interval does not exclude from 0, or draw an in
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
 from aorta.analysis.account import (
-    COMPUTATION,
     EXPOSED,
     IDLE,
     MARGIN,
@@ -38,9 +38,9 @@ from aorta.documents.formatting import TEXT, first_upper, json_text
 LEVEL: Final = 0.95
 STEP_LEVEL: Final = 0.99
 """Level at which the step has to have changed before a part is judged by its own interval."""
-TOGETHER: Final = 0.98
-"""Level at which the intervals of all parts hold together where the step's does not. With `STEP_LEVEL`, at most one of
-fifty pairs of equal launches has a cause: 0.0 to 2.0 %, simulated with 4 and 8 launches (docs/dev/attribution.md)."""
+TOGETHER: Final = 0.99
+"""Level at which the intervals of all parts hold together where the step's does not: with `STEP_LEVEL`, of a hundred
+pairs of equal launches two may have a cause."""
 _ALMOST: Final = 0.8
 """A part with this share of the last cause's change is a cause too: which of both is larger would be chance."""
 _COMPARABLE: Final = 0.5
@@ -84,14 +84,14 @@ class PartChange(NamedTuple):
         half = float(stdtrit(self.freedom, 0.5 + LEVEL / 2)) * self.error_ms
         return self.ms - half, self.ms + half
 
+    @property
+    def of_both_ms(self) -> float:
+        """What both sides have of the part: tells nothing of its change."""
+        return self.reference_ms + self.candidate_ms
+
     def certain(self, level: float = LEVEL) -> bool:
         """Return whether the interval of this level excludes 0."""
         return self.p < 1 - level
-
-    def overlaps(self, other: PartChange) -> bool:
-        """Return whether one of both is a part of the other."""
-        depth = min(len(self.words), len(other.words))
-        return self.words[:depth] == other.words[:depth]
 
     @property
     def p(self) -> float:
@@ -143,27 +143,31 @@ def changes(reference: Side, candidate: Side, depth: int, below: Words = ()) -> 
     return sorted(found, key=lambda change: -abs(change.ms))
 
 
-def causes(certain: Sequence[PartChange], change_ms: float, step_ms: float) -> list[PartChange]:
+def causes(
+    certain: Sequence[PartChange], change_ms: float, step_ms: float, on_one_rank: Callable[[PartChange], float]
+) -> list[PartChange]:
     """Return the parts that make most of a change, the largest first; none where they make less than `_LEAST` of it.
 
     Args:
-        certain: parts that changed, the largest first; of a part and one below it, the first counts.
+        certain: parts that changed, the largest first.
         step_ms: of the reference.
+        on_one_rank: the change of a part on the rank that makes it, 0 where several do. The others wait for that rank,
+            so the step changes by as much.
     """
+
+    def made(parts: Sequence[PartChange]) -> float:
+        return max(abs(sum(part.ms for part in parts)), *(abs(on_one_rank(part)) for part in parts), 0.0)
+
     named: list[PartChange] = []
     for part in certain:
-        if part.ms * change_ms <= 0 or abs(part.ms) < MARGIN * step_ms or any(map(part.overlaps, named)):
+        if part.ms * change_ms <= 0 or abs(part.ms) < MARGIN * step_ms:
             continue
         if named:
-            make_most = _made_by(named) >= MOST * abs(change_ms)
+            make_most = made(named) >= MOST * abs(change_ms)
             if abs(part.ms) < (_ALMOST * abs(named[-1].ms) if make_most else _COMPARABLE * abs(named[0].ms)):
                 break
         named.append(part)
-    return named if _made_by(named) >= _LEAST * abs(change_ms) else []
-
-
-def _made_by(parts: Sequence[PartChange]) -> float:
-    return abs(sum(part.ms for part in parts))
+    return named if made(named) >= _LEAST * abs(change_ms) else []
 
 
 def compare_accounts(
@@ -172,8 +176,9 @@ def compare_accounts(
     """Compare the accounts of two sides: of each part its means and change, which add up to the step's; and the cause.
 
     Where the step changed, at `STEP_LEVEL` and beyond `MARGIN`, a part is judged by its own interval. Else by intervals
-    that hold for all parts together, as a part often is certain where the step is not. The sign of the step's change
-    is then chance: a part that changed by more may have the other one.
+    that hold for all parts together, as a part often is certain where the step is not. How much the step changed is
+    then chance: what has to be made up are the parts beyond their own intervals, and one that changed by more than an
+    undecided step may have the other sign.
 
     Args:
         differences: of what was run; settings are named before the causes.
@@ -189,14 +194,14 @@ def compare_accounts(
     beyond = abs(step.ms) >= MARGIN * step.reference_ms
     decided = step.certain() and beyond
     judged = _parts_that_cause(reference, candidate, MARGIN * step.reference_ms)
-    named: list[PartChange] = []
+    by_itself = [part for part in judged if part.certain()]
     if beyond and step.certain(STEP_LEVEL):
-        named = causes([part for part in judged if part.certain()], step.ms, step.reference_ms)
-    if not named:
-        judged = _certain_together(judged)
-        largest = judged[0].ms if judged else 0.0
-        other_sign = not decided and largest * step.ms < 0 and abs(largest) > abs(step.ms)
-        named = causes(judged, largest if other_sign else step.ms, step.reference_ms)
+        certain, change_ms = by_itself, step.ms
+    else:
+        other_sign = {part for part in judged if part.ms * step.ms <= 0 and (decided or abs(part.ms) < abs(step.ms))}
+        certain = [part for part in _certain_together(judged) if part not in other_sign]
+        change_ms = sum(part.ms for part in by_itself if certain and part.ms * certain[0].ms > 0)
+    named = causes(certain, change_ms, step.reference_ms, partial(_on_one_rank, reference, candidate))
     sentences = {part: sentence for part in named if (sentence := _sentence(reference, candidate, part)) is not None}
     named, said = [*sentences], [*sentences.values()]
     text = f"{first_upper('; '.join(said))}." if said else None
@@ -229,14 +234,16 @@ def _settings(differences: Sequence[FactDifference]) -> str:
 
 def _parts_that_cause(reference: Side, candidate: Side, least_ms: float) -> list[PartChange]:
     """Return the parts that can have changed by as much: computation as one part, exposed communication by kind and
-    waiting or transfer, other work by name, and idle time as one part and by place; the largest change first.
+    waiting or transfer, other work by name, and idle time by place, or where most of it is spread over small ones, as
+    one part; the largest change first.
     """
     found = []
     for part in changes(reference, candidate, 1):
         depth = {EXPOSED: 3, OUTSIDE: 2, IDLE: 2}.get(part.words[0], 1)
-        found += changes(reference, candidate, depth, part.words) if depth > 1 else []
-        found += [part] if part.words[0] in (COMPUTATION, IDLE) else []
-    found = [part for part in found if max(part.reference_ms, part.candidate_ms) >= least_ms]
+        below = changes(reference, candidate, depth, part.words) if depth > 1 else [part]
+        large = [each for each in below if max(each.reference_ms, each.candidate_ms) >= least_ms]
+        spread = part.words[0] == IDLE and sum(each.of_both_ms for each in large) < MOST * part.of_both_ms
+        found += [part] if spread else large
     return sorted(found, key=lambda part: -abs(part.ms))
 
 
@@ -302,8 +309,8 @@ def _waited_for(reference: Side, candidate: Side, change_ms: float) -> int | Non
     return _most_of(growth, change_ms)
 
 
-def _on_rank(reference: Side, candidate: Side, part: PartChange) -> str:
-    """Return on which rank most of a change is, and how much it is there."""
+def _growth(reference: Side, candidate: Side, part: PartChange) -> dict[int, float]:
+    """Return the change of a part on each rank."""
     growth = {}
     for rank in sorted(set.intersection(*(set(account.ranks) for account in (*reference, *candidate)))):
         before, after = (
@@ -311,6 +318,18 @@ def _on_rank(reference: Side, candidate: Side, part: PartChange) -> str:
             for side in (reference, candidate)
         )
         growth[rank] = after - before
+    return growth
+
+
+def _on_one_rank(reference: Side, candidate: Side, part: PartChange) -> float:
+    growth = _growth(reference, candidate, part)
+    most = _most_of(growth, part.ms)
+    return 0.0 if most is None or part.words[0] == EXPOSED else growth[most]
+
+
+def _on_rank(reference: Side, candidate: Side, part: PartChange) -> str:
+    """Return on which rank most of a change is, and how much it is there."""
+    growth = _growth(reference, candidate, part)
     most = _most_of(growth, part.ms) if len(growth) > 1 else None
     return "" if most is None else f" (rank {most}: {TEXT.quantity(growth[most], 'ms', signed=True)})"
 
