@@ -8,7 +8,7 @@ Ranks are forked out of one process that has loaded torch, which saves its impor
     causes      named, wrong (another thing or rank is named first), or silent: 4 against 4 and 8 against 8 launches
     A/A         divisions of equal launches, of the reference or of a cause, into halves that take turns: what is named
     stragglers  of each launch: the right rank, a wrong one, or none, by whether the delay exceeds a tenth of the step;
-                healthy launches apart by whether computation is even
+                healthy launches by whether computation is even, and who is named is said to compute longer
     adds up     parts of every account and change against the step, and means against a stopwatch in the program
     report      of every cause: no cause has the other sign or an interval with 0, nothing is predicted that was
                 measured, no clear gain of a straggler that nobody names
@@ -157,7 +157,7 @@ class Launch(NamedTuple):
 
     account: StepAccount
     named: list[int]
-    uneven: bool
+    uneven: str
     stopwatch: dict[str, float]
 
 
@@ -175,7 +175,7 @@ def read(folder: Path, name: str) -> list[Launch]:
             if watches
             else {}
         )
-        found.append(Launch(account, [rank.rank for rank in said.ranks], said.uneven is not None, means))
+        found.append(Launch(account, [rank.rank for rank in said.ranks], said.uneven or "", means))
     return found
 
 
@@ -313,6 +313,8 @@ class Scores:
             key += ", uneven" if each.uneven and key != "computes longer" else ""  # something else uses a core
             right = each.named == [setting.slow_rank] if late else not each.named
             verdict = "right" if right else "wrong" if each.named else "silent"
+            if key.startswith("healthy") and any(each.uneven.startswith(f"rank {rank} ") for rank in each.named):
+                verdict = "computes longer"
             self.stragglers[key][verdict] += 1
             if not right:
                 step = f"step {each.account.step_ms:.0f} ms"

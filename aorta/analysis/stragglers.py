@@ -17,7 +17,7 @@ a pipeline, whose sends and receives say nothing of who waited.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -36,7 +36,8 @@ LEAST_SHARE: Final = 0.02
 """Of the mean step; what costs less is not named."""
 LEVEL: Final = 0.01
 UNEVEN: Final = 0.05
-"""Of the mean step: a rank that computes longer than the others by more is said to, as something may use its core."""
+"""Of the mean step: a rank that computes longer than the others by more is said to, as something may use its core; one
+that is named, from `LEAST_SHARE` on."""
 
 
 class FirstWaits:
@@ -151,7 +152,7 @@ def name_stragglers(
         {at for at in range(len(ranks)) if lower_end(values[:, at], LEVEL / len(ranks)) > least}
         for values in (late, cost.ms)
     ]
-    uneven = _uneven(busy_ms, step_ms)
+    uneven = _uneven(busy_ms, step_ms, {ranks[at] for at in named[0] | named[1]})
     if named[0] and named[1] and not named[0] & named[1]:
         ways = [" and ".join(f"rank {ranks[at]}" for at in sorted(way)) for way in named]
         reason = f"{ways[0]} comes last to the first collective, {ways[1]} waits least over the step"
@@ -178,13 +179,16 @@ def name_stragglers(
     return Stragglers(reason=reason, ranks=[], uneven=uneven)
 
 
-def _uneven(busy_ms: Mapping[int, float], step_ms: float) -> str | None:
-    behind = behind_others(np.array([list(busy_ms.values())]))[0] if len(busy_ms) > 1 else np.zeros(1)
-    at = int(np.argmin(behind))
-    if not step_ms or -behind[at] < UNEVEN * step_ms:
+def _uneven(busy_ms: Mapping[int, float], step_ms: float, named: Collection[int] = ()) -> str | None:
+    """Return which rank computes longer than the others; of several a named one first, then the one that does most."""
+    if len(busy_ms) < 2 or not step_ms:
         return None
-    share = TEXT.percent(-float(behind[at]) / step_ms, 0)
-    rank = list(busy_ms)[at]
+    longer = dict(zip(busy_ms, -behind_others(np.array([list(busy_ms.values())]))[0] / step_ms, strict=True))
+    said = {rank: share for rank, share in longer.items() if share >= (LEAST_SHARE if rank in named else UNEVEN)}
+    if not said:
+        return None
+    rank = max(said, key=lambda rank: (rank in named, said[rank]))
+    share = TEXT.percent(float(said[rank]), 0)
     return f"rank {rank} computes {share} of the step longer than the others: does something else use its core?"
 
 

@@ -100,6 +100,27 @@ def test_a_rank_that_computes_longer_is_said_to(tmp_path: Path) -> None:
     assert explained(tmp_path / "data", 28.0, "data").stragglers.uneven is None
 
 
+@pytest.mark.parametrize(
+    ("late", "busy", "uneven"),
+    [
+        ({}, {0: 20.0, 1: 23.0, 2: 20.0}, None),  # nobody is named, and 5 ms would have to be
+        ({}, {0: 20.0, 1: 26.0, 2: 20.0}, "rank 1 computes 6 %"),
+        ({1: 30.0}, {0: 20.0, 1: 23.0, 2: 20.0}, "rank 1 computes 3 %"),
+        ({1: 30.0}, {0: 20.0, 1: 21.0, 2: 20.0}, None),
+        ({1: 30.0}, {0: 20.0, 1: 28.0, 2: 29.0}, "rank 1 computes 4 %"),  # the one that is named
+    ],
+)
+def test_a_named_rank_is_said_to_compute_longer_from_the_same_share_on(
+    late: dict[int, float], busy: dict[int, float], uneven: str | None
+) -> None:
+    values = np.zeros((STEPS, 3))
+    for rank, late_ms in late.items():
+        values[:, rank] = late_ms
+    found = name_stragglers(range(3), values, Cost(np.zeros_like(values), 0.0), 0.2, busy, STEP_MS)
+    assert {each.rank for each in found.ranks} == set(late)
+    assert (found.uneven or "").partition(" of the step")[0] == (uneven or "")
+
+
 STEPS, STEP_MS = 40, 100.0
 
 
