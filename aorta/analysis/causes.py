@@ -2,10 +2,10 @@
 
     compare_accounts(reference, candidate)      # the accounts of the launches of both sides
 
-A *cause* is a part whose change is beyond its 95 % interval over launches (Student's t, in turns where these matter),
-beyond `MARGIN` of the step, and of the sign of the step's change; parts are named, the largest first, until they make
-`MOST` of the change or the next is much smaller. Waiting is suffered: it leads to the rank that was waited for, and to
-what that rank does longer (docs/dev/attribution.md).
+A *cause* is a part whose change is beyond its 95 % interval over launches (Welch's t), beyond `MARGIN` of the step, and
+of the sign of the step's change; parts are named, the largest first, until they make `MOST` of the change or the next
+is much smaller. Waiting is suffered: it leads to the rank that was waited for, and to what that rank does longer
+(docs/dev/attribution.md).
 
 Must not: name a change that its interval does not exclude from 0, or draw an interval from one launch a side.
 """
@@ -36,11 +36,8 @@ from aorta.documents.comparison import NOT_SET, AccountChange, AccountComparison
 from aorta.documents.formatting import TEXT, first_upper, json_text
 
 LEVEL: Final = 0.95
-STEP_LEVEL: Final = 0.99
-"""Level at which the step has to have changed before a part is judged by its own interval."""
-TOGETHER: Final = 0.99
-"""Level at which the intervals of all parts hold together where the step's does not: with `STEP_LEVEL`, of a hundred
-pairs of equal launches two may have a cause."""
+TOGETHER: Final = 0.98
+"""Level at which the intervals of all parts hold together: of fifty pairs of equal launches one may have a cause."""
 _ALMOST: Final = 0.8
 """A part with this share of the last cause's change is a cause too: which of both is larger would be chance."""
 _COMPARABLE: Final = 0.5
@@ -84,14 +81,14 @@ class PartChange(NamedTuple):
         half = float(stdtrit(self.freedom, 0.5 + LEVEL / 2)) * self.error_ms
         return self.ms - half, self.ms + half
 
-    @property
-    def of_both_ms(self) -> float:
-        """What both sides have of the part: tells nothing of its change."""
-        return self.reference_ms + self.candidate_ms
-
     def certain(self, level: float = LEVEL) -> bool:
         """Return whether the interval of this level excludes 0."""
         return self.p < 1 - level
+
+    def overlaps(self, other: PartChange) -> bool:
+        """Return whether one of both has the other."""
+        depth = min(len(self.words), len(other.words))
+        return self.words[:depth] == other.words[:depth]
 
     @property
     def p(self) -> float:
@@ -106,24 +103,17 @@ class PartChange(NamedTuple):
 
 
 Side: TypeAlias = Sequence[StepAccount]
-"""The accounts of the launches of a side, in the order in which these ran."""
 
 
 def change_of(words: Words, reference: Sequence[float], candidate: Sequence[float]) -> PartChange:
     """Return the change of the means over launches, candidate minus reference.
 
-    Of as many launches on both sides the i-th of each are a turn, on which the machine did what it did to both. Where
-    that shows (their covariance is positive) the error is of the differences within turns; else it is Welch's
-    (Biometrika 34, 1947, degrees of freedom by Satterthwaite), as turns without a meaning cost half of these.
-    Simulated, the interval of 95 % holds in 93.4 (4 launches that have nothing in common) to 95.0 %.
+    Its error is Welch's, variances unequal (Biometrika 34, 1947, degrees of freedom by Satterthwaite).
     """
     before, after = (np.asarray(values, float) for values in (reference, candidate))
     change = PartChange(words, float(before.mean()), float(after.mean()))
     if min(len(before), len(after)) < 2:
         return change
-    if len(before) == len(after) and float(np.cov(before, after)[0, 1]) > 0:
-        error_ms = float((after - before).std(ddof=1)) / len(before) ** 0.5
-        return change._replace(error_ms=error_ms, freedom=len(before) - 1)
     variances = [float(values.var(ddof=1)) / len(values) for values in (before, after)]
     total = sum(variances)
     if total == 0:
@@ -149,7 +139,7 @@ def causes(
     """Return the parts that make most of a change, the largest first; none where they make less than `_LEAST` of it.
 
     Args:
-        certain: parts that changed, the largest first.
+        certain: parts that changed, the largest first; of a part and one that it has, the first counts.
         step_ms: of the reference.
         on_one_rank: the change of a part on the rank that makes it, 0 where several do. The others wait for that rank,
             so the step changes by as much.
@@ -159,9 +149,7 @@ def causes(
         return max(abs(sum(part.ms for part in parts)), *(abs(on_one_rank(part)) for part in parts), 0.0)
 
     named: list[PartChange] = []
-    for part in certain:
-        if part.ms * change_ms <= 0 or abs(part.ms) < MARGIN * step_ms:
-            continue
+    for part in _apart([part for part in certain if part.ms * change_ms > 0 and abs(part.ms) >= MARGIN * step_ms]):
         if named:
             make_most = made(named) >= MOST * abs(change_ms)
             if abs(part.ms) < (_ALMOST * abs(named[-1].ms) if make_most else _COMPARABLE * abs(named[0].ms)):
@@ -175,10 +163,10 @@ def compare_accounts(
 ) -> AccountComparison:
     """Compare the accounts of two sides: of each part its means and change, which add up to the step's; and the cause.
 
-    Where the step changed, at `STEP_LEVEL` and beyond `MARGIN`, a part is judged by its own interval. Else by intervals
-    that hold for all parts together, as a part often is certain where the step is not. How much the step changed is
-    then chance: what has to be made up are the parts beyond their own intervals, and one that changed by more than an
-    undecided step may have the other sign.
+    Parts are judged by intervals that hold for all of them together, as a part often is certain where the step is not;
+    where none is named so and the step changed, by more than its interval and `MARGIN`, by their own. Of a step that is
+    not decided it is chance how much it changed, and which way: what has to be made up are then the parts beyond their
+    own intervals, and a part that changed by more may have the other sign.
 
     Args:
         differences: of what was run; settings are named before the causes.
@@ -191,17 +179,17 @@ def compare_accounts(
     if unknown or isinstance(reference, str) or isinstance(candidate, str):
         return AccountComparison(reason="; ".join(unknown))
     step = change_of((), *([account.step_ms for account in side] for side in (reference, candidate)))
-    beyond = abs(step.ms) >= MARGIN * step.reference_ms
-    decided = step.certain() and beyond
+    decided = step.certain() and abs(step.ms) >= MARGIN * step.reference_ms
     judged = _parts_that_cause(reference, candidate, MARGIN * step.reference_ms)
-    by_itself = [part for part in judged if part.certain()]
-    if beyond and step.certain(STEP_LEVEL):
-        certain, change_ms = by_itself, step.ms
-    else:
-        other_sign = {part for part in judged if part.ms * step.ms <= 0 and (decided or abs(part.ms) < abs(step.ms))}
-        certain = [part for part in _certain_together(judged) if part not in other_sign]
-        change_ms = sum(part.ms for part in by_itself if certain and part.ms * certain[0].ms > 0)
-    named = causes(certain, change_ms, step.reference_ms, partial(_on_one_rank, reference, candidate))
+    by_itself, together = [part for part in judged if part.certain()], _certain_together(judged)
+    change_ms = step.ms
+    if not decided:
+        together = [part for part in together if part.ms * step.ms > 0 or abs(part.ms) > abs(step.ms)]
+        change_ms = sum(part.ms for part in _apart(by_itself) if together and part.ms * together[0].ms > 0)
+    on_one_rank = partial(_on_one_rank, reference, candidate)
+    named = causes(together, change_ms, step.reference_ms, on_one_rank)
+    if decided and not named:
+        named = causes(by_itself, change_ms, step.reference_ms, on_one_rank)
     sentences = {part: sentence for part in named if (sentence := _sentence(reference, candidate, part)) is not None}
     named, said = [*sentences], [*sentences.values()]
     text = f"{first_upper('; '.join(said))}." if said else None
@@ -233,18 +221,25 @@ def _settings(differences: Sequence[FactDifference]) -> str:
 
 
 def _parts_that_cause(reference: Side, candidate: Side, least_ms: float) -> list[PartChange]:
-    """Return the parts that can have changed by as much: computation as one part, exposed communication by kind and
-    waiting or transfer, other work by name, and idle time by place, or where most of it is spread over small ones, as
-    one part; the largest change first.
+    """Return the parts that can have changed by as much, the largest change first: computation as one part, exposed
+    communication by kind and waiting or transfer, other work by name, and idle time both as one part and by place.
     """
     found = []
     for part in changes(reference, candidate, 1):
         depth = {EXPOSED: 3, OUTSIDE: 2, IDLE: 2}.get(part.words[0], 1)
-        below = changes(reference, candidate, depth, part.words) if depth > 1 else [part]
-        large = [each for each in below if max(each.reference_ms, each.candidate_ms) >= least_ms]
-        spread = part.words[0] == IDLE and sum(each.of_both_ms for each in large) < MOST * part.of_both_ms
-        found += [part] if spread else large
+        found += changes(reference, candidate, depth, part.words) if depth > 1 else []
+        found += [part] if depth == 1 or part.words == (IDLE,) else []
+    found = [part for part in found if max(part.reference_ms, part.candidate_ms) >= least_ms]
     return sorted(found, key=lambda part: -abs(part.ms))
+
+
+def _apart(parts: Sequence[PartChange]) -> list[PartChange]:
+    """Return parts without those that an earlier one has, or is in."""
+    found: list[PartChange] = []
+    for part in parts:
+        if not any(map(part.overlaps, found)):
+            found.append(part)
+    return found
 
 
 def _certain_together(parts: Sequence[PartChange]) -> list[PartChange]:
