@@ -193,7 +193,7 @@ def judged(cause: Cause, rank: int, said: Sequence[str]) -> str:
 def divisions(count: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Yield the ways of dividing launches into halves that take turns, as a report asks for."""
     for left in combinations(range(count), count // 2):
-        if left[0] == 0:
+        if left[:1] == (0,):
             right = tuple(at for at in range(count) if at not in left)
             of_candidate = np.isin(np.arange(count), right)
             if drift_inflation(np.arange(count), of_candidate) <= MOST:

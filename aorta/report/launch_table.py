@@ -75,6 +75,7 @@ class Candidates:
         from aorta.analysis.causes import compare_accounts
         from aorta.analysis.compare.launch_comparison import compare_launches
         from aorta.analysis.compare.launch_set import Subject, read_subjects
+        from aorta.analysis.compare.run_comparison import WORK, unlike_work
 
         def entry_of(subject: Subject) -> DatasetEntry:
             entry, launches = aggregate(subject.dataset), subject.as_set()
@@ -100,7 +101,8 @@ class Candidates:
                     found = comparisons[name] = compare(rules)
                     if is_comparable(found):
                         before, after = (each.accounts for each in sets)
-                        found.account = compare_accounts(before, after, found.manifest_differences)
+                        unlike = None if rules.allows(WORK) else unlike_work(*(each.run for each in runs))
+                        found.account = compare_accounts(before, after, found.manifest_differences, unlike)
                 except InputError as error:
                     comparisons[name] = str(error)
                     other_work[name] = compare(replace(rules, allow_unlike=(ALL,)))

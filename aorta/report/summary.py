@@ -19,7 +19,7 @@ from aorta.analysis.causes import compare_accounts
 from aorta.analysis.compare.headline import headline, is_comparable, numbers, title
 from aorta.analysis.compare.launch_comparison import compare_launches, refuse_mixed
 from aorta.analysis.compare.launch_set import Subject, selection_metrics
-from aorta.analysis.compare.run_comparison import compare, over_all
+from aorta.analysis.compare.run_comparison import WORK, compare, over_all, unlike_work
 from aorta.analysis.compare.verdict import Rules
 from aorta.analysis.findings import explain
 from aorta.autopsy.report import read_autopsy
@@ -100,7 +100,8 @@ def summarize(
         if is_comparable(compared):
             compared.attribution = attribute(*(side.datasets(engine) for side in sides))
             before, after = (side.as_set().accounts for side in sides)
-            compared.account = compare_accounts(before, after, compared.manifest_differences)
+            unlike = None if rules.allows(WORK) else unlike_work(*(side.dataset.run for side in sides))
+            compared.account = compare_accounts(before, after, compared.manifest_differences, unlike)
     else:
         for label, subject in subjects.items():
             if subject.launches is not None:

@@ -8,9 +8,9 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from scipy.stats import ttest_ind
+from scipy.stats import ttest_ind, ttest_rel
 
 from aorta.analysis.account import (
     BUBBLE,
@@ -284,6 +284,13 @@ def test_settings_come_before_the_cause_and_labels_are_none() -> None:
     assert str(found.sentence).startswith("Configuration: parallel.overlap true -> false. Exposed allreduce")
 
 
+def test_of_unlike_work_the_parts_are_shown_and_no_cause_is_named() -> None:
+    found = compare_accounts(launches(STEP), launches({**STEP, SEND: 30.0}), unlike="None is named.")
+    assert (found.decided, found.causes, found.sentence) == (True, [], "None is named.")
+    assert not any(part.cause for part in found.parts)
+    assert sum(part.change_ms for part in found.parts) == pytest.approx(found.step.change_ms)
+
+
 def test_a_side_without_an_account_says_why() -> None:
     assert compare_accounts(launches(STEP), "host-bound").reason == "candidate: host-bound"
 
@@ -294,18 +301,39 @@ values = st.lists(st.integers(-10_000, 10_000).map(lambda value: value / 100), m
 
 
 @given(values, values)
-def test_the_interval_is_welch_s(before: list[float], after: list[float]) -> None:
-    expected = ttest_ind(after, before, equal_var=False)
-    interval, found = expected.confidence_interval(0.95), change_of((), before, after)
+def test_the_interval_is_that_of_turns_where_these_matter_else_welch_s(before: list[float], after: list[float]) -> None:
+    alike = np.corrcoef(before, after)[0, 1] if len(before) == len(after) else -1.0
+    assume(abs(alike) > 1e-6 and (alike < 0 or np.ptp(np.subtract(after, before)) > 1e-6))
+    expected = ttest_rel(after, before) if alike > 0 else ttest_ind(after, before, equal_var=False)
+    found, interval = change_of((), before, after), expected.confidence_interval(0.95)
     assert found.interval_ms == pytest.approx((interval.low, interval.high))
     assert found.p == pytest.approx(expected.pvalue, abs=1e-12)
     assert found.certain() == (expected.pvalue < 0.05)
 
 
+@pytest.mark.parametrize("shared", [0.0, 0.5, 0.9])
+def test_the_interval_holds_in_19_of_20_whatever_a_turn_has_in_common(shared: float) -> None:
+    draw = np.random.default_rng(0)
+    of_turn, own = draw.normal(0, shared**0.5, (3000, 1, 4)), draw.normal(0, (1 - shared) ** 0.5, (3000, 2, 4))
+    outside = sum(change_of((), *pair).certain() for pair in of_turn + own)
+    assert 0.035 < outside / 3000 < 0.08
+
+
+def test_what_the_machine_does_to_a_turn_hides_no_cause() -> None:
+    """The machine slows both launches of a turn, by half of the step and more."""
+    slow = [1.0, 2.4, 1.9, 1.5]
+    before, after = (
+        [account({words: ms * by + asleep_ms * (words == OPTIMIZER) for words, ms in STEP.items()}) for by in slow]
+        for asleep_ms in (0.0, 8.0)
+    )
+    turns = compare_accounts(before, after)
+    assert [said.split(" +")[0] for said in turns.causes] == ["optimizer"]
+    shuffled = compare_accounts(before, [after[at] for at in (1, 2, 3, 0)])
+    assert (shuffled.step.change_ms, shuffled.causes) == (turns.step.change_ms, [])
+
+
 @pytest.mark.parametrize(("of_launch", "of_part"), [(0.3, 0.15), (0.4, 0.05), (0.1, 0.3), (0.02, 0.03)])
-def test_equal_launches_have_a_cause_no_more_often_than_the_interval_of_the_step_is_wrong(
-    of_launch: float, of_part: float
-) -> None:
+def test_of_fifty_pairs_of_equal_launches_one_has_a_cause(of_launch: float, of_part: float) -> None:
     """Launches that differ as a whole, and parts that do; that launches take turns helps nobody here."""
     draw, pairs = np.random.default_rng(0), 300
 
@@ -313,13 +341,13 @@ def test_equal_launches_have_a_cause_no_more_often_than_the_interval_of_the_step
         factors = np.exp(draw.normal(0, of_launch, (4, 1)) + draw.normal(0, of_part, (4, len(STEP))))
         return [account({words: ms * by for (words, ms), by in zip(STEP.items(), row, strict=True)}) for row in factors]
 
-    assert sum(bool(compare_accounts(side(), side()).causes) for _ in range(pairs)) <= 0.05 * pairs
+    assert sum(bool(compare_accounts(side(), side()).causes) for _ in range(pairs)) <= 0.04 * pairs
 
 
 def test_what_is_certain_together_is_named_before_what_only_its_own_interval_shows() -> None:
     """The exposed all-reduce grew by more, in all likelihood; of the optimizer there is no doubt."""
     before, after = launches({**STEP, SEND: 30.0}), launches({**STEP, SEND: 45.0, OPTIMIZER: 21.0}, seed=1)
-    for each, by_ms in zip((*before, *after), (-7, 6, 0, 7, -6, 7, 6, -7), strict=True):
+    for each, by_ms in zip((*before, *after), (-7, 6, 0, 7, 7, -6, -7, 6), strict=True):
         for own in (each, each, *each.ranks.values()):
             own.leaves[SEND] += by_ms * STEPS * 10**6
             own.window_ns += by_ms * STEPS * 10**6

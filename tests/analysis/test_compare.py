@@ -10,11 +10,13 @@ import msgspec
 import pytest
 
 from aorta.analysis.aggregate import LabelledRun, aggregate
-from aorta.analysis.compare.run_comparison import changes_the_work, compare, compared_losses
+from aorta.analysis.compare.run_comparison import changes_the_work, compare, compared_losses, unlike_work
 from aorta.documents import as_json, known
 from aorta.documents.comparison import Comparison, FactDifference
 from aorta.read.locations import load_source
 from aorta.read.record import load_run
+from aorta.read.run import Run
+from aorta.records.schema import Collective
 from tests.analysis.builders import collective, header, metrics, step, write_manifest, write_rank
 from tests.read.kineto_files import ALLREDUCE, document, kernel
 
@@ -260,3 +262,50 @@ def test_nothing_is_better_or_worse_between_runs_of_different_work(tmp_path: Pat
 def test_a_world_size_that_a_trace_does_not_say_is_no_other_work() -> None:
     assert changes_the_work(FactDifference("header.world_size", 2, 4))
     assert not changes_the_work(FactDifference("header.world_size", 2, None))
+
+
+def program(folder: Path, label: str, *collectives: Collective, workload: str | None = None, **head: Any) -> Run:
+    """A recorded program of one's own: its configuration does not say what it computes."""
+    (folder := folder / label).mkdir()
+    for rank in range(2):
+        lines = [
+            step(rank, 2, number, overlap=metrics(20, 16, 8, 6), collectives=list(collectives)) for number in range(3)
+        ]
+        write_rank(folder, header(rank, 2, run_id=label, **{"parallel": "ddp"} | head), lines)
+    write_manifest(folder, {"workload": workload and {"name": workload}}, run_id=label)
+    return load_run(folder)
+
+
+BUCKETS = [collective(seq=seq, bytes=2_000_000) for seq in range(2)]
+HALVES = [collective(seq=seq, bytes=500_000, dtype="bfloat16") for seq in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("collectives", "unlike"),
+    [
+        (BUCKETS, False),
+        (HALVES, False),  # the same values in other buckets and of another type
+        ([*BUCKETS, collective(seq=2, bytes=4)], False),  # a loss besides
+        ([*BUCKETS, collective("allgather", seq=2, bytes=2_000_000)], False),  # nothing is reduced by it
+        (BUCKETS[:1], True),
+        ([*BUCKETS, *HALVES], True),
+        ([], False),  # nothing tells
+    ],
+)
+def test_programs_that_reduce_other_values_a_step_did_other_work(
+    tmp_path: Path, collectives: list[Collective], unlike: bool
+) -> None:
+    reference, candidate = program(tmp_path, "a", *BUCKETS), program(tmp_path, "b", *collectives)
+    said = unlike_work(reference, candidate)
+    assert (said is not None) == unlike
+    if said is not None:
+        assert "reduces 1000000 values over ranks in the reference" in said
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"parallel": "fsdp"}, {"workload": "mlp"}],
+    ids=["another strategy", "a configuration that says what was computed"],
+)
+def test_what_programs_reduce_tells_nothing_without_the_same_strategy(tmp_path: Path, changes: dict[str, Any]) -> None:
+    assert unlike_work(program(tmp_path, "a", *BUCKETS), program(tmp_path, "b", BUCKETS[0], **changes)) is None

@@ -130,9 +130,10 @@ class LaunchSet:
 
     @property
     def accounts(self) -> list[StepAccount] | str:
-        """The accounts of all launches, or why one has none."""
-        found = [launch.account for launch in self.launches if isinstance(launch.account, StepAccount)]
-        reasons = (f"{launch.path}: {launch.account}" for launch in self.launches if isinstance(launch.account, str))
+        """The accounts of all launches in the order in which they ran, or why one has none."""
+        by_time = sorted(self.launches, key=lambda launch: launch.span_ns or (0, 0))
+        found = [launch.account for launch in by_time if isinstance(launch.account, StepAccount)]
+        reasons = (f"{launch.path}: {launch.account}" for launch in by_time if isinstance(launch.account, str))
         return next(reasons, None) or found
 
     @property

@@ -47,6 +47,11 @@ _PRELOADED: Final = re.compile(r"[^\s:]*lib[nr]ccl[^\s:/-]*\.so[^\s:/]*")
 (libnccl-net.so)."""
 _MUST_AGREE: Final = ("dtype", "precision", "batch_size", "gradient_accumulation", "sequence_length")
 """Configuration keys that change what is computed, wherever they occur."""
+WORK: Final = "work"
+"""What `--allow-unlike` is given where programs are unlike by what they communicate."""
+_REDUCE: Final = ("allreduce", "reducescatter")
+_SAME_WORK: Final = 0.01
+"""Of the values that a step reduces: losses, norms and counts are reduced too, in some steps and not in others."""
 UNNOTICED: Final = "different configurations would not be noticed"
 NOT_USED: Final = "no such communication in this run"
 """Why a side has no value of a kind of collective that only the other issued."""
@@ -248,6 +253,42 @@ def changes_the_work(difference: FactDifference) -> bool:
         return None not in (difference.reference, difference.candidate)  # a trace may not say it
     leaf = key.rpartition(".")[2]
     return key.startswith("config.workload") or any(word in leaf for word in _MUST_AGREE)
+
+
+def unlike_work(reference: Run, candidate: Run) -> str | None:
+    """Return that two programs did not do the same work, by what they communicate: a strategy reduces as many values a
+    step as its model has parameters, in buckets of whatever number and type. None where nothing tells: of two
+    strategies, of none, or where the configuration says what was computed (`changes_the_work`).
+    """
+    runs = reference, candidate
+    if len(strategies := {run.source.parallel for run in runs}) > 1 or strategies & {None, "none"}:
+        return None
+    if reference.source.world_size != candidate.source.world_size or any(
+        config_of(run.manifest).get("workload") is not None for run in runs
+    ):
+        return None
+    left, right = map(_reduced_values, runs)
+    if left is None or right is None or abs(left - right) <= _SAME_WORK * max(left, right):
+        return None
+    counts = [TEXT.count(round(each), "value") for each in (left, right)]
+    return (
+        f"None is named, as the programs did not do the same work: a step reduces {counts[0]} over ranks in the "
+        f"reference, {counts[1]} in the candidate (--allow-unlike {WORK} names it all the same)."
+    )
+
+
+def _reduced_values(run: Run) -> float | None:
+    """Return how many values a rank reduces over ranks a step; None where it reduces none, or a size or type is not
+    known.
+    """
+    rows, used = run.collectives, run.steps.used
+    values = []
+    for name in rows.names:
+        bits = re.search(r"\d+", name.dtype or "")  # float32, bfloat16, float8_e4m3fn
+        known = np.nan if bits is None or name.bytes < 0 else name.bytes * 8 / int(bits[0])
+        values.append(known if name.kind in _REDUCE else 0.0)
+    total = float(np.array(values or [0.0])[rows.name[used[rows.step]]].sum())
+    return total / int(used.sum()) if total > 0 else None
 
 
 def not_alike(key: str, reference: object, candidate: object) -> str:
