@@ -11,11 +11,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from aorta.analysis.compare import launch_comparison
 from aorta.analysis.compare.launch_comparison import judged
 from aorta.analysis.compare.launch_set import Launch, LaunchSet
 from aorta.analysis.compare.run_comparison import pairs
 from aorta.analysis.compare.verdict import NOT_TESTED, Rules
-from aorta.documents.comparison import ComparedMetric, Comparison, Effect, LaunchTest
+from aorta.documents import known
+from aorta.documents.comparison import ComparedMetric, Comparison, Effect, LaunchOrderFacts, LaunchTest
 from aorta.documents.formatting import PAGE
 from aorta.documents.statistics import describe
 from aorta.report.command import overlap_report
@@ -162,3 +164,23 @@ def test_a_plan_has_a_page_with_every_candidate_its_interval_and_its_account(
     html = (output / "report.html").read_text()
     assert len(re.findall('<div class="bar-row"', html)) == 5  # the reference and four candidates
     assert len(html) < 200_000, "no chart of this page needs Bokeh"
+
+
+def test_candidates_whose_launches_took_no_turns_have_no_account(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = LaunchOrderFacts(
+        comparable=False,
+        sequence="RRRRRRCCCCCC",
+        drift_inflation=3.0,
+        largest_inflation=1.5,
+        assume_no_drift=False,
+        reason="the launches of the two sides did not take turns",
+    )
+    monkeypatch.setattr(launch_comparison, "launch_order", lambda *_sides, assume_no_drift: order)
+    folder = plan(tmp_path / "plan")
+    judged_anyway = Candidates.read(folder, Rules(assume_no_drift=True)).judged
+    assert all(each.account.parts for each in judged_anyway.values())
+    withheld = Candidates.read(folder, Rules()).judged
+    assert set(withheld) == set(judged_anyway)
+    assert not any(known(each.account) for each in withheld.values())
