@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from aorta.analysis.account import StepAccount
 from aorta.analysis.compare.launch_comparison import refuse_unlike
 from aorta.analysis.compare.launch_set import Launch, LaunchSet
 from aorta.analysis.compare.run_comparison import LIBRARY
@@ -335,3 +336,13 @@ def test_the_folder_of_an_ab_is_compared_side_against_side(tmp_path: Path, monke
         assert overlap_report([named, "--no-html"]) == 0
         found = strict_json(tmp_path / "reports" / "mine" / "summary.json")["comparison"]
         assert (found["reference"], found["candidate"]) == ("reference", "candidate")
+
+
+def test_accounts_are_in_the_order_in_which_launches_ran() -> None:
+    made = [
+        Launch(Path(str(at)), str(at), {}, {}, (), span_ns=(10 - at, 20), account=StepAccount(rank_steps=at))
+        for at in range(3)
+    ]
+    found = LaunchSet(Path(), tuple(made), []).accounts
+    assert isinstance(found, list)
+    assert [each.rank_steps for each in found] == [2, 1, 0]
