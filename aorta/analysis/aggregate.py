@@ -22,11 +22,19 @@ import numpy.typing as npt
 from aorta.analysis.collective_metrics import CollectiveMetrics, collective_metrics, with_open_starts
 from aorta.analysis.dataframes import STEP_MS, metric_names, null_reasons, step_column
 from aorta.analysis.devices import DeviceSamples, devices_entry, samples_of
-from aorta.analysis.pace import MOST_UNDECIDED, Pace, cutoff_entry
+from aorta.analysis.pace import MOST_UNDECIDED, OF_EVERY_STEP, Pace, cutoff_entry
 from aorta.documents import ABSENT
-from aorta.documents.dataset import DatasetEntry, Ends, PhaseTimes, SourceFacts, Statistics, StepCounts
+from aorta.documents.dataset import (
+    DatasetEntry,
+    Ends,
+    PhaseTimes,
+    SamplingFacts,
+    SourceFacts,
+    Statistics,
+    StepCounts,
+)
 from aorta.documents.metrics import HOST_BOUND, JOB_STEP, RATIO_PARTS, in_order
-from aorta.documents.statistics import describe, unknown
+from aorta.documents.statistics import describe, median_interval, unknown
 from aorta.read.frames import PHASES, Bools, Floats, Ints, Steps
 from aorta.read.run import Run
 from aorta.records.schema import Phase
@@ -94,7 +102,7 @@ class LabelledRun:
         """Return a metric over the rank-steps that aggregates include; all NaN where it is not described over them."""
         values = np.asarray(self.column(name), np.float64)
         basis = self.pace.basis(name)
-        own = basis.source is not None and np.array_equal(basis.chosen, self.used)
+        own = basis.source is not None and bool(basis.chosen[self.used].all())
         return values if own else np.full_like(values, np.nan)
 
     def described(self, name: str, column: str | None = None) -> npt.NDArray[Any]:
@@ -112,15 +120,16 @@ class LabelledRun:
         return found if basis.source == "marks" else with_open_starts(found)
 
 
-def job_steps(dataset: LabelledRun, ranks: Collection[int]) -> tuple[Floats, Ints]:
+def job_steps(dataset: LabelledRun, ranks: Collection[int], *, observed: bool = False) -> tuple[Floats, Ints]:
     """Return job step times in ms and their global steps, ascending: the maximum over `ranks`, for the steps that all
-    of them have and whose windows are known.
+    of them have and whose windows are known. `observed`: without those that were passed over.
     """
-    chosen = np.isin(dataset.column("rank"), list(ranks))
-    steps, index, count = np.unique(dataset.column("global_step")[chosen], return_inverse=True, return_counts=True)
+    run = dataset.run
+    chosen = (dataset.used if observed else run.steps.timed) & np.isin(step_column(run, "rank"), list(ranks))
+    steps, index, count = np.unique(run.steps.global_step[chosen], return_inverse=True, return_counts=True)
     times_ms = np.zeros(len(steps))
     with np.errstate(invalid="ignore"):  # NaN, where a window is not known, stays
-        np.maximum.at(times_ms, index, dataset.column(STEP_MS)[chosen])
+        np.maximum.at(times_ms, index, step_column(run, STEP_MS)[chosen])
     everywhere = (count == len(ranks)) & ~np.isnan(times_ms)
     return times_ms[everywhere], steps[everywhere]
 
@@ -156,6 +165,8 @@ def step_entry(dataset: LabelledRun) -> DatasetEntry:
         devices=devices,
         what_if=ABSENT,
     )
+    if run.steps.sampled:
+        entry.sampling = _sampling(dataset)
     if not entry.count:
         entry.reason = NOTHING_USED if len(dataset.used) else NOTHING_RECORDED
         return entry
@@ -178,9 +189,24 @@ def step_entry(dataset: LabelledRun) -> DatasetEntry:
     return entry
 
 
+def _sampling(dataset: LabelledRun) -> SamplingFacts:
+    run, timed = dataset.run, dataset.run.steps.timed
+    drawn = timed & (run.steps.drawn > 0)
+    own_ms, step_ms = (np.asarray(step_column(run, name), np.float64)[timed] for name in ("aorta_ms", STEP_MS))
+    known = ~(np.isnan(own_ms) | np.isnan(step_ms))
+    return SamplingFacts(
+        asked=str(run.source.every),
+        every=int(run.steps.drawn[drawn].max()) if drawn.any() else None,
+        steps_drawn=len(np.unique(run.steps.global_step[drawn & dataset.used])),
+        steps=len(np.unique(run.steps.global_step[timed])),
+        known_share=float(own_ms[known].sum() / step_ms[known].sum()) if known.any() else None,
+    )
+
+
 def _counts(dataset: LabelledRun) -> StepCounts:
     read, used = len(dataset.used), int(dataset.used.sum())
     warm = int(np.count_nonzero(dataset.run.steps.warmup))
+    not_drawn = int(np.count_nonzero(dataset.run.steps.timed & ~dataset.used))
     ranks = dataset.run.ranks.values()
     isolated = Counter(PHASES[code] for tables in ranks for code in tables.isolated.phase.tolist())
     stated = {steps for tables in ranks if (steps := tables.source.warmup_steps) is not None}
@@ -195,7 +221,8 @@ def _counts(dataset: LabelledRun) -> StepCounts:
         rank_steps_read=read,
         rank_steps_used=used,
         rank_steps_left_out_as_warmup=warm,
-        rank_steps_left_out_as_calibration=read - used - warm,
+        rank_steps_left_out_as_calibration=read - used - warm - not_drawn,
+        rank_steps_not_drawn=not_drawn,
         global_steps_used=len(dataset.global_steps),
         ranks_used=int((np.unique(dataset.column("rank")) >= 0).sum()),
         isolated_rank_steps=dict(sorted(isolated.items())),
@@ -235,7 +262,12 @@ def _described(dataset: LabelledRun, name: str, *, by_rank: bool) -> Statistics:
         entry.nulls = int(basis.chosen.sum())
     else:
         reasons = null_reasons(dataset.run, name, basis.chosen)
-        entry = describe(dataset.described(name), dataset.described(name, "rank") if by_rank else None, reasons)
+        values = dataset.described(name)
+        entry = describe(values, dataset.described(name, "rank") if by_rank else None, reasons)
+        if dataset.run.steps.sampled and name not in OF_EVERY_STEP:
+            known = ~np.isnan(values)
+            ends = median_interval(values[known], dataset.described(name, "global_step")[known])
+            entry.interval = None if ends is None else Ends(*ends)
     if basis.source is None or dataset.pace.known:
         entry.source, entry.bounds = basis.source, None if basis.bounds is None else Ends(*basis.bounds)
     return entry

@@ -212,6 +212,17 @@ def cautions(entry: DatasetEntry) -> list[str]:
     return found
 
 
+def sampling_line(entry: DatasetEntry) -> str | None:
+    """Return which steps were observed; None where all were."""
+    found = known(entry.sampling)
+    if found is None:
+        return None
+    if found.every is None:
+        return f"none of {TEXT.count(found.steps, 'step')} observed (instrument.every={found.asked})"
+    which = f"1 in {found.every} steps observed at random" if found.every > 1 else "every step observed"
+    return f"{which}: {found.steps_drawn} of {found.steps}"
+
+
 def cutoff_line(entry: DatasetEntry) -> str | None:
     """Return the stall cut-off as a line of a report; None where none applies."""
     found = known(entry.stall_cutoff)

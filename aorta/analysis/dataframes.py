@@ -35,7 +35,7 @@ from aorta.read.matching import (
     matched_pieces,
 )
 from aorta.read.run import Run
-from aorta.timeline.overlap import NS_PER_MS
+from aorta.timeline.overlap import NOT_SAMPLED, NS_PER_MS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -47,6 +47,7 @@ STEP_COLUMNS = (
     "global_step",
     "warmup",
     "by_kernels",
+    "drawn",
     *LOSSES,
     "start_mono_ns",
     "end_mono_ns",
@@ -64,7 +65,8 @@ def steps_frame(run: Run, columns: Sequence[str] | None = None) -> pd.DataFrame:
 
     Columns: `STEP_COLUMNS`, `step_ms` (start to end, milliseconds), `RATIO_BOUNDS` and one per metric of the record.
     Times in nanoseconds are int64 (W14); null is NaN. Steps with `by_kernels` are those of a calibration, measured by
-    the profiler's kernels and slowed by it: not to be pooled with the others (W29).
+    the profiler's kernels and slowed by it: not to be pooled with the others (W29). With `instrument.every` those to
+    pool have the largest `drawn`; it is 0 in those that were not drawn.
 
     Args:
         columns: only these, for runs too large for all of them (8 bytes per column and rank-step).
@@ -105,6 +107,11 @@ def null_reasons(run: Run, name: str, chosen: Bools | None = None) -> Counter[st
     others: tuple[str, ...] = KINDS_KNOWN if name in KIND_METRICS else KINDS_KNOWN[:1] if name != "loss" else ()
     others = others if made is None else made.parts
     null = np.isnan(steps.column(name)) & (steps.used if chosen is None else chosen)
+    if steps.coverages:  # the lines of steps that were passed over name no metric
+        passed_over = np.array([each.reason == NOT_SAMPLED for each in steps.coverages] + [False])[steps.coverage]
+        if count := int((null & passed_over).sum()):
+            reasons[NOT_SAMPLED] = count
+        null &= ~passed_over
     found, first, counts = np.unique(steps.reason[null], return_index=True, return_counts=True)
     for index in np.argsort(first):
         said = steps.reasons[found[index]]

@@ -25,7 +25,7 @@ import numpy as np
 from aorta.documents.dataset import CalibrationFacts, CutoffFacts, MeasuredFrom, PaceFacts
 from aorta.documents.metrics import HOST_BOUND, HOST_LEAD, MADE_OF_OTHERS, UNDECIDED, metric_named
 from aorta.documents.statistics import median_or_none
-from aorta.read.frames import Bools
+from aorta.read.frames import LOSSES, Bools
 from aorta.read.run import HOST_TIMER, Run
 from aorta.records.schema import STALL_CUTOFF_NS, Calibration
 from aorta.timeline.overlap import AGREEMENT
@@ -37,6 +37,8 @@ DRAWN: Final = (
     "host-bound: computation is drawn as the blocks' ranges, in which the device may have waited for launches"
 )
 ONE_RANK: Final = "one rank: it has no other rank to communicate with, so there is nothing to hide"
+OF_EVERY_STEP: Final = frozenset({"window_ms", "aorta_ms", *LOSSES})
+"""Known of steps that are not observed, too."""
 _DECIDES: Final = ("overlap_ratio", "compute_ms")
 """Where marks leave one of these open, the host sets the pace."""
 
@@ -73,6 +75,8 @@ class Pace:
 
     def _basis(self, name: str) -> Basis:
         steps, used = self._run.steps, self._run.steps.used
+        if name in OF_EVERY_STEP and steps.sampled:
+            return Basis("marks", steps.timed)
         # A trace by itself may be one rank of many that it does not name: only a record says that it is alone.
         if self._run.health.is_alone and metric_named(name).rests_on == "compute of peers":
             return Basis(None, used, None, ONE_RANK)

@@ -203,11 +203,14 @@ class Instrument:
     stall_cutoff_us: float | None = None
     # steps after warm-up that torch.profiler measures too: auto (3 on an accelerator), off or a number
     calibration: str = "auto"
+    # one of so many steps is observed, drawn at random; auto: AORTA's own work takes 0.1 % of the time at most
+    every: str = "1"
 
 
 CALIBRATION_STEPS = 3
 """Default steps of a calibration window: a single one could be a straggler's, and the profiler slows all of them."""
 _MOST_CALIBRATED = 100
+_LARGEST_BLOCK = 1_000_000
 
 
 def calibration_steps(setting: str, *, on_device: bool) -> int:
@@ -218,6 +221,17 @@ def calibration_steps(setting: str, *, on_device: bool) -> int:
         raise ConfigError(
             f"instrument.calibration={setting}: must be auto, off, or a number of steps from 1 to {_MOST_CALIBRATED}"
         )
+    return int(setting)
+
+
+def observed_every(setting: str) -> int | None:
+    """Return of how many steps one is observed, None for `auto`; raises ConfigError where `instrument.every` is not
+    allowed.
+    """
+    if setting == "auto":
+        return None
+    if not (setting.isascii() and setting.isdigit() and 1 <= int(setting) <= _LARGEST_BLOCK):
+        raise ConfigError(f"instrument.every={setting}: must be auto, or a number of steps from 1 to {_LARGEST_BLOCK}")
     return int(setting)
 
 

@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from aorta.config.fabric import emulated_ranks, fabric_rules
-from aorta.config.loop import calibration_steps, fault_rules, number_rules
+from aorta.config.loop import calibration_steps, fault_rules, number_rules, observed_every
 from aorta.config.parallel import PP, data_parallel_size, mesh_rules, parallel_rules
 from aorta.config.profiling import REMOVED, profiling_notes, profiling_rules
 from aorta.config.schema import NAMES, SECTIONS, Config, Mode, Rpc
@@ -220,6 +220,7 @@ def _broken_rules(config: Config, world_size: int, processes: int) -> Iterator[s
     yield from profiling_rules(config.profiling, processes)
     try:
         calibration_steps(instrument.calibration, on_device=True)
+        observed_every(instrument.every)
     except ConfigError as error:
         yield str(error)
     if instrument.dedicated_async and instrument.mode is not Mode.dedicated:

@@ -41,7 +41,8 @@ class Statistics(msgspec.Struct, kw_only=True):
 
     `value` is what a report shows and a comparison compares: the median, or `over_all` where the steps are too few for
     it. Without values it is null for a `reason`, and `bounds` has what is known. `phase_times` are those from which
-    `overlap_efficiency` is computed.
+    `overlap_efficiency` is computed. `interval`: where steps are drawn, what holds the median over all steps at 95 %;
+    null of fewer than `MEDIAN_STEPS` steps.
     """
 
     value: float | None
@@ -60,6 +61,7 @@ class Statistics(msgspec.Struct, kw_only=True):
     rank_spread_reason: str | None = ABSENT
     source: MeasuredFrom | None = ABSENT
     bounds: Ends | None = ABSENT
+    interval: Ends | None = ABSENT
     ratio_of_sums: float | None = ABSENT
     ratio_of_sums_reason: str | None = ABSENT
     phase_times: PhaseTimes = ABSENT
@@ -214,6 +216,7 @@ class StepCounts(msgspec.Struct):
     """How many steps were read, and how many of them count.
 
     Attributes:
+        rank_steps_not_drawn: passed over, or observed for another reason (`instrument.every`).
         ranks_used: known ranks with a step that counts.
         unclear_rank_steps: why it is not clear where a step begins or ends -> rank-steps used; the most first.
     """
@@ -222,11 +225,29 @@ class StepCounts(msgspec.Struct):
     rank_steps_used: int
     rank_steps_left_out_as_warmup: int
     rank_steps_left_out_as_calibration: int
+    rank_steps_not_drawn: int
     global_steps_used: int
     ranks_used: int
     isolated_rank_steps: dict[str, int]
     unclear_rank_steps: dict[str, int]
     warmup_rule: str
+
+
+class SamplingFacts(msgspec.Struct):
+    """Which steps were observed, where not all of them were (`instrument.every`). Steps after warm-up.
+
+    Attributes:
+        asked: `instrument.every` as it was given.
+        every: one of so many steps was drawn at random; null where none was.
+        steps_drawn, steps: how many, of how many global steps.
+        known_share: AORTA's own time over the time of all of these steps; null where it is not known.
+    """
+
+    asked: str
+    every: int | None
+    steps_drawn: int
+    steps: int
+    known_share: float | None
 
 
 class DeviceValue(msgspec.Struct):
@@ -535,6 +556,7 @@ class DatasetEntry(msgspec.Struct, kw_only=True):
     source: SourceFacts
     health: Health
     steps: StepCounts
+    sampling: SamplingFacts = ABSENT
     devices: DeviceFacts
     stall_cutoff: CutoffFacts | None = ABSENT
     pace: PaceFacts | None = ABSENT

@@ -8,13 +8,14 @@ exact.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from aorta.documents.dataset import Statistics
+from aorta.documents.dataset import MEDIAN_STEPS, Statistics
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 
@@ -92,6 +93,38 @@ def numbers_of(parts: Sequence[Floats]) -> tuple[int, Floats | None]:
         return 0, None
     p5, median, p95 = np.percentile(values, PERCENTILES, method="linear")
     return len(values), np.array([median, p5, p95, values.mean(), values.min(), values.max()])
+
+
+def median_interval(values: Floats, steps: npt.NDArray[np.int64]) -> tuple[float, float] | None:
+    """Return a 95 % interval for the median over all steps, of steps that were drawn at random, one of each block; None
+    of fewer than `MEDIAN_STEPS`.
+
+    By order statistics, without a distribution: of n drawn steps, Binomial(n, 1/2) lie below the median. Drawn of
+    blocks, their number scatters less than that (Hoeffding 1956, "On the distribution of the number of successes in
+    independent trials"): a drift does no harm. Ranks of a step are not independent: n counts steps, and the interval
+    ends at quantiles of all values (Woodruff 1952).
+
+    Args:
+        values: one per rank-step, none NaN.
+        steps: the global step of each value.
+    """
+    count = len(np.unique(steps))
+    if count < MEDIAN_STEPS:
+        return None
+    k = _below(count)
+    ordered = np.sort(values)
+    low = (k - 1) * len(ordered) // count  # the k-th smallest step's first value
+    return float(ordered[low]), float(ordered[len(ordered) - 1 - low])
+
+
+def _below(count: int) -> int:
+    """Return the largest k with P(Binomial(count, 1/2) < k) of at most 2.5 %, at least 1."""
+    if count > 1000:  # the normal approximation, with its correction for continuity
+        return int(count / 2 + 0.5 - 1.96 * math.sqrt(count) / 2)
+    total, k = 0, 0
+    while (total := total + math.comb(count, k)) <= 0.025 * 2**count:
+        k += 1
+    return max(k, 1)
 
 
 POOL: Final = 200

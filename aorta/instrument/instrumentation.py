@@ -195,11 +195,12 @@ class Instrumentation:
         self.recorder.catch_up()  # steps observed so far are written now, unobserved ones after them
         self._uninstall()
         self.recorder.unseen = Unseen("the instrument was paused: nothing was looked at", compute=True)
+        sampler, self.recorder.sampler = self.recorder.sampler, None
         try:
             yield
         finally:
             self.recorder.catch_up()
-            self.recorder.unseen = None
+            self.recorder.unseen, self.recorder.sampler = None, sampler
             self._install()
 
     @contextmanager

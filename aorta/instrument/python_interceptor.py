@@ -154,13 +154,11 @@ class PythonInterceptor:
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
-    def begin(self, *, continues: bool = False) -> tuple[int, int]:
-        """Begin a step; returns how many collectives since the last one belong to none, 0 where it `continues` that,
-        and how many rows stand before it.
-        """
-        self.ranges.begin()
+    def begin(self, *, continues: bool = False, observed: bool = True) -> tuple[int, int]:
+        """As `NativeInterceptor.begin`."""
+        self.ranges.begin(observed=observed)
         with self._lock:
-            self._open, self._thread = True, threading.get_ident()
+            self._open, self._thread = observed, threading.get_ident()
             return 0 if continues else self._taken(), self.rows.count()
 
     def end(self) -> tuple[int, Sequence[int]]:

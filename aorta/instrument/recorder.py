@@ -17,12 +17,13 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import torch
 
 from aorta.errors import RecordWriteError
 from aorta.instrument.event_clock import Mark
+from aorta.instrument.sampling import PASSED, Sampler
 from aorta.instrument.user_marks import MOST_PER_STEP, UserMarks
 from aorta.records import ring_file as rf
 from aorta.records.ring_file import RingFile
@@ -30,7 +31,7 @@ from aorta.records.ring_steps import MOST, RingSteps
 from aorta.records.schema import Step
 from aorta.records.step_line import StepFacts
 from aorta.records.window_kernels import WindowKernels
-from aorta.timeline.overlap import NO_COPIES, Unseen
+from aorta.timeline.overlap import NO_COPIES, NOT_SAMPLED, Unseen
 
 if TYPE_CHECKING:  # its events are part of the steps
     from aorta.instrument.native.native_interceptor import NativeInterceptor
@@ -41,8 +42,12 @@ FINISH_GRACE_S = 2.0
 LOOK_AFTER_S = 5.0
 """After so long lines are made of the steps that there are. Of many together each costs a fraction of one alone, and a
 kill loses none."""
+NOWHERE = -1
+"""Row of a span that is not recorded."""
 ELSEWHERE_WITHIN_S = 10.0
 """A process that has read none of the rows for so long does not make lines of them."""
+_PASSED_OVER: Final = Unseen(NOT_SAMPLED, compute=True)
+_NOT_COUNTED: Final[tuple[dict[int, int | None], tuple[int, int]]] = {}, (0, 0)
 _log = logging.getLogger(__name__)
 _bits = struct.Struct("<d").pack
 _signed = struct.Struct("<q").unpack
@@ -126,12 +131,13 @@ class _Span:
         if self._arguments[0] == rf.AUX:
             recorder.last_aux = self
         self._before = recorder.progress.enter(self.name)
-        self._index = recorder.begin_span(*self._arguments)
+        self._index = NOWHERE if recorder.passes_over else recorder.begin_span(*self._arguments)
         recorder.own.marks_ns += time.perf_counter_ns() - began_ns
 
     def __exit__(self, kind: type[BaseException] | None, *_how: object) -> None:
         recorder, began_ns = self._recorder, time.perf_counter_ns()
-        recorder.end_span(self._index)
+        if self._index != NOWHERE:
+            recorder.end_span(self._index)
         self.ended = True
         if kind is None and self._restores:  # after an error the phase stays, for whoever asks where it happened
             recorder.progress.enter(self._before)
@@ -149,6 +155,8 @@ class Recorder:
 
     Attributes:
         unseen: why steps that begin now are not observed; None when they are.
+        sampler: chooses the training steps that are observed; None: all are.
+        passes_over: the newest step is not observed, as it was not drawn.
         no_copies: why the copies of steps that begin now are not looked at; None when they are.
         kernels: of the window that steps which begin now are part of; None: of none. Its steps are read once it knows
             them, and so are those behind them.
@@ -169,6 +177,8 @@ class Recorder:
     ) -> None:
         self.progress = ring.progress
         self.unseen: Unseen | None = None
+        self.sampler: Sampler | None = None
+        self.passes_over = False
         self.no_copies: str | None = NO_COPIES
         self.user_marks = UserMarks()
         self.kernels: WindowKernels | None = None
@@ -222,15 +232,21 @@ class Recorder:
             self.own.marks_ns = 0
             self._forget_caller()
         self.progress.begin_step(facts.global_step)
-        dropped, first = self._interceptor.begin(continues=continues)
+        drawn, came_from_passed = self._draw(facts), self.passes_over
+        self.passes_over = drawn == PASSED
+        # What was issued behind a step that was passed over is not known.
+        continues = continues and not (came_from_passed and not self.passes_over)
+        dropped, first = self._interceptor.begin(continues=continues, observed=not self.passes_over)
         self.outside += dropped
         self._thread, self._is_open, self._between, self.last_aux = threading.get_ident(), True, False, None
         at_ns, numbers = self._moment_ns(), facts.epoch << 32 | facts.step
         if continues:
             first, self._before = self._behind, self._counted
-        else:
+        elif not self.passes_over:
             self._before = self._issued_so_far()
         unseen, flags = self.unseen, rf.STEP_PHASES.index(facts.phase) << rf.PHASE_SHIFT
+        if self.passes_over:
+            unseen = _PASSED_OVER
         flags |= (
             facts.warmup * rf.WARMUP | continues * rf.CONTINUES | (unseen is not None and unseen.compute) * rf.BLIND
         )
@@ -238,18 +254,26 @@ class Recorder:
         self._step = self._append(rf.STEP, flags, why, at_ns, 0, facts.global_step, 0, first, numbers)
         if facts.lr is not None:
             self._value(rf.LR, facts.lr)
+        if drawn is not None and not self.passes_over:
+            self._append(rf.NOTE, rf.DRAWN, 0, drawn, 0, 0, 0, 0, self._step)
         self._outside, self.outside = self.outside, 0
         self.own.marks_ns += time.perf_counter_ns() - began_ns
+
+    def _draw(self, facts: StepFacts) -> int | None:
+        """Return what `Sampler.draw` says of a step; None where it is not asked."""
+        if self.sampler is None or facts.phase != "train":
+            return None
+        return self.sampler.draw(facts.global_step, always=self.kernels is not None)
 
     def end(self) -> None:
         """End the open step. What is issued from now on is part of the next one, where that continues it."""
         began_ns = time.perf_counter_ns()
         self._behind, compiled_ns = self._interceptor.end()
-        after, ahead = self._counted = self._issued_so_far()
+        self._counted = _NOT_COUNTED if self.passes_over else self._issued_so_far()
+        (before, ahead_before), (after, ahead) = self._before, self._counted
         self.progress.end_step()
         self._append_ranges()
-        before, ahead_before = self._before
-        issued: int | None = 0
+        issued: int | None = None if self.passes_over else 0
         for group, count in after.items():
             base = before.get(group, 0)
             issued = None if count is None or base is None or issued is None else issued + count - base
@@ -269,6 +293,8 @@ class Recorder:
             _packed(ahead),
         )
         self._close_step(began_ns)
+        if self.sampler is not None:
+            self.sampler.took(own_ns, observed=not self.passes_over)
         self._between, self._outside, self.own.marks_ns = True, 0, 0
         self._ended += 1
         self._unread += 1
@@ -355,7 +381,7 @@ class Recorder:
 
     def computes(self, block: str, phase: str) -> AbstractContextManager[None]:
         """Return a `with` block in which a block computes. Steps that are not observed have no such ranges."""
-        if self.unseen is not None:  # with the instrument off nothing is recorded
+        if self.unseen is not None or self.passes_over:  # with the instrument off nothing is recorded
             return nullcontext()
         return _Span(self, block, rf.COMPUTE, self._ring.text(block), self._ring.text(phase))
 

@@ -48,12 +48,13 @@ class RowRanges:
         # Of the open step: the rows of passes that are open, by the number of the block.
         self._forward: dict[int, list[int]] = {}
         self._backward: dict[int, int] = {}
-        self._open = False
+        self._open, self._looks = False, True
         self._asked_in: int | None = None
 
-    def begin(self) -> None:
+    def begin(self, *, observed: bool = True) -> None:
         """Begin a step: what was open is forgotten."""
-        self._record(open_=True)
+        self._looks = observed
+        self._record(open_=observed)
 
     def end(self) -> None:
         """Record nothing until the next step begins."""
@@ -86,6 +87,8 @@ class RowRanges:
                     self._backward[number] = self._opened(listed, rf.BACKWARD)
 
         def before_forward(_module: nn.Module, args: Any, kwargs: Any) -> None:
+            if not self._looks:
+                return
             inputs = needing_gradient(args)
             if kwargs:
                 inputs += needing_gradient(kwargs)
@@ -98,6 +101,8 @@ class RowRanges:
                     self._forward.setdefault(number, []).append(self._opened(listed, 0))
 
         def after_forward(_module: nn.Module, _args: Any, output: Any) -> None:
+            if not self._looks:
+                return
             with self._lock:
                 if passes := self._forward.get(number):
                     self._rows.end_span(passes.pop())
@@ -115,7 +120,7 @@ class RowRanges:
         """
 
         def after_forward(_module: nn.Module, _args: Any, output: Any) -> None:
-            for tensor in needing_gradient(output):
+            for tensor in needing_gradient(output) if self._looks else ():
                 tensor.register_hook(self._gradient_came)  # type: ignore[no-untyped-call]
 
         # Before FSDP's own hook: hooks of a tensor run in the order of registration, and FSDP queues its callback

@@ -151,8 +151,10 @@ class Steps(Frame):
         epoch, step: None where the source does not have them.
         phase: index into `PHASES`.
         by_kernels: measured by the profiler's kernels (a calibration).
-        used: whether aggregates are made of it: after warm-up, and not slowed by the profiler of a calibration; where a
-            rank has no other steps, those of the calibration.
+        drawn: as one of how many steps it was drawn to be observed, 1 where each is; 0 where it was not drawn: it was
+            passed over, or observed for another reason (`instrument.every`).
+        used: whether aggregates are made of it: after warm-up, drawn, and not slowed by the profiler of a calibration;
+            where a rank has no other steps, those of the calibration.
         reason: index into `reasons`, each of which says why metrics of a step are null.
         coverage: index into `coverages`; `UNKNOWN` where the source does not count what was issued.
         losses: name -> value.
@@ -172,6 +174,7 @@ class Steps(Frame):
     coverage: Codes = column(np.int32, default=None)
     phase: npt.NDArray[np.int8] = column(np.int8, default=None)
     by_kernels: Bools = column(np.bool_, default=None)
+    drawn: Ints = column(np.int64, default=None)
     used: Bools = column(np.bool_, default=None)
     epoch: Ints | None = column(np.int64, default=None)
     step: Ints | None = column(np.int64, default=None)
@@ -182,13 +185,15 @@ class Steps(Frame):
     bounds: Mapping[str, tuple[Floats, Floats]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, value in (("coverage", UNKNOWN), ("phase", 0), ("by_kernels", False)):
+        for name, value in (("coverage", UNKNOWN), ("phase", 0), ("by_kernels", False), ("drawn", 1)):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, np.full(len(self.global_step), value, declared(Steps)[name]))
         missing: Any = self.used
         if missing is None:
-            own = ~self.warmup & ~self.by_kernels
-            object.__setattr__(self, "used", own if own.any() else ~self.warmup)
+            timed = self.timed
+            # `auto` observes each step before it chooses: of its blocks alone the steps are alike likely.
+            observed = timed & (self.drawn > 0) & (self.drawn == self.drawn.max(initial=0))
+            object.__setattr__(self, "used", observed if observed.any() else timed)
         super().__post_init__()
 
     def take(self, rows: Rows) -> Self:
@@ -199,6 +204,19 @@ class Steps(Frame):
             metrics={name: values[rows] for name, values in self.metrics.items()},
             bounds={name: (low[rows], high[rows]) for name, (low, high) in self.bounds.items()},
         )
+
+    @property
+    def timed(self) -> Bools:
+        """Whether its length is one of training: what `used` says, of the steps that were passed over as well."""
+        if self.used is not None and (self.drawn == 1).all():
+            return self.used
+        own: Bools = ~self.warmup & ~self.by_kernels
+        return own if own.any() else ~self.warmup
+
+    @property
+    def sampled(self) -> bool:
+        """Whether steps were passed over."""
+        return bool((self.drawn[~self.warmup] != 1).any())
 
     @property
     def length_ns(self) -> Ints:

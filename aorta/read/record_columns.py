@@ -57,7 +57,7 @@ from aorta.records.record_file import (
 from aorta.records.schema import Calibration, Coverage, DeviceTelemetry, Footer, Header
 from aorta.timeline.arrays import ranges
 from aorta.timeline.classes import COMPUTE
-from aorta.timeline.overlap import DECIDED
+from aorta.timeline.overlap import DECIDED, NOT_SAMPLED
 
 FORMAT: Final = "aorta"
 """`Source.format` of AORTA's own records."""
@@ -65,7 +65,7 @@ _SCALARS: Final = (
     *("epoch", "step", "global_step", "warmup"),
     *("start_mono_ns", "end_mono_ns", "t_start_ns", "t_end_ns"),
 )
-_OF_STEPS: Final = (*_SCALARS, "reason", "coverage", "by_kernels", "line_offset", "collectives")
+_OF_STEPS: Final = (*_SCALARS, "reason", "coverage", "by_kernels", "drawn", "line_offset", "collectives")
 """Integers kept of each step; the last is how many it has."""
 _OF_ROWS: Final = ("name", "seq", "issue_ns", "start_ns", "end_ns", "backend_end_ns")
 BLOCK_STEPS: Final = 128
@@ -175,6 +175,8 @@ class _Phase:
             ends[name][:, step.astype(np.int64)] = low, high
         integers: dict[str, Ints] = dict(zip(_OF_STEPS, np.concatenate(self.integers, axis=1), strict=True))
         offsets, counts = integers.pop("line_offset"), integers.pop("collectives")
+        passed_over = [each.reason == NOT_SAMPLED for each in coverages.decoded]
+        integers["drawn"] = np.where(np.array(passed_over or [False])[integers["coverage"]], 0, integers["drawn"])
         steps = Steps(
             **{**integers, "warmup": integers["warmup"] != 0, "by_kernels": integers["by_kernels"] != 0},
             phase=np.concatenate(self.phases),
@@ -253,8 +255,9 @@ class _Record:
         for name, ends in left_open.items():
             phase.bounds.setdefault(name, array("d")).extend((phase.length + len(phase.lines), *ends))
         by_kernels = line.measured_by is not msgspec.UNSET
+        drawn = 1 if line.drawn is msgspec.UNSET else line.drawn
         rows = len(line.collectives) if trains else 0
-        phase.lines.append(((*_scalars_of(line), reason, coverage, by_kernels, offset, rows), names, line))
+        phase.lines.append(((*_scalars_of(line), reason, coverage, by_kernels, drawn, offset, rows), names, line))
         if trains:
             if has_ranges:
                 self.mark_lines.append(offset)
@@ -386,7 +389,7 @@ def _reconciled(steps: Steps, rows: Ints, footer: Footer | None) -> tuple[Steps,
     every = [*steps.coverages, Coverage(0, None, complete=True)]  # the last for `UNKNOWN`
     reasons: dict[str, list[int]] = {}
     for code, each in enumerate(every):
-        if not each.complete:
+        if not each.complete and each.reason != NOT_SAMPLED:
             why = each.reason or f"{each.seen} collectives seen, {each.issued} issued"
             reasons.setdefault(why, []).append(code)
     for why, codes in reasons.items():

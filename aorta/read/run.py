@@ -149,6 +149,7 @@ class Source:
         instrument_mode: how collectives were instrumented; for a trace, the tool.
         stall_cutoff: up to which length a CPU backend's call only handed a collective over; None where no call on the
             host stalls what computes, or nothing is said (records without it used `records.schema.STALL_CUTOFF_NS`).
+        every: of how many steps one was observed, as `instrument.every` was given.
         world_size: 0 where the source does not say it and no rank is known.
         emulated_ranks: how many ranks the only process stands for; None where every rank is a process.
         ending: how the process ended; None where the source has no end (a trace).
@@ -177,6 +178,7 @@ class Source:
     manifest_hash: str | None = None
     device_telemetry: DeviceTelemetry | None = None
     stall_cutoff: StallCutoff | None = None
+    every: str | None = None
     emulated_ranks: int | None = None
     ending: str | None = None
 

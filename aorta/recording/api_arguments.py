@@ -26,7 +26,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, ShardingStrategy
 from torch.nn.parallel import DistributedDataParallel
 
-from aorta.config.loop import calibration_steps
+from aorta.config.loop import calibration_steps, observed_every
 from aorta.config.resolve import LABEL, hash_of
 from aorta.config.schema import Clock, Devices, Loggers, Mode, Telemetry
 from aorta.config.schema import Instrument as InstrumentSettings
@@ -265,6 +265,7 @@ class RecordArguments:
     loggers: Sequence[str | Logger] = ()
     logger_interval: int = 1
     calibration: str = InstrumentSettings().calibration
+    every: str = InstrumentSettings().every
     step_end: str = "recording.step()"
 
     def __post_init__(self) -> None:
@@ -295,6 +296,7 @@ class RecordArguments:
                     "(not its class) with the methods of aorta.Logger"
                 )
         calibration_steps(self.calibration, on_device=True)
+        observed_every(self.every)
         try:
             json.dumps(self.config())
         except (TypeError, ValueError) as error:
@@ -311,6 +313,7 @@ class RecordArguments:
                 "mode": self.mode,
                 "stream_priority": self.stream_priority,
                 "calibration": self.calibration,
+                "every": self.every,
             },
             "telemetry": {
                 "steps_end_by": self.step_end,
@@ -346,7 +349,9 @@ class RecordArguments:
                 loggers=[Loggers[name] for name in self.named_loggers],
                 logger_interval=self.logger_interval,
             ),
-            InstrumentSettings(Mode(self.mode), self.stream_priority, native=True, calibration=self.calibration),
+            InstrumentSettings(
+                Mode(self.mode), self.stream_priority, native=True, calibration=self.calibration, every=self.every
+            ),
             backend=backend,
             parallel=self.parallel or "unknown",
             plan={"blocks": [name for name, _ in blocks], "parameters": sum(p.numel() for p in model.parameters())},

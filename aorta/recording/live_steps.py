@@ -319,7 +319,7 @@ class OverlapProgress(TutorialProgress):
             self._began_ns = step.t_end_ns
         passed_ns, left = step.t_end_ns - self._began_ns, self._stop - step.global_step - 1
         rate = self._steps * 1e9 / passed_ns if self._steps and passed_ns > 0 else None
-        comm_ms = step.overlap["comm_ms"]
+        comm_ms = step.overlap.get("comm_ms")
         parts = [
             "loss -" if step.loss is None else f"loss {step.loss:.4f}",
             f"step {step.overlap['window_ms']:.1f} ms",
@@ -371,7 +371,7 @@ _TO: Final = " to at most "
 
 def _bounds(step: Step | ShownStep, name: str) -> tuple[float, float] | None:
     """Return a metric of a step at least and at most; None where the step does not say."""
-    value = step.overlap[name]
+    value = step.overlap.get(name)
     if value is not None:
         return value, value
     return None if step.bounds is msgspec.UNSET else step.bounds.get(name)

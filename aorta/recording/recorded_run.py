@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 import torch
 
+from aorta.config.loop import observed_every
 from aorta.config.resolve import Resolved
 from aorta.config.schema import Clock, Mode, Telemetry, Watchdog
 from aorta.config.schema import Instrument as InstrumentSettings
@@ -46,12 +47,14 @@ from aorta.distributed.output_folder import (
 )
 from aorta.distributed.peers import Peers
 from aorta.distributed.topology import Topology, default_label, device_name, platform_of
+from aorta.errors import AortaError
 from aorta.instrument.backend_calls import slowest_of_host, stall_cutoff
 from aorta.instrument.dispatcher import all_groups
 from aorta.instrument.emulation.network import EmulatedNetwork
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.native.build import ensure_built, interceptor_for
 from aorta.instrument.recorder import Elsewhere
+from aorta.instrument.sampling import KNOWN_SHARE, Choice, Sampler, seed_of
 from aorta.loggers import Logger, Place
 from aorta.recording.calibration import Calibrator
 from aorta.recording.live_steps import FollowedRecord, LiveLoggers, ShownStep
@@ -61,7 +64,7 @@ from aorta.recording.rank_record import LentRecord, RankRecordWriter
 from aorta.records.clocks import boot_id, read_clocks
 from aorta.records.progress import Progress
 from aorta.records.ring_file import RingFile
-from aorta.records.run_files import MANIFEST_FILE
+from aorta.records.run_files import MANIFEST_FILE, read_manifest
 from aorta.records.schema import (
     SCHEMA_VERSION,
     STALL_CUTOFF_NS,
@@ -119,6 +122,7 @@ class RunRequest:
     samples_per_step: int | None = None  # of all ranks together; None: not known
     calibration: CalibrationPlan | None = None  # None: on a CPU
     watchdog: Watchdog = field(default_factory=Watchdog)
+    profiled: Callable[[int], bool] = lambda _step: False  # whether the run's own profiler is on in a global step
 
 
 @dataclass(frozen=True)
@@ -185,7 +189,59 @@ class RecordedRun:
             elsewhere=self.record.lent,
         )
         self.calibrator.attach(instrument.recorder)
+        if instrument.why_off is None:
+            instrument.recorder.sampler = self._sampler(counted=instrument.recorder.own.counted)
         return instrument
+
+    def _sampler(self, *, counted: bool) -> Sampler | None:
+        """Return what chooses the steps that are observed; None: all are. `counted`: AORTA's own time is known."""
+        request, peers, folder = self.request, self.site.peers, self.site.folder
+        every, alone = observed_every(request.instrument.every), self.site.topology.world_size == 1
+        if every is None and not counted:
+            if peers.is_first:
+                _log.warning(
+                    "instrument.every=auto: every step is observed, as AORTA's own time is not counted where "
+                    "collectives are timed from Python; give a number instead"
+                )
+            return None
+        if every == 1:
+            return None
+
+        def tell(choice: Choice) -> None:
+            if not peers.is_first:
+                return
+            said = f"1 in {choice.every} steps is observed from step {choice.from_step} on" if choice.every > 1 else ""
+            said = said or "every step is observed"
+            least = choice.passed_us / (choice.step_ms * 1e3)
+            reaches = choice.known_share <= KNOWN_SHARE
+            _log.log(
+                logging.INFO if reaches else logging.WARNING,
+                "instrument.every=auto: %s: of a step of %.3g ms AORTA's own work takes %.0f us where it is observed "
+                "and %.0f us where it is not, %.2g %% on average%s",
+                said,
+                choice.step_ms,
+                choice.observed_us,
+                choice.passed_us,
+                100 * choice.known_share,
+                "" if reaches else f": a step that is not observed takes {100 * least:.2g} % by itself",
+            )
+            more = {**choice._asdict(), "known_share": choice.known_share}
+            try:
+                manifest = read_manifest(folder.path)
+                write_manifest(folder, {**manifest, "sampling": {**manifest["sampling"], **more}})
+            except (OSError, ValueError, AortaError) as error:
+                _log.error("%s does not say which steps are observed: %s", folder.path / MANIFEST_FILE, error)
+
+        return Sampler(
+            every,
+            seed_of(folder.run_id),
+            request.start_step,
+            request.warmup_steps,
+            None if alone else peers.store,
+            is_first=peers.is_first,
+            always=request.profiled,
+            tell=tell,
+        )
 
 
 @contextmanager
@@ -237,9 +293,13 @@ def recorded_run(request: RunRequest, site: RunSite) -> Iterator[RecordedRun]:
     checks += [check for check in more_checks if check is not None]
     for check in checks if root else ():
         _log.log(check.level, check.text)
+    sampling: dict[str, Any] = {}
+    if looking and (every := observed_every(request.instrument.every)) != 1:
+        sampling = {"asked": request.instrument.every, "every": every, "seed": seed_of(site.folder.run_id)}
     more = {
         "emulated_ranks": request.emulated_ranks,
         **request.facts,
+        **({"sampling": sampling} if sampling else {}),
         "warnings": [check.text for check in checks],
         **request.remarks,
     }
@@ -271,6 +331,7 @@ def recorded_run(request: RunRequest, site: RunSite) -> Iterator[RecordedRun]:
         device_telemetry=devices.header,
         stall_cutoff=cutoff,
         calibration=request.calibration,
+        every=request.instrument.every if looking else None,
     )
     record = RankRecordWriter.open(site.folder, site.peers, header)
     calibrator = Calibrator(request.calibration, device, record.write)

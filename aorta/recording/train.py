@@ -285,6 +285,7 @@ class TrainingRun:
                 self.profiler.profiles(first),
             ),
             watchdog=config.watchdog,
+            profiled=self.profiler.profiles(first),
         )
 
 

@@ -18,6 +18,7 @@ from hydra import compose, initialize_config_dir
 from torch import nn
 
 from aorta.config import CONFIG_DIR
+from aorta.config.loop import observed_every
 from aorta.config.parallel import pipeline_ranks, pipeline_stages
 from aorta.config.resolve import Resolved, resolve
 from aorta.config.schema import PP, Config, Precision, register
@@ -26,6 +27,7 @@ from aorta.distributed.topology import Topology
 from aorta.instrument.emulation.network import EmulatedNetwork
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.recorder import Elsewhere, Scalar
+from aorta.instrument.sampling import Sampler
 from aorta.parallel.plan import Blocks, ParallelizedModel, global_norm, mesh_of
 from aorta.parallel.strategies import parallelize
 from aorta.recording.calibration import Calibrator, calibration_plan
@@ -280,6 +282,8 @@ class Loop:
             settings, topology, device, finished, fabric=fabric, ring=ring, elsewhere=elsewhere
         )
         self._calibrator.attach(self.instrument.recorder)
+        if (every := observed_every(settings.every)) != 1 and self.instrument.why_off is None:
+            self.instrument.recorder.sampler = Sampler(every, 0, 0, config.telemetry.warmup_steps)
         self.step_of_training = TrainStep.build(model, task, self.instrument, config, device)
         self.batches = task.batches(model.parallelized.data_rank, model.parallelized.data_size, device).for_ever
         self._batches = self.batches()

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 VARIABLE: Final = "AORTA_RECORD"
 """Environment variable with the folder of the run."""
+VARIABLE_OF_EVERY: Final = "AORTA_RECORD_EVERY"
+"""Another one, with `instrument.every`."""
 _RECENT, _USUAL = 5, 4
 """What came in 4 of the last 5 steps is part of a step: known before the 5 steps of the warm-up are over."""
 _FIRST_STEP_S: Final = 1.0
@@ -151,6 +153,7 @@ class _ZeroLines:
             if recorded_run.open_runs:
                 raise ConfigError("the program records itself")
             folder = os.environ.pop(VARIABLE)  # which no child of this process is to find
+            every = os.environ.pop(VARIABLE_OF_EVERY, "1")
             models = _trained_models(optimizer)
         except Exception as error:
             if together:
@@ -169,7 +172,7 @@ class _ZeroLines:
         def open_run(behind: int) -> Recording:
             number = behind if count is None else count - 1 + behind
             (context := copy_context()).run(api.without_lines.set, True)
-            start = partial(api.start, folder, model=models, timeout_s=AGREED_STEP_S, start_step=number)
+            start = partial(api.start, folder, model=models, timeout_s=AGREED_STEP_S, start_step=number, every=every)
             recording = context.run(start)
             named = ", ".join(type(model).__name__ for model in models)
             self._begins = f"{named} from {'its second step' if number == 1 else f'step {number}'} on"

@@ -212,6 +212,7 @@ class RingSteps:
         ]
         values: list[dict[int, float]] = [{} for _ in at]
         no_copies, captured = [self._facts.no_copies] * len(at), [0] * len(at)
+        drawn: list[int | None] = [None] * len(at)
         value_rows = part(rf.VALUE, ended=False)
         for one in (value_rows, notes):
             read = one.rows["x"].copy().view(np.float64).tolist()
@@ -224,6 +225,8 @@ class RingSteps:
                     no_copies[step] = texts[text]
                 elif which == rf.CAPTURED:
                     captured[step] = many
+                elif which == rf.DRAWN:
+                    drawn[step] = many
                 else:
                     values[step][which] = value
         no_copies = [why if unseen is None else unseen.reason for why, unseen in zip(no_copies, unseens, strict=True)]
@@ -341,6 +344,7 @@ class RingSteps:
                         ranges=of_caller,
                         left_out=reasons,
                         by_kernels=by_kernels is not None,
+                        drawn=drawn[number],
                     )
                 )
             )

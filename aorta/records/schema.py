@@ -254,7 +254,8 @@ class Coverage(msgspec.Struct, frozen=True):
 
 class Header(msgspec.Struct, tag_field="record", tag="header", frozen=True):
     """First line. Everything needed to read the rest without another file. `emulated_ranks`: how many ranks the only
-    process stands for, on an emulated fabric; null where every rank is a process.
+    process stands for, on an emulated fabric; null where every rank is a process. `every`: of how many steps one is
+    observed, as `instrument.every` was given; null where nothing is looked at.
     """
 
     schema_version: int
@@ -282,6 +283,7 @@ class Header(msgspec.Struct, tag_field="record", tag="header", frozen=True):
     stall_cutoff: StallCutoff | None = None
     calibration: CalibrationPlan | None = None
     emulated_ranks: int | None = None
+    every: str | None = None
     lanes: tuple[str, ...] = LANES
     columns: dict[str, tuple[str, ...]] = msgspec.field(default_factory=lambda: dict(COLUMNS))
 
@@ -295,7 +297,8 @@ class Step(msgspec.Struct, tag_field="record", tag="step", frozen=True):
     not known. `copies`: in the order of their issue; absent where copies were not looked at. `bounds`: metric -> the
     least and the greatest value that it can have, for those which are null in `overlap` because the marks of a device
     leave more open than `aorta.timeline.overlap.DECIDED`. `measured_by`: absent where marks tell when the step computed
-    and communicated.
+    and communicated. `drawn`: the step was observed as one of so many, drawn at random, or 0 for another reason (a
+    profiler's window); absent where every step is observed, and in those that were passed over.
     """
 
     rank: Integer
@@ -329,6 +332,7 @@ class Step(msgspec.Struct, tag_field="record", tag="step", frozen=True):
     copies: list[Copy] | msgspec.UnsetType = msgspec.UNSET
     bounds: dict[str, tuple[Milliseconds, Milliseconds]] | msgspec.UnsetType = msgspec.UNSET
     measured_by: MeasuredBy | msgspec.UnsetType = msgspec.UNSET
+    drawn: Integer | msgspec.UnsetType = msgspec.UNSET
     rocm_smi_t_ns: Integer | msgspec.UnsetType = msgspec.UNSET
     rocm_smi_output: str | msgspec.UnsetType = msgspec.UNSET
     rocm_smi_exit_code: Integer | msgspec.UnsetType = msgspec.UNSET

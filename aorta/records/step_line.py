@@ -217,6 +217,8 @@ class MeasuredStep:
         waits: None: not known.
         left_out: reasons of what was left out.
         by_kernels: a profiler's kernels say when it computed and communicated.
+        drawn: as one of how many steps it was drawn to be observed; 0: it was observed, but not drawn; None: each is
+            observed, or it was not.
     """
 
     facts: StepFacts
@@ -239,6 +241,7 @@ class MeasuredStep:
     ranges: Sequence[UserRange] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
     by_kernels: bool = False
+    drawn: int | None = None
 
 
 class StepLines:
@@ -259,7 +262,8 @@ class StepLines:
             unseen = Unseen(f"incomplete coverage: {coverage.reason}")
         blind = unseen is not None and unseen.compute
         metrics, reasons = overlap.metrics(unseen)
-        if step.no_copies is not None:
+        passed_over = unseen is not None and unseen.everything
+        if step.no_copies is not None and not passed_over:
             reasons["copy_ms"] = step.no_copies
         metrics |= step.pace
         if step.copies:
@@ -306,7 +310,11 @@ class StepLines:
                 lane: value / window_ms if value is not None and window_ms else None
                 for lane, value in per_stream_ms.items()
             },
-            concurrency=dict.fromkeys(("mean", "max")) if unseen or undecided else {**overlap.concurrency()},
+            concurrency={}
+            if passed_over
+            else dict.fromkeys(("mean", "max"))
+            if unseen or undecided
+            else {**overlap.concurrency()},
             coverage=coverage,
             active_segments=[
                 ActiveSegment(low - start_ns, high - start_ns, lanes)
@@ -323,4 +331,5 @@ class StepLines:
             bounds=undecided or msgspec.UNSET,
             ranges=list(step.ranges) or msgspec.UNSET,
             measured_by="kernels" if step.by_kernels else msgspec.UNSET,
+            drawn=msgspec.UNSET if step.drawn is None else step.drawn,
         )

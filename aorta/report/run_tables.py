@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from aorta.analysis.account import COMPUTATION, EXPOSED, HIDES, IDLE, MOST, OUTSIDE, is_unexplained
 from aorta.analysis.aggregate import NO_PIPELINE, LabelledRun
-from aorta.analysis.cautions import autopsy_notes, cautions, cutoff_line
+from aorta.analysis.cautions import autopsy_notes, cautions, cutoff_line, sampling_line
 from aorta.analysis.compare.headline import is_comparable, verdict_label
 from aorta.analysis.compare.run_comparison import NOT_USED
 from aorta.analysis.compare.verdict import NOT_COMPARABLE, NOT_SETTLED, NOT_TESTED, SHIFTED
@@ -61,6 +61,7 @@ def _statistic(key: str, title: str | None = None, **more: Any) -> Column:
 _METRICS: Final = (
     Column("metric", why="definition"),
     Column("median", None, itemgetter("unit"), "middle", why="basis"),
+    text_column("interval", "95 % interval", tip="of the median over all steps"),
     _statistic("over_all", "over all", media=(TERMINAL,), drop=1),
     _statistic("p5"),
     _statistic("p95"),
@@ -81,7 +82,15 @@ def _metric_row(name: str, entry: Statistics) -> dict[str, Any]:
     zero = entry.min == entry.max == entry.nulls == 0
     basis = "of the steps measured by the profiler's kernels" if entry.source == "kernels" else entry.reason
     facts = {"unit": metric.unit, "definition": metric.definition, "basis": basis}
-    shown = {"middle": middle, "zero": zero, "shown": middle is not None and not zero}
+    ends = known(entry.interval)
+    shown = {
+        "interval": f"{PAGE.number(ends.at_least, metric.unit)} to {PAGE.quantity(ends.at_most, metric.unit)}"
+        if ends
+        else "",
+        "middle": middle,
+        "zero": zero,
+        "shown": middle is not None and not zero,
+    }
     return {"metric": name, "entry": entry} | facts | shown
 
 
@@ -99,7 +108,9 @@ def metrics_table(label: str, entry: DatasetEntry) -> Table:
     if "exposed_comm_ms" in shown and kinds > 1.001 * (shown["exposed_comm_ms"].mean or 0) > 0:
         notes.append("Kinds of collectives run at the same time: their exposed times overlap, and do not add up.")
     notes += _denominators(shown)
-    columns = [column for column in _METRICS if column.key != "over_all" or entry.few_steps]
+    without = {"over_all"} - ({"over_all"} if entry.few_steps else set())
+    without |= set() if known(entry.sampling) else {"interval"}
+    columns = [column for column in _METRICS if column.key not in without]
     caption = f"{label}: metrics over steps and ranks"
     return Table(f"metrics-{label}", caption, columns, rows, " ".join(notes) or None, itemgetter("shown"))
 
@@ -541,6 +552,7 @@ def facts_of(dataset: LabelledRun, entry: DatasetEntry) -> dict[str, Any]:
         sum(gap.steps or 0 for gap in health.gaps if not gap.observed),
     )
     coverage = f"{gaps} gaps" if gaps else "complete"
+    share = sampling.known_share if (sampling := known(entry.sampling)) is not None else None
     facts: dict[str, Any] = {
         "folder": source.path,
         "run": source.run_id,
@@ -551,6 +563,8 @@ def facts_of(dataset: LabelledRun, entry: DatasetEntry) -> dict[str, Any]:
         "hosts": source.hosts,
         "ranks read": health.ranks,
         "used": TEXT.steps_used(entry),
+        "sampling": sampling_line(entry),
+        "AORTA's own work": None if not share else f"{TEXT.percent(share, 2)} of the time of all steps",
         "left out as warm-up": TEXT.count(steps.rank_steps_left_out_as_warmup, "record"),
         "measured by kernels": TEXT.count(calibrated, "record") if calibrated else None,
         "isolated baselines": ", ".join(f"{count} {phase}" for phase, count in steps.isolated_rank_steps.items()),

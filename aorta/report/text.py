@@ -86,7 +86,7 @@ def _of_run(label: str, entry: DatasetEntry, notes: Sequence[str], style: Style)
         metrics = run_tables.metrics_table(label, entry)
         rows = {row["metric"]: row for row in metrics.visible()}
         shown = replace(metrics, rows=[rows[name] for name in SHOWN_FIRST if name in rows], note=None)
-        lines = text_lines(shown, style, only=("metric", middle, "p5", "p95"), titled=False)
+        lines = text_lines(shown, style, only=("metric", middle, "interval", "p5", "p95"), titled=False)
         blocks.append((0, "\n".join(["", *lines, ""])))
         for name in SHOWN_FIRST:
             reason = entry.described[name].reason if name in entry.described else None

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from aorta.timeline import intervals
 from aorta.timeline.classes import ALWAYS_SHOWN, AUX, BUBBLE, COMPUTE, COPY, KINDS, LANES
@@ -56,12 +56,22 @@ class KindOverlap(NamedTuple):
     hidden_ns: int
 
 
+NOT_SAMPLED: Final = "not observed: one of several steps is, drawn at random (instrument.every)"
+"""Of a step that was passed over, as planned."""
+
+
 @dataclass(frozen=True)
 class Unseen:
-    """Why communication was not (fully) observed, and whether compute was not observed either."""
+    """Why communication was not (fully) observed, and whether compute was not observed either; or nothing was, the
+    loop's own ranges included.
+    """
 
     reason: str
     compute: bool = False
+
+    @property
+    def everything(self) -> bool:
+        return self.reason == NOT_SAMPLED
 
 
 @dataclass(frozen=True)
@@ -131,6 +141,8 @@ class Overlap:
 
     def per_stream_ms(self, unseen: Unseen | None = None) -> dict[str, float | None]:
         """Union milliseconds per lane; `ALWAYS_SHOWN` lanes are present even at 0, others only when they were used."""
+        if unseen is not None and unseen.everything:
+            return {}
         lengths = {COMPUTE: self.compute_ns, COPY: self.copy_ns or 0, AUX: self.aux_ns or 0}
         lengths[BUBBLE] = self.bubble_ns or 0
         lengths |= {kind: part.total_ns for kind, part in self.kinds.items()}
@@ -152,6 +164,8 @@ class Overlap:
         Args:
             unseen: why communication was not (fully) observed; every metric that depends on it is then None (R8).
         """
+        if unseen is not None and unseen.everything:
+            return {"window_ms": self.window_ns / NS_PER_MS}, {}
         values: dict[str, float | None] = {
             "window_ms": self.window_ns / NS_PER_MS,
             "compute_ms": self.compute_ns / NS_PER_MS,

@@ -19,6 +19,7 @@ from aorta.analysis.compare.headline import headline, numbers
 from aorta.analysis.compare.launch_set import Launch, LaunchSet, launch_order
 from aorta.analysis.compare.run_comparison import (
     LIBRARY,
+    OBSERVED,
     UNNOTICED,
     changes_the_work,
     compare,
@@ -112,9 +113,12 @@ def refuse_unlike(reference: LaunchSet, candidate: LaunchSet, rules: Rules) -> l
     for found in filter(changes_the_work, differing(left.facts, right.facts)):
         key, values = found.key, [found.reference, found.candidate]
         if not rules.allows(key):
+            why = "the two sides did not do the same work. Compare launches that did"
+            if key == OBSERVED:
+                why = "measuring costs each step of one side, few of the other. Use one instrument.every for both"
             raise InputError(
-                f"NOT COMPARABLE: {key} is {values[0]!r} in {left.path}, {values[1]!r} in {right.path}: the two sides "
-                f"did not do the same work. Compare launches that did, or allow it with --allow-unlike {key}"
+                f"NOT COMPARABLE: {key} is {values[0]!r} in {left.path}, {values[1]!r} in {right.path}: {why}, "
+                f"or allow it with --allow-unlike {key}"
             )
         allowed["between", key] = AllowedDifference("between", key, values, [str(left.path), str(right.path)])
     return list(allowed.values())

@@ -39,6 +39,9 @@ _OF_COLLECTIVES: Final = ("transfer_ms", "wait_ms", "queued_ms", "busbw_gb_per_s
 HEADER: Final = "header."
 """Prefix of facts from the header; facts of the configuration have another."""
 _HEADER_FACTS: Final = ("platform", "world_size", "parallel", "backend", "timer", "instrument_mode", "start_step")
+OBSERVED: Final = f"{HEADER}observed_steps"
+"""Which steps are observed (`instrument.every`); absent where nothing is looked at."""
+ALL_STEPS, A_SAMPLE = "all", "a sample"
 LIBRARY: Final = "collective_library"
 """Not a configuration key: the build of NCCL or RCCL that was loaded."""
 _VARIABLE: Final = "environment."
@@ -53,6 +56,10 @@ _REDUCE: Final = ("allreduce", "reducescatter")
 _SAME_WORK: Final = 0.01
 """Of the values that a step reduces: losses, norms and counts are reduced too, in some steps and not in others."""
 UNNOTICED: Final = "different configurations would not be noticed"
+_NOT_OBSERVED_ALIKE: Final = (
+    "measuring costs each step of the one and few of the other; use the same instrument.every for both, or auto and "
+    "any number above 1"
+)
 NOT_USED: Final = "no such communication in this run"
 """Why a side has no value of a kind of collective that only the other issued."""
 
@@ -95,7 +102,8 @@ def compare(
     metrics, of_both = pairs(*values, not_judged), _collectives(*collectives, not_judged)
     if unlike:
         listed = [getattr(row, name) for row in of_both for name in _OF_COLLECTIVES]
-        _withhold([*metrics.values(), *listed], f"the runs did not do the same work: {', '.join(unlike)}")
+        why = "the runs did not do the same work" if unlike != [OBSERVED] else _NOT_OBSERVED_ALIKE
+        _withhold([*metrics.values(), *listed], f"{why}: {', '.join(unlike)}")
     warnings = _warnings(reference, candidate, differences, unlike)
     if single:
         silent = (side for side, run in zip(SIDES, (reference, candidate), strict=True) if run.manifest is None)
@@ -218,6 +226,8 @@ def facts(run: Run) -> dict[str, object]:
     """
     of_header = {f"{HEADER}{name}": getattr(run.source, name) for name in _HEADER_FACTS}
     of_header[f"{HEADER}world_size"] = run.source.world_size or None
+    if run.source.every is not None:
+        of_header[OBSERVED] = ALL_STEPS if run.source.every == "1" else A_SAMPLE
     configuration = dict(flatten(config_of(run.manifest), "config."))
     configuration.pop("config.training.output_dir", None)  # where a run writes says nothing of what it did
     if configuration.get("config.telemetry.steps_end_by") == "the optimizer":
@@ -245,8 +255,12 @@ def differing(left: Mapping[str, object], right: Mapping[str, object]) -> list[F
 
 
 def changes_the_work(difference: FactDifference) -> bool:
-    """Return whether runs with this difference (an entry of `differing`) did not do the same work."""
+    """Return whether runs with this difference (an entry of `differing`) did not do the same work, or of one each step
+    was observed and of the other a sample: then measuring costs their steps different times.
+    """
     key = difference.key
+    if key == OBSERVED:
+        return NOT_SET not in (difference.reference, difference.candidate)
     if key.startswith("config.parallel.") and NOT_SET in (difference.reference, difference.candidate):
         return False  # a setting that only one strategy has; comparing two strategies is legitimate
     if key == f"{HEADER}world_size":
@@ -293,10 +307,8 @@ def _reduced_values(run: Run) -> float | None:
 
 def not_alike(key: str, reference: object, candidate: object) -> str:
     """Return the warning about a difference between the sides that changes the work."""
-    return (
-        f"NOT COMPARABLE: {key} is {reference!r} in the reference, {candidate!r} in the candidate: the runs did not do "
-        "the same work"
-    )
+    differ = f"NOT COMPARABLE: {key} is {reference!r} in the reference, {candidate!r} in the candidate: "
+    return differ + (_NOT_OBSERVED_ALIKE if key == OBSERVED else "the runs did not do the same work")
 
 
 def not_swapped(left: Mapping[str, object], right: Mapping[str, object], variable: str) -> str | None:

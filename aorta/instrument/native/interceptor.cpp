@@ -209,11 +209,11 @@ class Tap : public std::enable_shared_from_this<Tap> {
 
   // Returns how many collectives were dropped: all since the last step, unless this one `continues` it; and how many rows
   // stand before it.
-  std::pair<size_t, int64_t> begin(bool continues) {
+  std::pair<size_t, int64_t> begin(bool continues, bool observed) {
     if (device_) {
       device_->begin();
     }
-    const Noted noted = step_->begin(continues);
+    const Noted noted = step_->begin(continues, observed);
     return {noted.count, noted.rows};
   }
   size_t abandon() { return step_->abandon().count; }
@@ -435,7 +435,12 @@ class Tap : public std::enable_shared_from_this<Tap> {
     const bool on_device = call.tensor != nullptr && !on_host && op.argument &&
         (group.on_device || (group.early && !call.asynchronous));
     const aorta::Underway underway(step_);
-    Collective row = issued(group, call, on_device);
+    const bool passed = device_ && !step_->observes() && call.tensor != nullptr && !on_host;
+    Collective row = issued(group, call, on_device && !passed);
+    if (passed) {  // left to the backend: no event, and nobody is told when it has ended
+      own.without([&] { return backend(false); });
+      return nullptr;
+    }
     const auto original = [&](bool synchronously = false) {
       const Label label(op, row);
       return own.without([&] { return backend(synchronously); });

@@ -60,6 +60,13 @@ class NativeRanges:
         self._ends.append(observe(module, after=self.compiled.after_watched_forward(module)))
         self.compiled.look()
 
+    def observe(self, wanted: bool) -> None:
+        """Observe what is watched, or leave it alone, until the next call."""
+        if self._ends and wanted:
+            self.compiled.look()
+        elif not wanted:
+            self.compiled.ignore()
+
     def close(self) -> None:
         self.compiled.ignore()
         while self._ends:
@@ -101,6 +108,7 @@ class NativeInterceptor:
         shortest_call_ns: int = STALL_CUTOFF_NS,
     ) -> None:
         self._groups, self._ring = groups, ring
+        self._observes = True
         here = offered()
         self._operators = tuple(here.values())
         operators = [
@@ -144,14 +152,18 @@ class NativeInterceptor:
         self._tap.open()
         return cast(Interception, self._tap)
 
-    def begin(self, *, continues: bool = False) -> tuple[int, int]:
+    def begin(self, *, continues: bool = False, observed: bool = True) -> tuple[int, int]:
         """Begin a step; returns how many collectives since the last one belong to none, 0 where it `continues` that,
-        and how many rows stand before it.
+        and how many rows stand before it. Of one that is not `observed` nothing is recorded: collectives are numbered.
         """
         if self._tap is None:
             return 0, 0
-        self.ranges.compiled.begin()
-        dropped, rows = self._tap.begin(continues)
+        if observed != self._observes:
+            self._observes = observed
+            self.ranges.observe(observed)
+        if observed:
+            self.ranges.compiled.begin()
+        dropped, rows = self._tap.begin(continues, observed)
         return dropped, rows
 
     def end(self) -> tuple[int, Sequence[int]]:
@@ -279,15 +291,18 @@ class NativeDeviceInterceptor(NativeInterceptor):
         self._on_captured = on_captured
         hook = super().open(device, on_captured)
         coalescing = Coalescing(self._tap.batch_begins, self._tap.batch_ends)
-        waits = StreamWaits(device, self._streams, self._clock.mark, self._on_stream_wait, self._order)
+        waits = StreamWaits(device, self._streams, self._mark, self._on_stream_wait, self._order)
         interception = ExitStack()  # removed together, the last one first
         for each in (hook, coalescing, waits):
             interception.callback(each.close)
         return interception
 
-    def begin(self, *, continues: bool = False) -> tuple[int, int]:
+    def begin(self, *, continues: bool = False, observed: bool = True) -> tuple[int, int]:
         self._streams.compute = self._streams.current()
-        return super().begin(continues=continues)
+        return super().begin(continues=continues, observed=observed)
+
+    def _mark(self) -> Mark | None:
+        return self._clock.mark() if self._observes else None
 
     def end(self) -> tuple[int, Sequence[int]]:
         if self._tap is not None:

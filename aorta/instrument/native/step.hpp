@@ -173,10 +173,11 @@ class Step {
   const std::shared_ptr<Marks>& marks() const { return marks_; }
 
   // Begin a step on the thread that trains. Returns the events since the last one, unless the step `continues` it:
-  // then they are its own.
-  Noted begin(bool continues) {
+  // then they are its own. Of one that is not `observed` nothing is recorded.
+  Noted begin(bool continues, bool observed) {
     const std::lock_guard<std::mutex> held(mutex_);
-    open_ = true;
+    open_ = observed;
+    observes_.store(observed, std::memory_order_relaxed);
     trains_.store(std::this_thread::get_id(), std::memory_order_relaxed);
     return continues ? Noted{} : taken();
   }
@@ -203,6 +204,9 @@ class Step {
     const std::lock_guard<std::mutex> held(mutex_);
     return open_;
   }
+
+  // Whether the newest step is observed.
+  bool observes() const { return observes_.load(std::memory_order_relaxed); }
 
   // AORTA's own time; on another thread than the one that trains, or runs its backward pass, it holds up nothing.
   void add_own(Part part, int64_t spent_ns) {
@@ -355,6 +359,7 @@ class Step {
   const std::shared_ptr<Marks> marks_;
   mutable std::mutex mutex_;
   bool open_ = false;
+  std::atomic<bool> observes_{true};
   std::vector<std::shared_ptr<End>> ends_;  // of the collectives on the host
   std::atomic<std::thread::id> trains_{};
   std::array<std::atomic<int64_t>, PARTS> own_ns_{};

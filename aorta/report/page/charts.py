@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from aorta.analysis.aggregate import LabelledRun, job_step_times
-from aorta.analysis.dataframes import STEP_MS
+from aorta.analysis.dataframes import STEP_MS, step_column
 from aorta.analysis.devices import THROTTLED, step_columns
 from aorta.documents.comparison import SIDES, Comparison
 from aorta.documents.dataset import DatasetEntry
@@ -114,14 +114,16 @@ def curves_of(dataset: LabelledRun) -> tuple[dict[str, Curve], np.ndarray]:
     which a device was throttled. The job step is the max over ranks: its band reaches from the fastest rank of a point
     to the slowest.
     """
-    at = dataset.column("global_step")
+    at, run = dataset.column("global_step"), dataset.run
     times, steps, _ = job_step_times(dataset)
-    job_ms = np.full(len(dataset.global_steps), np.nan)
-    job_ms[np.searchsorted(dataset.global_steps, steps)] = times
+    timed = run.steps.global_step[run.steps.timed]
+    every = np.unique(timed)
+    job_ms = np.full(len(every), np.nan)
+    job_ms[np.searchsorted(every, steps)] = times
     curves = {
         "overlap_ratio": over_steps(at, dataset.values("overlap_ratio")),
-        "job_step": over_steps(at, dataset.column(STEP_MS))._replace(
-            middle=over_steps(dataset.global_steps, job_ms).middle
+        "job_step": over_steps(timed, step_column(run, STEP_MS)[run.steps.timed])._replace(
+            middle=over_steps(every, job_ms).middle
         ),
     }
     throttled = np.empty(0)

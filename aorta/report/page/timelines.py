@@ -253,7 +253,7 @@ def chosen_steps(dataset: LabelledRun) -> list[ChosenStep]:
     without a step that is on all ranks.
     """
     ranks = dataset.run.health.ranks_read or tuple(dataset.run.ranks)
-    times, steps = job_steps(dataset, ranks)
+    times, steps = job_steps(dataset, ranks, observed=True)
     if not len(times):
         return []
     known = job_step_times(dataset)[2] is None  # not where ranks are missing; those read are still drawn

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from aorta.analysis.cautions import autopsy_title
+from aorta.analysis.cautions import autopsy_title, sampling_line
 from aorta.analysis.compare.headline import evidence, headline, is_comparable, numbers
 from aorta.analysis.compare.verdict import DECIDED, SHIFTED
 from aorta.analysis.pace import ONE_RANK
@@ -151,6 +151,8 @@ def result_of(entry: DatasetEntry, form: NumberFormat = PAGE) -> str:
 def measured_over(entry: DatasetEntry, form: NumberFormat = PAGE) -> str:
     """Return what the numbers of a run rest on: `medians of 7 steps on 2 ranks`; of a set, also which launch it is."""
     of = f"{MEANS if entry.few_steps else 'medians'} of {form.steps_used(entry)}"
+    if (line := sampling_line(entry)) is not None:
+        of += f" ({line})"
     if not entry.launches:
         return of
     launch = Path(entry.representative).name
