@@ -240,7 +240,8 @@ class SamplingFacts(msgspec.Struct):
         asked: `instrument.every` as it was given.
         every: one of so many steps was drawn at random; null where none was.
         steps_drawn, steps: how many, of how many global steps.
-        known_share: AORTA's own time over the time of all of these steps; null where it is not known.
+        known_share: AORTA's own time, of medians of the steps that were observed and of those that were not, over the
+            median step; null where it is not known.
     """
 
     asked: str

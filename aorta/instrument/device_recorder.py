@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from aorta.distributed.cuda import is_capturing
 from aorta.instrument.event_clock import EventClock, Mark, on_host
-from aorta.instrument.recorder import NOWHERE, Recorder, Scalar, bits_of
+from aorta.instrument.recorder import Recorder, Scalar, bits_of
 from aorta.records import ring_file as rf
 from aorta.records.ring_file import RingFile
 from aorta.records.schema import Step
@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # its events are part of the steps
     from aorta.instrument.python_interceptor import PythonInterceptor
 
 _CAPTURED = "a CUDA graph was being captured when the step began or ended: only the host's clock says when that was"
+_NOWHERE = -1
 
 
 class Marks(Protocol):
@@ -123,10 +124,10 @@ class DeviceRecorder(Recorder):
         self._append(rf.NOTE, what, text, many, 0, value, 0, 0, step)
 
     def _begin_marked(self, *arguments: int) -> int:
-        return self._begin_row(*arguments) if self._is_open else NOWHERE
+        return self._begin_row(*arguments) if self._is_open else _NOWHERE
 
     def _end_marked(self, row: int) -> None:
-        if row != NOWHERE:
+        if row != _NOWHERE:
             self._end_row(row)
 
     def on_stall(self, begin: Mark | None, end: Mark | None) -> None:

@@ -42,8 +42,6 @@ FINISH_GRACE_S = 2.0
 LOOK_AFTER_S = 5.0
 """After so long lines are made of the steps that there are. Of many together each costs a fraction of one alone, and a
 kill loses none."""
-NOWHERE = -1
-"""Row of a span that is not recorded."""
 ELSEWHERE_WITHIN_S = 10.0
 """A process that has read none of the rows for so long does not make lines of them."""
 _PASSED_OVER: Final = Unseen(NOT_SAMPLED, compute=True)
@@ -131,17 +129,38 @@ class _Span:
         if self._arguments[0] == rf.AUX:
             recorder.last_aux = self
         self._before = recorder.progress.enter(self.name)
-        self._index = NOWHERE if recorder.passes_over else recorder.begin_span(*self._arguments)
+        self._index = recorder.begin_span(*self._arguments)
         recorder.own.marks_ns += time.perf_counter_ns() - began_ns
 
     def __exit__(self, kind: type[BaseException] | None, *_how: object) -> None:
         recorder, began_ns = self._recorder, time.perf_counter_ns()
-        if self._index != NOWHERE:
-            recorder.end_span(self._index)
+        recorder.end_span(self._index)
         self.ended = True
         if kind is None and self._restores:  # after an error the phase stays, for whoever asks where it happened
             recorder.progress.enter(self._before)
         recorder.own.marks_ns += time.perf_counter_ns() - began_ns
+
+
+class _Phase:
+    """The same in a step that is not observed: a phase, and no row."""
+
+    __slots__ = ("_before", "_recorder", "_restores", "ended", "name")
+
+    def __init__(self, recorder: Recorder, name: str, *, restores: bool) -> None:
+        self._recorder, self.name, self._restores, self.ended = recorder, name, restores, False
+
+    def __enter__(self) -> None:
+        began_ns, recorder = time.perf_counter_ns(), self._recorder
+        recorder.last_aux = self
+        self._before = recorder.progress.enter(self.name)
+        recorder.own.marks_ns += time.perf_counter_ns() - began_ns
+
+    def __exit__(self, kind: type[BaseException] | None, *_how: object) -> None:
+        self.ended = True
+        if kind is None and self._restores:
+            began_ns, recorder = time.perf_counter_ns(), self._recorder
+            recorder.progress.enter(self._before)
+            recorder.own.marks_ns += time.perf_counter_ns() - began_ns
 
 
 class Recorder:
@@ -198,7 +217,7 @@ class Recorder:
         self._counted: tuple[dict[int, int | None], tuple[int, int]] = {}, (0, 0)
         self._before, self._outside = self._counted, 0
         self._step, self._behind = -1, 0
-        self.last_aux: _Span | None = None
+        self.last_aux: _Span | _Phase | None = None
         self._unread, self._looked_s = 0, time.monotonic()
         self._ended, self._seen_read = 0, -1
         if elsewhere is None:
@@ -364,6 +383,8 @@ class Recorder:
             name: of the range; the rank is in the phase of that name, if it is one of `PHASES`.
             restores: the phase before it continues afterwards; False where another begins at once, which saves a note.
         """
+        if self.passes_over:
+            return _Phase(self, name, restores=restores)
         return _Span(self, name, rf.AUX, self._ring.text(name), restores=restores)
 
     def lacks(self, name: str) -> bool:
@@ -377,7 +398,7 @@ class Recorder:
         """Return a `with` block in which the stages of a pipeline work on a step; what is waited for in their process
         group is a bubble.
         """
-        return _Span(self, group, rf.PIPELINE, self._ring.text(group))
+        return nullcontext() if self.passes_over else _Span(self, group, rf.PIPELINE, self._ring.text(group))
 
     def computes(self, block: str, phase: str) -> AbstractContextManager[None]:
         """Return a `with` block in which a block computes. Steps that are not observed have no such ranges."""

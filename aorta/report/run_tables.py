@@ -84,7 +84,7 @@ def _metric_row(name: str, entry: Statistics) -> dict[str, Any]:
     facts = {"unit": metric.unit, "definition": metric.definition, "basis": basis}
     ends = known(entry.interval)
     shown = {
-        "interval": f"{PAGE.number(ends.at_least, metric.unit)} to {PAGE.quantity(ends.at_most, metric.unit)}"
+        "interval": f"{TEXT.number(ends.at_least, metric.unit)} to {TEXT.quantity(ends.at_most, metric.unit)}"
         if ends
         else "",
         "middle": middle,
@@ -564,7 +564,7 @@ def facts_of(dataset: LabelledRun, entry: DatasetEntry) -> dict[str, Any]:
         "ranks read": health.ranks,
         "used": TEXT.steps_used(entry),
         "sampling": sampling_line(entry),
-        "AORTA's own work": None if not share else f"{TEXT.percent(share, 2)} of the time of all steps",
+        "AORTA's own work": None if not share else f"{TEXT.percent(share, 2)} of the step, on average",
         "left out as warm-up": TEXT.count(steps.rank_steps_left_out_as_warmup, "record"),
         "measured by kernels": TEXT.count(calibrated, "record") if calibrated else None,
         "isolated baselines": ", ".join(f"{count} {phase}" for phase, count in steps.isolated_rank_steps.items()),

@@ -72,6 +72,7 @@ class Counters(NamedTuple):
     host_synchronisations: Mapping[str, int]
     """By what waited: device, stream, event, work, barrier, an operator's name, ..."""
     events_created: int
+    events_recorded: int
     streams_created: int
     kernels: Mapping[tuple[int, int], int]
     """By device and stream."""

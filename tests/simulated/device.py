@@ -228,6 +228,7 @@ def counters(device: int = 0) -> Counters:
     return Counters(
         native.counts("host_synchronisation:"),
         counts.get("events_created", 0),
+        counts.get("events_recorded", 0),
         counts.get("streams_created", 0),
         native.kernels(),
         live,

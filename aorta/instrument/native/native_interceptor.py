@@ -173,7 +173,8 @@ class NativeInterceptor:
         if self._tap is None:
             return 0, ()
         behind, own_ns = self._tap.end()
-        self.ranges.compiled.end()
+        if self._observes:
+            self.ranges.compiled.end()
         return behind, own_ns
 
     def underway(self) -> int:

@@ -74,6 +74,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
       made->timing = flag == c10::EventFlag::BACKEND_DEFAULT;
       *event = made;
     }
+    count("events_recorded");
     auto* into = static_cast<Event*>(*event);
     auto moment = from_c10(stream).record(into->timing);
     std::lock_guard<std::mutex> held(into->mutex);

@@ -1,0 +1,194 @@
+"""Runs of which one of several steps is observed: what metrics are of which steps, what is said of it, and what such
+runs are compared with.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aorta.analysis.aggregate import LabelledRun, aggregate
+from aorta.analysis.compare.run_comparison import OBSERVED
+from aorta.analysis.dataframes import steps_frame
+from aorta.documents import known
+from aorta.documents.dataset import DatasetEntry
+from aorta.errors import InputError
+from aorta.read.record import load_run
+from aorta.records.schema import Coverage, Step
+from aorta.report.page.charts import curves_of
+from aorta.report.page.timelines import chosen_steps
+from aorta.report.page.verdict_cards import measured_over
+from aorta.report.run_tables import metrics_table
+from aorta.report.tables import text_lines
+from aorta.timeline.overlap import NOT_SAMPLED
+from tests.analysis.builders import collective, header, metrics, step, write_manifest, write_rank
+from tests.analysis.compare.test_launch_comparison import report
+from tests.analysis.test_compare import compared
+
+PASSED_OVER = Coverage(seen=0, issued=None, complete=False, reason=NOT_SAMPLED)
+STEPS, EVERY, WARM_UP = 80, 10, 4
+
+
+def line(rank: int, number: int, every: int) -> Step:
+    """Steps become longer, and communication with them; one step of each ten is observed, at another place in each."""
+    length = 100.0 + number
+    if every == 1 or number < WARM_UP:
+        observed, drawn = True, {} if every == 1 else {"drawn": 0}
+    else:
+        block, place = divmod(number, every)
+        observed, drawn = place == (7 * block) % every, {"drawn": every}
+    warmup = number < WARM_UP
+    if not observed:
+        overlap = {"window_ms": length, "aorta_ms": 0.02}
+        return step(rank, 2, number, overlap=overlap, warmup=warmup, coverage=PASSED_OVER)
+    overlap = metrics(length, 50, length / 2, length / 4, aorta_ms=0.2)
+    return step(rank, 2, number, overlap=overlap, warmup=warmup, collectives=[collective()], **drawn)
+
+
+def run_of(folder: Path, every: int = EVERY, asked: str | None = None) -> LabelledRun:
+    folder.mkdir(parents=True)
+    name = folder.name
+    asked = asked or str(every)
+    for rank in range(2):
+        head = header(rank, 2, run_id=name, label=name, warmup_steps=WARM_UP, every=asked)
+        write_rank(folder, head, [line(rank, number, every) for number in range(STEPS)])
+    write_manifest(folder, {"workload": {"name": "mlp"}, "instrument": {"every": asked}}, run_id=name)
+    return LabelledRun(name, load_run(folder))
+
+
+def numbers_drawn() -> list[int]:
+    return [number for number in range(WARM_UP, STEPS) if number % EVERY == 7 * (number // EVERY) % EVERY]
+
+
+def test_what_was_observed_is_of_drawn_steps_and_step_times_are_of_all(tmp_path: Path) -> None:
+    dataset = run_of(tmp_path / "sampled")
+    entry, drawn = aggregate(dataset), numbers_drawn()
+    exposed, step_ms, job = (entry.metrics[name] for name in ("exposed_comm_ms", "window_ms", "job_step_ms"))
+    assert exposed.median == pytest.approx(np.median([25 + number / 4 for number in drawn]))
+    assert (exposed.count, exposed.nulls) == (2 * len(drawn), 0)
+    assert step_ms.median == job.median == 100 + (WARM_UP + STEPS - 1) / 2
+    assert (step_ms.count, job.count) == (2 * (STEPS - WARM_UP), STEPS - WARM_UP)
+    counts = entry.steps
+    assert (counts.global_steps_used, counts.rank_steps_used) == (len(drawn), 2 * len(drawn))
+    assert (counts.rank_steps_not_drawn, counts.rank_steps_left_out_as_warmup) == (
+        2 * (STEPS - WARM_UP - len(drawn)),
+        2 * WARM_UP,
+    )
+    assert counts.rank_steps_left_out_as_calibration == 0
+    assert [(row.collectives, row.rows) for row in entry.collectives] == [(len(drawn), 2 * len(drawn))]
+
+
+def test_steps_that_were_passed_over_are_no_gap_and_no_alert(tmp_path: Path) -> None:
+    dataset = run_of(tmp_path / "sampled")
+    assert dataset.run.health.gaps == []
+    assert dataset.run.health.notes == []
+    assert dataset.run.health.steps_not_on_all_ranks == []
+
+
+def test_the_design_is_stated_with_intervals(tmp_path: Path) -> None:
+    entry, drawn = aggregate(run_of(tmp_path / "sampled", asked="auto")), numbers_drawn()
+    found = known(entry.sampling)
+    assert found is not None
+    assert (found.asked, found.every, found.steps_drawn, found.steps) == ("auto", EVERY, 7, STEPS - WARM_UP)
+    mean_ms = (7 * 0.2 + (STEPS - WARM_UP - 7) * 0.02) / (STEPS - WARM_UP)
+    assert found.known_share == pytest.approx(mean_ms / entry.metrics["window_ms"].median)
+    assert f"(1 in 10 steps observed at random: 7 of {STEPS - WARM_UP})" in measured_over(entry)
+    ends = entry.metrics["exposed_comm_ms"].interval
+    assert ends is not None
+    assert (ends.at_least, ends.at_most) == (25 + drawn[0] / 4, 25 + drawn[-1] / 4)  # of seven: all of them
+    assert not known(entry.metrics["job_step_ms"].interval)
+    table = "\n".join(text_lines(metrics_table("sampled", entry)))
+    assert "95 % interval" in table
+    assert "29.2 to 44.8 ms" in table
+
+
+def test_a_whole_run_has_neither_design_nor_intervals(tmp_path: Path) -> None:
+    entry = aggregate(run_of(tmp_path / "whole", 1))
+    assert not known(entry.sampling)
+    assert not known(entry.metrics["exposed_comm_ms"].interval)
+    assert "95 % interval" not in "\n".join(text_lines(metrics_table("whole", entry)))
+
+
+def test_the_page_draws_observed_steps_and_the_time_of_all(tmp_path: Path) -> None:
+    dataset = run_of(tmp_path / "sampled")
+    curves, _ = curves_of(dataset)
+    assert curves["overlap_ratio"].x.tolist() == numbers_drawn()
+    assert curves["job_step"].x.tolist() == list(range(WARM_UP, STEPS))
+    assert {each.global_step for each in chosen_steps(dataset)} <= set(numbers_drawn())
+
+
+def test_steps_of_a_profilers_window_are_not_among_those_drawn(tmp_path: Path) -> None:
+    folder = tmp_path / "windowed"
+    folder.mkdir()
+    window = [
+        step(number % 2, 2, number // 2, overlap=metrics(500, 50, 400, 0), drawn=0, collectives=[collective()])
+        for number in range(2 * 20, 2 * 28)
+    ]
+    for rank in range(2):
+        kept = [one for one in window if one.rank == rank]
+        lines = [line(rank, number, EVERY) for number in range(STEPS) if not 20 <= number < 28]
+        write_rank(folder, header(rank, 2, warmup_steps=WARM_UP, every="10"), sorted([*kept, *lines], key=by_number))
+    entry = aggregate(LabelledRun("windowed", load_run(folder)))
+    assert entry.metrics["exposed_comm_ms"].max < 100
+
+
+def by_number(line: Step) -> int:
+    return line.global_step
+
+
+def test_a_run_in_which_no_step_was_drawn_says_so(tmp_path: Path) -> None:
+    folder = tmp_path / "short"
+    folder.mkdir()
+    for rank in range(2):
+        lines = [
+            step(rank, 2, number, overlap={"window_ms": 100.0}, coverage=PASSED_OVER, warmup=number < 2)
+            for number in range(6)
+        ]
+        write_rank(folder, header(rank, 2, warmup_steps=2, every="auto"), lines)
+    entry: DatasetEntry = aggregate(LabelledRun("short", load_run(folder)))
+    assert entry.metrics["job_step_ms"].median == 100
+    assert "none of 4 steps observed (instrument.every=auto)" in measured_over(entry)
+    assert "overlap_ratio" not in entry.metrics
+
+
+def test_samples_are_compared_with_samples(tmp_path: Path) -> None:
+    found = compared(run_of(tmp_path / "a"), run_of(tmp_path / "b", asked="auto"))
+    assert found.unlike == []
+    assert found.metrics["exposed_comm_ms"].judgement == "equal"
+
+
+def test_a_sample_is_not_compared_with_a_run_whose_every_step_was_observed(tmp_path: Path) -> None:
+    found = compared(run_of(tmp_path / "a", 1), run_of(tmp_path / "b"))
+    assert found.unlike == [OBSERVED]
+    assert found.metrics["job_step_ms"].judgement == "not judged"
+    assert "measuring costs each step" in str(found.metrics["job_step_ms"].judgement_reason)
+
+
+def test_with_measuring_off_the_cost_of_a_sample_can_be_seen(tmp_path: Path) -> None:
+    folder = tmp_path / "off"
+    folder.mkdir()
+    for rank in range(2):
+        lines = [step(rank, 2, number, overlap=metrics(99, 50, 50, 25)) for number in range(STEPS)]
+        write_rank(folder, header(rank, 2, instrument_mode="off", label="off", run_id="off"), lines)
+    write_manifest(folder, {"workload": {"name": "mlp"}}, run_id="off")
+    found = compared(LabelledRun("off", load_run(folder)), run_of(tmp_path / "b"))
+    assert found.unlike == []
+    assert found.metrics["job_step_ms"].judgement == "worse"
+
+
+def test_launches_that_observe_unlike_are_refused_unless_allowed(tmp_path: Path) -> None:
+    for side, every in (("whole", 1), ("sampled", EVERY)):
+        for launch in range(4):
+            run_of(tmp_path / side / f"launch_{launch}", every)
+    with pytest.raises(
+        InputError, match=r"NOT COMPARABLE: header.observed_steps is 'all' in .*'a sample' in .*few of the other"
+    ):
+        report(tmp_path, tmp_path / "whole", tmp_path / "sampled")
+
+
+def test_the_frame_says_which_steps_to_pool(tmp_path: Path) -> None:
+    frame = steps_frame(run_of(tmp_path / "sampled").run)
+    assert sorted(frame["drawn"].unique()) == [0, EVERY]
+    assert frame[frame["drawn"] == EVERY]["comm_ms"].notna().all()

@@ -1,0 +1,52 @@
+"""On a device a step that is passed over records no event but those of its own begin and end; what is observed is as if
+every step were.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from aorta.instrument.sampling import drawn
+from tests.device_path.launch import on_devices
+from tests.device_path.program_sampled import EVERY, STEPS
+from tests.simulated.programs import needs_device
+
+pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device]
+OF_A_STEP = 3
+"""Events: the epoch that marks are read against, the begin and the end."""
+CASES = [
+    [f"parallel={strategy}", f"instrument.mode={mode}"]
+    for strategy in ("ddp", "fsdp")
+    for mode in ("dedicated", "observe")
+]
+
+
+def test_steps_that_are_passed_over_cost_the_device_their_begin_and_end(tmp_path: Path) -> None:
+    ranks = on_devices("tests.device_path.program_sampled", tmp_path, json.dumps(CASES))
+    for first, other in zip(*ranks, strict=True):
+        assert first["drawn"] == other["drawn"]
+        numbers = range(len(first["drawn"]))
+        assert [EVERY if drawn(number, EVERY, 0) else None for number in numbers] == first["drawn"]
+        assert len(numbers) > STEPS
+        for rank in (first, other):
+            for number in numbers:
+                observed = rank["drawn"][number] is not None
+                overlap, events = rank["overlap"][number], rank["events"][number]
+                if number and not observed:  # in the first one streams and buckets are made
+                    assert events - rank["bare"] == OF_A_STEP, (number, rank["events"])
+                    assert set(overlap) <= {"window_ms", "aorta_ms"}
+                    assert rank["collectives"][number] == 0
+                if observed:
+                    assert rank["complete"][number]
+                    assert overlap["comm_ms"] > 0
+                    assert overlap["compute_ms"] > 0
+                    assert events > rank["bare"] + 2 * rank["collectives"][number]
+            alike = {
+                (round(line["comm_ms"], 6), round(line["compute_ms"], 6))
+                for line, which in zip(rank["overlap"][2:], rank["drawn"][2:], strict=True)
+                if which is not None
+            }
+            assert len(alike) == 1  # in virtual time observed steps are alike
