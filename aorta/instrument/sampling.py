@@ -29,6 +29,8 @@ RESERVE: Final = 0.8
 """`auto` plans with so much of `KNOWN_SHARE`: its own work varies."""
 MOST: Final = 1024
 """Largest N that `auto` chooses."""
+LITTLE: Final = 0.1
+"""What steps that are observed may add to what all cost at least, where that is more than `KNOWN_SHARE`."""
 LEAST_OBSERVED: Final = 5
 """Steps that `auto` observes at the beginning at least; it measures the later half of them."""
 MEASURED: Final = 8
@@ -101,9 +103,12 @@ class Choice(NamedTuple):
 
 
 def chosen(observed_us: float, passed_us: float, step_ms: float, from_step: int) -> Choice:
-    """Return the smallest power of two that keeps the known share; `MOST` where none does."""
+    """Return the smallest power of two that keeps the known share. Where none does, as steps that are passed over take
+    more by themselves, the smallest at which those observed add little to it.
+    """
     choice = Choice(1, from_step, observed_us, passed_us, step_ms)
-    while choice.every < MOST and choice.known_share > KNOWN_SHARE * RESERVE:
+    least = passed_us / (step_ms * 1e3)
+    while choice.every < MOST and choice.known_share > max(KNOWN_SHARE * RESERVE, least * (1 + LITTLE)):
         choice = choice._replace(every=choice.every * 2)
     return choice
 

@@ -1,4 +1,4 @@
-"""Two ranks train on the simulated device, one of four steps observed; each writes what its steps cost the device.
+"""Two ranks train on the simulated device, one of several steps observed; each writes what its steps cost the device.
 
 Takes a folder, and the words of each case as JSON. Writes `rank_<r>.json`, a list with one entry a case. Run by
 `test_sampled`.
@@ -19,7 +19,7 @@ from tests.device_path.ranks import by_rank
 from tests.loop import Loop
 from tests.simulated import device as simulated
 
-STEPS, EVERY = 16, 4
+STEPS = 16
 
 
 def main() -> None:
@@ -31,7 +31,7 @@ def seen(words: list[str], topology: Topology, device: torch.device) -> dict[str
     """By step: events recorded, and the record's line. `bare`: events of a step that nothing of AORTA is part of."""
     set_lengths(None)
     lines: list[Step] = []
-    one = Loop((*SHAPE, *words, f"instrument.every={EVERY}"), topology, device, lines.append)
+    one = Loop((*SHAPE, *words), topology, device, lines.append)
 
     def events() -> int:
         return simulated.counters(device.index).events_recorded

@@ -124,7 +124,7 @@ def test_a_rank_that_cannot_read_the_choice_makes_its_own(
 
 @pytest.mark.parametrize(
     ("observed_us", "passed_us", "step_ms", "every"),
-    [(30, 1, 60, 1), (300, 20, 60, 16), (300, 1, 1, 1024), (300, 70, 60, 1024)],
+    [(30, 1, 60, 1), (300, 20, 60, 16), (300, 0.1, 1, 512), (300, 70, 60, 64)],
 )
 def test_the_smallest_power_of_two_that_keeps_the_share(
     observed_us: float, passed_us: float, step_ms: float, every: int
