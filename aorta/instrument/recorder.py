@@ -265,7 +265,7 @@ class Recorder:
             self._before = self._issued_so_far()
         unseen, flags = self.unseen, rf.STEP_PHASES.index(facts.phase) << rf.PHASE_SHIFT
         if self.passes_over:
-            unseen = _PASSED_OVER
+            unseen, flags = _PASSED_OVER, flags | rf.PASSED_OVER
         flags |= (
             facts.warmup * rf.WARMUP | continues * rf.CONTINUES | (unseen is not None and unseen.compute) * rf.BLIND
         )

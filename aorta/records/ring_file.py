@@ -99,7 +99,7 @@ ROW: Final = np.dtype(
 STEP, COLLECTIVE, WAIT, PASS, TAIL, STALL, AUX, PIPELINE, COMPUTE, RANGE, LEFT_OUT, VALUE, SUMMARY, LINK = range(1, 15)
 SPAN, COPY, GAP, JOINED, NOTE = range(15, 20)
 # Flags, by kind.
-WARMUP, CONTINUES, BLIND, PHASE_SHIFT = 1, 2, 4, 3  # of STEP; the highest bits are the index in PHASES
+WARMUP, CONTINUES, BLIND, PHASE_SHIFT, PASSED_OVER = 1, 2, 4, 3, 32  # of STEP; two bits are the index in STEP_PHASES
 OWN_COUNTED = 1  # of SUMMARY
 BLOCKED, OVER = 1, 2  # of WAIT
 BACKWARD = 1  # of PASS

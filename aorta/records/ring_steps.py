@@ -141,6 +141,8 @@ class RingSteps:
         open_ends = np.flatnonzero(unended | (kind == 0))
         complete = np.searchsorted(open_ends, since) == np.searchsorted(open_ends, until)
         complete |= np.arange(len(at))[::-1] >= MOST_STEPS_LATE
+        if self._device is not None:  # nobody asks when their collectives end
+            complete |= (rows["flags"][at] & rf.PASSED_OVER) != 0
         complete |= late
         complete &= rows["b"][at] != 0
         for step in np.flatnonzero(np.isin(at + first, [*self.kernels])).tolist():
@@ -188,7 +190,10 @@ class RingSteps:
 
         names = self.ring.names()
         texts = [one if isinstance(one, str) else "" for one in names]
+        passed_over = (steps["flags"] & rf.PASSED_OVER) != 0
         called, waits, stages = part(rf.COLLECTIVE, ended=False), part(rf.WAIT), part(rf.PIPELINE)
+        if self._device is not None:
+            called = called.where(~passed_over[called.step])
         stalled, tails, gaps, notes = part(rf.STALL), part(rf.TAIL), part(rf.GAP), naming(rf.NOTE, "b2")
         paces = []
         if self._device is not None:
@@ -282,7 +287,9 @@ class RingSteps:
                 measured[number],
                 compute_rows[computed.of(number)] + pass_rows[passes.of(number)],
             )
-            own, caller = called.of(number), left_out.rows_of(number)
+            # Of a step that was passed over they only tell what queues and reaches into the next ones.
+            own = slice(0, 0) if passed_over[number] else called.of(number)
+            caller = left_out.rows_of(number)
             unended = issued.unended[own]
             coverage = self._coverages.of(
                 Counted(
@@ -323,7 +330,7 @@ class RingSteps:
                             global_step,
                             values[number].get(rf.LR),
                             bool(flags & rf.WARMUP),
-                            rf.STEP_PHASES[flags >> rf.PHASE_SHIFT],
+                            rf.STEP_PHASES[flags >> rf.PHASE_SHIFT & 3],
                         ),
                         (start_ns, end_ns),
                         overlap if by_kernels is None else by_kernels,

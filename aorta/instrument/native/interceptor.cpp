@@ -435,9 +435,8 @@ class Tap : public std::enable_shared_from_this<Tap> {
     const bool on_device = call.tensor != nullptr && !on_host && op.argument &&
         (group.on_device || (group.early && !call.asynchronous));
     const aorta::Underway underway(step_);
-    const bool passed = device_ && !step_->observes() && call.tensor != nullptr && !on_host;
-    Collective row = issued(group, call, on_device && !passed);
-    if (passed) {  // left to the backend: no event, and nobody is told when it has ended
+    Collective row = issued(group, call, on_device);
+    if (on_device && !step_->observes()) {  // left to the backend: no event, and nobody is told when it has ended
       own.without([&] { return backend(false); });
       return nullptr;
     }
