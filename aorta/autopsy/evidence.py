@@ -119,6 +119,8 @@ class RankEvidence(RankState, kw_only=True):
         completed_late: issued collectives may have completed: on a device that is known once a step has been read.
         device_seen_ns: the source says of each collective whether the device had begun it, at this moment of its clock
             at the latest; None where it does not.
+        overwritten: names of groups, where the source keeps so few collectives that all of a group, or of a pair in it,
+            may be missing.
         stacks: the thread that runs the training first.
         torn: why the evidence is incomplete.
     """
@@ -133,6 +135,7 @@ class RankEvidence(RankState, kw_only=True):
     not_after_ns: Integer | None = None
     completed_late: bool = False
     device_seen_ns: Integer | None = None
+    overwritten: tuple[str, ...] = ()
     stacks: list[ThreadStack] = []
     torn: str | None = None
 

@@ -73,7 +73,7 @@ class Rank(RankState, kw_only=True, dict=True):
     Attributes:
         collectives: in the order of issue, of one source.
         complete: a collective that is not among them was not issued, or was finished long ago.
-        not_after_ns, completed_late, device_seen_ns: as of `RankEvidence`.
+        not_after_ns, completed_late, device_seen_ns, overwritten: as of `RankEvidence`.
         unresponsive: NCCL's RAS got no answer from it.
     """
 
@@ -82,6 +82,7 @@ class Rank(RankState, kw_only=True, dict=True):
     not_after_ns: int | None = None
     completed_late: bool = False
     device_seen_ns: int | None = None
+    overwritten: frozenset[str] = frozenset()
     unresponsive: bool = False
     stacks: tuple[ThreadStack, ...] = ()
     sources: tuple[str, ...] = ()
@@ -109,10 +110,11 @@ class Rank(RankState, kw_only=True, dict=True):
     def has_issued(self, channel: Channel, number: int) -> bool:
         return number <= max(self.channels.get(channel, {}), default=-1)
 
-    def may_lack(self, one: CollectiveEvidence) -> bool:
-        """Return whether the evidence of this rank can be without a collective that another rank issued."""
+    def may_lack(self, channel: Channel, one: CollectiveEvidence) -> bool:
+        """Return whether the evidence of this rank can be without a collective that another rank issued there."""
         older = self.not_after_ns is not None and one.issued_ns is not None and self.not_after_ns < one.issued_ns
-        return older or not self.complete
+        gone = channel.group in self.overwritten and channel not in self.channels
+        return older or gone or not self.complete
 
     def age_s(self, since_ns: int | None) -> float | None:
         if since_ns is None or self.taken_ns is None:
@@ -282,7 +284,7 @@ class WaitGraph:
                     elif other.is_behind(channel, oldest):
                         # What a torn, older or absent list lacks may have been issued; a process that is gone will
                         # issue no more.
-                        (behind if other.gone or not other.may_lack(oldest) else unknown).add(member)
+                        (behind if other.gone or not other.may_lack(channel, oldest) else unknown).add(member)
                 found.append(OpenCollective(rank.rank, channel, oldest, frozenset(behind), frozenset(unknown)))
                 if rank.lost_a_peer if rank.gone else not rank.is_elsewhere:  # or waited until it gave up
                     blockers[rank.rank] |= behind

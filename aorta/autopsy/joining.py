@@ -120,7 +120,7 @@ def _settled(job: JobEvidence, rank: Rank) -> Rank:
         for channel, issued in rank.channels.items()
         if (newest := issued[max(issued)]).kind in NEED_ALL_RANKS
         and any(
-            not other.has_issued(channel, newest.number) and not other.may_lack(newest)
+            not other.has_issued(channel, newest.number) and not other.may_lack(channel, newest)
             for member in job.members(channel)
             if (other := job.ranks.get(member)) is not None
         )
@@ -167,6 +167,7 @@ def _joined(several: Sequence[RankEvidence], chosen: str, names: dict[tuple[str,
         rank.collectives = tuple(structs.replace(one, group=names[one.group, ours.rank]) for one in ours.collectives)
         rank.complete, rank.not_after_ns = ours.torn is None, ours.not_after_ns
         rank.completed_late, rank.device_seen_ns = ours.completed_late, ours.device_seen_ns
+        rank.overwritten = frozenset(names.get((name, ours.rank), name) for name in ours.overwritten)
     return rank
 
 

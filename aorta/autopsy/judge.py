@@ -138,7 +138,7 @@ def _without_culprit(case: Case) -> tuple[Kind, list[int]]:
         if rank.completed_late and any(
             rank.rank in job.members(channel)
             and not rank.has_issued(channel, max(issued))
-            and not rank.may_lack(issued[max(issued)])
+            and not rank.may_lack(channel, issued[max(issued)])
             for other in job.ranks.values()
             for channel, issued in other.channels.items()
         ):

@@ -123,6 +123,7 @@ def progress_evidence(run_folder: Path, *, stacks: bool = False, saved: bool = T
             phase_since_ns=loop.phase_since_ns,
             groups=[GroupEvidence(name=group.name, ranks=tuple(sorted(group.ranks))) for group in seen.groups],
             completed_late=facts.completed_late,
+            overwritten=seen.overwritten,
             stacks=taken,
             torn=seen.torn,
         )

@@ -161,6 +161,7 @@ class ProgressSeen(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         collectives: the newest that the rank has issued, the oldest first. Of older ones nothing is known.
+        overwritten: names of groups, where there are fewer than `KEPT` collectives because rows were overwritten.
         torn: what could not be read, if anything.
     """
 
@@ -168,6 +169,7 @@ class ProgressSeen(msgspec.Struct, frozen=True, kw_only=True):
     state: ProgressState
     groups: tuple[ProgressGroup, ...]
     collectives: tuple[ProgressCollective, ...]
+    overwritten: tuple[str, ...]
     torn: str | None
 
 
@@ -338,7 +340,7 @@ def is_a_size(slots: int) -> bool:
 
 
 def _seen(path: Path, file: BinaryIO) -> ProgressSeen:
-    from aorta.records.ring_file import RingFacts, RingGroup
+    from aorta.records.ring_file import OTHERS, RingFacts, RingGroup
 
     header, torn = _Header(path, file), list[str]()
     words, data, groups, facts = header.words, header.data, dict[int, ProgressGroup](), None
@@ -347,7 +349,8 @@ def _seen(path: Path, file: BinaryIO) -> ProgressSeen:
         for number, line in enumerate(listed.splitlines(), start=1):
             if line.startswith(b"["):
                 group = decode_json(line, decoder)
-                groups[number] = ProgressGroup(group.name, group.ranks)
+                if group.name != OTHERS:
+                    groups[number] = ProgressGroup(group.name, group.ranks)
         if words[FACTS_WORD]:
             facts = decode_json(data[FACTS_AT : FACTS_AT + words[FACTS_WORD]], msgspec.json.Decoder(RingFacts))
     except ValueError as error:
@@ -355,6 +358,7 @@ def _seen(path: Path, file: BinaryIO) -> ProgressSeen:
     rows, lost = _newest(file, words[COUNT_WORD], header.slots)
     if lost:
         torn.append(f"{lost} of the newest rows: they were being written")
+    overwritten = words[COUNT_WORD] > header.slots and len(rows) < KEPT
     if (words[STATE_WORD] ^ words[SINCE_WORD]) & _SINCE_MASK:
         torn.append("step and phase: they were being written")
     return ProgressSeen(
@@ -362,6 +366,7 @@ def _seen(path: Path, file: BinaryIO) -> ProgressSeen:
         state=_state(words, header.facts),
         groups=tuple(group for group in groups.values() if group.ranks),
         collectives=() if facts is None else _collectives(rows, facts, groups),
+        overwritten=tuple(group.name for group in groups.values()) if overwritten else (),
         torn="; ".join(torn) or None,
     )
 

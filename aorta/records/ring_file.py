@@ -302,8 +302,7 @@ class RingFile:
         if self.file < 0 or os.getpid() != self._mapped_by:
             return
         if self.is_whole or self._facts is None:
-            with suppress(OSError):  # then all of it stays
-                self.keep_progress()
+            self.keep_progress()
         OF_THIS_PROCESS.discard(self.file)
         os.close(self.file)
         self.file = -1
@@ -318,10 +317,8 @@ class RingFile:
         self._words[WHOLE_WORD] = 1
 
     def keep_progress(self) -> None:
-        """Put a small file in its place, with the newest collectives for an autopsy of a run that has ended.
-
-        Raises:
-            OSError: it cannot be written.
+        """Put a small file in its place, with the newest collectives for an autopsy of a run that has ended. Where that
+        cannot be written, all of it stays.
         """
         assert self.path is not None  # it has a file
         rows, _ = self.rows_since(0)
@@ -332,7 +329,8 @@ class RingFile:
         small[ROWS_AT : ROWS_AT + kept.nbytes] = kept.tobytes()
         words = memoryview(small)[:PAGE].cast("q")
         words[SLOTS_WORD], words[COUNT_WORD], words[WHOLE_WORD] = KEPT, len(kept), 1
-        write_whole(self.path, bytes(small))
+        with suppress(OSError):
+            write_whole(self.path, bytes(small))
 
     # --- names -------------------------------------------------------------------------------------------------------
 

@@ -144,6 +144,7 @@ def test_a_name_that_is_no_phase_changes_nothing(rank: Rank) -> None:
 def test_the_newest_are_read_and_of_what_was_overwritten_nothing_is_known(rank: Rank, between: int) -> None:
     """Of 4,096 rows; each collective has some of other kinds beside it."""
     issued = 3 * KEPT
+    rank.ring.group(RingGroup("used", 1, False))
     first = rank.issue(0)
     for number in range(1, issued):
         rank.issue(number)
@@ -155,6 +156,7 @@ def test_the_newest_are_read_and_of_what_was_overwritten_nothing_is_known(rank: 
     assert [row.number for row in seen.collectives] == list(range(issued - known, issued))
     assert all(row.completed_ns is None for row in seen.collectives)
     assert seen.torn is None
+    assert seen.overwritten == (("used",) if known < KEPT else ())
 
 
 @pytest.mark.parametrize("before", [0, 5000])
@@ -193,6 +195,7 @@ def test_a_ring_whose_rows_are_in_the_record_keeps_its_state_and_newest_collecti
         state=before.state._replace(exit_code=7),
         groups=before.groups,
         collectives=before.collectives,
+        overwritten=(),
         torn=None,
     )
     assert len(after.collectives) == KEPT
