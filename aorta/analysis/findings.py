@@ -28,7 +28,7 @@ from aorta.analysis.account import (
     rank_times,
 )
 from aorta.analysis.aggregate import LabelledRun, job_step_times
-from aorta.analysis.sampled_steps import idle_between, sampled_steps
+from aorta.analysis.detailed_steps import detailed_steps, idle_between
 from aorta.analysis.settling import level_change, slow_steps
 from aorta.analysis.stragglers import cost_of, name_stragglers
 from aorta.documents import known
@@ -41,7 +41,7 @@ from aorta.timeline.intervals import Interval, clip, intersect, measure, merge, 
 from aorta.timeline.overlap import NS_PER_MS
 
 READ_RANKS: Final = 8
-"""Ranks whose steps a rule reads again (`sampled_steps`); of more ranks the first."""
+"""Ranks whose steps a rule reads again (`detailed_steps`); of more ranks the first."""
 LEAST_SHARE: Final = 0.02
 """Of the step: what costs or differs by less is not named."""
 LARGE_SHARE: Final = 0.1
@@ -210,7 +210,7 @@ def hidden_by_another_group(dataset: LabelledRun, _entry: DatasetEntry) -> Itera
         total: Counter[str] = Counter()
         hidden: Counter[str] = Counter()
         worst: dict[str, tuple[int, int]] = {}
-        steps = sampled_steps(tables)
+        steps = detailed_steps(tables)
         steps_ns = sum(step.length_ns for step in steps)
         for step in steps:
             flights: defaultdict[str, list[Interval]] = defaultdict(list)
@@ -309,7 +309,7 @@ def idle_cause(dataset: LabelledRun, entry: DatasetEntry) -> Iterator[Finding]:
     if not step_ms:
         return
     for rank, tables in list(dataset.run.ranks.items())[:READ_RANKS]:
-        steps, data_ns = sampled_steps(tables), 0
+        steps, data_ns = detailed_steps(tables), 0
         for step in steps:
             spans = [(start, end) for start, end, (name, _) in step.ranges if name == "data"]
             data_ns += measure(subtract(merge(clip(spans, (0, step.length_ns))), step.computing))

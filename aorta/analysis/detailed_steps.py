@@ -1,8 +1,8 @@
 """Reads the last steps of a rank again, with all their intervals: what the frames of a run do not hold.
 
-    for (before, after), idle_ms in idle_between(sampled_steps(tables)).items(): ...
+    for (before, after), idle_ms in idle_between(detailed_steps(tables)).items(): ...
 
-Must not: hold more than `SAMPLED_STEPS` steps of intervals of one rank at once, or say what they mean (`findings`
+Must not: hold more than `DETAILED_STEPS` steps of intervals of one rank at once, or say what they mean (`findings`
 does).
 """
 
@@ -20,11 +20,11 @@ from aorta.read.run import RankTables
 from aorta.timeline.intervals import Interval, clip, merge, subtract
 from aorta.timeline.overlap import NS_PER_MS
 
-SAMPLED_STEPS: Final = 16
+DETAILED_STEPS: Final = 16
 """The last of a rank after warm-up, of which intervals are read again."""
 
 
-class SampledStep(NamedTuple):
+class DetailedStep(NamedTuple):
     """One step of a rank, in ns from its start. `ranges` are passes of blocks as (phase, block), work outside them and
     copies to the host as (name, None), in order of time; `collectives` are those in flight as (kind, group); stalls are
     no computation.
@@ -37,14 +37,14 @@ class SampledStep(NamedTuple):
     collectives: list[tuple[int, int, tuple[str, str]]]
 
 
-def sampled_steps(tables: RankTables) -> list[SampledStep]:
+def detailed_steps(tables: RankTables) -> list[DetailedStep]:
     """Return the last steps of a rank after warm-up.
 
     Raises:
         InputError: the record cannot be read again.
     """
     steps, rows, found = tables.steps, tables.collectives, []
-    indices = np.flatnonzero(steps.used)[-SAMPLED_STEPS:]
+    indices = np.flatnonzero(steps.used)[-DETAILED_STEPS:]
     if not len(indices):
         return []
     spans = tables.details.spans(indices)
@@ -57,7 +57,7 @@ def sampled_steps(tables: RankTables) -> list[SampledStep]:
         named = inside.of_lanes(Lane.COMPUTE, Lane.AUX, Lane.COPY_TO_HOST)
         regions = [spans.names[name].region for name in named.name.tolist()]
         ranges: Any = zip(named.start_ns.tolist(), named.end_ns.tolist(), regions, strict=True)
-        step = SampledStep(
+        step = DetailedStep(
             int(steps.global_step[index]),
             window[1],
             subtract(merge(clip(inside.of_lanes(Lane.COMPUTE).intervals(), window)), stalled),
@@ -68,7 +68,7 @@ def sampled_steps(tables: RankTables) -> list[SampledStep]:
     return found
 
 
-def idle_between(steps: Sequence[SampledStep]) -> dict[tuple[str, str], float]:
+def idle_between(steps: Sequence[DetailedStep]) -> dict[tuple[str, str], float]:
     """Return (what came before, what came after) -> idle milliseconds a step there, in which nothing ran that the
     record names; empty where the source names no ranges. Passes of blocks are called by their phase.
     """
