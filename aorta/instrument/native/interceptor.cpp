@@ -436,7 +436,10 @@ class Tap : public std::enable_shared_from_this<Tap> {
         (group.on_device || (group.early && !call.asynchronous));
     const aorta::Underway underway(step_);
     Collective row = issued(group, call, on_device);
-    if (on_device && !step_->observes()) {  // left to the backend: no event, and nobody is told when it has ended
+    // In a step that is passed over nobody is told when it has ended. What is moved in the others is moved there too, as they
+    // stand for it.
+    const bool moves = device_ && device_->dedicated() && !op.point_to_point && !group.batch;
+    if (on_device && !step_->observes() && !moves) {
       own.without([&] { return backend(false); });
       return nullptr;
     }
