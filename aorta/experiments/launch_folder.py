@@ -123,7 +123,7 @@ def check_words(plan: Plan, allow_unlike: Sequence[str] = ()) -> None:
             for variable in [word for word in words if word.partition("=")[0].isupper()][:1]:
                 message += f"\n  for a variable write env.{variable}"
             raise ConfigError(f"{side.name}: train.py does not take {shlex.join(words) or 'no arguments'}:\n{message}")
-        composed[side.name] = dict(flatten(_yaml(done.stdout), "config."))
+        composed[side.name] = _facts(dict(flatten(_yaml(done.stdout), "config.")))
     _refuse_other_work(composed, allow_unlike)
 
 
@@ -131,6 +131,15 @@ def _yaml(text: str) -> Any:
     from omegaconf import OmegaConf
 
     return OmegaConf.to_container(OmegaConf.create(text), resolve=False)
+
+
+def _facts(configuration: dict[str, object]) -> dict[str, object]:
+    """Return what a report would compare, as far as the configuration tells."""
+    from aorta.analysis.compare.run_comparison import OBSERVED, observed_steps
+
+    if configuration.get("config.instrument.mode") != "off":
+        configuration[OBSERVED] = observed_steps(str(configuration.get("config.instrument.every", 1)))
+    return configuration
 
 
 def _refuse_other_work(composed: Mapping[str, Mapping[str, object]], allow_unlike: Sequence[str]) -> None:
@@ -150,7 +159,8 @@ def _refuse_other_work(composed: Mapping[str, Mapping[str, object]], allow_unlik
         raise ConfigError(
             "\n".join(
                 [
-                    "the sides would not do the same work, so their comparison would be NOT COMPARABLE:",
+                    "the sides would not do the same work, or not be measured alike (header.observed_steps, by "
+                    "instrument.every), so their comparison would be NOT COMPARABLE:",
                     *(f"  {line}" for line in unlike.values()),
                     "give all sides the same, or compare them all the same with "
                     + " ".join(f"--allow-unlike {key}" for key in unlike),

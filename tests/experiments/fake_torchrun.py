@@ -78,7 +78,8 @@ def main(words: list[str]) -> int:
     if words[-2:] == ["--cfg", "job"]:
         wrong = [word for word in words if re.match(r"wrong", word)]
         note(call="check")
-        print("\n".join(word.replace("=", ": ") for word in words if word.startswith("workload.")))
+        shown = [word.partition("=") for word in words if word.startswith(("workload.", "instrument."))]
+        print("\n".join(f"{key}: {json.dumps(value)}" for key, _, value in shown))  # quoted: off is no boolean
         if wrong:
             print(f"error: no key {wrong[0]}", file=sys.stderr)
         return len(wrong)

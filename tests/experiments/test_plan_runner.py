@@ -313,8 +313,13 @@ def test_a_plan_whose_comparison_would_be_refused_starts_no_launch(bench: Bench)
         assert "  workload.model_dim: 64 in the reference, 96 in candidate\n" in err
         assert ("--allow-unlike workload.model_dim --allow-unlike workload.num_layers\n" in err) == (len(more) < 2)
         assert (bench.launched, (bench.home / "plan").exists()) == ([], False)
+    sample = ("--launches", "1", "--candidate", "instrument.every=10")
+    code, _, err = bench(*sample)
+    assert (code, "  header.observed_steps: all in the reference, a sample in candidate\n" in err) == (1, True)
+    assert not bench.launched
     assert bench(*words, "--launches", "1", "--allow-unlike", "workload")[0] == 0
     assert len(bench.launched) == 2
+    assert bench("--output", "cost", *sample, "--reference", "instrument.mode=off")[0] == 0
 
 
 @pytest.mark.parametrize(

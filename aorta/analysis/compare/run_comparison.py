@@ -227,7 +227,7 @@ def facts(run: Run) -> dict[str, object]:
     of_header = {f"{HEADER}{name}": getattr(run.source, name) for name in _HEADER_FACTS}
     of_header[f"{HEADER}world_size"] = run.source.world_size or None
     if run.source.every is not None:
-        of_header[OBSERVED] = ALL_STEPS if run.source.every == "1" else A_SAMPLE
+        of_header[OBSERVED] = observed_steps(run.source.every)
     configuration = dict(flatten(config_of(run.manifest), "config."))
     configuration.pop("config.training.output_dir", None)  # where a run writes says nothing of what it did
     if configuration.get("config.telemetry.steps_end_by") == "the optimizer":
@@ -241,6 +241,11 @@ def facts(run: Run) -> dict[str, object]:
         **configuration,
         **({} if timed_by is None else {"config.instrument.interceptor": timed_by}),
     }
+
+
+def observed_steps(every: str) -> str:
+    """Return which steps `instrument.every` observes, as a fact."""
+    return ALL_STEPS if every == "1" else A_SAMPLE
 
 
 def differing(left: Mapping[str, object], right: Mapping[str, object]) -> list[FactDifference]:
