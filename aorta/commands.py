@@ -224,13 +224,12 @@ def record(arguments: Sequence[str]) -> int:
         observed_every(options.every)
     except ConfigError as error:
         raise InputError(f"aorta record --every: {error}") from error
+    every = {} if options.every == "1" else {"AORTA_RECORD_EVERY": options.every}
     folder = str(Path(options.folder).absolute())
     sys.stdout.flush()
     note_started(Path(options.folder), words)
     try:
-        os.execvpe(
-            words[0], words, with_path(_INJECTED) | {"AORTA_RECORD": folder, "AORTA_RECORD_EVERY": options.every}
-        )
+        os.execvpe(words[0], words, with_path(_INJECTED) | {"AORTA_RECORD": folder} | every)
     except OSError as error:
         raise ToolMissing(f"{words[0]}: cannot be started: {error.strerror or error}") from error
 

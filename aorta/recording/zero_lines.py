@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 VARIABLE: Final = "AORTA_RECORD"
 """Environment variable with the folder of the run."""
 VARIABLE_OF_EVERY: Final = "AORTA_RECORD_EVERY"
-"""Another one, with `instrument.every`."""
+"""Another one, with `instrument.every` where that is not 1."""
 _RECENT, _USUAL = 5, 4
 """What came in 4 of the last 5 steps is part of a step: known before the 5 steps of the warm-up are over."""
 _FIRST_STEP_S: Final = 1.0
@@ -152,8 +152,7 @@ class _ZeroLines:
                 raise InstrumentError("an optimizer steps inside the backward pass, so steps have no end")
             if recorded_run.open_runs:
                 raise ConfigError("the program records itself")
-            folder = os.environ.pop(VARIABLE)  # which no child of this process is to find
-            every = os.environ.pop(VARIABLE_OF_EVERY, "1")
+            every, folder = os.environ.pop(VARIABLE_OF_EVERY, "1"), os.environ.pop(VARIABLE)  # no child is to find them
             models = _trained_models(optimizer)
         except Exception as error:
             if together:

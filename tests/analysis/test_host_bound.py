@@ -113,6 +113,7 @@ def test_a_calibration_gives_the_numbers_that_marks_cannot(tmp_path: Path) -> No
         "rank_steps_used": 70,
         "rank_steps_left_out_as_warmup": 4,
         "rank_steps_left_out_as_calibration": 6,
+        "rank_steps_not_drawn": 0,
     }
     assert as_json(found.pace.calibration) | {"setup_ms": None} == {
         "steps": 3,
