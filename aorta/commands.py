@@ -262,7 +262,7 @@ def record_parser() -> ArgumentParser:
         "--every",
         metavar="N",
         default="1",
-        help="observe one of so many steps, drawn at random; auto: at a known cost of 0.1 %% of the time at most",
+        help="observe one of so many steps, drawn at random; auto: at a known cost of 0.1 %% of the time, or it warns",
     )
     return parser
 

@@ -203,7 +203,7 @@ class Instrument:
     stall_cutoff_us: float | None = None
     # steps after warm-up that torch.profiler measures too: auto (3 on an accelerator), off or a number
     calibration: str = "auto"
-    # one of so many steps is observed, drawn at random; auto: AORTA's own work takes 0.1 % of the time at most
+    # one of so many steps is observed, drawn at random; auto: AORTA's own work takes 0.1 %, or it warns
     every: str = "1"
 
 

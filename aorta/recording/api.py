@@ -250,7 +250,7 @@ def record(
         calibration: steps after the warm-up that are also measured by torch.profiler's kernels, as
             `instrument.calibration`: "auto", "off", or a number. A profiler of your own that runs then comes first.
         every: of how many steps one is observed, as `instrument.every`: a number, or "auto", with which AORTA's own
-            work takes 0.1 % of the training thread's time at most.
+            work takes 0.1 % of the training thread's time, or it warns.
         watchdog_timeout_s: seconds without progress after which an autopsy is written, as `watchdog.timeout_s`; None:
             learned from the run's steps; 0: no watchdog. Announce long pauses with `recording.pause()`.
 
