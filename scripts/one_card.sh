@@ -94,7 +94,8 @@ run_part() { # PART
                 waited=$((waited + 1))
             done
             if [[ -d $out/hang/rings ]]; then evidence+=("$out/hang/rings"); fi # of torch with NCCL
-            "$python" -m aorta autopsy "${evidence[@]}" --live >"$out/hang/autopsy.txt" || code=$?
+            # Both have waited for 5 s: less than what passes for a slow step otherwise.
+            "$python" -m aorta autopsy "${evidence[@]}" --live --stuck-after 3 >"$out/hang/autopsy.txt" || code=$?
             kill "$ranks" || true
             wait "$ranks" || true
             cat "$out/hang/autopsy.txt"

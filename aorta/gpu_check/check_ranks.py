@@ -278,15 +278,6 @@ class StrategyCheck:
         self.loop.finish()
         own = self.lines[-PROFILED:]
         steps = [(line.t_start_ns, line.t_end_ns) for line in own]
-        seen = windows(trace, steps, self.device.index or 0, emulated=self.ranks is not None)
-        share = busy_share(seen, steps)
-        lead_ms, undecided = (_median(own, name) for name in ("host_lead_ms", "undecided_share"))
-        ratio = ratio_between(_ends(own, "compute_comm_ms"), _ends(own, "exposed_comm_ms"))
-        complete = sum(line.coverage.complete for line in own)
-        on, again = (median(pair[place] for pair in cost) for place in (0, 1))
-        blocks = [
-            [(line.t_start_ns + row.start_ns, line.t_start_ns + row.end_ns) for row in line.compute] for line in own
-        ]
         collectives = [
             [
                 (line.t_start_ns + row.start_ns, line.t_start_ns + row.end_ns)
@@ -294,6 +285,21 @@ class StrategyCheck:
                 if row.start_ns is not None and row.end_ns is not None
             ]
             for line in own
+        ]
+        seen, ahead_ns = windows(
+            trace,
+            steps,
+            self.device.index or 0,
+            emulated=self.ranks is not None,
+            collectives=[one for own_step in collectives for one in own_step],
+        )
+        share = busy_share(seen, steps)
+        lead_ms, undecided = (_median(own, name) for name in ("host_lead_ms", "undecided_share"))
+        ratio = ratio_between(_ends(own, "compute_comm_ms"), _ends(own, "exposed_comm_ms"))
+        complete = sum(line.coverage.complete for line in own)
+        on, again = (median(pair[place] for pair in cost) for place in (0, 1))
+        blocks = [
+            [(line.t_start_ns + row.start_ns, line.t_start_ns + row.end_ns) for row in line.compute] for line in own
         ]
         timed = [
             ratio_row(self.name, ratio, pooled_ratio(seen, blocks), share, lead_ms),
@@ -315,7 +321,7 @@ class StrategyCheck:
             busy_row(self.name, share, lead_ms),
             row("host ahead of the device", lead, "for information", None),
             ratios,
-            *collective_rows(self.name, matched(collectives, seen), share),
+            *collective_rows(self.name, matched(collectives, seen), share, ahead_ns),
             taken,
             row("coverage", f"{complete} of {len(own)} steps", "all", complete == len(own)),
             row(f"synchronisations in {PROFILED} steps", waited, "none", waited == "none"),

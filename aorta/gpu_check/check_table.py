@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from statistics import median
@@ -21,6 +21,7 @@ import msgspec
 
 from aorta.errors import Inconclusive
 from aorta.terminal_style import table
+from aorta.timeline import intervals
 from aorta.timeline.intervals import Interval, clip, intersect, measure, merge
 from aorta.timeline.overlap import AGREEMENT
 
@@ -57,13 +58,20 @@ def pooled_ratio(steps: Sequence[KernelWindow], blocks: Sequence[Sequence[Interv
 
 
 def windows(
-    trace: dict[str, Any], steps: Sequence[Interval], device: int, *, emulated: bool = False
-) -> list[KernelWindow]:
-    """Return the kernels of one device that start in each step, and the waits of the host in it.
+    trace: dict[str, Any],
+    steps: Sequence[Interval],
+    device: int,
+    *,
+    emulated: bool = False,
+    collectives: Iterable[Interval] = (),
+) -> tuple[list[KernelWindow], int]:
+    """Return the kernels of one device that start in each step, and the waits of the host in it, all by the record's
+    clock; and how much the profiler's is ahead of it, in ns.
 
     Args:
         trace: as `json.load` reads it.
         steps: `[start, end)` in nanoseconds of the Unix epoch.
+        collectives: of the record, in all steps: their ends tell how far the clocks are apart.
         device: index of the device whose kernels count.
         emulated: whether the rank stands for several: then the copies that stand in for what NCCL writes, on streams
             of communication, are no computation, which is what runs on the busiest stream.
@@ -73,14 +81,16 @@ def windows(
     rows = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
     taken: defaultdict[Any, float] = defaultdict(float)
     for event in rows if emulated else ():
-        here = event.get("cat") == "kernel" and int(event["args"].get("device", device)) == device
-        if here and not EMULATED.search(event["name"]):
+        if _is_kernel(event, device) and not EMULATED.search(event["name"]):
             taken[event["args"].get("stream")] += float(event["dur"])
     computing = max(taken, key=taken.__getitem__, default=None)
+    communicating = [e for e in rows if _is_kernel(e, device) and communication.search(e["name"])]
+    ahead_ns = intervals.offset(collectives, [span(event, base_ns) for event in communicating])
+    base_ns -= ahead_ns or 0
     found = []
     for low, high in steps:
         inside = [event for event in rows if low <= start_ns(event, base_ns) < high]
-        kernels = [e for e in inside if e.get("cat") == "kernel" and int(e["args"].get("device", device)) == device]
+        kernels = [event for event in inside if _is_kernel(event, device)]
         comm = [span(event, base_ns) for event in kernels if communication.search(event["name"])]
         compute = [
             span(event, base_ns)
@@ -89,7 +99,11 @@ def windows(
         ]
         waits = sum(e.get("cat") in {"cuda_runtime", "hip_runtime"} and e["name"] in WAITS for e in inside)
         found.append(KernelWindow(sorted(comm), compute, waits))
-    return found
+    return found, ahead_ns or 0
+
+
+def _is_kernel(event: dict[str, Any], device: int) -> bool:
+    return event.get("cat") == "kernel" and int(event["args"].get("device", device)) == device
 
 
 def busy_share(seen: Sequence[KernelWindow], steps: Sequence[Interval]) -> float | None:
@@ -244,12 +258,15 @@ def ratio_row(
     return CheckRow(case, what, found, _RATIO_BOUND, verdict, why, is_time=True)
 
 
-def collective_rows(case: str, pairs: Sequence[Pair] | None, share: float | None) -> list[CheckRow]:
+def collective_rows(case: str, pairs: Sequence[Pair] | None, share: float | None, ahead_ns: int = 0) -> list[CheckRow]:
     """Return each collective against its kernel: durations (K2: within the larger of 2 % and 10 us), ends, and starts.
 
     The offset between the two clocks is the same for every collective, so it is estimated from the ends, checked
     against its own bound, and subtracted before ends are compared. A collective may wait in a queue: its start in the
     record may be before the kernel's, never after it.
+
+    Args:
+        ahead_ns: by how much the kernels have been moved already.
     """
     clocks, place = "clocks, telemetry - profiler", f"within {PLACE_NS / 1e3:.0f} us"
     names = ("collective, telemetry - kernel", "end, telemetry - kernel", "start, telemetry not behind kernel")
@@ -262,7 +279,8 @@ def collective_rows(case: str, pairs: Sequence[Pair] | None, share: float | None
     lengths = [(own[1] - own[0]) - (kernel[1] - kernel[0]) for own, kernel in pairs]
     ends = [own[1] - kernel[1] - apart for own, kernel in pairs]
     starts = [max(0, own[0] - kernel[0] - apart) for own, kernel in pairs]
-    rows = [time_row(case, clocks, f"{apart / 1e3:+.1f} us", place, share, abs(apart) <= PLACE_NS)]
+    behind = apart - ahead_ns
+    rows = [time_row(case, clocks, f"{behind / 1e3:+.1f} us", place, share, abs(behind) <= PLACE_NS)]
     for name, values in zip(names, (lengths, ends, starts), strict=True):
         worst = max(range(len(values)), key=lambda index: abs(values[index]) - limits[index])
         outside = sum(abs(value) > limit for value, limit in zip(values, limits, strict=True))

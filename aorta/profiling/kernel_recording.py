@@ -18,16 +18,12 @@ from typing import Any
 
 import torch
 from torch.autograd import DeviceType, _profiler_enabled
-from torch.autograd import profiler as torch_profiler
 from torch.profiler import ProfilerActivity, profile
 
 from aorta.distributed.topology import profiled
+from aorta.profiling.next_session import before_next_session
 from aorta.records.clocks import read_clocks
 from aorta.timeline.classes import DeviceKernel, copies
-
-_PREPARE = "_prepare_profiler"
-"""The function by which every profiler of torch begins. Private: where a torch does not have it, a profiler that the
-caller starts meanwhile takes the session over, as torch itself has it."""
 
 
 class ProfilerUnavailable(Exception):
@@ -39,7 +35,7 @@ class KernelRecording:
         self._device = device
         self._profiler: profile | None = None
         self._problem: str | None = None
-        self._prepare: Callable[..., Any] | None = None
+        self._forget: Callable[[], None] | None = None
 
     def start(self) -> None:
         """Begin, between two steps.
@@ -58,17 +54,12 @@ class KernelRecording:
         except Exception as error:  # whatever a vendor's library raises: the training goes on without it
             raise ProfilerUnavailable(f"torch.profiler did not start: {error}") from error
         self._profiler = profiler
-        prepare = self._prepare = getattr(torch_profiler, _PREPARE, None)
-        if prepare is None:
-            return
+        self._forget = before_next_session(self._give_way)
 
-        def given_way(*words: Any, **named: Any) -> Any:
-            with suppress(ProfilerUnavailable):
-                self.stop()
-            self._problem = "the caller's own profiler started meanwhile"
-            return prepare(*words, **named)
-
-        setattr(torch_profiler, _PREPARE, given_way)
+    def _give_way(self) -> None:
+        with suppress(ProfilerUnavailable):
+            self.stop()
+        self._problem = "the caller's own profiler started meanwhile"
 
     def stop(self) -> list[DeviceKernel]:
         """End, between two steps; the kernels in order of start. Waits for the device.
@@ -114,9 +105,9 @@ class KernelRecording:
 
     def abandon(self) -> None:
         """Leave torch as it was, and wait for nothing: after an error the device may never reach the end."""
-        if self._prepare is not None:
-            setattr(torch_profiler, _PREPARE, self._prepare)
-            self._prepare = None
+        if self._forget is not None:
+            self._forget()
+            self._forget = None
 
 
 def _is_kernel(event: Any) -> bool:

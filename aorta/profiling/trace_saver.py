@@ -3,7 +3,8 @@
 It takes one job per window; files appear whole or not at all, and `windows` lists what is where. Two threads at the
 lowest priority, so that a slow upload does not delay the next window's file. Must not raise into training, block it,
 leave half a trace, replace the reason of an error by its consequence, or remove a local file that has not reached its
-destination.
+destination. One thing the training thread does wait for: a profiler session that begins before the last trace is
+exported would take the times from its kernels (`next_session`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from aorta.profiling.memory_timeline import draw
+from aorta.profiling.next_session import before_next_session
 from aorta.profiling.upload import Destination, error_line
 from aorta.records.files import whole_file
 
@@ -36,6 +38,8 @@ PART = ".part"
 _TAIL_BYTES = 64
 _PROBE = b" " * (1 << 16)
 _CHUNK_BYTES = 1 << 20
+_EXPORT_WAIT_S = 60.0
+"""How long the next profiler session waits for the trace of the last one; afterwards that trace is given up."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +151,20 @@ class Saver:
         self._threads: list[threading.Thread] = []
 
     def submit(self, job: Job) -> None:
-        self.call(lambda: self._save(job))
+        """Save a window. Until its trace is exported, the next profiler session of this process waits."""
+        exported, overtaken = threading.Event(), threading.Event()
+
+        def wait() -> None:
+            if not exported.wait(_EXPORT_WAIT_S):
+                overtaken.set()
+
+        forget = before_next_session(wait)
+
+        def trace_exported() -> None:
+            exported.set()
+            forget()
+
+        self.call(lambda: self._save(job, trace_exported, overtaken))
 
     def call(self, work: Callable[[], None]) -> None:
         """Run `work` after everything submitted before; its exceptions are logged."""
@@ -206,18 +223,24 @@ class Saver:
                     self._pending -= 1
                     self._lock.notify_all()
 
-    def _save(self, job: Job) -> None:
+    def _save(self, job: Job, trace_exported: Callable[[], None], overtaken: threading.Event) -> None:
         begin = time.perf_counter()
         saved = SavedWindow(job.window, job.files)
         trace = job.files[-1].path
         raw = trace.with_name(trace.name + ".json" + PART)
         try:
-            # The other thread removes uploaded files and the folders this leaves empty, except those being filled.
-            with self._lock:
-                self._filling = {raw.parent, *(file.path.parent for file in job.files)}
-                raw.parent.mkdir(parents=True, exist_ok=True)
-            if job.export is not None:
-                export(job.export, raw)
+            try:
+                # The other thread removes uploaded files and the folders this leaves empty, except those being filled.
+                with self._lock:
+                    self._filling = {raw.parent, *(file.path.parent for file in job.files)}
+                    raw.parent.mkdir(parents=True, exist_ok=True)
+                if job.export is not None:
+                    export(job.export, raw)
+            finally:
+                trace_exported()
+            if overtaken.is_set():
+                raw.unlink(missing_ok=True)
+                raise TimeoutError(f"not exported within {_EXPORT_WAIT_S:.0f} s, when the next window began")
         except Exception as error:  # noqa: BLE001  losing one trace must not lose the next; it is logged
             for file in job.files:
                 if file.kind == "snapshot":

@@ -1,6 +1,7 @@
 """Measures steps by a profiler's kernels, beside their marks (docs/dev/measuring.md, W28).
 
-Steps of a window share one `WindowKernels`; they are read once its profiler has stopped. Then their communication is
+Steps of a window share one `WindowKernels`; they are read once its profiler has stopped, whose clock is set by the ends
+of their collectives: it may be off by more than a short collective lasts. Their communication is
 the kernels that communicate, each of the kind of the collective whose marks it lies between; their computation is the
 other kernels of the stream that computes, inside the ranges of the blocks. Must not start a profiler, or know a metric.
 """
@@ -59,6 +60,7 @@ class WindowKernels:
         self._compute: list[DeviceKernel] = []
         self._comm: list[DeviceKernel] = []
         self._stream: int | None = None
+        self._set = False
 
     def arrived(self, kernels: Iterable[DeviceKernel]) -> None:
         for kernel in kernels:
@@ -79,12 +81,14 @@ class WindowKernels:
         """
         if self.problem is not None and not self._compute and not self._comm:
             return None
+        of_device = [one for one in communication if one.on_device and one.possible[0] < one.possible[1]]
+        if not self._set:
+            self._set_clock([one.possible for one in of_device])
         ranges = intervals.merge(intervals.clip([(low, high) for _, _, low, high in passes], window))
         compute = self._computing(ranges)
         comm = [kernel for kernel in self._comm if kernel.start_ns < window[1] and kernel.end_ns > window[0]]
         spans = [(kernel.start_ns, kernel.end_ns) for kernel in comm]
         seen = intervals.merge(spans)
-        of_device = [one for one in communication if one.on_device and one.possible[0] < one.possible[1]]
         missing = sum(not intervals.intersect([one.possible], seen) for one in of_device)
         if missing:
             self.problem = f"the profiler saw no kernel of {missing} of {len(of_device)} collectives of a step"
@@ -128,6 +132,18 @@ class WindowKernels:
             length, share = found.blocks.get((block, phase), (0, 0))
             length += intervals.measure(ran)
             found.blocks[block, phase] = length, share + intervals.measure(intervals.intersect(ran, busy))
+
+    def _set_clock(self, collectives: Sequence[Interval]) -> None:
+        """Move all kernels to the clock of the marks, by the collectives of the first step that is read."""
+        later_ns = intervals.offset(collectives, [(kernel.start_ns, kernel.end_ns) for kernel in self._comm])
+        if later_ns is None:
+            return
+        self._set = True
+        for kernels in (self._comm, self._compute):
+            kernels[:] = [
+                kernel._replace(start_ns=kernel.start_ns - later_ns, end_ns=kernel.end_ns - later_ns)
+                for kernel in kernels
+            ]
 
     def _computing(self, ranges: Sequence[Interval]) -> list[Interval]:
         """Return when kernels of the stream that computes ran inside the ranges: the stream with most of what does not

@@ -98,6 +98,24 @@ def measure(merged: Iterable[Interval]) -> int:
     return sum(end - start for start, end in merged)
 
 
+def offset(ours: Iterable[Interval], theirs: Iterable[Interval]) -> int | None:
+    """Return how much later `theirs` end than `ours`, where both are the same things by two clocks: the median over
+    pairs of which each lies to more than half in the other. None without such a pair: what is shorter than the clocks
+    are apart says nothing.
+    """
+    by_start = sorted(theirs)
+    found, first = [], 0
+    for start, end in sorted(ours):
+        while first < len(by_start) and by_start[first][1] <= start:
+            first += 1
+        for low, high in by_start[first:]:
+            if low >= end:
+                break
+            if 2 * (min(end, high) - max(start, low)) > max(end - start, high - low):
+                found.append(high - end)
+    return sorted(found)[len(found) // 2] if found else None
+
+
 def inverted(start: int, end: int) -> IntervalError:
     """Return the error of every implementation of this algebra for an interval that ends before it starts."""
     return IntervalError(f"interval [{start}, {end}) ends before it starts; an end must be >= its start")

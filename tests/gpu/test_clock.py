@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ import torch
 from aorta.distributed import cuda
 from aorta.instrument.event_clock import DeviceClock, EventClock
 from aorta.instrument.native.native_interceptor import NativeDeviceClock
-from tests.gpu.device import compiled_part, cycles_per_ms, needs_gpu, standing_still
+from tests.gpu.device import compiled_part, cycles_per_ms, needs_gpu, simulated_only, standing_still
+from tests.simulated import device as simulated
 
 pytestmark = [pytest.mark.gpu, needs_gpu]
 PLACE_NS = 200_000
@@ -116,6 +118,35 @@ def test_marks_lie_on_the_hosts_clock_over_many_epochs(clock: EventClock) -> Non
     clock.drain()
     after_ns = time.perf_counter_ns()
     assert before_ns - PLACE_NS <= read(clock, mark) <= after_ns + PLACE_NS
+
+
+@simulated_only("a card's clock is some ppm away from the host's, and it takes minutes until that is seen")
+@pytest.mark.parametrize("ppm", [50, -50])
+def test_marks_stay_on_the_hosts_clock_where_the_devices_passes_at_another_rate(device: torch.device, ppm: int) -> None:
+    clock = NativeDeviceClock(compiled_part(wanted=True), device)
+    simulated.clock_rate(ppm)
+    second, seen = int(cycles_per_ms() * 1000), []
+    for _ in range(40):  # seconds, in which the host is two steps ahead of the device
+        clock.new_epoch()
+        begin = clock.mark()
+        cuda.spin(second)
+        event = torch.Event(device=device, enable_timing=True)
+        event.record()
+        seen.append((begin, clock.mark(), event))
+        if len(seen) > 2:
+            seen[-3][2].synchronize()
+    clock.drain()
+    found = [(read(clock, begin), read(clock, end)) for begin, end, _ in seen]
+    sleeps = [(row.start_ns, row.end_ns) for row in simulated.timeline() if row.name == "sleep"][-len(found) :]
+    apart = [
+        abs(own - true) for pair, row in zip(found, sleeps, strict=True) for own, true in zip(pair, row, strict=True)
+    ]
+    assert max(apart) < 250_000, "before the second comparison, with the host ahead"
+    assert max(apart[20:]) < 10_000
+    assert all(end <= begin for (_, end), (begin, _) in pairwise(found))
+    facts = clock.facts()
+    assert facts.drift_ns is not None
+    assert abs(facts.drift_ns) <= facts.bound_at_start_ns + facts.bound_at_end_ns + 10_000
 
 
 def test_the_facts_say_how_well_the_device_is_placed(clock: EventClock) -> None:

@@ -177,7 +177,7 @@ STEPS = [(BASE, BASE + 100_000), (BASE + 100_000, BASE + 200_000)]
 
 
 def test_kernels_are_told_apart_by_category_name_and_device():
-    first, second = windows(TRACE, STEPS, device=0)
+    (first, second), _ = windows(TRACE, STEPS, device=0)
     assert first.comm == [(BASE + 10_000, BASE + 30_000)]
     assert len(first.compute) == 2
     assert (first.lengths_ns([STEPS[0]]), second.lengths_ns([STEPS[1]])) == ((20_000, 10_000), (10_000, 0))
@@ -191,13 +191,29 @@ def test_no_communication_is_no_ratio():
 
 
 def test_the_busy_share_is_of_all_steps_and_counts_every_moment_once():
-    assert busy_share(windows(TRACE, STEPS, device=0), STEPS) == pytest.approx(40 / 200)
+    seen, _ = windows(TRACE, STEPS, device=0)
+    assert busy_share(seen, STEPS) == pytest.approx(40 / 200)
     assert busy_share([KernelWindow([(0, 60)], [(40, 150)], 0)], [(0, 100)]) == 1.0  # the tail belongs to the next step
     assert busy_share([KernelWindow([], [], 0)], [(0, 100)]) is None
 
 
 def test_collectives_are_matched_in_order_or_not_at_all():
-    seen = windows(TRACE, STEPS, device=0)
+    seen, _ = windows(TRACE, STEPS, device=0)
     own = [[(BASE + 9_000, BASE + 30_500)], [(BASE + 110_000, BASE + 119_000)]]
     assert matched(own, seen) == [(own[0][0], seen[0].comm[0]), (own[1][0], seen[1].comm[0])]
     assert matched([own[0], []], seen) is None
+
+
+def test_kernels_are_moved_to_the_records_clock_before_they_are_given_to_steps():
+    """The record's second step would begin behind the kernel that belongs to it."""
+    trace = {
+        "baseTimeNanoseconds": BASE,
+        "traceEvents": [kernel("ncclDevKernel", 10, 20), kernel("ncclDevKernel", 102, 4)],
+    }
+    record = [(start + 8_000, end + 8_000) for start, end in STEPS]
+    own = [(BASE + 18_000, BASE + 38_000), (BASE + 110_000, BASE + 114_000)]
+    (first, second), ahead_ns = windows(trace, record, device=0, collectives=own)
+    assert ahead_ns == -8_000
+    assert (first.comm, second.comm) == ([own[0]], [own[1]])
+    rows = collective_rows("fsdp", matched([[own[0]], [own[1]]], [first, second]), share=1.0, ahead_ns=ahead_ns)
+    assert [row.found for row in rows[:2]] == ["+8.0 us", "worst +0.0 us, 0 of 2 outside"]

@@ -78,6 +78,11 @@ def costs(
     )
 
 
+def clock_rate(ppm: int) -> None:
+    """How much faster than the host's clock the device's own passes, by which `elapsed_time` tells (0 ppm)."""
+    _numbers(rate_ppm=ppm)
+
+
 def contention(factor: float) -> None:
     """How much slower kernels are while a collective runs on their device (1); virtual time only.
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aorta.errors import InputError, IntervalError
-from aorta.timeline.intervals import Interval, clip, intersect, measure, merge, subtract
+from aorta.timeline.intervals import Interval, clip, intersect, measure, merge, offset, subtract
 from tests.strategies import bases, interval_lists, intervals, shifted
 
 
@@ -73,3 +73,13 @@ def test_a_broken_interval_is_bad_input_and_a_value_error():
     assert issubclass(IntervalError, InputError)
     assert issubclass(IntervalError, ValueError)
     assert IntervalError.exit_code == 2
+
+
+def test_the_offset_of_two_clocks_is_that_of_what_is_longer_than_it():
+    ours = [(0, 1_000), (1_100, 1_110), (2_000, 2_900)]
+    assert offset(ours, [(start + 90, end + 90) for start, end in ours]) == 90
+    assert offset(ours, [(start - 90, end - 90) for start, end in ours]) == -90
+    # Ends count: a start may lie in a queue. One that is not there is nobody's.
+    assert offset(ours, [(30, 1_005), (5_000, 6_000), (2_020, 2_905)]) == 5
+    assert offset(ours, [(5_000, 6_000)]) is None
+    assert offset([(0, 10)], [(90, 100)]) is None

@@ -1,10 +1,13 @@
-// Timestamps on an accelerator's own timeline: the same as `DeviceClock` in event_clock.py, without Python.
+// Timestamps on an accelerator's own timeline: the same as `DeviceClock` in event_clock.py, without Python, and for runs
+// of any length: the two clocks do not tick alike (7 ppm apart on an H200: 25 ms an hour), so that they are compared
+// once a second, and what is measured from then on keeps to the host's.
 //
 // A mark is a number: positive for a time of the host's clock in nanoseconds, negative for a device event of the pool,
-// 0 for none. Must not wait for the device, or touch a Python object.
+// 0 for none. Must not wait for the device's work, or touch a Python object.
 
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <deque>
@@ -73,7 +76,9 @@ class DeviceClock {
   explicit DeviceClock(c10::Device device) : device_(device), guard_(device.type()) {
     const Placed origin = placed();
     origin_bound_ns_ = origin.bound_ns;
-    epochs_.push_back({origin.slot, 0, origin.at_ns});
+    epochs_.push_back({origin.slot, 0, Start{origin.at_ns, 0, 0.0}});
+    met_ = first_met_ = {0, origin.at_ns - origin.bound_ns - EVENT_NS, origin.at_ns + origin.bound_ns + EVENT_NS};
+    compared_at_ns_ = origin.at_ns;
   }
 
   c10::Stream current() const { return guard_.getStream(device_); }
@@ -100,6 +105,9 @@ class DeviceClock {
     }
     const std::lock_guard<std::mutex> held(mutex_);
     epochs_.push_back({recorded(stream), 0, std::nullopt});
+    if (now_ns() - compared_at_ns_ >= COMPARE_EVERY_NS) {
+      compare();
+    }
     forget_epochs();
   }
 
@@ -110,11 +118,11 @@ class DeviceClock {
     const std::lock_guard<std::mutex> held(mutex_);
     const Slot& slot = slots_[static_cast<size_t>(-mark - 1)];
     const size_t at = slot.epoch - first_epoch_;
-    const std::optional<int64_t> start_ns = start_of(at);
-    if (!start_ns || !slot.event.query()) {
+    const std::optional<Start> start = start_of(at);
+    if (!start || !slot.event.query()) {
       return std::nullopt;
     }
-    return *start_ns + elapsed_ns(epochs_[at].slot, static_cast<size_t>(-mark - 1));
+    return start->host_ns_after(elapsed_ns(epochs_[at].slot, static_cast<size_t>(-mark - 1)));
   }
 
   // When the host recorded it; none for a time of the host's clock.
@@ -151,10 +159,10 @@ class DeviceClock {
     const std::lock_guard<std::mutex> held(mutex_);
     while (!slots_[epochs_.back().slot].event.query()) {  // returns soon: nothing is queued before it
     }
-    const auto start_ns = start_of(epochs_.size() - 1);
+    const auto start = start_of(epochs_.size() - 1);
     std::optional<int64_t> drift_ns;
-    if (start_ns) {
-      drift_ns = *start_ns + elapsed_ns(epochs_.back().slot, again.slot) - again.at_ns;
+    if (start) {
+      drift_ns = start->host_ns_after(elapsed_ns(epochs_.back().slot, again.slot)) - again.at_ns;
     }
     free_.push_back(again.slot);
     return {origin_bound_ns_, again.bound_ns, drift_ns};
@@ -167,6 +175,11 @@ class DeviceClock {
 
  private:
   static constexpr int BRACKETS = 20;
+  static constexpr int64_t EVENT_NS = 1'000;  // what the times of two events may be off by, together
+  static constexpr int64_t COMPARE_EVERY_NS = 1'000'000'000;
+  static constexpr int64_t COMPARE_FOR_NS = 50'000;  // an idle stream reaches an event within some 10 us
+  static constexpr int64_t RATE_OVER_NS = 60'000'000'000;  // temperature and NTP change the rate in minutes
+  static constexpr double FASTEST = 1e-4;  // a difference is made up for at 100 us a second, so that time never runs back
 
   struct Slot {
     c10::Event event;
@@ -175,10 +188,28 @@ class DeviceClock {
     c10::StreamId stream;
   };
 
+  // When an epoch began, on both clocks, and how much faster the host's time passes in it, as a share.
+  struct Start {
+    int64_t host_ns;
+    int64_t device_ns;  // since the origin, by the device's own time
+    double rate;
+
+    int64_t host_ns_after(int64_t device_ns) const {
+      return host_ns + device_ns + std::llrint(rate * static_cast<double>(device_ns));
+    }
+  };
+
   struct Epoch {
     size_t slot;
     int64_t marks;  // unreleased marks that are measured from it
-    std::optional<int64_t> start_ns;
+    std::optional<Start> start;
+  };
+
+  // What the host's clock showed, at least and at most, at one time of the device.
+  struct Meeting {
+    int64_t device_ns;
+    int64_t earliest_ns;
+    int64_t latest_ns;
   };
 
   struct Placed {
@@ -232,23 +263,72 @@ class DeviceClock {
   }
 
   // When the epoch at this index in `epochs_` began; resolves the epochs before it on the way.
-  std::optional<int64_t> start_of(size_t at) {
+  std::optional<Start> start_of(size_t at) {
     size_t known = at;
-    while (!epochs_[known].start_ns) {
+    while (!epochs_[known].start) {
       --known;  // the first one's is always known
     }
     for (; known < at; ++known) {
-      if (!slots_[epochs_[known + 1].slot].event.query()) {
+      Epoch& next = epochs_[known + 1];
+      if (!slots_[next.slot].event.query()) {
         return std::nullopt;
       }
-      epochs_[known + 1].start_ns = *epochs_[known].start_ns + elapsed_ns(epochs_[known].slot, epochs_[known + 1].slot);
+      const Start& start = *epochs_[known].start;
+      const int64_t length_ns = elapsed_ns(epochs_[known].slot, next.slot);
+      next.start = {start.host_ns_after(length_ns), start.device_ns + length_ns, 0.0};
+      next.start->rate = rate_from(*next.start);
     }
-    return epochs_[at].start_ns;
+    return epochs_[at].start;
+  }
+
+  // The rate that leads from here to where the last comparison says that the host's clock is: no more than is needed.
+  double rate_from(const Start& start) const {
+    const int64_t since_ns = start.device_ns - met_.device_ns;
+    const int64_t drifted_ns = since_ns + std::llrint(rate_ * static_cast<double>(since_ns));
+    const int64_t nearest_ns =
+        std::clamp(start.host_ns, met_.earliest_ns + drifted_ns, met_.latest_ns + drifted_ns);
+    return rate_ + std::clamp(static_cast<double>(nearest_ns - start.host_ns) / 1e9, -FASTEST, FASTEST);
+  }
+
+  // Compare the clocks by an event of a stream that does nothing else, between two readings of the host's. Where it does
+  // not come at once (its hardware queue is shared, or other processes have their turn), the next comparison may.
+  void compare() {
+    size_t known = 0;
+    while (known + 1 < epochs_.size() && start_of(known + 1)) {
+      ++known;
+    }
+    if (!idle_) {
+      idle_ = guard_.getStreamFromGlobalPool(device_, /*isHighPriority=*/true);
+    }
+    const int64_t before_ns = now_ns();
+    compared_at_ns_ = before_ns;
+    const size_t slot = recorded(*idle_);
+    free_.push_back(slot);
+    bool reached = slots_[slot].event.query();
+    while (!reached && now_ns() - before_ns < COMPARE_FOR_NS) {
+      reached = slots_[slot].event.query();
+    }
+    const int64_t after_ns = now_ns();
+    if (!reached) {
+      return;
+    }
+    const int64_t device_ns = epochs_[known].start->device_ns + elapsed_ns(epochs_[known].slot, slot);
+    const Meeting found{device_ns, before_ns - EVENT_NS, after_ns + EVENT_NS};
+    const double span_ns = static_cast<double>(found.device_ns - first_met_.device_ns);
+    if (span_ns > 0) {
+      const double least = static_cast<double>(found.earliest_ns - first_met_.latest_ns) / span_ns - 1;
+      const double most = static_cast<double>(found.latest_ns - first_met_.earliest_ns) / span_ns - 1;
+      rate_ = std::clamp(rate_, least, most);
+    }
+    if (span_ns > RATE_OVER_NS) {
+      first_met_ = met_;
+    }
+    met_ = found;
   }
 
   // No mark refers to the oldest any more, and the time of the next one is known.
   void forget_epochs() {
-    while (epochs_.size() > 1 && epochs_.front().marks == 0 && epochs_[1].start_ns) {
+    while (epochs_.size() > 1 && epochs_.front().marks == 0 && epochs_[1].start) {
       free_.push_back(epochs_.front().slot);
       epochs_.pop_front();
       ++first_epoch_;
@@ -263,6 +343,10 @@ class DeviceClock {
   std::deque<Epoch> epochs_;
   size_t first_epoch_ = 0;
   int64_t origin_bound_ns_ = 0;
+  std::optional<c10::Stream> idle_;  // does nothing but comparisons
+  Meeting met_{}, first_met_{};      // the last one, and one up to two minutes before, by which the rate is known
+  int64_t compared_at_ns_ = 0;
+  double rate_ = 0;  // how much faster the host's time passes, as a share
 };
 
 }  // namespace aorta

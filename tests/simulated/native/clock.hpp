@@ -48,6 +48,7 @@ struct Settings {
   int64_t launch_cost_ns = 1'000;
   int64_t event_cost_ns = 0;            // of the host, to record or wait for one
   int64_t event_on_device_cost_ns = 0;  // of the stream: it stands until a timed event's time is written
+  int64_t rate_ppm = 0;                 // how much faster the device's own time passes, by which events are told apart
   int64_t submission_ns = 0;            // from the end of a launch until the device sees what was launched
   double contention = 1.0;              // kernels are slower by this factor while a collective runs (contention.hpp)
   int64_t queue_depth = 1024;

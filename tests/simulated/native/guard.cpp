@@ -110,8 +110,10 @@ double elapsed_ms(void* one, void* other) {
   TORCH_CHECK(from->stream->device == to->stream->device, "CUDA error: invalid resource handle (events of devices ",
               from->stream->device, " and ", to->stream->device, ")");
   TORCH_CHECK(poll(from) && poll(to), "CUDA error: device not ready (an event that has not happened)");
+  const double length_ns = static_cast<double>(to->at_ns() - from->at_ns());
+  const double by_device_ns = length_ns * (1 + static_cast<double>(settings()->rate_ppm) / 1e6);
   // cudaEventElapsedTime answers in float32 milliseconds; who reads it has to live with that.
-  return static_cast<double>(static_cast<float>(static_cast<double>(to->at_ns() - from->at_ns()) / 1e6));
+  return static_cast<double>(static_cast<float>(by_device_ns / 1e6));
 }
 
 int64_t event_ns(void* event) {

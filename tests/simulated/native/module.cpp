@@ -80,6 +80,7 @@ void define_settings(py::module_& m) {
         {"event_cost_ns", &held->event_cost_ns},
         {"event_on_device_cost_ns", &held->event_on_device_cost_ns},
         {"submission_ns", &held->submission_ns},
+        {"rate_ppm", &held->rate_ppm},
         {"queue_depth", &held->queue_depth},
         {"real_operator_ns", &held->real_operator_ns},
         {"real_collective_ns", &held->real_collective_ns},
