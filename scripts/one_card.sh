@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# What one card can show in eight minutes, the most valuable first: nine parts, each with a limit and a file of its own.
+# What one card can show in eight minutes, the most valuable first: eight parts, each with a limit and a file of its own.
 # A part that fails leaves the others.
 #
 #   [LIMIT_S=480] bash scripts/one_card.sh OUT [--only 3,4] [OVERRIDE...]
 #
 # OVERRIDEs are train.py's, behind experiment=full, for every part that trains. LIMIT_S is the time for all parts; each may
 # take its share of it, and what is left. Needs a device, what scripts/setup.sh installs (--offline is enough), pytest,
-# pytest-timeout, pytest-xdist and hypothesis. Sets nothing on the card.
+# pytest-timeout, pytest-xdist and hypothesis. Sets nothing on the card; where NVIDIA's MPS is there, two ranks run under
+# a daemon of their own.
 # Leaves: OUT/<part>.log with all that a part said, what it measured beside it, and the table on stdout and in
 # OUT/summary.txt. Exit 0: every part succeeded; 1: one did not, or OUT is missing.
 set -euo pipefail
@@ -21,14 +22,13 @@ export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} OMP_NUM_THREADS="${OMP_NUM_TH
 
 # name|share of LIMIT_S|what it shows
 parts=(
-    'facts|20|driver, torch, NCCL, compilers, MPS, clocks and power limit'
-    'tests|100|build of the interceptor; pytest -m gpu'
-    'check_one_rank|90|check-gpu, one rank: times against kernels'
-    'check_two_ranks|90|check-gpu --ranks-per-device 2: real collectives'
-    'cost|40|step time off / observe / dedicated'
+    'facts|15|driver, torch, NCCL, compilers, MPS, clocks and power limit'
+    'tests|75|build of the interceptor; pytest -m gpu'
+    'check_one_rank|130|check-gpu, one rank: times against kernels'
+    'check_two_ranks|70|check-gpu --ranks-per-device 2: real collectives'
+    'cost|75|step time off / observe / dedicated'
     'host_bound|35|a small batch: marks against kernels'
-    'calibration|35|cost of a calibration, names of kernels'
-    'captures|35|profiler traces, read back'
+    'captures|45|a calibration and profiler traces, read back'
     'hang|35|a kernel that does not end, on one of two ranks: autopsy'
 )
 # A small model: all that two ranks of one card exchange goes over the loopback interface.
@@ -40,6 +40,14 @@ trained() { # LABEL OVERRIDE...: two ranks that share the card, whose kernels ar
     "$python" -m torch.distributed.run --standalone --nproc_per_node 2 "$root/train.py" training.device=cuda \
         training.ranks_per_device=2 "training.output_dir=$out" "label=$label" experiment=full parallel=fsdp \
         training.max_steps=20 "${small[@]}" ${words[@]+"${words[@]}"} "$@"
+}
+
+with_mps() { # NVIDIA's Multi-Process Service for this part, where it is installed: without it ranks take turns
+    command -v nvidia-cuda-mps-control || return 0
+    CUDA_MPS_PIPE_DIRECTORY=$(mktemp -d)
+    export CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY=$CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=45
+    trap '{ echo quit | nvidia-cuda-mps-control; cat "$CUDA_MPS_LOG_DIRECTORY"/*.log; } >>"$out/mps.log" 2>&1 || true' EXIT
+    nvidia-cuda-mps-control -d
 }
 
 run_part() { # PART
@@ -59,9 +67,10 @@ run_part() { # PART
             "$python" -m pytest -q -x -W default -p no:cacheprovider -m gpu "$root/tests/gpu"
             ;;
         check_one_rank)
-            NPROC=1 "$python" -m aorta check-gpu --json "$out/check_one_rank.json" --pairs 2 ${words[@]+"${words[@]}"}
+            NPROC=1 "$python" -m aorta check-gpu --json "$out/check_one_rank.json" --pairs 1 ${words[@]+"${words[@]}"}
             ;;
         check_two_ranks)
+            with_mps
             "$python" -m aorta check-gpu --ranks-per-device 2 --json "$out/check_two_ranks.json" --pairs 1 \
                 --strategies fsdp "${small[@]}" ${words[@]+"${words[@]}"}
             ;;
@@ -75,12 +84,10 @@ run_part() { # PART
             trained host_bound training.batch_size=1 instrument.calibration=4
             "$python" -m benchmarks.one_card record "$out/host_bound"
             ;;
-        calibration)
-            trained calibration instrument.calibration=6
-            "$python" -m benchmarks.one_card record "$out/calibration"
-            ;;
         captures)
-            trained captures profiling=aorta profiling.enabled=true
+            with_mps
+            trained captures profiling=aorta profiling.enabled=true instrument.calibration=6
+            "$python" -m benchmarks.one_card record "$out/captures"
             "$python" -m aorta report "$out/captures"/torch_profiler/rank0/*.json* --output "$out/captures_report"
             "$python" -m benchmarks.one_card trace "$out/captures" "$out/captures_report/summary.json"
             ;;
