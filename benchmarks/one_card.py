@@ -2,14 +2,15 @@
 
     facts                    what it is measured on: Python, torch, CUDA or HIP, NCCL or RCCL, the devices
     cost PAIRS OVERRIDE...   step times with the instrument paused and recording, in turn, in both modes
+    values RUN RUN...        of the same training in several modes: the losses that were read
     record RUN               of a run with a calibration: what that cost, host-bound steps, marks against kernels
     trace RUN SUMMARY        of a run with a capture: the ratio by a trace (a report's summary.json) and by the record
     stuck FOLDER             a rank (of two) whose last collective waits behind a kernel that does not end, on rank 1
 
 Regimes: one process and one device; `stuck` is started by torchrun, and two ranks share the device unless there are
-two. Each prints one JSON object last. Exit 1: `record` found no calibration, a problem in it, or a ratio of the kernels
-that is outside of what the marks allow; `trace`: both are not known, or further apart. (Captures on the simulated
-device have its host alone.)
+two. Each prints one JSON object last. Exit 1: `values` are not finite, or more than 1 % apart; `record` found no
+calibration, a problem in it, or a ratio of the kernels that is outside of what the marks allow; `trace`: both are not
+known, or further apart. (Captures on the simulated device have its host alone.)
 """
 
 from __future__ import annotations
@@ -103,6 +104,19 @@ def _block_ms(loop: Loop, *, on: bool) -> float:
     return (time.perf_counter_ns() - begin) / 1e6 / BLOCK
 
 
+def values(runs: list[Path]) -> tuple[dict[str, Any], bool]:
+    """The first rank's losses in each run, null where one was not finite. Atomics order sums differently each time."""
+    told: dict[str, list[float | None]] = {}
+    for run in runs:
+        steps = [line for line in stream(run / "rank_0_metrics.jsonl", []) if isinstance(line, Step)]
+        told[run.name] = [step.loss for step in steps if not step.reasons.get("loss", "").startswith("not read")]
+    same = all(
+        None not in losses and max(losses) - min(losses) <= 0.01 * abs(losses[0])
+        for losses in zip(*told.values(), strict=True)
+    )
+    return told, any(told.values()) and same
+
+
 def record(run: Path) -> tuple[dict[str, Any], bool]:
     """What the run's first rank says of its calibration, and of a host that is slower than the device."""
     lines = list(stream(run / "rank_0_metrics.jsonl", []))
@@ -190,6 +204,10 @@ def main(words: list[str]) -> int:
             show(facts())
         case ["cost", pairs, *overrides]:
             show(cost(int(pairs), overrides))
+        case ["values", *runs]:
+            told, held = values([Path(run) for run in runs])
+            show(told)
+            return 0 if held else 1
         case ["record", run]:
             told, held = record(Path(run))
             show(told)

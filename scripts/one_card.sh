@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What one card can show in eight minutes, the most valuable first: eight parts, each with a limit and a file of its own.
+# What one card can show in eight minutes, the most valuable first: nine parts, each with a limit and a file of its own.
 # A part that fails leaves the others.
 #
 #   [LIMIT_S=480] bash scripts/one_card.sh OUT [--only 3,4] [OVERRIDE...]
@@ -22,13 +22,14 @@ export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} OMP_NUM_THREADS="${OMP_NUM_TH
 
 # name|share of LIMIT_S|what it shows
 parts=(
-    'facts|15|driver, torch, NCCL, compilers, MPS, clocks and power limit'
-    'tests|75|build of the interceptor; pytest -m gpu'
-    'check_one_rank|130|check-gpu, one rank: times against kernels'
-    'check_two_ranks|70|check-gpu --ranks-per-device 2: real collectives'
-    'cost|75|step time off / observe / dedicated'
+    'facts|10|driver, torch, NCCL, compilers, MPS, clocks and power limit'
+    'tests|65|build of the interceptor; pytest -m gpu'
+    'check_one_rank|100|check-gpu, one rank: times against kernels'
+    'check_two_ranks|55|check-gpu --ranks-per-device 2: real collectives'
+    'values|75|losses of two ranks with the instrument off and in mode dedicated'
+    'cost|65|step time off / observe / dedicated'
     'host_bound|35|a small batch: marks against kernels'
-    'captures|45|a calibration and profiler traces, read back'
+    'captures|40|a calibration and profiler traces, read back'
     'hang|35|a kernel that does not end, on one of two ranks: autopsy'
 )
 # A small model: all that two ranks of one card exchange goes over the loopback interface.
@@ -73,6 +74,12 @@ run_part() { # PART
             with_mps
             "$python" -m aorta check-gpu --ranks-per-device 2 --json "$out/check_two_ranks.json" --pairs 1 \
                 --strategies fsdp "${small[@]}" ${words[@]+"${words[@]}"}
+            ;;
+        values)
+            with_mps
+            trained off instrument.mode=off
+            trained dedicated instrument.mode=dedicated
+            "$python" -m benchmarks.one_card values "$out/off" "$out/dedicated"
             ;;
         cost)
             for strategy in fsdp ddp; do

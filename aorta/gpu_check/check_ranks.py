@@ -64,7 +64,7 @@ from aorta.gpu_check.check_table import (
     ratio_row,
     render,
     report_of,
-    taking_turns,
+    sharing,
     time_row,
     windows,
 )
@@ -250,13 +250,19 @@ class StrategyCheck:
     Args:
         config: as `chosen` makes it.
         pairs: number of comparisons between blocks with and without instrumentation.
-        turns: whether other ranks take turns with this one on its device.
+        shared: whether other ranks are on its device, and whether under MPS; None: it is alone there.
     """
 
     def __init__(
-        self, config: Config, topology: Topology, device: torch.device, pairs: int = PAIRS, *, turns: bool = False
+        self,
+        config: Config,
+        topology: Topology,
+        device: torch.device,
+        pairs: int = PAIRS,
+        *,
+        shared: bool | None = None,
     ) -> None:
-        self.name, self.device, self.pairs, self.turns = config.parallel.strategy, device, pairs, turns
+        self.name, self.device, self.pairs, self.shared = config.parallel.strategy, device, pairs, shared
         self.ranks = emulated_ranks(config.fabric)
         self.lines: list[Step] = []
         self.loop = Loop(config, topology, device, self.lines.append)
@@ -312,7 +318,11 @@ class StrategyCheck:
                 on <= MOST_COST,
             ),
         ]
-        ratios, taken = map(taking_turns, timed) if self.turns else timed
+        ratios, taken = timed
+        if self.shared is False:
+            ratios, taken = (sharing(one, "no MPS: ranks take turns on the device") for one in timed)
+        elif self.shared:
+            taken = sharing(taken, "ranks share the device: the other's kernels slow this one's")
         who = "a process of its own" if self.ranks is None else f"one of {self.ranks}, emulated"
         lead = "-" if lead_ms is None else f"{lead_ms:.3f} ms; {undecided or 0:.0%} of the blocks' time is undecided"
         row = partial(_row, self.name)
@@ -321,7 +331,7 @@ class StrategyCheck:
             busy_row(self.name, share, lead_ms),
             row("host ahead of the device", lead, "for information", None),
             ratios,
-            *collective_rows(self.name, matched(collectives, seen), share, ahead_ns),
+            *collective_rows(self.name, matched(collectives, seen), share, ahead_ns, emulated=self.ranks is not None),
             taken,
             row("coverage", f"{complete} of {len(own)} steps", "all", complete == len(own)),
             row(f"synchronisations in {PROFILED} steps", waited, "none", waited == "none"),
@@ -405,11 +415,11 @@ def main(
         settings = share_device(topology.rank, cuda.nccl_version())
         said = {"MPS": mps, **{name: f"={value}" for name, value in settings.items()}}
         rows += [information("shared device", name, found) for name, found in said.items()]
-    turns, alone = ranks_per_device > 1 and not cuda.mps_runs(), topology.world_size == 1
+    shared, alone = cuda.mps_runs() if ranks_per_device > 1 else None, topology.world_size == 1
     configs = [resolved(*chosen(strategy, words, topology.world_size)).config for strategy in strategies]
 
     def checked(config: Config) -> list[CheckRow]:
-        found = StrategyCheck(config, topology, device, pairs, turns=turns).rows()
+        found = StrategyCheck(config, topology, device, pairs, shared=shared).rows()
         gc.collect()  # free one case's model before the next
         return found
 

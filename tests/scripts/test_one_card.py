@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 CHECKS = ["check_one_rank", "check_two_ranks"]
-PARTS = ["facts", "tests", *CHECKS, "cost", "host_bound", "captures", "hang"]
+PARTS = ["facts", "tests", *CHECKS, "values", "cost", "host_bound", "captures", "hang"]
 PYTHON = """
 printf 'ran %s\\n\\n' "$*"
 for last; do :; done
@@ -46,7 +46,7 @@ def test_a_part_that_fails_leaves_the_others_and_the_table_is_last(card) -> None
     assert done.out.count(" a check failed\n") == 2, "the last words of a part"
     # Those that train get the words; NCCL's two ranks share the card by the option.
     words = {name: (out / f"{name}.log").read_text() for name in PARTS}
-    assert all("training.batch_size=3" in words[name] for name in PARTS[2:7])
+    assert all("training.batch_size=3" in words[name] for name in PARTS[2:8])
     assert "--ranks-per-device 2" in words["check_two_ranks"]
     stuck = int((out / "hang/pid").read_text())
     assert not _runs(stuck), "its ranks are ended"
@@ -61,7 +61,7 @@ def _runs(pid: int) -> bool:
 
 def test_a_part_is_ended_at_its_limit_and_what_has_no_time_left_is_said(card) -> None:
     card.program("python3", "exec sleep 300")
-    done = card("one_card.sh", "out", "--only", "1,2", LIMIT_S="7")
+    done = card("one_card.sh", "out", "--only", "1,2", LIMIT_S="8")
     assert results(done.out) == {"facts": "no time", "tests": "> 1 s"}
     assert done.code == 1
 

@@ -81,7 +81,8 @@ def test_telemetry_and_kernels_say_the_same(
     telemetry, kernels = found(report, rank, "overlap ratio, telemetry / kernels").found.split(" / ")
     assert abs(float(telemetry) - float(kernels)) <= 0.02
     assert found(report, rank, "clocks, telemetry - profiler").found in {"+0.0 us", "-0.0 us"}
-    for what in ("collective, telemetry - kernel", "end, telemetry - kernel", "start, telemetry not behind kernel"):
+    assert found(report, rank, "communication, telemetry / kernels").found.startswith("1.000, ")
+    for what in ("end, telemetry - kernel", "start, telemetry not behind kernel"):
         assert found(report, rank, what).found.split(", ")[1].startswith("0 of ")
 
 
