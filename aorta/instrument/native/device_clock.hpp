@@ -104,10 +104,10 @@ class DeviceClock {
       return;
     }
     const std::lock_guard<std::mutex> held(mutex_);
-    epochs_.push_back({recorded(stream), 0, std::nullopt});
     if (now_ns() - compared_at_ns_ >= COMPARE_EVERY_NS) {
       compare();
     }
+    epochs_.push_back({recorded(stream), 0, std::nullopt});
     forget_epochs();
   }
 
@@ -154,7 +154,10 @@ class DeviceClock {
 
   // Error bounds at the start and now, and the drift between the two clocks. The device must be idle.
   std::tuple<int64_t, int64_t, std::optional<int64_t>> facts() {
-    new_epoch();  // before it, so that it has happened too when `placed` returns
+    {
+      const std::lock_guard<std::mutex> held(mutex_);
+      epochs_.push_back({recorded(current()), 0, std::nullopt});  // it has happened too when `placed` returns
+    }
     const Placed again = placed();
     const std::lock_guard<std::mutex> held(mutex_);
     while (!slots_[epochs_.back().slot].event.query()) {  // returns soon: nothing is queued before it
