@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from aorta.commands import COMMANDS
+from aorta.read.record import load_run
 from tests import newcomer
 from tests.once import once
-from tests.runs import HANGS_S, ROOT, SMALL, environment
+from tests.runs import HANGS_S, ROOT, SMALL, environment, losses
 
 OTHER_PYTHONS = [path for path in os.environ.get("AORTA_PYTHONS", "").split(os.pathsep) if path]
 """Interpreters of environments that have what AORTA depends on (CONTRIBUTING.md)."""
@@ -113,7 +114,7 @@ def test_every_command_explains_itself_and_gives_its_version(installed: Path, tm
 
 @pytest.mark.thorough
 @pytest.mark.dist
-def test_train_report_and_a_plan_work_far_from_a_checkout(installed: Path, tmp_path: Path) -> None:
+def test_train_and_report_work_far_from_a_checkout_and_a_plan_would(installed: Path, tmp_path: Path) -> None:
     works(installed, tmp_path)
 
 
@@ -133,14 +134,10 @@ def works(installed: Path, tmp_path: Path) -> None:
     said = run(aorta, "report", "two", "--output", "page", **here).stdout
     assert "overlap_ratio" in said
     assert (tmp_path / "page" / "report.html").stat().st_size > 100_000
-    plan = ("--output", "ab", "--launches", "1", "--candidate", "parallel.overlap=false", "--report")
-    said = run(aorta, "ab", *plan, "training.device=cpu", *SMALL, **here).stdout
-    assert "[?] Not tested: " in said
-    assert not [
-        path
-        for path in tmp_path.iterdir()
-        if path.name not in {"artifacts", "page", "ab", "reports", ".cache", ".config"}
-    ]
+    plan = ("--output", "ab", "--launches", "1", "--candidate", "parallel.overlap=false", "--dry-run")
+    commands = run(aorta, "ab", *plan, **here).stdout.splitlines()
+    assert [" -m aorta train " in line for line in commands] == [True, True]  # as `aorta train` launched it
+    assert not [path for path in tmp_path.iterdir() if path.name not in {"artifacts", "page", ".cache", ".config"}]
 
 
 def test_another_distribution_of_the_same_import_name_is_refused_by_name(installed: Path, tmp_path: Path) -> None:
@@ -169,7 +166,21 @@ def answers_of(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
     variables = {name: value for name, value in environment(HOME=str(home)).items() if name not in left_out}
     answers = newcomer.typed([line for line in newcomer.printed() if line in newcomer.HERE], folder, variables)
     assert not [name for name in ("artifacts", "reports") if not (folder / name).is_dir()]
+    the_demo_is_a_plan_of_real_launches(folder / "artifacts" / "demo")
     return {**answers, "pages": newcomer.Answer(0, "\n".join(pages_in(folder)), "")}
+
+
+def the_demo_is_a_plan_of_real_launches(plan: Path) -> None:
+    for side, overlap in (("reference", True), ("candidate", False)):
+        folder = plan / side / "00"
+        run = load_run(folder)
+        assert run.health.world_size == 2
+        manifest = json.loads((folder / "run.json").read_text())
+        assert manifest["config"]["parallel"]["overlap"] is overlap
+        assert manifest["config"]["fabric"]["kind"] == "emulated"
+        assert manifest["command"][-1] == "label=null"
+        assert run.health.notes[0].startswith("EMULATED FABRIC: ")
+    assert losses(plan / "candidate" / "00") == losses(plan / "reference" / "00")  # only times are emulated
 
 
 def pages_in(folder: Path) -> list[str]:

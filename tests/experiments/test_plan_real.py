@@ -1,9 +1,10 @@
-"""Real launches as a user starts them: plans of one launch a side, through the script and of a program of one's own."""
+"""Real launches as a user starts them, through the script: one a side, of a program of one's own. Those of train.py are
+launched by the demo (`tests/test_package.py`).
+"""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,60 +12,22 @@ import pytest
 from aorta.experiments.launch_folder import PLAN_JOURNAL
 from aorta.read.record import load_run
 from tests.libraries import stand_in
-from tests.runs import ROOT, SMALL, environment, finished, losses
+from tests.runs import ROOT, finished
 
 pytestmark = pytest.mark.dist
 
 
-def test_a_plan_of_one_launch_a_side(tmp_path: Path) -> None:
-    words = [
-        "--output",
-        "a plan",
-        "--launches",
-        "1",
-        "--no-report",
-        "--torchrun",
-        "--max-restarts 0",
-    ]
-    sides = [
-        "training.seed=11",
-        "--reference",
-        "parallel.overlap=true",
-        "--candidate",
-        "parallel.overlap=false fabric=emulated fabric.sharing=link",
-    ]
-    script = str(ROOT / "scripts" / "ab.sh")
-    done = finished(["bash", script, *words, *sides, *SMALL, "training.device=cpu"], folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    plan = tmp_path / "a plan"
-    for side, overlap, fabric in (("reference", True, "none"), ("candidate", False, "emulated")):
-        run = load_run(plan / side / "00")
-        assert (run.health.world_size, len(run.ranks[0].steps)) == (2, 8)
-        manifest = json.loads((plan / side / "00" / "run.json").read_text())
-        assert manifest["config"]["parallel"]["overlap"] is overlap
-        assert manifest["config"]["fabric"]["kind"] == fabric
-        assert manifest["config"]["training"]["seed"] == 11
-        assert manifest["command"][-1] == "label=null"
-    assert losses(plan / "candidate" / "00") == losses(plan / "reference" / "00")  # only times are emulated
-    note = run.health.notes[0]
-    assert note.startswith("EMULATED FABRIC: ")
-    assert "groups of a rank share its links" in note
-    events = [json.loads(line) for line in (plan / PLAN_JOURNAL).read_text().splitlines()]
-    ends = [(event["launch"], event["left_behind"]) for event in events if event["event"] == "end"]
-    assert ends == [("reference/00", 0), ("candidate/00", 0)]
-    assert {path.name for path in tmp_path.iterdir()} == {"a plan"}
-
-
-@pytest.mark.thorough
 def test_a_program_of_the_users_own_with_two_builds_of_a_library(tmp_path: Path) -> None:
     builds = {side: stand_in(tmp_path / side, 22703, side) for side in ("reference", "candidate")}
     program = f"{{torchrun}} --standalone --nproc_per_node 2 {ROOT}/docs/examples/ddp.py {{output}}"
-    command = [sys.executable, "-m", "aorta", "ab", "--output", "o", "--launches", "1", "--command", program]
-    own = environment(PYTHONPATH=str(ROOT))
+    command = ["bash", str(ROOT / "scripts" / "ab.sh"), "--output", "o", "--launches", "1", "--command", program]
     reference, candidate = (f"env.LD_PRELOAD={library}" for library in builds.values())
     sides = ["--reference", reference, "--candidate", f"{candidate} env.NCCL_ALGO=Tree"]
-    done = finished([*command, *sides], own=own, folder=tmp_path)
+    done = finished([*command, *sides], folder=tmp_path)
     assert done.returncode == 0, done.stderr
+    events = [json.loads(line) for line in (tmp_path / "o" / PLAN_JOURNAL).read_text().splitlines()]
+    ends = [(event["launch"], event["left_behind"]) for event in events if event["event"] == "end"]
+    assert ends == [("reference/00", 0), ("candidate/00", 0)]
     for side, algorithm in (("reference", None), ("candidate", "Tree")):
         run = load_run(tmp_path / "o" / side / "00")
         assert (run.health.world_size, len(run.ranks[0].steps)) == (2, 12)

@@ -368,17 +368,3 @@ def test_children_and_wrappers(tmp_path: Path) -> None:
     assert seen.footer is not None
     assert (seen.footer.steps_written, seen.footer.reason, seen.header.attempt) == (3, "completed", 0)
     assert not (tmp_path / "run" / "history").exists()
-
-
-@pytest.mark.dist
-@pytest.mark.thorough
-def test_a_launcher_is_recorded_and_compared(tmp_path: Path) -> None:
-    launcher = f"{sys.executable} -m torch.distributed.run --standalone --nproc_per_node 2 {SCRIPT} plain"
-    words = [sys.executable, "-m", "aorta", "ab", "--output", str(tmp_path / "ab"), "--launches", "1", "--no-report"]
-    own = environment(PYTHONPATH=str(ROOT))
-    succeeded(finished([*words, "--command", launcher, "--candidate", "env.OMP_NUM_THREADS=2"], own=own))
-    for side in ("reference", "candidate"):
-        for rank in (0, 1):
-            seen = record(tmp_path / "ab" / side / "00", rank)
-            assert seen.footer is not None
-            assert (len(seen.steps), seen.footer.reason, seen.header.world_size) == (7, "completed", 2)
