@@ -1,4 +1,4 @@
-"""Start `train.py`, or a program of the tests, in processes of its own, and read back what it left.
+"""Start `train.py`, or a program of the tests, in processes of its own, once for all who look, and read what it left.
 
 Ranks are forked (`tests.ranks`) unless a test asks for torchrun: how a run is launched and how it ends is known of the
 real launcher only.
@@ -6,17 +6,24 @@ real launcher only.
 
 from __future__ import annotations
 
+import fcntl
+import os
 import random
+import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from aorta.experiments.process import launch_environment
 from tests.rank_records import RankRecord, read_rank
 from tests.ranks import forked
+
+if TYPE_CHECKING:
+    import pytest  # ranks import this module too
 
 Launcher = Literal["fork", "torchrun"]
 ROOT = Path(__file__).resolve().parents[1]
@@ -123,3 +130,23 @@ def record(folder: Path, rank: int = 0) -> RankRecord:
 def losses(folder: Path, rank: int = 0) -> list[float | None]:
     """The loss of every step of one rank."""
     return [step.loss for step in record(folder, rank).steps]
+
+
+def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """The folder of a name, which says all that `make` rests on.
+
+    `make` fills it once for all of pytest's processes, which share the tests of a file; others wait for it. Where it
+    fails, whoever asks next tries again. No test changes it.
+    """
+    own = factory.getbasetemp()
+    shared = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "once"
+    shared.mkdir(exist_ok=True)
+    folder, made = shared / name, shared / f"{name}.made"
+    with (shared / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            make(folder)
+            made.touch()
+    return folder

@@ -82,8 +82,9 @@ def starts(test: Path) -> bool:
 
 
 def chosen(changed: set[Path]) -> tuple[list[Path], int]:
-    """The test files nearest to these files, those of their names first, and how many more reach them."""
-    found: dict[Path, tuple[bool, int, Path]] = {}
+    """The test files nearest to these files, those of their names and folders first, and how many more reach them."""
+    found: dict[Path, tuple[bool, bool, int, Path]] = {}
+    folders = {path.parent.relative_to(ROOT / "aorta") for path in changed if path.is_relative_to(ROOT / "aorta")}
     names = {path.name for path in changed if path.suffix not in (".py", ".md")}
     pages = any(path.suffix == ".md" for path in changed)
     for test in sorted((ROOT / "tests").rglob("test_*.py")):
@@ -95,9 +96,10 @@ def chosen(changed: set[Path]) -> tuple[list[Path], int]:
             far.append(0)
         if far:
             mirrored = any(test.stem == f"test_{path.stem}" for path in changed)
-            found[test] = (not mirrored, min(far), test)
+            beside = test.parent.relative_to(ROOT / "tests") in folders
+            found[test] = (not mirrored, not beside, min(far), test)
     near, starting = list[Path](), 0
-    for test in sorted((test for test, (_, far, _) in found.items() if far <= NEAREST), key=found.__getitem__):
+    for test in sorted((test for test, (*_, far, _) in found.items() if far <= NEAREST), key=found.__getitem__):
         slow = starts(test)
         if len(near) < MOST and starting + slow <= MOST_THAT_START:
             near.append(test)

@@ -16,8 +16,7 @@ import pytest
 from aorta.commands import COMMANDS
 from aorta.read.record import load_run
 from tests import newcomer
-from tests.once import once
-from tests.runs import HANGS_S, ROOT, SMALL, environment, losses
+from tests.runs import HANGS_S, ROOT, SMALL, environment, losses, once
 
 OTHER_PYTHONS = [path for path in os.environ.get("AORTA_PYTHONS", "").split(os.pathsep) if path]
 """Interpreters of environments that have what AORTA depends on (CONTRIBUTING.md)."""

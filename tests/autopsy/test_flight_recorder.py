@@ -12,12 +12,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from aorta.autopsy.evidence import ThreadStack
 from aorta.autopsy.flight_recorder import read_dumps
 from aorta.autopsy.judge import judge
 from aorta.errors import InputError
 from tests.docs.pages import ROOT, fenced
-from tests.once import once
-from tests.runs import program, succeeded
+from tests.runs import once, program, succeeded
 
 HUNG_JOB = """
 import os, sys, threading, time
@@ -397,3 +397,24 @@ def test_a_rank_in_a_group_of_its_own_waits_for_nobody(tmp_path: Path) -> None:
     waiting = dump([entry(0, "completed"), entry(1, "started")], pg_config=config)
     alone = dump([entry(0, "completed"), entry(1, "scheduled", process_group=("1", "tp"))], pg_config=config)
     assert accused(tmp_path, waiting, alone) == [1]
+
+
+PUBLIC = json.loads(Path(__file__).with_name("public_dumps.json").read_text())
+"""Dumps with fields that torch never updates, one for each rank, with the verdict that is right by construction
+(`culprits`: rank -> why), and in `stacks` the innermost frames of a rank's main thread. NCCL's fields are as
+`ProcessGroupNCCL` writes them: messages of a batch share a `p2p_seq_id`, have no events and stay scheduled; an entry
+named `coalesced` ends the batch and is updated. gloo has no version, and its work stays scheduled; `retired` says that
+it has ended.
+"""
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=case["name"]) for case in PUBLIC])
+def test_the_verdict_on_public_dumps_is_right(case: dict[str, Any], tmp_path: Path) -> None:
+    for rank, dump in enumerate(case["dumps"]):
+        (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps(dump))
+    evidence = read_dumps([tmp_path])
+    for rank, frames in case.get("stacks", {}).items():
+        evidence[int(rank)].stacks = [ThreadStack(name="MainThread", frames=tuple(frames))]
+    verdict = judge(evidence)
+    culprits = {str(culprit.rank): culprit.reason for culprit in verdict.culprits}
+    assert {"kind": verdict.kind, "culprits": culprits} == case["expect"]

@@ -17,7 +17,7 @@ from aorta.distributed.topology import Topology
 from aorta.instrument.native import build as native
 from aorta.records.schema import InstrumentMode
 from tests.device_path.block_scenes import capture, capture_over_steps
-from tests.device_path.ranks import by_rank
+from tests.device_path.launch import by_rank
 from tests.device_path.rig import groups
 from tests.device_path.scene import Scene
 from tests.device_path.scenes import played

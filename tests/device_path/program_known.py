@@ -18,7 +18,7 @@ import torch.distributed as dist
 from aorta.distributed.topology import Topology
 from aorta.records.schema import InstrumentMode
 from aorta.records.step_line import StepFacts
-from tests.device_path.ranks import by_rank
+from tests.device_path.launch import by_rank
 from tests.known_answers.program import VALUES, build, recording
 from tests.simulated import device as simulated
 

@@ -15,7 +15,7 @@ import torch
 
 from aorta.distributed.topology import Topology
 from aorta.records.schema import Step
-from tests.device_path.ranks import by_rank
+from tests.device_path.launch import by_rank
 from tests.device_path.witness import clipped, length, truth_of
 from tests.loop import Loop
 from tests.simulated import device as simulated

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from aorta.distributed.topology import Topology
 from aorta.records.schema import InstrumentMode
-from tests.device_path.ranks import by_rank
+from tests.device_path.launch import by_rank
 from tests.device_path.rig import Groups, stream_id
 from tests.device_path.scene import Scene
 from tests.simulated.scenarios import unbound_group

@@ -12,7 +12,7 @@ import torch
 
 from aorta.distributed.topology import Topology
 from aorta.records.schema import InstrumentMode
-from tests.device_path.ranks import by_rank
+from tests.device_path.launch import by_rank
 from tests.device_path.rig import Groups, groups
 from tests.device_path.scenario import run, use
 from tests.device_path.scenes import play

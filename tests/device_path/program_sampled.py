@@ -14,8 +14,8 @@ import torch
 
 from aorta.distributed.topology import Topology
 from aorta.records.schema import Step
+from tests.device_path.launch import by_rank
 from tests.device_path.program_overlap import SHAPE, WARM_UP, set_lengths
-from tests.device_path.ranks import by_rank
 from tests.loop import Loop
 from tests.simulated import device as simulated
 

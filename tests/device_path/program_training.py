@@ -15,8 +15,8 @@ import torch
 
 from aorta.distributed.topology import Topology
 from aorta.records.schema import Step
+from tests.device_path.launch import by_rank
 from tests.device_path.program_overlap import SHAPE
-from tests.device_path.ranks import by_rank
 from tests.loop import Loop
 from tests.simulated import device as simulated
 from tests.simulated.load import native as simulator

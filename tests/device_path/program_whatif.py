@@ -22,8 +22,8 @@ from aorta.instrument.emulation.network import EmulatedNetwork
 from aorta.records.schema import Step
 from aorta.timeline.classes import KINDS
 from tests.analysis.builders import footer, header, write_manifest, write_rank
+from tests.device_path.launch import by_rank
 from tests.device_path.program_overlap import MATH, SHAPE
-from tests.device_path.ranks import by_rank
 from tests.loop import Loop
 from tests.simulated import device as simulated
 

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.merge.traces import load, problems
-from tests.once import once
-from tests.runs import HANGS_S, ROOT, environment, record, train
+from tests.runs import HANGS_S, ROOT, environment, once, record, train
 
 pytestmark = [pytest.mark.dist, pytest.mark.thorough]
 OFFSET_NS, DRIFT_PPM = 123_456_789, 80.0

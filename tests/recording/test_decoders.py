@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.once import once
 from tests.recording.decoders import REFERENCES, SHARED_EXPERTS, STEPS
-from tests.runs import program, succeeded
+from tests.runs import once, program, succeeded
 from tests.trained_ways import DECODERS, Way
 
 pytestmark = [pytest.mark.dist, pytest.mark.thorough]  # one launch trains all of them

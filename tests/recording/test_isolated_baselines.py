@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from aorta.records.schema import Step
-from tests.once import once
 from tests.recording.isolated import CASES, COMPARED
 from tests.recording.test_endings import PATIENCE_S, start, wait_for_steps
-from tests.runs import program, record, succeeded
+from tests.runs import once, program, record, succeeded
 
 pytestmark = pytest.mark.dist
 FOUR = ("hsdp", "fsdp_tp")

@@ -16,9 +16,8 @@ from aorta.errors import FolderNotEmpty, TracesIncomplete
 from aorta.merge.merge_traces import merge_traces
 from aorta.recording.loop_profiler import LoopProfiler, must_be_empty, publish, saved_traces
 from tests.distributed.conftest import place
-from tests.once import once
 from tests.profiling.windows import files_below, listening, loop, numbers, preset, read
-from tests.runs import attempt, record, train
+from tests.runs import attempt, once, record, train
 
 ON = "profiling.enabled=true"
 

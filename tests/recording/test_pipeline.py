@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.once import once
 from tests.recording.modes import MODES
-from tests.runs import losses, program, record, succeeded, train
+from tests.runs import losses, once, program, record, succeeded, train
 
 pytestmark = [pytest.mark.dist, pytest.mark.thorough]
 

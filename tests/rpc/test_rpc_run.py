@@ -22,8 +22,7 @@ from aorta.rpc.rpc_report import read_operators, read_run, rpc_report
 from aorta.rpc.rpc_run import RpcRun
 from tests.loop import resolved
 from tests.merge.traces import load, problems
-from tests.once import once
-from tests.runs import HANGS_S, command, environment, job, succeeded
+from tests.runs import HANGS_S, command, environment, job, once, succeeded
 
 pytestmark = pytest.mark.dist
 THREADS = (1, 16)
