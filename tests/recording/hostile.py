@@ -43,7 +43,8 @@ BEHIND: Final = "import sys; sys.own = __file__"
 @dataclass(frozen=True)
 class Environment:
     """`steps`: how many are recorded; None: it does not train. `code`: with which the program ends. `needs`: a command
-    that fails where the environment cannot be made."""
+    that fails where the environment cannot be made. `is_ordinary`: without AORTA it is `ORDINARY` to the program.
+    """
 
     name: str
     files: Mapping[str, str] = field(default_factory=lambda: {"x.py": SEEN})
@@ -52,14 +53,23 @@ class Environment:
     steps: int | range | None = None
     code: int = 0
     needs: tuple[str, ...] = ("true",)
+    is_ordinary: bool = False
 
 
 def shell(text: str) -> tuple[str, ...]:
     return ("sh", "-c", text)
 
 
-def trains(name: str, before: str = "", files: Mapping[str, str] | None = None, steps: int = 3) -> Environment:
-    return Environment(name, {"x.py": before + TRAINS, **(files or {})}, steps=steps)
+def trains(
+    name: str,
+    before: str = "",
+    files: Mapping[str, str] | None = None,
+    words: tuple[str, ...] = ("{python}", "x.py"),
+    steps: int | range = 3,
+    needs: tuple[str, ...] = ("true",),
+) -> Environment:
+    own = {"x.py": before + TRAINS, **(files or {})}
+    return Environment(name, own, words=words, steps=steps, needs=needs, is_ordinary=not before)
 
 
 SPAWNS: Final = """
@@ -141,8 +151,9 @@ class F:
 sys.meta_path.insert(0, F())
 """
 BOUND: Final = "if test -d ../out; then mount --bind ../out ../out && mount -o remount,bind,ro ../out; fi; "
+ORDINARY: Final = trains("an ordinary program")
 OF_TORCH: Final = (
-    trains("an ordinary program"),
+    ORDINARY,
     Environment("no standard stream", {"x.py": TRAINS}, words=shell("exec {python} x.py <&- >&- 2>&-"), steps=3),
     Environment("a model that is freed", {"x.py": TRAINS + FREES}, steps=3),
     trains("a finder of the old kind", FINDER.format(body="def find_module(self, name, path=None): return None")),
@@ -158,29 +169,26 @@ OF_TORCH: Final = (
         "another project's package", "import aorta; print(aorta.mine)\n", {"aorta/__init__.py": "mine = 5"}, steps=0
     ),
     trains("that package, not imported", files={"aorta/__init__.py": "1 / 0"}, steps=0),
-    Environment(
+    trains(
         "OUT becomes a file",
-        {"x.py": TRAINS},
         words=shell("if test -d ../out; then rm -r ../out; touch ../out; fi; exec {python} x.py"),
         steps=0,
     ),
-    Environment(
+    trains(
         "OUT becomes another user's",
-        {"x.py": TRAINS},
         words=shell(
             "if test -d ../out; then chown -R 65534 ../out; fi; exec setpriv --bounding-set=-all {python} x.py"
         ),
         steps=0,
         needs=("setpriv", "--reuid=65534", "true"),
     ),
-    Environment(
+    trains(
         "OUT becomes a read-only mount",
-        {"x.py": TRAINS},
         words=("unshare", "-m", *shell(BOUND + "exec {python} x.py")),
         steps=0,
         needs=("unshare", "-m", "true"),
     ),
-    Environment("a full disk", {"x.py": TRAINS}, words=shell("ulimit -f 8; exec {python} x.py"), steps=range(3)),
+    trains("a full disk", words=shell("ulimit -f 8; exec {python} x.py"), steps=range(3)),
     Environment(
         "a disk that gets full",
         {"x.py": TRAINS.replace("range(4)", "range(300)")},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -10,14 +11,17 @@ from pathlib import Path
 import pytest
 
 from aorta.records.run_files import NOTE_FILE
-from tests.recording.hostile import OF_TORCH, QUICK, Environment
+from tests.recording.hostile import OF_TORCH, ORDINARY, QUICK, Environment
 from tests.recording.test_zero_lines import recorded
-from tests.runs import ROOT, environment, finished, program, record, succeeded
+from tests.runs import ROOT, environment, finished, once, program, record, succeeded
 
 AORTA = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from aorta.commands import main; sys.exit(main())"
 
 
-def ended(place: Path, one: Environment, *before: str) -> tuple[subprocess.CompletedProcess[str], bytes | None]:
+Ended = tuple[subprocess.CompletedProcess[str], bytes | None]
+
+
+def ended(place: Path, one: Environment, *before: str) -> Ended:
     """How the program ended, and the weights that it left."""
     folder = place / "program"  # the same path both times
     for name, text in one.files.items():
@@ -32,15 +36,27 @@ def ended(place: Path, one: Environment, *before: str) -> tuple[subprocess.Compl
     return done, weights.read_bytes() if weights.exists() else None
 
 
+def ordinary(factory: pytest.TempPathFactory) -> Ended:
+    """How the program ended where nothing is in its way."""
+
+    def run(folder: Path) -> None:
+        (folder / "ended").write_bytes(pickle.dumps(ended(folder, ORDINARY)))
+
+    found: Ended = pickle.loads((once(factory, "an ordinary program", run) / "ended").read_bytes())
+    return found
+
+
 @pytest.mark.parametrize(
     "one",
     [*QUICK, OF_TORCH[0], *(pytest.param(one, marks=pytest.mark.thorough) for one in OF_TORCH[1:])],
     ids=lambda one: one.name,
 )
-def test_a_program_is_what_it_is_without(tmp_path: Path, one: Environment) -> None:
+def test_a_program_is_what_it_is_without(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, one: Environment
+) -> None:
     if subprocess.run(one.needs, capture_output=True, check=False).returncode:
         pytest.skip(f"{' '.join(one.needs)}: not permitted here")
-    plain, plain_weights = ended(tmp_path, one)
+    plain, plain_weights = ordinary(tmp_path_factory) if one.is_ordinary else ended(tmp_path, one)
     done, weights = ended(tmp_path, one, sys.executable, "-I", "-c", AORTA, "record", str(tmp_path / "out"), "--")
     assert (done.returncode, done.stdout, weights) == (plain.returncode, plain.stdout, plain_weights), done.stderr
     assert done.returncode == one.code
