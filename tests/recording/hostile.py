@@ -28,7 +28,7 @@ for _ in range(4):
 torch.save(model.state_dict(), "weights.pt")
 module = torch.serialization
 print(type(module.__loader__).__name__, module.__spec__.loader is module.__loader__)
-print([float(value.sum()) for value in model.parameters()])
+print([float(value.detach().sum()) for value in model.parameters()])
 """
 FREES: Final = """
 import gc, weakref
