@@ -171,7 +171,7 @@ def compare_accounts(
     reference: Side | str,
     candidate: Side | str,
     differences: Sequence[FactDifference] = (),
-    unlike: str | None = None,
+    why_none: str | None = None,
 ) -> AccountComparison:
     """Compare the accounts of two sides: of each part its means and change, which add up to the step's; and the cause.
 
@@ -182,7 +182,7 @@ def compare_accounts(
 
     Args:
         differences: of what was run; settings are named before the causes.
-        unlike: the sentence that is said in place of causes where the sides did not do the same work.
+        why_none: the sentence that is said in place of causes, as where the sides did not do the same work.
     """
     unknown = [
         f"{name}: {side}"
@@ -201,7 +201,7 @@ def compare_accounts(
         change_ms = sum(part.ms for part in _apart(by_itself) if together and part.ms * together[0].ms > 0)
     on_one_rank = partial(_on_one_rank, reference, candidate)
     named = causes(together, change_ms, step.reference_ms, on_one_rank)
-    if unlike is not None:
+    if why_none is not None:
         named = []
     elif decided and step.certain(TOGETHER) and not named:
         named = causes(by_itself, change_ms, step.reference_ms, on_one_rank)
@@ -219,7 +219,7 @@ def compare_accounts(
             for part in sorted(changes(reference, candidate, 1), key=lambda part: PARTS.index(part.words[0]))
         ],
         causes=said,
-        sentence=f"{_settings(differences)}{text}" if text else unlike,
+        sentence=f"{_settings(differences)}{text}" if text else why_none,
     )
 
 

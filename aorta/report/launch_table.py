@@ -18,7 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from aorta.analysis.cautions import alerts
-from aorta.analysis.compare.headline import UNLIKE, is_comparable, verdict_label
+from aorta.analysis.compare.headline import UNLIKE, verdict_label
 from aorta.analysis.compare.verdict import ALL, NOT_TESTED, Rules
 from aorta.command_line import shown_path
 from aorta.documents import as_json
@@ -72,10 +72,8 @@ class Candidates:
         """
         from aorta.analysis.account import as_document
         from aorta.analysis.aggregate import aggregate
-        from aorta.analysis.causes import compare_accounts
-        from aorta.analysis.compare.launch_comparison import compare_launches
+        from aorta.analysis.compare.launch_comparison import add_account, compare_launches
         from aorta.analysis.compare.launch_set import Subject, read_subjects
-        from aorta.analysis.compare.run_comparison import WORK, unlike_work
 
         def entry_of(subject: Subject) -> DatasetEntry:
             entry, launches = aggregate(subject.dataset), subject.as_set()
@@ -99,10 +97,7 @@ class Candidates:
                 compare = partial(compare_launches, runs, sets, ([], []))  # their collectives are not shown
                 try:
                     found = comparisons[name] = compare(rules)
-                    if is_comparable(found):
-                        before, after = (each.accounts for each in sets)
-                        unlike = None if rules.allows(WORK) else unlike_work(*(each.run for each in runs))
-                        found.account = compare_accounts(before, after, found.manifest_differences, unlike)
+                    add_account(found, (reference, candidate), rules)
                 except InputError as error:
                     comparisons[name] = str(error)
                     other_work[name] = compare(replace(rules, allow_unlike=(ALL,)))

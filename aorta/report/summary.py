@@ -15,11 +15,10 @@ from typing import Final
 from aorta.analysis.account import account_of, as_document, rank_times
 from aorta.analysis.aggregate import aggregate
 from aorta.analysis.attribution import DEFINITION, attribute, exposed_breakdown
-from aorta.analysis.causes import compare_accounts
 from aorta.analysis.compare.headline import headline, is_comparable, numbers, title
-from aorta.analysis.compare.launch_comparison import compare_launches, refuse_mixed
+from aorta.analysis.compare.launch_comparison import add_account, compare_launches, refuse_mixed
 from aorta.analysis.compare.launch_set import Subject, selection_metrics
-from aorta.analysis.compare.run_comparison import WORK, compare, over_all, unlike_work
+from aorta.analysis.compare.run_comparison import compare, over_all
 from aorta.analysis.compare.verdict import Rules
 from aorta.analysis.findings import explain
 from aorta.autopsy.report import read_autopsy
@@ -99,9 +98,7 @@ def summarize(
         compared.attribution = Attribution(definition=DEFINITION, reason=title(compared))
         if is_comparable(compared):
             compared.attribution = attribute(*(side.datasets(engine) for side in sides))
-            before, after = (side.as_set().accounts for side in sides)
-            unlike = None if rules.allows(WORK) else unlike_work(*(side.dataset.run for side in sides))
-            compared.account = compare_accounts(before, after, compared.manifest_differences, unlike)
+            add_account(compared, sides, rules)
     else:
         for label, subject in subjects.items():
             if subject.launches is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -27,6 +28,9 @@ from aorta.analysis.account import (
     as_document,
 )
 from aorta.analysis.causes import PartChange, causes, change_of, compare_accounts
+from aorta.analysis.compare.launch_comparison import add_account
+from aorta.analysis.compare.launch_set import Launch, LaunchSet, Subject, launch_order
+from aorta.analysis.compare.verdict import Rules
 from aorta.documents.comparison import AccountChange, AccountComparison, FactDifference
 from aorta.documents.dataset import Account, AccountPart
 from aorta.report.page.account_bars import step_bars, waterfall
@@ -285,10 +289,33 @@ def test_settings_come_before_the_cause_and_labels_are_none() -> None:
 
 
 def test_of_unlike_work_the_parts_are_shown_and_no_cause_is_named() -> None:
-    found = compare_accounts(launches(STEP), launches({**STEP, SEND: 30.0}), unlike="None is named.")
+    found = compare_accounts(launches(STEP), launches({**STEP, SEND: 30.0}), why_none="None is named.")
     assert (found.decided, found.causes, found.sentence) == (True, [], "None is named.")
     assert not any(part.cause for part in found.parts)
     assert sum(part.change_ms for part in found.parts) == pytest.approx(found.step.change_ms)
+
+
+@pytest.mark.parametrize(
+    ("sequence", "said"),
+    [
+        ("RCRCRC", "None is named: it takes 4 launches per side."),
+        ("RRRRCCCC", "None is named: the launches of the two sides did not take turns (RRRRCCCC)"),
+        ("RCCRRCCR", "Exposed allreduce, transfer +"),
+    ],
+)
+def test_a_cause_needs_launches_in_turns_also_where_these_are_too_few_for_a_verdict(sequence: str, said: str) -> None:
+    def side(letter: str, ms: dict[Words, float]) -> Subject:
+        at = [1 + place for place, each in enumerate(sequence) if each == letter]
+        own = zip(at, launches(ms, len(at), ord(letter)), strict=True)
+        made = [Launch(Path(str(t)), f"{t}", {}, {}, (), (t, t), account=each) for t, each in own]
+        return Subject(mock.Mock(), LaunchSet(Path(letter), tuple(made), []))
+
+    sides = side("R", STEP), side("C", {**STEP, SEND: 30.0})
+    order = launch_order(*(each.as_set() for each in sides))
+    found = mock.Mock(unlike=[], verdict="inconclusive", launch_order=order, manifest_differences=[])
+    add_account(found, sides, Rules(allow_unlike=("work",)))
+    assert str(found.account.sentence).startswith(said)
+    assert found.account.step.low_ms > 0
 
 
 def test_a_side_without_an_account_says_why() -> None:

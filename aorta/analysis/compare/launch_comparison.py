@@ -15,17 +15,21 @@ from typing import Final
 import numpy as np
 
 from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.compare.headline import headline, numbers
-from aorta.analysis.compare.launch_set import Launch, LaunchSet, launch_order
+from aorta.analysis.causes import compare_accounts
+from aorta.analysis.compare.headline import headline, is_comparable, numbers
+from aorta.analysis.compare.launch_set import Launch, LaunchSet, Subject, launch_order
+from aorta.analysis.compare.rank_tests import LEAST_LAUNCHES
 from aorta.analysis.compare.run_comparison import (
     LIBRARY,
     OBSERVED,
     UNNOTICED,
+    WORK,
     changes_the_work,
     compare,
     differing,
     not_alike,
     not_swapped,
+    unlike_work,
     why_ratios_alone,
 )
 from aorta.analysis.compare.verdict import (
@@ -38,6 +42,7 @@ from aorta.analysis.compare.verdict import (
     launch_test,
     too_few,
 )
+from aorta.documents import known
 from aorta.documents.comparison import (
     NOT_SET,
     SIDES,
@@ -230,6 +235,23 @@ def judged(
         left, right = (side[~np.isnan(side)] for side in values[name])
         pair.test = launch_test(name, left, right, rules)
     return judge(metrics, rules, values, withheld)
+
+
+def add_account(found: Comparison, sides: tuple[Subject, Subject], rules: Rules) -> None:
+    """Add by how much each part of the step changed, and the cause, to a comparison; nothing where the sides cannot be
+    compared. A cause needs as many launches as a verdict at 5 %, in turns, also where more candidates ask for more
+    launches and a verdict for that reason says nothing of turns.
+    """
+    if not is_comparable(found):
+        return
+    before, after = (side.as_set() for side in sides)
+    few, order = min(len(before.launches), len(after.launches)), known(found.launch_order)
+    why_none = None if rules.allows(WORK) else unlike_work(*(side.dataset.run for side in sides))
+    if 1 < few < LEAST_LAUNCHES:
+        why_none = f"None is named: it takes {LEAST_LAUNCHES} launches per side."
+    elif few > 1 and order is not None and not (order.comparable or rules.assume_no_drift):
+        why_none = f"None is named: {order.reason}."
+    found.account = compare_accounts(before.accounts, after.accounts, found.manifest_differences, why_none)
 
 
 def _warnings(
