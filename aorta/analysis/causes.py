@@ -13,7 +13,7 @@ Must not: name a change that its interval does not exclude from 0, or draw an in
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple, TypeAlias
 
@@ -60,6 +60,8 @@ class PartChange(NamedTuple):
     Attributes:
         error_ms: standard error of the change.
         freedom: degrees of freedom of that.
+        p_of_share: probability by chance of as large a change of its share of the step, two-sided; 1 where the share
+            changed in the other direction, or was not tested.
     """
 
     words: Words
@@ -67,6 +69,7 @@ class PartChange(NamedTuple):
     candidate_ms: float
     error_ms: float | None = None
     freedom: float = 1.0
+    p_of_share: float = 1.0
 
     @property
     def ms(self) -> float:
@@ -245,7 +248,15 @@ def _parts_that_cause(reference: Side, candidate: Side, least_ms: float) -> list
         found += changes(reference, candidate, depth, part.words) if depth > 1 else []
         found += [part] if depth == 1 or part.words == (IDLE,) else []
     found = [part for part in found if max(part.reference_ms, part.candidate_ms) >= least_ms]
-    return sorted(found, key=lambda part: -abs(part.ms))
+    return [_with_share(part, reference, candidate) for part in sorted(found, key=lambda part: -abs(part.ms))]
+
+
+def _with_share(part: PartChange, reference: Side, candidate: Side) -> PartChange:
+    """Return a change with how certain that of its share is: what slows all parts of a launch alike leaves these."""
+    depth = len(part.words)
+    shares = ([each.ms(depth).get(part.words, 0.0) / each.step_ms for each in side] for side in (reference, candidate))
+    share = change_of(part.words, *shares)
+    return part._replace(p_of_share=share.p if share.ms * part.ms > 0 else 1.0)
 
 
 def _apart(parts: Sequence[PartChange]) -> list[PartChange]:
@@ -258,13 +269,22 @@ def _apart(parts: Sequence[PartChange]) -> list[PartChange]:
 
 
 def _certain_together(parts: Sequence[PartChange]) -> list[PartChange]:
-    """Return the parts that changed so that all are right with `TOGETHER` (Holm, Scand. J. Statist. 6, 1979)."""
-    certain: list[PartChange] = []
-    for tried, part in enumerate(sorted(parts, key=lambda part: part.p)):
-        if not part.certain(1 - (1 - TOGETHER) / (len(parts) - tried)):
-            break
-        certain.append(part)
-    return sorted(certain, key=lambda part: -abs(part.ms))
+    """Return the parts that changed so that all are right with `TOGETHER` (Holm, Scand. J. Statist. 6, 1979): by their
+    milliseconds, or by their share of the step where their own interval excludes 0 as well.
+    """
+    certain = {
+        part
+        for p in (lambda part: part.p, lambda part: part.p_of_share if part.certain() else 1.0)
+        for part in _holm(parts, p)
+    }
+    return [part for part in parts if part in certain]
+
+
+def _holm(parts: Sequence[PartChange], p: Callable[[PartChange], float]) -> Iterator[PartChange]:
+    for tried, part in enumerate(sorted(parts, key=p)):
+        if p(part) >= (1 - TOGETHER) / (len(parts) - tried):
+            return
+        yield part
 
 
 def _as_document(change: PartChange, named: Sequence[PartChange], below: Sequence[PartChange] = ()) -> AccountChange:
