@@ -5,10 +5,9 @@ Two quantities of each step and rank, in ms, each against the median of the othe
 - *cost*: how much less exposed waiting the rank has than the others, in all groups together;
 - *lateness*: how much less it waits at the first collective of the step that anybody waited for.
 
-A rank is named where the lower end of the exact interval of the median over steps (sign test) of either exceeds
-`LEAST_SHARE` of the mean step and what handing a collective over takes (the stall cut-off), at `LEVEL` shared among
-ranks, from `LEAST_STEPS` steps on; nobody where the two name different ranks, or where who waited is not known for as
-long. Cost finds ranks that are late at the end
+A rank is named where either exceeds `LEAST_SHARE` of the mean step and what handing a collective over takes (the stall
+cut-off) by the signed-rank test over steps, at `LEVEL` shared among ranks, from `LEAST_STEPS` steps on; nobody where
+the two name different ranks, or where who waited is not known for as long. Cost finds ranks that are late at the end
 of a backward pass, lateness those that are late at its beginning.
 
 Must not: compare times of different clocks, take ends that only the caller saw for the collective's, or name a rank of
@@ -18,6 +17,7 @@ a pipeline, whose sends and receives say nothing of who waited.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from math import erfc, sqrt
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -35,6 +35,8 @@ LEAST_STEPS: Final = 16
 LEAST_SHARE: Final = 0.02
 """Of the mean step; what costs less is not named."""
 LEVEL: Final = 0.01
+_EXACT: Final = 60
+"""Values up to which a signed-rank test counts all signs; above, the normal approximation is as good."""
 UNEVEN: Final = 0.05
 """Of the mean step: a rank that computes longer than the others by more is said to, as something may use its core; one
 that is named, from `LEAST_SHARE` on."""
@@ -83,15 +85,25 @@ def behind_others(values: Floats) -> Floats:
     return result
 
 
-def lower_end(values: Floats, level: float) -> float:
-    """Return the lower end of the exact one-sided interval of a median (sign test: Conover, Practical Nonparametric
-    Statistics, section 3.2); minus infinity where there are too few values.
+def later_than(values: Floats, least: float, level: float) -> bool:
+    """Return whether values are larger than `least`: their median is, and the signed-rank test (Wilcoxon, Biometrics
+    Bulletin 1, 1945; one-sided, exact up to `_EXACT` values) rejects that they lie evenly about it. The median keeps
+    out what is late in less than half of the steps.
     """
-    count, at, term, total = len(values), -1, 1, 0
-    while (total := total + term) <= level * 2**count:
-        at += 1
-        term = term * (count - at) // (at + 1)
-    return float(np.sort(values)[at]) if at >= 0 else -np.inf
+    beyond = values[values != least] - least
+    if not len(beyond) or float(np.median(values)) <= least:
+        return False
+    _, at, counts = np.unique(np.abs(beyond), return_inverse=True, return_counts=True)
+    doubled = (2 * np.cumsum(counts) - counts + 1)[at]  # twice the rank, of equal ones the mean
+    total = int(doubled[beyond > 0].sum())
+    if len(beyond) > _EXACT:
+        deviation = float(np.sqrt((doubled.astype(float) ** 2).sum())) / 2
+        return erfc((total - doubled.sum() / 2) / deviation / sqrt(2)) / 2 <= level
+    ways = np.zeros(int(doubled.sum()) + 1)  # of the signs, by the sum of those that are positive
+    ways[0] = 1.0
+    for rank in doubled.tolist():
+        ways[rank:] += ways[:-rank].copy()
+    return bool(ways[total:].sum() <= level * 2.0 ** len(beyond))
 
 
 class Cost(NamedTuple):
@@ -149,7 +161,7 @@ def name_stragglers(
         return Stragglers(reason=reason, ranks=[], uneven=_uneven(busy_ms, step_ms))
     late = np.nan_to_num(late_ms)
     named = [
-        {at for at in range(len(ranks)) if lower_end(values[:, at], LEVEL / len(ranks)) > least}
+        {at for at in range(len(ranks)) if later_than(values[:, at], least, LEVEL / len(ranks))}
         for values in (late, cost.ms)
     ]
     uneven = _uneven(busy_ms, step_ms, {ranks[at] for at in named[0] | named[1]})
@@ -173,9 +185,9 @@ def name_stragglers(
     reason = f"no rank is late by more than {limit} in the median step"
     if most_ms > least:
         reason = (
-            f"rank {ranks[most]} is {TEXT.quantity(most_ms, 'ms')} late in the median step, but not often enough to "
+            f"rank {ranks[most]} is {TEXT.quantity(most_ms, 'ms')} late in the median step, but not often enough by "
+            f"more than {limit} to be sure"
         )
-        reason += f"be sure: the lower end of its interval is not above {limit}"
     return Stragglers(reason=reason, ranks=[], uneven=uneven)
 
 

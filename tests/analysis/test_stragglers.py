@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
-from scipy.stats import binom
+from scipy.stats import rankdata, wilcoxon
 
 from aorta.analysis.account import account_of
 from aorta.analysis.aggregate import LabelledRun, aggregate
 from aorta.analysis.findings import explain
-from aorta.analysis.stragglers import Cost, behind_others, lower_end, name_stragglers, straggler_sentences
+from aorta.analysis.stragglers import Cost, behind_others, later_than, name_stragglers, straggler_sentences
 from aorta.documents.dataset import DatasetEntry
 from aorta.read.record import load_run
 from aorta.records.schema import AuxRange, ComputeRange
@@ -149,10 +150,30 @@ def test_where_both_ways_name_different_ranks_nobody_is_named() -> None:
     assert ruled(one, one) == {0}
 
 
-@given(st.lists(st.floats(-50, 50), min_size=1, max_size=60), st.sampled_from([0.05, 0.01, 0.0025]))
-def test_the_lower_end_is_that_of_the_sign_test(values: list[float], level: float) -> None:
-    at = max((k for k in range(len(values)) if binom.cdf(k, len(values), 0.5) <= level), default=None)
-    assert lower_end(np.array(values), level) == (-np.inf if at is None else sorted(values)[at])
+@given(
+    st.lists(st.integers(-50, 50).map(float), min_size=1, max_size=10)
+    | st.lists(st.integers(-50, 50).map(float), min_size=70, max_size=150),
+    st.sampled_from([0.0, 2.0]),
+    st.floats(1e-4, 0.2),
+)
+def test_later_is_what_the_signed_rank_test_and_the_median_say(values: list[float], least: float, level: float) -> None:
+    beyond = np.array(values) - least
+    beyond = beyond[beyond != 0]
+    p = 1.0
+    if len(beyond) > 10:
+        p = wilcoxon(beyond, alternative="greater", method="asymptotic").pvalue
+    elif len(beyond):
+        ranks = rankdata(np.abs(beyond))
+        signs = np.array(list(product((0, 1), repeat=len(beyond))))
+        p = float(np.mean(signs @ ranks >= ranks[beyond > 0].sum()))
+    assume(abs(p - level) > 1e-9)
+    assert later_than(np.array(values), least, level) == (p <= level and np.median(values) > least)
+
+
+def test_few_steps_that_are_very_late_make_no_straggler() -> None:
+    every_third = np.where(np.arange(300) % 3 == 0, 80.0, 0.0)
+    assert not later_than(every_third, 2.0, 0.01)
+    assert later_than(np.where(np.arange(300) % 3 == 0, 0.0, 80.0), 2.0, 0.01)
 
 
 @given(st.integers(2, 7), st.integers(0, 10**6))
