@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -49,6 +48,7 @@ _LEAST: Final = 1 / 3
 and less certain than the part that makes it."""
 _ONE_RANK: Final = 0.7
 """Share of a change from which on it is said to be one rank's."""
+_NONE: Final = "None is named: no part of the step changed so much more than the others that chance is ruled out."
 _NO_SETTING: Final = ("label", "instrument.interceptor", "environment.LD_PRELOAD", "environment.LD_LIBRARY_PATH")
 """Differences that no setting makes: a name, what was compiled on the machine, and where libraries come from."""
 _SHOWN_SETTINGS: Final = 3
@@ -179,9 +179,10 @@ def compare_accounts(
     """Compare the accounts of two sides: of each part its means and change, which add up to the step's; and the cause.
 
     Parts are judged by intervals that hold for all of them together, as a part often is certain where the step is not;
-    where none is named so and the step changed, at `TOGETHER` and beyond `MARGIN`, by their own. Of a step that is
-    not decided it is chance how much it changed, and which way: what has to be made up are then the parts beyond their
-    own intervals, and a part that changed by more may have the other sign.
+    where none is named so and the step changed, at `TOGETHER` and beyond `MARGIN`, by their own and that of their
+    share: what slows all parts alike is the cause of none. Of a step that is not decided it is chance how much it
+    changed, and which way: what has to be made up are then the parts beyond their own intervals, and a part that
+    changed by more may have the other sign.
 
     Args:
         differences: of what was run; settings are named before the causes.
@@ -202,17 +203,24 @@ def compare_accounts(
     if not decided:
         together = [part for part in together if part.ms * step.ms > 0 or abs(part.ms) > abs(step.ms)]
         change_ms = sum(part.ms for part in _apart(by_itself) if together and part.ms * together[0].ms > 0)
-    on_one_rank = partial(_on_one_rank, reference, candidate)
+
+    def on_one_rank(part: PartChange) -> float:
+        return 0.0 if part.words[0] == EXPOSED else _on_rank(reference, candidate, part)[1]
+
     named = causes(together, change_ms, step.reference_ms, on_one_rank)
     if why_none is not None:
         named = []
     elif decided and step.certain(TOGETHER) and not named:
-        named = causes(by_itself, change_ms, step.reference_ms, on_one_rank)
-    sentences = {part: sentence for part in named if (sentence := _sentence(reference, candidate, part)) is not None}
-    named, said = [*sentences], [*sentences.values()]
-    text = f"{first_upper('; '.join(said))}." if said else None
-    if text is not None and not decided:
-        text = f"{text.removesuffix('.')}, while the step itself is not decided."
+        more = [part for part in by_itself if part.p_of_share < 1 - LEVEL]
+        named = causes(more, change_ms, step.reference_ms, on_one_rank)
+    sentences = {part: told for part in named if (told := _said_of(reference, candidate, part)) is not None}
+    named = [*sentences]
+    # What a rank does longer is said once, also where it and the waiting for that rank are causes.
+    said = [*{told[:2]: told.sentence for told in reversed(sentences.values())}.values()][::-1]
+    text = why_none or (_NONE if decided else None)
+    if said:
+        text = f"{_settings(differences)}{first_upper('; '.join(said))}"
+        text += "." if decided else ", while the step itself is not decided."
     return AccountComparison(
         reason=None,
         step=_as_document(step, ()),
@@ -222,7 +230,7 @@ def compare_accounts(
             for part in sorted(changes(reference, candidate, 1), key=lambda part: PARTS.index(part.words[0]))
         ],
         causes=said,
-        sentence=f"{_settings(differences)}{text}" if text else why_none,
+        sentence=text,
     )
 
 
@@ -302,7 +310,15 @@ def _as_document(change: PartChange, named: Sequence[PartChange], below: Sequenc
     )
 
 
-def _sentence(reference: Side, candidate: Side, part: PartChange) -> str | None:
+class _Said(NamedTuple):
+    """What is said of a cause: what changed, on which rank if on one, and the sentence."""
+
+    what: Words
+    rank: int | None
+    sentence: str
+
+
+def _said_of(reference: Side, candidate: Side, part: PartChange) -> _Said | None:
     """Say what changed by how much, one level deeper, and on which rank; of waiting, which is suffered, what the rank
     that is waited for does longer, and nothing where that is not known.
     """
@@ -314,13 +330,16 @@ def _sentence(reference: Side, candidate: Side, part: PartChange) -> str | None:
         if reason is None:
             return None
         reason = _deeper(before, after, reason)
-        return f"waiting for rank {late} {_amount(part)}: its {in_words(reason.words)} {_amount(reason)}"
+        its = f"its {in_words(reason.words)} {_amount(reason.ms)}"
+        return _Said(reason.words, late, f"waiting for rank {late} {_amount(part.ms)}: {its}")
     part = _deeper(reference, candidate, part)
-    return f"{in_words(part.words)} {_amount(part)}{_on_rank(reference, candidate, part)}"
+    rank, ms = _on_rank(reference, candidate, part)
+    where = "" if rank is None else f" (rank {rank}: {_amount(ms)})"
+    return _Said(part.words, rank, f"{in_words(part.words)} {_amount(part.ms)}{where}")
 
 
-def _amount(part: PartChange) -> str:
-    return TEXT.quantity(part.ms, "ms", signed=True)
+def _amount(ms: float) -> str:
+    return TEXT.quantity(ms, "ms", signed=True)
 
 
 def _deeper(reference: Side, candidate: Side, part: PartChange) -> PartChange:
@@ -339,8 +358,8 @@ def _waited_for(reference: Side, candidate: Side, change_ms: float) -> int | Non
     return _most_of(growth, change_ms)
 
 
-def _growth(reference: Side, candidate: Side, part: PartChange) -> dict[int, float]:
-    """Return the change of a part on each rank."""
+def _on_rank(reference: Side, candidate: Side, part: PartChange) -> tuple[int | None, float]:
+    """Return on which of several ranks most of a change is, and how much it is there."""
     growth = {}
     for rank in sorted(set.intersection(*(set(account.ranks) for account in (*reference, *candidate)))):
         before, after = (
@@ -348,20 +367,8 @@ def _growth(reference: Side, candidate: Side, part: PartChange) -> dict[int, flo
             for side in (reference, candidate)
         )
         growth[rank] = after - before
-    return growth
-
-
-def _on_one_rank(reference: Side, candidate: Side, part: PartChange) -> float:
-    growth = _growth(reference, candidate, part)
-    most = _most_of(growth, part.ms)
-    return 0.0 if most is None or part.words[0] == EXPOSED else growth[most]
-
-
-def _on_rank(reference: Side, candidate: Side, part: PartChange) -> str:
-    """Return on which rank most of a change is, and how much it is there."""
-    growth = _growth(reference, candidate, part)
     most = _most_of(growth, part.ms) if len(growth) > 1 else None
-    return "" if most is None else f" (rank {most}: {TEXT.quantity(growth[most], 'ms', signed=True)})"
+    return most, 0.0 if most is None else growth[most]
 
 
 def _most_of(growth: Mapping[int, float], sign: float) -> int | None:

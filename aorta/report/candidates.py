@@ -105,5 +105,5 @@ def _account(compared: Candidates, side: str) -> tuple[str, str, list[Row]]:
     found = compared.comparisons[side]
     if not isinstance(found, Comparison):
         return compared.names[side], found, []
-    said = found.sentence or "no part of the step changed by more than its interval."
+    said = found.sentence or "no part of the step is certain to have changed."
     return compared.names[side], said.replace("->", "\u2192"), waterfall(known(found.account))
