@@ -5,6 +5,7 @@ Must not compute anything.
 
 from __future__ import annotations
 
+from pathlib import PurePath
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -588,6 +589,11 @@ class DatasetEntry(msgspec.Struct, kw_only=True):
         ratio, pace = self.described.get("overlap_ratio"), known(self.pace)
         by_kernels = ratio is not None and ratio.source == "kernels" and pace is not None and pace.calibration
         return (by_kernels.steps if by_kernels else self.steps.global_steps_used) < MEDIAN_STEPS
+
+    @property
+    def shown_launch(self) -> str | None:
+        """The name of the launch that represents its set; None of a single run."""
+        return None if known(self.representative) is None else PurePath(self.representative).name
 
     def value(self, name: str) -> float | None:
         """Return the value of a metric; None where the run does not have it."""

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from operator import itemgetter
-from pathlib import Path
 from typing import Any, Final
 
 from msgspec.structs import replace
@@ -245,7 +244,8 @@ def rank_table(label: str, entry: DatasetEntry) -> Table | None:
         Column("outside_ms", "optimizer, data", tip="work outside the blocks: optimizer, clipping, data, copies"),
         Column("idle_ms"),
     )
-    note = None if found is None or found.reason is None else f"No rank is named: {found.reason}."
+    of = "" if entry.shown_launch is None else f" in launch {entry.shown_launch}"
+    note = None if found is None or found.reason is None else f"No rank is named{of}: {found.reason}."
     return (
         Table(f"ranks-{label}", f"{label}: the mean step of each rank", columns, rows, note) if len(rows) > 1 else None
     )
@@ -585,7 +585,7 @@ def of_launches(entries: Mapping[str, DatasetEntry]) -> str:
         return ""
     rules = dict.fromkeys(entry.representative_rule for entry in sets.values())
     stated = [
-        f"{label}: of {PAGE.count(entry.launches, 'launch')} this is \u2026/{Path(entry.representative).name}"
+        f"{label}: of {PAGE.count(entry.launches, 'launch')} this is \u2026/{entry.shown_launch}"
         for label, entry in sets.items()
     ]
     return f"One launch of each set is drawn, {'; '.join(rules)}. {', '.join(stated)}."

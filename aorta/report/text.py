@@ -136,7 +136,8 @@ def _of_comparison(comparison: Comparison, candidate: DatasetEntry, style: Style
     if changed and "Configuration: " not in cause and changed[0].replace(": ", " ", 1) not in cause:
         more = [f"and {len(changed) - _FEW} more"] if len(changed) > _FEW else []
         blocks.append((1, led("Differs:", "; ".join([*changed[:_FEW], *more]), style)))
-    return [*blocks, *_gains(candidate.what_if, style, " in the candidate")]
+    launch = "" if candidate.shown_launch is None else f", launch {candidate.shown_launch}"
+    return [*blocks, *_gains(candidate.what_if, style, f" in the candidate{launch}")]
 
 
 def full_text(datasets: Mapping[str, LabelledRun], summary: Summary, files: str, style: Style = PLAIN) -> str:

@@ -75,11 +75,7 @@ def write_page(datasets: Mapping[str, LabelledRun], summary: Summary, path: Path
             step_notes.append(f"{label}: no overlap ratio over the steps: {basis.reason or HOST_BOUND}")
         if why is not None:
             step_notes.append(f"{label}: no job step is drawn: {why}")
-    drawn = {
-        label: f"{label}, launch {Path(entry.representative).name}"
-        for label, entry in entries.items()
-        if entry.launches
-    }
+    drawn = {label: f"{label}, launch {launch}" for label, entry in entries.items() if (launch := entry.shown_launch)}
     together = {label: page_charts.steps_a_point(dataset.global_steps) for label, dataset in datasets.items()}
     charts: dict[str, list[Chart]] = {
         "launches": page_charts.launch_charts(comparison) if comparison else [],
@@ -116,7 +112,7 @@ def write_page(datasets: Mapping[str, LabelledRun], summary: Summary, path: Path
         "gate": gate and f"Gate: {gate.outcome} (exit code {gate.exit_code}). {'; '.join(conditions)}",
         "autopsies": page_autopsies(entries),
         "findings": [
-            f"{label}: {sentence}" if len(entries) > 1 else first_upper(sentence)
+            f"{drawn.get(label, label)}: {sentence}" if len(entries) > 1 or drawn else first_upper(sentence)
             for label, entry in entries.items()
             for sentence in (
                 *straggler_sentences(known(entry.stragglers)),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from aorta.analysis.cautions import autopsy_title, sampling_line
 from aorta.analysis.compare.headline import evidence, headline, is_comparable, numbers
@@ -153,10 +152,9 @@ def measured_over(entry: DatasetEntry, form: NumberFormat = PAGE) -> str:
     of = f"{MEANS if entry.few_steps else 'medians'} of {form.steps_used(entry)}"
     if (line := sampling_line(entry)) is not None:
         of += f" ({line})"
-    if not entry.launches:
+    if entry.shown_launch is None:
         return of
-    launch = Path(entry.representative).name
-    return f"{of} of launch {launch}, the nearest to the medians of {form.count(entry.launches, 'launch')}"
+    return f"{of} of launch {entry.shown_launch}, the nearest to the medians of {form.count(entry.launches, 'launch')}"
 
 
 def _nothing_to_hide(entry: DatasetEntry) -> str:
