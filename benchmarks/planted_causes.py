@@ -36,6 +36,7 @@ import numpy as np
 from aorta.analysis.account import OUTSIDE, StepAccount, account_of
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.causes import compare_accounts
+from aorta.analysis.compare.rank_tests import LEAST_LAUNCHES
 from aorta.analysis.compare.launch_set import MOST, drift_inflation, read_subjects
 from aorta.analysis.compare.verdict import Rules
 from aorta.analysis.findings import stragglers_of
@@ -191,7 +192,9 @@ def judged(cause: Cause, rank: int, said: Sequence[str]) -> str:
 
 
 def divisions(count: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Yield the ways of dividing launches into halves that take turns, as a report asks for."""
+    """Yield the ways of dividing launches into halves that take turns, as many as a report asks for a cause."""
+    if count // 2 < LEAST_LAUNCHES:
+        return
     for left in combinations(range(count), count // 2):
         if left[:1] == (0,):
             right = tuple(at for at in range(count) if at not in left)
