@@ -36,8 +36,8 @@ import numpy as np
 from aorta.analysis.account import OUTSIDE, StepAccount, account_of
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.causes import compare_accounts
-from aorta.analysis.compare.rank_tests import LEAST_LAUNCHES
 from aorta.analysis.compare.launch_set import MOST, drift_inflation, read_subjects
+from aorta.analysis.compare.rank_tests import LEAST_LAUNCHES
 from aorta.analysis.compare.verdict import Rules
 from aorta.analysis.findings import stragglers_of
 from aorta.documents.comparison import AccountChange

@@ -22,7 +22,7 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from aorta.analysis.aggregate import LabelledRun
-from aorta.documents.dataset import Account, AccountPart, RankTimes
+from aorta.documents.explanations import Account, AccountPart, RankTimes
 from aorta.documents.formatting import TEXT
 from aorta.read.exposed import exposed_of
 from aorta.read.frames import Exposed, Ints

@@ -24,15 +24,7 @@ from aorta.analysis.dataframes import STEP_MS, metric_names, null_reasons, step_
 from aorta.analysis.devices import DeviceSamples, devices_entry, samples_of
 from aorta.analysis.pace import MOST_UNDECIDED, OF_EVERY_STEP, Pace, cutoff_entry
 from aorta.documents import ABSENT
-from aorta.documents.dataset import (
-    DatasetEntry,
-    Ends,
-    PhaseTimes,
-    SamplingFacts,
-    SourceFacts,
-    Statistics,
-    StepCounts,
-)
+from aorta.documents.dataset import DatasetEntry, Ends, PhaseTimes, SamplingFacts, SourceFacts, Statistics, StepCounts
 from aorta.documents.metrics import HOST_BOUND, JOB_STEP, RATIO_PARTS, in_order
 from aorta.documents.statistics import describe, median_interval, unknown
 from aorta.read.frames import PHASES, Bools, Floats, Ints, Steps

@@ -22,7 +22,7 @@ from aorta.analysis.account import BUBBLE, NOT_KNOWN, exposed_pieces, parts_of
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.pace import ONE_RANK
 from aorta.documents.comparison import AttributedSide, Attribution, AttributionRow
-from aorta.documents.dataset import ExposedBreakdown, ExposedRow
+from aorta.documents.explanations import ExposedBreakdown, ExposedRow
 from aorta.documents.formatting import TEXT
 from aorta.read.frames import Exposed, Groups, Ints, Region
 from aorta.read.run import ExposedSums, Run

@@ -32,8 +32,10 @@ from aorta.analysis.detailed_steps import detailed_steps, idle_between
 from aorta.analysis.settling import level_change, slow_steps
 from aorta.analysis.stragglers import cost_of, name_stragglers
 from aorta.documents import known
-from aorta.documents.dataset import DatasetEntry, Finding, Statistics, Stragglers, StreamGapsEntry
+from aorta.documents.dataset import DatasetEntry, Statistics
+from aorta.documents.explanations import Finding, Stragglers
 from aorta.documents.formatting import TEXT
+from aorta.documents.kernels import StreamGapsEntry
 from aorta.documents.metrics import JOB_STEP, UNDECIDED
 from aorta.read.frames import COPY_TO_HOST, NO_TIME
 from aorta.read.run import HOST_TIMER

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from aorta.documents.dataset import Straggler, Stragglers
+from aorta.documents.explanations import Straggler, Stragglers
 from aorta.documents.formatting import TEXT
 from aorta.read.frames import Bools, Exposed, Floats, Ints
 from aorta.read.matching import CollectiveRows, MatchedCollectives

@@ -229,7 +229,8 @@ class AccountChange(msgspec.Struct, kw_only=True):
 class AccountComparison(msgspec.Struct, kw_only=True):
     """What makes the step of one side longer: parts whose changes add up to the step's, and `causes`, one sentence
     each, the largest first. `decided`: the step itself changed by more than its interval and 2 %. `sentence`: settings
-    that differ, then the causes; null without any. With a `reason` there is nothing else in it.
+    that differ, then the causes; or why the step changed and none is named; null otherwise. With a `reason` there is
+    nothing else in it.
     """
 
     reason: str | None

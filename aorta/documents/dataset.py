@@ -1,4 +1,5 @@
-"""What `summary.json` holds of one dataset: metrics, collectives, devices, gains, of traces also their kernels.
+"""What `summary.json` holds of one dataset: metrics, collectives, devices, and what `explanations`
+and `kernels` have.
 
 Must not compute anything.
 """
@@ -12,6 +13,8 @@ import msgspec
 
 from aorta.autopsy.evidence import Verdict
 from aorta.documents import ABSENT, known
+from aorta.documents.explanations import Account, ExposedBreakdown, Finding, RankTimes, Stragglers, WhatIf
+from aorta.documents.kernels import TraceEntries, TraceEntry
 from aorta.documents.metrics import NOT_SHOWN
 from aorta.records.schema import InstrumentMode
 
@@ -139,23 +142,6 @@ class GapEntry(msgspec.Struct):
     observed: bool = True
     steps: int | None = None
     most_ms: float | None = None
-
-
-class TraceEntry(msgspec.Struct, kw_only=True):
-    """One trace. `devices`: those that its rows are on, unknown ones left out. `counters`: how many rows are odd, and
-    how (`aorta.read.traces.health.COUNTERS`).
-    """
-
-    path: str
-    format: str
-    clock: str
-    rank: int | None
-    world_size: int | None
-    host: str | None
-    devices: list[int]
-    steps: int
-    counters: dict[str, int]
-    notes: list[str]
 
 
 class Health(msgspec.Struct, kw_only=True):
@@ -327,75 +313,6 @@ class CollectiveEntry(msgspec.Struct, kw_only=True):
         return "some ends are the end of the caller's wait"
 
 
-class ExposedRow(msgspec.Struct):
-    """Exposed communication of one group, collective, region, part or rank; `exposed_ms` is the mean over all rank-
-    steps after warm-up, `share` that of the whole, None where nothing is exposed.
-    """
-
-    what: str
-    exposed_ms: float
-    share: float | None
-
-
-class ExposedBreakdown(msgspec.Struct, kw_only=True):
-    """Where the communication of one run is exposed, each list with the largest row first: the rows of a list add up to
-    `exposed_ms`. `region`: a pass of a block, or work outside of blocks. `part`: transfer, or waiting for peers. With
-    a `reason` it is not known.
-    """
-
-    reason: str | None
-    rank_steps: int = ABSENT
-    exposed_ms: float = ABSENT
-    group: list[ExposedRow] = ABSENT
-    collective: list[ExposedRow] = ABSENT
-    region: list[ExposedRow] = ABSENT
-    part: list[ExposedRow] = ABSENT
-    rank: list[ExposedRow] = ABSENT
-
-
-class Straggler(msgspec.Struct, kw_only=True):
-    """A rank that holds the others up, in the median step: how late it is, how much exposed waiting that costs the
-    others, and what it does longer than they (null where no part of its step explains it).
-    """
-
-    rank: int
-    late_ms: float
-    cost_ms: float
-    because: str | None = None
-
-
-class Stragglers(msgspec.Struct, kw_only=True):
-    """The ranks that hold the others up, or why none is named; `uneven`: a rank that computes longer, at the same
-    work.
-    """
-
-    reason: str | None
-    ranks: list[Straggler]
-    uneven: str | None = None
-
-
-class RankTimes(msgspec.Struct):
-    """The account of one rank: means over its steps, which add up to `step_ms`."""
-
-    rank: int
-    step_ms: float
-    computation_ms: float
-    exposed_ms: float
-    outside_ms: float
-    idle_ms: float
-
-
-class Finding(msgspec.Struct):
-    """A diagnosis by a rule of `aorta.analysis.findings`: rank, step, process group and stream where they apply."""
-
-    rule: str
-    sentence: str
-    rank: int | None = None
-    step: int | None = None
-    group: str | None = None
-    stream: int | None = None
-
-
 class CutoffFacts(msgspec.Struct):
     """The stall cut-offs of the ranks, and why one is not measured."""
 
@@ -405,142 +322,11 @@ class CutoffFacts(msgspec.Struct):
     reason: str | None
 
 
-class GainEntry(msgspec.Struct):
-    """By how much a step would be shorter with one change alone, and the 95 % interval of that.
-
-    `what`: the network, the ranks, a kind or group of collectives if it were free, or a bound. `change`: what `aorta
-    whatif --set` takes; null: nothing. `share`: of the step. `upper_bound`: the network was real, and the replay
-    ignores contention.
-    """
-
-    what: Literal["network", "ranks", "kind", "group", "bound"]
-    name: str
-    change: str | None
-    gain_ms: float
-    low_ms: float
-    high_ms: float
-    share: float
-    upper_bound: bool
-    notes: list[str]
-    sentence: str
-
-
-class WhatIf(msgspec.Struct, kw_only=True):
-    """What would gain most, from a replay of the last steps; with a `reason` no replay was possible."""
-
-    reason: str | None
-    steps: int = ABSENT
-    ranks: int = ABSENT
-    level: float = ABSENT
-    step_ms: float = ABSENT
-    check: str | None = ABSENT
-    gains: list[GainEntry] = ABSENT
-    marginals: list[GainEntry] = ABSENT
-    bounds: list[GainEntry] = ABSENT
-    notes: list[str] = ABSENT
-    command: str = ABSENT
-
-
-KernelClass: TypeAlias = Literal["compute", "comm", "copy", "unknown"]
-
-
-class KernelTotalEntry(msgspec.Struct):
-    """Kernels of one name and class on one device; without rank and device: on all."""
-
-    rank: int | None
-    device: int | None
-    name: str
-    cls: KernelClass
-    count: int
-    total_ms: float
-    mean_ms: float
-    std_ms: float | None
-    min_ms: float
-    max_ms: float
-    share: float
-
-
-class StreamGapsEntry(msgspec.Struct):
-    """The time between the kernels of one stream, and that in its kernels of computation and communication; `reason`:
-    why it is not known how much of it waited for the host.
-    """
-
-    rank: int | None
-    device: int | None
-    stream: int
-    kernels: int
-    busy_ms: float
-    compute_ms: float
-    comm_ms: float
-    gaps: int
-    gap_ms: float
-    gaps_known: int
-    launch_bound: int | None
-    launch_bound_ms: float | None
-    host_wait_ms: float | None
-    reason: str | None
-
-
-class SlowdownEntry(msgspec.Struct):
-    """Kernels of one name on one device, alone and while communication runs; `reason`: why they are not compared."""
-
-    rank: int | None
-    device: int | None
-    name: str
-    alone_count: int
-    overlapped_count: int
-    partly_count: int
-    alone_median_ms: float | None
-    overlapped_median_ms: float | None
-    slowdown: float | None
-    excess_ms: float | None
-    reason: str | None
-
-
-class KernelEntries(msgspec.Struct):
-    """The kernels of traces; `reasons`: kind of rows -> what traces lack of them."""
-
-    by_name: list[KernelTotalEntry]
-    totals: list[KernelTotalEntry]
-    gaps: list[StreamGapsEntry]
-    reasons: dict[str, list[str]]
-    left_out: dict[str, int]
-
-
-class TraceEntries(msgspec.Struct):
-    """What a dataset has that was read from traces."""
-
-    whole: dict[str, Any]
-    slowdowns: list[SlowdownEntry]
-    kernels: KernelEntries
-
-
 class LaunchLeftOut(msgspec.Struct):
     """A launch of a set that does not count."""
 
     path: str
     reason: str
-
-
-class AccountPart(msgspec.Struct):
-    """A part of the mean step; `parts` below it add up to it."""
-
-    name: str
-    ms: float
-    share: float
-    parts: list[AccountPart]
-
-
-class Account(msgspec.Struct, kw_only=True):
-    """Where the mean step goes: `parts` add up to `step_ms`, the mean window over rank-steps and launches; with a
-    `reason` there is nothing else in it.
-    """
-
-    reason: str | None
-    launches: int = ABSENT
-    rank_steps: int = ABSENT
-    step_ms: float = ABSENT
-    parts: list[AccountPart] = ABSENT
 
 
 class DatasetEntry(msgspec.Struct, kw_only=True):

@@ -23,8 +23,9 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from aorta.documents.dataset import GapEntry, Health, TraceEntries
+from aorta.documents.dataset import GapEntry, Health
 from aorta.documents.formatting import group_title
+from aorta.documents.kernels import TraceEntries
 from aorta.read.frames import Collectives, Exposed, Ints, Region, Spans, Steps, declared
 from aorta.read.ledger import Gap, entries
 from aorta.records.clocks import RankClock

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from aorta.command_line import command, to_stdout
-from aorta.documents.dataset import SlowdownEntry, StreamGapsEntry, TraceEntries
+from aorta.documents.kernels import SlowdownEntry, StreamGapsEntry, TraceEntries
 from aorta.errors import EXIT_OK, InputError
 from aorta.installation import checkout
 from aorta.read.engines import Local

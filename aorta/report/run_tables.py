@@ -32,7 +32,8 @@ from aorta.documents.comparison import (
     Effect,
     MetricDefinition,
 )
-from aorta.documents.dataset import MEANS, Account, AccountPart, DatasetEntry, ExposedRow, Statistics, Straggler, WhatIf
+from aorta.documents.dataset import MEANS, DatasetEntry, Statistics
+from aorta.documents.explanations import Account, AccountPart, ExposedRow, Straggler, WhatIf
 from aorta.documents.formatting import PAGE, TEXT, is_zero, json_text, rough_ms
 from aorta.documents.metrics import JOB_STEP, metric_named
 from aorta.read.record import config_of

@@ -24,7 +24,8 @@ from aorta.analysis.findings import explain
 from aorta.autopsy.report import read_autopsy
 from aorta.documents import known
 from aorta.documents.comparison import Attribution, Comparison, MetricDefinition, Summary
-from aorta.documents.dataset import MEANS, DatasetEntry, WhatIf
+from aorta.documents.dataset import MEANS, DatasetEntry
+from aorta.documents.explanations import WhatIf
 from aorta.documents.metrics import COLLECTIVE_METRIC_NAMES, metric_named
 from aorta.documents.statistics import PERCENTILE_METHOD
 from aorta.errors import InputError

@@ -17,7 +17,8 @@ from typing import Any, Final, NamedTuple
 
 from aorta.documents import known
 from aorta.documents.comparison import Effect
-from aorta.documents.dataset import Ends, GainEntry
+from aorta.documents.dataset import Ends
+from aorta.documents.explanations import GainEntry
 from aorta.documents.formatting import PAGE, TEXT, NumberFormat, p_value, rough_interval
 from aorta.terminal_style import PLAIN, Style, table, wrapped
 

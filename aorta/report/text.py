@@ -16,7 +16,8 @@ from aorta.analysis.cautions import alerts, autopsy_notes
 from aorta.analysis.compare.headline import evidence, headline, numbers
 from aorta.documents import known
 from aorta.documents.comparison import SIDES, Comparison, Summary
-from aorta.documents.dataset import MEANS, DatasetEntry, WhatIf
+from aorta.documents.dataset import MEANS, DatasetEntry
+from aorta.documents.explanations import WhatIf
 from aorta.documents.formatting import TEXT, json_text
 from aorta.documents.metrics import JOB_STEP, SHOWN_FIRST
 from aorta.report import run_tables

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from aorta.analysis.collective_metrics import NO_SLOWER_RANKS
-from aorta.documents.dataset import GainEntry
+from aorta.documents.explanations import GainEntry
 from aorta.documents.formatting import TEXT, rough_interval, rough_ms
 from aorta.errors import InputError
 from aorta.read.frames import Floats, Ints

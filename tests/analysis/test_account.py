@@ -32,7 +32,7 @@ from aorta.analysis.compare.launch_comparison import add_account
 from aorta.analysis.compare.launch_set import Launch, LaunchSet, Subject, launch_order
 from aorta.analysis.compare.verdict import Rules
 from aorta.documents.comparison import AccountChange, AccountComparison, FactDifference
-from aorta.documents.dataset import Account, AccountPart
+from aorta.documents.explanations import Account, AccountPart
 from aorta.report.page.account_bars import step_bars, waterfall
 from aorta.report.run_tables import account_rows
 

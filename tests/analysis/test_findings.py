@@ -13,7 +13,8 @@ import pytest
 from aorta.analysis.account import account_of
 from aorta.analysis.aggregate import LabelledRun, aggregate
 from aorta.analysis.findings import RULES, explain, throttled
-from aorta.documents.dataset import DatasetEntry, DeviceFacts, DeviceValue, Finding, RankDevice
+from aorta.documents.dataset import DatasetEntry, DeviceFacts, DeviceValue, RankDevice
+from aorta.documents.explanations import Finding
 from aorta.read.record import load_run
 from aorta.read.traces.load import load_traces
 from aorta.records.schema import AuxRange, Collective, ComputeRange, Copy

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
-from aorta.documents.dataset import TraceEntry
+from aorta.documents.kernels import TraceEntry
 from aorta.read.traces.health import ABSURD_NS, COUNTERS, check_rows, examine
 from aorta.read.traces.interval_table import NULL, Trace
 from tests.docs.pages import ROOT

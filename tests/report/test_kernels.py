@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from aorta.documents.dataset import KernelEntries, TraceEntries
+from aorta.documents.kernels import KernelEntries, TraceEntries
 from aorta.report.files import write_report
 from aorta.report.kernel_tables import kernel_block, main
 from aorta.report.tables import shortened

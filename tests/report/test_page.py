@@ -14,7 +14,7 @@ import pytest
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.cautions import alerts
 from aorta.documents.comparison import Comparison, FactDifference, Summary
-from aorta.documents.dataset import Finding
+from aorta.documents.explanations import Finding
 from aorta.documents.formatting import PAGE
 from aorta.documents.metrics import NOT_SHOWN, SHOWN_FIRST
 from aorta.read.record import load_run

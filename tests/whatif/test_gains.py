@@ -10,7 +10,7 @@ import pytest
 
 from aorta import whatif
 from aorta.config.schema import EmulatedFabric
-from aorta.documents.dataset import GainEntry
+from aorta.documents.explanations import GainEntry
 from aorta.documents.formatting import rough_interval
 from aorta.whatif.gains import gains
 from aorta.whatif.prediction import FREE, STATED_ERROR, base_of, predict_from

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.documents.dataset import TraceEntry
+from aorta.documents.kernels import TraceEntry
 from aorta.read.frames import Groups
 from aorta.read.health import listed
 from aorta.read.ledger import LANES, WHOLE, Gap, lacking, lost

@@ -19,13 +19,7 @@ from typing import Any, Final, NamedTuple, cast
 import msgspec
 import numpy as np
 
-from aorta.documents.dataset import (
-    KernelClass,
-    KernelEntries,
-    KernelTotalEntry,
-    SlowdownEntry,
-    StreamGapsEntry,
-)
+from aorta.documents.kernels import KernelClass, KernelEntries, KernelTotalEntry, SlowdownEntry, StreamGapsEntry
 from aorta.read.frames import Groups
 from aorta.read.traces.interval_table import NULL, IntervalClass, Intervals, Trace, by_device, operations
 from aorta.timeline.arrays import IntervalArray, covered_ns, measure, merge

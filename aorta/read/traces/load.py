@@ -16,7 +16,8 @@ import numpy as np
 from msgspec import structs
 
 from aorta.command_line import name_ranks
-from aorta.documents.dataset import Health, TraceEntries
+from aorta.documents.dataset import Health
+from aorta.documents.kernels import TraceEntries
 from aorta.documents.metrics import RATIO_PARTS
 from aorta.errors import InputError
 from aorta.read.engines import Engine, Local, progress

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from aorta.documents.dataset import TraceEntry
+from aorta.documents.kernels import TraceEntry
 from aorta.errors import InputError
 from aorta.read.frames import (
     Floats,
