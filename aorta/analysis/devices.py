@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from aorta.documents.dataset import DeviceFacts, DeviceValue, RankDevice, Throttled
+from aorta.documents.formatting import TEXT
 from aorta.read.frames import Bools, Floats, Ints
 from aorta.read.run import Run, Source
 from aorta.records.schema import DeviceSample
@@ -175,7 +176,7 @@ def device_notes(entry: DeviceFacts) -> list[str]:
             clock = "" if least is None else f"; clock {least.median:.0f} MHz, at least {least.min:.0f}"
             notes.append(f"rank {rank} THROTTLED ({why} of {device.samples} samples){clock}")
         if device.samples_failed:
-            notes.append(f"rank {rank}: {device.samples_failed} device sample(s) failed: {device.failure}")
+            notes.append(f"rank {rank}: {TEXT.count(device.samples_failed, 'device sample')} failed: {device.failure}")
         if device.problem:
             notes.append(f"rank {rank}: no device samples: {device.problem}")
     return notes

@@ -64,7 +64,7 @@ def entry(
         enough = len(known) > 1
         found.per_rank_median = {str(rank): median for rank, median in medians.items()}
         found.rank_spread = max(known) - min(known) if enough else None
-        found.rank_spread_reason = None if enough else f"{len(known)} rank(s) with values; a spread needs two"
+        found.rank_spread_reason = None if enough else f"a spread needs two ranks with values, not {len(known)}"
     return found
 
 

@@ -183,7 +183,7 @@ def test_nothing_after_warmup_is_a_count_of_zero(tmp_path: Path, steps: list[Any
 def test_one_rank_has_no_spread() -> None:
     entry = describe([1.0, 2.0], [0, 0])
     assert entry.rank_spread is None
-    assert entry.rank_spread_reason == "1 rank(s) with values; a spread needs two"
+    assert entry.rank_spread_reason == "a spread needs two ranks with values, not 1"
 
 
 def test_the_library_gives_frames_with_whole_nanoseconds(tmp_path: Path) -> None:

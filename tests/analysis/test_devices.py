@@ -146,7 +146,7 @@ def test_missing_sources_and_failures_are_said_not_hidden(tmp_path, report):
     made = report(a=..., b=...)
     words = " ".join(made.text.split())
     assert "! rank 0: no device samples: nvml: no driver" in words
-    assert "! rank 0: 1 device sample(s) failed: GPU is lost" in words
+    assert "! rank 0: 1 device sample failed: GPU is lost" in words
     assert made.summary["datasets"]["a"]["devices"]["throttled"] == "unknown"
 
 

@@ -194,7 +194,7 @@ def test_more_named_ranks_than_fit_are_said(tmp_path: Path, monkeypatch: pytest.
     dataset = detailed(tmp_path, ranks=9)
     found = spans_of(dataset, budget=5 * 3 * 2, first=2, named=[7, 6, 5, 4])
     assert found.ranks == [0, 6, 7, 8]
-    assert found.notes == ["2 rank(s) named as stragglers do not fit and are not drawn, the first: 4"]
+    assert found.notes == ["for lack of room 2 stragglers not drawn, the first: rank 4"]
 
 
 def test_the_ranks_of_a_run_are_those_it_had(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_spans_closer_than_a_pixel_are_drawn_as_one_and_counted(
     monkeypatch.setattr(timeline, "RANK_STEP_SPANS", 50)
     found = spans_of(detailed(tmp_path, ranks=1, parts=100), budget=10_000, first=8)
     assert ("compute", "forward", 0.0, 4.0) in drawn(found, 0, 0)
-    assert found.notes == ["297 span(s) closer to their neighbour than a pixel are drawn as one with it"]
+    assert found.notes == ["drawn as one with a neighbour closer than a pixel: 297 spans"]
 
 
 def test_a_trace_of_another_tool_is_drawn_from_its_segments(tmp_path: Path) -> None:

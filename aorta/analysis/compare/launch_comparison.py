@@ -54,7 +54,7 @@ from aorta.documents.comparison import (
     LaunchOrderFacts,
 )
 from aorta.documents.dataset import CollectiveEntry
-from aorta.documents.formatting import first_upper, json_text
+from aorta.documents.formatting import TEXT, first_upper, json_text
 from aorta.errors import InputError
 
 _ONE_SIDE: Final = ("header.", LIBRARY, "config.parallel.", "config.fabric.", "config.instrument.")
@@ -279,7 +279,7 @@ def _warnings(
     runs = [{launch.run_id for launch in side.launches} for side in sides.values()]
     shared = runs[0] & runs[1]
     if shared:
-        yield f"{len(shared)} run(s) are on both sides ({min(shared)!r} is one): they cannot differ"
+        yield f"on both sides: {TEXT.count(len(shared), 'run')} ({min(shared)!r} is one), where nothing can differ"
     if rules.assume_no_drift and not order.comparable:
         yield f"judged as asked (--assume-no-drift), although {order.reason}"
     hosts = [sorted({host for launch in side.launches for host in launch.hosts}) for side in sides.values()]

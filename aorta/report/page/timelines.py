@@ -321,11 +321,12 @@ def spans_of(dataset: LabelledRun, budget: int, first: int, named: Sequence[int]
         spans[name] = [codes[word] for word in spans[name]]
     notes = [note for look in looks.values() for note in look.unread.values()]
     if absent := sorted(set(named) & set(everyone) - set(drawn)):
-        notes.append(f"{len(absent)} rank(s) named as stragglers do not fit and are not drawn, the first: {absent[0]}")
+        late = PAGE.count(len(absent), "straggler")
+        notes.append(f"for lack of room {late} not drawn, the first: rank {absent[0]}")
     if unseen := sum(sum(look.unseen.values()) for look in looks.values()):
-        notes.append(f"{unseen} collective(s) whose start or end was not seen are not drawn")
+        notes.append(f"not drawn: {PAGE.count(unseen, 'collective')} whose start or end was not seen")
     if joined := sum(sum(look.joined.values()) for look in looks.values()):
-        notes.append(f"{joined} span(s) closer to their neighbour than a pixel are drawn as one with it")
+        notes.append(f"drawn as one with a neighbour closer than a pixel: {PAGE.count(joined, 'span')}")
     return TimelineSpans(
         label=dataset.label,
         steps=steps if rows else [],

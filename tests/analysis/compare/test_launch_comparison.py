@@ -205,7 +205,7 @@ def test_only_one_side_throttled_is_warned_of(tmp_path: Path, monkeypatch: pytes
 def test_every_launch_without_a_manifest_and_on_both_sides_is_warned_of(tmp_path: Path) -> None:
     reference, candidate = launch_set(tmp_path / "a", HIGH), launch_set(tmp_path / "b", LOW, manifest=False)
     twice = compared(tmp_path, reference, reference)
-    assert any("4 run(s) are on both sides" in warning for warning in twice["warnings"])
+    assert any("on both sides: 4 runs" in warning for warning in twice["warnings"])
     assert twice["metrics"]["overlap_ratio"]["test"]["p"] == 1
     (reference / "02" / "run.json").unlink()
     said = [warning for warning in compared(tmp_path, reference, candidate)["warnings"] if "manifest" in warning]
