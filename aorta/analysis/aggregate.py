@@ -211,6 +211,8 @@ def _counts(dataset: LabelledRun) -> StepCounts:
         if (why := frame.reasons[index].get("boundary")) is not None:
             unclear[why] += int(count)
     rule = f"the first {warmups} of the run, as its headers say" if stated else "a trace flags none"
+    lost = np.array([each.get("loss", "").startswith("was ") for each in frame.reasons], bool)
+    not_finite = frame.global_step[lost[frame.reason]] if lost.any() else ()
     return StepCounts(
         rank_steps_read=read,
         rank_steps_used=used,
@@ -221,6 +223,7 @@ def _counts(dataset: LabelledRun) -> StepCounts:
         ranks_used=int((np.unique(dataset.column("rank")) >= 0).sum()),
         isolated_rank_steps=dict(sorted(isolated.items())),
         unclear_rank_steps=dict(unclear.most_common()),
+        first_loss_not_finite=min(map(int, not_finite), default=None),
         warmup_rule=f"steps flagged warmup in the record are left out (W21): {rule}",
     )
 

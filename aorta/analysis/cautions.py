@@ -118,6 +118,8 @@ def _alerts(entry: DatasetEntry) -> Iterator[tuple[int, str]]:
     for ending in sorted({ending for ending in health.endings.values() if ending != "completed"}):
         ranks = [int(rank) for rank, other in health.endings.items() if other == ending]
         yield _DAMAGED, f"rank {listed(ranks)}: {ending}"
+    if (step := steps.first_loss_not_finite) is not None:
+        yield _DAMAGED, f"the loss was NaN or infinite, first in step {step}: what was timed may not train"
     if health.files_left_out:
         count = TEXT.count(len(health.files_left_out), "file")
         yield _DAMAGED, f"{count} left out, the first: {health.files_left_out[0].partition(';')[0]}"

@@ -206,6 +206,7 @@ class StepCounts(msgspec.Struct):
         rank_steps_not_drawn: passed over, or observed for another reason (`instrument.every`).
         ranks_used: known ranks with a step that counts.
         unclear_rank_steps: why it is not clear where a step begins or ends -> rank-steps used; the most first.
+        first_loss_not_finite: the first global step with a loss of NaN or infinity.
     """
 
     rank_steps_read: int
@@ -217,6 +218,7 @@ class StepCounts(msgspec.Struct):
     ranks_used: int
     isolated_rank_steps: dict[str, int]
     unclear_rank_steps: dict[str, int]
+    first_loss_not_finite: int | None
     warmup_rule: str
 
 

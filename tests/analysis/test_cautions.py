@@ -43,6 +43,13 @@ def test_steps_whose_ends_are_not_clear_are_counted(tmp_path: Path) -> None:
     assert said.endswith(": x came before it")
 
 
+def test_a_loss_that_is_not_finite_comes_first(tmp_path: Path) -> None:
+    lines = [step(0, 1, at, overlap=USUAL, reasons={"loss": "was nan" if at >= 7 else "not read"}) for at in range(30)]
+    write_rank(tmp_path, header(0, 1), lines)
+    found = aggregate(LabelledRun("x", load_run(tmp_path)))
+    assert alerts({"x": found})[0] == "the loss was NaN or infinite, first in step 7: what was timed may not train"
+
+
 def test_a_denominator_of_zero_is_counted(tmp_path: Path) -> None:
     overlaps = [USUAL] * (FEW_STEPS + 1) + [metrics(20, 16, 0, 0)] * 2
     (said,) = cautions(entry(tmp_path / "x", overlaps))
