@@ -63,20 +63,23 @@ def of_window(gaps: Iterable[Gap], step: int) -> list[Gap]:
     return [gap for gap in gaps if gap.step is None or gap.step == step]
 
 
-def lost(why: str, lanes: Sequence[str], step: Ints, weight: Floats, ran: Mapping[int, float]) -> Iterator[Gap]:
+def lost(
+    why: str, lanes: Sequence[str], step: Ints, weight: Floats, ran: Mapping[int, float], *, seen: bool = True
+) -> Iterator[Gap]:
     """Yield the gaps of launches without a row, in each step and in the whole, where they matter (`DECIDED`).
 
     Args:
         why: with `{count}` for the number of launches.
         step, weight: of each launch: its step, and how many rows, or how much time, it stands for.
         ran: step -> what ran; `WHOLE` -> all.
+        seen: as of a `Gap`.
     """
     numbers, of_step = np.unique(step, return_inverse=True)
     sums, counts = np.bincount(of_step, weight), np.bincount(of_step)
     windows = [*zip(numbers.tolist(), sums.tolist(), counts.tolist(), strict=True), (WHOLE, weight.sum(), len(step))]
     for number, missing, count in windows:
         if missing > DECIDED * (missing + ran.get(number, 0)):
-            yield from (Gap(lane, why.format(count=count), number) for lane in lanes)
+            yield from (Gap(lane, why.format(count=count), number, seen=seen) for lane in lanes)
 
 
 def entries(gaps: Iterable[Gap], rank: int | None) -> list[GapEntry]:

@@ -19,7 +19,19 @@ from numpy.typing import NDArray
 
 from aorta.read.frames import Groups
 from aorta.read.ledger import COMM, LANES, WHOLE, Gap, lacking, lost
-from aorta.read.traces.interval_table import KIND_CODE, NULL, IntervalClass, Intervals, Trace, kind_of, look_up, step_of
+from aorta.read.traces.interval_table import (
+    KIND_CODE,
+    LANE_CLASSES,
+    NULL,
+    IntervalClass,
+    Intervals,
+    Trace,
+    kind_of,
+    look_up,
+    overlapping_ns,
+    step_of,
+    windows,
+)
 from aorta.timeline.arrays import Int64
 from aorta.timeline.classes import COMPUTE, COPY, KINDS, computes
 from aorta.timeline.overlap import DECIDED, NS_PER_MS
@@ -104,6 +116,7 @@ def reconciled(trace: Trace, claims: Claims) -> Trace:
     """Return the trace with what its lanes may lack (`gaps`). Where communication lacks rows, it may have run under any
     name that is not known to compute (`either`).
     """
+    known = (*_doubled(trace, claims), *_one_lane_only(trace, claims))
     trace, claims = _told_apart(trace, replace(claims, launches=_learned(trace, claims)))
     sent, skipped = tuple(_sent(trace, claims)), tuple(_skipped(trace, claims))
     missing = _without_row(trace, claims)
@@ -116,10 +129,30 @@ def reconciled(trace: Trace, claims: Claims) -> Trace:
         names += filter(_PEERS.search, (rows.names[code] for code in copied))  # the other device is another process's
     return replace(
         trace,
-        gaps=(*trace.gaps, *lost_rows, *sent, *skipped),
+        gaps=(*trace.gaps, *known, *lost_rows, *sent, *skipped),
         either=trace.either | frozenset(names),
         counters={**trace.counters, "kernels_lost": int(missing.sum())},
     )
+
+
+def _doubled(trace: Trace, claims: Claims) -> Iterator[Gap]:
+    """Yield the lanes in which kernels of one launch ran at once on a device: a launch that is no graph's runs one."""
+    of_kernel = np.isin(claims.row_link, claims.link[claims.launches == Launches.KERNEL]) & (claims.row_link != NULL)
+    chosen = np.flatnonzero(of_kernel & (trace.intervals.cls != IntervalClass.COPY))
+    chosen = chosen[np.argsort(trace.intervals.start_ns[chosen], kind="stable")]
+    rows = trace.intervals.take(chosen)
+    twice = Groups(rows.start_ns, rows.end_ns, rows.name, claims.row_link[chosen])
+    once = np.sort(twice.first)  # rows that repeat another to the nanosecond are counted once (`check_rows`)
+    if len(np.unique(claims.row_link[chosen[once]])) == len(once):
+        return
+    chosen, rows = chosen[once], rows.take(once)
+    again = overlapping_ns(rows, rows.device, claims.row_link[chosen]) > 0
+    for lane in (COMPUTE, COMM):
+        own = rows.cls == LANE_CLASSES[lane]
+        if (own & again).any():
+            why = "{count} kernels run at the same time as another of their launch, so rows are repeated"
+            weight = np.ones(len(rows))[own & again]
+            yield from lost(why, (lane,), rows.step[own & again], weight, _by_step(rows, own), seen=False)
 
 
 def _learned(trace: Trace, claims: Claims) -> Int64:
@@ -284,6 +317,14 @@ def _sent(trace: Trace, claims: Claims) -> Iterator[Gap]:
         yield from lacking(f"{issued} collectives were issued, and only {rows} rows of communication are known", COMM)
 
 
+def _one_lane_only(trace: Trace, claims: Claims) -> Iterator[Gap]:
+    """Yield computation where no row of it is known, and no call tells that no kernel of it was launched."""
+    cls = trace.intervals.cls
+    if (cls == IntervalClass.COMM).any() and not (cls == IntervalClass.COMPUTE).any() and not len(claims.link):
+        why = "no kernel of the trace computes, and it has no calls, which would tell that none was launched"
+        yield from lacking(why, COMPUTE, seen=False)
+
+
 def _skipped(trace: Trace, claims: Claims) -> Iterator[Gap]:
     """Yield rows that the numbers of others leave out, where most follow one another: those of a group's collectives,
     and of dispatches, count. They are of a step between their neighbours that has fewer rows than others; rows without
@@ -327,6 +368,7 @@ def unrecorded(trace: Trace) -> Trace:
     """Return the trace with gaps of steps in which nothing was recorded, and of those beside them, in which the
     recording began or ended.
     """
+    trace = _without_pieces(trace)
     rows, marks = trace.intervals, trace.windows
     if not len(marks) or not len(rows):
         return trace
@@ -349,6 +391,28 @@ def unrecorded(trace: Trace) -> Trace:
         numbers = marks.step[steps[chosen]].tolist()
         gaps += [Gap(lane, why, number, seen=seen) for number in numbers for lane in LANES]
     return replace(trace, gaps=(*trace.gaps, *gaps))
+
+
+def _without_pieces(trace: Trace) -> Trace:
+    """Return the trace without its first and last step where the recording, and the mark with it, began or ended within
+    them: all others have about as many rows, and these fewer, and are shorter than any.
+    """
+    marks, rows = trace.windows, trace.intervals
+    if len(marks) < FEWEST or trace.of_launch:
+        return trace
+    counts = look_up(marks.step, *np.unique(rows.step, return_counts=True)).clip(0)
+    length, pieces = marks.end_ns - marks.start_ns, np.zeros(len(marks), bool)
+    for edge, others in ((0, slice(1, None)), (-1, slice(-1)), (0, slice(1, -1)), (-1, slice(1, -1))):
+        alike = len(own := counts[others]) > 1 and own.min() >= (1 - EDGES) * own.max()
+        shorter = length[edge] < (1 - EDGES) * length[others].min()
+        pieces[edge] |= alike and shorter and 0 < counts[edge] < (1 - EDGES) * own.min()
+    if not pieces.any():
+        return trace
+    gone = marks.step[pieces].tolist()
+    note = f"{trace.path}: the recording began or ended within step {', '.join(map(str, gone))}, which is left out"
+    table = replace(rows, step=np.where(np.isin(rows.step, gone), NULL, rows.step))
+    kept = windows(marks.step[~pieces], marks.start_ns[~pieces], marks.end_ns[~pieces])
+    return replace(trace, intervals=table, windows=kept, notes=(*trace.notes, note))
 
 
 def _cut(trace: Trace, steps: Int64) -> NDArray[np.bool_]:

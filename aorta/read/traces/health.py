@@ -18,7 +18,15 @@ from aorta.documents.kernels import TraceEntry
 from aorta.read.frames import Groups
 from aorta.read.health import listed
 from aorta.read.ledger import LANES, WHOLE, Gap, lacking, lost
-from aorta.read.traces.interval_table import LANE_CLASSES, NULL, IntervalClass, Intervals, Trace
+from aorta.read.traces.interval_table import (
+    LANE_CLASSES,
+    NULL,
+    IntervalClass,
+    Intervals,
+    Trace,
+    overlapping_ns,
+    step_of,
+)
 from aorta.records.schema import WORLD_LIMIT
 from aorta.timeline.arrays import Int64
 from aorta.timeline.classes import doubtful
@@ -83,14 +91,11 @@ def check_rows(trace: Trace) -> tuple[Trace, TraceEntry]:
     }
     bad = np.any(list(left_out.values()), axis=0)
     clean = table.take(~bad) if bad.any() else table
-    # Rows that begin while an earlier one of their stream still runs. Threads of the host nest their operators.
-    streams = clean.take((clean.device != NULL) & (clean.stream != NULL))
+    # Rows that begin while an earlier one of their stream still runs.
+    serial = (clean.device != NULL) | (clean.cls == IntervalClass.COMM)  # threads of the host nest their operators
+    streams = clean.take(serial & (clean.stream != NULL))
     streams = streams.take(np.argsort(streams.start_ns, kind="stable"))
-    overlaps = 0
-    for own in Groups(streams.device, streams.stream).rows:
-        start, end = streams.start_ns[own], streams.end_ns[own]
-        shared = np.minimum(np.maximum.accumulate(end)[:-1], end[1:]) - start[1:]
-        overlaps += int((shared > 0).sum())
+    shared = overlapping_ns(streams, streams.device, streams.stream)
     counted = {
         "rows": len(table),
         **{name: int(chosen.sum()) for name, chosen in left_out.items()},
@@ -98,7 +103,7 @@ def check_rows(trace: Trace) -> tuple[Trace, TraceEntry]:
         "unknown_class": int((table.cls == IntervalClass.UNKNOWN).sum()),
         "unknown_kind": int(((table.cls == IntervalClass.COMM) & (table.kind == NULL)).sum()),
         "outside_steps": int((table.step == NULL).sum()) if len(trace.windows) else 0,
-        "same_stream_overlap": overlaps,
+        "same_stream_overlap": int((shared > 0).sum()),
     }
     notes = list(trace.notes)
     if count := counted["strays"]:
@@ -117,7 +122,12 @@ def check_rows(trace: Trace) -> tuple[Trace, TraceEntry]:
         counters=dict(Counter(trace.counters) + Counter(counted)),
         notes=[*notes, *_doubts(trace, clean)],
     )
-    gaps = [*trace.gaps, *_without_length(table, length)]
+    gaps = [
+        *trace.gaps,
+        *_without_length(table, length),
+        *_elsewhere(trace, left_out["strays"]),
+        *_twice_at_once(streams, shared),
+    ]
     untimed = sum(trace.counters.get(name, 0) for name in ("without_times", "negative_duration"))  # of the reader
     if untimed > DECIDED * (untimed + len(table)):
         gaps += lacking(f"{untimed} rows have no time that can be used", *LANES)
@@ -137,15 +147,65 @@ def _without_length(table: Intervals, length_ns: Int64) -> Iterator[Gap]:
         (counts[code] == 0) & (length_ns < 0), ABSURD_NS, np.maximum(mean_ns[code], length_ns * chosen)
     )
     for lane, cls in LANE_CLASSES.items():
-        own = table.cls == cls
-        lacks = np.flatnonzero(own & chosen)
-        lasted = {WHOLE: float(known_ns[own].sum())}
-        steps, of_step = np.unique(table.step[own], return_inverse=True)
-        lasted |= dict(zip(steps.tolist(), np.bincount(of_step, known_ns[own]).tolist(), strict=True))
+        lacks = np.flatnonzero((table.cls == cls) & chosen)
         if len(lacks):
+            lasted = in_time(table, (table.cls == cls) & ~chosen)
             yield from lost(
                 "the length of {count} rows is not known", (lane,), table.step[lacks], weight_ns[lacks], lasted
             )
+
+
+def in_time(rows: Intervals, chosen: NDArray[np.bool_]) -> dict[int, float]:
+    """Return how long some rows lasted in each step, and all together (`WHOLE`)."""
+    steps, of_step = np.unique(rows.step[chosen], return_inverse=True)
+    length_ns = np.maximum(rows.end_ns - rows.start_ns, 0)[chosen]
+    lasted = dict(zip(steps.tolist(), np.bincount(of_step, length_ns).tolist(), strict=True))
+    return lasted | {WHOLE: float(length_ns.sum())}
+
+
+def _twice_at_once(streams: Intervals, shared: Int64) -> Iterator[Gap]:
+    """Yield the lanes of streams that ran a row at the same time as an earlier one for more than half of its length: a
+    stream runs one after the other, so times are wrong, or rows are in the trace twice. Where rows of communication and
+    others overlap, the number is not that of a stream. Kernels of one launch, that of a graph, may have its number.
+    """
+    length = streams.end_ns - streams.start_ns
+    wrong = 2 * shared > length
+    if not wrong.any():
+        return
+    sends, weight_ns = streams.cls == IntervalClass.COMM, np.where(wrong, shared, 0)
+    for own in Groups(streams.device, streams.stream).rows:
+        both = shared[own]
+        if both[np.append(False, sends[own][1:] != sends[own][:-1])].sum() * 2 > both.sum():
+            weight_ns[own] = 0
+            continue
+        end = streams.end_ns[own]
+        last = np.maximum.accumulate(np.where(end == np.maximum.accumulate(end), np.arange(len(own)), 0))
+        late = np.flatnonzero(wrong[own])
+        before = last[late - 1]  # what still ran
+        launch = streams.launch_ns[own]
+        replayed = (launch[late] != NULL) & (launch[late] == launch[before])
+        weight_ns[own[late[replayed]]] = 0
+        weight_ns[own[before[~replayed]]] = length[own[before[~replayed]]]
+    for lane, cls in LANE_CLASSES.items():
+        rows = np.flatnonzero((streams.cls == cls) & (weight_ns > 0))
+        if len(rows):
+            why = "{count} rows run at the same time as another of their stream, so times are wrong or rows repeated"
+            lasted = in_time(streams, streams.cls == cls)
+            yield from lost(why, (lane,), streams.step[rows], weight_ns[rows].astype(float), lasted, seen=False)
+
+
+def _elsewhere(trace: Trace, strays: NDArray[np.bool_]) -> Iterator[Gap]:
+    """Yield what lanes lack of the rows whose time is impossible: in the step that launched them, or else in any."""
+    rows = trace.intervals.take(strays)
+    launched = np.where(rows.launch_ns == NULL, NULL, step_of(rows.launch_ns, trace.windows))
+    for lane, cls in LANE_CLASSES.items():
+        for step in np.unique(launched[rows.cls == cls]).tolist():
+            own = (rows.cls == cls) & (launched == step)
+            most_ns, why = (
+                int((rows.end_ns - rows.start_ns)[own].sum()),
+                "rows far from all others in time are left out",
+            )
+            yield from (Gap(lane, why, at, most_ns) for at in ((None,) if step == NULL else (step, WHOLE)))
 
 
 def _strays(trace: Trace) -> NDArray[np.bool_]:

@@ -155,6 +155,15 @@ def by_device(table: Intervals) -> Iterator[tuple[int, Intervals]]:
         yield int(table.device[rows[0]]), table.take(rows)
 
 
+def overlapping_ns(rows: Intervals, *keys: NDArray[Any]) -> Int64:
+    """Return for how long each row, in order of their starts, ran while an earlier one of equal keys still did."""
+    shared = np.zeros(len(rows), np.int64)
+    for own in Groups(*keys).rows:
+        start, end = rows.start_ns[own], rows.end_ns[own]
+        shared[own[1:]] = np.maximum(np.minimum(np.maximum.accumulate(end)[:-1], end[1:]) - start[1:], 0)
+    return shared
+
+
 def look_up(keys: Int64, ids: Int64, values: Int64) -> Int64:
     """Return `values` of the rows whose `ids` equal `keys`, `NULL` where there is none (a left outer join)."""
     if not len(ids):

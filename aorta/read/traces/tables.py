@@ -178,7 +178,11 @@ def by_launch(trace: Trace) -> Trace:
         return trace
     step, steps, of_launch, gaps = table.step, marks, False, list(trace.gaps)
     note = f"{int(later.sum())} of {int(linked.sum())} kernels ran outside of the step that launched them"
-    if length[later].sum() * 2 > total or later.sum() * 2 > on_device.sum():
+    if skewed:
+        why = f"rows start up to {ahead_ns / 1e6:.4g} ms before their launches, so clocks or launches are wrong"
+        gaps += [Gap(lane, why, each, seen=False) for each in marks.step.tolist() for lane in LANES]
+        note += f"; {why}"
+    elif length[later].sum() * 2 > total or later.sum() * 2 > on_device.sum():
         known = table.take(launched != NULL)
         own = Groups(launched[launched != NULL])
         start, end = own.reduce(np.minimum, known.start_ns), own.reduce(np.maximum, known.end_ns)
@@ -199,10 +203,6 @@ def by_launch(trace: Trace) -> Trace:
         share = length[outside].sum() / total
         note = f"launches are unknown, and {share:.0%} of the device's time is outside of the steps: "
         note += "the whole trace is measured"
-    elif skewed:
-        why = f"rows start up to {ahead_ns / 1e6:.4g} ms before their launches, so clocks or launches are wrong"
-        gaps += [Gap(lane, why, each, seen=False) for each in marks.step.tolist() for lane in LANES]
-        note += f"; {why}"
     elif later.any():
         note += "; steps are cut where the host marked them"
     else:
@@ -321,6 +321,9 @@ def _gaps(trace: Trace, timeline: DeviceTimeline, window: IntervalArray, steps: 
     if sends.any() and trace.world_size != 1 and not sends[table.device == device].any():
         others = ", ".join(map(str, np.unique(table.device[sends]).tolist()))
         gaps += lacking(f"communication of this process is known on device {others} only", COMM, seen=False)
+    if seen := _split_groups(table):
+        why = f"numbers of the collectives of one group are on devices {seen} in turns, so one device has several names"
+        gaps += lacking(why, *LANES, seen=False)
     if len(timeline.waits):  # it would have lasted no longer than any other
         own, longest = timeline.rows.cls == IntervalClass.COMM, timeline.rows.spans
         most_ns, why = int((longest.end - longest.start)[own].max()), waited(timeline)
@@ -333,6 +336,20 @@ def _gaps(trace: Trace, timeline: DeviceTimeline, window: IntervalArray, steps: 
         ]
         for at, step in enumerate(steps)
     ]
+
+
+def _split_groups(table: Intervals) -> str:
+    """Return devices among which the numbers of one group's collectives are split: a communicator is of one device, and
+    each rank of a merged trace has all of them.
+    """
+    numbered = table.take((table.cls == IntervalClass.COMM) & (table.seq != NULL) & (table.device != NULL))
+    if len(np.unique(numbered.device)) < 2:
+        return ""
+    own = Groups(numbered.group, numbered.seq)
+    devices = Groups(numbered.group, numbered.device)
+    several = len(devices) > len(np.unique(numbered.group))
+    once = len(Groups(numbered.group, numbered.seq, numbered.device)) == len(own)
+    return ", ".join(map(str, np.unique(numbered.device).tolist())) if several and once else ""
 
 
 def _device(trace: Trace, timeline: DeviceTimeline) -> DeviceTables:

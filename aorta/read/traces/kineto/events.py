@@ -180,6 +180,7 @@ class Booked(NamedTuple):
     unknown: list[Event]
 
 
+_LASTING: Final = frozenset("XB")
 _BEGUN: Final = frozenset("XBb")
 """Phases of events that began, those whose end is another event too, which is not looked for."""
 
@@ -194,8 +195,11 @@ def by_category(events: Iterable[Event]) -> Booked:
         if category in DEVICE or category in CALLS:
             if event.ph in _BEGUN:
                 (booked.work if category in DEVICE else booked.calls).append(event)
+        elif category in HOST:
+            if event.ph in _LASTING:
+                booked.host[event.name].append(event)
         elif event.ph == "X":
-            (booked.host[event.name] if category in HOST else booked.unknown).append(event)
+            booked.unknown.append(event)
     return booked
 
 
@@ -317,8 +321,8 @@ class Identifiers:
         numbers: dict[Any, int] = {None: NULL}
         others = []
         for value in self._codes:
-            whole = int(value) if isinstance(value, float) and value.is_integer() else value
-            if type(whole) is int and NULL <= whole < self._limit:
+            whole = _whole(value)  # 7, 7.0 and "7" are one id
+            if NULL <= whole < self._limit and (whole != NULL or value == NULL):
                 numbers[value] = whole
             elif value is not None:
                 others.append(value)

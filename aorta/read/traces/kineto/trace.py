@@ -98,7 +98,7 @@ def read_kineto(source: TraceInput) -> Iterator[Trace]:
     damage = [f"{path}: {why}" + (f" ({times} times)" if times > 1 else "") for why, times in pieces.damage.items()]
     counters = {name: n for name, n in {**trace.counters, **kept.counters}.items() if n or name == "events"}
     ends = [why for why in pieces.damage if why.startswith(CUT_OFF)]
-    gaps = tuple(Gap(lane, ends[0], WHOLE) for lane in LANES if ends)
+    gaps = lacking(ends[0], *LANES) if ends else ()
     yield replace(trace, counters=counters, notes=(*trace.notes, *damage), gaps=(*trace.gaps, *gaps))
 
 
