@@ -116,7 +116,7 @@ def reconciled(trace: Trace, claims: Claims) -> Trace:
     """Return the trace with what its lanes may lack (`gaps`). Where communication lacks rows, it may have run under any
     name that is not known to compute (`either`).
     """
-    known = (*_doubled(trace, claims), *_one_lane_only(trace, claims))
+    known = (*_doubled(trace, claims), *_blind(trace, claims))
     trace, claims = _told_apart(trace, replace(claims, launches=_learned(trace, claims)))
     sent, skipped = tuple(_sent(trace, claims)), tuple(_skipped(trace, claims))
     missing = _without_row(trace, claims)
@@ -317,12 +317,18 @@ def _sent(trace: Trace, claims: Claims) -> Iterator[Gap]:
         yield from lacking(f"{issued} collectives were issued, and only {rows} rows of communication are known", COMM)
 
 
-def _one_lane_only(trace: Trace, claims: Claims) -> Iterator[Gap]:
-    """Yield computation where no row of it is known, and no call tells that no kernel of it was launched."""
-    cls = trace.intervals.cls
-    if (cls == IntervalClass.COMM).any() and not (cls == IntervalClass.COMPUTE).any() and not len(claims.link):
-        why = "no kernel of the trace computes, and it has no calls, which would tell that none was launched"
-        yield from lacking(why, COMPUTE, seen=False)
+def _blind(trace: Trace, claims: Claims) -> Iterator[Gap]:
+    """Yield the windows in which nothing ran that computes, and no call tells that nothing was launched."""
+    rows = trace.intervals
+    computing = set(rows.step[rows.cls == IntervalClass.COMPUTE].tolist())
+    called = set(step_of(claims.start_ns, trace.windows).tolist())
+    blind = [step for step in trace.windows.step.tolist() if step not in computing | called]
+    nothing = not computing and not len(claims.link)
+    why = "no kernel or operator that computes was recorded in this window, nor any call, so it was not observed"
+    yield from (Gap(COMPUTE, why, step, seen=False) for step in blind)
+    # Of a device without any calls the steps say nothing: it may lag behind them.
+    if nothing or (blind and (len(claims.link) or (rows.device == NULL).all())):
+        yield Gap(COMPUTE, why, WHOLE, seen=not nothing)
 
 
 def _skipped(trace: Trace, claims: Claims) -> Iterator[Gap]:

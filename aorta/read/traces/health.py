@@ -43,7 +43,9 @@ collective so many times as long as any later one waited. A choice, not measured
 of unlike sizes differ by in one job, and below a wait of seconds, the least that starting a recording by hand takes.
 """
 _OTHERS: Final = 2
-"""Later collectives, of which the first is known not to be like them."""
+"""Later collectives, of which the first is known not to be like them; and rows that may lie inside of another of their
+stream by what clocks are wrong by.
+"""
 _FEW: Final = 10
 """Strays are at most a tenth of the rows: more of them are a part of the run."""
 
@@ -164,28 +166,29 @@ def in_time(rows: Intervals, chosen: NDArray[np.bool_]) -> dict[int, float]:
 
 
 def _twice_at_once(streams: Intervals, shared: Int64) -> Iterator[Gap]:
-    """Yield the lanes of streams that ran a row at the same time as an earlier one for more than half of its length: a
-    stream runs one after the other, so times are wrong, or rows are in the trace twice. Where rows of communication and
-    others overlap, the number is not that of a stream. Kernels of one launch, that of a graph, may have its number.
+    """Yield the lanes of streams in which a row ran beside others for more than half of its length, or beside several
+    from their start to their end: a stream runs one after the other, so times are wrong, or rows are in the trace
+    twice. Where rows of communication and others overlap, the number is not that of a stream. Kernels of one launch,
+    that of a graph, may have its number.
     """
-    length = streams.end_ns - streams.start_ns
-    wrong = 2 * shared > length
-    if not wrong.any():
-        return
-    sends, weight_ns = streams.cls == IntervalClass.COMM, np.where(wrong, shared, 0)
-    for own in Groups(streams.device, streams.stream).rows:
-        both = shared[own]
+    length, sends = streams.end_ns - streams.start_ns, streams.cls == IntervalClass.COMM
+    weight_ns = np.zeros(len(streams), np.int64)
+    for own in Groups(streams.device, streams.stream).rows if shared.any() else ():
+        both, end, launch = shared[own], streams.end_ns[own], streams.launch_ns[own]
         if both[np.append(False, sends[own][1:] != sends[own][:-1])].sum() * 2 > both.sum():
-            weight_ns[own] = 0
             continue
-        end = streams.end_ns[own]
-        last = np.maximum.accumulate(np.where(end == np.maximum.accumulate(end), np.arange(len(own)), 0))
-        late = np.flatnonzero(wrong[own])
+        reach = np.maximum.accumulate(end)
+        last = np.maximum.accumulate(np.where(end == reach, np.arange(len(own)), 0))
+        late = np.flatnonzero(both)
         before = last[late - 1]  # what still ran
-        launch = streams.launch_ns[own]
-        replayed = (launch[late] != NULL) & (launch[late] == launch[before])
-        weight_ns[own[late[replayed]]] = 0
-        weight_ns[own[before[~replayed]]] = length[own[before[~replayed]]]
+        alone = (launch[late] == NULL) | (launch[late] != launch[before])
+        late, before = late[alone], before[alone]
+        beside = np.bincount(before, both[late], len(own))
+        inside = np.bincount(before, end[late] <= reach[late - 1], len(own))
+        wrong = (2 * beside > length[own]) | (inside > _OTHERS)
+        late = late[wrong[before]]
+        weight_ns[own[wrong]] = length[own][wrong]
+        weight_ns[own[late]] = both[late]
     for lane, cls in LANE_CLASSES.items():
         rows = np.flatnonzero((streams.cls == cls) & (weight_ns > 0))
         if len(rows):

@@ -98,7 +98,9 @@ def read_kineto(source: TraceInput) -> Iterator[Trace]:
     damage = [f"{path}: {why}" + (f" ({times} times)" if times > 1 else "") for why, times in pieces.damage.items()]
     counters = {name: n for name, n in {**trace.counters, **kept.counters}.items() if n or name == "events"}
     ends = [why for why in pieces.damage if why.startswith(CUT_OFF)]
-    gaps = lacking(ends[0], *LANES) if ends else ()
+    steps, counts = np.unique(trace.intervals.step[trace.intervals.step != NULL], return_counts=True)
+    short = [WHOLE, *steps[counts < counts.max(initial=0)].tolist()]  # later events may have been of any step
+    gaps = tuple(Gap(lane, ends[0], step) for lane in LANES for step in short if ends)
     yield replace(trace, counters=counters, notes=(*trace.notes, *damage), gaps=(*trace.gaps, *gaps))
 
 
@@ -396,16 +398,7 @@ def _on_host(kept: _Kept, host: HostWork, metadata: Metadata, source: TraceInput
     gloo = Counter(names[code] for code in rows["name"][rows["cls"] == _COMM].tolist())  # its labels are its rows
     none = np.zeros(0, np.int64)
     claims = Claims(none, none, none, none, none != 0, np.full(len(trace.intervals), NULL), issued=kept.claims + gloo)
-    return reconciled(replace(trace, gaps=tuple(_without_operators(trace))), claims)
-
-
-def _without_operators(trace: Trace) -> Iterator[Gap]:
-    """Yield the windows in which no operator was recorded: what the host computed there was not observed."""
-    rows, why = trace.intervals, "no operator was recorded in this window, so computation was not observed"
-    computing = set(rows.step[rows.cls == _COMPUTE].tolist())
-    blind = [step for step in trace.windows.step.tolist() if step not in computing]
-    for step in [*blind, WHOLE] if blind or not computing else []:
-        yield Gap(COMPUTE, why, step, seen=False)
+    return reconciled(trace, claims)
 
 
 def _calls(kept: _Kept) -> dict[str, Int64]:
