@@ -26,6 +26,7 @@ from tests.read.mutations import (
     _rounded,
     _sending,
     _unfinished,
+    again,
     all_traces_of,
     as_text,
     below_zero,
@@ -35,6 +36,7 @@ from tests.read.mutations import (
     doubled,
     facts,
     first_step_without,
+    in_another_file,
     in_part,
     is_call,
     is_comm,
@@ -45,10 +47,15 @@ from tests.read.mutations import (
     issues,
     labels_beside,
     last,
+    last_step_without,
     linked,
+    links_permuted,
     of_category,
     on_device,
+    on_devices_of_halves,
+    one,
     open_ended,
+    recorded,
     renamed,
     second_copy,
     shifted,
@@ -60,6 +67,7 @@ from tests.read.mutations import (
 )
 
 MYSTERY: Final = "fused_op_1729"
+HOUR_NS: Final = 3_600_000_000_000
 
 
 MUTATIONS: Final[Mapping[str, Mutation]] = {
@@ -237,6 +245,31 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     ),
     "cut within the last step, without calls": then(
         without(is_call), without(is_operator), in_part(lambda row: not is_mark(row), 0.85, 2)
+    ),
+    # What cannot have been so: two rows at once on a stream or of a launch, before their launch, far from all others.
+    "communication again, a little later": again(is_comm, 300_000),
+    "kernels again on another stream, a little later": again(is_kernel, 300_000, stream=31),
+    "numbers of launches permuted": links_permuted(on_device),
+    "numbers of launches permuted among calls": links_permuted(is_call),
+    "one kernel lasts 20 ms more": one(computes, lambda row: replace(row, end_ns=row.end_ns + 20_000_000)),
+    "one collective lasts 10 s more": one(is_comm, lambda row: replace(row, end_ns=row.end_ns + 10_000_000_000)),
+    "one kernel begins 5 ms early": one(computes, lambda row: replace(row, start_ns=row.start_ns - 5_000_000)),
+    "one kernel begins at 0": one(computes, lambda row: replace(row, start_ns=0, end_ns=row.end_ns - row.start_ns)),
+    "one collective runs an hour later": one(
+        is_comm, lambda row: replace(row, start_ns=row.start_ns + HOUR_NS, end_ns=row.end_ns + HOUR_NS)
+    ),
+    "cut within a step, and its mark": recorded(0, 0.62),
+    "cut at the begin within a step, and its mark": recorded(0.38, 1),
+    "computation of the last step lost, and its calls": last_step_without(lambda row: computes(row) or is_call(row)),
+    "half of the devices' numbers are text": changed(
+        lambda row: on_device(row) and isinstance(row.device, int),
+        lambda row: replace(row, device=str(row.device)),
+        0.5,
+    ),
+    "devices of another number from the middle on": on_devices_of_halves,
+    "communication in another file": in_another_file(is_comm),
+    "operators begin and end in events of their own, a third of the communication lost": then(
+        without(is_comm, 0.33), open_ended(is_operator)
     ),
 }
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from tests.read.evidence_rows import CALL, COPY, ISSUES, KERNEL, MARK, OPERATOR, OTHER, File, Row
 
@@ -278,3 +278,79 @@ def first_step_without(test: Test) -> Mutation:
         return [row for row in rows if not (test(row) and row.start_ns < mark.end_ns)]
 
     return by_rows(change)
+
+
+def again(test: Test, later_ns: int, **changes: Any) -> Mutation:
+    """Rows are in the trace a second time, a little later."""
+
+    def once_more(row: Row) -> Row:
+        return replace(row, start_ns=row.start_ns + later_ns, end_ns=row.end_ns + later_ns, **changes)
+
+    return by_rows(lambda rows, chance: [*rows, *(once_more(row) for row in rows if test(row))])
+
+
+def links_permuted(test: Test) -> Mutation:
+    def change(rows: list[Row], chance: random.Random) -> list[Row]:
+        links = [row.link for row in rows if test(row)]
+        chance.shuffle(links)
+        return [linked(row, links.pop()) if test(row) else row for row in rows]
+
+    return by_rows(change)
+
+
+def one(test: Test, change: Callable[[Row], Row]) -> Mutation:
+    """Change the row in the middle of those."""
+
+    def only(rows: list[Row], chance: random.Random) -> list[Row]:
+        own = [row for row in rows if test(row)]
+        return [change(row) if own and row is own[len(own) // 2] else row for row in rows]
+
+    return by_rows(only)
+
+
+def last_step_without(test: Test) -> Mutation:
+    def change(rows: list[Row], chance: random.Random) -> list[Row]:
+        mark = max((row for row in rows if is_mark(row)), key=lambda row: row.start_ns)
+        return [row for row in rows if not (test(row) and mark.start_ns <= row.start_ns < mark.end_ns)]
+
+    return by_rows(change)
+
+
+def recorded(low: float, high: float) -> Mutation:
+    """Record a part of the time, in which marks begin and end with the recording."""
+
+    def change(rows: list[Row], chance: random.Random) -> list[Row]:
+        begin, end = _span(rows, lambda row: row.what != OTHER)
+        first, last = (begin + int(part * (end - begin)) for part in (low, high))
+        kept = [
+            row for row in rows if row.what == OTHER or (is_mark(row) and row.end_ns > first and row.start_ns < last)
+        ]
+        kept += [row for row in rows if row.what not in (OTHER, MARK) and first <= row.start_ns < last]
+        return [
+            replace(row, start_ns=max(row.start_ns, first), end_ns=min(row.end_ns, last)) if is_mark(row) else row
+            for row in kept
+        ]
+
+    return by_rows(change)
+
+
+def on_devices_of_halves(files: Sequence[File], chance: random.Random) -> list[File]:
+    """From the middle of a Kineto trace on, its device has another number."""
+
+    def change(file: File) -> File:
+        begin, end = _span(file.rows)
+        later = [on_device(row) and row.start_ns > (begin + end) // 2 for row in file.rows]
+        return file.changed(_elsewhere(row) if moved else row for row, moved in zip(file.rows, later, strict=True))
+
+    return [change(file) if file.format == "kineto" else file for file in files]
+
+
+def in_another_file(test: Test) -> Mutation:
+    """Some rows of a process are in a file of their own."""
+
+    def parts(file: File) -> list[File]:
+        other = file.changed(row for row in file.rows if test(row))
+        kept = file.changed(row for row in file.rows if not test(row))
+        return [kept, replace(other, path=file.path.with_name(f"b{file.path.name}"))]
+
+    return lambda files, chance: [part for file in files for part in parts(file)]

@@ -328,7 +328,7 @@ def _blind(trace: Trace, claims: Claims) -> Iterator[Gap]:
     yield from (Gap(COMPUTE, why, step, seen=False) for step in blind)
     # Of a device without any calls the steps say nothing: it may lag behind them.
     if nothing or (blind and (len(claims.link) or (rows.device == NULL).all())):
-        yield Gap(COMPUTE, why, WHOLE, seen=not nothing)
+        yield from (Gap(lane, why, WHOLE, seen=not nothing) for lane in ((COMPUTE, COPY) if nothing else (COMPUTE,)))
 
 
 def _skipped(trace: Trace, claims: Claims) -> Iterator[Gap]:
