@@ -137,22 +137,24 @@ def reconciled(trace: Trace, claims: Claims) -> Trace:
 
 def _doubled(trace: Trace, claims: Claims) -> Iterator[Gap]:
     """Yield the lanes in which kernels of one launch ran at once on a device: a launch that is no graph's runs one."""
-    of_kernel = np.isin(claims.row_link, claims.link[claims.launches == Launches.KERNEL]) & (claims.row_link != NULL)
-    chosen = np.flatnonzero(of_kernel & (trace.intervals.cls != IntervalClass.COPY))
+    kernels = np.flatnonzero((claims.row_link != NULL) & (trace.intervals.cls != IntervalClass.COPY))
+    number = np.sort(claims.row_link[kernels])
+    if not (shared := number[1:][number[1:] == number[:-1]]).size:
+        return
+    several = np.intersect1d(shared, claims.link[claims.launches == Launches.KERNEL])
+    chosen = kernels[np.isin(claims.row_link[kernels], several)]
     chosen = chosen[np.argsort(trace.intervals.start_ns[chosen], kind="stable")]
     rows = trace.intervals.take(chosen)
-    twice = Groups(rows.start_ns, rows.end_ns, rows.name, claims.row_link[chosen])
-    once = np.sort(twice.first)  # rows that repeat another to the nanosecond are counted once (`check_rows`)
-    if len(np.unique(claims.row_link[chosen[once]])) == len(once):
-        return
+    # Rows that repeat another to the nanosecond are counted once (`check_rows`).
+    once = np.sort(Groups(rows.start_ns, rows.end_ns, rows.name, claims.row_link[chosen]).first)
     chosen, rows = chosen[once], rows.take(once)
     again = overlapping_ns(rows, rows.device, claims.row_link[chosen]) > 0
     for lane in (COMPUTE, COMM):
         own = rows.cls == LANE_CLASSES[lane]
         if (own & again).any():
             why = "{count} kernels run at the same time as another of their launch, so rows are repeated"
-            weight = np.ones(len(rows))[own & again]
-            yield from lost(why, (lane,), rows.step[own & again], weight, _by_step(rows, own), seen=False)
+            weight, ran = np.ones(len(rows))[own & again], trace.intervals.cls == LANE_CLASSES[lane]
+            yield from lost(why, (lane,), rows.step[own & again], weight, _by_step(trace.intervals, ran), seen=False)
 
 
 def _learned(trace: Trace, claims: Claims) -> Int64:
@@ -320,9 +322,10 @@ def _sent(trace: Trace, claims: Claims) -> Iterator[Gap]:
 def _blind(trace: Trace, claims: Claims) -> Iterator[Gap]:
     """Yield the windows in which nothing ran that computes, and no call tells that nothing was launched."""
     rows = trace.intervals
-    computing = set(rows.step[rows.cls == IntervalClass.COMPUTE].tolist())
-    called = set(step_of(claims.start_ns, trace.windows).tolist())
-    blind = [step for step in trace.windows.step.tolist() if step not in computing | called]
+    computing = set(np.unique(rows.step[rows.cls == IntervalClass.COMPUTE]).tolist())
+    blind = [step for step in trace.windows.step.tolist() if step not in computing]
+    called = set(step_of(claims.start_ns, trace.windows).tolist()) if blind else set()
+    blind = [step for step in blind if step not in called]
     nothing = not computing and not len(claims.link)
     why = "no kernel or operator that computes was recorded in this window, nor any call, so it was not observed"
     yield from (Gap(COMPUTE, why, step, seen=False) for step in blind)

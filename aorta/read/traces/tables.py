@@ -321,7 +321,7 @@ def _gaps(trace: Trace, timeline: DeviceTimeline, window: IntervalArray, steps: 
     if sends.any() and trace.world_size != 1 and not sends[table.device == device].any():
         others = ", ".join(map(str, np.unique(table.device[sends]).tolist()))
         gaps += lacking(f"communication of this process is known on device {others} only", COMM, seen=False)
-    if seen := _split_groups(table):
+    if not here.all() and (seen := _split_groups(table)):
         why = f"numbers of the collectives of one group are on devices {seen} in turns, so one device has several names"
         gaps += lacking(why, *LANES, seen=False)
     if len(timeline.waits):  # it would have lasted no longer than any other
@@ -343,8 +343,6 @@ def _split_groups(table: Intervals) -> str:
     each rank of a merged trace has all of them.
     """
     numbered = table.take((table.cls == IntervalClass.COMM) & (table.seq != NULL) & (table.device != NULL))
-    if len(np.unique(numbered.device)) < 2:
-        return ""
     own = Groups(numbered.group, numbered.seq)
     devices = Groups(numbered.group, numbered.device)
     several = len(devices) > len(np.unique(numbered.group))

@@ -98,10 +98,14 @@ def read_kineto(source: TraceInput) -> Iterator[Trace]:
     damage = [f"{path}: {why}" + (f" ({times} times)" if times > 1 else "") for why, times in pieces.damage.items()]
     counters = {name: n for name, n in {**trace.counters, **kept.counters}.items() if n or name == "events"}
     ends = [why for why in pieces.damage if why.startswith(CUT_OFF)]
-    steps, counts = np.unique(trace.intervals.step[trace.intervals.step != NULL], return_counts=True)
-    short = [WHOLE, *steps[counts < counts.max(initial=0)].tolist()]  # later events may have been of any step
-    gaps = tuple(Gap(lane, ends[0], step) for lane in LANES for step in short if ends)
+    gaps = tuple(Gap(lane, ends[0], step) for lane in LANES for step in _short(trace)) if ends else ()
     yield replace(trace, counters=counters, notes=(*trace.notes, *damage), gaps=(*trace.gaps, *gaps))
+
+
+def _short(trace: Trace) -> list[int]:
+    """Return the windows that have fewer rows than others, and the whole: what a cut file lacks may be theirs."""
+    steps, counts = np.unique(trace.intervals.step[trace.intervals.step != NULL], return_counts=True)
+    return [WHOLE, *steps[counts < counts.max(initial=0)].tolist()]
 
 
 _WAITS: Final = re.compile(r"Synchronize|Memcpy(?:2D|3D|WithStream)?$")
