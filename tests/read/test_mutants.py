@@ -71,6 +71,14 @@ def test_mutants(name: str) -> None:
         ("kernels communicate and multiply", "nsys"),
         ("arguments of collectives contradict their kernels", "kineto-cuda"),
         ("cut within the last step, without calls", "rocprofv3-csv"),
+        ("communication again, a little later", "nsys"),
+        ("kernels again on another stream, a little later", "rocprofv3-csv"),
+        ("numbers of launches permuted", "kineto-cuda"),
+        ("one collective runs an hour later", "rocprofv3-json"),
+        ("one kernel begins 5 ms early", "kineto-rocm"),
+        ("computation of the last step lost, and its calls", "kineto-cuda"),
+        ("communication in another file", "nsys"),
+        ("devices of another number from the middle on", "kineto-cuda"),
     ],
 )
 def test_what_is_missing_is_said(name: str, format: str) -> None:  # noqa: A002 - the reader's name
@@ -78,6 +86,14 @@ def test_what_is_missing_is_said(name: str, format: str) -> None:  # noqa: A002 
     healthy = job(format)
     found = judge(answer(healthy), answer(MUTATIONS[name](healthy, random.Random(2))), name)
     assert (found.outcome, found.wrong) == ("null", [])
+
+
+def test_a_step_that_the_recording_cut_is_left_out() -> None:
+    healthy = job("kineto-cuda")
+    found = answer(MUTATIONS["cut within a step, and its mark"](healthy, random.Random(2)))
+    assert judge(answer(healthy), found, "cut within a step").wrong == []
+    assert len(found.values["step", "window_ms"]) == 2 * 2
+    assert any("began or ended within step 9, which is left out" in note for note in found.notes)
 
 
 def in_steps(change: Callable[[Line, int], Line | None], *, last_only: bool = False) -> Callable[[Records], Records]:
