@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from aorta.distributed.cuda import is_capturing
 from aorta.instrument.event_clock import EventClock, Mark, on_host
-from aorta.instrument.recorder import Recorder, Scalar, bits_of
+from aorta.instrument.recorder import Recorder, Scalar
+from aorta.instrument.row_steps import bits_of
 from aorta.records import ring_file as rf
 from aorta.records.ring_file import RingFile
+from aorta.records.ring_rows import RingRows
 from aorta.records.schema import Step
 from aorta.records.step_line import StepFacts
 
@@ -26,7 +28,6 @@ if TYPE_CHECKING:  # its events are part of the steps
     from aorta.instrument.python_interceptor import PythonInterceptor
 
 _CAPTURED = "a CUDA graph was being captured when the step began or ended: only the host's clock says when that was"
-_NOWHERE = -1
 
 
 class Marks(Protocol):
@@ -64,8 +65,7 @@ class DeviceRecorder(Recorder):
         marks: Marks | None = interceptor.marks
         assert marks is not None  # it is a device's
         self._marks = marks
-        self._begin_row, self._end_row = self.begin_span, self.end_span
-        self.begin_span, self.end_span = self._begin_marked, self._end_marked
+        self._rows: RingRows = interceptor.rows
         self._start: Mark = None
         self._scalars: dict[int, Scalar] = {}
         self._passing = deque[_Passing]()
@@ -80,27 +80,22 @@ class DeviceRecorder(Recorder):
         spent_ns = time.perf_counter_ns() - began_ns
         super().begin(facts, continues=continues)
         began_ns = time.perf_counter_ns()
+        # A mark would become part of a graph that is being captured: then only the host's clock tells.
+        self._start = self._clock.mark() or began_ns
         if self.no_copies is not None and not self.passes_over:
             self._note(rf.NO_COPIES, self._step, text=self._ring.text(self.no_copies))
         if self.kernels is not None:
             self._read.kernels[self._step] = self.kernels
-        self.own.marks_ns += spent_ns + time.perf_counter_ns() - began_ns
-
-    def _moment_ns(self) -> int:
-        """Return when a step begins; the device's time is stored in place of the host's."""
-        now_ns = time.perf_counter_ns()
-        # A mark would become part of a graph that is being captured: then only the host's clock tells.
-        self._start = self._clock.mark() or now_ns
-        return now_ns
+        self._marks_ns += spent_ns + time.perf_counter_ns() - began_ns
 
     def end(self) -> None:
         began_ns = time.perf_counter_ns()
         self._end_mark = self._clock.mark()
-        self.own.marks_ns += time.perf_counter_ns() - began_ns
+        self._marks_ns += time.perf_counter_ns() - began_ns
         super().end()
         self._settle()
 
-    def _close_step(self, _ended_ns: int) -> None:
+    def _closed(self) -> None:
         start, end = self._start, self._end_mark
         if end is None or on_host(start):
             start, end = self._on_host(start), self._on_host(end)
@@ -109,7 +104,6 @@ class DeviceRecorder(Recorder):
             self._note(rf.CAPTURED, self._step, many=self._captured)
         self._passing.append(_Passing(self._step, start, end, self._scalars))
         self._start, self._scalars = None, {}
-        self._end_step(self._step, 0, self._behind)
 
     def _on_host(self, mark: Mark | None) -> int:
         """Return when the host reached a mark, or now where none could be taken."""
@@ -122,13 +116,6 @@ class DeviceRecorder(Recorder):
 
     def _note(self, what: int, step: int, *, text: int = 0, many: int = 0, value: int = 0) -> None:
         self._append(rf.NOTE, what, text, many, 0, value, 0, 0, step)
-
-    def _begin_marked(self, *arguments: int) -> int:
-        return self._begin_row(*arguments) if self._is_open else _NOWHERE
-
-    def _end_marked(self, row: int) -> None:
-        if row != _NOWHERE:
-            self._end_row(row)
 
     def on_stall(self, begin: Mark | None, end: Mark | None) -> None:
         if self._is_open and not self.passes_over:
@@ -176,7 +163,7 @@ class DeviceRecorder(Recorder):
             self._clock.release(end)
             for which, scalar in scalars.items():
                 self._note(which, row, value=bits_of(scalar.read()))
-            self.rows.time_step(row, start_ns, end_ns)
+            self._rows.time_step(row, start_ns, end_ns)
         self._lines_ns += time.perf_counter_ns() - began_ns
 
     def finish(self) -> None:

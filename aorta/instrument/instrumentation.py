@@ -159,7 +159,7 @@ class Instrumentation:
             self.recorder = Recorder(ring, interceptor, counts, sink, elsewhere)
         else:
             self.recorder = DeviceRecorder(ring, interceptor, clock, counts, sink)
-        self.recorder.own.counted = module is not None or self.why_off is not None
+        self.recorder.own_is_counted = module is not None or self.why_off is not None
         # The program may free a model before the recording ends.
         self._blocks: list[tuple[str, weakref.ref[nn.Module]]] = []
         self._outputs: list[weakref.ref[nn.Module]] = []

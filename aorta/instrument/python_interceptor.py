@@ -15,7 +15,7 @@ import itertools
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -48,6 +48,7 @@ from aorta.instrument.operators import (
 )
 from aorta.instrument.row_marks import RowMarks
 from aorta.instrument.row_ranges import RowRanges
+from aorta.instrument.row_steps import RowSteps, StepFunctions
 from aorta.records import ring_file as rf
 from aorta.records.progress import NO_PEER
 from aorta.records.ring_file import RingFile, RingGroup
@@ -118,6 +119,7 @@ class PythonInterceptor:
         self.rows = RingRows(ring)
         self.marks = None if clock is None else RowMarks(self.rows, clock)
         self.ranges = RowRanges(ring, self.rows, self)
+        self._steps = RowSteps(ring, self.rows, self.marks)
         self._kept = KeptAlive()
         self._calls = {
             name: _Call(operator, number, position_of_group(name), position_of_peer(name))
@@ -143,10 +145,10 @@ class PythonInterceptor:
         finally:
             self._add_underway(-1)
 
-    def functions(self) -> tuple[Callable[..., int], Callable[[int], None], Callable[..., int]]:
+    def functions(self) -> StepFunctions:
         """As `NativeInterceptor.functions`."""
-        begin_span, end_span, append = self.rows.functions()
-        return (begin_span, end_span, append) if self.marks is None else (*self.marks.functions(), append)
+        steps = self._steps
+        return StepFunctions(self.begin, self.finish, steps.close, steps.span, self.rows.append)
 
     def open(self, device: torch.device, on_captured: Callable[[], None]) -> Interception:
         """Start intercepting; `close` of the returned object ends it. There is no graph capture on a CPU."""
@@ -154,28 +156,28 @@ class PythonInterceptor:
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
-    def begin(self, *, continues: bool = False, observed: bool = True) -> tuple[int, int]:
-        """As `NativeInterceptor.begin`."""
+    def begin(self, began_ns: int, flags: int, *step: Any) -> tuple[int, int]:
+        """As `StepFunctions.begin`."""
+        observed = not flags & rf.PASSED_OVER
         self.ranges.begin(observed=observed)
         with self._lock:
             self._open, self._thread = observed, threading.get_ident()
-            return 0 if continues else self._taken(), self.rows.count()
+            dropped = 0 if flags & rf.CONTINUES else self._taken()
+            return self._steps.begin(began_ns, flags, *step), dropped
 
-    def end(self) -> tuple[int, Sequence[int]]:
-        """End a step; returns the index behind its rows, and what AORTA's own time was, which is not counted here. What
-        is recorded from now on is part of the next step, where that continues this one.
-        """
+    def finish(self) -> int:
+        """As `StepFunctions.finish`."""
         with self._lock:
             self._taken()
-            behind = self.rows.count()
+            behind = self._steps.finish()
         self.ranges.end()
-        return behind, ()
+        return behind
 
     def abandon(self) -> int:
         """Stop recording, and discard what was recorded since the last step ended; returns how many collectives."""
         self.ranges.end()
         with self._lock:
-            self._open = False
+            self._open = self._steps.is_open = False
             return self._taken()
 
     def count(self) -> int:

@@ -10,23 +10,23 @@ from __future__ import annotations
 
 import logging
 import os
-import struct
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 import torch
 
 from aorta.errors import RecordWriteError
 from aorta.instrument.event_clock import Mark
+from aorta.instrument.row_steps import Span, bits_of
 from aorta.instrument.sampling import PASSED, Sampler
 from aorta.instrument.user_marks import MOST_PER_STEP, UserMarks
 from aorta.records import ring_file as rf
 from aorta.records.ring_file import RingFile
+from aorta.records.ring_rows import NOWHERE
 from aorta.records.ring_steps import MOST, RingSteps
 from aorta.records.schema import Step
 from aorta.records.step_line import StepFacts
@@ -44,11 +44,9 @@ LOOK_AFTER_S = 5.0
 kill loses none."""
 ELSEWHERE_WITHIN_S = 10.0
 """A process that has read none of the rows for so long does not make lines of them."""
-_PASSED_OVER: Final = Unseen(NOT_SAMPLED, compute=True)
-_NOT_COUNTED: Final[tuple[dict[int, int | None], tuple[int, int]]] = {}, (0, 0)
+LOOK_EVERY_NS: Final = 1_000_000_000
+"""So often it is looked at who makes lines, and whether it is time to, where the ring does not fill before."""
 _log = logging.getLogger(__name__)
-_bits = struct.Struct("<d").pack
-_signed = struct.Struct("<q").unpack
 
 
 class Elsewhere(Protocol):
@@ -71,29 +69,6 @@ class Elsewhere(Protocol):
         """
 
 
-class Rows(Protocol):
-    """The rows of a ring, appended by compiled code or by Python."""
-
-    def end_step(self, index: int, b: int, y: int) -> None:
-        """End the row of a step; `y`: the index behind its last row."""
-
-    def time_step(self, index: int, a: int, b: int) -> None:
-        """Note when a step began and ended on a device."""
-
-
-@dataclass(slots=True)
-class OwnTime:
-    """Wall-clock time of the thread that trains, in nanoseconds, in which AORTA did its own work outside compiled code.
-
-    Attributes:
-        marks_ns: since the step began: marks, phases, counts of the backends.
-        counted: compiled code counts its part as well, or there is nothing to count.
-    """
-
-    marks_ns: int = 0
-    counted: bool = False
-
-
 class Scalar:
     """The value of a one-element tensor, as it is now.
 
@@ -111,56 +86,6 @@ class Scalar:
 
     def read(self) -> float:
         return self._value if self._copy is None else float(self._copy)
-
-
-class _Span:
-    """A row that opens and ends with a `with` block, and the phase of the rank, where it has the name of one;
-    `restores`: the phase before it continues afterwards.
-    """
-
-    __slots__ = ("_arguments", "_before", "_index", "_recorder", "_restores", "ended", "name")
-
-    def __init__(self, recorder: Recorder, name: str, *arguments: int, restores: bool = True) -> None:
-        self._recorder, self.name, self._arguments, self._restores = recorder, name, arguments, restores
-        self.ended = False
-
-    def __enter__(self) -> None:
-        recorder, began_ns = self._recorder, time.perf_counter_ns()
-        if self._arguments[0] == rf.AUX:
-            recorder.last_aux = self
-        self._before = recorder.progress.enter(self.name)
-        self._index = recorder.begin_span(*self._arguments)
-        recorder.own.marks_ns += time.perf_counter_ns() - began_ns
-
-    def __exit__(self, kind: type[BaseException] | None, *_how: object) -> None:
-        recorder, began_ns = self._recorder, time.perf_counter_ns()
-        recorder.end_span(self._index)
-        self.ended = True
-        if kind is None and self._restores:  # after an error the phase stays, for whoever asks where it happened
-            recorder.progress.enter(self._before)
-        recorder.own.marks_ns += time.perf_counter_ns() - began_ns
-
-
-class _Phase:
-    """The same in a step that is not observed: a phase, and no row."""
-
-    __slots__ = ("_before", "_recorder", "_restores", "ended", "name")
-
-    def __init__(self, recorder: Recorder, name: str, *, restores: bool) -> None:
-        self._recorder, self.name, self._restores, self.ended = recorder, name, restores, False
-
-    def __enter__(self) -> None:
-        began_ns, recorder = time.perf_counter_ns(), self._recorder
-        recorder.last_aux = self
-        self._before = recorder.progress.enter(self.name)
-        recorder.own.marks_ns += time.perf_counter_ns() - began_ns
-
-    def __exit__(self, kind: type[BaseException] | None, *_how: object) -> None:
-        self.ended = True
-        if kind is None and self._restores:
-            began_ns, recorder = time.perf_counter_ns(), self._recorder
-            recorder.progress.enter(self._before)
-            recorder.own.marks_ns += time.perf_counter_ns() - began_ns
 
 
 class Recorder:
@@ -181,9 +106,9 @@ class Recorder:
             them, and so are those behind them.
         boundary: why it is unclear where the step that ends next begins or ends; None: it is not.
         outside: how many collectives were issued since the last step ended that are part of none.
-        own: AORTA's own time, until a step takes it.
+        own_is_counted: compiled code counts AORTA's own time, too, or there is nothing to count.
         steps_lost: how many steps ended and have no line; known at the end.
-        last_aux: the auxiliary range of the step that began last.
+        last_aux: the auxiliary range of the step that was asked for last.
     """
 
     def __init__(
@@ -201,24 +126,22 @@ class Recorder:
         self.no_copies: str | None = NO_COPIES
         self.user_marks = UserMarks()
         self.kernels: WindowKernels | None = None
-        self.own = OwnTime()
+        self.own_is_counted = False
         self.steps_written = self.steps_lost = self.outside = 0
         self.boundary: str | None = None
         self._captured, self._thread = 0, threading.get_ident()
         self._ring, self._interceptor, self._elsewhere = ring, interceptor, elsewhere
-        self.rows: Rows = interceptor.rows
-        self.begin_span: Callable[..., int]
-        self.end_span: Callable[[int], None]
-        self.begin_span, self.end_span, self._append = interceptor.functions()
-        self._end_step = self.rows.end_step
+        self._begin, self._finish, self._close, self._span, self._append = interceptor.functions()
         self._issued_by_backends, self._sink = issued_by_backends, sink
         self._lines, self._read = deque[Step](), RingSteps(ring)
         self._is_open = self._between = False
         self._counted: tuple[dict[int, int | None], tuple[int, int]] = {}, (0, 0)
         self._before, self._outside = self._counted, 0
         self._step, self._behind = -1, 0
-        self.last_aux: _Span | _Phase | None = None
+        self.last_aux: Span | None = None
+        self._marks_ns = 0  # AORTA's own time in Python, until a step takes it
         self._unread, self._looked_s = 0, time.monotonic()
+        self._looked_row, self._looked_ns = 0, time.perf_counter_ns()
         self._ended, self._seen_read = 0, -1
         if elsewhere is None:
             ring.owner = os.getpid()
@@ -248,92 +171,82 @@ class Recorder:
         began_ns = time.perf_counter_ns()
         continues = continues and self._between
         if not continues:
-            self.own.marks_ns = 0
+            self._marks_ns = 0
             self._forget_caller()
-        self.progress.begin_step(facts.global_step)
-        drawn, came_from_passed = self._draw(facts), self.passes_over
-        self.passes_over = drawn == PASSED
-        # What was issued behind a step that was passed over is not known.
-        continues = continues and not (came_from_passed and not self.passes_over)
-        dropped, first = self._interceptor.begin(continues=continues, observed=not self.passes_over)
-        self.outside += dropped
+        drawn = None
+        if self.sampler is not None and facts.phase == "train":
+            drawn = self.sampler.draw(facts.global_step, always=self.kernels is not None)
+        begin = self._pass_over if drawn == PASSED else self._observe
+        self._step, dropped = begin(began_ns, facts, drawn, continues=continues)
+        self._outside, self.outside = self.outside + dropped, 0
         self._thread, self._is_open, self._between, self.last_aux = threading.get_ident(), True, False, None
-        at_ns, numbers = self._moment_ns(), facts.epoch << 32 | facts.step
-        if continues:
-            first, self._before = self._behind, self._counted
-        elif not self.passes_over:
-            self._before = self._issued_so_far()
-        unseen, flags = self.unseen, rf.STEP_PHASES.index(facts.phase) << rf.PHASE_SHIFT
-        if self.passes_over:
-            unseen, flags = _PASSED_OVER, flags | rf.PASSED_OVER
-        flags |= (
-            facts.warmup * rf.WARMUP | continues * rf.CONTINUES | (unseen is not None and unseen.compute) * rf.BLIND
-        )
-        why = 0 if unseen is None else self._ring.text(unseen.reason)
-        self._step = self._append(rf.STEP, flags, why, at_ns, 0, facts.global_step, 0, first, numbers)
-        if facts.lr is not None:
-            self._value(rf.LR, facts.lr)
-        if drawn is not None and not self.passes_over:
-            self._append(rf.NOTE, rf.DRAWN, 0, drawn, 0, 0, 0, 0, self._step)
-        self._outside, self.outside = self.outside, 0
-        self.own.marks_ns += time.perf_counter_ns() - began_ns
 
-    def _draw(self, facts: StepFacts) -> int | None:
-        """Return what `Sampler.draw` says of a step; None where it is not asked."""
-        if self.sampler is None or facts.phase != "train":
-            return None
-        return self.sampler.draw(facts.global_step, always=self.kernels is not None)
+    def _observe(self, began_ns: int, facts: StepFacts, drawn: int | None, *, continues: bool) -> tuple[int, int]:
+        """Begin a step whose collectives, passes, waits and spans have rows, and whose coverage is known."""
+        if self.passes_over:  # what was issued behind a step that was passed over is not known
+            continues = self.passes_over = False
+        self._before = self._counted if continues else self._issued_so_far()
+        flags = rf.STEP_PHASES.index(facts.phase) << rf.PHASE_SHIFT | facts.warmup * rf.WARMUP
+        why, first = 0, NOWHERE
+        if continues:
+            flags, first = flags | rf.CONTINUES, self._behind
+        if self.unseen is not None:
+            flags, why = flags | self.unseen.compute * rf.BLIND, self._ring.text(self.unseen.reason)
+        numbers = facts.epoch << 32 | facts.step
+        return self._begin(began_ns, flags, why, facts.global_step, numbers, first, facts.lr, drawn)
+
+    def _pass_over(self, began_ns: int, facts: StepFacts, _drawn: object, *, continues: bool) -> tuple[int, int]:
+        """Begin a training step that was not drawn: it has its length, values and named ranges; its collectives and
+        phases are noted for who watches. There are many of these, and they decide what being always on costs.
+        """
+        self.passes_over = True
+        flags = rf.PASSED_OVER | rf.BLIND | facts.warmup * rf.WARMUP | continues * rf.CONTINUES
+        why, numbers = self._ring.text(NOT_SAMPLED), facts.epoch << 32 | facts.step
+        first = self._behind if continues else NOWHERE
+        return self._begin(began_ns, flags, why, facts.global_step, numbers, first, facts.lr, None)
 
     def end(self) -> None:
         """End the open step. What is issued from now on is part of the next one, where that continues it."""
-        began_ns = time.perf_counter_ns()
-        self._behind, compiled_ns = self._interceptor.end()
-        self._counted = _NOT_COUNTED if self.passes_over else self._issued_so_far()
-        (before, ahead_before), (after, ahead) = self._before, self._counted
-        self.progress.end_step()
+        self._behind = self._finish()
+        issued, ahead_before, ahead = (rf.NOT_COUNTED, 0, 0) if self.passes_over else self._issued()
         self._append_ranges()
-        issued: int | None = None if self.passes_over else 0
-        for group, count in after.items():
-            base = before.get(group, 0)
-            issued = None if count is None or base is None or issued is None else issued + count - base
-        share_ns = self._lines_ns // self._shares
-        self._lines_ns, self._shares = self._lines_ns - share_ns, max(self._shares - 1, 1)
-        why, self.boundary = 0 if self.boundary is None else self._ring.text(self.boundary), None
-        own_ns = sum(compiled_ns) + share_ns + self.own.marks_ns + time.perf_counter_ns() - began_ns
-        self._append(
-            rf.SUMMARY,
-            rf.OWN_COUNTED if self.own.counted else 0,
-            why,
-            own_ns,
-            self._step,
-            rf.NOT_COUNTED if issued is None else issued,
-            self._outside,
-            _packed(ahead_before),
-            _packed(ahead),
-        )
-        self._close_step(began_ns)
-        if self.sampler is not None:
+        why = flags = 0
+        if self.boundary is not None:
+            why, self.boundary = self._ring.text(self.boundary), None
+        if self.own_is_counted:
+            flags = rf.OWN_COUNTED
+        more_ns, self._marks_ns = self._marks_ns + self._share_ns(), 0
+        outside, self._outside = self._outside, 0
+        own_ns, ended_ns = self._close(self._step, flags, why, issued, outside, ahead_before, ahead, more_ns)
+        self._closed()
+        if self.sampler is not None and self.sampler.every is None:
             self.sampler.took(own_ns, observed=not self.passes_over)
-        self._between, self._outside, self.own.marks_ns = True, 0, 0
+        self._between = True
         self._ended += 1
         self._unread += 1
-        if self._elsewhere is not None:
-            if self._must_go_on():
-                self._go_on(wait=False)
-        elif (
-            self._unread >= MOST
-            or time.monotonic() - self._looked_s > LOOK_AFTER_S
-            or self._ring.count - self._read.next_row > self._ring.slots // 2
-        ):
-            self.catch_up()
+        self._look(ended_ns)
 
-    def _moment_ns(self) -> int:
-        """Return when a step begins."""
-        return time.perf_counter_ns()
+    def _closed(self) -> None:
+        """Note what is known once a step has ended."""
 
-    def _close_step(self, ended_ns: int) -> None:
-        """Note that the step has ended, whose last row stands."""
-        self._end_step(self._step, ended_ns, self._behind)
+    def _issued_so_far(self) -> tuple[dict[int, int | None], tuple[int, int]]:
+        underway = self._interceptor.underway()
+        return self._issued_by_backends(), (-underway, self._interceptor.count())
+
+    def _issued(self) -> tuple[int, int, int]:
+        """Return how many collectives the backends have counted since the step began, and by how many their counts may
+        be ahead of the rows, then and now.
+        """
+        self._counted = self._issued_so_far()
+        (before, ahead_before), (after, ahead) = self._before, self._counted
+        issued = 0
+        for group, count in after.items():
+            base = before.get(group, 0)
+            if count is None or base is None:
+                issued = rf.NOT_COUNTED
+                break
+            issued += count - base
+        return issued, _packed(ahead_before), _packed(ahead)
 
     def leave(self) -> None:
         """In a forked child: record nothing; compiled code appends no rows there."""
@@ -357,10 +270,6 @@ class Recorder:
             self.outside += self._outside
             self._outside = 0
 
-    def _issued_so_far(self) -> tuple[dict[int, int | None], tuple[int, int]]:
-        underway = self._interceptor.underway()
-        return self._issued_by_backends(), (-underway, self._interceptor.count())
-
     def _append_ranges(self) -> None:
         marks = self.user_marks.take()
         if marks is None:
@@ -383,28 +292,27 @@ class Recorder:
             name: of the range; the rank is in the phase of that name, if it is one of `PHASES`.
             restores: the phase before it continues afterwards; False where another begins at once, which saves a note.
         """
-        if self.passes_over:
-            return _Phase(self, name, restores=restores)
-        return _Span(self, name, rf.AUX, self._ring.text(name), restores=restores)
+        span = self.last_aux = self._span(rf.AUX, self._ring.text(name), name, 0, restores)
+        return span
 
     def lacks(self, name: str) -> bool:
         """Return whether the calling thread is the one that trains, within a step, and in no auxiliary range `name`."""
         if not self._is_open or self._between or threading.get_ident() != self._thread:
             return False
         last = self.last_aux
-        return last is None or last.ended or last.name != name
+        return last is None or not last.is_open or last.name != name
 
     def pipeline(self, group: str) -> AbstractContextManager[None]:
         """Return a `with` block in which the stages of a pipeline work on a step; what is waited for in their process
         group is a bubble.
         """
-        return nullcontext() if self.passes_over else _Span(self, group, rf.PIPELINE, self._ring.text(group))
+        return self._span(rf.PIPELINE, self._ring.text(group), group, 0, True)
 
     def computes(self, block: str, phase: str) -> AbstractContextManager[None]:
         """Return a `with` block in which a block computes. Steps that are not observed have no such ranges."""
-        if self.unseen is not None or self.passes_over:  # with the instrument off nothing is recorded
+        if self.unseen is not None:  # with the instrument off nothing is recorded
             return nullcontext()
-        return _Span(self, block, rf.COMPUTE, self._ring.text(block), self._ring.text(phase))
+        return self._span(rf.COMPUTE, self._ring.text(block), block, self._ring.text(phase), True)
 
     def on_stall(self, begin: Mark, end: Mark) -> None:
         """Note that the caller was waiting for a collective between these marks."""
@@ -424,6 +332,28 @@ class Recorder:
         self._append(rf.VALUE, which, 0, time.perf_counter_ns(), 0, bits_of(value), 0, 0, 0)
 
     # --- lines -------------------------------------------------------------------------------------------------------
+
+    def _look(self, now_ns: int) -> None:
+        """Make lines, or see to it that another process does, where it is time to; seldom, as it costs a step."""
+        is_soon = now_ns - self._looked_ns < LOOK_EVERY_NS and self._behind - self._looked_row < self._ring.slots // 8
+        if is_soon and (self._unread < MOST or self._elsewhere is not None):
+            return
+        self._looked_ns, self._looked_row = now_ns, self._behind
+        if self._elsewhere is not None:
+            if self._must_go_on():
+                self._go_on(wait=False)
+        elif (
+            self._unread >= MOST
+            or time.monotonic() - self._looked_s > LOOK_AFTER_S
+            or self._ring.count - self._read.next_row > self._ring.slots // 2
+        ):
+            self.catch_up()
+
+    def _share_ns(self) -> int:
+        """Return what a step takes of the time in which lines were made of several."""
+        share_ns = self._lines_ns // self._shares
+        self._lines_ns, self._shares = self._lines_ns - share_ns, max(self._shares - 1, 1)
+        return share_ns
 
     def _must_go_on(self) -> bool:
         """Return whether the process that should make lines does not: it gave up, or is dead, stopped or too slow."""
@@ -515,12 +445,6 @@ class Recorder:
             self._lines_ns += time.perf_counter_ns() - began_ns
             self._shares = max(len(lines), 1)
         self._ring.note_written(self._read.next_row)
-
-
-def bits_of(value: float) -> int:
-    """Return the bits of a float, as rows have them."""
-    (bits,) = _signed(_bits(value))
-    return int(bits)
 
 
 def _packed(ahead: tuple[int, int]) -> int:

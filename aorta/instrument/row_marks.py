@@ -19,10 +19,6 @@ class RowMarks:
         self._rows, self._clock = rows, clock
         self._pending = deque[tuple[Mark, Callable[[int, int], None], int]]()
 
-    def functions(self) -> tuple[Callable[..., int], Callable[[int], None]]:
-        """Return `begin_span` and `end_span`."""
-        return self.begin_span, self.end_span
-
     def begin_span(self, kind: int, name: int, x: int = 0) -> int:
         """Append a row that begins with a mark, and is open; returns its index."""
         index = self._rows.append(kind, 0, name, x=x)

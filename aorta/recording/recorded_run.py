@@ -190,7 +190,7 @@ class RecordedRun:
         )
         self.calibrator.attach(instrument.recorder)
         if instrument.why_off is None:
-            instrument.recorder.sampler = self._sampler(counted=instrument.recorder.own.counted)
+            instrument.recorder.sampler = self._sampler(counted=instrument.recorder.own_is_counted)
         return instrument
 
     def _sampler(self, *, counted: bool) -> Sampler | None:

@@ -68,6 +68,8 @@ SLOTS: Final = 65_536
 """How many rows a ring has, at most: a power of two."""
 _STEP_SHIFT, _PHASE_SHIFT, _SINCE_MASK = 24, 16, 0xFFFF
 """Of the word of the state, from the highest bits on: the step; 8 bits of the phase's number; 16 bits of the time."""
+LAYOUT: Final = (STATE_WORD, SINCE_WORD, DONE_WORD, _STEP_SHIFT, _PHASE_SHIFT, _SINCE_MASK)
+"""As compiled code is told."""
 _TRIES: Final = 10
 _RETRY_S: Final = 0.001
 _CHUNK: Final = 4096
@@ -187,17 +189,13 @@ class Progress:
 
     enter: Callable[[str], str]
     """Note that a phase begins; returns the one it interrupts. A name that is not in `PHASES` changes nothing."""
-    begin_step: Callable[[int], None]
 
     def __init__(self, words: memoryview, path: Path | None) -> None:
         self.path, self._words = path, words
-        self._step, self._phase = NOWHERE, PHASES[0]
-        self._compiled = False
-        self.enter, self.begin_step = self._enter, self._begin_step
+        self.enter = self._enter
 
-    def _begin_step(self, step: int) -> None:
-        self._step = step
-        self._enter("step")
+    def begin_step(self, step: int) -> None:
+        self._note(step, "step")
 
     def end_step(self) -> None:
         """End the open step, and count it."""
@@ -207,12 +205,15 @@ class Progress:
     def _enter(self, phase: str) -> str:
         if phase not in PHASES:
             return phase
-        before, self._phase = self._phase, phase
+        state = self._words[STATE_WORD]
+        self._note(state >> _STEP_SHIFT, phase)
+        return PHASES[state >> _PHASE_SHIFT & 0xFF]
+
+    def _note(self, step: int, phase: str) -> None:
         # Two stores, each of a whole word: a step enters a dozen phases, with cold caches.
         now_ns, words = time.perf_counter_ns(), self._words
         words[SINCE_WORD] = now_ns
-        words[STATE_WORD] = self._step << _STEP_SHIFT | PHASES.index(phase) << _PHASE_SHIFT | now_ns & _SINCE_MASK
-        return before
+        words[STATE_WORD] = step << _STEP_SHIFT | PHASES.index(phase) << _PHASE_SHIFT | now_ns & _SINCE_MASK
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -224,20 +225,13 @@ class Progress:
         self.enter(before)
 
     def compile(self, rows: Any) -> None:
-        """Have step and phase noted by compiled functions from now on; those that are there already stay.
-
-        Args:
-            rows: the compiled interceptor's `Ring`, of the same file.
-        """
-        if not self._compiled:
-            places = (STATE_WORD, SINCE_WORD, _STEP_SHIFT, _PHASE_SHIFT, _SINCE_MASK)
-            self.enter, self.begin_step = rows.phases(places, list(PHASES), self._step, PHASES.index(self._phase))
-            self._compiled = True
+        """Have phases noted by a compiled function from now on. `rows`: the compiled `Ring` of the same file."""
+        self.enter = rows.enter_function(list(PHASES))
 
     def leave(self) -> None:
         """In a forked child: note nothing in the ring any more, which is the parent's."""
         self._words = memoryview(bytearray(PAGE)).cast("q")
-        self.enter, self.begin_step = self._enter, self._begin_step
+        self.enter = self._enter
 
     def end(self, exit_code: int) -> None:
         """Note that the rank leaves the recorded part of its program."""

@@ -66,6 +66,7 @@ from aorta.records.progress import (
     LAST_WORD,
     MAGIC,
     NAMES_AT,
+    NOWHERE,
     OWNER_WORD,
     PAGE,
     PROCESS_WORD,
@@ -248,6 +249,7 @@ class RingFile:
         if process is not None:
             ring.process = process
             ring._say(process, PROCESS_WORD, PAGE, FACTS_AT)
+        ring.progress.begin_step(NOWHERE)
         ring.progress.enter("none")
         if file >= 0:
             OF_THIS_PROCESS.add(file)

@@ -16,7 +16,6 @@ import itertools
 import struct
 import threading
 import time
-from collections.abc import Callable
 from typing import Final
 
 from aorta.records.progress import COUNT_WORD, MOVED_WORD, ROWS_AT, WORD
@@ -148,10 +147,6 @@ class RingRows:
     def count(self) -> int:
         """Return how many rows were appended."""
         return self._words[COUNT_WORD]
-
-    def functions(self) -> tuple[Callable[..., int], Callable[[int], None], Callable[..., int]]:
-        """Return `begin_span`, `end_span` and `append`."""
-        return self.begin_span, self.end_span, self.append
 
     def leave(self) -> None:
         """In a forked child: append nothing to the parent's ring. A thread that the child does not have may have held

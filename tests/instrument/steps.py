@@ -13,6 +13,7 @@ from aorta.instrument.python_interceptor import PythonInterceptor
 from aorta.records import ring_file as rf
 from aorta.records.progress import SLOTS
 from aorta.records.ring_file import RingFile
+from aorta.records.ring_rows import NOWHERE
 from aorta.records.schema import STALL_CUTOFF_NS, ClockReading
 
 MS = 1_000_000
@@ -103,15 +104,17 @@ class Rows:
             if module is None
             else NativeCpuInterceptor(module, groups, self.ring, stall_cutoff_ns)
         )
+        self._functions = self.interceptor.functions()
         self._first = 0
 
-    def begin(self) -> None:
-        """Begin a step."""
-        _, self._first = self.interceptor.begin()
+    def begin(self, flags: int = 0) -> int:
+        """Begin a step; returns how many collectives since the last one are part of none."""
+        self._first, dropped = self._functions.begin(0, flags, 0, 0, 0, NOWHERE, None, None)
+        return dropped
 
     def end(self) -> SeenStep:
         """End it."""
-        behind, own_ns = self.interceptor.end()
-        step = seen_in(self.ring, self._first, behind)
-        step.own_ns = dict(zip(COMPILED_PARTS, own_ns, strict=False))
+        step = seen_in(self.ring, self._first, self._functions.finish())
+        if isinstance(self.interceptor, NativeCpuInterceptor):
+            step.own_ns = dict(zip(COMPILED_PARTS, self.interceptor.parts_ns(), strict=True))
         return step

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from aorta.instrument.native.native_interceptor import compiled_rows
+from aorta.instrument.native.native_interceptor import NativeCpuInterceptor
+from aorta.instrument.python_interceptor import PythonInterceptor
 from aorta.records import ring_file as rf
 from aorta.records import ring_rows as module
 from aorta.records.ring_file import RingFile
 from aorta.records.ring_rows import NOWHERE, RingRows
+from tests.instrument.steps import ring_in_memory
 from tests.instrument.taps import compiled_part
 
 THREADS, ROWS = 4, 500
@@ -23,28 +26,44 @@ def small(slots: int = 4, path: Path | None = None) -> RingFile:
     return RingFile.create(path, slots=slots)
 
 
+def stepped(interceptor: NativeCpuInterceptor | PythonInterceptor, ring: RingFile) -> Any:
+    """Rows of two steps, one of them passed over, and of any: without the times when they were written."""
+    begin, finish, close, span, append = interceptor.functions()
+    enter = ring.progress.enter
+    for _ in range(5):  # the first are overwritten
+        append(rf.RANGE, 255, 0xFFFF, 1, -2, 3, -(1 << 63), (1 << 63) - 1, 8)
+    phases = []
+    for flags, lr, drawn in ((rf.WARMUP | 1 << rf.PHASE_SHIFT, 1e-3, 16), (rf.PASSED_OVER | rf.BLIND, -0.0, None)):
+        step, dropped = begin(0, flags, 3, 7, 1 << 32 | 5, NOWHERE, lr, drawn)
+        assert dropped == 0
+        with span(rf.AUX, 4, "data", 0, False):
+            with pytest.raises(OSError, match="full"), span(rf.PIPELINE, 5, "backward", 6, True):
+                raise OSError("full")
+            with span(rf.COMPUTE, 5, "mine", 6, True), span(rf.AUX, 4, "clip", 0, True):
+                phases.append(enter("optimizer"))
+            phases.append(enter("optimizer"))
+        behind = finish()
+        own_ns, ended_ns = close(step, rf.OWN_COUNTED, 2, -1, 3, 1 << 32, 2, 1_000)
+        assert own_ns >= 1_000
+        phases.append(enter("none"))
+        rows, first = ring.rows_since(0)
+        assert (rows["b"][step - first], rows["y"][step - first], rows["a2"][step - first]) == (ended_ns, behind, step)
+        assert rows["a"][-1] == own_ns
+    interceptor.rows.time_step(step, 21, 22)
+    assert phases == ["clip", "backward", "none"] * 2
+    rows, _ = ring.rows_since(0)
+    for column in ("a", "b"):
+        times = np.isin(rows["kind"], (rf.STEP, rf.AUX, rf.PIPELINE, rf.COMPUTE)) & (rows["stamp"] - 1 != step)
+        times |= (column == "a") & np.isin(rows["kind"], (rf.VALUE, rf.SUMMARY))
+        assert (rows[column][times] > 0).all()
+        rows[column][times] = 0
+    return rows.tobytes()
+
+
 def test_they_are_byte_for_byte_those_of_compiled_code() -> None:
-    compiled, python = small(), small()
-    ours = compiled_rows(compiled_part(), compiled)
-    values = (rf.RANGE, 255, 0xFFFF, 1, -2, 3, -(1 << 63), (1 << 63) - 1, 8)
-    for rows in (ours, RingRows(python)):
-        begin, end, append = rows.functions()
-        for _ in range(5):  # the first is overwritten
-            append(*values)
-        append(rf.STEP, 1)
-        rows.end_step(5, 11, 12)
-        rows.end_step(0, 13, 14)
-        rows.time_step(4, 21, 22)
-        assert begin(rf.AUX, 3, 4) == 6
-        end(6)
-        end(0)
-        end(NOWHERE)
-        assert rows.count() == 7
-    found = [ring.rows_since(0)[0] for ring in (compiled, python)]
-    for rows in found:
-        assert 0 < rows["a"][-1] <= rows["b"][-1]
-        rows["a"][-1] = rows["b"][-1] = 0
-    assert found[0].tobytes() == found[1].tobytes()
+    compiled, python = (ring_in_memory(slots=16) for _ in range(2))
+    ours = stepped(NativeCpuInterceptor(compiled_part(), {}, compiled), compiled)
+    assert ours == stepped(PythonInterceptor({}, python), python)
 
 
 def test_what_a_collective_gets_later_stands_in_its_row() -> None:

@@ -30,6 +30,7 @@
 #include "copies.hpp"
 #include "device.hpp"
 #include "hooks.hpp"
+#include "loop.hpp"
 #include "marks.hpp"
 #include "ranges.hpp"
 #include "step.hpp"
@@ -45,7 +46,6 @@ using aorta::Future;
 using aorta::Marks;
 using aorta::Name;
 using aorta::NO_MARK;
-using aorta::Noted;
 using aorta::process;
 using aorta::Ring;
 using aorta::now_ns;
@@ -207,26 +207,11 @@ class Tap : public std::enable_shared_from_this<Tap> {
 
   const std::shared_ptr<Step>& step() const { return step_; }
 
-  // Returns how many collectives were dropped: all since the last step, unless this one `continues` it; and how many rows
-  // stand before it.
-  std::pair<size_t, int64_t> begin(bool continues, bool observed) {
-    if (device_) {
-      device_->begin();
-    }
-    const Noted noted = step_->begin(continues, observed);
-    return {noted.count, noted.rows};
-  }
   size_t abandon() { return step_->abandon().count; }
   size_t count() const { return step_->count(); }
   int64_t underway() const { return step_->underway(); }
   // How many collectives were captured into a graph since the last call.
   int64_t take_captured() { return captured_.exchange(0); }
-
-  // End the step; returns the index behind its rows, and AORTA's own time by part.
-  std::pair<int64_t, std::array<int64_t, aorta::PARTS>> end() {
-    const Noted noted = step_->end();
-    return {noted.rows, noted.own_ns};
-  }
 
   // The compute stream waits for another one between two marks; `joined`: operator, number of the group and of the
   // collective, of each that this one had joined.
@@ -451,9 +436,8 @@ class Tap : public std::enable_shared_from_this<Tap> {
       return on_device_stream(op, group, row, boxed(), own, original);
     }
     auto work = original();
-    if (const int64_t returned_ns = now_ns();
-        !device_ && returned_ns - row.issue_ns > enqueue_ns_ && step_->holds_up()) {
-      row.end->returned(returned_ns);
+    if (!device_ && own.since_ns() - row.issue_ns > enqueue_ns_ && step_->holds_up()) {
+      row.end->returned(own.since_ns());
     }
     if (!work) {  // already complete: there is nothing to wait for
       row.end->stamp(End::WAIT);
@@ -818,6 +802,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
           return (*held)().cast<int>();
         });
       }))
+      .def("begin", &Device::begin)
       .def("take_joined", &Device::take_joined);
   pybind11::class_<Tap, std::shared_ptr<Tap>>(module, "Tap")
       .def(pybind11::init<
@@ -828,14 +813,12 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
            std::shared_ptr<Ring>>())
       .def("open", &Tap::open)
       .def("close", &Tap::close)
-      .def("begin", &Tap::begin)
       .def("abandon", &Tap::abandon)
       .def("count", &Tap::count)
       .def("underway", &Tap::underway)
       .def("take_captured", &Tap::take_captured)
       .def("batch_begins", &Tap::batch_begins, Unlocked())
       .def("batch_ends", &Tap::batch_ends, Unlocked())
-      .def("end", &Tap::end)
       .def("wait_for_stream", &Tap::wait_for_stream)
       .def("marks", [](const Tap& tap) { return tap.step()->marks(); });
   pybind11::class_<Marks, std::shared_ptr<Marks>>(module, "Marks")
@@ -844,19 +827,23 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
         return marks.append({static_cast<aorta::Kind>(kind)}, begin, end);
       });
   pybind11::class_<Ring, std::shared_ptr<Ring>>(module, "Ring")
-      .def(pybind11::init<int, uintptr_t, size_t, size_t, size_t, const std::vector<at::ScalarType>&>())
-      .def("functions", &aorta::row_functions, py::arg("marks") = nullptr)
-      .def("phases", &aorta::phase_functions)
-      .def("end_step", &Ring::end_step)
-      .def("time_step", &Ring::time_step)
-      .def("count", &Ring::count);
+      .def(pybind11::init<
+           int,
+           uintptr_t,
+           size_t,
+           size_t,
+           size_t,
+           const std::vector<at::ScalarType>&,
+           const Ring::Layout&>())
+      .def("enter_function", &aorta::enter_function)
+      .def("time_step", &Ring::time_step);
   module.def("issued_by", &issued_by);
 
   using aorta::Ranges;
   pybind11::class_<Ranges, std::shared_ptr<Ranges>>(module, "Ranges")
       .def(pybind11::init([](const Tap& tap) { return std::make_shared<Ranges>(tap.step()); }))
-      .def("begin", &Ranges::begin)
       .def("end", &Ranges::end)
+      .def("loop", &aorta::loop_functions)
       .def("look", &Ranges::look)
       .def("ignore", &Ranges::ignore)
       .def("add_block", &Ranges::add_block)

@@ -96,7 +96,7 @@ class Marks {
       return;
     }
     ring_->end(pending.row, at_ns);
-    ring_->end(pending.collective, at_ns * 2);  // told late: no progress of now
+    ring_->end(pending.collective, at_ns * 2);  // not `complete`: it is known only when the step is read, and is no progress of now
   }
 
   const std::shared_ptr<DeviceClock> clock_;
@@ -149,62 +149,5 @@ class Span {
   int64_t launch_ = -1;
   int64_t communicator_ = OF_THE_GROUP;
 };
-
-// What C functions of Python append to; `marks`: of a device, none on a CPU.
-struct Rows {
-  std::shared_ptr<Ring> ring;
-  std::shared_ptr<Marks> marks;
-};
-
-inline const Rows& rows_of(PyObject* self) { return *static_cast<Rows*>(PyCapsule_GetPointer(self, nullptr)); }
-
-// (kind, name, x) -> index: a span begins now.
-inline PyObject* begin_span(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
-  const Rows& rows = rows_of(self);
-  Row row{static_cast<Kind>(PyLong_AsLong(arguments[0]))};
-  row.name = static_cast<uint16_t>(PyLong_AsLong(arguments[1]));
-  row.x = count > 2 ? PyLong_AsLongLong(arguments[2]) : 0;
-  if (!rows.marks) {
-    row.a = now_ns();
-    return PyLong_FromLongLong(rows.ring->append(row));
-  }
-  const int64_t index = rows.ring->append(row);
-  rows.marks->begin(index, rows.marks->clock().mark());
-  return PyLong_FromLongLong(index);
-}
-
-// (index) -> None: it ends now.
-inline PyObject* end_span(PyObject* self, PyObject* index) {
-  const Rows& rows = rows_of(self);
-  if (rows.marks) {
-    rows.marks->end(PyLong_AsLongLong(index), rows.marks->clock().mark());
-  } else {
-    rows.ring->end(PyLong_AsLongLong(index), now_ns());
-  }
-  Py_RETURN_NONE;
-}
-
-// (kind, flags, name, a, b, x, y, a2, b2) -> index: any row.
-inline PyObject* append_row(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
-  std::array<int64_t, 9> words{};
-  for (Py_ssize_t at = 0; at < count && at < static_cast<Py_ssize_t>(words.size()); ++at) {
-    words[static_cast<size_t>(at)] = PyLong_AsLongLong(arguments[at]);
-  }
-  if (PyErr_Occurred() != nullptr) {
-    return nullptr;
-  }
-  Row row{static_cast<Kind>(words[0]), static_cast<uint8_t>(words[1])};
-  row.name = static_cast<uint16_t>(words[2]);
-  row.a = words[3], row.b = words[4], row.x = words[5], row.y = words[6], row.a2 = words[7], row.b2 = words[8];
-  return PyLong_FromLongLong(rows_of(self).ring->append(row));
-}
-
-inline py::tuple row_functions(std::shared_ptr<Ring> ring, std::shared_ptr<Marks> marks) {
-  static std::array<PyMethodDef, 3> methods{
-      {{"begin_span", reinterpret_cast<PyCFunction>(&begin_span), METH_FASTCALL, nullptr},
-       {"end_span", end_span, METH_O, nullptr},
-       {"append_row", reinterpret_cast<PyCFunction>(&append_row), METH_FASTCALL, nullptr}}};
-  return functions_of(std::make_unique<Rows>(Rows{std::move(ring), std::move(marks)}), methods);
-}
 
 }  // namespace aorta

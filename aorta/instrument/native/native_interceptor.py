@@ -32,12 +32,13 @@ from aorta.instrument.dispatcher import (
 from aorta.instrument.event_clock import HostClock, Mark
 from aorta.instrument.in_flight import Group
 from aorta.instrument.operators import offered, position_of_async_op, position_of_group, position_of_peer
+from aorta.instrument.row_steps import StepFunctions
 from aorta.instrument.transparent import not_compiled
-from aorta.records.progress import COUNT_WORD, ROWS_AT, WORD
-from aorta.records.ring_file import RingFile, RingGroup, RingOperator
+from aorta.records.progress import COUNT_WORD, LAYOUT, PHASES, ROWS_AT, WORD
+from aorta.records.ring_file import PASSED_OVER, RingFile, RingGroup, RingOperator
 from aorta.records.schema import STALL_CUTOFF_NS, DeviceClockFacts
 
-COMPILED_PARTS: Final = ("collectives", "waits", "copies", "forward", "backward")
+COMPILED_PARTS: Final = ("collectives", "waits", "copies", "forward", "backward", "loop")
 """Parts of AORTA's own time that compiled code counts, in the order of its numbers (`native/step.hpp`)."""
 
 
@@ -60,13 +61,6 @@ class NativeRanges:
         self._ends.append(observe(module, after=self.compiled.after_watched_forward(module)))
         self.compiled.look()
 
-    def observe(self, wanted: bool) -> None:
-        """Observe what is watched, or leave it alone, until the next call."""
-        if self._ends and wanted:
-            self.compiled.look()
-        elif not wanted:
-            self.compiled.ignore()
-
     def close(self) -> None:
         self.compiled.ignore()
         while self._ends:
@@ -83,7 +77,7 @@ def ring_operators() -> tuple[RingOperator, ...]:
 
 def compiled_rows(module: Any, ring: RingFile) -> Any:
     """Return a ring as compiled code appends to it."""
-    return module.Ring(ring.file, ring.address, COUNT_WORD * WORD, ROWS_AT, ring.slots, list(DTYPES))
+    return module.Ring(ring.file, ring.address, COUNT_WORD * WORD, ROWS_AT, ring.slots, list(DTYPES), LAYOUT)
 
 
 class NativeInterceptor:
@@ -108,7 +102,6 @@ class NativeInterceptor:
         shortest_call_ns: int = STALL_CUTOFF_NS,
     ) -> None:
         self._groups, self._ring = groups, ring
-        self._observes = True
         here = offered()
         self._operators = tuple(here.values())
         operators = [
@@ -134,13 +127,11 @@ class NativeInterceptor:
         self.marks: Any = self._tap.marks()
         self.ranges = NativeRanges(module, self._tap, ring)
 
-    def functions(self) -> tuple[Callable[..., int], Callable[[int], None], Callable[..., int]]:
-        """Return C functions: `begin_span(kind, name, x)` and `end_span(index)` of a span, on a device between two
-        marks, and `append_row` of any row.
-        """
-        functions: tuple[Callable[..., int], Callable[[int], None], Callable[..., int]]
-        functions = self.rows.functions(self.marks)
-        return functions
+    def functions(self) -> StepFunctions:
+        """Return C functions that are called at every step, and in it."""
+        self.parts_ns: Callable[[], list[int]]
+        *functions, self.parts_ns = self.ranges.compiled.loop(self.rows, list(PHASES))
+        return StepFunctions(*functions)
 
     def open(self, _device: torch.device, _on_captured: Callable[[], None]) -> Interception:
         """Start intercepting; `close` of the returned object ends it. There is no graph capture on a CPU.
@@ -151,31 +142,6 @@ class NativeInterceptor:
         check_torch()
         self._tap.open()
         return cast(Interception, self._tap)
-
-    def begin(self, *, continues: bool = False, observed: bool = True) -> tuple[int, int]:
-        """Begin a step; returns how many collectives since the last one belong to none, 0 where it `continues` that,
-        and how many rows stand before it. Of one that is not `observed` nothing is recorded: collectives are numbered.
-        """
-        if self._tap is None:
-            return 0, 0
-        if observed != self._observes:
-            self._observes = observed
-            self.ranges.observe(observed)
-        if observed:
-            self.ranges.compiled.begin()
-        dropped, rows = self._tap.begin(continues, observed)
-        return dropped, rows
-
-    def end(self) -> tuple[int, Sequence[int]]:
-        """End a step; returns the index behind its rows, and AORTA's own time in compiled code, by `COMPILED_PARTS`, in
-        nanoseconds. What is recorded from now on is part of the next step, where that continues this one.
-        """
-        if self._tap is None:
-            return 0, ()
-        behind, own_ns = self._tap.end()
-        if self._observes:
-            self.ranges.compiled.end()
-        return behind, own_ns
 
     def underway(self) -> int:
         """Return how many calls of backends have not returned."""
@@ -189,7 +155,6 @@ class NativeInterceptor:
         """Stop recording, and discard what was recorded since the last step ended; returns how many collectives."""
         if self._tap is None:
             return 0
-        self.ranges.compiled.begin()
         self.ranges.compiled.end()
         return int(self._tap.abandon())
 
@@ -280,11 +245,12 @@ class NativeDeviceInterceptor(NativeInterceptor):
         priority: int | None = None,
     ) -> None:
         self._streams, self._device, self._clock = DeviceStreams(device), device, clock
-        compiled = module.Device(
+        self._compiled: Any = module.Device(
             clock.compiled, dedicated, dedicated and dedicated_async, priority, self._streams.priority
         )
-        super().__init__(module, groups, ring, compiled)
-        self._order = StreamOrder(compiled.take_joined)
+        super().__init__(module, groups, ring, self._compiled)
+        self._observes = True
+        self._order = StreamOrder(self._compiled.take_joined)
         self._on_captured: Callable[[], None] = lambda: None
 
     def open(self, device: torch.device, on_captured: Callable[[], None]) -> Interception:
@@ -298,18 +264,27 @@ class NativeDeviceInterceptor(NativeInterceptor):
             interception.callback(each.close)
         return interception
 
-    def begin(self, *, continues: bool = False, observed: bool = True) -> tuple[int, int]:
-        self._streams.compute = self._streams.current()
-        return super().begin(continues=continues, observed=observed)
+    def functions(self) -> StepFunctions:
+        functions = super().functions()
+
+        def begin(*how: Any) -> tuple[int, int]:
+            self._streams.compute = self._streams.current()
+            if self._tap is not None:
+                self._compiled.begin()
+            begun = functions.begin(*how)
+            self._observes = not how[1] & PASSED_OVER
+            return begun
+
+        def finish() -> int:
+            if self._tap is not None:
+                for _ in range(self._tap.take_captured()):
+                    self._on_captured()
+            return functions.finish()
+
+        return functions._replace(begin=begin, finish=finish)
 
     def _mark(self) -> Mark | None:
         return self._clock.mark() if self._observes else None
-
-    def end(self) -> tuple[int, Sequence[int]]:
-        if self._tap is not None:
-            for _ in range(self._tap.take_captured()):
-                self._on_captured()
-        return super().end()
 
     def _on_stream_wait(self, begin: Mark | None, end: Mark | None, joined: Sequence[Any]) -> None:
         """Note that between these marks the compute stream may have waited for a stream of the strategy, and so for the

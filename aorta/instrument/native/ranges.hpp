@@ -39,13 +39,13 @@ class Ranges : public std::enable_shared_from_this<Ranges> {
     forget();
   }
 
-  // Observe from here on, until `ignore`; hooks already in a graph count too.
+  // Observe from here on, in steps that are observed, until `ignore`; hooks already in a graph count too.
   void look() { looking_.store(true, std::memory_order_release); }
   void ignore() { looking_.store(false, std::memory_order_release); }
 
   Step& step() const { return *step_; }
 
-  bool looks() const { return looking_.load(std::memory_order_acquire); }
+  bool looks() const { return looking_.load(std::memory_order_acquire) && step_->observes(); }
 
   // `name`: its number in the ring.
   size_t add_block(uint16_t name) {

@@ -34,10 +34,23 @@ namespace aorta {
 inline std::atomic<pid_t> process{::getpid()};
 
 // Kinds and flags that compiled code writes; numbers as `ring_file.py` has them.
-enum class Kind : uint8_t { COLLECTIVE = 2, WAIT = 3, PASS = 4, TAIL = 5, SPAN = 15, COPY = 16, GAP = 17, JOINED = 18 };
+enum class Kind : uint8_t {
+  STEP = 1,
+  COLLECTIVE = 2,
+  WAIT = 3,
+  PASS = 4,
+  TAIL = 5,
+  VALUE = 12,
+  SUMMARY = 13,
+  SPAN = 15,
+  COPY = 16,
+  GAP = 17,
+  JOINED = 18,
+  NOTE = 19
+};
 namespace flag {
 constexpr uint8_t BLOCKED = 1, OVER = 2, BACKWARD = 1, BY_FUTURE = 1, UNWATCHED = 2, ON_DEVICE = 4;
-constexpr uint8_t COMPUTES = 4, ELSEWHERE = 8;
+constexpr uint8_t COMPUTES = 4, ELSEWHERE = 8, CONTINUES = 2, PASSED_OVER = 32, LR = 2, DRAWN = 6;
 }
 
 struct Row {
@@ -61,6 +74,10 @@ class Ring {
   static constexpr uint8_t NO_DTYPE = 0xFF;
   static constexpr int64_t NO_PEER = 0xFFFFFFFF;
 
+  // The words of step and phase, of the time, and of how many steps have ended; how step, phase and the time's lowest bits
+  // share the first.
+  using Layout = std::array<int64_t, 6>;
+
   // Positions are in bytes: of the count of rows, behind which is the time of progress, and of the first row. `slots`: a
   // power of two. Without a file (-1) the ring is at `address`, which stays mapped.
   Ring(
@@ -69,8 +86,11 @@ class Ring {
       size_t count_at,
       size_t rows_at,
       size_t slots,
-      const std::vector<at::ScalarType>& dtypes)
-      : slots_(slots), bytes_(file < 0 ? 0 : rows_at + slots * sizeof(Slot)), memory_(reinterpret_cast<void*>(address)) {
+      const std::vector<at::ScalarType>& dtypes,
+      const Layout& layout)
+      : layout_(layout),
+        slots_(slots), bytes_(file < 0 ? 0 : rows_at + slots * sizeof(Slot)),
+        memory_(reinterpret_cast<void*>(address)) {
     if (file >= 0) {
       memory_ = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     }
@@ -136,8 +156,31 @@ class Ring {
     }
   }
 
-  // A word of the first page, the training thread's own.
-  void store(int64_t word, int64_t value) { words_[word].store(value, std::memory_order_release); }
+  // A phase of the training thread begins; returns the one before.
+  int64_t enter(int64_t phase, int64_t at_ns) {
+    const auto& [state_at, since_at, done_at, step_shift, phase_shift, since_mask] = layout_;
+    const int64_t state = words_[state_at].load(std::memory_order_relaxed);
+    note(state >> step_shift, phase, at_ns);
+    return state >> phase_shift & ((1 << (step_shift - phase_shift)) - 1);
+  }
+
+  // Its step ends, and is counted.
+  void count_step() {
+    if (owner_ == process) {
+      words_[layout_[2]].fetch_add(1, std::memory_order_relaxed);
+    }
+  }
+
+  // Step and phase of the training thread. Two stores, each of a whole word: the kernel may end the process between them.
+  void note(int64_t step, int64_t phase, int64_t at_ns) {
+    if (owner_ != process) {
+      return;
+    }
+    const auto& [state_at, since_at, done_at, step_shift, phase_shift, since_mask] = layout_;
+    words_[since_at].store(at_ns, std::memory_order_release);
+    words_[state_at].store(
+        step << step_shift | phase << phase_shift | (at_ns & since_mask), std::memory_order_release);
+  }
 
   // The span of a row ends. Nothing where the row has been overwritten.
   void end(int64_t index, int64_t b) {
@@ -226,6 +269,7 @@ class Ring {
   }
 
   const pid_t owner_ = ::getpid();
+  const Layout layout_;
   const uint64_t slots_;
   const size_t bytes_;
   void* memory_ = nullptr;
@@ -235,97 +279,5 @@ class Ring {
   Slot* rows_ = nullptr;
   std::array<uint8_t, 256> dtypes_{};
 };
-
-// Step and phase of the training thread. A step enters some ten phases, each behind work of the model that has emptied the
-// processor's caches: what counts is how little memory a note touches. So these are plain C functions, and a phase is
-// known by the identity of its name.
-class Phases {
- public:
-  // The word of step and phase, that of the time, and how step, phase and the time's lowest bits share the former.
-  using Layout = std::array<int64_t, 5>;
-
-  Phases(std::shared_ptr<Ring> ring, const Layout& layout, std::vector<py::str> names, int64_t step, size_t phase)
-      : ring_(std::move(ring)),
-        layout_(layout),
-        names_(std::move(names)),
-        step_phase_(number_of(py::str("step"))),
-        step_(step),
-        phase_(phase) {
-    if (step_phase_ == names_.size() || phase_ >= names_.size()) {
-      throw std::invalid_argument("phases without a step");
-    }
-  }
-
-  // (phase: str) -> str: the phase before; `phase` itself where it is none.
-  static PyObject* enter(PyObject* self, PyObject* phase) {
-    Phases& phases = of(self);
-    const size_t number = phases.number_of(phase);
-    if (number == phases.names_.size()) {
-      return py::handle(phase).inc_ref().ptr();
-    }
-    const py::handle before = phases.names_[phases.phase_];
-    phases.phase_ = number;
-    phases.store();
-    return before.inc_ref().ptr();
-  }
-
-  // (step: int) -> None
-  static PyObject* begin_step(PyObject* self, PyObject* step) {
-    const long long number = PyLong_AsLongLong(step);
-    if (number == -1 && PyErr_Occurred() != nullptr) {
-      return nullptr;
-    }
-    Phases& phases = of(self);
-    phases.step_ = number;
-    phases.phase_ = phases.step_phase_;
-    phases.store();
-    Py_RETURN_NONE;
-  }
-
- private:
-  static Phases& of(PyObject* capsule) { return *static_cast<Phases*>(PyCapsule_GetPointer(capsule, nullptr)); }
-
-  size_t number_of(py::handle phase) const {
-    const auto is_it = [phase](const py::str& name) { return name.ptr() == phase.ptr(); };
-    auto name = std::find_if(names_.begin(), names_.end(), is_it);
-    if (name == names_.end() && PyUnicode_Check(phase.ptr()) != 0) {  // perhaps equal, and not interned
-      name = std::find_if(names_.begin(), names_.end(), [phase](const py::str& other) { return other.equal(phase); });
-    }
-    return static_cast<size_t>(name - names_.begin());
-  }
-
-  // Two stores, each of a whole word: the kernel may end the process between them.
-  void store() {
-    const auto& [state_at, since_at, step_shift, phase_shift, since_mask] = layout_;
-    const int64_t at_ns = now_ns();
-    ring_->store(since_at, at_ns);
-    ring_->store(state_at, step_ << step_shift | static_cast<int64_t>(phase_) << phase_shift | (at_ns & since_mask));
-  }
-
-  const std::shared_ptr<Ring> ring_;
-  const Layout layout_;
-  const std::vector<py::str> names_;
-  const size_t step_phase_;
-  int64_t step_;
-  size_t phase_;
-};
-
-// C functions of one object, which end with the last of them: pybind11's overhead is several times the cost of a row.
-template <typename Object, size_t count>
-py::tuple functions_of(std::unique_ptr<Object> object, std::array<PyMethodDef, count>& methods) {
-  const py::capsule self(object.release(), [](void* held) { delete static_cast<Object*>(held); });
-  py::tuple functions(count);
-  for (size_t at = 0; at < count; ++at) {
-    functions[at] = py::reinterpret_steal<py::object>(PyCFunction_New(&methods[at], self.ptr()));
-  }
-  return functions;
-}
-
-inline py::tuple phase_functions(
-    std::shared_ptr<Ring> ring, const Phases::Layout& layout, std::vector<py::str> names, int64_t step, size_t phase) {
-  static std::array<PyMethodDef, 2> methods{
-      {{"enter", Phases::enter, METH_O, nullptr}, {"begin_step", Phases::begin_step, METH_O, nullptr}}};
-  return functions_of(std::make_unique<Phases>(std::move(ring), layout, std::move(names), step, phase), methods);
-}
 
 }  // namespace aorta

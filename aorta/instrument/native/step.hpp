@@ -151,9 +151,10 @@ struct Copied {
 };
 
 // Parts of AORTA's own work, in the order of `native_interceptor.COMPILED_PARTS`: around the backend's call of a collective,
-// around its wait, around copies on a device, in hooks of a forward and of a backward pass.
-enum class Part : size_t { COLLECTIVES = 0, WAITS = 1, COPIES = 2, FORWARD = 3, BACKWARD = 4 };
-constexpr size_t PARTS = 5;
+// around its wait, around copies on a device, in hooks of a forward and of a backward pass, at the begin of a step and in
+// spans of the training thread.
+enum class Part : size_t { COLLECTIVES = 0, WAITS = 1, COPIES = 2, FORWARD = 3, BACKWARD = 4, LOOP = 5 };
+constexpr size_t PARTS = 6;
 
 // What a finished step leaves beside its rows: how many collectives it had, how many rows the ring until then, and AORTA's
 // own time, by part.
@@ -200,10 +201,7 @@ class Step {
     return count_;
   }
 
-  bool is_open() const {
-    const std::lock_guard<std::mutex> held(mutex_);
-    return open_;
-  }
+  bool is_open() const { return open_.load(std::memory_order_acquire); }
 
   // Whether the newest step is observed.
   bool observes() const { return observes_.load(std::memory_order_relaxed); }
@@ -255,15 +253,9 @@ class Step {
   }
 
   // How many calls of backends have begun and not returned: they may have counted their collectives or not.
-  int64_t underway() const {
-    const std::lock_guard<std::mutex> held(mutex_);
-    return underway_;
-  }
+  int64_t underway() const { return underway_.load(); }
 
-  void add_underway(int64_t calls) {
-    const std::lock_guard<std::mutex> held(mutex_);
-    underway_ += calls;
-  }
+  void add_underway(int64_t calls) { underway_ += calls; }
 
   // Whether the thread that trains calls, between a step's begin and what abandons it: on another thread a call or a wait
   // holds up no computation.
@@ -358,13 +350,13 @@ class Step {
   const std::shared_ptr<Ring> ring_;
   const std::shared_ptr<Marks> marks_;
   mutable std::mutex mutex_;
-  bool open_ = false;
+  std::atomic<bool> open_{false};
   std::atomic<bool> observes_{true};
   std::vector<std::shared_ptr<End>> ends_;  // of the collectives on the host
   std::atomic<std::thread::id> trains_{};
   std::array<std::atomic<int64_t>, PARTS> own_ns_{};
   int64_t watched_passes_ = 0;
-  int64_t underway_ = 0;
+  std::atomic<int64_t> underway_{0};
   size_t count_ = 0;  // of collectives
 };
 
@@ -374,6 +366,9 @@ class Own {
   Own(Step& step, Part part) : step_(step), part_(part), since_ns_(now_ns()) {}
   Own(const Own&) = delete;
   ~Own() { step_.add_own(part_, spent_ns_ + now_ns() - since_ns_); }
+
+  // When the last of those calls returned.
+  int64_t since_ns() const { return since_ns_; }
 
   template <class Call>
   decltype(auto) without(Call&& call) {

@@ -1,0 +1,298 @@
+// The loop of the training thread, as C functions: where it is, the begin and end of its steps, and its spans.
+//
+// A step enters some ten phases, each behind work of the model that has emptied the processor's caches: what counts is how
+// little code and memory a call touches. pybind11's overhead is several times the cost of a row, so these are functions of
+// Python's own interface, and a phase is known by the identity of its name. `aorta/instrument/row_steps.py` is the same in
+// Python. Must not be called without the interpreter lock.
+
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include <structmember.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "ranges.hpp"
+
+namespace aorta {
+
+template <typename Object>
+Object& object_of(PyObject* capsule) {
+  return *static_cast<Object*>(PyCapsule_GetPointer(capsule, nullptr));
+}
+
+// C functions of one object, which ends with the last of them.
+template <typename Object, size_t count>
+py::tuple functions_of(std::unique_ptr<Object> object, std::array<PyMethodDef, count>& methods) {
+  const py::capsule self(object.release(), [](void* held) { delete static_cast<Object*>(held); });
+  py::tuple functions(count);
+  for (size_t at = 0; at < count; ++at) {
+    functions[at] = py::reinterpret_steal<py::object>(PyCFunction_New(&methods[at], self.ptr()));
+  }
+  return functions;
+}
+
+inline PyCFunction fast(PyObject* (*function)(PyObject*, PyObject* const*, Py_ssize_t)) {
+  return reinterpret_cast<PyCFunction>(function);
+}
+
+// Names of phases, by number: the first is that outside of steps.
+struct Phases {
+  static constexpr int64_t NONE = -1;
+  std::shared_ptr<Ring> ring;
+  std::vector<py::str> names;
+
+  int64_t number_of(py::handle phase) const {
+    const auto is_it = [phase](const py::str& name) { return name.ptr() == phase.ptr(); };
+    auto name = std::find_if(names.begin(), names.end(), is_it);
+    if (name == names.end() && PyUnicode_Check(phase.ptr()) != 0) {  // perhaps equal, and not interned
+      name = std::find_if(names.begin(), names.end(), [phase](const py::str& other) { return other.equal(phase); });
+    }
+    return name == names.end() ? NONE : name - names.begin();
+  }
+
+  // (phase: str) -> str: the phase before; `phase` itself where it is none.
+  static PyObject* enter(PyObject* self, PyObject* phase) {
+    const Phases& phases = object_of<Phases>(self);
+    const int64_t number = phases.number_of(phase);
+    if (number == NONE) {
+      return py::handle(phase).inc_ref().ptr();
+    }
+    const auto before = static_cast<size_t>(phases.ring->enter(number, now_ns()));
+    return py::handle(phases.names[before % phases.names.size()]).inc_ref().ptr();
+  }
+};
+
+inline py::object enter_function(std::shared_ptr<Ring> ring, std::vector<py::str> names) {
+  static std::array<PyMethodDef, 1> methods{{{"enter", Phases::enter, METH_O, nullptr}}};
+  return functions_of(std::make_unique<Phases>(Phases{std::move(ring), std::move(names)}), methods)[0];
+}
+
+struct Loop {
+  Phases phases;
+  int64_t in_step;  // the number of that phase
+  std::shared_ptr<Ranges> ranges;
+  Noted noted{};  // of the step that is being ended
+  int64_t ended_ns = 0;
+
+  Step& step() const { return ranges->step(); }
+  Ring& ring() const { return *phases.ring; }
+
+  // (began_ns, flags, why, step, numbers, first, lr, drawn) -> (index, dropped): a step begins, for which AORTA has worked
+  // since `began_ns`. Returns the index of its row, and how many collectives since the last step are part of none.
+  // `first`: its first row, -1: this one. `drawn`: as one of how many.
+  static PyObject* begin(PyObject* self, PyObject* const* arguments, Py_ssize_t /*count*/) {
+    Loop& loop = object_of<Loop>(self);
+    std::array<int64_t, 6> words{};
+    for (size_t at = 0; at < words.size(); ++at) {
+      words[at] = PyLong_AsLongLong(arguments[at]);
+    }
+    const double lr = arguments[6] == Py_None ? 0 : PyFloat_AsDouble(arguments[6]);
+    const int64_t drawn = arguments[7] == Py_None ? 0 : PyLong_AsLongLong(arguments[7]);
+    if (PyErr_Occurred() != nullptr) {
+      return nullptr;
+    }
+    const auto [began_ns, flags, why, number, numbers, first] = words;
+    const bool observed = (flags & flag::PASSED_OVER) == 0;
+    if (observed) {
+      loop.ranges->begin();
+    }
+    const Noted dropped = loop.step().begin((flags & flag::CONTINUES) != 0, observed);
+    const int64_t at_ns = now_ns();
+    loop.ring().note(number, loop.in_step, at_ns);
+    Row row{Kind::STEP, static_cast<uint8_t>(flags), 0, 0, 0, static_cast<uint16_t>(why), at_ns, 0, number};
+    row.a2 = first < 0 ? dropped.rows : first;
+    row.b2 = numbers;
+    const int64_t index = loop.ring().append(row);
+    if (arguments[6] != Py_None) {
+      int64_t bits = 0;
+      std::memcpy(&bits, &lr, sizeof(bits));
+      loop.ring().append({Kind::VALUE, flag::LR, 0, 0, 0, 0, at_ns, 0, bits});
+    }
+    if (arguments[7] != Py_None) {
+      loop.ring().append({Kind::NOTE, flag::DRAWN, 0, 0, 0, 0, drawn, 0, 0, 0, 0, index});
+    }
+    loop.step().add_own(Part::LOOP, now_ns() - began_ns);
+    return Py_BuildValue("LL", static_cast<long long>(index), static_cast<long long>(dropped.count));
+  }
+
+  // () -> index behind its rows: a step has ended. What is recorded from now on is part of the next one, where that
+  // continues it.
+  static PyObject* finish(PyObject* self, PyObject* /*none*/) {
+    Loop& loop = object_of<Loop>(self);
+    loop.ended_ns = now_ns();
+    loop.noted = loop.step().end();
+    if (loop.step().observes()) {
+      loop.ranges->end();
+    }
+    return PyLong_FromLongLong(loop.noted.rows);
+  }
+
+  // (index, flags, why, issued, outside, ahead_before, ahead, more_ns) -> (own_ns, ended_ns): what `finish` leaves to say of
+  // a step; AORTA's own time in it, with `more_ns`, and when it ended. On a device its end is stored later.
+  static PyObject* close(PyObject* self, PyObject* const* arguments, Py_ssize_t /*count*/) {
+    Loop& loop = object_of<Loop>(self);
+    std::array<int64_t, 8> words{};
+    for (size_t at = 0; at < words.size(); ++at) {
+      words[at] = PyLong_AsLongLong(arguments[at]);
+    }
+    if (PyErr_Occurred() != nullptr) {
+      return nullptr;
+    }
+    const auto [index, flags, why, issued, outside, ahead_before, ahead, more_ns] = words;
+    const int64_t now = now_ns();
+    loop.ring().enter(0, now);
+    loop.ring().count_step();
+    const auto& parts = loop.noted.own_ns;
+    const int64_t own_ns = std::accumulate(parts.begin(), parts.end(), more_ns + now - loop.ended_ns);
+    Row row{Kind::SUMMARY, static_cast<uint8_t>(flags), 0, 0, 0, static_cast<uint16_t>(why), own_ns, index, issued, outside};
+    row.a2 = ahead_before;
+    row.b2 = ahead;
+    loop.ring().append(row);
+    loop.ring().end_step(index, loop.step().marks() ? 0 : loop.ended_ns, loop.noted.rows);
+    return Py_BuildValue("LL", static_cast<long long>(own_ns), static_cast<long long>(loop.ended_ns));
+  }
+
+  // (kind, flags, name, a, b, x, y, a2, b2) -> index: any row.
+  static PyObject* append(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
+    std::array<int64_t, 9> words{};
+    for (Py_ssize_t at = 0; at < count && at < static_cast<Py_ssize_t>(words.size()); ++at) {
+      words[static_cast<size_t>(at)] = PyLong_AsLongLong(arguments[at]);
+    }
+    if (PyErr_Occurred() != nullptr) {
+      return nullptr;
+    }
+    Row row{static_cast<Kind>(words[0]), static_cast<uint8_t>(words[1])};
+    row.name = static_cast<uint16_t>(words[2]);
+    row.a = words[3], row.b = words[4], row.x = words[5], row.y = words[6], row.a2 = words[7], row.b2 = words[8];
+    return PyLong_FromLongLong(object_of<Loop>(self).ring().append(row));
+  }
+
+  // (index) -> parts of AORTA's own time in the step that ended last.
+  static PyObject* parts(PyObject* self, PyObject* /*none*/) {
+    return py::cast(object_of<Loop>(self).noted.own_ns).release().ptr();
+  }
+};
+
+// A `with` block of the training thread: a row, in steps that are observed, and the phase of its name, if it is that of one.
+struct LoopSpan {
+  PyObject_HEAD
+  PyObject* loop;
+  PyObject* name;
+  Row row;
+  int64_t index;
+  int64_t phase;
+  int64_t before;
+  bool restores;  // the phase before continues afterwards
+  char is_open;
+
+  // (kind, number, name, x, restores) -> span; `number`: of its name in the ring.
+  static PyObject* make(PyObject* self, PyObject* const* arguments, Py_ssize_t /*count*/);
+
+  static PyObject* enter(PyObject* self, PyObject* /*none*/) {
+    auto& span = *reinterpret_cast<LoopSpan*>(self);
+    const Loop& loop = object_of<Loop>(span.loop);
+    const int64_t at_ns = now_ns();
+    span.is_open = 1;
+    if (span.phase != Phases::NONE) {
+      span.before = loop.ring().enter(span.phase, at_ns);
+    }
+    if (loop.step().is_open()) {
+      Marks* marks = loop.step().marks().get();
+      span.row.a = marks == nullptr ? at_ns : 0;
+      span.index = loop.ring().append(span.row);
+      if (marks != nullptr) {
+        marks->begin(span.index, marks->clock().mark());
+      }
+    }
+    loop.step().add_own(Part::LOOP, now_ns() - at_ns);
+    Py_RETURN_NONE;
+  }
+
+  // After an error the phase stays, for whoever asks where it happened.
+  static PyObject* exit(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
+    auto& span = *reinterpret_cast<LoopSpan*>(self);
+    const Loop& loop = object_of<Loop>(span.loop);
+    const int64_t at_ns = now_ns();
+    span.is_open = 0;
+    if (Marks* marks = loop.step().marks().get(); marks != nullptr && span.index != Ring::NOWHERE) {
+      marks->end(span.index, marks->clock().mark());
+    } else {
+      loop.ring().end(span.index, at_ns);
+    }
+    if (span.phase != Phases::NONE && span.restores && (count == 0 || arguments[0] == Py_None)) {
+      loop.ring().enter(span.before, at_ns);
+    }
+    loop.step().add_own(Part::LOOP, now_ns() - at_ns);
+    Py_RETURN_NONE;
+  }
+
+  static void release(PyObject* self) {
+    auto& span = *reinterpret_cast<LoopSpan*>(self);
+    PyTypeObject* type = Py_TYPE(self);
+    Py_CLEAR(span.loop);
+    Py_CLEAR(span.name);
+    type->tp_free(self);
+    Py_DECREF(type);
+  }
+
+  static PyTypeObject* type() {
+    static std::array<PyMethodDef, 3> methods{
+        {{"__enter__", enter, METH_NOARGS, nullptr}, {"__exit__", fast(exit), METH_FASTCALL, nullptr}, {}}};
+    static std::array<PyMemberDef, 3> members{
+        {{"name", T_OBJECT, offsetof(LoopSpan, name), READONLY, nullptr},
+         {"is_open", T_BOOL, offsetof(LoopSpan, is_open), READONLY, nullptr},
+         {}}};
+    static std::array<PyType_Slot, 4> slots{
+        {{Py_tp_dealloc, reinterpret_cast<void*>(release)},
+         {Py_tp_methods, methods.data()},
+         {Py_tp_members, members.data()},
+         {}}};
+    static PyType_Spec spec{"aorta.LoopSpan", sizeof(LoopSpan), 0, Py_TPFLAGS_DEFAULT, slots.data()};
+    static auto* made = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
+    return made;
+  }
+};
+
+inline PyObject* LoopSpan::make(PyObject* self, PyObject* const* arguments, Py_ssize_t /*count*/) {
+  Row row{static_cast<Kind>(PyLong_AsLong(arguments[0]))};
+  row.name = static_cast<uint16_t>(PyLong_AsLong(arguments[1]));
+  row.x = PyLong_AsLongLong(arguments[3]);
+  PyTypeObject* type = LoopSpan::type();
+  if (PyErr_Occurred() != nullptr || type == nullptr) {
+    return nullptr;
+  }
+  auto* span = reinterpret_cast<LoopSpan*>(type->tp_alloc(type, 0));
+  if (span != nullptr) {
+    span->loop = py::handle(self).inc_ref().ptr();
+    span->name = py::handle(arguments[2]).inc_ref().ptr();
+    span->row = row;
+    span->index = Ring::NOWHERE;
+    span->phase = object_of<Loop>(self).phases.number_of(arguments[2]);
+    span->restores = arguments[4] == Py_True;
+  }
+  return reinterpret_cast<PyObject*>(span);
+}
+
+// Of Python: `begin`, `finish`, `close`, `span`, `append`, `parts`.
+inline py::tuple loop_functions(std::shared_ptr<Ranges> ranges, std::shared_ptr<Ring> ring, std::vector<py::str> names) {
+  static std::array<PyMethodDef, 6> methods{
+      {{"begin", fast(Loop::begin), METH_FASTCALL, nullptr},
+       {"finish", Loop::finish, METH_NOARGS, nullptr},
+       {"close", fast(Loop::close), METH_FASTCALL, nullptr},
+       {"span", fast(LoopSpan::make), METH_FASTCALL, nullptr},
+       {"append", fast(Loop::append), METH_FASTCALL, nullptr},
+       {"parts", Loop::parts, METH_NOARGS, nullptr}}};
+  Phases phases{std::move(ring), std::move(names)};
+  const int64_t in_step = phases.number_of(py::str("step"));
+  return functions_of(std::make_unique<Loop>(Loop{std::move(phases), in_step, std::move(ranges)}), methods);
+}
+
+}  // namespace aorta
