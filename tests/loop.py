@@ -9,7 +9,7 @@ import torch
 from aorta.config.resolve import Resolved, resolve
 from aorta.distributed.topology import Topology
 from aorta.instrument.emulation.network import EmulatedNetwork
-from aorta.instrument.recorder import Elsewhere
+from aorta.instrument.ring_lines import Elsewhere
 from aorta.recording import train_step
 from aorta.records.ring_file import RingFile
 from aorta.records.schema import Step

@@ -131,7 +131,7 @@ def progress_evidence(run_folder: Path, *, stacks: bool = False, saved: bool = T
             peer = row.peer
             if row.group is not None and peer is not None:
                 peer = row.group.ranks[peer] if peer < len(row.group.ranks) else None
-            late = facts.completed_late and row.on_device  # who waits was told late
+            late = facts.completed_late and row.on_device  # known only since its step was read
             found.collectives.append(
                 CollectiveEvidence(
                     group="" if row.group is None else row.group.name,

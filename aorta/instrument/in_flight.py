@@ -57,7 +57,9 @@ class InFlight:
     has_completed: Callable[[], bool] | None = field(default=None, repr=False)
 
     def taken_in_backward(self) -> None:
-        """Note that a backward pass took its future, and waits for that at its end (DDP)."""
+        """Note that a backward pass took its future, and waits for that at its end (DDP). Here nothing does: its row
+        does (`python_interceptor.RowInFlight`), and what has none is in no step's line.
+        """
 
     def stamp(self, source: EndSource, at_ns: int | None = None) -> None:
         """Stamp its end: now, or `at_ns` of the host's clock; the first call counts."""

@@ -35,7 +35,8 @@ from aorta.instrument.native.native_interceptor import (
 )
 from aorta.instrument.operators import OPERATORS
 from aorta.instrument.python_interceptor import PythonInterceptor
-from aorta.instrument.recorder import Elsewhere, Recorder
+from aorta.instrument.recorder import Recorder
+from aorta.instrument.ring_lines import Elsewhere
 from aorta.instrument.row_ranges import RowRanges
 from aorta.records.ring_file import RingFacts, RingFile
 from aorta.records.schema import STALL_CUTOFF_NS, ClockReading, InstrumentMode, Step

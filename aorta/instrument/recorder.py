@@ -1,33 +1,29 @@
-"""Records the steps of one rank as rows of its ring, and makes lines of many steps at once, unless another process
-does.
+"""Records the steps of one rank as rows of its ring.
 
 The interceptor, compiled (`native/ring.hpp`) or in Python, appends collectives, waits and passes of blocks; here steps,
-ranges and values are. A killed rank loses no step that has ended: what is in its ring and not in its record is read
-later (`aorta.records.salvage`). Must not wait for anything inside the loop.
+ranges and values are. A training step that is not drawn (`sampling`) is passed over, which has a path of its own, as
+short as can be. A killed rank loses no step that has ended: what is in its ring and not in its record is read later
+(`aorta.records.salvage`). Must not wait for anything inside the loop.
 """
 
 from __future__ import annotations
 
-import logging
-import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
-from aorta.errors import RecordWriteError
 from aorta.instrument.event_clock import Mark
+from aorta.instrument.ring_lines import Elsewhere, RingLines
 from aorta.instrument.row_steps import Span, bits_of
 from aorta.instrument.sampling import PASSED, Sampler
 from aorta.instrument.user_marks import MOST_PER_STEP, UserMarks
 from aorta.records import ring_file as rf
 from aorta.records.ring_file import RingFile
 from aorta.records.ring_rows import NOWHERE
-from aorta.records.ring_steps import MOST, RingSteps
 from aorta.records.schema import Step
 from aorta.records.step_line import StepFacts
 from aorta.records.window_kernels import WindowKernels
@@ -36,37 +32,6 @@ from aorta.timeline.overlap import NO_COPIES, NOT_SAMPLED, Unseen
 if TYPE_CHECKING:  # its events are part of the steps
     from aorta.instrument.native.native_interceptor import NativeInterceptor
     from aorta.instrument.python_interceptor import PythonInterceptor
-
-FINISH_GRACE_S = 2.0
-"""How long to wait for the last steps once the device is idle."""
-LOOK_AFTER_S = 5.0
-"""After so long lines are made of the steps that there are. Of many together each costs a fraction of one alone, and a
-kill loses none."""
-ELSEWHERE_WITHIN_S = 10.0
-"""A process that has read none of the rows for so long does not make lines of them."""
-LOOK_EVERY_NS: Final = 1_000_000_000
-"""So often it is looked at who makes lines, and whether it is time to, where the ring does not fill before."""
-_log = logging.getLogger(__name__)
-
-
-class Elsewhere(Protocol):
-    """A record that is lent to another process, which makes the lines.
-
-    Attributes:
-        anchor_interval: training steps from one reading of the clocks to the next in the record.
-    """
-
-    anchor_interval: int
-
-    def lend(self, ring: RingFile) -> None:
-        """Write nothing until it is taken back: the lines follow from a ring that is not read here."""
-
-    def take_back(self, *, wait: bool) -> bool:
-        """Return whether the record is this process's again, which goes on behind its last line.
-
-        Args:
-            wait: some seconds at most, until the other process has written the lines that it is at.
-        """
 
 
 class Scalar:
@@ -88,7 +53,7 @@ class Scalar:
         return self._value if self._copy is None else float(self._copy)
 
 
-class Recorder:
+class Recorder(RingLines):
     """Records the steps of one rank on a CPU; `DeviceRecorder` is derived from it.
 
     Args:
@@ -107,7 +72,6 @@ class Recorder:
         boundary: why it is unclear where the step that ends next begins or ends; None: it is not.
         outside: how many collectives were issued since the last step ended that are part of none.
         own_is_counted: compiled code counts AORTA's own time, too, or there is nothing to count.
-        steps_lost: how many steps ended and have no line; known at the end.
         last_aux: the auxiliary range of the step that was asked for last.
     """
 
@@ -119,6 +83,7 @@ class Recorder:
         sink: Callable[[Step], None],
         elsewhere: Elsewhere | None = None,
     ) -> None:
+        super().__init__(ring, sink, elsewhere)
         self.progress = ring.progress
         self.unseen: Unseen | None = None
         self.sampler: Sampler | None = None
@@ -127,28 +92,17 @@ class Recorder:
         self.user_marks = UserMarks()
         self.kernels: WindowKernels | None = None
         self.own_is_counted = False
-        self.steps_written = self.steps_lost = self.outside = 0
+        self.outside = 0
         self.boundary: str | None = None
         self._captured, self._thread = 0, threading.get_ident()
-        self._ring, self._interceptor, self._elsewhere = ring, interceptor, elsewhere
+        self._interceptor, self._issued_by_backends = interceptor, issued_by_backends
         self._begin, self._finish, self._close, self._span, self._append = interceptor.functions()
-        self._issued_by_backends, self._sink = issued_by_backends, sink
-        self._lines, self._read = deque[Step](), RingSteps(ring)
         self._is_open = self._between = False
         self._counted: tuple[dict[int, int | None], tuple[int, int]] = {}, (0, 0)
         self._before, self._outside = self._counted, 0
         self._step, self._behind = -1, 0
         self.last_aux: Span | None = None
         self._marks_ns = 0  # AORTA's own time in Python, until a step takes it
-        self._unread, self._looked_s = 0, time.monotonic()
-        self._looked_row, self._looked_ns = 0, time.perf_counter_ns()
-        self._ended, self._seen_read = 0, -1
-        if elsewhere is None:
-            ring.owner = os.getpid()
-        self._lines_ns, self._shares = 0, 1
-        self._has_stopped = False
-
-    # --- while a step runs -------------------------------------------------------------------------------------------
 
     @contextmanager
     def step(self, facts: StepFacts) -> Iterator[None]:
@@ -185,7 +139,6 @@ class Recorder:
         """Begin a step whose collectives, passes, waits and spans have rows, and whose coverage is known."""
         if self.passes_over:  # what was issued behind a step that was passed over is not known
             continues = self.passes_over = False
-        self._before = self._counted if continues else self._issued_so_far()
         flags = rf.STEP_PHASES.index(facts.phase) << rf.PHASE_SHIFT | facts.warmup * rf.WARMUP
         why, first = 0, NOWHERE
         if continues:
@@ -193,7 +146,11 @@ class Recorder:
         if self.unseen is not None:
             flags, why = flags | self.unseen.compute * rf.BLIND, self._ring.text(self.unseen.reason)
         numbers = facts.epoch << 32 | facts.step
-        return self._begin(began_ns, flags, why, facts.global_step, numbers, first, facts.lr, drawn)
+        begun = self._begin(began_ns, flags, why, facts.global_step, numbers, first, facts.lr, drawn)
+        began_ns = time.perf_counter_ns()
+        self._before = self._counted if continues else self._issued_so_far()
+        self._marks_ns += time.perf_counter_ns() - began_ns
+        return begun
 
     def _pass_over(self, began_ns: int, facts: StepFacts, _drawn: object, *, continues: bool) -> tuple[int, int]:
         """Begin a training step that was not drawn: it has its length, values and named ranges; its collectives and
@@ -222,9 +179,7 @@ class Recorder:
         if self.sampler is not None and self.sampler.every is None:
             self.sampler.took(own_ns, observed=not self.passes_over)
         self._between = True
-        self._ended += 1
-        self._unread += 1
-        self._look(ended_ns)
+        self._step_ended(ended_ns, self._behind)
 
     def _closed(self) -> None:
         """Note what is known once a step has ended."""
@@ -250,9 +205,8 @@ class Recorder:
 
     def leave(self) -> None:
         """In a forked child: record nothing; compiled code appends no rows there."""
-        self.user_marks, self._has_stopped = UserMarks(), True
-        self._sink = lambda _step: None
-        self._lines.clear()
+        self.user_marks = UserMarks()
+        self._stop()
         self.progress.leave()
 
     def abandon(self) -> None:
@@ -331,120 +285,14 @@ class Recorder:
     def _value(self, which: int, value: float) -> None:
         self._append(rf.VALUE, which, 0, time.perf_counter_ns(), 0, bits_of(value), 0, 0, 0)
 
-    # --- lines -------------------------------------------------------------------------------------------------------
-
-    def _look(self, now_ns: int) -> None:
-        """Make lines, or see to it that another process does, where it is time to; seldom, as it costs a step."""
-        is_soon = now_ns - self._looked_ns < LOOK_EVERY_NS and self._behind - self._looked_row < self._ring.slots // 8
-        if is_soon and (self._unread < MOST or self._elsewhere is not None):
-            return
-        self._looked_ns, self._looked_row = now_ns, self._behind
-        if self._elsewhere is not None:
-            if self._must_go_on():
-                self._go_on(wait=False)
-        elif (
-            self._unread >= MOST
-            or time.monotonic() - self._looked_s > LOOK_AFTER_S
-            or self._ring.count - self._read.next_row > self._ring.slots // 2
-        ):
-            self.catch_up()
-
-    def _share_ns(self) -> int:
-        """Return what a step takes of the time in which lines were made of several."""
-        share_ns = self._lines_ns // self._shares
-        self._lines_ns, self._shares = self._lines_ns - share_ns, max(self._shares - 1, 1)
-        return share_ns
-
-    def _must_go_on(self) -> bool:
-        """Return whether the process that should make lines does not: it gave up, or is dead, stopped or too slow."""
-        ring, now_s = self._ring, time.monotonic()
-        if ring.owner == rf.GIVEN_UP or ring.count - ring.read > ring.slots // 2:
-            return True
-        if now_s - self._looked_s < ELSEWHERE_WITHIN_S:
-            return False
-        self._looked_s, before, self._seen_read = now_s, self._seen_read, ring.read
-        return before == ring.read
-
-    def _go_on(self, *, wait: bool) -> None:
-        """Make lines here from now on, if the other process is not at it."""
-        elsewhere, ring = self._elsewhere, self._ring
-        if elsewhere is None or self._has_stopped:
-            return
-        try:
-            if not elsewhere.take_back(wait=wait):
-                return
-        except RecordWriteError as error:  # the program goes on, and what was recorded stays in the ring
-            self._has_stopped = True
-            _log.error("no further step is in the record: %s", error)
-            return
-        self._elsewhere = None
-        self._unread = self._ended - ring.written[0]
-        self._read = RingSteps(ring, behind_ns=ring.written[1])
-        _log.debug("lines are made in this process from row %d on: %d steps", ring.read, self._unread)
-
-    # --- afterwards --------------------------------------------------------------------------------------------------
-
     def finish(self) -> None:
         """Wait for the device and write every remaining step. Only after the last step."""
         self.abandon()
-        self._go_on(wait=True)
-        # A backend wakes waiting threads before it runs callbacks, so the last ends may still be pending.
-        deadline = time.monotonic() + FINISH_GRACE_S
-        while self._unread and time.monotonic() < deadline:
-            self._write(late=False)
-            if self._unread:
-                time.sleep(0.001)
-        self.salvage()
+        super().finish()
 
     def salvage(self) -> None:
-        """Write the remaining steps that can be read; after an error, when the device may never answer."""
         self.abandon()
-        self._go_on(wait=True)
-        self._write(late=True)
-        if self._unread and not self._has_stopped and self._elsewhere is None:
-            _log.warning(
-                "%d steps are not in the record: their rows were overwritten before they were read, or a device never "
-                "reached their end",
-                self._unread,
-            )
-            self.steps_lost, self._unread = self._unread, 0
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether every step that has ended was written."""
-        return not (self._unread or self._lines or self._has_stopped or self._elsewhere)
-
-    def catch_up(self) -> None:
-        """Write the steps that are complete. Nothing while a graph is being captured: to ask for an event would end the
-        capture with an error.
-        """
-        self._looked_s = time.monotonic()
-        self._write(late=False)
-
-    def _settle(self) -> None:
-        """Store in rows what was not known when they were appended."""
-
-    def _write(self, *, late: bool) -> None:
-        if self._has_stopped or self._elsewhere is not None:
-            return
-        self._settle()
-        began_ns = time.perf_counter_ns()
-        try:
-            lines = self._read.take(late=late)
-        except Exception:  # noqa: BLE001  the program goes on, and what was recorded stays in the ring
-            self._has_stopped = True
-            _log.exception("%d steps are not in the record: no lines can be made of their rows", self._unread)
-            return
-        self._lines += lines
-        self._unread -= len(lines)
-        try:
-            while self._lines:
-                self._sink(self._lines.popleft())
-                self.steps_written += 1
-        finally:
-            self._lines_ns += time.perf_counter_ns() - began_ns
-            self._shares = max(len(lines), 1)
-        self._ring.note_written(self._read.next_row)
+        super().salvage()
 
 
 def _packed(ahead: tuple[int, int]) -> int:

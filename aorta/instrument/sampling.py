@@ -174,6 +174,9 @@ class Sampler:
             (self._observed_ns if observed else self._passed_ns).append(own_ns)
 
     def _choose(self, step: int) -> None:
+        """Choose N, or read what the first rank chose. To ask the store for that takes a round trip, in the few steps
+        until it is known: it is in AORTA's own time of these (`aorta_ms`), and not in the choice.
+        """
         now_ns = time.perf_counter_ns()
         if step > self._measures_from and self._began_ns:
             self._between_ns.append(now_ns - self._began_ns)

@@ -79,7 +79,10 @@ def open_ring(
         except OSError as error:
             why = error.strerror or error
             _log.warning(
-                "no watchdog, and a killed rank loses its last steps: %s cannot be written: %s", directory, why
+                "no watchdog, no autopsy of this rank, and its last steps are lost if it is killed: %s cannot be written, "
+                "where each rank reserves 4.5 MB: %s",
+                directory,
+                why,
             )
             ring = RingFile.create(None)
         stack.callback(ring.close)

@@ -53,7 +53,7 @@ from aorta.instrument.dispatcher import all_groups
 from aorta.instrument.emulation.network import EmulatedNetwork
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.native.build import ensure_built, interceptor_for
-from aorta.instrument.recorder import Elsewhere
+from aorta.instrument.ring_lines import Elsewhere
 from aorta.instrument.sampling import KNOWN_SHARE, Choice, Sampler, seed_of
 from aorta.loggers import Logger, Place
 from aorta.recording.calibration import Calibrator

@@ -26,7 +26,8 @@ from aorta.config.schema import Instrument as InstrumentSettings
 from aorta.distributed.topology import Topology
 from aorta.instrument.emulation.network import EmulatedNetwork
 from aorta.instrument.instrumentation import Instrumentation
-from aorta.instrument.recorder import Elsewhere, Scalar
+from aorta.instrument.recorder import Scalar
+from aorta.instrument.ring_lines import Elsewhere
 from aorta.instrument.sampling import Sampler
 from aorta.parallel.plan import Blocks, ParallelizedModel, global_norm, mesh_of
 from aorta.parallel.strategies import parallelize

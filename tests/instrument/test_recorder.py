@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from aorta.instrument import recorder as recorder_module
+from aorta.instrument import ring_lines
 from aorta.instrument.python_interceptor import PythonInterceptor, RowInFlight
 from aorta.instrument.recorder import Recorder, Scalar
 from aorta.read.record import load_run
@@ -68,14 +68,14 @@ def rig() -> Rig:
 def test_finish_gives_callbacks_that_are_on_their_way_some_time(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     with rig.step():
         late = rig.collective(ended=False)
-    monkeypatch.setattr(recorder_module.time, "sleep", lambda _seconds: rig.interceptor._over(late))
+    monkeypatch.setattr(ring_lines.time, "sleep", lambda _seconds: rig.interceptor._over(late))
     rig.recorder.finish()
     assert rig.lines[0].coverage.complete
     assert rig.recorder.steps_written == 1
 
 
 def test_finish_does_not_wait_for_ever(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorder_module, "FINISH_GRACE_S", 0.01)
+    monkeypatch.setattr(ring_lines, "FINISH_GRACE_S", 0.01)
     with rig.step():
         rig.collective(ended=False)
     rig.recorder.finish()
@@ -90,7 +90,7 @@ def test_finish_does_not_wait_for_ever(rig: Rig, monkeypatch: pytest.MonkeyPatch
 def test_salvage_writes_what_can_be_read_and_waits_for_nothing(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     with rig.step():
         rig.collective(ended=False)
-    monkeypatch.setattr(recorder_module.time, "sleep", pytest.fail)
+    monkeypatch.setattr(ring_lines.time, "sleep", pytest.fail)
     rig.recorder.salvage()
     assert [line.global_step for line in rig.lines] == [0]
 
