@@ -11,6 +11,7 @@ instrument taken off and nothing recorded.
     lines   processor time of the training thread in which lines are made of steps, encoded and written, a step.
     elsewhere   processor time of the watchdog's process, which makes the lines of both ranks, a step of one rank.
     own     AORTA's own time as it counts it itself (`aorta_ms` of the record) in the same `on` blocks, wall clock.
+    passed  the same of steps that are passed over (`instrument.every`), in blocks between the others.
 
 `--other`: launches of another checkout, with this file and its compiled part built, take turns with those of this one.
 
@@ -38,6 +39,7 @@ import torch.distributed as dist
 from aorta.config.schema import Watchdog
 from aorta.distributed.output_folder import RunFolder
 from aorta.distributed.topology import process_group, read_topology
+from aorta.instrument.sampling import Sampler
 from aorta.recording import rank_progress
 from aorta.recording.rank_progress import open_ring
 from aorta.recording.rank_record import LentRecord
@@ -58,6 +60,8 @@ WARM = (
     "dataset.num_samples=512",
 )
 REGIMES: dict[str, tuple[str, ...]] = {"cold": (), "warm": WARM}
+NEVER = 1 << 40
+"""One step of so many is drawn."""
 TARGETS_US = {"ddp.cold": 100, "ddp.warm": 40, "fsdp.cold": 150, "fsdp.warm": 80}
 
 
@@ -66,8 +70,8 @@ def worker(words: Any) -> dict[str, list[Any]]:
     topology = read_topology()
     chosen = [word.format(strategy=words.strategy) for word in WORDS]
     chosen = [word for word in chosen if word.split("=")[0] not in {more.split("=")[0] for more in words.more}]
-    counted: list[tuple[int, int]] = []
-    answer: dict[str, list[Any]] = {"added": [], "off": [], "lines": [], "elsewhere": [], "own": []}
+    counted: list[tuple[str, int]] = []
+    answer: dict[str, list[Any]] = {figure: [] for figure in ("added", "off", "lines", "elsewhere", "own", "passed")}
     with process_group(topology, CPU, 300), shared_folder() as path:
         folder = RunFolder(path, "step_parts", 0)
         record = folder.record(topology.rank)
@@ -83,34 +87,39 @@ def worker(words: Any) -> dict[str, list[Any]]:
             reading = Reading(recorder, lambda: np.array(time.thread_time_ns()))
             for half in range(words.halves + 1):
                 spent: dict[str, float] = {}
-                for arm in ("on", "off") if half % 2 == 0 else ("off", "on"):
+                for arm in ("on", "passed", "off") if half % 2 == 0 else ("off", "passed", "on"):
                     if arm == "off":
                         with loop.instrument.paused():
                             taken = [int(reading.outside(loop.unrecorded)) for _ in range(DROPPED + 8)]
                         spent[arm] = median(taken[DROPPED:])
                         continue
+                    recorder.sampler = Sampler(NEVER, 0) if arm == "passed" else None
                     for _ in range(DROPPED):
                         loop.step()
+                    if half:  # the first is for the caches
+                        counted.append(("passed" if arm == "passed" else "own", loop.steps_done))
+                    if arm == "passed":
+                        for _ in range(MOST):
+                            loop.step()
+                        continue
                     recorder.catch_up()
-                    read, first, begun = int(reading.spent), loop.steps_done, line_maker_ns()
+                    read, begun = int(reading.spent), line_maker_ns()
                     taken = [int(reading.outside(loop.step)) for _ in range(MOST)]
                     recorder.catch_up()
                     spent["lines"] = (int(reading.spent) - read) / MOST
                     spent[arm] = median(taken) + spent["lines"]
                     spent["elsewhere"] = (line_maker_ns() - begun) / MOST / topology.world_size
-                if half:  # the first is for the caches
+                if half:
                     answer["added"].append(spent["on"] - spent["off"])
                     answer["off"].append(spent["off"])
                     answer["lines"].append(spent["lines"])
                     answer["elsewhere"].append(spent["elsewhere"])
-                    counted.append((first, first + MOST))
             loop.finish()
             writer.close()
         lines = {line.global_step: line for line in stream(record, []) if isinstance(line, Step)}
-        for first, stop in counted:
-            answer["own"].append(
-                median((lines[number].overlap.get("aorta_ms") or 0.0) * 1e6 for number in range(first, stop))
-            )
+        for figure, first in counted:
+            block = range(first, first + MOST)
+            answer[figure].append(median((lines[number].overlap.get("aorta_ms") or 0.0) * 1e6 for number in block))
     return answer
 
 

@@ -79,8 +79,8 @@ def open_ring(
         except OSError as error:
             why = error.strerror or error
             _log.warning(
-                "no watchdog, no autopsy of this rank, and its last steps are lost if it is killed: %s cannot be written, "
-                "where each rank reserves 4.5 MB: %s",
+                "no watchdog, no autopsy of this rank, and a kill loses its last steps: %s cannot be written (4.5 MB a "
+                "rank): %s",
                 directory,
                 why,
             )
