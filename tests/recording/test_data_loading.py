@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -198,7 +199,7 @@ def test_an_error_of_a_dataset_is_the_callers_and_one_of_ours_is_not(
 
         with monkeypatch.context() as broken:
             broken.setattr(HostClock, "mark", mark)
-            broken.setattr(recording._recorder, "_span", lambda *_: mark())
+            broken.setattr(recording._recorder, "_span", lambda *_: SimpleNamespace(__enter__=mark))
             loaded = list(DataLoader(Batches()))
         assert len(loaded) == 6
         recording.step()
