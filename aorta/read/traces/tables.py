@@ -41,6 +41,7 @@ from aorta.read.traces.interval_table import (
     IntervalClass,
     Intervals,
     Trace,
+    Windows,
     by_device,
     step_of,
     windows,
@@ -193,11 +194,7 @@ def by_launch(trace: Trace) -> Trace:
             note += ", for as long as the host's step lasted: the device works on several steps at once"
         else:
             note += ", from its first start to its last end"
-        for lane, cls in LANE_CLASSES.items():
-            of_lane = on_device & (table.cls == cls)
-            if length[of_lane & ~linked].sum() > DECIDED * length[of_lane].sum():
-                why = "the device lags behind the steps, and rows without a launch belong to an unknown one"
-                gaps += [Gap(lane, why, each, seen=False) for each in steps.step.tolist()]
+        gaps += _of_unknown_steps(table, on_device & ~linked, on_device, steps, of_launch=of_launch)
     elif length[outside].sum() > OUTSIDE * total:
         step, steps = np.full(len(table), NULL), NO_WINDOWS
         share = length[outside].sum() / total
@@ -209,6 +206,28 @@ def by_launch(trace: Trace) -> Trace:
         return trace
     table, notes = replace(table, step=step), (*trace.notes, f"{trace.path}: {note}")
     return replace(trace, intervals=table, windows=steps, of_launch=of_launch, gaps=tuple(gaps), notes=notes)
+
+
+def _of_unknown_steps(
+    table: Intervals,
+    unlinked: npt.NDArray[np.bool_],
+    on_device: npt.NDArray[np.bool_],
+    steps: Windows,
+    *,
+    of_launch: bool,
+) -> Iterator[Gap]:
+    """Yield the lanes of steps to which rows without a launch may belong. Steps that do not overlap follow each other:
+    what ended before the end of one was not launched in the next. The first one has all before it, the last all after.
+    """
+    why = "the device lags behind the steps, and rows without a launch belong to an unknown one"
+    length = np.maximum(table.end_ns - table.start_ns, 0)
+    place = np.searchsorted(steps.end_ns, table.end_ns).clip(max=len(steps) - 1)
+    for lane, cls in LANE_CLASSES.items():
+        of_lane = on_device & (table.cls == cls)
+        for at, step in enumerate(steps.step.tolist()):
+            own = of_lane if of_launch else of_lane & (place == at)
+            if length[own & unlinked].sum() > DECIDED * length[own].sum():
+                yield Gap(lane, why, step, seen=False)
 
 
 @dataclass(frozen=True)
