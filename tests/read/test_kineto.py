@@ -11,7 +11,7 @@ from aorta.errors import InputError
 from aorta.read.traces import chrome_json
 from aorta.read.traces.health import check_rows
 from aorta.read.traces.interval_table import NULL, IntervalClass
-from aorta.read.traces.tables import device_timelines
+from aorta.read.traces.tables import by_launch, device_timelines
 from aorta.timeline.arrays import interval_array
 from aorta.timeline.classes import KINDS
 from benchmarks.kineto_traces import Plan, rank_text
@@ -401,3 +401,17 @@ def test_a_kernel_is_communication_by_its_operator_only_where_both_have_an_id():
     trace = read([operator, unlinked, *work])
     assert [name for name, *_ in rows(trace, IntervalClass.COMM)] == ["k1"]
     assert KINDS[trace.intervals.kind[0]] == "send"
+
+
+@pytest.mark.parametrize(("at_us", "doubtful"), [(20_000, [2]), (150_000, [2]), (343_000, [3]), (600_000, [3])])
+def test_where_a_device_lags_a_row_without_a_launch_is_of_a_step_that_it_may_belong_to(at_us, doubtful):
+    """The host is two steps ahead; a profiler that starts then sees kernels whose launches it did not see."""
+    events = [step(2, 0, 50_000), step(3, 50_000, 50_000)]
+    for number in range(8):
+        issued, ran = 1_000 + 12_000 * number, 100_000 + 50_000 * number
+        events.append(event("cuda_runtime", "cudaLaunchKernel", issued, 5, 4242, 4242, correlation=number + 10))
+        events.append(kernel(GEMM, ran, 40_000, correlation=number + 10))
+    trace = by_launch(read([*events, kernel(GEMM, at_us, 5_000, correlation=1)]))
+    assert (trace.windows.start_ns - BASE_NS).tolist() == [100_000_000, 350_000_000]
+    why = "the device lags behind the steps, and rows without a launch belong to an unknown one"
+    assert [gap.step for gap in trace.gaps if gap.why == why] == doubtful
