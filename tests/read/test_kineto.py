@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 from aorta.errors import InputError
 from aorta.read.traces import chrome_json
+from aorta.read.traces.files import find_units
 from aorta.read.traces.health import check_rows
 from aorta.read.traces.interval_table import NULL, IntervalClass
-from aorta.read.traces.tables import by_launch, device_timelines
+from aorta.read.traces.tables import UNTIMED, by_launch, device_timelines, read_trace_tables
 from aorta.timeline.arrays import interval_array
 from aorta.timeline.classes import KINDS
 from benchmarks.kineto_traces import Plan, rank_text
@@ -415,3 +417,15 @@ def test_where_a_device_lags_a_row_without_a_launch_is_of_a_step_that_it_may_bel
     assert (trace.windows.start_ns - BASE_NS).tolist() == [100_000_000, 350_000_000]
     why = "the device lags behind the steps, and rows without a launch belong to an unknown one"
     assert [gap.step for gap in trace.gaps if gap.why == why] == doubtful
+
+
+def test_steps_of_the_host_are_not_those_of_a_device_whose_rows_have_no_length(tmp_path):
+    """A trace that was exported while the next profiler session began has kernels of time 0 (torch 2.11, CUDA 13)."""
+    events = [step(2, 0, 50_000), step(3, 50_000, 50_000), *[kernel(GEMM, 0.0, 0.0) for _ in range(8)]]
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(document(events)))
+    ((unit,), *_) = find_units(str(path))
+    (trace,) = read_trace_tables(unit)
+    (device,) = trace.devices
+    assert np.isnan(device.tables.steps.metrics["window_ms"]).all()
+    assert {reasons["window_ms"] for reasons in device.tables.steps.reasons} == {UNTIMED}

@@ -74,6 +74,7 @@ COPIES_DOUBTED: Final = (
     "copies between devices may be communication (symmetric memory), which the trace does not say: it is {bounds}"
 )
 NAMES_DOUBTED: Final = "communication lacks rows, and may have run under names not known to compute: it is {bounds}"
+UNTIMED: Final = "no row of the device has a length, so it is not known how far it lags behind the steps of the host"
 WAITED: Final = (
     "the first collective of the trace lasts {length:.4g} ms, {share:.1%} of all communication: it seems to have "
     "waited for ranks whose recording began later, and is left out"
@@ -398,6 +399,10 @@ def _device(trace: Trace, timeline: DeviceTimeline) -> DeviceTables:
         if waits > DECIDED * overlap.window_ns:
             each.values.update(dict.fromkeys(OF_LENGTH))
             each.reasons.update(dict.fromkeys(OF_LENGTH, waited(timeline)))
+    if timeline.device != NULL and not (timeline.rows.end_ns > timeline.rows.start_ns).any():
+        for each in of_steps:
+            each.values.update(dict.fromkeys(OF_LENGTH))
+            each.reasons.update(dict.fromkeys(OF_LENGTH, UNTIMED))
     reasons: dict[tuple[tuple[str, str], ...], int] = {}
     codes = [reasons.setdefault(tuple(each.reasons.items()), len(reasons)) for each in of_steps]
     place, tiles, masks = tile_windows(window, {TRACE_LANES.index(name): lane for name, lane in timeline.lanes.items()})
