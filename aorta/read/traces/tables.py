@@ -43,6 +43,7 @@ from aorta.read.traces.interval_table import (
     Trace,
     Windows,
     by_device,
+    look_up,
     step_of,
     windows,
 )
@@ -195,7 +196,7 @@ def by_launch(trace: Trace) -> Trace:
             note += ", for as long as the host's step lasted: the device works on several steps at once"
         else:
             note += ", from its first start to its last end"
-        gaps += _of_unknown_steps(table, on_device & ~linked, on_device, steps, of_launch=of_launch)
+        gaps += _of_unknown_steps(table, launched, on_device & ~linked, steps)
     elif length[outside].sum() > OUTSIDE * total:
         step, steps = np.full(len(table), NULL), NO_WINDOWS
         share = length[outside].sum() / total
@@ -210,24 +211,28 @@ def by_launch(trace: Trace) -> Trace:
 
 
 def _of_unknown_steps(
-    table: Intervals,
-    unlinked: npt.NDArray[np.bool_],
-    on_device: npt.NDArray[np.bool_],
-    steps: Windows,
-    *,
-    of_launch: bool,
+    table: Intervals, launched: npt.NDArray[np.int64], unlinked: npt.NDArray[np.bool_], steps: Windows
 ) -> Iterator[Gap]:
-    """Yield the lanes of steps to which rows without a launch may belong. Steps that do not overlap follow each other:
-    what ended before the end of one was not launched in the next. The first one has all before it, the last all after.
+    """Yield the lanes of steps to which rows without a launch may belong. A stream runs in the order of launches: a
+    kernel is of no earlier step than the one before it, and of no later one than the next. Of a copy that nothing
+    launched the stream is no evidence: engines of their own move copies.
     """
     why = "the device lags behind the steps, and rows without a launch belong to an unknown one"
+    number = look_up(launched, steps.step, np.arange(len(steps)))
     length = np.maximum(table.end_ns - table.start_ns, 0)
-    place = np.searchsorted(steps.end_ns, table.end_ns).clip(max=len(steps) - 1)
+    earliest, latest = np.zeros(len(table), np.int64), np.full(len(table), len(steps) - 1)
+    for rows in Groups(table.device, table.stream, table.cls == IntervalClass.COPY).rows:
+        own = rows[np.argsort(table.start_ns[rows], kind="stable")]
+        known = np.flatnonzero(number[own] >= 0)
+        if len(known) and table.cls[own[0]] != IntervalClass.COPY:
+            after = np.searchsorted(known, np.arange(len(own)))
+            earliest[own] = np.append(0, number[own][known])[after]
+            latest[own] = np.append(number[own][known], len(steps) - 1)[after]
     for lane, cls in LANE_CLASSES.items():
-        of_lane = on_device & (table.cls == cls)
+        doubtful, of_lane = unlinked & (table.cls == cls), table.cls == cls
         for at, step in enumerate(steps.step.tolist()):
-            own = of_lane if of_launch else of_lane & (place == at)
-            if length[own & unlinked].sum() > DECIDED * length[own].sum():
+            lacks = int(length[doubtful & (earliest <= at) & (at <= latest)].sum())
+            if lacks > DECIDED * (lacks + int(length[of_lane & (number == at)].sum())):
                 yield Gap(lane, why, step, seen=False)
 
 
