@@ -255,7 +255,8 @@ struct LoopSpan {
          {Py_tp_methods, methods.data()},
          {Py_tp_members, members.data()},
          {}}};
-    static PyType_Spec spec{"aorta.LoopSpan", sizeof(LoopSpan), 0, Py_TPFLAGS_DEFAULT, slots.data()};
+    constexpr unsigned int FLAGS = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION;
+    static PyType_Spec spec{"aorta.LoopSpan", sizeof(LoopSpan), 0, FLAGS, slots.data()};
     static auto* made = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
     return made;
   }
