@@ -176,6 +176,7 @@ def stuck(folder: Path) -> None:
         os.environ |= {"NCCL_HOSTID": str(rank), "NCCL_NVLS_ENABLE": "0", "NCCL_SOCKET_IFNAME": "lo"}
     if load.loaded():
         simulated.real_delays(sleep_ns=STUCK_S * 1_000_000_000)
+    os.environ.setdefault("TORCH_NCCL_ENABLE_TIMING", "1")  # a ring then has which rank's device began the collective
     dist.init_process_group("nccl", device_id=device)
     x, model = torch.ones(1024, device=device), nn.Linear(4, 4).to(device)
     with aorta.record(folder / "run", model=model, watchdog_timeout_s=0) as recording:

@@ -49,7 +49,8 @@ NEXT: Final[dict[Kind, tuple[str, ...]]] = {
     ),
     "stuck_inside": (
         "Look at the link or device: `dmesg`, NIC counters, `nvidia-smi` or `rocm-smi`; ask RAS (--ras).",
-        "With NCCL, start again with NCCL_DEBUG=INFO; the ranks themselves agree.",
+        "With NCCL, start again with NCCL_DEBUG=INFO, and with TORCH_NCCL_ENABLE_TIMING=1: dumps then tell whose "
+        "device has not begun it.",
     ),
     "cannot_decide": (
         "Get evidence of the missing or suspected ranks: record the run, or dump their Flight Recorder.",
