@@ -60,7 +60,7 @@ def test_a_device_whose_streams_cannot_be_asked_whether_they_are_captured_is_not
         pytest.skip(f"the compiled interceptor: {native.load()[1]}")
     module, why = native.compiled(torch.device("xpu"), wanted=True, emulated=False)
     assert module is None
-    assert re.fullmatch(rf"none: torch {re.escape(torch.__version__)} on xpu: \S.*xpu.*", why)
+    assert re.fullmatch(rf"none: torch {re.escape(torch.__version__)} on xpu: \S.+", why)
 
 
 def test_a_library_of_another_build_is_left_alone(somewhere_else: Path) -> None:

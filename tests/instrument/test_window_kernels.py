@@ -194,3 +194,46 @@ def test_steps_measured_both_ways_add_up_and_stalls_are_no_part_of_a_block():
     assert (found.steps, found.comm_ns, found.hidden_ns) == (2, 200, 60)
     assert (found.marked_hidden_ns, found.marked_exposed_ns) == (120, 40)
     assert found.blocks == {("block", "forward"): (380, 160)}
+
+
+GATHER, NORM = (1_000.0, 3.0), (1_003.1, 0.015)
+"""A long all-gather and a short all-reduce behind it: begin and length, ms."""
+
+
+def beside(later_ms: float, *, norm: bool = True) -> WindowKernels:
+    """The kernels of these two and of a block, by a clock that is ahead of the marks' by so much."""
+    found = WindowKernels()
+    spans = [("ncclDevKernel_AllGather_RING_LL", OF_NCCL, *GATHER), ("gemm", COMPUTE, 1_001.0, 2.05)]
+    spans += [("ncclDevKernel_AllReduce_Sum_f32_RING_LL", OF_NCCL, *NORM)] if norm else []
+    found.arrived(kernel(name, stream, begin + later_ms, begin + later_ms + ms) for name, stream, begin, ms in spans)
+    return found
+
+
+def taken(kernels: WindowKernels) -> RunningKernels | None:
+    """What they say of a step whose marks are the kernels' own times."""
+    own = [(BEGIN_NS + round(begin * MS), BEGIN_NS + round((begin + ms) * MS)) for begin, ms in (GATHER, NORM)]
+    communication = [
+        Communication(kind, span, [span], on_device=True)
+        for kind, span in zip(("allgather", "allreduce"), own, strict=True)
+    ]
+    passes: list[Pass] = [("block", "forward", BEGIN_NS + 1_001 * MS, BEGIN_NS + 1_004 * MS)]
+    return kernels.within(passes, communication, (BEGIN_NS, BEGIN_NS + 2_000 * MS))
+
+
+@pytest.mark.parametrize("later_ms", [0, 0.083, -0.083, 0.9])
+def test_clocks_that_are_apart_lose_no_short_collective(later_ms):
+    """83 us were seen between marks and CUPTI on an H200, where an all-reduce takes 15."""
+    kernels = beside(later_ms)
+    running = taken(kernels)
+    assert running is not None, kernels.problem
+    lengths = {kind: [end - begin for begin, end in spans] for kind, spans in running.comm.items()}
+    assert lengths == {"allgather": [3 * MS], "allreduce": [round(0.015 * MS)]}
+    begin = BEGIN_NS + 1_001 * MS
+    assert (running.compute, running.of_unknown_kind) == ([(begin, begin + round(2.05 * MS))], [])
+
+
+@pytest.mark.parametrize("later_ms", [0, 0.083])
+def test_a_kernel_that_is_missing_is_missed_by_any_clock(later_ms):
+    kernels = beside(later_ms, norm=False)
+    assert taken(kernels) is None
+    assert kernels.problem == "the profiler saw no kernel of 1 of 2 collectives of a step"
