@@ -71,7 +71,7 @@ def windows(
     Args:
         trace: as `json.load` reads it.
         steps: `[start, end)` in nanoseconds of the Unix epoch.
-        collectives: of the record, in all steps: their ends tell how far the clocks are apart.
+        collectives: of the record, in all steps: they tell how far the clocks are apart.
         device: index of the device whose kernels count.
         emulated: whether the rank stands for several: then the copies that stand in for what NCCL writes, on streams
             of communication, are no computation, which is what runs on the busiest stream.
@@ -85,8 +85,8 @@ def windows(
             taken[event["args"].get("stream")] += float(event["dur"])
     computing = max(taken, key=taken.__getitem__, default=None)
     communicating = [e for e in rows if _is_kernel(e, device) and communication.search(e["name"])]
-    ahead_ns = intervals.offset(collectives, [span(event, base_ns) for event in communicating])
-    base_ns -= ahead_ns or 0
+    ahead_ns = intervals.offset([span(event, base_ns) for event in communicating], collectives) or 0
+    base_ns -= ahead_ns
     found = []
     for low, high in steps:
         inside = [event for event in rows if low <= start_ns(event, base_ns) < high]
@@ -99,7 +99,7 @@ def windows(
         ]
         waits = sum(e.get("cat") in {"cuda_runtime", "hip_runtime"} and e["name"] in WAITS for e in inside)
         found.append(KernelWindow(sorted(comm), compute, waits))
-    return found, ahead_ns or 0
+    return found, ahead_ns
 
 
 def _is_kernel(event: dict[str, Any], device: int) -> bool:

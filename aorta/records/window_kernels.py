@@ -1,7 +1,7 @@
 """Measures steps by a profiler's kernels, beside their marks (docs/dev/measuring.md, W28).
 
-Steps of a window share one `WindowKernels`; they are read once its profiler has stopped, whose clock is set by the ends
-of their collectives: it may be off by more than a short collective lasts. Their communication is
+Steps of a window share one `WindowKernels`; they are read once its profiler has stopped. Its clock may be off by more
+than a short collective lasts, and is set so that kernels lie between their collectives' marks. Their communication is
 the kernels that communicate, each of the kind of the collective whose marks it lies between; their computation is the
 other kernels of the stream that computes, inside the ranges of the blocks. Must not start a profiler, or know a metric.
 """
@@ -19,6 +19,8 @@ from aorta.timeline.classes import DeviceKernel, communicates
 from aorta.timeline.intervals import Interval
 from aorta.timeline.overlap import Overlap
 
+CLOCK_NOISE_NS = 5_000
+"""What single times of a profiler are off by (ends of 284 collectives on an H200: 6 us)."""
 Pass: TypeAlias = tuple[str, str, int, int]
 """A pass of a block: (block, phase, start_ns, end_ns), in nanoseconds of the clock."""
 
@@ -135,7 +137,8 @@ class WindowKernels:
 
     def _set_clock(self, collectives: Sequence[Interval]) -> None:
         """Move all kernels to the clock of the marks, by the collectives of the first step that is read."""
-        later_ns = intervals.offset(collectives, [(kernel.start_ns, kernel.end_ns) for kernel in self._comm])
+        spans = [(kernel.start_ns, kernel.end_ns) for kernel in self._comm]
+        later_ns = intervals.offset(spans, collectives, CLOCK_NOISE_NS)
         if later_ns is None:
             return
         self._set = True

@@ -98,22 +98,26 @@ def measure(merged: Iterable[Interval]) -> int:
     return sum(end - start for start, end in merged)
 
 
-def offset(ours: Iterable[Interval], theirs: Iterable[Interval]) -> int | None:
-    """Return how much later `theirs` end than `ours`, where both are the same things by two clocks: the median over
-    pairs of which each lies to more than half in the other. None without such a pair: what is shorter than the clocks
-    are apart says nothing.
+def offset(inner: Iterable[Interval], outer: Iterable[Interval], slack: int = 0) -> int | None:
+    """Return how much later `inner` lie by their clock than by that of `outer`, each of which has one of them inside:
+    as little as puts them there, within `slack`, on the median. So 0 where they are inside. None where no two lie to
+    more than half in each other: what is shorter than the clocks are apart says nothing.
     """
-    by_start = sorted(theirs)
-    found, first = [], 0
-    for start, end in sorted(ours):
-        while first < len(by_start) and by_start[first][1] <= start:
+    by_start = sorted(inner)
+    starts, ends, first = [], [], 0
+    for low, high in sorted(outer):
+        while first < len(by_start) and by_start[first][1] <= low:
             first += 1
-        for low, high in by_start[first:]:
-            if low >= end:
+        for start, end in by_start[first:]:
+            if start >= high:
                 break
             if 2 * (min(end, high) - max(start, low)) > max(end - start, high - low):
-                found.append(high - end)
-    return sorted(found)[len(found) // 2] if found else None
+                starts.append(start - low)
+                ends.append(end - high)
+    if not starts:
+        return None
+    least, most = sorted(ends)[len(ends) // 2] - slack, sorted(starts)[len(starts) // 2] + slack
+    return min(max(0, least), most)
 
 
 def inverted(start: int, end: int) -> IntervalError:

@@ -75,11 +75,16 @@ def test_a_broken_interval_is_bad_input_and_a_value_error():
     assert IntervalError.exit_code == 2
 
 
-def test_the_offset_of_two_clocks_is_that_of_what_is_longer_than_it():
-    ours = [(0, 1_000), (1_100, 1_110), (2_000, 2_900)]
-    assert offset(ours, [(start + 90, end + 90) for start, end in ours]) == 90
-    assert offset(ours, [(start - 90, end - 90) for start, end in ours]) == -90
-    # Ends count: a start may lie in a queue. One that is not there is nobody's.
-    assert offset(ours, [(30, 1_005), (5_000, 6_000), (2_020, 2_905)]) == 5
-    assert offset(ours, [(5_000, 6_000)]) is None
-    assert offset([(0, 10)], [(90, 100)]) is None
+def test_the_offset_of_two_clocks_is_what_puts_one_inside_the_other():
+    outer = [(0, 1_000), (1_100, 1_110), (2_000, 2_900)]
+    assert offset(outer, outer) == 0
+    assert offset([(start + 90, end + 90) for start, end in outer], outer) == 90
+    assert offset([(start - 90, end - 90) for start, end in outer], outer) == -90
+    # Where marks surround what they mark by any amount, nothing is known but that it is inside.
+    inner = [(start + 9, end - 300) for start, end in outer if end - start > 300]
+    assert offset(inner, outer) == 0
+    assert offset([(start - 90, end - 90) for start, end in inner], outer) == -81
+    assert offset([(start - 90, end - 90) for start, end in inner], outer, slack=5) == -76
+    assert offset([(start + 400, end + 400) for start, end in inner], outer) == 100
+    assert offset([(5_000, 6_000)], outer) is None
+    assert offset([(90, 100)], [(0, 10)]) is None
