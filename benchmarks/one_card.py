@@ -37,6 +37,7 @@ from torch import nn
 import aorta
 from aorta.distributed import cuda
 from aorta.distributed.topology import process_group, read_topology
+from aorta.gpu_check.check_table import busy_share, collective_rows, matched, windows
 from aorta.recording.train_step import Loop, resolved
 from aorta.records.record_file import stream
 from aorta.records.schema import Calibration, Step
@@ -141,17 +142,32 @@ def record(run: Path) -> tuple[dict[str, Any], bool]:
 
 
 def trace(run: Path, summary: Path) -> tuple[dict[str, Any], bool]:
-    """The same steps by trace and by record (docs/dev/measuring.md, K2)."""
+    """The same steps by trace and by record (docs/dev/measuring.md, K2): the ratio of a report, and each collective
+    beside its kernel as `aorta check-gpu` compares them.
+    """
     (path,) = (run / "torch_profiler/rank0").glob("*.json*")
     text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     numbers = {int(number) for number in re.findall(rb"ProfilerStep#(\d+)", text)}
     lines = stream(run / "rank_0_metrics.jsonl", [])
-    known = [line.overlap for line in lines if isinstance(line, Step) and line.global_step in numbers]
+    steps = [line for line in lines if isinstance(line, Step) and line.global_step in numbers]
+    known = [line.overlap for line in steps]
     comm, hidden = (_sum(known, name) for name in ("comm_ms", "compute_comm_ms"))
     by_record = hidden / comm if comm and hidden is not None else None
     (dataset,) = json.loads(summary.read_text())["datasets"].values()
     by_trace = dataset["metrics"]["overlap_ratio"]["median"]
     told = {"steps": sorted(numbers), "ratio_by_trace": by_trace, "ratio_by_record": by_record}
+    collectives = [
+        [
+            (line.t_start_ns + row.start_ns, line.t_start_ns + row.end_ns)
+            for row in line.collectives
+            if row.start_ns is not None and row.end_ns is not None
+        ]
+        for line in steps
+    ]
+    ranges = [(line.t_start_ns, line.t_end_ns) for line in steps]
+    seen, ahead_ns = windows(json.loads(text), ranges, 0, collectives=[one for own in collectives for one in own])
+    rows = collective_rows("trace", matched(collectives, seen), busy_share(seen, ranges), ahead_ns)
+    told["collectives"] = {row.what: row.found for row in rows}
     if by_trace is None or by_record is None:
         return told, load.loaded()
     return told, abs(by_trace - by_record) <= HOLDS_WITHIN

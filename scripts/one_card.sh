@@ -47,7 +47,8 @@ with_mps() { # NVIDIA's Multi-Process Service for this part, where it is install
     command -v nvidia-cuda-mps-control || return 0
     CUDA_MPS_PIPE_DIRECTORY=$(mktemp -d)
     export CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY=$CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=45
-    trap '{ echo quit | nvidia-cuda-mps-control; cat "$CUDA_MPS_LOG_DIRECTORY"/*.log; } >>"$out/mps.log" 2>&1 || true' EXIT
+    trap '{ echo quit | nvidia-cuda-mps-control; cat "$CUDA_MPS_LOG_DIRECTORY"/*.log; rm -rf "$CUDA_MPS_LOG_DIRECTORY"; } \
+        >>"$out/mps.log" 2>&1 || true' EXIT
     nvidia-cuda-mps-control -d
 }
 

@@ -18,7 +18,7 @@ import torch
 
 from aorta.instrument.event_clock import Mark
 from aorta.instrument.ring_lines import Elsewhere, RingLines
-from aorta.instrument.row_steps import Span, bits_of
+from aorta.instrument.row_steps import StepSpan, bits_of
 from aorta.instrument.sampling import PASSED, Sampler
 from aorta.instrument.user_marks import MOST_PER_STEP, UserMarks
 from aorta.records import ring_file as rf
@@ -101,7 +101,7 @@ class Recorder(RingLines):
         self._counted: tuple[dict[int, int | None], tuple[int, int]] = {}, (0, 0)
         self._before, self._outside = self._counted, 0
         self._step, self._behind = -1, 0
-        self.last_aux: Span | None = None
+        self.last_aux: StepSpan | None = None
         self._marks_ns = 0  # AORTA's own time in Python, until a step takes it
 
     @contextmanager

@@ -27,7 +27,7 @@ def bits_of(value: float) -> int:
     return int(bits)
 
 
-class Span(AbstractContextManager[None], Protocol):
+class StepSpan(AbstractContextManager[None], Protocol):
     """A row that opens and ends with a `with` block in steps that are observed, and the phase of the rank, where it has
     the name of one.
     """
@@ -56,7 +56,7 @@ class StepFunctions(NamedTuple):
     begin: Callable[..., tuple[int, int]]
     finish: Callable[[], int]
     close: Callable[..., tuple[int, int]]
-    span: Callable[..., Span]
+    span: Callable[..., StepSpan]
     append: Callable[..., int]
 
 
@@ -114,7 +114,7 @@ class RowSteps:
         self._rows.end_step(index, 0 if self._on_device else self._ended_ns, self._behind)
         return own_ns, self._ended_ns
 
-    def span(self, *arguments: Any) -> Span:
+    def span(self, *arguments: Any) -> StepSpan:
         """As `StepFunctions.span`."""
         return _RowSpan(self, *arguments)
 
