@@ -75,7 +75,7 @@ def worker(words: Any) -> dict[str, list[Any]]:
     with process_group(topology, CPU, 300), shared_folder() as path:
         folder = RunFolder(path, "step_parts", 0)
         record = folder.record(topology.rank)
-        with open_ring(folder, topology, 0, Watchdog(timeout_s=600), completed_late=False) as ring:
+        with open_ring(folder, topology, 0, Watchdog(timeout_s=600)) as ring:
             writer = RecordWriter(record, topology.rank)
             lent = LentRecord(writer, 100, None)
             loop = Loop((*chosen, *words.more), topology, CPU, writer.write, ring=ring, elsewhere=lent)

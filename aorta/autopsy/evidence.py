@@ -19,9 +19,10 @@ UNKNOWN_KIND: Final = "unknown"
 """`CollectiveEvidence.kind` of a collective of which only its number and that it completed are known."""
 UNRESPONSIVE: Final = "no answer to RAS"
 """`RankEvidence.torn` of a rank that NCCL's RAS got no answer from."""
-CollectiveState: TypeAlias = Literal["issued", "started", "completed", "retired"]
+CollectiveState: TypeAlias = Literal["issued", "started", "completed", "retired", "unseen"]
 """`issued`: by the host. `started`: on the device; sources that cannot see that remain at `issued`. `retired`:
-completed or failed, the source does not say which; `aorta.autopsy.joining.join` decides.
+completed or failed, the source does not say which; `aorta.autopsy.joining.join` decides. `unseen`: issued, on a device
+that nobody has asked since, so it may be completed.
 """
 Source: TypeAlias = Literal["progress", "flight_recorder", "ras"]
 ProcessState: TypeAlias = Literal["running", "stopped", "dead", "unknown"]
@@ -116,7 +117,6 @@ class RankEvidence(RankState, kw_only=True):
         collectives: in the order of issue, the newest last; old ones may be missing.
         not_after_ns: the source was written at this moment of its clock at the latest, so it may lack what was issued
             later; None where `taken_ns` says when.
-        completed_late: issued collectives may have completed: on a device that is known once a step has been read.
         device_seen_ns: the source says of each collective whether the device had begun it, at this moment of its clock
             at the latest; None where it does not.
         overwritten: names of groups, where the source keeps so few collectives that all of a group, or of a pair in it,
@@ -133,7 +133,6 @@ class RankEvidence(RankState, kw_only=True):
     groups: list[GroupEvidence] = []
     collectives: list[CollectiveEvidence] = []
     not_after_ns: Integer | None = None
-    completed_late: bool = False
     device_seen_ns: Integer | None = None
     overwritten: tuple[str, ...] = ()
     stacks: list[ThreadStack] = []
@@ -168,7 +167,8 @@ ended. `stopped`: SIGSTOP or a debugger holds a process. `signature_mismatch`: r
 different kinds, sizes or types of data, or a rank used another group. `order_swapped`: ranks wait for each other in a
 circle, as they issued collectives in different orders. `stuck_outside`: a rank is elsewhere, and where is known.
 `rank_did_not_join`: a rank did not issue the collective in which others wait, and where it is is not known.
-`stuck_inside`: all ranks issued the collective, and it does not complete. `cannot_decide`: the evidence does not say.
+`stuck_inside`: all ranks issued the collective and, as far as devices were seen, began it, and it does not complete.
+`cannot_decide`: the evidence does not say.
 """
 Aspect: TypeAlias = Literal["kind", "size", "dtype", "group"]
 """In what a collective differs between ranks."""

@@ -73,14 +73,13 @@ class Rank(RankState, kw_only=True, dict=True):
     Attributes:
         collectives: in the order of issue, of one source.
         complete: a collective that is not among them was not issued, or was finished long ago.
-        not_after_ns, completed_late, device_seen_ns, overwritten: as of `RankEvidence`.
+        not_after_ns, device_seen_ns, overwritten: as of `RankEvidence`.
         unresponsive: NCCL's RAS got no answer from it.
     """
 
     collectives: tuple[CollectiveEvidence, ...] = ()
     complete: bool = False
     not_after_ns: int | None = None
-    completed_late: bool = False
     device_seen_ns: int | None = None
     overwritten: frozenset[str] = frozenset()
     unresponsive: bool = False
@@ -165,17 +164,17 @@ class Rank(RankState, kw_only=True, dict=True):
         if self.phase not in _BUSY_PHASES or self.phase_since_ns is None:
             return False
         left = [one for one in self.collectives if one.state != "completed"]
-        if self.completed_late or self.device_seen_ns is not None:
+        if self.device_seen_ns is not None or any(one.state == "unseen" for one in left):
             return not left
         return all(one.issued_ns is not None and one.issued_ns < self.phase_since_ns for one in left)
 
     def is_behind(self, channel: Channel, other: CollectiveEvidence) -> bool:
         """Return whether this rank is behind another rank that has this collective open."""
-        if self.completed_late:  # what it has open may be completed
+        own = self.open(channel)
+        if own is not None and own.state == "unseen":  # it may be completed
             return not self.has_issued(channel, other.number)
         if self.front(channel) != other.number:
             return self.front(channel) < other.number
-        own = self.open(channel)
         if own is None:
             return True
         if other.state != "started" or own.state != "issued" or self.device_seen_ns is None:

@@ -3,8 +3,8 @@
     job = join(evidence)
 
 The ring of torch's Flight Recorder, on NCCL, is joined with the progress file of the same rank, row by row
-(`with_rings`). The progress file knows phases, and on a device learns late that a collective is completed; the ring
-knows whether the device has begun it, and who issued it. Both count the collectives of a group, from different
+(`with_rings`). The progress file knows phases, the ring who issued a collective, and each may know what the other does
+not of whether the device has begun or completed it. Both count the collectives of a group, from different
 beginnings: how far these are apart is found from kinds, bytes and times of issue, and is one number for all ranks of
 the group. Must not accuse.
 """
@@ -99,15 +99,11 @@ def join(evidence: Iterable[RankEvidence]) -> JobEvidence:
             if issued.state == "completed" and issued.kind in NEED_ALL_RANKS:
                 channel = channel_of(issued, of_rank.rank)
                 newest[channel] = max(newest[channel], issued.number)
-    settled = {}
     for of_rank in ranks.values():
-        if of_rank.completed_late:
-            completed = tuple(
-                structs.replace(one, state="completed") if one.number <= newest[channel_of(one, of_rank.rank)] else one
-                for one in of_rank.collectives
-            )
-            settled[of_rank.rank] = structs.replace(of_rank, collectives=completed)
-    return replace(job, ranks=ranks | settled)
+        for one in of_rank.collectives:
+            if one.state == "unseen" and one.number <= newest[channel_of(one, of_rank.rank)]:
+                one.state = "completed"
+    return job
 
 
 def _settled(job: JobEvidence, rank: Rank) -> Rank:
@@ -166,7 +162,7 @@ def _joined(several: Sequence[RankEvidence], chosen: str, names: dict[tuple[str,
         ours = max(of_chosen, key=lambda one: bool(one.collectives))
         rank.collectives = tuple(structs.replace(one, group=names[one.group, ours.rank]) for one in ours.collectives)
         rank.complete, rank.not_after_ns = ours.torn is None, ours.not_after_ns
-        rank.completed_late, rank.device_seen_ns = ours.completed_late, ours.device_seen_ns
+        rank.device_seen_ns = ours.device_seen_ns
         rank.overwritten = frozenset(names.get((name, ours.rank), name) for name in ours.overwritten)
     return rank
 
@@ -303,7 +299,7 @@ def _completed(
             collectives.append(
                 structs.replace(
                     one,
-                    state=one.state if one.state == "completed" else twin.state,
+                    state=one.state if one.state in _BEGUN else twin.state,
                     started_ns=twin.started_ns,
                     dtype=twin.dtype if one.dtype is None else one.dtype,
                     input_sizes=twin.input_sizes,
@@ -314,13 +310,12 @@ def _completed(
         elif both is not None and one.number + offsets[one.group] < begun[one.group]:
             collectives.append(structs.replace(one, state="completed"))
         else:
-            covered &= one.state == "completed"
+            covered &= one.state in _BEGUN
             collectives.append(one)
     return structs.replace(
         progress,
         collectives=collectives,
-        completed_late=progress.completed_late and not covered,
-        device_seen_ns=ring.device_seen_ns if covered else None,
+        device_seen_ns=ring.device_seen_ns if covered else progress.device_seen_ns,
     )
 
 

@@ -135,8 +135,8 @@ def _without_culprit(case: Case) -> tuple[Kind, list[int]]:
         unknown |= dead | set(job.missing)
     late = set[int]()
     for rank in job.ranks.values():
-        # Where completions are noted late, this host may be late, or wait for a device in what all of them have issued.
-        if rank.completed_late and any(
+        # Where nobody saw what a device has completed, its host may be late, or wait for it in what all have issued.
+        if any(one.state == "unseen" for one in rank.collectives) and any(
             rank.rank in job.members(channel)
             and not rank.has_issued(channel, max(issued))
             and not rank.may_lack(channel, issued[max(issued)])
@@ -164,6 +164,10 @@ def _without_culprit(case: Case) -> tuple[Kind, list[int]]:
     ):
         if suspects:
             return "cannot_decide", sorted(suspects)
+    if waits.open and all(
+        one.collective.state == "issued" and job.ranks[one.rank].device_seen_ns is not None for one in waits.open
+    ):
+        return "cannot_decide", sorted({one.rank for one in waits.open})  # no device has begun it
     if any(one.channel.group in job.listed or one.channel.sender is not None for one in waits.open):
         return "stuck_inside", []
     return ("cannot_decide" if waits.open or job.missing or not job.ranks or dead else "not_stuck"), []

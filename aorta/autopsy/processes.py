@@ -30,13 +30,22 @@ from typing import BinaryIO, Final
 
 import msgspec
 
-from aorta.autopsy.evidence import CollectiveEvidence, GroupEvidence, ProcessState, RankEvidence, RankExit, ThreadStack
+from aorta.autopsy.evidence import (
+    CollectiveEvidence,
+    CollectiveState,
+    GroupEvidence,
+    ProcessState,
+    RankEvidence,
+    RankExit,
+    ThreadStack,
+)
 from aorta.errors import SIGNAL_EXIT_BASE
 from aorta.records.clocks import boot_id
 from aorta.records.files import OF_THIS_PROCESS, decode_json, open_own, open_regular, read_small
 from aorta.records.process import PROC, pid_namespace, process_facts, start_ticks
 from aorta.records.progress import (
     STACKS_FILE,
+    ProgressCollective,
     ProgressFacts,
     ProgressSeen,
     UnreadableProgress,
@@ -52,6 +61,8 @@ _EVIDENCE: Final = msgspec.json.Decoder(RankEvidence)
 _ERROR_FILE: Final = re.compile(r"attempt_\d+/\d+/error\.json$")
 """The end of the path that torchrun gives its workers (torch.distributed.elastic.agent.server.local_elastic_agent)."""
 _TAIL_BYTES: Final = 1 << 20
+_LOOKED_WITHIN_NS: Final = 2_000_000_000
+"""A device of which the newest look is older is not known: ranks look four times a second (`native/marks.hpp`)."""
 
 
 class _Extra(msgspec.Struct):
@@ -103,6 +114,9 @@ def progress_evidence(run_folder: Path, *, stacks: bool = False, saved: bool = T
             evidence.append(earlier)
             continue
         state = state_of_rank(path, facts)
+        is_here = _is_on_this_host(facts)
+        # Of a clock of another host it is not known how long ago that was.
+        seen_ns = seen.looked_ns if is_here and taken_ns - (seen.looked_ns or 0) < _LOOKED_WITHIN_NS else None
         left = 0 < (loop.exit_code or 0) < SIGNAL_EXIT_BASE  # with an error
         ended, taken = _exit(run_folder, path, seen) if state == "dead" or left else (None, [])
         if stacks and state == "running" and loop.exit_code is None:
@@ -116,13 +130,13 @@ def progress_evidence(run_folder: Path, *, stacks: bool = False, saved: bool = T
             pid=facts.pid,
             state=state,
             exit=ended,
-            taken_ns=taken_ns if _is_on_this_host(facts) else None,
+            taken_ns=taken_ns if is_here else None,
             progress_ns=loop.progress_ns,
             step=loop.step,
             phase=None if loop.phase == "none" else loop.phase,
             phase_since_ns=loop.phase_since_ns,
             groups=[GroupEvidence(name=group.name, ranks=tuple(sorted(group.ranks))) for group in seen.groups],
-            completed_late=facts.completed_late,
+            device_seen_ns=seen_ns,
             overwritten=seen.overwritten,
             stacks=taken,
             torn=seen.torn,
@@ -131,22 +145,32 @@ def progress_evidence(run_folder: Path, *, stacks: bool = False, saved: bool = T
             peer = row.peer
             if row.group is not None and peer is not None:
                 peer = row.group.ranks[peer] if peer < len(row.group.ranks) else None
-            late = facts.completed_late and row.on_device  # known only since its step was read
             found.collectives.append(
                 CollectiveEvidence(
                     group="" if row.group is None else row.group.name,
                     number=row.number,
                     kind=_KINDS.get(row.kind, row.kind),
-                    state="issued" if row.completed_ns is None else "completed",
+                    state=_state_of(row, seen_ns),
                     bytes=row.bytes,
                     dtype=row.dtype,
                     peer=peer,
                     issued_ns=row.issued_ns,
-                    completed_ns=None if late else row.completed_ns,
+                    completed_ns=None if row.on_device else row.completed_ns,
                 )
             )
         evidence.append(found)
     return evidence
+
+
+def _state_of(row: ProgressCollective, seen_ns: int | None) -> CollectiveState:
+    """Return the state of a collective, whose rank's device was seen at `seen_ns`, if it was."""
+    if row.has_completed:
+        return "completed"
+    if not row.on_device:  # begun as it is issued, which says more only beside those on a device
+        return "issued" if seen_ns is None else "started"
+    if row.is_unmarked or seen_ns is None or seen_ns < row.issued_ns:
+        return "unseen"
+    return "started" if row.has_begun else "issued"
 
 
 def saved_evidence(run_folder: Path, rank: int) -> RankEvidence | None:

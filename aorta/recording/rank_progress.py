@@ -49,7 +49,7 @@ def _leave() -> None:
 
 @contextmanager
 def open_ring(
-    folder: RunFolder, topology: Topology, warmup_steps: int, settings: WatchdogSettings, *, completed_late: bool
+    folder: RunFolder, topology: Topology, warmup_steps: int, settings: WatchdogSettings
 ) -> Iterator[RingFile]:
     """Open the rank's ring for the length of a `with` block; local rank 0 starts the watchdog of its host."""
     with ExitStack() as stack:
@@ -72,7 +72,6 @@ def open_ring(
                 warmup_steps=warmup_steps,
                 main_thread=threading.get_ident() if meeting is None else meeting.trains_in,
                 stack_signal=number,
-                completed_late=completed_late,
                 error_file=os.environ.get("TORCHELASTIC_ERROR_FILE"),
             )
             ring = RingFile.create(directory / PROGRESS_FILE.format(rank=topology.rank), facts)

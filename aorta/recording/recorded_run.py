@@ -345,8 +345,7 @@ def recorded_run(request: RunRequest, site: RunSite) -> Iterator[RecordedRun]:
         interval=settings.logger_interval,
         samples_per_step=request.samples_per_step,
     )
-    late = device.type != "cpu"
-    of_rank = open_ring(site.folder, topology, request.warmup_steps, request.watchdog, completed_late=late)
+    of_rank = open_ring(site.folder, topology, request.warmup_steps, request.watchdog)
     open_runs.append(request)
     try:
         with devices, live as loggers, of_rank as ring:

@@ -59,7 +59,8 @@ NO_PEER: Final = 0xFFFF_FFFF
 # The first page, in words of 64 bits, and what is behind it, in bytes.
 WORD: Final = 8
 VERSION_WORD, SLOTS_WORD, PROCESS_WORD, FACTS_WORD = 1, 2, 3, 4
-COUNT_WORD, MOVED_WORD, READ_WORD, TEXTS_WORD, OWNER_WORD, STEPS_WORD, LAST_WORD = 64, 65, 72, 80, 88, 96, 97
+COUNT_WORD, MOVED_WORD, LOOKED_WORD = 64, 65, 66
+READ_WORD, TEXTS_WORD, OWNER_WORD, STEPS_WORD, LAST_WORD = 72, 80, 88, 96, 97
 STATE_WORD, SINCE_WORD, DONE_WORD, ENDED_WORD, EXIT_WORD, WHOLE_WORD = range(104, 110)
 PAGE: Final = 1024
 FACTS_AT, NAMES_AT, ROWS_AT = 8192, 16_384, 262_144
@@ -85,7 +86,6 @@ class ProgressFacts(msgspec.Struct, frozen=True, kw_only=True):
         warmup_steps: first steps, whose pace says nothing about later ones.
         main_thread: identity of the thread that trains, as faulthandler prints it.
         stack_signal: makes the rank's faulthandler write its main thread's stack; None: none is registered.
-        completed_late: completions on the device are noted when its step is read, and not when they happen.
         error_file: in which torchrun's workers leave their exception; None: there is none.
         phases: names of the numbers in the file.
     """
@@ -105,7 +105,6 @@ class ProgressFacts(msgspec.Struct, frozen=True, kw_only=True):
     phases: tuple[str, ...] = PHASES
     main_thread: Integer | None = None
     stack_signal: Integer | None = None
-    completed_late: bool = False
     error_file: str | None = None
 
 
@@ -123,8 +122,11 @@ class ProgressCollective(msgspec.Struct, frozen=True, kw_only=True):
         group: None where it is not listed.
         number: counts those of the group; of send and receive those with this peer in this direction.
         peer: rank within the group.
-        on_device: its tensors are on a device.
-        completed_ns: None: not seen to have completed.
+        on_device: its tensors are on a device, which is asked whether it has begun and completed it.
+        is_unmarked: it is on a device that is not asked, as in steps that are not observed.
+        has_begun: it is known that the device has begun it.
+        has_completed: it is known that it has completed.
+        completed_ns: when, None: that is not known.
     """
 
     group: ProgressGroup | None
@@ -135,6 +137,9 @@ class ProgressCollective(msgspec.Struct, frozen=True, kw_only=True):
     peer: int | None
     issued_ns: int
     on_device: bool
+    is_unmarked: bool
+    has_begun: bool
+    has_completed: bool
     completed_ns: int | None
 
 
@@ -163,6 +168,8 @@ class ProgressSeen(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         collectives: the newest that the rank has issued, the oldest first. Of older ones nothing is known.
+        looked_ns: when the device was looked at last, while the loop stood still; None: never. What it had begun and
+            completed by then is known.
         overwritten: names of groups, where there are fewer than `KEPT` collectives because rows were overwritten.
         torn: what could not be read, if anything.
     """
@@ -171,6 +178,7 @@ class ProgressSeen(msgspec.Struct, frozen=True, kw_only=True):
     state: ProgressState
     groups: tuple[ProgressGroup, ...]
     collectives: tuple[ProgressCollective, ...]
+    looked_ns: int | None
     overwritten: tuple[str, ...]
     torn: str | None
 
@@ -360,6 +368,7 @@ def _seen(path: Path, file: BinaryIO) -> ProgressSeen:
         state=_state(words, header.facts),
         groups=tuple(group for group in groups.values() if group.ranks),
         collectives=() if facts is None else _collectives(rows, facts, groups),
+        looked_ns=words[LOOKED_WORD] or None,
         overwritten=tuple(group.name for group in groups.values()) if overwritten else (),
         torn="; ".join(torn) or None,
     )
@@ -406,7 +415,7 @@ def _newest(file: BinaryIO, count: int, slots: int) -> tuple[NDArray[Any], int]:
 def _collectives(
     rows: NDArray[Any], facts: RingFacts, groups: dict[int, ProgressGroup]
 ) -> tuple[ProgressCollective, ...]:
-    from aorta.records.ring_file import ON_DEVICE
+    from aorta.records.ring_file import BEGUN, DONE, ON_DEVICE, UNMARKED
 
     found = []
     columns = [rows[name].tolist() for name in ("flags", "op", "dtype", "group", "a", "b", "x", "y", "b2")]
@@ -422,6 +431,9 @@ def _collectives(
                 peer=pair & 0xFFFF_FFFF if point_to_point and pair & 0xFFFF_FFFF != NO_PEER else None,
                 issued_ns=issued_ns,
                 on_device=bool(flags & ON_DEVICE),
+                is_unmarked=bool(flags & UNMARKED),
+                has_begun=bool(flags & (BEGUN | DONE)),
+                has_completed=bool(both or flags & DONE),
                 completed_ns=both >> 1 if both else None,
             )
         )

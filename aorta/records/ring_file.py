@@ -35,9 +35,11 @@ On a device begin and end are what it says, and a2 and b2 when the host recorded
     GAP            begin, end                                            marked
     JOINED                                    its GAP; number            ; group, op
 
-where a COLLECTIVE has twice the end of its SPAN. A step of a device has its end last of all. A pair is a number times
-2^32, and the peer, a rank within the group: there sends and receives are counted by peer and direction, as the two
-ranks of a pair agree on that alone. Collectives outside of steps have rows of themselves only.
+where a COLLECTIVE has twice the end of its SPAN, and flags of what the device is known to have begun and done, also
+while the loop stands still; it is unmarked where it lacks a mark, or has no SPAN. A step of a device has its end last
+of all. A pair is a number times 2^32, and the peer, a rank within the group: there sends and receives are counted by
+peer and direction, as the two ranks of a pair agree on that alone. Collectives outside of steps have rows of
+themselves only.
 
 A step has the rows from its first one on that stand before what is behind them, and those which name it. Times are
 nanoseconds of CLOCK_MONOTONIC, the clock of `time.perf_counter_ns`; an end of 0: not yet. A collective on an emulated
@@ -104,7 +106,7 @@ WARMUP, CONTINUES, BLIND, PHASE_SHIFT, PASSED_OVER = 1, 2, 4, 3, 32  # of STEP; 
 OWN_COUNTED = 1  # of SUMMARY
 BLOCKED, OVER = 1, 2  # of WAIT
 BACKWARD = 1  # of PASS
-BY_FUTURE, UNWATCHED, ON_DEVICE = 1, 2, 4  # of COLLECTIVE
+BY_FUTURE, UNWATCHED, ON_DEVICE, UNMARKED, BEGUN, DONE = 1, 2, 4, 8, 16, 32  # of COLLECTIVE
 BY_FABRIC = 1  # of LINK: the emulated fabric set its end
 LOSS, GRAD_NORM, LR = range(3)  # of VALUE, and of a NOTE: values that were read later
 CAPTURED, NO_COPIES, UNSEEN, DRAWN = range(3, 7)  # of NOTE: what it is about; the last: as one of how many

@@ -1,4 +1,4 @@
-"""NCCL's ring beside progress files that note completions late: what is scheduled, started and completed decides what
+"""NCCL's ring beside progress files of devices that nobody saw: what is scheduled, started and completed decides what
 the files alone leave open.
 """
 
@@ -15,8 +15,8 @@ from aorta.autopsy.flight_recorder import read_dumps
 from aorta.autopsy.joining import join
 from aorta.autopsy.judge import judge
 from tests.autopsy.hangs import Program, clipped, ddp, run, stuck_in
-from tests.autopsy.test_completed_late import noted_late
 from tests.autopsy.test_flight_recorder import CREATED_NS, dump, entry, write
+from tests.autopsy.test_unseen import last_seen
 
 BEFORE = 5
 """Collectives that torch counted before AORTA did, as of the wrapper of a model."""
@@ -64,7 +64,7 @@ LAYOUTS: dict[str, dict[int, Program]] = {"ddp": ddp(4), "sharded": clipped(4)}
 def test_a_rank_that_never_enqueues_is_accused_in_any_phase(layout: str, name: str, tmp_path: Path) -> None:
     for rank in range(4):
         (tmp_path / str(rank)).mkdir()
-        evidence = noted_late(run(LAYOUTS[layout], {rank: stuck_in(name)}), 2, 3)
+        evidence = last_seen(run(LAYOUTS[layout], {rank: stuck_in(name)}), 2, 3)
         front = len(evidence[rank].collectives)
         ring = rings(tmp_path / str(rank), evidence, reached(front, dict.fromkeys(range(4), "started")))
         (one,) = judge([*evidence, *ring]).culprits
@@ -79,7 +79,7 @@ def test_a_rank_whose_stream_is_stuck_before_the_collective_is_accused(
     stream: int, newest: int, tmp_path: Path
 ) -> None:
     """Its host is as far as the others', so that the files alone show nothing."""
-    evidence = noted_late(run(clipped(4), dict.fromkeys(range(4), stuck_in("optimizer", step=2))), 3, 2)
+    evidence = last_seen(run(clipped(4), dict.fromkeys(range(4), stuck_in("optimizer", step=2))), 3, 2)
     assert judge(evidence).culprits == []
     states = {rank: "scheduled" if rank == stream else "started" for rank in range(4)}
     verdict = judge([*evidence, *rings(tmp_path, evidence, reached(6, states), newest=newest)])
@@ -89,7 +89,7 @@ def test_a_rank_whose_stream_is_stuck_before_the_collective_is_accused(
 
 
 def test_a_kernel_that_is_stuck_on_all_ranks_accuses_nobody(tmp_path: Path) -> None:
-    evidence = noted_late(run(clipped(4), dict.fromkeys(range(4), stuck_in("optimizer", step=2))), 4, 2)
+    evidence = last_seen(run(clipped(4), dict.fromkeys(range(4), stuck_in("optimizer", step=2))), 4, 2)
     ring = rings(tmp_path, evidence, reached(7, dict.fromkeys(range(4), "started")))
     verdict = judge([*evidence, *ring])
     assert (verdict.kind, verdict.culprits, verdict.contradictions) == ("stuck_inside", [], [])
@@ -97,14 +97,14 @@ def test_a_kernel_that_is_stuck_on_all_ranks_accuses_nobody(tmp_path: Path) -> N
 
 
 def test_a_rank_alone_in_a_kernel_is_accused(tmp_path: Path) -> None:
-    evidence = noted_late(run(clipped(4), dict.fromkeys(range(4), stuck_in("optimizer", step=2))), 4)
+    evidence = last_seen(run(clipped(4), dict.fromkeys(range(4), stuck_in("optimizer", step=2))), 4)
     states = {0: "completed", 1: "completed", 2: "started", 3: "completed"}
     (one,) = judge([*evidence, *rings(tmp_path, evidence, reached(7, states))]).culprits
     assert (one.rank, one.kind, one.rule) == (2, "stuck_inside", "unfinished_alone")
 
 
 def test_rows_have_what_both_sources_know_and_the_numbers_of_ours(tmp_path: Path) -> None:
-    evidence = noted_late(run(clipped(4), {1: stuck_in("forward")}), 2)
+    evidence = last_seen(run(clipped(4), {1: stuck_in("forward")}), 2)
     ring = rings(tmp_path, evidence, reached(3, dict.fromkeys(range(4), "started")))
     job = join([*evidence, *ring])
     rank = job.ranks[0]
@@ -127,17 +127,16 @@ def test_what_the_ring_denies_is_said(tmp_path: Path) -> None:
     assert [one.rank for one in verdict.culprits] == [1]
 
 
-@pytest.mark.parametrize(("kept", "states", "late"), [(3, {"issued"}, True), (4, {"started", "issued"}, False)])
+@pytest.mark.parametrize(("kept", "states"), [(3, {"unseen"}), (4, {"started", "issued"})])
 def test_what_a_full_ring_has_dropped_is_completed_only_where_a_row_behind_it_has_begun(
-    kept: int, states: set[str], late: bool, tmp_path: Path
+    kept: int, states: set[str], tmp_path: Path
 ) -> None:
-    evidence = noted_late(run(clipped(2), dict.fromkeys(range(2), stuck_in("optimizer", step=2))), 4)
+    evidence = last_seen(run(clipped(2), dict.fromkeys(range(2), stuck_in("optimizer", step=2))), 4)
     (front, *_), before = [one.number for one in evidence[0].collectives[-4:]], evidence[0].collectives[:-4]
     ring = rings(tmp_path, evidence, reached(front, dict.fromkeys(range(2), "started")), newest=kept)
     rank = join([*evidence, *ring]).ranks[0]
     assert {one.state for one in rank.collectives[-4:]} == states
     assert {one.state for one in before} == {"completed"}
-    assert rank.completed_late == late
 
 
 def test_what_was_issued_after_the_file_was_read_is_no_contradiction(tmp_path: Path) -> None:
@@ -152,7 +151,7 @@ def test_what_was_issued_after_the_file_was_read_is_no_contradiction(tmp_path: P
 
 
 def test_a_ring_of_other_collectives_is_not_mixed_in(tmp_path: Path) -> None:
-    evidence = noted_late(run(clipped(3), {1: stuck_in("data")}), 1)
+    evidence = last_seen(run(clipped(3), {1: stuck_in("data")}), 1)
     ring = rings(tmp_path, evidence, reached(3, dict.fromkeys(range(3), "started")))
     for one in ring[2].collectives:
         one.kind = "broadcast"
@@ -164,7 +163,7 @@ def test_a_ring_of_other_collectives_is_not_mixed_in(tmp_path: Path) -> None:
 
 def test_a_rank_whose_ring_is_missing_is_not_held_to_its_device(tmp_path: Path) -> None:
     """Its file cannot say that its device has not begun what those of the others have."""
-    evidence = noted_late(run(clipped(4), dict.fromkeys(range(4), stuck_in("optimizer", step=2))), 2)
+    evidence = last_seen(run(clipped(4), dict.fromkeys(range(4), stuck_in("optimizer", step=2))), 2)
     ring = rings(tmp_path, evidence, reached(7, dict.fromkeys(range(4), "started")))
     verdict = judge([*evidence, *(one for one in ring if one.rank != 1)])
     assert (verdict.kind, verdict.culprits) == ("stuck_inside", [])

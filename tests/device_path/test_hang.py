@@ -20,14 +20,15 @@ def hung(fault: str, folder: Path) -> tuple[Verdict, Verdict]:
     """What the progress files lead to, taken while two ranks hung; and these with the rings."""
     launched("tests.device_path.program_hang", str(folder), fault)
     evidence = msgspec.json.decode((folder / "evidence.json").read_bytes(), type=list[RankEvidence])
-    assert [(one.state, one.completed_late) for one in evidence] == [("running", True)] * 2
+    assert [one.state for one in evidence] == ["running"] * 2
+    assert all(one.device_seen_ns is not None for one in evidence)
     rings = read_dumps([folder / f"trace_{rank}" for rank in range(2)])
     return judge(evidence), judge([*evidence, *rings])
 
 
 def test_a_rank_that_never_enqueues_is_accused(tmp_path: Path) -> None:
     files, both = hung("never_enqueued", tmp_path)
-    for verdict in (files, both):  # the files, because the steps before were read
+    for verdict in (files, both):
         (one,) = verdict.culprits
         assert (one.rank, one.kind, one.rule) == (1, "stuck_outside", "behind_its_peers")
         assert one.collective is not None
@@ -37,12 +38,11 @@ def test_a_rank_that_never_enqueues_is_accused(tmp_path: Path) -> None:
 
 
 def test_a_rank_whose_kernel_waits_on_its_stream_for_another_is_accused(tmp_path: Path) -> None:
-    files, both = hung("stuck_before", tmp_path)
-    assert files.culprits == []
-    (one,) = both.culprits
-    assert (one.rank, one.kind) == (1, "rank_did_not_join")
-    assert "its device has not begun it; rank 0 began it" in one.reason
-    assert [(wait.ranks, wait.for_ranks) for wait in both.waits] == [([0], [1])]
+    for verdict in hung("stuck_before", tmp_path):
+        (one,) = verdict.culprits
+        assert (one.rank, one.kind) == (1, "rank_did_not_join")
+        assert "its device has not begun it; rank 0 began it" in one.reason
+        assert [(wait.ranks, wait.for_ranks) for wait in verdict.waits] == [([0], [1])]
 
 
 def test_a_kernel_that_is_stuck_on_all_ranks_accuses_nobody(tmp_path: Path) -> None:

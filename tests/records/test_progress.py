@@ -195,6 +195,7 @@ def test_a_ring_whose_rows_are_in_the_record_keeps_its_state_and_newest_collecti
         state=before.state._replace(exit_code=7),
         groups=before.groups,
         collectives=before.collectives,
+        looked_ns=None,
         overwritten=(),
         torn=None,
     )

@@ -36,14 +36,17 @@ constexpr bool says_capturing = false;
 constexpr bool says_capturing = requires(const AnyStream& stream) { stream.is_capturing(); };
 #endif
 
-// `cudaStreamIsCapturing` or `hipStreamIsCapturing` of the runtime that torch has loaded; null where there is none. Both
-// have the same types: an error code, a stream, and a status that is 0 where nothing is captured.
+// A function of the CUDA or HIP runtime that torch has loaded, whose types are the same in both; null where there is none.
+template <class Function>
+Function of_runtime(const std::string& name) {
+  void* const cuda = dlsym(RTLD_DEFAULT, ("cuda" + name).c_str());
+  return reinterpret_cast<Function>(cuda ? cuda : dlsym(RTLD_DEFAULT, ("hip" + name).c_str()));
+}
+
+// It returns an error code; the status is 0 where nothing is captured.
 using RuntimeIsCapturing = int (*)(void* stream, int* status);
 inline RuntimeIsCapturing runtime_is_capturing() {
-  static const auto found = [] {
-    void* const cuda = dlsym(RTLD_DEFAULT, "cudaStreamIsCapturing");
-    return reinterpret_cast<RuntimeIsCapturing>(cuda ? cuda : dlsym(RTLD_DEFAULT, "hipStreamIsCapturing"));
-  }();
+  static const auto found = of_runtime<RuntimeIsCapturing>("StreamIsCapturing");
   return found;
 }
 
@@ -124,6 +127,15 @@ class DeviceClock {
     }
     return start->host_ns_after(elapsed_ns(epochs_[at].slot, static_cast<size_t>(-mark - 1)));
   }
+
+  // Whether the device has passed a mark, also where it is not known when.
+  bool passed(Mark mark) {
+    const std::lock_guard<std::mutex> held(mutex_);
+    return slots_[static_cast<size_t>(-mark - 1)].event.query();
+  }
+
+  // Make the device that of the calling thread: the first call of a runtime by a thread takes memory of its device.
+  void use_here() const { guard_.setDevice(device_); }
 
   // When the host recorded it; none for a time of the host's clock.
   std::optional<int64_t> sent_ns(Mark mark) {

@@ -193,6 +193,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
       }
       if (device_) {
         copies_.emplace(device_, step_);
+        lookout_.emplace(step_->marks());
       }
     } catch (...) {
       close();
@@ -201,6 +202,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
   }
 
   void close() {
+    lookout_.reset();
     copies_.reset();
     library_.reset();
   }
@@ -714,6 +716,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
   std::mutex counts_mutex_;
   std::optional<torch::Library> library_;
   std::optional<aorta::CopiesWatched> copies_;
+  std::optional<aorta::Lookout> lookout_;
 };
 
 void Kernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {

@@ -1,17 +1,26 @@
 // Rows whose times are a device's: a row is appended when its span opens on the host, and says when the host recorded its
-// marks; when the device passed them is stored once that is known.
+// marks; when the device passed them is stored once that is known. While the loop stands still a thread notes what the
+// device has begun and ended, as the one that trains may wait for it.
 //
 // On a stream marks pass in the order in which they were recorded, so only the oldest of each is asked about. Must not wait
 // for the device, or touch a Python object; marks come from any thread.
 
 #pragma once
 
+#include <pthread.h>
+#include <signal.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <system_error>
+#include <thread>
 #include <utility>
 
 #include "device_clock.hpp"
@@ -30,7 +39,8 @@ class Marks {
   // A mark begins the span of a row, or ends it. Without a row it is used again.
   void begin(int64_t row, Mark mark) { add({mark, row, Edge::BEGIN}); }
   void end(int64_t row, Mark mark) { add({mark, row, Edge::END}); }
-  // That of a collective's span, which is the end of the collective.
+  // Those of a collective's span, which are the begin and the end of the collective.
+  void begin_of(int64_t collective, int64_t span, Mark mark) { add({mark, span, Edge::BEGIN, collective}); }
   void end_of(int64_t collective, int64_t span, Mark mark) { add({mark, span, Edge::END, collective}); }
 
   // Appends a row whose span is between two marks; its index.
@@ -54,16 +64,39 @@ class Marks {
     }
     const std::lock_guard<std::mutex> held(mutex_);
     for (auto& [_, queue] : queues_) {
-      while (!queue.empty()) {
-        const std::optional<int64_t> at_ns = clock_->read_ns(queue.front().mark);
+      while (!queue.marks.empty()) {
+        const Pending& oldest = queue.marks.front();
+        const std::optional<int64_t> at_ns = clock_->read_ns(oldest.mark);
         if (!at_ns) {
           break;
         }
-        store(queue.front(), *at_ns);
-        clock_->release(queue.front().mark);
-        queue.pop_front();
+        store(oldest, *at_ns);
+        clock_->release(oldest.mark);
+        queue.marks.pop_front();
+        queue.seen -= queue.seen > 0;
       }
     }
+  }
+
+  // Note which collectives the device has begun and ended, not when: `settle` asks that. A thread that takes a mark has its
+  // turn after each question. Ends early where the loop goes on.
+  template <class GoesOn>
+  void look(const GoesOn& loop_goes_on) {
+    const int64_t at_ns = now_ns();
+    bool more = false;
+    std::unique_lock<std::mutex> held(mutex_);
+    for (auto& [_, queue] : queues_) {
+      while (queue.seen < queue.marks.size() && clock_->passed(queue.marks[queue.seen].mark)) {
+        note(queue.marks[queue.seen++]);
+        more = true;
+        held.unlock();
+        if (loop_goes_on()) {
+          return;
+        }
+        held.lock();
+      }
+    }
+    ring_->looked(at_ns, more);
   }
 
  private:
@@ -74,6 +107,12 @@ class Marks {
     int64_t row;
     Edge edge;
     int64_t collective = Ring::NOWHERE;
+  };
+
+  // Of one stream; of so many, from the oldest on, a look has seen that they are passed.
+  struct Queue {
+    std::deque<Pending> marks;
+    size_t seen = 0;
   };
 
   void add(const Pending& pending) {
@@ -87,22 +126,111 @@ class Marks {
     }
     ring_->sent(pending.row, pending.edge == Edge::END, *sent_ns);
     const std::lock_guard<std::mutex> held(mutex_);
-    queues_[clock_->stream_of(pending.mark)].push_back(pending);
+    queues_[clock_->stream_of(pending.mark)].marks.push_back(pending);
+  }
+
+  void note(const Pending& pending) {
+    ring_->add_flags(pending.collective, pending.edge == Edge::BEGIN ? flag::BEGUN : flag::DONE);
   }
 
   void store(const Pending& pending, int64_t at_ns) {
+    note(pending);
     if (pending.edge == Edge::BEGIN) {
       ring_->begin(pending.row, at_ns);
       return;
     }
     ring_->end(pending.row, at_ns);
-    ring_->end(pending.collective, at_ns * 2);  // not `complete`: it is known only when the step is read, and is no progress of now
+    ring_->end(pending.collective, at_ns * 2);  // not `complete`: it is long ago, and no progress of now
   }
 
   const std::shared_ptr<DeviceClock> clock_;
   const std::shared_ptr<Ring> ring_;
   std::mutex mutex_;
-  std::map<c10::StreamId, std::deque<Pending>> queues_;
+  std::map<c10::StreamId, Queue> queues_;
+};
+
+// Looks at the device while the loop stands still, on a thread without the interpreter: while rows come it only reads their
+// count. Its thread uses the driver in relaxed mode, as a question would end a capture of another thread in the usual one,
+// and is left alone where it does not come back from the driver.
+class Lookout {
+ public:
+  explicit Lookout(std::shared_ptr<Marks> marks) : shared_(std::make_shared<Shared>(std::move(marks))) {
+    static const auto exchange_mode = of_runtime<ExchangeMode>("ThreadExchangeStreamCaptureMode");
+    if (exchange_mode == nullptr || !shared_->marks->ring().is_seen()) {
+      return;
+    }
+    shared_->runs = true;
+    try {
+      std::thread(run, shared_, exchange_mode).detach();
+    } catch (const std::system_error&) {  // as many as the process may have
+      shared_->runs = false;
+    }
+  }
+
+  ~Lookout() {
+    if (owner_ != process) {  // the thread is not in the child, where what it waits for would wait for it
+      new std::shared_ptr<Shared>(shared_);
+      return;
+    }
+    std::unique_lock<std::mutex> held(shared_->mutex);
+    shared_->is_over = true;
+    shared_->changed.notify_all();
+    shared_->changed.wait_for(held, LEAVES_WITHIN, [this] { return !shared_->runs; });
+  }
+  Lookout(const Lookout&) = delete;
+  Lookout& operator=(const Lookout&) = delete;
+
+ private:
+  using ExchangeMode = int (*)(int* mode);
+  static constexpr int RELAXED = 2;  // cudaStreamCaptureModeRelaxed, hipStreamCaptureModeRelaxed
+  static constexpr std::chrono::milliseconds EVERY{250};
+  static constexpr std::chrono::seconds LEAVES_WITHIN{1};
+
+  struct Shared {
+    explicit Shared(std::shared_ptr<Marks> marks) : marks(std::move(marks)) {}
+    std::shared_ptr<Marks> marks;
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::atomic<bool> is_over{false};
+    bool runs = false;
+  };
+
+  static void run(const std::shared_ptr<Shared>& shared, ExchangeMode exchange_mode) {
+    sigset_t all;
+    ::sigfillset(&all);
+    ::pthread_sigmask(SIG_BLOCK, &all, nullptr);  // they are for the program's own threads
+    ::pthread_setname_np(::pthread_self(), "aorta device");
+    try {
+      shared->marks->clock().use_here();
+      int mode = RELAXED;
+      if (exchange_mode(&mode) == 0) {
+        look_until_over(*shared);
+      }
+    } catch (const std::exception&) {  // the device failed, which its own users are told
+    }
+    const std::lock_guard<std::mutex> held(shared->mutex);
+    shared->marks.reset();
+    shared->runs = false;
+    shared->changed.notify_all();
+  }
+
+  static void look_until_over(Shared& shared) {
+    const Ring& ring = shared.marks->ring();
+    int64_t rows = ring.count();
+    std::unique_lock<std::mutex> held(shared.mutex);
+    while (!shared.changed.wait_for(held, EVERY, [&] { return shared.is_over.load(); }) && Py_IsInitialized() != 0) {
+      held.unlock();
+      const auto goes_on = [&] { return ring.count() != rows || shared.is_over; };
+      if (!goes_on()) {
+        shared.marks->look(goes_on);
+      }
+      rows = ring.count();
+      held.lock();
+    }
+  }
+
+  const pid_t owner_ = process;
+  const std::shared_ptr<Shared> shared_;
 };
 
 // Which communicator runs a collective on a device, beside the ranks' numbers: a pair has one with each of them.
@@ -125,8 +253,14 @@ class Span {
     }
   }
 
-  void begins(Mark mark) { marks_->begin(row_, mark); }
-  void ends(Mark mark) { marks_->end_of(collective_, row_, mark); }
+  void begins(Mark mark) {
+    marks_->begin_of(collective_, row_, mark);
+    lacks(mark == NO_MARK);
+  }
+  void ends(Mark mark) {
+    marks_->end_of(collective_, row_, mark);
+    lacks(mark == NO_MARK);
+  }
   void is_part_of(int64_t launch) {
     launch_ = launch;
     marks_->ring().store_y(row_, packed());
@@ -135,11 +269,20 @@ class Span {
     communicator_ = communicator;
     marks_->ring().store_y(row_, packed());
   }
-  void has_no_end(Untimed why) { marks_->ring().add_flags(row_, static_cast<uint8_t>(why)); }
+  void has_no_end(Untimed why) {
+    marks_->ring().add_flags(row_, static_cast<uint8_t>(why));
+    lacks(true);
+  }
   // A backward pass took its future, and waits for that at its end (DDP).
   void taken_in_backward() { marks_->ring().add_flags(collective_, flag::BY_FUTURE); }
 
  private:
+  void lacks(bool a_mark) {
+    if (a_mark) {
+      marks_->ring().add_flags(collective_, flag::UNMARKED);
+    }
+  }
+
   // 0 stands for a collective that was launched by itself, and for one whose communicator nobody knows.
   int64_t packed() const { return (launch_ + 1) << 32 | (communicator_ - UNKNOWN); }
 

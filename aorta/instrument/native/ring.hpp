@@ -50,6 +50,7 @@ enum class Kind : uint8_t {
 };
 namespace flag {
 constexpr uint8_t BLOCKED = 1, OVER = 2, BACKWARD = 1, BY_FUTURE = 1, UNWATCHED = 2, ON_DEVICE = 4;
+constexpr uint8_t UNMARKED = 8, BEGUN = 16, DONE = 32;
 constexpr uint8_t COMPUTES = 4, ELSEWHERE = 8, CONTINUES = 2, PASSED_OVER = 32, LR = 2, DRAWN = 6;
 }
 
@@ -78,8 +79,8 @@ class Ring {
   // share the first.
   using Layout = std::array<int64_t, 6>;
 
-  // Positions are in bytes: of the count of rows, behind which is the time of progress, and of the first row. `slots`: a
-  // power of two. Without a file (-1) the ring is at `address`, which stays mapped.
+  // Positions are in bytes: of the count of rows, behind which are the times of progress and of the last look at a device,
+  // and of the first row. `slots`: a power of two. Without a file (-1) the ring is at `address`, which stays mapped.
   Ring(
       int file,
       uintptr_t address,
@@ -100,6 +101,7 @@ class Ring {
     words_ = static_cast<std::atomic<int64_t>*>(memory_);
     count_ = reinterpret_cast<std::atomic<uint64_t>*>(static_cast<char*>(memory_) + count_at);
     moved_ = words_ + count_at / sizeof(int64_t) + 1;
+    looked_ = moved_ + 1;
     rows_ = reinterpret_cast<Slot*>(static_cast<char*>(memory_) + rows_at);
     dtypes_.fill(NO_DTYPE);
     for (size_t number = 0; number < dtypes.size(); ++number) {
@@ -154,6 +156,14 @@ class Ring {
       end(index, both);
       moved_->store(std::max(moved_->load(std::memory_order_relaxed), both >> 1), std::memory_order_relaxed);
     }
+  }
+
+  // At that time the device had passed all that rows say, and `more` than when it was looked at before.
+  void looked(int64_t at_ns, bool more) {
+    if (more) {
+      moved_->store(std::max(moved_->load(std::memory_order_relaxed), at_ns), std::memory_order_relaxed);
+    }
+    looked_->store(at_ns, std::memory_order_release);
   }
 
   // A phase of the training thread begins; returns the one before.
@@ -236,6 +246,9 @@ class Ring {
     }
   }
 
+  // Whether another process can see it.
+  bool is_seen() const { return bytes_ > 0; }
+
   int64_t count() const { return static_cast<int64_t>(count_->load(std::memory_order_relaxed)); }
 
   uint8_t number_of(std::optional<at::ScalarType> dtype) const {
@@ -276,6 +289,7 @@ class Ring {
   std::atomic<int64_t>* words_ = nullptr;
   std::atomic<uint64_t>* count_ = nullptr;
   std::atomic<int64_t>* moved_ = nullptr;
+  std::atomic<int64_t>* looked_ = nullptr;
   Slot* rows_ = nullptr;
   std::array<uint8_t, 256> dtypes_{};
 };

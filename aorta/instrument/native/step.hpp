@@ -221,7 +221,9 @@ class Step {
     const bool unwatched = watched_passes_ == 0 && in_backward();
     const int64_t index = ring_->issue(
         {Kind::COLLECTIVE,
-         static_cast<uint8_t>((unwatched ? flag::UNWATCHED : 0) | (row.span ? flag::ON_DEVICE : 0)),
+         static_cast<uint8_t>(
+             (unwatched ? flag::UNWATCHED : 0) | (row.span ? flag::ON_DEVICE : 0) |
+             (row.span && !open_ ? flag::UNMARKED : 0)),
          static_cast<uint8_t>(row.op),
          ring_->number_of(row.dtype),
          row.group_number,

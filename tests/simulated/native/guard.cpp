@@ -138,6 +138,11 @@ extern "C" int cudaStreamIsCapturing(void* handle, int* status) {
   return 0;
 }
 
+extern "C" int cudaThreadExchangeStreamCaptureMode(int* mode) {
+  *mode = exchange_capture_mode(*mode);
+  return 0;
+}
+
 }  // namespace sim
 
 namespace at {  // where the registry's macro expects the class

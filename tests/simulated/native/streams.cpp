@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <iostream>
 #include <thread>
+#include <utility>
 
 #include "contention.hpp"
 #include "worker.hpp"
@@ -68,6 +69,8 @@ thread_local std::array<int64_t, MOST_DEVICES> stream_of_thread{};
 std::atomic<int> sync_debug_mode{0};
 std::atomic<void (*)(const std::string&)> warning{nullptr};
 std::atomic<Graph*> graph{nullptr};
+thread_local int capture_mode = 0;  // cudaStreamCaptureModeGlobal
+constexpr int RELAXED = 2;          // cudaStreamCaptureModeRelaxed
 
 size_t next_number(Stream* stream) {
   auto& all = all_streams();
@@ -512,6 +515,10 @@ void synchronize_moment(const SharedMoment& moment, const char* name, bool by_op
 }
 
 bool poll(const SharedMoment& moment) {
+  if (capture_mode == RELAXED) {  // permitted at any time; a thread of its own, whose questions order nothing
+    count("relaxed_queries");
+    return moment == nullptr || moment->query();
+  }
   refuse_while_capturing("event query");  // in global mode, torch's default, it ends the capture with an error
   if (moment == nullptr) return true;
   if (!moment->query()) return false;
@@ -546,6 +553,8 @@ void rethrow_asynchronous_error() {
 
 // ---- graph capture --------------------------------------------------------------------------------------------------
 Graph* capturing() { return graph; }
+
+int exchange_capture_mode(int mode) { return std::exchange(capture_mode, mode); }
 
 void refuse_while_capturing(const char* what) {
   TORCH_CHECK(graph.load() == nullptr, "CUDA error: operation not permitted when stream is capturing: ", what);

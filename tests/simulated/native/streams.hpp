@@ -191,6 +191,8 @@ class Graph {
 };
 Graph* capturing();
 void refuse_while_capturing(const char* what);
+// Of this thread: 0 global, 1 thread-local, 2 relaxed (cudaThreadExchangeStreamCaptureMode); returns the mode before.
+int exchange_capture_mode(int mode);
 
 // ---- the device's own record ----------------------------------------------------------------------------------------
 std::vector<Row> timeline();

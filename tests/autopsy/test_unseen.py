@@ -1,5 +1,5 @@
-"""Known answers where completions are noted late, as on a device: a host that is late is told from a device that is,
-or the answer says that this cannot be told.
+"""Known answers where nobody asked devices lately what they have begun and completed: a host that is late is told from
+a device that is, or the answer says that this cannot be told. And where devices were seen.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ from tests.autopsy.hangs import STUCK, Group, Op, Program, call, clipped, ddp, e
 WORLD = tuple(range(4))
 
 
-def noted_late(evidence: Iterable[RankEvidence], *unread: int) -> list[RankEvidence]:
-    """Evidence in which each rank has not noted as many of its newest completions as `unread` says, in turn."""
+def last_seen(evidence: Iterable[RankEvidence], *unread: int) -> list[RankEvidence]:
+    """Evidence in which each rank has not seen as many of its newest completions as `unread` says, in turn."""
     found = []
     for one in evidence:
         completed = [each for each in one.collectives if each.state == "completed"]
         left = unread[one.rank % len(unread)]
         for each in completed[len(completed) - left :]:
-            each.state, each.completed_ns = "issued", None
-        one.completed_late = True
+            each.completed_ns = None
+        for each in one.collectives:
+            if each.completed_ns is None:
+                each.state = "unseen"
         found.append(one)
     return found
 
@@ -35,7 +37,7 @@ UNREAD = [(2,), (3, 1), (0, 2, 3, 1)]
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_rank_stuck_in_data_is_the_only_one_accused_once_its_collectives_were_noted(layout: str) -> None:
     for rank in WORLD:
-        verdict = judge(noted_late(run(LAYOUTS[layout], {rank: stuck_in("data")}), 0, 2, 3, 1))
+        verdict = judge(last_seen(run(LAYOUTS[layout], {rank: stuck_in("data")}), 0, 2, 3, 1))
         assert [(one.rank, one.kind) for one in verdict.culprits] == [(rank, "stuck_outside")], verdict.summary
 
 
@@ -44,7 +46,7 @@ def test_a_rank_stuck_in_data_is_the_only_one_accused_once_its_collectives_were_
 def test_a_host_that_may_wait_for_its_device_is_a_suspect(name: str, unread: tuple[int, ...]) -> None:
     """To copy a batch, a value or a parameter: the device may hang in what was not noted."""
     for rank in WORLD:
-        verdict = judge(noted_late(run(clipped(4), {rank: stuck_in(name)}), *unread))
+        verdict = judge(last_seen(run(clipped(4), {rank: stuck_in(name)}), *unread))
         assert {one.rank for one in verdict.culprits} <= {rank}, verdict.summary
         if name == "data" and min(unread):
             assert verdict.culprits == []
@@ -54,7 +56,7 @@ def test_a_host_that_may_wait_for_its_device_is_a_suspect(name: str, unread: tup
 
 def test_a_rank_that_writes_a_checkpoint_alone_is_a_suspect_until_its_collectives_were_noted() -> None:
     """To copy a parameter its host waits for the device, which may hang in the collective before."""
-    evidence = noted_late(run(ddp(4), {0: stuck_in("data")}), 2)
+    evidence = last_seen(run(ddp(4), {0: stuck_in("data")}), 2)
     evidence[0].phase = "checkpoint"
     verdict = judge(evidence)
     assert (verdict.kind, verdict.culprits, verdict.suspects) == ("cannot_decide", [], [0])
@@ -69,7 +71,7 @@ def test_a_rank_that_writes_a_checkpoint_alone_is_a_suspect_until_its_collective
 def test_a_collective_that_hangs_on_all_devices_accuses_nobody(unread: tuple[int, ...]) -> None:
     """However many earlier ones each rank has read."""
     held = run(clipped(4), dict.fromkeys(WORLD, stuck_in("optimizer", step=2)))
-    verdict = judge(noted_late(held, *(1 + more for more in unread)))
+    verdict = judge(last_seen(held, *(1 + more for more in unread)))
     assert (verdict.kind, verdict.culprits) == ("stuck_inside", []), verdict.summary
     oldest = len(held[0].collectives) - 1 - min(unread)  # that no rank has noted
     assert {wait.collective.number for wait in verdict.waits} == {oldest}
@@ -81,11 +83,11 @@ def test_messages_that_one_side_has_noted_are_not_held_against_the_other() -> No
         [Op("call", line, kind, 64, peer=1 - rank) for kind in kinds]
         for rank, kinds in enumerate((("send", "recv"), ("recv", "send")))
     ]
-    evidence = noted_late(run({rank: [*each * 6, STUCK] for rank, each in enumerate(messages)}), 0)
+    evidence = last_seen(run({rank: [*each * 6, STUCK] for rank, each in enumerate(messages)}), 0)
     received = [one for one in evidence[0].collectives if one.kind == "recv"]
     sent = [one for one in evidence[1].collectives if one.kind == "send"]
-    for one in (*received[-1:], *sent[-3:]):  # rank 0 has noted two more of them
-        one.state, one.completed_ns = "issued", None
+    for one in (*received[-1:], *sent[-3:]):  # rank 0 has seen two more of them
+        one.state, one.completed_ns = "unseen", None
     assert not judge(evidence).culprits
 
 
@@ -115,6 +117,24 @@ def test_a_device_that_was_looked_at_before_the_others_began_is_not_behind() -> 
 
     evidence[0].device_seen_ns = 6
     assert judge(evidence).culprits == []
+
+
+def test_what_no_device_has_begun_is_not_stuck_inside_of_it() -> None:
+    evidence = run(clipped(4), dict.fromkeys(WORLD, stuck_in("optimizer")))
+    for one in evidence:
+        one.collectives[-1].state, one.collectives[-1].completed_ns = "issued", None
+        one.device_seen_ns = one.taken_ns
+    verdict = judge(evidence)
+    assert (verdict.kind, verdict.culprits, verdict.suspects) == ("cannot_decide", [], list(WORLD))
+
+    for one in evidence:
+        one.collectives[-1].state = "started"
+    verdict = judge(evidence)
+    assert (verdict.kind, verdict.culprits) == ("stuck_inside", [])
+
+    evidence[2].collectives[-1].state = "issued"
+    (late,) = judge(evidence).culprits
+    assert (late.rank, late.kind) == (2, "rank_did_not_join")
 
 
 def test_a_rank_that_gave_up_was_waiting_and_a_loader_that_timed_out_is_a_cause() -> None:
