@@ -100,9 +100,9 @@ def join(evidence: Iterable[RankEvidence]) -> JobEvidence:
                 channel = channel_of(issued, of_rank.rank)
                 newest[channel] = max(newest[channel], issued.number)
     for of_rank in ranks.values():
-        for one in of_rank.collectives:
-            if one.state == "unseen" and one.number <= newest[channel_of(one, of_rank.rank)]:
-                one.state = "completed"
+        for issued in of_rank.collectives:
+            if issued.state == "unseen" and issued.number <= newest[channel_of(issued, of_rank.rank)]:
+                issued.state = "completed"
     return job
 
 

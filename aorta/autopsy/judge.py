@@ -181,12 +181,14 @@ def _slow_ranks(case: Case, accusations: Sequence[Accusation]) -> tuple[list[Acc
     """
     now = []  # of a rank that just made progress it is not known whether others wait for it
     for one in accusations:
+        rank = case.job.ranks[one.rank]
         ages = [
             case.job.ranks[each.rank].age_s(each.collective.issued_ns) or 0.0
             for each in case.waits.open
-            if one.rank in each.behind
+            # Hosts issue ahead: for how long a device has waited for that of this rank is not known.
+            if one.rank in each.behind and not rank.has_open(each.channel, each.collective.number)
         ]
-        still_s = case.job.ranks[one.rank].still_s or 0.0
+        still_s = rank.still_s or 0.0
         if one.rule == "behind_its_peers" and min(still_s, max(ages, default=0.0)) >= _LONG_WAIT_S:
             one.kind = "slow"
             now.append(one)

@@ -4,13 +4,22 @@ a device that is, or the answer says that this cannot be told. And where devices
 
 from __future__ import annotations
 
+import socket
+import time
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from aorta.autopsy.evidence import RankEvidence, RankExit
 from aorta.autopsy.judge import judge
+from aorta.autopsy.processes import progress_evidence
+from aorta.records.clocks import boot_id
+from aorta.records.progress import LOOKED_WORD
+from aorta.records.ring_file import BEGUN, DONE, ON_DEVICE, UNMARKED
 from tests.autopsy.hangs import STUCK, Group, Op, Program, call, clipped, ddp, ended_in, phase, run, stuck_in
+from tests.records.test_progress import Rank, facts
 
 WORLD = tuple(range(4))
 
@@ -135,6 +144,42 @@ def test_what_no_device_has_begun_is_not_stuck_inside_of_it() -> None:
     evidence[2].collectives[-1].state = "issued"
     (late,) = judge(evidence).culprits
     assert (late.rank, late.kind) == (2, "rank_did_not_join")
+    assert judge(evidence, stuck_after_s=1e6).kind == "not_stuck"  # hosts issue ahead: it is not known for how long
+
+
+UNSEEN = ["completed", "unseen", "unseen", "unseen", "issued"]
+
+
+@pytest.mark.parametrize(
+    ("looked_s_ago", "host", "states"),
+    [
+        pytest.param(0.0, socket.gethostname(), ["completed", "started", "issued", "unseen", "started"], id="now"),
+        pytest.param(60.0, socket.gethostname(), UNSEEN, id="long ago"),
+        pytest.param(None, socket.gethostname(), UNSEEN, id="never"),
+        pytest.param(0.0, "elsewhere", UNSEEN, id="by the clock of another host"),
+    ],
+)
+def test_what_a_look_at_the_device_says_holds_for_a_while(
+    tmp_path: Path, looked_s_ago: float | None, host: str, states: list[str]
+) -> None:
+    process = structs.replace(facts(), host=host, boot_id=boot_id())
+    rank = Rank(tmp_path / "progress" / "rank_0.bin", process=process)
+    for number, more in enumerate((DONE, BEGUN, 0, UNMARKED)):
+        rank.issue(number, flags=ON_DEVICE | more)
+    rank.issue(4)  # of tensors on the host
+    if looked_s_ago is not None:
+        rank.progress._words[LOOKED_WORD] = time.perf_counter_ns() - int(looked_s_ago * 1e9)
+    (one,) = progress_evidence(tmp_path)
+    assert [each.state for each in one.collectives] == states
+    assert (one.device_seen_ns is None) == (states == UNSEEN)
+
+
+def test_what_is_issued_behind_a_look_is_not_known(tmp_path: Path) -> None:
+    process = structs.replace(facts(), host=socket.gethostname(), boot_id=boot_id())
+    rank = Rank(tmp_path / "progress" / "rank_0.bin", process=process)
+    rank.progress._words[LOOKED_WORD] = time.perf_counter_ns()
+    rank.issue(0, flags=ON_DEVICE)
+    assert [each.state for each in progress_evidence(tmp_path)[0].collectives] == ["unseen"]
 
 
 def test_a_rank_that_gave_up_was_waiting_and_a_loader_that_timed_out_is_a_cause() -> None:
