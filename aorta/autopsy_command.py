@@ -34,7 +34,7 @@ def main(arguments: Sequence[str]) -> int:
         to_stdout(verdict_text(verdict, style_of(sys.stdout), stacks=options.stacks))
     if verdict.kind in ("not_stuck", "slow"):
         return EXIT_OK
-    if all(one.is_unreadable for one in evidence):
+    if all(source.is_unreadable for source in evidence):
         return InputError.exit_code
     return Inconclusive.exit_code if verdict.kind == "cannot_decide" else GateFailed.exit_code
 

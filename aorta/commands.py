@@ -147,14 +147,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         begin_process()
     if "_ARGCOMPLETE" in os.environ:  # the shell asks how the line could go on
-        parsers = {name: one.options if one.parser else None for name, one in COMMANDS.items()}
+        parsers = {name: entry.options if entry.parser else None for name, entry in COMMANDS.items()}
         complete(parsers, os.environ.get("COMP_LINE", ""))
     check_alone()
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in {"-h", "--help", "help"}:
         width = max(map(len, COMMANDS))
-        commands = "\n".join(f"  {name:<{width}}  {one.purpose}" for name, one in COMMANDS.items())
-        examples = "\n".join(f"  aorta {name} {one.example}".rstrip() for name, one in COMMANDS.items())
+        commands = "\n".join(f"  {name:<{width}}  {entry.purpose}" for name, entry in COMMANDS.items())
+        examples = "\n".join(f"  aorta {name} {entry.example}".rstrip() for name, entry in COMMANDS.items())
         to_stdout(
             "usage: aorta COMMAND [ARGUMENT ...]\n\n"
             "How well communication hides behind computation in distributed PyTorch training.\n\n"
@@ -202,8 +202,8 @@ def record(arguments: Sequence[str]) -> int:
     if "--" not in arguments and len(arguments) > 1 and not any(word.startswith("-") for word in arguments[:2]):
         folder, *words = arguments
         raise InputError(f"put -- before the command: aorta record {shlex.join([folder, '--', *words])}")
-    place = arguments.index("--") if "--" in arguments else len(arguments)
-    options, words = record_parser().parse_args(arguments[:place]), list(arguments[place + 1 :])
+    index = arguments.index("--") if "--" in arguments else len(arguments)
+    options, words = record_parser().parse_args(arguments[:index]), list(arguments[index + 1 :])
     if not words:
         raise InputError("there is no command; it follows two dashes: aorta record OUT -- torchrun train.py")
     if re.fullmatch(r"python[\d.]*", Path(words[0]).name):
@@ -320,7 +320,7 @@ def _keys(kind: type[Any], prefix: str) -> Iterator[str]:
         if isinstance(section, type) and is_dataclass(section):
             yield from _keys(section, f"{key}.")
             continue
-        values = [member.name for one in types if issubclass(one, Enum) for member in one]
+        values = [member.name for part in types if issubclass(part, Enum) for member in part]
         values += ("true", "false") if bool in types else ()
         yield from (f"{key}={value}" for value in values)
         if not values:

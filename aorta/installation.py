@@ -104,7 +104,7 @@ def what_to_install(module: str | None) -> str | None:
         return f"{name} is not installed for {sys.executable}: {sys.executable} -m {install_command()}"
     inside = Path.cwd() == tree
     setup, activate = (
-        str(Path(place) if inside else tree / place) for place in ("scripts/setup.sh", ".venv/bin/activate")
+        str(Path(path) if inside else tree / path) for path in ("scripts/setup.sh", ".venv/bin/activate")
     )
     return (
         f"{name} is not installed for {sys.executable}: run `bash {setup}`, then `source {activate}`, and the same "

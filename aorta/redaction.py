@@ -146,7 +146,7 @@ def _without(text: str, spans: Iterable[tuple[int, int]]) -> str:
 
 def _spans(text: str) -> Iterator[tuple[int, int]]:
     """Yield where secrets are."""
-    lower = text.lower() if text.isascii() else re.sub("[A-Z]+", lambda found: found[0].lower(), text)
+    lower = text.lower() if text.isascii() else re.sub("[A-Z]+", lambda match: match[0].lower(), text)
     for rules, searched in ((_RULES, lower), (_SHAPED, text)):
         for word, rule in rules.items():
             if word in searched:

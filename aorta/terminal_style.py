@@ -136,7 +136,7 @@ def printable(text: str) -> str:
     trace could move a terminal's cursor, or turn the direction of writing.
     """
     parts = _ESCAPE.split(redact(text))  # every other is the end of a sequence of `Style`'s
-    parts[::2] = [_UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", part) for part in parts[::2]]
+    parts[::2] = [_UNPRINTABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", part) for part in parts[::2]]
     return "".join(f"\033[{part}" if at % 2 else part for at, part in enumerate(parts))
 
 

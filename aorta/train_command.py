@@ -84,11 +84,11 @@ def split_ranks(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
     no number of ranks, and inside torchrun.
     """
     words, ranks = list(arguments), None
-    for place, word in enumerate(words):
+    for index, word in enumerate(words):
         name, equals, value = word.partition("=")
         if name in {"--nproc_per_node", "--nproc-per-node"}:
-            ranks = value if equals else next(iter(words[place + 1 :]), "")
-            del words[place : place + (1 if equals else 2)]
+            ranks = value if equals else next(iter(words[index + 1 :]), "")
+            del words[index : index + (1 if equals else 2)]
             break
     if ranks is None:
         return None, words
@@ -148,11 +148,11 @@ def compose(run: Callable[[Resolved], int], config_dir: Path) -> int:
 
 def _check_options(words: Sequence[str]) -> None:
     """Raise InputError for an option that Hydra does not have, with the keys that may be meant."""
-    for place, word in enumerate(words):
+    for index, word in enumerate(words):
         name, equals, value = word.removeprefix("--").partition("=")
         if not word.startswith("--") or any(option.startswith(name) for option in _HYDRA_OPTIONS):
             continue  # Hydra takes any beginning of an option's name
-        following = next(iter(words[place + 1 :]), "")
+        following = next(iter(words[index + 1 :]), "")
         if not equals:
             value = following if following and "=" not in following and not following.startswith("-") else "VALUE"
         keys = keys_named(name.replace("-", "_"))

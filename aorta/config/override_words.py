@@ -203,6 +203,6 @@ def _unfolded(node: yaml.Node, known: dict[int, int]) -> int:
         if isinstance(node, yaml.ScalarNode) and any("\ud800" <= letter <= "\udfff" for letter in node.value):
             raise ValueError("holds half of a surrogate pair, which is no character")
         inner = node.value if isinstance(node, yaml.CollectionNode) else []
-        parts = [part for each in inner for part in (each if isinstance(each, tuple) else (each,))]
+        parts = [part for value in inner for part in (value if isinstance(value, tuple) else (value,))]
         known[id(node)] = 1 + sum(_unfolded(part, known) for part in parts)
     return known[id(node)]

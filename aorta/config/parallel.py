@@ -273,10 +273,10 @@ def pipeline_stages(parallel: PP, rank: int, world_size: int) -> list[int]:
     second counts from the end. Ranks that follow one another have the same stages of pipelines beside each other.
     """
     ranks = pipeline_ranks(parallel, world_size)
-    place = rank // (world_size // ranks)
+    stage = rank // (world_size // ranks)
     if parallel.schedule == "zbv_zero_bubble":
-        return [place, 2 * ranks - 1 - place]
-    return [place + turn * ranks for turn in range(parallel.stages_per_rank)]
+        return [stage, 2 * ranks - 1 - stage]
+    return [stage + turn * ranks for turn in range(parallel.stages_per_rank)]
 
 
 _SIZES: Final = {

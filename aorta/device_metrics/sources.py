@@ -235,14 +235,14 @@ class AmdSmi(SampleSource):
             ) from error
         try:
             handles = list(self._smi.amdsmi_get_processor_handles())
-            found = match(identity, [(str(self._smi.amdsmi_get_gpu_device_bdf(handle)), handle) for handle in handles])
+            own = match(identity, [(str(self._smi.amdsmi_get_gpu_device_bdf(handle)), handle) for handle in handles])
         except Exception as error:
             self.close()
             raise DeviceUnreadable(f"amdsmi: {error}") from error
-        if found is None:
+        if own is None:
             self.close()
             raise DeviceUnreadable(f"amdsmi: cannot tell which of {len(handles)} devices this rank computes on")
-        self._device = found
+        self._device = own
 
     def read(self) -> Values:
         smi, device = self._smi, self._device
@@ -323,7 +323,7 @@ def throttlers(metrics: Mapping[str, Any]) -> list[str] | None:
     """Return the throttle reasons in the metrics of an earlier card; None where it does not report them."""
     bits = metrics.get("indep_throttle_status")
     if isinstance(bits, int) and not isinstance(bits, bool) and bits != 0xFFFF_FFFF_FFFF_FFFF:
-        return sorted({name for places, name in _THROTTLERS if any(bits >> place & 1 for place in places)})
+        return sorted({name for bits_of_name, name in _THROTTLERS if any(bits >> bit & 1 for bit in bits_of_name)})
     on = metrics.get("throttle_status")
     return None if not isinstance(on, bool | int) else ["other"] if on else []
 
@@ -419,10 +419,10 @@ class RocmSmi(SampleSource):
     def _mine(self, cards: list[Card]) -> Card:
         if not cards:
             raise DeviceUnreadable("rocm-smi: no card in its output")
-        found = match(self._identity, [(_text(card.get("pci bus")), card) for card in cards])
-        if found is None:
+        card = match(self._identity, [(_text(card.get("pci bus")), card) for card in cards])
+        if card is None:
             raise DeviceUnreadable(f"rocm-smi: cannot tell which of {len(cards)} cards this rank computes on")
-        return found
+        return card
 
     def settings(self) -> dict[str, Any]:
         """Return the power cap and performance level (`manual` and `determinism` hold clocks fixed)."""

@@ -106,7 +106,7 @@ class ClockSynchronisation:
         self._clock = WallClock(self._settings, peers.rank, since_ns)
         injected = None if self._clock.injected is None else msgspec.to_builtins(self._clock.injected)
         facts = peers.gather("clock/facts", {**self._facts, "injected": injected})
-        found = self._pass("start", self._clock)
+        samples = self._pass("start", self._clock)
         ranks = [
             msgspec.convert({"rank": rank, **answer}, RankClock)
             for rank, answer in zip(peers.ranks, facts, strict=True)
@@ -119,7 +119,7 @@ class ClockSynchronisation:
             clock="CLOCK_REALTIME",
             transport="c10d store",
             complete=False,
-            ranks=[_with(entry, "start", sample) for entry, sample in zip(ranks, found, strict=True)],
+            ranks=[_with(entry, "start", sample) for entry, sample in zip(ranks, samples, strict=True)],
         )
         self._publish(sync)
         if any(entry.injected for entry in sync.ranks) and peers.is_first:
@@ -137,15 +137,15 @@ class ClockSynchronisation:
         """
         if self.result is None or self._clock is None:
             return None  # clock.sync is off
-        found = self._pass("end", self._clock)
-        ranks = [_with(entry, "end", sample) for entry, sample in zip(self.result.ranks, found, strict=True)]
+        samples = self._pass("end", self._clock)
+        ranks = [_with(entry, "end", sample) for entry, sample in zip(self.result.ranks, samples, strict=True)]
         self._publish(msgspec.structs.replace(self.result, complete=True, ranks=ranks), write=write)
         return self.result
 
     def _pass(self, when: str, clock: WallClock) -> list[OffsetSample | str]:
         """Return every rank's sample, or why there is none; the same on all reachable ranks."""
         peers, samples = self._peers, self._settings.sync_samples
-        store, mine = peers.store, f"clock/{when}/{peers.rank}"
+        store, prefix = peers.store, f"clock/{when}/{peers.rank}"
         with _patience(store, _ANSWERS_S):
             if peers.is_first:
                 until = time.monotonic() + _COMES_S
@@ -154,14 +154,14 @@ class ClockSynchronisation:
                     store.set(f"clock/{when}/done", msgspec.json.encode(results).decode())
                 return results
             try:
-                store.set(f"{mine}/here", "1")
+                store.set(f"{prefix}/here", "1")
                 # Ranks take turns: this one's comes when all before it are done, or given up.
                 takes = timedelta(seconds=2 * _COMES_S)
-                store.wait([f"{mine}/turn"], takes)
-                pong(store, clock, mine, samples)
+                store.wait([f"{prefix}/turn"], takes)
+                pong(store, clock, prefix, samples)
                 store.wait([f"clock/{when}/done"], takes)
                 results = msgspec.json.decode(store.get(f"clock/{when}/done"))
-                return [found if isinstance(found, str) else OffsetSample(**found) for found in results]
+                return [result if isinstance(result, str) else OffsetSample(**result) for result in results]
             except (RuntimeError, OSError) as error:
                 return [f"rank {peers.ranks[0]} did not ask ({str(error).splitlines()[0]})"] * len(peers.ranks)
 

@@ -68,8 +68,8 @@ def streams_used(
         priority: of AORTA's streams; None: that of the stream a collective was issued on.
     """
     used = Counter({0: 1 + groups}) + Counter(own)
-    for one in ({0, *own} if priority is None else {priority}) if looking else ():
-        used[one] += groups
+    for level in ({0, *own} if priority is None else {priority}) if looking else ():
+        used[level] += groups
     return used
 
 

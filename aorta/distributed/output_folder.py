@@ -122,9 +122,9 @@ def occupied(path: Path, topology: Topology, peers: Peers) -> Iterator[RunFolder
     this_run = _HELD + f"{folder.run_id}, attempt {folder.attempt}, process ".encode()
     first, of_node = peers.is_first, topology.local_rank == 0
     with ExitStack() as stack:
-        for turn, mine in (("first", first), ("nodes", of_node and not first), ("rest", not of_node)):
+        for turn, is_ours in (("first", first), ("nodes", of_node and not first), ("rest", not of_node)):
             with _turn(path, peers, turn):
-                if mine:
+                if is_ours:
                     path.mkdir(parents=True, exist_ok=True)
                     file = stack.enter_context(shared_lock(path / LOCK_FILE))
                     OF_THIS_PROCESS.add(file.fileno())
@@ -181,9 +181,9 @@ def prepare(
     """
     path, first = folder.path, peers.is_first
     overwrite = overwrite and topology.restart_count == 0  # an earlier attempt of this run is not an earlier run
-    for turn, mine in (("clear first", first), ("clear", topology.local_rank == 0 and not first)):
+    for turn, is_ours in (("clear first", first), ("clear", topology.local_rank == 0 and not first)):
         with _turn(path, peers, turn):
-            if mine:
+            if is_ours:
                 moved = _clear(path, overwrite=overwrite, stays={*keep, *(RESUMED if resuming else ())})
                 if moved is not None and first:
                     to_stderr(f"aorta: the earlier run in {shown_path(path)} is kept in {shown_path(moved)}")
@@ -206,11 +206,11 @@ def _clear(path: Path, *, overwrite: bool, stays: Collection[str]) -> Path | Non
     files = (MANIFEST_FILE, CLOCK_SYNC_FILE, RPC_FILE, STREAMS_FILE)
     names = (*files, LOG_DIR, PROGRESS_DIR, AUTOPSY_DIR, TRACE_DIR, CHECKPOINT_DIR, TENSORBOARD_DIR, WANDB_DIR)
     ours = (path / name for name in names if name not in stays)
-    found = [*path.glob(RANK_FILE_GLOB), *(item for item in ours if item.is_file() or _content(item))]
-    if not found:
+    left = [*path.glob(RANK_FILE_GLOB), *(item for item in ours if item.is_file() or _content(item))]
+    if not left:
         return None
     if overwrite:
-        for item in found:
+        for item in left:
             for inner in _content(item):
                 shutil.rmtree(inner) if inner.is_dir() else inner.unlink(missing_ok=True)
             with suppress(OSError):  # another disk, or what stays in it
@@ -222,7 +222,7 @@ def _clear(path: Path, *, overwrite: bool, stays: Collection[str]) -> Path | Non
     target = unused(path / HISTORY_DIR / name)
     moved: list[tuple[Path, Path]] = []
     try:
-        for item in found:
+        for item in left:
             _move(item, target, moved)
     except OSError:
         for source, destination in reversed(moved):  # all of it is moved, or nothing

@@ -200,7 +200,7 @@ def gather_when_idle(
     Raises:
         PeerFailed: a rank fell silent; names it.
     """
-    mine, names = f"busy/{key}/{peers.rank}", [_done(key, rank) for rank in peers.ranks]
+    beat, names = f"busy/{key}/{peers.rank}", [_done(key, rank) for rank in peers.ranks]
     others = _Others(peers, key)
     published, next_look = False, time.monotonic()
     try:
@@ -209,7 +209,7 @@ def gather_when_idle(
                 peers.store.set(_done(key, peers.rank), json.dumps(value()))
                 published = True
             elif not published:
-                peers.store.add(mine, 1)
+                peers.store.add(beat, 1)
             # One query for all ranks: a query per pair of ranks would overload the store.
             if published and peers.store.check(names):
                 return [json.loads(text) for text in peers.store.multi_get(names)]

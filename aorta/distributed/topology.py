@@ -214,8 +214,8 @@ def set_random_states(states: dict[str, torch.Tensor], device: torch.device) -> 
 
 def profiled() -> list[ProfilerActivity]:
     """Return the activities that torch's profiler can record here: the host, then the accelerator if any."""
-    found = supported_activities()  # type: ignore[no-untyped-call]
-    return sorted(found, key=lambda activity: activity is not ProfilerActivity.CPU)
+    activities = supported_activities()  # type: ignore[no-untyped-call]
+    return sorted(activities, key=lambda activity: activity is not ProfilerActivity.CPU)
 
 
 def backend_for(device: torch.device, emulated_ranks: int | None = None) -> str:

@@ -58,8 +58,8 @@ def launch(arguments: Sequence[str]) -> int:
             to_stderr(f"error: rank {rank} was ended by {failure.signal_name()}")
             return SIGNAL_EXIT_BASE - failure.exitcode
         # An error file's message is a mapping; rank 0 has printed its own by then.
-        found: list[Any] = [failed and failed.message for failed in (failure, error.failures.get(0))]
-        left, by_root = (message.get("message") if isinstance(message, dict) else None for message in found)
+        messages: list[Any] = [failed and failed.message for failed in (failure, error.failures.get(0))]
+        left, by_root = (message.get("message") if isinstance(message, dict) else None for message in messages)
         if left and (not by_root or error.failures[0].exitcode == PeerFailed.exit_code):
             to_stderr(f"error: {left}")
         return int(failure.exitcode)

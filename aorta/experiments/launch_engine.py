@@ -56,7 +56,7 @@ def run_plan(plan: Plan, journal: Journal) -> int | None:
     history = read_plan_history(plan.output)
     journal.write(PlanOpened(now(), host(), os.getpid()))
     launches = list(plan.order())
-    by_name = {one.name: one for one in launches}
+    by_name = {planned.name: planned for planned in launches}
     for start in history.lost:  # what a killed runner left: processes are ended, folders put aside
         lost, left_behind = by_name.get(start.launch), end_marked(start.id)
         journal.write(
@@ -71,21 +71,23 @@ def run_plan(plan: Plan, journal: Journal) -> int | None:
                 left_behind=left_behind,
             )
         )
-    missing = [one for one in launches if run_of(plan.run_folder(one))[0] != history.done.get(one.name, "")]
+    missing = [
+        planned for planned in launches if run_of(plan.run_folder(planned))[0] != history.done.get(planned.name, "")
+    ]
     progress = _Progress(len(launches), len(launches) - len(missing), history.seconds)
     stop = StopRequest()
     failed: dict[str, str] = {}
     ended_by = None
     with closing(progress), stop.on_signals():
-        for one in missing:
-            starts = sum(start.launch == one.name for start in history.starts)
-            why = _launch(plan, one, 0, starts, journal, progress, stop)
-            if why is not None and one.number > 0 and stop.signal is None:
-                why = _launch(plan, one, 1, starts, journal, progress, stop)
+        for planned in missing:
+            starts = sum(start.launch == planned.name for start in history.starts)
+            why = _launch(plan, planned, 0, starts, journal, progress, stop)
+            if why is not None and planned.number > 0 and stop.signal is None:
+                why = _launch(plan, planned, 1, starts, journal, progress, stop)
             if why is not None:
-                failed[one.name] = why
-            if why is not None and one.number == 0:
-                ended_by = one.name
+                failed[planned.name] = why
+            if why is not None and planned.number == 0:
+                ended_by = planned.name
             if stop.signal is not None or ended_by is not None:
                 break
     stopped_by = None if stop.signal is None else SIGNAL_EXIT_BASE + stop.signal
@@ -107,7 +109,7 @@ def run_plan(plan: Plan, journal: Journal) -> int | None:
 
 def _launch(
     plan: Plan,
-    one: PlannedLaunch,
+    planned: PlannedLaunch,
     number: int,
     starts: int,
     journal: Journal,
@@ -115,27 +117,27 @@ def _launch(
     stop: StopRequest,
 ) -> str | None:
     """Launch once, noted in the journal; returns None, or why it is not done. `starts`: of earlier runners."""
-    put_aside(plan, one, LOST)  # what an unknown hand left: a run needs an empty folder
-    command, id_, folder = plan.command(one), secrets.token_hex(8), plan.run_folder(one)
+    put_aside(plan, planned, LOST)  # what an unknown hand left: a run needs an empty folder
+    command, id_, folder = plan.command(planned), secrets.token_hex(8), plan.run_folder(planned)
     again = f"-{starts + number + 1}" if starts + number else ""
-    log = plan.output / "logs" / one.side.name / f"{one.number:02d}{again}.log"
+    log = plan.output / "logs" / planned.side.name / f"{planned.number:02d}{again}.log"
 
     def lacking() -> str | None:
         lacks, hint = run_of(folder)[1], ""
         if lacks is None:
             return None
-        if one.side.command and not (folder / MANIFEST_FILE).exists():
+        if planned.side.command and not (folder / MANIFEST_FILE).exists():
             lacks = f"the command wrote no record to {folder}"
             hint = " (no optimizer of torch stepped, or AORTA could not record: see the log)"
-            if any("{output}" in word for word in one.side.command):
+            if any("{output}" in word for word in planned.side.command):
                 hint = " (give {output} to aorta.record; without {output} the command is recorded without a line)"
         return f"exit code 0, but {lacks}{hint}"
 
     # Before the process is made: a runner that is killed now leaves word of what to look for.
-    of = id_, one.name, one.order, number
+    of = id_, planned.name, planned.order, number
     journal.write(Started(now(), *of, hide(command), str(log.relative_to(plan.output))))
-    progress.started(one.shown)
-    variables = {**launch_environment(), **one.side.environment}
+    progress.started(planned.shown)
+    variables = {**launch_environment(), **planned.side.environment}
     try:
         ended = launch(
             command,
@@ -175,13 +177,13 @@ def _launch(
             seconds=round(ended.seconds, 3),
             run_id=run_of(folder)[0] if done else None,
             reason=why,
-            kept=None if done else put_aside(plan, one, outcome),
+            kept=None if done else put_aside(plan, planned, outcome),
             left_behind=ended.left_behind,
             last_lines=[] if done else last_lines(log),
         )
     )
     sentence = f"failed: {why}" if outcome == FAILED else why or outcome
-    progress.ended(one.shown, sentence, ended.seconds, done=done)
+    progress.ended(planned.shown, sentence, ended.seconds, done=done)
     return None if done else f"{sentence}: {last_error(log)} ({log})"
 
 

@@ -151,10 +151,12 @@ def _refuse_other_work(composed: Mapping[str, Mapping[str, object]], allow_unlik
         return  # a program of its own, whose work its first launch tells
     rules, unlike = Rules(allow_unlike=tuple(allow_unlike)), dict[str, str]()
     for name, configuration in composed.items():
-        for found in filter(changes_the_work, differing(composed[REFERENCE], configuration)):
-            if not rules.allows(found.key):
-                key = found.key.removeprefix("config.")
-                unlike.setdefault(key, f"{key}: {found.reference} in the reference, {found.candidate} in {name}")
+        for difference in filter(changes_the_work, differing(composed[REFERENCE], configuration)):
+            if not rules.allows(difference.key):
+                key = difference.key.removeprefix("config.")
+                unlike.setdefault(
+                    key, f"{key}: {difference.reference} in the reference, {difference.candidate} in {name}"
+                )
     if unlike:
         raise ConfigError(
             "\n".join(
@@ -215,7 +217,7 @@ def check_output(folder: Path) -> None:
         ConfigError: so, or it cannot be read.
     """
     try:
-        others = [each.name for each in folder.iterdir() if not each.match(f".part.*.{PLAN_FILE}")]
+        others = [path.name for path in folder.iterdir() if not path.match(f".part.*.{PLAN_FILE}")]
     except FileNotFoundError:
         return
     except OSError as error:

@@ -48,11 +48,11 @@ def publish(plan: Plan) -> str:
     from aorta.documents.metrics import in_order, metric_named
 
     order = list(plan.order())
-    missing = [one.name for one in order if not plan.run_folder(one).is_dir()]
+    missing = [launch.name for launch in order if not plan.run_folder(launch).is_dir()]
     if missing:
         raise RunIncomplete(f"no noise floor: {', '.join(missing)} missing in {plan.output}")
-    launches = [medians_of(plan.run_folder(one)) for one in order]
-    sides, fabric = [one.side.name for one in order], launches[-1][1]
+    launches = [medians_of(plan.run_folder(launch)) for launch in order]
+    sides, fabric = [launch.side.name for launch in order], launches[-1][1]
     metrics = {
         name: variation([medians.get(name) for medians, _ in launches], sides, metric_named(name).unit)
         for name in in_order({name for medians, _ in launches for name in medians})
@@ -61,7 +61,7 @@ def publish(plan: Plan) -> str:
         "noise_floor_version": NOISE_VERSION,
         "launches": len(order),
         "statistic": "median over the steps of all ranks (job_step_ms: over global steps), warm-up left out",
-        "order": [one.name for one in order],
+        "order": [launch.name for launch in order],
         "fabric": fabric,
         "metrics": metrics,
     }

@@ -75,11 +75,11 @@ class Plan:
         """Yield the launches in the order A B B A A B B A ...: a drift of the machine that is linear in time falls on
         both sides alike (docs/dev/measuring.md, section 5). One side: one launch after the other.
         """
-        place = 0
+        position = 0
         for number in range(self.launches):
             for side in self.sides if number % 2 == 0 else reversed(self.sides):
-                yield PlannedLaunch(place, side, number)
-                place += 1
+                yield PlannedLaunch(position, side, number)
+                position += 1
 
     def run_folder(self, launch: PlannedLaunch) -> Path:
         """Return where a launch writes: the folder of one run."""

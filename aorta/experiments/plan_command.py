@@ -244,7 +244,7 @@ def shown(path: Path) -> str:
 
 
 def demo_parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         description="Two gloo ranks on this machine train with overlapping DDP (the reference) and without overlap "
         f"(the candidate), {DEMO_LAUNCHES} launches each, in turn, on an emulated network; then the report compares "
         "them: about two minutes. No GPU is needed.",
@@ -252,12 +252,12 @@ def demo_parser() -> argparse.ArgumentParser:
         "of another version or with other overrides is kept beside it, as DIR-earlier. Exit codes: those of aorta ab "
         "and aorta report.",
     )
-    found.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="for both sides, as for aorta train")
-    found.add_argument(
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="for both sides, as for aorta train")
+    parser.add_argument(
         "--output", metavar="DIR", default="artifacts/demo", help="of the launches (default: %(default)s)"
     )
-    found.add_argument("--report", metavar="DIR", default="reports/demo", help="of the report (default: %(default)s)")
-    return found
+    parser.add_argument("--report", metavar="DIR", default="reports/demo", help="of the report (default: %(default)s)")
+    return parser
 
 
 @command()

@@ -168,7 +168,7 @@ def grid(varied: Sequence[str]) -> list[Side]:
             try:
                 override = OverridesParser.create().parse_override(word)
                 several = override.sweep_string_iterator() if override.is_sweep_override() else [text]
-                values = [str(each) for each in several]
+                values = [str(value) for value in several]
             except HydraException as error:
                 why = str(error).splitlines()[0]
                 raise InputError(f"--vary {word}: {why}; give its values one by one") from None
@@ -217,9 +217,9 @@ def _file(path: str | None) -> PlanFile:
         raise ConfigError(f"{path}: must be keys and values: {', '.join(keys)}")
     plain: Any = OmegaConf.to_container(loaded, resolve=False)  # `${...}` in a word is Hydra's
     try:
-        for place, node in ("", plain), *((f"{side}.", plain.get(side)) for side in SIDES):
+        for prefix, node in ("", plain), *((f"{side}.", plain.get(side)) for side in SIDES):
             if isinstance(node, dict):
-                _as_words_and_texts(node, place)
+                _as_words_and_texts(node, prefix)
         return msgspec.convert(plain, PlanFile)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
@@ -227,16 +227,16 @@ def _file(path: str | None) -> PlanFile:
         raise ConfigError(f"{path}: {error}. Keys: {', '.join(keys)}; of a side: {', '.join(of_side)}") from error
 
 
-def _as_words_and_texts(node: dict[Any, Any], place: str) -> None:
+def _as_words_and_texts(node: dict[Any, Any], prefix: str) -> None:
     """Take texts among the keys of a side apart, and make texts of numbers in its environment."""
     if "name" in node:
-        raise ConfigError(f"{place}name: sides have their names from the plan; leave it out")
+        raise ConfigError(f"{prefix}name: sides have their names from the plan; leave it out")
     for key in _LISTS & node.keys():
-        node[key] = words_in(node[key], f"{place}{key}")
+        node[key] = words_in(node[key], f"{prefix}{key}")
     environment: Any = node.get("environment")
     for variable, value in list(environment.items()) if isinstance(environment, dict) else ():
         if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-            raise ConfigError(f"{place}environment.{variable}={value!r}: must be a text; put it in quotes")
+            raise ConfigError(f"{prefix}environment.{variable}={value!r}: must be a text; put it in quotes")
         environment[variable] = str(value)
 
 
@@ -319,10 +319,10 @@ def _interpreter(word: str | None, folder: Path, key: str) -> str:
     """Return an absolute path; links are kept, for an environment's interpreter is one."""
     if word is None:
         return sys.executable
-    found = shutil.which(word) if os.sep not in word else str(_absolute(folder, word))
-    if found is None or not os.access(found, os.X_OK) or Path(found).is_dir():
+    program = shutil.which(word) if os.sep not in word else str(_absolute(folder, word))
+    if program is None or not os.access(program, os.X_OK) or Path(program).is_dir():
         raise ConfigError(f"{key}={word}: no such program; name a Python that has torch and AORTA's dependencies")
-    return found
+    return program
 
 
 def _absolute(folder: Path, word: str) -> Path:

@@ -297,13 +297,13 @@ class StrategyCheck:
             steps,
             self.device.index or 0,
             emulated=self.ranks is not None,
-            collectives=[one for own_step in collectives for one in own_step],
+            collectives=[row for own_step in collectives for row in own_step],
         )
         share = busy_share(seen, steps)
         lead_ms, undecided = (_median(own, name) for name in ("host_lead_ms", "undecided_share"))
         ratio = ratio_between(_ends(own, "compute_comm_ms"), _ends(own, "exposed_comm_ms"))
         complete = sum(line.coverage.complete for line in own)
-        on, again = (median(pair[place] for pair in cost) for place in (0, 1))
+        on, again = (median(pair[arm] for pair in cost) for arm in (0, 1))
         blocks = [
             [(line.t_start_ns + row.start_ns, line.t_start_ns + row.end_ns) for row in line.compute] for line in own
         ]
@@ -320,7 +320,7 @@ class StrategyCheck:
         ]
         ratios, taken = timed
         if self.shared is False:
-            ratios, taken = (sharing(one, "no MPS: ranks take turns on the device") for one in timed)
+            ratios, taken = (sharing(line, "no MPS: ranks take turns on the device") for line in timed)
         elif self.shared:
             taken = sharing(taken, "ranks share the device: the other's kernels slow this one's")
         who = "a process of its own" if self.ranks is None else f"one of {self.ranks}, emulated"
@@ -414,14 +414,14 @@ def main(
         mps = "runs" if cuda.mps_runs() else "not found: ranks take turns on their device"
         settings = share_device(topology.rank, cuda.nccl_version())
         said = {"MPS": mps, **{name: f"={value}" for name, value in settings.items()}}
-        rows += [information("shared device", name, found) for name, found in said.items()]
+        rows += [information("shared device", name, value) for name, value in said.items()]
     shared, alone = cuda.mps_runs() if ranks_per_device > 1 else None, topology.world_size == 1
     configs = [resolved(*chosen(strategy, words, topology.world_size)).config for strategy in strategies]
 
     def checked(config: Config) -> list[CheckRow]:
-        found = StrategyCheck(config, topology, device, pairs, shared=shared).rows()
+        judged = StrategyCheck(config, topology, device, pairs, shared=shared).rows()
         gc.collect()  # free one case's model before the next
-        return found
+        return judged
 
     with process_group(topology, device, _LIMIT_S) as peers:
         rows += [*setting_rows(os.environ, platform_of(device)), *race_rows(device)]
@@ -458,8 +458,8 @@ def setting_rows(environment: Mapping[str, str], platform: Platform) -> list[Che
     rows = []
     if platform == "cuda":
         value = environment.get("CUDA_DEVICE_MAX_CONNECTIONS")
-        found, bound = "not set" if value is None else f"={value}", "not 1: timing events stop all overlap"
-        rows.append(_row("knobs", "CUDA_DEVICE_MAX_CONNECTIONS", found, bound, not one_connection(environment)))
+        seen, bound = "not set" if value is None else f"={value}", "not 1: timing events stop all overlap"
+        rows.append(_row("knobs", "CUDA_DEVICE_MAX_CONNECTIONS", seen, bound, not one_connection(environment)))
     for knob in setting_warnings(environment, platform, _STREAMS, timing_events=False):
         name, _, reason = knob.text.partition(":")
         rows.append(_row("knobs", name, reason.strip(), "for information", None))
@@ -479,10 +479,10 @@ def race_rows(device: torch.device) -> list[CheckRow]:
         if instrument.why_off is not None:
             return [_row("race", "interceptor", instrument.why_off, "compiled", passed=False)]
         with instrument.recorder.step(StepFacts(0, 0, 0, 0.0, warmup=False)):
-            found = {f"{check}, {kind}": checks[check](KINDS[kind]) for check in checks for kind in KINDS}
+            results = {f"{check}, {kind}": checks[check](KINDS[kind]) for check in checks for kind in KINDS}
         instrument.recorder.finish()
     return [
-        _row("race", name, "right" if good else "WRONG VALUES", "right values", good) for name, good in found.items()
+        _row("race", name, "right" if good else "WRONG VALUES", "right values", good) for name, good in results.items()
     ]
 
 

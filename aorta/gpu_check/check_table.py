@@ -53,7 +53,7 @@ def pooled_ratio(steps: Sequence[KernelWindow], blocks: Sequence[Sequence[Interv
             optimizer or what a strategy copies between blocks.
     """
     lengths = [step.lengths_ns(ranges) for step, ranges in zip(steps, blocks, strict=True)]
-    comm, hidden = (sum(each) for each in zip(*lengths, strict=True))
+    comm, hidden = (sum(column) for column in zip(*lengths, strict=True))
     return hidden / comm if comm else None
 
 
@@ -87,7 +87,7 @@ def windows(
     communicating = [e for e in rows if _is_kernel(e, device) and communication.search(e["name"])]
     ahead_ns = intervals.offset([span(event, base_ns) for event in communicating], collectives) or 0
     base_ns -= ahead_ns
-    found = []
+    kernel_windows = []
     for low, high in steps:
         inside = [event for event in rows if low <= start_ns(event, base_ns) < high]
         kernels = [event for event in inside if _is_kernel(event, device)]
@@ -98,8 +98,8 @@ def windows(
             if not communication.search(event["name"]) and computing in (None, event["args"].get("stream"))
         ]
         waits = sum(e.get("cat") in {"cuda_runtime", "hip_runtime"} and e["name"] in WAITS for e in inside)
-        found.append(KernelWindow(sorted(comm), compute, waits))
-    return found, ahead_ns
+        kernel_windows.append(KernelWindow(sorted(comm), compute, waits))
+    return kernel_windows, ahead_ns
 
 
 def _is_kernel(event: dict[str, Any], device: int) -> bool:
@@ -254,17 +254,17 @@ def ratio_row(
     """
     what = "overlap ratio, telemetry / kernels"
     between = "-" if own is None else " to ".join(f"{value:.3f}" for value in dict.fromkeys(own))
-    found = f"{between} / {'-' if kernels is None else f'{kernels:.3f}'}"
+    seen = f"{between} / {'-' if kernels is None else f'{kernels:.3f}'}"
     if own is None or kernels is None:
         why = "no communication kernels to compare with"
-        return time_row(case, what, found, _RATIO_BOUND, share, passed=False, why=why)
+        return time_row(case, what, seen, _RATIO_BOUND, share, passed=False, why=why)
     passed = own[0] - AGREEMENT <= kernels <= own[1] + AGREEMENT
     if own[0] == own[1]:
-        return time_row(case, what, found, _RATIO_BOUND, share, passed)
+        return time_row(case, what, seen, _RATIO_BOUND, share, passed)
     ahead = "" if lead_ms is None else f", {lead_ms:.3f} ms ahead"
     why = f"host-bound: the host sets the pace{ahead}; the bounds hold" if passed else "bounds do not hold"
     verdict = CheckVerdict.NOT_JUDGED if passed else CheckVerdict.FAILED
-    return CheckRow(case, what, found, _RATIO_BOUND, verdict, why, is_time=True)
+    return CheckRow(case, what, seen, _RATIO_BOUND, verdict, why, is_time=True)
 
 
 def collective_rows(
@@ -281,8 +281,8 @@ def collective_rows(
         ahead_ns: by how much the kernels have been moved already.
         emulated: copies run before each kernel, which belong to the collective.
     """
-    clocks, place = "clocks, telemetry - profiler", f"within {PLACE_NS / 1e3:.0f} us"
-    length, bounds = "communication, telemetry / kernels", {clocks: place, **_COLLECTIVE_BOUNDS}
+    clocks, within = "clocks, telemetry - profiler", f"within {PLACE_NS / 1e3:.0f} us"
+    length, bounds = "communication, telemetry / kernels", {clocks: within, **_COLLECTIVE_BOUNDS}
     if not pairs:
         why = "no collective ran a kernel" if pairs is not None else "collectives and kernels differ in number"
         return [time_row(case, name, "-", bound, share, passed=False, why=why) for name, bound in bounds.items()]
@@ -291,20 +291,20 @@ def collective_rows(
     lengths = [kernel[1] - kernel[0] for _, kernel in pairs]
     longer = [(own[1] - own[0]) - length for (own, _), length in zip(pairs, lengths, strict=True)]
     allowed = sum(max(AGREEMENT * length, ROOM_NS) for length in lengths)
-    found = f"{1 + sum(longer) / sum(lengths):.3f}, single ones {min(longer) / 1e3:+.1f} to {max(longer) / 1e3:+.1f} us"
+    seen = f"{1 + sum(longer) / sum(lengths):.3f}, single ones {min(longer) / 1e3:+.1f} to {max(longer) / 1e3:+.1f} us"
     copies = "copies that stand in for what NCCL writes run before the kernels" if emulated else None
     rows = [
-        time_row(case, clocks, f"{behind / 1e3:+.1f} us", place, share, abs(behind) <= PLACE_NS),
-        time_row(case, length, found, bounds[length], share, abs(sum(longer)) <= allowed, copies),
+        time_row(case, clocks, f"{behind / 1e3:+.1f} us", within, share, abs(behind) <= PLACE_NS),
+        time_row(case, length, seen, bounds[length], share, abs(sum(longer)) <= allowed, copies),
     ]
-    limits = [max(AGREEMENT * each, END_NS) for each in lengths]
+    limits = [max(AGREEMENT * length_ns, END_NS) for length_ns in lengths]
     ends = [own[1] - kernel[1] - apart for own, kernel in pairs]
     starts = [max(0, own[0] - kernel[0] - apart) for own, kernel in pairs]
     for name, values in zip(list(bounds)[2:], (ends, starts), strict=True):
         worst = max(range(len(values)), key=lambda index: abs(values[index]) - limits[index])
         outside = sum(abs(value) > limit for value, limit in zip(values, limits, strict=True))
-        found = f"worst {values[worst] / 1e3:+.1f} us, {outside} of {len(values)} outside"
-        rows.append(time_row(case, name, found, bounds[name], share, outside <= OUTSIDE * len(values)))
+        seen = f"worst {values[worst] / 1e3:+.1f} us, {outside} of {len(values)} outside"
+        rows.append(time_row(case, name, seen, bounds[name], share, outside <= OUTSIDE * len(values)))
     return rows
 
 

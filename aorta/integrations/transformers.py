@@ -82,5 +82,5 @@ class TransformersCallback(TrainerCallback):
 
     def _trainer(self) -> Any:
         """Return the Trainer: callbacks are not given it, and it alone knows the wrapped model."""
-        trainers = (each for each in gc.get_objects() if issubclass(type(each), Trainer))
-        return next(each for each in trainers if self in each.callback_handler.callbacks)
+        trainers = (thing for thing in gc.get_objects() if issubclass(type(thing), Trainer))
+        return next(trainer for trainer in trainers if self in trainer.callback_handler.callbacks)

@@ -77,8 +77,8 @@ class Causality:
         """Return the result and the worst violations, as text."""
         if not self.pairs:
             return [f"causality: nothing to check{': ' + '; '.join(self.skipped) if self.skipped else ''}"]
-        found = TEXT.count(len(self.violations), "violation") if self.violations else "no violation"
-        text = [f"causality: {self.pairs} pairs of cause and effect, {found}"]
+        result = TEXT.count(len(self.violations), "violation") if self.violations else "no violation"
+        text = [f"causality: {self.pairs} pairs of cause and effect, {result}"]
         if self.unknown_bounds:
             text.append(f"causality: the bound of {self.unknown_bounds} pairs is unknown and was taken as 0")
         worst = sorted(self.violations, key=lambda violation: violation.allowed_ns - violation.lead_ns)
@@ -127,16 +127,16 @@ def check_collectives(
                 rows.append((rank, name, row.seq, row))
     result.skipped.update(unchecked.values())
     named = list(names)
-    ranks, name_of, seq_of = (np.array([row[place] for row in rows], np.int64) for place in range(3))
+    ranks, name_of, seq_of = (np.array([row[column] for row in rows], np.int64) for column in range(3))
     by = Groups(name_of, seq_of)
     size = np.array([len(members) for _, members, _ in named], np.int64)[name_of[by.first]]
     complete = (by.distinct(ranks) == size) & (by.sizes == size)
-    for number, mine in enumerate(by.parts(np.arange(len(rows)))):
+    for number, members_at in enumerate(by.parts(np.arange(len(rows)))):
         if not complete[number]:
             result.skipped["not seen on every rank of its group"] += 1
             continue
-        group, _, kind = named[rows[mine[0]][1]]
-        of_rank = {rows[at][0]: rows[at][3] for at in mine.tolist()}
+        group, _, kind = named[rows[members_at[0]][1]]
+        of_rank = {rows[at][0]: rows[at][3] for at in members_at.tolist()}
         _, cause = max((row.issue_ns, rank) for rank, row in of_rank.items())
         for rank, row in of_rank.items():
             if rank == cause or row.end_ns is None:
@@ -228,17 +228,17 @@ def merge(
     residual_us: dict[int, float] = {}
     with trace_file(output, overwrite=overwrite) as writer, progress(len(traces), "merging") as done:
         for rank, alignment in alignments.items():
-            mine = {at: trace for at, trace in enumerate(traces) if trace.rank == rank}
-            first, clock = next(iter(mine.values())), clocks.of(rank)
+            captures = {at: trace for at, trace in enumerate(traces) if trace.rank == rank}
+            first, clock = next(iter(captures.values())), clocks.of(rank)
             label = f"rank {rank} ({first.host or (clock.host if clock is not None else 'host unknown')})"
             record, parts = record_of(first, folders), list[str]()
             copied = CopiedEvents()
             if not first.is_record:
-                copy_events(writer, mine, TrackIdentity(rank, label), alignment, base_ns, copied.see)
+                copy_events(writer, captures, TrackIdentity(rank, label), alignment, base_ns, copied.see)
             if copied.counts:
                 counts[rank] = copied.counts
                 parts.append(f"{copied.counts.total()} events ({copied.counts['X']} complete)")
-            for _ in mine:
+            for _ in captures:
                 done()
             if record is not None and (copied.span_ns is not None or first.is_record):
                 of_record = tracks[rank] = RecordTracks(record, rank, alignment, copied.span_ns, label, base_ns)

@@ -83,22 +83,22 @@ def scanning(path: Path) -> Iterator[RawEvents]:
         NoEventArray: it is JSON, but no trace.
         InputError: it cannot be read or inflated, or is no trace; names the file.
     """
-    place = str(path)
-    with opened(place) as stream:
+    name = str(path)
+    with opened(name) as stream:
         if not is_tar(stream.head()):
-            yield RawEvents(stream, place)
+            yield RawEvents(stream, name)
             return
-        found = False
-        for where, content in members(stream, place):
+        seen = False
+        for where, content in members(stream, name):
             if not where.endswith(".json"):
                 continue
-            if found:
+            if seen:
                 raise InputError(f"{path}: several .json files in one archive, {where} too; give one trace a file")
-            found = True
+            seen = True
             yield RawEvents(content, where)
             if content.read(1):
                 return  # the caller stopped early: do not read on to what follows
-        if not found:
+        if not seen:
             raise InputError(f"{path}: there is no .json file in this archive")
 
 
@@ -109,7 +109,7 @@ def find_files(paths: Sequence[Path], notes: list[str]) -> list[Path]:
     Raises:
         InputError: a path does not exist, a file has another extension, or there is neither trace nor record.
     """
-    found: list[Path] = []
+    files: list[Path] = []
     for path in paths:
         if path.is_dir():
             for file in sorted(path.rglob("*")):
@@ -118,7 +118,7 @@ def find_files(paths: Sequence[Path], notes: list[str]) -> list[Path]:
                     continue
                 try:
                     with scanning(file):
-                        found.append(file)  # also if it is not JSON at all, which is reported later
+                        files.append(file)  # also if it is not JSON at all, which is reported later
                 except NoEventArray:
                     notes.append(f"{file}: left out: JSON, but no trace")
         elif not path.exists():
@@ -126,16 +126,16 @@ def find_files(paths: Sequence[Path], notes: list[str]) -> list[Path]:
         elif not path.name.endswith(_SUFFIXES) and not RANK_FILE_NAME.match(path.name):
             raise InputError(f"{path}: a trace ends in {', '.join(_SUFFIXES)}")
         else:
-            found.append(path)
-    found = found or [record for path in paths for record in rank_files(path)]
-    if not found:
+            files.append(path)
+    files = files or [record for path in paths for record in rank_files(path)]
+    if not files:
         below = sorted({str(record.parent) for path in paths for record in path.rglob(RANK_FILE_GLOB)})
         hint = f"; there are records in {', '.join(below)}: give the folders of one run" if below else ""
         raise InputError(
             f"neither trace nor record in {', '.join(map(str, paths))}: expected {', '.join(_SUFFIXES)} files of "
             f"torch.profiler, or {RANK_FILE.format(rank='<rank>')}{hint}"
         )
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(files))
 
 
 def describe(path: Path) -> TraceFile:
@@ -148,16 +148,16 @@ def describe(path: Path) -> TraceFile:
     if RANK_FILE_NAME.match(path.name):
         header = header_of(path)
         begun, run = header.clock.realtime_ns, (header.run_id, header.attempt)
-        found = TraceFile(path, header.rank, header.host, header.world_size, begun, None, begun, {}, run=run)
+        trace = TraceFile(path, header.rank, header.host, header.world_size, begun, None, begun, {}, run=run)
     else:
-        found = _described_trace(path)
-    if not 0 <= found.rank < WORLD_LIMIT:
-        raise InputError(f"{path}: it says that it is rank {found.rank}; from 0 to {WORLD_LIMIT - 1} is possible")
-    if found.world_size is not None and found.world_size > WORLD_LIMIT:
-        raise InputError(f"{path}: it says that its world has {found.world_size} ranks; {WORLD_LIMIT} are possible")
-    if found.base_ns is not None and abs(found.base_ns) >= LARGEST_NS:
-        raise InputError(f"{path}: its times begin at {found.base_ns} ns, which no clock shows")
-    return found
+        trace = _described_trace(path)
+    if not 0 <= trace.rank < WORLD_LIMIT:
+        raise InputError(f"{path}: it says that it is rank {trace.rank}; from 0 to {WORLD_LIMIT - 1} is possible")
+    if trace.world_size is not None and trace.world_size > WORLD_LIMIT:
+        raise InputError(f"{path}: it says that its world has {trace.world_size} ranks; {WORLD_LIMIT} are possible")
+    if trace.base_ns is not None and abs(trace.base_ns) >= LARGEST_NS:
+        raise InputError(f"{path}: its times begin at {trace.base_ns} ns, which no clock shows")
+    return trace
 
 
 def _described_trace(path: Path) -> TraceFile:
@@ -174,10 +174,10 @@ def _described_trace(path: Path) -> TraceFile:
         if key not in head:
             return None
         try:
-            found = msgspec.json.decode(head[key])
+            content = msgspec.json.decode(head[key])
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise InputError(f"{path}: its {key} is not JSON that can be used: {error}") from error
-        return found if isinstance(found, kind) and not isinstance(found, bool) else None
+        return content if isinstance(content, kind) and not isinstance(content, bool) else None
 
     info = value("distributedInfo", dict) or {}
     rank, world, base_ns = (
@@ -227,26 +227,26 @@ def choose(traces: Sequence[TraceFile], window: str | None, notes: list[str]) ->
     """
     chosen: list[TraceFile] = []
     for rank in sorted({trace.rank for trace in traces}):
-        mine: list[TraceFile] = []
+        captures: list[TraceFile] = []
         for trace in sorted((t for t in traces if t.rank == rank), key=lambda t: t.start_ns):
-            twin = next((t for t in mine if t.trace_id is not None and t.trace_id == trace.trace_id), None)
+            twin = next((t for t in captures if t.trace_id is not None and t.trace_id == trace.trace_id), None)
             if twin is None:
-                mine.append(trace)
+                captures.append(trace)
             else:
                 notes.append(f"{trace.path}: left out: the same capture as {twin.path} (trace_id {trace.trace_id})")
-        places = ", ".join(str(trace.path) for trace in mine)
-        if len(mine) > 1 and mine[0].is_record:
-            raise InputError(f"rank {rank} has {len(mine)} records: {places}; give the folder of one run")
-        if window is None and len(mine) > 1:
+        paths = ", ".join(str(trace.path) for trace in captures)
+        if len(captures) > 1 and captures[0].is_record:
+            raise InputError(f"rank {rank} has {len(captures)} records: {paths}; give the folder of one run")
+        if window is None and len(captures) > 1:
             raise InputError(
-                f"rank {rank} has {len(mine)} traces: {places}; give one, or --window all, or --window N (from 0, in "
-                "order of time)"
+                f"rank {rank} has {len(captures)} traces: {paths}; give one, or --window all, or --window N (from 0, "
+                "in order of time)"
             )
         if window is not None and window != "all":
-            if int(window) >= len(mine):
-                raise InputError(f"--window {window}: rank {rank} has {len(mine)} trace(s), numbered from 0")
-            mine = [mine[int(window)]]
-        chosen += [replace(trace, window=number) for number, trace in enumerate(mine)]
+            if int(window) >= len(captures):
+                raise InputError(f"--window {window}: rank {rank} has {len(captures)} trace(s), numbered from 0")
+            captures = [captures[int(window)]]
+        chosen += [replace(trace, window=number) for number, trace in enumerate(captures)]
     return chosen
 
 
@@ -335,8 +335,8 @@ def find_clocks(given: Path | None, traces: Sequence[TraceFile], folders: Sequen
     if given is not None:
         return KnownClocks(read_clock_sync(given), given)
 
-    def nearest(places: Sequence[Path]) -> Path | None:
-        return next((path for place in places if (path := place / CLOCK_SYNC_FILE).is_file()), None)
+    def nearest(folders: Sequence[Path]) -> Path | None:
+        return next((path for folder in folders if (path := folder / CLOCK_SYNC_FILE).is_file()), None)
 
     def run_of(sync: ClockSync) -> tuple[str, int]:
         return sync.run_id, sync.attempt

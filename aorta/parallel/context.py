@@ -55,7 +55,7 @@ def cut(mesh: DeviceMesh) -> Cut:
 
     def of_this_rank(inputs: Inputs, target: torch.Tensor) -> tuple[Inputs, torch.Tensor]:
         positions_S = torch.arange(target.shape[1], device=target.device)  # noqa: N806
-        own = tuple(own_chunks(each, 1, rank, ranks) for each in inputs)
+        own = tuple(own_chunks(tensor, 1, rank, ranks) for tensor in inputs)
         return (*own, own_chunks(positions_S, 0, rank, ranks)), own_chunks(target, 1, rank, ranks)
 
     return of_this_rank

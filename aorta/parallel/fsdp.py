@@ -104,7 +104,7 @@ def shard(
     units: list[list[FSDPModule]] = []
     for _, block in blocks:
         apart = [] if separate is None else [module for module in block.modules() if module in separate.modules]
-        inner = [_shard_separately(each, cast(Any, separate), reshard, policy) for each in apart]
+        inner = [_shard_separately(module, cast(Any, separate), reshard, policy) for module in apart]
         units.append([fully_shard(block, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy), *inner])
     root = fully_shard(model, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
     if settings.overlap:
@@ -115,7 +115,7 @@ def shard(
     else:
         prefetch(units, 0, 0)
         compute: Any = None if device.type == "cpu" else torch.accelerator.current_stream(device)
-        for module in (*(each for unit in units for each in unit), root):
+        for module in (*(module for unit in units for module in unit), root):
             module.set_custom_reduce_scatter(WaitedReduceScatter(device))  # type: ignore[arg-type]  # same shape
             if mesh.ndim > 1 and compute is not None:  # called on the all-reduce stream after each all-reduce
                 module.set_all_reduce_hook(lambda _: compute.wait_stream(torch.accelerator.current_stream()))
@@ -150,9 +150,9 @@ def prefetch(units: Sequence[Sequence[FSDPModule]], forward: int, backward: int)
     a block and what is sharded separately inside it: these are gathered with it.
     """
     for index, (block, *inner) in enumerate(units):
-        after = [each for unit in units[index + 1 : index + 1 + forward] for each in unit]
+        after = [module for unit in units[index + 1 : index + 1 + forward] for module in unit]
         block.set_modules_to_forward_prefetch(after)
-        before = [each for unit in reversed(units[max(index - backward, 0) : index]) for each in unit]
+        before = [module for unit in reversed(units[max(index - backward, 0) : index]) for module in unit]
         # By default FSDP prefetches one module; given the current one, which is already gathered, none.
         block.set_modules_to_backward_prefetch(before or [block])
         for module in inner:

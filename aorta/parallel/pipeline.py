@@ -119,12 +119,12 @@ class Pipeline:
         losses: list[torch.Tensor] = []
         self._schedule.step(
             # torch 2.11 refuses other strides than those of a dense tensor; views of a batch have them.
-            *(tuple(each.contiguous() for each in inputs) if first else ()),
+            *(tuple(tensor.contiguous() for tensor in inputs) if first else ()),
             target=target if last else None,
             losses=losses if last else None,
             return_outputs=False,
         )
-        return torch.stack([one.detach() for one in losses]).mean() if last else None
+        return torch.stack([loss.detach() for loss in losses]).mean() if last else None
 
     def clip(self, max_norm: float) -> torch.Tensor:
         """Scale the gradients of all stages to a global norm of at most `max_norm`; returns the norm before.
@@ -143,8 +143,8 @@ class Pipeline:
 class _Stage(PipelineStage):
     """A stage that says when it computes gradients of weights alone."""
 
-    def __init__(self, pipeline: Pipeline, module: nn.Module, *place: Any, **more: Any) -> None:
-        super().__init__(module, *place, **more)
+    def __init__(self, pipeline: Pipeline, module: nn.Module, *stage: Any, **more: Any) -> None:
+        super().__init__(module, *stage, **more)
         self._pipeline = pipeline
 
     def backward_weight_one_chunk(self, *args: Any, **more: Any) -> None:

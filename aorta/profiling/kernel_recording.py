@@ -91,7 +91,7 @@ class KernelRecording:
         clocks = read_clocks()
         to_monotonic_ns = clocks.monotonic_ns - clocks.realtime_ns
         index = self._device.index or 0
-        found = [
+        kernels = [
             DeviceKernel(
                 event.name(),
                 event.device_resource_id(),
@@ -101,7 +101,7 @@ class KernelRecording:
             for event in events
             if event.device_type() != DeviceType.CPU and event.device_index() == index and _is_kernel(event)
         ]
-        return sorted(found, key=lambda kernel: kernel.start_ns)
+        return sorted(kernels, key=lambda kernel: kernel.start_ns)
 
     def abandon(self) -> None:
         """Leave torch as it was, and wait for nothing: after an error the device may never reach the end."""

@@ -60,14 +60,14 @@ def by_category(results: Any) -> dict[str, dict[str, Any]]:
     timeline = of_torch.MemoryProfileTimeline(of_torch.MemoryProfile(results))
     # Column 0 of each row is torch's own, for stacking.
     columns = {index + 1: category for category, index in of_torch._CATEGORY_TO_INDEX.items()}
-    found: dict[str, dict[str, Any]] = {}
+    by_device: dict[str, dict[str, Any]] = {}
     for device in sorted({str(key.device) for _, _, (key, _), _ in timeline.timeline}):
         times, rows = timeline._coalesce_timeline(device)  # type: ignore[no-untyped-call]
         sizes = {
             NAMES[category and category.name]: [row[column] for row in rows] for column, category in columns.items()
         }
-        found[device] = {"times_us": times, "bytes": {name: sizes[name] for name in NAMES.values()}}
-    return found
+        by_device[device] = {"times_us": times, "bytes": {name: sizes[name] for name in NAMES.values()}}
+    return by_device
 
 
 class Allocation(NamedTuple):
@@ -125,12 +125,12 @@ def timelines(trace: dict[str, Any]) -> list[Timeline]:
         one that began before and has not ended.
         """
         around = spans.get((category, *event.thread), [])
-        for place in range(bisect_right(around, event.ts_us, key=lambda span: float(span["ts"])) - 1, -1, -1):
-            if float(around[place]["ts"]) + float(around[place].get("dur", 0)) >= event.ts_us:
-                return around[place]
+        for index in range(bisect_right(around, event.ts_us, key=lambda span: float(span["ts"])) - 1, -1, -1):
+            if float(around[index]["ts"]) + float(around[index].get("dur", 0)) >= event.ts_us:
+                return around[index]
         return {}
 
-    found = []
+    made = []
     for (kind, number), events in sorted(devices.items()):
         events.sort(key=lambda event: event.ts_us)
         peak = max(events, key=lambda event: event.allocated)
@@ -149,23 +149,25 @@ def timelines(trace: dict[str, Any]) -> list[Timeline]:
             shown = json.dumps(shapes) if shapes else ""
             live.append(Live(event.bytes, operator.get("name", ""), shown, function.get("name", "")))
         name = DEVICE_KINDS.get(kind, f"device type {kind}") + (f" {number}" if number >= 0 else "")
-        found.append(Timeline(name, events, peak, live, sum(event.bytes for event in alive.values())))
-    return found
+        made.append(Timeline(name, events, peak, live, sum(event.bytes for event in alive.values())))
+    return made
 
 
 def page(trace: dict[str, Any], title: str, categories: Mapping[str, Any] | None = None) -> str:
     """Return the whole HTML page; `categories` as `by_category` gives them."""
-    found = timelines(trace)
-    sections = [_section(timeline) for timeline in found] or [
+    made = timelines(trace)
+    sections = [_section(timeline) for timeline in made] or [
         "<p>The trace holds no <code>[memory]</code> events: nothing was allocated while it was recorded.</p>"
     ]
     sections += [
-        _stack(device, one["times_us"], one["bytes"]) for device, one in (categories or {}).items() if one["times_us"]
+        _stack(device, curves["times_us"], curves["bytes"])
+        for device, curves in (categories or {}).items()
+        if curves["times_us"]
     ]
     highest = "; ".join(
-        f"{one.device}: max allocated {_size(one.peak.allocated)}, "
-        f"max reserved {_size(max(event.reserved for event in one.events))}"
-        for one in found
+        f"{timeline.device}: max allocated {_size(timeline.peak.allocated)}, "
+        f"max reserved {_size(max(event.reserved for event in timeline.events))}"
+        for timeline in made
     )
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>\n<style>'
@@ -177,10 +179,10 @@ def page(trace: dict[str, Any], title: str, categories: Mapping[str, Any] | None
 
 
 def _peaks(sizes: Sequence[int]) -> list[int]:
-    """Return the places that are drawn: the largest of each slice."""
+    """Return the indices that are drawn: the largest value of each slice."""
     step = max(1, -(-len(sizes) // POINTS))
     slices = (range(start, min(start + step, len(sizes))) for start in range(0, len(sizes), step))
-    return [max(places, key=sizes.__getitem__) for places in slices]
+    return [max(indices, key=sizes.__getitem__) for indices in slices]
 
 
 def _section(timeline: Timeline) -> str:
@@ -188,16 +190,16 @@ def _section(timeline: Timeline) -> str:
     begin, span = events[0].ts_us, max(events[-1].ts_us - events[0].ts_us, 1e-9)
     points: list[str] = []
     last: float | None = None
-    for event in (events[place] for place in _peaks([event.allocated for event in events])):
+    for event in (events[index] for index in _peaks([event.allocated for event in events])):
         x, y = (event.ts_us - begin) / span * WIDTH, HEIGHT - event.allocated / max(peak.allocated, 1) * HEIGHT * 0.92
         points += [f"{x:.2f},{last:.2f}"] if last is not None else []
         points.append(f"{x:.2f},{y:.2f}")
         last = y
     line, peak_x = " ".join(points), (peak.ts_us - begin) / span * WIDTH
     rows = "\n".join(
-        f'<tr><td class="n">{_size(one.bytes)}</td><td>{html.escape(one.operator)}</td>'
-        f"<td>{html.escape(one.shapes)}</td><td>{html.escape(one.line)}</td></tr>"
-        for one in timeline.live
+        f'<tr><td class="n">{_size(live.bytes)}</td><td>{html.escape(live.operator)}</td>'
+        f"<td>{html.escape(live.shapes)}</td><td>{html.escape(live.line)}</td></tr>"
+        for live in timeline.live
     )
     return (
         f'<h2>{html.escape(timeline.device)}</h2>\n<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">'
@@ -217,16 +219,16 @@ def _stack(device: str, times_us: list[float], sizes: dict[str, list[int]]) -> s
     total = [sum(column) for column in zip(*sizes.values(), strict=True)]
     peak, drawn = max(range(len(total)), key=total.__getitem__), _peaks(total)
     begin, span, top = times_us[0], max(times_us[-1] - times_us[0], 1e-9), max(total[peak], 1)
-    xs = [f"{(times_us[place] - begin) / span * WIDTH:.2f}" for place in drawn]
+    xs = [f"{(times_us[index] - begin) / span * WIDTH:.2f}" for index in drawn]
     below, shapes, rows = [0] * len(drawn), [], []
-    for (name, one), colour in zip(sizes.items(), COLOURS, strict=True):
-        above = [low + one[place] for low, place in zip(below, drawn, strict=True)]
+    for (name, column), colour in zip(sizes.items(), COLOURS, strict=True):
+        above = [low + column[index] for low, index in zip(below, drawn, strict=True)]
         edge = [*zip(xs, above, strict=True), *reversed(list(zip(xs, below, strict=True)))]
         points = " ".join(f"{x},{HEIGHT - size / top * HEIGHT * 0.92:.2f}" for x, size in edge)
         shapes.append(f'<polygon fill="{colour}" stroke="none" points="{points}"><title>{name}</title></polygon>')
         rows.append(
-            f'<tr><td style="background:{colour}">&nbsp;</td><td>{name}</td><td class="n">{_size(one[peak])}</td>'
-            f'<td class="n">{_size(max(one))}</td></tr>'
+            f'<tr><td style="background:{colour}">&nbsp;</td><td>{name}</td><td class="n">{_size(column[peak])}</td>'
+            f'<td class="n">{_size(max(column))}</td></tr>'
         )
         below = above
     return (

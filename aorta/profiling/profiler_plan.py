@@ -92,13 +92,13 @@ class Schedule:
 
     def __call__(self, step: int) -> Action:
         """Return the action of 0-based global `step`."""
-        place, left = self._place(step)
-        if place is None or place < self.wait:
+        in_cycle, left = self._place(step)
+        if in_cycle is None or in_cycle < self.wait:
             return Action.NONE
-        if place < self.wait + self.warmup:
+        if in_cycle < self.wait + self.warmup:
             # Skip a warm-up if the epoch ends before any step is kept: torch would warn about it.
-            return Action.WARMUP if place + left >= self.wait + self.warmup else Action.NONE
-        return Action.ACTIVE_AND_SAVE if place == self.cycle - 1 or left == 0 else Action.ACTIVE
+            return Action.WARMUP if in_cycle + left >= self.wait + self.warmup else Action.NONE
+        return Action.ACTIVE_AND_SAVE if in_cycle == self.cycle - 1 or left == 0 else Action.ACTIVE
 
     def whole(self, first: int, last: int) -> bool:
         """Return whether kept steps `first` to `last` (global, inclusive) are as many as a cycle keeps."""
@@ -121,7 +121,7 @@ class Schedule:
 
 
 @dataclass(frozen=True)
-class TracePlace:
+class TraceProcess:
     """The writing process. `coordinate` is its position in the device mesh, size-1 dimensions included; None for a
     single process.
     """
@@ -179,17 +179,17 @@ def coordinate_of(rank: int, shape: Sequence[int], world_size: int) -> tuple[int
         return None
     if math.prod(sizes) == 1:
         sizes = (world_size,)  # ranks are independent: only the rank number distinguishes them
-    place: list[int] = []
+    coordinate: list[int] = []
     for size in reversed(sizes):
         rank, index = divmod(rank, size)
-        place.insert(0, index)
-    return tuple(place)
+        coordinate.insert(0, index)
+    return tuple(coordinate)
 
 
-def template_values(place: TracePlace, moment: Moment) -> Mapping[str, Any]:
+def template_values(process: TraceProcess, moment: Moment) -> Mapping[str, Any]:
     """Return the variables available in file templates; those of the moment that are not known are left out."""
     known = {name: value for name in Moment.__dataclass_fields__ if (value := getattr(moment, name)) is not None}
-    return place.variables() | known
+    return process.variables() | known
 
 
 NO_EXPORT: Final = (
@@ -203,8 +203,8 @@ class ProfilerPlan:
 
     Args:
         settings: the profiling group.
-        place: the writing process.
-        folder: of traces; templates in it use the variables of `place`.
+        process: that writes.
+        folder: of traces; templates in it use the variables of `process`.
         counters: converts steps to epochs and samples.
         trace_remote, memory_remote: upload destinations.
         metadata: further top-level keys of every trace (JSON types).
@@ -221,7 +221,7 @@ class ProfilerPlan:
     def __init__(
         self,
         settings: Profiling,
-        place: TracePlace,
+        process: TraceProcess,
         folder: Path,
         *,
         counters: Counters | None = None,
@@ -229,12 +229,12 @@ class ProfilerPlan:
         memory_remote: Destination | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> None:
-        self.settings, self.place = settings, place
-        self.folder = Path(fill(str(folder), place.variables()))
+        self.settings, self.process = settings, process
+        self.folder = Path(fill(str(folder), process.variables()))
         self.counters, self.metadata = counters or Counters(), metadata or {}
         self._trace_remote, self._memory_remote = trace_remote, memory_remote
         ranks = selected_ranks(settings.ranks)
-        self.selected = settings.enabled and (ranks is None or place.rank in ranks)
+        self.selected = settings.enabled and (ranks is None or process.rank in ranks)
         by_tensorboard = settings.naming is Naming.tensorboard
         self.exports = not export_disabled(settings) and (
             not by_tensorboard or settings.tensorboard or settings.chrome_trace
@@ -260,21 +260,21 @@ class ProfilerPlan:
         """Yield the files to be made of a window; the trace itself comes last. Nothing where nothing is exported."""
         if not self.exports:
             return
-        settings, place, values = self.settings, self.place, template_values(self.place, window.moment)
+        settings, process, values = self.settings, self.process, template_values(self.process, window.moment)
         match settings.naming:
             case Naming.mesh:
-                where = "-".join(map(str, place.coordinate or ()))
-                name = f"rank-{place.rank}-coord-{where}-trace.json" if where else "trace.json"
+                where = "-".join(map(str, process.coordinate or ()))
+                name = f"rank-{process.rank}-coord-{where}-trace.json" if where else "trace.json"
                 path = PurePosixPath(f"step_{window.finished}", name)
             case Naming.rank_iter:
                 first = window.finished if window.first_step is None else window.first_step + 1
                 last = window.finished if window.last_step is None else window.last_step + 1
-                path = PurePosixPath(f"rank{place.rank}_iter{first}_{last}.json")
+                path = PurePosixPath(f"rank{process.rank}_iter{first}_{last}.json")
             case Naming.template:
                 path = PurePosixPath(fill(settings.filename, values))
             case Naming.tensorboard:
-                name = f"{place.host}_{place.pid}.{time.time_ns()}.pt.trace.json"
-                path = PurePosixPath(f"rank{place.rank}", name)
+                name = f"{process.host}_{process.pid}.{time.time_ns()}.pt.trace.json"
+                path = PurePosixPath(f"rank{process.rank}", name)
         if settings.memory_filename is not None:
             yield self._output("memory", PurePosixPath(fill(settings.memory_filename, values)), values)
         if settings.chrome_trace and settings.naming is Naming.tensorboard:
@@ -289,7 +289,7 @@ class ProfilerPlan:
 
     def snapshot(self, window: TraceWindow) -> SavedFile:
         """Return the file of the allocator's history of the window, beside the memory timeline."""
-        values = template_values(self.place, window.moment)
+        values = template_values(self.process, window.moment)
         assert self.settings.memory_filename is not None  # without it no history is recorded
         name = PurePosixPath(fill(self.settings.memory_filename, values))
         return self._output("snapshot", name.with_name(name.name.removesuffix(".html") + ".snapshot.pickle"), values)
@@ -304,20 +304,20 @@ class ProfilerPlan:
         return SavedFile(kind, self.folder / name, to, remote)
 
 
-def placed(place: TracePlace, mesh: DeviceMesh | None) -> TracePlace:
+def placed(process: TraceProcess, mesh: DeviceMesh | None) -> TraceProcess:
     """Return the writing process with its coordinate in `mesh`; without one, in a mesh of one dimension.
 
     Raises:
         ConfigError: this rank is not in the mesh.
     """
     if mesh is None:
-        own = place.coordinate
-        return dataclasses.replace(place, coordinate=own or coordinate_of(place.rank, (), place.world_size))
+        own = process.coordinate
+        return dataclasses.replace(process, coordinate=own or coordinate_of(process.rank, (), process.world_size))
     coordinate = mesh.get_coordinate()
     if coordinate is None:
-        raise ConfigError(f"rank {place.rank} is not in the mesh {mesh}: there is no name for its traces")
-    alone = all(size == 1 for size in mesh.shape) and place.world_size == 1
-    return dataclasses.replace(place, coordinate=None if alone else tuple(coordinate))
+        raise ConfigError(f"rank {process.rank} is not in the mesh {mesh}: there is no name for its traces")
+    alone = all(size == 1 for size in mesh.shape) and process.world_size == 1
+    return dataclasses.replace(process, coordinate=None if alone else tuple(coordinate))
 
 
 def export_disabled(settings: Profiling) -> bool:

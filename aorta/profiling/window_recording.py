@@ -100,7 +100,7 @@ class WindowRecording(profile):
         self._kept: list[int] = []
         self._closing: TraceWindow | None = None
         # Of the ranks that are profiled, which take the same steps, the first one warns.
-        self._first_rank = plan.place.rank == min(selected_ranks(settings.ranks) or (0,))
+        self._first_rank = plan.process.rank == min(selected_ranks(settings.ranks) or (0,))
         self._began: int | None = None
         self._broken = self._closed = False
         self._saved_any, self._last_at = False, -1
@@ -224,7 +224,7 @@ class WindowRecording(profile):
         """Add the metadata while the trace is being recorded; afterwards it is too late."""
         self._closing = window = self._window()
         for key, value in {
-            "global_rank": self._plan.place.rank,
+            "global_rank": self._plan.process.rank,
             "first_step": window.first_step,
             "last_step": window.last_step,
             "step_base": 0,

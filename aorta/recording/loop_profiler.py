@@ -30,7 +30,7 @@ from aorta.profiling.profiler_plan import (
     Action,
     Counters,
     ProfilerPlan,
-    TracePlace,
+    TraceProcess,
     coordinate_of,
     export_disabled,
     placed,
@@ -91,7 +91,7 @@ class LoopProfiler:
         # Unchecked, torch built for CUDA names a device that this machine may not have.
         device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
         self._run_name = run_name or default_label(device)
-        ProfilerPlan(replace(settings, enabled=False), TracePlace(self._run_name), Path(), counters=self._counters)
+        ProfilerPlan(replace(settings, enabled=False), TraceProcess(self._run_name), Path(), counters=self._counters)
         refuse_broken(settings, 1)
         self._topology: Topology | None = None
         self._peers: Peers | None = None
@@ -216,7 +216,7 @@ class LoopProfiler:
 
     def profiles(self, first_step: int) -> Callable[[int], bool]:
         """Return whether torch.profiler is on, by global step of a loop from `first_step`; `check` comes first."""
-        plan = ProfilerPlan(self.settings, self._place(), Path(), counters=self._counters)
+        plan = ProfilerPlan(self.settings, self._process(), Path(), counters=self._counters)
         if not plan.selected or not plan.records:
             return lambda _step: False
         schedule = plan.schedule(first_step)
@@ -237,7 +237,7 @@ class LoopProfiler:
                 dimension.
             metadata: further top-level keys of every trace (JSON types).
         """
-        place, sizes = self._place(), shape or {}
+        place, sizes = self._process(), shape or {}
         coordinate = coordinate_of(place.rank, list(sizes.values()), place.world_size)
         where = self._own_folder() or self._folder or folder
         assert where is not None  # a run gives it here, a loop of one's own at the start
@@ -311,9 +311,9 @@ class LoopProfiler:
             raise ConfigError(f"aorta.{type(self).__name__}: it has not been started; call start(), or use `with`")
         return self._topology, self._peers
 
-    def _place(self) -> TracePlace:
+    def _process(self) -> TraceProcess:
         topology, _ = self._joined()
-        return TracePlace(
+        return TraceProcess(
             self._run_name,
             topology.rank,
             topology.local_rank,
@@ -328,11 +328,11 @@ class LoopProfiler:
         """Return the configured folder; None for the run's own."""
         if self.settings.folder is None:
             return None
-        return Path(self._root, fill(self.settings.folder, self._place().variables())).absolute()
+        return Path(self._root, fill(self.settings.folder, self._process().variables())).absolute()
 
     def _check_destinations(self) -> None:
         """Keep where this rank uploads traces and memory pages; raises ConfigError where it cannot write."""
-        settings, place = self.settings, self._place()
+        settings, place = self.settings, self._process()
         selected = selected_ranks(settings.ranks)
         if selected is not None and place.rank not in selected:
             self._trace_remote = self._memory_remote = None

@@ -143,15 +143,15 @@ def read_run(folder: Path) -> RpcRecords:
 
 
 def _workers_of(calls: list[Call], traces: list[TraceFile]) -> dict[int, str]:
-    found = {worker: f"node {worker}" for call in calls for worker in (call.caller, call.callee)}
+    names = {worker: f"node {worker}" for call in calls for worker in (call.caller, call.callee)}
     for trace in traces:
         if "rpcWorker" in trace.head:
             try:
                 worker = decode_json(trace.head["rpcWorker"], _WORKER)
             except ValueError as error:
                 raise InputError(f"{trace.path}: its rpcWorker is no worker ({error})") from error
-            found[worker.id] = worker.name
-    return dict(sorted(found.items()))
+            names[worker.id] = worker.name
+    return dict(sorted(names.items()))
 
 
 @dataclass
@@ -259,8 +259,8 @@ def write_trace(
     slices: dict[str, tuple[int, int, int, int]] = {}  # call id -> worker, thread, begin, end
     for worker, name in run.workers.items():
         label = f"{name} (node {worker})"
-        mine = {number: trace for number, trace in enumerate(run.traces) if trace.rank == worker}
-        memory = {call_id: found for trace in mine.values() for call_id, found in _memory_of(trace).items()}
+        of_worker = {number: trace for number, trace in enumerate(run.traces) if trace.rank == worker}
+        memory = {call_id: used for trace in of_worker.values() for call_id, used in _memory_of(trace).items()}
 
         def see(event: Event, at: int | None, node: int = worker, memory: Mapping[str, CallMemory] = memory) -> None:
             if _is_wait(event):
@@ -273,14 +273,16 @@ def write_trace(
             args = msgspec.json.decode(event["args"]) if "args" in event else {}
             caller = calls[call_id].caller if call_id in calls else None
             args |= {"call_id": call_id, "node_id": node, "caller": caller}
-            if (found := memory.get(call_id)) is not None:
-                args |= {key: getattr(found, key) for key in ("allocated_bytes", "freed_bytes", "peak_bytes")}
+            if (used := memory.get(call_id)) is not None:
+                args |= {key: getattr(used, key) for key in ("allocated_bytes", "freed_bytes", "peak_bytes")}
             event["name"] = msgspec.Raw(msgspec.json.encode(title + _REMOTE_CALL))
             event["args"] = msgspec.Raw(msgspec.json.encode(args))
             slices[call_id] = (node, int(bytes(event["tid"])), at, at + ns_of_value(bytes(event["dur"])))
 
-        if mine:
-            copy_events(writer, mine, TrackIdentity(worker, label, main_pid=worker), alignments[worker], base_ns, see)
+        if of_worker:
+            copy_events(
+                writer, of_worker, TrackIdentity(worker, label, main_pid=worker), alignments[worker], base_ns, see
+            )
         else:
             writer.write(metadata_event("process_name", worker, {"name": label}))
     return _write_calls(writer, run, alignments, base_ns, slices), len(slices)
@@ -358,7 +360,7 @@ def rpc_report(arguments: Sequence[str]) -> int:
     alignments = align_ranks(run.traces, clocks, options.align, notes)
     base_ns = min((trace.base_ns or 0 for trace in run.traces), default=0)
     with trace_file(output, overwrite=options.overwrite) as writer:
-        found, slices = write_trace(writer, run, alignments, base_ns)
+        causality, slices = write_trace(writer, run, alignments, base_ns)
         writer.finish(
             {
                 "schemaVersion": 1,
@@ -371,7 +373,7 @@ def rpc_report(arguments: Sequence[str]) -> int:
                     "remote_calls": slices,
                     "incomplete": bool(run.missing),
                     "missing": run.missing,
-                    "causality": found.as_json(),
+                    "causality": causality.as_json(),
                 },
             }
         )
@@ -380,10 +382,10 @@ def rpc_report(arguments: Sequence[str]) -> int:
     last = f"{output}: {len(run.traces)} traces, {len(run.calls)} calls"
     if run.traces:
         last += f", {describe_alignment(options.align, alignments)}"
-    to_stdout("\n".join([*found.lines(), last]))
-    if options.check and found.violations:
-        raise CausalityViolated(f"{len(found.violations)} remote slices lie outside their calls")
-    if options.check and not found.pairs:
+    to_stdout("\n".join([*causality.lines(), last]))
+    if options.check and causality.violations:
+        raise CausalityViolated(f"{len(causality.violations)} remote slices lie outside their calls")
+    if options.check and not causality.pairs:
         raise Inconclusive("nothing to check: no pair of call and remote slice")
     return EXIT_OK
 
@@ -433,24 +435,24 @@ def make_rows(calls: Iterable[Call], operators: Iterable[tuple[int, RemoteOperat
         return rows.setdefault((node, name), CallRow(name, node))
 
     for call in calls:
-        mine = row(call.caller, call.name)
-        mine.count += 1
-        mine.waits = True
+        entry = row(call.caller, call.name)
+        entry.count += 1
+        entry.waits = True
         if call.reply_ns is None:
-            mine.unanswered += 1
+            entry.unanswered += 1
         else:
-            mine.total_ns += call.reply_ns - call.issue_ns
+            entry.total_ns += call.reply_ns - call.issue_ns
     for node, operator in operators:
         name = f"{operator.serves}{_REMOTE_OP}{operator.name}" if operator.serves else operator.name
-        mine = row(node, name if operator.call_id is None else operator.name + _REMOTE_CALL)
-        mine.count += 1
-        mine.waits |= operator.waits
-        mine.self_ns += operator.self_ns
-        mine.total_ns += operator.end_ns - operator.start_ns
+        entry = row(node, name if operator.call_id is None else operator.name + _REMOTE_CALL)
+        entry.count += 1
+        entry.waits |= operator.waits
+        entry.self_ns += operator.self_ns
+        entry.total_ns += operator.end_ns - operator.start_ns
         if operator.memory is not None:
             inside = operator.memory.operators
             by_operators = sum(figures.self_allocated_bytes for figures in inside.values())
-            mine.add_memory(operator.memory.allocated_bytes, operator.memory.allocated_bytes - by_operators)
+            entry.add_memory(operator.memory.allocated_bytes, operator.memory.allocated_bytes - by_operators)
             for name, figures in inside.items():
                 served = row(node, f"{operator.name}{_REMOTE_OP}{name}")
                 served.add_memory(figures.allocated_bytes, figures.self_allocated_bytes)

@@ -70,7 +70,7 @@ def run_rpc(resolved: Resolved) -> int:
             f"workload=rpc: rank 0 calls the other processes, and there is none (WORLD_SIZE={size}; at least 2 are "
             "needed); start it with: torchrun --standalone --nproc_per_node 2 train.py workload=rpc ..."
         )
-    return run_rank(resolved, lambda *place: RpcRun(*place).run(), leave_together=False)
+    return run_rank(resolved, lambda *where: RpcRun(*where).run(), leave_together=False)
 
 
 def udf_with_torch_ops(x: torch.Tensor) -> torch.Tensor:
@@ -278,8 +278,8 @@ class RpcRun:
     def run(self) -> signal.Signals | None:
         """Run all windows; returns the signal that ended them early."""
         plan = {"workers": self.names, "driver": self.names[DRIVER]}
-        place = self.topology, self.device, self.peers
-        with untrained_run(self.resolved, *place, "tensorpipe", plan) as (site, clocks, _):
+        where = self.topology, self.device, self.peers
+        with untrained_run(self.resolved, *where, "tensorpipe", plan) as (site, clocks, _):
             if self.rank == DRIVER and self.profiled != self.config.profiling.enabled:
                 _log.warning(NO_EXPORT)
             folder = site.folder

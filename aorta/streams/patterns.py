@@ -76,13 +76,13 @@ def _fan_out(streams: int) -> list[Kernel]:
 
 def _fork_join(streams: int) -> list[Kernel]:
     """Return kernels on all streams at once, then a short one that waits for all of them and begins the next round."""
-    found: list[Kernel] = []
+    kernels: list[Kernel] = []
     for _ in range(ROUNDS):
-        before = (len(found) - 1,) if found else ()
-        first = len(found)
-        found += [Kernel(stream, after=before) for stream in range(streams)]
-        found.append(Kernel(0, after=tuple(range(first, len(found))), length=0.1))
-    return found
+        before = (len(kernels) - 1,) if kernels else ()
+        first = len(kernels)
+        kernels += [Kernel(stream, after=before) for stream in range(streams)]
+        kernels.append(Kernel(0, after=tuple(range(first, len(kernels))), length=0.1))
+    return kernels
 
 
 def _ping_pong(streams: int) -> list[Kernel]:
@@ -113,23 +113,23 @@ def _pipeline(streams: int) -> list[Kernel]:
 
 def _moe_bursts(streams: int) -> list[Kernel]:
     """Return router, experts of uneven load on all streams and combination, layer by layer as in MoE models."""
-    found: list[Kernel] = []
+    kernels: list[Kernel] = []
     for _ in range(ROUNDS // 2):
-        router = len(found)
-        found.append(Kernel(0, after=(router - 1,) if found else (), length=0.25))
-        found += [Kernel(s, after=(router,), length=1.0 + 0.5 * (s % 3)) for s in range(streams)]
-        found.append(Kernel(0, after=tuple(range(router + 1, len(found))), length=0.25))
-    return found
+        router = len(kernels)
+        kernels.append(Kernel(0, after=(router - 1,) if kernels else (), length=0.25))
+        kernels += [Kernel(s, after=(router,), length=1.0 + 0.5 * (s % 3)) for s in range(streams)]
+        kernels.append(Kernel(0, after=tuple(range(router + 1, len(kernels))), length=0.25))
+    return kernels
 
 
 def _allreduce_beside_gemm(streams: int) -> list[Kernel]:
     """Return kernels; the last stream reduces once per round of the others, as a bucket follows its layer."""
-    found: list[Kernel] = []
+    kernels: list[Kernel] = []
     for _ in range(ROUNDS):
-        layers = range(len(found), len(found) + max(streams - 1, 1))
-        found += [Kernel(stream, work="gemm") for stream in range(len(layers))]
-        found.append(Kernel(streams - 1, after=tuple(layers), work="allreduce"))
-    return found
+        layers = range(len(kernels), len(kernels) + max(streams - 1, 1))
+        kernels += [Kernel(stream, work="gemm") for stream in range(len(layers))]
+        kernels.append(Kernel(streams - 1, after=tuple(layers), work="allreduce"))
+    return kernels
 
 
 PATTERNS: Mapping[str, Pattern] = {
@@ -191,9 +191,9 @@ def most_at_once(kernels: Iterable[Interval]) -> int:
     return most
 
 
-def ran_together(one: Interval, other: Interval) -> bool:
+def ran_together(first: Interval, second: Interval) -> bool:
     """Return whether two kernels ran at once for longer than the events resolve."""
-    return min(one[1], other[1]) - max(one[0], other[0]) > RESOLUTION_NS
+    return min(first[1], second[1]) - max(first[0], second[0]) > RESOLUTION_NS
 
 
 def elapsed_ns(kernels: Sequence[Interval]) -> int:
@@ -276,7 +276,7 @@ class Issuer:
         ended: dict[int, torch.Event] = {}
         marks = []
         begun_ns = time.perf_counter_ns()
-        for place, (kernel, stream) in enumerate(zip(kernels, streams, strict=True)):
+        for index, (kernel, stream) in enumerate(zip(kernels, streams, strict=True)):
             with stream:
                 for before in kernel.after:
                     if streams[before] != stream:
@@ -284,8 +284,8 @@ class Issuer:
                 begin = clock.mark()
                 self._work(kernel)
                 marks.append((begin, clock.mark()))
-                if place in awaited:
-                    ended[place] = self._event()
+                if index in awaited:
+                    ended[index] = self._event()
         issued_ns = time.perf_counter_ns()
         clock.drain()
         self._issue_ns_a_kernel = max(self._issue_ns_a_kernel, (issued_ns - begun_ns) / len(kernels))

@@ -103,7 +103,7 @@ def shared_queues(issuer: Issuer, streams: Sequence[torch.Stream]) -> list[list[
         The indices of the streams of each queue, queues in the order of their first stream.
     """
     queues: list[list[int]] = []
-    for place, stream in enumerate(streams):
+    for index, stream in enumerate(streams):
         for own in queues:
             pair = (streams[own[0]], stream)
 
@@ -111,11 +111,11 @@ def shared_queues(issuer: Issuer, streams: Sequence[torch.Stream]) -> list[list[
                 return pair[kernel.stream]
 
             timed = (issuer.run([Kernel(0), Kernel(1)], spread) for _ in range(_TRIES))
-            if not any(ran_together(*each.kernels) for each in timed):
-                own.append(place)
+            if not any(ran_together(*repetition.kernels) for repetition in timed):
+                own.append(index)
                 break
         else:
-            queues.append([place])
+            queues.append([index])
     return queues
 
 
@@ -129,14 +129,14 @@ def distinct_streams(device: torch.device, number: int, priority: int) -> list[t
         ConfigError: the pool is exhausted, and streams of this priority cannot be had from the runtime.
     """
     module: Any = torch.get_device_module(device.type)
-    found: list[torch.Stream] = []
-    while len(found) < number:
+    streams: list[torch.Stream] = []
+    while len(streams) < number:
         fresh = module.Stream(device, priority=priority)
-        if fresh in found:
+        if fresh in streams:
             break
-        found.append(fresh)
-    pooled = len(found)
-    while len(found) < number:
+        streams.append(fresh)
+    pooled = len(streams)
+    while len(streams) < number:
         runtime = module.cudart()
         if priority != 0 or not hasattr(runtime, "cudaStreamCreate"):
             raise ConfigError(
@@ -148,8 +148,8 @@ def distinct_streams(device: torch.device, number: int, priority: int) -> list[t
         code = int(runtime.cudaStreamCreate(ctypes.addressof(handle)))
         if code != 0:
             raise ConfigError(f"workload.streams: the runtime makes no stream beyond torch's {pooled} (error {code})")
-        found.append(module.ExternalStream(handle.value, device=device))
-    return found
+        streams.append(module.ExternalStream(handle.value, device=device))
+    return streams
 
 
 _URGENT = -1
@@ -181,8 +181,8 @@ def _run(resolved: Resolved, topology: Topology, device: torch.device, peers: Pe
             whole = StreamsFile(STREAMS_VERSION, round(settings.kernel_us * 1e3), settings.knee_tolerance, results)
             path = site.folder.path / STREAMS_FILE
             write_whole(path, msgspec.json.format(msgspec.json.encode(whole).decode(), indent=1))
-            for one in results:
-                to_stdout(report_text(one, settings.knee_tolerance, style_of(sys.stdout)))
+            for result in results:
+                to_stdout(report_text(result, settings.knee_tolerance, style_of(sys.stdout)))
             _log.info("written: %s", path)
     return None
 
@@ -190,15 +190,15 @@ def _run(resolved: Resolved, topology: Topology, device: torch.device, peers: Pe
 def _measured(settings: Streams, topology: Topology, device: torch.device, peers: Peers) -> StreamsRank:
     """Run every pattern on every number of streams."""
     issuer = Issuer(device, settings, with_peers=topology.world_size > 1)
-    chosen = [one.name for one in settings.patterns]
-    patterns = {name: one for name, one in PATTERNS.items() if not chosen or name in chosen}
+    chosen = [pattern.name for pattern in settings.patterns]
+    patterns = {name: pattern for name, pattern in PATTERNS.items() if not chosen or name in chosen}
     counts = sorted(set(settings.streams))
     normal = distinct_streams(device, counts[-1], 0)
-    urgent = max(sum(map(one.urgent, range(counts[-1]))) for one in patterns.values())
+    urgent = max(sum(map(pattern.urgent, range(counts[-1]))) for pattern in patterns.values())
     everything = [*normal, *distinct_streams(device, urgent, _URGENT)]
     # First of all, in the order of the streams: a stream may get its queue at its first use.
     queues = shared_queues(issuer, everything)
-    queue_of = {place: number for number, queue in enumerate(queues) for place in queue}
+    queue_of = {index: number for number, queue in enumerate(queues) for index in queue}
 
     def typical(kernels: Sequence[Kernel], stream_of: Callable[[Kernel], torch.Stream]) -> Timed:
         """Return the repetition of median length: a single one may have met something else on the device."""
@@ -206,15 +206,15 @@ def _measured(settings: Streams, topology: Topology, device: torch.device, peers
         return sorted(runs, key=lambda run: elapsed_ns(run.kernels))[len(runs) // 2]
 
     def point(name: str, pattern: Pattern, streams: int) -> StreamsPoint:
-        kernels, places, by_queue = pattern.kernels(streams), list[int](), dict[int, list[int]]()
+        kernels, indices, by_queue = pattern.kernels(streams), list[int](), dict[int, list[int]]()
         for stream in range(streams):  # those of normal priority stand first among all streams, then the urgent ones
             urgent_before = sum(map(pattern.urgent, range(stream)))
-            place = len(normal) + urgent_before if pattern.urgent(stream) else stream - urgent_before
-            places.append(place)
-            by_queue.setdefault(queue_of[place], []).append(stream)
+            index = len(normal) + urgent_before if pattern.urgent(stream) else stream - urgent_before
+            indices.append(index)
+            by_queue.setdefault(queue_of[index], []).append(stream)
 
         def spread(kernel: Kernel) -> torch.Stream:
-            return everything[places[kernel.stream]]
+            return everything[indices[kernel.stream]]
 
         issuer.run(kernels, spread)  # warms up
         peers.gather(f"point/{name}/{streams}", True)
@@ -240,12 +240,12 @@ def _measured(settings: Streams, topology: Topology, device: torch.device, peers
             results.append(StreamsPattern(name, pattern.says, [], skipped=missing))
             continue
         points = [point(name, pattern, streams) for streams in counts]
-        gains = {each.streams: each.gain for each in points}
+        gains = {measured.streams: measured.gain for measured in points}
         results.append(StreamsPattern(name, pattern.says, points, knee(gains, settings.knee_tolerance)))
     return StreamsRank(
         rank=topology.rank,
         device=device_name(device),
         environment={name: os.environ[name] for name in QUEUE_VARIABLES if name in os.environ},
-        queues=[own for queue in queues if (own := [place for place in queue if place < len(normal)])],
+        queues=[own for queue in queues if (own := [index for index in queue if index < len(normal)])],
         patterns=results,
     )

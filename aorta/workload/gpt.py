@@ -58,7 +58,7 @@ class CausalAttention(nn.Module):
         if grouped:
             times = query_BHSE.shape[1] // key_BGTE.shape[1]
             key_BGTE, value_BGTE = (  # noqa: N806
-                each.unsqueeze(2).expand(-1, -1, times, -1, -1).flatten(1, 2) for each in (key_BGTE, value_BGTE)
+                tensor.unsqueeze(2).expand(-1, -1, times, -1, -1).flatten(1, 2) for tensor in (key_BGTE, value_BGTE)
             )
         return scaled_dot_product_attention(query_BHSE, key_BGTE, value_BGTE, attn_mask=visible_ST)
 
@@ -285,9 +285,9 @@ class MoeModel(GptModel):
             return MixtureOfExperts(dims, settings, settings.balance_weight / micro_batches)
 
         super().__init__(dims, feed_forward)
-        found = ((index, layer.get_submodule("feed_forward")) for index, layer in self.layers.items())
+        layers = ((index, layer.get_submodule("feed_forward")) for index, layer in self.layers.items())
         # In a tuple, where nn.Module does not look for children; a strategy may wrap the layers in others.
-        self._found = tuple((index, mixture) for index, mixture in found if isinstance(mixture, MixtureOfExperts))
+        self._found = tuple((index, mixture) for index, mixture in layers if isinstance(mixture, MixtureOfExperts))
 
     def experts(self) -> Iterator[nn.Module]:
         for index, mixture in self._found:
@@ -327,7 +327,7 @@ class SyntheticText(InMemory[Tokens]):
         successor = torch.randperm(vocab_size, generator=generator, dtype=torch.int32)
         tokens = torch.randint(vocab_size, (samples, length), generator=generator, dtype=torch.int32)
         follows = torch.rand(samples, length, generator=generator) < REPEATED
-        for place in range(1, length):
-            before = tokens[:, place - 1].long()
-            tokens[:, place] = torch.where(follows[:, place], successor[before], tokens[:, place])
+        for position in range(1, length):
+            before = tokens[:, position - 1].long()
+            tokens[:, position] = torch.where(follows[:, position], successor[before], tokens[:, position])
         super().__init__(Tokens(tokens.to(device)))

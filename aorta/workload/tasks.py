@@ -155,18 +155,18 @@ class TensorBatches(Generic[B]):
         """Yield micro-batches of one epoch from its `first_step` on; `gradient_accumulation` of them make a step."""
         generator = torch.Generator().manual_seed(self._training.seed + epoch)
         order = torch.randperm(len(self._data), generator=generator).to(self._data.samples[0].device)
-        mine, size = list[torch.Tensor](), self._training.batch_size
+        batches, size = list[torch.Tensor](), self._training.batch_size
         for step in range(first_step, self.steps_per_epoch):
             for micro in range(self._training.gradient_accumulation):
                 begin = step * self._per_step + (micro * self._world_size + self._rank) * size
-                mine.append(order[begin : begin + size])
+                batches.append(order[begin : begin + size])
         if self._on_device:
-            yield from (self._data[indices] for indices in mine)
+            yield from (self._data[indices] for indices in batches)
             return
         loader = DataLoader(
             self._data,
             batch_size=None,
-            sampler=mine,
+            sampler=batches,
             num_workers=self._loader.num_workers,
             pin_memory=self._loader.pin_memory,
         )

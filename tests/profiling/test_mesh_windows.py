@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from aorta.errors import ConfigError
 from aorta.profiling import trace_saver
-from aorta.profiling.profiler_plan import ProfilerPlan, TracePlace, coordinate_of, placed
+from aorta.profiling.profiler_plan import ProfilerPlan, TraceProcess, coordinate_of, placed
 from aorta.profiling.window_recording import open_profiler
 from tests.profiling.windows import files_below, listening, loop, numbers, preset, read
 
@@ -52,7 +52,7 @@ def test_a_folder_a_window_named_by_finished_steps(eight_steps):
 )
 @pytest.mark.spec("A5")
 def test_names_have_global_rank_and_coordinate(tmp_path, rank, shape, world, name):
-    place = TracePlace("run", rank, world_size=world, coordinate=coordinate_of(rank, shape, world))
+    place = TraceProcess("run", rank, world_size=world, coordinate=coordinate_of(rank, shape, world))
     loop(tmp_path, d9d(2, 0, 1), 2, place=place)
     assert files_below(tmp_path) == [f"step_2/{name}"]
     with tarfile.open(tmp_path / "step_2" / name) as archive:
@@ -87,7 +87,7 @@ def test_a_rank_outside_the_mesh_is_told_when_it_opens(tmp_path):
             return None  # as torch answers a rank that is not in the mesh
 
     with pytest.raises(ConfigError, match="rank 2 is not in the mesh"):
-        placed(TracePlace("run", 2, world_size=3), Elsewhere())
+        placed(TraceProcess("run", 2, world_size=3), Elsewhere())
 
 
 @pytest.mark.spec("A8")
@@ -135,13 +135,13 @@ def test_shapes_and_stacks_and_no_word_about_a_missing_device(eight_steps, tmp_p
     (mm,) = [event for event in events if event.get("name") == "aten::mm"]
     assert mm["args"]["Input Dims"] == [[8, 8], [8, 8]]
     assert any(event.get("cat") == "python_function" for event in events)
-    with open_profiler(ProfilerPlan(d9d(), TracePlace("run"), tmp_path), 0) as profiler:  # warnings are errors here
+    with open_profiler(ProfilerPlan(d9d(), TraceProcess("run"), tmp_path), 0) as profiler:  # warnings are errors here
         assert [activity.name for activity in profiler.activities] == ["CPU"] + ["CUDA"] * torch.cuda.is_available()
 
 
 @pytest.mark.spec("A11")
 def test_it_is_torch_s_own_profiler_and_steps_are_global(tmp_path):
-    with open_profiler(ProfilerPlan(d9d(), TracePlace("run"), tmp_path), 6) as profiler:
+    with open_profiler(ProfilerPlan(d9d(), TraceProcess("run"), tmp_path), 6) as profiler:
         assert isinstance(profiler, torch.profiler.profile)
         assert profiler.step_num == 6
         profiler.step()

@@ -8,7 +8,7 @@ from importlib.metadata import entry_points
 import pytest
 
 from aorta.config.profiling import FILE_FIELDS, fill, problem_of, profiling_notes, selected_ranks
-from aorta.profiling.profiler_plan import Counters, ProfilerPlan, TracePlace
+from aorta.profiling.profiler_plan import Counters, ProfilerPlan, TraceProcess
 from aorta.profiling.window_recording import NullProfiler, open_profiler
 from tests.profiling.windows import FLAGS, HERE, files_below, listening, loop, numbers, preset, read
 
@@ -29,7 +29,7 @@ def one_epoch(tmp_path_factory):
 
 @pytest.mark.spec("E2")
 def test_folders_know_who_writes(tmp_path):
-    place = TracePlace("named", 5, 1, 8, 4, 1)
+    place = TraceProcess("named", 5, 1, 8, 4, 1)
     folder = tmp_path / "{run_name}_{rank}_{local_rank}_{world_size}_{local_world_size}_{node_rank}_{batch}"
     settings = composer(wait=0, warmup=0, active=1)
     loop(folder, settings, 1, place=place)
@@ -171,7 +171,7 @@ def test_names_tensorboard_s_plugin_finds(tmp_path, option):
 @pytest.fixture(scope="module")
 def twenty_steps(tmp_path_factory):
     folder = tmp_path_factory.mktemp("twenty")
-    loop(folder, preset("tutorial"), 20, place=TracePlace("run", 0, world_size=4))
+    loop(folder, preset("tutorial"), 20, place=TraceProcess("run", 0, world_size=4))
     return folder
 
 
@@ -216,7 +216,7 @@ def test_a_rank_beyond_the_world_is_one_warning():
 @pytest.mark.spec("B4")
 def test_a_rank_that_is_not_meant_gets_one_that_does_nothing(tmp_path):
     profiler = open_profiler(
-        ProfilerPlan(preset("tutorial", ranks="1"), TracePlace("run", 0, world_size=2), tmp_path / "none"), 0
+        ProfilerPlan(preset("tutorial", ranks="1"), TraceProcess("run", 0, world_size=2), tmp_path / "none"), 0
     )
     assert isinstance(profiler, NullProfiler)
     with profiler as same:
@@ -257,7 +257,7 @@ def test_a_window_a_cycle_and_none_after_the_last(tmp_path, repeat, names):
 def test_only_profiled_ranks_make_the_folder_and_no_two_share_a_file(tmp_path):
     settings = preset("tutorial", wait=0, warmup=0, active=1, ranks=[0, 2], with_stack=False)
     for rank in range(4):
-        loop(tmp_path / "traces", settings, 1, place=TracePlace("run", rank, world_size=4))
+        loop(tmp_path / "traces", settings, 1, place=TraceProcess("run", rank, world_size=4))
         assert (tmp_path / "traces").exists()
     assert files_below(tmp_path / "traces") == ["rank0_iter1_1.json", "rank2_iter1_1.json"]
     assert [read(tmp_path / f"traces/rank{rank}_iter1_1.json")["global_rank"] for rank in (0, 2)] == [0, 2]

@@ -20,10 +20,10 @@ from typing import Any
 import torch
 
 from aorta.config.schema import GROUPS, Profiling
-from aorta.profiling.profiler_plan import Counters, ProfilerPlan, TracePlace, placed
+from aorta.profiling.profiler_plan import Counters, ProfilerPlan, TraceProcess, placed
 from aorta.profiling.window_recording import NullProfiler, WindowRecording, open_profiler
 
-HERE = TracePlace("run", host="node7", pid=42)
+HERE = TraceProcess("run", host="node7", pid=42)
 
 
 FLAGS = {"record_shapes": True, "profile_memory": True, "with_stack": True}
