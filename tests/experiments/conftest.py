@@ -114,6 +114,7 @@ class Bench:
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Bench:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FAKE_RECORD", str(tmp_path / "record.jsonl"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as runner processes have it: plans of two environments do not mix
     for name in ("FAKE_ACTS", "TORCHELASTIC_RUN_ID"):
         monkeypatch.delenv(name, raising=False)
     made = Bench(tmp_path, tmp_path / "fake", capsys, monkeypatch)
