@@ -1,4 +1,4 @@
-"""What people report in public is answered rightly, whatever tool and library wrote it (docs/dev/cases.md).
+"""What people report in public is answered rightly, whatever tool and library wrote it.
 
 `public_cases/` has a file for each kind: its cases, each with files of traces and the right answer, which was worked
 out from the rows by a sweep that shares nothing with AORTA. A file is JSON (also packed with gzip), text, bytes in
