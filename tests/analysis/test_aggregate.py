@@ -17,7 +17,6 @@ from aorta.analysis.aggregate import NOTHING_RECORDED, NOTHING_USED, LabelledRun
 from aorta.documents import as_json
 from aorta.documents import known as value_of
 from aorta.documents.dataset import DatasetEntry, PhaseTimes
-from aorta.documents.statistics import describe
 from aorta.read.locations import load_source
 from aorta.read.record import load_run
 from aorta.records.schema import Coverage, Step
@@ -178,21 +177,6 @@ def test_nothing_after_warmup_is_a_count_of_zero(tmp_path: Path, steps: list[Any
     assert entry.count == 0
     assert entry.reason == reason
     assert value_of(entry.metrics) is None
-
-
-def test_one_rank_has_no_spread() -> None:
-    entry = describe([1.0, 2.0], [0, 0])
-    assert entry.rank_spread is None
-    assert entry.rank_spread_reason == "a spread needs two ranks with values, not 1"
-
-
-def test_the_library_gives_frames_with_whole_nanoseconds(tmp_path: Path) -> None:
-    write_rank(tmp_path, header(), [step(overlap=metrics(10, 8, 4, 2), warmup=True, loss=None)])
-    frame = aorta.analysis.steps(tmp_path)
-    assert frame["t_start_ns"].dtype == "int64"
-    assert frame["warmup"].tolist() == [True]
-    assert frame["loss"].isna().all()
-    assert frame["step_ms"].tolist() == [10.0]
 
 
 BLIND = Coverage(2, 3, False, "the backends counted 3 collectives, AORTA saw 2")

@@ -11,7 +11,7 @@ from aorta.analysis.cautions import FEW_STEPS, alerts, cautions
 from aorta.documents.dataset import DatasetEntry
 from aorta.read.record import load_run
 from aorta.report.files import write_report
-from tests.analysis.builders import collective, header, metrics, partial, simulated_run, step, write_rank
+from tests.analysis.builders import header, metrics, partial, simulated_run, step, write_rank
 
 USUAL = metrics(20, 16, 8, 4)
 
@@ -74,16 +74,6 @@ def test_a_run_without_steps_has_none() -> None:
     assert cautions(partial(DatasetEntry, count=0, reason="no step is left after warm-up")) == []
 
 
-def test_rows_that_round_to_the_same_name_are_told_apart(tmp_path: Path) -> None:
-    rows = [collective("allreduce", at, bytes=size) for at, size in enumerate((1_000_000, 1_000_004))]
-    for rank in range(2):
-        write_rank(tmp_path, header(rank, 2), [step(rank, 2, overlap=USUAL, collectives=rows)])
-    text = write_report({"x": tmp_path}, tmp_path / "out", html=False).text
-    table = " ".join(text.split())
-    assert "allreduce world 2 1 MB" in table
-    assert "allreduce world 2 1.000004 MB" in table
-
-
 def test_what_is_wrong_stands_first_in_every_report_the_most_serious_first(tmp_path: Path) -> None:
     """A record lost its middle and its end, a rank is missing, the network was emulated."""
     folder = simulated_run(tmp_path / "run", label="x", ranks=3, fabric="emulated")
@@ -105,17 +95,3 @@ def test_what_is_wrong_stands_first_in_every_report_the_most_serious_first(tmp_p
     assert re.findall("<li>(.*?)</li>", strip.partition("</ul>")[0]) == expected
     whole = write_report({"x": simulated_run(tmp_path / "whole", label="y", ranks=2)}, tmp_path / "out2", html=False)
     assert "Warning: " not in whole.text
-
-
-def test_sides_are_named_where_they_are_not_alike(tmp_path: Path) -> None:
-    sources = {
-        label: simulated_run(tmp_path / label, label=label, ranks=2, fabric=fabric)
-        for label, fabric in (("a", "none"), ("b", "emulated"))
-    }
-    text = write_report(sources, tmp_path / "out", "a", "b", html=False, brief=True).text
-    assert "\nWarning: b: EMULATED FABRIC: communication times" in text
-
-
-def test_a_record_of_one_rank_says_how_to_start_more(tmp_path: Path) -> None:
-    write_rank(tmp_path, header(0, 1), [step(0, 1, overlap=metrics(20, 16, 0, 0))])
-    assert any("torchrun --standalone --nproc_per_node N" in note for note in load_run(tmp_path).health.notes)

@@ -371,17 +371,6 @@ def test_the_outcome_comes_first_and_the_rest_folds_away() -> None:
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1, "cells of each row"
 
 
-def test_rows_of_zeros_are_left_out_and_so_are_deltas_of_other_work() -> None:
-    values = {"overlap_ratio": metric(0.8, 0.7, "ratio"), "exposed_send_ms": metric(0.0, 0.0001)}
-    assert "| exposed\\_send" not in markdown_summary(summary(comparison(**values)))
-    keys = [FactDifference("header.world_size", 2, 4)]
-    other = {"unlike": ["header.world_size"], "manifest_differences": keys}
-    text = markdown_summary(summary(comparison(of=other, **values)))
-    assert text.startswith("### AORTA: not comparable\n")
-    assert "| metric | cuda | rocm | direction |" in text
-    assert "0.1000" not in text
-
-
 def test_without_a_gate_the_verdict_comes_first_and_without_a_comparison_that_is_said() -> None:
     assert markdown_summary(summary(explained())).startswith("### AORTA: not tested\n")
     assert "No comparison was asked for." in markdown_summary(partial(Summary))

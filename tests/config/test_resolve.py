@@ -12,7 +12,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from aorta.config.resolve import NOT_IN_HASH, environment_number, resolve, steps_planned
-from aorta.config.schema import FSDP, GROUPS, NAMES, Config, Precision
+from aorta.config.schema import FSDP, GROUPS, Config, Precision
 from aorta.errors import ConfigError
 from scripts.config_reference import entries, reference
 from tests.config.conftest import ROOT
@@ -168,14 +168,6 @@ def test_the_page_is_up_to_date():
 def test_every_key_has_a_comment(where, node):
     silent = [entry.name for entry in entries(node) if entry.kind and not entry.meaning]
     assert silent == [], f"{node.__name__} in {node.__module__}: a comment above the field is its documentation"
-
-
-def test_every_key_has_one_row_of_the_page():
-    page = (ROOT / "docs/configuration.md").read_text()
-    for name in SECTIONS:
-        for node in GROUPS.get(name, {"": SECTIONS[name]}).values():
-            for key in (f"{name}.{field.name}" for field in dataclasses.fields(node)):
-                assert page.count(f"| `{key}` |") == (key not in NAMES), key
 
 
 def plain(node):

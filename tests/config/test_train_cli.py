@@ -54,14 +54,6 @@ def test_the_older_command_and_the_native_one_show_the_same_configuration(door, 
     assert door.shown(*older) == door.shown(*FOUR)
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("style", [(), ("--override",)], ids=["native", "older"])
-@pytest.mark.parametrize("value", ["a=b", "rank{rank}", "it's", "a=b\\", "two words", "{x}", "tail'", "x'=\\'"])
-@pytest.mark.spec("D54")
-def test_a_value_with_marks_of_the_grammar_arrives_as_it_was_written(door, style, value):
-    assert door(*style, f"training.output_dir={value}").job.config.training.output_dir == value
-
-
 @pytest.mark.spec("D54")
 def test_quotes_of_the_caller_s_own_are_left_alone_and_a_slip_in_them_is_refused(door):
     assert door("training.output_dir='a=b'").job.config.training.output_dir == "a=b"

@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator
-from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.profiler import ProfilerActivity
 
 from aorta.distributed import cuda, topology
 from aorta.distributed.topology import (
@@ -111,11 +109,6 @@ def test_a_cpu_is_used_where_asked_for_or_where_there_is_nothing_else(two_device
     request.getfixturevalue("no_device")
     assert select_device("auto", 5) == torch.device("cpu")
     assert two_devices == []
-
-
-def test_a_device_that_is_not_there(no_device):
-    with pytest.raises(ConfigError, match=r"training\.device=cuda: torch sees no CUDA or HIP device"):
-        select_device("cuda", 0)
 
 
 def test_an_accelerator_is_taken_by_its_type(monkeypatch):
@@ -227,30 +220,6 @@ def test_random_states_of_host_and_device_are_put_back(monkeypatch):
     assert generator.asked == [XPU, XPU]
 
 
-def test_states_without_a_device_s_leave_it_alone(monkeypatch):
-    generator = Generator()
-    monkeypatch.setattr(torch, "get_device_module", lambda _device: generator)
-    states = topology.random_states(torch.device("cpu"))
-    assert list(states) == ["cpu"]
-    topology.set_random_states(states, XPU)
-    assert generator.asked == []
-
-
-def test_a_device_is_called_as_its_module_calls_it_or_by_its_type(monkeypatch):
-    monkeypatch.setattr(
-        torch, "get_device_module", lambda _: SimpleNamespace(get_device_name=lambda d: f"Max {d.index}")
-    )
-    assert topology.device_name(XPU) == "Max 1"
-    monkeypatch.setattr(torch, "get_device_module", lambda _: SimpleNamespace())
-    assert topology.device_name(XPU) == "xpu"
-    assert topology.device_name(torch.device("cpu")) == "cpu"
-
-
-def test_the_profiler_sees_the_host_first_and_what_this_build_has_beside_it(monkeypatch):
-    monkeypatch.setattr(topology, "supported_activities", lambda: {ProfilerActivity.XPU, ProfilerActivity.CPU})
-    assert topology.profiled() == [ProfilerActivity.CPU, ProfilerActivity.XPU]
-
-
 @pytest.fixture(autouse=True)
 def asked_anew() -> Iterator[None]:
     cuda._has_device.cache_clear()
@@ -268,21 +237,6 @@ def test_nothing_is_being_captured_without_a_device(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", raises)
     assert cuda.is_capturing() is False
-
-
-def test_a_capture_is_seen(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    assert cuda.is_capturing() is True
-
-
-def test_a_version_is_of_a_library_that_is_there(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert cuda.nccl_version() is None
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
-    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 3))
-    assert cuda.nccl_version() == "2.27.3"
 
 
 def test_the_check_for_synchronisations_hides_torch_s_word_about_itself_and_nothing_else(monkeypatch):

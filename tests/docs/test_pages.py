@@ -5,9 +5,7 @@ what a program writes of them, and their site.
 from __future__ import annotations
 
 import ast
-import os
 import re
-import shutil
 import subprocess
 import tomllib
 from collections.abc import Iterator
@@ -146,27 +144,6 @@ LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 LARGEST_PICTURE = 150_000
 
 
-def anchors(page: Path) -> set[str]:
-    """What a heading is called in a link: lower case, blanks as hyphens, other marks dropped."""
-    headings = re.findall(r"^#{1,6} (.+)$", prose(page), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
-def broken(page: Path) -> Iterator[str]:
-    """Targets of a page's relative links that lead nowhere."""
-    for target in LINK.findall(prose(page)):
-        if "://" not in target:
-            path, _, anchor = target.partition("#")
-            there = (page.parent / path).resolve() if path else page
-            if not there.exists() or (anchor and anchor not in anchors(there)):
-                yield target
-
-
-def test_links_resolve() -> None:
-    assert any(LINK.search(prose(page)) for page in PAGES)
-    assert [f"{name(page)}: {target}" for page in PAGES for target in broken(page)] == []
-
-
 def test_every_page_is_listed() -> None:
     index = ROOT / "docs" / "README.md"
     linked = {(index.parent / target).resolve() for target in LINK.findall(index.read_text())}
@@ -265,46 +242,3 @@ def test_what_the_table_says_is_trained_is_trained() -> None:
         assert in_pipelines == {each for each, strategies in workload_table.TRAINED.items() if strategy in strategies}
     assert workload_table.TRAINED["ranking"] == {*CASES, *STRATEGIES}
     assert {each: ranks for each, (ranks, _) in CASES.items()}.items() <= workload_table.RANKS.items()
-
-
-OTHERS = ("artifacts/README.md", "LICENSE", "mkdocs.yml", "scripts/lib/site.py")
-
-
-@pytest.fixture
-def tree(tmp_path: Path) -> Path:
-    """All that the site is made of."""
-    shutil.copytree(ROOT / "docs", tmp_path / "docs", ignore=shutil.ignore_patterns("__pycache__"))
-    scripts = (str(script.relative_to(ROOT)) for script in ROOT.glob("benchmarks/frameworks/scripts/*.py"))
-    for file in (*(page.name for page in ROOT.glob("*.md")), *OTHERS, *scripts):
-        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / file, tmp_path / file)
-    return tmp_path
-
-
-def build(tree: Path) -> subprocess.CompletedProcess[str]:
-    """The command of scripts/check."""
-    (line,) = re.findall(r"stage site (env .*)", (ROOT / "scripts" / "check").read_text())
-    return subprocess.run(line.split(), cwd=tree, env=os.environ, capture_output=True, text=True, check=False)
-
-
-def test_links_lead_to_the_same_files_as_in_the_repository(tree: Path) -> None:
-    (tree / "code.py").write_text("# a file that no page is made of\n")
-    with (tree / "docs" / "compare.md").open("a") as page:
-        page.write("\n[out](../code.py), [anchor](../artifacts/README.md#device-row)\n")
-    done = build(tree)
-    assert done.returncode == 0, done.stderr
-    text = (tree / "site" / "docs" / "compare" / "index.html").read_text()
-    assert 'href="../../code.py"' in text
-    assert 'href="../../artifacts/#device-row"' in text
-    for path in ("index.html", "artifacts/index.html", "code.py", "LICENSE", "docs/images/report_page.png"):
-        assert (tree / "site" / path).is_file(), path
-
-
-def test_a_page_link_or_heading_that_is_not_there_ends_the_stage(tree: Path) -> None:
-    (tree / "docs" / "orphan.md").write_text("# In no navigation\n")
-    with (tree / "docs" / "compare.md").open("a") as page:
-        page.write("\n[file](../nothing.py), [heading](metrics.md#nowhere)\n")
-    done = build(tree)
-    assert done.returncode == 1
-    for named in ("docs/orphan.md", "'../nothing.py'", "'#nowhere'"):
-        assert named in done.stderr

@@ -6,25 +6,22 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
 import statistics
 import subprocess
 import sys
-import termios
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from aorta.experiments import launch_folder, plan_command
+from aorta.experiments import launch_folder
 from aorta.experiments.launch_medians import variation
 from aorta.experiments.process import MARK
 from aorta.installation import commit_of
 from aorta.read.record import load_run
 from aorta.report import command as report_command
 from tests.experiments.conftest import Bench
-from tests.runs import HANGS_S, ROOT, finished
+from tests.runs import ROOT, finished
 
 AB = ("--launches", "2", "--reference", "a=1", "--candidate", "a=2", "s=1")
 OWN = ("--command", "run there.py {output}")
@@ -272,13 +269,6 @@ def test_a_container_launches_in_place_of_torchrun(bench: Bench) -> None:
     assert "manifest of each run" in versions["reason"]
 
 
-def test_every_container_that_is_shown_can_be_ended() -> None:
-    text = (ROOT / "docs" / "compare.md").read_text() + plan_command.parser().format_help()
-    shown = re.findall(r"docker run (?!\.\.\.)(.*)", text)
-    assert len(shown) == 3
-    assert all(words.startswith(f"--rm --init -e {MARK} ") for words in shown)
-
-
 def test_the_plan_folder_may_be_the_caller_s(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (inside := tmp_path / "inside").mkdir()
     monkeypatch.chdir(inside)
@@ -383,27 +373,6 @@ def test_help_is_quick_and_shows_the_examples(bench: Bench) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     for words in ("two configurations", "two interpreters", "--aa --launches 8", "repeats of one configuration"):
         assert words in done.stdout
-
-
-@pytest.mark.thorough
-def test_a_terminal_shows_one_bar_over_all_launches(bench: Bench) -> None:
-    bench.acts(candidate_01={"fail": 1})
-    mine, its = pty.openpty()
-    termios.tcsetwinsize(its, (24, 120))
-    runner = bench.start(*AB, stderr=its)
-    os.close(its)
-    shown = b""
-    with suppress(OSError):  # EIO: the other end is closed
-        while more := os.read(mine, 4096):
-            shown += more
-    os.close(mine)
-    runner.communicate(timeout=HANGS_S)
-    assert runner.returncode == 0
-    text = shown.decode()
-    assert [text.find(f"{name}: ") for name in ORDER] == sorted(text.find(f"{name}: ") for name in ORDER)
-    assert "4/4 [" in text
-    assert "[2/4] candidate/01: failed: exit code 7 in" in text
-    assert "done in" not in text
 
 
 STEPS = {"reference_00": 100.0, "candidate_00": 104.0, "candidate_01": 98.0, "reference_01": 101.0}

@@ -207,13 +207,3 @@ def test_a_small_data_set_is_repeated_for_as_many_steps_as_asked_for(tmp_path):
         (0, 0, 0), (0, 1, 1), (0, 2, 2), (1, 0, 3), (1, 1, 4), (1, 2, 5), (2, 0, 6)
     ]  # fmt: skip
     assert json.loads((tmp_path / "run.json").read_text())["steps_planned"] == 7
-
-
-def test_one_rank_says_once_and_in_its_manifest_that_it_had_no_communication(tmp_path):
-    said = "one rank: it has no other rank to communicate with"
-    errors = train(tmp_path, "telemetry.rocm_smi=true", ranks=1).stderr
-    assert "telemetry.rocm_smi: not sampled, as this run computes on cpu" in errors
-    (line,) = [line for line in errors.splitlines() if said in line]
-    assert "--nproc_per_node" in line
-    (warning,) = json.loads((tmp_path / "run.json").read_text())["warnings"]
-    assert warning.startswith(said)

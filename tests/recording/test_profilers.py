@@ -49,31 +49,6 @@ def test_presets_of_train_py_are_the_same_objects_settings():
     assert aorta.TorchProfiler().settings == config.profiling
 
 
-@pytest.mark.spec("A3")
-def test_a_schedule_that_cannot_be_is_refused_when_it_is_made(tmp_path):
-    with pytest.raises(ValueError, match="period=2, warmup=2, active=1"):
-        aorta.Profiler(tmp_path, 2, 2, 1, None)
-
-
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (
-            lambda: aorta.Profiler("x", 4, 1, 1, None, bach=1),
-            "aorta.Profiler: Key 'bach' not in .*; the keys of .*wait",
-        ),
-        (lambda: aorta.TorchProfiler(num_traces_to_keep=0), "num_traces_to_keep=0: every trace would be lost"),
-        (lambda: aorta.TorchProfiler(filename="{bach}.json"), r"\{bach\} is no variable"),
-        (lambda: aorta.TorchProfiler(memory_filename="m.html"), "needs profiling.with_stack"),
-        (lambda: aorta.TorchProfiler(num_traces_to_keep=0, remote_root="memory://x"), "ends with this process"),
-    ],
-)
-@pytest.mark.spec("E4", "E15", "E17")
-def test_what_cannot_be_is_refused_when_it_is_made(make, said):
-    with pytest.raises(ConfigError, match=said):
-        make()
-
-
 @pytest.mark.spec("A1", "A2", "A6")
 def test_around_a_loop_without_a_process_group(tmp_path):
     with aorta.Profiler(tmp_path, 4, 1, 1, None) as profiler:

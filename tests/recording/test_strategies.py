@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from pathlib import Path
 
@@ -66,19 +65,3 @@ def test_accumulated_micro_batches_train_like_one_batch(tmp_path: Path) -> None:
 
     # The same samples a step over both ranks, summed in another order.
     assert mean_losses(tmp_path / "parts") == pytest.approx(mean_losses(tmp_path / "whole"), rel=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("strategy", "precision"),
-    [
-        ("ddp", "fp16"),
-        ("fsdp", "bf16"),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (("ddp", "bf16"), ("fsdp1", "fp16"), ("fsdp", "fp16"), ("tp", "bf16"))
-        ),
-    ],
-)
-def test_mixed_precision_trains(tmp_path: Path, strategy: str, precision: str) -> None:
-    train(tmp_path, f"parallel={strategy}", f"training.mixed_precision={precision}", "training.max_steps=4")
-    assert all(math.isfinite(loss or math.nan) for loss in losses(tmp_path))

@@ -14,7 +14,6 @@ import pytest
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.cautions import alerts
 from aorta.documents.comparison import Comparison, FactDifference, Summary
-from aorta.documents.explanations import Finding
 from aorta.documents.formatting import PAGE
 from aorta.documents.metrics import NOT_SHOWN, SHOWN_FIRST
 from aorta.read.record import load_run
@@ -25,7 +24,7 @@ from aorta.report.run_tables import comparison_table
 from aorta.report.summary import summarize
 from aorta.report.tables import Table, page_table
 from aorta.report.text import brief_text
-from tests.analysis.builders import collective, header, metrics, step, write_manifest, write_rank
+from tests.analysis.builders import collective, header, metrics, step, write_rank
 from tests.report.pages import (
     Parts,
     as_bokeh,
@@ -257,14 +256,6 @@ def test_a_comparison_of_few_steps_leads_with_what_its_sides_lead_with(steps: in
     assert ("Metrics: means, and the overlap as a ratio of sums" in text_of(html)) == few
 
 
-def test_of_launch_sets_the_launch_that_is_shown_is_named_once(written: tuple[Summary, str]) -> None:
-    summary, text = written[0], text_of(written[1])
-    for label, entry in summary.datasets.items():
-        assert text.count(f"{label}: of 4 launches this is \u2026/{Path(entry.representative).name}") == 1
-    assert text.count("the launch nearest the medians of exposed_comm_ms and job_step_ms") == 1
-    assert "medians of the medians of launches" in text
-
-
 def test_a_job_step_that_is_not_known_is_not_drawn(tmp_path: Path) -> None:
     for rank in range(2):
         rows = [collective(end_ms=4.0)]
@@ -280,43 +271,6 @@ def test_a_job_step_that_is_not_known_is_not_drawn(tmp_path: Path) -> None:
     assert "x: no job step is drawn: 1 of 3 ranks are missing; the slowest may be among them" in text
     assert "median step of the ranks read" in text
     assert "job step</option>" not in html
-
-
-def test_ranks_with_another_environment_or_library_are_named(tmp_path: Path) -> None:
-    write_rank(tmp_path / "run", header(), [step(0, 1, at, overlap=metrics(10, 8, 4, 2)) for at in range(4)])
-    other = {"environment_differences": {"2": {"NCCL_ALGO": "Tree"}}, "collective_library_differences": {"3": None}}
-    write_manifest(tmp_path / "run", **other)
-    datasets = {"x": LabelledRun("x", load_run(tmp_path / "run"))}
-    text = text_of(page(datasets, summarize(subjects(datasets)), tmp_path / "r.html"))
-    assert "x: another environment than that of rank 0 on rank 2" in text
-    assert "environment_differences.2.NCCL_ALGO Tree" in text
-    assert "x: another collective library than that of rank 0 on rank 3" in text
-
-
-def test_the_navigation_says_what_headings_say(written: tuple[Summary, str]) -> None:
-    html = written[1]
-    nav = html[html.index("<nav ") : html.index("</nav>")]
-    links = dict(re.findall(r'<a href="#([^"]+)">([^<]+)</a>', nav))
-    assert links.pop("verdict") == "Verdict"
-    for target, text in links.items():
-        here = html[html.index(f' id="{target}"') :]
-        heading = re.search(r"<h2[^>]*>([^<]+)</h2>", html[html.rindex("<", 0, html.index(f' id="{target}"')) :])
-        assert heading is not None
-        assert heading[1] == text, here[:80]
-
-
-def test_every_column_of_numbers_says_what_it_is(written: tuple[Summary, str]) -> None:
-    heads = re.findall(r'<th scope="col" data-numeric="true"[^>]*>(.*?)</th>', written[1])
-    assert heads
-    assert all(re.fullmatch(r'<button type="button">[^<]+</button>', head) for head in heads)
-
-
-def test_what_rules_found_stands_below_the_timeline(tmp_path: Path) -> None:
-    datasets = {"x": two_runs(tmp_path, ranks=1, steps=6)["cuda"]}
-    summary = summarize(subjects(datasets))
-    summary.datasets["x"].findings = [Finding("mine", "a collective is on the compute stream")]
-    text = text_of(page(datasets, summary, tmp_path / "r.html"))
-    assert text.index("A collective is on the compute stream") < text.index("no prediction")
 
 
 def test_ids_are_unique_and_every_label_has_its_control(written: tuple[Summary, str]) -> None:

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from aorta import loggers
 from aorta.report import command as report_command
 from aorta.report.command import overlap_report
-from tests.analysis.builders import header, simulated_run, strict_json, write_rank
+from tests.analysis.builders import simulated_run, strict_json
 from tests.analysis.compare.builders import launch_set
 from tests.logger_files import tensorboard_events
 
@@ -76,34 +75,10 @@ def test_bad_input_ends_with_2_and_one_message(
     assert said in streams.err
 
 
-def test_exit_codes_of_the_process(tmp_path: Path) -> None:
-    write_rank(tmp_path / "run", header(), [])
-    (tmp_path / "taken").write_text("a file")
-    for arguments in (["--no-such-option"], ["--log-dir", "run", "--label", "x", "--output", "taken/below"]):
-        done = run(tmp_path, *arguments)
-        assert (done.returncode, done.stdout) == (2, "")
-        assert "error:" in done.stderr
-        assert "Traceback" not in done.stderr
-
-
-def test_the_default_output_of_one_label(two_runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(two_runs)
-    assert overlap_report(["--reference", "cuda"]) == 0
-    assert (two_runs / "reports" / "cuda" / "cuda_timeline.png").exists()
-
-
 def loaded_after(here: Path, code: str) -> set[str]:
     done = run(here, code=f"{code}\nimport sys\nprint('LOADED', *sys.modules)")
     assert done.returncode == 0, done.stderr
     return set(done.stdout.rpartition("LOADED")[2].split())
-
-
-def test_importing_and_asking_for_help_load_nothing_heavy(tmp_path: Path) -> None:
-    root = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
-    help_ = f"import runpy, contextlib; sys.argv = [{str(COMMAND)!r}, '--help']\n"
-    help_ += f"with contextlib.suppress(SystemExit): runpy.run_path({str(COMMAND)!r}, run_name='__main__')"
-    for code in (root + "import aorta.analysis", root + help_):
-        assert loaded_after(tmp_path, code).isdisjoint(HEAVY)
 
 
 @pytest.mark.thorough
@@ -164,10 +139,3 @@ def test_a_logger_that_fails_leaves_the_report_and_the_answer_of_a_gate(
     said = capsys.readouterr()
     assert "wandb: ConnectionError: no route to host" in said.err
     assert str(tmp_path / "out" / "summary.json") in said.out
-
-
-def test_a_missing_client_is_said_before_anything_is_read(tmp_path, two_sets, capsys, monkeypatch):
-    monkeypatch.setattr(loggers, "find_spec", lambda _module: None)
-    assert overlap_report([*two_sets, "--log", "wandb"]) == 2
-    assert '--log wandb: wandb is not installed: pip install "PATH/TO/CHECKOUT[wandb]"' in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()

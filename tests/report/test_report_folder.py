@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import struct
-import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
@@ -24,9 +21,6 @@ from aorta.report.files import write_report
 from aorta.report.page.account_bars import parts
 from tests.analysis.builders import collective, header, metrics, simulated_run, step, strict_json, write_rank
 from tests.autopsy import hangs
-from tests.read.kineto_files import ALLREDUCE, GEMM, document, kernel
-from tests.read.rocprof_files import as_csv
-from tests.read.test_sources import report
 from tests.report.page_states import save_autopsy
 from tests.report.pages import text_of
 
@@ -63,20 +57,6 @@ def test_a_comparison_writes_everything_it_names(tmp_path: Path) -> None:
     assert summary["comparison"]["metrics"]["overlap_ratio"]["judgement"] == "worse"
 
 
-def test_the_text_fits_and_names_denominators(tmp_path: Path) -> None:
-    sources = {name: simulated_run(tmp_path / name, label=name, ranks=2, steps=6, seed=ord(name)) for name in "ab"}
-    text = write_report(sources, tmp_path / "out", "a", "b", html=False).text
-    lines = [line for line in text.splitlines() if str(tmp_path) not in line]
-    assert max(map(len, lines)) <= 100
-    said = " ".join(text.split())
-    assert "overlap_ratio = hidden/comm" in said
-    assert "overlap_over_compute" not in said  # it is in summary.json
-    assert "exposed_share = exposed/step" in said
-    assert (
-        text.index("overlap_ratio  ") < text.index("What makes the step longer or shorter") < text.index("2 of 2 ranks")
-    )
-
-
 def test_the_collectives_of_a_dataset_are_told_with_what_limits_them(tmp_path: Path) -> None:
     rows = [collective("reducescatter", end_source="wait"), collective("broadcast", 1)]
     for rank in range(2):
@@ -85,14 +65,6 @@ def test_the_collectives_of_a_dataset_are_told_with_what_limits_them(tmp_path: P
     assert "reducescatter world 2 1 MB 1 1 1 0" in " ".join(text.split())
     assert "reducescatter: transfer is an upper bound: some ends are the end of the caller's wait." in text
     assert "No transfer time of broadcast: a rank may end this kind early" in text
-
-
-def test_a_run_of_no_step_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
-    write_rank(tmp_path / "run", header(), [], foot=None)
-    said = r"run: 0 steps recorded: recording\.step\(\) was not called, or, .*; rank 0: killed"
-    with pytest.raises(InputError, match=said):
-        write_report({"x": tmp_path / "run"}, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_run_of_no_step_that_hung_has_a_report_on_it(tmp_path: Path) -> None:
@@ -194,41 +166,3 @@ def test_the_bar_is_the_account_and_one_rank_hides_nothing(tmp_path: Path, ranks
     hidden, alone, exposed, outside, idle = parts(entry)
     assert hidden + alone + exposed + outside + idle == pytest.approx(entry.account.step_ms)
     assert (hidden > 0, exposed > 0, outside > 0) == ((True, True, False) if ranks > 1 else (False, False, True))
-
-
-RECORD = """
-import sys, torch, aorta
-model = torch.nn.Linear(4, 4)
-with aorta.record(sys.argv[1], model=model) as recording:
-    for _ in range(3):
-        model(torch.ones(2, 4)).sum().backward()
-        recording.step()
-"""
-
-
-def _folder(tmp_path: Path) -> Path:
-    return Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
-
-
-def test_a_report_of_traces_and_of_a_record(tmp_path: Path) -> None:
-    folder = _folder(tmp_path)
-    (folder / "traces").mkdir(parents=True)
-    rows = [kernel(GEMM, 0, 50), kernel("k_MARK", 60, 5), kernel(ALLREDUCE, 20, 70, stream=9)]
-    text = json.dumps(document(rows, cupti_version=26)).encode().replace(b"MARK", b"\xe9")
-    (folder / "traces" / "rank0.json").write_bytes(text)
-    done = subprocess.run(
-        [sys.executable, "-c", RECORD, str(folder / "run")],
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=True,
-    )
-    assert "Traceback" not in done.stderr
-    (folder / "csv").mkdir()
-    for name, content in as_csv("direct").items():
-        (folder / "csv" / name).write_bytes(content.replace(b"Cijk", b"\xe9"))
-    for name in ("traces", "run", "csv"):
-        report(["--log-dir", str(folder / name), "--label", "x"], folder / name / "out")
-        summary = (folder / name / "out" / "summary.json").read_bytes()
-        msgspec.json.decode(summary)
-        assert rb"caf\\udce9" in summary

@@ -14,15 +14,6 @@ import pytest
 from tests.runs import environment
 from tests.scripts.conftest import ROOT, ready
 
-ROOMS = ["tests/device_path", "tests/gpu", "tests/simulated"]
-OF_TIMES = ["tests/known_answers", "tests/analysis/attribution"]
-SHORT = " and not thorough"
-
-
-def command_of(marks, *words):
-    """The command of one stage of tests."""
-    return ["-m", "pytest", "--cache-clear", "-n", "3", "--dist", "worksteal", "-m", f"{marks} and not slow", *words]
-
 
 def answer(sh, **said):
     """Let the environment's Python print something where its last word asks for it."""
@@ -41,40 +32,6 @@ def gate(sh, repo, pytestconfig):
     for name in ("shellcheck", "hadolint", "mkdocs", "c++"):
         sh.program(name, "exit 0")
     return sh
-
-
-@pytest.mark.parametrize(
-    ("words", "without"),
-    [([], SHORT), (["--all"], ""), (["-k", "a name"], ""), (["--all", "-k", "a name"], "")],
-)
-def test_stages_run_in_order_and_pytest_gets_the_words(gate, words, without):
-    result = gate("check", *words, PYTHONDONTWRITEBYTECODE="1")
-    assert (result.code, result.out.splitlines()[-1]) == (0, "== all good"), result.err
-    assert ("skipped (--all runs them)" in result.out) == bool(without)
-    named = [word for word in words if word != "--all"]
-    everything = words == ["--all"]
-    (seeds,) = [call["argv"] for call in result.calls if "hypothesis" in call["argv"]] or [[]]
-    assert [call["argv"] for call in result.calls] == [
-        ["format", "--check", "."],
-        ["check", "."],
-        [],
-        [],
-        *([seeds] if everything else []),
-        ["-m", "aorta.instrument.native"],
-        ["-m", "tests.simulated.build"],
-        command_of(f"not gpu and not simulated and not alone{without}", *named),
-        command_of(f"alone and not gpu and not simulated{without}", "-n", "0", *([] if named else OF_TIMES), *named),
-        *([["-m", "scripts.fuzzing", "--minutes", "1"]] if everything else []),
-        command_of(f"(gpu or simulated){without}", "--dist", "loadfile", *([] if named else ROOMS), *named),
-    ]
-    assert not everything or (
-        any(word.startswith("--hypothesis-seed=") for word in seeds) and "tests/timeline" in seeds
-    )
-    assert [call["env"].get("AORTA_SIMULATED_DEVICE") for call in result.calls[-2:]] == [None, "virtual"]
-    assert {call["env"]["OMP_NUM_THREADS"] for call in result.calls} == {"1"}
-    assert not any("PYTHONDONTWRITEBYTECODE" in call["env"] for call in result.calls)
-    assert result.calls[-1]["env"].get("HYPOTHESIS_PROFILE") == ("short" if without else None)
-    assert {call["cwd"] for call in result.calls} == {str(gate.repo)}
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -12,93 +11,48 @@ from msgspec.structs import replace
 
 from aorta.analysis.account import StepAccount
 from aorta.analysis.compare.launch_comparison import refuse_unlike
-from aorta.analysis.compare.launch_set import Launch, LaunchSet
+from aorta.analysis.compare.launch_set import Launch, LaunchSet, read_subjects
 from aorta.analysis.compare.run_comparison import LIBRARY
 from aorta.analysis.compare.verdict import Rules
+from aorta.documents import as_json
 from aorta.documents.dataset import DeviceFacts
 from aorta.errors import InputError
 from aorta.report.command import overlap_report
-from aorta.report.files import Report, write_report
+from aorta.report.files import write_report
+from aorta.report.summary import summarize
 from tests.analysis.builders import strict_json
 from tests.analysis.compare.builders import CONFIG, launch, launch_set
 
 HIGH = (0.80, 0.81, 0.82, 0.83)
 LOW = (0.60, 0.61, 0.62, 0.63)
-_FOLDERS = itertools.count()
 
 
-def report(tmp_path: Path, reference: Path, candidate: Path, **rules: Any) -> Report:
-    output = tmp_path / f"out{next(_FOLDERS)}"
-    sources, of = {"old": reference, "new": candidate}, Rules(**rules)
-    found = write_report(sources, output, "old", "new", rules=of, html=False)  # the page has tests of its own
-    assert strict_json(output / "summary.json") == found.summary
-    return found
-
-
-def compared(tmp_path: Path, reference: Path, candidate: Path, **rules: Any) -> dict[str, Any]:
-    found: dict[str, Any] = report(tmp_path, reference, candidate, **rules).summary["comparison"]
-    return found
-
-
-def test_a_regression_is_told_first_with_everything_it_rests_on(tmp_path: Path) -> None:
-    sides = launch_set(tmp_path / "a", HIGH), launch_set(tmp_path / "b", LOW)
-    found = report(tmp_path, *sides)
-    comparison = found.summary["comparison"]
-    assert comparison == compared(tmp_path, *sides), "the same records give the same summary"
-    assert comparison["verdict"] == "regression"
-    assert [entry["overlap_ratio"] for entry in comparison["launches"]["candidate"]] == pytest.approx(LOW)
-    assert comparison["metrics"]["overlap_ratio"]["reference"]["value"] == pytest.approx(0.815)
-    tests = {name: pair["test"] for name, pair in comparison["metrics"].items()}
-    ratio = tests["overlap_ratio"]
-    assert ratio["role"] == "sequence"
-    assert ratio["effect"]["kind"] == "difference"
-    assert ratio["effect"]["value"] == pytest.approx(-0.20)
-    assert -0.24 < ratio["effect"]["low"] < -0.20 < ratio["effect"]["high"] < -0.16
-    assert ratio["p"] == pytest.approx(2 / 70)
-    assert ratio["p_corrected"] is None
-    assert ratio["power"]["launches"] == 4
-    # Launches vary by 0.013; 4 against 4 find shifts of about three times that.
-    assert ratio["power"]["smallest_effect"] == pytest.approx(0.045, abs=0.01)
-    step = tests["job_step_ms"]
-    assert (step["role"], step["effect"]["kind"], step["verdict"]) == ("guard", "quotient", "equivalent")
-    exposed = tests["exposed_comm_ms"]
-    assert exposed["role"] == "primary"
-    assert exposed["p"] == pytest.approx(2 / 70)
-    assert (exposed["p_corrected"], exposed["verdict"]) == (None, "regression")
-    assert ratio["verdict"] == "regression", "the exposed time before it differs"
-    idle = tests["idle_ms"]
-    assert idle["role"] == "secondary"
-    assert "metrics that are tested together" in idle["power"]["launches_reason"]
-    assert (idle["verdict"], idle["least_launches"]) == ("not tested", 5)
-    assert idle["launch_sd"] > 0
-    assert tests["comm_ms"]["verdict"] is None
-    entry = found.summary["datasets"]["new"]
-    assert (entry["launches"], entry["representative"]) == (4, str(sides[1] / "01"))
-    said = " ".join(found.text.split())
-    assert "Losses: bit-equal in all 14 rank-steps" in said
-    assert said.startswith(f"[x] {comparison['headline']} {comparison['numbers']} Test: exposed_comm_ms: +108 %, ")
-    assert "-20 points -23 to -17 points 0.0286 x regression" in said
+def compared(reference: Path, candidate: Path, **rules: Any) -> dict[str, Any]:
+    """As it stands in summary.json."""
+    of = Rules(**rules)
+    summary = summarize(read_subjects({"old": reference, "new": candidate}, of), "old", "new", of)
+    return as_json(summary.comparison)
 
 
 def test_across_platforms_a_slower_step_still_withholds(tmp_path: Path) -> None:
     reference = launch_set(tmp_path / "a", LOW, platform="cuda")
     slow = launch_set(tmp_path / "b", HIGH, [120.0, 121.0, 122.0, 123.0], platform="rocm")
-    found = compared(tmp_path, reference, slow)
+    found = compared(reference, slow)
     assert found["verdict"] == "inconclusive"
     step = found["metrics"]["job_step_ms"]["test"]
     assert (step["verdict"], step["p_corrected"]) == (None, None)
     assert step["verdict_reason"] == "only ratios are judged across platforms"
-    judged = compared(tmp_path, reference, slow, judge_milliseconds=True)
+    judged = compared(reference, slow, judge_milliseconds=True)
     assert judged["metrics"]["job_step_ms"]["test"]["verdict"] == "regression"
 
 
 def test_the_same_noise_on_both_sides_is_no_regression_and_a_single_run_is_one_launch(tmp_path: Path) -> None:
     reference = launch_set(tmp_path / "a", HIGH)
-    found = compared(tmp_path, reference, launch_set(tmp_path / "b", HIGH[::-1]))
+    found = compared(reference, launch_set(tmp_path / "b", HIGH[::-1]))
     assert found["verdict"] in ("equivalent", "inconclusive")
     constant = found["metrics"]["compute_stall_ms"]["test"]
     assert (constant["verdict"], constant["p_corrected"]) == ("equivalent", None)
-    alone = compared(tmp_path, launch(tmp_path / "one", 0.8), reference)
+    alone = compared(launch(tmp_path / "one", 0.8), reference)
     assert alone["verdict"] == "inconclusive"
     assert "3 more of the reference" in alone["verdict_reason"]
     assert len(alone["launches"]["reference"]) == 1
@@ -107,13 +61,11 @@ def test_the_same_noise_on_both_sides_is_no_regression_and_a_single_run_is_one_l
 def test_launches_left_out_are_counted_and_named(tmp_path: Path) -> None:
     reference = launch_set(tmp_path / "a", HIGH)
     launch(reference / "04", 0.1, endings=["completed", None])
-    found = report(tmp_path, reference, launch_set(tmp_path / "b", LOW))
-    assert found.summary["comparison"]["left_out"] == {
+    found = compared(reference, launch_set(tmp_path / "b", LOW))
+    assert found["left_out"] == {
         "reference": [{"path": str(reference / "04"), "reason": "rank 1: killed (no footer)"}],
         "candidate": [],
     }
-    assert "launches left out: " in found.text
-    assert f"{reference / '04'}: rank 1: killed" in " ".join(found.text.split())
 
 
 OTHER = {"workload": {"name": "ranking", "model_dim": 128}, "training": {"mixed_precision": "none"}}
@@ -122,9 +74,9 @@ OTHER = {"workload": {"name": "ranking", "model_dim": 128}, "training": {"mixed_
 def test_unlike_work_is_refused_by_key_and_both_values_unless_allowed(tmp_path: Path) -> None:
     sides = launch_set(tmp_path / "a", HIGH), launch_set(tmp_path / "b", LOW, config=OTHER)
     with pytest.raises(InputError, match=r"config.workload.model_dim is 64 in .*a/00, 128 in .*--allow-unlike config"):
-        report(tmp_path, *sides)
+        compared(*sides)
     for word in ("config.workload.model_dim", "workload", "all"):
-        found = compared(tmp_path, *sides, allow_unlike=(word,))
+        found = compared(*sides, allow_unlike=(word,))
         assert found["verdict"] == "regression"
         assert [(entry["where"], entry["key"]) for entry in found["refused"]] == [
             ("between", "config.workload.model_dim")
@@ -144,8 +96,8 @@ def test_a_side_that_mixes_configurations_is_refused(tmp_path: Path) -> None:
         f"{reference / '00'}, {reference / '04'}; or compare two"
     )
     with pytest.raises(InputError, match=re.escape(listed)):
-        report(tmp_path, reference, candidate)
-    found = compared(tmp_path, reference, candidate, allow_unlike=("parallel.overlap",))
+        compared(reference, candidate)
+    found = compared(reference, candidate, allow_unlike=("parallel.overlap",))
     assert any("launches of the reference differ in config.parallel.overlap" in each for each in found["warnings"])
 
 
@@ -158,9 +110,9 @@ def test_where_the_recording_began_tells_jobs_apart_only_where_the_loop_chose_it
     launch(sides[0] / "04", 0.8, config=config, start_step=2)
     if refuses:
         with pytest.raises(InputError, match=r"not launches of one job:\n.*header.start_step=0"):
-            report(tmp_path, *sides)
+            compared(*sides)
     else:
-        assert compared(tmp_path, *sides)["verdict"] == "regression"
+        assert compared(*sides)["verdict"] == "regression"
 
 
 def test_runs_of_two_jobs_below_one_folder_are_no_launch_set_of_their_own(tmp_path: Path) -> None:
@@ -168,13 +120,14 @@ def test_runs_of_two_jobs_below_one_folder_are_no_launch_set_of_their_own(tmp_pa
     launch(folder / "gpt", 0.8, 580.0, config=OTHER)
     launch(folder / "small", 0.8, 20.0)
     with pytest.raises(InputError, match=r"not launches of one job:\n  .*gpt: workload.model_dim=128\n  .*small: work"):
-        write_report({"x": folder}, tmp_path / "report")
+        summarize(read_subjects({"x": folder}, Rules()))
     rules = Rules(allow_unlike=("workload",))
-    assert write_report({"x": folder}, tmp_path / "report", rules=rules).content.datasets["x"].launches == 2
+    assert summarize(read_subjects({"x": folder}, rules), rules=rules).datasets["x"].launches == 2
 
 
 def test_single_runs_that_are_unlike_are_not_comparable_before_anything_else(tmp_path: Path) -> None:
-    made = report(tmp_path, launch(tmp_path / "a", 0.8), launch(tmp_path / "b", 0.6, config=OTHER))
+    sources = {"old": launch(tmp_path / "a", 0.8), "new": launch(tmp_path / "b", 0.6, config=OTHER)}
+    made = write_report(sources, tmp_path / "out", "old", "new", html=False)
     found = made.summary["comparison"]
     assert found["verdict"] == "inconclusive"
     assert found["unlike"] == ["config.workload.model_dim"]
@@ -198,17 +151,17 @@ def test_only_one_side_throttled_is_warned_of(tmp_path: Path, monkeypatch: pytes
         return replace(real(run, *rest), throttled_ranks=[1] if "/b/" in run.location else [])
 
     monkeypatch.setattr(module, "devices_entry", hot)
-    found = compared(tmp_path, launch_set(tmp_path / "a", HIGH), launch_set(tmp_path / "b", LOW))
+    found = compared(launch_set(tmp_path / "a", HIGH), launch_set(tmp_path / "b", LOW))
     assert any("only the candidate was throttled, in 4 of 4 launches" in warning for warning in found["warnings"])
 
 
 def test_every_launch_without_a_manifest_and_on_both_sides_is_warned_of(tmp_path: Path) -> None:
     reference, candidate = launch_set(tmp_path / "a", HIGH), launch_set(tmp_path / "b", LOW, manifest=False)
-    twice = compared(tmp_path, reference, reference)
+    twice = compared(reference, reference)
     assert any("on both sides: 4 runs" in warning for warning in twice["warnings"])
     assert twice["metrics"]["overlap_ratio"]["test"]["p"] == 1
     (reference / "02" / "run.json").unlink()
-    said = [warning for warning in compared(tmp_path, reference, candidate)["warnings"] if "manifest" in warning]
+    said = [warning for warning in compared(reference, candidate)["warnings"] if "manifest" in warning]
     assert [warning.partition(":")[0] for warning in said] == [
         "1 of 4 launches of the reference have no manifest with a configuration (02)",
         "4 of 4 launches of the candidate have no manifest with a configuration (00, 01, 02, 03)",
@@ -326,16 +279,6 @@ def test_two_sets_and_every_rule_as_words(
     assert (found["primary"], found["alpha"], found["margin"]) == ("exposed_share", 0.04, 0.01)
     assert found["judge_milliseconds"] is True
     assert found["metrics"]["overlap_ratio"]["test"]["role"] == "sequence"
-
-
-def test_the_folder_of_an_ab_is_compared_side_against_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for side, ratios in (("reference", (0.8, 0.81, 0.82, 0.83)), ("candidate", (0.6, 0.61, 0.62, 0.63))):
-        launch_set(tmp_path / "artifacts" / "mine" / side, ratios)
-    for named in ("artifacts/mine", "mine", "artifacts/mine/"):
-        assert overlap_report([named, "--no-html"]) == 0
-        found = strict_json(tmp_path / "reports" / "mine" / "summary.json")["comparison"]
-        assert (found["reference"], found["candidate"]) == ("reference", "candidate")
 
 
 def test_accounts_are_in_the_order_in_which_launches_ran() -> None:

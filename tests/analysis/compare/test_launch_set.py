@@ -29,8 +29,7 @@ from aorta.read.locate import locate
 from aorta.read.locations import launch_folders
 from aorta.read.record import load_run
 from aorta.read.run import Run
-from aorta.report.command import overlap_report
-from tests.analysis.builders import header, metrics, simulated_run, step, strict_json, write_rank
+from tests.analysis.builders import header, metrics, simulated_run, step, write_rank
 from tests.analysis.compare.builders import launch, launch_set
 from tests.analysis.compare.test_launch_comparison import compared
 
@@ -168,7 +167,7 @@ def order_of(spans: Sequence[Sequence[tuple[int, int] | None]]) -> Any:
 
 
 def test_all_of_the_reference_first_gets_no_verdict_though_every_p_is_small(tmp_path: Path) -> None:
-    found = compared(tmp_path, *sides(tmp_path, REFERENCE_FIRST))
+    found = compared(*sides(tmp_path, REFERENCE_FIRST))
     assert found["verdict"] == "not comparable in time"
     assert found["launch_order"]["sequence"] == REFERENCE_FIRST
     assert found["launch_order"]["comparable"] is False
@@ -179,7 +178,7 @@ def test_all_of_the_reference_first_gets_no_verdict_though_every_p_is_small(tmp_
 
 
 def test_launches_in_turns_keep_their_verdict_and_others_where_drift_is_ruled_out(tmp_path: Path) -> None:
-    found = compared(tmp_path, *sides(tmp_path / "turns", IN_TURNS))
+    found = compared(*sides(tmp_path / "turns", IN_TURNS))
     assert found["verdict"] == "regression"
     assert found["launch_order"] | {"drift_inflation": None} == {
         "comparable": True,
@@ -190,7 +189,7 @@ def test_launches_in_turns_keep_their_verdict_and_others_where_drift_is_ruled_ou
         "assume_no_drift": False,
     }
     assert not any("drift" in warning or "ran on" in warning for warning in found["warnings"])
-    found = compared(tmp_path, *sides(tmp_path / "first", REFERENCE_FIRST), assume_no_drift=True)
+    found = compared(*sides(tmp_path / "first", REFERENCE_FIRST), assume_no_drift=True)
     assert found["verdict"] == "regression"
     assert [warning for warning in found["warnings"] if "--assume-no-drift" in warning and "RRRRCCCC" in warning]
     assert found["launch_order"]["assume_no_drift"] is True
@@ -199,7 +198,7 @@ def test_launches_in_turns_keep_their_verdict_and_others_where_drift_is_ruled_ou
 def test_too_few_launches_are_told_first(tmp_path: Path) -> None:
     first = launch_set(tmp_path / "a", HIGH[:3], began_s=[0, 60, 120])
     second = launch_set(tmp_path / "b", LOW[:3], began_s=[180, 240, 300])
-    found = compared(tmp_path, first, second)
+    found = compared(first, second)
     assert found["verdict"] == "inconclusive"
     assert "needs 4 launches" in found["verdict_reason"]
     assert found["launch_order"]["comparable"] is False
@@ -207,7 +206,7 @@ def test_too_few_launches_are_told_first(tmp_path: Path) -> None:
 
 def test_launches_that_ran_at_the_same_time_are_comparable_in_whatever_order_they_began(tmp_path: Path) -> None:
     """A launch lasts seven seconds here: all began within one of them, as on a cluster."""
-    found = compared(tmp_path, *sides(tmp_path, REFERENCE_FIRST, apart_s=0.1))
+    found = compared(*sides(tmp_path, REFERENCE_FIRST, apart_s=0.1))
     assert found["verdict"] == "regression"
     assert found["launch_order"]["sequence"] == "(RRRRCCCC)"
 
@@ -215,29 +214,13 @@ def test_launches_that_ran_at_the_same_time_are_comparable_in_whatever_order_the
 def test_machines_of_their_own_are_warned_of(tmp_path: Path) -> None:
     reference, _ = sides(tmp_path / "here", IN_TURNS, host="tin")
     _, candidate = sides(tmp_path / "there", IN_TURNS, host="zinc")
-    found = compared(tmp_path, reference, candidate)
+    found = compared(reference, candidate)
     assert found["verdict"] == "regression"
     assert [
         warning
         for warning in found["warnings"]
         if warning.startswith("the reference ran on tin, the candidate on zinc")
     ]
-
-
-def test_the_command_and_the_gate(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    reference, candidate = sides(tmp_path / "plan", REFERENCE_FIRST)
-    words = ["--reference", str(reference), "--candidate", str(candidate), "--output", "out", "--markdown", "page.md"]
-    gate = ["--fail-on", "overlap_ratio<-0.05"]
-    assert overlap_report(words) == 0
-    for said in (capsys.readouterr().out, (tmp_path / "out/report.html").read_text(), Path("page.md").read_text()):
-        assert "not comparable in time" in said.lower()
-    assert overlap_report([*words, *gate]) == 4
-    (judged,) = strict_json(tmp_path / "out" / "summary.json")["gate"]["conditions"]
-    assert (judged["outcome"], judged["p"]) == ("inconclusive", None)
-    assert overlap_report([*words, *gate, "--assume-no-drift"]) == 3
 
 
 def test_a_launch_of_unknown_time_makes_the_order_unknown() -> None:

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from aorta.analysis.compare.rank_tests import (
     DRAWN,
@@ -26,9 +25,9 @@ from aorta.analysis.compare.rank_tests import (
     pooled_sd,
     step_down,
 )
-from aorta.analysis.compare.verdict import SEQUENCE, decide
+from aorta.analysis.compare.verdict import decide
 from aorta.documents.comparison import Effect
-from benchmarks.many_metrics import OTHERS, TRUTHS, contradicts, holm, judged, plan, setting, targets_of
+from benchmarks.many_metrics import TRUTHS, setting, targets_of
 from benchmarks.verdict_error_rates import a_a, at_most, found, interval, medians, order, recorded
 
 
@@ -327,30 +326,3 @@ def test_metrics_tested_together_are_rarely_wrong_and_never_contradict_themselve
 ) -> None:
     rows = [setting(launches, correlation, truth, 60) for truth in TRUTHS]
     assert all(targets_of(rows).values()), rows
-
-
-def test_the_same_machinery_finds_what_is_there_where_holm_cannot() -> None:
-    """Else no false finding would say nothing."""
-    several = setting(4, 0.5, "several", 60)
-    assert several["power"]["overlap_ratio"] > 0.8
-    assert several["power_holm"]["overlap_ratio"] == 0.0
-    assert several["undecidable"] > 0.9
-    five = setting(5, 0.5, "several", 60)
-    assert min(five["power"].values()) > 0.8
-    assert five["undecidable"] == 0.0
-
-
-def test_a_contradiction_would_be_seen() -> None:
-    found = judged(plan(np.random.default_rng(1), 5, 0.0, (*SEQUENCE, *OTHERS)))
-    entry = found["overlap_ratio"]
-    assert not contradicts(entry)
-    assert entry.verdict == "regression"
-    effect = replace(entry.test.effect, high=0.1)
-    for change in ({"verdict": "inconclusive"}, {"effect": effect}, {"verdict": "equivalent"}):
-        assert contradicts(replace(entry, test=replace(entry.test, **change)))
-
-
-def test_holm_by_hand() -> None:
-    """Sorted: 4 x 0.005, 3 x 0.01, 2 x 0.03, 1 x 0.04, of which none may fall below the one before."""
-    found = holm({"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.005})
-    assert found == pytest.approx({"d": 0.02, "a": 0.03, "c": 0.06, "b": 0.06})

@@ -86,20 +86,6 @@ def test_rules_that_cannot_be_followed_are_refused(words: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("primary", "meant"),
-    [
-        ("exposed_ms", "exposed_comm_ms"),
-        ("exposed", "exposed_comm_ms"),
-        ("step_time", "job_step_ms"),
-        ("exposed_shares", "exposed_share"),
-    ],
-)
-def test_a_mistyped_primary_metric_is_answered_with_the_one_that_is_meant(primary: str, meant: str) -> None:
-    with pytest.raises(InputError, match=f"--primary {primary}: did you mean {meant}\\?"):
-        Rules(primary=primary)
-
-
-@pytest.mark.parametrize(
     ("primary", "sequence", "roles"),
     [
         (
