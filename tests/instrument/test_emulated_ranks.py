@@ -26,10 +26,7 @@ WAYS = {
     "ddp": (2, ()),
     "fsdp": (2, ()),
     "tp": (2, ()),
-    "fsdp1": (2, ()),
     "hsdp": (4, ()),
-    "fsdp_tp": (4, ()),
-    "cp": (2, ("workload=gpt",)),
     "fsdp_cp": (4, ("workload=gpt",)),
 }
 SHORT = ("ddp", "fsdp", "tp")

@@ -48,24 +48,6 @@ def test_two_sets_give_the_verdict_three_metrics_and_the_page(here: Path, capsys
 
 
 @pytest.mark.parametrize(
-    ("words", "condition"),
-    [
-        (("--primary", "overlap_ratio", "--margin", "0.05"), "overlap_ratio<-0.05"),
-        (("--primary", "exposed_share"), "exposed_share>0.02"),
-        (("--margin", "0.1"), "exposed_comm_ms>10%"),
-    ],
-)
-def test_the_gate_to_go_on_with_has_the_metric_and_the_margin_of_the_report(
-    here: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], condition: str
-) -> None:
-    launch_set(here / "reference", BETTER)
-    launch_set(here / "candidate", WORSE)
-    command = f"aorta report reference candidate {' '.join(words)}"
-    line = f"Next: as a gate in CI: {command} --fail-on '{condition}'"
-    assert said(capsys, "reference", "candidate", *words, "--no-html")[-1].replace(" --no-html", "") == line
-
-
-@pytest.mark.parametrize(
     ("steps_ms", "next_words"),
     [
         ([120.0, 121.0, 122.0, 123.0], "Next: as a gate in CI: aorta report a b --fail-on 'job_step_ms>2%'"),

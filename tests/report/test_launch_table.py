@@ -74,9 +74,8 @@ def tuned(seed: int, factors: list[float], variation: float = VARIATION) -> str 
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("candidates", [1, 3])
-def test_where_nothing_differs_there_is_no_recommendation_in_19_of_20(candidates: int) -> None:
-    wrong = sum(tuned(seed, [1.0] * candidates) is not None for seed in range(SEEDS))
+def test_where_nothing_differs_there_is_no_recommendation_in_19_of_20() -> None:
+    wrong = sum(tuned(seed, [1.0] * 3) is not None for seed in range(SEEDS))
     assert wrong <= Rules().alpha * SEEDS
 
 
@@ -139,11 +138,17 @@ def test_an_effect_has_its_interval() -> None:
     assert format_effect(Effect("quotient", -0.163, None, None)) == "-16.3 %"
 
 
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A plan of four candidates, launched."""
+    return plan(tmp_path_factory.mktemp("plan"))
+
+
 def test_a_plan_has_a_page_with_every_candidate_its_interval_and_its_account(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    planned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder, output = plan(tmp_path / "plan"), tmp_path / "out"
-    assert overlap_report([str(folder), "--assume-no-drift", "--output", str(output)]) == 0
+    output = tmp_path / "out"
+    assert overlap_report([str(planned), "--assume-no-drift", "--output", str(output)]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     found = json.loads((output / "candidates.json").read_text())
     text = text_of((output / "report.html").read_text())
@@ -167,7 +172,7 @@ def test_a_plan_has_a_page_with_every_candidate_its_interval_and_its_account(
 
 
 def test_candidates_whose_launches_took_no_turns_have_no_account(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    planned: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order = LaunchOrderFacts(
         comparable=False,
@@ -178,9 +183,8 @@ def test_candidates_whose_launches_took_no_turns_have_no_account(
         reason="the launches of the two sides did not take turns",
     )
     monkeypatch.setattr(launch_comparison, "launch_order", lambda *_sides, assume_no_drift: order)
-    folder = plan(tmp_path / "plan")
-    judged_anyway = Candidates.read(folder, Rules(assume_no_drift=True)).judged
+    judged_anyway = Candidates.read(planned, Rules(assume_no_drift=True)).judged
     assert all(each.account.parts for each in judged_anyway.values())
-    withheld = Candidates.read(folder, Rules()).judged
+    withheld = Candidates.read(planned, Rules()).judged
     assert set(withheld) == set(judged_anyway)
     assert not any(known(each.account) for each in withheld.values())

@@ -68,26 +68,6 @@ def test_what_the_comparison_measured_is_not_predicted(runs: Path) -> None:
         assert "significant" not in str(entry.what_if), "a word of tests over launches"
 
 
-def test_text_and_page_show_it_once_and_in_100_columns(compared: Report) -> None:
-    text = compared.text
-    for label in ("fast", "slow"):
-        assert text.count(f"{label}: what would gain most. A replay of the last") == 1
-        command = compared.summary["datasets"][label]["what_if"]["command"]
-        assert f"more: {command}" in " ".join(text.split())
-    begin = text.index("fast: what would gain most")
-    lines = text[begin : text.index("slow\n")].splitlines()
-    assert not [line for line in lines if len(line) > 100 and "/" not in line]
-    assert "Gains overlap: do not add them up." in " ".join(text.split())
-    page = next(path for path in compared.files if path.name == "report.html").read_text(encoding="utf-8")
-    assert page.count('<section id="gains"') == 1
-    assert page.index('id="attribution"') < page.index('id="gains"') < page.index('id="metrics"')
-    section = text_of(page[page.index('<section id="gains"') : page.index('<section id="metrics"')])
-    for each in compared.summary["datasets"]["slow"]["what_if"]["gains"]:
-        assert each["name"] in section
-        assert each["change"] in section
-    assert "perfect overlap" in section
-
-
 def test_without_waits_the_reason_stands_in_its_place(tmp_path: Path) -> None:
     sources = {"old": simulated_run(tmp_path / "old", label="old", ranks=2, steps=6)}
     report = write_report(sources, tmp_path / "out")

@@ -24,7 +24,7 @@ from aorta.report.run_tables import comparison_table
 from aorta.report.summary import summarize
 from aorta.report.tables import Table, page_table
 from aorta.report.text import brief_text
-from tests.analysis.builders import collective, header, metrics, step, write_rank
+from tests.analysis.builders import header, metrics, step, write_rank
 from tests.report.pages import (
     Parts,
     as_bokeh,
@@ -254,23 +254,6 @@ def test_a_comparison_of_few_steps_leads_with_what_its_sides_lead_with(steps: in
         assert [found[name].reference.value, found[name].candidate.value] == sides
     html = page(datasets, summary, tmp_path / "r.html")
     assert ("Metrics: means, and the overlap as a ratio of sums" in text_of(html)) == few
-
-
-def test_a_job_step_that_is_not_known_is_not_drawn(tmp_path: Path) -> None:
-    for rank in range(2):
-        rows = [collective(end_ms=4.0)]
-        lines = [step(rank, 3, at, overlap=metrics(10, 8, 4, 2), collectives=rows) for at in range(4)]
-        write_rank(tmp_path / "run", header(rank, 3), lines)
-    datasets = {"x": LabelledRun("x", load_run(tmp_path / "run"))}
-    summary = summarize(subjects(datasets), *datasets)
-    assert summary.datasets["x"].metrics["job_step_ms"].median is None
-    html = page(datasets, summary, tmp_path / "r.html")
-    assert "chart-steps-overlap_ratio" in html
-    assert 'id="chart-steps-job_step"' not in html
-    text = text_of(html)
-    assert "x: no job step is drawn: 1 of 3 ranks are missing; the slowest may be among them" in text
-    assert "median step of the ranks read" in text
-    assert "job step</option>" not in html
 
 
 def test_ids_are_unique_and_every_label_has_its_control(written: tuple[Summary, str]) -> None:

@@ -35,17 +35,6 @@ def two_runs(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.spec("D20", "D22")
-def test_folders_labels_and_output_from_elsewhere(two_runs: Path, tmp_path: Path) -> None:
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    folders = ["--log-dir", "../artifacts/cuda", "--label", "a", "--log-dir", "../artifacts_rocm", "--label", "b"]
-    done = run(elsewhere, *folders, "--output", "out", "--reference", "a", "--candidate", "b", "--all")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert (elsewhere / "out" / "a_timeline.png").exists()
-    assert "metric a b change direction" in " ".join(done.stdout.split())
-
-
 @pytest.mark.spec("D20")
 @pytest.mark.parametrize(
     ("arguments", "said"),
