@@ -13,6 +13,7 @@ from aorta.analysis.aggregate import LabelledRun, aggregate
 from aorta.analysis.compare.run_comparison import OBSERVED
 from aorta.documents import known
 from aorta.documents.dataset import DatasetEntry
+from aorta.errors import InputError
 from aorta.read.record import load_run
 from aorta.records.schema import Coverage, Step
 from aorta.report.page.charts import curves_of
@@ -22,6 +23,7 @@ from aorta.report.run_tables import metrics_table
 from aorta.report.tables import text_lines
 from aorta.timeline.overlap import NOT_SAMPLED
 from tests.analysis.builders import collective, header, metrics, step, write_manifest, write_rank
+from tests.analysis.compare.test_launch_comparison import compared as of_sets
 from tests.analysis.test_compare import compared
 
 PASSED_OVER = Coverage(seen=0, issued=None, complete=False, reason=NOT_SAMPLED)
@@ -173,3 +175,13 @@ def test_with_measuring_off_the_cost_of_a_sample_can_be_seen(tmp_path: Path) -> 
     found = compared(LabelledRun("off", load_run(folder)), run_of(tmp_path / "b"))
     assert found.unlike == []
     assert found.metrics["job_step_ms"].judgement == "worse"
+
+
+def test_launches_that_observe_unlike_are_refused_unless_allowed(tmp_path: Path) -> None:
+    for side, every in (("whole", 1), ("sampled", EVERY)):
+        for launch in range(4):
+            run_of(tmp_path / side / f"launch_{launch}", every)
+    with pytest.raises(
+        InputError, match=r"NOT COMPARABLE: header.observed_steps is 'all' in .*'a sample' in .*few of the other"
+    ):
+        of_sets(tmp_path / "whole", tmp_path / "sampled")

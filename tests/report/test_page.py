@@ -24,7 +24,7 @@ from aorta.report.run_tables import comparison_table
 from aorta.report.summary import summarize
 from aorta.report.tables import Table, page_table
 from aorta.report.text import brief_text
-from tests.analysis.builders import header, metrics, step, write_rank
+from tests.analysis.builders import header, metrics, step, write_manifest, write_rank
 from tests.report.pages import (
     Parts,
     as_bokeh,
@@ -278,3 +278,14 @@ def test_one_step_has_no_curves_and_every_chart_has_its_place(tmp_path: Path) ->
     assert data is not None
     drawn = json.loads(data[1])["roots"]
     assert {f"chart-{name}" for name in drawn} <= ids
+
+
+def test_ranks_with_another_environment_or_library_are_named(tmp_path: Path) -> None:
+    write_rank(tmp_path / "run", header(), [step(0, 1, at, overlap=metrics(10, 8, 4, 2)) for at in range(4)])
+    other = {"environment_differences": {"2": {"NCCL_ALGO": "Tree"}}, "collective_library_differences": {"3": None}}
+    write_manifest(tmp_path / "run", **other)
+    datasets = {"x": LabelledRun("x", load_run(tmp_path / "run"))}
+    text = text_of(page(datasets, summarize(subjects(datasets)), tmp_path / "r.html"))
+    assert "x: another environment than that of rank 0 on rank 2" in text
+    assert "environment_differences.2.NCCL_ALGO Tree" in text
+    assert "x: another collective library than that of rank 0 on rank 3" in text

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from aorta import loggers
 from aorta.report import command as report_command
 from aorta.report.command import overlap_report
 from tests.analysis.builders import simulated_run, strict_json
@@ -128,3 +129,10 @@ def test_a_logger_that_fails_leaves_the_report_and_the_answer_of_a_gate(
     said = capsys.readouterr()
     assert "wandb: ConnectionError: no route to host" in said.err
     assert str(tmp_path / "out" / "summary.json") in said.out
+
+
+def test_a_missing_client_is_said_before_anything_is_read(tmp_path, two_sets, capsys, monkeypatch):
+    monkeypatch.setattr(loggers, "find_spec", lambda _module: None)
+    assert overlap_report([*two_sets, "--log", "wandb"]) == 2
+    assert '--log wandb: wandb is not installed: pip install "PATH/TO/CHECKOUT[wandb]"' in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
