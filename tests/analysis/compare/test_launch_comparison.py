@@ -18,7 +18,6 @@ from aorta.documents import as_json
 from aorta.documents.dataset import DeviceFacts
 from aorta.errors import InputError
 from aorta.report.command import overlap_report
-from aorta.report.files import write_report
 from aorta.report.summary import summarize
 from tests.analysis.builders import strict_json
 from tests.analysis.compare.builders import CONFIG, launch, launch_set
@@ -56,16 +55,6 @@ def test_the_same_noise_on_both_sides_is_no_regression_and_a_single_run_is_one_l
     assert alone["verdict"] == "inconclusive"
     assert "3 more of the reference" in alone["verdict_reason"]
     assert len(alone["launches"]["reference"]) == 1
-
-
-def test_launches_left_out_are_counted_and_named(tmp_path: Path) -> None:
-    reference = launch_set(tmp_path / "a", HIGH)
-    launch(reference / "04", 0.1, endings=["completed", None])
-    found = compared(reference, launch_set(tmp_path / "b", LOW))
-    assert found["left_out"] == {
-        "reference": [{"path": str(reference / "04"), "reason": "rank 1: killed (no footer)"}],
-        "candidate": [],
-    }
 
 
 OTHER = {"workload": {"name": "ranking", "model_dim": 128}, "training": {"mixed_precision": "none"}}
@@ -123,23 +112,6 @@ def test_runs_of_two_jobs_below_one_folder_are_no_launch_set_of_their_own(tmp_pa
         summarize(read_subjects({"x": folder}, Rules()))
     rules = Rules(allow_unlike=("workload",))
     assert summarize(read_subjects({"x": folder}, rules), rules=rules).datasets["x"].launches == 2
-
-
-def test_single_runs_that_are_unlike_are_not_comparable_before_anything_else(tmp_path: Path) -> None:
-    sources = {"old": launch(tmp_path / "a", 0.8), "new": launch(tmp_path / "b", 0.6, config=OTHER)}
-    made = write_report(sources, tmp_path / "out", "old", "new", html=False)
-    found = made.summary["comparison"]
-    assert found["verdict"] == "inconclusive"
-    assert found["unlike"] == ["config.workload.model_dim"]
-    assert found["attribution"]["reason"] == "not comparable"
-    assert "account" not in found
-    text = " ".join(made.text.split())
-    assert text.startswith(f"[?] {found['headline']} {found['numbers']}")
-    assert text.count("did not do the same work") == 1, "said once, and not again as a note"
-    assert "Cause:" not in text
-    assert "Difference between" not in text
-    row = next(line for line in made.text.splitlines() if line.startswith("overlap_ratio"))
-    assert row.split() == ["overlap_ratio", "80", "%", "60", "%", "not", "judged"]
 
 
 def test_only_one_side_throttled_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
