@@ -1,14 +1,10 @@
-"""The ranking transformer: sizes by hand, that it learns, its data; what docs/dev/devices.md says of its full size."""
+"""The ranking transformer: sizes by hand, its data; what docs/dev/devices.md says of the memory of its full size."""
 
 from __future__ import annotations
-
-import re
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 from aorta.config.schema import Config, Dataset, Ranking, Training
 from aorta.workload.ranking import ListwiseLoss, RankingTransformer, SyntheticRanking, TensorBatch
@@ -51,24 +47,6 @@ def test_loss_is_listnets_by_hand() -> None:
     p = torch.exp(relevance) / torch.exp(relevance).sum()
     q = torch.exp(scores) / torch.exp(scores).sum()
     assert torch.isclose(ListwiseLoss()(scores, relevance), -(p * q.log()).sum())
-
-
-def test_it_learns() -> None:
-    torch.manual_seed(0)
-    config = Config(dataset=Dataset(num_samples=64, sequence_length=8), workload=SHAPE)
-    samples = SyntheticRanking(config, SHAPE, torch.device("cpu")).samples
-    model, loss = RankingTransformer(SHAPE), ListwiseLoss()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    values = []
-    for _ in range(40):
-        optimizer.zero_grad()
-        value = loss(model(samples.dense, samples.categorical), samples.relevance)
-        value.backward()
-        optimizer.step()
-        values.append(value.item())
-    target = samples.relevance.softmax(-1)
-    floor = -(target * target.log()).sum(-1).mean().item()
-    assert values[-1] - floor < 0.5 * (values[0] - floor)
 
 
 CPU = torch.device("cpu")
@@ -132,46 +110,15 @@ def test_loaded_batches_equal_those_in_memory(workers: int) -> None:
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-PEAK_TFLOPS = {"A100": 312, "H100": 989, "MI300X": 1307}
-"""Dense bf16, from the vendors' data sheets."""
-
-
 @pytest.fixture(scope="module")
 def full():
     return resolved("experiment=full", "parallel=ddp", "training.device=cuda")
-
-
-@pytest.fixture(scope="module")
-def tflop(full) -> float:
-    """Of a step, by torch's own counter."""
-    shape, items = full.config.workload, full.config.dataset.sequence_length
-    batch = full.config.training.batch_size * full.config.training.gradient_accumulation
-    # By products of matrices, which the counter knows; the fused kernels recompute in backward.
-    with FakeTensorMode(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        dense = torch.zeros(batch, items, shape.dense_features)
-        categorical = torch.zeros(batch, items, shape.categorical_features, dtype=torch.int32)
-        ListwiseLoss()(RankingTransformer(shape)(dense, categorical), torch.zeros(batch, items)).backward()
-    return counter.get_total_flops() / 1e12
-
-
-def test_a_step_keeps_a_recent_card_busy_for_a_tenth_of_a_second(tflop):
-    assert 1000 * tflop / (0.6 * PEAK_TFLOPS["H100"]) > 100  # six tenths of the peak is more than training reaches
 
 
 def test_every_rank_has_steps_for_a_whole_run_and_for_the_check(full):
     config = full.config
     per_step = config.training.batch_size * 64  # ranks
     assert config.training.epochs * (config.dataset.num_samples // per_step) >= config.training.max_steps
-
-
-def test_the_page_s_table_is_what_torch_counts(tflop):
-    page = (ROOT / "docs" / "dev" / "devices.md").read_text()
-    assert f"**{tflop:.1f} TFLOP**" in page
-    for card, peak in PEAK_TFLOPS.items():
-        row = re.search(rf"\| {card}[^|]*\|(.+)\|", page)
-        assert row is not None
-        told = [float(cell) for cell in re.findall(r"[\d.]+", row[1].replace(",", ""))]
-        assert told == [peak, *(round(1000 * tflop / (share * peak)) for share in (0.6, 0.4))], card
 
 
 def test_it_fits_into_40_gb(full):
