@@ -21,6 +21,8 @@ from tests.trained_ways import DECODERS, OF_EXPERTS
 pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device, pytest.mark.thorough]
 RATIO, LENGTH_NS = 1e-9, 1
 MODES = ("dedicated", "observe")
+SHARING_SEQUENCES = ("gpt-cp", "gpt-fsdp_cp")
+"""Of decoders what the ranking model does not take: on the other strategies a record knows no workload."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,8 @@ WAYS = [
     *(Way(strategy, mode, ranks=4) for strategy, mode in product(("hsdp", "fsdp_tp"), MODES)),
     *(
         Way(way.strategy, mode, ranks=way.ranks, workload=way.workload)
-        for way, mode in product(DECODERS, ("dedicated", "observe"))
-        if way.strategy in OF_EXPERTS or (way.strategy != "none" and mode == "dedicated")
+        for way, mode in product(DECODERS, MODES)
+        if way.strategy in OF_EXPERTS or (way.name in SHARING_SEQUENCES and mode == "dedicated")
     ),
 ]
 
