@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import repeat
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -66,7 +68,6 @@ MOST: Final = 64
 _AGAIN: Final = 16
 """Steps whose lines are made again by who goes on: a collective queued behind more of them is not known to gloo."""
 _SOURCES: Final[tuple[EndSource, EndSource]] = ("future", "wait")
-_NO_LINK: Final = (0, 0, 0)
 
 
 class _Issued(NamedTuple):
@@ -75,16 +76,14 @@ class _Issued(NamedTuple):
     Attributes:
         counted: whether the backend's own counter includes it.
         untimed: why it can have no end, if so.
-        starts, ends: in nanoseconds of the clock; as far as they have ended.
+        starts, ends: in nanoseconds of the clock; 0 where it has not ended.
         communication: of each step what a device's marks say, where there is a device.
     """
 
     rows: list[Collective]
-    buckets: list[Bucket]
-    counted: list[bool]
-    unended: list[bool]
+    counted: NDArray[np.bool_]
+    unended: NDArray[np.bool_]
     untimed: list[str | None]
-    kinds: NDArray[np.int64]
     starts: Int64
     ends: Int64
     communication: list[list[Communication]]
@@ -165,19 +164,24 @@ class RingSteps:
         begin, end = steps["a"], steps["b"]
         windows = IntervalArray(begin, end)
         step_of = np.searchsorted(since, index, side="right") - 1
-        inside = (step_of >= 0) & (index < until[np.maximum(step_of, 0)])
+        step_of[index >= until[np.maximum(step_of, 0)]] = -1
+        by_kind = np.argsort(rows["kind"], kind="stable")
+        cut = np.searchsorted(rows["kind"][by_kind], np.arange(rf.NOTE + 2)).tolist()
 
         def part(kind: int, *, ended: bool = True) -> Part:
-            chosen = inside & (rows["kind"] == kind)
-            if ended:
-                chosen &= rows["b"] != 0
+            of_kind = by_kind[cut[kind] : cut[kind + 1]]
+            of_kind = of_kind[step_of[of_kind] >= 0]
+            found = rows[of_kind]
+            if ended and len(found):
+                over = found["b"] != 0
                 if self._device is not None:  # which may not have passed a begin, or nobody marked it
-                    chosen &= rows["a"] != 0
-            return Part(rows[chosen], step_of[chosen], begin)
+                    over &= found["a"] != 0
+                found, of_kind = found[over], of_kind[over]
+            return Part(found, step_of[of_kind], begin)
 
         def naming(kind: int, field: str) -> Part:
             """Return rows that name their step."""
-            found = rows[rows["kind"] == kind]
+            found = rows[by_kind[cut[kind] : cut[kind + 1]]]
             step = np.searchsorted(at, found[field] - first)
             ours = (step < len(at)) & (at[np.minimum(step, len(at) - 1)] == found[field] - first)
             return Part(found[ours], step[ours], begin)
@@ -197,11 +201,11 @@ class RingSteps:
         stalled, tails, gaps, notes = part(rf.STALL), part(rf.TAIL), part(rf.GAP), naming(rf.NOTE, "b2")
         paces = []
         if self._device is not None:
-            paces = self._device.paces(marks_of(rows, np.where(inside, step_of, -1), len(at)))
+            paces = self._device.paces(marks_of(rows, step_of, len(at)))
         issued = self._issued(called, part(rf.LINK, ended=False), part(rf.SPAN, ended=False), names, paces)
         awaited = self._awaited(gaps, part(rf.JOINED, ended=False), names)
         found = self._waits(waits, awaited, tails, called, issued, names, len(at))
-        comm = self._communication(issued, begin[called.step[~np.array(issued.unended, bool)]], int(end[-1]))
+        comm = self._communication(called, issued, int(end[-1]))
         # A strategy that waits in intercepted calls after the backward pass does other work between them.
         possible = tails.where(~holding(tails, gaps))
         blocking = waits.where((waits.rows["flags"] & rf.BLOCKED) != 0)
@@ -258,23 +262,27 @@ class RingSteps:
         else:
             measured = measure(windows, compute=compute, comm=comm)
         stalls = _by_window(windows, {"wait": subtract(blocked, handing), "hand_over": handing})
-        aux_rows = [
-            AuxRange(texts[name], *span) for (name,), span in zip(aux.columns("name"), aux.spans(), strict=True)
-        ]
-        compute_rows = [
-            ComputeRange(texts[name], texts[phase], *span)
-            for (name, phase), span in zip(computed.columns("name", "x"), computed.spans(), strict=True)
-        ]
-        pass_rows = [
-            ComputeRange(texts[name], "backward" if flags & rf.BACKWARD else "forward", *span)
-            for (name, flags), span in zip(passes.columns("name", "flags"), passes.spans(), strict=True)
-        ]
+        aux_rows = list(map(AuxRange, aux.named("name", texts), aux.offsets("a"), aux.offsets("b")))
+        compute_rows, pass_rows = (
+            list(map(ComputeRange, part.named("name", texts), phases, part.offsets("a"), part.offsets("b")))
+            for part, phases in (
+                (computed, computed.named("x", texts)),
+                (passes, np.where(passes.rows["flags"] & rf.BACKWARD, "backward", "forward").tolist()),
+            )
+        )
         summaries, ranges, left_out = naming(rf.SUMMARY, "b"), naming(rf.RANGE, "b2"), naming(rf.LEFT_OUT, "b2")
         range_rows = [
             (texts[name], thread, depth, low, high, texts[error] if error else None)
             for name, thread, depth, low, high, error in ranges.columns("name", "x", "y", "a", "b", "a2")
         ]
-        unwatched = (called.rows["flags"] & rf.UNWATCHED) != 0
+        # Of a step that was passed over they only tell what queues and reaches into the next ones.
+        ours = ~passed_over[called.step]
+        caller_left = list(left_out.columns("a", "b"))
+        in_pipeline = np.bincount(stages.step, minlength=len(at)).tolist()
+        of_step = [
+            np.bincount(called.step[ours & chosen], minlength=len(at)).tolist()
+            for chosen in (issued.counted, issued.unended, (called.rows["flags"] & rf.UNWATCHED) != 0)
+        ]
         facts = Part(steps, np.arange(len(at)), begin).columns("flags", "name", "a", "b", "x", "b2")
         counts = summaries.columns("flags", "name", "a", "x", "y", "a2", "b2")
 
@@ -287,21 +295,20 @@ class RingSteps:
                 measured[number],
                 compute_rows[computed.of(number)] + pass_rows[passes.of(number)],
             )
-            # Of a step that was passed over they only tell what queues and reaches into the next ones.
             own = slice(0, 0) if passed_over[number] else called.of(number)
-            caller = left_out.rows_of(number)
-            unended = issued.unended[own]
+            seen, unfinished, unwatched = (counted[number] for counted in of_step)
+            left = caller_left[left_out.of(number)]
             coverage = self._coverages.of(
                 Counted(
-                    seen=sum(issued.counted[own]),
+                    seen=seen,
                     issued=None if count == rf.NOT_COUNTED else count,
-                    unfinished=sum(unended),
-                    total=len(unended),
+                    unfinished=unfinished,
+                    total=own.stop - own.start,
                     continues=bool(flags & rf.CONTINUES),
                     ahead_before=_pair(before),
                     ahead_after=_pair(after),
                     outside=outside,
-                    unwatched=int(unwatched[own].sum()),
+                    unwatched=unwatched,
                     captured=captured[number],
                     untimed=[why for why in issued.untimed[own] if why is not None],
                 ),
@@ -319,8 +326,7 @@ class RingSteps:
                 kernels = self.kernels.pop(first + int(at[number]), None)
                 if kernels is not None and unseen is None and coverage.complete:
                     by_kernels = device.by_kernels(number, kernels, overlap, compute_of_step, stalls_of_all, measure)
-            left = (int(caller["a"][0]), int(caller["b"][0])) if len(caller) else (0, 0)
-            of_caller, reasons = user_ranges(range_rows[ranges.of(number)], start_ns, *left)
+            of_caller, reasons = user_ranges(range_rows[ranges.of(number)], start_ns, *(left[0] if left else (0, 0)))
             lines.append(
                 self._lines.line(
                     MeasuredStep(
@@ -344,7 +350,7 @@ class RingSteps:
                         loss=values[number].get(rf.LOSS),
                         grad_norm=values[number].get(rf.GRAD_NORM),
                         pace=pace,
-                        stages=len(stages.rows_of(number)) > 0,
+                        stages=in_pipeline[number] > 0,
                         no_copies=no_copies_of_step,
                         copies=copies_of_step,
                         boundary=texts[boundary] if boundary else None,
@@ -361,80 +367,85 @@ class RingSteps:
         """Return the collectives in order of issue. gloo tells when one ended; when it began follows from its queue, or
         an emulated link says so. `spans`: of those on a device, between marks; `paces`: of each step there.
         """
-        facts, device = self._facts, self._device
-        rows, buckets, counted, untimed = [], [], [], []
-        starts, ends, kinds, unended = [], [], [], []
+        facts, device, rows = self._facts, self._device, called.rows
+        both, count = rows["b"].tolist(), len(rows)
+        groups = [names[number] for number in rows["group"].tolist()]
+        operators = [facts.operators[op] for op in rows["op"].tolist()]
+        counted = [not of_a_pair or counts for (_, of_a_pair), (_, _, counts, _) in zip(operators, groups, strict=True)]
+        ends: list[int | None] = [end >> 1 if end else None for end in both]
+        sources: list[EndSource | None] = [_SOURCES[end & 1] if end else None for end in both]
+        starts, backend_ends = list[int | None]([None] * count), list[int | None]([None] * count)
+        firsts, untimed = [0] * count, list[str | None]([None] * count)
         communication: list[list[Communication]] = [[] for _ in paces]
         linked = {at: link for at, *link in links.columns("x", "a", "b", "flags")}
         marked = {at: span for at, *span in spans.columns("x", "a", "b", "b2", "y", "flags")}
-        origins = (called.rows["a"] - called.offsets("a")).tolist()
-        columns = called.columns("stamp", "flags", "op", "dtype", "group", "a", "b", "x", "y")
-        for step, origin_ns, (stamp, flags, op, dtype, number, issue_ns, both, size, seq) in zip(
-            called.step.tolist(), origins, columns, strict=True
+        for at, (step, stamp, issue_ns, (group, lanes, _, _)) in enumerate(
+            zip(called.step.tolist(), rows["stamp"].tolist(), rows["a"].tolist(), groups, strict=True)
         ):
-            group, lanes, counts_point_to_point, _ = names[number]
-            kind, point_to_point = facts.operators[op]
-            counts, why = not point_to_point or counts_point_to_point, None
-            start_ns: int | None = None
-            end_ns: int | None = both >> 1 if both else None
-            source: EndSource | None = _SOURCES[both & 1] if both else None
-            backend_end_ns: int | None = None
-            first_ns, span = None, marked.get(stamp - 1)
-            link_start_ns, link_backend_ns, by_fabric = linked.get(stamp - 1, _NO_LINK)
-            if end_ns is not None and link_start_ns:
-                start_ns, backend_end_ns = min(link_start_ns, end_ns), link_backend_ns or None
-                source = "emulated" if by_fabric else source
+            end_ns, span = ends[at], marked.get(stamp - 1) if device is not None else None
+            if end_ns is not None and (link := linked.get(stamp - 1)) is not None and link[0]:
+                starts[at], backend_ends[at] = min(link[0], end_ns), link[1] or None
+                sources[at] = "emulated" if link[2] else sources[at]
             if span is not None and device is not None:
                 begin_ns, end_of_span_ns, sent_ns, packed, reason = span
-                start_ns, end_ns, source = begin_ns or None, end_of_span_ns or None, "event" if sent_ns else None
-                why, launch = rf.UNTIMED.get(reason), launch_of(packed)
-                counts = counts and device.counts(kind, launch)
-            if end_ns is not None:
-                by_queue = start_ns is None
-                if start_ns is None:
-                    if group not in self._workers:
-                        self._workers[group] = GlooWorkers(lanes)
-                    start_ns = self._workers[group].start_ns(issue_ns, end_ns)
-                first_ns = start_ns
-                if span is not None and device is not None:
-                    communicator = None if by_queue else communicator_of(packed, group)
-                    stretch = Stretch(start_ns, end_ns, sent_ns or None)
-                    ran = device.ran(kind, communicator, launch, stretch, paces[step])
-                    start_ns, first_ns = ran.start_ns, ran.communication.possible[0]
-                    communication[step].append(ran.communication)
-                elif paces:
-                    communication[step].append(Communication(kind, (start_ns, end_ns), [(start_ns, end_ns)], False))
-                starts.append(first_ns)
-                ends.append(end_ns)
-                kinds.append(op)
-            rows.append(
-                Collective(
-                    kind,
-                    group,
-                    seq,
-                    size,
-                    None if dtype == rf.NO_DTYPE else facts.dtypes[dtype],
-                    issue_ns - origin_ns,
-                    None if start_ns is None else start_ns - origin_ns,
-                    None if end_ns is None else end_ns - origin_ns,
-                    source,
-                    None if backend_end_ns is None else backend_end_ns - origin_ns,
-                )
-            )
-            name = Name(group, seq, kind if point_to_point else None)
-            buckets.append(Bucket(name, bool(flags & rf.BY_FUTURE), issue_ns, end_ns))
-            counted.append(counts)
-            untimed.append(why)
-            unended.append(end_ns is None)
-        of_ops, of_starts, of_ends = (np.array(values, np.int64) for values in (kinds, starts, ends))
-        return _Issued(rows, buckets, counted, unended, untimed, of_ops, of_starts, of_ends, communication)
+                starts[at], ends[at] = begin_ns or None, (end_ns := end_of_span_ns or None)
+                sources[at] = "event" if sent_ns else None
+                untimed[at], launch = rf.UNTIMED.get(reason), launch_of(packed)
+                counted[at] = counted[at] and device.counts(operators[at].kind, launch)
+            if end_ns is None:
+                continue
+            start_ns = starts[at]
+            by_queue = start_ns is None
+            if start_ns is None:
+                if group not in self._workers:
+                    self._workers[group] = GlooWorkers(lanes)
+                start_ns = self._workers[group].start_ns(issue_ns, end_ns)
+            starts[at] = firsts[at] = start_ns
+            if span is not None and device is not None:
+                communicator = None if by_queue else communicator_of(packed, group)
+                stretch = Stretch(start_ns, end_ns, sent_ns or None)
+                ran = device.ran(operators[at].kind, communicator, launch, stretch, paces[step])
+                starts[at], firsts[at] = ran.start_ns, ran.communication.possible[0]
+                communication[step].append(ran.communication)
+            elif paces:
+                span_ns = (start_ns, end_ns)
+                communication[step].append(Communication(operators[at].kind, span_ns, [span_ns], False))
+        origins = called.begins().tolist()
 
-    def _communication(self, issued: _Issued, begins: Int64, until_ns: int) -> dict[str, IntervalArray]:
-        """Return when collectives of each kind ran, those of earlier steps that reach into these included. `begins`: of
-        the step of each that has ended; where it began before, it is of no earlier step.
+        def offsets(times: list[int | None]) -> list[int | None]:
+            return [None if at is None else at - origin for at, origin in zip(times, origins, strict=True)]
+
+        issued = map(
+            Collective,
+            [kind for kind, _ in operators],
+            [group for group, *_ in groups],
+            rows["y"].tolist(),
+            rows["x"].tolist(),
+            [None if number == rf.NO_DTYPE else facts.dtypes[number] for number in rows["dtype"].tolist()],
+            called.offsets("a"),
+            offsets(starts),
+            offsets(ends),
+            sources,
+            offsets(backend_ends),
+        )
+        over = np.array([end or 0 for end in ends], np.int64)
+        return _Issued(
+            list(issued),
+            np.array(counted, bool),
+            np.array([end is None for end in ends], bool),
+            untimed,
+            np.array(firsts, np.int64),
+            over,
+            communication,
+        )
+
+    def _communication(self, called: Part, issued: _Issued, until_ns: int) -> dict[str, IntervalArray]:
+        """Return when collectives of each kind ran, those of earlier steps that reach into these included. One that
+        began before its own step is of no earlier one.
         """
-        starts_here = np.minimum(np.maximum(issued.starts, begins), issued.ends)
-        parts = zip(self._spilling, (issued.kinds, starts_here, issued.ends), strict=True)
+        starts_here = np.minimum(np.maximum(issued.starts, called.begins()), issued.ends)
+        of_these = (called.rows["op"].astype(np.int64), starts_here, issued.ends)
+        parts = [(before, one[~issued.unended]) for before, one in zip(self._spilling, of_these, strict=True)]
         ops, starts, ends = (np.concatenate(part) for part in parts)
         later = ends > until_ns
         self._spilling = ops[later], starts[later], ends[later]
@@ -452,16 +463,19 @@ class RingSteps:
         if not len(gaps.rows):
             return []
         between = dict(zip(gaps.rows["stamp"].tolist(), stretches(gaps.rows), strict=True))
-        columns = joined.columns("x", "op", "group", "y")
+        gaps_waited = joined.rows["x"].tolist()
         return [
-            (step, self._name(op, number, seq, names), between[gap + 1])
-            for step, (gap, op, number, seq) in zip(joined.step.tolist(), columns, strict=True)
+            (step, name, between[gap + 1])
+            for step, gap, name in zip(joined.step.tolist(), gaps_waited, self._names(joined, names), strict=True)
             if gap + 1 in between
         ]
 
-    def _name(self, op: int, group: int, seq: int, names: list[Any]) -> Name:
-        kind, point_to_point = self._facts.operators[op]
-        return Name(names[group][0], seq, kind if point_to_point else None)
+    def _names(self, part: Part, names: list[Any]) -> list[Name]:
+        """Return what collectives are called that rows are about."""
+        kinds = [kind if of_a_pair else None for kind, of_a_pair in self._facts.operators]
+        return [
+            Name(names[group][0], number, kinds[op]) for op, group, number in part.columns("op", "group", "y")
+        ]
 
     def _waits(
         self,
@@ -474,18 +488,19 @@ class RingSteps:
         count: int,
     ) -> list[list[tuple[Name, Interval]]]:
         """Return the waits of each step that returned, those at the ends of backward passes included."""
-        found: list[list[tuple[Name, Interval]]] = [[] for _ in range(count)]
-        columns = waits.columns("flags", "op", "group", "y", "a", "b")
-        for step, (flags, op, number, seq, begin_ns, end_ns) in zip(waits.step.tolist(), columns, strict=True):
-            if flags & rf.OVER:
-                found[step].append((self._name(op, number, seq, names), (begin_ns, end_ns)))
+        over = waits.where((waits.rows["flags"] & rf.OVER) != 0)
+        spans = list(zip(self._names(over, names), over.columns("a", "b"), strict=True))
+        found = [spans[over.of(step)] for step in range(count)]
         for step, name, stretch in awaited:
             found[step].append((name, stretch.span))
-        spans = list(tails.columns("a", "b"))
-        for step, waited in enumerate(found):
-            if of_step := spans[tails.of(step)]:
-                buckets = issued.buckets[called.of(step)]
-                waited += tail_waits([(low, high) for low, high in of_step], buckets, {name for name, _ in waited})
+        if len(tails.rows):
+            chosen = ~issued.unended & ((called.rows["flags"] & rf.BY_FUTURE) != 0)
+            reduced, ends = called.where(chosen), issued.ends[chosen].tolist()
+            buckets = list(map(Bucket, self._names(reduced, names), reduced.rows["a"].tolist(), ends))
+            in_tails = list(tails.columns("a", "b"))
+            for step, waited in enumerate(found):
+                if of_step := buckets[reduced.of(step)]:
+                    waited += tail_waits(in_tails[tails.of(step)], of_step, {name for name, _ in waited})
         return found
 
     def _in_stages(
@@ -541,8 +556,8 @@ def _by_window(windows: IntervalArray, causes: dict[StallCause, IntervalArray]) 
         spans = intersect(windows, merged)
         window = np.searchsorted(windows.start, spans.start, side="right") - 1
         offsets = (spans.start - windows.start[window]).tolist(), (spans.end - windows.start[window]).tolist()
-        for at, low, high in zip(window.tolist(), *offsets, strict=True):
-            rows[at].append(Stall(low, high, cause))
+        for at, stall in zip(window.tolist(), map(Stall, *offsets, repeat(cause)), strict=False):
+            rows[at].append(stall)
     for stalls in rows:
-        stalls.sort(key=lambda stall: stall.start_ns)
+        stalls.sort(key=attrgetter("start_ns"))
     return rows

@@ -10,6 +10,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from heapq import heapreplace
+from itertools import starmap
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 import msgspec
@@ -60,14 +63,13 @@ class Name(NamedTuple):
 
 
 class Bucket(NamedTuple):
-    """A collective that a backward pass may wait for at its end (DDP), in nanoseconds of the clock. `by_future`: it
-    took its future; `end_ns`: None while it has not ended.
+    """A collective that has ended, and whose future was taken: a backward pass may wait for it at its end (DDP). Times
+    are nanoseconds of the clock.
     """
 
     name: Name
-    by_future: bool
     issue_ns: int
-    end_ns: int | None
+    end_ns: int
 
 
 def tail_waits(tails: Iterable[Interval], issued: Sequence[Bucket], named: set[Name]) -> list[tuple[Name, Interval]]:
@@ -79,14 +81,14 @@ def tail_waits(tails: Iterable[Interval], issued: Sequence[Bucket], named: set[N
 
     Args:
         tails: the strategy's work at the end of each backward pass, in nanoseconds of the clock.
-        issued: the collectives of the step.
+        issued: those of the step.
         named: what was waited for otherwise; gets what is waited for here.
     """
     found = []
     for begin_ns, end_ns in tails:
         at_ns = begin_ns
-        for name, by_future, issue_ns, over_ns in issued:
-            if not by_future or name in named or over_ns is None or issue_ns > end_ns:
+        for name, issue_ns, over_ns in issued:
+            if name in named or issue_ns > end_ns:
                 continue
             if over_ns > end_ns + _STAMPED_LATE_NS:
                 continue  # nobody waited for it here
@@ -98,7 +100,7 @@ def tail_waits(tails: Iterable[Interval], issued: Sequence[Bucket], named: set[N
 
 
 def wait_rows(waits: Iterable[tuple[Name, Interval]], origin_ns: int) -> list[Wait]:
-    ordered = sorted(waits, key=lambda wait: wait[1])
+    ordered = sorted(waits, key=itemgetter(1))
     return [
         Wait(name.group, name.seq, begin_ns - origin_ns, end_ns - origin_ns, name.kind)
         for name, (begin_ns, end_ns) in ordered
@@ -127,13 +129,11 @@ class GlooWorkers:
     """
 
     def __init__(self, count: int) -> None:
-        self._free_at_ns = [0] * max(count, 1)
+        self._free_at_ns = [0] * max(count, 1)  # a heap
 
     def start_ns(self, issue_ns: int, end_ns: int) -> int:
-        free_at_ns = min(self._free_at_ns)
-        start = min(max(issue_ns, free_at_ns), end_ns)
-        self._free_at_ns[self._free_at_ns.index(free_at_ns)] = end_ns
-        return start
+        free_at_ns = heapreplace(self._free_at_ns, end_ns)
+        return min(max(issue_ns, free_at_ns), end_ns)
 
 
 @dataclass(slots=True)
@@ -316,10 +316,7 @@ class StepLines:
             if unseen or undecided
             else {**overlap.concurrency()},
             coverage=coverage,
-            active_segments=[
-                ActiveSegment(low - start_ns, high - start_ns, lanes)
-                for low, high, lanes in (() if blind else overlap.tiles)
-            ],
+            active_segments=[] if blind else list(starmap(ActiveSegment, overlap.tiles)),
             collectives=step.collectives,
             compute=step.compute,
             stalls=step.stalls,

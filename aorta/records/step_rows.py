@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -30,10 +31,15 @@ class Part:
 
     def offsets(self, name: str) -> list[int]:
         """Return a column of times as nanoseconds from the begin of its step."""
-        return (self.rows[name] - self._begin[self.step]).tolist()  # type: ignore[no-any-return]
+        return (self.rows[name] - self.begins()).tolist()  # type: ignore[no-any-return]
 
-    def spans(self) -> zip[tuple[int, int]]:
-        return zip(self.offsets("a"), self.offsets("b"), strict=True)
+    def begins(self) -> Int64:
+        """Return when the step of each row began."""
+        return self._begin[self.step]
+
+    def named(self, name: str, texts: Sequence[str]) -> list[str]:
+        """Return the texts whose numbers are in a column."""
+        return [texts[number] for number in self.rows[name].tolist()]
 
     def of(self, step: int) -> slice:
         """Return where the rows of a step are."""

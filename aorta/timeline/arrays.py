@@ -268,16 +268,18 @@ def measure_windows(
         pipeline_ns = lengths.get("pipeline_ns")
         found = _bounds(windows, lanes, comm, communication, unnamed, aux, blocked, waited, certain, pipeline_ns)
         bounds = [of_one if bounded else {} for of_one, bounded in zip(found, certain.bounded, strict=True)]
-    tiles: list[list[Tile]] = [[] for _ in windows.start] if tiled else []
+    tiles: list[Tile] = []
+    cut = [0] * (len(windows.start) + 1)
     if tiled:
         window_of, spans, masks = tile_windows(windows, {_BIT[name]: lanes[name] for name in lanes})
-        for at, *tile in zip(window_of.tolist(), spans.start.tolist(), spans.end.tolist(), masks.tolist(), strict=True):
-            tiles[at].append((tile[0], tile[1], tile[2]))
+        offsets = (spans.start - windows.start[window_of]).tolist(), (spans.end - windows.start[window_of]).tolist()
+        tiles = list(zip(*offsets, masks.tolist(), strict=True))
+        cut = np.searchsorted(window_of, np.arange(len(cut))).tolist()
     return [
         Overlap(
             **{name: values[at] for name, values in lengths.items()},
             kinds={kind: KindOverlap(lasted[at], inside[at]) for kind, (lasted, inside) in kinds.items()},
-            tiles=tiles[at] if tiled else (),
+            tiles=tiles[cut[at] : cut[at + 1]],
             bounds=bounds[at],
         )
         for at in range(len(windows.start))

@@ -25,7 +25,8 @@ from aorta.timeline.intervals import Interval
 NS_PER_MS = 1_000_000
 _BIT = {lane: bit for bit, lane in enumerate(LANES)}
 Tile: TypeAlias = tuple[int, int, int]
-"""`(start, end, mask)`: an interval and the lanes that are active throughout it, by the bits of `classes.LANES`."""
+"""`(start, end, mask)`: an interval, from the begin of its window, and the lanes that are active throughout it, by the
+bits of `classes.LANES`."""
 NO_COPIES = "memory copies were not observed"
 _NOT_OBSERVED = {
     "copy_ms": NO_COPIES,

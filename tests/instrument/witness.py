@@ -248,7 +248,7 @@ class Witness:
             dtype = None if row.dtype == rf.NO_DTYPE else self.facts.dtypes[row.dtype]
             times = row.a - begin_ns, offset(start_ns), offset(end_ns), source if end_ns else None, offset(backend_ns)
             found[0].append(Collective(kind, group, row.y, row.x, dtype, *times))
-            found[1].append(Bucket(name, bool(row.flags & rf.BY_FUTURE), row.a, end_ns or None))
+            found[1].extend([Bucket(name, row.a, end_ns)] if row.flags & rf.BY_FUTURE and end_ns else [])
             found[2].append(counted)
         return found
 

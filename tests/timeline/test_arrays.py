@@ -45,7 +45,11 @@ def test_windows_measured_at_once_are_each_the_window_alone(found, compute, comm
     bits |= {LANES.index(name): merged[name] for name in ("compute", "copy")}
     mine, tiles, masks = arrays.tile_windows(columns, bits)
     tiled = list(zip(mine.tolist(), *(end.tolist() for end in tiles), masks.tolist(), strict=True))
-    assert tiled == [(at, *tile) for at, overlap in enumerate(alone) for tile in overlap.tiles]
+    assert tiled == [
+        (at, found[at][0] + low, found[at][0] + high, mask)
+        for at, overlap in enumerate(alone)
+        for low, high, mask in overlap.tiles
+    ]
 
 
 @given(windows, interval_lists, collectives, interval_lists)
