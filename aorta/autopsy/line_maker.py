@@ -22,8 +22,10 @@ from aorta.records.progress import PROGRESS_DIR, PROGRESS_FILE
 if TYPE_CHECKING:  # loads numpy
     from aorta.records.ring_record import RingRecord
 
-EVERY_S: Final = 1.0
-"""Lines of many steps together cost a fraction of those of one; nobody who watches a run minds a second."""
+EVERY_S: Final = 5.0
+"""Lines of many steps together cost a fraction of those of one, and a kill loses none."""
+STEPS: Final = 64
+"""They are made of so many steps, if there are before. `ring_steps.MOST`, which loads numpy."""
 _SHARE: Final = 8
 """They are made at once where a ring is fuller than one in so many."""
 
@@ -35,7 +37,7 @@ class LineMaker:
         self._folder = folder
         self._awaited: set[int] = set()
         self._records: dict[int, RingRecord] = {}
-        self._made_s = time.monotonic()
+        self._made_s, self._made = time.monotonic(), 0
 
     def add(self, rank: int) -> None:
         """Make this rank's lines, once its ring has rows."""
@@ -47,8 +49,9 @@ class LineMaker:
             self._open(rank)
         rings = [record.ring for record in self._records.values()]
         full = any(ring.count - ring.read > ring.slots // _SHARE for ring in rings)
-        if full or time.monotonic() - self._made_s >= EVERY_S:
-            self._made_s = time.monotonic()
+        ended = max((ring.steps_ended for ring in rings), default=0)
+        if full or ended - self._made >= STEPS or time.monotonic() - self._made_s >= EVERY_S:
+            self._made_s, self._made = time.monotonic(), ended
             for rank in list(self._records):
                 self._append(rank)
 

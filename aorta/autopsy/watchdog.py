@@ -101,11 +101,12 @@ class Patience:
             announced = state.phase in ANNOUNCED and now_ns - state.progress_ns < self._grace_s * 1e9
             if state.phase == "paused" or announced:
                 self.quiet_until_ns = now_ns
-        limit_s = self.timeout_s(states)
+        # No learned timeout is shorter than the least, and to learn it takes as long as all else here.
+        least_s = LEAST_S if self._timeout_s is None else self._timeout_s
         ended_s, late = list[float](), {}
         for rank, state in states.items():
             idle_s = (now_ns - max(state.progress_ns, self.quiet_until_ns)) / 1e9
-            if idle_s > limit_s:
+            if idle_s > least_s and idle_s > self.timeout_s(states):
                 late[rank] = idle_s
             before, self._last[rank] = self._last.get(rank), state
             if before is None or before.steps_done < self._warmup_steps or before.progress_ns < self.quiet_until_ns:

@@ -62,6 +62,7 @@ from numpy.typing import NDArray
 from aorta.records.files import OF_THIS_PROCESS, above_streams, decode_json, open_own, whole_file, write_whole
 from aorta.records.progress import (
     COUNT_WORD,
+    DONE_WORD,
     FACTS_AT,
     FACTS_WORD,
     KEPT,
@@ -384,6 +385,11 @@ class RingFile:
     def count(self) -> int:
         """How many rows were appended."""
         return self._words[COUNT_WORD]
+
+    @property
+    def steps_ended(self) -> int:
+        """How many steps have ended."""
+        return self._words[DONE_WORD]
 
     @property
     def read(self) -> int:

@@ -473,9 +473,7 @@ class RingSteps:
     def _names(self, part: Part, names: list[Any]) -> list[Name]:
         """Return what collectives are called that rows are about."""
         kinds = [kind if of_a_pair else None for kind, of_a_pair in self._facts.operators]
-        return [
-            Name(names[group][0], number, kinds[op]) for op, group, number in part.columns("op", "group", "y")
-        ]
+        return [Name(names[group][0], number, kinds[op]) for op, group, number in part.columns("op", "group", "y")]
 
     def _waits(
         self,

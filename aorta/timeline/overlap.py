@@ -57,6 +57,7 @@ class KindOverlap(NamedTuple):
     hidden_ns: int
 
 
+_NOTHING: Final = KindOverlap(0, 0)
 NOT_SAMPLED: Final = "not observed: one of several steps is, drawn at random (instrument.every)"
 """Of a step that was passed over, as planned."""
 
@@ -187,7 +188,7 @@ class Overlap:
             values["bubble_share"] = self.bubble_share
         of_all_kinds = set(values)
         for kind in KINDS:
-            part = self.kinds.get(kind, KindOverlap(0, 0))
+            part = self.kinds.get(kind, _NOTHING)
             if part.total_ns or kind in ALWAYS_SHOWN:
                 values[f"{kind}_ms"] = part.total_ns / NS_PER_MS
                 values[f"compute_{kind}_ms"] = part.hidden_ns / NS_PER_MS
