@@ -152,8 +152,9 @@ class HostWatchdog:
                 time.sleep(_OTHERS_WITHIN_S)
                 self._report(f"{name_ranks(self._alive()[1])} ended before the run did")
                 salvage(self._folder)
-            now = {rank: watch.state().progress_ns for rank, watch in self._watches.items()}
-            if self._reported and all(now[rank] > at for rank, at in self._reported.items()):
+            if self._reported and all(
+                self._watches[rank].state().progress_ns > at for rank, at in self._reported.items()
+            ):
                 # The ranks were late and not stuck: the report is written again. What was saved of them stays.
                 idle_s = (time.perf_counter_ns() - max(self._reported.values())) / 1e9
                 self._reported = {}
