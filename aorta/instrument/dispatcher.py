@@ -180,9 +180,8 @@ def group_in(argument: Any) -> dist.ProcessGroup:
     return dist.ProcessGroup.unbox(argument)
 
 
-def all_groups() -> dict[dist.ProcessGroup, Any]:
-    """Return every process group, as the keys of torch's own map."""
-    return dist.distributed_c10d._world.pg_map
+def all_groups() -> list[dist.ProcessGroup]:
+    return list(dist.distributed_c10d._world.pg_map)
 
 
 def orders_streams(group: dist.ProcessGroup, device: torch.device) -> bool:

@@ -116,15 +116,12 @@ class Instrumentation:
             elsewhere = None  # only this process can ask the device
         built = load()[0] if native else None
         own = counts_of_ranks()
-        counted = own or issued_by
-        backends = None if own or built is None else built.BackendCounts()
+        counted = own or (issued_by if built is None else built.issued_by)
         no_values = None if own is None else NO_VALUES
         self.groups: dict[str, Group] = {}
         self._device, self.clock, self._mode = device, clock, mode
 
         def counts() -> dict[int, int | None]:
-            if backends is not None:
-                return backends.of(all_groups())  # type: ignore[no-any-return]
             return {id(group): counted(group) for group in all_groups()}
 
         facts = ring_facts(

@@ -725,73 +725,25 @@ void Kernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torc
   tap->collective(index_, op, stack);
 }
 
-// How many collectives the backends of process groups themselves have counted, as `dispatcher.issued_by`. It is asked at both
-// ends of a step, so each group's backends are looked up once, and again where one is gone.
-class BackendCounts {
- public:
-  // `groups`: keys of torch's own map. Returns the count of each by its identity, None where a backend keeps none.
-  py::dict of(const py::dict& groups) {
-    py::dict counts;
-    known_.resize(groups.size());
-    auto known = known_.begin();
-    for (const auto& [group, _] : groups) {
-      counts[py::reinterpret_steal<py::object>(PyLong_FromVoidPtr(group.ptr()))] = py::cast(count(*known, group));
-      ++known;
-    }
-    return counts;
-  }
-
- private:
-  struct Known {
-    const PyObject* group = nullptr;
-    std::vector<c10::weak_intrusive_ptr<c10d::Backend>> backends;  // weak: a program may destroy them
-
-    // None where one is gone.
-    std::optional<uint64_t> count() const {
-      uint64_t sum = 0;
-      for (const auto& weak : backends) {
-        const auto backend = weak.lock();
-        if (!backend) {
-          return std::nullopt;
-        }
+// How many collectives the group's backends themselves have counted, as `dispatcher.issued_by`; none if one keeps no count.
+std::optional<uint64_t> issued_by(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
+  try {
+    std::vector<const c10d::Backend*> backends;
+    uint64_t sum = 0;
+    for (const c10::Device& device : group->getDeviceTypes()) {
+      const auto backend = group->getBackend(device.type());
+      if (std::find(backends.begin(), backends.end(), backend.get()) == backends.end()) {
+        backends.push_back(backend.get());
         sum += backend->getSequenceNumberForGroup();
       }
-      return sum;
     }
-  };
-
-  static std::optional<uint64_t> count(Known& known, py::handle group) {
-    try {
-      std::optional<uint64_t> sum = known.group == group.ptr() ? known.count() : std::nullopt;
-      if (!sum) {
-        known = looked_up(group);
-        sum = known.count();
-      }
-      return sum;
-    } catch (const c10::Error&) {
-      return std::nullopt;
-    } catch (const std::runtime_error&) {
-      return std::nullopt;
-    }
+    return sum;
+  } catch (const c10::Error&) {
+    return std::nullopt;
+  } catch (const std::runtime_error&) {
+    return std::nullopt;
   }
-
-  // One backend may serve several types of devices.
-  static Known looked_up(py::handle group) {
-    Known known{group.ptr(), {}};
-    const auto process_group = group.cast<c10::intrusive_ptr<c10d::ProcessGroup>>();
-    std::vector<const c10d::Backend*> seen;
-    for (const c10::Device& device : process_group->getDeviceTypes()) {
-      const auto backend = process_group->getBackend(device.type());
-      if (std::find(seen.begin(), seen.end(), backend.get()) == seen.end()) {
-        seen.push_back(backend.get());
-        known.backends.emplace_back(backend);
-      }
-    }
-    return known;
-  }
-
-  std::vector<Known> known_;
-};
+}
 
 }  // namespace
 
@@ -888,7 +840,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
            const Ring::Layout&>())
       .def("enter_function", &aorta::enter_function)
       .def("time_step", &Ring::time_step);
-  pybind11::class_<BackendCounts>(module, "BackendCounts").def(pybind11::init<>()).def("of", &BackendCounts::of);
+  module.def("issued_by", &issued_by);
 
   using aorta::Ranges;
   pybind11::class_<Ranges, std::shared_ptr<Ranges>>(module, "Ranges")
