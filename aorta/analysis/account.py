@@ -47,7 +47,8 @@ MARGIN: Final = 0.02
 MOST: Final = 0.5
 """Share of a difference that what is named for it has to make up."""
 _RESTS_ON: Final = ("exposed_comm_ms", "compute_ms")
-_BY_KERNELS: Final = "host-bound: the profiler's kernels say how long it computed, but not in which block"
+_BY_KERNELS: Final = "host-bound: the profiler's kernels say how much, but not in which block or collective"
+NOTHING: Final = "no step after warm-up whose exposed communication is known"
 
 
 @dataclass
@@ -100,9 +101,8 @@ def account_of(dataset: LabelledRun) -> StepAccount | str:
     Raises:
         InputError: a record cannot be read again.
     """
-    for basis in map(dataset.pace.basis, _RESTS_ON):
-        if basis.source != "marks":
-            return basis.reason or _BY_KERNELS
+    if (unknown := why_open(dataset)) is not None:
+        return unknown
     whole = StepAccount()
     for exposed, sums in exposed_pieces(dataset.run):
         for rank, of_rank in sums.items():
@@ -118,7 +118,13 @@ def account_of(dataset: LabelledRun) -> StepAccount | str:
         whole.rank_steps += own.rank_steps
         whole.window_ns += own.window_ns
         whole.leaves += own.leaves
-    return whole if whole.rank_steps else "no step after warm-up whose exposed communication is known"
+    return whole if whole.rank_steps else NOTHING
+
+
+def why_open(dataset: LabelledRun) -> str | None:
+    """Return why marks do not tell where the time of a step went; None where they do."""
+    bases = map(dataset.pace.basis, _RESTS_ON)
+    return next((basis.reason or _BY_KERNELS for basis in bases if basis.source != "marks"), None)
 
 
 def _without_peers(leaves: Counter[Words]) -> Counter[Words]:

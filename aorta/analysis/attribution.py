@@ -1,49 +1,46 @@
-"""Explains exposed communication: of one run where it is, of two sides of a comparison where it differs
-(docs/dev/attribution.md).
+"""Breaks exposed communication down: of a run where it is, of a comparison where it differs (docs/dev/attribution.md).
 
-Each side is one dataset or several launches, which are read one at a time. Its totals are sums of whole nanoseconds by
-`ExposedKey`: they grow with the number of different collectives and blocks, not with the number of steps. Means are
-formed once, from these sums, so the rows of each breakdown add up to the whole.
+Totals of a launch are sums of whole nanoseconds by `ExposedKey`: they grow with the number of different collectives and
+blocks, not with the number of steps. Means are formed once, from these sums, so the rows of each dimension add up to
+the whole.
 
-Must not: judge whether there is a difference (`compare` does) or what its cause is (`account` does), hold two launches,
-or lose a nanosecond; rows that are not listed are summed up in the last one.
+    totals = totals_of(dataset)                                  # of a launch, or why it is not known
+    break_down([totals])                                         # `exposed` of a dataset
+    break_down(candidate_totals, reference_totals)               # `attribution` of a comparison, all launches pooled
+
+Must not: judge whether there is a difference (`compare` does) or what its cause is (`causes` does), or lose a
+nanosecond; rows that are not listed are summed up in the last one.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 import numpy as np
 
-from aorta.analysis.account import BUBBLE, NOT_KNOWN, exposed_pieces, parts_of
+from aorta.analysis.account import BUBBLE, NOT_KNOWN, NOTHING, exposed_pieces, parts_of, why_open
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.pace import ONE_RANK
-from aorta.documents.comparison import AttributedSide, Attribution, AttributionRow
 from aorta.documents.explanations import ExposedBreakdown, ExposedRow
 from aorta.documents.formatting import TEXT
 from aorta.read.frames import Exposed, Groups, Ints, Region
 from aorta.read.run import ExposedSums, Run
 from aorta.timeline.overlap import NS_PER_MS
 
-Launches: TypeAlias = LabelledRun | Iterable[LabelledRun]
-DEFINITION: Final = (
-    "mean exposed_comm_ms over the steps of all ranks after warm-up, candidate minus reference; every exposed "
-    "nanosecond belongs to one collective, one place and one part, so the rows of each dimension add up to the "
-    "difference (docs/dev/attribution.md)"
-)
 UNEXPLAINED: Final = "unexplained"
 """Stands in place of a kind: exposed communication that the record counts but none of its rows covers."""
 BUCKETED: Final = ("ddp", "ep", "cp")
 """Values of `parallel.strategy` whose only all-reduces are DistributedDataParallel's, one for each bucket."""
+NO_ROW: Final = "communication without a row in the record"
 SHOWN_ROWS: Final = 24
+COMPUTING: Final = "computing"
+"""The dimension that is no part of exposed communication: where the ranks computed, which hides it."""
 _OF_COLLECTIVES: Final = ("group", "collective", "order")
-_DIMENSIONS: Final = (*_OF_COLLECTIVES, "region", "part")
-_RESTS_ON: Final = ("exposed_comm_ms", "compute_ms")
-_KERNELS: Final = "host-bound: the profiler's kernels say how much is exposed, but not in which block or collective"
-_NOTHING: Final = "no step after warm-up whose exposed communication is known"
+_OF_RUN: Final = ("group", "collective", "region", "part")
+_OF_CHANGE: Final = (*_OF_COLLECTIVES, "region", "part", "rank", COMPUTING)
 
 
 class ExposedKey(NamedTuple):
@@ -64,23 +61,19 @@ class ExposedKey(NamedTuple):
 
 @dataclass
 class Totals:
-    """One side of a comparison, all ranks of all its launches: `sum(exposed.values()) == sums.exposed_ns`.
+    """Sums over the rank-steps of a launch: `sum(exposed.values()) == sums.exposed_ns`.
 
     Attributes:
         ranks: rank -> exposed nanoseconds.
         group_titles: process group -> what a person calls it.
-        parallel: the strategy of the first launch.
-        host_bound: why marks do not bear the exposed communication and computation of a launch; nothing after it is
-            added.
+        parallel: the strategy.
     """
 
     sums: ExposedSums = field(default_factory=ExposedSums)
     exposed: Counter[ExposedKey] = field(default_factory=Counter)
-    launches: int = 0
     ranks: Counter[int] = field(default_factory=Counter)
     parallel: str = ""
-    group_titles: dict[str, str] = field(default_factory=dict)
-    host_bound: str | None = None
+    group_titles: Mapping[str, str] = field(default_factory=dict)
 
     def add(self, rank: int, sums: ExposedSums) -> None:
         """Add the sums of one rank."""
@@ -89,93 +82,113 @@ class Totals:
         if sums.unexplained_ns:
             self.exposed[ExposedKey(UNEXPLAINED, "", None, -1, 0, None, None, NOT_KNOWN)] += sums.unexplained_ns
 
-    def ms(self, total_ns: int) -> float:
-        """Return the mean over rank-steps, in milliseconds."""
-        return total_ns / self.sums.rank_steps / NS_PER_MS
+
+def totals_of(dataset: LabelledRun) -> Totals | str:
+    """Return the totals of a launch, or why its exposed communication cannot be broken down.
+
+    Raises:
+        InputError: a record cannot be read again.
+    """
+    run = dataset.run
+    alone = ONE_RANK if dataset.pace.basis("overlap_ratio").reason == ONE_RANK else None
+    if (unknown := alone or why_open(dataset)) is not None:
+        return unknown
+    totals = Totals(parallel=run.source.parallel or "", group_titles=run.group_titles)
+    for exposed, sums in exposed_pieces(run):
+        for rank, of_rank in sums.items():
+            totals.add(rank, of_rank)
+        add_exposed(totals, run, exposed, dataset.collectives.wait_ns)
+    return totals if totals.sums.rank_steps else NOTHING
 
 
-def attribute(reference: Launches, candidate: Launches) -> Attribution:
-    """Compute `attribution` of a comparison. Its rows are in milliseconds per rank-step.
+def break_down(candidate: Sequence[Totals | str], reference: Sequence[Totals | str] | None = None) -> ExposedBreakdown:
+    """Break exposed communication down in every way, in milliseconds per rank-step; launches of a side are pooled.
 
     Args:
-        reference, candidate: a dataset, or an iterable of launches. Launches are consumed one at a time, so they may be
-            loaded lazily.
-
-    Raises:
-        InputError: a record cannot be read again.
+        candidate, reference: of the launches of a side, one at least; a sentence says why one has none. Without a
+            reference it is the exposed communication of one side, else the difference.
     """
-    sides = {
-        side: totals_of([launches] if isinstance(launches, LabelledRun) else launches)
-        for side, launches in (("reference", reference), ("candidate", candidate))
-    }
-    unknown = [f"{side}: {totals.host_bound}" for side, totals in sides.items() if totals.host_bound is not None]
-    if unknown:
-        return Attribution(definition=DEFINITION, reason="; ".join(unknown))
-    empty = [side for side, totals in sides.items() if not totals.sums.rank_steps]
-    if empty:
-        return Attribution(definition=DEFINITION, reason=f"{' and '.join(empty)}: {_NOTHING}")
-    means = Means(**sides)
-    computed = (
-        Counter({region_name(region): length_ns for region, length_ns in totals.sums.computing.items()})
-        for totals in sides.values()
-    )
-    return Attribution(
-        definition=DEFINITION,
-        unit="ms per step and rank",
+    named = {"": candidate} if reference is None else {"reference: ": reference, "candidate: ": candidate}
+    unknown = [
+        next((f"{side}{each}" for each in of_side if isinstance(each, str)), "") for side, of_side in named.items()
+    ]
+    if any(unknown):
+        return ExposedBreakdown(reason="; ".join(filter(None, unknown)))
+    sides = [_Side([each for each in of_side if isinstance(each, Totals)]) for of_side in named.values()]
+    before, after = (None, sides[0]) if reference is None else sides
+    bucketed = {each.parallel for side in sides for each in side.launches} in [{strategy} for strategy in BUCKETED]
+    dimensions = _OF_RUN if before is None else _OF_CHANGE
+    exposed_ms, rank_steps = after.ms(after.exposed_ns), sum(side.rank_steps for side in sides)
+    found = ExposedBreakdown(
         reason=None,
-        difference_ms=means.difference_ms,
-        **{side: _side(totals) for side, totals in sides.items()},
-        dimensions=means.dimensions(),
-        computing=means.rows(*computed, shares=False),  # no part of the difference
+        rank_steps=rank_steps,
+        rank_steps_left_out=sum(each.sums.left_out for side in sides for each in side.launches),
+        exposed_ms=exposed_ms,
+        dimensions={name: _rows(name, before, after, bucketed=bucketed) for name in dimensions},
     )
+    if before is not None:
+        found.reference_ms = before.ms(before.exposed_ns)
+        found.difference_ms = exposed_ms - found.reference_ms
+    return found
 
 
-def exposed_breakdown(dataset: LabelledRun) -> ExposedBreakdown:
-    """Break the exposed communication of one run down by group, collective, region of the step, part and rank: the
-    difference from a run that has none.
+@dataclass(frozen=True)
+class _Side:
+    """The launches of a side. A rank-step counts once, whichever launch it belongs to."""
 
-    Raises:
-        InputError: a record cannot be read again.
+    launches: Sequence[Totals]
+
+    @property
+    def rank_steps(self) -> int:
+        return sum(each.sums.rank_steps for each in self.launches)
+
+    @property
+    def exposed_ns(self) -> int:
+        return sum(each.sums.exposed_ns for each in self.launches)
+
+    def ms(self, total_ns: int) -> float:
+        """Return the mean over rank-steps, in milliseconds."""
+        return total_ns / self.rank_steps / NS_PER_MS
+
+    def by_name(self, dimension: str, *, bucketed: bool) -> Counter[str]:
+        """Return nanoseconds by what they are of in a dimension."""
+        found = Counter[str]()
+        for each in self.launches:
+            match dimension:
+                case "rank":
+                    found += Counter({f"rank {rank}": total for rank, total in each.ranks.items()})
+                case "computing":
+                    found += Counter({region_name(region): total for region, total in each.sums.computing.items()})
+                case _:
+                    for key, total in each.exposed.items():
+                        found[_name(dimension, key, each.group_titles, bucketed=bucketed)] += total
+        return found
+
+
+def _rows(dimension: str, before: _Side | None, after: _Side, *, bucketed: bool) -> list[ExposedRow]:
+    """Return a row for each name, the largest first (of a comparison: the largest difference); those beyond
+    `SHOWN_ROWS` are one last row.
     """
-    if dataset.pace.basis("overlap_ratio").reason == ONE_RANK:
-        return ExposedBreakdown(reason=ONE_RANK)
-    totals = totals_of([dataset])
-    if totals.host_bound is not None or not totals.sums.rank_steps:
-        return ExposedBreakdown(reason=totals.host_bound or _NOTHING)
-    means = Means(Totals(sums=ExposedSums(rank_steps=1)), totals)
-    found = means.dimensions()
-    rows = {
-        name: [ExposedRow(row.what, row.candidate_ms, row.share) for row in found[name]]
-        for name in ("group", "collective", "region", "part", "rank")
-    }
-    steps = totals.sums.rank_steps
-    return ExposedBreakdown(reason=None, rank_steps=steps, exposed_ms=means.difference_ms, **rows)
+    of_after = after.by_name(dimension, bucketed=bucketed)
+    of_before = Counter[str]() if before is None else before.by_name(dimension, bucketed=bucketed)
+    total = after.ms(after.exposed_ns) - (0.0 if before is None else before.ms(before.exposed_ns))
 
+    def row(what: str, before_ns: int, after_ns: int) -> ExposedRow:
+        left, right = 0.0 if before is None else before.ms(before_ns), after.ms(after_ns)
+        share = (right - left) / total if total and dimension != COMPUTING else None
+        found = ExposedRow(what, right, share)
+        if before is not None:
+            found.reference_ms, found.difference_ms = left, right - left
+        return found
 
-def totals_of(launches: Iterable[LabelledRun]) -> Totals:
-    """Add up all launches of one side, one at a time. A rank-step counts once, whichever launch it belongs to.
-
-    Raises:
-        InputError: a record cannot be read again.
-    """
-    totals = Totals()
-    for dataset in launches:
-        run = dataset.run
-        if not totals.launches:
-            totals.parallel = run.source.parallel or ""
-        for basis in map(dataset.pace.basis, _RESTS_ON):
-            if basis.source != "marks":
-                totals.host_bound = basis.reason or _KERNELS
-        if totals.host_bound is not None:
-            break
-        totals.launches += 1
-        totals.group_titles = run.group_titles | totals.group_titles
-        for exposed, sums in exposed_pieces(run):
-            for rank, of_rank in sums.items():
-                totals.add(rank, of_rank)
-            add_exposed(totals, run, exposed, dataset.collectives.wait_ns)
-        del dataset, run  # otherwise the next launch is loaded while this one is still in memory
-    return totals
+    names = dict.fromkeys([*of_before, *of_after])
+    ordered = sorted(names, key=lambda name: (-abs(row(name, of_before[name], of_after[name]).change_ms), name))
+    shown, others = ordered[:SHOWN_ROWS], ordered[SHOWN_ROWS:]
+    found = [row(name, of_before[name], of_after[name]) for name in shown]
+    if others:
+        sums = (sum(side[name] for name in others) for side in (of_before, of_after))
+        found.append(row(f"{len(others)} others", *sums))
+    return found
 
 
 def add_exposed(totals: Totals, run: Run, exposed: Exposed, wait_ns: Ints) -> None:
@@ -197,58 +210,10 @@ def add_exposed(totals: Totals, run: Run, exposed: Exposed, wait_ns: Ints) -> No
                 totals.exposed[key] += total
 
 
-@dataclass(frozen=True)
-class Means:
-    """Turns sums of nanoseconds into rows: means per rank-step of each side, and shares of the whole difference."""
-
-    reference: Totals
-    candidate: Totals
-
-    @property
-    def difference_ms(self) -> float:
-        """Difference of the mean exposed communication, candidate minus reference."""
-        before, after = self.reference, self.candidate
-        return after.ms(after.sums.exposed_ns) - before.ms(before.sums.exposed_ns)
-
-    def dimensions(self) -> dict[str, list[AttributionRow]]:
-        """Break the difference down in every way. The rows of each add up to the difference."""
-        before, after = self.reference, self.candidate
-        titles = after.group_titles | before.group_titles
-        bucketed = before.parallel == after.parallel and after.parallel in BUCKETED
-        found = {}
-        for name in _DIMENSIONS:
-            sums = Counter[str](), Counter[str]()
-            for side, totals in zip(sums, (before, after), strict=True):
-                for key, length_ns in totals.exposed.items():
-                    side[_name(name, key, titles, bucketed=bucketed)] += length_ns
-            found[name] = self.rows(*sums)
-        of_ranks = (Counter({f"rank {rank}": ns for rank, ns in side.ranks.items()}) for side in (before, after))
-        return {**found, "rank": self.rows(*of_ranks)}
-
-    def rows(self, before: Counter[str], after: Counter[str], *, shares: bool = True) -> list[AttributionRow]:
-        """Return a row for each name, the largest difference first; those beyond `SHOWN_ROWS` are one last row.
-
-        Args:
-            before, after: nanoseconds by name of what they are of, on each side.
-        """
-
-        def row(what: str, before_ns: int, after_ns: int) -> AttributionRow:
-            left, right, total = self.reference.ms(before_ns), self.candidate.ms(after_ns), self.difference_ms
-            share = (right - left) / total if shares and total else None
-            return AttributionRow(what, left, right, right - left, share)
-
-        found = [row(name, before[name], after[name]) for name in dict.fromkeys([*before, *after])]
-        found.sort(key=lambda row: (-abs(row.difference_ms), row.what))
-        if others := [row.what for row in found[SHOWN_ROWS:]]:
-            sums = (sum(side[name] for name in others) for side in (before, after))
-            found[SHOWN_ROWS:] = [row(f"{len(others)} others", *sums)]
-        return found
-
-
 def _name(dimension: str, key: ExposedKey, titles: Mapping[str, str], *, bucketed: bool) -> str:
     """Name what a key is of in a dimension; `bucketed`: an all-reduce is a bucket of DDP's."""
     if key.kind == UNEXPLAINED and dimension in _OF_COLLECTIVES:
-        return "communication without a row in the record"
+        return NO_ROW
     size = "size unknown" if key.group_size is None else f"{key.group_size} ranks"
     group = f"{titles.get(key.group, key.group)} ({size})"
     collective = f"{key.kind} of {TEXT.size(key.bytes, exact=dimension == 'collective')} on {group}"
@@ -272,18 +237,3 @@ def region_name(region: Region) -> str:
     if region.phase is None:
         return "not known"
     return region.phase if region.block is None else f"{region.phase} of {region.block}"
-
-
-def _side(totals: Totals) -> AttributedSide:
-    sums = totals.sums
-    return AttributedSide(
-        launches=totals.launches,
-        rank_steps=sums.rank_steps,
-        rank_steps_left_out=sums.left_out,
-        window_ms=totals.ms(sums.window_ns),
-        comm_ms=totals.ms(sums.comm_ns),
-        compute_comm_ms=totals.ms(sums.hidden_ns),
-        exposed_comm_ms=totals.ms(sums.exposed_ns),
-        compute_ms=totals.ms(sums.compute_ns),
-        unexplained_ms=totals.ms(sums.unexplained_ns),
-    )

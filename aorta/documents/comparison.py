@@ -11,6 +11,7 @@ import msgspec
 
 from aorta.documents import ABSENT, known
 from aorta.documents.dataset import DatasetEntry, LaunchLeftOut, Statistics
+from aorta.documents.explanations import ExposedBreakdown
 from aorta.documents.metrics import NOT_SHOWN, Better, Unit
 
 EffectKind: TypeAlias = Literal["difference", "quotient"]
@@ -241,43 +242,6 @@ class AccountComparison(msgspec.Struct, kw_only=True):
     sentence: str | None = ABSENT
 
 
-class AttributionRow(msgspec.Struct):
-    """A part of the difference in exposed communication, in ms per step and rank."""
-
-    what: str
-    reference_ms: float
-    candidate_ms: float
-    difference_ms: float
-    share: float | None
-
-
-class AttributedSide(msgspec.Struct, kw_only=True):
-    """Means over steps and ranks of one side, in ms; `unexplained_ms`: exposed, and in no row of the record."""
-
-    launches: int
-    rank_steps: int
-    rank_steps_left_out: int
-    window_ms: float
-    comm_ms: float
-    compute_comm_ms: float
-    exposed_comm_ms: float
-    compute_ms: float
-    unexplained_ms: float
-
-
-class Attribution(msgspec.Struct, kw_only=True):
-    """Where the difference in exposed communication lies; with a `reason` there is nothing else in it."""
-
-    definition: str
-    unit: str = ABSENT
-    reason: str | None
-    difference_ms: float = ABSENT
-    reference: AttributedSide = ABSENT
-    candidate: AttributedSide = ABSENT
-    dimensions: dict[str, list[AttributionRow]] = ABSENT
-    computing: list[AttributionRow] = ABSENT
-
-
 class Comparison(msgspec.Struct, kw_only=True):
     """A candidate against a reference."""
 
@@ -311,7 +275,7 @@ class Comparison(msgspec.Struct, kw_only=True):
     headline: str = ABSENT
     numbers: str = ABSENT
     account: AccountComparison = ABSENT
-    attribution: Attribution | None
+    attribution: ExposedBreakdown = ABSENT
 
     @property
     def shown(self) -> dict[str, ComparedMetric]:

@@ -78,29 +78,40 @@ class Finding(msgspec.Struct):
 
 
 class ExposedRow(msgspec.Struct):
-    """Exposed communication of one group, collective, region, part or rank; `exposed_ms` is the mean over all rank-
-    steps after warm-up, `share` that of the whole, None where nothing is exposed.
+    """Exposed communication of one group, collective, region, part or rank: the mean over all rank-steps after warm-up.
+    `share`: of the whole, None where that is 0. In a comparison `ms` is the candidate's, and `share` is that of the
+    difference.
     """
 
     what: str
-    exposed_ms: float
+    ms: float
     share: float | None
+    reference_ms: float = ABSENT
+    difference_ms: float = ABSENT
+
+    @property
+    def change_ms(self) -> float:
+        """What it adds: the difference from the reference, or from nothing."""
+        return self.ms if self.difference_ms is ABSENT else self.difference_ms
 
 
 class ExposedBreakdown(msgspec.Struct, kw_only=True):
-    """Where the communication of one run is exposed, each list with the largest row first: the rows of a list add up to
-    `exposed_ms`. `region`: a pass of a block, or work outside of blocks. `part`: transfer, or waiting for peers. With
-    a `reason` it is not known.
+    """Where communication is exposed, or, in a comparison, where that differs: dimension -> its rows, the largest
+    first, which add up to `exposed_ms` and `difference_ms` (not `computing`, which hides it). With a `reason` it is not
+    known.
+
+    Attributes:
+        rank_steps, rank_steps_left_out: of all sides; left out where exposed communication is null.
+        exposed_ms: in a comparison the candidate's.
     """
 
     reason: str | None
     rank_steps: int = ABSENT
+    rank_steps_left_out: int = ABSENT
     exposed_ms: float = ABSENT
-    group: list[ExposedRow] = ABSENT
-    collective: list[ExposedRow] = ABSENT
-    region: list[ExposedRow] = ABSENT
-    part: list[ExposedRow] = ABSENT
-    rank: list[ExposedRow] = ABSENT
+    reference_ms: float = ABSENT
+    difference_ms: float = ABSENT
+    dimensions: dict[str, list[ExposedRow]] = ABSENT
 
 
 class GainEntry(msgspec.Struct):

@@ -80,7 +80,7 @@ def write_report(
     """
     rules = rules or Rules()
     subjects = read_subjects(sources, rules, engine, comm_patterns)
-    summary = summarize(subjects, reference, candidate, rules, engine)
+    summary = summarize(subjects, reference, candidate, rules)
     for entry in summary.datasets.values():  # a run without a step is reported on where an autopsy says why
         if not entry.steps.rank_steps_read and known(entry.autopsy) is None:
             endings = [f"rank {rank}: {end}" for rank, end in entry.health.endings.items() if end != "completed"]

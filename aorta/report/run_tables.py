@@ -26,14 +26,13 @@ from aorta.analysis.stragglers import straggler_sentences
 from aorta.documents import as_json, known
 from aorta.documents.comparison import (
     SIDES,
-    Attribution,
     ComparedMetric,
     Comparison,
     Effect,
     MetricDefinition,
 )
 from aorta.documents.dataset import MEANS, DatasetEntry, Statistics
-from aorta.documents.explanations import Account, AccountPart, ExposedRow, Straggler, WhatIf
+from aorta.documents.explanations import Account, AccountPart, ExposedBreakdown, Straggler, WhatIf
 from aorta.documents.formatting import PAGE, TEXT, is_zero, json_text, rough_ms
 from aorta.documents.metrics import JOB_STEP, metric_named
 from aorta.read.record import config_of
@@ -424,48 +423,33 @@ def pairs_table(comparison: Comparison) -> Table | None:
     return Table("pairs", caption, columns, found, note if any(alone.values()) else None)
 
 
-def exposed_rows(entry: DatasetEntry, name: str) -> list[ExposedRow]:
-    """Return where the communication of a run is exposed; empty where nothing is, or that is not known."""
-    found = known(entry.exposed)
-    known_rows = found is not None and found.reason is None and found.exposed_ms
-    return getattr(found, name) if known_rows else []
+_DIMENSIONS: Final = {
+    "group": "Process group",
+    "collective": "Collective",
+    "order": "Collective, and which of its kind in the step",
+    "region": "Region of the step",
+    "part": "Transfer or waiting",
+    "rank": "Rank",
+    "computing": "Region that computes",
+}
 
 
-def exposed_tables(label: str, entry: DatasetEntry) -> list[Table]:
-    """Return the exposed communication in every way that the summary breaks it down."""
-    tables = []
-    for name, title in (
-        ("group", "Process group"),
-        ("collective", "Collective"),
-        ("region", "Region of the step"),
-        ("part", "Transfer or waiting"),
-        ("rank", "Rank"),
-    ):
-        # Rows of ranks are parts of the mean over all of them; a rank exposes that many times more in its own steps.
-        times, per = (len(entry.health.ranks_read), "step of the rank") if name == "rank" else (1, "step and rank")
-        columns = text_column("what", title.lower()), Column("exposed_ms", "exposed"), Column("share", unit="ratio")
-        rows = [
-            {"what": row.what, "exposed_ms": times * row.exposed_ms, "share": row.share}
-            for row in exposed_rows(entry, name)
-        ]
-        if rows:
-            tables.append(Table(f"exposed-{name}-{label}", f"{title}: mean exposed ms per {per}", columns, rows))
-    return tables
-
-
-def ways_tables(attribution: Attribution) -> list[Table]:
-    """Return every way of breaking a difference in exposed communication down, mean ms per step and rank."""
-    ways = {**(attribution.dimensions or {}), "computing": attribution.computing or []}
-    columns = [
-        text_column("what"),
-        *(Column(f"{side}_ms", side) for side in SIDES),
-        Column("difference_ms", "difference", signed=True),
-    ]
-    share = Column("share", unit="ratio")  # of the difference, of which computing is no part
+def exposed_tables(label: str, found: ExposedBreakdown | None) -> list[Table]:
+    """Return where communication is exposed, or of a comparison where that differs, in every dimension that is known:
+    mean ms per step and rank.
+    """
+    if found is None or found.reason is not None:
+        return []
+    compared = known(found.difference_ms) is not None
+    columns = [text_column("what", ""), Column("ms", "candidate" if compared else "exposed", "ms")]
+    if compared:
+        columns.insert(1, Column("reference_ms", "reference"))
+        columns.append(Column("difference_ms", "difference", signed=True))
+    share = Column("share", unit="ratio")
     return [
-        Table(f"attribution-{name}", f"By {name}", [*columns, *([] if name == "computing" else [share])], rows)
-        for name, rows in ways.items()
-        if rows
+        Table(f"exposed-{name}-{label}", title, [*columns, *([] if name == "computing" else [share])], rows)
+        for name, title in _DIMENSIONS.items()
+        if (rows := found.dimensions.get(name)) and (compared or found.exposed_ms)
     ]
 
 

@@ -14,7 +14,7 @@ from typing import Final
 
 from aorta.analysis.account import account_of, as_document, rank_times
 from aorta.analysis.aggregate import aggregate
-from aorta.analysis.attribution import DEFINITION, attribute, exposed_breakdown
+from aorta.analysis.attribution import break_down
 from aorta.analysis.compare.headline import headline, is_comparable, numbers, title
 from aorta.analysis.compare.launch_comparison import add_account, compare_launches, refuse_mixed
 from aorta.analysis.compare.launch_set import Subject, selection_metrics
@@ -23,13 +23,12 @@ from aorta.analysis.compare.verdict import Rules
 from aorta.analysis.findings import explain
 from aorta.autopsy.report import read_autopsy
 from aorta.documents import known
-from aorta.documents.comparison import Attribution, Comparison, MetricDefinition, Summary
+from aorta.documents.comparison import Comparison, MetricDefinition, Summary
 from aorta.documents.dataset import MEANS, DatasetEntry
-from aorta.documents.explanations import WhatIf
+from aorta.documents.explanations import ExposedBreakdown, WhatIf
 from aorta.documents.metrics import COLLECTIVE_METRIC_NAMES, metric_named
 from aorta.documents.statistics import PERCENTILE_METHOD
 from aorta.errors import InputError
-from aorta.read.engines import Engine
 from aorta.read.run import Run
 from aorta.version import __version__
 from aorta.whatif.gains import gains
@@ -54,16 +53,14 @@ def summarize(
     reference: str | None = None,
     candidate: str | None = None,
     rules: Rules | None = None,
-    engine: Engine | None = None,
 ) -> Summary:
     """Return the content of `summary.json`; unknown is null with a reason. With both labels it has a comparison.
 
     Args:
         rules: how launch sets are judged.
-        engine: where launches are read again.
 
     Raises:
-        InputError: the launches to compare did different work, or cannot be read again.
+        InputError: the launches to compare did different work, or a record cannot be read again.
     """
     rules = rules or Rules()
     entries = {}
@@ -95,16 +92,15 @@ def summarize(
     if reference is not None and candidate is not None:
         sides = subjects[reference], subjects[candidate]
         compared = summary.comparison = _compared(sides, (entries[reference], entries[candidate]), rules)
-        # Of sides that cannot be compared, why that is not said.
-        compared.attribution = Attribution(definition=DEFINITION, reason=title(compared))
+        compared.attribution = ExposedBreakdown(reason=title(compared))
         if is_comparable(compared):
-            compared.attribution = attribute(*(side.datasets(engine) for side in sides))
+            compared.attribution = break_down(sides[1].exposed, sides[0].exposed)
             add_account(compared, sides, rules)
     else:
         for label, subject in subjects.items():
             if subject.launches is not None:
                 refuse_mixed(subject.launches, rules)
-            entries[label].exposed = exposed_breakdown(subject.dataset)
+            entries[label].exposed = break_down(subject.exposed)
     compared_with = known(summary.comparison)
     differences = [] if compared_with is None else compared_with.manifest_differences
     keys = {difference.key for difference in differences} - {"config.label"}

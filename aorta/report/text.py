@@ -180,6 +180,7 @@ def full_text(datasets: Mapping[str, LabelledRun], summary: Summary, files: str,
         add(run_tables.comparison_table(comparison))
         blocks[-1] += "\n" + style.faint(wrapped([basis], style.width, indent=""))
         add(run_tables.change_table(comparison), run_tables.pairs_table(comparison))
+        add(*run_tables.exposed_tables("difference", known(comparison.attribution)))
     elif wrong:
         blocks.append(wrong)
     blocks.append(wrapped([run_tables.of_launches(summary.datasets)], style.width, indent=""))
@@ -189,7 +190,7 @@ def full_text(datasets: Mapping[str, LabelledRun], summary: Summary, files: str,
         if entry.count:
             add(run_tables.account_table(label, entry))
             add(run_tables.metrics_table(label, entry), run_tables.rank_table(label, entry))
-        add(run_tables.collectives_table({label: entry}), *run_tables.exposed_tables(label, entry))
+        add(run_tables.collectives_table({label: entry}), *run_tables.exposed_tables(label, known(entry.exposed)))
         blocks.append(gain_block(label, entry.what_if, style))
         blocks += [kernel_block(label, entry.traces, style)] if entry.traces else []
     if comparison is not None and comparison.manifest_differences:

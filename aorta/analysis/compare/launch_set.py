@@ -11,7 +11,7 @@ twice, or judge the order by a measured value.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -23,6 +23,7 @@ import numpy as np
 
 from aorta.analysis.account import StepAccount, account_of
 from aorta.analysis.aggregate import NOTHING_RECORDED, NOTHING_USED, LabelledRun, job_step_times, metrics_of
+from aorta.analysis.attribution import Totals, totals_of
 from aorta.analysis.compare.run_comparison import HEADER, facts
 from aorta.analysis.compare.verdict import GUARD, Rules
 from aorta.analysis.devices import devices_entry
@@ -50,6 +51,7 @@ class Launch:
         hosts: where it ran, as far as known.
         pace: where the host sets the pace (`pace` of a dataset in `summary.json`).
         account: where its mean step goes, or why that is not known.
+        exposed: its exposed communication in detail, or why that is not known.
         level: where its job steps change their level, if they do.
     """
 
@@ -62,6 +64,7 @@ class Launch:
     hosts: frozenset[str] = frozenset()
     pace: PaceFacts | None = None
     account: StepAccount | str = "not read"
+    exposed: Totals | str = "not read"
     level: LevelChange | None = None
 
     @classmethod
@@ -82,6 +85,7 @@ class Launch:
             frozenset(tables.source.host for tables in run.ranks.values() if tables.source.host is not None),
             dataset.pace.entry(),
             account_of(dataset),
+            totals_of(dataset),
             level_change(job_step_times(dataset)[0]),
         )
 
@@ -214,13 +218,10 @@ class Subject:
         """Return the launch set; a run compared with a launch set is a set of one launch."""
         return self.launches or LaunchSet(Path(self.dataset.run.location), (Launch.of(self.dataset),), [])
 
-    def datasets(self, engine: Engine | None = None) -> Iterator[LabelledRun]:
-        """Yield the launches, each read when it is requested; a single run yields itself."""
-        if self.launches is None:
-            yield self.dataset
-            return
-        for launch in self.launches.launches:
-            yield LabelledRun(self.dataset.label, load_run(launch.path, engine, exposed=True))
+    @property
+    def exposed(self) -> list[Totals | str]:
+        """The exposed communication of each launch in detail."""
+        return [launch.exposed for launch in self.launches.launches] if self.launches else [totals_of(self.dataset)]
 
 
 def read_subjects(

@@ -129,7 +129,6 @@ def compare(
         metrics=metrics,
         collectives=of_both,
         collectives_on_one_side={side: len(rows) - len(of_both) for side, rows in zip(SIDES, collectives, strict=True)},
-        attribution=None,
     )
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.attribution import attribute
-from aorta.documents.comparison import Attribution
+from aorta.analysis.attribution import NO_ROW
+from aorta.documents.explanations import ExposedBreakdown
 from aorta.read.record import load_run
-from tests.analysis.attribution.records import exact
+from tests.analysis.attribution.records import attributed
 from tests.known_answers.again import each_undisturbed
 from tests.runs import train
 
@@ -54,11 +54,10 @@ def taken(folder: Path, name: str, *words: str) -> LabelledRun:
     return LabelledRun(name, load_run(folder / name))
 
 
-def against_even(pair: Pair) -> Attribution:
-    found = attribute(*pair)
-    exact(found)
+def against_even(pair: Pair) -> ExposedBreakdown:
+    found = attributed(*pair)
     assert found.difference_ms > 5
-    assert found.candidate.unexplained_ms == found.reference.unexplained_ms == 0
+    assert not any(NO_ROW in row.what for row in found.dimensions["collective"])
     return found
 
 
