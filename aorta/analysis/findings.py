@@ -50,8 +50,6 @@ LARGE_SHARE: Final = 0.1
 """Of the step or of a stream's time: idle or waiting for launches from here on."""
 MOST: Final = 0.5
 """Share of a difference from which on a part is named as its reason."""
-_THROTTLED: Final = (2, 0.05)
-"""Least number of throttled samples of a rank, and their least share."""
 _BLOCKS: Final = 0.1
 """Exposed communication that blocks computation for less than this share of it is called not blocking."""
 _ALONE: Final = 0.02
@@ -286,22 +284,6 @@ def uneven_steps(dataset: LabelledRun, _entry: DatasetEntry) -> Iterator[Finding
         yield Finding("uneven_steps", slow)
 
 
-def throttled(_dataset: LabelledRun, entry: DatasetEntry) -> Iterator[Finding]:
-    """A device's clock or power was held back in more than a passing sample."""
-    for rank, device in entry.devices.ranks.items():
-        count, share = _THROTTLED
-        if device.throttled_samples < max(count, share * device.samples):
-            continue
-        clock = device.sclk_mhz
-        fell = "" if clock is None else f", clock down to {clock.min:.0f} MHz (median {clock.median:.0f})"
-        yield Finding(
-            "throttled",
-            f"rank {rank} was throttled in {device.throttled_samples} of {device.samples} samples "
-            f"({', '.join(device.throttle_reasons)}){fell}",
-            rank=int(rank),
-        )
-
-
 def idle_cause(dataset: LabelledRun, entry: DatasetEntry) -> Iterator[Finding]:
     """A tenth of the step or more is idle (or spent on data), most of it in one place: behind a read of the loss or a
     copy to the host, where the host waited for the device and launches anew, or before the next batch, which was not
@@ -344,7 +326,6 @@ _WAITS: Final = {
 Rule: TypeAlias = Callable[[LabelledRun, DatasetEntry], Iterator[Finding]]
 RULES: Final[tuple[Rule, ...]] = (
     uneven_steps,
-    throttled,
     one_connection,
     collective_on_compute_stream,
     serialised_communicator,

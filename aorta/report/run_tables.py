@@ -524,9 +524,9 @@ def notes_of(dataset: LabelledRun, entry: DatasetEntry, *, all_of_record: bool =
         note for note in health.notes if all_of_record or (entry.traces and not any(why in note for why in gaps))
     ]
     of_record = [*of_record, *cautions(entry), *device_notes(entry.devices)]
-    said = ("throttled", "host_bound_launches")  # of a device or a whole run: these notes say them with more numbers
-    found = [each.sentence for each in known(entry.findings) or () if each.rule not in said or each.stream is not None]
-    return [*autopsy_notes(entry), *nothing, *straggler_sentences(known(entry.stragglers)), *found, *of_record]
+    found = known(entry.findings) or ()  # that a whole run is host-bound, `cautions` says with more numbers
+    said = [each.sentence for each in found if each.rule != "host_bound_launches" or each.stream is not None]
+    return [*autopsy_notes(entry), *nothing, *straggler_sentences(known(entry.stragglers)), *said, *of_record]
 
 
 def facts_of(dataset: LabelledRun, entry: DatasetEntry) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from aorta.documents.formatting import TEXT, rough_ms
-from aorta.documents.statistics import median_or_none, step_medians
+from aorta.documents.statistics import median_interval, median_or_none
 from aorta.errors import InputError
 from aorta.read.frames import Floats, Ints
 from aorta.whatif.changes import Change, CommSpeed, WorldSize, apply, in_order
@@ -36,7 +36,6 @@ _WORTH_SAYING: Final = 0.10
 BACKEND_BOUND: Final = 0.10
 """If the backend decided more than this part of the collectives, a flag says so: a faster network may gain less."""
 LEVEL: Final = 0.95
-_SEED: Final = 20_240_229
 
 
 @dataclass(frozen=True)
@@ -60,9 +59,8 @@ def _value(values: Floats, steps: Ints, wrong_by: float, least: float = 0.0, mos
     most; `steps`: of each value.
     """
     value = float(np.median(values))
-    drawn = step_medians(values, steps, np.random.default_rng(_SEED))
-    low, high = np.percentile(drawn, [50 * (1 - LEVEL), 50 * (1 + LEVEL)])
-    return Value(value, max(min(float(low), value) - wrong_by, least), min(max(float(high), value) + wrong_by, most))
+    low, high = median_interval(values, steps) or (float(values.min()), float(values.max()))
+    return Value(value, max(min(low, value) - wrong_by, least), min(max(high, value) + wrong_by, most))
 
 
 @dataclass(frozen=True)

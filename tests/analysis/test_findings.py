@@ -12,13 +12,12 @@ import pytest
 
 from aorta.analysis.account import account_of
 from aorta.analysis.aggregate import LabelledRun, aggregate
-from aorta.analysis.findings import RULES, explain, throttled
-from aorta.documents.dataset import DatasetEntry, DeviceFacts, DeviceValue, RankDevice
+from aorta.analysis.findings import RULES, explain
 from aorta.documents.explanations import Finding
 from aorta.read.record import load_run
 from aorta.read.traces.load import load_traces
 from aorta.records.schema import AuxRange, Collective, ComputeRange, Copy
-from tests.analysis.builders import MS, header, metrics, partial, step, write_manifest, write_rank
+from tests.analysis.builders import MS, header, metrics, step, write_manifest, write_rank
 from tests.read.kineto_files import ALLREDUCE, GEMM, document, event, kernel
 from tests.read.kineto_files import step as kineto_step
 
@@ -59,7 +58,6 @@ def issued(kind: str, group: str, seq: int, issue_ms: float, start_ms: float, en
 def test_each_rule_is_shown_here() -> None:
     assert {rule.__name__ for rule in RULES} == {
         "uneven_steps",  # test_settling.py
-        "throttled",
         "one_connection",
         "collective_on_compute_stream",
         "serialised_communicator",
@@ -219,25 +217,6 @@ def test_starved_by_data(tmp_path: Path, data_ms: float, holds: bool) -> None:
 def test_data_that_is_loaded_beside_computation_starves_nobody(tmp_path: Path) -> None:
     parts = {"aux": [AuxRange("data", 10 * MS, 30 * MS)], "compute": compute(("forward", 0, 60))}
     assert "starved_by_data" not in recorded(tmp_path, lambda _rank, _number: dict(parts))
-
-
-@pytest.mark.parametrize(
-    ("samples", "slow", "holds"), [(100, 40, True), (100, 4, False), (3, 1, False), (100, 0, False)]
-)
-def test_throttled(samples: int, slow: int, holds: bool) -> None:
-    clock = DeviceValue(samples, 1400.0, 900.0, 1500.0)
-    told = {"throttled_samples": slow, "throttle_reasons": {"power cap": slow}, "sclk_mhz": clock}
-    ranks = {
-        "2": partial(RankDevice, samples=samples, throttled_samples=0),
-        "3": partial(RankDevice, samples=samples, **told),
-    }
-    entry = partial(DatasetEntry, devices=partial(DeviceFacts, ranks=ranks))
-    named = list(throttled(None, entry))  # type: ignore[arg-type]
-    assert [each.rank for each in named] == ([3] if holds else [])
-    if holds:
-        assert named[0].sentence == (
-            "rank 3 was throttled in 40 of 100 samples (power cap), clock down to 900 MHz (median 1400)"
-        )
 
 
 def traced(folder: Path, events: Sequence[dict[str, Any]]) -> Any:

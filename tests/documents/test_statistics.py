@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,26 +34,3 @@ def test_ranks_may_come_in_any_order() -> None:
 
 def test_without_a_value_the_commonest_reason_stands_for_all() -> None:
     assert describe([np.nan] * 4, None, {"rare": 1, "common": 3}).reason == "common"
-
-
-def test_medians_of_resampled_steps_are_those_of_the_very_values() -> None:
-    """The values of the steps that were drawn, put together step by step."""
-    generator = np.random.default_rng(3)
-    steps = np.repeat(np.arange(7), 3)[:-1]  # one step has lost a rank
-    values = generator.standard_normal(len(steps))
-    rows: list[np.ndarray] = []
-
-    class Spy:
-        def integers(self, high: int, size: tuple[int, int]) -> np.ndarray:
-            rows.append(generator.integers(high, size=size))
-            return rows[-1]
-
-    found = stats.step_medians(values, steps, Spy())  # type: ignore[arg-type]
-    expected = [np.median(np.concatenate([values[steps == at] for at in row])) for row in np.concatenate(rows)]
-    assert found == pytest.approx(expected)
-    assert len(found) == stats.POOL
-    many = np.tile(np.arange(1000), 64)
-    rows.clear()
-    found = stats.step_medians(generator.standard_normal(len(many)), many, Spy())  # type: ignore[arg-type]
-    assert stats.LEAST_POOL <= len(found) < stats.POOL
-    assert max(map(len, rows)) * len(many) <= 1 << 20, "a large launch gets fewer resamples, in small blocks"
