@@ -173,21 +173,22 @@ def _rows(dimension: str, before: _Side | None, after: _Side, *, bucketed: bool)
     of_before = Counter[str]() if before is None else before.by_name(dimension, bucketed=bucketed)
     total = after.ms(after.exposed_ns) - (0.0 if before is None else before.ms(before.exposed_ns))
 
-    def row(what: str, before_ns: int, after_ns: int) -> ExposedRow:
-        left, right = 0.0 if before is None else before.ms(before_ns), after.ms(after_ns)
+    def means(name: str) -> tuple[float, float]:
+        return 0.0 if before is None else before.ms(of_before[name]), after.ms(of_after[name])
+
+    def row(what: str, left: float, right: float) -> ExposedRow:
         share = (right - left) / total if total and dimension != COMPUTING else None
         found = ExposedRow(what, right, share)
         if before is not None:
             found.reference_ms, found.difference_ms = left, right - left
         return found
 
-    names = dict.fromkeys([*of_before, *of_after])
-    ordered = sorted(names, key=lambda name: (-abs(row(name, of_before[name], of_after[name]).change_ms), name))
+    names = {name: means(name) for name in dict.fromkeys([*of_before, *of_after])}
+    ordered = sorted(names, key=lambda name: (-abs(names[name][1] - names[name][0]), name))
     shown, others = ordered[:SHOWN_ROWS], ordered[SHOWN_ROWS:]
-    found = [row(name, of_before[name], of_after[name]) for name in shown]
+    found = [row(name, *names[name]) for name in shown]
     if others:
-        sums = (sum(side[name] for name in others) for side in (of_before, of_after))
-        found.append(row(f"{len(others)} others", *sums))
+        found.append(row(f"{len(others)} others", *(sum(names[name][side] for name in others) for side in (0, 1))))
     return found
 
 

@@ -213,11 +213,8 @@ def compare_accounts(
         differences: of what was run; settings are named before the causes.
         why_none: the sentence that is said in place of causes, as where the sides did not do the same work.
     """
-    unknown = [
-        f"{name}: {side}"
-        for name, side in (("reference", reference), ("candidate", candidate))
-        if isinstance(side, str)
-    ]
+    sides = {"reference": reference, "candidate": candidate}
+    unknown = [f"{name}: {side}" for name, side in sides.items() if isinstance(side, str)]
     if unknown or isinstance(reference, str) or isinstance(candidate, str):
         return AccountComparison(reason="; ".join(unknown))
     step = change_of((), *([account.step_ms for account in side] for side in (reference, candidate)))

@@ -1,7 +1,7 @@
 """What a reader of a report has to know of its runs before its numbers.
 
 What is wrong comes first, in short (`alerts`): every report says it at its top. What happened to a run that hung or
-died, where its host sets the pace, few steps and impossible shares are notes.
+died, where its host sets the pace and few steps are notes.
 
 Must not compute or change a metric, or decide how far it can be trusted (`pace` does).
 """
@@ -12,7 +12,10 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from aorta.analysis.aggregate import LabelledRun
+from aorta.analysis.devices import device_notes, throttle_notes
 from aorta.analysis.pace import ONE_RANK
+from aorta.analysis.stragglers import straggler_sentences
 from aorta.documents import known
 from aorta.documents.comparison import Comparison
 from aorta.documents.dataset import DatasetEntry
@@ -26,8 +29,6 @@ PROFILER_COST: Final = 0.05
 FEW_STEPS: Final = 20
 """Up to this, the 5th and the 95th percentile are the smallest and the largest value, or lie between these and the next
 (numpy's linear interpolation: position 0.05 (n - 1) is below 1 up to n = 20)."""
-_SHARES: Final = ("overlap_ratio", "exposed_share", "overlap_efficiency")
-"""Metrics that are shares of a whole, and so lie between 0 and 1 where their parts fit together."""
 
 
 _HAPPENED: Final = {
@@ -150,7 +151,7 @@ def _alerts(entry: DatasetEntry) -> Iterator[tuple[int, str]]:
         yield _MODES, f"ranks used different instrument modes: {', '.join(health.instrument_modes)}"
     if health.timed_from_python:
         yield _MODES, f"collectives were timed from Python: {health.timed_from_python}"
-    for note in pace_notes(entry) if entry.count else ():
+    for note in [*throttle_notes(entry.devices), *(pace_notes(entry) if entry.count else ())]:
         yield _MODES, note
 
 
@@ -173,8 +174,8 @@ def autopsy_title(entry: DatasetEntry) -> str | None:
 
 
 def cautions(entry: DatasetEntry) -> list[str]:
-    """Return warnings: a host that sets the pace, few steps, denominators of 0, impossible shares. A dataset without a
-    usable step has none.
+    """Return warnings: a host that sets the pace, few steps, denominators of 0. A dataset without a usable step has
+    none.
     """
     if not entry.count:
         return []
@@ -201,17 +202,24 @@ def cautions(entry: DatasetEntry) -> list[str]:
             found.append(
                 f"{name} is known in {described.count} of {count} steps of ranks; in the others: {others[0]}{more}"
             )
-    for name in _SHARES:
-        described = entry.metrics.get(name)
-        ends = () if described is None else (described.min, described.max)
-        seen = [value for value in ends if value is not None and not 0 <= value <= 1]
-        if seen:
-            shown = " and ".join(TEXT.number(value, "ratio") for value in dict.fromkeys(seen))
-            found.append(
-                f"{name} is {shown}, outside 0 to 100 %: its parts were measured in different steps and do not add up; "
-                "record more steps"
-            )
     return found
+
+
+def notes_of(dataset: LabelledRun, entry: DatasetEntry, *, all_of_record: bool = True) -> list[str]:
+    """Return what a reader of a dataset's numbers has to know: that it hung, and a slow rank, first.
+
+    Args:
+        all_of_record: with what is wrong with the record in full; `alerts` says it in short.
+    """
+    nothing, health = [f"nothing to measure: {entry.reason}"] if entry.reason else [], dataset.run.health
+    gaps = [gap.why for gap in health.gaps]
+    of_record = [
+        note for note in health.notes if all_of_record or (entry.traces and not any(why in note for why in gaps))
+    ]
+    of_record = [*of_record, *cautions(entry), *device_notes(entry.devices)]
+    found = known(entry.findings) or ()  # that a whole run is host-bound, `pace_notes` says with more numbers
+    said = [each.sentence for each in found if each.rule != "host_bound_launches" or each.stream is not None]
+    return [*autopsy_notes(entry), *nothing, *straggler_sentences(known(entry.stragglers)), *said, *of_record]
 
 
 def sampling_line(entry: DatasetEntry) -> str | None:

@@ -166,8 +166,8 @@ def _rank_entry(source: Source, samples: DeviceSamples, rows: list[int]) -> Rank
     )
 
 
-def device_notes(entry: DeviceFacts) -> list[str]:
-    """Return what every reader of the results must know: throttled ranks, failed samples, missing sources."""
+def throttle_notes(entry: DeviceFacts) -> list[str]:
+    """Return which ranks were throttled."""
     notes = []
     for rank, device in entry.ranks.items():
         if device.throttled == "yes":
@@ -175,6 +175,13 @@ def device_notes(entry: DeviceFacts) -> list[str]:
             least = device.sclk_mhz
             clock = "" if least is None else f"; clock {least.median:.0f} MHz, at least {least.min:.0f}"
             notes.append(f"rank {rank} THROTTLED ({why} of {device.samples} samples){clock}")
+    return notes
+
+
+def device_notes(entry: DeviceFacts) -> list[str]:
+    """Return what every reader of the results must know: throttled ranks, failed samples, missing sources."""
+    notes = throttle_notes(entry)
+    for rank, device in entry.ranks.items():
         if device.samples_failed:
             notes.append(f"rank {rank}: {TEXT.count(device.samples_failed, 'device sample')} failed: {device.failure}")
         if device.problem:

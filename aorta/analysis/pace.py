@@ -15,6 +15,7 @@ is made).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
@@ -22,7 +23,9 @@ from typing import Final
 
 import numpy as np
 
+from aorta.documents.comparison import SIDES, HostBoundSide
 from aorta.documents.dataset import CalibrationFacts, CutoffFacts, MeasuredFrom, PaceFacts
+from aorta.documents.formatting import TEXT
 from aorta.documents.metrics import HOST_BOUND, HOST_LEAD, MADE_OF_OTHERS, UNDECIDED, metric_named
 from aorta.documents.statistics import median_or_none
 from aorta.read.frames import LOSSES, Bools
@@ -195,6 +198,34 @@ class Pace:
             **medians,
         )
         return PaceFacts(self.host_bound, lead_ms, undecided, calibration, None)
+
+
+def difference_in_lead(
+    reference: Sequence[PaceFacts | None], candidate: Sequence[PaceFacts | None]
+) -> HostBoundSide | None:
+    """Return which side is host-bound, by how much each host is ahead, and the sentence that says so; None where both
+    are, neither is, or it is not known of one.
+
+    Args:
+        reference, candidate: `pace` of each launch of a side. A side is host-bound where most of its launches are.
+    """
+    sides = reference, candidate
+    stated = [[pace.host_bound for pace in paces if pace and pace.host_bound is not None] for paces in sides]
+    host_bound = [sum(each) * 2 > len(each) for each in stated]
+    if not all(stated) or host_bound[0] == host_bound[1]:
+        return None
+    leads: dict[str, float] = {
+        name: median(pace.host_lead_ms for pace in paces if pace and pace.host_lead_ms is not None)
+        for name, paces in zip(SIDES, sides, strict=True)
+    }
+    side, other = SIDES if host_bound[0] else SIDES[::-1]
+    own, against = (TEXT.quantity(leads[name], "ms") for name in (side, other))
+    return HostBoundSide(
+        side,
+        leads,
+        f"the {side} is host-bound: its host is {own} ahead of the device (median), the {other}'s {against}. "
+        "The sides differ in launch speed of their hosts, not in overlap.",
+    )
 
 
 def cutoffs_ns(run: Run) -> list[int]:

@@ -40,6 +40,11 @@ class Effect(msgspec.Struct):
     high: float | None
 
     @property
+    def bounded(self) -> Effect | None:
+        """Itself, where it has an interval."""
+        return None if self.low is None else self
+
+    @property
     def holds_zero(self) -> bool:
         """Whether no difference at all lies within the interval."""
         return self.low is not None and self.high is not None and self.low <= 0 <= self.high
@@ -344,7 +349,6 @@ class Summary(msgspec.Struct, kw_only=True):
 
     summary_version: Literal[1]
     aorta_version: str
-    conventions: dict[str, str]
     datasets: dict[str, DatasetEntry]
     comparison: Comparison = ABSENT
     metrics: dict[str, MetricDefinition]

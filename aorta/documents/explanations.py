@@ -89,11 +89,6 @@ class ExposedRow(msgspec.Struct):
     reference_ms: float = ABSENT
     difference_ms: float = ABSENT
 
-    @property
-    def change_ms(self) -> float:
-        """What it adds: the difference from the reference, or from nothing."""
-        return self.ms if self.difference_ms is ABSENT else self.difference_ms
-
 
 class ExposedBreakdown(msgspec.Struct, kw_only=True):
     """Where communication is exposed, or, in a comparison, where that differs: dimension -> its rows, the largest

@@ -19,7 +19,6 @@ from aorta.documents.dataset import MEDIAN_STEPS, Statistics
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 
-PERCENTILE_METHOD: Final = "linear interpolation between order statistics (Hyndman and Fan type 7, numpy 'linear')"
 PERCENTILES: Final = (5, 50, 95)
 _NAMES: Final = ("median", "p5", "p95", "mean", "min", "max")
 
@@ -28,7 +27,8 @@ def describe(
     values: npt.ArrayLike, ranks: npt.ArrayLike | None = None, null_reasons: Mapping[str, int] | None = None
 ) -> Statistics:
     """Return count, median, p5, p95, mean, min and max of the known values; with `ranks` also the median of each rank
-    and their spread (largest minus smallest). `reason` says why there is no median.
+    and their spread (largest minus smallest). Percentiles lie between order statistics (Hyndman and Fan, type 7).
+    `reason` says why there is no median.
     """
     column = np.asarray(values, np.float64)
     count, numbers = numbers_of([column[~np.isnan(column)]])

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from aorta.analysis.cautions import notes_of
 from aorta.analysis.compare.launch_set import Subject, read_subjects
 from aorta.analysis.compare.verdict import Rules
 from aorta.command_line import to_stderr
@@ -26,7 +27,6 @@ from aorta.records.files import decode_json, json_text, read_small, whole_file
 from aorta.records.run_files import REPORT_EVENTS, TENSORBOARD_DIR
 from aorta.report.page.page_content import PAGE_FILE, write_page
 from aorta.report.picture import draw_timeline
-from aorta.report.run_tables import notes_of
 from aorta.report.summary import SUMMARY_FILE, summarize
 from aorta.report.text import brief_text, full_text
 from aorta.terminal_style import PLAIN, Style, wrapped

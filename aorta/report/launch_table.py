@@ -149,7 +149,7 @@ class Candidates:
             text_column("name", "side", of=lambda row: row.get("name", REFERENCE)),
             measured(JOB_STEP),
             Column("change", unit="effect", of=lambda row: row.get("effect")),
-            Column("interval", unit="interval", of=lambda row: _with_interval(row.get("effect"))),
+            Column("interval", unit="interval", of=lambda row: (effect := row.get("effect")) and effect.bounded),
             measured("overlap_ratio"),
             text_column("verdict"),
         ]
@@ -222,10 +222,6 @@ class Candidates:
             "candidates": rows,
             "recommendation": self.best,
         }
-
-
-def _with_interval(effect: Effect | None) -> Effect | None:
-    return None if effect is None or effect.low is None else effect
 
 
 def format_effect(effect: Effect) -> str:

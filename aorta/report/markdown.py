@@ -19,7 +19,8 @@ from aorta.documents.comparison import JudgedCondition, Summary
 from aorta.documents.formatting import TEXT
 from aorta.errors import InputError
 from aorta.redaction import redact
-from aorta.report.run_tables import change_table, comparison_table, differences_table
+from aorta.report.account_tables import change_table
+from aorta.report.run_tables import comparison_table, differences_table
 from aorta.report.tables import TERMINAL, Column, Table, text_column
 
 _MARKS: Final = {"fail": "❌", "inconclusive": "❔", "pass": "✅"}

@@ -86,7 +86,7 @@ def draw_timeline(dataset: LabelledRun, path: Path) -> str | None:
         for (_, color, dashed), curve in curves.items():
             panel.draw(curve, color, dashed=dashed)
         pen.line([_LEFT, top, _LEFT, bottom, _RIGHT, bottom], INK, 2)
-        _write_upwards(image, (24, (top + bottom) // 2), "ms per step", text)
+        pen.text((_LEFT - 10, top - 12), "ms per step", INK, text, anchor="rs")
         legend += curves
     if "comm_ms" not in dataset.metrics or np.isnan(steps.column("comm_ms")).all():
         middle = (_LEFT + _RIGHT) // 2, sum(_PANELS[1]) // 2
@@ -160,14 +160,6 @@ def ticks(low: float, high: float, most: int, *, whole: bool = False) -> list[tu
     digits = max(0, -int(np.floor(np.log10(step) + 1e-9)))
     numbers = np.arange(np.ceil(low / step), np.floor(high / step) + 1)
     return [(number * step, f"{number * step + 0.0:.{digits}f}") for number in numbers.tolist()]
-
-
-def _write_upwards(image: Image.Image, middle: tuple[int, int], words: str, font: Any) -> None:
-    size = (round(font.getlength(words)) + 4, 2 * _TEXT)
-    shape = Image.new("L", size)
-    ImageDraw.Draw(shape).text((size[0] / 2, size[1] / 2), words, 255, font, anchor="mm")
-    turned = shape.transpose(Image.Transpose.ROTATE_90)
-    image.paste(INK, (middle[0] - turned.width // 2, middle[1] - turned.height // 2), turned)
 
 
 def _write_legend(pen: ImageDraw.ImageDraw, entries: Sequence[tuple[str, str, bool | None]], font: Any) -> None:

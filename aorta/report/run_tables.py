@@ -12,17 +12,12 @@ from functools import partial
 from operator import itemgetter
 from typing import Any, Final
 
-from msgspec.structs import replace
-
-from aorta.analysis.account import COMPUTATION, EXPOSED, HIDES, IDLE, MOST, OUTSIDE, is_unexplained
 from aorta.analysis.aggregate import NO_PIPELINE, LabelledRun
-from aorta.analysis.cautions import autopsy_notes, cautions, cutoff_line, sampling_line
+from aorta.analysis.cautions import cutoff_line, sampling_line
 from aorta.analysis.compare.headline import is_comparable, verdict_label
 from aorta.analysis.compare.run_comparison import NOT_USED
 from aorta.analysis.compare.verdict import NOT_COMPARABLE, NOT_SETTLED, NOT_TESTED, SHIFTED
-from aorta.analysis.devices import device_line, device_notes
-from aorta.analysis.findings import LARGE_SHARE
-from aorta.analysis.stragglers import straggler_sentences
+from aorta.analysis.devices import device_line
 from aorta.documents import as_json, known
 from aorta.documents.comparison import (
     SIDES,
@@ -32,11 +27,9 @@ from aorta.documents.comparison import (
     MetricDefinition,
 )
 from aorta.documents.dataset import MEANS, DatasetEntry, Statistics
-from aorta.documents.explanations import Account, AccountPart, ExposedBreakdown, Straggler, WhatIf
-from aorta.documents.formatting import PAGE, TEXT, is_zero, json_text, rough_ms
-from aorta.documents.metrics import JOB_STEP, metric_named
-from aorta.read.record import config_of
-from aorta.records.run_files import flatten
+from aorta.documents.explanations import WhatIf
+from aorta.documents.formatting import PAGE, TEXT, is_zero, json_text
+from aorta.documents.metrics import JOB_STEP, RATIO_PARTS, metric_named
 from aorta.report.summary import SHOWN_MARGINALS
 from aorta.report.tables import ON_PAGE, TERMINAL, Column, Table, text_column
 from aorta.terminal_style import mark_of
@@ -45,12 +38,6 @@ from aorta.timeline.classes import KINDS
 _PAGE: Final = (ON_PAGE,)
 _LONGEST_LABEL: Final = 16
 """Characters of a label that can stand above a column; above it stands `reference` or `candidate` instead."""
-_DENOMINATORS: Final = {
-    "overlap_ratio": "hidden/comm",
-    "exposed_share": "exposed/step",
-    "overlap_efficiency": "saved/min(Tc,Tm)",
-    "compute_slowdown": "added/isolated",
-}
 
 
 def _statistic(key: str, title: str | None = None, **more: Any) -> Column:
@@ -127,7 +114,7 @@ def _listed(what: str, names: Sequence[str]) -> list[str]:
 
 
 def _denominators(names: Mapping[str, Any]) -> list[str]:
-    stated = [f"{name} = {_DENOMINATORS[name]}" for name in names if name in _DENOMINATORS]
+    stated = [f"{name} = {' / '.join(RATIO_PARTS[name])}" for name in names if name in RATIO_PARTS]
     return [f"{'; '.join(stated)}."] if stated else []
 
 
@@ -170,7 +157,7 @@ def _pair_row(name: str, pair: ComparedMetric, comparison: Comparison) -> dict[s
         "unit": pair.unit,
         "definition": metric_named(name).definition,
         "change": change,
-        "interval": None if change is None or change.low is None else change,
+        "interval": change and change.bounded,
         "test": test,
         "tested_p": test.p if test and verdict else None,
         "corrected": corrected and f"{corrected:.3g} among all that were tested together (minP)",
@@ -222,125 +209,6 @@ def comparison_table(comparison: Comparison) -> Table:
     medians = "medians of the medians of launches" if tested else "medians"
     of = MEANS.rstrip(",") if comparison.statistic == MEANS else medians
     return Table("metrics", f"Metrics: {of}", columns, rows, " ".join(notes) or None, itemgetter("shown"))
-
-
-def named_ranks(entry: DatasetEntry) -> list[Straggler]:
-    """Return the ranks of a run that hold the others up."""
-    found = known(entry.stragglers)
-    return [] if found is None else found.ranks
-
-
-def rank_table(label: str, entry: DatasetEntry) -> Table | None:
-    """Return where the mean step of each rank goes, those that hold the others up first, or why none is named; None for
-    one rank.
-    """
-    late, found = {each.rank for each in named_ranks(entry)}, known(entry.stragglers)
-    rows = sorted(known(entry.rank_times) or (), key=lambda row: (row.rank not in late, row.rank))
-    columns = (
-        text_column("rank", of=lambda row: f"rank {row.rank}", tone=lambda row: "bad" if row.rank in late else None),
-        Column("step_ms"),
-        Column("computation_ms"),
-        Column("exposed_ms"),
-        Column("outside_ms", "optimizer, data", tip="work outside the blocks: optimizer, clipping, data, copies"),
-        Column("idle_ms"),
-    )
-    of = "" if entry.shown_launch is None else f" in launch {entry.shown_launch}"
-    note = None if found is None or found.reason is None else f"No rank is named{of}: {found.reason}."
-    return (
-        Table(f"ranks-{label}", f"{label}: the mean step of each rank", columns, rows, note) if len(rows) > 1 else None
-    )
-
-
-LEAST_PART: Final = 0.01
-"""Of the step: smaller parts are one row."""
-
-
-def account_rows(account: Account | None, most: int | None = None) -> list[dict[str, Any]]:
-    """Return the parts of the mean step in the order of a step, in a user's words; they add up to it. What is below
-    `LEAST_PART` of it, or beyond the `most` largest, is one row.
-    """
-    if account is None or account.reason is not None:
-        return []
-    rows: list[dict[str, Any]] = []
-    parts = {part.name: part for part in account.parts}
-    outside = {part.name: part for part in (parts[OUTSIDE].parts if OUTSIDE in parts else ())}
-
-    def add(name: str, part: AccountPart, note: str = "") -> None:
-        rows.append({"part": name, "ms": part.ms, "share": part.share, "note": note})
-
-    if "data" in outside:
-        add("data", outside.pop("data"), "waiting for the DataLoader")
-    for part in sorted(
-        parts[COMPUTATION].parts if COMPUTATION in parts else (), key=lambda part: part.name != "forward"
-    ):
-        hidden = sum(below.ms for below in part.parts if below.name == HIDES)
-        add(part.name, part, f"hides {rough_ms(hidden)} of communication" if hidden else "")
-    for part in parts[EXPOSED].parts if EXPOSED in parts else ():
-        add(f"exposed {part.name}", part, ", ".join(f"{rough_ms(below.ms)} {below.name}" for below in part.parts))
-    for name, part in outside.items():
-        add(name, part)
-    if IDLE in parts:
-        add("idle", parts[IDLE], _idle_note(parts[IDLE]))
-    largest = sorted(rows, key=lambda row: -row["ms"])[:most]
-    small = [row for row in rows if row["share"] < LEAST_PART or row not in largest]
-    if len(small) > 1:
-        rows = [row for row in rows if row not in small]
-        rest = {name: sum(row[name] for row in small) for name in ("ms", "share")}
-        rows.append({"part": "other", "note": ", ".join(row["part"] for row in small)} | rest)
-    return [{"part": "step", "ms": account.step_ms, "share": 1.0, "note": ""}, *rows]
-
-
-def _idle_note(idle: AccountPart) -> str:
-    """Return what idle time is; where it is `LARGE_SHARE` of the step, how much of it nothing explains."""
-    said = [f"{rough_ms(part.ms)} in {part.name}" for part in idle.parts if not is_unexplained(part.name)]
-    unexplained = [part for part in idle.parts if is_unexplained(part.name)]
-    rest_ms = sum(part.ms for part in unexplained)
-    longest = max(unexplained, key=lambda part: part.ms, default=None)
-    where = "" if longest is None else f"between {' and '.join(longest.name.split(' .. '))}"
-    most = f"most of it {where}" if longest is not None and longest.ms >= MOST * rest_ms else ""
-    if idle.share < LARGE_SHARE or rest_ms < LEAST_PART * idle.ms:
-        return "; ".join(said) or most
-    part = "" if longest is None else f"{rough_ms(longest.ms)} of it {where}"
-    return "; ".join([*said, f"{rough_ms(rest_ms)} unexplained, {most or part}"])
-
-
-def account_table(label: str, entry: DatasetEntry, most: int | None = None) -> Table | None:
-    """Return where the mean step goes, the `most` largest parts; None where that is not known."""
-    account = known(entry.account)
-    rows = account_rows(account, most)
-    columns = (
-        text_column("part", "mean step"),
-        Column("ms", "ms", ""),
-        Column("share", unit="ratio"),
-        text_column("note", "of it"),
-    )
-    over = "" if account is None or account.reason else f" over {TEXT.count(account.rank_steps, 'rank-step')}"
-    return Table(f"account-{label}", f"{label}: where the mean step goes{over}", columns, rows) if rows else None
-
-
-def change_table(comparison: Comparison) -> Table | None:
-    """Return by how much each part of the mean step changed; None where that is not known."""
-    found = known(comparison.account)
-    if found is None or found.reason is not None:
-        return None
-    columns = [
-        text_column("name", "part", tone=lambda row: "bad" if row.cause else None),
-        *(Column(f"{side}_ms", comparison.label(side)) for side in SIDES),
-        Column("change_ms", signed=True),
-        text_column("interval", "95 % interval", of=lambda row: interval_text(row.low_ms, row.high_ms)),
-        text_column("cause", "cause", of=lambda row: "<-" if row.cause else ""),
-    ]
-    rows = [found.step]
-    for part in found.parts:
-        rows += [part, *(replace(below, name=f"  {below.name}") for below in part.parts if below.cause)]
-    return Table("account", "What makes the step longer or shorter: means over rank-steps and launches", columns, rows)
-
-
-def interval_text(low_ms: float | None, high_ms: float | None) -> str:
-    """Return an interval in ms; empty where there is none."""
-    if low_ms is None or high_ms is None:
-        return ""
-    return f"{TEXT.number(low_ms, 'ms', signed=True)} to {TEXT.number(high_ms, 'ms', signed=True)}"
 
 
 def collectives_table(entries: Mapping[str, DatasetEntry]) -> Table | None:
@@ -423,36 +291,6 @@ def pairs_table(comparison: Comparison) -> Table | None:
     return Table("pairs", caption, columns, found, note if any(alone.values()) else None)
 
 
-_DIMENSIONS: Final = {
-    "group": "Process group",
-    "collective": "Collective",
-    "order": "Collective, and which of its kind in the step",
-    "region": "Region of the step",
-    "part": "Transfer or waiting",
-    "rank": "Rank",
-    "computing": "Region that computes",
-}
-
-
-def exposed_tables(label: str, found: ExposedBreakdown | None) -> list[Table]:
-    """Return where communication is exposed, or of a comparison where that differs, in every dimension that is known:
-    mean ms per step and rank.
-    """
-    if found is None or found.reason is not None:
-        return []
-    compared = known(found.difference_ms) is not None
-    columns = [text_column("what", ""), Column("ms", "candidate" if compared else "exposed", "ms")]
-    if compared:
-        columns.insert(1, Column("reference_ms", "reference"))
-        columns.append(Column("difference_ms", "difference", signed=True))
-    share = Column("share", unit="ratio")
-    return [
-        Table(f"exposed-{name}-{label}", title, [*columns, *([] if name == "computing" else [share])], rows)
-        for name, title in _DIMENSIONS.items()
-        if (rows := found.dimensions.get(name)) and (compared or found.exposed_ms)
-    ]
-
-
 def gains_tables(label: str, gains: WhatIf) -> tuple[Table, Table]:
     """Return the changes that would gain most, and what a step would gain were one part of the communication free."""
     gain = Column("gain_ms", "gain per step", unit="gain", of=lambda row: row)
@@ -512,23 +350,6 @@ def definitions_table(definitions: Mapping[str, MetricDefinition]) -> Table:
     return Table("definitions", "What each metric is", columns, rows)
 
 
-def notes_of(dataset: LabelledRun, entry: DatasetEntry, *, all_of_record: bool = True) -> list[str]:
-    """Return what a reader of a dataset's numbers has to know: that it hung, and a slow rank, first.
-
-    Args:
-        all_of_record: with what is wrong with the record in full; `cautions.alerts` says it in short.
-    """
-    nothing, health = [f"nothing to measure: {entry.reason}"] if entry.reason else [], dataset.run.health
-    gaps = [gap.why for gap in health.gaps]
-    of_record = [
-        note for note in health.notes if all_of_record or (entry.traces and not any(why in note for why in gaps))
-    ]
-    of_record = [*of_record, *cautions(entry), *device_notes(entry.devices)]
-    found = known(entry.findings) or ()  # that a whole run is host-bound, `cautions` says with more numbers
-    said = [each.sentence for each in found if each.rule != "host_bound_launches" or each.stream is not None]
-    return [*autopsy_notes(entry), *nothing, *straggler_sentences(known(entry.stragglers)), *said, *of_record]
-
-
 def facts_of(dataset: LabelledRun, entry: DatasetEntry) -> dict[str, Any]:
     """Return what was read of a run, and how completely."""
     health, steps, source = dataset.run.health, entry.steps, entry.source
@@ -561,49 +382,3 @@ def facts_of(dataset: LabelledRun, entry: DatasetEntry) -> dict[str, Any]:
         "stalls": cutoff_line(entry),
     }
     return {name: fact for name, fact in facts.items() if fact or name in ("run", "platform", "strategy", "backend")}
-
-
-def of_launches(entries: Mapping[str, DatasetEntry]) -> str:
-    """Return which launch stands for each launch set where the page shows one; empty without a set."""
-    sets = {label: entry for label, entry in entries.items() if entry.launches}
-    if not sets:
-        return ""
-    rules = dict.fromkeys(entry.representative_rule for entry in sets.values())
-    stated = [
-        f"{label}: of {PAGE.count(entry.launches, 'launch')} this is \u2026/{entry.shown_launch}"
-        for label, entry in sets.items()
-    ]
-    return f"One launch of each set is drawn, {'; '.join(rules)}. {', '.join(stated)}."
-
-
-_DIFFERENCES: Final = {"environment_differences": "environment", "collective_library_differences": "collective library"}
-"""Facts of ranks that differ from rank 0, and what they are of."""
-_ENVIRONMENT: Final = (
-    *("versions", "environment", "collective_library", *_DIFFERENCES),
-    *("host_facts", "devices", "plan", "command"),
-)
-
-
-def environment_of(datasets: Mapping[str, LabelledRun]) -> dict[str, Any]:
-    """Return what the manifests say, side by side, and what they warn of."""
-    facts: dict[str, dict[str, object]] = {}
-    config: dict[str, dict[str, object]] = {}
-    notes = []
-    for label, dataset in datasets.items():
-        manifest = dataset.run.manifest or {}
-        if dataset.run.manifest is None:
-            notes.append(f"{label}: there is no manifest (run.json) beside its records")
-        facts[label] = dict(flatten({name: manifest[name] for name in _ENVIRONMENT if name in manifest}))
-        config[label] = dict(flatten(config_of(dataset.run.manifest)))
-        for name, what in _DIFFERENCES.items():
-            others = manifest.get(name)
-            if isinstance(others, dict) and others:
-                notes.append(f"{label}: another {what} than that of rank 0 on rank {', '.join(others)}")
-        warned = manifest.get("warnings")
-        notes += [f"{label}: {warning}" for warning in (warned if isinstance(warned, list) else ())]
-    both = len(datasets) > 1
-    return {
-        "notes": notes,
-        "facts": facts_table("environment", "Versions, variables, hosts, devices", facts, mark=both),
-        "config": facts_table("configuration", "Resolved configuration", config, mark=both),
-    }

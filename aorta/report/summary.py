@@ -27,7 +27,6 @@ from aorta.documents.comparison import Comparison, MetricDefinition, Summary
 from aorta.documents.dataset import MEANS, DatasetEntry
 from aorta.documents.explanations import ExposedBreakdown, WhatIf
 from aorta.documents.metrics import COLLECTIVE_METRIC_NAMES, metric_named
-from aorta.documents.statistics import PERCENTILE_METHOD
 from aorta.errors import InputError
 from aorta.read.run import Run
 from aorta.version import __version__
@@ -36,15 +35,6 @@ from aorta.whatif.prediction import LEVEL, base_of
 from aorta.whatif.read_program import program_of
 
 SUMMARY_VERSION: Final = 1
-_CONVENTIONS: Final = {
-    "definitions": "docs/dev/measuring.md, section 1",
-    "unit_of_count": "one step on one rank",
-    "percentiles": PERCENTILE_METHOD,
-    "median_of_a_ratio": "the median of the ratios of single steps; `overlap_ratio` of a dataset is it",
-    "ratio_of_sums": "milliseconds summed over steps of ranks, then divided",
-    "rank_spread": "largest minus smallest of the medians of the ranks",
-    "gb": "1e9 bytes",
-}
 SUMMARY_FILE: Final = "summary.json"
 
 
@@ -83,7 +73,6 @@ def summarize(
     summary = Summary(
         summary_version=SUMMARY_VERSION,
         aorta_version=__version__,
-        conventions=dict(_CONVENTIONS),
         datasets=entries,
         metrics={
             name: MetricDefinition(metric.unit, metric.better, metric.definition) for name, metric in metrics.items()
@@ -95,7 +84,7 @@ def summarize(
         compared.attribution = ExposedBreakdown(reason=title(compared))
         if is_comparable(compared):
             compared.attribution = break_down(sides[1].exposed, sides[0].exposed)
-            add_account(compared, sides, rules)
+        add_account(compared, sides, rules)
     else:
         for label, subject in subjects.items():
             if subject.launches is not None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from aorta.analysis.aggregate import LabelledRun
-from aorta.analysis.cautions import alerts, autopsy_notes
+from aorta.analysis.cautions import alerts, autopsy_notes, notes_of
 from aorta.analysis.compare.headline import evidence, headline, numbers
 from aorta.documents import known
 from aorta.documents.comparison import SIDES, Comparison, Summary
@@ -20,7 +20,7 @@ from aorta.documents.dataset import MEANS, DatasetEntry
 from aorta.documents.explanations import WhatIf
 from aorta.documents.formatting import TEXT, json_text
 from aorta.documents.metrics import JOB_STEP, SHOWN_FIRST
-from aorta.report import run_tables
+from aorta.report import account_tables, run_tables
 from aorta.report.kernel_tables import kernel_block
 from aorta.report.page.page_content import PAGE_FILE
 from aorta.report.page.verdict_cards import measured_over, result_of
@@ -93,12 +93,12 @@ def _of_run(label: str, entry: DatasetEntry, notes: Sequence[str], style: Style)
             reason = entry.described[name].reason if name in entry.described else None
             if name not in rows and reason:
                 blocks.append((2, wrapped([f"{name}: unknown: {reason}"])))
-    if account := run_tables.account_table(label, entry, _PARTS):
+    if account := account_tables.account_table(label, entry, _PARTS):
         blocks.append((1, "\n".join(text_lines(account, style, titled=False))))
     if others := [note for note in notes if note not in answers]:
         more = f" ({TEXT.count(len(others) - 1, 'more note')}: --all)" if len(others) > 1 else ""
         blocks.append((0, led("Note:", others[0] + more, style, style.warning)))
-    if run_tables.named_ranks(entry) and (ranks := run_tables.rank_table(label, entry)):
+    if account_tables.named_ranks(entry) and (ranks := account_tables.rank_table(label, entry)):
         blocks.append((1, "\n".join(text_lines(ranks, style, most=_RANKS))))
     if entry.reason:
         return blocks
@@ -119,7 +119,7 @@ def _of_comparison(comparison: Comparison, candidate: DatasetEntry, style: Style
     names = [name for name in dict.fromkeys((comparison.deciding, *SHOWN_FIRST)) if name in rows][: len(SHOWN_FIRST)]
     shown = replace(metrics, rows=[rows[name] for name in names], note=None)
     lines = text_lines(shown, style, only=("metric", "reference", "candidate", "change", "told"), titled=False)
-    cause, account = comparison.sentence or "", run_tables.change_table(comparison)
+    cause, account = comparison.sentence or "", account_tables.change_table(comparison)
     changed = [
         f"{each.key.removeprefix('config.')}: {json_text(each.reference)} -> {json_text(each.candidate)}"
         for each in comparison.manifest_differences
@@ -179,18 +179,17 @@ def full_text(datasets: Mapping[str, LabelledRun], summary: Summary, files: str,
             )
         add(run_tables.comparison_table(comparison))
         blocks[-1] += "\n" + style.faint(wrapped([basis], style.width, indent=""))
-        add(run_tables.change_table(comparison), run_tables.pairs_table(comparison))
-        add(*run_tables.exposed_tables("difference", known(comparison.attribution)))
+        add(account_tables.change_table(comparison), run_tables.pairs_table(comparison))
+        add(*account_tables.exposed_tables("difference", known(comparison.attribution)))
     elif wrong:
         blocks.append(wrong)
-    blocks.append(wrapped([run_tables.of_launches(summary.datasets)], style.width, indent=""))
     for label, dataset in datasets.items():
         entry = summary.datasets[label]
         blocks.append(run_block(dataset, entry, style))
         if entry.count:
-            add(run_tables.account_table(label, entry))
-            add(run_tables.metrics_table(label, entry), run_tables.rank_table(label, entry))
-        add(run_tables.collectives_table({label: entry}), *run_tables.exposed_tables(label, known(entry.exposed)))
+            add(account_tables.account_table(label, entry))
+            add(run_tables.metrics_table(label, entry), account_tables.rank_table(label, entry))
+        add(run_tables.collectives_table({label: entry}), *account_tables.exposed_tables(label, known(entry.exposed)))
         blocks.append(gain_block(label, entry.what_if, style))
         blocks += [kernel_block(label, entry.traces, style)] if entry.traces else []
     if comparison is not None and comparison.manifest_differences:
@@ -201,7 +200,7 @@ def full_text(datasets: Mapping[str, LabelledRun], summary: Summary, files: str,
 def run_block(dataset: LabelledRun, entry: DatasetEntry, style: Style = PLAIN) -> str:
     """Return where a dataset came from, what it rests on, and everything wrong with it."""
     facts = [f"  {name}: {json_text(fact)}" for name, fact in run_tables.facts_of(dataset, entry).items()]
-    notes = [f"  ! {note}" for note in run_tables.notes_of(dataset, entry)]
+    notes = [f"  ! {note}" for note in notes_of(dataset, entry)]
     return "\n".join([style.bold(dataset.label), wrapped([*facts, *notes], style.width)])
 
 

@@ -33,8 +33,8 @@ from aorta.analysis.compare.launch_set import Launch, LaunchSet, Subject, launch
 from aorta.analysis.compare.verdict import Rules
 from aorta.documents.comparison import AccountChange, AccountComparison, FactDifference
 from aorta.documents.explanations import Account, AccountPart
+from aorta.report.account_tables import account_rows
 from aorta.report.page.account_bars import step_bars, waterfall
-from aorta.report.run_tables import account_rows
 
 FORWARD, BACKWARD = (COMPUTATION, "forward", "alone"), (COMPUTATION, "backward", HIDES)
 WAIT, SEND = (EXPOSED, "allreduce", WAITING), (EXPOSED, "allreduce", TRANSFER)

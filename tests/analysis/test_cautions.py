@@ -56,14 +56,6 @@ def test_a_denominator_of_zero_is_counted(tmp_path: Path) -> None:
     assert said == ("overlap_ratio is known in 42 of 46 steps of ranks; in the others: the record gives no reason")
 
 
-def test_an_efficiency_outside_0_to_1_is_not_left_to_stand(tmp_path: Path) -> None:
-    found = entry(tmp_path / "x", [USUAL] * (FEW_STEPS + 1))
-    efficiency = found.metrics["overlap_efficiency"]
-    efficiency.min, efficiency.max, efficiency.median = -0.2, 1.3, 0.9
-    (said,) = cautions(found)
-    assert said.startswith("overlap_efficiency is -20 % and 130 %, outside 0 to 100 %: its parts")
-
-
 def test_collectives_that_were_timed_from_python_are_a_caution(tmp_path: Path) -> None:
     found = entry(tmp_path / "x", [USUAL] * (FEW_STEPS + 1))
     found.health.timed_from_python = "not built"

@@ -52,7 +52,7 @@ def test_a_comparison_writes_everything_it_names(tmp_path: Path) -> None:
             assert 5_000 < path.stat().st_size < 500_000
     summary = strict_json(tmp_path / "out" / "summary.json")
     assert summary == report.summary
-    assert list(summary) == ["summary_version", "aorta_version", "conventions", "datasets", "comparison", "metrics"]
+    assert list(summary) == ["summary_version", "aorta_version", "datasets", "comparison", "metrics"]
     assert summary["datasets"]["rocm"]["source"]["platform"] == "rocm"
     assert summary["comparison"]["metrics"]["overlap_ratio"]["judgement"] == "worse"
 

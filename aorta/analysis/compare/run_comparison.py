@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from statistics import median
 from typing import Final, TypeAlias
 
 import msgspec
 import numpy as np
 
 from aorta.analysis.aggregate import LabelledRun
+from aorta.analysis.pace import difference_in_lead
 from aorta.documents import ABSENT
 from aorta.documents.comparison import (
     NOT_SET,
@@ -23,7 +23,6 @@ from aorta.documents.comparison import (
     ComparedMetric,
     Comparison,
     FactDifference,
-    HostBoundSide,
     LossDifference,
 )
 from aorta.documents.dataset import CollectiveEntry, PaceFacts, Statistics
@@ -382,31 +381,3 @@ def _warnings(reference: Run, candidate: Run, differences: list[FactDifference],
     if reference.source.identity == candidate.source.identity:
         warnings.append(f"both sides are the same run {reference.source.identity!r}")
     return warnings
-
-
-def difference_in_lead(
-    reference: Sequence[PaceFacts | None], candidate: Sequence[PaceFacts | None]
-) -> HostBoundSide | None:
-    """Return which side is host-bound, by how much each host is ahead, and the sentence that says so; None where both
-    are, neither is, or it is not known of one.
-
-    Args:
-        reference, candidate: `pace` of each launch of a side. A side is host-bound where most of its launches are.
-    """
-    sides = reference, candidate
-    stated = [[pace.host_bound for pace in paces if pace and pace.host_bound is not None] for paces in sides]
-    host_bound = [sum(each) * 2 > len(each) for each in stated]
-    if not all(stated) or host_bound[0] == host_bound[1]:
-        return None
-    leads: dict[str, float] = {
-        name: median(pace.host_lead_ms for pace in paces if pace and pace.host_lead_ms is not None)
-        for name, paces in zip(SIDES, sides, strict=True)
-    }
-    side, other = SIDES if host_bound[0] else SIDES[::-1]
-    own, against = (TEXT.quantity(leads[name], "ms") for name in (side, other))
-    return HostBoundSide(
-        side,
-        leads,
-        f"the {side} is host-bound: its host is {own} ahead of the device (median), the {other}'s {against}. "
-        "The sides differ in launch speed of their hosts, not in overlap.",
-    )

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from aorta.analysis.aggregate import LabelledRun, job_step_times
-from aorta.analysis.cautions import alerts, autopsy_title
+from aorta.analysis.cautions import alerts, autopsy_title, notes_of
 from aorta.analysis.compare.headline import is_comparable
 from aorta.analysis.pace import DRAWN
 from aorta.analysis.stragglers import straggler_sentences
@@ -29,10 +29,12 @@ from aorta.documents.comparison import Summary
 from aorta.documents.dataset import DatasetEntry
 from aorta.documents.formatting import first_upper, json_text
 from aorta.documents.metrics import HOST_BOUND
+from aorta.read.record import config_of
 from aorta.records.files import NOT_UTF8
+from aorta.records.run_files import flatten
 from aorta.redaction import redact
+from aorta.report import account_tables, run_tables
 from aorta.report import kernel_tables as kernels
-from aorta.report import run_tables
 from aorta.report.page import charts as page_charts
 from aorta.report.page.account_bars import PARTS, step_bars, waterfall
 from aorta.report.page.bokeh_chart import Chart, document, script
@@ -61,7 +63,7 @@ def write_page(datasets: Mapping[str, LabelledRun], summary: Summary, path: Path
     order = [*sides, *(label for label in datasets if label not in sides)]  # their colours are those of every picture
     datasets, entries = {label: datasets[label] for label in order}, {label: summary.datasets[label] for label in order}
     late = {
-        label: [each.rank for each in run_tables.named_ranks(entry) if each.rank is not None]
+        label: [each.rank for each in account_tables.named_ranks(entry) if each.rank is not None]
         for label, entry in entries.items()
     }
     share = SPAN_BUDGET // max(1, len(datasets))
@@ -81,7 +83,6 @@ def write_page(datasets: Mapping[str, LabelledRun], summary: Summary, path: Path
         "launches": page_charts.launch_charts(comparison) if comparison else [],
         "timelines": timeline_charts([*spans.values()], drawn),
         "steps": page_charts.step_charts(datasets),
-        "collectives": page_charts.comm_charts(entries),
     }
     legend: dict[str, list[str]] = {}  # a colour has one place, whatever it is the colour of
     colors = {kind: color for each in spans.values() for kind, color in each.kinds.items()}
@@ -94,12 +95,11 @@ def write_page(datasets: Mapping[str, LabelledRun], summary: Summary, path: Path
         complete = "Every trace was read. Whether every collective is in them is not known."
         if not entry.traces:
             complete = "Complete: every rank was read, every collective was seen."
-        notes, facts = run_tables.notes_of(dataset, entry), run_tables.facts_of(dataset, entry)
+        notes, facts = notes_of(dataset, entry), run_tables.facts_of(dataset, entry)
         health.append({"label": label, "notes": notes, "complete": complete, "facts": facts})
     left_out = (comparison.left_out or {}) if comparison else {}
     attribution = comparison.attribution if comparison and is_comparable(comparison) else None
     conditions = [] if gate is None else [f"{each.condition}: {each.reason}" for each in gate.conditions]
-    kinds = dict.fromkeys(row.kind for entry in entries.values() for row in entry.matched)
     verdict = verdict_of(summary)
     context = {
         "printed_rows": PRINTED_ROWS,
@@ -124,8 +124,8 @@ def write_page(datasets: Mapping[str, LabelledRun], summary: Summary, path: Path
         "parts_of_a_step": PARTS,
         "waterfall": waterfall(known(comparison.account)) if comparison else [],
         "cause": comparison.sentence if comparison else None,
-        "accounts": [table for label, entry in entries.items() if (table := run_tables.account_table(label, entry))],
-        "ranks": [table for label, entry in entries.items() if (table := run_tables.rank_table(label, entry))],
+        "accounts": [*filter(None, (account_tables.account_table(*each) for each in entries.items()))],
+        "ranks": [*filter(None, (account_tables.rank_table(*each) for each in entries.items()))],
         "answered": comparison.candidate if comparison else next(iter(entries)),
         "legends": [(number, label, sides.get(label, "")) for number, label in enumerate(datasets)],
         "charts": charts,
@@ -135,20 +135,52 @@ def write_page(datasets: Mapping[str, LabelledRun], summary: Summary, path: Path
         "legend": [(", ".join(kinds), color, color == BLOCKED) for color, kinds in legend.items()],
         "steps_a_point": {label: count for label, count in together.items() if count > 1},
         "step_notes": step_notes,
-        "of_launches": run_tables.of_launches(entries),
-        "signs": [(kind, page_charts.marker_of(kind)[1]) for kind in kinds],
         "comparison": comparison,
         "entries": entries,
         "run_tables": run_tables,
+        "account_tables": account_tables,
         "kernels": kernels,
         "left_out": [f"{side}: {each.path}: {each.reason}" for side, found in left_out.items() for each in found],
         "health": health,
-        "environment": run_tables.environment_of(datasets),
+        "environment": environment_of(datasets),
         "summary": summary,
     }
     data = {**for_scripts(), "timelines": payload([*spans.values()]), "kindColors": colors}
     html = assemble("page.html.jinja", context, [chart for each in charts.values() for chart in each], data)
     path.write_text(html, encoding="utf-8", errors=NOT_UTF8, newline="\n")
+
+
+_DIFFERENCES: Final = {"environment_differences": "environment", "collective_library_differences": "collective library"}
+"""Facts of ranks that differ from rank 0, and what they are of."""
+_ENVIRONMENT: Final = (
+    *("versions", "environment", "collective_library", *_DIFFERENCES),
+    *("host_facts", "devices", "plan", "command"),
+)
+
+
+def environment_of(datasets: Mapping[str, LabelledRun]) -> dict[str, Any]:
+    """Return what the manifests say, side by side, and what they warn of."""
+    facts: dict[str, dict[str, object]] = {}
+    config: dict[str, dict[str, object]] = {}
+    notes = []
+    for label, dataset in datasets.items():
+        manifest = dataset.run.manifest or {}
+        if dataset.run.manifest is None:
+            notes.append(f"{label}: there is no manifest (run.json) beside its records")
+        facts[label] = dict(flatten({name: manifest[name] for name in _ENVIRONMENT if name in manifest}))
+        config[label] = dict(flatten(config_of(dataset.run.manifest)))
+        for name, what in _DIFFERENCES.items():
+            others = manifest.get(name)
+            if isinstance(others, dict) and others:
+                notes.append(f"{label}: another {what} than that of rank 0 on rank {', '.join(others)}")
+        warned = manifest.get("warnings")
+        notes += [f"{label}: {warning}" for warning in (warned if isinstance(warned, list) else ())]
+    both = len(datasets) > 1
+    return {
+        "notes": notes,
+        "facts": run_tables.facts_table("environment", "Versions, variables, hosts, devices", facts, mark=both),
+        "config": run_tables.facts_table("configuration", "Resolved configuration", config, mark=both),
+    }
 
 
 _RANK_COLUMNS: Final = (

@@ -390,8 +390,8 @@ def timeline_charts(spans: Sequence[TimelineSpans], titles: Mapping[str, str]) -
         ground = {"fill_color": PAPER, "fill_alpha": 0.6, "line_color": INK, "line_width": 0.8}
         waited = _boxes(plot, number, "waits", _TOLD, **ground, **hatch)
         _boxes(plot, number, "chosen", fill_color=None, line_color=INK, line_width=2.5)
-        names = source({key: [] for key in ("x", "y", "text", "ink", "ground")}, f"timeline-labels-{number}")
-        text = {"text_align": "center", "text_baseline": "middle", "text_font": FONT, "text_font_size": "11px"}
+        names = source({key: [] for key in ("x", "y", "text", "align", "ink", "ground")}, f"timeline-labels-{number}")
+        text = {"text_align": "align", "text_baseline": "middle", "text_font": FONT, "text_font_size": "11px"}
         text |= {"text_color": "ink", "background_fill_color": "ground"}  # over hatching
         draw(plot, "Text", names, x="x", y="y", text="text", **text)
         for bars in (ran, waited):  # a tap chooses a collective, and must not fade the others

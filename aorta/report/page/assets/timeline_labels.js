@@ -18,15 +18,16 @@ function namesOf(kind, what, isCollective) {
 function label(timeline) {
   const plot = charts.get_model_by_name(`timeline-${timeline.number}`);
   const source = charts.get_model_by_name(`timeline-labels-${timeline.number}`);
-  const made = { x: [], y: [], text: [], ink: [], ground: [] };
+  const made = { x: [], y: [], text: [], align: [], ink: [], ground: [] };
   const { start, end } = plot.x_range;
   const scale = (plot.inner_width || 0) / (end - start);
   pen.font = `11px ${getComputedStyle(document.body).fontFamily}`;
   const ink = getComputedStyle(root).getPropertyValue("--ink");
   for (const { y, name } of timeline.named ?? []) {
-    made.x.push(start + (pen.measureText(name).width / 2 + 2) / scale);
+    made.x.push(start); // and to the right of it: whatever the width of the page is in the end, it is not cut
     made.y.push(y);
     made.text.push(name);
+    made.align.push("left");
     made.ink.push(ink);
     made.ground.push("rgba(0, 0, 0, 0)");
   }
@@ -45,6 +46,7 @@ function label(timeline) {
     made.x.push(middle);
     made.y.push(bar.y);
     made.text.push(plain(name));
+    made.align.push("center");
     made.ink.push(data.textOn[bar.color]);
     made.ground.push(bar.color);
   }
