@@ -61,7 +61,7 @@ def test_it_opens_from_disk_without_a_word_or_a_request(browser: Chrome, report:
     assert asked(browser, "document.querySelector('h1').textContent.trim().endsWith('Slower')")
     roots = asked(browser, "Bokeh.documents[0].roots().length")
     drawn = asked(browser, "[...document.querySelectorAll('.plot')].filter((each) => each.children.length).length")
-    assert roots >= 5
+    assert roots >= 6
     assert drawn == roots
 
 
