@@ -26,14 +26,15 @@ DETAILED_STEPS: Final = 16
 
 class DetailedStep(NamedTuple):
     """One step of a rank, in ns from its start. `ranges` are passes of blocks as (phase, block), work outside them and
-    copies to the host as (name, None), in order of time; stalls are no computation.
+    copies to the host as (name, None), in order of time; `collectives` are those in flight as (kind, group); stalls are
+    no computation.
     """
 
     global_step: int
     length_ns: int
     computing: list[Interval]
     ranges: list[tuple[int, int, tuple[str, str | None]]]
-    collectives: list[Interval]
+    collectives: list[tuple[int, int, tuple[str, str]]]
 
 
 def detailed_steps(tables: RankTables) -> list[DetailedStep]:
@@ -51,6 +52,7 @@ def detailed_steps(tables: RankTables) -> list[DetailedStep]:
         window = (0, int(steps.length_ns[index]))
         own, inside = rows.of_step(index), spans.of_step(at)
         own = own.take(own.timed & (own.start_ns < own.end_ns))
+        names = [(own.names[name].kind, own.names[name].group) for name in own.name.tolist()]
         stalled = merge(clip(inside.of_lanes(Lane.STALL, Lane.HAND_OVER).intervals(), window))
         named = inside.of_lanes(Lane.COMPUTE, Lane.AUX, Lane.COPY_TO_HOST)
         regions = [spans.names[name].region for name in named.name.tolist()]
@@ -60,7 +62,7 @@ def detailed_steps(tables: RankTables) -> list[DetailedStep]:
             window[1],
             subtract(merge(clip(inside.of_lanes(Lane.COMPUTE).intervals(), window)), stalled),
             sorted(part for part in ranges if part[2] != NOWHERE and part[0] < part[1]),
-            list(zip(own.start_ns.tolist(), own.end_ns.tolist(), strict=True)),
+            list(zip(own.start_ns.tolist(), own.end_ns.tolist(), names, strict=True)),
         )
         found.append(step)
     return found
@@ -75,7 +77,7 @@ def idle_between(steps: Sequence[DetailedStep]) -> dict[tuple[str, str], float]:
         if not step.ranges:
             continue
         window = (0, step.length_ns)
-        busy = [*((start, end) for start, end, _ in step.ranges), *step.collectives]
+        busy = [(start, end) for start, end, _ in (*step.ranges, *step.collectives)]
         starts, ends = [start for start, _, _ in step.ranges], sorted((end, name) for _, end, (name, _) in step.ranges)
         for start, end in subtract([window], merge(clip([*busy, *step.computing], window))):
             before, after = bisect_right(ends, (start, "\uffff")) - 1, bisect_left(starts, end)

@@ -11,8 +11,9 @@ does not make up most of a difference.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from itertools import permutations
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -38,7 +39,7 @@ from aorta.documents.kernels import StreamGapsEntry
 from aorta.documents.metrics import JOB_STEP, UNDECIDED
 from aorta.read.frames import COPY_TO_HOST, NO_TIME
 from aorta.read.run import HOST_TIMER
-from aorta.timeline.intervals import clip, measure, merge, subtract
+from aorta.timeline.intervals import Interval, clip, intersect, measure, merge, subtract
 from aorta.timeline.overlap import NS_PER_MS
 
 READ_RANKS: Final = 8
@@ -199,6 +200,43 @@ def exposed_not_blocking(_dataset: LabelledRun, entry: DatasetEntry) -> Iterator
         )
 
 
+def hidden_by_another_group(dataset: LabelledRun, _entry: DatasetEntry) -> Iterator[Finding]:
+    """Communication of one group runs beside another group's, and computation hides none of it."""
+    titles = dataset.run.group_titles
+    for rank, tables in list(dataset.run.ranks.items())[:READ_RANKS]:
+        if len({name.group for name in tables.collectives.names}) < 2:
+            continue
+        beside: Counter[tuple[str, str]] = Counter()
+        total: Counter[str] = Counter()
+        hidden: Counter[str] = Counter()
+        worst: dict[str, tuple[int, int]] = {}
+        steps = detailed_steps(tables)
+        steps_ns = sum(step.length_ns for step in steps)
+        for step in steps:
+            flights: defaultdict[str, list[Interval]] = defaultdict(list)
+            for start, end, (_, group) in step.collectives:
+                flights[group].append((start, end))
+            merged = {group: merge(clip(spans, (0, step.length_ns))) for group, spans in flights.items()}
+            for group, spans in merged.items():
+                length_ns = measure(spans)
+                total[group] += length_ns
+                hidden[group] += measure(intersect(spans, step.computing))
+                worst[group] = max(worst.get(group, (0, step.global_step)), (length_ns, step.global_step))
+            for one, other in permutations(merged, 2):
+                beside[one, other] += measure(intersect(merged[one], merged[other]))
+        for (one, other), shared_ns in beside.items():
+            large = total[one] >= LEAST_SHARE * steps_ns and shared_ns >= MOST * total[one]
+            if large and total[other] >= total[one] and hidden[one] <= _ALONE * total[one]:
+                yield Finding(
+                    "hidden_by_another_group",
+                    f"rank {rank}: {TEXT.percent(shared_ns / total[one], 0)} of the communication of "
+                    f"{titles[one]} overlaps that of {titles[other]}, and none of it overlaps computation",
+                    rank=rank,
+                    step=worst[one][1],
+                    group=one,
+                )
+
+
 def host_bound_launches(_dataset: LabelledRun, entry: DatasetEntry) -> Iterator[Finding]:
     """The device waits for the host's next launch: by the marks of a record, or the launches of a trace. There it is
     told whether the host had waited for the device before it launched (`idle_by_synchronisation`) or issues late.
@@ -291,6 +329,7 @@ RULES: Final[tuple[Rule, ...]] = (
     one_connection,
     collective_on_compute_stream,
     serialised_communicator,
+    hidden_by_another_group,
     host_bound_launches,
     idle_cause,
     exposed_not_blocking,

@@ -61,6 +61,7 @@ def test_each_rule_is_shown_here() -> None:
         "one_connection",
         "collective_on_compute_stream",
         "serialised_communicator",
+        "hidden_by_another_group",
         "host_bound_launches",
         "idle_cause",
         "exposed_not_blocking",
@@ -122,6 +123,35 @@ def test_all_gather_and_reduce_scatter_of_one_communicator_queue_behind_each_oth
 )
 def test_what_is_no_serialised_communicator(tmp_path: Path, make: Callable[[int, int], Any]) -> None:
     assert "serialised_communicator" not in recorded(tmp_path, make)
+
+
+def groups(computed: tuple[float, float], other: tuple[float, float]) -> Callable[[int, int], Any]:
+    """Group 1 communicates from 70 to 80 ms; computation, and group 2, when it is told."""
+
+    def make(_rank: int, number: int) -> dict[str, Any]:
+        rows = [issued("alltoall", "1", number, 70, 70, 80), issued("allreduce", "2", number, other[0], *other)]
+        return {"collectives": rows, "compute": compute(("forward", 0, 50), ("backward", *computed))}
+
+    return make
+
+
+def test_communication_of_a_group_beside_another_groups_and_never_beside_computation(tmp_path: Path) -> None:
+    rule = recorded(tmp_path, groups((85, 95), (68, 88)))["hidden_by_another_group"]
+    assert (rule.group, rule.rank, rule.step) == ("1", 1, 11)
+    assert rule.sentence == (
+        "rank 1: 100 % of the communication of group 1 overlaps that of group 2, and none of it overlaps computation"
+    )
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(groups((72, 95), (68, 88)), id="hidden by computation"),
+        pytest.param(groups((85, 95), (78, 98)), id="hardly beside it"),
+    ],
+)
+def test_what_is_not_hidden_by_another_group(tmp_path: Path, make: Callable[[int, int], Any]) -> None:
+    assert "hidden_by_another_group" not in recorded(tmp_path, make)
 
 
 @pytest.mark.parametrize(("exposed", "stall", "holds"), [(20.0, 1.0, True), (20.0, 15.0, False), (5.0, 0.1, False)])

@@ -18,6 +18,7 @@ from aorta.documents.formatting import PAGE
 from aorta.documents.metrics import NOT_SHOWN, SHOWN_FIRST
 from aorta.read.record import load_run
 from aorta.report.page.bokeh_chart import NUMBERS, Chart, new_chart, plain
+from aorta.report.page.charts import round_sizes
 from aorta.report.page.verdict_cards import verdict_of
 from aorta.report.run_tables import comparison_table
 from aorta.report.summary import summarize
@@ -81,7 +82,7 @@ def test_bokeh_knows_every_model_of_a_page(tmp_path: Path) -> None:
     html = page(datasets, compared(datasets), tmp_path / "r.html")
     data = json.loads(Parts(html).scripts[0])
     assert [figure.name for figure in read_document(data["document"])] == list(data["roots"])
-    assert {"timeline-1", "steps-device_sclk_mhz"} <= set(data["roots"])
+    assert {"timeline-1", "steps-device_sclk_mhz", "bandwidth"} <= set(data["roots"])
 
 
 def test_its_numbers_are_those_of_the_summary(written: tuple[Summary, str]) -> None:
@@ -156,6 +157,20 @@ def test_not_comparable_is_the_word_and_leaves_deltas_out(summary: Summary) -> N
     columns = [column.heading for column in table.columns]
     for row in table.rows:
         assert {row[columns.index(name)].text for name in ("change", "interval")} == {"\u2013"}
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "ticks"),
+    [
+        (1_000, 50_000_000, [100, 1_000, 10_000, 100_000, 1_000_000, 10_000_000, 100_000_000]),
+        (524_288, 26_214_400, [500_000, 1_000_000, 2_000_000, 5_000_000, 10_000_000, 20_000_000, 50_000_000]),
+        (530_000, 1_070_000, [500_000, 1_000_000, 2_000_000]),
+        (4_096, 4_096, [2_000, 5_000]),
+        (1, 1, [1, 2]),
+    ],
+)
+def test_an_axis_of_sizes_has_round_ones_in_one_notation(least: int, most: int, ticks: list[int]) -> None:
+    assert round_sizes(least, most) == ticks
 
 
 def test_no_axis_of_numbers_is_written_in_powers_of_ten() -> None:

@@ -105,15 +105,19 @@ def plain(text: str) -> str:
     return text
 
 
-def new_chart(name: str, height: int, x_label: str, y_label: str, **ranges: BokehModel) -> BokehModel:
+def new_chart(
+    name: str, height: int, x_label: str, y_label: str, *, log: bool = False, **ranges: BokehModel
+) -> BokehModel:
     """Return an empty figure as wide as the page. It zooms with Ctrl and the wheel, so that a page still scrolls.
 
     Args:
+        log: the axis from left to right is of logarithms, with ticks of its own, and both axes zoom.
         ranges: `x_range` and `y_range`, where they are not those of the data.
     """
-    pan = model("PanTool", dimensions="width")
-    wheel = model("WheelZoomTool", dimensions="width", modifiers={"ctrl": True})
-    tools = [pan, model("BoxZoomTool", dimensions="width"), wheel, model("ResetTool")]
+    zoom = "both" if log else "width"
+    pan = model("PanTool", dimensions=zoom)
+    wheel = model("WheelZoomTool", dimensions=zoom, modifiers={"ctrl": True})
+    tools = [pan, model("BoxZoomTool", dimensions=zoom), wheel, model("ResetTool")]
     plot = model(
         "Figure",
         name=name,
@@ -133,8 +137,10 @@ def new_chart(name: str, height: int, x_label: str, y_label: str, **ranges: Boke
         **{"x_range": model("DataRange1d"), "y_range": model("DataRange1d"), **ranges},
     )
     for dimension_index, (dimension, side, label) in enumerate((("x", "below", x_label), ("y", "left", y_label))):
+        categories = plot[f"{dimension}_range"].kind == "FactorRange"
+        kind = "Categorical" if categories else "Log" if log and dimension == "x" else "Linear"
         axis = model(
-            "LinearAxis",
+            f"{kind}Axis",
             axis_label=plain(label) or None,
             **dict.fromkeys(("axis_label_text_font", "major_label_text_font"), FONT),
             **dict.fromkeys(("axis_label_text_color", "major_label_text_color", "axis_line_color"), INK),
@@ -143,11 +149,14 @@ def new_chart(name: str, height: int, x_label: str, y_label: str, **ranges: Boke
             axis_label_text_font_style="normal",
             major_label_text_font_size="11px",
             minor_tick_line_color=None,
-            ticker=model("BasicTicker"),
-            formatter=model("NumeralTickFormatter", format=NUMBERS),
         )
-        plot.attributes |= {side: [axis], f"{dimension}_scale": model("LinearScale")}
-        plot["center"].append(model("Grid", dimension=dimension_index, axis=axis, grid_line_color=GRID))
+        if not categories:
+            axis.attributes["ticker"] = model("BasicTicker")
+            axis.attributes["formatter"] = model("NumeralTickFormatter", format=NUMBERS)
+        plot.attributes |= {side: [axis], f"{dimension}_scale": model(f"{kind}Scale")}
+        plot["center"].append(
+            model("Grid", dimension=dimension_index, axis=axis, grid_line_color=None if categories else GRID)
+        )
     return plot
 
 

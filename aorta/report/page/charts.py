@@ -1,4 +1,5 @@
-"""The charts of the page but for bars and timelines: single launches, and curves over steps.
+"""The charts of the page but for bars and timelines: single launches, curves over steps, and the bandwidth of
+collectives.
 
 Must not: use a warm-up step, drop a step (where more than fit, neighbours share a point, and their lowest and highest
 stay in its band), draw a value that is not known, or a share on less than its whole range.
@@ -6,6 +7,7 @@ stay in its band), draw a value that is not known, or a share on less than its w
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
@@ -15,6 +17,7 @@ from aorta.analysis.aggregate import LabelledRun, job_step_times
 from aorta.analysis.dataframes import STEP_MS, step_column
 from aorta.analysis.devices import THROTTLED, step_columns
 from aorta.documents.comparison import SIDES, Comparison
+from aorta.documents.dataset import DatasetEntry
 from aorta.documents.formatting import PAGE
 from aorta.read.frames import Floats, Ints
 from aorta.report.page.bokeh_chart import Chart, draw, hover, model, new_chart, source
@@ -168,3 +171,70 @@ def step_charts(datasets: Mapping[str, LabelledRun]) -> list[Chart]:
     if charts:
         charts[-1].model["below"][0].attributes["axis_label"] = "global step"
     return charts
+
+
+_KINDS: Final = {
+    "allreduce": ("circle", "●"),
+    "reducescatter": ("square", "■"),
+    "allgather": ("triangle", "▲"),
+    "alltoall": ("diamond", "◆"),
+}
+
+
+def marker_of(kind: str) -> tuple[str, str]:
+    """Return the marker of a kind of collective in the chart of bandwidth, and the sign that looks like it."""
+    return _KINDS.get(kind, ("inverted_triangle", "▼"))
+
+
+def comm_charts(entries: Mapping[str, DatasetEntry]) -> list[Chart]:
+    """Return the bus bandwidth over the size of collectives, with its 5th to 95th percentile; empty where fewer than
+    two sizes are known: the table says more of one.
+    """
+    heights = model("DataRange1d", start=0)
+    plot = new_chart("bandwidth", 320, "bytes of the collective", "bus bandwidth, GB/s", log=True, y_range=heights)
+    sizes: list[int] = []
+    for place, (label, entry) in enumerate(entries.items()):
+        rows = [row for row in entry.matched if row.bytes and row.busbw_gb_per_s.median is not None]
+        if not rows:
+            continue
+        found = [row.busbw_gb_per_s for row in rows]
+        sizes += (bytes_ := [row.bytes or 0 for row in rows])
+        columns = {
+            "x": bytes_,
+            "y": [each.median for each in found],
+            "low": [each.p5 for each in found],
+            "high": [each.p95 for each in found],
+            "marker": [marker_of(row.kind)[0] for row in rows],
+            "what": [
+                f"{row.kind}, {PAGE.size(row.bytes)}, group {row.group} of {row.group_size or '?'}" for row in rows
+            ],
+            "told": [
+                f"{PAGE.number(each.median)} GB/s ({PAGE.number(each.p5)} to {PAGE.number(each.p95)})" for each in found
+            ],
+        }
+        color, owner, points = SERIES[place % len(SERIES)][0], (place, label), source(columns)
+        look = {"size": 9, "fill_color": color, "fill_alpha": 0.65, "line_color": color}
+        dots = draw(plot, "Scatter", points, owner, x="x", y="y", marker="marker", **look)
+        draw(plot, "Segment", points, owner, x0="x", x1="x", y0="low", y1="high", line_color=color, line_width=1.5)
+        hover(plot, [dots], ("run", "$name"), ("", "@what"), ("", "@told"))
+    if len(set(sizes)) < 2:
+        return []
+    ticks = round_sizes(min(sizes), max(sizes))
+    written = {tick: PAGE.size(tick) for tick in ticks}
+    plot["below"][0].attributes |= {"ticker": model("FixedTicker", ticks=ticks), "major_label_overrides": written}
+    plot.attributes["x_range"] = model("Range1d", start=ticks[0], end=ticks[-1])
+    caption = "Median of each kind, group and size; the bar reaches from the 5th to the 95th percentile."
+    return [Chart(plot["name"], "Bandwidth over size", caption, plot)]
+
+
+def round_sizes(least: int, most: int) -> list[int]:
+    """Return round sizes from `least` to `most` bytes and the next ones on either side: powers of ten, or where fewer
+    than three of them are in between, halves and fifths too. Bokeh's own ticks of an axis of logarithms are written
+    6.000e+5 where it spans less than a decade.
+    """
+    for mantissas in ((1,), (1, 2, 5)):
+        sizes = [mantissa * 10**power for power in range(15) for mantissa in mantissas]
+        first, behind = bisect_left(sizes, least) - 1, bisect_right(sizes, most)
+        if behind - first > 3:
+            break
+    return sizes[max(first, 0) : behind + 1]

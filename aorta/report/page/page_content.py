@@ -83,6 +83,7 @@ def write_page(datasets: Mapping[str, LabelledRun], summary: Summary, path: Path
         "launches": page_charts.launch_charts(comparison) if comparison else [],
         "timelines": timeline_charts([*spans.values()], drawn),
         "steps": page_charts.step_charts(datasets),
+        "collectives": page_charts.comm_charts(entries),
     }
     legend: dict[str, list[str]] = {}  # a colour has one place, whatever it is the colour of
     colors = {kind: color for each in spans.values() for kind, color in each.kinds.items()}
@@ -100,6 +101,7 @@ def write_page(datasets: Mapping[str, LabelledRun], summary: Summary, path: Path
     left_out = (comparison.left_out or {}) if comparison else {}
     attribution = comparison.attribution if comparison and is_comparable(comparison) else None
     conditions = [] if gate is None else [f"{each.condition}: {each.reason}" for each in gate.conditions]
+    kinds = dict.fromkeys(row.kind for entry in entries.values() for row in entry.matched)
     verdict = verdict_of(summary)
     context = {
         "printed_rows": PRINTED_ROWS,
@@ -135,6 +137,7 @@ def write_page(datasets: Mapping[str, LabelledRun], summary: Summary, path: Path
         "legend": [(", ".join(kinds), color, color == BLOCKED) for color, kinds in legend.items()],
         "steps_a_point": {label: count for label, count in together.items() if count > 1},
         "step_notes": step_notes,
+        "signs": [(kind, page_charts.marker_of(kind)[1]) for kind in kinds],
         "comparison": comparison,
         "entries": entries,
         "run_tables": run_tables,
