@@ -313,7 +313,14 @@ def _evidence(
                 finished.append(CollectiveEvidence(group=group, number=number, kind=UNKNOWN_KIND, state="completed"))
     notes_starts = all(entry.time_discovered_started_ns for entry in dump.entries if entry.state == "completed")
     lost = dump.entries[0].record_id if dump.entries else 0
-    lacking = unclear or (lost and issued and issued[0].state != "completed")
+    # A process numbers its entries; finished ones are left out all together.
+    numbers = sorted({entry.record_id for entry in dump.entries})
+    holes = (
+        len(numbers) > 1
+        and numbers[-1] - numbers[0] >= len(numbers)
+        and any(one.state == "completed" for one in issued)
+    )
+    lacking = unclear or holes or (lost and issued and issued[0].state != "completed")
     times = [time for one in issued for time in (one.issued_ns, one.started_ns, one.completed_ns) if time]
     return RankEvidence(
         rank=rank,
@@ -325,9 +332,7 @@ def _evidence(
         collectives=[*finished, *issued],
         not_after_ns=path.stat().st_mtime_ns,
         device_seen_ns=path.stat().st_mtime_ns if begun and notes_starts else None,
-        torn=f"{path.name} lacks older entries or finished work: what the rank waits for is unknown"
-        if lacking
-        else None,
+        torn=f"{path.name} lacks entries or finished work: what the rank waits for is unknown" if lacking else None,
     )
 
 
@@ -365,7 +370,7 @@ def _collectives(
         if entry.record_id in unclear or (entry.name == "coalesced" and (end is not None or overwritten)):
             continue
         one = _collective(entry)
-        if entry.is_p2p or entry.name.startswith(_MESSAGES):
+        if entry.name.startswith(_MESSAGES):
             # `send 0->1` or `recv 1<-0`, whose numbers count in the group
             sides = [int(number) for number in re.findall(r"\d{1,9}", entry.name)]
             members = groups[one.group].ranks
@@ -392,6 +397,8 @@ def _collectives(
 
 def _collective(entry: _Entry) -> CollectiveEvidence:
     state: CollectiveState = "issued" if entry.state == "scheduled" else entry.state
+    if entry.time_discovered_completed_ns:
+        state = "completed"
     if state != "completed" and entry.retired and entry.profiling_name.startswith(_OF_GLOO):
         state = "retired"  # gloo's work stays scheduled to its end, and is retired with an error too
     kind = _KINDS.get(entry.name, entry.name)

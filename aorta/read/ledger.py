@@ -23,6 +23,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from aorta.documents.dataset import GapEntry
+from aorta.documents.metrics import RATIO_PARTS
 from aorta.read.frames import Bools, Floats, Ints, Steps
 from aorta.timeline.classes import COMPUTE, COPY, KINDS
 from aorta.timeline.overlap import DECIDED, NS_PER_MS, Bounds, Overlap, share
@@ -259,13 +260,24 @@ def _broken(steps: Steps, whole: Mapping[str, float | None] | None) -> Iterator[
         overlapping[order[1:][shared > 0]] = overlapping[order[:-1][shared > 0]] = True
         share = int(steps.length_ns.sum()) / max(int(reach[-1] - start[0]), 1)
         yield Broken(overlapping, f"steps overlap: together they last {share:.0%} of the time from first to last")
-    exposed = steps.column("exposed_comm_ms")
-    known = ~(np.isnan(exposed) | np.isnan(steps.column("comm_ms")) | np.isnan(steps.column("compute_comm_ms")))
-    parts = np.abs(column["compute_comm_ms"] + np.nan_to_num(exposed) - column["comm_ms"]) > _ROUNDING_MS
-    yield Broken(known & parts, "hidden and exposed communication do not add up to communication")
-    longest = np.maximum(column["compute_ms"], column["comm_ms"])
-    window = steps.column("window_ms")
-    yield Broken(longest > window + _ROUNDING_MS, "a lane lasts longer than its step")
+    values = {name: steps.column(name) for name in {*steps.metrics, *_SUMMED, "exposed_comm_ms", "window_ms"}}
+    kinds = [values[f"{kind}_ms"] for kind in KINDS if f"{kind}_ms" in values]
+    window, comm, hidden = values["window_ms"], values["comm_ms"], values["compute_comm_ms"]
+    parted = hidden + values["exposed_comm_ms"]
+    timed = np.where(steps.length_ns > 0, steps.length_ns / NS_PER_MS, np.nan)
+    for why, low, value, high in (  # a comparison with what is null does not fail
+        ("the clock gives a step another length than its window has", timed, window, timed),
+        ("hidden and exposed communication do not add up to communication", comm, parted, comm),
+        ("a lane lasts longer than its step", 0, np.fmax(values["compute_ms"], comm), window),
+        ("more communication is hidden than there is computation", 0, hidden, values["compute_ms"]),
+        ("kinds of collectives do not add up to communication", 0, comm, sum(kinds) if kinds else np.inf),
+    ):
+        slack = _ROUNDING_MS if low is not timed else DECIDED * window
+        yield Broken((value < low - slack) | (value > high + slack), why)
+    for name, (part, of) in RATIO_PARTS.items():
+        if {name, part, of} <= values.keys():
+            apart = np.abs(values[name] * values[of] - values[part]) > _ROUNDING_MS + DECIDED * np.abs(values[part])
+            yield Broken(apart, f"{name} is not the share that its parts have")
     for name in _SUMMED if whole is not None else ():
         total = (whole or {}).get(name)
         if total is not None and column[name].sum() > total * (1 + DECIDED) + _ROUNDING_MS:

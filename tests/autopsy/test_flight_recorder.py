@@ -377,7 +377,7 @@ def test_a_rank_that_lost_what_it_issued_before_unfinished_work_is_not_accused(t
     begun = dump([entry(0, "completed"), entry(5, "started")])
     lost = dump([entry(5, "scheduled")])
     evidence = read_dumps([write(tmp_path, [begun, lost])])
-    assert "lacks older" in (evidence[1].torn or "")
+    assert "lacks entries" in (evidence[1].torn or "")
     verdict = judge(evidence)
     assert (verdict.kind, verdict.culprits, verdict.suspects) == ("cannot_decide", [], [1])
 

@@ -139,6 +139,16 @@ CHANGED: dict[str, Dumps] = {
     "a dump lost": some(0, 1, LATE, of=job()),
     "the dump of the late rank lost": some(0, 1, 3, of=job()),
     "frames lost": with_entries(job(), lambda rank, rows: [{**row, "frames": []} for row in rows]),
+    "every other entry of a rank lost": with_entries(job(), lambda rank, rows: rows[:: 1 + (rank == 0)]),
+    "entries of a group lost on a rank": with_entries(
+        job(), lambda rank, rows: [row for row in rows if rank or row["process_group"][0] != "0"]
+    ),
+    "states that contradict their times": with_entries(
+        job(), lambda rank, rows: [{**row, "state": "started"} if rank == 1 else row for row in rows]
+    ),
+    "collectives marked as messages": with_entries(
+        job(), lambda rank, rows: [{**row, "is_p2p": rank == 1} for row in rows]
+    ),
     "a size lost": with_entries(job(), lambda rank, rows: [{**row, "input_sizes": []} for row in rows]),
 }
 CERTAIN = ("nothing", "groups", "no rank notes", "hosts", "times lost", "frames", "a size", "a dump lost")

@@ -16,7 +16,7 @@ from typing import Final
 from aorta.errors import InputError
 from tests.read.answers import Verdict, answer, judge
 from tests.read.evidence_rows import KERNEL, OTHER, File
-from tests.read.mutated_communication import by_copies, by_gloo, by_graphs
+from tests.read.mutated_communication import by_copies, by_device_copies, by_gloo, by_graphs
 from tests.read.mutations import (
     Mutation,
     _device_lost,
@@ -57,8 +57,12 @@ from tests.read.mutations import (
     open_ended,
     recorded,
     renamed,
+    scaled,
     second_copy,
     shifted,
+    step_elsewhere,
+    step_lost,
+    step_twice,
     then,
     unranked_paths,
     waits,
@@ -68,6 +72,7 @@ from tests.read.mutations import (
 
 MYSTERY: Final = "fused_op_1729"
 HOUR_NS: Final = 3_600_000_000_000
+_SAID: Final = ("Collective name", "Process Group Name", "Group size", "Seq")
 
 
 MUTATIONS: Final[Mapping[str, Mutation]] = {
@@ -270,6 +275,24 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "communication in another file": in_another_file(is_comm),
     "operators begin and end in events of their own, a third of the communication lost": then(
         without(is_comm, 0.33), open_ended(is_operator)
+    ),
+    # Held against other ranks, other streams and the order of launches.
+    "all times of one rank in another unit": last(scaled(lambda row: True, 0.001, starts=True)),
+    "the device's times of one rank in another unit": last(scaled(on_device, 1000, starts=True)),
+    "computation of one rank in another unit": last(scaled(computes, 0.001)),
+    "copies of one rank in another unit": last(scaled(is_copy, 0.001)),
+    "marks in another unit": scaled(is_mark, 0.001, starts=True),
+    "the device's clock of one rank is slower by a tenth": last(scaled(on_device, 0.9, starts=True)),
+    "copies on another device": changed(is_copy, _elsewhere),
+    "every other row on another device": by_rows(
+        lambda rows, chance: [_elsewhere(row) if on_device(row) and at % 2 else row for at, row in enumerate(rows)]
+    ),
+    "computation of a step on another device": step_elsewhere,
+    "a step twice": step_twice,
+    "a step lost with its mark": step_lost,
+    "communication by copies of the device, without operators": then(by_device_copies, without(is_operator)),
+    "communication of one rank of unknown name, without operators": last(
+        then(renamed(is_comm, MYSTERY), without(is_operator), changed(is_kernel, lambda row: without_args(row, *_SAID)))
     ),
 }
 

@@ -53,6 +53,17 @@ def by_copies(files: Sequence[File], chance: random.Random) -> list[File]:
     return [file.changed(map(change, file.rows)) if file.format == "kineto" else file for file in files]
 
 
+def by_device_copies(files: Sequence[File], chance: random.Random) -> list[File]:
+    """Communication is moved by copies that say nothing of another device."""
+
+    def change(row: Row) -> Row:
+        args = {key: value for key, value in row.args.items() if key in ("device", "stream", "correlation")}
+        return replace(row, what=COPY, name="Memcpy DtoD (Device -> Device)", category="gpu_memcpy", args=args)
+
+    sent = changed(lambda row: row.communicates and row.what == KERNEL, change)
+    return sent(files, chance) if files[0].format == "kineto" else [*files]
+
+
 def by_graphs(share_lost: float) -> Mutation:
     """A step launches one graph; some of the graphs, or of their kernels, are lost."""
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from tests.read.evidence_rows import CALL, COPY, ISSUES, KERNEL, MARK, OPERATOR, OTHER, File, Row
 
@@ -134,6 +134,43 @@ def shifted(test: Test, by: float, *, last_only: bool = False) -> Mutation:
         return file.changed(moved)
 
     return lambda files, chance: [file if last_only and file is not files[-1] else change(file) for file in files]
+
+
+def scaled(test: Test, by: float, *, starts: bool = False) -> Mutation:
+    """Lengths in another unit, and starts too: counted from the first row of the trace."""
+
+    def change(rows: list[Row], chance: random.Random) -> list[Row]:
+        begin = min(row.start_ns for row in rows if row.what != OTHER)
+        changed = []
+        for row in rows:
+            if row.what != OTHER and test(row):
+                start = begin + int((row.start_ns - begin) * by) if starts else row.start_ns
+                row = replace(row, start_ns=start, end_ns=start + int((row.end_ns - row.start_ns) * by))
+            changed.append(row)
+        return changed
+
+    return by_rows(change)
+
+
+def _in_step(number: int, change: Callable[[list[Row]], list[Row]]) -> Mutation:
+    """Change all that begins in a step, its mark included."""
+
+    def apply(rows: list[Row], chance: random.Random) -> list[Row]:
+        mark = sorted((row for row in rows if is_mark(row)), key=lambda row: row.start_ns)[number]
+        inside = [row.what != OTHER and mark.start_ns <= row.start_ns < mark.end_ns for row in rows]
+        kept = [row for row, own in zip(rows, inside, strict=True) if not own]
+        return [*kept, *change([row for row, own in zip(rows, inside, strict=True) if own])]
+
+    return by_rows(apply)
+
+
+def _later(rows: list[Row], by_ns: int) -> list[Row]:
+    return [*rows, *(replace(row, start_ns=row.start_ns + by_ns, end_ns=row.end_ns + by_ns) for row in rows)]
+
+
+step_lost: Final = _in_step(1, lambda rows: [])
+step_twice: Final = _in_step(1, lambda rows: _later(rows, 60_000_000))
+step_elsewhere: Final = _in_step(1, lambda rows: [_elsewhere(row) if computes(row) else row for row in rows])
 
 
 def waits(ns: int, collectives: int = 1) -> Mutation:

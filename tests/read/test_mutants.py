@@ -79,6 +79,12 @@ def test_mutants(name: str) -> None:
         ("computation of the last step lost, and its calls", "kineto-cuda"),
         ("communication in another file", "nsys"),
         ("devices of another number from the middle on", "kineto-cuda"),
+        ("the device's clock of one rank is slower by a tenth", "nsys"),
+        ("computation of one rank in another unit", "rocpd"),
+        ("copies on another device", "nsys"),
+        ("a step twice", "kineto-rocm"),
+        ("a step lost with its mark", "rocprofv3-csv"),
+        ("communication by copies of the device, without operators", "kineto-cuda"),
     ],
 )
 def test_what_is_missing_is_said(name: str, format: str) -> None:  # noqa: A002 - the reader's name
@@ -129,6 +135,10 @@ def _covered(line: Line, **values: Any) -> Line:
     return line | {"coverage": line["coverage"] | values}
 
 
+def _measured(line: Line, **values: float) -> Line:
+    return line | {"overlap": line["overlap"] | values}
+
+
 RECORD_MUTATIONS: Final[Mapping[str, Callable[[Records], Records]]] = {
     "a rank's file lost": lambda records: {name: records[name] for name in sorted(records)[:-1]},
     "a rank's file cut at its half": lambda records: {
@@ -163,6 +173,20 @@ RECORD_MUTATIONS: Final[Mapping[str, Callable[[Records], Records]]] = {
     ),
     "times of a rank lost": in_steps(lambda line, at: line | {"start_mono_ns": None}, last_only=True),
     "clocks an hour apart": in_steps(lambda line, at: _shifted(line, 3_600_000_000_000), last_only=True),
+    "metrics of a rank in another unit": in_steps(
+        lambda line, at: (
+            line | {"overlap": {k: v / 1000 if v and k.endswith("_ms") else v for k, v in line["overlap"].items()}}
+        ),
+        last_only=True,
+    ),
+    "computation in another unit": in_steps(
+        lambda line, at: _measured(line, compute_ms=line["overlap"]["compute_ms"] / 1000)
+    ),
+    "a ratio that is not of its parts": in_steps(lambda line, at: _measured(line, overlap_ratio=0.1)),
+    "half of a kind of collectives": in_steps(lambda line, at: _measured(line, allreduce_ms=1.5)),
+    "steps twice as long as their windows": in_steps(
+        lambda line, at: line | {"end_mono_ns": line["end_mono_ns"] + 10_000_000}
+    ),
     "ends of collectives lost": in_steps(
         lambda line, at: line | {"collectives": [[*row[:7], None, *row[8:]] for row in line["collectives"]]}
     ),

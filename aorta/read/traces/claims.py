@@ -22,6 +22,7 @@ from aorta.read.ledger import COMM, LANES, WHOLE, Gap, lacking, lost
 from aorta.read.traces.interval_table import (
     KIND_CODE,
     LANE_CLASSES,
+    NO_WINDOWS,
     NULL,
     IntervalClass,
     Intervals,
@@ -38,6 +39,8 @@ from aorta.timeline.overlap import DECIDED, NS_PER_MS
 
 _PEERS: Final = re.compile(r"(?i)memcpy PtoP|peer.?to.?peer|^p2p$")
 """Copies to or from another device."""
+_FROM_DEVICES: Final = re.compile(r"(?i)memcpy (?:PtoP|DtoD|DtoH)|device.?to.?(?:device|host)|peer.?to.?peer|^p2p$")
+"""Copies that may move a collective which has no row."""
 _ONE_END: Final = "communication was recorded in the other steps only, in each as often"
 NESTED: Final = 2
 """Calls that may share a number: cudaLaunchKernel calls cuLaunchKernel."""
@@ -124,9 +127,10 @@ def reconciled(trace: Trace, claims: Claims) -> Trace:
     rows = trace.intervals
     ran = [rows.names[code] for code in np.unique(rows.name[(rows.cls == IntervalClass.COMPUTE) & (rows.name != NULL)])]
     names = [text for text in ran if not computes(text)] if sent else []
-    if trace.world_size != 1 and len(np.unique(rows.device[rows.device != NULL])) == 1:
+    if trace.world_size != 1 and (sent or len(np.unique(rows.device[rows.device != NULL])) == 1):
         copied = np.unique(rows.name[(rows.cls == IntervalClass.COPY) & (rows.name != NULL)]).tolist()
-        names += filter(_PEERS.search, (rows.names[code] for code in copied))  # the other device is another process's
+        moves = _FROM_DEVICES if sent else _PEERS  # the other device is another process's
+        names += filter(moves.search, (rows.names[code] for code in copied))
     return replace(
         trace,
         gaps=(*trace.gaps, *known, *lost_rows, *sent, *skipped),
@@ -387,10 +391,17 @@ def unrecorded(trace: Trace) -> Trace:
     before = np.searchsorted(rows.start_ns[order], marks.end_ns[steps])  # rows that start before a step ends
     ran = (before > 0) & (reach[np.maximum(before - 1, 0)] > marks.start_ns[steps])
     recorded = (ran & (not trace.of_launch)) | np.isin(marks.step[steps], rows.step)
+    if not recorded.any():
+        note = f"{trace.path}: nothing was recorded in any step: the whole trace is measured"
+        return replace(trace, windows=NO_WINDOWS, notes=(*trace.notes, note))
     beside = recorded & ~(np.append(True, recorded[:-1]) & np.append(recorded[1:], True))
     beside |= _cut(trace, steps)
     silent = _silent(trace, steps)
     missing = int((~recorded).sum())
+    ended, begun = marks.end_ns[steps][:-1], marks.start_ns[steps][1:]
+    unmarked = (np.diff(marks.step[steps]) > 1) & (begun - ended < PAUSE_NS)
+    unmarked &= np.searchsorted(rows.start_ns[order], ended) == np.searchsorted(rows.start_ns[order], begun)
+    missing += int((np.diff(marks.step[steps]) - 1)[unmarked].sum())
     gaps = [Gap(COMM, _ONE_END, step) for step in (*marks.step[steps[silent]].tolist(), *[WHOLE] * bool(silent.any()))]
     gaps += [Gap(lane, f"nothing was recorded in {missing} steps", WHOLE) for lane in LANES if missing]
     for chosen, why, seen in (

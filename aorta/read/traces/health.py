@@ -48,6 +48,8 @@ stream by what clocks are wrong by.
 """
 _FEW: Final = 10
 """Strays are at most a tenth of the rows: more of them are a part of the run."""
+_ORDER_NS: Final = 1_000_000
+"""By so much a thread may begin a call before another thread's, whose row precedes on the stream."""
 
 COUNTERS: Final[Mapping[str, str]] = {
     "rows": "rows in the table",
@@ -122,13 +124,14 @@ def check_rows(trace: Trace) -> tuple[Trace, TraceEntry]:
         devices=[device for device in np.unique(table.device).tolist() if device != NULL],
         steps=len(trace.windows),
         counters=dict(Counter(trace.counters) + Counter(counted)),
-        notes=[*notes, *_doubts(trace, clean)],
+        notes=notes,
     )
     gaps = [
         *trace.gaps,
         *_without_length(table, length),
         *_elsewhere(trace, left_out["strays"]),
         *_twice_at_once(streams, shared),
+        *_out_of_order(streams),
     ]
     untimed = sum(trace.counters.get(name, 0) for name in ("without_times", "negative_duration"))  # of the reader
     if untimed > DECIDED * (untimed + len(table)):
@@ -197,6 +200,21 @@ def _twice_at_once(streams: Intervals, shared: Int64) -> Iterator[Gap]:
             yield from lost(why, (lane,), streams.step[rows], weight_ns[rows].astype(float), lasted, seen=False)
 
 
+def _out_of_order(streams: Intervals) -> Iterator[Gap]:
+    """Yield the lanes of rows that run behind others of their stream that were launched later: a stream keeps the order
+    of its launches, so rows are in the trace twice, or their times or launches are wrong.
+    """
+    known = streams.take(streams.launch_ns != NULL)
+    early = np.zeros(len(known), bool)
+    for own in Groups(known.device, known.stream).rows:
+        launch = known.launch_ns[own]
+        early[own] = np.maximum.accumulate(launch) - launch > _ORDER_NS
+    if early.any():
+        why = "{count} rows run behind others of their stream that were launched later, so times are wrong"
+        weight_ns, ran = (known.end_ns - known.start_ns)[early].astype(float), in_time(known, np.ones(len(known), bool))
+        yield from lost(why, LANES, known.step[early], weight_ns, ran, seen=False)
+
+
 def _elsewhere(trace: Trace, strays: NDArray[np.bool_]) -> Iterator[Gap]:
     """Yield what lanes lack of the rows whose time is impossible: in the step that launched them, or else in any."""
     rows = trace.intervals.take(strays)
@@ -263,23 +281,6 @@ def doubtful_rows(rows: Intervals) -> NDArray[np.bool_]:
     """Return which rows of devices are counted as computation, and have a name that may communicate."""
     of_devices: NDArray[np.bool_] = (rows.cls == IntervalClass.COMPUTE) & (rows.device != NULL)
     return rows.named(doubtful) & of_devices
-
-
-def _doubts(trace: Trace, table: Intervals) -> Iterator[str]:
-    """Yield what is doubtful of the kernels that are counted as computation: the largest names and their share."""
-    doubts, computes = doubtful_rows(table), table.cls == IntervalClass.COMPUTE
-    if not doubts.any():
-        return
-    length = table.end_ns - table.start_ns
-    lasted = np.bincount(table.name[doubts], length[doubts], minlength=len(table.names))
-    names = [table.names[code] for code in np.argsort(-lasted, kind="stable")[:SHOWN_DOUBTS] if lasted[code]]
-    share = float(length[doubts].sum()) / float(max(length[computes].sum(), 1))
-    more = np.count_nonzero(lasted) - len(names)
-    listed_names = ", ".join(repr(name[:80]) for name in names) + (f" and {more} more" if more > 0 else "")
-    yield (
-        f"{trace.path}: {share:.1%} of the time of kernels counted as computation is of names that may communicate: "
-        f"{listed_names}. If they do, say so with --comm-pattern"
-    )
 
 
 def examine(

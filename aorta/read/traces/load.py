@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ from msgspec import structs
 
 from aorta.command_line import name_ranks
 from aorta.documents.dataset import Health
-from aorta.documents.kernels import TraceEntries
+from aorta.documents.kernels import KernelTotalEntry, TraceEntries
 from aorta.documents.metrics import RATIO_PARTS
 from aorta.errors import InputError
 from aorta.read.engines import Engine, Local, progress
@@ -71,8 +71,18 @@ def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequ
     entries_of = [trace.facts for trace in traces]
     world, missing, said = examine(entries_of, measured=numbered, claimed=claimed)
     known_ranks = sum(number >= 0 for number in numbered)
-    if known_ranks > (world or 1) and all(device.whole["metrics"].get("comm_ms") == 0 for device in devices):
-        devices = _without_communication(devices, traces, known_ranks)
+    lasting = {
+        device.tables.source.path: float(np.median(device.tables.steps.length_ns)) / 1e6
+        for device in devices
+        if device.tables.source.path in marked
+    }
+    if odd := _odd(lasting):
+        listed = "".join(f"  {path}: {lasting[path]:.4g} ms\n" for path in odd)
+        raise InputError(
+            f"NOT COMPARABLE: steps in {location} last {_APART} times as long in some traces as in others:\n{listed}"
+            "Their times are in another unit: convert them, or leave these traces out"
+        )
+    devices = _held_against_others(devices, traces, known_ranks if known_ranks > (world or 1) else 1)
     if world is None:
         world = known_ranks
         numbering.append("no trace says how many ranks there were: the world size is the number of ranks read")
@@ -110,6 +120,8 @@ def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequ
     return Run(location, frames, None, health, shown)
 
 
+_APART: Final = 300
+"""Units are a thousand apart; kernels of one name, and steps of one job, are not. A choice."""
 _NODE: Final = re.compile(
     r"(?<![a-z])(?:node|host(?:name)?|worker|machine|server|compute|dgx|hgx|ip)[_-]?(\d[\d_-]*|[a-z](?![a-z]))",
     re.IGNORECASE,
@@ -134,26 +146,57 @@ def _without_local_ranks(traces: Sequence[TraceTables]) -> tuple[list[TraceTable
     return [_unranked(trace) if node else trace for trace, node in zip(traces, named, strict=True)], [note]
 
 
-def _without_communication(
+def _held_against_others(
     devices: Sequence[DeviceTables], traces: Sequence[TraceTables], ranks: int
 ) -> list[DeviceTables]:
-    """Return the devices with communication as unknown, and where kernels have names that are not known to compute,
-    computation too.
+    """Return the devices with as unknown what the other ranks make doubtful: no communication in a job of several, and
+    where kernels have names that are not known to compute, computation too; and rows of which most other ranks have
+    `_APART` times longer or shorter ones.
     """
-    why = f"{ranks} ranks were read, and no row of communication is known"
-    totals = (row for trace in traces for row in trace.kernels.totals.rows)
+    totals = [row for trace in traces for row in trace.kernels.totals.rows]
     lanes = (COMPUTE, COMM) if any(row.cls == "compute" and not computes(row.name) for row in totals) else (COMM,)
-    unknown = frozenset().union(*map(resting_on, lanes))
+    silent = f"{ranks} ranks were read, and no row of communication of this one is known"
+    unlike = {trace for row in _alike(totals).values() for trace in _odd(row)}
     changed = []
     for device in devices:
-        tables, metrics = device.tables, device.whole["metrics"]
-        null = unknown & metrics.keys()
-        whole = {"metrics": metrics | dict.fromkeys(null)}
-        whole["null_reasons"] = device.whole["null_reasons"] | dict.fromkeys(null, why)
-        steps = nulled(tables.steps, Broken(np.ones(len(tables.steps), bool), why, unknown))
-        gaps = (*tables.gaps, *lacking(why, *lanes, seen=False))
-        changed.append(replace(device, tables=replace(tables, steps=steps, gaps=gaps), whole=device.whole | whole))
+        if (device.tables.source.rank, device.device) in unlike:
+            why = f"kernels last {_APART} times as long or short as on other ranks, so their unit is another"
+            device = _unknown(device, LANES, why)
+        elif ranks > 1 and device.whole["metrics"].get("comm_ms") == 0:
+            device = _unknown(device, lanes, silent)
+        changed.append(device)
     return changed
+
+
+def _alike(totals: Sequence[KernelTotalEntry]) -> dict[str, dict[tuple[int, int], float]]:
+    """Return name -> mean length on each device. Communication waits for other ranks, so it may differ."""
+    means: dict[str, dict[tuple[int, int], float]] = {}
+    for row in totals:
+        if row.cls != "comm" and row.rank is not None:
+            device = UNKNOWN if row.device is None else row.device
+            means.setdefault(row.name, {})[row.rank, device] = row.mean_ms
+    return means
+
+
+def _odd(values: Mapping[Any, float]) -> list[Any]:
+    """Return the keys of values `_APART` times as large as the least, or the other way, that most do not agree with."""
+    least, most = min(values.values(), default=0), max(values.values(), default=0)
+    if most <= _APART * least or not least:
+        return []
+    near, every = _APART**0.5, [*values.values()]
+    agree = {key: sum(own <= near * other <= near**2 * own for other in every) for key, own in values.items()}
+    return [key for key, count in agree.items() if 2 * count <= len(values)]
+
+
+def _unknown(device: DeviceTables, lanes: Sequence[str], why: str) -> DeviceTables:
+    """Return the device with what rests on some lanes null."""
+    unknown = frozenset().union(*map(resting_on, lanes))
+    tables, null = device.tables, unknown & device.whole["metrics"].keys()
+    whole = {"metrics": device.whole["metrics"] | dict.fromkeys(null)}
+    whole["null_reasons"] = device.whole["null_reasons"] | dict.fromkeys(null, why)
+    steps = nulled(tables.steps, Broken(np.ones(len(tables.steps), bool), why, unknown))
+    gaps = (*tables.gaps, *lacking(why, *lanes, seen=False))
+    return replace(device, tables=replace(tables, steps=steps, gaps=gaps), whole=device.whole | whole)
 
 
 def _unranked(trace: TraceTables) -> TraceTables:

@@ -8,6 +8,7 @@ trace does not say, define a metric, or put two devices into one union (W15).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -32,7 +33,7 @@ from aorta.read.run import Details, RankTables, Source, StepIntervals
 from aorta.read.traces.claims import unrecorded
 from aorta.read.traces.collectives import collectives_in
 from aorta.read.traces.files import TraceFiles, read_unit
-from aorta.read.traces.health import check_rows, doubtful_rows, first_waits
+from aorta.read.traces.health import SHOWN_DOUBTS, check_rows, doubtful_rows, first_waits
 from aorta.read.traces.interval_table import (
     KIND_CODE,
     LANE_CLASSES,
@@ -44,6 +45,7 @@ from aorta.read.traces.interval_table import (
     Windows,
     by_device,
     look_up,
+    overlapping_ns,
     step_of,
     windows,
 )
@@ -70,7 +72,7 @@ OF_LENGTH: Final = ("window_ms", "idle_ms", "exposed_share")
 """Metrics that rest on how long a window lasts."""
 OUTSIDE: Final = 0.1
 """From this part of the time of a device on, rows outside of the steps mean that it lags behind the marks."""
-DOUBTED: Final = "kernels that are counted as computation have names that may communicate: it is {bounds}"
+DOUBTED: Final = "kernels counted as computation have names that may communicate ({names}): --comm-pattern decides"
 COPIES_DOUBTED: Final = (
     "copies between devices may be communication (symmetric memory), which the trace does not say: it is {bounds}"
 )
@@ -183,7 +185,10 @@ def by_launch(trace: Trace) -> Trace:
     note = f"{int(later.sum())} of {int(linked.sum())} kernels ran outside of the step that launched them"
     if skewed:
         why = f"rows start up to {ahead_ns / 1e6:.4g} ms before their launches, so clocks or launches are wrong"
-        gaps += [Gap(lane, why, each, seen=False) for each in marks.step.tolist() for lane in LANES]
+        windows_of = marks.step.tolist()
+        if _least_delays_apart_ns(table.take(linked & on_device)) > ahead_ns / 2:  # not by the same everywhere
+            windows_of.append(WHOLE)
+        gaps += [Gap(lane, why, each, seen=False) for each in windows_of for lane in LANES]
         note += f"; {why}"
     elif length[later].sum() * 2 > total or later.sum() * 2 > on_device.sum():
         known = table.take(launched != NULL)
@@ -208,6 +213,16 @@ def by_launch(trace: Trace) -> Trace:
         return trace
     table, notes = replace(table, step=step), (*trace.notes, f"{trace.path}: {note}")
     return replace(trace, intervals=table, windows=steps, of_launch=of_launch, gaps=tuple(gaps), notes=notes)
+
+
+def _least_delays_apart_ns(table: Intervals) -> int:
+    """Return how much the least time from a launch to its start differs between streams and halves of the recording:
+    clocks of one pace, apart by the same everywhere, leave lengths and what overlaps as they are.
+    """
+    if not len(table):
+        return 0
+    behind = table.launch_ns > np.median(table.launch_ns)
+    return int(np.ptp(Groups(table.device, table.stream, behind).reduce(np.minimum, table.start_ns - table.launch_ns)))
 
 
 def _of_unknown_steps(
@@ -317,7 +332,11 @@ def _lanes(trace: Trace, rows: Intervals, cls: npt.NDArray[np.int8]) -> dict[str
 
 def second_accounts(trace: Trace, rows: Intervals) -> Iterator[tuple[npt.NDArray[np.bool_], int, str]]:
     """Yield rows of a device that may belong to another account, which one, and why."""
-    yield doubtful_rows(rows), IntervalClass.COMM, DOUBTED
+    doubts = doubtful_rows(rows)
+    largest = Groups(rows.name[doubts])
+    names = [rows.names[code] for code in rows.name[doubts][largest.first][np.argsort(-largest.sizes)].tolist()]
+    named = ", ".join(re.sub("[{};]", "", repr(name[:80])) for name in names[:SHOWN_DOUBTS])
+    yield doubts, IntervalClass.COMM, DOUBTED.format(names=named) + ": it is {bounds}"
     may = rows.named(trace.either.__contains__)
     yield may & (rows.cls == IntervalClass.COPY), IntervalClass.COMM, COPIES_DOUBTED
     yield may & (rows.cls == IntervalClass.COMPUTE), IntervalClass.COMM, NAMES_DOUBTED
@@ -346,8 +365,8 @@ def _gaps(trace: Trace, timeline: DeviceTimeline, window: IntervalArray, steps: 
     if sends.any() and trace.world_size != 1 and not sends[table.device == device].any():
         others = ", ".join(map(str, np.unique(table.device[sends]).tolist()))
         gaps += lacking(f"communication of this process is known on device {others} only", COMM, seen=False)
-    if not here.all() and (seen := _split_groups(table)):
-        why = f"numbers of the collectives of one group are on devices {seen} in turns, so one device has several names"
+    if sends.any() and trace.world_size != 1 and not here.all() and (seen := _one_device(table)):
+        why = f"rows of one stream are on devices {seen} in turns and never at once, so one device has several numbers"
         gaps += lacking(why, *LANES, seen=False)
     if len(timeline.waits):  # it would have lasted no longer than any other
         own, longest = timeline.rows.cls == IntervalClass.COMM, timeline.rows.spans
@@ -363,16 +382,16 @@ def _gaps(trace: Trace, timeline: DeviceTimeline, window: IntervalArray, steps: 
     ]
 
 
-def _split_groups(table: Intervals) -> str:
-    """Return devices among which the numbers of one group's collectives are split: a communicator is of one device, and
-    each rank of a merged trace has all of them.
-    """
-    numbered = table.take((table.cls == IntervalClass.COMM) & (table.seq != NULL) & (table.device != NULL))
-    own = Groups(numbered.group, numbered.seq)
-    devices = Groups(numbered.group, numbered.device)
-    several = len(devices) > len(np.unique(numbered.group))
-    once = len(Groups(numbered.group, numbered.seq, numbered.device)) == len(own)
-    return ", ".join(map(str, np.unique(numbered.device).tolist())) if several and once else ""
+def _one_device(table: Intervals) -> str:
+    """Return devices that share the number of a stream, and never run at once on it: devices of a process do."""
+    rows = table.take((table.device != NULL) & (table.stream != NULL))
+    streams, own = Groups(rows.stream), Groups(rows.stream, rows.device)
+    devices = np.bincount(streams.of_row[own.first], minlength=len(streams))
+    rows = rows.take(devices[streams.of_row] > 1)
+    rows = rows.take(np.argsort(rows.start_ns, kind="stable"))
+    at_once = int(overlapping_ns(rows, rows.stream).sum() - overlapping_ns(rows, rows.stream, rows.device).sum())
+    alternate = len(rows) and at_once <= DECIDED * int((rows.end_ns - rows.start_ns).sum())
+    return ", ".join(map(str, np.unique(rows.device).tolist())) if alternate else ""
 
 
 def _device(trace: Trace, timeline: DeviceTimeline) -> DeviceTables:
