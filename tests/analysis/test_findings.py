@@ -37,9 +37,9 @@ def recorded(folder: Path, make: Callable[[int, int], dict[str, Any]], *, manife
         lines = []
         for number in range(12):
             parts = make(rank, number)
-            values = metrics(LENGTH_MS, 60.0, 20.0, 18.0) | parts.pop("metrics", {})
-            if values["exposed_comm_ms"] is not None:  # hidden and exposed add up
-                values["comm_ms"] = values["compute_comm_ms"] + values["exposed_comm_ms"]
+            given = parts.pop("metrics", {})
+            exposed = given.get("exposed_comm_ms")  # hidden and exposed add up
+            values = metrics(LENGTH_MS, 60.0, 18.0 + (2.0 if exposed is None else exposed), 18.0) | given
             lines.append(step(rank, 2, number, overlap=values, **parts))
         write_rank(folder, header(rank, 2, **{"platform": "cuda", "timer": "cuda_event"} | head), lines)
     write_manifest(folder, world_size=2, **(manifest or {}))
