@@ -25,7 +25,7 @@ from tests.read.siblings import KINDS, siblings
 
 _ALL_OF_A_KERNEL: Final = "every fourth kernel and all that tells of it lost"
 KNOWN: Final = {
-    "kineto-cpu": {"a tenth of all events lost"},
+    "kineto-cpu": {"a tenth of all events lost", "a step twice"},
     "rocpd": {"a tenth of all device rows lost"},
     "kineto-cuda": {_ALL_OF_A_KERNEL},
     "kineto-rocm": {_ALL_OF_A_KERNEL},
