@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # loads numpy
     from aorta.records.ring_record import RingRecord
 
 EVERY_S: Final = 2.0
-"""Lines of many steps together cost a fraction of those of one, and a kill loses none; a progress line waits for them."""
+"""Lines of many steps together cost a fraction of those of one. A kill loses none; a progress line waits for them."""
 STEPS: Final = 64
 """They are made of so many steps, if there are before. `ring_steps.MOST`, which loads numpy."""
 _SHARE: Final = 8
