@@ -129,15 +129,15 @@ def why_open(dataset: LabelledRun) -> str | None:
 
 def _without_peers(leaves: Counter[Words]) -> Counter[Words]:
     """Return leaves in which communication hides nothing and is exposed nowhere: it is other work."""
-    found: Counter[Words] = Counter()
+    totals: Counter[Words] = Counter()
     for words, total in leaves.items():
         match words:
             case (part, phase, how) if part == COMPUTATION and how == HIDES:
                 words = (part, phase, "alone")
             case (part, *_) if part == EXPOSED:
                 words = (OUTSIDE, "collectives of one rank")
-        found[words] += total
-    return found
+        totals[words] += total
+    return totals
 
 
 def _differs(sums: ExposedSums) -> str | None:
@@ -277,14 +277,14 @@ def as_document(accounts: Sequence[StepAccount] | str) -> Account:
 def _document(
     accounts: Sequence[StepAccount], step_ms: float, depth: int, below: Words, only: Words | None = None
 ) -> list[AccountPart]:
-    found = []
+    parts = []
     means = [account.ms(depth, below) for account in accounts]
     for words in dict.fromkeys(words for of_launch in means for words in of_launch):
         if len(words) < depth or (only is not None and words != only):
             continue
         ms = mean([of_launch.get(words, 0.0) for of_launch in means])
-        found.append(AccountPart(words[-1], ms, ms / step_ms, _document(accounts, step_ms, depth + 1, words)))
-    return sorted(found, key=lambda part: -part.ms)
+        parts.append(AccountPart(words[-1], ms, ms / step_ms, _document(accounts, step_ms, depth + 1, words)))
+    return sorted(parts, key=lambda part: -part.ms)
 
 
 def mean(values: Sequence[float]) -> float:

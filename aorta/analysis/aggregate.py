@@ -108,8 +108,8 @@ class LabelledRun:
     @cached_property
     def collectives(self) -> CollectiveMetrics:
         """Metrics that require matching collectives across ranks."""
-        found, basis = collective_metrics(self.run), self.pace.basis("comm_ms")
-        return found if basis.source == "marks" else with_open_starts(found)
+        measured, basis = collective_metrics(self.run), self.pace.basis("comm_ms")
+        return measured if basis.source == "marks" else with_open_starts(measured)
 
 
 def job_steps(dataset: LabelledRun, ranks: Collection[int], *, observed: bool = False) -> tuple[Floats, Ints]:
@@ -134,8 +134,8 @@ def aggregate(dataset: LabelledRun) -> DatasetEntry:
     if dataset.run.traces is not None:
         entry.traces = dataset.run.traces
     if entry.count:
-        found = dataset.collectives
-        entry.collectives = found.collectives
+        measured = dataset.collectives
+        entry.collectives = measured.collectives
     return entry
 
 
@@ -211,7 +211,7 @@ def _counts(dataset: LabelledRun) -> StepCounts:
         if (why := frame.reasons[index].get("boundary")) is not None:
             unclear[why] += int(count)
     rule = f"the first {warmups} of the run, as its headers say" if stated else "a trace flags none"
-    lost = np.array([each.get("loss", "").startswith("was ") for each in frame.reasons], bool)
+    lost = np.array([reasons.get("loss", "").startswith("was ") for reasons in frame.reasons], bool)
     not_finite = frame.global_step[lost[frame.reason]] if lost.any() else ()
     return StepCounts(
         rank_steps_read=read,
@@ -299,17 +299,17 @@ class _NullError(Exception):
 
 def single_values(run: Run) -> dict[str, Statistics]:
     """Return the run-level metrics."""
-    found = {}
+    values = {}
     for name, describe_run in _OF_RUNS.items():
         try:
             if not any(len(tables.isolated) for tables in run.ranks.values()):
                 raise _NullError("no isolated baseline in this run")
             if (missing := _missing_ranks(run)) is not None:
                 raise _NullError(missing)
-            found[name] = describe_run(run)
+            values[name] = describe_run(run)
         except _NullError as why:
-            found[name] = unknown(str(why))
-    return found
+            values[name] = unknown(str(why))
+    return values
 
 
 def _overlap_efficiency(run: Run) -> Statistics:
@@ -326,11 +326,11 @@ def _overlap_efficiency(run: Run) -> Statistics:
     )
     shorter = min(compute, comm)
     if shorter < LEAST_SHARE * together or shorter <= 0:
-        found = unknown("the shorter of Tc and Tm is below 2 % of T")
+        efficiency = unknown("the shorter of Tc and Tm is below 2 % of T")
     else:
-        found = describe([(compute + comm - together) / shorter])
-    found.phase_times = PhaseTimes(together, compute, comm)
-    return found
+        efficiency = describe([(compute + comm - together) / shorter])
+    efficiency.phase_times = PhaseTimes(together, compute, comm)
+    return efficiency
 
 
 def _compute_slowdown(run: Run) -> Statistics:
@@ -364,7 +364,7 @@ def _busy_ms(steps: Steps) -> float:
     Raises:
         _NullError: no step has a value; the message is the reason of the last step.
     """
-    left_open = [each.get("compute_ms") == HOST_BOUND for each in steps.reasons]
+    left_open = [reasons.get("compute_ms") == HOST_BOUND for reasons in steps.reasons]
     if np.mean(np.array(left_open, bool)[steps.reason]) > MOST_UNDECIDED:
         raise _NullError(HOST_BOUND)
     compute_ms = steps.column("compute_ms")

@@ -110,26 +110,27 @@ def break_down(candidate: Sequence[Totals | str], reference: Sequence[Totals | s
     """
     named = {"": candidate} if reference is None else {"reference: ": reference, "candidate: ": candidate}
     unknown = [
-        next((f"{side}{each}" for each in of_side if isinstance(each, str)), "") for side, of_side in named.items()
+        next((f"{side}{reason}" for reason in of_side if isinstance(reason, str)), "")
+        for side, of_side in named.items()
     ]
     if any(unknown):
         return ExposedBreakdown(reason="; ".join(filter(None, unknown)))
-    sides = [_Side([each for each in of_side if isinstance(each, Totals)]) for of_side in named.values()]
+    sides = [_Side([totals for totals in of_side if isinstance(totals, Totals)]) for of_side in named.values()]
     before, after = (None, sides[0]) if reference is None else sides
-    bucketed = {each.parallel for side in sides for each in side.launches} in [{strategy} for strategy in BUCKETED]
+    bucketed = {totals.parallel for side in sides for totals in side.launches} in [{strategy} for strategy in BUCKETED]
     dimensions = _OF_RUN if before is None else _OF_CHANGE
     exposed_ms, rank_steps = after.ms(after.exposed_ns), sum(side.rank_steps for side in sides)
-    found = ExposedBreakdown(
+    breakdown = ExposedBreakdown(
         reason=None,
         rank_steps=rank_steps,
-        rank_steps_left_out=sum(each.sums.left_out for side in sides for each in side.launches),
+        rank_steps_left_out=sum(totals.sums.left_out for side in sides for totals in side.launches),
         exposed_ms=exposed_ms,
         dimensions={name: _rows(name, before, after, bucketed=bucketed) for name in dimensions},
     )
     if before is not None:
-        found.reference_ms = before.ms(before.exposed_ns)
-        found.difference_ms = exposed_ms - found.reference_ms
-    return found
+        breakdown.reference_ms = before.ms(before.exposed_ns)
+        breakdown.difference_ms = exposed_ms - breakdown.reference_ms
+    return breakdown
 
 
 @dataclass(frozen=True)
@@ -140,11 +141,11 @@ class _Side:
 
     @property
     def rank_steps(self) -> int:
-        return sum(each.sums.rank_steps for each in self.launches)
+        return sum(launch.sums.rank_steps for launch in self.launches)
 
     @property
     def exposed_ns(self) -> int:
-        return sum(each.sums.exposed_ns for each in self.launches)
+        return sum(launch.sums.exposed_ns for launch in self.launches)
 
     def ms(self, total_ns: int) -> float:
         """Return the mean over rank-steps, in milliseconds."""
@@ -152,17 +153,17 @@ class _Side:
 
     def by_name(self, dimension: str, *, bucketed: bool) -> Counter[str]:
         """Return nanoseconds by what they are of in a dimension."""
-        found = Counter[str]()
-        for each in self.launches:
+        totals = Counter[str]()
+        for launch in self.launches:
             match dimension:
                 case "rank":
-                    found += Counter({f"rank {rank}": total for rank, total in each.ranks.items()})
+                    totals += Counter({f"rank {rank}": total for rank, total in launch.ranks.items()})
                 case "computing":
-                    found += Counter({region_name(region): total for region, total in each.sums.computing.items()})
+                    totals += Counter({region_name(region): total for region, total in launch.sums.computing.items()})
                 case _:
-                    for key, total in each.exposed.items():
-                        found[_name(dimension, key, each.group_titles, bucketed=bucketed)] += total
-        return found
+                    for key, total in launch.exposed.items():
+                        totals[_name(dimension, key, launch.group_titles, bucketed=bucketed)] += total
+        return totals
 
 
 def _rows(dimension: str, before: _Side | None, after: _Side, *, bucketed: bool) -> list[ExposedRow]:
@@ -178,18 +179,18 @@ def _rows(dimension: str, before: _Side | None, after: _Side, *, bucketed: bool)
 
     def row(what: str, left: float, right: float) -> ExposedRow:
         share = (right - left) / total if total and dimension != COMPUTING else None
-        found = ExposedRow(what, right, share)
+        made = ExposedRow(what, right, share)
         if before is not None:
-            found.reference_ms, found.difference_ms = left, right - left
-        return found
+            made.reference_ms, made.difference_ms = left, right - left
+        return made
 
     names = {name: means(name) for name in dict.fromkeys([*of_before, *of_after])}
     ordered = sorted(names, key=lambda name: (-abs(names[name][1] - names[name][0]), name))
     shown, others = ordered[:SHOWN_ROWS], ordered[SHOWN_ROWS:]
-    found = [row(name, *names[name]) for name in shown]
+    listed = [row(name, *names[name]) for name in shown]
     if others:
-        found.append(row(f"{len(others)} others", *(sum(names[name][side] for name in others) for side in (0, 1))))
-    return found
+        listed.append(row(f"{len(others)} others", *(sum(names[name][side] for name in others) for side in (0, 1))))
+    return listed
 
 
 def add_exposed(totals: Totals, run: Run, exposed: Exposed, wait_ns: Ints) -> None:

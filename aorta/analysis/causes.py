@@ -156,7 +156,9 @@ def change_of(words: Words, reference: Sequence[float], candidate: Sequence[floa
 def _in_proportion(before: Floats, after: Floats) -> bool:
     """Return whether the launches of the sides spread less by their logarithms than in milliseconds."""
     sides, logs = (before, after), (np.log(before), np.log(after))
-    spread, of_logs = (sum(float(((side - side.mean()) ** 2).sum()) for side in each) for each in (sides, logs))
+    spread, of_logs = (
+        sum(float(((side - side.mean()) ** 2).sum()) for side in sides_or_logs) for sides_or_logs in (sides, logs)
+    )
     return bool(np.exp(np.concatenate(logs).mean()) ** 2 * of_logs < spread)
 
 
@@ -164,11 +166,11 @@ def changes(reference: Side, candidate: Side, depth: int, below: Words = ()) -> 
     """Return the changes of the parts below a part, the largest first."""
     sides = [[account.ms(depth, below) for account in side] for side in (reference, candidate)]
     names = sorted({words for side in sides for of_launch in side for words in of_launch})
-    found = []
+    parts = []
     for words in names:
         before, after = ([of_launch.get(words, 0.0) for of_launch in side] for side in sides)
-        found.append(change_of(words, before, after))
-    return sorted(found, key=lambda change: -abs(change.ms))
+        parts.append(change_of(words, before, after))
+    return sorted(parts, key=lambda change: -abs(change.ms))
 
 
 def causes(
@@ -237,7 +239,7 @@ def compare_accounts(
     sentences = {part: told for part in named if (told := _said_of(reference, candidate, part)) is not None}
     named = [*sentences]
     # What a rank does longer is said once, also where it and the waiting for that rank are causes.
-    said = [*{told[:2]: told.sentence for told in reversed(sentences.values())}.values()][::-1]
+    said = [*{reason[:2]: reason.sentence for reason in reversed(sentences.values())}.values()][::-1]
     text = why_none or (_NONE if decided else None)
     if said:
         text = f"{_settings(differences)}{first_upper('; '.join(said))}"
@@ -257,11 +259,11 @@ def compare_accounts(
 
 def _settings(differences: Sequence[FactDifference]) -> str:
     """Return the settings in which the sides differ; keys that only one side has follow from others."""
-    of_config = [(each.key.removeprefix("config."), each) for each in differences if not each.key.startswith("header.")]
-    settings = [(key, each) for key, each in of_config if key not in _NO_SETTING]
-    settings = [(key, each) for key, each in settings if NOT_SET not in (each.reference, each.candidate)] or settings
+    of_config = [(item.key.removeprefix("config."), item) for item in differences if not item.key.startswith("header.")]
+    settings = [(key, item) for key, item in of_config if key not in _NO_SETTING]
+    settings = [(key, item) for key, item in settings if NOT_SET not in (item.reference, item.candidate)] or settings
     shown = [
-        f"{key} {json_text(each.reference)} -> {json_text(each.candidate)}" for key, each in settings[:_SHOWN_SETTINGS]
+        f"{key} {json_text(item.reference)} -> {json_text(item.candidate)}" for key, item in settings[:_SHOWN_SETTINGS]
     ]
     more = f" and {len(settings) - len(shown)} more" if len(settings) > len(shown) else ""
     return f"Configuration: {', '.join(shown)}{more}. " if shown else ""
@@ -271,30 +273,33 @@ def _parts_that_cause(reference: Side, candidate: Side, least_ms: float) -> list
     """Return the parts that can have changed by as much, the largest change first: computation as one part, exposed
     communication by kind and waiting or transfer, other work by name, and idle time both as one part and by place.
     """
-    found = []
+    candidates = []
     for part in changes(reference, candidate, 1):
         depth = {EXPOSED: 3, OUTSIDE: 2, IDLE: 2}.get(part.words[0], 1)
-        found += changes(reference, candidate, depth, part.words) if depth > 1 else []
-        found += [part] if depth == 1 or part.words == (IDLE,) else []
-    found = [part for part in found if max(part.reference_ms, part.candidate_ms) >= least_ms]
-    return [_with_share(part, reference, candidate) for part in sorted(found, key=lambda part: -abs(part.ms))]
+        candidates += changes(reference, candidate, depth, part.words) if depth > 1 else []
+        candidates += [part] if depth == 1 or part.words == (IDLE,) else []
+    candidates = [part for part in candidates if max(part.reference_ms, part.candidate_ms) >= least_ms]
+    return [_with_share(part, reference, candidate) for part in sorted(candidates, key=lambda part: -abs(part.ms))]
 
 
 def _with_share(part: PartChange, reference: Side, candidate: Side) -> PartChange:
     """Return a change with how certain that of its share is: what slows all parts of a launch alike leaves these."""
     depth = len(part.words)
-    shares = ([each.ms(depth).get(part.words, 0.0) / each.step_ms for each in side] for side in (reference, candidate))
+    shares = (
+        [account.ms(depth).get(part.words, 0.0) / account.step_ms for account in side]
+        for side in (reference, candidate)
+    )
     share = change_of(part.words, *shares)
     return part._replace(p_of_share=share.p if share.ms * part.ms > 0 else 1.0)
 
 
 def _apart(parts: Sequence[PartChange]) -> list[PartChange]:
     """Return parts without those that an earlier one has, or is in."""
-    found: list[PartChange] = []
+    apart: list[PartChange] = []
     for part in parts:
-        if not any(map(part.overlaps, found)):
-            found.append(part)
-    return found
+        if not any(map(part.overlaps, apart)):
+            apart.append(part)
+    return apart
 
 
 def _certain_together(parts: Sequence[PartChange]) -> list[PartChange]:
@@ -347,7 +352,7 @@ def _said_of(reference: Side, candidate: Side, part: PartChange) -> _Said | None
         late = _waited_for(reference, candidate, part.ms)
         before, after = ([a.ranks[late] for a in side if late in a.ranks] for side in (reference, candidate))
         own = [part for part in changes(before, after, 1) if part.words != (EXPOSED,)] if before and after else []
-        reason = next((each for each in own if each.certain() and each.ms * part.ms > 0), None)
+        reason = next((change for change in own if change.certain() and change.ms * part.ms > 0), None)
         if reason is None:
             return None
         reason = _deeper(before, after, reason)
@@ -366,7 +371,7 @@ def _amount(ms: float) -> str:
 def _deeper(reference: Side, candidate: Side, part: PartChange) -> PartChange:
     """Return the part below a part that makes most of its change; itself where none does."""
     below = changes(reference, candidate, 2, part.words) if len(part.words) == 1 else []
-    return next((each for each in below if each.certain() and each.ms / part.ms >= MOST), part)
+    return next((change for change in below if change.certain() and change.ms / part.ms >= MOST), part)
 
 
 def _waited_for(reference: Side, candidate: Side, change_ms: float) -> int | None:

@@ -50,10 +50,10 @@ def pace_notes(entry: DatasetEntry) -> Iterator[str]:
     pace = known(entry.pace)
     if pace is None:
         return
-    found, ratio = pace.calibration, entry.metrics.get("overlap_ratio")
+    calibration, ratio = pace.calibration, entry.metrics.get("overlap_ratio")
     by_kernels = ratio is not None and ratio.source == "kernels"
     if by_kernels:
-        steps = TEXT.count(0 if found is None else found.steps, "step")
+        steps = TEXT.count(0 if calibration is None else calibration.steps, "step")
         shown = f"metrics with computation in them are of {steps} measured by the profiler's kernels"
     else:
         shown = "metrics with computation in them have no value, as not every rank has steps measured by kernels"
@@ -63,7 +63,7 @@ def pace_notes(entry: DatasetEntry) -> Iterator[str]:
             shown = "metrics with computation in them are bounds"
         if pace.no_calibration is not None:
             shown += f"; no steps were measured by kernels: {pace.no_calibration}"
-        elif found is None:
+        elif calibration is None:
             shown += "; record with instrument.calibration=3 for a number"
     if pace.host_bound:
         yield (
@@ -71,21 +71,21 @@ def pace_notes(entry: DatasetEntry) -> Iterator[str]:
             f"{rough_percent(pace.undecided_share or 0)} of the blocks' time marks cannot say whether kernels ran; "
             f"{shown}"
         )
-    elif found is not None and found.agree is False:
+    elif calibration is not None and calibration.agree is False:
         yield (
             "kernels and marks of the same steps disagree: an overlap ratio of "
-            f"{TEXT.number(found.ratio_by_kernels, 'ratio')} by kernels, "
-            f"{TEXT.number(found.ratio_by_marks, 'ratio')} by marks; {shown}"
+            f"{TEXT.number(calibration.ratio_by_kernels, 'ratio')} by kernels, "
+            f"{TEXT.number(calibration.ratio_by_marks, 'ratio')} by marks; {shown}"
         )
-    if found is None:
+    if calibration is None:
         return
-    before, within = found.other_step_ms, found.window_step_ms
+    before, within = calibration.other_step_ms, calibration.window_step_ms
     if before and within and within / before - 1 > PROFILER_COST and by_kernels:
         yield (
             f"the steps measured by kernels took {TEXT.percent(within / before - 1)} longer than the others, which "
             "the profiler did: a host-bound step of ordinary length hides more or less than they do"
         )
-    for problem in found.problems:
+    for problem in calibration.problems:
         yield f"calibration: {problem}"
 
 
@@ -103,7 +103,7 @@ def alerts(entries: Mapping[str, DatasetEntry], comparison: Comparison | None = 
     if comparison is not None:
         named |= {(_UNLIKE, warning): [] for warning in comparison.warnings}
     said = []
-    for (_, sentence), labels in sorted(named.items(), key=lambda each: each[0][0]):
+    for (_, sentence), labels in sorted(named.items(), key=lambda item: item[0][0]):
         of_all = not labels or len(labels) == len(entries)
         said.append(sentence if of_all else f"{', '.join(labels)}: {sentence}")
     return said
@@ -114,7 +114,7 @@ _DAMAGED, _MISSING, _UNLIKE, _EMULATED, _ALONE, _MODES = range(6)
 
 def _alerts(entry: DatasetEntry) -> Iterator[tuple[int, str]]:
     health, steps = entry.health, entry.steps
-    if problems := [each for each in health.problems if "no footer" not in each]:  # the ending says it
+    if problems := [problem for problem in health.problems if "no footer" not in problem]:  # the ending says it
         yield _DAMAGED, f"{TEXT.count(len(health.problems), 'problem')} in the records, the first: {problems[0]}"
     for ending in sorted({ending for ending in health.endings.values() if ending != "completed"}):
         ranks = [int(rank) for rank, other in health.endings.items() if other == ending]
@@ -157,20 +157,20 @@ def _alerts(entry: DatasetEntry) -> Iterator[tuple[int, str]]:
 
 def autopsy_notes(entry: DatasetEntry) -> list[str]:
     """Return what the autopsy of a run found, and the command that says more; empty where nothing was stuck."""
-    title, found = autopsy_title(entry), known(entry.autopsy)
-    if title is None or found is None:
+    title, autopsy = autopsy_title(entry), known(entry.autopsy)
+    if title is None or autopsy is None:
         return []
-    return [f"{title}: {found.summary}. More: aorta autopsy {shlex.quote(entry.source.path)}"]
+    return [f"{title}: {autopsy.summary}. More: aorta autopsy {shlex.quote(entry.source.path)}"]
 
 
 def autopsy_title(entry: DatasetEntry) -> str | None:
     """Return what happened to a run, in a few words; None where it has no autopsy, or nothing was stuck."""
-    found = known(entry.autopsy)
-    if found is None or found.kind == "not_stuck":
+    autopsy = known(entry.autopsy)
+    if autopsy is None or autopsy.kind == "not_stuck":
         return None
-    ranks = sorted({each.rank for each in found.culprits})
+    ranks = sorted({culprit.rank for culprit in autopsy.culprits})
     accused = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks) or 'some'} ranks"
-    return first_upper(_HAPPENED[found.kind].format(accused))
+    return first_upper(_HAPPENED[autopsy.kind].format(accused))
 
 
 def cautions(entry: DatasetEntry) -> list[str]:
@@ -179,17 +179,17 @@ def cautions(entry: DatasetEntry) -> list[str]:
     """
     if not entry.count:
         return []
-    found = [*pace_notes(entry)]
+    notes = [*pace_notes(entry)]
     steps, values = entry.steps.global_steps_used, entry.steps.rank_steps_used
     if steps <= FEW_STEPS:
         extremes = "p5 and p95 are the minimum and maximum, and " if values <= FEW_STEPS else ""
-        found.append(
+        notes.append(
             f"only {TEXT.count(steps, 'step')} after warm-up: {extremes}one slow step moves a mean; record more than "
             f"{FEW_STEPS}"
         )
     if unclear := entry.steps.unclear_rank_steps:
         more = " (and other reasons)" if len(unclear) > 1 else ""
-        found.append(
+        notes.append(
             f"{sum(unclear.values())} of {TEXT.count(values, 'step')} of ranks may be longer or shorter than shown, as "
             f"it is not clear where they begin or end: {next(iter(unclear))}{more}"
         )
@@ -199,10 +199,10 @@ def cautions(entry: DatasetEntry) -> list[str]:
         if described is not None and others and described.median is not None:
             count = described.count + sum(described.null_reasons[why] for why in others)
             more = " (and other reasons)" if len(others) > 1 else ""
-            found.append(
+            notes.append(
                 f"{name} is known in {described.count} of {count} steps of ranks; in the others: {others[0]}{more}"
             )
-    return found
+    return notes
 
 
 def notes_of(dataset: LabelledRun, entry: DatasetEntry, *, all_of_record: bool = True) -> list[str]:
@@ -217,28 +217,30 @@ def notes_of(dataset: LabelledRun, entry: DatasetEntry, *, all_of_record: bool =
         note for note in health.notes if all_of_record or (entry.traces and not any(why in note for why in gaps))
     ]
     of_record = [*of_record, *cautions(entry), *device_notes(entry.devices)]
-    found = known(entry.findings) or ()  # that a whole run is host-bound, `pace_notes` says with more numbers
-    said = [each.sentence for each in found if each.rule != "host_bound_launches" or each.stream is not None]
+    findings = known(entry.findings) or ()  # that a whole run is host-bound, `pace_notes` says with more numbers
+    said = [
+        finding.sentence for finding in findings if finding.rule != "host_bound_launches" or finding.stream is not None
+    ]
     return [*autopsy_notes(entry), *nothing, *straggler_sentences(known(entry.stragglers)), *said, *of_record]
 
 
 def sampling_line(entry: DatasetEntry) -> str | None:
     """Return which steps were observed; None where all were."""
-    found = known(entry.sampling)
-    if found is None:
+    sampling = known(entry.sampling)
+    if sampling is None:
         return None
-    if found.every is None:
-        return f"none of {TEXT.count(found.steps, 'step')} observed (instrument.every={found.asked})"
-    which = f"1 in {found.every} steps observed at random" if found.every > 1 else "every step observed"
-    return f"{which}: {found.steps_drawn} of {found.steps}"
+    if sampling.every is None:
+        return f"none of {TEXT.count(sampling.steps, 'step')} observed (instrument.every={sampling.asked})"
+    which = f"1 in {sampling.every} steps observed at random" if sampling.every > 1 else "every step observed"
+    return f"{which}: {sampling.steps_drawn} of {sampling.steps}"
 
 
 def cutoff_line(entry: DatasetEntry) -> str | None:
     """Return the stall cut-off as a line of a report; None where none applies."""
-    found = known(entry.stall_cutoff)
-    if found is None:
+    cutoff = known(entry.stall_cutoff)
+    if cutoff is None:
         return None
-    ends = [f"{end_ns / NS_PER_MS:.2g}" for end_ns in (found.lowest_ns, found.highest_ns)]
+    ends = [f"{end_ns / NS_PER_MS:.2g}" for end_ns in (cutoff.lowest_ns, cutoff.highest_ns)]
     line = f"stall cut-off {' to '.join(dict.fromkeys(ends))} ms"
-    line += f" ({' and '.join(found.sources)})" if found.sources else ""
-    return line if found.reason is None else f"{line}; {found.reason}"
+    line += f" ({' and '.join(cutoff.sources)})" if cutoff.sources else ""
+    return line if cutoff.reason is None else f"{line}; {cutoff.reason}"

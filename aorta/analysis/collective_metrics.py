@@ -87,15 +87,15 @@ def collective_metrics(run: Run, piece_rows: int = PIECE_ROWS) -> CollectiveMetr
     names = NumberedNames(run)
     matched, first_waits = [_Matched() for _ in names.keys], FirstWaits(run, cutoffs_ns(run))
     wait_ns, last = (np.empty(len(run.collectives), np.int64) for _ in range(2))
-    for rows, found in matched_pieces(run, names, rows=piece_rows):
-        for index in np.unique(found.key[found.used]).tolist():
-            chosen = found.used & (found.key == index)
+    for rows, pieces in matched_pieces(run, names, rows=piece_rows):
+        for index in np.unique(pieces.key[pieces.used]).tolist():
+            chosen = pieces.used & (pieces.key == index)
             matched[index].add(
-                names.keys[index], found.reason[chosen], found.transfer_ns[chosen], found.longest_ns[chosen]
+                names.keys[index], pieces.reason[chosen], pieces.transfer_ns[chosen], pieces.longest_ns[chosen]
             )
-        first_waits.add(rows, found)
-        wait_ns[rows.at] = found.wait_or_reason
-        last[rows.at] = np.where((found.reason == OK) & found.alone, rows.rank[found.last], -1)[found.by.of_row]
+        first_waits.add(rows, pieces)
+        wait_ns[rows.at] = pieces.wait_or_reason
+        last[rows.at] = np.where((pieces.reason == OK) & pieces.alone, rows.rank[pieces.last], -1)[pieces.by.of_row]
     counts = np.bincount(run.collectives.name[run.steps.used[run.collectives.step]], minlength=len(names.key))
     order = sorted(set(names.key[counts > 0].tolist()), key=lambda index: names.keys[index].order)
     entries = [_entry(run, names, index, counts, matched[index], wait_ns) for index in order]
@@ -125,9 +125,9 @@ def _entry(run: Run, names: NumberedNames, index: int, rows: Ints, matched: _Mat
         if name in _OF_ROWS:
             described[name] = _of_rows(run, names, index, name, wait_ns)
         else:
-            known_of, found = numbers.get(name, (0, None))
+            known_of, numbers_of_name = numbers.get(name, (0, None))
             why = {**reasons, **(matched.no_bandwidth if name.endswith("_gb_per_s") else {})}
-            described[name] = entry(known_of, matched.collectives - known_of, found, None, why)
+            described[name] = entry(known_of, matched.collectives - known_of, numbers_of_name, None, why)
     return CollectiveEntry(
         kind=key.kind,
         group=key.group,

@@ -88,8 +88,8 @@ def step_column(run: Run, name: str) -> np.ndarray:
     if name in RATIO_BOUNDS:
         return steps.ends("overlap_ratio")[RATIO_BOUNDS.index(name)]
     if name in STEP_COLUMNS and name not in LOSSES:
-        found = getattr(steps, name)
-        return np.full(len(steps), np.nan) if found is None else found
+        column = getattr(steps, name)
+        return np.full(len(steps), np.nan) if column is None else column
     return steps.column(name)
 
 
@@ -108,13 +108,15 @@ def null_reasons(run: Run, name: str, chosen: Bools | None = None) -> Counter[st
     others = others if made is None else made.parts
     null = np.isnan(steps.column(name)) & (steps.used if chosen is None else chosen)
     if steps.coverages:  # the lines of steps that were passed over name no metric
-        passed_over = np.array([each.reason == NOT_SAMPLED for each in steps.coverages] + [False])[steps.coverage]
+        passed_over = np.array([coverage.reason == NOT_SAMPLED for coverage in steps.coverages] + [False])[
+            steps.coverage
+        ]
         if count := int((null & passed_over).sum()):
             reasons[NOT_SAMPLED] = count
         null &= ~passed_over
-    found, first, counts = np.unique(steps.reason[null], return_index=True, return_counts=True)
+    indices, first, counts = np.unique(steps.reason[null], return_index=True, return_counts=True)
     for index in np.argsort(first):
-        said = steps.reasons[found[index]]
+        said = steps.reasons[indices[index]]
         of_others = [said[key] for key in others if key in said and (made or said[key] != HOST_BOUND)]
         reasons[said.get(name) or next(iter(of_others), _NO_REASON)] += int(counts[index])
     return reasons
@@ -141,8 +143,8 @@ def iter_collectives(run: Run, steps: tuple[int, int] | None = None, rows: int =
         rows: approximate size of a frame, which has at least one step of all ranks.
     """
     names, shift = NumberedNames(run), 0
-    for found, matched in matched_pieces(run, names, steps, rows):
-        yield _frame(run, names, found, matched, shift)
+    for piece, matched in matched_pieces(run, names, steps, rows):
+        yield _frame(run, names, piece, matched, shift)
         shift += len(matched.by)
 
 
@@ -177,16 +179,16 @@ def collectives_frame(
                 f"{run.location}: more than {ROW_LIMIT} collectives are left, of {len(run.collectives)} in the run: "
                 "choose with ranks=, steps=, kinds=, or go through aorta.analysis.iter_collectives(...)"
             )
-    found = pd.concat([part for part in parts if len(part)]) if total else parts[0]
-    return found.sort_values("rank", kind="stable", ignore_index=True)
+    whole = pd.concat([part for part in parts if len(part)]) if total else parts[0]
+    return whole.sort_values("rank", kind="stable", ignore_index=True)
 
 
 def _frame(
-    run: Run, names: NumberedNames, found: CollectiveRows, matched: MatchedCollectives, shift: int
+    run: Run, names: NumberedNames, piece: CollectiveRows, matched: MatchedCollectives, shift: int
 ) -> pd.DataFrame:
     import pandas as pd
 
-    rows, every, of_row = found.frame, run.collectives.names, matched.by.of_row
+    rows, every, of_row = piece.frame, run.collectives.names, matched.by.of_row
 
     def as_objects(words: Sequence[object], codes: np.ndarray = rows.name) -> pd.Series[Any]:
         table = np.empty(len(words), dtype=object)
@@ -213,9 +215,9 @@ def _frame(
     algbw = size_bytes / 1e9 / (transfer_ms / 1e3).where(no_bandwidth.isna())  # GB/s of 1e9 bytes
     return pd.DataFrame(
         {
-            "rank": found.rank.astype(np.int64),
-            "global_step": found.global_step,
-            "warmup": ~found.used,
+            "rank": piece.rank.astype(np.int64),
+            "global_step": piece.global_step,
+            "warmup": ~piece.used,
             "kind": kind,
             "group": as_objects([name.group for name in every]),
             "seq": rows.seq,

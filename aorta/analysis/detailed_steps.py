@@ -43,7 +43,7 @@ def detailed_steps(tables: RankTables) -> list[DetailedStep]:
     Raises:
         InputError: the record cannot be read again.
     """
-    steps, rows, found = tables.steps, tables.collectives, []
+    steps, rows, detailed = tables.steps, tables.collectives, []
     indices = np.flatnonzero(steps.used)[-DETAILED_STEPS:]
     if not len(indices):
         return []
@@ -64,15 +64,15 @@ def detailed_steps(tables: RankTables) -> list[DetailedStep]:
             sorted(part for part in ranges if part[2] != NOWHERE and part[0] < part[1]),
             list(zip(own.start_ns.tolist(), own.end_ns.tolist(), names, strict=True)),
         )
-        found.append(step)
-    return found
+        detailed.append(step)
+    return detailed
 
 
 def idle_between(steps: Sequence[DetailedStep]) -> dict[tuple[str, str], float]:
     """Return (what came before, what came after) -> idle milliseconds a step there, in which nothing ran that the
     record names; empty where the source names no ranges. Passes of blocks are called by their phase.
     """
-    found: Counter[tuple[str, str]] = Counter()
+    idle_ns: Counter[tuple[str, str]] = Counter()
     for step in steps:
         if not step.ranges:
             continue
@@ -83,5 +83,5 @@ def idle_between(steps: Sequence[DetailedStep]) -> dict[tuple[str, str], float]:
             before, after = bisect_right(ends, (start, "\uffff")) - 1, bisect_left(starts, end)
             first = ends[before][1] if before >= 0 else "the start of the step"
             then = step.ranges[after][2][0] if after < len(starts) else "the end of the step"
-            found[first, then] += end - start
-    return {edges: length_ns / len(steps) / NS_PER_MS for edges, length_ns in found.items()}
+            idle_ns[first, then] += end - start
+    return {edges: length_ns / len(steps) / NS_PER_MS for edges, length_ns in idle_ns.items()}

@@ -56,14 +56,16 @@ def samples_of(run: Run) -> DeviceSamples:
     rows = [(rank, *sample) for rank, tables in run.ranks.items() for sample in tables.details.device_samples()]
     rows.sort(key=lambda row: (row[0], row[1].start_mono_ns))
     samples = [sample for _, sample, _ in rows]
-    throttled = [None if each.throttle is None else float(bool(each.throttle)) for each in samples]
-    values = [[*(getattr(each, name) for name in VALUES), flag] for each, flag in zip(samples, throttled, strict=True)]
+    throttled = [None if sample.throttle is None else float(bool(sample.throttle)) for sample in samples]
+    values = [
+        [*(getattr(sample, name) for name in VALUES), flag] for sample, flag in zip(samples, throttled, strict=True)
+    ]
     table = np.array(values, np.float64).reshape(len(rows), len(STEP_COLUMNS))
     return DeviceSamples(
         np.array([rank for rank, _, _ in rows], np.int64),
         samples,
         [why for _, _, why in rows],
-        np.array([(each.start_mono_ns + each.end_mono_ns) // 2 for each in samples], np.int64),
+        np.array([(sample.start_mono_ns + sample.end_mono_ns) // 2 for sample in samples], np.int64),
         table,
         np.asarray(np.isnan(table).all(axis=1)),
     )
@@ -75,13 +77,13 @@ def samples_frame(run: Run) -> pd.DataFrame:
     """
     import pandas as pd
 
-    found = samples_of(run)
-    columns: dict[str, Any] = {"rank": found.rank}
+    sampled = samples_of(run)
+    columns: dict[str, Any] = {"rank": sampled.rank}
     for name in DeviceSample.__struct_fields__:
         dtype = "int64" if name.endswith("_mono_ns") else "object" if name == "throttle" else "float64"
-        columns[name] = pd.Series([getattr(sample, name) for sample in found.samples], dtype=dtype)
-    why = [why if failed else None for why, failed in zip(found.reasons, found.failed, strict=True)]
-    return pd.DataFrame(columns | {"failed": found.failed, "reason": pd.Series(why, dtype="object")})
+        columns[name] = pd.Series([getattr(sample, name) for sample in sampled.samples], dtype=dtype)
+    why = [why if failed else None for why, failed in zip(sampled.reasons, sampled.failed, strict=True)]
+    return pd.DataFrame(columns | {"failed": sampled.failed, "reason": pd.Series(why, dtype="object")})
 
 
 def step_columns(run: Run, samples: DeviceSamples) -> dict[str, Floats]:
@@ -89,7 +91,7 @@ def step_columns(run: Run, samples: DeviceSamples) -> dict[str, Floats]:
     `device_throttled` is 1.0 where any of them was throttled, 0.0 where none was, NaN where none says.
     """
     steps, rank_of_step = run.steps, run.rank_of_step
-    found = np.full((len(steps), len(STEP_COLUMNS)), np.nan)
+    columns = np.full((len(steps), len(STEP_COLUMNS)), np.nan)
     for rank, tables in run.ranks.items():
         own = np.flatnonzero((samples.rank == rank) & ~samples.failed)
         if not len(own):
@@ -99,8 +101,8 @@ def step_columns(run: Run, samples: DeviceSamples) -> dict[str, Floats]:
         limit = ((telemetry.interval_s if telemetry is not None else None) or _DEFAULT_INTERVAL_S) * _NS_PER_S
         rows = np.flatnonzero(rank_of_step == rank)
         spans = IntervalArray(steps.start_mono_ns[rows], steps.end_mono_ns[rows])
-        found[rows] = _joined(spans, samples.middle_ns[own], samples.values[own], limit)
-    return dict(zip(STEP_COLUMNS, found.T, strict=True))
+        columns[rows] = _joined(spans, samples.middle_ns[own], samples.values[own], limit)
+    return dict(zip(STEP_COLUMNS, columns.T, strict=True))
 
 
 def _joined(steps: IntervalArray, at: Ints, values: Floats, limit_ns: float) -> Floats:

@@ -86,10 +86,10 @@ def stragglers_of(dataset: LabelledRun, account: StepAccount) -> Stragglers:
     for rank, own in account.ranks.items():
         parts = own.ms(2)
         busy[rank] = sum(ms for (part, what), ms in parts.items() if part in (COMPUTATION, OUTSIDE) and what != "data")
-    found = name_stragglers(list(run.ranks), late, cost, first.margin_ns / NS_PER_MS, busy, account.step_ms)
-    for straggler in found.ranks:
+    stragglers = name_stragglers(list(run.ranks), late, cost, first.margin_ns / NS_PER_MS, busy, account.step_ms)
+    for straggler in stragglers.ranks:
         straggler.because = longer_than_others(account, straggler.rank)
-    return found
+    return stragglers
 
 
 def _median(entry: DatasetEntry, name: str) -> float | None:
@@ -222,18 +222,18 @@ def hidden_by_another_group(dataset: LabelledRun, _entry: DatasetEntry) -> Itera
                 total[group] += length_ns
                 hidden[group] += measure(intersect(spans, step.computing))
                 worst[group] = max(worst.get(group, (0, step.global_step)), (length_ns, step.global_step))
-            for one, other in permutations(merged, 2):
-                beside[one, other] += measure(intersect(merged[one], merged[other]))
-        for (one, other), shared_ns in beside.items():
-            large = total[one] >= LEAST_SHARE * steps_ns and shared_ns >= MOST * total[one]
-            if large and total[other] >= total[one] and hidden[one] <= _ALONE * total[one]:
+            for hidden_group, other in permutations(merged, 2):
+                beside[hidden_group, other] += measure(intersect(merged[hidden_group], merged[other]))
+        for (hidden_group, other), shared_ns in beside.items():
+            large = total[hidden_group] >= LEAST_SHARE * steps_ns and shared_ns >= MOST * total[hidden_group]
+            if large and total[other] >= total[hidden_group] and hidden[hidden_group] <= _ALONE * total[hidden_group]:
                 yield Finding(
                     "hidden_by_another_group",
-                    f"rank {rank}: {TEXT.percent(shared_ns / total[one], 0)} of the communication of "
-                    f"{titles[one]} overlaps that of {titles[other]}, and none of it overlaps computation",
+                    f"rank {rank}: {TEXT.percent(shared_ns / total[hidden_group], 0)} of the communication of "
+                    f"{titles[hidden_group]} overlaps that of {titles[other]}, and none of it overlaps computation",
                     rank=rank,
-                    step=worst[one][1],
-                    group=one,
+                    step=worst[hidden_group][1],
+                    group=hidden_group,
                 )
 
 

@@ -118,7 +118,7 @@ def evaluate(conditions: Sequence[Condition], comparison: Comparison) -> GateEnt
         What `summary.json` holds of it. Fail outweighs inconclusive, which outweighs pass.
     """
     judged = [_judge(condition, comparison) for condition in conditions]
-    outcome = next(each for each in OUTCOMES if each in {entry.outcome for entry in judged})
+    outcome = next(outcome for outcome in OUTCOMES if outcome in {entry.outcome for entry in judged})
     return GateEntry(outcome, _CODES[outcome], "launches" if comparison.tested else "single runs", judged)
 
 

@@ -103,8 +103,8 @@ class Pace:
 
     @cached_property
     def _by_kernels(self) -> Bools:
-        found: Bools = self._run.steps.by_kernels & ~self._run.steps.warmup
-        return found
+        by_kernels: Bools = self._run.steps.by_kernels & ~self._run.steps.warmup
+        return by_kernels
 
     def undecided(self, name: str) -> float:
         """Return the share of steps used with only bounds among those with a value or bounds; 0 without any."""
@@ -139,15 +139,15 @@ class Pace:
 
     @cached_property
     def _calibrations(self) -> list[Calibration]:
-        return [each for tables in self._run.ranks.values() for each in tables.calibrations]
+        return [window for tables in self._run.ranks.values() for window in tables.calibrations]
 
     @cached_property
     def contradicted(self) -> bool:
         """Whether kernels and marks of the steps of a calibration are further apart than `AGREEMENT`."""
         return any(
-            abs(each.ratio_by_kernels - each.ratio_by_marks) > AGREEMENT
-            for each in self._calibrations
-            if each.ratio_by_kernels is not None and each.ratio_by_marks is not None
+            abs(window.ratio_by_kernels - window.ratio_by_marks) > AGREEMENT
+            for window in self._calibrations
+            if window.ratio_by_kernels is not None and window.ratio_by_marks is not None
         )
 
     @property
@@ -176,8 +176,8 @@ class Pace:
         """
         if not self.known:
             return None
-        lead_ms, undecided, each = self._median(HOST_LEAD), self._median(UNDECIDED), self._calibrations
-        if not each:
+        lead_ms, undecided, calibrations = self._median(HOST_LEAD), self._median(UNDECIDED), self._calibrations
+        if not calibrations:
             plans = [tables.calibration_plan for tables in self._run.ranks.values()]
             problems = [plan.problem for plan in plans if plan is not None and plan.problem is not None]
             problems += [
@@ -187,13 +187,15 @@ class Pace:
             ]
             return PaceFacts(self.host_bound, lead_ms, undecided, None, next(iter(problems), None))
         medians = {
-            name: median(values) if (values := [v for one in each if (v := getattr(one, name)) is not None]) else None
+            name: median(values)
+            if (values := [v for window in calibrations if (v := getattr(window, name)) is not None])
+            else None
             for name in ("ratio_by_kernels", "ratio_by_marks", "window_step_ms", "other_step_ms", "setup_ms")
         }
         calibration = CalibrationFacts(
-            steps=max(one.steps for one in each),
+            steps=max(window.steps for window in calibrations),
             rank_steps=int(self._by_kernels.sum()),
-            problems=sorted({one.problem for one in each if one.problem is not None}),
+            problems=sorted({window.problem for window in calibrations if window.problem is not None}),
             agree=None if medians["ratio_by_kernels"] is None else not self.contradicted,
             **medians,
         )
@@ -211,7 +213,7 @@ def difference_in_lead(
     """
     sides = reference, candidate
     stated = [[pace.host_bound for pace in paces if pace and pace.host_bound is not None] for paces in sides]
-    host_bound = [sum(each) * 2 > len(each) for each in stated]
+    host_bound = [sum(flags) * 2 > len(flags) for flags in stated]
     if not all(stated) or host_bound[0] == host_bound[1]:
         return None
     leads: dict[str, float] = {
@@ -240,14 +242,14 @@ def cutoffs_ns(run: Run) -> list[int]:
 
 def cutoff_entry(run: Run) -> CutoffFacts | None:
     """Return the stall cut-offs of a run's ranks, and where they come from; None where none applies."""
-    found = cutoffs_ns(run)
-    if not found:
+    cutoffs = cutoffs_ns(run)
+    if not cutoffs:
         return None
     stated = [tables.source.stall_cutoff for tables in run.ranks.values() if tables.source.stall_cutoff is not None]
     problems = sorted({cutoff.problem for cutoff in stated if cutoff.problem is not None})
     return CutoffFacts(
-        min(found),
-        max(found),
+        min(cutoffs),
+        max(cutoffs),
         sorted({cutoff.source for cutoff in stated}),
         "; ".join(problems) or None if stated else "the record does not state its cut-off",
     )

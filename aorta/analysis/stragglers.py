@@ -170,7 +170,7 @@ def name_stragglers(
         reason = f"{ways[0]} comes last to the first collective, {ways[1]} waits least over the step"
         return Stragglers(reason=reason, ranks=[], uneven=uneven)
     medians = [np.median(values, axis=0) for values in (late, cost.ms)]
-    found = [
+    stragglers = [
         Straggler(
             rank=ranks[at],
             late_ms=float(medians[0][at]) if at in named[0] else float(medians[1][at]),
@@ -178,8 +178,8 @@ def name_stragglers(
         )
         for at in sorted(named[0] | named[1])
     ]
-    if found:
-        return Stragglers(reason=None, ranks=found, uneven=uneven)
+    if stragglers:
+        return Stragglers(reason=None, ranks=stragglers, uneven=uneven)
     most = int(np.argmax(np.maximum(*medians)))
     most_ms, limit = max(float(medians[0][most]), float(medians[1][most])), TEXT.quantity(least, "ms")
     reason = f"no rank is late by more than {limit} in the median step"

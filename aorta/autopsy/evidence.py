@@ -141,8 +141,8 @@ class RankEvidence(RankState, kw_only=True):
     @property
     def is_unreadable(self) -> bool:
         """Whether nothing in it tells what the rank does."""
-        told = self.collectives or self.progress_ns is not None or self.state != "unknown" or self.exit is not None
-        return self.torn is not None and not told
+        known = self.collectives or self.progress_ns is not None or self.state != "unknown" or self.exit is not None
+        return self.torn is not None and not known
 
 
 AUTOPSY_VERSION: Final = 1

@@ -160,12 +160,12 @@ def _unpickled(content: bytes) -> Any:
     value = _PlainUnpickler(io.BytesIO(content)).load()
     seen, left = 0, [value]
     while left:
-        each = left.pop()
-        if isinstance(each, (dict, list, tuple)):
-            seen += len(each)
+        item = left.pop()
+        if isinstance(item, (dict, list, tuple)):
+            seen += len(item)
             if seen > _VALUES_PER_BYTE * len(content):
                 raise ValueError(f"its {len(content)} bytes unfold to more than {seen} values")
-            left += each.values() if isinstance(each, dict) else each
+            left += item.values() if isinstance(item, dict) else item
     return value
 
 
@@ -175,7 +175,7 @@ def read_dumps(paths: Sequence[Path]) -> list[RankEvidence]:
     Raises:
         InputError: there is no dump, a file has no rank in its name, or two speak of one rank.
     """
-    found = []
+    dump_files = []
     for path in paths:
         if not path.exists():
             raise InputError(no_evidence(path))
@@ -183,9 +183,9 @@ def read_dumps(paths: Sequence[Path]) -> list[RankEvidence]:
             inside = sorted(path.rglob("*")) if path.is_dir() else []
         except RecursionError as error:
             raise InputError(f"{path}: its folders lie too deep in each other; give the folder of the dumps") from error
-        found += [file for file in inside if file.is_file() and is_dump(file)] if path.is_dir() else [path]
+        dump_files += [file for file in inside if file.is_file() and is_dump(file)] if path.is_dir() else [path]
     files: dict[int, Path] = {}
-    for path in sorted(found, key=lambda each: (each.suffix == ".json", each)):
+    for path in sorted(dump_files, key=lambda path: (path.suffix == ".json", path)):
         match = _RANK.search(path.name)
         if match is None or int(match[1]) >= WORLD_LIMIT:
             raise InputError(f"{path}: the name of a dump ends with its rank, as comm_lib_trace_rank_3; rename it")
@@ -202,16 +202,20 @@ def read_dumps(paths: Sequence[Path]) -> list[RankEvidence]:
     readable = {rank: dump for rank, dump in dumps.items() if isinstance(dump, _Dump)}
     # A dump of gloo names no group: of all that is listed, the highest rank is then taken for the job's last.
     listed = [rank for dump in readable.values() for group in dump.pg_config.values() for rank in map(int, group.ranks)]
-    named = any(name and each.ranks for dump in readable.values() for name, each in dump.pg_config.items())
+    named = any(name and config.ranks for dump in readable.values() for name, config in dump.pg_config.items())
     world = max([*files, *listed]) + 1 if listed and not named else None
-    whole = not any(one.entries and (one.entries[0].record_id or _is_of_unfinished(one)) for one in readable.values())
-    messaging = {str(one.process_group[0]) for dump in readable.values() for one in dump.entries if one.p2p_seq_id}
+    whole = not any(
+        dump.entries and (dump.entries[0].record_id or _is_of_unfinished(dump)) for dump in readable.values()
+    )
+    messaging = {
+        str(entry.process_group[0]) for dump in readable.values() for entry in dump.entries if entry.p2p_seq_id
+    }
     # Without TORCH_NCCL_ENABLE_TIMING torch records no event at a collective's start, and says of none that the device
     # has begun it; gloo has no such events.
     begun = any(
         entry.state == "started" or entry.time_discovered_started_ns
-        for each in readable.values()
-        for entry in each.entries
+        for dump in readable.values()
+        for entry in dump.entries
     )
     return [
         RankEvidence(rank=rank, source="flight_recorder", path=str(files[rank]), torn=dump)
@@ -273,8 +277,8 @@ def _evidence(
     # A process numbers its groups as it makes them, and `pg_config` has them by name.
     made = {str(entry.process_group[0]): entry.pg_id or 0 for entry in reversed(dump.entries)}
     groups = {
-        name: _group(name, each.desc, sorted({*map(int, each.ranks)}))
-        for name, each in sorted(dump.pg_config.items(), key=lambda item: made.get(item[0], len(made)))
+        name: _group(name, config.desc, sorted({*map(int, config.ranks)}))
+        for name, config in sorted(dump.pg_config.items(), key=lambda item: made.get(item[0], len(made)))
         if name  # gloo lists one without a name, with the ranks of the last group that was made
     }
     world = next((group.ranks[-1] + 1 for group in groups.values() if _is_default(group)), world)
@@ -306,7 +310,7 @@ def _evidence(
     if (dump.comm_lib_version or dump.nccl_version) and _is_of_unfinished(dump):
         # A process numbers the groups that it is in; of those without an entry, only the default group's name is known.
         names = {"0": "0"} | {str(entry.pg_id): str(entry.process_group[0]) for entry in dump.entries}
-        newest = {one.group: one.number for one in issued if one.peer is None}
+        newest = {op.group: op.number for op in issued if op.peer is None}
         for key, status in dump.pg_status.items():
             group, number = names.get(key), status.last_completed_collective - 1
             if group is not None and group not in messaging and number > newest.get(group, -1):
@@ -316,12 +320,10 @@ def _evidence(
     # A process numbers its entries; finished ones are left out all together.
     numbers = sorted({entry.record_id for entry in dump.entries})
     holes = (
-        len(numbers) > 1
-        and numbers[-1] - numbers[0] >= len(numbers)
-        and any(one.state == "completed" for one in issued)
+        len(numbers) > 1 and numbers[-1] - numbers[0] >= len(numbers) and any(op.state == "completed" for op in issued)
     )
     lacking = unclear or holes or (lost and issued and issued[0].state != "completed")
-    times = [time for one in issued for time in (one.issued_ns, one.started_ns, one.completed_ns) if time]
+    times = [time for op in issued for time in (op.issued_ns, op.started_ns, op.completed_ns) if time]
     return RankEvidence(
         rank=rank,
         world_size=world,
@@ -361,7 +363,7 @@ def _collectives(
     unclear: set[int],
     whole: bool,
 ) -> list[CollectiveEvidence]:
-    found: list[CollectiveEvidence] = []
+    collectives: list[CollectiveEvidence] = []
     merged: dict[tuple[str, int], CollectiveEvidence] = {}
     messages: dict[tuple[str, str, int], list[CollectiveEvidence]] = defaultdict(list)
     for entry in dump.entries:
@@ -369,30 +371,30 @@ def _collectives(
         overwritten = entry is dump.entries[0] and entry.record_id > 0 and entry.p2p_seq_id > 0  # messages of its batch
         if entry.record_id in unclear or (entry.name == "coalesced" and (end is not None or overwritten)):
             continue
-        one = _collective(entry)
+        op = _collective(entry)
         if entry.name.startswith(_MESSAGES):
             # `send 0->1` or `recv 1<-0`, whose numbers count in the group
             sides = [int(number) for number in re.findall(r"\d{1,9}", entry.name)]
-            members = groups[one.group].ranks
-            one.kind, one.peer = entry.name[:4], rank
+            members = groups[op.group].ranks
+            op.kind, op.peer = entry.name[:4], rank
             if len(sides) == 2:
-                one.peer = members[sides[1]] if sides[1] < len(members) else sides[1]
-            if end is not None and one.state == "issued":
+                op.peer = members[sides[1]] if sides[1] < len(members) else sides[1]
+            if end is not None and op.state == "issued":
                 of_batch = _collective(end)
-                one.state, one.started_ns, one.completed_ns = of_batch.state, of_batch.started_ns, of_batch.completed_ns
-            messages[one.group, one.kind, one.peer].append(one)
-            found.append(one)
-        elif (before := merged.get((one.group, one.number))) is None:
-            merged[one.group, one.number] = one
-            found.append(one)
+                op.state, op.started_ns, op.completed_ns = of_batch.state, of_batch.started_ns, of_batch.completed_ns
+            messages[op.group, op.kind, op.peer].append(op)
+            collectives.append(op)
+        elif (before := merged.get((op.group, op.number))) is None:
+            merged[op.group, op.number] = op
+            collectives.append(op)
         else:  # several collectives issued as one, the last entry stands for all
-            before.state, before.started_ns, before.completed_ns = one.state, one.started_ns, one.completed_ns
-            before.bytes = None if before.bytes is None else before.bytes + (one.bytes or 0)
+            before.state, before.started_ns, before.completed_ns = op.state, op.started_ns, op.completed_ns
+            before.bytes = None if before.bytes is None else before.bytes + (op.bytes or 0)
     for several in messages.values():
-        first_open = next((at for at, one in enumerate(several) if one.state != "completed"), len(several))
-        for at, one in enumerate(several):  # where older ones are lost, both sides count from what is open
-            one.number = at if whole else at - first_open
-    return found
+        first_open = next((at for at, op in enumerate(several) if op.state != "completed"), len(several))
+        for at, op in enumerate(several):  # where older ones are lost, both sides count from what is open
+            op.number = at if whole else at - first_open
+    return collectives
 
 
 def _collective(entry: _Entry) -> CollectiveEvidence:

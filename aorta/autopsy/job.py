@@ -91,15 +91,15 @@ class Rank(RankState, kw_only=True, dict=True):
 
     @cached_property
     def channels(self) -> dict[Channel, dict[int, CollectiveEvidence]]:
-        found: dict[Channel, dict[int, CollectiveEvidence]] = defaultdict(dict)
-        for one in self.collectives:
-            found[channel_of(one, self.rank)][one.number] = one
-        return dict(found)
+        by_channel: dict[Channel, dict[int, CollectiveEvidence]] = defaultdict(dict)
+        for op in self.collectives:
+            by_channel[channel_of(op, self.rank)][op.number] = op
+        return dict(by_channel)
 
     def open(self, channel: Channel) -> CollectiveEvidence | None:
         """Return the oldest collective there that has not completed."""
-        left = [one for one in self.channels.get(channel, {}).values() if one.state != "completed"]
-        return min(left, key=lambda one: one.number, default=None)
+        left = [op for op in self.channels.get(channel, {}).values() if op.state != "completed"]
+        return min(left, key=lambda op: op.number, default=None)
 
     def has_open(self, channel: Channel, number: int) -> bool:
         """Return whether that is the oldest there that has not completed."""
@@ -114,9 +114,9 @@ class Rank(RankState, kw_only=True, dict=True):
     def has_issued(self, channel: Channel, number: int) -> bool:
         return number <= max(self.channels.get(channel, {}), default=-1)
 
-    def may_lack(self, channel: Channel, one: CollectiveEvidence) -> bool:
+    def may_lack(self, channel: Channel, op: CollectiveEvidence) -> bool:
         """Return whether the evidence of this rank can be without a collective that another rank issued there."""
-        older = self.not_after_ns is not None and one.issued_ns is not None and self.not_after_ns < one.issued_ns
+        older = self.not_after_ns is not None and op.issued_ns is not None and self.not_after_ns < op.issued_ns
         gone = channel.group in self.overwritten and channel not in self.channels
         return older or gone or not self.complete
 
@@ -168,10 +168,10 @@ class Rank(RankState, kw_only=True, dict=True):
         """
         if self.phase not in _BUSY_PHASES or self.phase_since_ns is None:
             return False
-        left = [one for one in self.collectives if one.state != "completed"]
-        if self.device_seen_ns is not None or any(one.state == "unseen" for one in left):
+        left = [op for op in self.collectives if op.state != "completed"]
+        if self.device_seen_ns is not None or any(op.state == "unseen" for op in left):
             return not left
-        return all(one.issued_ns is not None and one.issued_ns < self.phase_since_ns for one in left)
+        return all(op.issued_ns is not None and op.issued_ns < self.phase_since_ns for op in left)
 
     def is_behind(self, channel: Channel, other: CollectiveEvidence) -> bool:
         """Return whether this rank is behind another rank that has this collective open."""
@@ -216,31 +216,38 @@ class JobEvidence:
             return (channel.sender, channel.receiver)
         return self.groups[channel.group].ranks
 
-    def name(self, channel: Channel, one: CollectiveEvidence) -> NumberedCollective:
+    def name(self, channel: Channel, op: CollectiveEvidence) -> NumberedCollective:
         description = self.groups[channel.group].description
         return NumberedCollective(
-            group=channel.group, description=description, number=one.number, kind=one.kind, bytes=one.bytes
+            group=channel.group, description=description, number=op.number, kind=op.kind, bytes=op.bytes
         )
 
     @cached_property
     def channels(self) -> list[Channel]:
         """Every channel that a rank has used, in a fixed order."""
         used = {channel for rank in self.ranks.values() for channel in rank.channels}
-        return sorted(used, key=lambda one: (one.group, -1 if one.sender is None else one.sender, one.receiver or 0))
+        return sorted(
+            used,
+            key=lambda channel: (
+                channel.group,
+                -1 if channel.sender is None else channel.sender,
+                channel.receiver or 0,
+            ),
+        )
 
 
-def channel_of(one: CollectiveEvidence, rank: int) -> Channel:
+def channel_of(op: CollectiveEvidence, rank: int) -> Channel:
     """Return the channel that one rank's collective, send or receive belongs to."""
-    if one.kind in _POINT_TO_POINT and one.peer is not None:
-        return Channel(one.group, *((rank, one.peer) if one.kind == "send" else (one.peer, rank)))
-    return Channel(one.group)
+    if op.kind in _POINT_TO_POINT and op.peer is not None:
+        return Channel(op.group, *((rank, op.peer) if op.kind == "send" else (op.peer, rank)))
+    return Channel(op.group)
 
 
-def signature(one: CollectiveEvidence, rank: int) -> Signature:
+def signature(op: CollectiveEvidence, rank: int) -> Signature:
     """Return in what one rank's collective has to agree with those of other ranks."""
-    size = one.input_sizes if one.bytes is None else one.bytes
-    kind = "message" if one.kind in _POINT_TO_POINT and one.peer is not None else one.kind
-    return Signature(channel_of(one, rank), kind, size, one.dtype)
+    size = op.input_sizes if op.bytes is None else op.bytes
+    kind = "message" if op.kind in _POINT_TO_POINT and op.peer is not None else op.kind
+    return Signature(channel_of(op, rank), kind, size, op.dtype)
 
 
 @dataclass(frozen=True)
@@ -272,7 +279,7 @@ class WaitGraph:
 
     @classmethod
     def of(cls, job: JobEvidence) -> WaitGraph:
-        found: list[OpenCollective] = []
+        waits: list[OpenCollective] = []
         blockers: dict[int, frozenset[int]] = defaultdict(frozenset)
         unclear: dict[int, frozenset[int]] = defaultdict(frozenset)
         for channel in job.channels:
@@ -289,14 +296,14 @@ class WaitGraph:
                         # What a torn, older or absent list lacks may have been issued; a process that is gone will
                         # issue no more.
                         (behind if other.gone or not other.may_lack(channel, oldest) else unknown).add(member)
-                found.append(OpenCollective(rank.rank, channel, oldest, frozenset(behind), frozenset(unknown)))
+                waits.append(OpenCollective(rank.rank, channel, oldest, frozenset(behind), frozenset(unknown)))
                 if rank.lost_a_peer if rank.gone else not rank.is_elsewhere:  # or waited until it gave up
                     blockers[rank.rank] |= behind
                     unclear[rank.rank] |= unknown
-        return cls(tuple(found), dict(blockers), dict(unclear))
+        return cls(tuple(waits), dict(blockers), dict(unclear))
 
     def of_rank(self, rank: int) -> list[OpenCollective]:
-        return [one for one in self.open if one.rank == rank]
+        return [wait for wait in self.open if wait.rank == rank]
 
     @property
     def roots(self) -> list[int]:
@@ -315,12 +322,12 @@ class WaitGraph:
                 if rank not in reached:
                     reached.add(rank)
                     left += self.blockers.get(rank, ())
-        found = {
+        circles = {
             frozenset(other for other in reach[rank] if rank in reach.get(other, ()))
             for rank in reach
             if rank in reach[rank]
         }
-        return sorted(found, key=sorted)
+        return sorted(circles, key=sorted)
 
     def waiters(self, ranks: Iterable[int]) -> dict[int, int]:
         """Return rank -> how many waits lie between it and the nearest of `ranks`, of all that wait for one of them."""

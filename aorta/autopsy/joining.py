@@ -49,31 +49,31 @@ def join(evidence: Iterable[RankEvidence]) -> JobEvidence:
     Raises:
         InputError: the evidence is of too few ranks of a large job.
     """
-    ordered = sorted(evidence, key=lambda each: (each.rank, each.source != "progress", each.path))
+    ordered = sorted(evidence, key=lambda view: (view.rank, view.source != "progress", view.path))
     own, left_out = of_one_job(ordered)
     evidence, denied = with_rings(own)
     by_rank: dict[int, list[RankEvidence]] = defaultdict(list)
-    for one in evidence:
-        by_rank[one.rank].append(one)
+    for view in evidence:
+        by_rank[view.rank].append(view)
     chosen = max(
         ("progress", "flight_recorder"),
         key=lambda source: (
-            sum(bool(one.collectives) for one in evidence if one.source == source),
-            sum(one.torn is None for one in evidence if one.source == source),
+            sum(bool(view.collectives) for view in evidence if view.source == source),
+            sum(view.torn is None for view in evidence if view.source == source),
         ),
     )
-    names, groups, listed = same_groups([one for one in evidence if one.source == chosen])
+    names, groups, listed = same_groups([view for view in evidence if view.source == chosen])
     ranks = {rank: _joined(several, chosen, names) for rank, several in sorted(by_rank.items())}
-    sizes = [one.world_size or 0 for one in evidence]
+    sizes = [view.world_size or 0 for view in evidence]
     known = {rank for group in groups.values() for rank in group.ranks} | set(ranks)
     world = tuple(range(max([0, *sizes, *(rank + 1 for rank in known)])))
     for name, group in groups.items():
         if name not in listed:  # torch's default group is all; of another that no source lists those that used it
-            users = (rank.rank for rank in ranks.values() if any(one.group == name for one in rank.collectives))
+            users = (rank.rank for rank in ranks.values() if any(op.group == name for op in rank.collectives))
             members = world if group.description == DEFAULT_GROUP else tuple(sorted(users))
             groups[name] = structs.replace(group, ranks=members)
     absent = {name: sum(rank not in ranks for rank in group.ranks) for name, group in groups.items()}
-    if sum(absent[name] for rank in ranks.values() for name in {one.group for one in rank.collectives}) > _MOST_ABSENT:
+    if sum(absent[name] for rank in ranks.values() for name in {op.group for op in rank.collectives}) > _MOST_ABSENT:
         raise InputError(
             f"evidence of {len(ranks)} ranks only, whose groups have {max(absent.values())} others; give that of more"
         )
@@ -81,16 +81,16 @@ def join(evidence: Iterable[RankEvidence]) -> JobEvidence:
         listed |= {name for name, group in groups.items() if group.ranks == world}
     contradictions = []
     for rank, several in sorted(by_rank.items()):
-        states = {one.source: one.state for one in several if one.state != "unknown"}
+        states = {view.source: view.state for view in several if view.state != "unknown"}
         if len(set(states.values())) > 1:
             both = ", ".join(f"{_LABELS[source]} says {state}" for source, state in sorted(states.items()))
             contradictions.append(f"rank {rank}: {both}")
         elif ranks[rank].unresponsive and "running" in states.values():
             contradictions.append(f"rank {rank}: its process runs, and does not answer RAS")
-    unused = any(one.source not in (chosen, "ras") and one.collectives for one in evidence)
+    unused = any(view.source not in (chosen, "ras") and view.collectives for view in evidence)
     notes = [f"collectives are those of {_LABELS[chosen]}; other sources number them differently"] if unused else []
     job = JobEvidence(ranks, world, groups, frozenset(listed), (*contradictions, *denied), (*left_out, *notes))
-    if any(one.state == "retired" for rank in ranks.values() for one in rank.collectives):
+    if any(op.state == "retired" for rank in ranks.values() for op in rank.collectives):
         return replace(job, ranks={rank.rank: _settled(job, rank) for rank in ranks.values()})
     # What one rank has noted of a collective that needs all ranks, holds on all of them.
     newest: dict[Channel, int] = defaultdict(lambda: -1)
@@ -125,42 +125,42 @@ def _settled(job: JobEvidence, rank: Rank) -> Rank:
     if last is not None and last.state == "retired" and last.group not in job.listed:
         # What an all-gather makes of the share of each rank says how many ranks the group has at least.
         gathers = [
-            (sum(map(math.prod, one.output_sizes)), sum(map(math.prod, one.input_sizes)))
+            (sum(map(math.prod, op.output_sizes)), sum(map(math.prod, op.input_sizes)))
             for other in job.ranks.values()
-            for one in other.collectives
-            if one.group == last.group and one.kind == "all_gather" and one.input_sizes and one.output_sizes
+            for op in other.collectives
+            if op.group == last.group and op.kind == "all_gather" and op.input_sizes and op.output_sizes
         ]
         least = max((of_all // of_one for of_all, of_one in gathers if of_one), default=2)
         incomplete = not all(other.complete for other in job.ranks.values())
         unsure = bool(job.missing) or incomplete or len(job.groups[last.group].ranks) < least
     settled = tuple(
-        one
-        if one.state != "retired"
-        else structs.replace(one, state="issued" if (channel_of(one, rank.rank), one.number) in failed else "completed")
-        for one in rank.collectives
+        op
+        if op.state != "retired"
+        else structs.replace(op, state="issued" if (channel_of(op, rank.rank), op.number) in failed else "completed")
+        for op in rank.collectives
     )
     return structs.replace(rank, collectives=settled, complete=rank.complete and not unsure)
 
 
 def _joined(several: Sequence[RankEvidence], chosen: str, names: dict[tuple[str, int], str]) -> Rank:
     known = RankState(rank=several[0].rank)
-    for one in several:
+    for view in several:
         for field in RankState.__struct_fields__:
             if getattr(known, field) in (None, "unknown"):
-                setattr(known, field, getattr(one, field))
+                setattr(known, field, getattr(view, field))
     rank = Rank(
         **structs.asdict(known),
-        unresponsive=any(one.source == "ras" and one.torn == UNRESPONSIVE for one in several),
-        stacks=next((tuple(one.stacks) for one in several if one.stacks), ()),
-        sources=tuple(one.path for one in several),
-        host=next((one.host for one in several if one.host), None),
-        pid=next((one.pid for one in several if one.pid is not None), None),
-        torn=tuple(one.torn for one in several if one.source != "ras" and one.torn is not None),
+        unresponsive=any(view.source == "ras" and view.torn == UNRESPONSIVE for view in several),
+        stacks=next((tuple(view.stacks) for view in several if view.stacks), ()),
+        sources=tuple(view.path for view in several),
+        host=next((view.host for view in several if view.host), None),
+        pid=next((view.pid for view in several if view.pid is not None), None),
+        torn=tuple(view.torn for view in several if view.source != "ras" and view.torn is not None),
     )
-    of_chosen = [one for one in several if one.source == chosen]
+    of_chosen = [view for view in several if view.source == chosen]
     if of_chosen:
-        ours = max(of_chosen, key=lambda one: bool(one.collectives))
-        rank.collectives = tuple(structs.replace(one, group=names[one.group, ours.rank]) for one in ours.collectives)
+        ours = max(of_chosen, key=lambda view: bool(view.collectives))
+        rank.collectives = tuple(structs.replace(op, group=names[op.group, ours.rank]) for op in ours.collectives)
         rank.complete, rank.not_after_ns = ours.torn is None, ours.not_after_ns
         rank.device_seen_ns = ours.device_seen_ns
         rank.overwritten = frozenset(names.get((name, ours.rank), name) for name in ours.overwritten)
@@ -175,7 +175,7 @@ class _Twins(NamedTuple):
 
     def pairs(self, offset: int) -> list[tuple[CollectiveEvidence, CollectiveEvidence]]:
         """Return the collectives of both, if the ring's numbers are so much higher."""
-        return [(one, self.ring[number + offset]) for number, one in self.ours.items() if number + offset in self.ring]
+        return [(op, self.ring[number + offset]) for number, op in self.ours.items() if number + offset in self.ring]
 
     def apart_ns(self, offset: int) -> list[int]:
         """Return by how much the ring's clock is ahead of ours at the issue of each of these."""
@@ -192,11 +192,17 @@ def with_rings(evidence: Sequence[RankEvidence]) -> tuple[list[RankEvidence], li
     all where some rank has a ring alone: the numbers of that one would have nothing to be compared with.
     """
     by_rank: dict[int, dict[str, RankEvidence]] = defaultdict(dict)
-    for one in evidence:
-        if one.collectives and (one.source == "progress" or (one.source == "flight_recorder" and one.device_seen_ns)):
-            by_rank[one.rank].setdefault(one.source, one)
-    pairs = {rank: (found["progress"], found["flight_recorder"]) for rank, found in by_rank.items() if len(found) == 2}
-    if any(one.source == "flight_recorder" and one.collectives and one.rank not in pairs for one in evidence):
+    for view in evidence:
+        if view.collectives and (
+            view.source == "progress" or (view.source == "flight_recorder" and view.device_seen_ns)
+        ):
+            by_rank[view.rank].setdefault(view.source, view)
+    pairs = {
+        rank: (sources["progress"], sources["flight_recorder"])
+        for rank, sources in by_rank.items()
+        if len(sources) == 2
+    }
+    if any(view.source == "flight_recorder" and view.collectives and view.rank not in pairs for view in evidence):
         return list(evidence), []
     names = {rank: _group_names(*pair) for rank, pair in pairs.items()}
     twins = {rank: _twins(*pair, names[rank]) for rank, pair in pairs.items()}
@@ -222,7 +228,7 @@ def with_rings(evidence: Sequence[RankEvidence]) -> tuple[list[RankEvidence], li
             replaced[id(progress)] = _completed(progress, ring, matched, offsets)
             replaced[id(ring)] = structs.replace(ring, collectives=[], groups=[])
             contradictions += _denied(progress, matched, offsets)
-    return [replaced.get(id(one), one) for one in evidence], contradictions
+    return [replaced.get(id(view), view) for view in evidence], contradictions
 
 
 def _group_names(progress: RankEvidence, ring: RankEvidence) -> dict[str, str]:
@@ -230,23 +236,23 @@ def _group_names(progress: RankEvidence, ring: RankEvidence) -> dict[str, str]:
     names: dict[str, str] = {}
     for theirs in ring.groups:
         same = [ours.name for ours in progress.groups if ours.ranks and ours.ranks == theirs.ranks]
-        found = [name for name in same if name in (theirs.name, theirs.description)] or same
-        if len(found) == 1:
-            names[theirs.name] = found[0]
+        candidates = [name for name in same if name in (theirs.name, theirs.description)] or same
+        if len(candidates) == 1:
+            names[theirs.name] = candidates[0]
     times = Counter(names.values())
     return {theirs: ours for theirs, ours in names.items() if times[ours] == 1}
 
 
 def _twins(progress: RankEvidence, ring: RankEvidence, names: Mapping[str, str]) -> dict[str, _Twins]:
-    found: dict[str, _Twins] = {}
+    twins: dict[str, _Twins] = {}
     for name in names.values():
-        ours = {one.number: one for one in progress.collectives if one.group == name and one.peer is None}
+        ours = {op.number: op for op in progress.collectives if op.group == name and op.peer is None}
         if ours:
-            found[name] = _Twins(ours, {})
-    for one in ring.collectives:
-        if one.kind != UNKNOWN_KIND and one.peer is None and (both := found.get(names.get(one.group, ""))) is not None:
-            both.ring[one.number] = one
-    return {name: both for name, both in found.items() if both.ring}
+            twins[name] = _Twins(ours, {})
+    for op in ring.collectives:
+        if op.kind != UNKNOWN_KIND and op.peer is None and (both := twins.get(names.get(op.group, ""))) is not None:
+            both.ring[op.number] = op
+    return {name: both for name, both in twins.items() if both.ring}
 
 
 def _numbering_offset(both: _Twins) -> int | None:
@@ -255,21 +261,21 @@ def _numbering_offset(both: _Twins) -> int | None:
     """
     newest = max(both.ring) - max(both.ours)
     least = (min(len(both.ours), len(both.ring)) + 1) // 2
-    found: list[tuple[int, int]] = []
+    spreads: list[tuple[int, int]] = []
     possible = range(min(both.ring) - max(both.ours), max(both.ring) - min(both.ours) + 1)
     if possible.stop - possible.start > 4 * (len(both.ours) + len(both.ring)):
         return None  # sources number what they saw without gaps
-    for offset in sorted(possible, key=lambda each: abs(each - newest)):
+    for offset in sorted(possible, key=lambda value: abs(value - newest)):
         pairs = both.pairs(offset)
         if len(pairs) >= least and _alike(pairs):
             apart_ns, spread = both.apart_ns(offset), 0
             if apart_ns:  # how far the difference of both clocks usually is from its median
                 middle = median(apart_ns)
-                spread = round(median(abs(each - middle) for each in apart_ns)) // _ALIKE_NS
+                spread = round(median(abs(value - middle) for value in apart_ns)) // _ALIKE_NS
             if spread == 0:
                 return offset
-            found.append((spread, offset))
-    return min(found, key=lambda each: each[0])[1] if found else None
+            spreads.append((spread, offset))
+    return min(spreads, key=lambda value: value[0])[1] if spreads else None
 
 
 def _alike(pairs: Sequence[tuple[CollectiveEvidence, CollectiveEvidence]]) -> bool:
@@ -292,26 +298,26 @@ def _completed(
         for group, both in matched.items()
     }
     collectives, covered = [], True
-    for one in progress.collectives:
-        both = matched.get(one.group) if one.peer is None else None
-        twin = None if both is None else both.ring.get(one.number + offsets[one.group])
+    for op in progress.collectives:
+        both = matched.get(op.group) if op.peer is None else None
+        twin = None if both is None else both.ring.get(op.number + offsets[op.group])
         if twin is not None:
             collectives.append(
                 structs.replace(
-                    one,
-                    state=one.state if one.state in _BEGUN else twin.state,
+                    op,
+                    state=op.state if op.state in _BEGUN else twin.state,
                     started_ns=twin.started_ns,
-                    dtype=twin.dtype if one.dtype is None else one.dtype,
+                    dtype=twin.dtype if op.dtype is None else op.dtype,
                     input_sizes=twin.input_sizes,
                     output_sizes=twin.output_sizes,
                     issued_by=twin.issued_by,
                 )
             )
-        elif both is not None and one.number + offsets[one.group] < begun[one.group]:
-            collectives.append(structs.replace(one, state="completed"))
+        elif both is not None and op.number + offsets[op.group] < begun[op.group]:
+            collectives.append(structs.replace(op, state="completed"))
         else:
-            covered &= one.state in _BEGUN
-            collectives.append(one)
+            covered &= op.state in _BEGUN
+            collectives.append(op)
     return structs.replace(
         progress,
         collectives=collectives,

@@ -93,14 +93,14 @@ def judge(evidence: Iterable[RankEvidence], *, stuck_after_s: float | None = Non
         rank.still_s is not None and rank.still_s < stuck_after_s for rank in job.ranks.values() if not rank.gone
     ):
         slow, late_together = _slow_ranks(case, accused)
-        accused = [one for one in accused if one.rule in _AT_ANY_MOMENT] or slow
+        accused = [charge for charge in accused if charge.rule in _AT_ANY_MOMENT] or slow
         suspects = [] if accused else late_together
         kind: Kind = accused[0].kind if accused else "cannot_decide" if suspects else "not_stuck"
     elif accused:
         kind = accused[0].kind
     else:
         kind, suspects = _without_culprit(case)
-    waits = _chain(case, [one.rank for one in accused])
+    waits = _chain(case, [charge.rank for charge in accused])
     notes = [*job.notes, *(f"rank {rank.rank}: {reason}" for rank in job.ranks.values() for reason in rank.torn)]
     if unlisted := sorted(
         group_label(group.name, group.description)
@@ -109,9 +109,9 @@ def judge(evidence: Iterable[RankEvidence], *, stuck_after_s: float | None = Non
     ):
         notes.append(f"no source lists the ranks of {', '.join(unlisted)}: taken for those that used it")
     advice = []
-    for each in dict.fromkeys([kind, *(one.kind for one in accused)]):
-        pids = [pid for one in accused if one.kind == each and (pid := job.ranks[one.rank].pid) is not None]
-        advice += [line.replace("PID", str(pids[0])) if pids else line for line in NEXT[each]]
+    for topic in dict.fromkeys([kind, *(charge.kind for charge in accused)]):
+        pids = [pid for charge in accused if charge.kind == topic and (pid := job.ranks[charge.rank].pid) is not None]
+        advice += [line.replace("PID", str(pids[0])) if pids else line for line in NEXT[topic]]
     return Verdict(
         aorta_version=__version__,
         kind=kind,
@@ -129,14 +129,14 @@ def judge(evidence: Iterable[RankEvidence], *, stuck_after_s: float | None = Non
 
 def _without_culprit(case: Case) -> tuple[Kind, list[int]]:
     job, waits = case.job, case.waits
-    unknown = {rank for one in waits.open for rank in one.unknown if not job.ranks[one.rank].gone}
+    unknown = {rank for wait in waits.open for rank in wait.unknown if not job.ranks[wait.rank].gone}
     dead = {rank.rank for rank in job.ranks.values() if rank.failed}
     if dead and (waits.open or job.missing):
         unknown |= dead | set(job.missing)
     late = set[int]()
     for rank in job.ranks.values():
         # Where nobody saw what a device has completed, its host may be late, or wait for it in what all have issued.
-        if any(one.state == "unseen" for one in rank.collectives) and any(
+        if any(wait.state == "unseen" for wait in rank.collectives) and any(
             rank.rank in job.members(channel)
             and not rank.has_issued(channel, max(issued))
             and not rank.may_lack(channel, issued[max(issued)])
@@ -144,7 +144,7 @@ def _without_culprit(case: Case) -> tuple[Kind, list[int]]:
             for channel, issued in other.channels.items()
         ):
             late.add(rank.rank)
-    undecided = {rank for found in case.mismatches if not found.accused for rank in found.issued}
+    undecided = {rank for clash in case.mismatches if not clash.accused for rank in clash.issued}
     if not job.missing and all(rank.complete for rank in job.ranks.values()):
         if undecided:
             return "signature_mismatch", sorted(undecided)
@@ -158,17 +158,17 @@ def _without_culprit(case: Case) -> tuple[Kind, list[int]]:
         {rank.rank for rank in job.ranks.values() if rank.unresponsive},
         late,
         {
-            rank for one in waits.open for rank in one.behind
+            rank for wait in waits.open for rank in wait.behind
         },  # not all have issued what others wait in; no rule says why
         {rank.rank for rank in job.ranks.values() if rank.unreadable},
     ):
         if suspects:
             return "cannot_decide", sorted(suspects)
     if waits.open and all(
-        one.collective.state == "issued" and job.ranks[one.rank].device_seen_ns is not None for one in waits.open
+        wait.collective.state == "issued" and job.ranks[wait.rank].device_seen_ns is not None for wait in waits.open
     ):
-        return "cannot_decide", sorted({one.rank for one in waits.open})  # no device has begun it
-    if any(one.channel.group in job.listed or one.channel.sender is not None for one in waits.open):
+        return "cannot_decide", sorted({wait.rank for wait in waits.open})  # no device has begun it
+    if any(wait.channel.group in job.listed or wait.channel.sender is not None for wait in waits.open):
         return "stuck_inside", []
     return ("cannot_decide" if waits.open or job.missing or not job.ranks or dead else "not_stuck"), []
 
@@ -180,22 +180,22 @@ def _slow_ranks(case: Case, accusations: Sequence[Accusation]) -> tuple[list[Acc
     host busy. `accusations` is what the rules say of the job as if it hung.
     """
     now = []  # of a rank that just made progress it is not known whether others wait for it
-    for one in accusations:
-        rank = case.job.ranks[one.rank]
+    for charge in accusations:
+        rank = case.job.ranks[charge.rank]
         ages = [
-            case.job.ranks[each.rank].age_s(each.collective.issued_ns) or 0.0
-            for each in case.waits.open
+            case.job.ranks[wait.rank].age_s(wait.collective.issued_ns) or 0.0
+            for wait in case.waits.open
             # Hosts issue ahead: for how long a device has waited for that of this rank is not known.
-            if one.rank in each.behind and not rank.has_open(each.channel, each.collective.number)
+            if charge.rank in wait.behind and not rank.has_open(wait.channel, wait.collective.number)
         ]
         still_s = rank.still_s or 0.0
-        if one.rule == "behind_its_peers" and min(still_s, max(ages, default=0.0)) >= _LONG_WAIT_S:
-            one.kind = "slow"
-            now.append(one)
+        if charge.rule == "behind_its_peers" and min(still_s, max(ages, default=0.0)) >= _LONG_WAIT_S:
+            charge.kind = "slow"
+            now.append(charge)
     if now and (len(now) == 1 or 2 * len(now) < len(case.job.ranks)):
         return now, []
     lately = _late_lately(case.job)
-    return lately, [] if lately else sorted(one.rank for one in now)
+    return lately, [] if lately else sorted(charge.rank for charge in now)
 
 
 def _late_lately(job: JobEvidence) -> list[Accusation]:
@@ -232,17 +232,15 @@ def _seconds_before(rank: Rank) -> dict[tuple[Channel, int], float]:
     """Return the seconds from the last thing that a rank's collectives did to the issue of each recent one; none where
     one of them completed at a time that is not known, until which the rank may have waited.
     """
-    recent = [
-        one for one in rank.collectives if (age_s := rank.age_s(one.issued_ns)) is not None and age_s <= _RECENT_S
-    ]
-    if any(one.state == "completed" and one.completed_ns is None for one in recent):
+    recent = [op for op in rank.collectives if (age_s := rank.age_s(op.issued_ns)) is not None and age_s <= _RECENT_S]
+    if any(op.state == "completed" and op.completed_ns is None for op in recent):
         return {}
-    events = sorted({time for one in recent for time in (one.issued_ns, one.completed_ns) if time is not None})
+    events = sorted({time for op in recent for time in (op.issued_ns, op.completed_ns) if time is not None})
     earlier = dict(pairwise(reversed(events)))
     return {
-        (channel_of(one, rank.rank), one.number): (one.issued_ns - earlier[one.issued_ns]) / 1e9
-        for one in recent
-        if one.issued_ns is not None and one.issued_ns in earlier
+        (channel_of(op, rank.rank), op.number): (op.issued_ns - earlier[op.issued_ns]) / 1e9
+        for op in recent
+        if op.issued_ns is not None and op.issued_ns in earlier
     }
 
 
@@ -250,25 +248,25 @@ def _chain(case: Case, culprits: Sequence[int]) -> list[WaitingRanks]:
     """Return who waits for whom, those next to a culprit first; where there is none, all that wait."""
     distance = case.waits.waiters(culprits)
     joined: dict[tuple[object, int], list[OpenCollective]] = {}
-    for one in case.waits.open:
-        if case.waits.blockers.get(one.rank) or case.waits.unknown.get(one.rank) or not culprits:
-            joined.setdefault((one.channel, one.collective.number), []).append(one)
+    for wait in case.waits.open:
+        if case.waits.blockers.get(wait.rank) or case.waits.unknown.get(wait.rank) or not culprits:
+            joined.setdefault((wait.channel, wait.collective.number), []).append(wait)
     waits = []
     for several in joined.values():
-        ages = [case.job.ranks[one.rank].age_s(one.collective.issued_ns) for one in several]
+        ages = [case.job.ranks[wait.rank].age_s(wait.collective.issued_ns) for wait in several]
         waits.append(
             WaitingRanks(
-                ranks=sorted(one.rank for one in several),
-                for_ranks=sorted(set().union(*(one.behind | one.unknown for one in several))),
+                ranks=sorted(wait.rank for wait in several),
+                for_ranks=sorted(set().union(*(wait.behind | wait.unknown for wait in several))),
                 collective=case.job.name(several[0].channel, several[0].collective),
                 since_s=max((age for age in ages if age is not None), default=None),
             )
         )
-    return sorted(waits, key=lambda one: (min(distance.get(rank, len(distance)) for rank in one.ranks), one.ranks))
+    return sorted(waits, key=lambda wait: (min(distance.get(rank, len(distance)) for rank in wait.ranks), wait.ranks))
 
 
 def _doing(case: Case, rank: Rank) -> RankDoing:
-    last = max(case.waits.of_rank(rank.rank), key=lambda one: one.collective.issued_ns or 0, default=None)
+    last = max(case.waits.of_rank(rank.rank), key=lambda wait: wait.collective.issued_ns or 0, default=None)
     doing, since_s, name = "in no collective", rank.age_s(rank.phase_since_ns), None
     if rank.gone:
         since_s = rank.still_s if rank.state == "stopped" else None
@@ -308,7 +306,7 @@ def _summary(
     if kind == "not_stuck":
         return "nothing is stuck: no rank waits for longer than usual"
     if kind == "stuck_inside" and not accused:
-        where = ", ".join(str(one.collective) for one in [each for each in waits if not each.for_ranks][:2])
+        where = ", ".join(str(wait.collective) for wait in [wait for wait in waits if not wait.for_ranks][:2])
         return f"all of its ranks issued {where}, which does not complete: a link, a device or the library"
     if kind in ("signature_mismatch", "order_swapped") and not accused:
         what = "wait for each other in a circle" if kind == "order_swapped" else "met with different collectives"
@@ -320,10 +318,10 @@ def _summary(
             return f"the evidence does not decide; the cause is among {name_ranks(suspects)}"
         return "the evidence does not decide" if job.ranks else "there is no evidence of any rank"
     parts = []
-    for one in accused:
-        time = "" if one.since_s is None else f", for {one.since_s:.0f} s"
-        parts.append(f"{process_label(job.ranks[one.rank])} {one.reason}{time}")
-    if others := sorted({rank for one in waits for rank in one.ranks} - {one.rank for one in accused}):
+    for charge in accused:
+        time = "" if charge.since_s is None else f", for {charge.since_s:.0f} s"
+        parts.append(f"{process_label(job.ranks[charge.rank])} {charge.reason}{time}")
+    if others := sorted({rank for wait in waits for rank in wait.ranks} - {charge.rank for charge in accused}):
         parts.append(f"{name_ranks(others)} wait{'s' if len(others) == 1 else ''}")
     return "; ".join(parts)
 

@@ -121,7 +121,7 @@ def progress_evidence(run_folder: Path, *, stacks: bool = False, saved: bool = T
         ended, taken = _exit(run_folder, path, seen) if state == "dead" or left else (None, [])
         if stacks and state == "running" and loop.exit_code is None:
             taken = stacks_of(facts, path, stacks_file(path))
-        found = RankEvidence(
+        entry = RankEvidence(
             rank=facts.rank,
             world_size=facts.world_size,
             source="progress",
@@ -145,7 +145,7 @@ def progress_evidence(run_folder: Path, *, stacks: bool = False, saved: bool = T
             peer = row.peer
             if row.group is not None and peer is not None:
                 peer = row.group.ranks[peer] if peer < len(row.group.ranks) else None
-            found.collectives.append(
+            entry.collectives.append(
                 CollectiveEvidence(
                     group="" if row.group is None else row.group.name,
                     number=row.number,
@@ -158,7 +158,7 @@ def progress_evidence(run_folder: Path, *, stacks: bool = False, saved: bool = T
                     completed_ns=None if row.on_device else row.completed_ns,
                 )
             )
-        evidence.append(found)
+        evidence.append(entry)
     return evidence
 
 
@@ -176,8 +176,8 @@ def _state_of(row: ProgressCollective, seen_ns: int | None) -> CollectiveState:
 def saved_evidence(run_folder: Path, rank: int) -> RankEvidence | None:
     """Return what the watchdog saved of a rank; None where there is nothing, or it cannot be read."""
     try:
-        found = decode_json(read_small(run_folder / AUTOPSY_DIR / EVIDENCE_FILE.format(rank=rank)), _EVIDENCE)
-        return found if found.rank == rank else None
+        saved = decode_json(read_small(run_folder / AUTOPSY_DIR / EVIDENCE_FILE.format(rank=rank)), _EVIDENCE)
+        return saved if saved.rank == rank else None
     except (OSError, ValueError):
         return None
 
@@ -217,15 +217,15 @@ def _exit(run_folder: Path, path: Path, seen: ProgressSeen) -> tuple[RankExit | 
             ended = RankExit(signal=name) if name else RankExit(exception=fatal[-1]["what"])
             return ended, parse_stacks(text[fatal[-1].start() :], facts.main_thread)
     earlier = saved_evidence(run_folder, facts.rank)
-    for found in (
+    for ending in (
         exit_in_record(run_folder, facts.rank),
         exit_of_zombie(facts.pid, facts.start_ticks) if is_visible(facts) else None,
         earlier.exit if earlier is not None and earlier.pid == facts.pid else None,
         _exit_in_error_file(facts),
         None if seen.state.exit_code is None else RankExit(exit_code=seen.state.exit_code),
     ):
-        if found is not None:
-            return found, []
+        if ending is not None:
+            return ending, []
     return None, []
 
 
@@ -317,7 +317,7 @@ def stacks_on_request(path: Path) -> Iterator[int | None]:
         OF_THIS_PROCESS.add(file.fileno())  # a worker that dies by a signal is not the rank
         stack.callback(OF_THIS_PROCESS.discard, file.fileno())
         free = range(signal.SIGRTMAX - 1, signal.SIGRTMIN, -1)
-        number = next((each for each in free if signal.getsignal(each) == signal.SIG_DFL), None)
+        number = next((number_free for number_free in free if signal.getsignal(number_free) == signal.SIG_DFL), None)
         if number is not None:
             faulthandler.register(number, file=file, all_threads=False)
             stack.callback(faulthandler.unregister, number)
@@ -361,7 +361,9 @@ def _answer(server: socket.socket, file: BinaryIO) -> None:
             _, user, _ = _CREDENTIALS.unpack(asker.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
             if user in (0, os.geteuid()):
                 faulthandler.dump_traceback(file, all_threads=True)
-                names = "".join(f"Name 0x{each.ident:x} {each.name}\n" for each in threading.enumerate() if each.ident)
+                names = "".join(
+                    f"Name 0x{thread.ident:x} {thread.name}\n" for thread in threading.enumerate() if thread.ident
+                )
                 with suppress(OSError):  # as faulthandler, to which a full disk is no error
                     file.write(names.encode())
 
@@ -397,7 +399,7 @@ def stacks_of(facts: ProgressFacts, progress_file: Path, path: Path) -> list[Thr
             break
         last = now
     stacks = parse_stacks(last.decode(errors="replace"), facts.main_thread)
-    return [each for each in stacks if not (each.frames and each.frames[0].startswith(f"{__file__}:"))]
+    return [stack for stack in stacks if not (stack.frames and stack.frames[0].startswith(f"{__file__}:"))]
 
 
 def _signal(facts: ProgressFacts, progress_file: Path) -> None:
@@ -432,5 +434,5 @@ def parse_stacks(text: str, main_thread: int | None) -> list[ThreadStack]:
             frames.append(f"{frame['file']}:{frame['line']} {frame['function']}")
         elif (named := _NAMED.match(line)) and int(named["id"], 16) in threads:
             threads[int(named["id"], 16)] = (named["name"], threads[int(named["id"], 16)][1])
-    by_main = sorted(threads.items(), key=lambda each: each[0] != main_thread)
+    by_main = sorted(threads.items(), key=lambda item: item[0] != main_thread)
     return [ThreadStack(name=name, frames=tuple(frames)) for _, (name, frames) in by_main]

@@ -69,9 +69,9 @@ def evidence_of(paths: Sequence[Path], *, live: bool = False) -> list[RankEviden
         return read_dumps(paths)
     if len(runs) > 1:
         raise InputError(f"{runs[0]} and {runs[1]}: two runs; give one")
-    found = progress_evidence(runs[0], stacks=live, saved=not live)
+    evidence = progress_evidence(runs[0], stacks=live, saved=not live)
     others = [path for path in paths if path != runs[0]]
-    return [*found, *(read_dumps(others) if others else [])]
+    return [*evidence, *(read_dumps(others) if others else [])]
 
 
 def verdict_on(evidence: Sequence[RankEvidence], *, watched: bool, stuck_after_s: float | None = None) -> Verdict:
@@ -81,7 +81,7 @@ def verdict_on(evidence: Sequence[RankEvidence], *, watched: bool, stuck_after_s
         watched: the evidence was saved by a watchdog, which has waited already, unless a rank ended.
         stuck_after_s: what is shortly; None: `STUCK_AFTER_S`, or of evidence that was waited for `WATCHED_AFTER_S`.
     """
-    waited = watched and all(one.state != "dead" and one.exit is None for one in evidence)
+    waited = watched and all(entry.state != "dead" and entry.exit is None for entry in evidence)
     usual_s = WATCHED_AFTER_S if waited else STUCK_AFTER_S
     return judge(evidence, stuck_after_s=usual_s if stuck_after_s is None else stuck_after_s)
 
@@ -150,10 +150,10 @@ def verdict_text(verdict: Verdict, style: Style = PLAIN, *, stacks: bool = False
     word = verdict.kind.replace("_", " ")
     lines = [style.bold(word) if verdict.kind in _GOOD else style.error(word), *wrapped(verdict.summary)]
     accused = list[str]()
-    for one in verdict.culprits:
-        aspect = f" of {one.aspect}" if one.aspect else ""
-        accused += wrapped(f"rank {one.rank}: {one.kind.replace('_', ' ')}{aspect} (rule {one.rule})")
-        accused += [line for sentence in one.evidence for line in wrapped(sentence, "    ")]
+    for culprit in verdict.culprits:
+        aspect = f" of {culprit.aspect}" if culprit.aspect else ""
+        accused += wrapped(f"rank {culprit.rank}: {culprit.kind.replace('_', ' ')}{aspect} (rule {culprit.rule})")
+        accused += [line for sentence in culprit.evidence for line in wrapped(sentence, "    ")]
     alike: dict[tuple[str, str, int | None], list[RankDoing]] = {}
     for rank in verdict.ranks:
         alike.setdefault((rank.doing, rank.state, rank.step), []).append(rank)
@@ -166,7 +166,7 @@ def verdict_text(verdict: Verdict, style: Style = PLAIN, *, stacks: bool = False
         ranks.append(f"{name_ranks([rank.rank for rank in several])}: {', '.join(parts)}{_time(since_s)}")
     blocks = {
         "accused": accused,
-        "waiting": limited([waiting_sentence(one) for one in verdict.waits]),
+        "waiting": limited([waiting_sentence(wait) for wait in verdict.waits]),
         "ranks": limited(ranks) + ([f"  no evidence of {name_ranks(verdict.missing)}"] if verdict.missing else []),
         "sources disagree": [line for sentence in verdict.contradictions for line in wrapped(sentence)],
         "limits": [line for sentence in verdict.notes for line in wrapped(sentence)],
@@ -175,7 +175,7 @@ def verdict_text(verdict: Verdict, style: Style = PLAIN, *, stacks: bool = False
     }
     for rank in verdict.ranks if stacks else ():
         threads = [(f"rank {rank.rank}", rank.stack)] if rank.stack else []
-        threads += [(f"rank {rank.rank}, thread {each.name}", list(each.frames)) for each in rank.other_stacks]
+        threads += [(f"rank {rank.rank}, thread {stack.name}", list(stack.frames)) for stack in rank.other_stacks]
         for thread, frames in threads:
             blocks["stacks"] += [f"  {thread}", *(f"    {frame}" for frame in frames)]
     for heading, block in blocks.items():
@@ -183,12 +183,12 @@ def verdict_text(verdict: Verdict, style: Style = PLAIN, *, stacks: bool = False
     return "\n".join(lines)
 
 
-def waiting_sentence(one: WaitingRanks) -> str:
+def waiting_sentence(wait: WaitingRanks) -> str:
     """Return who waits for whom, in which collective, and for how long."""
-    for_whom = f" for {name_ranks(one.for_ranks)}" if one.for_ranks else ""
-    verb = "waits" if len(one.ranks) == 1 else "wait"
-    size = "" if one.collective.bytes is None else f" ({one.collective.bytes:,} bytes)"
-    return f"{name_ranks(one.ranks)} {verb}{for_whom} in {one.collective}{size}{_time(one.since_s)}"
+    for_whom = f" for {name_ranks(wait.for_ranks)}" if wait.for_ranks else ""
+    verb = "waits" if len(wait.ranks) == 1 else "wait"
+    size = "" if wait.collective.bytes is None else f" ({wait.collective.bytes:,} bytes)"
+    return f"{name_ranks(wait.ranks)} {verb}{for_whom} in {wait.collective}{size}{_time(wait.since_s)}"
 
 
 def _time(seconds: float | None) -> str:
@@ -228,7 +228,7 @@ class _Answer(msgspec.Struct):
 _RAS_ANSWER: Final = msgspec.json.Decoder(_Answer)
 
 
-def read_ras(place: str, known: Sequence[RankEvidence] = ()) -> list[RankEvidence]:
+def read_ras(source: str, known: Sequence[RankEvidence] = ()) -> list[RankEvidence]:
     """Read what NCCL's RAS says of a job's processes, as JSON (NCCL 2.28.7 and later).
 
     RAS numbers ranks by communicator. The global rank of a process is its rank in the largest communicator, if that has
@@ -236,52 +236,60 @@ def read_ras(place: str, known: Sequence[RankEvidence] = ()) -> list[RankEvidenc
     that a process which answers shows no more than that it does.
 
     Args:
-        place: a file, or `host:port`, which is asked.
+        source: a file, or `host:port`, which is asked.
         known: other evidence of the job, which may name hosts and pids.
 
     Raises:
         InputError: there is no answer, or it is not RAS's.
     """
     try:
-        content = _query(place) if _ADDRESS.fullmatch(place) and not Path(place).exists() else read_small(Path(place))
+        content = (
+            _query(source) if _ADDRESS.fullmatch(source) and not Path(source).exists() else read_small(Path(source))
+        )
     except OSError as error:
-        raise InputError(f"--ras {place}: {error.strerror or error}; give a file or HOST:PORT") from error
+        raise InputError(f"--ras {source}: {error.strerror or error}; give a file or HOST:PORT") from error
     begin = content.find(b"{")  # the answer of SET FORMAT stands before it
     try:
         answer = decode_json(_MISSING_COMMA.sub(rb"\1,\2", content[max(begin, 0) :].rstrip(b"\0")), _RAS_ANSWER)
     except ValueError as error:
         raise InputError(
-            f"{place}: not RAS's JSON, which NCCL has since 2.28.7: {error}. It begins {content[:40]!r}"
+            f"{source}: not RAS's JSON, which NCCL has since 2.28.7: {error}. It begins {content[:40]!r}"
         ) from error
-    ranks = {(one.host, one.pid): one.rank for one in known if one.host is not None and one.pid is not None}
-    world = max((one.world_size or 0 for one in known), default=0)
-    largest = max(answer.communicators, key=lambda one: one.size, default=None)
+    ranks = {
+        (process.host, process.pid): process.rank
+        for process in known
+        if process.host is not None and process.pid is not None
+    }
+    world = max((process.world_size or 0 for process in known), default=0)
+    largest = max(answer.communicators, key=lambda communicator: communicator.size, default=None)
     if largest is not None and (not world or largest.size == world):
-        ranks = {(one.host, one.pid): one.rank for one in [*largest.ranks, *largest.missing_ranks]} | ranks
-    found: dict[int, RankEvidence] = {}
+        ranks = {
+            (process.host, process.pid): process.rank for process in [*largest.ranks, *largest.missing_ranks]
+        } | ranks
+    by_rank: dict[int, RankEvidence] = {}
     for communicator in answer.communicators:
-        missing = {(one.host, one.pid) for one in communicator.missing_ranks}
-        for one in [*communicator.ranks, *communicator.missing_ranks]:
-            rank = ranks.get((one.host, one.pid))
+        missing = {(process.host, process.pid) for process in communicator.missing_ranks}
+        for process in [*communicator.ranks, *communicator.missing_ranks]:
+            rank = ranks.get((process.host, process.pid))
             if rank is None:
                 continue
-            absent = (one.host, one.pid) in missing
-            state: ProcessState = "running" if not absent else "dead" if one.status.considered_dead else "unknown"
-            if rank not in found or absent:
-                found[rank] = RankEvidence(
+            absent = (process.host, process.pid) in missing
+            state: ProcessState = "running" if not absent else "dead" if process.status.considered_dead else "unknown"
+            if rank not in by_rank or absent:
+                by_rank[rank] = RankEvidence(
                     rank=rank,
                     source="ras",
-                    path=f"RAS of {place}",
-                    host=one.host,
-                    pid=one.pid,
+                    path=f"RAS of {source}",
+                    host=process.host,
+                    pid=process.pid,
                     state=state,
                     torn=UNRESPONSIVE if absent and state == "unknown" else None,
                 )
-    return [found[rank] for rank in sorted(found)]
+    return [by_rank[rank] for rank in sorted(by_rank)]
 
 
-def _query(place: str) -> bytes:
-    host, _, port = place.rpartition(":")
+def _query(address: str) -> bytes:
+    host, _, port = address.rpartition(":")
     answer, deadline = bytearray(), time.monotonic() + _ANSWER_S
     try:
         with socket.create_connection((host.strip("[]") or "localhost", int(port)), timeout=_ANSWER_S) as connection:
@@ -289,13 +297,13 @@ def _query(place: str) -> bytes:
             while piece := connection.recv(1 << 16):
                 answer += piece
                 if len(answer) > SMALL_BYTES:
-                    raise InputError(f"--ras {place}: the answer is longer than {SMALL_BYTES >> 20} MiB")
+                    raise InputError(f"--ras {address}: the answer is longer than {SMALL_BYTES >> 20} MiB")
                 if (left_s := deadline - time.monotonic()) <= 0:
                     raise TimeoutError(f"incomplete after {_ANSWER_S:g} s, {len(answer)} bytes")
                 connection.settimeout(left_s)
     except (OSError, OverflowError) as error:
         raise InputError(
-            f"--ras {place}: no answer: {error}. RAS listens on localhost:28028 of every node with NCCL 2.24 or later, "
-            "unless NCCL_RAS_ENABLE=0"
+            f"--ras {address}: no answer: {error}. RAS listens on localhost:28028 of every node with NCCL 2.24 or "
+            "later, unless NCCL_RAS_ENABLE=0"
         ) from error
     return bytes(answer)

@@ -79,9 +79,11 @@ class Case:
     def of(cls, job: JobEvidence) -> Case:
         return cls(job, WaitGraph.of(job), tuple(mismatches(job)))
 
-    def is_held(self, one: OpenCollective) -> bool:
+    def is_held(self, wait: OpenCollective) -> bool:
         """Return whether a mismatch in its channel, at its number or before, explains an open collective."""
-        return any(found.channel == one.channel and found.number <= one.collective.number for found in self.mismatches)
+        return any(
+            clash.channel == wait.channel and clash.number <= wait.collective.number for clash in self.mismatches
+        )
 
     def accusation(
         self,
@@ -113,10 +115,13 @@ Rule: TypeAlias = Callable[[Case, set[int]], Iterator[Accusation]]
 
 def accuse(case: Case) -> list[Accusation]:
     """Apply all rules."""
-    found: list[Accusation] = []
+    accusations: list[Accusation] = []
     for rule in RULES:
-        found += [structs.replace(one, rule=rule.__name__) for one in rule(case, {one.rank for one in found})]
-    return found
+        accusations += [
+            structs.replace(charge, rule=rule.__name__)
+            for charge in rule(case, {charge.rank for charge in accusations})
+        ]
+    return accusations
 
 
 def dead(case: Case, _accused: set[int]) -> Iterator[Accusation]:
@@ -125,7 +130,7 @@ def dead(case: Case, _accused: set[int]) -> Iterator[Accusation]:
     did so because of another cause, if there is one, and that a rank which met a mismatch was ended by it unless it was
     killed: gloo aborts there.
     """
-    met = {rank for found in case.mismatches for rank in found.issued}
+    met = {rank for clash in case.mismatches for rank in clash.issued}
     for rank in _ended_first(case.job, case.waits.roots):
         if rank.rank not in met or (rank.exit is not None and rank.exit.signal == "SIGKILL"):
             reason = f"{'ended' if rank.state == 'dead' else 'is ending'}{rank.exit or ''}"
@@ -146,7 +151,7 @@ def _ended_first(job: JobEvidence, waited_for: Sequence[int]) -> list[Rank]:
             own.append(rank)
     if own or job.missing:  # one of the missing ranks may have ended first
         return own
-    failed = [one for one in ended if one.failed and not one.lost_a_peer]
+    failed = [rank for rank in ended if rank.failed and not rank.lost_a_peer]
     if len(ended) == len(job.ranks):
         return failed if len(failed) == 1 else []
     by_signal = [rank for rank in failed if rank.exit is not None and rank.exit.signal is not None]
@@ -166,28 +171,28 @@ def signature_mismatch(case: Case, accused: set[int]) -> Iterator[Accusation]:
     from its own past while the others follow theirs, or else the minority of a group of which most agree; with two
     equal camps, nobody. Assumes that all-to-alls, gathers and scatters may differ in size.
     """
-    for found in case.mismatches:
-        group = group_label(found.channel.group, case.job.groups[found.channel.group].description)
+    for clash in case.mismatches:
+        group = group_label(clash.channel.group, case.job.groups[clash.channel.group].description)
         evidence = []
-        for camp in found.camps.values():
-            one = found.issued[camp[0]]
-            where = f", issued at {one.issued_by}" if one.issued_by is not None else ""
-            evidence.append(f"{name_ranks(camp)}: {_described(one, found.aspect)}{where}")
-        for rank in found.accused:
+        for camp in clash.camps.values():
+            op = clash.issued[camp[0]]
+            where = f", issued at {op.issued_by}" if op.issued_by is not None else ""
+            evidence.append(f"{name_ranks(camp)}: {_described(op, clash.aspect)}{where}")
+        for rank in clash.accused:
             if rank in accused:
                 continue
-            own = OpenCollective(rank, found.channel, found.issued[rank], frozenset(), frozenset())
-            others = sorted(set(found.issued) - set(found.accused))
+            own = OpenCollective(rank, clash.channel, clash.issued[rank], frozenset(), frozenset())
+            others = sorted(set(clash.issued) - set(clash.accused))
             reason = (
-                f"issued {_described(own.collective, found.aspect)} as number {found.number} of {group}, "
-                f"{name_ranks(others)} {_described(found.issued[others[0]], found.aspect)}"
+                f"issued {_described(own.collective, clash.aspect)} as number {clash.number} of {group}, "
+                f"{name_ranks(others)} {_described(clash.issued[others[0]], clash.aspect)}"
             )
-            if found.swapped:
+            if clash.swapped:
                 reason += ": it swapped the two"
-            elif found.ahead:
+            elif clash.ahead:
                 reason += ": it skipped one collective or swapped two"
-            kind: Kind = "order_swapped" if found.swapped else "signature_mismatch"
-            yield case.accusation(rank, kind, reason, evidence, held_up=own, aspect=found.aspect)
+            kind: Kind = "order_swapped" if clash.swapped else "signature_mismatch"
+            yield case.accusation(rank, kind, reason, evidence, held_up=own, aspect=clash.aspect)
 
 
 def order_swapped(case: Case, accused: set[int]) -> Iterator[Accusation]:
@@ -197,24 +202,24 @@ def order_swapped(case: Case, accused: set[int]) -> Iterator[Accusation]:
     """
     job, waits = case.job, case.waits
     for circle in waits.circles:
-        if circle & accused or any(case.is_held(one) for rank in circle for one in waits.of_rank(rank)):
+        if circle & accused or any(case.is_held(wait) for rank in circle for wait in waits.of_rank(rank)):
             continue
         open_there = {
             rank: max(  # of several the last one, in which it waits
-                (one for one in waits.of_rank(rank) if one.behind & circle),
-                key=lambda one: one.collective.issued_ns or 0,
+                (wait for wait in waits.of_rank(rank) if wait.behind & circle),
+                key=lambda wait: wait.collective.issued_ns or 0,
             )
             for rank in sorted(circle)
         }
         for rank in _odd_in_circle(job, open_there):
-            one = open_there[rank]
+            wait = open_there[rank]
             awaited = [other for other in open_there.values() if rank in other.behind]
             if not awaited:
                 continue  # others wait for it in what they issued before: it is in the circle, and not odd in it
-            shape = _shape(one.collective)
+            shape = _shape(wait.collective)
             twin = next((other for other in awaited if _shape(other.collective) == shape), None)
-            wrong_group = twin is not None and twin.channel.group != one.channel.group
-            own, theirs = (str(job.name(each.channel, each.collective)) for each in (one, awaited[0]))
+            wrong_group = twin is not None and twin.channel.group != wait.channel.group
+            own, theirs = (str(job.name(held.channel, held.collective)) for held in (wait, awaited[0]))
             reason = (
                 f"issued {own} where {name_ranks(sorted(circle - {rank}))} issued the same in {theirs}"
                 if wrong_group
@@ -226,30 +231,30 @@ def order_swapped(case: Case, accused: set[int]) -> Iterator[Accusation]:
                 reason,
                 [f"{name_ranks(sorted(circle))} wait for each other in a circle"],
                 held_up=awaited[0],
-                since_s=job.ranks[rank].age_s(one.collective.issued_ns),
+                since_s=job.ranks[rank].age_s(wait.collective.issued_ns),
                 aspect="group" if wrong_group else None,
             )
 
 
-def _shape(one: CollectiveEvidence) -> tuple[object, ...]:
-    return one.kind, one.bytes, one.dtype, one.input_sizes
+def _shape(op: CollectiveEvidence) -> tuple[object, ...]:
+    return op.kind, op.bytes, op.dtype, op.input_sizes
 
 
 def _odd_in_circle(job: JobEvidence, open_there: dict[int, OpenCollective]) -> list[int]:
     as_before = {
-        rank: conforms(job.ranks[rank], one.channel, one.collective.number) for rank, one in open_there.items()
+        rank: conforms(job.ranks[rank], held.channel, held.collective.number) for rank, held in open_there.items()
     }
-    for waiting, one in open_there.items():
-        for rank in one.behind & set(open_there):
-            if passed_by(job.ranks[rank], job.ranks[waiting], one):
+    for waiting, held in open_there.items():
+        for rank in held.behind & set(open_there):
+            if passed_by(job.ranks[rank], job.ranks[waiting], held):
                 as_before[rank] = False
     departed = [rank for rank, same in as_before.items() if same is False]
     if departed and all(same for rank, same in as_before.items() if rank not in departed):
         unseen = len(job.missing)  # who may have departed as well
         return departed if 2 * (len(departed) + unseen) <= len(as_before) + unseen else []
     camps: dict[object, list[int]] = defaultdict(list)
-    for rank, one in open_there.items():
-        camps[one.channel, one.collective.number].append(rank)
+    for rank, held in open_there.items():
+        camps[held.channel, held.collective.number].append(rank)
     largest = max(camps.values(), key=len)
     most = 2 * len(largest) > len(open_there) and len(largest) > 1 and not job.missing
     return sorted(set(open_there) - set(largest)) if most and not departed else []
@@ -264,13 +269,13 @@ def behind_its_peers(case: Case, accused: set[int]) -> Iterator[Accusation]:
     job, waits = case.job, case.waits
     for number in waits.roots:
         rank = job.ranks[number]
-        awaited = [one for one in waits.open if number in one.behind and not case.is_held(one)]
-        skipped = any(passed_by(rank, job.ranks[one.rank], one) for one in awaited)
+        awaited = [wait for wait in waits.open if number in wait.behind and not case.is_held(wait)]
+        skipped = any(passed_by(rank, job.ranks[wait.rank], wait) for wait in awaited)
         if number in accused or not awaited or (is_inside(job, waits, number) and not skipped):
             continue
         # Dumps have no ages; then what fewest others are behind in says most of this one.
         first = max(
-            awaited, key=lambda one: (job.ranks[one.rank].age_s(one.collective.issued_ns) or 0.0, -len(one.behind))
+            awaited, key=lambda wait: (job.ranks[wait.rank].age_s(wait.collective.issued_ns) or 0.0, -len(wait.behind))
         )
         own, awaited_name = rank.open(first.channel), job.name(first.channel, first.collective)
         missing = str(awaited_name)
@@ -279,7 +284,7 @@ def behind_its_peers(case: Case, accused: set[int]) -> Iterator[Accusation]:
             other = first.channel.receiver if sends else first.channel.sender
             missing = f"{structs.replace(awaited_name, kind='send' if sends else 'recv')} "
             missing += f"({'to' if sends else 'from'} rank {other})"
-        peers = name_ranks(sorted({one.rank for one in awaited}))
+        peers = name_ranks(sorted({wait.rank for wait in awaited}))
         frames = () if not rank.stacks else rank.stacks[0].frames
         giving_up = next((name for name in _GIVING_UP if any(frame.endswith(f" {name}") for frame in frames)), None)
         kind: Kind = "rank_did_not_join"
@@ -291,7 +296,7 @@ def behind_its_peers(case: Case, accused: set[int]) -> Iterator[Accusation]:
             reason = f"does not answer NCCL's RAS, and {peers} wait in {awaited_name}"
         else:
             reason = f"has not issued {missing}"
-        evidence = list(dict.fromkeys(_progress_there(job, one) for one in awaited))
+        evidence = list(dict.fromkeys(_progress_there(job, wait) for wait in awaited))
         yield case.accusation(number, kind, reason, evidence, held_up=first, since_s=_since_s(rank))
 
 
@@ -299,10 +304,12 @@ def is_inside(job: JobEvidence, waits: WaitGraph, rank: int) -> bool:
     """Return whether a rank that waits for nobody is in a collective that all members issued, and begun if any."""
     if job.ranks[rank].is_elsewhere:
         return False
-    for one in waits.of_rank(rank):
-        alone = len(job.members(one.channel)) <= 1 and one.channel.group in job.listed  # it waits for its device
-        there = [other.collective for other in waits.open if other.channel == one.channel]
-        if not (one.behind or one.unknown or alone or any(job.ranks[rank].is_behind(one.channel, of) for of in there)):
+    for wait in waits.of_rank(rank):
+        alone = len(job.members(wait.channel)) <= 1 and wait.channel.group in job.listed  # it waits for its device
+        there = [other.collective for other in waits.open if other.channel == wait.channel]
+        if not (
+            wait.behind or wait.unknown or alone or any(job.ranks[rank].is_behind(wait.channel, of) for of in there)
+        ):
             return True
     return False
 
@@ -312,17 +319,17 @@ def unfinished_alone(case: Case, accused: set[int]) -> Iterator[Accusation]:
     evidence of all ranks was taken within the time a collective takes, or while nothing moved.
     """
     job = case.job
-    for one in case.waits.open:
-        rank, members = job.ranks[one.rank], set(job.members(one.channel))
-        if one.behind or one.unknown or one.channel.sender is not None or one.channel.group not in job.listed:
+    for wait in case.waits.open:
+        rank, members = job.ranks[wait.rank], set(job.members(wait.channel))
+        if wait.behind or wait.unknown or wait.channel.sender is not None or wait.channel.group not in job.listed:
             continue
-        if len(members) < 2 or case.is_held(one) or accused & members:
+        if len(members) < 2 or case.is_held(wait) or accused & members:
             continue
-        if all(job.ranks[other].front(one.channel) > one.collective.number for other in members - {one.rank}):
-            reason = f"is still in {job.name(one.channel, one.collective)}, which all others have finished"
-            since_s = rank.age_s(one.collective.issued_ns)
-            evidence = [_progress_there(job, one)]
-            yield case.accusation(one.rank, "stuck_inside", reason, evidence, held_up=one, since_s=since_s)
+        if all(job.ranks[other].front(wait.channel) > wait.collective.number for other in members - {wait.rank}):
+            reason = f"is still in {job.name(wait.channel, wait.collective)}, which all others have finished"
+            since_s = rank.age_s(wait.collective.issued_ns)
+            evidence = [_progress_there(job, wait)]
+            yield case.accusation(wait.rank, "stuck_inside", reason, evidence, held_up=wait, since_s=since_s)
 
 
 def busy_elsewhere(case: Case, accused: set[int]) -> Iterator[Accusation]:
@@ -381,21 +388,21 @@ def _since_s(rank: Rank) -> float | None:
     return rank.age_s(rank.phase_since_ns if rank.phase_since_ns is not None else rank.progress_ns)
 
 
-def _progress_there(job: JobEvidence, one: OpenCollective) -> str:
+def _progress_there(job: JobEvidence, wait: OpenCollective) -> str:
     issued: dict[int, list[int]] = defaultdict(list)
-    for member in job.members(one.channel):
+    for member in job.members(wait.channel):
         if member in job.ranks:
-            issued[max(job.ranks[member].channels.get(one.channel, {}), default=-1) + 1].append(member)
-    group = job.groups[one.channel.group]
+            issued[max(job.ranks[member].channels.get(wait.channel, {}), default=-1) + 1].append(member)
+    group = job.groups[wait.channel.group]
     counts = "; ".join(f"{name_ranks(ranks)}: {count}" for count, ranks in sorted(issued.items()))
     return f"collectives issued in {group_label(group.name, group.description)}: {counts}"
 
 
-def _described(one: CollectiveEvidence, aspect: Aspect) -> str:
+def _described(op: CollectiveEvidence, aspect: Aspect) -> str:
     if aspect == "kind":
-        return one.kind
-    size = f"{one.bytes:,} bytes" if one.bytes is not None else f"shapes {one.input_sizes}"
-    return f"{one.kind} of {one.dtype if aspect == 'dtype' else size}"
+        return op.kind
+    size = f"{op.bytes:,} bytes" if op.bytes is not None else f"shapes {op.input_sizes}"
+    return f"{op.kind} of {op.dtype if aspect == 'dtype' else size}"
 
 
 def mismatches(job: JobEvidence) -> Iterator[Mismatch]:
@@ -408,7 +415,7 @@ def mismatches(job: JobEvidence) -> Iterator[Mismatch]:
         differed = set[str]()  # kinds of which a finished one differed in size
         for number in numbers:
             everywhere = {rank: job.ranks[rank].channels.get(channel, {}).get(number) for rank in members}
-            issued = {rank: one for rank, one in everywhere.items() if one is not None and one.kind != UNKNOWN_KIND}
+            issued = {rank: op for rank, op in everywhere.items() if op is not None and op.kind != UNKNOWN_KIND}
             mismatch = _mismatch(job, channel, number, issued, differed)
             if mismatch is not None:
                 yield mismatch
@@ -420,8 +427,8 @@ def _mismatch(
 ) -> Mismatch | None:
     for aspect, value_of in _ASPECTS:
         camps: dict[object, tuple[int, ...]] = {}
-        for rank, one in issued.items():
-            camps[value_of(one)] = (*camps.get(value_of(one), ()), rank)
+        for rank, op in issued.items():
+            camps[value_of(op)] = (*camps.get(value_of(op), ()), rank)
         if len(camps) < 2 or (aspect != "kind" and None in camps):
             continue
         kind = next(iter(issued.values())).kind
@@ -429,7 +436,7 @@ def _mismatch(
             return Mismatch(channel, number, aspect, issued, camps, accused=(), ahead=False, swapped=False)
         if aspect == "size" and (kind not in _ONE_SIZE or kind in differed):
             return None
-        if aspect == "size" and all(one.state == "completed" for one in issued.values()):
+        if aspect == "size" and all(op.state == "completed" for op in issued.values()):
             differed.add(kind)
             return None
         accused = _odd_camps(job, channel, number, camps)
@@ -451,15 +458,13 @@ def _mismatch(
 
 def _unequal_totals(members: Sequence[int], issued: Mapping[int, CollectiveEvidence]) -> bool:
     """Return whether all ranks together send another number of elements than they receive."""
-    if set(members) - issued.keys() or any(
-        one.input_sizes is None or one.output_sizes is None for one in issued.values()
-    ):
+    if set(members) - issued.keys() or any(op.input_sizes is None or op.output_sizes is None for op in issued.values()):
         return False
     sent, received = (
-        sum(math.prod(shape) for one in issued.values() for shape in getattr(one, name) or ())
+        sum(math.prod(shape) for op in issued.values() for shape in getattr(op, name) or ())
         for name in ("input_sizes", "output_sizes")
     )
-    return sent != received and any(one.state != "completed" for one in issued.values())
+    return sent != received and any(op.state != "completed" for op in issued.values())
 
 
 def _odd_camps(
@@ -483,36 +488,36 @@ def _odd_camps(
 def _place(rank: Rank, channel: Channel, number: int) -> int:
     """Return where a collective stands in the order of issue; 0 where the rank has not issued it."""
     own = rank.channels.get(channel, {}).get(number)
-    return next((at for at, one in enumerate(rank.collectives) if one is own), 0)
+    return next((at for at, op in enumerate(rank.collectives) if op is own), 0)
 
 
-def _followers(issued: Sequence[Signature], places: range) -> Iterator[Signature | None]:
+def _followers(issued: Sequence[Signature], indices: range) -> Iterator[Signature | None]:
     """Yield for each of `places` what followed earlier wherever the most of what precedes it preceded too; None where
     nothing did, or different things.
     """
     alike: dict[int, int] = {}  # position -> how much before it is the same as before the place, `_CONTEXT` at most
     following: dict[Signature, list[int]] = defaultdict(list)
-    for at in range(1, places.stop):
+    for at in range(1, indices.stop):
         before = issued[at - 1]
-        if at > places.start - _CONTEXT:
+        if at > indices.start - _CONTEXT:
             alike = {earlier: min(alike.get(earlier - 1, 0) + 1, _CONTEXT) for earlier in following[before]}
         following[before].append(at)
-        if at >= places.start:
+        if at >= indices.start:
             best = max(alike.values(), default=0)
             followers = {issued[earlier] for earlier, length in alike.items() if length == best >= _LEAST_CONTEXT}
             yield followers.pop() if len(followers) == 1 else None
 
 
-def _expected(rank: Rank, place: int) -> Signature | None:
+def _expected(rank: Rank, index: int) -> Signature | None:
     """Return what a rank's past lets one expect at a place in its order of issue, from 1 on."""
-    return next(_followers([signature(one, rank.rank) for one in rank.collectives], range(place, place + 1)))
+    return next(_followers([signature(op, rank.rank) for op in rank.collectives], range(index, index + 1)))
 
 
 def conforms(rank: Rank, channel: Channel, number: int) -> bool | None:
     """Return whether a collective is what the rank's own past lets one expect; None where the past does not say."""
-    place = _place(rank, channel, number)
-    awaited = _expected(rank, place) if place else None
-    return None if awaited is None else awaited == signature(rank.collectives[place], rank.rank)
+    index = _place(rank, channel, number)
+    awaited = _expected(rank, index) if index else None
+    return None if awaited is None else awaited == signature(rank.collectives[index], rank.rank)
 
 
 def passed_by(rank: Rank, waiting: Rank, awaited: OpenCollective) -> bool:
@@ -521,7 +526,7 @@ def passed_by(rank: Rank, waiting: Rank, awaited: OpenCollective) -> bool:
     newest = max(rank.channels.get(channel, {}), default=number)
     if newest >= number or not conforms(waiting, channel, number):
         return False
-    issued = [signature(one, rank.rank) for one in rank.collectives]
+    issued = [signature(op, rank.rank) for op in rank.collectives]
     since = range(_place(rank, channel, newest) + 1, len(issued))[:_MOST_SINCE]
     return any(
         expected not in (None, issued[at]) for at, expected in zip(since, _followers(issued, since), strict=True)

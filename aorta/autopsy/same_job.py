@@ -27,26 +27,26 @@ _TIMEOUT_NS: Final = 30 * 60 * 1_000_000_000
 
 def of_one_job(evidence: Sequence[RankEvidence]) -> tuple[list[RankEvidence], list[str]]:
     """Return the evidence without dumps that are stale or of another job, and why these are left out."""
-    dumps = [one for one in evidence if one.source == "flight_recorder" and (one.collectives or one.groups)]
-    recorded = {one.world_size for one in evidence if one.source == "progress" and one.world_size}
+    dumps = [dump for dump in evidence if dump.source == "flight_recorder" and (dump.collectives or dump.groups)]
+    recorded = {dump.world_size for dump in evidence if dump.source == "progress" and dump.world_size}
     newest: dict[int, int] = {}
-    for one in dumps:
-        if one.world_size:
-            newest[one.world_size] = max(newest.get(one.world_size, 0), one.progress_ns or 0)
+    for dump in dumps:
+        if dump.world_size:
+            newest[dump.world_size] = max(newest.get(dump.world_size, 0), dump.progress_ns or 0)
     world = recorded.pop() if len(recorded) == 1 else max(newest, key=lambda size: (newest[size], size), default=None)
     why: dict[str, list[int]] = defaultdict(list)
-    for one in dumps:
-        used = {row.group for row in one.collectives}
-        if world and one.world_size and one.world_size != world:
-            why[f"of a job of {one.world_size} ranks, and this one has {world}"].append(one.rank)
-        elif any(group.ranks and one.rank not in group.ranks for group in one.groups if group.name in used):
-            why["its groups do not have this rank: another rank's, or another job's"].append(one.rank)
+    for dump in dumps:
+        used = {row.group for row in dump.collectives}
+        if world and dump.world_size and dump.world_size != world:
+            why[f"of a job of {dump.world_size} ranks, and this one has {world}"].append(dump.rank)
+        elif any(group.ranks and dump.rank not in group.ranks for group in dump.groups if group.name in used):
+            why["its groups do not have this rank: another rank's, or another job's"].append(dump.rank)
     left_out = {rank for ranks in why.values() for rank in ranks}
-    for rank, reason in _stale([one for one in dumps if one.rank not in left_out]):
+    for rank, reason in _stale([dump for dump in dumps if dump.rank not in left_out]):
         if rank not in left_out:
             why[reason].append(rank)
             left_out.add(rank)
-    kept = [one for one in evidence if one.source != "flight_recorder" or one.rank not in left_out]
+    kept = [dump for dump in evidence if dump.source != "flight_recorder" or dump.rank not in left_out]
     return kept, [f"dump of {name_ranks(sorted(ranks))} left out: {reason}" for reason, ranks in why.items()]
 
 
@@ -55,23 +55,23 @@ def _stale(dumps: Sequence[RankEvidence]) -> Iterator[tuple[int, str]]:
     rows: dict[tuple[str, int], dict[int, CollectiveEvidence]] = defaultdict(dict)
     reached: dict[str, dict[int, int]] = defaultdict(dict)  # group -> rank -> its newest number
     completed: dict[str, tuple[int, int]] = {}  # group -> the newest number that completed, and where
-    for one in dumps:
-        for row in one.collectives:
-            group = names[row.group, one.rank]
+    for dump in dumps:
+        for row in dump.collectives:
+            group = names[row.group, dump.rank]
             if group not in listed or row.peer is not None:
                 continue
-            reached[group][one.rank] = max(row.number, reached[group].get(one.rank, -1))
+            reached[group][dump.rank] = max(row.number, reached[group].get(dump.rank, -1))
             if row.kind in NEED_ALL_RANKS:
-                rows[group, row.number][one.rank] = row
+                rows[group, row.number][dump.rank] = row
                 if row.state == "completed" and row.completed_ns is not None:
-                    completed[group] = max(completed.get(group, (-1, -1)), (row.number, one.rank))
+                    completed[group] = max(completed.get(group, (-1, -1)), (row.number, dump.rank))
     for issued in rows.values():
         latest_ns = max(row.issued_ns or 0 for row in issued.values())
         for rank, row in issued.items():
             if row.completed_ns is not None and latest_ns - row.completed_ns > _CLOCKS_NS:
                 yield rank, "stale: what it has completed, others issued more than a minute later"
-    newest_ns = {one.rank: one.progress_ns or 0 for one in dumps}
-    whole = {one.rank for one in dumps if one.torn is None}
+    newest_ns = {dump.rank: dump.progress_ns or 0 for dump in dumps}
+    whole = {dump.rank for dump in dumps if dump.torn is None}
     for group, (number, where) in completed.items():
         for rank, own in reached[group].items():
             if own < number and rank in whole:
@@ -79,8 +79,8 @@ def _stale(dumps: Sequence[RankEvidence]) -> Iterator[tuple[int, str]]:
                 yield older, "stale: a collective of all ranks completed that not all dumps have"
     oldest_ns = [
         min(times)
-        for one in dumps
-        if (times := [row.issued_ns for row in one.collectives if row.issued_ns is not None])
+        for dump in dumps
+        if (times := [row.issued_ns for row in dump.collectives if row.issued_ns is not None])
     ]
     for rank, last_ns in newest_ns.items():
         if last_ns and max(oldest_ns, default=0) - last_ns > _TIMEOUT_NS:
@@ -97,16 +97,16 @@ def same_groups(
     the same ranks have one name on all of them, or else are told apart by the order in which a rank lists them.
     """
     lists: dict[str, set[tuple[int, ...]]] = defaultdict(set)
-    for one in evidence:
-        for group in one.groups:
+    for entry in evidence:
+        for group in entry.groups:
             lists[group.name] |= {tuple(sorted(group.ranks))} if group.ranks else set()
     leaders: dict[tuple[int, ...], list[str]] = {}  # ranks -> names of the groups of these
     names: dict[tuple[str, int], str] = {}
     groups: dict[str, GroupEvidence] = {}
     listed = set[str]()
-    for one in evidence:
-        own = {group.name: group for group in one.groups}
-        for row in one.collectives:
+    for entry in evidence:
+        own = {group.name: group for group in entry.groups}
+        for row in entry.collectives:
             own.setdefault(row.group, GroupEvidence(name=row.group))
         of_ranks: dict[tuple[int, ...], list[str]] = defaultdict(list)
         for name, described in own.items():
@@ -122,7 +122,7 @@ def same_groups(
                 if common not in leading:
                     leading.append(common)
                 key = f"{common} ({','.join(map(str, ranks))})" if len(lists[common]) > 1 and ranks else common
-                names[name, one.rank] = key
+                names[name, entry.rank] = key
                 before = groups.get(key)
                 description = own[name].description or (before.description if before else None)
                 groups[key] = GroupEvidence(name=key, description=description, ranks=ranks)

@@ -219,10 +219,10 @@ class HostWatchdog:
         evidence, output = progress_evidence(self._folder, stacks=True, saved=False), self._folder / AUTOPSY_DIR
         try:
             shared_folder(output)
-            for one in evidence:
-                if one.rank in self._watches:
-                    one.exit = one.exit or self._exits.get(one.rank)
-                    write_whole(output / EVIDENCE_FILE.format(rank=one.rank), msgspec.json.encode(one).decode())
+            for entry in evidence:
+                if entry.rank in self._watches:
+                    entry.exit = entry.exit or self._exits.get(entry.rank)
+                    write_whole(output / EVIDENCE_FILE.format(rank=entry.rank), msgspec.json.encode(entry).decode())
         except OSError as error:
             answer = verdict_on(evidence, watched=True).summary
             where = f"evidence cannot be saved in {output}: {error.strerror or error}"

@@ -217,5 +217,5 @@ def json_text(value: object) -> str:
     if isinstance(value, list):
         return ", ".join(map(json_text, value)) or "(none)"
     if isinstance(value, dict):
-        return ", ".join(f"{key}={json_text(each)}" for key, each in value.items()) or "(none)"
+        return ", ".join(f"{key}={json_text(item)}" for key, item in value.items()) or "(none)"
     return str(value)

@@ -58,14 +58,16 @@ def entry(
     if numbers is None:
         reason = max(reasons, key=reasons.__getitem__) if reasons else "no values"
     values = dict.fromkeys(_NAMES) if numbers is None else dict(zip(_NAMES, map(float, numbers), strict=True))
-    found = Statistics(value=values["median"], count=count, nulls=nulls, **values, reason=reason, null_reasons=reasons)
+    statistics = Statistics(
+        value=values["median"], count=count, nulls=nulls, **values, reason=reason, null_reasons=reasons
+    )
     if medians is not None:
         known = [median for median in medians.values() if median is not None]
         enough = len(known) > 1
-        found.per_rank_median = {str(rank): median for rank, median in medians.items()}
-        found.rank_spread = max(known) - min(known) if enough else None
-        found.rank_spread_reason = None if enough else f"a spread needs two ranks with values, not {len(known)}"
-    return found
+        statistics.per_rank_median = {str(rank): median for rank, median in medians.items()}
+        statistics.rank_spread = max(known) - min(known) if enough else None
+        statistics.rank_spread_reason = None if enough else f"a spread needs two ranks with values, not {len(known)}"
+    return statistics
 
 
 def rank_medians(values: Floats, ranks: npt.NDArray[Any]) -> dict[int, float | None]:
@@ -73,9 +75,9 @@ def rank_medians(values: Floats, ranks: npt.NDArray[Any]) -> dict[int, float | N
     if np.any(ranks[1:] < ranks[:-1]):
         order = np.argsort(ranks, kind="stable")
         values, ranks = values[order], ranks[order]
-    found, starts = np.unique(ranks, return_index=True)
-    parts = np.split(values, starts[1:]) if len(found) else []
-    return {int(rank): median_or_none(part) for rank, part in zip(found, parts, strict=True)}
+    known, starts = np.unique(ranks, return_index=True)
+    parts = np.split(values, starts[1:]) if len(known) else []
+    return {int(rank): median_or_none(part) for rank, part in zip(known, parts, strict=True)}
 
 
 def median_or_none(values: Floats) -> float | None:

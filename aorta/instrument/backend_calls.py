@@ -123,13 +123,17 @@ def cutoff_from(taken_ns: Sequence[int]) -> StallCutoff:
     return StallCutoff(min(max(TIMES * high_ns, LEAST_NS), MOST_NS), "calibrated", high_ns)
 
 
-def slowest_of_host(mine: StallCutoff | None, host: str, facts: Sequence[Mapping[str, Any]]) -> StallCutoff | None:
+def slowest_of_host(own: StallCutoff | None, host: str, facts: Sequence[Mapping[str, Any]]) -> StallCutoff | None:
     """Return the largest cut-off among the ranks of a host, which all of them use: it is a property of the host.
 
     Args:
         facts: of every rank, each with `host` and `stall_cutoff` (JSON types).
     """
-    if mine is None:
+    if own is None:
         return None
-    of_host = [StallCutoff(**each["stall_cutoff"]) for each in facts if each["host"] == host and each["stall_cutoff"]]
-    return max([mine, *of_host], key=lambda each: (each.cutoff_ns, each.hand_over_ns or 0))
+    of_host = [
+        StallCutoff(**rank_facts["stall_cutoff"])
+        for rank_facts in facts
+        if rank_facts["host"] == host and rank_facts["stall_cutoff"]
+    ]
+    return max([own, *of_host], key=lambda cutoff: (cutoff.cutoff_ns, cutoff.hand_over_ns or 0))

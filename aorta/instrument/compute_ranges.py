@@ -139,8 +139,8 @@ def _observe_calls(module: nn.Module) -> _Observers:
 
 @not_compiled
 def _tell(observers: list[Callable[..., None]], *what: Any) -> None:
-    for one in observers:
-        one(*what)
+    for observer in observers:
+        observer(*what)
 
 
 @cache
@@ -166,7 +166,7 @@ def taken_out(module: nn.Module) -> Callable[[bool], None]:
         if _observers_of(part) is not None:
             observed.append((part, part.__dict__.pop(_IN_PLACE_OF_HOOKS)))
         for hooks in (part._forward_pre_hooks, part._forward_hooks):
-            ours = [key for key, one in hooks.items() if isinstance(one, ModuleHook) or _replaces_hook(one)]
+            ours = [key for key, hook in hooks.items() if isinstance(hook, ModuleHook) or _replaces_hook(hook)]
             if ours:
                 taken.append((hooks, list(hooks.items())))
             for key in ours:
@@ -182,8 +182,8 @@ def taken_out(module: nn.Module) -> Callable[[bool], None]:
     return put_back
 
 
-def _replaces_hook(one: object) -> bool:
-    return isinstance(getattr(one, "__self__", None), nullcontext)
+def _replaces_hook(hook: object) -> bool:
+    return isinstance(getattr(hook, "__self__", None), nullcontext)
 
 
 def needing_gradient(values: Any) -> list[torch.Tensor]:

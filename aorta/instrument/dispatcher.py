@@ -141,9 +141,9 @@ def first_tensor(arguments: Any) -> torch.Tensor | None:
         if isinstance(item, torch.Tensor):
             return item
         if isinstance(item, (list, tuple)):
-            found = first_tensor(item)
-            if found is not None:
-                return found
+            tensor = first_tensor(item)
+            if tensor is not None:
+                return tensor
     return None
 
 
@@ -305,11 +305,11 @@ def check_torch() -> None:
     Raises:
         InstrumentError: this torch lacks something; names it, torch's version, what is lost and what still works.
     """
-    missing = [each for each in private_names() if not hasattr(each.owner, each.attribute)]
+    missing = [name for name in private_names() if not hasattr(name.owner, name.attribute)]
     if missing:
         raise InstrumentError(
-            f"torch {torch.__version__} does not offer {', '.join(each.name for each in missing)}, without which "
-            f"{' and '.join(dict.fromkeys(each.lost for each in missing))}; so instrument.mode=observe and dedicated "
+            f"torch {torch.__version__} does not offer {', '.join(name.name for name in missing)}, without which "
+            f"{' and '.join(dict.fromkeys(name.lost for name in missing))}; so instrument.mode=observe and dedicated "
             "do not work with it. What still works with instrument.mode=off: training with its losses and step times, "
             "and traces of torch.profiler (profiling.enabled=true), of which `aorta report` measures the overlap. "
             f"AORTA has been run with torch {KNOWN_TORCH}"
@@ -372,4 +372,4 @@ def private_names() -> list[PrivateName]:
         of_lost["nobody can tell how many collectives gloo runs at once"] = [
             ("ProcessGroupGloo._Options._threads", options, "_threads")
         ]
-    return [PrivateName(*each, lost) for lost, names in of_lost.items() for each in names]
+    return [PrivateName(*name, lost) for lost, names in of_lost.items() for name in names]

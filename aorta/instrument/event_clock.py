@@ -89,7 +89,7 @@ def anchor_event(device: torch.device) -> tuple[Any, int, int]:
     A single reading after one wait was off by 1.4 and 3.3 ms on a busy host, which wakes up late; the narrowest bracket
     is off by at most half its width. The device should be otherwise idle.
     """
-    found, stream = [], torch.accelerator.current_stream(device)
+    anchors, stream = [], torch.accelerator.current_stream(device)
     for _ in range(BRACKETS):
         event = torch.Event(device=device, enable_timing=True)
         before_ns = time.perf_counter_ns()
@@ -97,8 +97,8 @@ def anchor_event(device: torch.device) -> tuple[Any, int, int]:
         while not event.query():
             pass
         after_ns = time.perf_counter_ns()
-        found.append((event, (before_ns + after_ns) // 2, (after_ns - before_ns + 1) // 2))
-    return min(found, key=lambda anchor: anchor[2])
+        anchors.append((event, (before_ns + after_ns) // 2, (after_ns - before_ns + 1) // 2))
+    return min(anchors, key=lambda anchor: anchor[2])
 
 
 class _Epoch:
@@ -182,9 +182,9 @@ def _start_of(epoch: _Epoch) -> int | None:
     while before is not None and before.start_ns is None:
         unplaced.append(before)
         before = before.before
-    for one in reversed(unplaced):
-        if one.before is None or one.before.start_ns is None or not one.event.query():
+    for mark in reversed(unplaced):
+        if mark.before is None or mark.before.start_ns is None or not mark.event.query():
             return None
-        one.start_ns = one.before.start_ns + round(float(one.before.event.elapsed_time(one.event)) * 1e6)
-        one.before = None  # the chain is not walked again
+        mark.start_ns = mark.before.start_ns + round(float(mark.before.event.elapsed_time(mark.event)) * 1e6)
+        mark.before = None  # the chain is not walked again
     return epoch.start_ns

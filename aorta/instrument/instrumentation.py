@@ -51,12 +51,12 @@ _open: weakref.WeakSet[Instrumentation] = weakref.WeakSet()
 
 
 def _leave_all() -> None:
-    for each in list(_open):
-        if each._interceptor is not None:
-            each._ranges.close()
-        each.recorder.leave()
-        if isinstance(each._interceptor, PythonInterceptor):
-            each._interceptor.leave()
+    for instrument in list(_open):
+        if instrument._interceptor is not None:
+            instrument._ranges.close()
+        instrument.recorder.leave()
+        if isinstance(instrument._interceptor, PythonInterceptor):
+            instrument._interceptor.leave()
 
 
 os.register_at_fork(after_in_child=_leave_all)

@@ -60,12 +60,12 @@ def hook_optimizers() -> None:
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
     def before(*args: Any) -> None:
-        for one, _ in tuple(_observers):
-            one(*args)
+        for before_step, _ in tuple(_observers):
+            before_step(*args)
 
     def after(*args: Any) -> None:
-        for _, one in tuple(_observers):
-            one(*args)
+        for _, after_step in tuple(_observers):
+            after_step(*args)
 
     _hooks.append(register_optimizer_step_pre_hook(unseen_hook(before)))
     _hooks.append(register_optimizer_step_post_hook(unseen_hook(after)))

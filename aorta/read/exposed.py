@@ -67,31 +67,31 @@ def exposed_of(steps: Steps, collectives: Collectives, spans: Spans) -> tuple[Ex
         IntervalError: a collective, a compute range or a stall ends before it starts.
     """
     known = _nanoseconds(steps.column("exposed_comm_ms")) >= 0
-    places = np.flatnonzero(steps.used & known)
+    indices = np.flatnonzero(steps.used & known)
     flights = _flights(steps, collectives)
     regions: dict[Region, int] = {NOWHERE: 0}
     of_name = [regions.setdefault(name.region, len(regions)) for name in spans.names]
     region = np.array([*of_name, 0])[spans.name]
     computing, leaves = np.zeros(len(regions), np.int64), Counter[Leaf]()
     pieces, measured = [], np.zeros((3, len(steps)), np.int64)
-    for first in range(0, len(places), BLOCK_STEPS):
-        block = places[first : first + BLOCK_STEPS]
+    for first in range(0, len(indices), BLOCK_STEPS):
+        block = indices[first : first + BLOCK_STEPS]
         of_block = _pieces(steps, block, _within(flights, block), spans, region, tuple(regions), computing, collectives)
         leaves += of_block[2]
         pieces.append(of_block[0])
         measured[:, block] = of_block[1]
-    comm_ns, exposed_ns, compute_ns = (_nanoseconds(steps.column(name))[places] for name in METRICS)
-    seen_comm, seen_exposed, seen_compute = measured[:, places]
+    comm_ns, exposed_ns, compute_ns = (_nanoseconds(steps.column(name))[indices] for name in METRICS)
+    seen_comm, seen_exposed, seen_compute = measured[:, indices]
     columns = [np.concatenate(parts) for parts in zip(*pieces, strict=True)] or [np.empty(0, np.int64)] * 6
     return Exposed(**dict(zip(declared(Exposed), columns, strict=True)), regions=tuple(regions)), ExposedSums(
-        rank_steps=len(places),
+        rank_steps=len(indices),
         left_out=int((steps.used & ~known).sum()),
-        window_ns=int(steps.length_ns[places].sum()),
+        window_ns=int(steps.length_ns[indices].sum()),
         comm_ns=int(np.where(comm_ns >= 0, comm_ns, seen_comm).sum()),
         exposed_ns=int(exposed_ns.sum()),
         compute_ns=int(np.where(compute_ns >= 0, compute_ns, seen_compute).sum()),
         unexplained_ns=int((exposed_ns - seen_exposed).sum()),
-        computing=Counter({place: total for place, total in zip(regions, computing.tolist(), strict=True) if total}),
+        computing=Counter({region: total for region, total in zip(regions, computing.tolist(), strict=True) if total}),
         leaves=leaves,
     )
 
@@ -149,18 +149,18 @@ def _flights(steps: Steps, rows: Collectives) -> Flights:
     return Flights(step=step, row=timed[at], start_ns=start_ns[at], end_ns=end_ns[at], order=order[at], turn=turn[at])
 
 
-def _within(flights: Flights, places: Ints) -> Flights:
+def _within(flights: Flights, indices: Ints) -> Flights:
     """Return the flights of some steps; their `step` is then an index into `places`."""
-    near = flights.take(flights.rows_of(places[0], places[-1] + 1))
-    at = np.searchsorted(places, near.step)
-    return replace(near, step=at).take(places[at] == near.step)
+    near = flights.take(flights.rows_of(indices[0], indices[-1] + 1))
+    at = np.searchsorted(indices, near.step)
+    return replace(near, step=at).take(indices[at] == near.step)
 
 
 def _ranked(order: Ints) -> Ints:
     """Return the place of each element in an order of indices."""
-    place = np.empty(len(order), np.int64)
-    place[order] = np.arange(len(order))
-    return place
+    ranks = np.empty(len(order), np.int64)
+    ranks[order] = np.arange(len(order))
+    return ranks
 
 
 class _Axis:
@@ -203,13 +203,13 @@ def _first_covering(cells: int, ranges: IntervalArray, order: Ints) -> Ints:
     where none does. Each range is the union of two whose length is a power of two, which are halved until they are
     cells: linear in ranges and in cells, times the logarithm of the longest.
     """
-    count, place = ranges.end - ranges.start, _ranked(order)
+    count, ranked = ranges.end - ranges.start, _ranked(order)
     best = np.full(cells, len(count))
     level = np.where(count > 0, np.frexp(count)[1] - 1, -1)
     for power in range(int(level.max(initial=-1)), -1, -1):
         of_level = np.flatnonzero(level == power)
-        np.minimum.at(best, ranges.start[of_level], place[of_level])
-        np.minimum.at(best, ranges.end[of_level] - (1 << power), place[of_level])
+        np.minimum.at(best, ranges.start[of_level], ranked[of_level])
+        np.minimum.at(best, ranges.end[of_level] - (1 << power), ranked[of_level])
         if half := (1 << power) >> 1:
             best[half:] = np.minimum(best[half:], best[:-half])
     first: Ints = np.append(order, -1)[best]
@@ -256,7 +256,7 @@ def _places(innermost: Ints, step: Ints, bringing: Bools, cells: Ints) -> Ints:
 
 def _pieces(
     steps: Steps,
-    places: Ints,
+    indices: Ints,
     flights: Flights,
     spans: Spans,
     region: Ints,
@@ -275,9 +275,9 @@ def _pieces(
         The columns of `Exposed`; a row each, how long each step communicated, was exposed, and computed; and what the
         rest of the steps is.
     """
-    near = spans.rows_of(places[0], places[-1] + 1)
-    at = np.searchsorted(places, spans.step[near])
-    here = places[at] == spans.step[near]
+    near = spans.rows_of(indices[0], indices[-1] + 1)
+    at = np.searchsorted(indices, spans.step[near])
+    here = indices[at] == spans.step[near]
     lane, of_step = spans.lane[near][here], at[here]
     span_start, span_end, region = spans.start_ns[near][here], spans.end_ns[near][here], region[near][here]
 
@@ -286,10 +286,10 @@ def _pieces(
         refuse_inverted(span_start[chosen], span_end[chosen])
         return of_step[chosen], span_start[chosen], span_end[chosen]
 
-    zero_ns = steps.start_mono_ns[places][flights.step]
+    zero_ns = steps.start_mono_ns[indices][flights.step]
     begun_ns, ended_ns = flights.start_ns - zero_ns, flights.end_ns - zero_ns
     refuse_inverted(begun_ns, ended_ns)
-    axis = _Axis(steps.length_ns[places])
+    axis = _Axis(steps.length_ns[indices])
     comm, kept = axis.place(flights.step, begun_ns, ended_ns)
     compute, stalls, bubbles, outside, copies = (
         axis.place(*lanes(*wanted))[0]
@@ -329,13 +329,13 @@ def _pieces(
     start = np.flatnonzero(np.append(True, (np.diff(alike, axis=1) != 0).any(axis=0))[: len(cells)])
     length_ns = np.add.reduceat(axis.cell_ns[cells], start) if len(start) else start
     order = np.minimum(flights.order[owner], ORDER_LIMIT)
-    times = np.zeros((3, len(places)), np.int64)
+    times = np.zeros((3, len(indices)), np.int64)
     for total, seen in zip(times, (communicating, exposed, working), strict=True):
         np.add.at(total, axis.step[seen], axis.cell_ns[seen])
     from_ns = from_ns[start]
     # The nanosecond between two windows is in none.
     rest = (axis.edges[:-1] < axis.zero_ns[axis.step] + axis.length_ns[axis.step]) & ~exposed
-    leaves, words = Counter[Leaf](), [place.phase or "" for place in regions]
+    leaves, words = Counter[Leaf](), [region.phase or "" for region in regions]
     phase = np.where(innermost >= 0, region[innermost], 0)
     for leaf, covered in (
         (Leaf("computation", hides=True), working & communicating),

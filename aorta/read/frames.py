@@ -69,7 +69,9 @@ _DECLARED: Final[dict[type, dict[str, np.dtype[Any]]]] = {}
 def declared(frame: type[Frame]) -> dict[str, np.dtype[Any]]:
     """Return the declared columns of a type of frames: name -> dtype."""
     if frame not in _DECLARED:
-        _DECLARED[frame] = {each.name: each.metadata["dtype"] for each in fields(frame) if "dtype" in each.metadata}
+        _DECLARED[frame] = {
+            field_.name: field_.metadata["dtype"] for field_ in fields(frame) if "dtype" in field_.metadata
+        }
     return _DECLARED[frame]
 
 
@@ -247,7 +249,9 @@ class Steps(Frame):
 
     def _seen(self, name: str) -> Floats:
         """Return a metric, and at least what it is where marks leave it open: all collectives were seen there, too."""
-        by_marks = np.array([each.get(name, "").startswith("host-bound") for each in self.reasons] or [False], bool)
+        by_marks = np.array(
+            [reasons.get(name, "").startswith("host-bound") for reasons in self.reasons] or [False], bool
+        )
         return np.where(by_marks[self.reason], self.ends(name)[0], self.metrics[name])
 
 

@@ -94,8 +94,8 @@ class _JoinedSteps(_Joined):
 
     def add_rank(self, steps: Steps) -> None:
         reasons, coverages = self._reasons, self._coverages
-        reason = [reasons.setdefault(tuple(each.items()), len(reasons)) for each in steps.reasons]
-        coverage = [coverages.setdefault(each, len(coverages)) for each in steps.coverages]
+        reason = [reasons.setdefault(tuple(reasons_of_step.items()), len(reasons)) for reasons_of_step in steps.reasons]
+        coverage = [coverages.setdefault(coverage_of_step, len(coverages)) for coverage_of_step in steps.coverages]
         columns: dict[Any, npt.NDArray[Any]] = {**_columns(steps)}
         columns["reason"] = np.array(reason or [0], np.int32)[steps.reason]
         columns["coverage"] = np.array([*coverage, UNKNOWN], np.int32)[steps.coverage]  # the last for `UNKNOWN`

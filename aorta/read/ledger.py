@@ -153,13 +153,13 @@ def balanced(overlap: Overlap, gaps: Sequence[Gap], *, open_ended: bool = False)
     length = overlap.window_ns + (sum(more) if open_ended else 0)
     scales = {"comm_ms", *(f"{kind}_ms" for kind in KINDS)}  # what their parts are measured by (`DECIDED`)
     possible = _ends(overlap, seen, more, length)
-    ends = {name: each for name, each in possible.items() if name in touched or name in scales}
+    ends = {name: ends_of for name, ends_of in possible.items() if name in touched or name in scales}
     for name, (low, high) in overlap.bounds.items():  # of rows that may be in two accounts
         least, most = ends.get(name, (low, high))
         ends[name] = min(least, low), max(most, high)
     bounded = replace(overlap, bounds=ends)
     values, reasons = bounded.metrics()
-    open_ = {name: each for name, each in bounded.undecided.items() if name in reasons and name not in why_null}
+    open_ = {name: ends_of for name, ends_of in bounded.undecided.items() if name in reasons and name not in why_null}
     for name, own in touched.items():
         why = "; ".join(dict.fromkeys(gap.why for gap in own))
         if any(not gap.seen for gap in own):
@@ -178,7 +178,7 @@ def _ends(
     `length` ns.
     """
     compute, comm = overlap.compute_ns, overlap.comm_ns
-    computes, sends, copies = (min(each, length) for each in more)
+    computes, sends, copies = (min(lane_ns, length) for lane_ns in more)
     may_compute, may_send = min(compute + computes, length), min(comm + sends, length)
     unused = {kind: (0, 0) for kind in KINDS if f"{kind}_ms" in values}
     parts = {"comm": (comm, overlap.hidden_ns)} | unused

@@ -75,17 +75,17 @@ def locate(labels: Sequence[str], cwd: Path, root: Path) -> dict[str, Path]:
     Raises:
         InputError: a label has no records; lists every path searched and the commands that would create them.
     """
-    found: dict[str, Path] = {}
+    folders: dict[str, Path] = {}
     missing: dict[str, list[str]] = {}
     for label in map(check_label, labels):
         folder = _folder_of(label, cwd, root)
         if folder is not None:
-            found[label] = folder
+            folders[label] = folder
         else:
-            searched = [f"  {place}  ({why_not})" for place, why_not in _candidates(label, cwd, root)]
+            searched = [f"  {path}  ({why_not})" for path, why_not in _candidates(label, cwd, root)]
             missing[label] = [*searched, f"  {cwd.resolve() / label}  ({_NOT_THERE})"]
     if not missing:
-        return found
+        return folders
     there = [path.relative_to(cwd) for path in runs_below(cwd)]
     made = [path.name.removeprefix(f"{OUTPUTS}_") for path in there]
     lines = [

@@ -125,10 +125,10 @@ def runs_below(folder: Path) -> list[Path]:
     return list(folders)
 
 
-def runs_here(found: Sequence[Path]) -> str:
+def runs_here(folders: Sequence[Path]) -> str:
     """Return the first runs that `runs_below` found, for an error."""
-    named = [str(path) for path in found[:_LISTED]]
-    more = [f"{len(found) - _LISTED} more"] if len(found) > _LISTED else []
+    named = [str(path) for path in folders[:_LISTED]]
+    more = [f"{len(folders) - _LISTED} more"] if len(folders) > _LISTED else []
     return f"Runs here: {', '.join([*named, *more]) or 'none'}"
 
 

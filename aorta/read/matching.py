@@ -157,8 +157,8 @@ class MatchedCollectives:
         ):
             reason[applies] = code
 
-        place = np.where(duration == shortest[number], np.arange(len(order)), len(order))
-        last = np.minimum.reduceat(place, starts)
+        position = np.where(duration == shortest[number], np.arange(len(order)), len(order))
+        last = np.minimum.reduceat(position, starts)
         self.last = order[last]
         others = duration.copy()
         others[last] = _MAX

@@ -74,7 +74,7 @@ def interceptor(manifest: Manifest | None) -> str | None:
     differ; None where the manifest does not say.
     """
     stated = [rank.get("interceptor") for rank in _topology(manifest)]
-    return ", ".join(sorted({each.partition(":")[0] for each in stated if isinstance(each, str)})) or None
+    return ", ".join(sorted({text.partition(":")[0] for text in stated if isinstance(text, str)})) or None
 
 
 def collective_library(manifest: Manifest | None) -> str | None:
@@ -96,7 +96,7 @@ def why_timed_from_python(manifest: Manifest | None) -> str | None:
     """
     stated = [rank.get("interceptor") for rank in _topology(manifest)]
     reasons = [
-        each.partition(":")[2].strip() for each in stated if isinstance(each, str) and each.startswith("python:")
+        text.partition(":")[2].strip() for text in stated if isinstance(text, str) and text.startswith("python:")
     ]
     return next((why for why in reasons if not chosen_python(why)), None)
 
@@ -156,10 +156,10 @@ def load_run(
     """
     folders = [Path(path)] if isinstance(path, str | Path) else path
     left_out: list[str] = []
-    for each in folders:
-        salvage(each, left_out)
-    files = [file for each in folders for file in rank_files(each)]
-    folder = next((each for each in folders if (each / MANIFEST_FILE).is_file()), folders[0])  # that of rank 0's node
+    for item in folders:
+        salvage(item, left_out)
+    files = [file for item in folders for file in rank_files(item)]
+    folder = next((item for item in folders if (item / MANIFEST_FILE).is_file()), folders[0])  # that of rank 0's node
     if not files:
         raise InputError(nothing_found(folder))
     headers: dict[Path, Header] = {}
@@ -177,7 +177,7 @@ def load_run(
         for file, header in headers.items()
         if header.attempt != latest
     ]
-    chosen = _one_per_rank({file: each for file, each in headers.items() if each.attempt == latest}, left_out)
+    chosen = _one_per_rank({file: item for file, item in headers.items() if item.attempt == latest}, left_out)
 
     def read() -> Iterator[RankTables]:
         known: dict[tuple[int, ...], Sequence[int]] = {}
@@ -298,7 +298,7 @@ def _one_per_rank(headers: Mapping[Path, Header], left_out: list[str]) -> list[P
     reported as left out. Raises an `InputError` where no record is left, or two folders hold the same rank.
     """
     chosen: dict[int, Path] = {}
-    for file, header in sorted(headers.items(), key=lambda each: (each[1].rank, len(each[0].name))):
+    for file, header in sorted(headers.items(), key=lambda item: (item[1].rank, len(item[0].name))):
         rank, size, name = header.rank, header.world_size, file.name
         match = RANK_FILE_NAME.match(name)
         if match is None or int(match[1]) != rank:

@@ -175,7 +175,7 @@ class _Phase:
             ends[name][:, step.astype(np.int64)] = low, high
         integers: dict[str, Ints] = dict(zip(_OF_STEPS, np.concatenate(self.integers, axis=1), strict=True))
         offsets, counts = integers.pop("line_offset"), integers.pop("collectives")
-        passed_over = [each.reason == NOT_SAMPLED for each in coverages.decoded]
+        passed_over = [coverage.reason == NOT_SAMPLED for coverage in coverages.decoded]
         integers["drawn"] = np.where(np.array(passed_over or [False])[integers["coverage"]], 0, integers["drawn"])
         steps = Steps(
             **{**integers, "warmup": integers["warmup"] != 0, "by_kernels": integers["by_kernels"] != 0},
@@ -274,11 +274,11 @@ class _Record:
         if rows:
             kind, group, seq, size, dtype, issue, start, end, source, backend_end = zip(*rows, strict=True)
             table[0] = list(map(self.names.__getitem__, zip(kind, group, size, dtype, source, strict=True)))
-            for place, column in enumerate((seq, issue, start, end, backend_end), start=1):
+            for index, column in enumerate((seq, issue, start, end, backend_end), start=1):
                 try:
-                    table[place] = column
+                    table[index] = column
                 except TypeError:  # a null among them
-                    table[place] = [NO_TIME if value is None else value for value in column]
+                    table[index] = [NO_TIME if value is None else value for value in column]
         self.rows.append(table)
         if self.spans:
             add_spans(self.span_rows, lines, first, self.header.lanes)
@@ -388,15 +388,15 @@ def _reconciled(steps: Steps, rows: Ints, footer: Footer | None) -> tuple[Steps,
 
     every = [*steps.coverages, Coverage(0, None, complete=True)]  # the last for `UNKNOWN`
     reasons: dict[str, list[int]] = {}
-    for code, each in enumerate(every):
-        if not each.complete and each.reason != NOT_SAMPLED:
-            why = each.reason or f"{each.seen} collectives seen, {each.issued} issued"
+    for code, coverage in enumerate(every):
+        if not coverage.complete and coverage.reason != NOT_SAMPLED:
+            why = coverage.reason or f"{coverage.seen} collectives seen, {coverage.issued} issued"
             reasons.setdefault(why, []).append(code)
     for why, codes in reasons.items():
         book(COMM, f"coverage not complete: {why}", np.isin(steps.coverage, codes))
-    facts = np.array([(each.seen, each.unwatched, each.outside) for each in every], np.int64)
+    facts = np.array([(coverage.seen, coverage.unwatched, coverage.outside) for coverage in every], np.int64)
     seen, unwatched, outside = facts[steps.coverage].T
-    complete = np.array([each.complete for each in every])[steps.coverage]
+    complete = np.array([coverage.complete for coverage in every])[steps.coverage]
     lost, partly = complete & (rows < seen), unwatched > DECIDED * seen
     why = "the record has fewer collectives of the step than it counts"
     book(COMM, why, lost)

@@ -263,7 +263,7 @@ def record(
         TracesIncomplete: at the end, with the record complete: a trace is missing or was not uploaded.
     """
     given = list(dict.fromkeys([model] if isinstance(model, nn.Module) else model))
-    if not given or not all(isinstance(one, nn.Module) for one in given):
+    if not given or not all(isinstance(model_given, nn.Module) for model_given in given):
         raise ConfigError(f"aorta.record: model={model!r}: must be a module, or a list of modules")
     models = list(dict.fromkeys(map(called_around, given)))
     whole = models[0] if len(models) == 1 else nn.ModuleList(models)
@@ -284,8 +284,8 @@ def record(
     )
     for broken in number_rules("watchdog", watchdog := Watchdog(timeout_s=watchdog_timeout_s)):
         raise ConfigError(f"aorta.record: {broken}")
-    found = find_blocks(*models) if blocks is None else chosen_blocks(blocks, *given)
-    found, why_others = outside_compiled(whole, found)
+    watched = find_blocks(*models) if blocks is None else chosen_blocks(blocks, *given)
+    watched, why_others = outside_compiled(whole, watched)
     compiled = compiled_in_place(whole)
     hookable = [module for module in models if id(module) not in compiled]
     device = device_of(whole)
@@ -303,11 +303,11 @@ def record(
         profiler.check(topology, peers, resuming=start_step > 0)
         refuse_missing_clients(asked.named_loggers, peers, "aorta.record: loggers")
         # Checkpoints in the folder are the caller's.
-        place = stack.enter_context(occupied(Path(folder), topology, peers))
-        prepare(place, topology, peers, overwrite=False, resuming=start_step > 0, keep=(CHECKPOINT_DIR,))
+        run_folder = stack.enter_context(occupied(Path(folder), topology, peers))
+        prepare(run_folder, topology, peers, overwrite=False, resuming=start_step > 0, keep=(CHECKPOINT_DIR,))
         backend = str(dist.get_backend_config()) if dist.is_initialized() else None
         request = replace(
-            asked.request(whole, found, why_others, backend),
+            asked.request(whole, watched, why_others, backend),
             facts=profiler.facts(),
             calibration=calibration_plan(
                 asked.calibration, device, mode, start_step, warmup_steps, profiled=profiler.profiles(start_step)
@@ -318,32 +318,32 @@ def record(
         meeting = joined.get()
         if meeting is not None and meeting.left_out:
             request.remarks["reasons"]["ranks"] = f"no optimizer step, so not recorded: ranks {meeting.left_out}"
-        run = stack.enter_context(recorded_run(request, RunSite(place, topology, device, peers)))
+        run = stack.enter_context(recorded_run(request, RunSite(run_folder, topology, device, peers)))
         if meeting is not None:
             meeting.until_held()
         run.record.may_end_early = True
         instrument = stack.enter_context(run.instrument())
-        instrument.watch(found)
+        instrument.watch(watched)
         if why_others is not None:
-            if not found:
+            if not watched:
                 instrument.recorder.unseen = Unseen(f"no block: {why_others}", compute=True)
             if peers.is_first:
                 to_stderr(f"aorta: {why_others}")
         # The blocks too: where the last one's output is the model's, FSDP queues its callback with that gradient.
-        for module in (*(block for _, block in found), *hookable):
+        for module in (*(block for _, block in watched), *hookable):
             instrument.watch_backward(module)
             del module
         stack.enter_context(marked_optimizers(instrument.recorder))  # before those that note the phase that follows
         stack.enter_context(marked_loading(instrument.recorder))
         stack.enter_context(noted_phases(hookable, run.progress))
-        names = tuple(name for name, _ in found)
+        names = tuple(name for name, _ in watched)
         clocks = trace_metadata(run.clocks.result, topology.rank)
-        stack.enter_context(profiler.begin(start_step, place.traces(topology.rank).parent, metadata=clocks))
+        stack.enter_context(profiler.begin(start_step, run_folder.traces(topology.rank).parent, metadata=clocks))
         recording = Recording(
-            place.path, names, instrument.recorder, start_step, warmup_steps, profiler, run.calibrator
+            run_folder.path, names, instrument.recorder, start_step, warmup_steps, profiler, run.calibrator
         )
-        recording.watched = tuple(map(weakref.ref, (*hookable, *(block for _, block in found))))
-        del model, blocks, given, models, whole, found, hookable  # which the program may free
+        recording.watched = tuple(map(weakref.ref, (*hookable, *(block for _, block in watched))))
+        del model, blocks, given, models, whole, watched, hookable  # which the program may free
         leaving: SystemExit | None = None
         try:
             try:
@@ -368,7 +368,7 @@ def record(
         if peers.is_first:
             to_stderr(recording.ended(run.record.writer.steps_written, in_place=in_place))
         try:
-            profiler.settle(place)
+            profiler.settle(run_folder)
         except TracesIncomplete as error:
             code, text = _ended_by(error)
             run.record.refused(code, f"rank {topology.rank}: {text}")

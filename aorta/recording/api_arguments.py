@@ -80,11 +80,13 @@ def called_around(model: nn.Module) -> nn.Module:
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
     optimized = () if dynamo is None else (dynamo.OptimizedModule,)
     # An instance refers to its class (CPython): only instances come out of the collector, not all of its objects.
-    alive = [one for one in gc.get_referrers(*wrappers, *optimized) if type(one) in {*wrappers, *optimized}]
-    compiled = [one for one in alive if isinstance(one, optimized) and one is not model]
-    compiled = [one for one in compiled if any(module is model for module in one.modules())]
-    model = max(compiled, key=lambda one: sum(1 for _ in one.modules()), default=model)
-    while around := [one for one in alive if type(one) in wrappers and model in one.children()]:
+    alive = [
+        candidate for candidate in gc.get_referrers(*wrappers, *optimized) if type(candidate) in {*wrappers, *optimized}
+    ]
+    compiled = [candidate for candidate in alive if isinstance(candidate, optimized) and candidate is not model]
+    compiled = [candidate for candidate in compiled if any(module is model for module in candidate.modules())]
+    model = max(compiled, key=lambda candidate: sum(1 for _ in candidate.modules()), default=model)
+    while around := [candidate for candidate in alive if type(candidate) in wrappers and model in candidate.children()]:
         model = around[0]
     return model
 
@@ -164,9 +166,9 @@ def outside_compiled(whole: nn.Module, blocks: list[Block]) -> tuple[list[Block]
         instead += [(name, modules[name]) for name in called if id(modules[name]) not in compiled][:1]
     inside = {id(inner) for _, block in instead for inner in block.modules() if inner is not block}
     instead = _named([(name, block) for name, block in instead if id(block) not in inside])
-    found = _named([*((name, block) for name, block in kept if id(block) not in inside), *instead])
+    named = _named([*((name, block) for name, block in kept if id(block) not in inside), *instead])
     what = f"timed instead: {', '.join(name for name, _ in instead)}" if instead else "their compute is not timed"
-    return found, (
+    return named, (
         f"cannot hook modules compiled in place by .compile(): {', '.join(replaced[:4])}"
         f"{', ...' if len(replaced) > 4 else ''}; {what}. Use `x = torch.compile(x)`, which can be hooked"
     )
@@ -319,7 +321,7 @@ class RecordArguments:
                 "steps_end_by": self.step_end,
                 "warmup_steps": self.warmup_steps,
                 "devices": self.devices,
-                "loggers": [each if isinstance(each, str) else type(each).__name__ for each in self.loggers],
+                "loggers": [logger if isinstance(logger, str) else type(logger).__name__ for logger in self.loggers],
                 "logger_interval": self.logger_interval,
             },
         }

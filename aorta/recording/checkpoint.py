@@ -123,13 +123,13 @@ class PlainReader(FileSystemReader):
         if kwargs.get("rank") is not None:  # torch looks for this where it could not read `.metadata`
             raise pickle.UnpicklingError("metadata of single ranks, which AORTA does not write, is not loaded")
         with Path(self.path, ".metadata").open("rb") as file:
-            found = _MetadataUnpickler(file).load()
-        if not isinstance(found, Metadata) or not isinstance(found.storage_data, dict):
+            metadata = _MetadataUnpickler(file).load()
+        if not isinstance(metadata, Metadata) or not isinstance(metadata.storage_data, dict):
             raise pickle.UnpicklingError("its .metadata is not that of a checkpoint")
-        for info in found.storage_data.values():
+        for info in metadata.storage_data.values():
             if Path(info.relative_path).name != str(info.relative_path):
                 raise pickle.UnpicklingError(f"its .metadata names a file elsewhere: {info.relative_path}")
-        return found
+        return metadata
 
 
 class _MetadataUnpickler(pickle._Unpickler):
@@ -140,9 +140,9 @@ class _MetadataUnpickler(pickle._Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if module == _METADATA_MODULE and "." not in name:
-            found = super().find_class(module, name)
-            if isinstance(found, type) and found.__module__ == module:
-                return found
+            class_ = super().find_class(module, name)
+            if isinstance(class_, type) and class_.__module__ == module:
+                return class_
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype | torch.layout):
             return getattr(torch, name)
         if (module, name) in _METADATA_NAMES:

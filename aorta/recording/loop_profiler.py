@@ -237,14 +237,14 @@ class LoopProfiler:
                 dimension.
             metadata: further top-level keys of every trace (JSON types).
         """
-        place, sizes = self._process(), shape or {}
-        coordinate = coordinate_of(place.rank, list(sizes.values()), place.world_size)
+        process, sizes = self._process(), shape or {}
+        coordinate = coordinate_of(process.rank, list(sizes.values()), process.world_size)
         where = self._own_folder() or self._folder or folder
         assert where is not None  # a run gives it here, a loop of one's own at the start
         mesh = self._mesh if self.settings.enabled else None  # which `check` has looked at
         plan = ProfilerPlan(
             self.settings,
-            placed(replace(place, coordinate=coordinate), mesh),
+            placed(replace(process, coordinate=coordinate), mesh),
             where.absolute(),
             counters=self._counters,
             trace_remote=self._trace_remote,
@@ -332,19 +332,19 @@ class LoopProfiler:
 
     def _check_destinations(self) -> None:
         """Keep where this rank uploads traces and memory pages; raises ConfigError where it cannot write."""
-        settings, place = self.settings, self._process()
+        settings, process = self.settings, self._process()
         selected = selected_ranks(settings.ranks)
-        if selected is not None and place.rank not in selected:
+        if selected is not None and process.rank not in selected:
             self._trace_remote = self._memory_remote = None
             return
-        root, known, overwrite = settings.remote_root, place.variables(), settings.overwrite
+        root, known, overwrite = settings.remote_root, process.variables(), settings.overwrite
         self._trace_remote = destination(root, settings.remote_file_name, known, overwrite=overwrite)
         self._memory_remote = None
         if settings.memory_filename is not None:
             self._memory_remote = destination(root, settings.memory_remote_file_name, known, overwrite=overwrite)
         remotes = {to.address: to for to in (self._trace_remote, self._memory_remote) if to}
         for remote in remotes.values():
-            remote.check(f"rank{place.rank}")
+            remote.check(f"rank{process.rank}")
 
 
 def refuse_broken(settings: Profiling, world_size: int) -> None:
@@ -402,22 +402,22 @@ def saved_traces(accounts: Sequence[Account]) -> list[dict[str, Any]]:
     """Return, per window and newest last, the fields of its `Moment`, and `paths`: its trace by global rank, None where
     that rank has none on its disk.
     """
-    found: dict[int, dict[str, Any]] = {}
-    for rank, mine in enumerate(accounts):
-        for entry in mine["kept"]:
+    by_batch: dict[int, dict[str, Any]] = {}
+    for rank, of_rank in enumerate(accounts):
+        for entry in of_rank["kept"]:
             moment = {name: value for name, value in entry.items() if name != "path"}
-            row = found.setdefault(moment["batch"], {**moment, "paths": [None] * len(accounts)})
+            row = by_batch.setdefault(moment["batch"], {**moment, "paths": [None] * len(accounts)})
             row["paths"][rank] = entry["path"]
-    return [found[batch] for batch in sorted(found)]
+    return [by_batch[batch] for batch in sorted(by_batch)]
 
 
 def publish(accounts: Sequence[Account], folder: RunFolder | None) -> None:
     """Add the list to the run's manifest, if there is one, and log one line. Paths below the run's folder are relative
     to it, as they are on every node that has such a folder.
     """
-    unfinished, place = sum(mine["pending"] for mine in accounts), ""
+    unfinished, where = sum(of_rank["pending"] for of_rank in accounts), ""
     if folder is not None:
-        root, place = folder.path, f"; the list is in {folder.path / MANIFEST_FILE} (traces)"
+        root, where = folder.path, f"; the list is in {folder.path / MANIFEST_FILE} (traces)"
 
         def shown(path: str | None) -> str | None:
             return path if path is None or not Path(path).is_relative_to(root) else str(Path(path).relative_to(root))
@@ -425,10 +425,10 @@ def publish(accounts: Sequence[Account], folder: RunFolder | None) -> None:
         ranks = {
             str(rank): [
                 {**window, "files": [{**file, "path": shown(file["path"])} for file in window["files"]]}
-                for window in mine["windows"]
+                for window in of_rank["windows"]
             ]
-            for rank, mine in enumerate(accounts)
-            if mine["windows"]
+            for rank, of_rank in enumerate(accounts)
+            if of_rank["windows"]
         }
         kept = [{**row, "paths": list(map(shown, row["paths"]))} for row in saved_traces(accounts)]
         traces = {"ranks": ranks, "saved_traces": kept, "unfinished": unfinished}
@@ -441,9 +441,9 @@ def publish(accounts: Sequence[Account], folder: RunFolder | None) -> None:
         return  # the profiler has said why
     here: dict[tuple[int, str], list[str]] = {}
     folders: dict[tuple[int, str], dict[str, list[str]]] = {}
-    for rank, mine in enumerate(accounts):
-        if paths := [file["path"] for _, file in _files([mine]) if file["here"]]:
-            node, common = (mine["node"], mine["host"]), os.path.commonpath([Path(path).parent for path in paths])
+    for rank, of_rank in enumerate(accounts):
+        if paths := [file["path"] for _, file in _files([of_rank]) if file["here"]]:
+            node, common = (of_rank["node"], of_rank["host"]), os.path.commonpath([Path(path).parent for path in paths])
             here.setdefault(node, []).extend(paths)
             folders.setdefault(node, {}).setdefault(common, []).append(str(rank))
     by_node = [
@@ -457,14 +457,14 @@ def publish(accounts: Sequence[Account], folder: RunFolder | None) -> None:
         logging.WARNING if failed or unfinished else logging.INFO,
         "profiling: %d file(s) of %d rank(s): %s; %d uploaded%s, %d failed%s%s%s",
         len(files),
-        sum(bool(mine["windows"]) for mine in accounts),
+        sum(bool(of_rank["windows"]) for of_rank in accounts),
         "; ".join(by_node) or "none on disk",
         len(uploaded),
         f" ({_few(sorted({address.rpartition('/')[0] for address in uploaded}))})" if uploaded else "",
         len(failed),
         f" ({_few(sorted(set(failed)))})" if failed else "",
         f", {unfinished} unfinished" if unfinished else "",
-        place,
+        where,
     )
 
 
@@ -476,15 +476,17 @@ def _missing(accounts: Sequence[Account]) -> str:
         for rank, file in files
         if file["error"]
     ]
-    if unfinished := [f"rank {rank}: {mine['pending']}" for rank, mine in enumerate(accounts) if mine["pending"]]:
+    if unfinished := [
+        f"rank {rank}: {of_rank['pending']}" for rank, of_rank in enumerate(accounts) if of_rank["pending"]
+    ]:
         lines.append(f"writes or uploads unfinished after profiling.upload_wait_s: {', '.join(unfinished)}")
     whole = sum(not file["error"] for _, file in files)
     return f"profiling: {_few(lines)}; the other {whole} file(s) are complete" if lines else ""
 
 
 def _files(accounts: Sequence[Account]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    for rank, mine in enumerate(accounts):
-        yield from ((rank, file) for window in mine["windows"] for file in window["files"])
+    for rank, of_rank in enumerate(accounts):
+        yield from ((rank, file) for window in of_rank["windows"] for file in window["files"])
 
 
 def _few(words: Sequence[str]) -> str:

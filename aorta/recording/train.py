@@ -54,7 +54,7 @@ _CHECKPOINT = re.compile(r"^step_(\d+)$")
 
 def run_training(resolved: Resolved) -> int:
     """Train on this rank, and return the process's exit code; raises as `run_rank` does."""
-    return run_rank(resolved, lambda *place: TrainingRun(*place).run(), leave_together=True)
+    return run_rank(resolved, lambda *site: TrainingRun(*site).run(), leave_together=True)
 
 
 class TrainingRun:

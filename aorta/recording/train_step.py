@@ -103,8 +103,8 @@ class SpreadModel:
         if isinstance(config.parallel, PP):
             ranks = dist.get_world_size()
             count = pipeline_ranks(config.parallel, ranks) * config.parallel.stages_per_rank
-            mine = pipeline_stages(config.parallel, dist.get_rank(), ranks)
-            whole = Stages({index: whole.pipeline_stage(index, count) for index in mine})
+            own = pipeline_stages(config.parallel, dist.get_rank(), ranks)
+            whole = Stages({index: whole.pipeline_stage(index, count) for index in own})
         whole = whole.to(device)
         blocks = list(whole.blocks())
         if config.compile.enabled:

@@ -102,7 +102,7 @@ class _ZeroLines:
             Finalize(None, self._end_with_program, exitpriority=1000)  # in children of multiprocessing too
         return self.around_step(step, 0)
 
-    def around_step(self, step: Callable[..., Any], place: int, *, engine: bool = False) -> Callable[..., Any]:
+    def around_step(self, step: Callable[..., Any], index: int, *, engine: bool = False) -> Callable[..., Any]:
         """Return `step`, which hands the optimizer, its argument `place`, on unless it runs inside of another one.
 
         Args:
@@ -115,12 +115,12 @@ class _ZeroLines:
             self._depth.value = depth + 1
             self._depth.inner, ends = None, True
             if engine and not self.is_over:
-                ends = args[place].is_gradient_accumulation_boundary()  # which counts on in `step`
+                ends = args[index].is_gradient_accumulation_boundary()  # which counts on in `step`
 
             @not_compiled
             def after(returned: bool) -> None:
                 self._depth.value = depth
-                optimizer = args[place] if len(args) > place else kwargs["optimizer"]
+                optimizer = args[index] if len(args) > index else kwargs["optimizer"]
                 if engine:  # where gradients overflowed, its optimizer has made no step
                     optimizer = self._depth.inner or self._first()
                 self._depth.inner = optimizer if depth else None
@@ -353,14 +353,16 @@ def _trained_models(optimizer: Optimizer) -> list[nn.Module]:
     """
     import torch
 
-    alive = [one for one in gc.get_objects() if issubclass(type(one), (torch.nn.Module, torch.optim.Optimizer))]
-    groups = [group for one in (*alive, optimizer) for group in getattr(one, "param_groups", ())]
+    alive = [thing for thing in gc.get_objects() if issubclass(type(thing), (torch.nn.Module, torch.optim.Optimizer))]
+    groups = [group for thing in (*alive, optimizer) for group in getattr(thing, "param_groups", ())]
     trained = {id(parameter) for group in groups for parameter in group["params"]}
-    modules = [one for one in alive if isinstance(one, torch.nn.Module) and "_modules" in one.__dict__]
+    modules = [thing for thing in alive if isinstance(thing, torch.nn.Module) and "_modules" in thing.__dict__]
     inner = {id(child) for module in modules for child in module._modules.values()}
     outermost = [module for module in modules if id(module) not in inner]
-    holding = [one for one in outermost if any(id(parameter) in trained for parameter in one.parameters())]
-    return holding or [one for one in outermost if one.training and any(p.requires_grad for p in one.parameters())]
+    holding = [thing for thing in outermost if any(id(parameter) in trained for parameter in thing.parameters())]
+    return holding or [
+        thing for thing in outermost if thing.training and any(p.requires_grad for p in thing.parameters())
+    ]
 
 
 def _steps_made(optimizer: Optimizer) -> int | None:

@@ -197,8 +197,8 @@ def plain(sync: ClockSync) -> dict[str, Any]:
 
 def trace_metadata(sync: ClockSync | None, rank: int) -> dict[str, Any]:
     """Return what a trace of `rank` says of its clock; empty where nothing was measured."""
-    mine = None if sync is None else sync.of(rank)
-    return {} if sync is None or mine is None else {TRACE_KEY: plain(sync.with_ranks([mine]))}
+    own = None if sync is None else sync.of(rank)
+    return {} if sync is None or own is None else {TRACE_KEY: plain(sync.with_ranks([own]))}
 
 
 def encode(sync: ClockSync) -> bytes:
@@ -219,11 +219,11 @@ def read_clock_sync(path: Path) -> ClockSync:
     return decode(text, str(path), f"a {CLOCK_SYNC_FILE}")
 
 
-def decode(text: bytes | msgspec.Raw, place: str, kind: str) -> ClockSync:
+def decode(text: bytes | msgspec.Raw, where: str, kind: str) -> ClockSync:
     """Decode the content of a file or of a trace's `TRACE_KEY`.
 
     Args:
-        place, kind: where `text` stands and what it should be, for errors.
+        where, kind: in which `text` stands and what it should be, for errors.
 
     Raises:
         InputError: it is something else, or not of this version.
@@ -231,9 +231,9 @@ def decode(text: bytes | msgspec.Raw, place: str, kind: str) -> ClockSync:
     try:
         sync = decode_json(text, msgspec.json.Decoder(ClockSync))
     except ValueError as error:
-        raise InputError(f"{place}: not {kind} of an AORTA run ({error})") from error
+        raise InputError(f"{where}: not {kind} of an AORTA run ({error})") from error
     if sync.version != CLOCK_SYNC_VERSION:
-        raise InputError(f"{place}: version {sync.version}; this AORTA reads version {CLOCK_SYNC_VERSION}")
+        raise InputError(f"{where}: version {sync.version}; this AORTA reads version {CLOCK_SYNC_VERSION}")
     return sync
 
 

@@ -77,11 +77,11 @@ class DevicePace:
             return [stretch.span]
         first = bisect.bisect_right(self._points, (stretch.start_ns, stretch.sent_ns))
         last = bisect.bisect_left(self._points, (stretch.end_ns, 0))
-        found, start_ns = [], stretch.start_ns
+        spans, start_ns = [], stretch.start_ns
         for at_ns, sent_ns in (*self._points[first:last], (stretch.end_ns, stretch.sent_ns)):
-            found += self.certain_span(Stretch(start_ns, at_ns, sent_ns))
+            spans += self.certain_span(Stretch(start_ns, at_ns, sent_ns))
             start_ns = at_ns
-        return found
+        return spans
 
     def reached_after_recording(self, stretch: Stretch) -> bool:
         """Return whether the device reached the second mark some time after the host had recorded it: what is between
@@ -187,11 +187,11 @@ class DeviceRows:
         """Return the pace of each step, of the marks of its compute stream: when it reached each, and when the host
         had recorded it.
         """
-        found = []
+        paces = []
         for of_step in marks:
             self._pace = self._pace.of_next_step(of_step)
-            found.append(self._pace)
-        return found
+            paces.append(self._pace)
+        return paces
 
     def counts(self, kind: str, launch: int | None) -> bool:
         """Return whether a backend counts a collective: it counts launches, and a batch is launched once."""
@@ -242,7 +242,7 @@ class DeviceRows:
     def touching(self, own: Iterable[Communication], end_ns: int) -> list[Communication]:
         """Return the collectives that touch a step which ended at `end_ns`: its `own`, and those that reach into it."""
         communicated = [*self._spilling, *own]
-        self._spilling = [one for one in communicated if one.possible[1] > end_ns]
+        self._spilling = [op for op in communicated if op.possible[1] > end_ns]
         return communicated
 
     def copies(
@@ -254,7 +254,7 @@ class DeviceRows:
         if no_copies is not None:
             self._copying = []
             return None, None, no_copies
-        found, timed = [], []
+        copies, timed = [], []
         for flags, size, low, high in zip(*(rows[name].tolist() for name in ("flags", "x", "a", "b")), strict=True):
             start_ns, end_ns = low or None, high or None
             if flags & rf.COMPUTES and not (low and high):
@@ -262,15 +262,15 @@ class DeviceRows:
             if start_ns is not None and end_ns is not None:
                 timed.append((start_ns, end_ns))
             offsets = (None if at_ns is None else at_ns - window[0] for at_ns in (start_ns, end_ns))
-            found.append(Copy(rf.DIRECTIONS[flags & rf.DIRECTION], size, *offsets))
+            copies.append(Copy(rf.DIRECTIONS[flags & rf.DIRECTION], size, *offsets))
         spans = [*self._copying, *timed]
         self._copying = [span for span in spans if span[1] > window[1]]
         if captured:
-            return found, None, "a CUDA graph was captured, whose replays do not show their copies"
-        if untimed := len(found) - len(timed):
-            why = f"{untimed} of {len(found)} copies were issued on another device's stream, or had not ended"
-            return found, None, f"{why} when their step was written"
-        return found, spans, None
+            return copies, None, "a CUDA graph was captured, whose replays do not show their copies"
+        if untimed := len(copies) - len(timed):
+            why = f"{untimed} of {len(copies)} copies were issued on another device's stream, or had not ended"
+            return copies, None, f"{why} when their step was written"
+        return copies, spans, None
 
 
 def certain_step(
@@ -289,12 +289,12 @@ def certain_step(
         bubbles, paused: as in `CertainStep`, all that is possible.
     """
     if not any(stretch.sent_ns is not None for stretch in blocks) and not any(
-        one.certain != [one.possible] for one in communication
+        item.certain != [item.possible] for item in communication
     ):
         return None
     computing = [pace.block(stretch) for stretch in blocks]
     waits = [*blocked, *possibly_blocked]
-    possible = [one.span for one in blocks], [one.possible for one in communication], [one.span for one in waits]
+    possible = [item.span for item in blocks], [item.possible for item in communication], [item.span for item in waits]
     surely = [pace.certain_span(stretch) for stretch in waits]
     certain = [[span for spans in parts for span in spans] for parts in (computing, _spans(communication), surely)]
     if nearly_all(possible, certain):
@@ -309,7 +309,7 @@ def certain_step(
 
 
 def _spans(communication: Iterable[Communication]) -> list[list[Interval]]:
-    return [one.certain for one in communication]
+    return [op.certain for op in communication]
 
 
 def launch_of(packed: int) -> int | None:

@@ -50,9 +50,9 @@ class DeviceBatch:
         before, ends = [*device.spilling], windows.end.tolist()
         self.touching = [device.touching(some, end_ns) for some, end_ns in zip(own, ends, strict=True)]
         # A collective that began before its step is that step's, and no earlier one's.
-        self._communication = [(one, 0) for one in before]
+        self._communication = [(op, 0) for op in before]
         for begin_ns, some in zip(windows.start.tolist(), own, strict=True):
-            self._communication += [(one, begin_ns) for one in some]
+            self._communication += [(op, begin_ns) for op in some]
         self.copies: list[tuple[list[Copy] | None, str | None]] = []
         self.copying, self.not_copying = interval_array(), set[int]()
         self.leads_ms: list[float | None] = []
@@ -91,7 +91,7 @@ class DeviceBatch:
         computing = copies.where(
             ((copies.rows["flags"] & rf.COMPUTES) != 0) & (copies.rows["a"] != 0) & (copies.rows["b"] != 0)
         )
-        paused, found = [*waits, computing], []
+        paused, certain = [*waits, computing], []
 
         def of(parts: Iterable[Part], step: int) -> list[Stretch]:
             return [stretch for part in parts for stretch in stretches(part.rows_of(step))]
@@ -99,7 +99,7 @@ class DeviceBatch:
         for step, pace in enumerate(self._paces):
             own = of(blocks, step)
             self.leads_ms.append(lead_ms(own))
-            found.append(
+            certain.append(
                 certain_step(
                     pace,
                     own,
@@ -110,28 +110,28 @@ class DeviceBatch:
                     of(paused, step),
                 )
             )
-        if any(one is not None for one in found):
-            self._certain = self._lanes(found)
+        if any(step is not None for step in certain):
+            self._certain = self._lanes(certain)
         return self._certain
 
-    def _lanes(self, found: Sequence[CertainStep | None]) -> CertainLanes:
+    def _lanes(self, certain: Sequence[CertainStep | None]) -> CertainLanes:
         def all_of(spans: Callable[[CertainStep], list[Interval]]) -> IntervalArray:
-            steps = zip(found, self._pairs(), strict=True)
+            steps = zip(certain, self._pairs(), strict=True)
             return merge(
                 interval_array(
-                    span for one, window in steps if one is not None for span in _clipped(spans(one), window)
+                    span for step, window in steps if step is not None for span in _clipped(spans(step), window)
                 )
             )
 
         kinds: dict[str, list[Interval]] = {}
-        for one, begin_ns in self._communication:
-            kinds.setdefault(one.kind, []).extend(
-                (max(low, begin_ns), high) for low, high in one.certain if max(low, begin_ns) < high
+        for op, begin_ns in self._communication:
+            kinds.setdefault(op.kind, []).extend(
+                (max(low, begin_ns), high) for low, high in op.certain if max(low, begin_ns) < high
             )
         comm = {kind: merge(interval_array(spans)) for kind, spans in kinds.items()}
         possibly = intersect(all_of(lambda step: step.possibly_blocked), union([*comm.values()]))
         return CertainLanes(
-            [one is not None for one in found],
+            [step is not None for step in certain],
             # A wait of the compute stream for another one is no computation, whatever it waited for, and no copy is.
             subtract(all_of(lambda step: step.compute), all_of(lambda step: step.paused)),
             comm,
@@ -141,7 +141,10 @@ class DeviceBatch:
 
     def without_copies(self, measured: list[Overlap]) -> list[Overlap]:
         """Return the steps as measured, without copies where these are not known."""
-        return [replace(one, copy_ns=None) if step in self.not_copying else one for step, one in enumerate(measured)]
+        return [
+            replace(overlap, copy_ns=None) if step in self.not_copying else overlap
+            for step, overlap in enumerate(measured)
+        ]
 
     def by_kernels(
         self,
@@ -159,7 +162,7 @@ class DeviceBatch:
             measure: `measure_windows`, with the lanes of which kernels say nothing.
         """
         (window,) = self._pairs(step)
-        passes = [(one.block, one.phase, one.start_ns + window[0], one.end_ns + window[0]) for one in compute]
+        passes = [(block.block, block.phase, block.start_ns + window[0], block.end_ns + window[0]) for block in compute]
         running = kernels.within(passes, self.touching[step], window)
         if running is None:
             return None

@@ -80,10 +80,10 @@ def number(value: object) -> float | None:
     if not isinstance(value, str | int | float):
         return None
     try:
-        found = float(value)
+        parsed = float(value)
     except OverflowError:  # an integer beyond floats
         return None
-    return found if math.isfinite(found) else None
+    return parsed if math.isfinite(parsed) else None
 
 
 def megahertz(value: object) -> float | None:
@@ -115,11 +115,11 @@ def json_in_output(text: str) -> Any:
     decoder = json.JSONDecoder()
     for match in re.finditer(r"^[ \t]*[\[{]", text, re.MULTILINE):
         try:
-            found, _ = decoder.raw_decode(text, match.end() - 1)
+            decoded, _ = decoder.raw_decode(text, match.end() - 1)
         except (ValueError, RecursionError):  # ValueError: not JSON, or a number of more digits than Python takes
             continue
-        if isinstance(found, dict) or (isinstance(found, list) and all(isinstance(part, dict) for part in found)):
-            return found
+        if isinstance(decoded, dict) or (isinstance(decoded, list) and all(isinstance(part, dict) for part in decoded)):
+            return decoded
     raise DeviceUnreadable(f"no JSON in its output: {text.strip()[:200]!r}")
 
 

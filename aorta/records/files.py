@@ -199,14 +199,14 @@ def read_lines(path: Path, kind: Any) -> tuple[list[Any], list[str]]:
         OSError: as `open_regular`.
     """
     decoder = msgspec.json.Decoder(kind)
-    found, problems = [], []
+    decoded, problems = [], []
     with open_regular(path) as file:
         for number, line in enumerate(iter(lambda: file.readline(SMALL_BYTES), b""), start=1):
             try:
-                found.append(decoder.decode(line.removesuffix(b"\n")))
+                decoded.append(decoder.decode(line.removesuffix(b"\n")))
             except (ValueError, RecursionError) as error:
                 problems.append(f"{path.name}:{number}: {error}")
-    return found, problems
+    return decoded, problems
 
 
 @contextmanager

@@ -291,10 +291,10 @@ def read_progress(path: Path) -> ProgressSeen:
 def progress_files(run_folder: Path) -> list[Path]:
     """Return the rings of a run, by rank; empty where there are none."""
     try:
-        found = list((run_folder / PROGRESS_DIR).glob(PROGRESS_FILE_GLOB))
+        paths = list((run_folder / PROGRESS_DIR).glob(PROGRESS_FILE_GLOB))
     except OSError:
         return []
-    numbered = [(path.stem.removeprefix("rank_"), path) for path in found]
+    numbered = [(path.stem.removeprefix("rank_"), path) for path in paths]
     ranked = sorted((int(number), path) for number, path in numbered if number.isdecimal())
     return [path for rank, path in ranked if rank < WORLD_LIMIT]
 
@@ -395,21 +395,21 @@ def _newest(file: BinaryIO, count: int, slots: int) -> tuple[NDArray[Any], int]:
     from aorta.records.ring_file import COLLECTIVE, ROW
 
     chunk, stop, first = min(_CHUNK, slots), count, max(0, count - slots)
-    found, left, lost = [np.zeros(0, ROW)], KEPT, 0
+    parts, left, lost = [np.zeros(0, ROW)], KEPT, 0
     while stop > first and left > 0:
         start = max(first, (stop - 1) // chunk * chunk)
         size, at = (stop - start) * ROW_BYTES, ROWS_AT + start % slots * ROW_BYTES
         rows, again = (np.frombuffer(os.pread(file.fileno(), size, at), ROW) for _ in range(2))
         stamps = np.arange(start + 1, stop + 1, dtype=np.uint64)
         if not len(rows) == len(again) == len(stamps):  # it has been cut off
-            return found[0], count - first
+            return parts[0], count - first
         is_there = (rows["stamp"] == stamps) & (again["stamp"] == stamps)
         # What was overwritten meanwhile is not torn: nothing is known of rows that are so old.
         lost += int((~is_there & (rows["stamp"] <= stamps) & (again["stamp"] <= stamps)).sum())
         chosen = rows[is_there & (rows["kind"] == COLLECTIVE)][-left:]
-        found.insert(0, chosen)
+        parts.insert(0, chosen)
         stop, left = start, left - len(chosen)
-    return np.concatenate(found), lost
+    return np.concatenate(parts), lost
 
 
 def _collectives(
@@ -417,11 +417,11 @@ def _collectives(
 ) -> tuple[ProgressCollective, ...]:
     from aorta.records.ring_file import BEGUN, DONE, ON_DEVICE, UNMARKED
 
-    found = []
+    collectives = []
     columns = [rows[name].tolist() for name in ("flags", "op", "dtype", "group", "a", "b", "x", "y", "b2")]
     for flags, op, dtype, group, issued_ns, both, size, number, pair in zip(*columns, strict=True):
         kind, point_to_point = facts.operators[op] if op < len(facts.operators) else ("unknown", False)
-        found.append(
+        collectives.append(
             ProgressCollective(
                 group=groups.get(group),
                 number=pair >> 32 if point_to_point else number,
@@ -437,7 +437,7 @@ def _collectives(
                 completed_ns=both >> 1 if both else None,
             )
         )
-    return tuple(found)
+    return tuple(collectives)
 
 
 def _name(names: Sequence[str], number: int) -> str | None:

@@ -118,15 +118,15 @@ class RecordWriter:
             begin = max(size - tail, 0)
             text = os.pread(self._file, size - begin, begin)
             lines = text[: text.rfind(b"\n") + 1].splitlines(keepends=True)[begin > 0 :]
-            found = [_lenient(line) for line in lines]
-            last = next((line for line in reversed(found) if isinstance(line, _TailStep)), None)
+            decoded = [_lenient(line) for line in lines]
+            last = next((line for line in reversed(decoded) if isinstance(line, _TailStep)), None)
             if last is not None or begin == 0:
                 break
             tail *= 8
         whole = begin + text.rfind(b"\n") + 1
         if whole < size:
             os.ftruncate(self._file, whole)
-        self.has_ended = bool(found) and isinstance(found[-1], Footer)
+        self.has_ended = bool(decoded) and isinstance(decoded[-1], Footer)
         self.last_start_ns = -1 if last is None else last.start_mono_ns
         if self.last_start_ns != last_start_ns:
             with open(os.dup(self._file), "rb") as file:  # noqa: PTH123 - it is open already
@@ -134,8 +134,8 @@ class RecordWriter:
                 steps = sum(isinstance(_lenient(line), _TailStep) for line in file)
         self._size, self.steps_written, self._last = whole, steps, lines[-1] if lines else b""
         before = []
-        for line, one in zip(reversed(lines), reversed(found), strict=True):
-            whole, steps = whole - len(line), steps - isinstance(one, _TailStep)
+        for line, record in zip(reversed(lines), reversed(decoded), strict=True):
+            whole, steps = whole - len(line), steps - isinstance(record, _TailStep)
             before.append((whole, steps))
         self._before = deque(reversed(before), maxlen=_LINES_TO_DROP)
 
@@ -259,7 +259,7 @@ def _unwritable(path: Path, rank: int, error: OSError) -> RecordWriteError:
 
 
 def _reading_fields() -> list[tuple[str, Any, Any]]:
-    found = []
+    fields = []
     for column in msgspec.structs.fields(Step):
         type_, default = column.type, msgspec.NODEFAULT if column.required else column.default
         if default is msgspec.NODEFAULT and not column.required:
@@ -269,8 +269,8 @@ def _reading_fields() -> list[tuple[str, Any, Any]]:
         elif column.name in _ROWS:
             (row,) = get_args(type_)
             type_ = list[tuple[tuple(cell.type for cell in msgspec.structs.fields(row))]]  # type: ignore[misc]
-        found.append((column.name, type_, default))
-    return found
+        fields.append((column.name, type_, default))
+    return fields
 
 
 StepLine: Any = msgspec.defstruct(
@@ -346,19 +346,19 @@ def stream(path: Path, problems: list[str]) -> Iterator[Line]:
     Raises:
         InputError: the file cannot be read, or is of another schema.
     """
-    found = Problems(path.name)
+    unread = Problems(path.name)
     try:
-        for number, _, text in raw_lines(path, found):
+        for number, _, text in raw_lines(path, unread):
             if number == 1:
                 _check_version(path, text)
             try:
                 line = _decoded(_WHOLE_LINE, text)
             except ValueError as error:
-                found.add(number, str(error))
+                unread.add(number, str(error))
             else:
                 yield line
     finally:
-        problems += found.as_sentences()
+        problems += unread.as_sentences()
 
 
 def header_of(path: Path) -> Header:

@@ -171,29 +171,29 @@ class RingSteps:
         def part(kind: int, *, ended: bool = True) -> Part:
             of_kind = by_kind[cut[kind] : cut[kind + 1]]
             of_kind = of_kind[step_of[of_kind] >= 0]
-            found = rows[of_kind]
-            if ended and len(found):
-                over = found["b"] != 0
+            chosen = rows[of_kind]
+            if ended and len(chosen):
+                over = chosen["b"] != 0
                 if self._device is not None:  # which may not have passed a begin, or nobody marked it
-                    over &= found["a"] != 0
-                found, of_kind = found[over], of_kind[over]
-            return Part(found, step_of[of_kind], begin)
+                    over &= chosen["a"] != 0
+                chosen, of_kind = chosen[over], of_kind[over]
+            return Part(chosen, step_of[of_kind], begin)
 
         def naming(kind: int, field: str) -> Part:
             """Return rows that name their step."""
-            found = rows[by_kind[cut[kind] : cut[kind + 1]]]
-            step = np.searchsorted(at, found[field] - first)
-            ours = (step < len(at)) & (at[np.minimum(step, len(at) - 1)] == found[field] - first)
-            return Part(found[ours], step[ours], begin)
+            named = rows[by_kind[cut[kind] : cut[kind + 1]]]
+            step = np.searchsorted(at, named[field] - first)
+            ours = (step < len(at)) & (at[np.minimum(step, len(at) - 1)] == named[field] - first)
+            return Part(named[ours], step[ours], begin)
 
         def clipped(*parts: Part) -> IntervalArray:
             """Return the merged spans of rows, each clipped to the window of its step."""
-            low = np.concatenate([np.maximum(one.rows["a"], begin[one.step]) for one in parts])
-            high = np.concatenate([np.minimum(one.rows["b"], end[one.step]) for one in parts])
+            low = np.concatenate([np.maximum(part.rows["a"], begin[part.step]) for part in parts])
+            high = np.concatenate([np.minimum(part.rows["b"], end[part.step]) for part in parts])
             return merge(IntervalArray(low, np.maximum(low, high)))
 
         names = self.ring.names()
-        texts = [one if isinstance(one, str) else "" for one in names]
+        texts = [name if isinstance(name, str) else "" for name in names]
         passed_over = (steps["flags"] & rf.PASSED_OVER) != 0
         called, waits, stages = part(rf.COLLECTIVE, ended=False), part(rf.WAIT), part(rf.PIPELINE)
         if self._device is not None:
@@ -488,18 +488,18 @@ class RingSteps:
         """Return the waits of each step that returned, those at the ends of backward passes included."""
         over = waits.where((waits.rows["flags"] & rf.OVER) != 0)
         spans = list(zip(self._names(over, names), over.columns("a", "b"), strict=True))
-        found = [spans[over.of(step)] for step in range(count)]
+        waits_of = [spans[over.of(step)] for step in range(count)]
         for step, name, stretch in awaited:
-            found[step].append((name, stretch.span))
+            waits_of[step].append((name, stretch.span))
         if len(tails.rows):
             chosen = ~issued.unended & ((called.rows["flags"] & rf.BY_FUTURE) != 0)
             reduced, ends = called.where(chosen), issued.ends[chosen].tolist()
             buckets = list(map(Bucket, self._names(reduced, names), reduced.rows["a"].tolist(), ends))
             in_tails = list(tails.columns("a", "b"))
-            for step, waited in enumerate(found):
+            for step, waited in enumerate(waits_of):
                 if of_step := buckets[reduced.of(step)]:
                     waited += tail_waits(in_tails[tails.of(step)], of_step, {name for name, _ in waited})
-        return found
+        return waits_of
 
     def _in_stages(
         self,
@@ -513,18 +513,18 @@ class RingSteps:
         """Return the waits of each step in the process group of its pipeline's stages, those at the ends of backward
         passes excluded.
         """
-        found: list[list[Stretch]] = [[] for _ in range(count)]
+        by_step: list[list[Stretch]] = [[] for _ in range(count)]
         if not len(stages.rows):
-            return found
+            return by_step
         groups = [{texts[name] for name in stages.rows_of(step)["name"].tolist()} for step in range(count)]
         columns = waits.columns("flags", "group")
         for step, (flags, number), stretch in zip(waits.step.tolist(), columns, stretches(waits.rows), strict=True):
             if flags & rf.OVER and names[number][0] in groups[step]:
-                found[step].append(stretch)
+                by_step[step].append(stretch)
         for step, name, stretch in awaited:
             if name.group in groups[step]:
-                found[step].append(stretch)
-        return found
+                by_step[step].append(stretch)
+        return by_step
 
 
 def _pair(packed: int) -> tuple[int, int]:

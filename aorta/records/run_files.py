@@ -66,10 +66,10 @@ def in_history(folder: Path, run_id: str, attempt: int) -> list[Path]:
     """Return where a later run in `folder` has moved the files of that attempt; empty when they are not there."""
     name = history_name(run_id, attempt)
     try:
-        found = sorted((folder / HISTORY_DIR).iterdir())
+        attempts = sorted((folder / HISTORY_DIR).iterdir())
     except OSError:
         return []
-    return [path for path in found if path.name == name or path.name.startswith(f"{name}-")]
+    return [path for path in attempts if path.name == name or path.name.startswith(f"{name}-")]
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

@@ -84,7 +84,7 @@ def tail_waits(tails: Iterable[Interval], issued: Sequence[Bucket], named: set[N
         issued: those of the step.
         named: what was waited for otherwise; gets what is waited for here.
     """
-    found = []
+    waits = []
     for begin_ns, end_ns in tails:
         at_ns = begin_ns
         for name, issue_ns, over_ns in issued:
@@ -94,9 +94,9 @@ def tail_waits(tails: Iterable[Interval], issued: Sequence[Bucket], named: set[N
                 continue  # nobody waited for it here
             named.add(name)
             leave_ns = min(max(at_ns, over_ns), end_ns)
-            found.append((name, (at_ns, leave_ns)))
+            waits.append((name, (at_ns, leave_ns)))
             at_ns = leave_ns
-    return found
+    return waits
 
 
 def wait_rows(waits: Iterable[tuple[Name, Interval]], origin_ns: int) -> list[Wait]:
@@ -200,9 +200,9 @@ class Coverages:
         """
         least, most = (ahead + more for ahead in (self._ahead if step.continues else step.ahead_before))
         low, high = step.ahead_after
-        found = max(least, low), min(most, high)
-        accounted = found[0] <= found[1]
-        self._ahead = found if accounted else step.ahead_after
+        possible = max(least, low), min(most, high)
+        accounted = possible[0] <= possible[1]
+        self._ahead = possible if accounted else step.ahead_after
         return accounted
 
 

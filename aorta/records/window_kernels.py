@@ -83,28 +83,28 @@ class WindowKernels:
         """
         if self.problem is not None and not self._compute and not self._comm:
             return None
-        of_device = [one for one in communication if one.on_device and one.possible[0] < one.possible[1]]
+        of_device = [op for op in communication if op.on_device and op.possible[0] < op.possible[1]]
         if not self._set:
-            self._set_clock([one.possible for one in of_device])
+            self._set_clock([op.possible for op in of_device])
         ranges = intervals.merge(intervals.clip([(low, high) for _, _, low, high in passes], window))
         compute = self._computing(ranges)
         comm = [kernel for kernel in self._comm if kernel.start_ns < window[1] and kernel.end_ns > window[0]]
         spans = [(kernel.start_ns, kernel.end_ns) for kernel in comm]
         seen = intervals.merge(spans)
-        missing = sum(not intervals.intersect([one.possible], seen) for one in of_device)
+        missing = sum(not intervals.intersect([op.possible], seen) for op in of_device)
         if missing:
             self.problem = f"the profiler saw no kernel of {missing} of {len(of_device)} collectives of a step"
             return None
         if ranges and not compute:
             self.problem = "the profiler saw no kernel inside the blocks of a step"
             return None
-        kinds: dict[str, list[Interval]] = {one.kind: [] for one in communication}
-        for one in communication:
-            if not one.on_device:
-                kinds[one.kind].append(one.possible)
+        kinds: dict[str, list[Interval]] = {op.kind: [] for op in communication}
+        for op in communication:
+            if not op.on_device:
+                kinds[op.kind].append(op.possible)
         unknown: list[Interval] = []
         for span in spans:
-            shared = [(intervals.measure(intervals.intersect([span], [one.possible])), one.kind) for one in of_device]
+            shared = [(intervals.measure(intervals.intersect([span], [op.possible])), op.kind) for op in of_device]
             most, kind = max(shared, default=(0, ""))
             (kinds[kind] if most else unknown).append(span)
         return RunningKernels(compute, kinds, unknown)
@@ -122,18 +122,18 @@ class WindowKernels:
         Args:
             stalls: of the step, merged; `compute`: when kernels computed in it.
         """
-        found = self.compared
-        found.steps += 1
-        found.comm_ns += by_kernels.comm_ns
-        found.hidden_ns += by_kernels.hidden_ns
-        found.marked_hidden_ns += by_marks.hidden_ns
-        found.marked_exposed_ns += by_marks.bounds.get("exposed_comm_ms", (by_marks.exposed_ns / 1e6,))[0] * 1e6
+        compared = self.compared
+        compared.steps += 1
+        compared.comm_ns += by_kernels.comm_ns
+        compared.hidden_ns += by_kernels.hidden_ns
+        compared.marked_hidden_ns += by_marks.hidden_ns
+        compared.marked_exposed_ns += by_marks.bounds.get("exposed_comm_ms", (by_marks.exposed_ns / 1e6,))[0] * 1e6
         busy = intervals.merge(compute)
         for block, phase, low, high in passes:
             ran = intervals.subtract(intervals.merge([(low, high)]), stalls)
-            length, share = found.blocks.get((block, phase), (0, 0))
+            length, share = compared.blocks.get((block, phase), (0, 0))
             length += intervals.measure(ran)
-            found.blocks[block, phase] = length, share + intervals.measure(intervals.intersect(ran, busy))
+            compared.blocks[block, phase] = length, share + intervals.measure(intervals.intersect(ran, busy))
 
     def _set_clock(self, collectives: Sequence[Interval]) -> None:
         """Move all kernels to the clock of the marks, by the collectives of the first step that is read."""

@@ -21,15 +21,15 @@ from aorta.report.tables import Column, Table, text_column
 
 def named_ranks(entry: DatasetEntry) -> list[Straggler]:
     """Return the ranks of a run that hold the others up."""
-    found = known(entry.stragglers)
-    return [] if found is None else found.ranks
+    stragglers = known(entry.stragglers)
+    return [] if stragglers is None else stragglers.ranks
 
 
 def rank_table(label: str, entry: DatasetEntry) -> Table | None:
     """Return where the mean step of each rank goes, those that hold the others up first, or why none is named; None for
     one rank.
     """
-    late, found = {each.rank for each in named_ranks(entry)}, known(entry.stragglers)
+    late, stragglers = {straggler.rank for straggler in named_ranks(entry)}, known(entry.stragglers)
     rows = sorted(known(entry.rank_times) or (), key=lambda row: (row.rank not in late, row.rank))
     columns = (
         text_column("rank", of=lambda row: f"rank {row.rank}", tone=lambda row: "bad" if row.rank in late else None),
@@ -40,7 +40,7 @@ def rank_table(label: str, entry: DatasetEntry) -> Table | None:
         Column("idle_ms"),
     )
     of = "" if entry.shown_launch is None else f" in launch {entry.shown_launch}"
-    note = None if found is None or found.reason is None else f"No rank is named{of}: {found.reason}."
+    note = None if stragglers is None or stragglers.reason is None else f"No rank is named{of}: {stragglers.reason}."
     return (
         Table(f"ranks-{label}", f"{label}: the mean step of each rank", columns, rows, note) if len(rows) > 1 else None
     )
@@ -115,8 +115,8 @@ def account_table(label: str, entry: DatasetEntry, most: int | None = None) -> T
 
 def change_table(comparison: Comparison) -> Table | None:
     """Return by how much each part of the mean step changed; None where that is not known."""
-    found = known(comparison.account)
-    if found is None or found.reason is not None:
+    account = known(comparison.account)
+    if account is None or account.reason is not None:
         return None
     columns = [
         text_column("name", "part", tone=lambda row: "bad" if row.cause else None),
@@ -125,8 +125,8 @@ def change_table(comparison: Comparison) -> Table | None:
         text_column("interval", "95 % interval", of=lambda row: interval_text(row.low_ms, row.high_ms)),
         text_column("cause", "cause", of=lambda row: "<-" if row.cause else ""),
     ]
-    rows = [found.step]
-    for part in found.parts:
+    rows = [account.step]
+    for part in account.parts:
         rows += [part, *(replace(below, name=f"  {below.name}") for below in part.parts if below.cause)]
     return Table("account", "What makes the step longer or shorter: means over rank-steps and launches", columns, rows)
 
@@ -149,13 +149,13 @@ _DIMENSIONS: Final = {
 }
 
 
-def exposed_tables(label: str, found: ExposedBreakdown | None) -> list[Table]:
+def exposed_tables(label: str, breakdown: ExposedBreakdown | None) -> list[Table]:
     """Return where communication is exposed, or of a comparison where that differs, in every dimension that is known:
     mean ms per step and rank.
     """
-    if found is None or found.reason is not None:
+    if breakdown is None or breakdown.reason is not None:
         return []
-    compared = known(found.difference_ms) is not None
+    compared = known(breakdown.difference_ms) is not None
     columns = [Column("ms", "candidate" if compared else "exposed", "ms")]
     if compared:
         columns = [Column("reference_ms", "reference"), *columns, Column("difference_ms", "difference", signed=True)]
@@ -168,5 +168,5 @@ def exposed_tables(label: str, found: ExposedBreakdown | None) -> list[Table]:
             rows,
         )
         for name, title in _DIMENSIONS.items()
-        if (rows := found.dimensions.get(name)) and (compared or found.exposed_ms)
+        if (rows := breakdown.dimensions.get(name)) and (compared or breakdown.exposed_ms)
     ]

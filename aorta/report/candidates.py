@@ -60,7 +60,7 @@ def write_candidates(compared: Candidates, path: Path) -> None:
     """
     shown = {**compared.judged, **compared.other_work}
     named = {compared.shown_name(side): entry for side, entry in compared.entries.items()}
-    reference = next((each.metrics[JOB_STEP].reference.value for each in shown.values()), None)
+    reference = next((comparison.metrics[JOB_STEP].reference.value for comparison in shown.values()), None)
     rows, band = effect_rows(
         Candidate(REFERENCE, None, PAGE.quantity(reference, "ms"), "", ""),
         [_candidate(compared, side) for side in compared.comparisons],
@@ -90,10 +90,10 @@ def write_candidates(compared: Candidates, path: Path) -> None:
 
 
 def _candidate(compared: Candidates, side: str) -> Candidate:
-    found, name = compared.comparisons[side], compared.names[side]
-    if not isinstance(found, Comparison):
+    comparison, name = compared.comparisons[side], compared.names[side]
+    if not isinstance(comparison, Comparison):
         return Candidate(name, None, "", "not comparable", "open")
-    step, (tone, _) = found.metrics[JOB_STEP], LOOKS[found.verdict]
+    step, (tone, _) = comparison.metrics[JOB_STEP], LOOKS[comparison.verdict]
     note = "recommended" if side == compared.best else compared.verdict(side)
     return Candidate(name, step.test.effect, PAGE.quantity(step.candidate.value, "ms"), note, tone)
 
@@ -102,8 +102,8 @@ def _account(compared: Candidates, side: str) -> tuple[str, str, list[Row]]:
     """Return the name of a candidate, what made its step longer or shorter, or why it was not compared, and from the
     reference's step to its own, part by part.
     """
-    found = compared.comparisons[side]
-    if not isinstance(found, Comparison):
-        return compared.names[side], found, []
-    said = found.sentence or "no part of the step is certain to have changed."
-    return compared.names[side], said.replace("->", "\u2192"), waterfall(known(found.account))
+    comparison = compared.comparisons[side]
+    if not isinstance(comparison, Comparison):
+        return compared.names[side], comparison, []
+    said = comparison.sentence or "no part of the step is certain to have changed."
+    return compared.names[side], said.replace("->", "\u2192"), waterfall(known(comparison.account))

@@ -319,9 +319,9 @@ def _sources(options: argparse.Namespace, root: Path) -> dict[str, Location]:
         named = {side: f"{label}-{side}" if side in paths else label for side, label in named.items()}
     for side, label in named.items():
         setattr(options, side, check_label(label))
-    found = locate([label for side, label in named.items() if side not in paths], here, root)
+    located = locate([label for side, label in named.items() if side not in paths], here, root)
     return {
-        label: nodes.get(paths[side], paths[side]) if side in paths else found[label] for side, label in named.items()
+        label: nodes.get(paths[side], paths[side]) if side in paths else located[label] for side, label in named.items()
     }
 
 
@@ -356,7 +356,8 @@ def _log_summary(summary: Summary, names: Sequence[str], output: Path) -> None:
     """
     title, compared = "-and-".join(summary.datasets), known(summary.comparison)
     logged: dict[str, dict[str, Any]] = {
-        label: {"rank_steps": entry.count} | {f"{name}_median": each.median for name, each in entry.described.items()}
+        label: {"rank_steps": entry.count}
+        | {f"{name}_median": statistics.median for name, statistics in entry.described.items()}
         for label, entry in summary.datasets.items()
     }
     if compared is not None:

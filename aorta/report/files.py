@@ -117,7 +117,7 @@ def write_report(
         ) from error
     if brief:
         entries = summary.datasets
-        notes = {label: notes_of(each, entries[label], all_of_record=False) for label, each in datasets.items()}
+        notes = {label: notes_of(dataset, entries[label], all_of_record=False) for label, dataset in datasets.items()}
         text = brief_text(summary, written, notes, style)
     else:
         text = full_text(datasets, summary, _files_block(written, not_drawn), style)
@@ -141,6 +141,6 @@ def _runs(summary: Mapping[str, Any]) -> set[str]:
 def _files_block(written: Sequence[Path], not_drawn: Mapping[str, str]) -> str:
     kinds = {PAGE_FILE: "page", SUMMARY_FILE: "summary"}
     named = [(kinds.get(path.name, "picture"), path) for path in written]
-    named.sort(key=lambda each: ("page", "summary", "picture").index(each[0]))
+    named.sort(key=lambda item: ("page", "summary", "picture").index(item[0]))
     missing = [wrapped([f"not drawn: {name}: {reason}"]) for name, reason in not_drawn.items()]
     return "\n".join([*(f"{kind:<9}{path}" for kind, path in named), *missing])

@@ -71,12 +71,12 @@ _GAPS: Final = (
 
 def kernel_tables(label: str, traces: TraceEntries) -> list[Table]:
     """Return the tables that people read, all devices together, and none without rows."""
-    found = traces.kernels
+    kernels = traces.kernels
     against = "kernels overlapped with communication vs. alone, the largest excess first"
     tables = (
-        ("kernels", "kernels of all devices, the largest total first", _TOTALS, found.by_name),
+        ("kernels", "kernels of all devices, the largest total first", _TOTALS, kernels.by_name),
         ("slowdowns", against, _SLOWDOWNS, traces.slowdowns),
-        ("gaps", "gaps between the kernels of a stream", _GAPS, found.gaps),
+        ("gaps", "gaps between the kernels of a stream", _GAPS, kernels.gaps),
     )
     return [
         Table(f"{key}-{label}", f"{label}: {caption}", columns, rows, limit=_ON_PAGE)
@@ -87,12 +87,12 @@ def kernel_tables(label: str, traces: TraceEntries) -> list[Table]:
 
 def kernel_notes(traces: TraceEntries) -> list[str]:
     """Return why tables are missing, and how many rows of them."""
-    found = traces.kernels
-    notes = [f"{_KINDS[kind]}: {'; '.join(why)}." for kind, why in found.reasons.items()]
+    kernels = traces.kernels
+    notes = [f"{_KINDS[kind]}: {'; '.join(why)}." for kind, why in kernels.reasons.items()]
     if traces.slowdowns and all(row.slowdown is None for row in traces.slowdowns):
         why = list(dict.fromkeys(str(row.reason) for row in traces.slowdowns))[:2]
         notes.append(f"No kernel ran both alone and overlapped with communication: {'; '.join(why)}.")
-    return [*notes, *(f"{count} rows of {kind} are not kept." for kind, count in found.left_out.items())]
+    return [*notes, *(f"{count} rows of {kind} are not kept." for kind, count in kernels.left_out.items())]
 
 
 def kernel_block(label: str, traces: TraceEntries, style: Style = PLAIN, shown: int = SHOWN) -> str:
@@ -101,7 +101,7 @@ def kernel_block(label: str, traces: TraceEntries, style: Style = PLAIN, shown: 
         return wrapped(
             [f"{label}: no kernels: {'; '.join(traces.kernels.reasons.get('totals', ['the traces are empty']))}"]
         )
-    blocks = ["\n".join(text_lines(each, style, most=shown)) for each in kernel_tables(label, traces)]
+    blocks = ["\n".join(text_lines(part, style, most=shown)) for part in kernel_tables(label, traces)]
     return "\n\n".join([*blocks, wrapped(kernel_notes(traces), style.width)])
 
 

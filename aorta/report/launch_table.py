@@ -96,8 +96,8 @@ class Candidates:
                 runs, sets = (reference.dataset, candidate.dataset), (reference.as_set(), candidate.as_set())
                 compare = partial(compare_launches, runs, sets, ([], []))  # their collectives are not shown
                 try:
-                    found = comparisons[name] = compare(rules)
-                    add_account(found, (reference, candidate), rules)
+                    comparison = comparisons[name] = compare(rules)
+                    add_account(comparison, (reference, candidate), rules)
                 except InputError as error:
                     comparisons[name] = str(error)
                     other_work[name] = compare(replace(rules, allow_unlike=(ALL,)))
@@ -109,12 +109,12 @@ class Candidates:
     @property
     def judged(self) -> dict[str, Comparison]:
         """Side -> comparison, of those that could be compared."""
-        return {name: found for name, found in self.comparisons.items() if isinstance(found, Comparison)}
+        return {name: comparison for name, comparison in self.comparisons.items() if isinstance(comparison, Comparison)}
 
     @property
     def best(self) -> str | None:
         """The improvement with the shortest step; None where nothing is an improvement."""
-        better = {name: found for name, found in self.judged.items() if found.verdict == "improvement"}
+        better = {name: comparison for name, comparison in self.judged.items() if comparison.verdict == "improvement"}
         return min(
             better, key=lambda name: (better[name].metrics[JOB_STEP].candidate.value, len(name), name), default=None
         )
@@ -123,14 +123,14 @@ class Candidates:
         """Return the verdict on a candidate that could be compared; with the launches that it takes, where these are
         too few for one.
         """
-        found, step = self.judged[side], self.judged[side].metrics[JOB_STEP]
-        return verdict_label(step) if step.verdict == NOT_TESTED else found.verdict
+        comparison, step = self.judged[side], self.judged[side].metrics[JOB_STEP]
+        return verdict_label(step) if step.verdict == NOT_TESTED else comparison.verdict
 
     def table(self) -> Table:
         """Return a row for the reference and each candidate."""
         shown = {**self.judged, **self.other_work}
         # Every comparison has the same reference, whose row has no effect and no verdict.
-        rows: list[dict[str, Any]] = [{"side": REFERENCE, "found": each} for each in [*shown.values()][:1]]
+        rows: list[dict[str, Any]] = [{"side": REFERENCE, "found": metrics} for metrics in [*shown.values()][:1]]
         for name in (name for name in self.comparisons if name in shown):
             row = {"side": CANDIDATE, "name": self.names[name], "found": shown[name]}
             if name in self.other_work:
@@ -166,7 +166,11 @@ class Candidates:
     def alerts(self) -> list[str]:
         """What is wrong with the launches, the most serious first."""
         wrong = alerts({self.shown_name(side): entry for side, entry in self.entries.items()})
-        return [*dict.fromkeys([*wrong, *(warning for each in self.judged.values() for warning in each.warnings)])]
+        return [
+            *dict.fromkeys(
+                [*wrong, *(warning for comparison in self.judged.values() for warning in comparison.warnings)]
+            )
+        ]
 
     def shown_name(self, side: str) -> str:
         """Return what a side is called in the table and on the page."""
@@ -190,27 +194,27 @@ class Candidates:
             count, compared = len(self.comparisons), len(self.judged)
             if not compared:
                 return "no recommendation: no candidate could be compared with the reference"
-            steps = [each.metrics.get(JOB_STEP) for each in self.judged.values()]
+            steps = [comparison.metrics.get(JOB_STEP) for comparison in self.judged.values()]
             tests = [step.test for step in steps if step is not None and step.verdict == NOT_TESTED]
             needed = [test.least_launches for test in tests if test.least_launches is not None]  # null: equal values
             if len(needed) == compared:
                 return f"no recommendation: a verdict takes {max(needed)} launches per side"
-            if all(each.verdict == "regression" for each in self.judged.values()) and compared == count:
+            if all(comparison.verdict == "regression" for comparison in self.judged.values()) and compared == count:
                 return f"keep the reference: {'both' if count == 2 else f'all {count}'} candidates are slower"
             of = f"{count} candidates" if compared == count else f"{compared} of {count} candidates that were compared"
             return f"keep the reference: none of the {of} is significantly faster"
-        found = self.judged[best]
-        others = sum(each.verdict == "improvement" for each in self.judged.values())
+        winner = self.judged[best]
+        others = sum(comparison.verdict == "improvement" for comparison in self.judged.values())
         more = f"; of {others} improvements it has the shortest step" if others > 1 else ""
-        test = found.metrics[JOB_STEP].test
+        test = winner.metrics[JOB_STEP].test
         why = f"  step time {format_effect(test.effect)}; {test.verdict_reason}{more}"
         return f"recommendation: {self.names[best]}\n{wrapped([why])}"
 
     def as_json(self) -> dict[str, Any]:
         """Return the content of `candidates.json`."""
         rows = []
-        for name, found in self.comparisons.items():
-            known, reason = (None, found) if isinstance(found, str) else (as_json(found), None)
+        for name, comparison in self.comparisons.items():
+            known, reason = (None, comparison) if isinstance(comparison, str) else (as_json(comparison), None)
             rows.append({"side": name, "changes": self.names[name], "comparison": known, "reason": reason})
         return {
             "candidates_version": CANDIDATES_VERSION,

@@ -65,7 +65,7 @@ def escaped(text: object) -> str:
     line = " ".join(str(text).split())
     line = "".join(char if char.isprintable() else "\ufffd" for char in line)
     line = line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return _ACTIVE.sub(lambda found: "\\" + found[1], line)
+    return _ACTIVE.sub(lambda match: "\\" + match[1], line)
 
 
 def markdown_summary(summary: Summary) -> str:

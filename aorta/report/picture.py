@@ -124,7 +124,7 @@ class _Panel:
         band, line = Image.new("L", size), Image.new("L", size)
         bands, lines = ImageDraw.Draw(band), ImageDraw.Draw(line)
         x = _FINER * (self.x(curve.x) - _LEFT)
-        low, middle, high = (_FINER * (self.y(each) - self.top) for each in (curve.low, curve.middle, curve.high))
+        low, middle, high = (_FINER * (self.y(values) - self.top) for values in (curve.low, curve.middle, curve.high))
         known = np.flatnonzero(~np.isnan(middle))
         for run in np.split(known, np.flatnonzero(np.diff(known) > 1) + 1):
             points = np.column_stack((x[run], middle[run]))

@@ -82,9 +82,9 @@ def _metric_row(name: str, entry: Statistics) -> dict[str, Any]:
 
 def metrics_table(label: str, entry: DatasetEntry) -> Table:
     """Return every metric of one dataset over its steps and ranks."""
-    rows = [_metric_row(name, each) for name, each in entry.shown.items()]
+    rows = [_metric_row(name, metric) for name, metric in entry.shown.items()]
     shown: dict[str, Statistics] = {row["metric"]: row["entry"] for row in rows if row["shown"]}
-    by_kernels = [name for name, each in shown.items() if each.source == "kernels"]
+    by_kernels = [name for name, metric in shown.items() if metric.source == "kernels"]
     notes = [
         *_unavailable({row["metric"]: row["entry"].reason for row in rows if row["middle"] is None}),
         *_listed("0 throughout", [row["metric"] for row in rows if row["zero"]]),
@@ -265,8 +265,8 @@ def collectives_table(entries: Mapping[str, DatasetEntry]) -> Table | None:
 
 def pairs_table(comparison: Comparison) -> Table | None:
     """Return the collectives that both sides issued, candidate against reference. None without any."""
-    found = comparison.collectives
-    if not found:
+    pairs = comparison.collectives
+    if not pairs:
         return None
 
     def change(name: str) -> Column:
@@ -288,7 +288,7 @@ def pairs_table(comparison: Comparison) -> Table | None:
     alone = comparison.collectives_on_one_side
     note = f"On one side only: {alone['reference']} of the reference, {alone['candidate']} of the candidate."
     caption = "The same collectives on both sides: medians, in ms and GB/s"
-    return Table("pairs", caption, columns, found, note if any(alone.values()) else None)
+    return Table("pairs", caption, columns, pairs, note if any(alone.values()) else None)
 
 
 def gains_tables(label: str, gains: WhatIf) -> tuple[Table, Table]:
@@ -337,7 +337,9 @@ def facts_table(key: str, caption: str, sides: Mapping[str, Mapping[str, object]
 def differences_table(comparison: Comparison) -> Table:
     """Return the facts that differ between the sides."""
     sides = {
-        comparison.label(side): {each.key: each.value(side) for each in comparison.manifest_differences}
+        comparison.label(side): {
+            difference.key: difference.value(side) for difference in comparison.manifest_differences
+        }
         for side in SIDES
     }
     return facts_table("differences", "What differs between the runs", sides)
@@ -345,7 +347,7 @@ def differences_table(comparison: Comparison) -> Table:
 
 def definitions_table(definitions: Mapping[str, MetricDefinition]) -> Table:
     """Return what each metric is."""
-    rows = [{"metric": name, "better": "neither"} | as_json(each) for name, each in definitions.items()]
+    rows = [{"metric": name, "better": "neither"} | as_json(definition) for name, definition in definitions.items()]
     columns = [text_column(key) for key in ("metric", "unit", "better", "definition")]
     return Table("definitions", "What each metric is", columns, rows)
 
@@ -377,7 +379,7 @@ def facts_of(dataset: LabelledRun, entry: DatasetEntry) -> dict[str, Any]:
         "coverage": "not known: a trace does not count what was issued" if entry.traces else coverage,
         "launches": entry.launches or None,
         "this launch": entry.representative or None,
-        "launches left out": [f"{each.path}: {each.reason}" for each in entry.left_out or ()],
+        "launches left out": [f"{launch.path}: {launch.reason}" for launch in entry.left_out or ()],
         "devices": device_line(entry.devices),
         "stalls": cutoff_line(entry),
     }

@@ -106,7 +106,7 @@ def _compared(sides: tuple[Subject, Subject], entries: tuple[DatasetEntry, Datas
         return compare_launches((before, after), (sides[0].as_set(), sides[1].as_set()), collectives, rules)
     few_steps = any(entry.few_steps for entry in entries)
     values = entries[0].described, entries[1].described
-    found = compare(
+    comparison = compare(
         (before, after),
         (over_all(values[0]), over_all(values[1])) if few_steps else values,
         (entries[0].matched, entries[1].matched),
@@ -114,9 +114,9 @@ def _compared(sides: tuple[Subject, Subject], entries: tuple[DatasetEntry, Datas
         judge_milliseconds=rules.judge_milliseconds,
         allows=rules.allows,
     )
-    found.statistic = MEANS if few_steps else found.statistic
-    found.headline, found.numbers = headline(found), numbers(found)
-    return found
+    comparison.statistic = MEANS if few_steps else comparison.statistic
+    comparison.headline, comparison.numbers = headline(comparison), numbers(comparison)
+    return comparison
 
 
 LAST_STEPS: Final = 50
@@ -148,21 +148,21 @@ def _replayed(run: Run, differing: Collection[str]) -> WhatIf:
         raise InputError(f"{len(run.ranks)} ranks are too many to be replayed for a report; ask {ask}")
     program = program_of(run, last)
     base = base_of(program)
-    found = gains(base, differing)
-    shown = [part for index, part in enumerate(found.marginals) if index < SHOWN_MARGINALS or part.what == "kind"]
-    first = found.gains[0].change if found.gains else None
+    predicted = gains(base, differing)
+    shown = [part for index, part in enumerate(predicted.marginals) if index < SHOWN_MARGINALS or part.what == "kind"]
+    first = predicted.gains[0].change if predicted.gains else None
     return WhatIf(
         reason=None,
-        steps=found.steps,
+        steps=predicted.steps,
         ranks=len(program.ranks),
         level=LEVEL,
-        step_ms=found.step_ms,
+        step_ms=predicted.step_ms,
         check=base.identity.problem(),
-        gains=found.gains,
+        gains=predicted.gains,
         marginals=shown,
-        bounds=found.bounds,
-        notes=found.notes,
+        bounds=predicted.bounds,
+        notes=predicted.notes,
         # Of the same steps, so that the answer is the same.
         command=f"{ask} --set {shlex.quote(first or 'network.bandwidth=x2')}"
-        + (f" --last {last}" if found.steps == last else ""),
+        + (f" --last {last}" if predicted.steps == last else ""),
     )

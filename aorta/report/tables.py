@@ -194,29 +194,29 @@ def text_lines(
     """
     visible = shown.visible()
     rows = visible[:most]
-    columns = [each for each in shown.columns if TERMINAL in each.media and (not only or each.key in only)]
-    columns = [each for each in columns if any(each.value(row) not in (None, "") for row in rows)]
+    columns = [column for column in shown.columns if TERMINAL in column.media and (not only or column.key in only)]
+    columns = [column for column in columns if any(column.value(row) not in (None, "") for row in rows)]
     lines = [style.bold(shown.caption)] if titled else []
     while rows:
         heads = [column.heading for column in columns]
         cells = [[column.cell(row, _CELLS)[0] for column in columns] for row in rows]
-        widths = [max(map(len, each)) for each in zip(heads, *cells, strict=True)]
+        widths = [max(map(len, texts)) for texts in zip(heads, *cells, strict=True)]
         room = style.terminal_width - sum(widths) - 2 * (len(widths) - 1)
         cut = next((index for index, column in enumerate(columns) if column.cut), None)
         if cut is not None:
             room += widths[cut]
-            names = _shortened_apart([each[cut] for each in cells], max(room, _LEAST_NAME))
-            for each in cells:
-                each[cut] = names[each[cut]]
+            names = _shortened_apart([line[cut] for line in cells], max(room, _LEAST_NAME))
+            for line in cells:
+                line[cut] = names[line[cut]]
             room -= _LEAST_NAME
         drop = max(column.drop for column in columns)
         if room < 0 and drop:
             columns = [column for column in columns if column.drop != drop]
             continue
-        for each, row in zip(cells, rows, strict=True):
+        for line, row in zip(cells, rows, strict=True):
             for index, column in enumerate(columns):
                 if column.tone and (tone := column.tone(row)):
-                    each[index] = style.verdict(_VERDICTS[tone], each[index])
+                    line[index] = style.verdict(_VERDICTS[tone], line[index])
         right = [index for index, column in enumerate(columns) if column.numeric]
         head, *body = table([heads, *cells], right=right, width=style.terminal_width)
         lines += [style.bold(head), *body]

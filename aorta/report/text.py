@@ -50,13 +50,15 @@ def brief_text(
     """
     comparison, wrong = known(summary.comparison), (0, alert_lines(summary, style))
     said = set(alerts(summary.datasets, comparison))
-    notes = {label: [note for note in each if note not in said] for label, each in notes.items()}
+    notes = {label: [note for note in of_label if note not in said] for label, of_label in notes.items()}
     if comparison is not None:
         first, *others = _of_comparison(comparison, summary.datasets[comparison.candidate], style)
         answers = [_fitted([first, wrong, *others], MOST_LINES - _ADDED)]
     elif len(summary.datasets) > 1:
         room = (MOST_LINES - _ADDED) // len(summary.datasets)
-        answers = [_fitted(_of_run(label, each, notes[label], style), room) for label, each in summary.datasets.items()]
+        answers = [
+            _fitted(_of_run(label, of_label, notes[label], style), room) for label, of_label in summary.datasets.items()
+        ]
         answers[:0] = filter(None, [wrong[1]])
     else:
         ((label, entry),) = summary.datasets.items()
@@ -121,8 +123,8 @@ def _of_comparison(comparison: Comparison, candidate: DatasetEntry, style: Style
     lines = text_lines(shown, style, only=("metric", "reference", "candidate", "change", "told"), titled=False)
     cause, account = comparison.sentence or "", account_tables.change_table(comparison)
     changed = [
-        f"{each.key.removeprefix('config.')}: {json_text(each.reference)} -> {json_text(each.candidate)}"
-        for each in comparison.manifest_differences
+        f"{other.key.removeprefix('config.')}: {json_text(other.reference)} -> {json_text(other.candidate)}"
+        for other in comparison.manifest_differences
     ]
     sides = [comparison.reference, comparison.candidate]
     titled = [column.heading for column in metrics.columns if column.key in SIDES and TERMINAL in column.media]
@@ -147,10 +149,10 @@ def full_text(datasets: Mapping[str, LabelledRun], summary: Summary, files: str,
     wrong = alert_lines(summary, style)
 
     def add(*tables: Table | None) -> None:
-        for each in tables:
-            if each is not None:
-                most = None if each.key.startswith("metrics") else _ROWS
-                blocks.append("\n".join(text_lines(each, style, most=most)))
+        for shown in tables:
+            if shown is not None:
+                most = None if shown.key.startswith("metrics") else _ROWS
+                blocks.append("\n".join(text_lines(shown, style, most=most)))
 
     if comparison is not None:
         test = evidence(comparison)
@@ -211,7 +213,7 @@ def gain_block(label: str, gains: WhatIf, style: Style = PLAIN) -> str:
     notes = [*([] if gains.check is None else [f"check: {gains.check}"]), *gains.notes]
     blocks = [
         wrapped([f"{label}: what would gain most. {run_tables.gains_basis(gains)}"], style.width),
-        *("\n".join(text_lines(each, style)) for each in run_tables.gains_tables(label, gains)),
+        *("\n".join(text_lines(gains_table, style)) for gains_table in run_tables.gains_tables(label, gains)),
         wrapped([f"  ! {note}" for note in notes], style.width),
         f"more: {gains.command}",  # to be copied: in one line
     ]
@@ -220,14 +222,14 @@ def gain_block(label: str, gains: WhatIf, style: Style = PLAIN) -> str:
 
 def losses_line(comparison: Comparison, style: Style) -> str:
     """Return whether the losses of both sides are the same; empty where a side has none, or did other work."""
-    found = known(comparison.losses)
-    return "" if found is None or comparison.unlike else led("Losses:", found.sentence, style)
+    losses = known(comparison.losses)
+    return "" if losses is None or comparison.unlike else led("Losses:", losses.sentence, style)
 
 
 def alert_lines(summary: Summary, style: Style) -> str:
     """Return what is wrong, a sentence a line; empty where nothing is."""
-    found = alerts(summary.datasets, known(summary.comparison))
-    return "\n".join(led("Warning:", alert, style, style.warning) for alert in found)
+    warnings = alerts(summary.datasets, known(summary.comparison))
+    return "\n".join(led("Warning:", alert, style, style.warning) for alert in warnings)
 
 
 def verdict_lines(comparison: Comparison, style: Style = PLAIN) -> str:

@@ -266,8 +266,8 @@ def measure_windows(
         waited = nothing if pipeline is None or bubbles is None else intersect(bubbles, pipeline)
         blocked = nothing if stalls is None else stalls
         pipeline_ns = lengths.get("pipeline_ns")
-        found = _bounds(windows, lanes, comm, communication, unnamed, aux, blocked, waited, certain, pipeline_ns)
-        bounds = [of_one if bounded else {} for of_one, bounded in zip(found, certain.bounded, strict=True)]
+        sides = _bounds(windows, lanes, comm, communication, unnamed, aux, blocked, waited, certain, pipeline_ns)
+        bounds = [of_one if bounded else {} for of_one, bounded in zip(sides, certain.bounded, strict=True)]
     tiles: list[Tile] = []
     cut = [0] * (len(windows.start) + 1)
     if tiled:
@@ -326,12 +326,14 @@ def _bounds(
     )
     spans["alone"] = less(works, communication), less(may_work, sends)
 
-    found = {name: [covered_ns(windows, side).tolist() for side in both] for name, both in spans.items()}
+    lengths = {name: [covered_ns(windows, side).tolist() for side in both] for name, both in spans.items()}
     window_ns = (windows.end - windows.start).tolist()
-    found["idle_ms"] = [[length - at for length, at in zip(window_ns, side, strict=True)] for side in found["idle_ms"]]
+    lengths["idle_ms"] = [
+        [length - at for length, at in zip(window_ns, side, strict=True)] for side in lengths["idle_ms"]
+    ]
     return [
         bounds_of(
-            {name: (sides[0][at], sides[1][at]) for name, sides in found.items()},
+            {name: (sides[0][at], sides[1][at]) for name, sides in lengths.items()},
             window_ns[at],
             None if pipeline_ns is None else pipeline_ns[at],
         )

@@ -271,21 +271,21 @@ def copy_rates(copies: Iterable[tuple[str, int, Interval]]) -> dict[str, float]:
     return {f"{name}_gb_per_s": sum(moved[name][0]) / length_ns for name, length_ns in lengths.items() if length_ns}
 
 
-def bounds_of(found: Mapping[str, tuple[int, int]], window_ns: int, pipeline_ns: int | None) -> dict[str, Bounds]:
+def bounds_of(measured: Mapping[str, tuple[int, int]], window_ns: int, pipeline_ns: int | None) -> dict[str, Bounds]:
     """Return metric -> its least and greatest value, in its unit.
 
     Args:
-        found: the same in nanoseconds, of all that is communicated, computed and so on, and of computation `alone`.
+        measured: the same in nanoseconds, of all that is communicated, computed and so on, and of computation `alone`.
         pipeline_ns: length of the pipeline; None where there is none.
     """
     bounds: dict[str, Bounds] = {
-        name: (low / NS_PER_MS, high / NS_PER_MS) for name, (low, high) in found.items() if name != "alone"
+        name: (low / NS_PER_MS, high / NS_PER_MS) for name, (low, high) in measured.items() if name != "alone"
     }
-    (least, most), (exposed, most_exposed) = found["compute_comm_ms"], found["exposed_comm_ms"]
-    if found["comm_ms"][1]:
+    (least, most), (exposed, most_exposed) = measured["compute_comm_ms"], measured["exposed_comm_ms"]
+    if measured["comm_ms"][1]:
         bounds["overlap_ratio"] = share(least, most_exposed, 1.0), share(most, exposed, 0.0)
-    if found["compute_ms"][1]:
-        alone = found["alone"]
+    if measured["compute_ms"][1]:
+        alone = measured["alone"]
         bounds["overlap_over_compute"] = share(least, alone[1], 1.0), share(most, alone[0], 0.0)
     if window_ns:
         bounds["exposed_share"] = exposed / window_ns, most_exposed / window_ns

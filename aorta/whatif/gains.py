@@ -121,12 +121,12 @@ def _parts(program: RunProgram) -> Iterator[tuple[_What, str, CommSpeed]]:
     """Yield the kinds of collectives, and the groups where there are several: what, name, the change that frees it.
     Groups that other ranks use in each other's place (the disjoint groups of a mesh) are one.
     """
-    every = [(place, issued) for layout in program.layouts for place, issued in enumerate(layout.issued)]
+    every = [(position, issued) for layout in program.layouts for position, issued in enumerate(layout.issued)]
     for kind in sorted({issued.kind for _, issued in every}):
         yield "kind", kind, CommSpeed(f"comm.kind.{kind}=free", np.inf, kind=kind)
     together: dict[tuple[int, str, int], set[str]] = defaultdict(set)  # place, kind, number of ranks -> groups
-    for place, issued in every:
-        together[place, issued.kind, len(issued.ranks)].add(issued.group)
+    for position, issued in every:
+        together[position, issued.kind, len(issued.ranks)].add(issued.group)
     family = {issued.group: {issued.group} for _, issued in every}
     for names in together.values():
         merged = set().union(*(family[name] for name in names))
@@ -143,9 +143,9 @@ def _busiest_link_ns(program: RunProgram) -> Ints:
     for index, step in enumerate(program.steps):
         for column in range(step.cost_ns.shape[1]):
             busy_ns: dict[object, int] = defaultdict(int)
-            for place, issued in enumerate(program.layouts[step.layouts[column]].issued):
+            for position, issued in enumerate(program.layouts[step.layouts[column]].issued):
                 # Without a link it waits for no other: it can run beside all of them.
-                link = ("alone", place) if issued.link is None else issued.link
-                busy_ns[link] += int(step.cost_ns[place, column])
+                link = ("alone", position) if issued.link is None else issued.link
+                busy_ns[link] += int(step.cost_ns[position, column])
             busiest_ns[index] = max(busiest_ns[index], *busy_ns.values(), 0)
     return busiest_ns

@@ -224,7 +224,7 @@ def predict_from(base: Base, changes: Sequence[Change]) -> Prediction:
         seen = ~np.isnan(values)
         return _value(values[seen], measured.step[seen], wrong_by, 0.0, most) if seen.any() else None
 
-    found = Prediction(
+    prediction = Prediction(
         changes=tuple(change.text for change in changes),
         gain_ms=gain_of(times.gained_ms(base.times), wrong_by[0]),
         overlap_ratio=known(measured.overlap_ratio, wrong_by[1], 1.0),
@@ -239,16 +239,16 @@ def predict_from(base: Base, changes: Sequence[Change]) -> Prediction:
         # Intervals hold while the larger world's network is within `LAW_BOUND` of its formula.
         for factor in (LAW_BOUND, 1 / LAW_BOUND):
             times, metrics = base.replayed(apply(program, [CommSpeed("the law", factor)]).program)
-            ratio, exposed = found.overlap_ratio, found.exposed_comm_ms
-            found = replace(
-                found,
-                gain_ms=found.gain_ms.reaching(float(np.median(times.gained_ms(base.times)))),
+            ratio, exposed = prediction.overlap_ratio, prediction.exposed_comm_ms
+            prediction = replace(
+                prediction,
+                gain_ms=prediction.gain_ms.reaching(float(np.median(times.gained_ms(base.times)))),
                 overlap_ratio=ratio and ratio.reaching(median_or_none(metrics.overlap_ratio)),
                 exposed_comm_ms=exposed and exposed.reaching(median_or_none(metrics.exposed_comm_ms)),
-                launch_ms=found.launch_ms.reaching(float(np.median(times.job_step_ms()))),
+                launch_ms=prediction.launch_ms.reaching(float(np.median(times.job_step_ms()))),
             )
-    why_not_less = _where_exposed_went(found, base.measured, measured, free=FREE in changes)
-    return replace(found, notes=(*why_not_less, *notes))
+    why_not_less = _where_exposed_went(prediction, base.measured, measured, free=FREE in changes)
+    return replace(prediction, notes=(*why_not_less, *notes))
 
 
 def _where_exposed_went(prediction: Prediction, was: Measured, now: Measured, *, free: bool) -> tuple[str, ...]:

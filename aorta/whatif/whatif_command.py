@@ -42,9 +42,9 @@ def main(arguments: Sequence[str]) -> int:
         predicted = predict_from(base, changes)
         content, lines = predicted.as_json(), prediction_lines(predicted)
     else:
-        found = gains(base)
-        content = {"identity": base.identity.problem(), **as_json(found)}
-        lines = [*gain_lines(found), "", *_check(base.identity, found.notes)]
+        answer = gains(base)
+        content = {"identity": base.identity.problem(), **as_json(answer)}
+        lines = [*gain_lines(answer), "", *_check(base.identity, answer.notes)]
     to_stdout(
         json.dumps(content, indent=2) if options.json else wrapped(lines, style_of(sys.stdout).width, indent="  ")
     )

@@ -92,8 +92,8 @@ def headline(comparison: Comparison) -> str:
         return f"{word}: steps still change their level after the warm-up."
     name, step = leading(comparison), metrics.get(GUARD)
     if not comparison.tested:
-        pairs = {each: metrics[each] for each in dict.fromkeys((name, GUARD, _RATIO)) if each in metrics}
-        shown = [_value(each, pair) for each, pair in pairs.items() if pair.difference is not None]
+        pairs = {metric: metrics[metric] for metric in dict.fromkeys((name, GUARD, _RATIO)) if metric in metrics}
+        shown = [_value(metric, pair) for metric, pair in pairs.items() if pair.difference is not None]
         return f"{word}: {', '.join(shown[:2]) or 'no metric is known on both sides'}."
     said = f"{word}: {_value(name, metrics.get(name))}"
     if comparison.verdict == SHIFTED:
@@ -116,7 +116,7 @@ def numbers(comparison: Comparison) -> str:
     for lack of launches, or between unlike runs, what is missing.
     """
     if comparison.unlike:
-        differing = {each.key: each for each in comparison.manifest_differences}
+        differing = {difference.key: difference for difference in comparison.manifest_differences}
         listed = [
             f"{key.removeprefix('config.')} is {differing[key].reference} in the reference, {differing[key].candidate} "
             "in the candidate"

@@ -72,7 +72,7 @@ def refuse_mixed(side: LaunchSet, rules: Rules) -> None:
     Raises:
         InputError: they did not; with what differs, in which folders.
     """
-    keys = list(dict.fromkeys(found.key for _, found in _within(side) if not rules.allows(found.key)))
+    keys = list(dict.fromkeys(difference.key for _, difference in _within(side) if not rules.allows(difference.key)))
     if not keys:
         return
     folders: dict[str, list[str]] = {}
@@ -103,10 +103,10 @@ def refuse_unlike(reference: LaunchSet, candidate: LaunchSet, rules: Rules) -> l
     allowed: dict[tuple[str, str], AllowedDifference] = {}
     for where, side in zip(SIDES, (reference, candidate), strict=True):
         refuse_mixed(side, rules)
-        for other, found in _within(side):
+        for other, difference in _within(side):
             paths = [str(_yardstick(side).path), str(other.path)]
-            values = [found.reference, found.candidate]
-            allowed.setdefault((where, found.key), AllowedDifference(where, found.key, values, paths))
+            values = [difference.reference, difference.candidate]
+            allowed.setdefault((where, difference.key), AllowedDifference(where, difference.key, values, paths))
     left, right = _yardstick(reference), _yardstick(candidate)
     same_library = not_swapped(left.facts, right.facts, "LD_PRELOAD")
     if same_library is not None and not rules.allows(LIBRARY):
@@ -115,8 +115,8 @@ def refuse_unlike(reference: LaunchSet, candidate: LaunchSet, rules: Rules) -> l
             "exist where the ranks run, and are two builds (sha256sum), or allow it with "
             f"--allow-unlike {LIBRARY}"
         )
-    for found in filter(changes_the_work, differing(left.facts, right.facts)):
-        key, values = found.key, [found.reference, found.candidate]
+    for difference in filter(changes_the_work, differing(left.facts, right.facts)):
+        key, values = difference.key, [difference.reference, difference.candidate]
         if not rules.allows(key):
             why = "the two sides did not do the same work. Compare launches that did"
             if key == OBSERVED:
@@ -165,7 +165,7 @@ def compare_launches(
     allowed = refuse_unlike(*sides, rules)
     if why_ratios_alone(*datasets, judge_milliseconds=rules.judge_milliseconds) and rules.primary == SEQUENCE[0]:
         rules = replace(rules, primary=SEQUENCE[1])  # exposed milliseconds are not judged across platforms
-    found = compare(
+    comparison = compare(
         datasets,
         (sides[0].statistics, sides[1].statistics),
         collectives,
@@ -180,17 +180,17 @@ def compare_launches(
     withheld = None
     # That launches are too few is what a reader has to hear first.
     if too_few((len(sides[0].launches), len(sides[1].launches)), rules.alpha):
-        found.warnings += [f"steps have not settled. {first_upper(why)}" for why in unsettled]
+        comparison.warnings += [f"steps have not settled. {first_upper(why)}" for why in unsettled]
     elif not (order.comparable or rules.assume_no_drift):
         again = "Alternate the launches (docs/compare.md), or judge them anyway with --assume-no-drift"
         withheld = NOT_COMPARABLE, f"{order.reason}. {again}"
     elif unsettled:
         again = "Record more steps, or leave more out as warm-up (telemetry.warmup_steps, warmup_steps=)"
         withheld = NOT_SETTLED, f"{'; '.join(unsettled)}. {again}"
-    found.verdict, found.verdict_reason = judged(found.metrics, *sides, rules, withheld)
-    found.warnings = list(dict.fromkeys([*found.warnings, *_warnings(named, allowed, order, rules)]))
-    found.statistic = "median over launches of the median over steps of all ranks"
-    found.launches = {
+    comparison.verdict, comparison.verdict_reason = judged(comparison.metrics, *sides, rules, withheld)
+    comparison.warnings = list(dict.fromkeys([*comparison.warnings, *_warnings(named, allowed, order, rules)]))
+    comparison.statistic = "median over launches of the median over steps of all ranks"
+    comparison.launches = {
         name: [
             LaunchEntry(
                 path=str(launch.path),
@@ -204,13 +204,13 @@ def compare_launches(
         ]
         for name, side in named.items()
     }
-    found.launch_order = order
-    found.left_out = {name: side.left_out for name, side in named.items()}
-    found.primary, found.alpha, found.margin = rules.primary, rules.alpha, rules.margin
-    found.interval_level, found.sequence = 1 - rules.alpha, list(rules.sequence)
-    found.judge_milliseconds, found.refused = rules.judge_milliseconds, allowed
-    found.headline, found.numbers = headline(found), numbers(found)
-    return found
+    comparison.launch_order = order
+    comparison.left_out = {name: side.left_out for name, side in named.items()}
+    comparison.primary, comparison.alpha, comparison.margin = rules.primary, rules.alpha, rules.margin
+    comparison.interval_level, comparison.sequence = 1 - rules.alpha, list(rules.sequence)
+    comparison.judge_milliseconds, comparison.refused = rules.judge_milliseconds, allowed
+    comparison.headline, comparison.numbers = headline(comparison), numbers(comparison)
+    return comparison
 
 
 def judged(
@@ -237,21 +237,21 @@ def judged(
     return judge(metrics, rules, values, withheld)
 
 
-def add_account(found: Comparison, sides: tuple[Subject, Subject], rules: Rules) -> None:
+def add_account(comparison: Comparison, sides: tuple[Subject, Subject], rules: Rules) -> None:
     """Add by how much each part of the step changed, and the cause, to a comparison; nothing where the sides cannot be
     compared. A cause needs as many launches as a verdict at 5 %, in turns, also where more candidates ask for more
     launches and a verdict for that reason says nothing of turns.
     """
-    if not is_comparable(found):
+    if not is_comparable(comparison):
         return
     before, after = (side.as_set() for side in sides)
-    few, order = min(len(before.launches), len(after.launches)), known(found.launch_order)
+    few, order = min(len(before.launches), len(after.launches)), known(comparison.launch_order)
     why_none = None if rules.allows(WORK) else unlike_work(*(side.dataset.run for side in sides))
     if 1 < few < LEAST_LAUNCHES:
         why_none = f"None is named: it takes {LEAST_LAUNCHES} launches per side."
     elif few > 1 and order is not None and not (order.comparable or rules.assume_no_drift):
         why_none = f"None is named: {order.reason}."
-    found.account = compare_accounts(before.accounts, after.accounts, found.manifest_differences, why_none)
+    comparison.account = compare_accounts(before.accounts, after.accounts, comparison.manifest_differences, why_none)
 
 
 def _warnings(
@@ -292,12 +292,14 @@ def _warnings(
     for name in rules.sequence:  # of kernels in some launches, of marks in others (W29)
         by_kernels = {
             side: [
-                each.samples[name].source == "kernels" for each in launches.launches if each.median(name) is not None
+                launch.samples[name].source == "kernels"
+                for launch in launches.launches
+                if launch.median(name) is not None
             ]
             for side, launches in sides.items()
         }
         if len(set().union(*by_kernels.values())) > 1:
-            counts = ", ".join(f"{sum(found)} of {len(found)} of the {side}" for side, found in by_kernels.items())
+            counts = ", ".join(f"{sum(flags)} of {len(flags)} of the {side}" for side, flags in by_kernels.items())
             yield (
                 f"{name} is measured by kernels in some launches ({counts}), by marks in the others: the profiler's "
                 "cost is part of the difference"

@@ -74,7 +74,10 @@ class Launch:
         steps = [tables.steps for tables in run.ranks.values() if len(tables.steps)]
         span_ns = None
         if steps and run.source.format == FORMAT:  # the clock of a trace need not count from 1970
-            span_ns = min(int(each.t_start_ns.min()) for each in steps), max(int(each.t_end_ns.max()) for each in steps)
+            span_ns = (
+                min(int(frame.t_start_ns.min()) for frame in steps),
+                max(int(frame.t_end_ns.max()) for frame in steps),
+            )
         return cls(
             Path(run.location),
             run.source.identity,
@@ -121,24 +124,26 @@ class LaunchSet:
         """Every metric over the launches: of their medians, and where one has bounds alone, the medians of what is
         known at least and at most.
         """
-        found = {}
+        described = {}
         for name in dict.fromkeys(name for launch in self.launches for name in launch.samples):
             samples = [launch.samples[name] for launch in self.launches if name in launch.samples]
             reasons = Counter(sample.reason for sample in samples if sample.reason is not None)
-            found[name] = describe(self.medians(name), None, reasons)
+            described[name] = describe(self.medians(name), None, reasons)
             if any(sample.ends for sample in samples):
                 least = [sample.ends.at_least if sample.ends else sample.value for sample in samples]
                 most = [sample.ends.at_most if sample.ends else sample.value for sample in samples]
-                found[name].bounds = Ends(*(median(end for end in ends if end is not None) for ends in (least, most)))
-        return found
+                described[name].bounds = Ends(
+                    *(median(end for end in ends if end is not None) for ends in (least, most))
+                )
+        return described
 
     @property
     def accounts(self) -> list[StepAccount] | str:
         """The accounts of all launches in the order in which they ran, or why one has none."""
         by_time = sorted(self.launches, key=lambda launch: launch.span_ns or (0, 0))
-        found = [launch.account for launch in by_time if isinstance(launch.account, StepAccount)]
+        accounts = [launch.account for launch in by_time if isinstance(launch.account, StepAccount)]
         reasons = (f"{launch.path}: {launch.account}" for launch in by_time if isinstance(launch.account, str))
-        return next(reasons, None) or found
+        return next(reasons, None) or accounts
 
     @property
     def unsettled(self) -> str | None:

@@ -97,7 +97,9 @@ def compare(
     facts_of = facts(reference), facts(candidate)
     differences = differing(*facts_of)
     null = [dataset.label for dataset, value in zip(datasets, (left, right), strict=True) if value is None]
-    unlike = [each.key for each in differences if changes_the_work(each) and not allows(each.key)]
+    unlike = [
+        difference.key for difference in differences if changes_the_work(difference) and not allows(difference.key)
+    ]
     metrics, of_both = pairs(*values, not_judged), _collectives(*collectives, not_judged)
     if unlike:
         listed = [getattr(row, name) for row in of_both for name in _OF_COLLECTIVES]
@@ -287,7 +289,7 @@ def unlike_work(reference: Run, candidate: Run) -> str | None:
     left, right = map(_reduced_values, runs)
     if left is None or right is None or abs(left - right) <= _SAME_WORK * max(left, right):
         return None
-    counts = [TEXT.count(round(each), "value") for each in (left, right)]
+    counts = [TEXT.count(round(values), "value") for values in (left, right)]
     return (
         f"None is named, as the programs did not do the same work: a step reduces {counts[0]} over ranks in the "
         f"reference, {counts[1]} in the candidate (--allow-unlike {WORK} names it all the same)."
@@ -323,7 +325,7 @@ def not_swapped(left: Mapping[str, object], right: Mapping[str, object], variabl
         variable: LD_PRELOAD, of which the entries count that name such a library, or LD_LIBRARY_PATH.
     """
     said = [str(side.get(f"{_VARIABLE}{variable}", "")) for side in (left, right)]
-    asked = [_PRELOADED.findall(each) if variable == "LD_PRELOAD" else each for each in said]
+    asked = [_PRELOADED.findall(text) if variable == "LD_PRELOAD" else text for text in said]
     loaded = left.get(LIBRARY)
     if asked[0] == asked[1] or loaded != right.get(LIBRARY) or (loaded is None and variable != "LD_PRELOAD"):
         return None
@@ -360,14 +362,16 @@ def compared_losses(reference: Run, candidate: Run) -> LossDifference | None:
 def _warnings(reference: Run, candidate: Run, differences: list[FactDifference], unlike: list[str]) -> list[str]:
     """Return what else than the change may make the difference; that the work is unlike, the headline says."""
     warnings = [
-        not_alike(each.key, each.reference, each.candidate)
-        for each in differences
-        if changes_the_work(each) and each.key not in unlike
+        not_alike(difference.key, difference.reference, difference.candidate)
+        for difference in differences
+        if changes_the_work(difference) and difference.key not in unlike
     ]
     warnings += [
-        f"steps may not mean the same: {each.reference} ends them in the reference, {each.candidate} in the candidate"
-        for each in differences
-        if each.key == "config.telemetry.steps_end_by" and NOT_SET not in (each.reference, each.candidate)
+        f"steps may not mean the same: {difference.reference} ends them in the reference, "
+        f"{difference.candidate} in the candidate"
+        for difference in differences
+        if difference.key == "config.telemetry.steps_end_by"
+        and NOT_SET not in (difference.reference, difference.candidate)
     ]
     modes = reference.source.instrument_mode, candidate.source.instrument_mode
     if modes[0] != modes[1]:

@@ -89,12 +89,12 @@ class Arrivals:
     def known(self, number: int) -> list[int]:
         """Return the arrivals at collective `number` published so far, in nanoseconds of CLOCK_MONOTONIC."""
         lap, words = _lap(number), self._arrivals[number % SLOTS :: SLOTS]
-        found = [word >> _LAP_BITS for word in words if word & ((1 << _LAP_BITS) - 1) == lap]
-        if self._named and len(found) == self.ranks:
+        arrivals = [word >> _LAP_BITS for word in words if word & ((1 << _LAP_BITS) - 1) == lap]
+        if self._named and len(arrivals) == self.ranks:
             self._named = False
             with suppress(OSError):
                 self._path.unlink()  # every rank has it open: nothing is left behind, however the run ends
-        return found
+        return arrivals
 
 
 def _lap(number: int) -> int:
@@ -152,10 +152,10 @@ class SharedLinks:
             if row[0] != number + 1:  # 0 in a slot that was never used
                 held = self._take(ranks, arrived_ns, cost_ns, between_nodes)
                 row[0] = number + 1
-                for place, each in enumerate(held):
-                    row[1 + 2 * place], row[2 + 2 * place] = each
-            place = list(ranks).index(self._rank)
-            return LinkHold(row[1 + 2 * place], row[2 + 2 * place])
+                for index, hold in enumerate(held):
+                    row[1 + 2 * index], row[2 + 2 * index] = hold
+            index = list(ranks).index(self._rank)
+            return LinkHold(row[1 + 2 * index], row[2 + 2 * index])
 
     def prolong(self, end_ns: int, *, between_nodes: bool) -> None:
         """Keep this rank's link busy until `end_ns`: the backend was slower."""
@@ -170,12 +170,12 @@ class SharedLinks:
                 self._lock = None
 
     def _take(self, ranks: Sequence[int], arrived_ns: int, cost_ns: int, between_nodes: bool) -> list[LinkHold]:
-        places = [rank * _LINKS + between_nodes for rank in ranks]
-        free_ns = [self._free_at[at] for at in places]
+        indices = [rank * _LINKS + between_nodes for rank in ranks]
+        free_ns = [self._free_at[at] for at in indices]
         end_ns = max(arrived_ns, *free_ns) + cost_ns
-        for at in places:
+        for at in indices:
             self._free_at[at] = end_ns
-        return [LinkHold(each, end_ns) for each in free_ns]
+        return [LinkHold(begin_ns, end_ns) for begin_ns in free_ns]
 
     @contextmanager
     def _exclusively(self) -> Iterator[None]:

@@ -130,31 +130,31 @@ def _fill(output: torch.Tensor, source: torch.Tensor) -> None:
         to.copy_(flat.repeat(-(-to.numel() // flat.numel()))[: to.numel()].reshape(to.shape))
 
 
-def _repeat(output: torch.Tensor, source: torch.Tensor, place: StandInRank) -> None:
+def _repeat(output: torch.Tensor, source: torch.Tensor, own: StandInRank) -> None:
     """Gather into one tensor: this rank's part, once for each rank. The part may be a view of the output."""
-    if output.numel() != place.size * source.numel() or not (output.is_contiguous() and source.is_contiguous()):
+    if output.numel() != own.size * source.numel() or not (output.is_contiguous() and source.is_contiguous()):
         _fill(output, source.clone())
         return
-    rows, part = output.data.view(place.size, -1), source.data.view(-1)
+    rows, part = output.data.view(own.size, -1), source.data.view(-1)
     if output.untyped_storage().data_ptr() != source.untyped_storage().data_ptr():
         rows.copy_(part.expand_as(rows))
-    elif rows[place.rank].data_ptr() == part.data_ptr():
-        for others in (rows[: place.rank], rows[place.rank + 1 :]):
+    elif rows[own.rank].data_ptr() == part.data_ptr():
+        for others in (rows[: own.rank], rows[own.rank + 1 :]):
             others.copy_(part.expand_as(others))
     else:
         rows.copy_(part.clone().expand_as(rows))
 
 
-def _chunk(output: torch.Tensor, source: torch.Tensor, place: StandInRank) -> None:
-    _fill(output, source.reshape(place.size, -1)[place.rank])
+def _chunk(output: torch.Tensor, source: torch.Tensor, own: StandInRank) -> None:
+    _fill(output, source.reshape(own.size, -1)[own.rank])
 
 
 def _each(copy: Callable[[Any, Any, StandInRank], None]) -> Copy:
     """Return the same copy for each of several outputs and inputs."""
 
-    def several(args: tuple[Any, ...], place: StandInRank) -> None:
+    def several(args: tuple[Any, ...], own: StandInRank) -> None:
         for output, source in zip(args[0], args[1], strict=True):
-            copy(output, source, place)
+            copy(output, source, own)
 
     return several
 
@@ -164,14 +164,14 @@ def _to_all(outputs: list[torch.Tensor], source: torch.Tensor, _place: StandInRa
         _fill(output, source)
 
 
-def _gather(args: tuple[Any, ...], place: StandInRank) -> None:
+def _gather(args: tuple[Any, ...], own: StandInRank) -> None:
     if args[0]:  # the root's
-        _each(_to_all)(args, place)
+        _each(_to_all)(args, own)
 
 
-def _gather_into_tensor(args: tuple[Any, ...], place: StandInRank) -> None:
-    if place.rank == args[3]:  # the root
-        _repeat(args[0], args[1], place)
+def _gather_into_tensor(args: tuple[Any, ...], own: StandInRank) -> None:
+    if own.rank == args[3]:  # the root
+        _repeat(args[0], args[1], own)
 
 
 def _gather_lists(args: tuple[Any, ...], _place: StandInRank) -> None:
@@ -180,11 +180,11 @@ def _gather_lists(args: tuple[Any, ...], _place: StandInRank) -> None:
             _fill(output, source)
 
 
-def _scatter(args: tuple[Any, ...], place: StandInRank) -> None:
+def _scatter(args: tuple[Any, ...], own: StandInRank) -> None:
     if args[1]:  # the root's
-        _each(lambda output, sources, at: _fill(output, sources[at.rank]))(args, place)
+        _each(lambda output, sources, at: _fill(output, sources[at.rank]))(args, own)
     else:
-        _zero(args, place)
+        _zero(args, own)
 
 
 def _zero(args: tuple[Any, ...], _place: StandInRank) -> None:
@@ -325,7 +325,7 @@ class _Group:
             self.ready = torch.Event(device=device)
 
 
-def _copy(name: str, args: tuple[Any, ...], place: StandInRank) -> None:
+def _copy(name: str, args: tuple[Any, ...], own: StandInRank) -> None:
     if (copy := COPIES[name]) is not None:
         with torch.no_grad():
-            copy(args, place)
+            copy(args, own)

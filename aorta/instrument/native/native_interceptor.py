@@ -260,8 +260,8 @@ class NativeDeviceInterceptor(NativeInterceptor):
         coalescing = Coalescing(self._tap.batch_begins, self._tap.batch_ends)
         waits = StreamWaits(device, self._streams, self._mark, self._on_stream_wait, self._order)
         interception = ExitStack()  # removed together, the last one first
-        for each in (hook, coalescing, waits):
-            interception.callback(each.close)
+        for hook_closed in (hook, coalescing, waits):
+            interception.callback(hook_closed.close)
         return interception
 
     def functions(self) -> StepFunctions:

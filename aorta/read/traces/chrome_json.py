@@ -83,7 +83,7 @@ class EventArray(Generic[Piece]):
     Args:
         stream: the inflated text. Everything before the events is read at once.
         decode: decodes a JSON list of events. It may keep references into the text until the next piece is requested.
-        place: names the trace in errors.
+        origin: names the trace in errors.
         tolerant: whether text that is nearly JSON is read.
 
     Attributes:
@@ -98,10 +98,10 @@ class EventArray(Generic[Piece]):
         self,
         stream: io.BufferedReader,
         decode: Callable[[bytes | memoryview], Piece],
-        place: str,
+        origin: str,
         tolerant: bool = False,
     ) -> None:
-        self._stream, self._decode, self._place, self._tolerant = stream, decode, place, tolerant
+        self._stream, self._decode, self._place, self._tolerant = stream, decode, origin, tolerant
         self.damage: Counter[str] = Counter()
         self._read = self._events = 0
         self.head: dict[str, msgspec.Raw] = {}
@@ -198,7 +198,7 @@ class EventArray(Generic[Piece]):
         if len(text) > LIMIT:
             return InputError(f'{self._place}: no "{_EVENTS}" in its first {self._read} bytes: no Chrome trace')
         try:
-            found = _MEMBERS.decode(text)
+            members = _MEMBERS.decode(text)
         except MALFORMED as error:
             if str(error) == _TRUNCATED:
                 return InputError(f'{self._place}: cut off before its "{_EVENTS}", after {self._read} bytes')
@@ -206,7 +206,7 @@ class EventArray(Generic[Piece]):
                 f'{self._place}: no "{_EVENTS}" array in {self._read} bytes, or what stands before it is not JSON '
                 f"({_reason(error)}); expected a Chrome trace"
             )
-        if _EVENTS in found:
+        if _EVENTS in members:
             return InputError(f'{self._place}: its "{_EVENTS}" is no list: expected [')
         return NoEventArray(f'{self._place}: not a trace: it has no "{_EVENTS}"')
 
@@ -275,22 +275,22 @@ class EventArray(Generic[Piece]):
                 self._events += 1
                 return piece
         events = good = _BETWEEN_EVENTS.split(_as_json(text).strip()[1:-1])
-        found: list[Piece] = []
-        while not found:  # once more, where one of the events made the decoder stricter
+        pieces: list[Piece] = []
+        while not pieces:  # once more, where one of the events made the decoder stricter
             candidates, good = good, []
             for event in candidates:
                 with suppress(*MALFORMED):
                     self._decode(b"[%b]" % event)
                     good.append(event)
             with suppress(*MALFORMED):
-                found.append(self._decode(b"[%b]" % b",".join(good)))
+                pieces.append(self._decode(b"[%b]" % b",".join(good)))
         if not good and not self._events:
             raise self._broken(error, len(text)) from error
         self._events += len(good)
         where = f"within the last {len(text)} of the first {self._read} bytes (inflated)"
         said = cut if str(error) == _TRUNCATED else f"events that are not JSON are left out, {where}"
         self.damage[said] += len(events) - len(good)
-        return found[0]
+        return pieces[0]
 
     def _object(self, text: bytes) -> dict[str, msgspec.Raw] | None:
         try:
@@ -310,13 +310,13 @@ class RawEvents(EventArray[list[Event]]):
     number of events before the one yielded last.
     """
 
-    def __init__(self, stream: io.BufferedReader, place: str) -> None:
+    def __init__(self, stream: io.BufferedReader, origin: str) -> None:
         def decode(text: bytes | memoryview) -> list[Event]:
-            found = _RAW_EVENTS.decode(text)
+            events = _RAW_EVENTS.decode(text)
             str(text, "utf-8")  # undecoded values are written back unchecked, so they must be valid UTF-8
-            return found
+            return events
 
-        super().__init__(stream, decode, place)
+        super().__init__(stream, decode, origin)
         self.count = 0
         self._check(self.head)
 
@@ -349,10 +349,10 @@ def _places_to_cut(text: bytearray, size: int) -> Iterator[int]:
     """Yield the indices just behind the `}` of a `},{` before `size`: the last ones first, then ever farther apart."""
     near = [match.start() + 1 for match in _BETWEEN.finditer(text, max(size - _NEAR, 0), size)][-_ADJACENT_TRIES:]
     yield from reversed(near)
-    places = [match.start() + 1 for match in _BETWEEN.finditer(text, 0, size)]
+    cuts = [match.start() + 1 for match in _BETWEEN.finditer(text, 0, size)]
     for tries in range(_ADJACENT_TRIES):
-        if (before := len(near) + 2**tries) <= len(places):
-            yield places[-before]
+        if (before := len(near) + 2**tries) <= len(cuts):
+            yield cuts[-before]
 
 
 def _reason(error: Exception) -> str:
@@ -411,9 +411,9 @@ def ns_of_texts(texts: Sequence[bytes | msgspec.Raw]) -> tuple[Int64, NDArray[np
     if joined.count(b".") == len(plain) and all(text[-4:-3] == b"." for text in plain):
         with suppress(msgspec.DecodeError, UnicodeDecodeError):  # three decimals: without the point these are ns
             return np.array(_WHOLE_NS.decode(joined.replace(b".", b"")), np.int64), np.ones(len(plain), bool)
-    each = [value if (value := ns_of_text(text)) is not None and abs(value) < LARGEST_NS else None for text in plain]
-    known = np.array([value is not None for value in each], bool)
-    return np.array([value or 0 for value in each], np.int64), known
+    values = [value if (value := ns_of_text(text)) is not None and abs(value) < LARGEST_NS else None for text in plain]
+    known = np.array([value is not None for value in values], bool)
+    return np.array([value or 0 for value in values], np.int64), known
 
 
 def ns_of_text(text: bytes) -> int | None:
@@ -441,10 +441,10 @@ def ns_of_value(text: bytes) -> int:
     Raises:
         ValueError: it is not a number of microseconds.
     """
-    found = ns_of_text(text.strip(b'"'))
-    if found is None:
+    parsed = ns_of_text(text.strip(b'"'))
+    if parsed is None:
         raise ValueError(f"{text[:40]!r} is not a number of microseconds")
-    return found
+    return parsed
 
 
 def ns_as_text(value_ns: int) -> bytes:

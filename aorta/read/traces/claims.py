@@ -277,7 +277,7 @@ def _replayed(claims: Claims, replays: NDArray[np.bool_], name: NDArray[np.int32
         fewer[:] = [most.total() - own.total() if own <= most else NULL for own in ran]
     elif claims.row_graph is not None:
         graph = claims.row_graph[in_graph][launches.first]
-        for own in (graph == each for each in np.unique(graph[graph != NULL])):
+        for own in (graph == identifier for identifier in np.unique(graph[graph != NULL])):
             fewer[own] = count[own].max() - count[own]
     short[replays] = look_up(claims.link[replays], link, fewer)
     return max(len(in_graph) / int(replays.sum()), 1), short
@@ -462,8 +462,8 @@ def _silent(trace: Trace, steps: Int64) -> NDArray[np.bool_]:
     launched = np.where(rows.launch_ns == NULL, rows.step, step_of(rows.launch_ns, trace.windows))
     counts = look_up(trace.windows.step[steps], *np.unique(launched, return_counts=True)).clip(0)
     full = counts == counts.max()
-    places = np.flatnonzero(full)
-    together = len(places) > 1 and places[-1] - places[0] + 1 == len(places) and (full[0] or full[-1])
+    indices = np.flatnonzero(full)
+    together = len(indices) > 1 and indices[-1] - indices[0] + 1 == len(indices) and (full[0] or full[-1])
     lacking_some = (counts > 0) & ~full
     lacks = together and trace.world_size != 1 and (counts == 0).any() and lacking_some.sum() <= 1
     return ~full if lacks else np.zeros(len(steps), bool)

@@ -187,25 +187,25 @@ def read_unit(unit: TraceFiles) -> Iterator[Trace]:
     Raises:
         InputError: a file cannot be read, is damaged, or holds nothing.
     """
-    classifier, place = NameClassifier(unit.comm_patterns), unit.files[0]
-    with ExitStack() as stack, reading(place):
+    classifier, origin = NameClassifier(unit.comm_patterns), unit.files[0]
+    with ExitStack() as stack, reading(origin):
         streams = {file: stack.enter_context(opened(file)) for file in unit.files}
         if unit.format == TAR:  # no formats that need more than one file, or a file on a disk
             seen = 0
-            for where, content in members(streams[place], place):
+            for where, content in members(streams[origin], origin):
                 if is_record(content.head()):
-                    raise InputError(f"{place}: holds the record of a run; unpack it (tar xf), and give its folder")
+                    raise InputError(f"{origin}: holds the record of a run; unpack it (tar xf), and give its folder")
                 reader = reader_of(FileHead(content.head()))
                 if reader is not None and reader.together is None:
                     seen += 1
                     yield from reader.read(TraceInput({where: content}, classifier, unit.headers))
             if not seen:
-                raise InputError(f"{place}: an archive without a trace in it; expected Kineto traces")
+                raise InputError(f"{origin}: an archive without a trace in it; expected Kineto traces")
             return
         database = None
-        if streams[place].head().startswith(SQLITE_MAGIC):
-            path = stack.enter_context(local_copy(place))
-            database = stack.enter_context(closing(Database(path, place)))
+        if streams[origin].head().startswith(SQLITE_MAGIC):
+            path = stack.enter_context(local_copy(origin))
+            database = stack.enter_context(closing(Database(path, origin)))
         yield from READERS[_NAMES.index(unit.format)].read(TraceInput(streams, classifier, unit.headers, database))
 
 

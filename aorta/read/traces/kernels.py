@@ -79,13 +79,13 @@ def entries(facts: Iterable[KernelFacts]) -> KernelEntries:
     `reasons`: kind of rows -> what traces lack of them.
     """
     facts = list(facts)
-    kept = {kind: [cast(KeptRows, getattr(each, kind)) for each in facts] for kind in KernelFacts._fields[:-1]}
+    kept = {kind: [cast(KeptRows, getattr(device, kind)) for device in facts] for kind in KernelFacts._fields[:-1]}
     rows = {kind: [row for part in parts for row in part.rows] for kind, parts in kept.items()}
     rows["totals"] = _of_devices([part.rows for part in kept["totals"]])
     reasons = {kind: list(dict.fromkeys(part.reason for part in parts if part.reason)) for kind, parts in kept.items()}
     left_out = {kind: sum(part.left_out for part in parts) for kind, parts in kept.items()}
     return KernelEntries(
-        by_name=by_name(rows["totals"], sum(each.total_ms for each in facts)),
+        by_name=by_name(rows["totals"], sum(device.total_ms for device in facts)),
         totals=rows["totals"],
         gaps=rows["gaps"],
         reasons={kind: stated for kind, stated in reasons.items() if stated},
@@ -290,8 +290,8 @@ def slowdowns(trace: Trace) -> list[SlowdownEntry]:
     return sorted(compared, key=largest_first)
 
 
-def largest_first(each: SlowdownEntry) -> tuple[bool, float, str]:
+def largest_first(entry: SlowdownEntry) -> tuple[bool, float, str]:
     """Sort key: the largest excess first. Kernels that were faster under communication follow; those that cannot be
     compared come last, by name.
     """
-    return each.slowdown is None, -(each.excess_ms or 0.0), each.name
+    return entry.slowdown is None, -(entry.excess_ms or 0.0), entry.name

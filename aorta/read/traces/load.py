@@ -111,7 +111,7 @@ def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequ
         ranks_read=[*known],
         ranks_missing=missing,
         files_left_out=left_out,
-        steps_not_on_all_ranks=partial_steps([each for each in known.values() if len(each.steps)]),
+        steps_not_on_all_ranks=partial_steps([tables for tables in known.values() if len(tables.steps)]),
         instrument_modes=sorted({tables.source.instrument_mode for tables in ranks.values()}),
         traces=entries_of,
         gaps=gaps_of(frames.ranks),
@@ -201,8 +201,8 @@ def _unknown(device: DeviceTables, lanes: Sequence[str], why: str) -> DeviceTabl
 
 def _unranked(trace: TraceTables) -> TraceTables:
     devices = [
-        replace(each, tables=replace(each.tables, source=replace(each.tables.source, rank=UNKNOWN)))
-        for each in trace.devices
+        replace(device, tables=replace(device.tables, source=replace(device.tables.source, rank=UNKNOWN)))
+        for device in trace.devices
     ]
     return replace(trace, facts=structs.replace(trace.facts, rank=None), devices=devices)
 
@@ -262,11 +262,11 @@ def _without_copies(traces: Sequence[TraceTables]) -> tuple[list[TraceTables], l
     notes = []
     for trace in traces:
         facts = trace.facts
-        steps = [each.tables.steps for each in trace.devices]
+        steps = [item.tables.steps for item in trace.devices]
         times = [
-            (each.global_step.tobytes(), each.start_mono_ns.tobytes(), each.end_mono_ns.tobytes()) for each in steps
+            (item.global_step.tobytes(), item.start_mono_ns.tobytes(), item.end_mono_ns.tobytes()) for item in steps
         ]
-        measured = [(each.device, each.busy_ns, *each.whole["metrics"].values()) for each in trace.devices]
+        measured = [(item.device, item.busy_ns, *item.whole["metrics"].values()) for item in trace.devices]
         known = facts.clock != "unknown" or facts.rank is not None
         same = (facts.rank, facts.host, str(times), str(measured)) if known else (id(trace),)
         if same in kept:
@@ -313,7 +313,7 @@ def _follows(before: TraceTables, trace: TraceTables) -> bool:
             and before.facts.clock != "unknown"
             and ended <= trace.devices[0].whole["start_ns"]
         )
-    ended, begun = (each.devices[0].tables.steps.global_step[at] for each, at in ((before, -1), (trace, 0)))
+    ended, begun = (part.devices[0].tables.steps.global_step[at] for part, at in ((before, -1), (trace, 0)))
     return bool(before.facts.steps and trace.facts.steps and ended < begun)
 
 
@@ -321,7 +321,7 @@ def _other_worker(path: str, other: str) -> bool:
     """Return whether two names differ in more than their last number beside the rank, or are more than a letter each:
     those of windows of one process do not.
     """
-    names = (RANK_IN_PATH.sub("", each.rpartition("/")[2]) for each in (path, other))
+    names = (RANK_IN_PATH.sub("", text.rpartition("/")[2]) for text in (path, other))
     return len({re.sub(r"^[a-z](?=\.)|[ _.(-]*\d+\)?(?=\D*$)", "", name) for name in names}) > 1
 
 
@@ -349,7 +349,7 @@ def _joined(parts: Sequence[DeviceTables]) -> DeviceTables:
         names += own.names
         before += len(part.tables.steps)
     columns = {name: [getattr(own, name) for own in rows] for name in declared(Collectives) if name != "backend_end_ns"}
-    collectives = Collectives(names=tuple(names), **{name: np.concatenate(each) for name, each in columns.items()})
+    collectives = Collectives(names=tuple(names), **{name: np.concatenate(parts) for name, parts in columns.items()})
     return replace(
         parts[0],
         tables=replace(
@@ -369,11 +369,13 @@ def _whole(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     metrics = [part["metrics"] for part in parts]
     reasons = dict(item for part in reversed(parts) for item in part["null_reasons"].items())
     values: dict[str, float | None] = {}
-    for name in dict.fromkeys(name for each in metrics for name in each if name not in RATIO_PARTS):
-        times = [each.get(name, 0.0) for each in metrics]  # a kind of collective that a window lacks took no time in it
+    for name in dict.fromkeys(name for values in metrics for name in values if name not in RATIO_PARTS):
+        times = [
+            values.get(name, 0.0) for values in metrics
+        ]  # a kind of collective that a window lacks took no time in it
         values[name] = None if None in times else sum(times)
     for name, (part, of) in RATIO_PARTS.items():
-        if any(name in each for each in metrics):
+        if any(name in values for values in metrics):
             above, below = values[part], values[of]
             values[name] = above / below if above is not None and below else None
     return {

@@ -42,11 +42,11 @@ _PLACE: Final = "device=deviceId stream=streamId"
 
 
 def _read(source: TraceInput) -> Iterator[Trace]:
-    db, place = source.database, source.place
+    db, origin = source.database, source.place
     assert db is not None
     if _KERNEL not in db.tables:
         raise InputError(
-            f"{place}: no table {_KERNEL}; it holds {', '.join(sorted(db.tables)[:8])}. nsys writes it when kernels "
+            f"{origin}: no table {_KERNEL}; it holds {', '.join(sorted(db.tables)[:8])}. nsys writes it when kernels "
             "were traced: nsys profile --trace=cuda,nvtx --cuda-graph-trace=node, then nsys export --type sqlite"
         )
     strings = db.texts("StringIds", "id", "value")
@@ -71,12 +71,12 @@ def _read(source: TraceInput) -> Iterator[Trace]:
     owners = np.unique(ran["process"])
     copied = {table: _copies(db, table, owners) for table in _COPIES}
     lost = [
-        f"{place}: {strays} row(s) of {table} belong to no process that ran kernels; left out"
+        f"{origin}: {strays} row(s) of {table} belong to no process that ran kernels; left out"
         for table, rows in copied.items()
         if (strays := int((~np.isin(rows["process"], owners)).sum()))
     ]
     sql = f"SELECT text FROM {db.stored('DIAGNOSTIC_EVENT', '', 'text')} WHERE text LIKE 'Not all CUDA %'"
-    lost += [f"{place}: nsys says: {text}" for text in {*db.select("DIAGNOSTIC_EVENT", sql, texts={"text"})["text"]}]
+    lost += [f"{origin}: nsys says: {text}" for text in {*db.select("DIAGNOSTIC_EVENT", sql, texts={"text"})["text"]}]
     began = db.columns("TARGET_INFO_SESSION_START_TIME", "", "utcEpochNs")["utcEpochNs"]
     dated = len(began) == 1 and 0 < began[0] <= LARGEST_NS // 2
     since_ns = int(began[0]) if dated else 0
@@ -94,7 +94,7 @@ def _read(source: TraceInput) -> Iterator[Trace]:
             known, look_up(own_kernels["correlation"], own_calls["correlation"], own_calls["start_ns"]), NULL
         )
         rows = kernels(
-            place,
+            origin,
             source.classifier,
             *coded(own_kernels["name"], strings),
             **{column: own_kernels[column] for column in _WHEN_WHERE},
@@ -105,7 +105,7 @@ def _read(source: TraceInput) -> Iterator[Trace]:
         )
         count = int(((graphs == owner) | (graphs == NULL)).sum())
         has_calls = bool(len(own_calls["start_ns"]))
-        where = f"{place} (process {pid})" if len(owners) > 1 else place
+        where = f"{origin} (process {pid})" if len(owners) > 1 else origin
         unlaunched = f"{where}: no table {_RUNTIME}: which kernels lack a launch is not known"
         trace = trace_of(
             source,
@@ -114,7 +114,7 @@ def _read(source: TraceInput) -> Iterator[Trace]:
             [
                 rows,
                 *(
-                    copies(place, table["text"], **{name: table[name] for name in (*_WHEN_WHERE, "bytes")})
+                    copies(origin, table["text"], **{name: table[name] for name in (*_WHEN_WHERE, "bytes")})
                     for table in own_copies
                 ),
             ],
@@ -173,10 +173,10 @@ def _issued(rows: Intervals, thread: Int64, ranges: dict[str, Any]) -> Intervals
     kinds = np.array([kind_of(ranges["text"][at]) for at in issuing.tolist()], np.int8)
     cls, kind = rows.cls.copy(), rows.kind.copy()
     launched = (rows.cls == IntervalClass.COMPUTE) & (rows.launch_ns != NULL) & ~rows.named(computes)
-    for each in np.unique(ranges["thread"][issuing]).tolist():
-        own = ranges["thread"][issuing] == each
+    for thread_id in np.unique(ranges["thread"][issuing]).tolist():
+        own = ranges["thread"][issuing] == thread_id
         start, end = ranges["start_ns"][issuing[own]], ranges["end_ns"][issuing[own]]
-        here = np.flatnonzero(launched & (thread == each))
+        here = np.flatnonzero(launched & (thread == thread_id))
         at = containing(rows.launch_ns[here], IntervalArray(start, np.maximum.accumulate(end)))
         cls[here[at >= 0]], kind[here[at >= 0]] = IntervalClass.COMM, kinds[own][at[at >= 0]]
     return replace(rows, cls=cls, kind=kind)

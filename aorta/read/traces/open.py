@@ -91,8 +91,8 @@ class _Raw(io.RawIOBase):
 class _Gzip:
     """The content of gzip members, one behind the other; zeros may follow. What precedes a cut is given first."""
 
-    def __init__(self, below: IO[bytes], place: str) -> None:
-        self._below, self._place = below, place
+    def __init__(self, below: IO[bytes], origin: str) -> None:
+        self._below, self._place = below, origin
         self._member, self._rest = isal_zlib.decompressobj(_GZIP), b""
         self._taken = self._given = 0
 
@@ -135,18 +135,18 @@ class _Gzip:
 
 
 @contextmanager
-def reading(place: str) -> Iterator[None]:
+def reading(origin: str) -> Iterator[None]:
     """Turn read errors inside the block into an `InputError` that names `place`."""
     try:
         yield
     except EOFError as error:
-        raise InputError(f"{place}: its gzip stream is cut off ({error}); copy the file again") from error
+        raise InputError(f"{origin}: its gzip stream is cut off ({error}); copy the file again") from error
     except _DAMAGED as error:
-        raise InputError(f"{place}: its gzip stream is damaged ({error}); copy the file again") from error
+        raise InputError(f"{origin}: its gzip stream is damaged ({error}); copy the file again") from error
     except tarfile.TarError as error:
-        raise InputError(f"{place}: not a tar archive that can be read ({error})") from error
+        raise InputError(f"{origin}: not a tar archive that can be read ({error})") from error
     except OSError as error:
-        raise InputError(f"{place}: cannot be read: {error.strerror or error}") from error
+        raise InputError(f"{origin}: cannot be read: {error.strerror or error}") from error
 
 
 def is_url(location: str) -> bool:
@@ -173,11 +173,11 @@ def opened(location: str) -> Iterator[Peekable]:
 
 
 @contextmanager
-def inflated(raw: IO[bytes], place: str) -> Iterator[Peekable]:
+def inflated(raw: IO[bytes], origin: str) -> Iterator[Peekable]:
     """Inflate the stream if it begins with gzip's magic number."""
     outer = Peekable(_Raw(raw), 1 << 18)
     packed = outer.head().startswith(GZIP_MAGIC)
-    yield Peekable(_Raw(_Gzip(outer, place)), 1 << 20) if packed else outer
+    yield Peekable(_Raw(_Gzip(outer, origin)), 1 << 20) if packed else outer
 
 
 @contextmanager
@@ -201,7 +201,7 @@ def is_tar(head: bytes) -> bool:
     return head[257:262] == b"ustar"
 
 
-def members(stream: IO[bytes], place: str) -> Iterator[tuple[str, Peekable]]:
+def members(stream: IO[bytes], origin: str) -> Iterator[tuple[str, Peekable]]:
     """Yield every regular file of a tar archive, in order and inflated: its name (`archive!member`) and its content,
     which is valid until the next one is requested. Nothing is written to disk.
 
@@ -214,10 +214,10 @@ def members(stream: IO[bytes], place: str) -> Iterator[tuple[str, Peekable]]:
             vars(archive)["members"].clear()  # tarfile keeps every name
             if count > MOST_NAMES or len(member.name) > _LONGEST_NAME or member.name.count("/") > DEEPEST:
                 raise InputError(
-                    f"{place}: more than {MOST_NAMES} files and folders, or {DEEPEST} folders in each other; unpack "
+                    f"{origin}: more than {MOST_NAMES} files and folders, or {DEEPEST} folders in each other; unpack "
                     "it, and give the folder of one run"
                 )
-            where = f"{place}!{member_path(place, member.name)}"
+            where = f"{origin}!{member_path(origin, member.name)}"
             if member.isdir():
                 continue
             content = archive.extractfile(member) if member.isreg() else None
@@ -229,7 +229,7 @@ def members(stream: IO[bytes], place: str) -> Iterator[tuple[str, Peekable]]:
         pass  # gzip's checksum stands at its end, so read on to verify the archive
 
 
-def member_path(place: str, name: str) -> PurePosixPath:
+def member_path(origin: str, name: str) -> PurePosixPath:
     """Return where a member lies inside its archive.
 
     Raises:
@@ -237,7 +237,7 @@ def member_path(place: str, name: str) -> PurePosixPath:
     """
     path = PurePosixPath(name.replace("\\", "/"))
     if path.is_absolute() or ".." in path.parts:
-        raise InputError(f"{place}!{name}: a member outside of its archive, which is not read")
+        raise InputError(f"{origin}!{name}: a member outside of its archive, which is not read")
     return path
 
 
@@ -257,17 +257,17 @@ class Database:
 
     Args:
         path: of the file.
-        place: the name used in errors (a URL, where `path` is its local copy).
+        origin: the name used in errors (a URL, where `path` is its local copy).
     """
 
-    def __init__(self, path: Path, place: str) -> None:
-        self.place = place
+    def __init__(self, path: Path, origin: str) -> None:
+        self.place = origin
         # A write-ahead log is part of the data. Without one, "immutable" keeps SQLite from writing beside the file.
         mode = "mode=ro" if path.with_name(path.name + "-wal").exists() else "mode=ro&immutable=1"
         try:
             self._connection = sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True)
         except sqlite3.Error as error:
-            raise InputError(f"{place}: not a SQLite database that can be read: {error}") from error
+            raise InputError(f"{origin}: not a SQLite database that can be read: {error}") from error
         try:
             self._work, self._most = 0, 1_000_000 + _WORK_PER_BYTE * path.stat().st_size
             self._connection.text_factory = self._text
@@ -281,7 +281,7 @@ class Database:
             }
         except (sqlite3.Error, UnicodeDecodeError) as error:
             self._connection.close()
-            raise InputError(f"{place}: not a SQLite database that can be read: {str(error)[:200]}") from error
+            raise InputError(f"{origin}: not a SQLite database that can be read: {str(error)[:200]}") from error
 
     def _is_endless(self, work: int = 1000) -> bool:
         self._work += work
@@ -374,8 +374,8 @@ class Database:
         text = value if other is None else f"COALESCE(NULLIF({value}, ''), {other})"
         stored = self.stored(table, f"{key} {value} {other or ''}")
         sql = f"SELECT {key} AS key, {text} AS text FROM {stored}"
-        found = self.select(table, f"{sql} WHERE typeof({key}) = 'integer'", {"text"})
-        return dict(zip(found["key"].tolist(), found["text"], strict=True))
+        columns = self.select(table, f"{sql} WHERE typeof({key}) = 'integer'", {"text"})
+        return dict(zip(columns["key"].tolist(), columns["text"], strict=True))
 
     @contextmanager
     def _named(self, table: str) -> Iterator[None]:

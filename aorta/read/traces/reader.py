@@ -253,7 +253,9 @@ def step_windows(texts: Sequence[str], start_ns: Int64, end_ns: Int64) -> tuple[
     """Return the windows of the steps that ranges mark, and notes about them. Ranges of length 0 are no windows (a
     mark, or a range still open when the recording ended). Of several ranges of one step the earliest counts.
     """
-    family, pattern = next((each for each in _FAMILIES if any(map(each[1].match, texts))), _FAMILIES[0])
+    family, pattern = next(
+        (family_pattern for family_pattern in _FAMILIES if any(map(family_pattern[1].match, texts))), _FAMILIES[0]
+    )
     matches = [pattern.match(text) for text in texts]
     numbers = np.array([int(match[1]) if match else NULL for match in matches], np.int64)
     used = np.flatnonzero((numbers != NULL) & (end_ns > start_ns))
@@ -299,17 +301,17 @@ def place(process: Process, headers: Sequence[Header] = ()) -> tuple[int, int | 
     """
     pid, gpus, host = process.pid, process.gpus, process.host and process.host.split(".")[0]
     # Process ids and GPUs repeat on other machines: the host must agree where both know it.
-    here = [each for each in headers if not host or not each.host or each.host.split(".")[0] == host]
-    by_pid = [each for each in here if pid is not None and each.pid == pid]
-    by_gpu = [each for each in here if each.host and len(gpus) == 1 and each.local_rank == gpus[0]]
-    told, gpu = process.environment_rank, f"GPU {', '.join(map(str, gpus))}"
+    here = [header for header in headers if not host or not header.host or header.host.split(".")[0] == host]
+    by_pid = [header for header in here if pid is not None and header.pid == pid]
+    by_gpu = [header for header in here if header.host and len(gpus) == 1 and header.local_rank == gpus[0]]
+    stated, gpu = process.environment_rank, f"GPU {', '.join(map(str, gpus))}"
     evidence = (
-        ("its environment says RANK", {told} if told is not None and 0 <= told <= LARGEST_RANK else set[int]()),
+        ("its environment says RANK", {stated} if stated is not None and 0 <= stated <= LARGEST_RANK else set[int]()),
         ("its path says rank", set() if process.shared else ranks_in_path(process.path)),
-        (f"the record with process id {pid} says rank", {each.rank for each in by_pid}),
+        (f"the record with process id {pid} says rank", {header.rank for header in by_pid}),
         (
             f"{gpu} belongs to local rank of rank",
-            {each.rank for each in by_gpu} if process.all_gpus_visible and host else set(),
+            {header.rank for header in by_gpu} if process.all_gpus_visible and host else set(),
         ),
     )
     usable = [(words, ranks) for words, ranks in evidence if ranks]
@@ -328,7 +330,7 @@ def place(process: Process, headers: Sequence[Header] = ()) -> tuple[int, int | 
         why = f"{process.path}: rank not known: {words} {', '.join(map(str, sorted(ranks)))}: ambiguous"
         return NULL, world, (why,)
     (rank,) = ranks
-    against = [f"{other} {', '.join(map(str, sorted(found)))}" for other, found in usable[1:] if rank not in found]
+    against = [f"{other} {', '.join(map(str, sorted(ranks)))}" for other, ranks in usable[1:] if rank not in ranks]
     notes = tuple(f"{process.path}: taken as rank {rank} ({words} {rank}), although {doubt}" for doubt in against)
     return rank, world, notes
 
@@ -338,6 +340,6 @@ def ranks_in_path(path: str) -> set[int]:
     several different ranks in that one component are all returned.
     """
     for part in reversed(PurePath(path).parts):
-        if found := {rank for text in RANK_IN_PATH.findall(part) if (rank := int(text)) <= LARGEST_RANK}:
-            return found
+        if ranks := {rank for text in RANK_IN_PATH.findall(part) if (rank := int(text)) <= LARGEST_RANK}:
+            return ranks
     return set()

@@ -188,7 +188,7 @@ def by_launch(trace: Trace) -> Trace:
         windows_of = marks.step.tolist()
         if _least_delays_apart_ns(table.take(linked & on_device)) > ahead_ns / 2:  # not by the same everywhere
             windows_of.append(WHOLE)
-        gaps += [Gap(lane, why, each, seen=False) for each in windows_of for lane in LANES]
+        gaps += [Gap(lane, why, step, seen=False) for step in windows_of for lane in LANES]
         note += f"; {why}"
     elif length[later].sum() * 2 > total or later.sum() * 2 > on_device.sum():
         known = table.take(launched != NULL)
@@ -277,8 +277,8 @@ class DeviceTimeline:
             return measured
         in_doubt = covered_ns(window, merge(self.rows.take(doubts).spans)) > 0
         return [
-            either(one, other, self.why) if doubt else one
-            for one, other, doubt in zip(measured, _measured(window, self.others), in_doubt, strict=True)
+            either(overlap, other, self.why) if doubt else overlap
+            for overlap, other, doubt in zip(measured, _measured(window, self.others), in_doubt, strict=True)
         ]
 
     def launched_in(self, trace: Trace, step: int) -> DeviceTimeline:
@@ -416,20 +416,22 @@ def _device(trace: Trace, timeline: DeviceTimeline) -> DeviceTables:
     *of_steps, of_whole = balances
     whole, values = measured[-1], of_whole.values
     if trace.of_launch:
-        for each in of_steps:
-            each.values["idle_ms"], each.reasons["idle_ms"] = None, "the device works on several steps at once"
+        for balance in of_steps:
+            balance.values["idle_ms"], balance.reasons["idle_ms"] = None, "the device works on several steps at once"
     waits_ns = covered_ns(every, merge(timeline.waits.spans)).tolist()
-    for each, waits, overlap in zip(balances, waits_ns, measured, strict=True):
+    for balance, waits, overlap in zip(balances, waits_ns, measured, strict=True):
         if waits > DECIDED * overlap.window_ns:
-            each.values.update(dict.fromkeys(OF_LENGTH))
-            each.reasons.update(dict.fromkeys(OF_LENGTH, waited(timeline)))
+            balance.values.update(dict.fromkeys(OF_LENGTH))
+            balance.reasons.update(dict.fromkeys(OF_LENGTH, waited(timeline)))
     if timeline.device != NULL and not (timeline.rows.end_ns > timeline.rows.start_ns).any():
-        for each in of_steps:
-            each.values.update(dict.fromkeys(OF_LENGTH))
-            each.reasons.update(dict.fromkeys(OF_LENGTH, UNTIMED))
+        for balance in of_steps:
+            balance.values.update(dict.fromkeys(OF_LENGTH))
+            balance.reasons.update(dict.fromkeys(OF_LENGTH, UNTIMED))
     reasons: dict[tuple[tuple[str, str], ...], int] = {}
-    codes = [reasons.setdefault(tuple(each.reasons.items()), len(reasons)) for each in of_steps]
-    place, tiles, masks = tile_windows(window, {TRACE_LANES.index(name): lane for name, lane in timeline.lanes.items()})
+    codes = [reasons.setdefault(tuple(balance.reasons.items()), len(reasons)) for balance in of_steps]
+    in_step, tiles, masks = tile_windows(
+        window, {TRACE_LANES.index(name): lane for name, lane in timeline.lanes.items()}
+    )
     steps, broken = audit(
         Steps(
             global_step=numbers,
@@ -440,8 +442,8 @@ def _device(trace: Trace, timeline: DeviceTimeline) -> DeviceTables:
             t_end_ns=window.end,
             reason=np.array(codes, np.int64),
             reasons=tuple(map(dict, reasons)),
-            metrics=_columns([each.values for each in of_steps]),
-            bounds=_bounds([each.bounds for each in of_steps]),
+            metrics=_columns([balance.values for balance in of_steps]),
+            bounds=_bounds([balance.bounds for balance in of_steps]),
         ),
         values if marked else None,
     )
@@ -466,7 +468,7 @@ def _device(trace: Trace, timeline: DeviceTimeline) -> DeviceTables:
             ),
             steps=steps,
             collectives=collectives,
-            details=TraceDetails(np.stack([place, *tiles, masks], axis=1), window.start, window.end),
+            details=TraceDetails(np.stack([in_step, *tiles, masks], axis=1), window.start, window.end),
             gaps=(*dict.fromkeys([*trace.gaps, *(gap for own in gaps for gap in own), *doubts, *broken]),),
         ),
         whole={

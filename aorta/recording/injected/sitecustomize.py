@@ -96,7 +96,7 @@ def _load_package() -> None:
             raise ImportError(where)
         sys.modules["aorta"] = module = util.module_from_spec(spec)
         spec.loader.exec_module(module)
-    elif not any(os.path.isfile(os.path.join(one, "recording", "zero_lines.py")) for one in folders):  # noqa: PTH113, PTH118
+    elif not any(os.path.isfile(os.path.join(folder, "recording", "zero_lines.py")) for folder in folders):  # noqa: PTH113, PTH118
         raise ImportError(f"{spec.origin} has the name of AORTA's package")
 
 

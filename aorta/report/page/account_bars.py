@@ -65,10 +65,10 @@ def parts(entry: DatasetEntry) -> list[float]:
 
 def step_bars(entries: Mapping[str, DatasetEntry]) -> list[Bar]:
     """Return the mean step of each run whose account is known."""
-    found = {label: of_entry for label, entry in entries.items() if (of_entry := parts(entry))}
-    longest = max(map(sum, found.values()), default=0.0)
+    parts_of = {label: of_entry for label, entry in entries.items() if (of_entry := parts(entry))}
+    longest = max(map(sum, parts_of.values()), default=0.0)
     bars = []
-    for label, of_run in found.items():
+    for label, of_run in parts_of.items():
         segments = [
             BarSegment(
                 color,
@@ -161,20 +161,20 @@ def effect_rows(
     """Return the reference at 0 and a dot with its interval for the change of each candidate; and the band of changes
     up to `margin`: where it begins, and how wide it is.
     """
-    effects = [each.effect for each in candidates if each.effect is not None]
-    ends = [end for each in effects for end in (each.value, each.low, each.high) if end is not None]
+    effects = [side.effect for side in candidates if side.effect is not None]
+    ends = [end for side in effects for end in (side.value, side.low, side.high) if end is not None]
     scale = _Scale([-margin, margin, *ends])
     rows = [Row(reference.name, "reference", scale(0.0), 0.0, None, reference.values, "", reference.note)]
-    for each in candidates:
-        effect, interval = each.effect, None
+    for side in candidates:
+        effect, interval = side.effect, None
         if effect is None or effect.value is None:
-            rows.append(Row(each.name, "", 0.0, 0.0, None, each.values, "", each.note, each.tone))
+            rows.append(Row(side.name, "", 0.0, 0.0, None, side.values, "", side.note, side.tone))
             continue
         change = PAGE.effect(effect.value, effect.kind)
         if effect.low is not None and effect.high is not None:
             interval, change = (scale(effect.low), scale(effect.high)), f"{change} ({PAGE.interval(effect)})"
         left = scale(effect.value)
-        rows.append(Row(each.name, "candidate", left, 0.0, interval, each.values, change, each.note, each.tone))
+        rows.append(Row(side.name, "candidate", left, 0.0, interval, side.values, change, side.note, side.tone))
     return rows, (scale(-margin), scale(margin) - scale(-margin))
 
 

@@ -68,7 +68,7 @@ def document(roots: Sequence[BokehModel]) -> tuple[dict[str, Any], list[str]]:
         if isinstance(item, Mapping):
             return {"type": "map", "entries": [[name, encoded(value)] for name, value in item.items()]}
         if isinstance(item, list | tuple):
-            return [encoded(each) for each in item]
+            return [encoded(value) for value in item]
         return {"type": "number", "value": str(item)} if isinstance(item, float) and math.isnan(item) else item
 
     config = encoded(model("DocumentConfig", notifications=model("Notifications")))

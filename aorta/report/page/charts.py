@@ -35,12 +35,12 @@ def launch_charts(comparison: Comparison) -> list[Chart]:
     plot["below"][0]["ticker"].attributes["min_interval"] = 1
     drawn = 0
     for number, side in enumerate(SIDES):
-        known = [(at, each) for at, each in enumerate(launches[side]) if each.job_step_ms is not None]
+        known = [(at, launch) for at, launch in enumerate(launches[side]) if launch.job_step_ms is not None]
         columns = {
             "x": [at for at, _ in known],
-            "y": [each.job_step_ms for _, each in known],
-            "told": [PAGE.quantity(each.job_step_ms, "ms") for _, each in known],
-            "path": [each.path for _, each in known],
+            "y": [launch.job_step_ms for _, launch in known],
+            "told": [PAGE.quantity(launch.job_step_ms, "ms") for _, launch in known],
+            "path": [launch.path for _, launch in known],
         }
         drawn += len(known)
         color, marker = SERIES[number][0], ("circle", "square")[number]
@@ -136,11 +136,11 @@ def curves_of(dataset: LabelledRun) -> tuple[dict[str, Curve], np.ndarray]:
 
 def step_charts(datasets: Mapping[str, LabelledRun]) -> list[Chart]:
     """Return charts of overlap ratio, job step and devices, all over the same steps; none of what has one step."""
-    found = {label: curves_of(dataset) for label, dataset in datasets.items()}
+    curves_by_label = {label: curves_of(dataset) for label, dataset in datasets.items()}
     charts: list[Chart] = []
     shared = model("DataRange1d")
     for name, title, unit, caption in _CURVES:
-        if not any(name in curves for curves, _ in found.values()):
+        if not any(name in curves for curves, _ in curves_by_label.values()):
             continue
         whole = _WHOLE.get(unit)
         heights = model("DataRange1d", **({"start": 0} if unit == "ms" else {}))
@@ -148,7 +148,7 @@ def step_charts(datasets: Mapping[str, LabelledRun]) -> list[Chart]:
             heights = model("Range1d", start=-0.03 * whole, end=1.03 * whole)
         plot = new_chart(f"steps-{name}", 190, "", unit, x_range=shared, y_range=heights)
         plot["below"][0].attributes["ticker"] = model("BasicTicker", min_interval=1)
-        for number, (label, (curves, throttled)) in enumerate(found.items()):
+        for number, (label, (curves, throttled)) in enumerate(curves_by_label.items()):
             if name not in curves:
                 continue
             curve, owner = curves[name], (number, label)
@@ -193,26 +193,27 @@ def comm_charts(entries: Mapping[str, DatasetEntry]) -> list[Chart]:
     heights = model("DataRange1d", start=0)
     plot = new_chart("bandwidth", 320, "bytes of the collective", "bus bandwidth, GB/s", log=True, y_range=heights)
     sizes: list[int] = []
-    for place, (label, entry) in enumerate(entries.items()):
+    for number, (label, entry) in enumerate(entries.items()):
         rows = [row for row in entry.matched if row.bytes and row.busbw_gb_per_s.median is not None]
         if not rows:
             continue
-        found = [row.busbw_gb_per_s for row in rows]
+        bandwidths = [row.busbw_gb_per_s for row in rows]
         sizes += (bytes_ := [row.bytes or 0 for row in rows])
         columns = {
             "x": bytes_,
-            "y": [each.median for each in found],
-            "low": [each.p5 for each in found],
-            "high": [each.p95 for each in found],
+            "y": [row.median for row in bandwidths],
+            "low": [row.p5 for row in bandwidths],
+            "high": [row.p95 for row in bandwidths],
             "marker": [marker_of(row.kind)[0] for row in rows],
             "what": [
                 f"{row.kind}, {PAGE.size(row.bytes)}, group {row.group} of {row.group_size or '?'}" for row in rows
             ],
             "told": [
-                f"{PAGE.number(each.median)} GB/s ({PAGE.number(each.p5)} to {PAGE.number(each.p95)})" for each in found
+                f"{PAGE.number(row.median)} GB/s ({PAGE.number(row.p5)} to {PAGE.number(row.p95)})"
+                for row in bandwidths
             ],
         }
-        color, owner, points = SERIES[place % len(SERIES)][0], (place, label), source(columns)
+        color, owner, points = SERIES[number % len(SERIES)][0], (number, label), source(columns)
         look = {"size": 9, "fill_color": color, "fill_alpha": 0.65, "line_color": color}
         dots = draw(plot, "Scatter", points, owner, x="x", y="y", marker="marker", **look)
         draw(plot, "Segment", points, owner, x0="x", x1="x", y0="low", y1="high", line_color=color, line_width=1.5)

@@ -63,7 +63,7 @@ def write_page(datasets: Mapping[str, LabelledRun], summary: Summary, path: Path
     order = [*sides, *(label for label in datasets if label not in sides)]  # their colours are those of every picture
     datasets, entries = {label: datasets[label] for label in order}, {label: summary.datasets[label] for label in order}
     late = {
-        label: [each.rank for each in account_tables.named_ranks(entry) if each.rank is not None]
+        label: [straggler.rank for straggler in account_tables.named_ranks(entry) if straggler.rank is not None]
         for label, entry in entries.items()
     }
     share = SPAN_BUDGET // max(1, len(datasets))
@@ -86,10 +86,10 @@ def write_page(datasets: Mapping[str, LabelledRun], summary: Summary, path: Path
         "collectives": page_charts.comm_charts(entries),
     }
     legend: dict[str, list[str]] = {}  # a colour has one place, whatever it is the colour of
-    colors = {kind: color for each in spans.values() for kind, color in each.kinds.items()}
+    colors = {kind: color for of_label in spans.values() for kind, color in of_label.kinds.items()}
     for kind, color in colors.items():
         legend.setdefault(BLOCKED if kind == BLOCKED else color, []).append(kind)
-    lanes = sorted({lane for each in spans.values() for lane in each.lanes}, key=lane_order)
+    lanes = sorted({lane for of_label in spans.values() for lane in of_label.lanes}, key=lane_order)
     health = []
     for label, dataset in datasets.items():
         entry = entries[label]
@@ -100,7 +100,7 @@ def write_page(datasets: Mapping[str, LabelledRun], summary: Summary, path: Path
         health.append({"label": label, "notes": notes, "complete": complete, "facts": facts})
     left_out = (comparison.left_out or {}) if comparison else {}
     attribution = comparison.attribution if comparison and is_comparable(comparison) else None
-    conditions = [] if gate is None else [f"{each.condition}: {each.reason}" for each in gate.conditions]
+    conditions = [] if gate is None else [f"{condition.condition}: {condition.reason}" for condition in gate.conditions]
     kinds = dict.fromkeys(row.kind for entry in entries.values() for row in entry.matched)
     verdict = verdict_of(summary)
     context = {
@@ -118,7 +118,7 @@ def write_page(datasets: Mapping[str, LabelledRun], summary: Summary, path: Path
             for label, entry in entries.items()
             for sentence in (
                 *straggler_sentences(known(entry.stragglers)),
-                *(each.sentence for each in known(entry.findings) or ()),
+                *(finding.sentence for finding in known(entry.findings) or ()),
             )
         ],
         "attribution": attribution,
@@ -126,8 +126,8 @@ def write_page(datasets: Mapping[str, LabelledRun], summary: Summary, path: Path
         "parts_of_a_step": PARTS,
         "waterfall": waterfall(known(comparison.account)) if comparison else [],
         "cause": comparison.sentence if comparison else None,
-        "accounts": [*filter(None, (account_tables.account_table(*each) for each in entries.items()))],
-        "ranks": [*filter(None, (account_tables.rank_table(*each) for each in entries.items()))],
+        "accounts": [*filter(None, (account_tables.account_table(*item) for item in entries.items()))],
+        "ranks": [*filter(None, (account_tables.rank_table(*item) for item in entries.items()))],
         "answered": comparison.candidate if comparison else next(iter(entries)),
         "legends": [(number, label, sides.get(label, "")) for number, label in enumerate(datasets)],
         "charts": charts,
@@ -143,7 +143,9 @@ def write_page(datasets: Mapping[str, LabelledRun], summary: Summary, path: Path
         "run_tables": run_tables,
         "account_tables": account_tables,
         "kernels": kernels,
-        "left_out": [f"{side}: {each.path}: {each.reason}" for side, found in left_out.items() for each in found],
+        "left_out": [
+            f"{side}: {launch.path}: {launch.reason}" for side, launches in left_out.items() for launch in launches
+        ],
         "health": health,
         "environment": environment_of(datasets),
         "summary": summary,
@@ -213,10 +215,13 @@ def page_autopsies(entries: Mapping[str, DatasetEntry]) -> list[dict[str, Any]]:
                 "title": title,
                 "sentence": verdict.summary,
                 "accused": [
-                    (f"{first_upper(processes.get(each.rank, f'rank {each.rank}'))} {each.reason}", each.evidence)
-                    for each in verdict.culprits
+                    (
+                        f"{first_upper(processes.get(culprit.rank, f'rank {culprit.rank}'))} {culprit.reason}",
+                        culprit.evidence,
+                    )
+                    for culprit in verdict.culprits
                 ],
-                "waits": [waiting_sentence(each) for each in verdict.waits],
+                "waits": [waiting_sentence(wait) for wait in verdict.waits],
                 "limits": [*verdict.contradictions, *verdict.notes, *missing],
                 "next": verdict.next,
                 "ranks": Table(f"autopsy-{label}", "What every rank does", _RANK_COLUMNS, verdict.ranks),
@@ -260,7 +265,7 @@ def assemble(template: str, context: Mapping[str, Any], charts: Sequence[Chart],
     assets = files("aorta.report.page") / "assets"
     scripts = [script()] if charts else []
     scripts.append("\n".join((assets / name).read_text(encoding="utf-8") for name in _SCRIPTS))
-    digests = (base64.b64encode(hashlib.sha256(each.encode("utf-8")).digest()).decode("ascii") for each in scripts)
+    digests = (base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii") for script in scripts)
     hashes = " ".join(f"'sha256-{digest}'" for digest in digests)
     policy = (
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; "

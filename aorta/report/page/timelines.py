@@ -95,27 +95,29 @@ def windows(run: Run, global_step: int, ranks: Iterable[int]) -> tuple[dict[int,
     that clock. Ranks of one host share its monotonic clock; those of several need measured offsets (R9).
     """
     steps = {rank: run.ranks[rank].steps for rank in ranks}
-    places = {rank: int(np.searchsorted(each.global_step, global_step)) for rank, each in steps.items()}
-    places = {rank: at for rank, at in places.items() if global_step in steps[rank].global_step[at : at + 1]}
-    lengths = {rank: int(steps[rank].length_ns[at]) / NS_PER_MS for rank, at in places.items()}
-    if len(places) < 2:
+    indices = {rank: int(np.searchsorted(frame.global_step, global_step)) for rank, frame in steps.items()}
+    indices = {rank: at for rank, at in indices.items() if global_step in steps[rank].global_step[at : at + 1]}
+    lengths = {rank: int(steps[rank].length_ns[at]) / NS_PER_MS for rank, at in indices.items()}
+    if len(indices) < 2:
         return {rank: Window(0.0, length, 0.0) for rank, length in lengths.items()}, "One rank."
-    clocks = {rank: clock for rank in places if (clock := run.clocks.get(rank)) is not None and clock.known}
-    hosts = {run.ranks[rank].source.host for rank in places}
+    clocks = {rank: clock for rank in indices if (clock := run.clocks.get(rank)) is not None and clock.known}
+    hosts = {run.ranks[rank].source.host for rank in indices}
     boots = {clock.boot_id for clock in clocks.values()}
     if run.traces is None and len(hosts) == 1 and None not in hosts and len(boots) < 2:
-        starts = {rank: int(steps[rank].start_mono_ns[at]) for rank, at in places.items()}
-        bounds = dict.fromkeys(places, 0.0)
+        starts = {rank: int(steps[rank].start_mono_ns[at]) for rank, at in indices.items()}
+        bounds = dict.fromkeys(indices, 0.0)
         clock_sentence = "Ranks are on one clock, that of their host."
-    elif len(clocks) == len(places):
-        wall = {rank: int(steps[rank].t_start_ns[at]) for rank, at in places.items()}
+    elif len(clocks) == len(indices):
+        wall = {rank: int(steps[rank].t_start_ns[at]) for rank, at in indices.items()}
         starts = {rank: at + clocks[rank].correction_ns(at) for rank, at in wall.items()}
-        found = {rank: clocks[rank].bound_ns(at) for rank, at in wall.items()}
-        bounds = {rank: np.nan if bound is None else bound / NS_PER_MS for rank, bound in found.items()}
-        error = "their error is not known" if None in found.values() else f"known to {rough_ms(max(bounds.values()))}"
+        bounds_ns = {rank: clocks[rank].bound_ns(at) for rank, at in wall.items()}
+        bounds = {rank: np.nan if bound is None else bound / NS_PER_MS for rank, bound in bounds_ns.items()}
+        error = (
+            "their error is not known" if None in bounds_ns.values() else f"known to {rough_ms(max(bounds.values()))}"
+        )
         clock_sentence = f"Ranks are on one clock by their measured offsets, {error}."
     else:
-        absent = next(rank for rank in places if rank not in clocks)
+        absent = next(rank for rank in indices if rank not in clocks)
         why = run.clocks_missing or f"the clock of rank {absent} was not measured"
         apart = {rank: Window(0.0, length, np.nan) for rank, length in lengths.items()}
         return apart, f"Each rank starts at its own zero: {why}."
@@ -304,12 +306,12 @@ def spans_of(dataset: LabelledRun, budget: int, first: int, named: Sequence[int]
     most = max((len(look.spans(everyone[0])) for look in looks.values()), default=0)
     drawn = _spread(everyone, max(1, budget // max(1, most * len(looks))), named)
     rows: list[tuple[Any, ...]] = []
-    places: list[tuple[Any, ...]] = []
+    window_rows: list[tuple[Any, ...]] = []
     for at, look in looks.items():
         look.choose(drawn)
-        for place, rank in enumerate(drawn):
-            rows += [(place, at, *span) for span in look.spans(rank)]
-            places += [(place, at, *look.windows[rank])] if rank in look.windows else []
+        for row, rank in enumerate(drawn):
+            rows += [(row, at, *span) for span in look.spans(rank)]
+            window_rows += [(row, at, *look.windows[rank])] if rank in look.windows else []
     spans = _columns(("rank", "step", *Span._fields), rows)
     colors: dict[str, str] = {}
     for kind, lane in zip(spans["kind"], spans["lane"], strict=True):
@@ -333,13 +335,15 @@ def spans_of(dataset: LabelledRun, budget: int, first: int, named: Sequence[int]
         ranks=drawn,
         ranks_read=len(everyone),
         ranks_in_run=max(len(everyone), dataset.run.health.world_size),
-        shown_first=sorted(dict.fromkeys([*(each for each in named if each in drawn), *_spread(drawn, first)]))[:first],
+        shown_first=sorted(
+            dict.fromkeys([*(known_rank for known_rank in named if known_rank in drawn), *_spread(drawn, first)])
+        )[:first],
         clock=" ".join(dict.fromkeys(look.clock for look in looks.values())),
         lanes=lanes,
         kinds=colors,
         whats=whats,
         columns=_arrays(spans),
-        windows=_arrays(_columns(("rank", "step", *Window._fields), places)),
+        windows=_arrays(_columns(("rank", "step", *Window._fields), window_rows)),
         notes=[*dict.fromkeys(notes)],
     )
 
@@ -358,8 +362,8 @@ def _spread(ranks: Sequence[int], count: int, named: Sequence[int] = ()) -> list
     """Select `count` ranks, evenly from first to last, and as many of `named` at most; all where they fit."""
     if len(ranks) <= count:
         return list(ranks)
-    places = np.unique(np.linspace(0, len(ranks) - 1, count).round().astype(int))
-    wanted = {ranks[place] for place in places} | set([each for each in named if each in set(ranks)][:count])
+    indices = np.unique(np.linspace(0, len(ranks) - 1, count).round().astype(int))
+    wanted = {ranks[index] for index in indices} | set([rank for rank in named if rank in set(ranks)][:count])
     return [rank for rank in ranks if rank in wanted]
 
 
@@ -374,8 +378,8 @@ def timeline_charts(spans: Sequence[TimelineSpans], titles: Mapping[str, str]) -
     """
     charts: list[Chart] = []
     shared = model("Range1d", start=0, end=1, name="timeline-x")
-    for number, each in enumerate(spans):
-        if not each.steps:
+    for number, of_label in enumerate(spans):
+        if not of_label.steps:
             continue
         plot = new_chart(f"timeline-{number}", 240, "", "", x_range=shared, y_range=model("Range1d", start=1, end=0))
         plot["left"][0].attributes["ticker"] = model("FixedTicker", ticks=[])
@@ -402,12 +406,14 @@ def timeline_charts(spans: Sequence[TimelineSpans], titles: Mapping[str, str]) -
         rows = [("rank", "@rank"), ("", "@what"), ("start", "@begin"), ("length", "@took"), ("", "@more")]
         hover(plot, [ran, waited], *rows)
         hover(plot, [bounds], ("", "@told"))
-        charts.append(Chart(plot["name"], titles.get(each.label, each.label), "ms since the step began", plot, number))
+        charts.append(
+            Chart(plot["name"], titles.get(of_label.label, of_label.label), "ms since the step began", plot, number)
+        )
     return charts
 
 
-def _boxes(plot: BokehModel, number: int, name: str, told: Sequence[str] = (), /, **look: Any) -> BokehModel:
-    columns = source({key: [] for key in (*_BOX, *told)}, f"timeline-{name}-{number}")
+def _boxes(plot: BokehModel, number: int, name: str, tips: Sequence[str] = (), /, **look: Any) -> BokehModel:
+    columns = source({key: [] for key in (*_BOX, *tips)}, f"timeline-{name}-{number}")
     return draw(plot, "Quad", columns, **{key: key for key in _BOX}, **look)
 
 
@@ -423,11 +429,11 @@ def payload(spans: Sequence[TimelineSpans]) -> list[dict[str, Any]]:
 
     return [
         {
-            **{name: getattr(each, name) for name in _PAYLOAD},
-            "steps": [step._asdict() for step in each.steps],
-            "kinds": [*each.kinds],
-            "columns": packed(each.columns),
-            "windows": packed(each.windows),
+            **{name: getattr(of_label, name) for name in _PAYLOAD},
+            "steps": [step._asdict() for step in of_label.steps],
+            "kinds": [*of_label.kinds],
+            "columns": packed(of_label.columns),
+            "windows": packed(of_label.windows),
         }
-        for each in spans
+        for of_label in spans
     ]

@@ -51,14 +51,14 @@ def verdict_of(summary: Summary) -> PageVerdict:
     comparison = known(summary.comparison)
     if comparison is None:
         return _numbers_only(summary.datasets)
-    tested, comparable, found = comparison.tested, is_comparable(comparison), comparison.verdict
-    tone, symbol = LOOKS[found] if tested else ("open", "")
+    tested, comparable, verdict = comparison.tested, is_comparable(comparison), comparison.verdict
+    tone, symbol = LOOKS[verdict] if tested else ("open", "")
     word, _, said = headline(comparison).partition(": ")
     sentence = numbers(comparison)
-    if comparable and found != SHIFTED:  # of these the numbers say what the headline would
+    if comparable and verdict != SHIFTED:  # of these the numbers say what the headline would
         sentence = first_upper(f"{said} {sentence}")
     reasons = []
-    decided = found in DECIDED and not comparison.unlike
+    decided = verdict in DECIDED and not comparison.unlike
     if decided:
         reasons.append(str(comparison.verdict_reason))  # with the number of launches
     elif launches := comparison.launches:
@@ -171,16 +171,16 @@ def _title(name: str) -> str:
 
 def _median_card(name: str, label: str, entry: DatasetEntry) -> Card | None:
     """Return the card of what heads a run (its `value`); None where there is neither value nor bound."""
-    found = entry.described.get(name)
-    if found is None or (name != JOB_STEP and _nothing_to_hide(entry)):
+    statistics = entry.described.get(name)
+    if statistics is None or (name != JOB_STEP and _nothing_to_hide(entry)):
         return None
     heading, unit = ", ".join(filter(None, (_title(name), label))), metric_named(name).unit
-    if found.bounds:
-        return Card(name, heading, "bounds", PAGE.bounds(found.bounds, unit), "", "open", found.reason or "")
-    if found.median is None:
+    if statistics.bounds:
+        return Card(name, heading, "bounds", PAGE.bounds(statistics.bounds, unit), "", "open", statistics.reason or "")
+    if statistics.median is None:
         return None
-    over_all = "mean" if known(found.ratio_of_sums) is None else "ratio of sums"
+    over_all = "mean" if known(statistics.ratio_of_sums) is None else "ratio of sums"
     of = over_all if entry.few_steps else "median"
-    of += " of the steps measured by kernels" if found.source == "kernels" else ""
-    spread = f"5th to 95th percentile: {PAGE.number(found.p5, unit)} to {PAGE.quantity(found.p95, unit)}"
-    return Card(name, heading, of, PAGE.quantity(found.value, unit), "", "open", spread)
+    of += " of the steps measured by kernels" if statistics.source == "kernels" else ""
+    spread = f"5th to 95th percentile: {PAGE.number(statistics.p5, unit)} to {PAGE.quantity(statistics.p95, unit)}"
+    return Card(name, heading, of, PAGE.quantity(statistics.value, unit), "", "open", spread)

@@ -259,14 +259,14 @@ def inputs_of(events: Sequence[Event]) -> list[Inputs]:
 def _decoded(decoder: msgspec.json.Decoder[Any], texts: Sequence[msgspec.Raw], nothing: Decoded) -> list[Decoded]:
     """Decode all texts at once, which is several times as fast; one by one where that fails."""
     try:
-        return [each or nothing for each in decoder.decode(b"[%b]" % b",".join(texts))]
+        return [arguments or nothing for arguments in decoder.decode(b"[%b]" % b",".join(texts))]
     except MALFORMED:
         return [nothing] if len(texts) == 1 else [_decoded(decoder, [text], nothing)[0] for text in texts]
 
 
 def externals_of(arguments: Iterable[Linked]) -> list[Number]:
     """Return the ids that rows on a device share with the host operators that launched them."""
-    return [new if (new := each.external_id) is not None else each.old_external_id for each in arguments]
+    return [new if (new := argument.external_id) is not None else argument.old_external_id for argument in arguments]
 
 
 def idents(values: Sequence[Number]) -> Int64:
@@ -331,7 +331,7 @@ class Identifiers:
             digits = _LAST_DIGITS.search(value) if isinstance(value, str) else None
             number = int(digits[0]) if digits else NULL
             if number in used or not 0 <= number < self._limit:
-                number = next(each for each in free if each not in used)
+                number = next(candidate for candidate in free if candidate not in used)
             used.add(number)
             numbers[value] = number
         table = np.array([numbers[value] for value in self._codes], np.int64)
@@ -360,10 +360,10 @@ class CollectiveColumns:
         rows = np.fromiter(arguments, np.int64, len(arguments))
         known = Cached(self._interpreted)
         kinds = self.kind[rows].tolist()
-        found = known.of(zip(kinds, map(_SAID, arguments.values()), strict=True))
-        if found:
-            self.kind[rows], self.group[rows], self.dtype[rows], self.bytes[rows] = zip(*found, strict=True)
-            self.seq[rows] = [max(integer(each.seq), NULL) for each in arguments.values()]
+        described = known.of(zip(kinds, map(_SAID, arguments.values()), strict=True))
+        if described:
+            self.kind[rows], self.group[rows], self.dtype[rows], self.bytes[rows] = zip(*described, strict=True)
+            self.seq[rows] = [max(integer(argument.seq), NULL) for argument in arguments.values()]
 
     def _interpreted(self, said: tuple[int, tuple[Any, ...]]) -> tuple[int, int, int, int]:
         """Return kind, code of the group, code of the data type, and bytes; each `NULL` where the arguments do not
@@ -452,11 +452,11 @@ class Metadata(msgspec.Struct):
         return "rocm" if "AMD" in names or "gfx" in names else "cuda" if "NVIDIA" in names or "Tesla" in names else None
 
 
-def metadata_of(head: Mapping[str, msgspec.Raw], tail: Mapping[str, msgspec.Raw], place: str) -> Metadata:
+def metadata_of(head: Mapping[str, msgspec.Raw], tail: Mapping[str, msgspec.Raw], origin: str) -> Metadata:
     """Decode the members of the outer object before (`head`) and behind the events; those before them count first. A
-    member of an impossible type is an `InputError` that names `place`, the trace.
+    member of an impossible type is an `InputError` that names `origin`, the trace.
     """
     try:
         return msgspec.json.decode(msgspec.json.encode({**tail, **head}), type=Metadata)
     except MALFORMED as error:
-        raise InputError(f"{place}: what stands beside its traceEvents cannot be used: {error}") from error
+        raise InputError(f"{origin}: what stands beside its traceEvents cannot be used: {error}") from error

@@ -131,7 +131,9 @@ class HostWork:
                 codes += [self.names[name]] * len(kept)
         argument = np.full(len(events), NULL, np.int64)
         inputs = inputs_of([events[at] for at in labels])
-        argument[labels] = self.inputs.of((bytes(each.dims), bytes(each.types)) for each in inputs)
+        argument[labels] = self.inputs.of(
+            (bytes(operator_inputs.dims), bytes(operator_inputs.types)) for operator_inputs in inputs
+        )
         keep, start, end = times_of(events, self.counters)
         if self._process is None and keep.any():
             self._process = events[
@@ -239,9 +241,9 @@ def _work(operators: _Rows, labels: _Rows, names: Sequence[str], issuer: Int64) 
     ended = np.full(len(start), NULL, np.int64)
     np.maximum.at(ended, issuer[issuer != NULL], labels.end[issuer != NULL])
     waits = np.zeros(len(owner), bool)
-    for each in np.unique(thread[is_call]):
-        mine, here = thread == each, np.flatnonzero(thread[owner] == each)
-        calls, explicit = np.flatnonzero(mine & is_call), np.flatnonzero(mine & functional)
+    for thread_id in np.unique(thread[is_call]):
+        of_thread, here = thread == thread_id, np.flatnonzero(thread[owner] == thread_id)
+        calls, explicit = np.flatnonzero(of_thread & is_call), np.flatnonzero(of_thread & functional)
         waits[here] = containing(begin[here], merge(IntervalArray(start[calls], end[calls]))) >= 0
         calls = calls[ended[calls] != NULL]
         calls = calls[containing(start[calls], merge(IntervalArray(start[explicit], end[explicit]))) < 0]

@@ -160,15 +160,15 @@ class _Kept:
         for name, named in host.items():
             by_role[self.roles[name]] += named
         timed = by_role["mark"] + by_role["label"]
-        if self._decode.operators == "untimed" and any(each.cat in OPERATORS for each in timed):
+        if self._decode.operators == "untimed" and any(event.cat in OPERATORS for event in timed):
             self.take(text, self._decode.with_operators(text, self.counters))  # an old trace
             return
         self.counters["events"] += len(events)
-        self.foreign += sum(each.cat in FOREIGN_CALLS for each in calls)
+        self.foreign += sum(event.cat in FOREIGN_CALLS for event in calls)
         if unknown:
             rows = zip(*with_times(unknown, self.counters), strict=True)
             self.unknown += [(str(row.cat), row.pid, start, end) for row, start, end in rows if end > start]
-            self.hosts.update(each.pid for named in host.values() for each in named if hasattr(each, "pid"))
+            self.hosts.update(event.pid for named in host.values() for event in named if hasattr(event, "pid"))
         if work:
             self.host = None
             self._take_work(work)
@@ -189,10 +189,10 @@ class _Kept:
         copies = np.array([event.cat in COPIES for event in events], bool)
         cls[copies & (cls != _COMM)] = _COPY
         externals = externals_of(arguments)
-        unlinked = np.array([each is None for each in externals], bool)
+        unlinked = np.array([external is None for external in externals], bool)
         self.counters["kernels_unlinked"] += int((unlinked & (cls != _COPY)).sum())
         size = np.full(len(events), NULL, np.int64)
-        named = np.array([each.collective is not None for each in arguments], bool)
+        named = np.array([argument.collective is not None for argument in arguments], bool)
         for at in np.flatnonzero(named | (cls != _COMPUTE)).tolist():
             said = arguments[at]
             if cls[at] == _COPY:
@@ -241,7 +241,7 @@ class _Kept:
             self.marks.append((str(mark.name), int(start), int(end)))
         if by_role["label"]:
             labels, start, end = with_times(by_role["label"], self.counters)
-            name = np.array(self._codes.of([each.name for each in labels]), np.int64)
+            name = np.array(self._codes.of([label.name for label in labels]), np.int64)
             self.labels.append({"start_ns": start, "end_ns": end, "name": name})
         parameters = arguments_of(by_role["parameters"])
         for said in parameters:
@@ -364,8 +364,8 @@ def _unknown(kept: _Kept) -> tuple[IntervalArray, str]:
     lasted: Counter[str] = Counter()
     for category, _, start, end in rows:
         lasted[category] += int(end - start)
-    told = ", ".join(f"{category!r} ({total / 1e6:.4g} ms)" for category, total in lasted.most_common(3))
-    return times, f"{len(rows)} rows are of categories that are not read: {told}" if rows else ""
+    longest = ", ".join(f"{category!r} ({total / 1e6:.4g} ms)" for category, total in lasted.most_common(3))
+    return times, f"{len(rows)} rows are of categories that are not read: {longest}" if rows else ""
 
 
 def _on_host(kept: _Kept, host: HostWork, metadata: Metadata, source: TraceInput) -> Trace:

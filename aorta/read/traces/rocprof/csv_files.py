@@ -91,10 +91,10 @@ def _read(source: TraceInput) -> Iterator[Trace]:
             parts[kind].append(columns)
     tables = {
         kind: {
-            name: np.concatenate([part.pop(name) for part in found] or [np.zeros(0, np.int64)])
+            name: np.concatenate([part.pop(name) for part in parts_of] or [np.zeros(0, np.int64)])
             for name in _columns(kind)
         }
-        for kind, found in parts.items()
+        for kind, parts_of in parts.items()
     }
     if not len(tables["kernel"]["guid"]):
         raise InputError(f"{source.place}: {rocprof.NO_KERNELS} and give its kernel_trace.csv")
@@ -151,7 +151,7 @@ def _read(source: TraceInput) -> Iterator[Trace]:
 
 def _columns(kind: str) -> dict[str, str]:
     known, others = _TABLES[kind]
-    return {"guid": "guid", **dict(each.split("=") for each in f"{known} {others}".split())}
+    return {"guid": "guid", **dict(pair.split("=") for pair in f"{known} {others}".split())}
 
 
 def _table(path: str, stream: IO[bytes], texts: Numbered) -> tuple[str, dict[str, Any]]:
@@ -193,7 +193,7 @@ def _table(path: str, stream: IO[bytes], texts: Numbered) -> tuple[str, dict[str
 
 
 def _kind(path: str, head: list[str]) -> str:
-    known = {kind: [each.partition("=")[2] for each in needed.split()] for kind, (needed, _) in _TABLES.items()}
+    known = {kind: [pair.partition("=")[2] for pair in needed.split()] for kind, (needed, _) in _TABLES.items()}
     kind = next((kind for kind, names in known.items() if {*head} >= {*names}), None)
     if kind is None or len({*head}) < len(head):
         raise InputError(

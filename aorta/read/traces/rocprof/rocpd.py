@@ -139,9 +139,9 @@ def _session(source: TraceInput, db: Database, guid: str, *, shared: bool) -> It
         )
 
 
-def _copies(place: str, rows: dict[str, Any], strings: Mapping[int, str]) -> Intervals:
+def _copies(origin: str, rows: dict[str, Any], strings: Mapping[int, str]) -> Intervals:
     columns = {column: rows[column] for column in ("start_ns", "end_ns", "device", "stream", "bytes") if column in rows}
-    return copies(place, *coded(rows["name"], strings), **columns)
+    return copies(origin, *coded(rows["name"], strings), **columns)
 
 
 def _object(text: str) -> dict[str, object]:

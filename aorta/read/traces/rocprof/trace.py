@@ -95,8 +95,8 @@ def trace_of_rocprof(
     correlations = [ran[name] for name in ("correlation", "ancestor") if name in ran]
     launched = np.full(len(ran["start_ns"]), NULL, np.int64)
     for ids in correlations:  # 0: of no call
-        found = look_up(ids, launches["correlation"], launches["start_ns"])
-        launched = np.where((launched == NULL) & (ids > 0), found, launched)
+        by_correlation = look_up(ids, launches["correlation"], launches["start_ns"])
+        launched = np.where((launched == NULL) & (ids > 0), by_correlation, launched)
     rows = kernels(
         where,
         source.classifier,
