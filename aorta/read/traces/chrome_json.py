@@ -101,7 +101,7 @@ class EventArray(Generic[Piece]):
         origin: str,
         tolerant: bool = False,
     ) -> None:
-        self._stream, self._decode, self._place, self._tolerant = stream, decode, origin, tolerant
+        self._stream, self._decode, self._origin, self._tolerant = stream, decode, origin, tolerant
         self.damage: Counter[str] = Counter()
         self._read = self._events = 0
         self.head: dict[str, msgspec.Raw] = {}
@@ -142,7 +142,7 @@ class EventArray(Generic[Piece]):
                         while self._more(behind):
                             if len(behind) > LIMIT:
                                 why = f"more than {LIMIT >> 20} MiB behind the events: this is no trace"
-                                raise InputError(f"{self._place}: {why}") from error
+                                raise InputError(f"{self._origin}: {why}") from error
                         yield self._last(bytes(view[:size]) + bytes(behind))
                         return
                     if not self._tolerant:
@@ -155,7 +155,7 @@ class EventArray(Generic[Piece]):
                 break
             if len(rest) > LIMIT:
                 raise InputError(
-                    f"{self._place}: {len(rest) >> 20} MiB without a place between two events; this is no trace that "
+                    f"{self._origin}: {len(rest) >> 20} MiB without a place between two events; this is no trace that "
                     "can be read in bounded memory"
                 )
 
@@ -171,9 +171,9 @@ class EventArray(Generic[Piece]):
         if not start and len(text) > LIMIT:
             raise self._no_array(bytes(text))
         if not start:
-            raise InputError(f'{self._place}: cut off: it is empty; expected a Chrome trace, with "{_EVENTS}"')
+            raise InputError(f'{self._origin}: cut off: it is empty; expected a Chrome trace, with "{_EVENTS}"')
         if start != b"{":
-            raise InputError(f'{self._place}: expected {{ or [ at the beginning of a Chrome trace, with "{_EVENTS}"')
+            raise InputError(f'{self._origin}: expected {{ or [ at the beginning of a Chrome trace, with "{_EVENTS}"')
         seen = tries = 0
         while True:
             for match in _ARRAY.finditer(text, seen):
@@ -183,7 +183,7 @@ class EventArray(Generic[Piece]):
                     return bytes(text[match.end() :])
                 seen, tries = match.end(), tries + 1
                 if tries > _TRIES:
-                    raise InputError(f'{self._place}: "{_EVENTS}" stands {tries} times in it; a trace has one')
+                    raise InputError(f'{self._origin}: "{_EVENTS}" stands {tries} times in it; a trace has one')
             if len(text) > LIMIT or not self._more(text):
                 raise self._no_array(bytes(text))
 
@@ -196,19 +196,19 @@ class EventArray(Generic[Piece]):
 
     def _no_array(self, text: bytes) -> InputError:
         if len(text) > LIMIT:
-            return InputError(f'{self._place}: no "{_EVENTS}" in its first {self._read} bytes: no Chrome trace')
+            return InputError(f'{self._origin}: no "{_EVENTS}" in its first {self._read} bytes: no Chrome trace')
         try:
             members = _MEMBERS.decode(text)
         except MALFORMED as error:
             if str(error) == _TRUNCATED:
-                return InputError(f'{self._place}: cut off before its "{_EVENTS}", after {self._read} bytes')
+                return InputError(f'{self._origin}: cut off before its "{_EVENTS}", after {self._read} bytes')
             return InputError(
-                f'{self._place}: no "{_EVENTS}" array in {self._read} bytes, or what stands before it is not JSON '
+                f'{self._origin}: no "{_EVENTS}" array in {self._read} bytes, or what stands before it is not JSON '
                 f"({_reason(error)}); expected a Chrome trace"
             )
         if _EVENTS in members:
-            return InputError(f'{self._place}: its "{_EVENTS}" is no list: expected [')
-        return NoEventArray(f'{self._place}: not a trace: it has no "{_EVENTS}"')
+            return InputError(f'{self._origin}: its "{_EVENTS}" is no list: expected [')
+        return NoEventArray(f'{self._origin}: not a trace: it has no "{_EVENTS}"')
 
     def _last(self, text: bytes) -> Piece:
         """Decode the rest of the array, and the members behind it to the end of the file."""
@@ -259,7 +259,7 @@ class EventArray(Generic[Piece]):
     def _refuse(self, why: str) -> None:
         """Refuse the text, or where it may be nearly JSON, note why it should be."""
         if not self._tolerant:
-            raise InputError(f"{self._place}: {why}")
+            raise InputError(f"{self._origin}: {why}")
         self.damage[why] += 1
 
     def _mended(self, text: bytes, error: Exception) -> Piece:
@@ -301,8 +301,8 @@ class EventArray(Generic[Piece]):
     def _broken(self, error: Exception, pending: int) -> InputError:
         where = f"within the last {pending} of the first {self._read} bytes (inflated)"
         if str(error) == _TRUNCATED:
-            return InputError(f"{self._place}: ends in the middle of an event: the file is cut off; write it again")
-        return InputError(f"{self._place}: not a trace event: {_reason(error)}, {where}")
+            return InputError(f"{self._origin}: ends in the middle of an event: the file is cut off; write it again")
+        return InputError(f"{self._origin}: not a trace event: {_reason(error)}, {where}")
 
 
 class RawEvents(EventArray[list[Event]]):
@@ -333,7 +333,7 @@ class RawEvents(EventArray[list[Event]]):
             try:
                 str(value, "utf-8")
             except UnicodeDecodeError as error:
-                raise InputError(f"{self._place}: its {name} is {_reason(error)}") from error
+                raise InputError(f"{self._origin}: its {name} is {_reason(error)}") from error
 
 
 def _as_json(text: bytes) -> bytes:

@@ -25,12 +25,12 @@ END_SOURCE: Final = "trace"
 """Ends of collectives are as the trace has them."""
 
 
-def ordinals(lane: Int64, code: Int64) -> Int64:
-    """Return one number from how many collectives of its code its step (`place`) has, and which of them this one is;
+def ordinals(step: Int64, code: Int64) -> Int64:
+    """Return one number from how many collectives of its code its step has, and which of them this one is;
     rows in order of time. Because the count is part of it, ranks that disagree on it match nothing rather than the
     wrong collective.
     """
-    groups = Groups(lane, code)
+    groups = Groups(step, code)
     return groups.sizes[groups.of_row] * MOST_COUNTED + groups.position
 
 

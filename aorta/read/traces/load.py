@@ -80,7 +80,7 @@ def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequ
         listed = "".join(f"  {path}: {lasting[path]:.4g} ms\n" for path in odd)
         raise InputError(
             f"NOT COMPARABLE: steps in {location} last {_APART} times as long in some traces as in others:\n{listed}"
-            "Their times are in another unit: convert them, or leave these traces out"
+            "Their times are in another unit, or of other work: convert them, or leave these traces out"
         )
     devices = _held_against_others(devices, traces, known_ranks if known_ranks > (world or 1) else 1)
     if world is None:

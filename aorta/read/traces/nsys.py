@@ -42,7 +42,7 @@ _PLACE: Final = "device=deviceId stream=streamId"
 
 
 def _read(source: TraceInput) -> Iterator[Trace]:
-    db, origin = source.database, source.place
+    db, origin = source.database, source.origin
     assert db is not None
     if _KERNEL not in db.tables:
         raise InputError(

@@ -92,7 +92,7 @@ class _Gzip:
     """The content of gzip members, one behind the other; zeros may follow. What precedes a cut is given first."""
 
     def __init__(self, below: IO[bytes], origin: str) -> None:
-        self._below, self._place = below, origin
+        self._below, self._origin = below, origin
         self._member, self._rest = isal_zlib.decompressobj(_GZIP), b""
         self._taken = self._given = 0
 
@@ -127,7 +127,7 @@ class _Gzip:
             self._given += len(data)
             if self._given > INFLATED_LIMIT and self._given > RATIO_LIMIT * self._taken:
                 raise InputError(
-                    f"{self._place}: {self._taken} compressed bytes gave more than {self._given}: no trace is "
+                    f"{self._origin}: {self._taken} compressed bytes gave more than {self._given}: no trace is "
                     "compressed that far, so it is not read on"
                 )
             if data:
@@ -136,7 +136,7 @@ class _Gzip:
 
 @contextmanager
 def reading(origin: str) -> Iterator[None]:
-    """Turn read errors inside the block into an `InputError` that names `place`."""
+    """Turn read errors inside the block into an `InputError` that names `origin`."""
     try:
         yield
     except EOFError as error:
@@ -261,7 +261,7 @@ class Database:
     """
 
     def __init__(self, path: Path, origin: str) -> None:
-        self.place = origin
+        self.origin = origin
         # A write-ahead log is part of the data. Without one, "immutable" keeps SQLite from writing beside the file.
         mode = "mode=ro" if path.with_name(path.name + "-wal").exists() else "mode=ro&immutable=1"
         try:
@@ -312,7 +312,7 @@ class Database:
             present = [str(row[1]) for row in self._connection.execute(f"PRAGMA table_info({_quoted(table)})")]
         if missing := [column for _, column in wanted[: len(required.split())] if column not in present]:
             raise InputError(
-                f"{self.place}: table {table}: no column {', '.join(missing)}; it has {', '.join(present) or 'none'}. "
+                f"{self.origin}: table {table}: no column {', '.join(missing)}; it has {', '.join(present) or 'none'}. "
                 "Was it written by another version of the tool?"
             )
         columns = (
@@ -354,7 +354,7 @@ class Database:
                             (at, v) for at, v in enumerate(values, first) if type(v) not in (int, type(None))
                         )
                         raise InputError(
-                            f"{self.place}: table {table}, row {row}: {name.removesuffix('_ns')} is "
+                            f"{self.origin}: table {table}, row {row}: {name.removesuffix('_ns')} is "
                             f"{str(value)[:60]!r}; an integer is needed"
                         )
                     part.append(np.array([NULL if value is None else value for value in values], np.int64))
@@ -383,7 +383,7 @@ class Database:
             yield
         except (sqlite3.Error, UnicodeDecodeError, OverflowError) as error:
             why = "it has more rows than fit into the file" if self._work > self._most else str(error)[:200]
-            raise InputError(f"{self.place}: table {table}: cannot be read: {why}") from error
+            raise InputError(f"{self.origin}: table {table}: cannot be read: {why}") from error
 
 
 def rows_of(table: Mapping[str, Any], chosen: NDArray[np.bool_]) -> dict[str, Any]:

@@ -4,8 +4,8 @@ A `Reader` (they are listed in `trace_files.READERS`) recognises its files by th
 process recorded: rows of kernels and copies, and the ranges of its code. `trace_of` finds rank and steps of them.
 
     def read(source: TraceInput) -> Iterator[Trace]:
-        rows = kernels(source.place, source.classifier, names, start_ns=start, end_ns=end, stream=stream)
-        yield trace_of(source, "mine", Process(source.place), [rows], Ranges(from_ns, to_ns, texts))
+        rows = kernels(source.origin, source.classifier, names, start_ns=start, end_ns=end, stream=stream)
+        yield trace_of(source, "mine", Process(source.origin), [rows], Ranges(from_ns, to_ns, texts))
 
 What a source does not tell is left out: it is `NULL`. The rank comes from the most reliable evidence there is
 (docs/dev/trace-readers.md); evidence that allows two ranks gives none. Must not: know a format, guess, take ranks from
@@ -65,7 +65,7 @@ class TraceInput:
     """The files of one process (or of several, where one file holds them), open.
 
     Attributes:
-        streams: place of a file -> its content, inflated. The first is the one that `Reader.matches` saw.
+        streams: name of a file -> its content, inflated. The first is the one that `Reader.matches` saw.
         headers: of AORTA's records near it, which may tell the rank of a process.
         database: the file, where it is a SQLite database.
     """
@@ -76,7 +76,7 @@ class TraceInput:
     database: Database | None = None
 
     @property
-    def place(self) -> str:
+    def origin(self) -> str:
         """Where the first file stands; used in messages and as `Trace.path`."""
         return next(iter(self.streams))
 
@@ -88,7 +88,7 @@ class Reader(NamedTuple):
         name: `Trace.format`.
         files: what messages and docs/traces.md call its files.
         matches: whether a file that begins so is of this format; of no other in `trace_files.READERS`.
-        read: gives the traces in the files. Raises `InputError` with the place where one is damaged.
+        read: gives the traces in the files. Raises `InputError` that names one that is damaged.
         together: file -> the files that the same process wrote, itself first; None where a file is whole by itself.
         process: file -> what is the same for all files of one process: of those, the format that comes first is read.
     """
@@ -207,7 +207,7 @@ def trace_of(
     Raises:
         InputError: as `checked`, of the ranges.
     """
-    checked(source.place, "range", {"start_ns": ranges.start_ns, "end_ns": ranges.end_ns})
+    checked(source.origin, "range", {"start_ns": ranges.start_ns, "end_ns": ranges.end_ns})
     rank, world_size, of_rank = place(process, source.headers)
     steps, of_steps = step_windows(ranges.texts, ranges.start_ns + since_ns, ranges.end_ns + since_ns)
     table = concatenate(rows)

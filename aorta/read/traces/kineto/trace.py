@@ -85,7 +85,7 @@ def read_kineto(source: TraceInput) -> Iterator[Trace]:
     Raises:
         InputError: it is not a Kineto trace, is cut off or damaged, or holds nothing that can be measured.
     """
-    path, decode = source.place, EventDecoder()
+    path, decode = source.origin, EventDecoder()
     kept = _Kept(source.classifier, decode)
     pieces = EventArray(source.streams[path], lambda text: (text, decode(text)), path, tolerant=True)
     # Devices in the metadata prove nothing: torch built for CUDA lists them in traces of CPU work too.
@@ -286,7 +286,7 @@ def _between_devices(name: str) -> bool:
 
 def _on_devices(kept: _Kept, metadata: Metadata, source: TraceInput) -> Trace:
     """Return the rows of all devices. Communication gets its parameters from its arguments or its host operator."""
-    path, counters, names, notes = source.place, kept.counters, tuple(kept.names), list[str]()
+    path, counters, names, notes = source.origin, kept.counters, tuple(kept.names), list[str]()
     columns = ("start_ns", "end_ns", "name", "device", "stream", "bytes", "cls", "origin", "correlation", "graph")
     rows = joined(kept.work, *columns)
     beside = joined(kept.labels, "start_ns", "end_ns", "name")
@@ -422,7 +422,7 @@ def _trace(
     notes: list[str],
     **facts: Any,
 ) -> Trace:
-    path, cls, distributed = source.place, rows["cls"], (metadata.distributed or DistributedInfo())
+    path, cls, distributed = source.origin, rows["cls"], (metadata.distributed or DistributedInfo())
     if not len(cls):
         why = "; it is partial: its loop ended before a step of this window was finished" if metadata.partial else ""
         why += f"; {_unknown(kept)[1]}" if kept.unknown else ""

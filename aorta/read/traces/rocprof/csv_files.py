@@ -97,7 +97,7 @@ def _read(source: TraceInput) -> Iterator[Trace]:
         for kind, parts_of in parts.items()
     }
     if not len(tables["kernel"]["guid"]):
-        raise InputError(f"{source.place}: {rocprof.NO_KERNELS} and give its kernel_trace.csv")
+        raise InputError(f"{source.origin}: {rocprof.NO_KERNELS} and give its kernel_trace.csv")
     guids = set(np.concatenate([table["guid"] for table in tables.values()]).tolist())
     from_name = {int(match[1]) for path in source.streams if (match := _PID.match(PurePath(path).name))}
     words = tuple(texts)
@@ -111,7 +111,7 @@ def _read(source: TraceInput) -> Iterator[Trace]:
         ran, copied, called = own["kernel"], own["copy"], own["call"]
         ids = called["process"]
         pids = set(ids[ids != NULL].tolist()) or (from_name if len(guids) == 1 else set())
-        where = f"{source.place} ({words[guid]})" if words[guid] and len(guids) > 1 else source.place
+        where = f"{source.origin} ({words[guid]})" if words[guid] and len(guids) > 1 else source.origin
         notes = [f"{where}: rows of {len(pids)} processes without a Guid to tell them apart"] if len(pids) > 1 else []
         hip, rccl, marks = (
             rows_of(called, np.isin(called["domain"], coded(wanted)))

@@ -34,14 +34,14 @@ def _read(source: TraceInput) -> Iterator[Trace]:
     guids = sorted(table.removeprefix(_DISPATCH) for table in db.tables if table.startswith(_DISPATCH))
     if not guids:
         raise InputError(
-            f"{db.place}: no table {_DISPATCH}_<guid>; it holds {', '.join(sorted(db.tables)[:8]) or 'no tables'}. Was "
-            "it recorded with --kernel-trace, by rocprofv3 of ROCm 7?"
+            f"{db.origin}: no table {_DISPATCH}_<guid>; it holds {', '.join(sorted(db.tables)[:8]) or 'no tables'}. "
+            "Was it recorded with --kernel-trace, by rocprofv3 of ROCm 7?"
         )
     owners = ((table, db.stored(table, "", "pid")) for table in (f"{_DISPATCH}{guid}" for guid in guids))
     shared = sum(len(db.select(table, f"SELECT DISTINCT pid FROM {sql}")["pid"]) for table, sql in owners) > 1
     traces = [trace for guid in guids for trace in _session(source, db, guid, shared=shared)]
     if not traces:
-        raise InputError(f"{db.place}: {rocprof.NO_KERNELS}")
+        raise InputError(f"{db.origin}: {rocprof.NO_KERNELS}")
     yield from traces
 
 
@@ -58,7 +58,7 @@ def _session(source: TraceInput, db: Database, guid: str, *, shared: bool) -> It
     versions = select("metadata", sql, "version")["version"]
     if {version.split(".")[0] for version in versions} - {_SCHEMA} or f"rocpd_metadata{guid}" not in db.tables:
         raise InputError(
-            f"{db.place}: rocpd schema version {', '.join(versions) or 'unknown'}; this AORTA reads version {_SCHEMA}"
+            f"{db.origin}: rocpd schema version {', '.join(versions) or 'unknown'}; this AORTA reads version {_SCHEMA}"
         )
     event = stored("event", "id", "category_id correlation=stack_id ancestor=parent_stack_id extdata")
     string = stored("string", "id string")
@@ -110,7 +110,7 @@ def _session(source: TraceInput, db: Database, guid: str, *, shared: bool) -> It
         environment = _object(next(iter(about["environment"]), ""))
         used = np.unique(own_kernels["device"])
         process = Process(
-            f"{db.place} (process {pid})" if shared else db.place,
+            f"{db.origin} (process {pid})" if shared else db.origin,
             pid=pid,
             host=next(iter(hosts)) if len(hosts) == 1 else None,
             environment_rank=_number(environment.get("RANK")),
@@ -131,7 +131,7 @@ def _session(source: TraceInput, db: Database, guid: str, *, shared: bool) -> It
             process,
             own_kernels,
             names,
-            _copies(db.place, own_copies, strings),
+            _copies(db.origin, own_copies, strings),
             Ranges(own_marks["start_ns"], own_marks["end_ns"], texts),
             own_launches,
             own_calls,
@@ -178,7 +178,7 @@ def _read_rpd(source: TraceInput) -> Iterator[Trace]:
     work["name"] = np.where(without, of_call, work["described"])
     runs = np.array([strings.get(kind, "").startswith("Kernel") for kind in work["kind"].tolist()], bool)
     if not runs.any():
-        raise InputError(f"{db.place}: no KernelExecution in rocpd_op: record kernels with RPD's librpd_tracer")
+        raise InputError(f"{db.origin}: no KernelExecution in rocpd_op: record kernels with RPD's librpd_tracer")
     is_mark = np.array([strings.get(code) == "UserMarker" for code in calls["function"].tolist()], bool)
     processes = np.unique(work["pid"][runs]).tolist()
     for pid in processes:
@@ -187,14 +187,14 @@ def _read_rpd(source: TraceInput) -> Iterator[Trace]:
         ran["name"], names = coded(ran["name"], strings)
         ran["dispatch"] = np.full(len(ran["name"]), NULL)  # it numbers the work of all processes, copies too
         shared = len(processes) > 1
-        where = f"{db.place} (process {pid})" if shared else db.place
+        where = f"{db.origin} (process {pid})" if shared else db.origin
         yield rocprof.trace_of_rocprof(
             source,
             RPD.name,
             Process(where, pid=pid if pid != NULL else None, shared=shared),
             ran,
             names,
-            _copies(db.place, copied | {"name": copied["kind"]}, strings),
+            _copies(db.origin, copied | {"name": copied["kind"]}, strings),
             Ranges(marks["start_ns"], marks["end_ns"], [strings.get(code, "") for code in marks["args"].tolist()]),
             {
                 "correlation": own["id"],

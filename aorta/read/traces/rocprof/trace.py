@@ -329,7 +329,7 @@ _DECODER: Final = msgspec.json.Decoder(_File)
 
 
 def _read(source: TraceInput) -> Iterator[Trace]:
-    path, text = source.place, bytearray()
+    path, text = source.origin, bytearray()
     while block := source.streams[path].read(_BLOCK):  # in blocks: a single read would allocate the largest size first
         text += block
         if len(text) > LARGEST_BYTES:
@@ -386,7 +386,7 @@ def _trace(source: TraceInput, process: _Process, *, shared: bool) -> Trace:
         source,
         ROCPROF_JSON.name,
         Process(
-            f"{source.place} (process {process.metadata.pid})" if shared else source.place,
+            f"{source.origin} (process {process.metadata.pid})" if shared else source.origin,
             pid=process.metadata.pid,
             host=node.hostname if node else None,
             gpus=tuple(np.unique(device[device != NULL]).tolist()),
@@ -396,7 +396,7 @@ def _trace(source: TraceInput, process: _Process, *, shared: bool) -> Trace:
         {**_columns(ran, _KERNELS), "device": device, "name": kernel},
         names,
         copies(
-            source.place,
+            source.origin,
             [name(row)[1] for row in copied],
             (),
             # The GPU at either end; between two GPUs, the one that receives.
