@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given
 
 from aorta.documents.kernels import TraceEntry
+from aorta.read.ledger import LANES
 from aorta.read.traces.health import ABSURD_NS, COUNTERS, check_rows, examine
 from aorta.read.traces.interval_table import NULL, Trace
 from tests.docs.pages import ROOT
+from tests.read.kineto_files import GEMM, event, kernel, read, step
 from tests.read.tables import COMM, COMPUTE, COPY, UNKNOWN, row, trace
 from tests.strategies import stream_rows
 
@@ -99,3 +101,34 @@ def test_several_devices_of_one_rank_are_said() -> None:
 def test_the_page_describes_every_counter() -> None:
     page = (ROOT / "docs" / "dev" / "trace-readers.md").read_text()
     assert [name for name in COUNTERS if f"`{name}`" not in page] == []
+
+
+def waited(name: str, jump_us: int, threads: int = 0) -> Trace:
+    """Two steps of ten kernels and a call that waits for them; from the second step on the device's clock jumps, and as
+    many other threads launch while the call begins.
+    """
+    events = [step(1, 0, 10_000), step(2, 10_000, 10_000), event("cuda_runtime", name, 18_000, 1_000, correlation=99)]
+    for number in range(20):
+        begin = number * 900 + (jump_us if number >= 10 else 0)
+        events.append(event("cuda_runtime", "cudaLaunchKernel", number * 900, 5, correlation=number))
+        events.append(kernel(GEMM, begin + 10, 800, correlation=number))
+    for number in range(threads):
+        launch = {"correlation": 200 + number}
+        events.append(event("cuda_runtime", "cudaLaunchKernel", 17_999, 5, tid=number, **launch))
+        events.append(kernel(GEMM, 30_000, 5, stream=50 + number, **launch))
+    return read(events)
+
+
+@pytest.mark.parametrize(
+    ("made", "wrong"),
+    [
+        pytest.param(waited("cudaDeviceSynchronize", 0), False, id="right"),
+        pytest.param(waited("hipDeviceSynchronize", 5_000), True, id="a jump"),
+        pytest.param(waited("cudaStreamSynchronize", 5_000), False, id="of one stream, which is not known"),
+        pytest.param(waited("cudaDeviceSynchronize", 0, threads=2), False, id="calls of other threads"),
+    ],
+)
+def test_rows_that_end_after_a_call_that_waited_for_them_make_all_lanes_unknown(made: Trace, wrong: bool) -> None:
+    checked, _ = check_rows(made)
+    late = [gap for gap in checked.gaps if "after a call that waited for them" in gap.why]
+    assert sorted(gap.lane for gap in late) == (sorted(LANES) if wrong else [])

@@ -132,6 +132,7 @@ def check_rows(trace: Trace) -> tuple[Trace, TraceEntry]:
         *_elsewhere(trace, left_out["strays"]),
         *_twice_at_once(streams, shared),
         *_out_of_order(streams),
+        *_past_waits(trace, streams),
     ]
     untimed = sum(trace.counters.get(name, 0) for name in ("without_times", "negative_duration"))  # of the reader
     if untimed > DECIDED * (untimed + len(table)):
@@ -213,6 +214,22 @@ def _out_of_order(streams: Intervals) -> Iterator[Gap]:
         why = "{count} rows run behind others of their stream that were launched later, so times are wrong"
         weight_ns, ran = (known.end_ns - known.start_ns)[early].astype(float), in_time(known, np.ones(len(known), bool))
         yield from lost(why, LANES, known.step[early], weight_ns, ran, seen=False)
+
+
+def _past_waits(trace: Trace, streams: Intervals) -> Iterator[Gap]:
+    """Yield all lanes where rows end after a call has returned that waited for them: the device's clock is not the one
+    of the host, or jumped. Calls of other threads may have been under way, each with one row.
+    """
+    waits, rows = trace.device_waits, streams.take(streams.launch_ns != NULL)
+    if waits is None or not len(waits.start) or len(np.unique(rows.device)) != 1:  # whose device it was is not known
+        return
+    order = np.argsort(waits.start, kind="stable")
+    first = np.searchsorted(waits.start[order], rows.launch_ns)
+    end = np.append(waits.end[order], np.iinfo(np.int64).max)[first]
+    late_ns = np.maximum(rows.end_ns - end, 0)[rows.end_ns > end]
+    if np.count_nonzero(late_ns > _ORDER_NS) > _OTHERS:
+        why = f"rows end up to {late_ns.max() / 1e6:.4g} ms after a call that waited for them, so clocks are wrong"
+        yield from lacking(why, *LANES, seen=False)
 
 
 def _elsewhere(trace: Trace, strays: NDArray[np.bool_]) -> Iterator[Gap]:

@@ -220,6 +220,7 @@ class Trace:
         either: names of copies that may be communication.
         of_launch: each step is what it launched: its rows are those of its number, wherever they ran.
         host_waits: calls in which the host waited for the device, in any order; None where they are not read.
+        device_waits: those of them that waited for all that was launched on a device before.
     """
 
     path: str
@@ -243,6 +244,7 @@ class Trace:
     either: frozenset[str] = frozenset()
     of_launch: bool = False
     host_waits: IntervalArray | None = None
+    device_waits: IntervalArray | None = None
 
     def unobserved(self, lane: str) -> str | None:
         """Return why nothing is known of a lane in any window; None where it was observed, if not in full."""

@@ -110,6 +110,7 @@ def _short(trace: Trace) -> list[int]:
 
 _WAITS: Final = re.compile(r"Synchronize|Memcpy(?:2D|3D|WithStream)?$")
 """Calls in which the host waits for the device: cudaStreamSynchronize, hipEventSynchronize, cudaMemcpy."""
+_WAITS_FOR_ALL: Final = re.compile(r"(?:cuda|hip)DeviceSynchronize$|cuCtxSynchronize$")
 
 
 class _Kept:
@@ -233,8 +234,9 @@ class _Kept:
         columns = {"start": start, "ident": ident, "operator": idents(externals_of(arguments)), "launching": launching}
         columns["name"] = np.array(self._codes.of(names), np.int64)
         self.calls.append({name: column[kept] for name, column in columns.items()})
-        _, begun, ended = with_times(list(compress(events, (launching == _WAITED).tolist())), self.counters)
-        self.waits.append({"start": begun, "end": ended})
+        waits, begun, ended = with_times(list(compress(events, (launching == _WAITED).tolist())), self.counters)
+        whole = [_WAITS_FOR_ALL.match(_text(call.name)) is not None for call in waits]
+        self.waits.append({"start": begun, "end": ended, "whole": np.array(whole, np.int64)})
 
     def _take_host(self, by_role: Mapping[str, list[Event]]) -> None:
         for mark, start, end in zip(*with_times(by_role["mark"], self.counters), strict=True):
@@ -347,13 +349,17 @@ def _on_devices(kept: _Kept, metadata: Metadata, source: TraceInput) -> Trace:
         graph,
         kept.claims,
     )
-    waits = joined(kept.waits, "start", "end")
+    waits = joined(kept.waits, "start", "end", "whole")
     waits_ns = IntervalArray(waits["start"] + base_ns, waits["end"] + base_ns)
+    for_all = waits["whole"] == 1
+    of_device = IntervalArray(waits_ns.start[for_all], waits_ns.end[for_all])
     unknown, why = _unknown(kept)
     unknown_ns = merge(IntervalArray(unknown.start + base_ns, unknown.end + base_ns))
     symmetric = unnamed and any(_SYMMETRIC.match(_text(each)) for each in [*kept.roles, *names])
     either = frozenset(text for text in names if symmetric and copies(text) and _between_devices(text))
-    trace = replace(trace, host_waits=waits_ns, unknown=unknown_ns, unknown_why=why, either=either)
+    trace = replace(
+        trace, host_waits=waits_ns, device_waits=of_device, unknown=unknown_ns, unknown_why=why, either=either
+    )
     return reconciled(trace, claims)
 
 
