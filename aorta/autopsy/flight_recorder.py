@@ -94,6 +94,7 @@ class _DumpedGroup(msgspec.Struct):
 
 
 class _Status(msgspec.Struct):
+    last_enqueued_collective: Integer = -1
     last_completed_collective: Integer = -1
 
 
@@ -307,14 +308,20 @@ def _evidence(
     # counts messages too, and whose finished work is in every dump; nor of `messaging` groups, of which the status
     # has the number of the last message or collective (`WorkNCCL::seq_`).
     finished = []
-    if (dump.comm_lib_version or dump.nccl_version) and _is_of_unfinished(dump):
-        # A process numbers the groups that it is in; of those without an entry, only the default group's name is known.
-        names = {"0": "0"} | {str(entry.pg_id): str(entry.process_group[0]) for entry in dump.entries}
-        newest = {op.group: op.number for op in issued if op.peer is None}
-        for key, status in dump.pg_status.items():
-            group, number = names.get(key), status.last_completed_collective - 1
-            if group is not None and group not in messaging and number > newest.get(group, -1):
-                finished.append(CollectiveEvidence(group=group, number=number, kind=UNKNOWN_KIND, state="completed"))
+    batches, skipped = {str(entry.process_group[0]) for entry in dump.entries if entry.name == "coalesced"}, False
+    # A process numbers the groups that it is in; of those without an entry, only the default group's name is known.
+    names = {"0": "0"} | {str(entry.pg_id): str(entry.process_group[0]) for entry in dump.entries}
+    newest = {op.group: op.number for op in issued if op.peer is None}
+    for key, status in dump.pg_status.items() if dump.comm_lib_version or dump.nccl_version else ():
+        group, number = names.get(key), status.last_completed_collective - 1
+        if group is None or group in messaging:
+            continue
+        if not _is_of_unfinished(dump):
+            # An entry is made before its work is enqueued, and entries of other groups push out the oldest alone.
+            enqueued = status.last_enqueued_collective - 1
+            skipped |= group in newest and group not in batches and enqueued > newest[group]
+        elif number > newest.get(group, -1):
+            finished.append(CollectiveEvidence(group=group, number=number, kind=UNKNOWN_KIND, state="completed"))
     notes_starts = all(entry.time_discovered_started_ns for entry in dump.entries if entry.state == "completed")
     lost = dump.entries[0].record_id if dump.entries else 0
     # A process numbers its entries; finished ones are left out all together.
@@ -322,7 +329,7 @@ def _evidence(
     holes = (
         len(numbers) > 1 and numbers[-1] - numbers[0] >= len(numbers) and any(op.state == "completed" for op in issued)
     )
-    lacking = unclear or holes or (lost and issued and issued[0].state != "completed")
+    lacking = unclear or holes or skipped or (lost and issued and issued[0].state != "completed")
     times = [time for op in issued for time in (op.issued_ns, op.started_ns, op.completed_ns) if time]
     return RankEvidence(
         rank=rank,

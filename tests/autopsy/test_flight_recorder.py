@@ -228,7 +228,13 @@ def dump(entries: list[dict[str, Any]], ranks: int = 2, **other: Any) -> dict[st
         "comm_lib_version": "2.27.3",
         "pg_config": {"0": {"name": "0", "desc": "default_pg", "ranks": str(list(range(ranks)))}},
         "pg_status": {
-            "0": {"last_enqueued_collective": 2, "last_started_collective": 2, "last_completed_collective": 1}
+            str(group): {
+                "last_enqueued_collective": max(numbers, default=2),
+                "last_started_collective": 2,
+                "last_completed_collective": 1,
+            }
+            for group in {0, *(row["pg_id"] for row in entries)}
+            for numbers in [[row["collective_seq_id"] for row in entries if row["pg_id"] == group]]
         },
         "entries": entries,
         **other,

@@ -139,6 +139,7 @@ CHANGED: dict[str, Dumps] = {
     "a dump lost": some(0, 1, LATE, of=job()),
     "the dump of the late rank lost": some(0, 1, 3, of=job()),
     "frames lost": with_entries(job(), lambda rank, rows: [{**row, "frames": []} for row in rows]),
+    "the newest entry of a rank lost": with_entries(job(), lambda rank, rows: rows[: -1 if rank == 0 else None]),
     "every other entry of a rank lost": with_entries(job(), lambda rank, rows: rows[:: 1 + (rank == 0)]),
     "entries of a group lost on a rank": with_entries(
         job(), lambda rank, rows: [row for row in rows if rank or row["process_group"][0] != "0"]
@@ -173,6 +174,7 @@ def test_a_group_without_a_description_is_called_by_its_ranks(tmp_path: Path) ->
     dumps = renamed(job(described=False, late=None))
     for rank, one in dumps.items():
         one["entries"] = one["entries"][: -1 if rank >= 2 else None]
+        one["pg_status"]["0"]["last_enqueued_collective"] -= rank >= 2
         one["entries"][-1] |= {"state": "started", "time_discovered_completed_ns": None}
     verdict = judged(tmp_path, dumps)
     assert (verdict.kind, verdict.culprits, verdict.suspects) == ("stuck_inside", [], [])
