@@ -233,7 +233,8 @@ def complaints(folder: Path, name: str) -> list[str]:
             if below and abs(total - getattr(part, side)) > 1e-3 * step.reference_ms:
                 found.append(f"{part.name}: parts add up to {total} of {side} {getattr(part, side)}")
         for each in below:
-            if each.cause and not each.parts and account.decided and each.change_ms * step.change_ms <= 0:
+            more = not account.decided and abs(each.change_ms) > abs(step.change_ms)
+            if each.cause and not each.parts and each.change_ms * step.change_ms <= 0 and not more:
                 found.append(
                     f"{each.name} is a cause of {step.change_ms:+.2f} ms, and changed by {each.change_ms:+.2f}"
                 )

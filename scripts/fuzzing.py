@@ -321,7 +321,7 @@ def _source(case: Path, out: Path) -> None:
 
 def _compare(case: Path, out: Path) -> None:
     sides = {side: case / side for side in ("reference", "candidate")}
-    summary = summarize(read_subjects(sides, Rules(), Local(1)), *sides, engine=Local(1))
+    summary = summarize(read_subjects(sides, Rules(), Local(1)), *sides)
     json.dumps(as_json(summary), allow_nan=False)
 
 

@@ -209,7 +209,8 @@ def compare_accounts(
     Parts are judged by intervals that hold for all of them together, as a part often is certain where the step is not;
     where none is named so and the step changed, at `TOGETHER` and beyond `MARGIN`, by their own and that of their
     share: what slows all parts alike is the cause of none. Of a step that is not decided it is chance how much it
-    changed, and which way: what has to be made up are then the parts beyond their own intervals, whatever their sign.
+    changed, and which way: what has to be made up are then the parts beyond their own intervals, and a part that
+    changed by more may have the other sign.
 
     Args:
         differences: of what was run; settings are named before the causes.
@@ -225,6 +226,7 @@ def compare_accounts(
     by_itself, together = [part for part in judged if part.certain()], _certain_together(judged)
     change_ms = step.ms
     if not decided:
+        together = [part for part in together if part.ms * step.ms > 0 or abs(part.ms) > abs(step.ms)]
         change_ms = sum(part.ms for part in _apart(by_itself) if together and part.ms * together[0].ms > 0)
 
     def on_one_rank(part: PartChange) -> float:

@@ -34,6 +34,11 @@ def main(folder: str) -> None:
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
     dist.init_process_group("nccl" if cuda else "gloo", device_id=device if cuda else None)
+    train(device, folder)
+    dist.destroy_process_group()  # DDP is gone: as the last to hold the group it can wait for gloo's thread forever
+
+
+def train(device: torch.device, folder: str) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(16, WIDTH), nn.Sequential(*(Block() for _ in range(LAYERS))), nn.Linear(WIDTH, 1))
     model = DistributedDataParallel(net.to(device), bucket_cap_mb=1)
@@ -50,7 +55,6 @@ def main(folder: str) -> None:
             recording.note(loss=loss, lr=1e-3)  # AORTA, if you like
             recording.step()  # AORTA, line 3
             print(f"rank {dist.get_rank()} step {step} loss {loss.item()!r}", flush=True)
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
