@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from aorta.read.traces.interval_table import NULL
 from aorta.read.traces.kernels import (
     FEWEST,
-    StreamGapsEntry,
     by_name,
     entries,
     kernel_facts,
@@ -24,7 +22,7 @@ from aorta.read.traces.load import load_traces
 from aorta.read.traces.nsys import NSYS
 from aorta.timeline.arrays import covered_ns, interval_array, merge
 from tests.read import test_rocprof
-from tests.read.kineto_files import ALLREDUCE, event, kernel, read
+from tests.read.kineto_files import event
 from tests.read.nsys_files import write_nsys
 from tests.read.tables import COMM, COMPUTE, COPY, UNKNOWN, read_with, row, trace
 from tests.strategies import bases, interval_lists
@@ -72,58 +70,6 @@ def test_all_devices_together_are_what_one_device_with_all_kernels_would_be() ->
             assert getattr(one, name) == pytest.approx(getattr(other, name))
 
 
-def test_a_gap_is_launch_bound_where_the_call_began_after_the_kernel_before_had_ended() -> None:
-    (found, other), reason = stream_gaps(
-        read(
-            [
-                kernel("a", 0, 10, correlation=1),
-                kernel("b", 12, 8, correlation=2),
-                kernel("c", 30, 10, correlation=3),
-                kernel("d", 41, 9, correlation=4),
-                kernel("e", 45, 15, correlation=5),  # beside the one before: no gap
-                kernel("other stream", 0, 1, stream=9, correlation=6),
-                kernel("other stream", 3, 1, stream=9),
-                launch(1, -5),
-                launch(2, 5),  # while a ran: the gap of 2 us is not the host's
-                launch(3, 25),  # after b had ended: 10 us
-                launch(3, 26),
-                launch(5, 44),
-            ]
-        )
-    )
-    assert reason is None
-    assert found == StreamGapsEntry(0, 0, 7, 5, 0.047, 0.047, 0.0, 3, 0.013, 2, 1, 0.010, 0.0, None)
-    assert other == StreamGapsEntry(
-        0, 0, 9, 2, 0.002, 0.002, 0.0, 1, 0.002, 0, None, None, None, "no launch of its kernels is known"
-    )
-
-
-@pytest.mark.parametrize("category", ["cuda_driver", "Runtime", "hip_runtime"])
-@pytest.mark.parametrize("from_1970", [False, True])
-def test_launches_are_found_in_every_category_and_beyond_the_digits_of_a_float(category: str, from_1970: bool) -> None:
-    base = 1_790_857_026_000_000 if from_1970 else 0
-    events = [
-        kernel("a", base + 1, 10, correlation=1),
-        kernel("b", base + 13, 10, correlation=2),
-        {**launch(2, base + 12), "cat": category},
-    ]
-    (found,), _ = stream_gaps(read(events, baseTimeNanoseconds=None))
-    assert (found.gaps, found.gap_ms, found.launch_bound, found.launch_bound_ms) == (1, 0.002, 1, 0.002)
-
-
-@pytest.mark.parametrize("arguments", ["7", '"text"', "[1]", '{"correlation": {}}', '{"correlation": -4}', "{}"])
-def test_calls_with_odd_arguments_launch_nothing(arguments: str) -> None:
-    from tests.read.kineto_files import read_text
-
-    odd = [
-        f'{{"ph": "X", "cat": "{cat}", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1, "dur": 1, "args": {arguments}}}'
-        for cat in ("cuda_runtime", "cpu_op", "kernel")
-    ]
-    good = '{"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 5, "dur": 1, "args": {"stream": 7}}'
-    made = read_text(f'{{"schemaVersion": 1, "traceEvents": [{", ".join([*odd, good])}]}}')
-    assert (made.intervals.launch_ns == NULL).all()
-
-
 @pytest.mark.parametrize("source", ["json", "csv-direct", "rocpd"])
 def test_every_output_of_rocprofv3_tells_what_was_launched_late(source: str, tmp_path: Path) -> None:
     first = next(each for each in stream_gaps(test_rocprof.read(source, tmp_path))[0] if each.stream == 1)
@@ -145,14 +91,6 @@ def test_rows_beyond_the_kept_ones_are_counted(monkeypatch: pytest.MonkeyPatch) 
     kept = entries([kernel_facts(trace(rows[0])), kernel_facts(trace(rows[1]))])
     assert (len(kept.totals), kept.left_out) == (4, {"totals": 6, "slowdowns": 6})
     assert sum(kernel.share for kernel in kept.by_name) <= 1
-
-
-def test_communication_between_kernels_is_no_gap_of_their_stream_but_has_one_of_its_own() -> None:
-    (compute, comm), _ = stream_gaps(
-        read([kernel("a", 0, 10), kernel(ALLREDUCE, 5, 20, stream=20), kernel("b", 30, 10), kernel("c", 40, 10)])
-    )
-    assert (compute.stream, compute.gaps, compute.gap_ms) == (7, 1, 0.020)
-    assert (comm.stream, comm.kernels, comm.gaps, comm.launch_bound) == (20, 1, 0, 0)
 
 
 @given(rows=interval_lists, cover=interval_lists, base=bases)

@@ -20,7 +20,7 @@ from aorta.read.traces.reader import (
 )
 from aorta.records.schema import Header
 from tests.analysis.builders import line_of
-from tests.read.kineto_files import ALLREDUCE, BASE_NS, GEMM, event, kernel, read
+from tests.read.kineto_files import ALLREDUCE, GEMM, event
 from tests.read.test_nsys import header
 
 
@@ -145,21 +145,6 @@ def test_one_family_of_markers_counts_and_only_whole_texts(texts: Sequence[str],
 
 def mark(name: str, start: float, length: float) -> dict[str, object]:
     return event("user_annotation", name, start, length, 4242, 4242)
-
-
-def test_in_a_trace_of_the_profiler_too_the_earliest_mark_of_a_step_and_the_best_kind_count() -> None:
-    trace = read(
-        [
-            kernel(GEMM, 0, 100),
-            mark("ProfilerStep#9", 0, 90),
-            mark("iteration#4", 50, 10),
-            mark("iteration#4", 10, 20),
-            mark("iteration#3", 0, 5),
-        ]
-    )
-    assert trace.windows.step.tolist() == [3, 4]
-    assert ((trace.windows.start_ns - BASE_NS) // 1000).tolist() == [0, 10]
-    assert "1 marker(s) iteration#N repeat a step; the first of each is used" in trace.notes
 
 
 COMPUTE, COMM, COPY, UNKNOWN = (
