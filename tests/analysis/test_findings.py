@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,8 @@ from aorta.analysis.aggregate import LabelledRun, aggregate
 from aorta.analysis.findings import RULES, explain
 from aorta.documents.explanations import Finding
 from aorta.read.record import load_run
-from aorta.read.traces.load import load_traces
 from aorta.records.schema import AuxRange, Collective, ComputeRange, Copy
 from tests.analysis.builders import MS, header, metrics, step, write_manifest, write_rank
-from tests.read.kineto_files import ALLREDUCE, GEMM, document, event, kernel
-from tests.read.kineto_files import step as kineto_step
 
 LENGTH_MS = 100.0
 
@@ -217,68 +213,6 @@ def test_starved_by_data(tmp_path: Path, data_ms: float, holds: bool) -> None:
 def test_data_that_is_loaded_beside_computation_starves_nobody(tmp_path: Path) -> None:
     parts = {"aux": [AuxRange("data", 10 * MS, 30 * MS)], "compute": compute(("forward", 0, 60))}
     assert "starved_by_data" not in recorded(tmp_path, lambda _rank, _number: dict(parts))
-
-
-def traced(folder: Path, events: Sequence[dict[str, Any]]) -> Any:
-    (folder / "rank0.json").write_text(json.dumps(document([kineto_step(1, 0, 1000), *events])))
-    return found(LabelledRun("x", load_traces(str(folder))))
-
-
-@pytest.mark.parametrize("stream", [7, 9])
-def test_a_collective_on_the_compute_stream(tmp_path: Path, stream: int) -> None:
-    """On stream 9 it has one of its own, beside a small kernel that computes."""
-    events = [
-        kernel(GEMM, 0, 400),
-        kernel(ALLREDUCE, 400, 200, stream=stream),
-        kernel(GEMM, 610, 300),
-        kernel("scale", 905, 5, stream=9),
-    ]
-    rules = traced(tmp_path, events)
-    assert ("collective_on_compute_stream" in rules) == (stream == 7)
-    if stream == 7:
-        rule = rules["collective_on_compute_stream"]
-        assert (rule.rank, rule.stream) == (0, 7)
-        assert rule.sentence.startswith("rank 0: 0.2 ms of 0.2 ms of collectives run on stream 7, the compute stream")
-
-
-@pytest.mark.parametrize("launched_at", [150, 5])
-def test_launches_that_the_device_waits_for(tmp_path: Path, launched_at: int) -> None:
-    """The second kernel follows after 100 us: its launch began when the first had ended, or long before."""
-    events = [
-        event("cuda_runtime", "cudaLaunchKernel", 1, 2, correlation=1),
-        event("cuda_runtime", "cudaLaunchKernel", launched_at, 2, correlation=2),
-        kernel(GEMM, 10, 100, correlation=1),
-        kernel(GEMM, 210, 100, correlation=2),
-    ]
-    rules = traced(tmp_path, events)
-    assert ("host_bound_launches" in rules) == (launched_at == 150)
-    if launched_at == 150:
-        assert (rules["host_bound_launches"].rank, rules["host_bound_launches"].stream) == (0, 7)
-        assert "33 % of the time the device waits" in rules["host_bound_launches"].sentence
-
-
-@pytest.mark.parametrize(
-    ("call", "waited", "rule"),
-    [
-        ("cudaStreamSynchronize", (60, 55), "idle_by_synchronisation"),
-        ("hipMemcpy", (60, 55), "idle_by_synchronisation"),
-        pytest.param("cudaStreamSynchronize", (120, 10), "host_bound_launches", id="the device was idle before"),
-        pytest.param("cudaMemcpyAsync", (60, 55), "host_bound_launches", id="it waits for nothing"),
-    ],
-)
-def test_a_host_that_waited_for_the_device_is_told_from_one_that_launches_late(
-    tmp_path: Path, call: str, waited: tuple[int, int], rule: str
-) -> None:
-    events = [
-        event("cuda_runtime", "cudaLaunchKernel", 1, 2, correlation=1),
-        event("cuda_runtime", call, *waited, correlation=3),
-        event("cuda_runtime", "cudaLaunchKernel", 150, 2, correlation=2),
-        kernel(GEMM, 10, 100, correlation=1),
-        kernel(GEMM, 210, 100, correlation=2),
-    ]
-    rules = traced(tmp_path, events)
-    assert {"idle_by_synchronisation", "host_bound_launches"} & rules.keys() == {rule}
-    assert rules[rule].stream == 7
 
 
 @pytest.mark.parametrize("ahead_ms", [0.01, 8.0])

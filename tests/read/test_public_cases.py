@@ -1,10 +1,12 @@
-"""What people report in public is answered rightly, whatever tool and library wrote it.
+"""What people report in public, and whole reports of traces by hand, are answered rightly, whatever tool wrote them.
 
 `public_cases/` has a file for each kind: its cases, each with files of traces and the right answer, which was worked
 out from the rows by a sweep that shares nothing with AORTA. A file is JSON (also packed with gzip), text, bytes in
 base64, or SQL that makes a database. Of the answer, `steps` and `whole` are metrics (null: null with a reason),
 `reasons` what is said of a null, `devices` the metrics of the whole traces, `kernels` how many kernels of each class
-there are, `gaps` those of a stream, and `notes` words of notes.
+there are, `gaps` those of a stream, and `notes` words of notes. `report_cases.json` has cases by hand, with values of
+the entry in `summary.json`, by their paths, words of its reasons (`says`), and what is found (`findings`, null
+where a rule does not hold).
 """
 
 from __future__ import annotations
@@ -20,6 +22,10 @@ from typing import Any
 
 import pytest
 
+from aorta.analysis.account import account_of
+from aorta.analysis.aggregate import LabelledRun, aggregate
+from aorta.analysis.findings import explain
+from aorta.documents import as_json
 from aorta.errors import InputError
 from aorta.read.run import Run
 from aorta.read.traces.load import load_traces
@@ -27,13 +33,13 @@ from aorta.read.traces.load import load_traces
 FOLDER = Path(__file__).parent / "public_cases"
 CASES = [
     pytest.param(case, id=f"{path.stem}: {case['name']}")
-    for path in sorted(FOLDER.iterdir())
+    for path in (*sorted(FOLDER.iterdir()), FOLDER.with_name("report_cases.json"))
     for case in json.loads(path.read_text())
 ]
 
 
 def write(path: Path, form: str, content: Any) -> None:
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     match form:
         case "json":
             path.write_text(json.dumps(content))
@@ -46,6 +52,32 @@ def write(path: Path, form: str, content: Any) -> None:
         case "sql":
             with closing(sqlite3.connect(path)) as database:
                 database.executescript("\n".join(content))
+
+
+def check_entry(run: Run, paths: dict[str, Any], says: dict[str, str], findings: dict[str, Any]) -> None:
+    """Values of the entry of a dataset, words of it, and where its rules hold."""
+    dataset = LabelledRun("x", run)
+    explained = aggregate(dataset)
+    explain(dataset, explained, account_of(dataset))
+    entry = as_json(explained)
+    rules = {found["rule"]: found for found in entry["findings"]}
+    for rule, told in findings.items():
+        assert (rule in rules) == (told is not None), rule
+        seen = {} if told is None else rules[rule]
+        assert {key: seen[key] for key in told or {} if key != "sentence"}.items() <= (told or {}).items()
+        assert (told or {}).get("sentence", "") in seen.get("sentence", "")
+
+    def at(path: str) -> Any:
+        value: Any = entry
+        for part in path.split("."):
+            value = value[int(part)] if isinstance(value, list) else value[part]
+        return value
+
+    assert {path: at(path) for path in paths} == {
+        path: value if value is None or isinstance(value, (list, dict)) else pytest.approx(value)
+        for path, value in paths.items()
+    }
+    assert [path for path, words in says.items() if words not in at(path)] == []
 
 
 def near(values: dict[str, Any]) -> dict[str, Any]:
@@ -95,6 +127,9 @@ def test_the_answer_is_right(case: dict[str, Any], tmp_path: Path) -> None:
         assert len(run.ranks[0].collectives) == right["collectives"]
     gaps = {str(entry.stream): entry.gaps for entry in kernels.gaps}
     assert right.get("gaps", {}).items() <= gaps.items()
+    numbers = {str(rank): tables.steps.global_step.tolist() for rank, tables in run.ranks.items()}
+    assert right.get("numbers", numbers) == numbers
+    check_entry(run, right.get("entry", {}), right.get("says", {}), right.get("findings", {}))
     if "shares" in right:
         shares = [kernel.share for kernel in kernels.by_name]
         assert (max(shares) <= 1 + 1e-9, sum(shares)) == (True, pytest.approx(right["shares"]))
