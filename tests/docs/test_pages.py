@@ -18,9 +18,6 @@ from aorta import errors
 from aorta.installation import install_command
 from tests import workload_table
 from tests.docs.pages import PAGES, ROOT, fenced, first_column, name, prose, section
-from tests.recording.test_every_strategy import CASES
-from tests.recording.test_pipeline import CASES as PIPELINES
-from tests.trained_ways import PIPELINES as STRATEGIES
 
 RULE = re.compile(r"\b([RWK]\d{1,2})\b")
 MEASURING = ROOT / "docs" / "dev" / "measuring.md"
@@ -98,12 +95,6 @@ def test_the_architecture_s_tree_has_every_package() -> None:
     folders = {path.parent.name for path in (ROOT / "aorta").glob("*/__init__.py")}
     _picture, tree = fenced(ARCHITECTURE, "")
     assert folders == set(re.findall(r"^  (\w+)/", tree, re.MULTILINE))
-
-
-def test_every_marker_is_explained() -> None:
-    markers = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["markers"]
-    explained = first_column(section(ROOT / "CONTRIBUTING.md", "Tests"))
-    assert explained == [f"`{marker.split(':')[0]}`" for marker in markers]
 
 
 @pytest.mark.parametrize(("stage", "marks"), [(0, "alone"), (1, "gpu|simulated|rocm")])
@@ -234,11 +225,3 @@ def test_every_behaviour_has_a_test_that_names_it_and_stands_once_in_order() -> 
 def test_workloads_are_current() -> None:
     written = workload_table.PAGE.read_text()
     assert written == workload_table.updated(written), "run: python -m tests.workload_table"
-
-
-def test_what_the_table_says_is_trained_is_trained() -> None:
-    for strategy in STRATEGIES:
-        in_pipelines = {case.workload for case in PIPELINES.values() if case.strategy == strategy}
-        assert in_pipelines == {each for each, strategies in workload_table.TRAINED.items() if strategy in strategies}
-    assert workload_table.TRAINED["ranking"] == {*CASES, *STRATEGIES}
-    assert {each: ranks for each, (ranks, _) in CASES.items()}.items() <= workload_table.RANKS.items()

@@ -100,15 +100,6 @@ def test_a_bad_file_is_counted_and_said(tmp_path: Path, content: str, said: str)
     assert any(said in note for note in health.notes)
 
 
-def test_a_half_written_line_costs_that_line_only(tmp_path: Path) -> None:
-    path = write_rank(tmp_path, header(), [step(0, 1, number, overlap=HALF) for number in range(3)], foot=None)
-    path.write_bytes(path.read_bytes()[:-40])
-    run = load_run(tmp_path)
-    assert run.ranks[0].steps.global_step.tolist() == [0, 1]
-    assert any("rank_0_metrics.jsonl:4: cut off" in problem for problem in run.health.problems)
-    assert "rank 0: killed (no footer)" in run.health.notes
-
-
 def test_the_plainly_named_file_wins_over_a_padded_one(tmp_path: Path) -> None:
     write_rank(tmp_path, header(), [step(overlap=HALF)], name="rank_00_metrics.jsonl")
     write_rank(tmp_path, header(), [])

@@ -54,12 +54,6 @@ def test_a_truncated_last_line_is_left_out_and_named(record, header, step):
     assert read_tables(read.path).problems == (*read.problems, NO_FOOTER)
 
 
-def test_steps_of_a_baseline_are_none_of_training(record, header, step, footer):
-    alone = msgspec.structs.replace(step(1), phase="compute_only")
-    read = read_rank(record(header, step(0), alone, footer))
-    assert (read.steps, read.isolated) == ([step(0)], [alone])
-
-
 @given(st.data())
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
@@ -71,22 +65,6 @@ def test_a_record_cut_anywhere_keeps_every_whole_line(record, header, step, foot
     read = read_rank(record(text[:cut]))
     assert 1 + len(read.steps) + (read.footer is not None) == text[:cut].count(b"\n")
     assert any("cut off in mid-line" in problem for problem in read.problems) is not text[:cut].endswith(b"\n")
-
-
-@pytest.mark.parametrize(
-    ("bad", "why"),
-    [
-        pytest.param(b"\n", "truncated", id="blank"),
-        pytest.param(b"rocm-smi: no device\n", "malformed", id="not JSON"),
-        pytest.param(b'{"traceEvents": []}\n', "missing required field `record`", id="foreign JSON"),
-    ],
-)
-def test_a_bad_line_in_the_middle_is_named_and_the_rest_is_read(record, header, step, footer, bad, why):
-    read = read_rank(record(header, bad, step(1), footer))
-    assert read.steps == [step(1)]
-    (problem,) = read.problems
-    assert problem.startswith("rank_3_metrics.jsonl:2: not a line of this schema (")
-    assert why.lower() in problem.lower()
 
 
 def test_an_empty_file_is_called_empty(record):
@@ -140,11 +118,6 @@ def test_a_file_that_is_not_there_and_a_folder_are_named(tmp_path):
         read_rank(tmp_path / "rank_3_metrics.jsonl")
     with pytest.raises(InputError, match=r"cannot be read: Is a directory"):
         read_rank(tmp_path)
-
-
-def test_fields_added_by_a_later_minor_change_do_no_harm(record, header, anchor, footer):
-    line = msgspec.json.encode(anchor)[:-1] + b',"added_later":1}\n'
-    assert read_rank(record(header, line, footer)).anchors == [anchor]
 
 
 def test_the_header_alone_is_read_from_a_record_of_any_length(record, header, step):

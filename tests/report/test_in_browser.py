@@ -22,7 +22,7 @@ from selenium.webdriver.support.ui import Select, WebDriverWait
 
 from aorta.analysis.compare.launch_set import read_subjects
 from aorta.analysis.compare.verdict import Rules
-from aorta.report.page.page_content import write_page
+from aorta.report.page.page_content import PAGE_FILE, write_page
 from aorta.report.palette import MEANINGS, SURFACES, light
 from aorta.report.summary import summarize
 from tests.read.kineto_files import document, kernel
@@ -42,16 +42,14 @@ from tests.report.browsing import (
 )
 from tests.report.page_states import CANDIDATES, STATES, write_state
 from tests.report.pages import HOSTILE, compared, hostile_run, page, two_sets
+from tests.runs import once
 
 pytestmark = NEEDED
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("browser")
-    path = folder / "report.html"
-    page(*two_sets(folder), path)
-    return path
+    return once(tmp_path_factory, "page of two sets", lambda at: page(*two_sets(at), at / PAGE_FILE)) / PAGE_FILE
 
 
 def test_it_opens_from_disk_without_a_word_or_a_request(browser: Chrome, report: Path) -> None:
@@ -292,11 +290,11 @@ def test_a_collective_is_zoomed_to_with_what_waited_for_it(browser: Chrome, repo
     assert asked(browser, f"{panel_of} === document.getElementById('chart-timeline-0').closest('figure')")
 
 
-@pytest.fixture(scope="module")
-def states(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A page in every state."""
-    folder = tmp_path_factory.mktemp("states")
-    return {name: write_state(name, folder / name) for name in (*STATES, CANDIDATES)}
+@pytest.fixture
+def state(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page in a state."""
+    name = request.getfixturevalue("name")
+    return once(tmp_path_factory, f"page {name}", lambda folder: write_state(name, folder)) / PAGE_FILE
 
 
 def screen(browser: Chrome, width: int, theme: str) -> None:
@@ -334,14 +332,12 @@ def test_of_many_kernels_ten_are_shown_until_somebody_asks(browser: Chrome, tmp_
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", [*STATES, CANDIDATES])
-def test_in_every_state_it_fits_a_phone_a_screen_and_four_pages(
-    any_screen: Chrome, states: dict[str, Path], name: str
-) -> None:
+def test_in_every_state_it_fits_a_phone_a_screen_and_four_pages(any_screen: Chrome, state: Path, name: str) -> None:
     """The first screen answers, nothing is wider than the page, text can be read in both themes, and it prints."""
     browser = any_screen
     for width, theme in ((390, "dark"), (800, "light"), (1400, "light")):
         screen(browser, width, theme)
-        opened(browser, states[name])
+        opened(browser, state)
         drawn = "Object.keys(data.roots).filter((name) => document.getElementById(`chart-${name}`).checkVisibility())"
         settled(browser, f"{drawn}.every((name) => model(name).outer_width <= {width})")
         assert asked(browser, "document.documentElement.scrollWidth") <= width

@@ -25,6 +25,7 @@ from aorta.report.launch_table import Candidates, format_effect
 from tests.analysis.builders import partial
 from tests.report.page_states import plan
 from tests.report.pages import text_of
+from tests.runs import once
 
 SEEDS: Final = 200
 LAUNCHES: Final = 5
@@ -141,7 +142,7 @@ def test_an_effect_has_its_interval() -> None:
 @pytest.fixture(scope="module")
 def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A plan of four candidates, launched."""
-    return plan(tmp_path_factory.mktemp("plan"))
+    return once(tmp_path_factory, "plan of four candidates", plan)
 
 
 def test_a_plan_has_a_page_with_every_candidate_its_interval_and_its_account(

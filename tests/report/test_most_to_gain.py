@@ -21,6 +21,7 @@ from aorta.whatif.prediction import base_of
 from aorta.whatif.read_program import program_of
 from tests.analysis.builders import simulated_run, strict_json
 from tests.report.pages import text_of
+from tests.runs import once
 from tests.scripts.test_json_schemas import published
 from tests.whatif.simulated_job import Job
 from tests.whatif.simulated_record import record
@@ -30,12 +31,13 @@ DDP = Job("ddp")
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs")
-    record(DDP, folder / "fast")
-    for name, latency_us in (("narrow", DDP.network.latency_us), ("slow", 2 * DDP.network.latency_us)):
-        network = replace(DDP.network, gb_per_s=DDP.network.gb_per_s / 3, latency_us=latency_us)
-        record(replace(DDP, network=network), folder / name)
-    return folder
+    def make(folder: Path) -> None:
+        record(DDP, folder / "fast")
+        for name, latency_us in (("narrow", DDP.network.latency_us), ("slow", 2 * DDP.network.latency_us)):
+            network = replace(DDP.network, gb_per_s=DDP.network.gb_per_s / 3, latency_us=latency_us)
+            record(replace(DDP, network=network), folder / name)
+
+    return once(tmp_path_factory, "runs of three networks", make)
 
 
 @pytest.fixture(scope="module")
