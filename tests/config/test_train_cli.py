@@ -68,88 +68,12 @@ def test_quotes_of_the_caller_s_own_are_left_alone_and_a_slip_in_them_is_refused
 # --- refusals -----------------------------------------------------------------------------------------------------
 
 
-SLIPS = [
-    ("profiling.enabeld=true", ["profiling.enabeld", "=true", "keys of profiling: enabled, wait", "enabled?"]),
-    ("parallel.bucket_cap=3", ["also of parallel=ddp: ", "did you mean bucket_cap_mb?"]),
-    ("trainin.max_steps=3", ["trainin.max_steps", "did you mean training?"]),
-    ("label.x=3", ["label.x"]),
-    ("parallel.reshard_after_forward=false", ["belongs to parallel=fsdp", "reshard_after_forward=false"]),
-    ("training.max_steps=many", ["training.max_steps=many", "Integer"]),
-    ("training.overwrite=perhaps", ["training.overwrite=perhaps", "bool"]),
-    ("optimizer.lr=fast", ["optimizer.lr=fast", "Float"]),
-    ("optimizer.betas=0.9", ["optimizer.betas=0.9"]),
-    ("training.mixed_precision=fp8", ["training.mixed_precision=fp8", "[bf16, fp16, none]"]),
-    ("instrument.mode=all", ["instrument.mode=all", "[dedicated, observe, off]"]),
-    ("training=3", ["training"]),
-    ("training.max_steps=1,2", ["training.max_steps", "To launch each value: aorta ab --vary"]),
-    *(
-        (f"{group}=nonsense", [f"{group}=nonsense: there is no such {group}", *options])
-        for group, options in GROUPS.items()
-    ),
-    ("experiment=nonsense", ["experiment=nonsense", "full"]),
-    ("parallel=fdsp", ["parallel=fdsp: there is no such parallel; did you mean fsdp?"]),
-]
-"""Words, and what their answers say."""
-OLDER = SLIPS[:2]
-"""The older style is translated before anything looks at a word."""
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("style", "word", "said"),
-    [*(((), *slip) for slip in SLIPS), *((("--override",), *slip) for slip in OLDER)],
-)
-@pytest.mark.spec("D53")
-def test_a_slip_is_answered_with_key_value_and_choices(door, style, word, said):
-    answer = door(*style, word)
-    assert (answer.code, answer.jobs, answer.out) == (1, [], "")
-    assert answer.err.startswith("error: ")
-    assert [part for part in said if part not in answer.err] == []
-    assert not any(
-        noise in answer.err for noise in ("Traceback", "base_", "To append", "searchpath", "HYDRA_FULL_ERROR")
-    )
-
-
-@pytest.mark.parametrize(
-    ("words", "meant"),
-    [
-        (["--max_steps", "5"], "; did you mean training.max_steps=5?"),
-        (["--batchsize=3"], "; did you mean training.batch_size=3?"),
-        (["--bucket-cap-mb", "5"], "; did you mean parallel.bucket_cap_mb=5?"),
-        (["--max_steps", "label=x"], "; did you mean training.max_steps=VALUE?"),
-        (["--max_steps"], "; did you mean training.max_steps=VALUE?"),
-        (["--zzz"], "."),
-    ],
-)
-def test_an_option_that_is_none_names_the_key_that_is_meant(door, words, meant):
-    answer = door(*words)
-    assert (answer.code, answer.jobs) == (2, [])
-    assert answer.err.startswith(f"error: {words[0]}: there is no such option{meant} Settings are KEY=VALUE")
-
-
 @pytest.mark.spec("D53")
 def test_keys_that_all_options_of_a_group_share_are_listed_once(door):
     answer = door("profiling.enabeld=true").err
     assert answer.count("enabled, ") == 1
     assert "also of profiling=composer: use_gzip\n" in answer
     assert "belongs to" not in door("profiling.filename=null").err
-
-
-@pytest.mark.spec("D53")
-@pytest.mark.parametrize("plus", ["", "+", "++"])
-def test_a_key_that_nothing_reads_is_refused_however_it_is_written(door, plus):
-    answer = door(f"{plus}training.foo=1")
-    assert (answer.code, answer.jobs) == (1, [])
-    for part in ("training.foo=1", "Key 'foo' not in 'Training'", "keys of training: epochs, max_steps"):
-        assert part in answer.err
-
-
-def test_every_added_key_is_named_and_its_closest_neighbour(door):
-    answer = door("+trainning=1", "+training.max_step=2", "++training.max_steps=3")
-    assert answer.code == 1
-    for part in ("trainning=1: Key 'trainning'", "training.max_step=2", "did you mean max_steps?"):
-        assert part in answer.err
-    assert door("++training.max_steps=3").job.config.training.max_steps == 3
 
 
 # --- exit codes and what is left behind ---------------------------------------------------------------------------
@@ -253,3 +177,9 @@ def test_a_sweep_is_refused_with_the_line_that_launches_the_same(words, line, ca
 def test_a_file_cannot_ask_for_a_sweep(door, tmp_path):
     (tmp_path / "mine.yaml").write_text("defaults: [default, _self_]\nhydra: {mode: MULTIRUN}\n")
     assert door("--config", "mine.yaml").job.config.label is None
+
+
+def test_a_copy_of_our_own_file_works_from_elsewhere(door, tmp_path):
+    text = (ROOT / "config/default.yaml").read_text()
+    (tmp_path / "default.yaml").write_text(f"{text}training: {{max_steps: 7}}\n")
+    assert door("--config", "default.yaml").job.config.training.max_steps == 7
