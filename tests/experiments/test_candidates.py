@@ -58,34 +58,6 @@ def test_a_file_has_candidates_and_what_is_varied(tmp_path: Path) -> None:
     assert [side.environment for side in plan.sides[1:]] == [{"X": "1"}] * 5
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--vary", "training.max_steps=4"], "expected KEY=VALUE,VALUE,... with different values"),
-        (["--vary", "env.A=1,,2"], "expected env.NAME=VALUE"),
-        (["--vary", "env.A"], "expected KEY=VALUE,VALUE"),
-        (["--vary", "env.A=1,1"], "with different values"),
-        (["--vary", "env.A=1,2", "--vary", "env.A=3,4"], "env.A is varied twice"),
-        (["--vary", "env.OMP_NUM_THREADS=0,1"], "must be a whole number from 1"),
-        (
-            ["--candidate", "env.NCCL_PROTO=fast"],
-            "NCCL_PROTO=fast: must be LL, LL128 or Simple; with ^ before it all others",
-        ),
-        (["--candidate", "env.NCCL_PROTO"], "expected env.NAME=VALUE"),
-        (["--vary", "parallel.bucket_cap_mb=interval(1,2)"], "give its values one by one"),
-        (["--vary", "env.A-B=1,2"], "'A-B': not the name of an environment variable"),
-        (["--vary", "env.A=" + ",".join(map(str, range(65)))], "65 candidates: at most 64"),
-        (["--vary", "parallel.bucket_cap_mb=1,2]"], "parallel.bucket_cap_mb=1,2]: "),
-        (["--aa", "--vary", "a=1,2"], "both sides are the reference"),
-        (["--command", "run {output}", *TWO_BY_TWO], "overrides are for train.py"),
-    ],
-)
-def test_what_cannot_be_compared_is_refused_with_the_reason(tmp_path: Path, words: list[str], said: str) -> None:
-    with pytest.raises(AortaError) as refused:
-        read_plan(parse(["--output", "o", *words]), tmp_path)
-    assert said in str(refused.value)
-
-
 @pytest.mark.parametrize(("candidates", "launches"), [(1, 5), (6, 5), (7, 6), (64, 7)])
 def test_so_many_are_launched_as_often_as_a_verdict_takes(tmp_path: Path, candidates: int, launches: int) -> None:
     words = [word for number in range(candidates) for word in ("--candidate", f"a={number}")]
