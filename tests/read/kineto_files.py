@@ -11,8 +11,6 @@ from aorta.read.traces.interval_table import IntervalClass, NameClassifier, Trac
 from aorta.read.traces.kineto.trace import read_kineto
 from aorta.read.traces.open import Peekable
 from aorta.read.traces.reader import TraceInput
-from aorta.read.traces.tables import device_timelines
-from aorta.timeline.overlap import Overlap
 
 GEMM = "Cijk_Ailk_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT256x256x64"
 BASE_NS = 1_790_857_026_000_000_000
@@ -60,9 +58,3 @@ def rows(trace: Trace, cls: IntervalClass) -> list[tuple[str, int, int]]:
         (table.names[table.name[at]], int(table.start_ns[at]), int(table.end_ns[at]))
         for at in (table.cls == cls).nonzero()[0]
     ]
-
-
-def whole(trace: Trace) -> Overlap:
-    """The whole trace of one device as one window."""
-    (timeline,) = device_timelines(trace)
-    return timeline.measure(timeline.whole)[0]

@@ -15,7 +15,6 @@ from aorta.read.traces.interval_table import IntervalClass
 from aorta.read.traces.tables import UNTIMED, by_launch, read_trace_tables
 from benchmarks.kineto_traces import Plan, rank_text
 from tests.read.kineto_files import (
-    ALLREDUCE,
     BASE_NS,
     GEMM,
     document,
@@ -24,7 +23,6 @@ from tests.read.kineto_files import (
     read,
     read_text,
     step,
-    whole,
 )
 
 
@@ -85,46 +83,6 @@ def test_a_broken_trace_is_an_error_that_says_where(text, words, block, monkeypa
         read_text(text)
     assert caught.value.exit_code == 2
     assert len(str(caught.value)) < 1000
-
-
-PARAMETERS = {
-    "Collective name": "_allgather_base",
-    "In msg nelems": 100,
-    "Out msg nelems": 800,
-    "Group size": 8,
-    "dtype": "BFloat16",
-    "Process Group Name": "7",
-    "Process Group Ranks": "[0, 1, 2, 3, 4, 5, 6, 7]",
-    "Seq": 41,
-}
-
-
-PEER = "Memcpy PtoP (Device -> Device)"
-
-
-def copy(name: str, ts: int, dur: int, external: int | None = None, cat: str = "gpu_memcpy", **args: object):
-    given = args if external is None else {"External_id": external, **args}
-    return event(cat, name, ts, dur, 0, 20, bytes=4096, **given)
-
-
-def parameters(external: int):
-    host = event("cpu_op", "record_param_comms", 1, 1, 4242, 4242)
-    host["args"] = {"External id": external, **PARAMETERS}
-    return host
-
-
-def test_with_symmetric_memory_a_copy_that_nothing_names_bounds_communication():
-    symmetric = event("cpu_op", "symm_mem::_low_contention_all_gather", 0, 9, 4242, 4242)
-    events = [symmetric, kernel(ALLREDUCE, 0, 5), kernel(GEMM, 0, 5)]
-    assert not read(events).either  # kernels of symmetric memory have names
-    assert not read([*events, copy("Memcpy HtoD (Pinned -> Device)", 10, 5, 12)]).either
-    assert not read([*events, parameters(9), copy(PEER, 10, 5, 9)]).either
-    trace = read([*events, copy(PEER, 10, 5, 12)])
-    assert trace.either == {PEER}
-    values, reasons = whole(trace).metrics()
-    assert (values["comm_ms"], values["copy_ms"], values["compute_ms"]) == (None, None, 0.005)
-    assert "may be communication (symmetric memory)" in reasons["comm_ms"]
-    assert "between 0.005 and 0.01 ms" in reasons["comm_ms"]
 
 
 @pytest.mark.parametrize(("at_us", "doubtful"), [(20_000, [2]), (150_000, [2]), (343_000, [2, 3]), (600_000, [3])])

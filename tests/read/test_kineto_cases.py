@@ -3,7 +3,8 @@
 A case has a `trace` (or `text`, where it is no JSON that a parser would write), `patterns` of the command line, and
 `expect`: of the answer what the rule is about. `columns` name what `rows` has of each row, times in ns from the base of
 the trace; `devices` are measured over the whole trace, `steps` between their marks; `notes` are words of notes, of
-which there is none where the list is empty; `refusal` is a pattern of the error. Blocks of any size give the same.
+which there is none where the list is empty, and `reasons` those of nulls; `refusal` is a pattern of the error.
+Blocks of any size give the same.
 """
 
 from __future__ import annotations
@@ -89,6 +90,10 @@ def found(trace: Trace, key: str, expect: dict[str, Any], base_ns: int) -> Any:
             return as_json(stream_gaps(trace)[0])
         case "group_ranks":
             return {name: [*ranks] for name, ranks in trace.group_ranks.items()}
+        case "reasons":
+            (timeline,) = device_timelines(trace)
+            said = timeline.measure(timeline.whole)[0].metrics()[1]
+            return {name: words if words in said[name] else said[name] for name, words in expect[key].items()}
         case "either":
             return sorted(trace.either)
         case "notes":
