@@ -1,5 +1,5 @@
-"""Run on two or four ranks: a training loop in each arm, whose lines are held to those that a witness makes of the same
-rows, and to those of the first arm as far as nothing in them was timed.
+"""Run on two or four ranks: a training loop in each arm, whose lines are held to those of one step at a time, and to
+those of the first arm as far as nothing in them was timed.
 
 Arguments: a folder, which gets `rank_<r>.json`; how many steps; words as for `train.py`.
 """
@@ -26,14 +26,14 @@ from aorta.records import ring_steps
 from aorta.records.ring_steps import RingSteps
 from aorta.records.schema import Step
 from aorta.records.step_line import StepFacts
-from tests.instrument.witness import witnessed
+from tests.instrument.steps import lines_at_once
 from tests.loop import Loop
 
 CPU = torch.device("cpu")
-BATCHES = (1, 16, 64)
+BATCHES = (4, 64)
 GONE_ON_BEHIND = (0, 6, 12)
 """Steps behind which somebody else goes on."""
-MOST, AGAIN = ring_steps.MOST, ring_steps._AGAIN
+AGAIN = ring_steps._AGAIN
 ARMS = ("compiled", "python", "emulated")
 FABRIC = EmulatedFabric(intra_latency_us=100.0)
 
@@ -61,7 +61,7 @@ def main(folder: str, steps: str, *words: str) -> None:
 def trained(
     steps: int, words: tuple[str, ...], topology: Topology, fabric: EmulatedNetwork | None
 ) -> tuple[dict[str, Any], list[Step], bool]:
-    """Where the lines of one arm differ from the witness's; the lines; whether all its collectives were on a link."""
+    """Where one arm's lines differ from those of one step at a time; its lines; whether all was on a link."""
     recorded: list[Step] = []
     loop = Loop(words, topology, CPU, recorded.append, fabric)
     for number in range(steps):
@@ -74,16 +74,15 @@ def trained(
     ring = loop.instrument._ring
     assert ring is not None
     encode = msgspec.json.Encoder().encode
-    expected = [encode(line) for line in witnessed(ring)]
+    expected = [encode(line) for line in lines_at_once(ring, 1)]
     equal = {"recorded": _equal(expected, [encode(line) for line in recorded])}
     for batch in BATCHES:
-        ring_steps.MOST = batch  # type: ignore[misc]
-        equal[str(batch)] = _equal(expected, [encode(line) for line in RingSteps(ring).take()])
+        equal[str(batch)] = _equal(expected, [encode(line) for line in lines_at_once(ring, batch)])
     ring_steps._AGAIN = 4  # type: ignore[misc]
     for done in (one for one in GONE_ON_BEHIND if one < len(recorded)):
         rest = RingSteps(ring, behind_ns=recorded[done].start_mono_ns).take()
         equal[f"behind {done}"] = [""] * (done + 1) + _equal(expected[done + 1 :], [encode(line) for line in rest])
-    ring_steps.MOST, ring_steps._AGAIN = MOST, AGAIN  # type: ignore[misc]
+    ring_steps._AGAIN = AGAIN  # type: ignore[misc]
     loop.finish()
     rows, _ = ring.rows_since(0)
     links = np.count_nonzero((rows["kind"] == rf.LINK) & (rows["a"] > 0))

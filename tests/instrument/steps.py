@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
 from aorta.instrument.emulation.emulated_link import HostLinks
 from aorta.instrument.in_flight import Group
@@ -11,10 +12,11 @@ from aorta.instrument.instrumentation import ring_facts
 from aorta.instrument.native.native_interceptor import COMPILED_PARTS, NativeCpuInterceptor
 from aorta.instrument.python_interceptor import PythonInterceptor
 from aorta.records import ring_file as rf
+from aorta.records import ring_steps
 from aorta.records.progress import SLOTS
 from aorta.records.ring_file import RingFile
 from aorta.records.ring_rows import NOWHERE
-from aorta.records.schema import STALL_CUTOFF_NS, ClockReading
+from aorta.records.schema import STALL_CUTOFF_NS, ClockReading, Step
 
 MS = 1_000_000
 ANCHOR = ClockReading(realtime_ns=5_000 * MS, boottime_ns=0, monotonic_ns=1_000 * MS, uncertainty_ns=1)
@@ -25,6 +27,12 @@ def ring_in_memory(stall_cutoff_ns: int = STALL_CUTOFF_NS, slots: int = SLOTS, b
     ring = RingFile.create(None, slots=slots)
     ring.describe(ring_facts(0, 2, ANCHOR, stall_cutoff_ns, bound_ns=bound_ns))
     return ring
+
+
+def lines_at_once(ring: RingFile, most: int, *, late: bool = False) -> list[Step]:
+    """The lines of all steps of a ring, of which so many are measured at once."""
+    with patch.object(ring_steps, "MOST", most):
+        return ring_steps.RingSteps(ring).take(late=late)
 
 
 class SeenCollective:

@@ -1,4 +1,4 @@
-"""Lines that are made of the rows of a ring: equal to a witness's for what real runs do, and known for rows by hand."""
+"""Lines that are made of the rows of a ring: many at once as one by one, and known for rows by hand (R3, W28)."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.records import ring_file as rf
@@ -24,8 +26,9 @@ from aorta.records.ring_rows import RingRows
 from aorta.records.ring_steps import MOST, MOST_STEPS_LATE, RingSteps
 from aorta.records.schema import Stall, Step
 from aorta.records.step_line import StepFacts
+from tests.instrument.device_rows_by_hand import DeviceByHand
 from tests.instrument.lines_of_rows import ARMS, BATCHES, GONE_ON_BEHIND
-from tests.instrument.steps import ANCHOR, MS
+from tests.instrument.steps import ANCHOR, MS, lines_at_once
 from tests.instrument.taps import compiled_part
 from tests.records.test_progress import facts as progress_facts
 from tests.runs import program, succeeded
@@ -39,9 +42,6 @@ SMALL = ("training.device=cpu", "training.batch_size=4", "dataset.num_samples=51
     ("words", "ranks"),
     [
         (("parallel=ddp", "training.gradient_accumulation=2"), 2),
-        (("parallel=fsdp",), 2),
-        pytest.param(("parallel=fsdp1",), 2, marks=pytest.mark.thorough),
-        pytest.param(("parallel=tp",), 2, marks=pytest.mark.thorough),
         pytest.param(("parallel=pp",), 2, marks=pytest.mark.thorough),
         pytest.param(("parallel=hsdp",), 4, marks=pytest.mark.thorough),
     ],
@@ -247,3 +247,72 @@ def test_what_lines_cost_is_shared_by_as_many_later_steps() -> None:
     own = [line.overlap["aorta_ms"] or 0 for line in lines]
     assert median(own[:MOST]) < 20 <= min(own[MOST:])
     assert median(own[MOST:]) < 2 * min(own[MOST:])
+
+
+LENGTH_NS = 400
+
+
+@st.composite
+def drawn_steps(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """Steps one behind another; the host is ahead of the device by more or less, and all lies in or round each step."""
+    steps, begin_ns = [], 1_000
+    for _ in range(draw(st.integers(1, 4))):
+        end_ns = begin_ns + draw(st.integers(1, LENGTH_NS))
+        ahead_ns = draw(st.sampled_from((1, 20, 900)))
+
+        def mark(low: int = begin_ns - 5, high: int = end_ns + 60, ahead_ns: int = ahead_ns) -> tuple[int, int]:
+            at_ns = draw(st.integers(low, high))
+            return at_ns, at_ns - draw(st.integers(0, ahead_ns))
+
+        def span(low: int = begin_ns - 5, high: int = end_ns + 60) -> tuple[tuple[int, int], tuple[int, int]]:
+            first = mark(low, high)
+            return first, mark(first[0], max(first[0], high))
+
+        def some(most: int = 3) -> range:
+            return range(draw(st.integers(0, most)))
+
+        steps.append(
+            {
+                "window": (begin_ns, end_ns),
+                "computed": [span() for _ in some(1)],
+                "passes": [span() for _ in some()],
+                "collectives": [
+                    (
+                        draw(st.integers(0, 3)),
+                        draw(st.none() | st.integers(0, 2)),
+                        *(span() if draw(st.integers(0, 9)) else (mark(), None)),
+                        draw(st.booleans()),
+                    )
+                    for _ in some()
+                ],
+                "waits": [(*span(), draw(st.booleans())) for _ in some(2)],
+                "gaps": [span() for _ in some(2)],
+                "tails": [span() for _ in some(1)],
+                "stalls": [span() for _ in some(1)],
+                "copies": [
+                    (
+                        *(span() if draw(st.integers(0, 9)) else (None, None)),
+                        draw(st.integers(0, 3)),
+                        draw(st.booleans()),
+                    )
+                    for _ in some(2)
+                ],
+                "aux": [("optimizer", *span()) for _ in some(1)],
+                "stages": [((begin_ns, begin_ns - 1), mark(begin_ns + 1, end_ns)) for _ in some(1)],
+                "captured": draw(st.sampled_from((0, 0, 0, 2))),
+            }
+        )
+        begin_ns = end_ns + draw(st.integers(0, 20))
+    return steps
+
+
+@pytest.mark.parametrize("together", [2, 64])
+@given(steps=drawn_steps())
+def test_lines_of_many_steps_are_those_of_each(together: int, steps: list[dict[str, Any]]) -> None:
+    hand = DeviceByHand()
+    for one in steps:
+        hand.add(one)
+    encode = msgspec.json.Encoder().encode
+    at_once, alone = (lines_at_once(hand.ring, most, late=True) for most in (together, 1))
+    assert [encode(line) for line in at_once] == [encode(line) for line in alone]
+    assert len(alone) == len(steps)

@@ -1,13 +1,12 @@
-"""Run on every rank: decoders on strategies, each from the same seed in every mode, in one launch.
+"""Run on every rank: decoders on strategies, each from the same seed, in one launch.
 
-Arguments: a folder, then names of `WAYS`. Leaves `rank_<r>.json`: name -> mode -> losses, gradient norms, a digest of
-the parameters, coverage, kinds of the collectives and their groups; and of those with shared experts
-and their references `<name>.pt`, every parameter as a whole after the training without the instrument.
+Arguments: a folder, then names of `WAYS`. Leaves `rank_<r>.json`: name -> losses, gradient norms, coverage, kinds of
+collectives and their groups; and of those with shared experts and their references `<name>.pt`, every parameter as a
+whole after the training.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sys
 from collections import Counter
@@ -16,14 +15,11 @@ from typing import Any
 
 import msgspec
 import torch
-from torch import nn
 from torch.distributed.tensor import DTensor
 
 from aorta.distributed.topology import Topology, process_group, read_topology
-from aorta.parallel.plan import local_part
 from aorta.records.schema import Step
 from tests.loop import Loop
-from tests.recording.modes import MODES
 from tests.trained_ways import DECODERS, TINY, Way
 
 STEPS = 2
@@ -44,26 +40,24 @@ def main(folder: str, *names: str) -> None:
     topology, device = read_topology(), torch.device("cpu")
     ways = [way for way in WAYS if way.name in names]
     with process_group(topology, device, 120.0):
-        told = {way.name: {mode: trained(way, mode, topology, device, folder) for mode in MODES} for way in ways}
+        told = {way.name: trained(way, topology, device, folder) for way in ways}
     Path(folder, f"rank_{topology.rank}.json").write_text(json.dumps(told))
 
 
-def trained(way: Way, mode: str, topology: Topology, device: torch.device, folder: str) -> dict[str, Any]:
-    """One run in one mode; on a CPU `dedicated` has the compiled tap, `observe` the one in Python."""
+def trained(way: Way, topology: Topology, device: torch.device, folder: str) -> dict[str, Any]:
     lines: list[Step] = []
-    own = (f"instrument.mode={mode}", f"instrument.native={mode == 'dedicated'}", "training.gradient_accumulation=2")
-    loop = Loop((*TINY, *way.words, *own, "training.device=cpu"), topology, device, lines.append)
+    own = ("training.gradient_accumulation=2", "training.device=cpu")
+    loop = Loop((*TINY, *way.words, *own), topology, device, lines.append)
     for _ in range(STEPS):
         loop.step()
     loop.finish()
-    if way in (*SHARED_EXPERTS, *REFERENCES) and mode == "off":
+    if way in (*SHARED_EXPERTS, *REFERENCES):
         whole = {name.removeprefix("module."): full(p.detach()) for name, p in loop.model.named_parameters()}
         if topology.rank == 0:
             torch.save(whole, Path(folder, f"{way.name}.pt"))
     return {
         "losses": [line.loss for line in lines],
         "grad_norms": [line.grad_norm for line in lines],
-        "parameters": digest(loop.model),
         "coverage": [msgspec.to_builtins(line.coverage) for line in lines],
         "collectives": dict(Counter(row.kind for line in lines for row in line.collectives)),
         "groups": {name: group.ranks for name, group in loop.instrument.groups.items()},
@@ -74,12 +68,6 @@ def trained(way: Way, mode: str, topology: Topology, device: torch.device, folde
 def full(tensor: torch.Tensor) -> torch.Tensor:
     """All of a tensor that may be distributed over ranks; collective."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.clone()
-
-
-def digest(model: nn.Module) -> str:
-    """Of every parameter's part on this rank, to the last bit."""
-    parts = [local_part(parameter.detach()).numpy().tobytes() for parameter in model.parameters()]
-    return hashlib.sha256(b"".join(parts)).hexdigest()
 
 
 if __name__ == "__main__":

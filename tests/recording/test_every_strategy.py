@@ -20,9 +20,10 @@ from tests.witness import PROFILED, profiler_rows
 
 pytestmark = pytest.mark.dist
 
+STEPS = 4
 TINY = (
     *SIZES,
-    "training.max_steps=4",
+    f"training.max_steps={STEPS}",
     "training.gradient_accumulation=2",
     "training.log_interval=100",
     "dataset.num_samples=512",
@@ -48,11 +49,11 @@ def run_modes(folder: Path, ranks: int, words: Sequence[str]) -> list[str]:
     return [mode + suffix for suffix in ("", "-compiled")[: 1 + ("compile" in words)] for mode in MODES]
 
 
-def check(folder: Path, ranks: int, runs: Sequence[str], steps: int) -> None:
+def check(folder: Path, ranks: int, runs: Sequence[str]) -> None:
     """The three runs of one form against each other and against the profiler."""
     for rank in range(ranks):
         plain = losses(folder / runs[0], rank)
-        assert len(plain) == steps
+        assert len(plain) == STEPS
         assert None not in plain
         unseen = record(folder / runs[0], rank).steps
         check_unknown(unseen)
@@ -135,34 +136,22 @@ def check_every_gradient_byte_is_reduced_once(folder: Path) -> None:
         assert sum(c.bytes for c in reduced) == 4 * parameters
 
 
-def check_case(folder: Path, ranks: int, words: Sequence[str], steps: int = 4) -> None:
-    runs = run_modes(folder, ranks, words)
-    for first in range(0, len(runs), len(MODES)):
-        check(folder, ranks, runs[first : first + len(MODES)], steps)
-        check_groups(folder / runs[first + 1], ranks)
-
-
 @pytest.mark.spec("D7")
 @pytest.mark.parametrize(
     "name", [name if name in SHORT else pytest.param(name, marks=pytest.mark.thorough) for name in CASES]
 )
 def test_every_mode_trains_alike_and_sees_everything(tmp_path: Path, name: str) -> None:
-    check_case(tmp_path, *CASES[name])
+    ranks, words = CASES[name]
+    runs = run_modes(tmp_path, ranks, words)
+    for first in range(0, len(runs), len(MODES)):
+        check(tmp_path, ranks, runs[first : first + len(MODES)])
+        check_groups(tmp_path / runs[first + 1], ranks)
     if name == "ddp":
         check_every_gradient_byte_is_reduced_once(tmp_path / MODES[-1])
     if (
         name == "tp"
     ):  # waiting inside a block, in C++, is seen, and is not its computation (R5); others may hold up a step
         assert any(waits_inside_a_block(step) for step in record(tmp_path / MODES[-1]).steps)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
-def test_fifty_steps_are_alike(tmp_path: Path, name: str) -> None:
-    """K4 as it is written: small differences would grow."""
-    ranks, words = CASES[name]
-    plain = [word for word in words if word != "compile"]
-    check_case(tmp_path, ranks, (*plain, "training.max_steps=50", "dataset.num_samples=2048"), steps=50)
 
 
 def waits_inside_a_block(step: Step) -> bool:

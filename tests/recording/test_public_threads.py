@@ -10,7 +10,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,17 +89,6 @@ def checkpoint_in_the_background(loop: Loop) -> None:
     loop.until(_thread(loop.group(), 300))
 
 
-def writer_of_every_step(loop: Loop) -> None:
-    group = loop.group()
-    loop.step()
-    for _ in range(20):
-        writer = _thread(group, 10)
-        writer.start()
-        loop.step()
-        writer.join()
-    loop.step()
-
-
 def threads_that_never_sleep(loop: Loop) -> None:
     loop.until(_thread(loop.group(), 250, 0), _thread(loop.group(), 250, 0))
 
@@ -128,27 +116,6 @@ def handles_waited_for_behind_the_step(loop: Loop) -> None:
         loop.step()
         for work in works:
             work.wait()
-
-
-def pool_of_four(loop: Loop) -> None:
-    groups = [loop.group() for _ in range(4)]
-    with ThreadPoolExecutor(4) as pool:
-        futures = [pool.submit(reduces, group, 50) for group in groups]
-        while not all(future.done() for future in futures):
-            loop.step()
-    loop.step()
-
-
-def thread_that_starts_another(loop: Loop) -> None:
-    groups = loop.group(), loop.group()
-
-    def outer() -> None:
-        inner = _thread(groups[1], 60)
-        inner.start()
-        reduces(groups[0], 60)
-        inner.join()
-
-    loop.until(threading.Thread(target=outer))
 
 
 def thread_older_and_younger_than_the_recording(loop: Loop) -> None:
@@ -257,12 +224,9 @@ class ThreadCase:
 
 THREADS = [
     ThreadCase("a checkpoint in the background", checkpoint_in_the_background, 300),
-    ThreadCase("a writer of every step", writer_of_every_step, 200),
     ThreadCase("threads that never sleep", threads_that_never_sleep, 500),
     ThreadCase("handles of a thread, waited for by the loop", handles_of_a_thread_waited_for_by_the_loop, 100),
     ThreadCase("handles waited for behind the step", handles_waited_for_behind_the_step, 60),
-    ThreadCase("a pool of four", pool_of_four, 200),
-    ThreadCase("a thread that starts another", thread_that_starts_another, 120),
     ThreadCase(
         "a thread older and younger than the recording", thread_older_and_younger_than_the_recording, 60, opens=False
     ),
