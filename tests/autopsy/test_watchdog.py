@@ -25,6 +25,7 @@ from aorta.records.process import pid_namespace, start_ticks
 from aorta.records.progress import PROGRESS_DIR, ProgressState, progress_files
 from aorta.records.ring_file import RingFile
 from tests.autopsy.watched_rank import facts
+from tests.runs import HANGS_S
 
 TIMEOUT_S = 2.0
 
@@ -70,7 +71,7 @@ class Host:
             rank.kill()
             rank.wait()
         for watchdog in self._watchdogs:
-            watchdog.wait(timeout=20)  # it leaves by itself, when the last rank has
+            watchdog.wait(timeout=HANGS_S)  # it leaves by itself, when the last rank has
             watchdog.stderr.close()
 
 
@@ -146,7 +147,7 @@ def test_all_ranks_killed_at_once_leave_evidence(host: Host) -> None:
     for rank in host.ranks:
         rank.kill()
     assert "(ranks 0-1 ended before the run did)" in watchdog.stderr.readline()
-    assert watchdog.wait(timeout=20) == 0
+    assert watchdog.wait(timeout=HANGS_S) == 0
     assert [(each.state, each.step) for each in host.evidence().values()] == [("dead", 9)] * 2
 
 
@@ -176,7 +177,7 @@ def test_a_report_on_ranks_that_go_on_is_withdrawn(host: Host) -> None:
     assert "all ranks go on, after" in went_on
     report = msgspec.json.decode((host.folder / "autopsy" / "autopsy.json").read_bytes())
     assert (report["kind"], report["culprits"]) == ("not_stuck", [])
-    assert watchdog.wait(timeout=20) == 0
+    assert watchdog.wait(timeout=HANGS_S) == 0
     assert watchdog.stderr.read() == ""
 
 
@@ -218,7 +219,7 @@ def test_a_rank_in_another_namespace_of_pids_is_neither_dead_nor_watched(host: H
     assert " s on rank 0)" in watchdog.stderr.readline()
     assert host.evidence()[1].state == "unknown"
     host.ranks[0].kill()
-    assert watchdog.wait(timeout=20) == 0
+    assert watchdog.wait(timeout=HANGS_S) == 0
 
 
 def test_a_host_that_was_started_again_has_lost_its_ranks(tmp_path: Path) -> None:
@@ -263,7 +264,7 @@ def test_a_signal_goes_to_the_rank_that_has_the_file_mapped_alone(
 
 def test_no_run_no_watchdog(host: Host) -> None:
     host.ranks = [subprocess.Popen([sys.executable, "-c", ""])]
-    assert host.watch().wait(timeout=30) == 0
+    assert host.watch().wait(timeout=HANGS_S) == 0
 
 
 def state(steps_done: int, at_s: float, phase: str = "forward") -> ProgressState:

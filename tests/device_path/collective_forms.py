@@ -14,8 +14,6 @@ from tests.device_path.rig import ELEMENTS
 from tests.device_path.scene import Scene
 from tests.simulated import device as simulated
 
-NOT_AT_ONCE_NS = 1_000
-HANDLES = 8
 SIZES = (ELEMENTS // 2, ELEMENTS, 2 * ELEMENTS)
 FORMS = (
     "all_reduce",

@@ -182,7 +182,7 @@ class Rounds:
     def sleep(self, seconds):
         assert seconds == 0.01
         with suppress(threading.BrokenBarrierError):
-            self._both.wait(60)
+            self._both.wait(HANGS_S)
 
     def over(self):
         """The other one sleeps alone from now on, and not for long."""
@@ -208,7 +208,7 @@ def test_a_busy_rank_is_waited_for_beyond_the_timeout(monkeypatch):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(HANGS_S)
     assert answers == {0: [{"rank": 0}, {"rank": 1}], 1: [{"rank": 0}, {"rank": 1}]}
     assert beats[0] == 60
     assert clock.now == pytest.approx(0.59)  # between the beats

@@ -277,7 +277,8 @@ def test_the_first_signal_here_is_no_impatience_though_another_rank_was_asked_lo
         assert agreement.stopped_by is TERM
 
 
-def test_a_signal_wakes_a_rank_that_waits_for_the_others():
+def test_a_signal_wakes_a_rank_that_waits_for_the_others(monkeypatch):
+    monkeypatch.setattr(stop_agreement, "_GRACE_S", HANGS_S)
     # The main thread blocks in may_start until rank 1 posts; a signal there must still be heard.
     store = dist.HashStore()
     agreement = StopAgreement(store, 0, 2)
@@ -288,7 +289,7 @@ def test_a_signal_wakes_a_rank_that_waits_for_the_others():
     def others():
         time.sleep(0.03)
         os.kill(os.getpid(), TERM)
-        until = time.monotonic() + 10  # less than the agreement waits
+        until = time.monotonic() + HANGS_S / 2  # less than the agreement waits
         while agreement.stopped_by is None and time.monotonic() < until:
             time.sleep(0.001)
         store.set("stop/at/1", "4")

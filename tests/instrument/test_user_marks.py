@@ -13,6 +13,7 @@ from aorta.instrument import user_marks as module
 from aorta.instrument.user_marks import MOST_NAME_CHARS, OTHER_NAMES, UserMarks
 from aorta.records.schema import UserRange
 from aorta.records.step_line import user_ranges
+from tests.runs import HANGS_S
 
 
 def rows(marks: UserMarks) -> tuple[list[UserRange], dict[str, str]]:
@@ -58,12 +59,12 @@ def test_threads_are_told_apart_and_nest_by_themselves() -> None:
     def load() -> None:
         with marks.range("load"):
             inside.set()
-            assert go_on.wait(10)
+            assert go_on.wait(HANGS_S)
 
     thread = threading.Thread(target=load)
     with marks.range("train"):
         thread.start()
-        assert inside.wait(10)
+        assert inside.wait(HANGS_S)
     go_on.set()
     thread.join()
     ranges, _ = rows(marks)

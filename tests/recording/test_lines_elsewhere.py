@@ -146,14 +146,6 @@ def test_of_rows_that_python_appended_it_makes_lines_as_well(tmp_path: Path) -> 
     holds_each_step_once(run)
 
 
-@pytest.mark.thorough
-def test_a_record_that_is_whole_when_it_is_given_back_stays_as_it_is(run: Recorded) -> None:
-    run.steps(20)
-    run.until_written(20)
-    run.end()
-    holds_each_step_once(run)
-
-
 def wrote(process: int, name: str) -> bool:
     return any(file.path == name for file in psutil.Process(process).open_files())
 

@@ -59,11 +59,9 @@ class Case:
 ZBV = ("parallel.schedule=zbv_zero_bubble", "parallel.stages_per_rank=2")
 CASES = {
     "1f1b": Case(2, "gpt", ("parallel.microbatches=4",)),
-    "gpipe": Case(2, "gpt", ("parallel.schedule=gpipe", "parallel.microbatches=2")),
     "zbv_zero_bubble": Case(2, "gpt", ZBV),
     "1f1b-four": Case(4, "gpt", ("parallel.microbatches=4",)),
     "ranking": Case(2, "ranking"),
-    "fsdp": Case(4, "gpt", beside=2),
     "fsdp-gpipe": Case(4, "gpt", ("parallel.schedule=gpipe", "parallel.reshard_after_forward=true"), beside=2),
     "fsdp-interleaved": Case(4, "gpt", ("parallel.schedule=interleaved_1f1b", "parallel.stages_per_rank=2"), beside=2),
     "fsdp-zbv_zero_bubble": Case(4, "gpt", ZBV, beside=2),

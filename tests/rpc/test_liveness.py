@@ -20,6 +20,7 @@ from aorta.rpc import rpc_run
 from aorta.rpc.rpc_run import Coordination, RpcRun, StopAtOnce, Stopped, run_rpc
 from tests.distributed.conftest import place
 from tests.loop import resolved
+from tests.runs import HANGS_S
 
 
 @pytest.fixture
@@ -68,7 +69,7 @@ def test_the_driver_gives_signs_of_life(store, monkeypatch):
             pass
     for thread in threading.enumerate():
         if thread.name == "aorta-rpc-beat":  # it has been told; it is waited for as long as a beat lasts
-            thread.join(60)
+            thread.join(HANGS_S)
             assert not thread.is_alive()
 
 
