@@ -64,6 +64,7 @@ def test_isolated_baselines_leave_training_as_it_was(device: torch.device, strat
 
 
 @pytest.mark.dist
+@pytest.mark.thorough
 def test_two_ranks_on_one_card_get_right_values_in_every_mode() -> None:
     said = succeeded(finished(torchrun(2, "-m", "tests.gpu.program_gloo"), HANGS_S)).stdout.strip()
     if said.startswith("unsupported:"):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 import pytest
 
 from aorta.records import ring_file as rf
 from aorta.records.device_rows import DevicePace, DeviceRows, Stretch
+from aorta.records.device_steps import marks_of
 from aorta.records.ring_steps import RingSteps
 from aorta.records.schema import Step
 from aorta.timeline.overlap import NO_COPIES
@@ -169,6 +171,18 @@ def test_a_tail_in_which_the_strategy_waits_is_a_stall_only_where_it_waits() -> 
     hand.between(rf.TAIL, at(1_030), at(1_120))
     hand.end(step, 1)
     assert [(stall.start_ns, stall.end_ns) for stall in lines(hand)[0].stalls] == [(50, 60)]
+
+
+def test_the_pace_is_that_of_the_stream_that_computes_its_copies_too() -> None:
+    hand = DeviceByHand()
+    hand.between(rf.PASS, (10, 5), (20, 6), flags=rf.COMPUTES)
+    hand.between(rf.COPY, (30, 7), (40, 8), flags=rf.COMPUTES)
+    hand.between(rf.COPY, (50, 9), (60, 9))  # on another stream
+    hand.between(rf.AUX, (70, 9), (80, 9), flags=rf.COMPUTES)
+    hand.between(rf.STALL, (90, 9), None)
+    hand.between(rf.PASS, (100, 9), (110, 9))  # in no step
+    (marks,) = marks_of(hand.ring.rows_since(0)[0], np.array([0, 0, 0, 0, 0, -1]), 1)
+    assert sorted(marks) == [(10, 5), (20, 6), (30, 7), (40, 8), (90, 9)]
 
 
 MARK_NS = 3
