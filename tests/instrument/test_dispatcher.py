@@ -316,16 +316,6 @@ def test_what_is_being_captured_is_left_to_torch() -> None:
     assert len(captured) == 2
 
 
-def test_a_backend_work_is_waited_for_once() -> None:
-    calls = []
-    work = dist.all_reduce(torch.ones(1), async_op=True)
-    timed = TimedWork(work, lambda inner, _limited: calls.append(inner()) or True, KeptAlive())
-    timed.wait()
-    timed.wait()
-    timed.synchronize()
-    assert calls == [True]
-
-
 def _handle(kept: KeptAlive, tensor: torch.Tensor, *, in_place: bool = True) -> TimedWork:
     """Of a collective that has completed."""
     work = dist.all_reduce(tensor, async_op=True)

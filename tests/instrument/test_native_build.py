@@ -41,14 +41,6 @@ def test_without_it_the_reason_is_said_and_nothing_fails(somewhere_else: Path) -
     Instrumentation(CPU, "observe", 0, 1, read_clocks(), lambda step: None, native=True).close()
 
 
-def test_where_it_is_used() -> None:
-    module, why_not = native.load()
-    if module is not None:
-        assert native.compiled(CPU, wanted=True, emulated=False) == (module, "native")
-    else:
-        assert native.compiled(CPU, wanted=True, emulated=False) == (None, f"python: {why_not}")
-
-
 def test_where_it_is_not_used() -> None:
     assert native.compiled(CPU, wanted=False, emulated=False) == (None, "python: instrument.native=false")
     assert native.compiled(CPU, wanted=True, emulated=True) == (None, "python: the fabric is emulated")
