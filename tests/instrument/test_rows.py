@@ -1,4 +1,4 @@
-"""Lines that are made of the rows of a ring: many at once as one by one, and known for rows by hand (R3, W28)."""
+"""Lines that are made of the rows of a ring: many at once as a witness makes each, and known for rows by hand (R3)."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from tests.instrument.device_rows_by_hand import DeviceByHand
 from tests.instrument.lines_of_rows import ARMS, BATCHES, GONE_ON_BEHIND
 from tests.instrument.steps import ANCHOR, MS, lines_at_once
 from tests.instrument.taps import compiled_part
+from tests.instrument.witness import witnessed
 from tests.records.test_progress import facts as progress_facts
 from tests.runs import program, succeeded
 
@@ -306,13 +307,13 @@ def drawn_steps(draw: st.DrawFn) -> list[dict[str, Any]]:
     return steps
 
 
-@pytest.mark.parametrize("together", [2, 64])
+@pytest.mark.parametrize("together", [1, 2, 64])
 @given(steps=drawn_steps())
 def test_lines_of_many_steps_are_those_of_each(together: int, steps: list[dict[str, Any]]) -> None:
     hand = DeviceByHand()
     for one in steps:
         hand.add(one)
     encode = msgspec.json.Encoder().encode
-    at_once, alone = (lines_at_once(hand.ring, most, late=True) for most in (together, 1))
-    assert [encode(line) for line in at_once] == [encode(line) for line in alone]
-    assert len(alone) == len(steps)
+    lines = lines_at_once(hand.ring, together, late=True)
+    assert [encode(line) for line in lines] == [encode(line) for line in witnessed(hand.ring)]
+    assert len(lines) == len(steps)
