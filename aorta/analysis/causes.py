@@ -54,7 +54,7 @@ _NO_SETTING: Final = ("label", "instrument.interceptor", "environment.LD_PRELOAD
 """Differences that no setting makes: a name, what was compiled on the machine, and where libraries come from."""
 _SHOWN_SETTINGS: Final = 3
 _LEAST_OF_SCALE: Final = 4
-"""Launches a side. Of two it is chance which scale has less spread: 9 % of equal ones would leave out 0."""
+"""Launches a side, as many as a verdict needs. Of fewer it is chance which scale has less spread."""
 
 
 class PartChange(NamedTuple):
@@ -129,9 +129,7 @@ def change_of(words: Words, reference: Sequence[float], candidate: Sequence[floa
 
     Of as many launches on both sides the i-th of each are a turn, in which the machine did to both what it did. Where
     that shows (their covariance is positive) the error is that of the differences within turns; else it is Welch's
-    (Biometrika 34, 1947, degrees of freedom by Satterthwaite), as turns without a meaning cost half of the freedom. Of
-    equal launches the interval of 95 % leaves out 0 in 4.1 to 7.1 % (simulated, 2 to 16 launches of normal, log-normal
-    and exponential spread, most where turns have nothing in common).
+    (Biometrika 34, 1947, degrees of freedom by Satterthwaite), as turns without a meaning cost half of the freedom.
     """
     before, after = (np.asarray(values, float) for values in (reference, candidate))
     change = PartChange(words, float(before.mean()), float(after.mean()))

@@ -16,6 +16,7 @@ from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.devices import device_notes, throttle_notes
 from aorta.analysis.pace import ONE_RANK
 from aorta.analysis.stragglers import straggler_sentences
+from aorta.command_line import name_ranks
 from aorta.documents import known
 from aorta.documents.comparison import Comparison
 from aorta.documents.dataset import DatasetEntry
@@ -29,8 +30,8 @@ PROFILER_COST: Final = 0.05
 FEW_STEPS: Final = 20
 """Up to this, the 5th and the 95th percentile are the smallest and the largest value, or lie between these and the next
 (numpy's linear interpolation: position 0.05 (n - 1) is below 1 up to n = 20)."""
-
-
+_LISTED: Final = 8
+"""Ranks that a sentence names."""
 _HAPPENED: Final = {
     "dead": "{} died",
     "stopped": "{} stopped by a signal or debugger",
@@ -115,10 +116,10 @@ _DAMAGED, _MISSING, _UNLIKE, _EMULATED, _ALONE, _MODES = range(6)
 def _alerts(entry: DatasetEntry) -> Iterator[tuple[int, str]]:
     health, steps = entry.health, entry.steps
     if problems := [problem for problem in health.problems if "no footer" not in problem]:  # the ending says it
-        yield _DAMAGED, f"{TEXT.count(len(health.problems), 'problem')} in the records, the first: {problems[0]}"
+        yield _DAMAGED, f"{TEXT.count(len(problems), 'problem')} in the records, the first: {problems[0]}"
     for ending in sorted({ending for ending in health.endings.values() if ending != "completed"}):
         ranks = [int(rank) for rank, other in health.endings.items() if other == ending]
-        yield _DAMAGED, f"rank {listed(ranks)}: {ending}"
+        yield _DAMAGED, f"{name_ranks(ranks, _LISTED)}: {ending}"
     if (step := steps.first_loss_not_finite) is not None:
         yield _DAMAGED, f"the loss was NaN or infinite, first in step {step}: what was timed may not train"
     if health.files_left_out:
@@ -136,7 +137,7 @@ def _alerts(entry: DatasetEntry) -> Iterator[tuple[int, str]]:
         yield _MISSING, f"{TEXT.steps_used(entry)}; {absent} of {TEXT.count(records, 'record')} {are} missing"
     for why in dict.fromkeys(gap.why for gap in health.gaps if gap.lanes):
         ranks = sorted({gap.rank for gap in health.gaps if gap.why == why and gap.rank is not None})
-        yield _MISSING, f"rank {listed(ranks)}: {why}" if ranks else why
+        yield _MISSING, f"{name_ranks(ranks, _LISTED)}: {why}" if ranks else why
     emulated = health.emulated_fabric or {}
     if (emulated_ranks := emulated.get("ranks")) is not None:
         yield _EMULATED, f"ONE RANK OF {emulated_ranks}, EMULATED: the others are assumed to be as fast, and never late"

@@ -28,6 +28,9 @@ THROTTLED: Final = "device_throttled"
 STEP_COLUMNS: Final = (*(f"device_{name}" for name in VALUES), THROTTLED)
 _NS_PER_S: Final = 1e9
 _DEFAULT_INTERVAL_S: Final = 1.0
+_PASSING: Final = 1
+_PASSING_SHARE: Final = 0.05
+"""Throttled samples of a rank, and their share, that are passed over: one says nothing of a run."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +144,12 @@ def devices_entry(run: Run, samples: DeviceSamples) -> DeviceFacts:
         ranks[str(rank)] = _rank_entry(tables.source, samples, inside)
     states = [entry.throttled for entry in ranks.values()]
     throttled: Throttled = "yes" if "yes" in states else "no" if set(states) == {"no"} else "unknown"
-    return DeviceFacts(throttled, [int(rank) for rank, entry in ranks.items() if entry.throttled == "yes"], ranks)
+    held_back = [
+        int(rank)
+        for rank, entry in ranks.items()
+        if entry.throttled_samples > _PASSING and entry.throttled_samples >= _PASSING_SHARE * entry.samples
+    ]
+    return DeviceFacts(throttled, held_back, ranks)
 
 
 def _rank_entry(source: Source, samples: DeviceSamples, rows: list[int]) -> RankDevice:
@@ -169,14 +177,14 @@ def _rank_entry(source: Source, samples: DeviceSamples, rows: list[int]) -> Rank
 
 
 def throttle_notes(entry: DeviceFacts) -> list[str]:
-    """Return which ranks were throttled."""
+    """Return which ranks were throttled in more than a passing sample."""
     notes = []
-    for rank, device in entry.ranks.items():
-        if device.throttled == "yes":
-            why = ", ".join(f"{reason} in {count}" for reason, count in device.throttle_reasons.items())
-            least = device.sclk_mhz
-            clock = "" if least is None else f"; clock {least.median:.0f} MHz, at least {least.min:.0f}"
-            notes.append(f"rank {rank} THROTTLED ({why} of {device.samples} samples){clock}")
+    for rank in entry.throttled_ranks:
+        device = entry.ranks[str(rank)]
+        why = ", ".join(f"{reason} in {count}" for reason, count in device.throttle_reasons.items())
+        least = device.sclk_mhz
+        clock = "" if least is None else f"; clock {least.median:.0f} MHz, at least {least.min:.0f}"
+        notes.append(f"rank {rank} THROTTLED ({why} of {device.samples} samples){clock}")
     return notes
 
 

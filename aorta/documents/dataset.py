@@ -273,7 +273,7 @@ class RankDevice(msgspec.Struct, kw_only=True):
 
 
 class DeviceFacts(msgspec.Struct):
-    """The devices of all ranks, by rank."""
+    """The devices of all ranks, by rank; `throttled_ranks` were in more than a passing sample."""
 
     throttled: Throttled
     throttled_ranks: list[int]

@@ -13,6 +13,7 @@ from aorta.records.record_file import RecordWriter
 from aorta.records.schema import (
     SCHEMA_VERSION,
     ActiveSegment,
+    AuxRange,
     ClockReading,
     Collective,
     ComputeRange,
@@ -271,6 +272,7 @@ def _simulated_step(rank: int, ranks: int, number: int, *, warm: bool, transfer_
         collectives=comm,
         compute=compute,
         stalls=stalls,
+        aux=[AuxRange("optimizer", now, tail)],
     )
 
 

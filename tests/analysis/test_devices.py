@@ -9,6 +9,7 @@ import pytest
 
 import aorta.analysis
 from aorta.analysis.aggregate import LabelledRun
+from aorta.analysis.devices import devices_entry, samples_of, throttle_notes
 from aorta.errors import InputError
 from aorta.records.schema import DeviceSample, DeviceTelemetry
 from aorta.report.files import write_report
@@ -104,7 +105,7 @@ def test_D27_the_summary_and_the_health_of_a_throttled_run(tmp_path, report):
             sample(2.1, 1980.0, [], temp_c=60.0),
             sample(2.4, 1980.0, [], temp_c=64.0),
         ],
-        3: [sample(3.2, 1200.0, ["power_cap"], temp_c=71.0), sample(4.2, 1980.0, [], temp_c=70.0)],
+        3: [sample(3.2, 1200.0, ["power_cap"], temp_c=71.0), sample(4.2, 1980.0, ["power_cap"], temp_c=70.0)],
     }
     write(tmp_path / "a", steps(4, taken, ranks=2, warm=1), ranks=2)
     cool = {3: [sample(2.2, 1980.0, []), sample(4.2, 1970.0, [])]}
@@ -117,17 +118,28 @@ def test_D27_the_summary_and_the_health_of_a_throttled_run(tmp_path, report):
     assert first["sclk_mhz"] == {"count": 4, "median": 1980.0, "min": 1200.0, "max": 1980.0}
     assert first["temp_c"] == {"count": 4, "median": 67.0, "min": 60.0, "max": 71.0}
     assert first["power_w"] is None
-    assert (first["samples"], first["throttled_samples"], first["throttle_reasons"]) == (4, 1, {"power_cap": 1})
+    assert (first["samples"], first["throttled_samples"], first["throttle_reasons"]) == (4, 2, {"power_cap": 2})
     assert (first["source"], first["interval_s"]) == ("nvml", 1.0)
     assert (second["throttled"], second["samples"]) == ("no", 2)
     words = " ".join(made.text.split())
-    assert "! rank 0 THROTTLED (power_cap in 1 of 4 samples); clock 1980 MHz, at least 1200" in words
+    assert "! rank 0 THROTTLED (power_cap in 2 of 4 samples); clock 1980 MHz, at least 1200" in words
     assert "devices (nvml, 6 samples): 1978 MHz (at least 1200), 67 C, throttled: yes" in words
     assert json.loads((tmp_path / "report/summary.json").read_text())["datasets"]["a"]["devices"] == devices
     charts = step_charts({"a": LabelledRun("a", aorta.analysis.load_run(tmp_path / "a"))})
     (clock,) = (each for each in as_bokeh(charts) if each.name == "steps-device_sclk_mhz")
     marks = [each.data_source.data for each in clock.renderers if "marker" in each.data_source.data]
-    assert [each["x"].tolist() for each in marks] == [[2]]
+    assert [each["x"].tolist() for each in marks] == [[2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("throttled", "of", "named"), [(1, 4, False), (2, 4, True), (2, 40, True), (2, 41, False), (3, 41, True)]
+)
+@pytest.mark.spec("D27")
+def test_D27_a_passing_sample_is_no_alert(tmp_path, throttled, of, named):
+    taken = [sample(1.01 + 0.01 * at, 1.0, ["thermal"] if at < throttled else []) for at in range(of)]
+    run = aorta.analysis.load_run(write(tmp_path / "a", steps(2, {1: taken})))
+    entry = devices_entry(run, samples_of(run))
+    assert (entry.throttled, entry.throttled_ranks, len(throttle_notes(entry))) == ("yes", [0] * named, named)
 
 
 @pytest.mark.parametrize(

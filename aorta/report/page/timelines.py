@@ -198,7 +198,7 @@ class StepSpans:
         segments, those; a lane of it is a stream.
         """
         lanes = step.active()
-        if step.compute:
+        if step.compute is not None:
             for part in step.compute:
                 yield _span(COMPUTE, part.phase, f"{part.block}, {part.phase}", part.start_ns, part.end_ns)
         else:
@@ -211,7 +211,7 @@ class StepSpans:
                 yield from _segments(name, lanes[name])
         yield from _segments(EXPOSED, step.exposed())
         yield from _segments(BUBBLES, lanes.get(BUBBLE, ()))
-        if step.aux:
+        if step.aux is not None:
             for work in step.aux:
                 yield _span(OTHER_WORK, work.name, work.name, work.start_ns, work.end_ns)
         else:
