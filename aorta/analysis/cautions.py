@@ -70,7 +70,7 @@ def pace_notes(entry: DatasetEntry) -> Iterator[str]:
         yield (
             f"host-bound: the host is {TEXT.quantity(pace.host_lead_ms, 'ms')} ahead of the device (median), and in "
             f"{rough_percent(pace.undecided_share or 0)} of the blocks' time marks cannot say whether kernels ran; "
-            f"{shown}"
+            f"{shown}; fewer kernels to launch (torch.compile, CUDA graphs) put the host ahead"
         )
     elif calibration is not None and calibration.agree is False:
         yield (
@@ -218,10 +218,7 @@ def notes_of(dataset: LabelledRun, entry: DatasetEntry, *, all_of_record: bool =
         note for note in health.notes if all_of_record or (entry.traces and not any(why in note for why in gaps))
     ]
     of_record = [*of_record, *cautions(entry), *device_notes(entry.devices)]
-    findings = known(entry.findings) or ()  # that a whole run is host-bound, `pace_notes` says with more numbers
-    said = [
-        finding.sentence for finding in findings if finding.rule != "host_bound_launches" or finding.stream is not None
-    ]
+    said = [finding.sentence for finding in known(entry.findings) or ()]
     return [*autopsy_notes(entry), *nothing, *straggler_sentences(known(entry.stragglers)), *said, *of_record]
 
 

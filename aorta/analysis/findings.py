@@ -11,7 +11,7 @@ does not make up most of a difference.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from itertools import permutations
 from typing import Final, TypeAlias
@@ -20,6 +20,7 @@ import numpy as np
 
 from aorta.analysis.account import (
     COMPUTATION,
+    IDLE,
     OUTSIDE,
     StepAccount,
     as_document,
@@ -28,7 +29,6 @@ from aorta.analysis.account import (
     rank_times,
 )
 from aorta.analysis.aggregate import LabelledRun, job_step_times
-from aorta.analysis.detailed_steps import detailed_steps, idle_between
 from aorta.analysis.settling import level_change, slow_steps
 from aorta.analysis.stragglers import cost_of, name_stragglers
 from aorta.documents import known
@@ -36,14 +36,15 @@ from aorta.documents.dataset import DatasetEntry, Statistics
 from aorta.documents.explanations import Finding, Stragglers
 from aorta.documents.formatting import TEXT
 from aorta.documents.kernels import StreamGapsEntry
-from aorta.documents.metrics import JOB_STEP, UNDECIDED
-from aorta.read.frames import COPY_TO_HOST, NO_TIME
+from aorta.documents.metrics import JOB_STEP
+from aorta.read.frames import COPY_TO_HOST, NO_TIME, Collectives, Ints, Lane, Spans
 from aorta.read.run import HOST_TIMER
-from aorta.timeline.intervals import Interval, clip, intersect, measure, merge, subtract
+from aorta.timeline.arrays import IntervalArray, covered_ns, intersect, measure, merge, subtract
 from aorta.timeline.overlap import NS_PER_MS
 
 READ_RANKS: Final = 8
-"""Ranks whose steps a rule reads again (`detailed_steps`); of more ranks the first."""
+READ_STEPS: Final = 16
+"""What a rule looks at one by one: the first ranks, and of each the last steps after warm-up."""
 LEAST_SHARE: Final = 0.02
 """Of the step: what costs or differs by less is not named."""
 LARGE_SHARE: Final = 0.1
@@ -73,6 +74,7 @@ def explain(dataset: LabelledRun, entry: DatasetEntry, account: StepAccount | st
         entry.account, entry.stragglers = as_document([account]), stragglers_of(dataset, account)
         entry.rank_times = rank_times([account])
     entry.findings = [finding for rule in RULES for finding in rule(dataset, entry)]
+    entry.findings += () if isinstance(account, str) else idle_cause(dataset, account)
 
 
 def stragglers_of(dataset: LabelledRun, account: StepAccount) -> Stragglers:
@@ -204,51 +206,54 @@ def hidden_by_another_group(dataset: LabelledRun, _entry: DatasetEntry) -> Itera
     """Communication of one group runs beside another group's, and computation hides none of it."""
     titles = dataset.run.group_titles
     for rank, tables in list(dataset.run.ranks.items())[:READ_RANKS]:
-        if len({name.group for name in tables.collectives.names}) < 2:
+        names, indices = tables.collectives.names, np.flatnonzero(tables.steps.used)[-READ_STEPS:]
+        if len({name.group for name in names}) < 2 or not len(indices):
             continue
-        beside: Counter[tuple[str, str]] = Counter()
-        total: Counter[str] = Counter()
-        hidden: Counter[str] = Counter()
-        worst: dict[str, tuple[int, int]] = {}
-        steps = detailed_steps(tables)
-        steps_ns = sum(step.length_ns for step in steps)
-        for step in steps:
-            flights: defaultdict[str, list[Interval]] = defaultdict(list)
-            for start, end, (_, group) in step.collectives:
-                flights[group].append((start, end))
-            merged = {group: merge(clip(spans, (0, step.length_ns))) for group, spans in flights.items()}
-            for group, spans in merged.items():
-                length_ns = measure(spans)
-                total[group] += length_ns
-                hidden[group] += measure(intersect(spans, step.computing))
-                worst[group] = max(worst.get(group, (0, step.global_step)), (length_ns, step.global_step))
-            for hidden_group, other in permutations(merged, 2):
-                beside[hidden_group, other] += measure(intersect(merged[hidden_group], merged[other]))
-        for (hidden_group, other), shared_ns in beside.items():
-            large = total[hidden_group] >= LEAST_SHARE * steps_ns and shared_ns >= MOST * total[hidden_group]
-            if large and total[other] >= total[hidden_group] and hidden[hidden_group] <= _ALONE * total[hidden_group]:
+        length_ns = tables.steps.length_ns[indices]
+        spans = tables.details.spans(indices)
+        computes, stalls = spans.of_lanes(Lane.COMPUTE), spans.of_lanes(Lane.STALL, Lane.HAND_OVER)
+        computing = subtract(*(_one_behind_the_other(part, part.step, length_ns) for part in (computes, stalls)))
+        rows = tables.collectives
+        rows = rows.take(rows.timed & np.isin(rows.step, indices))
+        group_of = np.array([name.group for name in names])[rows.name]
+        flights = {
+            str(group): _one_behind_the_other(own, np.searchsorted(indices, own.step), length_ns)
+            for group in np.unique(group_of)
+            for own in [rows.take(group_of == group)]
+        }
+        total = {group: measure(flight) for group, flight in flights.items()}
+        for group, other in permutations(flights, 2):
+            shared_ns = measure(intersect(flights[group], flights[other]))
+            large = total[group] >= LEAST_SHARE * length_ns.sum() and shared_ns >= MOST * total[group]
+            hidden_ns = measure(intersect(flights[group], computing))
+            if large and total[other] >= total[group] and hidden_ns <= _ALONE * total[group]:
+                ends_ns = np.cumsum(length_ns)
+                of_step = covered_ns(IntervalArray(ends_ns - length_ns, ends_ns), flights[group])
                 yield Finding(
                     "hidden_by_another_group",
-                    f"rank {rank}: {TEXT.percent(shared_ns / total[hidden_group], 0)} of the communication of "
-                    f"{titles[hidden_group]} overlaps that of {titles[other]}, and none of it overlaps computation",
+                    f"rank {rank}: {TEXT.percent(shared_ns / total[group], 0)} of the communication of "
+                    f"{titles[group]} overlaps that of {titles[other]}, and none of it overlaps computation",
                     rank=rank,
-                    step=worst[hidden_group][1],
-                    group=hidden_group,
+                    step=int(tables.steps.global_step[indices[int(of_step.argmax())]]),
+                    group=group,
                 )
 
 
-def host_bound_launches(_dataset: LabelledRun, entry: DatasetEntry) -> Iterator[Finding]:
-    """The device waits for the host's next launch: by the marks of a record, or the launches of a trace. There it is
-    told whether the host had waited for the device before it launched (`idle_by_synchronisation`) or issues late.
+def _one_behind_the_other(rows: Spans | Collectives, step: Ints, length_ns: Ints) -> IntervalArray:
+    """Return the merged spans of rows on an axis on which the steps follow each other, without what is outside them.
+
+    Args:
+        step: of each row, an index into `length_ns`.
     """
-    pace = known(entry.pace)
-    if pace is not None and pace.host_bound:
-        yield Finding(
-            "host_bound_launches",
-            f"host-bound: the host is only {TEXT.quantity(pace.host_lead_ms, 'ms')} ahead of the device, which waits "
-            f"for launches: {_FEWER_LAUNCHES}",
-            rank=_highest_rank(entry.described.get(UNDECIDED)),
-        )
+    zero_ns = (np.cumsum(length_ns) - length_ns)[step]
+    start_ns, end_ns = (np.clip(at, 0, length_ns[step]) for at in (rows.start_ns, rows.end_ns))
+    return merge(IntervalArray(zero_ns + start_ns, zero_ns + end_ns))
+
+
+def host_bound_launches(_dataset: LabelledRun, entry: DatasetEntry) -> Iterator[Finding]:
+    """The device of a trace waits for the host's next launch: the host had waited for the device before it, or issues
+    late. Of a record `pace_notes` says it.
+    """
     for rank, row, _ in _streams(entry):
         waited_ms, time_ms = row.host_wait_ms or 0.0, row.busy_ms + row.gap_ms
         who = "a trace of unknown rank" if rank is None else f"rank {rank}"
@@ -284,35 +289,27 @@ def uneven_steps(dataset: LabelledRun, _entry: DatasetEntry) -> Iterator[Finding
         yield Finding("uneven_steps", slow)
 
 
-def idle_cause(dataset: LabelledRun, entry: DatasetEntry) -> Iterator[Finding]:
-    """A tenth of the step or more is idle (or spent on data), most of it in one place: behind a read of the loss or a
-    copy to the host, where the host waited for the device and launches anew, or before the next batch, which was not
-    ready.
+def idle_cause(dataset: LabelledRun, account: StepAccount) -> Iterator[Finding]:
+    """A tenth of the step or more is spent on data, or idle, most of it in one place: behind a read of the loss or a
+    copy to the host, where the host waited for the device and launches anew.
     """
-    step_ms = _median(entry, JOB_STEP)
-    if not step_ms:
-        return
-    for rank, tables in list(dataset.run.ranks.items())[:READ_RANKS]:
-        steps, data_ns = detailed_steps(tables), 0
-        for step in steps:
-            spans = [(start, end) for start, end, (name, _) in step.ranges if name == "data"]
-            data_ns += measure(subtract(merge(clip(spans, (0, step.length_ns))), step.computing))
-        data_ms = data_ns / max(len(steps), 1) / NS_PER_MS
-        if data_ms >= LARGE_SHARE * step_ms:
+    for rank, own in list(account.ranks.items())[:READ_RANKS]:
+        data_ms = own.ms(2).get((OUTSIDE, "data"), 0.0)
+        if data_ms >= LARGE_SHARE * account.step_ms:
             yield Finding(
                 "starved_by_data",
                 f"rank {rank} waits {TEXT.quantity(data_ms, 'ms')} a step for its next batch: the data loader is too "
                 "slow",
                 rank=rank,
             )
-        idle_ms = {} if tables.source.timer == HOST_TIMER else idle_between(steps)
-        edges = max(idle_ms, key=idle_ms.__getitem__, default=None)
-        if edges is None or idle_ms[edges] < max(LARGE_SHARE * step_ms, MOST * sum(idle_ms.values())):
-            continue
-        if edges[0] in _WAITS:
+        idle_ms = {} if dataset.run.ranks[rank].source.timer == HOST_TIMER else own.ms(2, (IDLE,))
+        longest = max(idle_ms, key=idle_ms.__getitem__, default=(IDLE, ""))
+        before = longest[-1].partition(" .. ")[0]
+        least_ms = max(LARGE_SHARE * account.step_ms, MOST * sum(idle_ms.values()))
+        if before in _WAITS and idle_ms[longest] >= least_ms:
             yield Finding(
                 "idle_by_synchronisation",
-                f"rank {rank} is idle for {TEXT.quantity(idle_ms[edges], 'ms')} a step behind {_WAITS[edges[0]]}",
+                f"rank {rank} is idle for {TEXT.quantity(idle_ms[longest], 'ms')} a step behind {_WAITS[before]}",
                 rank=rank,
             )
 
@@ -331,6 +328,5 @@ RULES: Final[tuple[Rule, ...]] = (
     serialised_communicator,
     hidden_by_another_group,
     host_bound_launches,
-    idle_cause,
     exposed_not_blocking,
 )

@@ -303,6 +303,8 @@ def _pieces(
     )
     named = ((lane == Lane.COMPUTE) | (lane == Lane.AUX)) & (region != 0)
     ranges, ranges_kept = axis.place(of_step[named], span_start[named], span_end[named])
+    edging = named | (lane == Lane.COPY_TO_HOST)  # idle time lies between these
+    edges, edges_kept = axis.place(of_step[edging], span_start[edging], span_end[edging])
     of_loop = lane == Lane.RANGE
     loop_ranges, loop_kept = axis.place(of_step[of_loop], span_start[of_loop], span_end[of_loop])
     loop_region = region[of_loop][loop_kept]
@@ -318,6 +320,7 @@ def _pieces(
     cells = np.flatnonzero(exposed)
     owner = _owners(axis.cells(comm), flights.turn, outlasting, exposed)[cells]
     bringing = np.array([name.kind in BRINGING for name in rows.names] or [False], bool)[rows.name]
+    edge_region = region[edging][edges_kept]
     region = np.append(region[named][ranges_kept], 0)  # the last for cells that nothing covers
     row = flights.row[owner]
     where = region[_places(innermost, axis.step, bringing[row], cells)]
@@ -358,7 +361,7 @@ def _pieces(
         rest[own] = False
         for code, sum_ns in _sums(word[own], axis.cell_ns[own]):
             leaves[Leaf("range", words[code])] += sum_ns
-    leaves += _idle(axis, np.flatnonzero(rest), ranges, [words[at] for at in region[:-1].tolist()])
+    leaves += _idle(axis, np.flatnonzero(rest), edges, [words[at] for at in edge_region.tolist()])
     return (row[start], where[start], order[start], from_ns, from_ns + length_ns, in_bubble[start]), times, leaves
 
 
