@@ -65,8 +65,8 @@ CAUSES = {
         f"rank {RANK} (holds|computes) .*(computation|longer)",
         of_rank=True,
     ),
-    "data20": Planted("data_ms=20", "INPUT_BOUND", "rank . waits .* for its next batch"),
-    "data40": Planted("data_ms=40", "INPUT_BOUND", "rank . waits .* for its next batch"),
+    "data20": Planted("data_ms=20", "INPUT_BOUND", "ranks? [01-]* waits? .* for the next batch"),
+    "data40": Planted("data_ms=40", "INPUT_BOUND", "ranks? [01-]* waits? .* for the next batch"),
     "idle40": Planted("idle_ms=40", "RESIDUAL_HEAVY", "largest: idle: .*unexplained.*data and forward"),
     "synchronous": Planted("synchronous=1", "RESIDUAL_HEAVY", "largest: exposed allreduce"),
 }

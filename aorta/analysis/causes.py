@@ -201,6 +201,7 @@ def compare_accounts(
     candidate: Side | str,
     differences: Sequence[FactDifference] = (),
     why_none: str | None = None,
+    headline_ms: float = 0.0,
 ) -> AccountComparison:
     """Compare the accounts of two sides: of each part its means and change, which add up to the step's; and the cause.
 
@@ -213,6 +214,7 @@ def compare_accounts(
     Args:
         differences: of what was run; settings are named before the causes.
         why_none: the sentence that is said in place of causes, as where the sides did not do the same work.
+        headline_ms: by how much the verdict says that the median step changed; 0 where it is not decided.
     """
     sides = {"reference": reference, "candidate": candidate}
     unknown = [f"{name}: {side}" for name, side in sides.items() if isinstance(side, str)]
@@ -243,7 +245,7 @@ def compare_accounts(
     text = why_none or (_NONE if decided else None)
     if said:
         text = f"{_settings(differences)}{first_upper('; '.join(said))}"
-        text += "." if decided else ", while the step itself is not decided."
+        text += "." if decided or step.ms * headline_ms > 0 else ", while the step itself is not decided."
     return AccountComparison(
         reason=None,
         step=_as_document(step, ()),

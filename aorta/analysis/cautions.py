@@ -218,8 +218,14 @@ def notes_of(dataset: LabelledRun, entry: DatasetEntry, *, all_of_record: bool =
         note for note in health.notes if all_of_record or (entry.traces and not any(why in note for why in gaps))
     ]
     of_record = [*of_record, *cautions(entry), *device_notes(entry.devices)]
-    said = [finding.sentence for finding in known(entry.findings) or ()]
-    return [*autopsy_notes(entry), *nothing, *straggler_sentences(known(entry.stragglers)), *said, *of_record]
+    return [*autopsy_notes(entry), *nothing, *diagnoses(entry), *of_record]
+
+
+def diagnoses(entry: DatasetEntry) -> list[str]:
+    """Return who holds the others up, what the rules found, and who computes longer, which nothing may come of."""
+    stragglers = known(entry.stragglers)
+    uneven = [stragglers.uneven] if stragglers is not None and stragglers.uneven is not None else []
+    return [*straggler_sentences(stragglers), *(finding.sentence for finding in known(entry.findings) or ()), *uneven]
 
 
 def sampling_line(entry: DatasetEntry) -> str | None:

@@ -31,6 +31,7 @@ from aorta.analysis.account import (
 from aorta.analysis.aggregate import LabelledRun, job_step_times
 from aorta.analysis.settling import level_change, slow_steps
 from aorta.analysis.stragglers import cost_of, name_stragglers
+from aorta.command_line import name_ranks
 from aorta.documents import known
 from aorta.documents.dataset import DatasetEntry, Statistics
 from aorta.documents.explanations import Finding, Stragglers
@@ -55,6 +56,8 @@ _BLOCKS: Final = 0.1
 """Exposed communication that blocks computation for less than this share of it is called not blocking."""
 _ALONE: Final = 0.02
 """Share of a group's communication that computation hides, up to which it is called hidden by communication alone."""
+_STRETCHES: Final = 4
+"""Of ranks that a sentence names."""
 _CONNECTIONS: Final = "CUDA_DEVICE_MAX_CONNECTIONS"
 _FEWER_LAUNCHES: Final = "launch fewer kernels (torch.compile, CUDA graphs)"
 
@@ -293,15 +296,15 @@ def idle_cause(dataset: LabelledRun, account: StepAccount) -> Iterator[Finding]:
     """A tenth of the step or more is spent on data, or idle, most of it in one place: behind a read of the loss or a
     copy to the host, where the host waited for the device and launches anew.
     """
+    data_ms = {rank: own.ms(2).get((OUTSIDE, "data"), 0.0) for rank, own in account.ranks.items()}
+    starved = [rank for rank, ms in sorted(data_ms.items()) if ms >= LARGE_SHARE * account.step_ms]
+    if starved:
+        longest_ms, most = max((data_ms[rank], rank) for rank in starved)
+        wait = f"{name_ranks(starved, _STRETCHES)} wait{'' if len(starved) > 1 else 's'}"
+        up_to = f"{'up to ' if len(starved) > 1 else ''}{TEXT.quantity(longest_ms, 'ms')}"
+        sentence = f"{wait} {up_to} a step for the next batch: the data loader is too slow"
+        yield Finding("starved_by_data", sentence, rank=most)
     for rank, own in list(account.ranks.items())[:READ_RANKS]:
-        data_ms = own.ms(2).get((OUTSIDE, "data"), 0.0)
-        if data_ms >= LARGE_SHARE * account.step_ms:
-            yield Finding(
-                "starved_by_data",
-                f"rank {rank} waits {TEXT.quantity(data_ms, 'ms')} a step for its next batch: the data loader is too "
-                "slow",
-                rank=rank,
-            )
         idle_ms = {} if dataset.run.ranks[rank].source.timer == HOST_TIMER else own.ms(2, (IDLE,))
         longest = max(idle_ms, key=idle_ms.__getitem__, default=(IDLE, ""))
         before = longest[-1].partition(" .. ")[0]

@@ -205,12 +205,10 @@ def _uneven(busy_ms: Mapping[int, float], step_ms: float, named: Collection[int]
 
 
 def straggler_sentences(stragglers: Stragglers | None) -> list[str]:
-    """Return one sentence per rank that holds the others up, and one where a rank computes longer."""
-    if stragglers is None:
-        return []
+    """Return one sentence per rank that holds the others up."""
     said = []
-    for straggler in stragglers.ranks:
+    for straggler in () if stragglers is None else stragglers.ranks:
         why = f": {straggler.because}" if straggler.because else "; why is not known"
         late = TEXT.quantity(max(straggler.late_ms, straggler.cost_ms), "ms")
         said.append(f"rank {straggler.rank} holds the others up {late} a step{why}")
-    return [*said, *([stragglers.uneven] if stragglers.uneven else [])]
+    return said

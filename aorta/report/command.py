@@ -129,7 +129,9 @@ def _next(command: str, summary: Summary, rules: Rules) -> str:
         return ""  # a gate could not decide either
     test = entry.test
     chance = test.p is not None and test.p > rules.alpha and test.effect.value is not None
-    if entry.verdict == "inconclusive" and chance and test.power.launches is not None:
+    if entry.verdict == "inconclusive" and chance:
+        if test.power.launches is None:
+            return ""  # nor would a gate decide
         wanted = TEXT.effect(max(abs(test.effect.value or 0.0), test.margin), test.effect.kind).lstrip("+")
         count, power = max(test.power.launches, max(entry.counts) + 1), TEXT.percent(test.power.probability, 0)
         return (

@@ -259,7 +259,9 @@ def _charged_by(program: RunProgram, settings: EmulatedFabric) -> RunProgram:
 
 
 def _per_collective(program: RunProgram, value: Callable[[Issued], float]) -> dict[tuple[int, ...], Floats]:
-    """Return a value per collective: layouts of a step -> shape (places, ranks), or (places, 1) where ranks agree."""
+    """Return layouts of a step -> a value per collective, shape (collectives, ranks), or (collectives, 1) where ranks
+    agree.
+    """
     of_layout = [np.array([value(issued) for issued in layout.issued], np.float64) for layout in program.layouts]
     tables: dict[tuple[int, ...], Floats] = {}
     for step in program.steps:

@@ -124,7 +124,7 @@ def _parts(program: RunProgram) -> Iterator[tuple[_What, str, CommSpeed]]:
     every = [(position, issued) for layout in program.layouts for position, issued in enumerate(layout.issued)]
     for kind in sorted({issued.kind for _, issued in every}):
         yield "kind", kind, CommSpeed(f"comm.kind.{kind}=free", np.inf, kind=kind)
-    together: dict[tuple[int, str, int], set[str]] = defaultdict(set)  # place, kind, number of ranks -> groups
+    together: dict[tuple[int, str, int], set[str]] = defaultdict(set)  # position, kind, number of ranks -> groups
     for position, issued in every:
         together[position, issued.kind, len(issued.ranks)].add(issued.group)
     family = {issued.group: {issued.group} for _, issued in every}

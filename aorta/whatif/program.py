@@ -35,12 +35,12 @@ class What(IntEnum):
 
 
 class Operation(NamedTuple):
-    """One operation of a rank. `place` is the index of the collective among those that the rank issues in a step;
+    """One operation of a rank. `position` is the index of the collective among those that the rank issues in a step;
     `back`: how many steps before this one it was issued.
     """
 
     what: What
-    place: int = -1
+    position: int = -1
     back: int = 0
 
 

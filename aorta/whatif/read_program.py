@@ -126,10 +126,10 @@ def network_of(fabric: Mapping[str, object] | None, world_size: int) -> Emulated
 
 
 class _Known(NamedTuple):
-    """A collective that was issued: index of its step, its place in it, its end on the common clock."""
+    """A collective that was issued: index of its step, its position in it, its end on the common clock."""
 
     step: int
-    place: int
+    position: int
     end_ns: int
 
 
@@ -137,7 +137,7 @@ class _Rank:
     """The steps of one rank that are read, and what has been read of them.
 
     Attributes:
-        places: index of each step in the rank's tables.
+        rows: index of each step in the rank's tables.
         start_ns: when each began, on the clock that all ranks share.
         links: name of a link -> its number on this rank.
         known: group and number -> a collective that was issued in the last steps.
@@ -147,24 +147,24 @@ class _Rank:
     def __init__(self, tables: RankTables, steps: Ints, offset_ns: int | None) -> None:
         columns = tables.steps
         self.tables = tables
-        self.places: list[int] = np.searchsorted(columns.global_step, steps).tolist()
+        self.rows: list[int] = np.searchsorted(columns.global_step, steps).tolist()
         began = columns.start_mono_ns if offset_ns is None else columns.t_start_ns + offset_ns
-        self.start_ns: list[int] = began[self.places].tolist()
+        self.start_ns: list[int] = began[self.rows].tolist()
         self.groups = {name: tuple(sorted(members)) for name, members in tables.source.groups.items()}
         self.links: dict[str, int] = {}
         self.known: dict[tuple[str, int], _Known] = {}
         self.left_ns = self.start_ns[0]
 
-    def spans(self, place: int) -> Spans | None:
+    def spans(self, row: int) -> Spans | None:
         """Return what ran inside a step, read from the record's line where the tables were read without; None where the
         source does not say who waited for what.
 
         Raises:
             InputError: it can no longer be read.
         """
-        spans, step = self.tables.spans, place
+        spans, step = self.tables.spans, row
         if spans is None:
-            spans, step = self.tables.details.spans(np.array([place])), 0
+            spans, step = self.tables.details.spans(np.array([row])), 0
         return spans.of_step(step) if spans.waits_known is not None and spans.waits_known[step] else None
 
 
@@ -225,7 +225,7 @@ class _Reader:
         busy_ns = np.full((links, len(self._ranks)), LONG_AGO, np.int64)
         for at, until_ns in self._busy_before.items():
             busy_ns[at] = until_ns
-        recorded = [rank.tables.steps.take(np.array(rank.places)) for rank in self._ranks]
+        recorded = [rank.tables.steps.take(np.array(rank.rows)) for rank in self._ranks]
         return RunProgram(
             ranks=tuple(rank.tables.source.rank for rank in self._ranks),
             world_size=self._run.health.world_size,
@@ -251,17 +251,17 @@ class _Reader:
             rows = self._schedules.of(global_step, layouts, self._layouts)
         except InputError as error:
             raise _not_replayable(self._run, error) from error
-        places = max(len(of_rank.by_backend) for of_rank in made)
-        charged = None  # by the network's formula, shape (places, ranks) or (places, 1)
+        count = max(len(of_rank.by_backend) for of_rank in made)
+        charged = None  # by the network's formula, shape (collectives, ranks) or (collectives, 1)
         if self._network is not None:
             known, world = list(self._layouts), self._run.health.world_size
             different = layouts if len(set(layouts)) > 1 else layouts[:1]
-            charged = np.zeros((places, len(different)), np.int64)
+            charged = np.zeros((count, len(different)), np.int64)
             for column, layout in enumerate(different):
-                for place, issued in enumerate(known[layout].issued):
-                    charged[place, column] = round(issued.charge_ns(world, self._network))
-        times_ns = np.zeros((4, places, len(made)), np.int64)
-        by_backend = np.zeros((places, len(made)), bool)
+                for position, issued in enumerate(known[layout].issued):
+                    charged[position, column] = round(issued.charge_ns(world, self._network))
+        times_ns = np.zeros((4, count, len(made)), np.int64)
+        by_backend = np.zeros((count, len(made)), bool)
         for column, of_rank in enumerate(made):
             times_ns[:, : len(of_rank.by_backend), column] = of_rank.times_ns
             by_backend[: len(of_rank.by_backend), column] = of_rank.by_backend
@@ -292,8 +292,8 @@ class _Reader:
         """Return one step of one rank. A wait for a collective that was issued before the first step of the program is
         own time.
         """
-        place, start_ns, number = rank.places[index], rank.start_ns[index], rank.tables.source.rank
-        inside, rows = rank.spans(place), rank.tables.collectives.of_step(place)
+        row, start_ns, number = rank.rows[index], rank.start_ns[index], rank.tables.source.rank
+        inside, rows = rank.spans(row), rank.tables.collectives.of_step(row)
         if inside is None:
             raise _not_replayable(
                 self._run,
@@ -321,20 +321,20 @@ class _Reader:
         waits = []
         for name, seq, enter_ns, leave_ns in _rows(inside.of_lanes(Lane.WAIT), "name", "ref", "start_ns", "end_ns"):
             if (ended := rank.known.get((inside.names[name].name, seq))) is not None:
-                operation = Operation(What.WAIT, ended.place, index - ended.step)
+                operation = Operation(What.WAIT, ended.position, index - ended.step)
                 waits.append(_Moment(enter_ns, leave_ns, operation, ended.end_ns - start_ns))
-        host, wake, placed = list[int](), list[int](), list[_Moment]()
+        host, wake, moments = list[int](), list[int](), list[_Moment]()
         now = rank.left_ns - start_ns
-        for moment in _in_order(waits, arrivals, int(rank.tables.steps.length_ns[place])):
+        for moment in _in_order(waits, arrivals, int(rank.tables.steps.length_ns[row])):
             enter = max(moment.enter_ns, now)
             leave = max(moment.leave_ns, enter)
             host.append(enter - now)
             wake.append(leave - max(enter, moment.until_ns) if moment.operation.what is What.WAIT else 0)
-            placed.append(moment._replace(enter_ns=enter, leave_ns=leave))
+            moments.append(moment._replace(enter_ns=enter, leave_ns=leave))
             now = leave
         rank.left_ns = start_ns + now
         rank.known = {key: ended for key, ended in rank.known.items() if ended.step >= index - _REMEMBERED_STEPS}
-        layout = RankLayout(tuple(moment.operation for moment in placed), issued)
+        layout = RankLayout(tuple(moment.operation for moment in moments), issued)
         times = np.full((4, len(rows)), NO_TIME, np.int64)
         times[:3] = start_ns + np.array([arrivals, rows.start_ns, rows.end_ns])
         if rows.backend_end_ns is not None:
@@ -344,7 +344,7 @@ class _Reader:
             host_ns=host,
             wake_ns=wake,
             spans=[
-                (lane == Lane.COMPUTE, _anchor(placed, begin, begins=True), _anchor(placed, end, begins=False))
+                (lane == Lane.COMPUTE, _anchor(moments, begin, begins=True), _anchor(moments, end, begins=False))
                 for lane, begin, end in _rows(
                     inside.of_lanes(Lane.COMPUTE, Lane.HAND_OVER), "lane", "start_ns", "end_ns"
                 )
@@ -375,8 +375,8 @@ class _Reader:
         backend: Ints,
     ) -> None:
         """Write costs of collectives, and until when their links are busy."""
-        places, columns = row.places, row.columns
-        issue, start, end, backend_end = times_ns[:, places, columns]
+        positions, columns = row.positions, row.columns
+        issue, start, end, backend_end = times_ns[:, positions, columns]
         links = list(zip(row.links.tolist(), columns.tolist(), strict=True))
         for at, came_ns, begun_ns in zip(links, issue.tolist(), start.tolist(), strict=True):
             if at[0] >= 0 and at not in self._free:  # before its first collective only that collective can tell
@@ -386,18 +386,18 @@ class _Reader:
         took = end - np.maximum(last, free)
         self._collectives += len(columns)
         if not self._law:
-            cost[places, columns] = took
+            cost[positions, columns] = took
         else:
-            backend_set = by_backend[places, columns]
+            backend_set = by_backend[positions, columns]
             self._backend_was_limit += int(backend_set.sum())
             assert charged is not None  # an emulated network charges
-            by_law = charged[places, np.minimum(columns, charged.shape[1] - 1)]
+            by_law = charged[positions, np.minimum(columns, charged.shape[1] - 1)]
             # The same on every rank, jitter included: where the backend set the end here, another rank may know it.
             shown = np.maximum.reduceat(np.where(backend_set, LONG_AGO, took), row.starts)[row.which]
-            cost[places, columns] = np.where(backend_set, np.where(shown > LONG_AGO, shown, by_law), took)
+            cost[positions, columns] = np.where(backend_set, np.where(shown > LONG_AGO, shown, by_law), took)
             known = backend_end != NO_TIME
             until = np.where(known, backend_end, end)
-            backend[places, columns] = np.where(backend_set | known, np.maximum(until - last, 0), 0)
+            backend[positions, columns] = np.where(backend_set | known, np.maximum(until - last, 0), 0)
         self._free |= {at: until_ns for at, until_ns in zip(links, end.tolist(), strict=True) if at[0] >= 0}
 
 
@@ -414,7 +414,7 @@ def _in_order(waits: Sequence[_Moment], issue_ns: Sequence[int], length_ns: int)
     """
     moments = [_Moment(0, 0, Operation(What.BEGIN))]
     at = 0
-    for place, came_ns in enumerate(issue_ns):
+    for position, came_ns in enumerate(issue_ns):
         tied = at
         while at < len(waits) and waits[at].enter_ns < came_ns:
             at += 1
@@ -423,14 +423,14 @@ def _in_order(waits: Sequence[_Moment], issue_ns: Sequence[int], length_ns: int)
         while tied < len(waits) and waits[tied].enter_ns == came_ns:
             tied += 1
         same = waits[at:tied]
-        if not any(wait.leave_ns > came_ns or wait.operation[1:] == (place, 0) for wait in same):
+        if not any(wait.leave_ns > came_ns or wait.operation[1:] == (position, 0) for wait in same):
             moments += same  # all of these waits were over before the issue
             at = tied
-        moments.append(_Moment(came_ns, came_ns, Operation(What.ISSUE, place)))
+        moments.append(_Moment(came_ns, came_ns, Operation(What.ISSUE, position)))
     return [*moments, *waits[at:], _Moment(length_ns, length_ns, Operation(What.END))]
 
 
-def _anchor(placed: Sequence[_Moment], at_ns: int, *, begins: bool) -> _Anchor:
+def _anchor(moments: Sequence[_Moment], at_ns: int, *, begins: bool) -> _Anchor:
     """Return where a span begins: behind every operation that was over by then, and behind a wait that it began in; or
     where it ends: before an operation that the rank reached at that very moment, and before a wait that it ended in.
     """
@@ -441,8 +441,8 @@ def _anchor(placed: Sequence[_Moment], at_ns: int, *, begins: bool) -> _Anchor:
             return moment.leave_ns > at_ns and not inside_wait
         return moment.enter_ns >= at_ns or moment.leave_ns > at_ns
 
-    index = max(bisect_left(placed, True, key=later) - 1, 0)
-    return index, max(at_ns - placed[index].leave_ns, 0)
+    index = max(bisect_left(moments, True, key=later) - 1, 0)
+    return index, max(at_ns - moments[index].leave_ns, 0)
 
 
 def _padded(rows: Sequence[Sequence[int]]) -> Column:

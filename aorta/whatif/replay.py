@@ -40,7 +40,7 @@ class Act(NamedTuple):
 
     operation: int
     what: What
-    place: int
+    position: int
     back: int
     ranks: slice
 
@@ -51,19 +51,19 @@ class CollectiveBatch:
 
     Attributes:
         columns: their ranks, those of one collective side by side.
-        places: of the collective on each of these ranks.
+        positions: of the collective on each of these ranks.
         links: of these ranks; -1 where it waits for no other collective.
         starts: where in `columns` each collective's ranks begin.
         which: for each of `columns`, the index of its collective.
-        place: the place of the one collective that is here, where it is of all ranks, on one link and at one place.
+        position: of the one collective that is here, where it is of all ranks, on one link and at one position.
     """
 
     columns: _Indices
-    places: _Indices
+    positions: _Indices
     links: _Indices
     starts: _Indices
     which: _Indices
-    place: int | None
+    position: int | None
 
 
 _Rows: TypeAlias = list[Act | CollectiveBatch]
@@ -101,25 +101,25 @@ def schedule(ranks: Sequence[int], layouts: Sequence[RankLayout]) -> _Rows:
     Raises:
         InputError: ranks of a group issue different collectives, or some wait for each other for ever.
     """
-    met: dict[_Instance, dict[int, int]] = defaultdict(dict)  # collective -> column of a rank -> its place there
-    instances: list[list[_Instance]] = []  # of each rank, by place
+    met: dict[_Instance, dict[int, int]] = defaultdict(dict)  # collective -> column of a rank -> its position there
+    instances: list[list[_Instance]] = []  # of each rank, by position
     for column, layout in enumerate(layouts):
         counts: dict[tuple[str, Members], int] = defaultdict(int)
         instances.append([])
-        for place, issued in enumerate(layout.issued):
+        for position, issued in enumerate(layout.issued):
             group = (issued.group, issued.ranks)
             instances[-1].append((*group, counts[group]))
-            met[*group, counts[group]][column] = place
+            met[*group, counts[group]][column] = position
             counts[group] += 1
-    for (name, members, number), placed in met.items():
-        here = {ranks[column] for column in placed}
+    for (name, members, number), position_of in met.items():
+        here = {ranks[column] for column in position_of}
         if missing := [rank for rank in members if rank not in here]:
             raise InputError(
                 f"collective {number} of group {name!r} in a step was not issued by its rank(s) "
                 f"{', '.join(map(str, missing[:8]))} in that step: a replay needs every rank to issue the collectives "
                 "of a group in the same steps"
             )
-        first, *others = ((ranks[column], layouts[column].issued[place]) for column, place in placed.items())
+        first, *others = ((ranks[column], layouts[column].issued[position]) for column, position in position_of.items())
         for other in others:
             if other[1][::2] != first[1][::2]:  # kind, bytes and link
                 said = (f"rank {rank} {issued.kind} of {issued.bytes} bytes" for rank, issued in (first, other))
@@ -129,7 +129,7 @@ def schedule(ranks: Sequence[int], layouts: Sequence[RankLayout]) -> _Rows:
                 )
     alike = (
         all(layout.operations == layouts[0].operations for layout in layouts)
-        and all(len(set(placed.values())) == 1 for placed in met.values())
+        and all(len(set(position_of.values())) == 1 for position_of in met.values())
         and len({len(layout.issued) for layout in layouts}) == 1
     )
     return _together(layouts, instances, met) if alike else _in_turn(ranks, layouts, instances, met)
@@ -142,12 +142,12 @@ def _together(
     rows: _Rows = []
     issued = set[int]()
     for index, operation in enumerate(layouts[0].operations):
-        if operation.what is What.WAIT and not operation.back and operation.place not in issued:
-            raise InputError(f"a step waits for its collective {operation.place} before issuing it")
+        if operation.what is What.WAIT and not operation.back and operation.position not in issued:
+            raise InputError(f"a step waits for its collective {operation.position} before issuing it")
         rows.append(Act(index, *operation, everyone))
         if operation.what is What.ISSUE:
-            issued.add(operation.place)
-            chosen = dict.fromkeys(of_rank[operation.place] for of_rank in instances)
+            issued.add(operation.position)
+            chosen = dict.fromkeys(of_rank[operation.position] for of_rank in instances)
             rows.append(_batch([met[instance] for instance in chosen], layouts))
     return rows
 
@@ -161,13 +161,15 @@ def _in_turn(
     """Return rows of single ranks: each continues until it waits for a collective that not all its ranks issued."""
     rows: _Rows = []
     at = [0] * len(layouts)
-    missing = {instance: len(places) for instance, places in met.items()}
+    missing = {instance: len(positions) for instance, positions in met.items()}
     moved = True
     while moved:
         moved = False
         for column, layout in enumerate(layouts):
             for operation in layout.operations[at[column] :]:
-                instance = instances[column][operation.place] if operation.place >= 0 and not operation.back else None
+                instance = (
+                    instances[column][operation.position] if operation.position >= 0 and not operation.back else None
+                )
                 if operation.what is What.WAIT and instance is not None and missing[instance]:
                     break
                 rows.append(Act(at[column], *operation, slice(column, column + 1)))
@@ -187,17 +189,19 @@ def _in_turn(
 
 
 def _batch(chosen: Sequence[dict[int, int]], layouts: Sequence[RankLayout]) -> CollectiveBatch:
-    rows = [(column, place, layouts[column].issued[place].link) for met in chosen for column, place in met.items()]
-    columns, places, links = zip(*rows, strict=True)
+    rows = [
+        (column, position, layouts[column].issued[position].link) for met in chosen for column, position in met.items()
+    ]
+    columns, positions, links = zip(*rows, strict=True)
     sizes = [len(met) for met in chosen]
-    alone = sizes == [len(layouts)] and len(set(places)) == len(set(links)) == 1 and links[0] is not None
+    alone = sizes == [len(layouts)] and len(set(positions)) == len(set(links)) == 1 and links[0] is not None
     return CollectiveBatch(
         columns=np.array(columns, np.intp),
-        places=np.array(places, np.intp),
+        positions=np.array(positions, np.intp),
         links=np.array([-1 if link is None else link for link in links], np.intp),
         starts=np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.intp),
         which=np.repeat(np.arange(len(sizes)), sizes),
-        place=places[0] if alone else None,
+        position=positions[0] if alone else None,
     )
 
 
@@ -271,11 +275,11 @@ def replay(program: RunProgram, keep: Collection[int] = ()) -> Times:
                 case What.BEGIN:
                     times.begin_ns[index, row.ranks] = clock
                 case What.ISSUE:
-                    arrived[row.place, row.ranks] = clock
+                    arrived[row.position, row.ranks] = clock
                 case What.WAIT:
                     resumed = clock.copy()
                     if row.back < len(ends):  # otherwise of a step before the first
-                        np.maximum(resumed, ends[row.back][row.place, row.ranks], out=resumed)
+                        np.maximum(resumed, ends[row.back][row.position, row.ranks], out=resumed)
                     resumed += step.wake_ns[row.operation, row.ranks]
                     np.maximum(clock, resumed, out=clock)  # never before it arrived
                 case What.END:
@@ -290,28 +294,28 @@ def _meet(
 ) -> None:
     """Write when collectives end (and begin, if that is wanted), and until when their links are busy."""
     cost, backend = step.cost_ns, step.backend_ns
-    if row.place is not None and begin is None:
+    if row.position is not None and begin is None:
         # One collective of all ranks: the common case, without copies.
-        free, place = link_free[row.links[0]], row.place
-        last = arrived[place].max()
+        free, position = link_free[row.links[0]], row.position
+        last = arrived[position].max()
         np.maximum(free, last, out=free)
-        free += cost[place]
+        free += cost[position]
         if backend is not None:
-            np.maximum(free, last + backend[place], out=free)
-        end[place] = free
+            np.maximum(free, last + backend[position], out=free)
+        end[position] = free
         return
-    columns, places = row.columns, row.places
-    came = arrived[places, columns]
+    columns, positions = row.columns, row.positions
+    came = arrived[positions, columns]
     last = np.maximum.reduceat(came, row.starts)[row.which]
     linked = row.links >= 0
     free = np.where(linked, link_free[np.maximum(row.links, 0), columns], LONG_AGO)
-    done = np.maximum(last, free) + cost[places, np.minimum(columns, cost.shape[1] - 1)]
+    done = np.maximum(last, free) + cost[positions, np.minimum(columns, cost.shape[1] - 1)]
     if backend is not None:
-        done = np.maximum(done, last + backend[places, columns])
-    end[places, columns] = done
+        done = np.maximum(done, last + backend[positions, columns])
+    end[positions, columns] = done
     link_free[row.links[linked], columns[linked]] = done[linked]
     if begin is not None:
-        begin[places, columns] = np.maximum(came, free)
+        begin[positions, columns] = np.maximum(came, free)
 
 
 RANK_STEPS: int = 512

@@ -33,6 +33,7 @@ from aorta.analysis.compare.run_comparison import (
     why_ratios_alone,
 )
 from aorta.analysis.compare.verdict import (
+    DECIDED,
     GUARD,
     NOT_COMPARABLE,
     NOT_SETTLED,
@@ -251,7 +252,11 @@ def add_account(comparison: Comparison, sides: tuple[Subject, Subject], rules: R
         why_none = f"None is named: it takes {LEAST_LAUNCHES} launches per side."
     elif few > 1 and order is not None and not (order.comparable or rules.assume_no_drift):
         why_none = f"None is named: {order.reason}."
-    comparison.account = compare_accounts(before.accounts, after.accounts, comparison.manifest_differences, why_none)
+    step = comparison.metrics.get(GUARD)
+    headline_ms = step.difference or 0.0 if step is not None and step.verdict in DECIDED else 0.0
+    comparison.account = compare_accounts(
+        before.accounts, after.accounts, comparison.manifest_differences, why_none, headline_ms
+    )
 
 
 def _warnings(

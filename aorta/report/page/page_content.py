@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from aorta.analysis.aggregate import LabelledRun, job_step_times
-from aorta.analysis.cautions import alerts, autopsy_title, notes_of
+from aorta.analysis.cautions import alerts, autopsy_title, diagnoses, notes_of
 from aorta.analysis.compare.headline import is_comparable
 from aorta.analysis.pace import DRAWN
-from aorta.analysis.stragglers import straggler_sentences
 from aorta.autopsy.judge import process_label
 from aorta.autopsy.report import waiting_sentence
 from aorta.command_line import rounded_time
@@ -116,10 +115,7 @@ def write_page(datasets: Mapping[str, LabelledRun], summary: Summary, path: Path
         "findings": [
             f"{drawn.get(label, label)}: {sentence}" if len(entries) > 1 or drawn else first_upper(sentence)
             for label, entry in entries.items()
-            for sentence in (
-                *straggler_sentences(known(entry.stragglers)),
-                *(finding.sentence for finding in known(entry.findings) or ()),
-            )
+            for sentence in diagnoses(entry)
         ],
         "attribution": attribution,
         "bars": step_bars(entries),
