@@ -40,6 +40,8 @@ HIDES, WAITING, TRANSFER, NOT_KNOWN, BUBBLE = (
     "waiting or transfer, not known which",
     "bubble",
 )
+ANY_PHASE: Final = "any phase"
+"""Of computation, where the source tells no passes of blocks: traces."""
 AGREES: Final = 0.001
 """Of the step: what the record counts as computation or exposed may differ by so much from what its rows show."""
 MARGIN: Final = 0.02
@@ -157,7 +159,7 @@ def _of_rank(sums: ExposedSums) -> StepAccount:
     for leaf, total in sums.leaves.items():
         match leaf.part:
             case "computation":
-                words: Words = (COMPUTATION, leaf.name or "any phase", HIDES if leaf.hides else "alone")
+                words: Words = (COMPUTATION, leaf.name or ANY_PHASE, HIDES if leaf.hides else "alone")
             case "outside blocks":
                 words = (OUTSIDE, leaf.name or "any work")
             case "copies":
@@ -252,7 +254,7 @@ def in_words(words: Words) -> str:
         return f"idle between {' and '.join(more[0].split(' .. '))} (outside timed blocks)"
     if part == OUTSIDE and more:
         return "waiting for the DataLoader" if more[0] == "data" else more[0]
-    return f"{more[0]} computation" if more else part
+    return f"{more[0]} computation" if more and more[0] != ANY_PHASE else part
 
 
 def is_unexplained(idle: str) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from aorta.analysis.account import COMPUTATION, EXPOSED, HIDES, IDLE, MOST, OUTSIDE, is_unexplained
+from aorta.analysis.account import ANY_PHASE, COMPUTATION, EXPOSED, HIDES, IDLE, MOST, OUTSIDE, is_unexplained
 from aorta.analysis.findings import LARGE_SHARE
 from aorta.documents import known
 from aorta.documents.comparison import SIDES, Comparison
@@ -69,7 +69,8 @@ def account_rows(account: Account | None, most: int | None = None) -> list[dict[
         parts[COMPUTATION].parts if COMPUTATION in parts else (), key=lambda part: part.name != "forward"
     ):
         hidden = sum(below.ms for below in part.parts if below.name == HIDES)
-        add(part.name, part, f"hides {rough_ms(hidden)} of communication" if hidden else "")
+        name = COMPUTATION if part.name == ANY_PHASE else part.name
+        add(name, part, f"hides {rough_ms(hidden)} of communication" if hidden else "")
     for part in parts[EXPOSED].parts if EXPOSED in parts else ():
         add(f"exposed {part.name}", part, ", ".join(f"{rough_ms(below.ms)} {below.name}" for below in part.parts))
     for name, part in outside.items():

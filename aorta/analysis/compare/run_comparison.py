@@ -107,8 +107,9 @@ def compare(
         _withhold([*metrics.values(), *listed], f"{why}: {', '.join(unlike)}")
     warnings = _warnings(reference, candidate, differences, unlike)
     if single:
-        silent = (side for side, run in zip(SIDES, (reference, candidate), strict=True) if run.manifest is None)
-        warnings += [f"the {side} has no manifest: {UNNOTICED}" for side in silent]
+        silent = [side for side, run in zip(SIDES, (reference, candidate), strict=True) if run.manifest is None]
+        who = "neither side has a" if len(silent) > 1 else f"the {silent[0]} has no" if silent else ""
+        warnings += [f"{who} manifest: {UNNOTICED}"] if silent else []
     swaps = (not_swapped(*facts_of, variable) for variable in ("LD_PRELOAD", "LD_LIBRARY_PATH"))
     return Comparison(
         reference=datasets[0].label,

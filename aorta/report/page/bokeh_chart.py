@@ -137,8 +137,7 @@ def new_chart(
         **{"x_range": model("DataRange1d"), "y_range": model("DataRange1d"), **ranges},
     )
     for dimension_index, (dimension, side, label) in enumerate((("x", "below", x_label), ("y", "left", y_label))):
-        categories = plot[f"{dimension}_range"].kind == "FactorRange"
-        kind = "Categorical" if categories else "Log" if log and dimension == "x" else "Linear"
+        kind = "Log" if log and dimension == "x" else "Linear"
         axis = model(
             f"{kind}Axis",
             axis_label=plain(label) or None,
@@ -149,14 +148,11 @@ def new_chart(
             axis_label_text_font_style="normal",
             major_label_text_font_size="11px",
             minor_tick_line_color=None,
+            ticker=model("BasicTicker"),
+            formatter=model("NumeralTickFormatter", format=NUMBERS),
         )
-        if not categories:
-            axis.attributes["ticker"] = model("BasicTicker")
-            axis.attributes["formatter"] = model("NumeralTickFormatter", format=NUMBERS)
         plot.attributes |= {side: [axis], f"{dimension}_scale": model(f"{kind}Scale")}
-        plot["center"].append(
-            model("Grid", dimension=dimension_index, axis=axis, grid_line_color=None if categories else GRID)
-        )
+        plot["center"].append(model("Grid", dimension=dimension_index, axis=axis, grid_line_color=GRID))
     return plot
 
 
