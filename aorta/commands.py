@@ -99,7 +99,7 @@ COMMANDS: Final[dict[str, Command]] = {
         "cuda rocm",
     ),
     "whatif": Command(
-        "aorta.whatif.whatif_command:main",
+        "aorta.report.whatif_command:main",
         "what a run would have measured with another network, no straggler, more ranks",
         "cuda --set network.bandwidth=x2",
     ),

@@ -28,7 +28,7 @@ from aorta.documents.comparison import (
 )
 from aorta.documents.dataset import MEANS, DatasetEntry, Statistics
 from aorta.documents.explanations import WhatIf
-from aorta.documents.formatting import PAGE, TEXT, is_zero, json_text
+from aorta.documents.formatting import TEXT, is_zero, json_text
 from aorta.documents.metrics import JOB_STEP, RATIO_PARTS, metric_named
 from aorta.report.summary import SHOWN_MARGINALS
 from aorta.report.tables import ON_PAGE, TERMINAL, Column, Table, text_column
@@ -302,7 +302,12 @@ def gains_tables(label: str, gains: WhatIf) -> tuple[Table, Table]:
     )
     noted = "; ".join(f"{row.name}: {note}" for row in gains.gains for note in row.notes)
     note = noted or (None if gains.gains else "No change that was tried gains enough to mention.")
-    free = (text_column("name", title="what is free"), text_column("what", title="is", media=_PAGE), gain)
+    free = (
+        text_column("name", title="what is free"),
+        text_column("what", title="is", media=_PAGE),
+        gain,
+        text_column("change", title="--set"),
+    )
     parts = [*gains.marginals[:SHOWN_MARGINALS], *gains.bounds]
     return (
         Table(f"gains-{label}", "The changes that would gain most, each alone", changes, gains.gains, note),
@@ -315,8 +320,8 @@ def gains_tables(label: str, gains: WhatIf) -> tuple[Table, Table]:
 def gains_basis(gains: WhatIf) -> str:
     """Return what the gains rest on."""
     return (
-        f"A replay of the last {gains.steps} steps on {gains.ranks} ranks, with {PAGE.percent(gains.level, 0)} "
-        "intervals. Gains overlap: do not add them up."
+        f"A replay of the last {gains.steps} steps on {gains.ranks} ranks, {TEXT.quantity(gains.step_ms, 'ms')} each, "
+        f"with {TEXT.percent(gains.level, 0)} intervals. Gains overlap: do not add them up."
     )
 
 

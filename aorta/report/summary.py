@@ -31,7 +31,7 @@ from aorta.errors import InputError
 from aorta.read.run import Run
 from aorta.version import __version__
 from aorta.whatif.gains import gains
-from aorta.whatif.prediction import LEVEL, base_of
+from aorta.whatif.prediction import base_of
 from aorta.whatif.read_program import program_of
 
 SUMMARY_VERSION: Final = 1
@@ -147,22 +147,10 @@ def _replayed(run: Run, differing: Collection[str]) -> WhatIf:
     if last < _LEAST_STEPS:
         raise InputError(f"{len(run.ranks)} ranks are too many to be replayed for a report; ask {ask}")
     program = program_of(run, last)
-    base = base_of(program)
-    predicted = gains(base, differing)
-    shown = [part for index, part in enumerate(predicted.marginals) if index < SHOWN_MARGINALS or part.what == "kind"]
-    first = predicted.gains[0].change if predicted.gains else None
-    return WhatIf(
-        reason=None,
-        steps=predicted.steps,
-        ranks=len(program.ranks),
-        level=LEVEL,
-        step_ms=predicted.step_ms,
-        check=base.identity.problem(),
-        gains=predicted.gains,
-        marginals=shown,
-        bounds=predicted.bounds,
-        notes=predicted.notes,
-        # Of the same steps, so that the answer is the same.
-        command=f"{ask} --set {shlex.quote(first or 'network.bandwidth=x2')}"
-        + (f" --last {last}" if predicted.steps == last else ""),
-    )
+    of_these = (
+        f" --last {last}" if len(program.steps) == last else ""
+    )  # of the same steps, so that the answer is the same
+    predicted = gains(base_of(program), differing, f"{ask}{of_these}")
+    marginals = enumerate(predicted.marginals)
+    predicted.marginals = [part for index, part in marginals if index < SHOWN_MARGINALS or part.what == "kind"]
+    return predicted

@@ -7,6 +7,7 @@ docs/dev/what-if-model.md defines them. Must not add gains up: a collective may 
 
 from __future__ import annotations
 
+import shlex
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from typing import Final, Literal, TypeAlias
@@ -15,13 +16,13 @@ import msgspec
 import numpy as np
 
 from aorta.analysis.collective_metrics import NO_SLOWER_RANKS
-from aorta.documents.explanations import GainEntry
+from aorta.documents.explanations import GainEntry, WhatIf
 from aorta.documents.formatting import TEXT, rough_interval, rough_ms
 from aorta.errors import InputError
 from aorta.read.frames import Floats, Ints
 from aorta.timeline.overlap import NS_PER_MS
 from aorta.whatif.changes import Change, CommSpeed, NoStragglers, apply, parse_changes
-from aorta.whatif.prediction import FREE, STATED_ERROR, Base, gain_of, predict_from
+from aorta.whatif.prediction import FREE, LEVEL, STATED_ERROR, Base, gain_of, predict_from
 from aorta.whatif.program import RunProgram
 from aorta.whatif.replay import replay
 
@@ -41,25 +42,12 @@ _LAUNCHED_BY: Final = {
 _What: TypeAlias = Literal["network", "ranks", "kind", "group", "bound"]
 
 
-class Gains(msgspec.Struct, frozen=True):
-    """What a step would gain, the largest gain first.
-
-    `gains`: changes, alone. `marginals`: kinds and groups of collectives, if one alone were free. `notes`: as those
-    of a prediction, and what was left out.
-    """
-
-    step_ms: float
-    steps: int
-    gains: list[GainEntry]
-    marginals: list[GainEntry]
-    bounds: list[GainEntry]
-    notes: list[str]
-
-
-def gains(base: Base, differing: Collection[str] = ()) -> Gains:
-    """Replay the run with every change alone.
+def gains(base: Base, differing: Collection[str] = (), ask: str = "aorta whatif RUN") -> WhatIf:
+    """Return what a step would gain, the largest gain first: every change alone, every kind and group of collectives if
+    it alone were free, and bounds.
 
     Args:
+        ask: the command that is asked for more.
         differing: settings in which the run differs from the one that it is compared with. What they changed was
             measured, and is not predicted.
     """
@@ -103,13 +91,20 @@ def gains(base: Base, differing: Collection[str] = ()) -> Gains:
             notes.append(f"{gain.name}: not predicted, because this comparison measured {', '.join(sorted(differing))}")
         elif gain.share > WORTH:
             worth.append(gain)
-    return Gains(
-        step_ms=step_ms,
+    worth.sort(key=_loss_ms)
+    first = worth[0].change if worth else None
+    return WhatIf(
+        reason=None,
         steps=len(program.steps),
-        gains=sorted(worth, key=_loss_ms),
+        ranks=len(program.ranks),
+        level=LEVEL,
+        step_ms=step_ms,
+        check=base.identity.problem(),
+        gains=worth,
         marginals=sorted((replayed(*part) for part in _parts(program)), key=_loss_ms),
         bounds=bounds,
         notes=notes,
+        command=f"{ask} --set {shlex.quote(first or 'network.bandwidth=x2')}",
     )
 
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from aorta.command_line import command, to_stdout
@@ -17,14 +18,12 @@ from aorta.documents.formatting import TEXT, rough_interval, rough_ms
 from aorta.errors import EXIT_OK, InputError
 from aorta.installation import checkout
 from aorta.read.locate import is_location, locate
+from aorta.report.text import gain_block
 from aorta.terminal_style import style_of, table, wrapped
 from aorta.whatif.changes import FORMS, is_count, parse_changes
-from aorta.whatif.gains import WORTH, Gains, gains
-from aorta.whatif.prediction import Identity, Prediction, Value, base_of, predict_from
+from aorta.whatif.gains import gains
+from aorta.whatif.prediction import Prediction, Value, base_of, predict_from
 from aorta.whatif.read_program import read_program
-
-_ROWS = 8
-"""Parts of the communication that are printed; --json has them all."""
 
 
 @command()
@@ -38,16 +37,15 @@ def main(arguments: Sequence[str]) -> int:
     root = checkout() or here
     folder = word if is_location(word, here, root) else locate([word], here, root)[word]
     base = base_of(read_program(folder, last=options.last))
+    style = style_of(sys.stdout)
     if changes:
         predicted = predict_from(base, changes)
-        content, lines = predicted.as_json(), prediction_lines(predicted)
+        content, text = predicted.as_json(), wrapped(prediction_lines(predicted), style.width, indent="  ")
     else:
-        answer = gains(base)
-        content = {"identity": base.identity.problem(), **as_json(answer)}
-        lines = [*gain_lines(answer), "", *_check(base.identity, answer.notes)]
-    to_stdout(
-        json.dumps(content, indent=2) if options.json else wrapped(lines, style_of(sys.stdout).width, indent="  ")
-    )
+        last = "" if options.last is None else f" --last {options.last}"
+        answer = gains(base, ask=f"aorta whatif {shlex.quote(word)}{last}")
+        content, text = as_json(answer), gain_block(word, answer, style)
+    to_stdout(json.dumps(content, indent=2) if options.json else text)
     return EXIT_OK
 
 
@@ -80,37 +78,9 @@ def prediction_lines(predicted: Prediction) -> list[str]:
         *table(rows, indent="  "),
         f"95 % intervals cover the variation over {predicted.steps} recorded steps and the model's error; two launches "
         "differ by more",
-        *_check(base, predicted.notes),
+        *([] if (problem := base.problem()) is None else [f"check: {problem}"]),
+        *(f"note: {note}" for note in predicted.notes),
     ]
-
-
-def gain_lines(gains: Gains) -> list[str]:
-    lines = [f"a step takes {TEXT.quantity(gains.step_ms, 'ms')}; "]
-    if gains.gains:
-        lines[0] += "most to gain:"
-    else:
-        lines[0] += f"no change that was tried would gain more than {TEXT.percent(WORTH)}"
-    for number, gain in enumerate(gains.gains, start=1):
-        lines += [f"  {number}. {gain.sentence}", f"     --set {gain.change}"]
-        lines += [f"     note: {note}" for note in gain.notes]
-    shown = gains.marginals[:_ROWS]
-    rows = table(
-        [
-            (
-                ("at most " if part.upper_bound else "") + rough_interval(part.gain_ms, part.low_ms, part.high_ms),
-                part.name if part.what == "bound" else f"{part.what} {part.name}",
-                "" if part.change is None else f"--set {part.change}",
-            )
-            for part in (*shown, *gains.bounds)
-        ],
-        indent="  ",
-    )
-    return [*lines, "", "gain per step, if this alone were free:", *rows[: len(shown)], "bounds:", *rows[len(shown) :]]
-
-
-def _check(identity: Identity, notes: Iterable[str]) -> list[str]:
-    problem = identity.problem()
-    return [*([] if problem is None else [f"check: {problem}"]), *(f"note: {note}" for note in notes)]
 
 
 def parser() -> argparse.ArgumentParser:
