@@ -320,7 +320,7 @@ def gains_tables(label: str, gains: WhatIf) -> tuple[Table, Table]:
 def gains_basis(gains: WhatIf) -> str:
     """Return what the gains rest on."""
     return (
-        f"A replay of the last {gains.steps} steps on {gains.ranks} ranks, {TEXT.quantity(gains.step_ms, 'ms')} each, "
+        f"A replay of the last {gains.steps} steps of {TEXT.quantity(gains.step_ms, 'ms')} on {gains.ranks} ranks, "
         f"with {TEXT.percent(gains.level, 0)} intervals. Gains overlap: do not add them up."
     )
 

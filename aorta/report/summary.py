@@ -147,10 +147,9 @@ def _replayed(run: Run, differing: Collection[str]) -> WhatIf:
     if last < _LEAST_STEPS:
         raise InputError(f"{len(run.ranks)} ranks are too many to be replayed for a report; ask {ask}")
     program = program_of(run, last)
-    of_these = (
-        f" --last {last}" if len(program.steps) == last else ""
-    )  # of the same steps, so that the answer is the same
-    predicted = gains(base_of(program), differing, f"{ask}{of_these}")
+    if len(program.steps) == last:
+        ask += f" --last {last}"  # the same steps, so the same answer
+    predicted = gains(base_of(program), differing, ask)
     marginals = enumerate(predicted.marginals)
     predicted.marginals = [part for index, part in marginals if index < SHOWN_MARGINALS or part.what == "kind"]
     return predicted
