@@ -15,7 +15,7 @@ nanosecond; rows that are not listed are summed up in the last one.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -82,6 +82,23 @@ class Totals:
         if sums.unexplained_ns:
             self.exposed[ExposedKey(UNEXPLAINED, "", None, -1, 0, None, None, NOT_KNOWN)] += sums.unexplained_ns
 
+    def ms(self, total_ns: int) -> float:
+        """Return the mean over rank-steps, in milliseconds."""
+        return total_ns / self.sums.rank_steps / NS_PER_MS
+
+    def by_name(self, dimension: str, *, bucketed: bool) -> Counter[str]:
+        """Return nanoseconds by what they are of in a dimension."""
+        if dimension == "rank":
+            return Counter({f"rank {rank}": total for rank, total in self.ranks.items()})
+        totals = Counter[str]()
+        if dimension == COMPUTING:
+            for region, total in self.sums.computing.items():
+                totals[region_name(region)] += total
+        else:
+            for key, total in self.exposed.items():
+                totals[_name(dimension, key, self.group_titles, bucketed=bucketed)] += total
+        return totals
+
 
 def totals_of(dataset: LabelledRun) -> Totals | str:
     """Return the totals of a launch, or why its exposed communication cannot be broken down.
@@ -115,64 +132,43 @@ def break_down(candidate: Sequence[Totals | str], reference: Sequence[Totals | s
     ]
     if any(unknown):
         return ExposedBreakdown(reason="; ".join(filter(None, unknown)))
-    sides = [_Side([totals for totals in of_side if isinstance(totals, Totals)]) for of_side in named.values()]
+    sides = [pooled(totals for totals in of_side if isinstance(totals, Totals)) for of_side in named.values()]
     before, after = (None, sides[0]) if reference is None else sides
-    bucketed = {totals.parallel for side in sides for totals in side.launches} in [{strategy} for strategy in BUCKETED]
+    bucketed = {side.parallel for side in sides} in [{strategy} for strategy in BUCKETED]
     dimensions = _OF_RUN if before is None else _OF_CHANGE
-    exposed_ms, rank_steps = after.ms(after.exposed_ns), sum(side.rank_steps for side in sides)
+    exposed_ms = after.ms(after.sums.exposed_ns)
     breakdown = ExposedBreakdown(
         reason=None,
-        rank_steps=rank_steps,
-        rank_steps_left_out=sum(totals.sums.left_out for side in sides for totals in side.launches),
+        rank_steps=sum(side.sums.rank_steps for side in sides),
+        rank_steps_left_out=sum(side.sums.left_out for side in sides),
         exposed_ms=exposed_ms,
         dimensions={name: _rows(name, before, after, bucketed=bucketed) for name in dimensions},
     )
     if before is not None:
-        breakdown.reference_ms = before.ms(before.exposed_ns)
+        breakdown.reference_ms = before.ms(before.sums.exposed_ns)
         breakdown.difference_ms = exposed_ms - breakdown.reference_ms
     return breakdown
 
 
-@dataclass(frozen=True)
-class _Side:
-    """The launches of a side. A rank-step counts once, whichever launch it belongs to."""
-
-    launches: Sequence[Totals]
-
-    @property
-    def rank_steps(self) -> int:
-        return sum(launch.sums.rank_steps for launch in self.launches)
-
-    @property
-    def exposed_ns(self) -> int:
-        return sum(launch.sums.exposed_ns for launch in self.launches)
-
-    def ms(self, total_ns: int) -> float:
-        """Return the mean over rank-steps, in milliseconds."""
-        return total_ns / self.rank_steps / NS_PER_MS
-
-    def by_name(self, dimension: str, *, bucketed: bool) -> Counter[str]:
-        """Return nanoseconds by what they are of in a dimension."""
-        totals = Counter[str]()
-        for launch in self.launches:
-            match dimension:
-                case "rank":
-                    totals += Counter({f"rank {rank}": total for rank, total in launch.ranks.items()})
-                case "computing":
-                    totals += Counter({region_name(region): total for region, total in launch.sums.computing.items()})
-                case _:
-                    for key, total in launch.exposed.items():
-                        totals[_name(dimension, key, launch.group_titles, bucketed=bucketed)] += total
-        return totals
+def pooled(launches: Iterable[Totals]) -> Totals:
+    """Return the totals of a side: a rank-step counts once, whichever launch it belongs to."""
+    whole = Totals()
+    for launch in launches:
+        whole.sums.add(launch.sums)
+        whole.exposed.update(launch.exposed)  # which keeps what is negative
+        whole.ranks.update(launch.ranks)
+        whole.parallel = launch.parallel
+        whole.group_titles = {**whole.group_titles, **launch.group_titles}
+    return whole
 
 
-def _rows(dimension: str, before: _Side | None, after: _Side, *, bucketed: bool) -> list[ExposedRow]:
+def _rows(dimension: str, before: Totals | None, after: Totals, *, bucketed: bool) -> list[ExposedRow]:
     """Return a row for each name, the largest first (of a comparison: the largest difference); those beyond
     `SHOWN_ROWS` are one last row.
     """
     of_after = after.by_name(dimension, bucketed=bucketed)
     of_before = Counter[str]() if before is None else before.by_name(dimension, bucketed=bucketed)
-    total = after.ms(after.exposed_ns) - (0.0 if before is None else before.ms(before.exposed_ns))
+    total = after.ms(after.sums.exposed_ns) - (0.0 if before is None else before.ms(before.sums.exposed_ns))
 
     def means(name: str) -> tuple[float, float]:
         return 0.0 if before is None else before.ms(of_before[name]), after.ms(of_after[name])
