@@ -1,4 +1,4 @@
-"""The command `aorta merge` (`analysis/merge_traces.py`): one file of the traces and records of all ranks, or of the
+"""The command `aorta merge`: one file of the traces and records of all ranks, or of the
 records alone, on the clock of the reference rank and checked against causality.
 
 The check takes collectives of every rank (of `aorta rpc`: calls and what they ran elsewhere) on one clock with error
@@ -22,16 +22,8 @@ import numpy as np
 from aorta.command_line import command, to_stderr, to_stdout
 from aorta.documents.formatting import TEXT
 from aorta.errors import EXIT_OK, CausalityViolated, Inconclusive, InputError
-from aorta.merge.sources import (
-    Align,
-    align_ranks,
-    choose,
-    describe,
-    describe_alignment,
-    find_clocks,
-    find_files,
-    record_of,
-)
+from aorta.merge.alignment import Align, align_ranks, describe_alignment, find_clocks
+from aorta.merge.sources import choose, describe, find_files, record_of
 from aorta.merge.tracks import MergedCollective, RecordTracks, TrackIdentity, copy_events, trace_file
 from aorta.read.engines import progress
 from aorta.read.frames import Groups

@@ -24,7 +24,8 @@ from typing import Any, BinaryIO, Final, NamedTuple, cast
 import msgspec
 
 from aorta.errors import InputError
-from aorta.merge.sources import RankAlignment, TraceFile, scanning
+from aorta.merge.alignment import RankAlignment
+from aorta.merge.sources import TraceFile, scanning
 from aorta.read.traces.chrome_json import Event, ns_as_text
 from aorta.records.clocks import WallTime
 from aorta.records.files import whole_file

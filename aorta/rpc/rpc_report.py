@@ -22,16 +22,9 @@ import msgspec
 from aorta.command_line import command, to_stderr, to_stdout
 from aorta.documents.formatting import TEXT
 from aorta.errors import EXIT_OK, CausalityViolated, Inconclusive, InputError
+from aorta.merge.alignment import RankAlignment, align_ranks, describe_alignment, find_clocks
 from aorta.merge.merge_traces import Causality
-from aorta.merge.sources import (
-    RankAlignment,
-    TraceFile,
-    align_ranks,
-    describe,
-    describe_alignment,
-    find_clocks,
-    scanning,
-)
+from aorta.merge.sources import TraceFile, describe, scanning
 from aorta.merge.tracks import (
     TIDS_PER_RANK,
     TraceWriter,

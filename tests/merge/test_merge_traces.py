@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from aorta.merge.alignment import RankAlignment
 from aorta.merge.merge_traces import merge_traces
-from aorta.merge.sources import RankAlignment
 from aorta.records.clocks import Injected, OffsetSample, RankClock
 from tests.merge.traces import BASE_NS, flow, load, problems, text, write, x
 

@@ -37,7 +37,8 @@ from aorta.report import kernel_tables as kernels
 from aorta.report.page import charts as page_charts
 from aorta.report.page.account_bars import PARTS, step_bars, waterfall
 from aorta.report.page.bokeh_chart import Chart, document, script
-from aorta.report.page.timelines import BLOCKED, lane_order, payload, spans_of, timeline_charts
+from aorta.report.page.timeline_charts import payload, timeline_charts
+from aorta.report.page.timelines import BLOCKED, lane_order, spans_of
 from aorta.report.page.verdict_cards import verdict_of
 from aorta.report.palette import MEANINGS, SURFACES, text_on
 from aorta.report.tables import ROW_LIMIT, Column, Table, page_table, text_column
