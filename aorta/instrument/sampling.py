@@ -26,11 +26,13 @@ PASSED, FOR_ANOTHER_REASON = -1, 0
 KNOWN_SHARE: Final = 0.001
 """Largest share of the training thread's time that AORTA's own work may take with `auto`."""
 RESERVE: Final = 0.8
-"""`auto` plans with so much of `KNOWN_SHARE`: its own work varies."""
+"""`auto` plans with so much of `KNOWN_SHARE`. Chosen: its own work may take a quarter more than in the few steps that it
+measured, and is still within it."""
 MOST: Final = 1024
 """Largest N that `auto` chooses."""
 LITTLE: Final = 0.1
-"""What steps that are observed may add to what all cost at least, where that is more than `KNOWN_SHARE`."""
+"""What steps that are observed may add to what all cost at least, where that is more than `KNOWN_SHARE`. Chosen: no
+larger N would take off more than a tenth."""
 LEAST_OBSERVED: Final = 5
 """Steps that `auto` observes at the beginning at least; it measures the later half of them."""
 MEASURED: Final = 8
