@@ -26,8 +26,8 @@ PASSED, FOR_ANOTHER_REASON = -1, 0
 KNOWN_SHARE: Final = 0.001
 """Largest share of the training thread's time that AORTA's own work may take with `auto`."""
 RESERVE: Final = 0.8
-"""`auto` plans with so much of `KNOWN_SHARE`. Chosen: its own work may take a quarter more than in the few steps that it
-measured, and is still within it."""
+"""`auto` plans with so much of `KNOWN_SHARE`. Chosen: its own work may take a quarter more than in the few steps
+that it measured, and is still within it."""
 MOST: Final = 1024
 """Largest N that `auto` chooses."""
 LITTLE: Final = 0.1
