@@ -75,9 +75,9 @@ class NumberFormat:
         """Return a share: 0.123 is 12.3 %."""
         return self.unknown if share is None else f"{self._fixed(100 * share, digits, signed=signed)}{self.space}%"
 
-    def points(self, difference: float, digits: int = 1, *, signed: bool = False) -> str:
+    def points(self, difference: float, *, signed: bool = False) -> str:
         """Return a difference of two shares: 0.123 is 12.3 points."""
-        return f"{self._fixed(100 * difference, digits, signed=signed)}{self.space}points"
+        return f"{self._fixed(100 * difference, 1, signed=signed)}{self.space}points"
 
     def effect(self, value: float | None, kind: str) -> str:
         """Return an effect with its sign: the `difference` of two ratios in points, or a `quotient` less 1."""
@@ -140,9 +140,9 @@ def is_zero(pair: ComparedMetric) -> bool:
     return all(value is not None and abs(value) < LEAST for value in (pair.reference.value, pair.candidate.value))
 
 
-def p_value(p: float | None, digits: int = 2, *, unknown: str = "unknown") -> str:
+def p_value(p: float | None, digits: int = 2) -> str:
     """Return a probability with two significant digits, or three where it stands in a table."""
-    return unknown if p is None else f"{p:.{digits}g}"
+    return "unknown" if p is None else f"{p:.{digits}g}"
 
 
 def rough_ms(value_ms: float) -> str:

@@ -46,8 +46,6 @@ _LOGGED_FACTS: Final = ("run_id", "path", "platform", "backend", "parallel", "in
 def overlap_report(arguments: Sequence[str]) -> int:
     """Run `aorta report`; returns its exit code (argparse itself ends with 0 or 2)."""
     options = parser().parse_intermixed_args(arguments)
-    if options.tables is not None:
-        raise InputError("--tables: a report writes none; in Python: aorta.analysis.steps(RUN).to_csv('steps.csv')")
     rules = Rules(
         primary=options.primary,
         alpha=options.alpha,
@@ -194,7 +192,6 @@ def parser() -> argparse.ArgumentParser:
         default=True,
         help="write report.html, one page that works offline",
     )
-    parser.add_argument("--tables", nargs="?", const="", help=argparse.SUPPRESS)  # refused, with what does it
     parser.add_argument(
         "--log",
         action="append",

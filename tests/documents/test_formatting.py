@@ -80,9 +80,8 @@ def test_a_share_of_a_sentence_is_called_none_or_all_only_where_it_is(share: flo
 
 
 def test_what_is_not_known_is_said_and_not_written_as_zero() -> None:
-    assert [p_value(None), p_value(None, unknown="-"), p_value(0.02857), p_value(0.02857, 3)] == [
+    assert [p_value(None), p_value(0.02857), p_value(0.02857, 3)] == [
         "unknown",
-        "-",
         "0.029",
         "0.0286",
     ]

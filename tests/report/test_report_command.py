@@ -50,7 +50,6 @@ def two_runs(tmp_path: Path) -> Path:
         (["--log-dir", "a", "--label", "x"], "a: No such file or directory"),
         (["--log-dir", ".", "--label", "x"], "nothing that can be read as a trace (no files)"),
         (["--reference", "cuda", "--candidate", "cuda"], "given twice"),
-        (["cuda", "--tables", "csv"], "aorta.analysis.steps(RUN).to_csv("),
         (["--candidate", "never-made-here"], "aorta train --nproc_per_node 2 label=never-made-here"),
     ],
 )
