@@ -226,7 +226,10 @@ def compare_accounts(
     by_itself, together = [part for part in judged if part.certain()], _certain_together(judged)
     change_ms = step.ms
     if not decided:
-        together = [part for part in together if part.ms * step.ms > 0 or abs(part.ms) > abs(step.ms)]
+        sign = headline_ms or step.ms
+        together = [
+            part for part in together if part.ms * sign > 0 or (not headline_ms and abs(part.ms) > abs(step.ms))
+        ]
         change_ms = sum(part.ms for part in _apart(by_itself) if together and part.ms * together[0].ms > 0)
 
     def on_one_rank(part: PartChange) -> float:
@@ -245,7 +248,7 @@ def compare_accounts(
     text = why_none or (_NONE if decided else None)
     if said:
         text = f"{_settings(differences)}{first_upper('; '.join(said))}"
-        text += "." if decided or step.ms * headline_ms > 0 else ", while the step itself is not decided."
+        text += "." if decided or headline_ms else ", while the step itself is not decided."
     return AccountComparison(
         reason=None,
         step=_as_document(step, ()),

@@ -219,6 +219,9 @@ def test_a_part_is_certain_where_the_step_is_not_and_may_have_the_other_sign() -
     assert (found.decided, found.step.change_ms < 0) == (False, True)
     assert str(found.sentence).startswith("Optimizer +")
     assert str(found.sentence).endswith(", while the step itself is not decided.")
+    slower, faster = (compare_accounts(reference, candidate, headline_ms=ms) for ms in (20.0, -20.0))
+    assert (slower.causes, str(slower.sentence)[-4:]) == (found.causes, " ms.")
+    assert faster.causes == []
 
 
 def test_the_part_below_that_is_said_has_its_own_change() -> None:
