@@ -95,7 +95,9 @@ def summarize(
     keys = {difference.key for difference in differences} - {"config.label"}
     differing = {key.removeprefix("config.") for key in keys if key.startswith("config.")}
     for label, subject in subjects.items():
-        entries[label].what_if = most_to_gain(subject.dataset.run, differing)
+        stragglers = known(entries[label].stragglers)
+        no_straggler = None if stragglers is None else stragglers.reason
+        entries[label].what_if = most_to_gain(subject.dataset.run, differing, no_straggler)
     return summary
 
 
@@ -126,14 +128,15 @@ _LEAST_STEPS: Final = 8
 SHOWN_MARGINALS: Final = 5
 
 
-def most_to_gain(run: Run, differing: Collection[str] = ()) -> WhatIf:
+def most_to_gain(run: Run, differing: Collection[str] = (), no_straggler: str | None = None) -> WhatIf:
     """Return `what_if` of a dataset in `summary.json`; with a `reason` there is nothing else in it.
 
     Args:
         differing: settings in which the run differs from the one that it is compared with.
+        no_straggler: why no rank is named that holds the others up, if none is.
     """
     try:
-        return _replayed(run, differing)
+        return _replayed(run, differing, no_straggler)
     except (InputError, OSError) as error:  # a record is read again
         words = str(error)
         for known in (f"{run.location}: ", "a replay is not possible: ", "no prediction: "):
@@ -141,7 +144,7 @@ def most_to_gain(run: Run, differing: Collection[str] = ()) -> WhatIf:
         return WhatIf(reason=words)
 
 
-def _replayed(run: Run, differing: Collection[str]) -> WhatIf:
+def _replayed(run: Run, differing: Collection[str], no_straggler: str | None) -> WhatIf:
     last = min(LAST_STEPS, RANK_STEPS // max(len(run.ranks), 1))
     ask = f"aorta whatif {shlex.quote(run.location)}"
     if last < _LEAST_STEPS:
@@ -149,7 +152,7 @@ def _replayed(run: Run, differing: Collection[str]) -> WhatIf:
     program = program_of(run, last)
     if len(program.steps) == last:
         ask += f" --last {last}"  # the same steps, so the same answer
-    predicted = gains(base_of(program), differing, ask)
+    predicted = gains(base_of(program), differing, ask, no_straggler=no_straggler)
     marginals = enumerate(predicted.marginals)
     predicted.marginals = [part for index, part in marginals if index < SHOWN_MARGINALS or part.what == "kind"]
     return predicted

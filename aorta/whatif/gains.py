@@ -42,7 +42,9 @@ _LAUNCHED_BY: Final = {
 _What: TypeAlias = Literal["network", "ranks", "kind", "group", "bound"]
 
 
-def gains(base: Base, differing: Collection[str] = (), ask: str = "aorta whatif RUN") -> WhatIf:
+def gains(
+    base: Base, differing: Collection[str] = (), ask: str = "aorta whatif RUN", *, no_straggler: str | None = None
+) -> WhatIf:
     """Return what a step would gain, the largest gain first: every change alone, every kind and group of collectives if
     it alone were free, and bounds.
 
@@ -50,6 +52,8 @@ def gains(base: Base, differing: Collection[str] = (), ask: str = "aorta whatif 
         ask: the command that is asked for more.
         differing: settings in which the run differs from the one that it is compared with. What they changed was
             measured, and is not predicted.
+        no_straggler: why no rank is named that holds the others up, if none is. Then no gain without one is predicted:
+            the replay takes lateness away that the test over steps takes for chance.
     """
     program, step_ms = base.program, base.identity.replayed_ms
     upper_bound = program.network is None
@@ -71,11 +75,14 @@ def gains(base: Base, differing: Collection[str] = (), ask: str = "aorta whatif 
     free = replay(apply(program, [FREE]).program)
     bounds = [entry("bound", "all communication free", FREE.text, free.gained_ms(base.times))]
     tried = []
-    try:
-        bounds.append(replayed("bound", NO_SLOWER_RANKS, NoStragglers("stragglers=none")))
-        tried.append(msgspec.structs.replace(bounds[-1], what="ranks"))
-    except InputError as error:
-        notes.append(str(error))
+    if no_straggler is not None:
+        notes.append(f"{NO_SLOWER_RANKS}: not predicted, because no rank holds the others up ({no_straggler})")
+    else:
+        try:
+            bounds.append(replayed("bound", NO_SLOWER_RANKS, NoStragglers("stragglers=none")))
+            tried.append(msgspec.structs.replace(bounds[-1], what="ranks"))
+        except InputError as error:
+            notes.append(str(error))
     # Perfect overlap: a step takes the longer of its time without communication and the time of its busiest link.
     overlapped_ns = np.maximum(free.job_step_ns(), _busiest_link_ns(program))
     hidden_ms = np.maximum(base.times.job_step_ns() - overlapped_ns, 0) / NS_PER_MS

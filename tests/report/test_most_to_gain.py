@@ -49,7 +49,11 @@ def compared(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Report:
 
 def test_values_are_those_of_whatif(runs: Path, compared: Report) -> None:
     program = program_of(load_run(runs / "slow"), LAST_STEPS)
-    wanted = gains(base_of(program))
+    dataset = compared.summary["datasets"]["slow"]
+    assert not dataset["stragglers"]["ranks"]
+    wanted = gains(base_of(program), no_straggler=dataset["stragglers"]["reason"])
+    assert "every rank as fast as the typical one" not in str([*wanted.gains, *wanted.bounds])
+    assert dataset["stragglers"]["reason"] in str(dataset["what_if"]["notes"])
     found = compared.summary["datasets"]["slow"]["what_if"]
     assert found["reason"] is None
     assert found["steps"] == len(program.steps)
