@@ -27,7 +27,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.ras is not None:
         evidence += read_ras(options.ras, evidence)
     watched = not options.live and any(map(has_saved_evidence, paths))
-    verdict = verdict_on(evidence, watched=watched, stuck_after_s=options.stuck_after)
+    verdict = verdict_on(evidence, watched=watched)
     if options.json:
         to_stdout(as_json(verdict).decode().rstrip())
     else:
@@ -77,11 +77,5 @@ def parser() -> argparse.ArgumentParser:
         "--ras",
         metavar="FILE|HOST:PORT",
         help="what NCCL's RAS says of the processes (JSON), or its port to ask, as localhost:28028",
-    )
-    parser.add_argument(
-        "--stuck-after",
-        type=float,
-        metavar="SECONDS",
-        help="progress within so many seconds means that nothing is stuck (default: 10; dumps do not say when)",
     )
     return parser

@@ -135,6 +135,34 @@ COMMANDS: Final[dict[str, Command]] = {
     ),
 }
 
+REMOVED: Final[dict[str, dict[str, str]]] = {
+    "ab": {
+        "--env": "write env.NAME=VALUE",
+        "--python": "write python=FILE",
+        "--tree": "write tree=DIR",
+        "--launcher": "write launcher=COMMAND",
+        "--seed": "write training.seed=N",
+        "--torchrun": "write launcher='{torchrun} --max-restarts 0'",
+    },
+    "autopsy": {"--stuck-after": "look again when the ranks have stood still for 10 s"},
+    "check-gpu": {
+        "--strategies": "write parallel=ddp,fsdp",
+        "--ranks-per-device": "write training.ranks_per_device=2",
+    },
+    "demo": dict.fromkeys(("--output", "--report"), "it writes to artifacts/demo and reports/demo of this folder"),
+    "report": {"--tables": "in Python: aorta.analysis.steps(RUN).to_csv('steps.csv')"},
+}
+"""Command -> an option that it does not have, or no longer -> what does it."""
+
+
+def carry_out(name: str, words: Sequence[str]) -> int:
+    """Run a command; returns its exit code. Raises InputError for an option of `REMOVED`."""
+    for word in words[: words.index("--")] if "--" in words else words:
+        option = word.partition("=")[0]
+        if (instead := REMOVED.get(name, {}).get(option)) is not None:
+            raise InputError(f"{option}: aorta {name} has no such option; {instead}")
+    return COMMANDS[name].load()(words)
+
 
 @command()
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -172,7 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sys.argv = [f"aorta {name}", *rest]  # what the command's parser calls itself
     chosen = COMMANDS[name]
     try:
-        return chosen.load()(rest)
+        return carry_out(name, rest)
     except SystemExit as ended:  # argparse's, which names a word it does not know and no other
         if ended.code == InputError.exit_code and chosen.parser is not None:
             known = re.findall(r"--[\w-]+", chosen.options().format_help())
@@ -190,7 +218,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def script(name: str) -> int:
     """Carry out one command for a script of the checkout, with the process's arguments; returns the exit code."""
     begin_process()
-    return COMMANDS[name].load()(sys.argv[1:])
+    return carry_out(name, sys.argv[1:])
 
 
 @command()

@@ -25,7 +25,7 @@ parts=(
     'facts|10|driver, torch, NCCL, compilers, MPS, clocks and power limit'
     'tests|65|build of the interceptor; pytest -m gpu'
     'check_one_rank|100|check-gpu, one rank: times against kernels'
-    'check_two_ranks|55|check-gpu --ranks-per-device 2: real collectives'
+    'check_two_ranks|55|check-gpu, two ranks on the device: real collectives'
     'values|75|losses of two ranks with the instrument off and in mode dedicated'
     'cost|65|step time off / observe / dedicated'
     'host_bound|35|a small batch: marks against kernels'
@@ -73,8 +73,8 @@ run_part() { # PART
             ;;
         check_two_ranks)
             with_mps
-            "$python" -m aorta check-gpu --ranks-per-device 2 --json "$out/check_two_ranks.json" --pairs 1 \
-                --strategies fsdp "${small[@]}" ${words[@]+"${words[@]}"}
+            "$python" -m aorta check-gpu training.ranks_per_device=2 --json "$out/check_two_ranks.json" --pairs 1 \
+                parallel=fsdp "${small[@]}" ${words[@]+"${words[@]}"}
             ;;
         values)
             with_mps
@@ -109,8 +109,8 @@ run_part() { # PART
                 waited=$((waited + 1))
             done
             if [[ -d $out/hang/rings ]]; then evidence+=("$out/hang/rings"); fi # of torch with NCCL
-            # Both have waited for 5 s: less than what passes for a slow step otherwise.
-            "$python" -m aorta autopsy "${evidence[@]}" --live --stuck-after 3 >"$out/hang/autopsy.txt" || code=$?
+            sleep 6 # both have waited for 5 s; within 10 s it may be a slow step
+            "$python" -m aorta autopsy "${evidence[@]}" --live >"$out/hang/autopsy.txt" || code=$?
             kill "$ranks" || true
             wait "$ranks" || true
             cat "$out/hang/autopsy.txt"

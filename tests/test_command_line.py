@@ -28,6 +28,15 @@ from tests.analysis.compare.builders import launch_set
 from tests.runs import HANGS_S, ROOT, environment
 
 
+def test_there_are_sixty_options_at_most_and_none_that_is_refused() -> None:
+    """`aorta train` has four of its own: --nproc_per_node, --config, --override, --enable-rocm-metrics."""
+    parsers = {name: entry.options() for name, entry in commands.COMMANDS.items() if entry.parser is not None}
+    options = [(name, word) for name, own in parsers.items() for a in own._actions for word in a.option_strings[:1]]
+    assert sum(word != "-h" for _, word in options) + 4 <= 60
+    refused = [(name, word) for name, words in commands.REMOVED.items() for word in words]
+    assert not {(name, word) for name, own in parsers.items() for word in own._option_string_actions} & set(refused)
+
+
 @pytest.mark.parametrize(
     ("error", "code"), [(InputError, 2), (GateFailed, 3), (Inconclusive, 4), (RunIncomplete, 5), (ToolMissing, 127)]
 )

@@ -75,6 +75,8 @@ ROWS: Final = [
     ("ab --output p --launches 0 --dry-run", 1, "launches=0: must be at least 1"),
     ("ab --output p --timeout-s nan --dry-run", 1, "timeout_s=nan: must be greater than 0"),
     ("ab --output p --env A=1 --dry-run", 2, "write env.NAME=VALUE"),
+    ("report cuda --tables csv", 2, "aorta.analysis.steps(RUN).to_csv("),
+    ("ab --output p --torchrun=-x --dry-run", 2, "write launcher='{torchrun} --max-restarts 0'"),
     ("ab --output p env.A --dry-run", 2, "expected env.NAME=VALUE"),
     ("ab --dry-run", 2, "--output"),
     ("ab --output p --plan nowhere.yaml --dry-run", 1, "nowhere.yaml"),

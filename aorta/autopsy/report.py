@@ -74,16 +74,14 @@ def evidence_of(paths: Sequence[Path], *, live: bool = False) -> list[RankEviden
     return [*evidence, *(read_dumps(others) if others else [])]
 
 
-def verdict_on(evidence: Sequence[RankEvidence], *, watched: bool, stuck_after_s: float | None = None) -> Verdict:
+def verdict_on(evidence: Sequence[RankEvidence], *, watched: bool) -> Verdict:
     """Judge evidence. Where it has ages, a rank that moved shortly before shows that nothing is stuck.
 
     Args:
         watched: the evidence was saved by a watchdog, which has waited already, unless a rank ended.
-        stuck_after_s: what is shortly; None: `STUCK_AFTER_S`, or of evidence that was waited for `WATCHED_AFTER_S`.
     """
     waited = watched and all(entry.state != "dead" and entry.exit is None for entry in evidence)
-    usual_s = WATCHED_AFTER_S if waited else STUCK_AFTER_S
-    return judge(evidence, stuck_after_s=usual_s if stuck_after_s is None else stuck_after_s)
+    return judge(evidence, stuck_after_s=WATCHED_AFTER_S if waited else STUCK_AFTER_S)
 
 
 def has_saved_evidence(folder: Path) -> bool:

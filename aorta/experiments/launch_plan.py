@@ -56,7 +56,6 @@ class Plan:
         folder: where the launches run, absolute; relative words are seen from it.
         launches: of each side.
         words: overrides for train.py in every launch, before the side's.
-        torchrun: more words for torchrun.
         timeout_s: a launch that lasts longer is ended, and failed.
         aa: both sides are the reference.
     """
@@ -67,7 +66,6 @@ class Plan:
     launches: int
     words: tuple[str, ...] = ()
     nproc_per_node: int = 2
-    torchrun: tuple[str, ...] = ()
     timeout_s: float | None = None
     aa: bool = False
 
@@ -109,7 +107,7 @@ class Plan:
         if side.command:
             recorded = any("{output}" in word for word in side.command)
             return words if recorded else [sys.executable, "-m", "aorta", "record", str(output), "--", *words]
-        words += ["--standalone", "--nproc_per_node", str(self.nproc_per_node), *self.torchrun]
+        words += ["--standalone", "--nproc_per_node", str(self.nproc_per_node)]
         words += [*training_program(None if side.tree is None else Path(side.tree)), *self.words_of(side)]
         placed = f"training.output_dir={output}"
         if not re.fullmatch(r"[A-Za-z0-9_/.-]+", str(output)):  # quotes only where Hydra's grammar needs them
@@ -124,7 +122,6 @@ class Plan:
             "launches": self.launches,
             "aa": self.aa,
             "nproc_per_node": self.nproc_per_node,
-            "torchrun": hide(self.torchrun),
             "words": hide(self.words),
             "timeout_s": self.timeout_s,
             "folder": str(self.folder),

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from aorta.command_line import command, shown_path, to_stderr, to_stdout
-from aorta.errors import EXIT_OK, AnotherPlan, InputError, RunIncomplete
+from aorta.errors import EXIT_OK, AnotherPlan, RunIncomplete
 from aorta.experiments.launch_plan import Plan
 from aorta.redaction import hide, shown_variables
 
@@ -53,7 +53,9 @@ failed or was cut off), and with --aa noise_floor.json. Exit codes: 0 done, 1 th
 wrong, 5 launches are missing, 128 + n stopped by signal n; otherwise the report's own. docs/compare.md"""
 DEMO_LAUNCHES: Final = 4
 """A side; the fewest from which a verdict can come (docs/dev/measuring.md, section 5)."""
+DEMO: Final = "artifacts/demo"
 DEMO_OPTIONS: Final = (
+    *("--output", DEMO),
     *("--launches", str(DEMO_LAUNCHES)),
     *("--nproc_per_node", "2"),
     *("--reference", "parallel.overlap=true", "--candidate", "parallel.overlap=false"),
@@ -64,16 +66,6 @@ DEMO_OVERRIDES: Final = (
     # Transfers that take long beside gloo's own: on two cores the real ones compete with computation.
     *("fabric=emulated", "fabric.inter_bandwidth_gb_per_s=0.05"),
 )
-
-
-_WORDS: Final = {
-    "--env": "env.NAME=VALUE",
-    "--python": "python=FILE",
-    "--tree": "tree=DIR",
-    "--launcher": "launcher=COMMAND",
-    "--seed": "training.seed=N",
-}
-"""What is given as a word, and may be taken for an option."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -88,7 +80,8 @@ def parser() -> argparse.ArgumentParser:
         nargs="*",
         metavar="OVERRIDE",
         help="for all sides: overrides for train.py, env.NAME=VALUE for a variable, python=FILE, tree=DIR for a "
-        "checkout of AORTA, launcher=COMMAND in place of {torchrun}; after -- also options of train.py",
+        "checkout of AORTA, launcher=COMMAND in place of {torchrun} (launcher='{torchrun} --max-restarts 0', say); "
+        "after -- also options of train.py",
     )
     words.add_argument("--output", metavar="DIR", help="folder of the plan")
     words.add_argument("--plan", metavar="FILE", help="YAML with the same keys; options here win, overrides are added")
@@ -102,7 +95,6 @@ def parser() -> argparse.ArgumentParser:
     words.add_argument(
         "--nproc_per_node", "--nproc-per-node", type=int, metavar="N", help="ranks of a launch (default: 2)"
     )
-    words.add_argument("--torchrun", metavar="ARGUMENTS", help="more arguments for torchrun, as '--max-restarts 0'")
     words.add_argument("--timeout-s", type=float, metavar="S", help="a launch that lasts longer is ended, and failed")
     words.add_argument("--aa", action="store_true", help="both sides are the reference: publish the noise floor")
     words.add_argument(
@@ -152,15 +144,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse options and overrides mixed, and after `--` overrides only; argparse does not take both.
-
-    Raises:
-        InputError: an option that is given as a word.
-    """
+    """Parse options and overrides mixed, and after `--` overrides only; argparse does not take both."""
     split = arguments.index("--") if "--" in arguments else len(arguments)
-    for word in arguments[:split]:
-        if instead := _WORDS.get(word.partition("=")[0]):
-            raise InputError(f"{word}: there is no such option; write {instead}, without hyphens")
     options = parser().parse_intermixed_args(arguments[:split])
     options.words += arguments[split + 1 :]
     return options
@@ -248,22 +233,18 @@ def demo_parser() -> argparse.ArgumentParser:
         description="Two gloo ranks on this machine train with overlapping DDP (the reference) and without overlap "
         f"(the candidate), {DEMO_LAUNCHES} launches each, in turn, on an emulated network; then the report compares "
         "them: about two minutes. No GPU is needed.",
-        epilog="Launches that an earlier demo has finished are not repeated; remove the folder to start again. A demo "
-        "of another version or with other overrides is kept beside it, as DIR-earlier. Exit codes: those of aorta ab "
-        "and aorta report.",
+        epilog=f"Leaves the launches in {DEMO}/, the report in reports/demo/. Launches that an earlier demo has "
+        "finished are not repeated; remove the folder to start again. A demo of another version or with other "
+        f"overrides is kept beside it, as {DEMO}-earlier. Exit codes: those of aorta ab and aorta report.",
     )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="for both sides, as for aorta train")
-    parser.add_argument(
-        "--output", metavar="DIR", default="artifacts/demo", help="of the launches (default: %(default)s)"
-    )
-    parser.add_argument("--report", metavar="DIR", default="reports/demo", help="of the report (default: %(default)s)")
     return parser
 
 
 @command()
 def demo(arguments: Sequence[str]) -> int:
     options = demo_parser().parse_intermixed_args(arguments)
-    asked = parse([*DEMO_OPTIONS, "--output", options.output, *DEMO_OVERRIDES, *options.overrides])
+    asked = parse([*DEMO_OPTIONS, *DEMO_OVERRIDES, *options.overrides])
     from aorta.experiments.plan_options import read_plan
 
     plan = read_plan(asked, Path.cwd())
@@ -284,6 +265,6 @@ def demo(arguments: Sequence[str]) -> int:
         return stopped
     from aorta.report.command import overlap_report
 
-    code = overlap_report([shown(plan.output), "--output", options.report])
+    code = overlap_report([shown(plan.output)])
     to_stderr("The demo turns overlap off in the candidate on purpose: a loss is what it should find.")
     return code

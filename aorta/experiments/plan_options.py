@@ -37,7 +37,7 @@ MOST_CANDIDATES: Final = 64
 _NOT_WORDS: Final = frozenset(
     {"-m", "--multirun", "-c", "--cfg", "-h", "--help", "--hydra-help", "--info", "-i", "--resolve", "-r", "--run"}
 )
-_LISTS: Final = frozenset({"words", "command", "launcher", "torchrun"})
+_LISTS: Final = frozenset({"words", "command", "launcher"})
 """Keys whose values are words, or a text that is taken apart as a shell would."""
 _PLACED: Final = ("label", "training.output_dir", "training.start_step")
 _PLACEHOLDER: Final = re.compile(r"(?<!\{)\{\w+\}(?!\})")
@@ -51,7 +51,6 @@ class PlanFile(Side, kw_only=True, forbid_unknown_fields=True):
     output: str | None = None
     launches: int | None = None
     nproc_per_node: int | None = None
-    torchrun: tuple[str, ...] = ()
     timeout_s: float | None = None
     aa: bool = False
     reference: Side = msgspec.field(default_factory=Side)
@@ -95,7 +94,6 @@ def read_plan(options: argparse.Namespace, folder: Path) -> Plan:
         launches=asked.launches or max(LAUNCHES, launches_needed(len(candidates))),
         words=_for_training(asked.words, "words"),
         nproc_per_node=2 if asked.nproc_per_node is None else asked.nproc_per_node,
-        torchrun=asked.torchrun,
         timeout_s=asked.timeout_s,
         aa=asked.aa,
     )
@@ -247,7 +245,6 @@ def _merged(asked: PlanFile, options: argparse.Namespace) -> PlanFile:
         if value is not None:
             setattr(asked, key, value)
     asked.aa = asked.aa or options.aa
-    asked.torchrun = (*asked.torchrun, *words_in(options.torchrun, "--torchrun"))
     of_all = side_of(options.words)
     of_all.command = words_in(options.command, "--command") or of_all.command
     for key, value in msgspec.structs.asdict(of_all.over(asked)).items():
@@ -302,12 +299,7 @@ def _check_commands(asked: PlanFile, sides: Sequence[Side]) -> None:
                 f"{side.name}: {shlex.join(side.words)}: overrides are for train.py; put what the program takes "
                 f"into its command; for a variable write {VARIABLE}{variable}"
             )
-    given = {
-        "overrides": list(asked.words),
-        "torchrun": list(asked.torchrun),
-        "nproc_per_node": asked.nproc_per_node,
-    }
-    for key, value in given.items():
+    for key, value in {"overrides": list(asked.words), "nproc_per_node": asked.nproc_per_node}.items():
         if commands and value not in (None, []):
             raise ConfigError(
                 f"{key}={value}: does not reach the command of the {commands[0].name}, which is launched as it stands; "

@@ -1,8 +1,9 @@
 """Check on this machine's devices that the telemetry is right, cheap, free of waits and of races: one process a device,
 one table, one exit code. A single process stands for 8 ranks on an emulated network, since NCCL runs no kernels for
-one; with --ranks-per-device several share a device, and NCCL is set to let them.
+one; with training.ranks_per_device=N several share a device, and NCCL is set to let them.
 
-Overrides of train.py go to every run. The table is printed, and written as JSON as well.
+Overrides of train.py go to every run; parallel=A,B chooses the strategies (default: ddp,fsdp). The table is printed,
+and written as JSON as well.
 
 Exit 0: nothing failed, and at least one comparison of times was judged. 1: a check failed, there is no device, or an
 override is wrong. 4: nothing failed, but no comparison of times could be judged. 5: a rank ended before the table was
@@ -22,6 +23,7 @@ import msgspec
 from hydra.errors import HydraException
 
 from aorta.command_line import command, end_with_parent, to_stdout
+from aorta.config.schema import Config
 from aorta.distributed import cuda
 from aorta.errors import ConfigError, RunIncomplete
 from aorta.gpu_check.check_ranks import PAIRS, chosen
@@ -35,26 +37,40 @@ NO_DEVICE = "torch sees no CUDA or HIP device on this machine, so nothing was ch
 @command()
 def main(words: Sequence[str]) -> int:
     asked = parser().parse_args(words)
-    count = processes(os.environ, cuda.device_count(), asked.ranks_per_device)
-    for strategy in asked.strategies:
-        try:
-            resolved(*chosen(strategy, asked.words, count))
-        except HydraException as error:
-            raise ConfigError(str(error).splitlines()[0]) from error
+    strategies, overrides = strategies_in(asked.words)
+    if not (devices := cuda.device_count()):
+        raise ConfigError(NO_DEVICE)
+    # As of several ranks: those that one of them stands for are refused some strategies.
+    sharing = _config(chosen(strategies[0], overrides, ranks=2)).training.ranks_per_device
+    count = processes(os.environ, devices, sharing)
+    for strategy in strategies:
+        _config(chosen(strategy, overrides, count))
     # torchrun ends with 1 whatever its ranks end with, so the exit code comes from the report.
-    report = checked(asked.json.resolve(), count, asked.strategies, asked.words, asked.pairs, asked.ranks_per_device)
+    report = checked(asked.json.resolve(), count, strategies, overrides, asked.pairs)
     to_stdout(f"the same as JSON: {asked.json}")
     return report.exit_code
+
+
+def strategies_in(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the strategies that `parallel=A,B` among the words asks for, and the other words."""
+    asked = [word.removeprefix("parallel=") for word in words if word.startswith("parallel=")]
+    others = [word for word in words if not word.startswith("parallel=")]
+    return (asked[-1] if asked else "ddp,fsdp").split(","), others
+
+
+def _config(words: Sequence[str]) -> Config:
+    try:
+        return resolved(*words).config
+    except HydraException as error:
+        raise ConfigError(str(error).splitlines()[0]) from error
 
 
 def processes(environment: Mapping[str, str], devices: int, ranks_per_device: int = 1) -> int:
     """Return the number of ranks: NPROC, else `ranks_per_device` per device.
 
     Raises:
-        ConfigError: there is no device, or NPROC is no number of processes.
+        ConfigError: NPROC is no number of processes.
     """
-    if not devices:
-        raise ConfigError(NO_DEVICE)
     most = devices * ranks_per_device
     text = environment.get("NPROC") or str(most)
     if not text.isdecimal() or not 1 <= int(text) <= most:
@@ -68,7 +84,6 @@ def checked(
     strategies: Sequence[str],
     words: Sequence[str],
     pairs: int = PAIRS,
-    ranks_per_device: int = 1,
 ) -> CheckReport:
     """Run the ranks, which print the table and write `path`.
 
@@ -77,8 +92,8 @@ def checked(
     """
     path.unlink(missing_ok=True)  # an earlier report must not be taken for this one
     launch = [sys.executable, "-m", "aorta.distributed.torchrun", "--standalone", "--nproc_per_node", str(count)]
-    numbers = (str(pairs), str(ranks_per_device))
-    command = [*launch, "--module", "aorta.gpu_check.check_ranks", str(path), ",".join(strategies), *numbers, *words]
+    own = ["--module", "aorta.gpu_check.check_ranks", str(path), ",".join(strategies), str(pairs)]
+    command = [*launch, *own, *words]
     ranks = subprocess.Popen(
         command, env={"OMP_NUM_THREADS": "1", **os.environ}, preexec_fn=end_with_parent(os.getpid())
     )
@@ -94,18 +109,10 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=_AsWritten)
     add = parser.add_argument
     add("--json", type=Path, default=DEFAULT_JSON, metavar="FILE", help="where the rows go as JSON")
-    add(
-        "--strategies",
-        type=lambda text: text.split(","),
-        default="ddp,fsdp",
-        metavar="NAME,...",
-        help="values of parallel that are checked",
-    )
     blocks = "blocks of steps compared with and without the instrument; fewer are quicker and say less"
     add("--pairs", type=_at_least_one, default=PAIRS, metavar="N", help=blocks)
-    sharing = "ranks that share a device: real NCCL kernels on one card; overlap is judged under MPS only"
-    add("--ranks-per-device", type=_at_least_one, default=1, metavar="N", help=sharing)
-    add("words", nargs="*", metavar="OVERRIDE", help="for train.py, such as training.batch_size=4")
+    sharing = "training.ranks_per_device=2: real NCCL kernels on one card, overlap judged under MPS only"
+    add("words", nargs="*", metavar="OVERRIDE", help=f"for train.py, such as training.batch_size=4; {sharing}")
     return parser
 
 

@@ -1,9 +1,8 @@
 """One rank of the check, started by torchrun: races, one strategy after another, and the findings of all ranks as one
 table.
 
-Arguments are the report's path, the strategies, the number of compared pairs of blocks, how many ranks share a device,
-and overrides of train.py. Rank 0 prints every row of every rank and writes the report. Exits with 0 once that is done:
-findings are in the report.
+Arguments are the report's path, the strategies, the number of compared pairs of blocks, and overrides of train.py. Rank
+0 prints every row of every rank and writes the report. Exits with 0 once that is done: findings are in the report.
 
 A check for races on tensors and their lifetime (docs/dev/measuring.md, K7) returns whether the values were right. Its
 collectives are an all-gather and a reduce-scatter into another tensor: with one rank they copy, so a copy made too
@@ -403,10 +402,10 @@ _STREAMS: Final = streams_used({-1: 3}, groups=1, looking=True)
 """Streams of a rank under fsdp, which opens three of priority -1."""
 
 
-def main(
-    path: Path, strategies: Sequence[str], words: Sequence[str], pairs: int = PAIRS, ranks_per_device: int = 1
-) -> CheckReport | None:
+def main(path: Path, strategies: Sequence[str], words: Sequence[str], pairs: int = PAIRS) -> CheckReport | None:
     topology = read_topology()
+    configs = [resolved(*chosen(strategy, words, topology.world_size)).config for strategy in strategies]
+    ranks_per_device = configs[0].training.ranks_per_device
     device = select_device(cuda.TYPE, topology.local_rank, ranks_per_device)
     information = partial(CheckRow, bound="for information", verdict=CheckVerdict.INFORMATION)
     rows: list[CheckRow] = []
@@ -416,7 +415,6 @@ def main(
         said = {"MPS": mps, **{name: f"={value}" for name, value in settings.items()}}
         rows += [information("shared device", name, value) for name, value in said.items()]
     shared, alone = cuda.mps_runs() if ranks_per_device > 1 else None, topology.world_size == 1
-    configs = [resolved(*chosen(strategy, words, topology.world_size)).config for strategy in strategies]
 
     def checked(config: Config) -> list[CheckRow]:
         judged = StrategyCheck(config, topology, device, pairs, shared=shared).rows()
@@ -488,7 +486,7 @@ def race_rows(device: torch.device) -> list[CheckRow]:
 
 @command()
 def _check(words: Sequence[str]) -> int:
-    main(Path(words[0]), words[1].split(","), words[4:], int(words[2]), int(words[3]))
+    main(Path(words[0]), words[1].split(","), words[3:], int(words[2]))
     return EXIT_OK
 
 

@@ -111,8 +111,9 @@ def test_command(line: str, compose: Callable[[list[str]], None], monkeypatch: p
                 compose(plan.words_of(side))
         case ["aorta", "check-gpu", *rest]:
             asked = gpu_check.parser().parse_args(rest)
-            for strategy in asked.strategies:
-                compose(list(chosen(strategy, asked.words, ranks=1)))
+            strategies, overrides = gpu_check.strategies_in(asked.words)
+            for strategy in strategies:
+                compose(list(chosen(strategy, overrides, ranks=1)))
         case ["aorta", "report", *rest]:
             options = AORTA_COMMANDS["report"].options().parse_intermixed_args(rest)
             assert len(options.log_dir) == len(options.label)

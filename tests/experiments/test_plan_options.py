@@ -54,7 +54,7 @@ def test_options_behind_two_hyphens_repeats_and_aa(tmp_path: Path) -> None:
 def test_a_file_and_what_the_command_line_changes(tmp_path: Path) -> None:
     file = tmp_path / "plan.yaml"
     file.write_text(
-        "output: o\nlaunches: 3\nnproc_per_node: 4\ntimeout_s: 60\ntorchrun: --max-restarts 0\n"
+        "output: o\nlaunches: 3\nnproc_per_node: 4\ntimeout_s: 60\n"
         "words: [s=1, 'x=${oc.env:HOME}']\nenvironment: {BOTH: 1}\n"
         "reference:\n  words: a=1 b=2\n"
         "candidate:\n  words: [a=2]\n  launcher: numactl -N 0 {torchrun}\n  environment: {NCCL_ALGO: Ring}\n"
@@ -63,7 +63,6 @@ def test_a_file_and_what_the_command_line_changes(tmp_path: Path) -> None:
     assert (plan.output, plan.launches, plan.nproc_per_node, plan.timeout_s) == (
         tmp_path / "o", 5, 4, 60.0,
     )  # fmt: skip
-    assert plan.torchrun == ("--max-restarts", "0")
     assert plan.words == ("s=1", "x=${oc.env:HOME}", "t=2")
     reference, candidate = plan.sides
     assert reference.words == ("a=1", "b=2")
@@ -167,9 +166,9 @@ def test_two_sides_are_interleaved(launches: int, letters: str) -> None:
 
 
 def test_the_command_line_of_a_launch() -> None:
-    asked = plan(side("reference"), words=("shared=1",), nproc_per_node=3, torchrun=("--max-restarts", "0"))
+    asked = plan(side("reference"), words=("shared=1",), nproc_per_node=3)
     assert asked.command(next(asked.order())) == [
-        *("/bin/py", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "3", "--max-restarts", "0"),
+        *("/bin/py", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "3"),
         *("/tree/train.py", "shared=1", "only.reference=1"),
         *("training.output_dir=/out/reference/00", "label=null"),
     ]
@@ -181,9 +180,9 @@ def test_a_launcher_is_filled() -> None:
     command = asked.command(list(asked.order())[2])
     assert command[:9] == ["docker", "run", "-v", "/out:/out", "--name", "candidate-02", "{{.ID}}", "image", "torchrun"]
     assert command[9] == "--standalone"
-    prefixed = plan(side("reference", launcher=("numactl", "-N", "0", "{torchrun}")))
-    words = ["numactl", "-N", "0", "/bin/py", "-m", "torch.distributed.run"]
-    assert prefixed.command(next(prefixed.order()))[:6] == words
+    prefixed = plan(side("reference", launcher=("numactl", "-N", "0", "{torchrun}", "--max-restarts", "0")))
+    words = ["numactl", "-N", "0", "/bin/py", "-m", "torch.distributed.run", "--max-restarts", "0", "--standalone"]
+    assert prefixed.command(next(prefixed.order()))[:9] == words
 
 
 def test_a_command_is_launched_as_it_stands(tmp_path: Path) -> None:
@@ -226,8 +225,8 @@ def test_hydra_reads_the_folder_back(path: str) -> None:
     ],
 )
 def test_a_plan_is_kept_without_secrets(words: tuple[str, ...], shown: list[str]) -> None:
-    kept = plan(side("reference", launcher=words), torchrun=words, words=words).as_json()
-    assert kept["torchrun"] == kept["words"] == list(kept["sides"]["reference"]["launcher"]) == shown
+    kept = plan(side("reference", launcher=words), words=words).as_json()
+    assert kept["words"] == list(kept["sides"]["reference"]["launcher"]) == shown
     secret = side("candidate", environment={"HF_TOKEN": "abc", "NCCL_ALGO": "Ring"})
     assert plan(secret).as_json()["sides"]["candidate"]["environment"] == {"HF_TOKEN": "...", "NCCL_ALGO": "Ring"}
 
@@ -250,15 +249,16 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 def test_a_different_demo_is_kept_beside_the_new_one(
     tmp_path: Path, launched: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = tmp_path / "demo"
+    folder = tmp_path / "artifacts" / "demo"
+    monkeypatch.chdir(tmp_path)
     for content in ("first", "second"):
-        folder.mkdir()
+        folder.mkdir(parents=True)
         (folder / "plan.json").write_text(content)
-        assert plan_command.demo(["--output", str(folder)]) == 130
+        assert plan_command.demo([]) == 130
     assert launched == [folder, folder]
-    assert (tmp_path / "demo-earlier" / "plan.json").read_text() == "first"
-    assert (tmp_path / "demo-earlier-2" / "plan.json").read_text() == "second"
-    assert f"it is now {tmp_path / 'demo-earlier'}" in capsys.readouterr().err
+    assert (folder.parent / "demo-earlier" / "plan.json").read_text() == "first"
+    assert (folder.parent / "demo-earlier-2" / "plan.json").read_text() == "second"
+    assert f"it is now {folder.parent / 'demo-earlier'}" in capsys.readouterr().err
     folder.mkdir()
     (folder / "plan.json").write_text("third")
 
@@ -266,6 +266,6 @@ def test_a_different_demo_is_kept_beside_the_new_one(
         raise PermissionError
 
     monkeypatch.setattr(Path, "rename", refused)
-    assert plan_command.demo(["--output", str(folder)]) == 1
+    assert plan_command.demo([]) == 1
     assert launched == [folder, folder], "a folder that cannot move is named"
     assert "holds another plan" in capsys.readouterr().err

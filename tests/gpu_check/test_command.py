@@ -18,7 +18,7 @@ from tests.runs import ROOT
 WRITES = """
 import sys
 from pathlib import Path
-path, code = Path(sys.argv[1]), int(sys.argv[2])
+path, code = Path(sys.argv[1]), int(sys.argv[2].rpartition("=")[2])
 if code < 10:
     path.write_text('{"facts": {}, "rows": [], "verdict": "", "exit_code": %d}' % code)
 sys.exit(0 if code < 10 else 1)
@@ -56,7 +56,12 @@ def test_one_process_a_device_unless_told_otherwise(text, expected):
     assert check_command.processes({} if text is None else {"NPROC": text}, 4) == expected
 
 
-def test_ranks_that_share_devices_are_more():
+def test_ranks_that_share_devices_are_more(a_device, launched, monkeypatch, tmp_path):
+    monkeypatch.delenv("NPROC", raising=False)
+    words = ["training.ranks_per_device=2", "training.seed=0"]
+    assert check_command.main(["--json", str(tmp_path / "x.json"), *words]) == 0
+    assert launched[launched.index("--nproc_per_node") + 1] == "4"
+    assert launched[-4:] == ["ddp,fsdp", str(PAIRS), *words]
     assert check_command.processes({}, 1, 2) == 2
     with pytest.raises(ConfigError, match=r"1 to 2: torch sees 1"):
         check_command.processes({"NPROC": "3"}, 1, 2)
@@ -76,11 +81,10 @@ def test_a_wrong_word_is_refused_before_anything_starts(a_device, launched, caps
 
 @pytest.mark.parametrize("code", [0, 1, 4])
 def test_the_exit_code_is_the_report_s(a_device, launched, monkeypatch, tmp_path, code, capsys):
-    monkeypatch.setattr(check_command, "resolved", lambda *_: None)
     monkeypatch.delenv("NPROC", raising=False)
-    path = tmp_path / "x.json"
-    assert check_command.main(["--json", str(path), "--strategies", "ddp", str(code)]) == code
-    assert launched[-5:] == [str(path), "ddp", str(PAIRS), "1", str(code)]
+    path, seed = tmp_path / "x.json", f"training.seed={code}"
+    assert check_command.main(["--json", str(path), "parallel=ddp,tp", seed]) == code
+    assert launched[-4:] == [str(path), "ddp,tp", str(PAIRS), seed]
     assert launched[launched.index("--nproc_per_node") + 1] == "2"
     assert capsys.readouterr().out == f"the same as JSON: {path}\n"
 

@@ -44,10 +44,10 @@ def test_a_part_that_fails_leaves_the_others_and_the_table_is_last(card) -> None
     assert (out / "summary.txt").read_text() == done.out
     assert sorted(path.stem for path in out.glob("*.log")) == sorted(PARTS)
     assert done.out.count(" a check failed\n") == 2, "the last words of a part"
-    # Those that train get the words; NCCL's two ranks share the card by the option.
+    # Those that train get the words; NCCL's two ranks share the card.
     words = {name: (out / f"{name}.log").read_text() for name in PARTS}
     assert all("training.batch_size=3" in words[name] for name in PARTS[2:8])
-    assert "--ranks-per-device 2" in words["check_two_ranks"]
+    assert "training.ranks_per_device=2" in words["check_two_ranks"]
     stuck = int((out / "hang/pid").read_text())
     assert not _runs(stuck), "its ranks are ended"
 

@@ -21,19 +21,7 @@ pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device, pytest.mark
 def check(path: Path, *words: str, devices: int = 2, **variables: str) -> subprocess.CompletedProcess[str]:
     own = environment(PYTHONPATH=str(load.SITE), AORTA_SIMULATED_DEVICE="virtual", AORTA_SIMULATED_DEVICES=str(devices))
     own |= variables
-    command = [
-        sys.executable,
-        "-m",
-        "aorta",
-        "check-gpu",
-        "--json",
-        str(path),
-        "--strategies",
-        "ddp",
-        "--pairs",
-        "1",
-        *words,
-    ]
+    command = [sys.executable, "-m", "aorta", "check-gpu", "--json", str(path), "--pairs", "1", "parallel=ddp", *words]
     return subprocess.run(command, cwd=ROOT, env=own, capture_output=True, text=True, timeout=HANGS_S, check=False)
 
 
@@ -88,7 +76,7 @@ def test_telemetry_and_kernels_say_the_same(
 
 def test_two_ranks_share_a_device_where_nccl_is_set_to_let_them(tmp_path: Path) -> None:
     """The simulated NCCL refuses two ranks of one host on one device, as the real one does."""
-    ended = check(tmp_path / "check.json", "--ranks-per-device", "2", *SMALL, devices=1)
+    ended = check(tmp_path / "check.json", "training.ranks_per_device=2", *SMALL, devices=1)
     assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
     report = msgspec.json.decode((tmp_path / "check.json").read_bytes(), type=CheckReport)
     assert (report.facts["world_size"], report.facts["ranks_per_device"]) == (2, 2)
@@ -99,7 +87,7 @@ def test_two_ranks_share_a_device_where_nccl_is_set_to_let_them(tmp_path: Path) 
         for what in ("overlap ratio, telemetry / kernels", "step time, instrumented / off"):
             assert found(report, rank, what).why == "no MPS: ranks take turns on the device"
         assert found(report, rank, "end, telemetry - kernel").verdict is CheckVerdict.OK
-    words = ("--ranks-per-device", "2", *SMALL)
+    words = ("training.ranks_per_device=2", *SMALL)
     refused = check(tmp_path / "refused.json", *words, devices=1, NCCL_HOSTID="one-host")
     assert refused.returncode == 5
     assert "Duplicate GPU detected : rank " in refused.stderr
