@@ -56,7 +56,8 @@ from aorta.config.override_words import translate
 from aorta.config.profiling import problem_of, selected_ranks
 from aorta.documents import as_json
 from aorta.errors import AortaError, DeviceUnreadable, GateFailed, Inconclusive, RunIncomplete
-from aorta.experiments.launch_folder import PLAN_JOURNAL, Journal, open_folder, read_plan_history, run_of
+from aorta.experiments.launch_folder import open_folder, run_of
+from aorta.experiments.launch_journal import PLAN_JOURNAL, Journal, read_plan_history
 from aorta.experiments.plan_command import parse
 from aorta.experiments.plan_options import read_plan
 from aorta.merge.merge_traces import merge_traces

@@ -9,7 +9,7 @@
 # pytest-timeout, pytest-xdist and hypothesis. Sets nothing on the card; where NVIDIA's MPS is there, two ranks run under
 # a daemon of their own.
 # Leaves: OUT/<part>.log with all that a part said, what it measured beside it, and the table on stdout and in
-# OUT/summary.txt. Exit 0: every part succeeded; 1: one did not, or OUT is missing.
+# OUT/summary.txt. Exit 0: every part succeeded; 1: one did not, OUT is missing, or there is no device.
 set -euo pipefail
 here=$(readlink -f -- "${BASH_SOURCE[0]}")
 source "${here%/*}/lib/launch.sh"
@@ -136,6 +136,8 @@ if [[ -n ${ONE_CARD_PART:-} ]]; then
     exit
 fi
 
+"$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' >/dev/null 2>&1 ||
+    fail 1 "$python has no torch that sees a CUDA or HIP device: there is no card to look at"
 limit=${LIMIT_S:-480}
 begin=$SECONDS failed=0 number=0
 printf '%-2s %-16s %-10s %5s  %s\n' '' part result s shows | tee "$out/summary.txt"

@@ -207,16 +207,15 @@ def selected_ranks(asked: Any) -> frozenset[int] | None:
     Raises:
         ValueError: names the part that is not a rank.
     """
-    parts = list(asked) if isinstance(asked, Iterable) and not isinstance(asked, str) else [asked]
     if isinstance(asked, str):
         if asked.strip().lower() == "all":
             return None
-        parts = [part for part in asked.split(",") if part.strip()]
+        asked = [part for part in asked.split(",") if part.strip()]
+    parts = [str(part).strip() for part in (asked if isinstance(asked, Iterable) else [asked])]
     for part in parts:
-        text = str(part).strip()
-        if not (text.isascii() and text.isdigit()):
+        if not (part.isascii() and part.isdigit()):
             raise ValueError(f"{part!r} is not a rank: give all, a list such as [0,2], or a string such as '0, 2'")
-    return frozenset(int(str(part).strip()) for part in parts)
+    return frozenset(map(int, parts))
 
 
 RANK_FIELDS = ("run_name", "rank", "local_rank", "world_size", "local_world_size", "node_rank")

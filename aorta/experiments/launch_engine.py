@@ -16,7 +16,8 @@ from tqdm import tqdm
 
 from aorta.command_line import rounded_time, to_stderr, tolerate_closed_terminal
 from aorta.errors import EXIT_OK, SIGNAL_EXIT_BASE, RunIncomplete, ToolMissing
-from aorta.experiments.launch_folder import (
+from aorta.experiments.launch_folder import host, last_error, last_lines, put_aside, run_of
+from aorta.experiments.launch_journal import (
     DONE,
     FAILED,
     LOST,
@@ -26,13 +27,8 @@ from aorta.experiments.launch_folder import (
     Journal,
     PlanOpened,
     Started,
-    host,
-    last_error,
-    last_lines,
     now,
-    put_aside,
     read_plan_history,
-    run_of,
 )
 from aorta.experiments.launch_plan import Plan, PlannedLaunch
 from aorta.experiments.process import LaunchEnd, StopRequest, end_marked, launch, launch_environment

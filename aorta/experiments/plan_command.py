@@ -199,7 +199,7 @@ def launch_all(plan: Plan, allow_unlike: Sequence[str] = ()) -> int | None:
     Raises:
         ConfigError: the plan cannot be run. RunIncomplete: names the launches that are missing.
     """
-    from aorta.experiments import launch_folder
+    from aorta.experiments import launch_folder, launch_journal
     from aorta.experiments.launch_engine import run_plan
 
     if not (plan.output / launch_folder.PLAN_FILE).exists():
@@ -207,7 +207,7 @@ def launch_all(plan: Plan, allow_unlike: Sequence[str] = ()) -> int | None:
     launch_folder.open_folder(plan, launch_folder.facts(plan), launch_folder.inherited())
     in_use = "another process runs this plan; wait for it, or stop it"
     try:
-        with closing(launch_folder.Journal(plan.output / launch_folder.PLAN_JOURNAL, in_use)) as journal:
+        with closing(launch_journal.Journal(plan.output / launch_journal.PLAN_JOURNAL, in_use)) as journal:
             return run_plan(plan, journal)
     except OSError as error:
         raise RunIncomplete(f"{error.filename or plan.output}: {error.strerror or error}") from error

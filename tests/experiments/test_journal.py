@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from aorta.errors import ConfigError, RecordWriteError
-from aorta.experiments.launch_folder import Closed, Ended, Journal, PlanLine, PlanOpened, Started, read_plan_history
+from aorta.experiments.launch_journal import Closed, Ended, Journal, PlanLine, PlanOpened, Started, read_plan_history
 from aorta.records.files import read_lines
 
 FIRST, SECOND, THIRD = (Closed("", number, []) for number in range(3))

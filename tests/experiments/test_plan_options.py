@@ -13,7 +13,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from aorta.documents.plans import Side
 from aorta.errors import AnotherPlan, AortaError, ConfigError, InputError
 from aorta.experiments import plan_command
-from aorta.experiments.launch_folder import FAILED, LOST, STOPPED, Closed, Ended, PlanOpened, Started
+from aorta.experiments.launch_journal import FAILED, LOST, STOPPED, Closed, Ended, PlanOpened, Started
 from aorta.experiments.launch_plan import PLACEHOLDERS, SIDES, Plan
 from aorta.experiments.plan_command import parse
 from aorta.experiments.plan_options import PlanFile, read_plan

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from aorta.experiments.launch_folder import PLAN_JOURNAL
+from aorta.experiments.launch_journal import PLAN_JOURNAL
 from aorta.read.record import load_run
 from tests.libraries import stand_in
 from tests.runs import ROOT, finished

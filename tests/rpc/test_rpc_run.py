@@ -24,7 +24,8 @@ from aorta.distributed.topology import read_topology
 from aorta.documents.formatting import TEXT
 from aorta.merge.sources import describe
 from aorta.records.run_files import CALL_MARK, CALLS_FILE, MEMORY_KEY, RPC_FILE, Call, RpcFacts, Worker
-from aorta.rpc.rpc_report import read_operators, read_run, rpc_report
+from aorta.rpc.rpc_records import read_operators, read_run
+from aorta.rpc.rpc_report import rpc_report
 from aorta.rpc.rpc_run import RpcRun
 from tests.loop import resolved
 from tests.merge.traces import BASE_NS, load, problems, text, write, x

@@ -30,6 +30,13 @@ def card(sh):
     return sh
 
 
+def test_without_a_device_no_part_runs(card) -> None:
+    card.program("python3", f"[[ $1 != -c ]] || exit 1{PYTHON}")
+    done = card("one_card.sh", "out")
+    assert (done.code, done.out) == (1, "")
+    assert "there is no card to look at" in done.err
+
+
 def results(table: str) -> dict[str, str]:
     """What became of each part."""
     found = re.findall(r"^\d  (\w+) +(ok|failed \d+|> \d+ s|no time) +\d+  ", table, re.MULTILINE)
@@ -60,7 +67,7 @@ def _runs(pid: int) -> bool:
 
 
 def test_a_part_is_ended_at_its_limit_and_what_has_no_time_left_is_said(card) -> None:
-    card.program("python3", "exec sleep 300")
+    card.program("python3", "[[ $1 == -c ]] || exec sleep 300")
     done = card("one_card.sh", "out", "--only", "1,2", LIMIT_S="8")
     assert results(done.out) == {"facts": "no time", "tests": "> 1 s"}
     assert done.code == 1
