@@ -32,7 +32,7 @@ from aorta.version import __version__
 
 _INJECTED: Final = Path(__file__).resolve().parent / "recording" / "injected"
 _OPTIONS: Final = re.compile(r"-([bBdEhiIOPqRsStuvVx?]*)([cmWX]?)(.*)", re.DOTALL)
-"""A word of options of Python: those without an argument, one that has one, and the argument if it is not the next."""
+"""A word of Python's options: flags, an option with an argument, and the argument if it is not the next word."""
 _IGNORES_PATH: Final = frozenset("IES")
 """With these Python reads no PYTHONPATH (-I, -E) or no sitecustomize (-S)."""
 _NOTE: Final = """nothing is recorded of `{}`, started at {:%Y-%m-%d %H:%M:%S} UTC on {}:
@@ -290,7 +290,7 @@ def record_parser() -> ArgumentParser:
         "--every",
         metavar="N",
         default="1",
-        help="observe one of so many steps, drawn at random; auto: at a known cost of 0.1 %% of the time, or it warns",
+        help="observe one of every N steps, drawn at random; auto: N at which AORTA takes 0.1 %% of the time",
     )
     return parser
 

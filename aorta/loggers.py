@@ -47,7 +47,7 @@ class Logger(Protocol):
 
 
 @dataclass(frozen=True)
-class Place:
+class LoggedRun:
     """The run or report that a logger is opened for."""
 
     folder: Path  # files go there
@@ -59,11 +59,11 @@ class Place:
 class TensorBoardLogger:
     """Event files in `<folder>/tensorboard/`, written by tensorboardX, which needs neither torch nor TensorBoard."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, logged: LoggedRun) -> None:
         from tensorboardX import SummaryWriter
 
-        folder = str(place.folder / TENSORBOARD_DIR)
-        self._writer = SummaryWriter(folder, flush_secs=_FLUSH_S, filename_suffix=place.event_suffix)
+        folder = str(logged.folder / TENSORBOARD_DIR)
+        self._writer = SummaryWriter(folder, flush_secs=_FLUSH_S, filename_suffix=logged.event_suffix)
 
     def log_step(self, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
@@ -83,14 +83,14 @@ class WandbLogger:
     environment; W&B does not watch console, machine and code.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, logged: LoggedRun) -> None:
         import wandb
 
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "aorta"),
-            name=place.name,
-            dir=str(place.folder),
-            config=dict(place.facts),
+            name=logged.name,
+            dir=str(logged.folder),
+            config=dict(logged.facts),
             reinit="create_new",
             settings=wandb.Settings(
                 console="off",
@@ -125,6 +125,6 @@ def missing_client(names: Iterable[str]) -> str | None:
     return f"{modules} {verb} not installed: {install_command(*lacking)}"
 
 
-def open_logger(name: str, place: Place) -> Logger:
+def open_logger(name: str, logged: LoggedRun) -> Logger:
     """Return the logger of this name (one of `NAMES`); whatever its client raises is raised."""
-    return TensorBoardLogger(place) if name == "tensorboard" else WandbLogger(place)
+    return TensorBoardLogger(logged) if name == "tensorboard" else WandbLogger(logged)

@@ -167,7 +167,7 @@ def trace(run: Path, summary: Path) -> tuple[dict[str, Any], bool]:
     ranges = [(line.t_start_ns, line.t_end_ns) for line in steps]
     seen, ahead_ns = windows(json.loads(text), ranges, 0, collectives=[one for own in collectives for one in own])
     rows = collective_rows("trace", matched(collectives, seen), busy_share(seen, ranges), ahead_ns)
-    told["collectives"] = {row.what: row.found for row in rows}
+    told["collectives"] = {row.what: row.value for row in rows}
     if by_trace is None or by_record is None:
         return told, load.loaded()
     return told, abs(by_trace - by_record) <= HOLDS_WITHIN

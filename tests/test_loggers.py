@@ -9,7 +9,7 @@ import pytest
 
 from aorta import loggers
 from aorta.config.schema import Loggers
-from aorta.loggers import NAMES, Place, missing_client, open_logger
+from aorta.loggers import NAMES, LoggedRun, missing_client, open_logger
 from tests.logger_files import tensorboard_events, wandb_records
 
 STEPS = {4: {"overlap_ratio": 0.25, "exposed_comm_ms": 12.5, "steps_per_s": 8.0}, 5: {"exposed_comm_ms": 10.0}}
@@ -17,7 +17,7 @@ SUMMARY = {"overlap_ratio_median": 0.5, "step_ms_median": 20.0, "verdict": "regr
 
 
 def write(name: str, folder: Path) -> None:
-    logger = open_logger(name, Place(folder, "mine", {"run_id": "20261122T140403Z-bb52", "world_size": 2}))
+    logger = open_logger(name, LoggedRun(folder, "mine", {"run_id": "20261122T140403Z-bb52", "world_size": 2}))
     for step, values in STEPS.items():
         logger.log_step(step, values)
     logger.log_summary("new-vs-base", SUMMARY)

@@ -203,7 +203,7 @@ class Instrument:
     stall_cutoff_us: float | None = None
     # steps after warm-up that torch.profiler measures too: auto (3 on an accelerator), off or a number
     calibration: str = "auto"
-    # one of so many steps is observed, drawn at random; auto: AORTA's own work takes 0.1 %, or it warns
+    # observe one of every N steps, drawn at random; auto: N at which AORTA's own work takes 0.1 %
     every: str = "1"
 
 
@@ -358,7 +358,7 @@ class PlannedFault(NamedTuple):
 class Fault:
     """Faults injected on purpose, to see what is detected."""
 
-    # what goes wrong, several joined by +; null = nothing; in pipelines only those of data, optimizer, checkpoint
+    # what goes wrong, several joined by +; null = nothing; pipelines: faults of data, optimizer, checkpoint
     kind: str | None = None
     # rank that fails; several kinds: as many ranks, joined by +
     rank: str = "1"

@@ -91,7 +91,7 @@ class Profiling:
     num_traces_to_keep: int = -1
     # where a memory timeline goes, an .html template; null = none
     memory_filename: str | None = None
-    # upload saved files to this place (s3://bucket/path, file://folder); null = no upload
+    # where saved files are uploaded (s3://bucket/path, file://folder); null = no upload
     remote_root: str | None = None
     # name there, a template; {file}: path below the trace folder; null = no upload
     remote_file_name: str | None = "{run_name}/torch_profiler/{file}"

@@ -168,7 +168,7 @@ class Streams(Workload):
     transfer_bytes: int = 4_194_304
     # measurements per point; the median counts
     repeats: int = 5
-    # a smaller gain in throughput counts as none
+    # smaller gains in throughput count as none
     knee_tolerance: float = 0.05
 
 

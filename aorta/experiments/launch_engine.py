@@ -113,7 +113,7 @@ def _launch(
     stop: StopRequest,
 ) -> str | None:
     """Launch once, noted in the journal; returns None, or why it is not done. `starts`: of earlier runners."""
-    put_aside(plan, planned, LOST)  # what an unknown hand left: a run needs an empty folder
+    put_aside(plan, planned, LOST)  # a run needs an empty folder, and the journal has no run in it
     command, id_, folder = plan.command(planned), secrets.token_hex(8), plan.run_folder(planned)
     again = f"-{starts + number + 1}" if starts + number else ""
     log = plan.output / "logs" / planned.side.name / f"{planned.number:02d}{again}.log"

@@ -288,9 +288,7 @@ def run_of(folder: Path) -> tuple[str | None, str | None]:
 
 
 def put_aside(plan: Plan, launch: PlannedLaunch, why: str) -> str | None:
-    """Move what a launch left to `OUT/aside/SIDE/NN.WHY`; returns that place, seen from OUT, or None if it left
-    nothing.
-    """
+    """Move what a launch left to `OUT/aside/SIDE/NN.WHY`; returns that path below OUT, or None if it left nothing."""
     folder = plan.run_folder(launch)
     if not folder.exists():
         return None

@@ -32,7 +32,7 @@ FAILED: Final = "failed"
 STOPPED: Final = "stopped"
 """A signal to the runner ended it."""
 LOST: Final = "lost"
-"""The runner was gone before the launch had ended; a later runner found it."""
+"""The runner ended before the launch did; a later runner noted it."""
 
 
 class PlanOpened(msgspec.Struct, tag="open", tag_field="event", frozen=True):

@@ -1,4 +1,4 @@
-"""The median of each metric of one launch; and the noise floor of an A/A plan: how far those of launches lie apart.
+"""The median of each metric of one launch; and the noise floor of an A/A plan: how far these medians lie apart.
 
 Must not pool steps of different launches (they are correlated within one), or judge.
 """

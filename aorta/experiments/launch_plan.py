@@ -29,7 +29,7 @@ the run folder of the launch, the side's name, the number of the launch.
 
 @dataclass(frozen=True)
 class PlannedLaunch:
-    """One launch of a plan: its place in the order of all, its side, and its number on that side; both from 0."""
+    """A launch of a plan: its number among all, its side, and its number on that side; both from 0."""
 
     order: int
     side: Side

@@ -133,7 +133,7 @@ def parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="KEY=VALUE,...",
-        help="a key or env.NAME with several values; every combination of those given is a candidate; repeatable",
+        help="a key or env.NAME with several values; every combination is a candidate; repeatable",
     )
     words.add_argument(
         "--command",

@@ -38,7 +38,7 @@ LAUNCHER_VARIABLES: Final = (
     "MASTER_ADDR",
     "MASTER_PORT",
 )
-"""Variables by which torchrun tells a process its place; a launch must not find those of another."""
+"""Variables by which torchrun tells a process its rank; a launch must not inherit another launch's."""
 MARK: Final = "AORTA_LAUNCH"
 """Environment variable with the id of the launch that a process belongs to, whatever sessions and parents it has."""
 GRACE_S: Final = 45.0

@@ -40,7 +40,7 @@ def main(words: Sequence[str]) -> int:
     strategies, overrides = strategies_in(asked.words)
     if not (devices := cuda.device_count()):
         raise ConfigError(NO_DEVICE)
-    # As of several ranks: those that one of them stands for are refused some strategies.
+    # For two ranks: a single rank that stands for several is refused some strategies.
     sharing = _config(chosen(strategies[0], overrides, ranks=2)).training.ranks_per_device
     count = processes(os.environ, devices, sharing)
     for strategy in strategies:

@@ -165,7 +165,7 @@ class CheckRow(msgspec.Struct, frozen=True):
 
     case: str
     what: str
-    found: str
+    value: str
     bound: str
     verdict: CheckVerdict
     why: str | None = None
@@ -195,11 +195,11 @@ def report_of(facts: dict[str, Any], rows: list[list[CheckRow]]) -> CheckReport:
 def render(report: CheckReport) -> str:
     """Return aligned text: every row of every rank, and a last line that counts."""
     facts = report.facts
-    lines = [("rank", "case", "what", "found", "bound", "")]
+    lines = [("rank", "case", "what", "value", "bound", "")]
     for rank, rows in enumerate(report.rows):
         for row in rows:
             end = row.verdict.value if row.why is None else f"{row.verdict.value}: {row.why}"
-            lines.append((str(rank), row.case, row.what, row.found, row.bound, end))
+            lines.append((str(rank), row.case, row.what, row.value, row.bound, end))
     sharing = facts.get("ranks_per_device", 1)
     shared = f", {sharing} ranks a device" if sharing > 1 else ""
     head = f"{facts['world_size']} x {facts['device']}{shared}, torch {facts['torch']}, NCCL {facts['nccl']}"

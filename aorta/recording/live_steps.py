@@ -26,7 +26,7 @@ from aorta.command_line import rounded_time
 from aorta.config.schema import Training, Wording
 from aorta.distributed.peers import Peers
 from aorta.errors import ConfigError
-from aorta.loggers import Logger, Place, missing_client, open_logger
+from aorta.loggers import LoggedRun, Logger, missing_client, open_logger
 from aorta.recording.rank_process import EVERY_RANK
 from aorta.records.files import open_regular
 from aorta.records.schema import Anchor, Calibration, Footer, Header, MeasuredBy, Step
@@ -148,7 +148,7 @@ class LiveLoggers:
     def __init__(
         self,
         names: Sequence[str],
-        place: Place,
+        place: LoggedRun,
         own: Sequence[Logger] = (),
         *,
         interval: int = 1,

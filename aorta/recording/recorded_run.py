@@ -55,7 +55,7 @@ from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.native.build import ensure_built, interceptor_for
 from aorta.instrument.ring_lines import Elsewhere
 from aorta.instrument.sampling import KNOWN_SHARE, Choice, Sampler, seed_of
-from aorta.loggers import Logger, Place
+from aorta.loggers import LoggedRun, Logger
 from aorta.recording.calibration import Calibrator
 from aorta.recording.live_steps import FollowedRecord, LiveLoggers, ShownStep
 from aorta.recording.rank_process import log_to
@@ -340,7 +340,7 @@ def recorded_run(request: RunRequest, site: RunSite) -> Iterator[RecordedRun]:
     facts |= {"world_size": header.world_size, "folder": str(site.folder.path)}
     live = LiveLoggers(
         [logger.value for logger in settings.loggers] if root else (),
-        Place(site.folder.path, header.label, facts),
+        LoggedRun(site.folder.path, header.label, facts),
         request.own_loggers if root else (),
         interval=settings.logger_interval,
         samples_per_step=request.samples_per_step,

@@ -26,7 +26,7 @@ from aorta.documents.formatting import TEXT
 from aorta.documents.metrics import metric_named
 from aorta.errors import EXIT_OK, InputError, meant
 from aorta.installation import checkout
-from aorta.loggers import NAMES, Place, missing_client, open_logger
+from aorta.loggers import NAMES, LoggedRun, missing_client, open_logger
 from aorta.read.engines import Dask, Engine, Local
 from aorta.read.locate import OUTPUTS, check_label, is_location, label_of, labels_of, locate
 from aorta.read.locations import Location, launch_folders
@@ -376,7 +376,7 @@ def _log_summary(summary: Summary, names: Sequence[str], output: Path) -> None:
     failed = []
     for name in dict.fromkeys(names):
         try:
-            with closing(open_logger(name, Place(output, title, facts, event_suffix=REPORT_EVENTS))) as logger:
+            with closing(open_logger(name, LoggedRun(output, title, facts, event_suffix=REPORT_EVENTS))) as logger:
                 for label, values in logged.items():
                     logger.log_summary(
                         label, {key: _clean(value) for key, value in values.items() if value is not None}

@@ -60,7 +60,7 @@ def test_bounds_of_a_host_bound_card_are_not_judged_and_have_to_hold(kernels, ve
     between = ratio_between((2.0, 6.0), (2.0, 6.0))
     assert between == (0.25, 0.75)
     row = ratio_row("ddp", between, kernels, 0.41, 0.01)
-    assert (row.verdict, row.found) == (verdict, f"0.250 to 0.750 / {kernels:.3f}")
+    assert (row.verdict, row.value) == (verdict, f"0.250 to 0.750 / {kernels:.3f}")
     if verdict is CheckVerdict.NOT_JUDGED:
         assert row.why == "host-bound: the host sets the pace, 0.010 ms ahead; the bounds hold"
         assert report_of(FACTS, [[row]]).exit_code == 4
@@ -152,7 +152,7 @@ def test_the_exit_code_says_what_was_found(rows, code, begins):
 def test_every_row_of_every_rank_is_shown_with_its_bound():
     text = render(report_of(FACTS, [[GOOD, UNJUDGED], [BAD, INFO]])).splitlines()
     assert text[0] == "2 x Stand-in, torch 2.13.0, NCCL 2.27.3"
-    assert text[1].split() == ["rank", "case", "what", "found", "bound"]
+    assert text[1].split() == ["rank", "case", "what", "value", "bound"]
     assert [line.split()[0] for line in text[2:6]] == ["0", "0", "1", "1"]
     assert text[3].endswith("within 0.02      not judged: device only 41 % busy")
     assert text[4].endswith("FAILED")
@@ -229,4 +229,4 @@ def test_kernels_are_moved_to_the_records_clock_before_they_are_given_to_steps()
     assert ahead_ns == -8_000
     assert (first.comm, second.comm) == ([own[0]], [own[1]])
     rows = collective_rows("fsdp", matched([[own[0]], [own[1]]], [first, second]), share=1.0, ahead_ns=ahead_ns)
-    assert [row.found for row in rows[:2]] == ["+8.0 us", "1.000, single ones +0.0 to +0.0 us"]
+    assert [row.value for row in rows[:2]] == ["+8.0 us", "1.000, single ones +0.0 to +0.0 us"]

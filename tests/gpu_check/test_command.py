@@ -105,20 +105,20 @@ def test_ranks_that_end_early_do_not_leave_an_older_report_to_answer(launched, t
 
 
 @pytest.mark.parametrize(
-    ("value", "verdict", "found"),
+    ("setting", "verdict", "value"),
     [(None, CheckVerdict.OK, "not set"), ("8", CheckVerdict.OK, "=8"), ("1", CheckVerdict.FAILED, "=1")],
 )
-def test_one_hardware_queue_for_all_streams_has_a_row_of_its_own(value, verdict, found):
-    environment = {} if value is None else {"CUDA_DEVICE_MAX_CONNECTIONS": value}
+def test_one_hardware_queue_for_all_streams_has_a_row_of_its_own(setting, verdict, value):
+    environment = {} if setting is None else {"CUDA_DEVICE_MAX_CONNECTIONS": setting}
     first, *others = check_ranks.setting_rows(environment, "cuda")
-    assert (first.what, first.found, first.verdict) == ("CUDA_DEVICE_MAX_CONNECTIONS", found, verdict)
-    assert [row.verdict for row in others] == ([CheckVerdict.INFORMATION] if value == "1" else [])
+    assert (first.what, first.value, first.verdict) == ("CUDA_DEVICE_MAX_CONNECTIONS", value, verdict)
+    assert [row.verdict for row in others] == ([CheckVerdict.INFORMATION] if setting == "1" else [])
 
 
 def test_other_settings_that_change_the_answer_are_told():
     (row,) = check_ranks.setting_rows({"GPU_MAX_HW_QUEUES": "2"}, "rocm")
     assert row.what == "GPU_MAX_HW_QUEUES=2"
-    assert "share a queue" in row.found
+    assert "share a queue" in row.value
 
 
 def test_it_runs_where_no_developer_s_tools_are():

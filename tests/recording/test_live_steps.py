@@ -21,7 +21,7 @@ import aorta
 from aorta.config.schema import Training
 from aorta.distributed.peers import Peers
 from aorta.errors import ConfigError
-from aorta.loggers import Place
+from aorta.loggers import LoggedRun
 from aorta.recording import live_steps
 from aorta.recording.live_steps import LiveLoggers, progress_of, refuse_missing_clients, scalars
 from aorta.records.run_files import read_manifest
@@ -111,7 +111,7 @@ def test_a_logger_that_hangs_holds_no_step_back_and_its_losses_are_counted(tmp_p
             begun.set()
             go_on.wait()
 
-    with caplog.at_level(logging.WARNING), LiveLoggers((), Place(tmp_path, "mine", {}), [Hanging()]) as live:
+    with caplog.at_level(logging.WARNING), LiveLoggers((), LoggedRun(tmp_path, "mine", {}), [Hanging()]) as live:
         live.take(step(0, 1, 0, overlap=NUMBERS))
         begun.wait()
         for number in range(1, 9):
@@ -150,7 +150,7 @@ def test_an_early_end_leaves_out_what_waits_and_closes_the_logger(tmp_path, monk
     with (
         caplog.at_level(logging.WARNING),
         suppress(OSError),
-        LiveLoggers((), Place(tmp_path, "mine", {}), [slow]) as live,
+        LiveLoggers((), LoggedRun(tmp_path, "mine", {}), [slow]) as live,
     ):
         live.take(step(0, 1, 0, overlap=NUMBERS))
         slow.begun.wait()
@@ -191,7 +191,7 @@ def test_a_logger_that_cannot_be_opened_is_named_and_left_out(tmp_path, caplog):
     keeper = Keeper()
     with (
         caplog.at_level(logging.WARNING),
-        LiveLoggers(["tensorboard"], Place(tmp_path, "mine", {}), [keeper]) as live,
+        LiveLoggers(["tensorboard"], LoggedRun(tmp_path, "mine", {}), [keeper]) as live,
     ):
         live.take(step(0, 1, 3, overlap=NUMBERS))
     assert "logger tensorboard cannot be opened; the run goes on without it: NotADirectoryError" in caplog.text

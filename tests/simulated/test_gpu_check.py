@@ -56,8 +56,8 @@ def test_every_rank_has_every_row(done: tuple[subprocess.CompletedProcess[str], 
     races = [row for row in report.rows[rank] if row.case == "race"]
     assert len(races) == 18
     assert {row.verdict for row in races} == {CheckVerdict.OK}
-    assert found(report, rank, "coverage").found == "6 of 6 steps"
-    assert found(report, rank, "synchronisations in 6 steps").found == "none"
+    assert found(report, rank, "coverage").value == "6 of 6 steps"
+    assert found(report, rank, "synchronisations in 6 steps").value == "none"
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -66,12 +66,12 @@ def test_telemetry_and_kernels_say_the_same(
 ) -> None:
     """Through torch.profiler, with the device's rows in its trace; judged or not, they are there."""
     _, report = done
-    telemetry, kernels = found(report, rank, "overlap ratio, telemetry / kernels").found.split(" / ")
+    telemetry, kernels = found(report, rank, "overlap ratio, telemetry / kernels").value.split(" / ")
     assert abs(float(telemetry) - float(kernels)) <= 0.02
-    assert found(report, rank, "clocks, telemetry - profiler").found in {"+0.0 us", "-0.0 us"}
-    assert found(report, rank, "communication, telemetry / kernels").found.startswith("1.000, ")
+    assert found(report, rank, "clocks, telemetry - profiler").value in {"+0.0 us", "-0.0 us"}
+    assert found(report, rank, "communication, telemetry / kernels").value.startswith("1.000, ")
     for what in ("end, telemetry - kernel", "start, telemetry not behind kernel"):
-        assert found(report, rank, what).found.split(", ")[1].startswith("0 of ")
+        assert found(report, rank, what).value.split(", ")[1].startswith("0 of ")
 
 
 def test_two_ranks_share_a_device_where_nccl_is_set_to_let_them(tmp_path: Path) -> None:
@@ -80,10 +80,10 @@ def test_two_ranks_share_a_device_where_nccl_is_set_to_let_them(tmp_path: Path) 
     assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
     report = msgspec.json.decode((tmp_path / "check.json").read_bytes(), type=CheckReport)
     assert (report.facts["world_size"], report.facts["ranks_per_device"]) == (2, 2)
-    hosts = [found(report, rank, "NCCL_HOSTID").found for rank in (0, 1)]
+    hosts = [found(report, rank, "NCCL_HOSTID").value for rank in (0, 1)]
     assert hosts[0] != hosts[1]
     for rank in (0, 1):
-        assert found(report, rank, "MPS").found == "not found: ranks take turns on their device"
+        assert found(report, rank, "MPS").value == "not found: ranks take turns on their device"
         for what in ("overlap ratio, telemetry / kernels", "step time, instrumented / off"):
             assert found(report, rank, what).why == "no MPS: ranks take turns on the device"
         assert found(report, rank, "end, telemetry - kernel").verdict is CheckVerdict.OK
