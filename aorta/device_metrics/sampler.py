@@ -19,7 +19,8 @@ from typing import Any, Self
 import msgspec
 
 from aorta.config.schema import Devices
-from aorta.device_metrics.sources import AmdSmi, DeviceIdentity, Nvml, Program, RocmSmi, words_of
+from aorta.device_metrics.rocm_smi import Program, RocmSmi, words_of
+from aorta.device_metrics.sources import AmdSmi, DeviceIdentity, Nvml
 from aorta.errors import DeviceUnreadable
 from aorta.records.device_values import SampleSource, Values
 from aorta.records.schema import DeviceSample, DeviceTelemetry, Step

@@ -125,7 +125,6 @@ def launch(
     folder: Path | None = None,
     log: Path | None = None,
     timeout_s: float | None = None,
-    grace_s: float = GRACE_S,
     tick: Callable[[], None] = lambda: None,
 ) -> LaunchEnd:
     """Run `command` to its end.
@@ -137,7 +136,6 @@ def launch(
         folder: where it runs; None: here.
         log: file for its stdout and stderr; None: they go where ours go.
         timeout_s: after which it is stopped as by SIGTERM.
-        grace_s: from the request to stop to SIGKILL.
         tick: called about twice a second.
 
     Raises:
@@ -164,23 +162,22 @@ def launch(
         try:
             if stop.signal is not None:  # it came while the process was being made
                 stop.pass_on(stop.signal)
-            timed_out = _wait(process, began, timeout_s, grace_s, stop, tick)
+            timed_out = _wait(process, began, timeout_s, stop, tick)
         except BaseException:  # an error of ours: still nothing may be left
-            _wait(process, began, 0.0, grace_s, stop, lambda: None)
-            end_marked(id_, grace_s)
+            _wait(process, began, 0.0, stop, lambda: None)
+            end_marked(id_)
             raise
         finally:
             stop.process = None
     seconds, code = time.monotonic() - began, process.returncode
     exit_code = code if code >= 0 else SIGNAL_EXIT_BASE - code
-    return LaunchEnd(exit_code, seconds, timed_out, end_marked(id_, grace_s))
+    return LaunchEnd(exit_code, seconds, timed_out, end_marked(id_))
 
 
 def _wait(
     process: subprocess.Popen[bytes],
     began: float,
     timeout_s: float | None,
-    grace_s: float,
     stop: StopRequest,
     tick: Callable[[], None],
 ) -> bool:
@@ -194,7 +191,7 @@ def _wait(
             asked_s = now
             stop.pass_on(signal.SIGTERM)
         since = stop.asked_s if stop.asked_s is not None else asked_s
-        if since is not None and now - since > grace_s:
+        if since is not None and now - since > GRACE_S:
             # Its children too: ranks have sessions of their own, and a program may have unset the mark for them.
             with suppress(psutil.Error):
                 for child in psutil.Process(process.pid).children(recursive=True):
@@ -204,8 +201,8 @@ def _wait(
         tick()
 
 
-def end_marked(id_: str, grace_s: float = GRACE_S) -> int:
-    """End every process that still carries the mark of a launch: SIGTERM, and SIGKILL `grace_s` later.
+def end_marked(id_: str) -> int:
+    """End every process that still carries the mark of a launch: SIGTERM, and SIGKILL `GRACE_S` later.
 
     Returns:
         How many processes had to be signalled.
@@ -220,7 +217,7 @@ def end_marked(id_: str, grace_s: float = GRACE_S) -> int:
     for process in left:
         with suppress(psutil.Error):
             process.terminate()
-    _, stubborn = psutil.wait_procs(left, grace_s)
+    _, stubborn = psutil.wait_procs(left, GRACE_S)
     for process in stubborn:
         with suppress(psutil.Error):
             process.kill()

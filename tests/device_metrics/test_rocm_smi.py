@@ -8,7 +8,8 @@ import json
 
 import pytest
 
-from aorta.device_metrics.sources import DeviceIdentity, Program, RocmSmi, match, physical_index, words_of
+from aorta.device_metrics.rocm_smi import Program, RocmSmi, words_of
+from aorta.device_metrics.sources import DeviceIdentity, match, physical_index
 from aorta.errors import DeviceUnreadable
 from aorta.records.device_values import (
     Values,

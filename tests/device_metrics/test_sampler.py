@@ -13,8 +13,9 @@ import msgspec
 import pytest
 
 from aorta.config.schema import Devices
+from aorta.device_metrics.rocm_smi import RocmSmi
 from aorta.device_metrics.sampler import DeviceSampler, Opened, is_failed, open_source
-from aorta.device_metrics.sources import DeviceIdentity, RocmSmi
+from aorta.device_metrics.sources import DeviceIdentity
 from aorta.errors import DeviceUnreadable
 from aorta.records.device_values import Values
 from aorta.records.schema import DeviceTelemetry, Step

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+from aorta.experiments import process
 from aorta.experiments.process import (
     LAUNCHER_VARIABLES,
     MARK,
@@ -153,11 +154,14 @@ def test_a_launch_that_does_not_end_is_stopped() -> None:
 
 
 @pytest.mark.parametrize("kind", ["marked", "unmarked"])
-def test_what_ignores_the_stop_is_killed_with_everything_it_started(tmp_path: Path, kind: str) -> None:
+def test_what_ignores_the_stop_is_killed_with_everything_it_started(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "GRACE_S", 0.2)
     ready, stop = tmp_path / "ready", StopRequest()
     send_when(ready, signal.SIGTERM)
     with stop.on_signals():
-        ended = started(STUBBORN, str(ready), kind, stop=stop, grace_s=0.2)
+        ended = started(STUBBORN, str(ready), kind, stop=stop)
     assert (ended.exit_code, ended.timed_out) == (128 + signal.SIGKILL, False)
     assert gone(int(ready.read_text()))
 
@@ -169,7 +173,8 @@ def test_what_a_launch_leaves_behind_is_ended_and_counted(tmp_path: Path) -> Non
     assert gone(int((tmp_path / "pid").read_text()))
 
 
-def test_an_error_of_ours_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_an_error_of_ours_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "GRACE_S", 0.2)
     ready = tmp_path / "ready"
 
     def broken() -> None:
@@ -177,7 +182,7 @@ def test_an_error_of_ours_leaves_nothing_behind(tmp_path: Path) -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        started(STUBBORN, str(ready), "unmarked", grace_s=0.2, tick=broken)
+        started(STUBBORN, str(ready), "unmarked", tick=broken)
     assert gone(int(ready.read_text()))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from aorta.gpu_check import check_ranks
+from aorta.gpu_check import races
 from tests.gpu.device import world_of_one
 from tests.simulated import device as simulated
 from tests.simulated import load
@@ -19,7 +19,7 @@ def _no_races(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
         return
     # Its checker of races looks at orders, not at values that came too early: no need for large tensors.
-    monkeypatch.setattr(check_ranks, "ELEMENTS", 1 << 12)
+    monkeypatch.setattr(races, "ELEMENTS", 1 << 12)
     simulated.defaults()
     # A stream that is handed out twice, as after 32 of them, would hide what a test of the checks takes away.
     simulated.pool_streams(4096)

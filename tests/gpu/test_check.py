@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import torch
 
-from aorta.gpu_check import check_ranks
+from aorta.gpu_check import check_ranks, races
 from aorta.gpu_check.check_table import CheckReport, CheckVerdict
 from tests.gpu.device import needs_gpu, noticed
 from tests.simulated import load
@@ -47,11 +47,11 @@ class Deaf:
 
 @pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter"])
 def test_the_races_notice_a_handle_that_does_not_wait(device: torch.device, kind: str) -> None:
-    busy, right = torch.Stream(device), check_ranks.KINDS[kind]
+    busy, right = torch.Stream(device), races.KINDS[kind]
     deaf = dataclasses.replace(right, issue=lambda result, source: Deaf(right.issue(result, source)))
-    assert check_ranks.late_consumer(right, device, busy)
+    assert races.late_consumer(right, device, busy)
     assert not noticed(lambda: True)
-    assert noticed(lambda: check_ranks.late_consumer(deaf, device, busy))
+    assert noticed(lambda: races.late_consumer(deaf, device, busy))
 
 
 def test_the_whole_table_of_one_device(

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from aorta.gpu_check import check_ranks
+from aorta.gpu_check import races
 from aorta.instrument.dispatcher import DispatcherHook, with_work, work_in
 from aorta.instrument.operators import OPERATORS
 from tests.gpu.device import needs_gpu, noticed, simulated_only
@@ -23,9 +23,9 @@ pytestmark = [
     # torch 2.13 renamed these functions, and says so; 2.11 knows the old names only.
     pytest.mark.filterwarnings("ignore:.*is deprecated. Please use:FutureWarning"),
 ]
-SYNCHRONOUS = [kind for kind in check_ranks.KINDS if "synchronous" in kind]
+SYNCHRONOUS = [kind for kind in races.KINDS if "synchronous" in kind]
 FREED_LATER = simulated_only("a card's allocator may still be asking whether the stream has passed")
-ASYNCHRONOUS = [kind for kind in check_ranks.KINDS if kind not in SYNCHRONOUS]
+ASYNCHRONOUS = [kind for kind in races.KINDS if kind not in SYNCHRONOUS]
 
 
 class Unjoined(dist._Work):
@@ -70,23 +70,23 @@ def moved(device: torch.device, *, ordered: bool = True, joined: bool = True, he
         hook.close()
 
 
-@pytest.mark.parametrize("kind", check_ranks.KINDS)
+@pytest.mark.parametrize("kind", races.KINDS)
 def test_the_check_finds_nothing_where_nothing_is_wrong(device: torch.device, kind: str) -> None:
     with moved(device):
-        assert not noticed(lambda: check_ranks.slow_producer(check_ranks.KINDS[kind], device))
-        assert not noticed(lambda: check_ranks.late_consumer(check_ranks.KINDS[kind], device, torch.Stream(device)))
+        assert not noticed(lambda: races.slow_producer(races.KINDS[kind], device))
+        assert not noticed(lambda: races.late_consumer(races.KINDS[kind], device, torch.Stream(device)))
 
 
-@pytest.mark.parametrize("kind", check_ranks.KINDS)
+@pytest.mark.parametrize("kind", races.KINDS)
 def test_the_check_notices_a_collective_that_does_not_wait_for_its_caller(device: torch.device, kind: str) -> None:
     with moved(device, ordered=False):  # W2
-        assert noticed(lambda: check_ranks.slow_producer(check_ranks.KINDS[kind], device))
+        assert noticed(lambda: races.slow_producer(races.KINDS[kind], device))
 
 
-@pytest.mark.parametrize("kind", check_ranks.KINDS)
+@pytest.mark.parametrize("kind", races.KINDS)
 def test_the_check_notices_a_caller_that_does_not_wait(device: torch.device, kind: str) -> None:
     with moved(device, joined=False):
-        assert noticed(lambda: check_ranks.late_consumer(check_ranks.KINDS[kind], device, torch.Stream(device)))
+        assert noticed(lambda: races.late_consumer(races.KINDS[kind], device, torch.Stream(device)))
 
 
 @pytest.mark.parametrize(
@@ -96,10 +96,10 @@ def test_the_check_notices_a_synchronous_caller_that_goes_on_too_early_with_its_
     device: torch.device, kind: str
 ) -> None:
     with moved(device, joined=False):
-        assert noticed(lambda: check_ranks.memory_pressure(check_ranks.KINDS[kind], device, torch.Stream(device)))
+        assert noticed(lambda: races.memory_pressure(races.KINDS[kind], device, torch.Stream(device)))
 
 
 @pytest.mark.parametrize("kind", ASYNCHRONOUS)
 def test_the_check_notices_memory_that_is_not_kept(device: torch.device, kind: str) -> None:
     with moved(device, held=False):  # W3
-        assert noticed(lambda: check_ranks.memory_pressure(check_ranks.KINDS[kind], device, torch.Stream(device)))
+        assert noticed(lambda: races.memory_pressure(races.KINDS[kind], device, torch.Stream(device)))
