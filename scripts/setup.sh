@@ -183,6 +183,11 @@ if ! ready dev && ! { [[ $extras == run ]] && ready run; }; then
     else
         install -c constraints.txt -c "$venv/torch.txt" -e "$target"
     fi
+    # Python takes a folder called aorta where it starts, as this checkout seen from its parent, for the package, unless a
+    # later entry of its path has the package itself; what pip installs with -e is no entry.
+    for packages in "$venv"/lib/python3*/site-packages; do
+        if [[ -d $packages ]]; then printf '%s\n' "$root" >"$packages/checkout.pth"; fi
+    done
 
     # Where torch is shared, its launcher is not in this environment, and the other one would start the wrong Python.
     if [[ ! -e $venv/bin/torchrun ]]; then

@@ -41,11 +41,14 @@ def test_a_change_in_what_it_was_made_from_makes_it_stale(sh, repo, stale):
     if stale != "extras":
         with (repo / stale).open("a") as file:
             file.write("# changed\n")
+    packages = repo / ".venv/lib/python3.12/site-packages"
+    packages.mkdir(parents=True)
     result = sh("setup.sh", "--dev")
     assert result.code == 0, result.err
     installs = [call["argv"] for call in result.calls if "install" in call["argv"]]
     assert installs[-1][-3:] == [str(sh.repo / ".venv/torch.txt"), "-e", ".[dev,dask]"]
     assert result.out.splitlines()[-1] == str(sh.repo / ".venv/bin/python")
+    assert (packages / "checkout.pth").read_text() == f"{repo}\n", "found from the parent of the checkout too"
     assert sh("setup.sh", "--dev").calls == [], "the second call finds it ready"
 
 
