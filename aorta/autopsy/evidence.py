@@ -121,6 +121,7 @@ class RankEvidence(RankState, kw_only=True):
             at the latest; None where it does not.
         overwritten: names of groups, where the source keeps so few collectives that all of a group, or of a pair in it,
             may be missing.
+        from_start: the source has all that the rank issued since it began, if it is not torn.
         stacks: the thread that runs the training first.
         torn: why the evidence is incomplete.
     """
@@ -135,6 +136,7 @@ class RankEvidence(RankState, kw_only=True):
     not_after_ns: Integer | None = None
     device_seen_ns: Integer | None = None
     overwritten: tuple[str, ...] = ()
+    from_start: bool = False
     stacks: list[ThreadStack] = []
     torn: str | None = None
 

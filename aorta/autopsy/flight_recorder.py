@@ -13,7 +13,7 @@ import os
 import pickle
 import re
 import struct
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
@@ -127,12 +127,39 @@ class _Entry(msgspec.Struct):
 
 
 class _Dump(msgspec.Struct):
+    """A dump. `oldest`, `has_holes`: the first number of its entries, and whether some are missing behind it."""
+
     version: str
     comm_lib_version: str = ""
     nccl_version: str = ""
     pg_config: dict[str, _DumpedGroup] = {}
     pg_status: dict[str, _Status] = {}
     entries: list[_Entry] = []
+    oldest: int = 0
+    has_holes: bool = False
+
+    def __post_init__(self) -> None:
+        """Order the entries, as a process numbers them, and leave out what was issued before the numbers of a group
+        began anew: a process that destroys its groups and makes others gives these the same names.
+        """
+        self.entries.sort(key=lambda entry: entry.record_id)
+        numbers = [entry.record_id for entry in self.entries]
+        self.oldest = numbers[0] if numbers else 0
+        self.has_holes = len(numbers) > 1 and numbers[-1] - numbers[0] >= len(set(numbers))
+        first, newest = dict[str | int, int](), dict[str | int, int]()
+        for index, entry in enumerate(self.entries):
+            group, number = entry.process_group[0], entry.collective_seq_id
+            if number < newest.get(group, 0):
+                first[group] = index
+            newest[group] = number
+        self.entries = [
+            entry for index, entry in enumerate(self.entries) if index >= first.get(entry.process_group[0], 0)
+        ]
+
+    @property
+    def backend(self) -> str:
+        """`nccl`, `gloo`, ...: of the newest entry."""
+        return self.entries[-1].profiling_name.partition(":")[0]
 
 
 class _TextKeys(dict[str, Any]):
@@ -200,14 +227,20 @@ def read_dumps(paths: Sequence[Path]) -> list[RankEvidence]:
     if not files:
         raise InputError(no_evidence(paths[0]))
     dumps = {rank: _read(path) for rank, path in files.items()}
+    # Backends number the collectives of a group each for itself.
+    backends = Counter(dump.backend for dump in dumps.values() if isinstance(dump, _Dump) and dump.entries)
+    compared = max(backends, key=lambda backend: backends[backend], default="")
+    for rank, dump in dumps.items():
+        if isinstance(dump, _Dump) and dump.entries and dump.backend != compared:
+            dumps[rank] = (
+                f"{files[rank].name} is of {dump.backend}, most others are of {compared}: give the dumps of one backend"
+            )
     readable = {rank: dump for rank, dump in dumps.items() if isinstance(dump, _Dump)}
     # A dump of gloo names no group: of all that is listed, the highest rank is then taken for the job's last.
     listed = [rank for dump in readable.values() for group in dump.pg_config.values() for rank in map(int, group.ranks)]
     named = any(name and config.ranks for dump in readable.values() for name, config in dump.pg_config.items())
     world = max([*files, *listed]) + 1 if listed and not named else None
-    whole = not any(
-        dump.entries and (dump.entries[0].record_id or _is_of_unfinished(dump)) for dump in readable.values()
-    )
+    whole = not any(dump.entries and (dump.oldest or _is_of_unfinished(dump)) for dump in readable.values())
     messaging = {
         str(entry.process_group[0]) for dump in readable.values() for entry in dump.entries if entry.p2p_seq_id
     }
@@ -312,24 +345,23 @@ def _evidence(
     # A process numbers the groups that it is in; of those without an entry, only the default group's name is known.
     names = {"0": "0"} | {str(entry.pg_id): str(entry.process_group[0]) for entry in dump.entries}
     newest = {op.group: op.number for op in issued if op.peer is None}
+    of_unfinished = _is_of_unfinished(dump)
     for key, status in dump.pg_status.items() if dump.comm_lib_version or dump.nccl_version else ():
         group, number = names.get(key), status.last_completed_collective - 1
+        if group is None and of_unfinished:
+            skipped |= status.last_enqueued_collective > status.last_completed_collective
         if group is None or group in messaging:
             continue
-        if not _is_of_unfinished(dump):
-            # An entry is made before its work is enqueued, and entries of other groups push out the oldest alone.
-            enqueued = status.last_enqueued_collective - 1
-            skipped |= group in newest and group not in batches and enqueued > newest[group]
-        elif number > newest.get(group, -1):
+        if of_unfinished and number > newest.get(group, -1):
             finished.append(CollectiveEvidence(group=group, number=number, kind=UNKNOWN_KIND, state="completed"))
+            newest[group] = number
+        # An entry is made before its work is enqueued, and entries of other groups push out the oldest alone.
+        enqueued, overwritten = status.last_enqueued_collective - 1, group not in newest and dump.oldest > 0
+        skipped |= group not in batches and not overwritten and enqueued > newest.get(group, -1)
     notes_starts = all(entry.time_discovered_started_ns for entry in dump.entries if entry.state == "completed")
-    lost = dump.entries[0].record_id if dump.entries else 0
-    # A process numbers its entries; finished ones are left out all together.
-    numbers = sorted({entry.record_id for entry in dump.entries})
-    holes = (
-        len(numbers) > 1 and numbers[-1] - numbers[0] >= len(numbers) and any(op.state == "completed" for op in issued)
-    )
-    lacking = unclear or holes or skipped or (lost and issued and issued[0].state != "completed")
+    # Finished entries are left out all together.
+    holes = dump.has_holes and any(op.state == "completed" for op in issued)
+    lacking = unclear or holes or skipped or (dump.oldest and not (issued and issued[0].state == "completed"))
     times = [time for op in issued for time in (op.issued_ns, op.started_ns, op.completed_ns) if time]
     return RankEvidence(
         rank=rank,
@@ -341,6 +373,7 @@ def _evidence(
         collectives=[*finished, *issued],
         not_after_ns=path.stat().st_mtime_ns,
         device_seen_ns=path.stat().st_mtime_ns if begun and notes_starts else None,
+        from_start=not (dump.oldest or of_unfinished),
         torn=f"{path.name} lacks entries or finished work: what the rank waits for is unknown" if lacking else None,
     )
 
@@ -373,10 +406,14 @@ def _collectives(
     collectives: list[CollectiveEvidence] = []
     merged: dict[tuple[str, int], CollectiveEvidence] = {}
     messages: dict[tuple[str, str, int], list[CollectiveEvidence]] = defaultdict(list)
+    parts = Counter(entry.batch for entry in dump.entries)
     for entry in dump.entries:
         end = ends.get(entry.batch)
-        overwritten = entry is dump.entries[0] and entry.record_id > 0 and entry.p2p_seq_id > 0  # messages of its batch
-        if entry.record_id in unclear or (entry.name == "coalesced" and (end is not None or overwritten)):
+        # The messages of its batch are lost.
+        alone = entry.p2p_seq_id > 0 and (
+            entry.record_id == dump.oldest > 0 or (dump.has_holes and parts[entry.batch] == 1)
+        )
+        if entry.record_id in unclear or (entry.name == "coalesced" and (end is not None or alone)):
             continue
         op = _collective(entry)
         if entry.name.startswith(_MESSAGES):

@@ -296,6 +296,8 @@ class WaitGraph:
                         # What a torn, older or absent list lacks may have been issued; a process that is gone will
                         # issue no more.
                         (behind if other.gone or not other.may_lack(channel, oldest) else unknown).add(member)
+                    elif not other.complete and oldest.number not in other.channels.get(channel, {}):
+                        unknown.add(member)  # where its list lacks entries, it may have this one open as well
                 waits.append(OpenCollective(rank.rank, channel, oldest, frozenset(behind), frozenset(unknown)))
                 if rank.lost_a_peer if rank.gone else not rank.is_elsewhere:  # or waited until it gave up
                     blockers[rank.rank] |= behind

@@ -170,7 +170,8 @@ def _without_culprit(case: Case) -> tuple[Kind, list[int]]:
         return "cannot_decide", sorted({wait.rank for wait in waits.open})  # no device has begun it
     if any(wait.channel.group in job.listed or wait.channel.sender is not None for wait in waits.open):
         return "stuck_inside", []
-    return ("cannot_decide" if waits.open or job.missing or not job.ranks or dead else "not_stuck"), []
+    whole = job.ranks and not job.missing and all(rank.complete for rank in job.ranks.values())
+    return ("not_stuck" if whole and not waits.open and not dead else "cannot_decide"), []
 
 
 def _slow_ranks(case: Case, accusations: Sequence[Accusation]) -> tuple[list[Accusation], list[int]]:

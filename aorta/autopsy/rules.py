@@ -325,6 +325,12 @@ def unfinished_alone(case: Case, accused: set[int]) -> Iterator[Accusation]:
             continue
         if len(members) < 2 or case.is_held(wait) or accused & members:
             continue
+        if (
+            wait.collective.state == "issued"
+            and rank.taken_ns is None
+            and all(of.rank == wait.rank for of in case.waits.open)
+        ):
+            continue  # nothing tells that it began, or for how long: it may end a moment later
         if all(job.ranks[other].front(wait.channel) > wait.collective.number for other in members - {wait.rank}):
             reason = f"is still in {job.name(wait.channel, wait.collective)}, which all others have finished"
             since_s = rank.age_s(wait.collective.issued_ns)

@@ -10,11 +10,12 @@ accuse, or compare times of unlike clocks: those of dumps are Unix times of thei
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Final
 
 from aorta.autopsy.evidence import CollectiveEvidence, GroupEvidence, RankEvidence
+from aorta.autopsy.job import Channel, channel_of
 from aorta.command_line import name_ranks
 
 NEED_ALL_RANKS: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
@@ -51,31 +52,39 @@ def of_one_job(evidence: Sequence[RankEvidence]) -> tuple[list[RankEvidence], li
 
 
 def _stale(dumps: Sequence[RankEvidence]) -> Iterator[tuple[int, str]]:
-    names, _, listed = same_groups(dumps)
+    names, groups, listed = same_groups(dumps)
     rows: dict[tuple[str, int], dict[int, CollectiveEvidence]] = defaultdict(dict)
-    reached: dict[str, dict[int, int]] = defaultdict(dict)  # group -> rank -> its newest number
-    completed: dict[str, tuple[int, int]] = {}  # group -> the newest number that completed, and where
+    reached: dict[Channel, dict[int, int]] = defaultdict(dict)  # channel -> rank -> its newest number
+    completed: dict[Channel, tuple[int, int]] = {}  # channel -> the newest number that completed, and where
     for dump in dumps:
         for row in dump.collectives:
             group = names[row.group, dump.rank]
-            if group not in listed or row.peer is not None:
+            if group not in listed:
                 continue
-            reached[group][dump.rank] = max(row.number, reached[group].get(dump.rank, -1))
+            channel = channel_of(row, dump.rank)._replace(group=group)
+            reached[channel][dump.rank] = max(row.number, reached[channel].get(dump.rank, -1))
             if row.kind in NEED_ALL_RANKS:
                 rows[group, row.number][dump.rank] = row
-                if row.state == "completed" and row.completed_ns is not None:
-                    completed[group] = max(completed.get(group, (-1, -1)), (row.number, dump.rank))
+            if row.completed_ns is not None and row.state == "completed" and row.kind in (*NEED_ALL_RANKS, "recv"):
+                completed[channel] = max(completed.get(channel, (-1, -1)), (row.number, dump.rank))
+    odd = Counter[int]()
     for issued in rows.values():
         latest_ns = max(row.issued_ns or 0 for row in issued.values())
+        kinds = Counter(row.kind for row in issued.values() if row.completed_ns is not None)
         for rank, row in issued.items():
             if row.completed_ns is not None and latest_ns - row.completed_ns > _CLOCKS_NS:
                 yield rank, "stale: what it has completed, others issued more than a minute later"
+            odd[rank] += row.completed_ns is not None and 2 * kinds[row.kind] < kinds.total()
+    for rank, times in odd.items():
+        if times > 1:  # what does not meet may complete once
+            yield rank, "of another job: it has completed other collectives than most ranks of the group"
     newest_ns = {dump.rank: dump.progress_ns or 0 for dump in dumps}
-    whole = {dump.rank for dump in dumps if dump.torn is None}
-    for group, (number, where) in completed.items():
-        for rank, own in reached[group].items():
-            if own < number and rank in whole:
-                older = where if newest_ns[where] < newest_ns[rank] else rank
+    for channel, (number, where) in completed.items():
+        members = groups[channel.group].ranks if channel.sender is None else (channel.sender,)
+        for dump in dumps:
+            own = reached[channel].get(dump.rank, -1 if dump.from_start and dump.rank in members else number)
+            if own < number and dump.torn is None:
+                older = where if newest_ns[where] < newest_ns[dump.rank] else dump.rank
                 yield older, "stale: a collective of all ranks completed that not all dumps have"
     oldest_ns = [
         min(times)

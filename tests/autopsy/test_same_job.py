@@ -91,6 +91,16 @@ def by_gloo(dumps: Dumps) -> Dumps:
     )
 
 
+def shows_nothing(dumps: Dumps, rank: int, **other: Any) -> Dumps:
+    return {**dumps, rank: {**dumps[rank], "entries": [], **other}}
+
+
+def made_anew(dumps: Dumps, earlier: Dumps) -> Dumps:
+    """Every rank destroyed its groups of `earlier`, and made others of the same names."""
+    rows = {rank: earlier[rank]["entries"] + one["entries"] for rank, one in dumps.items()}
+    return with_entries(dumps, lambda rank, _: [{**row, "record_id": at} for at, row in enumerate(rows[rank])])
+
+
 HOUR = 3600
 STALE: dict[str, Dumps] = {
     "a rank's dump of an attempt that got further": {**job(), **some(3, of=job(steps=40, at_s=-HOUR))},
@@ -104,6 +114,13 @@ STALE: dict[str, Dumps] = {
     "a dump of the same job, taken a little earlier": {**job(), **some(3, of=job(steps=4, late=None))},
     "a rank's dump of an earlier attempt, over gloo": {**by_gloo(job()), **some(3, of=by_gloo(job(9, at_s=-HOUR)))},
     "files of two ranks under each other's names": {**job(), 1: job()[LATE], LATE: job()[1]},
+    "a dump without what the rank completed with others": shows_nothing(job(), 0, pg_status={}),
+    "a dump of another job of as many ranks": {
+        **job(),
+        **with_entries(
+            some(0, of=job()), lambda _, rows: [{**row, "profiling_name": "nccl:_all_gather_base"} for row in rows]
+        ),
+    },
 }
 
 
@@ -150,6 +167,10 @@ CHANGED: dict[str, Dumps] = {
     "collectives marked as messages": with_entries(
         job(), lambda rank, rows: [{**row, "is_p2p": rank == 1} for row in rows]
     ),
+    "the newest entry of all ranks lost": with_entries(job(), lambda rank, rows: rows[:-1]),
+    "all entries of a rank lost, of unfinished work": shows_nothing(
+        with_entries(job(), lambda rank, rows: [row for row in rows if row["state"] != "completed"]), 0
+    ),
     "a size lost": with_entries(job(), lambda rank, rows: [{**row, "input_sizes": []} for row in rows]),
 }
 CERTAIN = ("nothing", "groups", "no rank notes", "hosts", "times lost", "frames", "a size", "a dump lost")
@@ -173,6 +194,42 @@ def test_a_group_without_a_description_is_called_by_its_ranks(tmp_path: Path) ->
     verdict = judged(tmp_path, dumps)
     assert (verdict.kind, verdict.culprits, verdict.suspects) == ("stuck_inside", [], [])
     assert "all_reduce 5 of the group of ranks 2-3" in verdict.summary
+
+
+def test_a_message_that_came_was_sent(tmp_path: Path) -> None:
+    """The dump of the sender, which shows nothing, is another's."""
+    message = {"collective_seq_id": 0, "p2p_seq_id": 1, "profiling_name": "nccl:recv 1<-0", "is_p2p": True}
+    verdict = judged(
+        tmp_path,
+        {0: dump([], pg_status={}), 1: dump([entry(0, "completed", **message), entry(0, "started", record_id=1)])},
+    )
+    assert (verdict.kind, verdict.culprits, verdict.suspects) == ("cannot_decide", [], [0])
+
+
+def test_a_dump_that_lost_what_is_open_holds_nothing_against_others(tmp_path: Path) -> None:
+    rows = [entry(0, "completed"), entry(1, "started"), entry(2, "scheduled")]
+    verdict = judged(tmp_path, {rank: dump(rows[:1] + rows[1 + (rank == 2) :], 3) for rank in range(3)})
+    assert (verdict.kind, verdict.culprits, verdict.suspects) == ("cannot_decide", [], [2])
+
+
+def test_collectives_of_two_backends_do_not_meet(tmp_path: Path) -> None:
+    pair = {**dump([], 3)["pg_config"], "1": {"name": "1", "desc": "pair", "ranks": "[0, 1]"}}
+    dumps = {
+        rank: dump([entry(0, "completed", pg_id=1, process_group=("1", "pair"))], pg_config=pair) for rank in range(2)
+    }
+    verdict = judged(tmp_path, {**dumps, 2: dump([entry(0, "scheduled", profiling_name="gloo:barrier")], 3)})
+    assert (verdict.kind, verdict.culprits, verdict.suspects) == ("cannot_decide", [], [2])
+    assert "is of gloo" in " ".join(verdict.notes)
+
+
+def test_what_was_issued_before_groups_were_made_anew_is_of_other_groups(tmp_path: Path) -> None:
+    verdict = judged(tmp_path, made_anew(job(), job(9, late=None)))
+    assert [(one.rank, one.kind) for one in verdict.culprits] == [(LATE, "rank_did_not_join")]
+
+
+def test_what_has_not_begun_and_nobody_waits_for_may_end_a_moment_later(tmp_path: Path) -> None:
+    dumps = {rank: dump([entry(0, "scheduled" if rank == 0 else "completed")]) for rank in range(2)}
+    assert judged(tmp_path, dumps).culprits == []
 
 
 @pytest.mark.parametrize("received", [[[12]], [[8]]])
