@@ -34,6 +34,7 @@ TESTS: Final = {
     "aorta.read.exposed": ["tests/read/test_exposed.py"],
     "aorta.read.matching": ["tests/analysis/test_collective_metrics.py"],
     "aorta.analysis.compare.verdict": ["tests/analysis/compare/test_verdict.py"],
+    "aorta.autopsy.disagreement": ["tests/autopsy/test_rules.py", "tests/autopsy/test_flight_recorder.py"],
     "aorta.autopsy.rules": ["tests/autopsy/test_rules.py", "tests/autopsy/test_flight_recorder.py"],
     "aorta.instrument.dispatcher": ["tests/instrument/test_dispatcher.py"],
 }

@@ -2,24 +2,20 @@
 
 A file's rank is the number at the end of its name (`comm_lib_trace_rank_3`, `nccl_trace_rank_node02_5`, `rank_3.json`).
 A dump that cannot be read is evidence too: `RankEvidence.torn` says why. A dump names no moment at which it was taken,
-so nothing here has an age. Must not load torch, or execute anything that a pickle names.
+so nothing here has an age. Must not load torch.
 """
 
 from __future__ import annotations
 
-import io
 import math
 import os
-import pickle
 import re
-import struct
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Final
 
-import msgspec
-
+from aorta.autopsy.dump_file import Batch, Dump, DumpEntry, read_dump
 from aorta.autopsy.evidence import (
     DEFAULT_GROUP,
     UNKNOWN_KIND,
@@ -30,13 +26,12 @@ from aorta.autopsy.evidence import (
 )
 from aorta.command_line import name_ranks
 from aorta.errors import InputError
-from aorta.records.files import decode_json, open_regular, read_small
+from aorta.records.files import open_regular
 from aorta.records.progress import PROGRESS_DIR
-from aorta.records.schema import WORLD_LIMIT, Integer, Rank
+from aorta.records.schema import WORLD_LIMIT
 
 _MOST_NAMED: Final = 8
 _RANK: Final = re.compile(r"(?<!\d)(\d{1,7})(?:\.(?:json|pkl|pickle))?$")
-_JSON: Final = msgspec.json.Decoder(dict[str, Any])
 _KINDS: Final = {
     "_broadcast_oop": "broadcast",
     "_reduce_oop": "reduce",
@@ -69,134 +64,6 @@ _ITEM_BYTES: Final = {
 """Bytes of an element, by torch's name of its type."""
 
 
-_PYTHONS: Any = pickle._Unpickler  # type: ignore[attr-defined,unused-ignore]
-_UNBOUNDED: Final = b"".join((pickle.DICT, pickle.EMPTY_SET, pickle.FROZENSET, pickle.BYTEARRAY8))
-_VALUES_PER_BYTE: Final = 4
-"""Values of a pickle for each of its bytes, at most: a frame of three, which entries share, takes two to five bytes."""
-_Batch: TypeAlias = tuple[str | int, int, int]
-_Shape: TypeAlias = Annotated[list[Annotated[int, msgspec.Meta(ge=0, lt=2**62)]], msgspec.Meta(max_length=64)]
-
-
-class _Frame(msgspec.Struct):
-    name: str = ""
-    filename: str = ""
-    line: Integer = 0
-
-
-class _DumpedGroup(msgspec.Struct):
-    desc: str = ""
-    ranks: str | list[Rank] = ""
-
-    def __post_init__(self) -> None:
-        """Take the ranks as numbers: torch writes them as text."""
-        if isinstance(self.ranks, str):
-            self.ranks = msgspec.convert(re.findall(r"\d+", self.ranks), list[Rank], strict=False)
-
-
-class _Status(msgspec.Struct):
-    last_enqueued_collective: Integer = -1
-    last_completed_collective: Integer = -1
-
-
-class _Entry(msgspec.Struct):
-    process_group: tuple[str | Integer, str]
-    profiling_name: str
-    collective_seq_id: Integer
-    state: Literal["scheduled", "started", "completed"]
-    p2p_seq_id: Integer = 0
-    record_id: Integer = 0
-    pg_id: Integer | None = None
-    time_created_ns: Integer | None = None
-    time_discovered_started_ns: Integer | None = None
-    time_discovered_completed_ns: Integer | None = None
-    input_sizes: list[_Shape] = []
-    input_dtypes: list[str] = []
-    output_sizes: list[_Shape] = []
-    retired: bool = False
-    is_p2p: bool = False
-    frames: list[_Frame] = []
-
-    @property
-    def name(self) -> str:
-        return self.profiling_name.partition(":")[2] or self.profiling_name
-
-    @property
-    def batch(self) -> _Batch:
-        """What the messages of a batch share."""
-        return self.process_group[0], self.collective_seq_id, self.p2p_seq_id
-
-
-class _Dump(msgspec.Struct):
-    """A dump. `oldest`, `has_holes`: the first number of its entries, and whether some are missing behind it."""
-
-    version: str
-    comm_lib_version: str = ""
-    nccl_version: str = ""
-    pg_config: dict[str, _DumpedGroup] = {}
-    pg_status: dict[str, _Status] = {}
-    entries: list[_Entry] = []
-    oldest: int = 0
-    has_holes: bool = False
-
-    def __post_init__(self) -> None:
-        """Order the entries, as a process numbers them, and leave out what was issued before the numbers of a group
-        began anew: a process that destroys its groups and makes others gives these the same names.
-        """
-        self.entries.sort(key=lambda entry: entry.record_id)
-        numbers = [entry.record_id for entry in self.entries]
-        self.oldest = numbers[0] if numbers else 0
-        self.has_holes = len(numbers) > 1 and numbers[-1] - numbers[0] >= len(set(numbers))
-        first, newest = dict[str | int, int](), dict[str | int, int]()
-        for index, entry in enumerate(self.entries):
-            group, number = entry.process_group[0], entry.collective_seq_id
-            if number < newest.get(group, 0):
-                first[group] = index
-            newest[group] = number
-        self.entries = [
-            entry for index, entry in enumerate(self.entries) if index >= first.get(entry.process_group[0], 0)
-        ]
-
-    @property
-    def backend(self) -> str:
-        """`nccl`, `gloo`, ...: of the newest entry."""
-        return self.entries[-1].profiling_name.partition(":")[0]
-
-
-class _TextKeys(dict[str, Any]):
-    """A dictionary that refuses other keys, which may all have one hash."""
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        if type(key) is not str:
-            raise ValueError(f"it has the key {key!r:.40}; those of a dump are text")
-        super().__setitem__(key, value)
-
-
-class _PlainUnpickler(_PYTHONS):  # type: ignore[misc]
-    """Builds containers, text and numbers, in time and memory that grow with the bytes, and refuses whatever a pickle
-    would import. The compiled unpickler reserves as much memo as an index says.
-    """
-
-    dispatch: Final = {code: load for code, load in _PYTHONS.dispatch.items() if code not in _UNBOUNDED}
-    dispatch[pickle.EMPTY_DICT[0]] = lambda self: self.append(_TextKeys())
-
-    def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"it wants to import {module}.{name}, which no dump needs")
-
-
-def _unpickled(content: bytes) -> Any:
-    """Return the plain data in a pickle, unless it repeats its parts until they fill the memory."""
-    value = _PlainUnpickler(io.BytesIO(content)).load()
-    seen, left = 0, [value]
-    while left:
-        item = left.pop()
-        if isinstance(item, (dict, list, tuple)):
-            seen += len(item)
-            if seen > _VALUES_PER_BYTE * len(content):
-                raise ValueError(f"its {len(content)} bytes unfold to more than {seen} values")
-            left += item.values() if isinstance(item, dict) else item
-    return value
-
-
 def read_dumps(paths: Sequence[Path]) -> list[RankEvidence]:
     """Read dumps: files, and folders whose files are dumps.
 
@@ -226,16 +93,16 @@ def read_dumps(paths: Sequence[Path]) -> list[RankEvidence]:
         files.setdefault(rank, path)
     if not files:
         raise InputError(no_evidence(paths[0]))
-    dumps = {rank: _read(path) for rank, path in files.items()}
+    dumps = {rank: read_dump(path) for rank, path in files.items()}
     # Backends number the collectives of a group each for itself.
-    backends = Counter(dump.backend for dump in dumps.values() if isinstance(dump, _Dump) and dump.entries)
+    backends = Counter(dump.backend for dump in dumps.values() if isinstance(dump, Dump) and dump.entries)
     compared = max(backends, key=lambda backend: backends[backend], default="")
     for rank, dump in dumps.items():
-        if isinstance(dump, _Dump) and dump.entries and dump.backend != compared:
+        if isinstance(dump, Dump) and dump.entries and dump.backend != compared:
             dumps[rank] = (
                 f"{files[rank].name} is of {dump.backend}, most others are of {compared}: give the dumps of one backend"
             )
-    readable = {rank: dump for rank, dump in dumps.items() if isinstance(dump, _Dump)}
+    readable = {rank: dump for rank, dump in dumps.items() if isinstance(dump, Dump)}
     # A dump of gloo names no group: of all that is listed, the highest rank is then taken for the job's last.
     listed = [rank for dump in readable.values() for group in dump.pg_config.values() for rank in map(int, group.ranks)]
     named = any(name and config.ranks for dump in readable.values() for name, config in dump.pg_config.items())
@@ -286,27 +153,8 @@ def is_dump(path: Path) -> bool:
         return False
 
 
-def _read(path: Path) -> _Dump | str:
-    try:
-        content = read_small(path)
-        if not content:
-            return f"{path.name} is empty: the disk was full, or the process ended while it wrote"
-        raw = decode_json(content, _JSON) if content[:1] == b"{" else _unpickled(content)
-        dump = msgspec.convert(raw, _Dump, strict=False)
-    except OSError as error:
-        return f"{path.name} cannot be read: {error.strerror or error}"
-    except (
-        ArithmeticError, AttributeError, EOFError, LookupError, MemoryError, RecursionError, TypeError, ValueError,
-        pickle.UnpicklingError, struct.error,
-    ) as error:  # fmt: skip
-        return f"{path.name} is torn, or no dump: {str(error) or type(error).__name__}"
-    if dump.version.partition(".")[0] != "2":
-        return f"{path.name} is of version {dump.version}; versions 2.x (torch 2.5 and later) can be read"
-    return dump
-
-
 def _evidence(
-    rank: int, world: int | None, path: Path, dump: _Dump, whole: bool, begun: bool, messaging: set[str]
+    rank: int, world: int | None, path: Path, dump: Dump, whole: bool, begun: bool, messaging: set[str]
 ) -> RankEvidence:
     # A process numbers its groups as it makes them, and `pg_config` has them by name.
     made = {str(entry.process_group[0]): entry.pg_id or 0 for entry in reversed(dump.entries)}
@@ -389,7 +237,7 @@ def _is_default(group: GroupEvidence) -> bool:
     return group.description == DEFAULT_GROUP and bool(group.ranks)
 
 
-def _is_of_unfinished(dump: _Dump) -> bool:
+def _is_of_unfinished(dump: Dump) -> bool:
     """Return whether a dump leaves out finished work (TORCH_INCLUDE_ONLY_ACTIVE)."""
     finished = any(entry.state == "completed" for entry in dump.entries)
     return not finished and any(status.last_completed_collective > 0 for status in dump.pg_status.values())
@@ -397,9 +245,9 @@ def _is_of_unfinished(dump: _Dump) -> bool:
 
 def _collectives(
     rank: int,
-    dump: _Dump,
+    dump: Dump,
     groups: dict[str, GroupEvidence],
-    ends: dict[_Batch, _Entry],
+    ends: dict[Batch, DumpEntry],
     unclear: set[int],
     whole: bool,
 ) -> list[CollectiveEvidence]:
@@ -441,7 +289,7 @@ def _collectives(
     return collectives
 
 
-def _collective(entry: _Entry) -> CollectiveEvidence:
+def _collective(entry: DumpEntry) -> CollectiveEvidence:
     state: CollectiveState = "issued" if entry.state == "scheduled" else entry.state
     if entry.time_discovered_completed_ns:
         state = "completed"

@@ -136,7 +136,7 @@ def _without_culprit(case: Case) -> tuple[Kind, list[int]]:
     late = set[int]()
     for rank in job.ranks.values():
         # Where nobody saw what a device has completed, its host may be late, or wait for it in what all have issued.
-        if any(wait.state == "unseen" for wait in rank.collectives) and any(
+        if any(op.state == "unseen" for op in rank.collectives) and any(
             rank.rank in job.members(channel)
             and not rank.has_issued(channel, max(issued))
             and not rank.may_lack(channel, issued[max(issued)])
@@ -157,9 +157,8 @@ def _without_culprit(case: Case) -> tuple[Kind, list[int]]:
         unknown,
         {rank.rank for rank in job.ranks.values() if rank.unresponsive},
         late,
-        {
-            rank for wait in waits.open for rank in wait.behind
-        },  # not all have issued what others wait in; no rule says why
+        # They have not issued what others wait in, and no rule says why.
+        {rank for wait in waits.open for rank in wait.behind},
         {rank.rank for rank in job.ranks.values() if rank.unreadable},
     ):
         if suspects:

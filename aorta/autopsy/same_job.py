@@ -75,8 +75,8 @@ def _stale(dumps: Sequence[RankEvidence]) -> Iterator[tuple[int, str]]:
             if row.completed_ns is not None and latest_ns - row.completed_ns > _CLOCKS_NS:
                 yield rank, "stale: what it has completed, others issued more than a minute later"
             odd[rank] += row.completed_ns is not None and 2 * kinds[row.kind] < kinds.total()
-    for rank, times in odd.items():
-        if times > 1:  # what does not meet may complete once
+    for rank, numbers in odd.items():
+        if numbers > 1:  # what does not meet may complete once
             yield rank, "of another job: it has completed other collectives than most ranks of the group"
     newest_ns = {dump.rank: dump.progress_ns or 0 for dump in dumps}
     for channel, (number, where) in completed.items():

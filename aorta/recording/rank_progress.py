@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from aorta.autopsy.processes import stacks_on_request
+from aorta.autopsy.stacks import stacks_on_request
 from aorta.config.schema import Watchdog as WatchdogSettings
 from aorta.distributed.output_folder import RunFolder
 from aorta.distributed.topology import Topology

@@ -18,8 +18,9 @@ import pytest
 
 from aorta.autopsy import processes
 from aorta.autopsy.evidence import RankEvidence, RankExit, ThreadStack
-from aorta.autopsy.processes import parse_stacks, process_state, progress_evidence
+from aorta.autopsy.processes import process_state, progress_evidence
 from aorta.autopsy.report import verdict_on_run
+from aorta.autopsy.stacks import parse_stacks
 from aorta.autopsy.watchdog import LEAST_S, RECENT_STEPS, Patience, WatchdogTask
 from aorta.records.process import pid_namespace, start_ticks
 from aorta.records.progress import PROGRESS_DIR, ProgressState, progress_files

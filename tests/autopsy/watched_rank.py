@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from aorta.autopsy.processes import stacks_on_request
+from aorta.autopsy.stacks import stacks_on_request
 from aorta.records.clocks import boot_id
 from aorta.records.process import pid_namespace, start_ticks
 from aorta.records.progress import Progress, ProgressFacts

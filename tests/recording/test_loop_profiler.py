@@ -14,7 +14,8 @@ from aorta.distributed.output_folder import LOCK_FILE, RunFolder
 from aorta.distributed.peers import Peers
 from aorta.errors import FolderNotEmpty, TracesIncomplete
 from aorta.merge.merge_traces import merge_traces
-from aorta.recording.loop_profiler import LoopProfiler, must_be_empty, publish, saved_traces
+from aorta.recording.loop_profiler import LoopProfiler, must_be_empty
+from aorta.recording.trace_accounts import publish, saved_traces
 from tests.distributed.conftest import place
 from tests.profiling.windows import files_below, listening, loop, numbers, preset, read
 from tests.runs import attempt, once, record, train
