@@ -18,7 +18,8 @@ from aorta.version import __version__
 
 if TYPE_CHECKING:
     from aorta.loggers import Logger
-    from aorta.recording.api import Recording, record, start
+    from aorta.recording.api import record, start
+    from aorta.recording.open_recording import Recording
     from aorta.recording.profilers import Profiler, TorchProfiler
 
 __all__ = ["Logger", "Profiler", "Recording", "TorchProfiler", "__version__", "record", "start"]

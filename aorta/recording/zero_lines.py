@@ -13,14 +13,13 @@ let an error of AORTA reach the script: it is one line, and the training goes on
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
@@ -30,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aorta.errors import AortaError, ConfigError, InstrumentError
 from aorta.instrument.transparent import hook_optimizers, not_compiled, put_around
+from aorta.recording.trained_models import steps_made, trained_models, wrapped
 from aorta.terminal_style import printable
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from torch.distributed import Store
     from torch.optim import Optimizer
 
-    from aorta.recording.api import Recording
     from aorta.recording.meeting import Meeting
+    from aorta.recording.open_recording import Recording
 
 VARIABLE: Final = "AORTA_RECORD"
 """Environment variable with the folder of the run."""
@@ -145,7 +145,7 @@ class _ZeroLines:
             return
         try:
             from aorta.instrument.native.build import ensure_built
-            from aorta.recording import api, recorded_run
+            from aorta.recording import api, open_recording, recorded_run
             from aorta.recording.meeting import AGREED_STEP_S, Meeting, announce
 
             if torch._C._current_graph_task_id() != -1:
@@ -153,14 +153,14 @@ class _ZeroLines:
             if recorded_run.open_runs:
                 raise ConfigError("the program records itself")
             every, folder = os.environ.pop(VARIABLE_OF_EVERY, "1"), os.environ.pop(VARIABLE)  # no child is to find them
-            models = _trained_models(optimizer)
+            models = trained_models(optimizer)
         except Exception as error:
             if together:
                 announce(_own_store(), dist.get_rank(), f"{type(error).__name__}: {error}")
             raise
         self._first, self._handled = weakref.ref(optimizer), sys.exc_info()[1]
-        self._roots = {type(root) for model in models for root in _wrapped(model)}
-        count, kind = _steps_made(optimizer), type(optimizer).__name__
+        self._roots = {type(root) for model in models for root in wrapped(model)}
+        count, kind = steps_made(optimizer), type(optimizer).__name__
         self._process, self._thread = os.getpid(), threading.get_ident()
         api.standing_aside.append(self._stand_aside)
 
@@ -170,7 +170,7 @@ class _ZeroLines:
 
         def open_run(behind: int) -> Recording:
             number = behind if count is None else count - 1 + behind
-            (context := copy_context()).run(api.without_lines.set, True)
+            (context := copy_context()).run(open_recording.without_lines.set, True)
             start = partial(api.start, folder, model=models, timeout_s=AGREED_STEP_S, start_step=number, every=every)
             recording = context.run(start)
             named = ", ".join(type(model).__name__ for model in models)
@@ -259,7 +259,7 @@ class _ZeroLines:
         """A module is put into evaluation mode. Trainers evaluate an average of the model, which is of its class, or
         compile the inner model a second time, whose forward passes no hook sees then.
         """
-        if any(type(root) in self._roots for root in _wrapped(module)):
+        if any(type(root) in self._roots for root in wrapped(module)):
             self.interrupt("an evaluation")
 
     def saves(self, *_: Any) -> None:
@@ -337,38 +337,6 @@ def _own_store() -> Store:
     from aorta.recording.rank_process import default_store
 
     return dist.PrefixStore("aorta/zero_lines", default_store().clone())  # type: ignore[attr-defined]  # not in its stubs
-
-
-def _wrapped(model: nn.Module | None) -> Iterator[nn.Module]:
-    """Yield a model, and what it wraps: that of DistributedDataParallel, that of `torch.compile`."""
-    while model is not None:
-        yield model
-        inner = model._modules.get("module")  # asked for None, as a module without len() has no truth
-        model = model._modules.get("_orig_mod") if inner is None else inner
-
-
-def _trained_models(optimizer: Optimizer) -> list[nn.Module]:
-    """Return the outermost modules that hold parameters of any optimizer. Where none does, as an optimizer of flat
-    partitions (DeepSpeed's) has parameters of its own: those that can be trained.
-    """
-    import torch
-
-    alive = [thing for thing in gc.get_objects() if issubclass(type(thing), (torch.nn.Module, torch.optim.Optimizer))]
-    groups = [group for thing in (*alive, optimizer) for group in getattr(thing, "param_groups", ())]
-    trained = {id(parameter) for group in groups for parameter in group["params"]}
-    modules = [thing for thing in alive if isinstance(thing, torch.nn.Module) and "_modules" in thing.__dict__]
-    inner = {id(child) for module in modules for child in module._modules.values()}
-    outermost = [module for module in modules if id(module) not in inner]
-    holding = [thing for thing in outermost if any(id(parameter) in trained for parameter in thing.parameters())]
-    return holding or [
-        thing for thing in outermost if thing.training and any(p.requires_grad for p in thing.parameters())
-    ]
-
-
-def _steps_made(optimizer: Optimizer) -> int | None:
-    """Return how many steps an optimizer has made, those before a resume too; None where it does not count them."""
-    counts = [float(state["step"]) for state in optimizer.state.values() if "step" in state]
-    return int(max(counts)) or None if counts else None
 
 
 _zero = _ZeroLines()

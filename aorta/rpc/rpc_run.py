@@ -37,7 +37,7 @@ from aorta.profiling.profiler_plan import NO_EXPORT, export_disabled
 from aorta.profiling.trace_saver import export
 from aorta.profiling.window_recording import all_threads
 from aorta.recording.rank_process import run_rank
-from aorta.recording.recorded_run import untrained_run
+from aorta.recording.untrained_run import untrained_run
 from aorta.records.clocks import trace_metadata
 from aorta.records.files import whole_file, write_whole
 from aorta.records.run_files import CALLS_FILE, MEMORY_KEY, RPC_FILE, RPC_VERSION, WINDOW_FILE, Call, RpcFacts, Worker
@@ -279,7 +279,7 @@ class RpcRun:
         """Run all windows; returns the signal that ended them early."""
         plan = {"workers": self.names, "driver": self.names[DRIVER]}
         where = self.topology, self.device, self.peers
-        with untrained_run(self.resolved, *where, "tensorpipe", plan) as (site, clocks, _):
+        with untrained_run(self.resolved, *where, "tensorpipe", plan) as (site, clocks):
             if self.rank == DRIVER and self.profiled != self.config.profiling.enabled:
                 _log.warning(NO_EXPORT)
             folder = site.folder

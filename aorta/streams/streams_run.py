@@ -26,7 +26,7 @@ from aorta.distributed.peers import Peers
 from aorta.distributed.topology import Topology, default_backend, device_name
 from aorta.errors import ConfigError
 from aorta.recording.rank_process import run_rank
-from aorta.recording.recorded_run import untrained_run
+from aorta.recording.untrained_run import untrained_run
 from aorta.records.files import write_whole
 from aorta.records.run_files import (
     QUEUE_VARIABLES,
@@ -172,7 +172,7 @@ def run_streams(resolved: Resolved) -> int:
 def _run(resolved: Resolved, topology: Topology, device: torch.device, peers: Peers) -> signal.Signals | None:
     settings = resolved.config.workload
     assert isinstance(settings, Streams)  # the caller checked it
-    with untrained_run(resolved, topology, device, peers, default_backend(device), {}) as (site, clocks, _ranks):
+    with untrained_run(resolved, topology, device, peers, default_backend(device), {}) as (site, clocks):
         result = _measured(settings, topology, device, peers)
         clocks.at_end()
         gathered = peers.gather("streams", msgspec.to_builtins(result))

@@ -202,7 +202,7 @@ def test_why_nothing_is_recorded_is_kept_for_the_report(
         raise RuntimeError("injected")
 
     aorta_record(tmp_path / "run", "true")
-    monkeypatch.setattr(zero_lines, "_trained_models", fails)
+    monkeypatch.setattr(zero_lines, "trained_models", fails)
     Loop(zero).train(2)
     with pytest.raises(InputError, match=r"nothing is recorded of `true`, .*:\naorta: RuntimeError: injected$"):
         load_source(tmp_path / "run")

@@ -17,6 +17,7 @@ from aorta.distributed.clock_measurement import ClockSynchronisation
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.recorder import Recorder
 from aorta.recording import api, zero_lines
+from aorta.recording.open_recording import Recording
 from aorta.recording.rank_record import RankRecordWriter
 from tests.recording import untouched
 from tests.runs import ROOT, environment, finished, program, record, succeeded
@@ -170,7 +171,7 @@ def zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> zero_lines._ZeroLin
 
 
 BEGINNING = [
-    (zero_lines, "_trained_models"),
+    (zero_lines, "trained_models"),
     (api, "start"),
     (api, "called_around"),
     (api, "find_blocks"),
@@ -186,15 +187,15 @@ BEGINNING = [
 ]
 INSIDE = [
     (zero_lines._ZeroLines, "_stepped"),
-    (api.Recording, "note"),
-    (api.Recording, "step"),
-    (api.Recording, "restart"),
+    (Recording, "note"),
+    (Recording, "step"),
+    (Recording, "restart"),
     (Recorder, "end"),
     (Recorder, "begin"),
     (RankRecordWriter, "step"),
 ]
 CLOSING = [
-    (api.Recording, "_end"),
+    (Recording, "_end"),
     (Recorder, "finish"),
     (RankRecordWriter, "complete"),
     (ClockSynchronisation, "at_end"),
