@@ -89,7 +89,8 @@ class Dump(msgspec.Struct):
 
     def __post_init__(self) -> None:
         """Order the entries, as a process numbers them, and leave out what was issued before the numbers of a group
-        began anew: a process that destroys its groups and makes others gives these the same names.
+        began anew: a process that destroys its groups and makes others gives these the same names. And what has no
+        name: torch names every group that ranks share, and this one a process made by itself.
         """
         self.entries.sort(key=lambda entry: entry.record_id)
         numbers = [entry.record_id for entry in self.entries]
@@ -102,7 +103,9 @@ class Dump(msgspec.Struct):
                 first[group] = index
             newest[group] = number
         self.entries = [
-            entry for index, entry in enumerate(self.entries) if index >= first.get(entry.process_group[0], 0)
+            entry
+            for index, entry in enumerate(self.entries)
+            if entry.process_group[0] != "" and index >= first.get(entry.process_group[0], 0)
         ]
 
     @property

@@ -49,7 +49,6 @@ from aorta.recording.open_recording import Recording, without_lines
 from aorta.recording.profilers import Profiling, profiler_of
 from aorta.recording.rank_process import meet
 from aorta.recording.rank_progress import noted_phases
-from aorta.recording.rank_record import Ending
 from aorta.recording.recorded_run import recorded_run
 from aorta.recording.run_request import RunSite
 from aorta.records.clocks import trace_metadata
@@ -221,11 +220,11 @@ def record(
             run.calibrator.close()
             recording._end()
             instrument.recorder.finish()
-            run.record.complete(instrument, Ending())
+            run.record.complete(instrument)
         except BaseException as error:
             recording._end()
             code, text = _ended_by(error)
-            run.record.fail(instrument, Ending(), code, f"rank {topology.rank}: {text}")
+            run.record.fail(instrument, code, f"rank {topology.rank}: {text}")
             profiler.abandon(error)  # after the footer, as it waits for files
             raise
         in_place = run.record.writer.is_in_place

@@ -11,8 +11,6 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import Literal
 
 import msgspec
 
@@ -29,14 +27,6 @@ from aorta.records.schema import Anchor, Calibration, DeviceClockFacts, Footer, 
 _log = logging.getLogger(__name__)
 _TRIES, _TRY_S = 5000, 0.001
 """How often the end of a run asks for its record: tries and not time, which passes while a host is suspended."""
-
-
-@dataclass
-class Ending:
-    """Why the loop ended; set by the loop."""
-
-    signal: signal.Signals | None = None
-    reason: Literal["completed", "signal", "error"] = "completed"
 
 
 class LentRecord:
@@ -167,28 +157,30 @@ class RankRecordWriter:
             raise explained from error
 
     @contextmanager
-    def closed_by(self, instrument: Instrumentation, explain: Callable[[Exception], AortaError]) -> Iterator[Ending]:
+    def closed_by(
+        self,
+        instrument: Instrumentation,
+        explain: Callable[[Exception], AortaError],
+        stopped_by: Callable[[], signal.Signals | None],
+    ) -> Iterator[None]:
         """Write the last steps and the footer when the loop ends. The file stays open (`refused`). A footer that cannot
-        be written does not replace the error that ended the loop.
+        be written does not replace the error that ended the loop. `stopped_by`: the signal that ended it, if any.
         """
-        ending = Ending()
         try:
-            yield ending
+            yield
             instrument.recorder.finish()
         except Exception as error:
             # Explained before the footer is written, so that the record names the failed peer.
             explained = explain(error)
-            self.fail(instrument, ending, explained.exit_code, str(explained))
+            self.fail(instrument, explained.exit_code, str(explained))
             if explained is error:
                 raise
             raise explained from error
         except KeyboardInterrupt:
-            self.fail(instrument, ending, SIGNAL_EXIT_BASE + signal.SIGINT, "interrupted at once by a second SIGINT")
+            self.fail(instrument, SIGNAL_EXIT_BASE + signal.SIGINT, "interrupted at once by a second SIGINT")
             raise
         else:
-            if ending.signal is not None:
-                ending.reason = "signal"
-            self.complete(instrument, ending)
+            self.complete(instrument, stopped_by())
 
     def refused(self, code: int, error: str) -> None:
         """Rewrite the footer, where what follows a whole loop ends this rank with `error`. It was written before, so
@@ -201,17 +193,16 @@ class RankRecordWriter:
         except RecordWriteError as problem:
             _log.error("cannot note exit code %d in the record: %s", code, problem)
 
-    def complete(self, instrument: Instrumentation, ending: Ending) -> None:
+    def complete(self, instrument: Instrumentation, stopped_by: signal.Signals | None = None) -> None:
         """Write the footer of a loop that ended as it should, or by a signal."""
-        code = 0 if ending.signal is None else SIGNAL_EXIT_BASE + ending.signal
-        self._write_footer(instrument, ending, code, None, instrument.clock.facts())
+        code = 0 if stopped_by is None else SIGNAL_EXIT_BASE + stopped_by
+        self._write_footer(instrument, code, None, stopped_by, instrument.clock.facts())
 
-    def fail(self, instrument: Instrumentation, ending: Ending, code: int, error: str) -> None:
+    def fail(self, instrument: Instrumentation, code: int, error: str) -> None:
         """Write the last steps that can be read, and a footer with `error`. Never raises."""
-        ending.reason = "error"
         with suppress(RecordWriteError):  # which may be the error, and there is room for the footer
             instrument.recorder.salvage()
-        self._write_footer(instrument, ending, code, error)
+        self._write_footer(instrument, code, error)
 
     def _take_back(self) -> None:
         if self.lent is not None:
@@ -220,19 +211,20 @@ class RankRecordWriter:
     def _write_footer(
         self,
         instrument: Instrumentation,
-        ending: Ending,
         code: int,
         error: str | None,
+        stopped_by: signal.Signals | None = None,
         device_clock: DeviceClockFacts | None = None,
     ) -> None:
         def footer(steps: int) -> Footer:
+            failed = error is not None or self.ended_early is not None
             return Footer(
-                reason=ending.reason if self.ended_early is None else "error",
+                reason="error" if failed else "completed" if stopped_by is None else "signal",
                 exit_code=code,
                 steps_written=steps,
                 clock=read_clocks(),
                 groups={name: list(group.ranks) for name, group in instrument.groups.items()},
-                signal=None if ending.signal is None else ending.signal.name,
+                signal=None if stopped_by is None else stopped_by.name,
                 error="; ".join(filter(None, (error, self.ended_early))) or None,
                 device_clock=device_clock,
                 outside=instrument.recorder.outside,

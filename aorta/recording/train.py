@@ -142,7 +142,8 @@ class TrainingRun:
         agreement = StopAgreement(self.peers.store, topology.rank, topology.world_size)
         stack.callback(agreement.close)
         # Signals outermost: a launcher ends the survivors of a dead rank while they still record which one it was.
-        with stop_on_signals(agreement.request), run.record.closed_by(instrument, self.peers.explain) as ending:
+        closed = run.record.closed_by(instrument, self.peers.explain, lambda: agreement.stopped_by)
+        with stop_on_signals(agreement.request), closed:
             batches = self.task.batches(step.model.data_rank, step.model.data_size, self.device)
             markers, trained = StepMarkers(config.profiling.nvtx), 0
             shape = step.model.facts.get("mesh", {})
@@ -183,15 +184,15 @@ class TrainingRun:
                     return agreement.may_start(next(numbers))
 
                 Baselines(step, batches.for_ever, may_start, steps, self._warmup(steps)).run()
-            ending.signal = agreement.stopped_by
         run.progress.enter("closing")
         progress.close()
         # After the footer, as it waits for late ranks. After a signal there is no time for that.
-        if ending.signal is None:
+        if agreement.stopped_by is None:
             run.clocks.at_end()
         else:
             run.loggers.hurry()
-        _log.info("%s: %d steps, record in %s", ending.reason, trained, folder.path)
+        ended = "completed" if agreement.stopped_by is None else "signal"
+        _log.info("%s: %d steps, record in %s", ended, trained, folder.path)
         try:
             self.profiler.settle(folder, stopped=agreement.stopped_by is not None)
         except TracesIncomplete as error:

@@ -34,7 +34,6 @@ from aorta.terminal_style import printable
 
 if TYPE_CHECKING:
     from torch import nn
-    from torch.distributed import Store
     from torch.optim import Optimizer
 
     from aorta.recording.meeting import Meeting
@@ -146,7 +145,7 @@ class _ZeroLines:
         try:
             from aorta.instrument.native.build import ensure_built
             from aorta.recording import api, open_recording, recorded_run
-            from aorta.recording.meeting import AGREED_STEP_S, Meeting, announce
+            from aorta.recording.meeting import AGREED_STEP_S, Meeting, announce, own_store
 
             if torch._C._current_graph_task_id() != -1:
                 raise InstrumentError("an optimizer steps inside the backward pass, so steps have no end")
@@ -156,7 +155,7 @@ class _ZeroLines:
             models = trained_models(optimizer)
         except Exception as error:
             if together:
-                announce(_own_store(), dist.get_rank(), f"{type(error).__name__}: {error}")
+                announce(own_store(), dist.get_rank(), f"{type(error).__name__}: {error}")
             raise
         self._first, self._handled = weakref.ref(optimizer), sys.exc_info()[1]
         self._roots = {type(root) for model in models for root in wrapped(model)}
@@ -180,7 +179,7 @@ class _ZeroLines:
             return recording
 
         if together and dist.get_world_size() > 1:
-            self._meeting = Meeting(_own_store(), dist.get_rank(), dist.get_world_size(), compile_once, open_run)
+            self._meeting = Meeting(own_store(), dist.get_rank(), dist.get_world_size(), compile_once, open_run)
             if self._meeting.stepped(_FIRST_STEP_S):
                 self._begun(self._meeting.result)
         else:
@@ -328,15 +327,6 @@ def _rank() -> int:
     import torch.distributed as dist
 
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
-
-
-def _own_store() -> Store:
-    """Return a connection of AORTA's own to the store of the default process group."""
-    import torch.distributed as dist
-
-    from aorta.recording.rank_process import default_store
-
-    return dist.PrefixStore("aorta/zero_lines", default_store().clone())  # type: ignore[attr-defined]  # not in its stubs
 
 
 _zero = _ZeroLines()

@@ -95,6 +95,15 @@ def shows_nothing(dumps: Dumps, rank: int, **other: Any) -> Dumps:
     return {**dumps, rank: {**dumps[rank], "entries": [], **other}}
 
 
+def with_own_groups(dumps: Dumps) -> Dumps:
+    """Every rank made a group by itself before, which torch gives no name, and issued another number there."""
+    alone = {
+        rank: dump([entry(at, "completed", pg_id=7, process_group=("", "")) for at in range(3 * rank)])
+        for rank in dumps
+    }
+    return made_anew(dumps, by_gloo(alone))
+
+
 def made_anew(dumps: Dumps, earlier: Dumps) -> Dumps:
     """Every rank destroyed its groups of `earlier`, and made others of the same names."""
     rows = {rank: earlier[rank]["entries"] + one["entries"] for rank, one in dumps.items()}
@@ -171,6 +180,7 @@ CHANGED: dict[str, Dumps] = {
     "all entries of a rank lost, of unfinished work": shows_nothing(
         with_entries(job(), lambda rank, rows: [row for row in rows if row["state"] != "completed"]), 0
     ),
+    "groups that each rank made by itself": with_own_groups(by_gloo(job())),
     "a size lost": with_entries(job(), lambda rank, rows: [{**row, "input_sizes": []} for row in rows]),
 }
 CERTAIN = ("nothing", "groups", "no rank notes", "hosts", "times lost", "frames", "a size", "a dump lost")

@@ -19,8 +19,9 @@ from torch import nn
 import aorta
 from aorta.errors import InputError, PeerFailed
 from aorta.read.locations import load_source
-from aorta.recording import api, meeting, zero_lines
+from aorta.recording import meeting, zero_lines
 from aorta.recording.meeting import Meeting, announce
+from aorta.recording.open_recording import Recording
 from aorta.report.files import write_report
 from tests.recording import untouched
 from tests.recording.test_zero_lines import Loop, aorta_record, zero
@@ -102,8 +103,8 @@ def test_what_comes_in_nearly_every_step_is_part_of_it(
     loop.model = made(net)  # type: ignore[assignment]
     loop.train(1)
     restarted: list[int] = []
-    restart = api.Recording.restart
-    monkeypatch.setattr(api.Recording, "restart", lambda self: restarted.append(self._next) or restart(self))  # type: ignore[func-returns-value]
+    restart = Recording.restart
+    monkeypatch.setattr(Recording, "restart", lambda self: restarted.append(self._next) or restart(self))  # type: ignore[func-returns-value]
     for step in range(1, 11):
         if step in evaluated:
             evaluate(net)
