@@ -11,7 +11,10 @@ Must not import torch, or write to a record that has ended.
 
 from __future__ import annotations
 
+import gc
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from aorta.errors import RecordWriteError
@@ -20,7 +23,7 @@ from aorta.records.record_file import RecordWriter, header_of
 from aorta.records.ring_file import GIVEN_UP, NOBODY, RingFile, UnreadableRing
 from aorta.records.ring_steps import RingSteps
 from aorta.records.run_files import RANK_FILE
-from aorta.records.schema import Anchor
+from aorta.records.schema import Anchor, Step
 
 
 class RingRecord:
@@ -79,7 +82,11 @@ class RingRecord:
         ring, writer, count = self.ring, self._writer, 0
         interval = ring.facts.anchor_interval
         try:
-            for line in () if writer.has_ended else self._steps.take(late=late):
+            lines: list[Step] = []
+            if not writer.has_ended:
+                with uncollected():
+                    lines = self._steps.take(late=late)
+            for line in lines:
                 writer.write(line)
                 count, writer.last_start_ns = count + 1, line.start_mono_ns
                 if interval is not None and line.phase == "train" and (line.global_step + 1) % interval == 0:
@@ -99,3 +106,17 @@ class RingRecord:
     def close(self) -> None:
         """Close the record."""
         self._writer.close()
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """A `with` block without garbage collections: lines are not cyclic, and traversing them takes a tenth of making
+    them. Not in the rank, whose program has a say in this.
+    """
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()

@@ -32,7 +32,7 @@ from aorta.records.device_rows import (
 )
 from aorta.records.device_steps import DeviceBatch, holding, marks_of
 from aorta.records.ring_file import RingFile
-from aorta.records.schema import AuxRange, Collective, ComputeRange, EndSource, Stall, StallCause, Step
+from aorta.records.schema import AuxRange, Collective, ComputeRange, EndSource, Stall, StallCause, Step, Wait
 from aorta.records.step_line import (
     Bucket,
     Counted,
@@ -44,7 +44,6 @@ from aorta.records.step_line import (
     StepLines,
     tail_waits,
     user_ranges,
-    wait_rows,
 )
 from aorta.records.step_rows import Part
 from aorta.records.window_kernels import WindowKernels
@@ -58,7 +57,7 @@ from aorta.timeline.arrays import (
     subtract,
     union,
 )
-from aorta.timeline.intervals import Interval
+from aorta.timeline.intervals import Interval, clip
 from aorta.timeline.overlap import Unseen
 
 MOST_STEPS_LATE: Final = 8
@@ -112,6 +111,7 @@ class RingSteps:
             begun = rows["a2"][(rows["kind"] == rf.STEP) & (rows["a"] <= behind_ns) & (rows["a2"] >= first)]
             self.next_row = int(begun[-_AGAIN:][0]) if len(begun) else first
         self._facts, self.kernels = facts, dict[int, WindowKernels]()
+        self._kinds = [kind if of_a_pair else None for kind, of_a_pair in facts.operators]  # that names have
         self._device = None if facts.bound_ns is None else DeviceRows(facts.bound_ns)
         self._lines = StepLines(facts.rank, facts.world_size, facts.anchor, facts.no_values)
         self._coverages, self._workers = Coverages(), dict[str, GlooWorkers]()
@@ -123,14 +123,27 @@ class RingSteps:
         rows, first = self.ring.rows_since(self.next_row)
         self.lost += first - self.next_row
         self.next_row = first
+        at, since, until = self._complete(rows, first, late=late)
+        # What is measured at once lies on one time line, and a step may have been timed by another clock than the last.
+        apart = np.flatnonzero(rows["a"][at[1:]] < rows["b"][at[:-1]]) + 1
         lines: list[Step] = []
-        while taken := self._take(rows[self.next_row - first :], late=late):
-            lines += taken
+        begin = 0
+        while begin < len(at):
+            following = apart[np.searchsorted(apart, begin, side="right") :]
+            end = min([begin + MOST, len(at), *following[:1].tolist()])
+            batch, low = slice(begin, end), self.next_row - first
+            # On the host rows that name a step stand before the next one.
+            high = int(at[end]) if self._device is None and end < len(at) else len(rows)
+            lines += self._measured(
+                rows[low:high], at[batch] - low, since[batch] - low, until[batch] - low, first + low
+            )
+            self.next_row = first + int(until[end - 1])
+            begin = end
         return [line for line in lines if line.start_mono_ns > self._behind_ns]
 
-    def _take(self, rows: NDArray[Any], *, late: bool) -> list[Step]:
-        """Return the lines of the first steps in rows that begin with `next_row`."""
-        first, kind = self.next_row, rows["kind"]
+    def _complete(self, rows: NDArray[Any], first: int, *, late: bool) -> tuple[Int64, Int64, Int64]:
+        """Return where the first steps are that are complete, and their first row and the one behind their last."""
+        kind = rows["kind"]
         # A step that has not ended is open, or was abandoned; the host may have ended one that the device has not.
         at = np.flatnonzero((kind == rf.STEP) & (rows["y"] != 0) & (rows["a2"] >= first))
         since, until = rows["a2"][at] - first, rows["y"][at] - first
@@ -147,17 +160,7 @@ class RingSteps:
         for step in np.flatnonzero(np.isin(at + first, [*self.kernels])).tolist():
             complete[step] &= self.kernels[first + int(at[step])].known
         count = len(at) if complete.all() else int(np.argmin(complete))
-        count = min(count, MOST)
-        # What is measured at once lies on one time line, and a step may have been timed by another clock than the last.
-        before = np.flatnonzero(rows["a"][at[1:count]] < rows["b"][at[: max(count - 1, 0)]])
-        count = int(before[0]) + 1 if len(before) else count
-        if count == 0:
-            return []
-        if self._device is None and count < len(at):  # rows that name a step stand before the next one
-            rows = rows[: at[count]]
-        lines = self._measured(rows, at[:count], since[:count], until[:count], first)
-        self.next_row += int(until[count - 1])
-        return lines
+        return at[:count], since[:count], until[:count]
 
     def _measured(self, rows: NDArray[Any], at: Int64, since: Int64, until: Int64, first: int) -> list[Step]:
         steps, index = rows[at], np.arange(len(rows))
@@ -166,22 +169,22 @@ class RingSteps:
         step_of = np.searchsorted(since, index, side="right") - 1
         step_of[index >= until[np.maximum(step_of, 0)]] = -1
         by_kind = np.argsort(rows["kind"], kind="stable")
-        cut = np.searchsorted(rows["kind"][by_kind], np.arange(rf.NOTE + 2)).tolist()
+        sorted_rows, sorted_steps = rows[by_kind], step_of[by_kind]
+        cut = np.searchsorted(sorted_rows["kind"], np.arange(rf.NOTE + 2)).tolist()
 
         def part(kind: int, *, ended: bool = True) -> Part:
-            of_kind = by_kind[cut[kind] : cut[kind + 1]]
-            of_kind = of_kind[step_of[of_kind] >= 0]
-            chosen = rows[of_kind]
-            if ended and len(chosen):
-                over = chosen["b"] != 0
+            of_kind = slice(cut[kind], cut[kind + 1])
+            chosen, step = sorted_rows[of_kind], sorted_steps[of_kind]
+            ours = step >= 0
+            if ended:
+                ours &= chosen["b"] != 0
                 if self._device is not None:  # which may not have passed a begin, or nobody marked it
-                    over &= chosen["a"] != 0
-                chosen, of_kind = chosen[over], of_kind[over]
-            return Part(chosen, step_of[of_kind], begin)
+                    ours &= chosen["a"] != 0
+            return Part(chosen[ours], step[ours], begin)
 
         def naming(kind: int, field: str) -> Part:
             """Return rows that name their step."""
-            named = rows[by_kind[cut[kind] : cut[kind + 1]]]
+            named = sorted_rows[cut[kind] : cut[kind + 1]]
             step = np.searchsorted(at, named[field] - first)
             ours = (step < len(at)) & (at[np.minimum(step, len(at) - 1)] == named[field] - first)
             return Part(named[ours], step[ours], begin)
@@ -204,7 +207,7 @@ class RingSteps:
             paces = self._device.paces(marks_of(rows, step_of, len(at)))
         issued = self._issued(called, part(rf.LINK, ended=False), part(rf.SPAN, ended=False), names, paces)
         awaited = self._awaited(gaps, part(rf.JOINED, ended=False), names)
-        found = self._waits(waits, awaited, tails, called, issued, names, len(at))
+        waited = self._waits(waits, awaited, tails, called, issued, names, begin.tolist())
         comm = self._communication(called, issued, int(end[-1]))
         # A strategy that waits in intercepted calls after the backward pass does other work between them.
         possible = tails.where(~holding(tails, gaps))
@@ -223,10 +226,10 @@ class RingSteps:
         no_copies, captured = [self._facts.no_copies] * len(at), [0] * len(at)
         drawn: list[int | None] = [None] * len(at)
         value_rows = part(rf.VALUE, ended=False)
-        for one in (value_rows, notes):
-            read = one.rows["x"].copy().view(np.float64).tolist()
+        for valued in (value_rows, notes):
+            read = valued.rows["x"].copy().view(np.float64).tolist()
             for step, (which, text, many), value in zip(
-                one.step.tolist(), one.columns("flags", "name", "a"), read, strict=True
+                valued.step.tolist(), valued.columns("flags", "name", "a"), read, strict=True
             ):
                 if which == rf.UNSEEN:
                     unseens[step] = Unseen(texts[text], compute=True)
@@ -245,7 +248,7 @@ class RingSteps:
             stalls=stalls_of_all,
             aux=clipped(aux),
             pipeline=clipped(stages) if len(stages.rows) else None,
-            bubbles=_bubbles(stages, found, windows, texts) if len(stages.rows) else None,
+            bubbles=_bubbles(stages, waited, windows, texts) if len(stages.rows) else None,
             tiled=True,
         )
         compute, device = clipped(passes, computed), None
@@ -346,7 +349,7 @@ class RingSteps:
                         compute_of_step,
                         stalls[number],
                         aux_rows[aux.of(number)],
-                        None if unseen is not None else wait_rows(found[number], start_ns),
+                        None if unseen is not None else waited[number],
                         loss=values[number].get(rf.LOSS),
                         grad_norm=values[number].get(rf.GRAD_NORM),
                         pace=pace,
@@ -444,19 +447,16 @@ class RingSteps:
         began before its own step is of no earlier one.
         """
         starts_here = np.minimum(np.maximum(issued.starts, called.begins()), issued.ends)
-        of_these = (called.rows["op"].astype(np.int64), starts_here, issued.ends)
-        parts = [(before, one[~issued.unended]) for before, one in zip(self._spilling, of_these, strict=True)]
+        columns = (called.rows["op"].astype(np.int64), starts_here, issued.ends)
+        parts = [(before, column[~issued.unended]) for before, column in zip(self._spilling, columns, strict=True)]
         ops, starts, ends = (np.concatenate(part) for part in parts)
         later = ends > until_ns
         self._spilling = ops[later], starts[later], ends[later]
         comm: dict[str, list[NDArray[np.bool_]]] = {}
         for op in np.unique(ops).tolist():
             comm.setdefault(self._facts.operators[op].kind, []).append(ops == op)
-        return {
-            kind: merge(IntervalArray(starts[chosen], ends[chosen]))
-            for kind, found in comm.items()
-            for chosen in [np.logical_or.reduce(found)]
-        }
+        of_kinds = {kind: np.logical_or.reduce(of_ops) for kind, of_ops in comm.items()}
+        return {kind: merge(IntervalArray(starts[chosen], ends[chosen])) for kind, chosen in of_kinds.items()}
 
     def _awaited(self, gaps: Part, joined: Part, names: list[Any]) -> list[tuple[int, Name, Stretch]]:
         """Return the collectives that waits for other streams were for: the step of each, its name, and the wait."""
@@ -472,8 +472,9 @@ class RingSteps:
 
     def _names(self, part: Part, names: list[Any]) -> list[Name]:
         """Return what collectives are called that rows are about."""
-        kinds = [kind if of_a_pair else None for kind, of_a_pair in self._facts.operators]
-        return [Name(names[group][0], number, kinds[op]) for op, group, number in part.columns("op", "group", "y")]
+        return [
+            Name(names[group][0], number, self._kinds[op]) for op, group, number in part.columns("op", "group", "y")
+        ]
 
     def _waits(
         self,
@@ -483,22 +484,30 @@ class RingSteps:
         called: Part,
         issued: _Issued,
         names: list[Any],
-        count: int,
-    ) -> list[list[tuple[Name, Interval]]]:
-        """Return the waits of each step that returned, those at the ends of backward passes included."""
+        begins: list[int],
+    ) -> list[list[Wait]]:
+        """Return the waits of each step that returned, those at the ends of backward passes included, in order."""
         over = waits.where((waits.rows["flags"] & rf.OVER) != 0)
-        spans = list(zip(self._names(over, names), over.columns("a", "b"), strict=True))
-        waits_of = [spans[over.of(step)] for step in range(count)]
-        for step, name, stretch in awaited:
-            waits_of[step].append((name, stretch.span))
+        over = over.where(np.lexsort((over.rows["b"], over.rows["a"], over.step)))
+        groups = [names[number][0] for number in over.rows["group"].tolist()]
+        kinds = [self._kinds[op] for op in over.rows["op"].tolist()]
+        rows = list(map(Wait, groups, over.rows["y"].tolist(), over.offsets("a"), over.offsets("b"), kinds))
+        waits_of = [rows[over.of(step)] for step in range(len(begins))]
+        more: list[tuple[int, Name, Interval]] = [(step, name, stretch.span) for step, name, stretch in awaited]
         if len(tails.rows):
             chosen = ~issued.unended & ((called.rows["flags"] & rf.BY_FUTURE) != 0)
             reduced, ends = called.where(chosen), issued.ends[chosen].tolist()
             buckets = list(map(Bucket, self._names(reduced, names), reduced.rows["a"].tolist(), ends))
             in_tails = list(tails.columns("a", "b"))
-            for step, waited in enumerate(waits_of):
-                if of_step := buckets[reduced.of(step)]:
-                    waited += tail_waits(in_tails[tails.of(step)], of_step, {name for name, _ in waited})
+            for step in np.unique(reduced.step).tolist():
+                waited = {Name(wait.group, wait.seq, wait.kind) for wait in waits_of[step]}
+                waited.update(name for of_step, name, _ in more if of_step == step)
+                in_tail = tail_waits(in_tails[tails.of(step)], buckets[reduced.of(step)], waited)
+                more += [(step, name, span) for name, span in in_tail]
+        for step, name, (low, high) in more:
+            waits_of[step].append(Wait(name.group, name.seq, low - begins[step], high - begins[step], name.kind))
+        for step in {step for step, _, _ in more}:
+            waits_of[step].sort(key=attrgetter("enter_ns", "leave_ns"))
         return waits_of
 
     def _in_stages(
@@ -531,19 +540,15 @@ def _pair(packed: int) -> tuple[int, int]:
     return packed >> 32, packed & 0xFFFFFFFF
 
 
-def _bubbles(
-    stages: Part, found: Sequence[Sequence[tuple[Name, Interval]]], windows: IntervalArray, texts: list[str]
-) -> IntervalArray:
+def _bubbles(stages: Part, waited: Sequence[Sequence[Wait]], windows: IntervalArray, texts: list[str]) -> IntervalArray:
     """Return when steps waited in the process group of their pipeline's stages."""
     groups = [texts[name] for (name,) in stages.columns("name")]
     spans = []
     for step, (begin_ns, end_ns) in enumerate(zip(windows.start.tolist(), windows.end.tolist(), strict=True)):
         ours = groups[stages.of(step)]
-        spans += [
-            (max(low, begin_ns), min(high, end_ns))
-            for name, (low, high) in found[step]
-            if name.group in ours and max(low, begin_ns) < min(high, end_ns)
-        ]
+        in_pipeline = (wait for wait in waited[step] if wait.group in ours)
+        bubbles = ((begin_ns + wait.enter_ns, begin_ns + wait.leave_ns) for wait in in_pipeline)
+        spans += clip(bubbles, (begin_ns, end_ns))
     return merge(interval_array(spans))
 
 

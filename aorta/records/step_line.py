@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from heapq import heapreplace
 from itertools import starmap
-from operator import itemgetter
 from typing import Final, NamedTuple
 
 import msgspec
@@ -97,14 +96,6 @@ def tail_waits(tails: Iterable[Interval], issued: Sequence[Bucket], named: set[N
             waits.append((name, (at_ns, leave_ns)))
             at_ns = leave_ns
     return waits
-
-
-def wait_rows(waits: Iterable[tuple[Name, Interval]], origin_ns: int) -> list[Wait]:
-    ordered = sorted(waits, key=itemgetter(1))
-    return [
-        Wait(name.group, name.seq, begin_ns - origin_ns, end_ns - origin_ns, name.kind)
-        for name, (begin_ns, end_ns) in ordered
-    ]
 
 
 def user_ranges(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,13 @@ class Part:
 
     def __init__(self, rows: NDArray[Any], step: Int64, begin: Int64) -> None:
         self.rows, self.step, self._begin = rows, step, begin
-        self._cut = np.searchsorted(step, np.arange(len(begin) + 1)).tolist()
 
-    def where(self, chosen: NDArray[np.bool_]) -> Part:
+    @cached_property
+    def _cut(self) -> list[int]:
+        """Where the rows of each step begin."""
+        return np.searchsorted(self.step, np.arange(len(self._begin) + 1)).tolist()  # type: ignore[no-any-return]
+
+    def where(self, chosen: NDArray[np.bool_] | Int64) -> Part:
         return Part(self.rows[chosen], self.step[chosen], self._begin)
 
     def columns(self, *names: str) -> zip[tuple[Any, ...]]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from math import inf
 from typing import Final, NamedTuple, TypeAlias
 
@@ -305,6 +306,7 @@ def share(part: float, rest: float, of_nothing: float = 0.0) -> float:
     return part / (part + rest) if part + rest else of_nothing
 
 
+@cache
 def _active(lanes: int) -> int:
     """Return how many lanes of a mask do something; in a bubble nothing is done."""
     return (lanes & ~(1 << _BIT[BUBBLE])).bit_count()

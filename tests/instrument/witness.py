@@ -13,7 +13,7 @@ from typing import Any
 from aorta.records import ring_file as rf
 from aorta.records.device_rows import ROUND_A_COLLECTIVE, Communication, DevicePace, Stretch, lead_ms, nearly_all
 from aorta.records.ring_file import RingFile
-from aorta.records.schema import AuxRange, Collective, ComputeRange, Copy, Stall, Step
+from aorta.records.schema import AuxRange, Collective, ComputeRange, Copy, Stall, Step, Wait
 from aorta.records.step_line import (
     Bucket,
     Counted,
@@ -25,7 +25,6 @@ from aorta.records.step_line import (
     StepLines,
     tail_waits,
     user_ranges,
-    wait_rows,
 )
 from aorta.timeline.intervals import Interval, clip, intersect, merge, subtract
 from aorta.timeline.overlap import Unseen
@@ -181,7 +180,7 @@ class Witness:
                 ],
                 sorted(stall_rows, key=lambda stall: stall.start_ns),
                 [AuxRange(self.names[row.name], row.a - step.a, row.b - step.a) for row in of(rf.AUX)],
-                None if unseen is not None else wait_rows(named, step.a),
+                None if unseen is not None else self._waits(named, step.a),
                 loss=values.get(rf.LOSS),
                 grad_norm=values.get(rf.GRAD_NORM),
                 pace=pace_of,
@@ -193,6 +192,12 @@ class Witness:
                 left_out=left_out,
             )
         )
+
+    def _waits(self, named: list[tuple[Name, Interval]], begin_ns: int) -> list[Wait]:
+        in_order = sorted(named, key=lambda wait: wait[1])
+        return [
+            Wait(name.group, name.seq, low - begin_ns, high - begin_ns, name.kind) for name, (low, high) in in_order
+        ]
 
     def _paced(self, own: list[Any]) -> None:
         """Take the marks of the stream that computes."""
