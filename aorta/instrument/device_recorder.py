@@ -24,7 +24,7 @@ from aorta.records.schema import Step
 from aorta.records.step_line import StepFacts
 
 if TYPE_CHECKING:  # its events are part of the steps
-    from aorta.instrument.native.native_interceptor import NativeDeviceInterceptor
+    from aorta.instrument.native.native_interceptor import NativeInterceptor
     from aorta.instrument.python_interceptor import PythonInterceptor
 
 _CAPTURED = "a CUDA graph was being captured when the step began or ended: only the host's clock says when that was"
@@ -55,7 +55,7 @@ class DeviceRecorder(Recorder):
     def __init__(
         self,
         ring: RingFile,
-        interceptor: NativeDeviceInterceptor | PythonInterceptor,
+        interceptor: NativeInterceptor | PythonInterceptor,
         clock: EventClock,
         issued_by_backends: Callable[[], dict[int, int | None]],
         sink: Callable[[Step], None],

@@ -147,21 +147,6 @@ def first_tensor(arguments: Any) -> torch.Tensor | None:
     return None
 
 
-def synchronous(original: Original, async_at: int | None) -> Original:
-    """Return the same call of an operator with `async_op=False`.
-
-    Args:
-        original: as `_kernel` makes it.
-        async_at: position of `async_op` among the operator's arguments.
-    """
-    assert isinstance(original, partial)
-    key, *args = original.args
-    if async_at is None or async_at >= len(args):  # left out, as trailing defaults are
-        return partial(original.func, key, *args, **{**original.keywords, "async_op": False})
-    args[async_at] = False
-    return partial(original.func, key, *args, **original.keywords)
-
-
 def work_in(result: Any) -> Work | None:
     """Return the work handle inside an operator's result.
 

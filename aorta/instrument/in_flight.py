@@ -138,8 +138,7 @@ class TimedWork(dist._Work):
 
     Args:
         work: the backend's handle.
-        wait: how to wait; gets a function that waits on the backend's handle, and whether the caller set a timeout.
-            Called once, unless `repeatable`.
+        wait: how to wait; gets a function that waits on the backend's handle. Called once, unless `repeatable`.
         kept: keeps this handle until it was waited for.
         waiters: how often it may be waited for. A functional collective of several tensors shares one handle, and each
             tensor's first use waits on it in C++.
@@ -151,7 +150,7 @@ class TimedWork(dist._Work):
     def __init__(
         self,
         work: Work,
-        wait: Callable[[Callable[[], bool], bool], bool],
+        wait: Callable[[Callable[[], bool]], bool],
         kept: KeptAlive,
         waiters: int = 1,
         *,
@@ -169,12 +168,10 @@ class TimedWork(dist._Work):
         kept.hold(self)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        limited = bool(timeout)  # C++ callers pass 0 for "no limit"
+        limit = [timeout] if timeout else []  # C++ callers pass 0 for "no limit"
         with self._once:
             if self._repeatable or not self._waited:
-                self._answer = self._wait(
-                    lambda: bool(self._work.wait(timeout) if limited else self._work.wait()), limited
-                )
+                self._answer = self._wait(lambda: bool(self._work.wait(*limit)))
                 self._waited = True
             self._waiters -= 1
             if self._waiters <= 0:
@@ -186,7 +183,7 @@ class TimedWork(dist._Work):
         events and marks that a wait uses.
         """
         if self._in_place:
-            self._work, self._wait, self._issued = _Done(), lambda inner, _limited: inner(), None
+            self._work, self._wait, self._issued = _Done(), lambda inner: inner(), None
 
     def synchronize(self) -> None:
         self.wait()

@@ -27,9 +27,9 @@ from aorta.instrument.event_clock import DeviceClock, EventClock, HostClock
 from aorta.instrument.in_flight import Group
 from aorta.instrument.native.build import compiled, load
 from aorta.instrument.native.native_interceptor import (
-    NativeCpuInterceptor,
     NativeDeviceClock,
     NativeDeviceInterceptor,
+    NativeInterceptor,
     NativeRanges,
     ring_operators,
 )
@@ -142,21 +142,21 @@ class Instrumentation:
         self._ring: RingFile | None = ring
         # The interceptor outlives a pause: it counts collectives, and keeps those in flight. It is not opened where
         # nothing is looked at.
-        interceptor: NativeCpuInterceptor | PythonInterceptor | NativeDeviceInterceptor
+        interceptor: NativeInterceptor | PythonInterceptor
         if isinstance(clock, NativeDeviceClock):
             moved = {"dedicated": mode == "dedicated", "dedicated_async": dedicated_async}
             interceptor = NativeDeviceInterceptor(
                 module, clock, self.groups, ring, device, **moved, priority=stream_priority
             )
         elif module is not None:
-            interceptor = NativeCpuInterceptor(module, self.groups, ring, stall_cutoff_ns)
+            interceptor = NativeInterceptor(module, self.groups, ring, stall_cutoff_ns)
         else:
             links = None if fabric is None or mode == "off" else HostLinks(fabric)
             on_device = clock if isinstance(clock, DeviceClock) else None
             interceptor = PythonInterceptor(self.groups, ring, links, stall_cutoff_ns, on_device)
-        self._interceptor: NativeCpuInterceptor | PythonInterceptor | NativeDeviceInterceptor | None = interceptor
+        self._interceptor: NativeInterceptor | PythonInterceptor | None = interceptor
         self.recorder: Recorder
-        if isinstance(interceptor, NativeCpuInterceptor) or not on_a_device:
+        if not on_a_device:
             self.recorder = Recorder(ring, interceptor, counts, sink, elsewhere)
         else:
             self.recorder = DeviceRecorder(ring, interceptor, clock, counts, sink)

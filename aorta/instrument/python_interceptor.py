@@ -330,7 +330,7 @@ class PythonInterceptor:
         future.add_done_callback(over)
         return True
 
-    def _wait(self, issued: RowInFlight, inner: Callable[[], bool], _limited: bool) -> bool:
+    def _wait(self, issued: RowInFlight, inner: Callable[[], bool]) -> bool:
         """Wait for the caller, timed as a stall, and as the end where nothing else has stamped it. A caller that
         arrives after the collective has ended is not blocked.
         """

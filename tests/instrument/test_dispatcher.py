@@ -320,7 +320,7 @@ def _handle(kept: KeptAlive, tensor: torch.Tensor, *, in_place: bool = True) -> 
     """Of a collective that has completed."""
     work = dist.all_reduce(tensor, async_op=True)
     work.wait()
-    return TimedWork(work, lambda inner, _limited: inner(), kept, in_place=in_place)
+    return TimedWork(work, lambda inner: inner(), kept, in_place=in_place)
 
 
 def test_a_handle_that_was_waited_for_is_not_kept() -> None:
@@ -334,7 +334,7 @@ def test_a_handle_that_was_waited_for_is_not_kept() -> None:
 def test_a_handle_of_several_waiters_is_kept_until_the_last_has_waited() -> None:
     """A functional collective of several tensors: each tensor's first use waits for the one handle."""
     kept = KeptAlive()
-    timed = TimedWork(dist.all_reduce(torch.ones(1), async_op=True), lambda inner, _limited: inner(), kept, waiters=3)
+    timed = TimedWork(dist.all_reduce(torch.ones(1), async_op=True), lambda inner: inner(), kept, waiters=3)
     lengths = [timed.wait() and len(kept) for _ in range(3)]
     assert lengths == [1, 1, 0]
 
@@ -347,7 +347,7 @@ class _InFlight(dist._Work):
 def test_handles_that_have_not_completed_are_kept_beyond_the_capacity() -> None:
     kept, works = KeptAlive(capacity=1), [_InFlight() for _ in range(9)]
     for work in works:
-        TimedWork(work, lambda inner, _limited: inner(), kept, in_place=True)
+        TimedWork(work, lambda inner: inner(), kept, in_place=True)
     assert len(kept) == 9
 
 
@@ -389,7 +389,7 @@ def test_beyond_the_capacity_the_oldest_that_have_completed_go() -> None:
 def test_a_devices_wait_is_repeated_for_every_stream_that_asks() -> None:
     calls = []
     work = dist.all_reduce(torch.ones(1), async_op=True)
-    timed = TimedWork(work, lambda inner, _limited: calls.append(inner()) or True, KeptAlive(), repeatable=True)
+    timed = TimedWork(work, lambda inner: calls.append(inner()) or True, KeptAlive(), repeatable=True)
     timed.wait()
     timed.wait()
     assert calls == [True, True]

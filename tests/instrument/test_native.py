@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import nn
 
 from aorta.instrument.dispatcher import all_groups, issued_by
-from aorta.instrument.native.native_interceptor import NativeCpuInterceptor
+from aorta.instrument.native.native_interceptor import NativeInterceptor
 from aorta.records.progress import ProgressState, read_progress
 from aorta.records.ring_file import RingFile
 from tests.instrument.steps import Rows
@@ -132,12 +132,12 @@ def test_its_own_time_is_what_surrounds_the_backend_s_call_and_wait(world_of_one
             rows.begin()
             dist.all_reduce(torch.ones(2))
             block(torch.ones(2, requires_grad=True)).sum().backward()
-            own_ns = rows.end().own_ns
+            rows.end()
+            own_ns = rows.own_ns()
     finally:
         module.use_clock(0)
         interceptor.ranges.close()
-    assert own_ns.pop("copies") == 0
-    assert all(0 < spent_ns < 1_000 for spent_ns in own_ns.values()), own_ns
+    assert 0 < own_ns < 1_000
 
 
 def test_nothing_is_boxed_for_the_collectives_of_ddp_and_fsdp(tap: Tap) -> None:
@@ -201,7 +201,7 @@ def noted(path: Path, *, compiled: bool) -> list[ProgressState]:
     progress.enter("forward")
     if compiled:
         for _ in range(2):
-            NativeCpuInterceptor(compiled_part(), {}, ring)
+            NativeInterceptor(compiled_part(), {}, ring)
     look()
     assert progress.enter("optimizer") == "forward"  # what was noted before goes on
     assert progress.enter("mine") == "mine"

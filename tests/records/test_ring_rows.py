@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aorta.instrument.native.native_interceptor import NativeCpuInterceptor
+from aorta.instrument.native.native_interceptor import NativeInterceptor
 from aorta.instrument.python_interceptor import PythonInterceptor
 from aorta.records import ring_file as rf
 from aorta.records import ring_rows as module
@@ -26,7 +26,7 @@ def small(slots: int = 4, path: Path | None = None) -> RingFile:
     return RingFile.create(path, slots=slots)
 
 
-def stepped(interceptor: NativeCpuInterceptor | PythonInterceptor, ring: RingFile) -> Any:
+def stepped(interceptor: NativeInterceptor | PythonInterceptor, ring: RingFile) -> Any:
     """Rows of two steps, one of them passed over, and of any: without the times when they were written."""
     begin, finish, close, span, append = interceptor.functions()
     enter = ring.progress.enter
@@ -62,7 +62,7 @@ def stepped(interceptor: NativeCpuInterceptor | PythonInterceptor, ring: RingFil
 
 def test_they_are_byte_for_byte_those_of_compiled_code() -> None:
     compiled, python = (ring_in_memory(slots=16) for _ in range(2))
-    ours = stepped(NativeCpuInterceptor(compiled_part(), {}, compiled), compiled)
+    ours = stepped(NativeInterceptor(compiled_part(), {}, compiled), compiled)
     assert ours == stepped(PythonInterceptor({}, python), python)
 
 

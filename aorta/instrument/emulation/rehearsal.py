@@ -102,7 +102,7 @@ class Rehearsal:
         if work is None:  # synchronous on NCCL: the caller's stream continues after it, and no call waits
             return result
 
-        def wait(inner: Callable[[], bool], _limited: bool) -> bool:
+        def wait(inner: Callable[[], bool]) -> bool:
             self.events.append(ReplayedWait(number, self._stream()))
             return inner()
 

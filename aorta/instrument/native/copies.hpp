@@ -41,7 +41,7 @@ class Copies {
       return original();
     }
     const auto index = from.device().type() == own_.type() ? from.device().index() : into->device().index();
-    Own own(*step_, Part::COPIES);
+    Own own(*step_);
     // It is issued on the current stream of its source's device; no mark can be taken on a device not this rank's.
     const bool here = index == own_.index();
     Timed row{*this, {*direction, bytes_of(from, into), NO_MARK, NO_MARK, here && device_->computes()}, here};

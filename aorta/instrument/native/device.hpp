@@ -166,7 +166,7 @@ class Device {
     const std::lock_guard<std::mutex> held(mutex_);
     std::vector<Joined> names;
     for (const Name& name : std::exchange(joined_[stream], {})) {
-      names.emplace_back(name.op, name.group_number, name.seq);
+      names.emplace_back(name.op, name.group, name.seq);
     }
     return names;
   }
@@ -294,7 +294,7 @@ class DeviceWork final : public Work {
 
   bool wait(std::chrono::milliseconds timeout) override {
     bool answer = true;
-    Own own(*step_, Part::WAITS);
+    Own own(*step_);
     const auto waits = [&] { answer = own.without([&] { return work_->wait(timeout); }); };
     if (!done_) {
       device_->stalling(*step_, of_, waits);

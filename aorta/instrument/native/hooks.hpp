@@ -28,7 +28,7 @@ class Looks : public FunctionPreHook {
  public:
   explicit Looks(std::shared_ptr<Ranges> ranges) : ranges_(std::move(ranges)) {}
   variable_list operator()(const variable_list& gradients) final {
-    const Own own(ranges_->step(), Part::BACKWARD);
+    const Own own(ranges_->step());
     look();
     return gradients;
   }
@@ -132,7 +132,7 @@ inline PyObject* before_forward(PyObject* self, PyObject* const* arguments, Py_s
   if (!hook.observes(arguments[0])) {
     Py_RETURN_NONE;
   }
-  const Own own(hook.ranges->step(), Part::FORWARD);
+  const Own own(hook.ranges->step());
   std::vector<at::Tensor> inputs;
   for (Py_ssize_t at = 1; at < count; ++at) {
     add_needing_gradient(arguments[at], inputs);
@@ -157,7 +157,7 @@ inline PyObject* after_forward(PyObject* self, PyObject* const* arguments, Py_ss
   if (!hook.observes(arguments[0])) {
     Py_RETURN_NONE;
   }
-  const Own own(hook.ranges->step(), Part::FORWARD);
+  const Own own(hook.ranges->step());
   hook.ranges->end_forward(hook.block);
   std::vector<at::Tensor> outputs;
   add_needing_gradient(arguments[count - 1], outputs);
@@ -180,7 +180,7 @@ inline PyObject* after_watched_forward(PyObject* self, PyObject* const* argument
   if (!hook.observes(arguments[0])) {
     Py_RETURN_NONE;
   }
-  const Own own(hook.ranges->step(), Part::FORWARD);
+  const Own own(hook.ranges->step());
   std::vector<at::Tensor> outputs;
   add_needing_gradient(arguments[count - 1], outputs);
   for (const at::Tensor& output : outputs) {

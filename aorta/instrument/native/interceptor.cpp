@@ -50,7 +50,6 @@ using aorta::process;
 using aorta::Ring;
 using aorta::now_ns;
 using aorta::Own;
-using aorta::Part;
 using aorta::Span;
 using aorta::Step;
 using aorta::TimedWork;
@@ -65,7 +64,6 @@ struct Operator {
   int64_t group_at;
   std::optional<int64_t> argument;  // position of the full array; none for operators that move none
   bool one_part;                    // only the root is given the full array
-  bool coalesced;                   // several tensors share one work handle
   bool point_to_point;
   bool stacks;                      // the backend may stack a list of tensors in one of its own
   std::optional<int64_t> async_at;  // position of the flag for asynchronous calls; none: always asynchronous
@@ -126,9 +124,9 @@ bool wait_for_future(Work& work) {
 // The name of a collective in torch.profiler's trace (`trace_labels.py`), while a profiler is on.
 class Label {
  public:
-  Label(const Operator& op, const Collective& collective) {
+  Label(const Operator& op, int64_t seq, const std::string& group) {
     if (auto callbacks = at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE)) {
-      text_ = "comm:" + op.kind + "#" + std::to_string(collective.seq) + " group=" + collective.group;
+      text_ = "comm:" + op.kind + "#" + std::to_string(seq) + " group=" + group;
       scope_.emplace(std::move(*callbacks));
       scope_->before(std::string_view(text_));
     }
@@ -220,7 +218,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
   void wait_for_stream(aorta::Mark begin, aorta::Mark end, const std::vector<Device::Joined>& joined) {
     std::vector<Name> names;
     for (const auto& [op, group, seq] : joined) {
-      names.push_back({op, "", seq, group});
+      names.push_back({op, group, seq});
     }
     step_->wait_for_stream(begin, end, names);
   }
@@ -234,7 +232,6 @@ class Tap : public std::enable_shared_from_this<Tap> {
         arguments[op.group_at].toCustomClass<ProcessGroup>(),
         first_tensor(arguments),
         op.argument ? bytes_in(arguments[*op.argument]) : 0,
-        op.coalesced ? static_cast<int64_t>(arguments[0].toListRef().size()) : 1,
         !op.async_at || arguments[*op.async_at].toBool(),
         op.peer_at ? arguments[*op.peer_at].toInt() : Ring::NO_PEER};
     const c10::DispatchKeySet key = key_of(call.tensor);
@@ -257,7 +254,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
   Result typed_collective(
       size_t index, const c10::TypedOperatorHandle<Result(Arguments...)>& handle, Arguments... arguments) {
     const Operator& op = operators_[index].second;
-    Call call{index, {}, nullptr, 0, 1, true, Ring::NO_PEER};
+    Call call{index, {}, nullptr, 0, true, Ring::NO_PEER};
     int64_t at = 0;
     const auto look = [&](const auto& argument) {
       using Given = std::decay_t<decltype(argument)>;
@@ -269,7 +266,6 @@ class Tap : public std::enable_shared_from_this<Tap> {
           call.tensor = call.tensor == nullptr && tensor.defined() ? &tensor : call.tensor;
           call.bytes += at == op.argument ? tensor.numel() * static_cast<int64_t>(tensor.element_size()) : 0;
         }
-        call.waiters = op.coalesced && at == 0 ? static_cast<int64_t>(tensors.size()) : call.waiters;
       } else if constexpr (std::is_same_v<Given, bool>) {
         call.asynchronous = at == op.async_at ? argument : call.asynchronous;
       }
@@ -305,7 +301,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
     if (!batch || batch->spans.empty()) {
       return launch();
     }
-    Own own(*step_, Part::COLLECTIVES);
+    Own own(*step_);
     const int64_t number = launches_++;
     const bool computes = device_->computes() && step_->is_open();
     const aorta::Mark begin = computes ? device_->clock().mark() : NO_MARK;
@@ -343,7 +339,6 @@ class Tap : public std::enable_shared_from_this<Tap> {
     c10::intrusive_ptr<ProcessGroup> group;
     const at::Tensor* tensor;
     int64_t bytes;
-    int64_t waiters;
     bool asynchronous;
     int64_t peer;
 
@@ -407,7 +402,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
       backend(false);
       return nullptr;
     }
-    Own own(*step_, Part::COLLECTIVES);
+    Own own(*step_);
     const Operator& op = operators_[call.index].second;
     const bool on_host = call.on_host();
     Group& group = group_of(call.group);
@@ -431,7 +426,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
       return nullptr;
     }
     const auto original = [&](bool synchronously = false) {
-      const Label label(op, row);
+      const Label label(op, row.name.seq, group.name);
       return own.without([&] { return backend(synchronously); });
     };
     if (on_device) {
@@ -444,8 +439,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
     if (!work) {  // already complete: there is nothing to wait for
       row.end->stamp(End::WAIT);
       if (!device_) {
-        const int64_t end_ns = End::moment_ns(row.end->both());
-        step_->wait_on_host({row.name(), row.issue_ns, end_ns, /*blocked=*/false, /*over=*/true});
+        step_->wait_on_host({row.name, row.issue_ns, row.end->both() >> 1, /*blocked=*/false, /*over=*/true});
       }
       return nullptr;
     }
@@ -454,7 +448,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
     }
     // The host may wait in an accelerator run; the compute stream does not.
     const auto waits = device_ ? nullptr : step_;
-    return c10::make_intrusive<TimedWork>(std::move(work), row.name(), row.end, waits);
+    return c10::make_intrusive<TimedWork>(std::move(work), row.name, row.end, waits);
   }
 
   // The operations that a backend has coalesced so far.
@@ -484,7 +478,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
 
   Collective issued(Group& group, const Call& call, bool on_device) {
     const Operator& op = operators_[call.index].second;
-    Collective row{call.index, group.name, 0, 0, std::nullopt, 0, call.waiters, nullptr, nullptr, group.number, 0};
+    Collective row{{call.index, group.number, 0}};
     if (on_device) {
       row.span = std::make_shared<Span>(step_->marks());
     } else {
@@ -540,7 +534,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
       const Original& original) {
     if (group.batch) {  // launched when the batch ends
       group.batch->spans.push_back(row.span);
-      group.batch->last = row.name();
+      group.batch->last = row.name;
       group.batch->stacks = group.batch->stacks || op.stacks;
       group.batch->tensors.insert(group.batch->tensors.end(), tensors.begin(), tensors.end());
       original();
@@ -567,7 +561,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
       return watched("beside " + group.name, caller, row, std::move(tensors), op.stacks, original);
     }
     // The backend runs it on the caller's own stream, where two marks bracket it.
-    device_->stalling(*step_, row.name(), [&] {
+    device_->stalling(*step_, row.name, [&] {
       row.span->begins(marked());
       if (const auto work = original()) {
         own.without([&] { work->wait(); });
@@ -610,13 +604,13 @@ class Tap : public std::enable_shared_from_this<Tap> {
       held = device_->hold(std::move(tensors), done);
     } else {
       // After this wait the caller's stream is in the state it would be in had the backend used it.
-      device_->stalling(*step_, row.name(), [&] { done->block(caller); });
+      device_->stalling(*step_, row.name, [&] { done->block(caller); });
     }
     if (!work) {
       return work;
     }
     return c10::make_intrusive<DeviceWork>(
-        std::move(work), device_, step_, row.name(), row.span, std::move(done), std::move(held));
+        std::move(work), device_, step_, row.name, row.span, std::move(done), std::move(held));
   }
 
   // Left on the backend's stream; AORTA's stream waits for it and records the marks (R3).
@@ -646,7 +640,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
     }
     auto held = waited_beside(*side, *work, {row.span}, std::move(tensors), stacks);
     return c10::make_intrusive<DeviceWork>(
-        std::move(work), device_, step_, row.name(), row.span, nullptr, std::move(held));
+        std::move(work), device_, step_, row.name, row.span, nullptr, std::move(held));
   }
 
   Group& group_of(const c10::intrusive_ptr<ProcessGroup>& group) {
@@ -758,14 +752,12 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
               bool,
               bool,
               bool,
-              bool,
               std::optional<int64_t>,
               std::optional<int64_t>>(),
           pybind11::arg("kind"),
           pybind11::arg("group_at"),
           pybind11::arg("argument"),
           pybind11::arg("one_part"),
-          pybind11::arg("coalesced"),
           pybind11::arg("point_to_point"),
           pybind11::arg("stacks"),
           pybind11::arg("async_at"),

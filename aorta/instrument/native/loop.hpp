@@ -12,7 +12,6 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
-#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -119,7 +118,7 @@ struct Loop {
     if (arguments[7] != Py_None) {
       loop.ring().append({Kind::NOTE, flag::DRAWN, 0, 0, 0, 0, drawn, 0, 0, 0, 0, index});
     }
-    loop.step().add_own(Part::LOOP, now_ns() - began_ns);
+    loop.step().add_own(now_ns() - began_ns);
     return Py_BuildValue("LL", static_cast<long long>(index), static_cast<long long>(dropped.count));
   }
 
@@ -150,8 +149,7 @@ struct Loop {
     const int64_t now = now_ns();
     loop.ring().enter(0, now);
     loop.ring().count_step();
-    const auto& parts = loop.noted.own_ns;
-    const int64_t own_ns = std::accumulate(parts.begin(), parts.end(), more_ns + now - loop.ended_ns);
+    const int64_t own_ns = loop.noted.own_ns + more_ns + now - loop.ended_ns;
     Row row{Kind::SUMMARY, static_cast<uint8_t>(flags), 0, 0, 0, static_cast<uint16_t>(why), own_ns, index, issued, outside};
     row.a2 = ahead_before;
     row.b2 = ahead;
@@ -173,11 +171,6 @@ struct Loop {
     row.name = static_cast<uint16_t>(words[2]);
     row.a = words[3], row.b = words[4], row.x = words[5], row.y = words[6], row.a2 = words[7], row.b2 = words[8];
     return PyLong_FromLongLong(object_of<Loop>(self).ring().append(row));
-  }
-
-  // (index) -> parts of AORTA's own time in the step that ended last.
-  static PyObject* parts(PyObject* self, PyObject* /*none*/) {
-    return py::cast(object_of<Loop>(self).noted.own_ns).release().ptr();
   }
 };
 
@@ -205,14 +198,9 @@ struct LoopSpan {
       span.before = loop.ring().enter(span.phase, at_ns);
     }
     if (loop.step().is_open()) {
-      Marks* marks = loop.step().marks().get();
-      span.row.a = marks == nullptr ? at_ns : 0;
-      span.index = loop.ring().append(span.row);
-      if (marks != nullptr) {
-        marks->begin(span.index, marks->clock().mark());
-      }
+      span.index = loop.step().begin_span(span.row, at_ns);
     }
-    loop.step().add_own(Part::LOOP, now_ns() - at_ns);
+    loop.step().add_own(now_ns() - at_ns);
     Py_RETURN_NONE;
   }
 
@@ -222,15 +210,11 @@ struct LoopSpan {
     const Loop& loop = object_of<Loop>(span.loop);
     const int64_t at_ns = now_ns();
     span.is_open = 0;
-    if (Marks* marks = loop.step().marks().get(); marks != nullptr && span.index != Ring::NOWHERE) {
-      marks->end(span.index, marks->clock().mark());
-    } else {
-      loop.ring().end(span.index, at_ns);
-    }
+    loop.step().end_span(span.index, at_ns);
     if (span.phase != Phases::NONE && span.restores && (count == 0 || arguments[0] == Py_None)) {
       loop.ring().enter(span.before, at_ns);
     }
-    loop.step().add_own(Part::LOOP, now_ns() - at_ns);
+    loop.step().add_own(now_ns() - at_ns);
     Py_RETURN_NONE;
   }
 
@@ -282,15 +266,14 @@ inline PyObject* LoopSpan::make(PyObject* self, PyObject* const* arguments, Py_s
   return reinterpret_cast<PyObject*>(span);
 }
 
-// Of Python: `begin`, `finish`, `close`, `span`, `append`, `parts`.
+// Of Python: `begin`, `finish`, `close`, `span`, `append`.
 inline py::tuple loop_functions(std::shared_ptr<Ranges> ranges, std::shared_ptr<Ring> ring, std::vector<py::str> names) {
-  static std::array<PyMethodDef, 6> methods{
+  static std::array<PyMethodDef, 5> methods{
       {{"begin", fast(Loop::begin), METH_FASTCALL, nullptr},
        {"finish", Loop::finish, METH_NOARGS, nullptr},
        {"close", fast(Loop::close), METH_FASTCALL, nullptr},
        {"span", fast(LoopSpan::make), METH_FASTCALL, nullptr},
-       {"append", fast(Loop::append), METH_FASTCALL, nullptr},
-       {"parts", Loop::parts, METH_NOARGS, nullptr}}};
+       {"append", fast(Loop::append), METH_FASTCALL, nullptr}}};
   Phases phases{std::move(ring), std::move(names)};
   const int64_t in_step = phases.number_of(py::str("step"));
   return functions_of(std::make_unique<Loop>(Loop{std::move(phases), in_step, std::move(ranges)}), methods);

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any, Final, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -37,9 +37,6 @@ from aorta.instrument.transparent import not_compiled
 from aorta.records.progress import COUNT_WORD, LAYOUT, PHASES, ROWS_AT, WORD
 from aorta.records.ring_file import PASSED_OVER, RingFile, RingGroup, RingOperator
 from aorta.records.schema import STALL_CUTOFF_NS, DeviceClockFacts
-
-COMPILED_PARTS: Final = ("collectives", "waits", "copies", "forward", "backward", "loop")
-"""Parts of AORTA's own time that compiled code counts, in the order of its numbers (`native/step.hpp`)."""
 
 
 class NativeRanges:
@@ -81,14 +78,14 @@ def compiled_rows(module: Any, ring: RingFile) -> Any:
 
 
 class NativeInterceptor:
-    """What both compiled interceptors have in common; neither supports an emulated fabric.
+    """Compiled counterpart of `python_interceptor.PythonInterceptor`, without an emulated fabric: both append rows.
 
     Args:
         module: of `build.load`.
         groups: filled with every process group when first seen, by name.
         ring: gets the rows, and step and phase by compiled functions.
+        shortest_call_ns: a backend's call that takes longer is noted, as it may have been a stall.
         device: the compiled module's device object, for a run on an accelerator.
-        shortest_call_ns: a backend's call that takes longer is reported, as it may have been a stall.
     """
 
     _device = _CPU
@@ -98,8 +95,8 @@ class NativeInterceptor:
         module: Any,
         groups: dict[str, Group],
         ring: RingFile,
-        device: Any | None = None,
         shortest_call_ns: int = STALL_CUTOFF_NS,
+        device: Any | None = None,
     ) -> None:
         self._groups, self._ring = groups, ring
         here = offered()
@@ -112,7 +109,6 @@ class NativeInterceptor:
                     group_at=position_of_group(name),
                     argument=operator.argument,
                     one_part=operator.one_part,
-                    coalesced=operator.coalesced,
                     point_to_point=operator.point_to_point,
                     stacks=operator.stacks,
                     async_at=position_of_async_op(name),
@@ -129,9 +125,7 @@ class NativeInterceptor:
 
     def functions(self) -> StepFunctions:
         """Return C functions that are called at every step, and in it."""
-        self.parts_ns: Callable[[], list[int]]
-        *functions, self.parts_ns = self.ranges.compiled.loop(self.rows, list(PHASES))
-        return StepFunctions(*functions)
+        return StepFunctions(*self.ranges.compiled.loop(self.rows, list(PHASES)))
 
     def open(self, _device: torch.device, _on_captured: Callable[[], None]) -> Interception:
         """Start intercepting; `close` of the returned object ends it. There is no graph capture on a CPU.
@@ -173,19 +167,6 @@ class NativeInterceptor:
 
     def _on_streams(self, _process_group: dist.ProcessGroup) -> tuple[bool, bool, bool | None]:
         return False, False, None
-
-
-class NativeCpuInterceptor(NativeInterceptor):
-    """Compiled counterpart of `python_interceptor.PythonInterceptor`: both append rows to a ring."""
-
-    def __init__(
-        self,
-        module: Any,
-        groups: dict[str, Group],
-        ring: RingFile,
-        shortest_call_ns: int = STALL_CUTOFF_NS,
-    ) -> None:
-        super().__init__(module, groups, ring, None, shortest_call_ns)
 
 
 class NativeDeviceClock(HostClock):
@@ -248,7 +229,7 @@ class NativeDeviceInterceptor(NativeInterceptor):
         self._compiled: Any = module.Device(
             clock.compiled, dedicated, dedicated and dedicated_async, priority, self._streams.priority
         )
-        super().__init__(module, groups, ring, self._compiled)
+        super().__init__(module, groups, ring, device=self._compiled)
         self._observes = True
         self._order = StreamOrder(self._compiled.take_joined)
         self._on_captured: Callable[[], None] = lambda: None

@@ -100,7 +100,7 @@ class Ranges : public std::enable_shared_from_this<Ranges> {
 
   // Runs before the strategy's own callback, which was queued later; queues a second one that runs after it.
   void nodes_ran() {
-    const Own own(*step_, Part::BACKWARD);
+    const Own own(*step_);
     int64_t begin = 0;
     {
       const std::lock_guard<std::mutex> held(mutex_);
@@ -110,7 +110,7 @@ class Ranges : public std::enable_shared_from_this<Ranges> {
       begin = moment();
     }
     when_backward_ends([self = shared_from_this(), begin] {
-      const Own own(*self->step_, Part::BACKWARD);
+      const Own own(*self->step_);
       int64_t end = 0;
       {
         const std::lock_guard<std::mutex> held(self->mutex_);
@@ -129,23 +129,11 @@ class Ranges : public std::enable_shared_from_this<Ranges> {
   bool recorded() const { return open_ && looks(); }
 
   int64_t opened(size_t block, bool backward) {
-    Row row{Kind::PASS, backward ? flag::BACKWARD : uint8_t{0}, 0, 0, 0, names_[block]};
-    if (Marks* marks = step_->marks().get()) {
-      const int64_t index = step_->ring().append(row);
-      marks->begin(index, marks->clock().mark());
-      return index;
-    }
-    row.a = now_ns();
-    return step_->ring().append(row);
+    const Row row{Kind::PASS, backward ? flag::BACKWARD : uint8_t{0}, 0, 0, 0, names_[block]};
+    return step_->begin_span(row, now_ns());
   }
 
-  void close(int64_t pass) {
-    if (Marks* marks = step_->marks().get()) {
-      marks->end(pass, marks->clock().mark());
-    } else {
-      step_->ring().end(pass, now_ns());
-    }
-  }
+  void close(int64_t pass) { step_->end_span(pass, now_ns()); }
 
   void close_backward(std::optional<int64_t>& pass) {
     if (pass) {

@@ -206,7 +206,8 @@ class Ring {
     }
   }
 
-  // When the host recorded the mark that begins or ends its span.
+  // When the host recorded the mark that begins or ends its span. Of a collective on the host: when the call that issued it
+  // returned.
   void sent(int64_t index, bool ends, int64_t at_ns) {
     if (Slot* slot = at(index)) {
       (ends ? slot->b2 : slot->a2) = at_ns;
@@ -236,13 +237,6 @@ class Ring {
   void add_flags(int64_t index, uint8_t flags) {
     if (Slot* slot = at(index)) {
       slot->flags.fetch_or(flags, std::memory_order_relaxed);
-    }
-  }
-
-  // The call that issued a collective returned.
-  void returned(int64_t index, int64_t at_ns) {
-    if (Slot* slot = at(index)) {
-      slot->a2 = at_ns;
     }
   }
 

@@ -6,14 +6,12 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -55,8 +53,6 @@ class End {
   }
   // Twice the time, with the source in the lowest bit; 0 until it is known.
   int64_t both() const { return both_.load(std::memory_order_acquire); }
-  static int64_t moment_ns(int64_t both) { return both >> 1; }
-  static Source source(int64_t both) { return (both & 1) != 0 ? WAIT : FUTURE; }
 
   // Polled by `settle` until its callback has run.
   void watch(const c10::intrusive_ptr<Future>& future) {
@@ -93,7 +89,7 @@ class End {
   // The call that issued it returned, on the thread that trains.
   void returned(int64_t at_ns) {
     if (ring_) {
-      ring_->returned(row_, at_ns);
+      ring_->sent(row_, false, at_ns);
     }
   }
 
@@ -105,28 +101,21 @@ class End {
   c10::weak_intrusive_ptr<Future> future_{c10::intrusive_ptr<Future>()};
 };
 
-// A collective as rows name it.
+// A collective as rows name it; operator and group by their numbers.
 struct Name {
-  size_t op;  // by number
-  std::string group;
+  size_t op;
+  uint16_t group;
   int64_t seq;
-  uint16_t group_number;  // in the ring
 };
 
 struct Collective {
-  size_t op;  // by number
-  std::string group;
-  int64_t seq;
-  int64_t bytes;
+  Name name;
+  int64_t bytes = 0;
   std::optional<at::ScalarType> dtype;
-  int64_t issue_ns;
-  int64_t waiters;
+  int64_t issue_ns = 0;
   std::shared_ptr<End> end;    // of one on the host
   std::shared_ptr<Span> span;  // of one on a device
-  uint16_t group_number;       // in the ring
-  int64_t pair;                // of a send or a receive: its number with this peer * 2^32 + the peer
-
-  Name name() const { return {op, group, seq, group_number}; }
+  int64_t pair = 0;            // of a send or a receive: its number with this peer * 2^32 + the peer
 };
 
 // One wait of the host. `blocked`: as far as it knows it had to wait; `over`: it returned, and did not fail.
@@ -150,18 +139,12 @@ struct Copied {
   bool computes;
 };
 
-// Parts of AORTA's own work, in the order of `native_interceptor.COMPILED_PARTS`: around the backend's call of a collective,
-// around its wait, around copies on a device, in hooks of a forward and of a backward pass, at the begin of a step and in
-// spans of the training thread.
-enum class Part : size_t { COLLECTIVES = 0, WAITS = 1, COPIES = 2, FORWARD = 3, BACKWARD = 4, LOOP = 5 };
-constexpr size_t PARTS = 6;
-
 // What a finished step leaves beside its rows: how many collectives it had, how many rows the ring until then, and AORTA's
-// own time, by part.
+// own time.
 struct Noted {
   size_t count = 0;
   int64_t rows = 0;
-  std::array<int64_t, PARTS> own_ns{};
+  int64_t own_ns = 0;
 };
 
 // The events of one step, and from its end on those of the next one, as rows of the ring. Written from any thread.
@@ -207,16 +190,16 @@ class Step {
   bool observes() const { return observes_.load(std::memory_order_relaxed); }
 
   // AORTA's own time; on another thread than the one that trains, or runs its backward pass, it holds up nothing.
-  void add_own(Part part, int64_t spent_ns) {
+  void add_own(int64_t spent_ns) {
     if (in_backward() || std::this_thread::get_id() == trains_.load(std::memory_order_relaxed)) {
-      own_ns_[static_cast<size_t>(part)].fetch_add(spent_ns, std::memory_order_relaxed);
+      own_ns_.fetch_add(spent_ns, std::memory_order_relaxed);
     }
   }
 
   // Numbered and recorded under one lock: rows are in the order in which they were issued.
   void issue(Collective& row, int64_t& count) {
     const std::lock_guard<std::mutex> held(mutex_);
-    row.seq = count++;
+    row.name.seq = count++;
     row.issue_ns = now_ns();
     const bool unwatched = watched_passes_ == 0 && in_backward();
     const int64_t index = ring_->issue(
@@ -224,14 +207,14 @@ class Step {
          static_cast<uint8_t>(
              (unwatched ? flag::UNWATCHED : 0) | (row.span ? flag::ON_DEVICE : 0) |
              (row.span && !open_ ? flag::UNMARKED : 0)),
-         static_cast<uint8_t>(row.op),
+         static_cast<uint8_t>(row.name.op),
          ring_->number_of(row.dtype),
-         row.group_number,
+         row.name.group,
          0,
          row.issue_ns,
          0,
          row.bytes,
-         row.seq,
+         row.name.seq,
          0,
          row.pair});
     if (row.end) {
@@ -263,6 +246,24 @@ class Step {
   // holds up no computation.
   bool holds_up() const { return is_open() && std::this_thread::get_id() == trains_.load(std::memory_order_relaxed); }
 
+  // Appends a row whose span begins at that time of the host, or with a mark of the device; its index.
+  int64_t begin_span(Row row, int64_t at_ns) {
+    row.a = marks_ ? 0 : at_ns;
+    const int64_t index = ring_->append(row);
+    if (marks_) {
+      marks_->begin(index, marks_->clock().mark());
+    }
+    return index;
+  }
+
+  void end_span(int64_t index, int64_t at_ns) {
+    if (!marks_) {
+      ring_->end(index, at_ns);
+    } else if (index != Ring::NOWHERE) {
+      marks_->end(index, marks_->clock().mark());
+    }
+  }
+
   // A wait on the host.
   void wait_on_host(const Waited& waited) {
     if (holds_up()) {
@@ -271,7 +272,7 @@ class Step {
            static_cast<uint8_t>((waited.blocked ? flag::BLOCKED : 0) | (waited.over ? flag::OVER : 0)),
            static_cast<uint8_t>(waited.of.op),
            0,
-           waited.of.group_number,
+           waited.of.group,
            0,
            waited.begin,
            waited.end,
@@ -286,7 +287,7 @@ class Step {
             flag::BLOCKED | flag::OVER,
             static_cast<uint8_t>(of.op),
             0,
-            of.group_number,
+            of.group,
             0,
             0,
             0,
@@ -302,7 +303,7 @@ class Step {
     const int64_t index = append({Kind::GAP}, begin_mark, end_mark);
     for (const Name& name : joined) {
       ring_->append(
-          {Kind::JOINED, 0, static_cast<uint8_t>(name.op), 0, name.group_number, 0, 0, 0, index, name.seq});
+          {Kind::JOINED, 0, static_cast<uint8_t>(name.op), 0, name.group, 0, 0, 0, index, name.seq});
     }
   }
 
@@ -332,12 +333,8 @@ class Step {
  private:
   Noted taken() {
     watched_passes_ = 0;  // one that failed has no end
-    Noted noted{std::exchange(count_, 0), ring_->count()};
     ends_.clear();
-    for (size_t part = 0; part < PARTS; ++part) {
-      noted.own_ns[part] = own_ns_[part].exchange(0, std::memory_order_relaxed);
-    }
-    return noted;
+    return {std::exchange(count_, 0), ring_->count(), own_ns_.exchange(0, std::memory_order_relaxed)};
   }
 
   // A row of a step between two marks of the device; nowhere outside of steps.
@@ -356,7 +353,7 @@ class Step {
   std::atomic<bool> observes_{true};
   std::vector<std::shared_ptr<End>> ends_;  // of the collectives on the host
   std::atomic<std::thread::id> trains_{};
-  std::array<std::atomic<int64_t>, PARTS> own_ns_{};
+  std::atomic<int64_t> own_ns_{0};
   int64_t watched_passes_ = 0;
   std::atomic<int64_t> underway_{0};
   size_t count_ = 0;  // of collectives
@@ -365,9 +362,9 @@ class Step {
 // Times a scope as AORTA's own work, but for the calls of others that `without` makes in it.
 class Own {
  public:
-  Own(Step& step, Part part) : step_(step), part_(part), since_ns_(now_ns()) {}
+  explicit Own(Step& step) : step_(step), since_ns_(now_ns()) {}
   Own(const Own&) = delete;
-  ~Own() { step_.add_own(part_, spent_ns_ + now_ns() - since_ns_); }
+  ~Own() { step_.add_own(spent_ns_ + now_ns() - since_ns_); }
 
   // When the last of those calls returned.
   int64_t since_ns() const { return since_ns_; }
@@ -384,7 +381,6 @@ class Own {
 
  private:
   Step& step_;
-  const Part part_;
   int64_t since_ns_;
   int64_t spent_ns_ = 0;
 };
@@ -418,7 +414,7 @@ class TimedWork final : public Work {
     if (!waited_.load(std::memory_order_acquire)) {
       std::optional<Own> own;
       if (step_) {
-        own.emplace(*step_, Part::WAITS);
+        own.emplace(*step_);
       }
       const bool blocked = end_->both() == 0;
       const int64_t begin_ns = now_ns();
