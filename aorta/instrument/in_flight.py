@@ -23,6 +23,8 @@ import torch
 import torch.distributed as dist
 
 from aorta.instrument.dispatcher import Work, backward_pass
+from aorta.records import ring_file as rf
+from aorta.records.ring_rows import NOWHERE, RingRows
 from aorta.records.schema import EndSource
 
 _LOOKS: Final = 4
@@ -33,7 +35,7 @@ _HELD_HERE_ALONE: Final = 3
 
 @dataclass(slots=True)
 class InFlight:
-    """One collective in flight.
+    """One collective in flight, and its rows, if it has any: its own, and in a step that of its emulated link.
 
     Attributes:
         number: counts the collectives that all ranks of a group take part in, so it is the same on each; None for send
@@ -55,11 +57,16 @@ class InFlight:
     waiters: int = 1
     backend_end_ns: int | None = None
     has_completed: Callable[[], bool] | None = field(default=None, repr=False)
+    op: int = 0
+    of_group: int = 0
+    rows: RingRows | None = field(default=None, repr=False)
+    row: int = NOWHERE
+    link: int = NOWHERE
 
     def taken_in_backward(self) -> None:
-        """Note that a backward pass took its future, and waits for that at its end (DDP). Here nothing does: its row
-        does (`python_interceptor.RowInFlight`), and what has none is in no step's line.
-        """
+        """Note that a backward pass took its future, and waits for that at its end (DDP)."""
+        if self.rows is not None:
+            self.rows.add_flags(self.row, rf.BY_FUTURE)
 
     def stamp(self, source: EndSource, at_ns: int | None = None) -> None:
         """Stamp its end: now, or `at_ns` of the host's clock; the first call counts."""

@@ -16,7 +16,6 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -77,21 +76,6 @@ class _Member(NamedTuple):
     number: int
 
 
-@dataclass(slots=True)
-class RowInFlight(InFlight):
-    """A collective in flight, and its rows: its own, and in a step that of its emulated link."""
-
-    op: int = 0
-    of_group: int = 0
-    rows: RingRows | None = field(default=None, repr=False)
-    row: int = NOWHERE
-    link: int = NOWHERE
-
-    def taken_in_backward(self) -> None:
-        if self.rows is not None:
-            self.rows.add_flags(self.row, rf.BY_FUTURE)
-
-
 class PythonInterceptor:
     """Interceptor for CPU backends.
 
@@ -128,11 +112,11 @@ class PythonInterceptor:
         # Keyed by identity, so that C++ need not be asked for a name or a size; the groups stay alive until `close`.
         self._members: dict[dist.ProcessGroup, _Member] = {}
         self._futureless: set[tuple[str, str]] = set()
-        self._called_back: dict[int, RowInFlight] = {}
+        self._called_back: dict[int, InFlight] = {}
         # What follows changes under the lock, so that rows stand in the order of numbers, and in one step.
         self._lock = threading.RLock()
         self._count: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
-        self._issued: list[RowInFlight] = []
+        self._issued: list[InFlight] = []
         self._open = self._has_left = False
         self._thread = self._underway = self._watched_passes = 0
 
@@ -249,7 +233,7 @@ class PythonInterceptor:
         result = original()
         # The caller's thread was inside the backend: enqueueing, or blocked where the backend works synchronously.
         if (returned_ns := time.perf_counter_ns()) - issued.issue_ns > self._shortest_call_ns and self._holds_up():
-            self.rows.returned(issued.row, returned_ns)
+            self.rows.sent(issued.row, returned_ns, ends=False)
         work = work_in(result)
         if work is None:  # it is over, and there is nothing to wait for
             self._over(issued)
@@ -264,16 +248,14 @@ class PythonInterceptor:
         wait = partial(self._wait, issued)
         return with_work(result, TimedWork(work, wait, self._kept, issued.waiters, in_place=in_place, issued=issued))
 
-    def _recorded(
-        self, call: _Call, member: _Member, args: tuple[Any, ...], tensor: torch.Tensor | None
-    ) -> RowInFlight:
+    def _recorded(self, call: _Call, member: _Member, args: tuple[Any, ...], tensor: torch.Tensor | None) -> InFlight:
         """Number a collective, and append its row if a step is open."""
         operator, rows = call.operator, self.rows
         typed = None if operator.argument is None or tensor is None else tensor.dtype
         peer = NO_PEER if call.peer_at is None else args[call.peer_at] & NO_PEER
         size = operator.full_array_bytes(args, member.size)
         dtype = None if typed is None else dtype_name(typed)
-        issued = RowInFlight(operator.kind, member.name, 0, size, dtype, 0, op=call.number, of_group=member.number)
+        issued = InFlight(operator.kind, member.name, 0, size, dtype, 0, op=call.number, of_group=member.number)
         issued.waiters = len(args[0]) if operator.coalesced else 1
         # Not every rank sends or receives: counted separately, they keep collective numbers equal on all ranks.
         counter = f"{member.name}/{operator.kind}" if operator.point_to_point else member.name
@@ -306,7 +288,7 @@ class PythonInterceptor:
             member = self._members[group] = _Member(name, group.size(), seen.ranks, self._ring.group(listed))
         return member
 
-    def _notice_end(self, name: str, issued: RowInFlight, work: Work) -> bool:
+    def _notice_end(self, name: str, issued: InFlight, work: Work) -> bool:
         """Register for the backend's completion callback; returns whether it has a future.
 
         Without one, only the caller's wait marks the end. A missing future is probed once per operator and group, since
@@ -330,7 +312,7 @@ class PythonInterceptor:
         future.add_done_callback(over)
         return True
 
-    def _wait(self, issued: RowInFlight, inner: Callable[[], bool]) -> bool:
+    def _wait(self, issued: InFlight, inner: Callable[[], bool]) -> bool:
         """Wait for the caller, timed as a stall, and as the end where nothing else has stamped it. A caller that
         arrives after the collective has ended is not blocked.
         """
@@ -343,7 +325,7 @@ class PythonInterceptor:
         finally:
             self._waited(issued, begin_ns, time.perf_counter_ns(), blocked=blocked, over=over)
 
-    def _over(self, issued: RowInFlight, source: EndSource = "wait", at_ns: int | None = None) -> None:
+    def _over(self, issued: InFlight, source: EndSource = "wait", at_ns: int | None = None) -> None:
         """Store its end. The first call counts; what an emulated link has set is stored by each, as it may be set
         again.
         """
@@ -357,7 +339,7 @@ class PythonInterceptor:
                 self.rows.linked(issued.link, by_fabric, issued.start, issued.backend_end_ns or 0)
             self.rows.complete(issued.row, end_ns, by_wait=issued.end_source == "wait")
 
-    def _waited(self, issued: RowInFlight, begin_ns: int, end_ns: int, *, blocked: bool, over: bool) -> None:
+    def _waited(self, issued: InFlight, begin_ns: int, end_ns: int, *, blocked: bool, over: bool) -> None:
         if self._holds_up():
             flags = blocked * rf.BLOCKED | over * rf.OVER
             self.rows.append(rf.WAIT, flags, a=begin_ns, b=end_ns, y=issued.seq, op=issued.op, group=issued.of_group)

@@ -10,7 +10,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -22,15 +22,8 @@ from aorta.records import ring_file as rf
 from aorta.records.ring_file import RingFile
 from aorta.records.ring_rows import RingRows
 
-
-class Watched(Protocol):
-    """What is told of backward passes that reach what is watched."""
-
-    def add_watched(self, passes: int) -> None:
-        """Note that one begins (1) or ends (-1)."""
-
-    def settle(self, at_ns: int) -> None:
-        """Note that the caller continued because collectives were over: those that have ended were so by then."""
+if TYPE_CHECKING:  # which has the ranges
+    from aorta.instrument.python_interceptor import PythonInterceptor
 
 
 class RowRanges:
@@ -40,7 +33,7 @@ class RowRanges:
     DDP and FSDP, marks the last node of a pass; it queues a second one, which runs after theirs.
     """
 
-    def __init__(self, ring: RingFile, rows: RingRows, step: Watched) -> None:
+    def __init__(self, ring: RingFile, rows: RingRows, step: PythonInterceptor) -> None:
         self._ring, self._rows, self._step = ring, rows, step
         self._ends: list[Callable[[], None]] = []
         self._lock = threading.RLock()

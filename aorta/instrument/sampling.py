@@ -98,10 +98,7 @@ class Choice(NamedTuple):
     @property
     def known_share(self) -> float:
         """The share of a step that AORTA's own work takes, over all steps."""
-        return self.share_at(self.every)
-
-    def share_at(self, every: int) -> float:
-        return (self.observed_us + (every - 1) * self.passed_us) / every / (self.step_ms * 1e3)
+        return (self.observed_us + (self.every - 1) * self.passed_us) / self.every / (self.step_ms * 1e3)
 
 
 def chosen(observed_us: float, passed_us: float, step_ms: float, from_step: int) -> Choice:

@@ -89,7 +89,9 @@ class RingRows:
                 self._words[at + _A] = a
 
     def sent(self, index: int, at_ns: int, *, ends: bool) -> None:
-        """Note when the host recorded the mark that begins or ends a row."""
+        """Note when the host recorded the mark that begins or ends a row; of a collective on the host, when the call
+        that issued it returned.
+        """
         with self._lock:
             if (at := self._found(index)) is not None:
                 self._words[at + (_B2 if ends else _A2)] = at_ns
@@ -119,12 +121,6 @@ class RingRows:
             if (at := self._found(index)) is not None:
                 self._words[at + _Y] = y
                 self._words[at + _B] = b
-
-    def returned(self, index: int, at_ns: int) -> None:
-        """Note when the call that issued a collective returned."""
-        with self._lock:
-            if (at := self._found(index)) is not None:
-                self._words[at + _A2] = at_ns
 
     def linked(self, index: int, flags: int, start_ns: int, backend_end_ns: int) -> None:
         """Note when a collective began on an emulated link, when its backend was done, and what set its end."""

@@ -57,7 +57,7 @@ from aorta.timeline.arrays import (
     subtract,
     union,
 )
-from aorta.timeline.intervals import Interval, clip
+from aorta.timeline.intervals import Interval
 from aorta.timeline.overlap import Unseen
 
 MOST_STEPS_LATE: Final = 8
@@ -547,8 +547,8 @@ def _bubbles(stages: Part, waited: Sequence[Sequence[Wait]], windows: IntervalAr
     for step, (begin_ns, end_ns) in enumerate(zip(windows.start.tolist(), windows.end.tolist(), strict=True)):
         ours = groups[stages.of(step)]
         in_pipeline = (wait for wait in waited[step] if wait.group in ours)
-        bubbles = ((begin_ns + wait.enter_ns, begin_ns + wait.leave_ns) for wait in in_pipeline)
-        spans += clip(bubbles, (begin_ns, end_ns))
+        bubbles = ((begin_ns + max(wait.enter_ns, 0), begin_ns + wait.leave_ns) for wait in in_pipeline)
+        spans += [(low, min(high, end_ns)) for low, high in bubbles if low < min(high, end_ns)]
     return merge(interval_array(spans))
 
 

@@ -18,7 +18,8 @@ import torch
 from aorta.instrument import ring_lines
 from aorta.instrument.device_recorder import DeviceRecorder
 from aorta.instrument.event_clock import DeviceClock
-from aorta.instrument.python_interceptor import PythonInterceptor, RowInFlight
+from aorta.instrument.in_flight import InFlight
+from aorta.instrument.python_interceptor import PythonInterceptor
 from aorta.instrument.recorder import Recorder, Scalar
 from aorta.read.record import load_run
 from aorta.records import ring_file as rf
@@ -53,11 +54,11 @@ class Rig:
         with self.recorder.step(self.facts()):
             yield
 
-    def collective(self, *, ended: bool = True) -> RowInFlight:
+    def collective(self, *, ended: bool = True) -> InFlight:
         now_ns, rows, row = time.perf_counter_ns(), self.interceptor.rows, -1
         if self.interceptor._open:
             row = rows.append(rf.COLLECTIVE, a=now_ns, b=(now_ns + 1) * 2 if ended else 0, x=8, group=self._group)
-        issued = RowInFlight("allreduce", "0", 0, 8, None, now_ns, rows=rows, row=row)
+        issued = InFlight("allreduce", "0", 0, 8, None, now_ns, rows=rows, row=row)
         self.interceptor._issued.append(issued)
         before = self.counted[1]
         assert before is not None

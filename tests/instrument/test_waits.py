@@ -19,7 +19,8 @@ from aorta.instrument import backend_calls as measuring
 from aorta.instrument import python_interceptor
 from aorta.instrument.backend_calls import cutoff_from, slowest_of_host, stall_cutoff
 from aorta.instrument.device_streams import StreamOrder
-from aorta.instrument.python_interceptor import PythonInterceptor, RowInFlight
+from aorta.instrument.in_flight import InFlight
+from aorta.instrument.python_interceptor import PythonInterceptor
 from aorta.records import ring_file as rf
 from aorta.records.run_files import read_manifest
 from aorta.records.schema import STALL_CUTOFF_NS, Stall, StallCutoff, Step, Wait
@@ -115,7 +116,7 @@ def test_closing_leaves_no_callback_of_a_future_behind(monkeypatch: pytest.Monke
     """Who drops the process group next joins the thread that calls back, with the interpreter locked."""
     monkeypatch.setattr(python_interceptor, "CALLBACKS_S", HANGS_S)
     interceptor = PythonInterceptor({}, ring_in_memory())
-    future, issued = torch.futures.Future[Any](), RowInFlight("allreduce", "0", 0, 8, "float32", 1)
+    future, issued = torch.futures.Future[Any](), InFlight("allreduce", "0", 0, 8, "float32", 1)
     interceptor._notice_end("allreduce_", issued, cast(Any, SimpleNamespace(get_future=lambda: future)))
     timer = threading.Timer(0.05, future.set_result, (None,))
     timer.start()

@@ -282,20 +282,12 @@ class DeviceLink:
     """The emulated fabric on an accelerator: it keeps the stream busy after the backend's collective.
 
     Args:
-        devices: whose streams a future must order; the run's device.
         sleep: keeps the current stream busy for a number of nanoseconds; a `StreamSleep`.
     """
 
-    def __init__(
-        self, fabric: EmulatedNetwork, devices: list[torch.device | str | int], sleep: Callable[[int], None]
-    ) -> None:
-        self.devices = devices
-        self._fabric, self._sleep = fabric, sleep
+    def __init__(self, fabric: EmulatedNetwork, device: torch.device, sleep: Callable[[int], None]) -> None:
+        self._fabric, self._device, self._sleep = fabric, device, sleep
         self._ended: dict[str, torch.Event] = {}
-
-    def be_late(self) -> None:
-        if self._fabric.late_ns:
-            self._sleep(self._fabric.late_ns)
 
     def delay(self, issued: InFlight, ranks: tuple[int, ...]) -> None:
         """Add the emulated time after the backend's collective on the current stream, behind that of its group's one
@@ -304,9 +296,9 @@ class DeviceLink:
         cost_ns = self._fabric.cost_ns(issued.kind, issued.bytes, ranks, issued.number)
         if not cost_ns:
             return
-        stream = torch.accelerator.current_stream(self.devices[0])
+        stream = torch.accelerator.current_stream(self._device)
         if (ended := self._ended.get(issued.group)) is None:
-            ended = self._ended[issued.group] = torch.Event(device=self.devices[0])
+            ended = self._ended[issued.group] = torch.Event(device=self._device)
         else:
             wait_unseen(stream, ended)
         self._sleep(cost_ns)

@@ -252,7 +252,7 @@ class _Backend:
     def __init__(self, fabric: EmulatedNetwork, device: torch.device) -> None:
         self._device, self.links, self._make_work = device, HostLinks(fabric), work_maker("fabric.ranks")
         on_host = device.type == "cpu"
-        self._device_link = None if on_host else DeviceLink(fabric, [device], StreamSleep(device))
+        self._device_link = None if on_host else DeviceLink(fabric, device, StreamSleep(device))
         self._groups: dict[str, _Group] = {}
 
     def issued_by(self, group: dist.ProcessGroup) -> int:
