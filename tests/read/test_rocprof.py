@@ -170,7 +170,7 @@ def test_a_trace_without_a_row_that_can_be_measured_is_named(tmp_path: Path) -> 
 
 def test_a_trace_of_more_devices_than_any_host_has_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
-    rows = "".join(f"gemm,{device},{device},{device + 9}\n" for device in range(1025))
+    rows = "".join(f"gemm,{device},{device},{device + 9000}\n" for device in range(1025))
     path.write_text("Kernel_Name,Agent_Id,Start_Timestamp,End_Timestamp\n" + rows)
     with pytest.raises(InputError, match=r"t\.csv: names 1025 devices; a trace of one host has at most 1024"):
         load_traces(str(path))

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from aorta.read.frames import Groups
 from aorta.read.ledger import COMM, LANES, WHOLE, Gap, lacking, lost
+from aorta.read.traces.clocks import refuse_other_units
 from aorta.read.traces.interval_table import (
     KIND_CODE,
     LANE_CLASSES,
@@ -33,7 +34,7 @@ from aorta.read.traces.interval_table import (
     step_of,
     windows,
 )
-from aorta.timeline.arrays import Int64
+from aorta.timeline.arrays import Int64, IntervalArray, merge
 from aorta.timeline.classes import COMPUTE, COPY, KINDS, computes
 from aorta.timeline.overlap import DECIDED, NS_PER_MS
 
@@ -41,11 +42,18 @@ _PEERS: Final = re.compile(r"(?i)memcpy PtoP|peer.?to.?peer|^p2p$")
 """Copies to or from another device."""
 _FROM_DEVICES: Final = re.compile(r"(?i)memcpy (?:PtoP|DtoD|DtoH)|device.?to.?(?:device|host)|peer.?to.?peer|^p2p$")
 """Copies that may move a collective which has no row."""
+_ISSUED: Final = re.compile("(?i)[nr]ccl")
+"""Kernels that operators or calls issue which traces show; other libraries launch theirs by themselves."""
+_COMPUTE: Final = int(IntervalClass.COMPUTE)
 _ONE_END: Final = "communication was recorded in the other steps only, in each as often"
 NESTED: Final = 2
 """Calls that may share a number: cudaLaunchKernel calls cuLaunchKernel."""
 FEWEST: Final = 3
-"""Steps, of which the last can be told to be unlike the others."""
+"""Steps, of which one can be told to be unlike the others."""
+_MUCH: Final = 10
+"""A step that is so many times as long as all that was recorded, in it alone, is not of that clock. A choice."""
+_LONGER: Final = 1.5
+"""A time without rows is so many times as long as any of the other steps where rows were lost. A choice."""
 EDGES: Final = 0.1
 """Part of the collectives issued that may run before or behind the recording."""
 PAUSE_NS: Final = 1000 * NS_PER_MS
@@ -99,6 +107,7 @@ class Claims:
         call: what is the same for calls of one name.
         sends: whether an operator that issues communication made the call.
         row_link: the number of each row of the trace, `NULL` where it has none.
+        lasted_ns: how long each call lasted, `NULL` where that is not known.
         row_graph: the graph of each row, `NULL` where the trace does not say it.
         issued: name -> how many operators, ranges or calls of that name issue communication.
         counted: numbers by which the tool counts all kernels of the process, of each row, `NULL` of others.
@@ -110,6 +119,7 @@ class Claims:
     call: NDArray[Any]
     sends: NDArray[np.bool_]
     row_link: Int64
+    lasted_ns: Int64
     row_graph: Int64 | None = None
     issued: Mapping[str, int] = field(default_factory=dict)
     counted: Int64 | None = None
@@ -117,26 +127,44 @@ class Claims:
 
 def reconciled(trace: Trace, claims: Claims) -> Trace:
     """Return the trace with what its lanes may lack (`gaps`). Where communication lacks rows, it may have run under any
-    name that is not known to compute (`either`).
+    name that is not known to compute, or that a collective launched.
+
+    Raises:
+        InputError: its times are in another unit.
     """
+    refuse_other_units(trace.path, trace.intervals, claims.lasted_ns[claims.launches == Launches.KERNEL])
     known = (*_doubled(trace, claims), *_blind(trace, claims))
     trace, claims = _told_apart(trace, replace(claims, launches=_learned(trace, claims)))
     sent, skipped = tuple(_sent(trace, claims)), tuple(_skipped(trace, claims))
     missing = _without_row(trace, claims)
     lost_rows = _lost(trace, claims, missing) if missing.any() or (claims.launches == Launches.GRAPH).any() else ()
-    rows = trace.intervals
-    ran = [rows.names[code] for code in np.unique(rows.name[(rows.cls == IntervalClass.COMPUTE) & (rows.name != NULL)])]
-    names = [text for text in ran if not computes(text)] if sent else []
-    if trace.world_size != 1 and (sent or len(np.unique(rows.device[rows.device != NULL])) == 1):
-        copied = np.unique(rows.name[(rows.cls == IntervalClass.COPY) & (rows.name != NULL)]).tolist()
-        moves = _FROM_DEVICES if sent else _PEERS  # the other device is another process's
-        names += filter(moves.search, (rows.names[code] for code in copied))
     return replace(
         trace,
+        intervals=_read_both_ways(trace, claims, lacks=bool(sent)),
         gaps=(*trace.gaps, *known, *lost_rows, *sent, *skipped),
-        either=trace.either | frozenset(names),
         counters={**trace.counters, "kernels_lost": int(missing.sum())},
     )
+
+
+def _read_both_ways(trace: Trace, claims: Claims, *, lacks: bool) -> Intervals:
+    """Return the rows with those that may belong to another account.
+
+    Args:
+        lacks: communication lacks rows.
+    """
+    rows, second = trace.intervals, trace.intervals.second.copy()
+    issued = np.isin(claims.row_link, claims.link[claims.sends])
+    called = np.isin(claims.row_link, claims.link[claims.launches == Launches.KERNEL])
+    sends = rows.cls == IntervalClass.COMM
+    if 2 * np.count_nonzero(sends & issued) > np.count_nonzero(sends):
+        second[sends & called & ~issued & rows.named(lambda name: _ISSUED.search(name) is not None)] = _COMPUTE
+    if lacks:
+        second[(rows.cls == _COMPUTE) & (issued | ~rows.named(computes)) & (rows.name != NULL)] = IntervalClass.COMM
+    if trace.world_size != 1 and (lacks or len(np.unique(rows.device[rows.device != NULL])) == 1):
+        moves = _FROM_DEVICES if lacks else _PEERS  # the other device is another process's
+        copied = (rows.cls == IntervalClass.COPY) & rows.named(lambda name: moves.search(name) is not None)
+        second[copied] = IntervalClass.COMM
+    return replace(rows, second=second)
 
 
 def _doubled(trace: Trace, claims: Claims) -> Iterator[Gap]:
@@ -300,7 +328,7 @@ def _countable(issued: Mapping[str, int]) -> int:
 def _fewer(trace: Trace, claims: Claims) -> bool:
     """Return whether more collectives were issued than there are rows of communication, or that may be."""
     rows = trace.intervals
-    may = (rows.cls == IntervalClass.COMM) | rows.named(trace.either.__contains__)
+    may = (rows.cls == IntervalClass.COMM) | (rows.second == IntervalClass.COMM)
     return int(may.sum()) < (1 - EDGES) * _countable(claims.issued)
 
 
@@ -309,12 +337,13 @@ def _sent(trace: Trace, claims: Claims) -> Iterator[Gap]:
     rows = int((trace.intervals.cls == IntervalClass.COMM).sum())
     if trace.world_size == 1:
         return
-    if not rows and claims.issued and not (trace.either and _countable(claims.issued) and not _fewer(trace, claims)):
+    may = (trace.intervals.second == IntervalClass.COMM).any()
+    if not rows and claims.issued and not (may and _countable(claims.issued) and not _fewer(trace, claims)):
         most = max(claims.issued, key=claims.issued.__getitem__)
         total = sum(claims.issued.values())
         why = f"{total} operators or ranges issue communication (most: {most}), and no row of it is known"
         yield from lacking(why, COMM, seen=False)
-    elif not rows and trace.world_size and not trace.either:
+    elif not rows and trace.world_size and not may:
         yield from lacking(
             f"the job has {trace.world_size} ranks, and no row of communication is known", COMM, seen=False
         )
@@ -391,11 +420,16 @@ def unrecorded(trace: Trace) -> Trace:
     before = np.searchsorted(rows.start_ns[order], marks.end_ns[steps])  # rows that start before a step ends
     ran = (before > 0) & (reach[np.maximum(before - 1, 0)] > marks.start_ns[steps])
     recorded = (ran & (not trace.of_launch)) | np.isin(marks.step[steps], rows.step)
+    within = rows.start_ns.max() - rows.start_ns.min()
+    (only,) = np.flatnonzero(recorded) if recorded.sum() == 1 else (0,)
+    if len(marks) >= FEWEST and recorded.sum() == 1 and _MUCH * within < (marks.end_ns - marks.start_ns)[steps[only]]:
+        why = f"all rows lie in a small part of one of {len(marks)} steps: their times or those of the steps are wrong"
+        return replace(trace, windows=NO_WINDOWS, gaps=(*trace.gaps, *lacking(why, *LANES)))
     if not recorded.any():
         note = f"{trace.path}: nothing was recorded in any step: the whole trace is measured"
         return replace(trace, windows=NO_WINDOWS, notes=(*trace.notes, note))
     beside = recorded & ~(np.append(True, recorded[:-1]) & np.append(recorded[1:], True))
-    beside |= _cut(trace, steps)
+    holes = _holes(trace, steps)
     silent = _silent(trace, steps)
     missing = int((~recorded).sum())
     ended, begun = marks.end_ns[steps][:-1], marks.start_ns[steps][1:]
@@ -404,9 +438,11 @@ def unrecorded(trace: Trace) -> Trace:
     missing += int((np.diff(marks.step[steps]) - 1)[unmarked].sum())
     gaps = [Gap(COMM, _ONE_END, step) for step in (*marks.step[steps[silent]].tolist(), *[WHOLE] * bool(silent.any()))]
     gaps += [Gap(lane, f"nothing was recorded in {missing} steps", WHOLE) for lane in LANES if missing]
+    gaps += [Gap(lane, "rows of some steps were lost", WHOLE) for lane in LANES if holes.any()]
     for chosen, why, seen in (
         (~recorded, "nothing was recorded in this step", False),
         (beside, "the recording began or ended in this step", True),
+        (holes, "this step has fewer rows than others, and a long time without any, so some were lost", True),
     ):
         numbers = marks.step[steps[chosen]].tolist()
         gaps += [Gap(lane, why, number, seen=seen) for number in numbers for lane in LANES]
@@ -435,23 +471,28 @@ def _without_pieces(trace: Trace) -> Trace:
     return replace(trace, intervals=table, windows=kept, notes=(*trace.notes, note))
 
 
-def _cut(trace: Trace, steps: Int64) -> NDArray[np.bool_]:
-    """Return which of the steps, in order, is the last, where the recording seems to have ended in it: it has the
-    fewest rows, and after them, of all steps, the longest time without any by far.
+def _holes(trace: Trace, steps: Int64) -> NDArray[np.bool_]:
+    """Return which of the steps, in order, lack rows that were lost together: they have less that computes than the
+    others, which have about equally many, and by far the longest time without any row.
     """
-    last = np.zeros(len(steps), bool)
-    marks, rows = trace.windows, trace.intervals.take(trace.intervals.step != NULL)
-    own = Groups(rows.step)
-    if len(own) < FEWEST or trace.of_launch:
-        return last
-    at = np.argsort(marks.step, kind="stable")
-    at = at[np.searchsorted(marks.step[at], rows.step[own.first])]  # the window of each step that has rows
-    silent = (marks.end_ns[at] - own.reduce(np.maximum, rows.end_ns)) / np.maximum(marks.end_ns - marks.start_ns, 1)[at]
-    end = int(np.argmax(marks.start_ns[at]))
-    others = np.delete(np.arange(len(own)), end)
-    cut = silent[end] > max(2 * silent[others].max(), EDGES) and own.sizes[end] < own.sizes[others].min()
-    last[-1] = cut and marks.step[steps[-1]] == rows.step[own.first[end]]
-    return last
+    marks, rows = trace.windows, trace.intervals
+    computing = (rows.cls == IntervalClass.COMPUTE) & (rows.step != NULL)
+    counts = look_up(marks.step[steps], *np.unique(rows.step[computing], return_counts=True)).clip(0)
+    full, some = counts >= (1 - EDGES) * counts.max(), counts > 0
+    if some.sum() < FEWEST or full.sum() < 2 or trace.of_launch:
+        return ~some & False
+    start, end = marks.start_ns[steps], marks.end_ns[steps]
+    ran = merge(rows.take(rows.end_ns > rows.start_ns).spans)
+    silences = IntervalArray(np.append(start.min(), ran.end), np.append(ran.start, end.max()))
+    silent_ns = np.array(
+        [
+            np.max(np.minimum(silences.end, high) - np.maximum(silences.start, low), initial=0)
+            for low, high in zip(start.tolist(), end.tolist(), strict=True)
+        ]
+    )
+    share = silent_ns / np.maximum(end - start, 1)
+    longer: NDArray[np.bool_] = share > np.maximum(_LONGER * share[full].max(), EDGES)
+    return some & ~full & longer
 
 
 def _silent(trace: Trace, steps: Int64) -> NDArray[np.bool_]:

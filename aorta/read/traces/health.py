@@ -18,6 +18,7 @@ from aorta.documents.kernels import TraceEntry
 from aorta.read.frames import Groups
 from aorta.read.health import listed
 from aorta.read.ledger import LANES, WHOLE, Gap, lacking, lost
+from aorta.read.traces.clocks import ORDER_NS, OTHERS
 from aorta.read.traces.interval_table import (
     LANE_CLASSES,
     NULL,
@@ -42,14 +43,8 @@ _FAR: Final = 20
 collective so many times as long as any later one waited. A choice, not measured: it has to stay above what collectives
 of unlike sizes differ by in one job, and below a wait of seconds, the least that starting a recording by hand takes.
 """
-_OTHERS: Final = 2
-"""Later collectives, of which the first is known not to be like them; and rows that may lie inside of another of their
-stream by what clocks are wrong by.
-"""
 _FEW: Final = 10
 """Strays are at most a tenth of the rows: more of them are a part of the run."""
-_ORDER_NS: Final = 1_000_000
-"""By so much a thread may begin a call before another thread's, whose row precedes on the stream."""
 
 COUNTERS: Final[Mapping[str, str]] = {
     "rows": "rows in the table",
@@ -132,7 +127,6 @@ def check_rows(trace: Trace) -> tuple[Trace, TraceEntry]:
         *_elsewhere(trace, left_out["strays"]),
         *_twice_at_once(streams, shared),
         *_out_of_order(streams),
-        *_past_waits(trace, streams),
     ]
     untimed = sum(trace.counters.get(name, 0) for name in ("without_times", "negative_duration"))  # of the reader
     if untimed > DECIDED * (untimed + len(table)):
@@ -149,9 +143,9 @@ def _without_length(table: Intervals, length_ns: Int64) -> Iterator[Gap]:
     known_ns, code = np.where(chosen, 0, length_ns), table.name + 1  # 0 of rows without a name
     counts = np.bincount(code[~chosen], minlength=len(table.names) + 1)
     mean_ns = np.bincount(code, known_ns, minlength=len(table.names) + 1) / np.maximum(counts, 1)
-    weight_ns = np.where(
-        (counts[code] == 0) & (length_ns < 0), ABSURD_NS, np.maximum(mean_ns[code], length_ns * chosen)
-    )
+    # Kernels take time, others may be so short that a clock shows none.
+    endless = (length_ns < 0) | ((table.device != NULL) & (table.cls != IntervalClass.COPY))
+    weight_ns = np.where((counts[code] == 0) & endless, ABSURD_NS, np.maximum(mean_ns[code], length_ns * chosen))
     for lane, cls in LANE_CLASSES.items():
         lacks = np.flatnonzero((table.cls == cls) & chosen)
         if len(lacks):
@@ -189,7 +183,7 @@ def _twice_at_once(streams: Intervals, shared: Int64) -> Iterator[Gap]:
         late, before = late[alone], before[alone]
         beside = np.bincount(before, both[late], len(own))
         inside = np.bincount(before, end[late] <= reach[late - 1], len(own))
-        wrong = (2 * beside > length[own]) | (inside > _OTHERS)
+        wrong = (2 * beside > length[own]) | (inside > OTHERS)
         late = late[wrong[before]]
         weight_ns[own[wrong]] = length[own][wrong]
         weight_ns[own[late]] = both[late]
@@ -209,27 +203,11 @@ def _out_of_order(streams: Intervals) -> Iterator[Gap]:
     early = np.zeros(len(known), bool)
     for own in Groups(known.device, known.stream).rows:
         launch = known.launch_ns[own]
-        early[own] = np.maximum.accumulate(launch) - launch > _ORDER_NS
+        early[own] = np.maximum.accumulate(launch) - launch > ORDER_NS
     if early.any():
         why = "{count} rows run behind others of their stream that were launched later, so times are wrong"
         weight_ns, ran = (known.end_ns - known.start_ns)[early].astype(float), in_time(known, np.ones(len(known), bool))
         yield from lost(why, LANES, known.step[early], weight_ns, ran, seen=False)
-
-
-def _past_waits(trace: Trace, streams: Intervals) -> Iterator[Gap]:
-    """Yield all lanes where rows end after a call has returned that waited for them: the device's clock is not the one
-    of the host, or jumped. Calls of other threads may have been under way, each with one row.
-    """
-    waits, rows = trace.device_waits, streams.take(streams.launch_ns != NULL)
-    if waits is None or not len(waits.start) or len(np.unique(rows.device)) != 1:  # whose device it was is not known
-        return
-    order = np.argsort(waits.start, kind="stable")
-    first = np.searchsorted(waits.start[order], rows.launch_ns)
-    end = np.append(waits.end[order], np.iinfo(np.int64).max)[first]
-    late_ns = np.maximum(rows.end_ns - end, 0)[rows.end_ns > end]
-    if np.count_nonzero(late_ns > _ORDER_NS) > _OTHERS:
-        why = f"rows end up to {late_ns.max() / 1e6:.4g} ms after a call that waited for them, so clocks are wrong"
-        yield from lacking(why, *LANES, seen=False)
 
 
 def _elsewhere(trace: Trace, strays: NDArray[np.bool_]) -> Iterator[Gap]:
@@ -275,22 +253,24 @@ def _strays(trace: Trace) -> NDArray[np.bool_]:
     return stray if stray.sum() * _FEW <= len(table) else np.zeros(len(table), bool)
 
 
-def first_waits(rows: Intervals) -> NDArray[np.bool_]:
-    """Return the first collectives of a device, of each stream at most one, that last `_FAR` times as long as any later
-    one and together longer than these: ranks whose recording began later kept them waiting.
+def outlasting(rows: Intervals) -> NDArray[np.bool_]:
+    """Return the first or the last collectives of a device, of each stream at most one, that last `_FAR` times as long
+    as any other and together longer than these: they waited for ranks whose recording began later or ended earlier.
     """
     waited = np.zeros(len(rows), bool)
     sends = np.flatnonzero(rows.cls == IntervalClass.COMM)
     sends = sends[np.argsort(rows.start_ns[sends], kind="stable")]
-    firsts = np.zeros(len(sends), bool)
-    if len(sends):
-        firsts[Groups(rows.stream[sends]).first] = True
-        firsts &= rows.start_ns[sends] < rows.end_ns[sends[0]]
     length = (rows.end_ns - rows.start_ns)[sends]
-    later = length[~firsts]
-    if len(later) >= _OTHERS:
-        long = firsts & (length > _FAR * later.max())
-        waited[sends[long]] = length[long].sum() > later.sum()
+    for order in (slice(None), slice(None, None, -1)) if len(sends) > OTHERS else ():
+        at = np.arange(len(sends))[order]
+        ends = np.zeros(len(sends), bool)
+        ends[at[np.unique(rows.stream[sends][at], return_index=True)[1]]] = True
+        outer = sends[at[0]]
+        ends &= (rows.start_ns[sends] < rows.end_ns[outer]) & (rows.end_ns[sends] > rows.start_ns[outer])
+        others = length[~ends]
+        if len(others) >= OTHERS:
+            long = ends & (length > _FAR * others.max())
+            waited[sends[long]] = length[long].sum() > others.sum()
     return waited
 
 

@@ -67,6 +67,7 @@ class Intervals(Frame):
             copy.
         dtype: code into `dtypes`.
         step: the window in which the interval starts, or `NULL` outside all windows.
+        second: the other class that it may be, or `NULL`: its metrics are measured both ways.
         name: code into `names`.
         launch_ns: when the host began the call that launched it, on the clock of the rows, or `NULL`.
         origin: what the source knows it by elsewhere, or `NULL`: Kineto's `External id` of the host operator,
@@ -80,6 +81,7 @@ class Intervals(Frame):
     device: NDArray[np.int32] = column(np.int32, default=NULL)
     stream: Int64 = column(np.int64, default=NULL)
     cls: NDArray[np.int8] = column(np.int8, default=int(IntervalClass.UNKNOWN))
+    second: NDArray[np.int8] = column(np.int8, default=NULL)
     kind: NDArray[np.int8] = column(np.int8, default=NULL)
     group: NDArray[np.int32] = column(np.int32, default=NULL)
     seq: Int64 = column(np.int64, default=NULL)
@@ -217,7 +219,6 @@ class Trace:
         copies_observed: whether the source would show copies if there were any.
         gaps: what the lanes of its windows may lack (`aorta.read.ledger`); none: everything was observed.
         unknown: when rows ran that no account knows; `unknown_why` names them.
-        either: names of copies that may be communication.
         of_launch: each step is what it launched: its rows are those of its number, wherever they ran.
         host_waits: calls in which the host waited for the device, in any order; None where they are not read.
         device_waits: those of them that waited for all that was launched on a device before.
@@ -241,7 +242,6 @@ class Trace:
     gaps: tuple[Gap, ...] = ()
     unknown: IntervalArray | None = None
     unknown_why: str = ""
-    either: frozenset[str] = frozenset()
     of_launch: bool = False
     host_waits: IntervalArray | None = None
     device_waits: IntervalArray | None = None

@@ -20,7 +20,7 @@ from aorta.errors import InputError
 from aorta.read.ledger import COMM, lacking
 from aorta.read.traces.chrome_json import LARGEST_NS
 from aorta.read.traces.claims import Claims, launches_of, reconciled
-from aorta.read.traces.interval_table import NULL, IntervalClass, Intervals, Trace, kind_of, look_up
+from aorta.read.traces.interval_table import NULL, IntervalClass, Trace, kind_of, look_up
 from aorta.read.traces.open import Database, coded, rows_of
 from aorta.read.traces.reader import Process, Ranges, Reader, TraceInput, copies, kernels, trace_of
 from aorta.timeline.arrays import Int64, IntervalArray, containing
@@ -34,6 +34,8 @@ _GRAPHS: Final = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 _NVTX: Final = "NVTX_EVENTS"
 _RANGES: Final = "(59, 60)"
 """`eventType` of push/pop and of start/end ranges (nsys, ENUM_NSYS_EVENT_TYPE); 34 is a mark."""
+_MIXED: Final = -2
+"""Kind of what a range issues that does not say which collective: ncclGroupEnd."""
 _PROCESS: Final = ~0xFFFFFF
 """What the `globalPid` of a process and the `globalTid` of its threads have in common."""
 _SPAN: Final = "start_ns=start end_ns=end"
@@ -57,7 +59,7 @@ def _read(source: TraceInput) -> Iterator[Trace]:
         "SELECT start_ns, end_ns, device, stream, correlation, process, "
         f"COALESCE({names.replace(' ', ', ')}) AS name FROM {stored}",
     )
-    calls = db.columns(_RUNTIME, "start_ns=start", "correlation=correlationId thread=globalTid name=nameId")
+    calls = db.columns(_RUNTIME, "start_ns=start", "end_ns=end correlation=correlationId thread=globalTid name=nameId")
     ranges = db.select(
         _NVTX,
         "SELECT start_ns, end_ns, thread, COALESCE(NULLIF(text, ''), value) AS text "
@@ -100,9 +102,10 @@ def _read(source: TraceInput) -> Iterator[Trace]:
             **{column: own_kernels[column] for column in _WHEN_WHERE},
             launch_ns=launched,
         )
-        rows = _issued(
-            rows, look_up(own_kernels["correlation"], own_calls["correlation"], own_calls["thread"]), own_ranges
-        )
+        issued = _kinds_issued(own_calls, own_ranges)
+        kind = np.where(launched == NULL, NULL, look_up(own_kernels["correlation"], own_calls["correlation"], issued))
+        sent = (rows.cls == IntervalClass.COMPUTE) & (kind != NULL) & ~rows.named(computes)
+        rows.cls[sent], rows.kind[sent] = IntervalClass.COMM, np.where(kind == _MIXED, NULL, kind)[sent]
         count = int(((graphs == owner) | (graphs == NULL)).sum())
         has_calls = bool(len(own_calls["start_ns"]))
         where = f"{origin} (process {pid})" if len(owners) > 1 else origin
@@ -139,8 +142,9 @@ def _read(source: TraceInput) -> Iterator[Trace]:
             own_calls["correlation"],
             launches_of(*coded(own_calls["name"], strings)),
             own_calls["name"],
-            np.zeros(len(own_calls["start_ns"]), bool),
+            issued != NULL,
             np.concatenate(links),
+            own_calls["end_ns"] - own_calls["start_ns"],
             issued=Counter(filter(launches_communication, own_ranges["text"])),
         )
         trace = reconciled(trace, claims)
@@ -164,22 +168,22 @@ def _copies(db: Database, table: str, owners: Int64) -> dict[str, Any]:
     return rows
 
 
-def _issued(rows: Intervals, thread: Int64, ranges: dict[str, Any]) -> Intervals:
-    """Return the rows with those as communication that their `thread` launched inside a range that issues it (`c10d::`
-    of torch.autograd.profiler.emit_nvtx, NCCL's calls), unless their names are known to compute.
+def _kinds_issued(calls: dict[str, Any], ranges: dict[str, Any]) -> Int64:
+    """Return the kind of collective of each call that its thread made inside a range that issues one (`c10d::` of
+    torch.autograd.profiler.emit_nvtx, NCCL's calls), `_MIXED` where the range does not say it, `NULL` of other calls.
     """
     issuing = np.flatnonzero([launches_communication(text) for text in ranges["text"]])
     issuing = issuing[np.argsort(ranges["start_ns"][issuing], kind="stable")]
-    kinds = np.array([kind_of(ranges["text"][at]) for at in issuing.tolist()], np.int8)
-    cls, kind = rows.cls.copy(), rows.kind.copy()
-    launched = (rows.cls == IntervalClass.COMPUTE) & (rows.launch_ns != NULL) & ~rows.named(computes)
-    for thread_id in np.unique(ranges["thread"][issuing]).tolist():
-        own = ranges["thread"][issuing] == thread_id
+    kinds = np.array([kind_of(ranges["text"][at]) for at in issuing.tolist()], np.int64)
+    kinds[kinds == NULL] = _MIXED
+    issued = np.full(len(calls["start_ns"]), NULL, np.int64)
+    for thread in np.unique(ranges["thread"][issuing]).tolist():
+        own = ranges["thread"][issuing] == thread
         start, end = ranges["start_ns"][issuing[own]], ranges["end_ns"][issuing[own]]
-        here = np.flatnonzero(launched & (thread == thread_id))
-        at = containing(rows.launch_ns[here], IntervalArray(start, np.maximum.accumulate(end)))
-        cls[here[at >= 0]], kind[here[at >= 0]] = IntervalClass.COMM, kinds[own][at[at >= 0]]
-    return replace(rows, cls=cls, kind=kind)
+        here = np.flatnonzero(calls["thread"] == thread)
+        at = containing(calls["start_ns"][here], IntervalArray(start, np.maximum.accumulate(end)))
+        issued[here[at >= 0]] = kinds[own][at[at >= 0]]
+    return issued
 
 
 NSYS: Final = Reader(

@@ -31,9 +31,10 @@ from aorta.read.frames import (
 from aorta.read.ledger import COMM, LANES, WHOLE, Gap, audit, balanced, lacking, of_window
 from aorta.read.run import Details, RankTables, Source, StepIntervals
 from aorta.read.traces.claims import unrecorded
+from aorta.read.traces.clocks import wrong_clocks
 from aorta.read.traces.collectives import collectives_in
 from aorta.read.traces.files import TraceFiles, read_unit
-from aorta.read.traces.health import SHOWN_DOUBTS, check_rows, doubtful_rows, first_waits
+from aorta.read.traces.health import SHOWN_DOUBTS, check_rows, doubtful_rows, outlasting
 from aorta.read.traces.interval_table import (
     KIND_CODE,
     LANE_CLASSES,
@@ -77,10 +78,13 @@ COPIES_DOUBTED: Final = (
     "copies between devices may be communication (symmetric memory), which the trace does not say: it is {bounds}"
 )
 NAMES_DOUBTED: Final = "communication lacks rows, and may have run under names not known to compute: it is {bounds}"
+CALLS_DOUBTED: Final = (
+    "kernels are communication by one of name, arguments and call, and not by another: it is {bounds}"
+)
 UNTIMED: Final = "no row of the device has a length, so it is not known how far it lags behind the steps of the host"
 WAITED: Final = (
-    "the first collective of the trace lasts {length:.4g} ms, {share:.1%} of all communication: it seems to have "
-    "waited for ranks whose recording began later, and is left out"
+    "the first or last collective of the trace lasts {length:.4g} ms, {share:.1%} of all communication: it seems to "
+    "have waited for ranks whose recording began later or ended earlier, and is left out"
 )
 
 
@@ -166,8 +170,11 @@ def by_launch(trace: Trace) -> Trace:
 
     Where most time of the devices was launched in another step than it ran in, each step is what it launched, from the
     first start to the last end. Where launches are not known and most time lies outside of the steps, there are none.
+    Of a device on another clock nothing is said.
     """
     table, marks = trace.intervals, trace.windows
+    if wrong := wrong_clocks(trace):
+        return replace(trace, gaps=(*trace.gaps, *wrong))
     if not len(marks) or not len(table):
         return trace
     linked = table.launch_ns != NULL
@@ -176,21 +183,11 @@ def by_launch(trace: Trace) -> Trace:
     later = (launched != NULL) & (launched != table.step)
     outside = ~linked & (table.step == NULL) & on_device & (table.start_ns >= marks.start_ns.min())
     total = int(length[on_device].sum())
-    ahead = np.sort((table.launch_ns - table.start_ns)[linked & on_device])  # no row starts before its call
-    ahead_ns = int(ahead[-1 - int(DECIDED * len(ahead))]) if len(ahead) else 0
-    skewed = ahead_ns > DECIDED * np.median(marks.end_ns - marks.start_ns)
-    if not (later.any() or outside.any() or skewed):
+    if not (later.any() or outside.any()):
         return trace
     step, steps, of_launch, gaps = table.step, marks, False, list(trace.gaps)
     note = f"{int(later.sum())} of {int(linked.sum())} kernels ran outside of the step that launched them"
-    if skewed:
-        why = f"rows start up to {ahead_ns / 1e6:.4g} ms before their launches, so clocks or launches are wrong"
-        windows_of = marks.step.tolist()
-        if _least_delays_apart_ns(table.take(linked & on_device)) > ahead_ns / 2:  # not by the same everywhere
-            windows_of.append(WHOLE)
-        gaps += [Gap(lane, why, step, seen=False) for step in windows_of for lane in LANES]
-        note += f"; {why}"
-    elif length[later].sum() * 2 > total or later.sum() * 2 > on_device.sum():
+    if length[later].sum() * 2 > total or later.sum() * 2 > on_device.sum():
         known = table.take(launched != NULL)
         own = Groups(launched[launched != NULL])
         start, end = own.reduce(np.minimum, known.start_ns), own.reduce(np.maximum, known.end_ns)
@@ -213,16 +210,6 @@ def by_launch(trace: Trace) -> Trace:
         return trace
     table, notes = replace(table, step=step), (*trace.notes, f"{trace.path}: {note}")
     return replace(trace, intervals=table, windows=steps, of_launch=of_launch, gaps=tuple(gaps), notes=notes)
-
-
-def _least_delays_apart_ns(table: Intervals) -> int:
-    """Return how much the least time from a launch to its start differs between streams and halves of the recording:
-    clocks of one pace, apart by the same everywhere, leave lengths and what overlaps as they are.
-    """
-    if not len(table):
-        return 0
-    behind = table.launch_ns > np.median(table.launch_ns)
-    return int(np.ptp(Groups(table.device, table.stream, behind).reduce(np.minimum, table.start_ns - table.launch_ns)))
 
 
 def _of_unknown_steps(
@@ -257,7 +244,7 @@ class DeviceTimeline:
     missing. `whole`: one window, from the first start to the last end of any interval of known class.
 
     Rows that may belong to another account have that one in `second`; `others` are the lanes if they do, and `why`
-    says so. `waits` are in no lane (`first_waits`).
+    says so. `waits` are in no lane (`outlasting`).
     """
 
     device: int
@@ -297,10 +284,10 @@ def device_timelines(trace: Trace) -> Iterator[DeviceTimeline]:
     """Yield every device that has rows of a known class."""
     known = trace.intervals.take(trace.intervals.cls != IntervalClass.UNKNOWN)
     for device, rows in by_device(known):
-        waits = first_waits(rows)
+        waits = outlasting(rows)
         waited, rows = rows.take(waits), rows.take(~waits)
         second, said = rows.cls.copy(), []
-        for chosen, account, why in second_accounts(trace, rows):
+        for chosen, account, why in second_accounts(rows):
             if chosen.any():
                 second[chosen] = account
                 said.append(why)
@@ -330,16 +317,19 @@ def _lanes(trace: Trace, rows: Intervals, cls: npt.NDArray[np.int8]) -> dict[str
     return {name: merge(rows.take(of).spans) for name, of in chosen.items()}
 
 
-def second_accounts(trace: Trace, rows: Intervals) -> Iterator[tuple[npt.NDArray[np.bool_], int, str]]:
+def second_accounts(rows: Intervals) -> Iterator[tuple[npt.NDArray[np.bool_], int, str]]:
     """Yield rows of a device that may belong to another account, which one, and why."""
     doubts = doubtful_rows(rows)
     largest = Groups(rows.name[doubts])
     names = [rows.names[code] for code in rows.name[doubts][largest.first][np.argsort(-largest.sizes)].tolist()]
     named = ", ".join(re.sub("[{};]", "", repr(name[:80])) for name in names[:SHOWN_DOUBTS])
     yield doubts, IntervalClass.COMM, DOUBTED.format(names=named) + ": it is {bounds}"
-    may = rows.named(trace.either.__contains__)
-    yield may & (rows.cls == IntervalClass.COPY), IntervalClass.COMM, COPIES_DOUBTED
-    yield may & (rows.cls == IntervalClass.COMPUTE), IntervalClass.COMM, NAMES_DOUBTED
+    for cls, second, why in (
+        (IntervalClass.COPY, IntervalClass.COMM, COPIES_DOUBTED),
+        (IntervalClass.COMPUTE, IntervalClass.COMM, NAMES_DOUBTED),
+        (IntervalClass.COMM, IntervalClass.COMPUTE, CALLS_DOUBTED),
+    ):
+        yield (rows.cls == cls) & (rows.second == second), second, why
 
 
 def waited(timeline: DeviceTimeline) -> str:

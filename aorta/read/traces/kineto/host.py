@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.read.frames import Groups, Numbered
+from aorta.read.ledger import Gap, lacking
 from aorta.read.traces.interval_table import KIND_CODE, NULL, IntervalClass, kind_of, known_dtype
 from aorta.read.traces.kineto.events import (
     LARGEST_BYTES,
@@ -39,7 +40,8 @@ from aorta.read.traces.kineto.events import (
 )
 from aorta.read.traces.reader import MARK
 from aorta.timeline.arrays import Int64, IntervalArray, containing, covered_ns, intersect, measure, merge, self_times
-from aorta.timeline.overlap import AGREEMENT
+from aorta.timeline.classes import COMPUTE
+from aorta.timeline.overlap import AGREEMENT, DECIDED
 
 HELD_BYTES: Final = 128 << 20
 """Most text of a trace that is kept until a row of a device appears."""
@@ -60,6 +62,8 @@ functional.
 _REDUCE_SCATTER, _ALL_REDUCE, _BARRIER = (KIND_CODE[kind] for kind in ("reducescatter", "allreduce", "barrier"))
 _GATHERED: Final = (KIND_CODE["allgather"], KIND_CODE["gather"])
 """Kinds whose label has one rank's part of the full array as its input."""
+_CROSSED: Final = 0.1
+"""Part of their time, from which on operators that cross others of their thread are no matter of rounding. A choice."""
 _DIMS: Final = msgspec.json.Decoder(list[list[int]])
 _TYPES: Final = msgspec.json.Decoder(list[str])
 
@@ -153,16 +157,20 @@ def _role(name: object) -> str:
 
 
 def host_rows(
-    host: HostWork, world_size: int | None, counters: Counter[str], notes: list[str]
+    host: HostWork, world_size: int | None, counters: Counter[str], notes: list[str], gaps: list[Gap]
 ) -> tuple[dict[str, Int64], CollectiveColumns]:
     """Return the rows of communication and of compute, without ranks and steps. Gloo's rows without an operator are
     counted.
+
+    Args:
+        counters, notes, gaps: where to put what is said of them.
     """
     (operators, labels), names = host.rows, tuple(host.names)
     kinds, issuer = _issuers(operators, labels, names, world_size)
     counters["comm_unlinked"] += int((issuer == NULL).sum())
     comm = IntervalArray(labels.start, labels.end)
     row, work = _work(operators, labels, names, issuer)
+    gaps.extend(_impossible(operators))
     if doubt := _doubt(comm, row, work, operators, names):
         notes.append(doubt)
 
@@ -254,6 +262,24 @@ def _work(operators: _Rows, labels: _Rows, names: Sequence[str], issuer: Int64) 
             begin[here] = np.where(called, np.maximum(begin[here], ended[last]), begin[here])
     kept = ~waits & (begin < finish)
     return owner[kept], IntervalArray(begin[kept], finish[kept])
+
+
+def _impossible(operators: _Rows) -> Iterator[Gap]:
+    """Yield what the lanes lack where operators of a thread overlap without one inside of the other,
+    or have no length though others of their name have one.
+    """
+    length = operators.end - operators.start
+    order = np.lexsort((-operators.end, operators.start, operators.thread))
+    start, end, thread = operators.start[order], operators.end[order], operators.thread[order]
+    crossed = np.where(end[1:] > end[:-1], np.maximum(end[:-1] - start[1:], 0), 0)[thread[1:] == thread[:-1]]
+    if crossed.sum() > _CROSSED * length.sum():
+        why = f"{np.count_nonzero(crossed)} operators overlap others of their thread, so times or threads are wrong"
+        yield from lacking(why, COMPUTE, seen=False)
+    counts = np.bincount(operators.name[length > 0], minlength=len(operators.name))
+    sums = np.bincount(operators.name, length, minlength=len(counts))
+    lost_ns = (sums / np.maximum(counts, 1))[operators.name[length == 0]].sum()
+    if lost_ns > DECIDED * (lost_ns + length.sum()):
+        yield from lacking(f"the length of {np.count_nonzero(length == 0)} operators is not known", COMPUTE)
 
 
 def _begins(names: Iterable[str], prefix: str | tuple[str, ...]) -> NDArray[np.bool_]:

@@ -192,7 +192,7 @@ class _Kept:
         externals = externals_of(arguments)
         unlinked = np.array([external is None for external in externals], bool)
         self.counters["kernels_unlinked"] += int((unlinked & (cls != _COPY)).sum())
-        size = np.full(len(events), NULL, np.int64)
+        size, second = np.full((2, len(events)), NULL, np.int64)
         named = np.array([argument.collective is not None for argument in arguments], bool)
         for at in np.flatnonzero(named | (cls != _COMPUTE)).tolist():
             said = arguments[at]
@@ -201,7 +201,9 @@ class _Kept:
                 if not _between_devices(_text(names[at])):
                     continue
             elif named[at]:
-                cls[at] = _COMM  # its host operator identifies it, whatever its name
+                # Its host operator identifies it, whatever its name, unless that is known to compute.
+                second[at] = _COMPUTE if cls[at] == _COMPUTE and computes(_text(names[at])) else NULL
+                cls[at] = _COMM
             if cls[at] != _UNKNOWN:
                 self.described[self._rows + at] = said if named[at] else integer(externals_of([said])[0])
         pairs = list(zip(events, arguments, strict=True))
@@ -217,6 +219,7 @@ class _Kept:
                 "stream": self.streams.codes(stream),
                 "bytes": size,
                 "cls": cls,
+                "second": second,
                 "origin": idents(externals),
                 "correlation": idents([said.correlation for said in arguments]),
                 "graph": idents([said.graph for said in arguments]),
@@ -232,6 +235,8 @@ class _Kept:
         launching = np.array(self._launching.of(names), np.int64)
         kept = known & ((ident != NULL) | (launching > Launches.NOTHING))
         columns = {"start": start, "ident": ident, "operator": idents(externals_of(arguments)), "launching": launching}
+        length, ends = ns_of_values([call.dur for call in events])
+        columns["lasted"] = np.where(ends, length, NULL)
         columns["name"] = np.array(self._codes.of(names), np.int64)
         self.calls.append({name: column[kept] for name, column in columns.items()})
         waits, begun, ended = with_times(list(compress(events, (launching == _WAITED).tolist())), self.counters)
@@ -289,7 +294,19 @@ def _between_devices(name: str) -> bool:
 def _on_devices(kept: _Kept, metadata: Metadata, source: TraceInput) -> Trace:
     """Return the rows of all devices. Communication gets its parameters from its arguments or its host operator."""
     path, counters, names, notes = source.origin, kept.counters, tuple(kept.names), list[str]()
-    columns = ("start_ns", "end_ns", "name", "device", "stream", "bytes", "cls", "origin", "correlation", "graph")
+    columns = (
+        "start_ns",
+        "end_ns",
+        "name",
+        "device",
+        "stream",
+        "bytes",
+        "cls",
+        "second",
+        "origin",
+        "correlation",
+        "graph",
+    )
     rows = joined(kept.work, *columns)
     beside = joined(kept.labels, "start_ns", "end_ns", "name")
     if len(beside["name"]):  # gloo's collectives run on the host, beside the busiest device of the process
@@ -346,6 +363,7 @@ def _on_devices(kept: _Kept, metadata: Metadata, source: TraceInput) -> Trace:
         calls["name"],
         np.isin(calls["operator"], list(kept.issued)),
         correlation,
+        calls["lasted"],
         graph,
         kept.claims,
     )
@@ -356,10 +374,10 @@ def _on_devices(kept: _Kept, metadata: Metadata, source: TraceInput) -> Trace:
     unknown, why = _unknown(kept)
     unknown_ns = merge(IntervalArray(unknown.start + base_ns, unknown.end + base_ns))
     symmetric = unnamed and any(_SYMMETRIC.match(_text(each)) for each in [*kept.roles, *names])
-    either = frozenset(text for text in names if symmetric and copies(text) and _between_devices(text))
-    trace = replace(
-        trace, host_waits=waits_ns, device_waits=of_device, unknown=unknown_ns, unknown_why=why, either=either
-    )
+    if symmetric:
+        moves = trace.intervals.named(lambda text: copies(text) and _between_devices(text))
+        trace.intervals.second[moves & (trace.intervals.cls == _COPY)] = _COMM
+    trace = replace(trace, host_waits=waits_ns, device_waits=of_device, unknown=unknown_ns, unknown_why=why)
     return reconciled(trace, claims)
 
 
@@ -378,8 +396,9 @@ def _on_host(kept: _Kept, host: HostWork, metadata: Metadata, source: TraceInput
     """Return the rows of a trace without any of a device: of a CPU, or of a host whose device was not recorded."""
     host.read_kept()
     kept.counters.update(host.counters)
-    notes, names = list[str](), tuple(host.names)
-    rows, collectives = host_rows(host, (metadata.distributed or DistributedInfo()).world_size, kept.counters, notes)
+    notes, gaps, names = list[str](), list[Gap](), tuple(host.names)
+    world_size = (metadata.distributed or DistributedInfo()).world_size
+    rows, collectives = host_rows(host, world_size, kept.counters, notes, gaps)
     on_cpu = any(name.startswith(LABEL) for name in names)
     backend = (metadata.distributed or DistributedInfo()).backend or ""
     evidence, calls = [], _calls(kept)
@@ -407,13 +426,15 @@ def _on_host(kept: _Kept, host: HostWork, metadata: Metadata, source: TraceInput
         return replace(trace, gaps=lacking(unseen, COMPUTE, COMM, seen=False), platform=metadata.platform)
     gloo = Counter(names[code] for code in rows["name"][rows["cls"] == _COMM].tolist())  # its labels are its rows
     none = np.zeros(0, np.int64)
-    claims = Claims(none, none, none, none, none != 0, np.full(len(trace.intervals), NULL), issued=kept.claims + gloo)
-    return reconciled(trace, claims)
+    claims = Claims(
+        none, none, none, none, none != 0, np.full(len(trace.intervals), NULL), none, issued=kept.claims + gloo
+    )
+    return reconciled(replace(trace, gaps=(*trace.gaps, *gaps)), claims)
 
 
 def _calls(kept: _Kept) -> dict[str, Int64]:
     """Return the calls in the order of their time: of those with one number the first counts."""
-    calls = joined(kept.calls, "start", "ident", "operator", "launching", "name")
+    calls = joined(kept.calls, "start", "ident", "operator", "launching", "name", "lasted")
     order = np.argsort(calls["start"], kind="stable")
     return {name: column[order] for name, column in calls.items()}
 

@@ -74,11 +74,14 @@ def _session(source: TraceInput, db: Database, guid: str, *, shared: bool) -> It
         "SELECT start_ns, end_ns, pid, thread, dispatch, queue, stream, name, number AS device, correlation, ancestor "
         f"FROM {dispatch} LEFT JOIN {gpu} g ON g.id = agent_id LEFT JOIN {event} e ON e.id = event_id",
     )
-    copy = stored("memory_copy", f"{_SPAN} name=name_id", "pid dst_agent_id src_agent_id bytes=size stream=stream_id")
+    copy = stored(
+        "memory_copy", f"{_SPAN} name=name_id", "pid dst_agent_id src_agent_id bytes=size stream=stream_id event_id"
+    )
     copied = select(
         "memory_copy",
-        f"SELECT start_ns, end_ns, pid, bytes, stream, name, COALESCE(t.number, f.number) AS device FROM {copy} "
-        f"LEFT JOIN {gpu} t ON t.id = dst_agent_id LEFT JOIN {gpu} f ON f.id = src_agent_id",
+        "SELECT start_ns, end_ns, pid, bytes, stream, name, correlation, COALESCE(t.number, f.number) AS device "
+        f"FROM {copy} LEFT JOIN {gpu} t ON t.id = dst_agent_id LEFT JOIN {gpu} f ON f.id = src_agent_id "
+        f"LEFT JOIN {event} e ON e.id = event_id",
     )
     region = stored("region", f"{_SPAN} name_id", "pid thread=tid event_id")
 
@@ -135,6 +138,7 @@ def _session(source: TraceInput, db: Database, guid: str, *, shared: bool) -> It
             Ranges(own_marks["start_ns"], own_marks["end_ns"], texts),
             own_launches,
             own_calls,
+            copied_by=own_copies["correlation"],
             copies_observed=bool(len(own_copies["name"])),
         )
 
@@ -199,6 +203,7 @@ def _read_rpd(source: TraceInput) -> Iterator[Trace]:
             {
                 "correlation": own["id"],
                 "start_ns": own["start_ns"],
+                "end_ns": own["end_ns"],
                 "text": [strings.get(code, "") for code in own["function"].tolist()],
             },
             copied_by=copied["correlation"],

@@ -83,7 +83,7 @@ def trace_of_rocprof(
     Args:
         ran: the kernels: `start_ns`, `end_ns`, `device`, `stream`, `queue`, `thread`, `dispatch`, `name` (index into
             `names`), `correlation` of the call that launched each, and in `ancestor` of the call around that one.
-        launches: calls of HIP, `correlation`, `start_ns` and `text` (the function).
+        launches: calls of HIP, `correlation`, `start_ns`, `end_ns` and `text` (the function).
         calls: of RCCL, `text` (the function), `thread`, `correlation`, `start_ns` and `end_ns`.
         copied_by: the `correlation` of each copy, where known.
         facts: further fields of `Trace`.
@@ -133,6 +133,7 @@ def trace_of_rocprof(
         np.array(launches["text"], str),
         np.isin(launches["correlation"], sends),
         np.where((links := np.concatenate((link, copied_by))) > 0, links, NULL),  # 0: of no call
+        launches["end_ns"] - launches["start_ns"],
         counted=np.concatenate((ran["dispatch"], np.full(len(copied), NULL))),
         issued=Counter(_NAMES[kind] for some in issued.values() for _, kind, _ in some if kind != NULL),
     )

@@ -1,0 +1,133 @@
+"""Whether the times of a trace can be so: those of its rows beside those of its calls, and lengths beside what devices
+and hosts can do.
+
+`wrong_clocks` says for all formats why the times of a device are not on the clock of its host; `refuse_other_units`
+raises where all times are in another unit. Must not: mend a time, or know a format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from aorta.errors import InputError
+from aorta.read.frames import Groups
+from aorta.read.ledger import LANES, WHOLE, Gap, lacking
+from aorta.read.traces.interval_table import LANE_CLASSES, NULL, Intervals, Trace
+from aorta.timeline.arrays import Int64
+from aorta.timeline.classes import COPY
+from aorta.timeline.overlap import DECIDED, NS_PER_MS
+
+ORDER_NS: Final = NS_PER_MS
+"""By so much a thread may begin a call before another thread's, whose row precedes on the stream."""
+OTHERS: Final = 2
+"""So many rows may be early by what clocks are wrong by."""
+_QUEUED_NS: Final = 1000 * NS_PER_MS
+"""No queue is so long that every row, the first too, waits a second in it: a device's queue holds about 1000 launches.
+"""
+_ENOUGH: Final = 20
+"""Rows or calls, of which some are always short."""
+_SHORTEST_NS: Final = 200
+"""No device runs a kernel, and no host a call that launches one, in so little: both take a microsecond or more."""
+_COARSE: Final = 100
+"""Where starts are this many times as coarse as lengths, they were rounded. A choice, far above a microsecond beside
+the 32 ns in which some devices count.
+"""
+
+
+def refuse_other_units(path: str, rows: Intervals, calls_ns: Int64) -> None:
+    """Refuse a trace whose lengths are a thousand times as long or as short as any can be.
+
+    Args:
+        calls_ns: how long each call that launches a kernel lasted; negative where that is not known.
+
+    Raises:
+        InputError: half of the kernels or most launches are shorter than any device or host can be, or no launch took
+            less than a millisecond: only one that waits for room in a queue does, and not all wait.
+    """
+    lengths = (rows.end_ns - rows.start_ns)[(rows.device != NULL) & (rows.cls != LANE_CLASSES[COPY])]
+    for what, own in (("kernels", lengths[lengths > 0]), ("launches", calls_ns[calls_ns > 0])):
+        if len(own) < _ENOUGH:
+            continue
+        middle, least = float(np.median(own)), int(own.min())
+        long = what == "launches" and least >= NS_PER_MS
+        if middle < _SHORTEST_NS or long:
+            seen = (
+                f"none of {len(own)} {what} lasts less than {least / 1e6:.4g} ms"
+                if long
+                else (f"half of {len(own)} {what} last {middle:.4g} ns or less")
+            )
+            allowed = "some take microseconds" if long else "each takes a microsecond or more"
+            raise InputError(
+                f"{path}: {seen}, but {allowed}: its times are in another unit. Convert them to its format's"
+            )
+
+
+def wrong_clocks(trace: Trace) -> tuple[Gap, ...]:
+    """Return all lanes as unobserved where rows ran at times that those of the host make impossible."""
+    table = trace.intervals.take((trace.intervals.device != NULL) & (trace.intervals.launch_ns != NULL))
+    if not len(table):
+        return ()
+    return (*_off_the_host(trace, table), *_past_waits(trace, table), *_not_starts(table))
+
+
+def _off_the_host(trace: Trace, table: Intervals) -> Iterator[Gap]:
+    """Yield the steps, and the whole unless all rows are off by the same, where rows start before their launches, or
+    all of them long after.
+    """
+    marks = trace.windows
+    if not len(marks):
+        return
+    delay = np.sort(table.start_ns - table.launch_ns)
+    early_ns, least_ns = -int(delay[int(DECIDED * len(delay))]), int(delay[0])
+    recorded_ns = int(max(marks.end_ns.max(), table.launch_ns.max()) - min(marks.start_ns.min(), table.launch_ns.min()))
+    if early_ns > DECIDED * np.median(marks.end_ns - marks.start_ns):
+        off_ns, why = early_ns, f"rows start up to {early_ns / 1e6:.4g} ms before their launches"
+    elif least_ns > max(_QUEUED_NS, recorded_ns):
+        off_ns, why = least_ns, f"every row starts {least_ns / 1e6:.4g} ms or more after its launch"
+    else:
+        return
+    windows_of = marks.step.tolist()
+    if _least_delays_apart_ns(table) > off_ns / 2:  # not by the same everywhere
+        windows_of.append(WHOLE)
+    why += ", so clocks or launches are wrong"
+    yield from (Gap(lane, why, step, seen=False) for step in windows_of for lane in LANES)
+
+
+def _least_delays_apart_ns(table: Intervals) -> int:
+    """Return how much the least time from a launch to its start differs between streams and halves of the recording:
+    clocks of one pace, apart by the same everywhere, leave lengths and what overlaps as they are.
+    """
+    behind = table.launch_ns > np.median(table.launch_ns)
+    return int(np.ptp(Groups(table.device, table.stream, behind).reduce(np.minimum, table.start_ns - table.launch_ns)))
+
+
+def _past_waits(trace: Trace, rows: Intervals) -> Iterator[Gap]:
+    """Yield all lanes where rows end after a call has returned that waited for them: the device's clock is not the one
+    of the host, or jumped. Calls of other threads may have been under way, each with one row.
+    """
+    waits = trace.device_waits
+    if waits is None or not len(waits.start) or len(np.unique(rows.device)) != 1:  # whose device it was is not known
+        return
+    order = np.argsort(waits.start, kind="stable")
+    first = np.searchsorted(waits.start[order], rows.launch_ns)
+    end = np.append(waits.end[order], np.iinfo(np.int64).max)[first]
+    late_ns = np.maximum(rows.end_ns - end, 0)[rows.end_ns > end]
+    if np.count_nonzero(late_ns > ORDER_NS) > OTHERS:
+        why = f"rows end up to {late_ns.max() / 1e6:.4g} ms after a call that waited for them, so clocks are wrong"
+        yield from lacking(why, *LANES, seen=False)
+
+
+def _not_starts(table: Intervals) -> Iterator[Gap]:
+    """Yield all lanes where starts are none: those of the launches, or rounded, while lengths are not."""
+    starts, lengths = table.start_ns, np.maximum(table.end_ns - table.start_ns, 0)
+    if len(table) < _ENOUGH:
+        return
+    coarse, fine = int(np.gcd.reduce(starts - starts[0])), int(np.gcd.reduce(lengths))
+    if 2 * np.count_nonzero(starts == table.launch_ns) > len(table):
+        yield from lacking("rows start when their launches do, so starts are those of the queue", *LANES, seen=False)
+    elif fine and coarse >= _COARSE * fine and (lengths % coarse).any():
+        why = f"starts are multiples of {coarse / 1e6:.4g} ms and lengths are not, so starts were rounded"
+        yield from lacking(why, *LANES, seen=False)
