@@ -34,7 +34,7 @@ from aorta.read.traces.interval_table import (
     step_of,
     windows,
 )
-from aorta.timeline.arrays import Int64, IntervalArray, merge
+from aorta.timeline.arrays import Int64, merge, ranges
 from aorta.timeline.classes import COMPUTE, COPY, KINDS, computes
 from aorta.timeline.overlap import DECIDED, NS_PER_MS
 
@@ -476,23 +476,21 @@ def _holes(trace: Trace, steps: Int64) -> NDArray[np.bool_]:
     others, which have about equally many, and by far the longest time without any row.
     """
     marks, rows = trace.windows, trace.intervals
-    computing = (rows.cls == IntervalClass.COMPUTE) & (rows.step != NULL)
+    computing = rows.cls == IntervalClass.COMPUTE
+    computing = (computing if computing.any() else ~computing) & (rows.step != NULL)
     counts = look_up(marks.step[steps], *np.unique(rows.step[computing], return_counts=True)).clip(0)
     full, some = counts >= (1 - EDGES) * counts.max(), counts > 0
-    if some.sum() < FEWEST or full.sum() < 2 or trace.of_launch:
-        return ~some & False
+    if some.sum() < FEWEST or full.sum() < 2 or not (some & ~full).any() or trace.of_launch:
+        return np.zeros(len(steps), bool)
     start, end = marks.start_ns[steps], marks.end_ns[steps]
     ran = merge(rows.take(rows.end_ns > rows.start_ns).spans)
-    silences = IntervalArray(np.append(start.min(), ran.end), np.append(ran.start, end.max()))
-    silent_ns = np.array(
-        [
-            np.max(np.minimum(silences.end, high) - np.maximum(silences.start, low), initial=0)
-            for low, high in zip(start.tolist(), end.tolist(), strict=True)
-        ]
-    )
+    begun, ended = np.append(start.min(), ran.end), np.append(ran.start, end.max())  # of the times without any row
+    step, pause = ranges(np.searchsorted(ended, start), np.searchsorted(begun, end))
+    silent_ns = np.zeros(len(steps), np.int64)
+    np.maximum.at(silent_ns, step, np.minimum(ended[pause], end[step]) - np.maximum(begun[pause], start[step]))
     share = silent_ns / np.maximum(end - start, 1)
     longer: NDArray[np.bool_] = share > np.maximum(_LONGER * share[full].max(), EDGES)
-    return some & ~full & longer
+    return np.asarray(some & ~full & longer)
 
 
 def _silent(trace: Trace, steps: Int64) -> NDArray[np.bool_]:
