@@ -132,7 +132,10 @@ def reconciled(trace: Trace, claims: Claims) -> Trace:
     Raises:
         InputError: its times are in another unit.
     """
-    refuse_other_units(trace.path, trace.intervals, claims.lasted_ns[claims.launches == Launches.KERNEL])
+    launching, rows = claims.launches == Launches.KERNEL, trace.intervals
+    ran_ns = (rows.end_ns - rows.start_ns)[(rows.device != NULL) & (rows.cls != IntervalClass.COPY)]
+    refuse_other_units(trace.path, "launches", claims.lasted_ns[launching], some_short=True)
+    refuse_other_units(trace.path, "kernels", ran_ns, some_short=False)
     known = (*_doubled(trace, claims), *_blind(trace, claims))
     trace, claims = _told_apart(trace, replace(claims, launches=_learned(trace, claims)))
     sent, skipped = tuple(_sent(trace, claims)), tuple(_skipped(trace, claims))

@@ -15,9 +15,8 @@ import numpy as np
 from aorta.errors import InputError
 from aorta.read.frames import Groups
 from aorta.read.ledger import LANES, WHOLE, Gap, lacking
-from aorta.read.traces.interval_table import LANE_CLASSES, NULL, Intervals, Trace
+from aorta.read.traces.interval_table import NULL, Intervals, Trace
 from aorta.timeline.arrays import Int64
-from aorta.timeline.classes import COPY
 from aorta.timeline.overlap import DECIDED, NS_PER_MS
 
 ORDER_NS: Final = NS_PER_MS
@@ -30,39 +29,34 @@ _QUEUED_NS: Final = 1000 * NS_PER_MS
 _ENOUGH: Final = 20
 """Rows or calls, of which some are always short."""
 _SHORTEST_NS: Final = 200
-"""No device runs a kernel, and no host a call that launches one, in so little: both take a microsecond or more."""
+"""No device runs a kernel, and no host an operator or a call that launches one, in so little."""
 _COARSE: Final = 100
 """Where starts are this many times as coarse as lengths, they were rounded. A choice, far above a microsecond beside
 the 32 ns in which some devices count.
 """
 
 
-def refuse_other_units(path: str, rows: Intervals, calls_ns: Int64) -> None:
+def refuse_other_units(path: str, what: str, lengths_ns: Int64, *, some_short: bool) -> None:
     """Refuse a trace whose lengths are a thousand times as long or as short as any can be.
 
     Args:
-        calls_ns: how long each call that launches a kernel lasted; negative where that is not known.
+        what: whose lengths these are; those below 1 are not known.
+        some_short: some last less than a millisecond, as launches that find room in the queue, and views of tensors.
 
     Raises:
-        InputError: half of the kernels or most launches are shorter than any device or host can be, or no launch took
-            less than a millisecond: only one that waits for room in a queue does, and not all wait.
+        InputError: half are shorter than any device or host can be, or none is short.
     """
-    lengths = (rows.end_ns - rows.start_ns)[(rows.device != NULL) & (rows.cls != LANE_CLASSES[COPY])]
-    for what, own in (("kernels", lengths[lengths > 0]), ("launches", calls_ns[calls_ns > 0])):
-        if len(own) < _ENOUGH:
-            continue
-        middle, least = float(np.median(own)), int(own.min())
-        long = what == "launches" and least >= NS_PER_MS
-        if middle < _SHORTEST_NS or long:
-            seen = (
-                f"none of {len(own)} {what} lasts less than {least / 1e6:.4g} ms"
-                if long
-                else (f"half of {len(own)} {what} last {middle:.4g} ns or less")
-            )
-            allowed = "some take microseconds" if long else "each takes a microsecond or more"
-            raise InputError(
-                f"{path}: {seen}, but {allowed}: its times are in another unit. Convert them to its format's"
-            )
+    own = lengths_ns[lengths_ns > 0]
+    if len(own) < _ENOUGH:
+        return
+    middle, least = float(np.median(own)), int(own.min())
+    if middle < _SHORTEST_NS:
+        seen = f"half of {len(own)} {what} last {middle:.4g} ns or less, but they take a microsecond or more"
+    elif some_short and least >= NS_PER_MS:
+        seen = f"none of {len(own)} {what} lasts less than {least / 1e6:.4g} ms, but some take microseconds"
+    else:
+        return
+    raise InputError(f"{path}: {seen}: its times are in another unit. Convert them to that of the format")
 
 
 def wrong_clocks(trace: Trace) -> tuple[Gap, ...]:

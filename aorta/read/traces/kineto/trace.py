@@ -27,6 +27,7 @@ from aorta.read.frames import Numbered
 from aorta.read.ledger import COMM, LANES, WHOLE, Gap, lacking
 from aorta.read.traces.chrome_json import CUT_OFF, LARGEST_NS, EventArray, ns_of_values
 from aorta.read.traces.claims import Claims, Launches, launched_by, reconciled
+from aorta.read.traces.clocks import refuse_other_units
 from aorta.read.traces.interval_table import (
     NULL,
     Clock,
@@ -310,7 +311,8 @@ def _on_devices(kept: _Kept, metadata: Metadata, source: TraceInput) -> Trace:
     rows = joined(kept.work, *columns)
     beside = joined(kept.labels, "start_ns", "end_ns", "name")
     if len(beside["name"]):  # gloo's collectives run on the host, beside the busiest device of the process
-        most = {"device": np.bincount(rows["device"]).argmax(), "cls": _COMM}
+        busiest = np.bincount(rows["device"]).argmax() if len(rows["device"]) else kept.devices.codes([None])[0]
+        most = {"device": busiest, "cls": _COMM}
         filled = {each: np.full(len(beside["name"]), most.get(each, NULL), np.int64) for each in rows}
         filled["stream"] = kept.streams.codes([None] * len(beside["name"]))
         rows = {each: np.concatenate((column, (filled | beside)[each])) for each, column in rows.items()}
@@ -399,6 +401,8 @@ def _on_host(kept: _Kept, host: HostWork, metadata: Metadata, source: TraceInput
     notes, gaps, names = list[str](), list[Gap](), tuple(host.names)
     world_size = (metadata.distributed or DistributedInfo()).world_size
     rows, collectives = host_rows(host, world_size, kept.counters, notes, gaps)
+    operators, _ = host.rows
+    refuse_other_units(source.origin, "operators", operators.end - operators.start, some_short=True)
     on_cpu = any(name.startswith(LABEL) for name in names)
     backend = (metadata.distributed or DistributedInfo()).backend or ""
     evidence, calls = [], _calls(kept)

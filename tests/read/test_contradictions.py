@@ -1,0 +1,102 @@
+"""What a trace says of one thing twice has to agree: each of these is null, with the reason, or refused."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from tests.read.answers import answer, judge
+from tests.read.evidence_jobs import job
+from tests.read.evidence_rows import KERNEL, File, Row
+from tests.read.mutations import (
+    Mutation,
+    by_rows,
+    changed,
+    computes,
+    in_part,
+    is_call,
+    is_comm,
+    is_mark,
+    is_operator,
+    last,
+    on_device,
+    renamed,
+    scaled,
+    then,
+    without,
+)
+
+HOUR_NS = 3_600_000_000_000
+GEMM = "void cutlass::Kernel2<cutlass_80_tensorop_s16816gemm>"
+
+
+def later(row: Row, ns: int) -> Row:
+    return replace(row, start_ns=row.start_ns + ns, end_ns=row.end_ns + ns)
+
+
+def queued(rows: list[Row], chance: random.Random) -> list[Row]:
+    starts = {row.link: row.start_ns for row in rows if is_call(row)}
+    return [replace(row, start_ns=starts[row.link]) if on_device(row) else row for row in rows]
+
+
+def rounded(row: Row) -> Row:
+    start = round(row.start_ns, -6)
+    return replace(row, start_ns=start, end_ns=start + row.end_ns - row.start_ns)
+
+
+def last_lasts(rows: list[Row], chance: random.Random) -> list[Row]:
+    end = max((row for row in rows if is_comm(row)), key=lambda row: row.start_ns)
+    return [replace(row, end_ns=row.end_ns + 10_000_000_000) if row is end else row for row in rows]
+
+
+CASES: dict[str, tuple[str, Mutation, str]] = {
+    "launches last 10 ms": ("nsys", scaled(is_call, 1000), "launches lasts less than 10 ms"),
+    "kernels last nanoseconds": ("rocprofv3-csv", scaled(on_device, 1e-4), "kernels last"),
+    "the device runs an hour late": ("kineto-cuda", changed(on_device, lambda row: later(row, HOUR_NS)), "3.6e+06 ms"),
+    "starts are those of the launches": ("rocpd", by_rows(queued), "starts are those of the queue"),
+    "starts were rounded": ("kineto-rocm", changed(on_device, rounded), "starts were rounded"),
+    "the last collective waited": ("kineto-cuda", by_rows(last_lasts), "first or last collective"),
+    "kernels have no length": (
+        "kineto-cuda",
+        changed(computes, lambda row: replace(row, end_ns=row.start_ns)),
+        "the length of 24 rows is not known",
+    ),
+    "steps are of another unit": ("rocprofv3-json", scaled(is_mark, 1000, starts=True), "all rows lie in a small part"),
+    "rows of two steps were lost": ("nsys", in_part(lambda row: not is_mark(row), 0.4, 0.6), "so some were lost"),
+    "a rank has fewer collectives": (
+        "nsys",
+        last(then(without(is_call), without(is_operator), without(is_comm, 0.5))),
+        "other ranks that ran the same kernels",
+    ),
+    "an operator computes under a collective's name": (
+        "kineto-cuda",
+        renamed(computes, "ncclDevKernel_AllReduce_Sum_f32_RING_LL", 0.33),
+        "by one of name, arguments and call",
+    ),
+    "a collective launched what is known to compute": (
+        "rocprofv3-json",
+        renamed(lambda row: is_comm(row) and row.what == KERNEL, GEMM, 0.5),
+        "communication lacks rows",
+    ),
+    "arguments of a collective on kernels that compute": (
+        "kineto-cuda",
+        changed(computes, lambda row: replace(row, name=GEMM, args={**row.args, "Collective name": "allreduce"})),
+        "by one of name, arguments and call",
+    ),
+    "operators cross": (
+        "kineto-cpu",
+        changed(lambda row: is_operator(row) and row.stream == 4001, lambda row: replace(row, end_ns=row.end_ns * 3)),
+        "overlap others of their thread",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_contradicts_itself_is_no_number(name: str) -> None:
+    source, mutate, why = CASES[name]
+    files: list[File] = job(source)
+    seen = answer(mutate(files, random.Random(1)))
+    said = [seen.refused or "", *seen.notes, *(own.why for values in seen.values.values() for own in values)]
+    assert any(why in text for text in said), said
+    lag = "the device lags" if "late" in name else ""
+    assert judge(answer(files), seen, lag).wrong == []
