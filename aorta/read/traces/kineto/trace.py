@@ -236,8 +236,10 @@ class _Kept:
         launching = np.array(self._launching.of(names), np.int64)
         kept = known & ((ident != NULL) | (launching > Launches.NOTHING))
         columns = {"start": start, "ident": ident, "operator": idents(externals_of(arguments)), "launching": launching}
-        length, ends = ns_of_values([call.dur for call in events])
-        columns["lasted"] = np.where(ends, length, NULL)
+        columns["lasted"] = np.full(len(events), NULL)
+        if not self.calls:  # those of the first piece are enough to tell their unit
+            length, ends = ns_of_values([call.dur for call in events])
+            columns["lasted"] = np.where(ends, length, NULL)
         columns["name"] = np.array(self._codes.of(names), np.int64)
         self.calls.append({name: column[kept] for name, column in columns.items()})
         waits, begun, ended = with_times(list(compress(events, (launching == _WAITED).tolist())), self.counters)
