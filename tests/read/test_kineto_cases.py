@@ -95,7 +95,8 @@ def found(trace: Trace, key: str, expect: dict[str, Any], base_ns: int) -> Any:
             said = timeline.measure(timeline.whole)[0].metrics()[1]
             return {name: words if words in said[name] else said[name] for name, words in expect[key].items()}
         case "either":
-            return sorted(trace.either)
+            table = trace.intervals
+            return sorted({table.names[code] for code in table.name[table.second == IntervalClass.COMM]})
         case "notes":
             words = expect[key]
             return [each for each in words if any(each in note for note in trace.notes)] if words else [*trace.notes]
