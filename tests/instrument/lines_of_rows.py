@@ -1,4 +1,4 @@
-"""Run on two or four ranks: a training loop in each arm, whose lines are held to those of one step at a time, and to
+"""Run on two ranks: a training loop in each arm, whose lines are held to those of one step at a time, and to
 those of the first arm as far as nothing in them was timed.
 
 Arguments: a folder, which gets `rank_<r>.json`; how many steps; words as for `train.py`.

@@ -21,8 +21,9 @@ from aorta.instrument.emulation.network import SLOTS, Arrivals, EmulatedNetwork,
 from aorta.instrument.emulation.stand_in import NO_VALUES
 from aorta.read.record import load_run
 from aorta.timeline.classes import KINDS
+from tests.recording.modes import MODES
+from tests.recording.test_every_strategy import CASES, TINY, trained
 from tests.runs import record, train
-from tests.trained_ways import TINY
 
 US = 1_000
 # 1 GB/s is a byte a nanosecond: 800,000 bytes are 800,000 ns.
@@ -191,23 +192,10 @@ def test_it_multiplies_with_the_jitter() -> None:
     assert slow == pytest.approx(2 * plain, abs=1)
 
 
-WORDS = (
-    *TINY,
-    "training.max_steps=4",
-    "telemetry.warmup_steps=1",
-    "dataset.num_samples=512",
-    "instrument.native=false",
-)
+WORDS = (*TINY, "instrument.native=false")
 LATENCY_US = 500
 EMULATED = ("fabric=emulated", f"fabric.inter_latency_us={LATENCY_US}")
-WAYS = {
-    "ddp": (2, ()),
-    "fsdp": (2, ()),
-    "tp": (2, ()),
-    "hsdp": (4, ()),
-    "fsdp_cp": (4, ("workload=gpt",)),
-}
-SHORT = ("ddp", "fsdp", "tp")
+STRATEGIES = ("ddp", "fsdp", "tp", "hsdp", "fsdp_cp")
 
 
 def issued(folder: Path) -> list[list[tuple[str, int, str | None, tuple[int, ...]]]]:
@@ -222,17 +210,18 @@ def issued(folder: Path) -> list[list[tuple[str, int, str | None, tuple[int, ...
 
 @pytest.mark.dist
 @pytest.mark.parametrize(
-    "strategy", [name if name in SHORT else pytest.param(name, marks=pytest.mark.thorough) for name in WAYS]
+    "name", [name if name == "ddp" else pytest.param(name, marks=pytest.mark.thorough) for name in STRATEGIES]
 )
-def test_it_issues_what_a_rank_of_as_many_processes_does(tmp_path: Path, strategy: str) -> None:
-    ranks, words = WAYS[strategy]
-    words = (*WORDS, f"parallel={strategy}", *words)
-    train(tmp_path / "real", *words, ranks=ranks)
-    train(tmp_path / "one", *words, *EMULATED, f"fabric.ranks={ranks}", ranks=1)
-    assert issued(tmp_path / "one") == issued(tmp_path / "real")
-    plans = [json.loads((tmp_path / name / "run.json").read_text())["plan"] for name in ("real", "one")]
+def test_it_issues_what_a_rank_of_as_many_processes_does(
+    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, name: str
+) -> None:
+    (ranks, choices), real = CASES[name], trained(tmp_path_factory, name) / MODES[-1]
+    words = (*WORDS, *(word for word in choices if word != "compile"))
+    train(tmp_path, *words, *EMULATED, f"fabric.ranks={ranks}", ranks=1)
+    assert issued(tmp_path) == issued(real)
+    plans = [json.loads((folder / "run.json").read_text())["plan"] for folder in (real, tmp_path)]
     assert plans[0] == plans[1]  # the mesh, and how many parameters there are
-    one = record(tmp_path / "one")
+    one = record(tmp_path)
     assert (one.header.emulated_ranks, one.header.world_size) == (ranks, 1)
     for step in one.steps:
         assert step.coverage.complete, step.coverage.reason

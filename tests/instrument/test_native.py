@@ -9,7 +9,7 @@ import ctypes
 import sys
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -104,7 +104,7 @@ def test_a_handle_may_go_before_it_has_ended(tap: Tap) -> None:
     assert tap.rows[-2].end_source == "future"
 
 
-def test_its_own_time_is_what_surrounds_the_backend_s_call_and_wait(world_of_one: None) -> None:
+def test_its_own_time_is_that_of_hooks_and_what_surrounds_the_backend_s_call_and_wait(world_of_one: None) -> None:
     module, now_ns = compiled_part(), 0
 
     def reading() -> int:
@@ -126,18 +126,28 @@ def test_its_own_time_is_what_surrounds_the_backend_s_call_and_wait(world_of_one
     interceptor = rows.interceptor
     interceptor.ranges.watch("block", block)
     pointer = ctypes.CFUNCTYPE(ctypes.c_int64)(reading)
+    works: list[Any] = []
+    parts: dict[str, Callable[[], object]] = {
+        "nothing": lambda: None,
+        "a call": lambda: works.append(dist.all_reduce(torch.ones(2), async_op=True)),
+        "a wait": lambda: works.pop().wait(),
+        "hooks": lambda: block(torch.ones(2, requires_grad=True)).sum().backward(),
+    }
+    own_ns = {}
     try:
         with answering(Slow(), backends), closing(interceptor.open(CPU, lambda: None)):
             module.use_clock(ctypes.cast(pointer, ctypes.c_void_p).value)
-            rows.begin()
-            dist.all_reduce(torch.ones(2))
-            block(torch.ones(2, requires_grad=True)).sum().backward()
-            rows.end()
-            own_ns = rows.own_ns()
+            for part, happens in parts.items():
+                now_ns = 0  # since when `begin` is told that AORTA has worked
+                rows.begin()
+                happens()
+                rows.end()
+                own_ns[part] = rows.own_ns()
     finally:
         module.use_clock(0)
         interceptor.ranges.close()
-    assert 0 < own_ns < 1_000
+    nothing = own_ns.pop("nothing")
+    assert all(nothing < counted < 1_000 for counted in own_ns.values()), (nothing, own_ns)
 
 
 def test_nothing_is_boxed_for_the_collectives_of_ddp_and_fsdp(tap: Tap) -> None:

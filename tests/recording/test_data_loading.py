@@ -26,11 +26,13 @@ from aorta.errors import ConfigError
 from aorta.instrument.event_clock import HostClock
 from aorta.merge.merge_traces import merge
 from aorta.read.record import load_run
+from aorta.recording import zero_lines
 from aorta.report.files import write_report
 from aorta.report.page.timelines import NAMED, spans_of
-from tests.recording.test_zero_lines import recorded
+from tests.recording.test_zero_lines import Loop, zero
 from tests.runs import record
 
+__all__ = ["zero"]  # a fixture
 SLOW_MS = 20.0
 OWN = dataloader._BaseDataLoaderIter.__next__
 
@@ -116,14 +118,14 @@ def test_the_wait_for_a_batch_is_data_and_the_training_the_same(tmp_path: Path, 
     assert account_ms[OUTSIDE, "data"] >= 1e3 * sleep_s
 
 
-@pytest.mark.dist
-def test_without_a_line(tmp_path: Path) -> None:
-    recorded(tmp_path, "slow data")
-    for rank in (0, 1):
-        steps = record(tmp_path, rank).steps
-        assert [[span.name for span in step.aux] for step in steps] == [["data", "optimizer"]] * 7
-    account_ms = means(tmp_path, 2)
-    assert account_ms[OUTSIDE, "data"] >= SLOW_MS
+def test_without_a_line(zero: zero_lines._ZeroLines, tmp_path: Path) -> None:
+    loop = Loop(zero)
+    for _ in DataLoader(Batches(SLOW_MS / 1e3, count=8)):
+        loop.train(1)
+    zero._end_with_program()
+    steps = record(tmp_path / "run").steps
+    assert [[span.name for span in step.aux] for step in steps] == [["data", "optimizer"]] * 7
+    assert means(tmp_path / "run", 2)[OUTSIDE, "data"] >= SLOW_MS
 
 
 @pytest.mark.parametrize("how", ["a loader of a loader", "a range of the loop", "both"])

@@ -1,6 +1,7 @@
 """Every strategy in every mode: the same training to the last digit, every collective seen, every group named.
 
-The modes of one strategy run one after another in one launch (`modes.py`); what they left is then looked at.
+The modes of one strategy run one after another in one launch (`modes.py`); what they left is then looked at, here and
+by `tests/instrument/test_fabric.py`.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import gzip
 import itertools
 import json
 import math
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ import pytest
 
 from aorta.records.schema import Step
 from tests.recording.modes import MODES
-from tests.runs import losses, program, record, succeeded, train
+from tests.runs import losses, once, program, record, succeeded, train
 from tests.trained_ways import TINY as SIZES
 
 pytestmark = pytest.mark.dist
@@ -40,6 +42,7 @@ CASES = {
     "tp": (2, ("parallel=tp", "compile")),
     "hsdp": (4, ("parallel=hsdp",)),
     "fsdp_tp": (4, ("parallel=fsdp_tp",)),
+    "fsdp_cp": (4, ("parallel=fsdp_cp", "workload=gpt")),
 }
 SHORT = ("none", "ddp")
 """Those of the short gate."""
@@ -91,10 +94,14 @@ def _bytes(event: dict[str, Any], world_size: int) -> int:
     return math.prod(dims) * BYTES[kind]
 
 
-def run_modes(folder: Path, ranks: int, words: Sequence[str]) -> list[str]:
-    """Every mode in one launch; the names of the runs in `folder`."""
-    succeeded(program("tests.recording.modes", str(folder), *TINY, *PROFILED, *words, ranks=ranks))
-    return [mode + suffix for suffix in ("", "-compiled")[: 1 + ("compile" in words)] for mode in MODES]
+def trained(factory: pytest.TempPathFactory, name: str) -> Path:
+    """The folder of a case: a run for each mode, and for its compiled form; one launch."""
+    ranks, words = CASES[name]
+
+    def launch(folder: Path) -> None:
+        succeeded(program("tests.recording.modes", str(folder), *TINY, *PROFILED, *words, ranks=ranks))
+
+    return once(factory, f"modes-{name}", launch)
 
 
 def check(folder: Path, ranks: int, runs: Sequence[str]) -> None:
@@ -184,22 +191,34 @@ def check_every_gradient_byte_is_reduced_once(folder: Path) -> None:
         assert sum(c.bytes for c in reduced) == 4 * parameters
 
 
+def check_each_block_is_gathered_twice_a_micro_batch_and_scattered_once(folder: Path) -> None:
+    """Its parameters are given back behind the forward pass; one all-reduce is the norm of the gradients."""
+    blocks = len(json.loads((folder / "run.json").read_text())["plan"]["sharded_blocks"])
+    for step in record(folder).steps:
+        kinds = Counter(c.kind for c in step.collectives)
+        assert kinds == {"allgather": 2 * 2 * blocks, "reducescatter": blocks, "allreduce": 1}
+        moved = {kind: sum(c.bytes for c in step.collectives if c.kind == kind) for kind in kinds}
+        assert moved["allgather"] == 2 * 2 * moved["reducescatter"]
+
+
 @pytest.mark.spec("D7")
 @pytest.mark.parametrize(
     "name", [name if name in SHORT else pytest.param(name, marks=pytest.mark.thorough) for name in CASES]
 )
-def test_every_mode_trains_alike_and_sees_everything(tmp_path: Path, name: str) -> None:
-    ranks, words = CASES[name]
-    runs = run_modes(tmp_path, ranks, words)
-    for first in range(0, len(runs), len(MODES)):
-        check(tmp_path, ranks, runs[first : first + len(MODES)])
-        check_groups(tmp_path / runs[first + 1], ranks)
+def test_every_mode_trains_alike_and_sees_everything(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
+    folder, (ranks, words) = trained(tmp_path_factory, name), CASES[name]
+    for form in ("", "-compiled")[: 1 + ("compile" in words)]:
+        runs = [mode + form for mode in MODES]
+        check(folder, ranks, runs)
+        check_groups(folder / runs[1], ranks)
     if name == "ddp":
-        check_every_gradient_byte_is_reduced_once(tmp_path / MODES[-1])
+        check_every_gradient_byte_is_reduced_once(folder / MODES[-1])
+    if name == "fsdp":
+        check_each_block_is_gathered_twice_a_micro_batch_and_scattered_once(folder / MODES[-1])
     if (
         name == "tp"
     ):  # waiting inside a block, in C++, is seen, and is not its computation (R5); others may hold up a step
-        assert any(waits_inside_a_block(step) for step in record(tmp_path / MODES[-1]).steps)
+        assert any(waits_inside_a_block(step) for step in record(folder / MODES[-1]).steps)
 
 
 def waits_inside_a_block(step: Step) -> bool:

@@ -151,8 +151,9 @@ def wrote(process: int, name: str) -> bool:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=lambda how: how.name)
-@pytest.mark.parametrize("first", [0, 100])
+@pytest.mark.parametrize(
+    ("how", "first"), [(signal.SIGKILL, 100), (signal.SIGSTOP, 0)], ids=lambda value: getattr(value, "name", str(value))
+)
 def test_a_rank_goes_on_without_it(run: Recorded, how: signal.Signals, first: int) -> None:
     run.steps(1)
     run.until_written(1)

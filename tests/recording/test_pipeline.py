@@ -57,16 +57,18 @@ class Case:
 
 
 ZBV = ("parallel.schedule=zbv_zero_bubble", "parallel.stages_per_rank=2")
+INTERLEAVED = (
+    "parallel.schedule=interleaved_1f1b",
+    "parallel.stages_per_rank=2",
+    "parallel.reshard_after_forward=true",
+)
 CASES = {
     "1f1b": Case(2, "gpt", ("parallel.microbatches=4",)),
     "zbv_zero_bubble": Case(2, "gpt", ZBV),
-    "1f1b-four": Case(4, "gpt", ("parallel.microbatches=4",)),
-    "ranking": Case(2, "ranking"),
-    "fsdp-gpipe": Case(4, "gpt", ("parallel.schedule=gpipe", "parallel.reshard_after_forward=true"), beside=2),
-    "fsdp-interleaved": Case(4, "gpt", ("parallel.schedule=interleaved_1f1b", "parallel.stages_per_rank=2"), beside=2),
-    "fsdp-zbv_zero_bubble": Case(4, "gpt", ZBV, beside=2),
+    "fsdp-interleaved": Case(4, "gpt", INTERLEAVED, beside=2),
     "fsdp-ranking": Case(4, "ranking", ("parallel.overlap=false",), beside=2),
 }
+"""Bubbles of more schedules, and of four stages: `tests/device_path/test_pipeline.py`."""
 SHARDED = [name for name, case in CASES.items() if case.beside > 1]
 every_case = pytest.mark.parametrize("name", CASES)
 every_sharded_case = pytest.mark.parametrize("name", SHARDED)

@@ -80,17 +80,12 @@ def reduces(group: Any, count: int, pause_s: float = PAUSE_S) -> None:
             time.sleep(pause_s)
 
 
-def _thread(group: Any, count: int, pause_s: float = PAUSE_S) -> threading.Thread:
-    return threading.Thread(target=reduces, args=(group, count, pause_s))
-
-
-def checkpoint_in_the_background(loop: Loop) -> None:
-    loop.step(3)
-    loop.until(_thread(loop.group(), 300))
+def _thread(group: Any, count: int) -> threading.Thread:
+    return threading.Thread(target=reduces, args=(group, count, 0))
 
 
 def threads_that_never_sleep(loop: Loop) -> None:
-    loop.until(_thread(loop.group(), 250, 0), _thread(loop.group(), 250, 0))
+    loop.until(_thread(loop.group(), 250), _thread(loop.group(), 250))
 
 
 def handles_of_a_thread_waited_for_by_the_loop(loop: Loop) -> None:
@@ -142,24 +137,6 @@ def thread_older_and_younger_than_the_recording(loop: Loop) -> None:
     loop.close()
     ended.set()
     thread.join()
-
-
-def every_kind_of_collective(loop: Loop) -> None:
-    group = loop.group()
-
-    def talk() -> None:
-        for _ in range(20):
-            x = torch.ones(8)
-            dist.broadcast(x, 0, group=group)
-            dist.reduce(x, 0, group=group)
-            dist.all_gather([torch.empty(8)], x, group=group)
-            dist.gather(x, [torch.empty(8)], group=group)
-            dist.scatter(x, [torch.ones(8)], group=group)
-            dist.all_to_all_single(torch.empty(8), x, group=group)
-            dist.barrier(group=group)
-            time.sleep(PAUSE_S)
-
-    loop.until(threading.Thread(target=talk))
 
 
 def thread_that_goes_on_behind_the_last_step(loop: Loop) -> None:
@@ -223,14 +200,12 @@ class ThreadCase:
 
 
 THREADS = [
-    ThreadCase("a checkpoint in the background", checkpoint_in_the_background, 300),
     ThreadCase("threads that never sleep", threads_that_never_sleep, 500),
     ThreadCase("handles of a thread, waited for by the loop", handles_of_a_thread_waited_for_by_the_loop, 100),
     ThreadCase("handles waited for behind the step", handles_waited_for_behind_the_step, 60),
     ThreadCase(
         "a thread older and younger than the recording", thread_older_and_younger_than_the_recording, 60, opens=False
     ),
-    ThreadCase("every kind of collective", every_kind_of_collective, 140),
     ThreadCase("a thread that goes on behind the last step", thread_that_goes_on_behind_the_last_step, 80, behind=True),
 ]
 

@@ -1,11 +1,10 @@
-"""Whole runs on two gloo ranks: what is reduced, gathered and hidden, how accumulation trains, and runs that observe
+"""Whole runs on two gloo ranks: what is hidden, how accumulation trains, and runs that observe
 one of several steps. Learning rate and clipping by hand.
 """
 
 from __future__ import annotations
 
 import json
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -24,18 +23,6 @@ from tests.rank_records import read_rank
 from tests.runs import losses, record, train
 
 pytestmark = pytest.mark.dist
-
-
-def test_fsdp_gathers_twice_and_scatters_once_per_block(tmp_path: Path) -> None:
-    train(tmp_path, "parallel=fsdp", "parallel.reshard_after_forward=true")
-    blocks = len(json.loads((tmp_path / "run.json").read_text())["plan"]["sharded_blocks"])
-    for step in record(tmp_path).steps:
-        kinds = Counter(c.kind for c in step.collectives)
-        # One all-reduce: the norm of the sharded gradients.
-        assert kinds == {"allgather": 2 * blocks, "reducescatter": blocks, "allreduce": 1}
-        gathered = sum(c.bytes for c in step.collectives if c.kind == "allgather")
-        scattered = sum(c.bytes for c in step.collectives if c.kind == "reducescatter")
-        assert gathered == 2 * scattered
 
 
 @pytest.mark.parametrize(("strategy", "kind"), [("ddp", "allreduce"), ("fsdp", "allgather")])
@@ -112,9 +99,9 @@ def test_clipping_scales_to_the_norm_and_returns_the_one_before() -> None:
 EVERY, STEPS = 4, 24
 
 
-@pytest.mark.parametrize("words", [("parallel=ddp",), pytest.param(("parallel=fsdp",), marks=pytest.mark.thorough)])
-def test_ranks_observe_the_same_steps_and_train_as_ever(tmp_path: Path, words: tuple[str, ...]) -> None:
-    more = (*words, f"training.max_steps={STEPS}", "training.checkpoint_interval=10")
+def test_ranks_observe_the_same_steps_and_train_as_ever(tmp_path: Path) -> None:
+    """Of FSDP, and of both modes on a device: `tests/device_path/test_sampled.py`."""
+    more = ("parallel=ddp", f"training.max_steps={STEPS}", "training.checkpoint_interval=10")
     train(tmp_path / "whole", *more)
     train(tmp_path / "sampled", *more, f"instrument.every={EVERY}")
     run_id = json.loads((tmp_path / "sampled" / "run.json").read_text())["run_id"]

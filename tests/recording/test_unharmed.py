@@ -304,7 +304,7 @@ def test_no_step_waits_for_a_rank_that_steps_late_or_never(tmp_path: Path, kind:
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize("kind", ["removes", "renames", "replaces"])
+@pytest.mark.parametrize("kind", ["removes", "replaces"])
 def test_a_folder_that_does_not_stay_is_said_once(tmp_path: Path, kind: str) -> None:
     done = recorded(tmp_path / "run", kind)
     said = [line for line in done.stderr.splitlines() if str(tmp_path / "run") in line or "run was" in line]

@@ -30,7 +30,7 @@ def weights(done: subprocess.CompletedProcess[str]) -> list[str]:
     return sorted(line for line in done.stdout.splitlines() if line.startswith("weights"))
 
 
-BESIDE = ("barrier", "save", "removes", "renames", "replaces")
+BESIDE = ("barrier", "save", "removes", "replaces")
 """Kinds whose training is the plain one, as it is in those with an evaluation."""
 
 
@@ -62,9 +62,7 @@ def recorded(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
         ("scaler", [1] * 7, [1, 0, 1, 1, 1, 1, 1]),
         ("evaluation", [1] * 7, [1] * 7),
         ("unseen evaluation compiled", [1] * 7, [1] * 7),
-        ("unseen evaluation by mode", [1] * 7, [1] * 7),
         ("unseen evaluation of an average", [1] * 7, [1] * 7),
-        ("compiled inside", [1] * 7, [1] * 7),
         ("barrier", [1] * 7, [1] * 7),
         ("save", [1] * 7, [1] * 7),
         ("gan", [2] * 7, [2] * 7),

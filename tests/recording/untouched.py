@@ -50,17 +50,6 @@ def batch(step: int, rank: int) -> torch.Tensor:
     return torch.randn(8, 16, generator=torch.Generator().manual_seed(1000 * rank + step))
 
 
-class Batches(torch.utils.data.Dataset[torch.Tensor]):
-    """Takes 20 ms a batch."""
-
-    def __len__(self) -> int:
-        return 1000
-
-    def __getitem__(self, step: int) -> torch.Tensor:
-        time.sleep(0.02)
-        return batch(step, int(os.environ.get("RANK", "0")))
-
-
 def spread(model: nn.Module) -> nn.Module:
     return DistributedDataParallel(model) if dist.is_initialized() else model
 
@@ -81,7 +70,7 @@ def main(kind: str, steps: int) -> None:
     if "RANK" in os.environ:
         dist.init_process_group("gloo")
     rank = dist.get_rank() if dist.is_initialized() else 0
-    net = torch.compile(Net(), backend="eager") if kind == "compiled inside" else Net()
+    net = Net()
     model = net if kind in APART else spread(net)
     optimizer = torch.optim.AdamW(model.parameters(), 0.01)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1000, enabled=kind == "scaler")
@@ -91,7 +80,6 @@ def main(kind: str, steps: int) -> None:
     recorded = "THE_FOLDER" in os.environ
     if kind == "late" and rank == 1 and recorded:
         time.sleep(1.0)
-    batches = iter(torch.utils.data.DataLoader(Batches(), batch_size=None))
     for step in range(steps):
         if kind in APART and recorded:
             time.sleep(0.02)
@@ -102,7 +90,7 @@ def main(kind: str, steps: int) -> None:
         if kind == "barrier":
             barrier()
         for micro in range(3 if kind == "accumulation" else 1):
-            x = next(batches) if kind == "slow data" else batch(10 * step + micro, rank)
+            x = batch(10 * step + micro, rank)
             loss = model(x).square().mean()
             scale = float("inf") if kind == "scaler" and step == 2 else 1.0
             scaler.scale(loss * scale).backward()
@@ -114,8 +102,6 @@ def main(kind: str, steps: int) -> None:
             match kind:
                 case "removes":
                     shutil.rmtree(folder)
-                case "renames":
-                    folder.rename(f"{folder}.old")
                 case "replaces":
                     folder.rename(f"{folder}.old")
                     folder.mkdir()
@@ -134,8 +120,6 @@ def main(kind: str, steps: int) -> None:
         if kind.startswith("unseen evaluation") and step % 2:
             if kind.endswith("compiled"):  # as Transformers' Trainer wraps it
                 torch.compile(model.module).eval()
-            elif kind.endswith("by mode"):
-                torch.compile(model.module).train(False)
             else:
                 copy.deepcopy(model.module).eval()
             dist.all_reduce(torch.ones(1))

@@ -1,6 +1,6 @@
 """What tests of the device share: the skip, and functions that run on several ranks.
 
-    scenario("ready_times") -> what `tests.simulated.scenarios.ready_times` returned on each rank
+    scenarios("contention")["contention"] -> what `tests.simulated.scenarios.contention` returned on each rank
 
 Must not: import torch, so that a test file can be collected without the device.
 """
@@ -26,10 +26,14 @@ needs_device = pytest.mark.skipif(
 )
 
 
-def scenario(name: str, *words: str) -> list[Any]:
-    """Run a function of `tests.simulated.scenarios` on each of two ranks, in a process group; return their answers."""
+def scenarios(*calls: str) -> dict[str, list[Any]]:
+    """Run functions of `tests.simulated.scenarios` on two ranks, in one process group; what each rank answers.
+
+    Args:
+        calls: a function's name, and words for it.
+    """
     own = environment(AORTA_SIMULATED_DEVICES="2")
-    done = forked("tests.simulated.scenarios", name, *words, ranks=2, environment=own, timeout_s=HANGS_S)
+    done = forked("tests.simulated.scenarios", *calls, ranks=2, environment=own, timeout_s=HANGS_S)
     lines = [line.removeprefix(SAYS) for line in succeeded(done).stdout.splitlines() if line.startswith(SAYS)]
     results = dict(json.loads(line) for line in lines)
-    return [results[rank] for rank in range(2)]
+    return {call: [results[rank][call] for rank in range(2)] for call in calls}

@@ -1,4 +1,4 @@
-"""What several ranks do on the simulated device, and what they then say of it (`programs.scenario`).
+"""What several ranks do on the simulated device, and what they then say of it (`programs.scenarios`).
 
 Times are in microseconds since the scenario began on this rank: all ranks begin at the same virtual moment.
 """
@@ -15,12 +15,10 @@ import torch
 import torch.distributed as dist
 
 from aorta.distributed.topology import process_group, read_topology
-from tests.loop import Loop
 from tests.simulated import device
 from tests.simulated.programs import SAYS
 
 US = 1_000
-SMALL = ("training.device=cuda", "workload.num_layers=2", "dataset.num_samples=256", "training.log_interval=1")
 
 
 def begin() -> int:
@@ -193,27 +191,18 @@ def failing(rank: int, how: str) -> Any:
     return {"said": said, "again": again}
 
 
-def training(rank: int, strategy: str, steps: str) -> Any:
-    """The engine's own steps: every row of the timeline."""
-    words = (*SMALL, f"parallel={strategy}", "instrument.mode=off")
-    loop = Loop(words, read_topology(), torch.device("cuda", rank), lambda _line: None)
-    for _ in range(int(steps)):
-        loop.step()
-    torch.cuda.synchronize()
-    loop.finish()
-    return [(row.stream, row.name, row.start_ns, row.end_ns) for row in device.timeline()]
-
-
-def main(name: str, *words: str) -> None:
-    """One scenario, in the process group that a run on a card has."""
+def main(*calls: str) -> None:
+    """Scenarios, with their words, one after another in the process group that a run on a card has."""
     topology = read_topology()
-    rank = topology.rank
     cuda = torch.device("cuda", topology.local_rank)
     torch.cuda.set_device(cuda)
-    function: Callable[..., Any] = globals()[name]
+    results: dict[str, Any] = {}
     with process_group(topology, cuda, 300):
-        result = function(rank, *words)
-    sys.stdout.write(SAYS + json.dumps((rank, result)) + "\n")  # one write: ranks share a file
+        for call in calls:
+            name, *words = call.split()
+            function: Callable[..., Any] = globals()[name]
+            results[call] = function(topology.rank, *words)
+    sys.stdout.write(SAYS + json.dumps((topology.rank, results)) + "\n")  # one write: ranks share a file
 
 
 if __name__ == "__main__":

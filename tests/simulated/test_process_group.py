@@ -6,18 +6,34 @@ That none of these has a race is asked in `tests.device_path.test_training`, wit
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.ranks import forked
 from tests.runs import HANGS_S, Launcher, environment, job, losses, succeeded
-from tests.simulated.programs import needs_device, scenario
+from tests.simulated.programs import needs_device, scenarios
 
 pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device]
+OF_WHOLE_GROUPS = (
+    "contention",
+    "one_communicator_from_two_streams",
+    "two_groups_side_by_side",
+    "point_to_point eager",
+    "point_to_point lazy",
+    "coalesced",
+    "failing issue",
+)
 
 
-def test_kernels_are_slower_while_a_collective_runs() -> None:
-    first, second = scenario("contention")
+@pytest.fixture(scope="module")
+def told() -> dict[str, list[Any]]:
+    """What the ranks say of each, in one launch: none of these leaves the group broken."""
+    return scenarios(*OF_WHOLE_GROUPS)
+
+
+def test_kernels_are_slower_while_a_collective_runs(told: dict[str, list[Any]]) -> None:
+    first, second = told["contention"]
     # Rank 0: at 160 the first kernel has done 106.667 of its 200 us; the second one has the device to itself, and the
     # next all-reduce starts behind it. Rank 1: 60 us alone, 66.667 beside the first all-reduce, the rest alone.
     assert first["rows"] == [["allreduce", 0, 160], ["allreduce", 283.333, 383.333]]
@@ -30,35 +46,35 @@ def test_kernels_are_slower_while_a_collective_runs() -> None:
     assert first["value"] == second["value"] == 6
 
 
-def test_one_communicator_runs_in_order_whatever_the_streams() -> None:
-    for rank in scenario("one_communicator_from_two_streams"):
+def test_one_communicator_runs_in_order_whatever_the_streams(told: dict[str, list[Any]]) -> None:
+    for rank in told["one_communicator_from_two_streams"]:
         assert rank["rows"] == [["allreduce", 0, 100], ["allreduce", 100, 200]]
         assert rank["why"] == ["communicator"]
         assert rank["values"] == [2, 4]
 
 
-def test_two_groups_run_side_by_side() -> None:
-    for rank in scenario("two_groups_side_by_side"):
+def test_two_groups_run_side_by_side(told: dict[str, list[Any]]) -> None:
+    for rank in told["two_groups_side_by_side"]:
         assert rank["rows"] == [["allreduce", 0, 100], ["allreduce", 0, 100]]
 
 
-def test_point_to_point_of_a_bound_group_waits_for_its_collectives() -> None:
-    first, second = scenario("point_to_point", "eager")
+def test_point_to_point_of_a_bound_group_waits_for_its_collectives(told: dict[str, list[Any]]) -> None:
+    first, second = told["point_to_point eager"]
     assert first["rows"] == [["allreduce", 0, 300], ["send", 300, 400], ["recv", 400, 500]]
     assert second["rows"] == [["allreduce", 200, 300], ["recv", 300, 400], ["send", 400, 500]]
     assert (first["values"], second["values"]) == ([20, 3], [10, 3])
     assert first["sequences"] == [1, 2]
 
 
-def test_point_to_point_of_an_unbound_group_has_a_communicator_for_each_pair() -> None:
-    first, second = scenario("point_to_point", "lazy")
+def test_point_to_point_of_an_unbound_group_has_a_communicator_for_each_pair(told: dict[str, list[Any]]) -> None:
+    first, second = told["point_to_point lazy"]
     assert first["rows"] == [["allreduce", 0, 300], ["send", 0, 300], ["recv", 300, 400]]
     assert second["rows"] == [["allreduce", 200, 300], ["recv", 200, 300], ["send", 300, 400]]
     assert (first["values"], second["values"]) == ([20, 3], [10, 3])
 
 
-def test_what_is_coalesced_is_launched_as_one_and_counted_once() -> None:
-    for rank in scenario("coalesced"):
+def test_what_is_coalesced_is_launched_as_one_and_counted_once(told: dict[str, list[Any]]) -> None:
+    for rank in told["coalesced"]:
         assert rank["rows"] == [["allreduce_coalesced", 0, 100], ["coalesced", 100, 200]]
         assert rank["counted"] == [1, 1]
         assert rank["values"] == [3, 5, 7, 3, 5]
@@ -67,13 +83,13 @@ def test_what_is_coalesced_is_launched_as_one_and_counted_once() -> None:
 @pytest.mark.parametrize("how", ["device", "peer"])
 def test_a_collective_that_fails_says_so_and_so_does_the_group_from_then_on(how: str) -> None:
     said = "link down" if how == "device" else "timed out"
-    for rank in scenario("failing", how):
+    for rank in scenarios(call := f"failing {how}")[call]:
         assert said in rank["said"]
         assert said in rank["again"]
 
 
-def test_a_call_that_is_refused_leaves_the_group_whole() -> None:
-    zero, one = scenario("failing", "issue")
+def test_a_call_that_is_refused_leaves_the_group_whole(told: dict[str, list[Any]]) -> None:
+    zero, one = told["failing issue"]
     assert (zero["said"], one["said"]) == ("refused", "")
     assert zero["value"] == one["value"] == 2
 
@@ -99,7 +115,7 @@ def test_a_peer_that_is_gone_is_told_and_not_waited_for() -> None:
     assert "Traceback" in said
 
 
-STRATEGIES = (("ddp", 2), ("fsdp", 2), ("fsdp_tp", 4))
+STRATEGIES = (("ddp", 2), ("fsdp_tp", 4))
 SMALL = (
     "training.max_steps=3",
     "dataset.num_samples=256",
@@ -111,12 +127,6 @@ SMALL = (
     "training.log_interval=1",
     "instrument.mode=off",
 )
-
-
-@pytest.mark.thorough
-def test_virtual_times_are_the_same_every_time() -> None:
-    once, again = (scenario("training", "fsdp", "2") for _ in range(2))
-    assert once == again
 
 
 @pytest.mark.parametrize(("strategy", "ranks"), STRATEGIES)
