@@ -3,22 +3,102 @@ nanosecond."""
 
 from __future__ import annotations
 
-import json
+from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
+import torch
+import torch.distributed as dist
 
 from aorta.analysis.dataframes import collectives_frame
+from aorta.distributed.topology import Topology
 from aorta.read.record import load_run
+from aorta.records.schema import InstrumentMode
+from aorta.records.step_line import StepFacts
 from aorta.report.files import write_report
 from tests.device_path.launch import on_devices
+from tests.known_answers.program import VALUES, build, recording
 from tests.known_answers.test_pipeline import TABLE, flow_shop
 from tests.rank_records import read_rank
+from tests.simulated import device as simulated
 from tests.simulated.programs import needs_device
 
 pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device]
+WARM_UP, STEPS = 2, 16
+
+
+@dataclass
+class Case:
+    """`way`: ddp (a bucket a block), after (the same buckets after backward), one (DDP with one parameter, in the block
+    `owner`), waited (a synchronous all-reduce after each block's backward), or queued (all-reduces issued one after
+    another, and waited for together). Rank 1 is late to each collective by `late_ns`.
+    """
+
+    name: str
+    way: str
+    mode: InstrumentMode
+    compute_ns: int
+    transfer_ns: int
+    blocks: int = 8
+    owner: int | None = None
+    late_ns: int = 0
+
+
+def every_case(topology: Topology, device: torch.device, root: str, cases: list[dict[str, Any]]) -> None:
+    """On a rank, one after another: each leaves a run folder. Nothing here computes what is expected."""
+    simulated.costs(launch_ns=0)
+    simulated.lengths(**dict.fromkeys(simulated.CLASSES, (0, 0.0)))
+    for case in cases:
+        run(Case(**case), Path(root, case["name"]), device, topology.rank, topology.world_size)
+    dist.barrier()
+
+
+def run(case: Case, folder: Path, device: torch.device, rank: int, world_size: int) -> None:
+    """Train, and leave a record."""
+    folder.mkdir(parents=True, exist_ok=True)
+    simulated.collective_lengths(default=(case.transfer_ns, 0.0))
+    late_ns = case.late_ns if rank == 1 else 0
+    blocks, model = build(case, partial(sleep, case.compute_ns), device, partial(sleep, late_ns))
+    with recording(folder, device, case.mode, rank, world_size, blocks, model, native=True) as instrument:
+        for step in range(WARM_UP + STEPS):
+            together(device)
+            with instrument.recorder.step(StepFacts(0, step, step, 0.0, step < WARM_UP)):
+                if case.way == "queued":
+                    queued(case, late_ns, device)
+                else:
+                    model(torch.ones(VALUES, device=device, requires_grad=True)).sum().backward()
+
+
+def together(device: torch.device) -> None:
+    """Both ranks' devices and hosts at one moment of virtual time."""
+    torch.accelerator.synchronize(device)
+    now = torch.tensor([simulated.host_ns()])
+    dist.all_reduce(now, dist.ReduceOp.MAX)
+    simulated.advance_host(int(now) - simulated.host_ns())
+
+
+def sleep(length_ns: int) -> None:
+    """Put the current stream to sleep, if for any time at all."""
+    if length_ns:
+        torch.cuda._sleep(length_ns)
+
+
+def queued(case: Case, late_ns: int, device: torch.device) -> None:
+    """One all-reduce behind the other, none waited for before the last is issued."""
+    tensors = [torch.ones(VALUES, device=device) for _ in range(case.blocks)]
+    works = []
+    for tensor in tensors:
+        sleep(case.compute_ns)
+        sleep(late_ns)
+        works.append(dist.all_reduce(tensor, async_op=True))
+    for work in works:
+        work.wait()
+
+
 MODES = ("dedicated", "observe")
 C_NS, D_NS = 500_000, 300_000
 LATE_NS = (0, 120_000, 700_000)
@@ -38,7 +118,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for way, late_ns in product(("waited", "queued"), LATE_NS):
             lengths = {"compute_ns": C_NS, "transfer_ns": D_NS, "late_ns": late_ns}
             cases.append({"name": f"{way}-{late_ns}-{mode}", "way": way, "blocks": BLOCKS, "mode": mode, **lengths})
-    on_devices("tests.device_path.program_known", root, json.dumps(cases))
+    on_devices(every_case, root, str(root), cases)
     return root
 
 

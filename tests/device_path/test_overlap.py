@@ -6,7 +6,6 @@ sets, and the device says when each ran. Under any load of the machine the answe
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.device_path.launch import on_devices
+from tests.device_path.trainings import every_case
 from tests.simulated.programs import needs_device
 from tests.trained_ways import DECODERS, OF_EXPERTS
 
@@ -68,11 +68,11 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[list[dict[s
     found: dict[str, list[list[dict[str, Any]]]] = {}
     for ranks in (2, 4):
         ways = [way for way in WAYS if way.ranks == ranks]
-        cases = json.dumps([{"name": way.name, "words": way.words} for way in ways])
+        cases = [{"words": way.words} for way in ways]
         folder = Path(tmp_path_factory.mktemp("overlap"))
-        by_rank = on_devices("tests.device_path.program_overlap", folder, cases, ranks=ranks)
+        by_rank = on_devices(every_case, folder, cases, ranks=ranks)
         for number, way in enumerate(ways):
-            found[way.name] = [cases_of_rank[number]["steps"] for cases_of_rank in by_rank]
+            found[way.name] = [of_rank[number] for of_rank in by_rank]
     return found
 
 

@@ -6,7 +6,6 @@ schedule says.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.device_path.launch import on_devices
+from tests.device_path.trainings import every_case
 from tests.simulated.programs import needs_device
 
 pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device, pytest.mark.thorough]
@@ -86,25 +86,25 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[list[dict[s
     found: dict[str, list[list[dict[str, Any]]]] = {}
     for ranks in (2, 4):
         cases = [case for case in EVERY if case.ranks * case.beside == ranks]
-        words = json.dumps([{"name": one.name, "words": one.words, "transfer": one.transfer} for one in cases])
+        given = [{"words": one.words, "transfer": one.transfer} for one in cases]
         folder = Path(tmp_path_factory.mktemp("pipeline"))
-        by_rank = on_devices("tests.device_path.program_overlap", folder, words, ranks=ranks)
+        by_rank = on_devices(every_case, folder, given, ranks=ranks)
         for number, case in enumerate(cases):
-            found[case.name] = [of_rank[number]["steps"] for of_rank in by_rank]
+            found[case.name] = [of_rank[number] for of_rank in by_rank]
     return found
 
 
-every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+of_every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 
-@every_case
+@of_every_case
 def test_the_bubble_share_of_every_rank_is_that_of_the_schedule(told: dict[str, Any], case: Case) -> None:
     for steps in told[case.name]:
         for step in steps:
             assert step["overlap"]["bubble_share"] == pytest.approx(case.share, rel=0.01)
 
 
-@every_case
+@of_every_case
 def test_bubbles_and_computation_are_the_whole_time_in_the_pipeline(told: dict[str, Any], case: Case) -> None:
     """Nothing is left to idle time, and nothing counts twice."""
     for steps in told[case.name]:
@@ -115,7 +115,7 @@ def test_bubbles_and_computation_are_the_whole_time_in_the_pipeline(told: dict[s
             assert step["lanes_ms"]["bubble"] == overlap["bubble_ms"]
 
 
-@every_case
+@of_every_case
 def test_every_transfer_between_stages_is_seen(told: dict[str, Any], case: Case) -> None:
     """A rank at an end of the pipeline has one neighbour, one in the middle two; with two stages a rank all are in the
     middle but for the first and the last stage. One all-reduce exchanges the norm of the gradients.

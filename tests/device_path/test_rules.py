@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from tests.device_path import scenes
 from tests.device_path.launch import on_devices
+from tests.runs import ROOT
 from tests.simulated.programs import needs_device
 
 pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device, pytest.mark.thorough]
@@ -22,21 +24,21 @@ WAYS = ["dedicated", "observe"]
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank says of every way."""
-    return on_devices("tests.device_path.program_rules", tmp_path_factory.mktemp("rules"))
+    return on_devices(scenes.rules, tmp_path_factory.mktemp("rules"))
 
 
 @pytest.fixture(scope="module")
 def peers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of three ranks says of every way."""
-    return on_devices("tests.device_path.program_peers", tmp_path_factory.mktemp("peers"), ranks=3)
+    return on_devices(scenes.two_peers, tmp_path_factory.mktemp("peers"), ranks=3)
 
 
 @pytest.fixture(scope="module")
 def told_by_runtime(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank says whose compiled interceptor asks the runtime; the library is kept, as the ordinary one is."""
-    program = "tests.device_path.program_by_runtime"
-    subprocess.run([sys.executable, "-m", program], check=True)
-    return on_devices(program, tmp_path_factory.mktemp("by_runtime"))
+    build = "from tests.device_path import scenes; scenes.ask_the_runtime(); scenes.native.build()"
+    subprocess.run([sys.executable, "-c", build], cwd=ROOT, check=True)
+    return on_devices(scenes.captures_by_runtime, tmp_path_factory.mktemp("by_runtime"))
 
 
 every_way = pytest.mark.parametrize("way", WAYS)

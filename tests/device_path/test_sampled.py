@@ -4,18 +4,65 @@ collectives are moved, those that order the streams; what is observed is as if e
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import pytest
+import torch
 
+from aorta.distributed.topology import Topology
 from aorta.instrument.sampling import drawn
+from aorta.records.schema import Step
 from tests.device_path.launch import on_devices
+from tests.device_path.trainings import SHAPE, WARM_UP, set_lengths
+from tests.loop import Loop
+from tests.simulated import device as simulated
 from tests.simulated.programs import needs_device
 
 pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device]
-EVERY, WARM_UP = 4, 3
+STEPS = 16
+
+
+def every_case(topology: Topology, device: torch.device, cases: list[list[str]]) -> list[dict[str, Any]]:
+    """On a rank, one after another."""
+    return [seen(words, topology, device) for words in cases]
+
+
+def seen(words: list[str], topology: Topology, device: torch.device) -> dict[str, Any]:
+    """By step: events recorded, and the record's line. `bare`: events of a step that nothing of AORTA is part of."""
+    set_lengths(None)
+    lines: list[Step] = []
+    one = Loop((*SHAPE, *words), topology, device, lines.append)
+
+    def events() -> int:
+        return simulated.counters(device.index).events_recorded
+
+    taken = []
+    for _ in range(WARM_UP + STEPS):
+        before = events()
+        one.step()
+        torch.accelerator.synchronize()
+        taken.append(events() - before)
+    with one.instrument.paused():
+        one.unrecorded()
+        before = events()
+        one.unrecorded()
+        bare = events() - before
+    one.finish()
+    simulated.no_races()
+    return {
+        "bare": bare,
+        "events": taken,
+        "drawn": [None if line.coverage.reason is not None else line.drawn for line in lines],
+        "overlap": [line.overlap for line in lines],
+        "collectives": [len(line.collectives) for line in lines],
+        "complete": [line.coverage.complete for line in lines],
+        "losses": [line.loss for line in lines],
+    }
+
+
+EVERY = 4
 OF_A_STEP = 3
 """Events: the epoch that marks are read against, the begin and the end."""
 OF_A_MOVED_COLLECTIVE = 2
@@ -28,7 +75,7 @@ CASES = [
 
 
 def test_steps_that_are_passed_over_cost_the_device_their_begin_and_end(tmp_path: Path) -> None:
-    ranks = on_devices("tests.device_path.program_sampled", tmp_path, json.dumps(CASES))
+    ranks = on_devices(every_case, tmp_path, CASES)
     for words, first, other in zip(CASES, *ranks, strict=True):
         assert first["drawn"] == other["drawn"]
         numbers = range(len(first["drawn"]))

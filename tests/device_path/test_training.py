@@ -4,24 +4,101 @@ examples of the documentation, round a loop of one's own.
 
 from __future__ import annotations
 
+import gc
 import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from aorta.distributed.topology import Topology
+from aorta.records.schema import Step
 from tests.device_path.launch import launched, on_devices
+from tests.device_path.trainings import SHAPE
+from tests.loop import Loop
 from tests.recording import talking_threads
 from tests.runs import ROOT, record
+from tests.simulated import device as simulated
+from tests.simulated.load import native as simulator
 from tests.simulated.programs import needs_device
 
 pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device, pytest.mark.thorough]
+PRIORITY = -3
+"""Of AORTA's streams, and of no other."""
+ARMS = {
+    "off": ("instrument.mode=off",),
+    "observe": ("instrument.mode=observe",),
+    "dedicated": ("instrument.mode=dedicated", f"instrument.stream_priority={PRIORITY}"),
+    "all dedicated": (
+        "instrument.mode=dedicated",
+        "instrument.dedicated_async=true",
+        f"instrument.stream_priority={PRIORITY}",
+    ),
+}
+SLOW_NS = 20_000_000
+"""A collective really takes so long: who does not wait for one reads what was there before."""
+WARM_UP, STEPS = 2, 3
+
+
+def every_strategy_and_arm(topology: Topology, device: torch.device, strategies: list[str]) -> dict[str, Any]:
+    """On a rank, one after another."""
+    return {
+        strategy: {
+            arm: train((*f"parallel={strategy}".split(), *words), topology, device) for arm, words in ARMS.items()
+        }
+        for strategy in strategies
+    }
+
+
+def train(words: tuple[str, ...], topology: Topology, device: torch.device) -> dict[str, Any]:
+    """One run from the same seed."""
+    gc.collect()  # what the run before left in cycles
+    before_bytes = simulated.counters(device.index).live_bytes
+    lines: list[Step] = []
+    one = Loop((*SHAPE, "workload.num_layers=2", *words), topology, device, lines.append)
+    for _ in range(WARM_UP):
+        one.step()
+    simulated.reset()
+    simulated.real_delays(collective_ns=SLOW_NS)
+    for _ in range(STEPS):
+        one.step()
+    counters = simulated.counters(device.index)
+    torch.accelerator.synchronize(device)
+    streams = streams_of(device.index)
+    one.finish()
+    simulated.real_delays(collective_ns=0)
+    simulated.no_races()
+    return {
+        "losses": [line.loss for line in lines],
+        "grad_norms": [line.grad_norm for line in lines],
+        "peak_bytes": counters.peak_bytes - before_bytes,
+        "host_synchronisations": dict(counters.host_synchronisations),
+        "streams": streams,
+    }
+
+
+def streams_of(device: int) -> dict[str, list[str]]:
+    """Whose streams each kind of collective ran on."""
+    found: dict[str, set[str]] = {}
+    backend = simulated.backend_streams(device)
+    for row in simulated.timeline(device, kind="collective"):
+        if row.stream == 0:
+            whose = "compute"
+        elif row.stream in backend:
+            whose = "backend"
+        else:
+            priority = int(simulator().stream_priority(row.device, row.stream))
+            whose = "AORTA" if priority == PRIORITY else "strategy"
+        found.setdefault(row.name, set()).add(whose)
+    return {name: sorted(whose) for name, whose in found.items()}
+
+
 STRATEGIES = {
     2: ("ddp", "fsdp1", "fsdp", "tp", "ep workload=moe", "pp", "cp workload=gpt"),
     4: ("hsdp", "fsdp_tp", "fsdp_ep workload=moe", "fsdp_pp"),
 }
-STEPS = "3"
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +107,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str
     found: dict[str, list[dict[str, Any]]] = {}
     for ranks, strategies in STRATEGIES.items():
         folder = Path(tmp_path_factory.mktemp("trained"))
-        by_rank = on_devices("tests.device_path.program_training", folder, ",".join(strategies), STEPS, ranks=ranks)
+        by_rank = on_devices(every_strategy_and_arm, folder, strategies, ranks=ranks)
         for strategy in strategies:
             found[strategy] = [rank[strategy] for rank in by_rank]
     return found

@@ -1,13 +1,10 @@
-"""Several ranks train on the simulated device in virtual time; each writes what the record says beside the truth.
+"""Ranks train on the simulated device in virtual time: what their records say, beside the truth.
 
-Takes a folder and the cases as JSON. Writes `rank_<r>.json`, a list with one entry a case. Run by `test_overlap` and
-`test_pipeline`.
+Run by `test_overlap` and `test_pipeline`.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +12,6 @@ import torch
 
 from aorta.distributed.topology import Topology
 from aorta.records.schema import Step
-from tests.device_path.launch import by_rank
 from tests.device_path.witness import clipped, length, truth_of
 from tests.loop import Loop
 from tests.simulated import device as simulated
@@ -47,15 +43,13 @@ class Case:
             `LAYER_NS` each and nothing else takes time, so that stages of a pipeline with as many layers are equal.
     """
 
-    name: str
     words: tuple[str, ...]
     transfer: tuple[int, float] | None = None
 
 
-def main() -> None:
-    """Every case, one after another."""
-    cases = [Case(**one) for one in json.loads(sys.argv[2])]
-    by_rank(lambda *rank: [{"name": case.name, "steps": seen(case, *rank)} for case in cases])
+def every_case(topology: Topology, device: torch.device, cases: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """On a rank, one after another: the steps of each `Case`."""
+    return [seen(Case(**case), topology, device) for case in cases]
 
 
 def set_lengths(transfer: tuple[int, float] | None) -> None:
@@ -113,7 +107,3 @@ def seen(case: Case, topology: Topology, device: torch.device) -> list[dict[str,
         )
     assert not any(queues.values()), "the device ran collectives that no record has"
     return steps
-
-
-if __name__ == "__main__":
-    main()
