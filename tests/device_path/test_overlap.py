@@ -52,7 +52,7 @@ class Way:
 
 WAYS = [
     *(Way(strategy, mode) for strategy, mode in product(("ddp", "fsdp1", "fsdp", "tp"), MODES)),
-    *(Way(strategy, mode, accumulation=2) for strategy, mode in product(("ddp", "fsdp1", "fsdp"), MODES)),
+    *(Way(strategy, "dedicated", accumulation=2) for strategy in ("ddp", "fsdp1", "fsdp")),
     *(Way(strategy, mode, ranks=4) for strategy, mode in product(("hsdp", "fsdp_tp"), MODES)),
     *(
         Way(way.strategy, mode, ranks=way.ranks, workload=way.workload)

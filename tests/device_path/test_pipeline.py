@@ -73,7 +73,7 @@ ROUNDING_NS = 100
 """Of some ten marks a step."""
 ZERO_BUBBLE = Case(2, 4, "dedicated", "zbv_zero_bubble", 2)
 BESIDE = [
-    *(Case(2, 4, mode, workload=name, beside=2) for mode in ("observe", "dedicated") for name in ("ranking", "gpt")),
+    *(Case(2, 4, mode, workload=name, beside=2) for mode, name in (("observe", "ranking"), ("dedicated", "gpt"))),
     Case(2, 4, "dedicated", "interleaved_1f1b", 2, beside=2),
     Case(2, 4, "dedicated", transfer=(90_000, 0.5), beside=2),
 ]

@@ -58,7 +58,6 @@ def seen(words: list[str], topology: Topology, device: torch.device) -> dict[str
         "overlap": [line.overlap for line in lines],
         "collectives": [len(line.collectives) for line in lines],
         "complete": [line.coverage.complete for line in lines],
-        "losses": [line.loss for line in lines],
     }
 
 
