@@ -9,7 +9,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy.stats import ttest_ind, ttest_rel
 
@@ -84,7 +84,6 @@ sides = st.lists(
 ).filter(lambda rows: all(sum(row) > 1 for row in rows))
 
 
-@settings(max_examples=1000)
 @given(sides, sides)
 def test_parts_add_up_and_no_cause_contradicts_its_table(before: list[list[float]], after: list[list[float]]) -> None:
     reference, candidate = ([account(dict(zip(LEAVES, row, strict=True))) for row in side] for side in (before, after))
@@ -250,11 +249,6 @@ def test_idle_time_of_a_tenth_of_the_step_is_explained_or_called_unexplained(
     step = {words: ms for words, ms in STEP.items() if words != GAP}
     rows = account_rows(as_document([account(step | idle)]))
     assert [row["note"] for row in rows if row["part"] == "idle"] == [note]
-
-
-def test_equal_launches_have_no_cause() -> None:
-    found = [compare_accounts(launches(STEP, seed=2 * at), launches(STEP, seed=2 * at + 1)) for at in range(100)]
-    assert sum(bool(each.causes) for each in found) <= 2
 
 
 def test_one_launch_a_side_adds_up_and_names_nothing() -> None:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import pty
 import signal
-import time
-from types import SimpleNamespace
 
 import pytest
 
-from aorta.experiments import process
 from tests.experiments.conftest import Bench
 from tests.experiments.test_process import gone, has_ended
 from tests.runs import HANGS_S
@@ -75,27 +71,3 @@ def test_a_runner_killed_outright_leaves_no_torchrun_and_its_launch_is_done_agai
     lost = next(end for end in bench.events("end") if end["outcome"] == "lost")
     assert (lost["launch"], lost["left_behind"], lost["kept"]) == ("candidate/00", 1, "aside/candidate/00.lost")
     assert (bench.home / "plan" / lost["kept"] / "rank_0_metrics.jsonl").read_text() == "{"
-
-
-def test_two_runners_of_one_plan_do_not_mix(bench: Bench) -> None:
-    bench(*AB)
-    with (bench.home / "plan" / "journal.jsonl").open("ab") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        code, _, err = bench(*AB)
-    assert code == 1
-    assert "another process runs this plan" in err
-
-
-def test_a_launch_that_lasts_too_long_is_ended_and_repeated(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An hour passes as soon as a launch hangs; those that end have a limit that they never reach."""
-    monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 3600 * hung()))
-
-    def hung() -> int:
-        return sum(call["call"] == "hangs" for call in bench.calls)
-
-    bench.acts(reference_01={"hang": 1})
-    code, _, err = bench("--launches", "2", "--timeout-s", "3000")
-    assert code == 0
-    assert "reference/01: failed: not done after 3000.0 s in" in err
-    assert bench.launched == ["reference/00", "reference/01", "reference/01"]
-    assert has_ended(hanging(bench)["rank"])

@@ -130,7 +130,7 @@ def exports(monkeypatch):
     return calls
 
 
-PRESETS = ("aorta", "d9d", "tutorial", "composer")
+PRESETS = ("aorta", "composer")
 
 
 @pytest.mark.parametrize("option", PRESETS)

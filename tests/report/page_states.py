@@ -109,7 +109,6 @@ STATES: Final[dict[str, Callable[[Path], dict[str, Path]]]] = {
     "traces": _traces,
     "launch_set": lambda folder: {"cuda": _set(folder / "cuda", SLOW_MS, 0)},
     "regression": lambda folder: _sets(folder, REFERENCE_MS, SLOW_MS),
-    "improvement": lambda folder: _sets(folder, SLOW_MS, REFERENCE_MS),
     "undecided": lambda folder: _sets(folder, 7.0, 7.0, spread_ms=0.8),
     "shifted": _shifted,
     "not_comparable": _not_comparable,

@@ -47,9 +47,8 @@ def of_stragglers(made: RunProgram) -> list[GainEntry]:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("ranks", [2, 8])
-def test_what_comes_and_goes_is_no_straggler(ranks: int) -> None:
-    named = sum(len(of_stragglers(noisy(ranks, seed=seed))) for seed in range(20))
+def test_what_comes_and_goes_is_no_straggler() -> None:
+    named = sum(len(of_stragglers(noisy(4, seed=seed))) for seed in range(20))
     assert named <= 1
 
 

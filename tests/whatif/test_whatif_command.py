@@ -49,7 +49,7 @@ def test_a_prediction_is_printed_with_its_interval_its_check_and_its_notes(
     assert "note: at 64 ranks: groups of all ranks follow the network's formula" in said
 
 
-@pytest.mark.parametrize("run", ["ddp", "fsdp", "hsdp"])
+@pytest.mark.parametrize("run", ["ddp", "hsdp"])
 def test_a_change_has_one_answer_however_it_is_asked_for(
     runs: Path, run: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

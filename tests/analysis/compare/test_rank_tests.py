@@ -78,28 +78,6 @@ def adjusted(values: dict[str, Sides], alpha: float = 0.05) -> dict[str, float]:
     return {name: p for name, (p, _) in step_down(values, alpha).items()}
 
 
-def test_two_metrics_of_two_launches_a_side_by_hand() -> None:
-    """Six labellings. Rank sums of the candidate in `a` (1 2 | 3 4) are 7, 3, 6, 4, 5, 5, so p = 2/6, 2/6, 4/6, 4/6,
-    1, 1; in `b` (1 3 | 2 4), of the same labellings, 6, 4, 7, 3, 5, 5, so p = 4/6, 4/6, 2/6, 2/6, 1, 1. The smaller of
-    both is 2/6 in four labellings: a has 4/6. Of b alone p is at most 4/6 in four labellings as well.
-    """
-    found = adjusted({"a": sides([1, 2, 3, 4], 2), "b": sides([1, 3, 2, 4], 2)})
-    assert found == pytest.approx({"a": 4 / 6, "b": 4 / 6})
-    assert step_down({}, 0.05) == {}
-
-
-def test_metrics_that_move_together_cost_nothing_and_a_null_one_makes_four_against_four_undecidable() -> None:
-    """The first two are extreme in the same two of 70 labellings (Holm would say 0.057); the extremes of `null` are two
-    more, so that 4 of 70 have the smallest p that there is.
-    """
-    apart = sides([1, 2, 3, 4, 5, 6, 7, 8], 4)
-    together = step_down({"a": apart, "b": (apart[0] * 3, apart[1] * 3)}, 0.05)
-    assert together == {name: (pytest.approx(2 / 70), 0.05) for name in "ab"}
-    found = step_down({"a": apart, "null": sides([1, 5, 3, 7, 2, 6, 4, 8], 4)}, 0.05)
-    assert found["a"] == (pytest.approx(4 / 70), None)
-    assert found["null"][1] is None
-
-
 def by_force(values: dict[str, Sides]) -> dict[str, float]:
     """The definition, one labelling after another."""
     reference = len(next(iter(values.values()))[0])
