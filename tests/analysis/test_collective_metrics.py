@@ -326,13 +326,6 @@ def run_of(folder: Path, per_rank: list[list[Collective]], groups: list[dict[str
     return aorta.analysis.collectives(folder)
 
 
-@pytest.mark.parametrize("kind", ["broadcast", "reduce", "gather", "scatter", "send", "recv"])
-def test_kinds_that_a_rank_may_end_early_have_no_transfer(tmp_path: Path, kind: str) -> None:
-    frame = run_of(tmp_path, [[collective(kind)]] * 2)
-    assert frame[["transfer_ms", "wait_ms", "algbw_gb_per_s", "busbw_gb_per_s"]].isna().all(axis=None)
-    assert frame["transfer_reason"].str.contains("end this kind early").all()
-
-
 def test_a_killed_rank_that_peers_list_in_two_groups_of_one_name_stays_unknown(tmp_path: Path) -> None:
     members = [{"dp": [0, 2]}, {"dp": [1, 2]}, None]
     frame = run_of(tmp_path, [[collective(group="dp")]] * 3, members)

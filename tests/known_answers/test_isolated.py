@@ -39,7 +39,6 @@ class Known(NamedTuple):
 
 
 TABLE = [
-    Known("equal", "ddp", 80.0, 80.0, 3 / 4),  # 4c + 4c - 5c over 4c
     Known("longer", "ddp", 60.0, 100.0, 3 / 4),  # 4c + 4d - (c + 4d) over 4c
     Known("waited", "waited", 70.0, 70.0, 0.0),  # nothing at the same time
 ]

@@ -40,7 +40,6 @@ class Known(NamedTuple):
 
 TABLE = [
     Known("shorter", "ddp", 100.0, 60.0),
-    Known("equal", "ddp", 90.0, 90.0),
     Known("longer", "ddp", 60.0, 100.0),
     Known("after_backward", "after", 60.0, 60.0),
     # Where blocks wait, what a busy machine adds to each of them (some 4 ms) adds up: a few long ones.

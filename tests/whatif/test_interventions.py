@@ -18,7 +18,7 @@ from tests.whatif.event_loop import Network
 from tests.whatif.simulated_job import MS, Job
 from tests.whatif.simulated_record import Truth, record, truth
 
-STRATEGIES = ("ddp", "fsdp", "hsdp", "tp", "fsdp_tp")
+STRATEGIES = ("ddp", "hsdp", "fsdp_tp")
 STEP, RATIO, EXPOSED_MS = 1e-3, 2e-3, 0.05
 """How far a prediction of the network or of a straggler may be off: part of the step, ratio, milliseconds."""
 
