@@ -9,7 +9,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.stats import ttest_ind, ttest_rel
 
@@ -84,6 +84,7 @@ sides = st.lists(
 ).filter(lambda rows: all(sum(row) > 1 for row in rows))
 
 
+@settings(max_examples=1000)
 @given(sides, sides)
 def test_parts_add_up_and_no_cause_contradicts_its_table(before: list[list[float]], after: list[list[float]]) -> None:
     reference, candidate = ([account(dict(zip(LEAVES, row, strict=True))) for row in side] for side in (before, after))

@@ -18,6 +18,7 @@ from scripts.json_schemas import json_schema
 from tests.analysis.builders import partial
 from tests.read.kineto_files import ALLREDUCE, document, event, kernel
 from tests.report.pages import text_of
+from tests.runs import ROOT
 
 GEMM = "nvjet_hsh_192x192_64x4"
 
@@ -63,6 +64,17 @@ def test_the_command_prints_every_kind(traces: Path, capsys: pytest.CaptureFixtu
         "rank 1, device 0 7 12 1.5 11 1.65 2 1",
     ):
         assert words in said
+
+
+def test_a_run_is_named_by_its_label(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(ROOT / "tests" / "samples" / "two_gloo_ranks", tmp_path / "artifacts" / "mine")
+    monkeypatch.chdir(tmp_path)
+    assert main(["mine"]) == 0
+    assert "gloo:all_reduce" in capsys.readouterr().out
+    assert main(["yours"]) == 2
+    assert "no records for 'yours'. Runs here: artifacts/mine" in capsys.readouterr().err
 
 
 def test_text_and_page_of_the_report_have_what_there_is_of_each_kind(report: tuple[Any, str]) -> None:
