@@ -258,8 +258,8 @@ class ProgressWatch:
     def __init__(self, path: Path) -> None:
         file = open_regular(path, buffering=0)
         weakref.finalize(self, file.close)
-        header = _Header(path, file)
-        self._words, self._file, self.facts = header.words, file.fileno(), header.facts
+        head = RingHead(path, file)
+        self._words, self._file, self.facts = head.words, file.fileno(), head.process()
 
     def state(self) -> ProgressState:
         """Return the state as it is now, or the last one that could be read; step and phase may be of two moments that
@@ -310,8 +310,15 @@ def may_have_unread_rows(path: Path) -> bool:
     return words is None or (words[WHOLE_WORD] == 0 and words[FACTS_WORD] != 0)
 
 
-class _Header:
-    """What stands in a ring before its rows."""
+class RingHead:
+    """What stands in a ring before its rows, as a file has it.
+
+    Attributes:
+        slots: how many rows the ring has; `size`: how many bytes.
+
+    Raises:
+        UnreadableProgress: it is no ring, of another version, or too short.
+    """
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
         data, size = file.read(ROWS_AT), os.fstat(file.fileno()).st_size
@@ -321,51 +328,63 @@ class _Header:
             raise UnreadableProgress(f"{path}: is not a progress file, or is cut off: {len(data)} bytes of {ROWS_AT}")
         words = memoryview(data)[:PAGE].cast("q")
         version, slots = words[VERSION_WORD], words[SLOTS_WORD]
-        if version != VERSION or not is_a_size(slots):
+        if version != VERSION or not 0 < slots <= SLOTS or slots & (slots - 1):
             raise UnreadableProgress(
                 f"{path}: version {version} with {slots} slots; this AORTA reads version {VERSION}"
             )
-        wanted = ROWS_AT + slots * ROW_BYTES
-        if size < wanted:
-            raise UnreadableProgress(f"{path}: is cut off: {size} bytes of {wanted}")
-        self.words, self.slots, self.data = words, slots, data
+        self.size = ROWS_AT + slots * ROW_BYTES
+        if size < self.size:
+            raise UnreadableProgress(f"{path}: is cut off: {size} bytes of {self.size}")
+        self.words, self.slots, self.data, self._path = words, slots, data, path
+
+    def process(self) -> ProgressFacts:
+        """Return whose it is.
+
+        Raises:
+            UnreadableProgress: its facts cannot be read, or there are none.
+        """
+        said = self.data[PAGE : PAGE + self.words[PROCESS_WORD]]
         try:
-            decoder = msgspec.json.Decoder(ProgressFacts)
-            self.facts = decode_json(data[PAGE : PAGE + words[PROCESS_WORD]], decoder)
+            return decode_json(said, msgspec.json.Decoder(ProgressFacts))
         except ValueError as error:
-            raise UnreadableProgress(f"{path}: its facts cannot be read: {error}") from error
+            raise UnreadableProgress(f"{self._path}: its facts cannot be read: {error}") from error
 
+    def of_rows(self) -> RingFacts | None:
+        """Return what rows mean; None: nobody said.
 
-def is_a_size(slots: int) -> bool:
-    """Return whether a ring may have so many rows."""
-    return 0 < slots <= SLOTS and slots & (slots - 1) == 0
+        Raises:
+            ValueError: it cannot be read.
+        """
+        from aorta.records.ring_file import RingFacts
+
+        said = self.data[FACTS_AT : FACTS_AT + self.words[FACTS_WORD]]
+        return decode_json(said, msgspec.json.Decoder(RingFacts)) if said else None
 
 
 def _seen(path: Path, file: BinaryIO) -> ProgressSeen:
-    from aorta.records.ring_file import OTHERS, RingFacts, RingGroup
+    from aorta.records.ring_file import OTHERS, RingGroup
 
-    header, torn = _Header(path, file), list[str]()
-    words, data, groups, facts = header.words, header.data, dict[int, ProgressGroup](), None
-    listed, decoder = data[NAMES_AT : NAMES_AT + words[TEXTS_WORD]], msgspec.json.Decoder(RingGroup)
+    head, torn = RingHead(path, file), list[str]()
+    process, words, groups, facts = head.process(), head.words, dict[int, ProgressGroup](), None
+    listed, decoder = head.data[NAMES_AT : NAMES_AT + words[TEXTS_WORD]], msgspec.json.Decoder(RingGroup)
     try:
         for number, line in enumerate(listed.splitlines(), start=1):
             if line.startswith(b"["):
                 group = decode_json(line, decoder)
                 if group.name != OTHERS:
                     groups[number] = ProgressGroup(group.name, group.ranks)
-        if words[FACTS_WORD]:
-            facts = decode_json(data[FACTS_AT : FACTS_AT + words[FACTS_WORD]], msgspec.json.Decoder(RingFacts))
+        facts = head.of_rows()
     except ValueError as error:
         torn.append(f"groups: {error}")
-    rows, lost = _newest(file, words[COUNT_WORD], header.slots)
+    rows, lost = _newest(file, words[COUNT_WORD], head.slots)
     if lost:
         torn.append(f"{lost} of the newest rows: they were being written")
-    overwritten = words[COUNT_WORD] > header.slots and len(rows) < KEPT
+    overwritten = words[COUNT_WORD] > head.slots and len(rows) < KEPT
     if (words[STATE_WORD] ^ words[SINCE_WORD]) & _SINCE_MASK:
         torn.append("step and phase: they were being written")
     return ProgressSeen(
-        facts=header.facts,
-        state=_state(words, header.facts),
+        facts=process,
+        state=_state(words, process),
         groups=tuple(group for group in groups.values() if group.ranks),
         collectives=() if facts is None else _collectives(rows, facts, groups),
         looked_ns=words[LOOKED_WORD] or None,

@@ -59,7 +59,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.records.files import OF_THIS_PROCESS, above_streams, decode_json, open_own, whole_file, write_whole
+from aorta.records.files import OF_THIS_PROCESS, above_streams, open_own, whole_file, write_whole
 from aorta.records.progress import (
     COUNT_WORD,
     DONE_WORD,
@@ -84,7 +84,8 @@ from aorta.records.progress import (
     WHOLE_WORD,
     Progress,
     ProgressFacts,
-    is_a_size,
+    RingHead,
+    UnreadableProgress,
 )
 from aorta.records.schema import ClockReading, CopyDirection, Integer, Rank
 
@@ -182,10 +183,6 @@ _in_memory: Final[list[mmap.mmap]] = []
 """Rings without a file, kept to the end: compiled code may store the end of a collective in one after the recording."""
 
 
-class UnreadableRing(ValueError):
-    """A file is no ring, of another version, or cut off."""
-
-
 class RingFile:
     """A ring, mapped. Texts and groups are the training thread's alone to add.
 
@@ -198,16 +195,9 @@ class RingFile:
 
     def __init__(self, memory: mmap.mmap, path: Path | None = None, file: int = -1) -> None:
         self.path, self.file = path, file
-        if memory[: len(MAGIC)] != MAGIC:
-            raise UnreadableRing(f"{path}: is no ring of rows")
         self._memory = memory
         self._words = memoryview(memory).cast("B")[:PAGE].cast("q")
-        version, self.slots = self._words[VERSION_WORD], self._words[SLOTS_WORD]
-        fits = is_a_size(self.slots) and len(memory) == ROWS_AT + self.slots * ROW.itemsize
-        if version != VERSION or not fits:
-            raise UnreadableRing(
-                f"{path}: version {version} of {len(memory)} bytes; this AORTA reads version {VERSION}"
-            )
+        self.slots = self._words[SLOTS_WORD]
         self.progress = Progress(self._words, path)
         self.process: ProgressFacts | None = None
         self._facts: RingFacts | None = None
@@ -266,20 +256,16 @@ class RingFile:
 
         Raises:
             OSError: it cannot be read or mapped, or is no file of its own (`files.open_own`).
-            UnreadableRing: it is none, of another version, cut off, or says nothing of rows yet.
+            UnreadableProgress: as `RingHead`, or it says nothing of rows yet.
         """
         with open_own(path, existing=True) as file:
-            size = os.fstat(file.fileno()).st_size
-            if size <= ROWS_AT:
-                raise UnreadableRing(f"{path}: is cut off: {size} bytes")
-            memory = mmap.mmap(file.fileno(), size)
-        ring = cls(memory, path)
-        said, facts = ring._words[PROCESS_WORD], ring._words[FACTS_WORD]
-        if facts == 0:
-            raise UnreadableRing(f"{path}: says nothing of rows")
-        if said:
-            ring.process = decode_json(memory[PAGE : PAGE + said], msgspec.json.Decoder(ProgressFacts))
-        ring._facts = decode_json(memory[FACTS_AT : FACTS_AT + facts], msgspec.json.Decoder(RingFacts))
+            head = RingHead(path, file)
+            ring = cls(mmap.mmap(file.fileno(), head.size), path)
+        ring._facts = head.of_rows()
+        if ring._facts is None:
+            raise UnreadableProgress(f"{path}: says nothing of rows")
+        if head.words[PROCESS_WORD]:
+            ring.process = head.process()
         return ring
 
     @property

@@ -19,8 +19,9 @@ from pathlib import Path
 
 from aorta.errors import RecordWriteError
 from aorta.records.clocks import read_clocks
+from aorta.records.progress import UnreadableProgress
 from aorta.records.record_file import RecordWriter, header_of
-from aorta.records.ring_file import GIVEN_UP, NOBODY, RingFile, UnreadableRing
+from aorta.records.ring_file import GIVEN_UP, NOBODY, RingFile
 from aorta.records.ring_steps import RingSteps
 from aorta.records.run_files import RANK_FILE
 from aorta.records.schema import Anchor, Step
@@ -31,14 +32,14 @@ class RingRecord:
 
     Raises:
         OSError, InputError: ring or record cannot be read, or is no file of its own.
-        UnreadableRing: it is no ring, or that of another record.
+        UnreadableProgress: it is no ring, or that of another record.
     """
 
     def __init__(self, folder: Path, path: Path) -> None:
         self.ring = RingFile.open(path)
         self.path = folder / RANK_FILE.format(rank=self.ring.facts.rank)
         if header_of(self.path).clock != self.ring.facts.anchor:
-            raise UnreadableRing(f"{path}: not the ring of {self.path}")
+            raise UnreadableProgress(f"{path}: not the ring of {self.path}")
         self._ring_path = path
         self._writer = RecordWriter.reopened(self.path, self.ring.facts.rank)
         self._steps: RingSteps | None = None

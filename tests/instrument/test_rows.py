@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.records import ring_file as rf
 from aorta.records.clocks import boot_id, read_clocks
-from aorta.records.progress import MAGIC, ROWS_AT, SLOTS, VERSION
-from aorta.records.ring_file import RingFacts, RingFile, RingGroup, RingOperator, UnreadableRing
+from aorta.records.progress import MAGIC, ROWS_AT, SLOTS, VERSION, UnreadableProgress
+from aorta.records.ring_file import RingFacts, RingFile, RingGroup, RingOperator
 from aorta.records.ring_rows import RingRows
 from aorta.records.ring_steps import MOST, MOST_STEPS_LATE, RingSteps
 from aorta.records.schema import Stall, Step
@@ -218,16 +218,16 @@ def test_names_are_listed_once_and_stand_for_others_where_there_is_no_space() ->
 def test_a_file_that_is_no_ring_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "rank_0.bin"
     path.write_bytes(b"")
-    with pytest.raises(UnreadableRing, match="cut off"):
+    with pytest.raises(UnreadableProgress, match="cut off"):
         RingFile.open(path)
     path.write_bytes(b"\0" * (ROWS_AT + 64))
-    with pytest.raises(UnreadableRing, match="no ring"):
+    with pytest.raises(UnreadableProgress, match="not a progress file"):
         RingFile.open(path)
     header = np.zeros(ROWS_AT // 8, np.int64)
     header[0], header[1], header[2] = int.from_bytes(MAGIC, "little"), VERSION, 2 * SLOTS
     path.write_bytes(header.tobytes())
     os.truncate(path, ROWS_AT + 2 * SLOTS * rf.ROW.itemsize)  # of sparse files rows cost nothing but memory
-    with pytest.raises(UnreadableRing, match=f"version {VERSION} of"):
+    with pytest.raises(UnreadableProgress, match=f"version {VERSION} with {2 * SLOTS} slots"):
         RingFile.open(path)
 
 

@@ -28,7 +28,6 @@ from aorta.records.ring_file import (
     RingFile,
     RingGroup,
     RingOperator,
-    UnreadableRing,
 )
 from aorta.records.ring_rows import RingRows
 from aorta.records.schema import ClockReading
@@ -121,7 +120,7 @@ def test_a_rank_whose_instrument_is_not_there_yet_says_where_it_is(tmp_path: Pat
     ring.progress.enter("data")
     assert read_progress(path).state.phase == "data"
     assert not may_have_unread_rows(path)
-    with pytest.raises(UnreadableRing, match="nothing of rows"):
+    with pytest.raises(UnreadableProgress, match="nothing of rows"):
         RingFile.open(path)
     ring.close()
     assert read_progress(path).state.phase == "data"
