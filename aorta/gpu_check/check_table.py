@@ -21,8 +21,8 @@ import msgspec
 
 from aorta.errors import Inconclusive
 from aorta.terminal_style import table
-from aorta.timeline import intervals
-from aorta.timeline.intervals import Interval, clip, intersect, measure, merge
+from aorta.timeline.arrays import intersect, interval_array, measure, merge, offset
+from aorta.timeline.intervals import Interval
 from aorta.timeline.overlap import AGREEMENT
 
 Pair = tuple[Interval, Interval]
@@ -41,8 +41,8 @@ class KernelWindow:
 
     def lengths_ns(self, blocks: Sequence[Interval]) -> tuple[int, int]:
         """Return the communication, and the part of it that lies inside compute in these ranges, in ns."""
-        comm, compute = merge(self.comm), intersect(merge(self.compute), merge(blocks))
-        return measure(comm), measure(intersect(comm, compute))
+        comm, compute, ranges = (merge(interval_array(spans)) for spans in (self.comm, self.compute, blocks))
+        return measure(comm), measure(intersect(comm, intersect(compute, ranges)))
 
 
 def pooled_ratio(steps: Sequence[KernelWindow], blocks: Sequence[Sequence[Interval]]) -> float | None:
@@ -85,7 +85,8 @@ def windows(
             taken[event["args"].get("stream")] += float(event["dur"])
     computing = max(taken, key=taken.__getitem__, default=None)
     communicating = [e for e in rows if _is_kernel(e, device) and communication.search(e["name"])]
-    ahead_ns = intervals.offset([span(event, base_ns) for event in communicating], collectives) or 0
+    spans = interval_array(span(event, base_ns) for event in communicating)
+    ahead_ns = offset(spans, interval_array(collectives)) or 0
     base_ns -= ahead_ns
     kernel_windows = []
     for low, high in steps:
@@ -109,8 +110,8 @@ def _is_kernel(event: dict[str, Any], device: int) -> bool:
 def busy_share(seen: Sequence[KernelWindow], steps: Sequence[Interval]) -> float | None:
     """Return the share of the time of all steps in which a kernel ran; None where no kernel was seen."""
     lengths = [
-        measure(merge(clip([*window.comm, *window.compute], (low, high))))
-        for window, (low, high) in zip(seen, steps, strict=True)
+        measure(intersect(merge(interval_array([*window.comm, *window.compute])), interval_array([step])))
+        for window, step in zip(seen, steps, strict=True)
     ]
     return sum(lengths) / sum(high - low for low, high in steps) if any(lengths) else None
 

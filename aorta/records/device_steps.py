@@ -166,9 +166,7 @@ class DeviceBatch:
         running = kernels.within(passes, self.touching[step], window)
         if running is None:
             return None
-        ran = merge(interval_array(running.compute))
-        comm = {kind: merge(interval_array(spans)) for kind, spans in running.comm.items()}
-        unknown = merge(interval_array(running.of_unknown_kind))
+        ran, comm, unknown = running
         bounded = self._certain is not None and self._certain.bounded[step]
         blocked = self._certain.stalls if self._certain is not None and bounded else stalls
         here = IntervalArray(self._windows.start[step : step + 1], self._windows.end[step : step + 1])
@@ -176,9 +174,7 @@ class DeviceBatch:
         (overlap,) = measure(here, compute=ran, comm=comm, of_unknown_kind=unknown, certain=certain)
         if step in self.not_copying:
             overlap = replace(overlap, copy_ns=None)
-        in_window = intersect(stalls, here)
-        pairs = list(zip(in_window.start.tolist(), in_window.end.tolist(), strict=True))
-        kernels.compare(by_marks, overlap, passes, pairs, running.compute)
+        kernels.compare(by_marks, overlap, passes, intersect(stalls, here), ran)
         return overlap
 
     def _pairs(self, step: int | None = None) -> list[Interval]:

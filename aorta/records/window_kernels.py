@@ -8,13 +8,25 @@ other kernels of the stream that computes, inside the ranges of the blocks. Must
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
 from aorta.records.device_rows import Communication
-from aorta.timeline import intervals
+from aorta.timeline.arrays import (
+    Int64,
+    IntervalArray,
+    covered_ns,
+    intersect,
+    interval_array,
+    merge,
+    offset,
+    subtract,
+    union,
+)
 from aorta.timeline.classes import DeviceKernel, communicates
 from aorta.timeline.intervals import Interval
 from aorta.timeline.overlap import Overlap
@@ -26,11 +38,11 @@ Pass: TypeAlias = tuple[str, str, int, int]
 
 
 class RunningKernels(NamedTuple):
-    """When kernels computed and communicated in one step; collectives of unknown kind stand apart."""
+    """When kernels computed and communicated in one step, merged; collectives of unknown kind stand apart."""
 
-    compute: list[Interval]
-    comm: dict[str, list[Interval]]
-    of_unknown_kind: list[Interval]
+    compute: IntervalArray
+    comm: dict[str, IntervalArray]
+    of_unknown_kind: IntervalArray
 
 
 @dataclass
@@ -59,14 +71,22 @@ class WindowKernels:
         self.known = False
         self.problem: str | None = None
         self.compared = MeasuredTwice()
-        self._compute: list[DeviceKernel] = []
-        self._comm: list[DeviceKernel] = []
+        self._compute = self._comm = interval_array()
+        self._streams: Int64 = np.zeros(0, np.int64)
         self._stream: int | None = None
         self._set = False
 
     def arrived(self, kernels: Iterable[DeviceKernel]) -> None:
+        """Take all kernels of the window."""
+        comm, compute = list[Interval](), list[DeviceKernel]()
         for kernel in kernels:
-            (self._comm if communicates(kernel.name) else self._compute).append(kernel)
+            if communicates(kernel.name):
+                comm.append((kernel.start_ns, kernel.end_ns))
+            else:
+                compute.append(kernel)
+        self._comm = interval_array(comm)
+        self._compute = interval_array((kernel.start_ns, kernel.end_ns) for kernel in compute)
+        self._streams = np.array([kernel.stream for kernel in compute], np.int64)
         self.known = True
 
     def failed(self, problem: str) -> None:
@@ -81,46 +101,45 @@ class WindowKernels:
         Args:
             communication: the collectives that touch the step.
         """
-        if self.problem is not None and not self._compute and not self._comm:
+        if self.problem is not None and not len(self._compute.start) and not len(self._comm.start):
             return None
         of_device = [op for op in communication if op.on_device and op.possible[0] < op.possible[1]]
+        of_device.sort(key=lambda op: op.kind, reverse=True)  # of equal ones the last kind by name is taken
+        possible = interval_array(op.possible for op in of_device)
         if not self._set:
-            self._set_clock([op.possible for op in of_device])
-        ranges = intervals.merge(intervals.clip([(low, high) for _, _, low, high in passes], window))
+            self._set_clock(possible)
+        ranges = intersect(merge(interval_array((low, high) for _, _, low, high in passes)), interval_array([window]))
         compute = self._computing(ranges)
-        comm = [kernel for kernel in self._comm if kernel.start_ns < window[1] and kernel.end_ns > window[0]]
-        spans = [(kernel.start_ns, kernel.end_ns) for kernel in comm]
-        seen = intervals.merge(spans)
-        missing = sum(not intervals.intersect([op.possible], seen) for op in of_device)
+        touching = (self._comm.start < window[1]) & (self._comm.end > window[0])
+        comm = _chosen(self._comm, touching)
+        missing = int((covered_ns(possible, merge(comm)) == 0).sum())
         if missing:
             self.problem = f"the profiler saw no kernel of {missing} of {len(of_device)} collectives of a step"
             return None
-        if ranges and not compute:
+        if len(ranges.start) and not len(compute.start):
             self.problem = "the profiler saw no kernel inside the blocks of a step"
             return None
-        kinds: dict[str, list[Interval]] = {op.kind: [] for op in communication}
-        for op in communication:
-            if not op.on_device:
-                kinds[op.kind].append(op.possible)
-        unknown: list[Interval] = []
-        for span in spans:
-            shared = [(intervals.measure(intervals.intersect([span], [op.possible])), op.kind) for op in of_device]
-            most, kind = max(shared, default=(0, ""))
-            (kinds[kind] if most else unknown).append(span)
-        return RunningKernels(compute, kinds, unknown)
+        shared = np.minimum(comm.end[:, None], possible.end) - np.maximum(comm.start[:, None], possible.start)
+        nearest = np.hstack((np.zeros((len(comm.start), 1), np.int64), shared)).argmax(axis=1) - 1  # -1: it meets none
+        kind_of = np.array([*(op.kind for op in of_device), ""])[nearest]
+        kinds = {}
+        for kind in sorted({op.kind for op in communication}):
+            on_host = interval_array(op.possible for op in communication if op.kind == kind and not op.on_device)
+            kinds[kind] = union([on_host, _chosen(comm, kind_of == kind)])
+        return RunningKernels(compute, kinds, merge(_chosen(comm, nearest < 0)))
 
     def compare(
         self,
         by_marks: Overlap,
         by_kernels: Overlap,
         passes: Sequence[Pass],
-        stalls: Sequence[Interval],
-        compute: list[Interval],
+        stalls: IntervalArray,
+        compute: IntervalArray,
     ) -> None:
         """Compare a step that was measured both ways.
 
         Args:
-            stalls: of the step, merged; `compute`: when kernels computed in it.
+            stalls: of the step; `compute`: when kernels computed in it; both merged.
         """
         compared = self.compared
         compared.steps += 1
@@ -128,36 +147,35 @@ class WindowKernels:
         compared.hidden_ns += by_kernels.hidden_ns
         compared.marked_hidden_ns += by_marks.hidden_ns
         compared.marked_exposed_ns += by_marks.bounds.get("exposed_comm_ms", (by_marks.exposed_ns / 1e6,))[0] * 1e6
-        busy = intervals.merge(compute)
-        for block, phase, low, high in passes:
-            ran = intervals.subtract(intervals.merge([(low, high)]), stalls)
+        rows = interval_array((low, high) for _, _, low, high in passes)
+        lengths = rows.end - rows.start - covered_ns(rows, stalls)
+        shares = covered_ns(rows, subtract(compute, stalls))
+        for (block, phase, *_), length_ns, share_ns in zip(passes, lengths.tolist(), shares.tolist(), strict=True):
             length, share = compared.blocks.get((block, phase), (0, 0))
-            length += intervals.measure(ran)
-            compared.blocks[block, phase] = length, share + intervals.measure(intervals.intersect(ran, busy))
+            compared.blocks[block, phase] = length + length_ns, share + share_ns
 
-    def _set_clock(self, collectives: Sequence[Interval]) -> None:
+    def _set_clock(self, collectives: IntervalArray) -> None:
         """Move all kernels to the clock of the marks, by the collectives of the first step that is read."""
-        spans = [(kernel.start_ns, kernel.end_ns) for kernel in self._comm]
-        later_ns = intervals.offset(spans, collectives, CLOCK_NOISE_NS)
+        later_ns = offset(self._comm, collectives, CLOCK_NOISE_NS)
         if later_ns is None:
             return
         self._set = True
-        for kernels in (self._comm, self._compute):
-            kernels[:] = [
-                kernel._replace(start_ns=kernel.start_ns - later_ns, end_ns=kernel.end_ns - later_ns)
-                for kernel in kernels
-            ]
+        self._comm, self._compute = (
+            IntervalArray(kernels.start - later_ns, kernels.end - later_ns) for kernels in (self._comm, self._compute)
+        )
 
-    def _computing(self, ranges: Sequence[Interval]) -> list[Interval]:
+    def _computing(self, ranges: IntervalArray) -> IntervalArray:
         """Return when kernels of the stream that computes ran inside the ranges: the stream with most of what does not
         communicate there. A profiler's numbers of streams are not torch's.
         """
         if self._stream is None:
-            lengths: Counter[int] = Counter()
-            for kernel in self._compute:
-                lengths[kernel.stream] += intervals.measure(intervals.clip(ranges, (kernel.start_ns, kernel.end_ns)))
-            if not lengths.total():
-                return []
-            self._stream = lengths.most_common(1)[0][0]
-        spans = [(kernel.start_ns, kernel.end_ns) for kernel in self._compute if kernel.stream == self._stream]
-        return intervals.intersect(intervals.merge(spans), ranges)
+            inside = covered_ns(self._compute, ranges)
+            if not inside.any():
+                return interval_array()
+            streams, number = np.unique(self._streams, return_inverse=True)
+            self._stream = int(streams[np.bincount(number, inside).argmax()])
+        return intersect(merge(_chosen(self._compute, self._streams == self._stream)), ranges)
+
+
+def _chosen(rows: IntervalArray, which: NDArray[np.bool_]) -> IntervalArray:
+    return IntervalArray(rows.start[which], rows.end[which])

@@ -1,8 +1,8 @@
-"""The algebra of `intervals` on columns (half-open intervals `[start_ns, end_ns)` as two int64 arrays), and the one
+"""The algebra of intervals on columns (half-open intervals `[start_ns, end_ns)` as two int64 arrays), and the one
 definition of what is hidden in a window.
 
-`merge` takes intervals in any order and gives merged ones (sorted, disjoint, non-empty, non-abutting), equal to what
-`aorta.timeline.intervals` gives for the same intervals (tests/timeline/test_arrays.py). `measure_windows` measures all
+`merge` takes intervals in any order and gives merged ones (sorted, disjoint, non-empty, non-abutting), as
+`aorta.timeline.intervals` does (tests/timeline/test_arrays.py). `measure_windows` measures all
 steps of a rank at once:
 
     lane = lambda *pairs: merge(interval_array(pairs))
@@ -138,6 +138,26 @@ def containing(instants: Int64, spans: IntervalArray) -> Int64:
 def measure(merged: IntervalArray) -> int:
     """Return the length of a merged set in ns. Summing intervals that may overlap is wrong (W10): merge first."""
     return int((merged.end - merged.start).sum())
+
+
+def offset(inner: IntervalArray, outer: IntervalArray, slack: int = 0) -> int | None:
+    """Return how much later `inner` lie by their clock than by that of `outer`, each of which has one of them inside:
+    as little as puts them there, within `slack`, on the median. So 0 where they are inside. None where no two lie to
+    more than half in each other: what is shorter than the clocks are apart says nothing. Both in any order.
+    """
+    order = np.argsort(inner.start, kind="stable")
+    low, high = inner.start[order], inner.end[order]
+    first = np.searchsorted(np.maximum.accumulate(high), outer.start, side="right")
+    of_outer, at = ranges(first, np.searchsorted(low, outer.end, side="left"))
+    begins, ends = outer.start[of_outer], outer.end[of_outer]
+    shared = np.minimum(high[at], ends) - np.maximum(low[at], begins)
+    close = 2 * shared > np.maximum(high[at] - low[at], ends - begins)
+    if not close.any():
+        return None
+    middle = int(close.sum()) // 2
+    least = int(np.sort((high[at] - ends)[close])[middle]) - slack
+    most = int(np.sort((low[at] - begins)[close])[middle]) + slack
+    return min(max(0, least), most)
 
 
 def refuse_inverted(start: Int64, end: Int64) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -11,7 +11,8 @@ import pytest
 from aorta.records import ring_file as rf
 from aorta.records.device_rows import Communication
 from aorta.records.ring_steps import RingSteps
-from aorta.records.window_kernels import CLOCK_NOISE_NS, Pass, RunningKernels, WindowKernels
+from aorta.records.window_kernels import CLOCK_NOISE_NS, Pass, WindowKernels
+from aorta.timeline.arrays import IntervalArray, interval_array
 from aorta.timeline.classes import DeviceKernel
 from tests.instrument.device_rows_by_hand import DeviceByHand
 from tests.instrument.steps import MS
@@ -139,6 +140,27 @@ def seen(*kernels: tuple[str, int, int, int]) -> WindowKernels:
 
 
 NCCL, GEMM = "ncclDevKernel_Generic()", "gemm()"
+Pairs = list[tuple[int, int]]
+
+
+class Running(NamedTuple):
+    """`RunningKernels`, as pairs."""
+
+    compute: Pairs
+    comm: dict[str, Pairs]
+    of_unknown_kind: Pairs
+
+
+def within(kernels: WindowKernels, *of_step: Any) -> Running | None:
+    """What they say of a step."""
+
+    def pairs(columns: IntervalArray) -> Pairs:
+        return list(zip(columns.start.tolist(), columns.end.tolist(), strict=True))
+
+    if (running := kernels.within(*of_step)) is None:
+        return None
+    comm = {kind: pairs(columns) for kind, columns in running.comm.items()}
+    return Running(pairs(running.compute), comm, pairs(running.of_unknown_kind))
 
 
 def test_a_step_has_the_kernels_between_its_ends():
@@ -146,13 +168,13 @@ def test_a_step_has_the_kernels_between_its_ends():
         (GEMM, COMPUTE, 90, 105), (GEMM, COMPUTE, 195, 230), (GEMM, COMPUTE, 170, 175),
         (NCCL, OF_NCCL, 10, 50), (NCCL, OF_NCCL, 120, 150), (NCCL, OF_NCCL, 210, 300),
     )  # fmt: skip
-    found = kernels.within(*marks((80, 160), (190, 250), comm=(reduced(110, 160),)), (100, 200))
-    assert found == RunningKernels([(100, 105), (195, 200)], {"allreduce": [(120, 150)]}, [])
+    found = within(kernels, *marks((80, 160), (190, 250), comm=(reduced(110, 160),)), (100, 200))
+    assert found == Running([(100, 105), (195, 200)], {"allreduce": [(120, 150)]}, [])
 
 
 def test_a_kernel_is_of_the_collective_that_it_shares_most_time_with():
     kernels = seen((GEMM, COMPUTE, 0, 10), (NCCL, OF_NCCL, 100, 140), (NCCL, OF_NCCL, 200, 210))
-    found = kernels.within(*marks((0, 10), comm=(reduced(95, 110, "broadcast"), reduced(110, 150))), (0, 300))
+    found = within(kernels, *marks((0, 10), comm=(reduced(95, 110, "broadcast"), reduced(110, 150))), (0, 300))
     assert found is not None
     assert (found.comm, found.of_unknown_kind) == ({"broadcast": [], "allreduce": [(100, 140)]}, [(200, 210)])
 
@@ -160,18 +182,18 @@ def test_a_kernel_is_of_the_collective_that_it_shares_most_time_with():
 def test_collectives_without_a_kernel_that_none_is_missed_of():
     """One of the host, which runs in its range, and one that may have taken no time."""
     kernels = seen((GEMM, COMPUTE, 0, 10))
-    found = kernels.within(*marks((0, 10), comm=(reduced(20, 30, on_device=False), reduced(40, 40))), (0, 100))
-    assert found == RunningKernels([(0, 10)], {"allreduce": [(20, 30)]}, [])
+    found = within(kernels, *marks((0, 10), comm=(reduced(20, 30, on_device=False), reduced(40, 40))), (0, 100))
+    assert found == Running([(0, 10)], {"allreduce": [(20, 30)]}, [])
 
 
 def test_a_step_without_blocks_computes_nothing():
-    found = seen((NCCL, OF_NCCL, 20, 30)).within(*marks(comm=(reduced(10, 40),)), (0, 100))
-    assert found == RunningKernels([], {"allreduce": [(20, 30)]}, [])
+    found = within(seen((NCCL, OF_NCCL, 20, 30)), *marks(comm=(reduced(10, 40),)), (0, 100))
+    assert found == Running([], {"allreduce": [(20, 30)]}, [])
 
 
 def test_the_stream_that_computes_is_the_one_inside_of_blocks_and_stays_it():
     kernels = seen((GEMM, COMPUTE, 0, 10), (GEMM, SIDE, 20, 90), (GEMM, COMPUTE, 100, 102), (GEMM, SIDE, 102, 110))
-    first, second = (kernels.within(*marks((low, low + 10)), (low, low + 100)) for low in (0, 100))
+    first, second = (within(kernels, *marks((low, low + 10)), (low, low + 100)) for low in (0, 100))
     assert first is not None
     assert second is not None
     assert (first.compute, second.compute) == ([(0, 10)], [(100, 102)])
@@ -179,17 +201,19 @@ def test_the_stream_that_computes_is_the_one_inside_of_blocks_and_stays_it():
 
 def test_a_step_whose_kernels_are_missing_leaves_the_others_theirs():
     kernels = seen((GEMM, COMPUTE, 100, 110))
-    assert kernels.within(*marks((0, 10)), (0, 100)) is None
+    assert within(kernels, *marks((0, 10)), (0, 100)) is None
     assert kernels.problem is not None
-    assert kernels.within(*marks((100, 110)), (100, 200)) is not None
+    assert within(kernels, *marks((100, 110)), (100, 200)) is not None
 
 
 def test_steps_measured_both_ways_add_up_and_stalls_are_no_part_of_a_block():
     kernels = WindowKernels()
     by_marks: Any = SimpleNamespace(hidden_ns=60, exposed_ns=40, bounds={"exposed_comm_ms": (20e-6, 40e-6)})
     by_kernels: Any = SimpleNamespace(comm_ns=100, hidden_ns=30)
+    passes = marks((0, 100), (200, 300))[0]
+    stalls, compute = interval_array([(50, 60)]), interval_array([(0, 55), (200, 230)])
     for _ in range(2):
-        kernels.compare(by_marks, by_kernels, marks((0, 100), (200, 300))[0], [(50, 60)], [(0, 55), (200, 230)])
+        kernels.compare(by_marks, by_kernels, passes, stalls, compute)
     found = kernels.compared
     assert (found.steps, found.comm_ns, found.hidden_ns) == (2, 200, 60)
     assert (found.marked_hidden_ns, found.marked_exposed_ns) == (120, 40)
@@ -209,7 +233,7 @@ def beside(later_ms: float, *, norm: bool = True) -> WindowKernels:
     return found
 
 
-def taken(kernels: WindowKernels) -> RunningKernels | None:
+def taken(kernels: WindowKernels) -> Running | None:
     """What they say of a step whose marks are the kernels' own times."""
     own = [(BEGIN_NS + round(begin * MS), BEGIN_NS + round((begin + ms) * MS)) for begin, ms in (GATHER, NORM)]
     communication = [
@@ -217,7 +241,7 @@ def taken(kernels: WindowKernels) -> RunningKernels | None:
         for kind, span in zip(("allgather", "allreduce"), own, strict=True)
     ]
     passes: list[Pass] = [("block", "forward", BEGIN_NS + 1_001 * MS, BEGIN_NS + 1_004 * MS)]
-    return kernels.within(passes, communication, (BEGIN_NS, BEGIN_NS + 2_000 * MS))
+    return within(kernels, passes, communication, (BEGIN_NS, BEGIN_NS + 2_000 * MS))
 
 
 @pytest.mark.parametrize("later_ms", [0, 0.083, -0.083, 0.9])
@@ -244,5 +268,5 @@ def test_a_kernel_that_is_missing_is_missed_by_any_clock(later_ms):
 def test_marks_that_end_late_are_no_clock_that_is_off():
     """Where the host sets the pace an end mark follows its kernel by any time: kernels stay where they are."""
     kernels = seen((GEMM, COMPUTE, 0, 90_000), (NCCL, OF_NCCL, 100_000, 400_000))
-    found = kernels.within(*marks((0, 100_000), comm=(reduced(95_000, 600_000),)), (0, 1_000_000))
-    assert found == RunningKernels([(0, 90_000)], {"allreduce": [(100_000, 400_000)]}, [])
+    found = within(kernels, *marks((0, 100_000), comm=(reduced(95_000, 600_000),)), (0, 1_000_000))
+    assert found == Running([(0, 90_000)], {"allreduce": [(100_000, 400_000)]}, [])

@@ -26,8 +26,9 @@ from aorta.records.step_line import (
     tail_waits,
     user_ranges,
 )
-from aorta.timeline.intervals import Interval, clip, intersect, merge, subtract
+from aorta.timeline.intervals import Interval, merge
 from aorta.timeline.overlap import Unseen
+from tests.pair_algebra import clip, intersect, subtract
 from tests.windows import Certain, measure_window
 
 Row = namedtuple("Row", rf.ROW.names)

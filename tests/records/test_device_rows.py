@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aorta.records.device_rows import DevicePace, Stretch, lead_ms, nearly_all
-from aorta.timeline.intervals import intersect, measure, merge
+from aorta.timeline.intervals import measure, merge
+from tests.pair_algebra import intersect
 
 programs = st.lists(st.none() | st.integers(0, 30), min_size=2, max_size=25)
 """A kernel's length, or None: a mark."""

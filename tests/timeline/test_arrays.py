@@ -14,8 +14,9 @@ from aorta.errors import InputError, IntervalError
 from aorta.timeline import arrays
 from aorta.timeline.arrays import interval_array
 from aorta.timeline.classes import LANES
-from aorta.timeline.intervals import Interval, clip, intersect, measure, merge, offset, subtract
+from aorta.timeline.intervals import Interval, measure, merge
 from aorta.timeline.overlap import NO_COPIES, OF_UNKNOWN_KIND
+from tests.pair_algebra import clip, intersect, subtract
 from tests.strategies import bases, collectives, interval_lists, intervals, shifted
 from tests.windows import lane, lanes, measure_window
 
@@ -72,6 +73,10 @@ def test_a_broken_interval_is_bad_input_and_a_value_error():
     assert issubclass(IntervalError, InputError)
     assert issubclass(IntervalError, ValueError)
     assert IntervalError.exit_code == 2
+
+
+def offset(inner: list[Interval], outer: list[Interval], slack: int = 0) -> int | None:
+    return arrays.offset(interval_array(inner), interval_array(outer), slack)
 
 
 def test_the_offset_of_two_clocks_is_what_puts_one_inside_the_other():
