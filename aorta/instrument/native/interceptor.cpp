@@ -8,6 +8,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include <bitset>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -461,14 +462,20 @@ class Tap : public std::enable_shared_from_this<Tap> {
     Name last;  // stands for all of them: who waits for one waits for the launch
   };
 
-  using Counts = std::unordered_map<std::string, int64_t>;  // by kind for sends and receives, else under ""
+  // How many of a group were issued: collectives, counted under the step's lock, and sends and receives, under their own,
+  // by kind, and by kind and peer.
+  struct Counts {
+    int64_t collectives = 0;
+    std::unordered_map<std::string, int64_t> of_pairs;
+    std::mutex mutex;
+  };
 
   struct Group {
     c10::weak_intrusive_ptr<ProcessGroup> pinned;  // weak: it may be destroyed, but its address is not reused
     std::string name;
     int64_t size;
     std::shared_ptr<Counts> counts;  // by group name, as ranks match them, whichever object has that name
-    std::vector<bool> futureless;    // by operator
+    std::bitset<256> futureless;     // by operator
     bool on_device;                  // waiting for its collectives of device tensors blocks the device
     bool early;                      // they complete after their futures do (`dispatcher.ends_on_streams`)
     std::optional<bool> shared;      // `dispatcher.shares_communicator`
@@ -490,11 +497,16 @@ class Tap : public std::enable_shared_from_this<Tap> {
         row.dtype = call.tensor->scalar_type();
       }
     }
-    const std::lock_guard<std::mutex> held(counts_mutex_);
-    // Sends and receives are also counted by peer: the two ranks of a pair agree on that alone.
-    const int64_t of_pair = op.point_to_point ? (*group.counts)[op.kind + " " + std::to_string(call.peer)]++ : 0;
-    row.pair = of_pair << 32 | (call.peer & Ring::NO_PEER);
-    step_->issue(row, (*group.counts)[op.point_to_point ? op.kind : ""]);
+    row.pair = call.peer & Ring::NO_PEER;
+    Counts& counts = *group.counts;
+    if (!op.point_to_point) {
+      step_->issue(row, counts.collectives);
+      return row;
+    }
+    // Also by peer: the two ranks of a pair agree on that alone.
+    const std::lock_guard<std::mutex> held(counts.mutex);
+    row.pair |= counts.of_pairs[op.kind + " " + std::to_string(call.peer)]++ << 32;
+    step_->issue(row, counts.of_pairs[op.kind]);
     return row;
   }
 
@@ -666,7 +678,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
         name,
         size,
         counts,
-        std::vector<bool>(operators_.size()),
+        {},
         std::get<0>(seen),
         std::get<1>(seen),
         std::get<2>(seen),
@@ -707,7 +719,6 @@ class Tap : public std::enable_shared_from_this<Tap> {
   std::mutex groups_mutex_;
   std::unordered_map<const ProcessGroup*, Group> groups_;
   std::unordered_map<std::string, std::shared_ptr<Counts>> counts_;
-  std::mutex counts_mutex_;
   std::optional<torch::Library> library_;
   std::optional<aorta::CopiesWatched> copies_;
   std::optional<aorta::Lookout> lookout_;
