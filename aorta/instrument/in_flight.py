@@ -48,7 +48,6 @@ class InFlight:
     group: str
     seq: int
     bytes: int
-    dtype: str | None
     issue_ns: int
     number: int | None = None
     start: int | None = None

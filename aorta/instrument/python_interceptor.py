@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, cast
 import torch
 import torch.distributed as dist
 
-from aorta.instrument.backend_calls import CALLBACKS_S, DTYPES, dtype_name, group_seen, labelled
+from aorta.instrument.backend_calls import CALLBACKS_S, DTYPES, group_seen, labelled
 from aorta.instrument.dispatcher import (
     DispatcherHook,
     Interception,
@@ -254,8 +254,7 @@ class PythonInterceptor:
         typed = None if operator.argument is None or tensor is None else tensor.dtype
         peer = NO_PEER if call.peer_at is None else args[call.peer_at] & NO_PEER
         size = operator.full_array_bytes(args, member.size)
-        dtype = None if typed is None else dtype_name(typed)
-        issued = InFlight(operator.kind, member.name, 0, size, dtype, 0, op=call.number, of_group=member.number)
+        issued = InFlight(operator.kind, member.name, 0, size, 0, op=call.number, of_group=member.number)
         issued.waiters = len(args[0]) if operator.coalesced else 1
         # Not every rank sends or receives: counted separately, they keep collective numbers equal on all ranks.
         counter = f"{member.name}/{operator.kind}" if operator.point_to_point else member.name

@@ -173,13 +173,16 @@ class DeviceRows:
 
     Args:
         bound_ns: how long an idle device takes to reach what the host has just handed over.
+
+    Attributes:
+        spilling: collectives of earlier steps that reach into the next one.
     """
 
     def __init__(self, bound_ns: int) -> None:
         self._pace = DevicePace(bound_ns)
         self._communicators: dict[str, tuple[int | None, int, int]] = {}
         self._late: set[str] = set()
-        self._spilling: list[Communication] = []
+        self.spilling: list[Communication] = []
         self._copying: list[Interval] = []
         self._counted_launch: int | None = None
 
@@ -234,15 +237,10 @@ class DeviceRows:
             return marked_ns
         return max(marked_ns, stretch.start_ns - pace.marks_ns(ROUND_A_COLLECTIVE[1]))
 
-    @property
-    def spilling(self) -> list[Communication]:
-        """Collectives of earlier steps that reach into the next one."""
-        return self._spilling
-
     def touching(self, own: Iterable[Communication], end_ns: int) -> list[Communication]:
         """Return the collectives that touch a step which ended at `end_ns`: its `own`, and those that reach into it."""
-        communicated = [*self._spilling, *own]
-        self._spilling = [op for op in communicated if op.possible[1] > end_ns]
+        communicated = [*self.spilling, *own]
+        self.spilling = [op for op in communicated if op.possible[1] > end_ns]
         return communicated
 
     def copies(
@@ -295,8 +293,8 @@ def certain_step(
     computing = [pace.block(stretch) for stretch in blocks]
     waits = [*blocked, *possibly_blocked]
     possible = [item.span for item in blocks], [item.possible for item in communication], [item.span for item in waits]
-    surely = [pace.certain_span(stretch) for stretch in waits]
-    certain = [[span for spans in parts for span in spans] for parts in (computing, _spans(communication), surely)]
+    surely, running = [pace.certain_span(stretch) for stretch in waits], [op.certain for op in communication]
+    certain = [[span for spans in parts for span in spans] for parts in (computing, running, surely)]
     if nearly_all(possible, certain):
         return None
     return CertainStep(
@@ -306,10 +304,6 @@ def certain_step(
         [span for stretch in bubbles for span in pace.certain_span(stretch)],
         [stretch.span for stretch in paused],
     )
-
-
-def _spans(communication: Iterable[Communication]) -> list[list[Interval]]:
-    return [op.certain for op in communication]
 
 
 def launch_of(packed: int) -> int | None:

@@ -29,7 +29,7 @@ MS = 1_000_000
 
 
 def issued_now(kind: str = "allreduce", number: int | None = 0) -> InFlight:
-    return InFlight(kind, "0", 0, 8, "float32", time.perf_counter_ns(), number)
+    return InFlight(kind, "0", 0, 8, time.perf_counter_ns(), number)
 
 
 def ended(transfer: Transfer) -> InFlight:
@@ -307,8 +307,7 @@ def test_a_rank_whose_backend_was_slow_is_not_told_an_end_before_its_link_was_fr
     tables = Arrivals(tmp_path, "0", (0, 1), 0), Arrivals(tmp_path, "0", (0, 1), 1)
     link = Link(tables[1], Tally(), one, spans_nodes=True)
     slow, behind = (
-        Transfer(InFlight("allreduce", "0", number, 8, "float32", now, number), MS, (0, 1), has_future=True)
-        for number in (0, 1)
+        Transfer(InFlight("allreduce", "0", number, 8, now, number), MS, (0, 1), has_future=True) for number in (0, 1)
     )
     for number in (0, 1):
         for table in tables:

@@ -116,7 +116,7 @@ def test_closing_leaves_no_callback_of_a_future_behind(monkeypatch: pytest.Monke
     """Who drops the process group next joins the thread that calls back, with the interpreter locked."""
     monkeypatch.setattr(python_interceptor, "CALLBACKS_S", HANGS_S)
     interceptor = PythonInterceptor({}, ring_in_memory())
-    future, issued = torch.futures.Future[Any](), InFlight("allreduce", "0", 0, 8, "float32", 1)
+    future, issued = torch.futures.Future[Any](), InFlight("allreduce", "0", 0, 8, 1)
     interceptor._notice_end("allreduce_", issued, cast(Any, SimpleNamespace(get_future=lambda: future)))
     timer = threading.Timer(0.05, future.set_result, (None,))
     timer.start()

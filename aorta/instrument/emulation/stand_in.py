@@ -296,15 +296,7 @@ class _Backend:
         group, operator = self._group(group_in(args[position_of_group(name)])), offered()[name]
         number, group.issued = group.issued, group.issued + 1
         size_bytes = operator.full_array_bytes(args, group.place.size)
-        return group, InFlight(
-            operator.kind,
-            group.name,
-            number,
-            size_bytes,
-            None,
-            time.perf_counter_ns(),
-            number=number,
-        )
+        return group, InFlight(operator.kind, group.name, number, size_bytes, time.perf_counter_ns(), number)
 
     def _group(self, group: dist.ProcessGroup) -> _Group:
         name = group.group_name

@@ -99,8 +99,6 @@ class NativeInterceptor:
         device: Any | None = None,
     ) -> None:
         self._groups, self._ring = groups, ring
-        here = offered()
-        self._operators = tuple(here.values())
         operators = [
             (
                 name,
@@ -115,7 +113,7 @@ class NativeInterceptor:
                     peer_at=position_of_peer(name),
                 ),
             )
-            for name, operator in here.items()
+            for name, operator in offered().items()
         ]
         self.rows: Any = compiled_rows(module, ring)
         ring.progress.compile(self.rows)
