@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import msgspec
 import pytest
 import torch
 
-from aorta.gpu_check import check_ranks, races
+from aorta.gpu_check import check_ranks
 from aorta.gpu_check.check_table import CheckReport, CheckVerdict
-from tests.gpu.device import needs_gpu, noticed
+from tests.gpu.device import needs_gpu
 from tests.simulated import load
 
 pytestmark = [
@@ -33,25 +32,6 @@ SMALL = (
     "workload.mlp_hidden_dim=64",
     "workload.vocab_size=100",
 )
-
-
-class Deaf:
-    """A handle that forgets to wait."""
-
-    def __init__(self, work: object) -> None:
-        self.work = work
-
-    def wait(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter"])
-def test_the_races_notice_a_handle_that_does_not_wait(device: torch.device, kind: str) -> None:
-    busy, right = torch.Stream(device), races.KINDS[kind]
-    deaf = dataclasses.replace(right, issue=lambda result, source: Deaf(right.issue(result, source)))
-    assert races.late_consumer(right, device, busy)
-    assert not noticed(lambda: True)
-    assert noticed(lambda: races.late_consumer(deaf, device, busy))
 
 
 def test_the_whole_table_of_one_device(
