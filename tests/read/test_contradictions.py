@@ -1,13 +1,14 @@
 """What a trace says of one thing twice has to agree: each of these is null, with the reason, or refused."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from tests.read.answers import answer, judge
 from tests.read.evidence_jobs import job
-from tests.read.evidence_rows import KERNEL, File, Row
+from tests.read.evidence_rows import KERNEL, OPERATOR, File, Row
 from tests.read.mutations import (
     Mutation,
     by_rows,
@@ -26,6 +27,8 @@ from tests.read.mutations import (
     without,
 )
 
+LARGE = {"In msg nelems": 1 << 42, "Out msg nelems": 1 << 42}
+EARLY_NS = 4_000_000
 HOUR_NS = 3_600_000_000_000
 GEMM = "void cutlass::Kernel2<cutlass_80_tensorop_s16816gemm>"
 
@@ -49,8 +52,16 @@ def last_lasts(rows: list[Row], chance: random.Random) -> list[Row]:
     return [replace(row, end_ns=row.end_ns + 10_000_000_000) if row is end else row for row in rows]
 
 
+def calls_twice(rows: list[Row], chance: random.Random) -> list[Row]:
+    return [*rows, *filter(is_call, rows)]
+
+
+def merged(files: Sequence[File], chance: random.Random) -> list[File]:
+    return [files[0].changed([*files[0].rows, *files[1].rows])]
+
+
 CASES: dict[str, tuple[str, Mutation, str]] = {
-    "launches last 10 ms": ("nsys", scaled(is_call, 1000), "launches lasts less than 10 ms"),
+    "launches last 10 ms": ("nsys", scaled(is_call, 1000), "launches 95% last 10 ms"),
     "kernels last nanoseconds": ("rocprofv3-csv", scaled(on_device, 1e-4), "kernels last"),
     "the device runs an hour late": ("kineto-cuda", changed(on_device, lambda row: later(row, HOUR_NS)), "3.6e+06 ms"),
     "starts are those of the launches": ("rocpd", by_rows(queued), "starts are those of the queue"),
@@ -67,6 +78,48 @@ CASES: dict[str, tuple[str, Mutation, str]] = {
         "nsys",
         last(then(without(is_call), without(is_operator), without(is_comm, 0.5))),
         "other ranks that ran the same kernels",
+    ),
+    "collectives last a microsecond": ("rocprofv3-csv", scaled(is_comm, 1e-3), "collectives last"),
+    "collectives move more than links can": (
+        "kineto-cuda",
+        changed(lambda row: "In msg nelems" in row.args, lambda row: replace(row, args={**row.args, **LARGE})),
+        "TB/s or more",
+    ),
+    "lengths were rounded": (
+        "kineto-rocm",
+        changed(on_device, lambda row: replace(row, end_ns=row.start_ns + round(row.end_ns - row.start_ns, -6))),
+        "lengths were rounded",
+    ),
+    "two ranks are in one file": ("rocprofv3-csv", merged, "steps run at the same time"),
+    "calls are there twice": (
+        "kineto-cuda",
+        by_rows(calls_twice),
+        "pairs of calls",
+    ),
+    "gloo and operators share a thread": (
+        "kineto-cpu",
+        changed(lambda row: row.what == OPERATOR, lambda row: replace(row, stream=4000)),
+        "threads are not known",
+    ),
+    "gloo ran in two processes": (
+        "kineto-cpu",
+        changed(lambda row: is_comm(row) and "gather" in row.name, lambda row: replace(row, device=4001)),
+        "2 processes of one trace",
+    ),
+    "gloo ran before it was called": (
+        "kineto-cpu",
+        changed(is_comm, lambda row: later(row, -EARLY_NS)),
+        "rows of gloo",
+    ),
+    "gloo lacks rows of a kind": (
+        "kineto-cpu",
+        without(lambda row: is_comm(row) and "gather" in row.name),
+        "have no row of gloo",
+    ),
+    "gloo's rows have no length": (
+        "kineto-cpu",
+        changed(is_comm, lambda row: replace(row, end_ns=row.start_ns)),
+        "the length of 12 rows is not known",
     ),
     "an operator computes under a collective's name": (
         "kineto-cuda",

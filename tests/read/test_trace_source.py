@@ -111,7 +111,7 @@ def test_records_are_looked_for_beside_a_trace_and_two_folders_above(tmp_path: P
 def windows_of(*ranges: tuple[str, int, int]) -> tuple[list[tuple[int, int, int]], tuple[str, ...]]:
     """(step, start, end) of each window, and the notes."""
     texts, start, end = zip(*ranges, strict=True)
-    found, notes = step_windows(texts, np.array(start, np.int64), np.array(end, np.int64))
+    found, notes, _ = step_windows(texts, np.array(start, np.int64), np.array(end, np.int64))
     return list(zip(found.step.tolist(), found.start_ns.tolist(), found.end_ns.tolist(), strict=True)), notes
 
 

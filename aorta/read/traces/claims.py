@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from aorta.read.frames import Groups
 from aorta.read.ledger import COMM, LANES, WHOLE, Gap, lacking, lost
-from aorta.read.traces.clocks import refuse_other_units
+from aorta.read.traces.clocks import refuse_other_units, too_fast
 from aorta.read.traces.interval_table import (
     KIND_CODE,
     LANE_CLASSES,
@@ -136,7 +136,7 @@ def reconciled(trace: Trace, claims: Claims) -> Trace:
     ran_ns = (rows.end_ns - rows.start_ns)[(rows.device != NULL) & (rows.cls != IntervalClass.COPY)]
     refuse_other_units(trace.path, "launches", claims.lasted_ns[launching], some_short=True)
     refuse_other_units(trace.path, "kernels", ran_ns, some_short=False)
-    known = (*_doubled(trace, claims), *_blind(trace, claims))
+    known = (*_doubled(trace, claims), *_blind(trace, claims), *too_fast(trace))
     trace, claims = _told_apart(trace, replace(claims, launches=_learned(trace, claims)))
     sent, skipped = tuple(_sent(trace, claims)), tuple(_skipped(trace, claims))
     missing = _without_row(trace, claims)
@@ -171,7 +171,14 @@ def _read_both_ways(trace: Trace, claims: Claims, *, lacks: bool) -> Intervals:
 
 
 def _doubled(trace: Trace, claims: Claims) -> Iterator[Gap]:
-    """Yield the lanes in which kernels of one launch ran at once on a device: a launch that is no graph's runs one."""
+    """Yield the lanes in which kernels of one launch ran at once on a device: a launch that is no graph's runs one. All
+    where most calls are there twice.
+    """
+    linked = (claims.launches > Launches.NOTHING) & np.isin(claims.link, claims.row_link) & (claims.link != NULL)
+    twice = Groups(claims.link[linked], np.unique(claims.call[linked], return_inverse=True)[1]).sizes == NESTED
+    if 2 * NESTED * np.count_nonzero(twice) > np.count_nonzero(linked):
+        why = f"{np.count_nonzero(twice)} pairs of calls have one name and number, so two processes are in one trace"
+        yield from lacking(why, *LANES, seen=False)
     kernels = np.flatnonzero((claims.row_link != NULL) & (trace.intervals.cls != IntervalClass.COPY))
     number = np.sort(claims.row_link[kernels])
     if not (shared := number[1:][number[1:] == number[:-1]]).size:
@@ -379,7 +386,7 @@ def _skipped(trace: Trace, claims: Claims) -> Iterator[Gap]:
     window = np.maximum(np.searchsorted(marks.start_ns, rows.start_ns, side="right") - 1, 0)
     sends = (rows.cls == IntervalClass.COMM) & ~np.isin(rows.kind, (KIND_CODE["send"], KIND_CODE["recv"]))
     series: list[tuple[NDArray[np.bool_], Int64, NDArray[np.int32], tuple[str, ...], str]] = [
-        (sends, rows.seq, rows.group, (COMM,), "collectives of a group")
+        (sends, rows.seq, rows.group, LANES, "collectives of a group")
     ]
     if claims.counted is not None:
         kernels = claims.counted != NULL

@@ -14,8 +14,8 @@ import numpy as np
 
 from aorta.errors import InputError
 from aorta.read.frames import Groups
-from aorta.read.ledger import LANES, WHOLE, Gap, lacking
-from aorta.read.traces.interval_table import NULL, Intervals, Trace
+from aorta.read.ledger import COMM, LANES, WHOLE, Gap, lacking
+from aorta.read.traces.interval_table import KIND_CODE, NULL, IntervalClass, Intervals, Trace
 from aorta.timeline.arrays import Int64
 from aorta.timeline.overlap import DECIDED, NS_PER_MS
 
@@ -28,6 +28,17 @@ _QUEUED_NS: Final = 1000 * NS_PER_MS
 """
 _ENOUGH: Final = 20
 """Rows or calls, of which some are always short."""
+_SHORT: Final = 0.05
+"""So many launches and operators last less than a millisecond in any trace. A choice."""
+_COLLECTIVES: Final = 10
+_MOST: Final = 0.8
+"""So many of at least `_COLLECTIVES` collectives are no copies within a rank that is alone in its group. A choice."""
+_SOONEST_NS: Final = 2000
+"""No collective of several ranks ends so soon: NCCL reckons with 3.6 us or more (`baseLat` of its model)."""
+_FASTEST: Final = 10_000
+"""Bytes of the full array in a nanosecond, of which about half or more cross a link: NVLink 6 moves 3600."""
+_FASTEST_OF_HOSTS: Final = 100
+"""As `_FASTEST`, of gloo: 800 Gbit/s."""
 _SHORTEST_NS: Final = 200
 """No device runs a kernel, and no host an operator or a call that launches one, in so little."""
 _COARSE: Final = 100
@@ -49,11 +60,11 @@ def refuse_other_units(path: str, what: str, lengths_ns: Int64, *, some_short: b
     own = lengths_ns[lengths_ns > 0]
     if len(own) < _ENOUGH:
         return
-    middle, least = float(np.median(own)), int(own.min())
+    middle, least = float(np.median(own)), float(np.quantile(own, _SHORT))
     if middle < _SHORTEST_NS:
         seen = f"half of {len(own)} {what} last {middle:.4g} ns or less, but they take a microsecond or more"
     elif some_short and least >= NS_PER_MS:
-        seen = f"none of {len(own)} {what} lasts less than {least / 1e6:.4g} ms, but some take microseconds"
+        seen = f"of {len(own)} {what} {1 - _SHORT:.0%} last {least / 1e6:.4g} ms or more, but many take microseconds"
     else:
         return
     raise InputError(f"{path}: {seen}: its times are in another unit. Convert them to that of the format")
@@ -65,6 +76,23 @@ def wrong_clocks(trace: Trace) -> tuple[Gap, ...]:
     if not len(table):
         return ()
     return (*_off_the_host(trace, table), *_past_waits(trace, table), *_not_starts(table))
+
+
+def too_fast(trace: Trace) -> Iterator[Gap]:
+    """Yield communication where most collectives are faster than any link. A send may end as soon as it is buffered."""
+    rows = trace.intervals
+    paired = np.isin(rows.kind, (KIND_CODE["send"], KIND_CODE["recv"]))
+    rows = rows.take((rows.cls == IntervalClass.COMM) & (rows.kind != NULL) & ~paired & (rows.end_ns > rows.start_ns))
+    if trace.world_size == 1 or len(rows) < _COLLECTIVES:
+        return
+    length_ns = rows.end_ns - rows.start_ns
+    longest_ns, rate = float(np.quantile(length_ns, _MOST)), float(np.quantile(rows.bytes / length_ns, 1 - _MOST))
+    if longest_ns < _SOONEST_NS:
+        why = f"{_MOST:.0%} of {len(rows)} collectives last {longest_ns:.4g} ns or less"
+        yield from lacking(why, COMM, seen=False)
+    elif rate > (_FASTEST_OF_HOSTS if trace.platform == "cpu" else _FASTEST):
+        why = f"{_MOST:.0%} of {len(rows)} collectives move {rate / 1e3:.4g} TB/s or more"
+        yield from lacking(why, COMM, seen=False)
 
 
 def _off_the_host(trace: Trace, table: Intervals) -> Iterator[Gap]:
@@ -119,9 +147,21 @@ def _not_starts(table: Intervals) -> Iterator[Gap]:
     starts, lengths = table.start_ns, np.maximum(table.end_ns - table.start_ns, 0)
     if len(table) < _ENOUGH:
         return
-    coarse, fine = int(np.gcd.reduce(starts - starts[0])), int(np.gcd.reduce(lengths))
     if 2 * np.count_nonzero(starts == table.launch_ns) > len(table):
         yield from lacking("rows start when their launches do, so starts are those of the queue", *LANES, seen=False)
-    elif fine and coarse >= _COARSE * fine and (lengths % coarse).any():
-        why = f"starts are multiples of {coarse / 1e6:.4g} ms and lengths are not, so starts were rounded"
+    elif why := rounded(starts, lengths):
         yield from lacking(why, *LANES, seen=False)
+
+
+def rounded(starts_ns: Int64, lengths_ns: Int64) -> str | None:
+    """Return whether starts or lengths, and not both, are multiples of what is much coarser than the others."""
+    coarse, fine = int(np.gcd.reduce(starts_ns - starts_ns[0])), int(np.gcd.reduce(lengths_ns))
+    if fine and coarse >= _COARSE * fine and (lengths_ns % coarse).any():
+        return f"starts are multiples of {coarse / 1e6:.4g} ms and lengths are not, so starts were rounded"
+    if (
+        coarse
+        and fine >= max(_COARSE * coarse, DECIDED * lengths_ns.mean())
+        and ((starts_ns - starts_ns[0]) % fine).any()
+    ):
+        return f"lengths are multiples of {fine / 1e6:.4g} ms and starts are not, so lengths were rounded"
+    return None

@@ -143,8 +143,10 @@ def _without_length(table: Intervals, length_ns: Int64) -> Iterator[Gap]:
     known_ns, code = np.where(chosen, 0, length_ns), table.name + 1  # 0 of rows without a name
     counts = np.bincount(code[~chosen], minlength=len(table.names) + 1)
     mean_ns = np.bincount(code, known_ns, minlength=len(table.names) + 1) / np.maximum(counts, 1)
-    # Kernels take time, others may be so short that a clock shows none.
-    endless = (length_ns < 0) | ((table.device != NULL) & (table.cls != IntervalClass.COPY))
+    # Kernels, and what communicates, take time, and so do some copies; a clock may show none of the others.
+    copied = table.cls == IntervalClass.COPY
+    ran = (table.device != NULL) | (table.cls == IntervalClass.COMM)
+    endless = (length_ns < 0) | (ran & ~(copied & (length_ns[copied] > 0).any()))
     weight_ns = np.where((counts[code] == 0) & endless, ABSURD_NS, np.maximum(mean_ns[code], length_ns * chosen))
     for lane, cls in LANE_CLASSES.items():
         lacks = np.flatnonzero((table.cls == cls) & chosen)

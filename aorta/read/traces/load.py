@@ -32,7 +32,7 @@ from aorta.read.traces.interval_table import kind_of
 from aorta.read.traces.kernels import entries, largest_first
 from aorta.read.traces.reader import RANK_IN_PATH, headers_near, ranks_in_path
 from aorta.read.traces.tables import DeviceTables, TraceDetails, TraceTables, read_trace_tables
-from aorta.timeline.classes import COMPUTE, KINDS, computes
+from aorta.timeline.classes import COMPUTE, KINDS, UNKNOWN_KIND, computes
 
 
 def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequence[str] = ()) -> Run:
@@ -123,7 +123,6 @@ def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequ
 
 _APART: Final = 300
 """Units are a thousand apart; kernels of one name, and steps of one job, are not. A choice."""
-_PAIRED: Final = "sends and receives"
 _COLLECTIVE: Final = "collectives"
 _NODE: Final = re.compile(
     r"(?<![a-z])(?:node|host(?:name)?|worker|machine|server|compute|dgx|hgx|ip)[_-]?(\d[\d_-]*|[a-z](?![a-z]))",
@@ -170,7 +169,7 @@ def _held_against_others(
             device = _unknown(device, lanes, silent)
         elif (device.tables.source.rank, device.device) in fewer:
             why = "other ranks that ran the same kernels have more rows of collectives"
-            device = _unknown(device, (COMM,), why)
+            device = _unknown(device, LANES, why)
         changed.append(device)
     return changed
 
@@ -187,22 +186,24 @@ def _alike(totals: Sequence[KernelTotalEntry]) -> dict[str, dict[tuple[int, int]
 
 def _fewer_collectives(totals: Sequence[KernelTotalEntry]) -> set[tuple[int, int]]:
     """Return the devices that have fewer rows of collectives than others, by more than a tenth, that computed by the
-    same kernels as often. Kernels that may be sends and receives, of which ranks have unlike many, tell nothing.
+    same kernels as often: they lost some, or are of another job. Kernels that may be sends and receives, of which ranks
+    have unlike many, tell nothing.
     """
     counts: dict[tuple[int, int], Counter[str]] = {}
     for row in totals:
         if row.rank is not None and row.cls in ("compute", "comm"):
             own = counts.setdefault((row.rank, UNKNOWN if row.device is None else row.device), Counter())
-            kind = kind_of(row.name)
-            paired = kind == UNKNOWN or KINDS[kind] in ("send", "recv")
-            own[row.name if row.cls == "compute" else _PAIRED if paired else _COLLECTIVE] += row.count
+            kind = UNKNOWN_KIND if (code := kind_of(row.name)) == UNKNOWN else KINDS[code]
+            name = kind if kind in (UNKNOWN_KIND, "send", "recv") else _COLLECTIVE
+            own[row.name if row.cls == "compute" else name] += row.count
     sent = {key: own.pop(_COLLECTIVE, 0) for key, own in counts.items()}
-    unlike = any(_PAIRED in own for own in counts.values())
-    alike: dict[frozenset[tuple[str, int]], int] = {}
+    if any(own.keys() & {UNKNOWN_KIND, "send", "recv"} for own in counts.values()):
+        return set()
+    most: dict[frozenset[tuple[str, int]], int] = {}
     for key, own in counts.items():
         ran = frozenset(own.items())
-        alike[ran] = max(alike.get(ran, 0), sent[key])
-    return {key for key, own in counts.items() if not unlike and sent[key] < 0.9 * alike[frozenset(own.items())]}
+        most[ran] = max(most.get(ran, 0), sent[key])
+    return {key for key, own in counts.items() if sent[key] < 0.9 * most[frozenset(own.items())]}
 
 
 def _odd(values: Mapping[Any, float]) -> list[Any]:

@@ -27,6 +27,7 @@ from numpy.typing import ArrayLike
 
 from aorta.errors import InputError
 from aorta.read.frames import Numbered
+from aorta.read.ledger import LANES, Gap, lacking
 from aorta.read.traces.chrome_json import LARGEST_NS
 from aorta.read.traces.interval_table import (
     NO_WINDOWS,
@@ -38,6 +39,7 @@ from aorta.read.traces.interval_table import (
     Windows,
     concatenate,
     kind_of,
+    look_up,
     step_of,
     windows,
 )
@@ -209,7 +211,7 @@ def trace_of(
     """
     checked(source.origin, "range", {"start_ns": ranges.start_ns, "end_ns": ranges.end_ns})
     rank, world_size, of_rank = place(process, source.headers)
-    steps, of_steps = step_windows(ranges.texts, ranges.start_ns + since_ns, ranges.end_ns + since_ns)
+    steps, of_steps, gaps = step_windows(ranges.texts, ranges.start_ns + since_ns, ranges.end_ns + since_ns)
     table = concatenate(rows)
     start_ns = table.start_ns + since_ns
     table = replace(
@@ -232,6 +234,7 @@ def trace_of(
         "world_size": world_size,
         "host": process.host,
         "backend": "nccl" if communicates else None,
+        "gaps": gaps,
         "notes": (*of_rank, *notes, *of_steps, *((no_sizes,) if communicates and unsized else ())),
     }
     return Trace(process.path, format, intervals=table, **(fields | facts))
@@ -249,9 +252,15 @@ _FAMILIES: Final = (
 """Families of step markers; where a trace holds several, the first one here is used."""
 
 
-def step_windows(texts: Sequence[str], start_ns: Int64, end_ns: Int64) -> tuple[Windows, tuple[str, ...]]:
-    """Return the windows of the steps that ranges mark, and notes about them. Ranges of length 0 are no windows (a
-    mark, or a range still open when the recording ended). Of several ranges of one step the earliest counts.
+_MERGED: Final = "steps run at the same time as others of their number, so several processes are in one trace"
+
+
+def step_windows(
+    texts: Sequence[str], start_ns: Int64, end_ns: Int64
+) -> tuple[Windows, tuple[str, ...], tuple[Gap, ...]]:
+    """Return the windows of the steps that ranges mark, notes about them, and gaps where most run twice at once. Ranges
+    of length 0 are no windows (a mark, or a range still open when the recording ended). Of several ranges of one step
+    the earliest counts.
     """
     family, pattern = next(
         (family_pattern for family_pattern in _FAMILIES if any(map(family_pattern[1].match, texts))), _FAMILIES[0]
@@ -260,12 +269,15 @@ def step_windows(texts: Sequence[str], start_ns: Int64, end_ns: Int64) -> tuple[
     numbers = np.array([int(match[1]) if match else NULL for match in matches], np.int64)
     used = np.flatnonzero((numbers != NULL) & (end_ns > start_ns))
     if not len(used):
-        return NO_WINDOWS, ("no step markers: one window from the first to the last record",)
+        return NO_WINDOWS, ("no step markers: one window from the first to the last record",), ()
     used = used[np.argsort(start_ns[used], kind="stable")]
     first = used[np.unique(numbers[used], return_index=True)[1]]
     repeated = len(used) - len(first)
     notes = (f"{repeated} marker(s) {family}N repeat a step; the first of each is used",) if repeated else ()
-    return windows(numbers[first], start_ns[first], end_ns[first]), notes
+    again = np.setdiff1d(used, first)
+    at_once = start_ns[again] < look_up(numbers[again], numbers[first], end_ns[first])
+    gaps = lacking(_MERGED, *LANES, seen=False) if 2 * np.count_nonzero(at_once) > len(first) else ()
+    return windows(numbers[first], start_ns[first], end_ns[first]), notes, gaps
 
 
 RANK_IN_PATH: Final = re.compile(r"(?<![a-z])rank[_-]?(\d{1,7})(?!\d)", re.IGNORECASE)

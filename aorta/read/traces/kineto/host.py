@@ -22,7 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.read.frames import Groups, Numbered
-from aorta.read.ledger import Gap, lacking
+from aorta.read.ledger import COMM, LANES, Gap, lacking
+from aorta.read.traces.claims import EDGES
+from aorta.read.traces.clocks import OTHERS, rounded
 from aorta.read.traces.interval_table import KIND_CODE, NULL, IntervalClass, kind_of, known_dtype
 from aorta.read.traces.kineto.events import (
     LARGEST_BYTES,
@@ -94,6 +96,7 @@ class HostWork:
         self._at_once = False
         self._held: list[bytes] = []
         self._held_bytes = 0
+        self.processes = set[Any]()
         self._process: Any = None
         self._roles = Cached(_role)
         self._parts: list[dict[str, Int64]] = []
@@ -134,6 +137,7 @@ class HostWork:
                 events += kept
                 codes += [self.names[name]] * len(kept)
         argument = np.full(len(events), NULL, np.int64)
+        self.processes.update(events[at].pid for at in labels)
         inputs = inputs_of([events[at] for at in labels])
         argument[labels] = self.inputs.of(
             (bytes(operator_inputs.dims), bytes(operator_inputs.types)) for operator_inputs in inputs
@@ -166,11 +170,21 @@ def host_rows(
         counters, notes, gaps: where to put what is said of them.
     """
     (operators, labels), names = host.rows, tuple(host.names)
-    kinds, issuer = _issuers(operators, labels, names, world_size)
+    kinds, issuer, early, lost = _issuers(operators, labels, names, world_size)
     counters["comm_unlinked"] += int((issuer == NULL).sum())
     comm = IntervalArray(labels.start, labels.end)
     row, work = _work(operators, labels, names, issuer)
     gaps.extend(_impossible(operators))
+    if early > OTHERS:
+        gaps.extend(lacking(f"{early} rows of gloo start before the operators that issued them", *LANES, seen=False))
+    if lost > EDGES * len(kinds):
+        gaps.extend(lacking(f"{lost} operators of communication have no row of gloo", COMM))
+    if len(host.processes) > 1:
+        gaps.extend(lacking(f"gloo ran in {len(host.processes)} processes of one trace", *LANES, seen=False))
+    calling = np.isin(labels.thread, operators.thread[_begins(names, _CALL)[operators.name]])
+    calling = calling[~np.isin(kinds, (KIND_CODE["send"], KIND_CODE["recv"]))]  # those may run where they are called
+    if 2 * np.count_nonzero(calling) > len(calling):
+        gaps.extend(lacking("gloo ran on a thread that called it, so threads are not known", COMPUTE, seen=False))
     if doubt := _doubt(comm, row, work, operators, names):
         notes.append(doubt)
 
@@ -195,9 +209,10 @@ def host_rows(
 
 def _issuers(
     operators: _Rows, labels: _Rows, names: Sequence[str], world_size: int | None
-) -> tuple[NDArray[np.int8], Int64]:
+) -> tuple[NDArray[np.int8], Int64, int, int]:
     """Return the kind of each gloo row, and the operator that issued it; `NULL` where none could be joined with it (its
-    label is its kind).
+    label is its kind, if no other runs as that). And how many rows start before their operator, and how many operators
+    have none.
     """
     kind_of_name = np.array([kind_of(name) for name in names], np.int8)
     # Of nested calls of a thread the outermost counts.
@@ -212,21 +227,25 @@ def _issuers(
     called = kind_of_name[operators.name[calls]]
     runs_as = np.where(called == _REDUCE_SCATTER, _ALL_REDUCE, called)  # torch: ProcessGroupGloo
     own = kind_of_name[labels.name]
-    kinds, issuer = own.copy(), np.full(len(own), NULL, np.int64)
-    for label in np.unique(own):
+    kinds, issuer, early, lost = own.copy(), np.full(len(own), NULL, np.int64), 0, 0
+    for label in np.unique(np.append(own, runs_as)):
         rows = np.flatnonzero(own == label)
         rows = rows[np.argsort(labels.start[rows], kind="stable")]
         issued = calls[runs_as == label]
+        if label == _ALL_REDUCE and (not len(issued) or (called == _REDUCE_SCATTER).any()):
+            kinds[rows] = NULL
         # The list form of reduce-scatter runs as one all-reduce for each rank's part.
         parts = [world_size or 1 if names[code] == "c10d::reduce_scatter_" else 1 for code in operators.name[issued]]
         expected = np.repeat(issued, np.array(parts, np.int64))
         # Surplus rows were issued before the trace began; surplus calls had not run when it ended.
         rows = rows[max(len(rows) - len(expected), 0) :]
+        lost += len(expected) - len(rows)
         expected = expected[: len(rows)]
         in_order = labels.start[rows] >= operators.start[expected]
+        early += int(np.count_nonzero(~in_order))
         kinds[rows[in_order]] = kind_of_name[operators.name[expected[in_order]]]
         issuer[rows[in_order]] = expected[in_order]
-    return kinds, issuer
+    return kinds, issuer, early, lost
 
 
 def _work(operators: _Rows, labels: _Rows, names: Sequence[str], issuer: Int64) -> tuple[Int64, IntervalArray]:
@@ -272,6 +291,8 @@ def _impossible(operators: _Rows) -> Iterator[Gap]:
     order = np.lexsort((-operators.end, operators.start, operators.thread))
     start, end, thread = operators.start[order], operators.end[order], operators.thread[order]
     crossed = np.where(end[1:] > end[:-1], np.maximum(end[:-1] - start[1:], 0), 0)[thread[1:] == thread[:-1]]
+    if len(length) and (why := rounded(operators.start, length)):
+        yield from lacking(why, *LANES, seen=False)
     if crossed.sum() > _CROSSED * length.sum():
         why = f"{np.count_nonzero(crossed)} operators overlap others of their thread, so times or threads are wrong"
         yield from lacking(why, COMPUTE, seen=False)
