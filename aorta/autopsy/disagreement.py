@@ -168,14 +168,17 @@ def conforms(rank: Rank, channel: Channel, number: int) -> bool | None:
     return None if awaited is None else awaited == signature(rank.collectives[index], rank.rank)
 
 
-def passed_by(rank: Rank, waiting: Rank, awaited: OpenCollective) -> bool:
+def passed_by(job: JobEvidence, number: int, awaited: OpenCollective) -> bool:
     """Return whether a rank left out what another waits for: of both, it is the one that has departed from its past."""
-    channel, number = awaited.channel, awaited.collective.number
-    newest = max(rank.channels.get(channel, {}), default=number)
-    if newest >= number or not conforms(waiting, channel, number):
+    rank, awaited_number = job.ranks[number], awaited.collective.number
+    newest = max(rank.channels.get(awaited.channel, {}), default=awaited_number)
+    if newest >= awaited_number or not conforms(job.ranks[awaited.rank], awaited.channel, awaited_number):
         return False
-    issued = [signature(op, rank.rank) for op in rank.collectives]
-    since = range(_place(rank, channel, newest) + 1, len(issued))[:_MOST_SINCE]
+    # What a rank does in a group of its own, it does not do instead of what others wait for.
+    shared = [op for op in rank.collectives if job.groups[op.group].ranks != (number,)]
+    issued = [signature(op, number) for op in shared]
+    last = rank.channels.get(awaited.channel, {}).get(newest)
+    since = range(next((at for at, op in enumerate(shared) if op is last), 0) + 1, len(issued))[:_MOST_SINCE]
     return any(
         expected not in (None, issued[at]) for at, expected in zip(since, _followers(issued, since), strict=True)
     )

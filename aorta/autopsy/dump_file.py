@@ -62,6 +62,7 @@ class DumpEntry(msgspec.Struct):
     input_dtypes: list[str] = []
     output_sizes: list[_Shape] = []
     retired: bool = False
+    timeout_ms: Integer | None = None
     is_p2p: bool = False
     frames: list[_Frame] = []
 

@@ -2,7 +2,7 @@
 
 A file's rank is the number at the end of its name (`comm_lib_trace_rank_3`, `nccl_trace_rank_node02_5`, `rank_3.json`).
 A dump that cannot be read is evidence too: `RankEvidence.torn` says why. A dump names no moment at which it was taken,
-so nothing here has an age. Must not load torch.
+so nothing here has an age; its file's time says when at the latest, unless it is that of a copy. Must not load torch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +24,7 @@ from aorta.autopsy.evidence import (
     GroupEvidence,
     RankEvidence,
 )
+from aorta.autopsy.same_job import CLOCKS_NS, TIMEOUT_NS
 from aorta.command_line import name_ranks
 from aorta.errors import InputError
 from aorta.records.files import open_regular
@@ -52,7 +53,7 @@ _KINDS: Final = {
 }
 """Names that backends of torch give to the kinds of the record; other names are kinds themselves."""
 _MESSAGES: Final = ("send ", "recv ")
-_OF_GLOO: Final = "gloo:"
+_GLOO: Final = "gloo"
 _UNDESCRIBED: Final = "undefined"
 """torch's description of a group that got none."""
 _ITEM_BYTES: Final = {
@@ -118,12 +119,22 @@ def read_dumps(paths: Sequence[Path]) -> list[RankEvidence]:
         for dump in readable.values()
         for entry in dump.entries
     )
+    last_ns = _last_ns(readable.values()) if compared == _GLOO else None
     return [
         RankEvidence(rank=rank, source="flight_recorder", path=str(files[rank]), torn=dump)
         if isinstance(dump, str)
-        else _evidence(rank, world, files[rank], dump, whole, begun, messaging)
+        else _evidence(rank, world, files[rank], dump, whole, begun, messaging, last_ns)
         for rank, dump in sorted(dumps.items())
     ]
+
+
+def _last_ns(dumps: Iterable[Dump]) -> int:
+    """Return the latest moment at which dumps of one job that hangs were taken: no rank waits longer than its timeout.
+    A later time of a file is that of a copy.
+    """
+    entries = [entry for dump in dumps for entry in dump.entries]
+    timeout_ns = max((entry.timeout_ms * 1_000_000 for entry in entries if entry.timeout_ms), default=TIMEOUT_NS)
+    return max((entry.time_created_ns or 0 for entry in entries), default=0) + timeout_ns + CLOCKS_NS
 
 
 def no_evidence(path: Path) -> str:
@@ -154,7 +165,14 @@ def is_dump(path: Path) -> bool:
 
 
 def _evidence(
-    rank: int, world: int | None, path: Path, dump: Dump, whole: bool, begun: bool, messaging: set[str]
+    rank: int,
+    world: int | None,
+    path: Path,
+    dump: Dump,
+    whole: bool,
+    begun: bool,
+    messaging: set[str],
+    last_ns: int | None,
 ) -> RankEvidence:
     # A process numbers its groups as it makes them, and `pg_config` has them by name.
     made = {str(entry.process_group[0]): entry.pg_id or 0 for entry in reversed(dump.entries)}
@@ -208,9 +226,13 @@ def _evidence(
         skipped |= group not in batches and not overwritten and enqueued > newest.get(group, -1)
     notes_starts = all(entry.time_discovered_started_ns for entry in dump.entries if entry.state == "completed")
     # Finished entries are left out all together.
-    holes = dump.has_holes and any(op.state == "completed" for op in issued)
+    holes = dump.has_holes and any(op.state in ("completed", "retired") for op in issued)
     lacking = unclear or holes or skipped or (dump.oldest and not (issued and issued[0].state == "completed"))
     times = [time for op in issued for time in (op.issued_ns, op.started_ns, op.completed_ns) if time]
+    # What a rank lacks is not issued, or was issued after its dump. NCCL's status and completed collectives tell.
+    not_after_ns = path.stat().st_mtime_ns
+    if last_ns is not None and not_after_ns > last_ns:
+        not_after_ns = max(times, default=0)
     return RankEvidence(
         rank=rank,
         world_size=world,
@@ -219,7 +241,7 @@ def _evidence(
         progress_ns=max(times, default=None),
         groups=list(groups.values()),
         collectives=[*finished, *issued],
-        not_after_ns=path.stat().st_mtime_ns,
+        not_after_ns=not_after_ns,
         device_seen_ns=path.stat().st_mtime_ns if begun and notes_starts else None,
         from_start=not (dump.oldest or of_unfinished),
         torn=f"{path.name} lacks entries or finished work: what the rank waits for is unknown" if lacking else None,
@@ -293,7 +315,7 @@ def _collective(entry: DumpEntry) -> CollectiveEvidence:
     state: CollectiveState = "issued" if entry.state == "scheduled" else entry.state
     if entry.time_discovered_completed_ns:
         state = "completed"
-    if state != "completed" and entry.retired and entry.profiling_name.startswith(_OF_GLOO):
+    if state != "completed" and entry.retired and entry.profiling_name.startswith(f"{_GLOO}:"):
         state = "retired"  # gloo's work stays scheduled to its end, and is retired with an error too
     kind = _KINDS.get(entry.name, entry.name)
     sizes = [math.prod(shape) for shape in (entry.output_sizes if kind == "all_gather" else entry.input_sizes)]

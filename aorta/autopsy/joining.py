@@ -133,6 +133,16 @@ def _settled(job: JobEvidence, rank: Rank) -> Rank:
         least = max((of_all // of_one for of_all, of_one in gathers if of_one), default=2)
         incomplete = not all(other.complete for other in job.ranks.values())
         unsure = bool(job.missing) or incomplete or len(job.groups[last.group].ranks) < least
+    unsure |= any(  # that is, finished or failed
+        newest.state == "retired"
+        and other.complete
+        and other.may_lack(channel, newest)
+        and not other.has_issued(channel, newest.number)
+        for channel, issued in rank.channels.items()
+        if (newest := issued[max(issued)]).kind in NEED_ALL_RANKS
+        for member in job.members(channel)
+        if (other := job.ranks.get(member)) is not None
+    )
     settled = tuple(
         op
         if op.state != "retired"

@@ -206,9 +206,9 @@ def _odd_in_circle(job: JobEvidence, open_there: dict[int, OpenCollective]) -> l
     as_before = {
         rank: conforms(job.ranks[rank], held.channel, held.collective.number) for rank, held in open_there.items()
     }
-    for waiting, held in open_there.items():
+    for held in open_there.values():
         for rank in held.behind & set(open_there):
-            if passed_by(job.ranks[rank], job.ranks[waiting], held):
+            if passed_by(job, rank, held):
                 as_before[rank] = False
     departed = [rank for rank, same in as_before.items() if same is False]
     if departed and all(same for rank, same in as_before.items() if rank not in departed):
@@ -232,7 +232,7 @@ def behind_its_peers(case: Case, accused: set[int]) -> Iterator[Accusation]:
     for number in waits.roots:
         rank = job.ranks[number]
         awaited = [wait for wait in waits.open if number in wait.behind and not case.is_held(wait)]
-        skipped = any(passed_by(rank, job.ranks[wait.rank], wait) for wait in awaited)
+        skipped = any(passed_by(job, number, wait) for wait in awaited)
         if number in accused or not awaited or (is_inside(job, waits, number) and not skipped):
             continue
         # Dumps have no ages; then what fewest others are behind in says most of this one.

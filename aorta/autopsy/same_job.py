@@ -14,15 +14,15 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from aorta.autopsy.evidence import CollectiveEvidence, GroupEvidence, RankEvidence
+from aorta.autopsy.evidence import DEFAULT_GROUP, CollectiveEvidence, GroupEvidence, RankEvidence
 from aorta.autopsy.job import Channel, channel_of
 from aorta.command_line import name_ranks
 
 NEED_ALL_RANKS: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 """No rank can complete these before every rank has issued them; the source of a broadcast, for example, can."""
-_CLOCKS_NS: Final = 60 * 1_000_000_000
+CLOCKS_NS: Final = 60 * 1_000_000_000
 """The clocks of a job's hosts are not further apart."""
-_TIMEOUT_NS: Final = 30 * 60 * 1_000_000_000
+TIMEOUT_NS: Final = 30 * 60 * 1_000_000_000
 """torch's longest default timeout (`default_pg_timeout`): no rank waits longer for another."""
 
 
@@ -56,25 +56,32 @@ def _stale(dumps: Sequence[RankEvidence]) -> Iterator[tuple[int, str]]:
     rows: dict[tuple[str, int], dict[int, CollectiveEvidence]] = defaultdict(dict)
     reached: dict[Channel, dict[int, int]] = defaultdict(dict)  # channel -> rank -> its newest number
     completed: dict[Channel, tuple[int, int]] = {}  # channel -> the newest number that completed, and where
+    ended_ns: dict[tuple[str, int, int], int] = {}  # group, number, rank -> when a collective had completed
     for dump in dumps:
+        newest = {row.group: row.number for row in dump.collectives}
         for row in dump.collectives:
             group = names[row.group, dump.rank]
-            if group not in listed:
+            if group not in listed and groups[group].description != DEFAULT_GROUP:
                 continue
             channel = channel_of(row, dump.rank)._replace(group=group)
             reached[channel][dump.rank] = max(row.number, reached[channel].get(dump.rank, -1))
             if row.kind in NEED_ALL_RANKS:
                 rows[group, row.number][dump.rank] = row
+                if row.completed_ns is not None:
+                    ended_ns[group, row.number, dump.rank] = row.completed_ns
+                elif row.state == "retired" and row.number < newest[row.group] and dump.progress_ns is not None:
+                    ended_ns[group, row.number, dump.rank] = dump.progress_ns  # or failed, as the newest may have
             if row.completed_ns is not None and row.state == "completed" and row.kind in (*NEED_ALL_RANKS, "recv"):
                 completed[channel] = max(completed.get(channel, (-1, -1)), (row.number, dump.rank))
     odd = Counter[int]()
-    for issued in rows.values():
+    for (group, number), issued in rows.items():
         latest_ns = max(row.issued_ns or 0 for row in issued.values())
-        kinds = Counter(row.kind for row in issued.values() if row.completed_ns is not None)
-        for rank, row in issued.items():
-            if row.completed_ns is not None and latest_ns - row.completed_ns > _CLOCKS_NS:
+        ended = {rank: ended_ns[group, number, rank] for rank in issued if (group, number, rank) in ended_ns}
+        kinds = Counter(issued[rank].kind for rank in ended)
+        for rank, at_ns in ended.items():
+            if latest_ns - at_ns > CLOCKS_NS:
                 yield rank, "stale: what it has completed, others issued more than a minute later"
-            odd[rank] += row.completed_ns is not None and 2 * kinds[row.kind] < kinds.total()
+            odd[rank] += 2 * kinds[issued[rank].kind] < kinds.total()
     for rank, numbers in odd.items():
         if numbers > 1:  # what does not meet may complete once
             yield rank, "of another job: it has completed other collectives than most ranks of the group"
@@ -92,7 +99,7 @@ def _stale(dumps: Sequence[RankEvidence]) -> Iterator[tuple[int, str]]:
         if (times := [row.issued_ns for row in dump.collectives if row.issued_ns is not None])
     ]
     for rank, last_ns in newest_ns.items():
-        if last_ns and max(oldest_ns, default=0) - last_ns > _TIMEOUT_NS:
+        if last_ns and max(oldest_ns, default=0) - last_ns > TIMEOUT_NS:
             yield rank, "stale: it ends more than 30 minutes before another begins"
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -57,10 +58,13 @@ def job(
     return dumps
 
 
-def judged(folder: Path, dumps: Dumps, form: str = "pickle") -> Verdict:
+def judged(folder: Path, dumps: Dumps, form: str = "pickle", after_s: int = 60) -> Verdict:
+    """Judge files with times so long after their newest entry."""
+    newest_ns = max([row.get("time_created_ns", 0) for one in dumps.values() for row in one["entries"]])
     for rank, one in dumps.items():
-        content = json.dumps(one).encode() if form == "json" else pickle.dumps(one)
-        (folder / f"comm_lib_trace_rank_{rank}").write_bytes(content)
+        path = folder / f"comm_lib_trace_rank_{rank}"
+        path.write_bytes(json.dumps(one).encode() if form == "json" else pickle.dumps(one))
+        os.utime(path, ns=(0, newest_ns + after_s * S))
     return judge(read_dumps([folder]))
 
 
@@ -122,6 +126,16 @@ STALE: dict[str, Dumps] = {
     "dumps of a larger, newer job": {**job(), **some(6, 7, of=job(ranks=8, late=None, at_s=HOUR))},
     "a dump of the same job, taken a little earlier": {**job(), **some(3, of=job(steps=4, late=None))},
     "a rank's dump of an earlier attempt, over gloo": {**by_gloo(job()), **some(3, of=by_gloo(job(9, at_s=-HOUR)))},
+    "a rank's file holds another program's entries, over gloo": {
+        **by_gloo(job()),
+        **with_entries(
+            some(0, of=by_gloo(job())), lambda _, rows: [{**row, "profiling_name": "gloo:all_gather"} for row in rows]
+        ),
+    },
+    "a rank's dump of an attempt that began anew, over gloo": {
+        **by_gloo(job()),
+        **some(3, of=by_gloo(job(2, late=None, at_s=100))),
+    },
     "files of two ranks under each other's names": {**job(), 1: job()[LATE], LATE: job()[1]},
     "a dump without what the rank completed with others": shows_nothing(job(), 0, pg_status={}),
     "a dump of another job of as many ranks": {
@@ -167,6 +181,9 @@ CHANGED: dict[str, Dumps] = {
     "frames lost": with_entries(job(), lambda rank, rows: [{**row, "frames": []} for row in rows]),
     "the newest entry of a rank lost": with_entries(job(), lambda rank, rows: rows[: -1 if rank == 0 else None]),
     "every other entry of a rank lost": with_entries(job(), lambda rank, rows: rows[:: 1 + (rank == 0)]),
+    "every other entry of a rank lost, over gloo": with_entries(
+        by_gloo(job(late=None)), lambda rank, rows: rows[:: 1 + (rank == 0)]
+    ),
     "entries of a group lost on a rank": with_entries(
         job(), lambda rank, rows: [row for row in rows if rank or row["process_group"][0] != "0"]
     ),
@@ -253,3 +270,19 @@ def test_totals_of_an_all_to_all_agree(received: list[list[int]], tmp_path: Path
     verdict = judged(tmp_path, dumps)
     agree = received == [[12]]
     assert (verdict.kind, verdict.suspects) == (("stuck_inside", []) if agree else ("signature_mismatch", [0, 1]))
+
+
+@pytest.mark.parametrize("after_s", [60, 24 * HOUR])
+def test_the_time_of_a_copy_does_not_say_when_a_dump_of_gloo_was_taken(after_s: int, tmp_path: Path) -> None:
+    """A rank that lacks what others issued is late, or was dumped before."""
+    verdict = judged(tmp_path, by_gloo(job()), after_s=after_s)
+    assert [one.rank for one in verdict.culprits] == ([LATE] if after_s == 60 else [])
+    assert LATE in [*verdict.suspects, *(one.rank for one in verdict.culprits)]
+
+
+def test_work_in_a_group_of_its_own_is_not_done_instead_of_what_others_wait_for(tmp_path: Path) -> None:
+    dumps = job()
+    dumps[0]["pg_config"]["77"] = {"name": "77", "desc": "own", "ranks": "[0]"}
+    own = {"process_group": ("77", "own"), "pg_id": 9, "collective_seq_id": 1}
+    dumps[0]["entries"].append(entry(len(dumps[0]["entries"]), "scheduled", **own))
+    assert [one.rank for one in judged(tmp_path, dumps).culprits] == [LATE]
