@@ -304,6 +304,11 @@ def _collectives(
         else:  # several collectives issued as one, the last entry stands for all
             before.state, before.started_ns, before.completed_ns = op.state, op.started_ns, op.completed_ns
             before.bytes = None if before.bytes is None else before.bytes + (op.bytes or 0)
+    # A group's collectives end one after another: an older one that is open was not looked at since.
+    newest = {group: number for (group, number), op in sorted(merged.items()) if op.state == "completed"}
+    for (group, number), op in merged.items():
+        if number < newest.get(group, -1):
+            op.state = "completed"
     for several in messages.values():
         first_open = next((at for at, op in enumerate(several) if op.state != "completed"), len(several))
         for at, op in enumerate(several):  # where older ones are lost, both sides count from what is open

@@ -235,6 +235,12 @@ def behind_its_peers(case: Case, accused: set[int]) -> Iterator[Accusation]:
         skipped = any(passed_by(job, number, wait) for wait in awaited)
         if number in accused or not awaited or (is_inside(job, waits, number) and not skipped):
             continue
+        if all(
+            2 * len(wait.behind) > len(job.members(wait.channel))
+            and conforms(job.ranks[wait.rank], wait.channel, wait.collective.number) is False
+            for wait in awaited
+        ):
+            continue  # rather did few issue what their past does not have than most leave it out
         # Dumps have no ages; then what fewest others are behind in says most of this one.
         first = max(
             awaited, key=lambda wait: (job.ranks[wait.rank].age_s(wait.collective.issued_ns) or 0.0, -len(wait.behind))

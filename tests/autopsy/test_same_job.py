@@ -190,6 +190,13 @@ CHANGED: dict[str, Dumps] = {
     "states that contradict their times": with_entries(
         job(), lambda rank, rows: [{**row, "state": "started"} if rank == 1 else row for row in rows]
     ),
+    "a state that was not updated": with_entries(
+        job(),
+        lambda rank, rows: [
+            {**row, "state": "started", "time_discovered_completed_ns": None} if (rank, at) == (1, 7) else row
+            for at, row in enumerate(rows)
+        ],
+    ),
     "collectives marked as messages": with_entries(
         job(), lambda rank, rows: [{**row, "is_p2p": rank == 1} for row in rows]
     ),
@@ -286,3 +293,16 @@ def test_work_in_a_group_of_its_own_is_not_done_instead_of_what_others_wait_for(
     own = {"process_group": ("77", "own"), "pg_id": 9, "collective_seq_id": 1}
     dumps[0]["entries"].append(entry(len(dumps[0]["entries"]), "scheduled", **own))
     assert [one.rank for one in judged(tmp_path, dumps).culprits] == [LATE]
+
+
+def test_a_rank_that_alone_issued_what_its_past_does_not_have_does_not_accuse_all_others(tmp_path: Path) -> None:
+    dumps = job(late=None)
+    rows = dumps[0]["entries"]
+    barrier = {
+        "profiling_name": "nccl:all_reduce_barrier",
+        "collective_seq_id": 7,
+        "time_created_ns": CREATED_NS + 6 * S,
+    }
+    rows.append(entry(len(rows), "started", **barrier))
+    verdict = judged(tmp_path, dumps)
+    assert (verdict.kind, verdict.culprits) == ("cannot_decide", [])
