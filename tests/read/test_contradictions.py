@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from aorta.read.ledger import WHOLE
+from aorta.read.traces.claims import unrecorded
 from tests.read.answers import answer, judge
 from tests.read.evidence_jobs import job
 from tests.read.evidence_rows import KERNEL, OPERATOR, File, Row
@@ -26,6 +28,7 @@ from tests.read.mutations import (
     then,
     without,
 )
+from tests.read.tables import COMPUTE, row, trace
 
 LARGE = {"In msg nelems": 1 << 42, "Out msg nelems": 1 << 42}
 EARLY_NS = 4_000_000
@@ -153,3 +156,12 @@ def test_what_contradicts_itself_is_no_number(name: str) -> None:
     assert any(why in text for text in said), said
     lag = "the device lags" if "late" in name else ""
     assert judge(answer(files), seen, lag).wrong == []
+
+
+@pytest.mark.parametrize(("kernels", "lacking"), [((4, 10, 10, 10), {0}), ((4, 10, 4, 10), set())])
+def test_steps_of_two_sorts_lack_nothing(kernels: Sequence[int], lacking: set[int]) -> None:
+    """A kernel after another, and nothing from then on: gradients are accumulated in every second step."""
+    begun = [12 * step + at for step, count in enumerate(kernels) for at in range(count)]
+    steps = [(step, 12 * step, 12 * step + 12) for step in range(len(kernels))]
+    seen = unrecorded(trace([row(COMPUTE, start, start + 1) for start in begun], steps=steps))
+    assert {gap.step for gap in seen.gaps} - {WHOLE} == lacking
