@@ -4,9 +4,11 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from aorta.read.ledger import WHOLE
+from aorta.read.traces import clocks
 from aorta.read.traces.claims import unrecorded
 from tests.read.answers import answer, judge
 from tests.read.evidence_jobs import job
@@ -165,3 +167,11 @@ def test_steps_of_two_sorts_lack_nothing(kernels: Sequence[int], lacking: set[in
     steps = [(step, 12 * step, 12 * step + 12) for step in range(len(kernels))]
     seen = unrecorded(trace([row(COMPUTE, start, start + 1) for start in begun], steps=steps))
     assert {gap.step for gap in seen.gaps} - {WHOLE} == lacking
+
+
+@pytest.mark.parametrize(("grain_ns", "wrong"), [(250, False), (1_000_000, True)])
+def test_what_a_tool_rounds_of_times_matters_beside_lengths(grain_ns: int, wrong: bool) -> None:
+    """250 ns: microseconds since 1970 in a float of 64 bits."""
+    lengths_ns = np.arange(20_001, 20_101, dtype=np.int64)
+    starts_ns = np.arange(100) * 2_000_137 // grain_ns * grain_ns
+    assert (clocks.rounded(starts_ns, lengths_ns) is not None) is wrong

@@ -42,8 +42,8 @@ _FASTEST_OF_HOSTS: Final = 100
 _SHORTEST_NS: Final = 200
 """No device runs a kernel, and no host an operator or a call that launches one, in so little."""
 _COARSE: Final = 100
-"""Where starts are this many times as coarse as lengths, they were rounded. A choice, far above a microsecond beside
-the 32 ns in which some devices count.
+"""Where starts are this many times as coarse as lengths, or the other way, they were rounded. A choice, far above a
+microsecond beside the 32 ns in which some devices count.
 """
 
 
@@ -154,14 +154,14 @@ def _not_starts(table: Intervals) -> Iterator[Gap]:
 
 
 def rounded(starts_ns: Int64, lengths_ns: Int64) -> str | None:
-    """Return whether starts or lengths, and not both, are multiples of what is much coarser than the others."""
-    coarse, fine = int(np.gcd.reduce(starts_ns - starts_ns[0])), int(np.gcd.reduce(lengths_ns))
-    if fine and coarse >= _COARSE * fine and (lengths_ns % coarse).any():
-        return f"starts are multiples of {coarse / 1e6:.4g} ms and lengths are not, so starts were rounded"
-    if (
-        coarse
-        and fine >= max(_COARSE * coarse, DECIDED * lengths_ns.mean())
-        and ((starts_ns - starts_ns[0]) % fine).any()
-    ):
-        return f"lengths are multiples of {fine / 1e6:.4g} ms and starts are not, so lengths were rounded"
+    """Return whether starts or lengths, and not both, are multiples of what is much coarser than the others, and no
+    matter of rounding beside the mean length.
+    """
+    starts_ns = starts_ns - starts_ns[0]
+    of_starts, of_lengths = int(np.gcd.reduce(starts_ns)), int(np.gcd.reduce(lengths_ns))
+    least = DECIDED * float(lengths_ns.mean())
+    if of_lengths and of_starts >= max(_COARSE * of_lengths, least) and (lengths_ns % of_starts).any():
+        return f"starts are multiples of {of_starts / 1e6:.4g} ms and lengths are not, so starts were rounded"
+    if of_starts and of_lengths >= max(_COARSE * of_starts, least) and (starts_ns % of_lengths).any():
+        return f"lengths are multiples of {of_lengths / 1e6:.4g} ms and starts are not, so lengths were rounded"
     return None
