@@ -148,12 +148,12 @@ def test_the_thread_ends_with_the_recording(device: torch.device, tmp_path: Path
             until(lambda: threads() == 1)
             with instrument.recorder.step(step()):
                 dist.all_reduce(torch.ones(4, device=device))
-        assert threads() == 0
+        until(lambda: threads() == 0)  # one that has been joined is listed for a moment more
 
 
 def test_there_is_no_thread_where_nobody_can_see_the_ring(device: torch.device) -> None:
     with Instrumentation(device, "dedicated", 0, 1, read_clocks(), lambda _line: None, native=True):
-        assert threads() == 0
+        until(lambda: threads() == 0)  # of another test
 
 
 def test_a_forked_child_has_no_such_thread_and_does_not_wait_for_it(device: torch.device, tmp_path: Path) -> None:
