@@ -482,16 +482,18 @@ def _without_pieces(trace: Trace) -> Trace:
 
 
 def _holes(trace: Trace, steps: Int64) -> NDArray[np.bool_]:
-    """Return which of the steps, in order, lack rows that were lost together: they have less that computes than most
-    others, which have about equally many, and by far the longest time without any row. Steps of two sorts, as those of
-    accumulated gradients with and without the optimizer, tell nothing.
+    """Return which of the steps, in order, lack rows that were lost together: they have less that computes than the
+    others, which have about equally many, and by far the longest time without any row. Where half of the steps or more
+    have less, and all of these about equally much, they are of two sorts, as where gradients are accumulated.
     """
     marks, rows = trace.windows, trace.intervals
     computing = rows.cls == IntervalClass.COMPUTE
     computing = (computing if computing.any() else ~computing) & (rows.step != NULL)
     counts = look_up(marks.step[steps], *np.unique(rows.step[computing], return_counts=True)).clip(0)
     full, some = counts >= (1 - EDGES) * counts.max(), counts > 0
-    if some.sum() < FEWEST or 2 * full.sum() <= some.sum() or not (some & ~full).any() or trace.of_launch:
+    less = counts[some & ~full]
+    alike = 2 * full.sum() <= some.sum() and less.min(initial=counts.max()) >= (1 - EDGES) * less.max(initial=0)
+    if some.sum() < FEWEST or full.sum() < 2 or not len(less) or alike or trace.of_launch:
         return np.zeros(len(steps), bool)
     start, end = marks.start_ns[steps], marks.end_ns[steps]
     ran = merge(rows.take(rows.end_ns > rows.start_ns).spans)
