@@ -1,5 +1,5 @@
-"""Whether the times of a trace can be so: those of its rows beside those of its calls, and lengths beside what devices
-and hosts can do.
+"""Whether the times of a trace are possible: its rows against its calls, and lengths against what devices and hosts
+can do.
 
 `wrong_clocks` says for all formats why the times of a device are not on the clock of its host; `refuse_other_units`
 raises where all times are in another unit. Must not: mend a time, or know a format.
@@ -31,12 +31,15 @@ _ENOUGH: Final = 20
 _SHORT: Final = 0.05
 """So many launches and operators last less than a millisecond in any trace. A choice."""
 _COLLECTIVES: Final = 10
+"""Fewest collectives that are judged. A choice."""
 _MOST: Final = 0.8
-"""So many of at least `_COLLECTIVES` collectives are no copies within a rank that is alone in its group. A choice."""
+"""Share of the collectives that has to be too fast: the others may be copies, in groups of one rank. A choice."""
 _SOONEST_NS: Final = 2000
-"""No collective of several ranks ends so soon: NCCL reckons with 3.6 us or more (`baseLat` of its model)."""
+"""No collective of several ranks ends so soon: NCCL's model adds at least 3.6 us (`baseLat` of the ring with LL,
+NCCL's `tuning`)."""
 _FASTEST: Final = 10_000
-"""Bytes of the full array in a nanosecond, of which about half or more cross a link: NVLink 6 moves 3600."""
+"""Bytes of the full array in a nanosecond, of which about half or more cross a link: NVLink 6 moves 3600
+(NVIDIA's page on NVLink, 2026-04)."""
 _FASTEST_OF_HOSTS: Final = 100
 """As `_FASTEST`, of gloo: 800 Gbit/s."""
 _SHORTEST_NS: Final = 200
@@ -143,7 +146,7 @@ def _past_waits(trace: Trace, rows: Intervals) -> Iterator[Gap]:
 
 
 def _not_starts(table: Intervals) -> Iterator[Gap]:
-    """Yield all lanes where starts are none: those of the launches, or rounded, while lengths are not."""
+    """Yield all lanes where starts are not when rows began: they are when the calls were made, or rounded."""
     starts, lengths = table.start_ns, np.maximum(table.end_ns - table.start_ns, 0)
     if len(table) < _ENOUGH:
         return

@@ -284,8 +284,8 @@ def _work(operators: _Rows, labels: _Rows, names: Sequence[str], issuer: Int64) 
 
 
 def _impossible(operators: _Rows) -> Iterator[Gap]:
-    """Yield what the lanes lack where operators of a thread overlap without one inside of the other,
-    or have no length though others of their name have one.
+    """Yield what the lanes lack where operators have rounded times, overlap others of their thread without being nested
+    in them, or have no length though others of their name have one.
     """
     length = operators.end - operators.start
     order = np.lexsort((-operators.end, operators.start, operators.thread))
