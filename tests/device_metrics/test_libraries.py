@@ -16,12 +16,19 @@ class NVMLError(Exception):
     """What pynvml raises."""
 
 
-def gone(*_: object) -> None:
-    raise NVMLError("GPU is lost")
+class AmdSmiException(Exception):
+    """What amdsmi raises."""
 
 
-def not_supported(*_: object) -> None:
-    raise NVMLError("Not Supported")
+def raising(error: Exception):
+    def fail(*_: object) -> None:
+        raise error
+
+    return fail
+
+
+gone, not_supported = raising(NVMLError("GPU is lost")), raising(NVMLError("Not Supported"))
+no = raising(AmdSmiException("not supported"))
 
 
 @pytest.fixture
@@ -40,6 +47,18 @@ def pynvml(monkeypatch):
 
         return ask
 
+    known = {
+        "Temperature": 44,
+        "PowerUsage": 698_123,
+        "UtilizationRates": SimpleNamespace(gpu=99, memory=40),
+        "MemoryInfo": SimpleNamespace(total=10, used=7, free=3),
+        "CurrentClocksEventReasons": 0,
+        "EnforcedPowerLimit": 700_000,
+        "PowerManagementDefaultLimit": 700_000,
+        "ApplicationsClock": 1410,
+        "DefaultApplicationsClock": 1980,
+    }
+    vars(module).update({f"nvmlDeviceGet{name}": of_the_card(value) for name, value in known.items()})
     vars(module).update(
         NVMLError=NVMLError,
         NVML_TEMPERATURE_GPU=0,
@@ -52,30 +71,23 @@ def pynvml(monkeypatch):
         nvmlDeviceGetHandleByPciBusId=handle("pci"),
         nvmlDeviceGetHandleByUUID=handle("uuid"),
         nvmlDeviceGetHandleByIndex=handle("index"),
-        nvmlDeviceGetTemperature=of_the_card(44),
-        nvmlDeviceGetPowerUsage=of_the_card(698_123),
         nvmlDeviceGetClockInfo=lambda _, kind: {1: 1980, 2: 3201}[kind],
-        nvmlDeviceGetUtilizationRates=of_the_card(SimpleNamespace(gpu=99, memory=40)),
-        nvmlDeviceGetMemoryInfo=of_the_card(SimpleNamespace(total=10, used=7, free=3)),
-        nvmlDeviceGetCurrentClocksEventReasons=of_the_card(0),
-        nvmlDeviceGetEnforcedPowerLimit=of_the_card(700_000),
-        nvmlDeviceGetPowerManagementDefaultLimit=of_the_card(700_000),
         nvmlDeviceGetMaxClockInfo=lambda _, kind: {1: 1980, 2: 3201}[kind],
-        nvmlDeviceGetApplicationsClock=of_the_card(1410),
-        nvmlDeviceGetDefaultApplicationsClock=of_the_card(1980),
     )
     monkeypatch.setitem(sys.modules, "pynvml", module)
     return module
 
 
-def test_nvml_in_the_records_units(pynvml):
+def test_nvml_in_the_records_units_and_a_missing_sensor_is_null(pynvml):
     source = Nvml(DeviceIdentity("cuda", pci="0000:83:00.0", uuid="5ebe", index=1))
     assert source.read() == Values(44.0, 698.123, 1980.0, 3201.0, 99.0, 7, [])
-    assert source.settings()["power_cap_w"] == 700.0
-    assert (source.settings()["sclk_application_mhz"], source.settings()["sclk_application_default_mhz"]) == (
-        1410,
-        1980,
-    )
+    settings = source.settings()
+    assert settings["power_cap_w"] == 700.0
+    assert (settings["sclk_application_mhz"], settings["sclk_application_default_mhz"]) == (1410, 1980)
+    pynvml.nvmlDeviceGetUtilizationRates = not_supported  # as on a MIG instance
+    pynvml.nvmlDeviceGetApplicationsClock = not_supported
+    assert source.read() == Values(44.0, 698.123, 1980.0, 3201.0, None, 7, [])
+    assert source.settings()["sclk_application_mhz"] is None
     source.close()
     assert pynvml.handles == [("pci", "0000:83:00.0"), ("shutdown", None)]
 
@@ -85,17 +97,16 @@ def test_nvml_in_the_records_units(pynvml):
     [
         (DeviceIdentity("cuda", uuid="5ebe-9f"), ("uuid", "GPU-5ebe-9f")),
         (DeviceIdentity("cuda", index=1), ("index", 1)),
+        (DeviceIdentity("cuda"), ("shutdown", None)),
     ],
 )
-def test_nvml_finds_the_card_by_what_torch_tells(pynvml, identity, asked):
-    Nvml(identity)
+def test_nvml_finds_the_card_by_what_torch_tells_and_does_not_guess(pynvml, identity, asked):
+    if asked[0] == "shutdown":
+        with pytest.raises(DeviceUnreadable, match="cannot tell which of 2 devices"):
+            Nvml(identity)
+    else:
+        Nvml(identity)
     assert pynvml.handles == [asked]
-
-
-def test_nvml_does_not_guess_the_card(pynvml):
-    with pytest.raises(DeviceUnreadable, match="cannot tell which of 2 devices"):
-        Nvml(DeviceIdentity("cuda"))
-    assert pynvml.handles == [("shutdown", None)]
 
 
 @pytest.mark.parametrize(
@@ -113,38 +124,17 @@ def test_nvml_reasons(pynvml, bits, reasons):
     assert Nvml(DeviceIdentity("cuda", index=0)).read().throttle == reasons
 
 
-def test_nvml_a_missing_sensor_is_null(pynvml):
-    pynvml.nvmlDeviceGetUtilizationRates = not_supported  # as on a MIG instance
-    pynvml.nvmlDeviceGetApplicationsClock = not_supported
+def test_nvml_a_lost_device_and_no_driver_or_package_are_errors(pynvml, monkeypatch):
     source = Nvml(DeviceIdentity("cuda", index=0))
-    assert source.read() == Values(44.0, 698.123, 1980.0, 3201.0, None, 7, [])
-    assert source.settings()["sclk_application_mhz"] is None
-
-
-def test_nvml_a_lost_device_is_an_error(pynvml):
-    source = Nvml(DeviceIdentity("cuda", index=0))
-    for name in dir(pynvml):
-        if name.startswith("nvmlDeviceGet"):
-            setattr(pynvml, name, gone)
+    for name in [name for name in dir(pynvml) if name.startswith("nvmlDeviceGet")] + ["nvmlInit"]:
+        setattr(pynvml, name, gone)
     with pytest.raises(DeviceUnreadable, match="GPU is lost"):
         source.read()
-
-
-def test_nvml_without_driver_or_package(pynvml, monkeypatch):
-    pynvml.nvmlInit = gone
     with pytest.raises(DeviceUnreadable, match="nvml: GPU is lost"):
         Nvml(DeviceIdentity("cuda", index=0))
     monkeypatch.setitem(sys.modules, "pynvml", None)
     with pytest.raises(DeviceUnreadable, match="pip install nvidia-ml-py"):
         Nvml(DeviceIdentity("cuda", index=0))
-
-
-class AmdSmiException(Exception):
-    """What amdsmi raises."""
-
-
-def no(*_: object) -> None:
-    raise AmdSmiException("not supported")
 
 
 @pytest.fixture
@@ -157,6 +147,7 @@ def amdsmi(monkeypatch):
         assert metric == "current"
         return temperatures[kind] if kind in temperatures else no()
 
+    violation = {"active_ppt_pwr": True, "active_socket_thrm": False, "active_vr_thrm": "N/A"}
     clocks = {"GFX": {"clk": 2100, "max_clk": 2100, "clk_locked": True}, "MEM": {"clk": 900, "max_clk": "N/A"}}
     vars(module).update(
         AmdSmiException=AmdSmiException,
@@ -172,11 +163,7 @@ def amdsmi(monkeypatch):
         amdsmi_get_clock_info=lambda _, kind: clocks[kind],
         amdsmi_get_gpu_activity=lambda _: {"gfx_activity": 87, "umc_activity": 12, "mm_activity": "N/A"},
         amdsmi_get_gpu_vram_usage=lambda _: {"vram_total": 196592, "vram_used": 283},
-        amdsmi_get_violation_status=lambda _: {
-            "active_ppt_pwr": True,
-            "active_socket_thrm": False,
-            "active_vr_thrm": "N/A",
-        },
+        amdsmi_get_violation_status=lambda _: violation,
         amdsmi_get_gpu_metrics_info=no,
         amdsmi_get_power_cap_info=lambda _: {"power_cap": 750_000_000, "default_power_cap": 750},
         amdsmi_get_gpu_perf_level=lambda _: "AMDSMI_DEV_PERF_LEVEL_DETERMINISM",
@@ -198,6 +185,8 @@ def test_amdsmi_in_the_records_units(amdsmi):
         "performance_level": "AMDSMI_DEV_PERF_LEVEL_DETERMINISM",
     }
     source.close()
+    with pytest.raises(DeviceUnreadable, match="cannot tell which of 2 devices"):
+        AmdSmi(DeviceIdentity("rocm", pci="0000:99:00.0", index=0))
 
 
 def test_amdsmi_earlier_cards(amdsmi):
@@ -211,21 +200,18 @@ def test_amdsmi_earlier_cards(amdsmi):
 
 
 @pytest.mark.parametrize(
-    ("metrics", "reasons"),
+    ("ask", "answer", "reasons"),
     [
-        ({"indep_throttle_status": 0, "throttle_status": 0}, []),
-        ({"indep_throttle_status": "N/A", "throttle_status": True}, ["other"]),
-        ({"indep_throttle_status": 0xFFFF_FFFF_FFFF_FFFF, "throttle_status": "N/A"}, None),
-        ({}, None),
+        (throttlers, {"indep_throttle_status": 0, "throttle_status": 0}, []),
+        (throttlers, {"indep_throttle_status": "N/A", "throttle_status": True}, ["other"]),
+        (throttlers, {"indep_throttle_status": 0xFFFF_FFFF_FFFF_FFFF, "throttle_status": "N/A"}, None),
+        (throttlers, {}, None),
+        (violations, {"active_ppt_pwr": "N/A", "active_prochot_thrm": "N/A"}, None),
+        (violations, {"active_ppt_pwr": 0, "active_hbm_thrm": 1}, ["memory_thermal"]),
     ],
 )
-def test_amdsmi_throttling_of_earlier_cards(metrics, reasons):
-    assert throttlers(metrics) == reasons
-
-
-def test_amdsmi_violations_that_are_not_answered_are_unknown():
-    assert violations({"active_ppt_pwr": "N/A", "active_prochot_thrm": "N/A"}) is None
-    assert violations({"active_ppt_pwr": 0, "active_hbm_thrm": 1}) == ["memory_thermal"]
+def test_amdsmi_throttling_that_is_not_answered_is_unknown(ask, answer, reasons):
+    assert ask(answer) == reasons
 
 
 def test_amdsmi_without_rocm_prints_nothing_and_is_an_error(monkeypatch, tmp_path, capsys):
@@ -238,8 +224,3 @@ def test_amdsmi_without_rocm_prints_nothing_and_is_an_error(monkeypatch, tmp_pat
     with pytest.raises(DeviceUnreadable, match=r"amdsmi: cannot be used.*KeyError.*pip install /opt/rocm"):
         AmdSmi(DeviceIdentity("rocm", index=0))
     assert capsys.readouterr().out == ""
-
-
-def test_amdsmi_does_not_guess_the_card(amdsmi):
-    with pytest.raises(DeviceUnreadable, match="cannot tell which of 2 devices"):
-        AmdSmi(DeviceIdentity("rocm", pci="0000:99:00.0", index=0))

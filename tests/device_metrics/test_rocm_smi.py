@@ -108,22 +108,14 @@ def test_values_and_words_come_from_one_run(program, tmp_path):
 
 
 @pytest.mark.spec("D5")
-def test_output_exit_code_and_stderr_of_a_failing_program_are_kept(program):
-    program("rocm-smi", "echo half; echo careful >&2; exit 3")
-    _, raw = words_of(Program("rocm-smi"))
-    assert raw["rocm_smi_output"] == "half\n"
-    assert (raw["rocm_smi_exit_code"], raw["rocm_smi_stderr"]) == (3, "careful\n")
-
-
-@pytest.mark.spec("D5")
-def test_without_the_program(program):
+def test_without_the_program_and_where_it_fails(program):
     with pytest.raises(DeviceUnreadable, match=r"^rocm-smi not available$"):
         RocmSmi(DeviceIdentity("rocm"))
-
-
-def test_a_failing_program_says_why(program):
-    program("rocm-smi", "echo 'ERROR: no driver' >&2; exit 2")
-    with pytest.raises(DeviceUnreadable, match="rocm-smi ended with 2: ERROR: no driver"):
+    program("rocm-smi", "echo half; echo 'ERROR: no driver' >&2; exit 3")
+    _, raw = words_of(Program("rocm-smi"))
+    assert raw["rocm_smi_output"] == "half\n"
+    assert (raw["rocm_smi_exit_code"], raw["rocm_smi_stderr"]) == (3, "ERROR: no driver\n")
+    with pytest.raises(DeviceUnreadable, match="rocm-smi ended with 3: ERROR: no driver"):
         RocmSmi(DeviceIdentity("rocm")).read()
 
 
@@ -145,51 +137,38 @@ def test_words_that_nobody_matched_to_a_device():
 
 
 @pytest.mark.parametrize(
-    ("written", "value"),
+    ("read", "written", "value"),
     [
-        (87, 87.0),
-        (0, 0.0),
-        ("87", 87.0),
-        ("-3.5 C", -3.5),
-        ({"value": 542, "unit": "W"}, 542.0),
-        ({"value": "N/A", "unit": "W"}, None),
-        ("N/A", None),
-        ("", None),
-        (None, None),
-        ([1, 2], None),
-        (True, None),
-        (float("nan"), None),
+        (number, 87, 87.0),
+        (number, 0, 0.0),
+        (number, "-3.5 C", -3.5),
+        (number, {"value": 542, "unit": "W"}, 542.0),
+        (number, {"value": "N/A", "unit": "W"}, None),
+        (number, "N/A", None),
+        (number, "", None),
+        (number, None, None),
+        (number, [1, 2], None),
+        (number, True, None),
+        (number, float("nan"), None),
+        (megahertz, "(300Mhz)", 300),  # and no levels
+        (megahertz, "1: (1402Mhz)", 1402),
+        (megahertz, "2100 MHz", 2100),
+        (pci_key, "0000:83:00.0", (0, 0x83, 0, 0)),
+        (pci_key, "00000000:83:00.0", (0, 0x83, 0, 0)),
+        (pci_key, "83:00.0", (0, 0x83, 0, 0)),
+        (pci_key, "0001:83:00.1", (1, 0x83, 0, 1)),
+        (pci_key, "N/A", None),
+        (pci_key, None, None),
+        (json_in_output, 'WARNING: User is missing the following required groups: render\n{"a": 1}', {"a": 1}),
+        (json_in_output, '[WARNING] low power state\n\n  {"a": 1}\nbye', {"a": 1}),
+        (json_in_output, 'WARN\n[{"gpu": 0}]', [{"gpu": 0}]),
     ],
 )
-def test_numbers(written, value):
-    assert number(written) == value
+def test_numbers_addresses_and_documents(read, written, value):
+    assert read(written) == value
 
 
-@pytest.mark.parametrize(("written", "value"), [("(300Mhz)", 300), ("1: (1402Mhz)", 1402), ("2100 MHz", 2100)])
-def test_clocks_are_not_levels(written, value):
-    assert megahertz(written) == value
-
-
-def test_addresses_of_one_card_agree_however_they_are_written():
-    assert pci_key("0000:83:00.0") == pci_key("00000000:83:00.0") == pci_key("83:00.0") == (0, 0x83, 0, 0)
-    assert pci_key("0001:83:00.1") == (1, 0x83, 0, 1)
-    assert pci_key("N/A") is pci_key(None) is None
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        '{"a": 1}',
-        'WARNING: User is missing the following required groups: render\n{"a": 1}',
-        '[WARNING] low power state\n\n  {"a": 1}\nbye',
-    ],
-)
-def test_warnings_before_the_document(text):
-    assert json_in_output(text) == {"a": 1}
-
-
-def test_a_bare_list_and_no_document_at_all():
-    assert json_in_output('WARN\n[{"gpu": 0}]') == [{"gpu": 0}]
+def test_no_document_at_all():
     with pytest.raises(DeviceUnreadable, match="no JSON in its output: 'Permission denied'"):
         json_in_output("Permission denied")
 

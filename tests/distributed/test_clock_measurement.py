@@ -116,28 +116,6 @@ def test_nothing_is_measured_when_it_is_off(world, tmp_path):
     assert not (tmp_path / CLOCK_SYNC_FILE).exists()
 
 
-def test_the_store_is_left_as_it_was(world, tmp_path):
-    def work(peers):
-        before = peers.store.timeout
-        clocks = ClockSynchronisation(Clock(), peers, place(), RunFolder(tmp_path, "run", 0))
-        clocks.at_start()
-        clocks.at_end()
-        return peers.store.timeout == before
-
-    assert world(1, work) == [True]
-
-
-def test_a_store_that_is_gone_at_the_end_costs_only_the_measurement(world, tmp_path):
-    def work(peers):
-        clocks = ClockSynchronisation(Clock(), peers, place(), RunFolder(tmp_path, "run", 0))
-        clocks.at_start()
-
-        peers.store = Deaf(peers.store)
-        return clocks.at_end().complete
-
-    assert world(1, work) == [True]
-
-
 class Deaf:
     """A store that takes nothing any more."""
 
@@ -149,3 +127,15 @@ class Deaf:
 
     def set(self, *_):
         raise dist.DistNetworkError("Connection reset by peer")
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_the_store_is_left_as_it_was_and_may_be_gone_at_the_end(world, tmp_path, gone):
+    def work(peers):
+        before = peers.store.timeout
+        clocks = ClockSynchronisation(Clock(), peers, place(), RunFolder(tmp_path, "run", 0))
+        clocks.at_start()
+        peers.store = Deaf(peers.store) if gone else peers.store
+        return clocks.at_end().complete, peers.store.timeout == before
+
+    assert world(1, work) == [(True, True)]

@@ -15,17 +15,16 @@ from aorta.errors import PeerFailed, RecordWriteError, RunIncomplete
 from tests.distributed.conftest import DeadStore
 from tests.runs import HANGS_S
 
-
-def test_a_fact_of_rank_zero(world):
-    assert world(3, lambda peers: peers.from_first_rank("x", [peers.rank, None])) == [[0, None]] * 3
+GLOO = RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer\nmore")
 
 
-def test_facts_of_all_ranks_in_rank_order(world):
+def test_facts_of_rank_zero_and_of_all_ranks_in_rank_order(world):
     def work(peers):
         time.sleep(0.02 * (3 - peers.rank))
-        return peers.gather("first", {"rank": peers.rank}), peers.gather("second", peers.rank * 2)
+        first = peers.from_first_rank("x", [peers.rank, None])
+        return first, peers.gather("first", {"rank": peers.rank}), peers.gather("second", peers.rank * 2)
 
-    assert world(4, work) == [([{"rank": rank} for rank in range(4)], [0, 2, 4, 6])] * 4
+    assert world(4, work) == [([0, None], [{"rank": rank} for rank in range(4)], [0, 2, 4, 6])] * 4
 
 
 def test_one_that_cannot_stops_all_and_is_named(world):
@@ -34,12 +33,15 @@ def test_one_that_cannot_stops_all_and_is_named(world):
     assert all(isinstance(outcome, PeerFailed) for outcome in outcomes)
 
 
-def test_a_world_of_one_needs_nobody(world):
+def test_a_world_of_one_needs_nobody_and_blames_nobody_else(world):
     def work(peers):
         peers.agree("start", None)
-        return peers.from_first_rank("x", 1), peers.gather("y", 2), peers.diagnose()
+        return peers.from_first_rank("x", 1), peers.gather("y", 2), peers.diagnose(), peers.explain(GLOO)
 
-    assert world(1, work) == [(1, [2], "no rank reported an error of its own")]
+    ((*told, error),) = world(1, work)
+    assert told == [1, [2], "no rank reported an error of its own"]
+    assert type(error) is RunIncomplete
+    assert str(error).startswith("rank 0: RuntimeError: [gloo/")
 
 
 def test_waiting_has_an_end_and_names_the_missing(world):
@@ -100,9 +102,8 @@ def test_a_dead_store_is_said_and_waited_for_by_nobody():
     )
     with pytest.raises(PeerFailed, match=r"rank 1 waited 20 s for 'x' from rank 0 \(Connection reset by peer\)"):
         peers.from_first_rank("x", 1)
-
-
-GLOO = RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer\nmore")
+    assert str(peers.explain(ValueError("x"))).startswith("rank 1: ValueError: x")
+    assert "the rendezvous store stopped answering" in str(peers.explain(GLOO))
 
 
 def test_an_error_of_its_own_is_explained_and_the_others_are_told(world):
@@ -130,18 +131,6 @@ def test_an_error_that_is_worded_already_stays_as_it_is(world):
     assert outcomes[1] == (error, error)
     assert "rank 1 failed: rank 1 cannot write its record: disk full" in str(outcomes[0][0])
     assert outcomes[0][0] is outcomes[0][1]
-
-
-def test_a_world_of_one_blames_nobody_else(world):
-    (outcome,) = world(1, lambda peers: peers.explain(GLOO))
-    assert type(outcome) is RunIncomplete
-    assert str(outcome).startswith("rank 0: RuntimeError: [gloo/")
-
-
-def test_an_error_is_explained_although_the_store_is_dead():
-    peers = Peers(DeadStore(), 1, 2, timeout_s=20.0)
-    assert str(peers.explain(ValueError("x"))).startswith("rank 1: ValueError: x")
-    assert "the rendezvous store stopped answering" in str(peers.explain(GLOO))
 
 
 def test_two_users_of_one_store_do_not_meet():
@@ -214,21 +203,17 @@ def test_a_busy_rank_is_waited_for_beyond_the_timeout(monkeypatch):
     assert clock.now == pytest.approx(0.59)  # between the beats
 
 
-def test_a_silent_rank_is_named():
-    peers = Peers(dist.HashStore(), 0, 2, timeout_s=0.05)
-    with pytest.raises(PeerFailed, match=r"rank 1 has said nothing for 0\.05 s \(key\)"):
-        gather_when_idle(peers, "key", lambda: False, lambda: None, beat_s=0.01)
-
-
-def test_alone_there_is_nobody_to_wait_for():
+def test_a_silent_rank_is_named_and_alone_there_is_nobody_to_wait_for():
     left = [3]
 
     def busy():
         left[0] -= 1
         return left[0] > 0
 
-    peers = Peers(dist.HashStore(), 0, 1, timeout_s=0.05)
-    assert gather_when_idle(peers, "key", busy, lambda: left[0], beat_s=0.001) == [0]
+    of_two, alone = (Peers(dist.HashStore(), 0, size, timeout_s=0.05) for size in (2, 1))
+    with pytest.raises(PeerFailed, match=r"rank 1 has said nothing for 0\.05 s \(key\)"):
+        gather_when_idle(of_two, "key", lambda: False, lambda: None, beat_s=0.01)
+    assert gather_when_idle(alone, "key", busy, lambda: left[0], beat_s=0.001) == [0]
 
 
 def test_waiting_costs_one_question_a_beat_however_many_ranks_there_are(monkeypatch):
@@ -263,10 +248,10 @@ def test_some_ranks_of_the_world_alone(world):
     store = dist.HashStore()
 
     def work(peers):
-        if peers.rank == 0:
+        if peers.rank in (0, 2):
             return None
-        some = Peers(store, peers.rank, 4, 20.0, ranks=[1, 3]) if peers.rank in (1, 3) else None
-        return some and (some.is_first, some.from_first_rank("x", peers.rank), some.gather("y", peers.rank))
+        some = Peers(store, peers.rank, 4, 20.0, ranks=[1, 3])
+        return some.is_first, some.from_first_rank("x", peers.rank), some.gather("y", peers.rank)
 
     assert world(4, work) == [None, (True, 1, [1, 3]), None, (False, 1, [1, 3])]
 

@@ -107,12 +107,6 @@ def test_all_stop_after_the_same_step(world_size, coupled, asked):
     assert {rank.agreement.stopped_by for rank in ranks} == {TERM}
 
 
-def test_nobody_asked():
-    ranks = train(3, lambda *_: None, steps=30)
-    assert last_steps(ranks) == {29}
-    assert {rank.agreement.stopped_by for rank in ranks} == {None}
-
-
 def test_asked_before_the_first_step():
     store = dist.HashStore()
     ranks = [Rank(store, rank, 2) for rank in range(2)]
@@ -123,10 +117,11 @@ def test_asked_before_the_first_step():
         rank.agreement.close()
 
 
-def test_asked_in_the_last_step_no_rank_waits_for_another():
-    ranks = train(3, at({0: 29}), steps=30)
+@pytest.mark.parametrize("asked", [{}, {0: 29}], ids=["nobody", "in the last step"])
+def test_asked_in_no_step_or_the_last_no_rank_waits_for_another(asked):
+    ranks = train(3, at(asked), steps=30)
     assert last_steps(ranks) == {29}
-    assert ranks[0].agreement.stopped_by is TERM
+    assert ranks[0].agreement.stopped_by is (TERM if asked else None)
 
 
 def test_a_rank_whose_loop_is_over_is_not_waited_for():
@@ -136,13 +131,12 @@ def test_a_rank_whose_loop_is_over_is_not_waited_for():
     assert 60 <= len(ranks[1].steps) - 1 < STEPS - 1
 
 
-def test_a_world_of_one_needs_no_store():
-    agreement = StopAgreement(DeadStore(), 0, 1)
-    assert agreement.may_start(0)
-    agreement.request(TERM)
-    assert not agreement.may_start(1)
-    assert agreement.stopped_by is TERM
-    agreement.close()
+def test_a_world_of_one_needs_no_store(alone):
+    assert alone.may_start(0)
+    alone.request(TERM)
+    assert not alone.may_start(1)
+    assert alone.stopped_by is TERM
+    alone.close()
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -180,27 +174,23 @@ class DyingStore:
         return getattr(self._store, name)
 
 
-def test_a_rank_whose_store_dies_goes_on_to_meet_the_failure():
+@pytest.mark.parametrize("asked_before", [False, True])
+def test_a_rank_whose_store_dies_goes_on_to_meet_the_failure_unless_it_was_asked(asked_before):
     store = DyingStore()
     agreement = StopAgreement(store, 0, 2)
-    assert agreement.may_start(0)
-    store.die()
-    assert agreement._decided.wait(HANGS_S)
-    assert agreement.may_start(1)
-    assert agreement.stopped_by is None
-    agreement.request(TERM)  # what a launcher that was killed leaves asks each of its ranks
+    if asked_before:
+        agreement.request(TERM)
+        while not store.check(["stop/at/0"]):
+            time.sleep(0.001)
+        store.die()
+    else:
+        assert agreement.may_start(0)
+        store.die()
+        assert agreement._decided.wait(HANGS_S)
+        assert agreement.may_start(1)
+        assert agreement.stopped_by is None
+        agreement.request(TERM)  # what a launcher that was killed leaves asks each of its ranks
     assert not agreement.may_start(2)
-    agreement.close()
-
-
-def test_a_rank_that_was_asked_stops_although_the_store_died_meanwhile():
-    store = DyingStore()
-    agreement = StopAgreement(store, 0, 2)
-    agreement.request(TERM)
-    while not store.check(["stop/at/0"]):
-        time.sleep(0.001)
-    store.die()
-    assert not agreement.may_start(1)
     agreement.close()
 
 
@@ -230,7 +220,7 @@ def test_closing_ends_the_watcher_also_while_it_waits_for_others():
     assert not agreement._thread.is_alive()
 
 
-# --- signals of this process ------------------------------------------------------------------------------------------
+# --- signals of this process
 
 
 @pytest.fixture
@@ -238,10 +228,14 @@ def alone():
     return StopAgreement(DeadStore(), 0, 1)
 
 
+def handlers():
+    return [signal.getsignal(each) for each in (TERM, INT)]
+
+
 @pytest.mark.parametrize("number", [TERM, INT])
 def test_a_signal_stops_after_the_step_and_a_repetition_is_ignored(alone, number, monkeypatch):
     monkeypatch.setattr(stop_agreement, "_IMPATIENCE_S", HANGS_S)  # however long this process is held up
-    before = [signal.getsignal(each) for each in (TERM, INT)]
+    before = handlers()
     with stop_on_signals(alone.request):
         assert alone.stopped_by is None
         os.kill(os.getpid(), number)
@@ -249,32 +243,21 @@ def test_a_signal_stops_after_the_step_and_a_repetition_is_ignored(alone, number
         for other in (TERM, INT, number):
             os.kill(os.getpid(), other)
         assert alone.stopped_by is number
-    assert [signal.getsignal(each) for each in (TERM, INT)] == before
-
-
-def test_handlers_are_restored_after_an_error_too(alone):
-    before = [signal.getsignal(each) for each in (TERM, INT)]
+    assert handlers() == before
     with pytest.raises(ZeroDivisionError), stop_on_signals(alone.request):
         raise ZeroDivisionError
-    assert [signal.getsignal(each) for each in (TERM, INT)] == before
+    assert handlers() == before
 
 
-def test_a_person_losing_patience_interrupts_at_once(alone, monkeypatch):
+def test_a_person_losing_patience_interrupts_at_once_but_not_by_the_first_signal_here(alone, monkeypatch):
     monkeypatch.setattr(stop_agreement, "_IMPATIENCE_S", -1.0)
+    alone.request(TERM)  # another rank was asked long before
     with stop_on_signals(alone.request):
         os.kill(os.getpid(), INT)
         os.kill(os.getpid(), TERM)  # a launcher has no patience to lose
+        assert alone.stopped_by is TERM
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), INT)
-
-
-def test_the_first_signal_here_is_no_impatience_though_another_rank_was_asked_long_before(monkeypatch):
-    monkeypatch.setattr(stop_agreement, "_IMPATIENCE_S", -1.0)
-    agreement = StopAgreement(DeadStore(), 0, 1)
-    agreement.request(TERM)
-    with stop_on_signals(agreement.request):
-        os.kill(os.getpid(), INT)
-        assert agreement.stopped_by is TERM
 
 
 def test_a_signal_wakes_a_rank_that_waits_for_the_others(monkeypatch):

@@ -41,15 +41,8 @@ def variables(rank, world_size, local_rank, local_world_size, **others):
 )
 def test_a_place_from_the_environment(environment, expected):
     place = read_topology(environment)
-    assert (
-        place.rank,
-        place.world_size,
-        place.local_rank,
-        place.local_world_size,
-        place.node_rank,
-        place.restart_count,
-        place.elastic_run_id,
-    ) == expected
+    assert (place.rank, place.world_size, place.local_rank, place.local_world_size) == expected[:4]
+    assert (place.node_rank, place.restart_count, place.elastic_run_id) == expected[4:]
     assert place.pid == os.getpid()
 
 
@@ -71,11 +64,6 @@ def two_devices(monkeypatch):
     return accelerators(monkeypatch, "cuda", 2)
 
 
-@pytest.fixture
-def no_device(monkeypatch):
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: None)
-
-
 def accelerators(monkeypatch: pytest.MonkeyPatch, kind: str, count: int) -> list[int]:
     current: list[int] = []
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: torch.device(kind))
@@ -85,8 +73,8 @@ def accelerators(monkeypatch: pytest.MonkeyPatch, kind: str, count: int) -> list
     return current
 
 
-def no_streams(*_args: object, **_words: object) -> None:
-    raise RuntimeError("Backend doesn't support it")
+def no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: None)
 
 
 @pytest.mark.spec("B11")
@@ -98,17 +86,32 @@ def test_on_a_second_node_the_local_rank_chooses_too(two_devices, monkeypatch):
     assert two_devices == [1]
 
 
-def test_more_local_ranks_than_devices(two_devices):
-    with pytest.raises(ConfigError, match=r"local rank 2 has no device: torch sees 2; start at most 2 .*device=cpu"):
-        select_device("cuda", 2)
-    assert two_devices == []
-
-
-def test_a_cpu_is_used_where_asked_for_or_where_there_is_nothing_else(two_devices, request):
+def test_a_cpu_is_used_where_asked_for_or_where_there_is_nothing_else(two_devices, monkeypatch):
     assert select_device("cpu", 5) == torch.device("cpu")
-    request.getfixturevalue("no_device")
+    no_device(monkeypatch)
     assert select_device("auto", 5) == torch.device("cpu")
     assert two_devices == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "local_rank", "there", "sentence"),
+    [
+        ("cuda", 2, "cuda", r"local rank 2 has no device: torch sees 2; start at most 2 .*device=cpu"),
+        ("cuda", 0, "cuda without nccl", r"training\.device=cuda: .*built without nccl, its backend"),
+        ("cuda", 0, "xpu", r"training\.device=cuda: torch sees no CUDA or HIP device"),
+        ("tpu", 0, "nothing", r"training\.device=tpu: torch .* knows no device of that type; allowed are"),
+        ("xpu", 0, "nothing", r"training\.device=xpu: torch .* sees no accelerator on this machine; use"),
+    ],
+)
+def test_a_device_that_is_not_there_is_refused(monkeypatch, asked, local_rank, there, sentence):
+    current = accelerators(monkeypatch, "xpu" if there == "xpu" else "cuda", 2)
+    if there == "nothing":
+        no_device(monkeypatch)
+    if there == "cuda without nccl":
+        monkeypatch.setattr(torch.distributed, "is_backend_available", lambda name: name != "nccl")
+    with pytest.raises(ConfigError, match=sentence):
+        select_device(asked, local_rank)
+    assert 2 not in current
 
 
 def test_an_accelerator_is_taken_by_its_type(monkeypatch):
@@ -117,12 +120,13 @@ def test_an_accelerator_is_taken_by_its_type(monkeypatch):
     assert select_device("xpu", 1) == torch.device("xpu", 1)
     assert select_device("auto", 0) == torch.device("xpu", 0)
     assert current == [1, 0]
-    with pytest.raises(ConfigError, match=r"training\.device=cuda: torch sees no CUDA or HIP device"):
-        select_device("cuda", 0)
     assert (platform_of(torch.device("xpu", 0)), default_label(torch.device("xpu", 0))) == ("other", "xpu")
 
 
 def test_an_accelerator_without_what_is_needed_is_refused_by_name(monkeypatch, caplog):
+    def no_streams(*_args: object, **_words: object) -> None:
+        raise RuntimeError("Backend doesn't support it")
+
     accelerators(monkeypatch, "mps", 1)
     monkeypatch.setattr(torch, "Stream", no_streams)
     monkeypatch.setattr(torch, "Event", no_streams)
@@ -144,19 +148,6 @@ def test_one_stream_is_none_to_move_collectives_to(monkeypatch):
     monkeypatch.setattr(torch, "Stream", lambda _device: only)
     monkeypatch.setattr(torch.accelerator, "current_stream", lambda _device: only)
     assert next(topology.lacks_streams(torch.device("mps", 0))) == "it has one stream only"
-
-
-def test_a_torch_built_without_the_backend_is_refused(monkeypatch, two_devices):
-    monkeypatch.setattr(torch.distributed, "is_backend_available", lambda name: name != "nccl")
-    with pytest.raises(ConfigError, match=r"training\.device=cuda: .*built without nccl, its backend"):
-        select_device("cuda", 0)
-
-
-def test_a_device_that_torch_does_not_know(no_device):
-    with pytest.raises(ConfigError, match=r"training\.device=tpu: torch .* knows no device of that type; allowed are"):
-        select_device("tpu", 0)
-    with pytest.raises(ConfigError, match=r"training\.device=xpu: torch .* sees no accelerator on this machine; use"):
-        select_device("xpu", 0)
 
 
 @pytest.mark.parametrize(("hip", "expected"), [(None, "cuda"), ("6.4.0", "rocm")])
@@ -196,8 +187,7 @@ class Generator:
     """The random state of a device."""
 
     def __init__(self) -> None:
-        self.state = torch.tensor([7])
-        self.asked: list[torch.device] = []
+        self.state, self.asked = torch.tensor([7]), list[torch.device]()
 
     def get_rng_state(self, device: torch.device) -> torch.Tensor:
         self.asked.append(device)

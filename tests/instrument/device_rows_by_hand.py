@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from aorta.instrument.instrumentation import ring_facts
 from aorta.records import ring_file as rf
 from aorta.records.progress import COUNT_WORD
@@ -50,36 +48,6 @@ class DeviceByHand:
         self.ring._rows["y"][step] = behind = self.ring.count
         assert behind < self.ring.slots
         self.append(rf.SUMMARY, b=step, x=issued)
-
-    def add(self, drawn: dict[str, Any]) -> None:
-        """One step of what was drawn."""
-        number, (begin, end) = self.steps, drawn["window"]
-        step = self.begin((begin, end))
-        block, phase = self.ring.text("block"), self.ring.text("forward")
-        for span in drawn["computed"]:
-            self.between(rf.COMPUTE, *span, name=block, x=phase)
-        for span in drawn["passes"]:
-            self.between(rf.PASS, *span, name=block, flags=rf.BACKWARD)
-        counted = sum(self.collective(100 * number + seq, *one) for seq, one in enumerate(drawn["collectives"]))
-        for *span, over in drawn["waits"]:
-            flags = rf.BLOCKED | (rf.OVER if over else 0)
-            self.between(rf.WAIT, *span, flags=flags, group=self.group, op=self.op, y=100 * number)
-        for span in drawn["gaps"]:
-            gap = self.between(rf.GAP, *span)
-            self.append(rf.JOINED, x=gap, group=self.group, op=self.op, y=100 * number + 1)
-        for kind, name in ((rf.TAIL, "tails"), (rf.STALL, "stalls")):
-            for span in drawn[name]:
-                self.between(kind, *span)
-        for begins, ends, way, computes in drawn["copies"]:
-            flags = way | (rf.COMPUTES if computes else 0) | (0 if ends else rf.ELSEWHERE)
-            self.between(rf.COPY, begins, ends, flags=flags, x=8)
-        for name, *span in drawn["aux"]:
-            self.between(rf.AUX, *span, name=self.ring.text(name))
-        for span in drawn["stages"]:
-            self.between(rf.PIPELINE, *span, name=self.ring.text("0"))
-        self.end(step, counted)
-        if drawn["captured"]:
-            self.append(rf.NOTE, flags=rf.CAPTURED, a=drawn["captured"], b2=step)
 
     def collective(
         self,

@@ -1,15 +1,13 @@
 """Run on two ranks: a training loop in each arm, whose lines are held to those of one step at a time, and to
-those of the first arm as far as nothing in them was timed.
+those of the first arm as far as nothing in them was timed. Ends with an error where they differ.
 
-Arguments: a folder, which gets `rank_<r>.json`; how many steps; words as for `train.py`.
+Arguments: a folder for the emulated links; how many steps; words as for `train.py`.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -34,7 +32,6 @@ BATCHES = (4, 64)
 GONE_ON_BEHIND = (0, 6, 12)
 """Steps behind which somebody else goes on."""
 AGAIN = ring_steps._AGAIN
-ARMS = ("compiled", "python", "emulated")
 FABRIC = EmulatedFabric(intra_latency_us=100.0)
 
 
@@ -42,26 +39,19 @@ def main(folder: str, steps: str, *words: str) -> None:
     """Train, and compare."""
     topology = read_topology()
     with process_group(topology, CPU, 60):
-        shapes, told = {}, {}
         trained(1, words, topology, None)  # a process's first model shares groups that later ones make anew
-        for arm in ARMS:
+        shapes = []
+        for arm in ("compiled", "python", "emulated"):
             fabric = None
             if arm == "emulated":
                 (place := Path(folder, "links")).mkdir(exist_ok=True)
                 fabric = EmulatedNetwork(FABRIC, topology.rank, topology.world_size, place)
-            told[arm], recorded, on_a_link = trained(
-                int(steps), (*words, f"instrument.native={arm == 'compiled'}"), topology, fabric
-            )
-            shapes[arm] = shape_of(recorded)
-            told[arm]["shape"] = _equal(shapes["compiled"], shapes[arm])
-            told[arm]["on a link"] = on_a_link
-    Path(folder, f"rank_{topology.rank}.json").write_text(json.dumps(told))
+            shapes.append(trained(int(steps), (*words, f"instrument.native={arm == 'compiled'}"), topology, fabric))
+            hold(shapes[0], shapes[-1], f"{arm}, beside compiled")
 
 
-def trained(
-    steps: int, words: tuple[str, ...], topology: Topology, fabric: EmulatedNetwork | None
-) -> tuple[dict[str, Any], list[Step], bool]:
-    """Where one arm's lines differ from those of one step at a time; its lines; whether all was on a link."""
+def trained(steps: int, words: tuple[str, ...], topology: Topology, fabric: EmulatedNetwork | None) -> list[bytes]:
+    """Train in one arm, and hold its lines to those of one step at a time; what was not timed of them."""
     recorded: list[Step] = []
     loop = Loop(words, topology, CPU, recorded.append, fabric)
     for number in range(steps):
@@ -75,18 +65,20 @@ def trained(
     assert ring is not None
     encode = msgspec.json.Encoder().encode
     expected = [encode(line) for line in lines_at_once(ring, 1)]
-    equal = {"recorded": _equal(expected, [encode(line) for line in recorded])}
+    assert len(expected) == steps + 5
+    hold(expected, [encode(line) for line in recorded], "as recorded")
     for batch in BATCHES:
-        equal[str(batch)] = _equal(expected, [encode(line) for line in lines_at_once(ring, batch)])
+        hold(expected, [encode(line) for line in lines_at_once(ring, batch)], f"{batch} at once")
     ring_steps._AGAIN = 4  # type: ignore[misc]
     for done in (one for one in GONE_ON_BEHIND if one < len(recorded)):
         rest = RingSteps(ring, behind_ns=recorded[done].start_mono_ns).take()
-        equal[f"behind {done}"] = [""] * (done + 1) + _equal(expected[done + 1 :], [encode(line) for line in rest])
+        hold(expected[done + 1 :], [encode(line) for line in rest], f"behind {done}")
     ring_steps._AGAIN = AGAIN  # type: ignore[misc]
     loop.finish()
     rows, _ = ring.rows_since(0)
     links = np.count_nonzero((rows["kind"] == rf.LINK) & (rows["a"] > 0))
-    return equal, recorded, bool(links == np.count_nonzero(rows["kind"] == rf.COLLECTIVE))
+    assert (links == np.count_nonzero(rows["kind"] == rf.COLLECTIVE)) == (fabric is not None)
+    return shape_of(recorded)
 
 
 def shape_of(lines: list[Step]) -> list[bytes]:
@@ -131,15 +123,12 @@ def by_hand(recorder: Recorder) -> None:
         work.wait()
 
 
-def _equal(expected: list[bytes], lines: list[bytes]) -> list[str]:
-    """Per step "", or what both begin with and how each goes on."""
-    assert len(expected) == len(lines)
-    found = []
-    for left, right in zip(expected, lines, strict=True):
+def hold(expected: list[bytes], lines: list[bytes], what: str) -> None:
+    """Where they differ: what both begin with, and how each goes on."""
+    for number, (left, right) in enumerate(zip(expected, lines, strict=True)):
         pairs = enumerate(zip(left, right, strict=False))
         same = next((at for at, (one, other) in pairs if one != other), min(len(left), len(right)))
-        found.append("" if left == right else f"{left[same - 60 : same + 40]!r} {right[same - 60 : same + 40]!r}")
-    return found
+        assert left == right, f"{what}, step {number}: {left[same - 60 : same + 40]!r} {right[same - 60 : same + 40]!r}"
 
 
 if __name__ == "__main__":

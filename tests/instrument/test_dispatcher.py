@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,17 +14,17 @@ import torch.distributed as dist
 
 from aorta.instrument.dispatcher import Coalescing, DispatcherHook, all_groups, issued_by
 from aorta.instrument.in_flight import KeptAlive, TimedWork
-from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.operators import OPERATORS
 from aorta.records import ring_file as rf
-from aorta.records.clocks import read_clocks
-from aorta.records.schema import STALL_CUTOFF_NS, Step
-from aorta.records.step_line import StepFacts
+from aorta.records.schema import STALL_CUTOFF_NS
 from tests.instrument.steps import SeenCollective
-from tests.instrument.taps import CPU, Answer, Tap, answering, compiled_part
+from tests.instrument.taps import CPU, Answer, Tap, answering
 from tests.runs import HANGS_S
 
-pytestmark = pytest.mark.usefixtures("world_of_one")
+pytestmark = [
+    pytest.mark.usefixtures("world_of_one"),
+    pytest.mark.filterwarnings("ignore:.*is deprecated. Please use:FutureWarning"),  # renamed in torch 2.13, not before
+]
 GLOO_LETS_GO_S = 0.005
 THREADS, CALLS_OF_EACH = 4, 50
 
@@ -48,23 +46,17 @@ def seen(watched: Tap) -> list[SeenCollective]:
     return rows
 
 
-CALLS: dict[str, tuple[Callable[[], Any], str, int]] = {
-    "all_reduce": (lambda: dist.all_reduce(torch.ones(10)), "allreduce", 40),
-    "all_gather": (lambda: dist.all_gather([torch.empty(10)], torch.ones(10)), "allgather", 40),
-    "reduce_scatter_tensor": (
-        lambda: dist.reduce_scatter_tensor(torch.empty(10), torch.ones(10)),
-        "reducescatter",
-        40,
-    ),
-    "barrier": (dist.barrier, "barrier", 0),
-}
-"""One tensor, a list, what has no future, and no tensor; `test_kinds` has every form, on two ranks."""
+CALLS: list[tuple[Callable[[], Any], str, int]] = [
+    (lambda: dist.all_reduce(torch.ones(10)), "allreduce", 40),
+    (lambda: dist.all_gather([torch.empty(10)], torch.ones(10)), "allgather", 40),
+    (lambda: dist.reduce_scatter_tensor(torch.empty(10), torch.ones(10)), "reducescatter", 40),
+    (dist.barrier, "barrier", 0),
+]
+"""One tensor, a list, what has no future, and no tensor; `every_collective` has every form, on two ranks."""
 
 
-@pytest.mark.filterwarnings("ignore:.*is deprecated. Please use:FutureWarning")  # renamed in torch 2.13, not before
-@pytest.mark.parametrize("name", CALLS)
-def test_each_kind_is_seen_with_its_bytes(watched: Tap, name: str) -> None:
-    call, kind, size = CALLS[name]
+@pytest.mark.parametrize(("call", "kind", "size"), CALLS, ids=[kind for _, kind, _ in CALLS])
+def test_each_kind_is_seen_with_its_bytes(watched: Tap, call: Callable[[], Any], kind: str, size: int) -> None:
     before, begin_ns = issued_by(all_groups()[0]), time.perf_counter_ns()
     call()
     after, end_ns = issued_by(all_groups()[0]), time.perf_counter_ns()
@@ -92,7 +84,6 @@ def test_values_and_handles_are_the_backends(watched: Tap) -> None:
     assert [row.seq for row in seen(watched)] == [0, 1]
 
 
-@pytest.mark.filterwarnings("ignore:.*is deprecated. Please use:FutureWarning")
 def test_exceptions_are_the_backends(watched: Tap) -> None:
     def wrong() -> None:
         dist.all_gather_into_tensor(torch.empty(3), torch.ones(2))
@@ -132,14 +123,6 @@ def test_a_wait_for_what_has_ended_is_no_stall(watched: Tap) -> None:
     assert watched.stalls == []
 
 
-@pytest.mark.spec("D7")
-def test_closing_puts_torch_back(watched: Tap) -> None:
-    watched.close()
-    dist.all_reduce(torch.ones(2))
-    assert seen(watched) == []
-
-
-@pytest.mark.filterwarnings("ignore:.*is deprecated. Please use:FutureWarning")
 def test_without_a_future_the_wait_says_when_it_ended(watched: Tap) -> None:
     for _ in range(2):  # the second time it is known that there is none
         gathered = torch.empty(4)
@@ -153,7 +136,6 @@ def test_without_a_future_the_wait_says_when_it_ended(watched: Tap) -> None:
         assert gathered.tolist() == [0, 1, 2, 3]
 
 
-@pytest.mark.filterwarnings("ignore:.*is deprecated. Please use:FutureWarning")
 def test_the_backend_is_waited_for_once(watched: Tap) -> None:
     """gloo's reduce-scatter copies its result out inside its wait (R6): a second one would undo what came between."""
     reduced = torch.empty(4)
@@ -166,37 +148,24 @@ def test_the_backend_is_waited_for_once(watched: Tap) -> None:
     assert reduced.tolist() == [0, 0, 0, 0]
 
 
-def test_what_happened_is_handed_over_once(watched: Tap) -> None:
+@pytest.mark.spec("D7")
+def test_closing_puts_torch_back_and_numbers_go_on_where_they_were(watched: Tap) -> None:
     dist.all_reduce(torch.ones(2))
     watched.hand_over()
-    watched.hand_over()
-    assert len(watched.rows) == 1
-    dist.all_reduce(torch.ones(2, dtype=torch.bfloat16))
-    watched.hand_over()
-    assert [(row.seq, row.number, row.bytes, row.dtype) for row in watched.rows] == [
-        (0, 0, 8, "float32"),
-        (1, 1, 4, "bfloat16"),
-    ]
-
-
-def test_it_counts_on_where_it_was_when_it_looks_again(watched: Tap) -> None:
-    dist.all_reduce(torch.ones(2))
+    assert len(watched.hand_over()) == 1  # once
     watched.close()
     dist.all_reduce(torch.ones(2))
+    assert len(watched.hand_over()) == 1
     again = watched.interceptor.open(CPU, lambda: None)
-    dist.all_reduce(torch.ones(2))
-    again.close()
+    dist.all_reduce(torch.ones(2, dtype=torch.bfloat16))
     watched.hand_over()
-    assert [row.seq for row in watched.rows] == [0, 1]
-
-
-def test_between_two_steps_it_counts_and_notes_nothing_down(watched: Tap) -> None:
     watched.recorded.end()
-    dist.all_reduce(torch.ones(2))
+    dist.all_reduce(torch.ones(2))  # between two steps it is counted, and not noted down
     watched.recorded.begin()
     dist.all_reduce(torch.ones(2))
-    watched.hand_over()
-    assert [row.seq for row in watched.rows] == [1]
+    again.close()
+    rows = [(row.seq, row.number, row.bytes, row.dtype) for row in watched.hand_over()]
+    assert rows == [(0, 0, 8, "float32"), (1, 1, 4, "bfloat16"), (3, 3, 8, "float32")]
 
 
 def test_many_threads_at_once(watched: Tap) -> None:
@@ -270,38 +239,6 @@ def test_a_collective_of_a_backward_pass_that_nobody_watches_is_told_apart(watch
         assert (len(told.collectives), told.unwatched) == (2, 0 if watching else 1)
 
 
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-@pytest.mark.parametrize("native", [False, True], ids=["python", "native"])
-def test_a_forked_child_records_nothing(world_of_one: None, native: bool) -> None:
-    lines, layer = list[Step](), torch.nn.Linear(2, 2)
-    if native:
-        compiled_part()
-    with (
-        answering(Answer()),
-        Instrumentation(CPU, "observe", 0, 1, read_clocks(), lines.append, native=native) as instrument,
-    ):
-        instrument.watch([("layer", layer)])
-        recorder, ring = instrument.recorder, instrument._ring
-        assert ring is not None
-        recorder.begin(StepFacts(0, 0, 0, None, warmup=False))
-        dist.all_reduce(torch.ones(2))
-        before, names = ring.count, list(ring.names())
-        if not (child := os.fork()):
-            try:
-                dist.all_reduce(torch.ones(2))
-                layer(torch.ones(1, 2))
-                with recorder.aux("of the child"):
-                    recorder.end()
-                recorder.finish()
-            finally:
-                os._exit(int(sys.exc_info()[0] is not None))
-        assert os.waitpid(child, 0)[1] == 0
-        assert (ring.count, ring.names()) == (before, names)
-        recorder.end()
-        recorder.finish()
-    assert [len(line.collectives) for line in lines] == [1]
-
-
 def test_what_is_being_captured_is_left_to_torch() -> None:
     captured = []
     capturing = DispatcherHook(
@@ -316,74 +253,61 @@ def test_what_is_being_captured_is_left_to_torch() -> None:
     assert len(captured) == 2
 
 
-def _handle(kept: KeptAlive, tensor: torch.Tensor, *, in_place: bool = True) -> TimedWork:
-    """Of a collective that has completed."""
-    work = dist.all_reduce(tensor, async_op=True)
-    work.wait()
-    return TimedWork(work, lambda inner: inner(), kept, in_place=in_place)
-
-
-def test_a_handle_that_was_waited_for_is_not_kept() -> None:
-    kept = KeptAlive()
-    work = _handle(kept, torch.ones(1))
-    assert len(kept) == 1
-    work.wait()
-    assert len(kept) == 0
-
-
-def test_a_handle_of_several_waiters_is_kept_until_the_last_has_waited() -> None:
-    """A functional collective of several tensors: each tensor's first use waits for the one handle."""
-    kept = KeptAlive()
-    timed = TimedWork(dist.all_reduce(torch.ones(1), async_op=True), lambda inner: inner(), kept, waiters=3)
-    lengths = [timed.wait() and len(kept) for _ in range(3)]
-    assert lengths == [1, 1, 0]
-
-
 class _InFlight(dist._Work):
     def is_completed(self) -> bool:
         return False
 
 
-def test_handles_that_have_not_completed_are_kept_beyond_the_capacity() -> None:
-    kept, works = KeptAlive(capacity=1), [_InFlight() for _ in range(9)]
+def _handle(kept: KeptAlive, tensor: torch.Tensor, **how: Any) -> TimedWork:
+    """Of a collective that has completed."""
+    work = dist.all_reduce(tensor, async_op=True)
+    work.wait()
+    return TimedWork(work, lambda inner: inner(), kept, **how)
+
+
+@pytest.mark.parametrize("waiters", [1, 3])
+def test_a_handle_is_kept_until_the_last_of_its_waiters_has_waited(waiters: int) -> None:
+    """A functional collective of several tensors: each tensor's first use waits for the one handle."""
+    kept = KeptAlive()
+    timed = _handle(kept, torch.ones(1), waiters=waiters)
+    assert [len(kept), *(timed.wait() and len(kept) for _ in range(waiters))] == [1] * waiters + [0]
+
+
+def test_beyond_the_capacity_the_oldest_that_have_completed_go_and_no_others() -> None:
+    completed, in_flight = KeptAlive(capacity=2), KeptAlive(capacity=1)
+    works = [_InFlight() for _ in range(9)]
     for work in works:
-        TimedWork(work, lambda inner: inner(), kept, in_place=True)
-    assert len(kept) == 9
+        _handle(completed, torch.ones(1), in_place=True)
+        TimedWork(work, lambda inner: inner(), in_flight, in_place=True)
+    assert (len(completed), len(in_flight)) == (3, 9)
 
 
 def test_a_handle_that_nobody_in_python_has_lets_go_of_its_outputs_when_it_has_completed() -> None:
     kept = KeptAlive()
     tensor = torch.ones(1)
     before = tensor._use_count()
-    _handle(kept, tensor)
+    _handle(kept, tensor, in_place=True)
     time.sleep(GLOO_LETS_GO_S)
     held_by_one = tensor._use_count() - before
     assert held_by_one > 0
-    mine = _handle(kept, tensor)
+    mine = _handle(kept, tensor, in_place=True)
     deadline = time.monotonic() + HANGS_S
     while tensor._use_count() - before > held_by_one and time.monotonic() < deadline:
-        mine = _handle(kept, tensor)  # looks at those before it
+        mine = _handle(kept, tensor, in_place=True)  # looks at those before it
         time.sleep(GLOO_LETS_GO_S)  # its thread may hold on to a collective a little longer than until it has completed
     assert tensor._use_count() - before <= held_by_one
     for _ in range(3):
-        _handle(kept, tensor)
+        _handle(kept, tensor, in_place=True)
     assert torch.equal(mine.result()[0], tensor)  # somebody has it: nothing of it is gone
 
 
 def test_a_handle_whose_wait_moves_data_keeps_the_backends_work() -> None:
     kept = KeptAlive()
-    _handle(kept, torch.ones(1), in_place=False)
-    _handle(kept, torch.ones(1), in_place=False)
+    for _ in range(2):
+        _handle(kept, torch.ones(1), in_place=False)
     oldest = next(iter(kept._completed.values()))
     assert oldest.result()[0].numel() == 1
     assert oldest.wait()
-
-
-def test_beyond_the_capacity_the_oldest_that_have_completed_go() -> None:
-    kept = KeptAlive(capacity=2)
-    for _ in range(9):
-        _handle(kept, torch.ones(1))
-    assert len(kept) == 3
 
 
 def test_a_devices_wait_is_repeated_for_every_stream_that_asks() -> None:

@@ -42,38 +42,43 @@ def arrivals(tmp_path: Path) -> tuple[Arrivals, Arrivals]:
     return Arrivals(tmp_path, "0", (0, 1), 0), Arrivals(tmp_path, "0", (0, 1), 1)
 
 
-def test_a_transfer_begins_with_its_last_rank_and_waits_for_the_one_before(
-    arrivals: tuple[Arrivals, Arrivals],
-) -> None:
+def both_arrive(arrivals: tuple[Arrivals, Arrivals], number: int, at_ns: int, later_ns: int = 0) -> None:
+    arrivals[0].arrive(number, at_ns)
+    arrivals[1].arrive(number, at_ns + later_ns)
+
+
+@pytest.fixture
+def link(arrivals: tuple[Arrivals, Arrivals]) -> Iterator[Link]:
+    """Of rank 0, in a group of two."""
     link = Link(arrivals[0], Tally())
+    yield link
+    link.close()
+
+
+def test_a_transfer_begins_with_its_last_rank_and_waits_for_the_one_before(
+    link: Link, arrivals: tuple[Arrivals, Arrivals]
+) -> None:
     first, second = (Transfer(issued_now(number=number), 20 * MS) for number in (0, 1))
-    second.issued.issue_ns = first.issued.issue_ns
-    begin = first.issued.issue_ns
+    begin = second.issued.issue_ns = first.issued.issue_ns
     for number, transfer in enumerate((first, second)):
-        arrivals[0].arrive(number, begin)
-        arrivals[1].arrive(number, begin + 5 * MS)
+        both_arrive(arrivals, number, begin, 5 * MS)
         link.put(transfer)
     assert (ended(first).start, ended(first).end) == (begin, begin + 25 * MS)
     assert (ended(second).start, ended(second).end) == (begin + 25 * MS, begin + 45 * MS)
     assert time.perf_counter_ns() >= begin + 45 * MS
     assert first.issued.end_source == "emulated"
-    link.close()
 
 
-def test_a_backend_that_is_slower_keeps_its_own_end(arrivals: tuple[Arrivals, Arrivals]) -> None:
-    tally = Tally()
-    link = Link(arrivals[0], tally)
+def test_a_backend_that_is_slower_keeps_its_own_end(link: Link, arrivals: tuple[Arrivals, Arrivals]) -> None:
     transfer = Transfer(issued_now(), 1000, has_future=True)
-    for table in arrivals:
-        table.arrive(0, transfer.issued.issue_ns)
+    both_arrive(arrivals, 0, transfer.issued.issue_ns)
     link.put(transfer)
     assert not transfer.gate.done()
     time.sleep(0.01)
     transfer.backend_done(None)
     assert ended(transfer).end == transfer.backend_ns
     assert transfer.issued.end_source == "future"
-    assert (tally.carried, tally.slow) == (1, 1)
-    link.close()
+    assert (link._tally.carried, link._tally.slow) == (1, 1)
 
 
 def test_without_a_common_clock_the_backends_completion_stands_for_the_last_arrival() -> None:
@@ -85,9 +90,8 @@ def test_without_a_common_clock_the_backends_completion_stands_for_the_last_arri
     link.close()
 
 
-def test_without_a_future_the_last_rank_is_waited_for(arrivals: tuple[Arrivals, Arrivals]) -> None:
-    link = Link(arrivals[0], Tally())
-    transfer = Transfer(issued_now("reducescatter"), 2 * MS)
+def test_without_a_future_the_last_rank_is_waited_for(link: Link, arrivals: tuple[Arrivals, Arrivals]) -> None:
+    transfer, never = (Transfer(issued_now("reducescatter", number), 2 * MS) for number in (0, 1))
     arrivals[0].arrive(0, transfer.issued.issue_ns)
     link.put(transfer)
     time.sleep(0.01)
@@ -95,15 +99,9 @@ def test_without_a_future_the_last_rank_is_waited_for(arrivals: tuple[Arrivals, 
     late = time.perf_counter_ns()
     arrivals[1].arrive(0, late)
     assert ended(transfer).end == late + 2 * MS
+    link.put(never)
     link.close()
-
-
-def test_closing_waits_for_no_rank_that_never_came(arrivals: tuple[Arrivals, Arrivals]) -> None:
-    link = Link(arrivals[0], Tally())
-    transfer = Transfer(issued_now("reducescatter"), 1)
-    link.put(transfer)
-    link.close()
-    assert transfer.gate.done()
+    assert never.gate.done()  # closing waits for no rank that never came
 
 
 class SlowWork:
@@ -118,20 +116,15 @@ class SlowWork:
         return True
 
 
-def test_a_wait_that_outlasts_the_emulation_is_the_end(arrivals: tuple[Arrivals, Arrivals]) -> None:
-    tally = Tally()
-    link = Link(arrivals[0], tally)
-    transfer = Transfer(issued_now("reducescatter"), 200 * MS)
-    for table in arrivals:
-        table.arrive(0, transfer.issued.issue_ns)
+def test_a_wait_that_outlasts_the_emulation_is_the_end(link: Link, arrivals: tuple[Arrivals, Arrivals]) -> None:
+    transfer, slow = Transfer(issued_now("reducescatter"), 20 * MS), SlowWork(0.03)
+    both_arrive(arrivals, 0, transfer.issued.issue_ns)
     link.put(transfer)
-    slow = SlowWork(0.3)
-    assert DelayedWork(slow, transfer, tally).wait()  # type: ignore[arg-type]
+    assert DelayedWork(slow, transfer, link._tally).wait()  # type: ignore[arg-type]
     assert slow.waits == 1
     assert transfer.issued.end_source == "wait"
-    assert transfer.issued.end - transfer.issued.issue_ns >= 300 * MS
-    assert tally.slow == 1
-    link.close()
+    assert transfer.issued.end - transfer.issued.issue_ns >= 30 * MS
+    assert link._tally.slow == 1
 
 
 # --- at the seam
@@ -146,17 +139,24 @@ CALLS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.fixture
-def seen(world_of_one: None, tmp_path: Path) -> Iterator[Tap]:
-    """Collectives that pass a seam with an emulated fabric of two ranks, of which this is the only one."""
-    tap = Tap(compiled=False, links=HostLinks(EmulatedNetwork(EmulatedFabric(**LATENCY), 0, 1, tmp_path)))
+def tapped(world_of_one: None, tmp_path: Path) -> Iterator[Callable[..., Tap]]:
+    """Collectives that pass a seam with an emulated fabric of which this is the only real rank."""
+    taps: list[Tap] = []
+
+    def tap(folder: Path = tmp_path, **settings: Any) -> Tap:
+        taps.append(Tap(compiled=False, links=HostLinks(EmulatedNetwork(EmulatedFabric(**settings), 0, 1, folder))))
+        return taps[-1]
+
     yield tap
-    tap.close()
-    tap.interceptor.close()
+    for opened in taps:
+        opened.close()
+        opened.interceptor.close()
 
 
 @pytest.mark.filterwarnings("ignore:.*is deprecated. Please use:FutureWarning")  # renamed in torch 2.13, not before
 @pytest.mark.parametrize("name", CALLS)
-def test_every_handle_completes_at_the_emulated_end(seen: Tap, name: str) -> None:
+def test_every_handle_completes_at_the_emulated_end(tapped: Callable[..., Tap], name: str) -> None:
+    seen = tapped(**LATENCY)
     attempted(f"{name} on the emulated fabric", lambda: completes_at_the_emulated_end(seen, name))
 
 
@@ -173,15 +173,19 @@ def completes_at_the_emulated_end(seen: Tap, name: str) -> None:
     assert (row.start, row.end_source) == (row.issue_ns, "emulated")
 
 
-def test_an_end_that_only_a_future_waits_for_is_progress_of_the_rank(world_of_one: None, tmp_path: Path) -> None:
+def test_a_backend_that_was_slower_is_told_and_an_end_that_only_a_future_waits_for_is_progress_of_the_rank(
+    tapped: Callable[..., Tap], caplog: pytest.LogCaptureFixture
+) -> None:
     """DDP keeps the future alone; without the end an autopsy would take the collective for one that never completes."""
-    tap = Tap(compiled=False, links=HostLinks(EmulatedNetwork(EmulatedFabric(), 0, 1, tmp_path)))
+    tap = tapped()  # one rank alone costs nothing: no backend is as fast
     CALLS["all_reduce"]().get_future().wait()
     (row,) = tap.hand_over()
     assert row.end is not None
     assert row.end == tap.recorded.ring._words[MOVED_WORD]
+    assert row.end_source == "future"
     tap.close()
     tap.interceptor.close()
+    assert "the backend was slower than the emulated link in 1 of 1 collectives" in caplog.text
 
 
 def test_a_failed_collective_fails_its_future_in_c_plus_plus_too() -> None:
@@ -197,18 +201,6 @@ def test_a_failed_collective_fails_its_future_in_c_plus_plus_too() -> None:
     transfer.gate.set_result(None)
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
         handed.then(lambda future: future.value()).wait()
-
-
-def test_the_run_says_when_the_backend_was_slower(
-    world_of_one: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    # One rank alone costs nothing: no backend is as fast.
-    tap = Tap(compiled=False, links=HostLinks(EmulatedNetwork(EmulatedFabric(), 0, 1, tmp_path)))
-    dist.all_reduce(torch.ones(10))
-    tap.close()
-    tap.interceptor.close()
-    assert tap.hand_over()[0].end_source == "future"
-    assert "the backend was slower than the emulated link in 1 of 1 collectives" in caplog.text
 
 
 Opened = Callable[[int], list[SharedLinks]]
@@ -228,34 +220,42 @@ def of_ranks(tmp_path: Path) -> Iterator[Opened]:
         links.close()
 
 
-def test_two_groups_of_the_same_ranks_take_turns_and_both_ranks_agree(of_ranks: Opened) -> None:
-    zero, one = of_ranks(2)
-    assert zero.hold("a", 0, (0, 1), 100, 50, between_nodes=True) == (0, 150)
-    # Rank 1 asks in the other order and is told what was decided.
-    assert one.hold("b", 0, (0, 1), 110, 30, between_nodes=True) == (150, 180)
-    assert one.hold("a", 0, (0, 1), 100, 50, between_nodes=True) == (0, 150)
-    assert zero.hold("b", 0, (0, 1), 110, 30, between_nodes=True) == (150, 180)
+# Who asks for which number of which group of which ranks, issued when and for how long; between which times it is held.
+TURNS: dict[str, list[tuple[Any, ...]]] = {
+    "groups of the same ranks, asked for in other orders": [
+        (0, "a", 0, (0, 1), 100, 50, (0, 150)),
+        (1, "b", 0, (0, 1), 110, 30, (150, 180)),
+        (1, "a", 0, (0, 1), 100, 50, (0, 150)),
+        (0, "b", 0, (0, 1), 110, 30, (150, 180)),
+    ],
+    "the links of all its ranks and no others": [
+        (0, "a", 0, (0, 1), 0, 100, (0, 100)),
+        (2, "b", 0, (2, 3), 0, 40, (0, 40)),
+        (3, "c", 0, (1, 3), 0, 10, (40, 110)),
+        (1, "c", 0, (1, 3), 0, 10, (100, 110)),
+    ],
+    "without a number": [(0, "a", None, (0, 1), 0, 100, (0, 100)), (1, "a", None, (0, 1), 0, 100, (0, 100))],
+    "a slot that is used again": [
+        (0, "a", 0, (0, 1), 0, 100, (0, 100)),
+        (0, "a", SLOTS, (0, 1), 0, 100, (100, 200)),
+        (1, "a", SLOTS, (0, 1), 0, 100, (100, 200)),
+    ],
+}
 
 
-def test_a_collective_waits_for_the_links_of_all_its_ranks_and_for_no_others(of_ranks: Opened) -> None:
+@pytest.mark.parametrize("asked", TURNS.values(), ids=TURNS)
+def test_links_are_held_in_turns(of_ranks: Opened, asked: list[tuple[Any, ...]]) -> None:
     links = of_ranks(4)
-    assert links[0].hold("a", 0, (0, 1), 0, 100, between_nodes=True).end_ns == 100
-    assert links[2].hold("b", 0, (2, 3), 0, 40, between_nodes=True).end_ns == 40
-    assert links[3].hold("c", 0, (1, 3), 0, 10, between_nodes=True) == (40, 110)
-    assert links[1].hold("c", 0, (1, 3), 0, 10, between_nodes=True) == (100, 110)
+    for rank, group, number, ranks, issued_ns, length_ns, held in asked:
+        assert links[rank].hold(group, number, ranks, issued_ns, length_ns, between_nodes=True) == held
 
 
-def test_the_links_inside_a_node_are_others_than_those_between_nodes(of_ranks: Opened) -> None:
-    (alone,) = of_ranks(1)
+def test_links_inside_a_node_are_others_than_those_between_and_without_a_common_host_the_own_is_held(
+    of_ranks: Opened,
+) -> None:
+    (alone,), apart = of_ranks(1), SharedLinks(None, 1, 2)
     assert alone.hold("a", 0, (0,), 0, 100, between_nodes=True).end_ns == 100
     assert alone.hold("b", 0, (0,), 0, 100, between_nodes=False) == (0, 100)
-
-
-def test_without_a_number_or_a_common_host_only_the_own_link_is_held(of_ranks: Opened) -> None:
-    zero, one = of_ranks(2)
-    assert zero.hold("a", None, (0, 1), 0, 100, between_nodes=True).end_ns == 100
-    assert one.hold("a", None, (0, 1), 0, 100, between_nodes=True) == (0, 100)
-    apart = SharedLinks(None, 1, 2)
     assert apart.hold("a", 0, (0, 1), 0, 100, between_nodes=True) == (0, 100)
     assert apart.hold("b", 0, (0, 1), 0, 100, between_nodes=True) == (100, 200)
 
@@ -266,13 +266,6 @@ def test_a_slower_backend_prolongs_its_own_rank(of_ranks: Opened) -> None:
     one.prolong(170, between_nodes=True)
     one.prolong(120, between_nodes=True)  # earlier than it was known to be: nothing changes
     assert zero.hold("b", 0, (0, 1), 0, 10, between_nodes=True) == (100, 180)
-
-
-def test_slots_are_used_again(of_ranks: Opened) -> None:
-    zero, one = of_ranks(2)
-    assert zero.hold("a", 0, (0, 1), 0, 100, between_nodes=True).end_ns == 100
-    assert zero.hold("a", SLOTS, (0, 1), 0, 100, between_nodes=True).end_ns == 200
-    assert one.hold("a", SLOTS, (0, 1), 0, 100, between_nodes=True).end_ns == 200
 
 
 def _hold_all(folder: str, rank: int, results: Any) -> None:
@@ -299,19 +292,17 @@ def test_processes_that_ask_at_once_in_other_orders_agree_and_no_time_is_given_t
 
 
 def test_a_rank_whose_backend_was_slow_is_not_told_an_end_before_its_link_was_free(
-    of_ranks: Opened, tmp_path: Path
+    of_ranks: Opened, arrivals: tuple[Arrivals, Arrivals]
 ) -> None:
     """The other rank decided when it could not know."""
     zero, one = of_ranks(2)
     now = time.perf_counter_ns()
-    tables = Arrivals(tmp_path, "0", (0, 1), 0), Arrivals(tmp_path, "0", (0, 1), 1)
-    link = Link(tables[1], Tally(), one, spans_nodes=True)
+    link = Link(arrivals[1], Tally(), one, spans_nodes=True)
     slow, behind = (
         Transfer(InFlight("allreduce", "0", number, 8, now, number), MS, (0, 1), has_future=True) for number in (0, 1)
     )
     for number in (0, 1):
-        for table in tables:
-            table.arrive(number, now)
+        both_arrive(arrivals, number, now)
         zero.hold("0", number, (0, 1), now, MS, between_nodes=True)
     for transfer, backend_ns in ((slow, now + 20 * MS), (behind, now + 1)):
         transfer.backend_ns = backend_ns
@@ -326,33 +317,26 @@ def test_a_rank_whose_backend_was_slow_is_not_told_an_end_before_its_link_was_fr
 
 @pytest.mark.parametrize("sharing", list(Sharing))
 def test_at_the_seam_two_groups_run_at_once_or_in_turns(
-    world_of_one: None, tmp_path_factory: pytest.TempPathFactory, sharing: Sharing
+    tapped: Callable[..., Tap], tmp_path_factory: pytest.TempPathFactory, sharing: Sharing
 ) -> None:
     """An all-reduce takes 600 ms; both groups issue theirs within a few, and gloo needs less unless it is held up."""
+
+    def of_two_groups(folder: Path) -> list[SeenCollective]:
+        """The rows of one all-reduce of each, in the order of their ends."""
+        tap = tapped(folder, sharing=sharing, **LATENCY)
+        other = dist.new_group([0])
+        works = [dist.all_reduce(torch.ones(4), group=group, async_op=True) for group in (None, other)]
+        for work in works:
+            assert work is not None
+            work.wait()
+        tap.close()
+        return sorted(tap.hand_over(), key=lambda row: int(row.end or 0))
 
     def holds(rows: list[SeenCollective]) -> None:
         first, second = rows
         assert first.group != second.group
         assert int(first.end or 0) == first.issue_ns + 600 * MS
-        if sharing is Sharing.link:
-            assert (second.start, second.end) == (first.end, int(first.end or 0) + 600 * MS)
-        else:
-            assert (second.start, second.end) == (second.issue_ns, second.issue_ns + 600 * MS)
+        begin = first.end if sharing is Sharing.link else second.issue_ns
+        assert (second.start, second.end) == (begin, int(begin or 0) + 600 * MS)
 
-    holds(undisturbed(tmp_path_factory, f"seam_{sharing.value}", lambda folder: of_two_groups(sharing, folder), holds))
-
-
-def of_two_groups(sharing: Sharing, folder: Path) -> list[SeenCollective]:
-    """The rows of one all-reduce of each, in the order of their ends."""
-    settings = EmulatedFabric(
-        inter_latency_us=300_000.0, inter_bandwidth_gb_per_s=1e6, emulated_world_size=2, sharing=sharing
-    )
-    tap = Tap(compiled=False, links=HostLinks(EmulatedNetwork(settings, 0, 1, folder)))
-    other = dist.new_group([0])
-    works = [dist.all_reduce(torch.ones(4), group=group, async_op=True) for group in (None, other)]
-    for work in works:
-        assert work is not None
-        work.wait()
-    tap.close()
-    tap.interceptor.close()
-    return sorted(tap.hand_over(), key=lambda row: int(row.end or 0))
+    holds(undisturbed(tmp_path_factory, f"seam_{sharing.value}", of_two_groups, holds))

@@ -5,6 +5,7 @@ ranks: it issues what rank 0 of real ranks does, and says what it is.
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 from pathlib import Path
@@ -53,46 +54,32 @@ BY_HAND = [
 ]
 
 
-def test_every_kind_has_a_cost() -> None:
+def test_costs_of_eight_ranks() -> None:
     assert {kind for kind, *_ in BY_HAND} == set(KINDS)
-
-
-@pytest.mark.parametrize(("kind", "ring", "tree"), BY_HAND, ids=[row[0] for row in BY_HAND])
-def test_costs_of_eight_ranks(kind: str, ring: int, tree: int) -> None:
-    assert cost_ns(kind, SIZE, 8, spans_nodes=False, settings=settings()) == ring
-    assert cost_ns(kind, SIZE, 8, spans_nodes=False, settings=settings(algorithm=Algorithm.tree)) == tree
-
-
-def test_between_nodes_the_other_link_counts() -> None:
+    algorithms = [settings(algorithm=algorithm) for algorithm in (Algorithm.ring, Algorithm.tree)]
+    for kind, *expected in BY_HAND:
+        assert [cost_ns(kind, SIZE, 8, spans_nodes=False, settings=each) for each in algorithms] == expected, kind
     assert cost_ns("allreduce", SIZE, 2, spans_nodes=True, settings=settings()) == 2 * 10 * US + 1_600 * US
 
 
 @pytest.mark.parametrize("algorithm", Algorithm)
-@pytest.mark.parametrize("kind", KINDS)
-def test_one_rank_costs_nothing_and_no_size_of_group_is_cheaper_than_a_smaller(kind: str, algorithm: Algorithm) -> None:
+def test_one_rank_costs_nothing_and_no_size_of_group_is_cheaper_than_a_smaller(algorithm: Algorithm) -> None:
     chosen = settings(algorithm=algorithm)
-    costs = [cost_ns(kind, SIZE, n, spans_nodes=False, settings=chosen) for n in (1, 2, 3, 4, 7, 8, 9, 512)]
-    assert costs[0] == 0
-    assert costs == sorted(costs)
-
-
-def test_a_tree_of_many_ranks_has_few_latencies() -> None:
-    tree = cost_ns("allreduce", 0, 512, spans_nodes=True, settings=settings(algorithm=Algorithm.tree))
-    assert tree == 2 * 9 * 10 * US
-    assert cost_ns("allreduce", 0, 512, spans_nodes=True, settings=settings()) == 2 * 511 * 10 * US
+    for kind in KINDS:
+        costs = [cost_ns(kind, SIZE, n, spans_nodes=False, settings=chosen) for n in (1, 2, 3, 4, 7, 8, 9, 512)]
+        assert costs[0] == 0
+        assert costs == sorted(costs), kind
+    latencies = 9 if algorithm is Algorithm.tree else 511  # a tree of many ranks has few
+    assert cost_ns("allreduce", 0, 512, spans_nodes=True, settings=chosen) == 2 * latencies * 10 * US
 
 
 def fabric(rank: int = 0, **changes: Any) -> EmulatedNetwork:
     return EmulatedNetwork(settings(**changes), rank, 4, None)
 
 
-def test_a_group_inside_a_node_uses_the_links_of_the_node() -> None:
+def test_a_group_inside_a_node_uses_its_links_and_only_groups_of_all_ranks_get_the_emulated_size() -> None:
     pairs = fabric(ranks_per_node=2)
-    inside, across = pairs.cost_ns("send", 1000, (2, 3), 0), pairs.cost_ns("send", 1000, (1, 2), 0)
-    assert (inside, across) == (1 * US + 1000, 10 * US + 2000)
-
-
-def test_only_groups_of_all_ranks_get_the_emulated_size() -> None:
+    assert [pairs.cost_ns("send", 1000, ranks, 0) for ranks in ((2, 3), (1, 2))] == [US + 1000, 10 * US + 2000]
     large = fabric(emulated_world_size=512, ranks_per_node=8)
     assert large.cost_ns("allreduce", 0, (0, 1, 2, 3), 0) == 2 * 511 * 10 * US  # 512 ranks span nodes of 8
     assert large.cost_ns("allreduce", 0, (0, 1), 0) == 2 * US
@@ -100,14 +87,14 @@ def test_only_groups_of_all_ranks_get_the_emulated_size() -> None:
 
 def test_jitter_is_the_same_on_every_rank_bounded_and_different_every_time() -> None:
     ranks = (0, 1, 2, 3)
-    on = [
-        [fabric(rank, jitter=0.1).cost_ns("allreduce", SIZE, ranks, number) for number in range(50)] for rank in (0, 3)
-    ]
-    plain = fabric().cost_ns("allreduce", SIZE, ranks, 0)
-    assert on[0] == on[1]
-    assert len(set(on[0])) == 50
-    assert all(0.9 * plain <= cost <= 1.1 * plain for cost in on[0])
-    assert [fabric(jitter=0.1, seed=7).cost_ns("allreduce", SIZE, ranks, n) for n in range(50)] != on[0]
+
+    def costs(rank: int, **seed: int) -> list[int]:
+        return [fabric(rank, jitter=0.1, **seed).cost_ns("allreduce", SIZE, ranks, number) for number in range(50)]
+
+    plain, found = fabric().cost_ns("allreduce", SIZE, ranks, 0), costs(0)
+    assert found == costs(3) != costs(0, seed=7)
+    assert len(set(found)) == 50
+    assert all(0.9 * plain <= cost <= 1.1 * plain for cost in found)
 
 
 def test_only_the_straggler_is_late() -> None:
@@ -160,14 +147,11 @@ def test_the_meeting_place_is_gone_afterwards() -> None:
     assert not folder.exists()
 
 
-# --- injected faults --------------------------------------------------------------------------------------------------
-
-
-RANKS = (0, 1)
+# --- injected faults
 
 
 def cost(kind: str, size: int, **changes: Any) -> int:
-    return EmulatedNetwork(EmulatedFabric(**changes), 0, 2, None).cost_ns(kind, size, RANKS, 0)
+    return EmulatedNetwork(EmulatedFabric(**changes), 0, 2, None).cost_ns(kind, size, (0, 1), 0)
 
 
 @pytest.mark.parametrize(
@@ -181,15 +165,14 @@ def cost(kind: str, size: int, **changes: Any) -> int:
     ],
 )
 def test_only_what_matches_is_slow(given: dict[str, Any], slow: set[tuple[str, int]]) -> None:
-    for kind in ("allgather", "reducescatter"):
-        for size in (10, 1000):
-            factor = 3 if (kind, size) in slow else 1
-            assert cost(kind, size, slow_factor=3.0, **given) == factor * cost(kind, size)
+    for kind, size in itertools.product(("allgather", "reducescatter"), (10, 1000)):
+        factor = 3 if (kind, size) in slow else 1
+        assert cost(kind, size, slow_factor=3.0, **given) == factor * cost(kind, size)
+    plain, jittered = (cost("allreduce", 10**6, jitter=0.2, slow_factor=factor) for factor in (1.0, 2.0))
+    assert jittered == pytest.approx(2 * plain, abs=1)
 
 
-def test_it_multiplies_with_the_jitter() -> None:
-    plain, slow = cost("allreduce", 10**6, jitter=0.2), cost("allreduce", 10**6, jitter=0.2, slow_factor=2.0)
-    assert slow == pytest.approx(2 * plain, abs=1)
+# --- one process for all
 
 
 WORDS = (*TINY, "instrument.native=false")

@@ -1,6 +1,6 @@
 """The compiled tap: whose clock it marks on, what it counts, and that it does not wait for the interpreter.
 
-What it sees is what the interceptor in Python sees: `test_dispatcher` and `test_kinds` run with both.
+What it sees is what the interceptor in Python sees: `test_dispatcher` and `every_collective` run with both.
 """
 
 from __future__ import annotations
@@ -55,6 +55,13 @@ def under_way() -> Any:
     pytest.skip(f"{ATTEMPTS} collectives of one rank were over before they could be asked")
 
 
+def wait_until(happened: Callable[[], bool]) -> None:
+    """With the interpreter free."""
+    deadline = time.perf_counter() + PATIENCE_S
+    while not happened() and time.perf_counter() < deadline:
+        time.sleep(0.001)
+
+
 def test_the_end_is_seen_while_the_interpreter_is_busy(tap: Tap) -> None:
     """A callback in Python comes when the lock is free again: the same collective, noticed in both ways.
 
@@ -80,9 +87,7 @@ def see_the_end_of_one(tap: Tap) -> None:
         while time.perf_counter() < deadline:
             pass
         freed_ns = time.perf_counter_ns()
-        deadline = time.perf_counter() + PATIENCE_S
-        while not called_back and time.perf_counter() < deadline:
-            time.sleep(0.001)
+        wait_until(lambda: bool(called_back))
         work.wait()
         tap.hand_over()
         row = tap.rows[-1]
@@ -98,9 +103,7 @@ def test_a_handle_may_go_before_it_has_ended(tap: Tap) -> None:
     dist.barrier()
     tap.hand_over()
     assert [row.kind for row in tap.rows][-2:] == ["allgather", "barrier"]
-    deadline = time.perf_counter() + PATIENCE_S
-    while not tap.rows[-2].look() and time.perf_counter() < deadline:
-        time.sleep(0.001)
+    wait_until(tap.rows[-2].look)
     assert tap.rows[-2].end_source == "future"
 
 
@@ -167,9 +170,7 @@ def test_a_collective_that_is_over_keeps_no_tensor_while_the_step_goes_on(tap: T
     work.wait()
     kept = weakref.ref(tensor)
     del tensor, work
-    until = time.monotonic() + PATIENCE_S
-    while kept() is not None and time.monotonic() < until:
-        time.sleep(0.001)  # its callback is on its way
+    wait_until(lambda: kept() is None)  # its callback is on its way
     assert kept() is None
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import runpy
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -18,18 +19,12 @@ from aorta.instrument.operators import OPERATORS, is_async, offered, position_of
 from aorta.timeline.classes import KINDS
 
 
-@pytest.mark.parametrize("name", offered())
-def test_the_table_fits_the_schema(name: str) -> None:
-    operator = OPERATORS[name]
-    arguments = getattr(torch.ops.c10d, name).default._schema.arguments
-    assert operator.kind in KINDS
-    if operator.argument is not None:
-        assert "Tensor" in str(arguments[operator.argument].type)
-    position = position_of_async_op(name)
-    assert (position is None) == all(a.name != "async_op" for a in arguments)
-
-
-def test_every_c10d_collective_of_this_torch_is_in_the_table() -> None:
+def test_the_table_fits_the_schemas_and_has_every_collective_of_this_torch() -> None:
+    for name in offered():
+        operator, arguments = OPERATORS[name], getattr(torch.ops.c10d, name).default._schema.arguments
+        assert operator.kind in KINDS
+        assert operator.argument is None or "Tensor" in str(arguments[operator.argument].type), name
+        assert (position_of_async_op(name) is None) == all(each.name != "async_op" for each in arguments), name
     known = {name.removeprefix("c10d::") for name in torch._C._dispatch_get_all_op_names() if name.startswith("c10d::")}
     moves_data = {name for name in known if "ProcessGroup" in str(getattr(torch.ops.c10d, name).default._schema)}
     # A debugging aid that never overlaps with anything and has no work handle.
@@ -45,7 +40,7 @@ def test_every_c10d_collective_of_this_torch_is_in_the_table() -> None:
     ],
 )
 def test_full_array_bytes(name: str, args: tuple[object, ...], size: int, expected: int) -> None:
-    """Of what `test_kinds` cannot see on two ranks of gloo, and of a buffer that is not full."""
+    """Of what cannot be seen on two ranks of gloo, and of a buffer that is not full."""
     assert OPERATORS[name].full_array_bytes(args, size) == expected
 
 
@@ -56,12 +51,9 @@ def test_left_out_defaults_mean_asynchronous() -> None:
     assert is_async((1, 2, 3, 4, False), None)
 
 
-def test_this_torch_has_them_all() -> None:
-    check_torch()
-
-
 @pytest.mark.parametrize("gone", private_names(), ids=lambda each: each.name)
 def test_a_name_that_is_gone_is_told_with_what_is_lost(gone: PrivateName, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_torch()
     remove(gone, monkeypatch)
     words = f"^torch {torch.__version__} does not offer .*{gone.name}.*, without which .*{gone.lost}"
     with pytest.raises(InstrumentError, match=words.replace("+", r"\+")) as error:
@@ -118,21 +110,14 @@ class Group:
         return self._backends[device.type]
 
 
-def test_every_backend_of_a_mixed_group_is_asked() -> None:
+def test_every_backend_of_a_mixed_group_is_asked_once() -> None:
     # The group itself would answer for its default backend only.
-    group = Group(cpu=Backend("gloo", 3), cuda=Backend("nccl", 40))
-    assert issued_by(group) == 43  # type: ignore[arg-type]
-    assert counts_point_to_point(group, CPU)  # type: ignore[arg-type]
-    assert not counts_point_to_point(group, CUDA)  # type: ignore[arg-type]
-
-
-def test_a_backend_that_serves_two_kinds_of_device_counts_once() -> None:
-    both = Backend("gloo", 5)
-    assert issued_by(Group(cpu=both, cuda=both)) == 5  # type: ignore[arg-type]
-
-
-def test_one_backend_without_a_count_makes_the_groups_unknown() -> None:
-    assert issued_by(Group(cpu=Backend("gloo", 3), cuda=Backend("ucc", None))) is None  # type: ignore[arg-type]
+    mixed: Any = Group(cpu=Backend("gloo", 3), cuda=Backend("nccl", 40))
+    both, without_a_count = Backend("gloo", 5), Backend("ucc", None)
+    found = [mixed, Group(cpu=both, cuda=both), Group(cpu=Backend("gloo", 3), cuda=without_a_count)]
+    assert [issued_by(group) for group in found] == [43, 5, None]
+    assert counts_point_to_point(mixed, CPU)
+    assert not counts_point_to_point(mixed, CUDA)
 
 
 @pytest.mark.usefixtures("world_of_one")

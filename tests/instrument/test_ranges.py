@@ -62,6 +62,11 @@ class Watched:
         self.ranges = self.tap.interceptor.ranges
         self.tap.begin()
 
+    def watch(self, name: str, module: nn.Module) -> None:
+        """Its passes, and the ends of backward passes that reach it."""
+        self.ranges.watch(name, module)
+        self.ranges.watch_backward(module)
+
     def noticed(self) -> tuple[list[tuple[str, str, int, int]], list[tuple[int, int]]]:
         step = self.tap.end()
         self.tap.begin()
@@ -110,17 +115,19 @@ def test_a_block_ends_with_the_last_of_its_input_gradients(watched: Watched, by_
 
 def test_a_leaf_that_a_block_hands_on_opens_its_backward_pass(watched: Watched) -> None:
     identity, leaf = nn.Identity(), torch.ones(3, requires_grad=True)
-    watched.ranges.watch("same", identity)
-    watched.ranges.watch_backward(identity)
+    watched.watch("same", identity)
     (identity(leaf) * 2).sum().backward()
     assert [phase for _, phase, _, _ in watched.noticed()[0]] == ["forward", "backward"]
     assert leaf.grad is not None
 
 
-def test_behind_the_end_nothing_is_noted_down_and_left_behind(watched: Watched) -> None:
+def test_between_two_steps_and_behind_the_end_nothing_is_noted_down_and_left_behind(watched: Watched) -> None:
     block = Block()
-    watched.ranges.watch("b", block)
-    watched.ranges.watch_backward(block)
+    watched.watch("b", block)
+    watched.tap.end()
+    block(torch.ones(3)).sum().backward()
+    watched.tap.begin()
+    assert watched.noticed() == ([], [])
     output = block(torch.ones(3))
     watched.ranges.close()
     output.sum().backward()  # its hooks are in the graph
@@ -132,20 +139,9 @@ def test_behind_the_end_nothing_is_noted_down_and_left_behind(watched: Watched) 
     assert not block._forward_pre_hooks
 
 
-def test_between_two_steps_no_row_is_appended(watched: Watched) -> None:
-    block = Block()
-    watched.ranges.watch("b", block)
-    watched.ranges.watch_backward(block)
-    watched.tap.end()
-    block(torch.ones(3)).sum().backward()
-    watched.tap.begin()
-    assert watched.noticed() == ([], [])
-
-
 def test_a_pass_that_fails_does_not_hide_the_next(watched: Watched) -> None:
     model = nn.Linear(3, 3)
-    watched.ranges.watch("b", model)
-    watched.ranges.watch_backward(model)
+    watched.watch("b", model)
 
     def fail(_gradient: torch.Tensor) -> None:
         raise ValueError("no gradient")
@@ -183,21 +179,16 @@ def test_the_nodes_end_before_the_strategys_ending_and_the_tail_behind(watched: 
     assert all(begin < moment < end for _, moment in endings)
 
 
-def test_once_a_pass_however_many_modules_are_watched(watched: Watched) -> None:
-    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
-    for module in model.modules():
+def test_once_a_pass_however_many_modules_are_watched_and_never_where_no_gradient_reaches_one(watched: Watched) -> None:
+    model, other = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)), nn.Linear(3, 3)
+    for module in (*model.modules(), other):
         watched.ranges.watch_backward(module)
     for _ in range(3):
         model(torch.ones(2, 3)).sum().backward()
     assert len(watched.noticed()[1]) == 3
-
-
-def test_a_module_that_no_gradient_reaches_is_not_waited_for(watched: Watched) -> None:
-    first, second = nn.Linear(3, 3), nn.Linear(3, 3)
-    watched.ranges.watch_backward(second)
-    first(torch.ones(2, 3)).sum().backward()
+    nn.Linear(3, 3)(torch.ones(2, 3)).sum().backward()
     with torch.no_grad():
-        second(torch.ones(2, 3))
+        other(torch.ones(2, 3))
     assert watched.noticed()[1] == []
 
 
@@ -207,9 +198,8 @@ def test_a_module_without_hooks_gets_none_and_is_left_as_it_was(watched: Watched
     hooked.register_forward_pre_hook(lambda *_: seen.append("before"))
     hooked.register_forward_hook(lambda *_: seen.append("after"))
     before = [set(vars(block)) for block in (plain, hooked)]
-    for name, block in (("plain", plain), ("hooked", hooked)):
-        watched.ranges.watch(name, block)
-        watched.ranges.watch_backward(block)
+    watched.watch("plain", plain)
+    watched.watch("hooked", hooked)
     assert not plain._forward_hooks
     assert not plain._forward_pre_hooks
     hooked(plain(torch.ones(3, requires_grad=True))).sum().backward()

@@ -58,10 +58,12 @@ def test_coverage_says_what_the_backends_counted(
     assert coverage.issued == (None if counted == rf.NOT_COUNTED else counted)
 
 
-def test_what_was_captured_cannot_be_seen(hand: ByHand) -> None:
-    hand.step(0, 10, lambda: None)
+def test_what_was_captured_cannot_be_seen_and_a_pass_that_is_open_is_left_out(hand: ByHand) -> None:
+    hand.step(0, 10, lambda: hand.row(rf.PASS, 3, name=hand.block))
     hand.row(rf.NOTE, flags=rf.CAPTURED, a=2, b2=0)
-    assert "2 collectives were captured into a CUDA graph" in str(only(hand).coverage.reason)
+    line = only(hand)
+    assert "2 collectives were captured into a CUDA graph" in str(line.coverage.reason)
+    assert line.compute == []
 
 
 def test_a_backward_tail_is_a_stall_only_where_there_is_communication(hand: ByHand) -> None:
@@ -71,29 +73,18 @@ def test_a_backward_tail_is_a_stall_only_where_there_is_communication(hand: ByHa
     assert line.overlap["compute_stall_ms"] == 3
 
 
-@pytest.mark.parametrize("number", [float("nan"), float("inf")])
-def test_a_loss_that_is_not_finite_says_what_it_was(hand: ByHand, number: float) -> None:
-    hand.step(0, 10, lambda: [value(hand, rf.LOSS, number), value(hand, rf.GRAD_NORM, 2.0)])
-    line = only(hand)
-    assert line.reasons["loss"] == f"was {number}"
-    assert "grad_norm" not in line.reasons
-
-
-def test_a_pass_that_is_open_is_left_out(hand: ByHand) -> None:
-    hand.step(0, 10, lambda: hand.row(rf.PASS, 3, name=hand.block))
-    assert only(hand).compute == []
-
-
 def test_scalars_and_wall_clock(hand: ByHand) -> None:
     hand.step(2_000, 2_010, lambda: [value(hand, rf.LOSS, 0.5), value(hand, rf.GRAD_NORM, 2.0)])
     hand.step(2_010, 2_020, lambda: None)
-    first, second = hand.steps.take()
+    hand.step(2_020, 2_030, lambda: [value(hand, rf.LOSS, float("nan")), value(hand, rf.GRAD_NORM, float("inf"))])
+    first, second, third = hand.steps.take()
     assert (first.loss, first.grad_norm) == (0.5, 2.0)
     assert {"loss", "grad_norm"} & first.reasons.keys() == set()
     assert (first.t_start_ns, first.t_end_ns) == (6_000 * MS, 6_010 * MS)
     assert (second.loss, second.grad_norm) == (None, None)
     assert second.reasons["loss"] == "not read in this step: see training.log_interval, or recording.note"
     assert second.reasons["grad_norm"] == "not computed or not read in this step"
+    assert (third.reasons["loss"], third.reasons["grad_norm"]) == ("was nan", "was inf")
 
 
 def test_every_null_has_its_reason(hand: ByHand) -> None:
@@ -159,8 +150,7 @@ def test_copies_that_are_not_looked_at_are_unknown_and_why_is_said() -> None:
     copied(hand, (10, 20))
     hand.append(rf.NOTE, flags=rf.NO_COPIES, name=hand.ring.text(NO_COPIES), b2=0)
     (line,) = lines(hand)
-    assert line.copies is msgspec.UNSET
-    assert (line.overlap["copy_ms"], line.reasons["copy_ms"]) == (None, NO_COPIES)
+    assert (line.copies, line.overlap["copy_ms"], line.reasons["copy_ms"]) == (msgspec.UNSET, None, NO_COPIES)
 
 
 def test_a_tail_in_which_the_strategy_waits_is_a_stall_only_where_it_waits() -> None:
@@ -189,33 +179,41 @@ MARK_NS = 3
 """How long the device takes to write a mark."""
 
 
-def paced() -> DevicePace:
-    return DevicePace(0, [(50, 0), (50 + MARK_NS, 1)])
+@pytest.fixture
+def device() -> DeviceRows:
+    return DeviceRows(0)
+
+
+PACE = DevicePace(0, [(50, 0), (50 + MARK_NS, 1)])
 
 
 @pytest.mark.parametrize(("sent_ns", "first_ns"), [(20, 300 - 2 * MARK_NS), (299, 300 - 2 * MARK_NS), (300, 250)])
-def test_a_queued_collective_may_have_begun_before_the_mark_behind_the_one_before(sent_ns: int, first_ns: int) -> None:
+def test_a_queued_collective_may_have_begun_before_the_mark_behind_the_one_before(
+    device: DeviceRows, sent_ns: int, first_ns: int
+) -> None:
     """By as much as that mark takes; at any time, where the host recorded it after the end."""
-    device, pace = DeviceRows(0), paced()
     spans = (Stretch(200, 300, sent_ns), Stretch(250, 400, 30), Stretch(280, 500, 30))
-    found = [device.ran("allreduce", "0", None, span, pace) for span in spans]
+    found = [device.ran("allreduce", "0", None, span, PACE) for span in spans]
     assert [ran.communication.possible for ran in found] == [(200, 300), (first_ns, 400), (400 - 2 * MARK_NS, 500)]
     assert [ran.start_ns for ran in found] == [200, 300, 400]
 
 
-def test_what_is_launched_together_begins_together() -> None:
-    device, pace = DeviceRows(0), paced()
-    found = [device.ran("allreduce", "0", 1, Stretch(200, end_ns, 20), pace) for end_ns in (300, 310)]
-    assert [ran.start_ns for ran in found] == [200, 200]
+@pytest.mark.parametrize(
+    ("launch", "spans", "starts_ns"),
+    [
+        (1, [(200, 300), (200, 310)], [200, 200]),  # what is launched together begins together
+        # Clocks of different epochs differ by less than a microsecond: the second seems to end before the first.
+        (None, [(100, 500), (200, 490), (300, 800)], [100, 490, 500]),
+    ],
+    ids=["one launch", "free when the latest has ended"],
+)
+def test_when_a_communicator_is_free(
+    device: DeviceRows, launch: int | None, spans: list[tuple[int, int]], starts_ns: list[int]
+) -> None:
+    found = [device.ran("allreduce", "0", launch, Stretch(*span, 1), PACE).start_ns for span in spans]
+    assert found == starts_ns
 
 
-def test_a_communicator_is_free_when_the_latest_of_its_collectives_has_ended() -> None:
-    """Clocks of different epochs differ by less than a microsecond: the second seems to end before the first."""
-    device, pace = DeviceRows(0), paced()
-    spans = (Stretch(100, 500, 1), Stretch(200, 490, 1), Stretch(300, 800, 1))
-    assert [device.ran("allreduce", "0", None, span, pace).start_ns for span in spans] == [100, 490, 500]
-
-
-def test_readings_of_the_hosts_clock_are_no_devices() -> None:
-    ran = DeviceRows(0).ran("allreduce", "0", None, Stretch(200, 300), paced())
+def test_readings_of_the_hosts_clock_are_no_devices(device: DeviceRows) -> None:
+    ran = device.ran("allreduce", "0", None, Stretch(200, 300), PACE)
     assert (ran.communication.certain, ran.communication.on_device) == ([(200, 300)], False)

@@ -80,36 +80,20 @@ def test_finish_gives_callbacks_that_are_on_their_way_some_time(rig: Rig, monkey
     assert rig.recorder.steps_written == 1
 
 
-def test_finish_does_not_wait_for_ever(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ring_lines, "FINISH_GRACE_S", 0.01)
+@pytest.mark.parametrize("end", ["finish", "salvage"])
+def test_neither_end_waits_for_ever_and_salvage_not_at_all(rig: Rig, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
     with rig.step():
         rig.collective(ended=False)
-    rig.recorder.finish()
+    if end == "finish":
+        monkeypatch.setattr(ring_lines, "FINISH_GRACE_S", 0.01)
+    else:
+        monkeypatch.setattr(ring_lines.time, "sleep", pytest.fail)
+    getattr(rig.recorder, end)()
     (line,) = rig.lines
-    assert not line.coverage.complete
-    assert line.coverage.reason == "1 of 1 collectives had not ended when their step was written"
-    assert line.overlap["overlap_ratio"] is None
-    assert line.reasons["overlap_ratio"] == f"incomplete coverage: {line.coverage.reason}"
+    why = "1 of 1 collectives had not ended when their step was written"
+    assert (line.coverage.complete, line.coverage.reason) == (False, why)
+    assert (line.overlap["overlap_ratio"], line.reasons["overlap_ratio"]) == (None, f"incomplete coverage: {why}")
     assert line.overlap["compute_ms"] == 0  # what does not rest on communication is kept
-
-
-def test_salvage_writes_what_can_be_read_and_waits_for_nothing(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    with rig.step():
-        rig.collective(ended=False)
-    monkeypatch.setattr(ring_lines.time, "sleep", pytest.fail)
-    rig.recorder.salvage()
-    assert [line.global_step for line in rig.lines] == [0]
-
-
-def test_a_step_that_fails_is_not_recorded_and_the_next_begins_afresh(rig: Rig) -> None:
-    with pytest.raises(RuntimeError, match="no memory"), rig.step():  # noqa: PT012  the failure is the step's
-        rig.collective()
-        raise RuntimeError("no memory")
-    with rig.step():
-        pass
-    rig.recorder.finish()
-    (line,) = rig.lines
-    assert (line.global_step, line.coverage.seen, line.coverage.complete) == (1, 0, True)
 
 
 def test_what_happens_between_steps_belongs_to_none(rig: Rig) -> None:
@@ -138,43 +122,39 @@ def test_what_is_issued_between_steps_is_part_of_the_step_that_continues(rig: Ri
     assert (line.coverage.seen, line.coverage.outside, line.coverage.complete) == (1, 0, True)
 
 
-def test_what_is_part_of_no_step_is_counted(rig: Rig) -> None:
+def test_what_is_part_of_no_step_is_counted_and_a_step_that_fails_is_none(rig: Rig) -> None:
     with rig.step():
         pass
     rig.collective()
-    with pytest.raises(RuntimeError), rig.step():  # noqa: PT012  the failure is the step's
+    with pytest.raises(RuntimeError, match="no memory"), rig.step():  # noqa: PT012  the failure is the step's
         rig.collective()
-        raise RuntimeError
+        raise RuntimeError("no memory")
     rig.collective()
     with rig.step():
         pass
     rig.collective()
     rig.recorder.finish()
-    assert [line.coverage.outside for line in rig.lines] == [0, 3]
+    told = [(line.global_step, line.coverage.seen, line.coverage.outside, line.coverage.complete) for line in rig.lines]
+    assert told == [(0, 0, 0, True), (2, 0, 3, True)]
     assert rig.recorder.outside == 1
-    assert all(line.coverage.complete for line in rig.lines)
 
 
 def test_a_call_of_another_thread_that_is_underway_at_a_steps_end_is_not_missing_and_one_that_was_missed_is(
     rig: Rig,
 ) -> None:
-    def follow() -> None:
+    def step(counted: int, underway: int = 0) -> None:
+        """So many have been counted at its end; one more call, or one fewer, is underway."""
         rig.recorder.begin(rig.facts(), continues=True)
+        rig.interceptor._add_underway(underway)
+        if underway > 0:
+            rig.collective()
+        rig.counted[1] = counted
+        rig.recorder.end()
 
-    follow()
-    rig.interceptor._add_underway(1)
-    rig.collective()
-    rig.counted[1] = 0  # not yet counted
-    rig.recorder.end()
-    follow()
-    rig.interceptor._add_underway(-1)
-    rig.counted[1] = 1
-    rig.recorder.end()
-    follow()
-    rig.counted[1] = 2  # one that nobody saw
-    rig.recorder.end()
-    follow()
-    rig.recorder.end()
+    step(0, underway=1)
+    step(1, underway=-1)
+    step(2)  # one that nobody saw
+    step(2)
     rig.recorder.finish()
     assert [line.coverage.complete for line in rig.lines] == [True, True, False, True]
     assert rig.lines[2].coverage.reason == "the backends counted 1 collectives, AORTA saw 0"
@@ -241,13 +221,10 @@ def test_steps_whose_rows_were_overwritten_are_counted_and_the_report_says_it(
     assert written == list(range(20 - len(written), 20))
     assert (rig.recorder.steps_written, rig.recorder.steps_lost) == (len(written), 20 - len(written))
     assert 0 < len(written) < 20
-    ending = footer(len(written), steps_lost=rig.recorder.steps_lost)
-    write_rank(tmp_path, header(world_size=1), rig.lines, ending)
+    write_rank(tmp_path, header(world_size=1), rig.lines, footer(len(written), steps_lost=rig.recorder.steps_lost))
     health = load_run(tmp_path).health
     (why,) = (gap.why for gap in health.gaps)
-    assert why.startswith(
-        f"{20 - len(written)} of 20 steps have no line in the record: what was noted of them was overw"
-    )
+    assert why.startswith(f"{20 - len(written)} of 20 steps have no line in the record: what was noted")
     assert any(why in note for note in health.notes)
 
 

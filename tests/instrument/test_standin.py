@@ -10,15 +10,7 @@ import torch
 from aorta.instrument.emulation.rehearsal import Rehearsal, Replay, ReplayedCall, ReplayedWait, Shape
 from aorta.instrument.emulation.stand_in import COPIES, StandInRank
 from aorta.instrument.operators import OPERATORS
-from tests.instrument.standin import NEEDS_THE_NETWORK
-from tests.instrument.test_kinds import EXPECTED, KINDS_ONLY, UNCOVERED, told_by
-
-NAMES = [*EXPECTED, *KINDS_ONLY, *UNCOVERED, "send", "exchange"]
-
-
-@pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return told_by("tests.instrument.standin", tmp_path_factory.mktemp("standin"))
+from tests.runs import program, succeeded
 
 
 def test_every_operator_that_is_seen_can_be_replaced() -> None:
@@ -35,86 +27,8 @@ def test_a_gather_into_one_tensor_fills_that_of_the_root(root: int, expected: li
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in NEEDS_THE_NETWORK])
-def test_it_gives_back_what_the_real_collective_does_and_issues_nothing(told: list[dict[str, Any]], name: str) -> None:
-    for one in told:
-        rows = one["kinds"][name]
-        assert rows["issued"] == 0
-        assert rows["issued_really"] > 0
-        real, standin = rows["real"], rows["standin"]
-        assert [row["name"] for row in standin] == [row["name"] for row in real]
-        for theirs, ours in zip(real, standin, strict=True):
-            assert ours["result"] == theirs["result"]  # shapes and types of tensors, the handle's type
-            assert ours["completed"]
-            assert ours["finite"]
-            assert ours["future"] == flat(ours["written"])
-
-
-def flat(written: Any) -> list[Any]:
-    """[shape, type] of nested tensors, in order."""
-    if written and isinstance(written[0], list) and all(isinstance(n, int) for n in written[0]):
-        return [written]
-    return [found for item in written for found in flat(item)]
-
-
-@pytest.mark.dist
-def test_outputs_hold_this_ranks_own_data(told: list[dict[str, Any]]) -> None:
-    for rank, one in enumerate(told):
-        found, ten = one["values"], 10 * rank
-        own = [ten + 0.0, ten + 1.0, ten + 2.0]
-        assert found["all_gather"] == own + own
-        assert found["all_gather_list"] == [own, own]
-        assert found["reduce_scatter"] == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]][rank]
-        assert found["all_to_all"] == [0.0, 1.0, 2.0, 3.0]
-        assert found["all_to_all_uneven"] == [0.0, 1.0, 0.0, 1.0, 0.0]
-        third = [ten + 3.0 * rank + i for i in range(3)]
-        assert found["in_place"] == third + third
-        assert found["all_reduce"] == own
-        assert found["inference"] == [1.0] * 6
-
-
-@pytest.mark.dist
-def test_autograd_does_not_notice_it(told: list[dict[str, Any]]) -> None:
-    for one in told:
-        assert not one["values"]["version_moved"]
-        # saved became 1 behind autograd's back: d(saved^2)/d(saved) * 2 = 4.
-        assert one["values"]["gradient"] == [4.0] * 4
-
-
-@pytest.mark.dist
-def test_a_replay_issues_and_waits_as_the_step_did(told: list[dict[str, Any]]) -> None:
-    for one in told:
-        found = one["replay"]
-        gather = "_allgather_base_"
-        assert found["events"] == [
-            ["ReplayedCall", "allreduce_"],
-            ["ReplayedCall", gather],
-            ["ReplayedWait", 1],
-            ["ReplayedCall", "allreduce_"],
-            ["ReplayedWait", 2],
-            ["ReplayedCall", gather],
-            ["ReplayedWait", 3],
-            ["ReplayedWait", 0],
-        ]
-        assert found["again"] == found["events"]
-
-
-@pytest.mark.dist
-def test_replayed_steps_are_recorded_like_the_step_but_for_their_phase(told: list[dict[str, Any]]) -> None:
-    for one in told:
-        found = one["replay"]
-        assert found["phases"] == ["train", "comm_only", "comm_only"]
-        assert found["rows"][0] == found["rows"][1] == found["rows"][2]
-        assert [row[2:] for row in found["rows"][0]] == [
-            [96, "float32"],
-            [48, "float32"],
-            [10, "bfloat16"],
-            [64, "float64"],
-        ]
-        # The rehearsal is not counted, or the emulated fabric's ranks would disagree about numbers.
-        assert found["seqs"] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
-        assert all(found["complete"])
-        assert found["reasons"]["lr"] == "a comm_only step trains nothing"
+def test_every_collective_is_recorded_and_answered_on_two_ranks() -> None:
+    succeeded(program("tests.instrument.every_collective"))
 
 
 # --- streams, with stand-ins for a device -----------------------------------------------------------------------------
@@ -167,26 +81,24 @@ def test_memory_serves_again_only_once_it_was_waited_for() -> None:
     assert first != second
 
 
+def tensors_of(call: ReplayedCall) -> tuple[Any, ...]:
+    """What a replay of one call hands over."""
+    ((_, args),) = [entry for entry in Replay([call])._events if not isinstance(entry, ReplayedWait)]
+    return args
+
+
 @pytest.mark.parametrize("offset", [0, 3, 130, 1000])
-def test_parts_of_one_storage_lie_as_they_lay(offset: int) -> None:
+def test_parts_of_one_storage_lie_as_they_lay_and_a_transposed_tensor_keeps_its_strides(offset: int) -> None:
     storage = torch.zeros(2000, dtype=torch.float32)
     whole, part = storage[offset : offset + 600].view(20, 30), storage[offset + 300 : offset + 600]
-    events = [ReplayedCall("_allgather_base_", (Shape.of(whole), Shape.of(part), "group", 3), None, ())]
-    ((_, args),) = [entry for entry in Replay(events)._events if not isinstance(entry, ReplayedWait)]
+    args = tensors_of(ReplayedCall("_allgather_base_", (Shape.of(whole), Shape.of(part), "group", 3), None, ()))
     assert [tuple(t.shape) for t in args[:2]] == [(20, 30), (300,)]
     assert args[1].data_ptr() - args[0].data_ptr() == 1200
     assert args[2:] == ("group", 3)
     assert not args[0].any()
-
-
-def test_a_transposed_tensor_keeps_its_strides() -> None:
     turned = torch.ones(3, 5, dtype=torch.float16).t()
-    ((_, args),) = [
-        e
-        for e in Replay([ReplayedCall("send", ([Shape.of(turned)],), None, ())])._events
-        if not isinstance(e, ReplayedWait)
-    ]
-    assert (args[0][0].stride(), args[0][0].dtype) == (turned.stride(), torch.float16)
+    ((sent,),) = tensors_of(ReplayedCall("send", ([Shape.of(turned)],), None, ()))
+    assert (sent.stride(), sent.dtype) == (turned.stride(), torch.float16)
 
 
 @pytest.mark.parametrize("name", ["_allgather_base_", "_reduce_scatter_base_"])

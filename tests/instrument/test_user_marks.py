@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import pytest
@@ -22,34 +23,25 @@ def rows(marks: UserMarks) -> tuple[list[UserRange], dict[str, str]]:
     return user_ranges(taken.ranges, 0, taken.left_out, module.MOST_PER_STEP)
 
 
-def test_nested_ranges_have_their_depth_and_lie_in_each_other() -> None:
+def test_ranges_have_their_depth_lie_in_each_other_and_an_error_ends_and_names_them() -> None:
     marks = UserMarks()
-    with marks.range("outer"):
+    with pytest.raises(KeyError), marks.range("outer"):  # noqa: PT012  what is raised ends two ranges
         with marks.range("first"):
             pass
         with marks.range("second"):
-            pass
-    outer, first, second = rows(marks)[0]
-    assert [(row.name, row.depth, row.thread) for row in (outer, first, second)] == [
-        ("outer", 0, 0),
-        ("first", 1, 0),
-        ("second", 1, 0),
-    ]
-    assert outer.start_ns <= first.start_ns <= first.end_ns <= second.start_ns <= second.end_ns <= outer.end_ns
-    assert marks.take() is None  # taken once
-
-
-def test_an_error_ends_the_range_is_named_and_goes_on() -> None:
-    marks = UserMarks()
-    with pytest.raises(KeyError), marks.range("outer"), marks.range("inner"):
-        raise KeyError
+            raise KeyError
     with marks.range("after"):
         pass
-    assert [(row.name, row.depth, row.error) for row in rows(marks)[0]] == [
-        ("outer", 0, "KeyError"),
-        ("inner", 1, "KeyError"),
-        ("after", 0, None),
+    found = outer, first, second, after = rows(marks)[0]
+    assert [(row.name, row.depth, row.thread, row.error) for row in found] == [
+        ("outer", 0, 0, "KeyError"),
+        ("first", 1, 0, None),
+        ("second", 1, 0, "KeyError"),
+        ("after", 0, 0, None),
     ]
+    assert outer.start_ns <= first.start_ns <= first.end_ns <= second.start_ns <= second.end_ns <= outer.end_ns
+    assert outer.end_ns <= after.start_ns
+    assert marks.take() is None  # taken once
 
 
 def test_threads_are_told_apart_and_nest_by_themselves() -> None:
@@ -72,22 +64,19 @@ def test_threads_are_told_apart_and_nest_by_themselves() -> None:
 
 
 def test_many_threads_lose_nothing() -> None:
-    marks = UserMarks()
+    marks, taken = UserMarks(), []
 
     def work() -> None:
         for _ in range(200):
             with marks.range("r"):
                 pass
 
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    taken = []
-    while any(thread.is_alive() for thread in threads):
-        taken.append(marks.take())
+    with ThreadPoolExecutor(8) as pool:
+        at_work = [pool.submit(work) for _ in range(8)]
+        while not all(each.done() for each in at_work):
+            taken.append(marks.take())
     taken.append(marks.take())
-    found = [each for each in taken if each is not None]
-    assert sum(len(each.ranges) for each in found) == 1600
+    assert sum(len(found.ranges) for found in taken if found is not None) == 1600
 
 
 @pytest.mark.parametrize(

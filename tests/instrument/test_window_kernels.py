@@ -179,16 +179,14 @@ def test_a_kernel_is_of_the_collective_that_it_shares_most_time_with():
     assert (found.comm, found.of_unknown_kind) == ({"broadcast": [], "allreduce": [(100, 140)]}, [(200, 210)])
 
 
-def test_collectives_without_a_kernel_that_none_is_missed_of():
+def test_collectives_without_a_kernel_that_none_is_missed_of_and_a_step_without_blocks():
     """One of the host, which runs in its range, and one that may have taken no time."""
-    kernels = seen((GEMM, COMPUTE, 0, 10))
+    kernels = seen((GEMM, COMPUTE, 0, 10), (NCCL, OF_NCCL, 120, 130))
     found = within(kernels, *marks((0, 10), comm=(reduced(20, 30, on_device=False), reduced(40, 40))), (0, 100))
     assert found == Running([(0, 10)], {"allreduce": [(20, 30)]}, [])
-
-
-def test_a_step_without_blocks_computes_nothing():
-    found = within(seen((NCCL, OF_NCCL, 20, 30)), *marks(comm=(reduced(10, 40),)), (0, 100))
-    assert found == Running([], {"allreduce": [(20, 30)]}, [])
+    assert within(kernels, *marks(comm=(reduced(110, 140),)), (100, 200)) == Running(
+        [], {"allreduce": [(120, 130)]}, []
+    )
 
 
 def test_the_stream_that_computes_is_the_one_inside_of_blocks_and_stays_it():
@@ -210,10 +208,9 @@ def test_steps_measured_both_ways_add_up_and_stalls_are_no_part_of_a_block():
     kernels = WindowKernels()
     by_marks: Any = SimpleNamespace(hidden_ns=60, exposed_ns=40, bounds={"exposed_comm_ms": (20e-6, 40e-6)})
     by_kernels: Any = SimpleNamespace(comm_ns=100, hidden_ns=30)
-    passes = marks((0, 100), (200, 300))[0]
     stalls, compute = interval_array([(50, 60)]), interval_array([(0, 55), (200, 230)])
     for _ in range(2):
-        kernels.compare(by_marks, by_kernels, passes, stalls, compute)
+        kernels.compare(by_marks, by_kernels, marks((0, 100), (200, 300))[0], stalls, compute)
     found = kernels.compared
     assert (found.steps, found.comm_ns, found.hidden_ns) == (2, 200, 60)
     assert (found.marked_hidden_ns, found.marked_exposed_ns) == (120, 40)

@@ -51,7 +51,7 @@ class Witness:
         self.lines = StepLines(facts.rank, facts.world_size, facts.anchor, facts.no_values)
         self.coverages, self.workers = Coverages(), dict[str, GlooWorkers]()
         self.pace = DevicePace(facts.bound_ns or 0)
-        self.launched: dict[str, list[tuple[int | None, int]]] = defaultdict(list)  # by communicator: launch, end
+        self.launched: dict[str, list[tuple[int | None, list[int]]]] = defaultdict(list)  # by communicator: ends
         self.late: set[str] = set()
         self.last_batch: int | None = None
         self.spilling: list[Communication] = []
@@ -75,7 +75,10 @@ class Witness:
             found = [row for row in own if row.kind == kind and (row.flags & flags or not flags)]
             return [row for row in found if row.b and (row.a or self.facts.bound_ns is None)]
 
-        self._paced(own)
+        kinds = (rf.PASS, rf.COMPUTE, rf.WAIT, rf.GAP, rf.TAIL, rf.STALL)
+        computing = [row for row in own if row.kind in kinds or (row.kind == rf.COPY and row.flags & rf.COMPUTES)]
+        marks = [mark for row in computing for mark in ((row.a, row.a2), (row.b, row.b2)) if all(mark)]
+        pace = self.pace = self.pace.of_next_step(marks)
         rows, buckets, counted, untimed, communicated = self._collectives(own, step.a)
         communicated = [*self.spilling, *communicated]
         self.spilling = [one for one in communicated if one.possible[1] > step.b]
@@ -93,24 +96,25 @@ class Witness:
             return merge([*clip(certainly, window), *intersect(merge(clip(as_far, window)), comm)])
 
         waiting = stalled(spans(blocked), spans(possibly), everywhere)
-        found = [(self._name(row), Stretch(row.a, row.b, row.b2 or None)) for row in of(rf.WAIT, rf.OVER)]
-        ended = {gap.stamp - 1: Stretch(gap.a, gap.b, gap.b2 or None) for gap in gaps}
+        found = [(self._name(row), stretch(row)) for row in of(rf.WAIT, rf.OVER)]
+        ended = {gap.stamp - 1: stretch(gap) for gap in gaps}
         found += [(self._name(row), ended[row.x]) for row in own if row.kind == rf.JOINED and row.x in ended]
-        named = [(name, stretch.span) for name, stretch in found]
+        named = [(name, wait.span) for name, wait in found]
         named += tail_waits(spans(tails), buckets, {name for name, _ in named})
         groups = {self.names[row.name] for row in stages}
         copies, copied, no_copies = self._copies(own, window, unseen, notes, captured)
 
         # What certainly ran: all that is possible where the host is ahead, and on a CPU.
         certain: Certain | None = None
-        stretched = [Stretch(row.a, row.b, row.b2 or None) for row in blocks]
-        pace, sure = self.pace, {id(row): self._sure(row) for row in (*blocked, *possibly)}
-        computed = [span for stretch in stretched for span in pace.block(stretch)]
-        surely = [span for row in (*blocked, *possibly) for span in sure[id(row)]]
+        stretched = [stretch(row) for row in blocks]
+        computed = [span for block in stretched for span in pace.block(block)]
+        stopped, may_have = (
+            [span for row in some for span in pace.certain_span(stretch(row))] for some in (blocked, possibly)
+        )
         possible = [one.span for one in stretched], [one.possible for one in communicated], spans(blocked + possibly)
         uncertain = any(one.sent_ns for one in stretched) or any(one.certain != [one.possible] for one in communicated)
         if uncertain and not nearly_all(
-            possible, (computed, [span for one in communicated for span in one.certain], surely)
+            possible, (computed, [span for one in communicated for span in one.certain], stopped + may_have)
         ):
             kinds = by_kind((one.kind, one.certain) for one in communicated)
             at_once = merge(span for spans in kinds.values() for span in clip(spans, window))
@@ -118,7 +122,7 @@ class Witness:
             certain = Certain(
                 subtract(merge(clip(computed, window)), merge(clip(paused, window))),
                 kinds,
-                stalled(*([span for row in some for span in sure[id(row)]] for some in (blocked, possibly)), at_once),
+                stalled(stopped, may_have, at_once),
                 [span for name, wait in found if name.group in groups for span in pace.certain_span(wait)],
             )
         overlap = measure_window(
@@ -154,22 +158,17 @@ class Witness:
         )
         causes = (("wait", subtract(waiting, handing)), ("hand_over", handing))
         stall_rows = [Stall(low - step.a, high - step.a, why) for why, of_why in causes for low, high in of_why]
-        ranges = [
-            (self.names[row.name], row.x, row.y, row.a, row.b, self.names[row.a2])
-            for row in told
-            if row.kind == rf.RANGE
+        ranges = [(self.names[r.name], r.x, r.y, r.a, r.b, self.names[r.a2]) for r in told if r.kind == rf.RANGE]
+        waited = [
+            Wait(name.group, name.seq, low - step.a, high - step.a, name.kind)
+            for name, (low, high) in sorted(named, key=lambda wait: wait[1])
         ]
         left = next(((row.a, row.b) for row in told if row.kind == rf.LEFT_OUT), (0, 0))
         of_caller, left_out = user_ranges(ranges, step.a, *left)
+        phase = rf.STEP_PHASES[step.flags >> rf.PHASE_SHIFT]
         return self.lines.line(
             MeasuredStep(
-                StepFacts(
-                    *divmod(step.b2, 1 << 32),
-                    step.x,
-                    values.get(rf.LR),
-                    bool(step.flags & rf.WARMUP),
-                    rf.STEP_PHASES[step.flags >> rf.PHASE_SHIFT],
-                ),
+                StepFacts(*divmod(step.b2, 1 << 32), step.x, values.get(rf.LR), bool(step.flags & rf.WARMUP), phase),
                 window,
                 overlap,
                 unseen,
@@ -181,7 +180,7 @@ class Witness:
                 ],
                 sorted(stall_rows, key=lambda stall: stall.start_ns),
                 [AuxRange(self.names[row.name], row.a - step.a, row.b - step.a) for row in of(rf.AUX)],
-                None if unseen is not None else self._waits(named, step.a),
+                None if unseen is not None else waited,
                 loss=values.get(rf.LOSS),
                 grad_norm=values.get(rf.GRAD_NORM),
                 pace=pace_of,
@@ -193,19 +192,6 @@ class Witness:
                 left_out=left_out,
             )
         )
-
-    def _waits(self, named: list[tuple[Name, Interval]], begin_ns: int) -> list[Wait]:
-        in_order = sorted(named, key=lambda wait: wait[1])
-        return [
-            Wait(name.group, name.seq, low - begin_ns, high - begin_ns, name.kind) for name, (low, high) in in_order
-        ]
-
-    def _paced(self, own: list[Any]) -> None:
-        """Take the marks of the stream that computes."""
-        kinds = (rf.PASS, rf.COMPUTE, rf.WAIT, rf.GAP, rf.TAIL, rf.STALL)
-        computing = [row for row in own if row.kind in kinds or (row.kind == rf.COPY and row.flags & rf.COMPUTES)]
-        marks = [mark for row in computing for mark in ((row.a, row.a2), (row.b, row.b2))]
-        self.pace = self.pace.of_next_step([(at_ns, sent_ns) for at_ns, sent_ns in marks if at_ns and sent_ns])
 
     def _collectives(
         self, own: list[Any], begin_ns: int
@@ -237,9 +223,11 @@ class Witness:
                 if which:
                     communicator = group if which == 1 else f"{group} {which - 2}"
                     before = self.launched[communicator]
-                    free_ns = [end for other, end in before_launch(before, launch)]
+                    if launch is None or not before or before[-1][0] != launch:
+                        before.append((launch, []))
+                    free_ns = [end for _, ends in before[:-1] for end in ends]
                     marked_ns, start_ns = start_ns, min(max([start_ns, *free_ns]), end_ns)
-                    before.append((launch, end_ns))
+                    before[-1][1].append(end_ns)
                     if communicator not in self.late:
                         first_ns = max(marked_ns, start_ns - self.pace.marks_ns(ROUND_A_COLLECTIVE[1]))
                     self.late.discard(communicator)
@@ -247,12 +235,9 @@ class Witness:
                         self.late.add(communicator)
                 certain = self.pace.certain_span(Stretch(start_ns, end_ns, sent_ns), *ROUND_A_COLLECTIVE)
                 found[4].append(Communication(kind, (first_ns, end_ns), certain, sent_ns is not None))
-
-            def offset(at_ns: int) -> int | None:
-                return at_ns - begin_ns if at_ns else None
-
             dtype = None if row.dtype == rf.NO_DTYPE else self.facts.dtypes[row.dtype]
-            times = row.a - begin_ns, offset(start_ns), offset(end_ns), source if end_ns else None, offset(backend_ns)
+            start, end, backend = (at_ns - begin_ns if at_ns else None for at_ns in (start_ns, end_ns, backend_ns))
+            times = row.a - begin_ns, start, end, source if end_ns else None, backend
             found[0].append(Collective(kind, group, row.y, row.x, dtype, *times))
             found[1].extend([Bucket(name, row.a, end_ns)] if row.flags & rf.BY_FUTURE and end_ns else [])
             found[2].append(counted)
@@ -281,9 +266,6 @@ class Witness:
             return copies, None, f"{why} when their step was written"
         return copies, touching, None
 
-    def _sure(self, row: Any) -> list[Interval]:
-        return self.pace.certain_span(Stretch(row.a, row.b, row.b2 or None))
-
     def _name(self, row: Any) -> Name:
         kind, point_to_point = self.facts.operators[row.op]
         return Name(self.names[row.group][0], row.y, kind if point_to_point else None)
@@ -294,12 +276,9 @@ class Witness:
         return "backward" if row.flags & rf.BACKWARD else "forward"
 
 
-def before_launch(launched: list[tuple[int | None, int]], launch: int | None) -> list[tuple[int | None, int]]:
-    """What one communicator ran before a launch, which the last ones may be part of."""
-    last = len(launched)
-    while launch is not None and last and launched[last - 1][0] == launch:
-        last -= 1
-    return launched[:last]
+def stretch(row: Any) -> Stretch:
+    """When a row was, and when the host had recorded its end."""
+    return Stretch(row.a, row.b, row.b2 or None)
 
 
 def spans(rows: Iterable[Any]) -> list[Interval]:

@@ -1,6 +1,6 @@
 """FSDP2: gradients of separately sharded modules are the mean over all ranks, also where each part is on one rank only;
 which blocks are gathered ahead. DDP: which device it is told, and how its buckets are sized. Context parallelism: which
-chunks of a sequence each rank has, and that they train as one rank does with whole sequences.
+chunks of a sequence each rank has; that they train as one rank with whole sequences: tests/recording/test_decoders.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from aorta.parallel import fsdp, plan
 from aorta.parallel.context import in_order, own_chunks
 from aorta.parallel.fsdp import prefetch
 from aorta.parallel.plan import default_bucket_mb
-from tests.runs import program, succeeded
 
 RANKS = 4
 """Whose gradients have arrived by all-to-all, added up."""
@@ -33,16 +32,6 @@ class Experts(nn.Module):
         return torch.bmm(tokens_ECD, self.weight)
 
 
-class Layer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.experts = Experts()
-
-    def forward(self, tokens_ECD: torch.Tensor) -> torch.Tensor:  # noqa: N803
-        out: torch.Tensor = self.experts(tokens_ECD)
-        return out
-
-
 @pytest.fixture
 def mesh() -> Iterator[DeviceMesh]:
     """One rank, alone."""
@@ -53,13 +42,13 @@ def mesh() -> Iterator[DeviceMesh]:
 
 @pytest.mark.parametrize("reduce_dtype", ["null", "bf16", "fp16"])
 def test_a_gradient_is_divided_once(mesh: DeviceMesh, reduce_dtype: str) -> None:
-    layer = Layer()
+    layer = nn.Sequential(experts := Experts())
     model = nn.Sequential(layer)
     settings = FSDPEP(reduce_dtype=None if reduce_dtype == "null" else DType(reduce_dtype))
-    separate = fsdp.SeparatelySharded([layer.experts], mesh, summed=RANKS)
+    separate = fsdp.SeparatelySharded([experts], mesh, summed=RANKS)
     fsdp.shard(model, [("layer", layer)], settings, Precision.none, torch.device("cpu"), mesh, separate)
     model(torch.ones(2, 2, 3)).sum().backward()
-    gradient = layer.experts.weight.grad
+    gradient = experts.weight.grad
     assert isinstance(gradient, torch.distributed.tensor.DTensor)
     assert torch.equal(gradient.to_local(), torch.full((2, 3, 5), 2 / RANKS))
 
@@ -123,25 +112,11 @@ def test_bucket_size_follows_the_model_up_to_torchs_own() -> None:
         assert default_bucket_mb(nn.Linear(32768, 32768)) == 25.0
 
 
-SIZES = [1, 2, 3, 4]
-
-
-@pytest.mark.parametrize("ranks", SIZES)
-def test_the_chunks_of_all_ranks_in_order_are_the_sequence(ranks: int) -> None:
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_the_chunks_of_all_ranks_are_the_sequence_and_as_many_pairs_of_a_query_and_a_key(ranks: int) -> None:
     whole = torch.arange(2 * 2 * ranks * 3).view(2, 2 * ranks * 3)
     parts = [own_chunks(whole, 1, rank, ranks) for rank in range(ranks)]
     assert {part.shape for part in parts} == {(2, 6)}
     assert torch.equal(in_order(torch.stack(parts), 2), whole)
-
-
-@pytest.mark.parametrize("ranks", SIZES)
-def test_every_rank_has_as_many_pairs_of_a_query_and_a_key_to_look_at(ranks: int) -> None:
-    positions = torch.arange(2 * ranks * 5)
-    pairs = [int((own_chunks(positions, 0, rank, ranks) + 1).sum()) for rank in range(ranks)]
+    pairs = [int((own_chunks(torch.arange(2 * ranks * 5), 0, rank, ranks) + 1).sum()) for rank in range(ranks)]
     assert pairs == [pairs[0]] * ranks
-
-
-@pytest.mark.dist
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_losses_and_gradients_are_those_of_whole_sequences(ranks: int) -> None:
-    succeeded(program("tests.parallel.split_sequences", ranks=ranks))

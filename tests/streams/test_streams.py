@@ -19,11 +19,11 @@ def test_concurrency_is_the_area_over_the_union_and_idle_time_does_not_count() -
     assert elapsed_ns(kernels) == 40 * US
 
 
-def test_kernels_that_abut_within_the_events_resolution_did_not_run_at_once() -> None:
-    assert most_at_once([(0, 10 * US + 8), (10 * US, 20 * US)]) == 1
-    assert not ran_together((0, 10 * US + 8), (10 * US, 20 * US))
-    assert most_at_once([(0, 13 * US), (10 * US, 20 * US)]) == 2
-    assert ran_together((0, 13 * US), (10 * US, 20 * US))
+@pytest.mark.parametrize(("end_ns", "at_once"), [(10 * US + 8, 1), (13 * US, 2)])
+def test_kernels_that_abut_within_the_events_resolution_did_not_run_at_once(end_ns: int, at_once: int) -> None:
+    kernels = (0, end_ns), (10 * US, 20 * US)
+    assert most_at_once(kernels) == at_once
+    assert ran_together(*kernels) == (at_once > 1)
 
 
 @pytest.mark.parametrize(
@@ -40,17 +40,7 @@ def test_the_knee_is_the_smallest_number_that_no_larger_one_beats(gains: dict[in
     assert knee(gains, 0.05) == found
 
 
-POINT = StreamsPoint(
-    streams=1,
-    kernels=8,
-    concurrency=1.0,
-    most_at_once=1,
-    serial_ns=800,
-    elapsed_ns=800,
-    gain=1.0,
-    issued_in_time=True,
-    shared_queues=[],
-)
+POINT = StreamsPoint(1, 8, 1.0, 1, 800, 800, 1.0, True, [])
 TWO = StreamsPoint(2, 16, 1.9, 2, 1600, 842, 1.9, True, [])
 LATE = StreamsPoint(4, 32, 2.0, 2, 3200, 1600, 2.0, False, [[0, 2], [1, 3]])
 

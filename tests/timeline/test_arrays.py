@@ -16,7 +16,6 @@ from aorta.timeline.arrays import interval_array
 from aorta.timeline.classes import LANES
 from aorta.timeline.intervals import Interval, measure, merge
 from aorta.timeline.overlap import NO_COPIES, OF_UNKNOWN_KIND
-from tests.pair_algebra import clip, intersect, subtract
 from tests.strategies import bases, collectives, interval_lists, intervals, shifted
 from tests.windows import lane, lanes, measure_window
 
@@ -32,47 +31,22 @@ def is_merged(spans: list[Interval]) -> bool:
     )
 
 
-@given(interval_lists, bases)
-def test_merge_is_the_union_sorted_disjoint_and_never_abutting(spans, base):
-    spans = shifted(spans, base)
-    merged = merge(spans)
-    assert instants(merged) == instants(spans)
-    assert is_merged(merged)
-    assert merge(merged) == merged
-    assert merge(reversed(spans)) == merged
+def pairs(columns):
+    return list(zip(*(end.tolist() for end in columns), strict=True))
 
 
 @given(interval_lists, interval_lists, bases)
-def test_intersect_and_subtract_are_those_of_sets(left, right, base):
+def test_the_algebra_is_that_of_sets(left, right, base):
     left, right = shifted(left, base), shifted(right, base)
-    both, rest = intersect(merge(left), merge(right)), subtract(merge(left), merge(right))
+    one, two = merge(left), merge(right)
+    assert instants(one) == instants(left)
+    assert is_merged(one)
+    assert merge(one) == merge(reversed(left)) == pairs(arrays.merge(interval_array(left))) == one
+    assert measure(one) == arrays.measure(interval_array(one)) == len(instants(left))
+    both = pairs(arrays.intersect(interval_array(one), interval_array(two)))
     assert instants(both) == instants(left) & instants(right)
-    assert instants(rest) == instants(left) - instants(right)
     assert is_merged(both)
-    assert is_merged(rest)
-    assert both == intersect(merge(right), merge(left))
-    assert merge([*both, *rest]) == merge(left)
-
-
-@given(interval_lists, bases)
-def test_measure_counts_the_nanoseconds_of_a_merged_list(spans, base):
-    assert measure(merge(shifted(spans, base))) == len(instants(spans))
-
-
-@given(interval_lists, intervals, bases)
-def test_clip_keeps_what_lies_inside_the_window_in_the_order_given(spans, window, base):
-    (window,) = shifted([window], base)
-    spans = shifted(spans, base)
-    clipped = clip(spans, window)
-    assert clipped == [part for span in spans for part in clip([span], window)]
-    assert instants(clipped) == instants(spans) & instants([window])
-    assert all(window[0] <= start < end <= window[1] for start, end in clipped)
-
-
-def test_a_broken_interval_is_bad_input_and_a_value_error():
-    assert issubclass(IntervalError, InputError)
-    assert issubclass(IntervalError, ValueError)
-    assert IntervalError.exit_code == 2
+    assert pairs(arrays.union([interval_array(one), interval_array(two)])) == merge([*one, *two])
 
 
 def offset(inner: list[Interval], outer: list[Interval], slack: int = 0) -> int | None:
@@ -92,20 +66,6 @@ def test_the_offset_of_two_clocks_is_what_puts_one_inside_the_other():
     assert offset([(start + 400, end + 400) for start, end in inner], outer) == 100
     assert offset([(5_000, 6_000)], outer) is None
     assert offset([(90, 100)], [(0, 10)]) is None
-
-
-def pairs(columns):
-    return list(zip(*(end.tolist() for end in columns), strict=True))
-
-
-@given(interval_lists, interval_lists, bases)
-def test_union_and_intersection_are_those_of_lists(left, right, base):
-    left, right = shifted(left, base), shifted(right, base)
-    one, two = merge(left), merge(right)
-    assert pairs(arrays.merge(interval_array(left))) == one
-    assert pairs(arrays.intersect(interval_array(one), interval_array(two))) == intersect(one, two)
-    assert pairs(arrays.union([interval_array(one), interval_array(two)])) == merge([*one, *two])
-    assert arrays.measure(interval_array(one)) == measure(one)
 
 
 @given(st.lists(intervals, max_size=4), interval_lists, collectives, interval_lists, interval_lists, bases)
@@ -165,14 +125,17 @@ def test_what_nobody_looked_for_is_null_with_its_reason_and_not_0():
 
 
 @given(interval_lists, st.integers(-3, 40), st.integers(1, 9))
-def test_an_interval_that_ends_before_it_starts_is_refused(found, start, by):
+def test_an_interval_that_ends_before_it_starts_is_bad_input_and_a_value_error(found, start, by):
     inverted = [*found, (start, start - by)]
     operations = (
         merge,
-        lambda spans: clip(spans, (-100, 100)),
         lambda spans: arrays.merge(interval_array(spans)),
         lambda spans: arrays.measure_windows(interval_array(spans), compute=interval_array(), comm={}),
     )
     for operation in operations:
-        with pytest.raises(IntervalError, match=rf"interval \[{start}, {start - by}\) ends before it starts"):
+        with pytest.raises(
+            IntervalError, match=rf"interval \[{start}, {start - by}\) ends before it starts"
+        ) as refused:
             operation(inverted)
+        assert isinstance(refused.value, InputError)
+        assert isinstance(refused.value, ValueError)

@@ -125,13 +125,8 @@ def test_time_blocked_on_a_collective_is_not_compute():
 @pytest.mark.spec("D2")
 def test_lanes_that_are_never_used_are_silent_unless_always_shown():
     measured = measure_window((0, 4 * MS), compute=[(0, 3 * MS)], comm={"allgather": [(2 * MS, 4 * MS)]})
-    assert measured.per_stream_ms() == {
-        "compute": 3.0,
-        "allreduce": 0.0,
-        "reducescatter": 0.0,
-        "allgather": 2.0,
-        "aux": 0.0,
-    }
+    always = {"compute": 3.0, "allreduce": 0.0, "reducescatter": 0.0, "allgather": 2.0, "aux": 0.0}
+    assert measured.per_stream_ms() == always
     values, _ = measured.metrics()
     assert (values["compute_allgather_ms"], values["exposed_allgather_ms"]) == (1.0, 1.0)
     assert (values["compute_allreduce_ms"], values["compute_reducescatter_ms"]) == (0.0, 0.0)
@@ -159,40 +154,31 @@ def test_a_ratio_of_nothing_is_unknown_and_says_why():
     values, reasons = measure_window((0, 10), compute=[], comm={"allreduce": [(0, 5)]}, copy=()).metrics()
     assert values["overlap_ratio"] == 0.0
     assert reasons == {"overlap_over_compute": "no compute in this window"}
+    of_no_length = measure_window((7, 7), compute=[(2, 12)], comm={"allreduce": [(7, 12)]}, copy=())
+    assert of_no_length.window_ns == of_no_length.idle_ns == of_no_length.compute_ns == of_no_length.comm_ns == 0
+    assert not of_no_length.tiles
+    assert of_no_length.concurrency() == {"mean": 0.0, "max": 0.0}
+    assert set(of_no_length.metrics()[1]) == {"overlap_ratio", "overlap_over_compute", "exposed_share"}
 
 
-@pytest.mark.parametrize("at", [0, 7, 1_800_000_000_000_000_001])
-def test_a_window_of_no_length_measures_nothing_and_says_so(at):
-    measured = measure_window((at, at), compute=[(at - 5, at + 5)], comm={"allreduce": [(at, at + 5)]}, copy=())
-    assert measured.window_ns == measured.idle_ns == measured.compute_ns == measured.comm_ns == 0
-    assert not measured.tiles
-    assert measured.concurrency() == {"mean": 0.0, "max": 0.0}
-    assert set(measured.metrics()[1]) == {"overlap_ratio", "overlap_over_compute", "exposed_share"}
-
-
-def test_unseen_communication_makes_every_metric_that_rests_on_it_unknown():
+@pytest.mark.parametrize(
+    ("unseen", "known", "streams"),
+    [
+        (Unseen("missed"), {"window_ms": 4, "compute_ms": 2, "copy_ms": 0, "aux_ms": 1}, {"compute": 2, "aux": 1}),
+        (Unseen("missed", compute=True), {"window_ms": 4, "copy_ms": 0, "aux_ms": 1}, {"aux": 1}),
+    ],
+    ids=["communication", "compute too"],
+)
+def test_what_was_not_seen_makes_every_metric_that_rests_on_it_unknown_and_not_0(unseen, known, streams):
     lanes = {"compute": [(0, 2 * MS)], "comm": {"allreduce": [(0, MS)]}, "aux": [(3 * MS, 4 * MS)], "copy": ()}
     measured = measure_window((0, 4 * MS), **lanes)
-    values, reasons = measured.metrics(Unseen("2 of 3 collectives seen"))
-    known = {name: value for name, value in values.items() if value is not None}
-    assert known == {"window_ms": 4.0, "compute_ms": 2.0, "copy_ms": 0.0, "aux_ms": 1.0}
-    assert reasons == dict.fromkeys(values.keys() - known.keys(), "2 of 3 collectives seen")
+    values, reasons = measured.metrics(unseen)
+    assert {name: value for name, value in values.items() if value is not None} == known
+    assert reasons == dict.fromkeys(values.keys() - known.keys(), "missed")
     assert values.keys() == measured.metrics()[0].keys(), "an unknown metric is null, not absent"
-
-
-def test_unseen_communication_and_compute_are_unknown_lanes_and_not_0():
-    measured = measure_window((0, 4 * MS), compute=[(0, 2 * MS)], comm={"allreduce": [(0, MS)]}, aux=[(3 * MS, 4 * MS)])
-    assert measured.per_stream_ms(Unseen("missed")) == {
-        "compute": 2.0,
-        "allreduce": None,
-        "reducescatter": None,
-        "aux": 1.0,
-    }
-    neither = Unseen("nothing was seen", compute=True)
-    assert measured.per_stream_ms(neither)["compute"] is None
-    values, reasons = measured.metrics(neither)
-    assert {name: value for name, value in values.items() if value is not None} == {"window_ms": 4.0, "aux_ms": 1.0}
-    assert reasons["compute_ms"] == "nothing was seen"
+    of_streams = measured.per_stream_ms(unseen)
+    assert of_streams.keys() == {"compute", "allreduce", "reducescatter", "copy", "aux"}
+    assert {name: value for name, value in of_streams.items() if value is not None} == {"copy": 0} | streams
 
 
 @pytest.mark.parametrize("part", ["compute", "stalls", "aux", "copy", "comm", "window"])

@@ -25,21 +25,16 @@ SHAPE = Ranking(
 )
 
 
-def test_parameters_counted_by_hand() -> None:
+def test_parameters_counted_by_hand_are_in_the_blocks_once_in_order() -> None:
     d, h, e, v, f = 32, 48, 8, 70, 5
     embedding = v * e + (e * d + d) + (f * d + d)
     attention = 3 * (d * d + d) + (d * d + d)
     layer = attention + (d * h + h) + (h * d + d) + 2 * 2 * d
     scorer = 2 * d + (d + 1)
-    assert sum(p.numel() for p in RankingTransformer(SHAPE).parameters()) == embedding + 2 * layer + scorer
-
-
-def test_blocks_cover_every_parameter_once_in_order() -> None:
     model = RankingTransformer(SHAPE)
-    names = [name for name, _ in model.blocks()]
-    assert names == ["embedding", "encoder.0", "encoder.1", "scorer"]
-    owned = [id(p) for _, block in model.blocks() for p in block.parameters()]
-    assert owned == [id(p) for p in model.parameters()]
+    sizes = {name: sum(p.numel() for p in block.parameters()) for name, block in model.blocks()}
+    assert sizes == {"embedding": embedding, "encoder.0": layer, "encoder.1": layer, "scorer": scorer}
+    assert [id(p) for _, block in model.blocks() for p in block.parameters()] == [id(p) for p in model.parameters()]
 
 
 def test_loss_is_listnets_by_hand() -> None:
@@ -67,9 +62,7 @@ def batches(rank: int, world_size: int, settings: Config) -> TensorBatches[Tenso
 
 def test_shapes_types_and_ranges() -> None:
     (dense, categorical, relevance) = SyntheticRanking(config(), FEATURES, CPU).samples
-    assert dense.shape == (100, 6, 5)
-    assert categorical.shape == (100, 6, 3)
-    assert relevance.shape == (100, 6)
+    assert [part.shape for part in (dense, categorical, relevance)] == [(100, 6, 5), (100, 6, 3), (100, 6)]
     assert dense.dtype == relevance.dtype == torch.float32
     assert 0 <= int(categorical.min()) <= int(categorical.max()) < 50
 
@@ -93,13 +86,10 @@ def test_a_later_start_sees_the_same_batches() -> None:
 
 
 def test_epochs_differ_and_global_random_state_is_left_alone() -> None:
-    torch.manual_seed(1)
-    expected = torch.rand(3)
-    torch.manual_seed(1)
-    first = next(iter(batches(0, 1, config()).epoch(0, 0)))
-    second = next(iter(batches(0, 1, config()).epoch(1, 0)))
+    before = torch.get_rng_state()
+    first, second = (next(iter(batches(0, 1, config()).epoch(epoch, 0))) for epoch in (0, 1))
     assert not torch.equal(first.dense, second.dense)
-    assert torch.equal(torch.rand(3), expected)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -110,22 +100,12 @@ def test_loaded_batches_equal_those_in_memory(workers: int) -> None:
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-@pytest.fixture(scope="module")
-def full():
-    return resolved("experiment=full", "parallel=ddp", "training.device=cuda")
-
-
-def test_every_rank_has_steps_for_a_whole_run_and_for_the_check(full):
-    config = full.config
-    per_step = config.training.batch_size * 64  # ranks
-    assert config.training.epochs * (config.dataset.num_samples // per_step) >= config.training.max_steps
-
-
-def test_it_fits_into_40_gb(full):
+def test_the_full_size_fits_into_40_gb_and_every_rank_has_steps_for_a_whole_run_and_for_the_check() -> None:
     """Parameters, gradients and AdamW's two moments in float32; what backward needs, by storage; the data."""
-    config, shape = full.config, full.config.workload
+    config = resolved("experiment=full", "parallel=ddp", "training.device=cuda").config
+    batch, items, shape = config.training.batch_size, config.dataset.sequence_length, config.workload
     assert isinstance(shape, Ranking)
-    batch, items = config.training.batch_size, config.dataset.sequence_length
+    assert config.training.epochs * (config.dataset.num_samples // (batch * 64)) >= config.training.max_steps
     with FakeTensorMode():
         model = RankingTransformer(shape)
         for layer in model.encoder.values():
