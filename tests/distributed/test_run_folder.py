@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import re
-import signal
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -317,25 +316,3 @@ def test_a_second_run_is_refused_until_the_first_has_ended_and_moves_nothing(sta
 
     (first, *_) = world(4, work)
     assert start().run_id != first.run_id
-
-
-@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")  # Python 3.12, of any fork with threads
-def test_a_forked_child_does_not_hold_the_folder(start, world, out):
-    def work(peers):
-        with occupied(out, place(), peers):
-            reader, writer = os.pipe()
-            child = os.fork()
-            if child == 0:
-                os.write(writer, b"x")
-                signal.pause()
-            os.read(reader, 1)  # until then it may still have the parent's files
-            os.close(reader)
-            os.close(writer)
-        return child
-
-    (child,) = world(1, work)
-    try:
-        start()
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)

@@ -17,9 +17,10 @@ Mark = tuple[int, int]
 class DeviceByHand:
     """One rank's ring."""
 
-    def __init__(self, bound_ns: int = 3) -> None:
+    def __init__(self, bound_ns: int | None = 3, stall_cutoff_ns: int = STALL_CUTOFF_NS) -> None:
+        """Of a CPU, whose marks the host never recorded, where `bound_ns` is None."""
         self.ring = RingFile.create(None, slots=4096)
-        self.ring.describe(ring_facts(0, 2, ANCHOR, STALL_CUTOFF_NS, bound_ns=bound_ns))
+        self.ring.describe(ring_facts(0, 2, ANCHOR, stall_cutoff_ns, bound_ns=bound_ns))
         self.group = self.ring.group(RingGroup("0", LANES, counts_point_to_point=True))
         self.op = next(at for at, one in enumerate(self.ring.facts.operators) if one.kind == "allreduce")
         self.steps = 0
@@ -38,10 +39,10 @@ class DeviceByHand:
         (a, a2), (b, b2) = begin or (0, 0), end or (0, 0)
         return self.append(kind, a=a, a2=a2, b=b, b2=b2, **fields)
 
-    def begin(self, window: tuple[int, int]) -> int:
+    def begin(self, window: tuple[int, int], **fields: int) -> int:
         """Begin a step, which has ended on the device; its row."""
         number, self.steps = self.steps, self.steps + 1
-        return self.append(rf.STEP, a=window[0], b=window[1], x=number, a2=self.ring.count, b2=number)
+        return self.append(rf.STEP, a=window[0], b=window[1], x=number, a2=self.ring.count, b2=number, **fields)
 
     def end(self, step: int, issued: int) -> None:
         """End it; `issued`: by the backends."""

@@ -17,8 +17,7 @@ from aorta.instrument.in_flight import KeptAlive, TimedWork
 from aorta.instrument.operators import OPERATORS
 from aorta.records import ring_file as rf
 from aorta.records.schema import STALL_CUTOFF_NS
-from tests.instrument.steps import SeenCollective
-from tests.instrument.taps import CPU, Answer, Tap, answering
+from tests.instrument.taps import CPU, Answer, SeenCollective, Tap, answering
 from tests.runs import HANGS_S
 
 pytestmark = [
@@ -62,9 +61,7 @@ def test_each_kind_is_seen_with_its_bytes(watched: Tap, call: Callable[[], Any],
     after, end_ns = issued_by(all_groups()[0]), time.perf_counter_ns()
     (row,) = seen(watched)
     assert (row.kind, row.bytes) == (kind, size)
-    assert before is not None
     assert after == before + 1
-    assert row.end is not None
     assert begin_ns <= row.issue_ns <= row.end <= end_ns
     assert all(begin_ns <= low <= high <= end_ns for low, high in watched.stalls)
     assert watched.groups[row.group].ranks == (0,)
@@ -74,7 +71,6 @@ def test_each_kind_is_seen_with_its_bytes(watched: Tap, call: Callable[[], Any],
 def test_values_and_handles_are_the_backends(watched: Tap) -> None:
     tensor = torch.arange(4.0)
     work = dist.all_reduce(tensor, async_op=True)
-    assert work is not None
     assert work.wait() is True
     assert work.is_completed()
     assert work.is_success()
@@ -99,7 +95,6 @@ def test_exceptions_are_the_backends(watched: Tap) -> None:
 def test_a_wait_that_times_out_is_a_stall_and_no_end(watched: Tap) -> None:
     with answering(backend := Answer(fails=1)):
         work = dist.all_reduce(torch.ones(2), async_op=True)
-        assert work is not None
         with pytest.raises(RuntimeError, match="timed out"):
             work.wait()
         watched.hand_over()
@@ -114,7 +109,6 @@ def test_a_wait_that_times_out_is_a_stall_and_no_end(watched: Tap) -> None:
 
 def test_a_wait_for_what_has_ended_is_no_stall(watched: Tap) -> None:
     work = dist.all_reduce(torch.ones(1), async_op=True)
-    assert work is not None
     deadline = time.monotonic() + HANGS_S
     while not any(row.look() for row in seen(watched)):  # gloo's thread stamps the end a moment later
         assert time.monotonic() < deadline
@@ -127,7 +121,6 @@ def test_without_a_future_the_wait_says_when_it_ended(watched: Tap) -> None:
     for _ in range(2):  # the second time it is known that there is none
         gathered = torch.empty(4)
         work = dist.reduce_scatter_tensor(gathered, torch.arange(4.0), async_op=True)
-        assert work is not None
         watched.hand_over()
         assert watched.rows[-1].look() is False
         work.wait()
@@ -140,7 +133,6 @@ def test_the_backend_is_waited_for_once(watched: Tap) -> None:
     """gloo's reduce-scatter copies its result out inside its wait (R6): a second one would undo what came between."""
     reduced = torch.empty(4)
     work = dist.reduce_scatter_tensor(reduced, torch.arange(4.0), async_op=True)
-    assert work is not None
     work.wait()
     reduced.zero_()
     work.wait()
@@ -159,9 +151,9 @@ def test_closing_puts_torch_back_and_numbers_go_on_where_they_were(watched: Tap)
     again = watched.interceptor.open(CPU, lambda: None)
     dist.all_reduce(torch.ones(2, dtype=torch.bfloat16))
     watched.hand_over()
-    watched.recorded.end()
+    watched.end()
     dist.all_reduce(torch.ones(2))  # between two steps it is counted, and not noted down
-    watched.recorded.begin()
+    watched.begin()
     dist.all_reduce(torch.ones(2))
     again.close()
     rows = [(row.seq, row.number, row.bytes, row.dtype) for row in watched.hand_over()]
@@ -189,7 +181,6 @@ def test_many_threads_at_once(watched: Tap) -> None:
 def test_waits_and_calls_of_other_threads_hold_up_no_computation(watched: Tap) -> None:
     def elsewhere() -> None:
         work = dist.all_reduce(torch.ones(2), async_op=True)
-        assert work is not None
         work.wait()
 
     with answering(Answer(), lambda: time.sleep(2 * STALL_CUTOFF_NS / 1e9)):
@@ -198,7 +189,7 @@ def test_waits_and_calls_of_other_threads_hold_up_no_computation(watched: Tap) -
         thread.join()
     (row,) = seen(watched)
     assert row.end_source == "wait"
-    assert (watched.calls, watched.waits) == ([], [])
+    assert (watched.taken.calls, watched.taken.waits) == ([], [])
 
 
 def test_what_is_dropped_is_counted_and_in_no_row(watched: Tap) -> None:
@@ -208,14 +199,14 @@ def test_what_is_dropped_is_counted_and_in_no_row(watched: Tap) -> None:
     assert (interceptor.count(), interceptor.underway()) == (2, 0)
     assert interceptor.abandon() == 2
     dist.all_reduce(torch.ones(2))  # while no step is open
-    assert watched.recorded.begin() == 0
+    assert watched.begin() == 0
     dist.all_reduce(torch.ones(2))
-    watched.recorded.end()
+    watched.end()
     dist.all_reduce(torch.ones(2))
-    assert watched.recorded.begin(rf.CONTINUES) == 0
+    assert watched.begin(rf.CONTINUES) == 0
     assert interceptor.count() == 1
-    assert watched.recorded.begin() == 1
-    watched.recorded.begin()
+    assert watched.begin() == 1
+    watched.begin()
     dist.all_reduce(torch.ones(2))
     assert [row.seq for row in seen(watched)] == [5]
 
@@ -234,8 +225,8 @@ def test_a_collective_of_a_backward_pass_that_nobody_watches_is_told_apart(watch
         x.register_hook(reduced)
         dist.all_reduce(torch.ones(2))
         out.sum().backward()
-        told = watched.recorded.end()
-        watched.recorded.begin()
+        told = watched.end()
+        watched.begin()
         assert (len(told.collectives), told.unwatched) == (2, 0 if watching else 1)
 
 

@@ -20,8 +20,7 @@ from aorta.instrument.emulation.emulated_link import DelayedWork, HostLinks, Lin
 from aorta.instrument.emulation.network import SLOTS, Arrivals, EmulatedNetwork, SharedLinks
 from aorta.instrument.in_flight import InFlight
 from aorta.records.progress import MOVED_WORD
-from tests.instrument.steps import SeenCollective
-from tests.instrument.taps import Tap
+from tests.instrument.taps import SeenCollective, Tap
 from tests.known_answers.again import attempted, undisturbed
 from tests.runs import HANGS_S
 
@@ -55,9 +54,7 @@ def link(arrivals: tuple[Arrivals, Arrivals]) -> Iterator[Link]:
     link.close()
 
 
-def test_a_transfer_begins_with_its_last_rank_and_waits_for_the_one_before(
-    link: Link, arrivals: tuple[Arrivals, Arrivals]
-) -> None:
+def test_a_transfer_begins_with_its_last_rank_and_waits_for_the_one_before(link, arrivals):
     first, second = (Transfer(issued_now(number=number), 20 * MS) for number in (0, 1))
     begin = second.issued.issue_ns = first.issued.issue_ns
     for number, transfer in enumerate((first, second)):
@@ -120,7 +117,7 @@ def test_a_wait_that_outlasts_the_emulation_is_the_end(link: Link, arrivals: tup
     transfer, slow = Transfer(issued_now("reducescatter"), 20 * MS), SlowWork(0.03)
     both_arrive(arrivals, 0, transfer.issued.issue_ns)
     link.put(transfer)
-    assert DelayedWork(slow, transfer, link._tally).wait()  # type: ignore[arg-type]
+    assert DelayedWork(slow, transfer, link._tally).wait()
     assert slow.waits == 1
     assert transfer.issued.end_source == "wait"
     assert transfer.issued.end - transfer.issued.issue_ns >= 30 * MS
@@ -181,7 +178,7 @@ def test_a_backend_that_was_slower_is_told_and_an_end_that_only_a_future_waits_f
     CALLS["all_reduce"]().get_future().wait()
     (row,) = tap.hand_over()
     assert row.end is not None
-    assert row.end == tap.recorded.ring._words[MOVED_WORD]
+    assert row.end == tap.ring._words[MOVED_WORD]
     assert row.end_source == "future"
     tap.close()
     tap.interceptor.close()
@@ -196,7 +193,7 @@ def test_a_failed_collective_fails_its_future_in_c_plus_plus_too() -> None:
             return inner.then(lambda _: 1 / 0)
 
     transfer = Transfer(issued_now(), 0, has_future=True)
-    handed = DelayedWork(Failing(), transfer, Tally()).get_future()  # type: ignore[arg-type]
+    handed = DelayedWork(Failing(), transfer, Tally()).get_future()
     inner.set_result(None)
     transfer.gate.set_result(None)
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
@@ -250,9 +247,7 @@ def test_links_are_held_in_turns(of_ranks: Opened, asked: list[tuple[Any, ...]])
         assert links[rank].hold(group, number, ranks, issued_ns, length_ns, between_nodes=True) == held
 
 
-def test_links_inside_a_node_are_others_than_those_between_and_without_a_common_host_the_own_is_held(
-    of_ranks: Opened,
-) -> None:
+def test_links_inside_a_node_are_others_than_those_between_and_without_a_common_host_the_own_is_held(of_ranks):
     (alone,), apart = of_ranks(1), SharedLinks(None, 1, 2)
     assert alone.hold("a", 0, (0,), 0, 100, between_nodes=True).end_ns == 100
     assert alone.hold("b", 0, (0,), 0, 100, between_nodes=False) == (0, 100)
@@ -291,9 +286,7 @@ def test_processes_that_ask_at_once_in_other_orders_agree_and_no_time_is_given_t
     assert sorted(found[0].values()) == [10 * (place + 1) for place in range(400)]
 
 
-def test_a_rank_whose_backend_was_slow_is_not_told_an_end_before_its_link_was_free(
-    of_ranks: Opened, arrivals: tuple[Arrivals, Arrivals]
-) -> None:
+def test_a_rank_whose_backend_was_slow_is_not_told_an_end_before_its_link_was_free(of_ranks, arrivals):
     """The other rank decided when it could not know."""
     zero, one = of_ranks(2)
     now = time.perf_counter_ns()
@@ -316,9 +309,7 @@ def test_a_rank_whose_backend_was_slow_is_not_told_an_end_before_its_link_was_fr
 
 
 @pytest.mark.parametrize("sharing", list(Sharing))
-def test_at_the_seam_two_groups_run_at_once_or_in_turns(
-    tapped: Callable[..., Tap], tmp_path_factory: pytest.TempPathFactory, sharing: Sharing
-) -> None:
+def test_at_the_seam_two_groups_run_at_once_or_in_turns(tapped, tmp_path_factory, sharing):
     """An all-reduce takes 600 ms; both groups issue theirs within a few, and gloo needs less unless it is held up."""
 
     def of_two_groups(folder: Path) -> list[SeenCollective]:
@@ -327,7 +318,6 @@ def test_at_the_seam_two_groups_run_at_once_or_in_turns(
         other = dist.new_group([0])
         works = [dist.all_reduce(torch.ones(4), group=group, async_op=True) for group in (None, other)]
         for work in works:
-            assert work is not None
             work.wait()
         tap.close()
         return sorted(tap.hand_over(), key=lambda row: int(row.end or 0))

@@ -1,5 +1,5 @@
-"""The emulated fabric: what it charges, and how ranks learn of each other's arrivals. One process that stands for all
-ranks: it issues what rank 0 of real ranks does, and says what it is.
+"""The emulated fabric: what it charges, and how ranks learn of each other's arrivals; one process for all ranks, which
+issues what rank 0 of real ranks does and says what it is; collectives without a network, and a network without a step.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from aorta.config.fabric import cost_ns
@@ -19,12 +20,14 @@ from aorta.config.schema import Algorithm, EmulatedFabric
 from aorta.distributed.peers import Peers
 from aorta.errors import RunIncomplete
 from aorta.instrument.emulation.network import SLOTS, Arrivals, EmulatedNetwork, shared_folder
-from aorta.instrument.emulation.stand_in import NO_VALUES
+from aorta.instrument.emulation.rehearsal import Rehearsal, Replay, ReplayedCall, ReplayedWait, Shape
+from aorta.instrument.emulation.stand_in import COPIES, NO_VALUES, StandInRank
+from aorta.instrument.operators import OPERATORS
 from aorta.read.record import load_run
 from aorta.timeline.classes import KINDS
 from tests.recording.modes import MODES
 from tests.recording.test_every_strategy import CASES, TINY, trained
-from tests.runs import record, train
+from tests.runs import program, record, succeeded, train
 
 US = 1_000
 # 1 GB/s is a byte a nanosecond: 800,000 bytes are 800,000 ns.
@@ -128,9 +131,7 @@ def test_groups_of_one_name_and_other_ranks_do_not_meet(tmp_path: Path) -> None:
     assert Arrivals(tmp_path, "1", (2, 3), 2).known(0) == []
 
 
-def test_a_full_memory_is_an_error_and_not_the_end_of_the_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_memory_is_an_error_and_not_the_end_of_the_process(tmp_path, monkeypatch):
     def full(_file: int, _at: int, size: int) -> None:
         assert size == 2 * SLOTS * 8
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -142,7 +143,6 @@ def test_a_full_memory_is_an_error_and_not_the_end_of_the_process(
 
 def test_the_meeting_place_is_gone_afterwards() -> None:
     with shared_folder(Peers(dist.HashStore(), 0, 1, 5)) as folder:
-        assert folder is not None
         assert folder.is_dir()
     assert not folder.exists()
 
@@ -184,7 +184,6 @@ STRATEGIES = ("ddp", "fsdp", "tp", "hsdp", "fsdp_cp")
 def issued(folder: Path) -> list[list[tuple[str, int, str | None, tuple[int, ...]]]]:
     """Kind, bytes, type and ranks of what each step of rank 0 issued, by group."""
     one = record(folder)
-    assert one.footer is not None
     return [
         sorted((row.kind, row.bytes, row.dtype, tuple(one.footer.groups[row.group])) for row in step.collectives)
         for step in one.steps
@@ -195,9 +194,7 @@ def issued(folder: Path) -> list[list[tuple[str, int, str | None, tuple[int, ...
 @pytest.mark.parametrize(
     "name", [name if name == "ddp" else pytest.param(name, marks=pytest.mark.thorough) for name in STRATEGIES]
 )
-def test_it_issues_what_a_rank_of_as_many_processes_does(
-    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, name: str
-) -> None:
+def test_it_issues_what_a_rank_of_as_many_processes_does(tmp_path_factory, tmp_path, name):
     (ranks, choices), real = CASES[name], trained(tmp_path_factory, name) / MODES[-1]
     words = (*WORDS, *(word for word in choices if word != "compile"))
     train(tmp_path, *words, *EMULATED, f"fabric.ranks={ranks}", ranks=1)
@@ -221,7 +218,6 @@ def test_many_ranks_with_the_compiled_interceptor_and_what_the_report_says(tmp_p
     assert (manifest["emulated_ranks"], manifest["backend"], manifest["warnings"]) == (64, "fake", [])
     for step in record(tmp_path).steps:
         for row in step.collectives:
-            assert row.end_ns is not None
             # A ring of 64 ranks: 63 messages, one behind another.
             assert row.end_ns - row.issue_ns >= 63 * LATENCY_US * 1000
     run = load_run(tmp_path)
@@ -240,3 +236,101 @@ def test_nothing_is_measured_and_collectives_still_take_as_long(tmp_path: Path) 
         assert not step.collectives
         assert step.coverage.issued
         assert step.end_mono_ns - step.start_mono_ns >= 14 * LATENCY_US * 1000
+
+
+# --- stand-ins, and the streams of what is replayed
+
+
+def test_every_operator_that_is_seen_can_be_replaced() -> None:
+    assert set(COPIES) == set(OPERATORS)
+
+
+@pytest.mark.parametrize(("root", "expected"), [(1, [5.0, 6.0, 5.0, 6.0]), (0, [0.0] * 4)])
+def test_a_gather_into_one_tensor_fills_that_of_the_root(root: int, expected: list[float]) -> None:
+    """torch 2.15 has it, for backends other than gloo."""
+    output, copy = torch.zeros(4), COPIES["gather_into_tensor_"]
+    copy((output, torch.tensor([5.0, 6.0]), None, root), StandInRank(1, 2))
+    assert output.tolist() == expected
+
+
+@pytest.mark.dist
+def test_every_collective_is_recorded_and_answered_on_two_ranks() -> None:
+    succeeded(program("tests.instrument.every_collective"))
+
+
+# --- streams, with stand-ins for a device -----------------------------------------------------------------------------
+
+
+class Device:
+    """Names of streams, one of which is current."""
+
+    current = "compute"
+
+
+def rehearsed(calls: list[tuple[str, str, torch.Tensor]]) -> list[ReplayedCall | ReplayedWait]:
+    """What a rehearsal notes of (operator, stream, tensor), each waited for at once on the same stream."""
+    device = Device()
+    rehearsal = Rehearsal(torch.device("cpu"), current_stream=lambda: device.current)
+    for name, stream, tensor in calls:
+        device.current = stream
+        work = torch._C._distributed_c10d._create_work_from_future(done())
+        rehearsal(name, ([tensor],), lambda work=work: work.boxed())
+    return rehearsal.events
+
+
+def done() -> Any:
+    future: torch.futures.Future[Any] = torch.futures.Future()
+    future.set_result([torch.ones(1)])
+    return future
+
+
+def test_a_collective_of_anothers_result_comes_after_it_on_its_own_stream() -> None:
+    shard, other = torch.ones(4), torch.ones(4)
+    events = rehearsed(
+        [("allreduce_", "scatter", shard), ("allreduce_", "scatter", other), ("allreduce_", "reduce", shard)]
+    )
+    issued = [event for event in events if isinstance(event, ReplayedCall)]
+    assert [(call.stream, call.after) for call in issued] == [("scatter", ()), ("scatter", ()), ("reduce", (0,))]
+
+
+def test_memory_serves_again_only_once_it_was_waited_for() -> None:
+    def call(stream: Any = None) -> ReplayedCall:
+        return ReplayedCall(
+            "allreduce_", ([Shape(7, torch.device("cpu"), torch.float32, (200,), (1,), 0)],), stream, ()
+        )
+
+    def pointers(events: list[ReplayedCall | ReplayedWait]) -> list[int]:
+        return [entry[1][0][0].data_ptr() for entry in Replay(events)._events if not isinstance(entry, ReplayedWait)]
+
+    first, second = pointers([call(), ReplayedWait(0, None), call()])
+    assert first == second
+    first, second = pointers([call(), call()])
+    assert first != second
+
+
+def tensors_of(call: ReplayedCall) -> tuple[Any, ...]:
+    """What a replay of one call hands over."""
+    ((_, args),) = [entry for entry in Replay([call])._events if not isinstance(entry, ReplayedWait)]
+    return args
+
+
+@pytest.mark.parametrize("offset", [0, 3, 130, 1000])
+def test_parts_of_one_storage_lie_as_they_lay_and_a_transposed_tensor_keeps_its_strides(offset: int) -> None:
+    storage = torch.zeros(2000, dtype=torch.float32)
+    whole, part = storage[offset : offset + 600].view(20, 30), storage[offset + 300 : offset + 600]
+    args = tensors_of(ReplayedCall("_allgather_base_", (Shape.of(whole), Shape.of(part), "group", 3), None, ()))
+    assert [tuple(t.shape) for t in args[:2]] == [(20, 30), (300,)]
+    assert args[1].data_ptr() - args[0].data_ptr() == 1200
+    assert args[2:] == ("group", 3)
+    assert not args[0].any()
+    turned = torch.ones(3, 5, dtype=torch.float16).t()
+    ((sent,),) = tensors_of(ReplayedCall("send", ([Shape.of(turned)],), None, ()))
+    assert (sent.stride(), sent.dtype) == (turned.stride(), torch.float16)
+
+
+@pytest.mark.parametrize("name", ["_allgather_base_", "_reduce_scatter_base_"])
+def test_empty_tensors_are_no_error(name: str) -> None:
+    output, source = torch.empty(0, 4), torch.empty(0, 4)
+    copy = COPIES[name]
+    copy((output, source), StandInRank(1, 2))
+    assert output.shape == (0, 4)

@@ -124,9 +124,7 @@ def test_every_backend_of_a_mixed_group_is_asked_once() -> None:
 @pytest.mark.parametrize("backend", ["gloo", "cpu:gloo,cuda:gloo"])
 def test_a_real_group_counts_what_it_is_given(backend: str) -> None:
     group = dist.new_group([0], backend=backend)
-    assert isinstance(group, dist.ProcessGroup)
     before = issued_by(group)
-    assert before is not None
     for _ in range(3):
         dist.all_reduce(torch.ones(2), group=group)
     assert issued_by(group) == before + 3

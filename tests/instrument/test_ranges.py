@@ -15,8 +15,7 @@ import torch
 from torch import nn
 
 from aorta.instrument.dispatcher import when_backward_ends
-from tests.instrument.steps import Rows
-from tests.instrument.taps import compiled_part
+from tests.instrument.taps import Tap
 
 FORWARD_NS, BACKWARD_NS = 20_000_000, 30_000_000
 
@@ -32,7 +31,7 @@ class _Work(torch.autograd.Function):
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
         work(BACKWARD_NS)
         return gradient
 
@@ -54,13 +53,12 @@ class Late(nn.Module):
         return {"out": [x + _Work.apply(skip["tensor"])]}
 
 
-class Watched:
-    """What the hooks that append rows notice, compiled if there is a `module`, on the host's clock."""
+class Watched(Tap):
+    """What the hooks that append rows notice, on the host's clock."""
 
-    def __init__(self, module: Any | None) -> None:
-        self.tap = Rows(module, {})
-        self.ranges = self.tap.interceptor.ranges
-        self.tap.begin()
+    def __init__(self, *, compiled: bool) -> None:
+        super().__init__(compiled=compiled, looks=False)
+        self.ranges = self.interceptor.ranges
 
     def watch(self, name: str, module: nn.Module) -> None:
         """Its passes, and the ends of backward passes that reach it."""
@@ -68,17 +66,17 @@ class Watched:
         self.ranges.watch_backward(module)
 
     def noticed(self) -> tuple[list[tuple[str, str, int, int]], list[tuple[int, int]]]:
-        step = self.tap.end()
-        self.tap.begin()
+        step = self.end()
+        self.begin()
         return step.passes, step.tails
 
 
 @pytest.fixture(params=["python", "compiled"])
 def watched(request: pytest.FixtureRequest) -> Iterator[Watched]:
-    watched = Watched(compiled_part() if request.param == "compiled" else None)
+    watched = Watched(compiled=request.param == "compiled")
     yield watched
     watched.ranges.close()
-    watched.tap.interceptor.close()
+    watched.interceptor.close()
 
 
 def test_every_pass_of_every_block_in_order(watched: Watched) -> None:
@@ -124,9 +122,9 @@ def test_a_leaf_that_a_block_hands_on_opens_its_backward_pass(watched: Watched) 
 def test_between_two_steps_and_behind_the_end_nothing_is_noted_down_and_left_behind(watched: Watched) -> None:
     block = Block()
     watched.watch("b", block)
-    watched.tap.end()
+    watched.end()
     block(torch.ones(3)).sum().backward()
-    watched.tap.begin()
+    watched.begin()
     assert watched.noticed() == ([], [])
     output = block(torch.ones(3))
     watched.ranges.close()

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -30,7 +29,7 @@ from aorta.records.step_line import StepFacts
 from aorta.records.window_kernels import WindowKernels
 from aorta.timeline.overlap import Unseen
 from tests.analysis.builders import footer, header, write_rank
-from tests.instrument.steps import MS, ring_in_memory
+from tests.instrument.taps import MS, ring_in_memory
 
 
 class Rig:
@@ -61,7 +60,6 @@ class Rig:
         issued = InFlight("allreduce", "0", 0, 8, now_ns, rows=rows, row=row)
         self.interceptor._issued.append(issued)
         before = self.counted[1]
-        assert before is not None
         self.counted[1] = before + 1
         return issued
 
@@ -139,9 +137,7 @@ def test_what_is_part_of_no_step_is_counted_and_a_step_that_fails_is_none(rig: R
     assert rig.recorder.outside == 1
 
 
-def test_a_call_of_another_thread_that_is_underway_at_a_steps_end_is_not_missing_and_one_that_was_missed_is(
-    rig: Rig,
-) -> None:
+def test_a_call_of_another_thread_that_is_underway_at_a_steps_end_is_not_missing_and_one_that_was_missed_is(rig):
     def step(counted: int, underway: int = 0) -> None:
         """So many have been counted at its end; one more call, or one fewer, is underway."""
         rig.recorder.begin(rig.facts(), continues=True)
@@ -205,9 +201,7 @@ def test_a_step_that_is_not_looked_at_knows_its_window_only(rig: Rig) -> None:
     assert seen.coverage.complete
 
 
-def test_steps_whose_rows_were_overwritten_are_counted_and_the_report_says_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_steps_whose_rows_were_overwritten_are_counted_and_the_report_says_it(tmp_path, monkeypatch):
     """Here lines are not looked for before the end: meanwhile the ring has come round."""
     rig = Rig(slots=64)
     monkeypatch.setattr(rig.recorder, "catch_up", lambda: None)

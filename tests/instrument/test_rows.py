@@ -25,30 +25,9 @@ from aorta.records.ring_steps import MOST, MOST_STEPS_LATE, RingSteps
 from aorta.records.schema import Stall, Step
 from aorta.records.step_line import StepFacts
 from tests.instrument.device_rows_by_hand import DeviceByHand
-from tests.instrument.steps import ANCHOR, MS, lines_at_once
-from tests.instrument.taps import compiled_part
+from tests.instrument.taps import ANCHOR, MS, compiled_part, lines_at_once
 from tests.instrument.witness import witnessed
 from tests.records.test_progress import facts as progress_facts
-from tests.runs import program, succeeded
-
-SMALL = ("training.device=cpu", "training.batch_size=4", "dataset.num_samples=512", "workload.model_dim=64")
-
-
-@pytest.mark.dist
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("parallel=ddp", "training.gradient_accumulation=2"),
-        pytest.param(("parallel=pp",), marks=pytest.mark.thorough),
-    ],
-    ids="+".join,
-)
-def test_lines_of_many_steps_are_those_of_each_byte_for_byte_whoever_appended_the_rows(
-    tmp_path: Path, words: tuple[str, ...]
-) -> None:
-    compiled_part()
-    more = (*SMALL, "instrument.mode=dedicated", *words)
-    succeeded(program("tests.instrument.lines_of_rows", str(tmp_path), "12", *more))
 
 
 class ByHand:
@@ -228,37 +207,50 @@ LENGTH_NS = 400
 
 
 @st.composite
-def rings(draw: st.DrawFn) -> DeviceByHand:
+def rings(draw: st.DrawFn, on_device: bool) -> DeviceByHand:
     """Steps one behind another; the host is ahead of the device by more or less, and all lies in or round each step."""
-    hand, begin_ns = DeviceByHand(), 1_000
-    block, of_group = hand.ring.text("block"), {"group": hand.group, "op": hand.op}
+    hand, begin_ns = DeviceByHand(3 if on_device else None, stall_cutoff_ns=50), 1_000
+    block, of_group, text = hand.ring.text("block"), {"group": hand.group, "op": hand.op}, hand.ring.text
+
+    def either(flags: int) -> int:
+        return draw(st.sampled_from((0, flags)))
+
     for number in range(draw(st.integers(1, 4))):
-        end_ns = begin_ns + draw(st.integers(1, LENGTH_NS))
-        ahead_ns = draw(st.sampled_from((1, 20, 900)))
+        low, high = begin_ns - 5, begin_ns + draw(st.integers(1, LENGTH_NS)) + 60
+        end_ns, ahead_ns = high - 60, draw(st.sampled_from((1, 20, 900)))
 
-        def mark(low: int = begin_ns - 5, high: int = end_ns + 60, ahead_ns: int = ahead_ns) -> tuple[int, int]:
-            at_ns = draw(st.integers(low, high))
-            return at_ns, at_ns - draw(st.integers(0, ahead_ns))
+        def mark(least: int = low, most: int = high, ahead_ns: int = ahead_ns) -> tuple[int, int]:
+            at_ns = draw(st.integers(least, most))
+            return at_ns, at_ns - draw(st.integers(0, ahead_ns)) if on_device else 0
 
-        def span(low: int = begin_ns - 5, high: int = end_ns + 60, mark: Any = mark) -> tuple[Any, Any]:
-            first = mark(low, high)
-            return first, mark(first[0], max(first[0], high))
+        def some(most: int, mark: Any = mark, high: int = high) -> list[tuple[Any, Any]]:
+            firsts = [mark() for _ in range(draw(st.integers(0, most)))]
+            return [(first, mark(first[0], max(first[0], high))) for first in firsts]
 
-        def some(most: int, span: Any = span) -> list[tuple[Any, Any]]:
-            return [span() for _ in range(draw(st.integers(0, most)))]
-
-        def either(flags: int) -> int:
-            return draw(st.sampled_from((0, flags)))
-
-        step, counted = hand.begin((begin_ns, end_ns)), 0
+        unseen = {"name": text("why"), "flags": either(rf.BLIND)} if not draw(st.integers(0, 5)) else {}
+        step, counted = hand.begin((begin_ns, end_ns), **unseen), 0
         for own in some(1):
-            hand.between(rf.COMPUTE, *own, name=block, x=hand.ring.text("forward"))
+            hand.between(rf.COMPUTE, *own, name=block, x=text("forward"))
         for own in some(3):
             hand.between(rf.PASS, *own, name=block, flags=rf.BACKWARD)
         for seq, (begin, end) in enumerate(some(3)):
             which = draw(st.integers(0, 3)), draw(st.none() | st.integers(0, 2))
             ended = end if draw(st.integers(0, 9)) else None
-            counted += hand.collective(100 * number + seq, *which, begin, ended, draw(st.booleans()))
+            by_future = draw(st.booleans())
+            if on_device:
+                counted += hand.collective(100 * number + seq, *which, begin, ended, by_future)
+            else:
+                called = {"a2": begin[0] + draw(st.integers(0, 100)) if by_future else 0}
+                flags, end_and_way = (
+                    by_future * rf.BY_FUTURE | either(rf.UNWATCHED),
+                    ended[0] * 2 + which[0] % 2 if ended else 0,
+                )
+                row = hand.append(
+                    rf.COLLECTIVE, a=begin[0], b=end_and_way, x=64, y=seq, flags=flags, **called, **of_group
+                )
+                if which[1]:
+                    hand.append(rf.LINK, x=row, a=begin[0] + which[0], b=end[0], flags=either(rf.BY_FABRIC))
+                counted += 1
         for own in some(2):
             hand.between(rf.WAIT, *own, flags=rf.BLOCKED | either(rf.OVER), y=100 * number, **of_group)
         for own in some(2):
@@ -267,23 +259,28 @@ def rings(draw: st.DrawFn) -> DeviceByHand:
         for kind in (rf.TAIL, rf.STALL):
             for own in some(1):
                 hand.between(kind, *own)
-        for own in some(2):
+        for own in some(2 * on_device):
             here, flags = draw(st.integers(0, 9)), draw(st.integers(0, 3)) | either(rf.COMPUTES)
             hand.between(rf.COPY, *(own if here else (None, None)), flags=flags | (0 if here else rf.ELSEWHERE), x=8)
         for own in some(1):
-            hand.between(rf.AUX, *own, name=hand.ring.text("optimizer"))
+            hand.between(rf.AUX, *own, name=text("optimizer"))
         for _ in some(1):
-            hand.between(rf.PIPELINE, (begin_ns, begin_ns - 1), mark(begin_ns + 1, end_ns), name=hand.ring.text("0"))
+            hand.between(rf.PIPELINE, (begin_ns, begin_ns - 1), mark(begin_ns + 1, end_ns), name=text("0"))
+        hand.append(rf.VALUE, flags=draw(st.integers(rf.LOSS, rf.LR)), x=draw(st.integers(0, 1 << 62)))
         hand.end(step, counted)
+        for (begin, _), (end, _) in some(1):
+            hand.append(rf.RANGE, a=begin, b=end, x=0, y=1, a2=text("KeyError"), b2=step, name=text("named"))
+            hand.append(rf.LEFT_OUT, a=2, b=9, b2=step)
         if not draw(st.integers(0, 3)):
             hand.append(rf.NOTE, flags=rf.CAPTURED, a=2, b2=step)
         begin_ns = end_ns + draw(st.integers(0, 20))
     return hand
 
 
-@pytest.mark.parametrize("together", [1, 2, 64])
-@given(hand=rings())
-def test_lines_of_many_steps_are_those_of_each(together: int, hand: DeviceByHand) -> None:
+@pytest.mark.parametrize(("together", "on_device"), [(1, True), (2, True), (64, True), (1, False), (64, False)])
+@given(data=st.data())
+def test_lines_of_many_steps_are_those_of_each(together: int, on_device: bool, data: st.DataObject) -> None:
+    hand = data.draw(rings(on_device))
     note(str(hand.ring.rows_since(0)[0]))
     encode = msgspec.json.Encoder().encode
     lines = lines_at_once(hand.ring, together, late=True)

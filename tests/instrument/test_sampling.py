@@ -54,7 +54,7 @@ class Shared(dict[str, str]):
     def set(self, key: str, value: str) -> None:
         self[key] = value
 
-    def get(self, key: str, *_: object) -> bytes:  # type: ignore[override]
+    def get(self, key: str, *_: object) -> bytes:
         return self[key].encode()
 
     def check(self, keys: list[str]) -> bool:
@@ -89,10 +89,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def test_auto_chooses_by_what_it_costs_and_all_ranks_observe_the_same_steps(clock: Clock) -> None:
     store, told = Shared(), list[Choice]()
-    ranks = [
-        Sampler(None, SEED, 100, 5, store, is_first=rank == 0, tell=told.append)  # type: ignore[arg-type]
-        for rank in range(3)
-    ]
+    ranks = [Sampler(None, SEED, 100, 5, store, is_first=rank == 0, tell=told.append) for rank in range(3)]
     answers = together(ranks, clock, range(100, 612), 300_000, 20_000)
     assert answers[0] == answers[1] == answers[2]
     (choice,) = told  # of the first rank alone
@@ -109,7 +106,7 @@ def test_a_rank_that_cannot_read_the_choice_makes_its_own(clock: Clock, caplog: 
         def check(self, keys: list[str]) -> bool:
             raise RuntimeError("the store is gone")
 
-    ranks = [Sampler(None, SEED, 0, 5, Gone(), is_first=is_first) for is_first in (True, False)]  # type: ignore[arg-type]
+    ranks = [Sampler(None, SEED, 0, 5, Gone(), is_first=is_first) for is_first in (True, False)]
     answers = together(ranks, clock, range(400), 300_000, 20_000)
     assert [rank.every for rank in ranks] == [16, 16]
     assert answers[0][100:] == answers[1][100:]
@@ -120,9 +117,7 @@ def test_a_rank_that_cannot_read_the_choice_makes_its_own(clock: Clock, caplog: 
     ("observed_us", "passed_us", "step_ms", "every"),
     [(30, 1, 60, 1), (300, 20, 60, 16), (300, 0.1, 1, 512), (300, 70, 60, 64)],
 )
-def test_the_smallest_power_of_two_that_keeps_the_share(
-    observed_us: float, passed_us: float, step_ms: float, every: int
-) -> None:
+def test_the_smallest_power_of_two_that_keeps_the_share(observed_us, passed_us, step_ms, every):
     assert chosen(observed_us, passed_us, step_ms, 0).every == every
 
 
@@ -137,7 +132,6 @@ def test_intervals_of_drawn_steps_hold_the_median_of_all_steps(drift: int, spike
     for seed in generator.integers(2**62, size=1000).tolist():
         steps = np.array([drawn_of(block, every, seed) for block in range(1000 // every)])
         interval = median_interval(values[steps], steps)
-        assert interval is not None
         held += interval[0] <= whole <= interval[1]
         widths.append(interval[1] - interval[0])
     assert held >= 930

@@ -19,7 +19,6 @@ from tests.runs import HANGS_S
 
 def rows(marks: UserMarks) -> tuple[list[UserRange], dict[str, str]]:
     taken = marks.take()
-    assert taken is not None
     return user_ranges(taken.ranges, 0, taken.left_out, module.MOST_PER_STEP)
 
 

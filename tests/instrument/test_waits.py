@@ -8,7 +8,7 @@ import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -25,14 +25,12 @@ from aorta.records.run_files import read_manifest
 from aorta.records.schema import STALL_CUTOFF_NS, Stall, StallCutoff, Step, Wait
 from aorta.records.step_line import Name
 from aorta.report.files import write_report
-from tests.instrument.steps import MS, ring_in_memory
-from tests.instrument.taps import CPU, Answer, Tap, answering, compiled_part
+from tests.instrument.taps import CPU, MS, Answer, Tap, answering, compiled_part, ring_in_memory
 from tests.instrument.test_rows import ByHand
 from tests.runs import HANGS_S, program, record, succeeded, train
 
 
 def waits(line: Step) -> list[tuple[int, float, float]]:
-    assert isinstance(line.waits, list)
     return [(wait.seq, wait.enter_ns / MS, wait.leave_ns / MS) for wait in line.waits]
 
 
@@ -113,7 +111,7 @@ def test_closing_leaves_no_callback_of_a_future_behind(monkeypatch: pytest.Monke
     monkeypatch.setattr(python_interceptor, "CALLBACKS_S", HANGS_S)
     interceptor = PythonInterceptor({}, ring_in_memory())
     future, issued = torch.futures.Future[Any](), InFlight("allreduce", "0", 0, 8, 1)
-    interceptor._notice_end("allreduce_", issued, cast(Any, SimpleNamespace(get_future=lambda: future)))
+    interceptor._notice_end("allreduce_", issued, SimpleNamespace(get_future=lambda: future))
     timer = threading.Timer(0.05, future.set_result, (None,))
     timer.start()
     interceptor.close()
@@ -146,9 +144,7 @@ FEW = "only 199 calls in 200 ms, 200 are needed"
     ],
     ids=["of the 99th percentile", "the least", "the most", "too few"],
 )
-def test_it_is_five_times_the_99th_percentile_of_the_calls_within_bounds(
-    calls_us: list[int], expected: StallCutoff
-) -> None:
+def test_it_is_five_times_the_99th_percentile_of_the_calls_within_bounds(calls_us, expected):
     assert cutoff_from([call_us * US for call_us in calls_us]) == expected
 
 
@@ -156,12 +152,10 @@ def test_where_it_is_measured_configured_or_the_default(monkeypatch: pytest.Monk
     assert stall_cutoff(350.0, CPU, "observe") == StallCutoff(350 * US, "configured")
     assert stall_cutoff(None, CPU, "off") is stall_cutoff(None, torch.device("meta"), "dedicated") is None
     measured = stall_cutoff(None, CPU, "dedicated")
-    assert measured is not None
     assert measuring.LEAST_NS <= measured.cutoff_ns <= measuring.MOST_NS
     assert not dist.is_initialized()  # no group of the run is touched
     monkeypatch.delattr(dist, "ProcessGroupGloo")
     without_gloo = stall_cutoff(None, CPU, "dedicated")
-    assert without_gloo is not None
     assert (without_gloo.cutoff_ns, without_gloo.source) == (STALL_CUTOFF_NS, "default")
     assert str(without_gloo.problem).startswith("not measured: ")
 
@@ -201,12 +195,12 @@ def test_calls_beyond_the_cutoff_are_stalls_once_whatever_is_waited_for_round_th
 def test_both_interceptors_tell_calls_apart_from_waits(compiled: bool) -> None:
     """A backend whose call takes 2 ms: told as a call, not as a stall."""
     with answering(Answer(), lambda: time.sleep(0.002)):
-        tap = Tap(compiled=compiled, shortest_call_ns=1_000 * US)
+        tap = Tap(compiled=compiled, stall_cutoff_ns=1_000 * US)
         dist.all_reduce(torch.ones(2), async_op=True)
         tap.hand_over()
         tap.close()
-    assert [end - begin >= 2 * MS for begin, end in tap.calls] == [True]
-    assert tap.waits == []
+    assert [end - begin >= 2 * MS for begin, end in tap.taken.calls] == [True]
+    assert tap.taken.waits == []
 
 
 @pytest.mark.dist

@@ -15,7 +15,7 @@ from aorta.records.window_kernels import CLOCK_NOISE_NS, Pass, WindowKernels
 from aorta.timeline.arrays import IntervalArray, interval_array
 from aorta.timeline.classes import DeviceKernel
 from tests.instrument.device_rows_by_hand import DeviceByHand
-from tests.instrument.steps import MS
+from tests.instrument.taps import MS
 
 BEGIN_NS = 1_000 * MS
 COMPUTE, SIDE, OF_NCCL = 7, 13, 20
@@ -151,12 +151,12 @@ class Running(NamedTuple):
     of_unknown_kind: Pairs
 
 
+def pairs(columns: IntervalArray) -> Pairs:
+    return list(zip(columns.start.tolist(), columns.end.tolist(), strict=True))
+
+
 def within(kernels: WindowKernels, *of_step: Any) -> Running | None:
     """What they say of a step."""
-
-    def pairs(columns: IntervalArray) -> Pairs:
-        return list(zip(columns.start.tolist(), columns.end.tolist(), strict=True))
-
     if (running := kernels.within(*of_step)) is None:
         return None
     comm = {kind: pairs(columns) for kind, columns in running.comm.items()}
@@ -175,7 +175,6 @@ def test_a_step_has_the_kernels_between_its_ends():
 def test_a_kernel_is_of_the_collective_that_it_shares_most_time_with():
     kernels = seen((GEMM, COMPUTE, 0, 10), (NCCL, OF_NCCL, 100, 140), (NCCL, OF_NCCL, 200, 210))
     found = within(kernels, *marks((0, 10), comm=(reduced(95, 110, "broadcast"), reduced(110, 150))), (0, 300))
-    assert found is not None
     assert (found.comm, found.of_unknown_kind) == ({"broadcast": [], "allreduce": [(100, 140)]}, [(200, 210)])
 
 
@@ -192,8 +191,6 @@ def test_collectives_without_a_kernel_that_none_is_missed_of_and_a_step_without_
 def test_the_stream_that_computes_is_the_one_inside_of_blocks_and_stays_it():
     kernels = seen((GEMM, COMPUTE, 0, 10), (GEMM, SIDE, 20, 90), (GEMM, COMPUTE, 100, 102), (GEMM, SIDE, 102, 110))
     first, second = (within(kernels, *marks((low, low + 10)), (low, low + 100)) for low in (0, 100))
-    assert first is not None
-    assert second is not None
     assert (first.compute, second.compute) == ([(0, 10)], [(100, 102)])
 
 

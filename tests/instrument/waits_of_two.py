@@ -45,9 +45,7 @@ class Scenes:
 
     def hold(self) -> None:
         """The rows tell every wait, within the caller's times."""
-        assert dist.group.WORLD is not None
         for step, waited in zip(self.steps, self.waited, strict=True):
-            assert isinstance(step.waits, list)
             rows = [(wait.group, wait.seq, wait.kind) for wait in step.waits]
             assert rows == [(dist.group.WORLD.group_name, seq, kind) for seq, kind, _, _ in waited]
             for wait, (_, _, before, after) in zip(step.waits, waited, strict=True):
@@ -78,8 +76,6 @@ def by_hand(scenes: Scenes, rank: int) -> None:
 
     def exchange() -> None:
         send, receive = dist.isend(ones(2), 1 - rank), dist.irecv(ones(2), 1 - rank)
-        assert send is not None
-        assert receive is not None
         waiting(0, send.wait, "send")
         waiting(0, receive.wait, "recv")
 
@@ -105,7 +101,7 @@ def of_ddp(scenes: Scenes) -> None:
     scenes.instrument.watch_backward(wrapped)
     for _ in range(2):
         seq = next_number(scenes)
-        scenes.step(lambda seq=seq: scenes.waiting(seq, wrapped(torch.ones(3, 4)).sum().backward))  # type: ignore[misc]
+        scenes.step(lambda seq=seq: scenes.waiting(seq, wrapped(torch.ones(3, 4)).sum().backward))
         wrapped(torch.ones(3, 4)).sum().backward()  # DDP cuts its buckets anew: collectives of no step
 
 

@@ -76,14 +76,14 @@ class Noted:
 )
 def test_prefetch(ahead: int, behind: int, forward: list[list[int]], backward: list[list[int]]) -> None:
     blocks = [Noted() for _ in range(4)]
-    prefetch([[block] for block in blocks], ahead, behind)  # type: ignore[list-item]
+    prefetch([[block] for block in blocks], ahead, behind)
     assert [[blocks.index(b) for b in block.forward] for block in blocks] == forward
     assert [[blocks.index(b) for b in block.backward] for block in blocks] == backward
 
 
 def test_what_is_sharded_apart_inside_a_block_is_gathered_with_it() -> None:
     first, second, experts, third = (Noted() for _ in range(4))
-    prefetch([[first], [second, experts], [third]], 1, 1)  # type: ignore[list-item]
+    prefetch([[first], [second, experts], [third]], 1, 1)
     assert first.forward == [second, experts]
     assert third.backward == [second, experts]
     assert (experts.forward, experts.backward) == ([], [experts])

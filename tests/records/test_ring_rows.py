@@ -15,8 +15,7 @@ from aorta.records import ring_file as rf
 from aorta.records import ring_rows as module
 from aorta.records.ring_file import RingFile
 from aorta.records.ring_rows import NOWHERE, RingRows
-from tests.instrument.steps import ring_in_memory
-from tests.instrument.taps import compiled_part
+from tests.instrument.taps import compiled_part, ring_in_memory
 
 THREADS, ROWS = 4, 500
 

@@ -113,15 +113,6 @@ def test_known_ratios(compute, comm, ratio, hidden):
     assert measured.hidden_ns == measured.kinds["allreduce"].hidden_ns == hidden
 
 
-def test_time_blocked_on_a_collective_is_not_compute():
-    # A whole-backward range with one wait in it: without the stall everything would look hidden (W6).
-    seen = measure_window(
-        (0, 100), compute=[(0, 100)], comm={"allreduce": [(40, 80)]}, stalls=[(60, 80)], aux=[(70, 90)]
-    )
-    assert (seen.compute_ns, seen.stall_ns, seen.aux_ns) == (80, 20, 10)
-    assert seen.overlap_ratio == 0.5
-
-
 @pytest.mark.spec("D2")
 def test_lanes_that_are_never_used_are_silent_unless_always_shown():
     measured = measure_window((0, 4 * MS), compute=[(0, 3 * MS)], comm={"allgather": [(2 * MS, 4 * MS)]})

@@ -35,7 +35,7 @@ def test_a_size_has_the_parameters_that_its_name_and_the_arithmetic_say(size: st
         count = sum(p.numel() for p in GptModel(SIZES[size]).parameters())
     assert count == parameter_count(SIZES[size]) == PUBLISHED.get(size, count)
     assert count == pytest.approx(float(size[:-1]) * {"m": 1e6, "b": 1e9}[size[-1]], rel=0.15)
-    assert dimensions_of(Gpt(size=size, num_layers=2)) == SIZES[size]._replace(num_layers=2)  # type: ignore[arg-type]
+    assert dimensions_of(Gpt(size=size, num_layers=2)) == SIZES[size]._replace(num_layers=2)
 
 
 def test_attention_is_that_of_the_formula() -> None:
@@ -73,16 +73,6 @@ def test_rotation_keeps_lengths_and_depends_on_distances_only() -> None:
 
     assert product(3, 1) == pytest.approx(product(103, 101), abs=1e-4)
     assert product(3, 1) != pytest.approx(product(3, 2), abs=1e-3)
-
-
-def test_no_position_sees_a_later_one() -> None:
-    torch.manual_seed(0)
-    model, tokens = GptModel(TINY), torch.randint(50, (1, 6))
-    changed = tokens.clone()
-    changed[0, 4] = (tokens[0, 4] + 1) % 50
-    before, after = model(tokens), model(changed)
-    assert torch.equal(before[:, :4], after[:, :4])
-    assert not torch.equal(before[:, 4:], after[:, 4:])
 
 
 def test_stages_one_behind_the_other_are_the_whole() -> None:
@@ -180,9 +170,7 @@ def test_gradients_go_to_the_experts_that_were_chosen_and_to_the_router() -> Non
     torch.nn.init.ones_(made.router.weight[2])  # every token, of positive numbers, chooses expert 2
     made(torch.rand(1, TOKENS, 16, dtype=torch.float64)).sum().backward()
     for parameter in made.experts.parameters():
-        assert parameter.grad is not None
         assert [bool(part.any()) for part in parameter.grad] == [False, False, True, False]
-    assert made.router.weight.grad is not None
     assert made.router.weight.grad.any()
 
 
@@ -201,7 +189,6 @@ def test_its_gradient_is_that_of_a_loss_that_is_added() -> None:
     shares = plain.router(tokens.flatten(0, 1)).float().softmax(dim=-1)
     sent = torch.bincount(shares.topk(2, dim=-1).indices.flatten(), minlength=EXPERTS)
     (0.3 * balance_loss(shares, sent)).backward()  # on top of what is there
-    assert plain.router.weight.grad is not None
     torch.testing.assert_close(weighted.router.weight.grad, plain.router.weight.grad, rtol=1e-5, atol=1e-5)
 
 
