@@ -1,4 +1,4 @@
-"""A device's ring whose rows a test writes: steps that were drawn, or made by hand."""
+"""A ring whose rows a test writes, of a device or of a CPU: steps that were drawn, or made by hand."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ def test_only_what_matches_is_slow(given: dict[str, Any], slow: set[tuple[str, i
 WORDS = (*TINY, "instrument.native=false")
 LATENCY_US = 500
 EMULATED = ("fabric=emulated", f"fabric.inter_latency_us={LATENCY_US}")
-STRATEGIES = ("ddp", "fsdp", "tp", "hsdp", "fsdp_cp")
+STRATEGIES = ("ddp", "tp", "hsdp", "fsdp_cp")
 
 
 def issued(folder: Path) -> list[list[tuple[str, int, str | None, tuple[int, ...]]]]:

@@ -233,27 +233,28 @@ def rings(draw: st.DrawFn, on_device: bool) -> DeviceByHand:
             hand.between(rf.COMPUTE, *own, name=block, x=text("forward"))
         for own in some(3):
             hand.between(rf.PASS, *own, name=block, flags=rf.BACKWARD)
-        for seq, (begin, end) in enumerate(some(3)):
-            which = draw(st.integers(0, 3)), draw(st.none() | st.integers(0, 2))
-            ended = end if draw(st.integers(0, 9)) else None
-            by_future = draw(st.booleans())
+        for seq, (begin, end) in enumerate(some(3), 100 * number):
+            ended, by_future = end if draw(st.integers(0, 9)) else None, draw(st.booleans())
             if on_device:
-                counted += hand.collective(100 * number + seq, *which, begin, ended, by_future)
-            else:
-                called = {"a2": begin[0] + draw(st.integers(0, 100)) if by_future else 0}
-                flags, end_and_way = (
-                    by_future * rf.BY_FUTURE | either(rf.UNWATCHED),
-                    ended[0] * 2 + which[0] % 2 if ended else 0,
-                )
-                row = hand.append(
-                    rf.COLLECTIVE, a=begin[0], b=end_and_way, x=64, y=seq, flags=flags, **called, **of_group
-                )
-                if which[1]:
-                    hand.append(rf.LINK, x=row, a=begin[0] + which[0], b=end[0], flags=either(rf.BY_FABRIC))
-                counted += 1
+                which = draw(st.integers(0, 3)), draw(st.none() | st.integers(0, 2))
+                counted += hand.collective(seq, *which, begin, ended, by_future)
+                continue
+            row = hand.append(
+                rf.COLLECTIVE,
+                a=begin[0],
+                a2=either(begin[0] + 50 + draw(st.integers(-1, 1))),  # a call about as long as the cut-off
+                b=ended[0] * 2 + either(1) if ended else 0,
+                x=64,
+                y=seq,
+                flags=by_future * rf.BY_FUTURE | either(rf.UNWATCHED),
+                **of_group,
+            )
+            counted += 1
+            if draw(st.booleans()):
+                hand.append(rf.LINK, x=row, a=either(begin[0] + 1), b=end[0], flags=either(rf.BY_FABRIC))
         for own in some(2):
             hand.between(rf.WAIT, *own, flags=rf.BLOCKED | either(rf.OVER), y=100 * number, **of_group)
-        for own in some(2):
+        for own in some(2 * on_device):
             gap = hand.between(rf.GAP, *own)
             hand.append(rf.JOINED, x=gap, y=100 * number + 1, **of_group)
         for kind in (rf.TAIL, rf.STALL):
