@@ -114,13 +114,13 @@ class SlowWork:
 
 
 def test_a_wait_that_outlasts_the_emulation_is_the_end(link: Link, arrivals: tuple[Arrivals, Arrivals]) -> None:
-    transfer, slow = Transfer(issued_now("reducescatter"), 20 * MS), SlowWork(0.03)
+    transfer, slow = Transfer(issued_now("reducescatter"), 200 * MS), SlowWork(0.3)
     both_arrive(arrivals, 0, transfer.issued.issue_ns)
     link.put(transfer)
     assert DelayedWork(slow, transfer, link._tally).wait()
     assert slow.waits == 1
     assert transfer.issued.end_source == "wait"
-    assert transfer.issued.end - transfer.issued.issue_ns >= 30 * MS
+    assert transfer.issued.end - transfer.issued.issue_ns >= 300 * MS
     assert link._tally.slow == 1
 
 
