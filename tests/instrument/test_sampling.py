@@ -122,7 +122,9 @@ def test_the_smallest_power_of_two_that_keeps_the_share(observed_us, passed_us, 
 
 
 @pytest.mark.parametrize("every", [10, 50])
-@pytest.mark.parametrize(("drift", "spikes"), [(0, 0), (25, 60)])
+@pytest.mark.parametrize(
+    ("drift", "spikes"), [(0, 0), (25, 0), (0, 60), (25, 60)], ids=["steady", "drift", "spikes", "drift and spikes"]
+)
 def test_intervals_of_drawn_steps_hold_the_median_of_all_steps(drift: int, spikes: int, every: int) -> None:
     """Of a metric of 1,000 steps."""
     generator = np.random.default_rng(every)

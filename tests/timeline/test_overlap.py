@@ -167,9 +167,8 @@ def test_what_was_not_seen_makes_every_metric_that_rests_on_it_unknown_and_not_0
     assert {name: value for name, value in values.items() if value is not None} == known
     assert reasons == dict.fromkeys(values.keys() - known.keys(), "missed")
     assert values.keys() == measured.metrics()[0].keys(), "an unknown metric is null, not absent"
-    of_streams = measured.per_stream_ms(unseen)
-    assert of_streams.keys() == {"compute", "allreduce", "reducescatter", "copy", "aux"}
-    assert {name: value for name, value in of_streams.items() if value is not None} == {"copy": 0} | streams
+    unknown = dict.fromkeys(("compute", "allreduce", "reducescatter", "aux"))
+    assert measured.per_stream_ms(unseen) == unknown | streams
 
 
 @pytest.mark.parametrize("part", ["compute", "stalls", "aux", "copy", "comm", "window"])
