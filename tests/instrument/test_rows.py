@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,9 +26,38 @@ from aorta.records.ring_steps import MOST, MOST_STEPS_LATE, RingSteps
 from aorta.records.schema import Stall, Step
 from aorta.records.step_line import StepFacts
 from tests.instrument.device_rows_by_hand import DeviceByHand
+from tests.instrument.lines_of_rows import ARMS, BATCHES, GONE_ON_BEHIND
 from tests.instrument.taps import ANCHOR, MS, compiled_part, lines_at_once
 from tests.instrument.witness import witnessed
 from tests.records.test_progress import facts as progress_facts
+from tests.runs import program, succeeded
+
+STEPS = 12
+SMALL = ("training.device=cpu", "training.batch_size=4", "dataset.num_samples=512", "workload.model_dim=64")
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("parallel=ddp", "training.gradient_accumulation=2"),
+        pytest.param(("parallel=pp",), marks=pytest.mark.thorough),
+    ],
+    ids="+".join,
+)
+def test_lines_of_many_steps_are_those_of_each_byte_for_byte_whoever_appended_the_rows(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    compiled_part()
+    more = (*SMALL, "instrument.mode=dedicated", *words)
+    succeeded(program("tests.instrument.lines_of_rows", str(tmp_path), str(STEPS), *more))
+    for rank in (0, 1):
+        told = json.loads((tmp_path / f"rank_{rank}.json").read_text())
+        assert set(told) == set(ARMS)
+        assert [arm for arm, differing in told.items() if differing.pop("on a link")] == ["emulated"]
+        ways = ("recorded", *map(str, BATCHES), *(f"behind {done}" for done in GONE_ON_BEHIND), "shape")
+        for arm, differing in told.items():
+            assert differing == {way: [""] * (STEPS + 5) for way in ways}, arm
 
 
 class ByHand:

@@ -1,6 +1,6 @@
 """FSDP2: gradients of separately sharded modules are the mean over all ranks, also where each part is on one rank only;
 which blocks are gathered ahead. DDP: which device it is told, and how its buckets are sized. Context parallelism: which
-chunks of a sequence each rank has; that they train as one rank with whole sequences: tests/recording/test_decoders.py.
+chunks of a sequence each rank has, and that they train as one rank does with whole sequences.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from aorta.parallel import fsdp, plan
 from aorta.parallel.context import in_order, own_chunks
 from aorta.parallel.fsdp import prefetch
 from aorta.parallel.plan import default_bucket_mb
+from tests.runs import program, succeeded
 
 RANKS = 4
 """Whose gradients have arrived by all-to-all, added up."""
@@ -120,3 +121,9 @@ def test_the_chunks_of_all_ranks_are_the_sequence_and_as_many_pairs_of_a_query_a
     assert torch.equal(in_order(torch.stack(parts), 2), whole)
     pairs = [int((own_chunks(torch.arange(2 * ranks * 5), 0, rank, ranks) + 1).sum()) for rank in range(ranks)]
     assert pairs == [pairs[0]] * ranks
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_losses_and_gradients_are_those_of_whole_sequences(ranks: int) -> None:
+    succeeded(program("tests.parallel.split_sequences", ranks=ranks))
