@@ -16,13 +16,9 @@ import aorta
 from aorta.profiling.profiler_plan import Action, Schedule
 from aorta.profiling.window_recording import StepMarkers
 
-SAME = {
-    ProfilerAction.NONE: Action.NONE,
-    ProfilerAction.WARMUP: Action.WARMUP,
-    ProfilerAction.RECORD: Action.ACTIVE,
-    ProfilerAction.RECORD_AND_SAVE: Action.ACTIVE_AND_SAVE,
-}
 N, W, A, S = Action.NONE, Action.WARMUP, Action.ACTIVE, Action.ACTIVE_AND_SAVE
+THEIRS = (ProfilerAction.NONE, ProfilerAction.WARMUP, ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
+SAME = dict(zip(THEIRS, Action, strict=True))
 
 
 # torch's own schedule warns about warmup=0; here it only serves as the answer.
@@ -34,29 +30,34 @@ def test_it_is_torch_s_schedule():
         assert [ours(step) for step in range(41)] == [SAME[answer(step)] for step in range(41)], ours
 
 
+@pytest.mark.parametrize(
+    ("numbers", "cycle"), [((4, 1, 1), [N, N, W, S]), ((7, 2, 3), [N, N, W, W, A, A, S])], ids=["4", "7"]
+)
 @pytest.mark.spec("A2")
-def test_a_period_is_the_whole_cycle():
-    schedule = Schedule.periodic(period=4, warmup=1, active=1)
-    assert [schedule(step) for step in range(9)] == [N, N, W, S, N, N, W, S, N]
-    for k in range(3):
-        for step in range(7):
-            place = step % 7
-            wanted = N if place < 2 else W if place < 4 else S if place == 6 else A
-            assert Schedule.periodic(7, 2, 3)(7 * k + step) is wanted
+def test_a_period_is_the_whole_cycle(numbers, cycle):
+    schedule = Schedule.periodic(*numbers)
+    assert [schedule(step) for step in range(3 * len(cycle))] == cycle * 3
 
 
-@pytest.mark.parametrize("numbers", [(2, 2, 1), (3, 1, 0), (4, -1, 2), (0, 0, 1)])
+LEAST = "active must be at least 1, the others at least 0"
+
+
+@pytest.mark.parametrize(
+    ("make", "numbers", "said"),
+    [
+        (Schedule.periodic, (2, 2, 1), "period=2, warmup=2, active=1"),
+        (Schedule.periodic, (3, 1, 0), "period=3, warmup=1, active=0"),
+        (Schedule.periodic, (4, -1, 2), "period=4, warmup=-1, active=2"),
+        (Schedule, (-1, 1, 1, 1), LEAST),
+        (Schedule, (1, -1, 1, 1), LEAST),
+        (Schedule, (1, 1, 0, 1), LEAST),
+        (Schedule, (1, 1, 1, -1), LEAST),
+    ],
+)
 @pytest.mark.spec("A3")
-def test_bad_period_is_refused_with_all_three_fields(numbers):
-    with pytest.raises(ValueError, match=rf"period={numbers[0]}, warmup={numbers[1]}, active={numbers[2]}"):
-        Schedule.periodic(*numbers)
-
-
-@pytest.mark.parametrize("numbers", [(-1, 1, 1, 1), (1, -1, 1, 1), (1, 1, 0, 1), (1, 1, 1, -1)])
-@pytest.mark.spec("A3")
-def test_bad_numbers_are_refused_when_it_is_made(numbers):
-    with pytest.raises(ValueError, match="active must be at least 1, the others at least 0"):
-        Schedule(*numbers)
+def test_bad_numbers_are_refused_when_it_is_made(make, numbers, said):
+    with pytest.raises(ValueError, match=said):
+        make(*numbers)
 
 
 def composer(skip_first, wait, warmup, active, repeat, batches, resumed=0):
@@ -78,17 +79,16 @@ def composer(skip_first, wait, warmup, active, repeat, batches, resumed=0):
     return [action(batch) for batch in range(batches)]
 
 
-@pytest.mark.parametrize("epochs", [1, 3])
 @pytest.mark.parametrize(
     "numbers", [(0, 0, 1, 4, 1), (0, 0, 1, 4, 0), (2, 1, 1, 2, 2), (1, 0, 0, 3, 0), (0, 3, 0, 2, 1)], ids=str
 )
 @pytest.mark.parametrize("batches", [5, 7, 12])
 @pytest.mark.spec("E7")
-def test_counted_in_every_epoch_whose_last_step_saves(numbers, batches, epochs):
+def test_counted_in_every_epoch_whose_last_step_saves(numbers, batches):
     skip_first, wait, warmup, active, repeat = numbers
     schedule = Schedule(wait, warmup, active, repeat, skip_first, steps_per_epoch=batches)
-    ours = [schedule(step) for step in range(batches * epochs)]
-    wanted = composer(skip_first, wait, warmup, active, repeat, batches) * epochs
+    ours = [schedule(step) for step in range(batches * 3)]
+    wanted = composer(skip_first, wait, warmup, active, repeat, batches) * 3
     # A warm-up that the epoch ends before anything is kept has no use: it is left out.
     assert [(a if a is not W else N) for a in ours] == [(a if a is not W else N) for a in wanted]
     assert all(w is W for o, w in zip(ours, wanted, strict=True) if o is W)
@@ -103,11 +103,12 @@ def test_after_a_resume_skip_first_counts_from_there():
     assert [schedule(step) for step in range(11, 16)] == composer(1, 0, 1, 1, 1, 8, resumed=3)[3:]
 
 
-@pytest.mark.parametrize("start", range(13))
 @pytest.mark.spec("A12")
-def test_a_resume_changes_no_window(start):
-    whole, resumed = Schedule(1, 1, 2, 0, 3), Schedule(1, 1, 2, 0, 3, resumed_at=start)
-    assert [whole(step) for step in range(start, 30)] == [resumed(step) for step in range(start, 30)]
+def test_a_resume_changes_no_window():
+    whole = Schedule(1, 1, 2, 0, 3)
+    for start in range(13):
+        resumed = Schedule(1, 1, 2, 0, 3, resumed_at=start)
+        assert [whole(step) for step in range(start, 30)] == [resumed(step) for step in range(start, 30)]
 
 
 NSYS = {"NSYS_PROFILING_SESSION_ID": "4711"}
@@ -124,29 +125,19 @@ def told(monkeypatch):
     return calls
 
 
-@pytest.mark.parametrize("environment", [NSYS, ROCPROF])
+@pytest.mark.parametrize(
+    ("asked", "environment", "on"),
+    [(None, NSYS, True), (None, ROCPROF, True), (True, {}, True), (None, {}, False), (False, NSYS, False)],
+)
 @pytest.mark.spec("D28")
-def test_steps_are_marked_when_a_tool_is_there(told, environment):
-    markers = StepMarkers(None, environment)
+def test_steps_are_marked_when_a_tool_is_there_or_when_asked(told, asked, environment, on):
+    markers = StepMarkers(asked, environment)
     for step in (4, 5):
         with markers.iteration(step):
-            assert told[-1] == f"iteration#{step}"
-    assert told == ["iteration#4", "pop", "iteration#5", "pop"]
-
-
-@pytest.mark.parametrize(("asked", "environment", "on"), [(None, {}, False), (False, NSYS, False), (True, {}, True)])
-@pytest.mark.spec("D28")
-def test_otherwise_only_when_asked(told, asked, environment, on):
-    markers = StepMarkers(asked, environment)
-    with markers.iteration(0):
-        pass
-    assert bool(told) is on
-
-
-@pytest.mark.spec("D28")
-def test_without_a_tool_nothing_at_all_is_called():
+            assert told[-1:] == [f"iteration#{step}"] * on
+    assert told == ["iteration#4", "pop", "iteration#5", "pop"] * on
     # torch's own stub raises when it is called; a context of the standard library cannot call it.
-    assert type(StepMarkers(None, {}).iteration(0)) is nullcontext
+    assert (type(markers.iteration(0)) is nullcontext) is not on
 
 
 @pytest.mark.spec("D28")

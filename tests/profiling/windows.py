@@ -6,7 +6,6 @@ python -m tests.profiling.windows FOLDER    # profiles two windows where there i
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import logging
 import resource
@@ -83,21 +82,15 @@ def listening(to: str = "aorta.profiling") -> Iterator[list[str]]:
         logger.setLevel(before)
 
 
-def read(path: Path) -> dict[str, Any]:
+def read(path: Path) -> Any:
     """A trace, however it is packed."""
-    content = path.read_bytes()
     if path.name.endswith(".tar.gz"):
-        with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as archive:
+        with tarfile.open(path) as archive:
             (member,) = archive.getmembers()
             assert member.isreg()
-            stream = archive.extractfile(member)
-            assert stream is not None
-            content = stream.read()
-    elif path.suffix == ".gz":
-        content = gzip.decompress(content)
-    trace = json.loads(content)
-    assert isinstance(trace, dict)
-    return trace
+            return json.loads(archive.extractfile(member).read())
+    content = path.read_bytes()
+    return json.loads(gzip.decompress(content) if path.suffix == ".gz" else content)
 
 
 def numbers(trace: dict[str, Any], mark: str = "ProfilerStep#") -> list[int]:
