@@ -8,42 +8,62 @@ import shlex
 
 import pytest
 
-SCRIPT = "rocprof_capture.sh"
-DEFAULT = ["--kernel-trace", "--memory-copy-trace", "--rccl-trace", "--marker-trace"]
+ROCPROF, NSYS = "rocprof_capture.sh", "nsys_capture.sh"
+KERNELS = ["--kernel-trace", "--memory-copy-trace", "--rccl-trace", "--marker-trace"]
 NAMES = ["-o", "rank%env{RANK}%/%pid%"]
+NSYS_DEFAULT = ["--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none"]
+WORDS = ("config/default.yaml", "--override", "training.max_steps=50")
 
 
 @pytest.fixture
 def rocm(sh):
     """A machine with rocprofv3, one trace a rank, one device unless the test says otherwise."""
     sh.standin("rocprofv3", "rocprofv3.py")
-
-    def capture(*arguments, traces="1", **environment):
-        return sh(SCRIPT, *arguments, **{"STANDIN_TRACES": traces, "NPROC": "1", **environment})
-
-    return capture
+    return lambda *words, traces="1", **own: sh(ROCPROF, *words, **{"STANDIN_TRACES": traces, "NPROC": "1", **own})
 
 
-def captured(folder):
-    """The only run folder in `folder`, and rocprofv3's argv split at `--`."""
+@pytest.fixture
+def cuda(sh):
+    """A machine with nsys and one device, unless the test says otherwise."""
+    sh.standin("nsys", "nsys.py")
+    return lambda *words, **own: sh(NSYS, *words, **{"NPROC": "1", **own})
+
+
+def only_run(folder):
+    """The only run folder in `folder`."""
     (run,) = folder.iterdir()
     assert re.fullmatch(r"run_[0-9]{8}_[0-9]{6}", run.name)
+    return run
+
+
+def rocprof_words(run):
+    """rocprofv3's options, and the program behind `--`."""
     argv = (run / "argv").read_text().splitlines()
-    return run, argv[: argv.index("--")], argv[argv.index("--") + 1 :]
+    return argv[: argv.index("--")], argv[argv.index("--") + 1 :]
+
+
+def nsys_calls(sh):
+    return [json.loads(line) for line in (sh.home / "nsys.jsonl").read_text().splitlines()]
+
+
+def launched(repo, ranks="2"):
+    """What torchrun is given for `WORDS`."""
+    config = str(repo / WORDS[0])
+    return ["--standalone", "--nproc_per_node", ranks, str(repo / "train.py"), "--config", config, *WORDS[1:]]
+
+
+# --- rocprofv3 ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.spec("D14", "D15")
 def test_a_whole_run_is_captured(rocm, sh, repo):
-    words = ("config/default.yaml", "--override", "training.max_steps=50")
-    result = rocm(*words, NPROC="2", traces="2", ROCPROF_OUTPUT_DIR=str(sh.home / "to this/folder"))
+    result = rocm(*WORDS, NPROC="2", traces="2", ROCPROF_OUTPUT_DIR=str(sh.home / "to this/folder"))
     assert result.code == 0, result.err
-    run, options, program = captured(sh.home / "to this/folder")
-    assert options == [*DEFAULT, "--process-sync", "--output-format", "rocpd", "json", "-d", str(run), *NAMES]
+    run = only_run(sh.home / "to this/folder")
+    options, program = rocprof_words(run)
+    assert options == [*KERNELS, "--process-sync", "--output-format", "rocpd", "json", "-d", str(run), *NAMES]
     assert program[0].endswith("/torchrun")
-    assert program[1:] == result.argv == [
-        *("--standalone", "--nproc_per_node", "2", str(repo / "train.py")),
-        *("--config", str(repo / "config/default.yaml"), "--override", "training.max_steps=50"),
-    ]  # fmt: skip
+    assert program[1:] == result.argv == launched(repo)
     assert not (repo / "rocprof_traces").exists()
 
 
@@ -52,37 +72,40 @@ def test_a_whole_run_is_captured(rocm, sh, repo):
     [
         pytest.param(
             {"STANDIN_OLD": "1"},
-            ["--kernel-trace", "--memory-copy-trace", "--marker-trace", "--output-format", "json", "-d", "", *NAMES],
+            ["--kernel-trace --memory-copy-trace --marker-trace --output-format json -d", *NAMES],
             ["this rocprofv3 has no --rccl-trace: left out"],
             id="an older rocprofv3 is asked only for what it has",
         ),
         pytest.param(
             {"ROCPROF_ARGS": "  --hip-trace   --kernel-trace --kernel-include-regex * "},
-            [*("--hip-trace", "--kernel-trace", "--kernel-include-regex", "*", "--process-sync"),
-             *("--output-format", "rocpd", "json", "-d", "", *NAMES)],
+            [
+                "--hip-trace --kernel-trace --kernel-include-regex * --process-sync --output-format rocpd json -d",
+                *NAMES,
+            ],
             [],
             id="the caller's own replace the default ones",
         ),
         pytest.param(
             {"ROCPROF_ARGS": "--att --kernel-trace --kernel-symbols --kernel-symbols"},
-            [*("--att", "--kernel-trace", "--process-sync", "--output-format", "rocpd", "json", "-d", "", *NAMES)],
+            ["--att --kernel-trace --process-sync --output-format rocpd json -d", *NAMES],
             ["dropped --kernel-symbols", "--att runs kernels one after another"],
             id="the documented example",
         ),
         pytest.param(
             {"ROCPROF_ARGS": "--kernel-trace --process-sync -f csv -o all/%pid%"},
-            ["--kernel-trace", "--process-sync", "-f", "csv", "-o", "all/%pid%", "-d", ""],
+            ["--kernel-trace --process-sync -f csv -o all/%pid% -d"],
             [],
             id="the caller's format and file stand",
         ),
     ],
-)  # fmt: skip
+)
 @pytest.mark.spec("D14", "D16")
 def test_the_options_of_rocprofv3(rocm, repo, variables, expected, warned):
     result = rocm(**variables)
     assert result.code == 0, result.err
-    run, options, _ = captured(repo / "rocprof_traces")
-    assert options == [word or str(run) for word in expected]
+    run = only_run(repo / "rocprof_traces")
+    before_folder, *behind_it = expected
+    assert rocprof_words(run)[0] == [*before_folder.split(), str(run), *behind_it]
     assert [result.err.count(warning) for warning in warned] == [1] * len(warned)
 
 
@@ -108,9 +131,8 @@ def test_what_was_not_captured_fails_a_run_that_went_well(rocm, repo, variables,
 
 @pytest.mark.spec("D14")
 def test_a_traced_launcher_is_not_taken_for_a_rank(rocm, repo, sh):
-    sh.program(
-        "torchrun", 'd=$(echo "$OUT"/run_*); mkdir "$d/rank"; echo \'{"dispatch_info"\' >"$d/rank/1_results.json"'
-    )
+    trace = 'd=$(echo "$OUT"/run_*); mkdir "$d/rank"; echo \'{"dispatch_info"\' >"$d/rank/1_results.json"'
+    sh.program("torchrun", trace)
     result = rocm(traces="0", ROCPROF_OUTPUT_DIR=str(repo / "out"), OUT=str(repo / "out"))
     assert result.code == 5
     assert "kernels of 0 of 1 ranks" in result.err
@@ -121,7 +143,7 @@ def test_rocprofv3_is_looked_for_in_the_folder_of_rocm(sh, tmp_path):
     sh.standin("rocprofv3", "rocprofv3.py")
     (tmp_path / "rocm/bin").mkdir(parents=True)
     (sh.bin / "rocprofv3").rename(tmp_path / "rocm/bin/rocprofv3")
-    assert sh(SCRIPT, NPROC="1", STANDIN_TRACES="1", ROCM_PATH=str(tmp_path / "rocm")).code == 0
+    assert sh(ROCPROF, NPROC="1", STANDIN_TRACES="1", ROCM_PATH=str(tmp_path / "rocm")).code == 0
 
 
 @pytest.mark.spec("D28", "D41")
@@ -134,53 +156,28 @@ def test_one_process_a_device_or_one_and_the_profiler_may_be_switched_off(rocm, 
 
 def test_a_dry_run_prints_the_command_and_needs_neither_rocprofv3_nor_torchrun(sh, repo):
     (sh.bin / "torchrun").unlink()
-    result = sh(SCRIPT, "--dry-run", "config/default.yaml", "a=b c", NPROC="2")
+    result = sh(ROCPROF, "--dry-run", "config/default.yaml", "a=b c", NPROC="2")
     assert (result.code, result.calls) == (0, []), result.err
     (line,) = result.out.splitlines()
     words = shlex.split(line)
-    assert words[:5] == ["rocprofv3", *DEFAULT]
+    assert words[:5] == ["rocprofv3", *KERNELS]
     assert "rank%env{RANK}%/%pid%" in words
     assert words[-4:] == [str(repo / "train.py"), "--config", str(repo / "config/default.yaml"), "a=b c"]
     assert not (repo / "rocprof_traces").exists()
 
 
-NSYS = "nsys_capture.sh"
-NSYS_DEFAULT = ["--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none"]
-
-
-@pytest.fixture
-def cuda(sh):
-    """A machine with nsys and one device, unless the test says otherwise."""
-    sh.standin("nsys", "nsys.py")
-
-    def capture(*arguments, **environment):
-        return sh(NSYS, *arguments, **{"NPROC": "1", **environment})
-
-    return capture
-
-
-def only_run(folder):
-    (run,) = folder.iterdir()
-    assert re.fullmatch(r"run_[0-9]{8}_[0-9]{6}", run.name)
-    return run
-
-
-def calls(sh):
-    return [json.loads(line) for line in (sh.home / "nsys.jsonl").read_text().splitlines()]
+# --- nsys ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.spec("D28")
 def test_a_whole_run_is_captured_and_exported(cuda, sh, repo):
-    result = cuda("config/default.yaml", "--override", "training.max_steps=50", NPROC="2")
+    result = cuda(*WORDS, NPROC="2")
     assert result.code == 0, result.err
     run = only_run(repo / "nsys_traces")
-    profile, export = calls(sh)
+    profile, export = nsys_calls(sh)
     assert profile[:5] == ["profile", *NSYS_DEFAULT, f"--output={run}/report"]
     assert profile[5].endswith("/torchrun")
-    assert profile[6:] == result.argv == [
-        *("--standalone", "--nproc_per_node", "2", str(repo / "train.py")),
-        *("--config", str(repo / "config/default.yaml"), "--override", "training.max_steps=50"),
-    ]  # fmt: skip
+    assert profile[6:] == result.argv == launched(repo)
     assert export == ["export", "--type=sqlite", f"--output={run}/report.sqlite", f"{run}/report.nsys-rep"]
     assert {path.name for path in run.iterdir()} == {"report.nsys-rep", "report.sqlite"}
     assert "NSYS_PROFILING_SESSION_ID" in result.calls[0]["env"]  # the ranks see that nsys is there
@@ -190,11 +187,7 @@ def test_a_whole_run_is_captured_and_exported(cuda, sh, repo):
     ("variables", "options", "warned"),
     [
         ({"STANDIN_OLD": "1"}, NSYS_DEFAULT[:2], "this nsys has no --cpuctxsw: left out"),
-        (
-            {"NSYS_ARGS": "  --trace=cuda,nvtx,osrt   --cuda-graph-trace=node "},
-            ["--trace=cuda,nvtx,osrt", "--cuda-graph-trace=node"],
-            "",
-        ),
+        ({"NSYS_ARGS": "  --trace=cuda,osrt   --wait=all "}, ["--trace=cuda,osrt", "--wait=all"], ""),
     ],
 )
 @pytest.mark.spec("D28")
@@ -202,7 +195,7 @@ def test_the_options_of_nsys(cuda, sh, variables, options, warned):
     result = cuda(NSYS_OUTPUT_DIR="to this", **variables)
     assert (result.code, warned in result.err) == (0, True), result.err
     run = only_run(sh.home / "to this")
-    assert calls(sh)[0][: len(options) + 2] == ["profile", *options, f"--output=to this/{run.name}/report"]
+    assert nsys_calls(sh)[0][: len(options) + 2] == ["profile", *options, f"--output=to this/{run.name}/report"]
 
 
 @pytest.mark.parametrize("option", ["-o x", "--output=x"])

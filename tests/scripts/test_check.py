@@ -34,19 +34,15 @@ def gate(sh, repo, pytestconfig):
     return sh
 
 
+TESTS = "not gpu and not simulated and not alone and not slow"
+
+
 @pytest.mark.parametrize(
     ("words", "fails_on", "code", "ends", "said"),
     [
         ([], "--check", 2, 2, "check: stage 'format' failed (exit 2): ruff format --check ."),
-        (
-            ["--all"],
-            "not gpu and not simulated and not alone and not slow",
-            5,
-            5,
-            "check: stage 'tests' failed (exit 5)",
-        ),
-        # Words may match tests of one stage only.
-        (["-k", "a name"], "not gpu and not simulated and not alone and not slow", 5, 0, ""),
+        (["--all"], TESTS, 5, 5, "check: stage 'tests' failed (exit 5)"),
+        (["-k", "a name"], TESTS, 5, 0, ""),  # words may match tests of one stage only
     ],
 )
 def test_the_first_failure_ends_it_and_is_named(gate, words, fails_on, code, ends, said):
@@ -79,19 +75,13 @@ def test_what_is_missing_is_skipped_and_fails_in_continuous_integration(gate, pr
     assert f"== {stage}: skipped, {why}" in elsewhere.out
 
 
-RUN = [
-    *ROOT.glob("scripts/*.sh"),
-    *ROOT.glob("scripts/*.sbatch"),
-    *(ROOT / "scripts" / name for name in ("check", "dependency_ends", "fuzz", "torch_versions")),
-    ROOT / ".ci/run",
-]
-SOURCED = [*ROOT.glob("scripts/lib/*.sh")]
-
-
 def test_every_script_parses_can_be_run_and_stops_at_the_first_error():
-    assert [path for path in (*RUN, *SOURCED) if subprocess.run(["bash", "-n", path]).returncode] == []
+    named = (*("scripts/check", "scripts/dependency_ends", "scripts/fuzz", "scripts/torch_versions"), ".ci/run")
+    run = [*ROOT.glob("scripts/*.sh"), *ROOT.glob("scripts/*.sbatch"), *(ROOT / name for name in named)]
+    sourced = ROOT.glob("scripts/lib/*.sh")
+    assert [path for path in (*run, *sourced) if subprocess.run(["bash", "-n", path]).returncode] == []
     wrong = []
-    for path in RUN:
+    for path in run:
         first, second, *lines = path.read_text().splitlines()
         begins_well = first == "#!/usr/bin/env bash" and second.startswith("# ")
         if not (begins_well and os.access(path, os.X_OK) and "set -euo pipefail" in lines):
