@@ -16,8 +16,7 @@ from typing import Final
 import pytest
 
 VARIABLE: Final = "GATE_COMPLETE"
-
-
+Report = pytest.TestReport | pytest.CollectReport
 ALLOWED: Final = {
     "root may write into a read-only folder": "continuous integration runs as root in its container",
     r"(setpriv|unshare) .*: not permitted here": "a container may lack the right to give up rights, or to mount",
@@ -31,27 +30,17 @@ ALLOWED: Final = {
 """What a skip says, as a regular expression -> why no machine of continuous integration can be expected to run it."""
 
 
-def _fail_if_unlisted(report: pytest.TestReport | pytest.CollectReport) -> None:
-    if not os.environ.get(VARIABLE) or not report.skipped or hasattr(report, "wasxfail"):
-        return
-    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
-    said = str(reason).removeprefix("Skipped: ")
-    if not any(re.fullmatch(allowed, said, re.DOTALL) for allowed in ALLOWED):
-        report.outcome = "failed"
-        report.longrepr = f"skipped for a reason that tests/allowed_skips.py does not list: {said}"
-
-
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Judge the skip of a test."""
+def pytest_runtest_makereport() -> Generator[None, Report, Report]:
+    """Judge the skip of a test or, at the head of a file (`importorskip`), of the file."""
     report = yield
-    _fail_if_unlisted(report)
+    if os.environ.get(VARIABLE) and report.skipped and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        said = str(reason).removeprefix("Skipped: ")
+        if not any(re.fullmatch(allowed, said, re.DOTALL) for allowed in ALLOWED):
+            report.outcome = "failed"
+            report.longrepr = f"skipped for a reason that tests/allowed_skips.py does not list: {said}"
     return report
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """Judge the skip of a file: `importorskip` at its head."""
-    report = yield
-    _fail_if_unlisted(report)
-    return report
+pytest_make_collect_report = pytest_runtest_makereport

@@ -113,23 +113,14 @@ def _start_server(environment: Mapping[str, str]) -> None:
 
 def _place(rank: int, ranks: int, port: int, run: str) -> dict[str, str]:
     """The variables that torchrun sets."""
+    named = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ROLE_NAME": "default", "TORCHELASTIC_RUN_ID": run}
     return {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "ROLE_RANK": str(rank),
-        "GROUP_RANK": "0",
-        "WORLD_SIZE": str(ranks),
-        "LOCAL_WORLD_SIZE": str(ranks),
-        "ROLE_WORLD_SIZE": str(ranks),
-        "GROUP_WORLD_SIZE": "1",
-        "ROLE_NAME": "default",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "TORCHELASTIC_RUN_ID": run,
-        "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_MAX_RESTARTS": "0",
+        **dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(rank)),
+        **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), str(ranks)),
+        **dict.fromkeys(("GROUP_RANK", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"), "0"),
+        **dict.fromkeys(("GROUP_WORLD_SIZE", "TORCH_NCCL_ASYNC_ERROR_HANDLING"), "1"),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        **named,
     }
 
 

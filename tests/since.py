@@ -83,25 +83,23 @@ def starts(test: Path) -> bool:
 
 def chosen(changed: set[Path]) -> tuple[list[Path], int]:
     """The test files nearest to these files, those of their names and folders first, and how many more reach them."""
-    found: dict[Path, tuple[bool, bool, int, Path]] = {}
+    found: list[tuple[bool, bool, int, Path]] = []
     folders = {path.parent.relative_to(ROOT / "aorta") for path in changed if path.is_relative_to(ROOT / "aorta")}
     names = {path.name for path in changed if path.suffix not in (".py", ".md")}
     pages = any(path.suffix == ".md" for path in changed)
     for test in sorted((ROOT / "tests").rglob("test_*.py")):
-        if _ELSEWHERE.search(test.read_text()):
-            continue
-        known = distances(test)
+        text, known = test.read_text(), distances(test)
         far = [known[path] for path in changed & known.keys()]
-        if any(name in test.read_text() for name in names) or (pages and test.parent.name == "docs"):
+        if any(name in text for name in names) or (pages and test.parent.name == "docs"):
             far.append(0)
-        if far:
+        if far and not _ELSEWHERE.search(text):
             mirrored = any(test.stem == f"test_{path.stem}" for path in changed)
             beside = test.parent.relative_to(ROOT / "tests") in folders
-            found[test] = (not mirrored, not beside, min(far), test)
+            found.append((not mirrored, not beside, min(far), test))
     near, starting = list[Path](), 0
-    for test in sorted((test for test, (*_, far, _) in found.items() if far <= NEAREST), key=found.__getitem__):
+    for *_, far_away, test in sorted(found):
         slow = starts(test)
-        if len(near) < MOST and starting + slow <= MOST_THAT_START:
+        if far_away <= NEAREST and len(near) < MOST and starting + slow <= MOST_THAT_START:
             near.append(test)
             starting += slow
     return near, len(found) - len(near)

@@ -43,11 +43,7 @@ ROWS: Final = [
     ("report ./nowhere", 2, "nowhere: No such file or directory. Runs here: above/a/b, artifacts/cuda, "),
     ("report artifacts/cuad", 2, "No such file or directory; did you mean artifacts/cuda? Runs here: artifacts/cuda."),
     ("report run run/", 2, "run run/: the same source twice; give it once"),
-    (
-        "report empty",
-        2,
-        "error: empty: nothing that can be read as a trace (no files). Expected an AORTA run",
-    ),
+    ("report empty", 2, "error: empty: nothing that can be read as a trace (no files). Expected an AORTA run"),
     ("report above", 2, "above: no rank_<rank>_metrics.jsonl in this folder; there are some in above/a/b. Give"),
     ("report twice", 2, "twice: none of its 2 records can be read: the file is empty"),
     ("report empty.json", 2, "empty.json"),
@@ -138,19 +134,19 @@ def refused(message: str) -> int:
 @pytest.mark.parametrize(
     ("rank", "message", "said", "left"),
     [
-        (None, "no such device", "error: no such device\n", "no such device"),
-        (0, "no such device", "error: no such device\n", "no such device"),
-        (1, "no such device", "", "rank 1: no such device"),
-        (1, "rank 1: ValueError: broken", "", "rank 1: ValueError: broken"),
-        (1, "rank 12 is missing", "", "rank 1: rank 12 is missing"),
+        ("", "no such device", "error: no such device\n", "no such device"),
+        ("0", "no such device", "error: no such device\n", "no such device"),
+        ("1", "no such device", "", "rank 1: no such device"),
+        ("1", "rank 1: ValueError: broken", "", "rank 1: ValueError: broken"),
+        ("1", "rank 12 is missing", "", "rank 1: rank 12 is missing"),
     ],
 )
 def test_rank_zero_speaks_and_every_rank_leaves_its_error_where_torchrun_reads_it(
     monkeypatch, tmp_path, capsys, rank, message, said, left
 ):
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
-    if rank is not None:
-        monkeypatch.setenv("RANK", str(rank))
+    if rank:
+        monkeypatch.setenv("RANK", rank)
     assert refused(message) == ConfigError.exit_code
     assert capsys.readouterr().err == said
     found = ProcessFailure(local_rank=0, pid=1, exitcode=1, error_file=str(tmp_path / "error.json"))
@@ -160,14 +156,14 @@ def test_rank_zero_speaks_and_every_rank_leaves_its_error_where_torchrun_reads_i
 
 def test_a_rank_without_a_launcher_that_reads_speaks_for_itself(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("RANK", "3")
-    assert refused("broken") == 1
-    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "missing" / "error.json"))
-    assert refused("broken") == 1
-    (tmp_path / "error.json").write_text("{}")  # the error that came first
-    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
-    assert refused("broken") == 1
-    assert capsys.readouterr().err == "error: rank 3: broken\n" * 3
-    assert (tmp_path / "error.json").read_text() == "{}"
+    first = tmp_path / "error.json"
+    first.write_text("{}")  # the error that came first
+    for path in (None, tmp_path / "missing" / "error.json", first):
+        if path:
+            monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
+        assert refused("broken") == 1
+        assert capsys.readouterr().err == "error: rank 3: broken\n"
+    assert first.read_text() == "{}"
 
 
 @pytest.mark.thorough

@@ -57,16 +57,10 @@ def cells(workloads: Iterable[str] = GROUPS["workload"]) -> dict[str, dict[str, 
     table: dict[str, dict[str, str | int]] = defaultdict(dict)
     for workload in workloads:
         for strategy in GROUPS["parallel"] if workload not in NOT_TRAINED else ():
-            why, trained = refusal(workload, strategy), strategy in TRAINED.get(workload, ())
-            if (why is None) != trained:
-                raise ValueError(
-                    f"workload={workload} parallel={strategy}: "
-                    + (
-                        f"a test trains it, but it is refused: {why}"
-                        if trained
-                        else "it is taken, but no test trains it"
-                    )
-                )
+            why = refusal(workload, strategy)
+            if (why is None) != (strategy in TRAINED.get(workload, ())):
+                wrong = "it is taken, but no test trains it" if why is None else f"a test trains it, but: {why}"
+                raise ValueError(f"workload={workload} parallel={strategy}: {wrong}")
             table[workload][strategy] = RANKS[strategy] if why is None else why
     return table
 
@@ -83,16 +77,12 @@ def refusal(workload: str, strategy: str) -> str | None:
 def updated(page: str) -> str:
     """The page with its tables as they are now."""
     table = cells()
-    strategies = list(next(iter(table.values())))
-    rows = [["workload", *(f"`{strategy}`" for strategy in strategies)]]
-    rows += [
-        [f"`{workload}`", *(str(cell) if isinstance(cell, int) else "no" for cell in row.values())]
-        for workload, row in table.items()
-    ]
+    rows = [["workload", *(f"`{strategy}`" for strategy in next(iter(table.values())))]]
+    for workload, row in table.items():
+        rows.append([f"`{workload}`", *(str(cell) if isinstance(cell, int) else "no" for cell in row.values())])
     sizes = [["`workload.size`", "parameters", "layers", "width", "heads", "of keys", "feed-forward", "vocabulary"]]
-    sizes += [
-        [f"`{name}`", f"{parameter_count(dims):,}", *(f"{each:,}" for each in dims)] for name, dims in SIZES.items()
-    ]
+    for name, dims in SIZES.items():
+        sizes.append([f"`{name}`", f"{parameter_count(dims):,}", *(f"{each:,}" for each in dims)])
     made = iter(([*markdown(rows), "", *reasons(table)], [*markdown(sizes)]))
     return _TABLES.sub(lambda _old: "\n".join(next(made)) + "\n", page)
 

@@ -132,7 +132,6 @@ def test_command(line: str, compose: Callable[[list[str]], None], monkeypatch: p
             assert all(place.startswith("https://download.pytorch.org/whl/") for place in places)
         case ["bash", "scripts/setup.sh", *rest]:
             taken = re.search('allowed: ([^"]+)', (ROOT / "scripts/setup.sh").read_text())
-            assert taken is not None
             assert {word for word in rest if word.startswith("--")} <= set(re.findall(r"--\w+", taken[1]))
         case ["bash", "scripts/one_card.sh", _, *rest]:
             compose(["experiment=full", *rest])
@@ -161,20 +160,18 @@ def test_command(line: str, compose: Callable[[list[str]], None], monkeypatch: p
 
 def test_the_readme_shows_the_three_usages_and_the_two_commands_verbatim() -> None:
     shown = [line for block in fenced(ROOT / "README.md", "bash") for line in block.splitlines()]
-    wanted = [
+    usages = [
         "bash scripts/demo.sh",
         "torchrun --nproc_per_node=8 train.py profiling.enabled=true",
         "bash scripts/rocprof_capture.sh",
         "python analysis/overlap_report.py --reference cuda --candidate rocm",
     ]
-    places = [shown.index(command) for command in wanted]
-    assert places == sorted(places)
+    assert [line for line in shown if line in usages] == usages
     assert "`scripts/check`" in section(ROOT / "README.md", "Tests")
-
-
-def test_everything_gives_one_figure_for_the_time_of_the_demo() -> None:
-    pages = (ROOT / "README.md").read_text(), (ROOT / "docs" / "getting-started.md").read_text()
-    for text in (*pages, AORTA_COMMANDS["demo"].purpose, plans.demo_parser().format_help(), str(plans.__doc__)):
+    for text in (
+        *((ROOT / page).read_text() for page in ("README.md", "docs/getting-started.md")),
+        *(AORTA_COMMANDS["demo"].purpose, plans.demo_parser().format_help(), str(plans.__doc__)),
+    ):
         assert "about two minutes" in " ".join(text.split())
 
 
@@ -185,106 +182,64 @@ def test_no_side_of_a_program_sets_what_torchrun_sets_anyway() -> None:
     assert not [line for line in shown if re.search(r"OMP_NUM_THREADS=(\d+,)*1\b", line)]
 
 
-PAGE = (ROOT / "docs" / "compare.md").read_text()
-
-
-def workflow() -> Any:
-    (block,) = re.findall(r"```yaml\n(name: .*?)```", PAGE, re.DOTALL)
-    return yaml.safe_load(block)
-
-
-def scripts() -> list[str]:
-    return [step["run"] for job in workflow()["jobs"].values() for step in job["steps"] if "run" in step]
-
-
-def test_its_commands_are_shell_and_need_nothing_of_this_checkout() -> None:
-    text = "\n".join(scripts())
-    for script in scripts():
+def test_the_workflow_s_commands_are_shell_and_need_nothing_of_this_checkout() -> None:
+    page = (ROOT / "docs" / "compare.md").read_text()
+    (block,) = re.findall(r"```yaml\n(name: .*?)```", page, re.DOTALL)
+    scripts = [step["run"] for job in yaml.safe_load(block)["jobs"].values() for step in job["steps"] if "run" in step]
+    for script in scripts:
         subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+    text = "\n".join(scripts)
     assert set(re.findall(r"(?<!\S)[\w/.]+\.(?:sh|py)\b", text)) == {"train.py", "../base/train.py"}
     started = [shlex.split(line) for line in text.replace("\\\n", " ").splitlines() if line.startswith("aorta ")]
     assert [name for _, name, *_ in started] == ["ab", "report"]
     for _, name, *arguments in started:
         _, overrides = AORTA_COMMANDS[name].options().parse_known_args(arguments)
         assert not [word for word in overrides if word.startswith("-")]
-
-
-def test_its_conditions_are_conditions() -> None:
-    for source in (PAGE, "\n".join(scripts())):
-        words = re.findall(r"--fail-on '([^']+)'", source)
-        assert words
+    for source in (page, text):
+        conditions = re.findall(r"--fail-on '([^']+)'", source)
+        assert conditions
         parser = argparse.ArgumentParser()
         add_gate_arguments(parser)
-        parsed = parser.parse_args([word for condition in words for word in ("--fail-on", condition)])
-        assert [condition.text for condition in parsed.fail_on] == words
+        parsed = parser.parse_args([word for condition in conditions for word in ("--fail-on", condition)])
+        assert [condition.text for condition in parsed.fail_on] == conditions
 
 
-CUDA, ROCM = (ROOT / "docker" / f"{name}.Dockerfile" for name in ("cuda", "rocm"))
-DEVICES = {CUDA: ["--gpus all"], ROCM: ["--device /dev/kfd", "--device /dev/dri", "--group-add video"]}
-of_both = pytest.mark.parametrize("path", [CUDA, ROCM], ids=lambda path: path.name)
+DEVICES = {"cuda": ["--gpus all"], "rocm": ["--device /dev/kfd", "--device /dev/dri", "--group-add video"]}
 
 
-def instructions(path: Path, name: str) -> list[str]:
-    """What follows each instruction of this name."""
-    parser = DockerfileParser(fileobj=io.BytesIO(path.read_bytes()))
-    return [entry["value"] for entry in parser.structure if entry["instruction"] == name]
-
-
-def calls(path: Path) -> list[list[str]]:
-    """The words of every command that is run while the image is built."""
-    return [shlex.split(part) for run in instructions(path, "RUN") for part in run.split("&&")]
-
-
-@of_both
-def test_what_is_copied_and_called_is_there(path: Path) -> None:
-    for copied in instructions(path, "COPY"):
+@pytest.mark.parametrize("platform", DEVICES)
+def test_an_image_copies_and_calls_what_is_there_and_its_page_gives_it_its_devices(platform: str) -> None:
+    path = ROOT / "docker" / f"{platform}.Dockerfile"
+    found: dict[str, list[str]] = {}
+    for entry in DockerfileParser(fileobj=io.BytesIO(path.read_bytes())).structure:
+        found.setdefault(entry["instruction"], []).append(entry["value"])
+    for copied in found["COPY"]:
         *sources, _ = [word for word in copied.split() if not word.startswith("--")]
         assert all((ROOT / source).exists() for source in sources)
-    assert [words for words in calls(path) if words[0] == "bash"] == [["bash", "scripts/setup.sh"]]
-    (command,) = instructions(path, "CMD")
-    program, word, *_ = re.findall(r'"([^"]+)"', command)
-    assert program == "aorta"
-    assert word in AORTA_COMMANDS
-
-
-@of_both
-def test_the_page_builds_each_and_gives_it_its_devices(path: Path) -> None:
+    calls = [shlex.split(part) for run in found["RUN"] for part in run.split("&&")]
+    assert [words for words in calls if words[0] == "bash"] == [["bash", "scripts/setup.sh"]]
+    program, word, *_ = re.findall(r'"([^"]+)"', *found["CMD"])
+    assert (program, word in AORTA_COMMANDS) == ("aorta", True)
     lines = [line for block in fenced(ROOT / "docs" / "gpu.md", "bash") for line in block.splitlines()]
-    image = f"aorta:{path.name.split('.')[0]}"
-    assert any(f"-f docker/{path.name} -t {image} ." in line for line in lines)
-    starts = [line for line in lines if line.startswith("docker run") and image in line]
+    assert any(f"-f docker/{path.name} -t aorta:{platform} ." in line for line in lines)
+    starts = [line for line in lines if line.startswith("docker run") and f"aorta:{platform}" in line]
     assert starts
     for line in starts:
-        assert all(option in line for option in (*DEVICES[path], "--ipc=host", "--shm-size"))
+        assert all(option in line for option in (*DEVICES[platform], "--ipc=host", "--shm-size"))
 
 
-SAMPLE = ROOT / "tests" / "samples" / "two_gloo_ranks"
-
-
-@pytest.fixture
-def cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
-    """What the cells leave behind, run where both of the guide's runs are."""
+def test_the_notebook_s_cells_run_and_find_what_is_in_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("two", "sharded"):
-        shutil.copytree(SAMPLE, tmp_path / "artifacts" / name)
+        shutil.copytree(ROOT / "tests" / "samples" / "two_gloo_ranks", tmp_path / "artifacts" / name)
     monkeypatch.chdir(tmp_path)
-    left: dict[str, object] = {}
+    left: dict[str, Any] = {}
     for number, cell in enumerate(fenced(ROOT / "docs" / "notebook.md", "python")):
         exec(compile(cell, f"docs/notebook.md, cell {number}", "exec"), left)
     plt.close("all")
-    return left
-
-
-def test_the_cells_run_and_find_what_is_in_the_run(
-    cells: dict[str, object], capsys: pytest.CaptureFixture[str]
-) -> None:
-    steps, used, reduces, medians = (cells[name] for name in ("steps", "used", "reduces", "medians"))
-    assert isinstance(steps, pd.DataFrame)
-    assert isinstance(used, pd.DataFrame)
-    assert isinstance(reduces, pd.DataFrame)
-    assert isinstance(medians, pd.DataFrame)
+    steps, used, reduces, medians = (left[name] for name in ("steps", "used", "reduces", "medians"))
+    assert {type(table) for table in (steps, used, reduces, medians)} == {pd.DataFrame}
     assert (len(steps), len(used)) == (12, 6), "two ranks of six steps, half of them warm-up"
     assert reduces.groupby("instance")["rank"].nunique().eq(2).all()
     assert (reduces.wait_ms + reduces.transfer_ms - reduces.duration_ms).abs().max() < 1e-9
     assert medians.loc["two"].equals(medians.loc["sharded"]), "here both are the same run"
-    for picture in ("steps.png", "collectives.png"):
-        assert Path(picture).stat().st_size > 3_000
+    assert all(Path(picture).stat().st_size > 3_000 for picture in ("steps.png", "collectives.png"))

@@ -1,5 +1,5 @@
 """What pages and code say about each other: rule numbers, exit codes, dependencies, links, terms, the map of packages,
-what a program writes of them, and their site.
+and every field of the record, the manifest and the summary (artifacts/README.md), every metric (docs/metrics.md).
 """
 
 from __future__ import annotations
@@ -10,14 +10,20 @@ import subprocess
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, get_args
 
 import pytest
 
 from aorta import errors
+from aorta.documents.metrics import COLLECTIVE_METRIC_NAMES, HOST_LEAD, OWN_TIME, STEP_METRIC_NAMES, UNDECIDED
 from aorta.installation import install_command
+from aorta.records import run_files, schema
+from aorta.records.schema import CopyDirection
+from aorta.timeline.classes import AUX, BUBBLE, COMPUTE, COPY, KINDS
+from aorta.timeline.overlap import copy_rates
 from tests import workload_table
-from tests.docs.pages import PAGES, ROOT, fenced, first_column, name, prose, section
+from tests.docs.pages import PAGES, ROOT, code, fenced, first_column, name, prose, section
+from tests.windows import measure_window
 
 RULE = re.compile(r"\b([RWK]\d{1,2})\b")
 MEASURING = ROOT / "docs" / "dev" / "measuring.md"
@@ -31,26 +37,14 @@ SOURCES = sorted(
 )
 
 
-def test_the_rules_have_the_numbers_the_code_cites() -> None:
-    stated = re.findall(r"^(?:\*\*|\| )([RWK]\d+) ", prose(MEASURING), re.MULTILINE)
-    assert stated == NUMBERS
-
-
-def test_cited_rules_exist() -> None:
+def test_cited_rules_and_sections_exist_and_the_page_has_the_numbers() -> None:
+    assert re.findall(r"^(?:\*\*|\| )([RWK]\d+) ", prose(MEASURING), re.MULTILINE) == NUMBERS
     cited = {path: set(RULE.findall(path.read_text())) for path in (*PAGES, *SOURCES)}
     assert set(NUMBERS) <= set().union(*cited.values())
     assert {name(path): numbers - set(NUMBERS) for path, numbers in cited.items() if numbers - set(NUMBERS)} == {}
-
-
-def test_sections_the_code_cites() -> None:
     headings = re.findall(r"^## (\d)\. ", prose(MEASURING), re.MULTILINE)
-    cited = {
-        number
-        for path in SOURCES
-        for number in re.findall(r"measuring\.md[\s\"#]*,[\s\"#]*section (\d)", path.read_text())
-    }
-    assert cited
-    assert cited <= set(headings)
+    sections = re.compile(r"measuring\.md[\s\"#]*,[\s\"#]*section (\d)")
+    assert set() < {number for path in SOURCES for number in sections.findall(path.read_text())} <= set(headings)
 
 
 def test_exit_codes() -> None:
@@ -108,46 +102,34 @@ def test_tests_stand_where_their_stage_of_the_gate_looks_for_them(stage: int, ma
     assert found == []
 
 
-def test_every_station_of_the_walks_is_where_the_architecture_page_says() -> None:
+def test_places_in_the_code_that_pages_name_exist() -> None:
+    """Stations of the walks of the architecture's page, and files; CONTRIBUTING names what is to be written: `mine`."""
     stations = re.findall(r"^\| \d+ \| `(aorta/[\w/]+\.py)`: `([\w.]+)` \|", ARCHITECTURE.read_text(), re.MULTILINE)
     assert len(stations) > 12
     missing = [
-        (path, name)
-        for path, name in stations
-        for part in name.split(".")
+        f"{path}: {station}"
+        for path, station in stations
+        for part in station.split(".")
         if not re.search(rf"^ *(?:class|def) {part}\b", (ROOT / path).read_text(), re.MULTILINE)
     ]
+    for page in PAGES:
+        named = re.findall(r"`((?:aorta|tests|benchmarks)/[\w./-]+)`", page.read_text())
+        missing += [f"{name(page)}: {path}" for path in named if not (ROOT / path).exists() and "mine" not in path]
     assert missing == []
-
-
-def test_files_of_the_code_that_pages_name_exist() -> None:
-    """CONTRIBUTING names what is still to be written: `mine`."""
-    named = {
-        (name(page), path)
-        for page in PAGES
-        for path in re.findall(r"`((?:aorta|tests|benchmarks)/[\w./-]+)`", page.read_text())
-    }
-    assert named
-    assert sorted(place for place in named if not (ROOT / place[1]).exists() and "mine" not in place[1]) == []
 
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 LARGEST_PICTURE = 150_000
 
 
-def test_every_page_is_listed() -> None:
+def test_every_page_is_listed_and_pictures_are_small_and_used() -> None:
+    used = {page: {(page.parent / target).resolve() for target in LINK.findall(prose(page))} for page in PAGES}
     index = ROOT / "docs" / "README.md"
-    linked = {(index.parent / target).resolve() for target in LINK.findall(index.read_text())}
-    assert set(PAGES) - {index} <= linked
-
-
-def test_pictures_are_small_and_used() -> None:
-    used = {(page.parent / target).resolve() for page in PAGES for target in LINK.findall(prose(page))}
-    pictures = [path for path in (ROOT / "docs" / "images").iterdir() if path.is_file()]
+    assert set(PAGES) - {index} <= used[index]
+    pictures = {path for path in (ROOT / "docs" / "images").iterdir() if path.is_file()}
     assert pictures
-    for picture in pictures:
-        assert picture.stat().st_size < LARGEST_PICTURE, picture.name
-        assert picture in used, picture.name
+    assert pictures <= set().union(*used.values())
+    assert [picture.name for picture in pictures if picture.stat().st_size >= LARGEST_PICTURE] == []
 
 
 OUT: Final = {
@@ -170,13 +152,10 @@ OUT: Final = {
     r"the difference may be that of|what the (test|launch|network)": "name the subject",
 }
 """Pattern (case ignored) -> what to write."""
+PARTS: Final = ("analysis", "experiments", "streams", "gpu_check", "rpc")
 SPOKEN: Final = (
     *sorted((ROOT / "aorta").glob("*.py")),
-    *(
-        path
-        for part in ("analysis", "experiments", "streams", "gpu_check", "rpc")
-        for path in (ROOT / "aorta" / part).rglob("*.py")
-    ),
+    *(path for part in PARTS for path in (ROOT / "aorta" / part).rglob("*.py")),
 )
 READ_BY_USERS: Final = (
     ROOT / "README.md",
@@ -225,3 +204,65 @@ def test_every_behaviour_has_a_test_that_names_it_and_stands_once_in_order() -> 
 def test_workloads_are_current() -> None:
     written = workload_table.PAGE.read_text()
     assert written == workload_table.updated(written), "run: python -m tests.workload_table"
+
+
+# --- formats ------------------------------------------------------------------------------------------------------
+
+RECORD_PAGE = ROOT / "artifacts" / "README.md"
+METRICS_PAGE = ROOT / "docs" / "metrics.md"
+PLACES = {
+    "`header`": schema.Header,
+    "`step`": schema.Step,
+    "`anchor`": schema.Anchor,
+    "`calibration`": schema.Calibration,
+    "block kernels object": schema.BlockKernels,
+    "`footer`": schema.Footer,
+    "`collectives` row": schema.Collective,
+    "`compute` row": schema.ComputeRange,
+    "`stalls` row": schema.Stall,
+    "`aux` row": schema.AuxRange,
+    "`active_segments` row": schema.ActiveSegment,
+    "`device` row": schema.DeviceSample,
+    "`ranges` row": schema.UserRange,
+    "`waits` row": schema.Wait,
+    "`copies` row": schema.Copy,
+    "device telemetry object": schema.DeviceTelemetry,
+    "stall cut-off object": schema.StallCutoff,
+    "calibration plan object": schema.CalibrationPlan,
+    "`coverage` object": schema.Coverage,
+    "clock reading object": schema.ClockReading,
+    "device clock object": schema.DeviceClockFacts,
+}
+
+
+def test_every_struct_of_the_record_has_its_fields_in_their_order() -> None:
+    for heading, struct in PLACES.items():
+        listed = [field for cell in first_column(section(RECORD_PAGE, heading)) for field in code(cell)]
+        assert listed == list(struct.__struct_fields__), heading
+    made = {value for value in vars(schema).values() if isinstance(value, type)}
+    assert {struct for struct in made if issubclass(struct, schema.msgspec.Struct)} == set(PLACES.values())
+
+
+def test_versions_kinds_and_recorded_variables() -> None:
+    text, manifest = RECORD_PAGE.read_text(), section(RECORD_PAGE, "The manifest: `run.json`")
+    assert f"`schema_version` {schema.SCHEMA_VERSION} " in text
+    assert f"`{' '.join(KINDS)}`" in text
+    assert all(f"{prefix}*" in manifest for prefix in run_files.ENVIRONMENT_PREFIXES)
+    window = section(METRICS_PAGE, "The window")
+    assert all(f"**{kind}**" in window for kind in (COMPUTE, COPY, AUX, BUBBLE))
+    assert all(f"`{kind}`" in window for kind in KINDS)
+
+
+def test_metrics_of_the_record_of_the_report_and_of_collectives() -> None:
+    def listed(*headings: str) -> set[str]:
+        cells = [cell for heading in headings for cell in first_column(section(METRICS_PAGE, heading))]
+        return {metric.replace("<kind>", kind) for cell in cells for metric in code(cell) for kind in KINDS}
+
+    everything = measure_window(
+        (0, 10), compute=[(0, 5)], comm={kind: [(3, 8)] for kind in KINDS}, pipeline=[(0, 9)], bubbles=[(5, 8)]
+    )
+    rates = copy_rates((direction, 1, (0, 1)) for direction in get_args(CopyDirection))
+    recorded = {*everything.metrics()[0], *rates, HOST_LEAD, OWN_TIME, UNDECIDED}
+    assert listed("In the record, and in the report") == recorded
+    assert listed("In the record, and in the report", "Only in the report") == set(STEP_METRIC_NAMES)
+    assert listed("Of single collectives") == set(COLLECTIVE_METRIC_NAMES)
