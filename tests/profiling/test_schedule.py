@@ -82,7 +82,7 @@ def composer(skip_first, wait, warmup, active, repeat, batches, resumed=0):
 @pytest.mark.parametrize(
     "numbers", [(0, 0, 1, 4, 1), (0, 0, 1, 4, 0), (2, 1, 1, 2, 2), (1, 0, 0, 3, 0), (0, 3, 0, 2, 1)], ids=str
 )
-@pytest.mark.parametrize("batches", [5, 7, 12])
+@pytest.mark.parametrize("batches", [5, 6, 7, 12])
 @pytest.mark.spec("E7")
 def test_counted_in_every_epoch_whose_last_step_saves(numbers, batches):
     skip_first, wait, warmup, active, repeat = numbers
@@ -92,6 +92,8 @@ def test_counted_in_every_epoch_whose_last_step_saves(numbers, batches):
     # A warm-up that the epoch ends before anything is kept has no use: it is left out.
     assert [(a if a is not W else N) for a in ours] == [(a if a is not W else N) for a in wanted]
     assert all(w is W for o, w in zip(ours, wanted, strict=True) if o is W)
+    epochs = [ours[begin : begin + batches] for begin in range(0, len(ours), batches)]
+    assert all(set(own[place:]) & {A, S} for own in epochs for place, a in enumerate(own) if a is W)
     kept = [i for i, a in enumerate(ours) if a in (A, S)]
     assert all(ours[i - 1] in (W, A, S) for i in kept if warmup and i % batches)
 

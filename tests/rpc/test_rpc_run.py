@@ -11,6 +11,8 @@ import signal
 import subprocess
 import time
 from collections import Counter
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,7 @@ THREADS = (1, 16)
 WINDOWS, CALLS = 6, 3
 MADE = WINDOWS * CALLS
 """Of the driver's."""
+MEMORY = ["profiling.record_shapes=false", "profiling.profile_memory=true"]
 
 
 @pytest.fixture(scope="module")
@@ -45,26 +48,11 @@ def runs(tmp_path_factory) -> Path:
 
 def launch(folder: Path) -> None:
     """Windows of calls, with 1 and 16 server threads; the first on a skewed clock, the second with memory."""
-    for threads in THREADS:
-        words = [
-            "workload=rpc",
-            f"workload.windows={WINDOWS}",
-            f"workload.calls={CALLS}",
-            f"workload.num_worker_threads={threads}",
-            "profiling.enabled=true",
-            f"profiling.record_shapes={str(threads == 1).lower()}",
-            f"profiling.profile_memory={str(threads == 16).lower()}",
-            f"training.output_dir={folder}",
-            f"label=threads{threads}",
-        ]
-        if threads == 1:
-            words += ["clock.fake_offset_ns=123456789", "clock.fake_drift_ppm=80"]
-        succeeded(job(*words))
-
-
-@pytest.fixture
-def skewed(runs) -> Path:
-    return runs / "threads1"
+    both = ["workload=rpc", f"workload.windows={WINDOWS}", f"workload.calls={CALLS}", "profiling.enabled=true"]
+    both += [f"training.output_dir={folder}"]
+    skew = ["clock.fake_offset_ns=123456789", "clock.fake_drift_ppm=80", "profiling.profile_memory=false"]
+    for threads, own in zip(THREADS, ([*skew, "profiling.record_shapes=true"], MEMORY), strict=True):
+        succeeded(job(*both, f"workload.num_worker_threads={threads}", f"label=threads{threads}", *own))
 
 
 def table(said: str) -> list[dict[str, str]]:
@@ -75,14 +63,23 @@ def table(said: str) -> list[dict[str, str]]:
     return [dict(zip(heads, re.split(r"\s{2,}", row.strip()), strict=True)) for row in rows]
 
 
-def ranks_of(folder: Path) -> list[dict]:
-    """What the manifest says of each rank's place."""
-    return json.loads((folder / "run.json").read_text())["topology"]
+@pytest.fixture
+def skewed(runs) -> Path:
+    return runs / "threads1"
+
+
+@pytest.fixture(scope="module")
+def reported(runs, tmp_path_factory) -> tuple[str, str]:
+    """What the report of the skewed run says, and its trace."""
+    path = tmp_path_factory.mktemp("reported") / "t.json"
+    with redirect_stdout(StringIO()) as said:
+        assert rpc_report([str(runs / "threads1"), "-o", str(path), "--check"]) == 0
+    return said.getvalue(), path.read_text()
 
 
 @pytest.mark.parametrize("threads", THREADS)
-@pytest.mark.spec("C5")
-def test_C5_every_call_of_every_window_is_seen_on_both_sides(runs, threads):
+@pytest.mark.spec("C5", "C6")
+def test_C5_C6_every_call_of_every_window_is_seen_on_both_sides_and_workers_profile_as_asked(runs, threads):
     run = read_run(runs / f"threads{threads}")
     assert run.missing == []
     mine = [call for call in run.calls if call.caller == 0]
@@ -93,14 +90,8 @@ def test_C5_every_call_of_every_window_is_seen_on_both_sides(runs, threads):
     assert Counter(row.call_id for _, row in found) == Counter(call.call_id for call in run.calls)
     by_id = {call.call_id: call for call in run.calls}
     assert all(by_id[row.call_id].callee == node and by_id[row.call_id].name == row.name for node, row in found)
-
-
-@pytest.mark.parametrize("threads", THREADS)
-@pytest.mark.spec("C6")
-def test_C6_workers_profile_what_the_driver_asks_for(runs, threads):
-    for trace in read_run(runs / f"threads{threads}").traces:
-        if trace.rank:
-            assert ("Input Dims" in trace.path.read_text()) is (threads == 1 and "aten::" in trace.path.read_text())
+    for trace in (trace.path.read_text() for trace in run.traces if trace.rank):
+        assert ("Input Dims" in trace) is (threads == 1 and "aten::" in trace)
 
 
 @pytest.mark.spec("C6")
@@ -129,20 +120,17 @@ def test_C6_memory_of_every_remote_call_is_in_the_table_and_in_the_trace(runs, t
 
 
 @pytest.mark.spec("C4", "C6")
-def test_C4_C6_the_wait_for_a_remote_value_is_no_use_of_the_cpu_and_without_memory_no_column_is_there(
-    skewed, tmp_path, capsys
-):
-    assert rpc_report([str(skewed), "-o", str(tmp_path / "t.json")]) == 0
-    said = capsys.readouterr().out
+def test_C4_C6_the_wait_for_a_remote_value_is_no_use_of_the_cpu_and_without_memory_no_column_is_there(skewed, reported):
+    said, trace = reported
     assert "Mem" not in said
-    assert "allocated_bytes" not in (tmp_path / "t.json").read_text()
+    assert "allocated_bytes" not in trace
     rows = table(said)
     assert all(row["Name"] and "no name" not in row["Name"] for row in rows)
     (wait,) = (row for row in rows if row["Name"] == "RRef.to_here")
     remote = [call for call in read_run(skewed).calls if call.kind == "rpc_remote"]
     assert (int(wait["Number of Calls"]), wait["Node ID"]) == (len(remote), "0")
     assert (wait["Self CPU total"], wait["CPU total %"]) == ("0.000us", "-")
-    events = load(tmp_path / "t.json")["traceEvents"]
+    events = json.loads(trace)["traceEvents"]
     assert sum(e["ph"] == "X" and e["name"] == "RRef.to_here" for e in events) == len(remote)
     assert not [e for e in events if not e["name"]]
 
@@ -158,31 +146,27 @@ def test_C1_C15_the_windows_carry_the_clock_of_their_worker_and_the_manifest_its
 
 
 @pytest.mark.spec("C4")
-def test_C4_the_table_counts_every_call_on_the_node_that_made_it(runs, tmp_path, capsys):
-    folder = runs / "threads1"
-    assert rpc_report([str(folder), "-o", str(tmp_path / "t.json"), "--check"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+def test_C4_the_table_counts_every_call_on_the_node_that_made_it(skewed, reported):
+    rows = table(reported[0])
     heads = ["Name", "Self CPU total %", "Self CPU total", "CPU total %", "CPU total", "CPU time avg"]
-    assert [head.strip() for head in lines[0].split("  ") if head.strip()][:8] == [*heads, "Number of Calls", "Node ID"]
-    rows = [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in lines[2:] if "worker" in line[-10:]]
-    calls = read_run(folder).calls
-    own = [row for row in rows if row[0].endswith(")") and row[0] in {call.name for call in calls}]
-    assert sum(int(row[6]) for row in own) == len(calls)
-    assert all((row[1], row[2], row[3]) == ("0.00%", "0.000us", "-") for row in own)  # a call waits for its reply
-    shares = [float(row[column].rstrip("%")) for row in rows for column in (1, 3) if row[column] != "-"]
-    assert all(0 <= share <= 100 for share in shares)
-    assert sum(1 for row in rows if row[3] != "-") > 5
-    counted = {(row[0], int(row[7])): int(row[6]) for row in own}
+    assert list(rows[0])[:8] == [*heads, "Number of Calls", "Node ID"]
+    calls = read_run(skewed).calls
+    own = [row for row in rows if row["Name"].endswith(")") and row["Name"] in {call.name for call in calls}]
+    for row in own:  # a call waits for its reply
+        assert (row["Self CPU total %"], row["Self CPU total"], row["CPU total %"]) == ("0.00%", "0.000us", "-")
+    counted = {(row["Name"], int(row["Node ID"])): int(row["Number of Calls"]) for row in own}
     assert counted == Counter((call.name, call.caller) for call in calls)
-    names = [row[0] for row in rows]
-    assert any(name.endswith("(worker0 -> worker1)#remote_op: aten::mul") for name in names)
-    assert [int(row[7]) for row in rows] == sorted(int(row[7]) for row in rows)
+    shares = [row[head] for row in rows for head in ("Self CPU total %", "CPU total %") if row[head] != "-"]
+    assert all(0 <= float(share.rstrip("%")) <= 100 for share in shares)
+    assert len(shares) > len(rows) + 5
+    assert any(row["Name"].endswith("(worker0 -> worker1)#remote_op: aten::mul") for row in rows)
+    nodes = [int(row["Node ID"]) for row in rows]
+    assert nodes == sorted(nodes)
 
 
 @pytest.mark.spec("C7")
-def test_C7_one_trace_with_a_process_a_worker_and_arrows(skewed, tmp_path):
-    assert rpc_report([str(skewed), "-o", str(tmp_path / "t.json"), "--check"]) == 0
-    trace = load(tmp_path / "t.json")
+def test_C7_one_trace_with_a_process_a_worker_and_arrows(reported):
+    trace = json.loads(reported[1])
     assert problems(trace) == []
     events = trace["traceEvents"]
     assert any(e["pid"] == 1 and e["name"] == "aten::add" for e in events)
@@ -196,12 +180,11 @@ def test_C7_one_trace_with_a_process_a_worker_and_arrows(skewed, tmp_path):
     assert Counter(e["ph"] for e in arrows) == {"s": 2 * MADE, "f": 2 * MADE}
     assert len({e["id"] for e in arrows}) == 2 * MADE
     assert trace["rpc"]["incomplete"] is False
+    assert trace["rpc"]["causality"]["pairs"] == 2 * MADE
 
 
 @pytest.mark.spec("C8", "C16")
 def test_C8_C16_remote_slices_lie_inside_their_calls_only_on_one_clock(skewed, tmp_path, capsys):
-    assert rpc_report([str(skewed), "-o", str(tmp_path / "a.json"), "--check"]) == 0
-    assert load(tmp_path / "a.json")["rpc"]["causality"]["pairs"] == 2 * MADE
     for align in ("none", "start_profile"):
         assert rpc_report([str(skewed), "-o", str(tmp_path / f"{align}.json"), "--check", "--align", align]) == 1
         assert load(tmp_path / f"{align}.json")["rpc"]["causality"]["violations"] > 0
@@ -224,20 +207,17 @@ def test_C1_one_process_is_refused_before_anything_is_touched(tmp_path):
 def test_C9_under_torchrun_a_killed_worker_costs_the_window_it_was_killed_in(tmp_path, capsys, victim):
     folder, windows = tmp_path / "run", 100_000
     words = ("workload=rpc", f"workload.windows={windows}", "workload.calls=5", "profiling.enabled=true")
-    run = subprocess.Popen(
-        command(3, *words, f"training.output_dir={folder}"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=environment(),
-    )
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    run = subprocess.Popen(command(3, *words, f"training.output_dir={folder}"), **pipes, env=environment())
     try:
         deadline = time.monotonic() + HANGS_S
         while not (folder / "torch_profiler" / f"rank{victim}" / "rpc_calls_0004.jsonl").exists():
             assert run.poll() is None, run.communicate()[0]
             assert time.monotonic() < deadline
             time.sleep(0.02)
-        (pid,) = (rank["pid"] for rank in ranks_of(folder) if rank["rank"] == victim)
+        (pid,) = (
+            rank["pid"] for rank in json.loads((folder / "run.json").read_text())["topology"] if rank["rank"] == victim
+        )
         os.kill(pid, signal.SIGKILL)
         said = run.communicate(timeout=HANGS_S)[0]
     finally:
@@ -273,30 +253,33 @@ def test_D12_on_rocm_the_windows_of_remote_calls_export_nothing_unless_forced(mo
     assert RpcRun(asked, read_topology({}), device, peers).profiled is profiled
 
 
-def run(folder: Path, event: dict[str, Any], *, callers: tuple[int, ...] = (0,)) -> Path:
+def run(folder: Path, event: dict[str, Any], *, callers: tuple[int, ...] = (0,), **of_trace: Any) -> Path:
     """One trace, of worker 0; each caller made one call of it that was answered."""
     for caller in callers:
         call = Call(f"{caller}-1", "job", "sync", "f", caller, 0, 0, None, BASE_NS, True, BASE_NS + 5000)
         path = folder / "torch_profiler" / f"worker{caller}" / CALLS_FILE.format(window=0)
         path.parent.mkdir(parents=True)
         path.write_bytes(msgspec.json.encode(call) + b"\n")
-    return write(folder / "torch_profiler" / "worker0" / "rpc_window_0000.json", text([x("a", 1, 1), event], rank=0))
+    path = folder / "torch_profiler" / "worker0" / "rpc_window_0000.json"
+    return write(path, text([x("a", 1, 1), event], rank=0, **of_trace))
+
+
+ODD = {"ph": "X", "cat": "cpu_op", "name": "b", "pid": 1, "tid": 1, "ts": 3, "dur": 1}
+OF_EVENT, OF_MEMORY = "event 1: not a trace event", f"its {MEMORY_KEY} is not what a worker writes"
 
 
 @pytest.mark.parametrize(
-    "event",
+    ("event", "of_trace", "said"),
     [
-        {"ph": "X", "cat": "cpu_op", "pid": 1, "tid": 1, "ts": 3, "dur": 1},
-        {"ph": "X", "cat": "cpu_op", "name": "b", "pid": 1, "tid": 1, "ts": 3},
-        {"ph": "X", "cat": "cpu_op", "name": "b", "pid": 1, "tid": 1, "ts": None, "dur": 1},
-        {"ph": "X", "cat": "cpu_op", "name": 7, "pid": 1, "tid": 1, "ts": 3, "dur": 1},
-        {"cat": "cpu_op", "name": "b", "pid": 1, "tid": 1, "ts": 3, "dur": 1},
+        *((ODD | change, {}, OF_EVENT) for change in ({"ts": None}, {"name": 7})),
+        *(({key: ODD[key] for key in ODD if key != gone}, {}, OF_EVENT) for gone in ("name", "dur", "ph")),
+        *((ODD, {MEMORY_KEY: memory}, OF_MEMORY) for memory in ([], {"0-1": {"allocated_bytes": "many"}})),
     ],
 )
-def test_an_odd_event_is_an_error_that_names_the_file(tmp_path, capsys, event):
-    path = run(tmp_path / "run", event)
+def test_what_no_worker_writes_is_an_error_that_names_the_file(tmp_path, capsys, event, of_trace, said):
+    path = run(tmp_path / "run", event, **of_trace)
     assert rpc_report([str(tmp_path / "run")]) == 2
-    assert f"{path}: event 1: not a trace event" in capsys.readouterr().err
+    assert f"{path}: {said}" in capsys.readouterr().err
 
 
 def test_an_answered_call_of_a_caller_without_a_trace_is_not_said_to_be_unanswered(tmp_path, capsys):
@@ -348,11 +331,3 @@ def test_C9_of_a_run_that_says_nothing_of_its_end_the_finished_windows_are_shown
     facts(folder, ended=False, finished_windows=2)
     assert rpc_report([str(folder), "--overwrite"]) == 0
     assert "worker w1 (node 1): 1 of 2 lists of the calls it made" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("memory", [[], {"0-1": {"allocated_bytes": "many"}}])
-def test_broken_memory_figures_are_an_error_that_names_the_file(tmp_path, capsys, memory):
-    path = tmp_path / "run" / "torch_profiler" / "worker0" / "rpc_window_0000.json"
-    write(path, text([x("a", 1, 1)], rank=0, **{MEMORY_KEY: memory}))
-    assert rpc_report([str(tmp_path / "run")]) == 2
-    assert f"{path}: its {MEMORY_KEY} is not what a worker writes" in capsys.readouterr().err
