@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import signal
 import subprocess
 import sys
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,7 +32,7 @@ X = torch.ones(2, 4)
 
 
 @pytest.fixture
-def model() -> nn.Module:
+def model():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
 
@@ -39,83 +40,65 @@ def model() -> nn.Module:
 def train(model: nn.Module, recording: aorta.Recording, steps: int, *, micro: int = 1) -> None:
     for step in range(steps):
         for _ in range(micro):
-            loss = model(torch.ones(2, 4)).square().mean()
+            loss = model(X).square().mean()
             loss.backward()
         recording.note(loss=loss, lr=0.5 + step)
         recording.step()
 
 
 def footer(folder: Path) -> Footer:
-    found = record(folder).footer
-    assert found is not None
-    return found
+    return record(folder).footer
 
 
 @pytest.mark.spec("D4")
 def test_what_is_written(tmp_path, model):
     handler = signal.getsignal(signal.SIGTERM)
-    with aorta.record(
-        tmp_path, model=model, label="mine", workload={"width": 4}, parallel="none", warmup_steps=1, start_step=7
-    ) as recording:
+    told = {"label": "mine", "workload": {"width": 4}, "parallel": "none", "warmup_steps": 1, "start_step": 7}
+    with aorta.record(tmp_path, model=model, **told) as recording:
         assert signal.getsignal(signal.SIGTERM) is handler  # the caller's, or the default, which kills
-        assert recording.blocks == ("0", "1", "2")
-        assert recording.path == tmp_path
+        assert (recording.blocks, recording.path) == (("0", "1", "2"), tmp_path)
         train(model, recording, 3, micro=2)
-        model(torch.ones(2, 4)).sum().backward()  # behind the last step: not recorded
+        model(X).sum().backward()  # behind the last step: not recorded
     seen = record(tmp_path)
-    assert (seen.header.label, seen.header.parallel, seen.header.world_size, seen.header.backend) == (
-        "mine",
-        "none",
-        1,
-        None,
-    )
-    assert [(step.global_step, step.warmup, step.lr) for step in seen.steps] == [
-        (7, True, 0.5),
-        (8, False, 1.5),
-        (9, False, 2.5),
-    ]
+    header = seen.header
+    assert (header.label, header.parallel, header.world_size, header.backend) == ("mine", "none", 1, None)
+    steps = [(step.global_step, step.warmup, step.lr) for step in seen.steps]
+    assert steps == [(7, True, 0.5), (8, False, 1.5), (9, False, 2.5)]
     assert all(step.loss is not None and step.coverage.complete for step in seen.steps)
     assert len(seen.steps[0].compute) == 2 * 2 * 3
     assert footer(tmp_path).reason == "completed"
     manifest = json.loads((tmp_path / "run.json").read_text())
-    assert manifest["config"]["workload"] == {"width": 4}
-    assert manifest["config"]["parallel"] == {"strategy": "none"}
-    assert manifest["reasons"] == {}
+    config = manifest["config"]
+    assert (config["workload"], config["parallel"], manifest["reasons"]) == ({"width": 4}, {"strategy": "none"}, {})
 
 
-def test_what_is_not_told_is_null_with_a_reason(tmp_path, model):
+@pytest.mark.spec("D4")
+def test_what_is_not_told_is_null_with_a_reason_and_a_second_run_moves_the_first_to_history(tmp_path, model):
+    (tmp_path / "checkpoints").mkdir()  # the caller's own
     with aorta.record(tmp_path, model=model) as recording:
+        recording.step()
+        model(X)
+        recording.restart()  # leaves out what came before
+        with recording.aux("optimizer"):
+            pass
+        recording.note(loss=1.5)
+        recording.note(grad_norm=torch.tensor([2.0]))  # and the loss stays
+        with pytest.raises(ConfigError, match="loss has 3 elements, must have one"):
+            recording.note(loss=torch.ones(3))
         recording.step()
     manifest = json.loads((tmp_path / "run.json").read_text())
     assert manifest["config"]["workload"] is manifest["config"]["parallel"] is None
     assert manifest["reasons"].keys() == {"config.workload", "config.parallel"}
-    (step,) = record(tmp_path).steps
-    assert step.loss is step.lr is step.grad_norm is None
-    assert step.reasons.keys() >= {"loss", "lr", "grad_norm"}
-
-
-def test_a_second_run_moves_the_first_to_history(tmp_path, model):
-    (tmp_path / "checkpoints").mkdir()  # the caller's own
-    runs = []
-    for _ in range(2):
-        with aorta.record(tmp_path, model=model) as recording:
-            recording.step()
-        runs.append(record(tmp_path).header.run_id)
+    first, second = record(tmp_path).steps
+    assert first.loss is first.lr is first.grad_norm is None
+    assert first.reasons.keys() >= {"loss", "lr", "grad_norm"}
+    assert (second.loss, second.grad_norm, second.compute) == (1.5, 2.0, [])
+    assert [span.name for span in second.aux] == ["optimizer"]
+    with aorta.record(tmp_path, model=model):
+        pass
     (earlier,) = (tmp_path / "history").iterdir()
-    assert record(earlier).header.run_id == runs[0] != runs[1]
+    assert record(earlier).header.run_id == manifest["run_id"] != record(tmp_path).header.run_id
     assert (tmp_path / "checkpoints").is_dir()
-
-
-def test_restart_leaves_out_what_came_before(tmp_path, model):
-    with aorta.record(tmp_path, model=model) as recording:
-        model(torch.ones(2, 4))
-        recording.restart()
-        with recording.aux("optimizer"):
-            pass
-        recording.step()
-    (step,) = record(tmp_path).steps
-    assert step.compute == []
-    assert [span.name for span in step.aux] == ["optimizer"]
 
 
 def test_optimizer_steps_are_aux_without_a_call(tmp_path, model):
@@ -197,29 +180,20 @@ def test_a_full_disk_ends_the_record_and_not_the_job(tmp_path, model, monkeypatc
         assert ending.startswith("ended by an error, exit code 1: rank 0: ValueError: bad batch; rank 0 cannot write")
 
 
-@pytest.mark.parametrize(
-    ("error", "reason", "words"),
-    [(None, "completed", None), (ValueError("bad batch"), "error", "rank 0: ValueError: bad batch")],
-    ids=lambda value: type(value).__name__,
-)
-def test_started_and_closed_without_a_block(tmp_path, model, error, reason, words):
+@pytest.mark.parametrize("error", [None, ValueError("bad batch")])
+def test_started_and_closed_without_a_block(tmp_path, model, error):
     recording = aorta.start(tmp_path, model=model, warmup_steps=0)
     train(model, recording, 2)
     recording.close(error)
     recording.close()  # a callback may be told twice
     end = footer(tmp_path)
-    assert (end.reason, end.error, end.steps_written) == (reason, words, 2)
+    expected = ("completed", None, 2) if error is None else ("error", "rank 0: ValueError: bad batch", 2)
+    assert (end.reason, end.error, end.steps_written) == expected
     assert "_compiled_call_impl" not in vars(model[0])
     with pytest.raises(ConfigError, match="the recording has ended"):
         recording.step()
-
-
-def test_only_a_started_recording_can_be_closed(tmp_path, model):
-    with aorta.record(tmp_path, model=model) as recording:
-        with pytest.raises(ConfigError, match=r"`with aorta\.record\(\.\.\.\)` ends"):
-            recording.close()
-        train(model, recording, 1)
-    assert footer(tmp_path).reason == "completed"
+    with aorta.record(tmp_path, model=model) as other, pytest.raises(ConfigError, match=r"`with aorta\.record.* ends"):
+        other.close()
 
 
 @pytest.mark.parametrize(
@@ -261,25 +235,20 @@ def test_what_goes_wrong_behind_the_footer_does_not_contradict_it(tmp_path, mode
     assert [json.loads(line)["reason"] for line in footers] == ["completed"]
 
 
-@pytest.mark.parametrize("fails", [False, True])
-@pytest.mark.parametrize("mode", ["dedicated", "observe", "off"])
+@pytest.mark.parametrize(("mode", "fails"), [("dedicated", False), ("observe", True), ("off", True)])
 def test_nothing_is_left_behind(tmp_path, model, mode, fails):
-    interval, handler = sys.getswitchinterval(), signal.getsignal(signal.SIGTERM)
-    level = sys.modules["logging"].getLogger().level
-    try:
-        with aorta.record(tmp_path, model=model, mode=mode) as recording:
-            train(model, recording, 1)
-            if fails:
-                raise ValueError
-    except ValueError:
-        assert fails
+    def settings():
+        return sys.getswitchinterval(), signal.getsignal(signal.SIGTERM), logging.getLogger().level
+
+    before = settings()
+    with suppress(ValueError), aorta.record(tmp_path, model=model, mode=mode) as recording:
+        train(model, recording, 1)
+        if fails:
+            raise ValueError
     for module in model.modules():
-        assert not module._forward_hooks
-        assert not module._forward_pre_hooks
+        assert (dict(module._forward_hooks), dict(module._forward_pre_hooks)) == ({}, {})
         assert "_compiled_call_impl" not in vars(module)
-    assert sys.getswitchinterval() == interval
-    assert signal.getsignal(signal.SIGTERM) is handler
-    assert sys.modules["logging"].getLogger().level == level
+    assert settings() == before
     assert not torch._C._dispatch_has_kernel_for_dispatch_key("c10d::allreduce_", "BackendSelect")
     with pytest.raises(ConfigError, match="the recording has ended"):
         recording.step()
@@ -317,51 +286,26 @@ def test_a_device_on_which_nothing_can_be_measured_is_refused_by_name(monkeypatc
             api_arguments.device_of(on(*several))
 
 
-def test_ranks_promised_but_not_there(tmp_path, model, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with (
-        pytest.raises(ConfigError, match=r"WORLD_SIZE=2, but torch\.distributed is not initialised"),
-        aorta.record(tmp_path, model=model),
-    ):
-        pass
-    monkeypatch.delenv("WORLD_SIZE")
-    with aorta.record(tmp_path, model=model):  # and the refusal left nothing open
-        pass
-
-
-def test_one_at_a_time(tmp_path, model):
-    with (
-        aorta.record(tmp_path / "a", model=model),
-        pytest.raises(ConfigError, match="open in this process already"),
-        aorta.record(tmp_path / "b", model=model),
-    ):
-        pass
+def test_ranks_promised_but_not_there_and_a_second_recording_are_refused(tmp_path, model, monkeypatch):
+    with monkeypatch.context() as promised:
+        promised.setenv("WORLD_SIZE", "2")
+        said = r"WORLD_SIZE=2, but torch\.distributed is not initialised"
+        with pytest.raises(ConfigError, match=said), aorta.record(tmp_path, model=model):
+            pass
+    opened = aorta.record(tmp_path / "a", model=model)  # and the refusal left nothing open
+    with opened, pytest.raises(ConfigError, match="open in this process already"):
+        aorta.start(tmp_path / "b", model=model)
     assert footer(tmp_path / "a").reason == "completed"
 
 
-@pytest.mark.spec("D4")
-def test_scalars_that_cannot_be_noted(tmp_path, model):
-    with aorta.record(tmp_path, model=model) as recording:
-        recording.note(loss=1.5)
-        recording.note(grad_norm=torch.tensor([2.0]))  # and the loss stays
-        with pytest.raises(ConfigError, match="loss has 3 elements, must have one"):
-            recording.note(loss=torch.ones(3))
-        recording.step()
-    (step,) = record(tmp_path).steps
-    assert (step.loss, step.grad_norm) == (1.5, 2.0)
-
-
-def test_importing_aorta_loads_nothing_heavy():
-    code = "import aorta, sys; print(aorta.__version__, *({'torch', 'pandas', 'numpy', 'msgspec'} & set(sys.modules)))"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True).stdout
-    assert out.split() == [aorta.__version__]
-
-
-def test_public_names():
+def test_public_names_and_importing_them_loads_nothing_heavy():
     assert set(aorta.__all__) == {"Logger", "Profiler", "Recording", "TorchProfiler", "__version__", "record", "start"}
     assert all(hasattr(aorta, name) for name in aorta.__all__)
     with pytest.raises(AttributeError, match="no attribute 'recrod'"):
-        _ = aorta.recrod  # type: ignore[attr-defined]
+        _ = aorta.recrod
+    code = "import aorta, sys; print(aorta.__version__, *({'torch', 'pandas', 'numpy', 'msgspec'} & set(sys.modules)))"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True).stdout
+    assert out.split() == [aorta.__version__]
 
 
 ON_EACH_RANK = """
@@ -385,44 +329,30 @@ for run in ("whole", "broken"):
 
 @pytest.mark.dist
 @pytest.mark.thorough
-def test_two_recordings_of_one_group_and_a_rank_that_fails(tmp_path: Path) -> None:
-    words = [str(tmp_path / "meeting"), str(tmp_path)]
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", ON_EACH_RANK, str(rank), *words],
-            cwd=ROOT,
-            env=environment(),
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in (0, 1)
-    ]
+def test_two_recordings_of_one_group_and_a_rank_that_fails(tmp_path):
+    def start(rank):
+        words = [sys.executable, "-c", ON_EACH_RANK, str(rank), str(tmp_path / "meeting"), str(tmp_path)]
+        return subprocess.Popen(words, cwd=ROOT, env=environment(), stderr=subprocess.PIPE, text=True)
+
+    ranks = [start(rank) for rank in (0, 1)]
     errors = [process.communicate(timeout=HANGS_S)[1] for process in ranks]
     assert [process.returncode for process in ranks] == [1, 1]
     assert "ValueError: bad batch" in errors[1]
-
     for rank in (0, 1):
         seen = record(tmp_path / "whole", rank)
-        assert seen.footer is not None
         assert (seen.footer.reason, len(seen.steps)) == ("completed", 3)
         assert all(step.coverage.complete and step.coverage.seen >= 1 for step in seen.steps)
-        assert seen.header.local_rank == rank
-        assert seen.header.node_rank == 0
+        assert (seen.header.local_rank, seen.header.node_rank) == (rank, 0)
     ids = {record(tmp_path / run, rank).header.run_id for run in ("whole", "broken") for rank in (0, 1)}
     assert len(ids) == 2
     assert json.loads((tmp_path / "broken" / "run.json").read_text())["world_size"] == 2
-
     told, met = (record(tmp_path / "broken", rank).footer for rank in (1, 0))
-    assert told is not None
-    assert met is not None
     assert told.error == "rank 1: ValueError: bad batch"
     assert (met.reason, met.exit_code, met.steps_written) == ("error", 1, 2)
-    assert (met.error or "").startswith("rank 0: RuntimeError")
+    assert met.error.startswith("rank 0: RuntimeError")
 
 
-def test_the_record_of_a_run_that_goes_on_says_so_and_that_of_a_killed_one_that(
-    tmp_path: Path, model: nn.Module
-) -> None:
+def test_the_record_of_a_run_that_goes_on_says_so_and_that_of_a_killed_one_that(tmp_path, model):
     def ending() -> str | None:
         return load_run(tmp_path).health.endings["0"]
 

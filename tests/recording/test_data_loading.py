@@ -1,5 +1,5 @@
 """Time in `next()` of a DataLoader is auxiliary work called `data`, without a line of the loop that says so; and
-`recording.range`: in the record, in tables, on the page and in merged traces.
+`recording.range`: in the record, in tables and on the page.
 """
 
 from __future__ import annotations
@@ -24,9 +24,7 @@ from aorta.analysis.account import COMPUTATION, IDLE, OUTSIDE, account_of
 from aorta.analysis.aggregate import LabelledRun
 from aorta.errors import ConfigError
 from aorta.instrument.event_clock import HostClock
-from aorta.merge.merge_traces import merge
 from aorta.read.record import load_run
-from aorta.recording import zero_lines
 from aorta.report.files import write_report
 from aorta.report.page.timelines import NAMED, spans_of
 from tests.recording.test_zero_lines import Loop, zero
@@ -94,6 +92,10 @@ def data_ms(folder: Path) -> list[list[float]]:
     ]
 
 
+def recorded(folder, net):
+    return aorta.record(folder, model=net, warmup_steps=0, devices="off")
+
+
 def means(folder: Path, depth: int) -> dict[tuple[str, ...], float]:
     account = account_of(LabelledRun("run", load_run(folder)))
     assert not isinstance(account, str)
@@ -102,9 +104,9 @@ def means(folder: Path, depth: int) -> dict[tuple[str, ...], float]:
 
 
 @pytest.mark.parametrize("sleep_s", [SLOW_MS / 1e3, 0.0], ids=["slow", "healthy"])
-def test_the_wait_for_a_batch_is_data_and_the_training_the_same(tmp_path: Path, sleep_s: float) -> None:
+def test_the_wait_for_a_batch_is_data_and_the_training_the_same(tmp_path, sleep_s):
     batches, net, plain = Batches(sleep_s), model(), model()
-    with aorta.record(tmp_path, model=net, warmup_steps=0, devices="off") as recording:
+    with recorded(tmp_path, net) as recording:
         waited_ms = train(net, DataLoader(batches), recording)
         assert recording._recorder.progress.enter("forward") != "data"  # the end of an epoch is no error
     train(plain, DataLoader(Batches()))
@@ -118,7 +120,7 @@ def test_the_wait_for_a_batch_is_data_and_the_training_the_same(tmp_path: Path, 
     assert account_ms[OUTSIDE, "data"] >= 1e3 * sleep_s
 
 
-def test_without_a_line(zero: zero_lines._ZeroLines, tmp_path: Path) -> None:
+def test_without_a_line(zero, tmp_path):
     loop = Loop(zero)
     for _ in DataLoader(Batches(SLOW_MS / 1e3, count=8)):
         loop.train(1)
@@ -129,11 +131,11 @@ def test_without_a_line(zero: zero_lines._ZeroLines, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["a loader of a loader", "a range of the loop", "both"])
-def test_time_is_data_once(tmp_path: Path, how: str) -> None:
+def test_time_is_data_once(tmp_path, how):
     net, loader = model(), DataLoader(Batches(0.001))
     if how != "a range of the loop":
         loader = DataLoader(Stream(loader), batch_size=None)
-    with aorta.record(tmp_path, model=net, warmup_steps=0, devices="off") as recording:
+    with recorded(tmp_path, net) as recording:
         batches = iter(loader)
         for _ in range(3):
             if how == "a loader of a loader":
@@ -146,58 +148,49 @@ def test_time_is_data_once(tmp_path: Path, how: str) -> None:
     assert [len(step) for step in data_ms(tmp_path)] == [1] * 3
 
 
-def test_other_threads_children_and_what_is_behind_the_recording_are_no_data(tmp_path: Path) -> None:
-    net = model()
-    with aorta.record(tmp_path, model=net, warmup_steps=0, devices="off") as recording:
+def test_other_threads_children_and_what_is_behind_the_recording_are_no_data(tmp_path):
+    with recorded(tmp_path, model()) as recording:
         thread = threading.Thread(target=lambda: list(DataLoader(Batches())))
         thread.start()
         thread.join()
         recording.step()
         # Workers run loaders of their own; they live on behind the end of an epoch, and of the recording.
-        kept = DataLoader(
-            Stream(DataLoader(Batches())), batch_size=None, num_workers=1, persistent_workers=True, timeout=60
-        )
+        inner = Stream(DataLoader(Batches()))
+        kept = DataLoader(inner, batch_size=None, num_workers=1, persistent_workers=True, timeout=60)
         assert [[float(batch.max()) for batch in kept] for _ in range(2)] == [[0.0, 1.0, 2.0, 3.0, 4.0, 5.0]] * 2
         recording.step()
     assert [len(step) for step in data_ms(tmp_path)] == [0, 2 * 7]
     assert len(list(kept)) == 6
 
 
-def test_iterators_are_torchs_own_again(tmp_path: Path) -> None:
-    mine: list[object] = []
-    with aorta.record(tmp_path / "a", model=model(), devices="off") as recording:
-        batches = iter(DataLoader(Batches()))
-        assert isinstance(batches, dataloader._SingleProcessDataLoaderIter)
-        assert isinstance(copy.copy(DataLoader(Batches())), DataLoader)
-        with pytest.raises(NotImplementedError, match="cannot be pickled"):
-            copy.copy(batches)
-        ours = dataloader._BaseDataLoaderIter.__next__
-        recording.step()
-    assert dataloader._BaseDataLoaderIter.__next__ is OWN is not ours
-    assert float(next(batches).max()) == 0.0
-
-    def theirs(iterator: Any) -> Any:
+def test_iterators_are_torchs_own_again(tmp_path):
+    def theirs(iterator):
         mine.append(iterator)
         return below(iterator)
 
+    mine = []
+    with recorded(tmp_path / "a", model()):
+        batches = iter(DataLoader(Batches()))
+        with pytest.raises(NotImplementedError, match="cannot be pickled"):
+            copy.copy(batches)
+        assert dataloader._BaseDataLoaderIter.__next__ is not OWN
+    assert dataloader._BaseDataLoaderIter.__next__ is OWN
+    assert float(next(batches).max()) == 0.0
     try:
-        with aorta.record(tmp_path / "b", model=model(), devices="off") as recording:
-            below = dataloader._BaseDataLoaderIter.__next__
-            dataloader._BaseDataLoaderIter.__next__ = theirs  # type: ignore[method-assign]
+        with recorded(tmp_path / "b", model()) as recording:
+            below, dataloader._BaseDataLoaderIter.__next__ = dataloader._BaseDataLoaderIter.__next__, theirs
             next(batches)
             recording.step()
         assert float(next(batches).max()) == 2.0  # a function that somebody put around ours stays
         assert mine == [batches] * 2
     finally:
-        dataloader._BaseDataLoaderIter.__next__ = OWN  # type: ignore[method-assign]
+        dataloader._BaseDataLoaderIter.__next__ = OWN
     assert [len(step) for step in data_ms(tmp_path / "b")] == [1]
 
 
-def test_an_error_of_a_dataset_is_the_callers_and_one_of_ours_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_error_of_a_dataset_is_the_callers_and_one_of_ours_is_not(tmp_path, monkeypatch, caplog):
     net = model()
-    with aorta.record(tmp_path, model=net, warmup_steps=0, devices="off") as recording:
+    with recorded(tmp_path, net) as recording:
         with pytest.raises(IndexError):
             next(iter(DataLoader(Batches(), sampler=[7])))
         recording.restart()
@@ -218,9 +211,9 @@ def test_an_error_of_a_dataset_is_the_callers_and_one_of_ours_is_not(
     assert data_ms(tmp_path) == [[]]
 
 
-def test_a_named_range_explains_idle_time(tmp_path: Path) -> None:
+def test_a_named_range_explains_idle_time(tmp_path):
     net = model()
-    with aorta.record(tmp_path, model=net, warmup_steps=0, devices="off") as recording, recording.range("everything"):
+    with recorded(tmp_path, net) as recording, recording.range("everything"):
         for _ in range(4):
             with recording.range("prepare"):
                 with recording.range("tokenize"):
@@ -241,19 +234,16 @@ def test_a_named_range_explains_idle_time(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four steps, of which 1 and 2 share a range; a failing range in step 2; profiled from step 1 on."""
-    place = tmp_path_factory.mktemp("run")
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
-    profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
-    with aorta.record(place, model=model, warmup_steps=1, devices="off") as recording:
+def folder(tmp_path_factory):
+    """Four steps, of which 1 and 2 share a range; a failing range in step 2."""
+    place, net = tmp_path_factory.mktemp("run"), model()
+    with recorded(place, net) as recording:
         across = recording.range("across <b>")
         for step in range(4):
             if step == 1:
-                profiler.start()
                 across.__enter__()
             with recording.range("forward"), recording.range("inner"):
-                loss = model(torch.ones(2, 4)).square().mean()
+                loss = net(torch.ones(2, 4)).square().mean()
             if step == 2:
                 across.__exit__(None, None, None)
                 with pytest.raises(ValueError, match="bad"), recording.range("fails"):
@@ -262,75 +252,45 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             recording.step()
         with recording.range("behind the last step"):
             pass
-        profiler.stop()
-    (place / "torch_profiler" / "rank0").mkdir(parents=True)
-    profiler.export_chrome_trace(str(place / "torch_profiler" / "rank0" / "rank0.json"))
     return place
 
 
-def test_a_range_stands_in_the_step_that_ends_first_after_it(folder: Path) -> None:
+def test_a_range_stands_in_the_step_that_ends_first_after_it(folder, tmp_path):
     steps = record(folder).steps
+    usual = ["forward", "inner"]
     assert [[row.name for row in step.ranges] for step in steps] == [
-        ["forward", "inner"],
-        ["forward", "inner"],
-        ["across <b>", "forward", "inner", "fails"],
-        ["forward", "inner"],
+        usual,
+        usual,
+        ["across <b>", *usual, "fails"],
+        usual,
     ]
     across, forward, inner, fails = steps[2].ranges
     assert across.start_ns < 0 < across.end_ns  # it began in the step before
     assert across.start_ns + steps[2].start_mono_ns >= steps[1].start_mono_ns
-    assert (across.depth, forward.depth, inner.depth) == (0, 1, 2)
-    assert (across.error, fails.error) == (None, "ValueError")
+    assert (across.depth, forward.depth, inner.depth, across.error, fails.error) == (0, 1, 2, None, "ValueError")
     for step in steps:
         assert all(0 <= row.start_ns <= row.end_ns <= step.end_mono_ns - step.start_mono_ns for row in step.ranges[-2:])
-
-
-def test_steps_without_any_have_no_such_field(tmp_path: Path) -> None:
-    model = nn.Linear(2, 2)
-    with aorta.record(tmp_path, model=model) as recording:
+    with recorded(tmp_path, model()) as recording:
         with recording.range("dropped"):
             pass
         recording.restart()
         recording.step()
-    line = (tmp_path / "rank_0_metrics.jsonl").read_text().splitlines()[1]
-    assert "ranges" not in json.loads(line)
+    assert "ranges" not in json.loads((tmp_path / "rank_0_metrics.jsonl").read_text().splitlines()[1])
     with pytest.raises(ConfigError, match=r"recording\.range\(\): the recording has ended"):
         recording.range("late")
     assert aorta.analysis.user_ranges(tmp_path).empty
 
 
-def test_frames(folder: Path) -> None:
+def test_frames_have_a_row_and_the_page_has_a_lane_for_them(folder, tmp_path):
     ranges = aorta.analysis.user_ranges(folder)
     assert ranges["name"].value_counts().to_dict() == {"forward": 4, "inner": 4, "across <b>": 1, "fails": 1}
     assert ranges.loc[ranges["name"] == "fails", "error"].tolist() == ["ValueError"]
     assert (ranges["duration_ms"] > 0).all()
     assert ranges["start_mono_ns"].is_monotonic_increasing
     assert (aorta.analysis.steps(folder)["aux_ms"] == 0).all()  # they change no metric
-
-
-def test_the_page_has_a_lane(folder: Path, tmp_path: Path) -> None:
-    dataset = LabelledRun("x", aorta.analysis.load_run(folder))
-    spans = spans_of(dataset, 10_000, 8)
+    spans = spans_of(LabelledRun("x", aorta.analysis.load_run(folder)), 10_000, 8)
     assert spans.lanes[-3:] == [NAMED, f"{NAMED}, level 2", f"{NAMED}, level 3"]
     assert {"forward", "inner"} <= set(spans.whats)
-    lengths = spans.columns["length"][spans.columns["lane"] >= len(spans.lanes) - 3]
-    assert (lengths > 0).all()
-    report = write_report({"x": folder}, tmp_path)
-    page = (tmp_path / "report.html").read_text()
-    assert tmp_path / "report.html" in report.files
-    assert "across <b>" not in page
-
-
-def test_merged_traces_have_tracks(folder: Path, tmp_path: Path) -> None:
-    merge([folder], tmp_path / "merged.json")
-    events = json.loads((tmp_path / "merged.json").read_text())["traceEvents"]
-    names = {event["name"] for event in events}
-    assert {"range forward", "range inner"} <= names  # torch's own
-    begun = [event for event in events if event["ph"] == "B" and event["name"] == "forward"]
-    own = [event for event in events if event["ph"] == "X" and event["name"] == "range forward"]
-    # In us. Record and trace agree; of one pair this thread may be held up between the two looks at a clock.
-    assert min(abs(each["ts"] - of_torch["ts"]) for each, of_torch in zip(begun, own, strict=True)) < 1000
-    failed = next(event for event in events if event["ph"] == "B" and event["name"] == "fails")
-    assert failed["args"] == {"error": "ValueError"}
-    tracks = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
-    assert {"ranges of thread 0", "ranges of thread 0, level 2"} <= tracks
+    assert (spans.columns["length"][spans.columns["lane"] >= len(spans.lanes) - 3] > 0).all()
+    write_report({"x": folder}, tmp_path)
+    assert "across <b>" not in (tmp_path / "report.html").read_text()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from aorta.errors import ConfigError
@@ -43,33 +43,6 @@ class Transformer(nn.Module):
         self.head = nn.Linear(4, 10)
 
 
-class Wrapper(nn.Module):
-    """Keeps a module as FSDP1 does."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self._fsdp_wrapped_module = module
-
-
-def residual() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv1d(1, 4, 3), nn.Sequential(Layer(), Layer()), nn.Sequential(Layer(), Layer()), nn.Linear(4, 2)
-    )
-
-
-def wrapped() -> nn.Module:
-    model = Transformer()
-    model.layers = nn.ModuleList(Wrapper(layer) for layer in model.layers)
-    return Wrapper(model)
-
-
-def compiled_layers() -> nn.Module:
-    model = Transformer()
-    for index, layer in enumerate(model.layers):
-        model.layers[index] = torch.compile(layer, backend="eager")  # type: ignore[assignment]
-    return model
-
-
 class Titan(nn.Module):
     """With the names and the dictionary of layers that torchtitan's models have."""
 
@@ -87,21 +60,48 @@ class Titan(nn.Module):
         return self.output(self.norm(h))
 
 
-def checkpointed() -> nn.Module:
-    model = Titan()
-    for name, layer in model.layers.items():
-        model.layers[name] = checkpoint_wrapper(layer)
+class Wrapper(nn.Module):
+    """Keeps a module as FSDP1 does."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self._fsdp_wrapped_module = module
+
+
+def of_wrapped(wrapper, model):
+    """The model, with each of its layers in a wrapper."""
+    for name, layer in list(model.layers.named_children()):
+        setattr(model.layers, name, wrapper(layer))
     return model
 
 
-class NamedParts(nn.Module):
-    """Keeps all of its parts in one dictionary, and the layers in a list among them."""
+def sharded(model):
+    for layer in model.layers.values():
+        fully_shard(layer)
+    fully_shard([model.norm, model.output])
+    return fully_shard(model)
 
-    def __init__(self) -> None:
-        super().__init__()
-        parts = {"wte": nn.Embedding(10, 4), "wpe": nn.Embedding(8, 4), "h": nn.ModuleList([Layer(), Layer()])}
-        self.transformer = nn.ModuleDict(parts)
-        self.lm_head = nn.Linear(4, 10)
+
+def compiled(module):
+    return torch.compile(module, backend="eager")
+
+
+def named_parts():
+    """All parts in one dictionary, and the layers in a list among them."""
+    model, layers = nn.Module(), nn.ModuleList([Layer(), Layer()])
+    model.transformer = nn.ModuleDict({"wte": nn.Embedding(10, 4), "wpe": nn.Embedding(8, 4), "h": layers})
+    model.lm_head = nn.Linear(4, 10)
+    return model
+
+
+def sequences():
+    inner = (nn.Sequential(Layer(), Layer()) for _ in range(2))
+    return nn.Sequential(nn.Conv1d(1, 4, 3), *inner, nn.Linear(4, 2))
+
+
+def sharing():
+    shared = nn.Linear(4, 4)
+    return nn.Sequential(shared, Layer(), shared, nn.Linear(4, 4))
 
 
 TITAN = ["tok_embeddings", "layers.0", "layers.1", "norm", "output"]
@@ -112,53 +112,31 @@ TRANSFORMER = ["embedding", "layers.0", "layers.1", "act", "head"]
     ("build", "names"),
     [
         (Transformer, TRANSFORMER),
-        (residual, ["0", "1.0", "1.1", "2.0", "2.1", "3"]),
+        (sequences, ["0", "1.0", "1.1", "2.0", "2.1", "3"]),
         (Plain, ["Plain"]),
         (lambda: nn.Linear(4, 4), ["Linear"]),
         (lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)), ["0", "1", "2"]),
         (lambda: nn.ModuleList([nn.Linear(4, 4), Plain()]), ["0", "1"]),
-        (Titan, TITAN),
-        (checkpointed, TITAN),
-        (NamedParts, [*(f"transformer.{name}" for name in ("wte", "wpe", "h.0", "h.1")), "lm_head"]),
-        (wrapped, TRANSFORMER),
-        (compiled_layers, TRANSFORMER),
-        (lambda: torch.compile(Transformer(), backend="eager"), ["OptimizedModule"]),
+        (sharing, ["0", "1", "3"]),
+        (named_parts, [*(f"transformer.{name}" for name in ("wte", "wpe", "h.0", "h.1")), "lm_head"]),
+        (lambda: of_wrapped(checkpoint_wrapper, Titan()), TITAN),
+        (lambda: Wrapper(of_wrapped(Wrapper, Transformer())), TRANSFORMER),
+        (lambda: of_wrapped(compiled, Transformer()), TRANSFORMER),
+        (lambda: compiled(Transformer()), ["OptimizedModule"]),
+        (lambda: sharded(Titan()), TITAN),
+        (lambda: DistributedDataParallel(Titan()), TITAN),
+        (lambda: nn.ModuleList(DistributedDataParallel(Plain()) for _ in range(2)), ["0", "1"]),
+        (lambda: nn.ModuleList([DistributedDataParallel(Titan()), Plain()]), [*(f"0.{n}" for n in TITAN), "1"]),
+        (lambda: [DistributedDataParallel(Titan()), Titan()], [f"{at}.{name}" for at in "01" for name in TITAN]),
     ],
 )
-def test_found(build, names):
-    assert [name for name, _ in find_blocks(build())] == names
-
-
-def test_blocks_of_a_wrapped_model_are_the_modules_inside():
-    assert {type(block) for name, block in find_blocks(wrapped()) if name.startswith("layers")} == {Layer}
-
-
-def sharded(model: Titan) -> nn.Module:
-    for layer in model.layers.values():
-        fully_shard(layer)
-    fully_shard([model.norm, model.output])
-    return fully_shard(model)
-
-
-@pytest.mark.parametrize(
-    ("build", "names"),
-    [
-        (lambda: [sharded(Titan())], TITAN),
-        (lambda: [DistributedDataParallel(Titan())], TITAN),
-        (lambda: [nn.ModuleList(DistributedDataParallel(Plain()) for _ in range(2))], ["0", "1"]),
-        (lambda: [nn.ModuleList([DistributedDataParallel(Titan()), Plain()])], [*(f"0.{n}" for n in TITAN), "1"]),
-        (
-            lambda: [DistributedDataParallel(Titan()), Titan()],
-            [f"{number}.{name}" for number in "01" for name in TITAN],
-        ),
-    ],
-)
-def test_found_in_wrapped_and_in_several_models(world_of_one, build, names):
-    models = build()
+def test_found(world_of_one, build, names):
+    model = build()
+    models = model if isinstance(model, list) else [model]
     found = find_blocks(*models)
     assert [name for name, _ in found] == names
-    assert not any(isinstance(block, DistributedDataParallel) for _, block in found)
-    if not isinstance(models[0], nn.ModuleList):  # where a name is that of the wrapper
+    assert not any(isinstance(block, DistributedDataParallel | Wrapper) for _, block in found)
+    if isinstance(model, DistributedDataParallel | FSDPModule | list):
         assert chosen_blocks(names, *models) == found
 
 
@@ -174,11 +152,6 @@ def test_the_wrapper_around_an_inner_model_is_what_is_called(world_of_one):
     assert called_around(other) is wrapper
 
 
-def test_a_shared_module_is_one_block():
-    shared = nn.Linear(4, 4)
-    assert [name for name, _ in find_blocks(nn.Sequential(shared, Layer(), shared, nn.Linear(4, 4)))] == ["0", "1", "3"]
-
-
 def test_chosen_by_name_or_as_a_module():
     model, loss, other = Transformer(), nn.MSELoss(), nn.MSELoss()
     assert chosen_blocks(["layers.1", model.head, loss, other, loss], model) == [
@@ -187,19 +160,12 @@ def test_chosen_by_name_or_as_a_module():
         ("MSELoss", loss),
         ("MSELoss#2", other),
     ]
-
-
-def test_a_name_that_is_not_there():
     with pytest.raises(ConfigError, match=r"blocks='layer\.1': Transformer has no such module; .*layers\.1"):
         chosen_blocks(["layer.1"], Transformer())
-
-
-@pytest.mark.parametrize(
-    ("call", "words"), [(find_blocks, "no parameters"), (lambda m: chosen_blocks([], m), "blocks")]
-)
-def test_nothing_to_bracket(call, words):
-    with pytest.raises(ConfigError, match=words):
-        call(nn.ReLU())
+    with pytest.raises(ConfigError, match="no parameters"):
+        find_blocks(nn.ReLU())
+    with pytest.raises(ConfigError, match="blocks"):
+        chosen_blocks([], nn.ReLU())
 
 
 @pytest.mark.parametrize(

@@ -6,15 +6,9 @@ A process group of one rank over gloo: what is lost or not is the same as with s
 from __future__ import annotations
 
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import dataclass
-from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
 
 import pytest
 import torch
@@ -24,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import aorta
 from aorta.instrument import instrumentation
-from tests.rank_records import read_rank
+from tests.runs import record
 
 SWITCH_S = 1e-5
 """How long a thread keeps the interpreter: threads alternate within each line that a step writes."""
@@ -33,70 +27,67 @@ PAUSE_S = 2e-4
 
 
 class Loop:
-    """A training loop of DDP that is recorded from `open` to the end; `step` trains once."""
+    """A training loop of DDP that is recorded from `open` to `close`; `step` trains once."""
 
-    def __init__(self, folder: str) -> None:
-        torch.manual_seed(0)
+    def __init__(self, folder):
+        self.folder, self.names, self._recording = folder, set(), None
         self._model = DistributedDataParallel(nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16)))
         self._optimizer = torch.optim.SGD(self._model.parameters(), 1e-3)
-        self._folder = folder
-        self._open = ExitStack()
-        self.groups: list[Any] = []
 
-    def group(self) -> Any:
-        self.groups.append(dist.new_group([0]))
-        return self.groups[-1]
+    def group(self):
+        """Of the threads, whose collectives are counted."""
+        group = dist.new_group([0])
+        self.names.add(group.group_name)
+        return group
 
-    def open(self) -> None:
-        recording = aorta.record(self._folder, model=self._model, calibration="off")
-        self._recording = self._open.enter_context(recording)
+    def open(self):
+        self._recording = aorta.start(self.folder, model=self._model, calibration="off")
 
-    def train(self) -> None:
+    def close(self):
+        if self._recording is not None:
+            self._recording.close()
+
+    def step(self):
         self._optimizer.zero_grad()
         self._model(torch.ones(4, 16)).square().mean().backward()
         self._optimizer.step()
+        self._recording.step()
 
-    def step(self, times: int = 1) -> None:
-        for _ in range(times):
-            self.train()
-            self._recording.step()
-
-    def until(self, *threads: threading.Thread) -> None:
-        """Train until these threads, started here, have ended, and once more."""
-        for thread in threads:
-            thread.start()
-        while any(thread.is_alive() for thread in threads):
+    def step_until(self, is_done):
+        """And once more."""
+        while not is_done():
             self.step()
         self.step()
 
-    def close(self) -> None:
-        self._open.close()
+
+def started(run, *arguments):
+    thread = threading.Thread(target=run, args=arguments)
+    thread.start()
+    return thread
 
 
-def reduces(group: Any, count: int, pause_s: float = PAUSE_S) -> None:
+def reduces(group, count, pause_s=PAUSE_S):
     for _ in range(count):
         dist.all_reduce(torch.ones(8), group=group)
         if pause_s:
             time.sleep(pause_s)
 
 
-def _thread(group: Any, count: int) -> threading.Thread:
-    return threading.Thread(target=reduces, args=(group, count, 0))
+def threads_that_never_sleep(loop):
+    loop.open()
+    threads = [started(reduces, loop.group(), 250, 0) for _ in range(2)]
+    loop.step_until(lambda: not any(thread.is_alive() for thread in threads))
 
 
-def threads_that_never_sleep(loop: Loop) -> None:
-    loop.until(_thread(loop.group(), 250), _thread(loop.group(), 250))
+def handles_of_a_thread_waited_for_by_the_loop(loop):
+    loop.open()
+    group, issued = loop.group(), SimpleQueue()
 
-
-def handles_of_a_thread_waited_for_by_the_loop(loop: Loop) -> None:
-    group, issued = loop.group(), SimpleQueue[Any]()
-
-    def issue() -> None:
+    def issue():
         for _ in range(100):
             issued.put(dist.all_reduce(torch.ones(8), group=group, async_op=True))
 
-    thread = threading.Thread(target=issue)
-    thread.start()
+    thread = started(issue)
     for _ in range(50):
         issued.get().wait()
         issued.get().wait()
@@ -104,19 +95,10 @@ def handles_of_a_thread_waited_for_by_the_loop(loop: Loop) -> None:
     thread.join()
 
 
-def handles_waited_for_behind_the_step(loop: Loop) -> None:
-    group = loop.group()
-    for _ in range(20):
-        works = [dist.all_reduce(torch.ones(8), group=group, async_op=True) for _ in range(3)]
-        loop.step()
-        for work in works:
-            work.wait()
-
-
-def thread_older_and_younger_than_the_recording(loop: Loop) -> None:
+def thread_older_and_younger_than_the_recording(loop):
     group, before, begun, over, ended = loop.group(), *(threading.Event() for _ in range(4))
 
-    def talk() -> None:
+    def talk():
         reduces(group, 20)
         before.set()
         begun.wait()
@@ -125,96 +107,58 @@ def thread_older_and_younger_than_the_recording(loop: Loop) -> None:
         ended.wait()
         reduces(group, 20)
 
-    thread = threading.Thread(target=talk)
-    thread.start()
+    thread = started(talk)
     before.wait()
     loop.open()
     loop.step()
     begun.set()
-    while not over.is_set():
-        loop.step()
-    loop.step()
+    loop.step_until(over.is_set)
     loop.close()
     ended.set()
     thread.join()
 
 
-def thread_that_goes_on_behind_the_last_step(loop: Loop) -> None:
+def thread_that_goes_on_behind_the_last_step(loop):
+    loop.open()
     group, half = loop.group(), threading.Event()
 
-    def talk() -> None:
+    def talk():
         reduces(group, 40)
         half.set()
         reduces(group, 40)
 
-    thread = threading.Thread(target=talk)
-    thread.start()
+    thread = started(talk)
     while not half.is_set():
         loop.step()
     thread.join()
 
 
-@dataclass
-class ThreadCase:
-    """A loop and its threads, and how many collectives these issue.
-
-    Attributes:
-        issued: by the threads, while a recording was open.
-        behind: some of them may have been issued behind the last step, and then are counted as part of none.
-        opens: the recording is opened before the loop runs.
-    """
-
-    name: str
-    run: Callable[[Loop], None]
-    issued: int
-    behind: bool = False
-    opens: bool = True
-
-    def wrong(self) -> str | None:
-        """Return what is wrong with the record; None where it is right."""
-        interval = sys.getswitchinterval()
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        try:
-            sys.setswitchinterval(SWITCH_S)
-            with tempfile.TemporaryDirectory() as folder:
-                loop = Loop(folder)
-                if self.opens:
-                    loop.open()
-                self.run(loop)
-                loop.close()
-                names = {group.group_name for group in loop.groups}
-                read = read_rank(Path(folder) / "rank_0_metrics.jsonl")
-        finally:
-            sys.setswitchinterval(interval)
-            dist.destroy_process_group()
-        seen = [row for step in read.steps for row in step.collectives if row.group in names]
-        outside = sum(step.coverage.outside for step in read.steps) + (read.footer.outside if read.footer else 0)
-        # Threads that take the processor may have collectives open for longer than a step waits to be written.
-        reasons = {step.coverage.reason for step in read.steps if not step.coverage.complete}
-        incomplete = [why for why in reasons if "had not ended when their step was written" not in str(why)]
-        numbers = len({(row.group, row.seq) for row in seen})
-        counted = len(seen) + (outside if self.behind else 0)
-        if (counted, numbers) == (self.issued, len(seen)) and (self.behind or not outside) and not incomplete:
-            return None
-        return f"issued {self.issued}, recorded {len(seen)}, outside {outside}, incomplete {incomplete}"
-
-
-THREADS = [
-    ThreadCase("threads that never sleep", threads_that_never_sleep, 500),
-    ThreadCase("handles of a thread, waited for by the loop", handles_of_a_thread_waited_for_by_the_loop, 100),
-    ThreadCase("handles waited for behind the step", handles_waited_for_behind_the_step, 60),
-    ThreadCase(
-        "a thread older and younger than the recording", thread_older_and_younger_than_the_recording, 60, opens=False
-    ),
-    ThreadCase("a thread that goes on behind the last step", thread_that_goes_on_behind_the_last_step, 80, behind=True),
-]
-
-
-@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in THREADS])
+@pytest.mark.parametrize(
+    ("talks", "issued"),
+    [
+        (threads_that_never_sleep, 500),
+        (handles_of_a_thread_waited_for_by_the_loop, 100),
+        (thread_older_and_younger_than_the_recording, 60),
+        (thread_that_goes_on_behind_the_last_step, 80),
+    ],
+)
 @pytest.mark.parametrize("timed", ["native", "python"])
-def test_what_threads_issue_between_steps_is_recorded(
-    case: ThreadCase, timed: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_threads_issue_between_steps_is_recorded(tmp_path, monkeypatch, world_of_one, talks, issued, timed):
     if timed == "python":
         monkeypatch.setattr(instrumentation, "compiled", lambda *_, **__: (None, "not wanted"))
-    assert case.wrong() is None
+    loop, interval = Loop(tmp_path), sys.getswitchinterval()
+    try:
+        sys.setswitchinterval(SWITCH_S)
+        talks(loop)
+    finally:
+        loop.close()
+        sys.setswitchinterval(interval)
+    read = record(tmp_path)
+    seen = [(row.group, row.seq) for step in read.steps for row in step.collectives if row.group in loop.names]
+    # What is issued behind the last step is counted as part of none.
+    outside = sum(step.coverage.outside for step in read.steps) + read.footer.outside
+    assert (len(seen) + outside, len(set(seen))) == (issued, len(seen))
+    assert not outside or talks is thread_that_goes_on_behind_the_last_step
+    # Threads that take the processor may have collectives open for longer than a step waits to be written.
+    reasons = {step.coverage.reason for step in read.steps if not step.coverage.complete}
+    assert [why for why in reasons if "had not ended when their step was written" not in why] == []
