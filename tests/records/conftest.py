@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
-from aorta.records.schema import Anchor, Footer, Header, Step
+from aorta.records.schema import Anchor, Step
 from tests.analysis import builders
 
 
 @pytest.fixture
-def header() -> Header:
+def header():
     return builders.header(3, 4)
 
 
 @pytest.fixture
-def step() -> Callable[..., Step]:
+def step():
     def build(number: int = 0) -> Step:
         overlap = builders.metrics(10, 8, 0, 0)
         reasons = {"loss": "not read in this step", "overlap_ratio": "no communication in this window"}
@@ -26,10 +24,10 @@ def step() -> Callable[..., Step]:
 
 
 @pytest.fixture
-def anchor() -> Anchor:
+def anchor():
     return Anchor(global_step=1, clock=builders.CLOCK)
 
 
 @pytest.fixture
-def footer() -> Footer:
+def footer():
     return builders.footer(2)

@@ -58,36 +58,25 @@ def test_the_bound_grows_outside_what_was_measured(clock, beyond):
 @pytest.mark.spec("C12")
 def test_by_hand():
     # 1 ms ahead at first, 1.8 ms ten seconds later: 80 ppm. After 5 s it is 1.4 ms ahead.
-    clock = RankClock(
-        1,
-        "h",
-        "b",
+    begin, end = (
         OffsetSample(T0, 1_000_000, 200_000, 100_000, 32),
-        OffsetSample(T0 + 10**10, 1_800_000, 100_000, 50_000, 32),
+        OffsetSample(T0 + 10**10, 1_800_000, 10**5, 50_000, 32),
     )
-    assert clock.drift_ppm == 80.0
-    assert clock.drift_bound_ppm == 15.0
+    clock = RankClock(1, "h", "b", begin, end)
+    assert (clock.drift_ppm, clock.drift_bound_ppm) == (80.0, 15.0)
     assert clock.to_reference(T0 + 5 * 10**9) == T0 + 5 * 10**9 - 1_400_000
     assert clock.bound_ns(T0 + 5 * 10**9) == 75_000
     # Ten seconds after the last measurement: 50 us and 15 ppm of 10 s.
     assert clock.bound_ns(T0 + 2 * 10**10) == 200_000
 
 
-def test_a_clock_that_was_measured_once_has_an_offset_and_no_bound():
+def test_a_clock_that_was_measured_once_has_an_offset_and_no_bound_and_one_that_was_not_is_not_guessed():
     first = OffsetSample(T0, 500, 20, 10, 32)
-    for clock in (
-        RankClock(1, "h", "b", first),
-        RankClock(1, "h", "b", None, first),
-        RankClock(1, "h", "b", first, first),
-    ):
-        assert clock.to_reference(T0 + 7) == T0 - 493
-        assert clock.bound_ns(T0) is None
-        assert clock.drift_bound_ppm is None
+    for measured in ((first,), (None, first), (first, first)):
+        clock = RankClock(1, "h", "b", *measured)
+        assert (clock.to_reference(T0 + 7), clock.bound_ns(T0), clock.drift_bound_ppm) == (T0 - 493, None, None)
     assert RankClock(1, "h", "b", first).worst_bound_ns() is None
     assert RankClock(1, "h", "b", first, OffsetSample(T0 + 9, 500, 80, 40, 32)).worst_bound_ns() == 40
-
-
-def test_a_clock_that_was_not_measured_is_not_guessed():
     with pytest.raises(ValueError, match="rank 4: its clock was not measured"):
         RankClock(4, "h", "b").to_reference(T0)
 

@@ -1,7 +1,10 @@
-"""What is certain of a device, against a stream that is simulated here: whatever the pace, it was busy then (W28)."""
+"""When work ran that nobody saw, against what is simulated here: what is certain of a device, whose stream was busy
+then whatever the pace (W28); and when a collective that gloo had queued began on its pool of threads.
+"""
 
 from __future__ import annotations
 
+import heapq
 from itertools import pairwise
 
 import pytest
@@ -9,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aorta.records.device_rows import DevicePace, Stretch, lead_ms, nearly_all
+from aorta.records.step_line import GlooWorkers
 from aorta.timeline.intervals import measure, merge
 from tests.pair_algebra import intersect
 
@@ -54,15 +58,18 @@ def paced(bound_ns: int = 0) -> DevicePace:
     return DevicePace(bound_ns, [(0, 0), (0, 0)]).of_next_step([])
 
 
-def test_the_host_is_ahead():
-    assert paced(5).block(Stretch(100, 200, 90)) == [(100, 200)]
-
-
-def test_the_host_sets_the_pace():
-    assert paced(5).block(Stretch(100, 200, 150)) == [(160, 200)]
-    assert paced(5).block(Stretch(100, 200, 195)) == []
-    assert not paced(5).reached_after_recording(Stretch(100, 200, 195))
-    assert paced(5).reached_after_recording(Stretch(100, 200, 150))
+@pytest.mark.parametrize(
+    ("stretch", "certain", "late"),
+    [
+        (Stretch(100, 200, 90), [(100, 200)], True),  # the host is ahead
+        (Stretch(100, 200, 150), [(160, 200)], True),  # the host sets the pace
+        (Stretch(100, 200, 195), [], False),
+        (Stretch(100, 200), [(100, 200)], True),  # readings of the host's clock are certain
+    ],
+)
+def test_what_is_certain_of_a_block(stretch, certain, late):
+    assert paced(5).block(stretch) == certain
+    assert paced(5).reached_after_recording(stretch) is late
 
 
 def test_marks_inside_a_block_leave_less_open():
@@ -85,25 +92,55 @@ def test_writing_a_mark_is_neither_computation_nor_communication():
     assert pace.certain_span(Stretch(200, 300, 5), begins_late=1, ends_early=2) == [(203, 294)]
 
 
-def test_readings_of_the_hosts_clock_are_certain():
-    assert paced(5).block(Stretch(100, 200)) == [(100, 200)]
-    assert paced(5).certain_span(Stretch(100, 200)) == [(100, 200)]
-    assert lead_ms([Stretch(100, 200)]) is None
-
-
 def test_the_lead_is_the_median_over_the_ends_of_blocks():
     stretches = [Stretch(0, 1_000_000, 0), Stretch(0, 5_000_000, 1_000_000), Stretch(0, 3_000_000, 3_000_000)]
     assert lead_ms(stretches) == 1
+    assert lead_ms([Stretch(100, 200)]) is None  # of the host's own clock
+    assert paced(5).certain_span(Stretch(100, 200)) == [(100, 200)]
 
 
-@pytest.mark.parametrize(("open_ns", "answer"), [(0, True), (1, True), (3, False)])
-def test_what_nobody_could_see_needs_no_bounds(open_ns, answer):
-    possible = [(0, 10_000)], [(0, 1_000)], []
-    certain = [(0, 10_000)], [(open_ns, 1_000)], []
+STALLS = [(0, 5_000)], [(0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("possible", "certain", "answer"),
+    [
+        (([(0, 10_000)], [(0, 1_000)], []), ([(0, 10_000)], [(0, 1_000)], []), True),
+        (([(0, 10_000)], [(0, 1_000)], []), ([(0, 10_000)], [(1, 1_000)], []), True),
+        (([(0, 10_000)], [(0, 1_000)], []), ([(0, 10_000)], [(3, 1_000)], []), False),
+        # Stalls, and what is not there, say nothing of how much may be open.
+        (([(0, 10_000)], [], []), ([(3, 10_000)], [], []), True),
+        (([(0, 10_000)], *STALLS), ([(3, 10_000)], *STALLS), True),
+    ],
+)
+def test_what_nobody_could_see_needs_no_bounds(possible, certain, answer):
     assert nearly_all(possible, certain) is answer
 
 
-def test_stalls_and_what_is_not_there_say_nothing_of_how_much_may_be_open():
-    computed, certain = [(0, 10_000)], [(3, 10_000)]
-    assert nearly_all((computed, [], []), (certain, [], []))
-    assert nearly_all((computed, [(0, 5_000)], [(0, 1)]), (certain, [(0, 5_000)], [(0, 1)]))
+def simulate(count: int, jobs: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """First in, first out on `count` threads: (issue, duration) -> (start, end)."""
+    free = [0] * count
+    heapq.heapify(free)
+    spans = []
+    for issue, duration in jobs:
+        start = max(issue, heapq.heappop(free))
+        heapq.heappush(free, start + duration)
+        spans.append((start, start + duration))
+    return spans
+
+
+@given(st.integers(1, 4), st.lists(st.tuples(st.integers(0, 20), st.integers(1, 50)), max_size=30))
+def test_starts_are_those_of_a_thread_pool(count, jobs):
+    issue, ordered = 0, []
+    for gap, duration in jobs:
+        issue += gap
+        ordered.append((issue, duration))
+    lanes = GlooWorkers(count)
+    expected = simulate(count, ordered)
+    assert [lanes.start_ns(i, end) for (i, _), (_, end) in zip(ordered, expected, strict=True)] == [
+        start for start, _ in expected
+    ]
+
+
+def test_an_end_before_its_issue_is_not_turned_round():
+    assert GlooWorkers(2).start_ns(10, 8) == 8

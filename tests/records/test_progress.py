@@ -9,58 +9,23 @@ import pytest
 
 from aorta.records import progress as module
 from aorta.records.process import pid_namespace, start_ticks
-from aorta.records.progress import (
-    KEPT,
-    NO_PEER,
-    ProgressFacts,
-    ProgressWatch,
-    UnreadableProgress,
-    may_have_unread_rows,
-    progress_files,
-    read_progress,
-)
-from aorta.records.ring_file import (
-    NO_DTYPE,
-    NOBODY,
-    ON_DEVICE,
-    STEP,
-    RingFacts,
-    RingFile,
-    RingGroup,
-    RingOperator,
-)
+from aorta.records.progress import ProgressFacts, ProgressWatch, UnreadableProgress, read_progress
+from aorta.records.ring_file import NO_DTYPE, NOBODY, ON_DEVICE, STEP, RingFacts, RingFile, RingGroup, RingOperator
 from aorta.records.ring_rows import RingRows
 from aorta.records.schema import ClockReading
 
 
 def facts(rank: int = 0) -> ProgressFacts:
-    return ProgressFacts(
-        rank=rank,
-        world_size=2,
-        local_rank=rank,
-        pid=os.getpid(),
-        start_ticks=start_ticks(os.getpid()),
-        pid_namespace=pid_namespace(),
-        host="here",
-        boot_id="boot",
-        run_id="run",
-        attempt=0,
-        opened_ns=1,
-        warmup_steps=5,
-    )
+    process = {"pid": os.getpid(), "start_ticks": start_ticks(os.getpid()), "pid_namespace": pid_namespace()}
+    run = {"host": "here", "boot_id": "boot", "run_id": "run", "attempt": 0, "opened_ns": 1, "warmup_steps": 5}
+    return ProgressFacts(rank=rank, world_size=2, local_rank=rank, **process, **run)
 
 
 def of_rows() -> RingFacts:
-    return RingFacts(
-        rank=0,
-        world_size=2,
-        anchor=ClockReading(realtime_ns=0, boottime_ns=0, monotonic_ns=0, uncertainty_ns=1),
-        stall_cutoff_ns=0,
-        no_copies=None,
-        no_values=None,
-        operators=(RingOperator("allreduce", False), RingOperator("send", True)),
-        dtypes=("float32", "int64"),
-    )
+    clock = ClockReading(realtime_ns=0, boottime_ns=0, monotonic_ns=0, uncertainty_ns=1)
+    operators = (RingOperator("allreduce", False), RingOperator("send", True))
+    more = {"no_copies": None, "no_values": None, "dtypes": ("float32", "int64")}
+    return RingFacts(rank=0, world_size=2, anchor=clock, stall_cutoff_ns=0, operators=operators, **more)
 
 
 class Rank:
@@ -74,15 +39,15 @@ class Rank:
 
     def issue(self, number: int, *, group: int = 0, flags: int = 0) -> int:
         """An all-reduce of a float32; returns the index of its row."""
-        return self.rows.issue(flags, 0, 0, group, 4096, number, NO_PEER)[0]
+        return self.rows.issue(flags, 0, 0, group, 4096, number, module.NO_PEER)[0]
 
 
 @pytest.fixture
-def rank(tmp_path: Path) -> Rank:
+def rank(tmp_path):
     return Rank(tmp_path / "progress" / "rank_0.bin")
 
 
-def test_what_is_noted_is_read_back(rank: Rank) -> None:
+def test_what_is_noted_is_read_back(rank):
     progress, rows = rank.progress, rank.rows
     assert read_progress(rank.path).state.step is None
     progress.begin_step(7)
@@ -104,7 +69,6 @@ def test_what_is_noted_is_read_back(rank: Rank) -> None:
     assert (one.completed_ns, one.on_device) == (1 << 61, False)
     assert (two.number, two.kind, two.dtype, two.peer, two.completed_ns) == (3, "send", None, 1, None)
     assert (three.group, three.on_device) == (None, True)
-    assert one.group is not None
     assert one.group.ranks == (1, 0)
     assert one.issued_ns < two.issued_ns < three.issued_ns
     assert seen.torn is None
@@ -114,35 +78,31 @@ def test_what_is_noted_is_read_back(rank: Rank) -> None:
     assert (state.phase, state.steps_done, state.exit_code) == ("none", 1, 3)
 
 
-def test_a_rank_whose_instrument_is_not_there_yet_says_where_it_is(tmp_path: Path) -> None:
+def test_a_rank_whose_instrument_is_not_there_yet_says_where_it_is(tmp_path):
     path = tmp_path / "rank_0.bin"
     ring = RingFile.create(path, facts())
     ring.progress.enter("data")
     assert read_progress(path).state.phase == "data"
-    assert not may_have_unread_rows(path)
+    assert not module.may_have_unread_rows(path)
     with pytest.raises(UnreadableProgress, match="nothing of rows"):
         RingFile.open(path)
     ring.close()
     assert read_progress(path).state.phase == "data"
 
 
-def test_an_error_leaves_the_phase_in_which_it_happened(rank: Rank) -> None:
+def test_an_error_leaves_the_phase_in_which_it_happened_and_a_name_that_is_none_changes_nothing(rank):
     rank.progress.begin_step(0)
+    assert rank.progress.enter("mine") == "mine"
+    assert read_progress(rank.path).state.phase == "step"
     with pytest.raises(OSError, match="full"), rank.progress.phase("checkpoint"):
         raise OSError("full")
     assert read_progress(rank.path).state.phase == "checkpoint"
 
 
-def test_a_name_that_is_no_phase_changes_nothing(rank: Rank) -> None:
-    rank.progress.begin_step(0)
-    assert rank.progress.enter("mine") == "mine"
-    assert read_progress(rank.path).state.phase == "step"
-
-
 @pytest.mark.parametrize("between", [0, 5, 20])
-def test_the_newest_are_read_and_of_what_was_overwritten_nothing_is_known(rank: Rank, between: int) -> None:
+def test_the_newest_are_read_and_of_what_was_overwritten_nothing_is_known(rank, between):
     """Of 4,096 rows; each collective has some of other kinds beside it."""
-    issued = 3 * KEPT
+    issued = 3 * module.KEPT
     rank.ring.group(RingGroup("used", 1, False))
     first = rank.issue(0)
     for number in range(1, issued):
@@ -151,35 +111,29 @@ def test_the_newest_are_read_and_of_what_was_overwritten_nothing_is_known(rank: 
             rank.rows.append(STEP)
     rank.rows.complete(first + 3, 9, by_wait=False)  # a row that belongs to another by now, where there are so many
     seen = read_progress(rank.path)
-    known = min(KEPT, 4096 // (between + 1))
+    known = min(module.KEPT, 4096 // (between + 1))
     assert [row.number for row in seen.collectives] == list(range(issued - known, issued))
     assert all(row.completed_ns is None for row in seen.collectives)
     assert seen.torn is None
-    assert seen.overwritten == (("used",) if known < KEPT else ())
+    assert seen.overwritten == (("used",) if known < module.KEPT else ())
 
 
 @pytest.mark.parametrize("before", [0, 5000])
-def test_a_rank_killed_while_it_wrote_a_collective(rank: Rank, before: int) -> None:
+def test_a_rank_killed_while_it_wrote_a_collective_or_its_step(rank, before):
     for number in range(before):
         rank.issue(number)
     rank.ring._rows["stamp"][rank.issue(before) % rank.ring.slots] = 0
     seen = read_progress(rank.path)
     assert before not in [row.number for row in seen.collectives]
-    assert seen.torn is not None
     assert "1 of the newest rows" in seen.torn
-
-
-def test_a_rank_killed_while_it_wrote_its_step(rank: Rank) -> None:
     rank.progress.begin_step(4)
     rank.progress._words[module.SINCE_WORD] += 1  # the first of the two stores
-    torn = read_progress(rank.path).torn
-    assert torn is not None
-    assert "step and phase" in torn
+    assert "step and phase" in read_progress(rank.path).torn
 
 
-def test_a_ring_whose_rows_are_in_the_record_keeps_its_state_and_newest_collectives(rank: Rank) -> None:
+def test_a_ring_whose_rows_are_in_the_record_keeps_its_state_and_newest_collectives(rank):
     group = rank.ring.group(RingGroup("dp", 1, False, (0, 1)))
-    for number in range(2 * KEPT):
+    for number in range(2 * module.KEPT):
         index = rank.issue(number, group=group, flags=ON_DEVICE)
         rank.rows.append(STEP)
         rank.rows.end(index, 2 * number)
@@ -198,23 +152,23 @@ def test_a_ring_whose_rows_are_in_the_record_keeps_its_state_and_newest_collecti
         overwritten=(),
         torn=None,
     )
-    assert len(after.collectives) == KEPT
+    assert len(after.collectives) == module.KEPT
     assert watch.state() == after.state  # also for who looked at the file before
     assert rank.path.stat().st_size < module.ROWS_AT + 4096 * module.ROW_BYTES
-    assert not may_have_unread_rows(rank.path)
+    assert not module.may_have_unread_rows(rank.path)
     rank.issue(0)  # what is mapped stays: a backend may complete something later
 
 
-def test_a_ring_whose_rows_are_in_no_record_stays(rank: Rank) -> None:
+def test_a_ring_whose_rows_are_in_no_record_stays(rank):
     rank.issue(0)
     before = rank.path.read_bytes()
     rank.ring.close()
     assert rank.path.read_bytes() == before
-    assert may_have_unread_rows(rank.path)
+    assert module.may_have_unread_rows(rank.path)
     assert RingFile.open(rank.path).owner == NOBODY
 
 
-def test_groups_of_many_ranks_leave_space_for_names(rank: Rank) -> None:
+def test_groups_of_many_ranks_leave_space_for_names(rank):
     for number in range(12):
         rank.issue(number, group=rank.ring.group(RingGroup(str(number), 1, False, tuple(range(5000)))))
     block = rank.ring.text("block")
@@ -225,7 +179,7 @@ def test_groups_of_many_ranks_leave_space_for_names(rank: Rank) -> None:
     assert 0 < len(seen.groups) < 12
 
 
-def test_a_forked_child_notes_nothing_and_does_not_close_the_ring(rank: Rank) -> None:
+def test_a_forked_child_notes_nothing_and_does_not_close_the_ring(rank):
     rank.progress.begin_step(1)
     rank.ring.note_whole()
     before = rank.path.read_bytes()
@@ -239,7 +193,7 @@ def test_a_forked_child_notes_nothing_and_does_not_close_the_ring(rank: Rank) ->
     assert rank.path.read_bytes() == before
 
 
-def test_a_file_that_is_none(tmp_path: Path, rank: Rank) -> None:
+def test_a_file_that_is_none(tmp_path, rank):
     text = rank.path.read_bytes()
     other = tmp_path / "rank_1.bin"
     at = module.FACTS_AT
@@ -258,11 +212,10 @@ def test_a_file_that_is_none(tmp_path: Path, rank: Rank) -> None:
                 read(other)
     other.write_bytes(text[:at] + b"[" + text[at + 1 :])
     torn = read_progress(other).torn
-    assert torn is not None
     assert "groups: " in torn
 
 
-def test_a_file_that_is_cut_off_while_it_is_watched_keeps_its_last_state(rank: Rank) -> None:
+def test_a_file_that_is_cut_off_while_it_is_watched_keeps_its_last_state(rank):
     rank.progress.begin_step(3)
     watch = ProgressWatch(rank.path)
     before = watch.state()
@@ -270,7 +223,7 @@ def test_a_file_that_is_cut_off_while_it_is_watched_keeps_its_last_state(rank: R
     assert watch.state() == before
 
 
-def test_a_full_disk_is_an_error_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_an_error_at_once(tmp_path, monkeypatch):
     def full(_file: int, _at: int, _size: int) -> None:
         raise OSError(28, "No space left on device")
 
@@ -280,9 +233,9 @@ def test_a_full_disk_is_an_error_at_once(tmp_path: Path, monkeypatch: pytest.Mon
     assert not list(tmp_path.iterdir())
 
 
-def test_files_are_listed_by_rank(tmp_path: Path) -> None:
-    assert progress_files(tmp_path) == []
+def test_files_are_listed_by_rank(tmp_path):
+    assert module.progress_files(tmp_path) == []
     for number in (10, 2):
         RingFile.create(tmp_path / "progress" / f"rank_{number}.bin", facts(number))
     (tmp_path / "progress" / "rank_x.bin").touch()
-    assert [path.name for path in progress_files(tmp_path)] == ["rank_2.bin", "rank_10.bin"]
+    assert [path.name for path in module.progress_files(tmp_path)] == ["rank_2.bin", "rank_10.bin"]

@@ -1,5 +1,6 @@
-"""Records of ranks. Whatever a killed, mixed or foreign file holds, it is either read or refused with file and line;
-every line is written whole, nothing is overwritten, and a full disk leaves the file as it was.
+"""Records of ranks. Every line survives the trip through JSON; whatever a killed, mixed or foreign file holds, it is
+either read or refused with file and line; every line is written whole, nothing is overwritten, and a full disk leaves
+the file as it was.
 
 `read_rank` puts the product's `header_of` and `stream` together; rules of a whole record are those of `read_tables`.
 """
@@ -7,18 +8,25 @@ every line is written whole, nothing is overwritten, and a full disk leaves the 
 from __future__ import annotations
 
 import errno
+import json
 import os
+import subprocess
+import sys
 
 import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from aorta.errors import InputError, RecordWriteError, RunIncomplete
 from aorta.read.record_columns import read_tables
 from aorta.records.record_file import RecordWriter, header_of
 from aorta.records.run_files import RANK_FILE
-from tests.rank_records import read_rank
+from aorta.records.schema import COLUMNS, SCHEMA_VERSION, Anchor, Header, Line, Step
+from aorta.timeline.classes import LANES
+from tests import strategies
+from tests.rank_records import RankRecord, read_rank
 
 NO_FOOTER = "rank_3_metrics.jsonl: no footer: the process was killed, or still runs"
 
@@ -41,17 +49,39 @@ def test_a_whole_record(record, header, step, anchor, footer):
     assert read.problems == []
 
 
-def test_a_killed_run_is_read_as_far_as_it_came(record, header, step):
-    read = read_rank(record(header, step(0), step(1)))
-    assert (len(read.steps), read.footer, read.problems) == (2, None, [])
-    assert read_tables(read.path).problems == (NO_FOOTER,)
-
-
-def test_a_truncated_last_line_is_left_out_and_named(record, header, step):
-    read = read_rank(record(header, step(0), msgspec.json.encode(step(1))[:50]))
-    assert read.steps == [step(0)]
-    assert read.problems == ["rank_3_metrics.jsonl:3: cut off in mid-line; ignored"]
+@pytest.mark.parametrize("torn", [False, True])
+def test_a_killed_run_is_read_as_far_as_it_came_and_a_truncated_line_is_named(record, header, step, torn):
+    read = read_rank(record(header, step(0), msgspec.json.encode(step(1))[:50] if torn else step(1)))
+    assert (read.steps, read.footer) == ([step(0)] if torn else [step(0), step(1)], None)
+    assert read.problems == ["rank_3_metrics.jsonl:3: cut off in mid-line; ignored"] * torn
     assert read_tables(read.path).problems == (*read.problems, NO_FOOTER)
+
+
+BEGINS = "rank_3_metrics.jsonl:1: expected a header line of an AORTA record, saw "
+FOREIGN = b'{"record":"header","schema_version":1,"everything":"else"}\n'
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        ([], "rank_3_metrics.jsonl: the file is empty: its rank was killed before"),
+        ([b'{"record": "hea'], f"{BEGINS}.*cut off in mid-line"),
+        ([b'[{"ph": "X"}]\n'], f"{BEGINS}.*Expected `object`, got `array`"),
+        ([b"\xff\xfe\x00\n"], f"{BEGINS}.*not a line of this schema"),
+        (["step", "header"], f"{BEGINS}another line"),
+        ([b"\n", "header", "step"], f"{BEGINS}.*jsonl:1: not a line of this schema"),
+        (["header", "step", {"run_id": "other"}, "step"], r"rank_3_metrics\.jsonl:3: a second header \(run other\)"),
+        # By its number, even if nothing else is as it was
+        ([{"schema_version": 3}], "jsonl:1: schema version 3; this AORTA reads version 2 "),
+        ([FOREIGN], "jsonl:1: schema version 1; this AORTA reads version 2 "),
+    ],
+)
+def test_what_is_no_record_is_refused_with_file_and_line(record, header, step, lines, why):
+    made = {"header": header, "step": step(0)}
+    path = record(*(made.get(x, x) if isinstance(x, str | bytes) else replace(header, **x) for x in lines))
+    with pytest.raises(InputError, match=f"{why}") as refused:
+        read_tables(path)
+    assert "second" in why or f"(in {path.parent})" in str(refused.value)
 
 
 @given(st.data())
@@ -67,52 +97,6 @@ def test_a_record_cut_anywhere_keeps_every_whole_line(record, header, step, foot
     assert any("cut off in mid-line" in problem for problem in read.problems) is not text[:cut].endswith(b"\n")
 
 
-def test_an_empty_file_is_called_empty(record):
-    with pytest.raises(
-        InputError, match=r"rank_3_metrics\.jsonl: the file is empty: its rank was killed before .*\(in /"
-    ):
-        read_rank(record(b""))
-
-
-@pytest.mark.parametrize(
-    ("content", "why"),
-    [
-        pytest.param(b'{"record": "hea', "cut off in mid-line", id="cut off in the header"),
-        pytest.param(b'[{"ph": "X"}]\n', "Expected `object`, got `array`", id="foreign JSON"),
-        pytest.param(b"\xff\xfe\x00\n", "not a line of this schema", id="not text"),
-    ],
-)
-def test_what_does_not_begin_with_a_header_is_refused(record, content, why):
-    with pytest.raises(InputError, match=rf"rank_3_metrics\.jsonl:1: expected a header line .*{why}.*\(in /"):
-        read_rank(record(content))
-
-
-def test_a_step_where_the_header_belongs_is_refused(record, header, step):
-    with pytest.raises(InputError, match=r"jsonl:1: expected a header line of an AORTA record, saw another line"):
-        read_rank(record(step(0), header))
-
-
-@pytest.mark.parametrize("first", [b"\n", b"garbage\n"], ids=["blank", "garbage"])
-def test_a_header_behind_something_else_is_refused(record, header, step, first):
-    with pytest.raises(InputError, match=r"jsonl:1: expected a header line .*jsonl:1: not a line of this schema"):
-        read_rank(record(first, header, step(0)))
-
-
-def test_a_second_header_means_two_runs_in_one_file(record, header, step):
-    other = msgspec.structs.replace(header, run_id="other")
-    with pytest.raises(InputError, match=r"rank_3_metrics\.jsonl:3: a second header \(run other\)"):
-        read_tables(record(header, step(0), other, step(0)))
-
-
-@pytest.mark.parametrize("version", [1, 3])
-def test_another_schema_version_is_refused_by_number_even_if_nothing_else_is_as_it_was(record, header, version):
-    newer = msgspec.structs.replace(header, schema_version=version)
-    foreign = b'{"record":"header","schema_version":%d,"everything":"else"}\n' % version
-    for line in (newer, foreign):
-        with pytest.raises(InputError, match=rf"jsonl:1: schema version {version}; this AORTA reads version 2 "):
-            read_rank(record(line))
-
-
 def test_a_file_that_is_not_there_and_a_folder_are_named(tmp_path):
     with pytest.raises(InputError, match=r"rank_3_metrics\.jsonl: cannot be read: No such file or directory"):
         read_rank(tmp_path / "rank_3_metrics.jsonl")
@@ -122,10 +106,7 @@ def test_a_file_that_is_not_there_and_a_folder_are_named(tmp_path):
 
 def test_the_header_alone_is_read_from_a_record_of_any_length(record, header, step):
     assert header_of(record(header, b"x" * (1 << 16) + b"\n", step(0))) == header
-
-
-def test_a_header_longer_than_what_is_read_at_once_is_whole(record, header):
-    long = msgspec.structs.replace(header, label="x" * 10_000)
+    long = replace(header, label="x" * 10_000)  # longer than what is read at once
     assert header_of(record(long)) == long
 
 
@@ -134,40 +115,33 @@ def path(tmp_path):
     return tmp_path / "new folder" / "rank_3_metrics.jsonl"
 
 
-def test_a_line_is_on_the_disk_as_soon_as_it_is_written(path, header, step):
+@pytest.mark.parametrize("most_bytes", [7, 1 << 20])
+def test_a_line_is_on_the_disk_as_soon_as_it_is_written_and_a_short_write_is_continued(
+    path, header, step, monkeypatch, most_bytes
+):
     # Nothing is buffered: a process killed after this point has lost nothing.
-    with RecordWriter(path, rank=3) as writer:
-        writer.write(header)
-        assert path.read_bytes() == msgspec.json.encode(header) + b"\n"
-        writer.write(step(0))
-        assert path.read_bytes().count(b"\n") == 2
-        assert path.read_bytes().endswith(b"\n")
-
-
-def test_an_existing_record_is_refused_and_left_alone(path, header):
-    path.parent.mkdir()
-    path.write_bytes(b"an earlier run\n")
-    with pytest.raises(RecordWriteError, match=r"rank 3 cannot write .*rank_3_metrics\.jsonl: File exists"):
-        RecordWriter(path, rank=3)
-    assert path.read_bytes() == b"an earlier run\n"
-
-
-def test_a_short_write_is_continued(path, header, step, monkeypatch):
     write = os.write
-    monkeypatch.setattr(os, "write", lambda file, data: write(file, bytes(data)[:7]))
+    monkeypatch.setattr(os, "write", lambda file, data: write(file, bytes(data)[:most_bytes]))
     with RecordWriter(path, rank=3) as writer:
         writer.write(header)
+        assert path.read_bytes() == encoded(header)
         writer.write(step(0))
-    assert path.read_bytes() == msgspec.json.encode(header) + b"\n" + msgspec.json.encode(step(0)) + b"\n"
+        assert path.read_bytes() == encoded(header, step(0))
 
 
-def no_room_beyond(size, path, monkeypatch):
-    """A disk on which a file of that many bytes grows no more."""
+def encoded(*lines):
+    return b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
+
+
+def no_room_beyond(size, path, monkeypatch, taken=0):
+    """A disk on which a file of that many bytes grows no more, but for `taken` bytes of a line."""
     write = os.write
 
     def fill_up(file, data):
         if path.stat().st_size + len(data) <= size:
             return write(file, data)
+        if 0 <= path.stat().st_size - size < taken:
+            return write(file, bytes(data)[:taken])
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "write", fill_up)
@@ -179,10 +153,10 @@ def test_the_last_line_is_replaced_or_stays(path, header, step, footer, monkeypa
         for line in (header, step(0), footer):
             writer.write(line)
         before = path.read_bytes()
-        code = msgspec.structs.replace(footer, exit_code=5, error="e" * len(before))
+        code = replace(footer, exit_code=5, error="e" * len(before))
         if not full:
             writer.replace_last(code)
-            assert path.read_bytes() == b"".join(msgspec.json.encode(line) + b"\n" for line in (header, step(0), code))
+            assert path.read_bytes() == encoded(header, step(0), code)
             return
         no_room_beyond(len(before), path, monkeypatch)
         with pytest.raises(RecordWriteError, match="No space left"):
@@ -192,24 +166,17 @@ def test_the_last_line_is_replaced_or_stays(path, header, step, footer, monkeypa
 
 @pytest.mark.parametrize("taken", [0, 1, 100], ids="{} bytes taken".format)
 def test_a_full_disk_leaves_the_file_as_it_was(path, header, step, footer, monkeypatch, taken):
-    write = os.write
     writer = RecordWriter(path, rank=3)
     writer.write(header)
     writer.write(step(0))
     before = path.read_bytes()
-
-    def fill_up(file, data):
-        if path.stat().st_size - len(before) < taken:
-            return write(file, bytes(data)[:taken])
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "write", fill_up)
-    with pytest.raises(RecordWriteError, match=r"rank 3 .*rank_3_metrics\.jsonl: No space left on device.*Free some"):
+    no_room_beyond(len(before), path, monkeypatch, taken)
+    with pytest.raises(RecordWriteError, match=r"rank 3 .*jsonl: No space left on device.*Free some") as full:
         writer.write(step(1))
-    assert path.read_bytes() == before
-
+    assert (path.read_bytes(), full.value.exit_code) == (before, 5)
+    assert isinstance(full.value, RunIncomplete)
     # Space again: the record goes on where it was.
-    monkeypatch.setattr(os, "write", write)
+    monkeypatch.undo()
     writer.write(step(2))
     writer.write(footer)
     writer.close()
@@ -242,8 +209,8 @@ def test_who_goes_on_writes_behind_the_last_whole_line(path, header, step, foote
     first.is_lent = False
     assert (first.steps_written, first.last_start_ns, first.has_ended) == (6, step(5).start_mono_ns, False)
     no_room_beyond(sum(map(len, lines)), path, monkeypatch)
-    longer = msgspec.structs.replace(footer, error="e" * len(lines[-1]))  # two steps have to give way
-    written = first.write_last(lambda count: msgspec.structs.replace(longer, steps_written=count))
+    longer = replace(footer, error="e" * len(lines[-1]))  # two steps have to give way
+    written = first.write_last(lambda count: replace(longer, steps_written=count))
     assert path.read_bytes() == b"".join(lines[:5]) + msgspec.json.encode(written) + b"\n"
     first.resume(0, 0)
     assert (first.steps_written, first.has_ended) == (4, True)
@@ -264,13 +231,13 @@ def test_on_a_full_disk_the_footer_takes_the_place_of_the_last_steps(path, heade
     before = path.read_bytes()
     no_room_beyond(len(before), path, monkeypatch)
     lines = before.splitlines(keepends=True)
-    longer = msgspec.structs.replace(footer, error="e" * len(lines[-1]))  # two steps have to give way
+    longer = replace(footer, error="e" * len(lines[-1]))  # two steps have to give way
     if not steps:
         with pytest.raises(RecordWriteError, match="No space left"):
             writer.write_last(lambda _: longer)
         assert path.read_bytes() == before
         return
-    written = writer.write_last(lambda count: msgspec.structs.replace(longer, steps_written=count))
+    written = writer.write_last(lambda count: replace(longer, steps_written=count))
     writer.close()
     assert path.read_bytes() == b"".join(lines[:4]) + msgspec.json.encode(written) + b"\n"
     assert written.steps_written == writer.steps_written == 3
@@ -292,17 +259,14 @@ def test_a_disk_that_is_gone_altogether_still_names_rank_and_path(path, header, 
     writer.close()
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write into a read-only folder")
-def test_a_read_only_folder_is_named(path):
-    path.parent.mkdir(mode=0o500)
-    with pytest.raises(RecordWriteError, match=r"rank 3 .*rank_3_metrics\.jsonl: Permission denied.*output_dir"):
+def test_a_record_that_is_there_and_a_file_where_the_folder_should_be_are_refused(path, header):
+    path.parent.mkdir()
+    path.write_bytes(b"an earlier run\n")
+    with pytest.raises(RecordWriteError, match=r"rank 3 cannot write .*jsonl: File exists"):
         RecordWriter(path, rank=3)
-
-
-def test_a_file_where_the_folder_should_be_is_named(path):
-    path.parent.write_text("in the way")
-    with pytest.raises(RecordWriteError, match=r"rank 3 .*new folder/rank_3_metrics\.jsonl: (File exists|Not a dir)"):
-        RecordWriter(path, rank=3)
+    assert path.read_bytes() == b"an earlier run\n"
+    with pytest.raises(RecordWriteError, match=r"rank 3 .*/rank_3_metrics\.jsonl/x: (File exists|Not a dir)"):
+        RecordWriter(path / "x", rank=3)
 
 
 def test_closing_twice_is_harmless_and_writing_after_it_is_an_error(path, header):
@@ -313,6 +277,85 @@ def test_closing_twice_is_harmless_and_writing_after_it_is_an_error(path, header
         writer.write(header)
 
 
-def test_a_record_that_cannot_be_written_ends_the_run_as_incomplete():
-    assert issubclass(RecordWriteError, RunIncomplete)
-    assert RecordWriteError.exit_code == 5
+DECODER = msgspec.json.Decoder(Line)
+
+
+@given(strategies.lines)
+def test_every_line_survives_the_round_trip_and_fits_one_line(line):
+    data = msgspec.json.encode(line)
+    assert DECODER.decode(data) == line
+    assert b"\n" not in data
+    assert json.loads(data)["record"] == type(line).__name__.lower()
+
+
+@given(strategies.headers, strategies.st.lists(strategies.steps | strategies.anchors, max_size=4), strategies.footers)
+@settings(
+    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+def test_a_whole_file_survives_the_round_trip(tmp_path, header, body, footer):
+    header = msgspec.structs.replace(header, schema_version=SCHEMA_VERSION)
+    path = tmp_path / RANK_FILE.format(rank=3)
+    path.unlink(missing_ok=True)
+    with RecordWriter(path, rank=3) as writer:
+        for line in (header, *body, footer):
+            writer.write(line)
+    steps = [line for line in body if isinstance(line, Step)]
+    assert read_rank(path) == RankRecord(
+        path,
+        header,
+        steps=[step for step in steps if step.phase == "train"],
+        isolated=[step for step in steps if step.phase != "train"],
+        anchors=[line for line in body if isinstance(line, Anchor)],
+        footer=footer,
+    )
+
+
+@given(strategies.steps)
+def test_rows_are_arrays_in_the_order_the_header_declares_and_a_step_without_a_phase_is_one_of_training(step):
+    plain = json.loads(msgspec.json.encode(step))
+    for name, columns in COLUMNS.items():
+        rows = getattr(step, name)
+        if rows is msgspec.UNSET:  # no sample since the step before
+            assert name not in plain
+            continue
+        for row, given_row in zip(plain[name], rows, strict=True):
+            assert row == [getattr(given_row, column) for column in columns]
+    del plain["phase"]  # as in an older record
+    assert msgspec.json.decode(json.dumps(plain), type=Step) == msgspec.structs.replace(step, phase="train")
+
+
+@given(strategies.headers)
+def test_a_header_repeats_lanes_and_columns_by_default(header):
+    fields = msgspec.structs.asdict(header)
+    del fields["lanes"], fields["columns"]
+    plain = json.loads(msgspec.json.encode(Header(**fields)))
+    assert plain["lanes"] == list(LANES)
+    assert plain["columns"] == {name: list(columns) for name, columns in COLUMNS.items()}
+    assert set(plain["columns"]) < set(Step.__struct_fields__)
+
+
+NUMPY_SIDE = (
+    "aorta.timeline.arrays",
+    *(f"aorta.records.{name}" for name in ("ring_file", "ring_steps", "step_rows", "device_rows", "device_steps")),
+    *(f"aorta.records.{name}" for name in ("ring_record", "ring_rows")),
+    "aorta.records.window_kernels",
+)
+"""Columns: intervals of traces of millions of rows, and rows of a ring."""
+LIGHT = f"""
+import importlib, pkgutil, sys
+HEAVY = {{"torch", "numpy", "pandas", "matplotlib"}}
+for room in ("aorta.timeline", "aorta.records"):
+    package = importlib.import_module(room)
+    for module in pkgutil.walk_packages(package.__path__, room + "."):
+        if module.name not in {NUMPY_SIDE}:
+            importlib.import_module(module.name)
+print(sorted(HEAVY & sys.modules.keys()), sorted(set({NUMPY_SIDE}) & sys.modules.keys()))
+for name in {NUMPY_SIDE}:
+    importlib.import_module(name)
+print(sorted(HEAVY & sys.modules.keys()))
+"""
+
+
+def test_the_waist_loads_no_heavy_library_but_numpy_where_intervals_are_columns(pytestconfig):
+    seen = subprocess.run([sys.executable, "-c", LIGHT], cwd=pytestconfig.rootpath, capture_output=True, text=True)
+    assert (seen.returncode, seen.stdout.splitlines()) == (0, ["[] []", "['numpy']"]), seen.stderr

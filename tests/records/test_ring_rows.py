@@ -59,13 +59,13 @@ def stepped(interceptor: NativeInterceptor | PythonInterceptor, ring: RingFile) 
     return rows.tobytes()
 
 
-def test_they_are_byte_for_byte_those_of_compiled_code() -> None:
+def test_they_are_byte_for_byte_those_of_compiled_code():
     compiled, python = (ring_in_memory(slots=16) for _ in range(2))
     ours = stepped(NativeInterceptor(compiled_part(), {}, compiled), compiled)
     assert ours == stepped(PythonInterceptor({}, python), python)
 
 
-def test_what_a_collective_gets_later_stands_in_its_row() -> None:
+def test_what_a_collective_gets_later_stands_in_its_row():
     ring = small()
     rows = RingRows(ring)
     at = rows.append(rf.COLLECTIVE, rf.UNWATCHED, a=1, x=8, y=2, b2=-1, op=3, dtype=4, group=5)
@@ -85,7 +85,7 @@ def test_what_a_collective_gets_later_stands_in_its_row() -> None:
     assert ring.rows_since(0)[0].tobytes() == stored.tobytes()
 
 
-def test_rows_of_many_threads_have_places_of_their_own() -> None:
+def test_rows_of_many_threads_have_places_of_their_own():
     ring = small(4096)
     rows, found = RingRows(ring), list[int]()
 
@@ -104,14 +104,14 @@ def test_rows_of_many_threads_have_places_of_their_own() -> None:
         assert stored["y"][stored["x"] == number].tolist() == list(range(ROWS))
 
 
-def test_a_row_that_comes_in_between_has_another_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_that_comes_in_between_has_another_place(monkeypatch):
     ring, pack, inner = small(), module._pack_behind_stamp, list[int]()
     rows = RingRows(ring)
 
     def interrupted(*what: object) -> None:
         monkeypatch.setattr(module, "_pack_behind_stamp", pack)
         inner.append(rows.append(rf.TAIL, a=1, b=2))
-        pack(*what)  # type: ignore[arg-type]
+        pack(*what)
 
     monkeypatch.setattr(module, "_pack_behind_stamp", interrupted)
     outer = rows.append(rf.STALL, a=3, b=4)
@@ -121,7 +121,7 @@ def test_a_row_that_comes_in_between_has_another_place(monkeypatch: pytest.Monke
     assert stored["a"].tolist() == [3, 1]
 
 
-def test_what_has_left_touches_the_ring_no_more(tmp_path: Path) -> None:
+def test_what_has_left_touches_the_ring_no_more(tmp_path):
     ring = small(path=tmp_path / "rank_0.bin")
     rows = RingRows(ring)
     at = rows.append(rf.AUX)
