@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from hydra.core.global_hydra import GlobalHydra
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from aorta.config.resolve import Resolved
 from aorta.train_command import compose as main
@@ -68,13 +67,13 @@ class Door:
 
 
 @pytest.fixture(name="composed")
-def composed_fixture() -> Callable[..., DictConfig]:
+def composed_fixture():
     """Composes the default configuration with some words, without a command line."""
     return composed
 
 
 @pytest.fixture
-def door(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Iterator[Door]:
+def door(monkeypatch, capsys, tmp_path):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")  # the door sets it; this puts it back
     monkeypatch.chdir(tmp_path)
