@@ -1,28 +1,82 @@
-"""`workload=gpt` and `workload=moe` on every strategy that takes them, on two and four gloo ranks."""
+"""`workload=gpt` and `workload=moe` on every strategy that takes them, on two and four gloo ranks.
+
+Run on every rank it trains them, each from the same seed, in one launch. Arguments: a folder, then names of `WAYS`.
+Leaves `rank_<r>.json`: name -> losses, gradient norms, coverage, kinds of collectives and their groups; and of those
+with shared experts and their references `<name>.pt`, every parameter as a whole after the training.
+"""
 
 from __future__ import annotations
 
 import json
+import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
+from torch.distributed.tensor import DTensor
 
-from tests.recording.decoders import REFERENCES, SHARED_EXPERTS, STEPS
+from aorta.distributed.topology import Topology, process_group, read_topology
+from aorta.records.schema import Step
+from tests.loop import Loop
 from tests.runs import once, program, succeeded
-from tests.trained_ways import DECODERS, Way
+from tests.trained_ways import DECODERS, TINY, Way
+
+STEPS = 2
+"""The second loss rests on the first update, and what was prefetched in the first step."""
+SHARED_EXPERTS = [
+    Way("moe", "fsdp_ep"),
+    Way("moe", "fsdp_ep", ("parallel.ep_size=4",)),  # nothing left to shard
+    Way("moe", "fsdp_ep", ("parallel.ep_size=1",)),  # nothing to share
+    Way("moe", "fsdp_ep", ("workload.num_experts=2", "parallel.overlap=false")),  # one on a rank: each is cut
+]
+REFERENCES = [Way("moe", "ddp"), Way("moe", "ddp", ("workload.num_experts=2",))]
+"""Of the same samples, on four ranks too."""
+WAYS = list(dict.fromkeys((*DECODERS, *SHARED_EXPERTS, *REFERENCES)))
+
+
+def main(folder: str, *names: str) -> None:
+    """Train."""
+    topology, device = read_topology(), torch.device("cpu")
+    ways = [way for way in WAYS if way.name in names]
+    with process_group(topology, device, 120.0):
+        told = {way.name: trained(way, topology, device, folder) for way in ways}
+    Path(folder, f"rank_{topology.rank}.json").write_text(json.dumps(told))
+
+
+def trained(way: Way, topology: Topology, device: torch.device, folder: str) -> dict[str, Any]:
+    lines: list[Step] = []
+    own = ("training.gradient_accumulation=2", "training.device=cpu")
+    loop = Loop((*TINY, *way.words, *own), topology, device, lines.append)
+    for _ in range(STEPS):
+        loop.step()
+    loop.finish()
+    if way in (*SHARED_EXPERTS, *REFERENCES):
+        whole = {name.removeprefix("module."): full(p.detach()) for name, p in loop.model.named_parameters()}
+        if topology.rank == 0:
+            torch.save(whole, Path(folder, f"{way.name}.pt"))
+    return {
+        "losses": [line.loss for line in lines],
+        "grad_norms": [line.grad_norm for line in lines],
+        "coverage": [msgspec.to_builtins(line.coverage) for line in lines],
+        "collectives": dict(Counter(row.kind for line in lines for row in line.collectives)),
+        "groups": {name: group.ranks for name, group in loop.instrument.groups.items()},
+        "blocks": sorted({span.block for line in lines for span in line.compute}),
+    }
+
+
+def full(tensor: torch.Tensor) -> torch.Tensor:
+    """All of a tensor that may be distributed over ranks; collective."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.clone()
+
 
 pytestmark = [pytest.mark.dist, pytest.mark.thorough]  # one launch trains all of them
 
 
-def of_four(name: str) -> str:
-    """What a way that is trained on two ranks is called where it was trained on four."""
-    return f"{name} of four"
-
-
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+def folders(tmp_path_factory):
     """Ranks -> what a launch of so many left: one for two, and one for four."""
     found = {}
     for ranks in (2, 4):
@@ -34,27 +88,24 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
 
 def launched(factory: pytest.TempPathFactory, ranks: int, *names: str) -> Path:
     def launch(folder: Path) -> None:
-        succeeded(program("tests.recording.decoders", str(folder), *names, ranks=ranks))
+        succeeded(program("tests.recording.test_decoders", str(folder), *names, ranks=ranks))
 
     return once(factory, f"decoders-{ranks}", launch)
 
 
 @pytest.fixture(scope="module")
-def told(folders: dict[int, Path]) -> dict[str, list[dict[str, Any]]]:
+def told(folders):
     """Of each way what each rank saw."""
     found: dict[str, list[dict[str, Any]]] = {}
     for ranks, folder in folders.items():
         by_rank = [json.loads((folder / f"rank_{rank}.json").read_text()) for rank in range(ranks)]
         for name in by_rank[0]:
-            found[of_four(name) if name in found else name] = [of_rank[name] for of_rank in by_rank]
+            found[f"{name} of four" if name in found else name] = [of_rank[name] for of_rank in by_rank]
     return found
 
 
-every_way = pytest.mark.parametrize("way", [*DECODERS, *SHARED_EXPERTS[1:]], ids=lambda way: way.name)
-
-
-@every_way
-def test_every_collective_and_every_block_is_seen(told: dict[str, Any], way: Way) -> None:
+@pytest.mark.parametrize("way", [*DECODERS, *SHARED_EXPERTS[1:]], ids=lambda way: way.name)
+def test_every_collective_and_every_block_is_seen(told, way):
     """That training is the same in every mode: `test_every_strategy`, and `tests/device_path/test_training`."""
     for found in told[way.name]:
         assert len(found["losses"]) == STEPS
@@ -63,17 +114,34 @@ def test_every_collective_and_every_block_is_seen(told: dict[str, Any], way: Way
         assert found["blocks"] == ["embed", "head", "layers.0", "layers.1", "loss", "norm"]
 
 
-SAMPLES_OF_DDP = [
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        # Attention gathers and scatters once a layer and micro-batch.
+        ("gpt-cp", {"allgather": STEPS * 2 * 2, "reducescatter": STEPS * 2 * 2}),
+        # Tokens travel to experts on other ranks and back: two all-to-alls a layer and micro-batch in each direction.
+        ("moe-ep", {"alltoall": STEPS * 2 * 2 * (2 + 2)}),
+        ("moe-fsdp_ep", {"alltoall": STEPS * 2 * 2 * (2 + 2)}),
+        ("moe-ddp", {"alltoall": None}),
+    ],
+)
+def test_what_travels(told, name, kinds):
+    for rank, seen in enumerate(told[name]):
+        assert {kind: seen["collectives"].get(kind) for kind in kinds} == kinds
+        if name == "moe-fsdp_ep":  # within the group that shares experts, and gathered between the groups
+            of_experts, between = [2 * (rank // 2), 2 * (rank // 2) + 1], [rank % 2, rank % 2 + 2]
+            assert sorted(seen["groups"].values()) == sorted([[0, 1, 2, 3], of_experts, between])
+
+
+LIKE_DDP = [
     way
     for way in DECODERS
     if way.strategy in ("fsdp1", "fsdp", "ep") or way.name in ("gpt-tp", "gpt-fsdp_tp", "moe-hsdp")
 ]
 
 
-@pytest.mark.parametrize("way", SAMPLES_OF_DDP, ids=lambda way: way.name)
-def test_what_trains_on_the_samples_of_ddp_trains_like_it(
-    told: dict[str, Any], alone: dict[str, Any], way: Way
-) -> None:
+@pytest.mark.parametrize("way", LIKE_DDP, ids=lambda way: way.name)
+def test_what_trains_on_the_samples_of_ddp_trains_like_it(told, alone, way):
     """Losses of each rank and gradient norms: a sum that is a mean, or an expert counted twice, would be far off."""
     ddp = f"{way.workload}-ddp"
     match way.strategy:
@@ -82,21 +150,21 @@ def test_what_trains_on_the_samples_of_ddp_trains_like_it(
         case "fsdp_tp":  # two do
             reference = [one for one in told[ddp] for _ in range(2)]
         case _:
-            reference = told[of_four(ddp) if way.ranks == 4 else ddp]
+            reference = told[f"{ddp} of four" if way.ranks == 4 else ddp]
     for rank, expected in zip(told[way.name], reference, strict=True):
         assert rank["losses"] == pytest.approx(expected["losses"], rel=1e-5)
         assert rank["grad_norms"] == pytest.approx(expected["grad_norms"], rel=1e-4)
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def alone(tmp_path_factory):
     """What one rank saw that trained on its own."""
     folder = launched(tmp_path_factory, 1, "gpt-none")
     found: dict[str, Any] = json.loads((folder / "rank_0.json").read_text())["gpt-none"]
     return found
 
 
-def test_ranks_that_share_sequences_train_like_one_that_has_them(told: dict[str, Any], alone: dict[str, Any]) -> None:
+def test_ranks_that_share_sequences_train_like_one_that_has_them(told, alone):
     """The mean of their losses is its loss, and the gradients have its norm."""
     pairs = [(told["gpt-cp"], alone)]
     pairs += [(told["gpt-fsdp_cp"][2 * at : 2 * at + 2], one) for at, one in enumerate(told["gpt-ddp"])]
@@ -109,22 +177,11 @@ def test_ranks_that_share_sequences_train_like_one_that_has_them(told: dict[str,
             assert rank["grad_norms"] == pytest.approx(expected["grad_norms"], rel=1e-4)
 
 
-def test_attention_gathers_and_scatters_once_a_layer_and_micro_batch(told: dict[str, Any]) -> None:
-    kinds = told["gpt-cp"][0]["collectives"]
-    assert kinds["allgather"] == kinds["reducescatter"] == STEPS * 2 * 2
-
-
-def test_tokens_travel_to_experts_on_other_ranks_and_back(told: dict[str, Any]) -> None:
-    # Two all-to-alls a layer and micro-batch in forward, two in backward.
-    assert told["moe-ep"][0]["collectives"]["alltoall"] == STEPS * 2 * 2 * (2 + 2)
-    assert "alltoall" not in told["moe-ddp"][0]["collectives"]
-
-
 @pytest.mark.parametrize("way", SHARED_EXPERTS, ids=lambda way: way.name)
-def test_sharded_experts_train_like_ddp(told: dict[str, Any], folders: dict[int, Path], way: Way) -> None:
+def test_sharded_experts_train_like_ddp(told, folders, way):
     """Losses and norms of every rank; and at the end every element of every parameter."""
     plain = REFERENCES["workload.num_experts=2" in way.more]
-    reference = told[of_four(plain.name) if plain in DECODERS else plain.name]
+    reference = told[f"{plain.name} of four" if plain in DECODERS else plain.name]
     for rank, other in zip(told[way.name], reference, strict=True):
         assert rank["losses"] == pytest.approx(other["losses"], rel=1e-5)
         assert rank["grad_norms"] == pytest.approx(other["grad_norms"], rel=1e-5)
@@ -134,8 +191,5 @@ def test_sharded_experts_train_like_ddp(told: dict[str, Any], folders: dict[int,
         torch.testing.assert_close(found[name], parameter, rtol=1e-4, atol=1e-6, msg=name)
 
 
-def test_sharded_experts_travel_within_their_group_and_are_gathered_between_the_groups(told: dict[str, Any]) -> None:
-    for rank, seen in enumerate(told["moe-fsdp_ep"]):
-        assert seen["collectives"]["alltoall"] == STEPS * 2 * 2 * (2 + 2)
-        of_experts, between = [2 * (rank // 2), 2 * (rank // 2) + 1], [rank % 2, rank % 2 + 2]
-        assert sorted(seen["groups"].values()) == sorted([[0, 1, 2, 3], of_experts, between])
+if __name__ == "__main__":
+    main(*sys.argv[1:])

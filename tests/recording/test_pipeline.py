@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from aorta.records.schema import Step
 from tests.recording.modes import MODES
 from tests.runs import losses, once, program, record, succeeded, train
 
@@ -69,13 +71,12 @@ CASES = {
     "fsdp-ranking": Case(4, "ranking", ("parallel.overlap=false",), beside=2),
 }
 """Bubbles of more schedules, and of four stages: `tests/device_path/test_pipeline.py`."""
-SHARDED = [name for name, case in CASES.items() if case.beside > 1]
+
 every_case = pytest.mark.parametrize("name", CASES)
-every_sharded_case = pytest.mark.parametrize("name", SHARDED)
 
 
 @pytest.fixture
-def trained(tmp_path_factory: pytest.TempPathFactory, name: str) -> Path:
+def trained(tmp_path_factory, name):
     """One run a mode of a case."""
     case = CASES[name]
 
@@ -85,8 +86,15 @@ def trained(tmp_path_factory: pytest.TempPathFactory, name: str) -> Path:
     return once(tmp_path_factory, f"pipeline-{name}", train_in_every_mode)
 
 
+def steps_of(trained: Path, name: str, *modes: str) -> Iterator[tuple[int, Step]]:
+    """Each step of each rank in these modes."""
+    for mode in modes:
+        for rank in range(CASES[name].ranks):
+            yield from ((rank, step) for step in record(trained / mode, rank).steps)
+
+
 @every_case
-def test_a_pipeline_trains_like_one_rank(tmp_path_factory: pytest.TempPathFactory, trained: Path, name: str) -> None:
+def test_a_pipeline_trains_like_one_rank(tmp_path_factory, trained, name):
     """The same loss, and the same norm of the gradients of all stages together, on every rank."""
     folder, case = trained / "dedicated", CASES[name]
     words = (*SIZES, *MODELS[case.workload], "parallel=none")
@@ -101,89 +109,61 @@ def test_a_pipeline_trains_like_one_rank(tmp_path_factory: pytest.TempPathFactor
 
 
 @every_case
-def test_every_mode_trains_alike_to_the_last_digit(trained: Path, name: str) -> None:
-    for rank in range(CASES[name].ranks):
-        plain = record(trained / MODES[0], rank).steps
-        assert len(plain) == STEPS
-        for mode in MODES[1:]:
-            seen = record(trained / mode, rank).steps
-            assert [(step.loss, step.grad_norm) for step in seen] == [(step.loss, step.grad_norm) for step in plain]
+def test_every_mode_trains_alike_to_the_last_digit(trained, name):
+    """The loss stands where the last stage is, and elsewhere the reason."""
+    plain, *others = ([(step.loss, step.grad_norm) for _, step in steps_of(trained, name, mode)] for mode in MODES)
+    assert len(plain) == STEPS * CASES[name].ranks
+    assert others == [plain] * 2
+    for rank, step in steps_of(trained, name, "observe"):
+        assert (step.loss is None) == (rank not in CASES[name].with_the_loss)
+        assert step.loss is not None or "last stage" in step.reasons["loss"]
 
 
 @every_case
-def test_the_loss_stands_where_the_last_stage_is_and_elsewhere_the_reason(trained: Path, name: str) -> None:
-    for rank in range(CASES[name].ranks):
-        for step in record(trained / "observe", rank).steps:
-            if rank in CASES[name].with_the_loss:
-                assert step.loss is not None
-            else:
-                assert step.loss is None
-                assert "last stage" in step.reasons["loss"]
+def test_every_transfer_is_seen_and_waited_for_once(trained, name):
+    gathered = {"allgather", "reducescatter"} if CASES[name].beside > 1 else set()
+    for _, step in steps_of(trained, name, *MODES[1:]):
+        assert step.coverage.complete, step.coverage.reason
+        assert step.coverage.seen == step.coverage.issued == len(step.collectives)
+        issued = [(row.group, row.seq, row.kind) for row in step.collectives]
+        assert {kind for *_, kind in issued} == {"send", "recv", "allreduce", *gathered}
+        # Only sends and receives have a kind in their wait: they are counted apart.
+        kinds = {(group, seq): kind for group, seq, kind in issued if kind not in ("send", "recv")}
+        waited = [(wait.group, wait.seq, wait.kind or kinds[wait.group, wait.seq]) for wait in step.waits]
+        assert sorted(waited) == sorted(issued)
 
 
 @every_case
-def test_every_transfer_is_seen_and_waited_for_once(trained: Path, name: str) -> None:
-    for mode in MODES[1:]:
-        for rank in range(CASES[name].ranks):
-            for step in record(trained / mode, rank).steps:
-                assert step.coverage.complete, step.coverage.reason
-                assert step.coverage.seen == step.coverage.issued == len(step.collectives)
-                assert isinstance(step.waits, list)
-                issued = [(row.group, row.seq, row.kind) for row in step.collectives]
-                gathered = {"allgather", "reducescatter"} if CASES[name].beside > 1 else set()
-                assert {kind for *_, kind in issued} == {"send", "recv", "allreduce", *gathered}
-                # Only sends and receives have a kind in their wait: they are counted apart.
-                kinds = {(group, seq): kind for group, seq, kind in issued if kind not in ("send", "recv")}
-                waited = [(wait.group, wait.seq, wait.kind or kinds[wait.group, wait.seq]) for wait in step.waits]
-                assert sorted(waited) == sorted(issued)
+def test_bubbles_lie_in_the_pipeline_and_outside_of_computation(trained, name):
+    """And within waits for what the stages of one pipeline exchange: waiting for parameters is none."""
+    for _, step in steps_of(trained, name, "dedicated"):
+        overlap = {key: value or 0 for key, value in step.overlap.items()}
+        assert 0 < overlap["bubble_ms"] < overlap["pipeline_ms"] < overlap["window_ms"]
+        assert overlap["bubble_ms"] + overlap["compute_ms"] <= overlap["window_ms"] + 1e-6
+        assert overlap["bubble_share"] == pytest.approx(overlap["bubble_ms"] / overlap["pipeline_ms"])
+        own = {row.group for row in step.collectives if row.kind in ("send", "recv")}
+        waited_ns = sum(wait.leave_ns - wait.enter_ns for wait in step.waits if wait.group in own)
+        assert overlap["bubble_ms"] * 1e6 <= waited_ns + 1
+    for _, step in steps_of(trained, name, "off"):
+        assert step.overlap["bubble_ms"] is None
+        assert step.reasons["bubble_ms"]
+    if name == "zbv_zero_bubble":
+        # Gradients of weights alone are computation that no hook of a block sees. Rank 1 of the V has two stages,
+        # neither of them the first.
+        blocks = {part.block for part in record(trained / "observe", 1).steps[-1].compute}
+        assert {block for block in blocks if "weights" in block} == {"stage.1, weights", "stage.2, weights"}
 
 
-@every_case
-def test_bubbles_lie_in_the_pipeline_and_outside_of_computation(trained: Path, name: str) -> None:
-    for rank in range(CASES[name].ranks):
-        for step in record(trained / "dedicated", rank).steps:
-            overlap = {key: value or 0 for key, value in step.overlap.items()}
-            assert 0 < overlap["bubble_ms"] < overlap["pipeline_ms"] < overlap["window_ms"]
-            assert overlap["bubble_ms"] + overlap["compute_ms"] <= overlap["window_ms"] + 1e-6
-            assert overlap["bubble_share"] == pytest.approx(overlap["bubble_ms"] / overlap["pipeline_ms"])
-            unseen = record(trained / "off", rank).steps[0]
-            assert unseen.overlap["bubble_ms"] is None
-            assert unseen.reasons["bubble_ms"]
-
-
-@pytest.mark.parametrize("name", ["zbv_zero_bubble"])
-def test_gradients_of_weights_alone_count_as_computation(trained: Path, name: str) -> None:
-    """No hook of a block sees them run. Rank 1 of the V has two stages, neither of them the first."""
-    blocks = [part.block for part in record(trained / "observe", 1).steps[-1].compute]
-    assert {block for block in blocks if "weights" in block} == {"stage.1, weights", "stage.2, weights"}
-
-
-@every_sharded_case
-def test_transfers_stay_in_a_pipeline_and_parameters_between_ranks_with_the_same_stages(
-    trained: Path, name: str
-) -> None:
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.beside > 1])
+def test_transfers_stay_in_a_pipeline_and_parameters_between_ranks_with_the_same_stages(trained, name):
     """Ranks are those of the world, also in groups of their own: 0 and 2 are one pipeline, 0 and 1 share a stage."""
     for rank in range(4):
         kept = record(trained / "dedicated", rank)
-        assert kept.footer is not None
         pipeline, shards = [rank % 2, rank % 2 + 2], [2 * (rank // 2), 2 * (rank // 2) + 1]
         members: dict[str, list[list[int]]] = {}
-        for step in kept.steps:
-            for row in step.collectives:
-                members.setdefault(row.kind, []).append(kept.footer.groups[row.group])
+        for row in (row for step in kept.steps for row in step.collectives):
+            members.setdefault(row.kind, []).append(kept.footer.groups[row.group])
         assert all(group == pipeline for kind in ("send", "recv") for group in members[kind])
         assert all(group == shards for kind in ("allgather", "reducescatter") for group in members[kind])
         assert pipeline in members["allreduce"]  # the norm of all stages, behind that of the shards
         assert shards in members["allreduce"]
-
-
-@every_sharded_case
-def test_waiting_for_parameters_is_no_bubble(trained: Path, name: str) -> None:
-    """Bubbles lie within waits for what the stages of one pipeline exchange."""
-    for rank in range(4):
-        for step in record(trained / "dedicated", rank).steps:
-            own = {row.group for row in step.collectives if row.kind in ("send", "recv")}
-            assert isinstance(step.waits, list)
-            assert {wait.group for wait in step.waits} > own
-            waited_ns = sum(wait.leave_ns - wait.enter_ns for wait in step.waits if wait.group in own)
-            assert (step.overlap["bubble_ms"] or 0) * 1e6 <= waited_ns + 1
