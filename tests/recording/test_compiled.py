@@ -1,6 +1,6 @@
 """Programs that compile: what Dynamo does with them, with AORTA around torch's functions and hooks, and without.
 
-    python -m tests.recording.compiled FOLDER [KIND ...]
+    python -m tests.recording.test_compiled FOLDER [KIND ...]
 
 Each kind trains twice, in forks of a process that has torch loaded: as it is, and recorded as below `aorta record`.
 Prints a JSON line for each with its kind, whether it was recorded, Dynamo's counters, the sum of the weights, what
@@ -9,7 +9,6 @@ ended it, and the steps that were recorded.
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import sys
@@ -17,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch._dynamo
 import torch.distributed as dist
@@ -27,6 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from aorta.recording import zero_lines
 from tests.rank_records import read_rank
 from tests.recording.untouched_on_forked_ranks import patched
+from tests.runs import program, succeeded
 
 COUNTED = ("frames", "graph_break", "inductor", "recompiles", "stats", "unimplemented")
 AT = 5
@@ -119,35 +120,26 @@ def compiled_inside(then: Callable[[nn.Module, torch.Tensor], object] = lambda _
     return train(net, called=lambda x: net.head(layers(x)), then=then)
 
 
-def compiled_block(*, in_place: bool) -> nn.Module:
+def compiled_block() -> nn.Module:
     net = Net()
-    if in_place:
-        net.layers[0].compile(backend="eager")
-    else:
-        net.layers[0] = compiled(net.layers[0])
+    net.layers[0] = compiled(net.layers[0])
     return train(net)
 
 
 KINDS: dict[str, Callable[[], nn.Module]] = {
     "eval in a whole graph": lambda: train(compiled(Net(lambda module, _x: module.eval()), whole=True)),
-    "train(False) in a whole graph": lambda: train(compiled(Net(lambda module, _x: module.train(False)), whole=True)),
     "save": lambda: train(compiled(Net(saves))),
     "barrier": lambda: train(compiled(Net(lambda _module, _x: dist.barrier()))),
-    "all-reduce": lambda: train(compiled(Net(lambda _module, x: dist.all_reduce(x.detach().clone())))),
     "optimizer step": lambda: train(Net(), step=compiled(lambda optimizer: optimizer.step())),
     "whole training step": whole_step,
     "scaler's step": scaled,
     "DDP inside": lambda: train(compiled(DistributedDataParallel(Net()))),
     "DDP around": lambda: train(DistributedDataParallel(compiled(Net()))),
-    "a block": lambda: compiled_block(in_place=False),
-    "a block in place": lambda: compiled_block(in_place=True),
+    "a block": compiled_block,
     "a function around blocks": compiled_inside,
     "a new shape": lambda: compiled_inside(lambda net, _x: net(torch.randn(5, 8))),
-    "compiled late": lambda: train(Net(), then=lambda net, x: compiled(lambda: net(x), whole=True)()),
     "exported": lambda: train(Net(), then=lambda net, x: torch.export.export(net, (x,), strict=True)),
     "scripted": lambda: train(Scripted(), then=lambda net, _x: torch.jit.script(net)),
-    "a copy scripted": lambda: train(Scripted(), then=lambda net, _x: torch.jit.script(copy.deepcopy(net))),
-    "symbolically traced": lambda: train(Scripted(), then=lambda net, _x: torch.fx.symbolic_trace(net)),
 }
 
 
@@ -177,6 +169,24 @@ def main(folder: str, *kinds: str) -> None:
                 os.write(1, f"{said}\n".encode())
                 os._exit(0)
             os.waitpid(child, 0)
+
+
+@pytest.mark.dist
+@pytest.mark.thorough
+def test_compiled_programs_are_compiled_as_without(tmp_path):
+    done = succeeded(program("tests.recording.test_compiled", str(tmp_path), ranks=1))
+    said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert len(said) == 2 * len(KINDS)
+    for plain, seen in zip(said[::2], said[1::2], strict=True):
+        assert plain["ended"] == seen["ended"] == "", seen
+        for name in ("sum", "kind"):
+            assert plain[name] == seen[name]
+        before, after = plain["counted"], seen["counted"]
+        assert before["stats"] == after["stats"], seen["kind"]
+        for name in ("frames", "graph_break", "recompiles", "unimplemented"):
+            assert sum(before[name].values()) >= sum(after[name].values()), (seen["kind"], name)
+        assert seen["steps"] == (0 if seen["kind"] == "whole training step" else 7), seen["kind"]
+    assert "whole_training_step: no further optimizer step was seen; inside of torch.compile none is" in done.stderr
 
 
 if __name__ == "__main__":
