@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -23,7 +22,7 @@ SECTIONS = {
 
 @pytest.mark.dist
 @pytest.mark.thorough
-def test_recorded_as_trained(tmp_path: Path) -> None:
+def test_recorded_as_trained(tmp_path):
     (case,) = (one for one in CASES if one.name == "fsdp2_async_save")
     plain, zero = (run(case, way, sys.executable, tmp_path / way).returncode for way in ("plain", "zero"))
     row = judge(case, "zero", tmp_path / "zero", tmp_path / "plain", zero, plain)
@@ -31,9 +30,7 @@ def test_recorded_as_trained(tmp_path: Path) -> None:
     assert wrong == [], (tmp_path / "zero" / "output.txt").read_text()
 
 
-def test_a_folder_that_is_not_empty_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_that_is_not_empty_is_one_line(tmp_path, monkeypatch, capsys):
     (tmp_path / "ddp").mkdir()
     monkeypatch.setattr(sys, "argv", ["frameworks", "--output", str(tmp_path), "ddp"])
     assert main() == 2
@@ -41,7 +38,7 @@ def test_a_folder_that_is_not_empty_is_one_line(
 
 
 @pytest.mark.parametrize("heading", SECTIONS)
-def test_the_page_prints_the_lines_that_were_run(heading: str) -> None:
+def test_the_page_prints_the_lines_that_were_run(heading):
     section = re.split(rf"^## {heading}$", PAGE, flags=re.MULTILINE)[1].split("\n## ")[0]
     script = (SCRIPTS / f"{SECTIONS[heading]}.py").read_text()
     marked = [line.partition("#")[0].strip().rstrip(",") for line in script.splitlines() if line.endswith(MARK)]

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -25,7 +24,6 @@ from aorta.records.salvage import salvage
 from aorta.records.schema import Anchor, Footer, Line, Step
 from tests.analysis import builders
 from tests.instrument.test_rows import ByHand
-from tests.records.test_salvage import IN_PYTHON
 from tests.runs import HANGS_S, ROOT, environment
 
 pytestmark = pytest.mark.dist
@@ -46,36 +44,27 @@ with aorta.record(sys.argv[1], model=model, devices="off", watchdog_timeout_s=60
 class Recorded:
     """A program that is being recorded, and does steps when it is told to."""
 
-    def __init__(self, folder: Path, before: str = "") -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder, self.record = folder, folder / "rank_0_metrics.jsonl"
+        words, pipe = [sys.executable, "-c", TOLD, str(folder)], subprocess.PIPE
         self.process = subprocess.Popen(
-            [sys.executable, "-c", before + TOLD, str(folder)],
-            cwd=ROOT,
-            env=environment(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+            words, cwd=ROOT, env=environment(), stdin=pipe, stdout=pipe, stderr=pipe, text=True
         )
         self.done = 0
         self.stopped: psutil.Process | None = None
 
     def steps(self, count: int) -> None:
         """Have it do so many steps."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
         self.process.stdin.write(f"{count}\n")
         self.process.stdin.flush()
         assert self.process.stdout.readline() == "done\n"
         self.done += count
 
     def line_maker(self) -> psutil.Process:
-        """The watchdog's process."""
-        (found,) = [
-            child
-            for child in psutil.Process(self.process.pid).children()
-            if "aorta.autopsy.watchdog" in " ".join(child.cmdline())
-        ]
+        """The watchdog's process, once there is a line by it."""
+        self.until_written(1)
+        children = psutil.Process(self.process.pid).children()
+        (found,) = [child for child in children if "aorta.autopsy.watchdog" in " ".join(child.cmdline())]
         return found
 
     def until_written(self, count: int) -> None:
@@ -87,19 +76,17 @@ class Recorded:
 
     def end(self) -> str:
         """End it, and whatever was stopped; what it said."""
-        assert self.process.stdin is not None
         self.process.stdin.close()
         code = self.process.wait(HANGS_S)
         if self.stopped is not None:  # it has the same standard error
             self.stopped.kill()
-        assert self.process.stderr is not None
         said = self.process.stderr.read()
         assert code == 0, said
         return said
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[Recorded]:
+def run(tmp_path):
     recorded = Recorded(tmp_path / "run")
     with recorded.process:
         yield recorded
@@ -122,12 +109,11 @@ def holds_each_step_once(run: Recorded) -> None:
     assert not may_have_unread_rows(run.folder / "progress" / "rank_0.bin")
 
 
-def test_lines_are_there_while_the_run_goes_on_though_it_writes_none(run: Recorded) -> None:
+def test_lines_are_there_while_the_run_goes_on_though_it_writes_none(run):
     run.steps(250)
     run.until_written(250)
-    with run.record.open("rb") as file:
-        writers = [process for process in (run.process.pid, run.line_maker().pid) if wrote(process, file.name)]
-    assert writers == [run.process.pid, run.line_maker().pid]  # both have it open
+    for process in (run.process.pid, run.line_maker().pid):  # both have it open
+        assert str(run.record) in [file.path for file in psutil.Process(process).open_files()]
     run.steps(3)
     assert f"aorta: {run.done} steps recorded" in run.end()
     holds_each_step_once(run)
@@ -136,42 +122,21 @@ def test_lines_are_there_while_the_run_goes_on_though_it_writes_none(run: Record
 
 
 @pytest.mark.thorough
-def test_of_rows_that_python_appended_it_makes_lines_as_well(tmp_path: Path) -> None:
-    run = Recorded(tmp_path / "run", before=IN_PYTHON)
-    with run.process:
-        run.steps(100)
-        run.until_written(100)
-        run.steps(3)
-        run.end()
-    holds_each_step_once(run)
-
-
-def wrote(process: int, name: str) -> bool:
-    return any(file.path == name for file in psutil.Process(process).open_files())
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("how", "first"), [(signal.SIGKILL, 100), (signal.SIGSTOP, 0)], ids=lambda value: getattr(value, "name", str(value))
-)
-def test_a_rank_goes_on_without_it(run: Recorded, how: signal.Signals, first: int) -> None:
-    run.steps(1)
-    run.until_written(1)
-    if first:
-        run.steps(first)
+@pytest.mark.parametrize(("how", "first"), [("SIGKILL", 101), ("SIGSTOP", 1)])
+def test_a_rank_goes_on_without_it(run, how, first):
+    run.steps(first)
     other = run.line_maker()
-    other.send_signal(how)
-    run.stopped = other if how is signal.SIGSTOP else None
+    other.send_signal(signal.Signals[how])
+    run.stopped = other if how == "SIGSTOP" else None
     run.steps(100)
     said = run.end()
-    if how is signal.SIGKILL or "has not finished" not in said:  # it may have been stopped while it wrote
+    if how == "SIGKILL" or "has not finished" not in said:  # it may have been stopped while it wrote
         holds_each_step_once(run)
 
 
 @pytest.mark.thorough
-def test_a_ring_that_nobody_reads_is_read_by_the_rank_before_it_is_full(run: Recorded) -> None:
+def test_a_ring_that_nobody_reads_is_read_by_the_rank_before_it_is_full(run):
     run.steps(1)
-    run.until_written(1)
     run.line_maker().kill()
     run.steps(30_000)
     assert run.record.read_bytes().count(b'"record":"step"') > 5_000
@@ -180,9 +145,8 @@ def test_a_ring_that_nobody_reads_is_read_by_the_rank_before_it_is_full(run: Rec
 
 
 @pytest.mark.thorough
-def test_a_record_that_the_other_process_never_gives_back_gets_no_footer_and_its_steps_later(run: Recorded) -> None:
+def test_a_record_that_the_other_process_never_gives_back_gets_no_footer_and_its_steps_later(run):
     run.steps(1)
-    run.until_written(1)
     run.line_maker().kill()
     with run.record.open("rb") as held:  # as if the other process hung while it wrote
         fcntl.flock(held, fcntl.LOCK_EX)
@@ -194,9 +158,8 @@ def test_a_record_that_the_other_process_never_gives_back_gets_no_footer_and_its
 
 
 @pytest.mark.spec("D1")
-def test_a_rank_and_the_other_process_that_die_together_lose_nothing(run: Recorded) -> None:
+def test_a_rank_and_the_other_process_that_die_together_lose_nothing(run):
     run.steps(1)
-    run.until_written(1)
     other = run.line_maker()
     other.suspend()
     run.steps(70)
@@ -208,14 +171,13 @@ def test_a_rank_and_the_other_process_that_die_together_lose_nothing(run: Record
 
 
 @pytest.fixture
-def by_hand(tmp_path: Path) -> tuple[ByHand, RingRecord]:
+def by_hand(tmp_path):
     """A ring, three of whose steps have ended, and its record."""
     hand = ByHand(path=tmp_path / "progress" / "rank_0.bin", anchor_interval=2)
     header = builders.header(0, 2, clock=hand.ring.facts.anchor)
     (tmp_path / "rank_0_metrics.jsonl").write_bytes(msgspec.json.encode(header) + b"\n")
     for number in range(3):
         hand.step(10 * number + 10, 10 * number + 19, lambda: None)
-    assert hand.ring.path is not None
     return hand, RingRecord(tmp_path, hand.ring.path)
 
 
@@ -223,7 +185,7 @@ def kinds(record: RingRecord) -> list[str]:
     return [type(line).__name__ for line in lines_of(record.path)]
 
 
-def test_steps_are_appended_once_with_readings_of_the_clocks(by_hand: tuple[ByHand, RingRecord]) -> None:
+def test_steps_are_appended_once_with_readings_of_the_clocks(by_hand):
     hand, record = by_hand
     assert record.claim()
     assert record.append() == 3
@@ -235,21 +197,18 @@ def test_steps_are_appended_once_with_readings_of_the_clocks(by_hand: tuple[ByHa
     assert hand.ring.read == hand.steps.ring.count - 1  # behind the last step stands its summary
 
 
-def test_a_ring_that_is_the_rank_s_is_left_alone(by_hand: tuple[ByHand, RingRecord]) -> None:
+def test_a_ring_that_is_the_rank_s_is_left_alone(by_hand):
     hand, record = by_hand
     hand.ring.owner = os.getpid() + 1
     assert not record.claim()
     assert kinds(record) == ["Header"]
 
 
-def test_a_disk_that_takes_no_line_leaves_the_rest_to_the_rank(
-    by_hand: tuple[ByHand, RingRecord], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_takes_no_line_leaves_the_rest_to_the_rank(by_hand, monkeypatch):
     hand, record = by_hand
-    write: Callable[[int, bytes], int] = os.write
-    left = [1]
+    write, left = os.write, [1]
 
-    def full(file: int, data: bytes) -> int:
+    def full(file, data):
         if not left:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         left.pop()
@@ -260,10 +219,9 @@ def test_a_disk_that_takes_no_line_leaves_the_rest_to_the_rank(
     with pytest.raises(RecordWriteError, match="No space left"):
         record.append()
     monkeypatch.undo()
-    assert hand.ring.owner == GIVEN_UP
-    assert hand.ring.written[0] == 1
+    assert (hand.ring.owner, hand.ring.written[0]) == (GIVEN_UP, 1)
     assert kinds(record) == ["Header", "Step"]
-    later = RingRecord(record.path.parent, hand.ring.path)  # type: ignore[arg-type]
+    later = RingRecord(record.path.parent, hand.ring.path)
     assert later.claim(of_dead=True)
     assert later.append(late=True) == 2
     assert kinds(record) == ["Header", "Step", "Step", "Anchor", "Step"]
