@@ -3,61 +3,62 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from aorta.analysis.aggregate import LabelledRun, aggregate
+import pytest
+
+from aorta.analysis.aggregate import aggregate
 from aorta.analysis.cautions import FEW_STEPS, alerts, cautions
 from aorta.documents.dataset import DatasetEntry
-from aorta.read.record import load_run
 from aorta.report.files import write_report
-from tests.analysis.builders import header, metrics, partial, simulated_run, step, write_rank
+from tests.analysis.builders import metrics, partial, simulated_run, step
+from tests.analysis.run_builders import recorded
 
 USUAL = metrics(20, 16, 8, 4)
+ENOUGH = FEW_STEPS + 1
 
 
-def entry(folder: Path, overlaps: list[dict[str, Any]]) -> DatasetEntry:
-    """The entry of a run of two ranks whose steps have these metrics."""
-    folder.mkdir()
-    for rank in range(2):
-        write_rank(folder, header(rank, 2), [step(rank, 2, at, overlap=found) for at, found in enumerate(overlaps)])
-    return aggregate(LabelledRun("x", load_run(folder)))
+def entry(folder: Path, steps: int, of_step: Callable[[int], dict[str, Any]] = lambda at: {}) -> DatasetEntry:
+    """The entry of a run of two ranks, of whose usual steps this is different."""
+    made = recorded(
+        folder, lambda rank: [step(rank, 2, at, **{"overlap": USUAL} | of_step(at)) for at in range(steps)], 2
+    )
+    return aggregate(made)
 
 
-def test_few_steps_are_said_to_be_few(tmp_path: Path) -> None:
-    (said,) = cautions(entry(tmp_path / "few", [USUAL] * 3))
-    assert said.startswith("only 3 steps after warm-up")
-    assert "training." not in said  # a loop of one's own has no such key
-    assert cautions(entry(tmp_path / "enough", [USUAL] * (FEW_STEPS + 1))) == []
-
-
-def test_steps_whose_ends_are_not_clear_are_counted(tmp_path: Path) -> None:
-    lines = [
-        step(0, 1, at, overlap=USUAL, reasons={"boundary": "x came before it"} if at < 3 else {}) for at in range(30)
-    ]
-    write_rank(tmp_path, header(0, 1), lines)
-    found = aggregate(LabelledRun("x", load_run(tmp_path)))
-    assert found.steps.unclear_rank_steps == {"x came before it": 3}
-    (said,) = (text for text in cautions(found) if "not clear" in text)
-    assert said.startswith("3 of 30 steps of ranks may be longer or shorter")
-    assert said.endswith(": x came before it")
+@pytest.mark.parametrize(
+    ("steps", "of_step", "said"),
+    [
+        (ENOUGH, lambda at: {}, []),
+        (3, lambda at: {}, ["only 3 steps after warm-up"]),
+        (
+            30,
+            lambda at: {"reasons": {"boundary": "x came before it"} if at < 3 else {}},
+            ["6 of 60 steps of ranks may be longer or shorter"],
+        ),
+        (
+            ENOUGH + 2,
+            lambda at: {"overlap": metrics(20, 16, 0, 0)} if at >= ENOUGH else {},
+            ["overlap_ratio is known in 42 of 46 steps of ranks; in the others: the record gives no reason"],
+        ),
+    ],
+    ids=["ordinary", "few steps", "ends that are not clear", "a denominator of zero"],
+)
+def test_what_is_odd_is_said(tmp_path: Path, steps: int, of_step: Callable[[int], Any], said: list[str]) -> None:
+    found = cautions(entry(tmp_path, steps, of_step))
+    assert [any(text.startswith(words) for words in said) for text in found] == [True] * len(said)
+    assert "training." not in "".join(found)  # a loop of one's own has no such key
 
 
 def test_a_loss_that_is_not_finite_comes_first(tmp_path: Path) -> None:
-    lines = [step(0, 1, at, overlap=USUAL, reasons={"loss": "was nan" if at >= 7 else "not read"}) for at in range(30)]
-    write_rank(tmp_path, header(0, 1), lines)
-    found = aggregate(LabelledRun("x", load_run(tmp_path)))
+    found = entry(tmp_path, 30, lambda at: {"reasons": {"loss": "was nan" if at >= 7 else "not read"}})
     assert alerts({"x": found})[0] == "the loss was NaN or infinite, first in step 7: what was timed may not train"
 
 
-def test_a_denominator_of_zero_is_counted(tmp_path: Path) -> None:
-    overlaps = [USUAL] * (FEW_STEPS + 1) + [metrics(20, 16, 0, 0)] * 2
-    (said,) = cautions(entry(tmp_path / "x", overlaps))
-    assert said == ("overlap_ratio is known in 42 of 46 steps of ranks; in the others: the record gives no reason")
-
-
 def test_collectives_that_were_timed_from_python_are_a_caution(tmp_path: Path) -> None:
-    found = entry(tmp_path / "x", [USUAL] * (FEW_STEPS + 1))
+    found = entry(tmp_path, ENOUGH)
     found.health.timed_from_python = "not built"
     assert alerts({"x": found})[-1] == "collectives were timed from Python: not built"
 

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from aorta.analysis.aggregate import LabelledRun, aggregate
@@ -17,20 +16,19 @@ from aorta.read.locations import load_source
 from aorta.read.record import load_run
 from aorta.read.run import Run
 from aorta.records.schema import Collective
-from tests.analysis.builders import collective, header, metrics, step, write_manifest, write_rank
+from tests.analysis.builders import collective, metrics, step
+from tests.analysis.run_builders import recorded
 from tests.read.kineto_files import ALLREDUCE, document, kernel
 
 CONFIG = {"workload": {"name": "mlp", "width": 64}, "training": {"mixed_precision": "none", "seed": 1}}
 
 
-def side(folder: Path, label: str, overlap: dict[str, float | None], config: dict[str, Any] = CONFIG, **head: Any):
-    folder = folder / label
-    folder.mkdir()
-    for rank in range(2):
-        lines = [step(rank, 2, overlap=overlap, collectives=[collective()])]
-        write_rank(folder, header(rank, 2, run_id=label, label=label, **head), lines)
-    write_manifest(folder, config, run_id=label)
-    return LabelledRun(label, load_run(folder))
+def side(
+    folder: Path, label: str, overlap: dict[str, float | None], config: dict[str, Any] = CONFIG, **head: Any
+) -> LabelledRun:
+    manifest = {"config": config, "run_id": label}
+    lines = [[step(rank, 2, overlap=overlap, collectives=[collective()])] for rank in range(2)]
+    return recorded(folder / label, lines.__getitem__, 2, run_id=label, label=label, manifest=manifest, **head)
 
 
 def compared(*sides: LabelledRun) -> Comparison:
@@ -88,22 +86,21 @@ def test_milliseconds_of_unknown_platforms_are_not_judged(tmp_path: Path) -> Non
 
 def test_a_null_side_is_a_null_difference_with_the_reason(tmp_path: Path) -> None:
     found = compared(side(tmp_path, "a", metrics(20, 16, 0, 0)), side(tmp_path, "b", metrics(20, 16, 8, 6)))
-    assert found.ratio_delta is None
-    assert found.ratio_delta_reason == "overlap_ratio is not available for a"
+    assert (found.ratio_delta, found.ratio_delta_reason) == (None, "overlap_ratio is not available for a")
     ratio = found.metrics["overlap_ratio"]
-    assert (ratio.difference, ratio.quotient, ratio.quotient_reason) == (
-        None,
-        None,
-        "not available on one side",
-    )
-    assert ratio.judgement == "not judged"
+    assert (ratio.difference, ratio.quotient, ratio.judgement) == (None, None, "not judged")
+    assert ratio.quotient_reason == "not available on one side"
 
 
-def test_unlike_work_is_warned_of_loudly_and_other_differences_are_listed(tmp_path: Path) -> None:
-    other = {"workload": {"name": "mlp", "width": 128}, "training": {"mixed_precision": "bf16", "seed": 2, "x": 1}}
+def test_between_runs_of_different_work_differences_are_listed_and_nothing_is_judged(tmp_path: Path) -> None:
+    """Where a run writes is no difference."""
+    training = {"mixed_precision": "bf16", "seed": 2, "x": 1, "output_dir": "elsewhere"}
     found = compared(
-        side(tmp_path, "a", metrics(20, 16, 8, 8)),
-        side(tmp_path, "b", metrics(20, 16, 8, 6), other, instrument_mode="observe"),
+        side(tmp_path, "a", metrics(20, 16, 8, 8), CONFIG | {"training": CONFIG["training"] | {"output_dir": "here"}}),
+        side(
+            *(tmp_path, "b", metrics(20, 16, 8, 6), {"workload": {"name": "mlp", "width": 128}, "training": training}),
+            instrument_mode="observe",
+        ),
     )
     assert as_json(found.manifest_differences) == [
         {"key": "header.instrument_mode", "reference": "dedicated", "candidate": "observe"},
@@ -114,6 +111,11 @@ def test_unlike_work_is_warned_of_loudly_and_other_differences_are_listed(tmp_pa
     ]
     assert found.unlike == ["config.workload.width", "config.training.mixed_precision"]
     assert any("different instrument modes: " in warning for warning in found.warnings)
+    assert {entry.judgement for entry in found.metrics.values()} == {"not judged"}
+    ratio = found.metrics["overlap_ratio"]
+    assert ratio.difference == pytest.approx(-0.25)
+    assert ratio.judgement_reason.startswith("the runs did not do the same work: config.workload.width")
+    assert "docs/" not in found.verdict_reason  # a wheel has no docs
 
 
 def test_collectives_that_were_timed_in_different_ways_are_warned_of(tmp_path: Path) -> None:
@@ -142,12 +144,9 @@ def loaded(
     folder: Path, label: str, library: dict[str, Any] | None, *losses: float | None, **environment: str
 ) -> LabelledRun:
     """A run of one rank that recorded its library, its variables and a loss a step."""
-    steps = [step(0, 1, at, overlap=metrics(20, 16, 8, 8)) for at in range(len(losses))]
-    steps = [msgspec.structs.replace(each, loss=loss) for each, loss in zip(steps, losses, strict=True)]
-    write_rank(folder / label, header(run_id=label), steps)
-    facts = {"environment": environment, "collective_library": library}
-    write_manifest(folder / label, CONFIG, run_id=label, **facts)
-    return LabelledRun(label, load_run(folder / label))
+    steps = [step(0, 1, at, overlap=metrics(20, 16, 8, 8), loss=loss) for at, loss in enumerate(losses)]
+    manifest = {"config": CONFIG, "run_id": label, "environment": environment, "collective_library": library}
+    return recorded(folder / label, lambda rank: steps, run_id=label, label=label, manifest=manifest)
 
 
 def test_two_builds_of_one_version_are_a_difference_and_so_are_variables(tmp_path: Path) -> None:
@@ -216,47 +215,24 @@ def test_a_run_against_itself_and_a_lost_manifest_are_warned_of(tmp_path: Path) 
 
 
 def test_collectives_are_compared_with_those_of_the_same_size(tmp_path: Path) -> None:
-    sides = []
-    for label, transfers_ms in (("a", (1, 4)), ("b", (2, 3))):
-        (tmp_path / label).mkdir()
+    def transferred(label: str, *transfers_ms: int) -> LabelledRun:
         rows = [
             collective(seq=seq, start_ms=0, end_ms=transfer_ms, bytes=1000 * (seq + 1))
             for seq, transfer_ms in enumerate(transfers_ms)
         ]
-        write_rank(tmp_path / label, header(run_id=label), [step(overlap=metrics(20, 16, 8, 6), collectives=rows)])
-        sides.append(LabelledRun(label, load_run(tmp_path / label)))
-    found = compared(*sides).collectives
+        lines = [step(overlap=metrics(20, 16, 8, 6), collectives=rows)]
+        return recorded(tmp_path / label, lambda rank: lines, run_id=label)
+
+    found = compared(transferred("a", 1, 4), transferred("b", 2, 3)).collectives
     assert [(row.bytes, row.transfer_ms.difference) for row in found] == [(1000, 1), (2000, -1)]
 
 
-def test_where_a_run_writes_is_no_difference(tmp_path: Path) -> None:
-    places = [CONFIG | {"training": {"output_dir": name}} for name in ("a", "b")]
-    found = compared(*(side(tmp_path, c["training"]["output_dir"], metrics(20, 16, 8, 6), c) for c in places))
-    assert found.manifest_differences == []
-
-
 def test_a_side_without_steps_is_compared_as_null(tmp_path: Path) -> None:
-    full = side(tmp_path, "a", metrics(20, 16, 8, 8))
-    (tmp_path / "b").mkdir()
-    write_rank(tmp_path / "b", header(run_id="b"), [])
-    found = compared(full, LabelledRun("b", load_run(tmp_path / "b")))
+    empty = recorded(tmp_path / "b", lambda rank: [], run_id="b")
+    found = compared(side(tmp_path, "a", metrics(20, 16, 8, 8)), empty)
     assert found.ratio_delta is None
     assert found.metrics["window_ms"].judgement_reason == "candidate: no step is used"
     assert found.collectives_on_one_side == {"reference": 1, "candidate": 0}
-
-
-def test_nothing_is_better_or_worse_between_runs_of_different_work(tmp_path: Path) -> None:
-    other = {"workload": {"name": "mlp", "width": 128}, "training": {"mixed_precision": "none", "seed": 1}}
-    found = compared(
-        side(tmp_path, "a", metrics(20, 16, 8, 8)),
-        side(tmp_path, "b", metrics(20, 16, 8, 6), other),
-    )
-    assert found.unlike == ["config.workload.width"]
-    assert {entry.judgement for entry in found.metrics.values()} == {"not judged"}
-    ratio = found.metrics["overlap_ratio"]
-    assert ratio.difference == pytest.approx(-0.25)
-    assert ratio.judgement_reason == "the runs did not do the same work: config.workload.width"
-    assert "docs/" not in found.verdict_reason  # a wheel has no docs
 
 
 def test_a_world_size_that_a_trace_does_not_say_is_no_other_work() -> None:
@@ -266,14 +242,11 @@ def test_a_world_size_that_a_trace_does_not_say_is_no_other_work() -> None:
 
 def program(folder: Path, label: str, *collectives: Collective, workload: str | None = None, **head: Any) -> Run:
     """A recorded program of one's own: its configuration does not say what it computes."""
-    (folder := folder / label).mkdir()
-    for rank in range(2):
-        lines = [
-            step(rank, 2, number, overlap=metrics(20, 16, 8, 6), collectives=list(collectives)) for number in range(3)
-        ]
-        write_rank(folder, header(rank, 2, run_id=label, **{"parallel": "ddp"} | head), lines)
-    write_manifest(folder, {"workload": workload and {"name": workload}}, run_id=label)
-    return load_run(folder)
+    shared = {"overlap": metrics(20, 16, 8, 6), "collectives": list(collectives)}
+    of_rank = {rank: [step(rank, 2, number, **shared) for number in range(3)] for rank in range(2)}
+    manifest = {"config": {"workload": workload and {"name": workload}}, "run_id": label}
+    head = {"parallel": "ddp", "run_id": label, "manifest": manifest} | head
+    return recorded(folder / label, of_rank.__getitem__, 2, **head).run
 
 
 BUCKETS = [collective(seq=seq, bytes=2_000_000) for seq in range(2)]
@@ -281,31 +254,22 @@ HALVES = [collective(seq=seq, bytes=500_000, dtype="bfloat16") for seq in range(
 
 
 @pytest.mark.parametrize(
-    ("collectives", "unlike"),
+    ("collectives", "changes", "unlike"),
     [
-        (BUCKETS, False),
-        (HALVES, False),  # the same values in other buckets and of another type
-        ([*BUCKETS, collective(seq=2, bytes=4)], False),  # a loss besides
-        ([*BUCKETS, collective("allgather", seq=2, bytes=2_000_000)], False),  # nothing is reduced by it
-        (BUCKETS[:1], True),
-        ([*BUCKETS, *HALVES], True),
-        ([], False),  # nothing tells
+        (BUCKETS, {}, False),
+        (HALVES, {}, False),  # the same values in other buckets and of another type
+        ([*BUCKETS, collective(seq=2, bytes=4)], {}, False),  # a loss besides
+        ([*BUCKETS, collective("allgather", seq=2, bytes=2_000_000)], {}, False),  # nothing is reduced by it
+        (BUCKETS[:1], {}, True),
+        (BUCKETS[:1], {"parallel": "fsdp"}, False),  # another strategy
+        (BUCKETS[:1], {"workload": "mlp"}, False),  # its configuration says what was computed
+        ([*BUCKETS, *HALVES], {}, True),
+        ([], {}, False),  # nothing tells
     ],
 )
 def test_programs_that_reduce_other_values_a_step_did_other_work(
-    tmp_path: Path, collectives: list[Collective], unlike: bool
+    tmp_path: Path, collectives: list[Collective], changes: dict[str, Any], unlike: bool
 ) -> None:
-    reference, candidate = program(tmp_path, "a", *BUCKETS), program(tmp_path, "b", *collectives)
-    said = unlike_work(reference, candidate)
+    said = unlike_work(program(tmp_path, "a", *BUCKETS), program(tmp_path, "b", *collectives, **changes))
     assert (said is not None) == unlike
-    if said is not None:
-        assert "reduces 1000000 values over ranks in the reference" in said
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"parallel": "fsdp"}, {"workload": "mlp"}],
-    ids=["another strategy", "a configuration that says what was computed"],
-)
-def test_what_programs_reduce_tells_nothing_without_the_same_strategy(tmp_path: Path, changes: dict[str, Any]) -> None:
-    assert unlike_work(program(tmp_path, "a", *BUCKETS), program(tmp_path, "b", BUCKETS[0], **changes)) is None
+    assert said is None or "reduces 1000000 values over ranks in the reference" in said

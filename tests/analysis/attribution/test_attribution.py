@@ -3,8 +3,9 @@ nanosecond, whatever a record holds."""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -15,12 +16,8 @@ from msgspec.structs import replace
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.attribution import NO_ROW, SHOWN_ROWS, Totals, break_down, totals_of
 from aorta.errors import InputError
-from aorta.read.record import load_run
-from aorta.read.traces.load import load_traces
 from tests.analysis.attribution.records import attributed, block, comm, dataset, exact, made_step
 from tests.analysis.builders import metrics, step
-from tests.read.kineto_files import ALLREDUCE, document, kernel
-from tests.read.kineto_files import step as kineto_step
 from tests.strategies import interval_lists
 
 BLOCKS = [
@@ -147,17 +144,15 @@ def test_launches_are_pooled(tmp_path: Path) -> None:
     assert found.difference_ms == pytest.approx(14 * 6 / 10)
 
 
-def test_a_record_that_was_written_over_since_is_an_error(tmp_path: Path) -> None:
-    one, two = two_ranks(tmp_path / "a", "a"), two_ranks(tmp_path / "b", "b")
-    path = tmp_path / "b" / "rank_1_metrics.jsonl"
-    text = path.read_bytes()
-    path.write_bytes(b"\n" + text)
-    with pytest.raises(InputError, match=r"rank_1_metrics\.jsonl: cannot be read again"):
-        attributed(one, two)
+@pytest.mark.parametrize("since", [lambda record: b"\n" + record, lambda record: b""])
+def test_a_record_that_was_written_over_since_is_an_error(tmp_path: Path, since: Callable[[bytes], bytes]) -> None:
+    read = two_ranks(tmp_path, "a")
+    path = tmp_path / "rank_1_metrics.jsonl"
+    content = path.read_bytes()
     path.unlink()
-    path.touch()
+    path.write_bytes(since(content))
     with pytest.raises(InputError, match=r"rank_1_metrics\.jsonl: cannot be read again"):
-        attributed(one, two)
+        totals_of(read)
 
 
 def test_one_run_s_exposed_time_is_broken_down_without_a_second(tmp_path: Path) -> None:
@@ -178,83 +173,54 @@ def test_one_run_s_exposed_time_is_broken_down_without_a_second(tmp_path: Path) 
     assert "no step after warm-up" in (break_down([totals_of(warmup)]).reason or "")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("random")
-
-
 KINDS = st.sampled_from(["allreduce", "allgather", "reducescatter", "send"])
 STEPS = st.lists(st.tuples(interval_lists, interval_lists, interval_lists, st.lists(KINDS, min_size=8, max_size=8)),
                  min_size=1, max_size=4)  # fmt: skip
 
 
-def two_sides(folder: Path, sides: Any) -> list[LabelledRun]:
-    """Records of two sides, from what `STEPS` draws for each rank."""
-    made = []
-    for side, ranks in enumerate(sides):
-        lines = [
-            [
-                made_step(
-                    rank,
-                    2,
-                    number,
-                    40,
-                    [block(f"b{k % 2}", "forward", *span) for k, span in enumerate(blocks)],
-                    [comm(kinds[k], *span, 8, k) for k, span in enumerate(rows)],
-                    stalls,
-                )
-                for number, (blocks, rows, stalls, kinds) in enumerate(steps)
-            ]
-            for rank, steps in enumerate(ranks)
-        ]
-        for old in (folder / str(side)).glob("rank_*"):
-            old.unlink()
-        made.append(dataset(folder / str(side), str(side), lines))
-    return made
-
-
 @given(st.lists(st.lists(STEPS, min_size=2, max_size=2), min_size=2, max_size=2))
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-def test_every_breakdown_of_any_record_adds_up_exactly(folder: Path, sides: Any) -> None:
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+def test_every_breakdown_of_any_record_adds_up_exactly(sides: Any) -> None:
     """Two sides of two ranks, steps of 40 ms, collectives and blocks wherever chance puts them."""
-    made = two_sides(folder, sides)
-    found = attributed(*made)
+    made = []
+    with TemporaryDirectory() as folder:
+        for side, ranks in zip("ab", sides, strict=True):
+            lines = [
+                [
+                    made_step(
+                        *(rank, 2, number, 40),
+                        [block(f"b{k % 2}", "forward", *span) for k, span in enumerate(blocks)],
+                        [comm(kinds[k], *span, 8, k) for k, span in enumerate(rows)],
+                        stalls,
+                    )
+                    for number, (blocks, rows, stalls, kinds) in enumerate(steps)
+                ]
+                for rank, steps in enumerate(ranks)
+            ]
+            made.append(dataset(Path(folder, side), side, lines))
+        found = attributed(*made)
+        exposed = [loaded.values("exposed_comm_ms").mean() for loaded in made]
     assert NO_ROW not in {row.what for row in found.dimensions["collective"]}
-    for exposed_ms, loaded in zip((found.reference_ms, found.exposed_ms), made, strict=True):
-        assert exposed_ms == pytest.approx(loaded.values("exposed_comm_ms").mean())
-    assert load_run(folder / "0").source.rank == 0
+    assert [found.reference_ms, found.exposed_ms] == pytest.approx(exposed)
 
 
-def traces(folder: Path, length_us: int, late_us: int) -> LabelledRun:
-    """Two steps of 200 us on two ranks: compute from 10 to 40, an all-reduce from 30 on for which rank 1 comes late."""
-    folder.mkdir()
-    for rank in (0, 1):
-        events = []
-        for number in range(2):
-            start = number * 200
-            begin = 30 + (late_us if rank == 1 else 0)
-            events += [kineto_step(number + 5, start, 200), kernel("gemm", start + 10, 30, rank)]
-            one = kernel(ALLREDUCE, start + begin, 30 + late_us + length_us - begin, rank, 20)
-            one["args"] |= {"Collective name": "allreduce", "In msg nelems": 1000, "Out msg nelems": 1000}
-            one["args"] |= {"Seq": number, "Group size": 2, "dtype": "Float", "Process Group Name": "0"}
-            events.append(one)
-        about = {
-            "backend": "nccl",
-            "rank": rank,
-            "world_size": 2,
-            "pg_config": [{"pg_name": "0", "pg_size": 2, "ranks": [0, 1]}],
-        }
-        (folder / f"{rank}.json").write_text(json.dumps(document(events, distributedInfo=about, cupti_version=26)))
-    return LabelledRun(folder.name, load_traces(str(folder)))
+@pytest.mark.parametrize(
+    ("transfer_ms", "late_ms", "transfer", "waiting"),
+    [(60, 0, 40, 0), (20, 50, 10, 20)],
+    ids=["a longer transfer", "a later peer"],
+)
+def test_a_longer_transfer_is_told_from_a_later_peer(
+    tmp_path: Path, transfer_ms: float, late_ms: float, transfer: float, waiting: float
+) -> None:
+    """Compute from 10 to 40, an all-reduce from 30 on, for which rank 1 comes late: it waits for nobody."""
 
+    def run(name: str, length_ms: float, late_ms: float) -> LabelledRun:
+        end_ms = 30 + late_ms + length_ms
+        rows = [[comm("allreduce", begin, end_ms, 4000)] for begin in (30, 30 + late_ms)]
+        computed = [block("a", "forward", 10, 40)]
+        return dataset(tmp_path / name, name, [[made_step(rank, 2, 0, 200, computed, rows[rank])] for rank in (0, 1)])
 
-def test_a_longer_transfer_is_told_from_a_later_peer(tmp_path: Path) -> None:
-    base, other = traces(tmp_path / "base", 20, 0), traces(tmp_path / "longer", 60, 0)
-    longer = attributed(base, other)
-    assert longer.reference_ms == pytest.approx(0.010)
-    assert longer.difference_ms == pytest.approx(0.040)
-    assert longer.dimensions["part"][0].what == "transfer"
-    later = attributed(base, traces(tmp_path / "later", 20, 50))
-    # rank 0 waits from 30 to 80, 40 of it exposed; on rank 1, which comes at 80, nothing is hidden any more
-    parts = {row.what: row.difference_ms for row in later.dimensions["part"]}
-    assert parts == pytest.approx({"waiting for peers": 0.040 / 2, "transfer": 0.010})
+    found = attributed(run("base", 20, 0), run("other", transfer_ms, late_ms))
+    assert found.reference_ms == pytest.approx(10)
+    parts = {row.what: row.difference_ms for row in found.dimensions["part"]}
+    assert (parts["transfer"], parts.get("waiting for peers", 0)) == pytest.approx((transfer, waiting))

@@ -1,8 +1,10 @@
-"""Runs whose host sets the pace: steps that marks decide, steps that they leave open, and steps measured by kernels."""
+"""Runs written and read back; among them those whose host sets the pace, with steps that marks decide, steps that they
+leave open, and steps measured by kernels.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,26 @@ from aorta.documents.dataset import DatasetEntry
 from aorta.read.record import load_run
 from aorta.records.schema import Calibration, Step
 from tests.analysis.builders import footer, header, metrics, step, write_manifest, write_rank
+
+
+def recorded(
+    folder: Path,
+    of_rank: Callable[[int], Iterable[Step]],
+    ranks: int = 1,
+    world: int | None = None,
+    label: str = "x",
+    manifest: dict[str, Any] | None = None,
+    **head: Any,
+) -> LabelledRun:
+    """A run that ended well: the steps of each rank, of a world of so many ranks or more; with what is told for its
+    manifest, or without one.
+    """
+    for rank in range(ranks):
+        write_rank(folder, header(rank, world or ranks, label=label, **head), list(of_rank(rank)))
+    if manifest is not None:
+        write_manifest(folder, **manifest)
+    return LabelledRun(label, load_run(folder))
+
 
 OPEN = ("compute_ms", "compute_comm_ms", "exposed_comm_ms", "overlap_ratio", "exposed_share")
 WINDOW, COMM = 20.0, 8.0
