@@ -44,7 +44,7 @@ ELSEWHERE: Final[dict[str, str]] = {
     "python analysis/overlap_report.py --reference cuda --candidate rocm": "tests/test_main_job.py runs it on two runs",
     f"aorta ab --output artifacts/ab --launches 4 {_CANDIDATE}": _PLAN,
     "aorta ab --output artifacts/own --launches 4 --command 'torchrun --nproc_per_node 2 docs/examples/plain.py'"
-    " --candidate env.OMP_NUM_THREADS=2": "tests/experiments/test_plan_real.py runs it with one launch a side",
+    " --candidate env.OMP_NUM_THREADS=2": "tests/experiments/test_plan_processes.py runs it with one launch a side",
     "aorta report artifacts/ab/reference artifacts/ab/candidate --fail-on 'exposed_comm_ms>5%'": _PLAN,
     "aorta whatif artifacts/ab/reference/00 --set network.bandwidth=x2": f"of a launch of that plan: {_PLAN}",
 }

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +16,29 @@ from aorta.documents import known as value_of
 from aorta.documents.dataset import DatasetEntry, PhaseTimes
 from aorta.read.record import load_run
 from aorta.records.schema import Coverage, Step
-from tests.analysis.builders import collective, header, metrics, step, write_rank
-
-
-def aggregated(folder: Path) -> DatasetEntry:
-    return aggregate(LabelledRun("base", load_run(folder)))
+from tests.analysis.builders import collective, metrics, step
+from tests.analysis.run_builders import recorded
+from tests.runs import ROOT
 
 
 @pytest.fixture
 def known(tmp_path: Path) -> DatasetEntry:
     """Two ranks, one warm-up step and two more. Rank 0: 2 of 4 ms and 6 of 8 ms hidden; rank 1: 1 of 4 and 8 of 8."""
     hidden = {0: ((4, 2), (8, 6)), 1: ((4, 1), (8, 8))}
-    for rank, parts in hidden.items():
-        lines = [step(rank, 2, 0, overlap=metrics(500, 400, 300, 0), warmup=True, loss=99.0)]
-        lines += [
-            step(rank, 2, number, overlap=metrics(20 + 10 * number + rank, 16, comm, inside), loss=number + rank)
-            for number, (comm, inside) in enumerate(parts, start=1)
-        ]
-        write_rank(tmp_path, header(rank, 2, warmup_steps=1), lines)
-    return aggregated(tmp_path)
+
+    def of_rank(rank: int) -> Iterator[Step]:
+        yield step(rank, 2, 0, overlap=metrics(500, 400, 300, 0), warmup=True, loss=99.0)
+        for number, (comm, inside) in enumerate(hidden[rank], start=1):
+            overlap = metrics(20 + 10 * number + rank, 16, comm, inside)
+            yield step(rank, 2, number, overlap=overlap, loss=number + rank)
+
+    return aggregate(recorded(tmp_path, of_rank, 2, warmup_steps=1))
+
+
+def of_steps(folder: Path, *overlaps: dict[str, float | None], world: int = 2, **more: Any) -> DatasetEntry:
+    """One rank, whose steps have these metrics; `more`: what all of them have besides."""
+    lines = [step(0, world, number, overlap=overlap, **more) for number, overlap in enumerate(overlaps)]
+    return aggregate(recorded(folder, lambda rank: lines, world=world))
 
 
 @pytest.mark.spec("D21")
@@ -55,65 +60,50 @@ def test_the_numbers_of_a_run_are_those_worked_out_by_hand(known: DatasetEntry) 
 
 
 def test_a_metric_that_is_made_of_others_is_null_where_one_of_them_is(tmp_path: Path) -> None:
-    lines = [step(0, 1, number, overlap=metrics(20, 10, 4, 4)) for number in range(2)]  # idle 10 of 20 ms
-    lines.append(step(0, 1, 2, overlap=metrics(20, 10, 4, 4, idle_ms=None), reasons={"idle_ms": "not seen"}))
-    write_rank(tmp_path, header(0, 1), lines)
-    entry = aggregated(tmp_path).metrics["idle_share"]
+    idle = metrics(20, 10, 4, 4)  # idle 10 of 20 ms
+    unseen = idle | {"idle_ms": None}
+    entry = of_steps(tmp_path, idle, idle, unseen, world=1, reasons={"idle_ms": "not seen"}).metrics["idle_share"]
     assert (entry.median, entry.count, entry.null_reasons) == (0.5, 2, {"not seen": 1})
     assert aorta.analysis.steps(tmp_path)["idle_share"].tolist()[:2] == [0.5, 0.5]
 
 
 def test_a_step_that_a_rank_lacks_is_no_job_step(tmp_path: Path) -> None:
-    for rank, numbers in enumerate(((0, 1, 2), (0, 2))):
-        lines = [step(rank, 2, number, overlap=metrics(10 + 10 * number + rank, 8, 4, 2)) for number in numbers]
-        write_rank(tmp_path, header(rank, 2), lines)
-    job = aggregated(tmp_path).metrics["job_step_ms"]
+    def of_rank(rank: int) -> Iterator[Step]:
+        for number in ((0, 1, 2), (0, 2))[rank]:
+            yield step(rank, 2, number, overlap=metrics(10 + 10 * number + rank, 8, 4, 2))
+
+    job = aggregate(recorded(tmp_path, of_rank, 2)).metrics["job_step_ms"]
     assert (job.count, job.min, job.max) == (2, 11, 31)
 
 
 def test_a_ratio_of_sums_leaves_out_steps_in_which_either_part_is_null(tmp_path: Path) -> None:
-    lines = [
-        step(0, 2, 0, overlap=metrics(10, 8, 4, 2)),
-        step(0, 2, 1, overlap=metrics(10, 8, 6, 5, compute_comm_ms=None)),
-        step(0, 2, 2, overlap=metrics(10, 8, 6, 5, comm_ms=None)),
-        step(0, 2, 3, overlap=metrics(10, 8, 4, 1)),
-    ]
-    write_rank(tmp_path, header(0, 2), lines)
-    assert aggregated(tmp_path).metrics["overlap_ratio"].ratio_of_sums == 3 / 8
+    lacking = ({"compute_comm_ms": None}, {"comm_ms": None})
+    overlaps = [metrics(10, 8, 4, 2), *(metrics(10, 8, 6, 5) | part for part in lacking), metrics(10, 8, 4, 1)]
+    assert of_steps(tmp_path, *overlaps).metrics["overlap_ratio"].ratio_of_sums == 3 / 8
 
 
 def test_null_steps_are_counted_with_their_reasons(tmp_path: Path) -> None:
-    quiet, unseen = "no communication in this window", "2 of 3 collectives seen"
     blind = dict.fromkeys(metrics(10, 8, 4, 2)) | {"window_ms": 10.0, "compute_ms": 8.0}
     lines = [
         step(0, 2, 0, overlap=metrics(10, 8, 4, 2)),
-        step(0, 2, 1, overlap=metrics(10, 8, 0, 0), reasons={"overlap_ratio": quiet}),
-        step(0, 2, 2, overlap=blind, reasons=dict.fromkeys(blind, unseen), coverage=Coverage(2, 3, False, unseen)),
+        step(0, 2, 1, overlap=metrics(10, 8, 0, 0), reasons={"overlap_ratio": QUIET}),
+        step(0, 2, 2, overlap=blind, reasons=dict.fromkeys(blind, "unseen"), coverage=Coverage(2, 3, False, "unseen")),
     ]
-    write_rank(tmp_path, header(0, 2), lines)
-    found = aggregated(tmp_path).metrics
-    assert (found["overlap_ratio"].count, found["overlap_ratio"].nulls) == (1, 2)
-    assert found["overlap_ratio"].null_reasons == {quiet: 1, unseen: 1}
-    assert found["overlap_ratio"].ratio_of_sums == 0.5
-    assert found["compute_ms"].count == 3
+    found = aggregate(recorded(tmp_path, lambda rank: lines, world=2)).metrics
+    ratio = found["overlap_ratio"]
+    assert (ratio.count, ratio.nulls, ratio.null_reasons) == (1, 2, {QUIET: 1, "unseen": 1})
+    assert (ratio.ratio_of_sums, found["compute_ms"].count) == (0.5, 3)
 
 
 def test_a_run_without_communication_has_no_ratio_but_a_reason(tmp_path: Path) -> None:
-    reason = "no communication in this window"
-    write_rank(
-        tmp_path, header(0, 2), [step(0, 2, overlap=metrics(10, 8, 0, 0), reasons={"overlap_ratio": reason}, loss=None)]
-    )
-    entry = aggregated(tmp_path)
-    assert entry.overlap_ratio is None
-    assert entry.mean_loss is None
-    assert entry.null_reasons == {"mean_loss": "loss is unknown in every step", "overlap_ratio": reason}
-    assert entry.metrics["overlap_ratio"].ratio_of_sums is None
+    entry = of_steps(tmp_path, metrics(10, 8, 0, 0), reasons={"overlap_ratio": QUIET}, loss=None)
+    assert entry.overlap_ratio is entry.mean_loss is entry.metrics["overlap_ratio"].ratio_of_sums is None
+    assert entry.null_reasons == {"mean_loss": "loss is unknown in every step", "overlap_ratio": QUIET}
     assert entry.metrics["overlap_ratio"].ratio_of_sums_reason == "comm_ms is 0 or unknown in every step"
 
 
 def test_one_rank_communicates_with_nobody_and_has_no_ratio_but_a_reason(tmp_path: Path) -> None:
-    write_rank(tmp_path, header(), [step(overlap=metrics(10, 8, 4, 2))])
-    entry = aggregated(tmp_path)
+    entry = of_steps(tmp_path, metrics(10, 8, 4, 2), world=1)
     for name in ("overlap_ratio", "overlap_over_compute"):
         found = entry.metrics[name]
         assert (found.count, found.nulls, found.median, found.ratio_of_sums) == (0, 1, None, None)
@@ -125,29 +115,18 @@ def test_one_rank_communicates_with_nobody_and_has_no_ratio_but_a_reason(tmp_pat
 
 def test_a_kind_a_step_does_not_mention_was_not_used_in_it(tmp_path: Path) -> None:
     gathered = metrics(10, 8, 4, 2, allgather_ms=3.0, compute_allgather_ms=1.0, exposed_allgather_ms=2.0)
-    unseen = metrics(10, 8, 4, 2, comm_ms=None)
-    lines = [
-        step(0, 1, number, overlap=overlap, reasons={"comm_ms": "not seen"})
-        for number, overlap in enumerate([gathered, metrics(10, 8, 4, 2), unseen])
-    ]
-    write_rank(tmp_path, header(), lines)
-    entry = aggregated(tmp_path).metrics["allgather_ms"]
-    assert (entry.count, entry.min, entry.max) == (2, 0.0, 3.0)
-    assert entry.null_reasons == {"not seen": 1}
+    others = metrics(10, 8, 4, 2), metrics(10, 8, 4, 2, comm_ms=None)
+    entry = of_steps(tmp_path, gathered, *others, world=1, reasons={"comm_ms": "not seen"}).metrics["allgather_ms"]
+    assert (entry.count, entry.min, entry.max, entry.null_reasons) == (2, 0.0, 3.0, {"not seen": 1})
 
 
-@pytest.mark.parametrize(
-    ("steps", "reason"),
-    [([], NOTHING_RECORDED), ([step(overlap=metrics(10, 8, 4, 2), warmup=True)], NOTHING_USED)],
-)
-def test_nothing_after_warmup_is_a_count_of_zero(tmp_path: Path, steps: list[Any], reason: str) -> None:
-    write_rank(tmp_path, header(), steps)
-    entry = aggregated(tmp_path)
-    assert entry.count == 0
-    assert entry.reason == reason
-    assert value_of(entry.metrics) is None
+@pytest.mark.parametrize(("overlaps", "reason"), [([], NOTHING_RECORDED), ([metrics(10, 8, 4, 2)], NOTHING_USED)])
+def test_nothing_after_warmup_is_a_count_of_zero(tmp_path: Path, overlaps: list[Any], reason: str) -> None:
+    entry = of_steps(tmp_path, *overlaps, warmup=True)
+    assert (entry.count, entry.reason, value_of(entry.metrics)) == (0, reason, None)
 
 
+QUIET = "no communication in this window"
 BLIND = Coverage(2, 3, False, "the backends counted 3 collectives, AORTA saw 2")
 
 
@@ -179,48 +158,37 @@ def steps_of(rank: int) -> list[Step]:
     return lines
 
 
-def write(folder: Path, lines: dict[int, list[Step]]) -> DatasetEntry:
-    folder.mkdir(exist_ok=True)
-    for rank, steps in lines.items():
-        write_rank(folder, header(rank, 2, warmup_steps=1), steps)
-    return aggregate(LabelledRun("base", load_run(folder)))
+def phases(folder: Path, lines: dict[int, list[Step]]) -> DatasetEntry:
+    return aggregate(recorded(folder, lines.__getitem__, len(lines), world=2, warmup_steps=1))
 
 
 @pytest.fixture
 def whole(tmp_path: Path) -> DatasetEntry:
-    return write(tmp_path / "run", {0: steps_of(0), 1: steps_of(1)})
+    return phases(tmp_path / "run", {rank: steps_of(rank) for rank in (0, 1)})
 
 
-def test_efficiency_is_of_the_slowest_ranks_median_steps(whole: DatasetEntry) -> None:
+def test_efficiency_is_of_the_slowest_ranks_median_steps_and_slowdown_of_each_rank_s_busy_time(
+    whole: DatasetEntry,
+) -> None:
     found = whole.metrics["overlap_efficiency"]
     assert found.phase_times == PhaseTimes(train_ms=104, compute_only_ms=70, comm_only_ms=56)
     assert found.median == pytest.approx((70 + 56 - 104) / 56)
     assert (found.count, found.nulls, found.reason) == (1, 0, None)
-
-
-def test_slowdown_is_of_busy_time_rank_by_rank(whole: DatasetEntry) -> None:
-    found = whole.metrics["compute_slowdown"]
-    assert found.per_rank_median == pytest.approx({"0": 0.1, "1": 0.24})
-    assert found.median == pytest.approx(0.17)
-    assert (found.count, found.reason) == (2, None)
-
-
-def test_contention_is_not_clamped(tmp_path: Path) -> None:
-    lines = short(200, 80, (70, 60), 50)
-    assert write(tmp_path, lines).metrics["overlap_efficiency"].median == pytest.approx(-80 / 50)
+    slowdown = whole.metrics["compute_slowdown"]
+    assert slowdown.per_rank_median == pytest.approx({"0": 0.1, "1": 0.24})
+    assert (slowdown.median, slowdown.count, slowdown.reason) == (pytest.approx(0.17), 2, None)
 
 
 def test_nothing_else_sees_the_other_phases(whole: DatasetEntry, tmp_path: Path) -> None:
     bare = {rank: [line for line in steps_of(rank) if line.phase == "train"] for rank in (0, 1)}
-    without = write(tmp_path / "bare", bare)
+    without = phases(tmp_path / "bare", bare)
     assert whole.steps.isolated_rank_steps == {"comm_only": 8, "compute_only": 8}
     for entry in (whole, without):
         del entry.metrics["overlap_efficiency"], entry.metrics["compute_slowdown"]
         entry.source.path, entry.steps.isolated_rank_steps = "", {}
     assert as_json(whole) == as_json(without)
     assert whole.health.problems == []  # the footer's count is of all phases
-    assert len(aorta.analysis.steps(tmp_path / "run")) == 8
-    assert len(aorta.analysis.collectives(tmp_path / "run")) == 8
+    assert len(aorta.analysis.steps(tmp_path / "run")) == len(aorta.analysis.collectives(tmp_path / "run")) == 8
 
 
 def without_phase(phase: str) -> dict[int, list[Step]]:
@@ -279,22 +247,25 @@ UNSEEN = "computation was not seen apart from stalls: the backends counted 3 col
 def test_every_null_has_its_reason(
     tmp_path: Path, lines: dict[int, list[Step]], efficiency: str | None, slowdown: str | None
 ) -> None:
-    found = write(tmp_path, lines).metrics
+    found = phases(tmp_path, lines).metrics
     for name, reason in (("overlap_efficiency", efficiency), ("compute_slowdown", slowdown)):
         assert found[name].reason == reason
         assert (found[name].median is None) == (reason is not None)
 
 
-def test_exactly_two_percent_is_enough(tmp_path: Path) -> None:
-    lines = short(100, 9, (99, 8), 2)
-    assert write(tmp_path, lines).metrics["overlap_efficiency"].median == pytest.approx(0.5)
-
-
-RUN = Path(__file__).resolve().parents[1] / "samples" / "two_gloo_ranks"
+@pytest.mark.parametrize(
+    ("lines", "efficiency"),
+    [
+        (short(100, 9, (99, 8), 2), 0.5),  # exactly 2 % of T
+        (short(200, 80, (70, 60), 50), -80 / 50),  # contention is not clamped
+    ],
+)
+def test_an_efficiency_worked_out_by_hand(tmp_path: Path, lines: dict[int, list[Step]], efficiency: float) -> None:
+    assert phases(tmp_path, lines).metrics["overlap_efficiency"].median == pytest.approx(efficiency)
 
 
 def test_the_run_is_whole_and_every_metric_has_a_value_or_a_reason() -> None:
-    run = load_run(RUN)
+    run = load_run(ROOT / "tests" / "samples" / "two_gloo_ranks")
     assert (run.health.ranks_read, run.health.ranks_missing, run.health.problems) == ([0, 1], [], [])
     assert set(run.health.endings.values()) == {"completed"}
     entry = aggregate(LabelledRun("sample", run))

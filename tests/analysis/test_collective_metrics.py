@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -16,16 +17,16 @@ from hypothesis import strategies as st
 
 import aorta.analysis
 from aorta.analysis import dataframes
-from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.collective_metrics import collective_metrics
 from aorta.documents import as_json
 from aorta.documents.metrics import COLLECTIVE_METRIC_NAMES, busbw_factor
 from aorta.errors import InputError
-from aorta.read.frames import UNNUMBERED, Groups
+from aorta.read.frames import UNNUMBERED
 from aorta.read.record import load_run
-from aorta.records.schema import Collective, Coverage
+from aorta.records.schema import Collective, Coverage, Step
 from aorta.timeline.classes import LOCKSTEP, UNKNOWN_KIND
 from tests.analysis.builders import collective, footer, header, metrics, step, write_rank
+from tests.analysis.run_builders import recorded
 
 HALF = metrics(10, 8, 4, 2)
 NO_SHRINKING = (
@@ -183,7 +184,7 @@ def test_metrics_across_ranks_are_those_of_plain_loops(plan: Any, missed: bool, 
 
 
 def _same(found: Any, key: Any) -> bool:
-    """Keys of the table and of the loops; an unknown group size is NA in the one, None in the other."""
+    """Keys of the table and of the loops; an unknown group size is NA in the table, None in the loops."""
     return tuple(None if pd.isna(part) else part for part in found) == key
 
 
@@ -234,10 +235,12 @@ def test_lateness_at_the_first_wait_agrees_with_plain_loops(plan: Any, piece: in
 )
 def test_bandwidths_by_hand(tmp_path: Path, ranks: int, kind: str, count: int, busbw: float | None) -> None:
     """8 MB in 2 ms are 4 GB/s. Of that a bus of n ranks carries 2 (n - 1) / n in an all-reduce, else (n - 1) / n."""
-    for rank in range(ranks):
-        row = collective(kind, end_ms=2 + rank, bytes=count)
-        write_rank(tmp_path, header(rank, ranks), [step(rank, ranks, overlap=HALF, collectives=[row])])
-    (entry,) = as_json(LabelledRun("x", load_run(tmp_path)).collectives.collectives)
+
+    def of_rank(rank: int) -> list[Step]:
+        rows = [collective(kind, end_ms=2 + rank, bytes=count)]
+        return [step(rank, ranks, overlap=HALF, collectives=rows)]
+
+    (entry,) = as_json(recorded(tmp_path, of_rank, ranks).collectives.collectives)
     assert entry["transfer_ms"]["median"] == 2.0
     assert entry["algbw_gb_per_s"]["median"] == (None if busbw is None else pytest.approx(4.0))
     assert entry["busbw_gb_per_s"]["median"] == (None if busbw is None else pytest.approx(busbw))
@@ -246,36 +249,27 @@ def test_bandwidths_by_hand(tmp_path: Path, ranks: int, kind: str, count: int, b
 
 def test_warm_up_is_left_out_unless_a_rank_of_the_match_used_the_step(tmp_path: Path) -> None:
     """Rank 0 warms up for two steps, rank 1 for one: of three collectives of one size two count, one not whole."""
-    for rank, warm in enumerate((2, 1)):
-        lines = [
-            step(
-                rank,
-                2,
-                number,
-                overlap=HALF,
-                warmup=number < warm,
-                collectives=[collective(seq=number, end_ms=10 + number + rank)],
-            )
-            for number in range(3)
-        ]
-        write_rank(tmp_path, header(rank, 2), lines)
-    found = LabelledRun("x", load_run(tmp_path)).collectives
+
+    def of_rank(rank: int) -> Iterator[Step]:
+        for number in range(3):
+            rows = [collective(seq=number, end_ms=10 + number + rank)]
+            yield step(rank, 2, number, overlap=HALF, warmup=number < 2 - rank, collectives=rows)
+
+    found = recorded(tmp_path, of_rank, 2).collectives
     (entry,) = as_json(found.collectives)
     assert (entry["collectives"], entry["rows"]) == (2, 3)
     assert [entry["transfer_ms"][name] for name in ("count", "min", "max")] == [2, 11, 12]
     # Only the last step is used by both.
     assert np.isnan(found.first_waits.late_ms[:2]).all()
-    assert found.first_waits.late_ms[2].tolist() == [1.0, -1.0] or found.first_waits.late_ms[2].tolist() == [-1.0, 1.0]
+    assert found.first_waits.late_ms[2].tolist() == [1.0, -1.0]
 
 
 def test_nanoseconds_of_our_days_are_not_rounded_before_a_difference_is_formed(tmp_path: Path) -> None:
     base = 1_800_000_000_000_000_001  # as a float64 it is 128 ns wide (W14)
-    for rank, end in enumerate((base + 3, base + 10)):
-        row = collective(issue_ns=base, start_ns=base, end_ns=end)
-        write_rank(tmp_path, header(rank, 2), [step(rank, 2, overlap=HALF, collectives=[row])])
-    (entry,) = as_json(LabelledRun("x", load_run(tmp_path)).collectives.collectives)
-    assert entry["transfer_ms"]["median"] == 3e-6
-    assert entry["wait_ms"]["max"] == 7e-6
+    rows = [collective(issue_ns=base, start_ns=base, end_ns=base + length) for length in (3, 10)]
+    made = recorded(tmp_path, lambda rank: [step(rank, 2, overlap=HALF, collectives=[rows[rank]])], 2)
+    (entry,) = as_json(made.collectives.collectives)
+    assert (entry["transfer_ms"]["median"], entry["wait_ms"]["max"]) == (3e-6, 7e-6)
 
 
 def test_collectives_come_by_filter_or_in_pieces_that_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,65 +310,49 @@ def test_collectives_come_by_filter_or_in_pieces_that_add_up(tmp_path: Path, mon
     assert sum(map(len, aorta.analysis.iter_collectives(tmp_path))) == 36
 
 
-def run_of(folder: Path, per_rank: list[list[Collective]], groups: list[dict[str, list[int]] | None] | None = None):
+WHOLE = {"world": [0, 1, 2]}
+
+
+def run_of(folder: Path, per_rank: list[list[Collective]], groups: list[dict[str, list[int]] | None]) -> pd.DataFrame:
     """One step a rank with those collectives; `groups` None for a rank means it was killed."""
     size = len(per_rank)
     for rank, rows in enumerate(per_rank):
-        known = groups[rank] if groups else {"world": list(range(size))}
-        foot = None if known is None else footer(1, size, groups=known)
+        foot = None if groups[rank] is None else footer(1, size, groups=groups[rank])
         write_rank(folder, header(rank, size), [step(rank, size, overlap=HALF, collectives=rows)], foot)
     return aorta.analysis.collectives(folder)
 
 
-def test_a_killed_rank_that_peers_list_in_two_groups_of_one_name_stays_unknown(tmp_path: Path) -> None:
-    members = [{"dp": [0, 2]}, {"dp": [1, 2]}, None]
-    frame = run_of(tmp_path, [[collective(group="dp")]] * 3, members)
-    assert frame["members"].tolist()[:2] == [(0, 2), (1, 2)]
-    assert frame["members"].isna().tolist() == [False, False, True]
-    assert frame["transfer_ms"].isna().all()
-
-
 def test_a_number_that_begins_anew_in_each_step_is_matched_within_its_step(tmp_path: Path) -> None:
-    for rank, lengths_ms in enumerate(((2, 7), (3, 5))):
-        lines = [
-            step(rank, 2, number, overlap=HALF, collectives=[collective(seq=0, end_ms=length_ms)])
-            for number, length_ms in enumerate(lengths_ms)
-        ]
-        write_rank(tmp_path, header(rank, 2), lines)
-    frame = aorta.analysis.collectives(tmp_path).sort_values(["rank", "global_step"])
+    def of_rank(rank: int) -> Iterator[Step]:
+        for number, length_ms in enumerate(((2, 7), (3, 5))[rank]):
+            yield step(rank, 2, number, overlap=HALF, collectives=[collective(seq=0, end_ms=length_ms)])
+
+    frame = aorta.analysis.collectives(recorded(tmp_path, of_rank, 2).run).sort_values(["rank", "global_step"])
     assert frame["transfer_ms"].tolist() == [2, 5, 2, 5]
 
 
 @pytest.mark.parametrize(
-    ("rows", "said"),
+    ("row", "groups", "members", "said"),
     [
-        ([collective(seq=UNNUMBERED)], "does not number it"),
-        ([collective(UNKNOWN_KIND)], "its kind is not known"),
+        (collective(seq=UNNUMBERED), [WHOLE] * 3, [(0, 1, 2)] * 3, "does not number it"),
+        (collective(UNKNOWN_KIND), [WHOLE] * 3, [(0, 1, 2)] * 3, "its kind is not known"),
+        # Without any footer a group is unknown, not the world; nor is it known of a killed rank that peers list in
+        # two groups of one name.
+        (collective(), [None] * 3, [None] * 3, "no footer"),
+        (collective(group="dp"), [{"dp": [0, 2]}, {"dp": [1, 2]}, None], [(0, 2), (1, 2), None], ""),
     ],
 )
-def test_what_its_source_does_not_tell_is_not_matched(tmp_path: Path, rows: list[Collective], said: str) -> None:
-    frame = run_of(tmp_path, [rows, rows])
+def test_what_its_source_does_not_tell_is_not_matched(
+    tmp_path: Path, row: Collective, groups: list[Any], members: list[Any], said: str
+) -> None:
+    frame = run_of(tmp_path, [[row]] * 3, groups)
+    assert [None if found is None or found is pd.NA else found for found in frame["members"].tolist()] == members
     assert frame["transfer_ms"].isna().all()
+    assert frame["busbw_gb_per_s"].isna().all()
     assert frame["transfer_reason"].str.contains(said).all()
 
 
-def test_groups_count_rows_and_different_ranks() -> None:
-    """Numbers 0 to 3: on ranks 0 and 1; twice on rank 0 and on rank 1; twice on rank 0 alone; on rank 1 alone."""
-    number = np.array([0, 1, 1, 2, 2, 0, 1, 3])
-    rank = np.array([0, 0, 0, 0, 0, 1, 1, 1])
-    by = Groups(number)
-    assert (by.sizes.tolist(), by.distinct(rank).tolist()) == ([2, 3, 2, 1], [2, 2, 1, 1])
-    assert [part.tolist() for part in by.parts(rank)] == [[0, 1], [0, 0, 1], [0, 0], [1]]
-
-
-def test_without_any_footer_the_group_is_unknown_not_the_world(tmp_path: Path) -> None:
-    frame = run_of(tmp_path, [[collective()]] * 2, [None, None])
-    assert frame["members"].isna().all()
-    assert frame["busbw_gb_per_s"].isna().all()
-    assert frame["transfer_reason"].str.contains("no footer").all()
-
-
 def test_a_run_without_collectives_gives_an_empty_table(tmp_path: Path) -> None:
-    frame = run_of(tmp_path, [[], []])
+    frame = run_of(tmp_path, [[], []], [None] * 2)
     assert frame.empty
     assert {"transfer_ms", "wait_ms", "busbw_gb_per_s"} <= set(frame.columns)

@@ -31,18 +31,14 @@ def sample(at_s: float, clock: float | None = None, throttle: list[str] | None =
     return DeviceSample(middle - MS, middle + MS, sclk_mhz=clock, throttle=throttle, **values)
 
 
-def steps(count: int, samples: dict[int, list[DeviceSample]], rank: int = 0, ranks: int = 1, warm: int = 0, **changes):
-    """Step k begins at 1 + k seconds and takes half a second; `samples`: written with which step."""
+def steps(count: int, samples: dict[int, list[DeviceSample]], rank=0, ranks=1, warm=0, words=None, **changes):
+    """Step k begins at 1 + k seconds and takes half a second; `samples`: written with which step; `words`: number of a
+    step -> the rocm_smi_* fields written with it.
+    """
+    told = {number: {"device": taken} for number, taken in samples.items()} | (words or {})
+    overlap = metrics(500.0, 300.0, 100.0, 50.0)
     return [
-        step(
-            rank,
-            ranks,
-            number,
-            overlap=metrics(500.0, 300.0, 100.0, 50.0),
-            warmup=number < warm,
-            **({"device": samples[number]} if number in samples else {}),
-            **changes,
-        )
+        step(rank, ranks, number, overlap=overlap, warmup=number < warm, **told.get(number, {}), **changes)
         for number in range(count)
     ]
 
@@ -72,12 +68,6 @@ def test_D27_throttled_in_any_sample_of_a_step_is_throttled_and_untold_is_unknow
     frame = aorta.analysis.steps(write(tmp_path / "run", steps(3, {2: taken})))
     assert frame["device_throttled"].tolist()[:2] == [1.0, 0.0]
     assert frame["device_throttled"].isna().tolist() == [False, False, True]
-
-
-def test_a_run_without_samples_has_the_columns_and_nothing_in_them(tmp_path):
-    frame = aorta.analysis.steps(write(tmp_path / "run", steps(2, {}), telemetry=None))
-    assert frame[["device_sclk_mhz", "device_throttled"]].isna().all(axis=None)
-    assert aorta.analysis.device_samples(tmp_path / "run").empty
 
 
 def test_failed_samples_are_told_and_join_nothing(tmp_path):
@@ -143,13 +133,23 @@ def test_D27_a_passing_sample_is_no_alert(tmp_path, throttled, of, named):
 
 
 @pytest.mark.parametrize(
-    ("throttles", "state"), [([[], []], "no"), ([[], None], "no"), ([None, None], "unknown"), ([["other"], []], "yes")]
+    ("throttles", "state"),
+    [([[], []], "no"), ([[], None], "no"), ([None, None], "unknown"), ([["other"], []], "yes"), (None, None)],
 )
 @pytest.mark.spec("D27")
-def test_D27_throttled_yes_no_or_unknown(tmp_path, report, throttles, state):
-    taken = [sample(1.1 + place, 1.0, throttle) for place, throttle in enumerate(throttles)]
-    write(tmp_path / "a", steps(2, {1: taken}))
-    assert report(a=...).summary["datasets"]["a"]["devices"]["throttled"] == state
+def test_D27_throttled_yes_no_or_unknown_and_nothing_of_a_run_that_asked_for_nothing(
+    tmp_path, report, throttles, state
+):
+    taken = [sample(1.1 + place, 1.0, throttle) for place, throttle in enumerate(throttles or [])]
+    write(tmp_path / "a", steps(2, {1: taken} if taken else {}), telemetry=NVML if taken else None)
+    made = report(a=...)
+    if state is None:
+        assert "device" not in made.text.replace("one process per device", "")
+        frame = aorta.analysis.steps(tmp_path / "a")
+        assert frame[["device_sclk_mhz", "device_throttled"]].isna().all(axis=None)
+        assert aorta.analysis.device_samples(tmp_path / "a").empty
+    else:
+        assert made.summary["datasets"]["a"]["devices"]["throttled"] == state
 
 
 def test_missing_sources_and_failures_are_said_not_hidden(tmp_path, report):
@@ -162,11 +162,6 @@ def test_missing_sources_and_failures_are_said_not_hidden(tmp_path, report):
     assert made.summary["datasets"]["a"]["devices"]["throttled"] == "unknown"
 
 
-def test_a_run_that_asked_for_nothing_is_not_complained_of(tmp_path, report):
-    write(tmp_path / "a", steps(2, {}), telemetry=None)
-    assert "device" not in report(a=...).text.replace("one process per device", "")
-
-
 def test_columns_of_devices_are_given_by_name_and_samples_of_a_baseline_count(tmp_path):
     lines = steps(2, {1: [sample(1.4, 900.0)]})
     alone = step(0, 1, 0, overlap=metrics(500.0, 300.0, 0.0, 0.0), phase="compute_only", device=[sample(2.2, 700.0)])
@@ -174,33 +169,12 @@ def test_columns_of_devices_are_given_by_name_and_samples_of_a_baseline_count(tm
     frame = aorta.analysis.steps(run, ["global_step", "device_sclk_mhz"])
     assert frame.to_dict("list") == {"global_step": [0, 1], "device_sclk_mhz": [900.0, 700.0]}
     assert list(aorta.analysis.steps(run, ["loss", "send_ms"]).columns) == ["loss", "send_ms"]
-    for name, hint in (
-        ("step_mss", "; did you mean step_ms?"),
-        ("wait_ms", "; it is a column of aorta.analysis.collectives(...)"),
-    ):
-        with pytest.raises(InputError, match=re.escape(f"columns: {name!r}: steps have no such column{hint}")):
+    for name, hint in (("step_mss", "did you mean step_ms?"), ("wait_ms", "it is a column of aorta.analysis.coll")):
+        with pytest.raises(InputError, match=re.escape(f"columns: {name!r}: steps have no such column; {hint}")):
             aorta.analysis.steps(run, ["global_step", name])
 
 
-def test_a_step_whose_samples_are_not_of_the_schema_is_left_out_and_said(tmp_path):
-    folder = write(tmp_path / "run", steps(2, {1: [sample(1.4, 900.0)]}))
-    path = folder / "rank_0_metrics.jsonl"
-    path.write_text(path.read_text().replace('"device":[[', '"device":[["late",'))
-    run = aorta.analysis.load_run(folder)
-    assert aorta.analysis.device_samples(run).empty
-    assert len(aorta.analysis.steps(run)) == 1
-    assert any("rank_0_metrics.jsonl:3: " in said for said in run.health.problems)
-
-
 # --- what rocm-smi printed, in records that have no other samples --------------------------------------------------
-
-
-def worded(count, words, **changes):
-    """Steps as above; `words`: number of a step -> the rocm_smi_* fields written with it."""
-    return [
-        step(0, 1, number, overlap=metrics(500.0, 300.0, 100.0, 50.0), **words.get(number, {}), **changes)
-        for number in range(count)
-    ]
 
 
 def printed(at_s: float, **changes):
@@ -213,7 +187,7 @@ def printed(at_s: float, **changes):
 @pytest.mark.parametrize("telemetry", [None, DeviceTelemetry(None, 1.0, "amdsmi: not installed")])
 def test_D27_words_of_rocm_smi_are_parsed_and_joined(tmp_path, telemetry):
     words = {2: printed(1.3), 4: {"rocm_smi_t_ns": printed(5.1)["rocm_smi_t_ns"], "rocm_smi_error": "gone"}}
-    folder = write(tmp_path / "run", worded(5, words), telemetry)
+    folder = write(tmp_path / "run", steps(5, {}, words=words), telemetry)
     frame = aorta.analysis.steps(folder)
     assert frame["device_power_w"].tolist()[:2] == [139.0] * 2  # in step 0, 0.95 s from the middle of step 1
     assert frame["device_power_w"].isna().tolist() == [False, False, True, True, True]
@@ -224,16 +198,15 @@ def test_D27_words_of_rocm_smi_are_parsed_and_joined(tmp_path, telemetry):
     entry = report.summary["datasets"]["run"]["devices"]["ranks"]["0"]
     assert (entry["source"], entry["samples"], entry["samples_failed"]) == ("rocm-smi", 2, 1)
     assert (entry["power_w"]["median"], entry["sclk_mhz"]["median"], entry["problem"]) == (139.0, 132.0, None)
-
-
-@pytest.mark.spec("D27")
-def test_words_beside_samples_of_a_library_are_not_read_twice(tmp_path):
-    folder = write(tmp_path / "run", worded(3, {1: {**printed(1.2), "device": [sample(1.1, power_w=7.0)]}}))
+    beside = {1: {**printed(1.2), "device": [sample(1.1, power_w=7.0)]}}  # those of a library are not read twice
+    folder = write(tmp_path / "both", steps(3, {}, words=beside))
     assert aorta.analysis.device_samples(folder)["power_w"].tolist() == [7.0]
 
 
 def test_words_with_an_impossible_time_cost_their_line_and_no_other(tmp_path):
-    folder = write(tmp_path / "run", worded(4, {1: printed(1.2, rocm_smi_t_ns=2**62 - 1), 2: printed(3.1)}), None)
+    folder = write(
+        tmp_path / "run", steps(4, {}, words={1: printed(1.2, rocm_smi_t_ns=2**62 - 1), 2: printed(3.1)}), None
+    )
     path = folder / "rank_0_metrics.jsonl"
     path.write_text(path.read_text().replace('"start_mono_ns":2000000000', '"start_mono_ns":4000000000000000000'))
     run = aorta.analysis.load_run(folder)

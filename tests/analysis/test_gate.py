@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from aorta.analysis import gate
 from aorta.analysis.compare.launch_set import read_subjects
 from aorta.analysis.compare.verdict import Rules
-from aorta.analysis.gate import SINGLE, evaluate, parse_condition
+from aorta.analysis.gate import SINGLE, Condition, evaluate, parse_condition
 from aorta.documents.comparison import (
     AccountChange,
     AccountComparison,
@@ -31,13 +32,15 @@ from aorta.documents.comparison import (
     Summary,
 )
 from aorta.documents.dataset import Statistics
+from aorta.documents.metrics import STEP_METRIC_NAMES
 from aorta.errors import InputError
-from aorta.report.command import overlap_report
 from aorta.report.markdown import LIMIT_BYTES, append_markdown, escaped, markdown_summary
 from aorta.report.summary import summarize
 from aorta.terminal_style import Style
 from tests.analysis.builders import partial
 from tests.analysis.compare.builders import launch
+
+CASES = json.loads(Path(__file__).with_suffix(".json").read_text())
 
 
 def metric(
@@ -91,22 +94,67 @@ def judged(text: str, compared: Comparison) -> JudgedCondition:
     return found
 
 
+# --- conditions
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("overlap_ratio<-0.05", ("overlap_ratio", "<", -0.05, False)),
+        (" job_step_ms > 5 % ", ("job_step_ms", ">", 0.05, True)),
+        ("ratio_delta<-.05", ("overlap_ratio", "<", -0.05, False)),
+        ("exposed_allreduce_ms>1e1", ("exposed_allreduce_ms", ">", 10.0, False)),
+        ("exposed_comm_ms>+2.5%", ("exposed_comm_ms", ">", 0.025, True)),
+        ("idle_ms>3.", ("idle_ms", ">", 3.0, False)),
+    ],
+)
+def test_what_is_read(text: str, expected: tuple[str, str, float, bool]) -> None:
+    found = parse_condition(text)
+    assert (found.metric, found.sign, found.threshold, found.relative) == pytest.approx(expected)
+    assert found.text == text.strip()
+
+
+@pytest.mark.parametrize(
+    ("text", "at", "message"),
+    CASES["refused"],
+)
+def test_what_is_refused_with_its_place(text: str, at: int, message: str) -> None:
+    with pytest.raises(InputError) as raised:
+        parse_condition(text)
+    said = str(raised.value)
+    assert said.startswith(f"condition {text!r}: ")
+    assert message in said
+    assert said.splitlines()[-2:] == [f"    {text}", f"    {' ' * at}^"]
+
+
+@given(st.sampled_from(STEP_METRIC_NAMES), st.sampled_from("<>"), st.floats(-1e6, 1e6), st.booleans())
+def test_what_is_written_is_read_again(metric: str, sign: str, number: float, relative: bool) -> None:
+    found = parse_condition(f"{metric}{sign}{number!r}{'%' if relative else ''}")
+    assert (found.metric, found.sign, found.relative) == (metric, sign, relative)
+    assert found.threshold == pytest.approx(number / 100 if relative else number)
+
+
+@given(st.text(max_size=30))
+def test_any_text_is_a_condition_or_an_error_in_words(text: str) -> None:
+    with contextlib.suppress(InputError):
+        assert isinstance(parse_condition(text), Condition)
+
+
+def gated(compared: Comparison, *conditions: str) -> Summary:
+    """A summary held to conditions as the command does it."""
+    parser = argparse.ArgumentParser(prog="overlap_report.py")
+    gate.add_gate_arguments(parser)
+    found = partial(Summary, comparison=compared)
+    gate.judge(parser.parse_args([word for text in conditions for word in ("--fail-on", text)]), found)
+    return found
+
+
 # --- two single runs: the threshold alone
 
 
 @pytest.mark.parametrize(
     ("text", "outcome", "value"),
-    [
-        ("exposed_comm_ms>2", "fail", 3),
-        ("exposed_comm_ms>3", "pass", 3),  # beyond means beyond
-        ("exposed_comm_ms>10%", "fail", 0.3),
-        ("exposed_comm_ms>30.1%", "pass", 0.3),
-        ("exposed_comm_ms<0", "pass", 3),
-        ("overlap_ratio<-0.05", "fail", -0.1),
-        ("ratio_delta<-0.05", "fail", -0.1),
-        ("ratio_delta<-20%", "pass", -0.125),
-        ("overlap_efficiency<-50%", "fail", -1),  # of a reference below 0: a part of its size
-    ],
+    CASES["single runs"],
 )
 def test_two_single_runs_are_held_to_the_threshold_alone(text: str, outcome: str, value: float) -> None:
     compared = comparison(
@@ -185,14 +233,7 @@ def test_launches_fail_only_beyond_the_threshold_and_not_by_chance(
 
 @pytest.mark.parametrize(
     ("test", "more", "p"),
-    [
-        ({"role": "primary", "p_corrected": 0.3}, {}, 0.029),
-        ({"role": "guard", "p_corrected": 0.3}, {}, 0.029),
-        ({"role": "secondary", "p_corrected": 0.3}, {}, 0.3),
-        ({"role": "sequence"}, {}, 0.029),
-        # Milliseconds across platforms were not judged: one more test beside the one of idle_ms.
-        ({"role": "sequence"}, {"judgement": "not judged", "judgement_reason": "only ratios"}, 0.058),
-    ],
+    CASES["p of a metric"],
 )
 def test_a_condition_is_held_to_the_p_of_its_metric(test: dict[str, Any], more: dict[str, Any], p: float) -> None:
     others = {"idle_ms": metric(1, 1, **launch_test("quotient", 0.0, -0.1, 0.1, p=0.9, p_corrected=0.9))}
@@ -202,16 +243,29 @@ def test_a_condition_is_held_to_the_p_of_its_metric(test: dict[str, Any], more: 
     assert found.outcome == ("fail" if p <= 0.05 else "inconclusive")
 
 
-def test_an_interval_is_that_of_the_terms_of_the_condition() -> None:
-    """Of a quotient the difference has an interval of its own: 5 % to 15 % of 200 ms need not be 10 to 30 ms."""
-    around = {"difference_interval": Interval(9.0, 33.0)}
-    entry = metric(200, 220, **launch_test("quotient", 0.1, 0.05, 0.15, **around))
-    found = judged("job_step_ms>8", comparison(4, job_step_ms=entry))
-    assert (found.value, found.low, found.high, found.outcome) == (20, 9, 33, "fail")
-    found = judged("job_step_ms>4%", comparison(4, job_step_ms=entry))
-    assert (found.value, found.low, found.high) == (pytest.approx(0.1), 0.05, 0.15)
-    found = judged("overlap_ratio<-5%", comparison(4, overlap_ratio=ratio(-0.08, -0.12, -0.04)))
-    assert (found.value, found.low, found.high) == pytest.approx((-0.1, -0.15, -0.05))
+AROUND = launch_test("quotient", 0.1, 0.05, 0.15, difference_interval=Interval(9.0, 33.0))
+OVER_ZERO = launch_test("quotient", None, None, None, difference_interval=Interval(4.7, 5.0))
+
+
+@pytest.mark.parametrize(
+    ("text", "entry", "outcome", "value", "low", "high"),
+    [
+        # Of a quotient the difference has an interval of its own: 5 % to 15 % of 200 ms need not be 10 to 30 ms.
+        ("job_step_ms>8", metric(200, 220, **AROUND), "fail", 20, 9, 33),
+        ("job_step_ms>4%", metric(200, 220, **AROUND), "fail", 0.1, 0.05, 0.15),
+        ("overlap_ratio<-5%", ratio(-0.08, -0.12, -0.04), "fail", -0.1, -0.15, -0.05),
+        # Over a reference of 0 milliseconds a threshold holds, and there is no part of it.
+        ("job_step_ms>1", metric(0, 4.85, **OVER_ZERO), "fail", 4.85, 4.7, 5.0),
+        ("job_step_ms>10", metric(0, 4.85, **OVER_ZERO), "pass", 4.85, 4.7, 5.0),
+        ("job_step_ms>10%", metric(0, 4.85, **OVER_ZERO), "inconclusive", None, None, None),
+    ],
+)
+def test_an_interval_is_that_of_the_terms_of_the_condition(
+    text: str, entry: ComparedMetric, outcome: str, value: float | None, low: float | None, high: float | None
+) -> None:
+    found = judged(text, comparison(4, **{text.replace(">", "<").partition("<")[0]: entry}))
+    assert found.outcome == outcome
+    assert (found.value, found.low, found.high) == pytest.approx((value, low, high))
 
 
 def test_fewer_launches_than_a_verdict_takes_neither_fail_nor_pass() -> None:
@@ -243,13 +297,19 @@ def test_a_metric_that_was_not_tested_neither_fails_nor_is_it_called_chance() ->
         (["idle_ms>50", "idle_ms>1"], "fail", 3),
         (["idle_ms>50", "copy_ms>1"], "inconclusive", 4),
         (["copy_ms>1", "idle_ms>1"], "fail", 3),
+        ([], None, None),  # without a condition nothing is judged
     ],
 )
-def test_a_failure_outweighs_what_cannot_be_decided(texts: list[str], outcome: str, code: int) -> None:
-    compared = comparison(idle_ms=metric(1, 5))
-    result = evaluate([parse_condition(text) for text in texts], compared)
-    assert (result.outcome, result.exit_code) == (outcome, code)
-    assert [entry.condition for entry in result.conditions] == texts
+@pytest.mark.spec("D23")
+def test_D23_a_failure_outweighs_what_cannot_be_decided(
+    texts: list[str], outcome: str | None, code: int | None
+) -> None:
+    found = gated(comparison(idle_ms=metric(1, 5)), *texts).gate
+    if outcome is None:
+        assert not found
+    else:
+        assert (found.outcome, found.exit_code) == (outcome, code)
+        assert [entry.condition for entry in found.conditions] == texts
 
 
 def test_the_text_of_the_terminal() -> None:
@@ -263,96 +323,56 @@ def test_the_text_of_the_terminal() -> None:
     ]
 
 
-def compared(reference: Path, candidate: Path, **rules: Any) -> Comparison:
-    of = Rules(**rules)
-    return summarize(read_subjects({"a": reference, "b": candidate}, of), "a", "b", of).comparison
-
-
 @pytest.mark.thorough
-def test_single_runs_that_did_different_work_cannot_pass(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("allowed", "outcome"), [((), "inconclusive"), (("workload.model_dim",), "pass"), (("all",), "pass")]
+)
+def test_single_runs_that_did_different_work_cannot_pass(
+    tmp_path: Path, allowed: tuple[str, ...], outcome: str
+) -> None:
     other = {"workload": {"name": "ranking", "model_dim": 128}, "training": {"mixed_precision": "none"}}
-    sides = launch(tmp_path / "a", 0.8), launch(tmp_path / "b", 0.8, config=other)
-    condition = judged("overlap_ratio<-0.05", compared(*sides))
-    assert (condition.outcome, condition.value) == ("inconclusive", pytest.approx(0))
-    assert "they differ in config.workload.model_dim." in condition.reason
-    assert "--allow-unlike config.workload.model_dim" in condition.reason
-    for word in ("workload.model_dim", "all"):
-        assert judged("overlap_ratio<-0.05", compared(*sides, allow_unlike=(word,))).outcome == "pass"
-
-
-def test_over_a_reference_of_0_milliseconds_can_be_held_to_a_threshold_and_a_part_of_it_cannot() -> None:
-    around = {"difference_interval": Interval(4.7, 5.0)}
-    entry = metric(0, 4.85, **launch_test("quotient", None, None, None, **around))
-    for text, outcome in (("exposed_comm_ms>1", "fail"), ("exposed_comm_ms>10", "pass")):
-        found = judged(text, comparison(4, exposed_comm_ms=entry))
-        assert (found.outcome, found.low, found.high) == (outcome, 4.7, 5.0)
-    part = judged("exposed_comm_ms>10%", comparison(4, exposed_comm_ms=entry))
-    assert (part.outcome, part.value) == ("inconclusive", None)
-
-
-def options(*words: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="overlap_report.py")
-    gate.add_gate_arguments(parser)
-    return parser.parse_args(words)
-
-
-def summary(compared: Comparison, *conditions: str) -> Summary:
-    found = partial(Summary, comparison=compared)
-    gate.judge(options(*(word for each in conditions for word in ("--fail-on", each))), found)
-    return found
+    sides = {"a": launch(tmp_path / "a", 0.8), "b": launch(tmp_path / "b", 0.8, config=other)}
+    rules = Rules(allow_unlike=allowed)
+    found = judged("overlap_ratio<-0.05", summarize(read_subjects(sides, rules), "a", "b", rules).comparison)
+    assert (found.outcome, found.value) == (outcome, pytest.approx(0))
+    assert ("they differ in config.workload.model_dim." in found.reason) == (not allowed)
+    assert ("--allow-unlike config.workload.model_dim" in found.reason) == (not allowed)
 
 
 @pytest.mark.spec("D23")
-def test_D23_exit_codes_files_and_the_summary(tmp_path: Path) -> None:
-    (tmp_path / "page.md").write_text("# an earlier step\n")
-    found = summary(comparison(idle_ms=metric(1, 5)), "idle_ms>1", "idle_ms>50")
-    assert (found.gate.outcome, found.gate.exit_code) == ("fail", 3)
-    append_markdown(tmp_path / "page.md", found)
-    assert (tmp_path / "page.md").read_text().startswith("# an earlier step\n### ❌")
-    nothing = summary(comparison(idle_ms=metric(1, 5)))
-    assert not nothing.gate, "without a condition nothing is judged"
-
-
-def test_a_condition_without_something_to_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert overlap_report(["--reference", str(launch(tmp_path / "a", 0.8)), "--fail-on", "idle_ms>1"]) == 2
-    assert "give two runs: aorta report REFERENCE CANDIDATE --fail-on" in capsys.readouterr().err
-
-
-def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
+def test_D23_a_page_is_appended_to_a_file_or_the_error_says_why(tmp_path: Path) -> None:
+    (path := tmp_path / "page.md").write_text("# an earlier step\n")
+    found = gated(comparison(idle_ms=metric(1, 5)), "idle_ms>1", "idle_ms>50")
+    append_markdown(path, found)
+    assert path.read_text().startswith("# an earlier step\n### ❌")
     with pytest.raises(InputError, match=r"page\.md: cannot be written: .*--markdown"):
-        append_markdown(tmp_path / "file" / "page.md", summary(comparison(idle_ms=metric(1, 5)), "idle_ms>1"))
+        append_markdown(path / "page.md", found)
 
 
-def part(name: str, cause: bool = False, parts: Sequence[AccountChange] = ()) -> AccountChange:
-    told = {"reference_ms": 1.0, "candidate_ms": 13.3, "change_ms": 12.3, "low_ms": 12.0, "high_ms": 12.6}
-    return AccountChange(name=name, cause=cause, parts=list(parts), **told)
-
-
-def explained(*, candidate: str = "rocm", warning: str = "both sides are the same run") -> Comparison:
+def explained(**more: Any) -> Comparison:
     """A comparison with a warning, a setting that differs, and an account."""
+    change = {"reference_ms": 1.0, "candidate_ms": 13.3, "change_ms": 12.3, "low_ms": 12.0, "high_ms": 12.6}
     account = AccountComparison(
         reason=None,
-        step=part("step"),
+        step=AccountChange(name="step", cause=False, parts=[], **change),
         decided=True,
-        parts=[part("exposed communication", cause=True)],
+        parts=[AccountChange(name="exposed communication", cause=True, parts=[], **change)],
         causes=["exposed reducescatter, transfer +12.3 ms"],
         sentence="Exposed reducescatter, transfer +12.3 ms.",
     )
     told = {
-        "candidate": candidate,
-        "warnings": [warning],
+        "warnings": ["both sides are the same run"],
         "manifest_differences": [FactDifference("config.fabric.kind", "none", "emulated|x")],
         "account": account,
     }
-    return comparison(of=told, idle_ms=metric(1, 5), overlap_ratio=metric(0.8, 0.7, "ratio"))
+    return comparison(of=told | more, idle_ms=metric(1, 5), overlap_ratio=metric(0.8, 0.7, "ratio"))
 
 
 GATED = "idle_ms>1", "idle_ms>500%"
 
 
 def test_the_outcome_comes_first_and_the_rest_folds_away() -> None:
-    text = markdown_summary(summary(explained(), *GATED))
+    text = markdown_summary(gated(explained(), *GATED))
     lines = text.splitlines()
     assert lines[0] == "### ❌ AORTA gate failed\\: 1 failed, 1 passed of 2 conditions"
     assert lines[2].startswith("rocm against cuda: **Not tested\\: hidden 80 % \\-&gt; 70 %\\.** Hidden 80 %")
@@ -371,11 +391,6 @@ def test_the_outcome_comes_first_and_the_rest_folds_away() -> None:
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1, "cells of each row"
 
 
-def test_without_a_gate_the_verdict_comes_first_and_without_a_comparison_that_is_said() -> None:
-    assert markdown_summary(summary(explained())).startswith("### AORTA: not tested\n")
-    assert "No comparison was asked for." in markdown_summary(partial(Summary))
-
-
 @given(st.text())
 def test_no_word_becomes_markup(text: str) -> None:
     line = escaped(text)
@@ -384,14 +399,13 @@ def test_no_word_becomes_markup(text: str) -> None:
     assert not re.search(r"(?<!\\)(?:\\\\)*[|`*_\[\]@#]", line)
 
 
-def test_words_that_would_run_are_shown_as_they_are() -> None:
+def test_words_that_would_run_are_shown_as_they_are_and_what_is_too_large_is_cut() -> None:
     hostile = "</summary><script>alert(1)</script> | @everyone `x` [a](javascript:b) \n# h"
-    text = markdown_summary(summary(explained(candidate=hostile, warning=hostile), *GATED))
+    text = markdown_summary(gated(explained(candidate=hostile, warnings=[hostile]), *GATED))
     assert not re.search(r"<script|^# h|(?<!\\)@", text, re.MULTILINE)
-
-
-def test_what_github_would_refuse_for_its_size_is_cut_and_says_so() -> None:
-    text = markdown_summary(summary(explained(warning="x" * (LIMIT_BYTES + 1)), *GATED))
+    text = markdown_summary(gated(explained(warnings=["x" * (LIMIT_BYTES + 1)]), *GATED))
     assert len(text.encode()) < LIMIT_BYTES
     assert text.startswith("### ❌ AORTA gate failed")
     assert "summary.json" in text
+    assert markdown_summary(gated(explained())).startswith("### AORTA: not tested\n")
+    assert "No comparison was asked for." in markdown_summary(partial(Summary))

@@ -4,6 +4,7 @@ runs are compared with.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,7 @@ import pytest
 from aorta.analysis.aggregate import LabelledRun, aggregate
 from aorta.analysis.compare.run_comparison import OBSERVED
 from aorta.documents import known
-from aorta.documents.dataset import DatasetEntry
 from aorta.errors import InputError
-from aorta.read.record import load_run
 from aorta.records.schema import Coverage, Step
 from aorta.report.page.charts import curves_of
 from aorta.report.page.timelines import chosen_steps
@@ -22,8 +21,9 @@ from aorta.report.page.verdict_cards import measured_over
 from aorta.report.run_tables import metrics_table
 from aorta.report.tables import text_lines
 from aorta.timeline.overlap import NOT_SAMPLED
-from tests.analysis.builders import collective, header, metrics, step, write_manifest, write_rank
+from tests.analysis.builders import collective, metrics, step
 from tests.analysis.compare.test_launch_comparison import compared as of_sets
+from tests.analysis.run_builders import recorded
 from tests.analysis.test_compare import compared
 
 PASSED_OVER = Coverage(seen=0, issued=None, complete=False, reason=NOT_SAMPLED)
@@ -47,14 +47,10 @@ def line(rank: int, number: int, every: int) -> Step:
 
 
 def run_of(folder: Path, every: int = EVERY, asked: str | None = None) -> LabelledRun:
-    folder.mkdir(parents=True)
-    name = folder.name
-    asked = asked or str(every)
-    for rank in range(2):
-        head = header(rank, 2, run_id=name, label=name, warmup_steps=WARM_UP, every=asked)
-        write_rank(folder, head, [line(rank, number, every) for number in range(STEPS)])
-    write_manifest(folder, {"workload": {"name": "mlp"}, "instrument": {"every": asked}}, run_id=name)
-    return LabelledRun(name, load_run(folder))
+    name, asked = folder.name, asked or str(every)
+    manifest = {"config": {"workload": {"name": "mlp"}, "instrument": {"every": asked}}, "run_id": name}
+    head = {"run_id": name, "label": name, "warmup_steps": WARM_UP, "every": asked, "manifest": manifest}
+    return recorded(folder, lambda rank: [line(rank, number, every) for number in range(STEPS)], 2, **head)
 
 
 def numbers_drawn() -> list[int]:
@@ -79,15 +75,10 @@ def test_what_was_observed_is_of_drawn_steps_and_step_times_are_of_all(tmp_path:
     assert [(row.collectives, row.rows) for row in entry.collectives] == [(len(drawn), 2 * len(drawn))]
 
 
-def test_steps_that_were_passed_over_are_no_gap_and_no_alert(tmp_path: Path) -> None:
-    dataset = run_of(tmp_path / "sampled")
-    assert dataset.run.health.gaps == []
-    assert dataset.run.health.notes == []
-    assert dataset.run.health.steps_not_on_all_ranks == []
-
-
 def test_the_design_is_stated_with_intervals(tmp_path: Path) -> None:
-    entry, drawn = aggregate(run_of(tmp_path / "sampled", asked="auto")), numbers_drawn()
+    dataset, drawn = run_of(tmp_path / "sampled", asked="auto"), numbers_drawn()
+    entry, health = aggregate(dataset), dataset.run.health
+    assert (health.gaps, health.notes, health.steps_not_on_all_ranks) == ([], [], [])
     found = known(entry.sampling)
     assert found is not None
     assert (found.asked, found.every, found.steps_drawn, found.steps) == ("auto", EVERY, 7, STEPS - WARM_UP)
@@ -101,13 +92,10 @@ def test_the_design_is_stated_with_intervals(tmp_path: Path) -> None:
     table = "\n".join(text_lines(metrics_table("sampled", entry)))
     assert "95 % interval" in table
     assert "29.2 to 44.8 ms" in table
-
-
-def test_a_whole_run_has_neither_design_nor_intervals(tmp_path: Path) -> None:
-    entry = aggregate(run_of(tmp_path / "whole", 1))
-    assert not known(entry.sampling)
-    assert not known(entry.metrics["exposed_comm_ms"].interval)
-    assert "95 % interval" not in "\n".join(text_lines(metrics_table("whole", entry)))
+    whole = aggregate(run_of(tmp_path / "whole", 1))
+    assert not known(whole.sampling)
+    assert not known(whole.metrics["exposed_comm_ms"].interval)
+    assert "95 % interval" not in "\n".join(text_lines(metrics_table("whole", whole)))
 
 
 def test_the_page_draws_observed_steps_and_the_time_of_all(tmp_path: Path) -> None:
@@ -119,62 +107,28 @@ def test_the_page_draws_observed_steps_and_the_time_of_all(tmp_path: Path) -> No
 
 
 def test_steps_of_a_profilers_window_are_not_among_those_drawn(tmp_path: Path) -> None:
-    folder = tmp_path / "windowed"
-    folder.mkdir()
-    window = [
-        step(number % 2, 2, number // 2, overlap=metrics(500, 50, 400, 0), drawn=0, collectives=[collective()])
-        for number in range(2 * 20, 2 * 28)
-    ]
-    for rank in range(2):
-        kept = [one for one in window if one.rank == rank]
-        lines = [line(rank, number, EVERY) for number in range(STEPS) if not 20 <= number < 28]
-        write_rank(folder, header(rank, 2, warmup_steps=WARM_UP, every="10"), sorted([*kept, *lines], key=by_number))
-    entry = aggregate(LabelledRun("windowed", load_run(folder)))
+    def of_rank(rank: int) -> Iterator[Step]:
+        for number in range(STEPS):
+            if 20 <= number < 28:
+                overlap = metrics(500, 50, 400, 0)
+                yield step(rank, 2, number, overlap=overlap, drawn=0, collectives=[collective()])
+            else:
+                yield line(rank, number, EVERY)
+
+    entry = aggregate(recorded(tmp_path, of_rank, 2, warmup_steps=WARM_UP, every="10"))
     assert entry.metrics["exposed_comm_ms"].max < 100
 
 
-def by_number(line: Step) -> int:
-    return line.global_step
-
-
 def test_a_run_in_which_no_step_was_drawn_says_so(tmp_path: Path) -> None:
-    folder = tmp_path / "short"
-    folder.mkdir()
-    for rank in range(2):
-        lines = [
-            step(rank, 2, number, overlap={"window_ms": 100.0}, coverage=PASSED_OVER, warmup=number < 2)
-            for number in range(6)
-        ]
-        write_rank(folder, header(rank, 2, warmup_steps=2, every="auto"), lines)
-    entry: DatasetEntry = aggregate(LabelledRun("short", load_run(folder)))
+    def of_rank(rank: int) -> Iterator[Step]:
+        for number in range(6):
+            overlap = {"window_ms": 100.0}
+            yield step(rank, 2, number, overlap=overlap, coverage=PASSED_OVER, warmup=number < 2)
+
+    entry = aggregate(recorded(tmp_path, of_rank, 2, warmup_steps=2, every="auto"))
     assert entry.metrics["job_step_ms"].median == 100
     assert "none of 4 steps observed (instrument.every=auto)" in measured_over(entry)
     assert "overlap_ratio" not in entry.metrics
-
-
-def test_samples_are_compared_with_samples(tmp_path: Path) -> None:
-    found = compared(run_of(tmp_path / "a"), run_of(tmp_path / "b", asked="auto"))
-    assert found.unlike == []
-    assert found.metrics["exposed_comm_ms"].judgement == "equal"
-
-
-def test_a_sample_is_not_compared_with_a_run_whose_every_step_was_observed(tmp_path: Path) -> None:
-    found = compared(run_of(tmp_path / "a", 1), run_of(tmp_path / "b"))
-    assert found.unlike == [OBSERVED]
-    assert found.metrics["job_step_ms"].judgement == "not judged"
-    assert "measuring costs each step" in str(found.metrics["job_step_ms"].judgement_reason)
-
-
-def test_with_measuring_off_the_cost_of_a_sample_can_be_seen(tmp_path: Path) -> None:
-    folder = tmp_path / "off"
-    folder.mkdir()
-    for rank in range(2):
-        lines = [step(rank, 2, number, overlap=metrics(99, 50, 50, 25)) for number in range(STEPS)]
-        write_rank(folder, header(rank, 2, instrument_mode="off", label="off", run_id="off"), lines)
-    write_manifest(folder, {"workload": {"name": "mlp"}}, run_id="off")
-    found = compared(LabelledRun("off", load_run(folder)), run_of(tmp_path / "b"))
-    assert found.unlike == []
-    assert found.metrics["job_step_ms"].judgement == "worse"
 
 
 def test_launches_that_observe_unlike_are_refused_unless_allowed(tmp_path: Path) -> None:
@@ -185,3 +139,26 @@ def test_launches_that_observe_unlike_are_refused_unless_allowed(tmp_path: Path)
         InputError, match=r"NOT COMPARABLE: header.observed_steps is 'all' in .*'a sample' in .*few of the other"
     ):
         of_sets(tmp_path / "whole", tmp_path / "sampled")
+
+
+def measuring_off(folder: Path) -> LabelledRun:
+    head = {"instrument_mode": "off", "label": "off", "run_id": "off"}
+    lines = {rank: [step(rank, 2, at, overlap=metrics(99, 50, 50, 25)) for at in range(STEPS)] for rank in range(2)}
+    manifest = {"config": {"workload": {"name": "mlp"}}, "run_id": "off"}
+    return recorded(folder, lines.__getitem__, 2, manifest=manifest, **head)
+
+
+@pytest.mark.parametrize(
+    ("reference", "unlike", "name", "judgement"),
+    [
+        pytest.param(lambda at: run_of(at, asked="auto"), [], "exposed_comm_ms", "equal", id="another sample"),
+        pytest.param(lambda at: run_of(at, 1), [OBSERVED], "job_step_ms", "not judged", id="every step observed"),
+        pytest.param(measuring_off, [], "job_step_ms", "worse", id="measuring off: what a sample costs"),
+    ],
+)
+def test_what_a_sample_is_compared_with(
+    tmp_path: Path, reference: Callable[[Path], LabelledRun], unlike: list[str], name: str, judgement: str
+) -> None:
+    found = compared(reference(tmp_path / "a"), run_of(tmp_path / "b"))
+    assert (found.unlike, found.metrics[name].judgement) == (unlike, judgement)
+    assert ("measuring costs each step" in str(found.metrics[name].judgement_reason)) == bool(unlike)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
@@ -16,8 +18,11 @@ from aorta.experiments import plan_command
 from aorta.experiments.launch_journal import FAILED, LOST, STOPPED, Closed, Ended, PlanOpened, Started
 from aorta.experiments.launch_plan import PLACEHOLDERS, SIDES, Plan
 from aorta.experiments.plan_command import parse
-from aorta.experiments.plan_options import PlanFile, read_plan
+from aorta.experiments.plan_options import PlanFile, grid, read_plan
+from aorta.records.run_files import KNOWN_VARIABLES, check_variable
+from aorta.report.command import overlap_report
 from tests.docs.pages import fenced
+from tests.experiments.conftest import Bench
 from tests.runs import ROOT
 
 
@@ -49,6 +54,8 @@ def test_options_behind_two_hyphens_repeats_and_aa(tmp_path: Path) -> None:
     left, right = read(tmp_path, "--output", "o", "--aa", "--reference", "a=1").sides
     assert (left.name, right.name) == ("reference", "candidate")
     assert [side.words for side in (left, right)] == [("a=1",)] * 2
+    (tmp_path / "plan.yaml").write_text("output: o\ncandidate: {}\n")
+    assert len(read(tmp_path, "--plan", str(tmp_path / "plan.yaml")).sides) == 2, "an empty candidate is one"
 
 
 def test_a_file_and_what_the_command_line_changes(tmp_path: Path) -> None:
@@ -72,11 +79,6 @@ def test_a_file_and_what_the_command_line_changes(tmp_path: Path) -> None:
         {"BOTH": "1"},
         {"BOTH": "1", "NCCL_ALGO": "Ring"},
     )
-
-
-def test_an_empty_candidate_in_a_file_is_one(tmp_path: Path) -> None:
-    (tmp_path / "plan.yaml").write_text("output: o\ncandidate: {}\n")
-    assert len(read(tmp_path, "--plan", str(tmp_path / "plan.yaml")).sides) == 2
 
 
 def test_relative_programs_and_trees_are_the_caller_s(tmp_path: Path) -> None:
@@ -134,21 +136,14 @@ def test_the_page_names_every_key_placeholder_and_event() -> None:
     assert [name for name in [*names, *marks] if f"`{name}`" not in page] == []
 
 
-def side(name: str, **changes: object) -> Side:
-    fields: dict[str, object] = {
-        "name": name,
-        "words": (f"only.{name}=1",),
-        "python": "/bin/py",
-        "launcher": (),
-        "environment": {},
-        "tree": "/tree",
-    }
-    return Side(**fields | changes)  # type: ignore[arg-type]
+def side(name: str, **changes: Any) -> Side:
+    fields = {"words": (f"only.{name}=1",), "python": "/bin/py", "launcher": (), "environment": {}, "tree": "/tree"}
+    return Side(name=name, **fields | changes)
 
 
-def plan(*sides: Side, launches: int = 4, **changes: object) -> Plan:
-    fields: dict[str, object] = {"output": Path("/out"), "folder": Path("/here"), "sides": sides, "launches": launches}
-    return Plan(**fields | changes)  # type: ignore[arg-type]
+def plan(*sides: Side, **changes: Any) -> Plan:
+    fields = {"output": Path("/out"), "folder": Path("/here"), "launches": 4}
+    return Plan(sides=sides, **fields | changes)
 
 
 @pytest.mark.parametrize(
@@ -269,3 +264,117 @@ def test_a_different_demo_is_kept_beside_the_new_one(
     assert plan_command.demo([]) == 1
     assert launched == [folder, folder], "a folder that cannot move is named"
     assert "holds another plan" in capsys.readouterr().err
+
+
+# --- several candidates
+
+
+TWO_BY_TWO = ("--vary", "env.NCCL_ALGO=Ring,Tree", "--vary", "parallel.bucket_cap_mb=10,25")
+
+
+def test_every_candidate_and_every_combination_is_a_side(tmp_path: Path) -> None:
+    many = ("--candidate", "a=2 env.NCCL_ALGO=Ring", "--candidate", "a=3", "--vary", "b=1,2", "env.NCCL_ALGO=Tree")
+    sides = read_plan(parse(["--output", "o", *many]), tmp_path).sides
+    assert [(side.name, side.words, side.environment["NCCL_ALGO"]) for side in sides] == [
+        ("reference", (), "Tree"),
+        ("candidate-1", ("a=2",), "Ring"),
+        ("candidate-2", ("a=3",), "Tree"),
+        ("candidate-3", ("b=1",), "Tree"),
+        ("candidate-4", ("b=2",), "Tree"),
+    ]
+
+
+def test_the_last_key_varies_fastest_and_values_are_hydra_s() -> None:
+    assert grid(["env.A=1,2", "b=range(0,2)"]) == [
+        Side(words=(f"b={b}",), environment={"A": a}) for a, b in (("1", "0"), ("1", "1"), ("2", "0"), ("2", "1"))
+    ]
+    assert [setting.words for setting in grid(["+b=[1,2],'a,c'"])] == [("b=[1,2]",), ("b='a,c'",)]
+    assert grid([]) == []
+
+
+def test_a_file_has_candidates_and_what_is_varied(tmp_path: Path) -> None:
+    (tmp_path / "plan.yaml").write_text(
+        "output: o\ncandidate: {environment: {X: 1}}\ncandidates: [a=1 b=2, [c=3]]\nvary: ['d=1,2']\n"
+    )
+    plan = read_plan(parse(["--plan", str(tmp_path / "plan.yaml"), "--candidate", "e=4"]), tmp_path)
+    words = [side.words for side in plan.sides]
+    assert words == [(), ("a=1", "b=2"), ("c=3",), ("e=4",), ("d=1",), ("d=2",)]
+    assert [side.environment for side in plan.sides[1:]] == [{"X": "1"}] * 5
+
+
+@pytest.mark.parametrize(("candidates", "launches"), [(1, 5), (6, 5), (7, 6), (64, 7)])
+def test_so_many_are_launched_as_often_as_a_verdict_takes(tmp_path: Path, candidates: int, launches: int) -> None:
+    words = [word for number in range(candidates) for word in ("--candidate", f"a={number}")]
+    assert read_plan(parse(["--output", "o", *words]), tmp_path).launches == launches
+
+
+def test_variables_take_the_values_of_their_manuals() -> None:
+    with pytest.raises(AortaError, match="a whole number from 1 to 32"):
+        check_variable("CUDA_DEVICE_MAX_CONNECTIONS", "33")
+    for name, value in (("NCCL_ALGO", "ring"), ("NCCL_ALGO", "^Tree"), ("NCCL_MIN_NCHANNELS", "112"), ("MY_OWN", "x")):
+        check_variable(name, value)
+    for name, known in KNOWN_VARIABLES.items():
+        check_variable(name, str(known[0]))
+        with pytest.raises(AortaError, match=f"{name}=-1: must be "):
+            check_variable(name, "-1")
+
+
+@pytest.mark.parametrize(
+    ("command", "shared", "said"),
+    [
+        ("run my.py --bucket 50", "", "A=2 run my.py --bucket 50"),
+        ("run my.py --bucket 50", "run my.py --bucket 25", "A=2 --bucket 50"),
+        ("run my.py --bucket=50 --x", "run my.py --bucket=25 --x", "A=2 --bucket=50"),
+        ("run 'my own.py'", "run other.py", "A=2 'my own.py'"),
+        ("run my.py", "run my.py --x", "A=2 run my.py"),
+        ("run my.py", "run my.py", "A=2"),
+    ],
+)
+def test_a_side_of_commands_is_called_by_its_own(command: str, shared: str, said: str) -> None:
+    own, other = (Side(command=tuple(shlex.split(words)), environment={"A": "2"}) for words in (command, shared))
+    assert own.settings(msgspec.structs.replace(other, environment={})) == said
+
+
+def test_candidates_are_launched_in_turn_and_back(tmp_path: Path) -> None:
+    plan = read_plan(parse(["--output", "o", "--launches", "2", *TWO_BY_TWO]), tmp_path)
+    there = ["reference/00", "candidate-1/00", "candidate-2/00", "candidate-3/00", "candidate-4/00"]
+    assert [launch.name for launch in plan.order()] == [*there, *(name.replace("00", "01") for name in there[::-1])]
+
+
+@pytest.mark.thorough
+def test_a_side_that_is_gone_is_named_and_the_others_are_judged(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--launches", "4", "--vary", "env.NCCL_ALGO=Ring,Tree", "s=1")
+    bench.acts(**{f"candidate-2_{number:02}": {"job_step_ms": 75 + number} for number in range(4)})
+    code, out, _ = bench(*words, "--report")
+    assert code == 0
+    assert {"reference: s=1", "recommendation: NCCL_ALGO=Tree"} <= set(out.splitlines())
+    found = json.loads(Path("reports/plan/candidates.json").read_text())
+    assert (found["alpha_each"], found["recommendation"]) == (pytest.approx(0.05 / 2), None)
+    for folder in Path("plan/candidate-2").iterdir():
+        (folder / "run.json").unlink()
+    Path("plan/candidate-2").rename("plan/gone")
+    assert overlap_report(["plan"]) == 0
+    assert "the 1 of 2 candidates that were compared is" in capsys.readouterr().out
+    assert overlap_report(["plan", "--fail-on", "overlap_ratio<0"]) == 2
+    assert "--fail-on: is about one side or two" in capsys.readouterr().err
+
+
+def test_variables_of_a_command_are_varied_and_secrets_hidden(bench: Bench) -> None:
+    words = ("--vary", "env.NCCL_ALGO=Ring,Tree", "--vary", "env.MY_TOKEN=a,b")
+    code, out, _ = bench("--command", "run {output}", *words, "--dry-run")
+    assert code == 0
+    shown = "candidate-1/00: NCCL_ALGO=Ring MY_TOKEN=... run"
+    assert out.splitlines()[1] == f"{shown} {bench.home}/plan/candidate-1/00"
+
+
+@pytest.mark.parametrize("name", ["reference", "candidate-2"])
+def test_the_first_launch_of_a_side_that_fails_ends_the_plan_with_its_error(bench: Bench, name: str) -> None:
+    bench.acts(**{f"{name}_00": {"fail": 1}})
+    code, out, err = bench("--launches", "5", "--candidate", "a=1", "--candidate", "a=2")
+    assert (code, out) == (5, "")
+    assert f"error: {name}/00: failed: exit code 7: RuntimeError: it broke here (" in err
+    order = ["reference/00", "candidate-1/00", "candidate-2/00"]
+    assert bench.launched == order[: order.index(f"{name}/00") + 1]
+    assert bench.events("close")[-1]["failed"] == [f"{name}/00"]

@@ -23,8 +23,9 @@ from aorta.report import command as report_command
 from tests.experiments.conftest import Bench
 from tests.runs import ROOT, finished
 
+CASES = json.loads(Path(__file__).with_suffix(".json").read_text())
+
 AB = ("--launches", "2", "--reference", "a=1", "--candidate", "a=2", "s=1")
-OWN = ("--command", "run there.py {output}")
 ORDER = ["reference/00", "candidate/00", "candidate/01", "reference/01"]
 
 
@@ -112,23 +113,7 @@ def test_what_fails_twice_is_named_and_the_rest_is_done(bench: Bench) -> None:
 
 @pytest.mark.parametrize(
     ("words", "said", "last"),
-    [
-        ((), ["exit code 0, but records of 1 of 2 ranks in"], None),
-        (
-            ("--command", "true {output}"),
-            [
-                "exit code 0, but the command wrote no record to",
-                "give {output} to aorta.record; without {output} the command is recorded without a line",
-            ],
-            None,
-        ),
-        (("--command", "true"), ["the command wrote no record to", "no optimizer of torch stepped, or"], None),
-        (  # as in a shell
-            ("launcher=no-such-docker run image torchrun",),
-            ["failed: exit code 127"],
-            ["no-such-docker: cannot be started: No such file or directory"],
-        ),
-    ],
+    CASES["failed"],
 )
 def test_a_launch_has_failed_without_every_record_or_a_program(
     bench: Bench, words: tuple[str, ...], said: list[str], last: list[str] | None
@@ -314,34 +299,7 @@ def test_a_plan_whose_comparison_would_be_refused_starts_no_launch(bench: Bench)
 
 @pytest.mark.parametrize(
     ("words", "code", "said"),
-    [
-        (OWN, 0, "note: there is no --candidate: only the reference is launched, and nothing is compared\n"),
-        (
-            ("--aa", "--command", "env -C there no.py there.py a.py=b.py {side}.py 'echo a.py' {output}"),
-            0,
-            "note: no.py: not found from {home}, where the command is launched\n",
-        ),
-        (
-            ("--candidate", "command='run {output}'"),
-            2,
-            "--command for all sides, or --reference \"command='...'\" too\n",
-        ),
-        (
-            ("--reference", "command=run", "--candidate", "a=1", "--candidate", "a=2"),
-            2,
-            "--command for all sides, or --candidate \"command='...'\" too\n",
-        ),
-        (
-            (*OWN, "--aa", "--output", "run"),
-            1,
-            "error: {home}/run: the folder of a run, and no plan's (plan.json); choose another --output\n",
-        ),
-        (
-            (*OWN, "--aa", "--output", "there.py"),
-            1,
-            "error: {home}/there.py: Not a directory; choose another --output\n",
-        ),
-    ],
+    CASES["wrong plans"],
 )
 def test_what_is_wrong_with_a_plan_is_said_before_it_starts(
     bench: Bench, words: tuple[str, ...], code: int, said: str

@@ -59,8 +59,21 @@ def test_it_opens_from_disk_without_a_word_or_a_request(browser: Chrome, report:
     assert asked(browser, "document.querySelector('h1').textContent.trim().endsWith('Slower')")
     roots = asked(browser, "Bokeh.documents[0].roots().length")
     drawn = asked(browser, "[...document.querySelectorAll('.plot')].filter((each) => each.children.length).length")
-    assert roots >= 6
-    assert drawn == roots
+    assert drawn == roots >= 6
+    # Bars have names, the colours of the pictures, and ranks in order.
+    settled(browser, "model('timeline-labels-0').data.text.length > 0")
+    spans = asked(browser, "({...model('timeline-spans-0').data})")
+    colors = {
+        part: color for what, color in zip(spans["what"], spans["color"], strict=True) for part in what.split(",")
+    }
+    assert (colors[" forward"], colors[" backward"]) == (light("forward"), light("backward"))
+    assert colors["allreduce"] == light("allreduce")
+    labels = asked(browser, "model('timeline-labels-0').data.text")
+    assert any(each.startswith("block") for each in labels)
+    assert any(each.startswith(("allreduce", "AR")) for each in labels)
+    ticks = asked(browser, "[...model('timeline-0').left[0].major_label_overrides.entries()].map(([, text]) => text)")
+    ranks = [int(text.split()[1]) for text in ticks if text.startswith("rank")]
+    assert ranks == sorted(ranks) == [0, 1]
 
 
 def test_the_policy_is_in_force(browser: Chrome, report: Path) -> None:
@@ -157,7 +170,7 @@ def test_a_dataset_is_switched_off_everywhere(browser: Chrome, report: Path) -> 
 
 
 @pytest.mark.thorough
-def test_tables_sort_by_a_column_and_back(browser: Chrome, report: Path) -> None:
+def test_tables_sort_by_a_column_and_back_and_collectives_are_chosen_by_run(browser: Chrome, report: Path) -> None:
     opened(browser, report)
     unfolded(browser)
     keys = (
@@ -173,11 +186,6 @@ def test_tables_sort_by_a_column_and_back(browser: Chrome, report: Path) -> None
     browser.find_element(By.CSS_SELECTOR, f"{head} button").send_keys(Keys.ENTER)
     assert asked(browser, keys) == sorted(values)
     assert browser.find_element(By.CSS_SELECTOR, head).get_attribute("aria-sort") == "ascending"
-
-
-@pytest.mark.thorough
-def test_collectives_are_chosen_by_run(browser: Chrome, report: Path) -> None:
-    opened(browser, report)
     rows = "[...document.querySelectorAll('#table-collectives tbody tr')].filter((row) => !row.hidden)"
     whole = asked(browser, f"{rows}.length")
     Select(browser.find_element(By.CSS_SELECTOR, "select[data-column='1']")).select_by_visible_text("rocm")
@@ -218,23 +226,6 @@ def test_hostile_words_do_nothing(browser: Chrome, tmp_path: Path) -> None:
     assert HOSTILE in browser.find_element(By.CSS_SELECTOR, "#health h3").text
     assert [url for url in requests(browser) if not url.startswith(("data:", "blob:"))] == [path.as_uri()]
     assert complaints(browser) == []
-
-
-def test_bars_have_names_colours_of_the_pictures_and_ranks_in_order(browser: Chrome, report: Path) -> None:
-    opened(browser, report)
-    settled(browser, "model('timeline-labels-0').data.text.length > 0")
-    spans = asked(browser, "({...model('timeline-spans-0').data})")
-    drawn = {what.split(", ")[-1]: color for what, color in zip(spans["what"], spans["color"], strict=True)}
-    assert drawn["forward"] == light("forward")
-    assert drawn["backward"] == light("backward")
-    kinds = {what.split(",")[0]: color for what, color in zip(spans["what"], spans["color"], strict=True)}
-    assert kinds["allreduce"] == light("allreduce")
-    labels = asked(browser, "model('timeline-labels-0').data.text")
-    assert any(each.startswith("block") for each in labels)
-    assert any(each.startswith(("allreduce", "AR")) for each in labels)
-    ticks = asked(browser, "[...model('timeline-0').left[0].major_label_overrides.entries()].map(([, text]) => text)")
-    ranks = [int(text.split()[1]) for text in ticks if text.startswith("rank")]
-    assert ranks == sorted(ranks) == [0, 1]
 
 
 @pytest.mark.thorough

@@ -7,24 +7,27 @@ import copy
 import hashlib
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.cautions import alerts
-from aorta.documents.comparison import Comparison, FactDifference, Summary
+from aorta.documents.comparison import FactDifference, Summary
 from aorta.documents.formatting import PAGE
 from aorta.documents.metrics import NOT_SHOWN, SHOWN_FIRST
-from aorta.read.record import load_run
+from aorta.records.schema import Step
 from aorta.report.page.bokeh_chart import NUMBERS, Chart, new_chart, plain
 from aorta.report.page.charts import round_sizes
 from aorta.report.page.verdict_cards import verdict_of
 from aorta.report.run_tables import comparison_table
 from aorta.report.summary import summarize
-from aorta.report.tables import Table, page_table
+from aorta.report.tables import page_table
 from aorta.report.text import brief_text
-from tests.analysis.builders import header, metrics, step, write_manifest, write_rank
+from tests.analysis.builders import metrics, step
+from tests.analysis.run_builders import recorded
 from tests.report.pages import (
     Parts,
     as_bokeh,
@@ -36,6 +39,8 @@ from tests.report.pages import (
     two_runs,
     two_sets,
 )
+
+HALF_HIDDEN = "50\\u00a0% of communication hidden"
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +54,19 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Summary, str]:
 def summary(written: tuple[Summary, str]) -> Summary:
     """The summary of two launch sets, to be changed."""
     return copy.deepcopy(written[0])
+
+
+@pytest.fixture
+def run_of(tmp_path: Path) -> Callable[..., LabelledRun]:
+    """Makes a run whose ranks have steps of these metrics."""
+
+    def made(label: str, *overlaps: dict[str, float | None], ranks: int = 2, **more: Any) -> LabelledRun:
+        def of_rank(rank: int) -> list[Step]:
+            return [step(rank, ranks, at, overlap=overlap) for at, overlap in enumerate(overlaps)]
+
+        return recorded(tmp_path / label, of_rank, ranks, label=label, **more)
+
+    return made
 
 
 def judged(summary: Summary, verdict: str) -> Summary:
@@ -132,19 +150,6 @@ def test_every_verdict_has_a_word_a_tone_and_a_symbol(word: str, summary: Summar
     assert found.tone == {"regression": "bad", "improvement": "good", "equivalent": "even"}.get(word, "open")
 
 
-def table_of(comparison: Comparison) -> Table:
-    return page_table(comparison_table(comparison))
-
-
-def test_rows_of_zeros_are_dropped_and_named(summary: Summary) -> None:
-    pair = copy.deepcopy(summary.comparison.metrics["exposed_comm_ms"])
-    pair.reference.value = pair.candidate.value = 0.0
-    summary.comparison.metrics["exposed_send_ms"] = pair
-    table = table_of(summary.comparison)
-    assert "exposed_send_ms" not in [row[0].text for row in table.rows]
-    assert "exposed_send_ms" in (table.note or "")
-
-
 def test_not_comparable_is_the_word_and_leaves_deltas_out(summary: Summary) -> None:
     key, compared = "config.workload.model_dim", summary.comparison
     compared.unlike, compared.manifest_differences = [key], [FactDifference(key, 64, 128)]
@@ -153,7 +158,7 @@ def test_not_comparable_is_the_word_and_leaves_deltas_out(summary: Summary) -> N
     assert alerts(summary.datasets, compared)[1:] == ["something else"]
     assert found.word == "Not comparable"
     assert {card.change for card in found.cards} == {""}
-    table = table_of(compared)
+    table = page_table(comparison_table(compared))
     columns = [column.heading for column in table.columns]
     for row in table.rows:
         assert {row[columns.index(name)].text for name in ("change", "interval")} == {"\u2013"}
@@ -173,118 +178,76 @@ def test_an_axis_of_sizes_has_round_ones_in_one_notation(least: int, most: int, 
     assert round_sizes(least, most) == ticks
 
 
-def test_no_axis_of_numbers_is_written_in_powers_of_ten() -> None:
-    (plot,) = as_bokeh([Chart("any", "", "", new_chart("any", 100, "step", "ms"))])
-    assert [axis.formatter.format for axis in (*plot.below, *plot.left)] == [NUMBERS, NUMBERS]
-
-
 @pytest.mark.parametrize(
-    ("comm", "hidden", "world", "word", "cards"),
+    ("comm", "hidden", "ranks", "word", "cards"),
     [
-        (
-            8.0,
-            4.0,
-            2,
-            "50\u00a0% of communication hidden; 4\u00a0ms exposed in a step of 20\u00a0ms",
-            list(SHOWN_FIRST),
-        ),
+        (8.0, 4.0, 2, f"{HALF_HIDDEN}; 4\u00a0ms exposed in a step of 20\u00a0ms", list(SHOWN_FIRST)),
         (0.0, 0.0, 2, "No communication: nothing to hide; steps of 20\u00a0ms", ["job_step_ms"]),
         (8.0, 4.0, 1, "One rank: nothing to hide; steps of 20\u00a0ms", ["job_step_ms"]),
     ],
 )
 def test_a_single_run_is_headed_by_its_result(
-    comm: float, hidden: float, world: int, word: str, cards: list[str], tmp_path: Path
+    run_of: Callable[..., LabelledRun], comm: float, hidden: float, ranks: int, word: str, cards: list[str]
 ) -> None:
-    for rank in range(world):
-        lines = [step(rank, world, at, overlap=metrics(20, 10, comm, hidden)) for at in range(4)]
-        write_rank(tmp_path / "run", header(rank, world), lines)
-    found = verdict_of(summarize(subjects({"x": LabelledRun("x", load_run(tmp_path / "run"))})))
-    assert found.word == word
-    assert [card.name for card in found.cards] == cards
+    found = verdict_of(summarize(subjects({"x": run_of("x", *[metrics(20, 10, comm, hidden)] * 4, ranks=ranks)})))
+    assert (found.word, [card.name for card in found.cards]) == (word, cards)
 
 
 @pytest.mark.parametrize(
-    ("steps", "word", "of", "sentence"),
+    ("steps", "ratio", "role", "sentence"),
     [  # hidden 8 of 10 ms and 0 of 40 ms: .8 and 0, 8 of 50 in all; of six steps three and three
-        (
-            2,
-            "16\u00a0% of communication hidden; 21\u00a0ms exposed in a step of 60\u00a0ms",
-            {"overlap_ratio": "ratio of sums", "exposed_comm_ms": "mean", "job_step_ms": "mean"},
-            "Means, and the overlap as a ratio of sums, of 2 steps on 2 ranks, warm-up left out.",
-        ),
-        (
-            6,
-            "40\u00a0% of communication hidden; 21\u00a0ms exposed in a step of 60\u00a0ms",
-            dict.fromkeys(("overlap_ratio", "exposed_comm_ms", "job_step_ms"), "median"),
-            "Medians of 6 steps on 2 ranks, warm-up left out.",
-        ),
+        (2, 16, "mean", "Means, and the overlap as a ratio of sums, of 2 steps on 2 ranks, warm-up left out."),
+        (6, 40, "median", "Medians of 6 steps on 2 ranks, warm-up left out."),
     ],
 )
 def test_few_steps_are_headed_by_the_ratio_of_sums_and_every_screen_says_of_what(
-    steps: int, word: str, of: dict[str, str], sentence: str, tmp_path: Path
+    run_of: Callable[..., LabelledRun], tmp_path: Path, steps: int, ratio: int, role: str, sentence: str
 ) -> None:
-    for rank in range(2):
-        values = [metrics(40, 10, 10, 8), metrics(80, 10, 40, 0)]
-        write_rank(
-            tmp_path / "run", header(rank, 2), [step(rank, 2, at, overlap=values[at % 2]) for at in range(steps)]
-        )
-    summary = summarize(subjects({"x": LabelledRun("x", load_run(tmp_path / "run"))}))
-    found = verdict_of(summary)
-    assert (found.word, {card.name: card.role for card in found.cards if card.name in of}) == (word, of)
+    few = steps == 2
+    changing = [metrics(40, 10, 10, 8), metrics(80, 10, 40, 0)]
+    datasets = {"a": run_of("a", *changing * (steps // 2)), "b": run_of("b", *[metrics(40, 10, 10, 2)] * steps)}
+    alone = summarize(subjects({"a": datasets["a"]}))
+    found = verdict_of(alone)
+    assert found.word == f"{ratio}\u00a0% of communication hidden; 21\u00a0ms exposed in a step of 60\u00a0ms"
+    roles = {card.name: card.role for card in found.cards}
+    assert roles["overlap_ratio"] == ("ratio of sums" if few else "median")
+    assert roles["exposed_comm_ms"] == roles["job_step_ms"] == role
     assert found.sentence.startswith(sentence)
-    text = brief_text(summary, [tmp_path / "summary.json"], {"x": []})
-    assert word.partition("\u00a0")[0] in text.splitlines()[0]
+    text = brief_text(alone, [tmp_path / "summary.json"], {"a": []})
+    assert str(ratio) in text.splitlines()[0]
     assert f"\n{sentence.partition(', warm-up')[0].lower()}" in text
-    assert ("over all" in text) == (steps == 2)
-
-
-@pytest.mark.parametrize(("steps", "leads"), [(2, "over_all"), (6, "median")])
-def test_a_comparison_of_few_steps_leads_with_what_its_sides_lead_with(steps: int, leads: str, tmp_path: Path) -> None:
-    values = {"a": [metrics(40, 10, 10, 8), metrics(80, 10, 40, 0)], "b": [metrics(40, 10, 10, 2)] * 2}
-    for label, of_steps in values.items():
-        for rank in range(2):
-            made = [step(rank, 2, at, overlap=of_steps[at % 2]) for at in range(steps)]
-            write_rank(tmp_path / label, header(rank, 2), made)
-    datasets = {label: LabelledRun(label, load_run(tmp_path / label)) for label in values}
+    assert ("over all" in text) == few
+    # A comparison leads with what its sides lead with.
     summary = summarize(subjects(datasets), *datasets)
-    found, few = summary.comparison.metrics, leads == "over_all"
     for name in ("overlap_ratio", "exposed_comm_ms", "comm_ms"):
-        over_all = "ratio_of_sums" if name == "overlap_ratio" else "mean"
-        sides = [getattr(entry.metrics[name], over_all if few else "median") for entry in summary.datasets.values()]
-        assert [found[name].reference.value, found[name].candidate.value] == sides
+        leads = "median" if not few else "ratio_of_sums" if name == "overlap_ratio" else "mean"
+        sides = [getattr(entry.metrics[name], leads) for entry in summary.datasets.values()]
+        compared = summary.comparison.metrics[name]
+        assert [compared.reference.value, compared.candidate.value] == sides
     html = page(datasets, summary, tmp_path / "r.html")
     assert ("Metrics: means, and the overlap as a ratio of sums" in text_of(html)) == few
 
 
-def test_ids_are_unique_and_every_label_has_its_control(written: tuple[Summary, str]) -> None:
-    ids = [attributes["id"] for _, attributes in Parts(written[1]).tags if attributes.get("id")]
-    assert len(ids) == len(set(ids))
-
-
-def test_text_on_a_canvas_is_no_tex() -> None:
-    assert plain("$$a$$ \\(b") == "$\u200b$a$\u200b$ \\\u200b(b"
-
-
 def test_one_step_has_no_curves_and_every_chart_has_its_place(tmp_path: Path) -> None:
-    for rank in range(2):
-        write_rank(tmp_path / "run", header(rank, 2), [step(rank, 2, 7, overlap=metrics(10 + rank, 8, 4, 1))])
-    datasets = {"x": LabelledRun("x", load_run(tmp_path / "run"))}
-    html = page(datasets, summarize(subjects(datasets)), tmp_path / "r.html")
+    made = recorded(tmp_path / "run", lambda rank: [step(rank, 2, 7, overlap=metrics(10 + rank, 8, 4, 1))], 2)
+    html = page({"x": made}, summarize(subjects({"x": made})), tmp_path / "r.html")
     assert "Nothing was compared" in text_of(html)
-    ids = {attributes.get("id") for _, attributes in Parts(html).tags}
-    assert "kernels" not in ids
-    assert not ids & {"chart-launches-job_step_ms", "chart-steps-overlap_ratio", "chart-steps-job_step"}
-    data = re.search(r'<script type="application/json" id="page-data">(.*?)</script>', html, re.DOTALL)
-    assert data is not None
-    drawn = json.loads(data[1])["roots"]
-    assert {f"chart-{name}" for name in drawn} <= ids
+    parts = Parts(html)
+    ids = [attributes["id"] for _, attributes in parts.tags if attributes.get("id")]
+    assert len(ids) == len(set(ids))
+    assert not {"kernels", "chart-launches-job_step_ms", "chart-steps-overlap_ratio", "chart-steps-job_step"} & set(ids)
+    drawn = json.loads(parts.scripts[0])["roots"]
+    assert {f"chart-{name}" for name in drawn} <= set(ids)
+    (plot,) = as_bokeh([Chart("any", "", "", new_chart("any", 100, "step", "ms"))])
+    assert [axis.formatter.format for axis in (*plot.below, *plot.left)] == [NUMBERS, NUMBERS]
+    assert plain("$$a$$ \\(b") == "$\u200b$a$\u200b$ \\\u200b(b", "text on a canvas is no TeX"
 
 
-def test_ranks_with_another_environment_or_library_are_named(tmp_path: Path) -> None:
-    write_rank(tmp_path / "run", header(), [step(0, 1, at, overlap=metrics(10, 8, 4, 2)) for at in range(4)])
+def test_ranks_with_another_environment_or_library_are_named(
+    run_of: Callable[..., LabelledRun], tmp_path: Path
+) -> None:
     other = {"environment_differences": {"2": {"NCCL_ALGO": "Tree"}}, "collective_library_differences": {"3": None}}
-    write_manifest(tmp_path / "run", **other)
-    datasets = {"x": LabelledRun("x", load_run(tmp_path / "run"))}
+    datasets = {"x": run_of("x", *[metrics(10, 8, 4, 2)] * 4, ranks=1, manifest=other)}
     text = text_of(page(datasets, summarize(subjects(datasets)), tmp_path / "r.html"))
     assert "x: another environment than that of rank 0 on rank 2" in text
     assert "environment_differences.2.NCCL_ALGO Tree" in text

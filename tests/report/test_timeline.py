@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,34 +16,31 @@ from aorta.analysis.aggregate import LabelledRun
 from aorta.read.record import load_run
 from aorta.read.traces.load import load_traces
 from aorta.records.clocks import CLOCK_SYNC_FILE, ClockSync, OffsetSample, RankClock, encode
-from aorta.records.schema import ActiveSegment, AuxRange, ComputeRange, Stall
+from aorta.records.schema import ActiveSegment, AuxRange, ComputeRange, Stall, Step
 from aorta.report.page import charts
 from aorta.report.page import timelines as timeline
 from aorta.report.page.timelines import BLOCKED, EXPOSED, TimelineSpans, spans_of
 from aorta.timeline.classes import LANES
 from tests.analysis.builders import MS, collective, header, metrics, step, write_rank
+from tests.analysis.run_builders import recorded
 from tests.read.kineto_files import document, kernel
 from tests.read.kineto_files import step as kineto_step
 
 
 def run_of(folder: Path, steps: int, ranks: int = 2, warm: int = 0) -> LabelledRun:
     """Step k takes 10 + k ms on rank 0 and a ms more on each further rank; its ratio is (k % 10) / 10 on all."""
-    for rank in range(ranks):
-        lines = [
-            step(rank, ranks, at, overlap=metrics(10 + at + rank, 8, 4, 4 * (at % 10) / 10), warmup=at < warm)
-            for at in range(steps)
-        ]
-        write_rank(folder, header(rank, ranks), lines)
-    return LabelledRun("x", load_run(folder))
+
+    def made(rank: int, at: int) -> Step:
+        return step(rank, ranks, at, overlap=metrics(10 + at + rank, 8, 4, 4 * (at % 10) / 10), warmup=at < warm)
+
+    return recorded(folder, lambda rank: [made(rank, at) for at in range(steps)], ranks)
 
 
 def test_a_curve_is_the_median_between_the_lowest_and_the_highest(tmp_path: Path) -> None:
     curves, _ = charts.curves_of(run_of(tmp_path, 5, ranks=3, warm=2))
     job = curves["job_step"]
-    assert job.x.tolist() == [2, 3, 4]
-    assert job.low.tolist() == [12, 13, 14]
-    assert job.middle.tolist() == [14, 15, 16]
-    assert job.high.tolist() == [14, 15, 16]
+    assert (job.x.tolist(), job.low.tolist()) == ([2, 3, 4], [12, 13, 14])
+    assert job.middle.tolist() == job.high.tolist() == [14, 15, 16]
     assert curves["overlap_ratio"].middle == pytest.approx([0.2, 0.3, 0.4])
 
 
@@ -53,10 +51,8 @@ def test_steps_that_do_not_fit_share_a_point_and_stay_in_its_band(
     dataset = run_of(tmp_path, 10, ranks=1)
     assert charts.steps_a_point(dataset.global_steps) == 3
     job = charts.curves_of(dataset)[0]["job_step"]
-    assert job.x.tolist() == [1, 4, 7, 9]
-    assert job.low.tolist() == [10, 13, 16, 19]
-    assert job.high.tolist() == [12, 15, 18, 19]
-    assert job.middle.tolist() == [11, 14, 17, 19]
+    assert (job.x.tolist(), job.low.tolist()) == ([1, 4, 7, 9], [10, 13, 16, 19])
+    assert (job.middle.tolist(), job.high.tolist()) == ([11, 14, 17, 19], [12, 15, 18, 19])
 
 
 def test_ranks_that_a_trace_does_not_tell_are_chosen_in_order(tmp_path: Path) -> None:
@@ -85,30 +81,24 @@ def drawn(found: TimelineSpans, rank: int, place: int) -> set[tuple[str, str, fl
 def detailed(folder: Path, ranks: int = 2, parts: int = 1) -> LabelledRun:
     """Compute 0 to 4 ms, an all-reduce 3 to 6, blocked 4 to 6, the optimizer 6 to 7; `parts`: pieces of compute."""
     compute, allreduce = 1 << LANES.index("compute"), 1 << LANES.index("allreduce")
-    for rank in range(ranks):
-        lines = [
-            step(
-                rank,
-                ranks,
-                at,
-                overlap=metrics(7 + (at == 1), 4, 3, 1),
-                collectives=[collective(seq=at, start_ms=3.0 + 0.5 * rank, end_ms=6.0)],
-                compute=[
-                    ComputeRange("block0", "forward", piece * 4 * MS // parts, (piece + 1) * 4 * MS // parts)
-                    for piece in range(parts)
-                ],
-                stalls=[Stall(4 * MS, 6 * MS)],
-                aux=[AuxRange("optimizer", 6 * MS, 7 * MS)],
-                active_segments=[
-                    ActiveSegment(0, 3 * MS, compute),
-                    ActiveSegment(3 * MS, 4 * MS, compute | allreduce),
-                    ActiveSegment(4 * MS, 6 * MS, allreduce),
-                ],
-            )
-            for at in range(3)
-        ]
-        write_rank(folder, header(rank, ranks), lines)
-    return LabelledRun("x", load_run(folder))
+    ends = [4 * MS * piece // parts for piece in range(parts + 1)]
+    same = {
+        "compute": [ComputeRange("block0", "forward", *span) for span in pairwise(ends)],
+        "stalls": [Stall(4 * MS, 6 * MS)],
+        "aux": [AuxRange("optimizer", 6 * MS, 7 * MS)],
+        "active_segments": [
+            ActiveSegment(0, 3 * MS, compute),
+            ActiveSegment(3 * MS, 4 * MS, compute | allreduce),
+            ActiveSegment(4 * MS, 6 * MS, allreduce),
+        ],
+    }
+
+    def of_rank(rank: int) -> Iterator[Step]:
+        for at in range(3):
+            rows = [collective(seq=at, start_ms=3.0 + 0.5 * rank, end_ms=6.0)]
+            yield step(rank, ranks, at, overlap=metrics(7 + (at == 1), 4, 3, 1), collectives=rows, **same)
+
+    return recorded(folder, of_rank, ranks)
 
 
 def test_the_spans_of_a_step_are_those_of_the_record(tmp_path: Path) -> None:
@@ -181,20 +171,32 @@ def test_a_collective_ends_at_one_place_on_ranks_whose_clocks_are_known(
     assert said in found.clock
 
 
-def test_fewer_ranks_than_there_are_is_said_and_named_ranks_stay(tmp_path: Path) -> None:
-    dataset = detailed(tmp_path, ranks=9)
-    found = spans_of(dataset, budget=5 * 3 * 3, first=2, named=[7])
-    assert found.ranks == [0, 4, 7, 8]
-    assert found.ranks_in_run == 9
-    assert found.shown_first == [0, 7]
-    assert spans_of(dataset, budget=10_000, first=20).ranks == list(range(9))
-
-
-def test_more_named_ranks_than_fit_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dataset = detailed(tmp_path, ranks=9)
-    found = spans_of(dataset, budget=5 * 3 * 2, first=2, named=[7, 6, 5, 4])
-    assert found.ranks == [0, 6, 7, 8]
-    assert found.notes == ["for lack of room 2 stragglers not drawn, the first: rank 4"]
+@pytest.mark.parametrize(
+    ("budget", "first", "named", "ranks", "shown_first", "notes"),
+    [
+        (5 * 3 * 3, 2, [7], [0, 4, 7, 8], [0, 7], []),
+        (10_000, 20, [], list(range(9)), list(range(9)), []),
+        (
+            5 * 3 * 2,
+            2,
+            [7, 6, 5, 4],
+            [0, 6, 7, 8],
+            [0, 6],
+            ["for lack of room 2 stragglers not drawn, the first: rank 4"],
+        ),
+    ],
+)
+def test_fewer_ranks_than_there_are_is_said_and_named_ranks_stay(
+    tmp_path: Path,
+    budget: int,
+    first: int,
+    named: list[int],
+    ranks: list[int],
+    shown_first: list[int],
+    notes: list[str],
+) -> None:
+    found = spans_of(detailed(tmp_path, ranks=9), budget=budget, first=first, named=named)
+    assert (found.ranks, found.ranks_in_run, found.shown_first, found.notes) == (ranks, 9, shown_first, notes)
 
 
 def test_the_ranks_of_a_run_are_those_it_had(tmp_path: Path) -> None:

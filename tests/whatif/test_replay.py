@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from aorta.analysis.collective_metrics import NO_SLOWER_RANKS
@@ -156,41 +154,14 @@ def changed(made: RunProgram, text: str) -> RunProgram:
     return apply(made, parse_changes([text])).program
 
 
-@settings(max_examples=60, deadline=None)
-@given(programs(), st.sampled_from(["comm=free", "comm.kind.allreduce=free", "comm=x3", "stragglers=none"]))
+LESS = ["comm=free", "comm.kind.allreduce=free", "comm=x3", "stragglers=none", "network.bandwidth=x1.7"]
+
+
+@settings(max_examples=100, deadline=None)
+@given(programs(), st.sampled_from(LESS))
 def test_what_costs_less_ends_no_later(made: RunProgram, text: str) -> None:
-    if text == "comm.kind.allreduce=free" and not any(o.kind == "allreduce" for y in made.layouts for o in y.issued):
-        return
+    assume("kind" not in text or any(o.kind == "allreduce" for y in made.layouts for o in y.issued))
     assert (ends(changed(made, text)) <= ends(made)).all()
-
-
-@settings(max_examples=60, deadline=None)
-@given(programs(), st.floats(1.0, 20.0))
-def test_more_bandwidth_ends_no_later(made: RunProgram, factor: float) -> None:
-    slower, faster = (ends(changed(made, f"network.bandwidth=x{f:.3f}")) for f in (factor, factor * 1.5))
-    assert (faster <= slower).all()
-
-
-@settings(max_examples=40, deadline=None)
-@given(programs(), st.permutations([0, 1, 2]))
-def test_it_does_not_matter_in_which_order_the_ranks_stand(made: RunProgram, order: list[int]) -> None:
-    chosen = [column for column in order if column < len(made.ranks)]
-    shuffled = replace(
-        made,
-        steps=[
-            replace(
-                step, host_ns=step.host_ns[:, chosen], wake_ns=step.wake_ns[:, chosen], backend_ns=_of(step, chosen)
-            )
-            for step in made.steps
-        ],
-        start_ns=made.start_ns[chosen],
-    )
-    assert (ends(shuffled) == ends(made)[:, chosen]).all()
-
-
-def _of(step: object, chosen: list[int]) -> np.ndarray | None:
-    backend = step.backend_ns  # type: ignore[attr-defined]
-    return None if backend is None else backend[:, chosen]
 
 
 @settings(max_examples=40, deadline=None)

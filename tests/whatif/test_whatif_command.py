@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,24 @@ import numpy as np
 import pytest
 
 from aorta import whatif
+from aorta.analysis.compare.launch_set import read_subjects
+from aorta.analysis.compare.verdict import Rules
 from aorta.documents import as_json
 from aorta.errors import InputError
 from aorta.read.record import load_run
-from aorta.report.summary import most_to_gain
+from aorta.report import summary as room
+from aorta.report.files import Report, write_report
+from aorta.report.summary import LAST_STEPS, most_to_gain, summarize
 from aorta.report.whatif_command import main
-from aorta.whatif.read_program import network_of
+from aorta.terminal_style import Style
+from aorta.whatif.gains import gains
+from aorta.whatif.prediction import base_of
+from aorta.whatif.read_program import network_of, program_of
+from tests.analysis.builders import simulated_run, strict_json
 from tests.read.kineto_files import ALLREDUCE, GEMM, document, kernel
+from tests.report.pages import text_of
+from tests.runs import once
+from tests.scripts.test_json_schemas import published
 from tests.whatif.simulated_job import Job
 from tests.whatif.simulated_record import record, truth
 
@@ -28,10 +40,16 @@ DDP, FSDP = Job("ddp"), Job("fsdp", ranks=4)
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs")
-    for name, job in (("ddp", DDP), ("fsdp", FSDP), ("hsdp", replace(FSDP, strategy="hsdp"))):
-        record(job, folder / name)
-    return folder
+    """Of three strategies, and of the first on two slower networks."""
+    narrow = replace(DDP.network, gb_per_s=DDP.network.gb_per_s / 3)
+    jobs = {"ddp": DDP, "fsdp": FSDP, "hsdp": replace(FSDP, strategy="hsdp"), "narrow": replace(DDP, network=narrow)}
+    jobs["slow"] = replace(DDP, network=replace(narrow, latency_us=2 * narrow.latency_us))
+
+    def make(folder: Path) -> None:
+        for name, job in jobs.items():
+            record(job, folder / name)
+
+    return once(tmp_path_factory, "runs of what-ifs", make)
 
 
 def test_a_prediction_is_printed_with_its_interval_its_check_and_its_notes(
@@ -89,76 +107,73 @@ def test_what_is_asked_twice_is_refused(runs: Path, capsys: pytest.CaptureFixtur
     assert "a change is given twice" in capsys.readouterr().err
 
 
-def on_real_network(folder: Path, job: Job, **fabric: str) -> Path:
-    record(job, folder)
+def on_network(folder: Path, **fabric: str) -> Path:
+    """A run on this network, whatever it was recorded on."""
+    record(DDP, folder)
     manifest = json.loads((folder / "run.json").read_text())
-    manifest["config"]["fabric"] = fabric or {"kind": "none"}
+    manifest["config"]["fabric"] = fabric
     (folder / "run.json").write_text(json.dumps(manifest))
     return folder
 
 
 def test_on_a_real_network_a_prediction_is_an_upper_bound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = str(on_real_network(tmp_path / "run", DDP))
-    assert main([run, "--json"]) == 0
-    listed = json.loads(capsys.readouterr().out)
+    run = str(on_network(tmp_path / "run", kind="none"))
+
+    def said(*words: str) -> str:
+        assert main([run, *words]) == 0
+        return " ".join(capsys.readouterr().out.split())
+
+    listed = json.loads(said("--json"))
     assert listed["gains"][0]["change"] == "network.bandwidth=x2"
     assert all(entry["upper_bound"] and ": at most " in entry["sentence"] for entry in listed["gains"])
-    for change, upper_bound in (("network.bandwidth=x2", True), ("rank.1.late_ms=9", False)):
-        assert main([run, "--set", change, "--json"]) == 0
-        assert json.loads(capsys.readouterr().out)["upper_bound"] == upper_bound
-    assert main([run, "--set", "network.bandwidth=x2"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert re.search(r"job step at most [\d.]+ ms \([^)]+\) shorter, [\d.]+ % of \d+ ms, contention ignored", said)
-    assert main([run, "--set", "rank.1.late_ms=9"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert re.search(r"job step [\d.]+ ms \([^)]+\) longer, [\d.]+ % of \d+ ms, contention ignored", said)
+    for change, upper_bound, words in (
+        ("network.bandwidth=x2", True, r"at most [\d.]+ ms \([^)]+\) shorter"),
+        ("rank.1.late_ms=9", False, r"[\d.]+ ms \([^)]+\) longer"),
+    ):
+        assert json.loads(said("--set", change, "--json"))["upper_bound"] == upper_bound
+        assert re.search(rf"job step {words}, [\d.]+ % of \d+ ms, contention ignored", said("--set", change))
 
 
 def test_groups_that_share_links_are_refused(tmp_path: Path) -> None:
-    run = on_real_network(tmp_path / "run", DDP, kind="emulated", sharing="link")
+    run = on_network(tmp_path / "run", kind="emulated", sharing="link")
     with pytest.raises(InputError, match=r"its process groups share links \(fabric.sharing=link\); record with"):
         whatif.read_program(run)
 
 
-def edited(folder: Path, run: Path, edit: object) -> Path:
+def edited(folder: Path, run: Path, edit: Callable[[dict[str, Any]], None]) -> Path:
     """A copy of a run in which a function has changed each line of rank 0."""
     shutil.copytree(run, folder)
     path = folder / "rank_0_metrics.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     for line in lines:
-        edit(line)  # type: ignore[operator]
+        edit(line)
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
 
 
-def without_waits(line: dict[str, object]) -> None:
-    line.pop("waits", None)
-
-
-def missed(line: dict[str, object]) -> None:
+def missed(line: dict[str, Any]) -> None:
     if line.get("global_step") == 5:
         line["coverage"] = {"seen": 1, "issued": 2, "complete": False, "reason": "one was missed"}
 
 
-def point_to_point(line: dict[str, object]) -> None:
-    for row in line.get("collectives", ()):  # type: ignore[attr-defined]
+def point_to_point(line: dict[str, Any]) -> None:
+    for row in line.get("collectives", ()):
         row[0] = "send"
 
 
 @pytest.mark.parametrize(
     ("edit", "match"),
     [
-        (without_waits, "does not say who waited for which collective"),
+        (lambda line: line.pop("waits", None), "does not say who waited for which collective"),
         (missed, "coverage not complete: one was missed"),
         (point_to_point, "sends and receives"),
     ],
 )
 def test_what_cannot_be_replayed_is_refused_with_the_reason(
-    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], edit: object, match: str
+    runs: Path, tmp_path: Path, edit: Callable[[dict[str, Any]], None], match: str
 ) -> None:
-    folder = edited(tmp_path / "edited", runs / "ddp", edit)
     with pytest.raises(InputError, match=match):
-        whatif.read_program(folder)
+        whatif.read_program(edited(tmp_path / "edited", runs / "ddp", edit))
 
 
 def test_traces_are_refused_as_they_say_nothing_of_the_host(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -192,16 +207,6 @@ def test_a_record_is_read_once_and_gives_the_program_of_its_lines_read_again(run
             assert np.array_equal(column, getattr(other.spans, name))
 
 
-def test_a_step_whose_contents_violate_the_schema_is_left_out_with_a_note(runs: Path, tmp_path: Path) -> None:
-    def beyond(line: dict[str, object]) -> None:
-        if line.get("global_step") == 5:
-            line["compute"] = [["block", "forward", 0, 1 << 62]]
-
-    run = load_run(edited(tmp_path / "edited", runs / "ddp", beyond), spans=True)
-    assert 5 not in run.ranks[0].steps.global_step
-    assert any("not a line of this schema" in problem for problem in run.health.problems)
-
-
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -223,3 +228,62 @@ def test_a_backend_that_decides_much_is_flagged(tmp_path: Path) -> None:
     record(job, tmp_path / "run")
     found = whatif.predict(whatif.read_program(tmp_path / "run"), whatif.parse_changes(["network.bandwidth=x2"]))
     assert any("of the collectives gloo was slower than the emulated link" in note for note in found.notes)
+
+
+# --- what would gain most, in the summary, the text and the page of a report
+
+
+@pytest.fixture(scope="module")
+def report(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Report:
+    sources, output = {"fast": runs / "ddp", "slow": runs / "slow"}, tmp_path_factory.mktemp("out")
+    return write_report(sources, output, "fast", "slow", style=Style(width=80))
+
+
+def test_values_are_those_of_whatif(runs: Path, report: Report) -> None:
+    program = program_of(load_run(runs / "slow"), LAST_STEPS)
+    dataset = report.summary["datasets"]["slow"]
+    assert not dataset["stragglers"]["ranks"]
+    wanted = gains(base_of(program), no_straggler=dataset["stragglers"]["reason"])
+    assert "every rank as fast as the typical one" not in str([*wanted.gains, *wanted.bounds])
+    assert dataset["stragglers"]["reason"] in str(dataset["what_if"]["notes"])
+    found = dataset["what_if"]
+    assert (found["reason"], found["steps"], found["check"]) == (None, len(program.steps), None)
+    assert (found["gains"], found["bounds"]) == (as_json(wanted.gains), as_json(wanted.bounds))
+    assert found["gains"][0]["gain_ms"] > 0
+    assert found["marginals"][0] == as_json(wanted.marginals[0])
+    published("summary").validate(strict_json(report.files[0]))
+
+
+def test_what_the_comparison_measured_is_not_predicted(runs: Path) -> None:
+    subjects = read_subjects({"fast": runs / "ddp", "narrow": runs / "narrow"}, Rules())
+    for entry in summarize(subjects, "fast", "narrow").datasets.values():
+        assert all(gain.change != "network.bandwidth=x2" for gain in entry.what_if.gains)
+        said = "twice the bandwidth: not predicted, because this comparison measured fabric.inter_bandwidth_gb_per_s"
+        assert said in entry.what_if.notes
+        assert "significant" not in str(entry.what_if), "a word of tests over launches"
+
+
+def test_without_waits_the_reason_stands_in_its_place(tmp_path: Path) -> None:
+    sources = {"old": simulated_run(tmp_path / "old", label="old", ranks=2, steps=6)}
+    report = write_report(sources, tmp_path / "out")
+    found = report.summary["datasets"]["old"]["what_if"]
+    assert set(found) == {"reason"}
+    assert f"old: what would gain most: no prediction: {found['reason']}" in " ".join(report.text.split())
+    page = next(path for path in report.files if path.name == "report.html").read_text(encoding="utf-8")
+    assert f"no prediction: {found['reason']}" in text_of(page)
+
+
+def test_a_rank_that_is_missing_is_said(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "ddp", tmp_path / "run")
+    (tmp_path / "run" / "rank_1_metrics.jsonl").unlink()
+    assert as_json(most_to_gain(load_run(tmp_path / "run"))) == {"reason": "1 of 2 ranks are missing"}
+
+
+def test_of_many_ranks_less_is_replayed_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record(replace(DDP, steps=14), tmp_path / "run")
+    run = load_run(tmp_path / "run")
+    assert most_to_gain(run).steps == 12
+    monkeypatch.setattr(room, "RANK_STEPS", 16)
+    assert most_to_gain(run).steps == 8
+    monkeypatch.setattr(room, "RANK_STEPS", 15)
+    assert "2 ranks are too many to be replayed for a report; ask aorta whatif" in str(most_to_gain(run).reason)

@@ -2,25 +2,51 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
+import json
 import re
+import weakref
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from aorta.analysis.account import StepAccount
+from aorta.analysis.aggregate import NOTHING_RECORDED, LabelledRun, aggregate
+from aorta.analysis.compare import launch_set as sets
 from aorta.analysis.compare.launch_comparison import refuse_unlike
-from aorta.analysis.compare.launch_set import Launch, LaunchSet, read_subjects
+from aorta.analysis.compare.launch_set import (
+    MOST,
+    Launch,
+    LaunchSet,
+    concurrent,
+    drift_inflation,
+    inflation,
+    launch_order,
+    read_set,
+    read_subjects,
+)
 from aorta.analysis.compare.run_comparison import LIBRARY
 from aorta.analysis.compare.verdict import Rules
 from aorta.documents import as_json
 from aorta.documents.dataset import DeviceFacts
 from aorta.errors import InputError
+from aorta.read.frames import Floats
+from aorta.read.locate import locate
+from aorta.read.locations import launch_folders
+from aorta.read.record import load_run
+from aorta.read.run import Run
 from aorta.report.command import overlap_report
 from aorta.report.summary import summarize
-from tests.analysis.builders import strict_json
+from tests.analysis.builders import metrics, simulated_run, step, strict_json
 from tests.analysis.compare.builders import CONFIG, launch, launch_set
+from tests.analysis.run_builders import recorded
+
+CASES = json.loads(Path(__file__).with_suffix(".json").read_text())
 
 HIGH = (0.80, 0.81, 0.82, 0.83)
 LOW = (0.60, 0.61, 0.62, 0.63)
@@ -31,6 +57,9 @@ def compared(reference: Path, candidate: Path, **rules: Any) -> dict[str, Any]:
     of = Rules(**rules)
     summary = summarize(read_subjects({"old": reference, "new": candidate}, of), "old", "new", of)
     return as_json(summary.comparison)
+
+
+OTHER = {"workload": {"name": "ranking", "model_dim": 128}, "training": {"mixed_precision": "none"}}
 
 
 def test_across_platforms_a_slower_step_still_withholds(tmp_path: Path) -> None:
@@ -57,20 +86,15 @@ def test_the_same_noise_on_both_sides_is_no_regression_and_a_single_run_is_one_l
     assert len(alone["launches"]["reference"]) == 1
 
 
-OTHER = {"workload": {"name": "ranking", "model_dim": 128}, "training": {"mixed_precision": "none"}}
-
-
 def test_unlike_work_is_refused_by_key_and_both_values_unless_allowed(tmp_path: Path) -> None:
     sides = launch_set(tmp_path / "a", HIGH), launch_set(tmp_path / "b", LOW, config=OTHER)
     with pytest.raises(InputError, match=r"config.workload.model_dim is 64 in .*a/00, 128 in .*--allow-unlike config"):
         compared(*sides)
-    for word in ("config.workload.model_dim", "workload", "all"):
-        found = compared(*sides, allow_unlike=(word,))
-        assert found["verdict"] == "regression"
-        assert [(entry["where"], entry["key"]) for entry in found["refused"]] == [
-            ("between", "config.workload.model_dim")
-        ]
-        assert any("NOT COMPARABLE: config.workload.model_dim" in warning for warning in found["warnings"])
+    found = compared(*sides, allow_unlike=("workload",))
+    assert found["verdict"] == "regression"
+    key = "config.workload.model_dim"
+    assert [(entry["where"], entry["key"]) for entry in found["refused"]] == [("between", key)]
+    assert any(f"NOT COMPARABLE: {key}" in warning for warning in found["warnings"])
 
 
 def test_a_side_that_mixes_configurations_is_refused(tmp_path: Path) -> None:
@@ -97,10 +121,8 @@ def test_where_the_recording_began_tells_jobs_apart_only_where_the_loop_chose_it
     config = CONFIG | {"telemetry": {"steps_end_by": by}}
     sides = [launch_set(tmp_path / name, ratios, config=config) for name, ratios in (("a", HIGH), ("b", LOW))]
     launch(sides[0] / "04", 0.8, config=config, start_step=2)
-    if refuses:
-        with pytest.raises(InputError, match=r"not launches of one job:\n.*header.start_step=0"):
-            compared(*sides)
-    else:
+    said = pytest.raises(InputError, match=r"not launches of one job:\n.*header.start_step=0")
+    with said if refuses else nullcontext():
         assert compared(*sides)["verdict"] == "regression"
 
 
@@ -115,14 +137,12 @@ def test_runs_of_two_jobs_below_one_folder_are_no_launch_set_of_their_own(tmp_pa
 
 
 def test_only_one_side_throttled_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from aorta.analysis.compare import launch_set as module
-
-    real = module.devices_entry
+    real = sets.devices_entry
 
     def hot(run: Any, *rest: Any) -> DeviceFacts:
         return replace(real(run, *rest), throttled_ranks=[1] if "/b/" in run.location else [])
 
-    monkeypatch.setattr(module, "devices_entry", hot)
+    monkeypatch.setattr(sets, "devices_entry", hot)
     found = compared(launch_set(tmp_path / "a", HIGH), launch_set(tmp_path / "b", LOW))
     assert any("only the candidate was throttled, in 4 of 4 launches" in warning for warning in found["warnings"])
 
@@ -133,8 +153,10 @@ def test_every_launch_without_a_manifest_and_on_both_sides_is_warned_of(tmp_path
     assert any("on both sides: 4 runs" in warning for warning in twice["warnings"])
     assert twice["metrics"]["overlap_ratio"]["test"]["p"] == 1
     (reference / "02" / "run.json").unlink()
-    said = [warning for warning in compared(reference, candidate)["warnings"] if "manifest" in warning]
-    assert [warning.partition(":")[0] for warning in said] == [
+    said = [
+        warning.partition(":")[0] for warning in compared(reference, candidate)["warnings"] if "manifest" in warning
+    ]
+    assert said == [
         "1 of 4 launches of the reference have no manifest with a configuration (02)",
         "4 of 4 launches of the candidate have no manifest with a configuration (00, 01, 02, 03)",
     ]
@@ -161,42 +183,17 @@ def refused(left: LaunchSet, right: LaunchSet, *allow: str) -> list[tuple[str, s
 
 
 @pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("header.world_size", 4),
-        ("config.workload.width", 64),
-        ("config.workload.name", None),
-        ("config.training.mixed_precision", "bf16"),
-        ("config.training.dtype", "bfloat16"),
-        ("config.training.batch_size", 3),
-        ("config.training.gradient_accumulation", 2),
-        ("config.dataset.sequence_length", 8),
-    ],
+    ("key", "value", "refuses"),
+    CASES["unlike work"],
 )
-def test_what_changes_the_work_is_refused_also_where_one_side_does_not_state_it(key: str, value: Any) -> None:
+def test_what_changes_the_work_is_refused_also_where_one_side_does_not_state_it(
+    key: str, value: Any, refuses: bool
+) -> None:
     left, right = side("a", {}, {}), side("b", {key: value}, {key: value})
-    with pytest.raises(InputError, match=f"NOT COMPARABLE: {key}"):
-        refused(left, right)
-    with pytest.raises(InputError, match=f"NOT COMPARABLE: {key}"):
-        refused(right, left)
-    assert refused(left, right, "all") == [("between", key)]
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("header.platform", "rocm"),
-        ("config.parallel.strategy", "fsdp"),
-        ("config.parallel.batch_size", 3),
-        ("config.fabric.kind", "emulated"),
-        ("config.instrument.mode", "observe"),
-        ("config.training.seed", 7),
-        ("config.training.output_dir", "elsewhere"),
-    ],
-)
-def test_what_is_compared_may_differ_between_the_sides(key: str, value: Any) -> None:
-    """`parallel.batch_size` stands for a setting that only one strategy has."""
-    assert refused(side("a", {}), side("b", {key: value})) == []
+    for sides in ((left, right), (right, left)):
+        with pytest.raises(InputError, match=f"NOT COMPARABLE: {key}") if refuses else nullcontext():
+            assert refused(*sides) == []
+    assert refused(left, right, "all") == ([("between", key)] if refuses else [])
 
 
 @pytest.mark.parametrize("key", ["header.platform", LIBRARY, "config.parallel.strategy", "config.fabric.kind"])
@@ -239,9 +236,8 @@ def test_two_sets_and_every_rule_as_words(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    other = {"workload": {"name": "ranking", "model_dim": 128}}
-    launch_set(tmp_path / "plan" / "reference", (0.8, 0.81, 0.82, 0.83))
-    launch_set(tmp_path / "plan" / "candidate", (0.6, 0.61, 0.62, 0.63), config=other)
+    launch_set(tmp_path / "plan" / "reference", HIGH)
+    launch_set(tmp_path / "plan" / "candidate", LOW, config=OTHER)
     words = ["--reference", "plan/reference", "--candidate", "plan/candidate"]
     assert overlap_report(words) == 2
     assert "--allow-unlike config.workload.model_dim" in capsys.readouterr().err
@@ -249,15 +245,209 @@ def test_two_sets_and_every_rule_as_words(
     assert overlap_report([*words, "--judge-milliseconds"]) == 0
     found = strict_json(tmp_path / "reports" / "plan" / "summary.json")["comparison"]
     assert (found["primary"], found["alpha"], found["margin"]) == ("exposed_share", 0.04, 0.01)
-    assert found["judge_milliseconds"] is True
-    assert found["metrics"]["overlap_ratio"]["test"]["role"] == "sequence"
+    assert (found["judge_milliseconds"], found["metrics"]["overlap_ratio"]["test"]["role"]) == (True, "sequence")
+
+
+# --- what is a launch set, what is kept of a launch, and when launches ran
+
+
+def test_a_folder_of_run_folders_is_a_set_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    for number in (10, 2, 1):
+        launch(tmp_path / str(number), 0.5)
+    (tmp_path / "3").mkdir()  # a launch that died before its first line
+    (tmp_path / "logs").mkdir()
+    assert [folder.name for folder in launch_folders(tmp_path)] == ["1", "2", "3", "10"]
+
+
+def test_what_is_no_set(tmp_path: Path) -> None:
+    launch_set(tmp_path / "run" / "history", [0.5, 0.5])
+    launch(tmp_path / "run" / "again", 0.5)
+    assert launch_folders(tmp_path / "run") == []  # one run below, and it is not numbered
+    launch(tmp_path / "whole", 0.5)
+    launch_set(tmp_path / "whole" / "history", [0.5, 0.5])
+    assert launch_folders(tmp_path / "whole") == []
+    assert launch_folders(tmp_path / "absent") == []
+    assert launch_folders("s3://bucket/traces") == []
+
+
+def test_a_plan_is_told_to_name_its_sides_and_a_label_finds_a_set(tmp_path: Path) -> None:
+    launch_set(tmp_path / "reference", [0.5, 0.5])  # repeats of one configuration
+    (tmp_path / "candidate").mkdir()
+    with pytest.raises(InputError, match=r"one launch set, of the reference; give .*/reference$"):
+        launch_folders(tmp_path)
+    launch_set(tmp_path / "candidate", [0.5, 0.5])
+    with pytest.raises(InputError, match=r"--reference .*reference --candidate .*candidate"):
+        launch_folders(tmp_path)
+    launch_set(tmp_path / "artifacts" / "cuda", [0.5, 0.5])
+    assert locate(["cuda"], tmp_path, tmp_path) == {"cuda": tmp_path / "artifacts" / "cuda"}
+
+
+def test_the_median_of_a_launch_is_the_one_that_its_report_shows(tmp_path: Path) -> None:
+    dataset = LabelledRun("x", load_run(simulated_run(tmp_path, label="x", ranks=3, steps=20)))
+    kept, published = Launch.of(dataset).samples, aggregate(dataset).metrics
+    shown = {name: (found.median, found.reason) for name, found in published.items()}
+    assert {name: (sample.median, sample.reason) for name, sample in kept.items()} == shown
+
+
+def test_a_step_without_a_value_does_not_count_in_the_median_of_its_launch(tmp_path: Path) -> None:
+    ratios = ({"overlap_ratio": None}, {"overlap_ratio": None}, {"overlap_ratio": None}, {}, {})
+    lines = [step(0, 2, at, overlap=metrics(10, 8, 4, 4 * at / 6, **told)) for at, told in enumerate(ratios)]
+    kept = Launch.of(recorded(tmp_path, lambda rank: lines, world=2)).samples["overlap_ratio"]
+    assert kept.median == pytest.approx(3.5 / 6)
+
+
+def test_launches_that_are_not_complete_are_left_out_by_name(tmp_path: Path) -> None:
+    good = launch_set(tmp_path, [0.5, 0.6])
+    launch(tmp_path / "02", 0.5, endings=["completed", None])
+    launch(tmp_path / "03", 0.5)
+    (tmp_path / "03" / "rank_1_metrics.jsonl").unlink()
+    launch(tmp_path / "04", 0.5)
+    (tmp_path / "05").mkdir()
+    launch(tmp_path / "06", 0.5, run_id=f"{good.name}-00")
+    launch(tmp_path / "07", 0.5)
+    for file in (tmp_path / "07").glob("rank*"):
+        lines = file.read_text().splitlines(keepends=True)
+        file.write_text("".join(line for line in lines if '"record":"step"' not in line))
+    found = read_set(tmp_path, launch_folders(tmp_path), load_run)
+    assert [launch.path.name for launch in found.launches] == ["00", "01", "04"]
+    said = {Path(each.path).name: each.reason for each in found.left_out}
+    assert said["02"] == "rank 1: killed (no footer)"
+    assert said["03"] == "1 of 2 ranks are missing (1)"
+    assert "no rank_<rank>_metrics.jsonl" in said["05"]
+    assert "launches have to be independent" in said["06"]
+    assert said["07"] == NOTHING_RECORDED
+    with pytest.raises(InputError, match=r"none of its 1 launches is complete:\n.*02: rank 1: killed"):
+        read_set(tmp_path, [tmp_path / "02"], load_run)
+
+
+def test_the_representative_is_nearest_to_the_median(tmp_path: Path) -> None:
+    found = read_set(tmp_path, launch_folders(launch_set(tmp_path, [0.7, 0.2, 0.5, 0.45])), load_run)
+    assert found.representative("overlap_ratio").path.name == "02"  # the median is 0.475, and 02 as near as 03
+    assert found.representative("not recorded").path.name == "00"
+    # Of launches that tie in the ratio step time decides: pictures of one twice as long as any other would mislead.
+    slow, usual, fast = (
+        launch(tmp_path / "tied" / name, ratio, step_ms)
+        for name, ratio, step_ms in (("00", 0.5, 200.0), ("01", 0.5, 100.0), ("02", 0.6, 99.0))
+    )
+    tied = read_set(tmp_path, [slow, usual, fast], load_run)
+    assert tied.representative("overlap_ratio").path == slow
+    assert tied.representative("overlap_ratio", "job_step_ms").path == usual
+
+
+def test_one_run_is_held_at_a_time(tmp_path: Path) -> None:
+    launch_set(tmp_path, [0.5, 0.6, 0.7])
+    launch(tmp_path / "03", 0.5, endings=["completed", None])  # one that is left out is let go of too
+    launch(tmp_path / "04", 0.8)
+    alive: list[weakref.ref[Run]] = []
+
+    def load(folder: Path) -> Run:
+        gc.collect()
+        assert sum(run() is not None for run in alive) == 0
+        run = load_run(folder)
+        alive.append(weakref.ref(run))
+        return run
+
+    read_set(tmp_path, launch_folders(tmp_path), load)
+    gc.collect()
+    assert all(run() is None for run in alive)
+
+
+PLACES = np.arange(6) - 2.5
+REFERENCE_FIRST, IN_TURNS = "RRRRCCCC", "RCCRRCCR"
+
+
+def sides(folder: Path, sequence: str, apart_s: float = 60.0, **words: Any) -> tuple[Path, Path]:
+    """Two launch sets whose launches began in this order; the candidate hides much less."""
+    began = {side: [apart_s * place for place, each in enumerate(sequence) if each == side] for side in "RC"}
+    return (
+        launch_set(folder / "reference", HIGH, began_s=began["R"], **words),
+        launch_set(folder / "candidate", LOW, began_s=began["C"], **words),
+    )
+
+
+def test_all_of_the_reference_first_gets_no_verdict_though_every_p_is_small(tmp_path: Path) -> None:
+    found = compared(*sides(tmp_path, REFERENCE_FIRST))
+    order = found["launch_order"]
+    assert (found["verdict"], order["comparable"]) == ("not comparable in time", False)
+    assert order["sequence"] == REFERENCE_FIRST
+    assert "did not take turns (RRRRCCCC)" in found["verdict_reason"]
+    assert "--assume-no-drift" in found["verdict_reason"]
+    assert {(each["test"]["verdict"], each["test"]["p"]) for each in found["metrics"].values()} == {(None, None)}
+
+
+def test_launches_in_turns_keep_their_verdict_and_others_where_drift_is_ruled_out(tmp_path: Path) -> None:
+    found = compared(*sides(tmp_path / "turns", IN_TURNS))
+    order = found["launch_order"]
+    assert (found["verdict"], order["comparable"], order["sequence"]) == ("regression", True, IN_TURNS)
+    assert (order["largest_inflation"], order["reason"], order["assume_no_drift"]) == (MOST, None, False)
+    assert not any("drift" in warning or "ran on" in warning for warning in found["warnings"])
+    found = compared(*sides(tmp_path / "first", REFERENCE_FIRST), assume_no_drift=True)
+    assert (found["verdict"], found["launch_order"]["assume_no_drift"]) == ("regression", True)
+    assert [warning for warning in found["warnings"] if "--assume-no-drift" in warning and "RRRRCCCC" in warning]
+
+
+def test_launches_that_ran_at_the_same_time_are_comparable_in_whatever_order_they_began(tmp_path: Path) -> None:
+    """A launch lasts seven seconds here: all began within one of them, as on a cluster."""
+    found = compared(*sides(tmp_path, REFERENCE_FIRST, apart_s=0.1))
+    assert (found["verdict"], found["launch_order"]["sequence"]) == ("regression", "(RRRRCCCC)")
+
+
+def test_machines_of_their_own_are_warned_of(tmp_path: Path) -> None:
+    reference, _ = sides(tmp_path / "here", IN_TURNS, host="tin")
+    _, candidate = sides(tmp_path / "there", IN_TURNS, host="zinc")
+    found = compared(reference, candidate)
+    assert found["verdict"] == "regression"
+    said = "the reference ran on tin, the candidate on zinc"
+    assert [warning for warning in found["warnings"] if warning.startswith(said)]
+
+
+def launches_at(*spans_ns: tuple[int, int] | None) -> LaunchSet:
+    made = [
+        Launch(Path(f"{at}"), f"{spans_ns}-{at}", {}, {}, (), span, account=StepAccount(rank_steps=at))
+        for at, span in enumerate(spans_ns)
+    ]
+    return LaunchSet(Path(), tuple(made), [])
 
 
 def test_accounts_are_in_the_order_in_which_launches_ran() -> None:
-    made = [
-        Launch(Path(str(at)), str(at), {}, {}, (), span_ns=(10 - at, 20), account=StepAccount(rank_steps=at))
-        for at in range(3)
-    ]
-    found = LaunchSet(Path(), tuple(made), []).accounts
+    found = launches_at((10, 20), (9, 20), (8, 20)).accounts
     assert isinstance(found, list)
     assert [each.rank_steps for each in found] == [2, 1, 0]
+
+
+def test_a_launch_of_unknown_time_makes_the_order_unknown() -> None:
+    found = launch_order(launches_at((0, 10), None), launches_at((10, 20), (20, 30)))
+    assert (found.comparable, found.sequence, found.drift_inflation) == (None, None, None)
+    assert found.reason == "when 1 of 4 launches ran is not known (1 for one)"
+
+
+def test_a_launch_shares_the_place_of_one_of_which_less_than_half_had_passed() -> None:
+    spans = [(100, 200), (149, 210), (151, 260), (0, 90), (1000, 1010)]
+    assert concurrent(spans).tolist() == [1, 1, 2, 0, 3]
+
+
+@pytest.mark.parametrize("drift", [0.9 ** np.abs(np.subtract.outer(range(6), range(6))), np.outer(PLACES, PLACES)])
+def test_over_all_choices_of_the_sides_a_drift_inflates_by_one_on_average(drift: Floats) -> None:
+    chosen = [np.isin(np.arange(6), each) for each in itertools.combinations(range(6), 3)]
+    assert np.mean([inflation(drift, each) for each in chosen]) == pytest.approx(1)
+
+
+def inflated(sequence: str) -> float:
+    return drift_inflation(np.arange(len(sequence)), np.array([each == "C" for each in sequence]))
+
+
+@pytest.mark.parametrize("launches", [4, 5, 8, 12])
+def test_every_plan_in_turns_counts_as_interleaved(launches: int) -> None:
+    """A B B A as plans launch it, A B A B, pairs in any order, and two launches more at the end of one side."""
+    generator = np.random.default_rng(launches)
+    orders = ["RCCR" * launches, "RC" * launches]
+    orders += ["".join(("RC", "CR")[flip] for flip in generator.integers(2, size=launches)) for _ in range(200)]
+    assert all(inflated(order[: 2 * launches]) < MOST for order in orders)
+    assert inflated(("RCCR" * launches)[: 2 * launches] + "CC") < MOST
+
+
+@pytest.mark.parametrize(
+    "sequence", ["RRRRCCCC", "CCCCRRRR", "R" * 8 + "C" * 8, "RRRRCCCCCCCCRRRR", "RRRRCCCC" * 2, "RRRRRCRCCCCC"]
+)
+def test_blocks_do_not(sequence: str) -> None:
+    assert inflated(sequence) > MOST

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +17,8 @@ from aorta.documents.statistics import describe
 from aorta.errors import InputError
 from tests.analysis.builders import partial
 
+CASES = json.loads(Path(__file__).with_suffix(".json").read_text())
+
 
 def decided(
     value: float | None, low: float | None, high: float | None, p: float = 0.008, **changes: Any
@@ -25,37 +29,7 @@ def decided(
 
 @pytest.mark.parametrize(
     ("evidence", "changes", "word", "why"),
-    [
-        ((-0.1, -0.15, -0.05), {}, "regression", "p = 0.008, change beyond the 2-point margin; 5 launches per side"),
-        ((0.1, 0.05, 0.15), {}, "improvement", ""),
-        ((0.1, 0.05, 0.15), {"better": "lower"}, "regression", ""),
-        ((-0.1, -0.15, -0.05), {"better": "lower"}, "improvement", ""),
-        ((-0.1, -0.15, -0.05, 0.05), {}, "regression", "p = 0.05, change"),
-        ((-0.1, -0.15, 0.05, 0.06), {}, "inconclusive", "p = 0.06 is above 0.05"),
-        ((-0.015, -0.03, -0.01), {}, "inconclusive", "not beyond the 2-point margin"),
-        ((-0.01, -0.015, -0.005), {}, "equivalent", "the whole interval lies within"),
-        (
-            (0.02, 0.01, 0.03),
-            {},
-            "inconclusive",
-            "not beyond the 2-point margin",
-        ),  # an effect of the margin is not beyond it
-        ((-0.02, -0.03, -0.01), {}, "inconclusive", "not beyond the 2-point margin"),
-        ((0.01, 0.0, 0.02, 0.9), {}, "equivalent", "within"),  # up to the margin is within it
-        ((-0.01, -0.02, 0.0, 0.9), {}, "equivalent", "within"),
-        ((0.0, -0.01, 0.03, 0.9), {}, "inconclusive", "is above"),
-        ((0.0, None, None, 0.9), {}, "inconclusive", "is above"),
-        ((None, None, None), {}, "inconclusive", "the reference is 0"),
-        ((-0.1, -0.15, 0.0, 0.05), {}, "inconclusive", "p = 0.05, but the interval holds 0: some launches have equal"),
-        (
-            (-0.1, -0.15, -0.05),
-            {"launches": (3, 1)},
-            "not tested",
-            "needs 4 launches per side for p <= 0.05 (exact Mann-Whitney): 3 against 1 launches, 1 more of the "
-            "reference and 3 more of the candidate",
-        ),
-        ((0.0, -0.01, 0.01, 0.9), {"launches": (9, 3)}, "not tested", "1 more of the candidate"),
-    ],
+    CASES["one metric"],
 )
 def test_the_verdict_on_one_metric(evidence: Any, changes: dict[str, Any], word: str, why: str) -> None:
     found, reason = decided(*evidence, **changes)
@@ -87,23 +61,7 @@ def test_rules_that_cannot_be_followed_are_refused(words: dict[str, Any]) -> Non
 
 @pytest.mark.parametrize(
     ("primary", "sequence", "roles"),
-    [
-        (
-            "exposed_comm_ms",
-            ("exposed_comm_ms", "overlap_ratio", "compute_stall_ms"),
-            ["sequence", "guard", "primary", "secondary"],
-        ),
-        (
-            "job_step_ms",
-            ("job_step_ms", "exposed_comm_ms", "overlap_ratio", "compute_stall_ms"),
-            ["sequence", "primary", "sequence", "secondary"],
-        ),
-        (
-            "compute_stall_ms",
-            ("compute_stall_ms", "exposed_comm_ms", "overlap_ratio"),
-            ["sequence", "guard", "sequence", "secondary"],
-        ),
-    ],
+    CASES["primary"],
 )
 def test_the_primary_metric_decides_and_is_the_first_of_the_sequence(
     primary: str, sequence: tuple[str, ...], roles: list[str]

@@ -1,18 +1,24 @@
-"""Signals, a runner killed outright, two runners, a launch that hangs: nothing is left behind, nothing mixes."""
+"""Plans as processes: signals, a runner killed outright, a launch that hangs (nothing is left behind, nothing mixes),
+and a program of one's own launched as a user starts it. Those of train.py are launched by the demo
+(`tests/test_package.py`).
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import signal
+from pathlib import Path
 
 import pytest
 
+from aorta.experiments.launch_journal import PLAN_JOURNAL
+from aorta.read.record import load_run
 from tests.experiments.conftest import Bench
 from tests.experiments.test_process import gone, has_ended
-from tests.runs import HANGS_S
-
-pytestmark = pytest.mark.thorough
+from tests.libraries import stand_in
+from tests.runs import HANGS_S, ROOT, finished
 
 AB = ("--launches", "1", "--candidate", "a=2")
 
@@ -23,6 +29,7 @@ def hanging(bench: Bench) -> dict[str, int]:
     return {name: call[name] for name in ("pid", "rank")}
 
 
+@pytest.mark.thorough
 def test_a_signal_ends_the_launch_its_ranks_and_the_plan(bench: Bench) -> None:
     bench.acts(candidate_00={"hang": 1})
     runner = bench.start(*AB)
@@ -42,6 +49,7 @@ def test_a_signal_ends_the_launch_its_ranks_and_the_plan(bench: Bench) -> None:
     assert (bench.home / "plan" / "aside" / "candidate" / "00.stopped").is_dir()
 
 
+@pytest.mark.thorough
 def test_a_terminal_that_was_closed_costs_neither_the_journal_nor_the_exit_code(bench: Bench) -> None:
     bench.acts(reference_00={"hang": 1})
     mine, its = pty.openpty()
@@ -56,6 +64,7 @@ def test_a_terminal_that_was_closed_costs_neither_the_journal_nor_the_exit_code(
     assert has_ended(left["rank"])
 
 
+@pytest.mark.thorough
 def test_a_runner_killed_outright_leaves_no_torchrun_and_its_launch_is_done_again(bench: Bench) -> None:
     bench.acts(candidate_00={"hang": 1})
     runner = bench.start(*AB)
@@ -71,3 +80,29 @@ def test_a_runner_killed_outright_leaves_no_torchrun_and_its_launch_is_done_agai
     lost = next(end for end in bench.events("end") if end["outcome"] == "lost")
     assert (lost["launch"], lost["left_behind"], lost["kept"]) == ("candidate/00", 1, "aside/candidate/00.lost")
     assert (bench.home / "plan" / lost["kept"] / "rank_0_metrics.jsonl").read_text() == "{"
+
+
+@pytest.mark.dist
+def test_a_program_of_the_users_own_with_two_builds_of_a_library(tmp_path: Path) -> None:
+    builds = {side: stand_in(tmp_path / side, 22703, side) for side in ("reference", "candidate")}
+    program = f"{{torchrun}} --standalone --nproc_per_node 2 {ROOT}/docs/examples/ddp.py {{output}}"
+    command = ["bash", str(ROOT / "scripts" / "ab.sh"), "--output", "o", "--launches", "1", "--command", program]
+    reference, candidate = (f"env.LD_PRELOAD={library}" for library in builds.values())
+    sides = ["--reference", reference, "--candidate", f"{candidate} env.NCCL_ALGO=Tree"]
+    done = finished([*command, *sides], folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    events = [json.loads(line) for line in (tmp_path / "o" / PLAN_JOURNAL).read_text().splitlines()]
+    ends = [(event["launch"], event["left_behind"]) for event in events if event["event"] == "end"]
+    assert ends == [("reference/00", 0), ("candidate/00", 0)]
+    for side, algorithm in (("reference", None), ("candidate", "Tree")):
+        run = load_run(tmp_path / "o" / side / "00")
+        assert (run.health.world_size, len(run.ranks[0].steps)) == (2, 12)
+        manifest = json.loads((tmp_path / "o" / side / "00" / "run.json").read_text())
+        assert manifest["environment"].get("NCCL_ALGO") == algorithm
+        assert manifest["collective_library"]["path"] == str(builds[side])
+        assert manifest["collective_library_differences"] == {}
+    assert "aorta report o --all" in done.stdout
+    found = json.loads((tmp_path / "reports" / "o" / "summary.json").read_text())["comparison"]
+    differ = [each["key"] for each in found["manifest_differences"]]
+    assert differ == ["collective_library", "environment.LD_PRELOAD", "environment.NCCL_ALGO"]
+    assert found["losses"]["sentence"] == "bit-equal in all 24 rank-steps"
