@@ -66,7 +66,7 @@ def launches(ms: dict[Words, float], count: int = 4, seed: int = 0, **more: obje
         {words: max(value + draw.normal(0, max(0.01 * value, 0.1)), 0.0) for words, value in ms.items()}
         for _ in range(count)
     ]
-    return [account(each, **more) for each in varied]  # type: ignore[arg-type]
+    return [account(each, **more) for each in varied]
 
 
 def longer(side: list[StepAccount], words: Words, by_ms: Sequence[float]) -> None:
@@ -99,7 +99,7 @@ sides = st.lists(
 
 @settings(max_examples=300)
 @given(sides, sides)
-def test_parts_add_up_and_no_cause_contradicts_its_table(before: list[list[float]], after: list[list[float]]) -> None:
+def test_parts_add_up_and_no_cause_contradicts_its_table(before, after):
     reference, candidate = ([account(dict(zip(LEAVES, row, strict=True))) for row in side] for side in (before, after))
     document = as_document(reference)
     assert sum(part.ms for part in document.parts) == pytest.approx(document.step_ms)
@@ -161,7 +161,7 @@ def said_of(found: AccountComparison) -> str:
         ({SEND: 12.0, GAP: 11.0}, "; "),
     ],
 )
-def test_a_planted_cause_is_named(changes: dict[Words, float], said: str) -> None:
+def test_a_planted_cause_is_named(changes, said):
     changed = {words: STEP[words] + changes.get(words, 0.0) for words in STEP}
     found = compare_accounts(launches(STEP), launches(changed, seed=1))
     assert found.decided
@@ -180,7 +180,7 @@ def test_a_planted_cause_is_named(changes: dict[Words, float], said: str) -> Non
         ({OPTIMIZER: 20.0, DATA: 14.0, GAP: 10.5}, 2),
     ],
 )
-def test_a_part_that_grew_a_little_is_no_cause_beside_the_largest(changes: dict[Words, float], count: int) -> None:
+def test_a_part_that_grew_a_little_is_no_cause_beside_the_largest(changes, count):
     changed = {words: STEP[words] + changes.get(words, 0.0) for words in STEP}
     candidate = launches(changed, seed=1)
     longer(
@@ -189,7 +189,7 @@ def test_a_part_that_grew_a_little_is_no_cause_beside_the_largest(changes: dict[
     assert named(compare_accounts(launches(STEP), candidate)) == ["optimizer", "waiting for the DataLoader"][:count]
 
 
-def test_parts_that_make_less_than_a_third_of_the_change_are_no_causes() -> None:
+def test_parts_that_make_less_than_a_third_of_the_change_are_no_causes():
     certain = PartChange((IDLE,), 0.0, 20.0)
     assert causes([certain], 59.0, 100.0, lambda part: 0.0) == [certain]
     assert causes([certain], 61.0, 100.0, lambda part: 0.0) == []
@@ -197,7 +197,7 @@ def test_parts_that_make_less_than_a_third_of_the_change_are_no_causes() -> None
     assert causes([certain], 61.0, 100.0, lambda part: 4 * part.ms) == [certain]
 
 
-def test_idle_time_changed_at_a_place_or_where_it_is_spread_over_many_as_a_whole() -> None:
+def test_idle_time_changed_at_a_place_or_where_it_is_spread_over_many_as_a_whole():
     place, other = (IDLE, "data .. forward"), (IDLE, "backward .. optimizer")
     spread: dict[Words, float] = {(IDLE, f"layer {at} .. layer {at + 1}"): 0.8 for at in range(8)}
     step = {words: ms for words, ms in STEP.items() if words != GAP}
@@ -213,7 +213,7 @@ def test_idle_time_changed_at_a_place_or_where_it_is_spread_over_many_as_a_whole
     assert [below.name for below in idle.parts if below.cause] == ["data .. forward"]
 
 
-def test_a_part_is_certain_where_the_step_is_not_and_may_have_the_other_sign() -> None:
+def test_a_part_is_certain_where_the_step_is_not_and_may_have_the_other_sign():
     reference, candidate = launches({**STEP, SEND: 41.0}), launches({**STEP, OPTIMIZER: 29.0, SEND: 41.0}, seed=1)
     longer(candidate, SEND, (-40, 0, -40, -30))
     found = compare_accounts(reference, candidate)
@@ -224,7 +224,7 @@ def test_a_part_is_certain_where_the_step_is_not_and_may_have_the_other_sign() -
     assert (slower.causes, str(slower.sentence)[-4:], faster.causes) == (found.causes, " ms.", [])
 
 
-def test_the_part_below_that_is_said_has_its_own_change() -> None:
+def test_the_part_below_that_is_said_has_its_own_change():
     found = compare_accounts(launches(STEP), launches({**STEP, FORWARD: 40.0, BACKWARD: 56.0}, seed=1))
     (said,) = found.causes
     assert said.startswith("forward computation +20")
@@ -244,15 +244,13 @@ def test_the_part_below_that_is_said_has_its_own_change() -> None:
         ),
     ],
 )
-def test_idle_time_of_a_tenth_of_the_step_is_explained_or_called_unexplained(
-    idle: dict[Words, float], note: str
-) -> None:
+def test_idle_time_of_a_tenth_of_the_step_is_explained_or_called_unexplained(idle, note):
     step = {words: ms for words, ms in STEP.items() if words != GAP}
     rows = account_rows(as_document([account(step | idle)]))
     assert [row["note"] for row in rows if row["part"] == "idle"] == [note]
 
 
-def test_waiting_leads_to_the_rank_that_was_waited_for() -> None:
+def test_waiting_leads_to_the_rank_that_was_waited_for():
     slow = launches({**STEP, WAIT: 22.0}, seed=1, late=1, late_ms={GAP: 25.0})
     for each in slow:
         each.waited_for[1] = each.leaves[WAIT]
@@ -263,7 +261,7 @@ def test_waiting_leads_to_the_rank_that_was_waited_for() -> None:
         assert f"its idle between data and forward (outside timed blocks) {sign}25" in said
 
 
-def test_a_rank_that_grew_and_the_waiting_for_it_are_said_once() -> None:
+def test_a_rank_that_grew_and_the_waiting_for_it_are_said_once():
     slow = launches({**STEP, WAIT: 22.0}, seed=1, ranks=3, late=1, late_ms={GAP: 60.0})
     for each in slow:
         each.waited_for[1] = each.leaves[WAIT]
@@ -273,9 +271,7 @@ def test_a_rank_that_grew_and_the_waiting_for_it_are_said_once() -> None:
 
 
 @pytest.mark.parametrize(("slower", "computes", "said"), [(1.5, 1.0, 0), (1.0, 2.4, 1)])
-def test_what_slows_all_parts_alike_is_the_cause_of_none_and_hides_none(
-    slower: float, computes: float, said: int
-) -> None:
+def test_what_slows_all_parts_alike_is_the_cause_of_none_and_hides_none(slower, computes, said):
     """Launches differ as a whole, by a fifth and more; the candidate's are slower, or compute longer alone."""
     draw = np.random.default_rng(0)
 
@@ -300,9 +296,7 @@ def test_what_slows_all_parts_alike_is_the_cause_of_none_and_hides_none(
         pytest.param({SEND: 30.0}, 4, {"why_none": "None is named."}, True, "None is named.", id="unlike work"),
     ],
 )
-def test_parts_are_shown_and_no_cause_is_named(
-    changed: dict[Words, float], count: int, more: dict[str, str], decided: bool, sentence: str | None
-) -> None:
+def test_parts_are_shown_and_no_cause_is_named(changed, count, more, decided, sentence):
     found = compare_accounts(launches(STEP, count), launches({**STEP, **changed}, count, seed=1), **more)
     assert (bool(found.decided), found.causes) == (decided, [])
     assert (found.sentence or "").startswith(sentence or "")
@@ -311,7 +305,7 @@ def test_parts_are_shown_and_no_cause_is_named(
     assert sum(part.change_ms for part in found.parts) == pytest.approx(found.step.change_ms)
 
 
-def test_settings_come_before_the_cause_and_labels_are_none() -> None:
+def test_settings_come_before_the_cause_and_labels_are_none():
     differences = [
         FactDifference("config.parallel.overlap", True, False),
         FactDifference("config.label", "a", "b"),
@@ -329,7 +323,7 @@ def test_settings_come_before_the_cause_and_labels_are_none() -> None:
         ("RCCRRCCR", "Exposed allreduce, transfer +"),
     ],
 )
-def test_a_cause_needs_launches_in_turns_also_where_these_are_too_few_for_a_verdict(sequence: str, said: str) -> None:
+def test_a_cause_needs_launches_in_turns_also_where_these_are_too_few_for_a_verdict(sequence, said):
     def side(letter: str, ms: dict[Words, float]) -> Subject:
         at = [1 + place for place, each in enumerate(sequence) if each == letter]
         own = zip(at, launches(ms, len(at), ord(letter)), strict=True)
@@ -344,7 +338,7 @@ def test_a_cause_needs_launches_in_turns_also_where_these_are_too_few_for_a_verd
     assert found.account.step.low_ms > 0
 
 
-def test_a_side_without_an_account_says_why() -> None:
+def test_a_side_without_an_account_says_why():
     assert compare_accounts(launches(STEP), "host-bound").reason == "candidate: host-bound"
 
 
@@ -354,7 +348,7 @@ values = st.lists(st.integers(-10_000, 10_000).map(lambda value: value / 100), m
 
 
 @given(values, values)
-def test_the_interval_is_that_of_turns_where_these_matter_else_welch_s(before: list[float], after: list[float]) -> None:
+def test_the_interval_is_that_of_turns_where_these_matter_else_welch_s(before, after):
     alike = np.corrcoef(before, after)[0, 1] if len(before) == len(after) else -1.0
     assume(abs(alike) > 1e-6 and (alike < 0 or np.ptp(np.subtract(after, before)) > 1e-6))
     expected = ttest_rel(after, before) if alike > 0 else ttest_ind(after, before, equal_var=False)
@@ -364,7 +358,7 @@ def test_the_interval_is_that_of_turns_where_these_matter_else_welch_s(before: l
     assert found.certain() == (expected.pvalue < 0.05)
 
 
-def test_what_the_machine_does_to_a_turn_hides_no_cause() -> None:
+def test_what_the_machine_does_to_a_turn_hides_no_cause():
     """The machine slows both launches of a turn, by half of the step and more."""
     before, after = (
         [
@@ -380,7 +374,7 @@ def test_what_the_machine_does_to_a_turn_hides_no_cause() -> None:
 
 
 @pytest.mark.parametrize(("of_launch", "of_part"), [(0.3, 0.15), (0.02, 0.03)])
-def test_of_fifty_pairs_of_equal_launches_one_has_a_cause(of_launch: float, of_part: float) -> None:
+def test_of_fifty_pairs_of_equal_launches_one_has_a_cause(of_launch, of_part):
     """Launches that differ as a whole, and parts that do; that launches take turns helps nobody here."""
     draw, pairs = np.random.default_rng(0), 300
 
@@ -391,7 +385,7 @@ def test_of_fifty_pairs_of_equal_launches_one_has_a_cause(of_launch: float, of_p
     assert sum(bool(compare_accounts(side(), side()).causes) for _ in range(pairs)) <= 0.04 * pairs
 
 
-def test_what_is_certain_together_is_named_before_what_only_its_own_interval_shows() -> None:
+def test_what_is_certain_together_is_named_before_what_only_its_own_interval_shows():
     """The exposed all-reduce grew by more, in all likelihood; of the optimizer there is no doubt."""
     before, after = launches({**STEP, SEND: 30.0}), launches({**STEP, SEND: 45.0, OPTIMIZER: 21.0}, seed=1)
     longer([*before, *after], SEND, (-7, 6, 0, 7, 7, -6, -7, 6))

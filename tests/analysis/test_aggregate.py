@@ -22,7 +22,7 @@ from tests.runs import ROOT
 
 
 @pytest.fixture
-def known(tmp_path: Path) -> DatasetEntry:
+def known(tmp_path):
     """Two ranks, one warm-up step and two more. Rank 0: 2 of 4 ms and 6 of 8 ms hidden; rank 1: 1 of 4 and 8 of 8."""
     hidden = {0: ((4, 2), (8, 6)), 1: ((4, 1), (8, 8))}
 
@@ -42,7 +42,7 @@ def of_steps(folder: Path, *overlaps: dict[str, float | None], world: int = 2, *
 
 
 @pytest.mark.spec("D21")
-def test_the_numbers_of_a_run_are_those_worked_out_by_hand(known: DatasetEntry) -> None:
+def test_the_numbers_of_a_run_are_those_worked_out_by_hand(known):
     assert (known.count, known.mean_loss) == (4, 2.0)  # 1, 2 on rank 0 and 2, 3 on rank 1
     assert (known.mean_overlap_ms, known.mean_allreduce_overlap_ms) == (4.25, 4.25)  # 2, 6, 1, 8
     assert (known.mean_compute_ms, known.mean_reducescatter_overlap_ms) == (16.0, 0.0)
@@ -59,7 +59,7 @@ def test_the_numbers_of_a_run_are_those_worked_out_by_hand(known: DatasetEntry) 
     assert known.metrics["comm_ms"].max == 8
 
 
-def test_a_metric_that_is_made_of_others_is_null_where_one_of_them_is(tmp_path: Path) -> None:
+def test_a_metric_that_is_made_of_others_is_null_where_one_of_them_is(tmp_path):
     idle = metrics(20, 10, 4, 4)  # idle 10 of 20 ms
     unseen = idle | {"idle_ms": None}
     entry = of_steps(tmp_path, idle, idle, unseen, world=1, reasons={"idle_ms": "not seen"}).metrics["idle_share"]
@@ -67,7 +67,7 @@ def test_a_metric_that_is_made_of_others_is_null_where_one_of_them_is(tmp_path: 
     assert aorta.analysis.steps(tmp_path)["idle_share"].tolist()[:2] == [0.5, 0.5]
 
 
-def test_a_step_that_a_rank_lacks_is_no_job_step(tmp_path: Path) -> None:
+def test_a_step_that_a_rank_lacks_is_no_job_step(tmp_path):
     def of_rank(rank: int) -> Iterator[Step]:
         for number in ((0, 1, 2), (0, 2))[rank]:
             yield step(rank, 2, number, overlap=metrics(10 + 10 * number + rank, 8, 4, 2))
@@ -76,13 +76,13 @@ def test_a_step_that_a_rank_lacks_is_no_job_step(tmp_path: Path) -> None:
     assert (job.count, job.min, job.max) == (2, 11, 31)
 
 
-def test_a_ratio_of_sums_leaves_out_steps_in_which_either_part_is_null(tmp_path: Path) -> None:
+def test_a_ratio_of_sums_leaves_out_steps_in_which_either_part_is_null(tmp_path):
     lacking = ({"compute_comm_ms": None}, {"comm_ms": None})
     overlaps = [metrics(10, 8, 4, 2), *(metrics(10, 8, 6, 5) | part for part in lacking), metrics(10, 8, 4, 1)]
     assert of_steps(tmp_path, *overlaps).metrics["overlap_ratio"].ratio_of_sums == 3 / 8
 
 
-def test_null_steps_are_counted_with_their_reasons(tmp_path: Path) -> None:
+def test_null_steps_are_counted_with_their_reasons(tmp_path):
     blind = dict.fromkeys(metrics(10, 8, 4, 2)) | {"window_ms": 10.0, "compute_ms": 8.0}
     lines = [
         step(0, 2, 0, overlap=metrics(10, 8, 4, 2)),
@@ -95,14 +95,14 @@ def test_null_steps_are_counted_with_their_reasons(tmp_path: Path) -> None:
     assert (ratio.ratio_of_sums, found["compute_ms"].count) == (0.5, 3)
 
 
-def test_a_run_without_communication_has_no_ratio_but_a_reason(tmp_path: Path) -> None:
+def test_a_run_without_communication_has_no_ratio_but_a_reason(tmp_path):
     entry = of_steps(tmp_path, metrics(10, 8, 0, 0), reasons={"overlap_ratio": QUIET}, loss=None)
     assert entry.overlap_ratio is entry.mean_loss is entry.metrics["overlap_ratio"].ratio_of_sums is None
     assert entry.null_reasons == {"mean_loss": "loss is unknown in every step", "overlap_ratio": QUIET}
     assert entry.metrics["overlap_ratio"].ratio_of_sums_reason == "comm_ms is 0 or unknown in every step"
 
 
-def test_one_rank_communicates_with_nobody_and_has_no_ratio_but_a_reason(tmp_path: Path) -> None:
+def test_one_rank_communicates_with_nobody_and_has_no_ratio_but_a_reason(tmp_path):
     entry = of_steps(tmp_path, metrics(10, 8, 4, 2), world=1)
     for name in ("overlap_ratio", "overlap_over_compute"):
         found = entry.metrics[name]
@@ -113,7 +113,7 @@ def test_one_rank_communicates_with_nobody_and_has_no_ratio_but_a_reason(tmp_pat
     assert [entry.metrics[name].median for name in ("comm_ms", "exposed_comm_ms")] == [4, 2]
 
 
-def test_a_kind_a_step_does_not_mention_was_not_used_in_it(tmp_path: Path) -> None:
+def test_a_kind_a_step_does_not_mention_was_not_used_in_it(tmp_path):
     gathered = metrics(10, 8, 4, 2, allgather_ms=3.0, compute_allgather_ms=1.0, exposed_allgather_ms=2.0)
     others = metrics(10, 8, 4, 2), metrics(10, 8, 4, 2, comm_ms=None)
     entry = of_steps(tmp_path, gathered, *others, world=1, reasons={"comm_ms": "not seen"}).metrics["allgather_ms"]
@@ -121,7 +121,7 @@ def test_a_kind_a_step_does_not_mention_was_not_used_in_it(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("overlaps", "reason"), [([], NOTHING_RECORDED), ([metrics(10, 8, 4, 2)], NOTHING_USED)])
-def test_nothing_after_warmup_is_a_count_of_zero(tmp_path: Path, overlaps: list[Any], reason: str) -> None:
+def test_nothing_after_warmup_is_a_count_of_zero(tmp_path, overlaps, reason):
     entry = of_steps(tmp_path, *overlaps, warmup=True)
     assert (entry.count, entry.reason, value_of(entry.metrics)) == (0, reason, None)
 
@@ -163,13 +163,11 @@ def phases(folder: Path, lines: dict[int, list[Step]]) -> DatasetEntry:
 
 
 @pytest.fixture
-def whole(tmp_path: Path) -> DatasetEntry:
+def whole(tmp_path):
     return phases(tmp_path / "run", {rank: steps_of(rank) for rank in (0, 1)})
 
 
-def test_efficiency_is_of_the_slowest_ranks_median_steps_and_slowdown_of_each_rank_s_busy_time(
-    whole: DatasetEntry,
-) -> None:
+def test_efficiency_is_of_the_slowest_ranks_median_steps_and_slowdown_of_each_rank_s_busy_time(whole):
     found = whole.metrics["overlap_efficiency"]
     assert found.phase_times == PhaseTimes(train_ms=104, compute_only_ms=70, comm_only_ms=56)
     assert found.median == pytest.approx((70 + 56 - 104) / 56)
@@ -179,7 +177,7 @@ def test_efficiency_is_of_the_slowest_ranks_median_steps_and_slowdown_of_each_ra
     assert (slowdown.median, slowdown.count, slowdown.reason) == (pytest.approx(0.17), 2, None)
 
 
-def test_nothing_else_sees_the_other_phases(whole: DatasetEntry, tmp_path: Path) -> None:
+def test_nothing_else_sees_the_other_phases(whole, tmp_path):
     bare = {rank: [line for line in steps_of(rank) if line.phase == "train"] for rank in (0, 1)}
     without = phases(tmp_path / "bare", bare)
     assert whole.steps.isolated_rank_steps == {"comm_only": 8, "compute_only": 8}
@@ -244,9 +242,7 @@ UNSEEN = "computation was not seen apart from stalls: the backends counted 3 col
         ),
     ],
 )
-def test_every_null_has_its_reason(
-    tmp_path: Path, lines: dict[int, list[Step]], efficiency: str | None, slowdown: str | None
-) -> None:
+def test_every_null_has_its_reason(tmp_path, lines, efficiency, slowdown):
     found = phases(tmp_path, lines).metrics
     for name, reason in (("overlap_efficiency", efficiency), ("compute_slowdown", slowdown)):
         assert found[name].reason == reason
@@ -260,11 +256,11 @@ def test_every_null_has_its_reason(
         (short(200, 80, (70, 60), 50), -80 / 50),  # contention is not clamped
     ],
 )
-def test_an_efficiency_worked_out_by_hand(tmp_path: Path, lines: dict[int, list[Step]], efficiency: float) -> None:
+def test_an_efficiency_worked_out_by_hand(tmp_path, lines, efficiency):
     assert phases(tmp_path, lines).metrics["overlap_efficiency"].median == pytest.approx(efficiency)
 
 
-def test_the_run_is_whole_and_every_metric_has_a_value_or_a_reason() -> None:
+def test_the_run_is_whole_and_every_metric_has_a_value_or_a_reason():
     run = load_run(ROOT / "tests" / "samples" / "two_gloo_ranks")
     assert (run.health.ranks_read, run.health.ranks_missing, run.health.problems) == ([0, 1], [], [])
     assert set(run.health.endings.values()) == {"completed"}

@@ -3,7 +3,6 @@ nanosecond, whatever a record holds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -67,7 +66,7 @@ def two_ranks(folder: Path, label: str, slow: float = 1.0, steps: int = 3) -> La
     return dataset(folder, label, ranks)
 
 
-def test_a_slow_kind_is_the_largest_row_with_size_group_part_and_place(tmp_path: Path) -> None:
+def test_a_slow_kind_is_the_largest_row_with_size_group_part_and_place(tmp_path):
     sides = two_ranks(tmp_path / "a", "base"), two_ranks(tmp_path / "b", "new", slow=3)
     found, back = attributed(*sides), attributed(*sides[::-1])
     assert back.difference_ms == pytest.approx(-14)
@@ -90,14 +89,14 @@ def computing(folder: Path, label: str, last_ms: float, at_ms: float = 50) -> La
     return dataset(folder, label, ranks, parallel="ddp")
 
 
-def test_less_computing_to_hide_behind_is_on_both_sides_and_in_its_block(tmp_path: Path) -> None:
+def test_less_computing_to_hide_behind_is_on_both_sides_and_in_its_block(tmp_path):
     found = attributed(computing(tmp_path / "a", "base", 20), computing(tmp_path / "b", "new", 8))
     assert found.difference_ms == pytest.approx(10)
     most = found.dimensions["computing"][0]
     assert (most.what, most.difference_ms, most.share) == ("backward of b", pytest.approx(-12), None)
 
 
-def test_a_collective_that_reaches_into_the_next_step_counts_there_too(tmp_path: Path) -> None:
+def test_a_collective_that_reaches_into_the_next_step_counts_there_too(tmp_path):
     """As the recorder counts it: the second step's first 10 ms are exposed, though none of its own rows is there."""
     row = comm("allreduce", 90, 1010, 8)  # steps of the builder begin 1000 ms apart
     first = made_step(0, 1, 0, 1000, [block("a", "forward", 0, 90)], [row])
@@ -117,16 +116,14 @@ ENDLESS = replace(comm("allreduce", 50, 70, seq=1), end_ns=None, end_source=None
         pytest.param(30, 0, [comm("allreduce", 10, 20), ENDLESS], 20, id="without an end a row explains nothing"),
     ],
 )
-def test_exposed_time_is_what_the_record_counts(
-    tmp_path: Path, recorded_ms: float, compute_ms: float, rows: list[Any], unexplained_ms: float
-) -> None:
+def test_exposed_time_is_what_the_record_counts(tmp_path, recorded_ms, compute_ms, rows, unexplained_ms):
     told = step(0, 1, 0, overlap=metrics(100, compute_ms, recorded_ms, 0), collectives=rows)
     found = break_down([totals_of(dataset(tmp_path / "a", "a", [[told]]))])
     assert found.exposed_ms == recorded_ms, "of the record, not of its rows"
     assert {row.what: row.ms for row in found.dimensions["collective"]}[NO_ROW] == unexplained_ms
 
 
-def test_what_is_beyond_the_rows_that_are_shown_is_summed_up_in_the_last(tmp_path: Path) -> None:
+def test_what_is_beyond_the_rows_that_are_shown_is_summed_up_in_the_last(tmp_path):
     many = SHOWN_ROWS + 6
     sides = []
     for label, each_ms in (("a", 1.0), ("b", 2.0)):
@@ -137,7 +134,7 @@ def test_what_is_beyond_the_rows_that_are_shown_is_summed_up_in_the_last(tmp_pat
     assert (len(shown), shown[-1].what, shown[-1].difference_ms) == (SHOWN_ROWS + 1, "6 others", pytest.approx(6))
 
 
-def test_steps_whose_exposed_communication_is_null_are_left_out_and_counted(tmp_path: Path) -> None:
+def test_steps_whose_exposed_communication_is_null_are_left_out_and_counted(tmp_path):
     unknown = step(0, 1, 1, overlap={**metrics(100, 50, 30, 10), "exposed_comm_ms": None})
     known = step(0, 1, 0, overlap=metrics(100, 50, 30, 10))
     found = break_down([totals_of(dataset(tmp_path / "a", "a", [[known, unknown]]))])
@@ -146,7 +143,7 @@ def test_steps_whose_exposed_communication_is_null_are_left_out_and_counted(tmp_
     assert break_down([nothing], [nothing]).reason.startswith("reference: no step after warm-up")
 
 
-def test_launches_are_pooled(tmp_path: Path) -> None:
+def test_launches_are_pooled(tmp_path):
     def launches(name: str, slow: tuple[float, ...]) -> list[Totals | str]:
         made = (two_ranks(tmp_path / f"{name}{at}", name, each, steps=3 + at) for at, each in enumerate(slow))
         return [*map(totals_of, made)]
@@ -158,7 +155,7 @@ def test_launches_are_pooled(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("since", [lambda record: b"\n" + record, lambda record: b""])
-def test_a_record_that_was_written_over_since_is_an_error(tmp_path: Path, since: Callable[[bytes], bytes]) -> None:
+def test_a_record_that_was_written_over_since_is_an_error(tmp_path, since):
     read = two_ranks(tmp_path, "a")
     path = tmp_path / "rank_1_metrics.jsonl"
     content = path.read_bytes()
@@ -168,7 +165,7 @@ def test_a_record_that_was_written_over_since_is_an_error(tmp_path: Path, since:
         totals_of(read)
 
 
-def test_one_run_s_exposed_time_is_broken_down_without_a_second(tmp_path: Path) -> None:
+def test_one_run_s_exposed_time_is_broken_down_without_a_second(tmp_path):
     found = break_down([totals_of(two_ranks(tmp_path / "a", "base", slow=3))])
     assert (found.reason, found.rank_steps, found.exposed_ms) == (None, 4, pytest.approx(6 + 4 + 15))
     for rows in found.dimensions.values():
@@ -189,7 +186,7 @@ STEPS = st.lists(st.tuples(interval_lists, interval_lists, interval_lists, st.li
 
 @given(st.lists(st.lists(STEPS, min_size=2, max_size=2), min_size=2, max_size=2))
 @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
-def test_every_breakdown_of_any_record_adds_up_exactly(sides: Any) -> None:
+def test_every_breakdown_of_any_record_adds_up_exactly(sides):
     """Two sides of two ranks, steps of 40 ms, collectives and blocks wherever chance puts them."""
     made = []
     with TemporaryDirectory() as folder:
@@ -218,9 +215,7 @@ def test_every_breakdown_of_any_record_adds_up_exactly(sides: Any) -> None:
     [(60, 0, 40, 0), (20, 50, 10, 20)],
     ids=["a longer transfer", "a later peer"],
 )
-def test_a_longer_transfer_is_told_from_a_later_peer(
-    tmp_path: Path, transfer_ms: float, late_ms: float, transfer: float, waiting: float
-) -> None:
+def test_a_longer_transfer_is_told_from_a_later_peer(tmp_path, transfer_ms, late_ms, transfer, waiting):
     """Compute from 10 to 40, an all-reduce from 30 on, for which rank 1 comes late: it waits for nobody."""
 
     def run(name: str, length_ms: float, late_ms: float) -> LabelledRun:

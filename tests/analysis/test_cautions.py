@@ -51,28 +51,28 @@ def entry(folder: Path, steps: int, of_step: Callable[[int], dict[str, Any]] = l
     ],
     ids=["ordinary", "few steps", "ends that are not clear", "a denominator of zero"],
 )
-def test_what_is_odd_is_said(tmp_path: Path, steps: int, of_step: Callable[[int], Any], said: list[str]) -> None:
+def test_what_is_odd_is_said(tmp_path, steps, of_step, said):
     found = cautions(entry(tmp_path, steps, of_step))
     assert [any(text.startswith(words) for words in said) for text in found] == [True] * len(said)
     assert "training." not in "".join(found)  # a loop of one's own has no such key
 
 
-def test_a_loss_that_is_not_finite_comes_first(tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_comes_first(tmp_path):
     found = entry(tmp_path, 30, lambda at: {"reasons": {"loss": "was nan" if at >= 7 else "not read"}})
     assert alerts({"x": found})[0] == "the loss was NaN or infinite, first in step 7: what was timed may not train"
 
 
-def test_collectives_that_were_timed_from_python_are_a_caution(tmp_path: Path) -> None:
+def test_collectives_that_were_timed_from_python_are_a_caution(tmp_path):
     found = entry(tmp_path, ENOUGH)
     found.health.timed_from_python = "not built"
     assert alerts({"x": found})[-1] == "collectives were timed from Python: not built"
 
 
-def test_a_run_without_steps_has_none() -> None:
+def test_a_run_without_steps_has_none():
     assert cautions(partial(DatasetEntry, count=0, reason="no step is left after warm-up")) == []
 
 
-def test_what_is_wrong_stands_first_in_every_report_the_most_serious_first(tmp_path: Path) -> None:
+def test_what_is_wrong_stands_first_in_every_report_the_most_serious_first(tmp_path):
     """A record lost its middle and its end, a rank is missing, the network was emulated."""
     folder = simulated_run(tmp_path / "run", label="x", ranks=3, fabric="emulated")
     record = folder / "rank_0_metrics.jsonl"
@@ -120,12 +120,12 @@ def steps(*levels_ms: tuple[int, float], noise: float = 0.02) -> Floats:
         (np.empty(0), None),
     ],
 )
-def test_a_change_of_level_is_found_where_it_is(times_ms: Floats, first: int | None) -> None:
+def test_a_change_of_level_is_found_where_it_is(times_ms, first):
     found = level_change(times_ms)
     assert (None if found is None else found.first) == first
 
 
-def test_a_side_has_not_settled_where_nearly_all_launches_change_alike() -> None:
+def test_a_side_has_not_settled_where_nearly_all_launches_change_alike():
     faster, slower = LevelChange(9, 15, 180.0, 100.0), LevelChange(5, 15, 100.0, 120.0)
     assert str(unsettled([faster] * 4)).startswith("in 4 of 4 launches steps get faster: the first 9 of 15 steps")
     assert "slower" in str(unsettled([slower] * 4 + [None]))
@@ -133,9 +133,7 @@ def test_a_side_has_not_settled_where_nearly_all_launches_change_alike() -> None
         assert unsettled(mixed) is None
 
 
-def test_no_verdict_rests_on_steps_that_have_not_settled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_verdict_rests_on_steps_that_have_not_settled(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     began_s = {"reference": [0.0, 180.0, 240.0, 420.0], "candidate": [60.0, 120.0, 300.0, 360.0]}
     cold = (0, *[800] * 9, *WOBBLE[1:])
@@ -161,7 +159,7 @@ def test_no_verdict_rests_on_steps_that_have_not_settled(
         ([], None),
     ],
 )
-def test_the_steps_that_make_the_mean_are_named(times_ms: list[float], said: str | None) -> None:
+def test_the_steps_that_make_the_mean_are_named(times_ms, said):
     found = slow_steps(np.array(times_ms), np.arange(100, 100 + len(times_ms)))
     assert (found is None) == (said is None)
     assert said is None or said in str(found)

@@ -156,7 +156,7 @@ def by_hand(plan: Any, *, missed: bool, killed: bool) -> dict[Any, dict[str, Any
 
 @settings(max_examples=60, deadline=None, phases=NO_SHRINKING)
 @given(runs(), st.booleans(), st.booleans(), st.sampled_from([1, 3, 1 << 18]))
-def test_metrics_across_ranks_are_those_of_plain_loops(plan: Any, missed: bool, killed: bool, piece: int) -> None:
+def test_metrics_across_ranks_are_those_of_plain_loops(plan, missed, killed, piece):
     with tempfile.TemporaryDirectory() as folder:
         run = load_run(written(Path(folder), plan, missed=missed, killed=killed))
         found = as_json(collective_metrics(run, piece).collectives)
@@ -190,7 +190,7 @@ def _same(found: Any, key: Any) -> bool:
 
 @settings(max_examples=40, deadline=None, phases=NO_SHRINKING)
 @given(runs(), st.sampled_from([1, 1 << 18]))
-def test_lateness_at_the_first_wait_agrees_with_plain_loops(plan: Any, piece: int) -> None:
+def test_lateness_at_the_first_wait_agrees_with_plain_loops(plan, piece):
     size = len(plan)
     with tempfile.TemporaryDirectory() as folder:
         found = collective_metrics(load_run(written(Path(folder), plan)), piece).first_waits
@@ -233,7 +233,7 @@ def test_lateness_at_the_first_wait_agrees_with_plain_loops(plan: Any, piece: in
         (1, "allreduce", 8_000_000, None),
     ],
 )
-def test_bandwidths_by_hand(tmp_path: Path, ranks: int, kind: str, count: int, busbw: float | None) -> None:
+def test_bandwidths_by_hand(tmp_path, ranks, kind, count, busbw):
     """8 MB in 2 ms are 4 GB/s. Of that a bus of n ranks carries 2 (n - 1) / n in an all-reduce, else (n - 1) / n."""
 
     def of_rank(rank: int) -> list[Step]:
@@ -247,7 +247,7 @@ def test_bandwidths_by_hand(tmp_path: Path, ranks: int, kind: str, count: int, b
     assert (entry["busbw_gb_per_s"]["reason"] is None) == (busbw is not None)
 
 
-def test_warm_up_is_left_out_unless_a_rank_of_the_match_used_the_step(tmp_path: Path) -> None:
+def test_warm_up_is_left_out_unless_a_rank_of_the_match_used_the_step(tmp_path):
     """Rank 0 warms up for two steps, rank 1 for one: of three collectives of one size two count, one not whole."""
 
     def of_rank(rank: int) -> Iterator[Step]:
@@ -264,7 +264,7 @@ def test_warm_up_is_left_out_unless_a_rank_of_the_match_used_the_step(tmp_path: 
     assert found.first_waits.late_ms[2].tolist() == [1.0, -1.0]
 
 
-def test_nanoseconds_of_our_days_are_not_rounded_before_a_difference_is_formed(tmp_path: Path) -> None:
+def test_nanoseconds_of_our_days_are_not_rounded_before_a_difference_is_formed(tmp_path):
     base = 1_800_000_000_000_000_001  # as a float64 it is 128 ns wide (W14)
     rows = [collective(issue_ns=base, start_ns=base, end_ns=base + length) for length in (3, 10)]
     made = recorded(tmp_path, lambda rank: [step(rank, 2, overlap=HALF, collectives=[rows[rank]])], 2)
@@ -272,7 +272,7 @@ def test_nanoseconds_of_our_days_are_not_rounded_before_a_difference_is_formed(t
     assert (entry["transfer_ms"]["median"], entry["wait_ms"]["max"]) == (3e-6, 7e-6)
 
 
-def test_collectives_come_by_filter_or_in_pieces_that_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_collectives_come_by_filter_or_in_pieces_that_add_up(tmp_path, monkeypatch):
     plan = [[[("allreduce", WORLD, 8, rank, 5), ("allgather", WORLD, 8, 0, 5)]] * 6 for rank in range(3)]
     run = aorta.analysis.load_run(written(tmp_path, plan))
     whole = aorta.analysis.collectives(run)
@@ -322,7 +322,7 @@ def run_of(folder: Path, per_rank: list[list[Collective]], groups: list[dict[str
     return aorta.analysis.collectives(folder)
 
 
-def test_a_number_that_begins_anew_in_each_step_is_matched_within_its_step(tmp_path: Path) -> None:
+def test_a_number_that_begins_anew_in_each_step_is_matched_within_its_step(tmp_path):
     def of_rank(rank: int) -> Iterator[Step]:
         for number, length_ms in enumerate(((2, 7), (3, 5))[rank]):
             yield step(rank, 2, number, overlap=HALF, collectives=[collective(seq=0, end_ms=length_ms)])
@@ -342,9 +342,7 @@ def test_a_number_that_begins_anew_in_each_step_is_matched_within_its_step(tmp_p
         (collective(group="dp"), [{"dp": [0, 2]}, {"dp": [1, 2]}, None], [(0, 2), (1, 2), None], ""),
     ],
 )
-def test_what_its_source_does_not_tell_is_not_matched(
-    tmp_path: Path, row: Collective, groups: list[Any], members: list[Any], said: str
-) -> None:
+def test_what_its_source_does_not_tell_is_not_matched(tmp_path, row, groups, members, said):
     frame = run_of(tmp_path, [[row]] * 3, groups)
     assert [None if found is None or found is pd.NA else found for found in frame["members"].tolist()] == members
     assert frame["transfer_ms"].isna().all()
@@ -352,7 +350,7 @@ def test_what_its_source_does_not_tell_is_not_matched(
     assert frame["transfer_reason"].str.contains(said).all()
 
 
-def test_a_run_without_collectives_gives_an_empty_table(tmp_path: Path) -> None:
+def test_a_run_without_collectives_gives_an_empty_table(tmp_path):
     frame = run_of(tmp_path, [[], []], [None] * 2)
     assert frame.empty
     assert {"transfer_ms", "wait_ms", "busbw_gb_per_s"} <= set(frame.columns)

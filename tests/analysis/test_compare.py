@@ -41,7 +41,7 @@ def compared(*sides: LabelledRun) -> Comparison:
     )
 
 
-def test_differences_quotients_and_directions(tmp_path: Path) -> None:
+def test_differences_quotients_and_directions(tmp_path):
     found = compared(side(tmp_path, "cuda", metrics(20, 16, 8, 6)), side(tmp_path, "new", metrics(25, 16, 8, 2)))
     assert (found.reference_overlap_ratio, found.candidate_overlap_ratio) == (0.75, 0.25)
     assert found.ratio_delta == -0.5
@@ -53,14 +53,14 @@ def test_differences_quotients_and_directions(tmp_path: Path) -> None:
     assert (ratio.reference.ratio_of_sums, ratio.candidate.ratio_of_sums) == (0.75, 0.25)
 
 
-def test_a_quotient_over_zero_is_null_and_the_difference_stands(tmp_path: Path) -> None:
+def test_a_quotient_over_zero_is_null_and_the_difference_stands(tmp_path):
     found = compared(side(tmp_path, "a", metrics(20, 16, 8, 8)), side(tmp_path, "b", metrics(20, 16, 8, 6)))
     exposed = found.metrics["exposed_comm_ms"]
     assert (exposed.difference, exposed.quotient) == (2, None)
     assert exposed.quotient_reason == "the reference is 0"
 
 
-def test_milliseconds_are_shown_but_not_judged_across_platforms(tmp_path: Path) -> None:
+def test_milliseconds_are_shown_but_not_judged_across_platforms(tmp_path):
     found = compared(
         side(tmp_path, "cuda", metrics(20, 16, 8, 6), platform="cuda"),
         side(tmp_path, "rocm", metrics(25, 16, 8, 2), platform="rocm"),
@@ -72,7 +72,7 @@ def test_milliseconds_are_shown_but_not_judged_across_platforms(tmp_path: Path) 
     assert found.collectives[0].transfer_ms.judgement == "not judged"
 
 
-def test_milliseconds_of_unknown_platforms_are_not_judged(tmp_path: Path) -> None:
+def test_milliseconds_of_unknown_platforms_are_not_judged(tmp_path):
     sides = []
     for label, late in (("a", 2), ("b", 6)):
         path = tmp_path / f"{label}.json"
@@ -84,7 +84,7 @@ def test_milliseconds_of_unknown_platforms_are_not_judged(tmp_path: Path) -> Non
     assert found["overlap_ratio"].judgement == "worse"
 
 
-def test_a_null_side_is_a_null_difference_with_the_reason(tmp_path: Path) -> None:
+def test_a_null_side_is_a_null_difference_with_the_reason(tmp_path):
     found = compared(side(tmp_path, "a", metrics(20, 16, 0, 0)), side(tmp_path, "b", metrics(20, 16, 8, 6)))
     assert (found.ratio_delta, found.ratio_delta_reason) == (None, "overlap_ratio is not available for a")
     ratio = found.metrics["overlap_ratio"]
@@ -92,7 +92,7 @@ def test_a_null_side_is_a_null_difference_with_the_reason(tmp_path: Path) -> Non
     assert ratio.quotient_reason == "not available on one side"
 
 
-def test_between_runs_of_different_work_differences_are_listed_and_nothing_is_judged(tmp_path: Path) -> None:
+def test_between_runs_of_different_work_differences_are_listed_and_nothing_is_judged(tmp_path):
     """Where a run writes is no difference."""
     training = {"mixed_precision": "bf16", "seed": 2, "x": 1, "output_dir": "elsewhere"}
     found = compared(
@@ -118,7 +118,7 @@ def test_between_runs_of_different_work_differences_are_listed_and_nothing_is_ju
     assert "docs/" not in found.verdict_reason  # a wheel has no docs
 
 
-def test_collectives_that_were_timed_in_different_ways_are_warned_of(tmp_path: Path) -> None:
+def test_collectives_that_were_timed_in_different_ways_are_warned_of(tmp_path):
     def timed(label: str, *taps: str) -> LabelledRun:
         made = side(tmp_path, label, metrics(20, 16, 8, 8))
         manifest = Path(made.run.location) / "run.json"
@@ -149,7 +149,7 @@ def loaded(
     return recorded(folder / label, lambda rank: steps, run_id=label, label=label, manifest=manifest)
 
 
-def test_two_builds_of_one_version_are_a_difference_and_so_are_variables(tmp_path: Path) -> None:
+def test_two_builds_of_one_version_are_a_difference_and_so_are_variables(tmp_path):
     sides = loaded(tmp_path, "a", OLD, 1.0), loaded(tmp_path, "b", NEW, 1.0, LD_PRELOAD="/y/libnccl.so.2")
     found = compared(*sides)
     assert [tuple(each.values()) for each in as_json(found.manifest_differences)] == [
@@ -174,9 +174,7 @@ def test_two_builds_of_one_version_are_a_difference_and_so_are_variables(tmp_pat
         (None, "LD_LIBRARY_PATH", "/y", None),
     ],
 )
-def test_a_swap_that_did_not_happen_is_warned_of(
-    tmp_path: Path, library: dict[str, Any] | None, variable: str, value: str, warned: str | None
-) -> None:
+def test_a_swap_that_did_not_happen_is_warned_of(tmp_path, library, variable, value, warned):
     sides = loaded(tmp_path, "a", library, 1.0), loaded(tmp_path, "b", library, 1.0, **{variable: value})
     said = [warning for warning in compared(*sides).warnings if "both sides loaded" in warning]
     assert len(said) == (warned is not None)
@@ -190,21 +188,19 @@ def test_a_swap_that_did_not_happen_is_warned_of(
         ([2.0, 1.5, 1.0], [2.0, 1.25, 1.125], -0.25, "differ in 2 of 3 rank-steps, most by 0.25, 1.5 -> 1.25 (rank 0"),
     ],
 )
-def test_losses_are_compared_to_the_last_bit(
-    tmp_path: Path, before: list[float], after: list[float], largest: float | None, sentence: str
-) -> None:
+def test_losses_are_compared_to_the_last_bit(tmp_path, before, after, largest, sentence):
     found = compared_losses(loaded(tmp_path, "a", OLD, *before).run, loaded(tmp_path, "b", NEW, *after).run)
     assert found is not None
     assert found.largest == largest
     assert found.sentence.startswith(sentence)
 
 
-def test_without_a_loss_on_both_sides_none_is_compared(tmp_path: Path) -> None:
+def test_without_a_loss_on_both_sides_none_is_compared(tmp_path):
     silent = loaded(tmp_path, "a", OLD, None)
     assert compared_losses(silent.run, loaded(tmp_path, "b", OLD, 1.0).run) is None
 
 
-def test_a_run_against_itself_and_a_lost_manifest_are_warned_of(tmp_path: Path) -> None:
+def test_a_run_against_itself_and_a_lost_manifest_are_warned_of(tmp_path):
     one = side(tmp_path, "a", metrics(20, 16, 8, 8))
     found = compared(one, one)
     assert any("both sides are the same run 'a'" in warning for warning in found.warnings)
@@ -214,7 +210,7 @@ def test_a_run_against_itself_and_a_lost_manifest_are_warned_of(tmp_path: Path) 
     assert found.manifest_differences == []
 
 
-def test_collectives_are_compared_with_those_of_the_same_size(tmp_path: Path) -> None:
+def test_collectives_are_compared_with_those_of_the_same_size(tmp_path):
     def transferred(label: str, *transfers_ms: int) -> LabelledRun:
         rows = [
             collective(seq=seq, start_ms=0, end_ms=transfer_ms, bytes=1000 * (seq + 1))
@@ -227,7 +223,7 @@ def test_collectives_are_compared_with_those_of_the_same_size(tmp_path: Path) ->
     assert [(row.bytes, row.transfer_ms.difference) for row in found] == [(1000, 1), (2000, -1)]
 
 
-def test_a_side_without_steps_is_compared_as_null(tmp_path: Path) -> None:
+def test_a_side_without_steps_is_compared_as_null(tmp_path):
     empty = recorded(tmp_path / "b", lambda rank: [], run_id="b")
     found = compared(side(tmp_path, "a", metrics(20, 16, 8, 8)), empty)
     assert found.ratio_delta is None
@@ -235,7 +231,7 @@ def test_a_side_without_steps_is_compared_as_null(tmp_path: Path) -> None:
     assert found.collectives_on_one_side == {"reference": 1, "candidate": 0}
 
 
-def test_a_world_size_that_a_trace_does_not_say_is_no_other_work() -> None:
+def test_a_world_size_that_a_trace_does_not_say_is_no_other_work():
     assert changes_the_work(FactDifference("header.world_size", 2, 4))
     assert not changes_the_work(FactDifference("header.world_size", 2, None))
 
@@ -267,9 +263,7 @@ HALVES = [collective(seq=seq, bytes=500_000, dtype="bfloat16") for seq in range(
         ([], {}, False),  # nothing tells
     ],
 )
-def test_programs_that_reduce_other_values_a_step_did_other_work(
-    tmp_path: Path, collectives: list[Collective], changes: dict[str, Any], unlike: bool
-) -> None:
+def test_programs_that_reduce_other_values_a_step_did_other_work(tmp_path, collectives, changes, unlike):
     said = unlike_work(program(tmp_path, "a", *BUCKETS), program(tmp_path, "b", *collectives, **changes))
     assert (said is not None) == unlike
     assert said is None or "reduces 1000000 values over ranks in the reference" in said

@@ -73,7 +73,7 @@ def issued(kind: str, group: str, seq: int, issue_ms: float, start_ms: float, en
         (None, "cuda", "fsdp", False),
     ],
 )
-def test_one_connection(tmp_path: Path, value: str | None, platform: str, parallel: str, holds: bool) -> None:
+def test_one_connection(tmp_path, value, platform, parallel, holds):
     environment = {} if value is None else {"CUDA_DEVICE_MAX_CONNECTIONS": value}
     manifest = {"environment": environment, "platform": platform}
     rules = recorded(tmp_path, lambda _rank, _number: {}, manifest=manifest, platform=platform, parallel=parallel)
@@ -107,7 +107,7 @@ def fsdp(gather: str, scatter: str, issue_ms: float = 40.0, second: str = "allga
         pytest.param(lambda *at: fsdp("0", "0", 45.0)(*at) | {"metrics": {"exposed_comm_ms": 0.5}}, False, id="hidden"),
     ],
 )
-def test_a_serialised_communicator(tmp_path: Path, make: Callable[[int, int], Any], holds: bool) -> None:
+def test_a_serialised_communicator(tmp_path, make, holds):
     rules = recorded(tmp_path, make)
     assert ("serialised_communicator" in rules) == holds
     if holds:
@@ -136,7 +136,7 @@ def groups(computed: tuple[float, float], other: tuple[float, float]) -> Callabl
         pytest.param(groups((85, 95), (78, 98)), False, id="hardly beside it"),
     ],
 )
-def test_hidden_by_another_group(tmp_path: Path, make: Callable[[int, int], Any], holds: bool) -> None:
+def test_hidden_by_another_group(tmp_path, make, holds):
     rules = recorded(tmp_path, make)
     assert ("hidden_by_another_group" in rules) == holds
     if holds:
@@ -149,7 +149,7 @@ def test_hidden_by_another_group(tmp_path: Path, make: Callable[[int, int], Any]
 
 
 @pytest.mark.parametrize(("exposed", "stall", "holds"), [(20.0, 1.0, True), (20.0, 15.0, False), (5.0, 0.1, False)])
-def test_exposed_but_not_blocking(tmp_path: Path, exposed: float, stall: float, holds: bool) -> None:
+def test_exposed_but_not_blocking(tmp_path, exposed, stall, holds):
     values = {"exposed_comm_ms": exposed, "compute_stall_ms": stall}
     rules = recorded(
         tmp_path, lambda rank, _number: {"metrics": values | {"exposed_comm_ms": exposed + (0.5 if rank else 0)}}
@@ -170,7 +170,7 @@ def idle(name: str, length_ms: float, spread: bool = False) -> Callable[[int, in
         computed = compute(("forward", 0, 50), ("backward", again, LENGTH_MS))
         values = metrics(LENGTH_MS, 50 + LENGTH_MS - again, 0.0, 0.0)
         if name in ("d2h", "h2d"):
-            copies = [Copy(name, 4, 50 * MS, 52 * MS)]  # type: ignore[arg-type]
+            copies = [Copy(name, 4, 50 * MS, 52 * MS)]
             return {"metrics": values | {f"{name}_gb_per_s": 0.1}, "copies": copies, "compute": computed}
         aux = [AuxRange(name, 50 * MS, 52 * MS)]
         aux += (
@@ -192,7 +192,7 @@ def idle(name: str, length_ms: float, spread: bool = False) -> Callable[[int, in
         pytest.param(idle("loss_read", 20.0), "perf_counter", False, id="a CPU has nothing to launch"),
     ],
 )
-def test_idle_by_synchronisation(tmp_path: Path, make: Callable[[int, int], Any], timer: str, holds: bool) -> None:
+def test_idle_by_synchronisation(tmp_path, make, timer, holds):
     rules = recorded(tmp_path, make, timer=timer)
     assert ("idle_by_synchronisation" in rules) == holds
     if holds:
@@ -214,7 +214,7 @@ def loaded(begin_ms: float, end_ms: float, *computed: tuple[str, float, float]) 
         pytest.param(loaded(10, 30, ("forward", 0, 60)), False, id="loaded beside computation"),
     ],
 )
-def test_starved_by_data(tmp_path: Path, make: Callable[[int, int], Any], holds: bool) -> None:
+def test_starved_by_data(tmp_path, make, holds):
     rules = recorded(tmp_path, make)
     assert ("starved_by_data" in rules) == holds
     assert "idle_by_synchronisation" not in rules or not holds
@@ -268,7 +268,7 @@ def held_up(
         ("backward", "backward computation, 28 ms a step more than the others"),
     ],
 )
-def test_a_late_rank_is_named_with_what_it_does_longer(tmp_path: Path, where: str, because: str) -> None:
+def test_a_late_rank_is_named_with_what_it_does_longer(tmp_path, where, because):
     entry = held_up(tmp_path, 28.0, where)
     (straggler,) = entry.stragglers.ranks
     assert (straggler.rank, straggler.because) == (LATE, because)
@@ -290,13 +290,13 @@ def test_a_late_rank_is_named_with_what_it_does_longer(tmp_path: Path, where: st
     ],
     ids=["even", "below 2 % of the step", "few steps", "ends that the caller saw"],
 )
-def test_without_evidence_nobody_is_named(tmp_path: Path, changes: dict[str, object], reason: str) -> None:
-    found = held_up(tmp_path, **changes).stragglers  # type: ignore[arg-type]
+def test_without_evidence_nobody_is_named(tmp_path, changes, reason):
+    found = held_up(tmp_path, **changes).stragglers
     assert not found.ranks
     assert reason in str(found.reason)
 
 
-def test_a_rank_that_computes_longer_is_said_to(tmp_path: Path) -> None:
+def test_a_rank_that_computes_longer_is_said_to(tmp_path):
     assert "rank 1 computes 31 % of the step longer" in str(held_up(tmp_path, 28.0, "backward").stragglers.uneven)
     assert held_up(tmp_path / "data", 28.0, "data").stragglers.uneven is None
 
@@ -311,9 +311,7 @@ def test_a_rank_that_computes_longer_is_said_to(tmp_path: Path) -> None:
         ({1: 30.0}, {0: 20.0, 1: 28.0, 2: 29.0}, "rank 1 computes 4 %"),  # the one that is named
     ],
 )
-def test_a_named_rank_is_said_to_compute_longer_from_the_same_share_on(
-    late: dict[int, float], busy: dict[int, float], uneven: str | None
-) -> None:
+def test_a_named_rank_is_said_to_compute_longer_from_the_same_share_on(late, busy, uneven):
     values = np.zeros((STEPS, 3))
     for rank, late_ms in late.items():
         values[:, rank] = late_ms
@@ -330,7 +328,7 @@ def ruled(late: np.ndarray, cost: np.ndarray) -> set[int]:
 
 
 @given(st.integers(2, 8), st.integers(0, 10**6))
-def test_a_planted_rank_is_named_and_no_other(ranks: int, seed: int) -> None:
+def test_a_planted_rank_is_named_and_no_other(ranks, seed):
     """Waits vary by 5 ms from step to step; rank 0 comes 15 ms after the others, or nobody does."""
     draw = np.random.default_rng(seed)
     waits = draw.exponential(5.0, (STEPS, ranks))
@@ -341,7 +339,7 @@ def test_a_planted_rank_is_named_and_no_other(ranks: int, seed: int) -> None:
     assert ruled(behind_others(waits), behind_others(draw.permuted(waits, axis=1))) <= set()
 
 
-def test_where_both_ways_name_different_ranks_nobody_is_named() -> None:
+def test_where_both_ways_name_different_ranks_nobody_is_named():
     one, other = np.zeros((STEPS, 3)), np.zeros((STEPS, 3))
     one[:, 0], other[:, 1] = 30.0, 30.0
     found = name_stragglers(range(3), one, Cost(other, 0.0), 0.2, {}, STEP_MS)
@@ -356,7 +354,7 @@ def test_where_both_ways_name_different_ranks_nobody_is_named() -> None:
     st.sampled_from([0.0, 2.0]),
     st.floats(1e-4, 0.2),
 )
-def test_later_is_what_the_signed_rank_test_and_the_median_say(values: list[float], least: float, level: float) -> None:
+def test_later_is_what_the_signed_rank_test_and_the_median_say(values, least, level):
     beyond = np.array(values) - least
     beyond = beyond[beyond != 0]
     p = 1.0
@@ -371,7 +369,7 @@ def test_later_is_what_the_signed_rank_test_and_the_median_say(values: list[floa
 
 
 @given(st.integers(2, 7), st.integers(0, 10**6))
-def test_behind_others_is_the_median_of_the_others_less_the_own(ranks: int, seed: int) -> None:
+def test_behind_others_is_the_median_of_the_others_less_the_own(ranks, seed):
     values = np.random.default_rng(seed).integers(0, 5, (6, ranks)).astype(float)
     expected = [[np.median(np.delete(row, at)) - row[at] for at in range(ranks)] for row in values]
     assert behind_others(values).tolist() == expected

@@ -44,19 +44,15 @@ CASES = json.loads(Path(__file__).with_suffix(".json").read_text())
 
 
 def metric(
-    reference: float | None,
-    candidate: float | None,
-    unit: str = "ms",
-    launches: tuple[int, int] = (4, 4),
-    **more: Any,
+    reference: float | None, candidate: float | None, unit: str = "ms", launches: tuple[int, int] = (4, 4), **more: Any
 ) -> ComparedMetric:
     """A metric of a comparison, of which less is better."""
     known = reference is not None and candidate is not None
     told: dict[str, Any] = {
         "reference": partial(Statistics, value=reference, count=launches[0]),
         "candidate": partial(Statistics, value=candidate, count=launches[1]),
-        "difference": candidate - reference if known else None,  # type: ignore[operator]
-        "quotient": candidate / reference if known and reference else None,  # type: ignore[operator]
+        "difference": candidate - reference if known else None,
+        "quotient": candidate / reference if known and reference else None,
         "judgement": "worse",
     }
     return partial(ComparedMetric, unit=unit, better="lower", **told | more)
@@ -108,17 +104,14 @@ def judged(text: str, compared: Comparison) -> JudgedCondition:
         ("idle_ms>3.", ("idle_ms", ">", 3.0, False)),
     ],
 )
-def test_what_is_read(text: str, expected: tuple[str, str, float, bool]) -> None:
+def test_what_is_read(text, expected):
     found = parse_condition(text)
     assert (found.metric, found.sign, found.threshold, found.relative) == pytest.approx(expected)
     assert found.text == text.strip()
 
 
-@pytest.mark.parametrize(
-    ("text", "at", "message"),
-    CASES["refused"],
-)
-def test_what_is_refused_with_its_place(text: str, at: int, message: str) -> None:
+@pytest.mark.parametrize(("text", "at", "message"), CASES["refused"])
+def test_what_is_refused_with_its_place(text, at, message):
     with pytest.raises(InputError) as raised:
         parse_condition(text)
     said = str(raised.value)
@@ -128,14 +121,14 @@ def test_what_is_refused_with_its_place(text: str, at: int, message: str) -> Non
 
 
 @given(st.sampled_from(STEP_METRIC_NAMES), st.sampled_from("<>"), st.floats(-1e6, 1e6), st.booleans())
-def test_what_is_written_is_read_again(metric: str, sign: str, number: float, relative: bool) -> None:
+def test_what_is_written_is_read_again(metric, sign, number, relative):
     found = parse_condition(f"{metric}{sign}{number!r}{'%' if relative else ''}")
     assert (found.metric, found.sign, found.relative) == (metric, sign, relative)
     assert found.threshold == pytest.approx(number / 100 if relative else number)
 
 
 @given(st.text(max_size=30))
-def test_any_text_is_a_condition_or_an_error_in_words(text: str) -> None:
+def test_any_text_is_a_condition_or_an_error_in_words(text):
     with contextlib.suppress(InputError):
         assert isinstance(parse_condition(text), Condition)
 
@@ -152,11 +145,8 @@ def gated(compared: Comparison, *conditions: str) -> Summary:
 # --- two single runs: the threshold alone
 
 
-@pytest.mark.parametrize(
-    ("text", "outcome", "value"),
-    CASES["single runs"],
-)
-def test_two_single_runs_are_held_to_the_threshold_alone(text: str, outcome: str, value: float) -> None:
+@pytest.mark.parametrize(("text", "outcome", "value"), CASES["single runs"])
+def test_two_single_runs_are_held_to_the_threshold_alone(text, outcome, value):
     compared = comparison(
         exposed_comm_ms=metric(10, 13),
         overlap_ratio=metric(0.8, 0.7, "ratio"),
@@ -176,7 +166,7 @@ def test_two_single_runs_are_held_to_the_threshold_alone(text: str, outcome: str
         ("idle_ms>5%", "the reference is 0: no percentage of it"),
     ],
 )
-def test_what_is_not_known_cannot_be_judged(text: str, reason: str) -> None:
+def test_what_is_not_known_cannot_be_judged(text, reason):
     null = metric(0.8, None, "ratio", judgement="not judged", judgement_reason=reason)
     found = judged(text, comparison(overlap_ratio=null, idle_ms=metric(0, 5)))
     assert (found.outcome, found.value, found.reason) == ("inconclusive", None, reason)
@@ -222,20 +212,15 @@ def ratio(
         ("<0.05", ratio(0.04, 0.01, 0.06, 0.3, needed=6), "inconclusive", "reaches back across it"),
     ],
 )
-def test_launches_fail_only_beyond_the_threshold_and_not_by_chance(
-    text: str, entry: ComparedMetric, outcome: str, reason: str
-) -> None:
+def test_launches_fail_only_beyond_the_threshold_and_not_by_chance(text, entry, outcome, reason):
     found = judged(f"overlap_ratio{text}", comparison(4, overlap_ratio=entry))
     assert found.outcome == outcome
     assert reason in found.reason
     assert ("would be" in reason) == ("would be needed" in found.reason)
 
 
-@pytest.mark.parametrize(
-    ("test", "more", "p"),
-    CASES["p of a metric"],
-)
-def test_a_condition_is_held_to_the_p_of_its_metric(test: dict[str, Any], more: dict[str, Any], p: float) -> None:
+@pytest.mark.parametrize(("test", "more", "p"), CASES["p of a metric"])
+def test_a_condition_is_held_to_the_p_of_its_metric(test, more, p):
     others = {"idle_ms": metric(1, 1, **launch_test("quotient", 0.0, -0.1, 0.1, p=0.9, p_corrected=0.9))}
     entry = metric(10, 13, **launch_test("quotient", 0.3, 0.2, 0.4, p=0.029, **test), **more)
     found = judged("exposed_comm_ms>5%", comparison(4, exposed_comm_ms=entry, **others))
@@ -260,15 +245,13 @@ OVER_ZERO = launch_test("quotient", None, None, None, difference_interval=Interv
         ("job_step_ms>10%", metric(0, 4.85, **OVER_ZERO), "inconclusive", None, None, None),
     ],
 )
-def test_an_interval_is_that_of_the_terms_of_the_condition(
-    text: str, entry: ComparedMetric, outcome: str, value: float | None, low: float | None, high: float | None
-) -> None:
+def test_an_interval_is_that_of_the_terms_of_the_condition(text, entry, outcome, value, low, high):
     found = judged(text, comparison(4, **{text.replace(">", "<").partition("<")[0]: entry}))
     assert found.outcome == outcome
     assert (found.value, found.low, found.high) == pytest.approx((value, low, high))
 
 
-def test_fewer_launches_than_a_verdict_takes_neither_fail_nor_pass() -> None:
+def test_fewer_launches_than_a_verdict_takes_neither_fail_nor_pass():
     """Not even one launch a side, if it is a set; three have no p at or below 0.05."""
     for value, sides in ((-0.1, (3, 3)), (0.0, (1, 1)), (0.0, (3, 9))):
         found = judged("overlap_ratio<-0.05", comparison(3, overlap_ratio=ratio(value, -0.02, 0.02, launches=sides)))
@@ -277,7 +260,7 @@ def test_fewer_launches_than_a_verdict_takes_neither_fail_nor_pass() -> None:
         assert found.value == pytest.approx(value)
 
 
-def test_a_metric_that_was_not_tested_neither_fails_nor_is_it_called_chance() -> None:
+def test_a_metric_that_was_not_tested_neither_fails_nor_is_it_called_chance():
     why = "needs 5 launches per side: with 4 against 4 launches no metric of 2 tested together (minP) can reach 0.05"
     told = {"role": "secondary", "verdict": "not tested", "verdict_reason": why, "p_corrected": 4 / 70}
     entry = metric(1.0, 2.0, **launch_test("quotient", 1.0, 0.5, 1.5, **told))
@@ -301,9 +284,7 @@ def test_a_metric_that_was_not_tested_neither_fails_nor_is_it_called_chance() ->
     ],
 )
 @pytest.mark.spec("D23")
-def test_D23_a_failure_outweighs_what_cannot_be_decided(
-    texts: list[str], outcome: str | None, code: int | None
-) -> None:
+def test_D23_a_failure_outweighs_what_cannot_be_decided(texts, outcome, code):
     found = gated(comparison(idle_ms=metric(1, 5)), *texts).gate
     if outcome is None:
         assert not found
@@ -312,7 +293,7 @@ def test_D23_a_failure_outweighs_what_cannot_be_decided(
         assert [entry.condition for entry in found.conditions] == texts
 
 
-def test_the_text_of_the_terminal() -> None:
+def test_the_text_of_the_terminal():
     compared = comparison(idle_ms=metric(1, 5))
     result = evaluate([parse_condition(text) for text in ("idle_ms>1", "copy_ms>10%", "idle_ms>500%")], compared)
     assert gate.gate_text(result, Style(width=300)).splitlines() == [
@@ -327,9 +308,7 @@ def test_the_text_of_the_terminal() -> None:
 @pytest.mark.parametrize(
     ("allowed", "outcome"), [((), "inconclusive"), (("workload.model_dim",), "pass"), (("all",), "pass")]
 )
-def test_single_runs_that_did_different_work_cannot_pass(
-    tmp_path: Path, allowed: tuple[str, ...], outcome: str
-) -> None:
+def test_single_runs_that_did_different_work_cannot_pass(tmp_path, allowed, outcome):
     other = {"workload": {"name": "ranking", "model_dim": 128}, "training": {"mixed_precision": "none"}}
     sides = {"a": launch(tmp_path / "a", 0.8), "b": launch(tmp_path / "b", 0.8, config=other)}
     rules = Rules(allow_unlike=allowed)
@@ -340,7 +319,7 @@ def test_single_runs_that_did_different_work_cannot_pass(
 
 
 @pytest.mark.spec("D23")
-def test_D23_a_page_is_appended_to_a_file_or_the_error_says_why(tmp_path: Path) -> None:
+def test_D23_a_page_is_appended_to_a_file_or_the_error_says_why(tmp_path):
     (path := tmp_path / "page.md").write_text("# an earlier step\n")
     found = gated(comparison(idle_ms=metric(1, 5)), "idle_ms>1", "idle_ms>50")
     append_markdown(path, found)
@@ -371,7 +350,7 @@ def explained(**more: Any) -> Comparison:
 GATED = "idle_ms>1", "idle_ms>500%"
 
 
-def test_the_outcome_comes_first_and_the_rest_folds_away() -> None:
+def test_the_outcome_comes_first_and_the_rest_folds_away():
     text = markdown_summary(gated(explained(), *GATED))
     lines = text.splitlines()
     assert lines[0] == "### ❌ AORTA gate failed\\: 1 failed, 1 passed of 2 conditions"
@@ -392,14 +371,14 @@ def test_the_outcome_comes_first_and_the_rest_folds_away() -> None:
 
 
 @given(st.text())
-def test_no_word_becomes_markup(text: str) -> None:
+def test_no_word_becomes_markup(text):
     line = escaped(text)
     assert "\n" not in line
     assert not re.search(r"[<>]", line)
     assert not re.search(r"(?<!\\)(?:\\\\)*[|`*_\[\]@#]", line)
 
 
-def test_words_that_would_run_are_shown_as_they_are_and_what_is_too_large_is_cut() -> None:
+def test_words_that_would_run_are_shown_as_they_are_and_what_is_too_large_is_cut():
     hostile = "</summary><script>alert(1)</script> | @everyone `x` [a](javascript:b) \n# h"
     text = markdown_summary(gated(explained(candidate=hostile, warnings=[hostile]), *GATED))
     assert not re.search(r"<script|^# h|(?<!\\)@", text, re.MULTILINE)

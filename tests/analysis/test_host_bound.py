@@ -23,7 +23,7 @@ from aorta.documents.dataset import Ends
 from aorta.documents.metrics import HOST_BOUND
 from aorta.errors import InputError
 from aorta.read.record import load_run
-from aorta.records.schema import Calibration, CalibrationPlan, Step
+from aorta.records.schema import CalibrationPlan, Step
 from aorta.report.page.verdict_cards import verdict_of
 from aorta.report.run_tables import collectives_table, comparison_table, metrics_table
 from aorta.report.summary import summarize
@@ -112,14 +112,7 @@ def without_communication(rank: int, number: int) -> Step:
         ),
     ],
 )
-def test_the_steps_that_a_ratio_is_described_over(
-    tmp_path: Path,
-    of_rank: OfRank,
-    measured: Calibration | None,
-    number: tuple[float, str, int] | None,
-    bounds: Ends | None,
-    reason: str | None,
-) -> None:
+def test_the_steps_that_a_ratio_is_described_over(tmp_path, of_rank, measured, number, bounds, reason):
     found = entry(write(tmp_path, of_rank, calibrated=measured))
     ratio = found.metrics["overlap_ratio"]
     assert (ratio.bounds, ratio.reason) == (bounds, reason)
@@ -130,14 +123,14 @@ def test_the_steps_that_a_ratio_is_described_over(
         assert (ratio.median, ratio.source, ratio.count) == number
 
 
-def test_a_record_that_does_not_know_the_lead_says_nothing_of_it(tmp_path: Path) -> None:
+def test_a_record_that_does_not_know_the_lead_says_nothing_of_it(tmp_path):
     found = entry(write(tmp_path, lambda rank, number: step(rank, 2, number, overlap=metrics(20, 16, 8, 6))))
     assert found.pace is None
     ratio = found.metrics["overlap_ratio"]
     assert known(ratio.source) is known(ratio.bounds) is None
 
 
-def test_what_is_said_of_a_host_bound_run(tmp_path: Path) -> None:
+def test_what_is_said_of_a_host_bound_run(tmp_path):
     dataset = LabelledRun("x", load_run(write(tmp_path, undecided)))
     summary = summarize(read_subjects({"x": tmp_path}, Rules()))
     found = summary.datasets["x"]
@@ -157,7 +150,7 @@ def test_what_is_said_of_a_host_bound_run(tmp_path: Path) -> None:
     assert (found.metrics["comm_ms"].median, found.metrics["job_step_ms"].median) == (COMM, WINDOW)
 
 
-def test_a_calibration_gives_the_numbers_that_marks_cannot(tmp_path: Path) -> None:
+def test_a_calibration_gives_the_numbers_that_marks_cannot(tmp_path):
     folder = write(tmp_path, calibrated, calibrated=CALIBRATED)
     found = entry(folder)
     assert found.metrics["overlap_ratio"].ratio_of_sums == 0.375
@@ -189,7 +182,7 @@ def test_a_calibration_gives_the_numbers_that_marks_cannot(tmp_path: Path) -> No
     assert (set(marks["overlap_ratio_at_least"]), set(marks["overlap_ratio_at_most"])) == ({0.25}, {0.75})
 
 
-def test_a_host_that_is_ahead_is_said_nothing_of(tmp_path: Path) -> None:
+def test_a_host_that_is_ahead_is_said_nothing_of(tmp_path):
     found = entry(write(tmp_path, decided, calibrated=calibration(0.75, 0.752)))
     pace = found.pace
     assert (pace.host_bound, pace.host_lead_ms, pace.undecided_share) == (False, 4.0, 0.0)
@@ -200,7 +193,7 @@ def test_a_host_that_is_ahead_is_said_nothing_of(tmp_path: Path) -> None:
     assert plain["overlap_ratio_at_most"].isna().all()
 
 
-def test_steps_that_the_profiler_made_longer_are_in_no_step_time_and_are_named(tmp_path: Path) -> None:
+def test_steps_that_the_profiler_made_longer_are_in_no_step_time_and_are_named(tmp_path):
     slow = write(
         tmp_path,
         lambda rank, number: by_kernels(rank, number, window=30) if in_window(number) else undecided(rank, number),
@@ -211,7 +204,7 @@ def test_steps_that_the_profiler_made_longer_are_in_no_step_time_and_are_named(t
     assert any("took 50 % longer than the others" in note for note in cautions(found))
 
 
-def test_collectives_whose_launch_is_open_are_upper_bounds(tmp_path: Path) -> None:
+def test_collectives_whose_launch_is_open_are_upper_bounds(tmp_path):
     """Rank 1 arrives a millisecond late in each of 40 collectives; kernels began at any time in their range."""
 
     def late(open_ms: float) -> OfRank:
@@ -251,9 +244,7 @@ def test_collectives_whose_launch_is_open_are_upper_bounds(tmp_path: Path) -> No
         ),
     ],
 )
-def test_why_no_steps_were_measured_by_kernels_is_said(
-    tmp_path: Path, plan: CalibrationPlan, measured: Calibration | None, why: str | None, said: str
-) -> None:
+def test_why_no_steps_were_measured_by_kernels_is_said(tmp_path, plan, measured, why, said):
     found = entry(write(tmp_path, undecided, calibration=plan, calibrated=measured))
     notes = " ".join(cautions(found))
     assert known(found.pace.no_calibration) == why
@@ -261,7 +252,7 @@ def test_why_no_steps_were_measured_by_kernels_is_said(
     assert ("record with instrument.calibration" in notes) == (plan.setting == "off")
 
 
-def test_one_metric_that_marks_leave_open_is_enough_for_a_host_that_sets_the_pace(tmp_path: Path) -> None:
+def test_one_metric_that_marks_leave_open_is_enough_for_a_host_that_sets_the_pace(tmp_path):
     def open_compute(rank: int, number: int) -> Step:
         line = decided(rank, number)
         values, bounds = line.overlap | {"compute_ms": None}, {"compute_ms": (8.0, 16.0)}
@@ -272,7 +263,7 @@ def test_one_metric_that_marks_leave_open_is_enough_for_a_host_that_sets_the_pac
 
 
 @pytest.mark.parametrize("of_rank", [undecided, calibrated])
-def test_no_replay_where_blocks_are_not_computation(tmp_path: Path, of_rank: OfRank) -> None:
+def test_no_replay_where_blocks_are_not_computation(tmp_path, of_rank):
     write(tmp_path, of_rank)
     with pytest.raises(InputError, match=r"a replay is not possible: (host-bound|the device's computation)"):
         read_program(tmp_path)
@@ -281,9 +272,7 @@ def test_no_replay_where_blocks_are_not_computation(tmp_path: Path, of_rank: OfR
 
 
 @pytest.mark.parametrize(("alone", "slowdown", "why"), [(decided, 0, None), (undecided, None, HOST_BOUND)])
-def test_computing_is_not_compared_with_a_baseline_that_marks_leave_open(
-    tmp_path: Path, alone: Callable[..., Step], slowdown: float | None, why: str | None
-) -> None:
+def test_computing_is_not_compared_with_a_baseline_that_marks_leave_open(tmp_path, alone, slowdown, why):
     def two_phases(rank: int, number: int) -> Step:
         return alone(rank, number, phase="compute_only") if number >= 30 else decided(rank, number)
 
@@ -291,7 +280,7 @@ def test_computing_is_not_compared_with_a_baseline_that_marks_leave_open(
     assert (found.median, found.reason) == (slowdown, why)
 
 
-def test_bounds_the_wrong_way_round_are_no_line_of_a_record(tmp_path: Path) -> None:
+def test_bounds_the_wrong_way_round_are_no_line_of_a_record(tmp_path):
     write(tmp_path, lambda rank, number: undecided(rank, number, 6.0, 2.0) if number == 7 else decided(rank, number))
     problems = load_run(tmp_path).health.problems
     assert problems[0] == ("rank_0_metrics.jsonl:9: compute_comm_ms is at least 6 and at most 2 in its bounds; ignored")
@@ -333,9 +322,7 @@ def neither_passes_nor_fails(found: Comparison) -> None:
 
 
 @pytest.mark.parametrize(("low", "high"), [(2.0, 6.2), (2.0, 3.0)], ids=["reach the other side", "lie apart"])
-def test_a_side_that_is_known_in_bounds_only_gets_no_verdict_and_its_host_is_named(
-    tmp_path: Path, low: float, high: float
-) -> None:
+def test_a_side_that_is_known_in_bounds_only_gets_no_verdict_and_its_host_is_named(tmp_path, low, high):
     found = compared(tmp_path, ahead, behind(low, high))
     assert found.verdict == "inconclusive"
     assert found.verdict_reason == f"exposed communication is not judged: candidate: {HOST_BOUND}"
@@ -358,13 +345,13 @@ def test_a_side_that_is_known_in_bounds_only_gets_no_verdict_and_its_host_is_nam
         assert (card.value, card.change) == ("1.99\u00a0ms \u2192 1.79 to at most 5.99\u00a0ms", "")
 
 
-def test_a_gate_on_single_runs_neither_passes_nor_fails_on_bounds(tmp_path: Path) -> None:
+def test_a_gate_on_single_runs_neither_passes_nor_fails_on_bounds(tmp_path):
     sides = {"old": write(tmp_path / "a", decided), "new": tmp_path / "b"}
     write(tmp_path / "b", lambda rank, number: undecided(rank, number, 2.0, 3.0), run="run-2")
     neither_passes_nor_fails(summarize(read_subjects(sides, Rules()), "old", "new").comparison)
 
 
-def test_one_bounded_launch_takes_the_number_of_its_side(tmp_path: Path) -> None:
+def test_one_bounded_launch_takes_the_number_of_its_side(tmp_path):
     """Three launches are decided and hide less than the one that is not: their median would be a biased choice."""
 
     def mixed(launch: int, rank: int, number: int) -> Step:
@@ -374,7 +361,7 @@ def test_one_bounded_launch_takes_the_number_of_its_side(tmp_path: Path) -> None
     assert (ratio.candidate.value, ratio.test.verdict) == (None, None)
 
 
-def test_the_values_of_a_calibrated_side_are_compared_and_its_host_is_named(tmp_path: Path) -> None:
+def test_the_values_of_a_calibrated_side_are_compared_and_its_host_is_named(tmp_path):
     def measured(launch: int, rank: int, number: int) -> Step:
         hidden = 3.0 + 0.01 * launch
         return by_kernels(rank, number, hidden) if in_window(number) else undecided(rank, number)

@@ -4,7 +4,7 @@ runs are compared with.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -57,7 +57,7 @@ def numbers_drawn() -> list[int]:
     return [number for number in range(WARM_UP, STEPS) if number % EVERY == 7 * (number // EVERY) % EVERY]
 
 
-def test_what_was_observed_is_of_drawn_steps_and_step_times_are_of_all(tmp_path: Path) -> None:
+def test_what_was_observed_is_of_drawn_steps_and_step_times_are_of_all(tmp_path):
     dataset = run_of(tmp_path / "sampled")
     entry, drawn = aggregate(dataset), numbers_drawn()
     exposed, step_ms, job = (entry.metrics[name] for name in ("exposed_comm_ms", "window_ms", "job_step_ms"))
@@ -75,7 +75,7 @@ def test_what_was_observed_is_of_drawn_steps_and_step_times_are_of_all(tmp_path:
     assert [(row.collectives, row.rows) for row in entry.collectives] == [(len(drawn), 2 * len(drawn))]
 
 
-def test_the_design_is_stated_with_intervals(tmp_path: Path) -> None:
+def test_the_design_is_stated_with_intervals(tmp_path):
     dataset, drawn = run_of(tmp_path / "sampled", asked="auto"), numbers_drawn()
     entry, health = aggregate(dataset), dataset.run.health
     assert (health.gaps, health.notes, health.steps_not_on_all_ranks) == ([], [], [])
@@ -98,7 +98,7 @@ def test_the_design_is_stated_with_intervals(tmp_path: Path) -> None:
     assert "95 % interval" not in "\n".join(text_lines(metrics_table("whole", whole)))
 
 
-def test_the_page_draws_observed_steps_and_the_time_of_all(tmp_path: Path) -> None:
+def test_the_page_draws_observed_steps_and_the_time_of_all(tmp_path):
     dataset = run_of(tmp_path / "sampled")
     curves, _ = curves_of(dataset)
     assert curves["overlap_ratio"].x.tolist() == numbers_drawn()
@@ -106,7 +106,7 @@ def test_the_page_draws_observed_steps_and_the_time_of_all(tmp_path: Path) -> No
     assert {each.global_step for each in chosen_steps(dataset)} <= set(numbers_drawn())
 
 
-def test_steps_of_a_profilers_window_are_not_among_those_drawn(tmp_path: Path) -> None:
+def test_steps_of_a_profilers_window_are_not_among_those_drawn(tmp_path):
     def of_rank(rank: int) -> Iterator[Step]:
         for number in range(STEPS):
             if 20 <= number < 28:
@@ -119,7 +119,7 @@ def test_steps_of_a_profilers_window_are_not_among_those_drawn(tmp_path: Path) -
     assert entry.metrics["exposed_comm_ms"].max < 100
 
 
-def test_a_run_in_which_no_step_was_drawn_says_so(tmp_path: Path) -> None:
+def test_a_run_in_which_no_step_was_drawn_says_so(tmp_path):
     def of_rank(rank: int) -> Iterator[Step]:
         for number in range(6):
             overlap = {"window_ms": 100.0}
@@ -131,7 +131,7 @@ def test_a_run_in_which_no_step_was_drawn_says_so(tmp_path: Path) -> None:
     assert "overlap_ratio" not in entry.metrics
 
 
-def test_launches_that_observe_unlike_are_refused_unless_allowed(tmp_path: Path) -> None:
+def test_launches_that_observe_unlike_are_refused_unless_allowed(tmp_path):
     for side, every in (("whole", 1), ("sampled", EVERY)):
         for launch in range(4):
             run_of(tmp_path / side / f"launch_{launch}", every)
@@ -156,9 +156,7 @@ def measuring_off(folder: Path) -> LabelledRun:
         pytest.param(measuring_off, [], "job_step_ms", "worse", id="measuring off: what a sample costs"),
     ],
 )
-def test_what_a_sample_is_compared_with(
-    tmp_path: Path, reference: Callable[[Path], LabelledRun], unlike: list[str], name: str, judgement: str
-) -> None:
+def test_what_a_sample_is_compared_with(tmp_path, reference, unlike, name, judgement):
     found = compared(reference(tmp_path / "a"), run_of(tmp_path / "b"))
     assert (found.unlike, found.metrics[name].judgement) == (unlike, judgement)
     assert ("measuring costs each step" in str(found.metrics[name].judgement_reason)) == bool(unlike)

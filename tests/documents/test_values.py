@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +25,7 @@ DOORS = {
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['door']} {case['of']}")
-def test_a_value_is_written_as(case: dict[str, Any]) -> None:
+def test_a_value_is_written_as(case):
     """Three significant digits, and only 0 is written as 0; on a page a size stays on one line, thousands are separated
     and minus is a sign of its own; a share is in per cent, a difference of shares in points.
     """
@@ -51,9 +50,7 @@ MESH = {"replicate": 2, "shard": 2, "tensor": 2}
         ("world", [], "group world"),
     ],
 )
-def test_a_group_is_called_by_its_dimension_of_the_mesh_and_its_ranks(
-    name: str, members: list[list[int]], title: str
-) -> None:
+def test_a_group_is_called_by_its_dimension_of_the_mesh_and_its_ranks(name, members, title):
     assert group_title(name, members, MESH, 8) == title
 
 
@@ -61,7 +58,7 @@ def test_a_group_is_called_by_its_dimension_of_the_mesh_and_its_ranks(
 
 
 @given(st.lists(st.lists(st.floats(-1e15, 1e15), max_size=7), min_size=1, max_size=9).filter(any))
-def test_the_numbers_of_parts_are_those_of_all_values_together(parts: list[list[float]]) -> None:
+def test_the_numbers_of_parts_are_those_of_all_values_together(parts):
     count, found = stats.numbers_of([np.array(part) for part in parts])
     everything = np.concatenate([np.array(part) for part in parts])
     p5, median, p95 = np.percentile(everything, (5, 50, 95), method="linear")
@@ -70,17 +67,17 @@ def test_the_numbers_of_parts_are_those_of_all_values_together(parts: list[list[
     assert found.tolist() == [median, p5, p95, everything.mean(), everything.min(), everything.max()]
 
 
-def test_nothing_is_no_number() -> None:
+def test_nothing_is_no_number():
     assert stats.numbers_of([np.empty(0)]) == (0, None)
     assert stats.numbers_of([]) == (0, None)
 
 
-def test_ranks_may_come_in_any_order() -> None:
+def test_ranks_may_come_in_any_order():
     found = describe([1.0, 10.0, 3.0, 30.0, np.nan], [0, 1, 0, 1, 2])
     assert found.per_rank_median == {"0": 2.0, "1": 20.0, "2": None}
     assert found.rank_spread == 18.0
     assert (found.count, found.nulls) == (4, 1)
 
 
-def test_without_a_value_the_commonest_reason_stands_for_all() -> None:
+def test_without_a_value_the_commonest_reason_stands_for_all():
     assert describe([np.nan] * 4, None, {"rare": 1, "common": 3}).reason == "common"

@@ -111,7 +111,7 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Bench:
+def bench(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FAKE_RECORD", str(tmp_path / "record.jsonl"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as runner processes have it: plans of two environments do not mix

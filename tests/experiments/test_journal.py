@@ -22,7 +22,7 @@ def journal(folder: Path) -> Journal:
     return Journal(folder / "journal.jsonl", in_use="somebody writes it")
 
 
-def test_lines_are_appended_and_read_in_order(tmp_path: Path) -> None:
+def test_lines_are_appended_and_read_in_order(tmp_path):
     with closing(journal(tmp_path)) as first:
         first.write(FIRST, SECOND)
         first.write()
@@ -32,7 +32,7 @@ def test_lines_are_appended_and_read_in_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("torn", [b"{", b"{}"])
-def test_a_line_that_a_kill_cut_short_stays_alone(tmp_path: Path, torn: bytes) -> None:
+def test_a_line_that_a_kill_cut_short_stays_alone(tmp_path, torn):
     path = tmp_path / "journal.jsonl"
     path.write_bytes(b"1\n" + torn)
     with closing(journal(tmp_path)) as taken_up:
@@ -40,7 +40,7 @@ def test_a_line_that_a_kill_cut_short_stays_alone(tmp_path: Path, torn: bytes) -
     assert path.read_bytes() == b"1\n" + torn + b'\n{"event":"close","time":"","exit_code":0,"failed":[]}\n'
 
 
-def test_a_line_that_says_nothing_is_named_by_its_number(tmp_path: Path) -> None:
+def test_a_line_that_says_nothing_is_named_by_its_number(tmp_path):
     with closing(journal(tmp_path)) as written:
         written.write(FIRST)
         written.path.write_bytes(written.path.read_bytes() + b'{"a\n\xff\n')
@@ -50,7 +50,7 @@ def test_a_line_that_says_nothing_is_named_by_its_number(tmp_path: Path) -> None
     assert [problem.partition(": ")[0] for problem in problems] == ["journal.jsonl:2", "journal.jsonl:3"]
 
 
-def test_a_second_writer_is_refused_until_the_first_has_closed(tmp_path: Path) -> None:
+def test_a_second_writer_is_refused_until_the_first_has_closed(tmp_path):
     with closing(journal(tmp_path)), pytest.raises(ConfigError, match="somebody writes it"):
         journal(tmp_path)
     held = journal(tmp_path)
@@ -58,7 +58,7 @@ def test_a_second_writer_is_refused_until_the_first_has_closed(tmp_path: Path) -
     journal(tmp_path).close()
 
 
-def test_on_a_disk_without_locks_it_is_written_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_disk_without_locks_it_is_written_all_the_same(tmp_path, monkeypatch):
     def none(*_: Any) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
@@ -69,7 +69,7 @@ def test_on_a_disk_without_locks_it_is_written_all_the_same(tmp_path: Path, monk
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
-def test_a_full_disk_and_a_folder_that_is_not_there_are_told(tmp_path: Path) -> None:
+def test_a_full_disk_and_a_folder_that_is_not_there_are_told(tmp_path):
     with pytest.raises(ConfigError, match=r"no/journal\.jsonl: cannot be written: No such file"):
         journal(tmp_path / "no")
     with closing(journal(tmp_path)) as full, Path("/dev/full").open("r+b") as disk:
@@ -78,7 +78,7 @@ def test_a_full_disk_and_a_folder_that_is_not_there_are_told(tmp_path: Path) -> 
             full.write(FIRST)
 
 
-def test_what_is_left_to_do_follows_from_the_last_end_of_each_launch(tmp_path: Path) -> None:
+def test_what_is_left_to_do_follows_from_the_last_end_of_each_launch(tmp_path):
     def ended(id_: str, launch: str, outcome: str) -> Ended:
         return Ended("", id_, launch, 0, 0, outcome, 0, 1.5, f"run-{id_}" if outcome == "done" else None)
 

@@ -22,7 +22,6 @@ from aorta.experiments.plan_options import PlanFile, grid, read_plan
 from aorta.records.run_files import KNOWN_VARIABLES, check_variable
 from aorta.report.command import overlap_report
 from tests.docs.pages import fenced
-from tests.experiments.conftest import Bench
 from tests.runs import ROOT
 
 
@@ -31,11 +30,11 @@ def read(folder: Path, *words: str) -> Plan:
 
 
 @pytest.fixture(autouse=True)
-def outside_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+def outside_torchrun(monkeypatch):
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
 
 
-def test_an_ab_plan_on_the_command_line(tmp_path: Path) -> None:
+def test_an_ab_plan_on_the_command_line(tmp_path):
     words = ("--output", "o", "--reference", "a=1 'b=x y'", "s=1", "--candidate", "a=2 c=3 env.MINE=Ring=2", "t=2")
     plan = read(tmp_path, *words, "--launches", "4")
     assert (plan.output, plan.folder, plan.launches) == (tmp_path / "o", tmp_path, 4)
@@ -48,7 +47,7 @@ def test_an_ab_plan_on_the_command_line(tmp_path: Path) -> None:
     assert reference.tree == str(ROOT)
 
 
-def test_options_behind_two_hyphens_repeats_and_aa(tmp_path: Path) -> None:
+def test_options_behind_two_hyphens_repeats_and_aa(tmp_path):
     assert read(tmp_path, "--output", "o", "a=1", "--", "--config", "x.yaml").words == ("a=1", "--config", "x.yaml")
     assert [side.name for side in read(tmp_path, "--output", "o", "a=1").sides] == ["reference"]
     left, right = read(tmp_path, "--output", "o", "--aa", "--reference", "a=1").sides
@@ -58,7 +57,7 @@ def test_options_behind_two_hyphens_repeats_and_aa(tmp_path: Path) -> None:
     assert len(read(tmp_path, "--plan", str(tmp_path / "plan.yaml")).sides) == 2, "an empty candidate is one"
 
 
-def test_a_file_and_what_the_command_line_changes(tmp_path: Path) -> None:
+def test_a_file_and_what_the_command_line_changes(tmp_path):
     file = tmp_path / "plan.yaml"
     file.write_text(
         "output: o\nlaunches: 3\nnproc_per_node: 4\ntimeout_s: 60\n"
@@ -81,7 +80,7 @@ def test_a_file_and_what_the_command_line_changes(tmp_path: Path) -> None:
     )
 
 
-def test_relative_programs_and_trees_are_the_caller_s(tmp_path: Path) -> None:
+def test_relative_programs_and_trees_are_the_caller_s(tmp_path):
     tool = tmp_path / "env" / "python"
     tool.parent.mkdir()
     tool.symlink_to(sys.executable)
@@ -97,7 +96,7 @@ REFUSED = json.loads((Path(__file__).parent / "refused_plans.json").read_text())
 
 
 @pytest.mark.parametrize("case", REFUSED, ids=lambda case: " ".join(case["words"])[:80])
-def test_what_makes_no_plan_is_refused_with_the_reason(tmp_path: Path, case: dict[str, Any]) -> None:
+def test_what_makes_no_plan_is_refused_with_the_reason(tmp_path, case):
     words = [word.replace("PYTHON", sys.executable) for word in case["words"]]
     if "file" in case:
         (tmp_path / "plan.yaml").write_text(case["file"])
@@ -109,7 +108,7 @@ def test_what_makes_no_plan_is_refused_with_the_reason(tmp_path: Path, case: dic
     assert "file" not in case or str(tmp_path / "plan.yaml") in str(caught.value)
 
 
-def test_a_plan_needs_a_folder_and_is_started_outside_torchrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_needs_a_folder_and_is_started_outside_torchrun(tmp_path, monkeypatch):
     with pytest.raises(InputError, match="no folder for the plan: give --output"):  # exit code 2
         read(tmp_path)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
@@ -117,7 +116,7 @@ def test_a_plan_needs_a_folder_and_is_started_outside_torchrun(tmp_path: Path, m
         read(tmp_path, "--output", "o")
 
 
-def test_the_file_that_the_page_shows(tmp_path: Path) -> None:
+def test_the_file_that_the_page_shows(tmp_path):
     text, _workflow = fenced(ROOT / "docs" / "compare.md", "yaml")
     (tmp_path / "plan.yaml").write_text(text)
     plan = read(tmp_path, "--plan", str(tmp_path / "plan.yaml"))
@@ -128,7 +127,7 @@ def test_the_file_that_the_page_shows(tmp_path: Path) -> None:
     assert command[command.index("torchrun") :][:4] == ["torchrun", "--standalone", "--nproc_per_node", "8"]
 
 
-def test_the_page_names_every_key_placeholder_and_event() -> None:
+def test_the_page_names_every_key_placeholder_and_event():
     page = (ROOT / "docs" / "compare.md").read_text()
     names = [name for name in PlanFile.__struct_fields__ if name not in (*SIDES, "name")]
     events = [each.__struct_config__.tag for each in (PlanOpened, Started, Ended, Closed)]
@@ -147,10 +146,9 @@ def plan(*sides: Side, **changes: Any) -> Plan:
 
 
 @pytest.mark.parametrize(
-    ("launches", "letters"),
-    [(1, "AB"), (2, "ABBA"), (3, "ABBAAB"), (4, "ABBAABBA"), (5, "ABBAABBAAB")],
+    ("launches", "letters"), [(1, "AB"), (2, "ABBA"), (3, "ABBAAB"), (4, "ABBAABBA"), (5, "ABBAABBAAB")]
 )
-def test_two_sides_are_interleaved(launches: int, letters: str) -> None:
+def test_two_sides_are_interleaved(launches, letters):
     order = list(plan(side("reference"), side("candidate"), launches=launches).order())
     assert "".join("A" if one.side.name == "reference" else "B" for one in order) == letters
     assert [one.order for one in order] == list(range(2 * launches))
@@ -160,7 +158,7 @@ def test_two_sides_are_interleaved(launches: int, letters: str) -> None:
     assert alone == [f"reference/0{number}" for number in range(launches)]
 
 
-def test_the_command_line_of_a_launch() -> None:
+def test_the_command_line_of_a_launch():
     asked = plan(side("reference"), words=("shared=1",), nproc_per_node=3)
     assert asked.command(next(asked.order())) == [
         *("/bin/py", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "3"),
@@ -169,7 +167,7 @@ def test_the_command_line_of_a_launch() -> None:
     ]
 
 
-def test_a_launcher_is_filled() -> None:
+def test_a_launcher_is_filled():
     words = ("docker", "run", "-v", "{plan}:{plan}", "--name", "{side}-{launch}", "{{.ID}}", "image", "torchrun")
     asked = plan(side("candidate", launcher=words))
     command = asked.command(list(asked.order())[2])
@@ -180,7 +178,7 @@ def test_a_launcher_is_filled() -> None:
     assert prefixed.command(next(prefixed.order()))[:9] == words
 
 
-def test_a_command_is_launched_as_it_stands(tmp_path: Path) -> None:
+def test_a_command_is_launched_as_it_stands(tmp_path):
     own = "torchrun --nproc_per_node 8 'my job.py' --out={output} --seed {launch}"
     asked = read(tmp_path, "--output", "o", "--command", own, "--candidate", "env.NCCL_ALGO=Tree", "--launches", "2")
     reference, candidate = asked.sides
@@ -194,7 +192,7 @@ def test_a_command_is_launched_as_it_stands(tmp_path: Path) -> None:
     )
 
 
-def test_each_side_may_have_a_command_of_its_own_and_without_a_folder_it_is_recorded(tmp_path: Path) -> None:
+def test_each_side_may_have_a_command_of_its_own_and_without_a_folder_it_is_recorded(tmp_path):
     commands = ("--reference", "command='{torchrun} my.py'", "--candidate", "command='srun python b.py {output}'")
     asked = read(tmp_path, "--output", "o", *commands)
     first, second = list(asked.order())[:2]
@@ -204,7 +202,7 @@ def test_each_side_may_have_a_command_of_its_own_and_without_a_folder_it_is_reco
 
 
 @pytest.mark.parametrize("path", ["/a/b-c_d.e", "/a b/c", "/it's", "/back\\slash", "/b\\'q", "/x=1,2{}[]", "/ends\\"])
-def test_hydra_reads_the_folder_back(path: str) -> None:
+def test_hydra_reads_the_folder_back(path):
     asked = plan(side("reference"), output=Path(path))
     word = asked.command(next(asked.order()))[-2]
     assert OverridesParser.create().parse_override(word).value() == f"{path}/reference/00"
@@ -219,7 +217,7 @@ def test_hydra_reads_the_folder_back(path: str) -> None:
         (("--password", "--rm", "-e", "NCCL_ALGO=Ring"), ["--password", "--rm", "-e", "NCCL_ALGO=Ring"]),
     ],
 )
-def test_a_plan_is_kept_without_secrets(words: tuple[str, ...], shown: list[str]) -> None:
+def test_a_plan_is_kept_without_secrets(words, shown):
     kept = plan(side("reference", launcher=words), words=words).as_json()
     assert kept["words"] == list(kept["sides"]["reference"]["launcher"]) == shown
     secret = side("candidate", environment={"HF_TOKEN": "abc", "NCCL_ALGO": "Ring"})
@@ -227,7 +225,7 @@ def test_a_plan_is_kept_without_secrets(words: tuple[str, ...], shown: list[str]
 
 
 @pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+def launched(monkeypatch):
     """Folders that launches were started in, by a stand-in that refuses one in which another plan lies."""
     found: list[Path] = []
 
@@ -241,9 +239,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return found
 
 
-def test_a_different_demo_is_kept_beside_the_new_one(
-    tmp_path: Path, launched: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_different_demo_is_kept_beside_the_new_one(tmp_path, launched, monkeypatch, capsys):
     folder = tmp_path / "artifacts" / "demo"
     monkeypatch.chdir(tmp_path)
     for content in ("first", "second"):
@@ -272,7 +268,7 @@ def test_a_different_demo_is_kept_beside_the_new_one(
 TWO_BY_TWO = ("--vary", "env.NCCL_ALGO=Ring,Tree", "--vary", "parallel.bucket_cap_mb=10,25")
 
 
-def test_every_candidate_and_every_combination_is_a_side(tmp_path: Path) -> None:
+def test_every_candidate_and_every_combination_is_a_side(tmp_path):
     many = ("--candidate", "a=2 env.NCCL_ALGO=Ring", "--candidate", "a=3", "--vary", "b=1,2", "env.NCCL_ALGO=Tree")
     sides = read_plan(parse(["--output", "o", *many]), tmp_path).sides
     assert [(side.name, side.words, side.environment["NCCL_ALGO"]) for side in sides] == [
@@ -284,7 +280,7 @@ def test_every_candidate_and_every_combination_is_a_side(tmp_path: Path) -> None
     ]
 
 
-def test_the_last_key_varies_fastest_and_values_are_hydra_s() -> None:
+def test_the_last_key_varies_fastest_and_values_are_hydra_s():
     assert grid(["env.A=1,2", "b=range(0,2)"]) == [
         Side(words=(f"b={b}",), environment={"A": a}) for a, b in (("1", "0"), ("1", "1"), ("2", "0"), ("2", "1"))
     ]
@@ -292,7 +288,7 @@ def test_the_last_key_varies_fastest_and_values_are_hydra_s() -> None:
     assert grid([]) == []
 
 
-def test_a_file_has_candidates_and_what_is_varied(tmp_path: Path) -> None:
+def test_a_file_has_candidates_and_what_is_varied(tmp_path):
     (tmp_path / "plan.yaml").write_text(
         "output: o\ncandidate: {environment: {X: 1}}\ncandidates: [a=1 b=2, [c=3]]\nvary: ['d=1,2']\n"
     )
@@ -303,12 +299,12 @@ def test_a_file_has_candidates_and_what_is_varied(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("candidates", "launches"), [(1, 5), (6, 5), (7, 6), (64, 7)])
-def test_so_many_are_launched_as_often_as_a_verdict_takes(tmp_path: Path, candidates: int, launches: int) -> None:
+def test_so_many_are_launched_as_often_as_a_verdict_takes(tmp_path, candidates, launches):
     words = [word for number in range(candidates) for word in ("--candidate", f"a={number}")]
     assert read_plan(parse(["--output", "o", *words]), tmp_path).launches == launches
 
 
-def test_variables_take_the_values_of_their_manuals() -> None:
+def test_variables_take_the_values_of_their_manuals():
     with pytest.raises(AortaError, match="a whole number from 1 to 32"):
         check_variable("CUDA_DEVICE_MAX_CONNECTIONS", "33")
     for name, value in (("NCCL_ALGO", "ring"), ("NCCL_ALGO", "^Tree"), ("NCCL_MIN_NCHANNELS", "112"), ("MY_OWN", "x")):
@@ -330,21 +326,19 @@ def test_variables_take_the_values_of_their_manuals() -> None:
         ("run my.py", "run my.py", "A=2"),
     ],
 )
-def test_a_side_of_commands_is_called_by_its_own(command: str, shared: str, said: str) -> None:
+def test_a_side_of_commands_is_called_by_its_own(command, shared, said):
     own, other = (Side(command=tuple(shlex.split(words)), environment={"A": "2"}) for words in (command, shared))
     assert own.settings(msgspec.structs.replace(other, environment={})) == said
 
 
-def test_candidates_are_launched_in_turn_and_back(tmp_path: Path) -> None:
+def test_candidates_are_launched_in_turn_and_back(tmp_path):
     plan = read_plan(parse(["--output", "o", "--launches", "2", *TWO_BY_TWO]), tmp_path)
     there = ["reference/00", "candidate-1/00", "candidate-2/00", "candidate-3/00", "candidate-4/00"]
     assert [launch.name for launch in plan.order()] == [*there, *(name.replace("00", "01") for name in there[::-1])]
 
 
 @pytest.mark.thorough
-def test_a_side_that_is_gone_is_named_and_the_others_are_judged(
-    bench: Bench, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_side_that_is_gone_is_named_and_the_others_are_judged(bench, capsys):
     words = ("--launches", "4", "--vary", "env.NCCL_ALGO=Ring,Tree", "s=1")
     bench.acts(**{f"candidate-2_{number:02}": {"job_step_ms": 75 + number} for number in range(4)})
     code, out, _ = bench(*words, "--report")
@@ -361,7 +355,7 @@ def test_a_side_that_is_gone_is_named_and_the_others_are_judged(
     assert "--fail-on: is about one side or two" in capsys.readouterr().err
 
 
-def test_variables_of_a_command_are_varied_and_secrets_hidden(bench: Bench) -> None:
+def test_variables_of_a_command_are_varied_and_secrets_hidden(bench):
     words = ("--vary", "env.NCCL_ALGO=Ring,Tree", "--vary", "env.MY_TOKEN=a,b")
     code, out, _ = bench("--command", "run {output}", *words, "--dry-run")
     assert code == 0
@@ -370,7 +364,7 @@ def test_variables_of_a_command_are_varied_and_secrets_hidden(bench: Bench) -> N
 
 
 @pytest.mark.parametrize("name", ["reference", "candidate-2"])
-def test_the_first_launch_of_a_side_that_fails_ends_the_plan_with_its_error(bench: Bench, name: str) -> None:
+def test_the_first_launch_of_a_side_that_fails_ends_the_plan_with_its_error(bench, name):
     bench.acts(**{f"{name}_00": {"fail": 1}})
     code, out, err = bench("--launches", "5", "--candidate", "a=1", "--candidate", "a=2")
     assert (code, out) == (5, "")

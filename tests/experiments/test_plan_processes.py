@@ -9,7 +9,6 @@ import json
 import os
 import pty
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -30,7 +29,7 @@ def hanging(bench: Bench) -> dict[str, int]:
 
 
 @pytest.mark.thorough
-def test_a_signal_ends_the_launch_its_ranks_and_the_plan(bench: Bench) -> None:
+def test_a_signal_ends_the_launch_its_ranks_and_the_plan(bench):
     bench.acts(candidate_00={"hang": 1})
     runner = bench.start(*AB)
     left = hanging(bench)
@@ -50,7 +49,7 @@ def test_a_signal_ends_the_launch_its_ranks_and_the_plan(bench: Bench) -> None:
 
 
 @pytest.mark.thorough
-def test_a_terminal_that_was_closed_costs_neither_the_journal_nor_the_exit_code(bench: Bench) -> None:
+def test_a_terminal_that_was_closed_costs_neither_the_journal_nor_the_exit_code(bench):
     bench.acts(reference_00={"hang": 1})
     mine, its = pty.openpty()
     runner = bench.start(*AB, stderr=its)
@@ -65,7 +64,7 @@ def test_a_terminal_that_was_closed_costs_neither_the_journal_nor_the_exit_code(
 
 
 @pytest.mark.thorough
-def test_a_runner_killed_outright_leaves_no_torchrun_and_its_launch_is_done_again(bench: Bench) -> None:
+def test_a_runner_killed_outright_leaves_no_torchrun_and_its_launch_is_done_again(bench):
     bench.acts(candidate_00={"hang": 1})
     runner = bench.start(*AB)
     left = hanging(bench)
@@ -83,7 +82,7 @@ def test_a_runner_killed_outright_leaves_no_torchrun_and_its_launch_is_done_agai
 
 
 @pytest.mark.dist
-def test_a_program_of_the_users_own_with_two_builds_of_a_library(tmp_path: Path) -> None:
+def test_a_program_of_the_users_own_with_two_builds_of_a_library(tmp_path):
     builds = {side: stand_in(tmp_path / side, 22703, side) for side in ("reference", "candidate")}
     program = f"{{torchrun}} --standalone --nproc_per_node 2 {ROOT}/docs/examples/ddp.py {{output}}"
     command = ["bash", str(ROOT / "scripts" / "ab.sh"), "--output", "o", "--launches", "1", "--command", program]

@@ -20,7 +20,6 @@ from aorta.experiments.process import MARK
 from aorta.installation import commit_of
 from aorta.read.record import load_run
 from aorta.report import command as report_command
-from tests.experiments.conftest import Bench
 from tests.runs import ROOT, finished
 
 CASES = json.loads(Path(__file__).with_suffix(".json").read_text())
@@ -29,7 +28,7 @@ AB = ("--launches", "2", "--reference", "a=1", "--candidate", "a=2", "s=1")
 ORDER = ["reference/00", "candidate/00", "candidate/01", "reference/01"]
 
 
-def test_every_launch_in_its_order_folder_and_journal(bench: Bench) -> None:
+def test_every_launch_in_its_order_folder_and_journal(bench):
     code, out, err = bench(*AB)
     assert code == 0
     assert bench.launched == ORDER
@@ -61,7 +60,7 @@ def test_every_launch_in_its_order_folder_and_journal(bench: Bench) -> None:
     assert not (plan / "noise_floor.json").exists()
 
 
-def test_only_what_is_missing_is_done(bench: Bench) -> None:
+def test_only_what_is_missing_is_done(bench):
     bench(*AB)
     code, out, _ = bench(*AB)
     assert (code, bench.launched) == (0, ORDER)
@@ -74,7 +73,7 @@ def test_only_what_is_missing_is_done(bench: Bench) -> None:
     assert (bench.home / "plan" / "aside" / "candidate" / "01.lost" / "rank_0_metrics.jsonl").exists()
 
 
-def test_a_failed_launch_is_repeated_once_in_its_place(bench: Bench) -> None:
+def test_a_failed_launch_is_repeated_once_in_its_place(bench):
     bench.acts(candidate_01={"fail": 1})
     code, _, err = bench(*AB)
     assert code == 0
@@ -91,7 +90,7 @@ def test_a_failed_launch_is_repeated_once_in_its_place(bench: Bench) -> None:
     assert sorted(path.name for path in (plan / "candidate").iterdir()) == ["00", "01"]
 
 
-def test_what_fails_twice_is_named_and_the_rest_is_done(bench: Bench) -> None:
+def test_what_fails_twice_is_named_and_the_rest_is_done(bench):
     bench.acts(candidate_01={"fail": 2})
     code, out, err = bench(*AB, "--report")
     assert (code, out) == (5, "")
@@ -111,13 +110,8 @@ def test_what_fails_twice_is_named_and_the_rest_is_done(bench: Bench) -> None:
     assert sorted(path.name for path in aside.iterdir()) == ["01.failed", "01.failed-2"]
 
 
-@pytest.mark.parametrize(
-    ("words", "said", "last"),
-    CASES["failed"],
-)
-def test_a_launch_has_failed_without_every_record_or_a_program(
-    bench: Bench, words: tuple[str, ...], said: list[str], last: list[str] | None
-) -> None:
+@pytest.mark.parametrize(("words", "said", "last"), CASES["failed"])
+def test_a_launch_has_failed_without_every_record_or_a_program(bench, words, said, last):
     bench.acts(reference_00={"ranks": 1})
     code, _, err = bench("--launches", "1", *words)
     assert code == 5
@@ -126,7 +120,7 @@ def test_a_launch_has_failed_without_every_record_or_a_program(
 
 
 @pytest.mark.thorough
-def test_another_plan_machine_or_environment_is_refused_by_key_and_both_values(bench: Bench) -> None:
+def test_another_plan_machine_or_environment_is_refused_by_key_and_both_values(bench):
     """An incomplete plan, taken up by another command, on another machine, with another torch."""
     bench.monkeypatch.delenv("NCCL_ALGO", raising=False)
     bench.acts(candidate_01={"fail": 2})
@@ -163,7 +157,7 @@ def test_another_plan_machine_or_environment_is_refused_by_key_and_both_values(b
     assert bench(*AB)[0] == 0
 
 
-def test_other_local_changes_are_another_checkout(tmp_path: Path) -> None:
+def test_other_local_changes_are_another_checkout(tmp_path):
     def git(*words: str) -> None:
         subprocess.run(["git", "-C", str(tmp_path), *words], check=True, capture_output=True)
 
@@ -188,7 +182,7 @@ def test_other_local_changes_are_another_checkout(tmp_path: Path) -> None:
         *(("plan.json", text, "not a plan (") for text in ("{", "[]", '{"plan_version": 1}', '{"plan_version": 9}')),
     ],
 )
-def test_a_folder_of_something_else_is_left_alone(bench: Bench, name: str, text: str, said: str) -> None:
+def test_a_folder_of_something_else_is_left_alone(bench, name, text, said):
     (bench.home / "plan").mkdir()
     (bench.home / "plan" / name).write_text(text)
     code, _, err = bench(*AB)
@@ -199,7 +193,7 @@ def test_a_folder_of_something_else_is_left_alone(bench: Bench, name: str, text:
     assert bench.launched == []
 
 
-def test_wrong_words_or_an_interpreter_without_torch_end_a_plan_before_it_starts(bench: Bench) -> None:
+def test_wrong_words_or_an_interpreter_without_torch_end_a_plan_before_it_starts(bench):
     assert bench("--launches", "4", "--candidate", "wrong.word=1", "--dry-run")[0] == 1
     code, _, err = bench("--launches", "4", "--candidate", "wrong.word=1 ALGO=Tree")
     assert (code, bench.launched) == (1, [])
@@ -216,7 +210,7 @@ def test_wrong_words_or_an_interpreter_without_torch_end_a_plan_before_it_starts
     assert "cannot tell its torch (no torch here)" in err
 
 
-def test_interpreters_environment_and_checkouts_of_each_side(bench: Bench) -> None:
+def test_interpreters_environment_and_checkouts_of_each_side(bench):
     bench.monkeypatch.setenv("RANK", "3")  # of another torchrun; what a side was given it keeps
     other = bench.program("other")
     tree = bench.home / "tree"
@@ -235,7 +229,7 @@ def test_interpreters_environment_and_checkouts_of_each_side(bench: Bench) -> No
     assert str(tree / "train.py") in right["argv"]
 
 
-def test_a_container_launches_in_place_of_torchrun(bench: Bench) -> None:
+def test_a_container_launches_in_place_of_torchrun(bench):
     bench.container("docker")
     launcher = f"{bench.home}/docker run -e {MARK} -e NCCL_ALGO=Ring -v {{plan}}:{{plan}} image torchrun"
     words = ("--candidate", f"launcher='{launcher}' tree=/inside/aorta env.FAKE_NAME=x")
@@ -254,7 +248,7 @@ def test_a_container_launches_in_place_of_torchrun(bench: Bench) -> None:
     assert "manifest of each run" in versions["reason"]
 
 
-def test_the_plan_folder_may_be_the_caller_s(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plan_folder_may_be_the_caller_s(bench, tmp_path, monkeypatch):
     (inside := tmp_path / "inside").mkdir()
     monkeypatch.chdir(inside)
     code, out, _ = bench("--launches", "1", "--output", ".")
@@ -263,7 +257,7 @@ def test_the_plan_folder_may_be_the_caller_s(bench: Bench, tmp_path: Path, monke
 
 
 @pytest.mark.thorough
-def test_of_two_plans_that_begin_at_once_the_first_counts(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_two_plans_that_begin_at_once_the_first_counts(bench, monkeypatch):
     assert bench(*AB[:-1], "s=2", "--output", "other")[0] == 0
     other = (bench.home / "other" / "plan.json").read_text()
     link = os.link
@@ -280,7 +274,7 @@ def test_of_two_plans_that_begin_at_once_the_first_counts(bench: Bench, monkeypa
     assert (bench.home / "plan" / "plan.json").read_text() == other
 
 
-def test_a_plan_whose_comparison_would_be_refused_starts_no_launch(bench: Bench) -> None:
+def test_a_plan_whose_comparison_would_be_refused_starts_no_launch(bench):
     words = ("--reference", "workload.model_dim=64", "--candidate", "workload.model_dim=96 workload.num_layers=2")
     for more in ((), ("--dry-run",), ("--allow-unlike", "workload.num_layers")):
         code, _, err = bench(*words, "--launches", "1", *more)
@@ -297,13 +291,8 @@ def test_a_plan_whose_comparison_would_be_refused_starts_no_launch(bench: Bench)
     assert bench("--output", "cost", *sample, "--reference", "instrument.mode=off")[0] == 0
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "said"),
-    CASES["wrong plans"],
-)
-def test_what_is_wrong_with_a_plan_is_said_before_it_starts(
-    bench: Bench, words: tuple[str, ...], code: int, said: str
-) -> None:
+@pytest.mark.parametrize(("words", "code", "said"), CASES["wrong plans"])
+def test_what_is_wrong_with_a_plan_is_said_before_it_starts(bench, words, code, said):
     (bench.home / "run").mkdir()
     for name in ("run/run.json", "there.py"):
         (bench.home / name).touch()
@@ -311,7 +300,7 @@ def test_what_is_wrong_with_a_plan_is_said_before_it_starts(
     assert (returned, err.endswith(said.replace("{home}", str(bench.home)))) == (code, True), err
 
 
-def test_the_report_s_exit_code_is_passed_on(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_report_s_exit_code_is_passed_on(bench, monkeypatch):
     asked: list[list[str]] = []
     monkeypatch.setattr(report_command, "overlap_report", lambda words: asked.append(words) or 4)
     (bench.home / "aorta").mkdir()  # of another project, whose code must not run
@@ -320,7 +309,7 @@ def test_the_report_s_exit_code_is_passed_on(bench: Bench, monkeypatch: pytest.M
     assert asked == [["plan"]]
 
 
-def test_help_is_quick_and_shows_the_examples(bench: Bench) -> None:
+def test_help_is_quick_and_shows_the_examples(bench):
     code = (
         "import sys\nfrom aorta.experiments.plan_command import main\n"
         "try:\n    main(['--help'])\nexcept SystemExit as end:\n    assert not end.code\n"
@@ -336,7 +325,7 @@ def test_help_is_quick_and_shows_the_examples(bench: Bench) -> None:
 STEPS = {"reference_00": 100.0, "candidate_00": 104.0, "candidate_01": 98.0, "reference_01": 101.0}
 
 
-def test_the_noise_floor_of_known_launches(bench: Bench) -> None:
+def test_the_noise_floor_of_known_launches(bench):
     bench.acts(**{name: {"job_step_ms": value} for name, value in STEPS.items()})
     code, out, _ = bench("--aa", "--launches", "2")
     assert code == 0
@@ -366,9 +355,7 @@ def test_the_noise_floor_of_known_launches(bench: Bench) -> None:
         ([2.0, None, 4.0], 2**0.5, 2**0.5 / 3, None),
     ],
 )
-def test_what_is_not_known_is_null_with_a_reason(
-    medians: list[float | None], sd: float | None, relative_sd: float | None, reason: str | None
-) -> None:
+def test_what_is_not_known_is_null_with_a_reason(medians, sd, relative_sd, reason):
     found = variation(medians, ["reference"] * len(medians), "ms")
     assert found["sd"] == (None if sd is None else pytest.approx(sd))
     assert found["relative_sd"] == (None if relative_sd is None else pytest.approx(relative_sd))

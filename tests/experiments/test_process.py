@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +99,7 @@ def send_when(ready: Path, number: int) -> None:
 
 
 @pytest.fixture(autouse=True)
-def heeding() -> Iterator[None]:
+def heeding():
     """Signals that whoever started the tests ignores (nohup, a shell's &) would be ignored here too."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = [signal.signal(number, signal.SIG_DFL) for number in numbers]
@@ -117,7 +116,7 @@ def heeding() -> Iterator[None]:
         (signal.SIGHUP, signal.SIGTERM),  # a rank does not know of terminals
     ],
 )
-def test_a_signal_goes_on_to_the_launch_and_is_remembered(tmp_path: Path, number: int, seen: int) -> None:
+def test_a_signal_goes_on_to_the_launch_and_is_remembered(tmp_path, number, seen):
     ready = tmp_path / "ready"
     caught = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = [signal.getsignal(each) for each in caught]
@@ -129,7 +128,7 @@ def test_a_signal_goes_on_to_the_launch_and_is_remembered(tmp_path: Path, number
     assert [signal.getsignal(each) for each in caught] == before
 
 
-def test_a_signal_that_the_caller_ignores_stays_ignored() -> None:
+def test_a_signal_that_the_caller_ignores_stays_ignored():
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     stop = StopRequest()
     with stop.on_signals():
@@ -138,7 +137,7 @@ def test_a_signal_that_the_caller_ignores_stays_ignored() -> None:
     assert stop.signal is None
 
 
-def test_a_signal_between_two_launches_stops_the_next() -> None:
+def test_a_signal_between_two_launches_stops_the_next():
     stop = StopRequest()
     with stop.on_signals():
         os.kill(os.getpid(), signal.SIGTERM)
@@ -146,7 +145,7 @@ def test_a_signal_between_two_launches_stops_the_next() -> None:
     assert ended.exit_code == 128 + signal.SIGTERM
 
 
-def test_a_launch_that_does_not_end_is_stopped() -> None:
+def test_a_launch_that_does_not_end_is_stopped():
     stop = StopRequest()
     with stop.on_signals():
         ended = started(SLEEPING, stop=stop, timeout_s=0.2)
@@ -154,9 +153,7 @@ def test_a_launch_that_does_not_end_is_stopped() -> None:
 
 
 @pytest.mark.parametrize("kind", ["marked", "unmarked"])
-def test_what_ignores_the_stop_is_killed_with_everything_it_started(
-    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_ignores_the_stop_is_killed_with_everything_it_started(tmp_path, kind, monkeypatch):
     monkeypatch.setattr(process, "GRACE_S", 0.2)
     ready, stop = tmp_path / "ready", StopRequest()
     send_when(ready, signal.SIGTERM)
@@ -167,13 +164,13 @@ def test_what_ignores_the_stop_is_killed_with_everything_it_started(
 
 
 @pytest.mark.thorough
-def test_what_a_launch_leaves_behind_is_ended_and_counted(tmp_path: Path) -> None:
+def test_what_a_launch_leaves_behind_is_ended_and_counted(tmp_path):
     ended = started(LEAVING, str(tmp_path / "pid"))
     assert (ended.exit_code, ended.left_behind) == (0, 1)
     assert gone(int((tmp_path / "pid").read_text()))
 
 
-def test_an_error_of_ours_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_ours_leaves_nothing_behind(tmp_path, monkeypatch):
     monkeypatch.setattr(process, "GRACE_S", 0.2)
     ready = tmp_path / "ready"
 
@@ -186,12 +183,12 @@ def test_an_error_of_ours_leaves_nothing_behind(tmp_path: Path, monkeypatch: pyt
     assert gone(int(ready.read_text()))
 
 
-def test_a_launch_finds_nothing_of_the_torchrun_round_it() -> None:
+def test_a_launch_finds_nothing_of_the_torchrun_round_it():
     given = {"RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "x", "NCCL_DEBUG": "WARN", "OMP_NUM_THREADS": "1"}
     assert launch_environment(given) == {"NCCL_DEBUG": "WARN", "OMP_NUM_THREADS": "1"}
 
 
-def test_every_variable_that_torchrun_sets_for_a_place_is_known() -> None:
+def test_every_variable_that_torchrun_sets_for_a_place_is_known():
     from torch.distributed.elastic.agent.server import local_elastic_agent
 
     source = Path(local_elastic_agent.__file__).read_text()
@@ -202,7 +199,7 @@ def test_every_variable_that_torchrun_sets_for_a_place_is_known() -> None:
     assert places <= set(LAUNCHER_VARIABLES)
 
 
-def test_only_marked_processes_are_ended() -> None:
+def test_only_marked_processes_are_ended():
     command = ["sleep", "600"]
     one, two = secrets.token_hex(8), secrets.token_hex(8)  # tests of another checkout may run beside these
     mine = subprocess.Popen(command, env={"PATH": "/usr/bin:/bin", MARK: one})

@@ -6,7 +6,6 @@ import csv
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
@@ -31,9 +30,7 @@ def rows_in(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_a_row_a_launch_set_with_the_medians_of_its_verdict(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_row_a_launch_set_with_the_medians_of_its_verdict(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for side, step_ms in (("reference", 100.0), ("candidate", 120.0)):
         launch_set(tmp_path / "ab" / side, [0.8, 0.81, 0.82, 0.83], [step_ms + number for number in range(4)])
@@ -59,9 +56,7 @@ def test_a_row_a_launch_set_with_the_medians_of_its_verdict(
         (HEADER + ",".join(row(1)) + "\n" + ",".join(row(2))[:-5], HEADER + ",".join(row(1)) + "\n"),
     ],
 )
-def test_what_is_there_stays_but_for_half_a_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], there: str, kept: str
-) -> None:
+def test_what_is_there_stays_but_for_half_a_line(tmp_path, capsys, there, kept):
     path = tmp_path / "history.csv"
     path.write_text(there)
     assert append_rows(path, [row(3), row(3, "other")]) == [row(3), row(3, "other")]
@@ -81,9 +76,7 @@ def test_what_is_there_stays_but_for_half_a_line(
         (lambda path: path.symlink_to("elsewhere"), "cannot be written"),
     ],
 )
-def test_another_file_is_refused_before_anything_is_read(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], make: Callable[[Path], object], said: str
-) -> None:
+def test_another_file_is_refused_before_anything_is_read(tmp_path, capsys, make, said):
     make(path := tmp_path / "history.csv")
     assert overlap_report([str(launch_set(tmp_path / "set", [0.8])), "--append", str(path)]) == 2
     assert said in capsys.readouterr().err
@@ -91,14 +84,14 @@ def test_another_file_is_refused_before_anything_is_read(
         append_rows(path, [row(1)])
 
 
-def test_traces_have_no_place_in_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_traces_have_no_place_in_it(tmp_path, capsys):
     trace = tmp_path / "trace.json"
     trace.write_text(json.dumps(document([step(1, 0, 100), kernel("gemm", 0, 50)])))
     assert overlap_report([str(trace), "--append", str(tmp_path / "h.csv"), "--output", str(tmp_path / "out")]) == 2
     assert "when it ran is not known" in capsys.readouterr().err
 
 
-def test_processes_append_at_once(tmp_path: Path) -> None:
+def test_processes_append_at_once(tmp_path):
     path, count = tmp_path / "history.csv", 40
     code = (
         "import sys; from pathlib import Path; from aorta.report.history import append_rows\n"

@@ -7,8 +7,6 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -48,11 +46,11 @@ pytestmark = NEEDED
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def report(tmp_path_factory):
     return once(tmp_path_factory, "page of two sets", lambda at: page(*two_sets(at), at / PAGE_FILE)) / PAGE_FILE
 
 
-def test_it_opens_from_disk_without_a_word_or_a_request(browser: Chrome, report: Path) -> None:
+def test_it_opens_from_disk_without_a_word_or_a_request(browser, report):
     opened(browser, report)
     assert [url for url in requests(browser) if not url.startswith(("data:", "blob:"))] == [report.as_uri()]
     assert complaints(browser) == []
@@ -76,7 +74,7 @@ def test_it_opens_from_disk_without_a_word_or_a_request(browser: Chrome, report:
     assert ranks == sorted(ranks) == [0, 1]
 
 
-def test_the_policy_is_in_force(browser: Chrome, report: Path) -> None:
+def test_the_policy_is_in_force(browser, report):
     """The other tests see no request and no error; this one, that the browser would have stopped both."""
     opened(browser, report)
     browser.execute_script(
@@ -96,7 +94,7 @@ def test_the_policy_is_in_force(browser: Chrome, report: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_timelines_zoom_move_and_reset_together(browser: Chrome, report: Path) -> None:
+def test_timelines_zoom_move_and_reset_together(browser, report):
     opened(browser, report)
     both = "['timeline-0', 'timeline-1'].map((name) => [model(name).x_range.start, model(name).x_range.end])"
     (start, end), other = asked(browser, both)
@@ -124,7 +122,7 @@ def test_timelines_zoom_move_and_reset_together(browser: Chrome, report: Path) -
 
 
 @pytest.mark.thorough
-def test_timelines_are_filtered_by_rank_stream_kind_and_step(browser: Chrome, report: Path) -> None:
+def test_timelines_are_filtered_by_rank_stream_kind_and_step(browser, report):
     opened(browser, report)
     seen = "new Set(model('timeline-spans-0').data.rank).size"
     spans = "model('timeline-spans-0').data.left.length"
@@ -157,7 +155,7 @@ def test_timelines_are_filtered_by_rank_stream_kind_and_step(browser: Chrome, re
 
 
 @pytest.mark.thorough
-def test_a_dataset_is_switched_off_everywhere(browser: Chrome, report: Path) -> None:
+def test_a_dataset_is_switched_off_everywhere(browser, report):
     opened(browser, report)
     clicked(browser, "#steps input[data-dataset='1']")
     boxes = asked(browser, "[...document.querySelectorAll('input[data-dataset=\"1\"]')].map((each) => each.checked)")
@@ -170,7 +168,7 @@ def test_a_dataset_is_switched_off_everywhere(browser: Chrome, report: Path) -> 
 
 
 @pytest.mark.thorough
-def test_tables_sort_by_a_column_and_back_and_collectives_are_chosen_by_run(browser: Chrome, report: Path) -> None:
+def test_tables_sort_by_a_column_and_back_and_collectives_are_chosen_by_run(browser, report):
     opened(browser, report)
     unfolded(browser)
     keys = (
@@ -194,7 +192,7 @@ def test_tables_sort_by_a_column_and_back_and_collectives_are_chosen_by_run(brow
 
 
 @pytest.mark.thorough
-def test_the_theme_recolours_the_page_and_the_charts(browser: Chrome, report: Path) -> None:
+def test_the_theme_recolours_the_page_and_the_charts(browser, report):
     opened(browser, report)
     page_color = "getComputedStyle(document.body).backgroundColor"
     label = "model('timeline-0').below[0].major_label_text_color"
@@ -213,7 +211,7 @@ def test_the_theme_recolours_the_page_and_the_charts(browser: Chrome, report: Pa
     assert complaints(browser) == []
 
 
-def test_hostile_words_do_nothing(browser: Chrome, tmp_path: Path) -> None:
+def test_hostile_words_do_nothing(browser, tmp_path):
     labels = (f"a{HOSTILE}", f"b{HOSTILE}")
     datasets = {label: hostile_run(tmp_path / str(at), label) for at, label in enumerate(labels)}
     path = tmp_path / "hostile.html"
@@ -229,7 +227,7 @@ def test_hostile_words_do_nothing(browser: Chrome, tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_a_collective_is_zoomed_to_with_what_waited_for_it(browser: Chrome, report: Path) -> None:
+def test_a_collective_is_zoomed_to_with_what_waited_for_it(browser, report):
     """From the list, which a keyboard reaches, and by a click on its bar."""
     opened(browser, report)
     whole = asked(browser, "model('timeline-x').end - model('timeline-x').start")
@@ -282,7 +280,7 @@ def test_a_collective_is_zoomed_to_with_what_waited_for_it(browser: Chrome, repo
 
 
 @pytest.fixture
-def state(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def state(request, tmp_path_factory):
     """The page in a state."""
     name = request.getfixturevalue("name")
     return once(tmp_path_factory, f"page {name}", lambda folder: write_state(name, folder)) / PAGE_FILE
@@ -297,7 +295,7 @@ def screen(browser: Chrome, width: int, theme: str) -> None:
 
 
 @pytest.fixture
-def any_screen(browser: Chrome) -> Iterator[Chrome]:
+def any_screen(browser):
     """The browser, whose window is as before at the end."""
     yield browser
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
@@ -305,7 +303,7 @@ def any_screen(browser: Chrome) -> Iterator[Chrome]:
 
 
 @pytest.mark.thorough
-def test_of_many_kernels_ten_are_shown_until_somebody_asks(browser: Chrome, tmp_path: Path) -> None:
+def test_of_many_kernels_ten_are_shown_until_somebody_asks(browser, tmp_path):
     kernels = [kernel(f"kernel_{at:02d}", 100 * at, 10 + at) for at in range(14)]
     (tmp_path / "rank0.json").write_text(json.dumps(document([kineto_step(0, 0, 10_000), *kernels])))
     subjects = read_subjects({"x": tmp_path / "rank0.json"}, Rules())
@@ -323,7 +321,7 @@ def test_of_many_kernels_ten_are_shown_until_somebody_asks(browser: Chrome, tmp_
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", [*STATES, CANDIDATES])
-def test_in_every_state_it_fits_a_phone_a_screen_and_four_pages(any_screen: Chrome, state: Path, name: str) -> None:
+def test_in_every_state_it_fits_a_phone_a_screen_and_four_pages(any_screen, state, name):
     """The first screen answers, nothing is wider than the page, text can be read in both themes, and it prints."""
     browser = any_screen
     for width, theme in ((390, "dark"), (800, "light"), (1400, "light")):

@@ -40,7 +40,7 @@ def products(rank: int) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def traces(tmp_path_factory):
     folder = tmp_path_factory.mktemp("traces")
     for rank in range(2):
         facts = {"backend": "nccl", "rank": rank, "world_size": 2}
@@ -50,12 +50,12 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def report(traces: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, str]:
+def report(traces, tmp_path_factory):
     out = tmp_path_factory.mktemp("report")
     return write_report({"two": traces}, out), (out / "report.html").read_text()
 
 
-def test_the_command_prints_every_kind(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_every_kind(traces, capsys):
     assert main([str(traces)]) == 0
     said = " ".join(capsys.readouterr().out.split())
     for words in (
@@ -66,9 +66,7 @@ def test_the_command_prints_every_kind(traces: Path, capsys: pytest.CaptureFixtu
         assert words in said
 
 
-def test_a_run_is_named_by_its_label(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_is_named_by_its_label(tmp_path, monkeypatch, capsys):
     shutil.copytree(ROOT / "tests" / "samples" / "two_gloo_ranks", tmp_path / "artifacts" / "mine")
     monkeypatch.chdir(tmp_path)
     assert main(["mine"]) == 0
@@ -77,7 +75,7 @@ def test_a_run_is_named_by_its_label(
     assert "no records for 'yours'. Runs here: artifacts/mine" in capsys.readouterr().err
 
 
-def test_text_and_page_of_the_report_have_what_there_is_of_each_kind(report: tuple[Any, str]) -> None:
+def test_text_and_page_of_the_report_have_what_there_is_of_each_kind(report):
     made, page = report
     assert f"{GEMM} compute" in " ".join(made.text.split())
     section = page[page.index('<section id="kernels"') :].partition("</section>")[0]
@@ -88,7 +86,7 @@ def test_text_and_page_of_the_report_have_what_there_is_of_each_kind(report: tup
     assert GEMM in section
 
 
-def test_the_summary_of_traces_fits_its_schema_which_notices_damage(report: tuple[Any, str]) -> None:
+def test_the_summary_of_traces_fits_its_schema_which_notices_damage(report):
     summary = json.loads(json.dumps(report[0].summary))
     schema = Draft202012Validator(json_schema("summary"))
     schema.validate(summary)
@@ -96,7 +94,7 @@ def test_the_summary_of_traces_fits_its_schema_which_notices_damage(report: tupl
     assert not schema.is_valid(summary)
 
 
-def test_names_are_one_line_that_a_terminal_only_prints() -> None:
+def test_names_are_one_line_that_a_terminal_only_prints():
     assert shortened("a\x1b[31m\nb", 40) == "a?[31m?b"
     assert shortened("", 10) == "(no name)"
     long = shortened("void kernel<" + "x" * 500 + ">(end)", 40)
@@ -105,12 +103,12 @@ def test_names_are_one_line_that_a_terminal_only_prints() -> None:
     assert long.endswith(">(end)")
 
 
-def test_without_kernels_the_block_says_why() -> None:
+def test_without_kernels_the_block_says_why():
     kernels = partial(KernelEntries, reasons={"totals": ["no kernel ran"]})
     assert kernel_block("old", partial(TraceEntries, kernels=kernels)) == "old: no kernels: no kernel ran"
 
 
-def test_a_run_without_traces_says_how_to_record_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_traces_says_how_to_record_them(tmp_path, capsys):
     samples = Path(__file__).resolve().parents[1] / "samples" / "two_gloo_ranks"
     for file in samples.glob("rank_*_metrics.jsonl"):
         shutil.copy(file, tmp_path)

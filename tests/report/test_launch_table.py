@@ -59,7 +59,7 @@ def decided(base: LaunchSet, candidates: list[LaunchSet], judged_by: Rules) -> s
     return Candidates(Path(), {}, judgements, judged_by).best
 
 
-def test_more_candidates_have_to_be_surer_and_the_largest_gain_is_recommended() -> None:
+def test_more_candidates_have_to_be_surer_and_the_largest_gain_is_recommended():
     base = side(np.array([100.0, 101, 102, 103, 104]))
     candidate = side(np.array([90.0, 91, 92, 93, 101.5]))  # U = 2: p = 0.032
     assert decided(base, [candidate], rules(1)) == "candidate-1"
@@ -76,9 +76,7 @@ def test_more_candidates_have_to_be_surer_and_the_largest_gain_is_recommended() 
         (None, "not tested", "keep the reference: none of the 1"),
     ],
 )
-def test_how_many_launches_a_verdict_takes_is_said_where_that_is_known(
-    least: int | None, verdict: str, says: str
-) -> None:
+def test_how_many_launches_a_verdict_takes_is_said_where_that_is_known(least, verdict, says):
     effect = Effect("quotient", -0.4, None, None)
     step = partial(ComparedMetric, test=partial(LaunchTest, verdict=NOT_TESTED, least_launches=least, effect=effect))
     found = Candidates(Path(), {"a": "x=1"}, {"a": comparison("inconclusive", "", {"job_step_ms": step})}, Rules())
@@ -88,7 +86,7 @@ def test_how_many_launches_a_verdict_takes_is_said_where_that_is_known(
     assert format_effect(effect) == "-40 %"
 
 
-def test_a_candidate_that_cannot_be_compared_is_named_with_the_reason() -> None:
+def test_a_candidate_that_cannot_be_compared_is_named_with_the_reason():
     lost = comparison("regression", "", {})
     found = Candidates(
         Path("plan"), {"reference": "", "a": "x=1", "b": "x=2"}, {"a": lost, "b": "different work"}, Rules()
@@ -107,14 +105,12 @@ def test_a_candidate_that_cannot_be_compared_is_named_with_the_reason() -> None:
 
 
 @pytest.fixture(scope="module")
-def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def planned(tmp_path_factory):
     """A plan of four candidates, launched."""
     return once(tmp_path_factory, "plan of four candidates", plan)
 
 
-def test_a_plan_has_a_page_with_every_candidate_its_interval_and_its_account(
-    planned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_plan_has_a_page_with_every_candidate_its_interval_and_its_account(planned, tmp_path, capsys):
     output = tmp_path / "out"
     assert overlap_report([str(planned), "--assume-no-drift", "--output", str(output)]) == 0
     printed = " ".join(capsys.readouterr().out.split())
@@ -139,9 +135,7 @@ def test_a_plan_has_a_page_with_every_candidate_its_interval_and_its_account(
     assert len(html) < 200_000, "no chart of this page needs Bokeh"
 
 
-def test_candidates_whose_launches_took_no_turns_have_no_account(
-    planned: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_candidates_whose_launches_took_no_turns_have_no_account(planned, monkeypatch):
     order = LaunchOrderFacts(
         comparable=False,
         sequence="RRRRRRCCCCCC",

@@ -7,8 +7,6 @@ import copy
 import hashlib
 import json
 import re
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,36 +26,26 @@ from aorta.report.tables import page_table
 from aorta.report.text import brief_text
 from tests.analysis.builders import metrics, step
 from tests.analysis.run_builders import recorded
-from tests.report.pages import (
-    Parts,
-    as_bokeh,
-    compared,
-    page,
-    read_document,
-    subjects,
-    text_of,
-    two_runs,
-    two_sets,
-)
+from tests.report.pages import Parts, as_bokeh, compared, page, read_document, subjects, text_of, two_runs, two_sets
 
 HALF_HIDDEN = "50\\u00a0% of communication hidden"
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Summary, str]:
+def written(tmp_path_factory):
     folder = tmp_path_factory.mktemp("page")
     datasets, summary = two_sets(folder)
     return summary, page(datasets, summary, folder / "report.html")
 
 
 @pytest.fixture
-def summary(written: tuple[Summary, str]) -> Summary:
+def summary(written):
     """The summary of two launch sets, to be changed."""
     return copy.deepcopy(written[0])
 
 
 @pytest.fixture
-def run_of(tmp_path: Path) -> Callable[..., LabelledRun]:
+def run_of(tmp_path):
     """Makes a run whose ranks have steps of these metrics."""
 
     def made(label: str, *overlaps: dict[str, float | None], ranks: int = 2, **more: Any) -> LabelledRun:
@@ -78,7 +66,7 @@ def judged(summary: Summary, verdict: str) -> Summary:
     return summary
 
 
-def test_its_policy_forbids_the_network_and_names_every_script(written: tuple[Summary, str]) -> None:
+def test_its_policy_forbids_the_network_and_names_every_script(written):
     parts = Parts(written[1])
     told = next(each["content"] for each in parts.named("meta") if each.get("http-equiv") == "Content-Security-Policy")
     assert told is not None
@@ -94,7 +82,7 @@ def test_its_policy_forbids_the_network_and_names_every_script(written: tuple[Su
     assert hashes == set(rules["script-src"].split())
 
 
-def test_bokeh_knows_every_model_of_a_page(tmp_path: Path) -> None:
+def test_bokeh_knows_every_model_of_a_page(tmp_path):
     """Classes, names and values, of a run with samples of its devices and of two compared."""
     datasets = two_runs(tmp_path, steps=20)
     html = page(datasets, compared(datasets), tmp_path / "r.html")
@@ -103,7 +91,7 @@ def test_bokeh_knows_every_model_of_a_page(tmp_path: Path) -> None:
     assert {"timeline-1", "steps-device_sclk_mhz", "bandwidth"} <= set(data["roots"])
 
 
-def test_its_numbers_are_those_of_the_summary(written: tuple[Summary, str]) -> None:
+def test_its_numbers_are_those_of_the_summary(written):
     summary, html = written
     text = text_of(html)
     table = html[html.index('id="table-metrics"') :]
@@ -124,7 +112,7 @@ def test_its_numbers_are_those_of_the_summary(written: tuple[Summary, str]) -> N
         assert " ".join(told.definition.split()) in text
 
 
-def test_the_verdict_comes_first_with_what_it_rests_on(written: tuple[Summary, str]) -> None:
+def test_the_verdict_comes_first_with_what_it_rests_on(written):
     summary, html = written
     parts, text = Parts(html), text_of(html)
     sections = [attributes["id"] for tag, attributes in parts.tags if tag == "section"]
@@ -143,14 +131,14 @@ def test_the_verdict_comes_first_with_what_it_rests_on(written: tuple[Summary, s
 
 
 @pytest.mark.parametrize("word", ["regression", "improvement", "equivalent", "inconclusive"])
-def test_every_verdict_has_a_word_a_tone_and_a_symbol(word: str, summary: Summary) -> None:
+def test_every_verdict_has_a_word_a_tone_and_a_symbol(word, summary):
     found = verdict_of(judged(summary, word))
     words = {"regression": "slower", "improvement": "faster"}
     assert found.word.casefold() == words.get(word, word)
     assert found.tone == {"regression": "bad", "improvement": "good", "equivalent": "even"}.get(word, "open")
 
 
-def test_not_comparable_is_the_word_and_leaves_deltas_out(summary: Summary) -> None:
+def test_not_comparable_is_the_word_and_leaves_deltas_out(summary):
     key, compared = "config.workload.model_dim", summary.comparison
     compared.unlike, compared.manifest_differences = [key], [FactDifference(key, 64, 128)]
     compared.warnings = ["something else"]
@@ -174,7 +162,7 @@ def test_not_comparable_is_the_word_and_leaves_deltas_out(summary: Summary) -> N
         (1, 1, [1, 2]),
     ],
 )
-def test_an_axis_of_sizes_has_round_ones_in_one_notation(least: int, most: int, ticks: list[int]) -> None:
+def test_an_axis_of_sizes_has_round_ones_in_one_notation(least, most, ticks):
     assert round_sizes(least, most) == ticks
 
 
@@ -186,9 +174,7 @@ def test_an_axis_of_sizes_has_round_ones_in_one_notation(least: int, most: int, 
         (8.0, 4.0, 1, "One rank: nothing to hide; steps of 20\u00a0ms", ["job_step_ms"]),
     ],
 )
-def test_a_single_run_is_headed_by_its_result(
-    run_of: Callable[..., LabelledRun], comm: float, hidden: float, ranks: int, word: str, cards: list[str]
-) -> None:
+def test_a_single_run_is_headed_by_its_result(run_of, comm, hidden, ranks, word, cards):
     found = verdict_of(summarize(subjects({"x": run_of("x", *[metrics(20, 10, comm, hidden)] * 4, ranks=ranks)})))
     assert (found.word, [card.name for card in found.cards]) == (word, cards)
 
@@ -201,8 +187,8 @@ def test_a_single_run_is_headed_by_its_result(
     ],
 )
 def test_few_steps_are_headed_by_the_ratio_of_sums_and_every_screen_says_of_what(
-    run_of: Callable[..., LabelledRun], tmp_path: Path, steps: int, ratio: int, role: str, sentence: str
-) -> None:
+    run_of, tmp_path, steps, ratio, role, sentence
+):
     few = steps == 2
     changing = [metrics(40, 10, 10, 8), metrics(80, 10, 40, 0)]
     datasets = {"a": run_of("a", *changing * (steps // 2)), "b": run_of("b", *[metrics(40, 10, 10, 2)] * steps)}
@@ -228,7 +214,7 @@ def test_few_steps_are_headed_by_the_ratio_of_sums_and_every_screen_says_of_what
     assert ("Metrics: means, and the overlap as a ratio of sums" in text_of(html)) == few
 
 
-def test_one_step_has_no_curves_and_every_chart_has_its_place(tmp_path: Path) -> None:
+def test_one_step_has_no_curves_and_every_chart_has_its_place(tmp_path):
     made = recorded(tmp_path / "run", lambda rank: [step(rank, 2, 7, overlap=metrics(10 + rank, 8, 4, 1))], 2)
     html = page({"x": made}, summarize(subjects({"x": made})), tmp_path / "r.html")
     assert "Nothing was compared" in text_of(html)
@@ -243,9 +229,7 @@ def test_one_step_has_no_curves_and_every_chart_has_its_place(tmp_path: Path) ->
     assert plain("$$a$$ \\(b") == "$\u200b$a$\u200b$ \\\u200b(b", "text on a canvas is no TeX"
 
 
-def test_ranks_with_another_environment_or_library_are_named(
-    run_of: Callable[..., LabelledRun], tmp_path: Path
-) -> None:
+def test_ranks_with_another_environment_or_library_are_named(run_of, tmp_path):
     other = {"environment_differences": {"2": {"NCCL_ALGO": "Tree"}}, "collective_library_differences": {"3": None}}
     datasets = {"x": run_of("x", *[metrics(10, 8, 4, 2)] * 4, ranks=1, manifest=other)}
     text = text_of(page(datasets, summarize(subjects(datasets)), tmp_path / "r.html"))

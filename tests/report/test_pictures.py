@@ -46,7 +46,7 @@ def where(pixels: np.ndarray, color: str) -> np.ndarray:
     return found
 
 
-def test_curves_stand_at_their_values(tmp_path: Path) -> None:
+def test_curves_stand_at_their_values(tmp_path):
     pixels = drawn(made(tmp_path / "a", "a", [40.0] * 200), tmp_path / "a.png")
     rows = np.flatnonzero(where(pixels, INK).sum(axis=1) > 1000)
     bottoms = rows[np.flatnonzero(np.diff(rows, prepend=-9) > 1)]
@@ -65,7 +65,7 @@ def test_curves_stand_at_their_values(tmp_path: Path) -> None:
     assert 0.5 < columns["communication"] / columns["compute"] < 0.8
 
 
-def test_steps_without_a_value_are_a_gap_and_warm_up_is_shaded(tmp_path: Path) -> None:
+def test_steps_without_a_value_are_a_gap_and_warm_up_is_shaded(tmp_path):
     whole: list[float | None] = [40.0] * 100
     pixels = drawn(made(tmp_path / "a", "a", [*whole, *([None] * 100), *whole], warmup=150), tmp_path / "a.png")
     columns = np.flatnonzero(where(pixels, light("exposed"))[430:860].any(axis=0))
@@ -74,13 +74,13 @@ def test_steps_without_a_value_are_a_gap_and_warm_up_is_shaded(tmp_path: Path) -
     assert len(shaded) == pytest.approx(1296 / 2, abs=15)
 
 
-def test_what_cannot_be_drawn_says_why_and_any_label_can(tmp_path: Path) -> None:
+def test_what_cannot_be_drawn_says_why_and_any_label_can(tmp_path):
     assert draw_timeline(made(tmp_path / "one", "one", [1.0]), tmp_path / "one.png") is not None
     assert not (tmp_path / "one.png").exists()
     drawn(made(tmp_path / "long", r"$\frac{$" + "\u00e9\u4e2d" + 300 * "x", [1.0, 2.0]), tmp_path / "long.png")
 
 
-def test_points_of_a_curve_are_the_medians_and_ends_of_their_values() -> None:
+def test_points_of_a_curve_are_the_medians_and_ends_of_their_values():
     generator = np.random.default_rng(3)
     steps = generator.integers(0, 3 * POINTS, 8000)
     values = np.where(generator.random(8000) < 0.5, np.nan, generator.random(8000))
@@ -104,7 +104,7 @@ def test_points_of_a_curve_are_the_medians_and_ends_of_their_values() -> None:
         (999_999.5, 1_002_000.5, True, [f"{each}" for each in range(1_000_000, 1_002_001, 500)]),
     ],
 )
-def test_axes_have_round_numbers(low: float, high: float, whole: bool, written: list[str]) -> None:
+def test_axes_have_round_numbers(low, high, whole, written):
     assert [text for _, text in ticks(low, high, 5, whole=whole)] == written
 
 
@@ -112,21 +112,9 @@ def test_axes_have_round_numbers(low: float, high: float, whole: bool, written: 
 # Model for Simulation of Color Vision Deficiency", IEEE TVCG 15(6), 2009, table for severity 1.0 (on linear RGB).
 VISIONS = {
     "normal": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
-    "protanopia": (
-        (0.152286, 1.052583, -0.204868),
-        (0.114503, 0.786281, 0.099216),
-        (-0.003882, -0.048116, 1.051998),
-    ),
-    "deuteranopia": (
-        (0.367322, 0.860646, -0.227968),
-        (0.280085, 0.672501, 0.047413),
-        (-0.011820, 0.042940, 0.968881),
-    ),
-    "tritanopia": (
-        (1.255528, -0.076749, -0.178779),
-        (-0.078411, 0.930809, 0.147602),
-        (0.004733, 0.691367, 0.303900),
-    ),
+    "protanopia": ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
+    "deuteranopia": ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881)),
+    "tritanopia": ((1.255528, -0.076749, -0.178779), (-0.078411, 0.930809, 0.147602), (0.004733, 0.691367, 0.303900)),
 }
 _BARS = ("forward", "compute", "backward", "other-work", "exposed", "named")
 TOGETHER = {
@@ -162,7 +150,7 @@ def perceived(color: str, vision: str) -> np.ndarray:
 
 @pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
 @pytest.mark.parametrize("vision", VISIONS)
-def test_what_stands_in_one_chart_is_told_apart_by_everybody(vision: str, theme: int) -> None:
+def test_what_stands_in_one_chart_is_told_apart_by_everybody(vision, theme):
     seen = {name: perceived(shade[theme], vision) for name, shade in MEANINGS.items()}
     near = {
         (chart, one, other): float(np.linalg.norm(seen[one] - seen[other]))
@@ -173,7 +161,7 @@ def test_what_stands_in_one_chart_is_told_apart_by_everybody(vision: str, theme:
 
 
 @pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
-def test_text_is_legible_on_everything_that_it_stands_on(theme: int) -> None:
+def test_text_is_legible_on_everything_that_it_stands_on(theme):
     """WCAG 2.1 AA: 4.5 for text, 3 for lines and marks (bars have outlines and labels)."""
     grounds = {name: SURFACES[name][theme] for name in ("page", "panel")}
     verdicts = {name: MEANINGS[name][theme] for name in TOGETHER["verdicts"]}
@@ -191,7 +179,7 @@ def test_text_is_legible_on_everything_that_it_stands_on(theme: int) -> None:
     assert {name: found for name, found in thin.items() if found < 3} == {}
 
 
-def test_a_span_has_the_colour_of_what_it_is() -> None:
+def test_a_span_has_the_colour_of_what_it_is():
     meanings = {
         **{(phase, COMPUTE): phase for phase in ("forward", "backward")},
         **{(phase, COMPUTE): "compute" for phase in (COMPUTE, "recomputation")},
@@ -205,7 +193,7 @@ def test_a_span_has_the_colour_of_what_it_is() -> None:
     assert {span: color_of(*span) for span in meanings} == {span: light(name) for span, name in meanings.items()}
 
 
-def test_the_page_gets_its_colours_from_the_palette() -> None:
+def test_the_page_gets_its_colours_from_the_palette():
     blocks = [dict(re.findall(r"--([\w-]+): (#\w+);", block)) for block in variables().split("}\n") if "--" in block]
     light_theme, dark_theme, system_dark = blocks
     for theme, block in enumerate((light_theme, dark_theme)):

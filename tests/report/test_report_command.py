@@ -39,20 +39,15 @@ def run(here: Path, *arguments: str, code: str | None = None) -> subprocess.Comp
 
 
 @pytest.fixture
-def two_runs(tmp_path: Path) -> Path:
+def two_runs(tmp_path):
     simulated_run(tmp_path / "artifacts" / "cuda", label="cuda", ranks=2, steps=5)
     simulated_run(tmp_path / "artifacts_rocm", label="rocm", ranks=2, steps=5, platform="rocm")
     return tmp_path
 
 
 @pytest.mark.spec("D20")
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    CASES["bad input"],
-)
-def test_bad_input_ends_with_2_and_one_message(
-    tmp_path: Path, arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize(("arguments", "said"), CASES["bad input"])
+def test_bad_input_ends_with_2_and_one_message(tmp_path, arguments, said, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert overlap_report(arguments) == 2
     streams = capsys.readouterr()
@@ -68,7 +63,7 @@ def loaded_after(here: Path, code: str) -> set[str]:
 
 
 @pytest.mark.thorough
-def test_a_whole_report_loads_nothing_heavy(two_runs: Path) -> None:
+def test_a_whole_report_loads_nothing_heavy(two_runs):
     code = f"import sys; sys.path.insert(0, {str(ROOT)!r})\nfrom pathlib import Path\n"
     code += "from aorta.report.command import overlap_report\n"
     code += "assert overlap_report(['--reference', 'cuda', '--candidate', 'rocm']) == 0"
@@ -141,7 +136,7 @@ BETTER, WORSE = (0.8, 0.81, 0.82, 0.83), (0.6, 0.61, 0.62, 0.63)
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -151,7 +146,7 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
     return capsys.readouterr().out.splitlines()
 
 
-def test_two_sets_give_the_verdict_three_metrics_and_the_page(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_sets_give_the_verdict_three_metrics_and_the_page(here, capsys):
     launch_set(here / "plan" / "reference", BETTER)
     launch_set(here / "plan" / "candidate", WORSE)
     lines = said(capsys, "plan/reference", "plan/candidate")
@@ -175,17 +170,13 @@ def test_two_sets_give_the_verdict_three_metrics_and_the_page(here: Path, capsys
         ([98.0, 101.0, 104.0, 107.0], " new launches a side find a change of exposed_comm_ms by "),
     ],
 )
-def test_next_is_of_the_metric_that_decided_or_how_often_to_launch(
-    here: Path, capsys: pytest.CaptureFixture[str], steps_ms: list[float], next_words: str
-) -> None:
+def test_next_is_of_the_metric_that_decided_or_how_often_to_launch(here, capsys, steps_ms, next_words):
     launch_set(here / "a", [0.8, 0.81, 0.82, 0.83], [100.0, 101.0, 102.0, 103.0])
     launch_set(here / "b", [0.79, 0.8, 0.78, 0.82], steps_ms)
     assert next_words in said(capsys, "a", "b", "--no-html")[-1].replace(" --no-html", "")
 
 
-def test_one_source_needs_no_label_and_what_to_bear_in_mind_is_said(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_source_needs_no_label_and_what_to_bear_in_mind_is_said(here, capsys):
     simulated_run(here / "artifacts" / "cuda", label="cuda", ranks=2, steps=5)
     lines = said(capsys, "artifacts/cuda", "--no-html")
     assert re.fullmatch(r"cuda: \d+ % of communication hidden; [\d.]+ ms exposed in a step of [\d.]+ ms", lines[0])
@@ -198,9 +189,7 @@ def test_one_source_needs_no_label_and_what_to_bear_in_mind_is_said(
     assert said(capsys, "cuda", "--no-html")[0].startswith("cuda: ")
 
 
-def test_lines_without_room_are_counted_and_the_note_is_the_last_to_go(
-    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lines_without_room_are_counted_and_the_note_is_the_last_to_go(here, capsys, monkeypatch):
     simulated_run(here / "mine", label="mine", ranks=2, steps=12, fabric="emulated")
     whole: list[str] = []
     for most in (99, 19, 18, 17, 16, 15):
@@ -216,9 +205,7 @@ def test_lines_without_room_are_counted_and_the_note_is_the_last_to_go(
     assert not any(line.startswith("Exposed by group") for line in whole), "with one group it says nothing"
 
 
-def test_a_set_says_of_which_of_how_many_launches_the_numbers_are(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_set_says_of_which_of_how_many_launches_the_numbers_are(here, capsys):
     launch_set(here / "sets", BETTER)
     assert said(capsys, "sets", "--no-html")[1] == (
         "medians of 6 steps on 2 ranks of launch 01, the nearest to the medians of 4 launches"
@@ -226,16 +213,9 @@ def test_a_set_says_of_which_of_how_many_launches_the_numbers_are(
 
 
 @pytest.mark.parametrize(
-    ("count", "fabric", "leads"),
-    [
-        (1, "none", None),
-        (1, "emulated", None),
-        (4, "none", "Cause: Exposed allreduce"),
-    ],
+    ("count", "fabric", "leads"), [(1, "none", None), (1, "emulated", None), (4, "none", "Cause: Exposed allreduce")]
 )
-def test_a_verdict_and_a_cause_need_launches(
-    here: Path, capsys: pytest.CaptureFixture[str], count: int, fabric: str, leads: str | None
-) -> None:
+def test_a_verdict_and_a_cause_need_launches(here, capsys, count, fabric, leads):
     for number in range(count):
         simulated_run(here / "a" / f"{number:02}", label=f"a{number}", ranks=2, steps=12, seed=number)
         folder = here / "b" / f"{number:02}"
@@ -268,7 +248,7 @@ TOLD = Table(
 )
 
 
-def test_a_terminal_has_units_in_the_heads_and_no_column_that_says_nothing() -> None:
+def test_a_terminal_has_units_in_the_heads_and_no_column_that_says_nothing():
     assert text_lines(TOLD) == [
         "Caption",
         "name    time, ms    bytes   share",
@@ -278,7 +258,7 @@ def test_a_terminal_has_units_in_the_heads_and_no_column_that_says_nothing() -> 
     ]
 
 
-def test_rows_that_are_left_out_are_counted_and_columns_without_room_go_together() -> None:
+def test_rows_that_are_left_out_are_counted_and_columns_without_room_go_together():
     assert text_lines(TOLD, Style(terminal_width=20), most=1) == [
         "Caption",
         "name   time, ms",
@@ -288,7 +268,7 @@ def test_rows_that_are_left_out_are_counted_and_columns_without_room_go_together
     ]
 
 
-def test_a_page_says_why_and_sorts_by_what_is_measured() -> None:
+def test_a_page_says_why_and_sorts_by_what_is_measured():
     page = page_table(TOLD)
     cells = page.rows[1]
     assert [cell.text for cell in cells[:4]] == ["second", "\u2013", "\u2013", "0\u00a0%"]

@@ -32,7 +32,7 @@ def png_size(path: Path) -> tuple[int, int]:
     return width, height
 
 
-def test_a_comparison_writes_everything_it_names(tmp_path: Path) -> None:
+def test_a_comparison_writes_everything_it_names(tmp_path):
     sources = {
         "cuda": simulated_run(tmp_path / "a", label="cuda", ranks=2, steps=6),
         "rocm": simulated_run(tmp_path / "b", label="rocm", ranks=2, steps=6, transfer_ms=11, platform="rocm"),
@@ -57,7 +57,7 @@ def test_a_comparison_writes_everything_it_names(tmp_path: Path) -> None:
     assert summary["comparison"]["metrics"]["overlap_ratio"]["judgement"] == "worse"
 
 
-def test_the_collectives_of_a_dataset_are_told_with_what_limits_them(tmp_path: Path) -> None:
+def test_the_collectives_of_a_dataset_are_told_with_what_limits_them(tmp_path):
     rows = [collective("reducescatter", end_source="wait"), collective("broadcast", 1)]
     for rank in range(2):
         write_rank(tmp_path, header(rank, 2), [step(rank, 2, overlap=metrics(10, 8, 4, 2), collectives=rows)])
@@ -67,7 +67,7 @@ def test_the_collectives_of_a_dataset_are_told_with_what_limits_them(tmp_path: P
     assert "No transfer time of broadcast: a rank may end this kind early" in text
 
 
-def test_a_run_of_no_step_that_hung_has_a_report_on_it(tmp_path: Path) -> None:
+def test_a_run_of_no_step_that_hung_has_a_report_on_it(tmp_path):
     write_rank(tmp_path / "run", header(), [])
     evidence = hangs.run(hangs.ddp(4), {3: hangs.stuck_in("data", step=0)})
     save_autopsy(tmp_path / "run", [msgspec.structs.replace(one, host="node3", pid=4711) for one in evidence])
@@ -78,7 +78,7 @@ def test_a_run_of_no_step_that_hung_has_a_report_on_it(tmp_path: Path) -> None:
     assert report.summary["datasets"]["x"]["autopsy"]["culprits"][0]["rank"] == 3
 
 
-def test_an_autopsy_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_an_autopsy_that_cannot_be_read_is_named(tmp_path):
     run = simulated_run(tmp_path / "run", label="x", ranks=1, steps=5)
     (run / "autopsy").mkdir()
     (run / "autopsy" / "autopsy.json").write_text('{"kind": "dea')
@@ -86,7 +86,7 @@ def test_an_autopsy_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         write_report({"x": run}, tmp_path / "out")
 
 
-def test_a_full_disk_leaves_the_earlier_report_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_the_earlier_report_whole(tmp_path, monkeypatch):
     output = tmp_path / "out"
     write_report({"x": simulated_run(tmp_path / "one", label="x", ranks=1, steps=5)}, output)
     before = {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
@@ -101,9 +101,7 @@ def test_a_full_disk_leaves_the_earlier_report_whole(tmp_path: Path, monkeypatch
     assert {path: path.read_bytes() for path in output.rglob("*") if path.is_file()} == before
 
 
-def test_the_report_of_another_run_is_not_replaced_without_a_word(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_report_of_another_run_is_not_replaced_without_a_word(tmp_path, capsys):
     runs = [simulated_run(tmp_path / name, label="x", ranks=1, steps=5) for name in "ab"]
     ids = [f"2026112{number}T000000Z-abcd" for number in range(2)]
     for run, run_id in zip(runs, ids, strict=True):
@@ -119,7 +117,7 @@ def test_the_report_of_another_run_is_not_replaced_without_a_word(
     assert capsys.readouterr().err == ""
 
 
-def test_no_rows_means_no_picture_and_no_stale_one(tmp_path: Path) -> None:
+def test_no_rows_means_no_picture_and_no_stale_one(tmp_path):
     write_rank(tmp_path / "run", header(), [step(overlap=metrics(10, 8, 4, 2), warmup=True)])
     output = tmp_path / "out"
     write_report({"x": simulated_run(tmp_path / "full", label="x", ranks=1, steps=5)}, output)
@@ -134,7 +132,7 @@ def test_no_rows_means_no_picture_and_no_stale_one(tmp_path: Path) -> None:
     assert "! nothing to measure" in report.text
 
 
-def test_nulls_everywhere_are_still_json_and_still_drawn(tmp_path: Path) -> None:
+def test_nulls_everywhere_are_still_json_and_still_drawn(tmp_path):
     why = "instrument.mode is off"
     blind = dict.fromkeys(metrics(10, 8, 4, 2)) | {"window_ms": 10.0, "compute_ms": 8.0}
     lines = [step(0, 1, number, overlap=blind, reasons=dict.fromkeys(blind, why), loss=None) for number in range(3)]
@@ -148,7 +146,7 @@ def test_nulls_everywhere_are_still_json_and_still_drawn(tmp_path: Path) -> None
     assert f": {why}" in " ".join(report.text.split())
 
 
-def test_a_metric_that_is_unknown_on_one_side_and_0_on_the_other_is_shown(tmp_path: Path) -> None:
+def test_a_metric_that_is_unknown_on_one_side_and_0_on_the_other_is_shown(tmp_path):
     for name, unknown in (("a", {"comm_ms": "not measured"}), ("b", {})):
         overlap = metrics(10, 8, 0, 0) | dict.fromkeys(unknown)
         write_rank(tmp_path / name, header(), [step(0, 1, at, overlap=overlap, reasons=unknown) for at in range(3)])
@@ -159,7 +157,7 @@ def test_a_metric_that_is_unknown_on_one_side_and_0_on_the_other_is_shown(tmp_pa
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_the_bar_is_the_account_and_one_rank_hides_nothing(tmp_path: Path, ranks: int) -> None:
+def test_the_bar_is_the_account_and_one_rank_hides_nothing(tmp_path, ranks):
     dataset = LabelledRun("x", load_run(simulated_run(tmp_path, label="x", ranks=ranks, steps=6), exposed=True))
     entry = aggregate(dataset)
     explain(dataset, entry, account_of(dataset))

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -36,7 +35,7 @@ def run_of(folder: Path, steps: int, ranks: int = 2, warm: int = 0) -> LabelledR
     return recorded(folder, lambda rank: [made(rank, at) for at in range(steps)], ranks)
 
 
-def test_a_curve_is_the_median_between_the_lowest_and_the_highest(tmp_path: Path) -> None:
+def test_a_curve_is_the_median_between_the_lowest_and_the_highest(tmp_path):
     curves, _ = charts.curves_of(run_of(tmp_path, 5, ranks=3, warm=2))
     job = curves["job_step"]
     assert (job.x.tolist(), job.low.tolist()) == ([2, 3, 4], [12, 13, 14])
@@ -44,9 +43,7 @@ def test_a_curve_is_the_median_between_the_lowest_and_the_highest(tmp_path: Path
     assert curves["overlap_ratio"].middle == pytest.approx([0.2, 0.3, 0.4])
 
 
-def test_steps_that_do_not_fit_share_a_point_and_stay_in_its_band(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_steps_that_do_not_fit_share_a_point_and_stay_in_its_band(tmp_path, monkeypatch):
     monkeypatch.setattr(charts, "POINTS", 4)
     dataset = run_of(tmp_path, 10, ranks=1)
     assert charts.steps_a_point(dataset.global_steps) == 3
@@ -55,7 +52,7 @@ def test_steps_that_do_not_fit_share_a_point_and_stay_in_its_band(
     assert (job.middle.tolist(), job.high.tolist()) == ([11, 14, 17, 19], [12, 15, 18, 19])
 
 
-def test_ranks_that_a_trace_does_not_tell_are_chosen_in_order(tmp_path: Path) -> None:
+def test_ranks_that_a_trace_does_not_tell_are_chosen_in_order(tmp_path):
     for at in range(3):
         events = [kineto_step(0, at, 1000), kernel("gemm", at, 400)]  # the same times would be a copy
         (tmp_path / f"{at}.json").write_text(json.dumps(document(events, distributedInfo=None)))
@@ -101,7 +98,7 @@ def detailed(folder: Path, ranks: int = 2, parts: int = 1) -> LabelledRun:
     return recorded(folder, of_rank, ranks)
 
 
-def test_the_spans_of_a_step_are_those_of_the_record(tmp_path: Path) -> None:
+def test_the_spans_of_a_step_are_those_of_the_record(tmp_path):
     found = spans_of(detailed(tmp_path), budget=1000, first=8)
     assert [(each.why, each.global_step) for each in found.steps] == [
         ("median job step", 2),  # of steps that take 7, 7 and 8 ms
@@ -160,8 +157,8 @@ def skewed(folder: Path, places: Sequence[Mapping[str, str]], ahead_ms: float, b
     ],
 )
 def test_a_collective_ends_at_one_place_on_ranks_whose_clocks_are_known(
-    places: Any, bound_ms: Any, ends: list[float], starts: Any, bounds: Any, said: str, tmp_path: Path
-) -> None:
+    places, bound_ms, ends, starts, bounds, said, tmp_path
+):
     found = spans_of(skewed(tmp_path, places, 7_000.0, bound_ms), budget=1000, first=8)
     shared = found.columns["seq"] == 0
     assert (found.columns["start"] + found.columns["length"])[shared] == pytest.approx(ends)
@@ -187,19 +184,13 @@ def test_a_collective_ends_at_one_place_on_ranks_whose_clocks_are_known(
     ],
 )
 def test_fewer_ranks_than_there_are_is_said_and_named_ranks_stay(
-    tmp_path: Path,
-    budget: int,
-    first: int,
-    named: list[int],
-    ranks: list[int],
-    shown_first: list[int],
-    notes: list[str],
-) -> None:
+    tmp_path, budget, first, named, ranks, shown_first, notes
+):
     found = spans_of(detailed(tmp_path, ranks=9), budget=budget, first=first, named=named)
     assert (found.ranks, found.ranks_in_run, found.shown_first, found.notes) == (ranks, 9, shown_first, notes)
 
 
-def test_the_ranks_of_a_run_are_those_it_had(tmp_path: Path) -> None:
+def test_the_ranks_of_a_run_are_those_it_had(tmp_path):
     dataset = detailed(tmp_path, ranks=3)
     (tmp_path / "rank_1_metrics.jsonl").unlink()
     found = spans_of(LabelledRun("x", load_run(tmp_path)), budget=1000, first=8)
@@ -208,16 +199,14 @@ def test_the_ranks_of_a_run_are_those_it_had(tmp_path: Path) -> None:
     assert {each.job_step_ms for each in spans_of(dataset, budget=1000, first=8).steps} == {7.0, 8.0}
 
 
-def test_spans_closer_than_a_pixel_are_drawn_as_one_and_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_spans_closer_than_a_pixel_are_drawn_as_one_and_counted(tmp_path, monkeypatch):
     monkeypatch.setattr(timeline, "RANK_STEP_SPANS", 50)
     found = spans_of(detailed(tmp_path, ranks=1, parts=100), budget=10_000, first=8)
     assert ("compute", "forward", 0.0, 4.0) in drawn(found, 0, 0)
     assert found.notes == ["drawn as one with a neighbour closer than a pixel: 297 spans"]
 
 
-def test_a_trace_of_another_tool_is_drawn_from_its_segments(tmp_path: Path) -> None:
+def test_a_trace_of_another_tool_is_drawn_from_its_segments(tmp_path):
     events = [
         kineto_step(0, 0, 1000),
         kernel("gemm", 0, 400),

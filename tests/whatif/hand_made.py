@@ -14,15 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from aorta.config.schema import EmulatedFabric
-from aorta.whatif.program import (
-    Issued,
-    Operation,
-    ProgramSpans,
-    RankLayout,
-    RunProgram,
-    StepProgram,
-    What,
-)
+from aorta.whatif.program import Issued, Operation, ProgramSpans, RankLayout, RunProgram, StepProgram, What
 from aorta.whatif.replay import LONG_AGO, replay
 
 

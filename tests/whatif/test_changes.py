@@ -20,14 +20,14 @@ NETWORK = EmulatedFabric(inter_latency_us=1.0, inter_bandwidth_gb_per_s=1.0)
 """Between two ranks an all-reduce takes two messages of 1 us, and its bytes once: 3000 ns for 1000 bytes."""
 
 
-def test_each_form_that_help_shows_is_understood() -> None:
+def test_each_form_that_help_shows_is_understood():
     for form in FORMS.values():
         for text in form.replace("; ", ", ").split(", "):
             (change,) = parse_changes([text.split(" (")[0]])
             assert change.text == text.split(" (")[0]
 
 
-def test_changes_are_read_into_what_they_mean() -> None:
+def test_changes_are_read_into_what_they_mean():
     meant = {
         "comm=free": CommSpeed("comm=free", math.inf),
         "comm.kind.allgather=x2": CommSpeed("comm.kind.allgather=x2", 2, kind="allgather"),
@@ -40,31 +40,21 @@ def test_changes_are_read_into_what_they_mean() -> None:
         assert parse_changes([text]) == (change,)
 
 
-def test_whatever_their_order_they_are_made_in_one_order() -> None:
+def test_whatever_their_order_they_are_made_in_one_order():
     texts = ["comm=x2", "network.bandwidth=x2", "ranks=8", "rank.0.late_ms=1", "stragglers=none"]
     ordered = ["stragglers=none", "rank.0.late_ms=1", "ranks=8", "network.bandwidth=x2", "comm=x2"]
     assert [change.text for change in parse_changes(texts)] == ordered
     assert parse_changes(texts) == parse_changes(texts[::-1])
 
 
-@pytest.mark.parametrize(
-    ("text", "match"),
-    CASES["refused"],
-)
-def test_what_is_not_understood_is_refused_with_what_is_allowed(text: str, match: str) -> None:
+@pytest.mark.parametrize(("text", "match"), CASES["refused"])
+def test_what_is_not_understood_is_refused_with_what_is_allowed(text, match):
     with pytest.raises(InputError, match=match) as refused:
         parse_changes([text])
     assert str(refused.value).startswith(f"--set {text}: ")
 
 
-STEP = [
-    compute(1000),
-    issue(),
-    compute(500),
-    issue("allgather", 4000, group="g", link=1),
-    wait(0),
-    wait(1),
-]
+STEP = [compute(1000), issue(), compute(500), issue("allgather", 4000, group="g", link=1), wait(0), wait(1)]
 """3000 ns for the all-reduce; an all-gather of 4000 bytes takes one message and half of them: 3000 ns as well."""
 
 
@@ -86,13 +76,13 @@ STEP = [
         ("comm=x3 network.latency=0", 1500 + 667),
     ],
 )
-def test_a_change_of_a_step_worked_out_by_hand(text: str, ns: int) -> None:
+def test_a_change_of_a_step_worked_out_by_hand(text, ns):
     made, changes = program([STEP, STEP], [3000, 3000], network=NETWORK), parse_changes(text.split())
     assert step_ns(made) == 4500
     assert step_ns(apply(made, changes).program) == step_ns(apply(made, changes[::-1]).program) == ns
 
 
-def test_what_a_run_does_not_have_cannot_be_changed() -> None:
+def test_what_a_run_does_not_have_cannot_be_changed():
     made = program([STEP, STEP], [3000, 3000], network=NETWORK)
     for text, match in (
         ("comm.kind.alltoall=free", "no such collective. It has kinds allgather, allreduce; groups 0, g"),
@@ -104,13 +94,13 @@ def test_what_a_run_does_not_have_cannot_be_changed() -> None:
     assert "less than 0.0008 ms of own time before 1 of its collectives" in note
 
 
-def test_steps_that_last_nothing_are_refused() -> None:
+def test_steps_that_last_nothing_are_refused():
     made = program([[issue(), wait(0)]] * 2, [0])
     with pytest.raises(InputError, match="last 0 ns"):
         predict(made, [])
 
 
-def test_a_real_network_is_changed_by_factors_and_flagged() -> None:
+def test_a_real_network_is_changed_by_factors_and_flagged():
     made = program([STEP, STEP], [3000, 3000])
     factor = apply(made, parse_changes(["network.bandwidth=x2"]))
     assert step_ns(factor.program) == 1500 + 1500
@@ -120,7 +110,7 @@ def test_a_real_network_is_changed_by_factors_and_flagged() -> None:
             apply(made, parse_changes([text]))
 
 
-def test_a_prediction_has_an_interval_and_its_check() -> None:
+def test_a_prediction_has_an_interval_and_its_check():
     made = program([STEP, STEP], [3000, 3000], steps=4, network=NETWORK, between_ns=[100, 100])
     found = predict(made, parse_changes(["network.latency=0"]))
     assert found.gain_ms.value == 1000 / 1e6
@@ -133,7 +123,7 @@ def test_a_prediction_has_an_interval_and_its_check() -> None:
     assert unchanged.job_step_ms.low == unchanged.job_step_ms.high == 4500 / 1e6
 
 
-def test_changes_that_cancel_each_other_are_not_sure() -> None:
+def test_changes_that_cancel_each_other_are_not_sure():
     made = program([STEP, STEP], [3000, 3000], steps=4, network=NETWORK, between_ns=[100, 100])
     found = predict(made, parse_changes(["network.bandwidth=x2", "network.bandwidth=x0.5"]))
     assert found.job_step_ms.value == 4500 / 1e6
@@ -141,7 +131,7 @@ def test_changes_that_cancel_each_other_are_not_sure() -> None:
     assert found.job_step_ms.high - found.job_step_ms.low == pytest.approx(2 * 0.1 * 2000 / 1e6)
 
 
-def test_a_replay_that_misses_the_record_predicts_nothing() -> None:
+def test_a_replay_that_misses_the_record_predicts_nothing():
     made = program([STEP, STEP], [3000, 3000], steps=2)
     made.recorded_ns[:] = 5000
     with pytest.raises(InputError, match=r"no prediction: the replay of the unchanged run takes .* 10.00% apart"):
@@ -149,7 +139,7 @@ def test_a_replay_that_misses_the_record_predicts_nothing() -> None:
 
 
 @pytest.mark.parametrize("text", ["rank.1.late_ms=1e9", "network.latency=1e12"])
-def test_a_run_of_centuries_is_refused(text: str) -> None:
+def test_a_run_of_centuries_is_refused(text):
     made = program([STEP, STEP], [100, 100], steps=2000, network=EmulatedFabric())
     changes = [text, "ranks=1000000"] if text.startswith("network") else [text, *["rank.1.late_ms=9e8"] * 3]
     with pytest.raises(InputError, match=r"would take more than 146 years"):

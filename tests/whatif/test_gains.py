@@ -50,14 +50,14 @@ def of_stragglers(made: RunProgram) -> list[GainEntry]:
     return [each for each in gains(base_of(made)).gains if each.change == "stragglers=none"]
 
 
-def test_what_comes_and_goes_is_no_straggler_where_every_step_is_of_its_own_size() -> None:
+def test_what_comes_and_goes_is_no_straggler_where_every_step_is_of_its_own_size():
     named = sum(len(of_stragglers(of_other_bytes(noisy(2, seed=seed)))) for seed in range(20))
     assert named <= 1
     assert len(of_stragglers(of_other_bytes(noisy(2, late_ms=2.0)))) == 1
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8])
-def test_what_lasts_is_one_and_the_interval_of_its_gain_is_above_0(ranks: int) -> None:
+def test_what_lasts_is_one_and_the_interval_of_its_gain_is_above_0(ranks):
     (found,) = of_stragglers(noisy(ranks, late_ms=2.0))
     # Medians of 60 steps of 5 ms, give or take 10 %: the excess is known to 0.11 ms, three times which is allowed.
     without = np.median(noisy(ranks).recorded_step_ms())
@@ -72,7 +72,7 @@ def test_what_lasts_is_one_and_the_interval_of_its_gain_is_above_0(ranks: int) -
     assert float(excess[1]) == pytest.approx(2.0, abs=0.35)
 
 
-def test_groups_in_each_others_place_are_one_part() -> None:
+def test_groups_in_each_others_place_are_one_part():
     pairs = [issue(ranks=ranks, group=name) for ranks, name in (((0, 1), "a"), ((2, 3), "b"))]
     everyone = issue(ranks=(0, 1, 2, 3), group="all", link=1)
     words = [[MS, pair, wait(0), MS, everyone, wait(1)] for pair in (pairs[0], pairs[0], pairs[1], pairs[1])]
@@ -81,7 +81,7 @@ def test_groups_in_each_others_place_are_one_part() -> None:
     assert priced == {"comm.kind.allreduce=free": 5.0, "comm.group.all=free": 3.0, "comm.group.a,b=free": 2.0}
 
 
-def test_what_a_comparison_measured_is_not_predicted() -> None:
+def test_what_a_comparison_measured_is_not_predicted():
     base = base_of(program([[10 * MS, issue(), wait(0)]] * 2, [4 * MS], steps=5, network=EmulatedFabric()))
 
     def named(*differing: str) -> tuple[set[str | None], bool]:
@@ -94,7 +94,7 @@ def test_what_a_comparison_measured_is_not_predicted() -> None:
     assert named("fabric.inter_latency_us") == (every - {"network.latency=x0.5"}, True)
 
 
-def test_a_marginal_cost_holds_what_the_model_may_be_wrong_by() -> None:
+def test_a_marginal_cost_holds_what_the_model_may_be_wrong_by():
     made = program([[10 * MS, issue(), wait(0)]] * 2, [4 * MS], steps=5)
     (kind,) = gains(base_of(made)).marginals
     wrong_by = 4 * STATED_ERROR
@@ -103,13 +103,8 @@ def test_a_marginal_cost_holds_what_the_model_may_be_wrong_by() -> None:
     assert gains(base_of(missed)).marginals[0].low_ms == pytest.approx(4 - wrong_by - 0.5)
 
 
-@pytest.mark.parametrize(
-    ("before_issue_ms", "changes", "gain_ms", "said"),
-    CASES["no gain"],
-)
-def test_what_is_no_longer_exposed_and_no_gain_is_said(
-    before_issue_ms: tuple[int, ...], changes: list[str], gain_ms: float, said: str
-) -> None:
+@pytest.mark.parametrize(("before_issue_ms", "changes", "gain_ms", "said"), CASES["no gain"])
+def test_what_is_no_longer_exposed_and_no_gain_is_said(before_issue_ms, changes, gain_ms, said):
     """12 ms of communication beside 10 ms of work that no block brackets: all of it is exposed, 2 ms are waited for."""
     ranks = tuple(range(len(before_issue_ms)))
     words = [[own * MS, issue(ranks=ranks), 10 * MS, wait(0)] for own in before_issue_ms]
@@ -124,11 +119,6 @@ def test_what_is_no_longer_exposed_and_no_gain_is_said(
     assert note.startswith("real network: a gain is an upper bound")
 
 
-@pytest.mark.parametrize(
-    ("numbers", "said"),
-    CASES["intervals"],
-)
-def test_an_interval_has_the_digits_that_its_width_gives_a_meaning(
-    numbers: tuple[float, float, float], said: str
-) -> None:
+@pytest.mark.parametrize(("numbers", "said"), CASES["intervals"])
+def test_an_interval_has_the_digits_that_its_width_gives_a_meaning(numbers, said):
     assert rough_interval(*numbers) == said

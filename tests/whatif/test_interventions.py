@@ -33,7 +33,7 @@ class Change(NamedTuple):
 
 
 def network(**values: float | str) -> Callable[[Job], Job]:
-    return lambda job: replace(job, network=replace(job.network, **values))  # type: ignore[arg-type]
+    return lambda job: replace(job, network=replace(job.network, **values))
 
 
 def late(rank: int, ms: int) -> Callable[[Job], Job]:
@@ -67,7 +67,7 @@ def base(strategy: str) -> Job:
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Job], tuple[Path, Truth]]:
+def recorded(tmp_path_factory):
     """The record of a job, and what it took; made once."""
 
     @cache
@@ -99,7 +99,7 @@ def ways() -> list[object]:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(("strategy", "change", "back"), ways())
-def test_network_and_stragglers(recorded: Recorded, strategy: str, change: Change, back: bool) -> None:
+def test_network_and_stragglers(recorded, strategy, change, back):
     job = base(strategy)
     changed = change.make(job)
     (folder, before), (_, after) = (recorded(each) for each in ((changed, job) if back else (job, changed)))
@@ -132,7 +132,7 @@ def jobs(strategy: str) -> Iterator[Job]:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "tp"])
-def test_the_stated_interval_holds_another_law(tmp_path: Path, strategy: str) -> None:
+def test_the_stated_interval_holds_another_law(tmp_path, strategy):
     held, said = [], 0.0
     for job in jobs(strategy):
         folder = tmp_path / str(job.seed)
@@ -141,7 +141,7 @@ def test_the_stated_interval_holds_another_law(tmp_path: Path, strategy: str) ->
         for world in WORLDS:
             step = whatif.predict(program, whatif.parse_changes([f"ranks={world}"])).launch_ms
             for law in LAWS:
-                network = replace(job.network, world=world, seed=job.seed, **law)  # type: ignore[arg-type]
+                network = replace(job.network, world=world, seed=job.seed, **law)
                 real_ms = truth(replace(job, network=network)).step_ms
                 held.append(step.low <= real_ms <= step.high)
                 said = max(said, step.high / step.low)
@@ -149,7 +149,7 @@ def test_the_stated_interval_holds_another_law(tmp_path: Path, strategy: str) ->
     assert said < 1.5, "an interval that holds everything says nothing"
 
 
-def test_more_ranks_than_recorded_are_flagged_as_computing_alike(tmp_path: Path) -> None:
+def test_more_ranks_than_recorded_are_flagged_as_computing_alike(tmp_path):
     """Of more ranks the slowest is slower: the prediction is below what comes, and says what it left out."""
     job = next(jobs("fsdp"))
     record(job, tmp_path / "run")

@@ -28,18 +28,13 @@ BUCKETS = [compute(100), issue(), compute(100), issue(), wait(0), wait(1, wake_n
 """Two buckets: the first is hidden behind the second block, the second is not."""
 
 
-def test_two_buckets_of_which_one_is_hidden() -> None:
+def test_two_buckets_of_which_one_is_hidden():
     made = program([BUCKETS, BUCKETS], cost_ns=[80, 60])
     assert step_ns(made) == 200 + 60 + 5 + 45  # the first ends at 180, before the second is issued
-    assert gained_ns(made) == {
-        "allreduce": 60,
-        "all communication free": 60,
-        NO_SLOWER_RANKS: 0,
-        "perfect overlap": 60,
-    }
+    assert gained_ns(made) == {"allreduce": 60, "all communication free": 60, NO_SLOWER_RANKS: 0, "perfect overlap": 60}
 
 
-def test_a_queue_on_the_link_whose_parts_do_not_add_up() -> None:
+def test_a_queue_on_the_link_whose_parts_do_not_add_up():
     made = program([BUCKETS, BUCKETS], cost_ns=[150, 60])
     assert step_ns(made) == 100 + 150 + 60 + 5 + 45  # the second waits for the link until 250
     found = gained_ns(made)
@@ -47,7 +42,7 @@ def test_a_queue_on_the_link_whose_parts_do_not_add_up() -> None:
     assert found["perfect overlap"] == 360 - 250  # without communication 250; the link is busy for 210 of it
 
 
-def test_a_straggler_that_the_other_waits_for() -> None:
+def test_a_straggler_that_the_other_waits_for():
     late = [compute(130), issue(), compute(100), issue(), wait(0), wait(1, wake_ns=5), 20]
     made = program([BUCKETS, late], cost_ns=[80, 60])
     assert step_ns(made) == 230 + 60 + 5 + 45
@@ -58,21 +53,21 @@ def test_a_straggler_that_the_other_waits_for() -> None:
     assert step_ns(sooner) == 310  # rank 1 issues at 100 and 170 and waits for rank 0: 200 + 60 + 5 + 45
 
 
-def test_a_backend_that_is_slower_than_the_network_is_the_end() -> None:
+def test_a_backend_that_is_slower_than_the_network_is_the_end():
     made = program([[10, issue(), wait(0)]] * 2, cost_ns=[20], backend_ns=[50])
     assert step_ns(made) == 60
     faster = apply(made, parse_changes(["comm=x100"])).program
     assert step_ns(faster) < 60  # all of communication, the backend's part too
 
 
-def test_a_wait_reaches_into_the_step_before() -> None:
+def test_a_wait_reaches_into_the_step_before():
     made = program([[10, issue(), 5, wait(0, back=1)]] * 2, cost_ns=[100], steps=3, between_ns=[0, 0])
     times = replay(made)
     # Step 0 waits for nothing that exists; step 1 until 110 for the collective of step 0, step 2 for that of step 1.
     assert times.end_ns[:, 0].tolist() == [15, 110, 210]
 
 
-def test_disjoint_groups_do_not_wait_for_each_other() -> None:
+def test_disjoint_groups_do_not_wait_for_each_other():
     pairs = [(0, 1), (0, 1), (2, 3), (2, 3)]
     made = program(
         [[own, issue(ranks=pair, group="tp"), wait(0)] for own, pair in zip((10, 20, 30, 90), pairs, strict=True)], [5]
@@ -80,13 +75,13 @@ def test_disjoint_groups_do_not_wait_for_each_other() -> None:
     assert replay(made).end_ns[0].tolist() == [25, 25, 95, 95]
 
 
-def test_collectives_that_wait_for_no_other_overlap_each_other_perfectly() -> None:
+def test_collectives_that_wait_for_no_other_overlap_each_other_perfectly():
     made = program([[10, issue(link=None), issue(link=None), wait(0), wait(1)]] * 2, [100, 100])
     assert step_ns(made) == 110
     assert gained_ns(made)["perfect overlap"] == 10  # either takes 100, beside the other and the own time
 
 
-def test_ranks_that_do_different_things_are_followed_one_by_one() -> None:
+def test_ranks_that_do_different_things_are_followed_one_by_one():
     first = [10, issue(group="pair"), wait(0), issue("allgather", ranks=(0, 1, 2), group="all", link=1), wait(1)]
     third = [500, issue("allgather", ranks=(0, 1, 2), group="all", link=1), wait(0)]
     made = program([first, first, third], [20, 7])
@@ -96,7 +91,7 @@ def test_ranks_that_do_different_things_are_followed_one_by_one() -> None:
         apply(made, parse_changes(["stragglers=none"]))
 
 
-def test_ranks_that_wait_for_each_other_for_ever_are_refused() -> None:
+def test_ranks_that_wait_for_each_other_for_ever_are_refused():
     one = [issue(group="a"), wait(0), issue(group="b"), wait(1)]
     other = [issue(group="b"), wait(0), issue(group="a"), wait(1)]
     with pytest.raises(InputError, match="do not fit each other"):
@@ -111,7 +106,7 @@ def test_ranks_that_wait_for_each_other_for_ever_are_refused() -> None:
         ([issue(), issue()], [issue()], "was not issued by its rank"),
     ],
 )
-def test_ranks_that_issue_different_collectives_are_refused(one: list, other: list, match: str) -> None:
+def test_ranks_that_issue_different_collectives_are_refused(one, other, match):
     with pytest.raises(InputError, match=match):
         program([one, other], [1, 1])
 
@@ -139,7 +134,7 @@ def programs(draw: st.DrawFn) -> RunProgram:
                 each += [draw(own), wait(waited, wake_ns=draw(st.integers(0, 20)))]
             waited += 1
     costs = [round(network_cost_ns(one.kind, one.bytes, one.ranks, ranks, NETWORK)) for one in issued]
-    lists: list[Words] = words  # type: ignore[assignment]
+    lists: list[Words] = words
     backend = draw(st.none() | st.just([draw(own) for _ in costs]))
     return program(
         lists, costs, steps=draw(st.integers(1, 3)), backend_ns=backend, between_ns=[10] * ranks, network=NETWORK
@@ -159,13 +154,13 @@ LESS = ["comm=free", "comm.kind.allreduce=free", "comm=x3", "stragglers=none", "
 
 @settings(max_examples=100, deadline=None)
 @given(programs(), st.sampled_from(LESS))
-def test_what_costs_less_ends_no_later(made: RunProgram, text: str) -> None:
+def test_what_costs_less_ends_no_later(made, text):
     assume("kind" not in text or any(o.kind == "allreduce" for y in made.layouts for o in y.issued))
     assert (ends(changed(made, text)) <= ends(made)).all()
 
 
 @settings(max_examples=40, deadline=None)
 @given(programs())
-def test_what_is_set_to_what_it_was_changes_nothing(made: RunProgram) -> None:
+def test_what_is_set_to_what_it_was_changes_nothing(made):
     for text in ("comm=x1", "network.bandwidth=x1", "network.latency=x1", "rank.0.late_ms=0"):
         assert (ends(changed(made, text)) == ends(made)).all()

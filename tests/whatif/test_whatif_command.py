@@ -20,7 +20,7 @@ from aorta.documents import as_json
 from aorta.errors import InputError
 from aorta.read.record import load_run
 from aorta.report import summary as room
-from aorta.report.files import Report, write_report
+from aorta.report.files import write_report
 from aorta.report.summary import LAST_STEPS, most_to_gain, summarize
 from aorta.report.whatif_command import main
 from aorta.terminal_style import Style
@@ -39,7 +39,7 @@ DDP, FSDP = Job("ddp"), Job("fsdp", ranks=4)
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(tmp_path_factory):
     """Of three strategies, and of the first on two slower networks."""
     narrow = replace(DDP.network, gb_per_s=DDP.network.gb_per_s / 3)
     jobs = {"ddp": DDP, "fsdp": FSDP, "hsdp": replace(FSDP, strategy="hsdp"), "narrow": replace(DDP, network=narrow)}
@@ -52,9 +52,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return once(tmp_path_factory, "runs of what-ifs", make)
 
 
-def test_a_prediction_is_printed_with_its_interval_its_check_and_its_notes(
-    runs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_prediction_is_printed_with_its_interval_its_check_and_its_notes(runs, capsys):
     assert main([str(runs / "ddp"), "--set", "network.bandwidth=x2", "--set", "ranks=64"]) == 0
     said = capsys.readouterr().out
     wanted = truth(replace(DDP, network=replace(DDP.network, gb_per_s=2 * DDP.network.gb_per_s, world=64)))
@@ -68,9 +66,7 @@ def test_a_prediction_is_printed_with_its_interval_its_check_and_its_notes(
 
 
 @pytest.mark.parametrize("run", ["ddp", "hsdp"])
-def test_a_change_has_one_answer_however_it_is_asked_for(
-    runs: Path, run: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_change_has_one_answer_however_it_is_asked_for(runs, run, capsys):
     """In the list, as a marginal cost, as a bound, in a report, and as the answer to its own --set."""
 
     def asked(*words: str) -> dict[str, Any]:
@@ -91,7 +87,7 @@ def test_a_change_has_one_answer_however_it_is_asked_for(
     assert (listed["check"], report["check"]) == (None, None)
 
 
-def test_without_a_change_it_says_what_there_is_to_gain(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_change_it_says_what_there_is_to_gain(runs, capsys):
     assert main([str(runs / "fsdp"), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["gains"][0]["change"] == "network.bandwidth=x2"
@@ -102,7 +98,7 @@ def test_without_a_change_it_says_what_there_is_to_gain(runs: Path, capsys: pyte
     assert re.search(r"\nallgather +[\d.]+ ms .* +comm\.kind\.allgather=free\n", said)
 
 
-def test_what_is_asked_twice_is_refused(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_asked_twice_is_refused(runs, capsys):
     assert main([str(runs / "ddp"), "--set", "comm=x2", "--set", "comm=x2"]) == 2
     assert "a change is given twice" in capsys.readouterr().err
 
@@ -116,7 +112,7 @@ def on_network(folder: Path, **fabric: str) -> Path:
     return folder
 
 
-def test_on_a_real_network_a_prediction_is_an_upper_bound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_on_a_real_network_a_prediction_is_an_upper_bound(tmp_path, capsys):
     run = str(on_network(tmp_path / "run", kind="none"))
 
     def said(*words: str) -> str:
@@ -134,7 +130,7 @@ def test_on_a_real_network_a_prediction_is_an_upper_bound(tmp_path: Path, capsys
         assert re.search(rf"job step {words}, [\d.]+ % of \d+ ms, contention ignored", said("--set", change))
 
 
-def test_groups_that_share_links_are_refused(tmp_path: Path) -> None:
+def test_groups_that_share_links_are_refused(tmp_path):
     run = on_network(tmp_path / "run", kind="emulated", sharing="link")
     with pytest.raises(InputError, match=r"its process groups share links \(fabric.sharing=link\); record with"):
         whatif.read_program(run)
@@ -169,14 +165,12 @@ def point_to_point(line: dict[str, Any]) -> None:
         (point_to_point, "sends and receives"),
     ],
 )
-def test_what_cannot_be_replayed_is_refused_with_the_reason(
-    runs: Path, tmp_path: Path, edit: Callable[[dict[str, Any]], None], match: str
-) -> None:
+def test_what_cannot_be_replayed_is_refused_with_the_reason(runs, tmp_path, edit, match):
     with pytest.raises(InputError, match=match):
         whatif.read_program(edited(tmp_path / "edited", runs / "ddp", edit))
 
 
-def test_traces_are_refused_as_they_say_nothing_of_the_host(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_traces_are_refused_as_they_say_nothing_of_the_host(tmp_path, capsys):
     for rank in range(2):
         events = [kernel(GEMM, 0, 50), kernel(ALLREDUCE, 50, 20)]
         info = {"backend": "nccl", "rank": rank, "world_size": 2}
@@ -188,7 +182,7 @@ def test_traces_are_refused_as_they_say_nothing_of_the_host(tmp_path: Path, caps
     )
 
 
-def test_a_record_is_read_once_and_gives_the_program_of_its_lines_read_again(runs: Path, tmp_path: Path) -> None:
+def test_a_record_is_read_once_and_gives_the_program_of_its_lines_read_again(runs, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(runs / "ddp", folder)
     path = folder / "rank_0_metrics.jsonl"
@@ -218,12 +212,12 @@ def test_a_record_is_read_once_and_gives_the_program_of_its_lines_read_again(run
         ("emulated_world_size", -3),
     ],
 )
-def test_a_network_that_is_none_is_refused(field: str, value: object) -> None:
+def test_a_network_that_is_none_is_refused(field, value):
     with pytest.raises(ValueError, match=field):
         network_of({"kind": "emulated", field: value}, world_size=2)
 
 
-def test_a_backend_that_decides_much_is_flagged(tmp_path: Path) -> None:
+def test_a_backend_that_decides_much_is_flagged(tmp_path):
     job = replace(DDP, backend_ns=20_000_000)
     record(job, tmp_path / "run")
     found = whatif.predict(whatif.read_program(tmp_path / "run"), whatif.parse_changes(["network.bandwidth=x2"]))
@@ -234,12 +228,12 @@ def test_a_backend_that_decides_much_is_flagged(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def report(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Report:
+def report(runs, tmp_path_factory):
     sources, output = {"fast": runs / "ddp", "slow": runs / "slow"}, tmp_path_factory.mktemp("out")
     return write_report(sources, output, "fast", "slow", style=Style(width=80))
 
 
-def test_values_are_those_of_whatif(runs: Path, report: Report) -> None:
+def test_values_are_those_of_whatif(runs, report):
     program = program_of(load_run(runs / "slow"), LAST_STEPS)
     dataset = report.summary["datasets"]["slow"]
     assert not dataset["stragglers"]["ranks"]
@@ -254,7 +248,7 @@ def test_values_are_those_of_whatif(runs: Path, report: Report) -> None:
     published("summary").validate(strict_json(report.files[0]))
 
 
-def test_what_the_comparison_measured_is_not_predicted(runs: Path) -> None:
+def test_what_the_comparison_measured_is_not_predicted(runs):
     subjects = read_subjects({"fast": runs / "ddp", "narrow": runs / "narrow"}, Rules())
     for entry in summarize(subjects, "fast", "narrow").datasets.values():
         assert all(gain.change != "network.bandwidth=x2" for gain in entry.what_if.gains)
@@ -263,7 +257,7 @@ def test_what_the_comparison_measured_is_not_predicted(runs: Path) -> None:
         assert "significant" not in str(entry.what_if), "a word of tests over launches"
 
 
-def test_without_waits_the_reason_stands_in_its_place(tmp_path: Path) -> None:
+def test_without_waits_the_reason_stands_in_its_place(tmp_path):
     sources = {"old": simulated_run(tmp_path / "old", label="old", ranks=2, steps=6)}
     report = write_report(sources, tmp_path / "out")
     found = report.summary["datasets"]["old"]["what_if"]
@@ -273,13 +267,13 @@ def test_without_waits_the_reason_stands_in_its_place(tmp_path: Path) -> None:
     assert f"no prediction: {found['reason']}" in text_of(page)
 
 
-def test_a_rank_that_is_missing_is_said(runs: Path, tmp_path: Path) -> None:
+def test_a_rank_that_is_missing_is_said(runs, tmp_path):
     shutil.copytree(runs / "ddp", tmp_path / "run")
     (tmp_path / "run" / "rank_1_metrics.jsonl").unlink()
     assert as_json(most_to_gain(load_run(tmp_path / "run"))) == {"reason": "1 of 2 ranks are missing"}
 
 
-def test_of_many_ranks_less_is_replayed_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_many_ranks_less_is_replayed_or_nothing(tmp_path, monkeypatch):
     record(replace(DDP, steps=14), tmp_path / "run")
     run = load_run(tmp_path / "run")
     assert most_to_gain(run).steps == 12

@@ -75,7 +75,7 @@ def said(found: Comparison) -> tuple[str, str]:
 @pytest.mark.parametrize(
     "case", json.loads(Path(__file__).with_suffix(".json").read_text()), ids=lambda case: case["headline"]
 )
-def test_a_headline_and_its_numbers(case: dict[str, Any]) -> None:
+def test_a_headline_and_its_numbers(case):
     """Of each metric the values of both sides, the verdict, and p where it is not 0.029."""
     metrics = {name: entry(name, *of) for name, of in case["metrics"].items()}
     changes = {name: case[name] for name in ("primary", "verdict_reason") if name in case}
@@ -95,7 +95,7 @@ def test_a_headline_and_its_numbers(case: dict[str, Any]) -> None:
         ("idle_ms", "equivalent", "Equivalent: idle_ms 0.2 -> 0.3 ms; step time inconclusive."),
     ],
 )
-def test_another_primary_metric_is_named(name: str, verdict: str, first: str) -> None:
+def test_another_primary_metric_is_named(name, verdict, first):
     found = compared(verdict, STEP, primary=name)
     found.metrics[name] = entry(name, 0.2, 0.3, verdict)
     assert said(found)[0] == first
@@ -107,7 +107,7 @@ UNLIKE = {
 }
 
 
-def test_not_comparable_is_the_headline_without_a_delta() -> None:
+def test_not_comparable_is_the_headline_without_a_delta():
     assert said(compared("regression", STEP, EXPOSED, **UNLIKE)) == (
         "Not comparable: workload.model_dim differs.",
         "The runs did not do the same work: workload.model_dim is 64 in the reference, 128 in the candidate.",
@@ -121,7 +121,7 @@ def test_not_comparable_is_the_headline_without_a_delta() -> None:
     )
 
 
-def test_of_one_launch_a_side_nothing_is_tested() -> None:
+def test_of_one_launch_a_side_nothing_is_tested():
     values = (("overlap_ratio", 0.5, 0.4), ("exposed_comm_ms", 9.0, 11.0), ("job_step_ms", 47.2, 42.7))
     metrics = {name: replace(entry(name, *sides, None), test=ABSENT) for name, *sides in values}
     why = "one launch per side; a verdict needs four"
@@ -133,7 +133,7 @@ def test_of_one_launch_a_side_nothing_is_tested() -> None:
     )
 
 
-def test_the_evidence_has_interval_p_launches_and_power() -> None:
+def test_the_evidence_has_interval_p_launches_and_power():
     found = compared("inconclusive", STEP, entry("exposed_comm_ms", 33.1, 34.0, "inconclusive", p=0.34))
     assert evidence(found) == (
         "exposed_comm_ms: +2.7 %, 95 % interval -2.3 to +7.7 %, p 0.34, 4 against 4 launches: p = 0.34 is above 0.05. "
@@ -169,7 +169,7 @@ def generated(generator: np.random.Generator) -> Comparison:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_no_headline_contradicts_its_table(seed: int) -> None:
+def test_no_headline_contradicts_its_table(seed):
     """What a headline announces is decided in the table, with the sign that it has there."""
     generator, seen = np.random.default_rng([41, seed]), set()
     for _ in range(250):

@@ -35,7 +35,6 @@ from aorta.analysis.compare.verdict import Rules
 from aorta.documents import as_json
 from aorta.documents.dataset import DeviceFacts
 from aorta.errors import InputError
-from aorta.read.frames import Floats
 from aorta.read.locate import locate
 from aorta.read.locations import launch_folders
 from aorta.read.record import load_run
@@ -62,7 +61,7 @@ def compared(reference: Path, candidate: Path, **rules: Any) -> dict[str, Any]:
 OTHER = {"workload": {"name": "ranking", "model_dim": 128}, "training": {"mixed_precision": "none"}}
 
 
-def test_across_platforms_a_slower_step_still_withholds(tmp_path: Path) -> None:
+def test_across_platforms_a_slower_step_still_withholds(tmp_path):
     reference = launch_set(tmp_path / "a", LOW, platform="cuda")
     slow = launch_set(tmp_path / "b", HIGH, [120.0, 121.0, 122.0, 123.0], platform="rocm")
     found = compared(reference, slow)
@@ -74,7 +73,7 @@ def test_across_platforms_a_slower_step_still_withholds(tmp_path: Path) -> None:
     assert judged["metrics"]["job_step_ms"]["test"]["verdict"] == "regression"
 
 
-def test_the_same_noise_on_both_sides_is_no_regression_and_a_single_run_is_one_launch(tmp_path: Path) -> None:
+def test_the_same_noise_on_both_sides_is_no_regression_and_a_single_run_is_one_launch(tmp_path):
     reference = launch_set(tmp_path / "a", HIGH)
     found = compared(reference, launch_set(tmp_path / "b", HIGH[::-1]))
     assert found["verdict"] in ("equivalent", "inconclusive")
@@ -86,7 +85,7 @@ def test_the_same_noise_on_both_sides_is_no_regression_and_a_single_run_is_one_l
     assert len(alone["launches"]["reference"]) == 1
 
 
-def test_unlike_work_is_refused_by_key_and_both_values_unless_allowed(tmp_path: Path) -> None:
+def test_unlike_work_is_refused_by_key_and_both_values_unless_allowed(tmp_path):
     sides = launch_set(tmp_path / "a", HIGH), launch_set(tmp_path / "b", LOW, config=OTHER)
     with pytest.raises(InputError, match=r"config.workload.model_dim is 64 in .*a/00, 128 in .*--allow-unlike config"):
         compared(*sides)
@@ -97,7 +96,7 @@ def test_unlike_work_is_refused_by_key_and_both_values_unless_allowed(tmp_path: 
     assert any(f"NOT COMPARABLE: {key}" in warning for warning in found["warnings"])
 
 
-def test_a_side_that_mixes_configurations_is_refused(tmp_path: Path) -> None:
+def test_a_side_that_mixes_configurations_is_refused(tmp_path):
     reference = launch_set(tmp_path / "a", HIGH)
     launch(reference / "04", 0.8, config=CONFIG | {"parallel": {"overlap": False}})
     launch(reference / "05", 0.8, config=CONFIG | {"training": CONFIG["training"] | {"seed": 7}})
@@ -115,9 +114,7 @@ def test_a_side_that_mixes_configurations_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("by", "refuses"), [("the optimizer", False), ("recording.step()", True)])
-def test_where_the_recording_began_tells_jobs_apart_only_where_the_loop_chose_it(
-    tmp_path: Path, by: str, refuses: bool
-) -> None:
+def test_where_the_recording_began_tells_jobs_apart_only_where_the_loop_chose_it(tmp_path, by, refuses):
     config = CONFIG | {"telemetry": {"steps_end_by": by}}
     sides = [launch_set(tmp_path / name, ratios, config=config) for name, ratios in (("a", HIGH), ("b", LOW))]
     launch(sides[0] / "04", 0.8, config=config, start_step=2)
@@ -126,7 +123,7 @@ def test_where_the_recording_began_tells_jobs_apart_only_where_the_loop_chose_it
         assert compared(*sides)["verdict"] == "regression"
 
 
-def test_runs_of_two_jobs_below_one_folder_are_no_launch_set_of_their_own(tmp_path: Path) -> None:
+def test_runs_of_two_jobs_below_one_folder_are_no_launch_set_of_their_own(tmp_path):
     folder = tmp_path / "artifacts"
     launch(folder / "gpt", 0.8, 580.0, config=OTHER)
     launch(folder / "small", 0.8, 20.0)
@@ -136,7 +133,7 @@ def test_runs_of_two_jobs_below_one_folder_are_no_launch_set_of_their_own(tmp_pa
     assert summarize(read_subjects({"x": folder}, rules), rules=rules).datasets["x"].launches == 2
 
 
-def test_only_one_side_throttled_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_one_side_throttled_is_warned_of(tmp_path, monkeypatch):
     real = sets.devices_entry
 
     def hot(run: Any, *rest: Any) -> DeviceFacts:
@@ -147,7 +144,7 @@ def test_only_one_side_throttled_is_warned_of(tmp_path: Path, monkeypatch: pytes
     assert any("only the candidate was throttled, in 4 of 4 launches" in warning for warning in found["warnings"])
 
 
-def test_every_launch_without_a_manifest_and_on_both_sides_is_warned_of(tmp_path: Path) -> None:
+def test_every_launch_without_a_manifest_and_on_both_sides_is_warned_of(tmp_path):
     reference, candidate = launch_set(tmp_path / "a", HIGH), launch_set(tmp_path / "b", LOW, manifest=False)
     twice = compared(reference, reference)
     assert any("on both sides: 4 runs" in warning for warning in twice["warnings"])
@@ -182,13 +179,8 @@ def refused(left: LaunchSet, right: LaunchSet, *allow: str) -> list[tuple[str, s
     return [(found.where, found.key) for found in refuse_unlike(left, right, Rules(allow_unlike=allow))]
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "refuses"),
-    CASES["unlike work"],
-)
-def test_what_changes_the_work_is_refused_also_where_one_side_does_not_state_it(
-    key: str, value: Any, refuses: bool
-) -> None:
+@pytest.mark.parametrize(("key", "value", "refuses"), CASES["unlike work"])
+def test_what_changes_the_work_is_refused_also_where_one_side_does_not_state_it(key, value, refuses):
     left, right = side("a", {}, {}), side("b", {key: value}, {key: value})
     for sides in ((left, right), (right, left)):
         with pytest.raises(InputError, match=f"NOT COMPARABLE: {key}") if refuses else nullcontext():
@@ -197,7 +189,7 @@ def test_what_changes_the_work_is_refused_also_where_one_side_does_not_state_it(
 
 
 @pytest.mark.parametrize("key", ["header.platform", LIBRARY, "config.parallel.strategy", "config.fabric.kind"])
-def test_within_a_side_it_must_not(key: str) -> None:
+def test_within_a_side_it_must_not(key):
     mixed = side("b", {}, {key: "other"})
     with pytest.raises(InputError, match=f"(?s)b are not launches of one job:.*{key.removeprefix('config.')}=other"):
         refused(side("a", {}), mixed)
@@ -212,7 +204,7 @@ def test_within_a_side_it_must_not(key: str) -> None:
     assert refused(side("a", *seeds), side("b", {})) == [], "but each launch may have a seed of its own"
 
 
-def test_a_swap_of_the_collective_library_that_did_not_happen_is_refused() -> None:
+def test_a_swap_of_the_collective_library_that_did_not_happen_is_refused():
     left, right = ({"environment.LD_PRELOAD": f"/{build}/librccl.so.1", LIBRARY: "2.22.3 (x)"} for build in "ab")
     with pytest.raises(
         InputError, match=r"both sides loaded the same NCCL or RCCL, 2.22.3 \(x\) \(a/0, b/0\): nothing"
@@ -222,7 +214,7 @@ def test_a_swap_of_the_collective_library_that_did_not_happen_is_refused() -> No
     assert refused(side("a", left), side("b", right | {LIBRARY: "2.22.3 (y)"})) == []
 
 
-def test_a_launch_that_states_no_configuration_is_compared_by_its_header_only() -> None:
+def test_a_launch_that_states_no_configuration_is_compared_by_its_header_only():
     silent = {"config.workload.name": None, "config.training.seed": None}
     assert refused(side("a", {}), side("b", silent)) == []
     with pytest.raises(InputError, match=r"header.world_size is 2 in a/0, 4 in b/0"):
@@ -232,9 +224,7 @@ def test_a_launch_that_states_no_configuration_is_compared_by_its_header_only() 
         refused(side("a", {}), side("b", silent, wide))
 
 
-def test_two_sets_and_every_rule_as_words(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_sets_and_every_rule_as_words(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     launch_set(tmp_path / "plan" / "reference", HIGH)
     launch_set(tmp_path / "plan" / "candidate", LOW, config=OTHER)
@@ -251,7 +241,7 @@ def test_two_sets_and_every_rule_as_words(
 # --- what is a launch set, what is kept of a launch, and when launches ran
 
 
-def test_a_folder_of_run_folders_is_a_set_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+def test_a_folder_of_run_folders_is_a_set_in_the_order_of_their_numbers(tmp_path):
     for number in (10, 2, 1):
         launch(tmp_path / str(number), 0.5)
     (tmp_path / "3").mkdir()  # a launch that died before its first line
@@ -259,7 +249,7 @@ def test_a_folder_of_run_folders_is_a_set_in_the_order_of_their_numbers(tmp_path
     assert [folder.name for folder in launch_folders(tmp_path)] == ["1", "2", "3", "10"]
 
 
-def test_what_is_no_set(tmp_path: Path) -> None:
+def test_what_is_no_set(tmp_path):
     launch_set(tmp_path / "run" / "history", [0.5, 0.5])
     launch(tmp_path / "run" / "again", 0.5)
     assert launch_folders(tmp_path / "run") == []  # one run below, and it is not numbered
@@ -270,7 +260,7 @@ def test_what_is_no_set(tmp_path: Path) -> None:
     assert launch_folders("s3://bucket/traces") == []
 
 
-def test_a_plan_is_told_to_name_its_sides_and_a_label_finds_a_set(tmp_path: Path) -> None:
+def test_a_plan_is_told_to_name_its_sides_and_a_label_finds_a_set(tmp_path):
     launch_set(tmp_path / "reference", [0.5, 0.5])  # repeats of one configuration
     (tmp_path / "candidate").mkdir()
     with pytest.raises(InputError, match=r"one launch set, of the reference; give .*/reference$"):
@@ -282,21 +272,21 @@ def test_a_plan_is_told_to_name_its_sides_and_a_label_finds_a_set(tmp_path: Path
     assert locate(["cuda"], tmp_path, tmp_path) == {"cuda": tmp_path / "artifacts" / "cuda"}
 
 
-def test_the_median_of_a_launch_is_the_one_that_its_report_shows(tmp_path: Path) -> None:
+def test_the_median_of_a_launch_is_the_one_that_its_report_shows(tmp_path):
     dataset = LabelledRun("x", load_run(simulated_run(tmp_path, label="x", ranks=3, steps=20)))
     kept, published = Launch.of(dataset).samples, aggregate(dataset).metrics
     shown = {name: (found.median, found.reason) for name, found in published.items()}
     assert {name: (sample.median, sample.reason) for name, sample in kept.items()} == shown
 
 
-def test_a_step_without_a_value_does_not_count_in_the_median_of_its_launch(tmp_path: Path) -> None:
+def test_a_step_without_a_value_does_not_count_in_the_median_of_its_launch(tmp_path):
     ratios = ({"overlap_ratio": None}, {"overlap_ratio": None}, {"overlap_ratio": None}, {}, {})
     lines = [step(0, 2, at, overlap=metrics(10, 8, 4, 4 * at / 6, **told)) for at, told in enumerate(ratios)]
     kept = Launch.of(recorded(tmp_path, lambda rank: lines, world=2)).samples["overlap_ratio"]
     assert kept.median == pytest.approx(3.5 / 6)
 
 
-def test_launches_that_are_not_complete_are_left_out_by_name(tmp_path: Path) -> None:
+def test_launches_that_are_not_complete_are_left_out_by_name(tmp_path):
     good = launch_set(tmp_path, [0.5, 0.6])
     launch(tmp_path / "02", 0.5, endings=["completed", None])
     launch(tmp_path / "03", 0.5)
@@ -320,7 +310,7 @@ def test_launches_that_are_not_complete_are_left_out_by_name(tmp_path: Path) -> 
         read_set(tmp_path, [tmp_path / "02"], load_run)
 
 
-def test_the_representative_is_nearest_to_the_median(tmp_path: Path) -> None:
+def test_the_representative_is_nearest_to_the_median(tmp_path):
     found = read_set(tmp_path, launch_folders(launch_set(tmp_path, [0.7, 0.2, 0.5, 0.45])), load_run)
     assert found.representative("overlap_ratio").path.name == "02"  # the median is 0.475, and 02 as near as 03
     assert found.representative("not recorded").path.name == "00"
@@ -334,7 +324,7 @@ def test_the_representative_is_nearest_to_the_median(tmp_path: Path) -> None:
     assert tied.representative("overlap_ratio", "job_step_ms").path == usual
 
 
-def test_one_run_is_held_at_a_time(tmp_path: Path) -> None:
+def test_one_run_is_held_at_a_time(tmp_path):
     launch_set(tmp_path, [0.5, 0.6, 0.7])
     launch(tmp_path / "03", 0.5, endings=["completed", None])  # one that is left out is let go of too
     launch(tmp_path / "04", 0.8)
@@ -365,7 +355,7 @@ def sides(folder: Path, sequence: str, apart_s: float = 60.0, **words: Any) -> t
     )
 
 
-def test_all_of_the_reference_first_gets_no_verdict_though_every_p_is_small(tmp_path: Path) -> None:
+def test_all_of_the_reference_first_gets_no_verdict_though_every_p_is_small(tmp_path):
     found = compared(*sides(tmp_path, REFERENCE_FIRST))
     order = found["launch_order"]
     assert (found["verdict"], order["comparable"]) == ("not comparable in time", False)
@@ -375,7 +365,7 @@ def test_all_of_the_reference_first_gets_no_verdict_though_every_p_is_small(tmp_
     assert {(each["test"]["verdict"], each["test"]["p"]) for each in found["metrics"].values()} == {(None, None)}
 
 
-def test_launches_in_turns_keep_their_verdict_and_others_where_drift_is_ruled_out(tmp_path: Path) -> None:
+def test_launches_in_turns_keep_their_verdict_and_others_where_drift_is_ruled_out(tmp_path):
     found = compared(*sides(tmp_path / "turns", IN_TURNS))
     order = found["launch_order"]
     assert (found["verdict"], order["comparable"], order["sequence"]) == ("regression", True, IN_TURNS)
@@ -386,13 +376,13 @@ def test_launches_in_turns_keep_their_verdict_and_others_where_drift_is_ruled_ou
     assert [warning for warning in found["warnings"] if "--assume-no-drift" in warning and "RRRRCCCC" in warning]
 
 
-def test_launches_that_ran_at_the_same_time_are_comparable_in_whatever_order_they_began(tmp_path: Path) -> None:
+def test_launches_that_ran_at_the_same_time_are_comparable_in_whatever_order_they_began(tmp_path):
     """A launch lasts seven seconds here: all began within one of them, as on a cluster."""
     found = compared(*sides(tmp_path, REFERENCE_FIRST, apart_s=0.1))
     assert (found["verdict"], found["launch_order"]["sequence"]) == ("regression", "(RRRRCCCC)")
 
 
-def test_machines_of_their_own_are_warned_of(tmp_path: Path) -> None:
+def test_machines_of_their_own_are_warned_of(tmp_path):
     reference, _ = sides(tmp_path / "here", IN_TURNS, host="tin")
     _, candidate = sides(tmp_path / "there", IN_TURNS, host="zinc")
     found = compared(reference, candidate)
@@ -409,25 +399,25 @@ def launches_at(*spans_ns: tuple[int, int] | None) -> LaunchSet:
     return LaunchSet(Path(), tuple(made), [])
 
 
-def test_accounts_are_in_the_order_in_which_launches_ran() -> None:
+def test_accounts_are_in_the_order_in_which_launches_ran():
     found = launches_at((10, 20), (9, 20), (8, 20)).accounts
     assert isinstance(found, list)
     assert [each.rank_steps for each in found] == [2, 1, 0]
 
 
-def test_a_launch_of_unknown_time_makes_the_order_unknown() -> None:
+def test_a_launch_of_unknown_time_makes_the_order_unknown():
     found = launch_order(launches_at((0, 10), None), launches_at((10, 20), (20, 30)))
     assert (found.comparable, found.sequence, found.drift_inflation) == (None, None, None)
     assert found.reason == "when 1 of 4 launches ran is not known (1 for one)"
 
 
-def test_a_launch_shares_the_place_of_one_of_which_less_than_half_had_passed() -> None:
+def test_a_launch_shares_the_place_of_one_of_which_less_than_half_had_passed():
     spans = [(100, 200), (149, 210), (151, 260), (0, 90), (1000, 1010)]
     assert concurrent(spans).tolist() == [1, 1, 2, 0, 3]
 
 
 @pytest.mark.parametrize("drift", [0.9 ** np.abs(np.subtract.outer(range(6), range(6))), np.outer(PLACES, PLACES)])
-def test_over_all_choices_of_the_sides_a_drift_inflates_by_one_on_average(drift: Floats) -> None:
+def test_over_all_choices_of_the_sides_a_drift_inflates_by_one_on_average(drift):
     chosen = [np.isin(np.arange(6), each) for each in itertools.combinations(range(6), 3)]
     assert np.mean([inflation(drift, each) for each in chosen]) == pytest.approx(1)
 
@@ -437,7 +427,7 @@ def inflated(sequence: str) -> float:
 
 
 @pytest.mark.parametrize("launches", [4, 5, 8, 12])
-def test_every_plan_in_turns_counts_as_interleaved(launches: int) -> None:
+def test_every_plan_in_turns_counts_as_interleaved(launches):
     """A B B A as plans launch it, A B A B, pairs in any order, and two launches more at the end of one side."""
     generator = np.random.default_rng(launches)
     orders = ["RCCR" * launches, "RC" * launches]
@@ -449,5 +439,5 @@ def test_every_plan_in_turns_counts_as_interleaved(launches: int) -> None:
 @pytest.mark.parametrize(
     "sequence", ["RRRRCCCC", "CCCCRRRR", "R" * 8 + "C" * 8, "RRRRCCCCCCCCRRRR", "RRRRCCCC" * 2, "RRRRRCRCCCCC"]
 )
-def test_blocks_do_not(sequence: str) -> None:
+def test_blocks_do_not(sequence):
     assert inflated(sequence) > MOST

@@ -48,7 +48,7 @@ def counted_out(reference: list[float], candidate: list[float]) -> float:
 
 @pytest.mark.parametrize(("left", "right"), [(1, 1), (2, 5), (4, 4), (3, 6), (5, 5)])
 @pytest.mark.parametrize("tied", [False, True])
-def test_p_is_that_of_every_assignment_counted_out(left: int, right: int, tied: bool) -> None:
+def test_p_is_that_of_every_assignment_counted_out(left, right, tied):
     generator = np.random.default_rng(left * 10 + right)
     for _ in range(4):
         values = generator.integers(0, 4, left + right) if tied else generator.permutation(left + right)
@@ -57,7 +57,7 @@ def test_p_is_that_of_every_assignment_counted_out(left: int, right: int, tied: 
         assert mann_whitney(reference, candidate) == pytest.approx(expected)
 
 
-def test_p_is_that_of_the_tables() -> None:
+def test_p_is_that_of_the_tables():
     """Two-sided 0.05: U <= 0, 2 and 13 for n = 4, 5, 8, none for 3; the smallest p are those of measuring.md."""
     assert [int((p_values(n, n)[: n * n // 2] <= 0.05).sum()) - 1 for n in (3, 4, 5, 8)] == [-1, 0, 2, 13]
     assert [p_values(n, n)[0] for n in (2, 3, 4, 5)] == pytest.approx([0.33, 0.10, 0.029, 0.0079], rel=0.02)
@@ -99,7 +99,7 @@ def by_force(values: dict[str, Sides]) -> dict[str, float]:
 
 @pytest.mark.parametrize("sizes", [(3, 3), (4, 4), (3, 5)])
 @pytest.mark.parametrize("tied", [False, True])
-def test_it_is_the_definition_worked_through_labelling_by_labelling(sizes: tuple[int, int], tied: bool) -> None:
+def test_it_is_the_definition_worked_through_labelling_by_labelling(sizes, tied):
     generator = np.random.default_rng(sum(sizes) + tied)
     for _ in range(3):
         values = {}
@@ -114,7 +114,7 @@ METRICS = st.lists(st.lists(FEW, min_size=9, max_size=9), min_size=1, max_size=5
 
 
 @given(METRICS, st.sampled_from([0.05, 0.2, 0.5]))
-def test_step_down_is_monotone_and_its_level_says_the_same(rows: list[list[float]], alpha: float) -> None:
+def test_step_down_is_monotone_and_its_level_says_the_same(rows, alpha):
     values = {str(place): sides(row, 4) for place, row in enumerate(rows)}
     found = step_down(values, alpha)
     raw = {name: mann_whitney(*each) for name, each in values.items()}
@@ -125,7 +125,7 @@ def test_step_down_is_monotone_and_its_level_says_the_same(rows: list[list[float
         assert (p <= alpha) == (level is not None and raw[name] <= level)
 
 
-def test_of_more_labellings_some_are_drawn_the_observed_one_among_them() -> None:
+def test_of_more_labellings_some_are_drawn_the_observed_one_among_them():
     labels = labellings(12, 12)
     assert labels.shape == (DRAWN, 24)
     assert labels[0].tolist() == [0.0] * 12 + [1.0] * 12
@@ -141,12 +141,12 @@ def test_of_more_labellings_some_are_drawn_the_observed_one_among_them() -> None
     assert adjusted(values) == adjusted(values)
 
 
-def test_a_launch_without_a_value_counts_as_one_of_middle_rank() -> None:
+def test_a_launch_without_a_value_counts_as_one_of_middle_rank():
     """It shares the rank of the 5: of 20 labellings two have the largest rank sum, and two the smallest."""
     assert adjusted({"a": sides([1, 2, float("nan"), 5, 6, 7], 3)})["a"] == pytest.approx(4 / 20)
 
 
-def test_launches_are_asked_for_by_the_worst_case() -> None:
+def test_launches_are_asked_for_by_the_worst_case():
     """2 m / C(2n, n): 2 / 70, 4 / 252, 12 / 252 = 0.048, 14 / 252 = 0.056, 14 / 924."""
     assert [least_launches(0.05, metrics) for metrics in (1, 2, 6, 7)] == [4, 5, 5, 6]
     assert [least_launches(alpha) for alpha in (0.5, 0.05, 0.02, 0.005)] == [4, 4, 5, 6]
@@ -160,7 +160,7 @@ def test_launches_are_asked_for_by_the_worst_case() -> None:
         assert adjusted(values)["apart"] <= 0.05
 
 
-def test_an_interval_reaches_over_the_pairs_that_the_test_does_not_reject() -> None:
+def test_an_interval_reaches_over_the_pairs_that_the_test_does_not_reject():
     """Of 4 against 4 only U = 0 and U = 16 reject: all pairs; of 5 against 5 U <= 2 and U >= 23 do (tables)."""
     reference, candidate = np.array([1.0, 2.0, 3.0, 4.0]), np.array([10.0, 20.0, 30.0, 40.0])
     assert accepted(reference, candidate, 0.05, "difference") == (10 - 4, 40 - 1)
@@ -172,7 +172,7 @@ def test_an_interval_reaches_over_the_pairs_that_the_test_does_not_reject() -> N
 
 
 @pytest.mark.parametrize("sizes", [(4, 4), (5, 5), (4, 7), (8, 8)])
-def test_what_lies_within_is_not_rejected_and_what_lies_outside_is(sizes: tuple[int, int]) -> None:
+def test_what_lies_within_is_not_rejected_and_what_lies_outside_is(sizes):
     generator = np.random.default_rng(sum(sizes))
     reference, candidate = (generator.standard_normal(size) for size in sizes)
     found = accepted(reference, candidate, 0.05, "difference")
@@ -188,13 +188,11 @@ TIED = st.lists(st.integers(1, 6).map(float), min_size=5, max_size=5)
 
 
 @given(TIED, TIED, st.sampled_from(["difference", "quotient"]), st.sampled_from([0.05, 0.01, 0.3]))
-def test_where_p_is_above_the_level_it_holds_zero_and_always_the_effect(
-    left: list[float], right: list[float], kind: str, level: float
-) -> None:
+def test_where_p_is_above_the_level_it_holds_zero_and_always_the_effect(left, right, kind, level):
     """Ties included, of which pairs alone do not say what the test does."""
     reference, candidate = np.array(left), np.array(right)
     p = mann_whitney(reference, candidate)
-    found = estimated(kind, reference, candidate, p, level)  # type: ignore[arg-type]
+    found = estimated(kind, reference, candidate, p, level)
     assert found.low is not None
     assert found.high is not None
     assert found.value is not None
@@ -202,7 +200,7 @@ def test_where_p_is_above_the_level_it_holds_zero_and_always_the_effect(
     assert found.holds_zero or p <= level
 
 
-def test_the_effect_is_of_medians_and_over_zero_there_is_no_quotient() -> None:
+def test_the_effect_is_of_medians_and_over_zero_there_is_no_quotient():
     reference, candidate = np.array([1.0, 2.0, 9.0]), np.array([4.0, 3.0])
     assert estimated("difference", reference, candidate, 0.4, 0.05).value == 1.5
     assert estimated("quotient", reference, candidate, 0.4, 0.05).value == 0.75
@@ -223,9 +221,7 @@ def share_found(sizes: tuple[int, int], sd: float, shift: float, margin: float) 
 
 
 @pytest.mark.parametrize(("sizes", "sd", "margin"), [((4, 4), 1.0, 0.1), ((5, 5), 0.01, 0.02), ((4, 7), 0.05, 0.02)])
-def test_the_smallest_detectable_effect_is_found_in_80_percent_of_plans(
-    sizes: tuple[int, int], sd: float, margin: float
-) -> None:
+def test_the_smallest_detectable_effect_is_found_in_80_percent_of_plans(sizes, sd, margin):
     shift = detectable(*sizes, sd, margin, 0.05)
     assert shift is not None
     assert share_found(sizes, sd, shift, margin) == pytest.approx(0.8, abs=0.04)
@@ -233,7 +229,7 @@ def test_the_smallest_detectable_effect_is_found_in_80_percent_of_plans(
     assert detectable(3, 3, sd, margin, 0.05) is None
 
 
-def test_launches_needed_are_those_that_find_it_in_80_percent_of_plans() -> None:
+def test_launches_needed_are_those_that_find_it_in_80_percent_of_plans():
     needed = launches_needed(1.5, 1.0, 0.05)
     assert needed is not None
     assert share_found((needed, needed), 1.0, 1.5, 0.0) >= 0.77
@@ -243,7 +239,7 @@ def test_launches_needed_are_those_that_find_it_in_80_percent_of_plans() -> None
     assert launches_needed(0.1, 1.0, 0.05) is None
 
 
-def test_the_pooled_deviation_is_not_too_small_on_average() -> None:
+def test_the_pooled_deviation_is_not_too_small_on_average():
     generator = np.random.default_rng(4)
     draws = [pooled_sd(generator.normal(0, 2, 4), generator.normal(9, 2, 3)) for _ in range(4000)]
     assert np.mean([draw for draw in draws if draw is not None]) == pytest.approx(2, rel=0.02)

@@ -27,11 +27,8 @@ def decided(
     return decide(Effect("difference", value, low, high), p, **words | changes)
 
 
-@pytest.mark.parametrize(
-    ("evidence", "changes", "word", "why"),
-    CASES["one metric"],
-)
-def test_the_verdict_on_one_metric(evidence: Any, changes: dict[str, Any], word: str, why: str) -> None:
+@pytest.mark.parametrize(("evidence", "changes", "word", "why"), CASES["one metric"])
+def test_the_verdict_on_one_metric(evidence, changes, word, why):
     found, reason = decided(*evidence, **changes)
     assert found == word
     assert why in reason
@@ -41,7 +38,7 @@ def guarding(value: float | None, p: float | None) -> ComparedMetric:
     return partial(ComparedMetric, test=partial(LaunchTest, effect=partial(Effect, value=value), p=p, margin=0.02))
 
 
-def test_a_slower_step_withholds_and_so_does_an_unknown_one() -> None:
+def test_a_slower_step_withholds_and_so_does_an_unknown_one():
     assert [slower(guarding(value, 0.001), 0.05) for value in (0.01, 0.02, -0.5)] == [None] * 3
     assert slower(guarding(0.5, 0.05), 0.05) == "the step takes 50 % longer (p = 0.05)"
     assert slower(guarding(0.5, 0.06), 0.05) == "the step takes 50 % longer (p = 0.06, which may be chance)"
@@ -53,25 +50,20 @@ def test_a_slower_step_withholds_and_so_does_an_unknown_one() -> None:
     "words",
     [{"alpha": 0}, {"alpha": 0.7}, {"margin": 0}, {"margin": 1}, {"primary": "comm_ms"}, {"primary": "nonsense"}],
 )
-def test_rules_that_cannot_be_followed_are_refused(words: dict[str, Any]) -> None:
+def test_rules_that_cannot_be_followed_are_refused(words):
     with pytest.raises(InputError, match=f"--{next(iter(words))}"):
         Rules(**words)
     assert Rules(alpha=0.5).alpha == 0.5
 
 
-@pytest.mark.parametrize(
-    ("primary", "sequence", "roles"),
-    CASES["primary"],
-)
-def test_the_primary_metric_decides_and_is_the_first_of_the_sequence(
-    primary: str, sequence: tuple[str, ...], roles: list[str]
-) -> None:
+@pytest.mark.parametrize(("primary", "sequence", "roles"), CASES["primary"])
+def test_the_primary_metric_decides_and_is_the_first_of_the_sequence(primary, sequence, roles):
     rules = Rules(primary=primary)
     assert rules.sequence == sequence
     assert [rules.role(name) for name in ("overlap_ratio", "job_step_ms", "exposed_comm_ms", "idle_ms")] == roles
 
 
-def test_keys_are_allowed_whole_without_their_root_by_their_beginning_or_all() -> None:
+def test_keys_are_allowed_whole_without_their_root_by_their_beginning_or_all():
     rules = Rules(allow_unlike=("workload.model_dim", "config.training"))
     assert rules.allows("config.workload.model_dim")
     assert rules.allows("config.training.batch_size")
@@ -89,7 +81,7 @@ RELATIVE = (16 / 6) ** 0.5 / 0.9594 / 100
 """Both sides deviate by 8 square milliseconds; c4 for 6 degrees of freedom is 0.9594; of a reference of 100 ms."""
 
 
-def test_effect_and_interval_of_a_ratio_and_of_milliseconds() -> None:
+def test_effect_and_interval_of_a_ratio_and_of_milliseconds():
     """Four against four reject an effect only where all launches lie beyond it: the largest and smallest pair."""
     ratio = found("overlap_ratio", [0.1, 0.2, 0.3, 0.4], [0.6, 0.7, 0.8, 0.9])
     assert ratio.effect.kind == "difference"
@@ -105,7 +97,7 @@ def test_effect_and_interval_of_a_ratio_and_of_milliseconds() -> None:
     assert (nothing.p, nothing.effect.value) == (None, None)
 
 
-def test_noise_and_power_are_in_the_unit_of_the_effect() -> None:
+def test_noise_and_power_are_in_the_unit_of_the_effect():
     told = found("job_step_ms", LEFT, RIGHT)
     assert told.launch_sd == pytest.approx(RELATIVE, rel=1e-4)
     assert told.power.smallest_effect == pytest.approx(detectable(4, 4, RELATIVE, 0.02, 0.05), rel=1e-3)
@@ -187,7 +179,7 @@ def judged(metrics: Metrics, rules: Rules | None = None) -> dict[str, str | None
     return {name: found.test.verdict for name, found in metrics.items()}
 
 
-def test_a_slower_step_withholds_every_improvement_and_nothing_else() -> None:
+def test_a_slower_step_withholds_every_improvement_and_nothing_else():
     def metrics(step: float) -> Metrics:
         return {FIRST: entry(0.2, "primary"), "better": entry(0.2), "worse": entry(-0.2), GUARD: guard(step)}
 
@@ -235,9 +227,7 @@ UNJUDGED = {"judgement": "not judged", "judgement_reason": "only ratios"}
         ),
     ],
 )
-def test_each_of_the_sequence_is_tested_where_the_one_before_it_differs(
-    metrics: Metrics, words: list[str | None]
-) -> None:
+def test_each_of_the_sequence_is_tested_where_the_one_before_it_differs(metrics, words):
     found = judged(metrics)
     assert [found[name] for name in SEQUENCE] == words
     assert [metrics[name].test.p_corrected for name in SEQUENCE] == [None] * 3
@@ -247,7 +237,7 @@ def test_each_of_the_sequence_is_tested_where_the_one_before_it_differs(
         assert last.least_launches is None, "more launches of this metric are not what it lacks"
 
 
-def test_only_secondary_metrics_that_are_judged_and_vary_are_tested_together() -> None:
+def test_only_secondary_metrics_that_are_judged_and_vary_are_tested_together():
     metrics = {
         FIRST: entry(0.2, "primary"),
         "one": entry(0.2),
@@ -266,7 +256,7 @@ def test_only_secondary_metrics_that_are_judged_and_vary_are_tested_together() -
     assert words == ["improvement", "equivalent", None, None]
 
 
-def test_what_these_launches_cannot_decide_is_not_tested_and_says_how_many_would() -> None:
+def test_what_these_launches_cannot_decide_is_not_tested_and_says_how_many_would():
     def metrics(launches: int) -> Metrics:
         return {
             FIRST: entry(0.2, "primary", launches),
@@ -282,7 +272,7 @@ def test_what_these_launches_cannot_decide_is_not_tested_and_says_how_many_would
     assert judged(metrics(5))["apart"] == "regression", "and with as many it is decided"
 
 
-def test_the_interval_of_a_metric_tested_beside_others_is_that_of_its_test() -> None:
+def test_the_interval_of_a_metric_tested_beside_others_is_that_of_its_test():
     """At 6 against 6 a raw p of 0.026 may be too much beside others: then the interval holds 0, as at that level."""
     generator = np.random.default_rng(7)
     nulls = {f"null {at}": entry(0.0, launches=6, values=generator.normal(0.5, 0.02, (2, 6))) for at in range(5)}
@@ -292,7 +282,7 @@ def test_the_interval_of_a_metric_tested_beside_others_is_that_of_its_test() -> 
         assert (found.effect.low <= 0 <= found.effect.high) == (found.p_corrected > 0.05)
 
 
-def test_the_same_value_in_too_few_launches_says_nothing() -> None:
+def test_the_same_value_in_too_few_launches_says_nothing():
     few = entry(0.0, p=1.0, values=(np.zeros(3), np.zeros(5)))
     assert judged({"metric": few}) == {"metric": "not tested"}
     assert few.test.least_launches == 4
@@ -311,13 +301,13 @@ def test_the_same_value_in_too_few_launches_says_nothing() -> None:
         (0.01, 0.0, "inconclusive"),
     ],
 )
-def test_step_time_leads_and_then_the_primary_metric(first: float, step: float, verdict: str) -> None:
+def test_step_time_leads_and_then_the_primary_metric(first, step, verdict):
     found = announced({FIRST: entry(first, role="primary"), GUARD: guard(step)})
     assert found[0] == verdict
     assert found[1].startswith("step time: ") == (step != 0)
 
 
-def test_a_comparison_without_its_primary_metric_or_launches_enough_is_inconclusive() -> None:
+def test_a_comparison_without_its_primary_metric_or_launches_enough_is_inconclusive():
     assert announced({"better": entry(0.2)}) == ("inconclusive", f"{LABEL}, the primary metric, is in neither record")
     found = announced({FIRST: entry(-0.2, "primary", 3)})
     assert found[0] == "inconclusive"
@@ -337,7 +327,7 @@ def test_a_comparison_without_its_primary_metric_or_launches_enough_is_inconclus
         (-0.2, 0.01, -0.2, "shifted"),
     ],
 )
-def test_a_share_counts_only_with_exposed_or_step_time(ratio: float, exposed: float, step: float, verdict: str) -> None:
+def test_a_share_counts_only_with_exposed_or_step_time(ratio, exposed, step, verdict):
     """Of each more is better here, of the step time less."""
     metrics = {"overlap_ratio": entry(ratio, "primary"), FIRST: entry(exposed, "sequence"), GUARD: guard(step)}
     word, reason = announced(metrics, Rules(primary="overlap_ratio"))
@@ -346,7 +336,7 @@ def test_a_share_counts_only_with_exposed_or_step_time(ratio: float, exposed: fl
     assert ("shifted, nothing" in reason) == (word == "shifted")
 
 
-def test_across_platforms_where_only_shares_are_judged_a_share_stands() -> None:
+def test_across_platforms_where_only_shares_are_judged_a_share_stands():
     metrics = {
         "overlap_ratio": entry(-0.2, "primary"),
         FIRST: entry(0.0, "sequence", **UNJUDGED),
