@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -105,124 +105,99 @@ class Laws(NamedTuple):
     late_ns: Callable[[int], int]
 
 
-class Events:
-    """The queue. Of what happens at the same nanosecond, what was asked for first comes first."""
+@dataclass
+class Link:
+    """Of one group: collectives in the order of their first issue, one at a time, each when its last rank is there."""
 
-    def __init__(self) -> None:
-        self.now_ns = 0
+    made: list[Collective] = field(default_factory=list)
+    queue: deque[Collective] = field(default_factory=deque)
+    issued: Counter[int] = field(default_factory=Counter)
+    busy: bool = False
+    free_ns: int = 0
+
+
+class Simulation:
+    """Ranks that carry out their steps. Of what happens at one nanosecond, what was asked for first comes first."""
+
+    def __init__(self, programs: Sequence[Sequence[Sequence[Operation]]], laws: Laws) -> None:
+        self.laws, self.now_ns, self.links = laws, 0, defaultdict[Group, Link](Link)
+        self.accounts = [[Account() for _ in steps] for steps in programs]
+        self._todo = [deque((number, one) for number, step in enumerate(steps) for one in step) for steps in programs]
+        self._open: dict[tuple[int, int, str], Collective] = {}
         self._heap: list[tuple[int, int, Callable[[], None]]] = []
         self._asked = 0
 
-    def after(self, ns: int, happens: Callable[[], None]) -> None:
-        """Ask for something `ns` from now."""
+    def run(self) -> None:
+        """Until nothing is left."""
+        for rank in range(len(self._todo)):
+            self._after(0, partial(self._go_on, rank))
+        while self._heap:
+            self.now_ns, _, happens = heapq.heappop(self._heap)
+            happens()
+        assert not any(self._todo), "deadlock: not every rank came to its end"
+
+    def _after(self, ns: int, happens: Callable[[], None]) -> None:
         assert ns >= 0
         heapq.heappush(self._heap, (self.now_ns + ns, self._asked, happens))
         self._asked += 1
 
-    def run(self) -> None:
-        """Until nothing is left."""
-        while self._heap:
-            self.now_ns, _, happens = heapq.heappop(self._heap)
-            happens()
-
-
-class Link:
-    """Of one group: collectives in the order of their first issue, one at a time, each when its last rank is there."""
-
-    def __init__(self, group: Group, events: Events, laws: Laws) -> None:
-        self.group, self._events, self._laws = group, events, laws
-        self._queue: deque[Collective] = deque()
-        self._all: list[Collective] = []
-        self._next = dict.fromkeys(group.ranks, 0)
-        self._busy = False
-        self._free_ns = 0
-
-    def arrive(self, rank: int, issue: Issue) -> Collective:
-        """A rank is there."""
-        seq = self._next[rank]
-        self._next[rank] += 1
-        if seq == len(self._all):
-            self._all.append(Collective(self.group, seq, issue.kind, issue.bytes))
-            self._queue.append(self._all[-1])
-        one = self._all[seq]
-        assert (one.kind, one.bytes) == (issue.kind, issue.bytes), "the programs of the ranks do not fit each other"
-        one.arrived[rank] = self._events.now_ns
-        self._begin_next()
-        return one
-
-    def _begin_next(self) -> None:
-        if self._busy or not self._queue or len(self._queue[0].arrived) < len(self.group.ranks):
-            return
-        one = self._queue.popleft()
-        self._busy, one.link_free_ns = True, self._free_ns
-        now_ns, last_ns = self._events.now_ns, max(one.arrived.values())
-        one.network_end_ns = now_ns + self._laws.cost_ns(one)
-        one.backend_end_ns = last_ns + self._laws.backend_ns(one)
-        length_ns = max(one.network_end_ns, one.backend_end_ns) - now_ns
-        self._events.after(length_ns, lambda: self._end(one))
-
-    def _end(self, one: Collective) -> None:
-        one.end_ns = self._free_ns = self._events.now_ns
-        self._busy = False
-        for go_on in one.sleepers:
-            go_on()
-        self._begin_next()
-
-
-class Rank:
-    """Carries out its steps, one operation after the other."""
-
-    def __init__(
-        self, rank: int, steps: Sequence[Sequence[Operation]], links: dict[Group, Link], events: Events, laws: Laws
-    ) -> None:
-        self.accounts = [Account() for _ in steps]
-        self._rank, self._links, self._events, self._laws = rank, links, events, laws
-        self._todo = deque((number, one) for number, step in enumerate(steps) for one in step)
-        self._open: dict[tuple[int, str], Collective] = {}
-
-    @property
-    def done(self) -> bool:
-        """Nothing is left to do."""
-        return not self._todo
-
-    def go_on(self) -> None:
+    def _go_on(self, rank: int) -> None:
         """Do what comes next, until it takes time."""
-        while self._todo:
-            number, one = self._todo.popleft()
-            account, now_ns = self.accounts[number], self._events.now_ns
+        while self._todo[rank]:
+            number, one = self._todo[rank].popleft()
             match one:
                 case Mark(name):
-                    account.marks.append((name, now_ns))
+                    self.accounts[rank][number].marks.append((name, self.now_ns))
                 case Work(ns):
-                    return self._events.after(ns, self.go_on)
+                    return self._after(ns, partial(self._go_on, rank))
                 case Issue():
-                    late_ns = self._laws.late_ns(self._rank)
+                    late_ns = self.laws.late_ns(rank)
                     if late_ns:
-                        return self._events.after(late_ns, partial(self._issue_and_go_on, number, one))
-                    self._issue(number, one)
+                        return self._after(late_ns, partial(self._issue, rank, number, one, goes_on=True))
+                    self._issue(rank, number, one)
                 case Wait(tag):
-                    return self._wait(account, self._open.pop((number, tag)))
+                    return self._wait(rank, number, self._open.pop((rank, number, tag)))
         return None
 
-    def _issue_and_go_on(self, number: int, issue: Issue) -> None:
-        self._issue(number, issue)
-        self.go_on()
+    def _issue(self, rank: int, number: int, issue: Issue, goes_on: bool = False) -> None:
+        link = self.links[issue.group]
+        seq = link.issued[rank]
+        link.issued[rank] += 1
+        if seq == len(link.made):
+            link.made.append(Collective(issue.group, seq, issue.kind, issue.bytes))
+            link.queue.append(link.made[-1])
+        one = self._open[rank, number, issue.tag] = link.made[seq]
+        assert (one.kind, one.bytes) == (issue.kind, issue.bytes), "the programs of the ranks do not fit each other"
+        one.arrived[rank] = self.now_ns
+        self._begin_next(link)
+        self.accounts[rank][number].issued.append(Issued(one, self.now_ns))
+        if goes_on:
+            self._go_on(rank)
 
-    def _issue(self, number: int, issue: Issue) -> None:
-        collective = self._links[issue.group].arrive(self._rank, issue)
-        self._open[number, issue.tag] = collective
-        self.accounts[number].issued.append(Issued(collective, self._events.now_ns))
+    def _begin_next(self, link: Link) -> None:
+        if link.busy or not link.queue or len(link.queue[0].arrived) < len(link.queue[0].group.ranks):
+            return
+        one = link.queue.popleft()
+        link.busy, one.link_free_ns = True, link.free_ns
+        one.network_end_ns = self.now_ns + self.laws.cost_ns(one)
+        one.backend_end_ns = max(one.arrived.values()) + self.laws.backend_ns(one)
+        self._after(max(one.network_end_ns, one.backend_end_ns) - self.now_ns, partial(self._end, link, one))
 
-    def _wait(self, account: Account, collective: Collective) -> None:
-        enter_ns = self._events.now_ns
+    def _end(self, link: Link, one: Collective) -> None:
+        one.end_ns = link.free_ns = self.now_ns
+        link.busy = False
+        for go_on in one.sleepers:
+            go_on()
+        self._begin_next(link)
+
+    def _wait(self, rank: int, number: int, collective: Collective) -> None:
+        enter_ns = self.now_ns
 
         def leave() -> None:
-            account.waited.append(Waited(collective, enter_ns, self._events.now_ns))
-            self.go_on()
+            self.accounts[rank][number].waited.append(Waited(collective, enter_ns, self.now_ns))
+            self._go_on(rank)
 
-        def wake() -> None:
-            self._events.after(self._laws.wake_ns, leave)
-
+        wake = partial(self._after, self.laws.wake_ns, leave)
         if collective.end_ns is not None:
             wake()
         else:
@@ -235,15 +210,9 @@ def carry_out(programs: Sequence[Sequence[Sequence[Operation]]], laws: Laws) -> 
     Args:
         programs: of each rank, of each step, its operations.
     """
-    events = Events()
-    groups = {one.group for steps in programs for step in steps for one in step if isinstance(one, Issue)}
-    links = {group: Link(group, events, laws) for group in groups}
-    ranks = [Rank(number, steps, links, events, laws) for number, steps in enumerate(programs)]
-    for rank in ranks:
-        events.after(0, rank.go_on)
-    events.run()
-    assert all(rank.done for rank in ranks), "deadlock: not every rank came to its end"
-    return [rank.accounts for rank in ranks]
+    made = Simulation(programs, laws)
+    made.run()
+    return made.accounts
 
 
 @dataclass(frozen=True)
