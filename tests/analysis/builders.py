@@ -241,9 +241,8 @@ def _simulated_step(rank: int, ranks: int, number: int, *, warm: bool, transfer_
         now += length
         issue, begin = now, max(now, link)
         link = begin + around(transfer_ms[block])
-        seq = number * 4 + block
         size = 25_000_000 if block < 3 else 24_000_000  # the last bucket is what is left
-        comm.append(Collective("allreduce", "world", seq, size, "bfloat16", issue, begin, link, "event"))
+        comm.append(Collective("allreduce", "world", number * 4 + block, size, "bfloat16", issue, begin, link, "event"))
     stalls = [Stall(now, link)] if link > now else []
     now = max(now, link)
     tail = now + around(3.0)

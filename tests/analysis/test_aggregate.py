@@ -1,5 +1,4 @@
-"""Numbers of one dataset, isolated baselines and samples of steps among them, against numbers worked out by hand; and
-the real files of `tests/samples`."""
+"""Numbers of one dataset, isolated baselines and samples of steps among them, against numbers worked out by hand."""
 
 from __future__ import annotations
 
@@ -17,7 +16,6 @@ from aorta.documents import as_json
 from aorta.documents import known as value_of
 from aorta.documents.dataset import DatasetEntry, PhaseTimes
 from aorta.errors import InputError
-from aorta.read.record import load_run
 from aorta.records.schema import Coverage, Step
 from aorta.report.page.charts import curves_of
 from aorta.report.page.timelines import chosen_steps
@@ -29,7 +27,6 @@ from tests.analysis.builders import collective, metrics, step
 from tests.analysis.compare.test_launch_comparison import compared as of_sets
 from tests.analysis.run_builders import recorded
 from tests.analysis.test_compare import compared
-from tests.runs import ROOT
 
 
 @pytest.fixture
@@ -269,18 +266,6 @@ def test_every_null_has_its_reason(tmp_path, lines, efficiency, slowdown):
 )
 def test_an_efficiency_worked_out_by_hand(tmp_path, lines, efficiency):
     assert phases(tmp_path, lines).metrics["overlap_efficiency"].median == pytest.approx(efficiency)
-
-
-def test_the_run_is_whole_and_every_metric_has_a_value_or_a_reason():
-    run = load_run(ROOT / "tests" / "samples" / "two_gloo_ranks")
-    assert (run.health.ranks_read, run.health.ranks_missing, run.health.problems) == ([0, 1], [], [])
-    assert set(run.health.endings.values()) == {"completed"}
-    entry = aggregate(LabelledRun("sample", run))
-    assert entry.steps.rank_steps_read == 12
-    assert entry.source.backend == "gloo"
-    for name, metric in entry.metrics.items():
-        assert (metric.median is None) == (metric.reason is not None), name
-    assert entry.metrics["comm_ms"].median > 0
 
 
 # --- runs of which one of several steps is observed

@@ -187,33 +187,12 @@ def ratio(
     return metric(0.8, 0.8 + value, "ratio", launches, **launch_test("difference", value, low, high, needed, p=p))
 
 
-@pytest.mark.parametrize(
-    ("text", "entry", "outcome", "reason"),
-    [
-        ("<-0.05", ratio(-0.10, -0.14, -0.06), "fail", "significant: p 0.029 is at most 0.05"),
-        ("<-0.05", ratio(-0.10, -0.14, -0.01), "fail", "significant"),
-        ("<-0.05", ratio(-0.10, -0.14, -0.06, 0.1), "inconclusive", "p 0.1 is above 0.05: may be chance"),
-        ("<-0.05", ratio(-0.10, -0.22, 0.02, 0.04), "inconclusive", "the interval holds 0"),
-        ("<-0.05", ratio(-0.02, -0.04, 0.00, 0.2), "pass", "neither is its interval"),
-        ("<-0.05", ratio(-0.10, None, None), "inconclusive", "no interval"),
-        ("<-0.05", ratio(-0.02, -0.08, 0.04, 0.9), "inconclusive", "the interval reaches beyond it"),
-        ("<-0.05", ratio(0.10, 0.08, 0.12), "pass", "neither is its interval"),
-        # An improvement can be asked for, and no difference is not one.
-        ("<0.05", ratio(0.03, 0.01, 0.045, 0.9), "fail", "the whole interval is beyond"),
-        ("<0.05", ratio(0.03, 0.01, 0.06, 0.9), "inconclusive", "reaches back across it"),
-        ("<0.05", ratio(0.07, 0.06, 0.08, 0.9), "pass", "neither is its interval"),
-        ("<0.05", ratio(0.06, 0.04, 0.08, 0.9), "inconclusive", "the interval reaches beyond it"),
-        ("<0.05", ratio(0.0, -0.01, 0.01, 0.9), "fail", "the whole interval is beyond"),
-        # More launches are asked for only where they are what lacks.
-        ("<-0.05", ratio(-0.1, -0.2, -0.05, 0.3, needed=6), "inconclusive", "; 6 launches per side would be"),
-        ("<-0.05", ratio(-0.1, -0.2, -0.05, 0.3, needed=4), "inconclusive", "may be chance"),
-        ("<-0.05", ratio(-0.1, -0.2, 0.05, 0.03, needed=6), "inconclusive", "holds 0"),
-        ("<-0.05", ratio(-0.04, -0.2, 0.05, 0.3, needed=6), "inconclusive", "reaches beyond it"),
-        ("<0.05", ratio(0.04, 0.01, 0.06, 0.3, needed=6), "inconclusive", "reaches back across it"),
-    ],
-)
-def test_launches_fail_only_beyond_the_threshold_and_not_by_chance(text, entry, outcome, reason):
-    found = judged(f"overlap_ratio{text}", comparison(4, overlap_ratio=entry))
+@pytest.mark.parametrize(("text", "of", "outcome", "reason"), CASES["launches"])
+def test_launches_fail_only_beyond_the_threshold_and_not_by_chance(text, of, outcome, reason):
+    """An improvement can be asked for, and no difference is not one. More launches are asked for only where they are what
+    lacks. `of`: effect, both ends of its interval, p, launches that are needed.
+    """
+    found = judged(f"overlap_ratio{text}", comparison(4, overlap_ratio=ratio(*of)))
     assert found.outcome == outcome
     assert reason in found.reason
     assert ("would be" in reason) == ("would be needed" in found.reason)

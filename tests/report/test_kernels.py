@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +16,6 @@ from scripts.json_schemas import json_schema
 from tests.analysis.builders import partial
 from tests.read.kineto_files import ALLREDUCE, document, event, kernel
 from tests.report.pages import text_of
-from tests.runs import ROOT
 
 GEMM = "nvjet_hsh_192x192_64x4"
 
@@ -66,15 +63,6 @@ def test_the_command_prints_every_kind(traces, capsys):
         assert words in said
 
 
-def test_a_run_is_named_by_its_label(tmp_path, monkeypatch, capsys):
-    shutil.copytree(ROOT / "tests" / "samples" / "two_gloo_ranks", tmp_path / "artifacts" / "mine")
-    monkeypatch.chdir(tmp_path)
-    assert main(["mine"]) == 0
-    assert "gloo:all_reduce" in capsys.readouterr().out
-    assert main(["yours"]) == 2
-    assert "no records for 'yours'. Runs here: artifacts/mine" in capsys.readouterr().err
-
-
 def test_text_and_page_of_the_report_have_what_there_is_of_each_kind(report):
     made, page = report
     assert f"{GEMM} compute" in " ".join(made.text.split())
@@ -106,14 +94,3 @@ def test_names_are_one_line_that_a_terminal_only_prints():
 def test_without_kernels_the_block_says_why():
     kernels = partial(KernelEntries, reasons={"totals": ["no kernel ran"]})
     assert kernel_block("old", partial(TraceEntries, kernels=kernels)) == "old: no kernels: no kernel ran"
-
-
-def test_a_run_without_traces_says_how_to_record_them(tmp_path, capsys):
-    samples = Path(__file__).resolve().parents[1] / "samples" / "two_gloo_ranks"
-    for file in samples.glob("rank_*_metrics.jsonl"):
-        shutil.copy(file, tmp_path)
-    assert main([str(tmp_path)]) == 2
-    said = (
-        f"error: {tmp_path}: a run without profiler traces; record them with aorta train profiling.enabled=true, or in"
-    )
-    assert capsys.readouterr().err.startswith(said)
