@@ -147,6 +147,7 @@ def gated(compared: Comparison, *conditions: str) -> Summary:
 
 @pytest.mark.parametrize(("text", "outcome", "value"), CASES["single runs"])
 def test_two_single_runs_are_held_to_the_threshold_alone(text, outcome, value):
+    """Beyond means beyond; of a reference below 0 a percentage is a part of its size."""
     compared = comparison(
         exposed_comm_ms=metric(10, 13),
         overlap_ratio=metric(0.8, 0.7, "ratio"),
@@ -189,8 +190,8 @@ def ratio(
 
 @pytest.mark.parametrize(("text", "of", "outcome", "reason"), CASES["launches"])
 def test_launches_fail_only_beyond_the_threshold_and_not_by_chance(text, of, outcome, reason):
-    """An improvement can be asked for, and no difference is not one. More launches are asked for only where they are what
-    lacks. `of`: effect, both ends of its interval, p, launches that are needed.
+    """An improvement can be asked for, and no difference is not one. More launches are asked for only where they are
+    what lacks. `of`: effect, both ends of its interval, p, launches that are needed.
     """
     found = judged(f"overlap_ratio{text}", comparison(4, overlap_ratio=ratio(*of)))
     assert found.outcome == outcome
@@ -200,6 +201,7 @@ def test_launches_fail_only_beyond_the_threshold_and_not_by_chance(text, of, out
 
 @pytest.mark.parametrize(("test", "more", "p"), CASES["p of a metric"])
 def test_a_condition_is_held_to_the_p_of_its_metric(test, more, p):
+    """Milliseconds across platforms are not judged: a condition on them is one more test beside that of idle_ms."""
     others = {"idle_ms": metric(1, 1, **launch_test("quotient", 0.0, -0.1, 0.1, p=0.9, p_corrected=0.9))}
     entry = metric(10, 13, **launch_test("quotient", 0.3, 0.2, 0.4, p=0.029, **test), **more)
     found = judged("exposed_comm_ms>5%", comparison(4, exposed_comm_ms=entry, **others))

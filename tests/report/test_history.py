@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from aorta.analysis.compare.launch_set import read_subjects
+from aorta.analysis.compare.verdict import Rules
 from aorta.errors import InputError
 from aorta.report.command import overlap_report
-from aorta.report.history import COLUMNS, append_rows
+from aorta.report.history import COLUMNS, append_rows, rows_of
 from tests.analysis.compare.builders import launch_set
 from tests.read.kineto_files import document, kernel, step
 from tests.runs import ROOT, environment
@@ -46,6 +48,12 @@ def test_a_row_a_launch_set_with_the_medians_of_its_verdict(tmp_path, monkeypatc
     assert (reference["overlap_ratio"], reference["launches"]) == ("0.815", "4")
     assert reference["environment"] == candidate["environment"]
     assert datetime.fromisoformat(reference["time"]).utcoffset() is not None
+
+
+def test_no_label_is_a_formula_of_a_spreadsheet(tmp_path):
+    folder = launch_set(tmp_path / "reference", [0.8, 0.81])
+    (made,) = rows_of(read_subjects({"=1+1": folder}, Rules()))
+    assert made[COLUMNS.index("label")] == "'=1+1"
 
 
 @pytest.mark.parametrize(

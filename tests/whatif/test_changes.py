@@ -47,7 +47,9 @@ def test_whatever_their_order_they_are_made_in_one_order():
     assert parse_changes(texts) == parse_changes(texts[::-1])
 
 
-@pytest.mark.parametrize(("text", "match"), CASES["refused"])
+@pytest.mark.parametrize(
+    ("text", "match"), [*CASES["refused"], pytest.param("ranks=" + "9" * 5000, "2 to", id="5000 digits")]
+)
 def test_what_is_not_understood_is_refused_with_what_is_allowed(text, match):
     with pytest.raises(InputError, match=match) as refused:
         parse_changes([text])

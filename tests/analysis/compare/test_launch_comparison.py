@@ -181,6 +181,7 @@ def refused(left: LaunchSet, right: LaunchSet, *allow: str) -> list[tuple[str, s
 
 @pytest.mark.parametrize(("key", "value", "refuses"), CASES["unlike work"])
 def test_what_changes_the_work_is_refused_also_where_one_side_does_not_state_it(key, value, refuses):
+    """What is compared may differ; `parallel.batch_size` stands for a setting that only one strategy has."""
     left, right = side("a", {}, {}), side("b", {key: value}, {key: value})
     for sides in ((left, right), (right, left)):
         with pytest.raises(InputError, match=f"NOT COMPARABLE: {key}") if refuses else nullcontext():

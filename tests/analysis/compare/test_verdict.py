@@ -29,6 +29,7 @@ def decided(
 
 @pytest.mark.parametrize(("evidence", "changes", "word", "why"), CASES["one metric"])
 def test_the_verdict_on_one_metric(evidence, changes, word, why):
+    """An effect of the margin is not beyond it, and one up to the margin is within it."""
     found, reason = decided(*evidence, **changes)
     assert found == word
     assert why in reason
@@ -59,7 +60,7 @@ def test_rules_that_cannot_be_followed_are_refused(words):
 @pytest.mark.parametrize(("primary", "sequence", "roles"), CASES["primary"])
 def test_the_primary_metric_decides_and_is_the_first_of_the_sequence(primary, sequence, roles):
     rules = Rules(primary=primary)
-    assert rules.sequence == sequence
+    assert list(rules.sequence) == sequence
     assert [rules.role(name) for name in ("overlap_ratio", "job_step_ms", "exposed_comm_ms", "idle_ms")] == roles
 
 
