@@ -28,7 +28,7 @@ from tests.analysis.builders import metrics, step
 from tests.analysis.run_builders import recorded
 from tests.report.pages import Parts, as_bokeh, compared, page, read_document, subjects, text_of, two_runs, two_sets
 
-HALF_HIDDEN = "50\\u00a0% of communication hidden"
+HALF_HIDDEN = "50\u00a0% of communication hidden"
 
 
 @pytest.fixture(scope="module")
