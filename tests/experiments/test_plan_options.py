@@ -338,14 +338,19 @@ def test_candidates_are_launched_in_turn_and_back(tmp_path):
 
 
 @pytest.mark.thorough
-def test_a_side_that_is_gone_is_named_and_the_others_are_judged(bench, capsys):
-    words = ("--launches", "4", "--vary", "env.NCCL_ALGO=Ring,Tree", "s=1")
-    bench.acts(**{f"candidate-2_{number:02}": {"job_step_ms": 75 + number} for number in range(4)})
+def test_the_best_candidate_is_named_and_one_that_is_gone(bench, capsys):
+    words = ("--launches", "5", "--vary", "env.NCCL_ALGO=Ring,Tree", "s=1")
+    bench.acts(**{f"candidate-2_{number:02}": {"job_step_ms": 75 + number} for number in range(5)})
     code, out, _ = bench(*words, "--report")
     assert code == 0
     assert {"reference: s=1", "recommendation: NCCL_ALGO=Tree"} <= set(out.splitlines())
     found = json.loads(Path("reports/plan/candidates.json").read_text())
-    assert (found["alpha_each"], found["recommendation"]) == (pytest.approx(0.05 / 2), None)
+    assert (found["alpha_each"], found["recommendation"]) == (pytest.approx(0.05 / 2), "candidate-2")
+    assert [each["comparison"]["verdict"] for each in found["candidates"]] == ["equivalent", "improvement"]
+    assert found["candidates"][1]["changes"] == "NCCL_ALGO=Tree"
+    step = found["candidates"][1]["comparison"]["metrics"]["job_step_ms"]
+    sides, p = [step[side]["value"] for side in ("reference", "candidate")], step["test"]["p"]
+    assert (*sides, p) == (100, 77, pytest.approx(2 / 252))  # all apart
     for folder in Path("plan/candidate-2").iterdir():
         (folder / "run.json").unlink()
     Path("plan/candidate-2").rename("plan/gone")
