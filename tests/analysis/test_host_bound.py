@@ -171,7 +171,6 @@ def test_a_calibration_gives_the_numbers_that_marks_cannot(tmp_path):
         "other_step_ms": WINDOW,
         "setup_ms": None,
     }
-    assert any(note.startswith("kernels and marks of the same steps disagree") for note in cautions(found))
     frame = analysis.steps(folder)
     after = frame[~frame["warmup"]]
     kernels, marks = after[after["by_kernels"]], after[~after["by_kernels"]]
@@ -180,6 +179,12 @@ def test_a_calibration_gives_the_numbers_that_marks_cannot(tmp_path):
     assert kernels[["overlap_ratio_at_least", "overlap_ratio_at_most"]].isna().all(axis=None)
     assert (len(marks), marks["overlap_ratio"].notna().any()) == (2 * 35, False)
     assert (set(marks["overlap_ratio_at_least"]), set(marks["overlap_ratio_at_most"])) == ({0.25}, {0.75})
+
+
+def test_marks_that_kernels_contradict_are_named(tmp_path):
+    found = entry(write(tmp_path, first(3, by_kernels, decided, 2), calibrated=CALIBRATED))
+    assert [found.metrics[name].source for name in ("exposed_comm_ms", "comm_ms")] == ["kernels", "marks"]
+    assert any(note.startswith("kernels and marks of the same steps disagree") for note in cautions(found))
 
 
 def test_a_host_that_is_ahead_is_said_nothing_of(tmp_path):
