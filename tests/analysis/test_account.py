@@ -97,7 +97,7 @@ sides = st.lists(
 ).filter(lambda rows: all(sum(row) > 1 for row in rows))
 
 
-@settings(max_examples=300)
+@settings(max_examples=1000)
 @given(sides, sides)
 def test_parts_add_up_and_no_cause_contradicts_its_table(before, after):
     reference, candidate = ([account(dict(zip(LEAVES, row, strict=True))) for row in side] for side in (before, after))
@@ -356,6 +356,14 @@ def test_the_interval_is_that_of_turns_where_these_matter_else_welch_s(before, a
     assert found.interval_ms == pytest.approx((interval.low, interval.high))
     assert found.p == pytest.approx(expected.pvalue, abs=1e-12)
     assert found.certain() == (expected.pvalue < 0.05)
+
+
+@pytest.mark.parametrize("shared", [0.0, 0.5, 0.9])
+def test_the_interval_holds_in_19_of_20_whatever_a_turn_has_in_common(shared: float) -> None:
+    draw = np.random.default_rng(0)
+    of_turn, own = draw.normal(0, shared**0.5, (3000, 1, 4)), draw.normal(0, (1 - shared) ** 0.5, (3000, 2, 4))
+    outside = sum(change_of((), *pair).certain() for pair in of_turn + own)
+    assert 0.035 < outside / 3000 < 0.08
 
 
 def test_what_the_machine_does_to_a_turn_hides_no_cause():

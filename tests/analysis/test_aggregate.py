@@ -16,6 +16,7 @@ from aorta.documents import as_json
 from aorta.documents import known as value_of
 from aorta.documents.dataset import DatasetEntry, PhaseTimes
 from aorta.errors import InputError
+from aorta.read.record import load_run
 from aorta.records.schema import Coverage, Step
 from aorta.report.page.charts import curves_of
 from aorta.report.page.timelines import chosen_steps
@@ -405,3 +406,18 @@ def test_what_a_sample_is_compared_with(tmp_path, reference, unlike, name, judge
     found = compared(reference(tmp_path / "a"), run_of(tmp_path / "b"))
     assert (found.unlike, found.metrics[name].judgement) == (unlike, judgement)
     assert ("measuring costs each step" in str(found.metrics[name].judgement_reason)) == bool(unlike)
+
+
+RUN = Path(__file__).resolve().parents[1] / "samples" / "two_gloo_ranks"
+
+
+def test_the_run_is_whole_and_every_metric_has_a_value_or_a_reason() -> None:
+    run = load_run(RUN)
+    assert (run.health.ranks_read, run.health.ranks_missing, run.health.problems) == ([0, 1], [], [])
+    assert set(run.health.endings.values()) == {"completed"}
+    entry = aggregate(LabelledRun("sample", run))
+    assert entry.steps.rank_steps_read == 12
+    assert entry.source.backend == "gloo"
+    for name, metric in entry.metrics.items():
+        assert (metric.median is None) == (metric.reason is not None), name
+    assert entry.metrics["comm_ms"].median > 0

@@ -3,6 +3,7 @@ nanosecond, whatever a record holds."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,8 +17,11 @@ from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.attribution import COMPUTING, NO_ROW, SHOWN_ROWS, Totals, break_down, totals_of
 from aorta.documents.explanations import ExposedBreakdown
 from aorta.errors import InputError
+from aorta.read.traces.load import load_traces
 from tests.analysis.builders import metrics, step
 from tests.analysis.run_builders import block, comm, dataset, made_step
+from tests.read.kineto_files import ALLREDUCE, document, kernel
+from tests.read.kineto_files import step as kineto_step
 from tests.strategies import interval_lists
 
 
@@ -228,3 +232,38 @@ def test_a_longer_transfer_is_told_from_a_later_peer(tmp_path, transfer_ms, late
     assert found.reference_ms == pytest.approx(10)
     parts = {row.what: row.difference_ms for row in found.dimensions["part"]}
     assert (parts["transfer"], parts.get("waiting for peers", 0)) == pytest.approx((transfer, waiting))
+
+
+def traces(folder: Path, length_us: int, late_us: int) -> LabelledRun:
+    """Two steps of 200 us on two ranks: compute from 10 to 40, an all-reduce from 30 on for which rank 1 comes late."""
+    folder.mkdir()
+    for rank in (0, 1):
+        events = []
+        for number in range(2):
+            start = number * 200
+            begin = 30 + (late_us if rank == 1 else 0)
+            events += [kineto_step(number + 5, start, 200), kernel("gemm", start + 10, 30, rank)]
+            one = kernel(ALLREDUCE, start + begin, 30 + late_us + length_us - begin, rank, 20)
+            one["args"] |= {"Collective name": "allreduce", "In msg nelems": 1000, "Out msg nelems": 1000}
+            one["args"] |= {"Seq": number, "Group size": 2, "dtype": "Float", "Process Group Name": "0"}
+            events.append(one)
+        about = {
+            "backend": "nccl",
+            "rank": rank,
+            "world_size": 2,
+            "pg_config": [{"pg_name": "0", "pg_size": 2, "ranks": [0, 1]}],
+        }
+        (folder / f"{rank}.json").write_text(json.dumps(document(events, distributedInfo=about, cupti_version=26)))
+    return LabelledRun(folder.name, load_traces(str(folder)))
+
+
+def test_of_traces_a_longer_transfer_is_told_from_a_later_peer(tmp_path: Path) -> None:
+    base, other = traces(tmp_path / "base", 20, 0), traces(tmp_path / "longer", 60, 0)
+    longer = attributed(base, other)
+    assert longer.reference_ms == pytest.approx(0.010)
+    assert longer.difference_ms == pytest.approx(0.040)
+    assert longer.dimensions["part"][0].what == "transfer"
+    later = attributed(base, traces(tmp_path / "later", 20, 50))
+    # rank 0 waits from 30 to 80, 40 of it exposed; on rank 1, which comes at 80, nothing is hidden any more
+    parts = {row.what: row.difference_ms for row in later.dimensions["part"]}
+    assert parts == pytest.approx({"waiting for peers": 0.040 / 2, "transfer": 0.010})

@@ -125,6 +125,13 @@ def test_a_change_of_level_is_found_where_it_is(times_ms, first):
     assert (None if found is None else found.first) == first
 
 
+def test_equal_steps_change_their_level_in_no_more_than_a_twentieth_of_launches():
+    draw = np.random.default_rng(0)
+    for count in (8, 11, 15, 35, 95):
+        found = [level_change(draw.gamma(4, 25, count)) for _ in range(300)]
+        assert sum(each is not None for each in found) <= 15
+
+
 def test_a_side_has_not_settled_where_nearly_all_launches_change_alike():
     faster, slower = LevelChange(9, 15, 180.0, 100.0), LevelChange(5, 15, 100.0, 120.0)
     assert str(unsettled([faster] * 4)).startswith("in 4 of 4 launches steps get faster: the first 9 of 15 steps")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
@@ -157,6 +159,28 @@ LESS = ["comm=free", "comm.kind.allreduce=free", "comm=x3", "stragglers=none", "
 def test_what_costs_less_ends_no_later(made, text):
     assume("kind" not in text or any(o.kind == "allreduce" for y in made.layouts for o in y.issued))
     assert (ends(changed(made, text)) <= ends(made)).all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(programs(), st.permutations([0, 1, 2]))
+def test_it_does_not_matter_in_which_order_the_ranks_stand(made: RunProgram, order: list[int]) -> None:
+    chosen = [column for column in order if column < len(made.ranks)]
+    shuffled = replace(
+        made,
+        steps=[
+            replace(
+                step, host_ns=step.host_ns[:, chosen], wake_ns=step.wake_ns[:, chosen], backend_ns=_of(step, chosen)
+            )
+            for step in made.steps
+        ],
+        start_ns=made.start_ns[chosen],
+    )
+    assert (ends(shuffled) == ends(made)[:, chosen]).all()
+
+
+def _of(step: object, chosen: list[int]) -> np.ndarray | None:
+    backend = step.backend_ns  # type: ignore[attr-defined]
+    return None if backend is None else backend[:, chosen]
 
 
 @settings(max_examples=40, deadline=None)

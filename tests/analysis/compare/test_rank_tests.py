@@ -1,6 +1,5 @@
-"""U test, step-down minP, intervals and power: by hand, against counting out every assignment, and simulated plans.
-
-How often verdicts are wrong: `benchmarks.verdict_error_rates`, `benchmarks.many_metrics`.
+"""U test, step-down minP, intervals and power: by hand, against counting out every assignment, and simulated plans,
+those of `benchmarks.verdict_error_rates` and `benchmarks.many_metrics` among them.
 """
 
 from __future__ import annotations
@@ -28,6 +27,8 @@ from aorta.analysis.compare.rank_tests import (
 )
 from aorta.analysis.compare.verdict import decide
 from aorta.documents.comparison import Effect
+from benchmarks.many_metrics import TRUTHS, setting, targets_of
+from benchmarks.verdict_error_rates import a_a, at_most, found, interval, medians, order, recorded
 
 
 def counted_out(reference: list[float], candidate: list[float]) -> float:
@@ -244,3 +245,46 @@ def test_the_pooled_deviation_is_not_too_small_on_average():
     draws = [pooled_sd(generator.normal(0, 2, 4), generator.normal(9, 2, 3)) for _ in range(4000)]
     assert np.mean([draw for draw in draws if draw is not None]) == pytest.approx(2, rel=0.02)
     assert pooled_sd(np.ones(1), np.ones(1)) is None
+
+
+PLANS = 80
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("launches", [4, 8])
+def test_identical_launches_are_rarely_told_apart(launches: int) -> None:
+    rates = a_a(recorded(), launches, PLANS)
+    assert at_most(rates["false_regressions"], PLANS, 0.05), rates
+    assert at_most(rates["false_improvements"], PLANS, 0.05), rates
+    assert at_most(rates["any_sequence"], PLANS, 0.05), rates
+    assert at_most(rates["any_secondary"], PLANS, 0.05), rates
+
+
+def test_the_same_machinery_finds_what_is_there() -> None:
+    """Else a rate of 0 would say nothing."""
+    generator = np.random.default_rng(0)
+    left, right = (medians(generator, PLANS, 5, 0.01) for _ in range(2))
+    hits = sum(found(a, b) == "regression" for a, b in zip(left, right * 1.2, strict=True))
+    assert hits > 0.95 * PLANS
+
+
+def test_an_effect_of_the_margin_is_rarely_called_equivalent() -> None:
+    assert interval(8, PLANS, 0.005, 0.005)["equivalent_at_the_margin"] < 0.1
+
+
+def test_on_a_machine_that_wanders_only_launches_in_turns_are_rarely_told_apart() -> None:
+    rates = order(8, PLANS)
+    assert rates["a_then_b"] > 0.15, rates
+    assert rates["a_b_b_a"] <= 0.025, rates
+    assert rates["accepted_mean"] <= 0.025 < rates["refused_mean"], rates
+
+
+@pytest.mark.parametrize(
+    ("launches", "correlation"),
+    [pytest.param(4, 0.9, marks=pytest.mark.thorough), (5, 0.0), pytest.param(8, 0.5, marks=pytest.mark.thorough)],
+)
+def test_metrics_tested_together_are_rarely_wrong_and_never_contradict_themselves(
+    launches: int, correlation: float
+) -> None:
+    rows = [setting(launches, correlation, truth, 60) for truth in TRUTHS]
+    assert all(targets_of(rows).values()), rows
