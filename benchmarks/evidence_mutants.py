@@ -3,8 +3,8 @@
 Takes evidence from healthy traces, or renames, moves and doubles it, without changing what the devices did
 (`tests.read.mutants`). A report of such a mutant says what it says of the healthy traces, or null, with bounds that
 hold that; any other number is wrong. Without a folder: a generated job in every format, two of its ranks, and `--drawn`
-others, of drawn sizes and names, with the siblings of public cases (`tests.read.siblings`). With one: every trace in it
-by itself, as far as it is not larger than `--megabytes`.
+others, of drawn sizes and names, with the siblings of public cases. With one: every trace in it by itself, as far as it
+is not larger than `--megabytes`.
 
 Prints one JSON object last: how many mutants have which outcome, by input, and what is wrong; exit 1 where more than
 `--limit` of all mutants are wrong.
@@ -26,8 +26,7 @@ from tests.read.answers import answer, judge, shares
 from tests.read.evidence_files import read_files
 from tests.read.evidence_jobs import JOBS, drawn_shape, job
 from tests.read.evidence_rows import File
-from tests.read.mutants import verdicts
-from tests.read.siblings import KINDS, siblings
+from tests.read.mutants import KINDS, siblings, verdicts
 
 
 def inputs(folder: Path | None, megabytes: float, drawn: int) -> Iterator[tuple[str, list[File]]]:

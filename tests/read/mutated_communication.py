@@ -1,111 +1,54 @@
-"""Mutations by which collectives are another's: gloo's, a graph's, another library's, copies or another device's."""
+"""Mutations of collectives and of what launched them: which are gloo's, a graph's, copies or another device's."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from tests.read.evidence_rows import CALL, COPY, KERNEL, MARK, OPERATOR, File, Row
-from tests.read.mutations import (
-    Mutation,
-    by_rows,
-    changed,
-    facts,
+from tests.read.evidence_rows import (
+    CALL,
+    COPY,
+    KERNEL,
+    MARK,
+    OPERATOR,
+    OTHER,
+    Row,
+    Test,
+    any_row,
+    called,
     is_call,
     is_comm,
     is_kernel,
     is_operator,
     issues,
-    of_category,
+    linked,
+    named,
     on_device,
-    then,
-    without,
+    sends,
 )
-
-
-def by_gloo(files: Sequence[File], chance: random.Random) -> list[File]:
-    """Communication ran on the host, beside the kernels."""
-
-    def change(row: Row) -> Row:
-        if not row.communicates or row.what != KERNEL:
-            return row
-        kind = "all_gather" if "allgather" in row.name.lower() else "all_reduce"
-        args = {"Input Dims": [[4096]], "Input type": ["float"]}
-        return Row(OPERATOR, f"gloo:{kind}", row.start_ns, row.end_ns, 4000, 9999, None, "user_annotation", args)
-
-    moved = by_rows(lambda rows, chance: [change(row) for row in rows])
-    kineto = [file for file in files if file.format == "kineto"]
-    return facts(backend="gloo")(moved(kineto, chance), chance) if kineto else [*files]
-
-
-def by_copies(files: Sequence[File], chance: random.Random) -> list[File]:
-    """Communication is moved by copy engines, for torch's symmetric memory."""
-
-    def change(row: Row) -> Row:
-        if row.communicates and row.what == KERNEL:
-            args = {key: value for key, value in row.args.items() if key in ("device", "stream", "correlation")}
-            return replace(row, what=COPY, name="Memcpy PtoP (Device -> Device)", category="gpu_memcpy", args=args)
-        return replace(row, name="symm_mem::all_gather") if issues(row) else row
-
-    if not any(row.communicates and row.what == KERNEL for file in files for row in file.rows):
-        return [*files]
-    return [file.changed(map(change, file.rows)) if file.format == "kineto" else file for file in files]
-
-
-def by_device_copies(files: Sequence[File], chance: random.Random) -> list[File]:
-    """Communication is moved by copies that say nothing of another device."""
-
-    def change(row: Row) -> Row:
-        args = {key: value for key, value in row.args.items() if key in ("device", "stream", "correlation")}
-        return replace(row, what=COPY, name="Memcpy DtoD (Device -> Device)", category="gpu_memcpy", args=args)
-
-    sent = changed(lambda row: row.communicates and row.what == KERNEL, change)
-    return sent(files, chance) if files[0].format == "kineto" else [*files]
-
-
-def by_graphs(share_lost: float) -> Mutation:
-    """A step launches one graph; some of the graphs, or of their kernels, are lost."""
-
-    def change(file: File, chance: random.Random) -> File:
-        marks = [row for row in file.rows if row.what == MARK]
-        if file.format != "kineto" or not any(map(is_kernel, file.rows)):
-            return file
-        rows = []
-        for row in file.rows:
-            number = next((n for n, mark in enumerate(marks) if mark.start_ns <= row.start_ns < mark.end_ns), None)
-            if row.what == CALL or is_operator(row):
-                continue
-            if row.what == KERNEL and number is not None:
-                if number and chance.random() < share_lost:
-                    continue
-                ids = {"correlation": 900 + number, "device": 0, "stream": row.stream}
-                row = replace(row, link=900 + number, args={**ids, "graph id": 3})
-            rows.append(row)
-        for number, mark in enumerate(marks):
-            start, args = mark.start_ns + 1000, {"correlation": 900 + number}
-            call = ("cudaGraphLaunch", start, start + 9000, 4000, 4000, 900 + number, "cuda_runtime", args)
-            rows.append(Row(CALL, *call))
-        return file.changed(rows)
-
-    return lambda files, chance: [change(file, chance) for file in files]
+from tests.read.mutations import Mutation, bare, by_rows, changed, facts, of_category, then, without
 
 
 def to_gloo(
-    share: float = 1.0, category: str = "user_annotation", thread: int = 9999, backend: str | None = None
+    share: float = 1.0,
+    category: str = "user_annotation",
+    thread: int = 9999,
+    backend: str | None = None,
+    *,
+    calls_kept: bool = False,
 ) -> Mutation:
-    """Some collectives ran on the host."""
+    """Some collectives ran on the host, and nothing launched them."""
 
     def change(rows: list[Row], chance: random.Random) -> list[Row]:
-        kept, called = [], set()
+        kept, gone = [], set()
         for row in rows:
-            if is_comm(row) and row.what == KERNEL and chance.random() < share:
-                called.add(row.link)
+            if sends(row) and chance.random() < share:
+                gone.add(row.link)
                 label = "gloo:all_gather" if "gather" in row.name.lower() else "gloo:all_reduce"
                 args = {"Input Dims": [[4096]], "Input type": ["float"]}
                 row = Row(OPERATOR, label, row.start_ns, row.end_ns, 4000, thread, None, category, args)
             kept.append(row)
-        return [row for row in kept if not (row.what == CALL and row.link in called)]
+        return [row for row in kept if calls_kept or not (row.what == CALL and row.link in gone)]
 
     return then(by_rows(change), facts(backend=backend)) if backend else by_rows(change)
 
@@ -113,68 +56,107 @@ def to_gloo(
 def to_graphs(share: float, call: str = "cudaGraphLaunch", *, whole: bool = False) -> Mutation:
     """A step launches one graph. A share of the graphs (`whole`) or of their kernels have no row, but the first's."""
 
-    def change(file: File, chance: random.Random) -> File:
-        marks = sorted((row for row in file.rows if row.what == MARK), key=lambda row: row.start_ns)
-        like = next(row for row in file.rows if row.what == CALL)
-        lost = {n for n in range(1, len(marks)) if whole and chance.random() < share}
-        rows = []
-        for row in file.rows:
+    def change(rows: list[Row], chance: random.Random) -> list[Row]:
+        marks = sorted((row for row in rows if row.what == MARK), key=lambda row: row.start_ns)
+        like = next(filter(is_call, rows), None)
+        if like is None or not any(map(is_kernel, rows)):
+            return rows
+        lost = {number for number in range(1, len(marks)) if whole and chance.random() < share}
+        of_kineto = like.category == "cuda_runtime" or like.category == "hip_runtime"
+        found = []
+        for row in rows:
             number = next((n for n, mark in enumerate(marks) if mark.start_ns <= row.start_ns < mark.end_ns), None)
             if is_operator(row) or (row.what == CALL and "mem" not in row.name.lower()):
                 continue
             if row.what == KERNEL and number is not None:
                 if number in lost or (not whole and number and chance.random() < share):
                     continue
-                row = replace(row, link=9000 + number)
-                if file.format == "kineto":
-                    ids = {"correlation": 9000 + number, "device": 0, "stream": row.stream}
-                    row = replace(row, args={**ids, "graph id": 3})
-            rows.append(row)
+                ids = {"correlation": 9000 + number, "device": 0, "stream": row.stream, "graph id": 3}
+                row = replace(row, link=9000 + number, args=ids if of_kineto else row.args)
+            found.append(row)
         for number, mark in enumerate(marks):
-            start = mark.start_ns + 2000
-            made = replace(like, name=call, start_ns=start, end_ns=start + 9000, link=9000 + number)
-            rows.append(replace(made, args={"correlation": 9000 + number}) if file.format == "kineto" else made)
-        return file.changed(rows)
+            start, args = mark.start_ns + 2000, {"correlation": 9000 + number} if of_kineto else like.args
+            times = {"start_ns": start, "end_ns": start + 9000, "link": 9000 + number}
+            found.append(replace(like, name=call, args=args, **times))
+        return found
 
-    return lambda files, chance: [change(file, chance) for file in files]
+    return by_rows(change)
 
 
 def labelled(library: str) -> Mutation:
     """NCCL's labels are another library's."""
-    return by_rows(
-        lambda rows, chance: [
-            replace(row, name=row.name.replace("nccl:", f"{library}:")) if row.name.startswith("nccl:") else row
-            for row in rows
-        ]
-    )
+    return changed(any_row, named("^nccl:", f"{library}:"))
 
 
-def bare(*keys: str) -> Mutation:
-    """Kineto's members beside the events lost."""
-    return lambda files, chance: [
-        replace(file, rest={key: value for key, value in file.rest.items() if key not in keys})
-        if file.format == "kineto"
-        else file
-        for file in files
-    ]
+def to_copies(share: float = 1.0, copy: str = "Memcpy PtoP (Device -> Device)") -> Mutation:
+    """Copy engines move collectives."""
+
+    def change(row: Row) -> Row:
+        args = {key: value for key, value in row.args.items() if key in ("device", "stream", "correlation")}
+        return replace(row, what=COPY, name=copy, category="gpu_memcpy", args=args)
+
+    return changed(sends, change, share)
 
 
 def to_symmetric(
     share: float = 1.0, copy: str = "Memcpy PtoP (Device -> Device)", op: str = "symm_mem::all_gather"
 ) -> Mutation:
     """Copy engines move collectives of symmetric memory."""
-
-    def change(row: Row) -> Row:
-        args = {key: value for key, value in row.args.items() if key in ("device", "stream", "correlation")}
-        return replace(row, what=COPY, name=copy, category="gpu_memcpy", args=args)
-
-    sent = changed(lambda row: is_comm(row) and row.what == KERNEL, change, share)
-    one_each = without(lambda row: row.name.startswith("nccl:"))
-    return then(sent, one_each, changed(issues, lambda row: replace(row, name=op, category="cpu_op")))
+    operators = changed(issues, name=op, category="cpu_op")
+    return then(to_copies(share, copy), without(called("^nccl:")), operators)
 
 
-def devices(
-    rows_of: str, calls_of: str, test: Callable[[Row], bool] = on_device, platform_too: bool = True
-) -> Mutation:
+def devices(rows_of: str, calls_of: str, test: Test = on_device, platform_too: bool = True) -> Mutation:
     own = then(of_category(test, rows_of), of_category(is_call, calls_of))
     return then(own, bare("deviceProperties", "cupti_version", "roctracer_version")) if platform_too else own
+
+
+def waits(ns: int, collectives: int = 1) -> Mutation:
+    """The first collectives, one of each stream, began long before: the recording of other ranks began later."""
+
+    def change(rows: list[Row], chance: random.Random) -> list[Row]:
+        sends = sorted(filter(is_comm, rows), key=lambda row: row.start_ns)[:collectives]
+        firsts = [*{row.stream: row for row in reversed(sends)}.values()]
+        begin = min(row.start_ns for row in rows if row.what != OTHER)
+        moved = []
+        for row in rows:
+            waits = any(row is each for each in firsts)
+            launched = row.what in (CALL, OPERATOR) and any(row.end_ns <= each.start_ns for each in firsts)
+            opened = row.what == MARK and row.start_ns <= begin + 1000
+            start = 0 if waits or launched or opened or row.what == OTHER else ns
+            end = 0 if (launched and not waits) or row.what == OTHER else ns
+            moved.append(replace(row, start_ns=row.start_ns + start, end_ns=row.end_ns + end))
+        return moved
+
+    return by_rows(change)
+
+
+def all_traces_of(test: Test, every: int) -> Mutation:
+    """Lose every such row, and the calls and operators of its number."""
+
+    def change(rows: list[Row], chance: random.Random) -> list[Row]:
+        chosen = [row for row in rows if row.what == KERNEL and test(row)][1::every]
+        links = {row.link for row in chosen if row.link is not None}
+        origins = {row.args["External id"] for row in chosen if "External id" in row.args}
+        return [row for row in rows if row.link not in links and row.args.get("External id") not in origins]
+
+    return by_rows(change)
+
+
+def links_permuted(test: Test) -> Mutation:
+    def change(rows: list[Row], chance: random.Random) -> list[Row]:
+        links = [row.link for row in rows if test(row)]
+        chance.shuffle(links)
+        return [linked(links.pop())(row) if test(row) else row for row in rows]
+
+    return by_rows(change)
+
+
+def queued(test: Test) -> Mutation:
+    """Some rows start with the calls that launch them."""
+
+    def change(rows: list[Row], chance: random.Random) -> list[Row]:
+        starts = {row.link: row.start_ns for row in rows if is_call(row)}
+        return [replace(row, start_ns=starts[row.link]) if test(row) else row for row in rows]
+
+    return by_rows(change)

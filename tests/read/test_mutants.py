@@ -18,10 +18,9 @@ from aorta.records.schema import Coverage
 from tests.analysis.builders import collective, footer, header, line_of, metrics, step
 from tests.read.answers import Line, Records, answer, judge, record_answer, shares
 from tests.read.evidence_jobs import JOBS, Shape, device_rows, drawn_shape, job, kineto_job, sums_ms
-from tests.read.evidence_rows import MARK
-from tests.read.mutants import MUTATIONS, verdicts
-from tests.read.mutations import facts, shifted_ns
-from tests.read.siblings import KINDS, siblings
+from tests.read.evidence_rows import MARK, later
+from tests.read.mutants import KINDS, MUTATIONS, siblings, verdicts
+from tests.read.mutations import facts
 
 _ALL_OF_A_KERNEL: Final = "every fourth kernel and all that tells of it lost"
 KNOWN: Final = {
@@ -272,7 +271,9 @@ def test_processes_of_two_hosts_are_no_windows_of_one(
     file = file.changed(row for row in file.rows if row.what != MARK)
     files = [
         replace(each.changed(host=host), path=Path(name))
-        for each, host, name in zip((file, shifted_ns(file, 60_000_000_000)), hosts, names, strict=True)
+        for each, host, name in zip(
+            (file, file.changed(later(row, 60_000_000_000) for row in file.rows)), hosts, names, strict=True
+        )
     ]
     found = answer(files)
     assert (len(found.values.get(("whole", "compute_ms"), ())), found.refused is None) == (processes, processes > 0)
