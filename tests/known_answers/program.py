@@ -1,7 +1,8 @@
 """Two ranks of blocks with an exact duration, on an emulated link with an exact duration.
 
-Enters: a folder and the cases as JSON. Leaves: one folder a case with the record of each rank. A block sleeps in its
-backward pass; its parameter's gradient is ready when it wakes. Nothing here computes what is expected.
+Enters: a folder and the cases as JSON. Leaves: one folder a case with the record of each rank, with the isolated
+baselines on the same link where a case asks for them. A block sleeps in its backward pass; its parameter's gradient is
+ready when it wakes. Nothing here computes what is expected.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from torch.nn.parallel import DistributedDataParallel
 from aorta.config.schema import EmulatedFabric
 from aorta.distributed.peers import Peers
 from aorta.instrument.emulation.network import EmulatedNetwork, shared_folder
+from aorta.instrument.emulation.rehearsal import Rehearsal, Replay
+from aorta.instrument.emulation.stand_in import StandIn
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.parallel.plan import ReduceAfterBackward
 from aorta.records.clocks import read_clocks
@@ -52,6 +55,7 @@ class Case:
     owner: int | None = None
     warmup: int = 2  # DDP sorts its buckets anew in its second step, and broadcasts their order
     steps: int = 4
+    isolated: bool = False
 
 
 class Timetable:
@@ -156,31 +160,6 @@ def build(
     return blocks, wrapped
 
 
-@dataclass
-class Recorded:
-    """One rank of a case, under the instrument."""
-
-    case: Case
-    peers: Peers
-    instrument: Instrumentation
-    timetable: Timetable
-    model: nn.Module
-
-    def train(self) -> None:
-        self.model(torch.ones(VALUES, requires_grad=True)).sum().backward()
-
-    def phase(self, name: Phase, body: Callable[[], None], warmup: int = 0) -> None:
-        """Steps that both ranks begin at one moment; blocks compute behind the warm-up."""
-        for step in range(warmup + self.case.steps):
-            self.timetable.block_ns = 0 if step < warmup else round(self.case.compute_ms * 1e6)
-            at = f"{self.case.name}/{name}/{step}"
-            start_ns = self.peers.from_first_rank(at, time.perf_counter_ns() + START_NS)
-            self.timetable.begin(start_ns + FORWARD_NS)
-            wait_until(start_ns)
-            with self.instrument.recorder.step(StepFacts(0, step, step, 0.0, step < warmup, name)):
-                body()
-
-
 @contextmanager
 def recording(
     folder: Path,
@@ -214,23 +193,39 @@ def recording(
             writer.write(Footer("completed", 0, instrument.recorder.steps_written, read_clocks(), groups))
 
 
-@contextmanager
-def recorded(case: Case, folder: Path, peers: Peers, place: Path | None) -> Iterator[Recorded]:
-    """The rank, whose record is whole behind the `with` block."""
-    rank, world_size = peers.rank, peers.world_size
+def run(case: Case, folder: Path, peers: Peers, place: Path | None) -> None:
+    """One rank of a case, under the instrument."""
     timetable = Timetable(fixed=case.way != "waited")
     blocks, model = build(case, timetable.compute, CPU)
-    fabric = EmulatedNetwork(EmulatedFabric(**case.fabric), rank, world_size, place)
-    with recording(folder, CPU, "dedicated", rank, world_size, blocks, model, fabric=fabric) as instrument:
-        yield Recorded(case, peers, instrument, timetable, model)
+    fabric = EmulatedNetwork(EmulatedFabric(**case.fabric), peers.rank, peers.world_size, place)
+    with recording(folder, CPU, "dedicated", peers.rank, peers.world_size, blocks, model, fabric=fabric) as instrument:
+
+        def train() -> None:
+            model(torch.ones(VALUES, requires_grad=True)).sum().backward()
+
+        def phase(name: Phase, body: Callable[[], None], warmup: int = 0) -> None:
+            """Steps that both ranks begin at one moment; blocks compute behind the warm-up."""
+            for step in range(warmup + case.steps):
+                timetable.block_ns = 0 if step < warmup else round(case.compute_ms * 1e6)
+                at = f"{case.name}/{name}/{step}"
+                start_ns = peers.from_first_rank(at, time.perf_counter_ns() + START_NS)
+                timetable.begin(start_ns + FORWARD_NS)
+                wait_until(start_ns)
+                with instrument.recorder.step(StepFacts(0, step, step, 0.0, step < warmup, name)):
+                    body()
+
+        phase("train", train, case.warmup)
+        if case.isolated:
+            rehearsal = Rehearsal(CPU)
+            timetable.block_ns = 0
+            with instrument.replaced(rehearsal):
+                train()
+            with instrument.replaced(StandIn(CPU, instrument.clock, instrument.recorder.on_stall)):
+                phase("compute_only", train)
+            phase("comm_only", Replay(rehearsal.events).run)
 
 
-def run(case: Case, folder: Path, peers: Peers, place: Path | None) -> None:
-    with recorded(case, folder, peers, place) as rank:
-        rank.phase("train", rank.train, case.warmup)
-
-
-def main(run: Callable[[Case, Path, Peers, Path | None], None] = run) -> None:
+def main() -> None:
     """Every case of the command line, one after another; `run` leaves its folder."""
     torch.set_num_threads(1)
     root, cases = Path(sys.argv[1]), [Case(**case) for case in json.loads(sys.argv[2])]

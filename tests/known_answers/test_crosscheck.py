@@ -22,9 +22,8 @@ from aorta.read.traces.reader import TraceInput
 from aorta.read.traces.tables import device_timelines
 from aorta.records.schema import Collective, Step
 from tests.known_answers.again import undisturbed
-from tests.known_answers.host_union import host_union
+from tests.known_answers.cpu_traces import Rows, host_union, windows
 from tests.known_answers.profiled import BACKWARD_S, BLOCKS, COMPUTING, MARK, PROFILED, STRATEGIES
-from tests.known_answers.rows import Rows, windows
 from tests.rank_records import read_rank
 from tests.runs import program, succeeded
 
