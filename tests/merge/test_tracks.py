@@ -44,36 +44,28 @@ def run_folder(folder, *, fake: Injected | None = None, late_ms: float = 0.0, sy
         shift = late_ms if rank else 0.0
         rows = [collective(seq=s, start_ms=10.0 + 10 * s + shift, end_ms=18.0 + 10 * s) for s in (0, 1)]
         overlapping = collective(seq=2, start_ms=12.0, end_ms=25.0)
-        segments = [
-            ActiveSegment(0, 10 * MS, 0b1),
-            ActiveSegment(10 * MS, 20 * MS, 0b11),
-            ActiveSegment(20 * MS, 30 * MS, 0b10),
-            ActiveSegment(30 * MS, 100 * MS, 0),
-        ]
-        lines = [
-            step(
-                rank,
-                2,
-                number,
-                overlap=metrics(100, 20, 20, 10),
-                collectives=[*rows, overlapping] if number == 1 else [],
-                active_segments=segments,
-            )
-            for number in range(3)
-        ]
+        ends_ms = ((0, 10, 0b1), (10, 20, 0b11), (20, 30, 0b10), (30, 100, 0))
+        said = {"active_segments": [ActiveSegment(begin * MS, end * MS, lanes) for begin, end, lanes in ends_ms]}
+        said |= {"overlap": metrics(100, 20, 20, 10)}
+        of_step = {1: [*rows, overlapping]}
+        lines = [step(rank, 2, number, collectives=of_step.get(number, []), **said) for number in range(3)]
         write_rank(folder, header(rank, 2), lines)
         body = text([x("a", us(STEP_NS), 90_000), x("b", us(STEP_NS + 90 * MS), 1)], rank=rank, base=BASE_NS)
         write(folder / f"r{rank}.json", body)
     if sync:
         at = ZERO_NS + STEP_NS
-        reference = RankClock(0, "node0", "b", OffsetSample(at, 0, 0, 0, 32), OffsetSample(at + 10**9, 0, 0, 0, 32))
-        offsets = [0, 0] if fake is None else [fake.shown(at) - at, fake.shown(at + 10**9) - at - 10**9]
-        samples = [OffsetSample(at + n * 10**9 + offset, offset, 2000, 1000, 32) for n, offset in enumerate(offsets)]
-        other = RankClock(1, "node0", "b", *samples, injected=fake)
-        (folder / "clock_sync.json").write_bytes(
-            encode(ClockSync(1, "run-1", 0, 0, "CLOCK_REALTIME", "s", True, [reference, other]))
-        )
+        write_sync(folder, [0, 0] if fake is None else [fake.shown(at + n) - at - n for n in (0, 2 * 10**9)], fake=fake)
     return folder
+
+
+def write_sync(folder, offsets_ns, *, run_id: str = "run-1", fake: Injected | None = None) -> None:
+    """Clocks measured when step 1 began and two seconds later: rank 1 was so far ahead, within 1 us."""
+    at = [ZERO_NS + STEP_NS, ZERO_NS + STEP_NS + 2 * 10**9]
+    samples = [OffsetSample(ns + offset, offset, 2000, 1000, 32) for ns, offset in zip(at, offsets_ns, strict=True)]
+    zero = [OffsetSample(ns, 0, 0, 0, 32) for ns in at]
+    clocks = [RankClock(0, "node0", "b", *zero), RankClock(1, "node0", "b", *samples, injected=fake)]
+    found = ClockSync(1, run_id, 0, 0, "CLOCK_REALTIME", "s", True, clocks)
+    (folder / "clock_sync.json").write_bytes(encode(found))
 
 
 def merge(folder, *words, code: int = 0):
@@ -84,47 +76,31 @@ def merge(folder, *words, code: int = 0):
     return merged
 
 
-def test_steps_lanes_and_collectives_become_tracks_and_complete_events_stay_those_of_the_traces(tmp_path):
-    merged = merge(run_folder(tmp_path / "run"))
-    found = merged["traceEvents"]
+def test_of_a_record_the_steps_that_the_traces_cover_become_tracks(tmp_path):
+    """Collectives that overlap have a track each; complete events stay those of the traces."""
+    found = merge(run_folder(tmp_path / "run"))["traceEvents"]
     assert sum(e["ph"] == "X" for e in found) == 4
     (pid,) = {e["pid"] for e in found if e["ph"] == "B" and e["pid"] < 2000}
-    (name,) = (e["args"]["name"] for e in found if e["ph"] == "M" and e["name"] == "process_name" and e["pid"] == pid)
-    assert name == "rank 0 (node0): AORTA record"
-    tracks = {e["tid"]: e["args"]["name"] for e in found if e["name"] == "thread_name" and e["pid"] == pid}
-    begun = [
-        (tracks[e["tid"]], e["name"], round(e["ts"] - us(STEP_NS))) for e in found if e["ph"] == "B" and e["pid"] == pid
+    own = [e for e in found if e["pid"] == pid]
+    assert [e["args"]["name"] for e in own if e["name"] == "process_name"] == ["rank 0 (node0): AORTA record"]
+    tracks = {e["tid"]: e["args"]["name"] for e in own if e["name"] == "thread_name"}
+    ends = {e["name"]: round(e["ts"] - us(STEP_NS)) for e in own if e["ph"] == "E"}
+    begun = [(tracks[e["tid"]], e["name"], round(e["ts"] - us(STEP_NS))) for e in own if e["ph"] == "B"]
+    assert sorted((*row, ends[row[1]]) for row in begun) == [
+        ("collectives world", "allreduce#0", 10_000, 18_000),
+        ("collectives world", "allreduce#1", 20_000, 28_000),
+        ("collectives world (2)", "allreduce#2", 12_000, 25_000),
+        ("lane allreduce", "allreduce", 10_000, 30_000),
+        ("lane compute", "compute", 0, 20_000),
+        ("steps", "step 1", 0, 100_000),
     ]
-    assert sorted(begun) == [
-        ("collectives world", "allreduce#0", 10_000),
-        ("collectives world", "allreduce#1", 20_000),
-        ("collectives world (2)", "allreduce#2", 12_000),
-        ("lane allreduce", "allreduce", 10_000),
-        ("lane compute", "compute", 0),
-        ("steps", "step 1", 0),  # the traces cover this step alone
-    ]
-    ends = {e["name"]: round(e["ts"] - us(STEP_NS)) for e in found if e["ph"] == "E" and e["pid"] == pid}
-    assert ends == {
-        "allreduce#0": 18_000,
-        "allreduce#1": 28_000,
-        "allreduce#2": 25_000,
-        "allreduce": 30_000,
-        "compute": 20_000,
-        "step 1": 100_000,
-    }
 
 
 @pytest.mark.spec("C16")
 def test_C16_an_injected_skew_is_caught_raw_and_gone_when_aligned(tmp_path, capsys):
     folder = run_folder(tmp_path / "run", fake=Injected(123_456_789, 80.0, ZERO_NS))
-    merged = merge(folder, "--check")
-    assert merged["aorta"]["causality"] == {
-        "pairs": 3,
-        "violations": 0,
-        "unknown_bounds": 0,
-        "worst_lead_ns": merged["aorta"]["causality"]["worst_lead_ns"],
-        "not_checked": {},
-    }
+    found = merge(folder, "--check")["aorta"]["causality"]
+    assert (found["pairs"], found["violations"], found["unknown_bounds"], found["not_checked"]) == (3, 0, 0, {})
     assert "no violation" in capsys.readouterr().out
     merged = merge(folder, "--check", "--align", "none", code=1)
     assert merged["aorta"]["causality"]["violations"] == 3
@@ -234,16 +210,12 @@ def test_records_alone_stand_on_one_clock_within_the_bound_that_is_said(tmp_path
     """
     folder, ahead_ns = tmp_path / "run", 5 * MS
     folder.mkdir()
-    at = ZERO_NS + STEP_NS
     for rank, shift in ((0, 0), (1, ahead_ns)):
         own = ClockReading(CLOCK.realtime_ns + shift, 0, CLOCK.monotonic_ns, CLOCK.uncertainty_ns)
         rows = {number: [collective(seq=number, start_ms=10.0, end_ms=18.0)] for number in (1, 2)}
         lines = [step(rank, 2, number, overlap=metrics(100, 0, 8, 0), collectives=rows[number]) for number in rows]
         write_rank(folder, header(rank, 2, clock=own), lines, footer(2, 2, clock=own))
-    measured = [OffsetSample(at + n * 10**9 + ahead_ns, ahead_ns + late_ns, 2000, 1000, 32) for n in (0, 2)]
-    zero = [OffsetSample(at + n * 10**9, 0, 0, 0, 32) for n in (0, 2)]
-    clocks = [RankClock(0, "node0", "b", *zero), RankClock(1, "node1", "b", *measured)]
-    (folder / "clock_sync.json").write_bytes(encode(ClockSync(1, "run-1", 0, 0, "CLOCK_REALTIME", "s", True, clocks)))
+    write_sync(folder, [ahead_ns + late_ns] * 2)
 
     def apart_ns(merged):
         ends = [e["ts"] for e in merged["traceEvents"] if e["ph"] == "E" and e["name"].startswith("allreduce#")]
@@ -257,7 +229,7 @@ def test_records_alone_stand_on_one_clock_within_the_bound_that_is_said(tmp_path
     assert merged["clockSync"]["aligned"] is True
     assert apart_ns(merge(folder, "--align", "none")) == [ahead_ns] * 2
     # A measurement of another run says nothing of these clocks.
-    (folder / "clock_sync.json").write_bytes(encode(ClockSync(1, "run-2", 0, 0, "CLOCK_REALTIME", "s", True, clocks)))
+    write_sync(folder, [ahead_ns + late_ns] * 2, run_id="run-2")
     merged = merge(folder)
     assert (merged["clockSync"]["source"], merged["aorta"]["record_bounds_ns"]) == (None, {"0": None, "1": None})
     assert "within an unknown bound" in capsys.readouterr().out
@@ -281,33 +253,25 @@ def test_records_that_cannot_be_of_one_run_are_refused(tmp_path, capsys, changes
 
 
 def test_times_of_a_record_follow_the_anchors_between_which_they_lie(tmp_path):
-    early = ClockReading(realtime_ns=1_000_000_000, boottime_ns=0, monotonic_ns=0, uncertainty_ns=10)
+    early = ClockReading(realtime_ns=10**9, boottime_ns=0, monotonic_ns=0, uncertainty_ns=10)
     # Half a second was put in by somebody who set the clock, seen a second later.
-    late = ClockReading(realtime_ns=2_500_000_000, boottime_ns=0, monotonic_ns=1_000_000_000, uncertainty_ns=30)
-    wall = WallTime([late, early])
+    wall = WallTime([ClockReading(25 * 10**8, 0, 10**9, 30), early])
     assert wall.uncertainty_ns == 30
-    assert [wall.realtime_ns(t) for t in (-5, 0, 500_000_000, 1_000_000_000, 1_000_000_007)] == [
-        999_999_995,
-        1_000_000_000,
-        1_750_000_000,
-        2_500_000_000,
-        2_500_000_007,
-    ]
+    for monotonic_ns, realtime_ns in (
+        (-5, 10**9 - 5),
+        (0, 10**9),
+        (5 * 10**8, 175 * 10**7),
+        (10**9 + 7, 25 * 10**8 + 7),
+    ):
+        assert wall.realtime_ns(monotonic_ns) == realtime_ns
     # And a record's tracks do: an anchor 100 us later moves half of that at half the way.
     folder = run_folder(tmp_path / "run", sync=False)
     record = folder / "rank_0_metrics.jsonl"
-    gained = ClockReading(
-        CLOCK.realtime_ns + 2 * (STEP_NS - CLOCK.monotonic_ns) + 100_000,
-        0,
-        CLOCK.monotonic_ns + 2 * (STEP_NS - CLOCK.monotonic_ns),
-        50,
-    )
-    lines = record.read_bytes().splitlines(keepends=True)
-    foot = msgspec.json.decode(lines[-1])
-    foot["clock"] = msgspec.to_builtins(gained)
-    record.write_bytes(
-        b"".join([*lines[:-1], msgspec.json.encode(Anchor(2, gained)) + b"\n", msgspec.json.encode(foot)]) + b"\n"
-    )
+    way_ns = 2 * (STEP_NS - CLOCK.monotonic_ns)
+    gained = ClockReading(CLOCK.realtime_ns + way_ns + 100_000, 0, CLOCK.monotonic_ns + way_ns, 50)
+    *lines, foot = record.read_bytes().splitlines()
+    ends = {**msgspec.json.decode(foot), "clock": msgspec.to_builtins(gained)}
+    record.write_bytes(b"\n".join([*lines, *map(msgspec.json.encode, (Anchor(2, gained), ends)), b""]))
     found = merge(folder)["traceEvents"]
     (begin,) = (e["ts"] for e in found if e["ph"] == "B" and e["name"] == "step 1" and e["pid"] < 2000)
     assert begin == pytest.approx(us(STEP_NS) + 50.0, abs=0.001)
