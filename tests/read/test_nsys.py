@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -22,8 +23,13 @@ def header(rank: int, pid: int, host: str = "dgx1", local_rank: int = 0) -> Head
     return builders.header(rank, 16, pid=pid, host=host, local_rank=local_rank)
 
 
-def read(tmp_path: Path, **left_out: tuple[str, ...]) -> list[Trace]:
-    return read_with(NSYS, write_nsys(tmp_path / "node.sqlite", **left_out))
+def read(folder: Path, *changes: str, **left_out: tuple[str, ...]) -> list[Trace]:
+    """What is read of an export that lacks some, changed by statements of SQL."""
+    folder.mkdir(exist_ok=True)
+    path = write_nsys(folder / "node.sqlite", **left_out)
+    with closing(sqlite3.connect(path)) as database:
+        database.executescript(";\n".join(changes))
+    return read_with(NSYS, path)
 
 
 def test_ranks_of_one_file_stay_apart_with_their_rows_and_the_realtime_of_the_session(tmp_path: Path) -> None:
@@ -52,11 +58,8 @@ def test_ranks_of_one_file_stay_apart_with_their_rows_and_the_realtime_of_the_se
 
 
 def test_a_kernel_without_a_launch_is_counted(tmp_path: Path) -> None:
-    path = write_nsys(tmp_path / "node.sqlite")
-    with sqlite3.connect(path) as db:
-        db.execute("DELETE FROM CUPTI_ACTIVITY_KIND_RUNTIME WHERE correlationId = 12")
-    db.close()
-    assert [trace.counters["kernels_unlinked"] for trace in read_with(NSYS, path)] == [1, 1]
+    traces = read(tmp_path, "DELETE FROM CUPTI_ACTIVITY_KIND_RUNTIME WHERE correlationId = 12")
+    assert [trace.counters["kernels_unlinked"] for trace in traces] == [1, 1]
 
 
 def test_ranks_come_from_the_records_by_process_id_and_host(tmp_path: Path) -> None:
@@ -81,17 +84,12 @@ def test_one_process_takes_its_rank_from_the_path(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "table",
     [
-        "CUPTI_ACTIVITY_KIND_MEMCPY",
-        "CUPTI_ACTIVITY_KIND_RUNTIME",
-        "NVTX_EVENTS",
-        "TARGET_INFO_SESSION_START_TIME",
-        "TARGET_INFO_SYSTEM_ENV",
-        "ENUM_CUDA_MEMCPY_OPER",
+        *("CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"),
+        *("TARGET_INFO_SESSION_START_TIME", "TARGET_INFO_SYSTEM_ENV", "ENUM_CUDA_MEMCPY_OPER"),
     ],
 )
 def test_tables_that_were_never_created_only_take_their_own_facts_away(tmp_path: Path, table: str) -> None:
-    whole, _ = read(tmp_path)
-    (tmp_path / "less").mkdir()
+    whole, _ = read(tmp_path / "whole")
     less, _ = read(tmp_path / "less", without=(table,))
     assert whole.copies_observed
     kernels = slice(0, 3)
@@ -117,45 +115,27 @@ def test_an_export_without_process_ids_is_one_trace(tmp_path: Path) -> None:
     assert sorted(set(trace.intervals.device.tolist())) == [0, 1]
 
 
-@pytest.mark.parametrize(
-    ("less", "said"),
-    [
-        (
-            {"without": ("CUPTI_ACTIVITY_KIND_KERNEL",)},
-            r"node\.sqlite: no table CUPTI_ACTIVITY_KIND_KERNEL; .*--trace=cuda,nvtx",
-        ),
-        (
-            {"columns_without": ("streamId",)},
-            "table CUPTI_ACTIVITY_KIND_KERNEL: no column streamId; it has start, end",
-        ),
-    ],
-)
-def test_what_is_needed_and_missing_is_named(tmp_path: Path, less: dict[str, tuple[str, ...]], said: str) -> None:
-    with pytest.raises(InputError, match=said):
-        read(tmp_path, **less)
+def test_what_is_needed_and_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"node\.sqlite: no table CUPTI_ACTIVITY_KIND_KERNEL; .*--trace=cuda,nvtx"):
+        read(tmp_path / "a", without=("CUPTI_ACTIVITY_KIND_KERNEL",))
+    with pytest.raises(InputError, match="CUPTI_ACTIVITY_KIND_KERNEL: no column streamId; it has start, end"):
+        read(tmp_path / "b", columns_without=("streamId",))
 
 
 def test_copies_of_no_process_with_kernels_are_said_and_not_silently_dropped(tmp_path: Path) -> None:
-    path = write_nsys(tmp_path / "node.sqlite")
-    with sqlite3.connect(path) as db:
-        db.execute("UPDATE CUPTI_ACTIVITY_KIND_MEMCPY SET globalPid = NULL WHERE deviceId = 1")
-    db.close()
-    first, second = read_with(NSYS, path)
+    first, second = read(tmp_path, "UPDATE CUPTI_ACTIVITY_KIND_MEMCPY SET globalPid = NULL WHERE deviceId = 1")
     assert [len(trace.intervals) for trace in (first, second)] == [4, 3]
     assert any("1 row(s) of CUPTI_ACTIVITY_KIND_MEMCPY belong to no process" in note for note in first.notes)
 
 
 def test_cuda_graphs_traced_as_a_whole_leave_null_what_rests_on_their_kernels(tmp_path: Path) -> None:
-    path = write_nsys(tmp_path / "node.sqlite")
-    db = sqlite3.connect(path)
-    db.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_GRAPH_TRACE (start INT, end INT, deviceId INT, globalPid INT)")
-    db.executemany(
-        "INSERT INTO CUPTI_ACTIVITY_KIND_GRAPH_TRACE VALUES (?, ?, 0, ?)",
-        [(1200, 1300, global_pid(PIDS[0])), (2200, 2300, global_pid(PIDS[0]))],
+    process = global_pid(PIDS[0])
+    read(
+        tmp_path,
+        "CREATE TABLE CUPTI_ACTIVITY_KIND_GRAPH_TRACE (start INT, end INT, deviceId INT, globalPid INT)",
+        f"INSERT INTO CUPTI_ACTIVITY_KIND_GRAPH_TRACE VALUES (1200, 1300, 0, {process}), (2200, 2300, 0, {process})",
     )
-    db.commit()
-    db.close()
-    run = load_traces(str(path))
+    run = load_traces(str(tmp_path / "node.sqlite"))
     assert any("2 CUDA graph launches" in note and "--cuda-graph-trace=node" in note for note in run.health.notes)
     first, second = (run.traces.whole[number] for number in ("-1", "-2"))
     assert (first["metrics"]["compute_ms"], first["metrics"]["overlap_ratio"]) == (None, None)

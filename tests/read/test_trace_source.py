@@ -1,9 +1,12 @@
-"""Which rank a process was, which ranges of its code are steps, and what a kernel is by its name alone (W12)."""
+"""Which rank a process was, which ranges of its code are steps, and what a kernel is by its name alone (W12); tables in
+`trace_source_cases.json`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,53 +21,17 @@ from aorta.read.traces.reader import (
     ranks_in_path,
     step_windows,
 )
-from aorta.records.schema import Header
 from tests.analysis.builders import line_of
-from tests.read.kineto_files import ALLREDUCE, GEMM, event
 from tests.read.test_nsys import header
 
+CASES = json.loads(Path(__file__).with_name("trace_source_cases.json").read_text())
 
-@pytest.mark.parametrize(
-    ("process", "headers", "placed", "note"),
-    [
-        (
-            Process("run/rank2/1_results.db", environment_rank=3, environment_world=8),
-            [],
-            (3, 8),
-            "run/rank2/1_results.db: taken as rank 3 (its environment says RANK 3), although its path says rank 2",
-        ),
-        (
-            Process("run/rank2/7_results.json", pid=7),
-            [header(5, 7)],
-            (2, 16),
-            "run/rank2/7_results.json: taken as rank 2 (its path says rank 2), although the record with process id 7 "
-            "says rank 5",
-        ),
-        (
-            Process("x.json", pid=7, host="a"),
-            [header(5, 7, host="b.cluster"), header(6, 7, host="a.cluster")],
-            (6, 16),
-            None,
-        ),
-        (
-            Process("x.json", pid=7),
-            [header(5, 7, host="b"), header(6, 7, host="a")],
-            (NULL, 16),
-            "x.json: rank not known: the record with process id 7 says rank 5, 6: ambiguous",
-        ),
-        (
-            Process("x.json", host="n", gpus=(0, 1), all_gpus_visible=True),
-            [header(4, 70, host="n", local_rank=1)],
-            (NULL, None),
-            "x.json: rank not known (no process id, GPU 0, 1): no RANK in its environment, no rank<k> in its path, no "
-            "record with its process id. Give the folder of the records, or put rank<k> into the path",
-        ),
-    ],
-)
-def test_the_best_evidence_gives_the_rank_and_what_contradicts_it_is_said(
-    process: Process, headers: list[Header], placed: tuple[int, int | None], note: str | None
-) -> None:
-    assert place(process, headers) == (*placed, () if note is None else (note,))
+
+@pytest.mark.parametrize("case", CASES["placed"])
+def test_the_best_evidence_gives_the_rank_and_what_contradicts_it_is_said(case: dict[str, Any]) -> None:
+    process = Process(**{key: tuple(value) if key == "gpus" else value for key, value in case["process"].items()})
+    rank, notes = NULL if case["rank"] is None else case["rank"], () if case["note"] is None else (case["note"],)
+    assert place(process, [header(**told) for told in case["headers"]]) == (rank, case["world"], notes)
 
 
 @pytest.mark.parametrize(("visible", "rank"), [(True, 4), (False, NULL), (None, NULL)])
@@ -74,21 +41,8 @@ def test_the_gpu_used_tells_the_rank_only_where_nothing_renumbered_gpus(visible:
     assert place(process, headers)[0] == rank
 
 
-@pytest.mark.parametrize(
-    ("path", "ranks"),
-    [
-        ("run/rank3/5_results.json", {3}),
-        ("run/rank_03/5.json", {3}),
-        ("run/rank-3.sqlite", {3}),
-        ("run/rank1/rank2.json", {2}),
-        ("run/rank1_rank2.json", {1, 2}),
-        ("run/frank3/x.json", set()),
-        ("run/ranking/x.json", set()),
-        ("run/rank99999999999/x.json", set()),
-    ],
-)
-def test_ranks_stated_by_a_path(path: str, ranks: set[int]) -> None:
-    assert ranks_in_path(path) == ranks
+def test_ranks_stated_by_a_path() -> None:
+    assert {path: sorted(ranks_in_path(path)) for path in CASES["ranks in paths"]} == CASES["ranks in paths"]
 
 
 def test_headers_are_read_and_broken_records_are_no_evidence(tmp_path: Path) -> None:
@@ -128,77 +82,22 @@ def test_a_marker_of_no_length_is_no_window() -> None:
     assert windows_of(("step 1", 5, 5)) == ([], ("no step markers: one window from the first to the last record",))
 
 
-@pytest.mark.parametrize(
-    ("texts", "steps"),
-    [
-        (("step 7", "ProfilerStep#1", "iteration#2", "aorta.step=3"), [3]),
-        (("step 7", "ProfilerStep#1", "iteration#2"), [2]),
-        (("step 7", "ProfilerStep#1"), [1]),
-        (("step 7", "Train step: 8", "iter_9"), [7, 8, 9]),
-        (("my ProfilerStep#1", "ProfilerStep#1a", "ProfilerStep#", "stepping 3"), []),
-    ],
-)
-def test_one_family_of_markers_counts_and_only_whole_texts(texts: Sequence[str], steps: list[int]) -> None:
+@pytest.mark.parametrize(("texts", "steps"), CASES["steps of markers"])
+def test_one_family_of_markers_counts_and_only_whole_texts(texts: list[str], steps: list[int]) -> None:
     found, _ = windows_of(*((text, 10 * place, 10 * place + 5) for place, text in enumerate(texts)))
     assert [step for step, _, _ in found] == steps
 
 
-def mark(name: str, start: float, length: float) -> dict[str, object]:
-    return event("user_annotation", name, start, length, 4242, 4242)
+def test_the_class_and_kind_of_a_kernel_w12() -> None:
+    names, span = CASES["kernels"], np.arange(len(CASES["kernels"]))
+    rows = kernels("made by hand", NameClassifier(), [*names], start_ns=span, end_ns=span + 1)
+    codes = [(IntervalClass[cls], KIND_CODE[kind] if kind else NULL) for cls, kind in names.values()]
+    assert dict(zip(names, zip(rows.cls.tolist(), rows.kind.tolist(), strict=True), strict=True)) == dict(
+        zip(names, codes, strict=True)
+    )
 
 
-COMPUTE, COMM, COPY, UNKNOWN = (
-    IntervalClass.COMPUTE,
-    IntervalClass.COMM,
-    IntervalClass.COPY,
-    IntervalClass.UNKNOWN,
-)
-
-
-@pytest.mark.parametrize(
-    ("name", "cls", "kind"),
-    [
-        (ALLREDUCE, COMM, "allreduce"),
-        ("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", COMM, "reducescatter"),
-        ("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)", COMM, "allgather"),
-        ("ncclSymkDevKernel_AllReduce_RSxLD_AGxST_sum_f32", COMM, "allreduce"),
-        ("ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)", COMM, None),
-        ("void vllm::cross_device_reduce_2stage<half, 8>(RankData*)", COMM, "allreduce"),
-        ("one_shot_all_reduce_kernel", COMM, "allreduce"),
-        ("multimem_all_gather_kernel", COMM, "allgather"),
-        ("void quickreduce::twoshot", COMM, "allreduce"),
-        ("__amd_rocclr_copyBuffer.kd", COPY, None),
-        ("__amd_rocclr_fillBufferAligned.kd", COPY, None),
-        ("[CUDA memcpy Device-to-Host]", COPY, None),
-        ("Memset (Device)", COPY, None),
-        (GEMM, COMPUTE, None),
-        ("memcpy_like_gemm", COMPUTE, None),
-        ("Memcpyish", COMPUTE, None),
-        ("", UNKNOWN, None),
-        ("   ", UNKNOWN, None),
-    ],
-)
-def test_the_class_and_kind_of_a_kernel_w12(name: str, cls: IntervalClass, kind: str | None) -> None:
-    rows = kernels("made by hand", NameClassifier(), [name], start_ns=np.array([0]), end_ns=np.array([1]))
-    assert rows.cls.tolist() == [cls]
-    assert rows.kind.tolist() == [KIND_CODE[kind] if kind else NULL]
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("c10d::_reduce_scatter_base_", "reducescatter"),
-        ("c10d::scatter_", "scatter"),
-        ("c10d::_allgather_base_", "allgather"),
-        ("c10d::gather_", "gather"),
-        ("c10d::reduce_", "reduce"),
-        ("c10d::alltoall_base_", "alltoall"),
-        ("all_to_allv", "alltoall"),
-        ("ncclBcast", "broadcast"),
-        ("ncclSend", "send"),
-        ("gloo:irecv", "recv"),
-        ("ncclDevKernel_SendRecv", None),
-    ],
-)
-def test_the_kind_that_a_name_tells(name: str, kind: str | None) -> None:
-    assert kind_of(name) == (KIND_CODE[kind] if kind else NULL)
+def test_the_kind_that_a_name_tells() -> None:
+    assert {name: kind_of(name) for name in CASES["kinds"]} == {
+        name: KIND_CODE[kind] if kind else NULL for name, kind in CASES["kinds"].items()
+    }
