@@ -149,16 +149,9 @@ def kineto_job(rank: int, *, platform: str = "cuda", shape: Shape = Shape()) -> 
         ids = {"External id": 1000 + number, "correlation": 100 + number}
         said: Json = {}
         if calls is not None:
-            said = {
-                "Collective name": calls.collective,
-                "In msg nelems": 4096,
-                "Out msg nelems": 4096,
-                "Group size": shape.ranks,
-                "dtype": "BFloat16",
-                "Process Group Name": "0",
-                "Process Group Ranks": str([*range(shape.ranks)]),
-                "Seq": sent,
-            }
+            said = {"Collective name": calls.collective, "In msg nelems": 4096, "Out msg nelems": 4096, "Seq": sent}
+            said |= {"Group size": shape.ranks, "dtype": "BFloat16", "Process Group Name": "0"}
+            said |= {"Process Group Ranks": str([*range(shape.ranks)])}
         host = Row(OPERATOR, "", row.start_ns - 120_000, row.start_ns - 90_000, 4000, 4000, None, "cpu_op")
         if platform == "cpu":
             rows += _on_cpu(row, host, calls, number)
@@ -169,22 +162,18 @@ def kineto_job(rank: int, *, platform: str = "cuda", shape: Shape = Shape()) -> 
                 rows.append(replace(host, name=name, category=category, args=args))
         else:
             rows.append(replace(host, name="aten::mm", args={"External id": 1000 + number}))
-        name, category = {"cuda": ("cudaLaunchKernel", "cuda_runtime"), "rocm": ("hipLaunchKernel", "hip_runtime")}[
-            platform
-        ]
-        if row.what == COPY:
-            name = name.replace("LaunchKernel", "MemcpyAsync")
+        name = {"cuda": "cuda", "rocm": "hip"}[platform] + ("MemcpyAsync" if row.what == COPY else "LaunchKernel")
+        category = {"cuda": "cuda_runtime", "rocm": "hip_runtime"}[platform]
         call = Row(CALL, name, row.start_ns - 110_000, row.start_ns - 100_000, 4000, 4000, 100 + number, category, ids)
         category = "gpu_memcpy" if row.what == COPY else "kernel"
         args = {"device": 0, "stream": row.stream, **ids, **said}
         rows += [call, replace(row, link=100 + number, category=category, args=args)]
     facts = {"rank": rank, "world_size": shape.ranks, "host": "node1", "clock": 1_790_857_026_000_000_000}
     facts["backend"] = "gloo" if platform == "cpu" else "nccl"
-    rest: Json = {"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "NVIDIA H100"}], "cupti_version": 26}
-    if platform == "rocm":
-        rest = {"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "AMD MI300X"}], "roctracer_version": 4}
-    if platform == "cpu":
-        rest = {"schemaVersion": 1}
+    device = {"cuda": ("NVIDIA H100", "cupti_version"), "rocm": ("AMD MI300X", "roctracer_version")}.get(platform)
+    rest: Json = {"schemaVersion": 1}
+    if device is not None:
+        rest |= {"deviceProperties": [{"id": 0, "name": device[0]}], device[1]: 26}
     return File(Path(f"rank{rank}.json"), "kineto", rows, facts, rest)
 
 
@@ -231,11 +220,11 @@ def _like(template: File, rank: int, shape: Shape) -> list[Row]:
 
 def job(format: str, shape: Shape = Shape()) -> list[File]:  # noqa: A002 - the reader's name
     """All ranks of a job. Formats are those of `FORMATS`, Kineto's with a platform: "kineto-cuda"."""
+    if format.startswith("kineto-"):
+        platform = format.removeprefix("kineto-")
+        return [kineto_job(rank, platform=platform, shape=shape) for rank in range(shape.ranks)]
     files = []
     for rank in range(shape.ranks):
-        if format.startswith("kineto-"):
-            files.append(kineto_job(rank, platform=format.removeprefix("kineto-"), shape=shape))
-            continue
         with tempfile.TemporaryDirectory() as folder:
             path = _template(format, Path(folder), rank, shape.ranks)
             template = read_file(path, Path(f"rank{rank}") / path.name)
@@ -245,11 +234,13 @@ def job(format: str, shape: Shape = Shape()) -> list[File]:  # noqa: A002 - the 
 
 
 def _template(format: str, folder: Path, rank: int, ranks: int) -> Path:  # noqa: A002
+    """A file of one process in the format, written by hand."""
     pid = 4242 + rank
     match format:
         case "rocprofv3-json":
-            (folder / f"{pid}_results.json").write_text(json.dumps(rocprof_files.as_json(pid)))
-            return folder / f"{pid}_results.json"
+            path = folder / f"{pid}_results.json"
+            path.write_text(json.dumps(rocprof_files.as_json(pid)))
+            return path
         case "rocprofv3-csv":
             for name, content in rocprof_files.as_csv("direct").items():
                 (folder / name.replace("4242", str(pid))).write_bytes(content)

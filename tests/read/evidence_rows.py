@@ -63,20 +63,20 @@ Change: TypeAlias = Callable[[Row], Row]
 # Which rows.
 
 
+def of(*kinds: str) -> Test:
+    return lambda row: row.what in kinds
+
+
+is_kernel, is_copy, is_call, is_mark = of(KERNEL), of(COPY), of(CALL), of(MARK)
+on_device, is_timed = of(KERNEL, COPY), of(KERNEL, COPY, CALL, OPERATOR, MARK)
+
+
 def any_row(row: Row) -> bool:
     return True
 
 
-def is_timed(row: Row) -> bool:
-    return row.what != OTHER
-
-
 def is_comm(row: Row) -> bool:
     return row.communicates
-
-
-def is_kernel(row: Row) -> bool:
-    return row.what == KERNEL
 
 
 def computes(row: Row) -> bool:
@@ -88,28 +88,12 @@ def sends(row: Row) -> bool:
     return row.what == KERNEL and row.communicates
 
 
-def on_device(row: Row) -> bool:
-    return row.what in (KERNEL, COPY)
-
-
-def is_copy(row: Row) -> bool:
-    return row.what == COPY
-
-
-def is_call(row: Row) -> bool:
-    return row.what == CALL
-
-
-def is_mark(row: Row) -> bool:
-    return row.what == MARK
+def is_operator(row: Row) -> bool:
+    return row.what == OPERATOR and not row.communicates
 
 
 def issues(row: Row) -> bool:
-    return row.what == OPERATOR and ISSUES.match(row.name) is not None and not row.communicates
-
-
-def is_operator(row: Row) -> bool:
-    return row.what == OPERATOR and not row.communicates
+    return is_operator(row) and ISSUES.match(row.name) is not None
 
 
 def is_short(row: Row) -> bool:

@@ -1,5 +1,9 @@
 """Evidence that is taken away is never 0: a report of a trace that lacks some says so, or what it says of all; and
-siblings of what public cases showed are right, or null or bounded with the reason."""
+siblings of what public cases showed are right, or null or bounded with the reason.
+
+`mutant_cases.json`: of each format some mutants, one of each rule, in the short gate too (`said`); traces of rank 0 by
+names and hosts, and how many processes they are of; folders, by node and rank, of which a process's is `node0/rank1`.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +26,7 @@ from tests.read.evidence_rows import MARK, later
 from tests.read.mutants import KINDS, MUTATIONS, siblings, verdicts
 from tests.read.mutations import facts
 
+CASES: Final = json.loads(Path(__file__).with_name("mutant_cases.json").read_text())
 _ALL_OF_A_KERNEL: Final = "every fourth kernel and all that tells of it lost"
 KNOWN: Final = {
     "kineto-cpu": {"a tenth of all events lost", "a step twice"},
@@ -57,46 +62,11 @@ def test_mutants(name: str) -> None:
     assert wrong.keys() == KNOWN.get(name, set()), (shares(found), wrong)
 
 
-SAID: Final = {
-    "kineto-cuda": (
-        "kernels begin and end in events of their own",
-        "calls of XPU, a third of the computation lost",
-        "every third collective and all that tells of it lost",
-        "arguments of collectives contradict their kernels",
-        "numbers of launches permuted",
-        "computation of the last step lost, and its calls",
-        "devices of another number from the middle on",
-        "communication by copies of the device, without operators",
-    ),
-    "kineto-rocm": ("the device lags by less than nothing", "one kernel begins 5 ms early", "a step twice"),
-    "nsys": (
-        "a third of the computation ends before it starts",
-        "kernels communicate and multiply",
-        "communication again, a little later",
-        "communication in another file",
-        "the device's clock of one rank is slower by a tenth",
-        "copies on another device",
-    ),
-    "rocprofv3-json": (
-        "a fifth of the communication lasts longer than half an hour",
-        "one collective runs an hour later",
-    ),
-    "rocprofv3-csv": (
-        "every fourth kernel and all that tells of it lost",
-        "cut within the last step, without calls",
-        "kernels again on another stream, a little later",
-        "a step lost with its mark",
-    ),
-    "rocpd": ("computation of one rank in another unit",),
-}
-"""A mutant of each rule, in the short gate too."""
-
-
-@pytest.mark.parametrize("format", SAID)
+@pytest.mark.parametrize("format", CASES["said"])
 def test_what_is_missing_is_said(format: str) -> None:  # noqa: A002 - the reader's name
     healthy = job(format)
     right = answer(healthy)
-    mutants = {name: MUTATIONS[name](healthy, random.Random(2)) for name in SAID[format]}
+    mutants = {name: MUTATIONS[name](healthy, random.Random(2)) for name in CASES["said"][format]}
     found = {name: judge(right, answer(files), name) for name, files in mutants.items()}
     assert {name: (each.outcome, each.wrong) for name, each in found.items()} == dict.fromkeys(found, ("null", []))
 
@@ -242,63 +212,32 @@ def test_siblings(kind: str) -> None:
     assert wrong in ({}, {"10: kineto-cuda": []}), (shares(found), wrong)
 
 
-@pytest.mark.parametrize(
-    ("names", "hosts", "processes"),
-    [
-        (("rank0.1.json", "rank0.2.json"), ("a", "a"), 1),
-        (("rank0.1.json", "rank0.2.json"), ("a", "b"), 2),
-        (("rank0.json", "rank0_1.json"), ("a", "a"), 1),
-        (("rank0.json", "rank0 (1).json"), (None, None), 1),
-        (("n1_77.rank0.111.pt.trace.json", "n1_77.rank0.222.pt.trace.json"), (None, None), 1),
-        (("n1_77.rank0.111.pt.trace.json", "n2_77.rank0.222.pt.trace.json"), (None, None), 2),
-        (("nodeA.rank0.json", "nodeB.rank0.json"), (None, None), 2),
-        (("alpha_rank0_1.json", "beta_rank0_2.json"), (None, None), 2),
-        (("tp0_rank0_1.json", "tp1_rank0_2.json"), ("a", "a"), 2),
-        (("rank0-decode.json", "rank0-prefill.json"), ("a", "a"), 2),
-        (("rank0/w1.json", "rank0/w2.json"), ("a", "b.example.org"), 2),
-        (("job1/rank0.json", "job2/rank0.json"), ("a", "a"), 0),
-    ],
-)
-def test_processes_of_two_hosts_are_no_windows_of_one(
-    names: tuple[str, str], hosts: tuple[str | None, str | None], processes: int
-) -> None:
+@pytest.mark.parametrize("case", CASES["traces of one rank"])
+def test_processes_of_two_hosts_are_no_windows_of_one(case: dict[str, Any]) -> None:
     """Without marks, a later trace of a rank is a later window of its process only on its host, and by its name."""
-    file = kineto_job(0, shape=drawn_shape(len(names[0])))
+    file = kineto_job(0, shape=drawn_shape(len(case["names"][0])))
     file = file.changed(row for row in file.rows if row.what != MARK)
+    next_minute = file.changed(later(row, 60_000_000_000) for row in file.rows)
     files = [
         replace(each.changed(host=host), path=Path(name))
-        for each, host, name in zip(
-            (file, file.changed(later(row, 60_000_000_000) for row in file.rows)), hosts, names, strict=True
-        )
+        for each, host, name in zip((file, next_minute), case["hosts"], case["names"], strict=True)
     ]
     found = answer(files)
-    assert (len(found.values.get(("whole", "compute_ms"), ())), found.refused is None) == (processes, processes > 0)
+    count = case["processes"]
+    assert (len(found.values.get(("whole", "compute_ms"), ())), found.refused is None) == (count, count > 0)
 
 
-@pytest.mark.parametrize(
-    ("format", "folder", "refused"),
-    [
-        ("rocprofv3-csv", "node{0}/rank{1}", False),
-        ("nsys", "node{0}_rank{1}", False),
-        ("rocprofv3-json", "host-{2}/rank{1}", False),
-        ("nsys", "j1/node0{0}/rank{1}", False),
-        ("rocprofv3-csv", "ip-10-0-0-{0}/rank-{1}", False),
-        ("nsys", "compute{0}.cluster/rank{1}", False),
-        ("rocprofv3-json", "worker-{0}/rank_{1}", False),
-        ("rocprofv3-csv", "hostname{0}/rank{1}", False),
-        ("rocprofv3-json", "x/dgx-0{0}_rank{1}", False),
-        ("nsys", "n{0}/rank{1}", True),  # as well two jobs
-    ],
-)
-def test_local_ranks_in_folders_of_nodes_are_one_job(format: str, folder: str, refused: bool) -> None:  # noqa: A002
+@pytest.mark.parametrize("case", CASES["folders of nodes"])
+def test_local_ranks_in_folders_of_nodes_are_one_job(case: dict[str, str]) -> None:
     """Four processes whose ranks are unknown, or a refusal that says both what they may be, and how to go on."""
-    files = facts(rank=None)(job(format, replace(drawn_shape(len(folder)), ranks=4)), random.Random(0))
+    folder = case["folder"]
+    files = facts(rank=None)(job(case["format"], replace(drawn_shape(len(folder)), ranks=4)), random.Random(0))
     moved = [
         replace(each, path=Path(folder.format(at // 2, at % 2, "ab"[at // 2]), each.path.name))
         for at, each in enumerate(files)
     ]
     right, found = answer(files), answer(moved)
-    assert (found.refused is not None) == refused
+    assert (found.refused is not None) == ("refused" in case)
     if found.refused is not None:
         assert re.search(r"several jobs[\s\S]*nodes of one job", found.refused)
         return
