@@ -49,15 +49,13 @@ class Step:
 
 def spans_of(steps: Sequence[Step]) -> Spans:
     found = SpanRows()
-    rows: list[tuple[int, Lane, tuple[str, str], tuple[int, int]]] = []
     for place, step in enumerate(steps):
         for start, end, (phase, block) in step.ranges:
             lane, name = (Lane.AUX, (phase, "")) if block is None else (Lane.COMPUTE, (block, phase))
-            rows.append((place, lane, name, (start, end)))
-        rows += [(place, Lane.STALL, ("", ""), each) for each in step.stalls]
-        rows += [(place, Lane.BUBBLE, ("", ""), each) for each in step.bubbles]
-    for place, lane, name, (start, end) in rows:
-        found.add(lane, np.array([place]), [(lane.name.lower(), *name)], [start], [end])
+            found.add(lane, np.array([place]), [(lane.name.lower(), *name)], [start], [end])
+        for lane, spans in ((Lane.STALL, step.stalls), (Lane.BUBBLE, step.bubbles)):
+            for start, end in spans:
+                found.add(lane, np.array([place]), [(lane.name.lower(), "", "")], [start], [end])
     return found.frame()
 
 
@@ -68,11 +66,8 @@ def totals(steps: Sequence[Step], exposed_ns: Sequence[int | None] | None = None
     starts = 1_000 + np.cumsum(lengths + 5) - lengths
     rows = [row for step in steps for row in step.rows]
     stated = exposed_ns if exposed_ns is not None else reference(steps)[1]
-    metrics = {
-        "exposed_comm_ms": np.array([np.nan if each is None else each / 1e6 for each in stated]),
-        "comm_ms": np.full(len(steps), np.nan),
-        "compute_ms": np.full(len(steps), np.nan),
-    }
+    nothing = np.full(len(steps), np.nan)
+    metrics = {"exposed_comm_ms": np.array([np.nan if each is None else each / 1e6 for each in stated])}
     number = np.arange(len(steps))
     table = Steps(
         global_step=number,
@@ -83,25 +78,18 @@ def totals(steps: Sequence[Step], exposed_ns: Sequence[int | None] | None = None
         t_end_ns=starts + lengths,
         reason=np.zeros(len(steps), np.int64),
         reasons=({},),
-        metrics=metrics,
+        metrics=metrics | {"comm_ms": nothing, "compute_ms": nothing},
     )
-    columns = [np.array([row[place] for row in rows], np.int64) for place in range(4)]
-    start, end, name, wait = columns
-    collectives = Collectives(
-        names=tuple(NAMES),
-        step=np.repeat(number, [len(step.rows) for step in steps]),
-        name=name,
-        seq=np.arange(len(rows)),
-        issue_ns=start,
-        start_ns=start,
-        end_ns=end,
-    )
+    start, end, name, wait = (np.array([row[place] for row in rows], np.int64) for place in range(4))
+    of_step = np.repeat(number, [len(step.rows) for step in steps])
+    times = {"issue_ns": start, "start_ns": start, "end_ns": end}
+    collectives = Collectives(names=tuple(NAMES), step=of_step, name=name, seq=np.arange(len(rows)), **times)
     source = Source(path="", format="aorta", rank=0, world_size=2, lanes=(), timer="", instrument_mode="")
     pieces, sums = exposed_of(table, collectives, spans_of(steps))
     tables = RankTables(source, table, collectives, None, exposed=pieces, exposed_sums=sums)
-    run = Run("", join([tables], 1), None, None)
     added = Totals()
     added.add(0, sums)
+    run = Run("", join([tables], 1), None, None)
     add_exposed(added, run, run.frames.exposed, wait)
     return added
 
@@ -187,12 +175,12 @@ def _leaf(step, inward, region, covers, working, communicating, at) -> Leaf:
     return Leaf("idle", " .. ".join(names))
 
 
-def found(steps: Sequence[Step]) -> Counter:
-    """Return exposed ns by the same keys, as accumulated."""
+def by_key(result: Totals) -> Counter:
+    """Exposed ns by the same keys, as accumulated."""
     return Counter(
         {
             (key.kind, key.group, key.order, key.phase, key.block, key.part): length
-            for key, length in totals(steps).exposed.items()
+            for key, length in result.exposed.items()
         }
     )
 
@@ -222,32 +210,27 @@ def random_steps(draw: st.DrawFn) -> list[Step]:
     ]
 
 
-@pytest.mark.parametrize("block_steps", [1, 2, 256])
 @given(random_steps())
-def test_the_rule_nanosecond_by_nanosecond(block_steps, steps):
+def test_the_rule_nanosecond_by_nanosecond(steps):
     if all(step.warmup for step in steps):
         steps[0].warmup = False
     exposed, of_step, computing, leaves = reference(steps)
-    before, module.BLOCK_STEPS = module.BLOCK_STEPS, block_steps
-    try:
-        result = totals(steps)
-    finally:
-        module.BLOCK_STEPS = before
-    assert found(steps) == exposed
-    assert {tuple(region): length for region, length in result.sums.computing.items()} == {
-        region or (None, None): length for region, length in computing.items()
-    }
-    assert result.sums.leaves == leaves
-    assert leaves.total() + sum(exposed.values()) == result.sums.window_ns
     kept = [step for step in steps if not step.warmup]
-    assert result.sums.rank_steps == len(kept)
-    assert result.sums.window_ns == sum(step.length for step in kept)
-    assert (
-        result.sums.exposed_ns
-        == sum(exposed.values())
-        == sum(length for length, step in zip(of_step, steps, strict=True) if not step.warmup)
-    )
-    assert result.sums.compute_ns == sum(computing.values())
+    exposed_ns = sum(length for length, step in zip(of_step, steps, strict=True) if not step.warmup)
+    for block_steps in (1, 2, 256):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "BLOCK_STEPS", block_steps)
+            result = totals(steps, of_step)
+        sums = result.sums
+        assert by_key(result) == exposed
+        assert {tuple(region): length for region, length in sums.computing.items()} == {
+            region or (None, None): length for region, length in computing.items()
+        }
+        assert sums.leaves == leaves
+        assert (sums.rank_steps, sums.window_ns) == (len(kept), sum(step.length for step in kept))
+        assert sums.exposed_ns == sum(exposed.values()) == exposed_ns
+        assert leaves.total() + exposed_ns == sums.window_ns
+        assert sums.compute_ns == sum(computing.values())
 
 
 ALLREDUCE, ALLGATHER = 0, 2
@@ -255,38 +238,35 @@ ALLREDUCE, ALLGATHER = 0, 2
 
 def shares(*steps: Step) -> dict[tuple[object, ...], int]:
     """Return exposed ns by kind, order and part; the steps name no region."""
-    return {(kind, order, part): length for (kind, _, order, *_, part), length in found(steps).items()}
+    return {(kind, order, part): length for (kind, _, order, *_, part), length in by_key(totals(steps)).items()}
 
 
 def test_a_collective_that_outlasts_the_stretch_was_not_waited_for():
     # a long one in the background from 0, a short one from 10 to 20 behind which computing goes on at 22
     long, short = Row(0, 100, ALLREDUCE), Row(10, 20, ALLGATHER)
     computing = [(0, 10, FORWARD), (22, 100, FORWARD)]
-    assert shares(Step(100, [long, short], computing)) == {
-        ("allgather", 0, NOT_KNOWN): 10,
-        ("allreduce", 0, NOT_KNOWN): 2,
-    }
+    found = shares(Step(100, [long, short], computing))
+    assert found == {("allgather", 0, NOT_KNOWN): 10, ("allreduce", 0, NOT_KNOWN): 2}
 
 
 def test_a_rank_waits_first_and_transfers_then_and_a_bubble_is_neither():
     step = Step(40, [Row(0, 40, wait=12)], [(0, 5, FORWARD)])
     assert shares(step) == {("allreduce", 0, WAITING): 7, ("allreduce", 0, TRANSFER): 28}
     step.bubbles = [(10, 14), (30, 35)]
-    assert shares(step) == {
-        ("allreduce", 0, BUBBLE): 9,
-        ("allreduce", 0, WAITING): 5,
-        ("allreduce", 0, TRANSFER): 21,
-    }
+    assert shares(step) == {("allreduce", 0, part): ns for part, ns in ((BUBBLE, 9), (WAITING, 5), (TRANSFER, 21))}
 
 
-def test_what_the_record_counts_and_no_row_covers_has_a_key_of_its_own():
-    result = totals([Step(20, [Row(0, 10)]), Step(20, [Row(0, 10)])], [10, 13])
-    assert {key.kind: length for key, length in result.exposed.items()} == {"allreduce": 20, UNEXPLAINED: 3}
-
-
-def test_a_step_whose_exposed_time_is_null_is_left_out_and_counted():
-    result = totals([Step(20, [Row(0, 10)]), Step(20, [Row(0, 10)])], [10, None])
-    assert (result.sums.rank_steps, result.sums.left_out, result.sums.exposed_ns) == (1, 1, 10)
+@pytest.mark.parametrize(
+    ("stated", "exposed", "counted"),
+    [
+        ([10, 13], {"allreduce": 20, UNEXPLAINED: 3}, (2, 0, 23)),  # no row covers what the record counts
+        ([10, None], {"allreduce": 10}, (1, 1, 10)),  # a step whose exposed time is null is left out and counted
+    ],
+)
+def test_exposed_time_is_that_of_the_record(stated, exposed, counted):
+    result = totals([Step(20, [Row(0, 10)]), Step(20, [Row(0, 10)])], stated)
+    assert {key.kind: length for key, length in result.exposed.items()} == exposed
+    assert (result.sums.rank_steps, result.sums.left_out, result.sums.exposed_ns) == counted
 
 
 @pytest.mark.parametrize("step", [Step(20, [Row(9, 3)]), Step(20, [], [(9, 3, FORWARD)]), Step(20, stalls=[(9, 3)])])

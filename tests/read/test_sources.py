@@ -13,9 +13,12 @@ import numpy as np
 import pytest
 
 from aorta.errors import InputError
+from aorta.read.engines import Local
 from aorta.read.frames import Lane
 from aorta.read.locations import load_source
 from aorta.read.run import RankTables
+from aorta.read.traces import chrome_json
+from aorta.read.traces import open as load_open
 from aorta.read.traces.files import READERS
 from aorta.read.traces.load import load_traces
 from aorta.report.command import overlap_report
@@ -58,16 +61,12 @@ def test_the_table_of_sources_has_a_row_for_every_reader() -> None:
     assert rows[1:] == [reader.files for reader in READERS]
 
 
-def report(words: list[str], output: Path) -> dict:
-    assert overlap_report([*words, "--all", "--output", str(output)]) == 0
-    return strict_json(output / "summary.json")
-
-
 @pytest.mark.thorough
 def test_traces_and_a_run_of_aortas_own_stand_side_by_side(folder, tmp_path, capsys):
     run = simulated_run(tmp_path / "run", label="own", ranks=2, steps=4, warmup=1)
-    words = ["--reference", str(run), "--candidate", f"{folder}/*.*"]
-    summary = report(words, tmp_path / "out")
+    words = ["--reference", str(run), "--candidate", f"{folder}/*.*", "--all", "--output", str(tmp_path / "out")]
+    assert overlap_report(words) == 0
+    summary = strict_json(tmp_path / "out" / "summary.json")
     assert set(summary["datasets"]) == {"run", "traces"}
     assert summary["comparison"]["reference_overlap_ratio"] is not None
     assert "2 of 2 ranks" in capsys.readouterr().out
@@ -86,27 +85,18 @@ def test_the_same_trace_in_an_archive_behind_a_url_and_alone(folder, tmp_path):
     assert list(alone.ranks) == [0]
 
 
-def test_an_archive_without_a_trace_is_refused(folder, tmp_path):
-    with tarfile.open(tmp_path / "none.tar.gz", "w:gz") as tar:
-        tar.add(folder / "notes.json", arcname="a.txt")
+def test_archives_without_a_trace_are_refused_with_what_to_do(folder, tmp_path):
+    simulated_run(tmp_path / "run", label="x", ranks=1, steps=2)
+    for name, inside in (("none", folder / "notes.json"), ("run", tmp_path / "run")):
+        with tarfile.open(tmp_path / f"{name}.tar.gz", "w:gz") as tar:
+            tar.add(inside, arcname=name)
     with pytest.raises(InputError, match=r"none\.tar\.gz.*without a trace"):
         load_traces(str(tmp_path / "none.tar.gz"))
-
-
-def test_a_packed_run_is_refused_with_what_to_do(tmp_path):
-    simulated_run(tmp_path / "run", label="x", ranks=1, steps=2)
-    with tarfile.open(tmp_path / "run.tar.gz", "w:gz") as tar:
-        tar.add(tmp_path / "run", arcname="run")
     with pytest.raises(InputError, match=r"run\.tar\.gz: holds the record of a run; unpack it \(tar xf\)"):
         load_source(tmp_path / "run.tar.gz")
 
 
-def test_broken_compression_is_an_error_with_the_file_and_exit_code_2(tmp_path, capsys):
-    whole = gzip.compress(trace_of(0).encode())
-    path = tmp_path / "bent.gz"
-    path.write_bytes(whole[:200] + b"\x00" * 40 + whole[240:])
-    assert overlap_report(["--log-dir", str(path), "--label", "x", "--output", str(tmp_path / "o")]) == 2
-    assert str(path) in capsys.readouterr().err
+WHOLE = gzip.compress(trace_of(0).encode())
 
 
 @pytest.mark.parametrize(
@@ -115,19 +105,18 @@ def test_broken_compression_is_an_error_with_the_file_and_exit_code_2(tmp_path, 
         (b"", "nothing that can be read"),
         (b"PK\x03\x04....", "zip archive"),
         (b"\x00" * 5000, "nothing that can be read"),
+        (WHOLE[:200] + b"\x00" * 40 + WHOLE[240:], "x.json"),
     ],
 )
 def test_what_is_no_trace_is_said_to_be_none_with_a_hint(tmp_path, data, words):
     path = tmp_path / "x.json"
     path.write_bytes(data)
-    with pytest.raises(InputError, match=words):
+    with pytest.raises(InputError, match=words) as caught:
         load_source(path)
+    assert caught.value.exit_code == 2
 
 
 def test_a_bomb_of_zeros_is_refused_in_bounded_memory(tmp_path, monkeypatch):
-    from aorta.read.traces import chrome_json
-    from aorta.read.traces import open as load_open
-
     monkeypatch.setattr(chrome_json, "LIMIT", 1 << 20)
     monkeypatch.setattr(chrome_json, "BLOCK", 1 << 18)
     path = tmp_path / "bomb.json.gz"
@@ -151,8 +140,6 @@ def told(tables: RankTables) -> list[object]:
 
 
 def test_a_folder_is_read_by_several_processes_to_the_same_bytes(tmp_path):
-    from aorta.read.engines import Local
-
     list(write_traces(Plan(ranks=2, megabytes=0.1, steps=2), tmp_path))
     one, two = load_traces(str(tmp_path)), load_traces(str(tmp_path), Local(2))
     for number in one.ranks:
