@@ -7,7 +7,7 @@ import math
 import re
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -66,10 +66,22 @@ def answer(files: Sequence[File]) -> Answer:
     with tempfile.TemporaryDirectory(prefix="aorta-mutant-") as folder:
         for file in files:
             write_file(file, Path(folder))
-        try:
-            return _answer(load_traces(folder))
-        except InputError as error:
-            return Answer({}, False, str(error))
+        return _reported(load_traces, folder, marked=False)
+
+
+def record_answer(records: Records) -> Answer:
+    """Write records, and report on them."""
+    with tempfile.TemporaryDirectory(prefix="aorta-mutant-") as folder:
+        for name, lines in records.items():
+            (Path(folder) / name).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        return _reported(load_run, folder, marked=True)
+
+
+def _reported(load: Callable[[str], Run], folder: str, *, marked: bool) -> Answer:
+    try:
+        return _answer(load(folder))
+    except InputError as error:
+        return Answer({}, marked, str(error))
 
 
 def _answer(run: Run) -> Answer:
@@ -106,12 +118,8 @@ _BOUNDS: Final = re.compile(r"(between|at least|at most) ([-+.\de]+)(?: and ([-+
 
 def _bounds(why: str) -> tuple[float, float]:
     match = _BOUNDS.search(why)
-    if match is None:
-        return -math.inf, math.inf
-    first = float(match[2])
-    return {"between": (first, float(match[3] or "inf")), "at least": (first, math.inf), "at most": (-math.inf, first)}[
-        match[1]
-    ]
+    low, high = (-math.inf, math.inf) if match is None else (float(match[2]), float(match[3] or "inf"))
+    return (-math.inf, low) if match is not None and match[1] == "at most" else (low, high)
 
 
 @dataclass
@@ -176,14 +184,3 @@ def _scale(right: Answer, window: str, metric: str, true: Sequence[float]) -> fl
 def shares(found: Mapping[str, Verdict]) -> dict[str, int]:
     """How many mutants have each outcome."""
     return dict(Counter(each.outcome for each in found.values()))
-
-
-def record_answer(records: Records) -> Answer:
-    """Write records, and report on them."""
-    with tempfile.TemporaryDirectory(prefix="aorta-mutant-") as folder:
-        for name, lines in records.items():
-            (Path(folder) / name).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-        try:
-            return _answer(load_run(folder))
-        except InputError as error:
-            return Answer({}, True, str(error))

@@ -1,4 +1,6 @@
-"""Kernels by name, launch gaps and slowdowns: hand-made traces with known answers."""
+"""Kernels by name, launch gaps and slowdowns: hand-made traces with known answers; and the self time of operators:
+what counts as computation in the trace of a CPU.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from aorta.read.traces.kernels import (
     FEWEST,
@@ -20,18 +23,13 @@ from aorta.read.traces.kernels import (
 )
 from aorta.read.traces.load import load_traces
 from aorta.read.traces.nsys import NSYS
-from aorta.timeline.arrays import covered_ns, interval_array, merge
+from aorta.timeline.arrays import IntervalArray, covered_ns, interval_array, merge, self_times
 from tests.read import test_rocprof
-from tests.read.kineto_files import event
 from tests.read.nsys_files import write_nsys
 from tests.read.tables import COMM, COMPUTE, COPY, UNKNOWN, read_with, row, trace
 from tests.strategies import bases, interval_lists
 
 MS = 1_000_000
-
-
-def launch(correlation: int, at: float) -> dict[str, Any]:
-    return event("cuda_runtime", "cudaLaunchKernel", at, 1, 1, 1, correlation=correlation)
 
 
 def test_kernels_are_summed_by_name_on_each_device_with_their_share_of_its_kernel_time() -> None:
@@ -42,17 +40,14 @@ def test_kernels_are_summed_by_name_on_each_device_with_their_share_of_its_kerne
         row(UNKNOWN, 30 * MS, 46 * MS, name=""),
         row(COMPUTE, 0, 5 * MS, name="gemm", device=1),
     ]
-    totals = kernel_totals(trace(rows))
-    assert [each.name for each in totals] == ["", "nccl", "gemm", "memcpy", "gemm"]
-    found = {(each.device, each.name): each for each in totals}
-    told = found[0, "gemm"]
-    assert (told.rank, told.cls, told.count, told.total_ms, told.mean_ms) == (0, "compute", 2, 4.0, 2.0)
-    assert told.std_ms == pytest.approx(2**0.5)
-    assert (told.min_ms, told.max_ms, told.share) == (1.0, 3.0, 0.125)
-    assert (found[0, "nccl"].cls, found[0, "nccl"].share, found[0, "nccl"].std_ms) == ("comm", 0.25, None)
-    assert (found[0, "memcpy"].cls, found[0, "memcpy"].share) == ("copy", 0.125)
-    assert (found[0, ""].cls, found[0, ""].total_ms, found[0, ""].share) == ("unknown", 16.0, 0.5)
-    assert (found[1, "gemm"].count, found[1, "gemm"].share) == (1, 1.0)
+    names = ("device", "name", "rank", "cls", "count", "total_ms", "mean_ms", "min_ms", "max_ms", "std_ms", "share")
+    assert [tuple(getattr(each, name) for name in names) for each in kernel_totals(trace(rows))] == [
+        (0, "", 0, "unknown", 1, 16.0, 16.0, 16.0, 16.0, None, 0.5),
+        (0, "nccl", 0, "comm", 1, 8.0, 8.0, 8.0, 8.0, None, 0.25),
+        (0, "gemm", 0, "compute", 2, 4.0, 2.0, 1.0, 3.0, pytest.approx(2**0.5), 0.125),
+        (0, "memcpy", 0, "copy", 1, 4.0, 4.0, 4.0, 4.0, None, 0.125),
+        (1, "gemm", 0, "compute", 1, 5.0, 5.0, 5.0, 5.0, None, 1.0),
+    ]
 
 
 def test_all_devices_together_are_what_one_device_with_all_kernels_would_be() -> None:
@@ -107,25 +102,16 @@ def gemms(count: int, at: int, length: int, **where: int) -> list[dict[str, obje
 
 
 COVER = row(COMM, 100_000, 200_000, kind="allreduce")
+TOO_FEW = "{} alone and {} overlapped; at least 6 of each are needed"
 
 
 @pytest.mark.parametrize(
     ("rows", "counts", "slower", "reason"),
     [
         ([*gemms(6, 0, 400), *gemms(7, 100_000, 500), COVER], (6, 7, 0), (0.25, 7 * 100e-6), None),
-        (
-            [*gemms(FEWEST - 1, 0, 400), *gemms(7, 100_000, 500), COVER],
-            (5, 7, 0),
-            None,
-            "5 alone and 7 overlapped; at least 6 of each are needed",
-        ),
+        ([*gemms(FEWEST - 1, 0, 400), *gemms(7, 100_000, 500), COVER], (5, 7, 0), None, TOO_FEW.format(5, 7)),
         # [900, 1000) touches the first kernel for 100 of its 400 ns.
-        (
-            [*gemms(8, 600, 400), row(COMM, 900, 1000, kind="allreduce")],
-            (7, 0, 1),
-            None,
-            "7 alone and 0 overlapped; at least 6 of each are needed",
-        ),
+        ([*gemms(8, 600, 400), row(COMM, 900, 1000, kind="allreduce")], (7, 0, 1), None, TOO_FEW.format(7, 0)),
         (
             [*gemms(12, 0, 400, device=0), row(COMM, 0, 12_000, kind="allreduce", device=1)],
             (12, 0, 0),
@@ -147,13 +133,12 @@ def test_the_median_of_covered_kernels_is_set_against_that_of_those_alone(
 def test_kernels_that_became_faster_stand_before_those_that_cannot_be_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cover = row(COMM, 100_000, 200_000, kind="allreduce")
     named = [
         {**each, "name": name}
         for name, alone, overlapped in (("slower", 400, 500), ("faster", 400, 300))
         for each in (*gemms(6, 0, alone), *gemms(6, 100_000, overlapped))
     ]
-    made = trace([*named, row(COMPUTE, 0, 5, name="a"), row(COMPUTE, 0, 5, name="b"), cover])
+    made = trace([*named, row(COMPUTE, 0, 5, name="a"), row(COMPUTE, 0, 5, name="b"), COVER])
     assert [each.name for each in slowdowns(made)] == ["slower", "faster", "a", "b"]
     monkeypatch.setattr("aorta.read.traces.tables.read_unit", lambda unit: iter([made]))
     monkeypatch.setattr("aorta.read.traces.kernels.SHOWN_ROWS", 2)
@@ -161,3 +146,48 @@ def test_kernels_that_became_faster_stand_before_those_that_cannot_be_compared(
     run = load_traces(str(tmp_path / "t.json"))
     assert [each.name for each in run.traces.slowdowns] == ["slower", "faster"]
     assert run.traces.kernels.left_out["slowdowns"] == 2
+
+
+times = st.integers(0, 30)
+flat = st.lists(st.tuples(times, times, st.integers(1, 2)).map(lambda row: (*sorted(row[:2]), row[2])), max_size=9)
+
+
+@st.composite
+def nested_rows(draw: st.DrawFn) -> list[tuple[int, int, int]]:
+    """Rows of two threads that nest, as brackets do."""
+    rows: list[tuple[int, int, int]] = []
+    for thread in (1, 2):
+        begun: list[int] = []
+        for place, begins in enumerate(draw(st.lists(st.booleans(), max_size=24))):
+            if begins:
+                begun.append(place // 3)
+            elif begun:
+                rows.append((begun.pop(), place // 3, thread))
+    return rows
+
+
+def by_moment(rows: list[tuple[int, int, int]]) -> dict[tuple[int, int], int]:
+    """For each thread and moment the innermost row that runs then."""
+    order = sorted(range(len(rows)), key=lambda at: (rows[at][0], -rows[at][1], at))
+    return {(rows[at][2], moment): at for at in order for moment in range(rows[at][0], rows[at][1])}
+
+
+def owners(rows: list[tuple[int, int, int]]) -> dict[tuple[int, int], int]:
+    start, end, thread = (np.array([row[place] for row in rows], np.int64) for place in range(3))
+    owner, pieces = self_times(IntervalArray(start, end), thread)
+    found: dict[tuple[int, int], int] = {}
+    for at, low, high in zip(owner.tolist(), pieces.start.tolist(), pieces.end.tolist(), strict=True):
+        assert low < high
+        for moment in range(low, high):
+            assert found.setdefault((rows[at][2], moment), at) == at
+    return found
+
+
+@given(nested_rows())
+def test_each_moment_of_a_thread_belongs_to_the_innermost_row(rows: list[tuple[int, int, int]]) -> None:
+    assert owners(rows) == by_moment(rows)
+
+
+@given(flat)
+def test_rows_that_overlap_without_nesting_lose_no_time(rows: list[tuple[int, int, int]]) -> None:
+    assert owners(rows).keys() == by_moment(rows).keys()

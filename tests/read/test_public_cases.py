@@ -86,10 +86,8 @@ def near(values: dict[str, Any]) -> dict[str, Any]:
 
 def check_step(run: Run, right: dict[str, Any]) -> None:
     steps = run.ranks[right["rank"]].steps
-    assert steps.global_step.tolist().count(right["step"]) == 1
-    at = steps.global_step.tolist().index(right["step"])
-    reasons = steps.reasons[int(steps.reason[at])]
-    metrics = right.get("metrics", {})
+    (at,) = (steps.global_step == right["step"]).nonzero()[0].tolist()
+    reasons, metrics = steps.reasons[int(steps.reason[at])], right.get("metrics", {})
     seen = {name: float(steps.metrics[name][at]) for name in metrics}
     assert {name: None if value != value else value for name, value in seen.items()} == near(metrics)
     assert all(reasons.get(name) for name, value in metrics.items() if value is None)
@@ -119,9 +117,7 @@ def test_the_answer_is_right(case: dict[str, Any], tmp_path: Path) -> None:
         assert sorted(seen, key=lambda entry: [*entry.values()]) == devices
     assert [words for words in right.get("notes", []) if words not in notes] == []
     assert sorted(run.ranks) == right.get("ranks", sorted(run.ranks))
-    counts = Counter[str]()
-    for kernel in kernels.by_name:
-        counts[kernel.cls] += kernel.count
+    counts = Counter(kernel.cls for kernel in kernels.by_name for _ in range(kernel.count))
     assert counts == right.get("kernels", counts)
     if "collectives" in right:
         assert len(run.ranks[0].collectives) == right["collectives"]

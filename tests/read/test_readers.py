@@ -104,12 +104,9 @@ ROWS = {name: np.zeros(2, np.int64) for name in ("step", "name", "seq", "issue_n
         ({"issue_ns": np.array([0.5, 1.0])}, ValueError, "issue_ns: float64 does not fit int64"),
     ],
 )
-def test_a_column_that_is_not_declared_or_does_not_fit_is_refused(columns, error, said) -> None:
+def test_columns_have_the_declared_dtype_and_what_does_not_fit_is_refused(columns, error, said) -> None:
     with pytest.raises(error, match=said):
         Collectives(**ROWS | columns)
-
-
-def test_columns_have_the_declared_dtype() -> None:
     rows = Collectives(**ROWS)
     assert (rows.step.dtype, rows.end_ns.dtype, rows.backend_end_ns) == (np.int32, np.int64, None)
 
@@ -135,17 +132,15 @@ def test_ranks_that_differ_are_joined(tmp_path: Path) -> None:
 def test_spans_of_steps_out_of_order_are_those_of_their_step(tmp_path: Path) -> None:
     """In the order of lanes, waits in the order of time whichever their group; read with the steps or again."""
 
+    said = {
+        "overlap": metrics(10, 8, 0, 0),
+        "aux": [AuxRange("optimizer", 9, 10)],
+        "stalls": [Stall(1, 2, "hand_over")],
+        "waits": [Wait("b", 0, 1, 2), Wait("a", 0, 3, 4), Wait("b", 1, 5, 6)],
+    }
+
     def line(number: int) -> object:
-        return step(
-            0,
-            1,
-            number,
-            overlap=metrics(10, 8, 0, 0),
-            compute=[ComputeRange("a", "forward", number, 9)],
-            aux=[AuxRange("optimizer", 9, 10)],
-            stalls=[Stall(1, 2, "hand_over")],
-            waits=[Wait("b", 0, 1, 2), Wait("a", 0, 3, 4), Wait("b", 1, 5, 6)],
-        )
+        return step(0, 1, number, compute=[ComputeRange("a", "forward", number, 9)], **said)
 
     write_rank(tmp_path, header(0, 1), [line(2), line(0), line(1)])
     tables = load_run(tmp_path, spans=True).ranks[0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 
@@ -25,43 +27,44 @@ def counters(given: Trace) -> dict[str, int]:
 
 
 def test_odd_durations_are_counted_and_those_no_metric_can_use_are_taken_out() -> None:
-    rows = [
-        row(COMPUTE, 0, 10),
-        row(COMPUTE, 20, 20),
-        row(COMPUTE, 40, 30),
-        row(COMM, 50, 51 + ABSURD_NS, kind="allreduce"),
-    ]
-    odd = trace(rows)
+    rows = [row(COMPUTE, 0, 10), row(COMPUTE, 20, 20), row(COMPUTE, 40, 30)]
+    odd = trace([*rows, row(COMM, 50, 51 + ABSURD_NS, kind="allreduce")])
     assert counters(odd) == {"rows": 4, "zero_duration": 1, "negative_duration": 1, "absurd_duration": 1}
     clean, _ = check_rows(odd)
     assert clean.intervals.start_ns.tolist() == [0, 20]
     assert not {"negative_duration", "absurd_duration"} & counters(clean).keys()
 
 
-STREAMS = [row(COMPUTE, 0, 10, stream=4), row(COPY, 7, 12, stream=4), row(COMPUTE, 8, 9, stream=5)]
-NESTED = [row(COMPUTE, 0, 10, device=NULL, stream=4), row(COMPUTE, 2, 5, device=NULL, stream=4)]
 AROUND = [row(COMPUTE, 5, 6), row(COMPUTE, 15, 16), row(COMPUTE, 25, 26)]
 
 
 @pytest.mark.parametrize(
-    ("made", "expected"),
+    ("rows", "more", "expected"),
     [
         (
-            trace([row(UNKNOWN, 0, 1, stream=1), row(COMM, 0, 1, stream=2), row(COMM, 0, 1, kind="gather", stream=3)]),
-            {"rows": 3, "unknown_class": 1, "unknown_kind": 1},
+            [row(UNKNOWN, 0, 1, stream=1), row(COMM, 0, 1, stream=2), row(COMM, 0, 1, kind="gather", stream=3)],
+            {},
+            {"unknown_class": 1, "unknown_kind": 1},
         ),
-        (trace(AROUND, steps=[(1, 10, 20)]), {"rows": 3, "outside_steps": 2}),
-        (trace(AROUND), {"rows": 3}),
-        (trace(STREAMS), {"rows": 3, "same_stream_overlap": 1}),
-        (trace(NESTED), {"rows": 2}),
+        (AROUND, {"steps": [(1, 10, 20)]}, {"outside_steps": 2}),
+        (AROUND, {}, {}),
         (
-            trace([row(COMPUTE, 5, 4)], counters={"negative_duration": 2, "kernels_unlinked": 7}),
-            {"rows": 1, "negative_duration": 3, "kernels_unlinked": 7},
+            [row(COMPUTE, 0, 10, stream=4), row(COPY, 7, 12, stream=4), row(COMPUTE, 8, 9, stream=5)],
+            {},
+            {"same_stream_overlap": 1},
+        ),
+        ([row(COMPUTE, 0, 10, device=NULL, stream=4), row(COMPUTE, 2, 5, device=NULL, stream=4)], {}, {}),
+        (
+            [row(COMPUTE, 5, 4)],
+            {"counters": {"negative_duration": 2, "kernels_unlinked": 7}},
+            {"negative_duration": 3, "kernels_unlinked": 7},
         ),
     ],
 )
-def test_what_is_odd_is_counted_beside_what_the_reader_counted(made: Trace, expected: dict[str, int]) -> None:
-    assert counters(made) == expected
+def test_what_is_odd_is_counted_beside_what_the_reader_counted(
+    rows: list[Any], more: dict[str, Any], expected: dict[str, int]
+) -> None:
+    assert counters(trace(rows, **more)) == {"rows": len(rows)} | expected
 
 
 @given(stream_rows)
@@ -77,26 +80,16 @@ def test_same_stream_overlap_is_what_counting_pairs_gives(rows: list[tuple[int, 
     assert facts.counters.get("same_stream_overlap", 0) == overlapping
 
 
-def test_missing_and_doubled_and_unknown_ranks() -> None:
-    parts = [
-        facts_of(trace([row(COMPUTE, 0, 1, rank=rank)], world_size=4, path=f"t{place}"))
-        for place, rank in enumerate((0, 2, 2, NULL))
-    ]
+def test_missing_and_doubled_and_unknown_ranks_and_several_devices_are_said() -> None:
+    rows = [row(COMPUTE, 0, 1, rank=rank) for rank in (0, 2, 2, NULL)]
+    parts = [facts_of(trace([made], world_size=4, path=f"t{place}")) for place, made in enumerate(rows)]
     world, missing, said = examine(parts)
     assert (world, missing) == (4, [1, 3])
-    notes = "\n".join(said)
-    assert "several traces claim to be rank 2" in notes
-    assert "1 trace(s) of unknown rank" in notes
-
-
-@pytest.mark.parametrize("world", [None, 2**31 - 1])
-def test_without_a_world_that_can_be_missing_ranks_are_unknown(world: int | None) -> None:
-    assert examine([facts_of(trace([row(COMPUTE, 0, 1)], world_size=world))]) == (None, [], [])
-
-
-def test_several_devices_of_one_rank_are_said() -> None:
-    rows = [row(COMPUTE, 0, 1, device=0), row(COMPUTE, 0, 1, device=3)]
-    assert any("rank 0 has rows on devices 0, 3" in note for note in examine([facts_of(trace(rows))])[2])
+    said = [*said, *examine([facts_of(trace([rows[0], row(COMPUTE, 0, 1, device=3)]))])[2]]
+    for words in ("several traces claim to be rank 2", "1 trace(s) of unknown rank", "rank 0 has rows on devices 0, 3"):
+        assert any(words in note for note in said), words
+    for no_world in (None, 2**31 - 1):
+        assert examine([facts_of(trace([rows[0]], world_size=no_world))]) == (None, [], [])
 
 
 def test_the_page_describes_every_counter() -> None:
@@ -109,14 +102,11 @@ def waited(name: str, jump_us: int, threads: int = 0) -> Trace:
     many other threads launch while the call begins.
     """
     events = [step(1, 0, 10_000), step(2, 10_000, 10_000), event("cuda_runtime", name, 18_000, 1_000, correlation=99)]
-    for number in range(20):
-        begin = number * 900 + (jump_us if number >= 10 else 0)
-        events.append(event("cuda_runtime", "cudaLaunchKernel", number * 900, 5, correlation=number))
-        events.append(kernel(GEMM, begin + 10, 800, correlation=number))
-    for number in range(threads):
-        launch = {"correlation": 200 + number}
-        events.append(event("cuda_runtime", "cudaLaunchKernel", 17_999, 5, tid=number, **launch))
-        events.append(kernel(GEMM, 30_000, 5, stream=50 + number, **launch))
+    launches = [(at * 900, at * 900 + (jump_us if at >= 10 else 0) + 10, 800, at, 7, 7) for at in range(20)]
+    launches += [(17_999, 30_000, 5, 200 + at, 50 + at, at) for at in range(threads)]
+    for called, begun, length, link, stream, thread in launches:
+        events.append(event("cuda_runtime", "cudaLaunchKernel", called, 5, tid=thread, correlation=link))
+        events.append(kernel(GEMM, begun, length, stream=stream, correlation=link))
     return read(events)
 
 
