@@ -109,8 +109,7 @@ def parallelize(strategy: str, model: nn.Sequential) -> ParallelizedModel:
 
 
 def run(case: str, folder: Path, rank: int, world_size: int) -> None:
-    strategy = case.removesuffix(COMPUTING)
-    computes = case != strategy
+    strategy, computes = case.removesuffix(COMPUTING), case.endswith(COMPUTING)
     model = nn.Sequential(*(ComputingBlock() if computes else Block() for _ in range(BLOCKS)))
     module = parallelize(strategy, model).module
     (folder / case).mkdir(exist_ok=True)

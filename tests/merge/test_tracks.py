@@ -119,32 +119,25 @@ def test_C16_only_what_exceeds_the_bounds_is_a_violation(tmp_path, late_ms, code
 
 
 @pytest.mark.spec("C16")
-def test_C16_nothing_to_check_is_not_a_pass(tmp_path, capsys):
-    folder = run_folder(tmp_path / "run")
-    for path in folder.glob("rank_*_metrics.jsonl"):
-        path.unlink()
+def test_C16_what_cannot_be_checked_is_said_and_no_pass(tmp_path, capsys):
+    """A bound that nobody measured, a killed rank, whose groups are not guessed, and traces without records."""
+    folder = run_folder(tmp_path / "run", sync=False)
+    assert merge(folder, "--check")["aorta"]["causality"]["unknown_bounds"] == 3
+    assert "the bound of 3 pairs is unknown and was taken as 0" in capsys.readouterr().out
+    records = [folder / f"rank_{rank}_metrics.jsonl" for rank in (0, 1)]
+    records[1].write_bytes(b"".join(records[1].read_bytes().splitlines(keepends=True)[:-1]))
+    found = merge(folder)["aorta"]["causality"]
+    assert (found["pairs"], found["not_checked"]) == (
+        0,
+        {
+            "the group's ranks are not in the record (no footer)": 3,
+            "not seen on every rank of its group": 3,
+        },
+    )
+    for record in records:
+        record.unlink()
     merge(folder, "--check", code=4)
     assert "nothing to check" in capsys.readouterr().err
-
-
-@pytest.mark.spec("C16")
-def test_C16_a_bound_that_nobody_measured_is_said(tmp_path, capsys):
-    merged = merge(run_folder(tmp_path / "run", sync=False), "--check")
-    assert merged["aorta"]["causality"]["unknown_bounds"] == 3
-    assert "the bound of 3 pairs is unknown and was taken as 0" in capsys.readouterr().out
-
-
-@pytest.mark.spec("C16")
-def test_C16_groups_are_matched_by_their_members_and_a_killed_rank_is_not_guessed(tmp_path):
-    folder = run_folder(tmp_path / "run", sync=False)
-    record = folder / "rank_1_metrics.jsonl"
-    record.write_bytes(b"".join(record.read_bytes().splitlines(keepends=True)[:-1]))
-    found = merge(folder)["aorta"]["causality"]
-    assert found["pairs"] == 0
-    assert found["not_checked"] == {
-        "the group's ranks are not in the record (no footer)": 3,
-        "not seen on every rank of its group": 3,
-    }
 
 
 def test_a_record_alone_has_a_track_of_everything_that_it_holds(tmp_path, capsys):
@@ -191,13 +184,10 @@ def test_a_record_alone_has_a_track_of_everything_that_it_holds(tmp_path, capsys
     ]
     shown = sorted(names.values(), key=lambda name: order[next(tid for tid in names if names[tid] == name)])
     assert shown[:5] == ["steps", "ranges of thread 0", "ranges of thread 0, level 2", "blocks", "lane compute"]
-    counters = {
-        e["name"]: (e["args"][e["name"]], e["ts"] / 1e3 + zero_ns / MS) for e in merged["traceEvents"] if e["ph"] == "C"
-    }
-    assert counters == {
-        name: (value, pytest.approx(1.0))
-        for name, value in (("temp_c", 51.0), ("sclk_mhz", 1200), ("util_pct", 80), ("mem_used_bytes", 2**30))
-    }
+    counters = {e["name"]: e for e in merged["traceEvents"] if e["ph"] == "C"}
+    values = {"temp_c": 51.0, "sclk_mhz": 1200, "util_pct": 80, "mem_used_bytes": 2**30}
+    assert {name: event["args"][name] for name, event in counters.items()} == values
+    assert [event["ts"] / 1e3 + zero_ns / MS for event in counters.values()] == pytest.approx([1.0] * 4)
     assert "rank 0: 2 steps of its record; clock not measured" in capsys.readouterr().out
     merge(folder, "--align", "start_profile", code=2)
     assert "a record has none" in capsys.readouterr().err
@@ -244,8 +234,7 @@ def test_records_alone_stand_on_one_clock_within_the_bound_that_is_said(tmp_path
     ],
 )
 def test_records_that_cannot_be_of_one_run_are_refused(tmp_path, capsys, changes, said):
-    for rank in (0, 1):
-        told = {"rank": rank, "world_size": 2} | (changes if not rank else {})
+    for rank, told in enumerate(({"rank": 0, "world_size": 2} | changes, {"rank": 1, "world_size": 2})):
         write_rank(tmp_path, header(**told), [], None, name=f"rank_{rank}_metrics.jsonl")
     for window in ((), ("--window", "all")):
         assert merge_traces([str(tmp_path), "-o", str(tmp_path / "merged.json"), *window]) == 2

@@ -83,94 +83,57 @@ def test_a_step_that_the_recording_cut_is_left_out() -> None:
     assert any("began or ended within step 9, which is left out" in note for note in found.notes)
 
 
-Change: TypeAlias = Callable[[Line], "Line | None"]
 OfRecords: TypeAlias = Callable[[Records], Records]
 
 
-def of_lines(change: Callable[[list[Line]], list[Line]], *, last_only: bool = False) -> OfRecords:
-    """Change the lines of every file, or of that of the last rank."""
+def by_lines(how: dict[str, Any]) -> OfRecords:
+    """Change lines `of` a kind, if not steps, in every file or the `last`: only some `steps` are left, some of their
+    `collectives`, so many `times`; values are `set` or `add`ed to, metrics of a pattern are `scale`d, or lost.
+    """
+
+    def change(line: Line) -> Line:
+        line = copy.deepcopy(line)
+        for place, value in how.get("set", {}).items():
+            *outer, name = place.split(".")
+            (line[outer[0]] if outer else line)[name] = value
+        line |= {name: line[name] + more for name, more in how.get("add", {}).items()}
+        if "scale" in how:
+            pattern, by = how["scale"]
+            scaled = {
+                name: value and by and value * by for name, value in line["overlap"].items() if re.search(pattern, name)
+            }
+            kept = {name: value for name, value in line["overlap"].items() if name not in scaled}
+            line["overlap"] = kept if by is None else kept | scaled
+        if "collectives" in how:
+            line["collectives"] = [line["collectives"][at] for at in how["collectives"]]
+        return line
+
+    def lines_of(line: Line) -> list[Line]:
+        if line["record"] != how.get("of", "step"):
+            return [line]
+        left = "steps" not in how or line["global_step"] in how["steps"]
+        return [change(line)] * (how.get("times", 1) if left else 0)
+
     return lambda records: {
-        name: lines if last_only and name != max(records) else change(lines) for name, lines in records.items()
+        name: lines if how.get("last") and name != max(records) else [each for line in lines for each in lines_of(line)]
+        for name, lines in records.items()
     }
 
 
-def in_lines(change: Change, *, kind: str = "step", last_only: bool = False) -> OfRecords:
-    """Change the lines of one kind, or leave them out."""
-
-    def of(lines: list[Line]) -> list[Line]:
-        made = [change(copy.deepcopy(line)) if line["record"] == kind else line for line in lines]
-        return [line for line in made if line is not None]
-
-    return of_lines(of, last_only=last_only)
-
-
-def given(field: str = "", **values: Any) -> Change:
-    """Give a line, or a dictionary in it, these values; a function makes one of the line."""
-
-    def change(line: Line) -> Line:
-        new = {key: value(line) if callable(value) else value for key, value in values.items()}
-        return line | ({field: line[field] | new} if field else new)
-
-    return change
-
-
-def _only(kept: Callable[[int], bool]) -> Change:
-    return lambda line: line if kept(line["global_step"]) else None
-
-
-def _an_hour_later(line: Line) -> Line:
-    names = ("start_mono_ns", "end_mono_ns", "t_start_ns", "t_end_ns")
-    return line | {key: line[key] + 3_600_000_000_000 for key in names}
-
-
-def _in_seconds(line: Line) -> Line:
-    overlap = {k: v / 1000 if v and k.endswith("_ms") else v for k, v in line["overlap"].items()}
-    return line | {"overlap": overlap}
-
-
-def _without_exposed(line: Line) -> Line:
-    return line | {"overlap": {k: v for k, v in line["overlap"].items() if "exposed" not in k}}
-
-
-def _steps_twice(lines: list[Line]) -> list[Line]:
-    return [each for line in lines for each in [line] * (1 + (line["record"] == "step"))]
+def _ends_lost(line: Line) -> Line:
+    rows = line.get("collectives") or ()
+    return line | ({"collectives": [[*row[:7], None, *row[8:]] for row in rows]} if rows else {})
 
 
 RECORD_MUTATIONS: Final[Mapping[str, OfRecords]] = {
+    **{name: by_lines(how) for name, how in CASES["records"].items()},
     "a rank's file lost": lambda records: {name: records[name] for name in sorted(records)[:-1]},
-    "a rank's file cut at its half": of_lines(lambda lines: lines[: len(lines) // 2], last_only=True),
+    "a rank's file cut at its half": lambda records: records | {max(records): records[max(records)][:5]},
     "a rank's file twice": lambda records: records | {"rank_01_metrics.jsonl": records["rank_1_metrics.jsonl"]},
-    "both files are of rank 0": in_lines(given(rank=0), kind="header", last_only=True),
-    "another attempt": in_lines(given(attempt=1), kind="header", last_only=True),
-    "footers lost": of_lines(lambda lines: lines[:-1]),
-    "a footer that counts more steps": in_lines(given(steps_written=99), kind="footer", last_only=True),
-    "groups lost": in_lines(given(groups={}), kind="footer", last_only=True),
-    "every second step lost": in_lines(_only(lambda step: step % 2 == 0)),
-    "the last steps lost": in_lines(_only(lambda step: step <= 5)),
-    "steps of one rank lost": in_lines(_only(lambda step: step % 3 == 0), last_only=True),
-    "steps twice": of_lines(_steps_twice),
-    "steps in another order": of_lines(lambda lines: [lines[0], *reversed(lines[1:-1]), lines[-1]]),
-    "collectives lost": in_lines(given(collectives=[])),
-    "half of the collectives lost": in_lines(given(collectives=lambda line: line["collectives"][::2])),
-    "collectives of one rank lost": in_lines(given(collectives=[]), last_only=True),
-    "more collectives issued than seen": in_lines(given("coverage", issued=9)),
-    "a model that is not recorded": in_lines(given("coverage", unwatched=lambda line: line["coverage"]["seen"])),
-    "collectives between steps": in_lines(given("coverage", outside=3)),
-    "steps of another rank's size of the world": in_lines(given(world_size=4), last_only=True),
-    "metrics lost": in_lines(given(overlap=lambda line: {"window_ms": line["overlap"]["window_ms"]})),
-    "exposed time lost": in_lines(_without_exposed),
-    "times of a rank lost": in_lines(given(start_mono_ns=None), last_only=True),
-    "clocks an hour apart": in_lines(_an_hour_later, last_only=True),
-    "metrics of a rank in another unit": in_lines(_in_seconds, last_only=True),
-    "computation in another unit": in_lines(
-        given("overlap", compute_ms=lambda line: line["overlap"]["compute_ms"] / 1000)
-    ),
-    "a ratio that is not of its parts": in_lines(given("overlap", overlap_ratio=0.1)),
-    "half of a kind of collectives": in_lines(given("overlap", allreduce_ms=1.5)),
-    "steps twice as long as their windows": in_lines(given(end_mono_ns=lambda line: line["end_mono_ns"] + 10_000_000)),
-    "ends of collectives lost": in_lines(
-        given(collectives=lambda line: [[*row[:7], None, *row[8:]] for row in line["collectives"]])
-    ),
+    "steps in another order": lambda records: {
+        name: [lines[0], *reversed(lines[1:-1]), lines[-1]] for name, lines in records.items()
+    },
+    "ends of collectives lost": lambda records: {name: [*map(_ends_lost, lines)] for name, lines in records.items()},
 }
 
 
