@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -55,8 +55,7 @@ class Seen:
         ]
 
 
-@dataclass
-class Launch:
+class Launch(NamedTuple):
     """All strategies in one launch; `seen` has the profiled steps of both ranks."""
 
     folder: Path
@@ -66,11 +65,6 @@ class Launch:
 @pytest.fixture(scope="module")
 def launch(tmp_path_factory: pytest.TempPathFactory) -> Launch:
     return undisturbed(tmp_path_factory, "crosscheck", measure, both_agree)
-
-
-@pytest.fixture(scope="module")
-def seen(launch: Launch) -> dict[str, list[Seen]]:
-    return launch.seen
 
 
 def measure(folder: Path) -> Launch:
@@ -128,9 +122,9 @@ def both_agree(launch: Launch) -> None:
 
 
 @pytest.mark.parametrize(("strategy", "kind"), CASES)
-def test_a_duration_that_is_wrong_would_be_noticed(seen: dict[str, list[Seen]], strategy: str, kind: str) -> None:
+def test_a_duration_that_is_wrong_would_be_noticed(launch: Launch, strategy: str, kind: str) -> None:
     # W1: the end taken when the call returned. Then a start that is late by a twentieth.
-    steps = seen[strategy]
+    steps = launch.seen[strategy]
     assert share_within(steps, kind, lambda _row, issue: issue[1] - issue[0]) < 0.5
     assert share_within(steps, kind, lambda row, _issue: 0.95 * length(row)) < 0.5
 
@@ -144,8 +138,8 @@ def apart(step: Step, lower: KernelWindow, upper: KernelWindow) -> float:
     return max(low - own, own - high, 0.0)
 
 
-def test_a_ratio_that_takes_stalls_for_computation_would_be_noticed(seen: dict[str, list[Seen]]) -> None:
-    for one in seen["fsdp"]:  # W6: from the first computation of a step to its last
+def test_a_ratio_that_takes_stalls_for_computation_would_be_noticed(launch: Launch) -> None:
+    for one in launch.seen["fsdp"]:  # W6: from the first computation of a step to its last
         window = one.profiler
         whole = [(window.compute[0][0], window.compute[-1][1])]
         wrong = pooled_ratio([KernelWindow(window.comm, whole, 0)], [whole])

@@ -41,7 +41,6 @@ _CALLS: Final = {
     "allreduce": Calls("allreduce", "all_reduce", "c10d::allreduce_", "ncclAllReduce"),
     "allgather": Calls("_allgather_base", "_all_gather_base", "c10d::_allgather_base_", "ncclAllGather"),
 }
-_GLOO: Final = {"allreduce": "gloo:all_reduce", "allgather": "gloo:all_gather"}
 
 
 def kind(name: str) -> str:
@@ -56,15 +55,9 @@ class Shape:
     ranks: int = 2
     steps: tuple[int, ...] = (7, 8, 9, 10)
     step: tuple[tuple[str, str, int, int, int], ...] = (
-        (COPY, _H2D, 300, 120, 7),
-        (KERNEL, GEMM, 500, 1400, 7),
-        (KERNEL, NORM, 1950, 400, 7),
-        (KERNEL, ALLREDUCE, 1200, 1500, 20),
-        (KERNEL, GEMM, 2400, 1300, 7),
-        (KERNEL, NORM, 3750, 500, 7),
-        (KERNEL, ALLGATHER, 4000, 900, 20),
-        (KERNEL, GEMM, 5200, 1500, 7),
-        (KERNEL, NORM, 6750, 300, 7),
+        *((COPY, _H2D, 300, 120, 7), (KERNEL, GEMM, 500, 1400, 7), (KERNEL, NORM, 1950, 400, 7)),
+        *((KERNEL, ALLREDUCE, 1200, 1500, 20), (KERNEL, GEMM, 2400, 1300, 7), (KERNEL, NORM, 3750, 500, 7)),
+        *((KERNEL, ALLGATHER, 4000, 900, 20), (KERNEL, GEMM, 5200, 1500, 7), (KERNEL, NORM, 6750, 300, 7)),
         (KERNEL, ALLREDUCE, 6500, 1800, 20),
     )
     step_ns: int = STEP_NS
@@ -183,8 +176,17 @@ def _on_cpu(row: Row, host: Row, calls: Calls | None, number: int) -> Iterator[R
         call = {"start_ns": row.start_ns - 30_000, "end_ns": row.start_ns - 20_000, "args": args}
         yield replace(host, name=calls.operator, **call)
         args = {"Input Dims": [[4096]], "Input type": ["float"]}
-        label = _GLOO[kind(row.name)]
-        yield Row(OPERATOR, label, row.start_ns, row.end_ns, 4000, 4100, None, "user_annotation", args)
+        yield Row(
+            OPERATOR,
+            f"gloo:{calls.label.removeprefix('_').removesuffix('_base')}",
+            row.start_ns,
+            row.end_ns,
+            4000,
+            4100,
+            None,
+            "user_annotation",
+            args,
+        )
     elif row.what == KERNEL:
         yield Row(OPERATOR, "aten::mm", row.start_ns, row.end_ns, 4000, 4001, None, "cpu_op", args)
 

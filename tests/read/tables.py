@@ -42,42 +42,27 @@ def row(
     kind: str | None = None,
     device: int = 0,
     stream: int = 0,
-    group: str | None = None,
-    seq: int = NULL,
-    size: int = NULL,
     rank: int = 0,
 ) -> dict[str, Any]:
     return locals()
 
 
-def trace(
-    rows: Sequence[Mapping[str, Any]],
-    *,
-    steps: Sequence[tuple[int, int, int]] = (),
-    groups: Mapping[str, tuple[int, ...]] | None = None,
-    **facts: Any,
-) -> Trace:
+def trace(rows: Sequence[Mapping[str, Any]], *, steps: Sequence[tuple[int, int, int]] = (), **facts: Any) -> Trace:
     """A trace of these rows. `steps`: (number, start, end) on the rank of the first row."""
-    names, group_names = Numbered(), Numbered()
-    rank = rows[0]["rank"] if rows else 0
+    names = Numbered()
     marks = windows(*zip(*steps, strict=True)) if steps else NO_WINDOWS
     columns = {
         "start_ns": [each["start"] for each in rows],
         "end_ns": [each["end"] for each in rows],
-        "device": [each["device"] for each in rows],
-        "stream": [each["stream"] for each in rows],
-        "cls": [each["cls"] for each in rows],
+        **{name: [each[name] for each in rows] for name in ("device", "stream", "cls")},
         "kind": [KIND_CODE[each["kind"]] if each["kind"] else NULL for each in rows],
-        "group": [group_names[each["group"]] if each["group"] else NULL for each in rows],
-        "seq": [each["seq"] for each in rows],
-        "bytes": [each["size"] for each in rows],
         "name": [names[each["name"]] for each in rows],
+        **{name: [NULL] * len(rows) for name in ("group", "seq", "bytes")},
     }
     arrays = {name: np.array(values, np.int64) for name, values in columns.items()}
-    step = step_of(arrays["start_ns"], marks)
-    table = Intervals(**arrays, step=step, names=tuple(names), groups=tuple(group_names))
-    given = {"path": "hand-made", "format": "kineto", "clock": "REALTIME", "rank": rank, **facts}
-    return Trace(intervals=table, windows=marks, group_ranks=groups or {}, **given)
+    table = Intervals(**arrays, step=step_of(arrays["start_ns"], marks), names=tuple(names), groups=())
+    given = {"path": "hand-made", "format": "kineto", "clock": "REALTIME", "rank": rows[0]["rank"] if rows else 0}
+    return Trace(intervals=table, windows=marks, group_ranks={}, **given | facts)
 
 
 def read_with(

@@ -174,36 +174,25 @@ def test_three_runs_are_too_many_and_a_rank_in_two_folders_is_refused(
     assert f"rank 1 is in {nodes[1]}/rank_1_metrics.jsonl too" in said
 
 
-def train_on_nodes(*folders: Path) -> str:
-    """Train as one launch of a node of one rank for each folder; what the first node wrote to stderr."""
-    words = [str(ROOT / "train.py"), *SMALL, "label=both", "profiling.enabled=true", "profiling.wait=1"]
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(len(folders)), "--nproc_per_node", "1"]
-    launcher += ["--master_addr", "127.0.0.1", "--master_port", str(free_port())]
-    nodes = [
-        subprocess.Popen(
-            [*launcher, "--node_rank", str(number), *words, f"training.output_dir={folder}"],
-            env=environment(),
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for number, folder in enumerate(folders)
-    ]
-    try:
-        errors = [node.communicate(timeout=HANGS_S)[1] for node in nodes]
-    finally:
-        for node in nodes:
-            node.kill()
-    assert [node.returncode for node in nodes] == [0] * len(folders), errors
-    return str(errors[0])
-
-
 @pytest.mark.dist
 @pytest.mark.thorough
 @pytest.mark.spec("B13")
 def test_two_nodes_without_a_shared_disk_are_one_run(tmp_path: Path) -> None:
     folders = [tmp_path / "node0", tmp_path / "node1"]
-    errors = train_on_nodes(*folders)
-    (line,) = [line for line in errors.splitlines() if "profiling: 2 file(s) of 2 rank(s)" in line]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc_per_node", "1"]
+    launcher += ["--master_addr", "127.0.0.1", "--master_port", str(free_port())]
+    words = [str(ROOT / "train.py"), *SMALL, "label=both", "profiling.enabled=true", "profiling.wait=1"]
+    started = []
+    for number, folder in enumerate(folders):
+        own = [*launcher, "--node_rank", str(number), *words, f"training.output_dir={folder}"]
+        started.append(subprocess.Popen(own, env=environment(), stderr=subprocess.PIPE, text=True))
+    try:
+        errors = [each.communicate(timeout=HANGS_S)[1] for each in started]
+    finally:
+        for each in started:
+            each.kill()
+    assert [each.returncode for each in started] == [0, 0], errors
+    (line,) = [line for line in errors[0].splitlines() if "profiling: 2 file(s) of 2 rank(s)" in line]
     for rank, folder in enumerate(folders):
         assert [path.name for path in (folder / "both").glob("rank_*")] == [f"rank_{rank}_metrics.jsonl"]
         seen = record(folder / "both", rank).header
