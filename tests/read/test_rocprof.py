@@ -230,17 +230,17 @@ def test_json_beyond_the_stated_size_is_refused_and_rocpd_named(monkeypatch: pyt
 def test_rocpd_takes_the_rank_from_the_environment_of_its_process(tmp_path: Path) -> None:
     environment = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "8"}
     path = write_rocpd(tmp_path / "out.db", environment)
+    before = path.read_bytes()
     (trace,) = read_with(ROCPD, path)
     assert (trace.rank, trace.world_size, trace.host) == (3, 8, "node7")
+    # Reading a database leaves nothing beside it.
+    assert [(item.name, item.read_bytes()) for item in tmp_path.iterdir()] == [("out.db", before)]
 
 
 def test_rocpd_of_another_schema_is_refused(tmp_path: Path) -> None:
     path = write_rocpd(tmp_path / "out.db", version="4.1.0")
-    before = path.read_bytes()
     with pytest.raises(InputError, match=r"out\.db: rocpd schema version 4\.1\.0; this AORTA reads version 3"):
         read_with(ROCPD, path)
-    # Reading a database leaves nothing beside it.
-    assert [(item.name, item.read_bytes()) for item in tmp_path.iterdir()] == [("out.db", before)]
 
 
 def test_files_without_kernels_say_what_is_missing() -> None:
