@@ -30,11 +30,12 @@ from aorta.read.traces.interval_table import (
     Trace,
     kind_of,
     look_up,
+    operations,
     overlapping_ns,
     step_of,
     windows,
 )
-from aorta.timeline.arrays import Int64, merge, ranges
+from aorta.timeline.arrays import Int64
 from aorta.timeline.classes import COMPUTE, COPY, KINDS, computes
 from aorta.timeline.overlap import DECIDED, NS_PER_MS
 
@@ -45,15 +46,12 @@ _FROM_DEVICES: Final = re.compile(r"(?i)memcpy (?:PtoP|DtoD|DtoH)|device.?to.?(?
 _ISSUED: Final = re.compile("(?i)[nr]ccl")
 """Kernels that operators or calls issue which traces show; other libraries launch theirs by themselves."""
 _COMPUTE: Final = int(IntervalClass.COMPUTE)
-_ONE_END: Final = "communication was recorded in the other steps only, in each as often"
 NESTED: Final = 2
 """Calls that may share a number: cudaLaunchKernel calls cuLaunchKernel."""
 FEWEST: Final = 3
 """Steps, of which one can be told to be unlike the others."""
 _MUCH: Final = 10
 """A step that is so many times as long as all that was recorded, in it alone, is not of that clock. A choice."""
-_LONGER: Final = 1.5
-"""A time without rows is so many times as long as any of the other steps where rows were lost. A choice."""
 EDGES: Final = 0.1
 """Part of the collectives issued that may run before or behind the recording."""
 PAUSE_NS: Final = 1000 * NS_PER_MS
@@ -136,7 +134,7 @@ def reconciled(trace: Trace, claims: Claims) -> Trace:
     ran_ns = (rows.end_ns - rows.start_ns)[(rows.device != NULL) & (rows.cls != IntervalClass.COPY)]
     refuse_other_units(trace.path, "launches", claims.lasted_ns[launching], some_short=True)
     refuse_other_units(trace.path, "kernels", ran_ns, some_short=False)
-    known = (*_doubled(trace, claims), *_blind(trace, claims), *too_fast(trace))
+    known = (*_doubled(trace, claims), *_blind(trace, claims), *_crossed(trace, claims), *too_fast(trace))
     trace, claims = _told_apart(trace, replace(claims, launches=_learned(trace, claims)))
     sent, skipped = tuple(_sent(trace, claims)), tuple(_skipped(trace, claims))
     missing = _without_row(trace, claims)
@@ -156,6 +154,12 @@ def _read_both_ways(trace: Trace, claims: Claims, *, lacks: bool) -> Intervals:
         lacks: communication lacks rows.
     """
     rows, second = trace.intervals, trace.intervals.second.copy()
+    ran = np.flatnonzero((rows.device != NULL) & (rows.cls <= IntervalClass.COMM))
+    streams = Groups(rows.device[ran], rows.stream[ran])
+    launched = np.bincount(streams.of_row, rows.launch_ns[ran] != NULL, len(streams)) > 0
+    strange = ~launched[streams.of_row] if launched.any() else np.zeros(len(ran), bool)
+    if (rows.launch_ns[ran] != NULL).sum() >= (1 - DECIDED) * (~strange).sum():
+        second[ran[strange]] = IntervalClass.UNKNOWN  # another process's, as all others have their launches
     issued = np.isin(claims.row_link, claims.link[claims.sends])
     called = np.isin(claims.row_link, claims.link[claims.launches == Launches.KERNEL])
     sends = rows.cls == IntervalClass.COMM
@@ -168,6 +172,19 @@ def _read_both_ways(trace: Trace, claims: Claims, *, lacks: bool) -> Intervals:
         copied = (rows.cls == IntervalClass.COPY) & rows.named(lambda name: moves.search(name) is not None)
         second[copied] = IntervalClass.COMM
     return replace(rows, second=second)
+
+
+def _crossed(trace: Trace, claims: Claims) -> Iterator[Gap]:
+    """Yield both lanes where operators that issue communication launch kernels of other names, and others those that
+    are named after it: names are those of other kernels.
+    """
+    rows, kernels = trace.intervals, claims.launches == Launches.KERNEL
+    issued, others = (np.isin(claims.row_link, claims.link[kernels & by]) for by in (claims.sends, ~claims.sends))
+    named = rows.named(lambda name: _ISSUED.search(name) is not None) & (rows.cls != IntervalClass.COPY)
+    wrong, unnamed = named & others & ~issued, issued & rows.named(computes)
+    if min(wrong.sum(), unnamed.sum()) > EDGES * named.sum():
+        why = f"{wrong.sum()} kernels only have names of communication, and {unnamed.sum()} were only issued as it"
+        yield from lacking(why, COMPUTE, COMM, seen=False)
 
 
 def _doubled(trace: Trace, claims: Claims) -> Iterator[Gap]:
@@ -219,6 +236,13 @@ def _told_apart(trace: Trace, claims: Claims) -> tuple[Trace, Claims]:
     if not shared.any():
         return trace, claims
     note = f"{trace.path}: {int(shared.sum())} rows have the numbers of several calls: which launched them is not known"
+    again = (claims.launches == Launches.KERNEL) & np.isin(claims.link, number[count > NESTED])
+    calls = Groups(claims.link[again], np.unique(claims.call[again], return_inverse=True)[1])
+    made = int(Groups(claims.link[again][calls.first]).reduce(np.maximum, calls.sizes).sum())
+    ran = int((shared & (trace.intervals.cls != IntervalClass.COPY)).sum())
+    if ran < (1 - DECIDED) * made:
+        why = f"{made} launches share numbers with others, and only {ran} kernels have these"
+        trace = replace(trace, gaps=(*trace.gaps, *lacking(why, COMPUTE, COMM)))
     table = replace(trace.intervals, launch_ns=np.where(shared, NULL, trace.intervals.launch_ns))
     of_shared = np.isin(claims.link, number[count > NESTED])
     launches = np.where(of_shared, Launches.NOTHING, claims.launches)
@@ -369,7 +393,9 @@ def _blind(trace: Trace, claims: Claims) -> Iterator[Gap]:
     blind = [step for step in trace.windows.step.tolist() if step not in computing]
     called = set(step_of(claims.start_ns, trace.windows).tolist()) if blind else set()
     blind = [step for step in blind if step not in called]
-    nothing = not computing and not len(claims.link)
+    nothing = not computing and (not len(claims.link) or len(trace.windows) > 0)
+    if nothing and len(claims.link):
+        yield from lacking("no row of computation is known, though steps are marked", COMPUTE, seen=False)
     why = "no kernel or operator that computes was recorded in this window, nor any call, so it was not observed"
     yield from (Gap(COMPUTE, why, step, seen=False) for step in blind)
     # Of a device without any calls the steps say nothing: it may lag behind them.
@@ -439,20 +465,20 @@ def unrecorded(trace: Trace) -> Trace:
         note = f"{trace.path}: nothing was recorded in any step: the whole trace is measured"
         return replace(trace, windows=NO_WINDOWS, notes=(*trace.notes, note))
     beside = recorded & ~(np.append(True, recorded[:-1]) & np.append(recorded[1:], True))
-    holes = _holes(trace, steps)
-    silent = _silent(trace, steps)
+    lacking_in = dict(_lacking(trace, steps, recorded)) if not trace.of_launch else {}
     missing = int((~recorded).sum())
     ended, begun = marks.end_ns[steps][:-1], marks.start_ns[steps][1:]
     unmarked = (np.diff(marks.step[steps]) > 1) & (begun - ended < PAUSE_NS)
     unmarked &= np.searchsorted(rows.start_ns[order], ended) == np.searchsorted(rows.start_ns[order], begun)
     missing += int((np.diff(marks.step[steps]) - 1)[unmarked].sum())
-    gaps = [Gap(COMM, _ONE_END, step) for step in (*marks.step[steps[silent]].tolist(), *[WHOLE] * bool(silent.any()))]
-    gaps += [Gap(lane, f"nothing was recorded in {missing} steps", WHOLE) for lane in LANES if missing]
-    gaps += [Gap(lane, "rows of some steps were lost", WHOLE) for lane in LANES if holes.any()]
+    gaps = [Gap(lane, f"nothing was recorded in {missing} steps", WHOLE) for lane in LANES if missing]
+    gaps += [Gap(lane, "rows of some steps were lost", WHOLE) for lane in lacking_in]
+    for lane, lacks in lacking_in.items():
+        why = "this step lacks rows that others have, so some were lost"
+        gaps += [Gap(lane, why, number) for number in marks.step[steps[lacks]].tolist()]
     for chosen, why, seen in (
         (~recorded, "nothing was recorded in this step", False),
         (beside, "the recording began or ended in this step", True),
-        (holes, "this step has fewer rows than others, and a long time without any, so some were lost", True),
     ):
         numbers = marks.step[steps[chosen]].tolist()
         gaps += [Gap(lane, why, number, seen=seen) for number in numbers for lane in LANES]
@@ -481,41 +507,36 @@ def _without_pieces(trace: Trace) -> Trace:
     return replace(trace, intervals=table, windows=kept, notes=(*trace.notes, note))
 
 
-def _holes(trace: Trace, steps: Int64) -> NDArray[np.bool_]:
-    """Return which of the steps, in order, lack rows that were lost together: they have less that computes than the
-    others, which have about equally many, and by far the longest time without any row. Where half of the steps or more
-    have less, and all of these about equally much, they are of two sorts, as where gradients are accumulated.
+def _lacking(trace: Trace, steps: Int64, recorded: NDArray[np.bool_]) -> Iterator[tuple[str, NDArray[np.bool_]]]:
+    """Yield the lanes in which some of the steps, in order, lack rows that two or more have, all equally: by their
+    names, and the time that these take. Where several lack the same between others, they are of another sort, as where
+    gradients are accumulated.
     """
-    marks, rows = trace.windows, trace.intervals
-    computing = rows.cls == IntervalClass.COMPUTE
-    computing = (computing if computing.any() else ~computing) & (rows.step != NULL)
-    counts = look_up(marks.step[steps], *np.unique(rows.step[computing], return_counts=True)).clip(0)
-    full, some = counts >= (1 - EDGES) * counts.max(), counts > 0
-    less = counts[some & ~full]
-    alike = 2 * full.sum() <= some.sum() and less.min(initial=counts.max()) >= (1 - EDGES) * less.max(initial=0)
-    if some.sum() < FEWEST or full.sum() < 2 or not len(less) or alike or trace.of_launch:
-        return np.zeros(len(steps), bool)
-    start, end = marks.start_ns[steps], marks.end_ns[steps]
-    ran = merge(rows.take(rows.end_ns > rows.start_ns).spans)
-    begun, ended = np.append(start.min(), ran.end), np.append(ran.start, end.max())  # of the times without any row
-    step, pause = ranges(np.searchsorted(ended, start), np.searchsorted(begun, end))
-    silent_ns = np.zeros(len(steps), np.int64)
-    np.maximum.at(silent_ns, step, np.minimum(ended[pause], end[step]) - np.maximum(begun[pause], start[step]))
-    share = silent_ns / np.maximum(end - start, 1)
-    longer: NDArray[np.bool_] = share > np.maximum(_LONGER * share[full].max(), EDGES)
-    return np.asarray(some & ~full & longer)
-
-
-def _silent(trace: Trace, steps: Int64) -> NDArray[np.bool_]:
-    """Return which of the steps, in order, lack communication that the others have, each as many rows: those before or
-    behind these. Steps that accumulate gradients lie between others.
-    """
-    rows = trace.intervals.take(trace.intervals.cls == IntervalClass.COMM)
-    launched = np.where(rows.launch_ns == NULL, rows.step, step_of(rows.launch_ns, trace.windows))
-    counts = look_up(trace.windows.step[steps], *np.unique(launched, return_counts=True)).clip(0)
-    full = counts == counts.max()
-    indices = np.flatnonzero(full)
-    together = len(indices) > 1 and indices[-1] - indices[0] + 1 == len(indices) and (full[0] or full[-1])
-    lacking_some = (counts > 0) & ~full
-    lacks = together and trace.world_size != 1 and (counts == 0).any() and lacking_some.sum() <= 1
-    return ~full if lacks else np.zeros(len(steps), bool)
+    rows = trace.intervals.take(operations(trace.intervals).first)
+    at = look_up(rows.step, trace.windows.step[steps], np.arange(len(steps)))
+    rows, at = rows.take((at != NULL) & (rows.name != NULL)), at[(at != NULL) & (rows.name != NULL)]
+    if not len(rows) or np.count_nonzero(recorded) < FEWEST:
+        return
+    work = Groups(rows.cls, rows.name)
+    length = np.maximum(rows.end_ns - rows.start_ns, 0)
+    by_length = np.lexsort((length, work.of_row))
+    usual_ns = length[by_length][work.starts + work.sizes // 2]
+    pairs = Groups(work.of_row, at)
+    code, step, count = work.of_row[pairs.first], at[pairs.first], pairs.sizes
+    by_count = np.lexsort((count, code))
+    last = np.cumsum(np.bincount(code, minlength=len(work))) - 1
+    twice = np.append(False, np.diff(code[by_count]) == 0)[last]
+    usual = np.where(twice, count[by_count][last - 1], 0)  # two steps have so many, or more
+    had = np.minimum(count, usual[code])
+    told = np.bincount(step, had * usual_ns[code] * (1.0 + code), len(steps))  # by which names a step has
+    for lane, cls in LANE_CLASSES.items():
+        weight_ns = np.where(rows.cls[work.first] == cls, usual_ns, 0)
+        total = float((usual * weight_ns).sum())
+        kept_ns, more_ns = (np.bincount(step, each * weight_ns[code], len(steps)) for each in (had, count - had))
+        lacks = recorded & (total - kept_ns > DECIDED * total)
+        few, full = np.flatnonzero(lacks), recorded & ~lacks & (more_ns <= DECIDED * total)
+        known = lacks[recorded]
+        together = (known[0] or known[-1]) and np.count_nonzero(np.diff(known)) == 1
+        alike = len(few) and np.ptp(told[few]) <= DECIDED * told.max()
+        if full.sum() > 1 and len(few) and (together or (full.sum() >= FEWEST if len(few) == 1 else not alike)):
+            yield lane, lacks

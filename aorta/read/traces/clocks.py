@@ -15,7 +15,7 @@ import numpy as np
 from aorta.errors import InputError
 from aorta.read.frames import Groups
 from aorta.read.ledger import COMM, LANES, WHOLE, Gap, lacking
-from aorta.read.traces.interval_table import KIND_CODE, NULL, IntervalClass, Intervals, Trace
+from aorta.read.traces.interval_table import KIND_CODE, NULL, IntervalClass, Intervals, Trace, by_device
 from aorta.timeline.arrays import Int64
 from aorta.timeline.overlap import DECIDED, NS_PER_MS
 
@@ -44,6 +44,8 @@ _FASTEST_OF_HOSTS: Final = 100
 """As `_FASTEST`, of gloo: 800 Gbit/s."""
 _SHORTEST_NS: Final = 200
 """No device runs a kernel, and no host an operator or a call that launches one, in so little."""
+_PAUSE_NS: Final = 100_000
+"""No device takes so long from one kernel to the next that waits for it. A choice."""
 _COARSE: Final = 100
 """Where starts are this many times as coarse as lengths, or the other way, they were rounded. A choice, far above a
 microsecond beside the 32 ns in which some devices count.
@@ -78,7 +80,7 @@ def wrong_clocks(trace: Trace) -> tuple[Gap, ...]:
     table = trace.intervals.take((trace.intervals.device != NULL) & (trace.intervals.launch_ns != NULL))
     if not len(table):
         return ()
-    return (*_off_the_host(trace, table), *_past_waits(trace, table), *_not_starts(table))
+    return (*_off_the_host(trace, table), *_past_waits(trace, table), *_not_starts(table), *_idle_with_work(trace))
 
 
 def too_fast(trace: Trace) -> Iterator[Gap]:
@@ -143,6 +145,29 @@ def _past_waits(trace: Trace, rows: Intervals) -> Iterator[Gap]:
     if np.count_nonzero(late_ns > ORDER_NS) > OTHERS:
         why = f"rows end up to {late_ns.max() / 1e6:.4g} ms after a call that waited for them, so clocks are wrong"
         yield from lacking(why, *LANES, seen=False)
+
+
+def _idle_with_work(trace: Trace) -> Iterator[Gap]:
+    """Yield all lanes where launches wait ever longer for a device that does nothing meanwhile: its clock goes faster
+    than the host's, or jumped. A device that lags behind its host is busy.
+    """
+    for _, rows in by_device(trace.intervals.take(trace.intervals.device != NULL)):
+        rows = rows.take(np.argsort(rows.start_ns, kind="stable"))
+        delay_ns = rows.start_ns - rows.launch_ns
+        idle_ns = np.append(0, rows.start_ns[1:] - np.maximum.accumulate(rows.end_ns)[:-1])
+        linked = np.flatnonzero(rows.launch_ns != NULL)
+        if not (part := len(linked) // 3):
+            continue
+        first, last = linked[:part], linked[-part:]
+        later_ns = np.quantile(delay_ns[last], 0.1) - np.quantile(delay_ns[first], 0.1)
+        apart_ns = np.median(rows.launch_ns[last]) - np.median(rows.launch_ns[first])
+        queued_ns = np.minimum(idle_ns, delay_ns)[linked]
+        waited_ns = queued_ns[queued_ns > _PAUSE_NS].sum()
+        if later_ns > DECIDED * apart_ns and waited_ns > later_ns:
+            why = f"the device does nothing for {waited_ns / 1e6:.4g} ms in which launches wait for it, and these wait "
+            yield from lacking(
+                f"{why}{later_ns / 1e6:.4g} ms longer at the end: its clock is wrong", *LANES, seen=False
+            )
 
 
 def _not_starts(table: Intervals) -> Iterator[Gap]:

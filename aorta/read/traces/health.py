@@ -43,6 +43,8 @@ _FAR: Final = 20
 collective so many times as long as any later one waited. A choice, not measured: it has to stay above what collectives
 of unlike sizes differ by in one job, and below a wait of seconds, the least that starting a recording by hand takes.
 """
+_WRONG: Final = 0.25
+"""Where so much of the time of streams is in two rows at once, no time of their clock counts. A choice."""
 _FEW: Final = 10
 """Strays are at most a tenth of the rows: more of them are a part of the run."""
 
@@ -189,6 +191,8 @@ def _twice_at_once(streams: Intervals, shared: Int64) -> Iterator[Gap]:
         late = late[wrong[before]]
         weight_ns[own[wrong]] = length[own][wrong]
         weight_ns[own[late]] = both[late]
+    if shared.sum() > _WRONG * length.sum() and weight_ns.any():
+        yield from lacking(f"rows of streams overlap for more than {_WRONG:.0%} of their time", *LANES, seen=False)
     for lane, cls in LANE_CLASSES.items():
         rows = np.flatnonzero((streams.cls == cls) & (weight_ns > 0))
         if len(rows):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -26,13 +26,14 @@ from aorta.read.health import notes_of
 from aorta.read.join import NO_ROWS, join, join_steps
 from aorta.read.ledger import COMM, LANES, WHOLE, Broken, Gap, lacking, nulled, resting_on
 from aorta.read.run import NO_STEPS, Run, gaps_of, partial_steps
+from aorta.read.traces.claims import EDGES
 from aorta.read.traces.files import find_units
 from aorta.read.traces.health import examine
-from aorta.read.traces.interval_table import kind_of
 from aorta.read.traces.kernels import entries, largest_first
 from aorta.read.traces.reader import RANK_IN_PATH, headers_near, ranks_in_path
 from aorta.read.traces.tables import DeviceTables, TraceDetails, TraceTables, read_trace_tables
-from aorta.timeline.classes import COMPUTE, KINDS, UNKNOWN_KIND, computes
+from aorta.timeline.classes import COMPUTE, UNKNOWN_KIND, computes
+from aorta.timeline.overlap import DECIDED
 
 
 def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequence[str] = ()) -> Run:
@@ -123,7 +124,8 @@ def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequ
 
 _APART: Final = 300
 """Units are a thousand apart; kernels of one name, and steps of one job, are not. A choice."""
-_COLLECTIVE: Final = "collectives"
+_UNPAIRED: Final = frozenset({UNKNOWN_KIND, "send", "recv"})
+_PACE: Final = "its collectives end closer to each other or farther apart than on other ranks, so its clock is wrong"
 _NODE: Final = re.compile(
     r"(?<![a-z])(?:node|host(?:name)?|worker|machine|server|compute|dgx|hgx|ip)[_-]?(\d[\d_-]*|[a-z](?![a-z]))",
     re.IGNORECASE,
@@ -159,7 +161,7 @@ def _held_against_others(
     lanes = (COMPUTE, COMM) if any(row.cls == "compute" and not computes(row.name) for row in totals) else (COMM,)
     silent = f"{ranks} ranks were read, and no row of communication of this one is known"
     unlike = {trace for row in _alike(totals).values() for trace in _odd(row)}
-    fewer = _fewer_collectives(totals)
+    differ = _unlike_peers(totals, devices, {trace.facts.path for trace in traces if trace.facts.steps})
     changed = []
     for device in devices:
         if (device.tables.source.rank, device.device) in unlike:
@@ -167,9 +169,8 @@ def _held_against_others(
             device = _unknown(device, LANES, why)
         elif ranks > 1 and device.whole["metrics"].get("comm_ms") == 0:
             device = _unknown(device, lanes, silent)
-        elif (device.tables.source.rank, device.device) in fewer:
-            why = "other ranks that ran the same kernels have more rows of collectives"
-            device = _unknown(device, LANES, why)
+        elif why := differ.get((device.tables.source.rank, device.device)):
+            device = _unknown(device, LANES, why, "window_ms")
         changed.append(device)
     return changed
 
@@ -184,26 +185,66 @@ def _alike(totals: Sequence[KernelTotalEntry]) -> dict[str, dict[tuple[int, int]
     return means
 
 
-def _fewer_collectives(totals: Sequence[KernelTotalEntry]) -> set[tuple[int, int]]:
-    """Return the devices that have fewer rows of collectives than others, by more than a tenth, that computed by the
-    same kernels as often: they lost some, or are of another job. Kernels that may be sends and receives, of which ranks
-    have unlike many, tell nothing.
+def _unlike_peers(
+    totals: Sequence[KernelTotalEntry], devices: Sequence[DeviceTables], marked: Collection[str]
+) -> dict[tuple[int, int], str]:
+    """Return why devices are of another program, or lack rows or the time of others: ranks of one job run as many
+    kernels for each collective, and what they communicate ends on all at once. Of two that differ the one is right that
+    lacks nothing that the other has. With sends and receives, of which ranks have unlike many, that is not known.
     """
+    if _UNPAIRED & {name.kind for device in devices for name in device.tables.collectives.names}:
+        return {}
     counts: dict[tuple[int, int], Counter[str]] = {}
     for row in totals:
         if row.rank is not None and row.cls in ("compute", "comm"):
-            own = counts.setdefault((row.rank, UNKNOWN if row.device is None else row.device), Counter())
-            kind = UNKNOWN_KIND if (code := kind_of(row.name)) == UNKNOWN else KINDS[code]
-            name = kind if kind in (UNKNOWN_KIND, "send", "recv") else _COLLECTIVE
-            own[row.name if row.cls == "compute" else name] += row.count
-    sent = {key: own.pop(_COLLECTIVE, 0) for key, own in counts.items()}
-    if any(own.keys() & {UNKNOWN_KIND, "send", "recv"} for own in counts.values()):
-        return set()
-    most: dict[frozenset[tuple[str, int]], int] = {}
-    for key, own in counts.items():
-        ran = frozenset(own.items())
-        most[ran] = max(most.get(ran, 0), sent[key])
-    return {key for key, own in counts.items() if sent[key] < 0.9 * most[frozenset(own.items())]}
+            key = row.rank, UNKNOWN if row.device is None else row.device
+            counts.setdefault(key, Counter())[row.cls] += row.count
+    sent = {key: own for key, own in counts.items() if own["compute"] and own["comm"]}
+    odd = {*_disagreeing({key: own["compute"] / own["comm"] for key, own in sent.items()}, EDGES)}
+    most = {
+        (device.tables.source.rank, device.device): int(np.bincount(device.tables.collectives.step).max(initial=0))
+        for device in devices
+        if device.tables.source.path in marked
+    }
+    odd |= sent.keys() & _disagreeing({key: most[key] for key in sent.keys() & most.keys()}, EDGES)
+    lack = [key for key in odd if not all(_has_all(sent[key], other) for other in sent.values())]
+    why = "other ranks run more or fewer kernels for each collective: rows were lost, or it is of another job"
+    return dict.fromkeys(_of_another_pace(devices), _PACE) | dict.fromkeys(lack, why)
+
+
+def _has_all(own: Counter[str], other: Counter[str]) -> bool:
+    """Return whether the other has nothing more, and either lane as often: it lost rows of one."""
+    return other <= own and any(own[lane] == other[lane] for lane in own)
+
+
+def _disagreeing(values: Mapping[Any, float], tolerance: float) -> list[Any]:
+    """Return the keys of values that most of the others are not near."""
+    near = {
+        key: sum(abs(own - other) <= tolerance * max(own, other) for other in values.values())
+        for key, own in values.items()
+    }
+    return [key for key, count in near.items() if 2 * count <= len(values)]
+
+
+def _of_another_pace(devices: Sequence[DeviceTables]) -> list[tuple[int, int]]:
+    """Return the devices whose collectives do not end as far apart as those of the others, in the steps that all have,
+    or about as far in any: their clocks differ.
+    """
+    common: set[int] | None = None
+    sends = [device for device in devices if device.tables.source.rank != UNKNOWN and len(device.tables.collectives)]
+    for device in sends:
+        own = set(device.tables.steps.global_step.tolist())
+        common = own if common is None else common & own
+    ends: dict[tuple[int, int], Any] = {}
+    for device in sends:
+        steps, rows = device.tables.steps, device.tables.collectives
+        shared = np.isin(steps.global_step[rows.step], [*common]) if common else slice(None)
+        ends[device.tables.source.rank, device.device] = np.sort((steps.start_mono_ns[rows.step] + rows.end_ns)[shared])
+    apart, most = {}, max(map(len, ends.values()), default=0)
+    for key, own in ends.items():
+        if (part := len(own) // 3) and len(own) >= (1 - EDGES) * most:
+            apart[key] = float(np.median(own[-part:]) - np.median(own[:part])) / (len(own) - part)
+    return _disagreeing(apart, DECIDED if common else EDGES)
 
 
 def _odd(values: Mapping[Any, float]) -> list[Any]:
@@ -216,9 +257,9 @@ def _odd(values: Mapping[Any, float]) -> list[Any]:
     return [key for key, count in agree.items() if 2 * count <= len(values)]
 
 
-def _unknown(device: DeviceTables, lanes: Sequence[str], why: str) -> DeviceTables:
-    """Return the device with what rests on some lanes null."""
-    unknown = frozenset().union(*map(resting_on, lanes))
+def _unknown(device: DeviceTables, lanes: Sequence[str], why: str, *others: str) -> DeviceTables:
+    """Return the device with what rests on some lanes, and other metrics, null."""
+    unknown = frozenset(others).union(*map(resting_on, lanes))
     tables, null = device.tables, unknown & device.whole["metrics"].keys()
     whole = {"metrics": device.whole["metrics"] | dict.fromkeys(null)}
     whole["null_reasons"] = device.whole["null_reasons"] | dict.fromkeys(null, why)
