@@ -27,6 +27,7 @@ from aorta.read.join import NO_ROWS, join, join_steps
 from aorta.read.ledger import COMM, LANES, WHOLE, Broken, Gap, lacking, nulled, resting_on
 from aorta.read.run import NO_STEPS, Run, gaps_of, partial_steps
 from aorta.read.traces.claims import EDGES
+from aorta.read.traces.clocks import ORDER_NS
 from aorta.read.traces.files import find_units
 from aorta.read.traces.health import examine
 from aorta.read.traces.kernels import entries, largest_first
@@ -217,10 +218,10 @@ def _has_all(own: Counter[str], other: Counter[str]) -> bool:
     return other <= own and any(own[lane] == other[lane] for lane in own)
 
 
-def _disagreeing(values: Mapping[Any, float], tolerance: float) -> list[Any]:
-    """Return the keys of values that most of the others are not near."""
+def _disagreeing(values: Mapping[Any, float], tolerance: float, least: float = 0) -> list[Any]:
+    """Return the keys of values that most of the others are not near. `least`: so far apart they always are near."""
     near = {
-        key: sum(abs(own - other) <= tolerance * max(own, other) for other in values.values())
+        key: sum(abs(own - other) <= max(tolerance * max(own, other), least) for other in values.values())
         for key, own in values.items()
     }
     return [key for key, count in near.items() if 2 * count <= len(values)]
@@ -228,10 +229,11 @@ def _disagreeing(values: Mapping[Any, float], tolerance: float) -> list[Any]:
 
 def _of_another_pace(devices: Sequence[DeviceTables]) -> list[tuple[int, int]]:
     """Return the devices whose collectives do not end as far apart as those of the others, in the steps that all have,
-    or about as far in any: their clocks differ.
+    or about as far in any: their clocks differ. Threads of a host end when they are scheduled.
     """
     common: set[int] | None = None
-    sends = [device for device in devices if device.tables.source.rank != UNKNOWN and len(device.tables.collectives)]
+    known = [device for device in devices if UNKNOWN not in (device.tables.source.rank, device.device)]
+    sends = [device for device in known if len(device.tables.collectives)]
     for device in sends:
         own = set(device.tables.steps.global_step.tolist())
         common = own if common is None else common & own
@@ -244,7 +246,7 @@ def _of_another_pace(devices: Sequence[DeviceTables]) -> list[tuple[int, int]]:
     for key, own in ends.items():
         if (part := len(own) // 3) and len(own) >= (1 - EDGES) * most:
             apart[key] = float(np.median(own[-part:]) - np.median(own[:part])) / (len(own) - part)
-    return _disagreeing(apart, DECIDED if common else EDGES)
+    return _disagreeing(apart, DECIDED if common else EDGES, ORDER_NS / max(most, 1))
 
 
 def _odd(values: Mapping[Any, float]) -> list[Any]:
