@@ -170,8 +170,8 @@ def _held_against_others(
             device = _unknown(device, LANES, why)
         elif ranks > 1 and device.whole["metrics"].get("comm_ms") == 0:
             device = _unknown(device, lanes, silent)
-        elif why := differ.get((device.tables.source.rank, device.device)):
-            device = _unknown(device, LANES, why, "window_ms")
+        elif (key := (device.tables.source.rank, device.device)) in differ:
+            device = _unknown(device, LANES, differ[key], "window_ms")
         changed.append(device)
     return changed
 
