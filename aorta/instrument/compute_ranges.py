@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from aorta.instrument.transparent import leave_out, not_compiled, unseen_hook
+from aorta.instrument.transparent import leave_out, unseen_hook
 
 
 class ModuleHook:
@@ -84,6 +84,8 @@ def observe(
 
         return remove
     observing = observers or _observe_calls(module)
+    for observer in (before, after):
+        leave_out(observer, recursively=True)
     if before is not None:
         observing.before.insert(0 if first else len(observing.before), before)
     if after is not None:
@@ -118,16 +120,20 @@ def _observers_of(module: nn.Module) -> _Observers | None:
 
 
 def _observe_calls(module: nn.Module) -> _Observers:
-    reference, observers = weakref.ref(module), _Observers()
-    before, after = observers.before, observers.after
+    reference, observers, compiler = weakref.ref(module), _Observers(), torch.compiler
+    before, after, is_traced = observers.before, observers.after, compiler.is_dynamo_compiling
 
+    # Called with empty caches, between kernels of the model, where each function of Python costs several times what a
+    # loop suggests: hence `torch.compiler.is_compiling` in its parts, of which Dynamo knows the first.
     def call(*args: Any, **kwargs: Any) -> Any:
         called: Any = reference()
-        if torch.compiler.is_compiling():
+        if is_traced() or getattr(compiler, "_is_compiling_flag", False):
             return called._call_impl(*args, **kwargs)
-        _tell(before, called, args, kwargs)
+        for observer in before:
+            observer(called, args, kwargs)
         output = called._call_impl(*args, **kwargs)
-        _tell(after, called, args, output)
+        for observer in after:
+            observer(called, args, output)
         return output
 
     leave_out(call)
@@ -135,12 +141,6 @@ def _observe_calls(module: nn.Module) -> _Observers:
     module.__dict__[_IN_PLACE_OF_HOOKS] = call
     _replicas_are_not_observed()
     return observers
-
-
-@not_compiled
-def _tell(observers: list[Callable[..., None]], *what: Any) -> None:
-    for observer in observers:
-        observer(*what)
 
 
 @cache

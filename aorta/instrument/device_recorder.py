@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from aorta.distributed.cuda import is_capturing
 from aorta.instrument.event_clock import EventClock, Mark, on_host
@@ -28,16 +28,6 @@ if TYPE_CHECKING:  # its events are part of the steps
     from aorta.instrument.python_interceptor import PythonInterceptor
 
 _CAPTURED = "a CUDA graph was being captured when the step began or ended: only the host's clock says when that was"
-
-
-class Marks(Protocol):
-    """Rows whose spans lie between marks of a device, taken by compiled code or by Python."""
-
-    def append(self, kind: int, begin: Mark, end: Mark) -> int:
-        """Append a row between two marks; returns its index."""
-
-    def settle(self) -> None:
-        """Store what the device has passed."""
 
 
 class _Passing(NamedTuple):
@@ -62,9 +52,7 @@ class DeviceRecorder(Recorder):
     ) -> None:
         super().__init__(ring, interceptor, issued_by_backends, sink)
         self._clock = clock
-        marks: Marks | None = interceptor.marks
-        assert marks is not None  # it is a device's
-        self._marks = marks
+        self._marks = interceptor.marks
         self._rows: RingRows = interceptor.rows
         self._start: Mark = None
         self._scalars: dict[int, Scalar] = {}
@@ -95,7 +83,7 @@ class DeviceRecorder(Recorder):
         super().end()
         self._settle()
 
-    def _closed(self) -> None:
+    def _step_ended(self, now_ns: int, behind: int) -> None:
         start, end = self._start, self._end_mark
         if end is None or on_host(start):
             start, end = self._on_host(start), self._on_host(end)
@@ -104,6 +92,7 @@ class DeviceRecorder(Recorder):
             self._note(rf.CAPTURED, self._step, many=self._captured)
         self._passing.append(_Passing(self._step, start, end, self._scalars))
         self._start, self._scalars = None, {}
+        super()._step_ended(now_ns, behind)
 
     def _on_host(self, mark: Mark | None) -> int:
         """Return when the host reached a mark, or now where none could be taken."""
@@ -118,7 +107,7 @@ class DeviceRecorder(Recorder):
         self._append(rf.NOTE, what, text, many, 0, value, 0, 0, step)
 
     def on_stall(self, begin: Mark | None, end: Mark | None) -> None:
-        if self._is_open and not self.passes_over:
+        if self._marks is not None and self._is_open and not self.passes_over:
             self._marks.append(rf.STALL, begin or 0, end or 0)
             return
         for mark in (begin, end):
@@ -152,7 +141,8 @@ class DeviceRecorder(Recorder):
         if self._has_stopped or is_capturing():
             return
         began_ns = time.perf_counter_ns()
-        self._marks.settle()
+        if self._marks is not None:
+            self._marks.settle()
         while self._passing:
             row, start, end, scalars = self._passing[0]
             start_ns, end_ns = self._clock.read_ns(start), self._clock.read_ns(end)

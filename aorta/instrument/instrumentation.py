@@ -11,6 +11,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import TracebackType
 from typing import Final, Self
 
@@ -19,7 +20,7 @@ from torch import nn
 
 from aorta.instrument.backend_calls import DTYPES, dtype_name
 from aorta.instrument.device_recorder import DeviceRecorder
-from aorta.instrument.dispatcher import DispatcherHook, Handler, Interception, all_groups, issued_by
+from aorta.instrument.dispatcher import DispatcherHook, Handler, Interception, counts_of_groups, issued_by
 from aorta.instrument.emulation.emulated_link import HostLinks
 from aorta.instrument.emulation.network import EmulatedNetwork
 from aorta.instrument.emulation.stand_in import NO_VALUES, SWITCH_INTERVAL_S, counts_of_ranks
@@ -121,9 +122,7 @@ class Instrumentation:
         self.groups: dict[str, Group] = {}
         self._device, self.clock, self._mode = device, clock, mode
 
-        def counts() -> dict[int, int | None]:
-            return {id(group): counted(group) for group in all_groups()}
-
+        counts = partial(counts_of_groups, counted)
         facts = ring_facts(
             rank,
             world_size,
@@ -132,6 +131,7 @@ class Instrumentation:
             no_values,
             anchor_interval=None if elsewhere is None else elsewhere.anchor_interval,
             bound_ns=clock.bound_ns if on_a_device else None,
+            times_spans=module is not None or not on_a_device,
         )
         ring = RingFile.create(None) if ring is None else ring
         ring.describe(facts)
@@ -152,8 +152,7 @@ class Instrumentation:
             interceptor = NativeInterceptor(module, self.groups, ring, stall_cutoff_ns)
         else:
             links = None if fabric is None or mode == "off" else HostLinks(fabric)
-            on_device = clock if isinstance(clock, DeviceClock) else None
-            interceptor = PythonInterceptor(self.groups, ring, links, stall_cutoff_ns, on_device)
+            interceptor = PythonInterceptor(self.groups, ring, links, stall_cutoff_ns, on_device=on_a_device)
         self._interceptor: NativeInterceptor | PythonInterceptor | None = interceptor
         self.recorder: Recorder
         if not on_a_device:
@@ -285,6 +284,7 @@ def ring_facts(
     *,
     anchor_interval: int | None = None,
     bound_ns: int | None = None,
+    times_spans: bool = True,
 ) -> RingFacts:
     """Return the facts of this process's ring. `bound_ns`: of the clock of its device, if it has one."""
     return RingFacts(
@@ -298,4 +298,5 @@ def ring_facts(
         dtypes=tuple(dtype_name(dtype) for dtype in DTYPES),
         anchor_interval=anchor_interval,
         bound_ns=bound_ns,
+        times_spans=times_spans,
     )

@@ -36,7 +36,6 @@ from aorta.instrument.dispatcher import (
     work_in,
 )
 from aorta.instrument.emulation.emulated_link import HostLinks
-from aorta.instrument.event_clock import DeviceClock
 from aorta.instrument.in_flight import Group, InFlight, KeptAlive, TimedWork
 from aorta.instrument.operators import (
     OPERATORS,
@@ -45,7 +44,6 @@ from aorta.instrument.operators import (
     position_of_group,
     position_of_peer,
 )
-from aorta.instrument.row_marks import RowMarks
 from aorta.instrument.row_ranges import RowRanges
 from aorta.instrument.row_steps import RowSteps, StepFunctions
 from aorta.records import ring_file as rf
@@ -83,11 +81,11 @@ class PythonInterceptor:
         groups: filled with every process group when first seen, by name.
         links: of the emulated fabric, which delays completion; None = the real network.
         shortest_call_ns: a backend's call that takes longer is noted, as it may have been a stall.
-        clock: of a device that is not looked at: what is open from `begin_span` to `end_span` is timed on it.
+        on_device: it is not opened, as only compiled code looks at a device; the rows of steps are all there is.
 
     Attributes:
         rows: of the ring.
-        marks: of that device; None on a CPU.
+        marks: none: only compiled code brackets spans on a device.
         ranges: passes of blocks, as rows.
     """
 
@@ -97,13 +95,13 @@ class PythonInterceptor:
         ring: RingFile,
         links: HostLinks | None = None,
         shortest_call_ns: int = STALL_CUTOFF_NS,
-        clock: DeviceClock | None = None,
+        *,
+        on_device: bool = False,
     ) -> None:
         self._groups, self._ring, self._links, self._shortest_call_ns = groups, ring, links, shortest_call_ns
-        self.rows = RingRows(ring)
-        self.marks = None if clock is None else RowMarks(self.rows, clock)
+        self.rows, self.marks = RingRows(ring), None
         self.ranges = RowRanges(ring, self.rows, self)
-        self._steps = RowSteps(ring, self.rows, self.marks)
+        self._steps = RowSteps(ring, self.rows, on_device=on_device)
         self._kept = KeptAlive()
         self._calls = {
             name: _Call(operator, number, position_of_group(name), position_of_peer(name))
@@ -233,7 +231,7 @@ class PythonInterceptor:
         result = original()
         # The caller's thread was inside the backend: enqueueing, or blocked where the backend works synchronously.
         if (returned_ns := time.perf_counter_ns()) - issued.issue_ns > self._shortest_call_ns and self._holds_up():
-            self.rows.sent(issued.row, returned_ns, ends=False)
+            self.rows.returned(issued.row, returned_ns)
         work = work_in(result)
         if work is None:  # it is over, and there is nothing to wait for
             self._over(issued)

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from types import TracebackType
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,7 +21,7 @@ from aorta.instrument.event_clock import Mark
 from aorta.instrument.ring_lines import Elsewhere, RingLines
 from aorta.instrument.row_steps import StepSpan, bits_of
 from aorta.instrument.sampling import PASSED, Sampler
-from aorta.instrument.user_marks import MOST_PER_STEP, UserMarks
+from aorta.instrument.user_marks import MOST_PER_STEP, MarksOfStep, UserMarks
 from aorta.records import ring_file as rf
 from aorta.records.ring_file import RingFile
 from aorta.records.ring_rows import NOWHERE
@@ -51,6 +52,26 @@ class Scalar:
 
     def read(self) -> float:
         return self._value if self._copy is None else float(self._copy)
+
+
+class RecordedStep(AbstractContextManager[None]):
+    """One iteration, a `with` block. A step that fails is not recorded."""
+
+    __slots__ = ("_facts", "_recorder")
+
+    def __init__(self, recorder: Recorder, facts: StepFacts) -> None:
+        self._recorder, self._facts = recorder, facts
+
+    def __enter__(self) -> None:
+        self._recorder.begin(self._facts)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self._recorder.end()
+        else:
+            self._recorder.abandon()
 
 
 class Recorder(RingLines):
@@ -98,22 +119,15 @@ class Recorder(RingLines):
         self._interceptor, self._issued_by_backends = interceptor, issued_by_backends
         self._begin, self._finish, self._close, self._span, self._append = interceptor.functions()
         self._is_open = self._between = False
-        self._counted: tuple[dict[int, int | None], tuple[int, int]] = {}, (0, 0)
+        self._counted: tuple[dict[int, int | None], int] = {}, 0
         self._before, self._outside = self._counted, 0
         self._step, self._behind = -1, 0
         self.last_aux: StepSpan | None = None
         self._marks_ns = 0  # AORTA's own time in Python, until a step takes it
 
-    @contextmanager
-    def step(self, facts: StepFacts) -> Iterator[None]:
-        """Record one iteration, a `with` block. A step that fails is not recorded."""
-        self.begin(facts)
-        try:
-            yield
-        except BaseException:
-            self.abandon()
-            raise
-        self.end()
+    def step(self, facts: StepFacts) -> RecordedStep:
+        """Return a `with` block that records one iteration."""
+        return RecordedStep(self, facts)
 
     def begin(self, facts: StepFacts, *, continues: bool = False) -> None:
         """Begin a step on the calling thread; one that was open is discarded.
@@ -126,7 +140,8 @@ class Recorder(RingLines):
         continues = continues and self._between
         if not continues:
             self._marks_ns = 0
-            self._forget_caller()
+            if self._is_open:
+                self._forget_caller()
         drawn = None
         if self.sampler is not None and facts.phase == "train":
             drawn = self.sampler.draw(facts.global_step, always=self.kernels is not None)
@@ -166,27 +181,27 @@ class Recorder(RingLines):
         """End the open step. What is issued from now on is part of the next one, where that continues it."""
         self._behind = self._finish()
         issued, ahead_before, ahead = (rf.NOT_COUNTED, 0, 0) if self.passes_over else self._issued()
-        self._append_ranges()
+        if (marks := self.user_marks.take()) is not None:
+            self._append_ranges(marks)
         why = flags = 0
         if self.boundary is not None:
             why, self.boundary = self._ring.text(self.boundary), None
         if self.own_is_counted:
             flags = rf.OWN_COUNTED
-        more_ns, self._marks_ns = self._marks_ns + self._share_ns(), 0
+        more_ns, self._marks_ns = self._marks_ns, 0
+        if self._lines_ns:
+            more_ns += self._share_ns()
         outside, self._outside = self._outside, 0
         own_ns, ended_ns = self._close(self._step, flags, why, issued, outside, ahead_before, ahead, more_ns)
-        self._closed()
         if self.sampler is not None and self.sampler.every is None:
             self.sampler.took(own_ns, observed=not self.passes_over)
         self._between = True
         self._step_ended(ended_ns, self._behind)
 
-    def _closed(self) -> None:
-        """Note what is known once a step has ended."""
-
-    def _issued_so_far(self) -> tuple[dict[int, int | None], tuple[int, int]]:
+    def _issued_so_far(self) -> tuple[dict[int, int | None], int]:
+        """Return what backends have counted, and by how few and how many that may be ahead of the rows, in one word."""
         underway = self._interceptor.underway()
-        return self._issued_by_backends(), (-underway, self._interceptor.count())
+        return self._issued_by_backends(), -underway << 32 | self._interceptor.count()
 
     def _issued(self) -> tuple[int, int, int]:
         """Return how many collectives the backends have counted since the step began, and by how many their counts may
@@ -201,7 +216,7 @@ class Recorder(RingLines):
                 issued = rf.NOT_COUNTED
                 break
             issued += count - base
-        return issued, _packed(ahead_before), _packed(ahead)
+        return issued, ahead_before, ahead
 
     def leave(self) -> None:
         """In a forked child: record nothing; compiled code appends no rows there."""
@@ -224,10 +239,7 @@ class Recorder(RingLines):
             self.outside += self._outside
             self._outside = 0
 
-    def _append_ranges(self) -> None:
-        marks = self.user_marks.take()
-        if marks is None:
-            return
+    def _append_ranges(self, marks: MarksOfStep) -> None:
         text = self._ring.text
         for name, thread, depth, start_ns, end_ns, error in marks.ranges:
             why = 0 if error is None else text(error)
@@ -293,7 +305,3 @@ class Recorder(RingLines):
     def salvage(self) -> None:
         self.abandon()
         super().salvage()
-
-
-def _packed(ahead: tuple[int, int]) -> int:
-    return ahead[0] << 32 | ahead[1]

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Final, NamedTuple, Protocol
 
-from aorta.instrument.row_marks import RowMarks
 from aorta.records import ring_file as rf
 from aorta.records.ring_file import RingFile
 from aorta.records.ring_rows import NOWHERE, RingRows
@@ -61,17 +60,16 @@ class StepFunctions(NamedTuple):
 
 
 class RowSteps:
-    """Appends them. `marks`: of a device, between whose marks spans lie, and which tells later when steps ended.
+    """Appends them. `on_device`: its clock tells later when steps ended, and nothing when spans did: they have no rows.
 
     Attributes:
         is_open: spans have rows.
         own_ns: AORTA's own time since the step began.
     """
 
-    def __init__(self, ring: RingFile, rows: RingRows, marks: RowMarks | None) -> None:
-        self.progress, self._rows, self._on_device = ring.progress, rows, marks is not None
-        spans = rows if marks is None else marks
-        self.begin_span, self.end_span = spans.begin_span, spans.end_span
+    def __init__(self, ring: RingFile, rows: RingRows, *, on_device: bool) -> None:
+        self.progress, self._rows, self._on_device = ring.progress, rows, on_device
+        self.begin_span, self.end_span = rows.begin_span, rows.end_span
         self.is_open, self.own_ns = False, 0
         self._behind = self._ended_ns = 0
 
@@ -87,7 +85,7 @@ class RowSteps:
         drawn: int | None,
     ) -> int:
         """As `StepFunctions.begin`; returns the index of its row."""
-        self.is_open = not flags & rf.PASSED_OVER
+        self.is_open = not (flags & rf.PASSED_OVER or self._on_device)
         self.progress.begin_step(step)
         now_ns, append = time.perf_counter_ns(), self._rows.append
         first = self._rows.count() if first == NOWHERE else first

@@ -165,6 +165,7 @@ class RingFacts(msgspec.Struct, frozen=True, kw_only=True):
         anchor_interval: training steps from one reading of the clocks to the next in the record, where another process
             may make the lines of this ring; None: the rank alone does.
         bound_ns: how long an idle device takes to reach what the host has just handed over; None: there is no device.
+        times_spans: spans of the loop (optimizer, loss read) are timed; on a device compiled code alone does that.
     """
 
     rank: Rank
@@ -177,6 +178,7 @@ class RingFacts(msgspec.Struct, frozen=True, kw_only=True):
     dtypes: tuple[str, ...]
     anchor_interval: Annotated[int, msgspec.Meta(ge=1)] | None = None
     bound_ns: Integer | None = None
+    times_spans: bool = True
 
 
 _in_memory: Final[list[mmap.mmap]] = []

@@ -27,7 +27,7 @@ _WORDS_OF_A_ROW: Final = ROW.itemsize // WORD
 _FIRST: Final = ROWS_AT // WORD
 _pack_behind_stamp = struct.Struct("<BBBBHHqqqqqq").pack_into
 assert struct.calcsize("<qBBBBHHqqqqqq") == ROW.itemsize
-_A, _B, _Y, _A2, _B2 = (ROW.fields[name][1] // WORD for name in ("a", "b", "y", "a2", "b2"))  # type: ignore[index]
+_A, _B, _Y, _A2 = (ROW.fields[name][1] // WORD for name in ("a", "b", "y", "a2"))  # type: ignore[index]
 _FLAGS: Final = ROW.fields["flags"][1]  # type: ignore[index]
 
 
@@ -82,24 +82,17 @@ class RingRows:
         self.end(index, at_ns * 2 + by_wait)
         self._words[MOVED_WORD] = max(self._words[MOVED_WORD], at_ns)
 
-    def begin(self, index: int, a: int) -> None:
-        """Begin the span of a row, on a device: its row has been there since the host recorded the mark."""
+    def returned(self, index: int, at_ns: int) -> None:
+        """Note when the call that issued a collective returned."""
         with self._lock:
             if (at := self._found(index)) is not None:
-                self._words[at + _A] = a
-
-    def sent(self, index: int, at_ns: int, *, ends: bool) -> None:
-        """Note when the host recorded the mark that begins or ends a row; of a collective on the host, when the call
-        that issued it returned.
-        """
-        with self._lock:
-            if (at := self._found(index)) is not None:
-                self._words[at + (_B2 if ends else _A2)] = at_ns
+                self._words[at + _A2] = at_ns
 
     def time_step(self, index: int, a: int, b: int) -> None:
         """Note when a step began and ended on a device."""
-        self.begin(index, a)
-        self.end(index, b)
+        with self._lock:
+            if (at := self._found(index)) is not None:
+                self._words[at + _A], self._words[at + _B] = a, b
 
     def begin_span(self, kind: int, name: int, x: int = 0) -> int:
         """Append a row that begins now, and is open; returns its index."""

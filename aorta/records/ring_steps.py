@@ -246,7 +246,7 @@ class RingSteps:
         measure = partial(
             measure_windows,
             stalls=stalls_of_all,
-            aux=clipped(aux),
+            aux=clipped(aux) if self._facts.times_spans else None,
             pipeline=clipped(stages) if len(stages.rows) else None,
             bubbles=_bubbles(stages, waited, windows, texts) if len(stages.rows) else None,
             tiled=True,

@@ -110,7 +110,7 @@ ANSWERS: dict[str, Callable[[str], Any]] = {
     "uncertain_clock": lambda _: [7_051, 50, 50, 50, -1_000_000_000],
     "waits_told": lambda _: [[1, 1, 1, 0, 0], [["collective"]], True],
     "unread_epochs": lambda _: [0, 0],
-    "not_compiled": lambda _: [False, NOT_LOOKED_AT, NOT_LOOKED_AT, ["window_ms", "aux_ms", "aorta_ms"], 0],
+    "not_compiled": lambda _: [False, NOT_LOOKED_AT, NOT_LOOKED_AT, ["window_ms", "aorta_ms"], 0],
 }
 """Scene -> what each rank must tell of it, by mode; the scenes' docstrings say what it means."""
 

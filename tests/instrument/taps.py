@@ -31,10 +31,10 @@ MS = 1_000_000
 ANCHOR = ClockReading(realtime_ns=5_000 * MS, boottime_ns=0, monotonic_ns=1_000 * MS, uncertainty_ns=1)
 
 
-def ring_in_memory(stall_cutoff_ns: int = STALL_CUTOFF_NS, slots: int = SLOTS, bound_ns: int | None = None) -> RingFile:
-    """A ring of rank 0; `bound_ns`: of its device, if it has one."""
+def ring_in_memory(stall_cutoff_ns: int = STALL_CUTOFF_NS, slots: int = SLOTS, **more: Any) -> RingFile:
+    """A ring of rank 0; `more`: as of `ring_facts`."""
     ring = RingFile.create(None, slots=slots)
-    ring.describe(ring_facts(0, 2, ANCHOR, stall_cutoff_ns, bound_ns=bound_ns))
+    ring.describe(ring_facts(0, 2, ANCHOR, stall_cutoff_ns, **more))
     return ring
 
 

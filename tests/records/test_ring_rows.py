@@ -70,7 +70,7 @@ def test_what_a_collective_gets_later_stands_in_its_row():
     rows = RingRows(ring)
     at = rows.append(rf.COLLECTIVE, rf.UNWATCHED, a=1, x=8, y=2, b2=-1, op=3, dtype=4, group=5)
     rows.add_flags(at, rf.BY_FUTURE)
-    rows.sent(at, 6, ends=False)
+    rows.returned(at, 6)
     rows.end(at, 7)
     link = rows.append(rf.LINK, x=at)
     for flags in (rf.BY_FABRIC, 0):
@@ -80,7 +80,7 @@ def test_what_a_collective_gets_later_stands_in_its_row():
         assert stored[1].tolist() == (2, rf.LINK, flags, 0, 0, 0, 0, 8, 9, at, 0, 0, 0)
     for late in (at - 4, NOWHERE):
         rows.add_flags(late, 0xF0)
-        rows.sent(late, 0, ends=False)
+        rows.returned(late, 0)
         rows.linked(late, 0, 0, 0)
     assert ring.rows_since(0)[0].tobytes() == stored.tobytes()
 

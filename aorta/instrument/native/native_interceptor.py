@@ -67,6 +67,10 @@ class NativeRanges:
 _CPU = torch.device("cpu")
 
 
+def _nothing() -> int:
+    return 0
+
+
 def ring_operators() -> tuple[RingOperator, ...]:
     """Return what the numbers of operators in rows stand for."""
     return tuple(RingOperator(operator.kind, operator.point_to_point) for operator in offered().values())
@@ -86,6 +90,10 @@ class NativeInterceptor:
         ring: gets the rows, and step and phase by compiled functions.
         shortest_call_ns: a backend's call that takes longer is noted, as it may have been a stall.
         device: the compiled module's device object, for a run on an accelerator.
+
+    Attributes:
+        underway: returns how many calls of backends have not returned.
+        count: returns how many collectives were recorded since the last step ended.
     """
 
     _device = _CPU
@@ -118,6 +126,8 @@ class NativeInterceptor:
         self.rows: Any = compiled_rows(module, ring)
         ring.progress.compile(self.rows)
         self._tap: Any = module.Tap(operators, shortest_call_ns, self._saw, device, self.rows)
+        self.underway: Callable[[], int] = self._tap.underway
+        self.count: Callable[[], int] = self._tap.count
         self.marks: Any = self._tap.marks()
         self.ranges = NativeRanges(module, self._tap, ring)
 
@@ -135,14 +145,6 @@ class NativeInterceptor:
         self._tap.open()
         return cast(Interception, self._tap)
 
-    def underway(self) -> int:
-        """Return how many calls of backends have not returned."""
-        return 0 if self._tap is None else int(self._tap.underway())
-
-    def count(self) -> int:
-        """Return how many collectives were recorded since the last step ended."""
-        return 0 if self._tap is None else int(self._tap.count())
-
     def abandon(self) -> int:
         """Stop recording, and discard what was recorded since the last step ended; returns how many collectives."""
         if self._tap is None:
@@ -151,7 +153,7 @@ class NativeInterceptor:
         return int(self._tap.abandon())
 
     def close(self) -> None:
-        self._tap = None
+        self._tap, self.underway, self.count = None, _nothing, _nothing
 
     @not_compiled
     def _saw(self, process_group: dist.ProcessGroup) -> tuple[bool, bool, bool | None, int]:
