@@ -42,13 +42,34 @@ def of_one_job(evidence: Sequence[RankEvidence]) -> tuple[list[RankEvidence], li
             why[f"of a job of {dump.world_size} ranks, and this one has {world}"].append(dump.rank)
         elif any(group.ranks and dump.rank not in group.ranks for group in dump.groups if group.name in used):
             why["its groups do not have this rank: another rank's, or another job's"].append(dump.rank)
+    for first, second in _copies(dumps):
+        why["one is a copy of the other: both have issued everything in the same nanoseconds"] += [first, second]
     left_out = {rank for ranks in why.values() for rank in ranks}
     for rank, reason in _stale([dump for dump in dumps if dump.rank not in left_out]):
         if rank not in left_out:
             why[reason].append(rank)
             left_out.add(rank)
     kept = [dump for dump in evidence if dump.source != "flight_recorder" or dump.rank not in left_out]
-    return kept, [f"dump of {name_ranks(sorted(ranks))} left out: {reason}" for reason, ranks in why.items()]
+    return kept, [f"dump of {name_ranks(sorted(set(ranks)))} left out: {reason}" for reason, ranks in why.items()]
+
+
+def _copies(dumps: Sequence[RankEvidence]) -> Iterator[tuple[int, int]]:
+    """Yield pairs of ranks for which one dump stands: two processes do not issue all that both dumps have in the same
+    nanoseconds, where that is more than one collective.
+    """
+    times = {
+        dump.rank: {(row.group, row.peer, row.kind, row.number): row.issued_ns for row in dump.collectives}
+        for dump in dumps
+    }
+    first_at: dict[tuple[object, int], int] = {}
+    alike = Counter[tuple[int, int]]()
+    for rank, own in times.items():
+        for op, at_ns in own.items():
+            if at_ns is not None and (first := first_at.setdefault((op, at_ns), rank)) != rank:
+                alike[first, rank] += 1
+    for (first, rank), count in alike.items():
+        if count > 1 and count == len(times[first].keys() & times[rank].keys()):
+            yield first, rank
 
 
 def _stale(dumps: Sequence[RankEvidence]) -> Iterator[tuple[int, str]]:

@@ -170,33 +170,20 @@ def dump(entries: list[dict[str, Any]], ranks: int = 2, **other: Any) -> dict[st
     }
 
 
+TIMES = ("time_created_ns", "time_discovered_started_ns", "time_discovered_completed_ns")
+APART_NS = 1_237
+
+
+def apart(rank: int, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Entries of a rank, which does nothing in the same nanosecond as another."""
+    return [row | {key: row[key] + rank * APART_NS for key in TIMES if row.get(key)} for row in rows]
+
+
 def write(folder: Path, dumps: list[dict[str, Any]], name: str = "comm_lib_trace_rank_{}") -> Path:
     for rank, one in enumerate(dumps):
-        (folder / name.format(rank)).write_bytes(pickle.dumps(one))
+        rows = {"entries": apart(rank, one["entries"])} if "entries" in one else {}
+        (folder / name.format(rank)).write_bytes(pickle.dumps(one | rows))
     return folder
-
-
-def test_a_rank_whose_device_has_not_begun_is_the_one_that_is_late(tmp_path: Path) -> None:
-    started = dump([entry(0, "completed"), entry(1, "started")], 3)
-    scheduled = dump([entry(0, "completed"), entry(1, "scheduled")], 3)
-    (one,) = judge(read_dumps([write(tmp_path, [started, started, scheduled])])).culprits
-    assert (one.rank, one.rule) == (2, "behind_its_peers")
-    assert "its device has not begun it" in one.reason
-
-
-def test_an_empty_dump_is_a_rank_that_did_not_join(tmp_path: Path) -> None:
-    empty = dump([], pg_status={})
-    del empty["entries"]  # as torch writes JSON
-    (one,) = judge(read_dumps([write(tmp_path, [dump([entry(0, "started")]), empty])])).culprits
-    assert (one.rank, one.kind) == (1, "rank_did_not_join")
-
-
-def test_dumps_of_unfinished_work_only_use_the_status(tmp_path: Path) -> None:
-    waits = dump([entry(4, "started")])
-    done = dump([], pg_status={"0": {"last_completed_collective": "5"}})
-    behind = dump([], pg_status={"0": {"last_completed_collective": 4}})
-    assert accused(tmp_path, waits, behind) == [1]
-    assert accused(tmp_path, waits, done) == [0]
 
 
 @pytest.mark.parametrize(
@@ -269,69 +256,113 @@ def batch(number: int, messages: list[str], state: str, *, at: int) -> list[dict
     return [*rows, entry(at + len(rows), state, profiling_name="nccl:coalesced", **shared)]
 
 
-def accused(folder: Path, *dumps: dict[str, Any]) -> list[int]:
-    return [one.rank for one in judge(read_dumps([write(folder, list(dumps))])).culprits]
+CAME = {"collective_seq_id": 0, "p2p_seq_id": 1, "profiling_name": "nccl:recv 1<-0", "is_p2p": True}
+COALESCED = {"collective_seq_id": 1, "p2p_seq_id": 1}
+ROWS: dict[str, list[dict[str, Any]]] = {
+    "done": [entry(0, "completed")],
+    "begun": [entry(1, "started")],
+    "issued": [entry(1, "scheduled")],
+    "first": [entry(0, "started")],
+    "waits": [entry(0, "scheduled")],
+    "next": [entry(2, "scheduled")],
+    "failed": [entry(1, "started", retired=True)],
+    "sixth": [entry(5, "started")],
+    "sixth_issued": [entry(5, "scheduled")],
+    "fifth": [entry(4, "started")],
+    "alone": [entry(1, "scheduled", process_group=("1", "tp"))],
+    "gloo": [entry(0, "scheduled", profiling_name="gloo:barrier")],
+    "pair": [entry(0, "completed", pg_id=1, process_group=("1", "tp"))],
+    "came": [entry(0, "completed", **CAME), entry(0, "started", record_id=1)],
+    "sent": batch(0, ["send 0->1"], "completed", at=0),
+    "sent_again": batch(1, ["send 0->1"], "completed", at=2),
+    "open": batch(0, ["send 0->1"], "completed", at=0)[:1],
+    "ended": batch(0, ["send 0->1"], "completed", at=0)[1:],
+    "received": batch(0, ["recv 1<-0"], "completed", at=0),
+    "unclosed": batch(1, ["recv 1<-0"], "started", at=2)[:1],
+    "grouped": [entry(2, "scheduled", **COALESCED), entry(3, "started", profiling_name="nccl:coalesced", **COALESCED)],
+    **{
+        f"exchange_{name}": [entry(0, "started", profiling_name="nccl:all_to_all", input_sizes=sent, output_sizes=got)]
+        for name, sent, got in (("1", [[4]], [[12]]), ("2", [[16]], [[8]]), ("3", [[4]], [[8]]))
+    },
+}
+RANKS = {"pair": "[0, 1]", "alone": "[1]"}
+"""Of the group of those entries."""
+OTHER: dict[str, dict[str, Any]] = {
+    "nothing": dump([], pg_status={}),
+    "empty": {key: value for key, value in dump([], pg_status={}).items() if key != "entries"},  # as torch writes JSON
+    "ended_5": dump([], pg_status={"0": {"last_completed_collective": "5"}}),
+    "ended_4": dump([], pg_status={"0": {"last_completed_collective": 4}}),
+    "ended_4_of_1": dump([], pg_status={"1": {"last_completed_collective": 4}}),
+}
 
 
-def test_messages_that_are_not_yet_closed_to_a_batch_are_open(tmp_path: Path) -> None:
-    rows = batch(0, ["recv 1<-0"], "completed", at=0) + batch(1, ["recv 1<-0"], "started", at=2)[:1]
-    assert accused(tmp_path, dump(batch(0, ["send 0->1"], "completed", at=0)), dump(rows)) == [0]
+def dumps_of(texts: str) -> list[dict[str, Any]]:
+    """A dump of each rank, named, or of named entries."""
+    words, made = [text.split() for text in texts.split("|")], list[dict[str, Any]]()
+    config = dump([], len(words))["pg_config"]
+    for name in RANKS.keys() & texts.split():
+        config["1"] = {"name": "1", "desc": "tp", "ranks": RANKS[name]}
+    for names in words:
+        rows = [row for name in names for row in ROWS.get(name, [])]
+        made.append(OTHER.get(names[0]) or dump(rows, len(words), pg_config=config))
+    return made
 
 
-def test_the_end_of_a_batch_whose_messages_are_overwritten_is_no_collective(tmp_path: Path) -> None:
-    first, second = batch(0, ["send 0->1"], "completed", at=0), batch(1, ["send 0->1"], "completed", at=2)
-    whole, cut = read_dumps([write(tmp_path, [dump([*first, *second]), dump([*first, *second][1:])])])
-    assert [one.kind for one in whole.collectives] == ["send", "send"]
-    assert [one.kind for one in cut.collectives] == ["send"]
+JUDGED: dict[str, tuple[str, str, list[int], list[int], str]] = {
+    "a device has not begun": (
+        "done begun | done begun | done issued",
+        "rank_did_not_join",
+        [2],
+        [],
+        "has not begun it",
+    ),
+    "an empty dump": ("first | empty", "rank_did_not_join", [1], [], ""),
+    "of unfinished work, status behind": ("fifth | ended_4", "rank_did_not_join", [1], [], ""),
+    "of unfinished work, status ahead": ("fifth | ended_5", "stuck_inside", [0], [], ""),
+    "messages not yet closed to a batch": ("sent | received unclosed", "rank_did_not_join", [0], [], ""),
+    "retired unfinished: it failed, and is open": ("done failed | done begun", "stuck_inside", [], [], ""),
+    "it may wait in something lost": ("done sixth | sixth_issued", "cannot_decide", [], [1], "lacks entries"),
+    "a group of its own": ("done begun | done alone", "rank_did_not_join", [1], [], ""),
+    "a message that came was sent": ("nothing | came", "cannot_decide", [], [0], ""),
+    "what is open is lost": ("done begun next | done begun next | done next", "cannot_decide", [], [2], ""),
+    "two backends": ("pair | pair | gloo", "cannot_decide", [], [2], "is of gloo"),
+    "not begun, and nobody waits": ("waits | done", "cannot_decide", [], [0], ""),
+    "what ranks send to each other differs": ("exchange_1 | exchange_2", "stuck_inside", [], [], ""),
+    "what all send and receive differs": ("exchange_3 | exchange_2", "signature_mismatch", [], [0, 1], ""),
+}
+"""What is wrong, dumps of ranks 0, 1, ..., the verdict's kind, culprits and suspects, and what it says of them."""
 
 
-def test_a_batch_of_collectives_is_not_taken_for_one_of_messages(tmp_path: Path) -> None:
-    rows = batch(0, ["send 0->1"], "completed", at=0)
-    shared = {"collective_seq_id": 1, "p2p_seq_id": 1}
-    rows += [entry(2, "scheduled", **shared), entry(3, "started", profiling_name="nccl:coalesced", **shared)]
-    (one, _) = read_dumps([write(tmp_path, [dump(rows)] * 2)])
-    kinds = [(each.kind, each.state, each.started_ns) for each in one.collectives]
-    assert kinds == [("send", "completed", CREATED_NS + 2), ("all_reduce", "started", CREATED_NS + 4)]
-
-
-def test_a_status_is_not_given_to_a_group_by_the_number_that_a_process_counts(tmp_path: Path) -> None:
-    rows = [entry(0, "started", pg_id=1, process_group=("3", "dp"))]
-    status = {"1": {"last_completed_collective": 4}}
-    (_, other) = read_dumps([write(tmp_path, [dump(rows), dump([], pg_status=status)])])
-    assert other.collectives == []
-
-
-def test_work_of_nccl_that_is_retired_unfinished_failed_and_is_open(tmp_path: Path) -> None:
-    failed = dump([entry(0, "completed"), entry(1, "started", retired=True)])
-    verdict = judge(read_dumps([write(tmp_path, [failed, dump([entry(0, "completed"), entry(1, "started")])])]))
-    assert (verdict.kind, verdict.culprits) == ("stuck_inside", [])
-
-
-def test_a_rank_that_lost_what_it_issued_before_unfinished_work_is_not_accused(tmp_path: Path) -> None:
-    """It may wait in something older, which newer entries overwrote."""
-    begun = dump([entry(0, "completed"), entry(5, "started")])
-    lost = dump([entry(5, "scheduled")])
-    evidence = read_dumps([write(tmp_path, [begun, lost])])
-    assert "lacks entries" in (evidence[1].torn or "")
+@pytest.mark.parametrize("name", JUDGED)
+def test_what_dumps_lead_to(name: str, tmp_path: Path) -> None:
+    texts, kind, culprits, suspects, said = JUDGED[name]
+    evidence = read_dumps([write(tmp_path, dumps_of(texts))])
     verdict = judge(evidence)
-    assert (verdict.kind, verdict.culprits, verdict.suspects) == ("cannot_decide", [], [1])
+    accused = [one.rank for one in verdict.culprits]
+    assert (verdict.kind, accused, verdict.suspects) == (kind, culprits, suspects)
+    torn = [one.torn or "" for one in evidence]
+    assert said in " ".join([*(one.reason for one in verdict.culprits), *verdict.notes, *torn])
 
 
-def test_messages_are_unclear_where_finished_work_is_left_out(tmp_path: Path) -> None:
-    rows = batch(0, ["send 0->1"], "completed", at=0)[:1]
-    (one, _) = read_dumps([write(tmp_path, [dump(rows), dump(rows)])])
-    assert one.collectives == []
-    assert "finished work" in (one.torn or "")
+READ: dict[str, tuple[str, list[tuple[str, str, int | None]], str]] = {
+    "batches": ("sent sent_again", [("send", "completed", 2), ("send", "completed", 4)], ""),
+    "overwritten messages of a batch": ("ended sent_again", [("send", "completed", 4)], ""),
+    "a batch of collectives": ("sent grouped", [("send", "completed", 2), ("all_reduce", "started", 4)], ""),
+    "a status of another process's number": ("ended_4_of_1", [], ""),
+    "messages without finished work": ("open", [], "finished work"),
+}
+"""A dump beside one of work in a group: kind, state and start of each of its collectives, and why it is torn."""
 
 
-def test_a_rank_in_a_group_of_its_own_waits_for_nobody(tmp_path: Path) -> None:
-    config = {
-        "0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"},
-        "1": {"name": "1", "desc": "tp", "ranks": "[1]"},
-    }
-    waiting = dump([entry(0, "completed"), entry(1, "started")], pg_config=config)
-    alone = dump([entry(0, "completed"), entry(1, "scheduled", process_group=("1", "tp"))], pg_config=config)
-    assert accused(tmp_path, waiting, alone) == [1]
+@pytest.mark.parametrize("name", READ)
+def test_what_entries_become(name: str, tmp_path: Path) -> None:
+    texts, collectives, torn = READ[name]
+    other = dump([entry(0, "started", pg_id=1, process_group=("3", "dp"))])
+    (one, _) = read_dumps([write(tmp_path, [*dumps_of(texts), other])])
+    began = [None if each.started_ns is None else each.started_ns - CREATED_NS for each in one.collectives]
+    read = [(each.kind, each.state, at) for each, at in zip(one.collectives, began, strict=True)]
+    assert read == collectives
+    assert torn in (one.torn or "")
 
 
 PUBLIC = json.loads(Path(__file__).with_name("public_dumps.json").read_text())
@@ -349,7 +380,7 @@ def test_the_verdict_on_public_dumps_is_right(case: dict[str, Any], tmp_path: Pa
     for rank, one in enumerate(case["dumps"]):
         if one is not None:
             path = tmp_path / f"nccl_trace_rank_{rank}"
-            path.write_bytes(pickle.dumps(one))
+            path.write_bytes(pickle.dumps(one | {"entries": apart(rank, one["entries"])}))
             os.utime(path, ns=(0, newest_ns + 60_000_000_000))
     evidence = read_dumps([tmp_path])
     for rank, frames in case.get("stacks", {}).items():
