@@ -1,5 +1,5 @@
-"""A process beside the ranks of one host: makes the lines of their records (`aorta.autopsy.line_maker`), reads their
-progress files, and writes an autopsy when they are stuck or die.
+"""A process beside the ranks of one host: makes the lines of their records, reads their progress
+files, and writes an autopsy when they are stuck or die.
 
     python -m aorta.autopsy.watchdog '{"folder": ...}'     # started by `aorta.recording.rank_progress` in local rank 0
 
@@ -17,20 +17,30 @@ import time
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from aorta.autopsy.evidence import RankExit
-from aorta.autopsy.line_maker import LineMaker
 from aorta.autopsy.processes import EVIDENCE_FILE, exit_of_zombie, is_visible, process_state, progress_evidence
 from aorta.autopsy.report import verdict_on, verdict_on_run, write_verdict
 from aorta.command_line import name_ranks, to_stderr
-from aorta.errors import SIGNAL_EXIT_BASE
+from aorta.errors import SIGNAL_EXIT_BASE, InputError
 from aorta.records.files import shared_folder, write_whole
-from aorta.records.progress import ANNOUNCED, ProgressState, ProgressWatch, UnreadableProgress, progress_files
+from aorta.records.progress import (
+    ANNOUNCED,
+    PROGRESS_DIR,
+    PROGRESS_FILE,
+    ProgressState,
+    ProgressWatch,
+    UnreadableProgress,
+    progress_files,
+)
 from aorta.records.run_files import AUTOPSY_DIR
 from aorta.records.salvage import salvage
+
+if TYPE_CHECKING:  # loads numpy
+    from aorta.records.ring_record import RingRecord
 
 LEAST_S: Final = 10.0
 RECENT_STEPS: Final = 1000
@@ -51,6 +61,66 @@ _FILES_AFTER_DEATH_S: Final = 2.0
 """The same once every rank that has a file has died: its launcher then ends the others."""
 _OTHERS_WITHIN_S: Final = 0.3
 """How long after the first rank died the others may, before their state is taken."""
+_LINES_EVERY_S: Final = 2.0
+"""Lines of many steps together cost a fraction of those of one. A kill loses none; a progress line waits for them."""
+_LINES_OF: Final = 64
+"""They are made of so many steps, if there are before. `ring_steps.MOST`, which loads numpy."""
+_RING_SHARE: Final = 8
+"""They are made at once where a ring is fuller than one in so many."""
+
+
+class LineMaker:
+    """Makes the lines of ranks whose records are in `folder`, as their threads that train append rows alone. What goes
+    wrong with one rank's lines is that rank's business, which then makes them itself.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._awaited: set[int] = set()
+        self._records: dict[int, RingRecord] = {}
+        self._made_s, self._made = time.monotonic(), 0
+
+    def add(self, rank: int) -> None:
+        """Make this rank's lines, once its ring has rows."""
+        self._awaited.add(rank)
+
+    def make(self) -> None:
+        """Append the lines of steps that are complete. Never raises."""
+        for rank in sorted(self._awaited):
+            self._open(rank)
+        rings = [record.ring for record in self._records.values()]
+        full = any(ring.count - ring.read > ring.slots // _RING_SHARE for ring in rings)
+        ended = max((ring.steps_ended for ring in rings), default=0)
+        if full or ended - self._made >= _LINES_OF or time.monotonic() - self._made_s >= _LINES_EVERY_S:
+            self._made_s, self._made = time.monotonic(), ended
+            for rank in list(self._records):
+                self._append(rank)
+
+    def _open(self, rank: int) -> None:
+        path = self._folder / PROGRESS_DIR / PROGRESS_FILE.format(rank=rank)
+        if not path.exists():
+            return
+        from aorta.records.ring_record import RingRecord
+
+        with suppress(OSError, InputError, ValueError):  # an earlier run's, or it says nothing of rows yet
+            self._records[rank] = RingRecord(self._folder, path)
+            self._awaited.discard(rank)
+
+    def _append(self, rank: int) -> None:
+        record = self._records[rank]
+        try:
+            if not record.is_there or not record.claim():
+                record.close()
+                del self._records[rank]
+                return
+            record.append()
+        except BlockingIOError:  # the rank is taking it back
+            return
+        except Exception as error:  # noqa: BLE001  the rank goes on without this process
+            record.give_up()
+            record.close()
+            del self._records[rank]
+            to_stderr(f"aorta: watchdog: rank {rank} makes the lines of its record itself: {error}")
 
 
 class WatchdogTask(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,8 +22,8 @@ from aorta.records.device_rows import (
     lead_ms,
     stretches,
 )
+from aorta.records.ring_file import Part
 from aorta.records.schema import ComputeRange, Copy
-from aorta.records.step_rows import Part
 from aorta.records.window_kernels import WindowKernels
 from aorta.timeline.arrays import CertainLanes, Int64, IntervalArray, intersect, interval_array, merge, subtract, union
 from aorta.timeline.intervals import Interval

@@ -31,7 +31,7 @@ from aorta.records.device_rows import (
     stretches,
 )
 from aorta.records.device_steps import DeviceBatch, holding, marks_of
-from aorta.records.ring_file import RingFile
+from aorta.records.ring_file import Part, RingFile
 from aorta.records.schema import AuxRange, Collective, ComputeRange, EndSource, Stall, StallCause, Step, Wait
 from aorta.records.step_line import (
     Bucket,
@@ -45,7 +45,6 @@ from aorta.records.step_line import (
     tail_waits,
     user_ranges,
 )
-from aorta.records.step_rows import Part
 from aorta.records.window_kernels import WindowKernels
 from aorta.timeline.arrays import (
     Int64,

@@ -336,7 +336,7 @@ def test_a_header_repeats_lanes_and_columns_by_default(header):
 
 NUMPY_SIDE = (
     "aorta.timeline.arrays",
-    *(f"aorta.records.{name}" for name in ("ring_file", "ring_steps", "step_rows", "device_rows", "device_steps")),
+    *(f"aorta.records.{name}" for name in ("ring_file", "ring_steps", "device_rows", "device_steps")),
     *(f"aorta.records.{name}" for name in ("ring_record", "ring_rows")),
     "aorta.records.window_kernels",
 )
