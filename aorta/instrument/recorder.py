@@ -140,7 +140,7 @@ class Recorder(RingLines):
         continues = continues and self._between
         if not continues:
             self._marks_ns = 0
-            if self._is_open:
+            if self._is_open and not self._between:
                 self._forget_caller()
         drawn = None
         if self.sampler is not None and facts.phase == "train":
