@@ -25,6 +25,9 @@
 
 namespace aorta {
 
+// From where to where a copy moved bytes; numbers as `ring_file.DIRECTIONS` has them.
+enum class Direction : uint8_t { H2D = 0, D2H = 1, D2D = 2, P2P = 3 };
+
 class Copies {
  public:
   Copies(std::shared_ptr<Device> device, std::shared_ptr<Step> step)
@@ -44,27 +47,26 @@ class Copies {
     Own own(*step_);
     // It is issued on the current stream of its source's device; no mark can be taken on a device not this rank's.
     const bool here = index == own_.index();
-    Timed row{*this, {*direction, bytes_of(from, into), NO_MARK, NO_MARK, here && device_->computes()}, here};
+    const uint8_t computes = here && device_->computes() ? flag::COMPUTES : 0;
+    Row row{Kind::COPY, static_cast<uint8_t>(static_cast<uint8_t>(*direction) | computes)};
+    row.x = bytes_of(from, into);
+    const Mark begin = marked(here);
+    const struct Ends {
+      ~Ends() {
+        const Mark end = copies.marked(here);
+        row.flags |= end == NO_MARK ? flag::ELSEWHERE : 0;
+        copies.step_->append(row, begin, end);
+      }
+      Copies& copies;
+      Row& row;
+      Mark begin;
+      bool here;
+    } ends{*this, row, begin, here};
     return own.without(original);
   }
 
  private:
-  struct Timed {
-    Timed(Copies& copies, Copied copied, bool here) : copies(copies), copied(copied), here(here) {
-      if (here) {
-        this->copied.start = copies.device_->clock().mark();
-      }
-    }
-    ~Timed() {
-      if (here) {
-        copied.end = copies.device_->clock().mark();
-      }
-      copies.step_->copy(copied);
-    }
-    Copies& copies;
-    Copied copied;
-    const bool here;
-  };
+  Mark marked(bool here) const { return here ? device_->clock().mark() : NO_MARK; }
 
   bool on_device(const at::Tensor& tensor) const {
     // By its keys: a tensor that only pretends to be on a device has no memory there.
@@ -162,26 +164,18 @@ inline at::Scalar watched_scalar(c10::DispatchKeySet keys, const at::Tensor& sel
   return copies ? copies->timed(self, nullptr, original) : original();
 }
 
-// Copies are marked for as long as the object lives.
-class CopiesWatched {
- public:
-  CopiesWatched(const std::shared_ptr<Device>& device, const std::shared_ptr<Step>& step)
-      : copies_(std::make_shared<Copies>(device, step)) {
-    static std::once_flag once;
-    std::call_once(once, [] {
-      static auto* library =
-          new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::BackendSelect, __FILE__, __LINE__);
-      library->impl("copy_", TORCH_FN(watched_copy));
-      library->impl("_local_scalar_dense", TORCH_FN(watched_scalar));
-    });
-    CopyWatchers::all().add(copies_);
-  }
-  ~CopiesWatched() { CopyWatchers::all().remove(copies_); }
-  CopiesWatched(const CopiesWatched&) = delete;
-  CopiesWatched& operator=(const CopiesWatched&) = delete;
-
- private:
-  const std::shared_ptr<Copies> copies_;
-};
+// Copies are marked for as long as what this returns lives.
+inline std::shared_ptr<Copies> watch_copies(const std::shared_ptr<Device>& device, const std::shared_ptr<Step>& step) {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    static auto* library =
+        new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::BackendSelect, __FILE__, __LINE__);
+    library->impl("copy_", TORCH_FN(watched_copy));
+    library->impl("_local_scalar_dense", TORCH_FN(watched_scalar));
+  });
+  const auto copies = std::make_shared<Copies>(device, step);
+  CopyWatchers::all().add(copies);
+  return {copies.get(), [copies](Copies*) { CopyWatchers::all().remove(copies); }};
+}
 
 }  // namespace aorta

@@ -15,7 +15,6 @@
 #include <optional>
 #include <string>
 #include <thread>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -145,7 +144,7 @@ class Device {
     }
     const Mark begin = clock_->mark();
     wait();
-    step.wait_on_device(of, begin, clock_->mark());
+    step.wait(of, flag::BLOCKED | flag::OVER, begin, clock_->mark());
   }
 
   // The caller's stream, which does not compute, goes on after a collective.
@@ -158,17 +157,10 @@ class Device {
     }
   }
 
-  // A collective by its operator, the number of its group, and its own.
-  using Joined = std::tuple<size_t, uint16_t, int64_t>;
-
   // The collectives that a stream has joined since the last call (`device_streams.py`).
-  std::vector<Joined> take_joined(c10::StreamId stream) {
+  std::deque<Name> take_joined(c10::StreamId stream) {
     const std::lock_guard<std::mutex> held(mutex_);
-    std::vector<Joined> names;
-    for (const Name& name : std::exchange(joined_[stream], {})) {
-      names.emplace_back(name.op, name.group, name.seq);
-    }
-    return names;
+    return std::exchange(joined_[stream], {});
   }
 
   std::shared_ptr<Held> hold(std::vector<c10::IValue> tensors, OrderEvents::Lent done) {
@@ -271,9 +263,9 @@ class IssuedWork final : public Work {
   const c10::intrusive_ptr<Future> future_;
 };
 
-// Wraps the backend's work on a device. It waits for `done`, or, without that, for the backend's work; either orders
-// streams, so every stream that waits needs it.
-class DeviceWork final : public Work {
+// The backend's work on a device. It waits for `done`, or, without that, for the backend's work; either orders streams, so
+// every stream that waits needs it.
+class DeviceWork final : public WrappedWork {
  public:
   DeviceWork(
       c10::intrusive_ptr<Work> work,
@@ -283,8 +275,7 @@ class DeviceWork final : public Work {
       std::shared_ptr<Span> span,
       OrderEvents::Lent done,
       std::shared_ptr<Held> held)
-      : Work(-1, work->retrieveOpType()),
-        work_(std::move(work)),
+      : WrappedWork(std::move(work)),
         device_(std::move(device)),
         step_(std::move(step)),
         of_(std::move(of)),
@@ -312,24 +303,14 @@ class DeviceWork final : public Work {
 
   void synchronize() override { wait(kNoTimeout); }
   void blockCurrentStream() override { wait(kNoTimeout); }
-  bool isCompleted() override { return work_->isCompleted(); }
-  bool isSuccess() const override { return work_->isSuccess(); }
-  std::exception_ptr exception() const override { return work_->exception(); }
-  std::vector<at::Tensor> result() override { return work_->result(); }
-  int sourceRank() const override { return work_->sourceRank(); }
   c10::intrusive_ptr<Future> getFuture() override {
     if (in_backward()) {
       span_->taken_in_backward();
     }
     return work_->getFuture();
   }
-  c10::intrusive_ptr<Future> getFutureResult() override { return work_->getFutureResult(); }
-  void abort() override { work_->abort(); }
-  float getDuration() const override { return work_->getDuration(); }
-  uint64_t getSequencenumber() const override { return work_->getSequencenumber(); }
 
  private:
-  const c10::intrusive_ptr<Work> work_;
   const std::shared_ptr<Device> device_;
   const std::shared_ptr<Step> step_;
   const Name of_;

@@ -6,8 +6,8 @@
 #pragma once
 
 #include <atomic>
-#include <cstdint>
 #include <memory>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -23,51 +23,22 @@ namespace aorta {
 using torch::autograd::FunctionPreHook;
 using torch::autograd::variable_list;
 
-// A pre-hook of a graph node, excluded from what compiled autograd compiles: it only observes.
-class Looks : public FunctionPreHook {
+// A pre-hook of a graph node that tells `Ranges` of a gradient, excluded from what compiled autograd compiles: it only
+// observes.
+template <class Tell>
+class Looks final : public FunctionPreHook {
  public:
-  explicit Looks(std::shared_ptr<Ranges> ranges) : ranges_(std::move(ranges)) {}
-  variable_list operator()(const variable_list& gradients) final {
+  Looks(std::shared_ptr<Ranges> ranges, Tell tell) : ranges_(std::move(ranges)), tell_(std::move(tell)) {}
+  variable_list operator()(const variable_list& gradients) override {
     const Own own(ranges_->step());
-    look();
+    tell_(*ranges_);
     return gradients;
   }
-  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& /*args*/) const final {}
-  virtual void look() = 0;
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& /*args*/) const override {}
 
- protected:
+ private:
   const std::shared_ptr<Ranges> ranges_;
-};
-
-class OpensBackward final : public Looks {
- public:
-  OpensBackward(std::shared_ptr<Ranges> ranges, size_t block) : Looks(std::move(ranges)), block_(block) {}
-  void look() override { ranges_->begin_backward(block_); }
-
- private:
-  const size_t block_;
-};
-
-// Fires with the last of `left` gradients.
-class ClosesBackward final : public Looks {
- public:
-  ClosesBackward(std::shared_ptr<Ranges> ranges, size_t block, std::shared_ptr<std::atomic<int64_t>> left)
-      : Looks(std::move(ranges)), block_(block), left_(std::move(left)) {}
-  void look() override {
-    if (--*left_ == 0) {
-      ranges_->end_backward(block_);
-    }
-  }
-
- private:
-  const size_t block_;
-  const std::shared_ptr<std::atomic<int64_t>> left_;
-};
-
-class NoticesBackward final : public Looks {
- public:
-  using Looks::Looks;
-  void look() override { ranges_->gradient_came(); }
+  const Tell tell_;
 };
 
 // Tensors in nested containers that a backward pass will reach.
@@ -94,14 +65,14 @@ inline void add_needing_gradient(PyObject* value, std::vector<at::Tensor>& found
 }
 
 // Observes a gradient when it is ready: a hook of the tensor, after its existing ones, or before them if `first`.
-template <typename Hook, typename... Arguments>
-void at_gradient(const at::Tensor& tensor, bool first, Arguments... arguments) {
-  auto hook = std::make_unique<Hook>(std::move(arguments)...);
+template <class Tell>
+void at_gradient(const at::Tensor& tensor, bool first, const std::shared_ptr<Ranges>& ranges, const Tell& tell) {
+  auto hook = std::make_unique<Looks<Tell>>(ranges, tell);
   if (const auto node = tensor.grad_fn()) {
     auto& hooks = node->tensor_pre_hooks();
     hooks.insert(first ? hooks.begin() : hooks.end(), std::move(hook));
   } else {
-    tensor.register_hook([hook = std::shared_ptr<Hook>(std::move(hook))](const at::TensorBase&) { (*hook)({}); });
+    tensor.register_hook([looks = std::shared_ptr<FunctionPreHook>(std::move(hook))](const at::TensorBase&) { (*looks)({}); });
   }
 }
 
@@ -123,83 +94,72 @@ inline py::tuple pickled(const Hook& /*hook*/) {
   return py::make_tuple(py::module_::import("contextlib").attr("nullcontext"), py::tuple());
 }
 
-inline const Hook& hook_of(PyObject* self) { return *py::cast<const Hook*>(py::handle(self)); }
-
 // (module, args, kwargs) -> None. The block's backward pass ends with the last gradient of its inputs.
-inline PyObject* before_forward(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
-  HANDLE_TH_ERRORS
-  const Hook& hook = hook_of(self);
-  if (!hook.observes(arguments[0])) {
-    Py_RETURN_NONE;
-  }
-  const Own own(hook.ranges->step());
+inline void before_forward(const Hook& hook, PyObject* const* arguments, Py_ssize_t count) {
   std::vector<at::Tensor> inputs;
   for (Py_ssize_t at = 1; at < count; ++at) {
     add_needing_gradient(arguments[at], inputs);
   }
   if (!inputs.empty()) {
-    const auto left = std::make_shared<std::atomic<int64_t>>(inputs.size());
+    const auto left = std::make_shared<std::atomic<size_t>>(inputs.size());
     for (const at::Tensor& input : inputs) {
-      at_gradient<ClosesBackward>(input, false, hook.ranges, hook.block, left);
+      at_gradient(input, false, hook.ranges, [left, block = hook.block](Ranges& ranges) {
+        if (--*left == 0) {
+          ranges.end_backward(block);
+        }
+      });
     }
   }
   hook.ranges->begin_forward(hook.block);
-  Py_RETURN_NONE;
-  END_HANDLE_TH_ERRORS
 }
 
 // (module, args, output) -> None. The block's backward pass begins with the first gradient of its outputs, in a
 // pre-hook of its node and so after all hooks of the tensor, whenever they were registered: FSDP waits for the block's
 // parameters in one of them (R5).
-inline PyObject* after_forward(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
-  HANDLE_TH_ERRORS
-  const Hook& hook = hook_of(self);
-  if (!hook.observes(arguments[0])) {
-    Py_RETURN_NONE;
-  }
-  const Own own(hook.ranges->step());
+inline void after_forward(const Hook& hook, PyObject* const* arguments, Py_ssize_t count) {
   hook.ranges->end_forward(hook.block);
+  const auto begins = [block = hook.block](Ranges& ranges) { ranges.begin_backward(block); };
   std::vector<at::Tensor> outputs;
   add_needing_gradient(arguments[count - 1], outputs);
   for (const at::Tensor& output : outputs) {
     if (const auto node = output.grad_fn()) {
-      node->add_pre_hook(std::make_unique<OpensBackward>(hook.ranges, hook.block));
+      node->add_pre_hook(std::make_unique<Looks<std::decay_t<decltype(begins)>>>(hook.ranges, begins));
     } else {
-      at_gradient<OpensBackward>(output, false, hook.ranges, hook.block);
+      at_gradient(output, false, hook.ranges, begins);
     }
   }
-  Py_RETURN_NONE;
-  END_HANDLE_TH_ERRORS
 }
 
 // (module, args, output) -> None. Before the tensor's other hooks: FSDP also queues its end-of-backward callback with
 // the first gradient.
-inline PyObject* after_watched_forward(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
-  HANDLE_TH_ERRORS
-  const Hook& hook = hook_of(self);
-  if (!hook.observes(arguments[0])) {
-    Py_RETURN_NONE;
-  }
-  const Own own(hook.ranges->step());
+inline void after_watched_forward(const Hook& hook, PyObject* const* arguments, Py_ssize_t count) {
   std::vector<at::Tensor> outputs;
   add_needing_gradient(arguments[count - 1], outputs);
   for (const at::Tensor& output : outputs) {
-    at_gradient<NoticesBackward>(output, true, hook.ranges);
+    at_gradient(output, true, hook.ranges, [](Ranges& ranges) { ranges.gradient_came(); });
+  }
+}
+
+using Observe = void (*)(const Hook&, PyObject* const*, Py_ssize_t);
+
+template <Observe observe>
+PyObject* call_hook(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  const Hook& hook = *py::cast<const Hook*>(py::handle(self));
+  if (hook.observes(arguments[0])) {
+    const Own own(hook.ranges->step());
+    observe(hook, arguments, count);
   }
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
 
-inline py::object as_hook(PyMethodDef& method, std::shared_ptr<Ranges> ranges, py::handle module, size_t block) {
+template <Observe observe>
+py::object hook(std::shared_ptr<Ranges> ranges, py::handle module, size_t block) {
+  static PyMethodDef method{NAME_OF_HOOKS, reinterpret_cast<PyCFunction>(call_hook<observe>), METH_FASTCALL, nullptr};
   const py::object self = py::cast(std::make_unique<Hook>(Hook{std::move(ranges), module.ptr(), block}));
   return py::reinterpret_steal<py::object>(
       PyCFunction_NewEx(&method, self.ptr(), py::str("aorta.instrument.native.native_interceptor").ptr()));
-}
-
-template <PyObject* (*function)(PyObject*, PyObject* const*, Py_ssize_t)>
-py::object hook(std::shared_ptr<Ranges> ranges, py::handle module, size_t block = 0) {
-  static PyMethodDef method{NAME_OF_HOOKS, reinterpret_cast<PyCFunction>(function), METH_FASTCALL, nullptr};
-  return as_hook(method, std::move(ranges), module, block);
 }
 
 }  // namespace aorta

@@ -36,28 +36,11 @@
 #include "ranges.hpp"
 #include "step.hpp"
 
+namespace aorta {
 namespace {
 
-using aorta::Collective;
-using aorta::Device;
-using aorta::DeviceClock;
-using aorta::DeviceWork;
-using aorta::End;
-using aorta::Future;
-using aorta::Marks;
-using aorta::Name;
-using aorta::NO_MARK;
-using aorta::process;
-using aorta::Ring;
-using aorta::now_ns;
-using aorta::Own;
-using aorta::Span;
-using aorta::Step;
-using aorta::TimedWork;
-using aorta::Untimed;
 using c10::IValue;
 using c10d::ProcessGroup;
-using c10d::Work;
 
 // An operator as its schema and `operators.py` describe it.
 struct Operator {
@@ -70,6 +53,42 @@ struct Operator {
   std::optional<int64_t> async_at;  // position of the flag for asynchronous calls; none: always asynchronous
   std::optional<int64_t> peer_at;   // position of the other rank of a send or a receive
 };
+
+// Its name, its description in `operators.py`, and the positions of its group, its flag and its peer.
+using Described = std::tuple<std::string, py::object, int64_t, std::optional<int64_t>, std::optional<int64_t>>;
+
+std::vector<std::pair<std::string, Operator>> operators_of(const std::vector<Described>& described) {
+  std::vector<std::pair<std::string, Operator>> operators;
+  for (const auto& [name, one, group_at, async_at, peer_at] : described) {
+    const auto is = [&one = one](const char* what) { return one.attr(what).cast<bool>(); };
+    operators.emplace_back(
+        name,
+        Operator{
+            one.attr("kind").cast<std::string>(),
+            group_at,
+            one.attr("argument").cast<std::optional<int64_t>>(),
+            is("one_part"),
+            is("point_to_point"),
+            is("stacks"),
+            async_at,
+            peer_at});
+  }
+  return operators;
+}
+
+// A function of Python whose last reference may be dropped by a thread without the interpreter lock, or outlive the
+// interpreter.
+std::shared_ptr<py::function> kept(py::function function) {
+  return {new py::function(std::move(function)), [](py::function* held) {
+            if (!Py_IsInitialized()) {
+              held->release();
+              delete held;
+              return;
+            }
+            const py::gil_scoped_acquire interpreter;
+            delete held;
+          }};
+}
 
 int64_t bytes_in(const IValue& value) {
   if (value.isTensor()) {
@@ -122,7 +141,7 @@ bool wait_for_future(Work& work) {
   return true;
 }
 
-// The name of a collective in torch.profiler's trace (`trace_labels.py`), while a profiler is on.
+// The name of a collective in torch.profiler's trace (`backend_calls.labelled`), while a profiler is on.
 class Label {
  public:
   Label(const Operator& op, int64_t seq, const std::string& group) {
@@ -155,29 +174,19 @@ class Kernel final : public c10::OperatorKernel {
 class Tap : public std::enable_shared_from_this<Tap> {
  public:
   // `on_group` is called with each new group, and returns its `on_device`, `early`, `shared` and its number in `ring`.
-  Tap(const std::vector<std::pair<std::string, Operator>>& operators,
+  Tap(const std::vector<Described>& operators,
       int64_t enqueue_ns,
       py::function on_group,
       std::shared_ptr<Device> device,
       const std::shared_ptr<Ring>& ring)
-      : operators_(operators),
+      : operators_(operators_of(operators)),
         enqueue_ns_(enqueue_ns),
-        on_group_(std::move(on_group)),
+        on_group_(kept(std::move(on_group))),
         device_(std::move(device)),
         step_(std::make_shared<Step>(
             ring, device_ ? std::make_shared<Marks>(device_->shared_clock(), ring) : nullptr)) {
     device_key_ = device_ ? c10::computeDispatchKey(std::nullopt, std::nullopt, device_->clock().device())
                           : c10::DispatchKey::CPU;
-  }
-
-  // The last reference may be dropped by a thread without the interpreter lock.
-  ~Tap() {
-    if (!Py_IsInitialized()) {
-      on_group_.release();
-      return;
-    }
-    const py::gil_scoped_acquire interpreter;
-    on_group_ = py::function();
   }
 
   void open() {
@@ -191,7 +200,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
         }
       }
       if (device_) {
-        copies_.emplace(device_, step_);
+        copies_ = watch_copies(device_, step_);
         lookout_.emplace(step_->marks());
       }
     } catch (...) {
@@ -214,15 +223,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
   // How many collectives were captured into a graph since the last call.
   int64_t take_captured() { return captured_.exchange(0); }
 
-  // The compute stream waits for another one between two marks; `joined`: operator, number of the group and of the
-  // collective, of each that this one had joined.
-  void wait_for_stream(aorta::Mark begin, aorta::Mark end, const std::vector<Device::Joined>& joined) {
-    std::vector<Name> names;
-    for (const auto& [op, group, seq] : joined) {
-      names.push_back({op, group, seq});
-    }
-    step_->wait_for_stream(begin, end, names);
-  }
+  void wait_for_stream(Mark begin, Mark end, const std::vector<Name>& joined) { step_->wait_for_stream(begin, end, joined); }
 
   void collective(size_t index, const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
     const Operator& op = operators_[index].second;
@@ -305,7 +306,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
     Own own(*step_);
     const int64_t number = launches_++;
     const bool computes = device_->computes() && step_->is_open();
-    const aorta::Mark begin = computes ? device_->clock().mark() : NO_MARK;
+    const Mark begin = computes ? device_->clock().mark() : NO_MARK;
     for (const auto& span : batch->spans) {
       span->is_part_of(number);
       span->begins(marked());
@@ -314,7 +315,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
     if (!work) {  // synchronous: on the caller's stream
       ended(batch->spans);
       if (computes) {
-        step_->wait_on_device(batch->last, begin, device_->clock().mark());
+        step_->wait(batch->last, flag::BLOCKED | flag::OVER, begin, device_->clock().mark());
       } else if (!device_->computes()) {
         device_->joined(batch->last);
       }
@@ -407,7 +408,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
     const Operator& op = operators_[call.index].second;
     const bool on_host = call.on_host();
     Group& group = group_of(call.group);
-    if (device_ && aorta::is_capturing(device_->current())) {
+    if (device_ && is_capturing(device_->current())) {
       ++captured_;
       own.without([&] { return backend(false); });
       return nullptr;
@@ -417,7 +418,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
     // The host waits for a barrier, whatever its backend.
     const bool on_device = call.tensor != nullptr && !on_host && op.argument &&
         (group.on_device || (group.early && !call.asynchronous));
-    const aorta::Underway underway(step_);
+    const Underway underway(step_);
     Collective row = issued(group, call, on_device);
     // In a step that is passed over nobody is told when it has ended. What is moved in the others is moved there too, as they
     // stand for it.
@@ -439,8 +440,8 @@ class Tap : public std::enable_shared_from_this<Tap> {
     }
     if (!work) {  // already complete: there is nothing to wait for
       row.end->stamp(End::WAIT);
-      if (!device_) {
-        step_->wait_on_host({row.name, row.issue_ns, row.end->both() >> 1, /*blocked=*/false, /*over=*/true});
+      if (!device_ && step_->holds_up()) {
+        step_->wait(row.name, flag::OVER, row.issue_ns, row.end->both() >> 1);
       }
       return nullptr;
     }
@@ -455,7 +456,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
   // The operations that a backend has coalesced so far.
   struct Batch {
     explicit Batch(std::shared_ptr<Step> step) : underway(std::move(step)) {}
-    aorta::Underway underway;
+    Underway underway;
     std::vector<std::shared_ptr<Span>> spans;
     std::vector<IValue> tensors;
     bool stacks = false;
@@ -510,7 +511,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
     return row;
   }
 
-  aorta::Mark marked() { return step_->is_open() ? device_->clock().mark() : NO_MARK; }
+  Mark marked() { return step_->is_open() ? device_->clock().mark() : NO_MARK; }
 
   void ended(const std::vector<std::shared_ptr<Span>>& spans) {
     for (const auto& span : spans) {
@@ -520,7 +521,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
 
   // Let `side` wait for the backend's kernel, and mark the end there. Returns the arguments where the backend has
   // released them. `stacks`: it may be using tensors of its own, which `work.wait()` would release under its kernel.
-  std::shared_ptr<aorta::Held> waited_beside(
+  std::shared_ptr<Held> waited_beside(
       const c10::Stream& side,
       Work& work,
       const std::vector<std::shared_ptr<Span>>& spans,
@@ -556,8 +557,8 @@ class Tap : public std::enable_shared_from_this<Tap> {
     if (op.point_to_point) {
       std::string key = group.name;
       if (!group.shared.value_or(false)) {
-        const int64_t peer = op.peer_at ? tensors[*op.peer_at].toInt() : aorta::UNKNOWN;
-        row.span->is_run_by(group.shared ? peer : aorta::UNKNOWN);
+        const int64_t peer = op.peer_at ? tensors[*op.peer_at].toInt() : UNKNOWN;
+        row.span->is_run_by(group.shared ? peer : UNKNOWN);
         key += (group.shared ? " " : " " + op.kind + " ") + std::to_string(peer);
       }
       return watched("beside " + key, caller, row, std::move(tensors), /*stacks=*/false, original);
@@ -595,7 +596,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
       const Original& original) {
     device_->order(caller, side);  // the inputs must be ready (W2)
     c10::intrusive_ptr<Work> work;
-    aorta::OrderEvents::Lent done;
+    OrderEvents::Lent done;
     {
       const c10::StreamGuard on(side);
       row.span->begins(marked());
@@ -608,10 +609,10 @@ class Tap : public std::enable_shared_from_this<Tap> {
       if (!work && asynchronous) {  // as `dedicated_async` asks
         std::vector<at::Tensor> outputs;
         add_tensors(tensors.front(), outputs);
-        work = c10::make_intrusive<aorta::IssuedWork>(done, std::move(outputs), device_->clock().device());
+        work = c10::make_intrusive<IssuedWork>(done, std::move(outputs), device_->clock().device());
       }
     }
-    std::shared_ptr<aorta::Held> held;
+    std::shared_ptr<Held> held;
     if (asynchronous) {
       held = device_->hold(std::move(tensors), done);
     } else {
@@ -669,7 +670,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
     std::tuple<bool, bool, std::optional<bool>, uint16_t> seen;
     {
       const py::gil_scoped_acquire interpreter;
-      seen = on_group_(group).cast<std::tuple<bool, bool, std::optional<bool>, uint16_t>>();
+      seen = (*on_group_)(group).cast<std::tuple<bool, bool, std::optional<bool>, uint16_t>>();
     }
     const std::lock_guard<std::mutex> held(groups_mutex_);
     auto& counts = counts_.try_emplace(name, std::make_shared<Counts>()).first->second;
@@ -709,7 +710,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
 
   const std::vector<std::pair<std::string, Operator>> operators_;
   const int64_t enqueue_ns_;
-  py::function on_group_;
+  const std::shared_ptr<py::function> on_group_;
   const std::shared_ptr<Device> device_;
   c10::DispatchKey device_key_ = c10::DispatchKey::CPU;
   const pid_t owner_ = process;
@@ -720,8 +721,8 @@ class Tap : public std::enable_shared_from_this<Tap> {
   std::unordered_map<const ProcessGroup*, Group> groups_;
   std::unordered_map<std::string, std::shared_ptr<Counts>> counts_;
   std::optional<torch::Library> library_;
-  std::optional<aorta::CopiesWatched> copies_;
-  std::optional<aorta::Lookout> lookout_;
+  std::shared_ptr<Copies> copies_;
+  std::optional<Lookout> lookout_;
 };
 
 void Kernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
@@ -751,30 +752,13 @@ std::optional<uint64_t> issued_by(const c10::intrusive_ptr<c10d::ProcessGroup>& 
 }
 
 }  // namespace
+}  // namespace aorta
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
+  using namespace aorta;
   ::pthread_atfork(nullptr, nullptr, [] { process = ::getpid(); });
-  pybind11::class_<Operator>(module, "Operator")
-      .def(
-          pybind11::init<
-              std::string,
-              int64_t,
-              std::optional<int64_t>,
-              bool,
-              bool,
-              bool,
-              std::optional<int64_t>,
-              std::optional<int64_t>>(),
-          pybind11::arg("kind"),
-          pybind11::arg("group_at"),
-          pybind11::arg("argument"),
-          pybind11::arg("one_part"),
-          pybind11::arg("point_to_point"),
-          pybind11::arg("stacks"),
-          pybind11::arg("async_at"),
-          pybind11::arg("peer_at"));
-  module.def("why_not_served", &aorta::why_not_served);
-  module.def("use_clock", [](uintptr_t address) { aorta::other_clock = reinterpret_cast<int64_t (*)()>(address); });
+  module.def("why_not_served", &why_not_served);
+  module.def("use_clock", [](uintptr_t address) { other_clock = reinterpret_cast<int64_t (*)()>(address); });
   using Unlocked = py::call_guard<py::gil_scoped_release>;
   pybind11::class_<DeviceClock, std::shared_ptr<DeviceClock>>(module, "DeviceClock")
       .def(pybind11::init<c10::Device>(), Unlocked())
@@ -792,17 +776,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
                              bool dedicated_async,
                              std::optional<int> priority,
                              py::function priority_of_current) {
-        // The last reference may be dropped by a thread without the interpreter lock, or outlive the interpreter.
-        const std::shared_ptr<py::function> held(
-            new py::function(std::move(priority_of_current)), [](py::function* function) {
-              if (!Py_IsInitialized()) {
-                function->release();
-                delete function;
-                return;
-              }
-              const py::gil_scoped_acquire interpreter;
-              delete function;
-            });
+        const auto held = kept(std::move(priority_of_current));
         return std::make_shared<Device>(std::move(clock), dedicated, dedicated_async, priority, [held] {
           const py::gil_scoped_acquire interpreter;
           return (*held)().cast<int>();
@@ -812,7 +786,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def("take_joined", &Device::take_joined);
   pybind11::class_<Tap, std::shared_ptr<Tap>>(module, "Tap")
       .def(pybind11::init<
-           const std::vector<std::pair<std::string, Operator>>&,
+           const std::vector<Described>&,
            int64_t,
            py::function,
            std::shared_ptr<Device>,
@@ -827,10 +801,11 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def("batch_ends", &Tap::batch_ends, Unlocked())
       .def("wait_for_stream", &Tap::wait_for_stream)
       .def("marks", [](const Tap& tap) { return tap.step()->marks(); });
+  pybind11::class_<Name>(module, "Name");
   pybind11::class_<Marks, std::shared_ptr<Marks>>(module, "Marks")
       .def("settle", &Marks::settle)
-      .def("append", [](Marks& marks, int64_t kind, aorta::Mark begin, aorta::Mark end) {
-        return marks.append({static_cast<aorta::Kind>(kind)}, begin, end);
+      .def("append", [](Marks& marks, int64_t kind, Mark begin, Mark end) {
+        return marks.append({static_cast<Kind>(kind)}, begin, end);
       });
   pybind11::class_<Ring, std::shared_ptr<Ring>>(module, "Ring")
       .def(pybind11::init<
@@ -841,26 +816,19 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
            size_t,
            const std::vector<at::ScalarType>&,
            const Ring::Layout&>())
-      .def("enter_function", &aorta::enter_function)
+      .def("enter_function", &enter_function)
       .def("time_step", &Ring::time_step);
   module.def("issued_by", &issued_by);
 
-  using aorta::Ranges;
   pybind11::class_<Ranges, std::shared_ptr<Ranges>>(module, "Ranges")
       .def(pybind11::init([](const Tap& tap) { return std::make_shared<Ranges>(tap.step()); }))
       .def("end", &Ranges::end)
-      .def("loop", &aorta::loop_functions)
+      .def("loop", &loop_functions)
       .def("look", &Ranges::look)
       .def("ignore", &Ranges::ignore)
       .def("add_block", &Ranges::add_block)
-      .def("before_forward", [](std::shared_ptr<Ranges> ranges, py::handle module, size_t block) {
-        return aorta::hook<aorta::before_forward>(std::move(ranges), module, block);
-      })
-      .def("after_forward", [](std::shared_ptr<Ranges> ranges, py::handle module, size_t block) {
-        return aorta::hook<aorta::after_forward>(std::move(ranges), module, block);
-      })
-      .def("after_watched_forward", [](std::shared_ptr<Ranges> ranges, py::handle module) {
-        return aorta::hook<aorta::after_watched_forward>(std::move(ranges), module);
-      });
-  pybind11::class_<aorta::Hook>(module, "Hook").def("__reduce__", &aorta::pickled);
+      .def("before_forward", &hook<before_forward>)
+      .def("after_forward", &hook<after_forward>)
+      .def("after_watched_forward", &hook<after_watched_forward>, pybind11::arg("module"), pybind11::arg("block") = 0);
+  pybind11::class_<Hook>(module, "Hook").def("__reduce__", &pickled);
 }

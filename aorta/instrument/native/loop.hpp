@@ -38,6 +38,14 @@ py::tuple functions_of(std::unique_ptr<Object> object, std::array<PyMethodDef, c
   return functions;
 }
 
+// Numbers among the arguments of a function; where one is none, an error is set.
+template <size_t count>
+std::array<int64_t, count> words_of(PyObject* const* arguments) {
+  std::array<int64_t, count> words{};
+  std::transform(arguments, arguments + count, words.begin(), PyLong_AsLongLong);
+  return words;
+}
+
 inline PyCFunction fast(PyObject* (*function)(PyObject*, PyObject* const*, Py_ssize_t)) {
   return reinterpret_cast<PyCFunction>(function);
 }
@@ -89,16 +97,12 @@ struct Loop {
   // `first`: its first row, -1: this one. `drawn`: as one of how many.
   static PyObject* begin(PyObject* self, PyObject* const* arguments, Py_ssize_t /*count*/) {
     Loop& loop = object_of<Loop>(self);
-    std::array<int64_t, 6> words{};
-    for (size_t at = 0; at < words.size(); ++at) {
-      words[at] = PyLong_AsLongLong(arguments[at]);
-    }
+    const auto [began_ns, flags, why, number, numbers, first] = words_of<6>(arguments);
     const double lr = arguments[6] == Py_None ? 0 : PyFloat_AsDouble(arguments[6]);
     const int64_t drawn = arguments[7] == Py_None ? 0 : PyLong_AsLongLong(arguments[7]);
     if (PyErr_Occurred() != nullptr) {
       return nullptr;
     }
-    const auto [began_ns, flags, why, number, numbers, first] = words;
     const bool observed = (flags & flag::PASSED_OVER) == 0;
     if (observed) {
       loop.ranges->begin();
@@ -138,14 +142,10 @@ struct Loop {
   // a step; AORTA's own time in it, with `more_ns`, and when it ended. On a device its end is stored later.
   static PyObject* close(PyObject* self, PyObject* const* arguments, Py_ssize_t /*count*/) {
     Loop& loop = object_of<Loop>(self);
-    std::array<int64_t, 8> words{};
-    for (size_t at = 0; at < words.size(); ++at) {
-      words[at] = PyLong_AsLongLong(arguments[at]);
-    }
+    const auto [index, flags, why, issued, outside, ahead_before, ahead, more_ns] = words_of<8>(arguments);
     if (PyErr_Occurred() != nullptr) {
       return nullptr;
     }
-    const auto [index, flags, why, issued, outside, ahead_before, ahead, more_ns] = words;
     const int64_t now = now_ns();
     loop.ring().enter(0, now);
     loop.ring().count_step();
@@ -154,23 +154,20 @@ struct Loop {
     row.a2 = ahead_before;
     row.b2 = ahead;
     loop.ring().append(row);
-    loop.ring().end_step(index, loop.step().marks() ? 0 : loop.ended_ns, loop.noted.rows);
+    loop.ring().store_y(index, loop.noted.rows);
+    loop.ring().end(index, loop.step().marks() ? 0 : loop.ended_ns);
     return Py_BuildValue("LL", static_cast<long long>(own_ns), static_cast<long long>(loop.ended_ns));
   }
 
   // (kind, flags, name, a, b, x, y, a2, b2) -> index: any row.
-  static PyObject* append(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
-    std::array<int64_t, 9> words{};
-    for (Py_ssize_t at = 0; at < count && at < static_cast<Py_ssize_t>(words.size()); ++at) {
-      words[static_cast<size_t>(at)] = PyLong_AsLongLong(arguments[at]);
-    }
+  static PyObject* append(PyObject* self, PyObject* const* arguments, Py_ssize_t /*count*/) {
+    const auto [kind, flags, name, a, b, x, y, a2, b2] = words_of<9>(arguments);
     if (PyErr_Occurred() != nullptr) {
       return nullptr;
     }
-    Row row{static_cast<Kind>(words[0]), static_cast<uint8_t>(words[1])};
-    row.name = static_cast<uint16_t>(words[2]);
-    row.a = words[3], row.b = words[4], row.x = words[5], row.y = words[6], row.a2 = words[7], row.b2 = words[8];
-    return PyLong_FromLongLong(object_of<Loop>(self).ring().append(row));
+    const auto number = static_cast<uint16_t>(name);
+    return PyLong_FromLongLong(object_of<Loop>(self).ring().append(
+        {static_cast<Kind>(kind), static_cast<uint8_t>(flags), 0, 0, 0, number, a, b, x, y, a2, b2}));
   }
 };
 

@@ -36,12 +36,9 @@ class Marks {
   DeviceClock& clock() const { return *clock_; }
   Ring& ring() const { return *ring_; }
 
-  // A mark begins the span of a row, or ends it. Without a row it is used again.
-  void begin(int64_t row, Mark mark) { add({mark, row, Edge::BEGIN}); }
-  void end(int64_t row, Mark mark) { add({mark, row, Edge::END}); }
-  // Those of a collective's span, which are the begin and the end of the collective.
-  void begin_of(int64_t collective, int64_t span, Mark mark) { add({mark, span, Edge::BEGIN, collective}); }
-  void end_of(int64_t collective, int64_t span, Mark mark) { add({mark, span, Edge::END, collective}); }
+  // A mark begins the span of a row, or ends it, and with it its `collective`. Without a row it is used again.
+  void begin(int64_t row, Mark mark, int64_t collective = Ring::NOWHERE) { add({mark, row, Edge::BEGIN, collective}); }
+  void end(int64_t row, Mark mark, int64_t collective = Ring::NOWHERE) { add({mark, row, Edge::END, collective}); }
 
   // Appends a row whose span is between two marks; its index.
   int64_t append(const Row& row, Mark begin_mark, Mark end_mark) {
@@ -106,7 +103,7 @@ class Marks {
     Mark mark;
     int64_t row;
     Edge edge;
-    int64_t collective = Ring::NOWHERE;
+    int64_t collective;
   };
 
   // Of one stream; of so many, from the oldest on, a look has seen that they are passed.
@@ -254,11 +251,11 @@ class Span {
   }
 
   void begins(Mark mark) {
-    marks_->begin_of(collective_, row_, mark);
+    marks_->begin(row_, mark, collective_);
     lacks(mark == NO_MARK);
   }
   void ends(Mark mark) {
-    marks_->end_of(collective_, row_, mark);
+    marks_->end(row_, mark, collective_);
     lacks(mark == NO_MARK);
   }
   void is_part_of(int64_t launch) {

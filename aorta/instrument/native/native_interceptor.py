@@ -108,19 +108,7 @@ class NativeInterceptor:
     ) -> None:
         self._groups, self._ring = groups, ring
         operators = [
-            (
-                name,
-                module.Operator(
-                    kind=operator.kind,
-                    group_at=position_of_group(name),
-                    argument=operator.argument,
-                    one_part=operator.one_part,
-                    point_to_point=operator.point_to_point,
-                    stacks=operator.stacks,
-                    async_at=position_of_async_op(name),
-                    peer_at=position_of_peer(name),
-                ),
-            )
+            (name, operator, position_of_group(name), position_of_async_op(name), position_of_peer(name))
             for name, operator in offered().items()
         ]
         self.rows: Any = compiled_rows(module, ring)

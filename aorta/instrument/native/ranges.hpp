@@ -116,9 +116,9 @@ class Ranges : public std::enable_shared_from_this<Ranges> {
         const std::lock_guard<std::mutex> held(self->mutex_);
         end = self->moment();
         if (self->open_) {
-          self->add_tail(begin, end);
-        } else if (Marks* marks = self->step_->marks().get()) {
-          marks->drop(begin, end);
+          self->step_->append({Kind::TAIL}, begin, end);
+        } else {
+          self->step_->drop(begin, end);
         }
       }
       self->step_->settle(self->step_->marks() ? now_ns() : end);
@@ -142,19 +142,8 @@ class Ranges : public std::enable_shared_from_this<Ranges> {
     }
   }
 
-  void add_tail(int64_t begin, int64_t end) {
-    if (Marks* marks = step_->marks().get()) {
-      marks->append({Kind::TAIL}, begin, end);
-    } else {
-      step_->ring().append({Kind::TAIL, 0, 0, 0, 0, 0, begin, end});
-    }
-  }
-
-  // A time of the host, or a mark of the device: none outside of steps.
-  int64_t moment() const {
-    const Marks* marks = step_->marks().get();
-    return !marks ? now_ns() : open_ ? marks->clock().mark() : NO_MARK;
-  }
+  // None of the device outside of steps.
+  int64_t moment() const { return step_->marks() && !open_ ? NO_MARK : step_->moment(); }
 
   void forget() {
     for (auto& passes : forward_) {

@@ -16,11 +16,9 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
-#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <c10/core/ScalarType.h>
@@ -224,14 +222,6 @@ class Ring {
   void time_step(int64_t index, int64_t a, int64_t b) {
     begin(index, a);
     end(index, b);
-  }
-
-  // A step ends: also `y`, the index behind its last row.
-  void end_step(int64_t index, int64_t b, int64_t y) {
-    if (Slot* slot = at(index)) {
-      slot->y = y;
-      slot->b.store(b, std::memory_order_release);
-    }
   }
 
   void add_flags(int64_t index, uint8_t flags) {

@@ -118,27 +118,6 @@ struct Collective {
   int64_t pair = 0;            // of a send or a receive: its number with this peer * 2^32 + the peer
 };
 
-// One wait of the host. `blocked`: as far as it knows it had to wait; `over`: it returned, and did not fail.
-struct Waited {
-  Name of;
-  int64_t begin;
-  int64_t end;
-  bool blocked;
-  bool over;
-};
-
-// From where to where a copy moved bytes; numbers as `ring_file.DIRECTIONS` has them.
-enum class Direction : int64_t { H2D = 0, D2H = 1, D2D = 2, P2P = 3 };
-
-// One copy between two marks (`NO_MARK`: none could be taken); whether on the stream that computes.
-struct Copied {
-  Direction direction;
-  int64_t bytes;
-  Mark start;
-  Mark end;
-  bool computes;
-};
-
 // What a finished step leaves beside its rows: how many collectives it had, how many rows the ring until then, and AORTA's
 // own time.
 struct Noted {
@@ -264,54 +243,43 @@ class Step {
     }
   }
 
-  // A wait on the host.
-  void wait_on_host(const Waited& waited) {
-    if (holds_up()) {
-      ring_->append(
-          {Kind::WAIT,
-           static_cast<uint8_t>((waited.blocked ? flag::BLOCKED : 0) | (waited.over ? flag::OVER : 0)),
-           static_cast<uint8_t>(waited.of.op),
-           0,
-           waited.of.group,
-           0,
-           waited.begin,
-           waited.end,
-           0,
-           waited.of.seq});
+  // A time of the host, or a mark of the device's current stream.
+  int64_t moment() const { return marks_ ? marks_->clock().mark() : now_ns(); }
+
+  // Appends a row of a step between two times of the host, or two marks; its index. Nothing outside of steps.
+  int64_t append(Row row, int64_t begin, int64_t end) {
+    if (!is_open()) {
+      drop(begin, end);
+      return Ring::NOWHERE;
+    }
+    if (marks_) {
+      return marks_->append(row, begin, end);
+    }
+    row.a = begin;
+    row.b = end;
+    return ring_->append(row);
+  }
+
+  // What is not recorded.
+  void drop(int64_t begin, int64_t end) {
+    if (marks_) {
+      marks_->drop(begin, end);
     }
   }
 
-  // A wait of the compute stream, between two marks.
-  void wait_on_device(const Name& of, Mark begin_mark, Mark end_mark) {
-    append({Kind::WAIT,
-            flag::BLOCKED | flag::OVER,
-            static_cast<uint8_t>(of.op),
-            0,
-            of.group,
-            0,
-            0,
-            0,
-            0,
-            of.seq},
-           begin_mark,
-           end_mark);
+  // A wait for a collective, by the host or the stream that computes.
+  void wait(const Name& of, int flags, int64_t begin, int64_t end) {
+    append(
+        {Kind::WAIT, static_cast<uint8_t>(flags), static_cast<uint8_t>(of.op), 0, of.group, 0, 0, 0, 0, of.seq}, begin, end);
   }
 
   // Between these marks the compute stream may have waited for a stream of the strategy, and so for the collectives that
   // this one had joined.
-  void wait_for_stream(Mark begin_mark, Mark end_mark, const std::vector<Name>& joined) {
-    const int64_t index = append({Kind::GAP}, begin_mark, end_mark);
+  void wait_for_stream(Mark begin, Mark end, const std::vector<Name>& joined) {
+    const int64_t index = append({Kind::GAP}, begin, end);
     for (const Name& name : joined) {
-      ring_->append(
-          {Kind::JOINED, 0, static_cast<uint8_t>(name.op), 0, name.group, 0, 0, 0, index, name.seq});
+      ring_->append({Kind::JOINED, 0, static_cast<uint8_t>(name.op), 0, name.group, 0, 0, 0, index, name.seq});
     }
-  }
-
-  void copy(const Copied& copied) {
-    const auto flags = static_cast<uint8_t>(
-        static_cast<int64_t>(copied.direction) | (copied.computes ? flag::COMPUTES : 0) |
-        (copied.end == NO_MARK ? flag::ELSEWHERE : 0));
-    append({Kind::COPY, flags, 0, 0, 0, 0, 0, 0, copied.bytes}, copied.start, copied.end);
   }
 
   // The caller continued at `at_ns` because collectives were over: those that are ended by then.
@@ -335,15 +303,6 @@ class Step {
     watched_passes_ = 0;  // one that failed has no end
     ends_.clear();
     return {std::exchange(count_, 0), ring_->count(), own_ns_.exchange(0, std::memory_order_relaxed)};
-  }
-
-  // A row of a step between two marks of the device; nowhere outside of steps.
-  int64_t append(const Row& row, Mark begin_mark, Mark end_mark) {
-    if (is_open()) {
-      return marks_->append(row, begin_mark, end_mark);
-    }
-    marks_->drop(begin_mark, end_mark);
-    return Ring::NOWHERE;
   }
 
   const std::shared_ptr<Ring> ring_;
@@ -396,13 +355,31 @@ class Underway {
   const std::shared_ptr<Step> step_;
 };
 
-// Wraps the backend's work, and records when its caller waited.
-class TimedWork final : public Work {
+// The backend's work, of which all but waits and futures is the same.
+class WrappedWork : public Work {
+ public:
+  explicit WrappedWork(c10::intrusive_ptr<Work> work) : Work(-1, work->retrieveOpType()), work_(std::move(work)) {}
+
+  bool isCompleted() override { return work_->isCompleted(); }
+  bool isSuccess() const override { return work_->isSuccess(); }
+  std::exception_ptr exception() const override { return work_->exception(); }
+  std::vector<at::Tensor> result() override { return work_->result(); }
+  int sourceRank() const override { return work_->sourceRank(); }
+  c10::intrusive_ptr<Future> getFutureResult() override { return work_->getFutureResult(); }
+  void abort() override { work_->abort(); }
+  float getDuration() const override { return work_->getDuration(); }
+  uint64_t getSequencenumber() const override { return work_->getSequencenumber(); }
+
+ protected:
+  const c10::intrusive_ptr<Work> work_;
+};
+
+// Records when its caller waited.
+class TimedWork final : public WrappedWork {
  public:
   // `step`: where its wait is recorded, if anywhere.
   TimedWork(c10::intrusive_ptr<Work> work, Name of, std::shared_ptr<End> end, std::shared_ptr<Step> step)
-      : Work(-1, work->retrieveOpType()),
-        work_(std::move(work)),
+      : WrappedWork(std::move(work)),
         of_(std::move(of)),
         end_(std::move(end)),
         step_(std::move(step)) {}
@@ -418,19 +395,19 @@ class TimedWork final : public Work {
       }
       const bool blocked = end_->both() == 0;
       const int64_t begin_ns = now_ns();
-      const auto waited = [&](bool over) {
-        if (step_) {
-          step_->wait_on_host({of_, begin_ns, now_ns(), blocked, over});
+      const auto waited = [&](int over) {
+        if (step_ && step_->holds_up()) {
+          step_->wait(of_, (blocked ? flag::BLOCKED : 0) | over, begin_ns, now_ns());
         }
       };
       try {
         answer_ = own ? own->without([&] { return work_->wait(timeout); }) : work_->wait(timeout);
       } catch (...) {  // a timeout, say, is not the end
-        waited(false);
+        waited(0);
         throw;
       }
       end_->stamp(End::WAIT);
-      waited(true);
+      waited(flag::OVER);
       waited_.store(true, std::memory_order_release);
     }
     return answer_;
@@ -439,23 +416,14 @@ class TimedWork final : public Work {
   void synchronize() override { work_->synchronize(); }
   void blockCurrentStream() override { work_->blockCurrentStream(); }
   bool isCompleted() override { return waited_.load(std::memory_order_acquire) || work_->isCompleted(); }
-  bool isSuccess() const override { return work_->isSuccess(); }
-  std::exception_ptr exception() const override { return work_->exception(); }
-  std::vector<at::Tensor> result() override { return work_->result(); }
-  int sourceRank() const override { return work_->sourceRank(); }
   c10::intrusive_ptr<Future> getFuture() override {
     if (in_backward()) {
       end_->taken_in_backward();
     }
     return work_->getFuture();
   }
-  c10::intrusive_ptr<Future> getFutureResult() override { return work_->getFutureResult(); }
-  void abort() override { work_->abort(); }
-  float getDuration() const override { return work_->getDuration(); }
-  uint64_t getSequencenumber() const override { return work_->getSequencenumber(); }
 
  private:
-  const c10::intrusive_ptr<Work> work_;
   const Name of_;
   const std::shared_ptr<End> end_;
   const std::shared_ptr<Step> step_;
