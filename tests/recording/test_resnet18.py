@@ -35,26 +35,20 @@ def tutorial(tmp_path_factory):
 
 @pytest.mark.dist
 @pytest.mark.spec("B9", "B12")
-def test_B9_B12_the_tutorial_s_lines_and_a_clean_end(tutorial):
+def test_B9_B12_the_tutorial_s_lines_window_and_a_clean_end(tutorial):
     folder, said = tutorial
     # Anywhere in a line: what C++ writes at the same time, piece by piece, may stand before it.
-    assert sorted(re.findall(r"\[rank \d+\] \w+ worker", said)) == sorted(
-        f"[rank {rank}] {what} worker" for rank in (0, 1) for what in ("starting", "finished")
-    )
+    assert sorted(re.findall(r"\[rank \d+\] \w+ worker", said)) == [
+        f"[rank {rank}] {what} worker" for rank in (0, 1) for what in ("finished", "starting")
+    ]
     loss = losses(folder)
     assert re.findall(r"\[rank \d+\] step \d+/\d+ loss=\S+", said) == [
         f"[rank 0] step {step}/20 loss={loss[step - 1]:.4f}" for step in (10, 20)
     ]
     assert "destroy_process_group" not in said
-
-
-@pytest.mark.dist
-@pytest.mark.spec("B9")
-def test_B9_the_tutorial_s_window(tutorial):
-    traces = tutorial[0] / "torch_profiler"
-    assert files_below(traces) == [f"rank{rank}_iter16_18.json" for rank in (0, 1)]
-    for name in files_below(traces):
-        assert numbers(read(traces / name)) == [15, 16, 17]
+    assert files_below(folder / "torch_profiler") == [f"rank{rank}_iter16_18.json" for rank in (0, 1)]
+    for rank in (0, 1):
+        assert numbers(read(folder / "torch_profiler" / f"rank{rank}_iter16_18.json")) == [15, 16, 17]
 
 
 @pytest.mark.dist
@@ -64,14 +58,12 @@ def test_B9_every_block_is_seen_and_hides_communication(tutorial):
         steps = record(tutorial[0], rank).steps
         assert len(steps) == 20
         for step in steps:
-            forward = [span.block for span in step.compute if span.phase == "forward"]
-            backward = [span.block for span in step.compute if span.phase == "backward"]
-            assert forward == [*BLOCKS, "loss"]
-            assert backward == ["loss", *reversed(BLOCKS)]
+            passes = {phase: [s.block for s in step.compute if s.phase == phase] for phase in ("forward", "backward")}
+            assert passes == {"forward": [*BLOCKS, "loss"], "backward": ["loss", *reversed(BLOCKS)]}
             assert step.coverage.complete
-            reduced = [c for c in step.collectives if c.kind == "allreduce"]
-            assert {c.dtype for c in reduced} == {"bfloat16"}
-            assert sum(c.bytes for c in reduced) == 2 * 11_689_512
+            reduced = [row for row in step.collectives if row.kind == "allreduce"]
+            assert {row.dtype for row in reduced} == {"bfloat16"}
+            assert sum(row.bytes for row in reduced) == 2 * 11_689_512
     assert any(step.overlap["overlap_ratio"] > 0 for step in steps)
 
 

@@ -11,24 +11,19 @@ import pytest
 import torch
 from torch import nn
 
-from aorta.config.loop import observed_every
 from aorta.config.schema import Config, Optimizer, Ranking, Scheduler
-from aorta.errors import ConfigError
 from aorta.instrument.sampling import LEAST_OBSERVED, MEASURED, drawn, seed_of
 from aorta.recording.train_step import clip, make_optimizer, make_schedule
 from aorta.timeline.overlap import NOT_SAMPLED
 from aorta.workload.workloads import task_of
 from tests.known_answers.again import undisturbed
-from tests.rank_records import read_rank
 from tests.runs import losses, record, train
 
 pytestmark = pytest.mark.dist
 
 
 @pytest.mark.parametrize(("strategy", "kind"), [("ddp", "allreduce"), ("fsdp", "allgather")])
-def test_with_overlap_part_of_it_is_hidden_and_without_nothing(
-    tmp_path_factory: pytest.TempPathFactory, strategy: str, kind: str
-) -> None:
+def test_with_overlap_part_of_it_is_hidden_and_without_nothing(tmp_path_factory, strategy, kind):
     # The default sizes: a small model's all-reduce can end before the next block begins to compute.
     sizes = ("workload.model_dim=128", "workload.num_layers=4", "workload.mlp_hidden_dim=512", "training.max_steps=16")
 
@@ -54,7 +49,7 @@ def test_with_overlap_part_of_it_is_hidden_and_without_nothing(
     assert losses(with_overlap) == losses(without)
 
 
-def test_accumulated_micro_batches_train_like_one_batch(tmp_path: Path) -> None:
+def test_accumulated_micro_batches_train_like_one_batch(tmp_path):
     words = ("workload.dropout=0", "scheduler.warmup_steps=1", "training.max_steps=6")
     train(tmp_path / "whole", "training.batch_size=8", *words)
     train(tmp_path / "parts", "training.batch_size=4", "training.gradient_accumulation=2", *words)
@@ -75,9 +70,7 @@ def test_accumulated_micro_batches_train_like_one_batch(tmp_path: Path) -> None:
     ],
     ids=["to the peak and to zero", "from the peak", "without an end"],
 )
-def test_warm_up_is_linear_to_the_peak_and_decay_linear_to_zero(
-    warmup: int, total: int | None, rates: list[float]
-) -> None:
+def test_warm_up_is_linear_to_the_peak_and_decay_linear_to_zero(warmup, total, rates):
     scheduler = Scheduler(warmup_steps=warmup, total_steps=total)
     config = Config(optimizer=Optimizer(lr=1.0), workload=Ranking(), scheduler=scheduler)
     optimizer = make_optimizer([nn.Parameter(torch.zeros(1))], task_of(config))
@@ -88,7 +81,7 @@ def test_warm_up_is_linear_to_the_peak_and_decay_linear_to_zero(
         schedule.step()
 
 
-def test_clipping_scales_to_the_norm_and_returns_the_one_before() -> None:
+def test_clipping_scales_to_the_norm_and_returns_the_one_before():
     parameters = [nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))]
     parameters[0].grad, parameters[1].grad = torch.tensor([3.0, 0.0]), torch.tensor([4.0])
     assert clip(nn.ParameterList(parameters), 1.0).item() == pytest.approx(5.0)
@@ -99,15 +92,16 @@ def test_clipping_scales_to_the_norm_and_returns_the_one_before() -> None:
 EVERY, STEPS = 4, 24
 
 
-def test_ranks_observe_the_same_steps_and_train_as_ever(tmp_path: Path) -> None:
+def test_ranks_observe_the_same_steps_and_train_as_ever(tmp_path):
     """Of FSDP, and of both modes on a device: `tests/device_path/test_sampled.py`."""
     more = ("parallel=ddp", f"training.max_steps={STEPS}", "training.checkpoint_interval=10")
     train(tmp_path / "whole", *more)
     train(tmp_path / "sampled", *more, f"instrument.every={EVERY}")
     run_id = json.loads((tmp_path / "sampled" / "run.json").read_text())["run_id"]
     expected = [number for number in range(STEPS) if drawn(number, EVERY, seed_of(run_id))]
+    numbers = []
     for rank in range(2):
-        whole, sampled = (read_rank(tmp_path / side / f"rank_{rank}_metrics.jsonl") for side in ("whole", "sampled"))
+        whole, sampled = (record(tmp_path / side, rank) for side in ("whole", "sampled"))
         assert [line.loss for line in sampled.steps] == [line.loss for line in whole.steps]
         assert [line.global_step for line in sampled.steps if line.coverage.complete] == expected
         assert sampled.header.every == str(EVERY)
@@ -119,25 +113,17 @@ def test_ranks_observe_the_same_steps_and_train_as_ever(tmp_path: Path) -> None:
                 assert line.compute
                 assert line.aux
             else:
-                assert line.coverage.reason == NOT_SAMPLED
+                assert (line.coverage.reason, line.coverage.unwatched) == (NOT_SAMPLED, 0)
                 assert set(line.overlap) == {"window_ms", "aorta_ms"}
                 assert (line.collectives, line.compute, line.stalls, line.aux) == ([], [], [], [])
-                assert line.coverage.unwatched == 0
+        numbers.append([(row.group, row.seq) for line in sampled.steps for row in line.collectives])
     # Collectives are numbered in every step, so that those of ranks match.
-    numbers = [
-        [
-            (row.group, row.seq)
-            for line in read_rank(tmp_path / "sampled" / f"rank_{rank}_metrics.jsonl").steps
-            for row in line.collectives
-        ]
-        for rank in range(2)
-    ]
     assert numbers[0] == numbers[1]
     assert len({*numbers[0]}) == len(numbers[0])
     assert max(seq for _, seq in numbers[0]) > 2 * len(numbers[0])
 
 
-def test_auto_chooses_one_number_for_all_ranks_and_says_which(tmp_path: Path) -> None:
+def test_auto_chooses_one_number_for_all_ranks_and_says_which(tmp_path):
     done = train(tmp_path, "training.max_steps=40", "instrument.every=auto", "telemetry.warmup_steps=2")
     manifest = json.loads((tmp_path / "run.json").read_text())
     sampling = manifest["sampling"]
@@ -145,7 +131,7 @@ def test_auto_chooses_one_number_for_all_ranks_and_says_which(tmp_path: Path) ->
     assert f"instrument.every=auto: 1 in {sampling['every']} steps is observed" in done.stderr + done.stdout
     assert sampling["seed"] == seed_of(manifest["run_id"])
     assert sampling["observed_us"] > sampling["passed_us"] > 0
-    ranks = [read_rank(tmp_path / f"rank_{rank}_metrics.jsonl").steps for rank in range(2)]
+    ranks = [record(tmp_path, rank).steps for rank in range(2)]
     observed = [[line.global_step for line in steps if line.coverage.complete] for steps in ranks]
     assert observed[0] == observed[1]
     assert observed[0][:LEAST_OBSERVED] == list(range(LEAST_OBSERVED))
@@ -155,13 +141,3 @@ def test_auto_chooses_one_number_for_all_ranks_and_says_which(tmp_path: Path) ->
         step for step in range(sampling["from_step"], 40) if drawn(step, sampling["every"], sampling["seed"])
     ]
     assert [line.drawn for line in ranks[0][:LEAST_OBSERVED]] == [0] * LEAST_OBSERVED
-
-
-@pytest.mark.parametrize("setting", ["0", "-1", "1.5", "often", "", "1000001"])
-def test_a_setting_that_is_no_number_of_steps_is_refused(setting: str) -> None:
-    with pytest.raises(ConfigError, match=r"instrument.every=.*: must be auto, or a number of steps from 1 to 1000000"):
-        observed_every(setting)
-
-
-def test_auto_and_numbers_are_settings() -> None:
-    assert [observed_every(setting) for setting in ("auto", "1", "50")] == [None, 1, 50]

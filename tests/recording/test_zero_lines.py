@@ -53,62 +53,60 @@ def recorded(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return done
 
 
+ONCE = [1] * 7
+
+
 @pytest.mark.dist
 @pytest.mark.parametrize(
     ("kind", "forwards", "optimizers"),
     [
-        ("plain", [1] * 7, [1] * 7),
-        ("accumulation", [3] * 7, [1] * 7),
-        ("scaler", [1] * 7, [1, 0, 1, 1, 1, 1, 1]),
-        ("evaluation", [1] * 7, [1] * 7),
-        ("unseen evaluation compiled", [1] * 7, [1] * 7),
-        ("unseen evaluation of an average", [1] * 7, [1] * 7),
-        ("barrier", [1] * 7, [1] * 7),
-        ("save", [1] * 7, [1] * 7),
+        ("plain", ONCE, ONCE),
+        ("accumulation", [3] * 7, ONCE),
+        ("scaler", ONCE, [1, 0, 1, 1, 1, 1, 1]),
+        ("evaluation", ONCE, ONCE),
+        ("unseen evaluation compiled", ONCE, ONCE),
+        ("unseen evaluation of an average", ONCE, ONCE),
+        ("barrier", ONCE, ONCE),
+        ("save", ONCE, ONCE),
         ("gan", [2] * 7, [2] * 7),
     ],
 )
-def test_steps_and_collectives(tmp_path: Path, kind: str, forwards: list[int], optimizers: list[int]) -> None:
+def test_steps_and_collectives(tmp_path, kind, forwards, optimizers):
     recorded(tmp_path, kind)
+    # What comes rarely is between steps; a barrier that comes in every step is part of it once that is known.
+    behind = [2, 4, 6] if "evaluation" in kind else [1, 2, 3, 4] if kind == "barrier" else []
     for rank in (0, 1):
         seen = record(tmp_path, rank)
-        assert seen.footer is not None
+        first, steps = seen.steps[0].compute[0].block, seen.steps
         assert (seen.footer.reason, seen.footer.exit_code) == ("completed", 0)
-        assert [step.global_step for step in seen.steps] == list(range(1, 1 + len(forwards)))
-        all_reduces = [sum(one.kind == "allreduce" for one in step.collectives) for step in seen.steps]
-        assert all_reduces == (forwards if kind != "gan" else [3] * 7)  # the critic sees two batches a backward pass
-        assert all(step.coverage.complete for step in seen.steps)
-        first = seen.steps[0].compute[0].block
-        passes = [sum(one.block == first and one.phase == "forward" for one in step.compute) for step in seen.steps]
-        assert passes == forwards
-        assert [len(step.aux) for step in seen.steps] == optimizers
-        assert all(
-            step.lr == 0.01 and step.loss is None and "recording.note" in step.reasons["loss"] for step in seen.steps
-        )
-        reasons = {step.global_step: step.reasons.get("boundary", "") for step in seen.steps}
+        assert [step.global_step for step in steps] == list(range(1, 1 + len(forwards)))
+        kinds = [Counter(one.kind for one in step.collectives) for step in steps]
+        # The critic of a GAN sees two batches a backward pass.
+        assert [found["allreduce"] for found in kinds] == (forwards if kind != "gan" else [3] * 7)
+        assert [found["barrier"] for found in kinds] == ([0, 0, 0, 0, 1, 1, 1] if kind == "barrier" else [0] * 7)
+        assert all(step.coverage.complete for step in steps)
+        passes = [sum(one.block == first and one.phase == "forward" for one in step.compute) for step in steps]
+        assert (passes, [len(step.aux) for step in steps]) == (forwards, optimizers)
+        assert {(step.lr, step.loss, "recording.note" in step.reasons["loss"]) for step in steps} == {
+            (0.01, None, True)
+        }
+        reasons = {step.global_step: step.reasons.get("boundary", "") for step in steps}
         saved = [5] if kind == "save" and rank == 0 else []
         assert [number for number, why in reasons.items() if "torch.save" in why] == saved
-        # What comes rarely is between steps; a barrier that comes in every step is part of it once that is known.
-        behind = [2, 4, 6] if "evaluation" in kind else [1, 2, 3, 4] if kind == "barrier" else []
         assert [number for number, why in reasons.items() if "begins at its forward pass" in why] == behind
         assert [number for number, why in reasons.items() if why] == saved + behind
-        barriers = [sum(one.kind == "barrier" for one in step.collectives) for step in seen.steps]
-        assert barriers == ([0, 0, 0, 0, 1, 1, 1] if kind == "barrier" else [0] * 7)
 
 
 @pytest.mark.dist
-def test_what_an_engine_issues_behind_its_optimizer_is_part_of_the_step(tmp_path: Path) -> None:
+def test_what_an_engine_issues_behind_its_optimizer_is_part_of_the_step(tmp_path):
     recorded(tmp_path, "engine")
-    parameters = sum(1 for _ in untouched.Net().parameters())
+    parameters = len(list(untouched.Net().parameters()))
     for rank in (0, 1):
         seen = record(tmp_path, rank)
         kinds = [Counter(one.kind for one in step.collectives) for step in seen.steps]
         assert kinds == [Counter(allreduce=parameters, broadcast=parameters)] * 7
-        assert [step.global_step for step in seen.steps if "an evaluation" in step.reasons.get("boundary", "")] == [
-            2,
-            4,
-            6,
-        ]
+        evaluated = [step.global_step for step in seen.steps if "an evaluation" in step.reasons.get("boundary", "")]
+        assert evaluated == [2, 4, 6]
         assert [step.coverage.outside for step in seen.steps] == [0, 1, 0, 1, 0, 1, 0]
         assert seen.header.parallel == "zero3"
 
@@ -118,20 +116,17 @@ def aorta_record(folder: Path, *words: str, **extra: str) -> subprocess.Complete
     return finished([sys.executable, "-m", "aorta", "record", str(folder), "--", *words], own=own)
 
 
-def test_one_process_that_hides_a_sitecustomize(tmp_path: Path) -> None:
-    own = tmp_path / "own"
+def test_one_process_that_hides_a_sitecustomize(tmp_path):
+    own, run, script = tmp_path / "own", tmp_path / "run", tmp_path / "script.py"
     own.mkdir()
     (own / "sitecustomize.py").write_text("import sys; sys.own = 'mine'; there = __file__")
-    (tmp_path / "script.py").write_text(
+    script.write_text(
         f"import runpy, sys, sitecustomize; print(sys.own, sitecustomize.there)\n"
         f"sys.argv = ['x', 'plain', '4']; runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"
     )
-    run = tmp_path / "run"
-    path = f"{own}:{ROOT}"
-    done = succeeded(aorta_record(run, sys.executable, str(tmp_path / "script.py"), PYTHONPATH=path))
+    done = succeeded(aorta_record(run, sys.executable, str(script), PYTHONPATH=f"{own}:{ROOT}"))
     assert done.stdout.splitlines()[0] == f"mine {own}/sitecustomize.py"
-    seen = record(run)
-    assert (len(seen.steps), seen.header.world_size) == (3, 1)
+    assert (len(record(run).steps), record(run).header.world_size) == (3, 1)
     assert "3 steps recorded" in done.stderr
 
 
@@ -144,7 +139,7 @@ class Loop:
         step = torch.optim.SGD.step
         step = step if hasattr(step, "hooked") else torch.optim.Optimizer.profile_hook_step(step)
         step = step if zero is None else zero.around_step(step, 0)
-        step.hooked = True  # type: ignore[attr-defined]
+        step.hooked = True
         self.optimizer = type("SGD", (torch.optim.SGD,), {"step": step})(self.model.parameters(), 0.01)
 
     def train(self, steps: int, *, evaluate: bool = False) -> list[torch.Tensor]:
@@ -161,7 +156,7 @@ class Loop:
 
 
 @pytest.fixture
-def zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> zero_lines._ZeroLines:
+def zero(tmp_path, monkeypatch):
     monkeypatch.setenv(zero_lines.VARIABLE, str(tmp_path / "run"))
     monkeypatch.setattr(api, "standing_aside", [])
     monkeypatch.setattr(zero_lines, "_zero", made := zero_lines._ZeroLines())
@@ -170,72 +165,47 @@ def zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> zero_lines._ZeroLin
 
 BEGINNING = [
     (zero_lines, "trained_models"),
-    (api, "start"),
-    (api, "called_around"),
-    (api, "find_blocks"),
-    (api, "meet"),
-    (api, "prepare"),
-    (api, "recorded_run"),
-    (Instrumentation, "watch"),
-    (Instrumentation, "watch_backward"),
-    (api, "noted_phases"),
-    (api, "marked_optimizers"),
-    (api, "Recording"),
+    *((api, name) for name in ("start", "called_around", "find_blocks", "meet", "prepare", "recorded_run")),
+    *((Instrumentation, name) for name in ("watch", "watch_backward")),
+    *((api, name) for name in ("noted_phases", "marked_optimizers", "Recording")),
     (torch.nn.Module, "register_forward_pre_hook"),
 ]
 INSIDE = [
     (zero_lines._ZeroLines, "_stepped"),
-    (Recording, "note"),
-    (Recording, "step"),
-    (Recording, "restart"),
-    (Recorder, "end"),
-    (Recorder, "begin"),
+    *((Recording, name) for name in ("note", "step", "restart")),
+    *((Recorder, name) for name in ("end", "begin")),
     (RankRecordWriter, "step"),
 ]
-CLOSING = [
-    (Recording, "_end"),
-    (Recorder, "finish"),
-    (RankRecordWriter, "complete"),
-    (ClockSynchronisation, "at_end"),
-    (api, "to_stderr"),
-]
+ENDS = [(Recording, "_end"), (Recorder, "finish"), (RankRecordWriter, "complete"), (ClockSynchronisation, "at_end")]
+CLOSING = [*ENDS, (api, "to_stderr")]
 
 
 @pytest.mark.parametrize(
     ("owner", "name"), BEGINNING + INSIDE + CLOSING, ids=lambda value: getattr(value, "__name__", value)
 )
-def test_an_error_of_aortas_is_one_line_and_the_training_goes_on(
-    zero: zero_lines._ZeroLines,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    owner: object,
-    name: str,
-) -> None:
-    def fails(*args: object, **named: object) -> None:
+def test_an_error_of_aortas_is_one_line_and_the_training_goes_on(zero, monkeypatch, capfd, tmp_path, owner, name):
+    def fails(*_, **__):
         raise RuntimeError("injected")
-
-    def trained(loop: Loop) -> list[torch.Tensor]:
-        loop.train(4)
-        return loop.train(4, evaluate=True)
 
     loop, without = Loop(zero), Loop(None)
     for one in (loop, without):
         one.train(0 if (owner, name) in BEGINNING else 1)
     monkeypatch.setattr(owner, name, fails)
-    weights = trained(loop)
+    loop.train(4)
+    weights = loop.train(4, evaluate=True)
     zero._end_with_program()
     monkeypatch.undo()
     assert zero.is_over
     said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("aorta: nothing")]
     assert [line.rpartition(": ")[2] for line in said] == ["injected"]
-    assert all(torch.equal(one, other) for one, other in zip(weights, trained(without), strict=True))
+    without.train(4)
+    assert all(map(torch.equal, weights, without.train(4, evaluate=True)))
     assert not any(module._forward_pre_hooks or module._forward_hooks for module in loop.model.modules())
     with aorta.record(tmp_path / "again", model=loop.model):
         pass  # and nothing was left open
 
 
-def test_an_unclear_boundary_is_said_in_the_step(zero: zero_lines._ZeroLines, tmp_path: Path) -> None:
+def test_an_unclear_boundary_is_said_in_the_step(zero, tmp_path):
     loop = Loop(zero)
     other, of_the_script = zero.around_step(lambda _optimizer: None, 0), object()
     loop.train(2)
@@ -257,9 +227,15 @@ def test_an_unclear_boundary_is_said_in_the_step(zero: zero_lines._ZeroLines, tm
     assert [len(step.aux) for step in steps] == [1, 1, 1, 1, 2]
 
 
-def test_it_yields_to_a_recording_of_the_script(
-    zero: zero_lines._ZeroLines, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_it_yields_to_a_recording_of_the_script(zero, tmp_path, capfd):
+    loop = Loop(zero)
+    with aorta.record(tmp_path / "first", model=loop.model):
+        loop.train(2)
+    assert "aorta: nothing is recorded: the program records itself" in capfd.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_it_ends_where_a_recording_of_the_script_begins(zero, tmp_path, capfd):
     loop = Loop(zero)
     loop.train(3)
     with aorta.record(tmp_path / "own", model=loop.model) as recording:
@@ -267,37 +243,26 @@ def test_it_yields_to_a_recording_of_the_script(
         recording.step()
     assert "aorta: the program records itself from here on" in capfd.readouterr().err
     footer = record(tmp_path / "run").footer
-    assert footer is not None
     assert (footer.steps_written, footer.error) == (2, "rank 0: ConfigError: the program records itself from here on")
     assert len(record(tmp_path / "own").steps) == 1
 
 
-def test_nothing_is_begun_inside_a_recording_of_the_script(
-    zero: zero_lines._ZeroLines, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    loop = Loop(zero)
-    with aorta.record(tmp_path / "own", model=loop.model):
-        loop.train(2)
-    assert "aorta: nothing is recorded: the program records itself" in capfd.readouterr().err
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.dist
-def test_a_rank_that_never_steps_is_named_and_waited_for_no_longer_than_the_limit(tmp_path: Path) -> None:
+def test_a_rank_that_never_steps_is_named_and_waited_for_no_longer_than_the_limit(tmp_path):
     done = recorded(tmp_path / "run", "alone")
     assert done.stderr == "aorta: nothing is recorded: no optimizer step was taken by ranks 1\n"
     assert not list(tmp_path.glob("run/rank_*"))
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize(("kind", "error"), [("error", "ValueError: in the middle"), ("exit", "SystemExit: 3")])
-def test_what_ends_the_script_is_in_the_footer(tmp_path: Path, kind: str, error: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "error", "code"), [("error", "ValueError: in the middle", 1), ("exit", "SystemExit: 3", 3)]
+)
+def test_what_ends_the_script_is_in_the_footer(tmp_path, kind, error, code):
     recorded(tmp_path, kind)
     for rank in (0, 1):
         footer = record(tmp_path, rank).footer
-        assert footer is not None
-        assert footer.error == f"rank {rank}: {error}"
-        assert footer.exit_code == (3 if kind == "exit" else 1)
+        assert (footer.error, footer.exit_code) == (f"rank {rank}: {error}", code)
 
 
 @pytest.mark.parametrize(
@@ -314,7 +279,7 @@ def test_what_ends_the_script_is_in_the_footer(tmp_path: Path, kind: str, error:
         (["bash", "-c", "exec python -c 'import os; os.kill(os.getpid(), 15)'"], -15, ""),
     ],
 )
-def test_commands_that_train_nothing(tmp_path: Path, words: list[str], code: int, said: str) -> None:
+def test_commands_that_train_nothing(tmp_path, words, code, said):
     done = aorta_record(tmp_path / "run", *words)
     assert done.returncode == code
     assert done.stderr.startswith(said)
@@ -323,7 +288,7 @@ def test_commands_that_train_nothing(tmp_path: Path, words: list[str], code: int
     assert left == ([] if code == 2 else ["aorta_record.txt"])
 
 
-def test_where_torch_cannot_be_patched_there_is_one_line(tmp_path: Path) -> None:
+def test_where_torch_cannot_be_patched_there_is_one_line(tmp_path):
     (tmp_path / "torch" / "optim").mkdir(parents=True)
     for module in ("__init__", "optim/__init__", "optim/optimizer"):
         (tmp_path / "torch" / f"{module}.py").write_text("")  # a torch without optimizers
@@ -358,12 +323,11 @@ if __name__ == "__main__":
 
 
 @pytest.mark.thorough
-def test_children_and_wrappers(tmp_path: Path) -> None:
+def test_children_and_wrappers(tmp_path):
     (script := tmp_path / "script.py").write_text(ROUNDABOUT.format(folder=str(SCRIPT.parent)))
     done = succeeded(aorta_record(tmp_path / "run", sys.executable, str(script)))
     assert len(weights(done)) == 4
     assert [path.name for path in (tmp_path / "run").glob("rank_*")] == ["rank_0_metrics.jsonl"]
     seen = record(tmp_path / "run")
-    assert seen.footer is not None
     assert (seen.footer.steps_written, seen.footer.reason, seen.header.attempt) == (3, "completed", 0)
     assert not (tmp_path / "run" / "history").exists()
