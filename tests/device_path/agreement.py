@@ -57,7 +57,7 @@ def disagreements(
 def _of_rows(
     line: Step, parts: Sequence[Part], names: Sequence[str], kernels: dict[tuple[str, str], list[Any]]
 ) -> list[str]:
-    launches = [(one.name, names[one.group], one.kinds) for part in parts for one in part.launches]
+    launches = [(one.name, names[one.group], one.rows) for part in parts for one in part.launches]
     expected = [(kind, group) for _, group, kinds in launches for kind in kinds]
     if [(row.kind, row.group) for row in line.collectives] != expected:
         return [f"{[row.kind for row in line.collectives]} in place of {expected}"]
@@ -83,10 +83,9 @@ def _of_waits(lines: Sequence[Step], parts: Sequence[Part]) -> list[str]:
     for number, line in enumerate(lines):
         rows = iter(line.collectives)
         for part in parts:
-            own = [next(rows) for launch in part.launches for _ in launch.kinds]
-            for awaited in part.awaited:
-                if number + awaited.steps_later < len(lines):
-                    expected[number + awaited.steps_later].append(_name_of(own[awaited.row]))
+            own = [_name_of(next(rows)) for launch in part.launches for _ in launch.rows]
+            if number + part.steps_later < len(lines):
+                expected[number + part.steps_later] += [own[row] for row in part.awaited]
         for row in line.collectives:
             own_numbers = counts.setdefault((row.group, _name_of(row)[2]), [])
             own_numbers.append(row.seq)

@@ -1,4 +1,5 @@
-"""Scenes of a model's blocks, captured into a graph or not, of its backward pass, and of copies beside them.
+"""Scenes of a model's blocks, captured into a graph or not, of its backward pass, and of copies beside them. Each tells
+what it found and what it must find.
 
 Must not: compute anything but what takes time on the device.
 """
@@ -15,19 +16,20 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
 from aorta.instrument.native.native_interceptor import NativeDeviceClock
-from tests.device_path.batch_patterns import between_steps
-from tests.device_path.rig import ELEMENTS, Block, Rig
+from tests.device_path.rig import ELEMENTS, Block, Rig, Scene
 from tests.device_path.scenario import caught_up
-from tests.device_path.scene import Scene
+from tests.device_path.stream_patterns import between_steps
 from tests.device_path.witness import truth_of
 from tests.simulated import device as simulated
 
+Told = tuple[Any, Any]
 
-def checkpointed(scene: Scene) -> Any:
+
+def checkpointed(scene: Scene) -> Told:
     """FSDP2, with blocks whose activations are computed again in the backward pass."""
     blocks = [fully_shard(Block(scene.device)) for _ in range(2)]
     model = fully_shard(nn.Sequential(*blocks))
-    inputs = torch.ones(16, 16, device=scene.device)
+    inputs = scene.square()
     with scene.looking() as instrument:
         instrument.watch([(str(number), block) for number, block in enumerate(blocks)])
         instrument.watch_backward(model)
@@ -45,22 +47,20 @@ def checkpointed(scene: Scene) -> Any:
     window = (line.start_mono_ns, line.end_mono_ns)
     compute = torch.cuda.current_stream(scene.device).stream_id
     truth = truth_of(window, simulated.timeline(), simulated.waits(), compute, scene.device.index)
-    return {
-        "rows": sorted(row[1:3] for row in scene.rows()),
-        "kernels": sorted(kernel[1:] for kernel in scene.kernels()),
-        "lengths": [round((line.overlap[name] or 0) * 1e6) for name in ("compute_ms", "comm_ms", "compute_comm_ms")],
-        "truth": [truth.compute_ns, truth.comm_ns, truth.hidden_ns],
-        "complete": line.coverage.complete,
-        "races": len(simulated.races()),
-    }
+    lengths_ns = [round((line.overlap[name] or 0) * 1e6) for name in ("compute_ms", "comm_ms", "compute_comm_ms")]
+    return (
+        (scene.spans(), lengths_ns, line.coverage.complete, len(simulated.races())),
+        (scene.kernel_spans(), [truth.compute_ns, truth.comm_ns, truth.hidden_ns], True, 0),
+    )
 
 
-def abandoned(scene: Scene) -> Any:
-    """Each other step fails; collectives, waits and a wait of the computing stream happen outside of steps as well."""
-    events, rig = [], Rig(scene.device, scene.rank, dist.get_world_size(), scene.groups)
+def abandoned(scene: Scene) -> Told:
+    """Every second step fails; collectives, waits and a wait of the computing stream happen outside of steps as well.
+    Marks of steps that are not recorded are used again: in the second hundred steps none are made.
+    """
+    events, rig = [], Rig(scene.device, scene.groups)
     side = torch.cuda.Stream()
-    block = Block(scene.device)
-    inputs = torch.ones(16, 16, device=scene.device)
+    block, inputs = Block(scene.device), scene.square()
     on_host = torch.empty(16, 16, pin_memory=True)
     with scene.looking() as instrument:
         instrument.watch([("block", block)])
@@ -89,16 +89,16 @@ def abandoned(scene: Scene) -> Any:
                 block(inputs).sum().backward()
             if number in (99, 199):
                 events.append(clock.compiled.events())
-    return {"events": events, "written": len(scene.lines)}
+    return (events[1], len(scene.lines)), (events[0], 100)
 
 
-def copies_here(scene: Scene) -> Any:
-    """Bytes of the copies in the record, where one is onto itself, one is of one value for many elements, and one is on
-    a stream that does not compute. What certainly computes where the host is late, beside that copy and beside a kernel
-    as long.
+def copies_here(scene: Scene) -> Told:
+    """Only what moves bytes is a copy, not one onto itself or of one value for many elements; and one on a stream that
+    does not compute leaves the computation, of which as much is certain, where the host is late, as beside a kernel as
+    long.
     """
     block, side = Block(scene.device), torch.cuda.Stream()
-    inputs, into, one = torch.ones(16, 16, device=scene.device), scene.tensor(), scene.tensor()[:1]
+    inputs, into, one = scene.square(), scene.tensor(), scene.tensor()[:1]
     source, copied = torch.ones(100, device=scene.device), torch.zeros(100, device=scene.device)
     beside: list[Callable[[], Any]] = [lambda: copied.copy_(source), lambda: copied.add_(1)]
 
@@ -120,25 +120,34 @@ def copies_here(scene: Scene) -> Any:
                 into.copy_(one)
                 block(inputs)
             beside.reverse()
-    return [[row.bytes for row in scene.lines[0].copies or ()], *((line.bounds or {}) for line in scene.lines)]
+    copies = [row.bytes for row in scene.lines[0].copies or ()]
+    beside_copy, beside_kernel = ((line.bounds or {})["compute_ms"] for line in scene.lines)
+    return (copies, 0 < beside_copy[0] < beside_copy[1], beside_copy), ([400], True, beside_kernel)
 
 
-def copies_elsewhere(scene: Scene) -> Any:
-    """A value for the host, a copy of nothing, one to another device, and one that this makes itself."""
+def copies_elsewhere(scene: Scene) -> Told:
+    """A value for the host, a copy of nothing, one to another device, and one that this makes itself, which has a
+    direction and no times.
+    """
     here = scene.tensor()
     there = torch.ones(ELEMENTS, device=torch.device("cuda", 1 - scene.device.index))
-    with scene.looking() as instrument, scene.step(instrument):
+    with scene.one_step():
         here[0].item()
         here[:0].cpu()
         there.copy_(here)
         there.cpu()
     (line,) = scene.lines
     rows = [(row.direction, row.bytes, row.end_ns is not None) for row in line.copies or ()]
-    return {"rows": rows, "copy_ms": line.overlap["copy_ms"], "reason": line.reasons["copy_ms"]}
+    why = "1 of 3 copies were issued on another device's stream" in line.reasons["copy_ms"]
+    size = 4 * ELEMENTS
+    return (
+        (rows, line.overlap["copy_ms"], why),
+        ([("d2h", 4, True), ("p2p", size, True), ("d2h", size, False)], None, True),
+    )
 
 
-def recursive_block(scene: Scene) -> Any:
-    """A block that runs itself once more: whether its inner pass lies within its outer one."""
+def recursive_block(scene: Scene) -> Told:
+    """A block that runs itself once more: its inner pass lies within its outer one."""
 
     class Recursive(nn.Module):
         def forward(self, x: torch.Tensor, depth: int = 1) -> torch.Tensor:
@@ -149,13 +158,13 @@ def recursive_block(scene: Scene) -> Any:
     with scene.looking() as instrument:
         instrument.watch([("block", block)])
         with scene.step(instrument):
-            block(torch.ones(16, 16, device=scene.device))
+            block(scene.square())
     outer, inner = scene.lines[0].compute
-    return outer.start_ns < inner.start_ns < inner.end_ns < outer.end_ns
+    return outer.start_ns < inner.start_ns < inner.end_ns < outer.end_ns, True
 
 
-def backward_end_cost(scene: Scene) -> Any:
-    """Marks at the end of a backward pass that three gradients reach, as the time of the host where each costs 1 ms."""
+def backward_end_cost(scene: Scene) -> Told:
+    """Where a mark costs the host 1 ms, the end of a backward pass costs two, however many gradients reach it."""
     block = Block(scene.device)
     spent_ns = []
     for watched in (False, True):
@@ -163,7 +172,7 @@ def backward_end_cost(scene: Scene) -> Any:
             if watched:
                 instrument.watch_backward(block)
             with scene.step(instrument):
-                inputs = torch.ones(16, 16, device=scene.device, requires_grad=True)
+                inputs = scene.square(requires_grad=True)
                 output = sum(block(inputs).sum() for _ in range(3))
                 assert isinstance(output, torch.Tensor)
                 simulated.costs(event_ns=1_000_000)
@@ -172,17 +181,19 @@ def backward_end_cost(scene: Scene) -> Any:
                 spent_ns.append(simulated.host_ns() - begin_ns)
                 simulated.costs(event_ns=0)
     without, with_marks = spent_ns
-    return round((with_marks - without) / 1e6)
+    return round((with_marks - without) / 1e6), 2
 
 
-def capture(scene: Scene) -> Any:
-    """Two collectives, a block's passes and waits, while a graph is captured."""
+def capture(scene: Scene) -> Told:
+    """Collectives, a block's passes and waits, while a graph is captured: no mark is taken that could not be read
+    later; the steps are written, and say what they miss.
+    """
     block = Block(scene.device)
     side = torch.cuda.Stream()
     with scene.looking() as instrument:
         instrument.watch([("block", block)])
         instrument.watch_backward(block)
-        x, inputs = scene.tensor(), torch.ones(16, 16, device=scene.device)
+        x, inputs = scene.tensor(), scene.square()
         block(inputs).sum().backward()
         with scene.step(instrument):
             dist.all_reduce(x)
@@ -192,20 +203,25 @@ def capture(scene: Scene) -> Any:
                 dist.all_reduce(x)
             block(inputs).sum().backward()
             x.clone()
-            simulated.end_capture(graph)
+            graph.end()
             with instrument.recorder.aux("behind"):
                 dist.all_reduce(x)
         with scene.step(instrument):
             block(inputs).sum().backward()
             dist.all_reduce(x)
-    return [
-        (line.coverage.complete, line.coverage.reason, len(line.compute), len(line.copies or ()))
-        for line in scene.lines
-    ]
+    first, second = scene.lines
+    why = "2 collectives were captured into a CUDA graph, whose replays cannot be seen"
+    return (
+        (first.coverage.reason, len(first.compute), len(first.copies or ())),
+        (second.coverage.reason, len(second.compute)),  # its passes
+        (first.coverage.complete, second.coverage.complete),
+    ), ((why, 0, 0), (why, 2), (False, False))
 
 
-def capture_over_steps(scene: Scene) -> Any:
-    """A graph that is captured over the ends of steps, while earlier steps and tensors wait for the device."""
+def capture_over_steps(scene: Scene) -> Told:
+    """A graph that is captured over the ends of steps, while earlier steps and tensors wait for the device. No event is
+    asked for meanwhile, which would end the capture; what is known of such a step is the host's.
+    """
     with scene.looking() as instrument:
         x = scene.tensor()
         with scene.step(instrument):
@@ -217,12 +233,16 @@ def capture_over_steps(scene: Scene) -> Any:
         with scene.step(instrument):
             x.add_(1)  # a captured collective would leave all later steps unknown
         with scene.step(instrument):
-            simulated.end_capture(graph)
+            graph.end()
             dist.all_reduce(x)
         with scene.step(instrument):
             dist.all_reduce(x)
     # The host is not ahead of an idle device: its marks bound the time.
     most_ms = [(line.bounds or {}).get("comm_ms", (0, line.overlap["comm_ms"]))[1] for line in scene.lines]
-    return [
-        (line.coverage.complete, line.coverage.reason, most) for line, most in zip(scene.lines, most_ms, strict=True)
-    ]
+    why = "a CUDA graph was being captured when the step began or ended"
+    said = [(line.coverage.complete, why in (line.coverage.reason or "")) for line in scene.lines]
+    known, captured = (True, False), (False, True)
+    return (
+        (said, [None if most is None else most > 0 for most in most_ms]),
+        ([known, *[captured] * 3, known], [True, None, None, None, True]),
+    )

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tests.device_path.rig import ELEMENTS
-from tests.device_path.scene import Scene
+from tests.device_path.rig import ELEMENTS, Scene
 from tests.simulated import device as simulated
 
 SIZES = (ELEMENTS // 2, ELEMENTS, 2 * ELEMENTS)
@@ -35,34 +34,38 @@ FORMS = (
 )
 
 
+def garbage(scene: Scene) -> list[torch.Tensor]:
+    """Who writes to memory of the sizes that collectives use."""
+    return [torch.full((size,), -5.0, device=scene.device) for size in SIZES for _ in range(6)]
+
+
 def every_form(scene: Scene) -> Any:
-    """Every collective of c10d in each of its forms, with callers that keep nothing but the handle and the result, and
-    others that ask for the memory at once.
+    """Every collective of c10d in each of its forms, synchronous and not, with callers that keep nothing but the handle
+    and the result, and others that ask for the memory at once, also where the backend uses tensors of its own, which
+    the first wait for its handle releases. Wrong values, races, kernels that the record does not have, rows.
     """
     zeros = []
-    with scene.looking() as instrument, scene.step(instrument):
+    with scene.one_step():
         simulated.lengths(copy_d2d=(0, 0.0))  # the backend's own copies are part of what the record has
         for name in FORMS:
             for asynchronous in (False, True):
-                torch.mm(inputs := torch.ones(16, 16, device=scene.device), inputs)  # the collective waits for it
+                torch.mm(inputs := scene.square(), inputs)  # the collective waits for it
                 work, outs, shares = issued(scene, name, asynchronous)
-                garbage = [torch.full((size,), -5.0, device=scene.device) for size in SIZES for _ in range(6)]
+                others = garbage(scene)
                 if work is not None:
                     work.wait()
                 zeros += [
                     (name, asynchronous, (out - share).abs().max()) for out, share in zip(outs, shares, strict=True)
                 ]
-                del garbage, outs
+                del others, outs
     (line,) = scene.lines
-    timed = {row[1:3] for row in scene.rows()}
-    return {
-        "wrong": [(name, asynchronous) for name, asynchronous, zero in zeros if float(zero) != 0],
-        "races": [simulated.describe(race) for race in simulated.races()],
-        "complete": line.coverage.complete,
-        "untimed": [kernel for kernel in scene.kernels() if kernel[1:] not in timed],
-        "forms": len(FORMS),
-        "rows": len(line.collectives),
-    }
+    timed = set(scene.spans())
+    return (
+        [(name, asynchronous) for name, asynchronous, zero in zeros if float(zero) != 0],
+        [simulated.describe(race) for race in simulated.races()],
+        [kernel for kernel in scene.kernels() if kernel[1:] not in timed],
+        (line.coverage.complete, len(line.collectives)),
+    ), ([], [], [], (True, 2 * len(FORMS)))
 
 
 def issued(scene: Scene, form: str, asynchronous: bool) -> tuple[Any, list[torch.Tensor], list[float]]:

@@ -1,4 +1,5 @@
-"""Scenes of single collectives: every form of each, batches, groups, and what callers do with handles.
+"""Scenes of single collectives: batches, groups, and what callers do with handles. Each tells what it found and what it
+must find.
 
 Must not: wait for the device where its callers would not.
 """
@@ -15,71 +16,67 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 
-from tests.device_path.collective_forms import SIZES
-from tests.device_path.rig import Block
-from tests.device_path.scene import Scene
+from tests.device_path.collective_forms import garbage
+from tests.device_path.rig import Block, Scene, exchanged
 from tests.simulated import device as simulated
 
 NOT_AT_ONCE_NS = 1_000
 HANDLES = 8
+Told = tuple[Any, Any]
 
 
-def unknown_communicators(scene: Scene) -> Any:
-    """A send and a receive in a group of which nobody knows what its transfers wait for: by how much the second one
-    begins after the first, in the record and on the device.
+def unknown_communicators(scene: Scene) -> Told:
+    """A send and a receive in a group of which nobody knows what its transfers wait for are marked where they are
+    issued, each direction on a stream of its own: what the second one waited for is part of its duration.
     """
-    peer, there, back = 1 - scene.rank, scene.tensor(), scene.tensor()
-    transfers = [(dist.isend, there), (dist.irecv, back)]
+    there, back = scene.tensor(), scene.tensor()
     unknown = patch("aorta.instrument.native.native_interceptor.shares_communicator", lambda _group, _device: None)
-    with unknown, scene.looking() as instrument, scene.step(instrument):
-        works = [
-            transfer(tensor, peer, group=scene.groups.unbound)
-            for transfer, tensor in (reversed(transfers) if scene.rank else transfers)
-        ]
-        for work in works:
+    with unknown, scene.one_step():
+        for work in exchanged(there, back, scene.groups.unbound):
             work.wait()
-    return [second[1] - first[1] for first, second in (scene.rows(), scene.kernels())]
+    (first, second), (kernel, other_kernel) = scene.rows(), scene.kernels()
+    return (first[1] == second[1], kernel[1] < other_kernel[1]), (True, True)
 
 
-def stacked_in_a_batch(scene: Scene) -> Any:
-    """A list, stacked by the backend, first in a batch: nothing but the caller's own wait keeps the stacked tensor."""
-    with scene.looking() as instrument, scene.step(instrument):
+def stacked_in_a_batch(scene: Scene) -> Told:
+    """A list, stacked by the backend, first in a batch: nothing but the caller's own wait keeps the stacked tensor.
+    What cannot be timed safely is not, and the record says why.
+    """
+    with scene.one_step():
         out, other = scene.tensor(), scene.tensor()
         with dist._coalescing_manager(device=scene.device, async_ops=True) as manager:
             sources = [scene.tensor(scene.rank + 1.0) for _ in range(2)]
             dist.reduce_scatter(out, sources, async_op=True)
             dist.broadcast(other, 0, async_op=True)
         del sources
-        garbage = [torch.full((size,), -5.0, device=scene.device) for size in SIZES for _ in range(6)]
+        others = garbage(scene)
         manager.wait()
-        del garbage
+        del others
         zero = (out - 3).abs().max()
     (line,) = scene.lines
-    return {
-        "zero": float(zero),
-        "races": [simulated.describe(race) for race in simulated.races()],
-        "coverage": [line.coverage.complete, line.coverage.reason],
-        "ends": [row.end_ns for row in line.collectives],
-        "ratio": line.overlap["overlap_ratio"],
-    }
+    reason = "2 of 2 collectives could not be timed: they take lists of tensors"
+    return (
+        (float(zero), len(simulated.races()), [row.end_ns for row in line.collectives], line.overlap["overlap_ratio"]),
+        (line.coverage.complete, (line.coverage.reason or "")[: len(reason)]),
+    ), ((0, 0, [None, None], None), (False, reason))
 
 
-def nothing_in_a_batch(scene: Scene) -> Any:
-    """A batch without an operation between two kernels of the computation: rows, waits and stalls of the record."""
-    block, inputs = Block(scene.device), torch.ones(16, 16, device=scene.device)
-    with scene.looking() as instrument, scene.step(instrument):
+def nothing_in_a_batch(scene: Scene) -> Told:
+    """A batch without an operation between two kernels of the computation: no rows, waits and stalls."""
+    block, inputs = Block(scene.device), scene.square()
+    with scene.one_step():
         block(inputs)
         with dist._coalescing_manager(device=scene.device, async_ops=False):
             pass
         block(inputs)
     (line,) = scene.lines
-    return [len(line.collectives), len(line.waits or ()), line.overlap["compute_stall_ms"]]
+    return (line.collectives, line.waits, line.overlap["compute_stall_ms"]), ([], [], 0)
 
 
-def split(scene: Scene) -> Any:
+def split(scene: Scene) -> Told:
     """A communicator that was split from the one of all ranks: collectives, a message, and none of it mixed up."""
     group = dist.split_group(None, [[0, 1]])
-    with scene.looking() as instrument, scene.step(instrument):
+    with scene.one_step():
         x, y = scene.tensor(scene.rank + 1.0), scene.tensor(scene.rank + 1.0)
         works = [dist.all_reduce(x, group=group, async_op=True), dist.all_reduce(y, async_op=True)]
         works.append(
@@ -90,17 +87,15 @@ def split(scene: Scene) -> Any:
         dist.all_reduce(x, group=group)
         zeros = [x - 6, y - 3, *([z - 3] if scene.rank else [])]
     (line,) = scene.lines
-    return {
-        "rows": sorted(row[1:3] for row in scene.rows()),
-        "kernels": sorted(kernel[1:] for kernel in scene.kernels()),
-        "groups": [row.group == group.group_name for row in line.collectives],
-        "complete": line.coverage.complete,
-        "zero": float(torch.stack([zero.abs().max() for zero in zeros]).max()),
-        "races": len(simulated.races()),
-    }
+    zero = float(torch.stack([zero.abs().max() for zero in zeros]).max())
+    groups = [row.group == group.group_name for row in line.collectives]
+    return (
+        (scene.spans(), groups, line.coverage.complete, zero, len(simulated.races())),
+        (scene.kernel_spans(), [True, False, True, True], True, 0, 0),
+    )
 
 
-def limited_wait(scene: Scene) -> Any:
+def limited_wait(scene: Scene) -> Told:
     """A wait with a limit of time is the host's; of a collective that does not end it says so."""
     group = dist.new_group()
     said = ""
@@ -120,15 +115,17 @@ def limited_wait(scene: Scene) -> Any:
         group._get_backend(torch.device("cuda")).abort()
         torch.accelerator.synchronize()
     end_ns = scene.kernels()[0][2]
-    return {"issued": issued_ns < end_ns, "waited": waited_ns >= end_ns, "said": said}
+    return (issued_ns < end_ns <= waited_ns, "timed out" in said), (True, True)
 
 
-def blocking(scene: Scene) -> Any:
-    """Where a wait blocks the host, only the caller's does; and a barrier's always."""
+def blocking(scene: Scene) -> Told:
+    """Where a wait blocks the host, only the caller's does, and ends of rows are its; and a barrier's always, whose
+    synchronous form is a wait of the host.
+    """
     os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
     try:
         group = dist.new_group()
-        with scene.looking() as instrument, scene.step(instrument):
+        with scene.one_step():
             found = [
                 waited(lambda: dist.all_reduce(scene.tensor(), group=group, async_op=True)),
                 waited(lambda: dist.all_reduce(scene.tensor(), group=group)),
@@ -137,7 +134,14 @@ def blocking(scene: Scene) -> Any:
             ]
     finally:
         del os.environ["TORCH_NCCL_BLOCKING_WAIT"]
-    return {"waited": found, "rows": scene.rows(), "kernels": scene.kernels()}
+    sources = ("wait", "event", "wait", "wait")
+    return (
+        (found, [(kind, end, source) for kind, _, end, source in scene.rows()]),
+        (
+            [(False, True), (False, False), (False, True), (True, False)],
+            [(name, end, source) for (name, _, end), source in zip(scene.kernels(), sources, strict=True)],
+        ),
+    )
 
 
 def waited(issue: Callable[[], Any]) -> tuple[bool, bool]:
@@ -150,9 +154,9 @@ def waited(issue: Callable[[], Any]) -> tuple[bool, bool]:
     return issued_ns - before_ns > NOT_AT_ONCE_NS, simulated.host_ns() - issued_ns > NOT_AT_ONCE_NS
 
 
-def kept_handles(scene: Scene) -> Any:
-    """Handles that their caller keeps and does not wait for, of tensors that it drops: how many of these live on when
-    the device has passed and a step has begun.
+def kept_handles(scene: Scene) -> Told:
+    """Of tensors that a caller drops whose handles it keeps and does not wait for, none lives on when the device has
+    passed and a step has begun.
     """
     with scene.looking() as instrument:
         x = scene.tensor()
@@ -168,13 +172,13 @@ def kept_handles(scene: Scene) -> Any:
         kept = simulated.counters(scene.device.index).live_bytes - live
         for work in works:
             work.wait()
-    return int(kept / x.nbytes)
+    return kept // x.nbytes, 0
 
 
-def failed_handle(scene: Scene) -> Any:
+def failed_handle(scene: Scene) -> Told:
     """What the handle of a collective that failed says."""
     group = dist.new_group()
-    with scene.looking() as instrument, scene.step(instrument):
+    with scene.one_step():
         simulated.fail_next_collective(group, "link down")
         torch.cuda._sleep(20_000_000)  # it fails when it runs, not where it is issued
         work = dist.all_reduce(scene.tensor(), group=group, async_op=True)
@@ -183,67 +187,67 @@ def failed_handle(scene: Scene) -> Any:
         said = str(work.exception())
         group._get_backend(torch.device("cuda")).abort()
         torch.accelerator.synchronize()
-    return "link down" in said
+    return "link down" in said, True
 
 
-def many_joined(scene: Scene) -> Any:
-    """More collectives than a stream keeps the names of, and a wait for all of them."""
+def many_joined(scene: Scene) -> Told:
+    """More collectives than a stream keeps the names of, and a wait for all of them: it is one for the last 256."""
     comm = torch.cuda.Stream()
-    with scene.looking() as instrument, scene.step(instrument):
+    with scene.one_step():
         with torch.cuda.stream(comm):
             x = scene.tensor()
             for _ in range(260):
                 dist.all_reduce(x)
         torch.cuda.current_stream().wait_stream(comm)
     numbers = [wait.seq - scene.lines[0].collectives[0].seq for wait in scene.lines[0].waits or ()]
-    return [len(numbers), min(numbers), max(numbers)]
+    return (len(numbers), min(numbers), max(numbers)), (256, 4, 259)
 
 
-def future_elsewhere(scene: Scene) -> Any:
+def future_elsewhere(scene: Scene) -> Told:
     """A future that is waited for before a backward pass, and so not at its end."""
     block = Block(scene.device)
     with scene.looking() as instrument:
         instrument.watch([("block", block)])
         instrument.watch_backward(block)
         with scene.step(instrument):
-            output = block(torch.ones(16, 16, device=scene.device))
+            output = block(scene.square())
             work = dist.all_reduce(scene.tensor(), async_op=True)
             work.get_future().wait()
             output.sum().backward()
-    return [wait.seq for wait in scene.lines[0].waits or ()]
+    return scene.lines[0].waits, []
 
 
-def handles(scene: Scene) -> Any:
+def handles(scene: Scene) -> Told:
     """What a handle answers before its collective has begun, and after its end."""
     x = scene.tensor(scene.rank + 1.0)
-    with scene.looking() as instrument, scene.step(instrument):
+    with scene.one_step():
         torch.cuda._sleep(20_000_000)
         work = dist.all_reduce(x, async_op=True)
         before = work.is_completed()
         torch.accelerator.synchronize()
-        return [before, work.is_completed(), work.is_success(), work.exception() is None, len(work.result())]
+        after = (work.is_completed(), work.is_success(), work.exception() is None, len(work.result()))
+    return (before, after), (False, (True, True, True, 1))
 
 
-def workers(scene: Scene) -> Any:
-    """Of gloo, in a group of both backends whose first collective is the device's."""
+def workers(scene: Scene) -> Told:
+    """Of gloo, in a group of both backends whose first collective is the device's: it keeps them all. The host waits
+    for its collective, and the compute stream does not.
+    """
     group = dist.new_group(backend="cpu:gloo,cuda:nccl")
     with scene.looking() as instrument:
         with scene.step(instrument):
             dist.all_reduce(scene.tensor(), group=group)
             dist.all_reduce(torch.ones(4), group=group)
         lanes = instrument.groups[group.group_name].lanes
-    (line,) = scene.lines
-    waits = [wait.seq for wait in line.waits] if isinstance(line.waits, list) else None
     on_host: Any = group._get_backend(torch.device("cpu"))
-    return {
-        "lanes": lanes,
-        "threads": int(on_host.options._threads),
-        "sources": [row[3] for row in scene.rows()],
-        "waits": waits,
-    }
+    waits = scene.lines[0].waits
+    return (
+        (lanes, lanes > 1, [row[3] for row in scene.rows()], [wait.seq for wait in waits] if waits else waits),
+        (int(on_host.options._threads), True, ["event", "future"], [0]),
+    )
 
 
-def not_compiled(scene: Scene) -> Any:
+def not_compiled(scene: Scene) -> Told:
     """What the record says of a step where compiled code is not used."""
     with scene.looking(native=False) as instrument, scene.step(instrument):
         dist.all_reduce(scene.tensor())
@@ -251,4 +255,11 @@ def not_compiled(scene: Scene) -> Any:
             torch.cuda._sleep(20_000)
     (line,) = scene.lines
     known = [name for name, value in line.overlap.items() if value is not None]
-    return [line.coverage.complete, line.coverage.reason, line.reasons["compute_ms"], known, len(line.collectives)]
+    why = (
+        "on a device only compiled code times collectives and blocks, and it is not used (instrument.native=false): "
+        "nothing was looked at"
+    )
+    return (
+        (line.coverage.complete, line.coverage.reason, line.reasons["compute_ms"], known, line.collectives),
+        (False, why, why, ["window_ms", "aorta_ms"], []),
+    )

@@ -1,22 +1,29 @@
-"""What the loop of `scenario` works with: a model, process groups, streams, and how long the device takes for what."""
+"""What the loop of `scenario` and the scenes work with: process groups, a model, streams, an instrument, and how long
+the device takes for what. All in virtual time. Must not: wait for the device where its callers would not.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from aorta.instrument.instrumentation import Instrumentation
+from aorta.records.clocks import read_clocks
+from aorta.records.schema import InstrumentMode, Step
+from aorta.records.step_line import StepFacts
 from tests.simulated import device as simulated
-from tests.simulated.scenarios import unbound_group
 
 ELEMENTS = 4096
 WIDTH = 16
-COPY_D2D = (2_000, 250.0)
+MODES: dict[str, InstrumentMode] = {"dedicated": "dedicated", "observe": "observe", "all_dedicated": "dedicated"}
+"""By the way that an instrument looks; the last one has `instrument.dedicated_async`."""
 
 
 class Groups(NamedTuple):
@@ -43,27 +50,54 @@ class Groups(NamedTuple):
         lengths()
 
 
+def unbound_group() -> dist.ProcessGroup:
+    """A group of all ranks that is bound to no device, as all are where `init_process_group` is given none."""
+    world = dist.group.WORLD
+    bound, world.bound_device_id = world.bound_device_id, None
+    try:
+        group = dist.new_group()
+    finally:
+        world.bound_device_id = bound
+    assert group.bound_device_id is None
+    return group
+
+
+@cache
 def groups(device: torch.device) -> Groups:
     """Made once a process, with all their streams."""
     made = [dist.group.WORLD, dist.new_group(), dist.new_group(), unbound_group()]
     made += [dist.new_group() for _ in range(2)]
-    x, peer = torch.zeros(1, device=device), 1 - dist.get_rank()
+    x = torch.zeros(1, device=device)
     works = [dist.all_reduce(x, group=group, async_op=True) for group in made]
     for group in (made[0], made[3], made[4]):
-        other = torch.zeros(1, device=device)
-        if peer:
-            works += [dist.isend(x, peer, group=group), dist.irecv(other, peer, group=group)]
-        else:
-            works += [dist.irecv(other, peer, group=group), dist.isend(x, peer, group=group)]
+        works += exchanged(x, torch.zeros_like(x), group)
     for work in works:
         work.wait()
     torch.accelerator.synchronize()
     return Groups(*made, {priority: stream_id(priority) for priority in (0, -1)})
 
 
+def exchanged(there: torch.Tensor, back: torch.Tensor, group: dist.ProcessGroup | None = None) -> list[Any]:
+    """A send to the other one of two ranks and a receive, by themselves, in an order in which both end."""
+    rank = dist.get_rank()
+    transfers = [(dist.isend, there), (dist.irecv, back)]
+    return [call(tensor, 1 - rank, group=group) for call, tensor in (reversed(transfers) if rank else transfers)]
+
+
 def stream_id(priority: int) -> int:
     """Of one that is new, or comes again."""
     return int(torch.Stream("cuda", priority=priority).stream_id)
+
+
+def lengths() -> None:
+    """Only the model's mathematics and collectives take time, and the host runs ahead of both."""
+    simulated.defaults()
+    simulated.costs(launch_ns=0)
+    classes = dict.fromkeys(simulated.CLASSES, (0, 0.0))
+    simulated.lengths(**classes, operators={"aten::mm": (40_000, 0.0)})
+    # Another bandwidth in each direction: 16 KiB in 36, 48 and 6 us.
+    simulated.lengths(copy_h2d=(4_000, 2_000.0), copy_d2h=(16_000, 2_000.0), copy_d2d=(2_000, 250.0))
+    simulated.collective_lengths(default=(90_000, 0.5), send=(60_000, 0.5), recv=(60_000, 0.5))
 
 
 class Block(nn.Module):
@@ -82,17 +116,12 @@ class Rig:
     """One rank's model, streams and groups; what the parts of the loop work with."""
 
     device: torch.device
-    rank: int
-    size: int
     groups: Groups
-    model: nn.Sequential = field(init=False)
-    comm: torch.cuda.Stream = field(init=False)
-    another: torch.cuda.Stream = field(init=False)
-    held_up: torch.cuda.Stream = field(init=False)
     late: list[tuple[dist.Work, torch.Tensor]] = field(default_factory=list)
     futures: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.comm = torch.cuda.Stream(self.device, priority=-1)
         self.another, self.held_up = (torch.cuda.Stream(self.device) for _ in range(2))
         self.model = nn.Sequential(Block(self.device), Block(self.device))
@@ -102,8 +131,9 @@ class Rig:
         for parameter in self.model.parameters():
             parameter.register_post_accumulate_grad_hook(self._reduce)
 
-    def tensor(self, value: float) -> torch.Tensor:
-        return torch.full((ELEMENTS,), float(value), device=self.device)
+    def tensor(self, value: float | None = None) -> torch.Tensor:
+        """Of one value; of the rank's number, counted from 1, if none is given."""
+        return torch.full((ELEMENTS,), self.rank + 1.0 if value is None else float(value), device=self.device)
 
     @contextmanager
     def computing(self, step: int) -> Iterator[int]:
@@ -116,10 +146,22 @@ class Rig:
             stream.wait_stream(before)
             yield stream.stream_id
 
+    @contextmanager
+    def communicating(self) -> Iterator[None]:
+        """The strategy's own stream is the current one, behind the computing stream."""
+        self.comm.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.comm):
+            yield
+
     def work(self) -> None:
         """A kernel of the model."""
         with torch.no_grad():
             self.model[0](self.input)
+
+    def watched_by(self, instrument: Instrumentation) -> None:
+        """Its blocks and its backward pass."""
+        instrument.watch([("first", self.model[0]), ("second", self.model[1])])
+        instrument.watch_backward(self.model)
 
     def _reduce(self, parameter: torch.Tensor) -> None:
         """As DDP's reducer does: only the future is kept, and waited for behind the last node."""
@@ -134,12 +176,76 @@ class Rig:
         self.futures.clear()
 
 
-def lengths() -> None:
-    """Only the model's mathematics and collectives take time, and the host runs ahead of both."""
-    simulated.defaults()
-    simulated.costs(launch_ns=0)
-    classes = dict.fromkeys(simulated.CLASSES, (0, 0.0))
-    simulated.lengths(**classes, operators={"aten::mm": (40_000, 0.0)})
-    # Another bandwidth in each direction: 16 KiB in 36, 48 and 6 us.
-    simulated.lengths(copy_h2d=(4_000, 2_000.0), copy_d2h=(16_000, 2_000.0), copy_d2d=COPY_D2D)
-    simulated.collective_lengths(default=(90_000, 0.5), send=(60_000, 0.5), recv=(60_000, 0.5))
+@dataclass
+class Scene:
+    """A device, and an instrument that looks at it: `way` is one of `MODES`, or off."""
+
+    device: torch.device
+    groups: Groups
+    way: str
+    lines: list[Step] = field(default_factory=list)
+    number: int = 0
+
+    @property
+    def rank(self) -> int:
+        return dist.get_rank()
+
+    @property
+    def mode(self) -> InstrumentMode:
+        return MODES.get(self.way, "off")
+
+    @contextmanager
+    def looking(self, *, native: bool = True, begin: bool = True) -> Iterator[Instrumentation]:
+        """Everything is read at the end. Without `begin`, streams and the device's account stay as they are."""
+        if begin:
+            self.groups.begin()
+            torch.accelerator.synchronize(self.device)
+            simulated.reset()
+        given = (self.device, self.mode, self.rank, dist.get_world_size(), read_clocks(), self.lines.append)
+        with Instrumentation(*given, native=native, dedicated_async=self.way == "all_dedicated") as instrument:
+            yield instrument
+            instrument.recorder.finish()
+
+    def step(self, instrument: Instrumentation) -> Any:
+        """The next one."""
+        self.number += 1
+        return instrument.recorder.step(StepFacts(0, self.number, self.number, 0.0, warmup=False))
+
+    @contextmanager
+    def one_step(self) -> Iterator[Instrumentation]:
+        """A recording of one step."""
+        with self.looking() as instrument, self.step(instrument):
+            yield instrument
+
+    def tensor(self, value: float = 1.0) -> torch.Tensor:
+        return torch.full((ELEMENTS,), value, device=self.device)
+
+    def square(self, **words: Any) -> torch.Tensor:
+        """What a `Block` takes."""
+        return torch.ones(WIDTH, WIDTH, device=self.device, **words)
+
+    def rows(self) -> list[tuple[str, int | None, int | None, str | None]]:
+        """Kind, start and end on the host's clock, and who noticed the end, of all collectives in the record."""
+        return [
+            (
+                row.kind,
+                None if row.start_ns is None else row.start_ns + line.start_mono_ns,
+                None if row.end_ns is None else row.end_ns + line.start_mono_ns,
+                row.end_source,
+            )
+            for line in self.lines
+            for row in line.collectives
+        ]
+
+    def spans(self) -> list[tuple[int | None, int | None]]:
+        """Starts and ends in the record, in order."""
+        return sorted(row[1:3] for row in self.rows())
+
+    def kernels(self, **chosen: Any) -> list[tuple[str, int, int]]:
+        """Name, start and end on the device, of collectives unless others are asked for."""
+        rows = simulated.timeline(self.device.index, **(chosen or {"kind": "collective"}))
+        return [(row.name, row.start_ns, row.end_ns) for row in rows]
+
+    def kernel_spans(self, **chosen: Any) -> list[tuple[int, int]]:
+        """Their starts and ends, in order."""
+        return sorted(row[1:] for row in self.kernels(**chosen))

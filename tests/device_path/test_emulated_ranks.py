@@ -5,7 +5,6 @@ says, to the nanosecond, and the streams are busy as long.
 from __future__ import annotations
 
 from itertools import pairwise, product
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,42 +17,29 @@ from aorta.instrument.dispatcher import all_groups
 from aorta.instrument.emulation.network import EmulatedNetwork
 from aorta.instrument.emulation.stand_in import emulated_ranks
 from aorta.records.schema import Step
-from tests.device_path.launch import on_devices
-from tests.device_path.trainings import MATH, SHAPE
+from tests.device_path.trainings import STEPS, WARM_UP, lengths, looped
 from tests.device_path.witness import clipped, length
-from tests.loop import Loop
 from tests.simulated import device as simulated
-from tests.simulated.programs import needs_device
+from tests.simulated.programs import needs_device, on_devices
 
 pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device, pytest.mark.thorough]
-WARM_UP, STEPS = 3, 3
 FABRIC = EmulatedFabric(inter_latency_us=5.0, inter_bandwidth_gb_per_s=0.5)
+STRATEGIES = {2: ("ddp", "fsdp", "tp", "fsdp1"), 4: ("ddp", "hsdp", "fsdp_tp")}
+MODES = ("observe", "dedicated")
+WAYS = [(ranks, *way) for ranks, names in STRATEGIES.items() for way in product(names, MODES)]
+HIDES_NOTHING = ("tp",)
 
 
-def every_case(topology: Topology, device: torch.device, ranks: int, cases: dict[str, list[str]]) -> dict[str, Any]:
-    """On the only process, one after another."""
+def seen(topology: Topology, device: torch.device, ranks: int, strategy: str, mode: str) -> list[dict[str, Any]]:
+    """On the only process: each step of a case behind the warm-up."""
     fabric = EmulatedNetwork(FABRIC, topology.rank, ranks, None)
     simulated.real_delays(sleep_ns=0)
-    more = "fabric=emulated", f"fabric.ranks={ranks}"
-    with emulated_ranks(fabric, device):
-        return {name: seen([*words, *more], topology, device, fabric) for name, words in cases.items()}
-
-
-def seen(words: list[str], topology: Topology, device: torch.device, fabric: EmulatedNetwork) -> list[dict[str, Any]]:
-    """Each step of a case behind the warm-up."""
-    simulated.lengths(**dict.fromkeys(simulated.CLASSES, (0, 0.0)), operators=dict.fromkeys(MATH, (23_000, 0.0)))
-    simulated.costs(launch_ns=0)
-    simulated.collective_lengths(default=(0, 0.0))
+    lengths(collective=(0, 0.0))
+    words = f"parallel={strategy}", f"instrument.mode={mode}", "fabric=emulated", f"fabric.ranks={ranks}"
     lines: list[Step] = []
-    one = Loop((*SHAPE, *words), topology, device, lines.append)
-    for _ in range(WARM_UP):
-        one.step()
-    torch.accelerator.synchronize()
-    simulated.reset()
-    for _ in range(STEPS):
-        one.step()
-    one.finish()
-    simulated.no_races()
+    with emulated_ranks(fabric, device), looped(words, topology, device, lines) as loop:
+        for _ in range(STEPS):
+            loop.step()
     slept = [(row.start_ns, row.end_ns) for row in simulated.timeline(device.index, kind="sleep")]
     return [
         {
@@ -61,13 +47,7 @@ def seen(words: list[str], topology: Topology, device: torch.device, fabric: Emu
             "complete": line.coverage.complete,
             "loss": line.loss,
             "rows": [
-                (
-                    row.kind,
-                    row.bytes,
-                    row.start_ns,
-                    row.end_ns,
-                    fabric.cost_ns(row.kind, row.bytes, ranks_of(row.group), 0),
-                )
+                (row.kind, row.start_ns, row.end_ns, fabric.cost_ns(row.kind, row.bytes, ranks_of(row.group), 0))
                 for row in line.collectives
             ],
             "slept_ns": length(clipped(slept, (line.start_mono_ns, line.end_mono_ns))),
@@ -81,43 +61,29 @@ def ranks_of(name: str) -> tuple[int, ...]:
     return tuple(dist.get_process_group_ranks(next(group for group in all_groups() if group.group_name == name)))
 
 
-STRATEGIES = {2: ("ddp", "fsdp", "tp", "fsdp1"), 4: ("ddp", "hsdp", "fsdp_tp")}
-MODES = ("observe", "dedicated")
-WAYS = [(ranks, *way) for ranks, names in STRATEGIES.items() for way in product(names, MODES)]
-HIDES_NOTHING = ("tp",)
-
-
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
-    """By the number of ranks: what the only process left."""
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """By the way what the only process left; one launch for each number of ranks."""
     found = {}
-    for ranks, strategies in STRATEGIES.items():
-        cases = {
-            f"{strategy} {mode}": [f"parallel={strategy}", f"instrument.mode={mode}"]
-            for strategy, mode in product(strategies, MODES)
-        }
-        folder = Path(tmp_path_factory.mktemp("ranks"))
-        (found[ranks],) = on_devices(every_case, folder, ranks, cases, ranks=1, emulated_ranks=ranks)
-    return found
+    for ranks in STRATEGIES:
+        cases = {str(way): way for way in WAYS if way[0] == ranks}
+        found |= on_devices(seen, tmp_path_factory.mktemp("ranks"), cases, ranks=1, emulated_ranks=ranks)
+    return {name: steps for name, (steps,) in found.items()}
 
 
-@pytest.mark.parametrize(("ranks", "strategy", "mode"), WAYS)
-def test_collectives_take_what_the_fabric_says(told: dict[int, Any], ranks: int, strategy: str, mode: str) -> None:
-    steps = told[ranks][f"{strategy} {mode}"]
-    assert len(steps) == 3
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: "-".join(map(str, way)))
+def test_collectives_take_what_the_fabric_says(told: dict[str, Any], way: tuple[int, str, str]) -> None:
+    _, strategy, _ = way
+    steps = told[str(way)]
+    assert len(steps) == STEPS
     for step in steps:
         assert step["complete"]
         assert step["rows"]
-        for kind, _, start_ns, end_ns, cost_ns in step["rows"]:
+        for kind, start_ns, end_ns, cost_ns in step["rows"]:
             assert end_ns - start_ns == cost_ns > 0, kind
+        if way[:2] == (2, "fsdp"):  # it gathers on one stream and scatters on another, through one communicator
+            spans = sorted((start, end) for _, start, end, _ in step["rows"])
+            assert all(end <= start for (_, end), (start, _) in pairwise(spans))
         assert step["slept_ns"] == pytest.approx(step["overlap"]["comm_ms"] * 1e6, abs=1)
         assert (step["overlap"]["overlap_ratio"] > 0.1) != (strategy in HIDES_NOTHING)
         assert step["loss"] is None
-
-
-def test_collectives_of_a_communicator_run_one_after_another(told: dict[int, Any]) -> None:
-    """FSDP gathers on one stream and scatters on another, through one communicator."""
-    for mode in MODES:
-        for step in told[2][f"fsdp {mode}"]:
-            spans = sorted((start, end) for _, _, start, end, _ in step["rows"])
-            assert all(end <= start for (_, end), (start, _) in pairwise(spans))

@@ -3,11 +3,10 @@ nanosecond."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import pandas as pd
 import pytest
@@ -20,50 +19,54 @@ from aorta.read.record import load_run
 from aorta.records.schema import InstrumentMode
 from aorta.records.step_line import StepFacts
 from aorta.report.files import write_report
-from tests.device_path.launch import on_devices
+from tests.device_path.trainings import lengths
 from tests.known_answers.program import VALUES, build, recording
 from tests.known_answers.test_pipeline import TABLE, flow_shop
-from tests.rank_records import read_rank
+from tests.runs import record
 from tests.simulated import device as simulated
-from tests.simulated.programs import needs_device
+from tests.simulated.programs import needs_device, on_devices
 
 pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device]
 WARM_UP, STEPS = 2, 16
+MODES: tuple[InstrumentMode, ...] = ("dedicated", "observe")
+C_NS, D_NS = 500_000, 300_000
+LATE_NS = (0, 120_000, 700_000)
+BLOCKS = 5
 
 
-@dataclass
-class Case:
+class Case(NamedTuple):
     """`way`: ddp (a bucket a block), after (the same buckets after backward), one (DDP with one parameter, in the block
     `owner`), waited (a synchronous all-reduce after each block's backward), or queued (all-reduces issued one after
     another, and waited for together). Rank 1 is late to each collective by `late_ns`.
     """
 
-    name: str
     way: str
     mode: InstrumentMode
     compute_ns: int
     transfer_ns: int
-    blocks: int = 8
+    blocks: int
     owner: int | None = None
     late_ns: int = 0
 
 
-def every_case(topology: Topology, device: torch.device, root: str, cases: list[dict[str, Any]]) -> None:
-    """On a rank, one after another: each leaves a run folder. Nothing here computes what is expected."""
-    simulated.costs(launch_ns=0)
-    simulated.lengths(**dict.fromkeys(simulated.CLASSES, (0, 0.0)))
-    for case in cases:
-        run(Case(**case), Path(root, case["name"]), device, topology.rank, topology.world_size)
-    dist.barrier()
+CASES = {  # a millisecond of the table is ten microseconds here
+    f"{known.name}-{mode}": Case(known.way, mode, round(known.c * 1e4), round(known.d * 1e4), known.blocks, known.owner)
+    for known, mode in product(TABLE, MODES)
+} | {
+    f"{way}-{late_ns}-{mode}": Case(way, mode, C_NS, D_NS, BLOCKS, late_ns=late_ns)
+    for way, late_ns, mode in product(("waited", "queued"), LATE_NS, MODES)
+}
 
 
-def run(case: Case, folder: Path, device: torch.device, rank: int, world_size: int) -> None:
-    """Train, and leave a record."""
+def run(topology: Topology, device: torch.device, root: str, name: str) -> None:
+    """Train, and leave a record. Nothing here computes what is expected."""
+    case, folder, rank = CASES[name], Path(root, name), topology.rank
     folder.mkdir(parents=True, exist_ok=True)
-    simulated.collective_lengths(default=(case.transfer_ns, 0.0))
+    lengths(0, (case.transfer_ns, 0.0))
     late_ns = case.late_ns if rank == 1 else 0
     blocks, model = build(case, partial(sleep, case.compute_ns), device, partial(sleep, late_ns))
-    with recording(folder, device, case.mode, rank, world_size, blocks, model, native=True) as instrument:
+    place = (folder, device, case.mode, rank, topology.world_size)
+    with recording(*place, blocks, model, native=True) as instrument:
         for step in range(WARM_UP + STEPS):
             together(device)
             with instrument.recorder.step(StepFacts(0, step, step, 0.0, step < WARM_UP)):
@@ -99,47 +102,29 @@ def queued(case: Case, late_ns: int, device: torch.device) -> None:
         work.wait()
 
 
-MODES = ("dedicated", "observe")
-C_NS, D_NS = 500_000, 300_000
-LATE_NS = (0, 120_000, 700_000)
-BLOCKS = 5
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All cases, one after another in one launch. A millisecond of the table is ten microseconds here."""
-    root = Path(tmp_path_factory.mktemp("known"))
-    cases = []
-    for mode in MODES:
-        for known in TABLE:
-            lengths = {"compute_ns": round(known.c * 1e4), "transfer_ns": round(known.d * 1e4)}
-            shape = {"way": known.way, "blocks": known.blocks, "owner": known.owner}
-            cases.append({"name": f"{known.name}-{mode}", "mode": mode, **lengths, **shape})
-        for way, late_ns in product(("waited", "queued"), LATE_NS):
-            lengths = {"compute_ns": C_NS, "transfer_ns": D_NS, "late_ns": late_ns}
-            cases.append({"name": f"{way}-{late_ns}-{mode}", "way": way, "blocks": BLOCKS, "mode": mode, **lengths})
-    on_devices(every_case, root, str(root), cases)
+    """All cases, one after another in one launch."""
+    root = tmp_path_factory.mktemp("known")
+    on_devices(run, root, {name: (str(root), name) for name in CASES})
     return root
 
 
 @pytest.mark.spec("D8")
-@pytest.mark.parametrize("arm", MODES)
-@pytest.mark.parametrize("known", TABLE, ids=lambda known: known.name)
-def test_a_pipeline_by_construction(folder: Path, known: object, arm: str) -> None:
-    case = next(one for one in TABLE if one is known)
-    expected = flow_shop(case.way, case.c / 100, case.d / 100, case.owner, case.blocks)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", [known.name for known in TABLE])
+def test_a_pipeline_by_construction(folder: Path, name: str, mode: str) -> None:
+    (known,) = [one for one in TABLE if one.name == name]
+    expected = flow_shop(known.way, known.c / 100, known.d / 100, known.owner, known.blocks)
+    ratio = expected.pop("overlap_ratio")
     for rank in (0, 1):
-        steps = [
-            s for s in read_rank(folder / f"{case.name}-{arm}" / f"rank_{rank}_metrics.jsonl").steps if not s.warmup
-        ]
-        assert steps
+        steps = [step for step in record(folder / f"{name}-{mode}", rank).steps if not step.warmup]
+        assert len(steps) == STEPS
         for step in steps:
             assert step.coverage.complete
-            ratio = expected["overlap_ratio"]
             assert step.overlap["overlap_ratio"] == pytest.approx(ratio, abs=1e-9)
-            lengths = {name: value for name, value in expected.items() if name != "overlap_ratio"}
-            measured = {name: step.overlap[name] for name in lengths}
-            assert measured == pytest.approx(lengths, abs=1.1e-6, rel=0)
+            measured = {name: step.overlap[name] for name in expected}
+            assert measured == pytest.approx(expected, abs=1.1e-6, rel=0)
 
 
 def expected_durations(way: str, late_ns: int) -> list[tuple[int, int]]:
@@ -155,12 +140,11 @@ def expected_durations(way: str, late_ns: int) -> list[tuple[int, int]]:
     return durations
 
 
-@pytest.mark.parametrize("arm", MODES)
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("late_ns", LATE_NS)
 @pytest.mark.parametrize("way", ["waited", "queued"])
-def test_a_straggler_costs_its_peer_waiting_and_no_transfer(folder: Path, way: str, late_ns: int, arm: str) -> None:
-    run = load_run(folder / f"{way}-{late_ns}-{arm}")
-    rows: pd.DataFrame = collectives_frame(run)
+def test_a_straggler_costs_its_peer_waiting_and_no_transfer(folder: Path, way: str, late_ns: int, mode: str) -> None:
+    rows: pd.DataFrame = collectives_frame(load_run(folder / f"{way}-{late_ns}-{mode}"))
     rows = rows[~rows["warmup"]]
     expected = expected_durations(way, late_ns)
     assert rows["transfer_ms"].to_numpy() * 1e6 == pytest.approx(D_NS, abs=1.1)
@@ -168,12 +152,12 @@ def test_a_straggler_costs_its_peer_waiting_and_no_transfer(folder: Path, way: s
         of_rank = rows[rows["rank"] == rank].sort_values(["global_step", "seq"])
         waited = of_rank["wait_ms"].to_numpy() * 1e6
         wanted = [duration[rank] - D_NS for duration in expected]
-        assert waited == pytest.approx(wanted * (len(waited) // BLOCKS), abs=1.1)
+        assert waited == pytest.approx(wanted * STEPS, abs=1.1)
 
 
-@pytest.mark.parametrize("arm", MODES)
-def test_the_report_names_the_straggler_and_nobody_in_an_even_run(folder: Path, tmp_path: Path, arm: str) -> None:
-    runs = {name: folder / f"waited-{late_ns}-{arm}" for name, late_ns in (("even", 0), ("late", LATE_NS[-1]))}
+@pytest.mark.parametrize("mode", MODES)
+def test_the_report_names_the_straggler_and_nobody_in_an_even_run(folder: Path, tmp_path: Path, mode: str) -> None:
+    runs = {name: folder / f"waited-{late_ns}-{mode}" for name, late_ns in (("even", 0), ("late", LATE_NS[-1]))}
     datasets = write_report(runs, tmp_path).summary["datasets"]
     nobody, found = (datasets[name]["stragglers"] for name in runs)
     assert nobody["ranks"] == []

@@ -6,16 +6,13 @@ sets, and the device says when each ran. Under any load of the machine the answe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
-from tests.device_path.launch import on_devices
-from tests.device_path.trainings import every_case
-from tests.simulated.programs import needs_device
+from tests.device_path.trainings import seen
+from tests.simulated.programs import needs_device, on_devices
 from tests.trained_ways import DECODERS, OF_EXPERTS
 
 pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device, pytest.mark.thorough]
@@ -25,8 +22,7 @@ SHARING_SEQUENCES = ("gpt-cp", "gpt-fsdp_cp")
 """Of decoders what the ranking model does not take: on the other strategies a record knows no workload."""
 
 
-@dataclass(frozen=True)
-class Way:
+class Way(NamedTuple):
     """One way to train."""
 
     strategy: str
@@ -65,51 +61,30 @@ WAYS = [
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[list[dict[str, Any]]]]:
     """Of each way the steps of each rank; one launch for two ranks and one for four."""
-    found: dict[str, list[list[dict[str, Any]]]] = {}
+    found = {}
     for ranks in (2, 4):
-        ways = [way for way in WAYS if way.ranks == ranks]
-        cases = [{"words": way.words} for way in ways]
-        folder = Path(tmp_path_factory.mktemp("overlap"))
-        by_rank = on_devices(every_case, folder, cases, ranks=ranks)
-        for number, way in enumerate(ways):
-            found[way.name] = [of_rank[number] for of_rank in by_rank]
+        cases = {way.name: [way.words] for way in WAYS if way.ranks == ranks}
+        found |= on_devices(seen, tmp_path_factory.mktemp("overlap"), cases, ranks)
     return found
 
 
-every_way = pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
-
-
 @pytest.mark.spec("D6")
-@every_way
-def test_every_collective_starts_and_ends_where_the_devices_own_does(told: dict[str, Any], way: Way) -> None:
-    for steps in told[way.name]:
-        for step in steps:
-            assert step["coverage"]
-            assert step["collectives"]
-            for kind, start_ns, own_start_ns, end_ns, own_end_ns in step["collectives"]:
-                assert (start_ns - own_start_ns, end_ns - own_end_ns) == (0, 0), kind
-
-
-@every_way
-def test_ratio_and_lengths_are_the_devices_own(told: dict[str, Any], way: Way) -> None:
-    for steps in told[way.name]:
-        for step in steps:
-            overlap, lengths = step["overlap"], dict(step["truth"])
-            assert overlap["overlap_ratio"] == pytest.approx(lengths.pop("ratio"), abs=RATIO)
-            for metric, length_ns in lengths.items():
-                assert overlap[metric] * 1e6 == pytest.approx(length_ns, abs=LENGTH_NS), metric
-
-
-@every_way
-def test_the_answer_is_no_trivial_one(told: dict[str, Any], way: Way) -> None:
-    """Sharded and replicated strategies hide a good part, and stall; tensor parallelism hides nothing, and of expert
-    parallelism only what is left of DDP's all-reduces.
-    """
-    for steps in told[way.name]:
-        for step in steps:
-            if way.strategy == "tp":
-                assert step["truth"]["ratio"] == 0
-            else:
-                assert (0.05 if way.strategy in OF_EXPERTS else 0.1) < step["truth"]["ratio"] < 0.95
-            assert step["truth"]["compute_stall_ms"] > 0
-            assert step["truth"]["copy_ms"] > 0  # the batch, and the loss
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
+def test_a_record_is_the_devices_own_timeline(told: dict[str, list[Any]], way: Way) -> None:
+    """Starts and ends of every collective, the ratio and the lengths."""
+    for step in (step for steps in told[way.name] for step in steps):
+        assert step["coverage"]
+        assert step["collectives"]
+        for kind, start_ns, own_start_ns, end_ns, own_end_ns in step["collectives"]:
+            assert (start_ns - own_start_ns, end_ns - own_end_ns) == (0, 0), kind
+        overlap, truth = step["overlap"], dict(step["truth"])
+        ratio = truth.pop("ratio")
+        assert overlap["overlap_ratio"] == pytest.approx(ratio, abs=RATIO)
+        for metric, length_ns in truth.items():
+            assert overlap[metric] * 1e6 == pytest.approx(length_ns, abs=LENGTH_NS), metric
+        # And that is no trivial answer: sharded and replicated strategies hide a good part, and stall; tensor
+        # parallelism hides nothing, and of expert parallelism only what is left of DDP's all-reduces.
+        least = 0.05 if way.strategy in OF_EXPERTS else 0.1
+        assert ratio == 0 if way.strategy == "tp" else least < ratio < 0.95
+        assert truth["compute_stall_ms"] > 0
+        assert truth["copy_ms"] > 0  # the batch, and the loss

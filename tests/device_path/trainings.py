@@ -1,11 +1,11 @@
-"""Ranks train on the simulated device in virtual time: what their records say, beside the truth.
-
-Run by `test_overlap` and `test_pipeline`.
+"""Ranks train on the simulated device in virtual time: how long it takes for what, and what their records say, beside
+the truth.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -31,68 +31,78 @@ LAYER_NS = 1_000_000
 ONCE_A_LAYER = ("aten::gelu", "aten::gelu_backward", "aten::silu", "aten::silu_backward")
 """Of the ranking model and of the decoder."""
 MATH = ("aten::addmm", "aten::mm", "aten::bmm", "aten::_scaled_dot_product", "aten::native_layer_norm", "aten::gelu")
+MATH_NS = 23_000
+COLLECTIVE = (90_000, 0.5)
+"""Nanoseconds, and nanoseconds a byte."""
 
 
-@dataclass(frozen=True)
-class Case:
-    """One way to train.
+def lengths(
+    math_ns: int = MATH_NS,
+    collective: tuple[int, float] = COLLECTIVE,
+    launch_ns: int = 0,
+    operators: tuple[str, ...] = MATH,
+) -> None:
+    """Only the mathematics of blocks takes time, and collectives: what else runs on the computing stream is no
+    computation of the model.
+    """
+    simulated.lengths(**dict.fromkeys(simulated.CLASSES, (0, 0.0)), operators=dict.fromkeys(operators, (math_ns, 0.0)))
+    simulated.collective_lengths(default=collective)
+    simulated.costs(launch_ns=launch_ns)
+
+
+@contextmanager
+def looped(
+    words: tuple[str, ...] | list[str],
+    topology: Topology,
+    device: torch.device,
+    lines: list[Step],
+    warm_up: int = WARM_UP,
+) -> Iterator[Loop]:
+    """A loop behind its warm-up, and the device's account from there on; it ends without a race."""
+    loop = Loop((*SHAPE, *words), topology, device, lines.append)
+    for _ in range(warm_up):
+        loop.step()
+    torch.accelerator.synchronize()
+    simulated.reset()
+    yield loop
+    loop.finish()
+    simulated.no_races()
+
+
+def seen(
+    topology: Topology, device: torch.device, words: list[str], transfer: tuple[int, float] | None = None
+) -> list[dict[str, Any]]:
+    """Each step of a case after the warm-up: the record's numbers and the device's.
+
+    Where no pipeline exchanges batches of messages, each collective has its start and end in both.
 
     Args:
         words: of `train.py`, beside `SHAPE`.
         transfer: how long a collective takes, as fixed nanoseconds and nanoseconds per byte. Layers then take
             `LAYER_NS` each and nothing else takes time, so that stages of a pipeline with as many layers are equal.
     """
-
-    words: tuple[str, ...]
-    transfer: tuple[int, float] | None = None
-
-
-def every_case(topology: Topology, device: torch.device, cases: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """On a rank, one after another: the steps of each `Case`."""
-    return [seen(Case(**case), topology, device) for case in cases]
-
-
-def set_lengths(transfer: tuple[int, float] | None) -> None:
-    """How long the device takes for what, as `Case` says."""
-    # Only the mathematics of blocks takes time: what else runs on the computing stream is no computation of the model.
-    timed = dict.fromkeys(MATH, (23_000, 0.0)) if transfer is None else dict.fromkeys(ONCE_A_LAYER, (LAYER_NS, 0.0))
-    simulated.lengths(**dict.fromkeys(simulated.CLASSES, (0, 0.0)), operators=timed)
     if transfer is None:
+        lengths()
         simulated.lengths(copy_h2d=(2_000, 1_000.0), copy_d2h=(3_000, 1_000.0))
-    simulated.costs(launch_ns=0)
-    simulated.collective_lengths(default=(90_000, 0.5) if transfer is None else tuple(transfer))
-
-
-def seen(case: Case, topology: Topology, device: torch.device) -> list[dict[str, Any]]:
-    """Each step of a case after the warm-up: the record's numbers and the device's.
-
-    Where no pipeline exchanges batches of messages, each collective has its start and end in both.
-    """
-    set_lengths(case.transfer)
+    else:
+        lengths(LAYER_NS, transfer, operators=ONCE_A_LAYER)
     lines: list[Step] = []
-    one = Loop((*SHAPE, *case.words), topology, device, lines.append)
-    for _ in range(WARM_UP):
-        one.step()
-    torch.accelerator.synchronize()
-    simulated.reset()
-    for _ in range(STEPS):
-        one.step()
-    one.finish()
-    rows, waits, stream = simulated.timeline(), simulated.waits(), torch.cuda.current_stream().stream_id
+    with looped(words, topology, device, lines) as loop:
+        for _ in range(STEPS):
+            loop.step()
+    rows, waits, stream = simulated.timeline(device.index), simulated.waits(), torch.cuda.current_stream().stream_id
     still = [(wait.begin_ns, wait.end_ns) for wait in waits if (wait.device, wait.stream) == (device.index, stream)]
-    simulated.no_races()
     queues: dict[str, list[Any]] = {}
-    for row in rows if case.transfer is None else ():
-        if row.device == device.index and row.kind == "collective":
+    for row in rows if transfer is None else ():
+        if row.kind == "collective":
             queues.setdefault(row.group, []).append(row)
     steps = []
     for line in lines[WARM_UP:]:
         window = (line.start_mono_ns, line.end_mono_ns)
         truth = truth_of(window, rows, waits, stream, device.index)
         pairs = []
-        for row in line.collectives if case.transfer is None else ():
-            own = queues[row.group].pop(0)
-            origin = line.start_mono_ns
+        for row in line.collectives if transfer is None else ():
+            own, origin = queues[row.group].pop(0), line.start_mono_ns
             pairs.append((row.kind, origin + row.start_ns, own.start_ns, origin + row.end_ns, own.end_ns))
         steps.append(
             {

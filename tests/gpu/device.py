@@ -23,7 +23,6 @@ from tests.simulated import device as simulated
 from tests.simulated import load
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA or HIP device")
-MODES = ("dedicated", "observe", "off")
 
 
 def simulated_only(what: str) -> pytest.MarkDecorator:

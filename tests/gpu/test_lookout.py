@@ -85,13 +85,21 @@ def known(path: Path) -> list[tuple[bool, bool]]:
 def test_what_has_begun_is_known_while_the_device_stands_still(
     device: torch.device, tmp_path: Path, mode: InstrumentMode
 ) -> None:
+    """And looks keep no memory and take no events."""
+
+    def live() -> tuple[int, int]:
+        counts = simulated.counters(0)
+        return counts.live_bytes, counts.events_created
+
     path, x = tmp_path / "rank_0.bin", torch.ones(4, device=device)
     with recording(device, path, mode) as instrument, instrument.recorder.step(step()):
         dist.all_reduce(x)
         with standing_still(device):
             dist.all_reduce(x)
             until(lambda: known(path)[:2] == [(True, True), (True, False)])
+            before = live()
             look_again()
+            assert live() == before
             assert known(path) == [(True, True), (True, False), (False, False)]
             seen: ProgressSeen = read_progress(path)
             assert seen.looked_ns is not None
@@ -119,7 +127,7 @@ def test_a_capture_goes_on_while_the_device_is_asked(device: torch.device, tmp_p
         graph = simulated.begin_capture()
         x.add_(1)
         look_again()
-        simulated.end_capture(graph)
+        graph.end()
         look_again()
 
 
@@ -143,17 +151,15 @@ def test_nothing_is_asked_while_the_loop_goes_on(device: torch.device, tmp_path:
 
 
 def test_the_thread_ends_with_the_recording(device: torch.device, tmp_path: Path) -> None:
+    """And there is none where nobody can see the ring."""
     for number in range(3):
         with recording(device, tmp_path / f"rank_{number}.bin") as instrument:
             until(lambda: threads() == 1)
             with instrument.recorder.step(step()):
                 dist.all_reduce(torch.ones(4, device=device))
         until(lambda: threads() == 0)  # one that has been joined is listed for a moment more
-
-
-def test_there_is_no_thread_where_nobody_can_see_the_ring(device: torch.device) -> None:
     with Instrumentation(device, "dedicated", 0, 1, read_clocks(), lambda _line: None, native=True):
-        until(lambda: threads() == 0)  # of another test
+        assert threads() == 0
 
 
 def test_a_forked_child_has_no_such_thread_and_does_not_wait_for_it(device: torch.device, tmp_path: Path) -> None:
@@ -167,16 +173,3 @@ def test_a_forked_child_has_no_such_thread_and_does_not_wait_for_it(device: torc
             os._exit(threads())
         assert os.waitpid(child, 0)[1] == 0
         assert threads() == 1
-
-
-def test_looks_keep_no_memory_and_take_no_events(device: torch.device, tmp_path: Path) -> None:
-    def live() -> tuple[int, int]:
-        counts = simulated.counters(0)
-        return counts.live_bytes, counts.events_created
-
-    with recording(device, tmp_path / "rank_0.bin") as instrument, instrument.recorder.step(step()):
-        dist.all_reduce(torch.ones(4, device=device))
-        with standing_still(device):
-            before = live()
-            look_again()
-            assert live() == before

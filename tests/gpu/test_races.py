@@ -23,9 +23,8 @@ pytestmark = [
     # torch 2.13 renamed these functions, and says so; 2.11 knows the old names only.
     pytest.mark.filterwarnings("ignore:.*is deprecated. Please use:FutureWarning"),
 ]
-SYNCHRONOUS = [kind for kind in races.KINDS if "synchronous" in kind]
 FREED_LATER = simulated_only("a card's allocator may still be asking whether the stream has passed")
-ASYNCHRONOUS = [kind for kind in races.KINDS if kind not in SYNCHRONOUS]
+MARKS = {kind: FREED_LATER for kind in races.KINDS if "synchronous" in kind and "own stream" in kind}
 
 
 class Unjoined(dist._Work):
@@ -70,36 +69,27 @@ def moved(device: torch.device, *, ordered: bool = True, joined: bool = True, he
         hook.close()
 
 
-@pytest.mark.parametrize("kind", races.KINDS)
-def test_the_check_finds_nothing_where_nothing_is_wrong(device: torch.device, kind: str) -> None:
-    with moved(device):
-        assert not noticed(lambda: races.slow_producer(races.KINDS[kind], device))
-        assert not noticed(lambda: races.late_consumer(races.KINDS[kind], device, torch.Stream(device)))
+def wrong(check: Callable[..., bool], kind: str, device: torch.device) -> bool:
+    """Whether a check of `races` notices anything."""
+    words = () if check is races.slow_producer else (torch.Stream(device),)
+    return noticed(lambda: check(races.KINDS[kind], device, *words))
 
 
 @pytest.mark.parametrize("kind", races.KINDS)
-def test_the_check_notices_a_collective_that_does_not_wait_for_its_caller(device: torch.device, kind: str) -> None:
-    with moved(device, ordered=False):  # W2
-        assert noticed(lambda: races.slow_producer(races.KINDS[kind], device))
+def test_the_check_notices_who_does_not_wait(device: torch.device, kind: str) -> None:
+    """A collective for its caller (W2), and a caller; and nothing where nothing is wrong."""
+    for moves, check, is_wrong in (
+        ({}, races.slow_producer, False),
+        ({}, races.late_consumer, False),
+        ({"ordered": False}, races.slow_producer, True),
+        ({"joined": False}, races.late_consumer, True),
+    ):
+        with moved(device, **moves):
+            assert wrong(check, kind, device) == is_wrong, (moves, check)
 
 
-@pytest.mark.parametrize("kind", races.KINDS)
-def test_the_check_notices_a_caller_that_does_not_wait(device: torch.device, kind: str) -> None:
-    with moved(device, joined=False):
-        assert noticed(lambda: races.late_consumer(races.KINDS[kind], device, torch.Stream(device)))
-
-
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=FREED_LATER if "own stream" in kind else ()) for kind in SYNCHRONOUS]
-)
-def test_the_check_notices_a_synchronous_caller_that_goes_on_too_early_with_its_memory(
-    device: torch.device, kind: str
-) -> None:
-    with moved(device, joined=False):
-        assert noticed(lambda: races.memory_pressure(races.KINDS[kind], device, torch.Stream(device)))
-
-
-@pytest.mark.parametrize("kind", ASYNCHRONOUS)
-def test_the_check_notices_memory_that_is_not_kept(device: torch.device, kind: str) -> None:
-    with moved(device, held=False):  # W3
-        assert noticed(lambda: races.memory_pressure(races.KINDS[kind], device, torch.Stream(device)))
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=MARKS.get(kind, ())) for kind in races.KINDS])
+def test_the_check_notices_memory_that_is_used_again_too_early(device: torch.device, kind: str) -> None:
+    """By a synchronous caller that goes on; and of an asynchronous one's tensors, which nobody keeps (W3)."""
+    with moved(device, **({"joined": False} if "synchronous" in kind else {"held": False})):
+        assert wrong(races.memory_pressure, kind, device)

@@ -54,9 +54,7 @@ def why_not() -> str | None:
     version = importlib.metadata.version("torch")
     if version.split("+")[0] != TORCH:
         return f"the simulated device is written for torch {TORCH}, this is {version}"
-    if (_torch_folder() / "lib" / "libtorch_cuda.so").exists() or (
-        _torch_folder() / "lib" / "libtorch_hip.so"
-    ).exists():
+    if any((_torch_folder() / "lib" / f"libtorch_{kind}.so").exists() for kind in ("cuda", "hip")):
         return "the simulated device needs a CPU build of torch: this one brings devices of its own"
     if library().exists():
         return None

@@ -1,8 +1,5 @@
 """What a test sets, and what it reads: the simulated device's own account.
 
-    from tests.simulated import device
-
-    device.reset()
     device.lengths(matmul=(50_000, 0))
     ...
     device.no_races()
@@ -15,12 +12,77 @@ Must not: be imported in a process without the device and then used; each call s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from tests.simulated import load
-from tests.simulated.account import Counters, Race, Row, Side, Wait
 
 CLASSES = ("matmul", "elementwise", "copy_h2d", "copy_d2h", "copy_d2d", "memset")
+
+
+class Row(NamedTuple):
+    """One kernel, copy or collective as the device ran it. `stream` is the stream's `stream_id`; 0 is the default."""
+
+    id: int
+    """In the order of issue."""
+    device: int
+    stream: int
+    kind: Literal["op", "collective", "copy", "sleep", "memset"]
+    name: str
+    start_ns: int
+    end_ns: int
+    bytes: int
+    group: str
+    """Of a collective: its group's name."""
+    seq: int
+    """Of a collective: ProcessGroupNCCL's number; point-to-point has a count of its own. Otherwise -1."""
+
+
+class Wait(NamedTuple):
+    """A stretch [begin, end) in which a stream stood still for something on another one."""
+
+    device: int
+    stream: int
+    begin_ns: int
+    end_ns: int
+    on_device: int
+    on_stream: int
+    on_row: int
+    """`Row.id` of the last row of that stream before the event; -1: none."""
+    why: Literal["event", "communicator", "queue"]
+    """queue: another stream's work was before it in the hardware queue that both share."""
+
+
+class Side(NamedTuple):
+    """One of two accesses to the same bytes."""
+
+    name: str
+    device: int
+    stream: int
+    write: bool
+    begin: int
+    end: int
+
+
+class Race(NamedTuple):
+    """Two accesses without an order between them, one of them a write. `first` was issued first."""
+
+    first: Side
+    second: Side
+    begin: int
+    end: int
+    times: int
+    """How often the same pair was seen."""
+
+
+class Counters(NamedTuple):
+    """Since the last `reset` (memory: `live_bytes` is what is allocated now)."""
+
+    host_synchronisations: Mapping[str, int]
+    """By what waited: device, stream, event, work, barrier, an operator's name, ..."""
+    events_created: int
+    events_recorded: int
+    live_bytes: int
+    peak_bytes: int
 
 
 def defaults() -> None:
@@ -70,12 +132,8 @@ def costs(
             end of the writing (0).
         submission_ns: from then on until the device sees what was launched, recorded or is to be waited for (0).
     """
-    _numbers(
-        launch_cost_ns=launch_ns,
-        event_cost_ns=event_ns,
-        event_on_device_cost_ns=event_on_device_ns,
-        submission_ns=submission_ns,
-    )
+    on_device = {"event_on_device_cost_ns": event_on_device_ns, "submission_ns": submission_ns}
+    _numbers(launch_cost_ns=launch_ns, event_cost_ns=event_ns, **on_device)
 
 
 def clock_rate(ppm: int) -> None:
@@ -90,11 +148,6 @@ def contention(factor: float) -> None:
     (native/contention.hpp says why).
     """
     load.native().set_contention(factor)
-
-
-def queue_depth(tasks: int) -> None:
-    """How many tasks a stream takes before a launch waits (1024)."""
-    _numbers(queue_depth=tasks)
 
 
 def real_delays(
@@ -124,11 +177,6 @@ def hardware_queues(number: int) -> None:
     load.native().set_hardware_queues(number)
 
 
-def polling_orders(on: bool) -> None:
-    """Whether a query that said yes counts as an order for later launches (no: see native/races.hpp)."""
-    load.native().set_switch("polling_orders", on)
-
-
 def advance_host(by_ns: int) -> None:
     """The host computes for so long. Does nothing in wall time."""
     load.native().advance_host(by_ns)
@@ -153,20 +201,10 @@ def dead_peer(group: Any = None) -> None:
 
 
 def begin_capture() -> Any:
-    """From now on kernels are kept in place of run, until `end_capture`; the graph, which can be replayed."""
+    """From now on kernels are kept in place of run, until the graph's `end()`."""
     graph = load.native().Graph()
     graph.begin()
     return graph
-
-
-def end_capture(graph: Any) -> None:
-    """The other end of `begin_capture`."""
-    graph.end()
-
-
-def is_virtual() -> bool:
-    """Whether time is virtual."""
-    return bool(load.native().is_virtual())
 
 
 def host_ns() -> int:
@@ -186,15 +224,9 @@ def event_ns(event: Any) -> int:
 
 def timeline(device: int | None = None, *, kind: str | None = None, name: str | None = None) -> list[Row]:
     """What has run, in the order of starts; of one device, one kind, one name."""
-    rows = [Row(**row) for row in load.native().timeline()]
-    rows.sort(key=lambda row: (row.start_ns, row.id))
-    return [
-        row
-        for row in rows
-        if (device is None or row.device == device)
-        and (kind is None or row.kind == kind)
-        and (name is None or row.name == name)
-    ]
+    rows = sorted((Row(**row) for row in load.native().timeline()), key=lambda row: (row.start_ns, row.id))
+    asked = {"device": device, "kind": kind, "name": name}.items()
+    return [row for row in rows if all(value in (None, getattr(row, what)) for what, value in asked)]
 
 
 def waits() -> list[Wait]:
@@ -219,26 +251,19 @@ def no_races() -> None:
 def describe(race: Race) -> str:
     """A race in words."""
 
-    def side(one: Side) -> str:
-        return f"{'writes' if one.write else 'reads'} in {one.name} on stream {one.stream} of device {one.device}"
-
-    return f"{side(race.first)}; {side(race.second)}; {race.end - race.begin} bytes, {race.times} times"
+    sides = (
+        f"{'writes' if one.write else 'reads'} in {one.name} on stream {one.stream} of device {one.device}"
+        for one in (race.first, race.second)
+    )
+    return f"{'; '.join(sides)}; {race.end - race.begin} bytes, {race.times} times"
 
 
 def counters(device: int = 0) -> Counters:
     """The device's counts."""
     native = load.native()
     live, peak, _allocations = native.memory(device)
-    counts = native.counts("")
-    return Counters(
-        native.counts("host_synchronisation:"),
-        counts.get("events_created", 0),
-        counts.get("events_recorded", 0),
-        counts.get("streams_created", 0),
-        native.kernels(),
-        live,
-        peak,
-    )
+    events = [native.counts("").get(name, 0) for name in ("events_created", "events_recorded")]
+    return Counters(native.counts("host_synchronisation:"), *events, live, peak)
 
 
 def backend_streams(device: int = 0) -> frozenset[int]:

@@ -3,9 +3,8 @@
 A process that has the device has torch.profiler with it (`install`): `export_chrome_trace` writes torch's own file with
 these rows in it, as a build with CUPTI does. Times are those of the host's clock, as AORTA's record has them.
 
-In real time the rows lie among torch's own rows of the host. In virtual time those are on another clock, torch's, which
-is compiled: they are left out, and steps (`ProfilerStep#N`) stand where the virtual host was. What a collective moved
-is not told.
+torch's own rows of the host are on another clock than the virtual host: they are left out, and steps
+(`ProfilerStep#N`) stand where that was. What a collective moved is not told.
 
 Must not: use anything of `aorta`, nor ask the device more than its timeline.
 """
@@ -57,72 +56,50 @@ def kernels(rows: Sequence[simulated.Row], offset_ns: int) -> list[dict[str, Any
 
 
 def _event(row: simulated.Row, number: int, offset_ns: int) -> dict[str, Any]:
-    arguments: dict[str, Any] = {"device": row.device, "context": 1, "stream": cupti(row.stream), "correlation": number}
-    if row.kind in {"copy", "memset"}:
-        name = COPIES.get(row.name, COPIES["aten::copy_"]) if row.kind == "copy" else "Memset (Device)"
-        arguments |= {"bytes": row.bytes, "memory bandwidth (GB/s)": row.bytes / max(row.end_ns - row.start_ns, 1)}
-        return _x("gpu_memcpy" if row.kind == "copy" else "gpu_memset", name, row, arguments, offset_ns)
-    arguments |= {"queued": 0, "grid": [1, 1, 1], "block": [1, 1, 1], "est. achieved occupancy %": 0}
-    if row.kind == "sleep":
+    category, length_ns = "kernel", row.end_ns - row.start_ns
+    moved = {"bytes": row.bytes, "memory bandwidth (GB/s)": row.bytes / max(length_ns, 1)}
+    launched = {"queued": 0, "grid": [1, 1, 1], "block": [1, 1, 1], "est. achieved occupancy %": 0}
+    if row.kind == "copy":
+        category, name = "gpu_memcpy", COPIES.get(row.name, COPIES["aten::copy_"])
+    elif row.kind == "memset":
+        category, name = "gpu_memset", "Memset (Device)"
+    elif row.kind == "sleep":
         name = "spin_kernel(long)"
     elif row.kind == "collective":
         name = KERNELS.get(row.name.removesuffix("_coalesced"), MESSAGES)
         name = f"ncclDevKernel_{name}(ncclDevKernelArgsStorage<4096ul>)"
     else:
         name = f"void at::native::{row.name.removeprefix('aten::')}_kernel()"
-    return _x("kernel", name, row, arguments, offset_ns)
+    # CUPTI's number of a stream: the default one is 7 there, and the others follow in no order that torch knows.
+    stream = 7 if row.stream == 0 else 12 + row.stream
+    arguments = {"device": row.device, "context": 1, "stream": stream, "correlation": number}
+    arguments |= launched if category == "kernel" else moved
+    return _x(category, name, (row.device, stream), row.start_ns + offset_ns, length_ns, arguments)
 
 
-def _x(category: str, name: str, row: simulated.Row, arguments: dict[str, Any], offset_ns: int) -> dict[str, Any]:
-    return {
-        "ph": "X",
-        "cat": category,
-        "name": name,
-        "pid": row.device,
-        "tid": cupti(row.stream),
-        "ts": _us(row.start_ns + offset_ns),
-        "dur": _us(row.end_ns - row.start_ns),
-        "args": arguments,
-    }
-
-
-def cupti(stream: int) -> int:
-    """CUPTI's number of a stream: the default one is 7 there, and the others follow in no order that torch knows."""
-    return 7 if stream == 0 else 12 + stream
-
-
-def _us(ns: int) -> float:
-    return ns / 1000  # below 2^43 us a float has the nanosecond
+def _x(
+    category: str, name: str, place: tuple[int, int], start_ns: int, length_ns: int, arguments: dict[str, Any]
+) -> dict[str, Any]:
+    """A complete event; below 2^43 us a float has the nanosecond."""
+    facts = {"ph": "X", "cat": category, "name": name, "pid": place[0], "tid": place[1]}
+    return facts | {"ts": start_ns / 1000, "dur": length_ns / 1000, "args": arguments}
 
 
 def written(
-    trace: dict[str, Any], rows: Sequence[simulated.Row], steps: Sequence[Step], unix_offset_ns: int
+    trace: dict[str, Any], rows: Sequence[simulated.Row], steps: Sequence[Step], base_ns: int
 ) -> dict[str, Any]:
-    """torch's own trace with the device's rows in it."""
-    # What torch writes lies at most three months before its rows; the virtual host lives in another year.
-    base_ns = unix_offset_ns if simulated.is_virtual() else int(trace["baseTimeNanoseconds"])
+    """torch's own trace with the device's rows in it. What torch writes lies at most three months before its rows, and
+    the virtual host may live in another year: the trace begins with the host's clock, at `base_ns` of the Unix epoch's.
+    """
     events = trace["traceEvents"]
-    own = kernels(rows, unix_offset_ns - base_ns)
-    if simulated.is_virtual():
-        pid = next((event["pid"] for event in events if event.get("cat") == "cpu_op"), 0)
-        kept = [event for event in events if event.get("ph") == "M"]
-        kept += [
-            {
-                "ph": "X",
-                "cat": "user_annotation",
-                "name": f"ProfilerStep#{step.number}",
-                "pid": pid,
-                "tid": pid,
-                "ts": _us(step.start_ns + unix_offset_ns - base_ns),
-                "dur": _us(step.end_ns - step.start_ns),
-                "args": {"External id": 0},
-            }
-            for step in steps
-        ]
-    else:
-        kept = list(events)
+    pid = next((event["pid"] for event in events if event.get("cat") == "cpu_op"), 0)
+    kept = [event for event in events if event.get("ph") == "M"]
+    for step in steps:
+        name, length_ns = f"ProfilerStep#{step.number}", step.end_ns - step.start_ns
+        kept.append(_x("user_annotation", name, (pid, pid), step.start_ns, length_ns, {"External id": 0}))
     devices = [{"id": index, "name": "Simulated"} for index in sorted({row.device for row in rows})]
-    return trace | {"deviceProperties": devices, "baseTimeNanoseconds": base_ns, "traceEvents": [*kept, *own]}
+    own = {"deviceProperties": devices, "baseTimeNanoseconds": base_ns, "traceEvents": [*kept, *kernels(rows, 0)]}
+    return trace | own
 
 
 class DeviceEvent:
@@ -233,8 +210,6 @@ def install() -> None:
             plain = Path(folder, "trace.json")
             export(self, str(plain), *words)
             trace = json.loads(plain.read_text())
-        if ProfilerActivity.CPU not in self._simulated_asked:
-            trace["traceEvents"] = [event for event in trace["traceEvents"] if event.get("ph") == "M"]
         text = json.dumps(written(trace, rows(self), self._simulated_steps, unix_offset_ns())).encode()
         Path(path).write_bytes(gzip.compress(text) if str(path).endswith(".gz") else text)
 

@@ -74,7 +74,7 @@ def load() -> None:
 
 def load_with_torch() -> None:
     """The same as soon as somebody imports torch: a process that never does pays nothing."""
-    sys.meta_path.insert(0, _BeforeTorch())
+    sys.meta_path.insert(0, _Behind("torch", lambda _torch: _finish(), before=_load_library))
 
 
 def for_children() -> None:
@@ -141,13 +141,10 @@ def _unwatched(watchdog: Any) -> None:
 
 
 class _Behind(importlib.abc.MetaPathFinder):
-    """Calls `then` with a module when it has been imported."""
+    """Calls `before` when a module is about to be imported, and `then` with the module when it has been."""
 
-    def __init__(self, name: str, then: Callable[[Any], None]) -> None:
-        self._name, self._then = name, then
-
-    def before(self) -> None:
-        """What comes before the import."""
+    def __init__(self, name: str, then: Callable[[Any], None], before: Callable[[], object] = lambda: None) -> None:
+        self._name, self._then, self._before = name, then, before
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -155,7 +152,7 @@ class _Behind(importlib.abc.MetaPathFinder):
         if fullname != self._name:
             return None
         sys.meta_path.remove(self)
-        self.before()
+        self._before()
         spec = importlib.util.find_spec(fullname)
         execute = spec.loader.exec_module
 
@@ -165,13 +162,3 @@ class _Behind(importlib.abc.MetaPathFinder):
 
         spec.loader.exec_module = then_finish
         return spec
-
-
-class _BeforeTorch(_Behind):
-    """Loads the library when torch is about to be imported, and the rest behind that."""
-
-    def __init__(self) -> None:
-        super().__init__("torch", lambda _torch: _finish())
-
-    def before(self) -> None:
-        _load_library()

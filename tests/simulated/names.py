@@ -1,4 +1,4 @@
-"""The names of `torch.cuda`, and of the process group, that a CPU build of torch leaves empty.
+"""The names of `torch.cuda` and of the process group that a CPU build of torch leaves empty.
 
 Only what programs and torch itself ask of a device is here; what is missing raises where torch's own CPU build would.
 Must not: be imported before the library is loaded.
@@ -15,10 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from tests.simulated.stream_names import index_of, streams
-
-GIB = 1 << 30
-TOTAL_BYTES = 8 * GIB
+TOTAL_BYTES = 8 << 30
 UNIX_NS = 1_800_000_000_000_000_000
 """The virtual host's clock began here: on all ranks at once, as its other clock."""
 SYNC_DEBUG = {"default": 0, "warn": 1, "error": 2}
@@ -26,7 +23,7 @@ SYNC_DEBUG = {"default": 0, "warn": 1, "error": 2}
 
 def fill_in(native: Any) -> None:
     """Everything, once."""
-    names = {**streams(native), **_devices(native), **_memory(native), **_random(native), **_capture(native)}
+    names = {**_streams(native), **_devices(native), **_memory(native), **_random(native), **_capture(native)}
     # torch.cuda hands on what its inner modules define: both have to say the same.
     inner = (torch.cuda.streams, torch.cuda.memory, torch.cuda.random, torch.cuda.graphs)
     for name, value in names.items():
@@ -46,6 +43,79 @@ def fill_in(native: Any) -> None:
         _clock(native)
 
 
+def index_of(native: Any, device: Any = None) -> int:
+    index = device if device is None or isinstance(device, int) else torch.device(device).index
+    return int(native.current_device()) if index is None or index < 0 else int(index)
+
+
+def _streams(native: Any) -> dict[str, Any]:
+    class Stream(torch.Stream):
+        def __new__(cls, device: Any = None, priority: int = 0, **known: int) -> Any:
+            if known:
+                return super().__new__(cls, **known)
+            return super().__new__(cls, device=torch.device("cuda", index_of(native, device)), priority=priority)
+
+        @property
+        def cuda_stream(self) -> int:
+            return int(self.stream_id)
+
+        @property
+        def priority(self) -> int:
+            return int(native.stream_priority(self.device_index, self.stream_id))
+
+        @classmethod
+        def priority_range(cls) -> tuple[int, int]:
+            return (0, -3)
+
+        def record_event(self, event: Any = None) -> Any:
+            event = Event() if event is None else event
+            event.record(self)
+            return event
+
+    class Event(torch.Event):
+        def __new__(cls, enable_timing: bool = False, *_words: bool, **_more: bool) -> Any:
+            return super().__new__(cls, "cuda", enable_timing=enable_timing)
+
+        def elapsed_time(self, end_event: Any) -> float:  # torch's own takes no subclass
+            return float(native.elapsed_ms(self.event_id, end_event.event_id))
+
+    def known(index: int, stream_id: int) -> Any:
+        return Stream(stream_id=stream_id, device_index=index, device_type=1)
+
+    class StreamContext:
+        def __init__(self, stream: Any) -> None:
+            self.stream = stream
+
+        def __enter__(self) -> None:
+            if self.stream is not None:
+                self.device = native.exchange_device(self.stream.device_index)
+                self.before = native.exchange_stream(self.stream.device_index, self.stream.stream_id)
+
+        def __exit__(self, *_error: object) -> None:
+            if self.stream is not None:
+                native.exchange_stream(self.stream.device_index, self.before)
+                native.exchange_device(self.device)
+
+    def current_stream(device: Any = None) -> Any:
+        index = index_of(native, device)
+        return known(index, native.current_stream(index))
+
+    def set_stream(stream: Any) -> None:
+        if stream is not None:
+            native.exchange_stream(stream.device_index, stream.stream_id)
+
+    return {
+        "Stream": Stream,
+        "Event": Event,
+        "StreamContext": StreamContext,
+        "stream": StreamContext,
+        "current_stream": current_stream,
+        "default_stream": lambda device=None: known(index_of(native, device), 0),
+        "set_stream": set_stream,
+        "_sleep": lambda cycles: native.sleep(int(cycles)),  # a cycle is a nanosecond
+    }
+
+
 def _devices(native: Any) -> dict[str, Any]:
     class Device:
         def __init__(self, device: Any) -> None:
@@ -60,18 +130,9 @@ def _devices(native: Any) -> dict[str, Any]:
 
     def properties(device: Any = None) -> SimpleNamespace:
         index = index_of(native, device)
-        return SimpleNamespace(
-            name="Simulated",
-            total_memory=TOTAL_BYTES,
-            major=9,
-            minor=0,
-            multi_processor_count=1,
-            uuid=f"simulated-{index}",
-            gcnArchName="simulated",
-            pci_bus_id=0,
-            pci_device_id=index,
-            pci_domain_id=0,
-        )
+        bus = {"pci_domain_id": 0, "pci_bus_id": 0, "pci_device_id": index}
+        sizes = {"total_memory": TOTAL_BYTES, "multi_processor_count": 1, "major": 9, "minor": 0}
+        return SimpleNamespace(name="Simulated", uuid=f"simulated-{index}", gcnArchName="simulated", **bus, **sizes)
 
     def set_device(device: Any) -> None:
         native.exchange_device(index_of(native, device))
@@ -84,10 +145,7 @@ def _devices(native: Any) -> dict[str, Any]:
         native.set_sync_debug(number)
         if number and not warned:  # once a process and with the mode set, as torch does
             warned.append(True)
-            text = (
-                "Synchronization debug mode is a prototype feature and does not yet detect all synchronizing operations"
-            )
-            warnings.warn(text, stacklevel=2)
+            warnings.warn("Synchronization debug mode is a prototype feature and does not yet detect all", stacklevel=2)
 
     return {
         "device": Device,
@@ -114,23 +172,17 @@ def _devices(native: Any) -> dict[str, Any]:
 
 
 def _memory(native: Any) -> dict[str, Any]:
-    def live(device: Any = None) -> int:
-        return int(native.memory(index_of(native, device))[0])
-
-    def peak(device: Any = None) -> int:
-        return int(native.memory(index_of(native, device))[1])
-
     def stats(device: Any = None) -> dict[str, int]:
         current, highest, allocations = native.memory(index_of(native, device))
-        return {
-            "allocated_bytes.all.current": current,
-            "allocated_bytes.all.peak": highest,
-            "reserved_bytes.all.current": current,
-            "reserved_bytes.all.peak": highest,
-            "allocation.all.allocated": allocations,
-            "num_alloc_retries": 0,
-            "num_ooms": 0,
-        }
+        bytes_now = {f"{what}_bytes.all.current": current for what in ("allocated", "reserved")}
+        most = {f"{what}_bytes.all.peak": highest for what in ("allocated", "reserved")}
+        return bytes_now | most | {"allocation.all.allocated": allocations, "num_alloc_retries": 0, "num_ooms": 0}
+
+    def live(device: Any = None) -> int:
+        return stats(device)["allocated_bytes.all.current"]
+
+    def peak(device: Any = None) -> int:
+        return stats(device)["allocated_bytes.all.peak"]
 
     return {
         "memory_allocated": live,

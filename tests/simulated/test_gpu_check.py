@@ -20,29 +20,15 @@ pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device, pytest.mark
 
 def check(path: Path, *words: str, devices: int = 2, **variables: str) -> subprocess.CompletedProcess[str]:
     own = environment(PYTHONPATH=str(load.SITE), AORTA_SIMULATED_DEVICE="virtual", AORTA_SIMULATED_DEVICES=str(devices))
-    own |= variables
-    command = [sys.executable, "-m", "aorta", "check-gpu", "--json", str(path), "--pairs", "1", "parallel=ddp", *words]
-    return subprocess.run(command, cwd=ROOT, env=own, capture_output=True, text=True, timeout=HANGS_S, check=False)
+    command = [sys.executable, "-m", "aorta", "check-gpu", "--json", str(path), "--pairs", "1", "parallel=ddp", *SMALL]
+    return subprocess.run(
+        [*command, *words], cwd=ROOT, env=own | variables, capture_output=True, text=True, timeout=HANGS_S, check=False
+    )
 
 
-@pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], CheckReport]:
-    path = tmp_path_factory.mktemp("check") / "check.json"
-    done = check(path, *SMALL)
-    assert path.exists(), f"{done.stdout}\n{done.stderr}"
-    return done, msgspec.json.decode(path.read_bytes(), type=CheckReport)
-
-
-def test_it_ends_with_what_the_report_says(done: tuple[subprocess.CompletedProcess[str], CheckReport]) -> None:
-    ended, report = done
-    everything = [row for rows in report.rows for row in rows]
-    assert [row for row in everything if row.verdict is CheckVerdict.FAILED] == []
-    # Virtual time: no host is slow, so all that there is to compare is judged.
-    assert {row.verdict for row in everything if row.is_time} == {CheckVerdict.OK}
-    assert ended.returncode == report.exit_code == 0
-    assert "(exit code 0)" in ended.stdout
-    assert report.facts["world_size"] == 2
-    assert report.facts["device"] == "Simulated"
+def report_of(path: Path, done: subprocess.CompletedProcess[str]) -> CheckReport:
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return msgspec.json.decode(path.read_bytes(), type=CheckReport)
 
 
 def found(report: CheckReport, rank: int, what: str) -> CheckRow:
@@ -50,35 +36,34 @@ def found(report: CheckReport, rank: int, what: str) -> CheckRow:
     return row
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_every_rank_has_every_row(done: tuple[subprocess.CompletedProcess[str], CheckReport], rank: int) -> None:
-    _, report = done
-    races = [row for row in report.rows[rank] if row.case == "race"]
-    assert len(races) == 18
-    assert {row.verdict for row in races} == {CheckVerdict.OK}
-    assert found(report, rank, "coverage").value == "6 of 6 steps"
-    assert found(report, rank, "synchronisations in 6 steps").value == "none"
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_telemetry_and_kernels_say_the_same(
-    done: tuple[subprocess.CompletedProcess[str], CheckReport], rank: int
-) -> None:
-    """Through torch.profiler, with the device's rows in its trace; judged or not, they are there."""
-    _, report = done
-    telemetry, kernels = found(report, rank, "overlap ratio, telemetry / kernels").value.split(" / ")
-    assert abs(float(telemetry) - float(kernels)) <= 0.02
-    assert found(report, rank, "clocks, telemetry - profiler").value in {"+0.0 us", "-0.0 us"}
-    assert found(report, rank, "communication, telemetry / kernels").value.startswith("1.000, ")
-    for what in ("end, telemetry - kernel", "start, telemetry not behind kernel"):
-        assert found(report, rank, what).value.split(", ")[1].startswith("0 of ")
+def test_every_rank_has_every_row_and_all_is_well(tmp_path: Path) -> None:
+    """Virtual time: no host is slow, so all that there is to compare is judged. Telemetry and kernels say the same,
+    through torch.profiler, with the device's rows in its trace.
+    """
+    done = check(tmp_path / "check.json")
+    report = report_of(tmp_path / "check.json", done)
+    everything = [row for rows in report.rows for row in rows]
+    assert [row for row in everything if row.verdict is CheckVerdict.FAILED] == []
+    assert {row.verdict for row in everything if row.is_time} == {CheckVerdict.OK}
+    assert "(exit code 0)" in done.stdout
+    assert (report.exit_code, report.facts["world_size"], report.facts["device"]) == (0, 2, "Simulated")
+    for rank in (0, 1):
+        races = [row.verdict for row in report.rows[rank] if row.case == "race"]
+        assert races == [CheckVerdict.OK] * 18
+        assert found(report, rank, "coverage").value == "6 of 6 steps"
+        assert found(report, rank, "synchronisations in 6 steps").value == "none"
+        telemetry, kernels = found(report, rank, "overlap ratio, telemetry / kernels").value.split(" / ")
+        assert abs(float(telemetry) - float(kernels)) <= 0.02
+        assert found(report, rank, "clocks, telemetry - profiler").value in {"+0.0 us", "-0.0 us"}
+        assert found(report, rank, "communication, telemetry / kernels").value.startswith("1.000, ")
+        for what in ("end, telemetry - kernel", "start, telemetry not behind kernel"):
+            assert found(report, rank, what).value.split(", ")[1].startswith("0 of ")
 
 
 def test_two_ranks_share_a_device_where_nccl_is_set_to_let_them(tmp_path: Path) -> None:
     """The simulated NCCL refuses two ranks of one host on one device, as the real one does."""
-    ended = check(tmp_path / "check.json", "training.ranks_per_device=2", *SMALL, devices=1)
-    assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
-    report = msgspec.json.decode((tmp_path / "check.json").read_bytes(), type=CheckReport)
+    shared = "training.ranks_per_device=2"
+    report = report_of(tmp_path / "check.json", check(tmp_path / "check.json", shared, devices=1))
     assert (report.facts["world_size"], report.facts["ranks_per_device"]) == (2, 2)
     hosts = [found(report, rank, "NCCL_HOSTID").value for rank in (0, 1)]
     assert hosts[0] != hosts[1]
@@ -87,7 +72,6 @@ def test_two_ranks_share_a_device_where_nccl_is_set_to_let_them(tmp_path: Path) 
         for what in ("overlap ratio, telemetry / kernels", "step time, instrumented / off"):
             assert found(report, rank, what).why == "no MPS: ranks take turns on the device"
         assert found(report, rank, "end, telemetry - kernel").verdict is CheckVerdict.OK
-    words = ("training.ranks_per_device=2", *SMALL)
-    refused = check(tmp_path / "refused.json", *words, devices=1, NCCL_HOSTID="one-host")
+    refused = check(tmp_path / "refused.json", shared, devices=1, NCCL_HOSTID="one-host")
     assert refused.returncode == 5
     assert "Duplicate GPU detected : rank " in refused.stderr
