@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed._functional_collectives import all_reduce_coalesced
 
-from tests.device_path.rig import ELEMENTS, WIDTH, Rig, exchanged
+from tests.device_path.rig import COPY_D2D, ELEMENTS, WIDTH, Rig, exchanged
+from tests.simulated import device as simulated
 
 LATE_STEPS = 4
 """So long after its collective a handle is waited for."""
@@ -122,6 +123,20 @@ def by_its_future(rig: Rig) -> list[torch.Tensor]:
     return [parameter.grad - 3 * WIDTH**2 for parameter in rig.model.parameters()]
 
 
+@part(ALLGATHER)
+def dropped_tensors(rig: Rig) -> list[torch.Tensor]:
+    """The caller keeps nothing of the input, and the allocator is asked for the same size at once."""
+    rig.work()
+    x = rig.tensor()
+    whole = torch.empty(ELEMENTS * rig.size, device=rig.device)
+    work = dist.all_gather_into_tensor(whole, x, async_op=True)
+    del x
+    garbage = [rig.tensor(-5) for _ in range(3)]
+    work.wait()
+    del garbage
+    return [whole.view(rig.size, -1)[1 - rig.rank] - (2 - rig.rank)]
+
+
 @part(ALLREDUCE, awaited=())
 def never_waited(rig: Rig) -> list[torch.Tensor]:
     """Fire and forget: the memory must not be given away before the device has passed."""
@@ -189,6 +204,33 @@ def point_to_point(rig: Rig, *, bound: bool) -> list[torch.Tensor]:
     rig.work()
     waited(works)
     return [back - (2 - rig.rank), x - 3]
+
+
+@part(REDUCESCATTER, ALLGATHER)
+def of_lists(rig: Rig) -> list[torch.Tensor]:
+    """Lists of tensors of one size: the backend stacks each in a tensor of its own, which only its handle keeps. The
+    memory is asked for at once, by somebody who writes to it.
+
+    The backend's copies to and from it are part of what the record has for the collective. Here they take no time, so
+    that it is as long as the kernel.
+    """
+    simulated.lengths(copy_d2d=(0, 0.0))
+
+    def tensor(value: float, shards: int = 1) -> torch.Tensor:
+        return torch.full((shards * ELEMENTS // 8,), value, device=rig.device)
+
+    sources = [tensor(rig.rank + 1.0) for _ in range(rig.size)]
+    shard, shards = tensor(0.0), [tensor(0.0) for _ in range(rig.size)]
+    rig.work()
+    works = [dist.reduce_scatter(shard, sources, async_op=True)]
+    first = tensor(-5.0, rig.size)
+    works.append(dist.all_gather(shards, sources[0], async_op=True))
+    del sources
+    second = tensor(-5.0, rig.size)
+    waited(works)
+    del first, second
+    simulated.lengths(copy_d2d=COPY_D2D)
+    return [shard - 3, *(one - (rank + 1) for rank, one in enumerate(shards))]
 
 
 @part(Launch(SEND), Launch(SEND))

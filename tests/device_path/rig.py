@@ -22,6 +22,7 @@ from tests.simulated import device as simulated
 
 ELEMENTS = 4096
 WIDTH = 16
+COPY_D2D = (2_000, 250.0)
 MODES: dict[str, InstrumentMode] = {"dedicated": "dedicated", "observe": "observe", "all_dedicated": "dedicated"}
 """By the way that an instrument looks; the last one has `instrument.dedicated_async`."""
 
@@ -96,7 +97,7 @@ def lengths() -> None:
     classes = dict.fromkeys(simulated.CLASSES, (0, 0.0))
     simulated.lengths(**classes, operators={"aten::mm": (40_000, 0.0)})
     # Another bandwidth in each direction: 16 KiB in 36, 48 and 6 us.
-    simulated.lengths(copy_h2d=(4_000, 2_000.0), copy_d2h=(16_000, 2_000.0), copy_d2d=(2_000, 250.0))
+    simulated.lengths(copy_h2d=(4_000, 2_000.0), copy_d2h=(16_000, 2_000.0), copy_d2d=COPY_D2D)
     simulated.collective_lengths(default=(90_000, 0.5), send=(60_000, 0.5), recv=(60_000, 0.5))
 
 
