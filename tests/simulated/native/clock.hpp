@@ -56,8 +56,6 @@ struct Settings {
   int64_t real_collective_ns = 0;  // the same, before a collective writes its outputs
   int64_t real_sleep_ns = 50'000'000;  // a sleep really takes its length up to this: who does not wait is early
   int64_t pool_streams = 32;       // streams of one priority before they are handed out again, as CUDA's pool has
-  bool polling_orders = false;     // whether a query that said yes orders later launches, see races.hpp
-  bool poison = true;
 };
 
 // Callers hold the lock for as long as they use what they got.

@@ -114,7 +114,7 @@ struct DeviceAllocator final : c10::Allocator {
       TORCH_CHECK(posix_memalign(&fresh, GRAIN_BYTES, bytes) == 0, "CUDA out of memory");
       block->begin = static_cast<char*>(fresh);
       std::memset(fresh, POISON, bytes);
-    } else if (settings()->poison) {
+    } else {
       stream.housekeeping([begin, bytes] { std::memset(begin, POISON, bytes); });
     }
     std::lock_guard<std::mutex> issuing(issue_mutex());

@@ -89,12 +89,6 @@ void define_settings(py::module_& m) {
     *numbers.at(name) = value;
   });
   m.def("set_contention", [](double factor) { sim::settings()->contention = factor; });
-  m.def("set_switch", [](const std::string& name, bool on) {
-    auto held = sim::settings();
-    const std::map<std::string, bool*> switches{{"polling_orders", &held->polling_orders},
-                                                {"poison", &held->poison}};
-    *switches.at(name) = on;
-  });
 }
 
 void define_clock(py::module_& m) {

@@ -6,8 +6,8 @@
 // that it launches later.
 //
 // A query that says "it has happened" also orders, but only for who looked at the answer. It therefore orders the
-// giving back of memory (which a program does because of the answer) and not later launches, unless
-// Settings::polling_orders says so: otherwise a device that happens to be quick would hide a missing wait.
+// giving back of memory (which a program does because of the answer) and not later launches: otherwise a device that
+// happens to be quick would hide a missing wait.
 // All functions expect the caller to hold `issue_mutex()`. Must not: know time, tensors or Python.
 #pragma once
 

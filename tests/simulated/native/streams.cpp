@@ -522,9 +522,7 @@ bool poll(const SharedMoment& moment) {
   refuse_while_capturing("event query");  // in global mode, torch's default, it ends the capture with an error
   if (moment == nullptr) return true;
   if (!moment->query()) return false;
-  const bool orders = settings()->polling_orders;
   std::lock_guard<std::mutex> issuing(issue_mutex());
-  if (orders) host_saw(*moment->before);
   host_polled(*moment->before);
   return true;
 }
