@@ -31,14 +31,13 @@ BY_NAME: Final = ("kineto-cuda", "nsys")
 """Formats in which each name of `drawn_shape` is read; the others share how names are read."""
 _ALL_OF_A_KERNEL: Final = "every fourth kernel and all that tells of it lost"
 KNOWN: Final = {
-    "kineto-cpu": {"a tenth of all events lost", "a step twice"},
-    "rocpd": {"a tenth of all device rows lost"},
+    "kineto-cpu": {"a step twice"},
     "kineto-cuda": {_ALL_OF_A_KERNEL},
     "kineto-rocm": {_ALL_OF_A_KERNEL},
     "nsys": {_ALL_OF_A_KERNEL, "every third collective and all that tells of it lost"},
 }
-"""Mutants that are wrong: nothing in them claims what is missing, as no call launches the operators of a CPU, rocpd
-links no copies, Kineto's kernels have no number that counts, and nsys has none at all.
+"""Mutants that are wrong: nothing in them claims what is missing, as no call launches the operators of a CPU, Kineto's
+kernels have no number that counts, and nsys has none at all.
 """
 
 

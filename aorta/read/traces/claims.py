@@ -154,7 +154,7 @@ def _read_both_ways(trace: Trace, claims: Claims, *, lacks: bool) -> Intervals:
         lacks: communication lacks rows.
     """
     rows, second = trace.intervals, trace.intervals.second.copy()
-    ran = np.flatnonzero((rows.device != NULL) & (rows.cls <= IntervalClass.COMM))
+    ran = np.flatnonzero((rows.device != NULL) & (rows.stream != NULL) & (rows.cls <= IntervalClass.COMM))
     streams = Groups(rows.device[ran], rows.stream[ran])
     launched = np.bincount(streams.of_row, rows.launch_ns[ran] != NULL, len(streams)) > 0
     strange = ~launched[streams.of_row] if launched.any() else np.zeros(len(ran), bool)
@@ -510,7 +510,7 @@ def _without_pieces(trace: Trace) -> Trace:
 def _lacking(trace: Trace, steps: Int64, recorded: NDArray[np.bool_]) -> Iterator[tuple[str, NDArray[np.bool_]]]:
     """Yield the lanes in which some of the steps, in order, lack rows that two or more have, all equally: by their
     names, and the time that these take. Where several lack the same between others, they are of another sort, as where
-    gradients are accumulated.
+    gradients are accumulated. Where a device and its host communicate, either may do what the other did in another step.
     """
     rows = trace.intervals.take(operations(trace.intervals).first)
     at = look_up(rows.step, trace.windows.step[steps], np.arange(len(steps)))
@@ -529,7 +529,11 @@ def _lacking(trace: Trace, steps: Int64, recorded: NDArray[np.bool_]) -> Iterato
     usual = np.where(twice, count[by_count][last - 1], 0)  # two steps have so many, or more
     had = np.minimum(count, usual[code])
     told = np.bincount(step, had * usual_ns[code] * (1.0 + code), len(steps))  # by which names a step has
+    of_host = rows.stream[rows.cls == IntervalClass.COMM] == NULL
+    both = of_host.any() and not of_host.all()
     for lane, cls in LANE_CLASSES.items():
+        if both and cls == IntervalClass.COMM:
+            continue
         weight_ns = np.where(rows.cls[work.first] == cls, usual_ns, 0)
         total = float((usual * weight_ns).sum())
         kept_ns, more_ns = (np.bincount(step, each * weight_ns[code], len(steps)) for each in (had, count - had))
