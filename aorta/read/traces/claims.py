@@ -510,7 +510,7 @@ def _without_pieces(trace: Trace) -> Trace:
 def _lacking(trace: Trace, steps: Int64, recorded: NDArray[np.bool_]) -> Iterator[tuple[str, NDArray[np.bool_]]]:
     """Yield the lanes in which some of the steps, in order, lack rows that two or more have, all equally: by their
     names, and the time that these take. Where several lack the same between others, they are of another sort, as where
-    gradients are accumulated. Where a device and its host communicate, either may do what the other did in another step.
+    gradients are accumulated. Where a device and its host communicate, either may do what the other did in other steps.
     """
     rows = trace.intervals.take(operations(trace.intervals).first)
     at = look_up(rows.step, trace.windows.step[steps], np.arange(len(steps)))
