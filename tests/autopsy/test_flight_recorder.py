@@ -60,10 +60,9 @@ def hung(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     def launch(folder: Path) -> None:
         (folder / "json").mkdir()
-        script = folder / "job.py"
+        script = tmp_path_factory.mktemp("job") / "job.py"
         script.write_text(HUNG_JOB)
         succeeded(program(script, str(folder), ranks=3))
-        script.unlink()
 
     return once(tmp_path_factory, "hung", launch)
 
