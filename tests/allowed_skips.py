@@ -18,7 +18,6 @@ import pytest
 VARIABLE: Final = "GATE_COMPLETE"
 Report = pytest.TestReport | pytest.CollectReport
 ALLOWED: Final = {
-    "root may write into a read-only folder": "continuous integration runs as root in its container",
     r"(setpriv|unshare) .*: not permitted here": "a container may lack the right to give up rights, or to mount",
     r".*(the samples|the sample traces|real data lies?)\b.* beside (this|the) checkout( only)?": (
         "captures of other projects and machines, whose licences do not let them into this repository"

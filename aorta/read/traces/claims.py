@@ -510,7 +510,8 @@ def _without_pieces(trace: Trace) -> Trace:
 def _lacking(trace: Trace, steps: Int64, recorded: NDArray[np.bool_]) -> Iterator[tuple[str, NDArray[np.bool_]]]:
     """Yield the lanes in which some of the steps, in order, lack rows that two or more have, all equally: by their
     names, and the time that these take. Where several lack the same between others, they are of another sort, as where
-    gradients are accumulated. Where a device and its host communicate, either may do what the other did in other steps.
+    gradients are accumulated. Nothing is said of communication where NCCL's kernels and gloo's calls were
+    recorded: a step may use either.
     """
     rows = trace.intervals.take(operations(trace.intervals).first)
     at = look_up(rows.step, trace.windows.step[steps], np.arange(len(steps)))
@@ -528,11 +529,11 @@ def _lacking(trace: Trace, steps: Int64, recorded: NDArray[np.bool_]) -> Iterato
     twice = np.append(False, np.diff(code[by_count]) == 0)[last]
     usual = np.where(twice, count[by_count][last - 1], 0)  # two steps have so many, or more
     had = np.minimum(count, usual[code])
-    told = np.bincount(step, had * usual_ns[code] * (1.0 + code), len(steps))  # by which names a step has
+    had_ns = np.bincount(step, had * usual_ns[code] * (1.0 + code), len(steps))  # weighted by name, to tell steps apart
     of_host = rows.stream[rows.cls == IntervalClass.COMM] == NULL
-    both = of_host.any() and not of_host.all()
+    two_backends = of_host.any() and not of_host.all()
     for lane, cls in LANE_CLASSES.items():
-        if both and cls == IntervalClass.COMM:
+        if two_backends and cls == IntervalClass.COMM:
             continue
         weight_ns = np.where(rows.cls[work.first] == cls, usual_ns, 0)
         total = float((usual * weight_ns).sum())
@@ -541,6 +542,6 @@ def _lacking(trace: Trace, steps: Int64, recorded: NDArray[np.bool_]) -> Iterato
         few, full = np.flatnonzero(lacks), recorded & ~lacks & (more_ns <= DECIDED * total)
         known = lacks[recorded]
         together = (known[0] or known[-1]) and np.count_nonzero(np.diff(known)) == 1
-        alike = len(few) and np.ptp(told[few]) <= DECIDED * told.max()
+        alike = len(few) and np.ptp(had_ns[few]) <= DECIDED * had_ns.max()
         if full.sum() > 1 and len(few) and (together or (full.sum() >= FEWEST if len(few) == 1 else not alike)):
             yield lane, lacks
