@@ -267,8 +267,8 @@ def _where_exposed_went(prediction: Prediction, was: Measured, now: Measured, *,
     paired = f"in a median step exposed communication {'falls' if fell_ms >= 0 else 'rises'} by {rough_ms(fell_ms)}"
     if abs(exposed_ms - left_ms - fell_ms) > least_ms:
         notes.append(
-            f"{paired} (mean of its ranks); {rough_ms(exposed_ms)} and {rough_ms(left_ms)} are medians over all ranks "
-            "and steps"
+            f"{paired} (mean of its ranks), and its median over all ranks and steps goes from {rough_ms(exposed_ms)} "
+            f"to {rough_ms(left_ms)}"
         )
     if fell_ms > 0 and fell_ms - gain_ms > least_ms:
         idle_ms = median_or_none(now.idle_ms - was.idle_ms) or 0.0
