@@ -162,15 +162,8 @@ Kind: TypeAlias = Literal[
     "stuck_inside",
     "cannot_decide",
 ]
-"""What happened:
-
-`not_stuck`: no rank waits for longer than usual. `slow`: ranks wait for a rank that makes progress. `dead`: a process
-ended. `stopped`: SIGSTOP or a debugger holds a process. `signature_mismatch`: ranks met in one collective with
-different kinds, sizes or types of data, or a rank used another group. `order_swapped`: ranks wait for each other in a
-circle, as they issued collectives in different orders. `stuck_outside`: a rank is elsewhere, and where is known.
-`rank_did_not_join`: a rank did not issue the collective in which others wait, and where it is is not known.
-`stuck_inside`: all ranks issued the collective and, as far as devices were seen, began it, and it does not complete.
-`cannot_decide`: the evidence does not say.
+"""What happened, as the table of docs/autopsy.md says. `rank_did_not_join`: where it is is not known, of
+`stuck_outside` it is. `slow`: others wait for a rank that makes progress.
 """
 Aspect: TypeAlias = Literal["kind", "size", "dtype", "group"]
 """In what a collective differs between ranks."""

@@ -218,12 +218,11 @@ def _evidence(
             skipped |= status.last_enqueued_collective > status.last_completed_collective
         if group is None or group in messaging:
             continue
-        if of_unfinished and number > newest.get(group, -1):
+        if number > newest.get(group, -1) and (of_unfinished or (group not in newest and dump.oldest)):
             finished.append(CollectiveEvidence(group=group, number=number, kind=UNKNOWN_KIND, state="completed"))
             newest[group] = number
-        # An entry is made before its work is enqueued, and entries of other groups push out the oldest alone.
-        enqueued, overwritten = status.last_enqueued_collective - 1, group not in newest and dump.oldest > 0
-        skipped |= group not in batches and not overwritten and enqueued > newest.get(group, -1)
+        # An entry is made before its work is enqueued.
+        skipped |= group not in batches and status.last_enqueued_collective - 1 > newest.get(group, -1)
     notes_starts = all(entry.time_discovered_started_ns for entry in dump.entries if entry.state == "completed")
     # Finished entries are left out all together.
     holes = dump.has_holes and any(op.state in ("completed", "retired") for op in issued)
@@ -243,6 +242,8 @@ def _evidence(
         collectives=[*finished, *issued],
         not_after_ns=not_after_ns,
         device_seen_ns=path.stat().st_mtime_ns if begun and notes_starts else None,
+        # Entries of other groups push out the oldest, finished or not.
+        overwritten=tuple(groups) if dump.oldest else (),
         from_start=not (dump.oldest or of_unfinished),
         torn=f"{path.name} lacks entries or finished work: what the rank waits for is unknown" if lacking else None,
     )
@@ -320,8 +321,11 @@ def _collective(entry: DumpEntry) -> CollectiveEvidence:
     state: CollectiveState = "issued" if entry.state == "scheduled" else entry.state
     if entry.time_discovered_completed_ns:
         state = "completed"
-    if state != "completed" and entry.retired and entry.profiling_name.startswith(f"{_GLOO}:"):
-        state = "retired"  # gloo's work stays scheduled to its end, and is retired with an error too
+    if state != "completed" and entry.retired:
+        # NCCL's has timed out. gloo's work stays scheduled to its end, and is retired with an error too; what torch
+        # records by its hooks for other backends may be retired as soon as it is issued.
+        backend = entry.profiling_name.partition(":")[0]
+        state = "retired" if backend == _GLOO else state if backend == "nccl" else "unseen"
     kind = _KINDS.get(entry.name, entry.name)
     sizes = [math.prod(shape) for shape in (entry.output_sizes if kind == "all_gather" else entry.input_sizes)]
     items = [_ITEM_BYTES.get(dtype) for dtype in entry.input_dtypes]

@@ -131,6 +131,11 @@ class Rank(RankState, kw_only=True, dict=True):
         return self.age_s(self.progress_ns)
 
     @property
+    def may_wait(self) -> bool:
+        """Whether nobody saw what it has completed, nor how long ago it issued that."""
+        return self.taken_ns is None and any(op.state == "unseen" for op in self.collectives)
+
+    @property
     def unreadable(self) -> bool:
         """Whether there is evidence of it, and none tells what it does."""
         return bool(self.torn) and not self.collectives and self.progress_ns is None and not self.gone
@@ -298,6 +303,8 @@ class WaitGraph:
                         (behind if other.gone or not other.may_lack(channel, oldest) else unknown).add(member)
                     elif not other.complete and oldest.number not in other.channels.get(channel, {}):
                         unknown.add(member)  # where its list lacks entries, it may have this one open as well
+                if rank.may_wait and not (behind or unknown):
+                    continue  # nothing says that it waits
                 waits.append(OpenCollective(rank.rank, channel, oldest, frozenset(behind), frozenset(unknown)))
                 if rank.lost_a_peer if rank.gone else not rank.is_elsewhere:  # or waited until it gave up
                     blockers[rank.rank] |= behind

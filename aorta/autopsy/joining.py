@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median, median_low
 from typing import Final, NamedTuple
@@ -25,8 +25,10 @@ from aorta.autopsy.evidence import (
     UNKNOWN_KIND,
     UNRESPONSIVE,
     CollectiveEvidence,
+    GroupEvidence,
     RankEvidence,
     RankState,
+    group_label,
 )
 from aorta.autopsy.job import Channel, JobEvidence, Rank, channel_of
 from aorta.autopsy.same_job import NEED_ALL_RANKS, of_one_job, same_groups
@@ -89,6 +91,7 @@ def join(evidence: Iterable[RankEvidence]) -> JobEvidence:
             contradictions.append(f"rank {rank}: its process runs, and does not answer RAS")
     unused = any(view.source not in (chosen, "ras") and view.collectives for view in evidence)
     notes = [f"collectives are those of {_LABELS[chosen]}; other sources number them differently"] if unused else []
+    notes += _made_in_another_order(names, groups, ranks)
     job = JobEvidence(ranks, world, groups, frozenset(listed), (*contradictions, *denied), (*left_out, *notes))
     if any(op.state == "retired" for rank in ranks.values() for op in rank.collectives):
         return replace(job, ranks={rank.rank: _settled(job, rank) for rank in ranks.values()})
@@ -104,6 +107,23 @@ def join(evidence: Iterable[RankEvidence]) -> JobEvidence:
             if issued.state == "unseen" and issued.number <= newest[channel_of(issued, of_rank.rank)]:
                 issued.state = "completed"
     return job
+
+
+def _made_in_another_order(
+    names: dict[tuple[str, int], str], groups: dict[str, GroupEvidence], ranks: dict[int, Rank]
+) -> Iterator[str]:
+    """Say of groups in which nothing has completed that ranks call them by different names: torch numbers groups as a
+    rank makes them, and ranks that make them in another order do not meet.
+    """
+    called: dict[str, dict[str, int]] = defaultdict(dict)
+    for (name, rank), group in names.items():
+        called[group].setdefault(name, rank)
+    for group, own in called.items():
+        used = [op.state for rank in ranks.values() for op in rank.collectives if op.group == group]
+        if len(own) > 1 and used and "completed" not in used:
+            said = ", ".join(f"{name!r} on rank {rank}" for name, rank in sorted(own.items()))
+            title = group_label(group, groups[group].description)
+            yield f"{title} is {said}: these ranks may have made their groups in different orders, and never meet in it"
 
 
 def _settled(job: JobEvidence, rank: Rank) -> Rank:

@@ -101,7 +101,8 @@ def judge(evidence: Iterable[RankEvidence], *, stuck_after_s: float | None = Non
     else:
         kind, suspects = _without_culprit(case)
     waits = _chain(case, [charge.rank for charge in accused])
-    notes = [*job.notes, *(f"rank {rank.rank}: {reason}" for rank in job.ranks.values() for reason in rank.torn)]
+    why = _why_undecided(case) if kind == "cannot_decide" else []
+    notes = [*why, *job.notes, *(f"rank {rank.rank}: {reason}" for rank in job.ranks.values() for reason in rank.torn)]
     if unlisted := sorted(
         group_label(group.name, group.description)
         for name, group in job.groups.items()
@@ -163,14 +164,28 @@ def _without_culprit(case: Case) -> tuple[Kind, list[int]]:
     ):
         if suspects:
             return "cannot_decide", sorted(suspects)
-    if waits.open and all(
-        wait.collective.state == "issued" and job.ranks[wait.rank].device_seen_ns is not None for wait in waits.open
-    ):
-        return "cannot_decide", sorted({wait.rank for wait in waits.open})  # no device has begun it
+    if _none_begun(case):
+        return "cannot_decide", sorted({wait.rank for wait in waits.open})
     if any(wait.channel.group in job.listed or wait.channel.sender is not None for wait in waits.open):
         return "stuck_inside", []
-    whole = job.ranks and not job.missing and all(rank.complete for rank in job.ranks.values())
+    whole = job.ranks and not job.missing and all(rank.complete and not rank.may_wait for rank in job.ranks.values())
     return ("not_stuck" if whole and not waits.open and not dead else "cannot_decide"), []
+
+
+def _none_begun(case: Case) -> bool:
+    """Return whether ranks wait for no rank, and no device has begun what they wait in, where that is seen."""
+    return bool(case.waits.open) and all(
+        wait.collective.state == "issued"
+        and case.job.ranks[wait.rank].device_seen_ns is not None
+        and not (wait.behind or wait.unknown)
+        for wait in case.waits.open
+    )
+
+
+def _why_undecided(case: Case) -> list[str]:
+    unseen = [rank.rank for rank in case.job.ranks.values() if rank.may_wait]
+    begun = ["no device has begun it: look at what devices run before it"] if _none_begun(case) else []
+    return [f"no source says which collectives of {name_ranks(unseen)} have completed"] if unseen else begun
 
 
 def _slow_ranks(case: Case, accusations: Sequence[Accusation]) -> tuple[list[Accusation], list[int]]:
@@ -278,6 +293,8 @@ def _doing(case: Case, rank: Rank) -> RankDoing:
         doing, since_s = f"in {name}", rank.age_s(last.collective.issued_ns)
     elif rank.phase is not None:
         doing = f"in {phase_label(rank.phase)}"
+    elif rank.may_wait:
+        doing = "in a collective, or in none"
     elif rank.torn:
         doing = f"evidence unreadable: {rank.torn[0]}"
     return RankDoing(
@@ -315,7 +332,8 @@ def _summary(
         if job.ranks and all(rank.unreadable for rank in job.ranks.values()):
             return f"no evidence can be read: {next(iter(job.ranks.values())).torn[0]}"
         if suspects:
-            return f"the evidence does not decide; the cause is among {name_ranks(suspects)}"
+            among = "suspected is" if len(suspects) == 1 else "the cause is among"
+            return f"the evidence does not decide; {among} {name_ranks(suspects)}"
         return "the evidence does not decide" if job.ranks else "there is no evidence of any rank"
     parts = []
     for charge in accused:

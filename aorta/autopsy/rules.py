@@ -258,6 +258,8 @@ def behind_its_peers(case: Case, accused: set[int]) -> Iterator[Accusation]:
         kind: Kind = "rank_did_not_join"
         if own is not None and own.number == first.collective.number:
             reason = f"issued {awaited_name}, and its device has not begun it; {peers} began it"
+        elif own is not None and rank.has_issued(first.channel, first.collective.number):
+            kind, reason = "stuck_inside", f"is still in {job.name(first.channel, own)}, which {peers} have finished"
         elif rank.phase is not None or giving_up is not None:
             kind, reason = "stuck_outside", f"is in {phase_label(rank.phase or giving_up)} and has not issued {missing}"
         elif rank.unresponsive:

@@ -42,7 +42,7 @@ WAITS = dump([entry(0, "completed"), entry(1, "started")], 3)
             ],
         ),
         ([dump([entry(0, "completed")])] * 2, 0, ["not stuck nothing is stuck: no rank waits for longer than usual"]),
-        ([dump([entry(0, "started")], 3)] * 2, 4, ["cannot decide", "cause is among rank 2", "no evidence of rank 2"]),
+        ([dump([entry(0, "started")], 3)] * 2, 4, ["cannot decide", "suspected is rank 2", "no evidence of rank 2"]),
     ],
 )
 def test_the_exit_code_says_what_was_found(

@@ -366,10 +366,9 @@ def test_what_entries_become(name: str, tmp_path: Path) -> None:
 
 PUBLIC = json.loads(Path(__file__).with_name("public_dumps.json").read_text())
 """Dumps with fields that torch never updates, one for each rank that left one, with the verdict that is right by
-construction (`culprits`: rank -> why), and in `stacks` the innermost frames of a rank's main thread. NCCL's fields are
-as `ProcessGroupNCCL` writes them: messages of a batch share a `p2p_seq_id`, have no events and stay scheduled; an entry
-named `coalesced` ends the batch and is updated. gloo has no version, and its work stays scheduled; `retired` says that
-it has ended. The last two are of torch 2.13 on four ranks, one of which left before the fourth step.
+construction (`culprits`: rank -> why; `says`: words of its notes), and in `stacks` the innermost frames of a rank's
+main thread. NCCL's messages of a batch share a `p2p_seq_id`, have no events and stay scheduled; an entry `coalesced`
+ends it and is updated. gloo's work stays scheduled until it is `retired`.
 """
 
 
@@ -387,6 +386,7 @@ def test_the_verdict_on_public_dumps_is_right(case: dict[str, Any], tmp_path: Pa
     verdict = judge(evidence)
     culprits = {str(culprit.rank): culprit.reason for culprit in verdict.culprits}
     assert {"kind": verdict.kind, "culprits": culprits} == case["expect"]
+    assert case.get("says", "") in "".join(verdict.notes)
 
 
 PIPELINES = json.loads(Path(__file__).with_name("pipeline_dumps.json").read_text())
