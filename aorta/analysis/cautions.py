@@ -14,15 +14,13 @@ from typing import Final
 
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.devices import device_notes, throttle_notes
-from aorta.analysis.pace import ONE_RANK
 from aorta.analysis.stragglers import straggler_sentences
-from aorta.command_line import name_ranks
 from aorta.documents import known
 from aorta.documents.comparison import Comparison
 from aorta.documents.dataset import DatasetEntry
 from aorta.documents.formatting import TEXT, first_upper, rough_percent
 from aorta.documents.metrics import HOST_BOUND, RATIO_PARTS
-from aorta.read.health import listed
+from aorta.read.health import DAMAGED, MISSING, MODES, NOTED, UNLIKE, facts
 from aorta.timeline.overlap import NS_PER_MS
 
 PROFILER_COST: Final = 0.05
@@ -30,8 +28,6 @@ PROFILER_COST: Final = 0.05
 FEW_STEPS: Final = 20
 """Up to this, the 5th and the 95th percentile are the smallest and the largest value, or lie between these and the next
 (numpy's linear interpolation: position 0.05 (n - 1) is below 1 up to n = 20)."""
-_LISTED: Final = 8
-"""Ranks that a sentence names."""
 _HAPPENED: Final = {
     "dead": "{} died",
     "stopped": "{} stopped by a signal or debugger",
@@ -98,11 +94,11 @@ def alerts(entries: Mapping[str, DatasetEntry], comparison: Comparison | None = 
     named: dict[tuple[int, str], list[str]] = {}
     for label, entry in entries.items():
         if len(entries) > 1 and (title := autopsy_title(entry)) is not None:
-            named.setdefault((_DAMAGED, title), []).append(label)
+            named.setdefault((DAMAGED, title), []).append(label)
         for alert in _alerts(entry):
             named.setdefault(alert, []).append(label)
     if comparison is not None:
-        named |= {(_UNLIKE, warning): [] for warning in comparison.warnings}
+        named |= {(UNLIKE, warning): [] for warning in comparison.warnings}
     said = []
     for (_, sentence), labels in sorted(named.items(), key=lambda item: item[0][0]):
         of_all = not labels or len(labels) == len(entries)
@@ -110,50 +106,20 @@ def alerts(entries: Mapping[str, DatasetEntry], comparison: Comparison | None = 
     return said
 
 
-_DAMAGED, _MISSING, _UNLIKE, _EMULATED, _ALONE, _MODES = range(6)
-
-
 def _alerts(entry: DatasetEntry) -> Iterator[tuple[int, str]]:
-    health, steps = entry.health, entry.steps
-    if problems := [problem for problem in health.problems if "no footer" not in problem]:  # the ending says it
-        yield _DAMAGED, f"{TEXT.count(len(problems), 'problem')} in the records, the first: {problems[0]}"
-    for ending in sorted({ending for ending in health.endings.values() if ending != "completed"}):
-        ranks = [int(rank) for rank, other in health.endings.items() if other == ending]
-        yield _DAMAGED, f"{name_ranks(ranks, _LISTED)}: {ending}"
+    steps = entry.steps
+    yield from ((fact.urgency, fact.short) for fact in facts(entry.health) if fact.urgency != NOTED)
     if (step := steps.first_loss_not_finite) is not None:
-        yield _DAMAGED, f"the loss was NaN or infinite, first in step {step}: what was timed may not train"
-    if health.files_left_out:
-        count = TEXT.count(len(health.files_left_out), "file")
-        yield _DAMAGED, f"{count} left out, the first: {health.files_left_out[0].partition(';')[0]}"
+        yield DAMAGED, f"the loss was NaN or infinite, first in step {step}: what was timed may not train"
     if left_out := entry.left_out:
         launches = f"{len(left_out)} of {TEXT.count(len(left_out) + entry.launches, 'launch')} left out, the first: "
-        yield _DAMAGED, f"{launches}{left_out[0].path}: {left_out[0].reason}"
-    if health.ranks_missing:
-        missing = health.ranks_missing
-        yield _MISSING, f"{len(missing)} of {health.ranks_expected} ranks missing: {listed(missing)}"
+        yield DAMAGED, f"{launches}{left_out[0].path}: {left_out[0].reason}"
     records = steps.global_steps_used * steps.ranks_used
     if (absent := records - steps.rank_steps_used) > 0:
         are = "are" if absent > 1 else "is"
-        yield _MISSING, f"{TEXT.steps_used(entry)}; {absent} of {TEXT.count(records, 'record')} {are} missing"
-    for why in dict.fromkeys(gap.why for gap in health.gaps if gap.lanes):
-        ranks = sorted({gap.rank for gap in health.gaps if gap.why == why and gap.rank is not None})
-        yield _MISSING, f"{name_ranks(ranks, _LISTED)}: {why}" if ranks else why
-    emulated = health.emulated_fabric or {}
-    if (emulated_ranks := emulated.get("ranks")) is not None:
-        yield _EMULATED, f"ONE RANK OF {emulated_ranks}, EMULATED: the others are assumed to be as fast, and never late"
-    if emulated:
-        yield _EMULATED, "EMULATED FABRIC: communication times are those of the emulation"
-    elif health.manifest_problem:
-        yield _EMULATED, f"whether the network was emulated is not known: {health.manifest_problem}"
-    ratio = entry.described.get("overlap_ratio")
-    if ratio is not None and ratio.reason == ONE_RANK:
-        yield _ALONE, "one rank: start one process per device (torchrun --standalone --nproc_per_node N ...)"
-    if len(health.instrument_modes) > 1:
-        yield _MODES, f"ranks used different instrument modes: {', '.join(health.instrument_modes)}"
-    if health.timed_from_python:
-        yield _MODES, f"collectives were timed from Python: {health.timed_from_python}"
+        yield MISSING, f"{TEXT.steps_used(entry)}; {absent} of {TEXT.count(records, 'record')} {are} missing"
     for note in [*throttle_notes(entry.devices), *(pace_notes(entry) if entry.count else ())]:
-        yield _MODES, note
+        yield MODES, note
 
 
 def autopsy_notes(entry: DatasetEntry) -> list[str]:
