@@ -29,7 +29,7 @@ _MOST: Final = 0.75
 APART: Final = 0.1
 """Of the median: where the mean step differs by more, it is said which steps do that."""
 _EXPLAINS: Final = 0.8
-"""Share of the difference of mean and median that the steps named for it make up."""
+"""Share of the difference of mean and median that the steps named for it make up at least."""
 _FEW: Final = 5
 
 
@@ -113,7 +113,8 @@ def slow_steps(times_ms: Floats, global_steps: Ints) -> str | None:
         return None
     beyond_ms = (times_ms - median_ms) * np.sign(mean_ms - median_ms)
     order = np.argsort(-beyond_ms, kind="stable")
-    count = int(np.searchsorted(np.cumsum(beyond_ms[order]), _EXPLAINS * beyond_ms.sum())) + 1
+    enough = int(np.searchsorted(np.cumsum(beyond_ms[order]), _EXPLAINS * beyond_ms.sum()))
+    count = int((beyond_ms >= beyond_ms[order[enough]] / 2).sum())  # with those that are like them
     named = [f"{global_steps[at]} ({TEXT.quantity(float(times_ms[at]), 'ms')})" for at in order[: min(count, _FEW)]]
     more = f" and {count - _FEW} more" if count > _FEW else ""
     mean, median = (TEXT.quantity(value, "ms") for value in (mean_ms, median_ms))
