@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from aorta.analysis.compare.verdict import NOT_TESTED, WITHHELD, too_few
+from aorta.analysis.compare.verdict import NOT_TESTED, WITHHELD, mean_alone, too_few
 from aorta.documents.comparison import (
     ComparedMetric,
     Comparison,
@@ -213,6 +213,9 @@ def _decide(
     if not condition.beyond(value):
         if True in ends:
             return "inconclusive", f"not beyond the threshold, but the interval reaches beyond it{note}"
+        mean = mean_alone(comparison, condition.metric)
+        if mean and condition.beyond(mean.change_ms / (mean.reference_ms if condition.relative else 1.0)):
+            return "inconclusive", f"not beyond the threshold, but {entry.test.verdict_reason}{note}"
         return "pass", f"not beyond the threshold, and neither is its interval{note}"
     if condition.beyond(0.0):  # even a difference of 0 fails it, so significance against 0 says nothing here
         if False not in ends:

@@ -332,7 +332,7 @@ def test_a_cause_needs_launches_in_turns_also_where_these_are_too_few_for_a_verd
 
     sides = side("R", STEP), side("C", {**STEP, SEND: 30.0})
     order = launch_order(*(each.as_set() for each in sides))
-    found = mock.Mock(unlike=[], verdict="inconclusive", launch_order=order, manifest_differences=[])
+    found = mock.Mock(unlike=[], verdict="inconclusive", launch_order=order, manifest_differences=[], metrics={})
     add_account(found, sides, Rules(allow_unlike=("work",)))
     assert str(found.account.sentence).startswith(said)
     assert found.account.step.low_ms > 0

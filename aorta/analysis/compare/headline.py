@@ -22,6 +22,8 @@ from aorta.analysis.compare.verdict import (
     SEQUENCE,
     SHIFTED,
     WITHHELD,
+    changes_of,
+    mean_alone,
     slower,
 )
 from aorta.documents import known
@@ -30,6 +32,8 @@ from aorta.documents.formatting import TEXT, first_upper, p_value, rough_ms
 
 MOST_WORDS: Final = 12
 UNLIKE: Final = "not comparable"
+_UNLIKE_MEAN: Final = 1 / 3
+"""Of the larger of both changes: where those of mean and median are further apart, the mean's is said too."""
 _EXPOSED, _RATIO = SEQUENCE[:2]
 _TITLES: Final = {
     GUARD: ("slower", "faster"),
@@ -106,6 +110,8 @@ def headline(comparison: Comparison) -> str:
         joined = "" if exposed.verdict == comparison.verdict else " although"
         change = f"{rough_ms(exposed.difference)} {'more' if exposed.difference > 0 else 'less'} exposed"
         return f"{said},{joined} {change}."
+    if (mean := mean_alone(comparison)) is not None:
+        return f"{said}; mean step {_percent(mean.change_ms / mean.reference_ms)}."
     if step is None or step.test.effect.value is None:
         return f"{said}; step time not known."
     return f"{said}; step time {_STEP_TIME.get(step.verdict, step.verdict)}."
@@ -133,8 +139,7 @@ def numbers(comparison: Comparison) -> str:
             continue
         sides = entry.unit == "ratio" or entry.quotient is None
         change = (1.0 if entry.quotient is None else entry.quotient) - 1
-        percent = TEXT.percent(change, 0 if abs(change) >= 0.1 else 1, signed=True)
-        said = f"{_NAMES.get(name, name)} {_arrow(entry) if sides else percent}"
+        said = f"{_NAMES.get(name, name)} {_arrow(entry) if sides else _percent(change)}"
         significance = "significant" if entry.verdict in DECIDED else entry.verdict or "not judged"
         parts.append(f"{said} ({significance})" if comparison.tested else said)
     parts.sort(key=lambda part: not part.startswith(_NAMES[_RATIO]))
@@ -149,6 +154,13 @@ def numbers(comparison: Comparison) -> str:
     elif lead.verdict == "inconclusive" and lead.test.p is not None and lead.test.p <= comparison.alpha:
         withheld = slower(metrics.get(GUARD), comparison.alpha)
         text += f" No gain: {withheld}." if withheld is not None and lead.test.effect.low is not None else ""
+    changed = changes_of(comparison, GUARD)
+    if alone := [name for name in (GUARD, _EXPOSED) if mean_alone(comparison, name) is not None]:
+        text += f" {first_upper(str(metrics[alone[0]].test.verdict_reason))}."
+    elif changed is not None:
+        of_mean, of_median = changed[0].change_ms / changed[0].reference_ms, changed[1]
+        if abs(of_mean - of_median) > _UNLIKE_MEAN * max(abs(of_mean), abs(of_median)):
+            text += f" The mean step: {_percent(of_mean)}."
     if host is not None:
         other = "candidate" if host.side == "reference" else "reference"
         text = f"The {host.side} is host-bound, the {other} is not. {text}"
@@ -185,6 +197,10 @@ def _value(name: str, entry: ComparedMetric | None) -> str:
         return f"{named} {'known in bounds only' if entry is not None and entry.bounded else 'not known'}"
     said = _arrow(entry)
     return said if entry.verdict in DECIDED and name != GUARD else f"{named} {said}"
+
+
+def _percent(change: float) -> str:
+    return TEXT.percent(change, 0 if abs(change) >= 0.1 else 1, signed=True)
 
 
 def _arrow(entry: ComparedMetric) -> str:

@@ -39,6 +39,7 @@ from aorta.analysis.compare.verdict import (
     NOT_SETTLED,
     SEQUENCE,
     Rules,
+    heed_means,
     judge,
     launch_test,
     too_few,
@@ -239,9 +240,9 @@ def judged(
 
 
 def add_account(comparison: Comparison, sides: tuple[Subject, Subject], rules: Rules) -> None:
-    """Add by how much each part of the step changed, and the cause, to a comparison; nothing where the sides cannot be
-    compared. A cause needs as many launches as a verdict at 5 %, in turns, also where more candidates ask for more
-    launches and a verdict for that reason says nothing of turns.
+    """Add by how much each part of the step changed, and the cause, to a comparison, whose verdict heeds the means;
+    nothing where the sides cannot be compared. A cause needs as many launches as a verdict at 5 %, in turns, also where
+    more candidates ask for more launches and a verdict for that reason says nothing of turns.
     """
     if not is_comparable(comparison):
         return
@@ -257,6 +258,8 @@ def add_account(comparison: Comparison, sides: tuple[Subject, Subject], rules: R
     comparison.account = compare_accounts(
         before.accounts, after.accounts, comparison.manifest_differences, why_none, headline_ms
     )
+    heed_means(comparison)
+    comparison.headline, comparison.numbers = headline(comparison), numbers(comparison)
 
 
 def _warnings(

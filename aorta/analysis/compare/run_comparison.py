@@ -59,6 +59,8 @@ _NOT_OBSERVED_ALIKE: Final = (
     "measuring costs each step of the one and few of the other; use the same instrument.every for both, or auto and "
     "any number above 1"
 )
+_SHOWN: Final = 0.0005
+"""Of a ratio, or of the reference: a smaller difference is shown as 0."""
 NOT_USED: Final = "no such communication in this run"
 """Why a side has no value of a kind of collective that only the other issued."""
 
@@ -197,7 +199,7 @@ def _pair(metric: Metric, left: Statistics, right: Statistics, not_judged: str |
         why = "; ".join(reasons)
     elif metric.unit != "ratio" and not_judged is not None:
         why = not_judged
-    elif not difference:
+    elif not difference or abs(difference) < _SHOWN * (1.0 if metric.unit == "ratio" else abs(left.value or 0.0)):
         judgement = "equal"
     elif metric.better is None:
         judgement, why = "neutral", "neither direction is good in itself"

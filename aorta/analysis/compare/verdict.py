@@ -27,7 +27,17 @@ from aorta.analysis.compare.rank_tests import (
     pooled_sd,
     step_down,
 )
-from aorta.documents.comparison import ComparedMetric, Effect, EffectKind, Interval, LaunchTest, Power
+from aorta.documents import known
+from aorta.documents.comparison import (
+    AccountChange,
+    ComparedMetric,
+    Comparison,
+    Effect,
+    EffectKind,
+    Interval,
+    LaunchTest,
+    Power,
+)
 from aorta.documents.formatting import TEXT, p_value
 from aorta.documents.metrics import JOB_STEP, STEP_METRIC_NAMES, Better, metric_named
 from aorta.errors import InputError, meant
@@ -39,6 +49,8 @@ SEQUENCE: Final = ("exposed_comm_ms", "overlap_ratio", "compute_stall_ms")
 that communication costs comes before the share that is hidden, which explains it."""
 GUARD: Final = JOB_STEP
 """Step time guards every verdict: where it got worse, a better ratio is no improvement."""
+_EXPOSED: Final = "exposed communication"
+"""The part of the account (`aorta.analysis.account.EXPOSED`)."""
 _SHARES: Final = ("overlap_ratio", "exposed_share", "overlap_efficiency")
 """Shares that can move without a millisecond gained or lost."""
 
@@ -271,6 +283,59 @@ def judge(metrics: Metrics, rules: Rules, values: Values, withheld: tuple[str, s
         return "inconclusive", f"{label} is not judged: {primary.test.verdict_reason}"
     verdict = "inconclusive" if primary.verdict == NOT_TESTED else primary.verdict
     return verdict, f"{label}: {primary.test.verdict_reason}"
+
+
+def changes_of(comparison: Comparison, name: str) -> tuple[AccountChange, float] | None:
+    """Return how the mean of step time (`GUARD`) or exposed time changed, and by which share the median did; None where
+    the mean did not, by its interval and the margin, or the median is not tested.
+    """
+    account, entry = known(comparison.account), comparison.metrics.get(name)
+    if account is None or account.reason is not None or entry is None or entry.verdict in (None, NOT_TESTED):
+        return None
+    if entry.quotient is None:  # of a median of 0, which any change is beyond
+        return None
+    means = {GUARD: account.step, SEQUENCE[0]: next((part for part in account.parts if part.name == _EXPOSED), None)}
+    mean = means.get(name)
+    if mean is None or mean.low_ms is None or mean.high_ms is None or mean.low_ms <= 0 <= mean.high_ms:
+        return None
+    if abs(mean.change_ms) < comparison.margin * mean.reference_ms or not mean.reference_ms:
+        return None
+    return mean, entry.quotient - 1
+
+
+def mean_alone(comparison: Comparison, name: str = GUARD) -> AccountChange | None:
+    """Return how a mean changed whose median changed by less than the margin, or the other way. A few long steps do
+    that, as those of a checkpoint, and a run takes so much longer.
+    """
+    mean, of_median = changes_of(comparison, name) or (None, 1.0)
+    if mean is None or (of_median * mean.change_ms > 0 and abs(of_median) >= comparison.margin):
+        return None
+    return mean
+
+
+def heed_means(comparison: Comparison) -> None:
+    """Withdraw what medians say where a mean alone changed: that step or exposed time is the same, or changed the other
+    way, and that anything improved while steps take longer.
+    """
+    longer, whys = mean_alone(comparison), list[str]()
+    for name in (GUARD, SEQUENCE[0]):
+        if (mean := mean_alone(comparison, name)) is not None:
+            before, after = (TEXT.quantity(side, "ms") for side in (mean.reference_ms, mean.candidate_ms))
+            what = "step" if name == GUARD else "exposed time"
+            whys.append(
+                f"the mean {what} is {before} in the reference, {after} in the candidate, which medians do not show"
+            )
+            test = comparison.metrics[name].test
+            test.verdict, test.verdict_reason = "inconclusive", whys[-1]
+    for entry in comparison.metrics.values():
+        if longer is not None and longer.change_ms > 0 and entry.verdict == "improvement":
+            entry.test.verdict, entry.test.verdict_reason = "inconclusive", whys[0]
+    leads = [comparison.metrics[name] for name in (GUARD, comparison.deciding) if name in comparison.metrics]
+    decided = next((entry for entry in leads if entry.verdict in DECIDED), None)
+    if whys and decided is not None:
+        comparison.verdict, comparison.verdict_reason = str(decided.verdict), decided.test.verdict_reason
+    elif whys and comparison.verdict != SHIFTED:
+        comparison.verdict, comparison.verdict_reason = "inconclusive", whys[0]
 
 
 def _label(name: str) -> str:

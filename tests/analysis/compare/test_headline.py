@@ -14,9 +14,12 @@ from msgspec.structs import replace
 from aorta.analysis.compare.headline import MOST_WORDS, evidence, headline, numbers, title
 from aorta.analysis.compare.launch_comparison import judged
 from aorta.analysis.compare.run_comparison import pairs
-from aorta.analysis.compare.verdict import DECIDED, GUARD, SEQUENCE, Rules
+from aorta.analysis.compare.verdict import DECIDED, GUARD, SEQUENCE, Rules, heed_means
+from aorta.analysis.gate import evaluate, parse_condition
 from aorta.documents import ABSENT
 from aorta.documents.comparison import (
+    AccountChange,
+    AccountComparison,
     ComparedMetric,
     Comparison,
     Effect,
@@ -99,6 +102,40 @@ def test_another_primary_metric_is_named(name, verdict, first):
     found = compared(verdict, STEP, primary=name)
     found.metrics[name] = entry(name, 0.2, 0.3, verdict)
     assert said(found)[0] == first
+
+
+@pytest.mark.parametrize(
+    ("steps_ms", "means_ms", "verdicts", "then", "first"),
+    [  # a checkpoint every eighth step; medians that say less, or the other way; and a mean that agrees with them
+        ((100, 100.2), (100, 143), ("equivalent",) * 2, ("inconclusive", "equivalent"), "step +43 %."),
+        ((100, 101), (100, 143), ("inconclusive", "improvement"), ("inconclusive",) * 2, "step +43 %."),
+        ((100, 95), (100, 120), ("improvement", "regression"), ("inconclusive", "regression"), "mean step +20 %."),
+        ((100, 110), (100, 90), ("regression", "equivalent"), ("inconclusive", "equivalent"), "mean step -10 %."),
+        (
+            (100, 105),
+            (100, 120),
+            ("regression", "equivalent"),
+            ("regression", "equivalent"),
+            "Slower: step 100 -> 105 ms.",
+        ),
+    ],
+)
+def test_a_mean_that_a_few_steps_change_takes_back_what_medians_say(steps_ms, means_ms, verdicts, then, first):
+    change_ms = means_ms[1] - means_ms[0]
+    ends_ms = {"low_ms": change_ms - 1, "high_ms": change_ms + 1}
+    change = partial(AccountChange, reference_ms=100, candidate_ms=means_ms[1], change_ms=change_ms, **ends_ms)
+    entries = entry("job_step_ms", *steps_ms, verdicts[0]), entry("exposed_comm_ms", 33.1, 33.2, verdicts[1])
+    account = AccountComparison(reason=None, step=change, parts=[])
+    found = compared(next(filter(DECIDED.__contains__, verdicts), "equivalent"), *entries, account=account, margin=0.02)
+    heed_means(found)
+    assert tuple(each.verdict for each in found.metrics.values()) == then
+    assert found.verdict == next(filter(DECIDED.__contains__, then), "inconclusive")
+    assert said(found)[0].endswith(first)
+    assert len(said(found)[0].split()) <= MOST_WORDS
+    assert ("which medians do not show." in said(found)[1]) == (then[0] == "inconclusive")
+    assert said(found)[1].endswith(" The mean step: +20 %.") == (then[0] == "regression")
+    gate = evaluate([parse_condition("job_step_ms>15%")], found).conditions[0]
+    assert (gate.outcome == "pass") == (then[0] == "regression")
 
 
 UNLIKE = {
