@@ -16,6 +16,7 @@ from aorta.errors import InputError
 from aorta.read.traces.files import find_units, read_unit
 from aorta.read.traces.interval_table import NULL, IntervalClass, Trace
 from aorta.read.traces.load import load_traces
+from aorta.read.traces.reader import SERIALISED
 from aorta.read.traces.rocprof import trace as rocprof
 from aorta.read.traces.rocprof.csv_files import ROCPROF_CSV
 from aorta.read.traces.rocprof.rocpd import ROCPD
@@ -249,13 +250,13 @@ def test_files_without_kernels_say_what_is_missing() -> None:
         read_with(ROCPROF_CSV, files)
 
 
-def test_that_counters_were_collected_is_noted_and_their_file_is_no_trace(tmp_path: Path) -> None:
+def test_where_counters_were_collected_nothing_is_known_of_overlap_and_their_file_is_no_trace(tmp_path: Path) -> None:
     counters = "4242_counter_collection.csv"
     head = b"Dispatch_Id,Kernel_Name,Counter_Name,Counter_Value,Start_Timestamp,End_Timestamp\n"
     (made,) = read_with(ROCPROF_CSV, as_csv("direct") | {counters: head + b"1,gemm,SQ_WAVES,much,1,2\n"})
     expected = read("csv-direct", tmp_path)
     assert rows(made) == rows(expected)
-    assert {*made.notes} - {*expected.notes} == {rocprof.SERIALISED}
+    assert {*made.gaps} - {*expected.gaps} == {*SERIALISED}
     (tmp_path / counters).write_bytes(head)
     with pytest.raises(InputError, match="nothing that can be read as a trace"):
         find_units(str(tmp_path))

@@ -27,7 +27,7 @@ from numpy.typing import ArrayLike
 
 from aorta.errors import InputError
 from aorta.read.frames import Numbered
-from aorta.read.ledger import LANES, Gap, lacking
+from aorta.read.ledger import COMM, LANES, Gap, lacking
 from aorta.read.traces.chrome_json import LARGEST_NS
 from aorta.read.traces.interval_table import (
     NO_WINDOWS,
@@ -49,7 +49,15 @@ from aorta.records.run_files import rank_files
 from aorta.records.schema import Header
 from aorta.redaction import redact
 from aorta.timeline.arrays import Int64
+from aorta.timeline.classes import COMPUTE
 
+SERIALISED: Final = lacking(
+    "hardware counters were collected, for which kernels run one after the other: times and overlap are not those of a "
+    "run without counters",
+    COMPUTE,
+    COMM,
+    seen=False,
+)
 _LIMITS: Final = {"start_ns": (0, LARGEST_NS), "end_ns": (0, LARGEST_NS), "device": (NULL, 2**31 - 1)}
 
 
@@ -194,6 +202,7 @@ def trace_of(
     ranges: Ranges,
     *,
     notes: Sequence[str] = (),
+    gaps: Sequence[Gap] = (),
     unsized: str | None = None,
     since_ns: int = 0,
     **facts: Any,
@@ -201,7 +210,7 @@ def trace_of(
     """Return the trace of one process, with its rank, and the steps that its ranges mark.
 
     Args:
-        notes: of the reader, beside those about rank and steps.
+        notes, gaps: of the reader, beside those about rank and steps.
         unsized: the tool, where it does not write sizes of collectives.
         since_ns: zero of the times in rows and ranges, on the clock of the trace.
         facts: further fields of `Trace`.
@@ -211,7 +220,7 @@ def trace_of(
     """
     checked(source.origin, "range", {"start_ns": ranges.start_ns, "end_ns": ranges.end_ns})
     rank, world_size, of_rank = place(process, source.headers)
-    steps, of_steps, gaps = step_windows(ranges.texts, ranges.start_ns + since_ns, ranges.end_ns + since_ns)
+    steps, of_steps, gaps_of_steps = step_windows(ranges.texts, ranges.start_ns + since_ns, ranges.end_ns + since_ns)
     table = concatenate(rows)
     start_ns = table.start_ns + since_ns
     table = replace(
@@ -234,7 +243,7 @@ def trace_of(
         "world_size": world_size,
         "host": process.host,
         "backend": "nccl" if communicates else None,
-        "gaps": gaps,
+        "gaps": (*gaps_of_steps, *gaps),
         "notes": (*of_rank, *notes, *of_steps, *((no_sizes,) if communicates and unsized else ())),
     }
     return Trace(process.path, format, intervals=table, **(fields | facts))

@@ -34,6 +34,8 @@ _NOTHING: Final = msgspec.Raw(b"null")
 
 PARAMETERS: Final = "record_param_comms"
 """The host's range that has the parameters of a collective."""
+COUNTED: Final = "cuda_profiler_range"
+"""Category of what hardware counters were read over."""
 COPIES: Final = frozenset({"gpu_memcpy", "gpu_memset", "Memcpy", "Memset", "gpu_memcpy_p2p"})
 DEVICE: Final = COPIES | {"kernel", "Kernel"}
 """Categories of work on a device; old traces capitalise them."""
@@ -85,7 +87,7 @@ class Inputs(msgspec.Struct, gc=False):
 _IRRELEVANT: Final = frozenset(
     {
         *("ac2g", "fwdbwd", "gpu_user_annotation", "python_function", "cpu_instant_event", "overhead", "Trace"),
-        *("cuda_sync", "cuda_profiler_range"),
+        *("cuda_sync", "cuda_event", "graph_event_node", "graph_host_node"),  # waits, and marks of streams
     }
 )
 """Categories that make up most of a trace, and of which nothing follows. Any that is not listed here is unknown."""
@@ -113,7 +115,7 @@ def _decoder(kind: str, time: Any) -> msgspec.json.Decoder[list[Any]]:
         members |= {category: [*lasting, ("args", Linked | None, None)] for category in CALLS}
         members |= {category: [*timed, raw] for category in HOST}
         members |= {category: [*named, raw] for category in OPERATORS if kind == "untimed"}
-        members |= {category: [] for category in _IRRELEVANT}
+        members |= {COUNTED: timed} | {category: [] for category in _IRRELEVANT}
         structs = [
             msgspec.defstruct(f"Event_{cat}", fields, namespace={"cat": cat}, tag_field="cat", tag=cat, gc=False)
             for cat, fields in sorted(members.items())

@@ -40,6 +40,7 @@ from aorta.read.traces.interval_table import (
 )
 from aorta.read.traces.kineto.events import (
     COPIES,
+    COUNTED,
     FOREIGN_CALLS,
     LARGEST_DEVICE,
     OPERATORS,
@@ -63,7 +64,7 @@ from aorta.read.traces.kineto.events import (
     with_times,
 )
 from aorta.read.traces.kineto.host import LABEL, HostWork, host_rows
-from aorta.read.traces.reader import MARK, Process, Ranges, TraceInput, trace_of
+from aorta.read.traces.reader import MARK, SERIALISED, Process, Ranges, TraceInput, trace_of
 from aorta.timeline.arrays import Int64, IntervalArray, merge
 from aorta.timeline.classes import COMPUTE, computes, copies, launches_communication
 
@@ -222,7 +223,7 @@ class _Kept:
                 "cls": cls,
                 "second": second,
                 "origin": idents(externals),
-                "correlation": idents([said.correlation for said in arguments]),
+                "correlation": idents([said.correlation or None for said in arguments]),  # 0: of no call
                 "graph": idents([said.graph for said in arguments]),
             }
         )
@@ -387,7 +388,7 @@ def _on_devices(kept: _Kept, metadata: Metadata, source: TraceInput) -> Trace:
 
 def _unknown(kept: _Kept) -> tuple[IntervalArray, str]:
     """Return rows of categories that no account knows, without those of the host's processes, and what to say."""
-    rows = [row for row in kept.unknown if row[1] not in kept.hosts]
+    rows = [row for row in kept.unknown if row[1] not in kept.hosts and row[0] != COUNTED]
     times = IntervalArray(*(np.array([row[at] for row in rows], np.int64) for at in (2, 3)))
     lasted: Counter[str] = Counter()
     for category, _, start, end in rows:
@@ -487,6 +488,7 @@ def _trace(
         [table],
         Ranges(start, end, [name for name, *_ in kept.marks]),
         notes=notes,
+        gaps=SERIALISED if any(category == COUNTED for category, *_ in kept.unknown) else (),
         since_ns=base,
         clock=clock,
         backend=distributed.backend,

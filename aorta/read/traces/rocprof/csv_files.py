@@ -23,7 +23,7 @@ from aorta.errors import InputError
 from aorta.read.frames import Numbered
 from aorta.read.traces.interval_table import NULL, Trace
 from aorta.read.traces.open import is_url, rows_of
-from aorta.read.traces.reader import FileHead, Process, Ranges, Reader, TraceInput, copies
+from aorta.read.traces.reader import SERIALISED, FileHead, Process, Ranges, Reader, TraceInput, copies
 from aorta.read.traces.rocprof import trace as rocprof
 from aorta.records.files import NOT_UTF8
 from aorta.timeline.arrays import Int64
@@ -122,7 +122,6 @@ def _read(source: TraceInput) -> Iterator[Trace]:
             )
         )
         to_host = np.isin(copied["name"], coded(lambda text: text.upper().endswith("TO_HOST")))
-        notes += [rocprof.SERIALISED] if counted else []
         yield rocprof.trace_of_rocprof(
             source,
             ROCPROF_CSV.name,
@@ -145,6 +144,7 @@ def _read(source: TraceInput) -> Iterator[Trace]:
             {**rccl, "text": [words[code] for code in rccl["name"].tolist()]},
             copied_by=copied["correlation"],
             notes=notes,
+            gaps=SERIALISED if counted else (),
             copies_observed=bool(parts["copy"]),
         )
 

@@ -31,7 +31,17 @@ from aorta.errors import InputError
 from aorta.read.traces.claims import Claims, launched_by, reconciled
 from aorta.read.traces.interval_table import NULL, IntervalClass, Intervals, Trace, kind_of, look_up
 from aorta.read.traces.open import coded
-from aorta.read.traces.reader import Process, Ranges, Reader, TraceInput, checked, copies, kernels, trace_of
+from aorta.read.traces.reader import (
+    SERIALISED,
+    Process,
+    Ranges,
+    Reader,
+    TraceInput,
+    checked,
+    copies,
+    kernels,
+    trace_of,
+)
 from aorta.timeline.arrays import Int64
 from aorta.timeline.classes import computes
 
@@ -49,10 +59,6 @@ NO_KERNELS: Final = "no kernel dispatches: record with --kernel-trace"
 RCCL_API: Final = "RCCL_API"
 HIP_API: Final = "HIP_RUNTIME_API"
 """Begin of the domain of HIP calls, which launch kernels; what follows (`_EXT`) differs between versions."""
-SERIALISED: Final = (
-    "hardware counters were collected, for which kernels run one after the other: times and overlap are not those of a "
-    "run without counters"
-)
 MARKERS: Final = ("MARKER_CORE_API", "MARKER_CORE_RANGE_API")
 """Domains of ROCTx ranges: the first up to ROCm 6.4, the second since 7."""
 _OUTPUT: Final = re.compile(r"_(results\.(json|db)|kernel_trace\.csv)(\.gz)?$")
@@ -314,8 +320,13 @@ class _Metadata(msgspec.Struct):
     node: _Node | None = None
 
 
+class _Counted(msgspec.Struct):
+    counter_collection: list[msgspec.Raw] = []
+
+
 class _Process(msgspec.Struct):
     buffer_records: _Records
+    callback_records: _Counted = msgspec.field(default_factory=_Counted)
     strings: _Strings = msgspec.field(default_factory=_Strings)
     metadata: _Metadata = msgspec.field(default_factory=_Metadata)
     agents: list[_Agent] = []
@@ -410,6 +421,7 @@ def _trace(source: TraceInput, process: _Process, *, shared: bool) -> Trace:
         {"text": [name(row)[1] for row in hip], **_columns(hip, f"{_SPAN} {_HOST}")},
         {"text": [name(row)[1] for row in calls], **_columns(calls, f"{_SPAN} {_HOST}")},
         copied_by=_columns(copied, "correlation=correlation_id.internal")["correlation"],
+        gaps=SERIALISED if process.callback_records.counter_collection else (),
         copies_observed=bool(copied),
     )
 
