@@ -158,11 +158,13 @@ def _read_both_ways(trace: Trace, claims: Claims, *, lacks: bool) -> Intervals:
     streams = Groups(rows.device[ran], rows.stream[ran])
     launched = np.bincount(streams.of_row, rows.launch_ns[ran] != NULL, len(streams)) > 0
     strange = ~launched[streams.of_row] if launched.any() else np.zeros(len(ran), bool)
+    sends = rows.cls == IntervalClass.COMM
+    if sends.sum() - sends[ran[strange]].sum() < (1 - EDGES) * _countable(claims.issued):
+        strange &= ~sends[ran]  # as many collectives were issued
     if (rows.launch_ns[ran] != NULL).sum() >= (1 - DECIDED) * (~strange).sum():
         second[ran[strange]] = IntervalClass.UNKNOWN  # another process's, as all others have their launches
     issued = np.isin(claims.row_link, claims.link[claims.sends])
     called = np.isin(claims.row_link, claims.link[claims.launches == Launches.KERNEL])
-    sends = rows.cls == IntervalClass.COMM
     if 2 * np.count_nonzero(sends & issued) > np.count_nonzero(sends):
         second[sends & called & ~issued & rows.named(lambda name: _ISSUED.search(name) is not None)] = _COMPUTE
     if lacks:
@@ -270,7 +272,21 @@ def _without_row(trace: Trace, claims: Claims) -> NDArray[np.bool_]:
         order = np.argsort(claims.start_ns, kind="stable")
         steps = np.select([what == Launches.CAPTURE, what == Launches.CAPTURED], [1, -1], 0)[order]
         missing[order[np.cumsum(steps) > 0]] = False
-    return missing
+    return missing & ~_ran_with_others(trace, claims, missing)
+
+
+def _ran_with_others(trace: Trace, claims: Claims, missing: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return as many of the launches of a step that have no row as it has kernels with the number of another launch:
+    one launch runs one kernel, so these are theirs (ROCm may give several kernels the number of one launch).
+    """
+    rows, kernels = trace.intervals, claims.launches == Launches.KERNEL
+    ran = np.flatnonzero((rows.cls != IntervalClass.COPY) & np.isin(claims.row_link, claims.link[kernels]))
+    more = np.delete(ran, Groups(claims.row_link[ran]).first)
+    counts = np.unique(step_of(rows.launch_ns[more], trace.windows), return_counts=True)
+    at = np.flatnonzero(missing & kernels)
+    step, theirs = step_of(claims.start_ns[at], trace.windows), np.zeros(len(missing), bool)
+    theirs[at] = Groups(step).position < look_up(step, *counts)
+    return theirs
 
 
 def _lost(trace: Trace, claims: Claims, missing: NDArray[np.bool_]) -> Iterator[Gap]:
@@ -285,7 +301,8 @@ def _lost(trace: Trace, claims: Claims, missing: NDArray[np.bool_]) -> Iterator[
     settled = _countable(claims.issued) > 0 and not _fewer(trace, claims)
     of_comm, counts = np.unique(rows.step[rows.cls == IntervalClass.COMM], return_counts=True)
     of_comm = of_comm[counts >= (1 - EDGES) * counts.max(initial=0)]
-    may_send = plain & ~(settled & np.isin(step, of_comm)) & (trace.world_size != 1)
+    ran_all = settled & np.isin(step, of_comm)
+    may_send = plain & ~ran_all & (trace.world_size != 1)
     copied = rows.cls == IntervalClass.COPY
     ran = {COMPUTE: _by_step(rows, ~copied), COMM: _by_step(rows, rows.cls == IntervalClass.COMM)}
     ran[COPY] = _by_step(rows, copied)
@@ -296,7 +313,7 @@ def _lost(trace: Trace, claims: Claims, missing: NDArray[np.bool_]) -> Iterator[
     kinds: tuple[tuple[NDArray[np.bool_], tuple[str, ...], str, str], ...] = (
         (plain, (COMPUTE,), COMPUTE, "{count} launches have no kernel in the trace"),
         (may_send, (COMM,), COMPUTE, "{count} launches have no kernel in the trace"),
-        (missing & sends, (COMM,), COMM, "{count} launches of communication have no kernel in the trace"),
+        (missing & sends & ~ran_all, (COMM,), COMM, "{count} launches of communication have no kernel in the trace"),
         (
             missing & (what == Launches.COPY) & ~sends,
             (COPY,),
@@ -509,9 +526,9 @@ def _without_pieces(trace: Trace) -> Trace:
 
 def _lacking(trace: Trace, steps: Int64, recorded: NDArray[np.bool_]) -> Iterator[tuple[str, NDArray[np.bool_]]]:
     """Yield the lanes in which some of the steps, in order, lack rows that two or more have, all equally: by their
-    names, and the time that these take. Where several lack the same between others, they are of another sort, as where
-    gradients are accumulated. Nothing is said of communication where NCCL's kernels and gloo's calls were
-    recorded: a step may use either.
+    names, and the time that these take. A step that has as much instead in some lane is of another sort, and so are
+    several that lack the same between others, as where gradients are accumulated. Nothing is said of communication
+    where NCCL's kernels and gloo's calls were recorded: a step may use either.
     """
     rows = trace.intervals.take(operations(trace.intervals).first)
     at = look_up(rows.step, trace.windows.step[steps], np.arange(len(steps)))
@@ -532,14 +549,18 @@ def _lacking(trace: Trace, steps: Int64, recorded: NDArray[np.bool_]) -> Iterato
     had_ns = np.bincount(step, had * usual_ns[code] * (1.0 + code), len(steps))  # weighted by name, to tell steps apart
     of_host = rows.stream[rows.cls == IntervalClass.COMM] == NULL
     two_backends = of_host.any() and not of_host.all()
+    lanes, of_sort = list[tuple[str, NDArray[np.bool_], NDArray[np.bool_]]](), recorded.copy()
     for lane, cls in LANE_CLASSES.items():
-        if two_backends and cls == IntervalClass.COMM:
-            continue
         weight_ns = np.where(rows.cls[work.first] == cls, usual_ns, 0)
         total = float((usual * weight_ns).sum())
         kept_ns, more_ns = (np.bincount(step, each * weight_ns[code], len(steps)) for each in (had, count - had))
-        lacks = recorded & (total - kept_ns > DECIDED * total)
-        few, full = np.flatnonzero(lacks), recorded & ~lacks & (more_ns <= DECIDED * total)
+        lacks = total - kept_ns > DECIDED * total
+        of_sort &= ~(lacks & (more_ns >= total - kept_ns))  # what was lost has nothing in its place
+        if not (two_backends and cls == IntervalClass.COMM):
+            lanes.append((lane, lacks, more_ns <= DECIDED * total))
+    for lane, lacks, no_more in lanes:
+        lacks &= of_sort
+        few, full = np.flatnonzero(lacks), recorded & ~lacks & no_more
         known = lacks[recorded]
         together = (known[0] or known[-1]) and np.count_nonzero(np.diff(known)) == 1
         alike = len(few) and np.ptp(had_ns[few]) <= DECIDED * had_ns.max()
