@@ -1,12 +1,12 @@
 """What people report in public, and whole reports of traces by hand, are answered rightly, whatever tool wrote them.
 
-`public_cases/` has a file for each kind: its cases, each with files of traces and the right answer, which was worked
-out from the rows by a sweep that shares nothing with AORTA. A file is JSON (also packed with gzip), text, bytes in
-base64, or SQL that makes a database. Of the answer, `steps` and `whole` are metrics (null: null with a reason),
-`reasons` what is said of a null, `devices` the metrics of the whole traces, `kernels` how many kernels of each class
-there are, `gaps` those of a stream, and `notes` words of notes. `report_cases.json` has cases by hand, with values of
-the entry in `summary.json`, by their paths, words of its reasons (`says`), and what is found (`findings`, null
-where a rule does not hold).
+`public_cases/` has a file for each kind: its cases, each with files of traces (`source`: where somebody reported the
+like) and the right answer, which was worked out from the rows by a sweep that shares nothing with AORTA. A file is JSON
+(also packed with gzip), text, bytes in base64, or SQL that makes a database. Of the answer, `steps` and `whole` are
+metrics (null: null with a reason), `reasons` what is said of a null, `devices` the metrics of the whole traces,
+`kernels` how many kernels of each class there are, `gaps` those of a stream, and `notes` words of notes.
+`report_cases.json` has cases by hand, with values of the entry in `summary.json`, by their paths, words of its reasons
+(`says`), and what is found (`findings`, null where a rule does not hold).
 """
 
 from __future__ import annotations

@@ -272,7 +272,7 @@ def _without_row(trace: Trace, claims: Claims) -> NDArray[np.bool_]:
         order = np.argsort(claims.start_ns, kind="stable")
         steps = np.select([what == Launches.CAPTURE, what == Launches.CAPTURED], [1, -1], 0)[order]
         missing[order[np.cumsum(steps) > 0]] = False
-    return missing & ~_ran_with_others(trace, claims, missing)
+    return missing & ~_ran_with_others(trace, claims, missing) if missing.any() else missing
 
 
 def _ran_with_others(trace: Trace, claims: Claims, missing: NDArray[np.bool_]) -> NDArray[np.bool_]:

@@ -170,11 +170,11 @@ def in_time(rows: Intervals, chosen: NDArray[np.bool_]) -> dict[int, float]:
 
 
 def _twice_at_once(streams: Intervals, shared: Int64) -> Iterator[Gap]:
-    """Yield the lanes of streams in which a row ran beside others for more than half of its length, or for a tenth of
-    it beside such as also end before it: a stream runs one after the other, so times are wrong, or rows are in the
-    trace twice. One that may begin early (programmatic dependent launch) ends behind what it depends on. Where rows of
-    communication and others overlap, the number is not that of a stream. Kernels of one launch, that of a graph, may
-    have its number.
+    """Yield the lanes of streams in which a row ran beside others for more than half of its length, or beside several,
+    or for a tenth of it beside any, that also ended before it: a stream runs one after the other, so times are wrong,
+    or rows are in the trace twice. One that may begin early (programmatic dependent launch) ends behind what it depends
+    on. Where rows of communication and others overlap, the number is not that of a stream. Kernels of one launch, that
+    of a graph, may have its number.
     """
     length, sends = streams.end_ns - streams.start_ns, streams.cls == IntervalClass.COMM
     weight_ns = np.zeros(len(streams), np.int64)
@@ -189,8 +189,9 @@ def _twice_at_once(streams: Intervals, shared: Int64) -> Iterator[Gap]:
         alone = (launch[late] == NULL) | (launch[late] != launch[before])
         late, before = late[alone], before[alone]
         beside = np.bincount(before, both[late], len(own))
-        inside = np.bincount(before, both[late] * (end[late] <= reach[late - 1]), len(own))
-        wrong = (2 * beside > length[own]) | (inside > _INSIDE * length[own])
+        within = end[late] <= reach[late - 1]
+        inside, inside_ns = (np.bincount(before, of, len(own)) for of in (within, both[late] * within))
+        wrong = (2 * beside > length[own]) | (inside > OTHERS) | (inside_ns > _INSIDE * length[own])
         late = late[wrong[before]]
         weight_ns[own[wrong]] = length[own][wrong]
         weight_ns[own[late]] = both[late]
