@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.errors import InputError
+from aorta.read.ledger import COMM, Gap, lacking
 from aorta.read.traces.claims import Claims, launched_by, reconciled
 from aorta.read.traces.interval_table import NULL, IntervalClass, Intervals, Trace, kind_of, look_up
 from aorta.read.traces.open import coded
@@ -43,7 +44,8 @@ from aorta.read.traces.reader import (
     trace_of,
 )
 from aorta.timeline.arrays import Int64
-from aorta.timeline.classes import computes
+from aorta.timeline.classes import COMPUTE, computes
+from aorta.timeline.overlap import DECIDED
 
 Columns: TypeAlias = Mapping[str, Any]
 _KIND: Final = {
@@ -82,6 +84,7 @@ def trace_of_rocprof(
     *,
     copied_by: Int64 | None = None,
     notes: Sequence[str] = (),
+    gaps: Sequence[Gap] = (),
     **facts: Any,
 ) -> Trace:
     """Return the trace of one process: kinds of collectives from names or RCCL calls, steps from ROCTx ranges.
@@ -92,6 +95,7 @@ def trace_of_rocprof(
         launches: calls of HIP, `correlation`, `start_ns`, `end_ns` and `text` (the function).
         calls: of RCCL, `text` (the function), `thread`, `correlation`, `start_ns` and `end_ns`.
         copied_by: the `correlation` of each copy, where known.
+        notes, gaps: of the reader.
         facts: further fields of `Trace`.
     """
     where = process.path
@@ -121,12 +125,17 @@ def trace_of_rocprof(
     of_call = np.any([np.isin(ids, sends) & (ids > 0) for ids in correlations], axis=0)
     rows.cls[(rows.cls == IntervalClass.COMPUTE) & ~rows.named(computes) & of_call] = IntervalClass.COMM
     unnamed = np.flatnonzero((rows.cls == IntervalClass.COMM) & (rows.kind == NULL))
+    ranged = set(ranges.texts)
+    renamed = np.isin(ran["name"], [code for code, text in enumerate(names) if text in ranged])
+    if renamed.sum() > DECIDED * len(renamed):
+        why = f"{renamed.sum()} kernels have the names of ranges, not their own: record without --kernel-rename"
+        gaps = (*gaps, *lacking(why, COMPUTE, COMM, seen=False))
     kinds, of_kinds = _kinds_from_calls(issued, ran, correlations, unnamed)
     rows.kind[unnamed] = kinds
     about = {"clock": "BOOTTIME", "platform": "rocm", "counters": {"comm_unlinked": int((kinds == NULL).sum())}}
     said = (*notes, *of_kinds)
     trace = trace_of(
-        source, format, process, [rows, copied], ranges, notes=said, unsized="rocprofv3", **(about | facts)
+        source, format, process, [rows, copied], ranges, notes=said, gaps=gaps, unsized="rocprofv3", **(about | facts)
     )
     link = ran["correlation"]
     for ids in correlations[1:]:  # the calls know the kernel by either
