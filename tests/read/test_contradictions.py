@@ -13,7 +13,7 @@ import pytest
 
 from aorta.read.ledger import WHOLE
 from aorta.read.traces import clocks
-from aorta.read.traces.claims import unrecorded
+from aorta.read.traces.missing_rows import unrecorded
 from tests.read.answers import answer, judge
 from tests.read.evidence_jobs import job
 from tests.read.mutants import mutation

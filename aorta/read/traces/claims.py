@@ -21,23 +21,20 @@ from aorta.read.frames import Groups
 from aorta.read.ledger import COMM, LANES, WHOLE, Gap, lacking, lost
 from aorta.read.traces.clocks import refuse_other_units, too_fast
 from aorta.read.traces.interval_table import (
-    KIND_CODE,
     LANE_CLASSES,
-    NO_WINDOWS,
     NULL,
     IntervalClass,
     Intervals,
     Trace,
     kind_of,
     look_up,
-    operations,
     overlapping_ns,
     step_of,
-    windows,
 )
+from aorta.read.traces.missing_rows import EDGES, by_step, skipped
 from aorta.timeline.arrays import Int64
 from aorta.timeline.classes import COMPUTE, COPY, KINDS, computes
-from aorta.timeline.overlap import DECIDED, NS_PER_MS
+from aorta.timeline.overlap import DECIDED
 
 _PEERS: Final = re.compile(r"(?i)memcpy PtoP|peer.?to.?peer|^p2p$")
 """Copies to or from another device."""
@@ -48,17 +45,6 @@ _ISSUED: Final = re.compile("(?i)[nr]ccl")
 _COMPUTE: Final = int(IntervalClass.COMPUTE)
 NESTED: Final = 2
 """Calls that may share a number: cudaLaunchKernel calls cuLaunchKernel."""
-FEWEST: Final = 3
-"""Steps, of which one can be told to be unlike the others."""
-_MUCH: Final = 10
-"""A step that is so many times as long as all that was recorded, in it alone, is not of that clock. A choice."""
-EDGES: Final = 0.1
-"""Part of the collectives issued that may run before or behind the recording."""
-PAUSE_NS: Final = 1000 * NS_PER_MS
-"""Rows whose numbers follow one another, and that start farther apart, have a pause of the recording between them, in
-which others ran unrecorded on purpose. A choice: where a step is longer, rows lost from it are not missed by their
-numbers, and no number is doubted for it.
-"""
 
 
 class Launches(IntEnum):
@@ -136,13 +122,13 @@ def reconciled(trace: Trace, claims: Claims) -> Trace:
     refuse_other_units(trace.path, "kernels", ran_ns, some_short=False)
     known = (*_doubled(trace, claims), *_blind(trace, claims), *_crossed(trace, claims), *too_fast(trace))
     trace, claims = _told_apart(trace, replace(claims, launches=_learned(trace, claims)))
-    sent, skipped = tuple(_sent(trace, claims)), tuple(_skipped(trace, claims))
+    sent, left_out = tuple(_sent(trace, claims)), tuple(skipped(trace, claims.counted))
     missing = _without_row(trace, claims)
     lost_rows = _lost(trace, claims, missing) if missing.any() or (claims.launches == Launches.GRAPH).any() else ()
     return replace(
         trace,
         intervals=_read_both_ways(trace, claims, lacks=bool(sent)),
-        gaps=(*trace.gaps, *known, *lost_rows, *sent, *skipped),
+        gaps=(*trace.gaps, *known, *lost_rows, *sent, *left_out),
         counters={**trace.counters, "kernels_lost": int(missing.sum())},
     )
 
@@ -215,7 +201,7 @@ def _doubled(trace: Trace, claims: Claims) -> Iterator[Gap]:
         if (own & again).any():
             why = "{count} kernels run at the same time as another of their launch, so rows are repeated"
             weight, ran = np.ones(len(rows))[own & again], trace.intervals.cls == LANE_CLASSES[lane]
-            yield from lost(why, (lane,), rows.step[own & again], weight, _by_step(trace.intervals, ran), seen=False)
+            yield from lost(why, (lane,), rows.step[own & again], weight, by_step(trace.intervals, ran), seen=False)
 
 
 def _learned(trace: Trace, claims: Claims) -> Int64:
@@ -304,8 +290,8 @@ def _lost(trace: Trace, claims: Claims, missing: NDArray[np.bool_]) -> Iterator[
     ran_all = settled & np.isin(step, of_comm)
     may_send = plain & ~ran_all & (trace.world_size != 1)
     copied = rows.cls == IntervalClass.COPY
-    ran = {COMPUTE: _by_step(rows, ~copied), COMM: _by_step(rows, rows.cls == IntervalClass.COMM)}
-    ran[COPY] = _by_step(rows, copied)
+    ran = {COMPUTE: by_step(rows, ~copied), COMM: by_step(rows, rows.cls == IntervalClass.COMM)}
+    ran[COPY] = by_step(rows, copied)
     rows_of_graphs, short = _replayed(claims, graphs & ~missing, rows.name)
     weight = np.where(graphs, rows_of_graphs, 1.0)
     weight[short >= 0] = short[short >= 0]
@@ -331,11 +317,6 @@ def _lost(trace: Trace, claims: Claims, missing: NDArray[np.bool_]) -> Iterator[
     if missing.sum() > DECIDED * max(len(what), 1) and without_call.sum() > DECIDED * linked.sum():
         said = f"{int(missing.sum())} launches have no row and {int(without_call.sum())} rows no launch in the trace"
         yield from lacking(f"{said}, so some have neither", *both)
-
-
-def _by_step(rows: Intervals, chosen: NDArray[np.bool_]) -> Counter[int]:
-    """Return how many of some rows each step has, and all together (`WHOLE`)."""
-    return Counter(rows.step[chosen].tolist()) + Counter({WHOLE: int(chosen.sum())})
 
 
 def _replayed(claims: Claims, replays: NDArray[np.bool_], name: NDArray[np.int32]) -> tuple[float, Int64]:
@@ -418,151 +399,3 @@ def _blind(trace: Trace, claims: Claims) -> Iterator[Gap]:
     # Of a device without any calls the steps say nothing: it may lag behind them.
     if nothing or (blind and (len(claims.link) or (rows.device == NULL).all())):
         yield from (Gap(lane, why, WHOLE, seen=not nothing) for lane in ((COMPUTE, COPY) if nothing else (COMPUTE,)))
-
-
-def _skipped(trace: Trace, claims: Claims) -> Iterator[Gap]:
-    """Yield rows that the numbers of others leave out, where most follow one another: those of a group's collectives,
-    and of dispatches, count. They are of a step between their neighbours that has fewer rows than others; rows without
-    a number may be them. Neighbours farther apart than `PAUSE_NS` have a pause of the recording between them.
-    """
-    rows, marks = trace.intervals, trace.windows
-    window = np.maximum(np.searchsorted(marks.start_ns, rows.start_ns, side="right") - 1, 0)
-    sends = (rows.cls == IntervalClass.COMM) & ~np.isin(rows.kind, (KIND_CODE["send"], KIND_CODE["recv"]))
-    series: list[tuple[NDArray[np.bool_], Int64, NDArray[np.int32], tuple[str, ...], str]] = [
-        (sends, rows.seq, rows.group, LANES, "collectives of a group")
-    ]
-    if claims.counted is not None:
-        kernels = claims.counted != NULL
-        series.append((kernels, claims.counted, np.zeros_like(rows.group), (COMPUTE, COMM), "dispatches"))
-    for chosen, number, group, lanes, what in series:
-        numbered = np.flatnonzero(chosen & (number != NULL))
-        counts = look_up(marks.step, *np.unique(rows.step[chosen], return_counts=True)).clip(0)
-        at, weight, missing = list[int](), list[float](), 0
-        for own in Groups(group[numbered]).parts(numbered):
-            own = own[np.unique(number[own], return_index=True)[1]]
-            apart_ns = np.abs(np.diff(rows.start_ns[own]))
-            holes = np.flatnonzero((np.diff(number[own]) > 1) & (apart_ns < PAUSE_NS))
-            if len(holes) > len(own) / 2:  # most do not follow one another, so these numbers do not count the rows
-                continue
-            for before, behind in zip(own[holes].tolist(), own[holes + 1].tolist(), strict=True):
-                first, last = sorted((int(window[before]), int(window[behind])))
-                among = np.arange(first, min(last + 1, len(marks)))
-                short = among[counts[among] < counts.max(initial=0)]
-                if not len(short) and len(among) and np.ptp(marks.step[among]) <= 1:  # beside each other, not a pause
-                    short = among
-                at += marks.step[short].tolist() or [NULL]
-                between = int(number[behind] - number[before]) - 1
-                weight += [float(between)] * max(len(short), 1)
-                missing += between
-        if missing > np.count_nonzero(chosen) - len(numbered):
-            why = f"numbers of {what} leave some out, which have no row"
-            yield from lost(why, lanes, np.array(at), np.array(weight), _by_step(rows, chosen))
-
-
-def unrecorded(trace: Trace) -> Trace:
-    """Return the trace with gaps of steps in which nothing was recorded, and of those beside them, in which the
-    recording began or ended.
-    """
-    trace = _without_pieces(trace)
-    rows, marks = trace.intervals, trace.windows
-    if not len(marks) or not len(rows):
-        return trace
-    steps = np.argsort(marks.start_ns, kind="stable")
-    order = np.argsort(rows.start_ns, kind="stable")
-    reach = np.maximum.accumulate(rows.end_ns[order])
-    before = np.searchsorted(rows.start_ns[order], marks.end_ns[steps])  # rows that start before a step ends
-    ran = (before > 0) & (reach[np.maximum(before - 1, 0)] > marks.start_ns[steps])
-    recorded = (ran & (not trace.of_launch)) | np.isin(marks.step[steps], rows.step)
-    within = rows.start_ns.max() - rows.start_ns.min()
-    (only,) = np.flatnonzero(recorded) if recorded.sum() == 1 else (0,)
-    if len(marks) >= FEWEST and recorded.sum() == 1 and _MUCH * within < (marks.end_ns - marks.start_ns)[steps[only]]:
-        why = f"all rows lie in a small part of one of {len(marks)} steps: their times or those of the steps are wrong"
-        return replace(trace, windows=NO_WINDOWS, gaps=(*trace.gaps, *lacking(why, *LANES)))
-    if not recorded.any():
-        note = f"{trace.path}: nothing was recorded in any step: the whole trace is measured"
-        return replace(trace, windows=NO_WINDOWS, notes=(*trace.notes, note))
-    beside = recorded & ~(np.append(True, recorded[:-1]) & np.append(recorded[1:], True))
-    lacking_in = dict(_lacking(trace, steps, recorded)) if not trace.of_launch else {}
-    missing = int((~recorded).sum())
-    ended, begun = marks.end_ns[steps][:-1], marks.start_ns[steps][1:]
-    unmarked = (np.diff(marks.step[steps]) > 1) & (begun - ended < PAUSE_NS)
-    unmarked &= np.searchsorted(rows.start_ns[order], ended) == np.searchsorted(rows.start_ns[order], begun)
-    missing += int((np.diff(marks.step[steps]) - 1)[unmarked].sum())
-    gaps = [Gap(lane, f"nothing was recorded in {missing} steps", WHOLE) for lane in LANES if missing]
-    gaps += [Gap(lane, "rows of some steps were lost", WHOLE) for lane in lacking_in]
-    for lane, lacks in lacking_in.items():
-        why = "this step lacks rows that others have, so some were lost"
-        gaps += [Gap(lane, why, number) for number in marks.step[steps[lacks]].tolist()]
-    for chosen, why, seen in (
-        (~recorded, "nothing was recorded in this step", False),
-        (beside, "the recording began or ended in this step", True),
-    ):
-        numbers = marks.step[steps[chosen]].tolist()
-        gaps += [Gap(lane, why, number, seen=seen) for number in numbers for lane in LANES]
-    return replace(trace, gaps=(*trace.gaps, *gaps))
-
-
-def _without_pieces(trace: Trace) -> Trace:
-    """Return the trace without its first and last step where the recording, and the mark with it, began or ended within
-    them: all others have about as many rows, and these fewer, and are shorter than any.
-    """
-    marks, rows = trace.windows, trace.intervals
-    if len(marks) < FEWEST or trace.of_launch:
-        return trace
-    counts = look_up(marks.step, *np.unique(rows.step, return_counts=True)).clip(0)
-    length, pieces = marks.end_ns - marks.start_ns, np.zeros(len(marks), bool)
-    for edge, others in ((0, slice(1, None)), (-1, slice(-1)), (0, slice(1, -1)), (-1, slice(1, -1))):
-        alike = len(own := counts[others]) > 1 and own.min() >= (1 - EDGES) * own.max()
-        shorter = length[edge] < (1 - EDGES) * length[others].min()
-        pieces[edge] |= alike and shorter and 0 < counts[edge] < (1 - EDGES) * own.min()
-    if not pieces.any():
-        return trace
-    gone = marks.step[pieces].tolist()
-    note = f"{trace.path}: the recording began or ended within step {', '.join(map(str, gone))}, which is left out"
-    table = replace(rows, step=np.where(np.isin(rows.step, gone), NULL, rows.step))
-    kept = windows(marks.step[~pieces], marks.start_ns[~pieces], marks.end_ns[~pieces])
-    return replace(trace, intervals=table, windows=kept, notes=(*trace.notes, note))
-
-
-def _lacking(trace: Trace, steps: Int64, recorded: NDArray[np.bool_]) -> Iterator[tuple[str, NDArray[np.bool_]]]:
-    """Yield the lanes in which some of the steps, in order, lack rows that two or more have, all equally: by their
-    names, and the time that these take. A step that has as much instead in some lane is of another sort, and so are
-    several that lack the same between others, as where gradients are accumulated. Nothing is said of communication
-    where NCCL's kernels and gloo's calls were recorded: a step may use either.
-    """
-    rows = trace.intervals.take(operations(trace.intervals).first)
-    at = look_up(rows.step, trace.windows.step[steps], np.arange(len(steps)))
-    rows, at = rows.take((at != NULL) & (rows.name != NULL)), at[(at != NULL) & (rows.name != NULL)]
-    if not len(rows) or np.count_nonzero(recorded) < FEWEST:
-        return
-    work = Groups(rows.cls, rows.name)
-    length = np.maximum(rows.end_ns - rows.start_ns, 0)
-    by_length = np.lexsort((length, work.of_row))
-    usual_ns = length[by_length][work.starts + work.sizes // 2]
-    pairs = Groups(work.of_row, at)
-    code, step, count = work.of_row[pairs.first], at[pairs.first], pairs.sizes
-    by_count = np.lexsort((count, code))
-    last = np.cumsum(np.bincount(code, minlength=len(work))) - 1
-    twice = np.append(False, np.diff(code[by_count]) == 0)[last]
-    usual = np.where(twice, count[by_count][last - 1], 0)  # two steps have so many, or more
-    had = np.minimum(count, usual[code])
-    had_ns = np.bincount(step, had * usual_ns[code] * (1.0 + code), len(steps))  # weighted by name, to tell steps apart
-    of_host = rows.stream[rows.cls == IntervalClass.COMM] == NULL
-    two_backends = of_host.any() and not of_host.all()
-    lanes, of_sort = list[tuple[str, NDArray[np.bool_], NDArray[np.bool_]]](), recorded.copy()
-    for lane, cls in LANE_CLASSES.items():
-        weight_ns = np.where(rows.cls[work.first] == cls, usual_ns, 0)
-        total = float((usual * weight_ns).sum())
-        kept_ns, more_ns = (np.bincount(step, each * weight_ns[code], len(steps)) for each in (had, count - had))
-        lacks = total - kept_ns > DECIDED * total
-        of_sort &= ~(lacks & (more_ns >= total - kept_ns))  # what was lost has nothing in its place
-        if not (two_backends and cls == IntervalClass.COMM):
-            lanes.append((lane, lacks, more_ns <= DECIDED * total))
-    for lane, lacks, no_more in lanes:
-        lacks &= of_sort
-        few, full = np.flatnonzero(lacks), recorded & ~lacks & no_more
-        known = lacks[recorded]
-        together = (known[0] or known[-1]) and np.count_nonzero(np.diff(known)) == 1
-        alike = len(few) and np.ptp(had_ns[few]) <= DECIDED * had_ns.max()
-        if full.sum() > 1 and len(few) and (together or (full.sum() >= FEWEST if len(few) == 1 else not alike)):
-            yield lane, lacks

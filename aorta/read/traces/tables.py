@@ -30,7 +30,6 @@ from aorta.read.frames import (
 )
 from aorta.read.ledger import COMM, LANES, WHOLE, Gap, audit, balanced, lacking, of_window
 from aorta.read.run import Details, RankTables, Source, StepIntervals
-from aorta.read.traces.claims import unrecorded
 from aorta.read.traces.clocks import wrong_clocks
 from aorta.read.traces.collectives import collectives_in
 from aorta.read.traces.files import TraceFiles, read_unit
@@ -51,6 +50,7 @@ from aorta.read.traces.interval_table import (
     windows,
 )
 from aorta.read.traces.kernels import KernelFacts, kernel_facts
+from aorta.read.traces.missing_rows import unrecorded
 from aorta.records.schema import ActiveSegment
 from aorta.timeline.arrays import (
     Int64,
