@@ -13,10 +13,11 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from aorta.experiments.process import launch_environment
 from tests.rank_records import RankRecord, read_rank
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     import pytest  # ranks import this module too
 
 Launcher = Literal["fork", "torchrun"]
+T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = (
     "training.max_steps=8",
@@ -109,6 +111,15 @@ def succeeded(done: subprocess.CompletedProcess[str]) -> subprocess.CompletedPro
     """The same; fails the test, with all that was said, unless the exit code is 0."""
     assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done
+
+
+def until(happened: Callable[[], T]) -> T:
+    """What a function returns once that is true; fails the test where it never is."""
+    deadline = time.monotonic() + HANGS_S
+    while not (found := happened()):
+        assert time.monotonic() < deadline, f"still not: {happened}"
+        time.sleep(0.01)
+    return found
 
 
 def free_port() -> int:

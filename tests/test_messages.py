@@ -24,63 +24,7 @@ from tests.analysis.builders import header, simulated_run, write_rank
 from tests.analysis.compare.builders import launch_set
 from tests.runs import HANGS_S, ROOT, SMALL, environment, finished, job
 
-ROWS: Final = [
-    # A name that is nearly right.
-    ("reprot run", 2, "did you mean report?"),
-    ("report --outptu x run", 2, "--outptu: did you mean --output?"),
-    ("report run --primary step_time", 2, "did you mean job_step_ms?"),
-    ("report run --primary overlap_rati", 2, "did you mean overlap_ratio?"),
-    ("report run other --fail-on overlap_rtio<-0.05", 2, "did you mean overlap_ratio?"),
-    ("report cuad", 2, "cuad: did you mean cuda?"),
-    ("report --log-dir run --label mine --reference mien", 2, "did you mean mine?"),
-    ("whatif run --set netwrk.bandwidth=x2", 2, "did you mean network.bandwidth"),
-    ("whatif run --set comm.kind.allredcue=free", 2, "did you mean allreduce?"),
-    ("train workload=rankng", 1, "did you mean ranking?"),
-    ("train fabric=emulatd", 1, "did you mean emulated?"),
-    # Nothing there, or not what was asked for.
-    ("report", 2, "name a run or traces"),
-    ("report nowhere", 2, "no records for 'nowhere'. Runs here: above/a/b, artifacts/cuda, hollow, one, other, "),
-    ("report ./nowhere", 2, "nowhere: No such file or directory. Runs here: above/a/b, artifacts/cuda, "),
-    ("report artifacts/cuad", 2, "No such file or directory; did you mean artifacts/cuda? Runs here: artifacts/cuda."),
-    ("report run run/", 2, "run run/: the same source twice; give it once"),
-    ("report empty", 2, "error: empty: nothing that can be read as a trace (no files). Expected an AORTA run"),
-    ("report above", 2, "above: no rank_<rank>_metrics.jsonl in this folder; there are some in above/a/b. Give"),
-    ("report twice", 2, "twice: none of its 2 records can be read: the file is empty"),
-    ("report empty.json", 2, "empty.json"),
-    ("report cut.json.gz", 2, "cut.json.gz"),
-    ("report hollow", 2, "the file is empty"),
-    ("report torn", 2, "rank_0_metrics.jsonl"),
-    ("report zero", 2, "zero: 0 steps recorded: recording.step() was not called, or, under aorta record,"),
-    ("report run zero", 2, "zero: 0 steps recorded"),
-    ("kernels run", 2, "profiling.enabled=true"),
-    ("kernels empty", 2, "nothing that can be read as a trace"),
-    ("merge empty -o m.json", 2, "empty"),
-    ("whatif one", 2, "rank"),
-    ("report a b c", 2, "aorta report takes one, or a reference and a candidate"),
-    ("report run run --reference x", 2, "not both"),
-    # Numbers and words that cannot be.
-    ("report run --alpha nan", 2, "--alpha nan: above 0 and at most 0.5"),
-    ("report run --margin nan", 2, "--margin nan: above 0 and below 1"),
-    ("report run --jobs 0", 2, "--jobs 0: at least 1"),
-    ("report run --scheduler tcp://a:1 --jobs 2", 2, "--jobs 2: at least 1, and not with --scheduler"),
-    ("report run other --fail-on overlap_ratio<nan", 2, "is no number"),
-    ("report traces --comm-pattern (", 2, "--comm-pattern"),
-    ("whatif run --set network.bandwidth=xnan", 2, "network.bandwidth"),
-    ("whatif run --last 1", 2, "a number from 2"),
-    ("kernels run --top 0", 2, "--top 0: at least 1"),
-    ("ab --output p --launches 0 --dry-run", 1, "launches=0: must be at least 1"),
-    ("ab --output p --timeout-s nan --dry-run", 1, "timeout_s=nan: must be greater than 0"),
-    ("ab --output p --env A=1 --dry-run", 2, "write env.NAME=VALUE"),
-    ("report cuda --tables csv", 2, "aorta.analysis.steps(RUN).to_csv("),
-    ("ab --output p --torchrun=-x --dry-run", 2, "write launcher='{torchrun} --max-restarts 0'"),
-    ("ab --output p env.A --dry-run", 2, "expected env.NAME=VALUE"),
-    ("ab --dry-run", 2, "--output"),
-    ("ab --output p --plan nowhere.yaml --dry-run", 1, "nowhere.yaml"),
-    # A folder that cannot be written, or is taken.
-    ("report run --output taken/below", 2, "--output DIR"),
-    ("report plan --label x", 2, "not both"),
-    ("report run plan", 2, "the folder of a plan"),
-]
+ROWS: Final = [row for rows in json.loads(Path(__file__).with_suffix(".json").read_text()).values() for row in rows]
 """Words after `aorta`, the exit code, what the last lines of stderr (or of stdout, where it is 0) have."""
 
 

@@ -32,42 +32,8 @@ from tests.read.nsys_files import write_nsys
 from tests.runs import attempt, finished
 
 SECRET = "hunter2x"
-HIDDEN = {
-    "s3://me:hunter2x@host/t?sig=hunter2x&rank=3": "s3://me:...@host/t?sig=...&rank=3",
-    "simplecache::memory://user:hunter2x@h": "simplecache::memory://user:...@h",
-    "ftp://u:hunter2x@x@h/y": "ftp://u:...@h/y",
-    "http:/user:hunter2x@h/t.json": "http:/user:...@h/t.json",  # as a path has it
-    "https://hunter2x@github.com/x": "https://...@github.com/x",
-    "https://h/x?X-Amz-Signature=hunter2x&X-Amz-Date=1": "https://h/x?X-Amz-Signature=...&X-Amz-Date=1",
-    "https://h?AWSAccessKeyId=hunter2x&Expires=3": "https://h?AWSAccessKeyId=...&Expires=3",
-    "AccountKey=hunter2x==;EndpointSuffix=x": "AccountKey=...",
-    "hydra.launcher.command=[env,HF_TOKEN=hunter2x]": "hydra.launcher.command=[env,HF_TOKEN=...]",
-    "a=1,token=hunter2x,b=3": "a=1,token=...,b=3",
-    "f(token=hunter2x, b=3)": "f(token=..., b=3)",
-    "HIP_DB_PASS=hunter2x MYSQL_PWD=hunter2x": "HIP_DB_PASS=... MYSQL_PWD=...",
-    'token="hunter2x b" c': 'token="..." c',
-    "password: hunter2x": "password: ...",
-    "{'db_pass': 'hunter2x', 'step': 3}": "{'db_pass': '...', 'step': 3}",
-    '{"HF_TOKEN": "hunter2x y"}': '{"HF_TOKEN": "..."}',
-    "Authorization: Bearer hunter2x": "Authorization: Bearer ...",
-    "Authorization: Basic hunter2x==": "Authorization: Basic ...",
-    "curl -H 'X-Api-Key: hunter2x'": "curl -H 'X-Api-Key: ...'",
-    "run --password hunter2x --steps 3": "run --password ... --steps 3",
-    "['run', '--hf-token', 'hunter2x y', '-x']": "['run', '--hf-token', '...', '-x']",
-    f"hf_{SECRET * 4}": "hf_...",
-    "eyJhbGciOiJIUzI1.eyJzdWIiOiIx.hunter2x": "eyJ...",
-    "-----BEGIN PRIVATE KEY-----\nhunter2x\n-----END": "-----BEGIN PRIVATE KEY-----...-----END",
-}
-KEPT = """
-SORT_KEY=world_size | MAX_TOKEN_BYTES=26214400 | num_key_value_heads=32 | label=hf_llama3_70b_baseline | hf_hub
-PRIMARY_KEY: job_step_ms | --cache-key x1 | token_dim=64 | sk-learn-baseline-on-eight-nodes | npm_config_x | KEY=VALUE
-mkdir -p out/run1 | docker run -p 8080:80 -u 1000:1000 x | run -p 29500 -u me | tokens: [1, 2] | max_tokens=4096
-tokens_per_s=3.0 | TOKENIZERS_PARALLELISM=true | forward_pass=3 | PWD=/home/x | author: me | KeyError: 'x'
-signature: f(x) | unknown keys: a, b | {"token": 17, "key": "x"} | --token-ring -x | file:///a/b@c
-http://h:80/x | tcp://10.0.0.1:29500 | sftp://me@host/path | s3://bucket/x?versionId=3
-the credentials, or set profiling.remote_root=null | key: holds a password, and addresses
-"""
-OTHERS = [text for line in KEPT.strip().splitlines() for text in line.split(" | ")]
+CASES = json.loads(Path(__file__).with_suffix(".json").read_text())
+HIDDEN, OTHERS = dict(CASES["hidden"]), CASES["kept"]
 
 
 @pytest.mark.parametrize(("text", "shown"), HIDDEN.items())

@@ -15,8 +15,8 @@ import torch
 
 from aorta.distributed.topology import Topology
 from aorta.records.schema import Step
+from tests.device_path import talking_threads
 from tests.device_path.trainings import looped
-from tests.recording import talking_threads
 from tests.runs import ROOT, record
 from tests.simulated import device as simulated
 from tests.simulated.load import native as simulator
@@ -133,7 +133,7 @@ def test_docs_say_whose_streams_collectives_run_on(trained: Told) -> None:
 
 def test_what_threads_issue_that_never_sleep_is_recorded_to_the_last(tmp_path: Path) -> None:
     count = 200
-    launched("tests.recording.talking_threads", str(tmp_path), str(count), "fsdp", "native")
+    launched("tests.device_path.talking_threads", str(tmp_path), str(count))
     for rank in (0, 1):
         steps = record(tmp_path, rank).steps
         rows = [row for step in steps for row in step.collectives if row.bytes == talking_threads.ITEMS * 4]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
+from pathlib import Path
 
 import pytest
 
@@ -23,42 +25,17 @@ from aorta.errors import ConfigError
 from aorta.recording.rank_process import run_rank
 from tests.loop import resolved
 
-WARNED = [
-    ("cuda", {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, 3, r"CUDA_DEVICE_MAX_CONNECTIONS=1: .* one hardware queue.*; unset"),
-    ("cuda", {"CUDA_LAUNCH_BLOCKING": "1"}, 3, r"CUDA_LAUNCH_BLOCKING=1: .* nothing can overlap; unset it"),
-    ("rocm", {"CUDA_LAUNCH_BLOCKING": "1"}, 3, r"CUDA_LAUNCH_BLOCKING=1: .* nothing can overlap; unset it"),
-    ("rocm", {"HIP_LAUNCH_BLOCKING": "1"}, 3, r"HIP_LAUNCH_BLOCKING=1: .* nothing can overlap; unset it"),
-    ("rocm", {"AMD_SERIALIZE_KERNEL": "3"}, 3, r"AMD_SERIALIZE_KERNEL=3: .* nothing can overlap; unset it"),
-    ("cuda", {"TORCH_NCCL_BLOCKING_WAIT": "1"}, 3, r"TORCH_NCCL_BLOCKING_WAIT=1: .* blocks the host.*; unset it"),
-    ("rocm", {"NCCL_BLOCKING_WAIT": "true"}, 3, r"NCCL_BLOCKING_WAIT=true: .* blocks the host.*; unset it"),
-    ("cuda", {"NCCL_LAUNCH_MODE": "GROUP"}, 3, r"NCCL_LAUNCH_MODE=GROUP: .*; unset it"),
-    ("cuda", {"TORCH_NCCL_ENABLE_TIMING": "1"}, 3, r"TORCH_NCCL_ENABLE_TIMING=1: .* timing events .*; unset it"),
-    ("rocm", {}, 5, r"GPU_MAX_HW_QUEUES=4: .* up to 5 streams of priority 0;.*; set GPU_MAX_HW_QUEUES=5"),
-    ("rocm", {"GPU_MAX_HW_QUEUES": "2"}, 3, r"GPU_MAX_HW_QUEUES=2: .* up to 3 streams.*; set GPU_MAX_HW_QUEUES=3"),
-    ("cuda", {}, 9, r"CUDA_DEVICE_MAX_CONNECTIONS=8: .* up to 9 streams;.*; set CUDA_DEVICE_MAX_CONNECTIONS=9"),
-    ("cuda", {"CUDA_DEVICE_MAX_CONNECTIONS": "4"}, 40, r"CUDA_DEVICE_MAX_CONNECTIONS=4: .* set CUDA_.*=32 before"),
-    ("cuda", {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}, 40, r".*=32: .* up to 40 streams.* one may wait for another; use"),
-]
-SILENT = [
-    ("cuda", {}, 8),
-    ("rocm", {}, 4),
-    ("rocm", {"GPU_MAX_HW_QUEUES": "8"}, 8),
-    ("cuda", {"CUDA_DEVICE_MAX_CONNECTIONS": "12"}, 12),
-    ("rocm", {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, 2),
-    ("cuda", {"CUDA_LAUNCH_BLOCKING": "0", "TORCH_NCCL_BLOCKING_WAIT": "false", "NCCL_LAUNCH_MODE": ""}, 3),
-    ("cuda", {"HIP_LAUNCH_BLOCKING": "1", "AMD_SERIALIZE_KERNEL": "3"}, 3),
-    ("cpu", {"CUDA_LAUNCH_BLOCKING": "1", "NCCL_LAUNCH_MODE": "GROUP"}, 9),
-]
+CASES = json.loads(Path(__file__).with_suffix(".json").read_text())
 
 
-@pytest.mark.parametrize(("platform", "environment", "streams", "sentence"), WARNED)
+@pytest.mark.parametrize(("platform", "environment", "streams", "sentence"), CASES["warned"])
 def test_a_setting_that_changes_the_measurement_is_named(platform, environment, streams, sentence):
     ((warning, level),) = setting_warnings(environment, platform, {0: streams}, timing_events=False)
     assert re.fullmatch(sentence + ".*", warning)
     assert level == logging.WARNING
 
 
-@pytest.mark.parametrize(("platform", "environment", "streams"), SILENT)
+@pytest.mark.parametrize(("platform", "environment", "streams"), CASES["silent"])
 def test_what_changes_nothing_is_not_complained_of(platform, environment, streams):
     assert setting_warnings(environment, platform, {0: streams}, timing_events=True) == []
 
@@ -93,16 +70,7 @@ def test_one_hardware_queue_with_timing_events_is_an_error_of_its_own():
     assert setting_warnings({"CUDA_DEVICE_MAX_CONNECTIONS": "8"}, "cuda", {0: 8}, timing_events=True) == []
 
 
-@pytest.mark.parametrize(
-    ("devices", "started", "command"),
-    [
-        (8, ["/somewhere/train.py", "label=cuda"], "torchrun --standalone --nproc_per_node 8 /somewhere/train.py ..."),
-        (8, ["mine.py"], "torchrun --standalone --nproc_per_node 8 mine.py ..."),
-        (2, ["aorta train", "label=x"], "aorta train --nproc_per_node 2 ..."),
-        (4, ["/lib/aorta/__main__.py", "train"], "aorta train --nproc_per_node 4 ..."),
-        (4, [], "aorta train --nproc_per_node 4 ..."),
-    ],
-)
+@pytest.mark.parametrize(("devices", "started", "command"), CASES["one rank"])
 def test_one_rank_names_the_command_with_all_devices(devices, started, command):
     text, level = one_rank(1, devices, started)
     assert (level, text.endswith(f"with the same arguments: {command}")) == (logging.WARNING, True)
@@ -116,19 +84,7 @@ def test_one_rank_of_a_machine_with_one_device_and_more_ranks_than_cores():
     assert cores() >= 1
 
 
-@pytest.mark.parametrize(
-    ("interceptor", "sentence"),
-    [
-        (
-            "none: not built; python -m x does it",
-            r"collectives and blocks are not timed \(not built; python -m x does it",
-        ),
-        ("python: not built: no c++", r".*\(not built: no c\+\+\): steps of DDP were 4 to 7 % longer$"),
-        ("native", None),
-        ("python: instrument.native=false", None),
-        (None, None),
-    ],
-)
+@pytest.mark.parametrize(("interceptor", "sentence"), CASES["timed from Python"])
 def test_collectives_timed_from_python_are_told_with_the_cost_and_the_remedy(interceptor, sentence):
     warning = python_timing_warning(interceptor)
     assert (warning is None) == (sentence is None)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +13,7 @@ from typing import Any
 import pytest
 
 from aorta.experiments.plan_command import main
-from tests.runs import HANGS_S, ROOT, environment
+from tests.runs import ROOT, environment
 
 FAKE = Path(__file__).with_name("fake_torchrun.py")
 
@@ -99,15 +97,6 @@ class Bench:
             with suppress(ValueError):
                 found.append(json.loads(line))
         return [event for event in found if event["event"] == kind]
-
-    def until(self, condition: Callable[[], Any]) -> Any:
-        """What `condition` returns once it is true."""
-        end = time.monotonic() + HANGS_S
-        while time.monotonic() < end:
-            if found := condition():
-                return found
-            time.sleep(0.1)
-        raise AssertionError(f"still not: {condition}")
 
 
 @pytest.fixture

@@ -33,14 +33,14 @@ from aorta.records.files import read_lines
 from tests.experiments.conftest import Bench
 from tests.experiments.test_process import gone, has_ended
 from tests.libraries import stand_in
-from tests.runs import HANGS_S, ROOT, finished
+from tests.runs import HANGS_S, ROOT, finished, until
 
 AB = ("--launches", "1", "--candidate", "a=2")
 
 
 def hanging(bench: Bench) -> dict[str, int]:
     """Once a launch hangs: ids of its torchrun and of its rank."""
-    (call,) = bench.until(lambda: [call for call in bench.calls if call["call"] == "hangs"])
+    (call,) = until(lambda: [call for call in bench.calls if call["call"] == "hangs"])
     return {name: call[name] for name in ("pid", "rank")}
 
 

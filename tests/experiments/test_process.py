@@ -25,6 +25,7 @@ from aorta.experiments.process import (
     launch,
     launch_environment,
 )
+from tests.runs import until
 
 # Ends with 40 + the signal's number; says when it listens.
 POLITE = """
@@ -57,14 +58,6 @@ open(sys.argv[1], "w").write(str(made.pid))
 SLEEPING = "import time; time.sleep(600)"
 
 
-def wait_for(path: Path) -> None:
-    for _ in range(20_000):
-        if path.exists():
-            return
-        time.sleep(0.01)
-    pytest.fail(f"{path} did not appear")
-
-
 def has_ended(pid: int) -> bool:
     """Whether a process has ended by now, be it that nobody has collected it."""
     try:
@@ -92,7 +85,7 @@ def send_when(ready: Path, number: int) -> None:
     """Send us a signal as soon as a launch says that it is ready."""
 
     def send() -> None:
-        wait_for(ready)
+        until(ready.exists)
         os.kill(os.getpid(), number)
 
     threading.Thread(target=send).start()
@@ -175,7 +168,7 @@ def test_an_error_of_ours_leaves_nothing_behind(tmp_path, monkeypatch):
     ready = tmp_path / "ready"
 
     def broken() -> None:
-        wait_for(ready)
+        until(ready.exists)
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):

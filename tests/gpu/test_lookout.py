@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from aorta.records.schema import InstrumentMode, Step
 from aorta.records.step_line import StepFacts
 from tests.gpu.device import compiled_part, needs_gpu, simulated_only, standing_still
 from tests.records.test_progress import facts
+from tests.runs import HANGS_S, until
 from tests.simulated import device as simulated
 from tests.simulated.load import native as simulator
 
@@ -33,7 +34,6 @@ NEVER_PAUSED_S = 0.1
 GOES_ON_S = 1.0
 PACE_S = 0.02
 """Between two steps, so that there are no thousands of them."""
-LIMIT_S = 120.0
 
 
 @contextmanager
@@ -60,14 +60,6 @@ def looks() -> int:
 def threads() -> int:
     """How many there are of it in this process."""
     return sum(task.read_text() == "aorta device\n" for task in Path("/proc/self/task").glob("*/comm"))
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    """Wait for it; a test whose thread does not do so ends by this limit."""
-    end_s = time.monotonic() + LIMIT_S
-    while not is_so():
-        assert time.monotonic() < end_s
-        time.sleep(0.02)
 
 
 def look_again() -> None:
@@ -167,7 +159,7 @@ def test_a_forked_child_has_no_such_thread_and_does_not_wait_for_it(device: torc
         until(lambda: threads() == 1)
         child = os.fork()
         if child == 0:
-            signal.alarm(int(LIMIT_S))
+            signal.alarm(int(HANGS_S))
             instrument.recorder.leave()
             instrument.close()
             os._exit(threads())

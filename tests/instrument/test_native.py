@@ -38,11 +38,10 @@ from aorta.records.schema import InstrumentMode
 from tests.instrument.taps import CPU, Answer, Tap, answering, compiled_part
 from tests.known_answers.again import attempted
 from tests.records.test_progress import facts
+from tests.runs import until
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated. Please use:FutureWarning")  # renamed in torch 2.13
 HELD_S = 0.3
-PATIENCE_S = 30.0
-"""For what comes at once, unless the machine is busy."""
 ATTEMPTS = 100
 """A collective of one rank may be over at once."""
 
@@ -63,13 +62,6 @@ def under_way() -> Any:
             return work
         work.wait()
     pytest.skip(f"{ATTEMPTS} collectives of one rank were over before they could be asked")
-
-
-def wait_until(happened: Callable[[], bool]) -> None:
-    """With the interpreter free."""
-    deadline = time.perf_counter() + PATIENCE_S
-    while not happened() and time.perf_counter() < deadline:
-        time.sleep(0.001)
 
 
 def test_the_end_is_seen_while_the_interpreter_is_busy(tap: Tap) -> None:
@@ -97,7 +89,7 @@ def see_the_end_of_one(tap: Tap) -> None:
         while time.perf_counter() < deadline:
             pass
         freed_ns = time.perf_counter_ns()
-        wait_until(lambda: bool(called_back))
+        until(lambda: bool(called_back))
         work.wait()
         tap.hand_over()
         row = tap.rows[-1]
@@ -113,7 +105,7 @@ def test_a_handle_may_go_before_it_has_ended(tap: Tap) -> None:
     dist.barrier()
     tap.hand_over()
     assert [row.kind for row in tap.rows][-2:] == ["allgather", "barrier"]
-    wait_until(tap.rows[-2].look)
+    until(tap.rows[-2].look)
     assert tap.rows[-2].end_source == "future"
 
 
@@ -179,8 +171,7 @@ def test_a_collective_that_is_over_keeps_no_tensor_while_the_step_goes_on(tap: T
     work.wait()
     kept = weakref.ref(tensor)
     del tensor, work
-    wait_until(lambda: kept() is None)  # its callback is on its way
-    assert kept() is None
+    until(lambda: kept() is None)  # its callback is on its way
 
 
 @pytest.mark.usefixtures("world_of_one")

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -17,12 +16,10 @@ from aorta.recording import train as training
 from tests.loop import resolved
 from tests.rank_records import read_rank
 from tests.recording.test_every_strategy import TINY
-from tests.runs import HANGS_S, SMALL, command, environment, finished, record, train
+from tests.runs import HANGS_S, SMALL, command, environment, finished, record, train, until
 from tests.trained_ways import PIPELINES
 
 pytestmark = pytest.mark.dist
-PATIENCE_S = HANGS_S
-"""For what takes a second or two, with a run under way that would go on."""
 
 
 def start(folder: Path, *words: str, ranks: int = 2, options: tuple[str, ...] = ()) -> subprocess.Popen[str]:
@@ -40,12 +37,8 @@ def start(folder: Path, *words: str, ranks: int = 2, options: tuple[str, ...] = 
 def wait_for_steps(folder: Path, count: int, rank: int = 0) -> int:
     """Wait until a rank wrote `count` steps; its process id."""
     path = folder / f"rank_{rank}_metrics.jsonl"
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        if path.exists() and path.read_bytes().count(b"\n") > count:
-            return read_rank(path).header.pid
-        time.sleep(0.05)
-    raise AssertionError(f"{path} did not reach {count} steps")
+    until(lambda: path.exists() and path.read_bytes().count(b"\n") > count)
+    return read_rank(path).header.pid
 
 
 # Dropout and the schedule go on too, and the optimizer's moments are those of a sharded model.
@@ -94,7 +87,7 @@ def test_sigterm_ends_after_a_step_with_143(tmp_path):
     run = start(tmp_path, ranks=1)
     wait_for_steps(tmp_path, 3)
     run.send_signal(signal.SIGTERM)
-    run.communicate(timeout=PATIENCE_S)
+    run.communicate(timeout=HANGS_S)
     assert run.returncode == 128 + signal.SIGTERM
     kept = record(tmp_path)
     assert kept.problems == []
@@ -108,7 +101,7 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step(tmp_path):
     run = start(tmp_path)
     wait_for_steps(tmp_path, 3, rank=0)
     os.kill(wait_for_steps(tmp_path, 3, rank=1), signal.SIGINT)
-    run.communicate(timeout=PATIENCE_S)
+    run.communicate(timeout=HANGS_S)
     ends = [record(tmp_path, rank) for rank in (0, 1)]
     assert [(end.problems, end.footer.reason) for end in ends] == [([], "signal")] * 2
     assert ends[0].steps[-1].global_step == ends[1].steps[-1].global_step
@@ -120,7 +113,7 @@ def test_a_killed_rank_is_named_by_the_other_and_a_restart_resumes_and_keeps_bot
     words = ("training.checkpoint_interval=4", f"training.max_steps={steps}", "training.timeout_s=20")
     run = start(tmp_path, *words, options=("--max-restarts", "1"))
     os.kill(wait_for_steps(tmp_path, 9, rank=1), signal.SIGKILL)
-    _, stderr = run.communicate(timeout=PATIENCE_S)
+    _, stderr = run.communicate(timeout=HANGS_S)
     assert run.returncode == 0, stderr
     blamed = "rank 1 exited without reporting an error"
     assert f"error: rank 0: a collective failed because of a peer: {blamed}, or hangs" in stderr
@@ -141,7 +134,7 @@ def test_a_full_disk_ends_all_ranks_and_names_the_one_that_met_it(tmp_path):
     # A limit on file size is what a test can set without a disk of its own; write() fails in the same way.
     limited = ["bash", "-c", 'ulimit -f 48 && exec "$@"', "limited"]
     words = command(2, *SMALL, "training.max_steps=400", "training.epochs=1000", f"training.output_dir={tmp_path}")
-    done = finished(limited + words, PATIENCE_S)
+    done = finished(limited + words, HANGS_S)
     assert done.returncode != 0
     assert "cannot write its record" in done.stderr
     assert "File too large" in done.stderr

@@ -36,8 +36,8 @@ from aorta.recording.train_step import TrainStep
 from tests.loop import resolved
 from tests.rank_records import RankRecord
 from tests.recording.modes import COMPILED
-from tests.recording.test_endings import PATIENCE_S, start, wait_for_steps
-from tests.runs import once, program, record, succeeded
+from tests.recording.test_endings import start, wait_for_steps
+from tests.runs import HANGS_S, once, program, record, succeeded
 from tests.trained_ways import TINY as SIZES
 
 TINY = (
@@ -231,10 +231,10 @@ def test_a_signal_during_a_phase_ends_it_on_all_ranks_after_the_same_step(tmp_pa
     run = start(tmp_path, "training.max_steps=4", "baseline=true", "baseline.steps=100000")
     try:
         os.kill(wait_for_steps(tmp_path, 12), signal.SIGTERM)
-        run.communicate(timeout=PATIENCE_S)
+        run.communicate(timeout=HANGS_S)
     finally:
         run.terminate()  # the launcher ends its ranks
-        run.wait(timeout=PATIENCE_S)
+        run.wait(timeout=HANGS_S)
     kept = [record(tmp_path, rank) for rank in (0, 1)]
     for one in kept:
         assert (one.footer.reason, one.footer.signal, one.footer.exit_code) == ("signal", "SIGTERM", 143)

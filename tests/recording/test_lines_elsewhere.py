@@ -6,10 +6,6 @@ import errno
 import fcntl
 import os
 import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import msgspec
 import psutil
@@ -17,72 +13,15 @@ import pytest
 
 from aorta.errors import RecordWriteError
 from aorta.records.progress import may_have_unread_rows
-from aorta.records.record_file import stream
 from aorta.records.ring_file import GIVEN_UP
 from aorta.records.ring_record import RingRecord
 from aorta.records.salvage import salvage
-from aorta.records.schema import Anchor, Footer, Line, Step
+from aorta.records.schema import Anchor, Footer
 from tests.analysis import builders
 from tests.instrument.test_rows import ByHand
-from tests.runs import HANGS_S, ROOT, environment
+from tests.recording.told_program import Recorded, lines_of, steps_of
 
 pytestmark = pytest.mark.dist
-TOLD = """
-import sys, torch, aorta
-model = torch.nn.Linear(2, 2)
-with aorta.record(sys.argv[1], model=model, devices="off", watchdog_timeout_s=600) as recording:
-    for told in sys.stdin:
-        for _ in range(int(told)):
-            if told != "30000\\n":
-                model(torch.ones(1, 2)).sum().backward()
-            recording.step()
-        print("done", flush=True)
-"""
-"""Records as many steps as a line of its input says."""
-
-
-class Recorded:
-    """A program that is being recorded, and does steps when it is told to."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.record = folder, folder / "rank_0_metrics.jsonl"
-        words, pipe = [sys.executable, "-c", TOLD, str(folder)], subprocess.PIPE
-        self.process = subprocess.Popen(
-            words, cwd=ROOT, env=environment(), stdin=pipe, stdout=pipe, stderr=pipe, text=True
-        )
-        self.done = 0
-        self.stopped: psutil.Process | None = None
-
-    def steps(self, count: int) -> None:
-        """Have it do so many steps."""
-        self.process.stdin.write(f"{count}\n")
-        self.process.stdin.flush()
-        assert self.process.stdout.readline() == "done\n"
-        self.done += count
-
-    def line_maker(self) -> psutil.Process:
-        """The watchdog's process, once there is a line by it."""
-        self.until_written(1)
-        children = psutil.Process(self.process.pid).children()
-        (found,) = [child for child in children if "aorta.autopsy.watchdog" in " ".join(child.cmdline())]
-        return found
-
-    def until_written(self, count: int) -> None:
-        """Wait for steps in the record."""
-        deadline = time.monotonic() + HANGS_S
-        while self.record.read_bytes().count(b'"record":"step"') < count:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-
-    def end(self) -> str:
-        """End it, and whatever was stopped; what it said."""
-        self.process.stdin.close()
-        code = self.process.wait(HANGS_S)
-        if self.stopped is not None:  # it has the same standard error
-            self.stopped.kill()
-        said = self.process.stderr.read()
-        assert code == 0, said
-        return said
 
 
 @pytest.fixture
@@ -93,20 +32,12 @@ def run(tmp_path):
         recorded.process.kill()
 
 
-def lines_of(record: Path) -> list[Line]:
-    problems: list[str] = []
-    lines = list(stream(record, problems))
-    assert problems == []
-    return lines
-
-
 def holds_each_step_once(run: Recorded) -> None:
-    lines = lines_of(run.record)
-    assert [line.global_step for line in lines if isinstance(line, Step)] == list(range(run.done))
-    footer = lines[-1]
+    assert steps_of(run.record) == list(range(run.done))
+    footer = lines_of(run.record)[-1]
     assert isinstance(footer, Footer)
     assert (footer.reason, footer.steps_written) == ("completed", run.done)
-    assert not may_have_unread_rows(run.folder / "progress" / "rank_0.bin")
+    assert not may_have_unread_rows(run.ring)
 
 
 def test_lines_are_there_while_the_run_goes_on_though_it_writes_none(run):
@@ -154,7 +85,7 @@ def test_a_record_that_the_other_process_never_gives_back_gets_no_footer_and_its
         assert "another process still writes to it" in run.end()
     assert not any(isinstance(line, Footer) for line in lines_of(run.record))
     assert salvage(run.folder) == 20
-    assert [line.global_step for line in lines_of(run.record) if isinstance(line, Step)] == list(range(21))
+    assert steps_of(run.record) == list(range(21))
 
 
 @pytest.mark.spec("D1")
@@ -167,7 +98,7 @@ def test_a_rank_and_the_other_process_that_die_together_lose_nothing(run):
     run.process.kill()
     run.process.wait()
     assert salvage(run.folder) == 70
-    assert [line.global_step for line in lines_of(run.record) if isinstance(line, Step)] == list(range(run.done))
+    assert steps_of(run.record) == list(range(run.done))
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 import shlex
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -101,30 +101,8 @@ def test_loggers_that_fail_or_hang_are_named_once_and_the_run_completes(tmp_path
         assert (end.reason, end.steps_written) == ("completed", 6)
 
 
-def test_a_logger_that_hangs_holds_no_step_back_and_its_losses_are_counted(tmp_path, monkeypatch, caplog):
-    """The training thread never waits for it, nor does the end of the run, for long."""
-    monkeypatch.setattr(live_steps, "MOST_WAITING", 5)
-    monkeypatch.setattr(live_steps, "LEAVE_S", 0.01)
-    go_on, begun = threading.Event(), threading.Event()
-
-    class Hanging(Keeper):
-        def log_step(self, step: int, values: Mapping[str, float]) -> None:
-            begun.set()
-            go_on.wait()
-
-    with caplog.at_level(logging.WARNING), LiveLoggers((), LoggedRun(tmp_path, "mine", {}), [Hanging()]) as live:
-        live.take(step(0, 1, 0, overlap=NUMBERS))
-        begun.wait()
-        for number in range(1, 9):
-            live.take(step(0, 1, number, overlap=NUMBERS))
-    go_on.set()
-    said = " ".join(line.getMessage() for line in caplog.records)
-    assert "still busy 0.01 s after the run" in said
-    assert "8 steps not logged" in said  # three that came too late for the queue, and the five that waited in it
-
-
 class Slow(Keeper):
-    """Its first step lasts until the queue has been emptied."""
+    """Its first step lasts until the test lets it go on."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -134,6 +112,30 @@ class Slow(Keeper):
         super().log_step(step, values)
         self.begun.set()
         self.go_on.wait()
+
+
+def live_loggers(folder: Path, *loggers: Keeper, names: Sequence[str] = ()) -> LiveLoggers:
+    return LiveLoggers(names, LoggedRun(folder, "mine", {}), loggers)
+
+
+def behind_the_first(live: LiveLoggers, slow: Slow, stop: int) -> None:
+    """Steps that come while the first one is logged."""
+    live.take(step(0, 1, 0, overlap=NUMBERS))
+    slow.begun.wait()
+    for number in range(1, stop):
+        live.take(step(0, 1, number, overlap=NUMBERS))
+
+
+def test_a_logger_that_hangs_holds_no_step_back_and_its_losses_are_counted(tmp_path, monkeypatch, caplog):
+    """The training thread never waits for it, nor does the end of the run, for long."""
+    monkeypatch.setattr(live_steps, "MOST_WAITING", 5)
+    monkeypatch.setattr(live_steps, "LEAVE_S", 0.01)
+    slow = Slow()
+    with live_loggers(tmp_path, slow) as live:
+        behind_the_first(live, slow, 9)
+    slow.go_on.set()
+    assert "still busy 0.01 s after the run" in caplog.text
+    assert "8 steps not logged" in caplog.text  # three that came too late for the queue, and the five that waited in it
 
 
 @pytest.mark.parametrize("how", ["error", "signal"])
@@ -148,15 +150,8 @@ def test_an_early_end_leaves_out_what_waits_and_closes_the_logger(tmp_path, monk
         slow.go_on.set()
 
     monkeypatch.setattr(LiveLoggers, "_drop_waiting", dropped)
-    with (
-        caplog.at_level(logging.WARNING),
-        suppress(OSError),
-        LiveLoggers((), LoggedRun(tmp_path, "mine", {}), [slow]) as live,
-    ):
-        live.take(step(0, 1, 0, overlap=NUMBERS))
-        slow.begun.wait()
-        for number in range(1, 4):
-            live.take(step(0, 1, number, overlap=NUMBERS))
+    with suppress(OSError), live_loggers(tmp_path, slow) as live:
+        behind_the_first(live, slow, 4)
         if how == "error":
             raise OSError("the run has failed")
         live.hurry()
@@ -179,10 +174,7 @@ def test_the_manifest_names_the_loggers_and_its_hash_does_not(tmp_path, model):
 def test_a_logger_that_cannot_be_opened_is_named_and_left_out(tmp_path, caplog):
     (tmp_path / "tensorboard").write_text("")
     keeper = Keeper()
-    with (
-        caplog.at_level(logging.WARNING),
-        LiveLoggers(["tensorboard"], LoggedRun(tmp_path, "mine", {}), [keeper]) as live,
-    ):
+    with live_loggers(tmp_path, keeper, names=["tensorboard"]) as live:
         live.take(step(0, 1, 3, overlap=NUMBERS))
     assert "logger tensorboard cannot be opened; the run goes on without it: NotADirectoryError" in caplog.text
     assert list(keeper.seen) == [3]

@@ -11,24 +11,20 @@ import pytest
 from aorta.records.schema import Step
 from tests.recording.modes import MODES
 from tests.runs import losses, once, program, record, succeeded, train
+from tests.trained_ways import TINY
 
 pytestmark = [pytest.mark.dist, pytest.mark.thorough]
 
 STEPS = 3
 SIZES = (
+    *TINY,
     f"training.max_steps={STEPS}",
     "training.batch_size=8",
     "training.log_interval=1",
-    "dataset.num_samples=128",
-    "dataset.sequence_length=8",
     "scheduler.warmup_steps=1",
     "telemetry.warmup_steps=1",
     "watchdog.timeout_s=0",
     "workload.num_layers=4",
-    "workload.model_dim=32",
-    "workload.num_heads=4",
-    "workload.mlp_hidden_dim=64",
-    "workload.vocab_size=100",
 )
 MODELS = {"gpt": ("workload=gpt", "workload.num_kv_heads=2"), "ranking": ("workload=ranking", "workload.dropout=0")}
 

@@ -5,62 +5,35 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from aorta.read.record import load_run
 from aorta.records import salvage as salvage_module
 from aorta.records.progress import ROWS_AT, SLOTS, may_have_unread_rows
-from aorta.records.record_file import stream
 from aorta.records.ring_file import ROW
 from aorta.records.ring_steps import MOST
 from aorta.records.salvage import salvage
-from aorta.records.schema import Step
-from tests.runs import HANGS_S, ROOT, environment, finished
+from tests.recording.told_program import Recorded, steps_of
+from tests.runs import until
 
 STEPS = MOST + 3
-KILLED = """
-import os, sys, torch, aorta
-model = torch.nn.Linear(2, 2)
-with aorta.record(sys.argv[1], model=model, devices="off", watchdog_timeout_s=float(sys.argv[2])) as recording:
-    for _ in range(int(sys.argv[3])):
-        model(torch.ones(1, 2)).sum().backward()
-        recording.step()
-    print("done", flush=True)
-    sys.stdin.read() if sys.argv[4] == "waits" else os.kill(os.getpid(), 9)
-"""
 
 
-def command(folder: Path, ending: str = "killed", *, steps: int = STEPS, timeout_s: float = 0) -> list[str]:
-    """A recorded program that is killed in its loop."""
-    return [sys.executable, "-c", KILLED, str(folder), str(timeout_s), str(steps), ending]
-
-
-def killed(folder: Path, **how: Any) -> Path:
-    """The record of such a program, and its ring."""
-    assert finished(command(folder, **how), folder=ROOT).returncode == -signal.SIGKILL
-    return folder / "rank_0_metrics.jsonl"
-
-
-def steps_of(record: Path) -> list[int]:
-    """Numbers of the steps in a record, of which every line can be read."""
-    problems: list[str] = []
-    found = [line.global_step for line in stream(record, problems) if isinstance(line, Step)]
-    assert problems == []
-    return found
+def killed(folder: Path, watchdog_timeout_s: float = 0, *, steps: int = STEPS) -> Recorded:
+    """A recorded program that was killed behind so many steps."""
+    program = Recorded(folder, watchdog_timeout_s)
+    program.steps(steps)
+    program.kill()
+    return program
 
 
 @pytest.fixture(scope="module")
 def dead(tmp_path_factory):
     """The folder of a run that nobody has looked at."""
     folder = tmp_path_factory.mktemp("dead") / "run"
-    assert len(steps_of(killed(folder))) < STEPS
+    assert len(steps_of(killed(folder).record)) < STEPS
     return folder
 
 
@@ -94,25 +67,21 @@ def test_the_next_run_in_the_folder_completes_it_before_it_is_moved(run):
 
 
 def test_the_watchdog_completes_it_when_the_rank_dies(tmp_path):
-    record = killed(tmp_path, timeout_s=60)
-    ring = tmp_path / "progress" / "rank_0.bin"
-    deadline = time.monotonic() + HANGS_S
-    while may_have_unread_rows(ring) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert steps_of(record) == list(range(STEPS))
+    program = killed(tmp_path, 60)
+    until(lambda: not may_have_unread_rows(program.ring))
+    assert steps_of(program.record) == list(range(STEPS))
 
 
 def test_the_record_of_a_rank_that_lives_is_left_alone(tmp_path):
-    process = subprocess.Popen(
-        command(tmp_path, "waits"), cwd=ROOT, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    assert process.stdout.readline() == b"done\n"
-    before = (tmp_path / "rank_0_metrics.jsonl").read_bytes()
-    assert salvage(tmp_path) == 0
-    assert (tmp_path / "rank_0_metrics.jsonl").read_bytes() == before
-    process.communicate(timeout=HANGS_S)
-    assert steps_of(tmp_path / "rank_0_metrics.jsonl") == list(range(STEPS))
-    assert not may_have_unread_rows(tmp_path / "progress" / "rank_0.bin")
+    program = Recorded(tmp_path, 0)
+    with program.process:
+        program.steps(STEPS)
+        before = program.record.read_bytes()
+        assert salvage(tmp_path) == 0
+        assert program.record.read_bytes() == before
+        program.end()
+    assert steps_of(program.record) == list(range(STEPS))
+    assert not may_have_unread_rows(program.ring)
 
 
 def test_a_ring_of_another_record_or_a_damaged_one_is_left_alone(run):

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from tests.ranks import forked
-from tests.runs import HANGS_S, environment, succeeded
+from tests.runs import HANGS_S, ROOT, environment, finished, succeeded
 from tests.simulated import load
 
 needs_device = pytest.mark.skipif(
@@ -39,6 +39,11 @@ def ended(target: str | Path, *words: str, ranks: int = 2) -> subprocess.Complet
 def launched(target: str | Path, *words: str, ranks: int = 2) -> subprocess.CompletedProcess[str]:
     """The same; fails the test when a rank fails."""
     return succeeded(ended(target, *words, ranks=ranks))
+
+
+def python(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """This interpreter with these words, in a process of its own that finds the device's `sitecustomize`."""
+    return finished([sys.executable, *words], own=environment(PYTHONPATH=str(load.SITE), **variables), folder=ROOT)
 
 
 def on_devices(

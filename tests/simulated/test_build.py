@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.runs import HANGS_S, ROOT, environment
-from tests.simulated import build, load
-from tests.simulated.programs import needs_device
+from tests.simulated import build
+from tests.simulated.programs import needs_device, python
 
 needs_cpu_build = pytest.mark.skipif(
     "CPU build" in (build.why_not() or ""), reason="the simulated device needs a CPU build of torch"
 )
-
-
-def python(text: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """A Python that finds the device's `sitecustomize`."""
-    own = {**environment(PYTHONPATH=str(load.SITE)), **variables}
-    words = [sys.executable, "-c", text]
-    return subprocess.run(words, cwd=ROOT, env=own, capture_output=True, text=True, timeout=HANGS_S, check=False)
 
 
 @needs_cpu_build
@@ -41,7 +31,7 @@ def test_no_compiler_is_a_reason_and_a_library_that_is_built_needs_none(
 
 @needs_cpu_build
 def test_a_process_that_asks_for_what_is_not_built_ends(tmp_path: Path) -> None:
-    done = python("import torch", AORTA_SIMULATED_DEVICE="virtual", XDG_CACHE_HOME=str(tmp_path))
+    done = python("-c", "import torch", AORTA_SIMULATED_DEVICE="virtual", XDG_CACHE_HOME=str(tmp_path))
     assert done.returncode != 0
     assert build.BUILD_COMMAND in done.stderr
 
@@ -58,10 +48,10 @@ issued = end.query()
 torch.cuda.synchronize()
 print(issued, begin.elapsed_time(end) >= 3000, time.perf_counter_ns() - before >= 3_000_000_000)
 """
-    done = python(text, AORTA_SIMULATED_DEVICE="wall")
+    done = python("-c", text, AORTA_SIMULATED_DEVICE="wall")
     assert done.stdout.split() == ["False", "True", "True"], done.stderr
 
 
 def test_a_process_that_does_not_ask_does_not_get_it() -> None:
-    done = python("import torch; print(torch.cuda.is_available())", AORTA_SIMULATED_DEVICE="")
+    done = python("-c", "import torch; print(torch.cuda.is_available())", AORTA_SIMULATED_DEVICE="")
     assert done.stdout.strip() == "False"

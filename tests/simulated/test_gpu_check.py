@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
@@ -11,18 +10,15 @@ import pytest
 
 from aorta.gpu_check.check_table import CheckReport, CheckRow, CheckVerdict
 from tests.gpu.test_check import SMALL
-from tests.runs import HANGS_S, ROOT, environment
-from tests.simulated import load
-from tests.simulated.programs import needs_device
+from tests.simulated.programs import needs_device, python
 
 pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device, pytest.mark.thorough]
 
 
 def check(path: Path, *words: str, devices: int = 2, **variables: str) -> subprocess.CompletedProcess[str]:
-    own = environment(PYTHONPATH=str(load.SITE), AORTA_SIMULATED_DEVICE="virtual", AORTA_SIMULATED_DEVICES=str(devices))
-    command = [sys.executable, "-m", "aorta", "check-gpu", "--json", str(path), "--pairs", "1", "parallel=ddp", *SMALL]
-    return subprocess.run(
-        [*command, *words], cwd=ROOT, env=own | variables, capture_output=True, text=True, timeout=HANGS_S, check=False
+    own = {"AORTA_SIMULATED_DEVICE": "virtual", "AORTA_SIMULATED_DEVICES": str(devices)} | variables
+    return python(
+        "-m", "aorta", "check-gpu", "--json", str(path), "--pairs", "1", "parallel=ddp", *SMALL, *words, **own
     )
 
 
