@@ -6,6 +6,7 @@ with what it needs that the tests do not have, or with the test that runs it. Mu
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -17,37 +18,10 @@ from tests.docs.pages import ROOT, fenced
 from tests.runs import HANGS_S
 
 PAGES: Final = (ROOT / "README.md", ROOT / "docs" / "getting-started.md")
-TWO: Final = "OMP_NUM_THREADS=1 torchrun --standalone --nproc_per_node 2 train.py"
-HERE: Final[dict[str, int]] = {
-    "bash scripts/demo.sh": 0,
-    "bash scripts/setup.sh": 0,
-    "source .venv/bin/activate": 0,
-    "aorta report cuda_traces rocm_traces": 0,
-    "python train.py label=first training.max_steps=20": 0,
-    f"{TWO} label=two training.max_steps=20": 0,
-    f"{TWO} label=sharded parallel=fsdp training.max_steps=20": 0,
-    "aorta report two": 0,
-    "aorta report two sharded": 0,
-    "aorta record artifacts/mine -- torchrun --nproc_per_node 2 docs/examples/plain.py": 0,
-    "aorta report artifacts/mine": 0,
-}
+_COMMANDS: Final = json.loads(Path(__file__).with_suffix(".json").read_text())
+HERE: Final[dict[str, int]] = _COMMANDS["here"]
 """Command -> exit code."""
-_CARD: Final = "needs a CUDA or HIP device"
-_CANDIDATE: Final = "--candidate parallel.overlap=false fabric=emulated training.max_steps=40"
-_PLAN: Final = "eight launches more: the demo is the same plan, and tests/experiments runs its options"
-ELSEWHERE: Final[dict[str, str]] = {
-    "aorta check-gpu": _CARD,
-    "git clone URL aorta": "needs the repository's address; the checkout is made by `checkout`",
-    "cd aorta": "the tests are there already",
-    "torchrun --nproc_per_node=8 train.py profiling.enabled=true": "tests/test_main_job.py runs one process",
-    "bash scripts/rocprof_capture.sh": "needs rocprofv3; tests/scripts has the exit code without it",
-    "python analysis/overlap_report.py --reference cuda --candidate rocm": "tests/test_main_job.py runs it on two runs",
-    f"aorta ab --output artifacts/ab --launches 4 {_CANDIDATE}": _PLAN,
-    "aorta ab --output artifacts/own --launches 4 --command 'torchrun --nproc_per_node 2 docs/examples/plain.py'"
-    " --candidate env.OMP_NUM_THREADS=2": "tests/experiments/test_plan_processes.py runs it with one launch a side",
-    "aorta report artifacts/ab/reference artifacts/ab/candidate --fail-on 'exposed_comm_ms>5%'": _PLAN,
-    "aorta whatif artifacts/ab/reference/00 --set network.bandwidth=x2": f"of a launch of that plan: {_PLAN}",
-}
+ELSEWHERE: Final[dict[str, str]] = _COMMANDS["elsewhere"]
 """Command -> why it is not run as a newcomer would."""
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 
+CASES = json.loads(Path(__file__).with_suffix(".json").read_text())
 ROCPROF, NSYS = "rocprof_capture.sh", "nsys_capture.sh"
 KERNELS = ["--kernel-trace", "--memory-copy-trace", "--rccl-trace", "--marker-trace"]
 NAMES = ["-o", "rank%env{RANK}%/%pid%"]
@@ -67,38 +69,7 @@ def test_a_whole_run_is_captured(rocm, sh, repo):
     assert not (repo / "rocprof_traces").exists()
 
 
-@pytest.mark.parametrize(
-    ("variables", "expected", "warned"),
-    [
-        pytest.param(
-            {"STANDIN_OLD": "1"},
-            ["--kernel-trace --memory-copy-trace --marker-trace --output-format json -d", *NAMES],
-            ["this rocprofv3 has no --rccl-trace: left out"],
-            id="an older rocprofv3 is asked only for what it has",
-        ),
-        pytest.param(
-            {"ROCPROF_ARGS": "  --hip-trace   --kernel-trace --kernel-include-regex * "},
-            [
-                "--hip-trace --kernel-trace --kernel-include-regex * --process-sync --output-format rocpd json -d",
-                *NAMES,
-            ],
-            [],
-            id="the caller's own replace the default ones",
-        ),
-        pytest.param(
-            {"ROCPROF_ARGS": "--att --kernel-trace --kernel-symbols --kernel-symbols"},
-            ["--att --kernel-trace --process-sync --output-format rocpd json -d", *NAMES],
-            ["dropped --kernel-symbols", "--att runs kernels one after another"],
-            id="the documented example",
-        ),
-        pytest.param(
-            {"ROCPROF_ARGS": "--kernel-trace --process-sync -f csv -o all/%pid%"},
-            ["--kernel-trace --process-sync -f csv -o all/%pid% -d"],
-            [],
-            id="the caller's format and file stand",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("variables", "expected", "warned"), CASES["options"].values(), ids=CASES["options"])
 @pytest.mark.spec("D14", "D16")
 def test_the_options_of_rocprofv3(rocm, repo, variables, expected, warned):
     result = rocm(**variables)
@@ -109,19 +80,7 @@ def test_the_options_of_rocprofv3(rocm, repo, variables, expected, warned):
     assert [result.err.count(warning) for warning in warned] == [1] * len(warned)
 
 
-@pytest.mark.parametrize(
-    ("variables", "code", "said"),
-    [
-        ({"NPROC": "3", "traces": "2"}, 5, "1 of 3 ranks left no kernel"),
-        ({"NPROC": "2", "traces": "2", "STANDIN_IDLE": "1"}, 5, "2 of 2 ranks left no kernel"),
-        ({"STANDIN_IDLE": "1", "ROCPROF_ARGS": "--kernel-trace -f json -o x"}, 5, "no file holds a kernel"),
-        ({"STANDIN_EXIT": "130"}, 130, "kernels of 1 of 1 ranks"),
-        ({"STANDIN_EXIT": "1", "traces": "0"}, 1, "kernels of 0 of 1 ranks"),
-        ({"ROCPROF_ARGS": "--kernel-trace --no-such-option"}, 2, "nothing was captured"),
-        ({"ROCPROF_ARGS": "--group-by-queue"}, 5, "does ROCPROF_ARGS switch --kernel-trace on?"),
-        ({"ROCPROF_ARGS": "--stats"}, 1, "nothing was captured"),
-    ],
-)
+@pytest.mark.parametrize(("variables", "code", "said"), CASES["not captured"])
 @pytest.mark.spec("D14", "D16")
 def test_what_was_not_captured_fails_a_run_that_went_well(rocm, repo, variables, code, said):
     result = rocm(**variables)
