@@ -6,6 +6,7 @@ import threading
 import time
 from contextlib import suppress
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch.distributed as dist
@@ -257,8 +258,5 @@ def test_some_ranks_of_the_world_alone(world):
 
 
 def test_a_wait_can_be_ended():
-    def over() -> None:
-        raise PeerFailed("enough")
-
     with pytest.raises(PeerFailed, match="enough"):
-        Peers(dist.HashStore(), 0, 2, 20.0, go_on=over).gather("y", 0)
+        Peers(dist.HashStore(), 0, 2, 20.0, go_on=Mock(side_effect=PeerFailed("enough"))).gather("y", 0)

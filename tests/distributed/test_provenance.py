@@ -6,6 +6,7 @@ import hashlib
 import json
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -110,8 +111,5 @@ def test_without_nccl_no_library_is_recorded(manifest, monkeypatch):
 
 @pytest.mark.parametrize("error", [FileNotFoundError("git"), subprocess.TimeoutExpired("git", 10)])
 def test_no_git_is_no_error(manifest, monkeypatch, error):
-    def fail(*_, **__):
-        raise error
-
-    monkeypatch.setattr(installation.subprocess, "run", fail)
+    monkeypatch.setattr(installation.subprocess, "run", Mock(side_effect=error))
     assert manifest({})["versions"]["aorta_commit"] is None

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -138,9 +139,7 @@ def test_an_accelerator_is_taken_by_its_type(monkeypatch):
 
 
 def test_an_accelerator_without_what_is_needed_is_refused_by_name(monkeypatch, caplog):
-    def no_streams(*_args: object, **_words: object) -> None:
-        raise RuntimeError("Backend doesn't support it")
-
+    no_streams = Mock(side_effect=RuntimeError("Backend doesn't support it"))
     accelerators(monkeypatch, "mps", 1)
     monkeypatch.setattr(torch, "Stream", no_streams)
     monkeypatch.setattr(torch, "Event", no_streams)
@@ -233,13 +232,9 @@ def asked_anew() -> Iterator[None]:
 
 def test_nothing_is_being_captured_without_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch built for CUDA, as PyPI's is for Linux, raises where there is no driver."""
-
-    def raises() -> bool:
-        raise RuntimeError("CUDA driver version is insufficient for CUDA runtime version")
-
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", raises)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", Mock(side_effect=RuntimeError("no driver")))
     assert cuda.is_capturing() is False
 
 
@@ -293,10 +288,8 @@ def test_a_world_size_without_a_meeting_place(monkeypatch):
 
 
 def test_ranks_that_do_not_come(monkeypatch):
-    def nobody(*_, **__):
-        raise dist.DistStoreError("Timed out after 1 seconds waiting for clients. 1/2 clients joined.\nmore")
-
-    monkeypatch.setattr(topology, "_store", nobody)
+    nobody = dist.DistStoreError("Timed out after 1 seconds waiting for clients. 1/2 clients joined.\nmore")
+    monkeypatch.setattr(topology, "_store", Mock(side_effect=nobody))
     with (
         pytest.raises(PeerFailed, match=r"rank 1 could not meet the other 1 rank.*1/2 clients joined\.$"),
         process_group(place(1, 2), CPU, timeout_s=1),
@@ -398,11 +391,7 @@ def test_the_summary_has_the_error_of_a_rank_that_did_not_say_it(monkeypatch, tm
             file.write_text(json.dumps({"message": {"message": message, "extraInfo": {"timestamp": "0"}}}))
         failures[rank] = ProcessFailure(local_rank=rank, pid=1, exitcode=code, error_file=str(file))
         failures[rank].timestamp = 0
-
-    def fail(_arguments):
-        raise ChildFailedError("train.py", failures)
-
-    monkeypatch.setattr(torchrun, "main", fail)
+    monkeypatch.setattr(torchrun, "main", Mock(side_effect=ChildFailedError("train.py", failures)))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert torchrun.launch(["--nproc_per_node", "2", "train.py"]) == (128 + signal.SIGKILL if codes[1] < 0 else 1)
     assert capsys.readouterr().err == said

@@ -7,6 +7,7 @@ import shlex
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -252,11 +253,7 @@ def test_a_different_demo_is_kept_beside_the_new_one(tmp_path, launched, monkeyp
     assert f"it is now {folder.parent / 'demo-earlier'}" in capsys.readouterr().err
     folder.mkdir()
     (folder / "plan.json").write_text("third")
-
-    def refused(_path: Path, _target: Path) -> None:
-        raise PermissionError
-
-    monkeypatch.setattr(Path, "rename", refused)
+    monkeypatch.setattr(Path, "rename", Mock(side_effect=PermissionError))
     assert plan_command.demo([]) == 1
     assert launched == [folder, folder], "a folder that cannot move is named"
     assert "holds another plan" in capsys.readouterr().err

@@ -13,7 +13,7 @@ import pty
 import signal
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -170,10 +170,7 @@ def test_a_second_writer_is_refused_until_the_first_has_closed(tmp_path):
 
 
 def test_on_a_disk_without_locks_it_is_written_all_the_same(tmp_path, monkeypatch):
-    def none(*_: Any) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr(fcntl, "flock", none)
+    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))))
     with closing(journal(tmp_path)) as written:
         written.write(FIRST)
     assert read_lines(written.path, PlanLine) == ([FIRST], [])

@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -279,9 +280,7 @@ def test_where_it_is_not_used() -> None:
 
 @pytest.mark.parametrize("error", [PermissionError(13, "Permission denied"), RuntimeError("no home directory")])
 def test_a_home_that_cannot_be_looked_into_is_a_reason(somewhere_else, monkeypatch, capsys, error):
-    def fail(*_: object, **__: object) -> None:
-        raise error
-
+    fail = Mock(side_effect=error)
     if isinstance(error, OSError):
         monkeypatch.setattr(Path, "stat", fail)
     else:

@@ -9,6 +9,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -140,13 +141,9 @@ def test_between_two_steps_and_behind_the_end_nothing_is_noted_down_and_left_beh
 def test_a_pass_that_fails_does_not_hide_the_next(watched: Watched) -> None:
     model = nn.Linear(3, 3)
     watched.watch("b", model)
-
-    def fail(_gradient: torch.Tensor) -> None:
-        raise ValueError("no gradient")
-
     x = torch.ones(2, 3, requires_grad=True)
     broken = x * 1
-    broken.register_hook(fail)
+    broken.register_hook(Mock(side_effect=ValueError("no gradient")))
     with pytest.raises(ValueError, match="no gradient"):
         model(broken).sum().backward()
     assert watched.noticed()[1] == []

@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -227,19 +228,13 @@ def test_a_snapshot_that_cannot_be_written_costs_neither_the_trace_nor_the_next_
 
 @pytest.mark.spec("E18")
 def test_a_profiler_that_breaks_records_no_allocations_any_more(device, tmp_path, monkeypatch):
-    def fail(_):
-        raise RuntimeError("Kineto has had enough")
-
-    monkeypatch.setattr(window_recording.profile, "step", fail)
+    monkeypatch.setattr(window_recording.profile, "step", Mock(side_effect=RuntimeError("Kineto has had enough")))
     loop(tmp_path, preset("composer", active=2, **COMPOSER), 4)
     assert device.switched == ["all", None]
 
 
 def test_where_the_trace_of_its_window_is_lost_a_snapshot_is_still_there(device, tmp_path, monkeypatch):
-    def fail(*_, **__):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(trace_saver, "export", fail)
+    monkeypatch.setattr(trace_saver, "export", Mock(side_effect=OSError(28, "No space left on device")))
     settings = preset("d9d", period=2, warmup=0, active=1, compression="none", memory_filename="m{batch}.html", **FLAGS)
     saved = {file.kind: file for window in loop(tmp_path, settings, 2).saver.windows for file in window.files}
     assert "No space left on device" in (saved["trace"].error or "")

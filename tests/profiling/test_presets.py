@@ -8,6 +8,7 @@ import re
 import tarfile
 from importlib.metadata import entry_points
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -85,9 +86,7 @@ def test_a_mesh_of_one_needs_no_coordinate(tmp_path, world_of_one):
 
 @pytest.mark.spec("A9")
 def test_a_trace_that_cannot_be_packed_stays_as_json_and_no_half_archive_stands_under_the_name(tmp_path, monkeypatch):
-    def fail(*_, **__):
-        raise OSError(5, "I/O error")
-
+    fail = Mock(side_effect=OSError(5, "I/O error"))
     (tmp_path / "trace.json").write_text("{}")
     with monkeypatch.context() as patched:
         patched.setattr(type(tmp_path), "replace", fail)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from contextlib import nullcontext
 from itertools import product
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -151,10 +152,7 @@ def test_a_step_that_fails_ends_its_range(told):
 
 @pytest.mark.spec("D28")
 def test_a_torch_without_nvtx_says_so_and_trains_on(monkeypatch, caplog):
-    def fail(_: str) -> None:
-        raise RuntimeError("NVTX functions not installed")
-
-    monkeypatch.setattr(torch.cuda.nvtx, "mark", fail)
+    monkeypatch.setattr(torch.cuda.nvtx, "mark", Mock(side_effect=RuntimeError("NVTX functions not installed")))
     with caplog.at_level(logging.WARNING):
         markers = StepMarkers(True, {})
     with markers.iteration(0):

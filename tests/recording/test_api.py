@@ -13,6 +13,7 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -223,10 +224,7 @@ recording.step()
 
 @pytest.mark.parametrize("leave", [lambda: None, lambda: sys.exit(0)], ids=["the end", "exit 0"])
 def test_what_goes_wrong_behind_the_footer_does_not_contradict_it(tmp_path, model, monkeypatch, leave):
-    def interrupted(_, **_words):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(ClockSynchronisation, "at_end", interrupted)
+    monkeypatch.setattr(ClockSynchronisation, "at_end", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt), aorta.record(tmp_path, model=model) as recording:  # noqa: PT012
         train(model, recording, 1)
         leave()

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -76,10 +77,8 @@ def test_a_step_is_saved_again_whatever_an_earlier_attempt_left(tmp_path):
 
 
 def test_a_checkpoint_that_fails_is_an_error_of_the_run(tmp_path, monkeypatch):
-    def full(*_args: object, **_kwargs: object) -> None:
-        raise CheckpointException("write", {0: (OSError(28, "No space left on device"), None)})
-
-    monkeypatch.setattr(dcp, "save", full)
+    full = CheckpointException("write", {0: (OSError(28, "No space left on device"), None)})
+    monkeypatch.setattr(dcp, "save", Mock(side_effect=full))
     with (
         checkpointed(tmp_path) as (kept, _),
         pytest.raises(RunIncomplete, match=r"step_3: rank 0: .*No space left on device"),

@@ -8,6 +8,7 @@ import gc
 import logging
 import sys
 import threading
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -165,11 +166,8 @@ def test_where_nothing_is_recorded_the_report_explains_it(tmp_path):
 
 
 def test_why_nothing_is_recorded_is_kept_for_the_report(zero, monkeypatch, tmp_path):
-    def fails(*_):
-        raise RuntimeError("injected")
-
     aorta_record(tmp_path / "run", "true")
-    monkeypatch.setattr(zero_lines, "trained_models", fails)
+    monkeypatch.setattr(zero_lines, "trained_models", Mock(side_effect=RuntimeError("injected")))
     Loop(zero).train(2)
     with pytest.raises(InputError, match=r"nothing is recorded of `true`, .*:\naorta: RuntimeError: injected$"):
         load_source(tmp_path / "run")

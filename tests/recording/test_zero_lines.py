@@ -8,6 +8,7 @@ from collections import Counter
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -170,13 +171,10 @@ CLOSING = [*ENDS, (api, "to_stderr")]
     ("owner", "name"), BEGINNING + INSIDE + CLOSING, ids=lambda value: getattr(value, "__name__", value)
 )
 def test_an_error_of_aortas_is_one_line_and_the_training_goes_on(zero, monkeypatch, capfd, tmp_path, owner, name):
-    def fails(*_, **__):
-        raise RuntimeError("injected")
-
     loop, without = Loop(zero), Loop(None)
     for one in (loop, without):
         one.train(0 if (owner, name) in BEGINNING else 1)
-    monkeypatch.setattr(owner, name, fails)
+    monkeypatch.setattr(owner, name, Mock(side_effect=RuntimeError("injected")))
     loop.train(4)
     weights = loop.train(4, evaluate=True)
     zero._end_with_program()

@@ -17,6 +17,7 @@ from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from unittest.mock import Mock
 
 import fsspec
 import pytest
@@ -163,11 +164,8 @@ def test_names_and_folders_count_in_an_archive_and_a_folder(tmp_path, monkeypatc
 
 @pytest.mark.parametrize("links", [True, False])
 def test_a_new_file_takes_no_name_of_another(tmp_path, monkeypatch, links):
-    def refuse(*_):
-        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
-
     if not links:
-        monkeypatch.setattr(os, "link", refuse)
+        monkeypatch.setattr(os, "link", Mock(side_effect=OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))))
     for content in ("first", "second"):
         with nullcontext() if content == "first" else pytest.raises(FileExistsError):  # noqa: SIM117
             with whole_file(tmp_path / "a.json", new=True) as part, whole_file(tmp_path / "b") as other:

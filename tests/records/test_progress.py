@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -224,10 +225,7 @@ def test_a_file_that_is_cut_off_while_it_is_watched_keeps_its_last_state(rank):
 
 
 def test_a_full_disk_is_an_error_at_once(tmp_path, monkeypatch):
-    def full(_file: int, _at: int, _size: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(os, "posix_fallocate", Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(OSError, match="No space left"):
         RingFile.create(tmp_path / "rank_0.bin", facts())
     assert not list(tmp_path.iterdir())

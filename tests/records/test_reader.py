@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -247,10 +248,7 @@ def test_on_a_full_disk_the_footer_takes_the_place_of_the_last_steps(path, heade
 def test_a_disk_that_is_gone_altogether_still_names_rank_and_path(path, header, step, monkeypatch):
     writer = RecordWriter(path, rank=3)
     writer.write(header)
-
-    def gone(*_):
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
+    gone = Mock(side_effect=OSError(errno.EIO, os.strerror(errno.EIO)))
     monkeypatch.setattr(os, "write", gone)
     monkeypatch.setattr(os, "ftruncate", gone)
     with pytest.raises(RecordWriteError, match=r"rank 3 .*rank_3_metrics\.jsonl: Input/output error"):

@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -101,8 +102,5 @@ def test_a_ring_of_another_record_or_a_damaged_one_is_left_alone(run):
 
 
 def test_a_folder_that_cannot_be_written_is_read_as_it_is(run, monkeypatch):
-    def refuse(*_):
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-    monkeypatch.setattr(salvage_module, "open_own", refuse)
+    monkeypatch.setattr(salvage_module, "open_own", Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS))))
     assert salvage(run) == 0
