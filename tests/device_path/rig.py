@@ -214,7 +214,6 @@ class Scene:
 
     @contextmanager
     def one_step(self) -> Iterator[Instrumentation]:
-        """A recording of one step."""
         with self.looking() as instrument, self.step(instrument):
             yield instrument
 

@@ -138,7 +138,6 @@ class Tap:
         return dropped
 
     def end(self) -> SeenStep:
-        """End it."""
         return seen_in(self.ring, self._first, self._functions.finish())
 
     def own_ns(self) -> int:

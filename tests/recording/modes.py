@@ -22,7 +22,6 @@ COMPILED = ("compile.enabled=true", "compile.backend=aot_eager")
 
 
 def main(folder: str, *words: str) -> None:
-    """Train."""
     kept = [word for word in words if word != "compile"]
     forms: dict[str, tuple[str, ...]] = {"": ()}
     if "compile" in words:

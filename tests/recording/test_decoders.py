@@ -38,7 +38,6 @@ WAYS = list(dict.fromkeys((*DECODERS, *SHARED_EXPERTS, *REFERENCES)))
 
 
 def main(folder: str, *names: str) -> None:
-    """Train."""
     topology, device = read_topology(), torch.device("cpu")
     ways = [way for way in WAYS if way.name in names]
     with process_group(topology, device, 120.0):

@@ -81,5 +81,4 @@ def lines_of(record: Path) -> list[Line]:
 
 
 def steps_of(record: Path) -> list[int]:
-    """Numbers of its steps."""
     return [line.global_step for line in lines_of(record) if isinstance(line, Step)]

@@ -114,7 +114,6 @@ def recorded(made: RunProgram) -> RunProgram:
 
 
 def step_ns(made: RunProgram, index: int = 0) -> int:
-    """The duration of a step."""
     times = replay(made)
     return int((times.end_ns - times.begin_ns)[index].max())
 

@@ -121,7 +121,6 @@ def groups_of(job: Job, rank: int) -> dict[str, Group]:
 
 
 def _step(job: Job, rank: int, step: int) -> Iterator[Operation]:
-    """One step of one rank."""
     length = partial(_length, job, rank, step)
     groups = groups_of(job, rank)
     yield length(50 * US, "between")
