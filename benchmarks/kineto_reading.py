@@ -6,7 +6,8 @@ other tools write its JSON again), gzip, of some 54 MB of text. For each layout,
 gunzip and `orjson.loads` of the same file, nothing else. The ratio is that of the least processor times, which other
 load on the machine disturbs least. The tables that are read have to be equal, to the last value, in all layouts of one
 resolution. Memory is the peak above what the imports take, in a fresh process. With `--ranks N` also a folder of N
-traces, one process a file.
+traces, one process a file. `--against CHECKOUT`: only the first layout, read by this checkout and by another in turns,
+`--repeats` times, each in a fresh process.
 
 Prints one JSON object last; exit 1 when AORTA takes more than 0.35 of the time of gunzip and orjson (many operators:
 0.5) or 0.45 of their memory, or where two layouts give different tables.
@@ -18,6 +19,8 @@ import argparse
 import gzip
 import hashlib
 import json
+import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -32,6 +35,7 @@ from benchmarks.kineto_traces import Plan, write_traces
 if TYPE_CHECKING:  # loaded where it is measured
     from aorta.read.traces.tables import TraceTables
 
+ROOT: Final = Path(__file__).resolve().parents[1]
 TIME_LIMIT, OPERATORS_TIME_LIMIT, MEMORY_LIMIT = 0.35, 0.5, 0.45
 Read = TypeVar("Read")
 LAYOUTS: Final[dict[str, dict[str, Any]]] = {
@@ -185,13 +189,31 @@ def in_turns(path: Path, repeats: int) -> dict[str, float]:
     return {name: min(seconds) for name, seconds in taken.items()}
 
 
-def in_fresh_process(way: str, path: Path) -> dict[str, Any]:
-    """One way, alone."""
+def in_fresh_process(way: str, path: Path, checkout: Path = ROOT) -> dict[str, Any]:
+    """One way, alone, as `checkout` has it."""
     command = [sys.executable, "-m", __spec__.name, "--way", way, "--path", str(path)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    environment = {**os.environ, "PYTHONPATH": str(checkout)}
+    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=checkout, env=environment)
     found = json.loads(done.stdout.strip().splitlines()[-1])
     assert isinstance(found, dict)
     return found
+
+
+def against(words: argparse.Namespace) -> int:
+    """Print the medians of processor time and peak memory of this checkout and another, and this over the other."""
+    seen: dict[str, list[dict[str, Any]]] = {"other": [], "this": []}
+    with tempfile.TemporaryDirectory(prefix="aorta-reading-") as name:
+        _, path, _ = next(generated(words, Path(name)))
+        for turn in range(words.repeats):
+            sides = [("other", words.against.resolve()), ("this", ROOT)]
+            for side, checkout in sides if turn % 2 == 0 else sides[::-1]:
+                seen[side].append(in_fresh_process("aorta", path, checkout))
+    figures: dict[str, Any] = {"megabytes": words.megabytes, "repeats": words.repeats}
+    for figure in ("cpu_seconds", "peak_mib"):
+        middle = {side: statistics.median(each[figure] for each in found) for side, found in seen.items()}
+        figures[figure] = {**middle, "ratio": middle["this"] / middle["other"]}
+    sys.stdout.write(json.dumps({"benchmark": "kineto_reading", **figures}) + "\n")
+    return 0
 
 
 def measure(words: argparse.Namespace) -> int:
@@ -233,11 +255,14 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
     parser.add_argument("--path", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--against", type=Path, metavar="CHECKOUT", help="only: the first layout, in turns with another"
+    )
     words = parser.parse_args()
     if words.way is not None:
         sys.stdout.write(json.dumps(WAYS[words.way](words.path)) + "\n")
         return 0
-    return measure(words)
+    return measure(words) if words.against is None else against(words)
 
 
 if __name__ == "__main__":
