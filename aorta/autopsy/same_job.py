@@ -42,10 +42,12 @@ def of_one_job(evidence: Sequence[RankEvidence]) -> tuple[list[RankEvidence], li
             why[f"of a job of {dump.world_size} ranks, and this one has {world}"].append(dump.rank)
         elif any(group.ranks and dump.rank not in group.ranks for group in dump.groups if group.name in used):
             why["its groups do not have this rank: another rank's, or another job's"].append(dump.rank)
-    for first, second in _copies(dumps):
-        why["one is a copy of the other: both have issued everything in the same nanoseconds"] += [first, second]
     left_out = {rank for ranks in why.values() for rank in ranks}
-    for rank, reason in _stale([dump for dump in dumps if dump.rank not in left_out]):
+    ours = [dump for dump in dumps if dump.rank not in left_out]
+    for first, second in _copies(ours):  # whose, is not known; when the job ran, they tell
+        why["one is a copy of the other: both have issued everything in the same nanoseconds"] += [first, second]
+        left_out |= {first, second}
+    for rank, reason in _stale(ours):
         if rank not in left_out:
             why[reason].append(rank)
             left_out.add(rank)
@@ -68,7 +70,7 @@ def _copies(dumps: Sequence[RankEvidence]) -> Iterator[tuple[int, int]]:
             if at_ns is not None and (first := first_at.setdefault((op, at_ns), rank)) != rank:
                 alike[first, rank] += 1
     for (first, rank), count in alike.items():
-        if count > 1 and count == len(times[first].keys() & times[rank].keys()):
+        if count > 1 and count == min(len(times[first]), len(times[rank])):
             yield first, rank
 
 

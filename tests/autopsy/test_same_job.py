@@ -168,6 +168,9 @@ CHANGED: dict[str, Dumps] = {
     "hosts whose clocks differ by half a minute": with_entries(
         job(), lambda rank, rows: [{**row, "time_created_ns": row["time_created_ns"] + 10 * rank * S} for row in rows]
     ),
+    "ranks of two pairs issue in the same nanoseconds": {
+        rank: {**one, "entries": apart(rank % 2 - rank, one["entries"])} for rank, one in job().items()
+    },
     "times lost": with_entries(
         job(), lambda rank, rows: [{key: row[key] for key in row if "time" not in key} for row in rows]
     ),
@@ -207,7 +210,17 @@ CHANGED: dict[str, Dumps] = {
     "groups that each rank made by itself": with_own_groups(by_gloo(job())),
     "a size lost": with_entries(job(), lambda rank, rows: [{**row, "input_sizes": []} for row in rows]),
 }
-CERTAIN = ("nothing", "groups", "no rank notes", "hosts", "times lost", "frames", "a size", "a dump lost")
+CERTAIN = (
+    "nothing",
+    "groups",
+    "ranks of two",
+    "no rank notes",
+    "hosts",
+    "times lost",
+    "frames",
+    "a size",
+    "a dump lost",
+)
 
 
 @pytest.mark.parametrize("form", ["pickle", "json"])
