@@ -41,6 +41,7 @@ from aorta.documents.metrics import JOB_STEP
 from aorta.read.frames import COPY_TO_HOST, NO_TIME, Collectives, Ints, Lane, Spans
 from aorta.read.run import HOST_TIMER
 from aorta.timeline.arrays import IntervalArray, covered_ns, intersect, measure, merge, subtract
+from aorta.timeline.classes import COMPUTE
 from aorta.timeline.overlap import NS_PER_MS
 
 READ_RANKS: Final = 8
@@ -255,9 +256,12 @@ def _one_behind_the_other(rows: Spans | Collectives, step: Ints, length_ns: Ints
 
 def host_bound_launches(_dataset: LabelledRun, entry: DatasetEntry) -> Iterator[Finding]:
     """The device of a trace waits for the host's next launch: the host had waited for the device before it, or issues
-    late. Of a record `pace_notes` says it.
+    late. Of a record `pace_notes` says it. Where computation lacks rows, it may not have waited.
     """
+    lacking = {gap.rank for gap in entry.health.gaps if COMPUTE in gap.lanes}
     for rank, row, _ in _streams(entry):
+        if rank in lacking:
+            continue
         waited_ms, time_ms = row.host_wait_ms or 0.0, row.busy_ms + row.gap_ms
         who = "a trace of unknown rank" if rank is None else f"rank {rank}"
         if waited_ms >= LARGE_SHARE * time_ms:

@@ -152,8 +152,8 @@ class Pace:
 
     @property
     def drawn_as_ranges(self) -> bool:
-        """Whether what a picture of a step shows as computation may have been idle."""
-        return self.basis("compute_ms").source != "marks"
+        """Whether what a picture of a step shows as computation may have been idle: ranges round kernels."""
+        return self._run.traces is None and self.basis("compute_ms").source != "marks"
 
     @property
     def known(self) -> bool:

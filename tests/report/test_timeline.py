@@ -22,7 +22,7 @@ from aorta.report.page.timelines import BLOCKED, EXPOSED, TimelineSpans, spans_o
 from aorta.timeline.classes import LANES
 from tests.analysis.builders import MS, collective, header, metrics, step, write_rank
 from tests.analysis.run_builders import recorded
-from tests.read.kineto_files import document, kernel
+from tests.read.kineto_files import document, event, kernel
 from tests.read.kineto_files import step as kineto_step
 
 
@@ -211,3 +211,20 @@ def test_a_trace_of_another_tool_is_drawn_from_its_segments(tmp_path):
     assert ("compute", "compute", 0.0, 0.4) in drawn(found, rank, 0)
     assert (EXPOSED, EXPOSED, 0.4, 0.2) in drawn(found, rank, 0)
     assert {(kind, start, length) for _, kind, start, length in drawn(found, rank, 0)} >= {("allreduce", 0.3, 0.3)}
+
+
+def test_what_a_trace_does_not_show_is_not_drawn(tmp_path):
+    """A graph's kernels are lost, so what ran beside the collective is not known."""
+    events = [
+        kineto_step(0, 0, 1000),
+        event("cuda_runtime", "cudaGraphLaunch", 10, 5, 4242, 4242, correlation=9),
+        kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", 300, 300, stream=20),
+    ]
+    (tmp_path / "rank0.json").write_text(json.dumps(document(events)))
+    dataset = LabelledRun("x", load_traces(str(tmp_path / "rank0.json")))
+    found = spans_of(dataset, budget=1000, first=8)
+    assert {kind for _, kind, *_ in drawn(found, found.ranks[0], 0)} == {"allreduce"}
+    assert found.notes == [
+        f"not drawn, as it is not known: {what} of rank 0" for what in ("computation", "exposed communication")
+    ]
+    assert not dataset.pace.drawn_as_ranges

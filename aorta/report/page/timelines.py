@@ -11,15 +11,17 @@ why), leave ranks out without saying how many, or choose a step that some rank d
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from aorta.analysis.aggregate import LabelledRun, job_step_times, job_steps
+from aorta.command_line import name_ranks
 from aorta.documents.formatting import PAGE, rough_ms
 from aorta.errors import InputError
+from aorta.read.ledger import COMM
 from aorta.read.matching import NumberedNames, matched_pieces
 from aorta.read.run import Run, StepIntervals
 from aorta.report.palette import light
@@ -32,6 +34,7 @@ COPIES: Final = "copies"
 NAMED: Final = "named in the loop"
 EXPOSED: Final = "exposed communication"
 BUBBLES: Final = "bubbles of the pipeline"
+_TITLES: Final = {COMPUTE: "computation", COMM: "communication", COPY: COPIES}
 _GROUP_LANES: Final = 12
 """With more process groups than this, a lane is a kind of collective instead of a group."""
 RANK_STEP_SPANS: Final = 3_000
@@ -124,7 +127,8 @@ def windows(run: Run, global_step: int, ranks: Iterable[int]) -> tuple[dict[int,
 
 class StepSpans:
     """One global step of a run, matched across ranks: `windows` and `clock` of the ranks drawn, why a rank is `unread`,
-    and of each rank, how many spans are not drawn (`unseen`), or as one with a neighbour (`joined`).
+    what of a rank is not drawn as it is `unknown`, and of each rank, how many spans are not drawn (`unseen`), or as one
+    with a neighbour (`joined`).
     """
 
     def __init__(self, run: Run, global_step: int, ranks: Sequence[int]) -> None:
@@ -133,6 +137,7 @@ class StepSpans:
         codes = () if self._matched is None else np.unique(self._matched[0].frame.name).tolist()
         self._by_group = len({run.collectives.names[code].group for code in codes}) <= _GROUP_LANES
         self.unread: dict[int, str] = {}
+        self.unknown: dict[int, set[str]] = {}
         self.unseen: dict[int, int] = {}
         self.joined: dict[int, int] = {}
         self.choose(ranks)
@@ -151,7 +156,8 @@ class StepSpans:
         if step is None:
             return []
         collectives, self.unseen[rank] = self._collectives(rank)
-        spans = list(self._all(step, collectives))
+        unknown = self.unknown[rank] = self._not_known(rank)
+        spans = list(self._all(step, [] if COMM in unknown else collectives, unknown))
         count, close_ms = len(spans), step.length_ns / NS_PER_MS * _CLOSE
         if count > RANK_STEP_SPANS:
             made: list[Span] = []
@@ -189,23 +195,36 @@ class StepSpans:
             )
         return spans, len(own) - len(timed)
 
-    def _all(self, step: StepIntervals, collectives: list[Span]) -> Iterator[Span]:
-        """Yield computation, stalls, collectives, what was exposed of them, and the rest. Where a source has only
-        segments, those; a lane of it is a stream.
+    def _not_known(self, rank: int) -> set[str]:
+        """Return what a trace does not show of a rank in this step: lanes of which what was recorded says nothing, and
+        what was exposed where that is null.
+        """
+        tables = self._run.ranks[rank]
+        if self._run.traces is None:
+            return set()
+        index = int(np.searchsorted(tables.steps.global_step, self._step))
+        null = {name for name, column in tables.steps.metrics.items() if np.isnan(column[index])}
+        lanes = {gap.lane for gap in tables.gaps if not gap.seen and f"{gap.lane}_ms" in null}
+        return lanes | ({EXPOSED} if "exposed_comm_ms" in null else set())
+
+    def _all(self, step: StepIntervals, collectives: list[Span], unknown: Container[str]) -> Iterator[Span]:
+        """Yield computation, stalls, collectives, what was exposed of them, and the rest, but for what is unknown.
+        Where a source has only segments, those; a lane of it is a stream.
         """
         lanes = step.active()
         if step.compute is not None:
             for part in step.compute:
                 yield _span(COMPUTE, part.phase, f"{part.block}, {part.phase}", part.start_ns, part.end_ns)
-        else:
+        elif COMPUTE not in unknown:
             yield from _segments(COMPUTE, step.computing())
         for stall in step.stalls or ():
             yield _span(COMPUTE, BLOCKED, BLOCKED, stall.start_ns, stall.end_ns)
         yield from collectives
-        if not collectives:
+        if not collectives and COMM not in unknown:
             for name in lanes.keys() - NOT_COMMUNICATION:
                 yield from _segments(name, lanes[name])
-        yield from _segments(EXPOSED, step.exposed())
+        if EXPOSED not in unknown:
+            yield from _segments(EXPOSED, step.exposed())
         yield from _segments(BUBBLES, lanes.get(BUBBLE, ()))
         if step.aux is not None:
             for work in step.aux:
@@ -321,6 +340,9 @@ def spans_of(dataset: LabelledRun, budget: int, first: int, named: Sequence[int]
     if absent := sorted(set(named) & set(everyone) - set(drawn)):
         late = PAGE.count(len(absent), "straggler")
         notes.append(f"for lack of room {late} not drawn, the first: rank {absent[0]}")
+    for lane in sorted({lane for look in looks.values() for lanes_of in look.unknown.values() for lane in lanes_of}):
+        ranks = sorted({rank for look in looks.values() for rank, lanes_of in look.unknown.items() if lane in lanes_of})
+        notes.append(f"not drawn, as it is not known: {_TITLES.get(lane, lane)} of {name_ranks(ranks)}")
     if unseen := sum(sum(look.unseen.values()) for look in looks.values()):
         notes.append(f"not drawn: {PAGE.count(unseen, 'collective')} whose start or end was not seen")
     if joined := sum(sum(look.joined.values()) for look in looks.values()):
