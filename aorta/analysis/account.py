@@ -110,7 +110,7 @@ def account_of(dataset: LabelledRun) -> StepAccount | str:
         for rank, of_rank in sums.items():
             if of_rank.rank_steps:
                 whole.ranks[rank] = _of_rank(of_rank)
-            if (differs := _differs(of_rank)) is not None:
+            if (differs := differs_from_rows(of_rank)) is not None:
                 return f"rank {rank}: {differs}"
         _add_exposed(whole, dataset, exposed)
     if dataset.run.health.is_alone:  # its calls communicate with nobody
@@ -142,7 +142,7 @@ def _without_peers(leaves: Counter[Words]) -> Counter[Words]:
     return totals
 
 
-def _differs(sums: ExposedSums) -> str | None:
+def differs_from_rows(sums: ExposedSums) -> str | None:
     """Return what the record counts otherwise than its rows show."""
     computed = sum(total for leaf, total in sums.leaves.items() if leaf.part == "computation")
     counted = {"computation": (sums.compute_ns, sums.compute_ns - computed)}

@@ -21,7 +21,15 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from aorta.analysis.account import BUBBLE, NOT_KNOWN, NOTHING, exposed_pieces, parts_of, why_open
+from aorta.analysis.account import (
+    BUBBLE,
+    NOT_KNOWN,
+    NOTHING,
+    differs_from_rows,
+    exposed_pieces,
+    parts_of,
+    why_open,
+)
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.pace import ONE_RANK
 from aorta.documents.explanations import ExposedBreakdown, ExposedRow
@@ -113,6 +121,8 @@ def totals_of(dataset: LabelledRun) -> Totals | str:
     totals = Totals(parallel=run.source.parallel or "", group_titles=run.group_titles)
     for exposed, sums in exposed_pieces(run):
         for rank, of_rank in sums.items():
+            if run.traces is not None and (differs := differs_from_rows(of_rank)) is not None:
+                return f"rank {rank}: {differs}"  # a record may lack rows of what it counts, a trace does not
             totals.add(rank, of_rank)
         add_exposed(totals, run, exposed, dataset.collectives.wait_ns)
     return totals if totals.sums.rank_steps else NOTHING
