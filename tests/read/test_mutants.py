@@ -211,6 +211,14 @@ def test_local_ranks_in_folders_of_nodes_are_one_job(case: dict[str, str]) -> No
     assert any("number the ranks of each node anew" in note for note in found.notes)
 
 
+def test_ranks_that_several_processes_have_by_name_alone_are_nobodys() -> None:
+    files = facts(rank=None)(job("nsys", replace(drawn_shape(3), ranks=4)), random.Random(0))
+    moved = [replace(each, path=Path(f"n{at // 2}-rank{at % 2}{each.path.suffix}")) for at, each in enumerate(files)]
+    right, found = answer(files), answer(moved)
+    assert sorted(found.values["whole", "compute_ms"]) == sorted(right.values["whole", "compute_ms"])
+    assert sum("its rank is unknown" in note for note in found.notes) == len(files)
+
+
 def test_whole_traces_are_no_steps() -> None:
     """Ranks that mark no steps have none, beside one that does."""
     first, *others = job("kineto-cuda", drawn_shape(2))

@@ -60,12 +60,15 @@ _OTHERS: Final = (
         "of NCCL's profiler plugin, which has the host's times of collectives and no kernels: record with "
         "torch.profiler or nsys",
     ),
-    (rb'"/device:GPU|"hlo_op"|"hlo_module"', "a JAX/XLA trace, which is not read: record with nsys or rocprofv3"),
+    (
+        rb'"/device:[GT]PU|"hlo_op"|"hlo_module"|"XLA Ops"|"PjitFunction',
+        "a JAX/XLA trace, which is not read: record with nsys or rocprofv3",
+    ),
     (
         rb'"Ascend Hardware"|"AI_CORE"|"hcom_',
         "an Ascend trace (torch_npu), whose devices are not read: AORTA reads those of NVIDIA and AMD",
     ),
-    (rb'"BeginNs"', "of rocprof (v1), whose JSON is not read: record with rocprofv3 --output-format rocpd"),
+    (rb'"BeginNs"', "of rocprof (v1), which is not read: record with rocprofv3 --output-format rocpd"),
 )
 """Chrome traces of other tools, by what their first bytes hold and Kineto's never do."""
 

@@ -303,13 +303,18 @@ def _numbers(processes: Sequence[Sequence[DeviceTables]]) -> tuple[list[int], se
     chosen: set[int] = set()
     notes: list[str] = []
     strangers = 0
+    # Names that number ranks anew, as those of a node do, say nothing of the job's.
+    sources = [process[0].tables.source for process in processes if process]
+    of_names = Counter(source.rank for source in sources if source.rank in ranks_in_path(source.path))
+    claims = Counter(source.rank for source in sources)
+    nobody = {rank for rank, count in of_names.items() if rank != UNKNOWN and count == claims[rank] > 1}
     for process in processes:
         busiest = max(process, key=lambda device: device.busy_ns, default=None)
         for device in process:
             source = device.tables.source
             if device is busiest:
                 chosen.add(len(numbers))
-                if source.rank != UNKNOWN and source.rank not in numbers:
+                if source.rank not in {UNKNOWN, *nobody, *numbers}:
                     numbers.append(source.rank)
                     continue
             strangers += 1

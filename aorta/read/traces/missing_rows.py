@@ -119,9 +119,9 @@ def unrecorded(trace: Trace) -> Trace:
     unmarked &= np.searchsorted(rows.start_ns[order], ended) == np.searchsorted(rows.start_ns[order], begun)
     missing += int((np.diff(marks.step[steps]) - 1)[unmarked].sum())
     gaps = [Gap(lane, f"nothing was recorded in {missing} steps", WHOLE) for lane in LANES if missing]
-    gaps += [Gap(lane, "rows of some steps were lost", WHOLE) for lane in lacking_in]
+    gaps += [Gap(lane, "some steps lack rows that others have", WHOLE) for lane in lacking_in]
     for lane, lacks in lacking_in.items():
-        why = "this step lacks rows that others have, so some were lost"
+        why = "this step lacks rows that others have: it did less, or some were lost"
         gaps += [Gap(lane, why, number) for number in marks.step[steps[lacks]].tolist()]
     for chosen, why, seen in (
         (~recorded, "nothing was recorded in this step", False),
