@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -260,3 +262,17 @@ def test_where_counters_were_collected_nothing_is_known_of_overlap_and_their_fil
     (tmp_path / counters).write_bytes(head)
     with pytest.raises(InputError, match="nothing that can be read as a trace"):
         find_units(str(tmp_path))
+
+
+@pytest.mark.parametrize(("event", "counted"), [(2, True), (77, False)])
+def test_in_rocpd_counters_are_those_of_dispatches(event: int, counted: bool, tmp_path: Path) -> None:
+    """Others are samples, as rocprof-sys takes them."""
+    path = write_rocpd(tmp_path / "out.db")
+    table = "rocpd_pmc_event_00004242_8903_7903_b269_cd8d3745bb8a"
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute(
+            f'CREATE TABLE "{table}" (id INTEGER PRIMARY KEY, event_id INTEGER, pmc_id INTEGER, value REAL)'
+        )
+        database.execute(f'INSERT INTO "{table}" VALUES (1, {event}, 1, 64.0)')
+    (trace,) = read_with(ROCPD, path)
+    assert ({*SERIALISED} <= {*trace.gaps}) is counted

@@ -18,7 +18,7 @@ import numpy as np
 from aorta.errors import InputError
 from aorta.read.traces.interval_table import NULL, Intervals, Trace, look_up
 from aorta.read.traces.open import Database, coded, rows_of
-from aorta.read.traces.reader import Process, Ranges, Reader, TraceInput, copies
+from aorta.read.traces.reader import SERIALISED, Process, Ranges, Reader, TraceInput, copies
 from aorta.read.traces.rocprof import trace as rocprof
 
 _DISPATCH: Final = "rocpd_kernel_dispatch"
@@ -73,6 +73,10 @@ def _session(source: TraceInput, db: Database, guid: str, *, shared: bool) -> It
         "kernel_dispatch",
         "SELECT start_ns, end_ns, pid, thread, dispatch, queue, stream, name, number AS device, correlation, ancestor "
         f"FROM {dispatch} LEFT JOIN {gpu} g ON g.id = agent_id LEFT JOIN {event} e ON e.id = event_id",
+    )
+    counted = select(  # rocprof-sys has samples there as well, which are of no dispatch
+        "pmc_event",
+        f"SELECT COUNT(*) AS many FROM {stored('pmc_event', 'event_id')} JOIN {dispatch} d USING (event_id)",
     )
     copy = stored(
         "memory_copy", f"{_SPAN} name=name_id", "pid dst_agent_id src_agent_id bytes=size stream=stream_id event_id"
@@ -139,6 +143,7 @@ def _session(source: TraceInput, db: Database, guid: str, *, shared: bool) -> It
             own_launches,
             own_calls,
             copied_by=own_copies["correlation"],
+            gaps=SERIALISED if counted["many"].any() else (),
             copies_observed=bool(len(own_copies["name"])),
         )
 
