@@ -23,7 +23,7 @@ with aorta.record(sys.argv[1], model=model, devices="off", watchdog_timeout_s=fl
             recording.step()
         print("done", flush=True)
 """
-"""Records as many steps as a line of its input says."""
+"""Records as many steps as a line of its input says; 30,000 of them, which fill the ring, train nothing."""
 
 
 class Recorded:

@@ -139,8 +139,8 @@ def result_of(entry: DatasetEntry, form: NumberFormat = PAGE) -> str:
     if hidden is not None:
         parts.append(f"{rough_percent(hidden).replace(' %', f'{form.space}%')} of communication hidden")
     elif ratio is not None and ratio.bounds:
-        low, high = (form.percent(end, 0) for end in (ratio.bounds.at_least, ratio.bounds.at_most))
-        parts.append(f"{low} to {high} of communication hidden")
+        ends = dict.fromkeys(form.percent(end, 0) for end in (ratio.bounds.at_least, ratio.bounds.at_most))
+        parts.append(f"{' to '.join(ends)} of communication hidden")
     if exposed is not None:
         step = "" if length is None else f" in a step of {form.quantity(length, 'ms')}"
         parts.append(f"{form.quantity(exposed, 'ms')} exposed{step}")
