@@ -231,7 +231,8 @@ class StepSpans:
                 yield _span(OTHER_WORK, work.name, work.name, work.start_ns, work.end_ns)
         else:
             yield from _segments(OTHER_WORK, lanes.get(AUX, ()))
-        yield from _segments(COPIES, lanes.get(COPY, ()))
+        if COPY not in unknown:
+            yield from _segments(COPIES, lanes.get(COPY, ()))
         for named in step.ranges:
             if named.end_ns > 0:  # it may have ended before the step began
                 lane = NAMED if not named.thread else f"{NAMED}, thread {named.thread}"
