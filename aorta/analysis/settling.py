@@ -120,4 +120,5 @@ def slow_steps(times_ms: Floats, global_steps: Ints) -> str | None:
     mean, median = (TEXT.quantity(value, "ms") for value in (mean_ms, median_ms))
     kind = "slow" if mean_ms > median_ms else "fast"
     steps = f"{TEXT.count(count, f'{kind} step')} of {len(times_ms)}"
-    return f"the mean step is {mean}, the median {median}: {steps} make the difference: {', '.join(named)}{more}"
+    makes = "makes" if count == 1 else "make"
+    return f"the mean step is {mean}, the median {median}: {steps} {makes} the difference: {', '.join(named)}{more}"

@@ -16,6 +16,7 @@ from typing import Final, Literal, TypeAlias
 
 import numpy as np
 
+from aorta.analysis.account import EXPOSED
 from aorta.analysis.compare.rank_tests import (
     CAP,
     POWER,
@@ -49,8 +50,6 @@ SEQUENCE: Final = ("exposed_comm_ms", "overlap_ratio", "compute_stall_ms")
 that communication costs comes before the share that is hidden, which explains it."""
 GUARD: Final = JOB_STEP
 """Step time guards every verdict: where it got worse, a better ratio is no improvement."""
-_EXPOSED: Final = "exposed communication"
-"""The part of the account (`aorta.analysis.account.EXPOSED`)."""
 _SHARES: Final = ("overlap_ratio", "exposed_share", "overlap_efficiency")
 """Shares that can move without a millisecond gained or lost."""
 
@@ -294,7 +293,7 @@ def changes_of(comparison: Comparison, name: str) -> tuple[AccountChange, float]
         return None
     if entry.quotient is None:  # of a median of 0, which any change is beyond
         return None
-    means = {GUARD: account.step, SEQUENCE[0]: next((part for part in account.parts if part.name == _EXPOSED), None)}
+    means = {GUARD: account.step, SEQUENCE[0]: next((part for part in account.parts if part.name == EXPOSED), None)}
     mean = means.get(name)
     if mean is None or mean.low_ms is None or mean.high_ms is None or mean.low_ms <= 0 <= mean.high_ms:
         return None

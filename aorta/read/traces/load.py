@@ -293,7 +293,8 @@ def _refuse_several_jobs(location: str, processes: Sequence[Sequence[TraceTables
 
 
 def _numbers(processes: Sequence[Sequence[DeviceTables]]) -> tuple[list[int], set[int], list[str]]:
-    """Number the devices. The first process of a rank gets the rank's number, all others a negative one.
+    """Number the devices. The first process of a rank gets the rank's number, all others a negative one, as do all where
+    several have the rank in their names.
 
     Returns:
         The number of each device; the indices of those that become ranks of the run (the busiest of a process, so that
@@ -303,7 +304,7 @@ def _numbers(processes: Sequence[Sequence[DeviceTables]]) -> tuple[list[int], se
     chosen: set[int] = set()
     notes: list[str] = []
     strangers = 0
-    # Names that number ranks anew, as those of a node do, say nothing of the job's.
+    # A rank that several have, all in their names, is nobody's: names may number the ranks of each node anew.
     sources = [process[0].tables.source for process in processes if process]
     of_names = Counter(source.rank for source in sources if source.rank in ranks_in_path(source.path))
     claims = Counter(source.rank for source in sources)
