@@ -293,8 +293,10 @@ def _refuse_several_jobs(location: str, processes: Sequence[Sequence[TraceTables
 
 
 def _numbers(processes: Sequence[Sequence[DeviceTables]]) -> tuple[list[int], set[int], list[str]]:
-    """Number the devices. The first process of a rank gets the rank's number, all others a negative one, as do all where
-    several have the rank in their names.
+    """Number the devices.
+
+    The first process of a rank gets the rank's number. All others get a negative one, as do all where several have the
+    rank in their names.
 
     Returns:
         The number of each device; the indices of those that become ranks of the run (the busiest of a process, so that
