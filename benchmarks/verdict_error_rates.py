@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import binom
+import scipy  # its parts are loaded where they are used
 
 from aorta.analysis.compare.launch_comparison import judged
 from aorta.analysis.compare.launch_set import AUTOCORRELATION, MOST, Launch, LaunchSet, drift_inflation
@@ -201,7 +201,7 @@ def order(launches: int, plans: int) -> dict[str, float]:
 
 def at_most(count: int, plans: int, rate: float) -> bool:
     """Whether so many in so many may be the work of chance at that rate."""
-    return bool(count <= binom.ppf(CHANCE, plans, rate))
+    return bool(count <= scipy.stats.binom.ppf(CHANCE, plans, rate))
 
 
 def figures(part: int) -> tuple[dict[str, Any], dict[str, bool]]:

@@ -67,6 +67,10 @@ def dump_of(**members: Any) -> bytes:
     return json.dumps({"version": "2.1", **members}).encode()
 
 
+def of_one_hash(n: int) -> bytes:
+    return pickle.dumps(n * (2**61 - 1), 2)[2:-1] + b"N"
+
+
 DUMP, FOOTER = "comm_lib_trace_rank_0", b'{"record":"footer","reason":'
 COUNTERS = b"Dispatch_Id,Kernel_Name,Counter_Name,Counter_Value\n" + b"".join(b"1,k,c%d,1\n" % n for n in range(40_000))
 ENTRY = {"process_group": ["0", "default_pg"], "profiling_name": "nccl:send 0->1", "collective_seq_id": 1}
@@ -90,7 +94,7 @@ FOUND: Final[list[tuple[str, str, str, Any]]] = [
     (ANSWER, "traces/direct", "4242_counter_collection.csv", COUNTERS),
     (ANSWER, "autopsy/dumps", DUMP, bytes.fromhex("80025d720000000a2e")),
     (ANSWER, "autopsy/dumps", DUMP, shared_lists(27)),
-    (ANSWER, "autopsy/dumps", DUMP, pickle.dumps({n * (2**61 - 1): None for n in range(20_000)})),
+    (ANSWER, "autopsy/dumps", DUMP, b"\x80\x02}(" + b"".join(map(of_one_hash, range(20_000))) + b"u."),
     (ANSWER, "autopsy/dumps", DUMP, pickle.dumps({"version": "\ud800"})),
     (ANSWER, "autopsy/dumps", DUMP, b"\x80\x02J\x00"),
     (ANSWER, "autopsy/dumps", DUMP, dump_of(pg_config={"0": {"ranks": "[0, 30000000]", "desc": "default_pg"}})),

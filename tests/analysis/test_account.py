@@ -9,9 +9,9 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import scipy
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from scipy.stats import ttest_ind, ttest_rel
 
 from aorta.analysis.account import (
     BUBBLE,
@@ -351,7 +351,8 @@ values = st.lists(st.integers(-10_000, 10_000).map(lambda value: value / 100), m
 def test_the_interval_is_that_of_turns_where_these_matter_else_welch_s(before, after):
     alike = np.corrcoef(before, after)[0, 1] if len(before) == len(after) else -1.0
     assume(abs(alike) > 1e-6 and (alike < 0 or np.ptp(np.subtract(after, before)) > 1e-6))
-    expected = ttest_rel(after, before) if alike > 0 else ttest_ind(after, before, equal_var=False)
+    t = scipy.stats
+    expected = t.ttest_rel(after, before) if alike > 0 else t.ttest_ind(after, before, equal_var=False)
     found, interval = change_of((), before, after), expected.confidence_interval(0.95)
     assert found.interval_ms == pytest.approx((interval.low, interval.high))
     assert found.p == pytest.approx(expected.pvalue, abs=1e-12)

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from scipy.stats import rankdata, wilcoxon
 
 from aorta.analysis.account import account_of
 from aorta.analysis.aggregate import LabelledRun, aggregate
@@ -359,9 +359,9 @@ def test_later_is_what_the_signed_rank_test_and_the_median_say(values, least, le
     beyond = beyond[beyond != 0]
     p = 1.0
     if len(beyond) > 10:
-        p = wilcoxon(beyond, alternative="greater", method="asymptotic").pvalue
+        p = scipy.stats.wilcoxon(beyond, alternative="greater", method="asymptotic").pvalue
     elif len(beyond):
-        ranks = rankdata(np.abs(beyond))
+        ranks = scipy.stats.rankdata(np.abs(beyond))
         signs = np.array(list(product((0, 1), repeat=len(beyond))))
         p = float(np.mean(signs @ ranks >= ranks[beyond > 0].sum()))
     assume(abs(p - level) > 1e-9)

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 import yaml
@@ -235,7 +234,7 @@ def test_the_notebook_s_cells_run_and_find_what_is_in_the_run(tmp_path: Path, mo
     left: dict[str, Any] = {}
     for number, cell in enumerate(fenced(ROOT / "docs" / "notebook.md", "python")):
         exec(compile(cell, f"docs/notebook.md, cell {number}", "exec"), left)
-    plt.close("all")
+    left["plt"].close("all")
     steps, used, reduces, medians = (left[name] for name in ("steps", "used", "reduces", "medians"))
     assert {type(table) for table in (steps, used, reduces, medians)} == {pd.DataFrame}
     assert (len(steps), len(used)) == (12, 6), "two ranks of six steps, half of them warm-up"
