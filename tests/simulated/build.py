@@ -15,7 +15,6 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +24,7 @@ BUILD_COMMAND: Final = "python -m tests.simulated.build"
 TORCH: Final = "2.13.0"
 """The one whose private names this was written against; another one may have moved them."""
 FLAGS: Final = ("-std=c++20", "-O1", "-g0", "-fPIC", "-Wall", "-Werror", "-DUSE_C10D_GLOO", "-DUSE_DISTRIBUTED")
+LIBRARIES: Final = ("torch", "torch_cpu", "torch_python", "c10")
 
 
 def _torch_folder() -> Path:
@@ -33,8 +33,8 @@ def _torch_folder() -> Path:
 
 
 def sources() -> list[Path]:
-    """What is compiled, the longest first."""
-    return sorted(NATIVE.glob("*.cpp"), key=lambda path: (-path.stat().st_size, path.name))
+    """What is compiled."""
+    return sorted(NATIVE.glob("*.cpp"))
 
 
 def library() -> Path:
@@ -63,7 +63,7 @@ def why_not() -> str | None:
 
 
 def build() -> Path:
-    """Compile it, as many sources at once as there are processors; does nothing where it is built already.
+    """Compile it, all sources as one, because torch's headers take longer than they; nothing where it is built already.
 
     Returns:
         Where it is.
@@ -80,25 +80,17 @@ def build() -> Path:
     torch = _torch_folder()
     folders = (torch / "include", torch / "include/torch/csrc/api/include", sysconfig.get_paths()["include"])
     flags = [*FLAGS, *(word for folder in folders for word in ("-isystem", str(folder)))]
+    libraries = ["-L", str(torch / "lib"), f"-Wl,-rpath,{torch / 'lib'}", *map("-l{}".format, LIBRARIES)]
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        objects = [Path(folder, source.stem + ".o") for source in sources()]
-        commands = [
-            [*flags, "-c", str(source), "-o", str(made)] for source, made in zip(sources(), objects, strict=True)
-        ]
-        with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
-            list(pool.map(_compile, commands))
-        made = Path(folder, path.name)
-        libraries = ["-ltorch", "-ltorch_cpu", "-ltorch_python", "-lc10", f"-L{torch / 'lib'}"]
-        _compile(["-shared", *map(str, objects), "-o", str(made), *libraries, f"-Wl,-rpath,{torch / 'lib'}"])
+        whole, made = Path(folder, "whole.cpp"), Path(folder, path.name)
+        whole.write_text("".join(f'#include "{source}"\n' for source in sources()))
+        compiler = [os.environ.get("CXX", "c++"), *flags, "-shared", str(whole), "-o", str(made)]
+        done = subprocess.run([*compiler, *libraries], capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise RuntimeError(f"the compiler failed:\n{done.stderr}")
         made.replace(path)  # in one step: another process may be loading
     return path
-
-
-def _compile(words: list[str]) -> None:
-    done = subprocess.run([os.environ.get("CXX", "c++"), *words], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise RuntimeError(f"the compiler failed:\n{done.stderr}")
 
 
 if __name__ == "__main__":

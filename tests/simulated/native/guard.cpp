@@ -15,8 +15,6 @@
 namespace sim {
 namespace {
 
-constexpr auto CUDA = c10::DeviceType::CUDA;
-
 // What a c10 event points to. The newest record is what is waited for and asked.
 struct Event {
   std::mutex mutex;

@@ -8,6 +8,8 @@
 
 namespace sim {
 
+constexpr auto CUDA = c10::DeviceType::CUDA;
+
 c10::Stream as_c10(const Stream& stream);
 Stream& from_c10(const c10::Stream& stream);
 

@@ -26,7 +26,6 @@ using c10::DispatchKey;
 using c10::DispatchKeySet;
 using c10::IValue;
 using torch::jit::Stack;
-constexpr auto CUDA = c10::DeviceType::CUDA;
 
 // ---- names ----------------------------------------------------------------------------------------------------------
 std::string class_of(const std::string& name) {
