@@ -158,8 +158,8 @@ def test_a_rank_without_a_file_is_not_waited_for_once_all_others_have_died(host:
         pass
     host.ranks[0].kill()
     host.ranks.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]))
-    watchdog = host.watch()
-    assert watchdog.wait(timeout=30) == 0  # half of what it waits for a file while others run
+    watchdog = host.watch(grace_s=2 * HANGS_S)  # so long it waits for a file while others run
+    assert watchdog.wait(timeout=HANGS_S) == 0
     assert "rank 0 ended before" in watchdog.stderr.read()
 
 

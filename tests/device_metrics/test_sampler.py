@@ -22,7 +22,7 @@ from aorta.records.schema import DeviceTelemetry, Step
 from tests.analysis.builders import metrics
 from tests.analysis.builders import step as make_step
 
-LIMIT_S = 30.0
+LIMIT_S = 600.0
 
 
 class Script:

@@ -110,7 +110,7 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step(tmp_path):
 @pytest.mark.thorough
 def test_a_killed_rank_is_named_by_the_other_and_a_restart_resumes_and_keeps_both_attempts(tmp_path):
     steps = 160  # far from its end when a rank is killed
-    words = ("training.checkpoint_interval=4", f"training.max_steps={steps}", "training.timeout_s=20")
+    words = ("training.checkpoint_interval=4", f"training.max_steps={steps}", "training.timeout_s=300")
     run = start(tmp_path, *words, options=("--max-restarts", "1"))
     os.kill(wait_for_steps(tmp_path, 9, rank=1), signal.SIGKILL)
     _, stderr = run.communicate(timeout=HANGS_S)

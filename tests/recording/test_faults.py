@@ -55,7 +55,7 @@ def test_two_faults_at_once():
 
 
 def test_a_fault_of_a_training_is_explained():
-    row = run(Planned("sigkill", 2, "ddp", timeout_s=4.0))
+    row = run(Planned("sigkill", 2, "ddp", timeout_s=60.0))
     assert (row["exact"], row["healthy_accused"], row["phase"], row["verdict"]) == (True, 0, True, True)
 
 
@@ -78,7 +78,7 @@ def test_a_training_that_hangs_is_explained_live_and_when_it_was_killed(tmp_path
     agent = subprocess.Popen(words, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         assert within(HANGS_S, lambda: len(pids()) == 3)
-        assert within(HANGS_S, lambda: autopsy("--live")[0] != 0)  # not stuck, or slow, until it was for long enough
+        assert within(HANGS_S, lambda: autopsy("--live")[0] == 3)  # not stuck, slow or undecided for long enough
         assert autopsy("--live") == (3, [(1, "stuck_outside")])
         assert agent.poll() is None  # being looked at ends nothing
         agent.kill()
