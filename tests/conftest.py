@@ -44,7 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes minutes begins first: at the end, one process would be busy with it and the others idle."""
-    items.sort(key=lambda item: item.path.name != "test_package.py")
+    items.sort(key=lambda item: item.path.stem not in ("test_package", "test_gpu_check", "test_training"))
 
 
 def pytest_collection_finish() -> None:
