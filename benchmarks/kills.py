@@ -25,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,6 +60,7 @@ class Seen:
     findings: list[str] = field(default_factory=list)
     slowest_end_s: float = 0.0
     lost_steps: int = 0
+    end_s: float = END_S
 
 
 def main() -> int:
@@ -77,11 +79,13 @@ def main() -> int:
     return int(bool(seen.findings))
 
 
-def kill(root: Path, count: int, seed: int, seen: Seen, life_s: float = LIFE_S) -> None:
+def kill(
+    root: Path, count: int, seed: int, seen: Seen, life_s: float = LIFE_S, targets: Sequence[str] = TARGETS
+) -> None:
     """Start `count` runs below `root`, and kill something of each."""
     chance = random.Random(seed)
     for number in range(count):
-        target = TARGETS[number % len(TARGETS)]
+        target = targets[number % len(targets)]
         after_s, rank = chance.uniform(0, life_s), chance.randrange(2)
         before = len(seen.findings)
         _kill_one(root / target, target, after_s, rank, seen)
@@ -118,10 +122,10 @@ def _kill_one(folder: Path, target: str, after_s: float, rank: int, seen: Seen) 
                 killed_s = time.monotonic()
                 if code:
                     seen.findings.append(f"the run ended with {code} without its watchdog: {_end(log)}")
-            left = _left(mark, killed_s + END_S)
+            left = _left(mark, killed_s + seen.end_s)
             seen.slowest_end_s = max(seen.slowest_end_s, time.monotonic() - killed_s)
             for process in left:
-                seen.findings.append(f"{process} is left after {END_S:g} s")
+                seen.findings.append(f"{process} is left after {seen.end_s:g} s")
         finally:
             for process in _of(mark):
                 with suppress(psutil.Error):

@@ -18,7 +18,7 @@ from aorta.commands import main
 from aorta.config.loop import FAULTS, Fault, PlannedFault, fault_rules, planned_faults
 from aorta.records.progress import PHASES
 from benchmarks.autopsy_scores import Planned, run, within
-from benchmarks.kills import TARGETS, Seen, kill
+from benchmarks.kills import Seen, kill
 from tests.experiments.test_process import gone
 from tests.runs import HANGS_S, command, environment
 
@@ -94,10 +94,14 @@ def test_a_training_that_hangs_is_explained_live_and_when_it_was_killed(tmp_path
             os.kill(pid, signal.SIGKILL)
 
 
+KILLED = ("launcher", "watchdog", "both", "all")
+"""A rank alone: `test_endings.py`; all ranks: `tests/autopsy/test_watchdog.py`."""
+
+
 @pytest.mark.dist
 @pytest.mark.thorough
 def test_nothing_is_left_and_nothing_lost_behind_a_kill(tmp_path):
-    seen = Seen()
-    kill(tmp_path, len(TARGETS), 1, seen)
+    seen = Seen(end_s=HANGS_S)
+    kill(tmp_path, len(KILLED), 1, seen, targets=KILLED)
     assert seen.findings == []
     assert seen.kills

@@ -27,9 +27,9 @@ def train(folder: Path, *words: str, ranks: int = 2, launcher: Launcher = "fork"
 
 @pytest.fixture(scope="module")
 def tutorial(tmp_path_factory):
-    """The experiment, with a checkpoint in the middle; its folder and its words."""
+    """The experiment, with a checkpoint behind its window; its folder and its words."""
     folder = tmp_path_factory.mktemp("tutorial")
-    words = ("experiment=tutorial", "training.checkpoint_interval=10")
+    words = ("experiment=tutorial", "training.checkpoint_interval=18")
     return folder, train(folder, *words, launcher="torchrun")  # a clean end is the real one
 
 
@@ -71,8 +71,8 @@ def test_B9_every_block_is_seen_and_hides_communication(tutorial):
 def test_a_resumed_run_that_nobody_looks_at_trains_bit_for_bit_the_same(tutorial):
     folder, _ = tutorial
     before = [losses(folder, rank) for rank in (0, 1)]
-    train(folder, "workload=resnet18", "instrument.mode=off", "training.start_step=10")
-    assert [losses(folder, rank) for rank in (0, 1)] == [loss[10:] for loss in before]
+    train(folder, "workload=resnet18", "instrument.mode=off", "training.start_step=18")
+    assert [losses(folder, rank) for rank in (0, 1)] == [loss[18:] for loss in before]
     assert before[0] != before[1]  # each rank has its own batch
 
 
