@@ -157,7 +157,7 @@ def _victims(target: str, run: subprocess.Popen[bytes], rank: int, mark: str) ->
         }[target]
         if all(name in found for name in wanted):
             return [found[name] for name in wanted]
-        time.sleep(0.02)
+        time.sleep(0.1)
     return []
 
 
@@ -172,7 +172,7 @@ def _of(mark: str) -> list[psutil.Process]:
 
 def _left(mark: str, until: float) -> list[psutil.Process]:
     while (left := _of(mark)) and time.monotonic() < until:
-        time.sleep(0.05)
+        time.sleep(0.2)
     return left
 
 
