@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -189,7 +189,6 @@ STEPS = st.lists(st.tuples(interval_lists, interval_lists, interval_lists, st.li
 
 
 @given(st.lists(st.lists(STEPS, min_size=2, max_size=2), min_size=2, max_size=2))
-@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 def test_every_breakdown_of_any_record_adds_up_exactly(sides):
     """Two sides of two ranks, steps of 40 ms, collectives and blocks wherever chance puts them."""
     made = []

@@ -154,7 +154,7 @@ def by_hand(plan: Any, *, missed: bool, killed: bool) -> dict[Any, dict[str, Any
     return entries
 
 
-@settings(max_examples=60, deadline=None, phases=NO_SHRINKING)
+@settings(phases=NO_SHRINKING)
 @given(runs(), st.booleans(), st.booleans(), st.sampled_from([1, 3, 1 << 18]))
 def test_metrics_across_ranks_are_those_of_plain_loops(plan, missed, killed, piece):
     with tempfile.TemporaryDirectory() as folder:
@@ -188,7 +188,7 @@ def _same(found: Any, key: Any) -> bool:
     return tuple(None if pd.isna(part) else part for part in found) == key
 
 
-@settings(max_examples=40, deadline=None, phases=NO_SHRINKING)
+@settings(phases=NO_SHRINKING)
 @given(runs(), st.sampled_from([1, 1 << 18]))
 def test_lateness_at_the_first_wait_agrees_with_plain_loops(plan, piece):
     size = len(plan)

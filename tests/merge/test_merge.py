@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from aorta.merge.alignment import RankAlignment
@@ -123,7 +123,6 @@ T0 = BASE_NS + 4_400_000_000_000_000
 spans = st.tuples(st.integers(0, 10**9), st.integers(0, 10**6))
 
 
-@settings(deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(spans, min_size=1, max_size=30), st.integers(-(10**9), 10**9), st.floats(-500, 500), st.booleans())
 @pytest.mark.spec("C14")
 def test_C14_no_order_within_a_thread_changes_and_what_was_nested_stays_nested(events, offset, drift, injected):

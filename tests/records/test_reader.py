@@ -86,9 +86,7 @@ def test_what_is_no_record_is_refused_with_file_and_line(record, header, step, l
 
 
 @given(st.data())
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_record_cut_anywhere_keeps_every_whole_line(record, header, step, footer, data):
     whole = [header, step(0), step(1), footer]
     text = record(*whole).read_bytes()
@@ -287,9 +285,7 @@ def test_every_line_survives_the_round_trip_and_fits_one_line(line):
 
 
 @given(strategies.headers, strategies.st.lists(strategies.steps | strategies.anchors, max_size=4), strategies.footers)
-@settings(
-    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_whole_file_survives_the_round_trip(tmp_path, header, body, footer):
     header = msgspec.structs.replace(header, schema_version=SCHEMA_VERSION)
     path = tmp_path / RANK_FILE.format(rank=3)

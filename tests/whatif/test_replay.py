@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from aorta.analysis.collective_metrics import NO_SLOWER_RANKS
@@ -154,14 +154,12 @@ def changed(made: RunProgram, text: str) -> RunProgram:
 LESS = ["comm=free", "comm.kind.allreduce=free", "comm=x3", "stragglers=none", "network.bandwidth=x1.7"]
 
 
-@settings(max_examples=100, deadline=None)
 @given(programs(), st.sampled_from(LESS))
 def test_what_costs_less_ends_no_later(made, text):
     assume("kind" not in text or any(o.kind == "allreduce" for y in made.layouts for o in y.issued))
     assert (ends(changed(made, text)) <= ends(made)).all()
 
 
-@settings(max_examples=40, deadline=None)
 @given(programs(), st.permutations([0, 1, 2]))
 def test_it_does_not_matter_in_which_order_the_ranks_stand(made: RunProgram, order: list[int]) -> None:
     chosen = [column for column in order if column < len(made.ranks)]
@@ -183,7 +181,6 @@ def _of(step: object, chosen: list[int]) -> np.ndarray | None:
     return None if backend is None else backend[:, chosen]
 
 
-@settings(max_examples=40, deadline=None)
 @given(programs())
 def test_what_is_set_to_what_it_was_changes_nothing(made):
     for text in ("comm=x1", "network.bandwidth=x1", "network.latency=x1", "rank.0.late_ms=0"):
