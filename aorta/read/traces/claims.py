@@ -26,14 +26,14 @@ from aorta.read.traces.interval_table import (
     IntervalClass,
     Intervals,
     Trace,
-    kind_of,
+    countable,
     look_up,
     overlapping_ns,
     step_of,
 )
 from aorta.read.traces.missing_rows import EDGES, by_step, skipped
 from aorta.timeline.arrays import Int64
-from aorta.timeline.classes import COMPUTE, COPY, KINDS, computes
+from aorta.timeline.classes import COMPUTE, COPY, computes
 from aorta.timeline.overlap import DECIDED
 
 _PEERS: Final = re.compile(r"(?i)memcpy PtoP|peer.?to.?peer|^p2p$")
@@ -95,6 +95,7 @@ class Claims:
         row_graph: the graph of each row, `NULL` where the trace does not say it.
         issued: name -> how many operators, ranges or calls of that name issue communication.
         counted: numbers by which the tool counts all kernels of the process, of each row, `NULL` of others.
+        silent: how many of the collectives are of one rank, or of nothing, and so run no kernel.
     """
 
     start_ns: Int64
@@ -107,6 +108,7 @@ class Claims:
     row_graph: Int64 | None = None
     issued: Mapping[str, int] = field(default_factory=dict)
     counted: Int64 | None = None
+    silent: int = 0
 
 
 def reconciled(trace: Trace, claims: Claims) -> Trace:
@@ -145,7 +147,7 @@ def _read_both_ways(trace: Trace, claims: Claims, *, lacks: bool) -> Intervals:
     launched = np.bincount(streams.of_row, rows.launch_ns[ran] != NULL, len(streams)) > 0
     strange = ~launched[streams.of_row] if launched.any() else np.zeros(len(ran), bool)
     sends = rows.cls == IntervalClass.COMM
-    if sends.sum() - sends[ran[strange]].sum() < (1 - EDGES) * _countable(claims.issued):
+    if sends.sum() - sends[ran[strange]].sum() < (1 - EDGES) * _countable(claims):
         strange &= ~sends[ran]  # as many collectives were issued
     if (rows.launch_ns[ran] != NULL).sum() >= (1 - DECIDED) * (~strange).sum():
         second[ran[strange]] = IntervalClass.UNKNOWN  # another process's, as all others have their launches
@@ -284,7 +286,7 @@ def _lost(trace: Trace, claims: Claims, missing: NDArray[np.bool_]) -> Iterator[
     graphs, sends = what == Launches.GRAPH, claims.sends & (what != Launches.GRAPH)
     plain = missing & (what == Launches.KERNEL) & ~sends
     # As many collectives ran as were issued, and in this step as many as in any: what it lost did not communicate.
-    settled = _countable(claims.issued) > 0 and not _fewer(trace, claims)
+    settled = _countable(claims) > 0 and not _fewer(trace, claims)
     of_comm, counts = np.unique(rows.step[rows.cls == IntervalClass.COMM], return_counts=True)
     of_comm = of_comm[counts >= (1 - EDGES) * counts.max(initial=0)]
     ran_all = settled & np.isin(step, of_comm)
@@ -292,7 +294,7 @@ def _lost(trace: Trace, claims: Claims, missing: NDArray[np.bool_]) -> Iterator[
     copied = rows.cls == IntervalClass.COPY
     ran = {COMPUTE: by_step(rows, ~copied), COMM: by_step(rows, rows.cls == IntervalClass.COMM)}
     ran[COPY] = by_step(rows, copied)
-    rows_of_graphs, short = _replayed(claims, graphs & ~missing, rows.name)
+    rows_of_graphs, short = _replayed(claims, graphs & ~missing, rows.name, step)
     weight = np.where(graphs, rows_of_graphs, 1.0)
     weight[short >= 0] = short[short >= 0]
     both = (COMPUTE, COMM)
@@ -319,10 +321,10 @@ def _lost(trace: Trace, claims: Claims, missing: NDArray[np.bool_]) -> Iterator[
         yield from lacking(f"{said}, so some have neither", *both)
 
 
-def _replayed(claims: Claims, replays: NDArray[np.bool_], name: NDArray[np.int32]) -> tuple[float, Int64]:
+def _replayed(claims: Claims, replays: NDArray[np.bool_], name: NDArray[np.int32], step: Int64) -> tuple[float, Int64]:
     """Return how many rows a launch of a graph has on average, and of each call how many rows its graph has more in
-    another launch, -1 where that is not known. Where a trace does not tell graphs apart, a launch whose rows are all
-    among those of the longest is one of the same graph.
+    another launch, -1 where that is not known. Where a trace does not tell graphs apart, launches are of one graph that
+    stand at the same place of their steps (of each call: `step`), and whose rows are all among those of the longest.
     """
     short = np.full(len(claims.link), NULL, np.int64)
     if not replays.any():
@@ -330,38 +332,42 @@ def _replayed(claims: Claims, replays: NDArray[np.bool_], name: NDArray[np.int32
     in_graph = np.flatnonzero(np.isin(claims.row_link, claims.link[replays]))
     launches = Groups(claims.row_link[in_graph])
     link, count = claims.row_link[in_graph][launches.first], launches.sizes
+    said = claims.row_graph
+    graph = np.zeros(len(link), np.int64) if said is None else said[in_graph][launches.first]
+    told = said is not None and (graph != NULL).any()
+    if not told:
+        replayed = np.flatnonzero(replays)[np.argsort(claims.start_ns[replays], kind="stable")]
+        of_step = Groups(step[replayed])
+        if len(of_step) > 1 and np.ptp(of_step.sizes) == 0:
+            graph = look_up(link, claims.link[replayed], of_step.position)
+    ran = [Counter(name[in_graph[own]].tolist()) for own in launches.rows] if not told else []
     fewer = np.full(len(launches), NULL, np.int64)
-    if claims.row_graph is None and len(count):
-        ran = [Counter(name[in_graph[own]].tolist()) for own in launches.rows]
-        most = ran[int(np.argmax(count))]
-        fewer[:] = [most.total() - own.total() if own <= most else NULL for own in ran]
-    elif claims.row_graph is not None:
-        graph = claims.row_graph[in_graph][launches.first]
-        for own in (graph == identifier for identifier in np.unique(graph[graph != NULL])):
-            fewer[own] = count[own].max() - count[own]
+    for own in (np.flatnonzero(graph == identifier) for identifier in np.unique(graph[graph != NULL])):
+        longest = own[np.argmax(count[own])]
+        same = own[[told or ran[at] <= ran[longest] for at in own]]
+        fewer[same] = count[longest] - count[same]
     short[replays] = look_up(claims.link[replays], link, fewer)
     return max(len(in_graph) / int(replays.sum()), 1), short
 
 
-def _countable(issued: Mapping[str, int]) -> int:
-    """Return how many collectives were issued, by the most complete of the accounts (`c10d::`, ...), one of which are
+def _countable(claims: Claims) -> int:
+    """Return how many collectives must have run, by the most complete of the accounts (`c10d::`, ...), one of which are
     the labels of all backends (`nccl:`, `gloo:`). Sends and receives, and what is coalesced, may share a kernel.
     """
-    if any("coalesced" in name for name in issued):
+    if any("coalesced" in name for name in claims.issued):
         return 0
     accounts: Counter[str] = Counter()
-    for name, count in issued.items():
-        kind = kind_of(name)
-        if kind != NULL and KINDS[kind] not in ("send", "recv", "barrier"):
+    for name, count in claims.issued.items():
+        if countable(name):
             accounts["" if re.match(r"\w+:(?!:)", name) else re.split(r"[:A-Z]", name, maxsplit=1)[0]] += count
-    return max(accounts.values(), default=0)
+    return max(max(accounts.values(), default=0) - claims.silent, 0)
 
 
 def _fewer(trace: Trace, claims: Claims) -> bool:
     """Return whether more collectives were issued than there are rows of communication, or that may be."""
     rows = trace.intervals
     may = (rows.cls == IntervalClass.COMM) | (rows.second == IntervalClass.COMM)
-    return int(may.sum()) < (1 - EDGES) * _countable(claims.issued)
+    return int(may.sum()) < (1 - EDGES) * _countable(claims)
 
 
 def _sent(trace: Trace, claims: Claims) -> Iterator[Gap]:
@@ -370,7 +376,7 @@ def _sent(trace: Trace, claims: Claims) -> Iterator[Gap]:
     if trace.world_size == 1:
         return
     may = (trace.intervals.second == IntervalClass.COMM).any()
-    if not rows and claims.issued and not (may and _countable(claims.issued) and not _fewer(trace, claims)):
+    if not rows and claims.issued and not (may and _countable(claims) and not _fewer(trace, claims)):
         most = max(claims.issued, key=claims.issued.__getitem__)
         total = sum(claims.issued.values())
         why = f"{total} operators or ranges issue communication (most: {most}), and no row of it is known"
@@ -380,7 +386,7 @@ def _sent(trace: Trace, claims: Claims) -> Iterator[Gap]:
             f"the job has {trace.world_size} ranks, and no row of communication is known", COMM, seen=False
         )
     elif _fewer(trace, claims):
-        issued = _countable(claims.issued)
+        issued = _countable(claims)
         yield from lacking(f"{issued} collectives were issued, and only {rows} rows of communication are known", COMM)
 
 

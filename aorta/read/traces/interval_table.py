@@ -323,6 +323,12 @@ def kind_of(name: str) -> int:
     return next((code for code, pattern in _KINDS if pattern.search(words)), NULL)
 
 
+def countable(name: str) -> bool:
+    """Return whether a collective of that name has a kernel of its own; sends and what is coalesced may not."""
+    kind = kind_of(name)
+    return kind != NULL and KINDS[kind] not in ("send", "recv", "barrier") and "coalesced" not in name
+
+
 _TORCH_TYPES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     "uint8": (1, ("byte", "unsigned char", "uint8_t")),
     "int8": (1, ("char", "signed char", "int8_t")),

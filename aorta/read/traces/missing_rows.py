@@ -89,6 +89,19 @@ def skipped(trace: Trace, counted: Int64 | None) -> Iterator[Gap]:
             yield from lost(why, lanes, np.array(at), np.array(weight), by_step(rows, chosen))
 
 
+def incomplete(trace: Trace, why: str) -> tuple[Gap, ...]:
+    """Return what a trace lacks that says so itself, or is cut off: of each lane the windows that have fewer of its
+    rows than another, and the whole.
+    """
+    gaps = list[Gap]()
+    for lane, cls in LANE_CLASSES.items():
+        own = by_step(trace.intervals, trace.intervals.cls == cls)
+        count = {step: own[step] for step in trace.windows.step.tolist()}
+        short = [step for step, rows in count.items() if rows < max(count.values())]
+        gaps += [Gap(lane, why, step) for step in (WHOLE, *short)]
+    return tuple(gaps)
+
+
 def unrecorded(trace: Trace) -> Trace:
     """Return the trace with gaps of steps in which nothing was recorded, and of those beside them, in which the
     recording began or ended.
@@ -108,6 +121,8 @@ def unrecorded(trace: Trace) -> Trace:
     if len(marks) >= FEWEST and recorded.sum() == 1 and _MUCH * within < (marks.end_ns - marks.start_ns)[steps[only]]:
         why = f"all rows lie in a small part of one of {len(marks)} steps: their times or those of the steps are wrong"
         return replace(trace, windows=NO_WINDOWS, gaps=(*trace.gaps, *lacking(why, *LANES)))
+    if not recorded.any() and any(gap.step in marks.step and not gap.seen for gap in trace.gaps):
+        return trace  # the device's clock is not the host's: which steps its rows are of is not known, but how long
     if not recorded.any():
         note = f"{trace.path}: nothing was recorded in any step: the whole trace is measured"
         return replace(trace, windows=NO_WINDOWS, notes=(*trace.notes, note))
@@ -157,8 +172,9 @@ def _without_pieces(trace: Trace) -> Trace:
 def _lacking(trace: Trace, steps: Int64, recorded: NDArray[np.bool_]) -> Iterator[tuple[str, NDArray[np.bool_]]]:
     """Yield the lanes in which some of the steps, in order, lack rows that two or more have, all equally: by their
     names, and the time that these take. A step that has as much instead in some lane is of another sort, and so are
-    several that lack the same between others, as where gradients are accumulated. Nothing is said of communication
-    where NCCL's kernels and gloo's calls were recorded: a step may use either.
+    several that lack the same between others, as where gradients are accumulated. Where half lack some names, and none
+    lacks others, of which as large a loss would have left some out, the work varies: experts get unlike many tokens.
+    Nothing is said of communication where NCCL's kernels and gloo's calls were recorded: a step may use either.
     """
     rows = trace.intervals.take(operations(trace.intervals).first)
     at = look_up(rows.step, trace.windows.step[steps], np.arange(len(steps)))
@@ -180,11 +196,17 @@ def _lacking(trace: Trace, steps: Int64, recorded: NDArray[np.bool_]) -> Iterato
     of_host = rows.stream[rows.cls == IntervalClass.COMM] == NULL
     two_backends = of_host.any() and not of_host.all()
     lanes, of_sort = list[tuple[str, NDArray[np.bool_], NDArray[np.bool_]]](), recorded.copy()
+    in_all = np.bincount(code, count >= usual[code], len(work)) >= np.count_nonzero(recorded)
     for lane, cls in LANE_CLASSES.items():
         weight_ns = np.where(rows.cls[work.first] == cls, usual_ns, 0)
         total = float((usual * weight_ns).sum())
         kept_ns, more_ns = (np.bincount(step, each * weight_ns[code], len(steps)) for each in (had, count - had))
         lacks = total - kept_ns > DECIDED * total
+        vary = (rows.cls[work.first] == cls) & (usual > 0) & ~in_all
+        kept = had[vary[code]].sum() / max(usual[vary].sum() * np.count_nonzero(recorded), 1)
+        steady = usual[in_all & (rows.cls[work.first] == cls)].sum() * np.count_nonzero(recorded)
+        if 2 * np.count_nonzero(lacks & recorded) >= np.count_nonzero(recorded) and kept**steady < DECIDED:
+            continue
         of_sort &= ~(lacks & (more_ns >= total - kept_ns))  # what was lost has nothing in its place
         if not (two_backends and cls == IntervalClass.COMM):
             lanes.append((lane, lacks, more_ns <= DECIDED * total))

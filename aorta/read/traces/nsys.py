@@ -21,6 +21,7 @@ from aorta.read.ledger import COMM, lacking
 from aorta.read.traces.chrome_json import LARGEST_NS
 from aorta.read.traces.claims import Claims, launches_of, reconciled
 from aorta.read.traces.interval_table import NULL, IntervalClass, Trace, kind_of, look_up
+from aorta.read.traces.missing_rows import incomplete
 from aorta.read.traces.open import Database, coded, rows_of
 from aorta.read.traces.reader import Process, Ranges, Reader, TraceInput, copies, kernels, trace_of
 from aorta.timeline.arrays import Int64, IntervalArray, containing
@@ -78,7 +79,8 @@ def _read(source: TraceInput) -> Iterator[Trace]:
         if (strays := int((~np.isin(rows["process"], owners)).sum()))
     ]
     sql = f"SELECT text FROM {db.stored('DIAGNOSTIC_EVENT', '', 'text')} WHERE text LIKE 'Not all CUDA %'"
-    lost += [f"{origin}: nsys says: {text}" for text in {*db.select("DIAGNOSTIC_EVENT", sql, texts={"text"})["text"]}]
+    said = [f"nsys says: {text}" for text in {*db.select("DIAGNOSTIC_EVENT", sql, texts={"text"})["text"]}]
+    lost += [f"{origin}: {text}" for text in said]
     began = db.columns("TARGET_INFO_SESSION_START_TIME", "", "utcEpochNs")["utcEpochNs"]
     dated = len(began) == 1 and 0 < began[0] <= LARGEST_NS // 2
     since_ns = int(began[0]) if dated else 0
@@ -148,7 +150,8 @@ def _read(source: TraceInput) -> Iterator[Trace]:
             issued=Counter(filter(launches_communication, own_ranges["text"])),
         )
         trace = reconciled(trace, claims)
-        yield replace(trace, notes=(*trace.notes, *lost))
+        gaps = incomplete(trace, said[0]) if said else ()
+        yield replace(trace, notes=(*trace.notes, *lost), gaps=(*trace.gaps, *gaps))
 
 
 def _copies(db: Database, table: str, owners: Int64) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from aorta.errors import InputError
 from aorta.read.frames import Numbered
 from aorta.read.traces.chrome_json import MALFORMED, Exact, ns_of_values
-from aorta.read.traces.interval_table import KIND_CODE, NULL, kind_of, known_dtype
+from aorta.read.traces.interval_table import KIND_CODE, NULL, countable, kind_of, known_dtype
 from aorta.timeline.arrays import Int64
 from aorta.timeline.classes import KINDS
 
@@ -75,6 +75,12 @@ class Arguments(Linked, gc=False):
     ranks: str | tuple[int, ...] | None = msgspec.field(default=None, name="Process Group Ranks")
     seq: Number = msgspec.field(default=None, name="Seq")
     graph: Number = msgspec.field(default=None, name="graph id")
+
+    @property
+    def silent(self) -> bool:
+        """Whether it is a collective of one rank, or of nothing: NCCL runs no kernel of communication for it."""
+        nothing = integer(self.elements_in) == integer(self.elements_out) == 0
+        return countable(self.collective or "") and (nothing or integer(self.group_size) == 1)
 
 
 class Inputs(msgspec.Struct, gc=False):
@@ -442,6 +448,7 @@ class Metadata(msgspec.Struct):
     rocprofiler: int | str | float | None = msgspec.field(default=None, name="rocprofiler-sdk_version")
     hip: int | str | float | None = msgspec.field(default=None, name="hip_runtime_version")
     partial: object = None
+    warnings: list[object] | None = msgspec.field(default=None, name="WARNING")
 
     @property
     def platform(self) -> str | None:

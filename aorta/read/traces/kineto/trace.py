@@ -24,7 +24,7 @@ import numpy as np
 
 from aorta.errors import InputError
 from aorta.read.frames import Numbered
-from aorta.read.ledger import COMM, LANES, WHOLE, Gap, lacking
+from aorta.read.ledger import COMM, Gap, lacking
 from aorta.read.traces.chrome_json import CUT_OFF, LARGEST_NS, EventArray, ns_of_values
 from aorta.read.traces.claims import Claims, Launches, launched_by, reconciled
 from aorta.read.traces.clocks import refuse_other_units
@@ -64,6 +64,7 @@ from aorta.read.traces.kineto.events import (
     with_times,
 )
 from aorta.read.traces.kineto.host import LABEL, HostWork, host_rows
+from aorta.read.traces.missing_rows import incomplete
 from aorta.read.traces.reader import MARK, SERIALISED, Process, Ranges, TraceInput, trace_of
 from aorta.timeline.arrays import Int64, IntervalArray, merge
 from aorta.timeline.classes import COMPUTE, computes, copies, launches_communication
@@ -100,16 +101,13 @@ def read_kineto(source: TraceInput) -> Iterator[Trace]:
     damage = [f"{path}: {why}" + (f" ({times} times)" if times > 1 else "") for why, times in pieces.damage.items()]
     counters = {name: n for name, n in {**trace.counters, **kept.counters}.items() if n or name == "events"}
     ends = [why for why in pieces.damage if why.startswith(CUT_OFF)]
-    gaps = tuple(Gap(lane, ends[0], step) for lane in LANES for step in _short(trace)) if ends else ()
+    ends += [f"Kineto says: {text}" for text in metadata.warnings or () if _LOST.search(_text(text))]
+    gaps = incomplete(trace, ends[0]) if ends else ()
     yield replace(trace, counters=counters, notes=(*trace.notes, *damage), gaps=(*trace.gaps, *gaps))
 
 
-def _short(trace: Trace) -> list[int]:
-    """Return the windows that have fewer rows than others, and the whole: what a cut file lacks may be theirs."""
-    steps, counts = np.unique(trace.intervals.step[trace.intervals.step != NULL], return_counts=True)
-    return [WHOLE, *steps[counts < counts.max(initial=0)].tolist()]
-
-
+_LOST: Final = re.compile(r"(?i)dropped \d|exceeded max")
+"""Of buffers that were full (libkineto/src/CuptiActivityApi.cpp, CuptiActivityProfiler.cpp)."""
 _WAITS: Final = re.compile(r"Synchronize|Memcpy(?:2D|3D|WithStream)?$")
 """Calls in which the host waits for the device: cudaStreamSynchronize, hipEventSynchronize, cudaMemcpy."""
 _WAITS_FOR_ALL: Final = re.compile(r"(?:cuda|hip)DeviceSynchronize$|cuCtxSynchronize$")
@@ -127,7 +125,7 @@ class _Kept:
         issued: `External id` of each operator or range that issues communication -> its name.
         marks: name, start and end in ns of the marks of steps.
         labels: gloo's rows, which the host runs beside a device, too.
-        claims: name -> how many operators and ranges of that name issue communication.
+        claims: name -> how many operators and ranges of that name issue communication; `silent`: see `Claims`.
         unknown: rows of categories that no account knows; `hosts`: the processes of the host.
         foreign: calls that use a device whose rows are not read.
     """
@@ -146,6 +144,7 @@ class _Kept:
         self.marks: list[tuple[str, int, int]] = []
         self.labels: list[dict[str, Int64]] = []
         self.claims: Counter[str] = Counter()
+        self.silent = 0
         self.unknown: list[tuple[str, Any, int, int]] = []
         self.hosts: set[Any] = set()
         self.foreign = 0
@@ -259,6 +258,7 @@ class _Kept:
             external = integer(said.external_id)
             if external != NULL and said.collective is not None:
                 self.parameters.setdefault(external, said)
+        self.silent += sum(said.silent for said in parameters)
         issuing = parameters + arguments_of(by_role["issuing"])
         issuers = by_role["parameters"] + by_role["issuing"]
         names = [str(event.name) for event in issuers]
@@ -298,20 +298,8 @@ def _between_devices(name: str) -> bool:
 def _on_devices(kept: _Kept, metadata: Metadata, source: TraceInput) -> Trace:
     """Return the rows of all devices. Communication gets its parameters from its arguments or its host operator."""
     path, counters, names, notes = source.origin, kept.counters, tuple(kept.names), list[str]()
-    columns = (
-        "start_ns",
-        "end_ns",
-        "name",
-        "device",
-        "stream",
-        "bytes",
-        "cls",
-        "second",
-        "origin",
-        "correlation",
-        "graph",
-    )
-    rows = joined(kept.work, *columns)
+    columns = "start_ns end_ns name device stream bytes cls second origin correlation graph"
+    rows = joined(kept.work, *columns.split())
     beside = joined(kept.labels, "start_ns", "end_ns", "name")
     if len(beside["name"]):  # gloo's collectives run on the host, beside the busiest device of the process
         busiest = np.bincount(rows["device"]).argmax() if len(rows["device"]) else kept.devices.codes([None])[0]
@@ -371,6 +359,7 @@ def _on_devices(kept: _Kept, metadata: Metadata, source: TraceInput) -> Trace:
         calls["lasted"],
         graph,
         kept.claims,
+        silent=kept.silent,
     )
     waits = joined(kept.waits, "start", "end", "whole")
     waits_ns = IntervalArray(waits["start"] + base_ns, waits["end"] + base_ns)
