@@ -196,10 +196,12 @@ def _unlike_peers(
     if _UNPAIRED & {name.kind for device in devices for name in device.tables.collectives.names}:
         return {}
     counts: dict[tuple[int, int], Counter[str]] = {}
+    names: dict[tuple[int, int], Counter[tuple[str, str]]] = {}
     for row in totals:
-        if row.rank is not None and row.cls in ("compute", "comm"):
+        if row.rank is not None and row.cls in (COMPUTE, COMM):
             key = row.rank, UNKNOWN if row.device is None else row.device
             counts.setdefault(key, Counter())[row.cls] += row.count
+            names.setdefault(key, Counter())[row.cls, row.name] += row.count
     sent = {key: own for key, own in counts.items() if own["compute"] and own["comm"]}
     odd = {*_disagreeing({key: own["compute"] / own["comm"] for key, own in sent.items()}, EDGES)}
     most = {
@@ -208,14 +210,22 @@ def _unlike_peers(
         if device.tables.source.path in marked
     }
     odd |= sent.keys() & _disagreeing({key: most[key] for key in sent.keys() & most.keys()}, EDGES)
-    lack = [key for key in odd if not all(_has_all(sent[key], other) for other in sent.values())]
+    lack = [key for key in odd if not all(_has_all(names[key], names[other]) for other in sent)]
     why = "other ranks run more or fewer kernels for each collective: rows were lost, or it is of another job"
     return dict.fromkeys(_of_another_pace(devices), _PACE) | dict.fromkeys(lack, why)
 
 
-def _has_all(own: Counter[str], other: Counter[str]) -> bool:
-    """Return whether the other has nothing more, and either lane as often: it lost rows of one."""
-    return other <= own and any(own[lane] == other[lane] for lane in own)
+def _has_all(own: Counter[tuple[str, str]], other: Counter[tuple[str, str]]) -> bool:
+    """Return whether a rank has what another has, or less of some names only, of so many others as much that no loss
+    left them out: experts get unlike many tokens.
+    """
+    for lane in (COMPUTE, COMM):
+        fewer = [name for name in other if name[0] == lane and own[name] < other[name]]
+        steady = sum(count for name, count in own.items() if name[0] == lane and count >= other[name])
+        kept = sum(own[name] for name in fewer) / max(sum(other[name] for name in fewer), 1)
+        if fewer and (not all(own[name] for name in fewer) or kept**steady >= DECIDED):
+            return False
+    return True
 
 
 def _disagreeing(values: Mapping[Any, float], tolerance: float, least: float = 0) -> list[Any]:
@@ -295,8 +305,7 @@ def _refuse_several_jobs(location: str, processes: Sequence[Sequence[TraceTables
 def _numbers(processes: Sequence[Sequence[DeviceTables]]) -> tuple[list[int], set[int], list[str]]:
     """Number the devices.
 
-    The first process of a rank gets the rank's number. All others get a negative one, as do all where several have the
-    rank in their names.
+    The one process of a rank gets the rank's number. All others get a negative one.
 
     Returns:
         The number of each device; the indices of those that become ranks of the run (the busiest of a process, so that
@@ -306,18 +315,16 @@ def _numbers(processes: Sequence[Sequence[DeviceTables]]) -> tuple[list[int], se
     chosen: set[int] = set()
     notes: list[str] = []
     strangers = 0
-    # A rank that several have, all in their names, is nobody's: names may number the ranks of each node anew.
-    sources = [process[0].tables.source for process in processes if process]
-    of_names = Counter(source.rank for source in sources if source.rank in ranks_in_path(source.path))
-    claims = Counter(source.rank for source in sources)
-    nobody = {rank for rank, count in of_names.items() if rank != UNKNOWN and count == claims[rank] > 1}
+    # A rank that several claim is nobody's: names may number the ranks of each node anew, and processes be of no group.
+    claims = Counter(process[0].tables.source.rank for process in processes if process)
+    nobody = {UNKNOWN, *(rank for rank, count in claims.items() if count > 1)}
     for process in processes:
         busiest = max(process, key=lambda device: device.busy_ns, default=None)
         for device in process:
             source = device.tables.source
             if device is busiest:
                 chosen.add(len(numbers))
-                if source.rank not in {UNKNOWN, *nobody, *numbers}:
+                if source.rank not in nobody:
                     numbers.append(source.rank)
                     continue
             strangers += 1
