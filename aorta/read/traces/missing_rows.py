@@ -121,7 +121,7 @@ def unrecorded(trace: Trace) -> Trace:
     if len(marks) >= FEWEST and recorded.sum() == 1 and _MUCH * within < (marks.end_ns - marks.start_ns)[steps[only]]:
         why = f"all rows lie in a small part of one of {len(marks)} steps: their times or those of the steps are wrong"
         return replace(trace, windows=NO_WINDOWS, gaps=(*trace.gaps, *lacking(why, *LANES)))
-    if not recorded.any() and any(gap.step in marks.step and not gap.seen for gap in trace.gaps):
+    if not recorded.any() and {gap.lane for gap in trace.gaps if gap.step in marks.step and not gap.seen} == {*LANES}:
         return trace  # the device's clock is not the host's: which steps its rows are of is not known, but how long
     if not recorded.any():
         note = f"{trace.path}: nothing was recorded in any step: the whole trace is measured"
