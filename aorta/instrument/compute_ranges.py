@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from aorta.instrument.transparent import leave_out, unseen_hook
+from aorta.instrument.transparent import leave_out, not_compiled
 
 
 class ModuleHook:
@@ -30,8 +30,13 @@ class ModuleHook:
     def __init__(self, module: nn.Module, observe: Callable[..., None]) -> None:
         self._module, self._observe = weakref.ref(module), observe
 
-    @unseen_hook
+    # Called with empty caches, between kernels of the model, where each function of Python costs several times what a
+    # loop suggests: hence `torch.compiler.is_compiling` in its parts, of which Dynamo knows the first.
+    @not_compiled
     def __call__(self, module: nn.Module, *what: Any) -> None:
+        compiler = torch.compiler
+        if compiler.is_dynamo_compiling() or getattr(compiler, "_is_compiling_flag", False):
+            return
         if module is self._module():
             self._observe(module, *what)
 
@@ -123,8 +128,7 @@ def _observe_calls(module: nn.Module) -> _Observers:
     reference, observers, compiler = weakref.ref(module), _Observers(), torch.compiler
     before, after, is_traced = observers.before, observers.after, compiler.is_dynamo_compiling
 
-    # Called with empty caches, between kernels of the model, where each function of Python costs several times what a
-    # loop suggests: hence `torch.compiler.is_compiling` in its parts, of which Dynamo knows the first.
+    # In its parts as in `ModuleHook`, and for the same reason.
     def call(*args: Any, **kwargs: Any) -> Any:
         called: Any = reference()
         if is_traced() or getattr(compiler, "_is_compiling_flag", False):

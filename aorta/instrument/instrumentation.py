@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Final, Self
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from aorta.instrument.backend_calls import DTYPES, dtype_name
@@ -117,12 +118,14 @@ class Instrumentation:
             elsewhere = None  # only this process can ask the device
         built = load()[0] if native else None
         own = counts_of_ranks()
-        counted = own or (issued_by if built is None else built.issued_by)
         no_values = None if own is None else NO_VALUES
         self.groups: dict[str, Group] = {}
         self._device, self.clock, self._mode = device, clock, mode
 
-        counts = partial(counts_of_groups, counted)
+        if own is None and built is not None:
+            counts = partial(built.counts_of_groups, dist.distributed_c10d)
+        else:
+            counts = partial(counts_of_groups, own or issued_by)
         facts = ring_facts(
             rank,
             world_size,

@@ -130,7 +130,7 @@ class PythonInterceptor:
     def functions(self) -> StepFunctions:
         """As `NativeInterceptor.functions`."""
         steps = self._steps
-        return StepFunctions(self.begin, self.finish, steps.close, steps.span, self.rows.append)
+        return StepFunctions(self.begin, self.finish, steps.close, steps.span, self.rows.append, self.issued_so_far)
 
     def open(self, device: torch.device, on_captured: Callable[[], None]) -> Interception:
         """Start intercepting; `close` of the returned object ends it. There is no graph capture on a CPU."""
@@ -162,13 +162,10 @@ class PythonInterceptor:
             self._open = self._steps.is_open = False
             return self._taken()
 
-    def count(self) -> int:
-        """Return how many collectives were recorded since the last step ended."""
-        return len(self._issued)
-
-    def underway(self) -> int:
-        """Return how many calls of backends have not returned: they may have counted their collectives or not."""
-        return self._underway
+    def issued_so_far(self, counts: Callable[[], dict[int, int | None]]) -> tuple[dict[int, int | None], int]:
+        """As `StepFunctions.issued_so_far`."""
+        underway = self._underway
+        return counts(), -underway << 32 | len(self._issued)
 
     def add_watched(self, passes: int) -> None:
         """Note that backward passes that reached what is watched begin (1) or end (-1); one may run within another, of

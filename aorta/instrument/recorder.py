@@ -117,7 +117,8 @@ class Recorder(RingLines):
         self.boundary: str | None = None
         self._captured, self._thread = 0, threading.get_ident()
         self._interceptor, self._issued_by_backends = interceptor, issued_by_backends
-        self._begin, self._finish, self._close, self._span, self._append = interceptor.functions()
+        functions = interceptor.functions()
+        self._begin, self._finish, self._close, self._span, self._append, self._issued_so_far = functions
         self._is_open = self._between = False
         self._counted: tuple[dict[int, int | None], int] = {}, 0
         self._before, self._outside = self._counted, 0
@@ -163,7 +164,7 @@ class Recorder(RingLines):
         numbers = facts.epoch << 32 | facts.step
         begun = self._begin(began_ns, flags, why, facts.global_step, numbers, first, facts.lr, drawn)
         began_ns = time.perf_counter_ns()
-        self._before = self._counted if continues else self._issued_so_far()
+        self._before = self._counted if continues else self._issued_so_far(self._issued_by_backends)
         self._marks_ns += time.perf_counter_ns() - began_ns
         return begun
 
@@ -198,16 +199,11 @@ class Recorder(RingLines):
         self._between = True
         self._step_ended(ended_ns, self._behind)
 
-    def _issued_so_far(self) -> tuple[dict[int, int | None], int]:
-        """Return what backends have counted, and by how few and how many that may be ahead of the rows, in one word."""
-        underway = self._interceptor.underway()
-        return self._issued_by_backends(), -underway << 32 | self._interceptor.count()
-
     def _issued(self) -> tuple[int, int, int]:
         """Return how many collectives the backends have counted since the step began, and by how many their counts may
         be ahead of the rows, then and now.
         """
-        self._counted = self._issued_so_far()
+        self._counted = self._issued_so_far(self._issued_by_backends)
         (before, ahead_before), (after, ahead) = self._before, self._counted
         issued = 0
         for group, count in after.items():

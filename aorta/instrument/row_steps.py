@@ -50,6 +50,9 @@ class StepFunctions(NamedTuple):
             AORTA's own time beside what is counted. Returns all of that time, and when the step ended.
         span: takes a kind, the number of a name, the name, `x`, and whether the phase before continues afterwards.
         append: takes the fields of any row; returns its index.
+        issued_so_far: takes a function; returns what it returns, how many collectives backends have counted, and by how
+            few and how many that may be ahead of the rows, in one word: as many calls of backends less as have not
+            returned, in the upper half, and as many more as were recorded since the last step ended.
     """
 
     begin: Callable[..., tuple[int, int]]
@@ -57,6 +60,7 @@ class StepFunctions(NamedTuple):
     close: Callable[..., tuple[int, int]]
     span: Callable[..., StepSpan]
     append: Callable[..., int]
+    issued_so_far: Callable[[Callable[[], dict[int, int | None]]], tuple[dict[int, int | None], int]]
 
 
 class RowSteps:

@@ -137,6 +137,10 @@ class Tap:
         self._first, dropped = self._functions.begin(0, flags, 0, 0, 0, NOWHERE, None, None)
         return dropped
 
+    def ahead(self) -> int:
+        """By how many collectives backends may be ahead of the rows, none of their calls being underway."""
+        return self._functions.issued_so_far(dict)[1]
+
     def end(self) -> SeenStep:
         return seen_in(self.ring, self._first, self._functions.finish())
 

@@ -27,7 +27,7 @@ def small(slots: int = 4, path: Path | None = None) -> RingFile:
 
 def stepped(interceptor: NativeInterceptor | PythonInterceptor, ring: RingFile) -> Any:
     """Rows of two steps, one of them passed over, and of any: without the times when they were written."""
-    begin, finish, close, span, append = interceptor.functions()
+    begin, finish, close, span, append, _ = interceptor.functions()
     enter = ring.progress.enter
     for _ in range(5):  # the first are overwritten
         append(rf.RANGE, 255, 0xFFFF, 1, -2, 3, -(1 << 63), (1 << 63) - 1, 8)

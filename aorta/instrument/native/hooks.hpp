@@ -5,18 +5,19 @@
 
 #pragma once
 
+#include <array>
 #include <atomic>
+#include <cstdint>
 #include <memory>
-#include <type_traits>
 #include <utility>
-#include <vector>
 
+#include <c10/util/SmallVector.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "ranges.hpp"
+#include "loop.hpp"
 
 namespace aorta {
 
@@ -24,29 +25,41 @@ using torch::autograd::FunctionPreHook;
 using torch::autograd::variable_list;
 
 // A pre-hook of a graph node that tells `Ranges` of a gradient, excluded from what compiled autograd compiles: it only
-// observes.
-template <class Tell>
+// observes. There is one kind of it, as each call finds the caches empty.
 class Looks final : public FunctionPreHook {
  public:
-  Looks(std::shared_ptr<Ranges> ranges, Tell tell) : ranges_(std::move(ranges)), tell_(std::move(tell)) {}
+  enum What : uint8_t { BEGINS, ENDS, CAME };
+  // `left`: of how many gradients this is one, where the last one counts; none: of one.
+  Looks(std::shared_ptr<Ranges> ranges, What what, size_t block, std::shared_ptr<std::atomic<size_t>> left = nullptr)
+      : ranges_(std::move(ranges)), left_(std::move(left)), block_(block), what_(what) {}
   variable_list operator()(const variable_list& gradients) override {
     const Own own(ranges_->step());
-    tell_(*ranges_);
+    if (what_ == BEGINS) {
+      ranges_->begin_backward(block_);
+    } else if (what_ == CAME) {
+      ranges_->gradient_came();
+    } else if (!left_ || --*left_ == 0) {
+      ranges_->end_backward(block_, own.since_ns());
+    }
     return gradients;
   }
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& /*args*/) const override {}
 
  private:
   const std::shared_ptr<Ranges> ranges_;
-  const Tell tell_;
+  const std::shared_ptr<std::atomic<size_t>> left_;
+  const size_t block_;
+  const What what_;
 };
 
-// Tensors in nested containers that a backward pass will reach.
-inline void add_needing_gradient(PyObject* value, std::vector<at::Tensor>& found) {
+using Tensors = c10::SmallVector<const at::Tensor*, 8>;
+
+// Tensors in nested containers that a backward pass will reach; they live as long as the containers.
+inline void add_needing_gradient(PyObject* value, Tensors& found) {
   if (THPVariable_Check(value)) {
     const at::Tensor& tensor = THPVariable_Unpack(value);
     if (tensor.requires_grad()) {
-      found.push_back(tensor);
+      found.push_back(&tensor);
     }
   } else if (PyTuple_Check(value)) {
     for (Py_ssize_t at = 0; at < PyTuple_GET_SIZE(value); ++at) {
@@ -65,10 +78,8 @@ inline void add_needing_gradient(PyObject* value, std::vector<at::Tensor>& found
 }
 
 // Observes a gradient when it is ready: a hook of the tensor, after its existing ones, or before them if `first`.
-template <class Tell>
-void at_gradient(const at::Tensor& tensor, bool first, const std::shared_ptr<Ranges>& ranges, const Tell& tell) {
-  auto hook = std::make_unique<Looks<Tell>>(ranges, tell);
-  if (const auto node = tensor.grad_fn()) {
+inline void at_gradient(const at::Tensor& tensor, bool first, std::unique_ptr<FunctionPreHook> hook) {
+  if (const auto& node = tensor.grad_fn()) {
     auto& hooks = node->tensor_pre_hooks();
     hooks.insert(first ? hooks.begin() : hooks.end(), std::move(hook));
   } else {
@@ -76,39 +87,25 @@ void at_gradient(const at::Tensor& tensor, bool first, const std::shared_ptr<Ran
   }
 }
 
-// State of a module's forward hook: a C function whose self is one of these. `module` is alive for as long as the hook
-// observes. A copy of the module shares the hook, which does nothing there; pickled, it becomes a function of the
-// standard library that does nothing, so that a watched model can be saved, and loaded without AORTA.
+// The self of a module's forward hooks, which are C functions.
 struct Hook {
   std::shared_ptr<Ranges> ranges;
-  const PyObject* module;
   size_t block;
 
-  bool observes(const PyObject* called) const { return called == module && ranges->looks(); }
+  std::unique_ptr<Looks> looks(Looks::What what, std::shared_ptr<std::atomic<size_t>> left = nullptr) const {
+    return std::make_unique<Looks>(ranges, what, block, std::move(left));
+  }
 };
 
-// `contextlib.nullcontext().__exit__` takes any arguments and returns None; a C function is pickled as an attribute of
-// its self, by its name.
-constexpr const char* NAME_OF_HOOKS = "__exit__";
-inline py::tuple pickled(const Hook& /*hook*/) {
-  return py::make_tuple(py::module_::import("contextlib").attr("nullcontext"), py::tuple());
-}
-
 // (module, args, kwargs) -> None. The block's backward pass ends with the last gradient of its inputs.
-inline void before_forward(const Hook& hook, PyObject* const* arguments, Py_ssize_t count) {
-  std::vector<at::Tensor> inputs;
+inline void before_forward(const Hook& hook, const Own& /*own*/, PyObject* const* arguments, Py_ssize_t count) {
+  Tensors inputs;
   for (Py_ssize_t at = 1; at < count; ++at) {
     add_needing_gradient(arguments[at], inputs);
   }
-  if (!inputs.empty()) {
-    const auto left = std::make_shared<std::atomic<size_t>>(inputs.size());
-    for (const at::Tensor& input : inputs) {
-      at_gradient(input, false, hook.ranges, [left, block = hook.block](Ranges& ranges) {
-        if (--*left == 0) {
-          ranges.end_backward(block);
-        }
-      });
-    }
+  const auto left = inputs.size() < 2 ? nullptr : std::make_shared<std::atomic<size_t>>(inputs.size());
+  for (const at::Tensor* input : inputs) {
+    at_gradient(*input, false, hook.looks(Looks::ENDS, left));
   }
   hook.ranges->begin_forward(hook.block);
 }
@@ -116,50 +113,48 @@ inline void before_forward(const Hook& hook, PyObject* const* arguments, Py_ssiz
 // (module, args, output) -> None. The block's backward pass begins with the first gradient of its outputs, in a
 // pre-hook of its node and so after all hooks of the tensor, whenever they were registered: FSDP waits for the block's
 // parameters in one of them (R5).
-inline void after_forward(const Hook& hook, PyObject* const* arguments, Py_ssize_t count) {
-  hook.ranges->end_forward(hook.block);
-  const auto begins = [block = hook.block](Ranges& ranges) { ranges.begin_backward(block); };
-  std::vector<at::Tensor> outputs;
+inline void after_forward(const Hook& hook, const Own& own, PyObject* const* arguments, Py_ssize_t count) {
+  hook.ranges->end_forward(hook.block, own.since_ns());
+  Tensors outputs;
   add_needing_gradient(arguments[count - 1], outputs);
-  for (const at::Tensor& output : outputs) {
-    if (const auto node = output.grad_fn()) {
-      node->add_pre_hook(std::make_unique<Looks<std::decay_t<decltype(begins)>>>(hook.ranges, begins));
+  for (const at::Tensor* output : outputs) {
+    if (const auto& node = output->grad_fn()) {
+      node->add_pre_hook(hook.looks(Looks::BEGINS));
     } else {
-      at_gradient(output, false, hook.ranges, begins);
+      at_gradient(*output, false, hook.looks(Looks::BEGINS));
     }
   }
 }
 
 // (module, args, output) -> None. Before the tensor's other hooks: FSDP also queues its end-of-backward callback with
 // the first gradient.
-inline void after_watched_forward(const Hook& hook, PyObject* const* arguments, Py_ssize_t count) {
-  std::vector<at::Tensor> outputs;
+inline void after_watched_forward(const Hook& hook, const Own& /*own*/, PyObject* const* arguments, Py_ssize_t count) {
+  Tensors outputs;
   add_needing_gradient(arguments[count - 1], outputs);
-  for (const at::Tensor& output : outputs) {
-    at_gradient(output, true, hook.ranges, [](Ranges& ranges) { ranges.gradient_came(); });
+  for (const at::Tensor* output : outputs) {
+    at_gradient(*output, true, hook.looks(Looks::CAME));
   }
 }
 
-using Observe = void (*)(const Hook&, PyObject* const*, Py_ssize_t);
-
-template <Observe observe>
+template <auto observe>
 PyObject* call_hook(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
   HANDLE_TH_ERRORS
-  const Hook& hook = *py::cast<const Hook*>(py::handle(self));
-  if (hook.observes(arguments[0])) {
+  const Hook& hook = object_of<Hook>(self);
+  if (hook.ranges->looks()) {
     const Own own(hook.ranges->step());
-    observe(hook, arguments, count);
+    observe(hook, own, arguments, count);
   }
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
 
-template <Observe observe>
-py::object hook(std::shared_ptr<Ranges> ranges, py::handle module, size_t block) {
-  static PyMethodDef method{NAME_OF_HOOKS, reinterpret_cast<PyCFunction>(call_hook<observe>), METH_FASTCALL, nullptr};
-  const py::object self = py::cast(std::make_unique<Hook>(Hook{std::move(ranges), module.ptr(), block}));
-  return py::reinterpret_steal<py::object>(
-      PyCFunction_NewEx(&method, self.ptr(), py::str("aorta.instrument.native.native_interceptor").ptr()));
+// `before_forward`, `after_forward` and `after_watched_forward` of a block.
+inline py::tuple hooks_of(std::shared_ptr<Ranges> ranges, size_t block) {
+  static std::array<PyMethodDef, 3> methods{
+      {{"before_forward", fast(call_hook<before_forward>), METH_FASTCALL, nullptr},
+       {"after_forward", fast(call_hook<after_forward>), METH_FASTCALL, nullptr},
+       {"after_watched_forward", fast(call_hook<after_watched_forward>), METH_FASTCALL, nullptr}}};
+  return functions_of(std::make_unique<Hook>(Hook{std::move(ranges), block}), methods);
 }
 
 }  // namespace aorta

@@ -8,7 +8,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
-#include <bitset>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -218,8 +218,6 @@ class Tap : public std::enable_shared_from_this<Tap> {
   const std::shared_ptr<Step>& step() const { return step_; }
 
   size_t abandon() { return step_->abandon().count; }
-  size_t count() const { return step_->count(); }
-  int64_t underway() const { return step_->underway(); }
   // How many collectives were captured into a graph since the last call.
   int64_t take_captured() { return captured_.exchange(0); }
 
@@ -476,7 +474,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
     std::string name;
     int64_t size;
     std::shared_ptr<Counts> counts;  // by group name, as ranks match them, whichever object has that name
-    std::bitset<256> futureless;     // by operator
+    std::vector<std::atomic<bool>> futureless;  // by operator
     bool on_device;                  // waiting for its collectives of device tensors blocks the device
     bool early;                      // they complete after their futures do (`dispatcher.ends_on_streams`)
     std::optional<bool> shared;      // `dispatcher.shares_communicator`
@@ -657,10 +655,15 @@ class Tap : public std::enable_shared_from_this<Tap> {
   }
 
   Group& group_of(const c10::intrusive_ptr<ProcessGroup>& group) {
+    Group* const latest = latest_.load(std::memory_order_acquire);
+    if (latest != nullptr && latest->pinned._unsafe_get_target() == group.get()) {
+      return *latest;
+    }
     {
       const std::lock_guard<std::mutex> held(groups_mutex_);
       const auto found = groups_.find(group.get());
       if (found != groups_.end()) {
+        latest_.store(&found->second, std::memory_order_release);
         return found->second;  // its address is stable under insertion
       }
     }
@@ -679,7 +682,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
         name,
         size,
         counts,
-        {},
+        std::vector<std::atomic<bool>>(operators_.size()),
         std::get<0>(seen),
         std::get<1>(seen),
         std::get<2>(seen),
@@ -691,11 +694,8 @@ class Tap : public std::enable_shared_from_this<Tap> {
   // Registers with the backend's future. Without one, only the caller's wait marks the end; a missing future is probed
   // once per operator and group, since the answer is an exception.
   void notice_end(size_t index, Group& group, const Collective& row, Work& work) {
-    {
-      const std::lock_guard<std::mutex> held(groups_mutex_);
-      if (group.futureless[index]) {
-        return;
-      }
+    if (group.futureless[index]) {
+      return;
     }
     try {
       const auto future = work.getFuture();
@@ -703,7 +703,6 @@ class Tap : public std::enable_shared_from_this<Tap> {
       // uses_future=false: the callback does not read it, so no stream is switched for it.
       future->addCallback([end = row.end](Future&) { end->called_back(); }, /*uses_future=*/false);
     } catch (const std::exception&) {
-      const std::lock_guard<std::mutex> held(groups_mutex_);
       group.futureless[index] = true;
     }
   }
@@ -719,6 +718,7 @@ class Tap : public std::enable_shared_from_this<Tap> {
   const std::shared_ptr<Step> step_;
   std::mutex groups_mutex_;
   std::unordered_map<const ProcessGroup*, Group> groups_;
+  std::atomic<Group*> latest_{nullptr};  // most callers ask for the same one again
   std::unordered_map<std::string, std::shared_ptr<Counts>> counts_;
   std::optional<torch::Library> library_;
   std::shared_ptr<Copies> copies_;
@@ -749,6 +749,16 @@ std::optional<uint64_t> issued_by(const c10::intrusive_ptr<c10d::ProcessGroup>& 
   } catch (const std::runtime_error&) {
     return std::nullopt;
   }
+}
+
+// The same of each process group, by its identity: `dispatcher.counts_of_groups`. `c10d`: `distributed_c10d`.
+py::dict counts_of_groups(const py::module_& c10d) {
+  py::dict counts;
+  for (const py::handle group : py::list(c10d.attr("_world").attr("pg_map"))) {
+    counts[py::int_(reinterpret_cast<uintptr_t>(group.ptr()))] =
+        issued_by(group.cast<c10::intrusive_ptr<ProcessGroup>>());
+  }
+  return counts;
 }
 
 }  // namespace
@@ -794,8 +804,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def("open", &Tap::open)
       .def("close", &Tap::close)
       .def("abandon", &Tap::abandon)
-      .def("count", &Tap::count)
-      .def("underway", &Tap::underway)
       .def("take_captured", &Tap::take_captured)
       .def("batch_begins", &Tap::batch_begins, Unlocked())
       .def("batch_ends", &Tap::batch_ends, Unlocked())
@@ -818,7 +826,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
            const Ring::Layout&>())
       .def("enter_function", &enter_function)
       .def("time_step", &Ring::time_step);
-  module.def("issued_by", &issued_by);
+  module.def("counts_of_groups", &counts_of_groups);
 
   pybind11::class_<Ranges, std::shared_ptr<Ranges>>(module, "Ranges")
       .def(pybind11::init([](const Tap& tap) { return std::make_shared<Ranges>(tap.step()); }))
@@ -827,8 +835,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def("look", &Ranges::look)
       .def("ignore", &Ranges::ignore)
       .def("add_block", &Ranges::add_block)
-      .def("before_forward", &hook<before_forward>)
-      .def("after_forward", &hook<after_forward>)
-      .def("after_watched_forward", &hook<after_watched_forward>, pybind11::arg("module"), pybind11::arg("block") = 0);
-  pybind11::class_<Hook>(module, "Hook").def("__reduce__", &pickled);
+      .def("hooks_of", &hooks_of);
 }

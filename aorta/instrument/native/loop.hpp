@@ -159,6 +159,18 @@ struct Loop {
     return Py_BuildValue("LL", static_cast<long long>(own_ns), static_cast<long long>(loop.ended_ns));
   }
 
+  // (counts) -> (counts(), ahead): as `StepFunctions.issued_so_far`.
+  static PyObject* issued_so_far(PyObject* self, PyObject* counts) {
+    const Step& step = object_of<Loop>(self).step();
+    const int64_t underway = step.underway();
+    PyObject* counted = PyObject_CallNoArgs(counts);
+    if (counted == nullptr) {
+      return nullptr;
+    }
+    const int64_t ahead = -underway * (int64_t{1} << 32) + static_cast<int64_t>(step.count());
+    return Py_BuildValue("NL", counted, static_cast<long long>(ahead));
+  }
+
   // (kind, flags, name, a, b, x, y, a2, b2) -> index: any row.
   static PyObject* append(PyObject* self, PyObject* const* arguments, Py_ssize_t /*count*/) {
     const auto [kind, flags, name, a, b, x, y, a2, b2] = words_of<9>(arguments);
@@ -263,14 +275,15 @@ inline PyObject* LoopSpan::make(PyObject* self, PyObject* const* arguments, Py_s
   return reinterpret_cast<PyObject*>(span);
 }
 
-// Of Python: `begin`, `finish`, `close`, `span`, `append`.
+// Of Python: `begin`, `finish`, `close`, `span`, `append`, `issued_so_far`.
 inline py::tuple loop_functions(std::shared_ptr<Ranges> ranges, std::shared_ptr<Ring> ring, std::vector<py::str> names) {
-  static std::array<PyMethodDef, 5> methods{
+  static std::array<PyMethodDef, 6> methods{
       {{"begin", fast(Loop::begin), METH_FASTCALL, nullptr},
        {"finish", Loop::finish, METH_NOARGS, nullptr},
        {"close", fast(Loop::close), METH_FASTCALL, nullptr},
        {"span", fast(LoopSpan::make), METH_FASTCALL, nullptr},
-       {"append", fast(Loop::append), METH_FASTCALL, nullptr}}};
+       {"append", fast(Loop::append), METH_FASTCALL, nullptr},
+       {"issued_so_far", Loop::issued_so_far, METH_O, nullptr}}};
   Phases phases{std::move(ring), std::move(names)};
   const int64_t in_step = phases.number_of(py::str("step"));
   return functions_of(std::make_unique<Loop>(Loop{std::move(phases), in_step, std::move(ranges)}), methods);

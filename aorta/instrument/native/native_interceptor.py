@@ -48,14 +48,14 @@ class NativeRanges:
         self._ends: list[Callable[[], None]] = []
 
     def watch(self, name: str, block: nn.Module) -> None:
-        number = self.compiled.add_block(self._ring.text(name))
-        before, after = self.compiled.before_forward(block, number), self.compiled.after_forward(block, number)
+        before, after, _ = self.compiled.hooks_of(self.compiled.add_block(self._ring.text(name)))
         self._ends.append(observe(block, before=before, after=after))
         self.compiled.look()
 
     def watch_backward(self, module: nn.Module) -> None:
         """Mark the ends of backward passes, as `RowRanges.watch_backward` does."""
-        self._ends.append(observe(module, after=self.compiled.after_watched_forward(module)))
+        *_, after = self.compiled.hooks_of(0)  # it is of no block
+        self._ends.append(observe(module, after=after))
         self.compiled.look()
 
     def close(self) -> None:
@@ -65,10 +65,6 @@ class NativeRanges:
 
 
 _CPU = torch.device("cpu")
-
-
-def _nothing() -> int:
-    return 0
 
 
 def ring_operators() -> tuple[RingOperator, ...]:
@@ -90,10 +86,6 @@ class NativeInterceptor:
         ring: gets the rows, and step and phase by compiled functions.
         shortest_call_ns: a backend's call that takes longer is noted, as it may have been a stall.
         device: the compiled module's device object, for a run on an accelerator.
-
-    Attributes:
-        underway: returns how many calls of backends have not returned.
-        count: returns how many collectives were recorded since the last step ended.
     """
 
     _device = _CPU
@@ -114,8 +106,6 @@ class NativeInterceptor:
         self.rows: Any = compiled_rows(module, ring)
         ring.progress.compile(self.rows)
         self._tap: Any = module.Tap(operators, shortest_call_ns, self._saw, device, self.rows)
-        self.underway: Callable[[], int] = self._tap.underway
-        self.count: Callable[[], int] = self._tap.count
         self.marks: Any = self._tap.marks()
         self.ranges = NativeRanges(module, self._tap, ring)
 
@@ -141,7 +131,7 @@ class NativeInterceptor:
         return int(self._tap.abandon())
 
     def close(self) -> None:
-        self._tap, self.underway, self.count = None, _nothing, _nothing
+        self._tap = None
 
     @not_compiled
     def _saw(self, process_group: dist.ProcessGroup) -> tuple[bool, bool, bool | None, int]:

@@ -28,7 +28,9 @@ class Ranges : public std::enable_shared_from_this<Ranges> {
 
   void begin() {
     const std::lock_guard<std::mutex> held(mutex_);
-    forget();
+    if (open_) {
+      forget();
+    }
     open_ = true;
   }
 
@@ -50,37 +52,36 @@ class Ranges : public std::enable_shared_from_this<Ranges> {
   // `name`: its number in the ring.
   size_t add_block(uint16_t name) {
     const std::lock_guard<std::mutex> held(mutex_);
-    names_.push_back(name);
-    forward_.emplace_back();
-    backward_.emplace_back();
-    return forward_.size() - 1;
+    blocks_.push_back({name});
+    return blocks_.size() - 1;
   }
 
   void begin_forward(size_t block) {
     const std::lock_guard<std::mutex> held(mutex_);
     if (recorded()) {
-      forward_[block].push_back(opened(block, false));
+      blocks_[block].forward.push_back(opened(blocks_[block], false));
     }
   }
 
-  void end_forward(size_t block) {
+  void end_forward(size_t block, int64_t at_ns) {
     const std::lock_guard<std::mutex> held(mutex_);
-    if (!forward_[block].empty()) {
-      close(forward_[block].back());
-      forward_[block].pop_back();
+    auto& passes = blocks_[block].forward;
+    if (!passes.empty()) {
+      step_->end_span(passes.back(), at_ns);
+      passes.pop_back();
     }
   }
 
   void begin_backward(size_t block) {
     const std::lock_guard<std::mutex> held(mutex_);
-    if (recorded() && !backward_[block]) {
-      backward_[block] = opened(block, true);
+    if (recorded() && !blocks_[block].backward) {
+      blocks_[block].backward = opened(blocks_[block], true);
     }
   }
 
-  void end_backward(size_t block) {
+  void end_backward(size_t block, int64_t at_ns) {
     const std::lock_guard<std::mutex> held(mutex_);
-    close_backward(backward_[block]);
+    close_backward(blocks_[block], at_ns);
   }
 
   // A gradient reached a module whose backward passes are watched: queue a callback of the engine after the last node,
@@ -104,8 +105,8 @@ class Ranges : public std::enable_shared_from_this<Ranges> {
     int64_t begin = 0;
     {
       const std::lock_guard<std::mutex> held(mutex_);
-      for (auto& pass : backward_) {
-        close_backward(pass);
+      for (auto& block : blocks_) {
+        close_backward(block, own.since_ns());
       }
       begin = moment();
     }
@@ -128,17 +129,21 @@ class Ranges : public std::enable_shared_from_this<Ranges> {
 
   bool recorded() const { return open_ && looks(); }
 
-  int64_t opened(size_t block, bool backward) {
-    const Row row{Kind::PASS, backward ? flag::BACKWARD : uint8_t{0}, 0, 0, 0, names_[block]};
-    return step_->begin_span(row, now_ns());
+  // Rows of its passes that are open.
+  struct Block {
+    uint16_t name;
+    std::optional<int64_t> backward;
+    std::vector<int64_t> forward;
+  };
+
+  int64_t opened(const Block& block, bool backward) {
+    return step_->begin_span({Kind::PASS, backward ? flag::BACKWARD : uint8_t{0}, 0, 0, 0, block.name}, now_ns());
   }
 
-  void close(int64_t pass) { step_->end_span(pass, now_ns()); }
-
-  void close_backward(std::optional<int64_t>& pass) {
-    if (pass) {
-      close(*pass);
-      pass.reset();
+  void close_backward(Block& block, int64_t at_ns) {
+    if (block.backward) {
+      step_->end_span(*block.backward, at_ns);
+      block.backward.reset();
     }
   }
 
@@ -146,11 +151,9 @@ class Ranges : public std::enable_shared_from_this<Ranges> {
   int64_t moment() const { return step_->marks() && !open_ ? NO_MARK : step_->moment(); }
 
   void forget() {
-    for (auto& passes : forward_) {
-      passes.clear();
-    }
-    for (auto& pass : backward_) {
-      pass.reset();
+    for (auto& block : blocks_) {
+      block.forward.clear();
+      block.backward.reset();
     }
   }
 
@@ -159,9 +162,7 @@ class Ranges : public std::enable_shared_from_this<Ranges> {
   std::atomic<int> asked_in_{-1};
   std::mutex mutex_;
   bool open_ = false;
-  std::vector<uint16_t> names_;
-  std::vector<std::vector<int64_t>> forward_;  // by block: the rows of those that are open
-  std::vector<std::optional<int64_t>> backward_;
+  std::vector<Block> blocks_;
 };
 
 }  // namespace aorta

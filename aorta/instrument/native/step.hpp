@@ -170,7 +170,7 @@ class Step {
 
   // AORTA's own time; on another thread than the one that trains, or runs its backward pass, it holds up nothing.
   void add_own(int64_t spent_ns) {
-    if (in_backward() || std::this_thread::get_id() == trains_.load(std::memory_order_relaxed)) {
+    if (std::this_thread::get_id() == trains_.load(std::memory_order_relaxed) || in_backward()) {
       own_ns_.fetch_add(spent_ns, std::memory_order_relaxed);
     }
   }
@@ -393,11 +393,12 @@ class TimedWork final : public WrappedWork {
       if (step_) {
         own.emplace(*step_);
       }
+      const auto at_ns = [&] { return own ? own->since_ns() : now_ns(); };
+      const int64_t begin_ns = at_ns();
       const bool blocked = end_->both() == 0;
-      const int64_t begin_ns = now_ns();
       const auto waited = [&](int over) {
         if (step_ && step_->holds_up()) {
-          step_->wait(of_, (blocked ? flag::BLOCKED : 0) | over, begin_ns, now_ns());
+          step_->wait(of_, (blocked ? flag::BLOCKED : 0) | over, begin_ns, at_ns());
         }
       };
       try {
@@ -406,7 +407,7 @@ class TimedWork final : public WrappedWork {
         waited(0);
         throw;
       }
-      end_->stamp(End::WAIT);
+      end_->stamp(End::WAIT, at_ns());
       waited(flag::OVER);
       waited_.store(true, std::memory_order_release);
     }
