@@ -122,10 +122,9 @@ class Instrumentation:
         self.groups: dict[str, Group] = {}
         self._device, self.clock, self._mode = device, clock, mode
 
+        counts = partial(counts_of_groups, own or issued_by)
         if own is None and built is not None:
-            counts = partial(built.counts_of_groups, dist.distributed_c10d)
-        else:
-            counts = partial(counts_of_groups, own or issued_by)
+            counts = built.counts_function(dist.distributed_c10d)
         facts = ring_facts(
             rank,
             world_size,

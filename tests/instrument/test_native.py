@@ -177,12 +177,13 @@ def test_a_collective_that_is_over_keeps_no_tensor_while_the_step_goes_on(tap: T
 
 @pytest.mark.usefixtures("world_of_one")
 def test_a_backend_s_count_is_the_one_that_python_is_told() -> None:
-    module = compiled_part()
+    counts = compiled_part().counts_function(dist.distributed_c10d)
     for issued in range(3):
-        (group,) = all_groups()
-        counted = module.counts_of_groups(dist.distributed_c10d)
-        assert counted == counts_of_groups(issued_by) == {id(group): issued}
-        dist.all_reduce(torch.ones(2))
+        assert len(all_groups()) == issued + 1
+        assert counts() == counts_of_groups(issued_by)
+        assert counts()[id(all_groups()[0])] == issued
+        dist.all_reduce(torch.ones(2), group=all_groups()[0])
+        dist.new_group()
 
 
 def test_a_world_that_is_made_again_is_seen_again() -> None:

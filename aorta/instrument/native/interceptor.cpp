@@ -731,34 +731,74 @@ void Kernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torc
   tap->collective(index_, op, stack);
 }
 
-// How many collectives the group's backends themselves have counted, as `dispatcher.issued_by`; none if one keeps no count.
-std::optional<uint64_t> issued_by(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
-  try {
-    std::vector<const c10d::Backend*> backends;
-    uint64_t sum = 0;
-    for (const c10::Device& device : group->getDeviceTypes()) {
-      const auto backend = group->getBackend(device.type());
-      if (std::find(backends.begin(), backends.end(), backend.get()) == backends.end()) {
-        backends.push_back(backend.get());
-        sum += backend->getSequenceNumberForGroup();
+// How many collectives the backends of each process group have counted, by its identity: `dispatcher.counts_of_groups`.
+// Which backends there are is asked once: that takes longer than their counts.
+struct Counts {
+  struct Group {
+    py::weakref of;
+    uintptr_t identity;
+    std::vector<c10::weak_intrusive_ptr<c10d::Backend>> backends;
+  };
+  py::module_ c10d;  // `distributed_c10d`
+  std::vector<Group> groups;
+
+  void learn(const py::dict& now) {
+    groups.clear();
+    for (const auto& [object, _] : now) {
+      auto& backends = groups.emplace_back(Group{py::weakref(object), reinterpret_cast<uintptr_t>(object.ptr()), {}}).backends;
+      try {
+        const auto group = object.cast<c10::intrusive_ptr<ProcessGroup>>();
+        for (const c10::Device& device : group->getDeviceTypes()) {
+          const c10::weak_intrusive_ptr<c10d::Backend> backend(group->getBackend(device.type()));
+          if (std::find(backends.begin(), backends.end(), backend) == backends.end()) {
+            backends.push_back(backend);
+          }
+        }
+      } catch (const std::exception&) {
+        backends.clear();
       }
     }
-    return sum;
-  } catch (const c10::Error&) {
-    return std::nullopt;
-  } catch (const std::runtime_error&) {
-    return std::nullopt;
   }
-}
 
-// The same of each process group, by its identity: `dispatcher.counts_of_groups`. `c10d`: `distributed_c10d`.
-py::dict counts_of_groups(const py::module_& c10d) {
-  py::dict counts;
-  for (const py::handle group : py::list(c10d.attr("_world").attr("pg_map"))) {
-    counts[py::int_(reinterpret_cast<uintptr_t>(group.ptr()))] =
-        issued_by(group.cast<c10::intrusive_ptr<ProcessGroup>>());
+  // None where a backend keeps no count.
+  static std::optional<uint64_t> sum(const Group& group) {
+    uint64_t sum = 0;
+    try {
+      for (const auto& known : group.backends) {
+        if (const auto backend = known.lock()) {
+          sum += backend->getSequenceNumberForGroup();
+        } else {
+          return std::nullopt;
+        }
+      }
+    } catch (const std::exception&) {
+      return std::nullopt;
+    }
+    return group.backends.empty() ? std::nullopt : std::optional(sum);
   }
-  return counts;
+
+  static PyObject* now(PyObject* self, PyObject* /*none*/) {
+    HANDLE_TH_ERRORS
+    auto& [c10d, groups] = object_of<Counts>(self);
+    const py::dict now = c10d.attr("_world").attr("pg_map");
+    const auto is_known = [](const auto& group, const auto& item) {
+      return py::reinterpret_steal<py::object>(PyObject_CallNoArgs(group.of.ptr())).is(item.first);
+    };
+    if (groups.size() != now.size() || !std::equal(groups.begin(), groups.end(), now.begin(), is_known)) {
+      object_of<Counts>(self).learn(now);
+    }
+    py::dict counts;
+    for (const Group& group : groups) {
+      counts[py::int_(group.identity)] = sum(group);
+    }
+    return counts.release().ptr();
+    END_HANDLE_TH_ERRORS
+  }
+};
+
+py::object counts_function(py::module_ c10d) {
+  static std::array<PyMethodDef, 1> methods{{{"counts_of_groups", Counts::now, METH_NOARGS, nullptr}}};
+  return functions_of(std::make_unique<Counts>(Counts{std::move(c10d), {}}), methods)[0];
 }
 
 }  // namespace
@@ -826,7 +866,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
            const Ring::Layout&>())
       .def("enter_function", &enter_function)
       .def("time_step", &Ring::time_step);
-  module.def("counts_of_groups", &counts_of_groups);
+  module.def("counts_function", &counts_function);
 
   pybind11::class_<Ranges, std::shared_ptr<Ranges>>(module, "Ranges")
       .def(pybind11::init([](const Tap& tap) { return std::make_shared<Ranges>(tap.step()); }))
