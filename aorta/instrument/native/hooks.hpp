@@ -12,7 +12,6 @@
 #include <utility>
 
 #include <c10/util/SmallVector.h>
-#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
@@ -138,14 +137,14 @@ inline void after_watched_forward(const Hook& hook, const Own& /*own*/, PyObject
 
 template <auto observe>
 PyObject* call_hook(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
-  HANDLE_TH_ERRORS
-  const Hook& hook = object_of<Hook>(self);
-  if (hook.ranges->looks()) {
-    const Own own(hook.ranges->step());
-    observe(hook, own, arguments, count);
-  }
-  Py_RETURN_NONE;
-  END_HANDLE_TH_ERRORS
+  return returned_by([&] {
+    const Hook& hook = object_of<Hook>(self);
+    if (hook.ranges->looks()) {
+      const Own own(hook.ranges->step());
+      observe(hook, own, arguments, count);
+    }
+    return py::none().release().ptr();
+  });
 }
 
 // `before_forward`, `after_forward` and `after_watched_forward` of a block.

@@ -736,11 +736,12 @@ void Kernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torc
 struct Counts {
   struct Group {
     py::weakref of;
-    uintptr_t identity;
+    py::int_ identity;
     std::vector<c10::weak_intrusive_ptr<c10d::Backend>> backends;
   };
   py::module_ c10d;  // `distributed_c10d`
   std::vector<Group> groups;
+  py::str world{"_world"}, map{"pg_map"};
 
   void learn(const py::dict& now) {
     groups.clear();
@@ -778,21 +779,21 @@ struct Counts {
   }
 
   static PyObject* now(PyObject* self, PyObject* /*none*/) {
-    HANDLE_TH_ERRORS
-    auto& [c10d, groups] = object_of<Counts>(self);
-    const py::dict now = c10d.attr("_world").attr("pg_map");
-    const auto is_known = [](const auto& group, const auto& item) {
-      return py::reinterpret_steal<py::object>(PyObject_CallNoArgs(group.of.ptr())).is(item.first);
-    };
-    if (groups.size() != now.size() || !std::equal(groups.begin(), groups.end(), now.begin(), is_known)) {
-      object_of<Counts>(self).learn(now);
-    }
-    py::dict counts;
-    for (const Group& group : groups) {
-      counts[py::int_(group.identity)] = sum(group);
-    }
-    return counts.release().ptr();
-    END_HANDLE_TH_ERRORS
+    return returned_by([self] {
+      Counts& seen = object_of<Counts>(self);
+      const py::dict now = seen.c10d.attr(seen.world).attr(seen.map);
+      const auto is_known = [](const Group& group, const auto& item) {
+        return py::reinterpret_steal<py::object>(PyObject_CallNoArgs(group.of.ptr())).is(item.first);
+      };
+      if (seen.groups.size() != now.size() || !std::equal(seen.groups.begin(), seen.groups.end(), now.begin(), is_known)) {
+        seen.learn(now);
+      }
+      py::dict counts;
+      for (const Group& group : seen.groups) {
+        counts[group.identity] = sum(group);
+      }
+      return counts.release().ptr();
+    });
   }
 };
 

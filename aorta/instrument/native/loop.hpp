@@ -50,6 +50,20 @@ inline PyCFunction fast(PyObject* (*function)(PyObject*, PyObject* const*, Py_ss
   return reinterpret_cast<PyCFunction>(function);
 }
 
+// What a function of Python returns; an exception is its error. Without torch's buffer for warnings, which takes longer
+// than what these functions do.
+template <typename Call>
+PyObject* returned_by(const Call& call) {
+  try {
+    return call();
+  } catch (py::error_already_set& error) {
+    error.restore();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+  return nullptr;
+}
+
 // Names of phases, by number: the first is that outside of steps.
 struct Phases {
   static constexpr int64_t NONE = -1;
