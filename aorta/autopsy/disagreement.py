@@ -97,7 +97,7 @@ def _mismatch(
         if after is not None:
             awaited: Signature | None = signature(after, faithful.rank)
         else:
-            awaited = _expected(faithful, _place(faithful, channel, number) + 1)
+            awaited = _expected(faithful, place(faithful, channel, number) + 1)
         ahead = awaited == own
         swapped = ahead and behind is not None and signature(behind, odd.rank) == theirs
         return Mismatch(channel, number, aspect, issued, camps, accused, ahead, swapped)
@@ -133,7 +133,7 @@ def _odd_camps(
     return minority if not (departed and set(departed) <= set(largest)) else ()
 
 
-def _place(rank: Rank, channel: Channel, number: int) -> int:
+def place(rank: Rank, channel: Channel, number: int) -> int:
     """Return where a collective stands in the order of issue; 0 where the rank has not issued it."""
     own = rank.channels.get(channel, {}).get(number)
     return next((at for at, op in enumerate(rank.collectives) if op is own), 0)
@@ -163,7 +163,7 @@ def _expected(rank: Rank, index: int) -> Signature | None:
 
 def conforms(rank: Rank, channel: Channel, number: int) -> bool | None:
     """Return whether a collective is what the rank's own past lets one expect; None where the past does not say."""
-    index = _place(rank, channel, number)
+    index = place(rank, channel, number)
     awaited = _expected(rank, index) if index else None
     return None if awaited is None else awaited == signature(rank.collectives[index], rank.rank)
 

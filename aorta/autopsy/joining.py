@@ -95,13 +95,17 @@ def join(evidence: Iterable[RankEvidence]) -> JobEvidence:
     job = JobEvidence(ranks, world, groups, frozenset(listed), (*contradictions, *denied), (*left_out, *notes))
     if any(op.state == "retired" for rank in ranks.values() for op in rank.collectives):
         return replace(job, ranks={rank.rank: _settled(job, rank) for rank in ranks.values()})
-    # What one rank has noted of a collective that needs all ranks, holds on all of them.
+    # What one rank has noted of a collective that needs all ranks, holds on all; but it failed where one ended without.
     newest: dict[Channel, int] = defaultdict(lambda: -1)
     for of_rank in ranks.values():
         for issued in of_rank.collectives:
             if issued.state == "completed" and issued.kind in NEED_ALL_RANKS:
                 channel = channel_of(issued, of_rank.rank)
-                newest[channel] = max(newest[channel], issued.number)
+                ended = [ranks[at] for at in job.members(channel) if at in ranks and ranks[at].has_ended]
+                if any(not (it.has_issued(channel, issued.number) or it.may_lack(channel, issued)) for it in ended):
+                    issued.state = "issued"
+                else:
+                    newest[channel] = max(newest[channel], issued.number)
     for of_rank in ranks.values():
         for issued in of_rank.collectives:
             if issued.state == "unseen" and issued.number <= newest[channel_of(issued, of_rank.rank)]:

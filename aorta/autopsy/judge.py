@@ -26,7 +26,7 @@ from aorta.autopsy.evidence import (
 )
 from aorta.autopsy.job import Channel, JobEvidence, OpenCollective, Rank, channel_of
 from aorta.autopsy.joining import join
-from aorta.autopsy.rules import Case, accuse, is_inside, phase_label
+from aorta.autopsy.rules import Case, accuse, camps_of, is_inside, phase_label
 from aorta.command_line import name_ranks
 from aorta.version import __version__
 
@@ -61,6 +61,8 @@ _AT_ANY_MOMENT: Final = ("dead", "stopped", "signature_mismatch")
 """Rules that accuse rightly also where something moves."""
 _LONG_WAIT_S: Final = 1.0
 """A shorter wait is part of a healthy step."""
+_MOST_CAMPS: Final = 4
+"""That a summary lists."""
 _RECENT_S: Final = 60.0
 _TIMES: Final = 2
 """How often a rank must have come late, lately: once is an incident."""
@@ -116,7 +118,7 @@ def judge(evidence: Iterable[RankEvidence], *, stuck_after_s: float | None = Non
     return Verdict(
         aorta_version=__version__,
         kind=kind,
-        summary=_summary(kind, accused, suspects, waits, job),
+        summary=_summary(kind, accused, suspects, waits, case),
         culprits=accused,
         suspects=suspects,
         waits=waits,
@@ -262,17 +264,24 @@ def _seconds_before(rank: Rank) -> dict[tuple[Channel, int], float]:
 def _chain(case: Case, culprits: Sequence[int]) -> list[WaitingRanks]:
     """Return who waits for whom, those next to a culprit first; where there is none, all that wait."""
     distance = case.waits.waiters(culprits)
-    joined: dict[tuple[object, int], list[OpenCollective]] = {}
+    joined: dict[tuple[object, ...], list[OpenCollective]] = {}
     for wait in case.waits.open:
-        if case.waits.blockers.get(wait.rank) or case.waits.unknown.get(wait.rank) or not culprits:
-            joined.setdefault((wait.channel, wait.collective.number), []).append(wait)
+        op = wait.collective
+        joined.setdefault((wait.channel, op.number, op.kind, op.bytes), []).append(wait)
+    held, grown = {rank for of in (case.waits.blockers, case.waits.unknown) for rank in of if of[rank]}, bool(culprits)
+    while grown:  # who is in a collective with a rank that is held up is held up too
+        more = {wait.rank for several in joined.values() if any(w.rank in held for w in several) for wait in several}
+        held, grown = held | more, bool(more - held)
     waits = []
     for several in joined.values():
+        if culprits and not any(wait.rank in held for wait in several):
+            continue
         ages = [case.job.ranks[wait.rank].age_s(wait.collective.issued_ns) for wait in several]
+        awaited, here = set().union(*(wait.behind | wait.unknown for wait in several)), {wait.rank for wait in several}
         waits.append(
             WaitingRanks(
-                ranks=sorted(wait.rank for wait in several),
-                for_ranks=sorted(set().union(*(wait.behind | wait.unknown for wait in several))),
+                ranks=sorted(here - awaited or here),
+                for_ranks=sorted(awaited),
                 collective=case.job.name(several[0].channel, several[0].collective),
                 since_s=max((age for age in ages if age is not None), default=None),
             )
@@ -281,7 +290,11 @@ def _chain(case: Case, culprits: Sequence[int]) -> list[WaitingRanks]:
 
 
 def _doing(case: Case, rank: Rank) -> RankDoing:
-    last = max(case.waits.of_rank(rank.rank), key=lambda wait: wait.collective.issued_ns or 0, default=None)
+    last = max(  # what a rank is seen to hold up, before what it only issued
+        case.waits.of_rank(rank.rank),
+        key=lambda wait: (bool(wait.behind or wait.unknown), wait.collective.issued_ns or 0),
+        default=None,
+    )
     doing, since_s, name = "in no collective", rank.age_s(rank.phase_since_ns), None
     if rank.gone:
         since_s = rank.still_s if rank.state == "stopped" else None
@@ -318,19 +331,34 @@ def _summary(
     accused: Sequence[Accusation],
     suspects: Sequence[int],
     waits: Sequence[WaitingRanks],
-    job: JobEvidence,
+    case: Case,
 ) -> str:
+    job = case.job
     if kind == "not_stuck":
         return "nothing is stuck: no rank waits for longer than usual"
     if kind == "stuck_inside" and not accused:
-        where = ", ".join(str(wait.collective) for wait in [wait for wait in waits if not wait.for_ranks][:2])
-        return f"all of its ranks issued {where}, which does not complete: a link, a device or the library"
+        where = ", ".join(list(dict.fromkeys(str(wait.collective) for wait in waits if not wait.for_ranks))[:2])
+        done = set[int]()
+        for wait in case.waits.open:
+            issued = {rank.rank: rank.channels.get(wait.channel, {}) for rank in job.ranks.values()}
+            done |= {
+                rank
+                for rank, ops in issued.items()
+                if (op := ops.get(wait.collective.number)) and op.state == "completed"
+            }
+        which = f"has completed on {name_ranks(sorted(done))} only" if done else "does not complete"
+        return f"all of its ranks issued {where}, which {which}: a link, a device or the library"
     if kind in ("signature_mismatch", "order_swapped") and not accused:
-        what = "wait for each other in a circle" if kind == "order_swapped" else "met with different collectives"
+        camps = [camp for clash in case.mismatches if not clash.accused for camp in camps_of(clash)]
+        more = "; ..." if len(camps) > _MOST_CAMPS else ""
+        met = f"met with different collectives ({'; '.join(camps[:_MOST_CAMPS])}{more})"
+        what = "wait for each other in a circle" if kind == "order_swapped" else met
         return f"{name_ranks(suspects)} {what}, and nothing tells which of them is odd"
     if kind == "cannot_decide":
         if job.ranks and all(rank.unreadable for rank in job.ranks.values()):
             return f"no evidence can be read: {next(iter(job.ranks.values())).torn[0]}"
+        if job.ranks and not job.missing and all(rank.has_ended for rank in job.ranks.values()):
+            return f"{name_ranks(list(job.ranks))} ended, and nothing tells which of them first, or why"
         if suspects:
             among = "suspected is" if len(suspects) == 1 else "the cause is among"
             return f"the evidence does not decide; {among} {name_ranks(suspects)}"

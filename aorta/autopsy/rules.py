@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 from msgspec import structs
 
-from aorta.autopsy.disagreement import Mismatch, conforms, mismatches, passed_by
+from aorta.autopsy.disagreement import Mismatch, conforms, mismatches, passed_by, place
 from aorta.autopsy.evidence import Accusation, Aspect, CollectiveEvidence, Kind, group_label
-from aorta.autopsy.job import JobEvidence, OpenCollective, Rank, WaitGraph
+from aorta.autopsy.job import Channel, JobEvidence, OpenCollective, Rank, WaitGraph
 from aorta.command_line import name_ranks
 from aorta.errors import SIGNAL_EXIT_BASE
 
@@ -39,7 +39,8 @@ class Case:
 
     @classmethod
     def of(cls, job: JobEvidence) -> Case:
-        return cls(job, WaitGraph.of(job), tuple(mismatches(job)))
+        clashes = tuple(mismatches(job))
+        return cls(job, WaitGraph.of(job) if clashes else _in_order(job, WaitGraph.of(job)), clashes)
 
     def is_held(self, wait: OpenCollective) -> bool:
         """Return whether a mismatch in its channel, at its number or before, explains an open collective."""
@@ -69,6 +70,26 @@ class Case:
             since_s=since_s,
             collective=None if held_up is None else self.job.name(held_up.channel, held_up.collective),
         )
+
+
+def _in_order(job: JobEvidence, waits: WaitGraph) -> WaitGraph:
+    """Return who waits for whom if devices run what is open in the order of issue, where nobody waits otherwise; the
+    graph as it is where no circle comes of that, or none in which a rank departs from its past.
+    """
+    first: dict[int, OpenCollective] = {}
+    for wait in sorted(waits.open, key=lambda wait: place(job.ranks[wait.rank], wait.channel, wait.collective.number)):
+        first.setdefault(wait.rank, wait)
+    behind: dict[tuple[Channel, int], frozenset[int]] = defaultdict(frozenset)
+    for wait in waits.open:
+        if wait is not first[wait.rank] and wait.collective.state == "issued":
+            behind[wait.channel, wait.collective.number] |= {wait.rank}
+    queued = {rank: replace(w, behind=behind[w.channel, w.collective.number]) for rank, w in first.items()}
+    ordered = WaitGraph(tuple(queued.values()), {rank: wait.behind for rank, wait in queued.items()}, {})
+    departs = {
+        rank for rank, wait in first.items() if conforms(job.ranks[rank], wait.channel, wait.collective.number) is False
+    }
+    waited = any(waits.blockers.values()) or any(waits.unknown.values())
+    return ordered if not waited and any(circle & departs for circle in ordered.circles) else waits
 
 
 Rule: TypeAlias = Callable[[Case, set[int]], Iterator[Accusation]]
@@ -135,11 +156,7 @@ def signature_mismatch(case: Case, accused: set[int]) -> Iterator[Accusation]:
     """
     for clash in case.mismatches:
         group = group_label(clash.channel.group, case.job.groups[clash.channel.group].description)
-        evidence = []
-        for camp in clash.camps.values():
-            op = clash.issued[camp[0]]
-            where = f", issued at {op.issued_by}" if op.issued_by is not None else ""
-            evidence.append(f"{name_ranks(camp)}: {_described(op, clash.aspect)}{where}")
+        evidence = camps_of(clash)
         for rank in clash.accused:
             if rank in accused:
                 continue
@@ -155,6 +172,16 @@ def signature_mismatch(case: Case, accused: set[int]) -> Iterator[Accusation]:
                 reason += ": it skipped one collective or swapped two"
             kind: Kind = "order_swapped" if clash.swapped else "signature_mismatch"
             yield case.accusation(rank, kind, reason, evidence, held_up=own, aspect=clash.aspect)
+
+
+def camps_of(clash: Mismatch) -> list[str]:
+    """Return which ranks issued what, and where, a sentence for each."""
+    said = []
+    for camp in clash.camps.values():
+        op = clash.issued[camp[0]]
+        where = f", issued at {op.issued_by}" if op.issued_by is not None else ""
+        said.append(f"{name_ranks(camp)}: {_described(op, clash.aspect)}{where}")
+    return said
 
 
 def order_swapped(case: Case, accused: set[int]) -> Iterator[Accusation]:
@@ -260,6 +287,8 @@ def behind_its_peers(case: Case, accused: set[int]) -> Iterator[Accusation]:
             reason = f"issued {awaited_name}, and its device has not begun it; {peers} began it"
         elif own is not None and rank.has_issued(first.channel, first.collective.number):
             kind, reason = "stuck_inside", f"is still in {job.name(first.channel, own)}, which {peers} have finished"
+        elif rank.has_ended:
+            reason = f"ended{rank.exit or ''} and has not issued {missing}"
         elif rank.phase is not None or giving_up is not None:
             kind, reason = "stuck_outside", f"is in {phase_label(rank.phase or giving_up)} and has not issued {missing}"
         elif rank.unresponsive:
@@ -378,4 +407,6 @@ def _described(op: CollectiveEvidence, aspect: Aspect) -> str:
     if aspect == "kind":
         return op.kind
     size = f"{op.bytes:,} bytes" if op.bytes is not None else f"shapes {op.input_sizes}"
+    if op.kind == "all_to_all" and op.input_sizes is not None:  # whose sum over ranks has to be the same
+        size = f"shapes {[*map(list, op.input_sizes)]} for {[*map(list, op.output_sizes or ())]}"
     return f"{op.kind} of {op.dtype if aspect == 'dtype' else size}"
