@@ -37,7 +37,7 @@ _HAPPENED: Final = {
     "stuck_outside": "{} hung outside collectives",
     "rank_did_not_join": "Hung: {} did not join a collective",
     "stuck_inside": "Hung inside a collective",
-    "cannot_decide": "Hung, cause unknown",
+    "cannot_decide": "Stuck or ended early, cause unknown",
 }
 """What happened, by the kind of an autopsy's verdict; `{}`: the accused."""
 

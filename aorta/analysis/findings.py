@@ -30,7 +30,7 @@ from aorta.analysis.account import (
 )
 from aorta.analysis.aggregate import LabelledRun, job_step_times
 from aorta.analysis.settling import level_change, slow_steps
-from aorta.analysis.stragglers import cost_of, name_stragglers
+from aorta.analysis.stragglers import Cost, cost_of, name_stragglers
 from aorta.command_line import name_ranks
 from aorta.documents import known
 from aorta.documents.dataset import DatasetEntry, Statistics
@@ -38,7 +38,7 @@ from aorta.documents.explanations import Finding, Stragglers
 from aorta.documents.formatting import TEXT
 from aorta.documents.kernels import StreamGapsEntry
 from aorta.documents.metrics import JOB_STEP
-from aorta.read.frames import COPY_TO_HOST, NO_TIME, Collectives, Ints, Lane, Spans
+from aorta.read.frames import COPY_TO_HOST, NO_TIME, Collectives, Floats, Ints, Lane, Spans
 from aorta.read.run import HOST_TIMER
 from aorta.timeline.arrays import IntervalArray, covered_ns, intersect, measure, merge, subtract
 from aorta.timeline.classes import COMPUTE
@@ -72,21 +72,24 @@ def explain(dataset: LabelledRun, entry: DatasetEntry, account: StepAccount | st
     """
     if not entry.count:
         return
+    run = dataset.run
+    steps, counts = np.unique(run.steps.global_step[dataset.used], return_counts=True)
+    steps = steps[counts == len(run.ranks)]
+    cost_ms = np.empty((len(steps), 0))
     if isinstance(account, str):
         entry.account, entry.stragglers = as_document(account), Stragglers(reason=account, ranks=[])
     else:
-        entry.account, entry.stragglers = as_document([account]), stragglers_of(dataset, account)
-        entry.rank_times = rank_times([account])
-    entry.findings = [finding for rule in RULES for finding in rule(dataset, entry)]
+        cost = cost_of(run, (exposed for exposed, _ in exposed_pieces(run)), dataset.collectives.wait_ns, steps)
+        entry.account, entry.stragglers = as_document([account]), stragglers_of(dataset, account, steps, cost)
+        entry.rank_times, cost_ms = rank_times([account]), cost.ms
+    entry.findings = [*uneven_steps(dataset, steps, cost_ms)]
+    entry.findings += [finding for rule in RULES for finding in rule(dataset, entry)]
     entry.findings += () if isinstance(account, str) else idle_cause(dataset, account)
 
 
-def stragglers_of(dataset: LabelledRun, account: StepAccount) -> Stragglers:
-    """Return which ranks hold the others up, and what they do longer than these."""
+def stragglers_of(dataset: LabelledRun, account: StepAccount, steps: Ints, cost: Cost) -> Stragglers:
+    """Return which ranks hold the others up, and what they do longer than these; `steps`: those on all ranks."""
     run, first = dataset.run, dataset.collectives.first_waits
-    steps, counts = np.unique(run.steps.global_step[dataset.used], return_counts=True)
-    steps = steps[counts == len(run.ranks)]
-    cost = cost_of(run, (exposed for exposed, _ in exposed_pieces(run)), dataset.collectives.wait_ns, steps)
     late = first.late_ms[np.searchsorted(first.steps, steps)]
     busy = {}
     for rank, own in account.ranks.items():
@@ -286,14 +289,20 @@ def host_bound_launches(_dataset: LabelledRun, entry: DatasetEntry) -> Iterator[
             )
 
 
-def uneven_steps(dataset: LabelledRun, _entry: DatasetEntry) -> Iterator[Finding]:
-    """Steps change their level after the warm-up, or a few of them draw the mean away from the median."""
+def uneven_steps(dataset: LabelledRun, steps: Ints, cost_ms: Floats) -> Iterator[Finding]:
+    """Steps change their level after the warm-up, or a few of them draw the mean away from the median; then a rank for
+    which the others wait for most of that is named.
+    """
     times_ms, numbers, _ = job_step_times(dataset)
     changed, slow = level_change(times_ms), slow_steps(times_ms, numbers)
     if changed is not None:
         yield Finding("not_settled", f"steps have not settled: {changed}")
     elif slow is not None:
-        yield Finding("uneven_steps", slow)
+        sentence, apart, longer_ms = slow
+        waited_ms = cost_ms[np.isin(steps, apart)].sum(axis=0)
+        late = [rank for rank, ms in zip(dataset.run.ranks, waited_ms, strict=False) if ms >= MOST * longer_ms > 0]
+        because = f"; in them the others wait for {name_ranks(late)}" if late else ""
+        yield Finding("uneven_steps", f"{sentence}{because}", rank=late[0] if late else None)
 
 
 def idle_cause(dataset: LabelledRun, account: StepAccount) -> Iterator[Finding]:
@@ -329,7 +338,6 @@ _WAITS: Final = {
 
 Rule: TypeAlias = Callable[[LabelledRun, DatasetEntry], Iterator[Finding]]
 RULES: Final[tuple[Rule, ...]] = (
-    uneven_steps,
     one_connection,
     collective_on_compute_stream,
     serialised_communicator,

@@ -1,7 +1,7 @@
 """Asks whether the steps of a launch are at one level, and which steps draw their mean away from their median.
 
     level_change(times_ms)                  # LevelChange(first=9, steps=15, before_ms=180.0, after_ms=100.0), or None
-    slow_steps(times_ms, global_steps)      # "mean step 131 ms, median 100 ms: 2 of 30 steps make the difference: ..."
+    slow_steps(times_ms, global_steps)      # "the mean job step is 131 ms, the median 100 ms: 2 slow steps of 30 ..."
 
 Must not: leave a step out of a metric, or call launches unsettled that changed in different directions, as those of a
 machine do that others use.
@@ -100,8 +100,9 @@ def unsettled(changes: Sequence[LevelChange | None]) -> str | None:
     return None
 
 
-def slow_steps(times_ms: Floats, global_steps: Ints) -> str | None:
-    """Return which steps make the mean step differ from the median; None where it does not by `APART`.
+def slow_steps(times_ms: Floats, global_steps: Ints) -> tuple[str, Ints, float] | None:
+    """Return which steps make the mean step differ from the median: in words, their numbers, and by how much they are
+    longer together, in ms; None where it does not by `APART`.
 
     Args:
         times_ms: of the job steps; `global_steps`: the number of each.
@@ -121,4 +122,6 @@ def slow_steps(times_ms: Floats, global_steps: Ints) -> str | None:
     kind = "slow" if mean_ms > median_ms else "fast"
     steps = f"{TEXT.count(count, f'{kind} step')} of {len(times_ms)}"
     makes = "makes" if count == 1 else "make"
-    return f"the mean step is {mean}, the median {median}: {steps} {makes} the difference: {', '.join(named)}{more}"
+    said = f"the mean job step is {mean}, the median {median}: {steps} {makes} the difference: {', '.join(named)}{more}"
+    apart = order[:count]
+    return said, global_steps[apart], float((times_ms[apart] - median_ms).sum())

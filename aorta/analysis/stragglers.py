@@ -195,13 +195,13 @@ def _uneven(busy_ms: Mapping[int, float], step_ms: float, named: Collection[int]
     """Return which rank computes longer than the others; of several a named one first, then the one that does most."""
     if len(busy_ms) < 2 or not step_ms:
         return None
-    longer = dict(zip(busy_ms, -behind_others(np.array([list(busy_ms.values())]))[0] / step_ms, strict=True))
-    said = {rank: share for rank, share in longer.items() if share >= (LEAST_SHARE if rank in named else UNEVEN)}
+    shares = dict(zip(busy_ms, -behind_others(np.array([list(busy_ms.values())]))[0] / step_ms, strict=True))
+    said = {rank: share for rank, share in shares.items() if share >= (LEAST_SHARE if rank in named else UNEVEN)}
     if not said:
         return None
     rank = max(said, key=lambda rank: (rank in named, said[rank]))
-    share = TEXT.percent(float(said[rank]), 0)
-    return f"rank {rank} computes {share} of the step longer than the others: does something else use its core?"
+    longer = f"computes {TEXT.percent(float(said[rank]), 0)} of the step longer than the others"
+    return f"rank {rank} {longer}: has it more work, or does something else use its core?"
 
 
 def straggler_sentences(stragglers: Stragglers | None) -> list[str]:
