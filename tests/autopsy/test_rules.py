@@ -8,6 +8,7 @@ import pytest
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from aorta.autopsy.evidence import ProcessState, RankEvidence, RankExit, Verdict
 from aorta.autopsy.judge import judge
@@ -107,6 +108,7 @@ def test_without_a_past_the_minority_departs_and_of_two_camps_neither() -> None:
     ):
         verdict = judge(run(programs, {1: fault}))
         assert (verdict.kind, verdict.culprits, verdict.suspects) == (kind, [], [0, 1])
+        assert ("rank 0: all_gather of 2,000 bytes; rank 1:" in verdict.summary) == (kind == "signature_mismatch")
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
@@ -135,9 +137,12 @@ def test_a_collective_left_out_at_the_end_is_missed_by_the_others() -> None:
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_two_groups_in_two_orders_are_a_circle(ranks: int) -> None:
     for rank in range(ranks):
-        verdict = judge(run(two_groups(ranks), {rank: swapped(6)}))
-        (one,) = verdict.culprits
-        assert (one.rank, one.kind, one.rule) == (rank, "order_swapped", "order_swapped")
+        evidence = run(two_groups(ranks), {rank: swapped(6)})
+        ahead = [evidence[of].collectives[-1] for of in (rank, rank - 1)]  # of hosts that issue ahead of their devices
+        issued = [replace(one, collectives=[*one.collectives, ahead[one.rank == rank]]) for one in evidence]
+        for seen in (evidence, issued):
+            (one,) = judge(seen).culprits
+            assert (one.rank, one.kind, one.rule) == (rank, "order_swapped", "order_swapped")
 
 
 def test_a_rank_for_which_others_wait_only_in_what_they_issued_before_is_not_odd_in_a_circle() -> None:
@@ -194,6 +199,7 @@ LOST_IT = RankExit(exit_code=1, exception="RuntimeError: Connection closed by pe
         pytest.param(KILLED, "running", LAUNCHER, id="they end in order on the launcher's signal"),
         pytest.param(KILLED, "dead", LAUNCHER, id="they ended in order on the launcher's signal"),
         pytest.param(RankExit(exit_code=130, exception="interrupted at once"), "dead", LOST_IT, id="they lost it"),
+        pytest.param(RankExit(exit_code=0), "dead", LOST_IT, id="it left its loop before they did"),
     ],
 )
 def test_those_who_end_because_of_another_are_not_the_cause(
@@ -202,6 +208,7 @@ def test_those_who_end_because_of_another_are_not_the_cause(
     evidence = run(ddp(4), {3: ended_in("backward", cause)})
     for one in evidence[:3]:
         one.state, one.exit = state, others
+        one.collectives = [replace(op, state="completed") for op in one.collectives]  # as those are that fail
     assert [one.rank for one in judge(evidence).culprits] == [3]
 
 
