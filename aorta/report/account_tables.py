@@ -120,7 +120,7 @@ def change_table(comparison: Comparison) -> Table | None:
     if account is None or account.reason is not None:
         return None
     columns = [
-        text_column("name", "part", tone=lambda row: "bad" if row.cause else None),
+        text_column("name", "mean step", tone=lambda row: "bad" if row.cause else None),
         *(Column(f"{side}_ms", comparison.label(side)) for side in SIDES),
         Column("change_ms", signed=True),
         text_column("interval", "95 % interval", of=lambda row: interval_text(row.low_ms, row.high_ms)),
