@@ -181,7 +181,8 @@ def _evidence(
         for name, config in sorted(dump.pg_config.items(), key=lambda item: made.get(item[0], len(made)))
         if name  # gloo lists one without a name, with the ranks of the last group that was made
     }
-    world = next((group.ranks[-1] + 1 for group in groups.values() if _is_default(group)), world)
+    of_all = [group.ranks for group in groups.values() if group.description == DEFAULT_GROUP and group.ranks]
+    world = of_all[0][-1] + 1 if of_all else world
     for entry in dump.entries:
         name = str(entry.process_group[0])
         groups.setdefault(name, _group(name, entry.process_group[1], []))
@@ -254,10 +255,6 @@ def _group(name: str, description: str, ranks: Sequence[int]) -> GroupEvidence:
     if description == _UNDESCRIBED:
         description = f"the group of {name_ranks(ranks)}" if ranks else ""
     return GroupEvidence(name=name, description=description or None, ranks=tuple(ranks))
-
-
-def _is_default(group: GroupEvidence) -> bool:
-    return group.description == DEFAULT_GROUP and bool(group.ranks)
 
 
 def _is_of_unfinished(dump: Dump) -> bool:

@@ -102,10 +102,10 @@ def join(evidence: Iterable[RankEvidence]) -> JobEvidence:
             if issued.state == "completed" and issued.kind in NEED_ALL_RANKS:
                 channel = channel_of(issued, of_rank.rank)
                 ended = [ranks[at] for at in job.members(channel) if at in ranks and ranks[at].has_ended]
-                if any(not (it.has_issued(channel, issued.number) or it.may_lack(channel, issued)) for it in ended):
-                    issued.state = "issued"
-                else:
+                if all(it.has_issued(channel, issued.number) or it.may_lack(channel, issued) for it in ended):
                     newest[channel] = max(newest[channel], issued.number)
+                else:
+                    issued.state = "issued"
     for of_rank in ranks.values():
         for issued in of_rank.collectives:
             if issued.state == "unseen" and issued.number <= newest[channel_of(issued, of_rank.rank)]:

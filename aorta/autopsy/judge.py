@@ -61,8 +61,6 @@ _AT_ANY_MOMENT: Final = ("dead", "stopped", "signature_mismatch")
 """Rules that accuse rightly also where something moves."""
 _LONG_WAIT_S: Final = 1.0
 """A shorter wait is part of a healthy step."""
-_MOST_CAMPS: Final = 4
-"""That a summary lists."""
 _RECENT_S: Final = 60.0
 _TIMES: Final = 2
 """How often a rank must have come late, lately: once is an incident."""
@@ -91,9 +89,10 @@ def judge(evidence: Iterable[RankEvidence], *, stuck_after_s: float | None = Non
             contradictions=list(job.contradictions),
         )
     accused, suspects = accuse(case), list[int]()
-    if stuck_after_s is not None and any(
+    moves = stuck_after_s is not None and any(
         rank.still_s is not None and rank.still_s < stuck_after_s for rank in job.ranks.values() if not rank.gone
-    ):
+    )
+    if moves:
         slow, late_together = _slow_ranks(case, accused)
         accused = [charge for charge in accused if charge.rule in _AT_ANY_MOMENT] or slow
         suspects = [] if accused else late_together
@@ -102,7 +101,7 @@ def judge(evidence: Iterable[RankEvidence], *, stuck_after_s: float | None = Non
         kind = accused[0].kind
     else:
         kind, suspects = _without_culprit(case)
-    waits = _chain(case, [charge.rank for charge in accused])
+    waits = _chain(case, [charge.rank for charge in accused], some=moves)
     why = _why_undecided(case) if kind == "cannot_decide" else []
     notes = [*why, *job.notes, *(f"rank {rank.rank}: {reason}" for rank in job.ranks.values() for reason in rank.torn)]
     if unlisted := sorted(
@@ -261,21 +260,16 @@ def _seconds_before(rank: Rank) -> dict[tuple[Channel, int], float]:
     }
 
 
-def _chain(case: Case, culprits: Sequence[int]) -> list[WaitingRanks]:
-    """Return who waits for whom, those next to a culprit first; where there is none, all that wait."""
+def _chain(case: Case, culprits: Sequence[int], *, some: bool) -> list[WaitingRanks]:
+    """Return who waits for whom, those next to a culprit first; of `some` that are in a collective, it is not known."""
     distance = case.waits.waiters(culprits)
     joined: dict[tuple[object, ...], list[OpenCollective]] = {}
     for wait in case.waits.open:
-        op = wait.collective
-        joined.setdefault((wait.channel, op.number, op.kind, op.bytes), []).append(wait)
-    held, grown = {rank for of in (case.waits.blockers, case.waits.unknown) for rank in of if of[rank]}, bool(culprits)
-    while grown:  # who is in a collective with a rank that is held up is held up too
-        more = {wait.rank for several in joined.values() if any(w.rank in held for w in several) for wait in several}
-        held, grown = held | more, bool(more - held)
+        if case.waits.blockers.get(wait.rank) or case.waits.unknown.get(wait.rank) or not (some and culprits):
+            op = wait.collective
+            joined.setdefault((wait.channel, op.number, op.kind, op.bytes), []).append(wait)
     waits = []
     for several in joined.values():
-        if culprits and not any(wait.rank in held for wait in several):
-            continue
         ages = [case.job.ranks[wait.rank].age_s(wait.collective.issued_ns) for wait in several]
         awaited, here = set().union(*(wait.behind | wait.unknown for wait in several)), {wait.rank for wait in several}
         waits.append(
@@ -290,11 +284,8 @@ def _chain(case: Case, culprits: Sequence[int]) -> list[WaitingRanks]:
 
 
 def _doing(case: Case, rank: Rank) -> RankDoing:
-    last = max(  # what a rank is seen to hold up, before what it only issued
-        case.waits.of_rank(rank.rank),
-        key=lambda wait: (bool(wait.behind or wait.unknown), wait.collective.issued_ns or 0),
-        default=None,
-    )
+    waits = case.waits.of_rank(rank.rank)  # what is seen to be held up, before what was only issued
+    last = max(waits, key=lambda wait: (bool(wait.behind), wait.collective.issued_ns or 0), default=None)
     doing, since_s, name = "in no collective", rank.age_s(rank.phase_since_ns), None
     if rank.gone:
         since_s = rank.still_s if rank.state == "stopped" else None
@@ -338,20 +329,17 @@ def _summary(
         return "nothing is stuck: no rank waits for longer than usual"
     if kind == "stuck_inside" and not accused:
         where = ", ".join(list(dict.fromkeys(str(wait.collective) for wait in waits if not wait.for_ranks))[:2])
-        done = set[int]()
-        for wait in case.waits.open:
-            issued = {rank.rank: rank.channels.get(wait.channel, {}) for rank in job.ranks.values()}
-            done |= {
-                rank
-                for rank, ops in issued.items()
-                if (op := ops.get(wait.collective.number)) and op.state == "completed"
-            }
+        done = {
+            of.rank
+            for of in job.ranks.values()
+            for it in case.waits.open
+            if of.front(it.channel) > it.collective.number
+        }
         which = f"has completed on {name_ranks(sorted(done))} only" if done else "does not complete"
         return f"all of its ranks issued {where}, which {which}: a link, a device or the library"
     if kind in ("signature_mismatch", "order_swapped") and not accused:
         camps = [camp for clash in case.mismatches if not clash.accused for camp in camps_of(clash)]
-        more = "; ..." if len(camps) > _MOST_CAMPS else ""
-        met = f"met with different collectives ({'; '.join(camps[:_MOST_CAMPS])}{more})"
+        met = f"met with different collectives ({'; '.join([*camps[:4], *(['...'] if camps[4:] else [])])})"
         what = "wait for each other in a circle" if kind == "order_swapped" else met
         return f"{name_ranks(suspects)} {what}, and nothing tells which of them is odd"
     if kind == "cannot_decide":

@@ -406,7 +406,7 @@ def _progress_there(job: JobEvidence, wait: OpenCollective) -> str:
 def _described(op: CollectiveEvidence, aspect: Aspect) -> str:
     if aspect == "kind":
         return op.kind
-    size = f"{op.bytes:,} bytes" if op.bytes is not None else f"shapes {op.input_sizes}"
-    if op.kind == "all_to_all" and op.input_sizes is not None:  # whose sum over ranks has to be the same
-        size = f"shapes {[*map(list, op.input_sizes)]} for {[*map(list, op.output_sizes or ())]}"
+    shapes = [[*map(list, sizes or ())] for sizes in (op.input_sizes, op.output_sizes)]
+    whole = op.bytes is None or (op.kind == "all_to_all" and op.input_sizes)  # whose sums have to be the same
+    size = f"shapes {shapes[0]} for {shapes[1]}" if whole else f"{op.bytes:,} bytes"
     return f"{op.kind} of {op.dtype if aspect == 'dtype' else size}"

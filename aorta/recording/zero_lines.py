@@ -71,7 +71,6 @@ class _ZeroLines:
         self._roots: set[type] = set()
         self._others: set[int] = set()
         self._usual_others: set[int] | None = None
-        self._elsewhere = 0
 
     @not_compiled
     def guarded(self, do: Callable[..., None], *args: Any) -> None:
@@ -207,7 +206,6 @@ class _ZeroLines:
         assert self._recording is not None
         if optimizer is not self._first():
             self._others.add(id(optimizer))
-            self._elsewhere += 1
             return
         if not self._observed:
             self._recording.unclear("no forward pass is seen in a model that is compiled in place")
@@ -226,7 +224,6 @@ class _ZeroLines:
         self._recent.append(self._came)
         self._came = set()
         self._trains = self._may_train = self._saved = False
-        self._elsewhere = 0
 
     def _forward(self, inside: tuple[weakref.ref[nn.Module], ...], *_call: object) -> None:
         import torch
@@ -318,8 +315,8 @@ class _ZeroLines:
             end()
         in_flight = sys.exc_info()[1]
         recording.close(error or (None if in_flight is self._handled else in_flight))
-        if self._elsewhere > 1 + len(self._usual_others or ()) and _rank() == 0:
-            _say(f"{self._elsewhere} later steps of other optimizers are not recorded: one training per process is")
+        if self._others - (self._usual_others or set()) and _rank() == 0:
+            _say("later steps, of another optimizer, are not recorded: one training per process is")
 
 
 def _say(text: str) -> None:

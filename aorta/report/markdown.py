@@ -15,7 +15,7 @@ from aorta.analysis.cautions import alerts
 from aorta.analysis.compare.headline import headline, numbers, title
 from aorta.analysis.gate import OUTCOMES, difference_text, interval_text, outcome_text
 from aorta.documents import known
-from aorta.documents.comparison import JudgedCondition, Summary
+from aorta.documents.comparison import Summary
 from aorta.documents.formatting import TEXT
 from aorta.errors import InputError
 from aorta.redaction import redact
@@ -30,12 +30,8 @@ LIMIT_BYTES: Final = 1_000_000
 """GitHub accepts a summary of up to 1 MiB per step (GitHub Docs, "Adding a job summary")."""
 
 
-def _said(judged: JudgedCondition) -> str:
-    return f"{_MARKS[judged.outcome]} {OUTCOMES[judged.outcome]}"
-
-
 _CONDITIONS: Final = (
-    text_column("outcome", of=_said),
+    text_column("outcome", of=lambda judged: f"{_MARKS[judged.outcome]} {OUTCOMES[judged.outcome]}"),
     text_column("condition"),
     Column("difference", unit="", of=lambda judged: difference_text(judged, judged.value)),
     Column("interval", unit="", of=interval_text),

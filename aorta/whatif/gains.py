@@ -76,9 +76,7 @@ def gains(
     bounds = [entry("bound", "all communication free", FREE.text, free.gained_ms(base.times))]
     tried = []
     if no_straggler is not None:
-        notes.append(
-            f"{NO_SLOWER_RANKS}: not predicted: no rank holds the others up in the median step ({no_straggler})"
-        )
+        notes.append(f"{NO_SLOWER_RANKS}: not predicted, as no rank is named: {no_straggler}")
     else:
         try:
             bounds.append(replayed("bound", NO_SLOWER_RANKS, NoStragglers("stragglers=none")))
