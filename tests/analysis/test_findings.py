@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from aorta.analysis.account import account_of
 from aorta.analysis.aggregate import LabelledRun, aggregate
-from aorta.analysis.findings import explain
+from aorta.analysis.findings import explain, uneven_steps
 from aorta.analysis.stragglers import Cost, behind_others, later_than, name_stragglers, straggler_sentences
 from aorta.documents.dataset import DatasetEntry
 from aorta.documents.explanations import Finding
@@ -294,6 +295,15 @@ def test_without_evidence_nobody_is_named(tmp_path, changes, reason):
     found = held_up(tmp_path, **changes).stragglers
     assert not found.ranks
     assert reason in str(found.reason)
+
+
+def test_slow_steps_name_the_rank_that_the_others_wait_for_in_them(monkeypatch):
+    times_ms, steps = np.array([100.0] * 28 + [560.0, 400.0]), np.arange(30)
+    monkeypatch.setattr("aorta.analysis.findings.job_step_times", lambda _dataset: (times_ms, steps, None))
+    for share, rank in ((0.6, 1), (0.4, None)):
+        dataset = SimpleNamespace(run=SimpleNamespace(ranks=[0, 1]))
+        (found,) = uneven_steps(dataset, steps, np.outer(times_ms - 100.0, [-share, share]))
+        assert (found.rank, "; in them the others wait for rank 1" in found.sentence) == (rank, rank == 1)
 
 
 def test_a_rank_that_computes_longer_is_said_to(tmp_path):
