@@ -123,5 +123,4 @@ def slow_steps(times_ms: Floats, global_steps: Ints) -> tuple[str, Ints, float] 
     steps = f"{TEXT.count(count, f'{kind} step')} of {len(times_ms)}"
     makes = "makes" if count == 1 else "make"
     said = f"the mean job step is {mean}, the median {median}: {steps} {makes} the difference: {', '.join(named)}{more}"
-    apart = order[:count]
-    return said, global_steps[apart], float((times_ms[apart] - median_ms).sum())
+    return said, global_steps[order[:count]], float((times_ms[order[:count]] - median_ms).sum())

@@ -73,8 +73,8 @@ class Case:
 
 
 def _in_order(job: JobEvidence, waits: WaitGraph) -> WaitGraph:
-    """Return who waits for whom if devices run what is open in the order of issue, where nobody waits otherwise; the
-    graph as it is where no circle comes of that, or none in which a rank departs from its past.
+    """Return who waits if devices run what is open in the order of issue, where nobody waits otherwise and that makes a
+    circle with a rank that departs from its past; else the graph as it is.
     """
     first: dict[int, OpenCollective] = {}
     for wait in sorted(waits.open, key=lambda wait: place(job.ranks[wait.rank], wait.channel, wait.collective.number)):
@@ -85,9 +85,7 @@ def _in_order(job: JobEvidence, waits: WaitGraph) -> WaitGraph:
             behind[wait.channel, wait.collective.number] |= {wait.rank}
     queued = {rank: replace(w, behind=behind[w.channel, w.collective.number]) for rank, w in first.items()}
     ordered = WaitGraph(tuple(queued.values()), {rank: wait.behind for rank, wait in queued.items()}, {})
-    departs = {
-        rank for rank, wait in first.items() if conforms(job.ranks[rank], wait.channel, wait.collective.number) is False
-    }
+    departs = {of for of, it in first.items() if conforms(job.ranks[of], it.channel, it.collective.number) is False}
     waited = any(waits.blockers.values()) or any(waits.unknown.values())
     return ordered if not waited and any(circle & departs for circle in ordered.circles) else waits
 
@@ -156,7 +154,6 @@ def signature_mismatch(case: Case, accused: set[int]) -> Iterator[Accusation]:
     """
     for clash in case.mismatches:
         group = group_label(clash.channel.group, case.job.groups[clash.channel.group].description)
-        evidence = camps_of(clash)
         for rank in clash.accused:
             if rank in accused:
                 continue
@@ -171,17 +168,14 @@ def signature_mismatch(case: Case, accused: set[int]) -> Iterator[Accusation]:
             elif clash.ahead:
                 reason += ": it skipped one collective or swapped two"
             kind: Kind = "order_swapped" if clash.swapped else "signature_mismatch"
-            yield case.accusation(rank, kind, reason, evidence, held_up=own, aspect=clash.aspect)
+            yield case.accusation(rank, kind, reason, camps_of(clash), held_up=own, aspect=clash.aspect)
 
 
 def camps_of(clash: Mismatch) -> list[str]:
     """Return which ranks issued what, and where, a sentence for each."""
-    said = []
-    for camp in clash.camps.values():
-        op = clash.issued[camp[0]]
-        where = f", issued at {op.issued_by}" if op.issued_by is not None else ""
-        said.append(f"{name_ranks(camp)}: {_described(op, clash.aspect)}{where}")
-    return said
+    issued = [(name_ranks(camp), clash.issued[camp[0]]) for camp in clash.camps.values()]
+    places = ["" if op.issued_by is None else f", issued at {op.issued_by}" for _, op in issued]
+    return [f"{who}: {_described(op, clash.aspect)}{at}" for (who, op), at in zip(issued, places, strict=True)]
 
 
 def order_swapped(case: Case, accused: set[int]) -> Iterator[Accusation]:
