@@ -18,12 +18,13 @@ from aorta.analysis.compare.headline import is_comparable, verdict_label
 from aorta.analysis.compare.run_comparison import NOT_USED
 from aorta.analysis.compare.verdict import NOT_COMPARABLE, NOT_SETTLED, NOT_TESTED, SHIFTED
 from aorta.analysis.devices import device_line
-from aorta.documents import known
+from aorta.documents import as_json, known
 from aorta.documents.comparison import (
     SIDES,
     ComparedMetric,
     Comparison,
     Effect,
+    MetricDefinition,
 )
 from aorta.documents.dataset import MEANS, DatasetEntry, Statistics
 from aorta.documents.explanations import WhatIf
@@ -347,6 +348,13 @@ def differences_table(comparison: Comparison) -> Table:
         for side in SIDES
     }
     return facts_table("differences", "What differs between the runs", sides)
+
+
+def definitions_table(definitions: Mapping[str, MetricDefinition]) -> Table:
+    """Return what each metric is."""
+    rows = [{"metric": name, "better": "neither"} | as_json(definition) for name, definition in definitions.items()]
+    columns = [text_column(key) for key in ("metric", "unit", "better", "definition")]
+    return Table("definitions", "What each metric is", columns, rows)
 
 
 def facts_of(dataset: LabelledRun, entry: DatasetEntry) -> dict[str, Any]:
