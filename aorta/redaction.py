@@ -195,7 +195,7 @@ def hide(words: Sequence[str]) -> list[str]:
     spans = list(_spans(" ".join(words)))  # of options whose argument is the next word, too
     begins = accumulate((len(word) + 1 for word in words), initial=0)
     shown: list[str] = []
-    for before, word, at in zip(["", *words], words, begins, strict=False):
+    for before, word, begin_of_word in zip(["", *words], words, begins, strict=False):
         parts = word.split("=")
         named = next((count for count, name in enumerate(parts[:-1], 1) if SECRET.search(name)), None)
         if before.startswith("-") and "=" not in before and not word.startswith("-") and SECRET.search(before):
@@ -203,7 +203,7 @@ def hide(words: Sequence[str]) -> list[str]:
         elif named is not None and "://" not in word:
             shown.append("=".join([*parts[:named], HIDDEN]))
         else:
-            own = [(max(begin - at, 0), min(end - at, len(word))) for begin, end in spans]
+            own = [(max(begin - begin_of_word, 0), min(end - begin_of_word, len(word))) for begin, end in spans]
             shown.append(_without(word, [(begin, end) for begin, end in own if begin < end]))
     return shown
 

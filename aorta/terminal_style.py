@@ -137,7 +137,7 @@ def printable(text: str) -> str:
     """
     parts = _ESCAPE.split(redact(text))  # every other is the end of a sequence of `Style`'s
     parts[::2] = [_UNPRINTABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", part) for part in parts[::2]]
-    return "".join(f"\033[{part}" if at % 2 else part for at, part in enumerate(parts))
+    return "".join(f"\033[{part}" if index % 2 else part for index, part in enumerate(parts))
 
 
 def wrapped(lines: Iterable[str], width: int = WIDTH, indent: str = "    ") -> str:

@@ -187,7 +187,9 @@ def _sampling(dataset: LabelledRun) -> SamplingFacts:
     own_ms, step_ms = (np.asarray(step_column(run, name), np.float64)[timed] for name in ("aorta_ms", STEP_MS))
     known, observed = ~(np.isnan(own_ms) | np.isnan(step_ms)), run.steps.drawn[timed] > 0
     # By medians: where the thread that trains has to wait for a core within AORTA's work, that is not what it costs.
-    costs_ms = [float(np.median(each)) * len(each) for at in (observed, ~observed) if len(each := own_ms[known & at])]
+    costs_ms = [
+        float(np.median(each)) * len(each) for mask in (observed, ~observed) if len(each := own_ms[known & mask])
+    ]
     return SamplingFacts(
         asked=str(run.source.every),
         every=int(run.steps.drawn[drawn].max()) if drawn.any() else None,

@@ -244,10 +244,10 @@ def compare_accounts(
     sentences = {part: told for part in named if (told := _said_of(reference, candidate, part)) is not None}
     named = [*sentences]
     # What a rank does longer is said once, also where it and the waiting for that rank are causes.
-    said = [*{reason[:2]: reason.sentence for reason in reversed(sentences.values())}.values()][::-1]
+    texts = [*{reason[:2]: reason.sentence for reason in reversed(sentences.values())}.values()][::-1]
     text = why_none or (_NONE if decided else None)
-    if said:
-        text = f"{_settings(differences)}{first_upper('; '.join(said))}"
+    if texts:
+        text = f"{_settings(differences)}{first_upper('; '.join(texts))}"
         text += "." if decided or headline_ms else ", while the step itself is not decided."
     return AccountComparison(
         reason=None,
@@ -257,7 +257,7 @@ def compare_accounts(
             _as_document(part, named, changes(reference, candidate, 2, part.words))
             for part in sorted(changes(reference, candidate, 1), key=lambda part: PARTS.index(part.words[0]))
         ],
-        causes=said,
+        causes=texts,
         sentence=text,
     )
 

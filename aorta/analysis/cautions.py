@@ -99,11 +99,11 @@ def alerts(entries: Mapping[str, DatasetEntry], comparison: Comparison | None = 
             named.setdefault(alert, []).append(label)
     if comparison is not None:
         named |= {(UNLIKE, warning): [] for warning in comparison.warnings}
-    said = []
+    sentences = []
     for (_, sentence), labels in sorted(named.items(), key=lambda item: item[0][0]):
         of_all = not labels or len(labels) == len(entries)
-        said.append(sentence if of_all else f"{', '.join(labels)}: {sentence}")
-    return said
+        sentences.append(sentence if of_all else f"{', '.join(labels)}: {sentence}")
+    return sentences
 
 
 def _alerts(entry: DatasetEntry) -> Iterator[tuple[int, str]]:

@@ -116,9 +116,9 @@ def null_reasons(run: Run, name: str, chosen: Bools | None = None) -> Counter[st
         null &= ~passed_over
     indices, first, counts = np.unique(steps.reason[null], return_index=True, return_counts=True)
     for index in np.argsort(first):
-        said = steps.reasons[indices[index]]
-        of_others = [said[key] for key in others if key in said and (made or said[key] != HOST_BOUND)]
-        reasons[said.get(name) or next(iter(of_others), _NO_REASON)] += int(counts[index])
+        of_step = steps.reasons[indices[index]]
+        of_others = [of_step[key] for key in others if key in of_step and (made or of_step[key] != HOST_BOUND)]
+        reasons[of_step.get(name) or next(iter(of_others), _NO_REASON)] += int(counts[index])
     return reasons
 
 

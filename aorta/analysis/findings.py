@@ -72,14 +72,11 @@ def explain(dataset: LabelledRun, entry: DatasetEntry, account: StepAccount | st
     """
     if not entry.count:
         return
-    run = dataset.run
-    steps, counts = np.unique(run.steps.global_step[dataset.used], return_counts=True)
-    steps = steps[counts == len(run.ranks)]
-    cost_ms = np.empty((len(steps), 0))
+    steps, cost_ms = np.empty(0, np.int64), np.empty((0, 0))
     if isinstance(account, str):
         entry.account, entry.stragglers = as_document(account), Stragglers(reason=account, ranks=[])
     else:
-        cost = cost_of(run, (exposed for exposed, _ in exposed_pieces(run)), dataset.collectives.wait_ns, steps)
+        steps, cost = waits_for_each(dataset)
         entry.account, entry.stragglers = as_document([account]), stragglers_of(dataset, account, steps, cost)
         entry.rank_times, cost_ms = rank_times([account]), cost.ms
     entry.findings = [*uneven_steps(dataset, steps, cost_ms)]
@@ -87,8 +84,17 @@ def explain(dataset: LabelledRun, entry: DatasetEntry, account: StepAccount | st
     entry.findings += () if isinstance(account, str) else idle_cause(dataset, account)
 
 
+def waits_for_each(dataset: LabelledRun) -> tuple[Ints, Cost]:
+    """Return the steps that all ranks recorded, and how long the others wait for each rank in them."""
+    run = dataset.run
+    steps, counts = np.unique(run.steps.global_step[dataset.used], return_counts=True)
+    steps = steps[counts == len(run.ranks)]
+    exposed = (exposed for exposed, _ in exposed_pieces(run))
+    return steps, cost_of(run, exposed, dataset.collectives.wait_ns, steps)
+
+
 def stragglers_of(dataset: LabelledRun, account: StepAccount, steps: Ints, cost: Cost) -> Stragglers:
-    """Return which ranks hold the others up, and what they do longer than these; `steps`: those on all ranks."""
+    """Return which ranks hold the others up, and what they do longer than these; see `waits_for_each`."""
     run, first = dataset.run, dataset.collectives.first_waits
     late = first.late_ms[np.searchsorted(first.steps, steps)]
     busy = {}
@@ -253,7 +259,7 @@ def _one_behind_the_other(rows: Spans | Collectives, step: Ints, length_ns: Ints
         step: of each row, an index into `length_ns`.
     """
     zero_ns = (np.cumsum(length_ns) - length_ns)[step]
-    start_ns, end_ns = (np.clip(at, 0, length_ns[step]) for at in (rows.start_ns, rows.end_ns))
+    start_ns, end_ns = (np.clip(time_ns, 0, length_ns[step]) for time_ns in (rows.start_ns, rows.end_ns))
     return merge(IntervalArray(zero_ns + start_ns, zero_ns + end_ns))
 
 

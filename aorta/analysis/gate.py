@@ -238,7 +238,7 @@ def _decide(
 def outcome_text(result: GateEntry) -> str:
     """Return the outcome, and how many conditions had each outcome."""
     number = Counter(judged.outcome for judged in result.conditions)
-    counts = ", ".join(f"{number[outcome]} {said}" for outcome, said in OUTCOMES.items() if number[outcome])
+    counts = ", ".join(f"{number[outcome]} {text}" for outcome, text in OUTCOMES.items() if number[outcome])
     total = TEXT.count(len(result.conditions), "condition")
     return f"gate {OUTCOMES[result.outcome]}: {counts} of {total}"
 

@@ -134,8 +134,8 @@ class Pace:
         steps = self._run.steps
         left_open = steps.used & ~np.isnan(steps.bounds[name][0]) if name in steps.bounds else steps.used
         codes = np.unique(steps.reason[left_open]).tolist()
-        said = [why for code in codes if (why := steps.reasons[code].get(name)) is not None]
-        return said[0].partition(": it is ")[0] if said else HOST_BOUND
+        reasons = [why for code in codes if (why := steps.reasons[code].get(name)) is not None]
+        return reasons[0].partition(": it is ")[0] if reasons else HOST_BOUND
 
     @cached_property
     def _calibrations(self) -> list[Calibration]:

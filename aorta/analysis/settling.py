@@ -116,7 +116,9 @@ def slow_steps(times_ms: Floats, global_steps: Ints) -> tuple[str, Ints, float] 
     order = np.argsort(-beyond_ms, kind="stable")
     enough = int(np.searchsorted(np.cumsum(beyond_ms[order]), _EXPLAINS * beyond_ms.sum()))
     count = int((beyond_ms >= beyond_ms[order[enough]] / 2).sum())  # with those that are like them
-    named = [f"{global_steps[at]} ({TEXT.quantity(float(times_ms[at]), 'ms')})" for at in order[: min(count, _FEW)]]
+    named = [
+        f"{global_steps[index]} ({TEXT.quantity(float(times_ms[index]), 'ms')})" for index in order[: min(count, _FEW)]
+    ]
     more = f" and {count - _FEW} more" if count > _FEW else ""
     mean, median = (TEXT.quantity(value, "ms") for value in (mean_ms, median_ms))
     kind = "slow" if mean_ms > median_ms else "fast"

@@ -80,7 +80,10 @@ def behind_others(values: Floats) -> Floats:
     count, position = values.shape[1], np.empty_like(order)
     np.put_along_axis(position, order, np.broadcast_to(np.arange(count), order.shape), axis=1)
     middle = [(count - 2) // 2, (count - 1) // 2]  # of the count - 1 others
-    medians = sum(np.take_along_axis(ranked, np.minimum(at + (at >= position), count - 1), axis=1) for at in middle) / 2
+    medians = (
+        sum(np.take_along_axis(ranked, np.minimum(index + (index >= position), count - 1), axis=1) for index in middle)
+        / 2
+    )
     result: Floats = medians - values
     return result
 
@@ -93,8 +96,8 @@ def later_than(values: Floats, least: float, level: float) -> bool:
     beyond = values[values != least] - least
     if not len(beyond) or float(np.median(values)) <= least:
         return False
-    _, at, counts = np.unique(np.abs(beyond), return_inverse=True, return_counts=True)
-    doubled = (2 * np.cumsum(counts) - counts + 1)[at]  # twice the rank, of equal ones the mean
+    _, inverse, counts = np.unique(np.abs(beyond), return_inverse=True, return_counts=True)
+    doubled = (2 * np.cumsum(counts) - counts + 1)[inverse]  # twice the rank, of equal ones the mean
     total = int(doubled[beyond > 0].sum())
     if len(beyond) > _EXACT:
         deviation = float(np.sqrt((doubled.astype(float) ** 2).sum())) / 2
@@ -130,9 +133,11 @@ def cost_of(run: Run, pieces: Iterable[Exposed], wait_ns: Ints, steps: Ints) -> 
         known, length_ns = (waits >= 0) & counted[run.collectives.name[exposed.row]], exposed.to_ns - exposed.from_ns
         waited = np.where(known & ~exposed.bubble, np.clip(waits - exposed.from_ns, 0, length_ns), 0)
         step = run.collectives.step[exposed.row]
-        at = np.searchsorted(steps, run.steps.global_step[step])
-        here = (at < len(steps)) & (np.append(steps, -1)[np.minimum(at, len(steps))] == run.steps.global_step[step])
-        cells = at[here], columns[step[here]]
+        index = np.searchsorted(steps, run.steps.global_step[step])
+        here = (index < len(steps)) & (
+            np.append(steps, -1)[np.minimum(index, len(steps))] == run.steps.global_step[step]
+        )
+        cells = index[here], columns[step[here]]
         np.add.at(held, cells, waited[here])
         np.add.at(unknown, cells, np.where(known, 0, length_ns)[here])
     most_ns = int(unknown.sum(axis=0).max(initial=0)) / max(len(steps), 1)  # no step may be on all ranks
@@ -161,22 +166,22 @@ def name_stragglers(
         return Stragglers(reason=reason, ranks=[], uneven=_uneven(busy_ms, step_ms))
     late = np.nan_to_num(late_ms)
     named = [
-        {at for at in range(len(ranks)) if later_than(values[:, at], least, LEVEL / len(ranks))}
+        {index for index in range(len(ranks)) if later_than(values[:, index], least, LEVEL / len(ranks))}
         for values in (late, cost.ms)
     ]
-    uneven = _uneven(busy_ms, step_ms, {ranks[at] for at in named[0] | named[1]})
+    uneven = _uneven(busy_ms, step_ms, {ranks[index] for index in named[0] | named[1]})
     if named[0] and named[1] and not named[0] & named[1]:
-        ways = [" and ".join(f"rank {ranks[at]}" for at in sorted(way)) for way in named]
+        ways = [" and ".join(f"rank {ranks[index]}" for index in sorted(way)) for way in named]
         reason = f"{ways[0]} comes last to the first collective, {ways[1]} waits least over the step"
         return Stragglers(reason=reason, ranks=[], uneven=uneven)
     medians = [np.median(values, axis=0) for values in (late, cost.ms)]
     stragglers = [
         Straggler(
-            rank=ranks[at],
-            late_ms=float(medians[0][at]) if at in named[0] else float(medians[1][at]),
-            cost_ms=float(medians[1][at]),
+            rank=ranks[index],
+            late_ms=float(medians[0][index]) if index in named[0] else float(medians[1][index]),
+            cost_ms=float(medians[1][index]),
         )
-        for at in sorted(named[0] | named[1])
+        for index in sorted(named[0] | named[1])
     ]
     if stragglers:
         return Stragglers(reason=None, ranks=stragglers, uneven=uneven)
@@ -196,19 +201,19 @@ def _uneven(busy_ms: Mapping[int, float], step_ms: float, named: Collection[int]
     if len(busy_ms) < 2 or not step_ms:
         return None
     shares = dict(zip(busy_ms, -behind_others(np.array([list(busy_ms.values())]))[0] / step_ms, strict=True))
-    said = {rank: share for rank, share in shares.items() if share >= (LEAST_SHARE if rank in named else UNEVEN)}
-    if not said:
+    uneven = {rank: share for rank, share in shares.items() if share >= (LEAST_SHARE if rank in named else UNEVEN)}
+    if not uneven:
         return None
-    rank = max(said, key=lambda rank: (rank in named, said[rank]))
-    longer = f"computes {TEXT.percent(float(said[rank]), 0)} of the step longer than the others"
+    rank = max(uneven, key=lambda rank: (rank in named, uneven[rank]))
+    longer = f"computes {TEXT.percent(float(uneven[rank]), 0)} of the step longer than the others"
     return f"rank {rank} {longer}: has it more work, or does something else use its core?"
 
 
 def straggler_sentences(stragglers: Stragglers | None) -> list[str]:
     """Return one sentence per rank that holds the others up."""
-    said = []
+    sentences = []
     for straggler in () if stragglers is None else stragglers.ranks:
         why = f": {straggler.because}" if straggler.because else "; why is not known"
         late = TEXT.quantity(max(straggler.late_ms, straggler.cost_ms), "ms")
-        said.append(f"rank {straggler.rank} holds the others up {late} a step{why}")
-    return said
+        sentences.append(f"rank {straggler.rank} holds the others up {late} a step{why}")
+    return sentences

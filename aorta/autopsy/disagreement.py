@@ -136,7 +136,7 @@ def _odd_camps(
 def place(rank: Rank, channel: Channel, number: int) -> int:
     """Return where a collective stands in the order of issue; 0 where the rank has not issued it."""
     own = rank.channels.get(channel, {}).get(number)
-    return next((at for at, op in enumerate(rank.collectives) if op is own), 0)
+    return next((index for index, op in enumerate(rank.collectives) if op is own), 0)
 
 
 def _followers(issued: Sequence[Signature], indices: range) -> Iterator[Signature | None]:
@@ -145,12 +145,12 @@ def _followers(issued: Sequence[Signature], indices: range) -> Iterator[Signatur
     """
     alike: dict[int, int] = {}  # position -> how much before it is the same as before the place, `_CONTEXT` at most
     following: dict[Signature, list[int]] = defaultdict(list)
-    for at in range(1, indices.stop):
-        before = issued[at - 1]
-        if at > indices.start - _CONTEXT:
+    for index in range(1, indices.stop):
+        before = issued[index - 1]
+        if index > indices.start - _CONTEXT:
             alike = {earlier: min(alike.get(earlier - 1, 0) + 1, _CONTEXT) for earlier in following[before]}
-        following[before].append(at)
-        if at >= indices.start:
+        following[before].append(index)
+        if index >= indices.start:
             best = max(alike.values(), default=0)
             followers = {issued[earlier] for earlier, length in alike.items() if length == best >= _LEAST_CONTEXT}
             yield followers.pop() if len(followers) == 1 else None
@@ -178,7 +178,7 @@ def passed_by(job: JobEvidence, number: int, awaited: OpenCollective) -> bool:
     shared = [op for op in rank.collectives if job.groups[op.group].ranks != (number,)]
     issued = [signature(op, number) for op in shared]
     last = rank.channels.get(awaited.channel, {}).get(newest)
-    since = range(next((at for at, op in enumerate(shared) if op is last), 0) + 1, len(issued))[:_MOST_SINCE]
+    since = range(next((index for index, op in enumerate(shared) if op is last), 0) + 1, len(issued))[:_MOST_SINCE]
     return any(
-        expected not in (None, issued[at]) for at, expected in zip(since, _followers(issued, since), strict=True)
+        expected not in (None, issued[index]) for index, expected in zip(since, _followers(issued, since), strict=True)
     )

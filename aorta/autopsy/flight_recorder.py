@@ -308,9 +308,9 @@ def _collectives(
         if number < newest.get(group, -1):
             op.state = "completed"
     for several in messages.values():
-        first_open = next((at for at, op in enumerate(several) if op.state != "completed"), len(several))
-        for at, op in enumerate(several):  # where older ones are lost, both sides count from what is open
-            op.number = at if whole else at - first_open
+        first_open = next((index for index, op in enumerate(several) if op.state != "completed"), len(several))
+        for index, op in enumerate(several):  # where older ones are lost, both sides count from what is open
+            op.number = index if whole else index - first_open
     return collectives
 
 
@@ -328,7 +328,9 @@ def _collective(entry: DumpEntry) -> CollectiveEvidence:
     items = [_ITEM_BYTES.get(dtype) for dtype in entry.input_dtypes]
     known = [item for item in items if item is not None]
     whole = len(known) == len(items) == len(sizes) > 0 and max(sizes) < 2**62
-    outside = (f"{at.filename}:{at.line} {at.name}" for at in entry.frames if "/torch/" not in at.filename)
+    outside = (
+        f"{frame.filename}:{frame.line} {frame.name}" for frame in entry.frames if "/torch/" not in frame.filename
+    )
     return CollectiveEvidence(
         group=str(entry.process_group[0]),
         number=entry.collective_seq_id - 1,

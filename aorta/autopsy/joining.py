@@ -125,9 +125,9 @@ def _made_in_another_order(
     for group, own in called.items():
         used = [op.state for rank in ranks.values() for op in rank.collectives if op.group == group]
         if len(own) > 1 and used and "completed" not in used:
-            said = ", ".join(f"{name!r} on rank {rank}" for name, rank in sorted(own.items()))
+            named = ", ".join(f"{name!r} on rank {rank}" for name, rank in sorted(own.items()))
             title = group_label(group, groups[group].description)
-            yield f"{title} is {said}: these ranks may have made their groups in different orders, and never meet in it"
+            yield f"{title} is {named}: these ranks may have made groups in different orders, and never meet in it"
 
 
 def _settled(job: JobEvidence, rank: Rank) -> Rank:

@@ -112,8 +112,8 @@ class RocmSmi(SampleSource):
         done = self._program.run(*words, "--json")
         if done.returncode != 0:
             output = (done.stderr or done.stdout).strip().splitlines()
-            said = output[-1] if output else "no output"
-            raise DeviceUnreadable(f"{self.name} ended with {done.returncode}: {said}")
+            message = output[-1] if output else "no output"
+            raise DeviceUnreadable(f"{self.name} ended with {done.returncode}: {message}")
         return from_json(json_in_output(done.stdout))
 
     def _mine(self, cards: list[Card]) -> Card:

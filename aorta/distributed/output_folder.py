@@ -154,8 +154,8 @@ def _turn(path: Path, peers: Peers, turn: str) -> Iterator[None]:
         error = refused
     except OSError as problem:
         error = f"cannot prepare {path}: {problem.strerror or problem}; choose another folder"
-    said = peers.gather(f"folder/{turn}", [isinstance(error, ConfigError), error and str(error)])
-    failed = [(kind, f"rank {rank}: {text}") for rank, (kind, text) in zip(peers.ranks, said, strict=True) if text]
+    errors = peers.gather(f"folder/{turn}", [isinstance(error, ConfigError), error and str(error)])
+    failed = [(kind, f"rank {rank}: {text}") for rank, (kind, text) in zip(peers.ranks, errors, strict=True) if text]
     if failed:
         raise (ConfigError if all(kind for kind, _ in failed) else RunIncomplete)("; ".join(text for _, text in failed))
 

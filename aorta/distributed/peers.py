@@ -78,8 +78,8 @@ class Peers:
         Raises:
             PeerFailed: names each rank that reported an error, with its message.
         """
-        said = zip(self.ranks, self.gather(f"agree/{key}", error), strict=True)
-        if failed := [f"rank {rank}: {text}" for rank, text in said if text]:
+        errors = zip(self.ranks, self.gather(f"agree/{key}", error), strict=True)
+        if failed := [f"rank {rank}: {text}" for rank, text in errors if text]:
             raise PeerFailed("; ".join(failed))
 
     def report_failure(self, text: str, *, own: bool) -> None:

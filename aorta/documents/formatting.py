@@ -117,8 +117,8 @@ class NumberFormat:
 
     def steps_used(self, entry: DatasetEntry) -> str:
         """Return `7 steps on 2 ranks`."""
-        said, ranks = self.count(entry.steps.global_steps_used, "step"), entry.steps.ranks_used
-        return f"{said} on {self.count(ranks, 'rank')}" if ranks else said
+        steps, ranks = self.count(entry.steps.global_steps_used, "step"), entry.steps.ranks_used
+        return f"{steps} on {self.count(ranks, 'rank')}" if ranks else steps
 
     def _fixed(self, value: float, digits: int, *, signed: bool) -> str:
         rounded = round(value, digits)
@@ -197,7 +197,7 @@ def _dimension(ranks: Sequence[int], mesh: Mapping[str, int]) -> str | None:
     stride = 1
     for name, size in reversed(list(mesh.items())):
         base = ranks[0] - ranks[0] // stride % size * stride
-        if size > 1 and list(ranks) == [base + stride * at for at in range(size)]:
+        if size > 1 and list(ranks) == [base + stride * index for index in range(size)]:
             return name
         stride *= size
     return None

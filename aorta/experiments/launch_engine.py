@@ -159,11 +159,11 @@ def _launch(
     elif ended.timed_out:
         why = f"not done after {plan.timeout_s} s"
     with (
-        log.open(encoding="utf-8", errors="surrogateescape", newline="") as said,
+        log.open(encoding="utf-8", errors="surrogateescape", newline="") as lines,
         whole_file(log) as part,
         part.open("w", encoding="utf-8", errors="surrogateescape", newline="") as shown,
     ):
-        shown.writelines(map(redact, said))
+        shown.writelines(map(redact, lines))
     done = outcome == DONE
     journal.write(
         Ended(

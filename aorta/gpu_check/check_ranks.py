@@ -273,8 +273,8 @@ def main(path: Path, strategies: Sequence[str], words: Sequence[str], pairs: int
     if ranks_per_device > 1:  # what lets NCCL run several ranks on one device
         mps = "runs" if cuda.mps_runs() else "not found: ranks take turns on their device"
         settings = share_device(topology.rank, cuda.nccl_version())
-        said = {"MPS": mps, **{name: f"={value}" for name, value in settings.items()}}
-        rows += [information("shared device", name, value) for name, value in said.items()]
+        reported = {"MPS": mps, **{name: f"={value}" for name, value in settings.items()}}
+        rows += [information("shared device", name, value) for name, value in reported.items()]
     shared, alone = cuda.mps_runs() if ranks_per_device > 1 else None, topology.world_size == 1
 
     def checked(config: Config) -> list[CheckRow]:

@@ -56,7 +56,7 @@ _CPU = torch.device("cpu")
 _NUMBERS = {dtype: number for number, dtype in enumerate(DTYPES)}
 
 
-class _Call(NamedTuple):
+class _CallFacts(NamedTuple):
     """An operator, its number, and what its schema says about its arguments; looked up once."""
 
     operator: Operator
@@ -104,7 +104,7 @@ class PythonInterceptor:
         self._steps = RowSteps(ring, self.rows, on_device=on_device)
         self._kept = KeptAlive()
         self._calls = {
-            name: _Call(operator, number, position_of_group(name), position_of_peer(name))
+            name: _CallFacts(operator, number, position_of_group(name), position_of_peer(name))
             for number, (name, operator) in enumerate(offered().items())
         }
         # Keyed by identity, so that C++ need not be asked for a name or a size; the groups stay alive until `close`.
@@ -243,7 +243,9 @@ class PythonInterceptor:
         wait = partial(self._wait, issued)
         return with_work(result, TimedWork(work, wait, self._kept, issued.waiters, in_place=in_place, issued=issued))
 
-    def _recorded(self, call: _Call, member: _Member, args: tuple[Any, ...], tensor: torch.Tensor | None) -> InFlight:
+    def _recorded(
+        self, call: _CallFacts, member: _Member, args: tuple[Any, ...], tensor: torch.Tensor | None
+    ) -> InFlight:
         """Number a collective, and append its row if a step is open."""
         operator, rows = call.operator, self.rows
         typed = None if operator.argument is None or tensor is None else tensor.dtype

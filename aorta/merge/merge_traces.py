@@ -128,7 +128,7 @@ def check_collectives(
             result.skipped["not seen on every rank of its group"] += 1
             continue
         group, _, kind = named[rows[members_at[0]][1]]
-        of_rank = {rows[at][0]: rows[at][3] for at in members_at.tolist()}
+        of_rank = {rows[index][0]: rows[index][3] for index in members_at.tolist()}
         _, cause = max((row.issue_ns, rank) for rank, row in of_rank.items())
         for rank, row in of_rank.items():
             if rank == cause or row.end_ns is None:
@@ -220,7 +220,7 @@ def merge(
     residual_us: dict[int, float] = {}
     with trace_file(output, overwrite=overwrite) as writer, progress(len(traces), "merging") as done:
         for rank, alignment in alignments.items():
-            captures = {at: trace for at, trace in enumerate(traces) if trace.rank == rank}
+            captures = {index: trace for index, trace in enumerate(traces) if trace.rank == rank}
             first, clock = next(iter(captures.values())), clocks.of(rank)
             label = f"rank {rank} ({first.host or (clock.host if clock is not None else 'host unknown')})"
             record, parts = record_of(first, folders), list[str]()

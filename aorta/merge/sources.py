@@ -182,9 +182,9 @@ def _described_trace(path: Path) -> TraceFile:
     if type(rank) is not int:
         names = ranks_in_path(f"{path.parent.name}/{path.name}")  # folders further up are not the rank's own
         if len(names) != 1:
-            said = f"several ranks ({', '.join(map(str, sorted(names)))})" if names else "no rank<N>"
+            ranks = f"several ranks ({', '.join(map(str, sorted(names)))})" if names else "no rank<N>"
             raise InputError(
-                f"{path}: which rank is this? It has no distributedInfo.rank and {said} in its name; rename it"
+                f"{path}: which rank is this? It has no distributedInfo.rank and {ranks} in its name; rename it"
             )
         (rank,) = names
     clock = decode(head[TRACE_KEY], str(path), f"the {TRACE_KEY}") if TRACE_KEY in head else None

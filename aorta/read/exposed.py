@@ -132,28 +132,35 @@ def _flights(steps: Steps, rows: Collectives) -> Flights:
     start_ns, end_ns = rows.start_ns[timed] + zero_ns, rows.end_ns[timed] + zero_ns
     turn = _ranked(np.lexsort((order, end_ns, start_ns)))
 
-    at = np.arange(len(timed))
-    in_flight = [(step, at)]
-    while len(at):
-        outlasts = (end_ns[at] > steps.end_mono_ns[step]) & (step + 1 < len(steps))
-        at, step = at[outlasts], step[outlasts] + 1
+    indices = np.arange(len(timed))
+    in_flight = [(step, indices)]
+    while len(indices):
+        outlasts = (end_ns[indices] > steps.end_mono_ns[step]) & (step + 1 < len(steps))
+        indices, step = indices[outlasts], step[outlasts] + 1
         # Of those that outlast this step as well, only the first in turn can be what the rank waits for.
-        whole = end_ns[at] > steps.end_mono_ns[step]
+        whole = end_ns[indices] > steps.end_mono_ns[step]
         first = np.full(len(steps), len(timed))
-        np.minimum.at(first, step[whole], turn[at[whole]])
-        kept = ~whole | (turn[at] == first[step])
-        in_flight.append((step[kept], at[kept]))
-    step, at = (np.concatenate(parts) for parts in zip(*in_flight, strict=True))
+        np.minimum.at(first, step[whole], turn[indices[whole]])
+        kept = ~whole | (turn[indices] == first[step])
+        in_flight.append((step[kept], indices[kept]))
+    step, indices = (np.concatenate(parts) for parts in zip(*in_flight, strict=True))
     by_step = np.argsort(step, kind="stable")
-    step, at = step[by_step], at[by_step]
-    return Flights(step=step, row=timed[at], start_ns=start_ns[at], end_ns=end_ns[at], order=order[at], turn=turn[at])
+    step, indices = step[by_step], indices[by_step]
+    return Flights(
+        step=step,
+        row=timed[indices],
+        start_ns=start_ns[indices],
+        end_ns=end_ns[indices],
+        order=order[indices],
+        turn=turn[indices],
+    )
 
 
 def _within(flights: Flights, indices: Ints) -> Flights:
     """Return the flights of some steps; their `step` is then an index into `places`."""
     near = flights.take(flights.rows_of(indices[0], indices[-1] + 1))
-    at = np.searchsorted(indices, near.step)
-    return replace(near, step=at).take(indices[at] == near.step)
+    index = np.searchsorted(indices, near.step)
+    return replace(near, step=index).take(indices[index] == near.step)
 
 
 def _ranked(order: Ints) -> Ints:
@@ -276,9 +283,9 @@ def _pieces(
         rest of the steps is.
     """
     near = spans.rows_of(indices[0], indices[-1] + 1)
-    at = np.searchsorted(indices, spans.step[near])
-    here = indices[at] == spans.step[near]
-    lane, of_step = spans.lane[near][here], at[here]
+    index = np.searchsorted(indices, spans.step[near])
+    here = indices[index] == spans.step[near]
+    lane, of_step = spans.lane[near][here], index[here]
     span_start, span_end, region = spans.start_ns[near][here], spans.end_ns[near][here], region[near][here]
 
     def lanes(*wanted: Lane) -> tuple[Ints, Ints, Ints]:
@@ -361,7 +368,7 @@ def _pieces(
         rest[own] = False
         for code, sum_ns in _sums(word[own], axis.cell_ns[own]):
             leaves[Leaf("range", words[code])] += sum_ns
-    leaves += _idle(axis, np.flatnonzero(rest), edges, [words[at] for at in edge_region.tolist()])
+    leaves += _idle(axis, np.flatnonzero(rest), edges, [words[index] for index in edge_region.tolist()])
     return (row[start], where[start], order[start], from_ns, from_ns + length_ns, in_bubble[start]), times, leaves
 
 

@@ -129,16 +129,16 @@ def metric_columns(
     alike = list(alike)
     names = dict.fromkeys(name for names, *_ in alike for name in names)
     table = {name: np.full(count, np.nan) for name in names}
-    for said, at, values in alike:
-        for column, name in zip(values.T, said, strict=True):
-            table[name][at] = column
-        if "comm_ms" in said:
+    for metrics, indices, values in alike:
+        for column, name in zip(values.T, metrics, strict=True):
+            table[name][indices] = column
+        if "comm_ms" in metrics:
             seen = []
-            for witness in (name for name in KINDS_KNOWN if name in said):
-                known = table[witness][at]
-                seen.append(np.where(np.isnan(known), least[witness][at], known) if witness in least else known)
-            for name in names.keys() & KIND_METRICS - set(said):
-                table[name][at] = of_unused_kind(seen)
+            for witness in (name for name in KINDS_KNOWN if name in metrics):
+                known = table[witness][indices]
+                seen.append(np.where(np.isnan(known), least[witness][indices], known) if witness in least else known)
+            for name in names.keys() & KIND_METRICS - set(metrics):
+                table[name][indices] = of_unused_kind(seen)
     return table
 
 

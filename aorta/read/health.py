@@ -62,13 +62,13 @@ def facts(health: Health) -> Iterator[Fact]:
         more = (f" (in {steps} steps)" if steps else "") + (f": {much}: {lanes}" if lanes else "")
         yield Fact(MISSING if lanes else NOTED, f"{who}: {why}", more)
     if missing := health.ranks_missing:
-        said = f"{len(missing)} of {health.world_size} ranks missing: {listed(missing)}"
-        yield Fact(MISSING, said, "; what needs every rank is not available")
+        text = f"{len(missing)} of {health.world_size} ranks missing: {listed(missing)}"
+        yield Fact(MISSING, text, "; what needs every rank is not available")
     if left_out := health.files_left_out:
         first, *others = left_out
         of_first, _, why = first.partition(";")
-        said = f"{TEXT.count(len(left_out), 'file')} left out, the first: {of_first}"
-        yield Fact(DAMAGED, said, "; ".join([f";{why}" if why else "", *others]))
+        text = f"{TEXT.count(len(left_out), 'file')} left out, the first: {of_first}"
+        yield Fact(DAMAGED, text, "; ".join([f";{why}" if why else "", *others]))
     if problems := [problem for problem in health.problems if "no footer" not in problem]:  # the ending says it
         yield Fact(DAMAGED, f"{TEXT.count(len(problems), 'problem')} in the records, the first: {problems[0]}")
     for ending in sorted({ending for ending in health.endings.values() if ending != "completed"}):
@@ -78,8 +78,8 @@ def facts(health: Health) -> Iterator[Fact]:
         where = "global step(s) not on all ranks" if known(health.traces) is None else "step(s) not in all traces"
         yield Fact(NOTED, f"{len(partial)} {where}, the first: {partial[0]}", "; left out of job_step_ms")
     if health.timed_from_python is not None:
-        said = f"collectives were timed from Python: {health.timed_from_python}"
-        yield Fact(MODES, said, "; less may have overlapped than without AORTA")
+        text = f"collectives were timed from Python: {health.timed_from_python}"
+        yield Fact(MODES, text, "; less may have overlapped than without AORTA")
     if len(health.instrument_modes) > 1:
         yield Fact(MODES, f"ranks used different instrument modes: {', '.join(health.instrument_modes)}")
 

@@ -207,13 +207,13 @@ def join(parts: Iterable[RankTables], count: int) -> Frames:
     collectives = Collectives(**rows.named(), names=all_names) if rows.columns else NO_ROWS
     ranks = {}
     for index, tables in enumerate(kept):
-        at = {name: slice(edge[index], edge[index + 1]) for name, edge in edges.items()}
-        own = collectives.take(at["row"])
+        slices = {name: slice(edge[index], edge[index + 1]) for name, edge in edges.items()}
+        own = collectives.take(slices["row"])
         ranks[tables.source.rank] = replace(
             tables,
-            steps=together.take(at["step"]),
-            collectives=replace(own, step=own.step - np.int32(at["step"].start)),
-            isolated=alone.take(at["isolated"]),
+            steps=together.take(slices["step"]),
+            collectives=replace(own, step=own.step - np.int32(slices["step"].start)),
+            isolated=alone.take(slices["isolated"]),
         )
     every = exposed.columns and all(tables.exposed_sums is not None for tables in kept)
     return Frames(

@@ -198,12 +198,14 @@ def matched_pieces(
     for start in range(0, len(every), steps_of_piece):
         low, high = every[start], every[min(start + steps_of_piece, len(every)) - 1]
         inside = (numbers >= low) & (numbers <= high)
-        at: Rows = slice(None)
+        chosen_rows: Rows = slice(None)
         if not inside.all():
             chosen = np.flatnonzero(inside)
-            _, at = ranges(first_row[chosen], first_row[chosen + 1])
-        frame = run.collectives.take(at)
+            _, chosen_rows = ranges(first_row[chosen], first_row[chosen + 1])
+        frame = run.collectives.take(chosen_rows)
         step = frame.step
-        piece = CollectiveRows(at, frame, run.rank_of_step[step], numbers[step], run.steps.used[step], safe[step])
+        piece = CollectiveRows(
+            chosen_rows, frame, run.rank_of_step[step], numbers[step], run.steps.used[step], safe[step]
+        )
         if len(piece):
             yield piece, MatchedCollectives(piece, names)

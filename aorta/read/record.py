@@ -206,7 +206,7 @@ def load_run(
 
 def _unreadable(folder: Path, files: int, left_out: Sequence[str]) -> InputError:
     which = "its record cannot" if files == 1 else f"none of its {files} records can"
-    reason, *others = dict.fromkeys(said.partition(": ")[2].removeprefix("cannot be read: ") for said in left_out)
+    reason, *others = dict.fromkeys(text.partition(": ")[2].removeprefix("cannot be read: ") for text in left_out)
     why = f" {reason}" if len(left_out) > 1 and not others else "\n  ".join(["", *left_out])
     return InputError(f"{folder}: {which} be read:{why}")
 

@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from aorta.documents.formatting import TEXT
 from aorta.documents.metrics import HOST_BOUND
 from aorta.errors import InputError
 from aorta.read.exposed import exposed_of
@@ -159,10 +160,10 @@ class _Phase:
         self.losses.append(np.array([_losses_of(line) for line in lines], np.float64).T)
         self.phases.append(np.array([PHASES.index(line.phase) for line in lines], np.int8))
         alike: dict[tuple[str, ...], list[int]] = {}
-        for at, (_, names, _) in enumerate(self.lines):
-            alike.setdefault(names, []).append(at)
+        for index, (_, names, _) in enumerate(self.lines):
+            alike.setdefault(names, []).append(index)
         for names, indices in alike.items():
-            values = np.array([tuple(lines[at].overlap.values()) for at in indices], np.float64)
+            values = np.array([tuple(lines[index].overlap.values()) for index in indices], np.float64)
             self.metrics.append((names, np.array(indices) + self.length, values))
         self.lines, self.length = [], self.length + len(lines)
         return lines
@@ -224,8 +225,8 @@ class _Record:
                     raise ValueError(f"{name} is at least {low:g} and at most {high:g} in its bounds")
                 left_open[name] = (low, high)
         if left_open:  # their own reasons have the numbers of the step; with one for all, distinct texts stay few
-            said = decode_field(line, "reasons") | dict.fromkeys(left_open, HOST_BOUND)
-            line.reasons = msgspec.Raw(msgspec.json.encode(said))
+            reasons = decode_field(line, "reasons") | dict.fromkeys(left_open, HOST_BOUND)
+            line.reasons = msgspec.Raw(msgspec.json.encode(reasons))
         reason = self.reasons.number(bytes(line.reasons), line, "reasons")
         coverage = self.coverages.number(bytes(line.coverage), line, "coverage")
         has_ranges = bool(line.ranges)
@@ -297,8 +298,8 @@ class _Record:
         if np.any(np.diff(steps.global_step) <= 0):
             _, chosen = np.unique(steps.global_step, return_index=True)  # the first of equals
             starts = np.cumsum(counts) - counts
-            step, at = ranges(starts[chosen], (starts + counts)[chosen])
-            rows, steps = rows[:, at], steps.take(chosen)
+            step, index = ranges(starts[chosen], (starts + counts)[chosen])
+            rows, steps = rows[:, index], steps.take(chosen)
             spans = None if spans is None else _reordered(spans, chosen)
         texts, name = problems.as_sentences(), self.path.name
         if footer is None:
@@ -408,8 +409,9 @@ def _reconciled(steps: Steps, rows: Ints, footer: Footer | None) -> tuple[Steps,
         book(COMPUTE, why, partly, seen=True)
         steps = nulled(steps, Broken(partly, why, resting_on(COMPUTE)))
     if between := int(outside.sum()) + (0 if footer is None else footer.outside):
-        why = f"{between} collectives were issued between steps (checkpoints, evaluation) and are in no metric"
-        gaps.append(Gap("", why))
+        verb = "is" if between == 1 else "are"
+        why = f"{TEXT.count(between, 'collective')} outside of steps (checkpoints, evaluation, after the last step) "
+        gaps.append(Gap("", f"{why}{verb} in no metric"))
     if footer is not None and footer.steps_lost:
         every_step = footer.steps_written + footer.steps_lost
         why = f"{footer.steps_lost} of {every_step} steps have no line in the record: what was noted of them was "

@@ -60,30 +60,33 @@ def add_spans(spans: SpanRows, lines: Sequence[Any], first: int, lanes: Sequence
     step, work, start, end, *_ = rows("aux")
     spans.add(Lane.AUX, step, zip(repeat("aux"), work, repeat(""), strict=False), start, end)
     others: dict[Lane, list[tuple[int, int, int, int]]] = defaultdict(list)
-    for at, line in enumerate(lines, start=first):
+    for index, line in enumerate(lines, start=first):
         for stall in line.stalls:
             lane = Lane.HAND_OVER if stall.cause == "hand_over" else Lane.STALL
-            others[lane].append((at, stall.start_ns, stall.end_ns, UNKNOWN))
+            others[lane].append((index, stall.start_ns, stall.end_ns, UNKNOWN))
         if line.overlap.get("copy_ms") or "d2h_gb_per_s" in line.overlap:
             copies: list[Copy] = decode_field(line, "copies") or []
             for copy in copies:
                 if copy.start_ns is not None and copy.end_ns is not None:
                     lane = Lane.COPY_TO_HOST if copy.direction == "d2h" else Lane.COPY
-                    others[lane].append((at, copy.start_ns, copy.end_ns, UNKNOWN))
+                    others[lane].append((index, copy.start_ns, copy.end_ns, UNKNOWN))
         if has_bubbles(line) and BUBBLE in lanes:
             bit = 1 << lanes.index(BUBBLE)
             segments: list[ActiveSegment] = decode_field(line, "active_segments")
             merged = merge((part.start_ns, part.end_ns) for part in segments if part.lanes & bit)
-            others[Lane.BUBBLE] += [(at, begin, finish, UNKNOWN) for begin, finish in merged]
+            others[Lane.BUBBLE] += [(index, begin, finish, UNKNOWN) for begin, finish in merged]
     named: list[tuple[int, UserRange]] = [
-        (at, row) for at, line in enumerate(lines, start=first) if line.ranges for row in decode_field(line, "ranges")
+        (index, row)
+        for index, line in enumerate(lines, start=first)
+        if line.ranges
+        for row in decode_field(line, "ranges")
     ]
-    named = [(at, row) for at, row in named if row.thread == TRAINING_THREAD]
+    named = [(index, row) for index, row in named if row.thread == TRAINING_THREAD]
     if named:
-        step, start, end = np.array([(at, row.start_ns, row.end_ns) for at, row in named], np.int64).T
+        step, start, end = np.array([(index, row.start_ns, row.end_ns) for index, row in named], np.int64).T
         spans.add(Lane.RANGE, step, [("range", row.name, "") for _, row in named], start, end)
-    waits = [(at, wait) for at, line in enumerate(lines, start=first) for wait in line.waits or ()]
-    times = [(at, wait.enter_ns, wait.leave_ns, wait.seq) for at, wait in waits]
+    waits = [(index, wait) for index, line in enumerate(lines, start=first) for wait in line.waits or ()]
+    times = [(index, wait.enter_ns, wait.leave_ns, wait.seq) for index, wait in waits]
     step, start, end, ref = np.array(times, np.int64).reshape(-1, 4).T
     spans.add(Lane.WAIT, step, [("wait", wait.group, "") for _, wait in waits], start, end, ref)
     for lane, rows_of_lane in others.items():

@@ -194,15 +194,15 @@ class LoopProfiler:
             answer = [type(error).__name__, str(error)]
         except (OSError, ValueError) as error:  # an unreadable folder: the others must not wait for this rank
             answer = [ConfigError.__name__, f"{type(error).__name__}: {error}"]
-        said: dict[str, list[int]] = {}
+        ranks_of: dict[str, list[int]] = {}
         kinds = set()
         for rank, refused in enumerate(peers.gather("profiling", answer)):
             if refused:
                 kinds.add(refused[0])
-                said.setdefault(refused[1], []).append(rank)
-        if said:
+                ranks_of.setdefault(refused[1], []).append(rank)
+        if ranks_of:
             kind = FolderNotEmpty if FolderNotEmpty.__name__ in kinds else ConfigError
-            raise kind("; ".join(f"rank {', '.join(map(str, ranks))}: {text}" for text, ranks in said.items()))
+            raise kind("; ".join(f"rank {', '.join(map(str, ranks))}: {text}" for text, ranks in ranks_of.items()))
 
     def facts(self) -> dict[str, Any]:
         """Return its entries of the manifest at the start."""

@@ -150,9 +150,9 @@ class Meeting:
         ranks = json.loads(self._store.compare_set(_RANKS, "", json.dumps(stepped)))  # the first one decides
         if self._rank not in ranks:
             raise PeerFailed(f"rank {self._rank} took its first optimizer step when the others had begun")
-        said = {rank: json.loads(self._store.get(_name(rank))) for rank in ranks}
-        if any(said.values()):
-            raise PeerFailed("; ".join(f"rank {rank}: {error}" for rank, error in said.items() if error))
+        errors = {rank: json.loads(self._store.get(_name(rank))) for rank in ranks}
+        if any(errors.values()):
+            raise PeerFailed("; ".join(f"rank {rank}: {error}" for rank, error in errors.items() if error))
         return Peers(self._store, self._rank, self._world_size, AGREED_STEP_S, ranks, self._go_on)
 
     def _agree_on_step(self, peers: Peers) -> int:

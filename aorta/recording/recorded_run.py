@@ -167,15 +167,15 @@ class RecordedRun:
         def tell(choice: Choice) -> None:
             if not peers.is_first:
                 return
-            said = f"1 in {choice.every} steps is observed from step {choice.from_step} on" if choice.every > 1 else ""
-            said = said or "every step is observed"
+            text = f"1 in {choice.every} steps is observed from step {choice.from_step} on" if choice.every > 1 else ""
+            text = text or "every step is observed"
             least = choice.passed_us / (choice.step_ms * 1e3)
             reaches = choice.known_share <= KNOWN_SHARE
             _log.log(
                 logging.INFO if reaches else logging.WARNING,
                 "instrument.every=auto: %s: of a step of %.3g ms AORTA's own work takes %.0f us where it is observed "
                 "and %.0f us where it is not, %.2g %% on average%s",
-                said,
+                text,
                 choice.step_ms,
                 choice.observed_us,
                 choice.passed_us,

@@ -294,9 +294,9 @@ class _ZeroLines:
 
         with suppress(OSError), (Path(self._folder) / NOTE_FILE).open("r+") as note:
             what, *because = note.read().splitlines()
-            said = [line for line in because if line.startswith("aorta: ")]
+            reasons = [line for line in because if line.startswith("aorta: ")]
             note.seek(0)
-            note.write("\n".join([what, *said, f"aorta: {printable(why)}", ""]))
+            note.write("\n".join([what, *reasons, f"aorta: {printable(why)}", ""]))
             note.truncate()
 
     def end(self, group: Any = None, error: BaseException | None = None) -> None:

@@ -179,7 +179,7 @@ class DeviceBatch:
 
     def _pairs(self, step: int | None = None) -> list[Interval]:
         pairs = zip(self._windows.start.tolist(), self._windows.end.tolist(), strict=True)
-        return [pair for at, pair in enumerate(pairs) if step in (None, at)]
+        return [pair for index, pair in enumerate(pairs) if step in (None, index)]
 
 
 def marks_of(rows: np.ndarray, step_of: Int64, steps: int) -> list[list[tuple[int, int]]]:
@@ -192,9 +192,9 @@ def marks_of(rows: np.ndarray, step_of: Int64, steps: int) -> list[list[tuple[in
     computing |= (rows["kind"] == rf.COPY) & ((rows["flags"] & rf.COMPUTES) != 0)
     computing &= step_of >= 0
     marks: list[list[tuple[int, int]]] = [[] for _ in range(steps)]
-    for at, sent in (("a", "a2"), ("b", "b2")):
-        passed = computing & (rows[at] != 0) & (rows[sent] != 0)
-        columns = (step_of[passed], rows[at][passed], rows[sent][passed])
+    for passed_at, sent in (("a", "a2"), ("b", "b2")):
+        passed = computing & (rows[passed_at] != 0) & (rows[sent] != 0)
+        columns = (step_of[passed], rows[passed_at][passed], rows[sent][passed])
         for step, at_ns, sent_ns in zip(*(column.tolist() for column in columns), strict=True):
             marks[step].append((at_ns, sent_ns))
     return marks

@@ -343,9 +343,9 @@ class RingHead:
         Raises:
             UnreadableProgress: its facts cannot be read, or there are none.
         """
-        said = self.data[PAGE : PAGE + self.words[PROCESS_WORD]]
+        text = self.data[PAGE : PAGE + self.words[PROCESS_WORD]]
         try:
-            return decode_json(said, msgspec.json.Decoder(ProgressFacts))
+            return decode_json(text, msgspec.json.Decoder(ProgressFacts))
         except ValueError as error:
             raise UnreadableProgress(f"{self._path}: its facts cannot be read: {error}") from error
 
@@ -357,8 +357,8 @@ class RingHead:
         """
         from aorta.records.ring_file import RingFacts
 
-        said = self.data[FACTS_AT : FACTS_AT + self.words[FACTS_WORD]]
-        return decode_json(said, msgspec.json.Decoder(RingFacts)) if said else None
+        text = self.data[FACTS_AT : FACTS_AT + self.words[FACTS_WORD]]
+        return decode_json(text, msgspec.json.Decoder(RingFacts)) if text else None
 
 
 def _seen(path: Path, file: BinaryIO) -> ProgressSeen:
@@ -417,8 +417,8 @@ def _newest(file: BinaryIO, count: int, slots: int) -> tuple[NDArray[Any], int]:
     parts, left, lost = [np.zeros(0, ROW)], KEPT, 0
     while stop > first and left > 0:
         start = max(first, (stop - 1) // chunk * chunk)
-        size, at = (stop - start) * ROW_BYTES, ROWS_AT + start % slots * ROW_BYTES
-        rows, again = (np.frombuffer(os.pread(file.fileno(), size, at), ROW) for _ in range(2))
+        size, begin = (stop - start) * ROW_BYTES, ROWS_AT + start % slots * ROW_BYTES
+        rows, again = (np.frombuffer(os.pread(file.fileno(), size, begin), ROW) for _ in range(2))
         stamps = np.arange(start + 1, stop + 1, dtype=np.uint64)
         if not len(rows) == len(again) == len(stamps):  # it has been cut off
             return parts[0], count - first

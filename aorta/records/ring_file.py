@@ -415,11 +415,11 @@ class RingFile:
         ends = self._rows["b"][looked]
         count = self.count
         first, ends = max(first, count - self.slots), ends[max(count - self.slots - first, 0) :]
-        at = np.arange(first, count) % self.slots
-        rows = self._rows[at]
+        slot = np.arange(first, count) % self.slots
+        rows = self._rows[slot]
         stamps = np.arange(first + 1, count + 1, dtype=np.uint64)
         # Looked at again: what was overwritten while it was copied has another stamp by now.
-        changed = np.flatnonzero((rows["stamp"] > stamps) | (self._rows["stamp"][at] > stamps))
+        changed = np.flatnonzero((rows["stamp"] > stamps) | (self._rows["stamp"][slot] > stamps))
         lost = int(changed[-1]) + 1 if len(changed) else 0
         rows["kind"][rows["stamp"] != stamps] = 0
         rows["b"][len(ends) :][rows["kind"][len(ends) :] == STEP] = 0

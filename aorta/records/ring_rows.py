@@ -62,12 +62,12 @@ class RingRows:
         """Append a row, whose fields `ring_file` explains; returns its index."""
         with self._lock:
             index, words = next(self._indices), self._words
-            at = _FIRST + (index & self._mask) * _WORDS_OF_A_ROW
+            word = _FIRST + (index & self._mask) * _WORDS_OF_A_ROW
             if words[COUNT_WORD] <= index:
                 words[COUNT_WORD] = index + 1
-            words[at] = 0
-            _pack_behind_stamp(self._bytes, (at + 1) * WORD, kind, flags, op, dtype, group, name, a, b, x, y, a2, b2)
-            words[at] = index + 1
+            words[word] = 0
+            _pack_behind_stamp(self._bytes, (word + 1) * WORD, kind, flags, op, dtype, group, name, a, b, x, y, a2, b2)
+            words[word] = index + 1
             return index
 
     def issue(self, flags: int, op: int, dtype: int, group: int, size: int, number: int, pair: int) -> tuple[int, int]:
@@ -85,14 +85,14 @@ class RingRows:
     def returned(self, index: int, at_ns: int) -> None:
         """Note when the call that issued a collective returned."""
         with self._lock:
-            if (at := self._found(index)) is not None:
-                self._words[at + _A2] = at_ns
+            if (word := self._found(index)) is not None:
+                self._words[word + _A2] = at_ns
 
     def time_step(self, index: int, a: int, b: int) -> None:
         """Note when a step began and ended on a device."""
         with self._lock:
-            if (at := self._found(index)) is not None:
-                self._words[at + _A], self._words[at + _B] = a, b
+            if (word := self._found(index)) is not None:
+                self._words[word + _A], self._words[word + _B] = a, b
 
     def begin_span(self, kind: int, name: int, x: int = 0) -> int:
         """Append a row that begins now, and is open; returns its index."""
@@ -105,33 +105,33 @@ class RingRows:
     def end(self, index: int, b: int) -> None:
         """End a row."""
         with self._lock:
-            if (at := self._found(index)) is not None:
-                self._words[at + _B] = b
+            if (word := self._found(index)) is not None:
+                self._words[word + _B] = b
 
     def end_step(self, index: int, b: int, y: int) -> None:
         """End the row of a step; `y`: the index behind its last row."""
         with self._lock:
-            if (at := self._found(index)) is not None:
-                self._words[at + _Y] = y
-                self._words[at + _B] = b
+            if (word := self._found(index)) is not None:
+                self._words[word + _Y] = y
+                self._words[word + _B] = b
 
     def linked(self, index: int, flags: int, start_ns: int, backend_end_ns: int) -> None:
         """Note when a collective began on an emulated link, when its backend was done, and what set its end."""
         with self._lock:
-            if (at := self._found(index)) is not None:
-                self._bytes[at * WORD + _FLAGS] = flags
-                self._words[at + _A], self._words[at + _B] = start_ns, backend_end_ns
+            if (word := self._found(index)) is not None:
+                self._bytes[word * WORD + _FLAGS] = flags
+                self._words[word + _A], self._words[word + _B] = start_ns, backend_end_ns
 
     def add_flags(self, index: int, flags: int) -> None:
         """Set flags of a row beside those that it has."""
         with self._lock:
-            if (at := self._found(index)) is not None:
-                self._bytes[at * WORD + _FLAGS] |= flags
+            if (word := self._found(index)) is not None:
+                self._bytes[word * WORD + _FLAGS] |= flags
 
     def _found(self, index: int) -> int | None:
         """Return where a row is; None where it has been overwritten, or there was none."""
-        at = _FIRST + (index & self._mask) * _WORDS_OF_A_ROW
-        return at if index != NOWHERE and self._words[at] == index + 1 else None
+        word = _FIRST + (index & self._mask) * _WORDS_OF_A_ROW
+        return word if index != NOWHERE and self._words[word] == index + 1 else None
 
     def count(self) -> int:
         """Return how many rows were appended."""

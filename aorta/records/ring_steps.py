@@ -122,19 +122,19 @@ class RingSteps:
         rows, first = self.ring.rows_since(self.next_row)
         self.lost += first - self.next_row
         self.next_row = first
-        at, since, until = self._complete(rows, first, late=late)
+        step_rows, since, until = self._complete(rows, first, late=late)
         # What is measured at once lies on one time line, and a step may have been timed by another clock than the last.
-        apart = np.flatnonzero(rows["a"][at[1:]] < rows["b"][at[:-1]]) + 1
+        apart = np.flatnonzero(rows["a"][step_rows[1:]] < rows["b"][step_rows[:-1]]) + 1
         lines: list[Step] = []
         begin = 0
-        while begin < len(at):
+        while begin < len(step_rows):
             following = apart[np.searchsorted(apart, begin, side="right") :]
-            end = min([begin + MOST, len(at), *following[:1].tolist()])
+            end = min([begin + MOST, len(step_rows), *following[:1].tolist()])
             batch, low = slice(begin, end), self.next_row - first
             # On the host rows that name a step stand before the next one.
-            high = int(at[end]) if self._device is None and end < len(at) else len(rows)
+            high = int(step_rows[end]) if self._device is None and end < len(step_rows) else len(rows)
             lines += self._measured(
-                rows[low:high], at[batch] - low, since[batch] - low, until[batch] - low, first + low
+                rows[low:high], step_rows[batch] - low, since[batch] - low, until[batch] - low, first + low
             )
             self.next_row = first + int(until[end - 1])
             begin = end
@@ -144,25 +144,25 @@ class RingSteps:
         """Return where the first steps are that are complete, and their first row and the one behind their last."""
         kind = rows["kind"]
         # A step that has not ended is open, or was abandoned; the host may have ended one that the device has not.
-        at = np.flatnonzero((kind == rf.STEP) & (rows["y"] != 0) & (rows["a2"] >= first))
-        since, until = rows["a2"][at] - first, rows["y"][at] - first
+        step_rows = np.flatnonzero((kind == rf.STEP) & (rows["y"] != 0) & (rows["a2"] >= first))
+        since, until = rows["a2"][step_rows] - first, rows["y"][step_rows] - first
         unended = (rows["b"] == 0) & (
             (kind == rf.COLLECTIVE) | ((kind == rf.COPY) & (rows["flags"] & rf.ELSEWHERE == 0))
         )
         open_ends = np.flatnonzero(unended | (kind == 0))
         complete = np.searchsorted(open_ends, since) == np.searchsorted(open_ends, until)
-        complete |= np.arange(len(at))[::-1] >= MOST_STEPS_LATE
+        complete |= np.arange(len(step_rows))[::-1] >= MOST_STEPS_LATE
         if self._device is not None:  # nobody asks when their collectives end
-            complete |= (rows["flags"][at] & rf.PASSED_OVER) != 0
+            complete |= (rows["flags"][step_rows] & rf.PASSED_OVER) != 0
         complete |= late
-        complete &= rows["b"][at] != 0
-        for step in np.flatnonzero(np.isin(at + first, [*self.kernels])).tolist():
-            complete[step] &= self.kernels[first + int(at[step])].known
-        count = len(at) if complete.all() else int(np.argmin(complete))
-        return at[:count], since[:count], until[:count]
+        complete &= rows["b"][step_rows] != 0
+        for step in np.flatnonzero(np.isin(step_rows + first, [*self.kernels])).tolist():
+            complete[step] &= self.kernels[first + int(step_rows[step])].known
+        count = len(step_rows) if complete.all() else int(np.argmin(complete))
+        return step_rows[:count], since[:count], until[:count]
 
-    def _measured(self, rows: NDArray[Any], at: Int64, since: Int64, until: Int64, first: int) -> list[Step]:
-        steps, index = rows[at], np.arange(len(rows))
+    def _measured(self, rows: NDArray[Any], step_rows: Int64, since: Int64, until: Int64, first: int) -> list[Step]:
+        steps, index = rows[step_rows], np.arange(len(rows))
         begin, end = steps["a"], steps["b"]
         windows = IntervalArray(begin, end)
         step_of = np.searchsorted(since, index, side="right") - 1
@@ -184,8 +184,8 @@ class RingSteps:
         def naming(kind: int, field: str) -> Part:
             """Return rows that name their step."""
             named = sorted_rows[cut[kind] : cut[kind + 1]]
-            step = np.searchsorted(at, named[field] - first)
-            ours = (step < len(at)) & (at[np.minimum(step, len(at) - 1)] == named[field] - first)
+            step = np.searchsorted(step_rows, named[field] - first)
+            ours = (step < len(step_rows)) & (step_rows[np.minimum(step, len(step_rows) - 1)] == named[field] - first)
             return Part(named[ours], step[ours], begin)
 
         def clipped(*parts: Part) -> IntervalArray:
@@ -203,7 +203,7 @@ class RingSteps:
         stalled, tails, gaps, notes = part(rf.STALL), part(rf.TAIL), part(rf.GAP), naming(rf.NOTE, "b2")
         paces = []
         if self._device is not None:
-            paces = self._device.paces(marks_of(rows, step_of, len(at)))
+            paces = self._device.paces(marks_of(rows, step_of, len(step_rows)))
         issued = self._issued(called, part(rf.LINK, ended=False), part(rf.SPAN, ended=False), names, paces)
         awaited = self._awaited(gaps, part(rf.JOINED, ended=False), names)
         waited = self._waits(waits, awaited, tails, called, issued, names, begin.tolist())
@@ -221,9 +221,9 @@ class RingSteps:
             Unseen(texts[why], bool(flags & rf.BLIND)) if why else None
             for flags, why in zip(steps["flags"].tolist(), steps["name"].tolist(), strict=True)
         ]
-        values: list[dict[int, float]] = [{} for _ in at]
-        no_copies, captured = [self._facts.no_copies] * len(at), [0] * len(at)
-        drawn: list[int | None] = [None] * len(at)
+        values: list[dict[int, float]] = [{} for _ in step_rows]
+        no_copies, captured = [self._facts.no_copies] * len(step_rows), [0] * len(step_rows)
+        drawn: list[int | None] = [None] * len(step_rows)
         value_rows = part(rf.VALUE, ended=False)
         for valued in (value_rows, notes):
             read = valued.rows["x"].copy().view(np.float64).tolist()
@@ -254,7 +254,7 @@ class RingSteps:
         if self._device is not None:
             device, copies = DeviceBatch(self._device, windows, paces, issued.communication), part(rf.COPY, ended=False)
             device.read_copies(copies, no_copies, captured)
-            bubbles = self._in_stages(waits, awaited, stages, texts, names, len(at))
+            bubbles = self._in_stages(waits, awaited, stages, texts, names, len(step_rows))
             certain = device.read_certain(
                 (computed, passes), (stalled, blocking), (possible, gaps), (gaps, waits), copies, bubbles
             )
@@ -280,12 +280,12 @@ class RingSteps:
         # Of a step that was passed over they only tell what queues and reaches into the next ones.
         ours = ~passed_over[called.step]
         caller_left = list(left_out.columns("a", "b"))
-        in_pipeline = np.bincount(stages.step, minlength=len(at)).tolist()
+        in_pipeline = np.bincount(stages.step, minlength=len(step_rows)).tolist()
         of_step = [
-            np.bincount(called.step[ours & chosen], minlength=len(at)).tolist()
+            np.bincount(called.step[ours & chosen], minlength=len(step_rows)).tolist()
             for chosen in (issued.counted, issued.unended, (called.rows["flags"] & rf.UNWATCHED) != 0)
         ]
-        facts = Part(steps, np.arange(len(at)), begin).columns("flags", "name", "a", "b", "x", "b2")
+        facts = Part(steps, np.arange(len(step_rows)), begin).columns("flags", "name", "a", "b", "x", "b2")
         counts = summaries.columns("flags", "name", "a", "x", "y", "a2", "b2")
 
         lines = []
@@ -325,7 +325,7 @@ class RingSteps:
                 if lead is not None and not (unseen is not None and unseen.compute):
                     least, most = overlap.bounds.get("compute_ms", (0.0, 0.0))
                     pace |= {"host_lead_ms": lead, "undecided_share": (most - least) / most if most else 0.0}
-                kernels = self.kernels.pop(first + int(at[number]), None)
+                kernels = self.kernels.pop(first + int(step_rows[number]), None)
                 if kernels is not None and unseen is None and coverage.complete:
                     by_kernels = device.by_kernels(number, kernels, overlap, compute_of_step, stalls_of_all, measure)
             of_caller, reasons = user_ranges(range_rows[ranges.of(number)], start_ns, *(left[0] if left else (0, 0)))
@@ -558,8 +558,8 @@ def _by_window(windows: IntervalArray, causes: dict[StallCause, IntervalArray]) 
         spans = intersect(windows, merged)
         window = np.searchsorted(windows.start, spans.start, side="right") - 1
         offsets = (spans.start - windows.start[window]).tolist(), (spans.end - windows.start[window]).tolist()
-        for at, stall in zip(window.tolist(), map(Stall, *offsets, repeat(cause)), strict=False):
-            rows[at].append(stall)
+        for index, stall in zip(window.tolist(), map(Stall, *offsets, repeat(cause)), strict=False):
+            rows[index].append(stall)
     for stalls in rows:
         stalls.sort(key=attrgetter("start_ns"))
     return rows

@@ -27,8 +27,8 @@ def salvage(folder: Path, problems: list[str] | None = None) -> int:
     """Complete the records of a run folder whose ranks were killed; returns how many steps were appended. Sentences
     about rings that cannot be used are added to `problems`.
     """
-    said = [] if problems is None else problems
-    return sum(_salvaged(folder, path, said) for path in progress_files(folder) if may_have_unread_rows(path))
+    messages = [] if problems is None else problems
+    return sum(_salvaged(folder, path, messages) for path in progress_files(folder) if may_have_unread_rows(path))
 
 
 def _salvaged(folder: Path, path: Path, problems: list[str]) -> int:

@@ -88,16 +88,16 @@ def account_rows(account: Account | None, most: int | None = None) -> list[dict[
 
 def _idle_note(idle: AccountPart) -> str:
     """Return what idle time is; where it is `LARGE_SHARE` of the step, how much of it nothing explains."""
-    said = [f"{rough_ms(part.ms)} in {part.name}" for part in idle.parts if not is_unexplained(part.name)]
+    known_parts = [f"{rough_ms(part.ms)} in {part.name}" for part in idle.parts if not is_unexplained(part.name)]
     unexplained = [part for part in idle.parts if is_unexplained(part.name)]
     rest_ms = sum(part.ms for part in unexplained)
     longest = max(unexplained, key=lambda part: part.ms, default=None)
     where = "" if longest is None else f"between {' and '.join(longest.name.split(' .. '))}"
     most = f"most of it {where}" if longest is not None and longest.ms >= MOST * rest_ms else ""
     if idle.share < LARGE_SHARE or rest_ms < LEAST_PART * idle.ms:
-        return "; ".join(said) or most
+        return "; ".join(known_parts) or most
     part = "" if longest is None else f"{rough_ms(longest.ms)} of it {where}"
-    return "; ".join([*said, f"{rough_ms(rest_ms)} unexplained, {most or part}"])
+    return "; ".join([*known_parts, f"{rough_ms(rest_ms)} unexplained, {most or part}"])
 
 
 def account_table(label: str, entry: DatasetEntry, most: int | None = None) -> Table | None:

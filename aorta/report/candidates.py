@@ -105,5 +105,5 @@ def _account(compared: Candidates, side: str) -> tuple[str, str, list[Row]]:
     comparison = compared.comparisons[side]
     if not isinstance(comparison, Comparison):
         return compared.names[side], comparison, []
-    said = comparison.sentence or "no part of the step is certain to have changed."
-    return compared.names[side], said.replace("->", "\u2192"), waterfall(known(comparison.account))
+    sentence = comparison.sentence or "no part of the step is certain to have changed."
+    return compared.names[side], sentence.replace("->", "\u2192"), waterfall(known(comparison.account))

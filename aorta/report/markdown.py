@@ -76,11 +76,11 @@ def markdown_summary(summary: Summary) -> str:
         lines.append(f"### AORTA: {escaped(title(comparison))}")
     else:
         lines.append("### AORTA report")
-    said = "No comparison was asked for."
+    sentence = "No comparison was asked for."
     if comparison is not None:
         sides = f"{escaped(comparison.candidate)} against {escaped(comparison.reference)}"
-        said = f"{sides}: **{escaped(headline(comparison))}** {escaped(numbers(comparison))}"
-    lines += ["", said]
+        sentence = f"{sides}: **{escaped(headline(comparison))}** {escaped(numbers(comparison))}"
+    lines += ["", sentence]
     short = "\n".join(lines)
     if result is not None:
         lines += ["", *_table(Table("conditions", "", _CONDITIONS, result.conditions))]

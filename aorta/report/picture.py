@@ -134,8 +134,8 @@ class _Panel:
                 for part in dashes(points, _FINER * _DASH, _FINER * _GAP) if dashed else [points]:
                     lines.line([*map(tuple, part.tolist())], 255, round(_FINER * _LINE), joint="curve")
             if len(curve.x) <= MARKED_STEPS:
-                for at in points.tolist():
-                    lines.circle(at, _FINER * _MARKER, 255)
+                for index in points.tolist():
+                    lines.circle(index, _FINER * _MARKER, 255)
         corner = _LEFT, self.top
         self.image.paste(color, corner, band.reduce(_FINER).point(lambda share: round(_BAND_ALPHA * share)))
         self.image.paste(color, corner, line.reduce(_FINER))

@@ -49,8 +49,8 @@ def brief_text(
     numbers has to know; said where nothing is compared.
     """
     comparison, wrong = known(summary.comparison), (0, alert_lines(summary, style))
-    said = set(alerts(summary.datasets, comparison))
-    notes = {label: [note for note in of_label if note not in said] for label, of_label in notes.items()}
+    alerted = set(alerts(summary.datasets, comparison))
+    notes = {label: [note for note in of_label if note not in alerted] for label, of_label in notes.items()}
     if comparison is not None:
         first, *others = _of_comparison(comparison, summary.datasets[comparison.candidate], style)
         answers = [_fitted([first, wrong, *others], MOST_LINES - _ADDED)]

@@ -119,8 +119,10 @@ def covered_ns(rows: IntervalArray, merged: IntervalArray) -> Int64:
 
     def until(instant: Int64) -> Int64:
         """Return merged time before each instant."""
-        at = np.searchsorted(merged.start, instant, side="right")
-        return np.where(at > 0, before[at - 1] + np.minimum(merged.end[at - 1], instant) - merged.start[at - 1], 0)
+        index = np.searchsorted(merged.start, instant, side="right")
+        return np.where(
+            index > 0, before[index - 1] + np.minimum(merged.end[index - 1], instant) - merged.start[index - 1], 0
+        )
 
     return until(rows.end) - until(rows.start)
 
@@ -131,8 +133,8 @@ def containing(instants: Int64, spans: IntervalArray) -> Int64:
     """
     if not len(spans.start):
         return np.full(len(instants), -1)
-    at = np.searchsorted(spans.start, instants, side="right") - 1
-    return np.where((at >= 0) & (instants < spans.end[at]), at, -1)
+    index = np.searchsorted(spans.start, instants, side="right") - 1
+    return np.where((index >= 0) & (instants < spans.end[index]), index, -1)
 
 
 def measure(merged: IntervalArray) -> int:
@@ -148,15 +150,15 @@ def offset(inner: IntervalArray, outer: IntervalArray, slack: int = 0) -> int | 
     order = np.argsort(inner.start, kind="stable")
     low, high = inner.start[order], inner.end[order]
     first = np.searchsorted(np.maximum.accumulate(high), outer.start, side="right")
-    of_outer, at = ranges(first, np.searchsorted(low, outer.end, side="left"))
+    of_outer, index = ranges(first, np.searchsorted(low, outer.end, side="left"))
     begins, ends = outer.start[of_outer], outer.end[of_outer]
-    shared = np.minimum(high[at], ends) - np.maximum(low[at], begins)
-    close = 2 * shared > np.maximum(high[at] - low[at], ends - begins)
+    shared = np.minimum(high[index], ends) - np.maximum(low[index], begins)
+    close = 2 * shared > np.maximum(high[index] - low[index], ends - begins)
     if not close.any():
         return None
     middle = int(close.sum()) // 2
-    least = int(np.sort((high[at] - ends)[close])[middle]) - slack
-    most = int(np.sort((low[at] - begins)[close])[middle]) + slack
+    least = int(np.sort((high[index] - ends)[close])[middle]) - slack
+    most = int(np.sort((low[index] - begins)[close])[middle]) + slack
     return min(max(0, least), most)
 
 
@@ -168,8 +170,8 @@ def refuse_inverted(start: Int64, end: Int64) -> None:
     """
     wrong = end < start
     if wrong.any():
-        at = int(np.argmax(wrong))
-        raise inverted(int(start[at]), int(end[at]))
+        index = int(np.argmax(wrong))
+        raise inverted(int(start[index]), int(end[index]))
 
 
 def tile_windows(windows: IntervalArray, lanes: Mapping[int, IntervalArray]) -> tuple[Int64, IntervalArray, Int64]:
@@ -193,10 +195,13 @@ def tile_windows(windows: IntervalArray, lanes: Mapping[int, IntervalArray]) -> 
     changed = np.diff(masks, prepend=-1) != 0
     starts = edges[:-1][changed]
     tiles, masks = IntervalArray(starts, np.append(starts[1:], edges[-1:])), masks[changed]
-    window, at = _meeting(windows, tiles)
-    start, end = np.maximum(windows.start[window], tiles.start[at]), np.minimum(windows.end[window], tiles.end[at])
+    window, index = _meeting(windows, tiles)
+    start, end = (
+        np.maximum(windows.start[window], tiles.start[index]),
+        np.minimum(windows.end[window], tiles.end[index]),
+    )
     filled = start < end
-    return window[filled], IntervalArray(start[filled], end[filled]), masks[at[filled]]
+    return window[filled], IntervalArray(start[filled], end[filled]), masks[index[filled]]
 
 
 class CertainLanes(NamedTuple):
@@ -349,15 +354,15 @@ def _bounds(
     lengths = {name: [covered_ns(windows, side).tolist() for side in both] for name, both in spans.items()}
     window_ns = (windows.end - windows.start).tolist()
     lengths["idle_ms"] = [
-        [length - at for length, at in zip(window_ns, side, strict=True)] for side in lengths["idle_ms"]
+        [length - index for length, index in zip(window_ns, side, strict=True)] for side in lengths["idle_ms"]
     ]
     return [
         bounds_of(
-            {name: (sides[0][at], sides[1][at]) for name, sides in lengths.items()},
-            window_ns[at],
-            None if pipeline_ns is None else pipeline_ns[at],
+            {name: (sides[0][index], sides[1][index]) for name, sides in lengths.items()},
+            window_ns[index],
+            None if pipeline_ns is None else pipeline_ns[index],
         )
-        for at in range(len(windows.start))
+        for index in range(len(windows.start))
     ]
 
 
@@ -397,8 +402,8 @@ def _of_thread(start: Int64, end: Int64) -> tuple[Int64, IntervalArray]:
     begun_beside = np.arange(count) - ends_before
     left = starts_before - np.arange(count) - 1
     by_depth = np.sort(begun_beside * count + np.arange(count))
-    at = np.searchsorted(by_depth, (left - 1) * count + starts_before, side="left") - 1
-    outer = np.where(left > 0, by_depth[at] % count if count else 0, -1)
+    index = np.searchsorted(by_depth, (left - 1) * count + starts_before, side="left") - 1
+    outer = np.where(left > 0, by_depth[index] % count if count else 0, -1)
 
     times, owner = np.empty(2 * count, np.int64), np.empty(2 * count, np.int64)
     of_start, of_end = np.arange(count) + ends_before, np.arange(count) + starts_before

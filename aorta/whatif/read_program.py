@@ -223,8 +223,8 @@ class _Reader:
         steps = [self._step(index) for index in range(len(self._steps))]
         links = 1 + max((link for rank in self._ranks for link in rank.links.values()), default=0)
         busy_ns = np.full((links, len(self._ranks)), LONG_AGO, np.int64)
-        for at, until_ns in self._busy_before.items():
-            busy_ns[at] = until_ns
+        for lane, until_ns in self._busy_before.items():
+            busy_ns[lane] = until_ns
         recorded = [rank.tables.steps.take(np.array(rank.rows)) for rank in self._ranks]
         return RunProgram(
             ranks=tuple(rank.tables.source.rank for rank in self._ranks),
@@ -304,8 +304,8 @@ class _Reader:
             raise InputError(f"{self._run.location}: rank {number}, global step {self._steps[index]}: no end")
         names = [rows.names[name] for name in rows.name.tolist()]
         issued = tuple(self._issued(rank, name) for name in names)
-        for at, (name, seq, end) in enumerate(zip(names, rows.seq.tolist(), rows.end_ns.tolist(), strict=True)):
-            rank.known[name.group, seq] = _Known(index, at, start_ns + end)
+        for position, (name, seq, end) in enumerate(zip(names, rows.seq.tolist(), rows.end_ns.tolist(), strict=True)):
+            rank.known[name.group, seq] = _Known(index, position, start_ns + end)
         arrivals: list[int] = rows.issue_ns.tolist()
         if not self._on_host:
             # When the caller's stream reached it. Where it was queued behind another collective, that moment left no
@@ -313,10 +313,10 @@ class _Reader:
             busy: dict[str, int] = {}
             earliest = 0
             ends = zip(names, rows.start_ns.tolist(), rows.end_ns.tolist(), strict=True)
-            for at, (name, start, end) in enumerate(ends):
+            for position, (name, start, end) in enumerate(ends):
                 queued = start <= busy.get(name.group, -1)
                 self._arrival_unknown += queued
-                earliest = arrivals[at] = min(max(arrivals[at], earliest), start) if queued else start
+                earliest = arrivals[position] = min(max(arrivals[position], earliest), start) if queued else start
                 busy[name.group] = end
         waits = []
         for name, seq, enter_ns, leave_ns in _rows(inside.of_lanes(Lane.WAIT), "name", "ref", "start_ns", "end_ns"):
@@ -378,10 +378,10 @@ class _Reader:
         positions, columns = row.positions, row.columns
         issue, start, end, backend_end = times_ns[:, positions, columns]
         links = list(zip(row.links.tolist(), columns.tolist(), strict=True))
-        for at, came_ns, begun_ns in zip(links, issue.tolist(), start.tolist(), strict=True):
-            if at[0] >= 0 and at not in self._free:  # before its first collective only that collective can tell
-                self._free[at] = self._busy_before[at] = begun_ns if begun_ns > came_ns else LONG_AGO
-        free = np.array([self._free[at] if at[0] >= 0 else LONG_AGO for at in links], np.int64)
+        for link, came_ns, begun_ns in zip(links, issue.tolist(), start.tolist(), strict=True):
+            if link[0] >= 0 and link not in self._free:  # before its first collective only that collective can tell
+                self._free[link] = self._busy_before[link] = begun_ns if begun_ns > came_ns else LONG_AGO
+        free = np.array([self._free[link] if link[0] >= 0 else LONG_AGO for link in links], np.int64)
         last = np.maximum.reduceat(issue, row.starts)[row.which]
         took = end - np.maximum(last, free)
         self._collectives += len(columns)
@@ -398,7 +398,7 @@ class _Reader:
             known = backend_end != NO_TIME
             until = np.where(known, backend_end, end)
             backend[positions, columns] = np.where(backend_set | known, np.maximum(until - last, 0), 0)
-        self._free |= {at: until_ns for at, until_ns in zip(links, end.tolist(), strict=True) if at[0] >= 0}
+        self._free |= {link: until_ns for link, until_ns in zip(links, end.tolist(), strict=True) if link[0] >= 0}
 
 
 def _rows(spans: Spans, *columns: str) -> Iterator[tuple[int, ...]]:
@@ -413,21 +413,21 @@ def _in_order(waits: Sequence[_Moment], issue_ns: Sequence[int], length_ns: int)
         issue_ns: when each collective reached its link, in order.
     """
     moments = [_Moment(0, 0, Operation(What.BEGIN))]
-    at = 0
+    index = 0
     for position, came_ns in enumerate(issue_ns):
-        tied = at
-        while at < len(waits) and waits[at].enter_ns < came_ns:
-            at += 1
-        moments += waits[tied:at]
-        tied = at
+        tied = index
+        while index < len(waits) and waits[index].enter_ns < came_ns:
+            index += 1
+        moments += waits[tied:index]
+        tied = index
         while tied < len(waits) and waits[tied].enter_ns == came_ns:
             tied += 1
-        same = waits[at:tied]
+        same = waits[index:tied]
         if not any(wait.leave_ns > came_ns or wait.operation[1:] == (position, 0) for wait in same):
             moments += same  # all of these waits were over before the issue
-            at = tied
+            index = tied
         moments.append(_Moment(came_ns, came_ns, Operation(What.ISSUE, position)))
-    return [*moments, *waits[at:], _Moment(length_ns, length_ns, Operation(What.END))]
+    return [*moments, *waits[index:], _Moment(length_ns, length_ns, Operation(What.END))]
 
 
 def _anchor(moments: Sequence[_Moment], at_ns: int, *, begins: bool) -> _Anchor:

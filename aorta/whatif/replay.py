@@ -122,9 +122,9 @@ def schedule(ranks: Sequence[int], layouts: Sequence[RankLayout]) -> _Rows:
         first, *others = ((ranks[column], layouts[column].issued[position]) for column, position in position_of.items())
         for other in others:
             if other[1][::2] != first[1][::2]:  # kind, bytes and link
-                said = (f"rank {rank} {issued.kind} of {issued.bytes} bytes" for rank, issued in (first, other))
+                issues = (f"rank {rank} {issued.kind} of {issued.bytes} bytes" for rank, issued in (first, other))
                 raise InputError(
-                    f"collective {number} of group {name!r} in a step: {', '.join(said)}: the order of issue differs "
+                    f"collective {number} of group {name!r} in a step: {', '.join(issues)}: the order of issue differs "
                     "between ranks, which a replay cannot follow"
                 )
     alike = (
@@ -160,26 +160,26 @@ def _in_turn(
 ) -> _Rows:
     """Return rows of single ranks: each continues until it waits for a collective that not all its ranks issued."""
     rows: _Rows = []
-    at = [0] * len(layouts)
+    next_of = [0] * len(layouts)
     missing = {instance: len(positions) for instance, positions in met.items()}
     moved = True
     while moved:
         moved = False
         for column, layout in enumerate(layouts):
-            for operation in layout.operations[at[column] :]:
+            for operation in layout.operations[next_of[column] :]:
                 instance = (
                     instances[column][operation.position] if operation.position >= 0 and not operation.back else None
                 )
                 if operation.what is What.WAIT and instance is not None and missing[instance]:
                     break
-                rows.append(Act(at[column], *operation, slice(column, column + 1)))
-                at[column] += 1
+                rows.append(Act(next_of[column], *operation, slice(column, column + 1)))
+                next_of[column] += 1
                 moved = True
                 if operation.what is What.ISSUE and instance is not None:
                     missing[instance] -= 1
                     if not missing[instance]:
                         rows.append(_batch([met[instance]], layouts))
-    stuck = [rank for rank, done, layout in zip(ranks, at, layouts, strict=True) if done < len(layout.operations)]
+    stuck = [rank for rank, done, layout in zip(ranks, next_of, layouts, strict=True) if done < len(layout.operations)]
     if stuck:
         raise InputError(
             f"rank(s) {', '.join(map(str, stuck[:8]))} wait for collectives that are issued only after their waits: "

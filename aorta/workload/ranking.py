@@ -124,7 +124,7 @@ class RankingTransformer(Model):
         Model.__init__(stage)
         stage.embedding = self.embedding if index == 0 else None
         kept = layers_of(index, count, len(self.encoder))
-        stage.encoder = nn.ModuleDict({str(at): self.encoder[str(at)] for at in kept})
+        stage.encoder = nn.ModuleDict({str(layer): self.encoder[str(layer)] for layer in kept})
         stage.scorer = self.scorer if index == count - 1 else None
         return stage
 

@@ -99,22 +99,22 @@ def headline(comparison: Comparison) -> str:
         pairs = {metric: metrics[metric] for metric in dict.fromkeys((name, GUARD, _RATIO)) if metric in metrics}
         shown = [_value(metric, pair) for metric, pair in pairs.items() if pair.difference is not None]
         return f"{word}: {', '.join(shown[:2]) or 'no metric is known on both sides'}."
-    said = f"{word}: {_value(name, metrics.get(name))}"
+    text = f"{word}: {_value(name, metrics.get(name))}"
     if comparison.verdict == SHIFTED:
         gained = (metrics[_RATIO].difference or 0.0) > 0
         return f"{word}, nothing {'gained' if gained else 'lost'}: {_arrow(metrics[_RATIO])} hidden."
     if name == GUARD:
         exposed = metrics.get(_EXPOSED)
         if exposed is None or exposed.verdict not in DECIDED or exposed.difference is None:
-            return f"{said}."
+            return f"{text}."
         joined = "" if exposed.verdict == comparison.verdict else " although"
         change = f"{rough_ms(exposed.difference)} {'more' if exposed.difference > 0 else 'less'} exposed"
-        return f"{said},{joined} {change}."
+        return f"{text},{joined} {change}."
     if (mean := mean_alone(comparison)) is not None:
-        return f"{said}; mean step {_percent(mean.change_ms / mean.reference_ms)}."
+        return f"{text}; mean step {_percent(mean.change_ms / mean.reference_ms)}."
     if step is None or step.test.effect.value is None:
-        return f"{said}; step time not known."
-    return f"{said}; step time {_STEP_TIME.get(step.verdict, step.verdict)}."
+        return f"{text}; step time not known."
+    return f"{text}; step time {_STEP_TIME.get(step.verdict, step.verdict)}."
 
 
 def numbers(comparison: Comparison) -> str:
@@ -139,9 +139,9 @@ def numbers(comparison: Comparison) -> str:
             continue
         sides = entry.unit == "ratio" or entry.quotient is None
         change = (1.0 if entry.quotient is None else entry.quotient) - 1
-        said = f"{_NAMES.get(name, name)} {_arrow(entry) if sides else _percent(change)}"
+        number = f"{_NAMES.get(name, name)} {_arrow(entry) if sides else _percent(change)}"
         significance = "significant" if entry.verdict in DECIDED else entry.verdict or "not judged"
-        parts.append(f"{said} ({significance})" if comparison.tested else said)
+        parts.append(f"{number} ({significance})" if comparison.tested else number)
     parts.sort(key=lambda part: not part.startswith(_NAMES[_RATIO]))
     text = f"{first_upper('; '.join(parts))}." if parts else ""
     lead = metrics.get(leading(comparison))
@@ -175,19 +175,19 @@ def evidence(comparison: Comparison) -> str:
     if not (comparison.tested and is_comparable(comparison)) or entry is None or entry.test.effect.value is None:
         return ""
     test, effect, power = entry.test, entry.test.effect, entry.test.power
-    said = f"{leading(comparison)}: {TEXT.effect(effect.value, effect.kind)}"
+    text = f"{leading(comparison)}: {TEXT.effect(effect.value, effect.kind)}"
     if effect.low is not None:
-        said += f", {TEXT.percent(test.interval_level, 0)} interval {TEXT.interval(effect)}"
-    said += f", p {p_value(test.p)}, {entry.counts[0]} against {entry.counts[1]} launches: {test.verdict_reason}."
+        text += f", {TEXT.percent(test.interval_level, 0)} interval {TEXT.interval(effect)}"
+    text += f", p {p_value(test.p)}, {entry.counts[0]} against {entry.counts[1]} launches: {test.verdict_reason}."
     if power.smallest_effect is None:
-        return f"{said} Smallest detectable effect: not known ({power.smallest_effect_reason})."
+        return f"{text} Smallest detectable effect: not known ({power.smallest_effect_reason})."
     share, smallest = TEXT.percent(power.probability, 0), TEXT.effect(power.smallest_effect, effect.kind).lstrip("+")
-    said += f" Smallest detectable effect: {smallest} ({share} power)."
+    text += f" Smallest detectable effect: {smallest} ({share} power)."
     if entry.verdict == "inconclusive" and test.p is not None and test.p > comparison.alpha:
         wanted = TEXT.effect(max(abs(effect.value or 0.0), test.margin), effect.kind).lstrip("+")
         count = power.launches_reason if power.launches is None else f"{power.launches} launches per side"
-        said += f" To detect {wanted}: {count}."
-    return said
+        text += f" To detect {wanted}: {count}."
+    return text
 
 
 def _value(name: str, entry: ComparedMetric | None) -> str:
@@ -195,8 +195,8 @@ def _value(name: str, entry: ComparedMetric | None) -> str:
     named = _NAMES.get(name, name)
     if entry is None or entry.difference is None:
         return f"{named} {'known in bounds only' if entry is not None and entry.bounded else 'not known'}"
-    said = _arrow(entry)
-    return said if entry.verdict in DECIDED and name != GUARD else f"{named} {said}"
+    arrow = _arrow(entry)
+    return arrow if entry.verdict in DECIDED and name != GUARD else f"{named} {arrow}"
 
 
 def _percent(change: float) -> str:

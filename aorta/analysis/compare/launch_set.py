@@ -280,7 +280,7 @@ def launch_order(reference: LaunchSet, candidate: LaunchSet, *, assume_no_drift:
     of_candidate = np.arange(len(launches)) >= len(reference.launches)
     by_time = np.lexsort((of_candidate, turns))
     together = (
-        "".join("RC"[int(of_candidate[at])] for at in same) for _, same in groupby(by_time, key=turns.__getitem__)
+        "".join("RC"[int(of_candidate[index])] for index in same) for _, same in groupby(by_time, key=turns.__getitem__)
     )
     sequence = "".join(letters if len(letters) == 1 else f"({letters})" for letters in together)
     inflation = drift_inflation(turns, of_candidate)

@@ -46,8 +46,8 @@ def doubled_ranks(values: Floats) -> Ints:
     """Return twice the rank of each value, from 1; tied values share their mean rank, and NaN has the mean of all."""
     known = ~np.isnan(values)
     doubled = np.full(len(values), int(known.sum()) + 1)
-    _, at, counts = np.unique(values[known], return_inverse=True, return_counts=True)
-    doubled[known] = (2 * np.cumsum(counts) - counts + 1)[at]
+    _, inverse, counts = np.unique(values[known], return_inverse=True, return_counts=True)
+    doubled[known] = (2 * np.cumsum(counts) - counts + 1)[inverse]
     return doubled
 
 

@@ -327,13 +327,13 @@ def not_swapped(left: Mapping[str, object], right: Mapping[str, object], variabl
         left, right: `facts` of reference and candidate.
         variable: LD_PRELOAD, of which the entries count that name such a library, or LD_LIBRARY_PATH.
     """
-    said = [str(side.get(f"{_VARIABLE}{variable}", "")) for side in (left, right)]
-    asked = [_PRELOADED.findall(text) if variable == "LD_PRELOAD" else text for text in said]
+    values = [str(side.get(f"{_VARIABLE}{variable}", "")) for side in (left, right)]
+    asked = [_PRELOADED.findall(text) if variable == "LD_PRELOAD" else text for text in values]
     loaded = left.get(LIBRARY)
     if asked[0] == asked[1] or loaded != right.get(LIBRARY) or (loaded is None and variable != "LD_PRELOAD"):
         return None
     return (
-        f"{variable} is {said[0]!r} in the reference, {said[1]!r} in the candidate, but both sides loaded "
+        f"{variable} is {values[0]!r} in the reference, {values[1]!r} in the candidate, but both sides loaded "
         f"{f'the same NCCL or RCCL, {loaded}' if loaded else 'no NCCL or RCCL'}"
     )
 
@@ -355,11 +355,11 @@ def compared_losses(reference: Run, candidate: Run) -> LossDifference | None:
     if equal == count:
         return LossDifference(count, equal, None, None, None, f"bit-equal in all {TEXT.count(count, 'rank-step')}")
     differences = after - before
-    at = int(np.argmax(np.abs(differences)))
-    rank, step = shared[at]
-    by = f"{abs(differences[at]):.2g}, {before[at]:.9g} -> {after[at]:.9g} (rank {rank}, step {step})"
-    said = f"differ in {count - equal} of {TEXT.count(count, 'rank-step')}, most by {by}"
-    return LossDifference(count, equal, float(differences[at]), rank, step, said)
+    index = int(np.argmax(np.abs(differences)))
+    rank, step = shared[index]
+    by = f"{abs(differences[index]):.2g}, {before[index]:.9g} -> {after[index]:.9g} (rank {rank}, step {step})"
+    text = f"differ in {count - equal} of {TEXT.count(count, 'rank-step')}, most by {by}"
+    return LossDifference(count, equal, float(differences[index]), rank, step, text)
 
 
 def _warnings(reference: Run, candidate: Run, differences: list[FactDifference], unlike: list[str]) -> list[str]:

@@ -160,8 +160,8 @@ class SharedLinks:
     def prolong(self, end_ns: int, *, between_nodes: bool) -> None:
         """Keep this rank's link busy until `end_ns`: the backend was slower."""
         with self._exclusively():
-            at = self._rank * _LINKS + between_nodes
-            self._free_at[at] = max(self._free_at[at], end_ns)
+            index = self._rank * _LINKS + between_nodes
+            self._free_at[index] = max(self._free_at[index], end_ns)
 
     def close(self) -> None:
         with self._thread:
@@ -171,10 +171,10 @@ class SharedLinks:
 
     def _take(self, ranks: Sequence[int], arrived_ns: int, cost_ns: int, between_nodes: bool) -> list[LinkHold]:
         indices = [rank * _LINKS + between_nodes for rank in ranks]
-        free_ns = [self._free_at[at] for at in indices]
+        free_ns = [self._free_at[index] for index in indices]
         end_ns = max(arrived_ns, *free_ns) + cost_ns
-        for at in indices:
-            self._free_at[at] = end_ns
+        for index in indices:
+            self._free_at[index] = end_ns
         return [LinkHold(begin_ns, end_ns) for begin_ns in free_ns]
 
     @contextmanager

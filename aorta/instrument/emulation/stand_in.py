@@ -182,7 +182,7 @@ def _gather_lists(args: tuple[Any, ...], _place: StandInRank) -> None:
 
 def _scatter(args: tuple[Any, ...], own: StandInRank) -> None:
     if args[1]:  # the root's
-        _each(lambda output, sources, at: _fill(output, sources[at.rank]))(args, own)
+        _each(lambda output, sources, member: _fill(output, sources[member.rank]))(args, own)
     else:
         _zero(args, own)
 

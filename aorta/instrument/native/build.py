@@ -121,20 +121,20 @@ def _build_in_child(path: Path, lock: IO[bytes]) -> None:
     """
     _log.warning("compiling the interceptor into %s, once for this torch: about a minute", path.parent)
     variables = {name: value for name, value in os.environ.items() if name not in _OF_A_RANK}
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as output:
         build = subprocess.Popen(
             _BUILD,
             env=own_environment(variables),
             stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=said,
+            stdout=output,
+            stderr=output,
             pass_fds=[lock.fileno()],
             start_new_session=True,  # torchrun ends the sessions of its ranks
         )
         try:
             code = build.wait(BUILD_LIMIT_S)
-            said.seek(0)
-            why = f"exit code {code}: {' '.join(said.read().decode(errors='replace').split())[-400:]}" if code else ""
+            output.seek(0)
+            why = f"exit code {code}: {' '.join(output.read().decode(errors='replace').split())[-400:]}" if code else ""
         except subprocess.TimeoutExpired:
             os.killpg(build.pid, signal.SIGKILL)
             build.wait()

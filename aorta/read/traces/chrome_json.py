@@ -129,12 +129,12 @@ class EventArray(Generic[Piece]):
             if not got:
                 yield self._last(bytes(view[:size]))
                 return
-            for at in _places_to_cut(buffer, size):
-                kept, buffer[at] = buffer[at], _CLOSE
+            for cut in _places_to_cut(buffer, size):
+                kept, buffer[cut] = buffer[cut], _CLOSE
                 try:
-                    piece = self._decode(view[: at + 1])
+                    piece = self._decode(view[: cut + 1])
                 except MALFORMED as error:
-                    buffer[at] = kept
+                    buffer[cut] = kept
                     if str(error) == _TRUNCATED:
                         continue  # the comma stood inside an event
                     if _TRAILING.search(str(error)):  # the array ended before this cut
@@ -147,8 +147,8 @@ class EventArray(Generic[Piece]):
                         return
                     if not self._tolerant:
                         raise self._broken(error, size) from error
-                    piece = self._mended(bytes(view[:at]) + b"]", error)
-                rest = view[(at if kept == _COMMA else buffer.index(b",", at)) + 1 : size]
+                    piece = self._mended(bytes(view[:cut]) + b"]", error)
+                rest = view[(cut if kept == _COMMA else buffer.index(b",", cut)) + 1 : size]
                 # The piece keeps its closing bracket while the caller has it: it may decode it again for exact digits.
                 self._events += 1
                 yield piece
@@ -267,11 +267,11 @@ class EventArray(Generic[Piece]):
         `InputError` where nothing of it can be read, nor was anything before it.
         """
         cut = f"{CUT_OFF}, after {self._read} bytes (inflated): later events are missing"
-        said = cut if str(error) == _TRUNCATED else f"text that is not JSON was mended ({_reason(error)})"
+        damage = cut if str(error) == _TRUNCATED else f"text that is not JSON was mended ({_reason(error)})"
         for change in (bytes, _as_json):
             with suppress(*MALFORMED):
                 piece = self._decode(change(text))
-                self.damage[said] += 1
+                self.damage[damage] += 1
                 self._events += 1
                 return piece
         events = good = _BETWEEN_EVENTS.split(_as_json(text).strip()[1:-1])
@@ -288,8 +288,8 @@ class EventArray(Generic[Piece]):
             raise self._broken(error, len(text)) from error
         self._events += len(good)
         where = f"within the last {len(text)} of the first {self._read} bytes (inflated)"
-        said = cut if str(error) == _TRUNCATED else f"events that are not JSON are left out, {where}"
-        self.damage[said] += len(events) - len(good)
+        damage = cut if str(error) == _TRUNCATED else f"events that are not JSON are left out, {where}"
+        self.damage[damage] += len(events) - len(good)
         return pieces[0]
 
     def _object(self, text: bytes) -> dict[str, msgspec.Raw] | None:

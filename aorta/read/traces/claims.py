@@ -271,9 +271,9 @@ def _ran_with_others(trace: Trace, claims: Claims, missing: NDArray[np.bool_]) -
     ran = np.flatnonzero((rows.cls != IntervalClass.COPY) & np.isin(claims.row_link, claims.link[kernels]))
     more = np.delete(ran, Groups(claims.row_link[ran]).first)
     counts = np.unique(step_of(rows.launch_ns[more], trace.windows), return_counts=True)
-    at = np.flatnonzero(missing & kernels)
-    step, theirs = step_of(claims.start_ns[at], trace.windows), np.zeros(len(missing), bool)
-    theirs[at] = Groups(step).position < look_up(step, *counts)
+    candidates = np.flatnonzero(missing & kernels)
+    step, theirs = step_of(claims.start_ns[candidates], trace.windows), np.zeros(len(missing), bool)
+    theirs[candidates] = Groups(step).position < look_up(step, *counts)
     return theirs
 
 
@@ -317,8 +317,8 @@ def _lost(trace: Trace, claims: Claims, missing: NDArray[np.bool_]) -> Iterator[
     linked = claims.row_link != NULL
     without_call = linked & ~np.isin(claims.row_link, claims.link) & (rows.cls != IntervalClass.COPY)
     if missing.sum() > DECIDED * max(len(what), 1) and without_call.sum() > DECIDED * linked.sum():
-        said = f"{int(missing.sum())} launches have no row and {int(without_call.sum())} rows no launch in the trace"
-        yield from lacking(f"{said}, so some have neither", *both)
+        counted = f"{int(missing.sum())} launches have no row and {int(without_call.sum())} rows no launch in the trace"
+        yield from lacking(f"{counted}, so some have neither", *both)
 
 
 def _replayed(claims: Claims, replays: NDArray[np.bool_], name: NDArray[np.int32], step: Int64) -> tuple[float, Int64]:

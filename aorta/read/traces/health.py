@@ -231,7 +231,7 @@ def _elsewhere(trace: Trace, strays: NDArray[np.bool_]) -> Iterator[Gap]:
                 int((rows.end_ns - rows.start_ns)[own].sum()),
                 "rows far from all others in time are left out",
             )
-            yield from (Gap(lane, why, at, most_ns) for at in ((None,) if step == NULL else (step, WHOLE)))
+            yield from (Gap(lane, why, in_step, most_ns) for in_step in ((None,) if step == NULL else (step, WHOLE)))
 
 
 def _strays(trace: Trace) -> NDArray[np.bool_]:
@@ -326,5 +326,5 @@ def examine(
     for fact in ("clock", "format"):
         if len(seen := sorted({str(getattr(trace, fact)) for trace in traces})) > 1:
             notes.append(f"traces differ in {fact}: {', '.join(seen)}; times of different clocks were not compared")
-    said = Counter(note for trace in traces for note in trace.notes)
-    return world, missing, notes + [f"{note} ({count} traces)" if count > 1 else note for note, count in said.items()]
+    counts = Counter(note for trace in traces for note in trace.notes)
+    return world, missing, notes + [f"{note} ({count} traces)" if count > 1 else note for note, count in counts.items()]

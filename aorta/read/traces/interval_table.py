@@ -171,8 +171,8 @@ def look_up(keys: Int64, ids: Int64, values: Int64) -> Int64:
     if not len(ids):
         return np.full(len(keys), NULL, np.int64)
     order = np.argsort(ids, kind="stable")
-    at = np.minimum(np.searchsorted(ids[order], keys), len(ids) - 1)
-    return np.where(ids[order][at] == keys, values[order][at], NULL)
+    index = np.minimum(np.searchsorted(ids[order], keys), len(ids) - 1)
+    return np.where(ids[order][index] == keys, values[order][index], NULL)
 
 
 @dataclass(frozen=True)
@@ -199,8 +199,8 @@ def step_of(start_ns: Int64, marks: Windows) -> Int64:
     """Return the step in whose window each instant lies, `NULL` outside all. Of overlapping windows the one that began
     last counts.
     """
-    at = containing(start_ns, IntervalArray(marks.start_ns, marks.end_ns))
-    return np.where(at >= 0, np.append(marks.step, NULL)[at], NULL)
+    index = containing(start_ns, IntervalArray(marks.start_ns, marks.end_ns))
+    return np.where(index >= 0, np.append(marks.step, NULL)[index], NULL)
 
 
 @dataclass(frozen=True)

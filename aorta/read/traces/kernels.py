@@ -97,12 +97,12 @@ def _of_devices(parts: Sequence[Sequence[KernelTotalEntry]]) -> list[KernelTotal
     """Return the totals of each device, over the windows of a rank; a trace of unknown rank is a device of its own."""
     alike: dict[tuple[object, ...], list[KernelTotalEntry]] = defaultdict(list)
     whole_ms: dict[tuple[object, ...], dict[int, float]] = defaultdict(dict)
-    for at, rows in enumerate(parts):
+    for index, rows in enumerate(parts):
         for row in rows:
-            device = (row.rank, row.device, at if row.rank is None else None)
+            device = (row.rank, row.device, index if row.rank is None else None)
             alike[*device, row.name, row.cls].append(row)
             if row.share:
-                whole_ms[device].setdefault(at, row.total_ms / row.share)
+                whole_ms[device].setdefault(index, row.total_ms / row.share)
     totals = []
     for key, own in alike.items():
         windows_ms = whole_ms[key[:3]].values()
@@ -210,8 +210,8 @@ def stream_gaps(trace: Trace) -> tuple[list[StreamGapsEntry], str | None]:
             waited = np.zeros(len(gap), bool)
             if waits is not None and len(waits.end):
                 first = np.searchsorted(waits.end, before)  # the first wait that ends at or after the kernel's end
-                at = np.minimum(first, len(waits.end) - 1)
-                waited = bound & (first < len(waits.end)) & (waits.start[at] < before) & (waits.end[at] <= launch)
+                index = np.minimum(first, len(waits.end) - 1)
+                waited = bound & (first < len(waits.end)) & (waits.start[index] < before) & (waits.end[index] <= launch)
             compute, comm = (
                 measure(merge(rows.take(rows.cls == cls).spans)) for cls in (IntervalClass.COMPUTE, IntervalClass.COMM)
             )

@@ -72,7 +72,7 @@ def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequ
     marked = {own[0].facts.path for own in windows_of if own[0].facts.steps}
     claimed = [process[0].tables.source.rank for process in processes if process]
     entries_of = [trace.facts for trace in traces]
-    world, missing, said = examine(entries_of, measured=numbered, claimed=claimed)
+    world, missing, seen = examine(entries_of, measured=numbered, claimed=claimed)
     known_ranks = sum(number >= 0 for number in numbered)
     lasting = {
         device.tables.source.path: float(np.median(device.tables.steps.length_ns)) / 1e6
@@ -91,9 +91,9 @@ def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequ
         numbering.append("no trace says how many ranks there were: the world size is the number of ranks read")
     ordered = sorted(range(len(devices)), key=lambda index: (numbered[index] < 0, abs(numbered[index])))
     ranks = {}
-    for at in ordered:
-        if at in chosen:
-            number, tables = numbered[at], devices[at].tables
+    for device_index in ordered:
+        if device_index in chosen:
+            number, tables = numbered[device_index], devices[device_index].tables
             # Groups belong to a rank; a number that stands for an unknown rank has none.
             groups = tables.source.groups if number >= 0 else {}
             source = replace(tables.source, rank=number, world_size=world, groups=groups)
@@ -103,7 +103,7 @@ def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequ
                 tables = replace(tables, steps=NO_STEPS, collectives=NO_ROWS, gaps=(*tables.gaps, *unlike))
             ranks[number] = replace(tables, source=source)
     shown = TraceEntries(
-        whole={str(numbered[at]): devices[at].whole for at in ordered},
+        whole={str(numbered[device_index]): devices[device_index].whole for device_index in ordered},
         slowdowns=sorted((row for trace in traces for row in trace.kernels.slowdowns.rows), key=largest_first),
         kernels=entries(trace.kernels for trace in traces),
     )
@@ -119,7 +119,7 @@ def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequ
         traces=entries_of,
         gaps=gaps_of(frames.ranks),
     )
-    health.notes = notes_of(health, [*said, *local, *numbering])
+    health.notes = notes_of(health, [*seen, *local, *numbering])
     return Run(location, frames, None, health, shown)
 
 
@@ -399,7 +399,7 @@ def _follows(before: TraceTables, trace: TraceTables) -> bool:
             and before.facts.clock != "unknown"
             and ended <= trace.devices[0].whole["start_ns"]
         )
-    ended, begun = (part.devices[0].tables.steps.global_step[at] for part, at in ((before, -1), (trace, 0)))
+    ended, begun = (part.devices[0].tables.steps.global_step[index] for part, index in ((before, -1), (trace, 0)))
     return bool(before.facts.steps and trace.facts.steps and ended < begun)
 
 

@@ -67,7 +67,7 @@ def skipped(trace: Trace, counted: Int64 | None) -> Iterator[Gap]:
     for chosen, number, group, lanes, what in series:
         numbered = np.flatnonzero(chosen & (number != NULL))
         counts = look_up(marks.step, *np.unique(rows.step[chosen], return_counts=True)).clip(0)
-        at, weight, missing = list[int](), list[float](), 0
+        steps, weight, missing = list[int](), list[float](), 0
         for own in Groups(group[numbered]).parts(numbered):
             own = own[np.unique(number[own], return_index=True)[1]]
             apart_ns = np.abs(np.diff(rows.start_ns[own]))
@@ -80,13 +80,13 @@ def skipped(trace: Trace, counted: Int64 | None) -> Iterator[Gap]:
                 short = among[counts[among] < counts.max(initial=0)]
                 if not len(short) and len(among) and np.ptp(marks.step[among]) <= 1:  # beside each other, not a pause
                     short = among
-                at += marks.step[short].tolist() or [NULL]
+                steps += marks.step[short].tolist() or [NULL]
                 between = int(number[behind] - number[before]) - 1
                 weight += [float(between)] * max(len(short), 1)
                 missing += between
         if missing > np.count_nonzero(chosen) - len(numbered):
             why = f"numbers of {what} leave some out, which have no row"
-            yield from lost(why, lanes, np.array(at), np.array(weight), by_step(rows, chosen))
+            yield from lost(why, lanes, np.array(steps), np.array(weight), by_step(rows, chosen))
 
 
 def incomplete(trace: Trace, why: str) -> tuple[Gap, ...]:
@@ -177,16 +177,16 @@ def _lacking(trace: Trace, steps: Int64, recorded: NDArray[np.bool_]) -> Iterato
     Nothing is said of communication where NCCL's kernels and gloo's calls were recorded: a step may use either.
     """
     rows = trace.intervals.take(operations(trace.intervals).first)
-    at = look_up(rows.step, trace.windows.step[steps], np.arange(len(steps)))
-    rows, at = rows.take((at != NULL) & (rows.name != NULL)), at[(at != NULL) & (rows.name != NULL)]
+    index = look_up(rows.step, trace.windows.step[steps], np.arange(len(steps)))
+    rows, index = rows.take((index != NULL) & (rows.name != NULL)), index[(index != NULL) & (rows.name != NULL)]
     if not len(rows) or np.count_nonzero(recorded) < FEWEST:
         return
     work = Groups(rows.cls, rows.name)
     length = np.maximum(rows.end_ns - rows.start_ns, 0)
     by_length = np.lexsort((length, work.of_row))
     usual_ns = length[by_length][work.starts + work.sizes // 2]
-    pairs = Groups(work.of_row, at)
-    code, step, count = work.of_row[pairs.first], at[pairs.first], pairs.sizes
+    pairs = Groups(work.of_row, index)
+    code, step, count = work.of_row[pairs.first], index[pairs.first], pairs.sizes
     by_count = np.lexsort((count, code))
     last = np.cumsum(np.bincount(code, minlength=len(work))) - 1
     twice = np.append(False, np.diff(code[by_count]) == 0)[last]

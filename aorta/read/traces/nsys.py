@@ -177,15 +177,15 @@ def _kinds_issued(calls: dict[str, Any], ranges: dict[str, Any]) -> Int64:
     """
     issuing = np.flatnonzero([launches_communication(text) for text in ranges["text"]])
     issuing = issuing[np.argsort(ranges["start_ns"][issuing], kind="stable")]
-    kinds = np.array([kind_of(ranges["text"][at]) for at in issuing.tolist()], np.int64)
+    kinds = np.array([kind_of(ranges["text"][index]) for index in issuing.tolist()], np.int64)
     kinds[kinds == NULL] = _MIXED
     issued = np.full(len(calls["start_ns"]), NULL, np.int64)
     for thread in np.unique(ranges["thread"][issuing]).tolist():
         own = ranges["thread"][issuing] == thread
         start, end = ranges["start_ns"][issuing[own]], ranges["end_ns"][issuing[own]]
         here = np.flatnonzero(calls["thread"] == thread)
-        at = containing(calls["start_ns"][here], IntervalArray(start, np.maximum.accumulate(end)))
-        issued[here[at >= 0]] = kinds[own][at[at >= 0]]
+        index = containing(calls["start_ns"][here], IntervalArray(start, np.maximum.accumulate(end)))
+        issued[here[index >= 0]] = kinds[own][index[index >= 0]]
     return issued
 
 

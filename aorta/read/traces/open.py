@@ -351,7 +351,7 @@ class Database:
                         continue
                     if set(map(type, values)) - {int, type(None)}:
                         row, value = next(
-                            (at, v) for at, v in enumerate(values, first) if type(v) not in (int, type(None))
+                            (index, v) for index, v in enumerate(values, first) if type(v) not in (int, type(None))
                         )
                         raise InputError(
                             f"{self.origin}: table {table}, row {row}: {name.removesuffix('_ns')} is "

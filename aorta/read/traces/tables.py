@@ -233,9 +233,9 @@ def _of_unknown_steps(
             latest[own] = np.append(number[own][known], len(steps) - 1)[after]
     for lane, cls in LANE_CLASSES.items():
         doubtful, of_lane = unlinked & (table.cls == cls), table.cls == cls
-        for at, step in enumerate(steps.step.tolist()):
-            lacks = int(length[doubtful & (earliest <= at) & (at <= latest)].sum())
-            if lacks > DECIDED * (lacks + int(length[of_lane & (number == at)].sum())):
+        for index, step in enumerate(steps.step.tolist()):
+            lacks = int(length[doubtful & (earliest <= index) & (index <= latest)].sum())
+            if lacks > DECIDED * (lacks + int(length[of_lane & (number == index)].sum())):
                 yield Gap(lane, why, step, seen=False)
 
 
@@ -287,12 +287,12 @@ def device_timelines(trace: Trace) -> Iterator[DeviceTimeline]:
     for device, rows in by_device(known):
         waits = outlasting(rows)
         waited, rows = rows.take(waits), rows.take(~waits)
-        second, said = rows.cls.copy(), []
+        second, reasons = rows.cls.copy(), []
         for chosen, account, why in second_accounts(rows):
             if chosen.any():
                 second[chosen] = account
-                said.append(why)
-        yield _timeline(trace, device, rows, second, "; ".join(said), waited)
+                reasons.append(why)
+        yield _timeline(trace, device, rows, second, "; ".join(reasons), waited)
 
 
 def _timeline(
@@ -365,13 +365,13 @@ def _gaps(trace: Trace, timeline: DeviceTimeline, window: IntervalArray, steps: 
         own, longest = timeline.rows.cls == IntervalClass.COMM, timeline.rows.spans
         most_ns, why = int((longest.end - longest.start)[own].max()), waited(timeline)
         among = np.flatnonzero(covered_ns(window, merge(timeline.waits.spans))).tolist()
-        gaps += [Gap(COMM, why, steps[at], most_ns, seen=steps[at] == WHOLE) for at in among]
+        gaps += [Gap(COMM, why, steps[index], most_ns, seen=steps[index] == WHOLE) for index in among]
     return [
         [
             *of_window(gaps, step),
-            *(Gap(lane, why, step, int(ns[at])) for why, ns in left.items() if ns[at] for lane in LANES),
+            *(Gap(lane, why, step, int(ns[index])) for why, ns in left.items() if ns[index] for lane in LANES),
         ]
-        for at, step in enumerate(steps)
+        for index, step in enumerate(steps)
     ]
 
 
@@ -398,9 +398,9 @@ def _device(trace: Trace, timeline: DeviceTimeline) -> DeviceTables:
     names = [*(numbers.tolist() if marked else [WHOLE]), WHOLE]
     measured = timeline.measure(every)
     if trace.of_launch:
-        for at, (step, marks) in enumerate(zip(names[:-1], measured, strict=False)):
+        for index, (step, marks) in enumerate(zip(names[:-1], measured, strict=False)):
             own = timeline.launched_in(trace, step)
-            measured[at] = replace(own.measure(own.whole)[0], window_ns=marks.window_ns)
+            measured[index] = replace(own.measure(own.whole)[0], window_ns=marks.window_ns)
     gaps = _gaps(trace, timeline, every, names)
     balances = [
         balanced(overlap, own, open_ended=name == WHOLE)

@@ -104,10 +104,10 @@ def waterfall(account: AccountComparison | None) -> list[Row]:
     """
     if account is None or account.reason is not None:
         return []
-    at, begins = account.step.reference_ms, []
+    level_ms, begins = account.step.reference_ms, []
     for part in account.parts:
-        begins.append(at)
-        at += part.change_ms
+        begins.append(level_ms)
+        level_ms += part.change_ms
     ends = [begin + part.change_ms for begin, part in zip(begins, account.parts, strict=True)]
     whiskers = [
         None if part.low_ms is None or part.high_ms is None else (begin + part.low_ms, begin + part.high_ms)
@@ -138,11 +138,11 @@ def waterfall(account: AccountComparison | None) -> list[Row]:
 
 
 def _change(part: AccountChange) -> str:
-    said = PAGE.quantity(part.change_ms, "ms", signed=True)
+    text = PAGE.quantity(part.change_ms, "ms", signed=True)
     if part.low_ms is None or part.high_ms is None:
-        return said
+        return text
     low, high = (PAGE.number(end, "ms", signed=True) for end in (part.low_ms, part.high_ms))
-    return f"{said} ({low} to {high})"
+    return f"{text} ({low} to {high})"
 
 
 class Candidate(NamedTuple):

@@ -35,9 +35,9 @@ def launch_charts(comparison: Comparison) -> list[Chart]:
     plot["below"][0]["ticker"].attributes["min_interval"] = 1
     drawn = 0
     for number, side in enumerate(SIDES):
-        known = [(at, launch) for at, launch in enumerate(launches[side]) if launch.job_step_ms is not None]
+        known = [(index, launch) for index, launch in enumerate(launches[side]) if launch.job_step_ms is not None]
         columns = {
-            "x": [at for at, _ in known],
+            "x": [index for index, _ in known],
             "y": [launch.job_step_ms for _, launch in known],
             "told": [PAGE.quantity(launch.job_step_ms, "ms") for _, launch in known],
             "path": [launch.path for _, launch in known],
@@ -114,14 +114,14 @@ def curves_of(dataset: LabelledRun) -> tuple[dict[str, Curve], np.ndarray]:
     which a device was throttled. The job step is the max over ranks: its band reaches from the fastest rank of a point
     to the slowest.
     """
-    at, run = dataset.column("global_step"), dataset.run
+    global_steps, run = dataset.column("global_step"), dataset.run
     times, steps, _ = job_step_times(dataset)
     timed = run.steps.global_step[run.steps.timed]
     every = np.unique(timed)
     job_ms = np.full(len(every), np.nan)
     job_ms[np.searchsorted(every, steps)] = times
     curves = {
-        "overlap_ratio": over_steps(at, dataset.values("overlap_ratio")),
+        "overlap_ratio": over_steps(global_steps, dataset.values("overlap_ratio")),
         "job_step": over_steps(timed, step_column(run, STEP_MS)[run.steps.timed])._replace(
             middle=over_steps(every, job_ms).middle
         ),
@@ -129,8 +129,8 @@ def curves_of(dataset: LabelledRun) -> tuple[dict[str, Curve], np.ndarray]:
     throttled = np.empty(0)
     if dataset.has_samples:
         sampled = step_columns(dataset.run, dataset.device_samples)
-        curves |= {name: over_steps(at, values[dataset.used]) for name, values in sampled.items()}
-        throttled = np.unique(at[sampled[THROTTLED][dataset.used] == 1.0])
+        curves |= {name: over_steps(global_steps, values[dataset.used]) for name, values in sampled.items()}
+        throttled = np.unique(global_steps[sampled[THROTTLED][dataset.used] == 1.0])
     return {name: curve for name, curve in curves.items() if curve.known}, throttled
 
 

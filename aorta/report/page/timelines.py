@@ -95,21 +95,23 @@ def windows(run: Run, global_step: int, ranks: Iterable[int]) -> tuple[dict[int,
     """
     steps = {rank: run.ranks[rank].steps for rank in ranks}
     indices = {rank: int(np.searchsorted(frame.global_step, global_step)) for rank, frame in steps.items()}
-    indices = {rank: at for rank, at in indices.items() if global_step in steps[rank].global_step[at : at + 1]}
-    lengths = {rank: int(steps[rank].length_ns[at]) / NS_PER_MS for rank, at in indices.items()}
+    indices = {
+        rank: index for rank, index in indices.items() if global_step in steps[rank].global_step[index : index + 1]
+    }
+    lengths = {rank: int(steps[rank].length_ns[index]) / NS_PER_MS for rank, index in indices.items()}
     if len(indices) < 2:
         return {rank: Window(0.0, length, 0.0) for rank, length in lengths.items()}, "One rank."
     clocks = {rank: clock for rank in indices if (clock := run.clocks.get(rank)) is not None and clock.known}
     hosts = {run.ranks[rank].source.host for rank in indices}
     boots = {clock.boot_id for clock in clocks.values()}
     if run.traces is None and len(hosts) == 1 and None not in hosts and len(boots) < 2:
-        starts = {rank: int(steps[rank].start_mono_ns[at]) for rank, at in indices.items()}
+        starts = {rank: int(steps[rank].start_mono_ns[index]) for rank, index in indices.items()}
         bounds = dict.fromkeys(indices, 0.0)
         clock_sentence = "Ranks are on one clock, that of their host."
     elif len(clocks) == len(indices):
-        wall = {rank: int(steps[rank].t_start_ns[at]) for rank, at in indices.items()}
-        starts = {rank: at + clocks[rank].correction_ns(at) for rank, at in wall.items()}
-        bounds_ns = {rank: clocks[rank].bound_ns(at) for rank, at in wall.items()}
+        wall = {rank: int(steps[rank].t_start_ns[index]) for rank, index in indices.items()}
+        starts = {rank: index + clocks[rank].correction_ns(index) for rank, index in wall.items()}
+        bounds_ns = {rank: clocks[rank].bound_ns(index) for rank, index in wall.items()}
         bounds = {rank: np.nan if bound is None else bound / NS_PER_MS for rank, bound in bounds_ns.items()}
         error = (
             "their error is not known" if None in bounds_ns.values() else f"known to {rough_ms(max(bounds.values()))}"
@@ -121,7 +123,7 @@ def windows(run: Run, global_step: int, ranks: Iterable[int]) -> tuple[dict[int,
         apart = {rank: Window(0.0, length, np.nan) for rank, length in lengths.items()}
         return apart, f"Each rank starts at its own zero: {why}."
     first = min(starts.values())
-    placed = {rank: Window((at - first) / NS_PER_MS, lengths[rank], bounds[rank]) for rank, at in starts.items()}
+    placed = {rank: Window((index - first) / NS_PER_MS, lengths[rank], bounds[rank]) for rank, index in starts.items()}
     return placed, clock_sentence
 
 
@@ -316,18 +318,18 @@ def spans_of(dataset: LabelledRun, budget: int, first: int, named: Sequence[int]
     """
     steps, everyone = chosen_steps(dataset), sorted(dataset.run.ranks)
     numbers: dict[int, int] = {}
-    for at, step in enumerate(steps):
-        numbers.setdefault(step.global_step, at)
-    looks = {at: StepSpans(dataset.run, number, everyone[:1]) for number, at in numbers.items()}
+    for index, step in enumerate(steps):
+        numbers.setdefault(step.global_step, index)
+    looks = {index: StepSpans(dataset.run, number, everyone[:1]) for number, index in numbers.items()}
     most = max((len(look.spans(everyone[0])) for look in looks.values()), default=0)
     drawn = _spread(everyone, max(1, budget // max(1, most * len(looks))), named)
     rows: list[tuple[Any, ...]] = []
     window_rows: list[tuple[Any, ...]] = []
-    for at, look in looks.items():
+    for index, look in looks.items():
         look.choose(drawn)
         for row, rank in enumerate(drawn):
-            rows += [(row, at, *span) for span in look.spans(rank)]
-            window_rows += [(row, at, *look.windows[rank])] if rank in look.windows else []
+            rows += [(row, index, *span) for span in look.spans(rank)]
+            window_rows += [(row, index, *look.windows[rank])] if rank in look.windows else []
     spans = _columns(("rank", "step", *Span._fields), rows)
     colors: dict[str, str] = {}
     for kind, lane in zip(spans["kind"], spans["lane"], strict=True):

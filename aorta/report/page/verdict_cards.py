@@ -53,10 +53,10 @@ def verdict_of(summary: Summary) -> PageVerdict:
         return _numbers_only(summary.datasets)
     tested, comparable, verdict = comparison.tested, is_comparable(comparison), comparison.verdict
     tone, symbol = LOOKS[verdict] if tested else ("open", "")
-    word, _, said = headline(comparison).partition(": ")
+    word, _, rest = headline(comparison).partition(": ")
     sentence = numbers(comparison)
     if comparable and verdict != SHIFTED:  # of these the numbers say what the headline would
-        sentence = first_upper(f"{said} {sentence}")
+        sentence = first_upper(f"{rest} {sentence}")
     reasons = []
     decided = verdict in DECIDED and not comparison.unlike
     if decided:
@@ -109,7 +109,7 @@ def _numbers_only(entries: Mapping[str, DatasetEntry]) -> PageVerdict:
     sentences, measured, cards = list[str](), list[str](), list[Card]()
     word = "Run summary"
     for label, entry in entries.items():
-        said = f"{label}: " if many else ""
+        prefix = f"{label}: " if many else ""
         if many:
             sentences.append(f"{label}: {result_of(entry)}.")
         elif label in stuck:
@@ -117,7 +117,7 @@ def _numbers_only(entries: Mapping[str, DatasetEntry]) -> PageVerdict:
         if not many:
             word = stuck.get(label) or result_of(entry)
         if entry.count:
-            measured.append(f"{said}{measured_over(entry)}, warm-up left out")
+            measured.append(f"{prefix}{measured_over(entry)}, warm-up left out")
         if label not in stuck:
             cards += [card for name in SHOWN_FIRST if (card := _median_card(name, label if many else "", entry))]
     if many or not stuck:

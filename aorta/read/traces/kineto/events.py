@@ -373,11 +373,11 @@ class CollectiveColumns:
             self.kind[rows], self.group[rows], self.dtype[rows], self.bytes[rows] = zip(*described, strict=True)
             self.seq[rows] = [max(integer(argument.seq), NULL) for argument in arguments.values()]
 
-    def _interpreted(self, said: tuple[int, tuple[Any, ...]]) -> tuple[int, int, int, int]:
+    def _interpreted(self, fields: tuple[int, tuple[Any, ...]]) -> tuple[int, int, int, int]:
         """Return kind, code of the group, code of the data type, and bytes; each `NULL` where the arguments do not
         say. What they say of the group is kept.
         """
-        kind_of_kernel, (collective, group, group_size, ranks, dtype_name, elements_in, elements_out) = said
+        kind_of_kernel, (collective, group, group_size, ranks, dtype_name, elements_in, elements_out) = fields
         kind = kind_of(collective or "")
         if kind == NULL or kind_of_kernel == NULL or not {kind, kind_of_kernel} <= _OF_ONE_KERNEL:
             kind = kind if kind != NULL else kind_of_kernel

@@ -137,8 +137,8 @@ class HostWork:
                 events += kept
                 codes += [self.names[name]] * len(kept)
         argument = np.full(len(events), NULL, np.int64)
-        self.processes.update(events[at].pid for at in labels)
-        inputs = inputs_of([events[at] for at in labels])
+        self.processes.update(events[index].pid for index in labels)
+        inputs = inputs_of([events[index] for index in labels])
         argument[labels] = self.inputs.of(
             (bytes(operator_inputs.dims), bytes(operator_inputs.types)) for operator_inputs in inputs
         )

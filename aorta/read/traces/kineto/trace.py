@@ -195,21 +195,21 @@ class _Kept:
         self.counters["kernels_unlinked"] += int((unlinked & (cls != _COPY)).sum())
         size, second = np.full((2, len(events)), NULL, np.int64)
         named = np.array([argument.collective is not None for argument in arguments], bool)
-        for at in np.flatnonzero(named | (cls != _COMPUTE)).tolist():
-            said = arguments[at]
-            if cls[at] == _COPY:
-                size[at] = max(integer(said.bytes), NULL)
-                if not _between_devices(_text(names[at])):
+        for index in np.flatnonzero(named | (cls != _COMPUTE)).tolist():
+            own = arguments[index]
+            if cls[index] == _COPY:
+                size[index] = max(integer(own.bytes), NULL)
+                if not _between_devices(_text(names[index])):
                     continue
-            elif named[at]:
+            elif named[index]:
                 # Its host operator identifies it, whatever its name, unless that is known to compute.
-                second[at] = _COMPUTE if cls[at] == _COMPUTE and computes(_text(names[at])) else NULL
-                cls[at] = _COMM
-            if cls[at] != _UNKNOWN:
-                self.described[self._rows + at] = said if named[at] else integer(externals_of([said])[0])
+                second[index] = _COMPUTE if cls[index] == _COMPUTE and computes(_text(names[index])) else NULL
+                cls[index] = _COMM
+            if cls[index] != _UNKNOWN:
+                self.described[self._rows + index] = own if named[index] else integer(externals_of([own])[0])
         pairs = list(zip(events, arguments, strict=True))
-        device = [event.pid if event.pid is not None else said.device for event, said in pairs]
-        stream = [event.tid if event.tid is not None else said.stream for event, said in pairs]
+        device = [event.pid if event.pid is not None else own.device for event, own in pairs]
+        stream = [event.tid if event.tid is not None else own.stream for event, own in pairs]
         self._rows += len(events)
         self.work.append(
             {
@@ -222,8 +222,8 @@ class _Kept:
                 "cls": cls,
                 "second": second,
                 "origin": idents(externals),
-                "correlation": idents([said.correlation or None for said in arguments]),  # 0: of no call
-                "graph": idents([said.graph for said in arguments]),
+                "correlation": idents([own.correlation or None for own in arguments]),  # 0: of no call
+                "graph": idents([own.graph for own in arguments]),
             }
         )
 
@@ -231,7 +231,7 @@ class _Kept:
         """Keep when calls began, what they launched, and for which operator; when the host waited for the device."""
         start, known = ns_of_values([call.ts for call in events])
         arguments = arguments_of(events)
-        ident = idents([said.correlation for said in arguments])
+        ident = idents([of_call.correlation for of_call in arguments])
         names = [call.name for call in events]
         launching = np.array(self._launching.of(names), np.int64)
         kept = known & ((ident != NULL) | (launching > Launches.NOTHING))
@@ -254,11 +254,11 @@ class _Kept:
             name = np.array(self._codes.of([label.name for label in labels]), np.int64)
             self.labels.append({"start_ns": start, "end_ns": end, "name": name})
         parameters = arguments_of(by_role["parameters"])
-        for said in parameters:
-            external = integer(said.external_id)
-            if external != NULL and said.collective is not None:
-                self.parameters.setdefault(external, said)
-        self.silent += sum(said.silent for said in parameters)
+        for of_call in parameters:
+            external = integer(of_call.external_id)
+            if external != NULL and of_call.collective is not None:
+                self.parameters.setdefault(external, of_call)
+        self.silent += sum(of_call.silent for of_call in parameters)
         issuing = parameters + arguments_of(by_role["issuing"])
         issuers = by_role["parameters"] + by_role["issuing"]
         names = [str(event.name) for event in issuers]
@@ -320,9 +320,9 @@ def _on_devices(kept: _Kept, metadata: Metadata, source: TraceInput) -> Trace:
 
     described = {}
     for row, known in kept.described.items():
-        said = known if isinstance(known, Arguments) else kept.parameters.get(known)
-        if said is not None:
-            described[row] = said
+        of_row = known if isinstance(known, Arguments) else kept.parameters.get(known)
+        if of_row is not None:
+            described[row] = of_row
     maybe, known_rows = (np.fromiter(each, np.int64, len(each)) for each in (kept.described, described))
     moved = known_rows[cls[known_rows] == _COPY]
     counters["comm_copies"] = len(moved)
@@ -378,7 +378,7 @@ def _on_devices(kept: _Kept, metadata: Metadata, source: TraceInput) -> Trace:
 def _unknown(kept: _Kept) -> tuple[IntervalArray, str]:
     """Return rows of categories that no account knows, without those of the host's processes, and what to say."""
     rows = [row for row in kept.unknown if row[1] not in kept.hosts and row[0] != COUNTED]
-    times = IntervalArray(*(np.array([row[at] for row in rows], np.int64) for at in (2, 3)))
+    times = IntervalArray(*(np.array([row[column] for row in rows], np.int64) for column in (2, 3)))
     lasted: Counter[str] = Counter()
     for category, _, start, end in rows:
         lasted[category] += int(end - start)
@@ -468,7 +468,7 @@ def _trace(
     columns: dict[str, Any] = {name: getattr(collectives, name) for name in ("kind", "group", "seq", "dtype")}
     strings = {"groups": tuple(collectives.groups), "dtypes": tuple(collectives.dtypes)}
     table = Intervals(**rows, **columns, names=names, **strings)  # type: ignore[arg-type]
-    start, end = (np.array([mark[at] for mark in kept.marks], np.int64) for at in (1, 2))
+    start, end = (np.array([mark[column] for mark in kept.marks], np.int64) for column in (1, 2))
     clock: Clock = "REALTIME" if low >= _UNIX_FROM_NS else "unknown"
     return trace_of(
         source,

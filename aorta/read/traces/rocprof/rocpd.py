@@ -128,9 +128,10 @@ def _session(source: TraceInput, db: Database, guid: str, *, shared: bool) -> It
         )
         own_kernels["name"], names = coded(own_kernels["name"], symbols)
         # The text of a ROCTx range: its event has it in a JSON object, or it is the name.
-        said = [_object(extra).get("message") for extra in own_marks["extra"]]
+        messages = [_object(extra).get("message") for extra in own_marks["extra"]]
         texts = [
-            text if text and isinstance(text, str) else name for text, name in zip(said, own_marks["text"], strict=True)
+            text if text and isinstance(text, str) else name
+            for text, name in zip(messages, own_marks["text"], strict=True)
         ]
         yield rocprof.trace_of_rocprof(
             source,

@@ -133,9 +133,17 @@ def trace_of_rocprof(
     kinds, of_kinds = _kinds_from_calls(issued, ran, correlations, unnamed)
     rows.kind[unnamed] = kinds
     about = {"clock": "BOOTTIME", "platform": "rocm", "counters": {"comm_unlinked": int((kinds == NULL).sum())}}
-    said = (*notes, *of_kinds)
+    all_notes = (*notes, *of_kinds)
     trace = trace_of(
-        source, format, process, [rows, copied], ranges, notes=said, gaps=gaps, unsized="rocprofv3", **(about | facts)
+        source,
+        format,
+        process,
+        [rows, copied],
+        ranges,
+        notes=all_notes,
+        gaps=gaps,
+        unsized="rocprofv3",
+        **(about | facts),
     )
     link = ran["correlation"]
     for ids in correlations[1:]:  # the calls know the kernel by either
@@ -166,9 +174,9 @@ def _kinds_from_calls(
     of_id = {ident: kind for some in launches.values() for _, kind, idents in some for ident in idents}
     linked = np.zeros(len(kinds), np.bool_)
     for ids in correlations:
-        for at, ident in enumerate(ids[rows].tolist()):
-            if not linked[at] and ident in of_id:
-                kinds[at], linked[at] = of_id[ident], True
+        for index, ident in enumerate(ids[rows].tolist()):
+            if not linked[index] and ident in of_id:
+                kinds[index], linked[index] = of_id[ident], True
     if linked.any():
         if lost := int((~linked).sum()):
             notes.append(f"{lost} RCCL kernel(s) have no RCCL call in the trace: kind not known")
