@@ -241,7 +241,7 @@ def compare_accounts(
     elif decided and step.certain(TOGETHER) and not named:
         more = [part for part in by_itself if part.p_of_share < 1 - LEVEL]
         named = causes(more, change_ms, step.reference_ms, on_one_rank)
-    sentences = {part: told for part in named if (told := _said_of(reference, candidate, part)) is not None}
+    sentences = {part: cause for part in named if (cause := _said_of(reference, candidate, part)) is not None}
     named = [*sentences]
     # What a rank does longer is said once, also where it and the waiting for that rank are causes.
     texts = [*{reason[:2]: reason.sentence for reason in reversed(sentences.values())}.values()][::-1]

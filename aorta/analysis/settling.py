@@ -124,5 +124,7 @@ def slow_steps(times_ms: Floats, global_steps: Ints) -> tuple[str, Ints, float] 
     kind = "slow" if mean_ms > median_ms else "fast"
     steps = f"{TEXT.count(count, f'{kind} step')} of {len(times_ms)}"
     makes = "makes" if count == 1 else "make"
-    said = f"the mean job step is {mean}, the median {median}: {steps} {makes} the difference: {', '.join(named)}{more}"
-    return said, global_steps[order[:count]], float((times_ms[order[:count]] - median_ms).sum())
+    sentence = (
+        f"the mean job step is {mean}, the median {median}: {steps} {makes} the difference: {', '.join(named)}{more}"
+    )
+    return sentence, global_steps[order[:count]], float((times_ms[order[:count]] - median_ms).sum())

@@ -332,19 +332,19 @@ def _replayed(claims: Claims, replays: NDArray[np.bool_], name: NDArray[np.int32
     in_graph = np.flatnonzero(np.isin(claims.row_link, claims.link[replays]))
     launches = Groups(claims.row_link[in_graph])
     link, count = claims.row_link[in_graph][launches.first], launches.sizes
-    said = claims.row_graph
-    graph = np.zeros(len(link), np.int64) if said is None else said[in_graph][launches.first]
-    told = said is not None and (graph != NULL).any()
-    if not told:
+    row_graph = claims.row_graph
+    graph = np.zeros(len(link), np.int64) if row_graph is None else row_graph[in_graph][launches.first]
+    numbered = row_graph is not None and (graph != NULL).any()
+    if not numbered:
         replayed = np.flatnonzero(replays)[np.argsort(claims.start_ns[replays], kind="stable")]
         of_step = Groups(step[replayed])
         if len(of_step) > 1 and np.ptp(of_step.sizes) == 0:
             graph = look_up(link, claims.link[replayed], of_step.position)
-    ran = [Counter(name[in_graph[own]].tolist()) for own in launches.rows] if not told else []
+    ran = [Counter(name[in_graph[own]].tolist()) for own in launches.rows] if not numbered else []
     fewer = np.full(len(launches), NULL, np.int64)
     for own in (np.flatnonzero(graph == identifier) for identifier in np.unique(graph[graph != NULL])):
         longest = own[np.argmax(count[own])]
-        same = own[[told or ran[at] <= ran[longest] for at in own]]
+        same = own[[numbered or ran[index] <= ran[longest] for index in own]]
         fewer[same] = count[longest] - count[same]
     short[replays] = look_up(claims.link[replays], link, fewer)
     return max(len(in_graph) / int(replays.sum()), 1), short

@@ -79,8 +79,8 @@ def _read(source: TraceInput) -> Iterator[Trace]:
         if (strays := int((~np.isin(rows["process"], owners)).sum()))
     ]
     sql = f"SELECT text FROM {db.stored('DIAGNOSTIC_EVENT', '', 'text')} WHERE text LIKE 'Not all CUDA %'"
-    said = [f"nsys says: {text}" for text in {*db.select("DIAGNOSTIC_EVENT", sql, texts={"text"})["text"]}]
-    lost += [f"{origin}: {text}" for text in said]
+    losses = [f"nsys says: {text}" for text in {*db.select("DIAGNOSTIC_EVENT", sql, texts={"text"})["text"]}]
+    lost += [f"{origin}: {text}" for text in losses]
     began = db.columns("TARGET_INFO_SESSION_START_TIME", "", "utcEpochNs")["utcEpochNs"]
     dated = len(began) == 1 and 0 < began[0] <= LARGEST_NS // 2
     since_ns = int(began[0]) if dated else 0
@@ -150,7 +150,7 @@ def _read(source: TraceInput) -> Iterator[Trace]:
             issued=Counter(filter(launches_communication, own_ranges["text"])),
         )
         trace = reconciled(trace, claims)
-        gaps = incomplete(trace, said[0]) if said else ()
+        gaps = incomplete(trace, losses[0]) if losses else ()
         yield replace(trace, notes=(*trace.notes, *lost), gaps=(*trace.gaps, *gaps))
 
 

@@ -110,8 +110,8 @@ def windows(run: Run, global_step: int, ranks: Iterable[int]) -> tuple[dict[int,
         clock_sentence = "Ranks are on one clock, that of their host."
     elif len(clocks) == len(indices):
         wall = {rank: int(steps[rank].t_start_ns[index]) for rank, index in indices.items()}
-        starts = {rank: index + clocks[rank].correction_ns(index) for rank, index in wall.items()}
-        bounds_ns = {rank: clocks[rank].bound_ns(index) for rank, index in wall.items()}
+        starts = {rank: wall_ns + clocks[rank].correction_ns(wall_ns) for rank, wall_ns in wall.items()}
+        bounds_ns = {rank: clocks[rank].bound_ns(wall_ns) for rank, wall_ns in wall.items()}
         bounds = {rank: np.nan if bound is None else bound / NS_PER_MS for rank, bound in bounds_ns.items()}
         error = (
             "their error is not known" if None in bounds_ns.values() else f"known to {rough_ms(max(bounds.values()))}"
@@ -123,7 +123,7 @@ def windows(run: Run, global_step: int, ranks: Iterable[int]) -> tuple[dict[int,
         apart = {rank: Window(0.0, length, np.nan) for rank, length in lengths.items()}
         return apart, f"Each rank starts at its own zero: {why}."
     first = min(starts.values())
-    placed = {rank: Window((index - first) / NS_PER_MS, lengths[rank], bounds[rank]) for rank, index in starts.items()}
+    placed = {rank: Window((start - first) / NS_PER_MS, lengths[rank], bounds[rank]) for rank, start in starts.items()}
     return placed, clock_sentence
 
 
