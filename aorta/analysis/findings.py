@@ -296,7 +296,7 @@ def host_bound_launches(_dataset: LabelledRun, entry: DatasetEntry) -> Iterator[
 
 
 def uneven_steps(dataset: LabelledRun, steps: Ints, cost_ms: Floats) -> Iterator[Finding]:
-    """Steps change their level after the warm-up, or a few draw the mean away from the median, for one rank maybe."""
+    """Steps change their level after the warm-up, or a few, of one rank maybe, draw the mean away from the median."""
     times_ms, numbers, _ = job_step_times(dataset)
     changed, slow = level_change(times_ms), slow_steps(times_ms, numbers)
     if changed is not None:

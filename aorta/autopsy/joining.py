@@ -95,14 +95,14 @@ def join(evidence: Iterable[RankEvidence]) -> JobEvidence:
     job = JobEvidence(ranks, world, groups, frozenset(listed), (*contradictions, *denied), (*left_out, *notes))
     if any(op.state == "retired" for rank in ranks.values() for op in rank.collectives):
         return replace(job, ranks={rank.rank: _settled(job, rank) for rank in ranks.values()})
-    # What one rank has noted of a collective that needs all ranks, holds on all; but it failed where one ended without.
+    # What one rank has noted of a collective that needs all ranks, holds on all; it failed where one ended without it.
     newest: dict[Channel, int] = defaultdict(lambda: -1)
     for of_rank in ranks.values():
         for issued in of_rank.collectives:
             if issued.state == "completed" and issued.kind in NEED_ALL_RANKS:
                 channel = channel_of(issued, of_rank.rank)
-                ended = [ranks[at] for at in job.members(channel) if at in ranks and ranks[at].has_ended]
-                if all(it.has_issued(channel, issued.number) or it.may_lack(channel, issued) for it in ended):
+                ended = [rank for rank in map(ranks.get, job.members(channel)) if rank is not None and rank.has_ended]
+                if all(rank.has_issued(channel, issued.number) or rank.may_lack(channel, issued) for rank in ended):
                     newest[channel] = max(newest[channel], issued.number)
                 else:
                     issued.state = "issued"

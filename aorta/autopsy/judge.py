@@ -330,10 +330,10 @@ def _summary(
     if kind == "stuck_inside" and not accused:
         where = ", ".join(list(dict.fromkeys(str(wait.collective) for wait in waits if not wait.for_ranks))[:2])
         done = {
-            of.rank
-            for of in job.ranks.values()
-            for it in case.waits.open
-            if of.front(it.channel) > it.collective.number
+            rank.rank
+            for rank in job.ranks.values()
+            for wait in case.waits.open
+            if rank.front(wait.channel) > wait.collective.number
         }
         which = f"has completed on {name_ranks(sorted(done))} only" if done else "does not complete"
         return f"all of its ranks issued {where}, which {which}: a link, a device or the library"

@@ -85,9 +85,9 @@ def _in_order(job: JobEvidence, waits: WaitGraph) -> WaitGraph:
             behind[wait.channel, wait.collective.number] |= {wait.rank}
     queued = {rank: replace(w, behind=behind[w.channel, w.collective.number]) for rank, w in first.items()}
     ordered = WaitGraph(tuple(queued.values()), {rank: wait.behind for rank, wait in queued.items()}, {})
-    departs = {of for of, it in first.items() if conforms(job.ranks[of], it.channel, it.collective.number) is False}
+    odd = {rank for rank, w in first.items() if conforms(job.ranks[rank], w.channel, w.collective.number) is False}
     waited = any(waits.blockers.values()) or any(waits.unknown.values())
-    return ordered if not waited and any(circle & departs for circle in ordered.circles) else waits
+    return ordered if not waited and any(circle & odd for circle in ordered.circles) else waits
 
 
 Rule: TypeAlias = Callable[[Case, set[int]], Iterator[Accusation]]
@@ -174,8 +174,8 @@ def signature_mismatch(case: Case, accused: set[int]) -> Iterator[Accusation]:
 def camps_of(clash: Mismatch) -> list[str]:
     """Return which ranks issued what, and where, a sentence for each."""
     issued = [(name_ranks(camp), clash.issued[camp[0]]) for camp in clash.camps.values()]
-    places = ["" if op.issued_by is None else f", issued at {op.issued_by}" for _, op in issued]
-    return [f"{who}: {_described(op, clash.aspect)}{at}" for (who, op), at in zip(issued, places, strict=True)]
+    lines = ["" if op.issued_by is None else f", issued at {op.issued_by}" for _, op in issued]
+    return [f"{who}: {_described(op, clash.aspect)}{line}" for (who, op), line in zip(issued, lines, strict=True)]
 
 
 def order_swapped(case: Case, accused: set[int]) -> Iterator[Accusation]:

@@ -733,7 +733,7 @@ void Kernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torc
 
 // How many collectives the backends of each process group have counted, by its identity: `dispatcher.counts_of_groups`.
 // Which backends there are is asked once: that takes longer than their counts.
-struct Counts {
+struct BackendCounts {
   struct Group {
     py::weakref of;
     py::int_ identity;
@@ -780,7 +780,7 @@ struct Counts {
 
   static PyObject* now(PyObject* self, PyObject* /*none*/) {
     return returned_by([self] {
-      Counts& seen = object_of<Counts>(self);
+      BackendCounts& seen = object_of<BackendCounts>(self);
       const py::dict now = seen.c10d.attr(seen.world).attr(seen.map);
       const auto is_known = [](const Group& group, const auto& item) {
         return py::reinterpret_steal<py::object>(PyObject_CallNoArgs(group.of.ptr())).is(item.first);
@@ -798,8 +798,8 @@ struct Counts {
 };
 
 py::object counts_function(py::module_ c10d) {
-  static std::array<PyMethodDef, 1> methods{{{"counts_of_groups", Counts::now, METH_NOARGS, nullptr}}};
-  return functions_of(std::make_unique<Counts>(Counts{std::move(c10d), {}}), methods)[0];
+  static std::array<PyMethodDef, 1> methods{{{"counts_of_groups", BackendCounts::now, METH_NOARGS, nullptr}}};
+  return functions_of(std::make_unique<BackendCounts>(BackendCounts{std::move(c10d), {}}), methods)[0];
 }
 
 }  // namespace

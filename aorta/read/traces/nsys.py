@@ -79,7 +79,7 @@ def _read(source: TraceInput) -> Iterator[Trace]:
         if (strays := int((~np.isin(rows["process"], owners)).sum()))
     ]
     sql = f"SELECT text FROM {db.stored('DIAGNOSTIC_EVENT', '', 'text')} WHERE text LIKE 'Not all CUDA %'"
-    losses = [f"nsys says: {text}" for text in {*db.select("DIAGNOSTIC_EVENT", sql, texts={"text"})["text"]}]
+    losses = [f"nsys says: {text}" for text in sorted({*db.select("DIAGNOSTIC_EVENT", sql, texts={"text"})["text"]})]
     lost += [f"{origin}: {text}" for text in losses]
     began = db.columns("TARGET_INFO_SESSION_START_TIME", "", "utcEpochNs")["utcEpochNs"]
     dated = len(began) == 1 and 0 < began[0] <= LARGEST_NS // 2
