@@ -8,7 +8,7 @@ Afterwards
 - 10 s later no process of the run is left (behind a killed watchdog: 10 s after the run, which has to end well);
 - every line of every record can be read, but for the one that was being written, and its steps follow each other,
   once what is in the ring of a killed rank has been appended;
-- the next run, in the same folder, trains from the newest checkpoint to its end.
+- the next run, in the same folder, trains from the newest checkpoint to its end (`--next-run-every N`: of N kills).
 
 The last line of stdout is JSON: `kills` by target, `findings` (sentences; none is the result to have), `slowest_end_s`,
 and `lost_steps`, the most that a rank had finished and its record did not have. The exit code is 1 with findings.
@@ -71,27 +71,37 @@ def main() -> int:
     parser.add_argument(
         "--life-s", type=float, default=LIFE_S, help="of a run on this machine; longer where it is busy"
     )
+    parser.add_argument("--next-run-every", type=int, default=1, metavar="N", help="kills (default: %(default)s)")
     options = parser.parse_args()
     seen = Seen()
     with tempfile.TemporaryDirectory() as folder, suppress(KeyboardInterrupt):
-        kill(Path(folder), options.count, options.seed, seen, options.life_s)
+        kill(Path(folder), options.count, options.seed, seen, options.life_s, next_run_every=options.next_run_every)
     sys.stdout.write(json.dumps({"seed": options.seed, **vars(seen)}) + "\n")
     return int(bool(seen.findings))
 
 
 def kill(
-    root: Path, count: int, seed: int, seen: Seen, life_s: float = LIFE_S, targets: Sequence[str] = TARGETS
+    root: Path,
+    count: int,
+    seed: int,
+    seen: Seen,
+    life_s: float = LIFE_S,
+    targets: Sequence[str] = TARGETS,
+    next_run_every: int = 1,
 ) -> None:
-    """Start `count` runs below `root`, and kill something of each."""
+    """Start `count` runs below `root`, and kill something of each; behind every `next_run_every`-th train on."""
     chance = random.Random(seed)
     for number in range(count):
         target = targets[number % len(targets)]
         after_s, rank = chance.uniform(0, life_s), chance.randrange(2)
         before = len(seen.findings)
         _kill_one(root / target, target, after_s, rank, seen)
-        for place in range(before, len(seen.findings)):
-            seen.findings[place] = f"{number} ({target}, {after_s:.2f} s): {seen.findings[place]}"
-            sys.stderr.write(f"{seen.findings[place]}\n")
+        # Not of one target only: 6 targets, 7 kills between two next runs.
+        if number % next_run_every == 0:
+            _start_again(root / target, seen)
+        for index in range(before, len(seen.findings)):
+            seen.findings[index] = f"{number} ({target}, {after_s:.2f} s): {seen.findings[index]}"
+            sys.stderr.write(f"{seen.findings[index]}\n")
 
 
 def _kill_one(folder: Path, target: str, after_s: float, rank: int, seen: Seen) -> None:
@@ -134,7 +144,6 @@ def _kill_one(folder: Path, target: str, after_s: float, rank: int, seen: Seen) 
     if code < 0 and target not in ("launcher", "all"):
         seen.findings.append(f"the launcher was ended by signal {-code}")
     _read(folder, seen)
-    _start_again(folder, seen)
 
 
 def _victims(target: str, run: subprocess.Popen[bytes], rank: int, mark: str) -> list[psutil.Process]:
