@@ -28,86 +28,62 @@ AB = ("--launches", "2", "--reference", "a=1", "--candidate", "a=2", "s=1")
 ORDER = ["reference/00", "candidate/00", "candidate/01", "reference/01"]
 
 
-def test_every_launch_in_its_order_folder_and_journal(bench):
+def test_every_launch_in_its_order_folder_and_journal_and_then_only_what_is_missing(bench):
     code, out, err = bench(*AB)
     assert code == 0
     assert bench.launched == ORDER
-    for name in ORDER:
-        assert load_run(bench.home / "plan" / name).source.world_size == 2
-    first, *launches = err.splitlines()
+    first, *lines = err.splitlines()
     assert first == "note: --launches 2: too few for a significance test; a verdict takes 4 a side"
-    assert [line.split(":")[0] for line in launches] == [f"[{n}/4] {name}" for n, name in enumerate(ORDER, 1)]
-    assert "left" in launches[0]
-    assert "left" not in err.splitlines()[-1]
+    assert [line.split(":")[0] for line in lines] == [f"[{n}/4] {name}" for n, name in enumerate(ORDER, 1)]
+    assert ("left" in lines[0], "left" in lines[-1]) == (True, False)
     plan = bench.home / "plan"
     assert out.splitlines()[-1] == "Next: aorta report plan"
     kept = json.loads((plan / "plan.json").read_text())
-    assert [line["launch"] for line in kept["order"]] == ORDER
     assert kept["versions"]["candidate"]["torch"] == "2.13.0"
     assert kept["asked"]["sides"]["candidate"]["words"] == ["a=2"]
-    launches = [call for call in bench.calls if call["call"] == "launch"]
-    assert [["fake", *call["argv"]] for call in launches] == [["fake", *line["command"][1:]] for line in kept["order"]]
-    assert {call["cwd"] for call in launches} == {str(bench.home)}
+    calls = [call for call in bench.calls if call["call"] == "launch"]
+    assert [call["argv"] for call in calls] == [line["command"][1:] for line in kept["order"]]
+    assert {call["cwd"] for call in calls} == {str(bench.home)}
     assert "launch reference/00, start 0" in (plan / "logs" / "reference" / "00.log").read_text()
-    events = [json.loads(line) for line in (plan / "journal.jsonl").read_text().splitlines()]
-    assert [event["event"] for event in events] == ["open", *["start", "end"] * 4, "close"]
-    assert [event["order"] for event in bench.events("start")] == [0, 1, 2, 3]
+    events = [json.loads(line)["event"] for line in (plan / "journal.jsonl").read_text().splitlines()]
+    assert events == ["open", *["start", "end"] * 4, "close"]
     ends = bench.events("end")
     assert [end["launch"] for end in ends] == ORDER
     assert {(end["outcome"], end["exit_code"], end["left_behind"]) for end in ends} == {("done", 0, 0)}
     assert all(end["seconds"] > 0 for end in ends)
     assert [end["run_id"] for end in ends] == [load_run(plan / name).source.run_id for name in ORDER]
-    assert not (plan / "noise_floor.json").exists()
-
-
-def test_only_what_is_missing_is_done(bench):
-    bench(*AB)
     code, out, _ = bench(*AB)
-    assert (code, bench.launched) == (0, ORDER)
-    assert "Next: aorta report" in out
-    (bench.home / "plan" / "candidate" / "01" / "run.json").unlink()
+    assert (code, bench.launched, "Next: aorta report" in out) == (0, ORDER, True)
+    (plan / "candidate" / "01" / "run.json").unlink()
     code, _, err = bench(*AB)
-    assert code == 0
-    assert bench.launched == [*ORDER, "candidate/01"]
+    assert (code, bench.launched) == (0, [*ORDER, "candidate/01"])
     assert err.splitlines()[1].startswith("[4/4] candidate/01: done")
-    assert (bench.home / "plan" / "aside" / "candidate" / "01.lost" / "rank_0_metrics.jsonl").exists()
+    assert (plan / "aside" / "candidate" / "01.lost" / "rank_0_metrics.jsonl").exists()
 
 
-def test_a_failed_launch_is_repeated_once_in_its_place(bench):
-    bench.acts(candidate_01={"fail": 1})
-    code, _, err = bench(*AB)
-    assert code == 0
-    assert bench.launched == ["reference/00", "candidate/00", "candidate/01", "candidate/01", "reference/01"]
-    assert "[2/4] candidate/01: failed: exit code 7" in err
-    plan = bench.home / "plan"
-    (failed,) = [end for end in bench.events("end") if end["outcome"] == "failed"]
-    assert (failed["exit_code"], failed["attempt"], failed["run_id"]) == (7, 0, None)
-    assert failed["kept"] == "aside/candidate/01.failed"
-    assert (plan / failed["kept"] / "half").read_text() == "half"
-    assert "RuntimeError: it broke here" in failed["last_lines"]
-    assert "it broke here" in (plan / "logs" / "candidate" / "01.log").read_text()
-    assert "start 1" in (plan / "logs" / "candidate" / "01-2.log").read_text()
-    assert sorted(path.name for path in (plan / "candidate").iterdir()) == ["00", "01"]
-
-
-def test_what_fails_twice_is_named_and_the_rest_is_done(bench):
-    bench.acts(candidate_01={"fail": 2})
+def test_what_fails_is_repeated_once_in_its_place_and_what_fails_twice_is_named(bench):
+    bench.acts(candidate_01={"fail": 2}, reference_01={"fail": 1})
     code, out, err = bench(*AB, "--report")
     assert (code, out) == (5, "")
     assert not (bench.home / "reports").exists()
-    assert [name for name in bench.launched if name != "candidate/01"] == [*ORDER[:2], ORDER[3]]
-    assert (
-        "error: 1 of 4 launches failed twice:\n  candidate/01: failed: exit code 7: RuntimeError: it broke here ("
-        in err
-    )
-    assert bench.events("close")[-1] | {"time": 0} == {
-        "event": "close", "time": 0, "exit_code": 5, "failed": ["candidate/01"],
-    }  # fmt: skip
-    code, out, _ = bench(*AB)  # the third start is good
-    assert code == 0
-    assert bench.launched[5:] == ["candidate/01"]
-    aside = bench.home / "plan" / "aside" / "candidate"
-    assert sorted(path.name for path in aside.iterdir()) == ["01.failed", "01.failed-2"]
+    assert bench.launched == [*ORDER[:2], *["candidate/01"] * 2, *["reference/01"] * 2]
+    assert "[2/4] reference/01: failed: exit code 7" in err
+    last = "1 of 4 launches failed twice:\n  candidate/01: failed: exit code 7: RuntimeError: it broke here ("
+    assert f"error: {last}" in err
+    plan, first = bench.home / "plan", [end for end in bench.events("end") if end["outcome"] == "failed"][-1]
+    assert (first["exit_code"], first["attempt"], first["run_id"]) == (7, 0, None)
+    assert (plan / "aside/reference/01.failed/half").read_text() == "half"
+    assert first["kept"] == "aside/reference/01.failed"
+    assert "RuntimeError: it broke here" in first["last_lines"]
+    assert "it broke here" in (plan / "logs/reference/01.log").read_text()
+    assert "start 1" in (plan / "logs/reference/01-2.log").read_text()
+    assert {key: bench.events("close")[-1][key] for key in ("exit_code", "failed")} == {
+        "exit_code": 5,
+        "failed": ["candidate/01"],
+    }
+    assert (bench(*AB)[0], bench.launched[6:]) == (0, ["candidate/01"])  # the third start is good
+    aside = sorted(path.name for path in (plan / "aside/candidate").iterdir())
+    assert aside == ["01.failed", "01.failed-2"]
 
 
 @pytest.mark.parametrize(("words", "said", "last"), CASES["failed"])

@@ -15,8 +15,7 @@ from torch import nn
 import aorta
 from aorta.distributed import cuda
 from aorta.profiling import trace_saver, window_recording
-from aorta.profiling.memory_timeline import NAMES, by_category, main, page, timelines
-from aorta.profiling.window_recording import MemoryHistory
+from aorta.profiling.memory_timeline import NAMES, main, page, timelines
 from tests.profiling.windows import FLAGS, files_below, listening, loop, preset
 
 
@@ -112,25 +111,6 @@ def step():
     return run
 
 
-def test_parameters_gradients_and_state_have_their_bytes(step):
-    with torch.profiler.profile(**FLAGS) as profiler:
-        for _ in range(2):
-            step()
-            profiler.step()
-    found = by_category(profiler.profiler.kineto_results)["cpu"]
-    most = {name: max(sizes) for name, sizes in found["bytes"].items()}
-    assert list(most) == list(NAMES.values())
-    assert all(len(sizes) == len(found["times_us"]) for sizes in found["bytes"].values())
-    assert most["gradients"] == PARAMETER_BYTES
-    assert most["optimizer state"] == STATE_BYTES
-    assert PARAMETER_BYTES <= most["parameters"] < 1.5 * PARAMETER_BYTES
-    # Each layer keeps its input, or its output, for the backward pass.
-    assert LAYERS * BATCH * WIDTH * FLOAT_BYTES <= most["activations"] < 3 * LAYERS * BATCH * WIDTH * FLOAT_BYTES
-    # Gradients are there from the backward pass to the next `zero_grad`, the state all the time.
-    assert 0 < sum(size == 0 for size in found["bytes"]["gradients"]) < len(found["times_us"])
-    assert min(found["bytes"]["optimizer state"][len(found["times_us"]) // 2 :]) == STATE_BYTES
-
-
 @pytest.fixture
 def profiled(step, tmp_path):
     """The page of a window of so many steps, and what was logged."""
@@ -147,13 +127,17 @@ def profiled(step, tmp_path):
     return made
 
 
-def test_the_page_of_a_window_stacks_them(profiled):
+def test_the_page_of_a_window_stacks_parameters_gradients_and_state(profiled):
     text, _ = profiled(2)
     assert "<h2>cpu by category</h2>" in text
-    rows = dict(re.findall(r'<td>([a-z\' ]+)</td><td class="n">[^<]+</td><td class="n">([^<]+)</td>', text))
-    assert list(rows) == list(NAMES.values())
-    assert rows["gradients"] == f"{PARAMETER_BYTES / 1024:.2f} KiB"
-    assert rows["optimizer state"] == f"{STATE_BYTES / 1024**2:.2f} MiB"
+    rows = re.findall(r'<td>([a-z\' ]+)</td><td class="n">[^<]+</td><td class="n">([0-9.]+) ([KM]iB)</td>', text)
+    most = {name: float(size) * {"KiB": 1024, "MiB": 1024**2}[unit] for name, size, unit in rows}
+    assert list(most) == list(NAMES.values())
+    assert most["gradients"] == pytest.approx(PARAMETER_BYTES, rel=0.01)
+    assert most["optimizer state"] == pytest.approx(STATE_BYTES, rel=0.01)
+    assert 0.99 * PARAMETER_BYTES <= most["parameters"] < 1.5 * PARAMETER_BYTES
+    # Each layer keeps its input, or its output, for the backward pass.
+    assert 0.99 * LAYERS * BATCH * WIDTH * FLOAT_BYTES <= most["activations"] < 3 * LAYERS * BATCH * WIDTH * FLOAT_BYTES
     assert not re.search(r"http|//[a-z]|<script", text)
 
 
@@ -197,16 +181,6 @@ def device(monkeypatch):
 
 
 COMPOSER = {"wait": 0, "warmup": 0, "folder": None, "memory_filename": "m.html", **FLAGS}
-
-
-@pytest.mark.spec("E18")
-def test_a_window_has_the_history_of_its_own(device, tmp_path):
-    history = MemoryHistory(True)
-    history.start()
-    history.dump(tmp_path / "snap" / "m.snapshot.pickle")
-    assert (tmp_path / "snap" / "m.snapshot.pickle").read_text() == "['all']"  # recorded when it is dumped
-    assert not history.running
-    assert device.switched == ["all", None]
 
 
 @pytest.mark.parametrize("fails", [True, False])

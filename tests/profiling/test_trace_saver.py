@@ -5,8 +5,7 @@ begins once the trace of the last one is written: it would take the times from i
 from __future__ import annotations
 
 import errno
-import json
-import sys
+import resource
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -20,8 +19,7 @@ from aorta.profiling import trace_saver
 from aorta.profiling.next_session import before_next_session
 from aorta.profiling.trace_saver import Job, Moment, SavedFile, Saver, TraceWindow, export
 from aorta.profiling.upload import error_line
-from tests.profiling.windows import files_below
-from tests.runs import ROOT, environment, finished, succeeded
+from tests.profiling.windows import files_below, listening, loop, preset
 
 
 class There:
@@ -92,17 +90,20 @@ def test_a_folder_that_is_being_filled_is_not_removed_with_an_old_window(tmp_pat
 # --- an export ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.thorough
 def test_without_room_no_part_is_left_and_the_error_is_the_disk_s(tmp_path):
-    command = [sys.executable, "-m", "tests.profiling.windows", str(tmp_path)]
-    done = succeeded(finished(command, own=environment(PYTHONPATH=str(ROOT))))
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["left"] == []
-    assert len(found["errors"]) == 2
-    for number, error in zip((3, 6), found["errors"], strict=True):
+    room = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, room[1]))  # of the size of a file
+    try:
+        with listening() as said:
+            profiler = loop(tmp_path / "traces", preset("d9d", period=3, warmup=0, active=2, with_stack=True), 6)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, room)
+    errors = [file.error for window in profiler.saver.windows for file in window.files]
+    assert (files_below(tmp_path), len(errors)) == ([], 2)
+    for number, error in zip((3, 6), errors, strict=True):
         assert error.startswith(f"OSError: [Errno 27] File too large: '{tmp_path}/traces/step_{number}/")
         assert error.endswith("; make room there, or choose another folder for traces")
-        assert any(error in line for line in found["said"])
+        assert any(error in line for line in said)
 
 
 @pytest.mark.parametrize("content", [None, "", '{"traceEvents": ['], ids=["none", "empty", "half"])

@@ -104,18 +104,6 @@ def test_only_what_may_pass_is_tried_again(flaky, source, passes):
         assert flaky.writes == 1 + passes
 
 
-@pytest.mark.spec("E9")
-def test_what_is_there_is_not_replaced_unless_told(flaky, source):
-    place, _ = remote()
-    place.put(source, "b.json")
-    source.write_bytes(b"new")
-    with pytest.raises(FileExistsError, match=r"flaky://there/b\.json already exists, and profiling"):
-        place.put(source, "b.json")
-    assert flaky().cat_file("/there/b.json") == b"x" * 3000
-    remote(overwrite=True)[0].put(source, "b.json")
-    assert flaky().cat_file("/there/b.json") == b"new"
-
-
 @pytest.mark.spec("E9", "E11")
 def test_a_try_whose_answer_was_lost_is_recognised_and_a_file_that_arrives_short_is_no_success(
     flaky, source, monkeypatch
@@ -147,7 +135,7 @@ def test_a_copy_is_held_where_it_is_seen_to_be_whole_and_outlives_this_process(f
 
 @pytest.mark.parametrize("links", [True, False])
 @pytest.mark.spec("E9", "E11")
-def test_a_folder_of_this_machine(tmp_path, source, monkeypatch, links):
+def test_in_a_folder_of_this_machine_what_is_there_is_not_replaced_unless_told(tmp_path, source, monkeypatch, links):
     if not links:  # as on FAT
         monkeypatch.setattr(os, "link", Mock(side_effect=PermissionError(errno.EPERM, os.strerror(errno.EPERM))))
     monkeypatch.chdir(tmp_path)
@@ -155,10 +143,14 @@ def test_a_folder_of_this_machine(tmp_path, source, monkeypatch, links):
     place.check("rank0")
     place.put(source, "a/b.json")
     assert files_below(tmp_path / "remote") == ["a/b.json"]  # nothing left of the check, no part
-    assert (tmp_path / "remote/a/b.json").read_bytes() == source.read_bytes()
-    with pytest.raises(FileExistsError):
+    was = source.read_bytes()
+    source.write_bytes(b"new")
+    with pytest.raises(FileExistsError, match=r"a/b\.json already exists, and profiling"):
         place.put(source, "a/b.json")
     assert files_below(tmp_path / "remote") == ["a/b.json"]
+    assert (tmp_path / "remote/a/b.json").read_bytes() == was
+    Destination("file://remote", overwrite=True).put(source, "a/b.json")
+    assert (tmp_path / "remote/a/b.json").read_bytes() == b"new"
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,10 @@
-"""A small loop under a real torch.profiler, and what can be read back from its traces.
-
-python -m tests.profiling.windows FOLDER    # profiles two windows where there is no room for a trace
-"""
+"""A small loop under a real torch.profiler, and what can be read back from its traces."""
 
 from __future__ import annotations
 
 import gzip
 import json
 import logging
-import resource
-import sys
 import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -107,18 +102,3 @@ def steps_in(path: Path) -> list[int]:
 def files_below(folder: Path) -> list[str]:
     """Every file, as a path below `folder`."""
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-
-
-def fill_a_disk(folder: Path) -> None:
-    """A limit of the size of a file stands for a full disk. Prints, as JSON, what was logged, the errors of the files,
-    and what is left.
-    """
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
-    with listening() as said:
-        profiler = loop(folder / "traces", preset("d9d", period=3, warmup=0, active=2, with_stack=True), 6)
-    errors = [file.error for saved in profiler.saver.windows for file in saved.files]
-    sys.stdout.write(json.dumps({"said": said, "errors": errors, "left": files_below(folder)}) + "\n")
-
-
-if __name__ == "__main__":
-    fill_a_disk(Path(sys.argv[1]))

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
+
+US = 1_000
 
 
 class Group(NamedTuple):
@@ -22,18 +24,6 @@ class Group(NamedTuple):
 
     name: str
     ranks: tuple[int, ...]
-
-
-class Work(NamedTuple):
-    """The rank's host (or stream) is busy."""
-
-    ns: int
-
-
-class Mark(NamedTuple):
-    """A moment to write down, by name."""
-
-    name: str
 
 
 class Issue(NamedTuple):
@@ -51,7 +41,8 @@ class Wait(NamedTuple):
     tag: str
 
 
-Operation = Work | Mark | Issue | Wait
+Operation = int | str | Issue | Wait
+"""A number is nanoseconds in which the rank's host (or stream) is busy, a text names a moment to write down."""
 
 
 @dataclass
@@ -70,149 +61,15 @@ class Collective:
     sleepers: list[Callable[[], None]] = field(default_factory=list)
 
 
-class Issued(NamedTuple):
-    """A collective in the account of one rank."""
-
-    collective: Collective
-    issue_ns: int
-
-
-class Waited(NamedTuple):
-    """A wait in the account of one rank."""
-
-    collective: Collective
-    enter_ns: int
-    leave_ns: int
-
-
 @dataclass
 class Account:
-    """What one rank did in one step, in absolute nanoseconds."""
-
-    marks: list[tuple[str, int]] = field(default_factory=list)
-    issued: list[Issued] = field(default_factory=list)
-    waited: list[Waited] = field(default_factory=list)
-
-
-class Laws(NamedTuple):
-    """How long things take: a collective on the network, in the backend, and going on after a wait; how late a rank is
-    to each issue.
+    """What one rank did in one step, in absolute nanoseconds: collectives with their issue, and with the begin and the
+    end of a wait.
     """
 
-    cost_ns: Callable[[Collective], int]
-    backend_ns: Callable[[Collective], int]
-    wake_ns: int
-    late_ns: Callable[[int], int]
-
-
-@dataclass
-class Link:
-    """Of one group: collectives in the order of their first issue, one at a time, each when its last rank is there."""
-
-    made: list[Collective] = field(default_factory=list)
-    queue: deque[Collective] = field(default_factory=deque)
-    issued: Counter[int] = field(default_factory=Counter)
-    busy: bool = False
-    free_ns: int = 0
-
-
-class Simulation:
-    """Ranks that carry out their steps. Of what happens at one nanosecond, what was asked for first comes first."""
-
-    def __init__(self, programs: Sequence[Sequence[Sequence[Operation]]], laws: Laws) -> None:
-        self.laws, self.now_ns, self.links = laws, 0, defaultdict[Group, Link](Link)
-        self.accounts = [[Account() for _ in steps] for steps in programs]
-        self._todo = [deque((number, one) for number, step in enumerate(steps) for one in step) for steps in programs]
-        self._open: dict[tuple[int, int, str], Collective] = {}
-        self._heap: list[tuple[int, int, Callable[[], None]]] = []
-        self._asked = 0
-
-    def run(self) -> None:
-        """Until nothing is left."""
-        for rank in range(len(self._todo)):
-            self._after(0, partial(self._go_on, rank))
-        while self._heap:
-            self.now_ns, _, happens = heapq.heappop(self._heap)
-            happens()
-        assert not any(self._todo), "deadlock: not every rank came to its end"
-
-    def _after(self, ns: int, happens: Callable[[], None]) -> None:
-        assert ns >= 0
-        heapq.heappush(self._heap, (self.now_ns + ns, self._asked, happens))
-        self._asked += 1
-
-    def _go_on(self, rank: int) -> None:
-        """Do what comes next, until it takes time."""
-        while self._todo[rank]:
-            number, one = self._todo[rank].popleft()
-            match one:
-                case Mark(name):
-                    self.accounts[rank][number].marks.append((name, self.now_ns))
-                case Work(ns):
-                    return self._after(ns, partial(self._go_on, rank))
-                case Issue():
-                    late_ns = self.laws.late_ns(rank)
-                    if late_ns:
-                        return self._after(late_ns, partial(self._issue, rank, number, one, goes_on=True))
-                    self._issue(rank, number, one)
-                case Wait(tag):
-                    return self._wait(rank, number, self._open.pop((rank, number, tag)))
-        return None
-
-    def _issue(self, rank: int, number: int, issue: Issue, goes_on: bool = False) -> None:
-        link = self.links[issue.group]
-        seq = link.issued[rank]
-        link.issued[rank] += 1
-        if seq == len(link.made):
-            link.made.append(Collective(issue.group, seq, issue.kind, issue.bytes))
-            link.queue.append(link.made[-1])
-        one = self._open[rank, number, issue.tag] = link.made[seq]
-        assert (one.kind, one.bytes) == (issue.kind, issue.bytes), "the programs of the ranks do not fit each other"
-        one.arrived[rank] = self.now_ns
-        self._begin_next(link)
-        self.accounts[rank][number].issued.append(Issued(one, self.now_ns))
-        if goes_on:
-            self._go_on(rank)
-
-    def _begin_next(self, link: Link) -> None:
-        if link.busy or not link.queue or len(link.queue[0].arrived) < len(link.queue[0].group.ranks):
-            return
-        one = link.queue.popleft()
-        link.busy, one.link_free_ns = True, link.free_ns
-        one.network_end_ns = self.now_ns + self.laws.cost_ns(one)
-        one.backend_end_ns = max(one.arrived.values()) + self.laws.backend_ns(one)
-        self._after(max(one.network_end_ns, one.backend_end_ns) - self.now_ns, partial(self._end, link, one))
-
-    def _end(self, link: Link, one: Collective) -> None:
-        one.end_ns = link.free_ns = self.now_ns
-        link.busy = False
-        for go_on in one.sleepers:
-            go_on()
-        self._begin_next(link)
-
-    def _wait(self, rank: int, number: int, collective: Collective) -> None:
-        enter_ns = self.now_ns
-
-        def leave() -> None:
-            self.accounts[rank][number].waited.append(Waited(collective, enter_ns, self.now_ns))
-            self._go_on(rank)
-
-        wake = partial(self._after, self.laws.wake_ns, leave)
-        if collective.end_ns is not None:
-            wake()
-        else:
-            collective.sleepers.append(wake)
-
-
-def carry_out(programs: Sequence[Sequence[Sequence[Operation]]], laws: Laws) -> list[list[Account]]:
-    """Of each rank the account of each step.
-
-    Args:
-        programs: of each rank, of each step, its operations.
-    """
-    made = Simulation(programs, laws)
-    made.run()
-    return made.accounts
+    marks: dict[str, int] = field(default_factory=dict)
+    issued: list[tuple[Collective, int]] = field(default_factory=list)
+    waited: list[tuple[Collective, int, int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -254,3 +111,124 @@ class Network:
             chance = random.Random(f"{self.seed} {one.group} {one.seq}")
             cost *= 1 + self.jitter * chance.uniform(-1, 1)
         return round(cost)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Laws:
+    """How long things take.
+
+    Args:
+        backend_ns: what the backend itself takes from the last arrival; it bounds a collective from below.
+        wake_ns: from the end of a collective to going on.
+        late_rank, late_ns: a rank that is late to every issue, and by how much.
+    """
+
+    network: Network = field(default_factory=Network)
+    backend_ns: int = 100 * US
+    wake_ns: int = 30 * US
+    late_rank: int | None = None
+    late_ns: int = 0
+
+
+@dataclass
+class Link:
+    """Of one group: collectives in the order of their first issue, one at a time, each when its last rank is there."""
+
+    made: list[Collective] = field(default_factory=list)
+    issued: Counter[int] = field(default_factory=Counter)
+    begun: int = 0
+    busy: bool = False
+    free_ns: int = 0
+
+
+class Simulation:
+    """Ranks that carry out their steps. Of what happens at one nanosecond, what was asked for first comes first.
+
+    Args:
+        programs: of each rank, of each step, its operations.
+    """
+
+    def __init__(self, programs: Sequence[Sequence[Iterable[Operation]]], laws: Laws) -> None:
+        self.laws, self.now_ns, self.links = laws, 0, defaultdict[Group, Link](Link)
+        self.accounts = [[Account() for _ in steps] for steps in programs]
+        self._ranks = [self._rank(rank, steps) for rank, steps in enumerate(programs)]
+        self._at_end = 0
+        self._heap: list[tuple[int, int, Callable[[], None]]] = []
+        self._asked = 0
+
+    def run(self) -> list[list[Account]]:
+        """Until nothing is left; of each rank the account of each step."""
+        for rank in range(len(self._ranks)):
+            self._after(0, partial(self._go_on, rank))
+        while self._heap:
+            self.now_ns, _, happens = heapq.heappop(self._heap)
+            happens()
+        assert self._at_end == len(self._ranks), "deadlock: not every rank came to its end"
+        return self.accounts
+
+    def _after(self, ns: int, happens: Callable[[], None]) -> None:
+        assert ns >= 0
+        heapq.heappush(self._heap, (self.now_ns + ns, self._asked, happens))
+        self._asked += 1
+
+    def _go_on(self, rank: int) -> None:
+        next(self._ranks[rank], None)
+
+    def _rank(self, rank: int, steps: Sequence[Iterable[Operation]]) -> Iterator[None]:
+        """What a rank does, until it takes time: then it yields, and goes on with the event that it asked for."""
+        go_on = partial(self._go_on, rank)
+        for account, operations in zip(self.accounts[rank], steps, strict=True):
+            tagged: dict[str, Collective] = {}
+            for one in operations:
+                match one:
+                    case str(name):
+                        account.marks[name] = self.now_ns
+                    case int(ns):
+                        self._after(ns, go_on)
+                        yield
+                    case Issue():
+                        if rank == self.laws.late_rank:
+                            self._after(self.laws.late_ns, go_on)
+                            yield
+                        tagged[one.tag] = self._issue(rank, one)
+                        account.issued.append((tagged[one.tag], self.now_ns))
+                    case Wait(tag):
+                        enter_ns = self.now_ns
+                        if tagged[tag].end_ns is None:
+                            tagged[tag].sleepers.append(go_on)
+                            yield
+                        self._after(self.laws.wake_ns, go_on)
+                        yield
+                        account.waited.append((tagged[tag], enter_ns, self.now_ns))
+        self._at_end += 1
+
+    def _issue(self, rank: int, issue: Issue) -> Collective:
+        link = self.links[issue.group]
+        seq = link.issued[rank]
+        link.issued[rank] += 1
+        if seq == len(link.made):
+            link.made.append(Collective(issue.group, seq, issue.kind, issue.bytes))
+        one = link.made[seq]
+        assert (one.kind, one.bytes) == (issue.kind, issue.bytes), "the programs of the ranks do not fit each other"
+        one.arrived[rank] = self.now_ns
+        self._begin_next(link)
+        return one
+
+    def _begin_next(self, link: Link) -> None:
+        if link.busy or link.begun == len(link.made):
+            return
+        one = link.made[link.begun]
+        if len(one.arrived) < len(one.group.ranks):
+            return
+        link.begun += 1
+        link.busy, one.link_free_ns = True, link.free_ns
+        one.network_end_ns = self.now_ns + self.laws.network.cost_ns(one, len(self._ranks))
+        one.backend_end_ns = max(one.arrived.values()) + self.laws.backend_ns
+        self._after(max(one.network_end_ns, one.backend_end_ns) - self.now_ns, partial(self._end, link, one))
+
+    def _end(self, link: Link, one: Collective) -> None:
+        one.end_ns = link.free_ns = self.now_ns
+        link.busy = False
+        for go_on in one.sleepers:
+            go_on()
+        self._begin_next(link)

@@ -13,17 +13,13 @@ reduce-scatter at once. Must not share code with `aorta.whatif`.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 
-from tests.whatif.event_loop import Account, Group, Issue, Laws, Mark, Network, Operation, Wait, Work
-from tests.whatif.event_loop import carry_out as _carry_out
+from tests.whatif.event_loop import US, Account, Group, Issue, Laws, Operation, Simulation, Wait
 
-US, MS = 1_000, 1_000_000
-SHARDED = ("fsdp", "hsdp", "fsdp_tp")
-SPLIT = ("tp", "fsdp_tp")
+MS = 1_000_000
 BUCKET_BYTES = 600_000
 """A bucket of ddp closes when it holds so many."""
 ACTIVATIONS = 131_072
@@ -56,53 +52,37 @@ MODEL = (
 
 
 @dataclass(frozen=True)
-class Job:
+class Job(Laws):
     """One training job.
 
     Args:
         strategy: ddp, fsdp, hsdp, tp or fsdp_tp. shards: ranks of the inner dimension of a mesh.
-        late_rank, late_ns: a rank that is late to every issue, and by how much.
         spread: each piece of computation takes up to this part more or less.
         skew: rank r computes this part times r / ranks longer, so that ranks are not alike.
-        backend_ns: what the backend itself takes from the last arrival; it bounds a collective from below.
-        wake_ns: from the end of a collective to going on.
     """
 
     strategy: str
     ranks: int = 2
     shards: int = 2
-    network: Network = field(default_factory=Network)
     steps: int = 8
     warmup: int = 2
-    late_rank: int | None = None
-    late_ns: int = 0
     spread: float = 0.1
     skew: float = 0.05
-    backend_ns: int = 100 * US
-    wake_ns: int = 30 * US
     seed: int = 0
-    model: tuple[Block, ...] = MODEL
 
-    def length_ns(self, mean_ns: int, *of: object) -> int:
-        """A length with this job's chance, the same whenever it is asked for; `of` begins with the rank."""
-        chance = random.Random(f"{self.seed} {of}")
-        own = 1 + self.skew * int(str(of[0])) / self.ranks
-        return round(mean_ns * own * (1 + self.spread * chance.uniform(-1, 1)))
+    def length_ns(self, rank: int, step: int, mean_ns: int, *of: object) -> int:
+        """A length with this job's chance, the same whenever it is asked for."""
+        chance = random.Random(f"{self.seed} {rank} {step} {of}")
+        return round(mean_ns * (1 + self.skew * rank / self.ranks) * (1 + self.spread * chance.uniform(-1, 1)))
 
-    @property
-    def laws(self) -> Laws:
-        return Laws(
-            cost_ns=lambda one: self.network.cost_ns(one, self.ranks),
-            backend_ns=lambda _one: self.backend_ns,
-            wake_ns=self.wake_ns,
-            late_ns=lambda rank: self.late_ns if rank == self.late_rank else 0,
-        )
+
+Length = Callable[..., int]
+"""`Job.length_ns` of a rank and a step."""
 
 
 def carry_out(job: Job) -> list[list[Account]]:
     """Really do it: of each rank the account of each step."""
-    programs = [[list(_step(job, rank, step)) for step in range(job.steps)] for rank in range(job.ranks)]
-    return _carry_out(programs, job.laws)
+    return Simulation([[_step(job, rank, step) for step in range(job.steps)] for rank in range(job.ranks)], job).run()
 
 
 def groups_of(job: Job, rank: int) -> dict[str, Group]:
@@ -121,134 +101,101 @@ def groups_of(job: Job, rank: int) -> dict[str, Group]:
 
 
 def _step(job: Job, rank: int, step: int) -> Iterator[Operation]:
-    length = partial(_length, job, rank, step)
+    length = partial(job.length_ns, rank, step)
     groups = groups_of(job, rank)
     yield length(50 * US, "between")
-    yield Mark("step<")
-    yield from _aux("data", length(100 * US, "data"))
-    if job.strategy in SHARDED:
-        yield from _sharded(job, groups, length)
-    else:
-        yield from _whole(job, groups, length)
+    yield "step<"
+    yield from _during("aux:data", length(100 * US, "data"))
+    yield from (_whole if job.strategy in ("ddp", "tp") else _sharded)(job, groups, length)
     yield length(200 * US, "before clip")
-    yield Mark("aux:clip<")
-    yield length(700 * US, "norm")
-    if job.strategy != "ddp":
-        yield from _at_once(Issue("norm", groups["norm"], "allreduce", 292))
-    yield length(400 * US, "clip")
-    yield Mark("aux:clip>")
-    yield from _aux("optimizer", length(9 * MS, "optimizer"))
-    yield from _aux("loss_read", length(60 * US, "loss_read"))
-    yield Mark("step>")
+    norm = [] if job.strategy == "ddp" else _at_once(Issue("norm", groups["norm"], "allreduce", 292))
+    yield from _during("aux:clip", length(700 * US, "norm"), *norm, length(400 * US, "clip"))
+    yield from _during("aux:optimizer", length(9 * MS, "optimizer"))
+    yield from _during("aux:loss_read", length(60 * US, "loss_read"))
+    yield "step>"
 
 
-def _length(job: Job, rank: int, step: int, mean_ns: int, *of: object) -> Work:
-    return Work(job.length_ns(mean_ns, rank, step, *of))
+def _during(name: str, *operations: Operation) -> Iterator[Operation]:
+    yield from (f"{name}<", *operations, f"{name}>")
 
 
-def _aux(name: str, work: Work) -> Iterator[Operation]:
-    yield from (Mark(f"aux:{name}<"), work, Mark(f"aux:{name}>"))
+def _at_once(issue: Issue) -> list[Operation]:
+    return [issue, Wait(issue.tag)]
 
 
-def _at_once(issue: Issue) -> Iterator[Operation]:
-    yield from (issue, Wait(issue.tag))
-
-
-def _loss(length: partial[Work]) -> Iterator[Operation]:
+def _loss(length: Length) -> Iterator[Operation]:
     for phase in ("forward", "backward"):
-        yield Mark(f"loss/{phase}<")
-        yield length(80 * US, "loss", phase)
-        yield Mark(f"loss/{phase}>")
+        yield from _during(f"loss/{phase}", length(80 * US, "loss", phase))
         yield length(300 * US, "behind loss", phase)
 
 
-def _pass(job: Job, groups: dict[str, Group], length: partial[Work], block: Block, phase: str) -> Iterator[Operation]:
+def _pass(job: Job, groups: dict[str, Group], length: Length, block: Block, phase: str) -> Iterator[Operation]:
     """One pass of a block. Its tensor-parallel exchanges stand inside."""
     total_ns = block.forward_ns if phase == "forward" else block.backward_ns
-    yield Mark(f"{block.name}/{phase}<")
-    exchanges = {"forward": 2, "backward": 4}[phase]
-    if job.strategy in SPLIT and block.name.startswith("encoder"):
-        for number in range(exchanges):
-            yield length(total_ns // (exchanges + 1), block.name, phase, number)
-            yield from _at_once(Issue(f"{block.name}/{phase}/{number}", groups["tensor"], "allreduce", ACTIVATIONS))
-        yield length(total_ns // (exchanges + 1), block.name, phase, "rest")
-    elif job.strategy == "ddp" and phase == "backward":
-        yield from _gradients(length, block)
-    else:
-        yield length(total_ns, block.name, phase)
-    yield Mark(f"{block.name}/{phase}>")
+    own: list[Operation] = [length(total_ns, block.name, phase)]
+    if job.strategy in ("tp", "fsdp_tp") and block.name.startswith("encoder"):
+        exchanges = {"forward": 2, "backward": 4}[phase]
+        parts = [length(total_ns // (exchanges + 1), block.name, phase, number) for number in range(exchanges + 1)]
+        own = [parts[0]]
+        for number, part in enumerate(parts[1:]):
+            tag = f"{block.name}/{phase}/{number}"
+            own += [*_at_once(Issue(tag, groups["tensor"], "allreduce", ACTIVATIONS)), part]
+    yield from _during(f"{block.name}/{phase}", *own)
 
 
-def _gradients(length: partial[Work], block: Block) -> Iterator[Operation]:
-    """A backward pass with a mark `ready` behind each parameter: about when as much of it is done as they are of the
-    block's bytes, up to a tenth of the pass off.
-    """
-    chance = random.Random(block.name)
-    done = [sum(block.parameters[: number + 1]) / block.bytes for number in range(len(block.parameters))]
-    at = [0.0, *sorted(min(max(part + chance.uniform(-0.1, 0.1), 0.0), 1.0) for part in done)]
-    for number, (before, behind) in enumerate(pairwise(at)):
-        yield length(round(block.backward_ns * (behind - before)), block.name, "backward", number)
-        yield Mark(f"ready:{block.name}:{block.parameters[number]}")
-    yield length(round(block.backward_ns * (1 - at[-1])), block.name, "backward", "rest")
-
-
-def _whole(job: Job, groups: dict[str, Group], length: partial[Work]) -> Iterator[Operation]:
+def _whole(job: Job, groups: dict[str, Group], length: Length) -> Iterator[Operation]:
     """ddp and tp: every rank has its part of all blocks at hand."""
-    for block in job.model:
+    for block in MODEL:
         yield from _pass(job, groups, length, block, "forward")
         yield length(80 * US, "behind", block.name)
     yield from _loss(length)
-    backward = [one for block in reversed(job.model) for one in _pass(job, groups, length, block, "backward")]
-    total = sum(block.bytes for block in job.model)
-    yield from _reduced(groups["shard"], backward, length, total) if job.strategy == "ddp" else backward
+    if job.strategy == "ddp":
+        yield from _reduced(groups["shard"], length)
+    else:
+        for block in reversed(MODEL):
+            yield from _pass(job, groups, length, block, "backward")
 
 
-def _reduced(group: Group, backward: Sequence[Operation], length: partial[Work], left: int) -> Iterator[Operation]:
-    """The backward pass of ddp with its buckets, issued as they fill up."""
-    filling = 0
-    buckets: list[Issue] = []
-    for one in backward:
-        yield one
-        if not isinstance(one, Mark) or not one.name.startswith("ready:"):
-            continue
-        size = int(one.name.split(":")[2])
-        filling, left = filling + size, left - size
-        if filling < BUCKET_BYTES and left:
-            continue
-        bucket = Issue(f"bucket {len(buckets)}", group, "allreduce", filling)
-        buckets.append(bucket)
-        filling = 0
-        yield bucket
+def _reduced(group: Group, length: Length) -> Iterator[Operation]:
+    """The backward pass of ddp: a gradient is ready when as much of its block's pass is done as of the bytes, and
+    buckets are issued as they fill up.
+    """
+    filling, buckets = 0, list[Issue]()
+    for block in reversed(MODEL):
+        yield f"{block.name}/backward<"
+        for number, size in enumerate(block.parameters):
+            yield length(block.backward_ns * size // block.bytes, block.name, "backward", number)
+            filling += size
+            if filling >= BUCKET_BYTES or (block, number) == (MODEL[0], len(block.parameters) - 1):
+                buckets.append(Issue(f"bucket {len(buckets)}", group, "allreduce", filling))
+                filling = 0
+                yield buckets[-1]
+        yield f"{block.name}/backward>"
     yield length(100 * US, "behind backward")
-    for bucket in buckets:
-        yield Wait(bucket.tag)
+    yield from (Wait(bucket.tag) for bucket in buckets)
 
 
-def _sharded(job: Job, groups: dict[str, Group], length: partial[Work]) -> Iterator[Operation]:
+def _sharded(job: Job, groups: dict[str, Group], length: Length) -> Iterator[Operation]:
     """fsdp, hsdp, fsdp_tp: parameters are gathered before each pass, gradients scattered behind backward."""
-    yield from _gathered(job, groups, length, list(job.model), "forward")
+    yield from _gathered(job, groups, length, MODEL, "forward")
     yield from _loss(length)
-    yield from _gathered(job, groups, length, list(reversed(job.model)), "backward")
+    yield from _gathered(job, groups, length, MODEL[::-1], "backward")
 
 
 def _gathered(
-    job: Job, groups: dict[str, Group], length: partial[Work], order: list[Block], phase: str
+    job: Job, groups: dict[str, Group], length: Length, order: Sequence[Block], phase: str
 ) -> Iterator[Operation]:
-    issued = 0
+    def gather(block: Block) -> Iterator[Operation]:
+        """Copy in and issue."""
+        yield length(150 * US, "copied in", block.name, phase)
+        yield Issue(f"gather {block.name}", groups["shard"], "allgather", block.bytes)
 
-    def gather(upto: int) -> Iterator[Operation]:
-        """Copy in and issue what is not issued yet, up to a block."""
-        nonlocal issued
-        for ahead in range(issued, upto + 1):
-            yield length(150 * US, "copied in", order[ahead].name, phase)
-            yield Issue(f"gather {order[ahead].name} {phase}", groups["shard"], "allgather", order[ahead].bytes)
-        issued = max(issued, upto + 1)
-
+    yield from gather(order[0])
     for number, block in enumerate(order):
-        yield from gather(number)  # not prefetched: the first one
-        yield Wait(f"gather {block.name} {phase}")
+        yield Wait(f"gather {block.name}")
         yield length(300 * US, "copied out", block.name, phase)
-        yield from gather(min(number + 1, len(order) - 1))
+        for ahead in order[number + 1 : number + 2]:
+            yield from gather(ahead)
         yield from _pass(job, groups, length, block, phase)
         if phase == "backward":
             yield length(300 * US, "to scatter", block.name)

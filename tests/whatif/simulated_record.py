@@ -6,12 +6,12 @@ The only part of the simulator that knows AORTA: the record's types, its writer 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from aorta.config.schema import EmulatedFabric
-from aorta.records.schema import AuxRange, Collective, ComputeRange, Coverage, Stall, Step, Wait
+from aorta.records.schema import AuxRange, Collective, ComputeRange, Coverage, Stall, Wait
 from aorta.timeline.overlap import NS_PER_MS, Overlap
 from tests.analysis.builders import footer, header, step, write_manifest, write_rank
 from tests.whatif.event_loop import Account
@@ -31,31 +31,33 @@ class Truth:
     exposed_ms: float
 
 
-def truth(job: Job, accounts: list[list[Account]] | None = None) -> Truth:
-    """Carry a job out (or take its accounts) and measure it."""
-    accounts = carry_out(job) if accounts is None else accounts
-    measured = [[_Lanes(account).measured for account in steps[job.warmup :]] for steps in accounts]
-    slowest = [max(rank_steps, key=lambda one: one.window_ns) for rank_steps in zip(*measured, strict=True)]
-    everything = [one for rank_steps in measured for one in rank_steps]
+def truth(job: Job) -> Truth:
+    """Carry a job out and measure it."""
+    measured = [[_rows(account)[0] for account in steps[job.warmup :]] for steps in carry_out(job)]
+    everything = [one for of_rank in measured for one in of_rank]
     ratios = [one.overlap_ratio for one in everything if one.overlap_ratio is not None]
+    slowest = [max(one.window_ns for one in ranks) for ranks in zip(*measured, strict=True)]
     return Truth(
-        step_ms=statistics.median(one.window_ns for one in slowest) / NS_PER_MS,
+        step_ms=statistics.median(slowest) / NS_PER_MS,
         ratio=statistics.median(ratios) if ratios else 0.0,
         exposed_ms=statistics.median(one.exposed_ns for one in everything) / NS_PER_MS,
     )
 
 
-def record(job: Job, folder: Path, run_id: str = "run-1") -> Truth:
+def record(job: Job, folder: Path) -> None:
     """Carry a job out and leave its run folder."""
     folder.mkdir(parents=True)
-    accounts = carry_out(job)
-    for rank, steps in enumerate(accounts):
-        lines = [_line(job, rank, number, account) for number, account in enumerate(steps)]
+    for rank, steps in enumerate(carry_out(job)):
+        lines = []
+        for number, account in enumerate(steps):
+            overlap, rows = _rows(account)
+            values, reasons = overlap.metrics()
+            more = {"warmup": number < job.warmup, "reasons": reasons, **rows}
+            lines.append(step(rank, job.ranks, number, overlap=values, **more))
         groups = {group.name: list(group.ranks) for group in groups_of(job, rank).values()}
-        head = header(rank, job.ranks, parallel=job.strategy, warmup_steps=job.warmup, run_id=run_id)
+        head = header(rank, job.ranks, parallel=job.strategy, warmup_steps=job.warmup)
         write_rank(folder, head, lines, footer(len(lines), job.ranks, groups=groups))
-    write_manifest(folder, _config(job), world_size=job.ranks, run_id=run_id)
-    return truth(job, accounts)
+    write_manifest(folder, _config(job), world_size=job.ranks)
 
 
 def _config(job: Job) -> dict[str, object]:
@@ -76,62 +78,39 @@ def _config(job: Job) -> dict[str, object]:
     }
 
 
-class _Lanes:
-    """An account in the offsets of its step."""
-
-    def __init__(self, account: Account) -> None:
-        moments = dict(account.marks)
-        start = self.start_ns = moments["step<"]
-        self.end_ns = moments["step>"]
-        self._account = account
-        spans = [
-            (name[:-1], ns - start, moments[f"{name[:-1]}>"] - start) for name, ns in account.marks if name[-1] == "<"
-        ]
-        self.compute = [ComputeRange(*name.split("/"), begin, end) for name, begin, end in spans if "/" in name]
-        self.aux = [AuxRange(name[4:], begin, end) for name, begin, end in spans if name.startswith("aux:")]
-        self.waits = [
-            Wait(one.group.name, one.seq, enter_ns - start, leave_ns - start)
-            for one, enter_ns, leave_ns in account.waited
-        ]
-        self.stalls = [Stall(row.enter_ns, row.leave_ns, "wait") for row in self.waits]
-        self.collectives: list[Collective] = []
-        comm: dict[str, list[tuple[int, int]]] = {}
-        for one, issue_ns in account.issued:
-            assert one.end_ns is not None
-            begin, end = max(issue_ns, one.link_free_ns) - start, one.end_ns - start
-            source = "future" if one.backend_end_ns > one.network_end_ns else "emulated"
-            of = (one.kind, one.group.name, one.seq, one.bytes, "float32", issue_ns - start, begin, end, source)
-            self.collectives.append(Collective(*of, one.backend_end_ns - start))
-            comm.setdefault(one.kind, []).append((begin, end))
-        self.measured: Overlap = measure_window(
-            (0, self.end_ns - start),
-            compute=[(row.start_ns, row.end_ns) for row in self.compute],
-            comm=comm,
-            stalls=[(row.start_ns, row.end_ns) for row in self.stalls],
-            aux=[(row.start_ns, row.end_ns) for row in self.aux],
-        )
-
-
-def _line(job: Job, rank: int, number: int, account: Account) -> Step:
-    lanes = _Lanes(account)
-    values, reasons = lanes.measured.metrics()
-    rows: Sequence[Collective] = lanes.collectives
-    return step(
-        rank,
-        job.ranks,
-        number,
-        overlap=values,
-        warmup=number < job.warmup,
-        reasons=reasons,
-        start_mono_ns=EPOCH_NS + lanes.start_ns,
-        end_mono_ns=EPOCH_NS + lanes.end_ns,
-        t_start_ns=EPOCH_NS + lanes.start_ns,
-        t_end_ns=EPOCH_NS + lanes.end_ns,
-        per_stream_ms=lanes.measured.per_stream_ms(),
-        coverage=Coverage(len(rows), len(rows), complete=True),
-        collectives=rows,
-        compute=lanes.compute,
-        stalls=lanes.stalls,
-        aux=lanes.aux,
-        waits=lanes.waits,
+def _rows(account: Account) -> tuple[Overlap, dict[str, Any]]:
+    """What was measured of a step, and its line's rows, in offsets from its start."""
+    marks = account.marks
+    start, end = marks["step<"], marks["step>"]
+    spans = [(name[:-1], ns - start, marks[f"{name[:-1]}>"] - start) for name, ns in marks.items() if name[-1] == "<"]
+    compute = [ComputeRange(*name.split("/"), *span) for name, *span in spans if "/" in name]
+    aux = [AuxRange(name.removeprefix("aux:"), *span) for name, *span in spans if name.startswith("aux:")]
+    waits = [Wait(one.group.name, one.seq, enter - start, leave - start) for one, enter, leave in account.waited]
+    stalls = [Stall(row.enter_ns, row.leave_ns, "wait") for row in waits]
+    collectives: list[Collective] = []
+    comm: dict[str, list[tuple[int, int]]] = {}
+    for one, issue_ns in account.issued:
+        assert one.end_ns is not None
+        span = max(issue_ns, one.link_free_ns) - start, one.end_ns - start
+        source = "future" if one.backend_end_ns > one.network_end_ns else "emulated"
+        of = (one.kind, one.group.name, one.seq, one.bytes, "float32", issue_ns - start, *span, source)
+        collectives.append(Collective(*of, one.backend_end_ns - start))
+        comm.setdefault(one.kind, []).append(span)
+    overlap = measure_window(
+        (0, end - start),
+        compute=[(row.start_ns, row.end_ns) for row in compute],
+        comm=comm,
+        stalls=[(row.start_ns, row.end_ns) for row in stalls],
+        aux=[(row.start_ns, row.end_ns) for row in aux],
     )
+    return overlap, {
+        **dict.fromkeys(("start_mono_ns", "t_start_ns"), EPOCH_NS + start),
+        **dict.fromkeys(("end_mono_ns", "t_end_ns"), EPOCH_NS + end),
+        "per_stream_ms": overlap.per_stream_ms(),
+        "coverage": Coverage(len(collectives), len(collectives), complete=True),
+        "collectives": collectives,
+        "compute": compute,
+        "stalls": stalls,
+        "aux": aux,
+        "waits": waits,
+    }
