@@ -23,12 +23,8 @@ NEAREST: Final = 2
 MOST: Final = 40
 MOST_THAT_START: Final = 4
 """A process that imports torch takes seconds, most tests milliseconds: together less than 90 s on two idle cores."""
-_STARTING: Final = frozenset(
-    {
-        "subprocess",
-        "selenium.webdriver.Chrome",
-        *(f"tests.runs.{name}" for name in ("train", "attempt", "job", "program", "finished", "command", "torchrun")),
-    }
+_STARTING: Final = re.compile(
+    r"^import subprocess$|^from tests\.runs import .*\b(train|attempt|job|program|finished)\b|webdriver", re.MULTILINE
 )
 _ELSEWHERE: Final = re.compile(r"^pytestmark = .*\b(simulated|gpu|alone|thorough|slow)\b", re.MULTILINE)
 """No test of such a file is run here."""
@@ -75,15 +71,9 @@ def distances(test: Path) -> dict[Path, int]:
     return known
 
 
-def starts(test: Path) -> bool:
-    """Whether a test, or a helper of its folder, may start processes, by what it imports."""
-    own = [path for path, far in distances(test).items() if far == 0 and path.parent == test.parent]
-    return any(imports(path) & _STARTING for path in own)
-
-
 def chosen(changed: set[Path]) -> tuple[list[Path], int]:
     """The test files nearest to these files, those of their names and folders first, and how many more reach them."""
-    found: list[tuple[bool, bool, int, Path]] = []
+    found: list[tuple[bool, bool, int, Path, bool]] = []
     folders = {path.parent.relative_to(ROOT / "aorta") for path in changed if path.is_relative_to(ROOT / "aorta")}
     names = {path.name for path in changed if path.suffix not in (".py", ".md")}
     pages = any(path.suffix == ".md" for path in changed)
@@ -95,10 +85,9 @@ def chosen(changed: set[Path]) -> tuple[list[Path], int]:
         if far and not _ELSEWHERE.search(text):
             mirrored = any(test.stem == f"test_{path.stem}" for path in changed)
             beside = test.parent.relative_to(ROOT / "tests") in folders
-            found.append((not mirrored, not beside, min(far), test))
+            found.append((not mirrored, not beside, min(far), test, bool(_STARTING.search(text))))
     near, starting = list[Path](), 0
-    for *_, far_away, test in sorted(found):
-        slow = starts(test)
+    for *_, far_away, test, slow in sorted(found):
         if far_away <= NEAREST and len(near) < MOST and starting + slow <= MOST_THAT_START:
             near.append(test)
             starting += slow

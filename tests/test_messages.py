@@ -22,7 +22,7 @@ from aorta.command_line import command
 from aorta.errors import ConfigError
 from tests.analysis.builders import header, simulated_run, write_rank
 from tests.analysis.compare.builders import launch_set
-from tests.runs import HANGS_S, ROOT, SMALL, environment, finished, job
+from tests.runs import HANGS_S, ROOT, SMALL, environment, finished
 
 ROWS: Final = [row for rows in json.loads(Path(__file__).with_suffix(".json").read_text()).values() for row in rows]
 """Words after `aorta`, the exit code, what the last lines of stderr (or of stdout, where it is 0) have."""
@@ -108,15 +108,6 @@ def test_a_rank_without_a_launcher_that_reads_speaks_for_itself(monkeypatch, tmp
         assert refused("broken") == 1
         assert capsys.readouterr().err == "error: rank 3: broken\n"
     assert first.read_text() == "{}"
-
-
-@pytest.mark.thorough
-@pytest.mark.dist
-def test_torchrun_names_a_wrong_configuration_and_no_traceback_of_ours() -> None:
-    done = job(*SMALL, "training.batch_size=0", launcher="torchrun")
-    assert done.returncode == 1
-    assert "training.batch_size=0: must be at least 1" in done.stderr
-    assert "aorta/errors.py" not in done.stderr
 
 
 @pytest.mark.thorough

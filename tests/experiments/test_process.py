@@ -49,12 +49,7 @@ open(sys.argv[1] + ".part", "w").write(str(made.pid))
 os.rename(sys.argv[1] + ".part", sys.argv[1])
 time.sleep(600)
 """
-# Ends well and leaves a process in a session of its own, as a torchrun that was killed leaves its ranks.
-LEAVING = """
-import subprocess, sys
-made = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
-open(sys.argv[1], "w").write(str(made.pid))
-"""
+CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SLEEPING = "import time; time.sleep(600)"
 
 
@@ -94,31 +89,23 @@ def send_when(ready: Path, number: int) -> None:
 @pytest.fixture(autouse=True)
 def heeding():
     """Signals that whoever started the tests ignores (nohup, a shell's &) would be ignored here too."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = [signal.signal(number, signal.SIG_DFL) for number in numbers]
+    before = [signal.signal(number, signal.SIG_DFL) for number in CAUGHT]
     yield
-    for number, handler in zip(numbers, before, strict=True):
+    for number, handler in zip(CAUGHT, before, strict=True):
         signal.signal(number, handler)
 
 
-@pytest.mark.parametrize(
-    ("number", "seen"),
-    [
-        (signal.SIGINT, signal.SIGINT),
-        (signal.SIGTERM, signal.SIGTERM),
-        (signal.SIGHUP, signal.SIGTERM),  # a rank does not know of terminals
-    ],
-)
+# A rank does not know of terminals.
+@pytest.mark.parametrize(("number", "seen"), [*((one, one) for one in CAUGHT[:2]), (signal.SIGHUP, signal.SIGTERM)])
 def test_a_signal_goes_on_to_the_launch_and_is_remembered(tmp_path, number, seen):
     ready = tmp_path / "ready"
-    caught = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = [signal.getsignal(each) for each in caught]
+    before = [signal.getsignal(each) for each in CAUGHT]
     stop = StopRequest()
     send_when(ready, number)
     with stop.on_signals():
         ended = started(POLITE, str(ready), stop=stop)
     assert (ended.exit_code, ended.timed_out, stop.signal) == (40 + seen, False, number)
-    assert [signal.getsignal(each) for each in caught] == before
+    assert [signal.getsignal(each) for each in CAUGHT] == before
 
 
 def test_a_signal_that_the_caller_ignores_stays_ignored():
@@ -154,13 +141,6 @@ def test_what_ignores_the_stop_is_killed_with_everything_it_started(tmp_path, ki
         ended = started(STUBBORN, str(ready), kind, stop=stop)
     assert (ended.exit_code, ended.timed_out) == (128 + signal.SIGKILL, False)
     assert gone(int(ready.read_text()))
-
-
-@pytest.mark.thorough
-def test_what_a_launch_leaves_behind_is_ended_and_counted(tmp_path):
-    ended = started(LEAVING, str(tmp_path / "pid"))
-    assert (ended.exit_code, ended.left_behind) == (0, 1)
-    assert gone(int((tmp_path / "pid").read_text()))
 
 
 def test_an_error_of_ours_leaves_nothing_behind(tmp_path, monkeypatch):

@@ -16,16 +16,15 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from aorta.analysis import load_run
-from tests.runs import ROOT, SMALL, environment, free_port, record
+from tests.runs import ROOT, SMALL, environment, free_port, record, until
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "sinfo", "scancel", "salloc")
 NODES = ("aorta0", "aorta1")
@@ -71,46 +70,32 @@ def running(environment: dict[str, str]) -> Iterator[Cluster]:
         with (folder / f"{'-'.join(words[:1] + words[-1:]).replace('/', '_')[:40]}.out.log").open("wb") as out:
             daemons.append(subprocess.Popen(words, env=made.environment, stdout=out, stderr=out))
 
+    def come_up(condition) -> None:
+        until(lambda: condition() or any(daemon.poll() is not None for daemon in daemons))
+        assert condition(), made.logs()
+
     try:
         munge = ["--foreground", "--force", f"--key-file={folder}/munge.key", f"--socket={folder}/munge.socket"]
         munge += [f"--{name}-file={folder}/munged.{name}" for name in ("log", "pid", "seed")]
         start("munged", *munge)
-        _until(lambda: (folder / "munge.socket").exists(), made, daemons, "munged")
+        come_up((folder / "munge.socket").exists)
         start("slurmctld", "-D", "-f", f"{folder}/slurm.conf")
         for node in NODES:
             start("slurmd", "-D", "-f", f"{folder}/slurm.conf", "-N", node)
-        _until(lambda: made("sinfo", "-h", "-o", "%D %t").stdout.split() == ["2", "idle"], made, daemons, "nodes")
+        come_up(lambda: made("sinfo", "-h", "-o", "%D %t").stdout.split() == ["2", "idle"])
         yield made
     finally:
         made("scancel", "--state=RUNNING", "--full")
         made("scancel", "--state=PENDING")
-        _quiet(made)
+        until(lambda: not made("squeue", "-h").stdout.strip())
         for daemon in reversed(daemons):
             daemon.terminate()
         for daemon in reversed(daemons):
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 daemon.wait(20)
-            except subprocess.TimeoutExpired:
-                daemon.kill()
-                daemon.wait()
+            daemon.kill()
+            daemon.wait()
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _quiet(made: Cluster) -> None:
-    for _ in range(100):
-        if not made("squeue", "-h").stdout.strip():
-            return
-        time.sleep(0.2)
-
-
-def _until(condition, made: Cluster, daemons: list[subprocess.Popen[bytes]], what: str) -> None:
-    for _ in range(300):
-        if condition():
-            return
-        ended = [daemon.args for daemon in daemons if daemon.poll() is not None]
-        assert not ended, f"{ended} ended\n{made.logs()}"
-        time.sleep(0.1)
-    raise AssertionError(f"{what} did not come up\n{made.logs()}")
 
 
 pytestmark = [
@@ -163,40 +148,30 @@ def test_disks_of_their_own_are_copied_together(sbatch, tmp_path):
     assert not (tmp_path / "artifacts").exists()
 
 
-def test_a_job_that_fails_says_so(sbatch, tmp_path):
-    code, said = sbatch("training.start_step=3")
-    assert code != 0
-    assert "training.start_step" in said
-
-
 def test_a_cancelled_job_stops_after_the_same_step(cluster, tmp_path):
     words = [*SMALL, "label=long", "training.max_steps=1000000", "training.epochs=1000000"]
     done = cluster("sbatch", "--parsable", "--nodes=2", SCRIPT, *words, cwd=tmp_path)
     number = done.stdout.strip()
     folder = tmp_path / "artifacts" / "long"
-    for _ in range(600):
-        if all((folder / f"rank_{rank}_metrics.jsonl").exists() and record(folder, rank).steps for rank in (0, 1)):
-            break
-        time.sleep(0.1)
-    else:
-        pytest.fail(cluster.logs())
+    for rank in (0, 1):
+        until((folder / f"rank_{rank}_metrics.jsonl").exists)
+        until(lambda rank=rank: record(folder, rank).steps)
     assert cluster("scancel", number).returncode == 0
-    for _ in range(600):
-        if not cluster("squeue", "-h", "-j", number).stdout.strip():
-            break
-        time.sleep(0.1)
+    until(lambda: not cluster("squeue", "-h", "-j", number).stdout.strip())
     records = [record(folder, rank) for rank in (0, 1)]
     assert [each.footer.reason if each.footer else None for each in records] == ["signal", "signal"], cluster.logs()
     assert len({each.steps[-1].global_step for each in records}) == 1
 
 
-def test_what_it_cannot_do_is_said_before_anything_starts(cluster, sbatch, tmp_path):
+def test_what_it_cannot_do_and_a_job_that_fails_are_said(cluster, sbatch, tmp_path):
     done = cluster("bash", SCRIPT, cwd=tmp_path)
     assert done.returncode == 1
     assert "not inside a Slurm job. Start it with: sbatch --nodes=2 scripts/slurm.sbatch" in done.stderr
     code, said = sbatch(nodes=1, NPROC="two")
     assert code == 1
     assert "NPROC is 'two'; it must be a whole number of processes a node" in said
+    code, said = sbatch("training.start_step=3")
+    assert (code != 0, "training.start_step" in said) == (True, True)
 
 
 def test_an_a_b_of_ones_own_program_as_documented(cluster, tmp_path):

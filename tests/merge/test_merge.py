@@ -147,18 +147,3 @@ def test_an_earlier_file_is_kept_unless_told(tmp_path, capsys):
         assert merge_traces([str(tmp_path / "run"), "-o", str(target), *words]) == code
         assert [event["name"] for event in load(target)["traceEvents"] if event["ph"] == "X"] == [kept]
         assert ("exists; --overwrite replaces it" in capsys.readouterr().err) == (code == 2)
-
-
-def test_what_there_is_nothing_to_merge_of_is_said(tmp_path, capsys):
-    write(tmp_path / "run" / "other.json", b'{"a": 1}')
-    write(tmp_path / "outer" / "01" / "rank_0_metrics.jsonl", b"")
-    for words, said in (
-        (["run", "-o", "m.json"], "neither trace nor record in"),
-        (["none", "-o", "m.json"], "no such file or folder"),
-        (["outer", "-o", "m.json"], f"there are records in {tmp_path}/outer/01: give the folders of one run"),
-        (["run"], "no file to write: give -o FILE (.json or .json.gz), as -o merged.json.gz"),
-    ):
-        paths = [word if word.startswith("-") else str(tmp_path / word) for word in words]
-        assert merge_traces(paths) == 2
-        assert said in capsys.readouterr().err
-        assert not (tmp_path / "m.json").exists()

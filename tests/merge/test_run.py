@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -97,18 +96,3 @@ def test_C16_raw_the_merged_trace_breaks_causality_and_aligned_it_does_not(folde
         # Kineto's clock and the record's are the same within a step.
         longest_us = max(step.end_mono_ns - step.start_mono_ns for step in record(folder, rank).steps) / 1e3
         assert merged["aorta"]["trace_to_record_us"][str(rank)] < longest_us
-
-
-def test_its_records_alone_are_merged_on_one_clock(folder, tmp_path):
-    (tmp_path / "run").mkdir()
-    for path in (*folder.glob("rank_*_metrics.jsonl"), folder / "clock_sync.json"):
-        shutil.copy(path, tmp_path / "run")
-    done = merge(tmp_path / "run", tmp_path / "merged.json.gz")
-    assert done.returncode == 0, done.stderr
-    merged = load(tmp_path / "merged.json.gz")
-    assert problems(merged) == []
-    assert "times of the records: within" in done.stdout
-    assert merged["aorta"]["causality"]["pairs"] > 0
-    steps = {rank: len(record(folder, rank).steps) for rank in (0, 1)}
-    begun = [e["pid"] // 1000 - 1 for e in merged["traceEvents"] if e["ph"] == "B" and e["name"].startswith("step ")]
-    assert {rank: begun.count(rank) for rank in (0, 1)} == steps

@@ -96,31 +96,24 @@ STATE_BYTES = 2 * PARAMETER_BYTES + 2 * LAYERS * FLOAT_BYTES
 
 
 @pytest.fixture
-def step():
-    torch.manual_seed(0)
-    layers = [layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh())]
-    model = nn.Sequential(*layers)
-    optimizer = torch.optim.Adam(model.parameters())
-
-    def run():
-        optimizer.zero_grad()
-        model(torch.randn(BATCH, WIDTH)).sum().backward()
-        optimizer.step()
-
-    run()  # from here on the optimizer has its state
-    return run
-
-
-@pytest.fixture
-def profiled(step, tmp_path):
-    """The page of a window of so many steps, and what was logged."""
+def profiled(tmp_path):
+    """The page of a window of so many steps of training, and what was logged."""
 
     def made(active):
+        torch.manual_seed(0)
+        model = nn.Sequential(*(layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh())))
+        optimizer = torch.optim.Adam(model.parameters())
+
+        def train():
+            optimizer.zero_grad()
+            model(torch.randn(BATCH, WIDTH)).sum().backward()
+            optimizer.step()
+
+        train()  # from here on the optimizer has its state
         words = {"memory_filename": "m.html", "warmup": 0, "active": active, "summary_rows": 0, **FLAGS}
-        profiler = aorta.TorchProfiler(str(tmp_path), **words)
-        with listening() as said, profiler:
+        with listening() as said, aorta.TorchProfiler(str(tmp_path), **words) as profiler:
             for _ in range(active + 1):
-                step()
+                train()
                 profiler.step()
         return (tmp_path / "m.html").read_text(), said
 

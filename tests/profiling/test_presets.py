@@ -139,23 +139,19 @@ def one_epoch(tmp_path_factory):
     return folder, said, profiler
 
 
-@pytest.mark.spec("E2")
-def test_folders_know_who_writes(tmp_path):
-    folder = tmp_path / "{run_name}_{rank}_{local_rank}_{world_size}_{local_world_size}_{node_rank}_{batch}"
-    loop(folder, composer(wait=0, warmup=0, active=1), 1, place=TraceProcess("named", 5, 1, 8, 4, 1))
-    assert files_below(tmp_path) == ["named_5_1_8_4_1_{batch}/rank5.1.pt.trace.json"]
-
-
-@pytest.mark.spec("E3")
-def test_files_know_all_sixteen(tmp_path):
+@pytest.mark.spec("E2", "E3")
+def test_folders_know_who_writes_and_files_all_sixteen(tmp_path):
     assert len(FILE_FIELDS) == 16
     template = "+".join(f"{{{name}}}" for name in FILE_FIELDS) + ".json"
-    loop(tmp_path, composer(filename=template, wait=1, warmup=0, active=1), 10, 6, counters=Counters(4, 3, 2))
-    name, *_ = files_below(tmp_path)
+    folder = tmp_path / "{run_name}_{rank}_{local_rank}_{world_size}_{local_world_size}_{node_rank}_{batch}"
+    settings, place = composer(filename=template, wait=1, warmup=0, active=1), TraceProcess("named", 5, 1, 8, 4, 1)
+    loop(folder, settings, 10, 6, place=place, counters=Counters(4, 3, 2))
+    folder_name, _, name = files_below(tmp_path)[0].partition("/")
+    assert folder_name == "named_5_1_8_4_1_{batch}"
     parts = name.removesuffix(".json").split("+")
     assert not set("{}") & set(name)
     # Resumed at step 6 = batch 2 of epoch 1: the cycle counts from there, so step 7 is kept.
-    assert parts[:6] == ["run", "0", "0", "1", "1", "0"]
+    assert parts[:6] == ["named", "5", "1", "8", "4", "1"]
     assert list(map(int, parts[6:13])) == [1, 8, 4, 24, 12, 48, 24]
     total, epoch, batch = map(float, parts[13:])
     assert total >= epoch >= 0
@@ -249,13 +245,6 @@ def test_names_tensorboard_s_plugin_finds(tmp_path):
     assert re.fullmatch(r"rank0/node7_42\.\d+\.pt\.trace\.json\.gz", name)
 
 
-@pytest.fixture(scope="module")
-def twenty_steps(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("twenty")
-    loop(folder, preset("tutorial"), 20, place=TraceProcess("run", 0, world_size=4))
-    return folder
-
-
 @pytest.mark.spec("B1")
 def test_ranks_that_are_profiled():
     assert selected_ranks("all") is selected_ranks(" All ") is None
@@ -281,9 +270,10 @@ def test_a_rank_that_is_not_meant_gets_one_that_does_nothing_and_one_beyond_the_
 
 
 @pytest.mark.spec("F2", "B5", "B7")
-def test_the_name_is_1_based_with_both_ends_and_the_trace_says_so(twenty_steps):
-    assert files_below(twenty_steps) == ["rank0_iter16_18.json"]
-    trace = read(twenty_steps / "rank0_iter16_18.json")
+def test_the_name_is_1_based_with_both_ends_and_the_trace_says_so(tmp_path):
+    loop(tmp_path, preset("tutorial"), 20, place=TraceProcess("run", 0, world_size=4))
+    assert files_below(tmp_path) == ["rank0_iter16_18.json"]
+    trace = read(tmp_path / "rank0_iter16_18.json")
     assert numbers(trace) == [15, 16, 17]
     assert (trace["first_step"], trace["last_step"], trace["step_base"]) == (15, 17, 0)
     assert (trace["record_shapes"], trace["with_stack"]) == (1, 1)

@@ -94,6 +94,14 @@ def sh(tmp_path: Path, repo: Path) -> Shell:
     return shell
 
 
+@pytest.fixture
+def launch(sh):
+    """A launcher or a capture with one process and one trace, on a machine with both tracers."""
+    for tool in ("rocprofv3", "nsys"):
+        sh.standin(tool, f"{tool}.py")
+    return lambda script, *words, **own: sh(script, *words, **{"NPROC": "1", "STANDIN_TRACES": "1"} | own)
+
+
 def ready(sh, repo, extras="dev"):
     """What setup.sh leaves behind, with stand-ins for every program of the environment."""
     folder = repo / ".venv/bin"

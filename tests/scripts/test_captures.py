@@ -17,20 +17,6 @@ NSYS_DEFAULT = ["--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none"]
 WORDS = ("config/default.yaml", "--override", "training.max_steps=50")
 
 
-@pytest.fixture
-def rocm(sh):
-    """A machine with rocprofv3, one trace a rank, one device unless the test says otherwise."""
-    sh.standin("rocprofv3", "rocprofv3.py")
-    return lambda *words, traces="1", **own: sh(ROCPROF, *words, **{"STANDIN_TRACES": traces, "NPROC": "1", **own})
-
-
-@pytest.fixture
-def cuda(sh):
-    """A machine with nsys and one device, unless the test says otherwise."""
-    sh.standin("nsys", "nsys.py")
-    return lambda *words, **own: sh(NSYS, *words, **{"NPROC": "1", **own})
-
-
 def only_run(folder):
     """The only run folder in `folder`."""
     (run,) = folder.iterdir()
@@ -58,8 +44,8 @@ def launched(repo, ranks="2"):
 
 
 @pytest.mark.spec("D14", "D15")
-def test_a_whole_run_is_captured(rocm, sh, repo):
-    result = rocm(*WORDS, NPROC="2", traces="2", ROCPROF_OUTPUT_DIR=str(sh.home / "to this/folder"))
+def test_a_whole_run_is_captured(launch, sh, repo):
+    result = launch(ROCPROF, *WORDS, NPROC="2", STANDIN_TRACES="2", ROCPROF_OUTPUT_DIR=str(sh.home / "to this/folder"))
     assert result.code == 0, result.err
     run = only_run(sh.home / "to this/folder")
     options, program = rocprof_words(run)
@@ -71,8 +57,8 @@ def test_a_whole_run_is_captured(rocm, sh, repo):
 
 @pytest.mark.parametrize(("variables", "expected", "warned"), CASES["options"].values(), ids=CASES["options"])
 @pytest.mark.spec("D14", "D16")
-def test_the_options_of_rocprofv3(rocm, repo, variables, expected, warned):
-    result = rocm(**variables)
+def test_the_options_of_rocprofv3(launch, repo, variables, expected, warned):
+    result = launch(ROCPROF, **variables)
     assert result.code == 0, result.err
     run = only_run(repo / "rocprof_traces")
     before_folder, *behind_it = expected
@@ -82,34 +68,35 @@ def test_the_options_of_rocprofv3(rocm, repo, variables, expected, warned):
 
 @pytest.mark.parametrize(("variables", "code", "said"), CASES["not captured"])
 @pytest.mark.spec("D14", "D16")
-def test_what_was_not_captured_fails_a_run_that_went_well(rocm, repo, variables, code, said):
-    result = rocm(**variables)
+def test_what_was_not_captured_fails_a_run_that_went_well(launch, repo, variables, code, said):
+    result = launch(ROCPROF, **variables)
     assert (result.code, said in result.err) == (code, True), result.err
     assert bool(list((repo / "rocprof_traces").iterdir())) == (said != "nothing was captured")
 
 
 @pytest.mark.spec("D14")
-def test_a_traced_launcher_is_not_taken_for_a_rank(rocm, repo, sh):
+def test_a_traced_launcher_is_not_taken_for_a_rank(launch, repo, sh):
     trace = 'd=$(echo "$OUT"/run_*); mkdir "$d/rank"; echo \'{"dispatch_info"\' >"$d/rank/1_results.json"'
     sh.program("torchrun", trace)
-    result = rocm(traces="0", ROCPROF_OUTPUT_DIR=str(repo / "out"), OUT=str(repo / "out"))
+    result = launch(ROCPROF, STANDIN_TRACES="0", ROCPROF_OUTPUT_DIR=str(repo / "out"), OUT=str(repo / "out"))
     assert result.code == 5
     assert "kernels of 0 of 1 ranks" in result.err
 
 
 @pytest.mark.spec("D17")
-def test_rocprofv3_is_looked_for_in_the_folder_of_rocm(sh, tmp_path):
-    sh.standin("rocprofv3", "rocprofv3.py")
+def test_rocprofv3_is_looked_for_in_the_folder_of_rocm(launch, sh, tmp_path):
     (tmp_path / "rocm/bin").mkdir(parents=True)
     (sh.bin / "rocprofv3").rename(tmp_path / "rocm/bin/rocprofv3")
-    assert sh(ROCPROF, NPROC="1", STANDIN_TRACES="1", ROCM_PATH=str(tmp_path / "rocm")).code == 0
+    assert launch(ROCPROF, ROCM_PATH=str(tmp_path / "rocm")).code == 0
 
 
 @pytest.mark.spec("D28", "D41")
-def test_one_process_a_device_or_one_and_the_profiler_may_be_switched_off(rocm, sh):
-    assert "no ROCm device found: one process" in rocm("profiling.enabled=false", NPROC="").err
+def test_one_process_a_device_or_one_and_the_profiler_may_be_switched_off(launch, sh):
+    assert "no ROCm device found: one process" in launch(ROCPROF, "profiling.enabled=false", NPROC="").err
     sh.program("amd-smi", "echo 'GPU: 0'; echo 'GPU: 1'")
-    result = rocm("profiling.enabled_x=true", NPROC="", traces="2", ROCPROF_OUTPUT_DIR=str(sh.home / "second"))
+    result = launch(
+        ROCPROF, "profiling.enabled_x=true", NPROC="", STANDIN_TRACES="2", ROCPROF_OUTPUT_DIR=str(sh.home / "second")
+    )
     assert (result.code, result.argv[:3]) == (0, ["--standalone", "--nproc_per_node", "2"])
 
 
@@ -129,8 +116,8 @@ def test_a_dry_run_prints_the_command_and_needs_neither_rocprofv3_nor_torchrun(s
 
 
 @pytest.mark.spec("D28")
-def test_a_whole_run_is_captured_and_exported(cuda, sh, repo):
-    result = cuda(*WORDS, NPROC="2")
+def test_a_whole_run_is_captured_and_exported(launch, sh, repo):
+    result = launch(NSYS, *WORDS, NPROC="2")
     assert result.code == 0, result.err
     run = only_run(repo / "nsys_traces")
     profile, export = nsys_calls(sh)
@@ -150,8 +137,8 @@ def test_a_whole_run_is_captured_and_exported(cuda, sh, repo):
     ],
 )
 @pytest.mark.spec("D28")
-def test_the_options_of_nsys(cuda, sh, variables, options, warned):
-    result = cuda(NSYS_OUTPUT_DIR="to this", **variables)
+def test_the_options_of_nsys(launch, sh, variables, options, warned):
+    result = launch(NSYS, NSYS_OUTPUT_DIR="to this", **variables)
     assert (result.code, warned in result.err) == (0, True), result.err
     run = only_run(sh.home / "to this")
     assert nsys_calls(sh)[0][: len(options) + 2] == ["profile", *options, f"--output=to this/{run.name}/report"]
@@ -159,8 +146,8 @@ def test_the_options_of_nsys(cuda, sh, variables, options, warned):
 
 @pytest.mark.parametrize("option", ["-o x", "--output=x"])
 @pytest.mark.spec("D28")
-def test_the_reports_name_is_not_the_callers(cuda, repo, option):
-    result = cuda(NSYS_ARGS=f"--trace=cuda {option}")
+def test_the_reports_name_is_not_the_callers(launch, repo, option):
+    result = launch(NSYS, NSYS_ARGS=f"--trace=cuda {option}")
     assert (result.code, result.calls) == (1, [])
     assert "NSYS_OUTPUT_DIR=DIR" in result.err
     assert not (repo / "nsys_traces").exists()
@@ -176,8 +163,8 @@ def test_the_reports_name_is_not_the_callers(cuda, repo, option):
     ],
 )
 @pytest.mark.spec("D28")
-def test_what_nsys_did_not_capture_fails_a_run_that_went_well(cuda, repo, variables, code, left):
-    result = cuda(**variables)
+def test_what_nsys_did_not_capture_fails_a_run_that_went_well(launch, repo, variables, code, left):
+    result = launch(NSYS, **variables)
     assert result.code == code
     run = only_run(repo / "nsys_traces")
     assert {path.name for path in run.iterdir()} == left

@@ -34,14 +34,6 @@ END"""
 AMD_SMI = """test "$*" = "list" && printf 'GPU: 0\\n    BDF: 0000:0c:00.0\\nGPU: 1\\nGPU: 2\\nGPU: 3\\n'"""
 
 
-@pytest.fixture
-def launch(sh):
-    """A launcher or a capture with one process, on a machine with both tracers."""
-    sh.standin("rocprofv3", "rocprofv3.py")
-    sh.standin("nsys", "nsys.py")
-    return lambda script, *words, **own: sh(script, *words, **{"NPROC": "1", "STANDIN_TRACES": "1"} | own)
-
-
 def nproc(argv: list[str]) -> str:
     return argv[argv.index("--nproc_per_node") + 1]
 

@@ -20,10 +20,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from tests.runs import HANGS_S, environment
+from tests.runs import environment, finished, succeeded
 from tests.scripts.conftest import ROOT, ready
-
-CONSTRAINTS = ROOT / "constraints.txt"
 
 
 @pytest.mark.parametrize(("extras", "arguments"), [("run", []), ("dev", []), ("dev", ["--dev"])])
@@ -116,12 +114,11 @@ def test_the_demo_is_the_command_after_set_up(sh, repo):
 def test_the_pins_are_a_resolution_for_every_supported_python(python):
     """Followed from AORTA's own requirements: all that this Python asks for is pinned, in a version that suits all."""
     variables = {"python_full_version": python, "python_version": python.rpartition(".")[0]}
-    pins = dict(re.findall(r"^([\w.-]+)==(.+)$", CONSTRAINTS.read_text(), re.MULTILINE))
-    pins = {canonicalize_name(name): version for name, version in pins.items()}
+    pinned = re.findall(r"^([\w.-]+)==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    pins = {canonicalize_name(name): version for name, version in pinned}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    todo = [("aorta", line, "") for part in ("dev", "dask") for line in extras[part]]
-    todo += [("aorta", line, "") for line in project["dependencies"]]
+    todo = [("aorta", line, "") for line in (*project["dependencies"], *extras["dev"], *extras["dask"])]
     seen, wrong = set(), []
     while todo:
         whose, line, extra = todo.pop()
@@ -183,80 +180,52 @@ def wheel(folder: Path, name: str, version: str, text: str = "", *needs: str) ->
     return path
 
 
-@pytest.fixture(scope="module")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    repository = tmp_path_factory.mktemp("offline") / "a repository"
+@pytest.mark.thorough
+def test_wheels_are_fetched_and_an_environment_is_made_of_them_without_an_index(tmp_path: Path) -> None:
+    repository, index, base, wheels = (tmp_path / name for name in ("a repository", "index", "base", "the wheels"))
     shutil.copytree(ROOT / "scripts", repository / "scripts")
     (repository / "pyproject.toml").write_text(PROJECT)
     (repository / "constraints.txt").write_text("first==1.5\nsecond==1\n")
-    return repository
-
-
-@pytest.fixture(scope="module")
-def index(repository: Path) -> Path:
-    """All that there is: two versions of `first`, what it needs, and what nobody may take."""
-    index = repository.parent / "index"
     index.mkdir()
+    # All that there is: two versions of `first`, what it needs, and what nobody may take.
     for name, version in (("first", "2"), ("second", "1"), ("third", "1"), ("torch", "9")):
         wheel(index, name, version)
     wheel(index, "first", "1.5", "VALUE = 1", "third")
     wheel(index, "makes_wheels", "2", BACKEND)
-    return index
 
+    def setup(*words: str, **variables: str) -> str:
+        own = {name: value for name, value in environment(**UNREACHABLE, **variables).items() if name != "PYTHONPATH"}
+        return succeeded(finished(["bash", str(repository / "scripts/setup.sh"), *words], own=own)).stdout
 
-def setup(repository: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    own = {name: value for name, value in environment(**UNREACHABLE, **variables).items() if name != "PYTHONPATH"}
-    command = ["bash", str(repository / "scripts/setup.sh"), *words]
-    return subprocess.run(command, env=own, capture_output=True, text=True, timeout=HANGS_S, check=False)
+    (tmp_path / "there.txt").write_text("Second==0.9\nmakes-wheels==1\nnumpy @ file:///x\n-e git+https://x#egg=x\n")
+    words = ("--wheels", str(wheels), "--python", "3.12", "--without", str(tmp_path / "there.txt"))
+    found = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(index), "PYTHON": sys.executable}
+    assert setup(*words, **found) == f"{wheels}\n"
+    # `second` is said to be there; what builds the package is needed anew, whatever is there.
+    fetched = sorted(path.name.partition("-py3")[0] for path in wheels.iterdir())
+    assert fetched == ["first-1.5", "makes_wheels-2", "third-1"]
 
-
-@pytest.fixture(scope="module")
-def wheels(repository: Path, index: Path) -> Path:
-    """Fetched from the index; `second` is said to be there."""
-    folder, there = repository.parent / "the wheels", repository.parent / "there.txt"
-    there.write_text("Second==0.9\nmakes-wheels==1\nnumpy @ file:///somewhere\n-e git+https://somewhere#egg=x\n")
-    words = ("--wheels", str(folder), "--python", "3.12", "--without", str(there))
-    done = setup(repository, *words, PIP_NO_INDEX="1", PIP_FIND_LINKS=str(index), PYTHON=sys.executable)
-    assert (done.returncode, done.stdout) == (0, f"{folder}\n"), done.stderr
-    assert "3 wheels, 0.0 MB, without torch" in done.stderr
-    # What builds the package is needed anew, whatever is there.
-    names = sorted(path.name.partition("-py3")[0] for path in folder.iterdir())
-    assert names == ["first-1.5", "makes_wheels-2", "third-1"]
-    return folder
-
-
-@pytest.mark.thorough
-def test_wheels_are_fetched_and_an_environment_is_made_of_them_without_an_index(
-    repository: Path, wheels: Path, index: Path
-) -> None:
-    base = repository.parent / "base"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(base)], check=True)
-    python = str(base / "bin/python")
     (packages,) = base.glob("lib/python*/site-packages")
     text = '__version__ = "2.11.0+cu130"'
     for there in (wheel(index, "torch", "2.11.0+cu130", text), index / "second-1-py3-none-any.whl"):
         with zipfile.ZipFile(there) as archive:
             archive.extractall(packages)
-    done = setup(repository, "--offline", str(wheels), PYTHON=python)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == str(repository / ".venv/bin/python")
+    python = setup("--offline", str(wheels), PYTHON=str(base / "bin/python")).splitlines()[-1]
+    assert python == str(repository / ".venv/bin/python")
     asked = "import first, second, third, torch; print(first.VALUE, torch.__version__, torch.__file__, second.__file__)"
-    told = subprocess.run([done.stdout.strip(), "-c", asked], capture_output=True, text=True, check=True).stdout.split()
+    told = subprocess.run([python, "-c", asked], capture_output=True, text=True, check=True).stdout.split()
     assert told[:2] == ["1", "2.11.0+cu130"]
     assert all(path.startswith(str(base)) for path in told[2:]), "both are used where they were"
 
 
-def test_without_torch_there_it_says_so_and_fetches_none(repository: Path, index: Path, tmp_path: Path) -> None:
-    own = tmp_path / "repository"
-    shutil.copytree(repository, own, ignore=shutil.ignore_patterns(".venv"))
-    # One that has no packages at all: that of the operating system or of a build.
-    bare = Path(sys.executable).resolve()
-    if subprocess.run([bare, "-c", "import torch"], capture_output=True, check=False).returncode == 0:
-        pytest.skip(f"{bare} has torch")
-    done = setup(own, "--offline", str(index), PYTHON=str(bare))
-    assert done.returncode == 1
-    assert "has no torch >= 2.11, which wheels do not bring. Install it, or name a Python that has it" in done.stderr
-    assert not list((own / ".venv").glob("*.stamp"))
+def test_without_torch_there_it_says_so_and_installs_none(sh, repo):
+    ready(sh, repo, "run")
+    (sh.home / "a.whl").touch()
+    result = sh("setup.sh", "--dev", "--offline", str(sh.home), STANDIN_FAIL_ON="torch", STANDIN_EXIT="1")
+    assert (result.code, [call for call in result.calls if "install" in call["argv"]]) == (1, [])
+    assert "has no torch >= 2.11, which wheels do not bring. Install it, or name a Python that has it" in result.err
+    assert not list((repo / ".venv").glob("*.stamp"))
 
 
 @pytest.mark.parametrize(
@@ -268,7 +237,7 @@ def test_without_torch_there_it_says_so_and_fetches_none(repository: Path, index
         (["--wheels", "x", "--without", "/nowhere"], "--without /nowhere: cannot be read. It is what 'pip freeze'"),
     ],
 )
-def test_what_is_missing_or_unknown_is_named(repository: Path, words: list[str], said: str) -> None:
-    done = setup(repository, *words)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert f"setup.sh: {said}" in done.stderr
+def test_what_is_missing_or_unknown_is_named(sh, words, said):
+    result = sh("setup.sh", *words)
+    assert (result.code, result.out) == (1, "")
+    assert f"setup.sh: {said}" in result.err

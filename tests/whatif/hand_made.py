@@ -1,15 +1,16 @@
 """Programs written down by hand, in a few words:
 
-    program([[10, issue(), 20, wait(0), 5]] * 2, cost_ns=[15])
+    program([[10, issue(), 20, Wait(0), 5]] * 2, cost_ns=[15])
 
-Numbers are own time in nanoseconds, `compute(20)` is own time inside a block's range. The program as it is
+Numbers are own time in nanoseconds, `Compute(20)` is own time inside a block's range. The program as it is
 replays as written; nothing is read from a file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,23 +19,17 @@ from aorta.whatif.program import Issued, Operation, ProgramSpans, RankLayout, Ru
 from aorta.whatif.replay import LONG_AGO, replay
 
 
-@dataclass(frozen=True)
-class _Compute:
+class Compute(NamedTuple):
     ns: int
 
 
-@dataclass(frozen=True)
-class _Wait:
+class Wait(NamedTuple):
     place: int
-    wake_ns: int
-    back: int
+    wake_ns: int = 0
+    back: int = 0
 
 
-Words = Sequence[int | Issued | _Wait | _Compute]
-
-
-def compute(ns: int) -> _Compute:
-    return _Compute(ns)
+Words = Sequence[int | Issued | Wait | Compute]
 
 
 def issue(
@@ -43,17 +38,12 @@ def issue(
     return Issued(kind, group, size, ranks, link)
 
 
-def wait(place: int, wake_ns: int = 0, back: int = 0) -> _Wait:
-    return _Wait(place, wake_ns, back)
-
-
 def program(
     ranks: Sequence[Words],
     cost_ns: Sequence[int],
     *,
     steps: int = 1,
     backend_ns: Sequence[int] | None = None,
-    start_ns: Sequence[int] | None = None,
     between_ns: Sequence[int] | None = None,
     network: EmulatedFabric | None = None,
 ) -> RunProgram:
@@ -92,7 +82,7 @@ def program(
         world_size=len(ranks),
         layouts=tuple(layouts),
         steps=[step(number) for number in range(steps)],
-        start_ns=np.array([0] * len(ranks) if start_ns is None else start_ns, np.int64),
+        start_ns=np.zeros(len(ranks), np.int64),
         busy_ns=np.full((links, len(ranks)), LONG_AGO, np.int64),
         recorded_ns=np.zeros((steps, len(ranks)), np.int64),
         recorded_ratio=np.full((steps, len(ranks)), np.nan),
@@ -127,7 +117,7 @@ def _rank(words: Words) -> tuple[RankLayout, list[int], list[int], list[tuple[in
             case int():
                 since += word
                 continue
-            case _Compute(ns):
+            case Compute(ns):
                 after = len(operations) - 1
                 spans.append((after, since, after, since + ns))
                 since += ns
@@ -136,7 +126,7 @@ def _rank(words: Words) -> tuple[RankLayout, list[int], list[int], list[tuple[in
                 operations.append(Operation(What.ISSUE, len(issued)))
                 issued.append(word)
                 wakes.append(0)
-            case _Wait(place, wake_ns, back):
+            case Wait(place, wake_ns, back):
                 operations.append(Operation(What.WAIT, place, back))
                 wakes.append(wake_ns)
         own.append(since)

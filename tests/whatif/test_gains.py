@@ -17,7 +17,7 @@ from aorta.documents.formatting import rough_interval
 from aorta.whatif.gains import gains
 from aorta.whatif.prediction import FREE, STATED_ERROR, base_of, predict_from
 from aorta.whatif.program import RankLayout, RunProgram
-from tests.whatif.hand_made import issue, program, recorded, wait
+from tests.whatif.hand_made import Wait, issue, program, recorded
 
 CASES = json.loads(Path(__file__).with_suffix(".json").read_text())
 
@@ -26,7 +26,7 @@ MS = 1_000_000
 
 def noisy(ranks: int, late_ms: float = 0.0, seed: int = 0) -> RunProgram:
     """Equal ranks whose own time comes and goes by 10 %; the last of them is late before its collective, each step."""
-    words = [5 * MS, issue(ranks=tuple(range(ranks))), 5 * MS, wait(0)]
+    words = [5 * MS, issue(ranks=tuple(range(ranks))), 5 * MS, Wait(0)]
     made = program([words] * ranks, [1 * MS], steps=60, network=EmulatedFabric())
     chance = np.random.default_rng(seed)
     for step in made.steps:
@@ -51,8 +51,7 @@ def of_stragglers(made: RunProgram) -> list[GainEntry]:
 
 
 def test_what_comes_and_goes_is_no_straggler_where_every_step_is_of_its_own_size():
-    named = sum(len(of_stragglers(of_other_bytes(noisy(2, seed=seed)))) for seed in range(20))
-    assert named <= 1
+    assert not any(of_stragglers(of_other_bytes(noisy(2, seed=seed))) for seed in range(6))
     assert len(of_stragglers(of_other_bytes(noisy(2, late_ms=2.0)))) == 1
 
 
@@ -75,14 +74,14 @@ def test_what_lasts_is_one_and_the_interval_of_its_gain_is_above_0(ranks):
 def test_groups_in_each_others_place_are_one_part():
     pairs = [issue(ranks=ranks, group=name) for ranks, name in (((0, 1), "a"), ((2, 3), "b"))]
     everyone = issue(ranks=(0, 1, 2, 3), group="all", link=1)
-    words = [[MS, pair, wait(0), MS, everyone, wait(1)] for pair in (pairs[0], pairs[0], pairs[1], pairs[1])]
+    words = [[MS, pair, Wait(0), MS, everyone, Wait(1)] for pair in (pairs[0], pairs[0], pairs[1], pairs[1])]
     found = gains(base_of(recorded(program(words, [2 * MS, 3 * MS]))))
     priced = {part.change: part.gain_ms for part in found.marginals}
     assert priced == {"comm.kind.allreduce=free": 5.0, "comm.group.all=free": 3.0, "comm.group.a,b=free": 2.0}
 
 
 def test_what_a_comparison_measured_is_not_predicted():
-    base = base_of(program([[10 * MS, issue(), wait(0)]] * 2, [4 * MS], steps=5, network=EmulatedFabric()))
+    base = base_of(program([[10 * MS, issue(), Wait(0)]] * 2, [4 * MS], steps=5, network=EmulatedFabric()))
 
     def named(*differing: str) -> tuple[set[str | None], bool]:
         found = gains(base, differing)
@@ -95,7 +94,7 @@ def test_what_a_comparison_measured_is_not_predicted():
 
 
 def test_a_marginal_cost_holds_what_the_model_may_be_wrong_by():
-    made = program([[10 * MS, issue(), wait(0)]] * 2, [4 * MS], steps=5)
+    made = program([[10 * MS, issue(), Wait(0)]] * 2, [4 * MS], steps=5)
     (kind,) = gains(base_of(made)).marginals
     wrong_by = 4 * STATED_ERROR
     assert (kind.gain_ms, kind.low_ms, kind.high_ms) == pytest.approx((4, 4 - wrong_by, 4 + wrong_by))
@@ -107,14 +106,14 @@ def test_a_marginal_cost_holds_what_the_model_may_be_wrong_by():
 def test_what_is_no_longer_exposed_and_no_gain_is_said(before_issue_ms, changes, gain_ms, said):
     """12 ms of communication beside 10 ms of work that no block brackets: all of it is exposed, 2 ms are waited for."""
     ranks = tuple(range(len(before_issue_ms)))
-    words = [[own * MS, issue(ranks=ranks), 10 * MS, wait(0)] for own in before_issue_ms]
+    words = [[own * MS, issue(ranks=ranks), 10 * MS, Wait(0)] for own in before_issue_ms]
     made = recorded(program(words, [12 * MS], steps=5))
     found = predict_from(base_of(made), whatif.parse_changes(changes))
     assert found.gain_ms.value == gain_ms
     assert found.notes[0] == said
     if changes == ["comm=free"]:
         assert gains(base_of(made)).notes[0] == said
-    waited_for = recorded(program([[5 * MS, issue(), wait(0)]] * 2, [12 * MS], steps=5))
+    waited_for = recorded(program([[5 * MS, issue(), Wait(0)]] * 2, [12 * MS], steps=5))
     (note,) = predict_from(base_of(waited_for), [FREE]).notes
     assert note.startswith("real network: a gain is an upper bound")
 

@@ -5,18 +5,17 @@ Each change is made both ways: from the record of the base to the changed job, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 from aorta import whatif
 from tests.whatif.event_loop import Network
 from tests.whatif.simulated_job import MS, Job
-from tests.whatif.simulated_record import Truth, record, truth
+from tests.whatif.simulated_record import record, truth
 
 STRATEGIES = ("ddp", "hsdp", "fsdp_tp")
 STEP, RATIO, EXPOSED_MS = 1e-3, 2e-3, 0.05
@@ -24,66 +23,50 @@ STEP, RATIO, EXPOSED_MS = 1e-3, 2e-3, 0.05
 
 
 class Change(NamedTuple):
-    """A change as it is made in the job, and as a what-if is asked for it and for taking it back."""
+    """A change of the network and of the job, and how a what-if is asked for it and for taking it back."""
 
     name: str
-    make: Callable[[Job], Job]
+    network: dict[str, Any]
+    job: dict[str, int]
     there: str
-    back: str | None
+    back: str | None = None
 
-
-def network(**values: float | str) -> Callable[[Job], Job]:
-    return lambda job: replace(job, network=replace(job.network, **values))
-
-
-def late(rank: int, ms: int) -> Callable[[Job], Job]:
-    return lambda job: replace(job, late_rank=rank, late_ns=ms * MS)
+    def make(self, job: Job) -> Job:
+        return replace(job, network=replace(job.network, **self.network), **self.job)
 
 
 CHANGES = (
-    Change("four times the bandwidth", network(gb_per_s=0.5), "network.bandwidth=x4", "network.bandwidth=x0.25"),
-    Change("a third of it", network(gb_per_s=0.125 / 3), "network.bandwidth=0.0416667", "network.bandwidth=0.125"),
-    Change("latency", network(latency_us=2000.0), "network.latency=x40", "network.latency=50"),
-    Change("a tree", network(algorithm="tree"), "network.algorithm=tree", "network.algorithm=ring"),
-    Change("a straggler", late(1, 4), "rank.1.late_ms=4", "rank.1.late_ms=-4"),
+    Change("four times the bandwidth", {"gb_per_s": 0.5}, {}, "network.bandwidth=x4", "network.bandwidth=x0.25"),
+    Change("a third of it", {"gb_per_s": 0.125 / 3}, {}, "network.bandwidth=0.0416667", "network.bandwidth=0.125"),
+    Change("latency", {"latency_us": 2000.0}, {}, "network.latency=x40", "network.latency=50"),
+    Change("a tree", {"algorithm": "tree"}, {}, "network.algorithm=tree", "network.algorithm=ring"),
+    Change("a straggler", {}, {"late_rank": 1, "late_ns": 4 * MS}, "rank.1.late_ms=4", "rank.1.late_ms=-4"),
     Change(
         "a straggler and a faster network",
-        lambda job: network(gb_per_s=0.25)(late(2, 6)(job)),
+        {"gb_per_s": 0.25},
+        {"late_rank": 2, "late_ns": 6 * MS},
         "rank.2.late_ms=6 network.bandwidth=x2",
         "network.bandwidth=x0.5 rank.2.late_ms=-6",
     ),
-    Change("a larger world", network(world=64), "ranks=64", None),
-    Change(
-        "no communication at all",
-        lambda job: network(gb_per_s=1e9, latency_us=0.0)(replace(job, backend_ns=0)),
-        "comm=free",
-        None,
-    ),
+    Change("a larger world", {"world": 64}, {}, "ranks=64"),
+    Change("no communication at all", {"gb_per_s": 1e9, "latency_us": 0.0}, {"backend_ns": 0}, "comm=free"),
 )
 
 
-def base(strategy: str) -> Job:
-    return Job(strategy, ranks=4, steps=6, warmup=0)
-
-
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory):
-    """The record of a job, and what it took; made once."""
+def program(tmp_path_factory):
+    """What was read of the record of a job; made once."""
 
     @cache
-    def made(job: Job) -> tuple[Path, Truth]:
+    def made(job: Job) -> whatif.RunProgram:
         folder = tmp_path_factory.mktemp("job") / "run"
-        return folder, record(job, folder)
+        record(job, folder)
+        return whatif.read_program(folder)
 
     return made
 
 
-Recorded = Callable[[Job], tuple[Path, Truth]]
-
-
-@cache
-def program(folder: Path) -> whatif.RunProgram:
-    return whatif.read_program(folder)
+took = cache(truth)
 
 
 def ways() -> list[object]:
@@ -99,12 +82,11 @@ def ways() -> list[object]:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(("strategy", "change", "back"), ways())
-def test_network_and_stragglers(recorded, strategy, change, back):
-    job = base(strategy)
-    changed = change.make(job)
-    (folder, before), (_, after) = (recorded(each) for each in ((changed, job) if back else (job, changed)))
-    asked = (change.back or "") if back else change.there
-    found = whatif.predict(program(folder), whatif.parse_changes(asked.split()))
+def test_network_and_stragglers(program, strategy, change, back):
+    job = Job(strategy, ranks=4, steps=6, warmup=0)
+    base, made = (change.make(job), job) if back else (job, change.make(job))
+    before, after = took(base), took(made)
+    found = whatif.predict(program(base), whatif.parse_changes((change.back if back else change.there).split()))
     assert found.launch_ms.value == pytest.approx(after.step_ms, rel=STEP)
     assert found.overlap_ratio is not None
     assert found.exposed_comm_ms is not None

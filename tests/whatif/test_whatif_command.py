@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from aorta import whatif
@@ -28,7 +27,6 @@ from aorta.whatif.gains import gains
 from aorta.whatif.prediction import base_of
 from aorta.whatif.read_program import network_of, program_of
 from tests.analysis.builders import simulated_run, strict_json
-from tests.read.kineto_files import ALLREDUCE, GEMM, document, kernel
 from tests.report.pages import text_of
 from tests.runs import once
 from tests.scripts.test_json_schemas import published
@@ -99,11 +97,6 @@ def test_without_a_change_it_says_what_there_is_to_gain(runs, capsys):
     assert re.search(r"\nallgather +[\d.]+ ms .* +comm\.kind\.allgather=free\n", said)
 
 
-def test_what_is_asked_twice_is_refused(runs, capsys):
-    assert main([str(runs / "ddp"), "--set", "comm=x2", "--set", "comm=x2"]) == 2
-    assert "a change is given twice" in capsys.readouterr().err
-
-
 def on_network(folder: Path, **fabric: str) -> Path:
     """A run on this network, whatever it was recorded on."""
     record(DDP, folder)
@@ -171,18 +164,6 @@ def test_what_cannot_be_replayed_is_refused_with_the_reason(runs, tmp_path, edit
         whatif.read_program(edited(tmp_path / "edited", runs / "ddp", edit))
 
 
-def test_traces_are_refused_as_they_say_nothing_of_the_host(tmp_path, capsys):
-    for rank in range(2):
-        events = [kernel(GEMM, 0, 50), kernel(ALLREDUCE, 50, 20)]
-        info = {"backend": "nccl", "rank": rank, "world_size": 2}
-        (tmp_path / f"rank{rank}.pt.trace.json").write_text(json.dumps(document(events, distributedInfo=info)))
-    assert main([str(tmp_path)]) == 2
-    assert (
-        "it takes AORTA's own record of the run, and these are traces (kineto). Record the run with aorta"
-        in capsys.readouterr().err
-    )
-
-
 def test_a_record_is_read_once_and_gives_the_program_of_its_lines_read_again(runs, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(runs / "ddp", folder)
@@ -192,14 +173,8 @@ def test_a_record_is_read_once_and_gives_the_program_of_its_lines_read_again(run
     again = whatif.program_of(load_run(folder))
     run = load_run(folder, spans=True)
     shutil.rmtree(folder)
-    once = whatif.program_of(run)
-    assert once.layouts == again.layouts
-    for mine, other in zip(once.steps, again.steps, strict=True):
-        assert mine.layouts == other.layouts
-        for name in ("host_ns", "wake_ns", "cost_ns"):
-            assert np.array_equal(getattr(mine, name), getattr(other, name))
-        for name, column in vars(mine.spans).items():
-            assert np.array_equal(column, getattr(other.spans, name))
+    changes = whatif.parse_changes(["network.bandwidth=x3"])
+    assert whatif.predict(whatif.program_of(run), changes) == whatif.predict(again, changes)
 
 
 @pytest.mark.parametrize(
@@ -228,13 +203,10 @@ def test_a_backend_that_decides_much_is_flagged(tmp_path):
 # --- what would gain most, in the summary, the text and the page of a report
 
 
-@pytest.fixture(scope="module")
-def report(runs, tmp_path_factory):
-    sources, output = {"fast": runs / "ddp", "slow": runs / "slow"}, tmp_path_factory.mktemp("out")
-    return write_report(sources, output, "fast", "slow", style=Style(width=80))
-
-
-def test_values_are_those_of_whatif(runs, report):
+def test_values_are_those_of_whatif(runs, tmp_path):
+    report = write_report(
+        {"fast": runs / "ddp", "slow": runs / "slow"}, tmp_path, "fast", "slow", style=Style(width=80)
+    )
     program = program_of(load_run(runs / "slow"), LAST_STEPS)
     dataset = report.summary["datasets"]["slow"]
     assert not dataset["stragglers"]["ranks"]
