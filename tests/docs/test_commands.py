@@ -113,15 +113,11 @@ def test_command(line: str, compose: Callable[[list[str]], None], monkeypatch: p
             strategies, overrides = gpu_check.strategies_in(asked.words)
             for strategy in strategies:
                 compose(list(chosen(strategy, overrides, ranks=1)))
-        case ["aorta", "report", *rest]:
-            options = AORTA_COMMANDS["report"].options().parse_intermixed_args(rest)
-            assert len(options.log_dir) == len(options.label)
-        case ["aorta", "whatif", *rest]:
-            parse_changes(AORTA_COMMANDS["whatif"].options().parse_args(rest).set or ())
-        case ["aorta", "record", *rest]:
-            AORTA_COMMANDS["record"].options().parse_args(rest[: rest.index("--")])
         case ["aorta", command, *rest]:
-            AORTA_COMMANDS[command].options().parse_args(rest)
+            own = rest[: rest.index("--")] if command == "record" else rest
+            options = vars(AORTA_COMMANDS[command].options().parse_intermixed_args(own))
+            assert len(options.get("log_dir", ())) == len(options.get("label", ()))
+            parse_changes(options.get("set") or ())
         case ["sbatch", *rest]:
             script = next(place for place, word in enumerate(rest) if not word.startswith("-"))
             assert (ROOT / rest[script]).is_file()

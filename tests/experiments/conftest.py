@@ -35,21 +35,6 @@ class Bench:
         path.chmod(0o755)
         return path
 
-    def container(self, name: str) -> Path:
-        """The stand-in behind a `docker run`: of the environment it sees what `-e` names, as `NAME` or `NAME=VALUE`."""
-        path = self.home / name
-        path.write_text(
-            f"#!{sys.executable}\nimport os, sys\nwords = sys.argv[1:]\n"
-            "seen = {name: os.environ[name] for name in ('PATH', 'FAKE_RECORD', 'FAKE_ACTS') if name in os.environ}\n"
-            "for before, word in zip(words, words[1:]):\n"
-            "    if before == '-e':\n"
-            "        name, equals, value = word.partition('=')\n"
-            "        seen[name] = value if equals else os.environ[name]\n"
-            f"os.execve(sys.executable, [sys.executable, {str(FAKE)!r}, *words], seen)\n"
-        )
-        path.chmod(0o755)
-        return path
-
     def acts(self, **acts: dict[str, Any]) -> None:
         """What launches do: `reference_00={"fail": 1}`."""
         self.monkeypatch.setenv("FAKE_ACTS", json.dumps({name.replace("_", "/"): act for name, act in acts.items()}))

@@ -14,7 +14,7 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from aorta.documents.plans import Side
-from aorta.errors import AnotherPlan, AortaError, ConfigError, InputError
+from aorta.errors import AnotherPlan, AortaError, ConfigError
 from aorta.experiments import plan_command
 from aorta.experiments.launch_journal import FAILED, LOST, STOPPED, Closed, Ended, PlanOpened, Started
 from aorta.experiments.launch_plan import PLACEHOLDERS, SIDES, Plan
@@ -137,9 +137,7 @@ def test_what_makes_no_plan_is_refused_with_the_reason(tmp_path, case):
     assert "file" not in case or str(tmp_path / "plan.yaml") in str(caught.value)
 
 
-def test_a_plan_needs_a_folder_and_is_started_outside_torchrun(tmp_path, monkeypatch):
-    with pytest.raises(InputError, match="no folder for the plan: give --output"):  # exit code 2
-        read(tmp_path)
+def test_a_plan_is_started_outside_torchrun(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
     with pytest.raises(ConfigError, match="outside torchrun"):
         read(tmp_path, "--output", "o")

@@ -26,21 +26,20 @@ def d9d(period=4, warmup=1, active=1, **settings):
     return preset("d9d", period=period, warmup=warmup, active=active, **settings)
 
 
-@pytest.fixture(scope="module")
-def eight_steps(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("eight")
+@pytest.mark.spec("A2", "A4", "A6", "A8", "A10", "A18")
+def test_a_folder_a_window_named_by_finished_steps_with_one_regular_member_of_shapes_and_stacks(tmp_path):
     with listening() as said:
-        loop(folder, d9d(with_stack=True), 8)
-    return folder, said
-
-
-@pytest.mark.spec("A2", "A4", "A6", "A8", "A18")
-def test_a_folder_a_window_named_by_finished_steps_with_one_regular_member(eight_steps):
-    folder, said = eight_steps
-    assert files_below(folder) == ["step_4/trace.tar.gz", "step_8/trace.tar.gz"]
-    assert [numbers(read(folder / f"step_{end}/trace.tar.gz")) for end in (4, 8)] == [[3], [7]]
-    with tarfile.open(folder / "step_4/trace.tar.gz", "r:gz") as archive:
+        loop(tmp_path, d9d(with_stack=True), 8)
+    assert files_below(tmp_path) == ["step_4/trace.tar.gz", "step_8/trace.tar.gz"]
+    trace, last = (read(tmp_path / f"step_{end}/trace.tar.gz") for end in (4, 8))
+    assert [numbers(each) for each in (trace, last)] == [[3], [7]]
+    with tarfile.open(tmp_path / "step_4/trace.tar.gz", "r:gz") as archive:
         assert [(member.name, member.isreg()) for member in archive.getmembers()] == [("trace.json", True)]
+    assert (trace["record_shapes"], trace["with_stack"]) == (1, 1)
+    assert not {"profile_memory", "with_flops", "with_modules"} & set(trace)
+    (mm,) = [event for event in trace["traceEvents"] if event.get("name") == "aten::mm"]
+    assert mm["args"]["Input Dims"] == [[8, 8], [8, 8]]
+    assert any(event.get("cat") == "python_function" for event in trace["traceEvents"])
     assert sum(bool(re.fullmatch(r"Finished dumping profiler traces in \d+\.\d\d seconds", line)) for line in said) == 2
 
 
@@ -92,14 +91,7 @@ def test_a_trace_that_cannot_be_packed_stays_as_json_and_no_half_archive_stands_
 
 
 @pytest.mark.spec("A10", "A11")
-def test_shapes_and_stacks_and_no_word_about_a_missing_device(eight_steps, tmp_path):
-    trace = read(eight_steps[0] / "step_4/trace.tar.gz")
-    assert (trace["record_shapes"], trace["with_stack"]) == (1, 1)
-    assert not {"profile_memory", "with_flops", "with_modules"} & set(trace)
-    events = trace["traceEvents"]
-    (mm,) = [event for event in events if event.get("name") == "aten::mm"]
-    assert mm["args"]["Input Dims"] == [[8, 8], [8, 8]]
-    assert any(event.get("cat") == "python_function" for event in events)
+def test_open_gives_torch_s_own_profiler_and_no_word_about_a_missing_device(tmp_path):
     with open_profiler(ProfilerPlan(d9d(), TraceProcess("run"), tmp_path), 6) as profiler:  # warnings are errors here
         assert [activity.name for activity in profiler.activities] == ["CPU"] + ["CUDA"] * torch.cuda.is_available()
         assert isinstance(profiler, torch.profiler.profile)
@@ -128,15 +120,6 @@ def test_a_resume_loses_no_step_of_a_window(tmp_path, start):
 def composer(**settings):
     settings.setdefault("folder", None)  # the loop's own
     return preset("composer", **settings)
-
-
-@pytest.fixture(scope="module")
-def one_epoch(tmp_path_factory):
-    """The preset as it is, over an epoch of seven steps; its folder and what it logged."""
-    folder = tmp_path_factory.mktemp("epoch")
-    with listening() as said:
-        profiler = loop(folder, composer(), 7, counters=Counters(7, 4, 10))
-    return folder, said, profiler
 
 
 @pytest.mark.spec("E2", "E3")
@@ -211,10 +194,16 @@ def test_the_newest_trace_is_kept_and_listed_and_the_memory_page_goes_with_its_o
     assert "aten::" in (tmp_path / "m/2.html").read_text()
 
 
-@pytest.mark.spec("E6", "E7", "E20", "E21", "E22", "E24")
-def test_batch_counts_finished_steps_and_flags_show_in_the_trace(one_epoch, tmp_path):
-    assert files_below(one_epoch[0]) == ["rank0.5.pt.trace.json"]  # a window closes on its last step
-    trace = read(one_epoch[0] / "rank0.5.pt.trace.json")
+@pytest.mark.spec("E6", "E7", "E20", "E21", "E22", "E23", "E24")
+def test_batch_counts_finished_steps_and_flags_show_in_the_trace_and_tables_are_logged_at_the_end(tmp_path):
+    with listening() as said:
+        loop(tmp_path, composer(), 7, counters=Counters(7, 4, 10))
+    assert files_below(tmp_path) == ["rank0.5.pt.trace.json"]  # a window closes on its last step
+    tables = [text for text in said if text.startswith("profiling: operators of the last window by ")]
+    assert [table.splitlines()[0].rpartition(" ")[2] for table in tables] == ["cpu_time_total", "self_cpu_memory_usage"]
+    assert all("aten::mm" in table and "FLOPs" in table for table in tables)
+    assert "CPU Mem" in tables[1]
+    trace = read(tmp_path / "rank0.5.pt.trace.json")
     assert numbers(trace) == [1, 2, 3, 4]
     assert (trace["profile_memory"], trace["with_flops"]) == (1, 1)
     assert "record_shapes" not in trace
@@ -227,15 +216,6 @@ def test_batch_counts_finished_steps_and_flags_show_in_the_trace(one_epoch, tmp_
     assert not any("Input Dims" in event.get("args", {}) for event in events)
     assert not any(event.get("name") == "[memory]" for event in events)
     assert any(event.get("cat") == "python_function" for event in events)
-
-
-@pytest.mark.spec("E20", "E23")
-def test_tables_are_logged_at_the_end(one_epoch):
-    tables = [text for text in one_epoch[1] if text.startswith("profiling: operators of the last window by ")]
-    assert [table.splitlines()[0].rpartition(" ")[2] for table in tables] == ["cpu_time_total", "self_cpu_memory_usage"]
-    assert all("aten::mm" in table for table in tables)
-    assert all("FLOPs" in table for table in tables)
-    assert "CPU Mem" in tables[1]
 
 
 @pytest.mark.spec("E26", "D10")

@@ -54,7 +54,7 @@ def record(job: Job, folder: Path) -> None:
             values, reasons = overlap.metrics()
             more = {"warmup": number < job.warmup, "reasons": reasons, **rows}
             lines.append(step(rank, job.ranks, number, overlap=values, **more))
-        groups = {group.name: list(group.ranks) for group in groups_of(job, rank).values()}
+        groups = {group.name: list(group.ranks) for group in groups_of(job, rank)}
         head = header(rank, job.ranks, parallel=job.strategy, warmup_steps=job.warmup)
         write_rank(folder, head, lines, footer(len(lines), job.ranks, groups=groups))
     write_manifest(folder, _config(job), world_size=job.ranks)

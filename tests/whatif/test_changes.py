@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 
 import pytest
 
-from aorta.config.schema import Algorithm, EmulatedFabric
+from aorta.config.schema import EmulatedFabric
 from aorta.errors import InputError
-from aorta.whatif.changes import FORMS, CommSpeed, NetworkChange, RankLateness, apply, parse_changes
+from aorta.whatif.changes import FORMS, apply, parse_changes
 from aorta.whatif.prediction import predict
 from tests.whatif.hand_made import Compute, Wait, issue, program, step_ns
 
@@ -25,19 +24,6 @@ def test_each_form_that_help_shows_is_understood():
         for text in form.replace("; ", ", ").split(", "):
             (change,) = parse_changes([text.split(" (")[0]])
             assert change.text == text.split(" (")[0]
-
-
-def test_changes_are_read_into_what_they_mean():
-    meant = {
-        "comm=free": CommSpeed("comm=free", math.inf),
-        "comm.kind.allgather=x2": CommSpeed("comm.kind.allgather=x2", 2, kind="allgather"),
-        "comm.bytes.1e3-=x2": CommSpeed("comm.bytes.1e3-=x2", 2, least_bytes=1000),
-        "comm.bytes.-2000=x2": CommSpeed("comm.bytes.-2000=x2", 2, most_bytes=2000),
-        "network.algorithm=tree": NetworkChange("network.algorithm=tree", "algorithm", algorithm=Algorithm.tree),
-        "rank.3.late_ms=-5": RankLateness("rank.3.late_ms=-5", 3, -5.0),
-    }
-    for text, change in meant.items():
-        assert parse_changes([text]) == (change,)
 
 
 @pytest.mark.parametrize(
@@ -61,6 +47,7 @@ STEP = [Compute(1000), issue(), Compute(500), issue("allgather", 4000, group="g"
         ("comm.kind.allgather=free", 4000),
         ("comm.group.g=free", 4000),
         ("comm.bytes.2000-=free", 4000),
+        ("comm.bytes.-2e3=x0.5", 1000 + 6000),
         ("network.bandwidth=x2", 1500 + 2000),  # one message, 2000 bytes at 2 bytes a ns
         ("network.bandwidth=4", 1000 + 2250),  # the all-reduce is the last: 2000 + 250
         ("network.latency=0", 1500 + 2000),

@@ -5,9 +5,9 @@ Each change is made both ways: from the record of the base to the changed job, a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from typing import Any, NamedTuple
 
 import pytest
@@ -69,19 +69,15 @@ def program(tmp_path_factory):
 took = cache(truth)
 
 
-def ways() -> list[object]:
-    return [
-        pytest.param(strategy, change, back, id=f"{strategy}: {change.name}{', taken back' if back else ''}")
-        for strategy in STRATEGIES
-        for change in CHANGES
-        for back in (False, True)
-        if not back or change.back is not None
-        if not (change.name == "a larger world" and strategy in ("hsdp", "fsdp_tp"))  # no group of all ranks
-    ]
+WAYS = [
+    (strategy, change, back)
+    for strategy, change, back in product(STRATEGIES, CHANGES, (False, True))
+    if (not back or change.back) and (strategy == "ddp" or "world" not in change.network)  # a group of all ranks
+]
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("strategy", "change", "back"), ways())
+@pytest.mark.parametrize(("strategy", "change", "back"), WAYS, ids=lambda value: getattr(value, "name", None))
 def test_network_and_stragglers(program, strategy, change, back):
     job = Job(strategy, ranks=4, steps=6, warmup=0)
     base, made = (change.make(job), job) if back else (job, change.make(job))
@@ -97,45 +93,23 @@ def test_network_and_stragglers(program, strategy, change, back):
         assert before.step_ms != pytest.approx(after.step_ms, rel=10 * STEP), "nothing was changed"
 
 
-WORLDS = (8, 64, 512)
 LAWS: tuple[dict[str, float], ...] = (
     {"jitter": 0.2},
     {"slow_node": 0, "slow_factor": 1.1},
     {"jitter": 0.2, "slow_node": 0, "slow_factor": 1.1},
 )
-DRAWS = 3
-HELD = 0.95
-
-
-def jobs(strategy: str) -> Iterator[Job]:
-    for seed in range(DRAWS):
-        yield Job(strategy, steps=10, warmup=2, seed=seed, network=Network(gb_per_s=0.3, latency_us=20.0))
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "tp"])
-def test_the_stated_interval_holds_another_law(tmp_path, strategy):
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_the_stated_interval_holds_another_law(program, strategy):
     held, said = [], 0.0
-    for job in jobs(strategy):
-        folder = tmp_path / str(job.seed)
-        record(job, folder)
-        program = whatif.read_program(folder)
-        for world in WORLDS:
-            step = whatif.predict(program, whatif.parse_changes([f"ranks={world}"])).launch_ms
-            for law in LAWS:
-                network = replace(job.network, world=world, seed=job.seed, **law)
-                real_ms = truth(replace(job, network=network)).step_ms
-                held.append(step.low <= real_ms <= step.high)
-                said = max(said, step.high / step.low)
-    assert sum(held) >= HELD * len(held)
+    for seed, world in product(range(3), (8, 64, 512)):
+        job = Job(strategy, steps=10, seed=seed, network=Network(gb_per_s=0.3, latency_us=20.0))
+        step = whatif.predict(program(job), whatif.parse_changes([f"ranks={world}"])).launch_ms
+        said = max(said, step.high / step.low)
+        for law in LAWS:
+            real = replace(job, network=replace(job.network, world=world, seed=seed, **law))
+            held.append(step.low <= truth(real).step_ms <= step.high)
+    assert sum(held) >= 0.95 * len(held)
     assert said < 1.5, "an interval that holds everything says nothing"
-
-
-def test_more_ranks_than_recorded_are_flagged_as_computing_alike(tmp_path):
-    """Of more ranks the slowest is slower: the prediction is below what comes, and says what it left out."""
-    job = next(jobs("fsdp"))
-    record(job, tmp_path / "run")
-    found = whatif.predict(whatif.read_program(tmp_path / "run"), whatif.parse_changes(["ranks=32"]))
-    real_ms = truth(replace(job, ranks=32)).step_ms
-    assert found.job_step_ms.value < real_ms < found.job_step_ms.value * 1.1
-    assert any("computation, stragglers, batches and shards as at" in note for note in found.notes)

@@ -1,4 +1,4 @@
-"""Stand-in for rocprofv3: takes exactly the options the real parser documents, and refuses all others with exit 2.
+"""Stand-in for rocprofv3: takes some of the options that the real parser documents, and refuses others with exit 2.
 
 Enters: rocprofv3's command line; STANDIN_TRACES, for how many ranks results are to be written. Leaves: `argv` in the
 folder of -d, one argument a line, the results, and then becomes the program behind `--`, as the real one does. Without
@@ -13,29 +13,12 @@ import sys
 
 old = os.environ.get("STANDIN_OLD") == "1"
 parser = argparse.ArgumentParser(prog="rocprofv3", allow_abbrev=False)
-tracing_options = (
-    "kernel-trace memory-copy-trace marker-trace hip-trace hip-runtime-trace hip-compiler-trace hsa-trace "
-    "runtime-trace sys-trace rccl-trace"
-)
-switches = (
-    "stats summary summary-per-domain selected-regions disable-signal-handlers group-by-queue att echo process-sync "
-    "mangled-kernels truncate-kernels"
-)
-TRACING = tracing_options.split()
-SHORT = {"runtime-trace": "-r", "sys-trace": "-s", "summary": "-S", "mangled-kernels": "-M", "truncate-kernels": "-T"}
-for name in [*TRACING, *switches.split()]:
+TRACING = ["kernel-trace", "memory-copy-trace", "marker-trace", "hip-trace", "rccl-trace"]
+for name in (*TRACING, "stats", "group-by-queue", "att", "process-sync"):
     if not (old and name in ("rccl-trace", "process-sync")):
-        names = [f"--{name}", *([SHORT[name]] if name in SHORT else [])]
-        parser.add_argument(*names, nargs="?", const="yes", choices=["yes", "no"])
-values = (
-    "collection-period collection-period-unit kernel-include-regex kernel-exclude-regex kernel-iteration-range "
-    "minimum-output-data agent-index pmc log-level att-library-path summary-groups profile-mpi-ranks "
-    "mpi-world-rank-variable mpi-world-size-variable attach-duration-msec"
-)
-for name in values.split():
+        parser.add_argument(f"--{name}", nargs="?", const="yes", choices=["yes", "no"])
+for name in ("pmc", "kernel-include-regex"):
     parser.add_argument(f"--{name}", nargs="+")
-parser.add_argument("-i", "--input")
-parser.add_argument("-p", "--pid", "--attach")
 parser.add_argument("-d", "--output-directory")
 parser.add_argument("-o", "--output-file")
 formats = ["csv", "json", "pftrace", "otf2", *([] if old else ["rocpd"])]
