@@ -1,4 +1,4 @@
-"""Changes: how they are written, and what each does to a step worked out by hand."""
+"""Replays worked out by hand, how changes are written, and what each does to a step; what must hold of any."""
 
 from __future__ import annotations
 
@@ -6,17 +6,25 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
+from aorta.analysis.collective_metrics import NO_SLOWER_RANKS
+from aorta.config.fabric import network_cost_ns
 from aorta.config.schema import EmulatedFabric
 from aorta.errors import InputError
 from aorta.whatif.changes import FORMS, apply, parse_changes
-from aorta.whatif.prediction import predict
-from tests.whatif.hand_made import Compute, Wait, issue, program, step_ns
+from aorta.whatif.gains import gains
+from aorta.whatif.prediction import base_of, predict
+from aorta.whatif.program import Issued, RunProgram
+from aorta.whatif.replay import replay
+from tests.whatif.hand_made import Compute, Wait, Words, issue, program, step_ns
 
 CASES = json.loads(Path(__file__).with_suffix(".json").read_text())
 
 NETWORK = EmulatedFabric(inter_latency_us=1.0, inter_bandwidth_gb_per_s=1.0)
 """Between two ranks an all-reduce takes two messages of 1 us, and its bytes once: 3000 ns for 1000 bytes."""
+FAST = EmulatedFabric(inter_latency_us=0.01, inter_bandwidth_gb_per_s=1.0)
 
 
 def test_each_form_that_help_shows_is_understood():
@@ -126,3 +134,134 @@ def test_a_run_of_centuries_is_refused(text):
     changes = [text, "ranks=1000000"] if text.startswith("network") else [text, *["rank.1.late_ms=9e8"] * 3]
     with pytest.raises(InputError, match=r"would take more than 146 years"):
         apply(made, parse_changes(changes))
+
+
+# --- replays
+
+
+def gained_ns(made: RunProgram) -> dict[str, float]:
+    found = gains(base_of(made))
+    return {entry.name: round(entry.gain_ms * 1e6, 6) for entry in (*found.marginals, *found.bounds)}
+
+
+BUCKETS = [Compute(100), issue(), Compute(100), issue(), Wait(0), Wait(1, wake_ns=5), 45]
+"""Two buckets: the first is hidden behind the second block, the second is not."""
+
+
+def test_two_buckets_of_which_one_is_hidden():
+    made = program([BUCKETS, BUCKETS], cost_ns=[80, 60])
+    assert step_ns(made) == 200 + 60 + 5 + 45  # the first ends at 180, before the second is issued
+    assert gained_ns(made) == {"allreduce": 60, "all communication free": 60, NO_SLOWER_RANKS: 0, "perfect overlap": 60}
+
+
+def test_a_queue_on_the_link_whose_parts_do_not_add_up():
+    made = program([BUCKETS, BUCKETS], cost_ns=[150, 60])
+    assert step_ns(made) == 100 + 150 + 60 + 5 + 45  # the second waits for the link until 250
+    found = gained_ns(made)
+    assert found["all communication free"] == found["allreduce"] == 110
+    assert found["perfect overlap"] == 360 - 250  # without communication 250; the link is busy for 210 of it
+
+
+def test_a_straggler_that_the_other_waits_for():
+    late = [Compute(130), issue(), Compute(100), issue(), Wait(0), Wait(1, wake_ns=5), 20]
+    made = program([BUCKETS, late], cost_ns=[80, 60])
+    assert step_ns(made) == 230 + 60 + 5 + 45
+    found = gained_ns(made)
+    # Rank 1 no slower than rank 0 before the first issue, rank 0 no slower than rank 1 at the end: 200 + 60 + 5 + 20.
+    assert found[NO_SLOWER_RANKS] == 340 - 285
+    sooner = apply(made, parse_changes(["rank.1.late_ms=-0.00003"])).program
+    assert step_ns(sooner) == 310  # rank 1 issues at 100 and 170 and waits for rank 0: 200 + 60 + 5 + 45
+
+
+def test_a_backend_that_is_slower_than_the_network_is_the_end():
+    made = program([[10, issue(), Wait(0)]] * 2, cost_ns=[20], backend_ns=[50])
+    assert step_ns(made) == 60
+    faster = apply(made, parse_changes(["comm=x100"])).program
+    assert step_ns(faster) < 60  # all of communication, the backend's part too
+
+
+def test_a_wait_reaches_into_the_step_before():
+    made = program([[10, issue(), 5, Wait(0, back=1)]] * 2, cost_ns=[100], steps=3, between_ns=[0, 0])
+    times = replay(made)
+    # Step 0 waits for nothing that exists; step 1 until 110 for the collective of step 0, step 2 for that of step 1.
+    assert times.end_ns[:, 0].tolist() == [15, 110, 210]
+
+
+def test_disjoint_groups_do_not_wait_for_each_other():
+    pairs = [(0, 1), (0, 1), (2, 3), (2, 3)]
+    made = program(
+        [[own, issue(ranks=pair, group="tp"), Wait(0)] for own, pair in zip((10, 20, 30, 90), pairs, strict=True)], [5]
+    )
+    assert replay(made).end_ns[0].tolist() == [25, 25, 95, 95]
+
+
+def test_collectives_that_wait_for_no_other_overlap_each_other_perfectly():
+    made = program([[10, issue(link=None), issue(link=None), Wait(0), Wait(1)]] * 2, [100, 100])
+    assert step_ns(made) == 110
+    assert gained_ns(made)["perfect overlap"] == 10  # either takes 100, beside the other and the own time
+
+
+def test_ranks_that_do_different_things_are_followed_one_by_one():
+    first = [10, issue(group="pair"), Wait(0), issue("allgather", ranks=(0, 1, 2), group="all", link=1), Wait(1)]
+    third = [500, issue("allgather", ranks=(0, 1, 2), group="all", link=1), Wait(0)]
+    made = program([first, first, third], [20, 7])
+    # The place of the all-gather is 1 on two ranks and 0 on the third, whose cost is that of the first row.
+    assert replay(made).end_ns[0].tolist() == [507, 507, 520]
+    with pytest.raises(InputError, match="do not all do the same"):
+        apply(made, parse_changes(["stragglers=none"]))
+
+
+def test_ranks_that_wait_for_each_other_for_ever_are_refused():
+    one = [issue(group="a"), Wait(0), issue(group="b"), Wait(1)]
+    other = [issue(group="b"), Wait(0), issue(group="a"), Wait(1)]
+    with pytest.raises(InputError, match="do not fit each other"):
+        program([one, other], [1, 1])
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "match"),
+    [
+        ([issue(), issue(size=5)], [issue(size=5), issue()], "order of issue differs"),
+        ([issue("allgather")], [issue()], "rank 0 allgather of 1000 bytes, rank 1 allreduce of 1000 bytes"),
+        ([issue(), issue()], [issue()], "was not issued by its rank"),
+    ],
+)
+def test_ranks_that_issue_different_collectives_are_refused(one, other, match):
+    with pytest.raises(InputError, match=match):
+        program([one, other], [1, 1])
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> RunProgram:
+    """Up to three ranks that do the same with their own lengths, on one link or two, whose costs follow the law."""
+    ranks = draw(st.integers(2, 3))
+    everyone = tuple(range(ranks))
+    own = st.integers(0, 500)
+    words: list[Words] = [[] for _ in everyone]
+    issued: list[Issued] = []
+    waited = 0
+    for _ in range(draw(st.integers(1, 6))):
+        link = draw(st.integers(0, 1))
+        one = issue(draw(st.sampled_from(("allreduce", "allgather"))), draw(own), everyone, str(link), link)
+        for each in words:
+            each += [Compute(draw(own)), draw(own), one]
+        issued.append(one)
+        while waited < len(issued) and draw(st.booleans()):
+            for each in words:
+                each += [draw(own), Wait(waited, wake_ns=draw(st.integers(0, 20)))]
+            waited += 1
+    costs = [round(network_cost_ns(one.kind, one.bytes, one.ranks, ranks, FAST)) for one in issued]
+    backend = draw(st.none() | st.just([draw(own) for _ in costs]))
+    more = {"steps": draw(st.integers(1, 3)), "backend_ns": backend, "between_ns": [10] * ranks, "network": FAST}
+    return program(words, costs, **more)
+
+
+LESS = ["comm=free", "comm.kind.allreduce=free", "comm=x3", "stragglers=none", "network.bandwidth=x1.7"]
+SAME = ["comm=x1", "network.bandwidth=x1", "network.latency=x1", "rank.0.late_ms=0"]
+
+
+@given(programs(), st.sampled_from(LESS + SAME))
+def test_what_costs_less_ends_no_later_and_what_is_set_to_what_it_was_changes_nothing(made, text):
+    assume("kind" not in text or any(o.kind == "allreduce" for y in made.layouts for o in y.issued))
+    ends, before = replay(apply(made, parse_changes([text])).program).end_ns, replay(made).end_ns
+    assert (ends == before if text in SAME else ends <= before).all()
