@@ -191,23 +191,6 @@ def test_no_destination_no_upload():
         assert destination(root, template, KNOWN, overwrite=False) is None
 
 
-@pytest.mark.parametrize(
-    ("keep", "refused", "here"), [(-1, [], [1, 2, 3, 4, 5]), (2, [], [4, 5]), (0, [], []), (0, [1], [1])]
-)
-@pytest.mark.spec("E15")
-def test_local_files_go_once_they_have_arrived(flaky, tmp_path, keep, refused, here):
-    flaky.script = [PermissionError("no") for _ in refused]
-    settings = preset("composer", wait=0, warmup=0, active=1, repeat=0, folder=None, num_traces_to_keep=keep)
-    to = destination("flaky://there", "{run_name}/{batch}.json", {"run_name": "run", "rank": 0}, overwrite=False)
-    files = [window.files[0] for window in loop(tmp_path, settings, 5, trace_remote=to).saver.windows]
-    assert files_below(tmp_path) == [f"rank0.{batch}.pt.trace.json" for batch in here]
-    arrived = [batch for batch in range(1, 6) if batch not in refused]
-    assert sorted(flaky().find("/there")) == [f"/there/run/{batch}.json" for batch in arrived]
-    assert [file.address for file in files if file.address] == [f"flaky://there/run/{batch}.json" for batch in arrived]
-    lost = [(file.on_disk, file.address, file.error) for file in files if file.error]
-    assert lost == [(True, None, "PermissionError: no") for _ in refused]
-
-
 by_botocore = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 """It and moto are not ours to mend."""
 

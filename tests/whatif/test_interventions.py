@@ -70,13 +70,12 @@ took = cache(truth)
 
 
 WAYS = [
-    (strategy, change, back)
+    pytest.param(strategy, change, back, marks=[pytest.mark.thorough] * (strategy != "ddp"))
     for strategy, change, back in product(STRATEGIES, CHANGES, (False, True))
     if (not back or change.back) and (strategy == "ddp" or "world" not in change.network)  # a group of all ranks
 ]
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(("strategy", "change", "back"), WAYS, ids=lambda value: getattr(value, "name", None))
 def test_network_and_stragglers(program, strategy, change, back):
     job = Job(strategy, ranks=4, steps=6, warmup=0)
