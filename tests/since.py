@@ -28,19 +28,18 @@ _STARTING: Final = re.compile(
 )
 _ELSEWHERE: Final = re.compile(r"^pytestmark = .*\b(simulated|gpu|alone|thorough|slow)\b", re.MULTILINE)
 """No test of such a file is run here."""
-_OURS: Final = ("aorta", "tests", "scripts", "benchmarks")
 
 
 @cache
-def imports(path: Path) -> frozenset[str]:
-    """Dotted names of all that a file imports, wherever in it."""
+def imports(path: Path) -> frozenset[Path]:
+    """The files of this repository that a file imports, wherever in it."""
     names = set[str]()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return frozenset(names)
+    return frozenset(filter(None, map(file_of, names)))
 
 
 @cache
@@ -61,10 +60,7 @@ def distances(test: Path) -> dict[Path, int]:
     known, near = {test: 0}, deque([test])
     while near:
         path = near.popleft()
-        for name in imports(path):
-            found = file_of(name) if name.partition(".")[0] in _OURS else None
-            if found is None or found in known:
-                continue
+        for found in imports(path) - known.keys():
             helper = found.is_relative_to(ROOT / "tests")
             known[found] = known[path] + (not helper)
             (near.appendleft if helper else near.append)(found)  # a helper is as near as its test

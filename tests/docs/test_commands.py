@@ -153,13 +153,6 @@ def test_command(line: str, compose: Callable[[list[str]], None], monkeypatch: p
             assert shlex.join(words).startswith(start), f"no rule for {line!r}"
 
 
-def test_no_side_of_a_program_sets_what_torchrun_sets_anyway() -> None:
-    """torchrun gives every rank `OMP_NUM_THREADS=1` where nobody sets it: a candidate of 1 would be the reference."""
-    shown = [line for line in COMMANDS if "--command" in line and "torchrun" in line]
-    assert shown
-    assert not [line for line in shown if re.search(r"OMP_NUM_THREADS=(\d+,)*1\b", line)]
-
-
 def test_the_workflow_s_commands_are_shell_and_need_nothing_of_this_checkout() -> None:
     page = (ROOT / "docs" / "compare.md").read_text()
     (block,) = re.findall(r"```yaml\n(name: .*?)```", page, re.DOTALL)

@@ -18,16 +18,7 @@ from unittest.mock import Mock
 import pytest
 
 from aorta.errors import ConfigError, RecordWriteError
-from aorta.experiments.launch_journal import (
-    PLAN_JOURNAL,
-    Closed,
-    Ended,
-    Journal,
-    PlanLine,
-    PlanOpened,
-    Started,
-    read_plan_history,
-)
+from aorta.experiments.launch_journal import PLAN_JOURNAL, Closed, Journal, PlanLine
 from aorta.read.record import load_run
 from aorta.records.files import read_lines
 from tests.experiments.conftest import Bench
@@ -123,7 +114,7 @@ def test_a_program_of_the_users_own_with_two_builds_of_a_library(tmp_path):
     assert found["losses"]["sentence"] == "bit-equal in all 24 rank-steps"
 
 
-# --- the journal: lines that last, one writer at a time, what a kill leaves, what is left to do
+# --- the journal: lines that last, one writer at a time, what a kill leaves
 
 
 FIRST, SECOND, THIRD = (Closed("", number, []) for number in range(3))
@@ -175,21 +166,3 @@ def test_a_full_disk_and_a_folder_that_is_not_there_are_told(tmp_path):
         os.dup2(disk.fileno(), full._file.fileno())
         with pytest.raises(RecordWriteError, match="No space left on device"):
             full.write(FIRST)
-
-
-def test_what_is_left_to_do_follows_from_the_last_end_of_each_launch(tmp_path):
-    def ended(id_: str, launch: str, outcome: str) -> Ended:
-        return Ended("", id_, launch, 0, 0, outcome, 0, 1.5, f"run-{id_}" if outcome == "done" else None)
-
-    with closing(journal(tmp_path)) as written:
-        written.write(
-            PlanOpened(""), *(Started("", id_, f"a/0{id_}", 0, 0) for id_ in "0123"), Started("", "4", "a/00", 0, 1)
-        )
-        written.write(ended("0", "a/00", "failed"), ended("1", "a/01", "done"), ended("4", "a/00", "done"))
-        written.write(ended("2", "a/02", "done"), ended("5", "a/02", "lost"), Closed("", 5, ["a/02"]))
-    history = read_plan_history(tmp_path)
-    assert history.done == {"a/00": "run-4", "a/01": "run-1"}
-    assert [start.launch for start in history.starts] == ["a/00", "a/01", "a/02", "a/03", "a/00"]
-    assert [start.launch for start in history.lost] == ["a/03"]
-    assert history.seconds == [1.5, 1.5, 1.5]
-    assert read_plan_history(tmp_path / "none").done == {}

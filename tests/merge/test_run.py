@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.merge.traces import load, problems
-from tests.runs import HANGS_S, ROOT, environment, once, record, train
+from tests.runs import ROOT, finished, once, record, train
 
 pytestmark = [pytest.mark.dist, pytest.mark.thorough]
 OFFSET_NS, DRIFT_PPM = 123_456_789, 80.0
@@ -33,10 +33,8 @@ def trace_of(folder: Path, rank: int) -> dict[str, Any]:
 
 
 def merge(folder: Path, target: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "analysis" / "merge_traces.py"), str(folder), "-o", str(target), "--check"]
-    return subprocess.run(
-        [*command, *words], capture_output=True, text=True, env=environment(), timeout=HANGS_S, check=False
-    )
+    script = str(ROOT / "analysis" / "merge_traces.py")
+    return finished([sys.executable, script, str(folder), "-o", str(target), "--check", *words])
 
 
 @pytest.mark.spec("C12")

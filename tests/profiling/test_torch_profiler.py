@@ -136,15 +136,6 @@ def test_a_profiler_that_raises_is_left_out_and_said_once(run, said, monkeypatch
     assert (said("ERROR"), said("WARNING")) == ([error], [])
 
 
-def test_a_trace_that_cannot_be_written(run, folder, said):
-    folder.parent.mkdir()
-    folder.write_text("a file in the way")
-    assert run(10, repeat=2).files == []
-    errors = said("ERROR")
-    for error, steps in zip(errors, ("2 to 3", "6 to 7"), strict=True):
-        assert error.startswith(f"profiling: the trace of steps {steps} could not be saved as {folder}")
-
-
 def test_the_run_s_own_error_is_not_hidden_by_the_profiler_s(run, said, monkeypatch):
     monkeypatch.setattr(window_recording.profile, "__exit__", fails)
     with pytest.raises(ZeroDivisionError):

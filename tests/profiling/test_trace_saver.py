@@ -100,10 +100,10 @@ def test_without_room_no_part_is_left_and_the_error_is_the_disk_s(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, room)
     errors = [file.error for window in profiler.saver.windows for file in window.files]
     assert (files_below(tmp_path), len(errors)) == ([], 2)
-    for number, error in zip((3, 6), errors, strict=True):
+    for number, steps, error in zip((3, 6), ("1 to 2", "4 to 5"), errors, strict=True):
         assert error.startswith(f"OSError: [Errno 27] File too large: '{tmp_path}/traces/step_{number}/")
         assert error.endswith("; make room there, or choose another folder for traces")
-        assert any(error in line for line in said)
+        assert any(f"the trace of steps {steps} could not be saved as " in line and error in line for line in said)
 
 
 @pytest.mark.parametrize("content", [None, "", '{"traceEvents": ['], ids=["none", "empty", "half"])

@@ -130,17 +130,6 @@ class Laws:
     late_ns: int = 0
 
 
-@dataclass
-class Link:
-    """Of one group: collectives in the order of their first issue, one at a time, each when its last rank is there."""
-
-    made: list[Collective] = field(default_factory=list)
-    issued: Counter[int] = field(default_factory=Counter)
-    begun: int = 0
-    busy: bool = False
-    free_ns: int = 0
-
-
 class Simulation:
     """Ranks that carry out their steps. Of what happens at one nanosecond, what was asked for first comes first.
 
@@ -149,10 +138,14 @@ class Simulation:
     """
 
     def __init__(self, programs: Sequence[Sequence[Iterable[Operation]]], laws: Laws) -> None:
-        self.laws, self.now_ns, self.links = laws, 0, defaultdict[Group, Link](Link)
+        self.laws, self.now_ns = laws, 0
         self.accounts = [[Account() for _ in steps] for steps in programs]
         self._ranks = [self._rank(rank, steps) for rank, steps in enumerate(programs)]
         self._at_end = 0
+        # Of each group: collectives in the order of their first issue, one at a time, each when its last rank is there.
+        self._made = defaultdict[Group, list[Collective]](list)
+        self._issued, self._begun = Counter[tuple[Group, int]](), Counter[Group]()
+        self._free_ns = defaultdict[Group, int | None](int)  # None: the link is busy
         self._heap: list[tuple[int, int, Callable[[], None]]] = []
         self._asked = 0
 
@@ -203,32 +196,29 @@ class Simulation:
         self._at_end += 1
 
     def _issue(self, rank: int, issue: Issue) -> Collective:
-        link = self.links[issue.group]
-        seq = link.issued[rank]
-        link.issued[rank] += 1
-        if seq == len(link.made):
-            link.made.append(Collective(issue.group, seq, issue.kind, issue.bytes))
-        one = link.made[seq]
+        made, seq = self._made[issue.group], self._issued[issue.group, rank]
+        self._issued[issue.group, rank] += 1
+        if seq == len(made):
+            made.append(Collective(issue.group, seq, issue.kind, issue.bytes))
+        one = made[seq]
         assert (one.kind, one.bytes) == (issue.kind, issue.bytes), "the programs of the ranks do not fit each other"
         one.arrived[rank] = self.now_ns
-        self._begin_next(link)
+        self._begin_next(issue.group)
         return one
 
-    def _begin_next(self, link: Link) -> None:
-        if link.busy or link.begun == len(link.made):
+    def _begin_next(self, group: Group) -> None:
+        made, begun, free_ns = self._made[group], self._begun[group], self._free_ns[group]
+        if free_ns is None or begun == len(made) or len(made[begun].arrived) < len(group.ranks):
             return
-        one = link.made[link.begun]
-        if len(one.arrived) < len(one.group.ranks):
-            return
-        link.begun += 1
-        link.busy, one.link_free_ns = True, link.free_ns
+        one = made[begun]
+        one.link_free_ns = free_ns
+        self._begun[group], self._free_ns[group] = begun + 1, None
         one.network_end_ns = self.now_ns + self.laws.network.cost_ns(one, len(self._ranks))
         one.backend_end_ns = max(one.arrived.values()) + self.laws.backend_ns
-        self._after(max(one.network_end_ns, one.backend_end_ns) - self.now_ns, partial(self._end, link, one))
+        self._after(max(one.network_end_ns, one.backend_end_ns) - self.now_ns, partial(self._end, one))
 
-    def _end(self, link: Link, one: Collective) -> None:
-        one.end_ns = link.free_ns = self.now_ns
-        link.busy = False
+    def _end(self, one: Collective) -> None:
+        one.end_ns = self._free_ns[one.group] = self.now_ns
         for go_on in one.sleepers:
             go_on()
-        self._begin_next(link)
+        self._begin_next(one.group)

@@ -66,9 +66,6 @@ def _config(job: Job) -> dict[str, object]:
         inter_latency_us=network.latency_us,
         inter_bandwidth_gb_per_s=network.gb_per_s,
         emulated_world_size=network.world,
-        jitter=network.jitter,
-        straggler_rank=job.late_rank,
-        straggler_ms=job.late_ns / NS_PER_MS,
     )
     return {
         "workload": {"name": "simulated"},

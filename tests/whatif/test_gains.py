@@ -80,19 +80,6 @@ def test_groups_in_each_others_place_are_one_part():
     assert priced == {"comm.kind.allreduce=free": 5.0, "comm.group.all=free": 3.0, "comm.group.a,b=free": 2.0}
 
 
-def test_what_a_comparison_measured_is_not_predicted():
-    base = base_of(program([[10 * MS, issue(), Wait(0)]] * 2, [4 * MS], steps=5, network=EmulatedFabric()))
-
-    def named(*differing: str) -> tuple[set[str | None], bool]:
-        found = gains(base, differing)
-        said = f"half the latency: not predicted, because this comparison measured {', '.join(differing)}"
-        return {entry.change for entry in found.gains}, said in found.notes
-
-    every = {"network.bandwidth=x2", "network.latency=x0.5"}
-    assert named() == named("fabric.inter_latency_us", "parallel.overlap") == (every, False)
-    assert named("fabric.inter_latency_us") == (every - {"network.latency=x0.5"}, True)
-
-
 def test_a_marginal_cost_holds_what_the_model_may_be_wrong_by():
     made = program([[10 * MS, issue(), Wait(0)]] * 2, [4 * MS], steps=5)
     (kind,) = gains(base_of(made)).marginals
