@@ -92,7 +92,7 @@ def test_a_folder_that_is_being_filled_is_not_removed_with_an_old_window(tmp_pat
 
 def test_without_room_no_part_is_left_and_the_error_is_the_disk_s(tmp_path):
     room = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, room[1]))  # of the size of a file
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, room[1]))  # of a file: as a full disk
     try:
         with listening() as said:
             profiler = loop(tmp_path / "traces", preset("d9d", period=3, warmup=0, active=2, with_stack=True), 6)
