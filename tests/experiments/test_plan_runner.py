@@ -95,38 +95,32 @@ def test_a_launch_has_failed_without_every_record_or_a_program(bench, words, sai
 
 @pytest.mark.thorough
 def test_another_plan_machine_or_environment_is_refused_by_key_and_both_values(bench):
-    """An incomplete plan, taken up by another command, on another machine, with another torch."""
+    """An incomplete plan, taken up by another command, and on another machine with another torch."""
     bench.monkeypatch.delenv("NCCL_ALGO", raising=False)
     bench.acts(candidate_01={"fail": 2})
     bench(*AB)
     launched, here = bench.launched, launch_folder.host()
 
-    def refuses(*words: str) -> str:
+    def refuses(words: tuple[str, ...], *said: str) -> None:
         code, _, err = bench(*words)
         assert (code, "another --output" in err, bench.launched) == (1, True, launched)
-        return err
-
-    for words, said in (
-        (("--launches", "3", *AB[2:]), "launches: 2 there, 3 now"),
-        ((*AB[:-1], "s=2"), "words: ['s=1'] there, ['s=2'] now"),
-        ((*AB[:4], "s=1"), "sides.candidate.words: ['a=2'] there, nothing now"),
-        ((*AB[:5], "a=2 env.A=1", "s=1"), "sides.candidate.environment.A: nothing there, '1' now"),
-        ((*AB, "--nproc_per_node", "4"), "nproc_per_node: 2 there, 4 now"),
-    ):
-        assert said in refuses(*words)
-    for name, value, said in (
-        ("FAKE_TORCH", "2.14.0", "versions.reference.torch: '2.13.0' there, '2.14.0' now"),
-        ("NCCL_ALGO", "Ring", "environment.NCCL_ALGO: nothing there, 'Ring' now"),
-    ):
-        with bench.monkeypatch.context() as patch:
-            patch.setenv(name, value)
-            assert said in refuses(*AB)
-    for key in ("name", "machine", "cpus"):
-        changes = {key: "another", "kernel": "newer"}
-        bench.monkeypatch.setattr(launch_folder, "host", lambda changes=changes: here | changes)
-        err = refuses(*AB)
-        assert f"host.{key}: {here[key]!r} there, 'another' now" in err
+        assert [line for line in said if line not in err] == []
         assert "kernel" not in err
+
+    refuses(
+        ("--launches", "3", *AB[2:5], "a=3 env.A=1", "s=2", "--nproc_per_node", "4"),
+        *("launches: 2 there, 3 now", "words: ['s=1'] there, ['s=2'] now", "nproc_per_node: 2 there, 4 now"),
+        *("sides.candidate.words: ['a=2'] there, ['a=3'] now", "environment.A: nothing there, '1' now"),
+    )
+    refuses((*AB[:4], "s=1"), "sides.candidate.words: ['a=2'] there, nothing now")
+    with bench.monkeypatch.context() as patch:
+        patch.setenv("FAKE_TORCH", "2.14.0")
+        patch.setenv("NCCL_ALGO", "Ring")
+        keys = ("name", "machine", "cpus")
+        patch.setattr(launch_folder, "host", lambda: here | dict.fromkeys(keys, "another") | {"kernel": "newer"})
+        versions = "versions.reference.torch: '2.13.0' there, '2.14.0' now"
+        hosts = (f"host.{key}: {here[key]!r} there, 'another' now" for key in keys)
+        refuses(AB, versions, "environment.NCCL_ALGO: nothing there, 'Ring' now", *hosts)
     bench.monkeypatch.setattr(launch_folder, "host", lambda: here | {"kernel": "newer"})
     assert bench(*AB)[0] == 0
 

@@ -15,13 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from aorta.merge.alignment import RankAlignment
 from aorta.merge.merge_traces import merge_traces
-from aorta.records.clocks import Injected, OffsetSample, RankClock
-from tests.merge.traces import BASE_NS, flow, load, problems, text, write, x
+from tests.merge.traces import flow, load, problems, text, write, x
 
 FOLDER = Path(__file__).parent
 CASES = json.loads((FOLDER / "merge_cases.json").read_text())["cases"]
@@ -117,27 +113,6 @@ def test_C11_numbers_that_meet_in_two_traces_are_kept_apart(tmp_path):
     assert {original for _, _, original in names} == {77, 0, "Spans", ""}
     assert {e["args"]["sort_index"] for e in found if e["name"] == "process_sort_index" and e["pid"] == 1000} == {1000}
     assert "PyTorch Profiler" in {e["args"]["name"] for e in found if e["name"] == "thread_name"}
-
-
-T0 = BASE_NS + 4_400_000_000_000_000
-spans = st.tuples(st.integers(0, 10**9), st.integers(0, 10**6))
-
-
-@given(st.lists(spans, min_size=1, max_size=30), st.integers(-(10**9), 10**9), st.floats(-500, 500), st.booleans())
-@pytest.mark.spec("C14")
-def test_C14_no_order_within_a_thread_changes_and_what_was_nested_stays_nested(events, offset, drift, injected):
-    """The clock was measured at T0 and ten seconds later; `drift` is in ppm."""
-    samples = [OffsetSample(T0, offset, 0, 0, 32), OffsetSample(T0 + 10**10, offset + round(drift * 10_000), 0, 0, 32)]
-    clock = RankClock(1, "node1", "boot", *samples, injected=Injected(10**8, -drift, T0) if injected else None)
-    alignment = RankAlignment(clock, "clock")
-    moved = [(alignment.to_reference(T0 + a), alignment.to_reference(T0 + a + d)) for a, d in events]
-    for (a, d), (begin, end) in zip(events, moved, strict=True):
-        assert begin <= end
-        for (b, e), (other, until) in zip(events, moved, strict=True):
-            if a <= b:
-                assert begin <= other
-            if a <= b and b + e <= a + d:
-                assert until <= end
 
 
 def test_an_earlier_file_is_kept_unless_told(tmp_path, capsys):
