@@ -126,24 +126,16 @@ def sbatch(cluster, tmp_path):
     return run
 
 
-def test_two_nodes_are_one_run(sbatch, tmp_path):
-    code, said = sbatch("label=both", NPROC="2")
+def test_two_nodes_with_disks_of_their_own_are_one_run_copied_together(sbatch, tmp_path):
+    scratch, folder = tmp_path / "scratch", tmp_path / "together"
+    code, said = sbatch("label=mine", NPROC="2", SCRATCH=str(scratch), INTO="together")
     assert code == 0, said
-    folder = tmp_path / "artifacts" / "both"
     run = load_run(folder)
-    assert (run.source.world_size, sorted(run.ranks)) == (4, [0, 1, 2, 3])
+    assert (run.source.world_size, sorted(run.ranks), run.health.ranks_missing) == (4, [0, 1, 2, 3], [])
     assert [run.ranks[rank].source.node_rank for rank in range(4)] == [0, 0, 1, 1]
     assert [run.ranks[rank].source.local_rank for rank in range(4)] == [0, 1, 0, 1]
-    assert run.health.ranks_missing == []
     assert json.loads((folder / "run.json").read_text())["world_size"] == 4
-
-
-def test_disks_of_their_own_are_copied_together(sbatch, tmp_path):
-    scratch = tmp_path / "scratch"
-    code, said = sbatch("label=mine", SCRATCH=str(scratch), INTO="together")
-    assert code == 0, said
-    assert sorted(load_run(tmp_path / "together").ranks) == [0, 1]
-    assert all((tmp_path / "together" / "logs" / f"rank_{rank}.log").is_file() for rank in (0, 1))
+    assert all((folder / "logs" / f"rank_{rank}.log").is_file() for rank in range(4))
     assert list(scratch.iterdir()) == []  # each had a folder of its own there: what was copied is removed
     assert not (tmp_path / "artifacts").exists()
 
