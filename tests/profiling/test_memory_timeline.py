@@ -123,8 +123,8 @@ def profiled(tmp_path):
 def test_the_page_of_a_window_stacks_parameters_gradients_and_state(profiled):
     text, _ = profiled(2)
     assert "<h2>cpu by category</h2>" in text
-    rows = re.findall(r'<td>([a-z\' ]+)</td><td class="n">[^<]+</td><td class="n">([0-9.]+) ([KM]iB)</td>', text)
-    most = {name: float(size) * {"KiB": 1024, "MiB": 1024**2}[unit] for name, size, unit in rows}
+    rows = re.findall(r'<td>([a-z\' ]+)</td><td class="n">[^<]+</td><td class="n">([0-9.]+) (\w+)</td>', text)
+    most = {name: float(size) * {"B": 1, "KiB": 1024, "MiB": 1024**2}[unit] for name, size, unit in rows}
     assert list(most) == list(NAMES.values())
     assert most["gradients"] == pytest.approx(PARAMETER_BYTES, rel=0.01)
     assert most["optimizer state"] == pytest.approx(STATE_BYTES, rel=0.01)
