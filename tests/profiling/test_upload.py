@@ -77,23 +77,20 @@ def test_a_server_that_fails_twice_gets_it_the_third_time_and_no_later(flaky, so
     assert flaky.writes == ATTEMPTS == 3
 
 
-class Http(Exception):
-    def __init__(self, status):
-        super().__init__(status)
-        self.status = status
-
-
-class HTTPClientError(Exception):
-    """As botocore calls what never reached a server."""
+def error_of(name: str, **attributes: int) -> Exception:
+    """As clients define them: botocore's of what never reached a server, or one with a status."""
+    return type(name, (Exception,), attributes)()
 
 
 @pytest.mark.parametrize("passes", [True, False])
 @pytest.mark.spec("E11")
 def test_only_what_may_pass_is_tried_again(flaky, source, passes):
     place = remote(overwrite=True)
-    passing = [ConnectionResetError(), TimeoutError(), HTTPClientError(), Http(503), Http(429), OSError("no number")]
+    passing = [ConnectionResetError(), TimeoutError(), error_of("HTTPClientError"), OSError("no number")]
     passing += [OSError(errno.EIO, "server"), OSError(errno.EBUSY, "slow down")]
-    lasting = [PermissionError(errno.EACCES, "no"), FileNotFoundError(), FileExistsError(), Http(403), Http(404)]
+    passing += [error_of("Http", status=status) for status in (503, 429)]
+    lasting = [PermissionError(errno.EACCES, "no"), FileNotFoundError(), FileExistsError()]
+    lasting += [error_of("Http", status=status) for status in (403, 404)]
     lasting += [OSError(errno.EINVAL, "signature"), OSError(errno.ENOSPC, "full"), ValueError()]
     for error in passing if passes else lasting:
         assert may_pass(error) is passes
