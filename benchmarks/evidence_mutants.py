@@ -1,10 +1,9 @@
-"""What reports make of traces that lack evidence: `python -m benchmarks.evidence_mutants [FOLDER]`.
+"""What reports make of traces that lack evidence: `python -m benchmarks.evidence_mutants`.
 
 Takes evidence from healthy traces, or renames, moves and doubles it, without changing what the devices did
 (`tests.read.mutants`). A report of such a mutant says what it says of the healthy traces, or null, with bounds that
-hold that; any other number is wrong. Without a folder: a generated job in every format, two of its ranks, and `--drawn`
-others, of drawn sizes and names, with the siblings of public cases. With one: every trace in it by itself, as far as it
-is not larger than `--megabytes`.
+hold that; any other number is wrong. Inputs are a generated job of two ranks in every format, `--drawn` others, of
+drawn sizes and names, and the siblings of public cases.
 
 Prints one JSON object last: how many mutants have which outcome, by input, and what is wrong; exit 1 where more than
 `--limit` of all mutants are wrong.
@@ -18,58 +17,36 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
-from pathlib import Path
 
-from aorta.errors import InputError
 from tests.read.answers import answer, judge, shares
-from tests.read.evidence_files import read_files
 from tests.read.evidence_jobs import JOBS, drawn_shape, job
 from tests.read.evidence_rows import File
 from tests.read.mutants import KINDS, siblings, verdicts
 
 
-def inputs(folder: Path | None, megabytes: float, drawn: int) -> Iterator[tuple[str, list[File]]]:
+def inputs(drawn: int) -> Iterator[tuple[str, list[File]]]:
     """Yield each input and its traces."""
-    if folder is None:
-        yield from ((name, job(name)) for name in JOBS)
-        yield from ((f"{name} {seed}", job(name, drawn_shape(seed))) for seed in range(1, drawn + 1) for name in JOBS)
-        return
-    for path in sorted(each for each in folder.rglob("*") if each.is_file()):
-        if path.stat().st_size > megabytes * 1e6:
-            continue
-        try:
-            files = read_files(path)
-        except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-            sys.stderr.write(f"{path}: left out, as it cannot be changed: {type(error).__name__}: {error}\n")
-            continue
-        if files:
-            yield str(path.relative_to(folder)), [replace(file, path=Path("rank0") / file.path) for file in files]
+    yield from ((name, job(name)) for name in JOBS)
+    yield from ((f"{name} {seed}", job(name, drawn_shape(seed))) for seed in range(1, drawn + 1) for name in JOBS)
 
 
 def main() -> int:
     """Judge every mutant of every input."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", nargs="?", type=Path, help="traces; default: generated ones of every format")
-    parser.add_argument("--megabytes", type=float, default=4.0, help="size of the largest file that is read")
-    parser.add_argument("--drawn", type=int, default=2, help="jobs that are drawn, without a folder")
+    parser.add_argument("--drawn", type=int, default=2, help="jobs that are drawn")
     parser.add_argument("--limit", type=float, default=0.02, help="share of mutants that may be wrong")
     words = parser.parse_args()
     total: Counter[str] = Counter()
     by_input: dict[str, dict[str, int]] = {}
     wrong: dict[str, dict[str, list[str]]] = {}
-    for name, files in inputs(words.folder, words.megabytes, words.drawn):
+    for name, files in inputs(words.drawn):
         began = time.monotonic()
-        try:
-            found = verdicts(files)
-        except InputError as error:
-            sys.stderr.write(f"{name}: left out, as it is not read: {str(error)[:200]}\n")
-            continue
+        found = verdicts(files)
         by_input[name] = shares(found)
         total.update(by_input[name])
         wrong[name] = {mutant: each.wrong[:4] for mutant, each in found.items() if each.outcome == "wrong"}
         sys.stderr.write(f"{name}: {by_input[name]} ({time.monotonic() - began:.0f} s)\n")
-    for kind in KINDS if words.folder is None else ():
+    for kind in KINDS:
         found = {name: judge(each.right, answer(each.files), each.name) for name, each in siblings(kind)}
         by_input[kind] = shares(found)
         total.update(by_input[kind])

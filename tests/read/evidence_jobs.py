@@ -7,18 +7,17 @@ names are drawn. `sums_ms` measures a device by a sweep that shares nothing with
 from __future__ import annotations
 
 import itertools
-import json
 import random
 import re
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tests.read import nsys_files, rocprof_files
-from tests.read.evidence_files import read_file
+from tests.read.evidence_files import FORMATS, Format
 from tests.read.evidence_rows import CALL, COPY, KERNEL, MARK, OPERATOR, File, Json, Row
+from tests.read.nsys_files import EPOCH_NS
+from tests.read.rocprof_files import GENERIC
 
 GEMM: Final = "Cijk_Ailk_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT256x256x64"
 NORM: Final = "void at::native::vectorized_elementwise_kernel<4, at::native::AddFunctor<float>>(int)"
@@ -61,7 +60,7 @@ class Shape:
         (KERNEL, ALLREDUCE, 6500, 1800, 20),
     )
     step_ns: int = STEP_NS
-    generic: str | None = rocprof_files.GENERIC
+    generic: str | None = GENERIC
     """The one kernel that RCCL's collectives run as, in formats of AMD; None: kernels keep their names."""
 
 
@@ -96,9 +95,7 @@ def drawn_shape(seed: int) -> Shape:
         at = max(at + longest + more + 10, begin + sent) + chance.randrange(60, 400)
     first, count = chance.choice((0, 1, 3, 500)), chance.randrange(4, 10)
     steps = tuple(range(first, first + count))
-    generic = chance.choice(
-        (rocprof_files.GENERIC, "rcclGenericKernel<1, false>(ncclDevKernelArgsStorage<4096ul>)", None)
-    )
+    generic = chance.choice((GENERIC, "rcclGenericKernel<1, false>(ncclDevKernelArgsStorage<4096ul>)", None))
     return Shape(2 + seed % 4, steps, tuple(rows), (at + 600) * 1000, generic)
 
 
@@ -176,41 +173,31 @@ def _on_cpu(row: Row, host: Row, calls: Calls | None, number: int) -> Iterator[R
         call = {"start_ns": row.start_ns - 30_000, "end_ns": row.start_ns - 20_000, "args": args}
         yield replace(host, name=calls.operator, **call)
         args = {"Input Dims": [[4096]], "Input type": ["float"]}
-        yield Row(
-            OPERATOR,
-            f"gloo:{calls.label.removeprefix('_').removesuffix('_base')}",
-            row.start_ns,
-            row.end_ns,
-            4000,
-            4100,
-            None,
-            "user_annotation",
-            args,
-        )
+        label = f"gloo:{calls.label.removeprefix('_').removesuffix('_base')}"
+        yield Row(OPERATOR, label, row.start_ns, row.end_ns, 4000, 4100, None, "user_annotation", args)
     elif row.what == KERNEL:
         yield Row(OPERATOR, "aten::mm", row.start_ns, row.end_ns, 4000, 4001, None, "cpu_op", args)
 
 
-def _like(template: File, rank: int, shape: Shape) -> list[Row]:
-    """The rows of the job as records like those of a template."""
-    prototypes = {row.what: row for row in template.rows if row.raw is not None}
-    base = rocprof_files.BASE if template.format != "nsys" else 0
+def _like_those_of(form: Format, rank: int, shape: Shape) -> list[Row]:
+    """The rows of the job as other tools than Kineto have them."""
+    amd = form.begins_ns > 0
 
     def made(what: str, name: str, start: int, end: int, **more: object) -> Row:
-        return replace(prototypes[what], name=name, start_ns=base + start, end_ns=base + end, **more)  # type: ignore[arg-type]
+        return Row(what, name, form.begins_ns + start, form.begins_ns + end, **more)  # type: ignore[arg-type]
 
     rows = []
     for number, step in enumerate(shape.steps):
         at = number * shape.step_ns
-        text = f"iteration#{step}" if template.format != "nsys" else f"step={step}"
+        text = f"iteration#{step}" if amd else f"step={step}"
         rows.append(made(MARK, text, at + 1000, at + shape.step_ns - 50_000, link=10_000 + number))
     dispatched = 0
     for number, row in enumerate(device_rows(rank, shape), 1):
-        link, amd = 100 + number, template.format != "nsys"
+        link = 100 + number
         dispatched += row.what == KERNEL
         name = shape.generic if amd and row.communicates and shape.generic else row.name
         name = "MEMORY_COPY_HOST_TO_DEVICE" if amd and row.what == COPY else name
-        more: Json = {"stream": row.stream, "link": link, "args": {"dispatch": dispatched}}
+        more: Json = {"device": form.device, "stream": row.stream, "link": link, "args": {"dispatch": dispatched}}
         rows.append(made(row.what, name, row.start_ns, row.end_ns, **more))
         call = ("hip" if amd else "cuda") + ("LaunchKernel" if row.what == KERNEL else "MemcpyAsync")
         rows.append(made(CALL, call, row.start_ns - 110_000, row.start_ns - 100_000, link=link))
@@ -225,32 +212,13 @@ def job(format: str, shape: Shape = Shape()) -> list[File]:  # noqa: A002 - the 
     if format.startswith("kineto-"):
         platform = format.removeprefix("kineto-")
         return [kineto_job(rank, platform=platform, shape=shape) for rank in range(shape.ranks)]
-    files = []
+    form, files = FORMATS[format], []
     for rank in range(shape.ranks):
-        with tempfile.TemporaryDirectory() as folder:
-            path = _template(format, Path(folder), rank, shape.ranks)
-            template = read_file(path, Path(f"rank{rank}") / path.name)
-        assert template is not None
-        files.append(template.changed(_like(template, rank, shape)))
+        pid, known = 4242 + rank, {"rank": rank, "world_size": shape.ranks, "host": "node7", "clock": EPOCH_NS}
+        facts = {name: known[name] for name in form.facts}
+        path = Path(f"rank{rank}", form.name.format(pid))
+        files.append(File(path, format, _like_those_of(form, rank, shape), facts, pid))
     return files
-
-
-def _template(format: str, folder: Path, rank: int, ranks: int) -> Path:  # noqa: A002
-    """A file of one process in the format, written by hand."""
-    pid = 4242 + rank
-    match format:
-        case "rocprofv3-json":
-            path = folder / f"{pid}_results.json"
-            path.write_text(json.dumps(rocprof_files.as_json(pid)))
-            return path
-        case "rocprofv3-csv":
-            for name, content in rocprof_files.as_csv("direct").items():
-                (folder / name.replace("4242", str(pid))).write_bytes(content)
-            return folder / f"{pid}_kernel_trace.csv"
-        case "rocpd":
-            environment = {"RANK": str(rank), "WORLD_SIZE": str(ranks)}
-            return rocprof_files.write_rocpd(folder / f"{pid}_results.db", environment, pid=pid)
-    return nsys_files.write_nsys(folder / f"{pid}.sqlite", pids=(5001 + rank,))
 
 
 JOBS: Final = ("kineto-cuda", "kineto-rocm", "kineto-cpu", "rocprofv3-json", "rocprofv3-csv", "rocpd", "nsys")

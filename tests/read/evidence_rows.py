@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 KERNEL, COPY, CALL, OPERATOR, MARK, OTHER = "kernel", "copy", "call", "operator", "mark", "other"
-STEP: Final = re.compile(r"(ProfilerStep#|iteration#|aorta\.step=|step[= ])\d+$")
 Json = dict[str, Any]
 
 
@@ -121,8 +120,9 @@ def says(argument: str) -> Test:
     return lambda row: argument in row.args
 
 
-def of_thread(thread: int) -> Test:
-    return lambda row: row.stream == thread
+def of_stream(*streams: int) -> Test:
+    """On streams of a device, or threads of a host."""
+    return lambda row: row.stream in streams
 
 
 # What becomes of a row.

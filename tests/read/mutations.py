@@ -15,13 +15,11 @@ from typing import Any, TypeAlias
 
 from tests.read.evidence_rows import (
     MARK,
-    OPERATOR,
     OTHER,
     Change,
     File,
     Row,
     Test,
-    is_comm,
     is_timed,
     later,
     on_device,
@@ -33,23 +31,26 @@ Mutation: TypeAlias = Callable[[Sequence[File], random.Random], "list[File]"]
 # What becomes of all rows of a file.
 
 
-def by_rows(change: Callable[[list[Row], random.Random], list[Row]]) -> Mutation:
-    """The same change in every file."""
-    return lambda files, chance: [file.changed(change(file.rows, chance)) for file in files]
+def by_rows(change: Callable[..., list[Row]]) -> Callable[..., Mutation]:
+    """Make a function of rows, chance and arguments one of the arguments; its mutation changes each file."""
+
+    def mutation(*given: Any, **named: Any) -> Mutation:
+        return lambda files, chance: [file.changed(change(file.rows, chance, *given, **named)) for file in files]
+
+    return mutation
 
 
-def without(test: Test, share: float = 1.0) -> Mutation:
-    return by_rows(lambda rows, chance: [row for row in rows if not (test(row) and chance.random() < share)])
+@by_rows
+def without(rows: list[Row], chance: random.Random, test: Test, share: float = 1.0) -> list[Row]:
+    return [row for row in rows if not (test(row) and chance.random() < share)]
 
 
-def changed(test: Test, change: Change | None = None, share: float = 1.0, **values: Any) -> Mutation:
-    """Change some rows, or give them these values."""
-    made = change or (lambda row: replace(row, **values))
-    return by_rows(lambda rows, chance: [made(row) if test(row) and chance.random() < share else row for row in rows])
-
-
-def renamed(test: Test, name: str, share: float = 1.0) -> Mutation:
-    return changed(test, None, share, name=name)
+@by_rows
+def changed(
+    rows: list[Row], chance: random.Random, test: Test, change: Change = replace, share: float = 1.0, **values: Any
+) -> list[Row]:
+    """Change some rows, and give them these values."""
+    return [replace(change(row), **values) if test(row) and chance.random() < share else row for row in rows]
 
 
 def of_category(test: Test, category: str) -> Mutation:
@@ -57,53 +58,32 @@ def of_category(test: Test, category: str) -> Mutation:
     return kineto(changed(test, category=category))
 
 
-def beside(test: Test, change: Change | None = None, **values: Any) -> Mutation:
-    """Some rows are there a second time, changed."""
-    made = change or (lambda row: replace(row, **values))
-    return by_rows(lambda rows, chance: [*rows, *(made(row) for row in rows if test(row))])
+@by_rows
+def beside(rows: list[Row], chance: random.Random, test: Test, change: Change = replace, **values: Any) -> list[Row]:
+    """Some rows are there a second time, changed, with these values."""
+    return [*rows, *(replace(change(row), **values) for row in rows if test(row))]
 
 
-def again(test: Test, later_ns: int, **values: Any) -> Mutation:
-    """Some rows are there a second time, a little later."""
-    return beside(test, lambda row: replace(later(row, later_ns), **values))
+@by_rows
+def in_another_order(rows: list[Row], chance: random.Random) -> list[Row]:
+    return chance.sample(rows, len(rows))
 
 
-def labels_beside(category: str, name: str) -> Mutation:
-    """Kineto's rows that are no work, beside each row of communication."""
-    return kineto(beside(is_comm, what=OPERATOR, name=name, category=category, args={}, link=None))
-
-
-def in_another_order() -> Mutation:
-    return by_rows(lambda rows, chance: chance.sample(rows, len(rows)))
-
-
-def one(test: Test, change: Change, place: float = 0.5) -> Mutation:
+@by_rows
+def one(rows: list[Row], chance: random.Random, test: Test, change: Change, place: float = 0.5) -> list[Row]:
     """Change one of some rows: that in the middle, or at another place by its start."""
-
-    def only(rows: list[Row], chance: random.Random) -> list[Row]:
-        own = sorted(filter(test, rows), key=lambda row: row.start_ns)
-        chosen = own[min(int(place * len(own)), len(own) - 1)] if own else None
-        return [change(row) if row is chosen else row for row in rows]
-
-    return by_rows(only)
+    own = sorted(filter(test, rows), key=lambda row: row.start_ns)
+    chosen = own[min(int(place * len(own)), len(own) - 1)] if own else None
+    return [change(row) if row is chosen else row for row in rows]
 
 
-def in_halves(test: Test) -> Mutation:
-    def halves(row: Row) -> list[Row]:
+@by_rows
+def in_halves(rows: list[Row], chance: random.Random, test: Test) -> list[Row]:
+    halves = []
+    for row in rows:
         middle = (row.start_ns + row.end_ns) // 2
-        return [replace(row, end_ns=middle), replace(row, start_ns=middle)]
-
-    return by_rows(lambda rows, chance: [part for row in rows for part in (halves(row) if test(row) else [row])])
-
-
-def first_stream_lost(test: Test) -> Mutation:
-    """Lose the stream of the first of some rows."""
-
-    def change(rows: list[Row], chance: random.Random) -> list[Row]:
-        stream = next((row.stream for row in rows if test(row)), object())
-        return [row for row in rows if row.stream != stream]
-
-    return by_rows(change)
+        halves += [replace(row, end_ns=middle), replace(row, start_ns=middle)] if test(row) else [row]
+    return halves
 
 
 def span(rows: Sequence[Row], test: Test = is_timed) -> tuple[int, int]:
@@ -112,57 +92,45 @@ def span(rows: Sequence[Row], test: Test = is_timed) -> tuple[int, int]:
     return min(row.start_ns for row in chosen), max(row.end_ns for row in chosen)
 
 
-def in_part(test: Test, low: float, high: float) -> Mutation:
+@by_rows
+def in_part(rows: list[Row], chance: random.Random, test: Test, low: float, high: float) -> list[Row]:
     """Lose what starts in a part of the time of the trace."""
-
-    def change(rows: list[Row], chance: random.Random) -> list[Row]:
-        begin, end = span(rows)
-        edges = begin + low * (end - begin), begin + high * (end - begin)
-        return [row for row in rows if not (test(row) and edges[0] <= row.start_ns < edges[1])]
-
-    return by_rows(change)
+    begin, end = span(rows)
+    edges = begin + low * (end - begin), begin + high * (end - begin)
+    return [row for row in rows if not (test(row) and edges[0] <= row.start_ns < edges[1])]
 
 
-def shifted(test: Test, by: float) -> Mutation:
+@by_rows
+def shifted(rows: list[Row], chance: random.Random, test: Test, by: float) -> list[Row]:
     """Move rows by a part of the length of the trace."""
-
-    def change(rows: list[Row], chance: random.Random) -> list[Row]:
-        begin, end = span(rows, on_device)
-        return [later(row, int(by * (end - begin))) if test(row) else row for row in rows]
-
-    return by_rows(change)
+    begin, end = span(rows, on_device)
+    return [later(row, int(by * (end - begin))) if test(row) else row for row in rows]
 
 
-def scaled(test: Test, by: float, *, starts: bool = False) -> Mutation:
+@by_rows
+def scaled(rows: list[Row], chance: random.Random, test: Test, by: float, *, starts: bool = False) -> list[Row]:
     """Lengths in another unit, and starts too: counted from the first row of the trace."""
+    begin = min(row.start_ns for row in rows if row.what != OTHER)
 
-    def change(rows: list[Row], chance: random.Random) -> list[Row]:
-        begin = min(row.start_ns for row in rows if row.what != OTHER)
+    def other(row: Row) -> Row:
+        start = begin + int((row.start_ns - begin) * by) if starts else row.start_ns
+        return replace(row, start_ns=start, end_ns=start + int((row.end_ns - row.start_ns) * by))
 
-        def other(row: Row) -> Row:
-            start = begin + int((row.start_ns - begin) * by) if starts else row.start_ns
-            return replace(row, start_ns=start, end_ns=start + int((row.end_ns - row.start_ns) * by))
-
-        return [other(row) if row.what != OTHER and test(row) else row for row in rows]
-
-    return by_rows(change)
+    return [other(row) if row.what != OTHER and test(row) else row for row in rows]
 
 
-def recorded(low: float, high: float) -> Mutation:
+@by_rows
+def recorded(rows: list[Row], chance: random.Random, low: float, high: float) -> list[Row]:
     """Record a part of the time, in which marks begin and end with the recording."""
-
-    def change(rows: list[Row], chance: random.Random) -> list[Row]:
-        begin, end = span(rows)
-        first, end = (begin + int(part * (end - begin)) for part in (low, high))
-        kept = []
-        for row in rows:
-            if row.what == OTHER or (row.what != MARK and first <= row.start_ns < end):
-                kept.append(row)
-            elif row.what == MARK and row.end_ns > first and row.start_ns < end:
-                kept.append(replace(row, start_ns=max(row.start_ns, first), end_ns=min(row.end_ns, end)))
-        return kept
-
-    return by_rows(change)
+    begin, end = span(rows)
+    first, end = (begin + int(part * (end - begin)) for part in (low, high))
+    kept = []
+    for row in rows:
+        if row.what == OTHER or (row.what != MARK and first <= row.start_ns < end):
+            kept.append(row)
+        elif row.what == MARK and row.end_ns > first and row.start_ns < end:
+            kept.append(replace(row, start_ns=max(row.start_ns, first), end_ns=min(row.end_ns, end)))
+    return kept
 
 
 # What becomes of some files, ranks or steps.
@@ -191,10 +159,6 @@ def kineto(mutate: Mutation) -> Mutation:
 def on(mutate: Mutation, *ranks: int) -> Mutation:
     """Only in the files of some ranks, counted round."""
     return _of(lambda files, at: at in {rank % len(files) for rank in ranks}, mutate)
-
-
-def last(mutate: Mutation) -> Mutation:
-    return on(mutate, -1)
 
 
 def in_steps(mutate: Mutation, *steps: int) -> Mutation:
@@ -263,25 +227,22 @@ def in_another_file(test: Test) -> Mutation:
     return lambda files, chance: [part for file in files for part in parts(file)]
 
 
-def from_the_middle_on(test: Test, change: Change) -> Mutation:
-    def apply(rows: list[Row], chance: random.Random) -> list[Row]:
-        middle = sum(span(rows, on_device)) // 2
-        return [change(row) if test(row) and row.start_ns > middle else row for row in rows]
-
-    return by_rows(apply)
+@by_rows
+def from_the_middle_on(rows: list[Row], chance: random.Random, test: Test, change: Change) -> list[Row]:
+    middle = sum(span(rows, on_device)) // 2
+    return [change(row) if test(row) and row.start_ns > middle else row for row in rows]
 
 
-def open_ended(test: Test, share: float = 1.0) -> Mutation:
+@by_rows
+def open_ended(rows: list[Row], chance: random.Random, test: Test, share: float = 1.0) -> list[Row]:
     """Kineto's rows begin in an event, and end in another."""
-
-    def events(row: Row) -> list[Row]:
+    found = []
+    for row in rows:
+        if not (test(row) and chance.random() < share):
+            found.append(row)
+            continue
         shown = {"cat": row.category, "name": row.name, "pid": row.device, "tid": row.stream}
         begun = {**shown, "ph": "B", "ts": row.start_ns / 1000, "args": row.args}
         ended = {**shown, "ph": "E", "ts": row.end_ns / 1000}
-        return [Row(OTHER, row.name, 0, 0, raw=event) for event in (begun, ended)]
-
-    def change(rows: list[Row], chance: random.Random) -> list[Row]:
-        meant = [test(row) and chance.random() < share for row in rows]
-        return [each for row, opens in zip(rows, meant, strict=True) for each in (events(row) if opens else [row])]
-
-    return kineto(by_rows(change))
+        found += [Row(OTHER, row.name, 0, 0, raw=event) for event in (begun, ended)]
+    return found
