@@ -8,19 +8,8 @@ from aorta.timeline.intervals import Interval, inverted
 
 
 def intersect(left: Sequence[Interval], right: Sequence[Interval]) -> list[Interval]:
-    """Return the time that is in both of two merged lists. Linear in their lengths."""
-    common: list[Interval] = []
-    i = j = 0
-    while i < len(left) and j < len(right):
-        start = max(left[i][0], right[j][0])
-        end = min(left[i][1], right[j][1])
-        if start < end:
-            common.append((start, end))
-        if left[i][1] < right[j][1]:
-            i += 1
-        else:
-            j += 1
-    return common
+    """Return the time that is in both of two merged lists."""
+    return subtract(left, subtract(left, right))
 
 
 def subtract(left: Sequence[Interval], right: Sequence[Interval]) -> list[Interval]:
