@@ -79,4 +79,3 @@ def of_type(hint: Any) -> st.SearchStrategy[Any]:
 
 
 headers, steps, anchors, calibrations, footers = (of_type(line) for line in (Header, Step, Anchor, Calibration, Footer))
-lines = st.one_of(headers, steps, anchors, calibrations, footers)

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aorta.errors import IntervalError
 from aorta.timeline.classes import ALWAYS_SHOWN, AUX, COMPUTE, COPY, KINDS, LANES
 from aorta.timeline.overlap import DECIDED, Unseen, copy_rates
 from tests.strategies import bases, collectives, interval_lists, intervals, shifted
+from tests.timeline.test_arrays import instants
 from tests.windows import Certain, measure_window
 
 BIT = {lane: 1 << bit for bit, lane in enumerate(LANES)}
@@ -171,15 +171,6 @@ def test_what_was_not_seen_makes_every_metric_that_rests_on_it_unknown_and_not_0
     assert measured.per_stream_ms(unseen) == unknown | streams
 
 
-@pytest.mark.parametrize("part", ["compute", "stalls", "aux", "copy", "comm", "window"])
-def test_an_interval_that_ends_before_it_starts_is_refused_wherever_it_stands(part):
-    window = (9, 5) if part == "window" else (0, 20)
-    lanes = {"compute": [], "comm": {}} | {part: {"allreduce": [(9, 5)]} if part == "comm" else [(9, 5)]}
-    lanes.pop("window", None)
-    with pytest.raises(IntervalError, match=r"interval \[9, 5\) ends before it starts"):
-        measure_window(window, **lanes)
-
-
 def test_a_rate_is_all_bytes_of_a_direction_over_the_union_of_its_copies():
     copies = [("h2d", 6_000, (0, 2_000)), ("h2d", 6_000, (1_000, 4_000)), ("d2h", 500, (0, 1_000)), ("d2d", 4, (7, 7))]
     assert copy_rates(copies) == {"h2d_gb_per_s": 3.0, "d2h_gb_per_s": 0.5}
@@ -223,10 +214,6 @@ def test_the_lanes_of_a_record_never_change_their_bits():
     # The bit positions are the file format: a new kind goes to the end, and the schema version rises.
     kinds = "allreduce reducescatter allgather broadcast alltoall reduce gather scatter send recv barrier"
     assert ("compute", *kinds.split(), "copy", "aux", "bubble") == LANES
-
-
-def instants(spans) -> set[int]:
-    return {instant for start, end in spans for instant in range(start, end)}
 
 
 def spans_of(times) -> list[tuple[int, int]]:
