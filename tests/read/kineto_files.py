@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from aorta.read.traces.interval_table import IntervalClass, NameClassifier, Trace
+from aorta.read.traces.interval_table import NameClassifier, Trace
 from aorta.read.traces.kineto.trace import read_kineto
 from aorta.read.traces.open import Peekable
 from aorta.read.traces.reader import TraceInput
@@ -49,12 +49,3 @@ def read_text(text: str | bytes, path: str = "t.json", patterns: Sequence[str] =
 
 def read(events: Sequence[dict[str, Any]], *, patterns: Sequence[str] = (), **facts: Any) -> Trace:
     return read_text(json.dumps(document(events, **facts)), patterns=patterns)
-
-
-def rows(trace: Trace, cls: IntervalClass) -> list[tuple[str, int, int]]:
-    """Name, start and end of each row of a class."""
-    table = trace.intervals
-    return [
-        (table.names[table.name[at]], int(table.start_ns[at]), int(table.end_ns[at]))
-        for at in (table.cls == cls).nonzero()[0]
-    ]

@@ -48,9 +48,9 @@ def as_csv(variant: str) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted((FOLDER / variant).iterdir())}
 
 
-def write_rocpd(path: Path, environment: dict[str, str] | None = None, version: str = "3.0.1", pid: int = 4242) -> Path:
+def write_rocpd(path: Path, environment: dict[str, str] | None = None, pid: int = 4242) -> Path:
     """A database of schema 3, physical tables and views, as far as this process needs them; or one process more."""
-    script = (FOLDER / "rocpd.sql").read_text().replace("4242", str(pid)).replace("'3.0.1'", f"'{version}'")
+    script = (FOLDER / "rocpd.sql").read_text().replace("4242", str(pid))
     with closing(sqlite3.connect(path)) as database:
         database.executescript(script.replace("'{}'", f"'{json.dumps(environment or {})}'"))
     return path

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import IO, Any
@@ -24,6 +24,7 @@ from aorta.read.traces.interval_table import (
 from aorta.read.traces.open import Database
 from aorta.read.traces.reader import Reader, TraceInput
 from aorta.records.schema import Header
+from aorta.timeline.classes import KINDS
 
 COMPUTE, COMM, COPY, UNKNOWN = (
     IntervalClass.COMPUTE,
@@ -63,6 +64,29 @@ def trace(rows: Sequence[Mapping[str, Any]], *, steps: Sequence[tuple[int, int, 
     table = Intervals(**arrays, step=step_of(arrays["start_ns"], marks), names=tuple(names), groups=())
     given = {"path": "hand-made", "format": "kineto", "clock": "REALTIME", "rank": rows[0]["rank"] if rows else 0}
     return Trace(intervals=table, windows=marks, group_ranks={}, **given | facts)
+
+
+def rows(trace: Trace, columns: Sequence[str], base_ns: int = 0) -> list[list[Any]]:
+    """Cells of each row; times from the base."""
+    table = trace.intervals
+
+    def text(of: Any, code: int) -> str | None:
+        return None if code == NULL else of[code]
+
+    cells: dict[str, Callable[[int], Any]] = {
+        "name": lambda at: table.names[table.name[at]],
+        "class": lambda at: IntervalClass(int(table.cls[at])).name.lower(),
+        "kind": lambda at: text(KINDS, table.kind[at]),
+        "group": lambda at: text(table.groups, table.group[at]),
+        "dtype": lambda at: text(table.dtypes, table.dtype[at]),
+        "start": lambda at: int(table.start_ns[at]) - base_ns,
+        "end": lambda at: int(table.end_ns[at]) - base_ns,
+        **{
+            name: lambda at, name=name: None if (value := getattr(table, name)[at]) == NULL else int(value)
+            for name in ("stream", "device", "step", "bytes", "seq", "launch_ns")
+        },
+    }
+    return [[cells[column](at) for column in columns] for at in range(len(table))]
 
 
 def read_with(

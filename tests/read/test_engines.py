@@ -23,7 +23,7 @@ from aorta.errors import InputError, ToolMissing
 from aorta.read import engines
 from aorta.read.engines import Dask, Local, progress
 from aorta.read.record import RecordFile, load_run
-from aorta.report.command import _engine, overlap_report, parser
+from aorta.report.command import _engine, parser
 from tests.analysis.builders import simulated_run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -177,12 +177,6 @@ def test_without_the_package_the_extra_is_named(folder: Path, monkeypatch: pytes
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(ToolMissing, match=r"CHECKOUT\[dask\]"):
         load_run(folder, Dask("tcp://127.0.0.1:9"))
-
-
-@pytest.mark.parametrize("words", [["--jobs", "0"], ["--scheduler", "tcp://a:1", "--jobs", "2"]])
-def test_words_that_do_not_go_together(folder: Path, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert overlap_report(["--log-dir", str(folder), "--label", "x", *words]) == 2
-    assert f"{words[-2]} {words[-1]}: at least 1" in capsys.readouterr().err
 
 
 def test_a_bar_on_a_terminal_and_nothing_elsewhere(

@@ -190,12 +190,16 @@ def read_and_measure(path: Path, folder: Path) -> None:
 PLACES = {
     "json-time-is-text.json": r"\$\.rocprofiler-sdk-tool\[0\]|kernel_dispatch\[\.\.\.\]\.start_timestamp",
     "csv-time-is-text.csv": r"row 1: start_timestamp is 'soon'; an integer of 64 bits is needed",
+    "csv-header-only.csv": "no kernel dispatches: record with --kernel-trace and give its",
     "csv-row-too-short.csv": r"not CSV: row 2 has fewer fields than there are columns: cut off, or",
     "csv-row-too-long.csv": r"not CSV: .*: cut off, or edited by hand\?",
     "nsys-time-is-text.sql": "table CUPTI_ACTIVITY_KIND_KERNEL, row 1: start is 'soon'",
     "rocpd-time-negative.sql": "kernel 1: its start is -7 ns",
+    "nsys-no-tables.sql": r"no table CUPTI_ACTIVITY_KIND_KERNEL; .*--trace=cuda,nvtx",
+    "nsys-kernels-have-other-columns.sql": r"no column start, end, deviceId, streamId; it has begin, finish",
+    "rocpd-of-schema-4.sql": r"rocpd schema version 4\.1\.0; this AORTA reads version 3",
 }
-"""What is said of the place inside of a file."""
+"""What is said of the place inside of a file, or of what it lacks."""
 
 
 @pytest.mark.parametrize("path", BROKEN_TRACES, ids=lambda path: path.name)

@@ -22,11 +22,9 @@ from aorta.read.traces.kernels import (
     stream_gaps,
 )
 from aorta.read.traces.load import load_traces
-from aorta.read.traces.nsys import NSYS
 from aorta.timeline.arrays import IntervalArray, covered_ns, interval_array, merge, self_times
 from tests.read import test_rocprof
-from tests.read.nsys_files import write_nsys
-from tests.read.tables import COMM, COMPUTE, COPY, UNKNOWN, read_with, row, trace
+from tests.read.tables import COMM, COMPUTE, COPY, UNKNOWN, row, trace
 from tests.strategies import bases, interval_lists
 
 MS = 1_000_000
@@ -72,12 +70,6 @@ def test_every_output_of_rocprofv3_tells_what_was_launched_late(source: str, tmp
     assert (first.kernels, first.gaps, first.gap_ms, first.busy_ms) == (4, 3, 530e-6, 670e-6)
     assert (first.gaps_known, first.launch_bound) == (2, 2)
     assert first.launch_bound_ms == pytest.approx(180e-6)
-
-
-def test_nsys_tells_what_was_launched_late(tmp_path: Path) -> None:
-    made = read_with(NSYS, write_nsys(tmp_path / "n.sqlite"))
-    first = next(each for each in stream_gaps(made[0])[0] if each.stream == 7)
-    assert (first.gaps, first.gap_ms, first.gaps_known, first.launch_bound_ms) == (2, 550e-6, 1, 200e-6)
 
 
 def test_rows_beyond_the_kept_ones_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

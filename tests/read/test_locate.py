@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -199,10 +198,6 @@ def test_two_nodes_without_a_shared_disk_are_one_run(tmp_path: Path) -> None:
         assert (seen.local_rank, seen.node_rank) == (0, rank)
         assert f"1 on node {rank} (" in line
         assert f", rank {rank} in {folder / 'both' / 'torch_profiler'}" in line
-    (row,) = json.loads((folders[0] / "both" / "run.json").read_text())["traces"]["saved_traces"]
-    # Below the folder of this run.json; a path that is elsewhere is absolute.
-    assert row["paths"][0].startswith("torch_profiler/rank0/")
-    assert row["paths"][1].startswith(str(folders[1] / "both" / "torch_profiler" / "rank1"))
     each = [str(folder / "both") for folder in folders]
     assert merge_traces([*each, "-o", str(tmp_path / "merged.json"), "--check"]) == 0
     (entry,) = report(tmp_path, *each)["datasets"].values()

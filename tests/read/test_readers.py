@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
 
 from aorta.documents import as_json
 from aorta.errors import InputError
-from aorta.read.frames import NO_TIME, PHASES, Collectives, Lane
+from aorta.read.frames import NO_TIME, Collectives, Lane
 from aorta.read.record import load_run
 from aorta.read.run import NO_STEPS
-from aorta.records.schema import AuxRange, ComputeRange, Phase, Stall, Wait
+from aorta.records.schema import AuxRange, ComputeRange, Stall, Wait
 from tests.analysis.builders import collective, footer, header, metrics, step, write_rank
 
 CASES = json.loads((Path(__file__).parent / "record_cases.json").read_text())
@@ -86,10 +86,6 @@ def test_a_step_that_no_longer_says_what_it_is_is_not_taken_for_one(tmp_path: Pa
     path.write_text(before + now + after)
     with pytest.raises(InputError, match=r"global step 1, at byte .* cannot be read again"):
         record.step_intervals(1)
-
-
-def test_the_phases_of_the_tables_are_those_of_the_schema() -> None:
-    assert get_args(Phase) == PHASES
 
 
 ROWS = {name: np.zeros(2, np.int64) for name in ("step", "name", "seq", "issue_ns", "start_ns", "end_ns")}
