@@ -71,8 +71,8 @@ def _write_rocprof_json(file: File, path: Path) -> None:
         if row.what == KERNEL:
             code = symbols.setdefault(row.name, len(symbols) + 1)
             dispatch = row.args.get("dispatch", raw["dispatch_info"]["dispatch_id"])
-            place = {"kernel_id": code, "agent_id": {"handle": row.device or 0}, "dispatch_id": dispatch}
-            raw["dispatch_info"] |= place
+            launched = {"kernel_id": code, "agent_id": {"handle": row.device or 0}, "dispatch_id": dispatch}
+            raw["dispatch_info"] |= launched
         elif row.what == MARK:
             texts[int(row.link)] = row.name
         else:
@@ -173,7 +173,7 @@ _ROCPD: Final = {
     OPERATOR: ("region", 3),
     MARK: ("region", 12),
 }
-"""The table of a kind, and the row that the others are like."""
+"""Kind -> its table, and the number of the row there that all of the kind are like."""
 
 
 def _write_rocpd(file: File, path: Path) -> None:

@@ -179,7 +179,7 @@ def _on_cpu(row: Row, host: Row, calls: Calls | None, number: int) -> Iterator[R
         yield Row(OPERATOR, "aten::mm", row.start_ns, row.end_ns, 4000, 4001, None, "cpu_op", args)
 
 
-def _like_those_of(form: Format, rank: int, shape: Shape) -> list[Row]:
+def _other_rows(form: Format, rank: int, shape: Shape) -> list[Row]:
     """The rows of the job as other tools than Kineto have them."""
     amd = form.begins_ns > 0
 
@@ -217,7 +217,7 @@ def job(format: str, shape: Shape = Shape()) -> list[File]:  # noqa: A002 - the 
         pid, known = 4242 + rank, {"rank": rank, "world_size": shape.ranks, "host": "node7", "clock": EPOCH_NS}
         facts = {name: known[name] for name in form.facts}
         path = Path(f"rank{rank}", form.name.format(pid))
-        files.append(File(path, format, _like_those_of(form, rank, shape), facts, pid))
+        files.append(File(path, format, _other_rows(form, rank, shape), facts, pid))
     return files
 
 

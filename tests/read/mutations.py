@@ -236,13 +236,13 @@ def from_the_middle_on(rows: list[Row], chance: random.Random, test: Test, chang
 @by_rows
 def open_ended(rows: list[Row], chance: random.Random, test: Test, share: float = 1.0) -> list[Row]:
     """Kineto's rows begin in an event, and end in another."""
-    found = []
+    events = []
     for row in rows:
         if not (test(row) and chance.random() < share):
-            found.append(row)
+            events.append(row)
             continue
         shown = {"cat": row.category, "name": row.name, "pid": row.device, "tid": row.stream}
         begun = {**shown, "ph": "B", "ts": row.start_ns / 1000, "args": row.args}
         ended = {**shown, "ph": "E", "ts": row.end_ns / 1000}
-        found += [Row(OTHER, row.name, 0, 0, raw=event) for event in (begun, ended)]
-    return found
+        events += [Row(OTHER, row.name, 0, 0, raw=event) for event in (begun, ended)]
+    return events
