@@ -137,6 +137,7 @@ _NSYS: Final = {
 def _write_nsys(file: File, path: Path) -> None:
     nsys_files.write_nsys(path, pids=(file.rest,))
     with closing(sqlite3.connect(path)) as db, db:
+        db.execute("PRAGMA synchronous=OFF")  # no test waits for the disk
         like = {table: _select(db, f"SELECT * FROM {table}") for table in _NSYS.values()}
         strings: dict[str, int] = {}
         for table in ("StringIds", *like):
@@ -189,6 +190,7 @@ def _write_rocpd(file: File, path: Path) -> None:
         return names[table, text]
 
     with closing(sqlite3.connect(path)) as db, db:
+        db.execute("PRAGMA synchronous=OFF")  # no test waits for the disk
         like = {}
         for what, (table, number) in _ROCPD.items():
             raw = _select(db, f"SELECT * FROM rocpd_{table} WHERE id = {number}")

@@ -31,10 +31,10 @@ def write_nsys(
     """An export; tables and columns named in `without` and `columns_without` do not exist in it."""
     tables, _, of_process = Path(__file__).with_name("nsys.sql").read_text().partition("-- Of each process:")
     with closing(sqlite3.connect(path)) as db:
-        db.executescript(tables)
+        db.executescript(f"PRAGMA synchronous=OFF;BEGIN;{tables}COMMIT;")
         for device, pid in enumerate(pids):
             facts = {"later": LATER_NS * device, "device": device, "process": global_pid(pid)}
-            db.executescript(Template(of_process).substitute(facts))
+            db.executescript(f"BEGIN;{Template(of_process).substitute(facts)}COMMIT;")
         for table in without:
             db.execute(f"DROP TABLE {table}")
         for (table,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():

@@ -52,5 +52,6 @@ def write_rocpd(path: Path, environment: dict[str, str] | None = None, pid: int 
     """A database of schema 3, physical tables and views, as far as this process needs them; or one process more."""
     script = (FOLDER / "rocpd.sql").read_text().replace("4242", str(pid))
     with closing(sqlite3.connect(path)) as database:
-        database.executescript(script.replace("'{}'", f"'{json.dumps(environment or {})}'"))
+        script = script.replace("'{}'", f"'{json.dumps(environment or {})}'")
+        database.executescript(f"PRAGMA synchronous=OFF;BEGIN;{script}COMMIT;")
     return path
