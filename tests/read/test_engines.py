@@ -182,14 +182,14 @@ def test_without_the_package_the_extra_is_named(folder: Path, monkeypatch: pytes
 def test_a_bar_on_a_terminal_and_nothing_elsewhere(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def run() -> str:
+    def run(pause_s: float) -> str:
         with progress(3, "reading x") as tick:
-            time.sleep(0.6)  # the bar comes once it is worth one
+            time.sleep(4 * pause_s)  # the bar comes once it is worth one
             for _ in range(3):
                 tick()
-                time.sleep(0.15)
+                time.sleep(pause_s)
         return capsys.readouterr().err
 
-    assert run() == ""
+    assert run(0) == ""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    assert "reading x" in run()
+    assert "reading x" in run(0.15)
