@@ -43,7 +43,9 @@ ISSUES: Final = re.compile(r"c10d::|_c10d_functional::|record_param_comms|nccl:|
 
 @dataclass
 class File:
-    """A trace. `facts`: what it says of its process (`rank`, `world_size`, `host`, `clock`); None is left out."""
+    """A trace. `facts`: what it says of its process (`rank`, `world_size`, `host`, `clock`); None is left out. `rest`:
+    Kineto's members beside the events; of other formats the number of the process.
+    """
 
     path: Path
     format: str
