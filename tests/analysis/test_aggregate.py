@@ -15,7 +15,6 @@ from aorta.analysis.compare.run_comparison import OBSERVED
 from aorta.documents import as_json
 from aorta.documents import known as value_of
 from aorta.documents.dataset import DatasetEntry, PhaseTimes
-from aorta.errors import InputError
 from aorta.read.record import load_run
 from aorta.records.schema import Coverage, Step
 from aorta.report.page.charts import curves_of
@@ -25,7 +24,6 @@ from aorta.report.run_tables import metrics_table
 from aorta.report.tables import text_lines
 from aorta.timeline.overlap import NOT_SAMPLED
 from tests.analysis.builders import collective, metrics, step
-from tests.analysis.compare.test_launch_comparison import compared as of_sets
 from tests.analysis.run_builders import recorded
 from tests.analysis.test_compare import compared
 
@@ -375,16 +373,6 @@ def test_a_run_in_which_no_step_was_drawn_says_so(tmp_path):
     assert entry.metrics["job_step_ms"].median == 100
     assert "none of 4 steps observed (instrument.every=auto)" in measured_over(entry)
     assert "overlap_ratio" not in entry.metrics
-
-
-def test_launches_that_observe_unlike_are_refused_unless_allowed(tmp_path):
-    for side, every in (("whole", 1), ("sampled", EVERY)):
-        for launch in range(4):
-            run_of(tmp_path / side / f"launch_{launch}", every)
-    with pytest.raises(
-        InputError, match=r"NOT COMPARABLE: header.observed_steps is 'all' in .*'a sample' in .*few of the other"
-    ):
-        of_sets(tmp_path / "whole", tmp_path / "sampled")
 
 
 def measuring_off(folder: Path) -> LabelledRun:

@@ -16,7 +16,7 @@ import pytest
 from msgspec.structs import replace
 
 from aorta.analysis.account import StepAccount
-from aorta.analysis.aggregate import NOTHING_RECORDED, LabelledRun, aggregate
+from aorta.analysis.aggregate import NOTHING_RECORDED
 from aorta.analysis.compare import launch_set as sets
 from aorta.analysis.compare.launch_comparison import refuse_unlike
 from aorta.analysis.compare.launch_set import (
@@ -30,7 +30,7 @@ from aorta.analysis.compare.launch_set import (
     read_set,
     read_subjects,
 )
-from aorta.analysis.compare.run_comparison import LIBRARY
+from aorta.analysis.compare.run_comparison import LIBRARY, OBSERVED
 from aorta.analysis.compare.verdict import Rules
 from aorta.documents import as_json
 from aorta.documents.dataset import DeviceFacts
@@ -41,9 +41,8 @@ from aorta.read.record import load_run
 from aorta.read.run import Run
 from aorta.report.command import overlap_report
 from aorta.report.summary import summarize
-from tests.analysis.builders import metrics, simulated_run, step, strict_json
+from tests.analysis.builders import strict_json
 from tests.analysis.compare.builders import CONFIG, launch, launch_set
-from tests.analysis.run_builders import recorded
 
 CASES = json.loads(Path(__file__).with_suffix(".json").read_text())
 
@@ -73,44 +72,11 @@ def test_across_platforms_a_slower_step_still_withholds(tmp_path):
     assert judged["metrics"]["job_step_ms"]["test"]["verdict"] == "regression"
 
 
-def test_the_same_noise_on_both_sides_is_no_regression_and_a_single_run_is_one_launch(tmp_path):
-    reference = launch_set(tmp_path / "a", HIGH)
-    found = compared(reference, launch_set(tmp_path / "b", HIGH[::-1]))
-    assert found["verdict"] in ("equivalent", "inconclusive")
-    constant = found["metrics"]["compute_stall_ms"]["test"]
-    assert (constant["verdict"], constant["p_corrected"]) == ("equivalent", None)
-    alone = compared(launch(tmp_path / "one", 0.8), reference)
+def test_a_single_run_is_one_launch(tmp_path):
+    alone = compared(launch(tmp_path / "one", 0.8), launch_set(tmp_path / "a", HIGH))
     assert alone["verdict"] == "inconclusive"
     assert "3 more of the reference" in alone["verdict_reason"]
     assert len(alone["launches"]["reference"]) == 1
-
-
-def test_unlike_work_is_refused_by_key_and_both_values_unless_allowed(tmp_path):
-    sides = launch_set(tmp_path / "a", HIGH), launch_set(tmp_path / "b", LOW, config=OTHER)
-    with pytest.raises(InputError, match=r"config.workload.model_dim is 64 in .*a/00, 128 in .*--allow-unlike config"):
-        compared(*sides)
-    found = compared(*sides, allow_unlike=("workload",))
-    assert found["verdict"] == "regression"
-    key = "config.workload.model_dim"
-    assert [(entry["where"], entry["key"]) for entry in found["refused"]] == [("between", key)]
-    assert any(f"NOT COMPARABLE: {key}" in warning for warning in found["warnings"])
-
-
-def test_a_side_that_mixes_configurations_is_refused(tmp_path):
-    reference = launch_set(tmp_path / "a", HIGH)
-    launch(reference / "04", 0.8, config=CONFIG | {"parallel": {"overlap": False}})
-    launch(reference / "05", 0.8, config=CONFIG | {"training": CONFIG["training"] | {"seed": 7}})
-    candidate = launch_set(tmp_path / "b", LOW)
-    listed = (
-        f"NOT COMPARABLE: the runs in {reference} are not launches of one job:\n  "
-        f"{', '.join(str(reference / f'{at:02}') for at in (0, 1, 2, 3, 5))}: parallel.overlap=(absent)\n  "
-        f"{reference / '04'}: parallel.overlap=false\nChoose one: "
-        f"{reference / '00'}, {reference / '04'}; or compare two"
-    )
-    with pytest.raises(InputError, match=re.escape(listed)):
-        compared(reference, candidate)
-    found = compared(reference, candidate, allow_unlike=("parallel.overlap",))
-    assert any("launches of the reference differ in config.parallel.overlap" in each for each in found["warnings"])
 
 
 @pytest.mark.parametrize(("by", "refuses"), [("the optimizer", False), ("recording.step()", True)])
@@ -121,6 +87,8 @@ def test_where_the_recording_began_tells_jobs_apart_only_where_the_loop_chose_it
     said = pytest.raises(InputError, match=r"not launches of one job:\n.*header.start_step=0")
     with said if refuses else nullcontext():
         assert compared(*sides)["verdict"] == "regression"
+    warnings = compared(*sides, allow_unlike=("header.start_step",))["warnings"]
+    assert any("launches of the reference differ in header.start_step" in each for each in warnings) == refuses
 
 
 def test_runs_of_two_jobs_below_one_folder_are_no_launch_set_of_their_own(tmp_path):
@@ -162,6 +130,7 @@ def test_every_launch_without_a_manifest_and_on_both_sides_is_warned_of(tmp_path
 FACTS = {
     "header.world_size": 2,
     "header.platform": "cuda",
+    OBSERVED: "all",
     "config.workload.name": "ranking",
     "config.training.seed": 1,
 }
@@ -197,12 +166,20 @@ def test_within_a_side_it_must_not(key):
     with pytest.raises(InputError, match="the runs in b are not launches of one job"):
         refused(mixed, side("a", {}))
     assert refused(side("a", {}), mixed, key) == [("candidate", key)]
+
+
+def test_launches_of_a_side_that_differ_are_listed_by_folder_but_for_their_seeds():
+    mixed = side("a", {}, {"config.fabric.kind": "x"}, {"config.fabric.seed": 7, "config.training.seed": 7})
+    listed = (
+        "NOT COMPARABLE: the runs in a are not launches of one job:\n  a/0, a/2: fabric.kind=(absent)\n  "
+        "a/1: fabric.kind=x\nChoose one: a/0, a/1; or compare two"
+    )
+    with pytest.raises(InputError, match=re.escape(listed)):
+        refused(mixed, side("b", {}))
     many = side("b", {}, {f"config.fabric.{name}": 1 for name in "abcde"})
     said = r"fabric\.a=1, fabric\.b=1, fabric\.c=1, 2 more\nChoose one: .* --allow-unlike all$"
     with pytest.raises(InputError, match=f"(?s){said}"):
         refused(side("a", {}), many)
-    seeds = ({"config.fabric.seed": number} for number in (1, 2))
-    assert refused(side("a", *seeds), side("b", {})) == [], "but each launch may have a seed of its own"
 
 
 def test_a_swap_of_the_collective_library_that_did_not_happen_is_refused():
@@ -225,6 +202,11 @@ def test_a_launch_that_states_no_configuration_is_compared_by_its_header_only():
         refused(side("a", {}), side("b", silent, wide))
 
 
+def test_launches_of_which_other_steps_are_observed_are_refused_with_the_setting():
+    with pytest.raises(InputError, match=r"'all' in .*'a sample' in .*few of the other. Use one instrument.every"):
+        refused(side("a", {}), side("b", {OBSERVED: "a sample"}))
+
+
 def test_two_sets_and_every_rule_as_words(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     launch_set(tmp_path / "plan" / "reference", HIGH)
@@ -237,6 +219,8 @@ def test_two_sets_and_every_rule_as_words(tmp_path, capsys, monkeypatch):
     found = strict_json(tmp_path / "reports" / "plan" / "summary.json")["comparison"]
     assert (found["primary"], found["alpha"], found["margin"]) == ("exposed_share", 0.04, 0.01)
     assert (found["judge_milliseconds"], found["metrics"]["overlap_ratio"]["test"]["role"]) == (True, "sequence")
+    assert [each["where"] for each in found["refused"]] == ["between"]
+    assert any("NOT COMPARABLE: config.workload.model_dim is 64" in warning for warning in found["warnings"])
 
 
 # --- what is a launch set, what is kept of a launch, and when launches ran
@@ -271,20 +255,6 @@ def test_a_plan_is_told_to_name_its_sides_and_a_label_finds_a_set(tmp_path):
         launch_folders(tmp_path)
     launch_set(tmp_path / "artifacts" / "cuda", [0.5, 0.5])
     assert locate(["cuda"], tmp_path, tmp_path) == {"cuda": tmp_path / "artifacts" / "cuda"}
-
-
-def test_the_median_of_a_launch_is_the_one_that_its_report_shows(tmp_path):
-    dataset = LabelledRun("x", load_run(simulated_run(tmp_path, label="x", ranks=3, steps=20)))
-    kept, published = Launch.of(dataset).samples, aggregate(dataset).metrics
-    shown = {name: (found.median, found.reason) for name, found in published.items()}
-    assert {name: (sample.median, sample.reason) for name, sample in kept.items()} == shown
-
-
-def test_a_step_without_a_value_does_not_count_in_the_median_of_its_launch(tmp_path):
-    ratios = ({"overlap_ratio": None}, {"overlap_ratio": None}, {"overlap_ratio": None}, {}, {})
-    lines = [step(0, 2, at, overlap=metrics(10, 8, 4, 4 * at / 6, **told)) for at, told in enumerate(ratios)]
-    kept = Launch.of(recorded(tmp_path, lambda rank: lines, world=2)).samples["overlap_ratio"]
-    assert kept.median == pytest.approx(3.5 / 6)
 
 
 def test_launches_that_are_not_complete_are_left_out_by_name(tmp_path):
@@ -356,38 +326,27 @@ def sides(folder: Path, sequence: str, apart_s: float = 60.0, **words: Any) -> t
     )
 
 
-def test_all_of_the_reference_first_gets_no_verdict_though_every_p_is_small(tmp_path):
-    found = compared(*sides(tmp_path, REFERENCE_FIRST))
+def test_all_of_the_reference_first_gets_no_verdict_unless_drift_is_ruled_out(tmp_path):
+    found = compared(*sides(tmp_path / "first", REFERENCE_FIRST))
     order = found["launch_order"]
     assert (found["verdict"], order["comparable"]) == ("not comparable in time", False)
     assert order["sequence"] == REFERENCE_FIRST
     assert "did not take turns (RRRRCCCC)" in found["verdict_reason"]
     assert "--assume-no-drift" in found["verdict_reason"]
     assert {(each["test"]["verdict"], each["test"]["p"]) for each in found["metrics"].values()} == {(None, None)}
+    asked = compared(tmp_path / "first" / "reference", tmp_path / "first" / "candidate", assume_no_drift=True)
+    assert (asked["verdict"], asked["launch_order"]["assume_no_drift"]) == ("regression", True)
+    assert [warning for warning in asked["warnings"] if "--assume-no-drift" in warning and "RRRRCCCC" in warning]
 
 
-def test_launches_in_turns_keep_their_verdict_and_others_where_drift_is_ruled_out(tmp_path):
-    found = compared(*sides(tmp_path / "turns", IN_TURNS))
-    order = found["launch_order"]
-    assert (found["verdict"], order["comparable"], order["sequence"]) == ("regression", True, IN_TURNS)
-    assert (order["largest_inflation"], order["reason"], order["assume_no_drift"]) == (MOST, None, False)
-    assert not any("drift" in warning or "ran on" in warning for warning in found["warnings"])
-    found = compared(*sides(tmp_path / "first", REFERENCE_FIRST), assume_no_drift=True)
-    assert (found["verdict"], found["launch_order"]["assume_no_drift"]) == ("regression", True)
-    assert [warning for warning in found["warnings"] if "--assume-no-drift" in warning and "RRRRCCCC" in warning]
-
-
-def test_launches_that_ran_at_the_same_time_are_comparable_in_whatever_order_they_began(tmp_path):
-    """A launch lasts seven seconds here: all began within one of them, as on a cluster."""
-    found = compared(*sides(tmp_path, REFERENCE_FIRST, apart_s=0.1))
-    assert (found["verdict"], found["launch_order"]["sequence"]) == ("regression", "(RRRRCCCC)")
-
-
-def test_machines_of_their_own_are_warned_of(tmp_path):
+def test_launches_in_turns_keep_their_verdict_and_machines_of_their_own_are_warned_of(tmp_path):
     reference, _ = sides(tmp_path / "here", IN_TURNS, host="tin")
     _, candidate = sides(tmp_path / "there", IN_TURNS, host="zinc")
     found = compared(reference, candidate)
-    assert found["verdict"] == "regression"
+    order = found["launch_order"]
+    assert (found["verdict"], order["comparable"], order["sequence"]) == ("regression", True, IN_TURNS)
+    assert (order["largest_inflation"], order["reason"], order["assume_no_drift"]) == (MOST, None, False)
+    assert not any("drift" in warning for warning in found["warnings"])
     said = "the reference ran on tin, the candidate on zinc"
     assert [warning for warning in found["warnings"] if warning.startswith(said)]
 
@@ -406,7 +365,9 @@ def test_accounts_are_in_the_order_in_which_launches_ran():
     assert [each.rank_steps for each in found] == [2, 1, 0]
 
 
-def test_a_launch_of_unknown_time_makes_the_order_unknown():
+def test_launches_that_ran_at_the_same_time_took_turns_and_one_of_unknown_time_makes_the_order_unknown():
+    same = launch_order(launches_at((0, 70), (1, 71)), launches_at((2, 72), (3, 73)))
+    assert (same.comparable, same.sequence) == (True, "(RRCC)")
     found = launch_order(launches_at((0, 10), None), launches_at((10, 20), (20, 30)))
     assert (found.comparable, found.sequence, found.drift_inflation) == (None, None, None)
     assert found.reason == "when 1 of 4 launches ran is not known (1 for one)"
