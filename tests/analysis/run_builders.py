@@ -26,13 +26,17 @@ def recorded(
     world: int | None = None,
     label: str = "x",
     manifest: dict[str, Any] | None = None,
+    groups: Sequence[dict[str, list[int]]] | None = None,
     **head: Any,
 ) -> LabelledRun:
     """A run that ended well: the steps of each rank, of a world of so many ranks or more; with what is told for its
-    manifest, or without one.
+    manifest, or without one, and with the `groups` of each rank.
     """
+    folder.mkdir(parents=True, exist_ok=True)
     for rank in range(ranks):
-        write_rank(folder, header(rank, world or ranks, label=label, **head), list(of_rank(rank)))
+        lines = list(of_rank(rank))
+        foot = "completed" if groups is None else footer(len(lines), groups=groups[rank])
+        write_rank(folder, header(rank, world or ranks, label=label, **head), lines, foot)
     if manifest is not None:
         write_manifest(folder, **manifest)
     return LabelledRun(label, load_run(folder))
@@ -186,11 +190,8 @@ def dataset(
     """A run whose group "0" has all ranks; `groups`: of each rank, other groups. One rank is the first of a world of
     two, as a world of one exposes nothing.
     """
-    world_size = max(2, len(ranks))
-    folder.mkdir(parents=True, exist_ok=True)
-    for rank, steps in enumerate(ranks):
-        head = header(rank, world_size, label=label, run_id=f"run-{folder.name}", parallel=parallel)
-        foot = footer(len(steps), groups={"0": list(range(len(ranks)))} if groups is None else groups[rank])
-        write_rank(folder, head, [replace(each, world_size=world_size) for each in steps], foot)
-    write_manifest(folder, run_id=f"run-{folder.name}", world_size=world_size)
-    return LabelledRun(label, load_run(folder))
+    world_size, run = max(2, len(ranks)), f"run-{folder.name}"
+    lines = [[replace(each, world_size=world_size) for each in steps] for steps in ranks]
+    feet = groups or [{"0": list(range(len(ranks)))}] * len(ranks)
+    told = {"manifest": {"run_id": run, "world_size": world_size}, "groups": feet}
+    return recorded(folder, lines.__getitem__, len(ranks), world_size, label, **told, run_id=run, parallel=parallel)

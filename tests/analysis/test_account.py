@@ -30,7 +30,7 @@ from aorta.analysis.account import (
 from aorta.analysis.causes import PartChange, causes, change_of, compare_accounts
 from aorta.analysis.compare.launch_comparison import add_account
 from aorta.analysis.compare.launch_set import Launch, LaunchSet, Subject, launch_order
-from aorta.analysis.compare.verdict import Rules
+from aorta.analysis.compare.verdict import NOT_COMPARABLE, Rules
 from aorta.documents.comparison import AccountChange, AccountComparison, FactDifference
 from aorta.documents.explanations import Account, AccountPart
 from aorta.report.account_tables import account_rows
@@ -97,7 +97,7 @@ sides = st.lists(
 ).filter(lambda rows: all(sum(row) > 1 for row in rows))
 
 
-@settings(max_examples=1000)
+@settings(max_examples=300)
 @given(sides, sides)
 def test_parts_add_up_and_no_cause_contradicts_its_table(before, after):
     reference, candidate = ([account(dict(zip(LEAVES, row, strict=True))) for row in side] for side in (before, after))
@@ -316,14 +316,15 @@ def test_settings_come_before_the_cause_and_labels_are_none():
 
 
 @pytest.mark.parametrize(
-    ("sequence", "said"),
+    ("sequence", "verdict", "said"),
     [
-        ("RCRCRC", "None is named: it takes 4 launches per side."),
-        ("RRRRCCCC", "None is named: the launches of the two sides did not take turns (RRRRCCCC)"),
-        ("RCCRRCCR", "Exposed allreduce, transfer +"),
+        ("RCRCRC", "inconclusive", "None is named: it takes 4 launches per side."),
+        ("RRRRCCCC", "inconclusive", "None is named: the launches of the two sides did not take turns (RRRRCCCC)"),
+        ("RCCRRCCR", "inconclusive", "Exposed allreduce, transfer +"),
+        ("RRRRCCCC", NOT_COMPARABLE, None),  # a verdict that is withheld has no account beside it
     ],
 )
-def test_a_cause_needs_launches_in_turns_also_where_these_are_too_few_for_a_verdict(sequence, said):
+def test_a_cause_needs_launches_in_turns_also_where_these_are_too_few_for_a_verdict(sequence, verdict, said):
     def side(letter: str, ms: dict[Words, float]) -> Subject:
         at = [1 + place for place, each in enumerate(sequence) if each == letter]
         own = zip(at, launches(ms, len(at), ord(letter)), strict=True)
@@ -332,14 +333,14 @@ def test_a_cause_needs_launches_in_turns_also_where_these_are_too_few_for_a_verd
 
     sides = side("R", STEP), side("C", {**STEP, SEND: 30.0})
     order = launch_order(*(each.as_set() for each in sides))
-    found = mock.Mock(unlike=[], verdict="inconclusive", launch_order=order, manifest_differences=[], metrics={})
+    given = {"unlike": [], "verdict": verdict, "launch_order": order, "manifest_differences": [], "metrics": {}}
+    found = mock.Mock(**given, account=None)
     add_account(found, sides, Rules(allow_unlike=("work",)))
-    assert str(found.account.sentence).startswith(said)
-    assert found.account.step.low_ms > 0
-
-
-def test_a_side_without_an_account_says_why():
-    assert compare_accounts(launches(STEP), "host-bound").reason == "candidate: host-bound"
+    if said is None:
+        assert found.account is None
+    else:
+        assert str(found.account.sentence).startswith(said)
+        assert found.account.step.low_ms > 0
 
 
 values = st.lists(st.integers(-10_000, 10_000).map(lambda value: value / 100), min_size=2, max_size=8).filter(
@@ -357,29 +358,6 @@ def test_the_interval_is_that_of_turns_where_these_matter_else_welch_s(before, a
     assert found.interval_ms == pytest.approx((interval.low, interval.high))
     assert found.p == pytest.approx(expected.pvalue, abs=1e-12)
     assert found.certain() == (expected.pvalue < 0.05)
-
-
-@pytest.mark.parametrize("shared", [0.0, 0.5, 0.9])
-def test_the_interval_holds_in_19_of_20_whatever_a_turn_has_in_common(shared: float) -> None:
-    draw = np.random.default_rng(0)
-    of_turn, own = draw.normal(0, shared**0.5, (3000, 1, 4)), draw.normal(0, (1 - shared) ** 0.5, (3000, 2, 4))
-    outside = sum(change_of((), *pair).certain() for pair in of_turn + own)
-    assert 0.035 < outside / 3000 < 0.08
-
-
-def test_what_the_machine_does_to_a_turn_hides_no_cause():
-    """The machine slows both launches of a turn, by half of the step and more."""
-    before, after = (
-        [
-            account({words: ms * by + asleep_ms * (words == OPTIMIZER) for words, ms in STEP.items()})
-            for by in (1.0, 2.4, 1.9, 1.5)
-        ]
-        for asleep_ms in (0.0, 8.0)
-    )
-    turns = compare_accounts(before, after)
-    assert named(turns) == ["optimizer"]
-    shuffled = compare_accounts(before, [after[at] for at in (1, 2, 3, 0)])
-    assert (shuffled.step.change_ms, shuffled.causes) == (turns.step.change_ms, [])
 
 
 @pytest.mark.parametrize(("of_launch", "of_part"), [(0.3, 0.15), (0.02, 0.03)])

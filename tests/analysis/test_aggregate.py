@@ -15,7 +15,6 @@ from aorta.analysis.compare.run_comparison import OBSERVED
 from aorta.documents import as_json
 from aorta.documents import known as value_of
 from aorta.documents.dataset import DatasetEntry, PhaseTimes
-from aorta.read.record import load_run
 from aorta.records.schema import Coverage, Step
 from aorta.report.page.charts import curves_of
 from aorta.report.page.timelines import chosen_steps
@@ -83,23 +82,20 @@ def test_a_step_that_a_rank_lacks_is_no_job_step(tmp_path):
     assert (job.count, job.min, job.max) == (2, 11, 31)
 
 
-def test_a_ratio_of_sums_leaves_out_steps_in_which_either_part_is_null(tmp_path):
-    lacking = ({"compute_comm_ms": None}, {"comm_ms": None})
-    overlaps = [metrics(10, 8, 4, 2), *(metrics(10, 8, 6, 5) | part for part in lacking), metrics(10, 8, 4, 1)]
-    assert of_steps(tmp_path, *overlaps).metrics["overlap_ratio"].ratio_of_sums == 3 / 8
-
-
-def test_null_steps_are_counted_with_their_reasons(tmp_path):
+def test_null_steps_are_counted_with_their_reasons_and_left_out_of_a_ratio_of_sums(tmp_path):
     blind = dict.fromkeys(metrics(10, 8, 4, 2)) | {"window_ms": 10.0, "compute_ms": 8.0}
     lines = [
         step(0, 2, 0, overlap=metrics(10, 8, 4, 2)),
         step(0, 2, 1, overlap=metrics(10, 8, 0, 0), reasons={"overlap_ratio": QUIET}),
         step(0, 2, 2, overlap=blind, reasons=dict.fromkeys(blind, "unseen"), coverage=Coverage(2, 3, False, "unseen")),
     ]
+    for number, part in enumerate(("compute_comm_ms", "comm_ms"), start=3):
+        lacking = metrics(10, 8, 6, 5) | {part: None, "overlap_ratio": None}
+        lines.append(step(0, 2, number, overlap=lacking, reasons={"overlap_ratio": "unseen"}))
     found = aggregate(recorded(tmp_path, lambda rank: lines, world=2)).metrics
     ratio = found["overlap_ratio"]
-    assert (ratio.count, ratio.nulls, ratio.null_reasons) == (1, 2, {QUIET: 1, "unseen": 1})
-    assert (ratio.ratio_of_sums, found["compute_ms"].count) == (0.5, 3)
+    assert (ratio.count, ratio.nulls, ratio.null_reasons) == (1, 4, {QUIET: 1, "unseen": 3})
+    assert (ratio.ratio_of_sums, found["compute_ms"].count) == (0.5, 5)
 
 
 def test_a_run_without_communication_has_no_ratio_but_a_reason(tmp_path):
@@ -394,18 +390,3 @@ def test_what_a_sample_is_compared_with(tmp_path, reference, unlike, name, judge
     found = compared(reference(tmp_path / "a"), run_of(tmp_path / "b"))
     assert (found.unlike, found.metrics[name].judgement) == (unlike, judgement)
     assert ("measuring costs each step" in str(found.metrics[name].judgement_reason)) == bool(unlike)
-
-
-RUN = Path(__file__).resolve().parents[1] / "samples" / "two_gloo_ranks"
-
-
-def test_the_run_is_whole_and_every_metric_has_a_value_or_a_reason() -> None:
-    run = load_run(RUN)
-    assert (run.health.ranks_read, run.health.ranks_missing, run.health.problems) == ([0, 1], [], [])
-    assert set(run.health.endings.values()) == {"completed"}
-    entry = aggregate(LabelledRun("sample", run))
-    assert entry.steps.rank_steps_read == 12
-    assert entry.source.backend == "gloo"
-    for name, metric in entry.metrics.items():
-        assert (metric.median is None) == (metric.reason is not None), name
-    assert entry.metrics["comm_ms"].median > 0

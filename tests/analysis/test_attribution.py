@@ -3,7 +3,6 @@ nanosecond, whatever a record holds."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,11 +16,8 @@ from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.attribution import COMPUTING, NO_ROW, SHOWN_ROWS, Totals, break_down, totals_of
 from aorta.documents.explanations import ExposedBreakdown
 from aorta.errors import InputError
-from aorta.read.traces.load import load_traces
 from tests.analysis.builders import metrics, step
 from tests.analysis.run_builders import block, comm, dataset, made_step
-from tests.read.kineto_files import ALLREDUCE, document, kernel
-from tests.read.kineto_files import step as kineto_step
 from tests.strategies import interval_lists
 
 
@@ -98,16 +94,6 @@ def test_less_computing_to_hide_behind_is_on_both_sides_and_in_its_block(tmp_pat
     assert found.difference_ms == pytest.approx(10)
     most = found.dimensions["computing"][0]
     assert (most.what, most.difference_ms, most.share) == ("backward of b", pytest.approx(-12), None)
-
-
-def test_a_collective_that_reaches_into_the_next_step_counts_there_too(tmp_path):
-    """As the recorder counts it: the second step's first 10 ms are exposed, though none of its own rows is there."""
-    row = comm("allreduce", 90, 1010, 8)  # steps of the builder begin 1000 ms apart
-    first = made_step(0, 1, 0, 1000, [block("a", "forward", 0, 90)], [row])
-    second = step(0, 1, 1, overlap=metrics(1000, 0, 10, 0))
-    found = attributed(*(dataset(tmp_path / name, name, [[first, second]]) for name in ("one", "two")))
-    assert found.reference_ms == pytest.approx((910 + 10) / 2)
-    assert NO_ROW not in {row.what for row in found.dimensions["collective"]}
 
 
 ENDLESS = replace(comm("allreduce", 50, 70, seq=1), end_ns=None, end_source=None)
@@ -231,38 +217,3 @@ def test_a_longer_transfer_is_told_from_a_later_peer(tmp_path, transfer_ms, late
     assert found.reference_ms == pytest.approx(10)
     parts = {row.what: row.difference_ms for row in found.dimensions["part"]}
     assert (parts["transfer"], parts.get("waiting for peers", 0)) == pytest.approx((transfer, waiting))
-
-
-def traces(folder: Path, length_us: int, late_us: int) -> LabelledRun:
-    """Two steps of 200 us on two ranks: compute from 10 to 40, an all-reduce from 30 on for which rank 1 comes late."""
-    folder.mkdir()
-    for rank in (0, 1):
-        events = []
-        for number in range(2):
-            start = number * 200
-            begin = 30 + (late_us if rank == 1 else 0)
-            events += [kineto_step(number + 5, start, 200), kernel("gemm", start + 10, 30, rank)]
-            one = kernel(ALLREDUCE, start + begin, 30 + late_us + length_us - begin, rank, 20)
-            one["args"] |= {"Collective name": "allreduce", "In msg nelems": 1000, "Out msg nelems": 1000}
-            one["args"] |= {"Seq": number, "Group size": 2, "dtype": "Float", "Process Group Name": "0"}
-            events.append(one)
-        about = {
-            "backend": "nccl",
-            "rank": rank,
-            "world_size": 2,
-            "pg_config": [{"pg_name": "0", "pg_size": 2, "ranks": [0, 1]}],
-        }
-        (folder / f"{rank}.json").write_text(json.dumps(document(events, distributedInfo=about, cupti_version=26)))
-    return LabelledRun(folder.name, load_traces(str(folder)))
-
-
-def test_of_traces_a_longer_transfer_is_told_from_a_later_peer(tmp_path: Path) -> None:
-    base, other = traces(tmp_path / "base", 20, 0), traces(tmp_path / "longer", 60, 0)
-    longer = attributed(base, other)
-    assert longer.reference_ms == pytest.approx(0.010)
-    assert longer.difference_ms == pytest.approx(0.040)
-    assert longer.dimensions["part"][0].what == "transfer"
-    later = attributed(base, traces(tmp_path / "later", 20, 50))
-    # rank 0 waits from 30 to 80, 40 of it exposed; on rank 1, which comes at 80, nothing is hidden any more
-    parts = {row.what: row.difference_ms for row in later.dimensions["part"]}
-    assert parts == pytest.approx({"waiting for peers": 0.040 / 2, "transfer": 0.010})

@@ -62,12 +62,6 @@ def test_a_loss_that_is_not_finite_comes_first(tmp_path):
     assert alerts({"x": found})[0] == "the loss was NaN or infinite, first in step 7: what was timed may not train"
 
 
-def test_collectives_that_were_timed_from_python_are_a_caution(tmp_path):
-    found = entry(tmp_path, ENOUGH)
-    found.health.timed_from_python = "not built"
-    assert alerts({"x": found})[-1] == "collectives were timed from Python: not built"
-
-
 def test_a_run_without_steps_has_none():
     assert cautions(partial(DatasetEntry, count=0, reason="no step is left after warm-up")) == []
 

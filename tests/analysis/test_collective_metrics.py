@@ -105,11 +105,12 @@ def written(folder: Path, plan: Any, *, missed: bool = False, killed: bool = Fal
     return folder
 
 
-def by_hand(plan: Any, *, missed: bool, killed: bool) -> dict[Any, dict[str, Any]]:
-    """The entries, by plain loops: (kind, group, group size, bytes) -> collectives, rows, and the values of metrics."""
+def matched(plan: Any, *, killed: bool = False) -> dict[Any, dict[int, Any]]:
+    """Collectives across ranks, by plain loops: (kind, group, members, step, number in the group, bytes) -> start and
+    length of each rank.
+    """
     size = len(plan)
     seen: defaultdict[Any, dict[int, Any]] = defaultdict(dict)
-    warm: dict[Any, bool] = {}
     for rank, steps in enumerate(plan):
         seq: defaultdict[str, int] = defaultdict(int)
         for number, row in enumerate(steps):
@@ -119,13 +120,17 @@ def by_hand(plan: Any, *, missed: bool, killed: bool) -> dict[Any, dict[str, Any
                 # Of a rank without a footer a peer tells; the last of an odd number of ranks has none in its pair.
                 if killed and rank == size - 1 and len(members) == 1:
                     members = ()
-                at = kind, group, members, number, seq[group], count
-                seen[at][rank] = start, length
-                warm[at] = number == 0
+                seen[kind, group, members, number, seq[group], count][rank] = start, length
                 seq[group] += 1
+    return seen
+
+
+def by_hand(plan: Any, *, missed: bool, killed: bool) -> dict[Any, dict[str, Any]]:
+    """The entries, by plain loops: (kind, group, group size, bytes) -> collectives, rows, and the values of metrics."""
+    size = len(plan)
     hole = len(plan[-1]) - 1 if missed else None
     entries: dict[Any, dict[str, Any]] = {}
-    for (kind, group, members, number, _, count), rows in seen.items():
+    for (kind, group, members, number, _, count), rows in matched(plan, killed=killed).items():
         if number == 0:
             continue
         entry = entries.setdefault(
@@ -191,22 +196,13 @@ def _same(found: Any, key: Any) -> bool:
 @settings(phases=NO_SHRINKING)
 @given(runs(), st.sampled_from([1, 1 << 18]))
 def test_lateness_at_the_first_wait_agrees_with_plain_loops(plan, piece):
-    size = len(plan)
     with tempfile.TemporaryDirectory() as folder:
         found = collective_metrics(load_run(written(Path(folder), plan)), piece).first_waits
-    rows: defaultdict[Any, dict[int, tuple[float, float]]] = defaultdict(dict)
-    for rank, steps in enumerate(plan):
-        seq: defaultdict[str, int] = defaultdict(int)
-        for number, row in enumerate(steps):
-            for kind, group, count, start, length in row:
-                members = tuple(r for r in range(size) if group == WORLD or r // 2 == rank // 2)
-                if number and len(members) > 1 and kind in LOCKSTEP:
-                    rows[number, members, group, seq[group], kind, count][rank] = start, length
-                seq[group] += 1
     firsts: defaultdict[int, list[tuple[float, dict[int, float]]]] = defaultdict(list)
-    for (number, members, *_), of_rank in rows.items():
+    for (kind, _, members, number, *_), of_rank in matched(plan).items():
         lengths = {rank: length for rank, (_, length) in of_rank.items()}
-        if set(of_rank) == set(members) and None not in lengths.values():
+        whole = number and len(members) > 1 and kind in LOCKSTEP and set(of_rank) == set(members)
+        if whole and None not in lengths.values():
             waits = {rank: length - min(lengths.values()) for rank, length in lengths.items()}
             if max(waits.values()) > 0.2:  # ms: the stall cut-off of a record that states none
                 firsts[number].append((min(start for start, _ in of_rank.values()), waits))

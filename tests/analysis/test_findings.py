@@ -64,26 +64,22 @@ def issued(kind: str, group: str, seq: int, issue_ms: float, start_ms: float, en
     return Collective(kind, group, seq, 1000, "float32", *times, "event")
 
 
-@pytest.mark.parametrize(
-    ("value", "platform", "parallel", "holds"),
-    [
-        ("1", "cuda", "fsdp", True),
-        ("8", "cuda", "fsdp", False),
-        ("1", "rocm", "fsdp", False),
-        pytest.param("1", "cuda", "fsdp_tp", False, id="tensor parallelism needs it"),
-        (None, "cuda", "fsdp", False),
-    ],
-)
-def test_one_connection(tmp_path, value, platform, parallel, holds):
-    environment = {} if value is None else {"CUDA_DEVICE_MAX_CONNECTIONS": value}
+Make = Callable[[int, int], dict[str, Any]]
+
+
+def nothing(_rank: int, _number: int) -> dict[str, Any]:
+    return {}
+
+
+def connections(value: str, platform: str = "cuda", parallel: str = "fsdp") -> dict[str, Any]:
+    environment = {"CUDA_DEVICE_MAX_CONNECTIONS": value}
     manifest = {"environment": environment, "platform": platform}
-    rules = recorded(tmp_path, lambda _rank, _number: {}, manifest=manifest, platform=platform, parallel=parallel)
-    assert ("one_connection" in rules) == holds
-    if holds:
-        assert rules["one_connection"].sentence.startswith("CUDA_DEVICE_MAX_CONNECTIONS=1: all streams share")
+    return {"manifest": manifest, "platform": platform, "parallel": parallel}
 
 
-def fsdp(gather: str, scatter: str, issue_ms: float = 40.0, second: str = "allgather") -> Callable[[int, int], Any]:
+def fsdp(
+    gather: str, scatter: str, issue_ms: float = 40.0, second: str = "allgather", exposed_ms: float = 12.0
+) -> Make:
     """A reduce-scatter of 20 ms, and 5 ms after it was issued a collective that begins when it ends, or at once."""
 
     def make(rank: int, number: int) -> dict[str, Any]:
@@ -93,33 +89,12 @@ def fsdp(gather: str, scatter: str, issue_ms: float = 40.0, second: str = "allga
             issued("reducescatter", scatter, number, 35.0, 40.0, 60.0),
             issued(second, gather, number, issue_ms - slow, start_ms, start_ms + 10.0),
         ]
-        return {"collectives": rows, "metrics": {"exposed_comm_ms": 12.0}}
+        return {"collectives": rows, "metrics": {"exposed_comm_ms": exposed_ms}}
 
     return make
 
 
-@pytest.mark.parametrize(
-    ("make", "holds"),
-    [
-        pytest.param(fsdp("0", "0", 45.0), True, id="one group"),
-        pytest.param(fsdp("1", "0"), False, id="a group each"),
-        pytest.param(fsdp("0", "0", 60.0), False, id="issued when the other had ended"),
-        pytest.param(fsdp("0", "0", 45.0, "reducescatter"), False, id="of one kind"),
-        pytest.param(lambda *at: fsdp("0", "0", 45.0)(*at) | {"metrics": {"exposed_comm_ms": 0.5}}, False, id="hidden"),
-    ],
-)
-def test_a_serialised_communicator(tmp_path, make, holds):
-    rules = recorded(tmp_path, make)
-    assert ("serialised_communicator" in rules) == holds
-    if holds:
-        rule = rules["serialised_communicator"]
-        assert (rule.group, rule.rank, rule.step) == ("0", 1, 7)
-        assert rule.sentence.startswith(
-            "default group: all-gather and reduce-scatter queue behind each other for 15.4 ms a step (rank 1): one"
-        )
-
-
-def groups(computed: tuple[float, float], other: tuple[float, float]) -> Callable[[int, int], Any]:
+def groups(computed: tuple[float, float], other: tuple[float, float]) -> Make:
     """Group 1 communicates from 70 to 80 ms; computation, and group 2, when it is told."""
 
     def make(_rank: int, number: int) -> dict[str, Any]:
@@ -129,42 +104,13 @@ def groups(computed: tuple[float, float], other: tuple[float, float]) -> Callabl
     return make
 
 
-@pytest.mark.parametrize(
-    ("make", "holds"),
-    [
-        pytest.param(groups((85, 95), (68, 88)), True, id="beside another group, and never beside computation"),
-        pytest.param(groups((72, 95), (68, 88)), False, id="hidden by computation"),
-        pytest.param(groups((85, 95), (78, 98)), False, id="hardly beside it"),
-    ],
-)
-def test_hidden_by_another_group(tmp_path, make, holds):
-    rules = recorded(tmp_path, make)
-    assert ("hidden_by_another_group" in rules) == holds
-    if holds:
-        rule = rules["hidden_by_another_group"]
-        assert (rule.group, rule.rank, rule.step) == ("1", 1, 0)
-        assert rule.sentence == (
-            "rank 1: 100 % of the communication of group 1 overlaps that of group 2, "
-            "and none of it overlaps computation"
-        )
+def exposed(exposed_ms: float, stall_ms: float) -> Make:
+    """Half a millisecond more is exposed on rank 1."""
+    return lambda rank, _number: {"metrics": {"exposed_comm_ms": exposed_ms + rank / 2, "compute_stall_ms": stall_ms}}
 
 
-@pytest.mark.parametrize(("exposed", "stall", "holds"), [(20.0, 1.0, True), (20.0, 15.0, False), (5.0, 0.1, False)])
-def test_exposed_but_not_blocking(tmp_path, exposed, stall, holds):
-    values = {"exposed_comm_ms": exposed, "compute_stall_ms": stall}
-    rules = recorded(
-        tmp_path, lambda rank, _number: {"metrics": values | {"exposed_comm_ms": exposed + (0.5 if rank else 0)}}
-    )
-    assert ("exposed_not_blocking" in rules) == holds
-    if holds:
-        assert rules["exposed_not_blocking"].rank == 1
-        assert "20.2 ms of communication a step is exposed, but computation waits for only 1 ms of it" in (
-            rules["exposed_not_blocking"].sentence
-        )
-
-
-def idle(name: str, length_ms: float, spread: bool = False) -> Callable[[int, int], Any]:
-    """Work called `name` from 50 ms on, idle time behind it; or idle time cut in two by a range."""
+def idle(name: str, length_ms: float) -> Make:
+    """Work called `name` from 50 ms on, idle time behind it."""
 
     def make(_rank: int, _number: int) -> dict[str, Any]:
         again = 52.0 + length_ms
@@ -173,52 +119,88 @@ def idle(name: str, length_ms: float, spread: bool = False) -> Callable[[int, in
         if name in ("d2h", "h2d"):
             copies = [Copy(name, 4, 50 * MS, 52 * MS)]
             return {"metrics": values | {f"{name}_gb_per_s": 0.1}, "copies": copies, "compute": computed}
-        aux = [AuxRange(name, 50 * MS, 52 * MS)]
-        aux += (
-            [AuxRange("clip", round((52 + length_ms / 2) * MS), round((52.1 + length_ms / 2) * MS))] if spread else []
-        )
-        return {"aux": aux, "compute": computed, "metrics": values}
+        return {"aux": [AuxRange(name, 50 * MS, 52 * MS)], "compute": computed, "metrics": values}
 
     return make
 
 
-@pytest.mark.parametrize(
-    ("make", "timer", "holds"),
-    [
-        pytest.param(idle("loss_read", 20.0), "cuda_event", True, id="idle behind it"),
-        pytest.param(idle("loss_read", 5.0), "cuda_event", False, id="for a moment"),
-        pytest.param(idle("d2h", 20.0), "cuda_event", True, id="behind a copy to the host"),
-        pytest.param(idle("h2d", 20.0), "cuda_event", False, id="behind a copy to the device"),
-        pytest.param(idle("optimizer", 20.0), "cuda_event", False, id="behind the optimizer"),
-        pytest.param(idle("loss_read", 20.0), "perf_counter", False, id="a CPU has nothing to launch"),
-    ],
-)
-def test_idle_by_synchronisation(tmp_path, make, timer, holds):
-    rules = recorded(tmp_path, make, timer=timer)
-    assert ("idle_by_synchronisation" in rules) == holds
-    if holds:
-        sentence = rules["idle_by_synchronisation"].sentence
-        assert re.match("rank 1 is idle for 20 ms a step behind (the read of the loss|a copy to the host)", sentence)
-
-
-def loaded(begin_ms: float, end_ms: float, *computed: tuple[str, float, float]) -> Callable[[int, int], Any]:
+def loaded(begin_ms: float, end_ms: float, *computed: tuple[str, float, float]) -> Make:
     computed_ms = sum(end - begin for _, begin, end in computed)
     parts = {"aux": [AuxRange("data", round(begin_ms * MS), round(end_ms * MS))], "compute": compute(*computed)}
     return lambda _rank, _number: parts | {"metrics": metrics(LENGTH_MS, computed_ms, 0.0, 0.0)}
 
 
+STARVED = loaded(0, 15.0, ("forward", 15.0, 60), ("backward", 60, LENGTH_MS))
+CONNECTIONS, SERIALISED, GROUP, NOT_BLOCKING, SYNCHRONISED, DATA = (
+    ("one_connection", "CUDA_DEVICE_MAX_CONNECTIONS=1: all streams share", None, None),
+    (
+        "serialised_communicator",
+        r"default group: all-gather and reduce-scatter queue behind each other for 15.4 ms a step \(rank 1\): one",
+        *("0", 7),
+    ),
+    (
+        "hidden_by_another_group",
+        "rank 1: 100 % of the communication of group 1 overlaps that of group 2, and none of it overlaps computation$",
+        *("1", 0),
+    ),
+    (
+        "exposed_not_blocking",
+        ".*20.2 ms of communication a step is exposed, but computation waits for only 1 ms of it",
+        *(None, None),
+    ),
+    (
+        "idle_by_synchronisation",
+        "rank 1 is idle for 20 ms a step behind (the read of the loss|a copy to the host)",
+        *(None, None),
+    ),
+    ("starved_by_data", "", None, None),
+)
+"""Rules, and what each says, of which group and step."""
+
+
 @pytest.mark.parametrize(
-    ("make", "holds"),
+    ("rule", "make", "head", "holds"),
     [
-        pytest.param(loaded(0, 15.0, ("forward", 15.0, 60), ("backward", 60, LENGTH_MS)), True, id="it waits for data"),
-        pytest.param(loaded(0, 5.0, ("forward", 5.0, 60), ("backward", 60, LENGTH_MS)), False, id="for a moment"),
-        pytest.param(loaded(10, 30, ("forward", 0, 60)), False, id="loaded beside computation"),
+        pytest.param(CONNECTIONS, nothing, connections("1"), True, id="one connection"),
+        pytest.param(CONNECTIONS, nothing, connections("8"), False, id="eight"),
+        pytest.param(CONNECTIONS, nothing, connections("1", "rocm"), False, id="one of another platform"),
+        pytest.param(CONNECTIONS, nothing, connections("1", parallel="fsdp_tp"), False, id="tensors need it"),
+        pytest.param(CONNECTIONS, nothing, {}, False, id="connections not told"),
+        pytest.param(SERIALISED, fsdp("0", "0", 45.0), {}, True, id="one group"),
+        pytest.param(SERIALISED, fsdp("1", "0"), {}, False, id="a group each"),
+        pytest.param(SERIALISED, fsdp("0", "0", 60.0), {}, False, id="issued when the other had ended"),
+        pytest.param(SERIALISED, fsdp("0", "0", 45.0, "reducescatter"), {}, False, id="of one kind"),
+        pytest.param(SERIALISED, fsdp("0", "0", 45.0, exposed_ms=0.5), {}, False, id="hidden"),
+        pytest.param(GROUP, groups((85, 95), (68, 88)), {}, True, id="beside another group, never computation"),
+        pytest.param(GROUP, groups((72, 95), (68, 88)), {}, False, id="hidden by computation"),
+        pytest.param(GROUP, groups((85, 95), (78, 98)), {}, False, id="hardly beside it"),
+        pytest.param(NOT_BLOCKING, exposed(20.0, 1.0), {}, True, id="exposed and waited for little"),
+        pytest.param(NOT_BLOCKING, exposed(20.0, 15.0), {}, False, id="waited for"),
+        pytest.param(NOT_BLOCKING, exposed(5.0, 0.1), {}, False, id="hardly exposed"),
+        pytest.param(SYNCHRONISED, idle("loss_read", 20.0), {}, True, id="idle behind it"),
+        pytest.param(SYNCHRONISED, idle("loss_read", 5.0), {}, False, id="idle for a moment"),
+        pytest.param(SYNCHRONISED, idle("d2h", 20.0), {}, True, id="behind a copy to the host"),
+        pytest.param(SYNCHRONISED, idle("h2d", 20.0), {}, False, id="behind a copy to the device"),
+        pytest.param(SYNCHRONISED, idle("optimizer", 20.0), {}, False, id="behind the optimizer"),
+        pytest.param(
+            SYNCHRONISED, idle("loss_read", 20.0), {"timer": "perf_counter"}, False, id="a CPU has nothing to launch"
+        ),
+        pytest.param(DATA, STARVED, {}, True, id="it waits for data"),
+        pytest.param(SYNCHRONISED, STARVED, {}, False, id="which is no synchronisation"),
+        pytest.param(
+            DATA, loaded(0, 5.0, ("forward", 5.0, 60), ("backward", 60, LENGTH_MS)), {}, False, id="for a moment"
+        ),
+        pytest.param(DATA, loaded(10, 30, ("forward", 0, 60)), {}, False, id="loaded beside computation"),
     ],
 )
-def test_starved_by_data(tmp_path, make, holds):
-    rules = recorded(tmp_path, make)
-    assert ("starved_by_data" in rules) == holds
-    assert "idle_by_synchronisation" not in rules or not holds
+def test_a_rule_holds_with_its_evidence_and_not_where_it_only_looks_so(tmp_path, rule, make, head, holds):
+    name, said, group, number = rule
+    found = recorded(tmp_path, make, **head).get(name)
+    assert (found is not None) == holds
+    if found is not None:
+        assert re.match(said, found.sentence)
+        assert found.rank == (None if rule is CONNECTIONS else 1)
+        assert group is None or (found.group, found.step) == (group, number)
 
 
 # --- who holds the others up (K3): from records written by hand, and the rule on generated steps
@@ -262,17 +244,19 @@ def held_up(
 
 
 @pytest.mark.parametrize(
-    ("where", "because"),
+    ("where", "what", "uneven"),
     [
-        ("idle", "idle between forward and backward (outside timed blocks), 28 ms a step more than the others"),
-        ("data", "waiting for the DataLoader, 28 ms a step more than the others"),
-        ("backward", "backward computation, 28 ms a step more than the others"),
+        ("idle", "idle between forward and backward (outside timed blocks)", None),
+        ("data", "waiting for the DataLoader", None),
+        ("backward", "backward computation", "rank 1 computes 31 %"),
     ],
 )
-def test_a_late_rank_is_named_with_what_it_does_longer(tmp_path, where, because):
+def test_a_late_rank_is_named_with_what_it_does_longer(tmp_path, where, what, uneven):
     entry = held_up(tmp_path, 28.0, where)
     (straggler,) = entry.stragglers.ranks
+    because = f"{what}, 28 ms a step more than the others"
     assert (straggler.rank, straggler.because) == (LATE, because)
+    assert (entry.stragglers.uneven or "").partition(" of the step")[0] == (uneven or "")
     assert (straggler.late_ms, straggler.cost_ms) == (pytest.approx(28.0), pytest.approx(28.0))
     assert straggler_sentences(entry.stragglers)[0] == f"rank 1 holds the others up 28 ms a step: {because}"
     assert [row.step_ms for row in entry.rank_times] == [pytest.approx(90.0)] * RANKS
@@ -304,11 +288,6 @@ def test_slow_steps_name_the_rank_that_the_others_wait_for_in_them(monkeypatch):
         dataset = SimpleNamespace(run=SimpleNamespace(ranks=[0, 1]))
         (found,) = uneven_steps(dataset, steps, np.outer(times_ms - 100.0, [-share, share]))
         assert (found.rank, "; in them the others wait for rank 1" in found.sentence) == (rank, rank == 1)
-
-
-def test_a_rank_that_computes_longer_is_said_to(tmp_path):
-    assert "rank 1 computes 31 % of the step longer" in str(held_up(tmp_path, 28.0, "backward").stragglers.uneven)
-    assert held_up(tmp_path / "data", 28.0, "data").stragglers.uneven is None
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aorta.analysis import gate
@@ -32,7 +32,6 @@ from aorta.documents.comparison import (
     Summary,
 )
 from aorta.documents.dataset import Statistics
-from aorta.documents.metrics import STEP_METRIC_NAMES
 from aorta.errors import InputError
 from aorta.report.markdown import LIMIT_BYTES, append_markdown, escaped, markdown_summary
 from aorta.report.summary import summarize
@@ -120,13 +119,7 @@ def test_what_is_refused_with_its_place(text, at, message):
     assert said.splitlines()[-2:] == [f"    {text}", f"    {' ' * at}^"]
 
 
-@given(st.sampled_from(STEP_METRIC_NAMES), st.sampled_from("<>"), st.floats(-1e6, 1e6), st.booleans())
-def test_what_is_written_is_read_again(metric, sign, number, relative):
-    found = parse_condition(f"{metric}{sign}{number!r}{'%' if relative else ''}")
-    assert (found.metric, found.sign, found.relative) == (metric, sign, relative)
-    assert found.threshold == pytest.approx(number / 100 if relative else number)
-
-
+@settings(max_examples=30)
 @given(st.text(max_size=30))
 def test_any_text_is_a_condition_or_an_error_in_words(text):
     with contextlib.suppress(InputError):
@@ -191,7 +184,8 @@ def ratio(
 @pytest.mark.parametrize(("text", "of", "outcome", "reason"), CASES["launches"])
 def test_launches_fail_only_beyond_the_threshold_and_not_by_chance(text, of, outcome, reason):
     """An improvement can be asked for, and no difference is not one. More launches are asked for only where they are
-    what lacks. `of`: effect, both ends of its interval, p, launches that are needed.
+    what lacks; fewer than a verdict takes neither fail nor pass. `of`: effect, both ends of its interval, p, launches
+    that are needed, and those of the sides.
     """
     found = judged(f"overlap_ratio{text}", comparison(4, overlap_ratio=ratio(*of)))
     assert found.outcome == outcome
@@ -230,15 +224,6 @@ def test_an_interval_is_that_of_the_terms_of_the_condition(text, entry, outcome,
     found = judged(text, comparison(4, **{text.replace(">", "<").partition("<")[0]: entry}))
     assert found.outcome == outcome
     assert (found.value, found.low, found.high) == pytest.approx((value, low, high))
-
-
-def test_fewer_launches_than_a_verdict_takes_neither_fail_nor_pass():
-    """Not even one launch a side, if it is a set; three have no p at or below 0.05."""
-    for value, sides in ((-0.1, (3, 3)), (0.0, (1, 1)), (0.0, (3, 9))):
-        found = judged("overlap_ratio<-0.05", comparison(3, overlap_ratio=ratio(value, -0.02, 0.02, launches=sides)))
-        assert found.outcome == "inconclusive"
-        assert found.reason.startswith("needs 4 launches per side for p <= 0.05")
-        assert found.value == pytest.approx(value)
 
 
 def test_a_metric_that_was_not_tested_neither_fails_nor_is_it_called_chance():

@@ -32,16 +32,6 @@ HOSTILE = "</script><img src=x onerror=alert(1)>'\"&<b>$$\\x$$@{what}"
 """Ends a script element, loads something, is TeX to Bokeh and a place holder to its tooltips."""
 
 
-def two_runs(folder: Path, *, ranks: int = 2, steps: int = 30) -> dict[str, LabelledRun]:
-    """A reference, and a candidate whose transfers take twice as long, with samples of its devices."""
-    made = {
-        label: simulated_run(folder / label, label=label, ranks=ranks, steps=steps, transfer_ms=transfer, seed=seed)
-        for label, transfer, seed in (("cuda", 5.0, 1), ("rocm", 10.0, 2))
-    }
-    sampled(made["rocm"])
-    return {label: LabelledRun(label, load_run(where)) for label, where in made.items()}
-
-
 def two_sets(folder: Path) -> tuple[dict[str, LabelledRun], Summary]:
     """Launch sets whose candidate's transfers take twice as long, and the summary of their comparison with a gate.
 

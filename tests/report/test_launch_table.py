@@ -6,37 +6,17 @@ import json
 import re
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 import pytest
 
-from aorta.analysis.compare import launch_comparison
-from aorta.analysis.compare.launch_comparison import judged
-from aorta.analysis.compare.launch_set import Launch, LaunchSet
-from aorta.analysis.compare.run_comparison import pairs
 from aorta.analysis.compare.verdict import NOT_TESTED, Rules
-from aorta.documents import known
-from aorta.documents.comparison import ComparedMetric, Comparison, Effect, LaunchOrderFacts, LaunchTest
+from aorta.documents.comparison import ComparedMetric, Comparison, Effect, LaunchTest
+from aorta.documents.dataset import Statistics
 from aorta.documents.formatting import PAGE
-from aorta.documents.statistics import describe
 from aorta.report.command import overlap_report
 from aorta.report.launch_table import Candidates, format_effect
 from tests.analysis.builders import partial
 from tests.report.page_states import plan
 from tests.report.pages import text_of
-from tests.runs import once
-
-
-def side(medians: npt.NDArray[np.float64]) -> LaunchSet:
-    """Launches of one setting, with these median step times in ms."""
-    return LaunchSet(
-        Path(),
-        tuple(
-            Launch(Path(), str(number), {"job_step_ms": describe([value])}, {}, ())
-            for number, value in enumerate(map(float, medians))
-        ),
-        (),
-    )
 
 
 def comparison(verdict: str, reason: str, metrics: dict[str, ComparedMetric]) -> Comparison:
@@ -44,28 +24,12 @@ def comparison(verdict: str, reason: str, metrics: dict[str, ComparedMetric]) ->
     return partial(Comparison, verdict=verdict, verdict_reason=reason, metrics=metrics)
 
 
-def rules(candidates: int) -> Rules:
-    """Those of each of several candidates."""
-    return Rules(primary="job_step_ms", alpha=Rules().alpha / candidates)
-
-
-def decided(base: LaunchSet, candidates: list[LaunchSet], judged_by: Rules) -> str | None:
-    """What is recommended."""
-    judgements: dict[str, Comparison] = {}
-    for number, candidate in enumerate(candidates, start=1):
-        metrics = pairs(base.statistics, candidate.statistics)
-        found = judged(metrics, base, candidate, judged_by)
-        judgements[f"candidate-{number}"] = comparison(*found, metrics)
-    return Candidates(Path(), {}, judgements, judged_by).best
-
-
-def test_more_candidates_have_to_be_surer_and_the_largest_gain_is_recommended():
-    base = side(np.array([100.0, 101, 102, 103, 104]))
-    candidate = side(np.array([90.0, 91, 92, 93, 101.5]))  # U = 2: p = 0.032
-    assert decided(base, [candidate], rules(1)) == "candidate-1"
-    assert decided(base, [candidate, base], rules(2)) is None
-    slower, faster, fastest = (side(np.linspace(mean, mean + 4, 5)) for mean in (120.0, 85.0, 70.0))
-    assert decided(base, [slower, faster, fastest], rules(3)) == "candidate-3"
+def test_of_the_improvements_that_with_the_shortest_step_is_recommended():
+    judged = {
+        side: comparison(verdict, "", {"job_step_ms": partial(ComparedMetric, candidate=partial(Statistics, value=ms))})
+        for side, verdict, ms in (("a", "inconclusive", 60), ("b", "improvement", 85), ("c", "improvement", 70))
+    }
+    assert Candidates(Path(), {}, judged, Rules()).best == "c"
 
 
 @pytest.mark.parametrize(
@@ -104,19 +68,13 @@ def test_a_candidate_that_cannot_be_compared_is_named_with_the_reason():
     }
 
 
-@pytest.fixture(scope="module")
-def planned(tmp_path_factory):
-    """A plan of four candidates, launched."""
-    return once(tmp_path_factory, "plan of four candidates", plan)
-
-
-def test_a_plan_has_a_page_with_every_candidate_its_interval_and_its_account(planned, tmp_path, capsys):
+def test_a_plan_has_a_page_with_every_candidate_its_interval_and_its_account(tmp_path, capsys):
     output = tmp_path / "out"
-    assert overlap_report([str(planned), "--assume-no-drift", "--output", str(output)]) == 0
+    assert overlap_report([str(plan(tmp_path / "plan")), "--assume-no-drift", "--output", str(output)]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     found = json.loads((output / "candidates.json").read_text())
     text = text_of((output / "report.html").read_text())
-    assert found["recommendation"] == "candidate-1"
+    assert (found["recommendation"], found["alpha_each"]) == ("candidate-1", 0.05 / 4)
     assert "Recommendation: candidate-1" in text
     by_side = {row["side"]: row for row in found["candidates"]}
     for name, place in (("candidate-1", -1), ("candidate-3", 1)):
@@ -133,20 +91,3 @@ def test_a_plan_has_a_page_with_every_candidate_its_interval_and_its_account(pla
     html = (output / "report.html").read_text()
     assert len(re.findall('<div class="bar-row"', html)) == 5  # the reference and four candidates
     assert len(html) < 200_000, "no chart of this page needs Bokeh"
-
-
-def test_candidates_whose_launches_took_no_turns_have_no_account(planned, monkeypatch):
-    order = LaunchOrderFacts(
-        comparable=False,
-        sequence="RRRRRRCCCCCC",
-        drift_inflation=3.0,
-        largest_inflation=1.5,
-        assume_no_drift=False,
-        reason="the launches of the two sides did not take turns",
-    )
-    monkeypatch.setattr(launch_comparison, "launch_order", lambda *_sides, assume_no_drift: order)
-    judged_anyway = Candidates.read(planned, Rules(assume_no_drift=True)).judged
-    assert all(each.account.parts for each in judged_anyway.values())
-    withheld = Candidates.read(planned, Rules()).judged
-    assert set(withheld) == set(judged_anyway)
-    assert not any(known(each.account) for each in withheld.values())

@@ -13,9 +13,10 @@ import pytest
 
 from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.cautions import alerts
-from aorta.documents.comparison import FactDifference, Summary
+from aorta.documents.comparison import FactDifference
 from aorta.documents.formatting import PAGE
 from aorta.documents.metrics import NOT_SHOWN, SHOWN_FIRST
+from aorta.read.record import load_run
 from aorta.records.schema import Step
 from aorta.report.page.bokeh_chart import NUMBERS, Chart, new_chart, plain
 from aorta.report.page.charts import round_sizes
@@ -24,9 +25,9 @@ from aorta.report.run_tables import comparison_table
 from aorta.report.summary import summarize
 from aorta.report.tables import page_table
 from aorta.report.text import brief_text
-from tests.analysis.builders import metrics, step
+from tests.analysis.builders import metrics, simulated_run, step
 from tests.analysis.run_builders import recorded
-from tests.report.pages import Parts, as_bokeh, compared, page, read_document, subjects, text_of, two_runs, two_sets
+from tests.report.pages import Parts, as_bokeh, compared, page, read_document, sampled, subjects, text_of, two_sets
 
 HALF_HIDDEN = "50\u00a0% of communication hidden"
 
@@ -57,15 +58,6 @@ def run_of(tmp_path):
     return made
 
 
-def judged(summary: Summary, verdict: str) -> Summary:
-    """The summary with another verdict."""
-    summary.comparison.verdict = verdict
-    for name in ("exposed_comm_ms", "overlap_ratio", "job_step_ms"):
-        test = summary.comparison.metrics[name].test
-        test.verdict, test.power.launches = verdict, 6
-    return summary
-
-
 def test_its_policy_forbids_the_network_and_names_every_script(written):
     parts = Parts(written[1])
     told = next(each["content"] for each in parts.named("meta") if each.get("http-equiv") == "Content-Security-Policy")
@@ -84,7 +76,8 @@ def test_its_policy_forbids_the_network_and_names_every_script(written):
 
 def test_bokeh_knows_every_model_of_a_page(tmp_path):
     """Classes, names and values, of a run with samples of its devices and of two compared."""
-    datasets = two_runs(tmp_path, steps=20)
+    made = {name: sampled(simulated_run(tmp_path / name, label=name, ranks=2, steps=20)) for name in ("cuda", "rocm")}
+    datasets = {name: LabelledRun(name, load_run(where)) for name, where in made.items()}
     html = page(datasets, compared(datasets), tmp_path / "r.html")
     data = json.loads(Parts(html).scripts[0])
     assert [figure.name for figure in read_document(data["document"])] == list(data["roots"])
@@ -130,12 +123,21 @@ def test_the_verdict_comes_first_with_what_it_rests_on(written):
     assert "killed (no footer)" in text
 
 
-@pytest.mark.parametrize("word", ["regression", "improvement", "equivalent", "inconclusive"])
-def test_every_verdict_has_a_word_a_tone_and_a_symbol(word, summary):
-    found = verdict_of(judged(summary, word))
-    words = {"regression": "slower", "improvement": "faster"}
-    assert found.word.casefold() == words.get(word, word)
-    assert found.tone == {"regression": "bad", "improvement": "good", "equivalent": "even"}.get(word, "open")
+@pytest.mark.parametrize(
+    ("verdict", "word", "tone"),
+    [
+        ("regression", "Slower", "bad"),
+        ("improvement", "Faster", "good"),
+        ("equivalent", "Equivalent", "even"),
+        ("inconclusive", "Inconclusive", "open"),
+    ],
+)
+def test_every_verdict_has_a_word_and_a_tone(verdict, word, tone, summary):
+    summary.comparison.verdict = verdict
+    for metric in summary.comparison.metrics.values():
+        metric.test.verdict = verdict
+    found = verdict_of(summary)
+    assert (found.word, found.tone) == (word, tone)
 
 
 def test_not_comparable_is_the_word_and_leaves_deltas_out(summary):

@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import re
-import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -15,9 +14,9 @@ import msgspec
 import pytest
 
 from aorta import loggers
-from aorta.analysis.account import account_of
-from aorta.analysis.aggregate import LabelledRun, aggregate
-from aorta.analysis.findings import explain
+from aorta.analysis.account import account_of, as_document
+from aorta.analysis.aggregate import LabelledRun
+from aorta.documents.dataset import DatasetEntry
 from aorta.documents.metrics import SHOWN_FIRST
 from aorta.errors import InputError
 from aorta.read.record import load_run
@@ -31,34 +30,17 @@ from aorta.report.page.account_bars import parts
 from aorta.report.tables import ON_PAGE, Column, Table, page_table, text_lines
 from aorta.report.text import MOST_LINES
 from aorta.terminal_style import Style
-from tests.analysis.builders import collective, header, metrics, simulated_run, step, strict_json, write_rank
+from tests.analysis.builders import collective, header, metrics, partial, simulated_run, step, strict_json, write_rank
 from tests.analysis.compare.builders import launch_set
 from tests.analysis.run_builders import recorded
 from tests.autopsy import hangs
 from tests.logger_files import tensorboard_events
 from tests.report.page_states import save_autopsy
 from tests.report.pages import text_of
+from tests.runs import ROOT, environment
 
 CASES = json.loads(Path(__file__).with_suffix(".json").read_text())
-
-ROOT = Path(__file__).resolve().parents[2]
-COMMAND = ROOT / "analysis" / "overlap_report.py"
-HEAVY = ("torch", "pandas", "matplotlib", "scipy", "bokeh")
-
-
-def run(here: Path, *arguments: str, code: str | None = None) -> subprocess.CompletedProcess[str]:
-    """Run the command in `here`, or `code` followed by it; not installed, no display."""
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "DISPLAY")}
-    start = [sys.executable, "-W", "error"]
-    start += [str(COMMAND)] if code is None else ["-c", code]
-    return subprocess.run([*start, *arguments], cwd=here, env=environment, capture_output=True, text=True, timeout=600)
-
-
-@pytest.fixture
-def two_runs(tmp_path):
-    simulated_run(tmp_path / "artifacts" / "cuda", label="cuda", ranks=2, steps=5)
-    simulated_run(tmp_path / "artifacts_rocm", label="rocm", ranks=2, steps=5, platform="rocm")
-    return tmp_path
+HEAVY = {"torch", "pandas", "matplotlib", "scipy", "bokeh"}
 
 
 @pytest.mark.spec("D20")
@@ -71,18 +53,14 @@ def test_bad_input_ends_with_2_and_one_message(arguments, said, capsys):
     assert said in streams.err
 
 
-def loaded_after(here: Path, code: str) -> set[str]:
-    done = run(here, code=f"{code}\nimport sys\nprint('LOADED', *sys.modules)")
-    assert done.returncode == 0, done.stderr
-    return set(done.stdout.rpartition("LOADED")[2].split())
-
-
 @pytest.mark.thorough
-def test_a_whole_report_loads_nothing_heavy(two_runs):
-    code = f"import sys; sys.path.insert(0, {str(ROOT)!r})\nfrom pathlib import Path\n"
-    code += "from aorta.report.command import overlap_report\n"
-    code += "assert overlap_report(['--reference', 'cuda', '--candidate', 'rocm']) == 0"
-    assert loaded_after(two_runs, code).isdisjoint(HEAVY)
+def test_a_whole_report_loads_nothing_heavy(here):
+    for place, label in (("artifacts/cuda", "cuda"), ("artifacts_rocm", "rocm")):
+        simulated_run(here / place, label=label, ranks=2, steps=5, platform=label)
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r})\nfrom aorta.report.command import overlap_report\n"
+    code += "assert overlap_report(['--reference', 'cuda', '--candidate', 'rocm']) == 0\n"
+    code += f"assert not sys.modules.keys() & {HEAVY}"
+    subprocess.run([sys.executable, "-W", "error", "-c", code], cwd=here, env=environment(), check=True)
 
 
 @pytest.fixture
@@ -295,12 +273,6 @@ def test_a_page_says_why_and_sorts_by_what_is_measured():
 # --- a whole report: files, text, nulls, pictures
 
 
-def png_size(path: Path) -> tuple[int, int]:
-    data = path.read_bytes()
-    assert data[:8] == b"\x89PNG\r\n\x1a\n"
-    return struct.unpack(">II", data[16:24])
-
-
 def test_a_comparison_writes_everything_it_names(tmp_path):
     sources = {
         "cuda": simulated_run(tmp_path / "a", label="cuda", ranks=2, steps=6),
@@ -310,10 +282,7 @@ def test_a_comparison_writes_everything_it_names(tmp_path):
     pictures = {f"{label}_timeline.png" for label in sources}
     assert {path.name for path in report.files} == {*pictures, "report.html", "summary.json"}
     assert all(str(path) in report.text for path in report.files)
-    for name in pictures:
-        width, height = png_size(tmp_path / "out" / name)
-        assert (400 < width < 2500, 300 < height < 2500) == (True, True)
-        assert 5_000 < (tmp_path / "out" / name).stat().st_size < 500_000
+    assert all(5_000 < (tmp_path / "out" / name).stat().st_size < 500_000 for name in pictures)
     summary = strict_json(tmp_path / "out" / "summary.json")
     assert summary == report.summary
     assert list(summary) == ["summary_version", "aorta_version", "datasets", "comparison", "metrics"]
@@ -419,12 +388,9 @@ def test_a_metric_that_is_unknown_on_one_side_and_0_on_the_other_is_shown(tmp_pa
     assert "0 on both sides:" in text
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_the_bar_is_the_account_and_one_rank_hides_nothing(tmp_path, ranks):
-    dataset = LabelledRun("x", load_run(simulated_run(tmp_path, label="x", ranks=ranks, steps=6), exposed=True))
-    entry = aggregate(dataset)
-    explain(dataset, entry, account_of(dataset))
-    hidden, alone, exposed, outside, idle = parts(entry)
-    assert hidden + alone + exposed + outside + idle == pytest.approx(entry.account.step_ms)
-    # The optimizer is 3 ms outside of blocks; collectives of one rank are there too.
-    assert (hidden > 0, exposed > 0, outside > 5) == ((True, True, False) if ranks > 1 else (False, False, True))
+def test_collectives_of_one_rank_are_work_outside_of_blocks_that_hides_nothing(tmp_path):
+    dataset = LabelledRun("x", load_run(simulated_run(tmp_path, label="x", ranks=1, steps=6), exposed=True))
+    account = as_document([account_of(dataset)])
+    hidden, alone, exposed, outside, idle = parts(partial(DatasetEntry, account=account))
+    assert hidden + alone + exposed + outside + idle == pytest.approx(account.step_ms)
+    assert (hidden, exposed, outside > 5) == (0, 0, True)  # the optimizer alone is 3 ms

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -199,14 +200,15 @@ def test_spans_closer_than_a_pixel_are_drawn_as_one_and_counted(tmp_path, monkey
     assert found.notes == ["drawn as one with a neighbour closer than a pixel: 297 spans"]
 
 
+def of_trace(folder: Path, event: dict[str, Any]) -> LabelledRun:
+    """A step of 1 ms of a trace: what is given, and an all-reduce from 0.3 to 0.6 ms."""
+    allreduce = kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", 300, 300, stream=20)
+    (folder / "rank0.json").write_text(json.dumps(document([kineto_step(0, 0, 1000), event, allreduce])))
+    return LabelledRun("x", load_traces(str(folder / "rank0.json")))
+
+
 def test_a_trace_of_another_tool_is_drawn_from_its_segments(tmp_path):
-    events = [
-        kineto_step(0, 0, 1000),
-        kernel("gemm", 0, 400),
-        kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", 300, 300, stream=20),
-    ]
-    (tmp_path / "rank0.json").write_text(json.dumps(document(events)))
-    found = spans_of(LabelledRun("x", load_traces(str(tmp_path / "rank0.json"))), budget=1000, first=8)
+    found = spans_of(of_trace(tmp_path, kernel("gemm", 0, 400)), budget=1000, first=8)
     rank = found.ranks[0]
     assert ("compute", "compute", 0.0, 0.4) in drawn(found, rank, 0)
     assert (EXPOSED, EXPOSED, 0.4, 0.2) in drawn(found, rank, 0)
@@ -215,13 +217,7 @@ def test_a_trace_of_another_tool_is_drawn_from_its_segments(tmp_path):
 
 def test_what_a_trace_does_not_show_is_not_drawn(tmp_path):
     """A graph's kernels are lost, so what ran beside the collective is not known."""
-    events = [
-        kineto_step(0, 0, 1000),
-        event("cuda_runtime", "cudaGraphLaunch", 10, 5, 4242, 4242, correlation=9),
-        kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", 300, 300, stream=20),
-    ]
-    (tmp_path / "rank0.json").write_text(json.dumps(document(events)))
-    dataset = LabelledRun("x", load_traces(str(tmp_path / "rank0.json")))
+    dataset = of_trace(tmp_path, event("cuda_runtime", "cudaGraphLaunch", 10, 5, 4242, 4242, correlation=9))
     found = spans_of(dataset, budget=1000, first=8)
     assert {kind for _, kind, *_ in drawn(found, found.ranks[0], 0)} == {"allreduce"}
     assert found.notes == [

@@ -8,6 +8,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+import scipy
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,39 +23,23 @@ from aorta.analysis.compare.rank_tests import (
     least_launches,
     mann_whitney,
     p_values,
-    pooled_sd,
     step_down,
 )
 from aorta.analysis.compare.verdict import decide
 from aorta.documents.comparison import Effect
 from benchmarks.many_metrics import TRUTHS, setting, targets_of
-from benchmarks.verdict_error_rates import a_a, at_most, found, interval, medians, order, recorded
+from benchmarks.verdict_error_rates import a_a, at_most, found, medians, recorded
 
 
-def counted_out(reference: list[float], candidate: list[float]) -> float:
-    """Twice the share of assignments with a U as far out on the nearer side; ties count half."""
-
-    def u(left: list[float], right: list[float]) -> float:
-        return sum((b > a) + 0.5 * (a == b) for a in left for b in right)
-
-    pool = reference + candidate
-    every = []
-    for chosen in combinations(range(len(pool)), len(reference)):
-        right = [pool[place] for place in range(len(pool)) if place not in chosen]
-        every.append(u([pool[place] for place in chosen], right))
-    seen = u(reference, candidate)
-    low, high = (sum(value <= seen for value in every), sum(value >= seen for value in every))
-    return min(1.0, 2 * min(low, high) / len(every))
-
-
-@pytest.mark.parametrize(("left", "right"), [(1, 1), (2, 5), (4, 4), (3, 6), (5, 5)])
+@pytest.mark.parametrize(("left", "right"), [(2, 2), (2, 5), (4, 4), (3, 6), (5, 5)])
 @pytest.mark.parametrize("tied", [False, True])
 def test_p_is_that_of_every_assignment_counted_out(left, right, tied):
     generator = np.random.default_rng(left * 10 + right)
     for _ in range(4):
         values = generator.integers(0, 4, left + right) if tied else generator.permutation(left + right)
         reference, candidate = values[:left].astype(float), values[left:].astype(float)
-        expected = counted_out(reference.tolist(), candidate.tolist())
+        every = scipy.stats.PermutationMethod(n_resamples=np.inf)
+        expected = scipy.stats.mannwhitneyu(reference, candidate, method=every).pvalue
         assert mann_whitney(reference, candidate) == pytest.approx(expected)
 
 
@@ -161,28 +146,20 @@ def test_launches_are_asked_for_by_the_worst_case():
         assert adjusted(values)["apart"] <= 0.05
 
 
-def test_an_interval_reaches_over_the_pairs_that_the_test_does_not_reject():
-    """Of 4 against 4 only U = 0 and U = 16 reject: all pairs; of 5 against 5 U <= 2 and U >= 23 do (tables)."""
-    reference, candidate = np.array([1.0, 2.0, 3.0, 4.0]), np.array([10.0, 20.0, 30.0, 40.0])
-    assert accepted(reference, candidate, 0.05, "difference") == (10 - 4, 40 - 1)
-    assert accepted(reference, candidate, 0.05, "quotient") == (10 / 4 - 1, 40 / 1 - 1)
-    generator = np.random.default_rng(0)
-    reference, candidate = generator.standard_normal(5), generator.standard_normal(5)
-    pairs = np.sort((candidate[:, None] - reference).ravel())
-    assert accepted(reference, candidate, 0.05, "difference") == (pairs[2], pairs[-3])
-
-
+@pytest.mark.parametrize("kind", ["difference", "quotient"])
 @pytest.mark.parametrize("sizes", [(4, 4), (5, 5), (4, 7), (8, 8)])
-def test_what_lies_within_is_not_rejected_and_what_lies_outside_is(sizes):
+def test_what_lies_within_is_not_rejected_and_what_lies_outside_is(sizes, kind):
     generator = np.random.default_rng(sum(sizes))
-    reference, candidate = (generator.standard_normal(size) for size in sizes)
-    found = accepted(reference, candidate, 0.05, "difference")
+    reference, candidate = (generator.uniform(2, 3, size) for size in sizes)
+    found = accepted(reference, candidate, 0.05, kind)
     assert found is not None
     low, high = found
-    for inside in np.linspace(low, high, 23)[1:-1]:
-        assert mann_whitney(reference, candidate - inside) > 0.05
-    for outside in (low - 1e-6, low - 1, high + 1e-6, high + 1):
-        assert mann_whitney(reference, candidate - outside) <= 0.05
+
+    def p_without(effect: float) -> float:
+        return mann_whitney(reference, candidate - effect if kind == "difference" else candidate / (1 + effect))
+
+    assert all(p_without(inside) > 0.05 for inside in np.linspace(low, high, 23)[1:-1])
+    assert all(p_without(outside) <= 0.05 for outside in (low - 1e-6, low - 0.1, high + 1e-6, high + 0.1))
 
 
 TIED = st.lists(st.integers(1, 6).map(float), min_size=5, max_size=5)
@@ -240,13 +217,6 @@ def test_launches_needed_are_those_that_find_it_in_80_percent_of_plans():
     assert launches_needed(0.1, 1.0, 0.05) is None
 
 
-def test_the_pooled_deviation_is_not_too_small_on_average():
-    generator = np.random.default_rng(4)
-    draws = [pooled_sd(generator.normal(0, 2, 4), generator.normal(9, 2, 3)) for _ in range(4000)]
-    assert np.mean([draw for draw in draws if draw is not None]) == pytest.approx(2, rel=0.02)
-    assert pooled_sd(np.ones(1), np.ones(1)) is None
-
-
 PLANS = 80
 
 
@@ -258,25 +228,10 @@ def test_identical_launches_are_rarely_told_apart(launches: int) -> None:
     assert at_most(rates["false_improvements"], PLANS, 0.05), rates
     assert at_most(rates["any_sequence"], PLANS, 0.05), rates
     assert at_most(rates["any_secondary"], PLANS, 0.05), rates
-
-
-def test_the_same_machinery_finds_what_is_there() -> None:
-    """Else a rate of 0 would say nothing."""
     generator = np.random.default_rng(0)
     left, right = (medians(generator, PLANS, 5, 0.01) for _ in range(2))
     hits = sum(found(a, b) == "regression" for a, b in zip(left, right * 1.2, strict=True))
-    assert hits > 0.95 * PLANS
-
-
-def test_an_effect_of_the_margin_is_rarely_called_equivalent() -> None:
-    assert interval(8, PLANS, 0.005, 0.005)["equivalent_at_the_margin"] < 0.1
-
-
-def test_on_a_machine_that_wanders_only_launches_in_turns_are_rarely_told_apart() -> None:
-    rates = order(8, PLANS)
-    assert rates["a_then_b"] > 0.15, rates
-    assert rates["a_b_b_a"] <= 0.025, rates
-    assert rates["accepted_mean"] <= 0.025 < rates["refused_mean"], rates
+    assert hits > 0.95 * PLANS, "the same machinery finds what is there"
 
 
 @pytest.mark.parametrize(

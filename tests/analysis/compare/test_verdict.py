@@ -96,6 +96,7 @@ def test_effect_and_interval_of_a_ratio_and_of_milliseconds():
     assert (same.difference_interval.low, same.difference_interval.high) == pytest.approx((10, 10))
     nothing = found("overlap_ratio", [], [0.7, 0.8])
     assert (nothing.p, nothing.effect.value) == (None, None)
+    assert "one launch per side" in str(found("window_ms", [100.0], [110.0]).power.smallest_effect_reason)
 
 
 def test_noise_and_power_are_in_the_unit_of_the_effect():
