@@ -15,7 +15,7 @@ from aorta.analysis.aggregate import LabelledRun, aggregate
 from aorta.documents.dataset import DatasetEntry
 from aorta.read.record import load_run
 from aorta.records.schema import AuxRange, Calibration, Collective, ComputeRange, Coverage, Stall, Step
-from tests.analysis.builders import MS, footer, header, metrics, step, write_manifest, write_rank
+from tests.analysis.builders import MS, footer, header, metrics, partial, step, write_manifest, write_rank
 from tests.windows import measure_window
 
 
@@ -73,19 +73,8 @@ def by_kernels(rank: int, number: int, hidden: float = 3.0, *, window: float = W
 
 
 def calibration(kernels: float | None, marks: float | None, **changes: Any) -> Calibration:
-    fields: dict[str, Any] = {
-        "first_step": 2,
-        "last_step": 4,
-        "steps": 3,
-        "problem": None,
-        "ratio_by_kernels": kernels,
-        "ratio_by_marks": marks,
-        "blocks": [],
-        "window_step_ms": WINDOW,
-        "other_step_ms": WINDOW,
-        "setup_ms": 1.0,
-    }
-    return Calibration(**fields | changes)
+    steps = {"first_step": 2, "last_step": 4, "steps": 3, "window_step_ms": WINDOW, "other_step_ms": WINDOW}
+    return partial(Calibration, ratio_by_kernels=kernels, ratio_by_marks=marks, setup_ms=1.0, **steps | changes)
 
 
 def write(

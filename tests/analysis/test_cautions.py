@@ -104,7 +104,6 @@ def steps(*levels_ms: tuple[int, float], noise: float = 0.02) -> Floats:
         (steps((9, 180.0), (6, 100.0)), 9),  # 14 of 20 steps cold, 5 of them as warm-up
         (steps((6, 100.0), (9, 180.0)), 6),
         (steps((6, 180.0), (4, 100.0)), 6),  # of few steps
-        (steps((4, 180.0), (5, 100.0)), 4),
         (steps((3, 180.0), (2, 100.0)), None),
         (steps((10, 115.0), (30, 100.0)), 10),
         (steps((10, 105.0), (30, 100.0)), None),  # less than a tenth

@@ -42,13 +42,14 @@ def side(
     return recorded(folder / label, lines.__getitem__, 2, run_id=label, label=label, manifest=manifest, **head)
 
 
-def compared(*sides: LabelledRun) -> Comparison:
+def compared(*sides: LabelledRun, **rules: Any) -> Comparison:
     reference, candidate = (aggregate(each) for each in sides)
     return compare(
         (sides[0], sides[1]),
         (reference.described, candidate.described),
         (reference.matched, candidate.matched),
         [[known(reference.pace)], [known(candidate.pace)]],
+        **rules,
     )
 
 
@@ -101,13 +102,14 @@ def test_a_null_side_is_a_null_difference_with_the_reason(tmp_path):
 def test_between_runs_of_different_work_differences_are_listed_and_nothing_is_judged(tmp_path):
     """Where a run writes is no difference."""
     training = {"mixed_precision": "bf16", "seed": 2, "x": 1, "output_dir": "elsewhere"}
-    found = compared(
+    sides = (
         side(tmp_path, "a", metrics(20, 16, 8, 8), CONFIG | {"training": CONFIG["training"] | {"output_dir": "here"}}),
         side(
             *(tmp_path, "b", metrics(20, 16, 8, 6), {"workload": {"name": "mlp", "width": 128}, "training": training}),
             instrument_mode="observe",
         ),
     )
+    found = compared(*sides)
     assert as_json(found.manifest_differences) == [
         {"key": "header.instrument_mode", "reference": "dedicated", "candidate": "observe"},
         {"key": "config.workload.width", "reference": 64, "candidate": 128},
@@ -122,6 +124,8 @@ def test_between_runs_of_different_work_differences_are_listed_and_nothing_is_ju
     assert ratio.difference == pytest.approx(-0.25)
     assert ratio.judgement_reason.startswith("the runs did not do the same work: config.workload.width")
     assert "docs/" not in found.verdict_reason  # a wheel has no docs
+    allowed = compared(*sides, allows=lambda key: True)
+    assert (allowed.unlike, allowed.metrics["overlap_ratio"].judgement) == ([], "worse")
 
 
 def test_collectives_that_were_timed_in_different_ways_are_warned_of(tmp_path):

@@ -14,7 +14,7 @@ from aorta.errors import InputError
 from aorta.records.schema import DeviceSample, DeviceTelemetry
 from aorta.report.files import write_report
 from aorta.report.page.charts import step_charts
-from tests.analysis.builders import CLOCK, MS, header, metrics, step, write_rank
+from tests.analysis.builders import CLOCK, MS, header, metrics, partial, step, write_rank
 from tests.device_metrics.test_rocm_smi import TEXT
 from tests.report.pages import as_bokeh
 
@@ -27,8 +27,8 @@ NVML = DeviceTelemetry("nvml", 1.0)
 def sample(at_s: float, clock: float | None = None, throttle: list[str] | None = None, **more: float) -> DeviceSample:
     """A sample that took 2 ms round `at_s` seconds of the monotonic clock."""
     middle = round(at_s * SECOND)
-    values = {"temp_c": None, "power_w": None, "mclk_mhz": None, "util_pct": None, "mem_used_bytes": None} | more
-    return DeviceSample(middle - MS, middle + MS, sclk_mhz=clock, throttle=throttle, **values)
+    times = {"start_mono_ns": middle - MS, "end_mono_ns": middle + MS}
+    return partial(DeviceSample, sclk_mhz=clock, throttle=throttle, **times, **more)
 
 
 def steps(count: int, samples: dict[int, list[DeviceSample]], rank=0, ranks=1, warm=0, words=None, **changes):
@@ -68,14 +68,6 @@ def test_D27_throttled_in_any_sample_of_a_step_is_throttled_and_untold_is_unknow
     frame = aorta.analysis.steps(write(tmp_path / "run", steps(3, {2: taken})))
     assert frame["device_throttled"].tolist()[:2] == [1.0, 0.0]
     assert frame["device_throttled"].isna().tolist() == [False, False, True]
-
-
-def test_failed_samples_are_told_and_join_nothing(tmp_path):
-    lines = steps(2, {1: [sample(1.4, 900.0), sample(2.2)]}, reasons={"device": "GPU is lost"})
-    frame = aorta.analysis.device_samples(write(tmp_path / "run", lines))
-    assert frame["failed"].tolist() == [False, True]
-    assert frame["reason"].tolist() == [None, "GPU is lost"]
-    assert aorta.analysis.steps(tmp_path / "run")["device_sclk_mhz"].tolist() == [900.0, 900.0]
 
 
 @pytest.fixture
@@ -152,9 +144,12 @@ def test_D27_throttled_yes_no_or_unknown_and_nothing_of_a_run_that_asked_for_not
         assert made.summary["datasets"]["a"]["devices"]["throttled"] == state
 
 
-def test_missing_sources_and_failures_are_said_not_hidden(tmp_path, report):
+def test_missing_sources_and_failures_are_said_not_hidden_and_join_nothing(tmp_path, report):
     write(tmp_path / "a", steps(2, {}), telemetry=DeviceTelemetry(None, None, "nvml: no driver"))
-    write(tmp_path / "b", steps(2, {1: [sample(1.2, 900.0), sample(2.2)]}, reasons={"device": "GPU is lost"}))
+    lost = write(tmp_path / "b", steps(2, {1: [sample(1.4, 900.0), sample(2.2)]}, reasons={"device": "GPU is lost"}))
+    frame = aorta.analysis.device_samples(lost)
+    assert (frame["failed"].tolist(), frame["reason"].tolist()) == ([False, True], [None, "GPU is lost"])
+    assert aorta.analysis.steps(lost)["device_sclk_mhz"].tolist() == [900.0, 900.0]
     made = report(a=..., b=...)
     words = " ".join(made.text.split())
     assert "! rank 0: no device samples: nvml: no driver" in words

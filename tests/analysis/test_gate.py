@@ -14,8 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aorta.analysis import gate
-from aorta.analysis.compare.launch_set import read_subjects
-from aorta.analysis.compare.verdict import Rules
 from aorta.analysis.gate import SINGLE, Condition, evaluate, parse_condition
 from aorta.documents.comparison import (
     AccountChange,
@@ -34,10 +32,8 @@ from aorta.documents.comparison import (
 from aorta.documents.dataset import Statistics
 from aorta.errors import InputError
 from aorta.report.markdown import LIMIT_BYTES, append_markdown, escaped, markdown_summary
-from aorta.report.summary import summarize
 from aorta.terminal_style import Style
 from tests.analysis.builders import partial
-from tests.analysis.compare.builders import launch
 
 CASES = json.loads(Path(__file__).with_suffix(".json").read_text())
 
@@ -166,6 +162,14 @@ def test_what_is_not_known_cannot_be_judged(text, reason):
     assert (found.outcome, found.value, found.reason) == ("inconclusive", None, reason)
 
 
+def test_single_runs_that_did_different_work_cannot_pass():
+    unlike = {"unlike": ["config.workload.model_dim"]}
+    found = judged("overlap_ratio<-0.05", comparison(of=unlike, overlap_ratio=metric(0.8, 0.8, "ratio")))
+    assert (found.outcome, found.value) == ("inconclusive", pytest.approx(0))
+    assert "they differ in config.workload.model_dim." in found.reason
+    assert "--allow-unlike config.workload.model_dim" in found.reason
+
+
 # --- launches
 
 
@@ -268,20 +272,6 @@ def test_the_text_of_the_terminal():
         "  ?     copy_ms>10%: unknown: neither side has copy_ms",
         f"  pass  idle_ms>500%: +400 %: {SINGLE}",
     ]
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("allowed", "outcome"), [((), "inconclusive"), (("workload.model_dim",), "pass"), (("all",), "pass")]
-)
-def test_single_runs_that_did_different_work_cannot_pass(tmp_path, allowed, outcome):
-    other = {"workload": {"name": "ranking", "model_dim": 128}, "training": {"mixed_precision": "none"}}
-    sides = {"a": launch(tmp_path / "a", 0.8), "b": launch(tmp_path / "b", 0.8, config=other)}
-    rules = Rules(allow_unlike=allowed)
-    found = judged("overlap_ratio<-0.05", summarize(read_subjects(sides, rules), "a", "b", rules).comparison)
-    assert (found.outcome, found.value) == (outcome, pytest.approx(0))
-    assert ("they differ in config.workload.model_dim." in found.reason) == (not allowed)
-    assert ("--allow-unlike config.workload.model_dim" in found.reason) == (not allowed)
 
 
 @pytest.mark.spec("D23")

@@ -25,7 +25,17 @@ from aorta.records.schema import DeviceSample, DeviceTelemetry
 from aorta.report.page.bokeh_chart import Chart, document
 from aorta.report.page.page_content import write_page
 from aorta.report.summary import summarize
-from tests.analysis.builders import collective, footer, header, metrics, simulated_run, step, write_manifest, write_rank
+from tests.analysis.builders import (
+    collective,
+    footer,
+    header,
+    metrics,
+    partial,
+    simulated_run,
+    step,
+    write_manifest,
+    write_rank,
+)
 from tests.rank_records import read_rank
 
 HOSTILE = "</script><img src=x onerror=alert(1)>'\"&<b>$$\\x$$@{what}"
@@ -72,25 +82,14 @@ def sampled(folder: Path) -> Path:
         record = read_rank(path)
         rank = record.header.rank
         path.unlink()
-        lines = [
-            msgspec.structs.replace(
-                step,
-                device=[
-                    DeviceSample(
-                        step.start_mono_ns + 1_000,
-                        step.start_mono_ns + 2_000,
-                        temp_c=60.0 + step.global_step / 2,
-                        power_w=300.0 + 10 * rank,
-                        sclk_mhz=900.0 if 10 <= step.global_step < 20 else 1_800.0 + rank,
-                        mclk_mhz=None,
-                        util_pct=97.0,
-                        mem_used_bytes=None,
-                        throttle=["thermal"] if 10 <= step.global_step < 20 else [],
-                    )
-                ],
-            )
-            for step in record.steps
-        ]
+        lines = []
+        for line in record.steps:
+            hot, at_ns = 10 <= line.global_step < 20, line.start_mono_ns
+            values = {"temp_c": 60.0 + line.global_step / 2, "power_w": 300.0 + 10 * rank, "util_pct": 97.0}
+            values["sclk_mhz"] = 900.0 if hot else 1_800.0 + rank
+            times = {"start_mono_ns": at_ns + 1_000, "end_mono_ns": at_ns + 2_000}
+            taken = partial(DeviceSample, throttle=["thermal"] * hot, **times, **values)
+            lines.append(msgspec.structs.replace(line, device=[taken]))
         head = msgspec.structs.replace(record.header, device_telemetry=DeviceTelemetry("nvml", 1.0))
         write_rank(folder, head, lines)
     return folder

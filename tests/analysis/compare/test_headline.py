@@ -190,10 +190,9 @@ def generated(generator: np.random.Generator) -> Comparison:
     return partial(Comparison, **told, primary=rules.primary, alpha=0.05)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_no_headline_contradicts_its_table(seed):
+def test_no_headline_contradicts_its_table():
     """What a headline announces is decided in the table, with the sign that it has there."""
-    generator, seen = np.random.default_rng([41, seed]), set()
+    generator, seen = np.random.default_rng(41), set()
     for _ in range(250):
         found = generated(generator)
         first, second, metrics = headline(found), numbers(found), found.metrics
