@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, get_origin, get_type_hints
@@ -115,6 +116,35 @@ def step(
     return partial(Step, **fields | changes)
 
 
+def measured_step(
+    rank: int,
+    world_size: int,
+    number: int,
+    length_ns: int,
+    compute: Sequence[ComputeRange],
+    collectives: Sequence[Collective],
+    stalls: Sequence[Stall],
+    aux: Sequence[AuxRange],
+    **changes: Any,
+) -> Step:
+    """A step whose metrics are measured by the recorder's own definition."""
+    by_kind: dict[str, list[tuple[int, int]]] = {}
+    for row in collectives:
+        by_kind.setdefault(row.kind, []).append((row.start_ns or 0, row.end_ns or 0))
+    parts = {"compute": [*compute], "stalls": [*stalls], "aux": [*aux]}
+    spans = {name: [(part.start_ns, part.end_ns) for part in listed] for name, listed in parts.items()}
+    measured = measure_window((0, length_ns), comm=by_kind, **spans)
+    values, reasons = measured.metrics()
+    fields = {
+        "reasons": reasons,
+        "per_stream_ms": measured.per_stream_ms(),
+        "coverage": Coverage(len(collectives), len(collectives), True),
+        "active_segments": [ActiveSegment(*tile) for tile in measured.tiles],
+        "collectives": [*collectives],
+    }
+    return step(rank, world_size, number, overlap=values, **fields | parts | changes)
+
+
 def collective(
     kind: str = "allreduce", seq: int = 0, start_ms: float = 0.0, end_ms: float | None = 1.0, **changes: Any
 ) -> Collective:
@@ -191,32 +221,17 @@ def simulated_run(
         hidden_ms: the transfer of every bucket but the last, which backward hides; None: as `transfer_ms`.
     """
     random.seed(seed)
+    transfers_ms = [transfer_ms if hidden_ms is None else hidden_ms] * 3 + [transfer_ms]
+    told = {"run_id": f"run-{label}", "platform": platform}
     for rank in range(ranks):
-        head = header(
-            rank, ranks, run_id=f"run-{label}", label=label, platform=platform, warmup_steps=warmup, host="node0"
-        )
-        lines = [
-            _simulated_step(
-                rank,
-                ranks,
-                number,
-                warm=number < warmup,
-                transfer_ms=[transfer_ms if hidden_ms is None else hidden_ms] * 3 + [transfer_ms],
-            )
-            for number in range(steps)
-        ]
-        write_rank(folder, head, lines)
-    config = {
-        "workload": {"name": "gpt"},
-        "training": {"dtype": "bfloat16"},
-        "fabric": {"kind": fabric},
-        "label": label,
-    }
-    write_manifest(folder, config, run_id=f"run-{label}", world_size=ranks, platform=platform)
+        lines = [_simulated_step(rank, ranks, number, transfers_ms, warm=number < warmup) for number in range(steps)]
+        write_rank(folder, header(rank, ranks, label=label, warmup_steps=warmup, **told), lines)
+    config = {"workload": {"name": "gpt"}, "training": {"dtype": "bfloat16"}, "fabric": {"kind": fabric}}
+    write_manifest(folder, config | {"label": label}, world_size=ranks, **told)
     return folder
 
 
-def _simulated_step(rank: int, ranks: int, number: int, *, warm: bool, transfer_ms: list[float]) -> Step:
+def _simulated_step(rank: int, ranks: int, number: int, transfer_ms: list[float], *, warm: bool) -> Step:
     def around(value: float) -> int:
         return round(value * random.uniform(0.9, 1.15) * (1.8 if warm else 1.0) * MS)
 
@@ -239,31 +254,12 @@ def _simulated_step(rank: int, ranks: int, number: int, *, warm: bool, transfer_
     now = max(now, link)
     tail = now + around(3.0)
     end = tail + around(0.5)
-    measured = measure_window(
-        (0, end),
-        compute=[(part.start_ns, part.end_ns) for part in compute],
-        comm={"allreduce": [(part.start_ns, part.end_ns) for part in comm]},
-        stalls=[(part.start_ns, part.end_ns) for part in stalls],
-        aux=[(now, tail)],
-    )
-    values, reasons = measured.metrics()
-    return step(
-        rank,
-        ranks,
-        number,
-        overlap=values,
+    return measured_step(
+        *(rank, ranks, number, end, compute, comm, stalls, [AuxRange("optimizer", now, tail)]),
         warmup=warm,
-        reasons=reasons,
         loss=2.0 / (number + 1),
         start_mono_ns=10**9 * (number + 1),
         end_mono_ns=10**9 * (number + 1) + end,
-        per_stream_ms=measured.per_stream_ms(),
-        coverage=Coverage(4, 4, True),
-        active_segments=[ActiveSegment(*tile) for tile in measured.tiles],
-        collectives=comm,
-        compute=compute,
-        stalls=stalls,
-        aux=[AuxRange("optimizer", now, tail)],
     )
 
 

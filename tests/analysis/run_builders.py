@@ -14,9 +14,18 @@ from msgspec.structs import replace
 from aorta.analysis.aggregate import LabelledRun, aggregate
 from aorta.documents.dataset import DatasetEntry
 from aorta.read.record import load_run
-from aorta.records.schema import AuxRange, Calibration, Collective, ComputeRange, Coverage, Stall, Step
-from tests.analysis.builders import MS, footer, header, metrics, partial, step, write_manifest, write_rank
-from tests.windows import measure_window
+from aorta.records.schema import AuxRange, Calibration, Collective, ComputeRange, Stall, Step
+from tests.analysis.builders import (
+    MS,
+    footer,
+    header,
+    measured_step,
+    metrics,
+    partial,
+    step,
+    write_manifest,
+    write_rank,
+)
 
 
 def recorded(
@@ -138,35 +147,12 @@ def made_step(
     collectives: Sequence[Collective],
     stalls: Sequence[tuple[float, float]] = (),
     aux: Sequence[tuple[str, float, float]] = (),
-    *,
-    warmup: bool = False,
+    **changes: Any,
 ) -> Step:
-    """A step whose metrics are measured by the recorder's own definition."""
-    stalled = [(ns(start), ns(end)) for start, end in stalls]
+    """A measured step, in milliseconds."""
+    stalled = [Stall(ns(start), ns(end)) for start, end in stalls]
     beside = [AuxRange(name, ns(start), ns(end)) for name, start, end in aux]
-    by_kind: dict[str, list[tuple[int, int]]] = {}
-    for row in collectives:
-        by_kind.setdefault(row.kind, []).append((row.start_ns or 0, row.end_ns or 0))
-    values, reasons = measure_window(
-        (0, ns(length_ms)),
-        compute=[(part.start_ns, part.end_ns) for part in blocks],
-        comm=by_kind,
-        stalls=stalled,
-        aux=[(part.start_ns, part.end_ns) for part in beside],
-    ).metrics()
-    return step(
-        rank,
-        world_size,
-        number,
-        overlap=values,
-        reasons=reasons,
-        warmup=warmup,
-        coverage=Coverage(len(collectives), len(collectives), True),
-        collectives=list(collectives),
-        compute=list(blocks),
-        stalls=[Stall(start, end) for start, end in stalled],
-        aux=beside,
-    )
+    return measured_step(rank, world_size, number, ns(length_ms), blocks, collectives, stalled, beside, **changes)
 
 
 def dataset(

@@ -21,8 +21,6 @@ def launch(
     ratio: float,
     step_ms: float = 100.0,
     *,
-    comm_ms: float = COMM_MS,
-    ranks: int = 2,
     config: dict[str, Any] | None = None,
     endings: Sequence[Any] | None = None,
     manifest: bool = True,
@@ -35,19 +33,19 @@ def launch(
     """
     folder.mkdir(parents=True)
     run_id = head.pop("run_id", f"{folder.parent.name}-{folder.name}")
-    for rank in range(ranks):
+    for rank in range(2):
         lines = []
         for number, thousandths in enumerate(wobble):
             part = 1 + thousandths / 1000
-            overlap = metrics(step_ms * part, 0.8 * step_ms, comm_ms, comm_ms * ratio * part)
-            line = step(rank, ranks, number, overlap=overlap, warmup=number == 0)
+            overlap = metrics(step_ms * part, 0.8 * step_ms, COMM_MS, COMM_MS * ratio * part)
+            line = step(rank, 2, number, overlap=overlap, warmup=number == 0)
             shift_ns = round(began_s * 1e9)
             times = {"t_start_ns": line.t_start_ns + shift_ns, "t_end_ns": line.t_end_ns + shift_ns}
             lines.append(msgspec.structs.replace(line, **times))
         foot = "completed" if endings is None else endings[rank]
-        write_rank(folder, header(rank, ranks, run_id=run_id, **{"warmup_steps": 1} | head), lines, foot)
+        write_rank(folder, header(rank, 2, run_id=run_id, **{"warmup_steps": 1} | head), lines, foot)
     if manifest:
-        write_manifest(folder, CONFIG if config is None else config, run_id=run_id, world_size=ranks)
+        write_manifest(folder, CONFIG if config is None else config, run_id=run_id, world_size=2)
     return folder
 
 
