@@ -35,16 +35,17 @@ def recorded(
     world: int | None = None,
     label: str = "x",
     manifest: dict[str, Any] | None = None,
-    groups: Sequence[dict[str, list[int]]] | None = None,
+    groups: Sequence[dict[str, list[int]] | None] | None = None,
     **head: Any,
 ) -> LabelledRun:
-    """A run that ended well: the steps of each rank, of a world of so many ranks or more; with what is told for its
-    manifest, or without one, and with the `groups` of each rank.
+    """A run: the steps of each rank, of a world of so many ranks or more, with what is told for its manifest, or none.
+    `groups`: of each rank; None for one that was killed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for rank in range(ranks):
         lines = list(of_rank(rank))
-        foot = "completed" if groups is None else footer(len(lines), groups=groups[rank])
+        of_rank_groups = {"world": [*range(world or ranks)]} if groups is None else groups[rank]
+        foot = None if of_rank_groups is None else footer(len(lines), groups=of_rank_groups)
         write_rank(folder, header(rank, world or ranks, label=label, **head), lines, foot)
     if manifest is not None:
         write_manifest(folder, **manifest)

@@ -23,7 +23,7 @@ from aorta.documents.metrics import COLLECTIVE_METRIC_NAMES, busbw_factor
 from aorta.errors import InputError
 from aorta.read.frames import UNNUMBERED
 from aorta.read.record import load_run
-from aorta.records.schema import Collective, Coverage, Step
+from aorta.records.schema import Coverage, Step
 from aorta.timeline.classes import LOCKSTEP, UNKNOWN_KIND
 from tests.analysis.builders import collective, footer, header, metrics, step, write_rank
 from tests.analysis.run_builders import recorded
@@ -309,15 +309,6 @@ def test_collectives_come_by_filter_or_in_pieces_that_add_up(tmp_path, monkeypat
 WHOLE = {"world": [0, 1, 2]}
 
 
-def run_of(folder: Path, per_rank: list[list[Collective]], groups: list[dict[str, list[int]] | None]) -> pd.DataFrame:
-    """One step a rank with those collectives; `groups` None for a rank means it was killed."""
-    size = len(per_rank)
-    for rank, rows in enumerate(per_rank):
-        foot = None if groups[rank] is None else footer(1, size, groups=groups[rank])
-        write_rank(folder, header(rank, size), [step(rank, size, overlap=HALF, collectives=rows)], foot)
-    return aorta.analysis.collectives(folder)
-
-
 def test_a_number_that_begins_anew_in_each_step_is_matched_within_its_step(tmp_path):
     def of_rank(rank: int) -> Iterator[Step]:
         for number, length_ms in enumerate(((2, 7), (3, 5))[rank]):
@@ -339,7 +330,8 @@ def test_a_number_that_begins_anew_in_each_step_is_matched_within_its_step(tmp_p
     ],
 )
 def test_what_its_source_does_not_tell_is_not_matched(tmp_path, row, groups, members, said):
-    frame = run_of(tmp_path, [[row]] * 3, groups)
+    made = recorded(tmp_path, lambda rank: [step(rank, 3, overlap=HALF, collectives=[row])], 3, groups=groups)
+    frame = aorta.analysis.collectives(made.run)
     assert [None if found is None or found is pd.NA else found for found in frame["members"].tolist()] == members
     assert frame["transfer_ms"].isna().all()
     assert frame["busbw_gb_per_s"].isna().all()
@@ -347,6 +339,7 @@ def test_what_its_source_does_not_tell_is_not_matched(tmp_path, row, groups, mem
 
 
 def test_a_run_without_collectives_gives_an_empty_table(tmp_path):
-    frame = run_of(tmp_path, [[], []], [None] * 2)
+    made = recorded(tmp_path, lambda rank: [step(rank, 2, overlap=HALF)], 2)
+    frame = aorta.analysis.collectives(made.run)
     assert frame.empty
     assert {"transfer_ms", "wait_ms", "busbw_gb_per_s"} <= set(frame.columns)

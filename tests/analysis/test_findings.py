@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from itertools import product
+from itertools import accumulate, product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +14,7 @@ import pytest
 import scipy
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from aorta.analysis.account import account_of
 from aorta.analysis.aggregate import LabelledRun, aggregate
@@ -21,9 +22,9 @@ from aorta.analysis.findings import explain, uneven_steps
 from aorta.analysis.stragglers import Cost, behind_others, later_than, name_stragglers, straggler_sentences
 from aorta.documents.dataset import DatasetEntry
 from aorta.documents.explanations import Finding
-from aorta.read.record import load_run
 from aorta.records.schema import AuxRange, Collective, ComputeRange, Copy, Step
-from tests.analysis.builders import MS, collective, footer, header, metrics, step, write_rank
+from tests.analysis.builders import MS, metrics, step
+from tests.analysis.run_builders import block, comm, dataset, made_step
 from tests.analysis.run_builders import recorded as run
 
 LENGTH_MS = 100.0
@@ -214,33 +215,17 @@ def held_up(
     folder: Path, late_ms: float, where: str = "idle", steps: int = 20, end_source: str = "future"
 ) -> DatasetEntry:
     """Three ranks whose all-reduce ends at 80 ms; rank 1 arrives late, for something that takes longer in its step."""
+    ranks = []
     for rank in range(RANKS):
-        late = late_ms if rank == LATE else 0.0
-        at, parts = 0.0, list[tuple[str, float, float]]()
-        for name, length in (("data", 2.0), ("forward", 10.0), ("idle", 1.0), ("backward", 10.0)):
-            length += late if name == where else 0.0
-            if name != "idle":
-                parts.append((name, at, at + length))
-            at += length
-        own = {name: end - start for name, start, end in parts}
-        values = metrics(90.0, own["forward"] + own["backward"], 80.0 - at, 0.0)
-        ranges = {
-            "compute": [ComputeRange("layer", n, round(a * MS), round(b * MS)) for n, a, b in parts if n != "data"],
-            "aux": [AuxRange("data", 0, round(parts[0][2] * MS)), AuxRange("optimizer", 80 * MS, 82 * MS)],
-        }
-        lines = [
-            step(
-                rank,
-                RANKS,
-                number,
-                overlap=values,
-                collectives=[collective("allreduce", number, at, 80.0, group="g", end_source=end_source)],
-                **ranges,
-            )
-            for number in range(steps)
-        ]
-        write_rank(folder, header(rank, RANKS), lines, footer(steps, RANKS, groups={"g": [0, 1, 2]}))
-    return explained_entry(LabelledRun("x", load_run(folder, exposed=True)))
+        usual_ms = {"data": 2.0, "forward": 10.0, "idle": 1.0, "backward": 10.0}
+        usual_ms[where] += late_ms if rank == LATE else 0.0
+        data, forward, idle, backward = accumulate(usual_ms.values())
+        blocks = [block("layer", "forward", data, forward), block("layer", "backward", idle, backward)]
+        issued = [comm("allreduce", backward, 80, seq=number, group="g") for number in range(steps)]
+        rows = [[replace(row, end_source=end_source)] for row in issued]
+        aux = [("data", 0, data), ("optimizer", 80, 82)]
+        ranks.append([made_step(rank, RANKS, number, 90, blocks, rows[number], aux=aux) for number in range(steps)])
+    return explained_entry(dataset(folder, "x", ranks, groups=[{"g": [0, 1, 2]}] * RANKS))
 
 
 @pytest.mark.parametrize(

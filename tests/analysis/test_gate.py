@@ -29,28 +29,13 @@ from aorta.documents.comparison import (
     Power,
     Summary,
 )
-from aorta.documents.dataset import Statistics
 from aorta.errors import InputError
 from aorta.report.markdown import LIMIT_BYTES, append_markdown, escaped, markdown_summary
 from aorta.terminal_style import Style
 from tests.analysis.builders import partial
+from tests.analysis.compare.builders import metric
 
 CASES = json.loads(Path(__file__).with_suffix(".json").read_text())
-
-
-def metric(
-    reference: float | None, candidate: float | None, unit: str = "ms", launches: tuple[int, int] = (4, 4), **more: Any
-) -> ComparedMetric:
-    """A metric of a comparison, of which less is better."""
-    known = reference is not None and candidate is not None
-    told: dict[str, Any] = {
-        "reference": partial(Statistics, value=reference, count=launches[0]),
-        "candidate": partial(Statistics, value=candidate, count=launches[1]),
-        "difference": candidate - reference if known else None,
-        "quotient": candidate / reference if known and reference else None,
-        "judgement": "worse",
-    }
-    return partial(ComparedMetric, unit=unit, better="lower", **told | more)
 
 
 def launch_test(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,12 @@ from aorta.analysis.aggregate import LabelledRun
 from aorta.read.record import load_run
 from aorta.read.traces.load import load_traces
 from aorta.records.clocks import CLOCK_SYNC_FILE, ClockSync, OffsetSample, RankClock, encode
-from aorta.records.schema import ActiveSegment, AuxRange, ComputeRange, Stall, Step
+from aorta.records.schema import Step
 from aorta.report.page import charts
 from aorta.report.page import timelines as timeline
 from aorta.report.page.timelines import BLOCKED, EXPOSED, TimelineSpans, spans_of
-from aorta.timeline.classes import LANES
 from tests.analysis.builders import MS, collective, header, metrics, step, write_rank
-from tests.analysis.run_builders import recorded
+from tests.analysis.run_builders import block, comm, made_step, recorded
 from tests.read.kineto_files import document, event, kernel
 from tests.read.kineto_files import step as kineto_step
 
@@ -71,23 +69,12 @@ def drawn(found: TimelineSpans, rank: int, place: int) -> set[tuple[str, str, fl
 
 def detailed(folder: Path, ranks: int = 2, parts: int = 1) -> LabelledRun:
     """Compute 0 to 4 ms, an all-reduce 3 to 6, blocked 4 to 6, the optimizer 6 to 7; `parts`: pieces of compute."""
-    compute, allreduce = 1 << LANES.index("compute"), 1 << LANES.index("allreduce")
-    ends = [4 * MS * piece // parts for piece in range(parts + 1)]
-    same = {
-        "compute": [ComputeRange("block0", "forward", *span) for span in pairwise(ends)],
-        "stalls": [Stall(4 * MS, 6 * MS)],
-        "aux": [AuxRange("optimizer", 6 * MS, 7 * MS)],
-        "active_segments": [
-            ActiveSegment(0, 3 * MS, compute),
-            ActiveSegment(3 * MS, 4 * MS, compute | allreduce),
-            ActiveSegment(4 * MS, 6 * MS, allreduce),
-        ],
-    }
+    blocks = [block("block0", "forward", 4 * piece / parts, 4 * (piece + 1) / parts) for piece in range(parts)]
 
     def of_rank(rank: int) -> Iterator[Step]:
         for at in range(3):
-            rows = [collective(seq=at, start_ms=3.0 + 0.5 * rank, end_ms=6.0)]
-            yield step(rank, ranks, at, overlap=metrics(7 + (at == 1), 4, 3, 1), collectives=rows, **same)
+            rows = [comm("allreduce", min(3.0 + 0.5 * rank, 5.5), 6.0, seq=at, group="world")]
+            yield made_step(rank, ranks, at, 7 + (at == 1), blocks, rows, [(4, 6)], [("optimizer", 6, 7)])
 
     return recorded(folder, of_rank, ranks)
 

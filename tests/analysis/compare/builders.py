@@ -1,4 +1,4 @@
-"""Launch sets on disk: run folders whose medians are known because they were written down."""
+"""Launch sets on disk, whose medians are known because they were written down, and metrics as a comparison has them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 
 import msgspec
 
-from tests.analysis.builders import header, metrics, step, write_manifest, write_rank
+from aorta.documents.comparison import ComparedMetric
+from aorta.documents.dataset import Statistics
+from tests.analysis.builders import header, metrics, partial, step, write_manifest, write_rank
 
 CONFIG = {"workload": {"name": "ranking", "model_dim": 64}, "training": {"mixed_precision": "none"}}
 COMM_MS = 10.0
@@ -62,3 +64,18 @@ def launch_set(
     for number, (ratio, step_ms, at) in enumerate(zip(ratios, times, begun, strict=True)):
         launch(folder / f"{number:02}", ratio, step_ms, began_s=at, **words)
     return folder
+
+
+def metric(
+    reference: float | None, candidate: float | None, unit: str = "ms", launches: tuple[int, int] = (4, 4), **more: Any
+) -> ComparedMetric:
+    """A metric of a comparison, of which less is better."""
+    known = reference is not None and candidate is not None
+    told: dict[str, Any] = {
+        "reference": partial(Statistics, value=reference, count=launches[0]),
+        "candidate": partial(Statistics, value=candidate, count=launches[1]),
+        "difference": candidate - reference if known else None,
+        "quotient": candidate / reference if known and reference else None,
+        "judgement": "worse",
+    }
+    return partial(ComparedMetric, unit=unit, better="lower", **told | more)

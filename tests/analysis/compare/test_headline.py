@@ -29,10 +29,10 @@ from aorta.documents.comparison import (
     LaunchTest,
     Power,
 )
-from aorta.documents.dataset import Statistics
 from aorta.documents.metrics import metric_named
 from benchmarks.verdict_error_rates import side_of
 from tests.analysis.builders import partial
+from tests.analysis.compare.builders import metric
 
 CHANGED = {"job_step_ms": "step", "exposed_comm_ms": "exposed", "overlap_ratio": "hidden"}
 
@@ -41,24 +41,17 @@ def entry(name: str, reference: float, candidate: float, verdict: str | None, p:
     unit = metric_named(name).unit
     kind: EffectKind = "difference" if unit == "ratio" else "quotient"
     value = candidate - reference if kind == "difference" else candidate / reference - 1
-    return partial(
-        ComparedMetric,
-        unit=unit,
-        reference=partial(Statistics, value=reference, count=4),
-        candidate=partial(Statistics, value=candidate, count=4),
-        difference=candidate - reference,
-        quotient=candidate / reference,
-        test=partial(
-            LaunchTest,
-            effect=Effect(kind, value, value - 0.05, value + 0.05),
-            interval_level=0.95,
-            p=p,
-            verdict=verdict,
-            verdict_reason="p = 0.34 is above 0.05",
-            power=partial(Power, probability=0.8, smallest_effect=0.03, launches=9),
-            margin=0.02,
-        ),
+    test = partial(
+        LaunchTest,
+        effect=Effect(kind, value, value - 0.05, value + 0.05),
+        interval_level=0.95,
+        p=p,
+        verdict=verdict,
+        verdict_reason="p = 0.34 is above 0.05",
+        power=partial(Power, probability=0.8, smallest_effect=0.03, launches=9),
+        margin=0.02,
     )
+    return metric(reference, candidate, unit, test=test)
 
 
 STEP = entry("job_step_ms", 178.0, 220.4, "inconclusive", p=0.34)
