@@ -71,6 +71,10 @@ def test_it_opens_from_disk_without_a_word_or_a_request(browser, report):
     ticks = asked(browser, "[...model('timeline-0').left[0].major_label_overrides.entries()].map(([, text]) => text)")
     ranks = [int(text.split()[1]) for text in ticks if text.startswith("rank")]
     assert ranks == sorted(ranks) == [0, 1]
+    # Its policy is in force: a script that it does not name does not run.
+    script = "const script = document.createElement('script'); script.textContent = 'window.ran = 1';"
+    browser.execute_script(f"{script} document.body.append(script)")
+    assert asked(browser, "window.ran === undefined")
 
 
 @pytest.mark.thorough
