@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from aorta.analysis.compare.headline import MOST_WORDS, evidence, headline, numbers, title
-from aorta.analysis.compare.launch_comparison import judged
-from aorta.analysis.compare.run_comparison import pairs
-from aorta.analysis.compare.verdict import DECIDED, GUARD, SEQUENCE, Rules, heed_means
+from aorta.analysis.compare.verdict import DECIDED, heed_means
 from aorta.analysis.gate import evaluate, parse_condition
 from aorta.documents import ABSENT
 from aorta.documents.comparison import (
@@ -30,11 +26,8 @@ from aorta.documents.comparison import (
     Power,
 )
 from aorta.documents.metrics import metric_named
-from benchmarks.verdict_error_rates import side_of
 from tests.analysis.builders import partial
 from tests.analysis.compare.builders import metric
-
-CHANGED = {"job_step_ms": "step", "exposed_comm_ms": "exposed", "overlap_ratio": "hidden"}
 
 
 def entry(name: str, reference: float, candidate: float, verdict: str | None, p: float = 0.029) -> ComparedMetric:
@@ -155,57 +148,3 @@ def test_the_evidence_has_interval_p_launches_and_power():
         "Smallest detectable effect: 3 % (80 % power). To detect 2.7 %: 9 launches per side."
     )
     assert evidence(compared("regression", STEP, EXPOSED, **UNLIKE)) == ""
-
-
-def generated(generator: np.random.Generator) -> Comparison:
-    """A comparison of launches with step time, exposed time and hidden share changed independently of each other."""
-    launches, variation = int(generator.choice([2, 3, 4, 4, 4, 5, 6])), generator.choice([0.0, 0.001, 0.01, 0.05])
-    changes = 1 + generator.choice([0, 0, 0.01, 0.03, 0.1, 0.5, -0.03, -0.1, -0.5], size=3)
-    scales = [*generator.choice([0.2, 5.0, 120.0], size=2), 0.5]
-    known = generator.random(3) >= 0.03
-    made = [
-        {
-            name: np.full((2, 1), min(value, 1.0) if name == "overlap_ratio" else value)
-            for name, value, present in zip(
-                CHANGED, scales * (1 + variation * generator.standard_normal(3)) * factor, known, strict=True
-            )
-            if present
-        }
-        for factor in [*[np.ones(3)] * launches, *[changes] * launches]
-    ]
-    sides = [side_of(part) for part in (made[:launches], made[launches:])]
-    why = "only ratios are judged across platforms" if generator.random() < 0.1 else None
-    primary = str(generator.choice([*SEQUENCE[:2], SEQUENCE[0], SEQUENCE[0], GUARD]))
-    rules = Rules(primary=SEQUENCE[1] if why else primary)
-    metrics = pairs(sides[0].statistics, sides[1].statistics, why)
-    verdict, reason = judged(metrics, *sides, rules)
-    told = {"metrics": metrics, "verdict": verdict, "verdict_reason": reason, "launches": {}}
-    return partial(Comparison, **told, primary=rules.primary, alpha=0.05)
-
-
-def test_no_headline_contradicts_its_table():
-    """What a headline announces is decided in the table, with the sign that it has there."""
-    generator, seen = np.random.default_rng(41), set()
-    for _ in range(250):
-        found = generated(generator)
-        first, second, metrics = headline(found), numbers(found), found.metrics
-        told = f"{first}\n{second}\n{metrics}"
-        seen.add(first.partition(":")[0])
-        assert len(first.split()) <= MOST_WORDS, told
-        if first.startswith(("Slower", "More exposed", "Less communication")):
-            assert found.verdict == "regression", told
-        if first.startswith(("Faster", "Less exposed", "More communication")):
-            assert found.verdict == "improvement", told
-        for name, label in CHANGED.items():
-            part = re.search(rf"\b{label} ([^;.]*(?:\.\d[^;.]*)?) \((.*?)\)", second, re.IGNORECASE)
-            if part is None:
-                continue
-            word = metrics[name].verdict
-            assert part[2] == ("significant" if word in DECIDED else word or "not judged"), told
-            change = metrics[name].difference
-            if part[1][0] in "+-" and change:
-                assert (part[1][0] == "+") == (change > 0), told
-        shown = re.search(r"([\d.]+)(?: %)? -> ([\d.]+)", first)
-        if shown is not None and found.verdict in DECIDED:
-            assert (float(shown[2]) > float(shown[1])) == first.startswith(("Slower", "More")), told
-    assert {"Slower", "Faster", "More exposed communication", "Inconclusive", "Not tested", "Equivalent"} <= seen
