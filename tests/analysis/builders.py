@@ -222,12 +222,12 @@ def simulated_run(
     """
     random.seed(seed)
     transfers_ms = [transfer_ms if hidden_ms is None else hidden_ms] * 3 + [transfer_ms]
-    told = {"run_id": f"run-{label}", "platform": platform}
+    shared = {"run_id": f"run-{label}", "platform": platform}
     for rank in range(ranks):
         lines = [_simulated_step(rank, ranks, number, transfers_ms, warm=number < warmup) for number in range(steps)]
-        write_rank(folder, header(rank, ranks, label=label, warmup_steps=warmup, **told), lines)
+        write_rank(folder, header(rank, ranks, label=label, warmup_steps=warmup, **shared), lines)
     config = {"workload": {"name": "gpt"}, "training": {"dtype": "bfloat16"}, "fabric": {"kind": fabric}}
-    write_manifest(folder, config | {"label": label}, world_size=ranks, **told)
+    write_manifest(folder, config | {"label": label}, world_size=ranks, **shared)
     return folder
 
 

@@ -167,7 +167,7 @@ def dataset(
     two, as a world of one exposes nothing.
     """
     world_size, run = max(2, len(ranks)), f"run-{folder.name}"
-    lines = [[replace(each, world_size=world_size) for each in steps] for steps in ranks]
+    lines = [[replace(line, world_size=world_size) for line in steps] for steps in ranks]
     feet = groups or [{"0": list(range(len(ranks)))}] * len(ranks)
-    told = {"manifest": {"run_id": run, "world_size": world_size}, "groups": feet}
-    return recorded(folder, lines.__getitem__, len(ranks), world_size, label, **told, run_id=run, parallel=parallel)
+    more = {"manifest": {"run_id": run, "world_size": world_size}, "groups": feet}
+    return recorded(folder, lines.__getitem__, len(ranks), world_size, label, **more, run_id=run, parallel=parallel)

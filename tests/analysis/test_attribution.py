@@ -104,9 +104,9 @@ def test_what_is_beyond_the_rows_that_are_shown_is_summed_up_in_the_last(tmp_pat
 
 
 def test_exposed_time_is_what_the_record_counts_and_steps_in_which_it_is_null_are_left_out(tmp_path):
-    told = step(0, 1, 0, overlap=metrics(100, 50, 12, 0), collectives=[comm("allreduce", 50, 70)])
+    known = step(0, 1, 0, overlap=metrics(100, 50, 12, 0), collectives=[comm("allreduce", 50, 70)])
     unknown = step(0, 1, 1, overlap={**metrics(100, 50, 30, 10), "exposed_comm_ms": None})
-    found = break_down([totals_of(dataset(tmp_path / "a", "a", [[told, unknown]]))])
+    found = break_down([totals_of(dataset(tmp_path / "a", "a", [[known, unknown]]))])
     assert (found.exposed_ms, found.rank_steps, found.rank_steps_left_out) == (12, 1, 1)
     assert {row.what: row.ms for row in found.dimensions["collective"]}[NO_ROW] == 12 - 20, "the rows expose 20 ms"
     nothing = totals_of(dataset(tmp_path / "b", "b", [[unknown]]))

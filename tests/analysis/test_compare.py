@@ -36,14 +36,14 @@ def side(
     *,
     rows: Sequence[Collective] = (collective(),),
     losses: Sequence[float | None] = (1.0,),
-    told: dict[str, Any] | None = None,
+    manifest: dict[str, Any] | None = None,
     **head: Any,
 ) -> LabelledRun:
-    """Two ranks, a step for each loss, all of them with these collectives; `told`: of the manifest."""
+    """Two ranks, a step for each loss, all of them with these collectives; `manifest`: what it has besides."""
     shared = {"overlap": overlap, "collectives": [*rows]}
     lines = [[step(rank, 2, at, loss=loss, **shared) for at, loss in enumerate(losses)] for rank in range(2)]
-    manifest = {"config": config, "run_id": label} | (told or {})
-    return recorded(folder / label, lines.__getitem__, 2, run_id=label, label=label, manifest=manifest, **head)
+    whole = {"config": config, "run_id": label} | (manifest or {})
+    return recorded(folder / label, lines.__getitem__, 2, run_id=label, label=label, manifest=whole, **head)
 
 
 def compared(*sides: LabelledRun, **rules: Any) -> Comparison:
@@ -129,8 +129,8 @@ def test_between_runs_of_different_work_differences_are_listed_and_nothing_is_ju
 
 def test_collectives_that_were_timed_in_different_ways_are_warned_of(tmp_path):
     def timed(label: str, *taps: str) -> LabelledRun:
-        told = {"topology": [{"rank": 0, "interceptor": tap} for tap in taps]}
-        return side(tmp_path, label, metrics(20, 16, 8, 8), told=told)
+        topology = [{"rank": 0, "interceptor": tap} for tap in taps]
+        return side(tmp_path, label, metrics(20, 16, 8, 8), manifest={"topology": topology})
 
     native = timed("a", "native", "native")
     python = timed("b", "native", "python: not built")
@@ -150,8 +150,8 @@ def loaded(
     folder: Path, label: str, library: dict[str, Any] | None, *losses: float | None, **environment: str
 ) -> LabelledRun:
     """A run that recorded its library, its variables and a loss a step."""
-    told = {"environment": environment, "collective_library": library}
-    return side(folder, label, metrics(20, 16, 8, 8), losses=losses, told=told)
+    manifest = {"environment": environment, "collective_library": library}
+    return side(folder, label, metrics(20, 16, 8, 8), losses=losses, manifest=manifest)
 
 
 def test_two_builds_of_one_version_are_a_difference_and_so_are_variables(tmp_path):

@@ -55,8 +55,8 @@ def test_bad_input_ends_with_2_and_one_message(arguments, said, capsys):
 
 @pytest.mark.thorough
 def test_a_whole_report_loads_nothing_heavy(here):
-    for place, label in (("artifacts/cuda", "cuda"), ("artifacts_rocm", "rocm")):
-        simulated_run(here / place, label=label, ranks=2, steps=5, platform=label)
+    for folder, label in (("artifacts/cuda", "cuda"), ("artifacts_rocm", "rocm")):
+        simulated_run(here / folder, label=label, ranks=2, steps=5, platform=label)
     code = f"import sys; sys.path.insert(0, {str(ROOT)!r})\nfrom aorta.report.command import overlap_report\n"
     code += "assert overlap_report(['--reference', 'cuda', '--candidate', 'rocm']) == 0\n"
     code += f"assert not sys.modules.keys() & {HEAVY}"
