@@ -96,12 +96,8 @@ def written(folder: Path, plan: Any, *, missed: bool = False, killed: bool = Fal
             coverage = Coverage(0, 1, False) if hole else Coverage(0, 0, True)
             at = {"warmup": number == 0, "coverage": coverage, "collectives": issued}
             lines.append(step(rank, size, number, overlap=HALF, **at))
-        foot = (
-            None
-            if killed and rank == size - 1
-            else footer(len(lines), size, groups={WORLD: list(range(size)), PAIRS: pair})
-        )
-        write_rank(folder, header(rank, size), lines, foot)
+        foot = footer(len(lines), size, groups={WORLD: list(range(size)), PAIRS: pair})
+        write_rank(folder, header(rank, size), lines, None if killed and rank == size - 1 else foot)
     return folder
 
 
