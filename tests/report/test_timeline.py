@@ -25,17 +25,11 @@ from tests.read.kineto_files import document, event, kernel
 from tests.read.kineto_files import step as kineto_step
 
 
-def run_of(folder: Path, steps: int, ranks: int = 2, warm: int = 0) -> LabelledRun:
-    """Step k takes 10 + k ms on rank 0 and a ms more on each further rank; its ratio is (k % 10) / 10 on all."""
-
-    def made(rank: int, at: int) -> Step:
-        return step(rank, ranks, at, overlap=metrics(10 + at + rank, 8, 4, 4 * (at % 10) / 10), warmup=at < warm)
-
-    return recorded(folder, lambda rank: [made(rank, at) for at in range(steps)], ranks)
-
-
 def test_a_curve_is_the_median_between_the_lowest_and_the_highest(tmp_path):
-    dataset = run_of(tmp_path, 5, ranks=3, warm=2)
+    def of_rank(rank: int) -> list[Step]:
+        return [step(rank, 3, at, overlap=metrics(10 + at + rank, 8, 4, 0.4 * at), warmup=at < 2) for at in range(5)]
+
+    dataset = recorded(tmp_path, of_rank, 3)
     curves, _ = charts.curves_of(dataset)
     job = curves["job_step"]
     assert (job.x.tolist(), job.low.tolist()) == ([2, 3, 4], [12, 13, 14])
