@@ -21,18 +21,12 @@ from aorta.analysis.aggregate import LabelledRun, aggregate
 from aorta.analysis.findings import explain, uneven_steps
 from aorta.analysis.stragglers import Cost, behind_others, later_than, name_stragglers, straggler_sentences
 from aorta.documents.dataset import DatasetEntry
-from aorta.documents.explanations import Finding
 from aorta.records.schema import AuxRange, Collective, ComputeRange, Copy, Step
 from tests.analysis.builders import MS, metrics, step
 from tests.analysis.run_builders import block, comm, dataset, made_step
 from tests.analysis.run_builders import recorded as run
 
 LENGTH_MS = 100.0
-
-
-def findings_of(dataset: LabelledRun) -> dict[str, Finding]:
-    """Rule -> what it found, with its place."""
-    return {each.rule: each for each in explained_entry(dataset).findings}
 
 
 def explained_entry(dataset: LabelledRun) -> DatasetEntry:
@@ -42,7 +36,7 @@ def explained_entry(dataset: LabelledRun) -> DatasetEntry:
 
 
 def recorded(folder: Path, make: Callable[[int, int], dict[str, Any]], *, manifest: Any = None, **head: Any) -> Any:
-    """What is found in two ranks of twelve steps, made by rank and number."""
+    """What is found in two ranks of twelve steps, made by rank and number: rule -> finding."""
 
     def of_rank(rank: int) -> Iterator[Step]:
         for number in range(12):
@@ -53,7 +47,8 @@ def recorded(folder: Path, make: Callable[[int, int], dict[str, Any]], *, manife
             yield step(rank, 2, number, overlap=values, **parts)
 
     head = {"platform": "cuda", "timer": "cuda_event"} | head
-    return findings_of(run(folder, of_rank, 2, manifest={"world_size": 2} | (manifest or {}), **head))
+    entry = explained_entry(run(folder, of_rank, 2, manifest={"world_size": 2} | (manifest or {}), **head))
+    return {finding.rule: finding for finding in entry.findings}
 
 
 def compute(*spans: tuple[str, float, float]) -> list[ComputeRange]:
