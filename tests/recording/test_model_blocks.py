@@ -18,9 +18,6 @@ class Layer(nn.Module):
         super().__init__()
         self.mlp = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.mlp(x)
-
 
 class Plain(nn.Module):
     """Repeats nothing."""
@@ -29,35 +26,17 @@ class Plain(nn.Module):
         super().__init__()
         self.inner = nn.Linear(4, 4)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.inner(x)
-
 
 class Transformer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(10, 4)
-        self.layers = nn.ModuleList(Layer() for _ in range(2))
-        self.norm = nn.Identity()
-        self.act = nn.ReLU()
-        self.head = nn.Linear(4, 10)
-
-
-class Titan(nn.Module):
-    """With the names and the dictionary of layers that torchtitan's models have."""
+    """With the dictionary of layers that torchtitan's models have."""
 
     def __init__(self) -> None:
         super().__init__()
         self.tok_embeddings = nn.Embedding(10, 4)
         self.layers = nn.ModuleDict({str(index): Layer() for index in range(2)})
         self.norm = nn.LayerNorm(4)
+        self.dropout, self.act = nn.Identity(), nn.ReLU()
         self.output = nn.Linear(4, 10)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        h = self.tok_embeddings(tokens)
-        for layer in self.layers.values():
-            h = layer(h)
-        return self.output(self.norm(h))
 
 
 class Wrapper(nn.Module):
@@ -99,13 +78,17 @@ def sequences():
     return nn.Sequential(nn.Conv1d(1, 4, 3), *inner, nn.Linear(4, 2))
 
 
+def nested():
+    return nn.Sequential(nn.Linear(4, 4), nn.Sequential(Plain(), Plain()), nn.Linear(4, 2))
+
+
 def sharing():
     shared = nn.Linear(4, 4)
     return nn.Sequential(shared, Layer(), shared, nn.Linear(4, 4))
 
 
-TITAN = ["tok_embeddings", "layers.0", "layers.1", "norm", "output"]
-TRANSFORMER = ["embedding", "layers.0", "layers.1", "act", "head"]
+TRANSFORMER = ["tok_embeddings", "layers.0", "layers.1", "norm", "act", "output"]
+OF_FIRST, OF_SECOND = ([f"{number}.{name}" for name in TRANSFORMER] for number in (0, 1))
 
 
 @pytest.mark.parametrize(
@@ -119,15 +102,15 @@ TRANSFORMER = ["embedding", "layers.0", "layers.1", "act", "head"]
         (lambda: nn.ModuleList([nn.Linear(4, 4), Plain()]), ["0", "1"]),
         (sharing, ["0", "1", "3"]),
         (named_parts, [*(f"transformer.{name}" for name in ("wte", "wpe", "h.0", "h.1")), "lm_head"]),
-        (lambda: of_wrapped(checkpoint_wrapper, Titan()), TITAN),
+        (lambda: of_wrapped(checkpoint_wrapper, Transformer()), TRANSFORMER),
         (lambda: Wrapper(of_wrapped(Wrapper, Transformer())), TRANSFORMER),
         (lambda: of_wrapped(compiled, Transformer()), TRANSFORMER),
         (lambda: compiled(Transformer()), ["OptimizedModule"]),
-        (lambda: sharded(Titan()), TITAN),
-        (lambda: DistributedDataParallel(Titan()), TITAN),
+        (lambda: sharded(Transformer()), TRANSFORMER),
+        (lambda: DistributedDataParallel(Transformer()), TRANSFORMER),
         (lambda: nn.ModuleList(DistributedDataParallel(Plain()) for _ in range(2)), ["0", "1"]),
-        (lambda: nn.ModuleList([DistributedDataParallel(Titan()), Plain()]), [*(f"0.{n}" for n in TITAN), "1"]),
-        (lambda: [DistributedDataParallel(Titan()), Titan()], [f"{at}.{name}" for at in "01" for name in TITAN]),
+        (lambda: nn.ModuleList([DistributedDataParallel(Transformer()), Plain()]), [*OF_FIRST, "1"]),
+        (lambda: [DistributedDataParallel(Transformer()), Transformer()], [*OF_FIRST, *OF_SECOND]),
     ],
 )
 def test_found(world_of_one, build, names):
@@ -141,22 +124,22 @@ def test_found(world_of_one, build, names):
 
 
 def test_the_wrapper_around_an_inner_model_is_what_is_called(world_of_one):
-    inner = Titan()
+    inner = Transformer()
     assert called_around(inner) is inner
     wrapper = DistributedDataParallel(inner)
     assert called_around(inner) is called_around(wrapper) is wrapper
     assert strategy_of(called_around(inner)) == "ddp"
     assert called_around(inner.output) is inner.output  # a part that is recorded alone
-    other = Titan()
+    other = Transformer()
     wrapper = DistributedDataParallel(torch.compile(other, backend="eager"))
     assert called_around(other) is wrapper
 
 
 def test_chosen_by_name_or_as_a_module():
     model, loss, other = Transformer(), nn.MSELoss(), nn.MSELoss()
-    assert chosen_blocks(["layers.1", model.head, loss, other, loss], model) == [
-        ("layers.1", model.layers[1]),
-        ("head", model.head),
+    assert chosen_blocks(["layers.1", model.output, loss, other, loss], model) == [
+        ("layers.1", model.layers["1"]),
+        ("output", model.output),
         ("MSELoss", loss),
         ("MSELoss#2", other),
     ]
@@ -169,32 +152,24 @@ def test_chosen_by_name_or_as_a_module():
 
 
 @pytest.mark.parametrize(
-    ("compiled", "names"),
+    ("build", "compiled", "names"),
     [
-        (["layers.0.mlp"], TITAN),  # inside a block, whose own hooks stay outside
-        (["norm"], ["Titan"]),
-        (["layers.0", "layers.1"], ["Titan"]),  # a dictionary is not called
-        ([""], []),
+        (Transformer, ["layers.0.mlp"], TRANSFORMER),  # inside a block, whose own hooks stay outside
+        (Transformer, ["norm"], ["Transformer"]),
+        (Transformer, ["layers.0", "layers.1"], ["Transformer"]),  # a dictionary is not called
+        (Transformer, [""], []),
+        (nested, ["1.0"], ["0", "2", "1"]),
+        (lambda: DistributedDataParallel(Plain()), ["module"], ["DistributedDataParallel"]),
     ],
 )
-def test_modules_compiled_in_place(compiled, names):
-    model = Titan()
+def test_modules_compiled_in_place(world_of_one, build, compiled, names):
+    model = build()
     for name in compiled:
         model.get_submodule(name).compile(backend="eager")
     found, why = outside_compiled(model, find_blocks(model))
     assert [name for name, _ in found] == names
-    assert (why is None) == (names == TITAN)
+    assert (why is None) == (names == TRANSFORMER)
     if why is not None:
-        named = "tok_embeddings" if compiled == [""] else compiled[0]
-        instead = f"timed instead: {names[0]}" if names else "their compute is not timed"
-        assert f"cannot hook modules compiled in place by .compile(): {named}" in why
-        assert instead in why
-
-
-def test_what_was_compiled_in_place_deep_inside_keeps_the_blocks_beside_it(world_of_one):
-    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(Plain(), Plain()), nn.Linear(4, 2))
-    model[1][0].compile(backend="eager")
-    assert [name for name, _ in outside_compiled(model, find_blocks(model))[0]] == ["0", "2", "1"]
-    other = DistributedDataParallel(Plain())
-    other.module.compile(backend="eager")
-    assert outside_compiled(other, find_blocks(other))[0] == [("DistributedDataParallel", other)]
+        named = compiled[0] or "tok_embeddings"
+        assert build is not Transformer or f"cannot hook modules compiled in place by .compile(): {named}" in why
+        assert (f"timed instead: {names[-1]}" if names else "their compute is not timed") in why
