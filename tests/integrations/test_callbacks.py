@@ -19,11 +19,6 @@ from tests.runs import record
 STEPS, MICRO_BATCHES = 6, 2
 
 
-def small() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
-
-
 def backward(model: nn.Module) -> torch.Tensor:
     loss = model(torch.ones(2, 4)).square().mean() / MICRO_BATCHES
     loss.backward()
@@ -39,46 +34,48 @@ class NoEvents:
         return lambda *_, **__: None
 
 
-class TransformersTrainer:
-    """The order of events in `transformers.Trainer`: logging follows the end of a step, then evaluation, then saving.
+class Trainer:
+    """`fails_at`: the step that ends with an error."""
 
-    `train` begins again after a lack of memory.
-    """
+    def __init__(self, callbacks: list[Any], *, fails_at: int = 0) -> None:
+        torch.manual_seed(0)
+        self.module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+        self.model = self.model_wrapped = nn.Sequential(self.module)
+        self.optimizers = [torch.optim.SGD(self.module.parameters(), 0.125)]
+        self.callbacks, self.fails_at = callbacks, fails_at
+        self.losses: list[float] = []
 
-    def __init__(self, callbacks: list[Any], *, logging_steps: int = 1, fails_at: int = 0, lacks_memory: bool = False):
+    def optimize(self) -> None:
+        self.optimizers[0].step()
+        self.optimizers[0].param_groups[0]["lr"] /= 2
+
+
+class TransformersTrainer(Trainer):
+    """The order of events in `transformers.Trainer`: a step's end, logging, evaluation, saving."""
+
+    def __init__(self, callbacks: list[Any], *, logging_steps: int = 1, fails_at: int = 0) -> None:
+        super().__init__(callbacks, fails_at=fails_at)
         self.callback_handler = SimpleNamespace(callbacks=callbacks)
         self.state = SimpleNamespace(global_step=3, logging_steps=logging_steps)
         self.control = SimpleNamespace(should_log=False)
-        self.model = small()
-        self.model_wrapped = nn.Sequential(self.model)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), 0.125)
-        self.fails_at, self.lacks_memory = fails_at, lacks_memory
-        self.losses: list[float] = []
         self.event("on_init_end")
 
     def event(self, name: str, **more: Any) -> None:
         if name == "on_log":
             self.control.should_log = False
-        for callback in self.callback_handler.callbacks:
+        for callback in self.callbacks:
             found = getattr(callback, name)
-            found(None, self.state, self.control, model=self.model, optimizer=self.optimizer, **more)
+            found(None, self.state, self.control, model=self.module, optimizer=self.optimizers[0], **more)
 
     def train(self) -> str:
-        if self.lacks_memory:
-            self.event("on_train_begin")
-            self.lacks_memory = False
         self.event("on_train_begin")
         for step in range(1, STEPS + 1):
-            loss = torch.zeros(())
-            for micro in range(MICRO_BATCHES):
-                if micro == 0:
-                    self.event("on_step_begin")
-                if step == self.fails_at:
-                    raise ValueError("in the middle")
-                loss += backward(self.model_wrapped)
+            self.event("on_step_begin")
+            if step == self.fails_at:
+                raise ValueError("in the middle")
+            loss = sum(backward(self.model_wrapped) for _ in range(MICRO_BATCHES))
             self.event("on_pre_optimizer_step")
-            self.optimizer.step()
-            self.optimizer.param_groups[0]["lr"] /= 2
+            self.optimize()
             self.state.global_step += 1
             self.control.should_log = self.state.global_step % self.state.logging_steps == 0
             self.losses.append(loss.item())
@@ -95,15 +92,10 @@ class TransformersTrainer:
         return "trained"
 
 
-class LightningTrainer:
+class LightningTrainer(Trainer):
     """The order of events in `lightning.Trainer`: a checkpoint is announced before it is written."""
 
-    def __init__(self, callbacks: list[Any], *, fails_at: int = 0) -> None:
-        self.callbacks, self.fails_at, self.global_step = callbacks, fails_at, 3
-        self.module = small()
-        self.model = nn.Sequential(self.module)
-        self.losses: list[float] = []
-        self.optimizers = [torch.optim.SGD(self.module.parameters(), 0.125)]
+    global_step = 3
 
     def event(self, name: str, *more: Any) -> None:
         for callback in self.callbacks:
@@ -123,9 +115,8 @@ class LightningTrainer:
                 self.losses[-1] = (loss + self.losses[-1]).item()
                 if index % MICRO_BATCHES == MICRO_BATCHES - 1:
                     self.event("on_before_optimizer_step", self.optimizers[0])
-                    self.optimizers[0].step()
+                    self.optimize()
                     self.global_step += 1
-                    self.optimizers[0].param_groups[0]["lr"] /= 2
                 self.event("on_train_batch_end", {"loss": loss}, None, index)
                 if index == 3:
                     backward(self.model)  # computes where the validation would: it must be in no step
@@ -198,7 +189,9 @@ def test_a_mean_over_several_steps_is_no_loss_of_a_step(tmp_path, framework):
 @pytest.mark.parametrize("framework", ["transformers"], indirect=True)
 def test_training_that_begins_again_is_a_record_of_its_own(tmp_path, framework):
     trainer_of, callback_of = framework
-    trainer_of([callback_of(tmp_path)], lacks_memory=True).train()
+    trainer = trainer_of([callback_of(tmp_path)])
+    trainer.event("on_train_begin")  # and has not enough memory
+    trainer.train()
     assert len(record(tmp_path).steps) == STEPS
     (earlier,) = (tmp_path / "history").iterdir()
     met = record(earlier).footer

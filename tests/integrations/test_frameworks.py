@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from benchmarks.frameworks.__main__ import CASES, MARK, SCRIPTS, judge, main, run
+from benchmarks.frameworks.__main__ import CASES, MARK, SCRIPTS, judge, run
 from tests.runs import ROOT
 
 PAGE = (ROOT / "docs" / "frameworks.md").read_text()
@@ -28,13 +28,6 @@ def test_recorded_as_trained(tmp_path):
     row = judge(case, "zero", tmp_path / "zero", tmp_path / "plain", zero, plain)
     wrong = [problem for problem in row["wrong"] if problem != "step length"]  # a time
     assert wrong == [], (tmp_path / "zero" / "output.txt").read_text()
-
-
-def test_a_folder_that_is_not_empty_is_one_line(tmp_path, monkeypatch, capsys):
-    (tmp_path / "ddp").mkdir()
-    monkeypatch.setattr(sys, "argv", ["frameworks", "--output", str(tmp_path), "ddp"])
-    assert main() == 2
-    assert capsys.readouterr().err == f"{tmp_path}: not an empty folder; remove it, or give another with --output\n"
 
 
 @pytest.mark.parametrize("heading", SECTIONS)
