@@ -20,12 +20,12 @@ from pathlib import Path
 import pytest
 
 from aorta import commands
-from aorta.command_line import command, name_ranks, to_stderr, to_stdout
+from aorta.command_line import command, to_stderr, to_stdout
 from aorta.commands import overrides
-from aorta.errors import AortaError, GateFailed, Inconclusive, InputError, RunIncomplete, ToolMissing
+from aorta.errors import GateFailed, Inconclusive, InputError, RunIncomplete, ToolMissing
 from aorta.terminal_style import Style, mark_of, style_of, table
 from tests.analysis.compare.builders import launch_set
-from tests.runs import HANGS_S, ROOT, environment
+from tests.runs import HANGS_S, ROOT, environment, finished
 
 
 def test_there_are_sixty_options_at_most_and_none_that_is_refused() -> None:
@@ -37,18 +37,19 @@ def test_there_are_sixty_options_at_most_and_none_that_is_refused() -> None:
     assert not {(name, word) for name, own in parsers.items() for word in own._option_string_actions} & set(refused)
 
 
-@pytest.mark.parametrize(
-    ("error", "code"), [(InputError, 2), (GateFailed, 3), (Inconclusive, 4), (RunIncomplete, 5), (ToolMissing, 127)]
-)
-def test_an_error_is_one_line_and_its_exit_code(
-    error: type[AortaError], code: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_error_is_one_line_and_its_exit_code_and_a_bug_is_not_hidden(capsys: pytest.CaptureFixture[str]) -> None:
     @command()
-    def main(words: list[str]) -> int:
-        raise error(f"no {words[0]}")
+    def main(error: Exception | None) -> int:
+        if error is not None:
+            raise error
+        return 7
 
-    assert main(["file"]) == code
-    assert capsys.readouterr() == ("", "error: no file\n")
+    codes = {InputError: 2, GateFailed: 3, Inconclusive: 4, RunIncomplete: 5, ToolMissing: 127}
+    assert {error: main(error("no file")) for error in codes} == codes
+    assert capsys.readouterr() == ("", "error: no file\n" * len(codes))
+    assert main(None) == 7
+    with pytest.raises(ZeroDivisionError):
+        main(ZeroDivisionError())
 
 
 def test_what_is_printed_moves_no_cursor_and_turns_no_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,11 +61,15 @@ def test_what_is_printed_moves_no_cursor_and_turns_no_line(capsys: pytest.Captur
     assert capsys.readouterr() == (f"\033[1mtitle\033[0m\n\t{shown} é\n", f"{shown}\n")
 
 
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    """A process of AORTA's."""
+    code = f"from aorta.command_line import begin_process\nbegin_process()\n{code}"
+    return finished([sys.executable, "-c", code])
+
+
 def test_a_warning_of_a_package_is_one_clean_line() -> None:
-    warn = "import warnings; from aorta.command_line import begin_process; begin_process()"
-    warn += "; warnings.warn('no glyph \\x1b[2J in HF_TOKEN=hunter2x', UserWarning)"
-    done = subprocess.run([sys.executable, "-c", warn], capture_output=True, text=True, check=True)
-    assert done.stderr == "warning: no glyph \\u001b[2J in HF_TOKEN=...\n"
+    done = python("import warnings; warnings.warn('no glyph \\x1b[2J in HF_TOKEN=hunter2x', UserWarning)")
+    assert (done.returncode, done.stderr) == (0, "warning: no glyph \\u001b[2J in HF_TOKEN=...\n")
 
 
 def test_only_the_functions_that_clean_it_print() -> None:
@@ -80,28 +85,19 @@ def test_only_the_functions_that_clean_it_print() -> None:
     assert [place for place in found if not place.startswith(ours)] == []
 
 
-def test_without_an_error_the_exit_code_is_the_command_s_own_and_a_bug_is_not_hidden() -> None:
-    assert command()(lambda: 7)() == 7
-    with pytest.raises(ZeroDivisionError):
-        command()(lambda: 1 // 0)()
-
-
 def test_the_exit_code_survives_a_stderr_that_cannot_be_written_to() -> None:
-    code = (
-        "import os, sys\nfrom aorta.command_line import command\nfrom aorta.errors import InputError\n"
-        "@command()\ndef main():\n    raise InputError('x')\n"
-        "os.close(2); os.open('/dev/full', os.O_WRONLY)\nsys.exit(main())"
+    main = "import os, sys\nfrom aorta.commands import main\n"
+    assert (
+        python(f"{main}os.close(2); os.open('/dev/full', os.O_WRONLY)\nsys.exit(main(['report', 'gone']))").returncode
+        == 2
     )
-    assert subprocess.run([sys.executable, "-c", code], timeout=HANGS_S, check=False).returncode == 2
 
 
 def test_ctrl_c_in_an_import_is_no_traceback() -> None:
-    code = "from aorta.command_line import begin_process\nbegin_process()\nraise {error}"
-    for error, said in (("KeyboardInterrupt", "interrupted\n"), ("KeyError(3)", "KeyError: 3\n")):
-        words = [sys.executable, "-c", code.format(error=error)]
-        done = subprocess.run(words, stderr=subprocess.PIPE, text=True, timeout=HANGS_S, check=False)
-        assert done.stderr.endswith(said)
-        assert ("Traceback" in done.stderr) == (error != "KeyboardInterrupt")
+    assert python("raise KeyboardInterrupt").stderr == "interrupted\n"
+    said = python("raise KeyError(3)").stderr
+    assert said.startswith("Traceback ")
+    assert said.endswith("KeyError: 3\n")
 
 
 def test_ctrl_c_ends_a_process_that_has_not_heard_of_it() -> None:
@@ -175,11 +171,6 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_command_starts(
     assert (tmp_path / "taken").read_text() == "mine"
 
 
-def test_numbers_in_short() -> None:
-    assert name_ranks([3]) == "rank 3"
-    assert name_ranks([0, 1, 2, 5, 7, 8]) == "ranks 0-2, 5, 7-8"
-
-
 SCRIPTS = Path(sys.executable).parent
 ASK = """
 eval "$(register-python-argcomplete aorta)"
@@ -226,9 +217,9 @@ def terminal(columns: int) -> tuple[int, int]:
     return ours, its
 
 
-def on_terminal(words: list[str], folder: Path, columns: int = 120, **extra: str) -> str:
-    """What a program leaves on a pseudo-terminal of so many columns."""
-    ours, its = terminal(columns)
+def on_terminal(words: list[str], folder: Path, **extra: str) -> str:
+    """What a program leaves on a pseudo-terminal of 120 columns."""
+    ours, its = terminal(120)
     own = {name: value for name, value in environment().items() if name not in ("NO_COLOR", "FORCE_COLOR", "TERM")}
     process = subprocess.Popen(words, cwd=folder, stdout=its, stderr=its, env=own | {"TERM": "xterm"} | extra)
     os.close(its)
@@ -282,11 +273,10 @@ def test_a_report_says_the_same_on_a_terminal_and_in_a_pipe(tmp_path: Path) -> N
     launch_set(tmp_path / "plan" / "reference", (0.8, 0.81, 0.82, 0.83))
     launch_set(tmp_path / "plan" / "candidate", (0.6, 0.61, 0.62, 0.63))
     words = [sys.executable, "-m", "aorta", "report", "plan/reference", "plan/candidate", "--no-html"]
-    for columns in (80, 100):
-        seen = on_terminal(words, tmp_path, columns + 20 * (columns == 100))
-        assert "\033[1;31m[x] More exposed communication\033[0m" in seen
-        plain = re.sub(r"\033\[[0-9;]*m", "", seen)
-        assert max(map(len, plain.splitlines()[:-2])) <= columns  # without the commands to be copied
+    seen = on_terminal(words, tmp_path)
+    assert "\033[1;31m[x] More exposed communication\033[0m" in seen
+    plain = re.sub(r"\033\[[0-9;]*m", "", seen)
+    assert max(map(len, plain.splitlines()[:-2])) <= 100  # without the commands to be copied
     piped = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, env=environment(), check=True).stdout
     assert piped == plain == on_terminal(words, tmp_path, NO_COLOR="1")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import ROOT, finished, record, succeeded, train
+from tests.runs import ROOT, finished, record, succeeded
 
 pytestmark = pytest.mark.dist
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", str(ROOT / "train.py")]
@@ -18,7 +18,7 @@ REPORT = [sys.executable, str(ROOT / "analysis" / "overlap_report.py")]
 
 @pytest.mark.spec("D40")
 def test_torchrun_train_with_profiling_and_nothing_else(tmp_path: Path) -> None:
-    succeeded(finished([*TORCHRUN, "profiling.enabled=true"], folder=tmp_path))
+    done = succeeded(finished([*TORCHRUN, "profiling.enabled=true"], folder=tmp_path))
     kept = record(tmp_path / "artifacts")
     assert len(kept.steps) == 200
     assert kept.header.world_size == 1
@@ -26,31 +26,10 @@ def test_torchrun_train_with_profiling_and_nothing_else(tmp_path: Path) -> None:
     names = {event["name"] for event in json.loads(trace.read_text())["traceEvents"]}
     assert {"iteration#2", "iteration#3"} <= names
     assert {path.name for path in tmp_path.iterdir()} == {"artifacts"}
-
-
-@pytest.mark.thorough
-@pytest.mark.spec("D19", "D26")
-def test_a_step_contains_its_marker_in_the_trace(tmp_path: Path) -> None:
-    train(tmp_path, "profiling.enabled=true", "profiling.active=5", ranks=1)
-    (path,) = (tmp_path / "torch_profiler" / "rank0").iterdir()
-    trace = json.loads(path.read_text())
-    begins_ns = {
-        event["name"]: trace["baseTimeNanoseconds"] + round(event["ts"] * 1000)
-        for event in trace["traceEvents"]
-        if event.get("cat") == "user_annotation" and event["ph"] == "X"
-    }
-    steps = record(tmp_path).steps
-    nearest = []
-    for step in steps:
-        begin_ns = begins_ns.get(f"iteration#{step.global_step}")
-        if begin_ns is not None:
-            nearest.append(min(steps, key=lambda other: abs(other.t_start_ns - begin_ns)) is step)
-            times = [step.t_start_ns + at for part in step.active_segments for at in (part.start_ns, part.end_ns)]
-            assert times == sorted(times)
-            assert step.t_start_ns <= times[0] < times[-1] <= step.t_end_ns
-    # Two clocks read one after the other: a machine busy with other things can put a step to sleep in between.
-    assert len(nearest) == 5
-    assert nearest.count(True) >= 3
+    assert [line.partition("Next: ")[2] for line in done.stderr.splitlines() if "Next: " in line] == [
+        "aorta report artifacts",
+        f"https://ui.perfetto.dev, Open trace file: {trace.relative_to(tmp_path)}",
+    ]
 
 
 @pytest.mark.thorough
