@@ -1,43 +1,42 @@
 """Isolated baselines behind real trainings: training does not notice them, and each is what it says it is.
 
-Run on every rank it trains with them and without, one after another, in one launch. Arguments: a folder, then names of
-`CASES`. Each leaves `FOLDER/CASE-with`, those of `COMPARED` also `FOLDER/CASE-without`, all trained on for two more
-steps behind the record, and `FOLDER/CASE.rank_<r>.json`: digests of everything training depends on. With `fail` as the
-only name, rank 1 fails in its first compute-only step.
+Run on every rank it trains with them, one case after another, in one launch. Arguments: a folder, then names of
+`CASES`. Each leaves `FOLDER/CASE` and `FOLDER/CASE.rank_<r>.json`: digests of everything training depends on, before
+and behind its baselines, and behind two more steps.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
-import os
+import random
 import signal
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_leaves
 
 from aorta.distributed.peers import Peers
 from aorta.distributed.topology import process_group, read_topology, select_device
-from aorta.errors import AortaError
-from aorta.instrument.emulation.stand_in import StandIn
-from aorta.recording import isolated_baselines
+from aorta.errors import PeerFailed
+from aorta.parallel.plan import local_part
 from aorta.recording import train as training
 from aorta.recording.isolated_baselines import Baselines
 from aorta.recording.rank_process import start_logging
-from aorta.recording.train import run_training
 from aorta.recording.train_step import TrainStep
 from tests.loop import resolved
 from tests.rank_records import RankRecord
 from tests.recording.modes import COMPILED
-from tests.recording.test_endings import start, wait_for_steps
-from tests.runs import HANGS_S, once, program, record, succeeded
+from tests.recording.test_endings import trained_here
+from tests.runs import once, program, record, succeeded
 from tests.trained_ways import TINY as SIZES
 
 TINY = (
@@ -61,8 +60,6 @@ CASES: dict[str, tuple[str, ...]] = {
     "hsdp": ("parallel=hsdp",),
     "fsdp_tp": ("parallel=fsdp_tp",),
 }
-COMPARED = ("ddp", "fsdp")
-"""Also trained without baselines."""
 
 
 def digest(step: TrainStep) -> dict[str, str]:
@@ -77,31 +74,24 @@ def digest(step: TrainStep) -> dict[str, str]:
         "rates": [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups],
         "schedule": {k: v for k, v in step.schedule.state_dict().items() if k != "lr_lambdas"},
         "scaler": step.scaler.state_dict(),
-        "random": torch.get_rng_state(),
+        "random": (torch.get_rng_state(), random.getstate()),
     }
-    return {name: hashlib.sha256(_bytes(part)).hexdigest() for name, part in parts.items()}
+    return {name: hashlib.sha256(b"|".join(map(_bytes, tree_leaves(part)))).hexdigest() for name, part in parts.items()}
 
 
 def _bytes(value: Any) -> bytes:
-    if isinstance(value, DTensor):
-        value = value.to_local()
-    if isinstance(value, torch.Tensor):
-        return value.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-    if isinstance(value, list | tuple):
-        return b"|".join(_bytes(item) for item in value)
-    if isinstance(value, dict):
-        return b"|".join(_bytes(pair) for pair in sorted(value.items()))
-    return repr(value).encode()
+    if not isinstance(value, torch.Tensor):
+        return repr(value).encode()
+    return local_part(value).detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
 
 
-def watched(told: dict[str, Any], *, really: bool) -> Callable[..., Any]:
+def watched(told: dict[str, Any]) -> Callable[..., Any]:
     """Baselines that digest what training depends on before and after, and train on."""
 
     class Watched(Baselines):
         def run(self) -> None:
             told["before"] = digest(self.step)
-            if really:
-                super().run()
+            super().run()
             told["after"] = digest(self.step)
             batches = self.batches()
             for _ in range(2):
@@ -113,39 +103,17 @@ def watched(told: dict[str, Any], *, really: bool) -> Callable[..., Any]:
 
 def main(folder: str, *names: str) -> None:
     topology = read_topology()
-    if names == ("fail",):
-        fail(folder, topology.rank)
     start_logging(topology.rank, topology.world_size)
     device = select_device(resolved(*TINY).config.training.device, topology.local_rank)
     with process_group(topology, device, 120.0) as peers:
         for name in names:
-            told: dict[str, Any] = {form: {} for form in ("with", "without")[: 1 + (name in COMPARED)]}
-            for form in told:
-                words = (*TINY, *CASES[name], f"training.output_dir={folder}", f"label={name}-{form}")
-                training.Baselines = watched(told[form], really=form == "with")  # type: ignore[misc,assignment]
-                own = Peers(dist.PrefixStore(f"{name}-{form}", peers.store), topology.rank, topology.world_size, 120.0)
-                training.TrainingRun(resolved(*words), topology, device, own).run()
+            told: dict[str, Any] = {}
+            words = (*TINY, *CASES[name], f"training.output_dir={folder}", f"label={name}")
+            training.Baselines = watched(told)  # type: ignore[misc,assignment]
+            own = Peers(dist.PrefixStore(name, peers.store), topology.rank, topology.world_size, 120.0)
+            training.TrainingRun(resolved(*words), topology, device, own).run()
             Path(folder, f"{name}.rank_{topology.rank}.json").write_text(json.dumps(told))
         peers.gather("done", True)
-
-
-def fail(folder: str, rank: int) -> None:
-    """A run whose rank 1 fails where no collective would tell the others."""
-
-    class Failing(StandIn):
-        def __call__(self, *args: Any) -> Any:
-            if rank == 1:
-                raise RuntimeError("made to fail")
-            return super().__call__(*args)
-
-    isolated_baselines.StandIn = Failing  # type: ignore[misc]
-    try:
-        # Long enough that rank 0 is still computing when it is told.
-        code = run_training(resolved(*TINY, f"training.output_dir={folder}", "baseline.steps=100000"))
-    except AortaError as error:
-        sys.stderr.write(f"rank {rank}: {error}\n")
-        code = error.exit_code
-    sys.exit(code)
 
 
 pytestmark = pytest.mark.dist
@@ -168,28 +136,16 @@ def folder(tmp_path_factory, name):
 
 
 def ranks(folder: Path, name: str) -> Iterator[tuple[dict[str, Any], RankRecord]]:
-    """Of each rank its digests and its record with baselines."""
+    """Of each rank its digests and its record."""
     for rank in range(4 if name in FOUR else 2):
-        told = json.loads((folder / f"{name}.rank_{rank}.json").read_text())
-        yield told, record(folder / f"{name}-with", rank)
+        yield json.loads((folder / f"{name}.rank_{rank}.json").read_text()), record(folder / name, rank)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("name", EVERY)
 def test_what_training_depends_on_is_put_back(folder, name):
     for told, _ in ranks(folder, name):
-        assert told["with"]["after"] == told["with"]["before"]
-        assert told["with"]["later"]["optimizer"] != told["with"]["after"]["optimizer"]
-
-
-@pytest.mark.parametrize("name", COMPARED)
-def test_training_is_bit_identical_with_and_without(folder, name):
-    for rank, (told, kept) in enumerate(ranks(folder, name)):
-        for when in ("before", "later"):
-            assert told["with"][when] == told["without"][when]
-        losses = [step.loss for step in kept.steps]
-        assert losses == [step.loss for step in record(folder / f"{name}-without", rank).steps]
-        assert None not in losses
+        assert told["after"] == told["before"]
+        assert told["later"]["optimizer"] != told["after"]["optimizer"]
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -226,34 +182,24 @@ def test_the_phases_follow_the_training_and_compute_all_or_issue_all(folder, nam
             assert step.reasons["loss"] == "a comm_only step trains nothing"
 
 
-@pytest.mark.thorough
-def test_a_signal_during_a_phase_ends_it_on_all_ranks_after_the_same_step(tmp_path):
-    run = start(tmp_path, "training.max_steps=4", "baseline=true", "baseline.steps=100000")
-    try:
-        os.kill(wait_for_steps(tmp_path, 12), signal.SIGTERM)
-        run.communicate(timeout=HANGS_S)
-    finally:
-        run.terminate()  # the launcher ends its ranks
-        run.wait(timeout=HANGS_S)
-    kept = [record(tmp_path, rank) for rank in (0, 1)]
-    for one in kept:
-        assert (one.footer.reason, one.footer.signal, one.footer.exit_code) == ("signal", "SIGTERM", 143)
-        assert len(one.steps) == 4
-        assert {step.phase for step in one.isolated} == {"compute_only"}
-    assert len(kept[0].isolated) == len(kept[1].isolated) > 0
+@pytest.mark.parametrize("ended_by", ["a signal", "another rank"])
+def test_a_phase_ends_with_the_run(tmp_path, monkeypatch, ended_by):
+    """That all ranks end it after the same step: `tests/distributed/test_stop_agreement.py`."""
+    asked = itertools.count()
 
+    def may_go_on(_peers: Peers) -> None:
+        if next(asked) == 5:
+            if ended_by == "another rank":
+                raise PeerFailed("rank 0 stops: rank 1 failed")
+            signal.raise_signal(signal.SIGTERM)
 
-@pytest.mark.thorough
-def test_a_rank_that_fails_in_a_phase_leaves_nobody_waiting(tmp_path):
-    # A hang would be the launch's timeout.
-    done = program("tests.recording.test_isolated_baselines", str(tmp_path), "fail", launcher="torchrun")
-    assert done.returncode != 0
-    kept = [record(tmp_path, rank) for rank in (0, 1)]
-    assert [len(one.steps) for one in kept] == [4, 4]
-    assert "made to fail" in kept[1].footer.error
-    # Told through the store, or ended by the launcher in between, whichever came first.
-    told = "rank 1 failed: RuntimeError: made to fail" in (kept[0].footer.error or "")
-    assert told or kept[0].footer.reason == "signal"
+    monkeypatch.setattr(Peers, "raise_if_peer_failed", may_go_on)
+    with nullcontext() if ended_by == "a signal" else pytest.raises(PeerFailed):
+        assert trained_here(monkeypatch, tmp_path, "baseline.enabled=true", "baseline.steps=100") == 143
+    kept = record(tmp_path)
+    assert (kept.footer.reason, kept.footer.exit_code) == (("signal", 143) if ended_by == "a signal" else ("error", 5))
+    assert (len(kept.steps), {step.phase for step in kept.isolated}) == (8, {"compute_only"})
+    assert len(kept.isolated) < 100
 
 
 if __name__ == "__main__":
