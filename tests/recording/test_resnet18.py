@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from torch.nn.functional import mse_loss
 
 from aorta.workload.resnet18 import ResNet18
 from tests.profiling.windows import files_below, numbers, read
-from tests.runs import Launcher, job, losses, record, succeeded
+from tests.runs import job, losses, record, succeeded
 
 pytestmark = pytest.mark.thorough
 
@@ -19,43 +18,25 @@ SMALL = ("workload.batch_size=1", "workload.image_size=48", "training.max_steps=
 BLOCKS = ["stem", *(f"layer{stage}.{block}" for stage in (1, 2, 3, 4) for block in (0, 1)), "fc"]
 
 
-def train(folder: Path, *words: str, ranks: int = 2, launcher: Launcher = "fork") -> str:
-    """What the run said on its standard error."""
-    words = (*SMALL, f"training.output_dir={folder}", *words)
-    return succeeded(job(*words, ranks=ranks, launcher=launcher)).stderr
-
-
-@pytest.fixture(scope="module")
-def tutorial(tmp_path_factory):
-    """The experiment, with a checkpoint behind its window; its folder and its words."""
-    folder = tmp_path_factory.mktemp("tutorial")
-    words = ("experiment=tutorial", "training.checkpoint_interval=18")
-    return folder, train(folder, *words, launcher="torchrun")  # a clean end is the real one
-
-
 @pytest.mark.dist
 @pytest.mark.spec("B9", "B12")
-def test_B9_B12_the_tutorial_s_lines_window_and_a_clean_end(tutorial):
-    folder, said = tutorial
+def test_B9_B12_the_tutorial_s_lines_window_and_blocks_and_a_clean_end(tmp_path):
+    words = (*SMALL, f"training.output_dir={tmp_path}", "experiment=tutorial")
+    said = succeeded(job(*words, launcher="torchrun")).stderr  # a clean end is the real one
     # Anywhere in a line: what C++ writes at the same time, piece by piece, may stand before it.
     assert sorted(re.findall(r"\[rank \d+\] \w+ worker", said)) == [
         f"[rank {rank}] {what} worker" for rank in (0, 1) for what in ("finished", "starting")
     ]
-    loss = losses(folder)
+    loss, other = (losses(tmp_path, rank) for rank in (0, 1))
+    assert loss != other  # each rank has its own batch
     assert re.findall(r"\[rank \d+\] step \d+/\d+ loss=\S+", said) == [
         f"[rank 0] step {step}/20 loss={loss[step - 1]:.4f}" for step in (10, 20)
     ]
     assert "destroy_process_group" not in said
-    assert files_below(folder / "torch_profiler") == [f"rank{rank}_iter16_18.json" for rank in (0, 1)]
+    assert files_below(tmp_path / "torch_profiler") == [f"rank{rank}_iter16_18.json" for rank in (0, 1)]
     for rank in (0, 1):
-        assert numbers(read(folder / "torch_profiler" / f"rank{rank}_iter16_18.json")) == [15, 16, 17]
-
-
-@pytest.mark.dist
-@pytest.mark.spec("B9")
-def test_B9_every_block_is_seen_and_hides_communication(tutorial):
-    for rank in (0, 1):
-        steps = record(tutorial[0], rank).steps
+        assert numbers(read(tmp_path / "torch_profiler" / f"rank{rank}_iter16_18.json")) == [15, 16, 17]
+        steps = record(tmp_path, rank).steps
         assert len(steps) == 20
         for step in steps:
             passes = {phase: [s.block for s in step.compute if s.phase == phase] for phase in ("forward", "backward")}
@@ -67,19 +48,10 @@ def test_B9_every_block_is_seen_and_hides_communication(tutorial):
     assert any(step.overlap["overlap_ratio"] > 0 for step in steps)
 
 
-@pytest.mark.dist
-def test_a_resumed_run_that_nobody_looks_at_trains_bit_for_bit_the_same(tutorial):
-    folder, _ = tutorial
-    before = [losses(folder, rank) for rank in (0, 1)]
-    train(folder, "workload=resnet18", "instrument.mode=off", "training.start_step=18")
-    assert [losses(folder, rank) for rank in (0, 1)] == [loss[18:] for loss in before]
-    assert before[0] != before[1]  # each rank has its own batch
-
-
 @pytest.mark.spec("B9")
 def test_B9_the_losses_are_those_of_the_step_written_out(tmp_path):
-    words = ("workload.dtype=fp32", "training.max_steps=8")
-    train(tmp_path, "workload=resnet18", "parallel=none", *words, ranks=1)
+    words = ("workload=resnet18", "parallel=none", "workload.dtype=fp32", "training.max_steps=8")
+    succeeded(job(*SMALL, f"training.output_dir={tmp_path}", *words, ranks=1))
     torch.manual_seed(42)
     model = ResNet18()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
