@@ -1,10 +1,9 @@
 """Programs that compile: what Dynamo does with them, with AORTA around torch's functions and hooks, and without.
 
-    python -m tests.recording.test_compiled FOLDER [KIND ...]
+    python -m tests.recording.test_compiled FOLDER
 
 Each kind trains twice, in forks of a process that has torch loaded: as it is, and recorded as below `aorta record`.
-Prints a JSON line for each with its kind, whether it was recorded, Dynamo's counters, the sum of the weights, what
-ended it, and the steps that were recorded.
+Prints a JSON line for each with Dynamo's counters, the sum of the weights, what ended it, and the steps recorded.
 """
 
 from __future__ import annotations
@@ -29,10 +28,6 @@ from tests.rank_records import read_rank
 from tests.recording.untouched_on_forked_ranks import patched
 from tests.runs import program, succeeded
 
-COUNTED = ("frames", "graph_break", "inductor", "recompiles", "stats", "unimplemented")
-AT = 5
-"""Step at which something else than training happens."""
-
 
 class Part(nn.Module):
     def __init__(self, inside: Callable[[nn.Module, torch.Tensor], object]) -> None:
@@ -45,23 +40,8 @@ class Part(nn.Module):
         return self.last(torch.relu(self.frozen(x)))
 
 
-class Net(nn.Module):
-    def __init__(self, inside: Callable[[nn.Module, torch.Tensor], object] = lambda _module, _x: None) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(Part(inside) for _ in range(2))
-        self.head = nn.Linear(8, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(x)
-
-
-class Scripted(nn.Sequential):
-    """What `torch.jit.script` understands."""
-
-    def __init__(self) -> None:
-        super().__init__(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+def net_of(inside: Callable[[nn.Module, torch.Tensor], object] = lambda _module, _x: None) -> nn.Sequential:
+    return nn.Sequential(Part(inside), Part(inside), nn.Linear(8, 2))
 
 
 def compiled(function: Any, *, whole: bool = False) -> Any:
@@ -85,13 +65,13 @@ def train(
         if scaler is not None:
             scaler.update()
         optimizer.zero_grad()
-        if number == AT:
+        if number == 5:
             then(net, x)
     return net
 
 
 def whole_step() -> nn.Module:
-    net = Net()
+    net = net_of()
     optimizer = torch.optim.SGD(net.parameters(), 0.01)
 
     def step(x: torch.Tensor) -> None:
@@ -111,39 +91,39 @@ def saves(_module: nn.Module, x: torch.Tensor) -> None:
 
 def scaled() -> nn.Module:
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
-    return train(Net(), step=compiled(scaler.step), scaler=scaler)
+    return train(net_of(), step=compiled(scaler.step), scaler=scaler)
 
 
 def compiled_inside(then: Callable[[nn.Module, torch.Tensor], object] = lambda _net, _x: None) -> nn.Module:
-    net = Net()
-    layers = compiled(lambda x: net.layers[1](net.layers[0](x)), whole=True)
-    return train(net, called=lambda x: net.head(layers(x)), then=then)
+    net = net_of()
+    layers = compiled(lambda x: net[1](net[0](x)), whole=True)
+    return train(net, called=lambda x: net[2](layers(x)), then=then)
 
 
 def compiled_block() -> nn.Module:
-    net = Net()
-    net.layers[0] = compiled(net.layers[0])
+    net = net_of()
+    net[0] = compiled(net[0])
     return train(net)
 
 
 KINDS: dict[str, Callable[[], nn.Module]] = {
-    "eval in a whole graph": lambda: train(compiled(Net(lambda module, _x: module.eval()), whole=True)),
-    "save": lambda: train(compiled(Net(saves))),
-    "barrier": lambda: train(compiled(Net(lambda _module, _x: dist.barrier()))),
-    "optimizer step": lambda: train(Net(), step=compiled(lambda optimizer: optimizer.step())),
+    "eval in a whole graph": lambda: train(compiled(net_of(lambda module, _x: module.eval()), whole=True)),
+    "save": lambda: train(compiled(net_of(saves))),
+    "barrier": lambda: train(compiled(net_of(lambda _module, _x: dist.barrier()))),
+    "optimizer step": lambda: train(net_of(), step=compiled(lambda optimizer: optimizer.step())),
     "whole training step": whole_step,
     "scaler's step": scaled,
-    "DDP inside": lambda: train(compiled(DistributedDataParallel(Net()))),
-    "DDP around": lambda: train(DistributedDataParallel(compiled(Net()))),
+    "DDP inside": lambda: train(compiled(DistributedDataParallel(net_of()))),
+    "DDP around": lambda: train(DistributedDataParallel(compiled(net_of()))),
     "a block": compiled_block,
     "a function around blocks": compiled_inside,
     "a new shape": lambda: compiled_inside(lambda net, _x: net(torch.randn(5, 8))),
-    "exported": lambda: train(Net(), then=lambda net, x: torch.export.export(net, (x,), strict=True)),
-    "scripted": lambda: train(Scripted(), then=lambda net, _x: torch.jit.script(net)),
+    "exported": lambda: train(net_of(), then=lambda net, x: torch.export.export(net, (x,), strict=True)),
+    "scripted": lambda: train(nn.Sequential(nn.Linear(8, 2), nn.ReLU()), then=lambda net, _x: torch.jit.script(net)),
 }
 
 
-def one(kind: str, folder: str | None) -> dict[str, Any]:
+def trained(kind: str, folder: str | None) -> dict[str, Any]:
     torch.manual_seed(0)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     if folder is not None:
@@ -155,17 +135,17 @@ def one(kind: str, folder: str | None) -> dict[str, Any]:
     except Exception as error:  # noqa: BLE001  what would end the program
         ended = f"{type(error).__name__}: {error}"
     zero_lines._zero._end_with_program()
-    counted = {name: {what[:80]: count for what, count in counters[name].items()} for name in COUNTED}
+    counted = {name: dict(counters[name]) for name in ("stats", "frames", "graph_break", "recompiles", "unimplemented")}
     steps = len(read_rank(file).steps) if folder and (file := Path(folder, "rank_0_metrics.jsonl")).exists() else 0
-    return {"kind": kind, "recorded": bool(folder), "counted": counted, "sum": total, "ended": ended, "steps": steps}
+    return {"counted": counted, "sum": total, "ended": ended, "steps": steps}
 
 
-def main(folder: str, *kinds: str) -> None:
-    for kind in kinds or KINDS:
+def main(folder: str) -> None:
+    for kind in KINDS:
         for target in (None, str(Path(folder, kind.replace(" ", "_")))):
             child = os.fork()
             if child == 0:
-                said = json.dumps(one(kind, target))
+                said = json.dumps(trained(kind, target))
                 os.write(1, f"{said}\n".encode())
                 os._exit(0)
             os.waitpid(child, 0)
@@ -176,16 +156,14 @@ def main(folder: str, *kinds: str) -> None:
 def test_compiled_programs_are_compiled_as_without(tmp_path):
     done = succeeded(program("tests.recording.test_compiled", str(tmp_path), ranks=1))
     said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert len(said) == 2 * len(KINDS)
-    for plain, seen in zip(said[::2], said[1::2], strict=True):
-        assert plain["ended"] == seen["ended"] == "", seen
-        for name in ("sum", "kind"):
-            assert plain[name] == seen[name]
+    for kind, plain, seen in zip(KINDS, said[::2], said[1::2], strict=True):
+        assert plain["ended"] == seen["ended"] == "", kind
+        assert plain["sum"] == seen["sum"], kind
         before, after = plain["counted"], seen["counted"]
-        assert before["stats"] == after["stats"], seen["kind"]
-        for name in ("frames", "graph_break", "recompiles", "unimplemented"):
-            assert sum(before[name].values()) >= sum(after[name].values()), (seen["kind"], name)
-        assert seen["steps"] == (0 if seen["kind"] == "whole training step" else 7), seen["kind"]
+        assert before.pop("stats") == after.pop("stats"), kind
+        for name, counts in before.items():
+            assert sum(counts.values()) >= sum(after[name].values()), (kind, name)
+        assert seen["steps"] == (0 if kind == "whole training step" else 7), kind
     assert "whole_training_step: no further optimizer step was seen; inside of torch.compile none is" in done.stderr
 
 
