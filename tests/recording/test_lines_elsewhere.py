@@ -88,19 +88,6 @@ def test_a_record_that_the_other_process_never_gives_back_gets_no_footer_and_its
     assert steps_of(run.record) == list(range(21))
 
 
-@pytest.mark.spec("D1")
-def test_a_rank_and_the_other_process_that_die_together_lose_nothing(run):
-    run.steps(1)
-    other = run.line_maker()
-    other.suspend()
-    run.steps(70)
-    other.kill()
-    run.process.kill()
-    run.process.wait()
-    assert salvage(run.folder) == 70
-    assert steps_of(run.record) == list(range(run.done))
-
-
 @pytest.fixture
 def by_hand(tmp_path):
     """A ring, three of whose steps have ended, and its record."""
@@ -116,8 +103,11 @@ def kinds(record: RingRecord) -> list[str]:
     return [type(line).__name__ for line in lines_of(record.path)]
 
 
-def test_steps_are_appended_once_with_readings_of_the_clocks(by_hand):
+def test_steps_are_appended_once_with_readings_of_the_clocks_unless_the_ring_is_the_rank_s(by_hand):
     hand, record = by_hand
+    owner, hand.ring.owner = hand.ring.owner, os.getpid() + 1
+    assert not RingRecord(record.path.parent, hand.ring.path).claim()
+    hand.ring.owner = owner
     assert record.claim()
     assert record.append() == 3
     assert kinds(record) == ["Header", "Step", "Step", "Anchor", "Step"]
@@ -126,13 +116,6 @@ def test_steps_are_appended_once_with_readings_of_the_clocks(by_hand):
     assert record.append() == 1
     assert hand.ring.written[0] == 4
     assert hand.ring.read == hand.steps.ring.count - 1  # behind the last step stands its summary
-
-
-def test_a_ring_that_is_the_rank_s_is_left_alone(by_hand):
-    hand, record = by_hand
-    hand.ring.owner = os.getpid() + 1
-    assert not record.claim()
-    assert kinds(record) == ["Header"]
 
 
 def test_a_disk_that_takes_no_line_leaves_the_rest_to_the_rank(by_hand, monkeypatch):
