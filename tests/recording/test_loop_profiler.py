@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,13 +13,13 @@ import torch.distributed as dist
 
 from aorta.distributed.output_folder import LOCK_FILE, RunFolder
 from aorta.distributed.peers import Peers
-from aorta.errors import FolderNotEmpty, TracesIncomplete
+from aorta.errors import ConfigError, FolderNotEmpty, TracesIncomplete
 from aorta.merge.merge_traces import merge_traces
 from aorta.recording.loop_profiler import LoopProfiler, must_be_empty
-from aorta.recording.trace_accounts import publish, saved_traces
-from tests.distributed.conftest import place
+from aorta.recording.trace_accounts import NOTHING, missing_traces, publish
+from tests.distributed.conftest import World, place
 from tests.profiling.windows import files_below, listening, loop, numbers, preset, read
-from tests.runs import attempt, once, record, train
+from tests.runs import attempt, record, train
 
 ON = "profiling.enabled=true"
 
@@ -27,36 +28,22 @@ def manifest(folder: Path) -> dict:
     return json.loads((folder / "run.json").read_text())
 
 
-@pytest.fixture(scope="module")
-def d9d(tmp_path_factory):
-    """`profiling=d9d` with an upload; the cheap settings of a short run."""
+@pytest.mark.dist
+@pytest.mark.spec("A5", "A16", "E11", "E16")
+def test_every_rank_has_its_own_file_of_the_same_steps_and_the_manifest_says_what_is_where(tmp_path):
     words = ("profiling.period=4", "profiling.warmup=1", "profiling.active=1", "profiling.with_stack=false")
-
-    def launch(folder: Path) -> None:
-        train(folder, "profiling=d9d", ON, *words, f"profiling.remote_root=file://{folder}/remote", "label=x")
-
-    return once(tmp_path_factory, "d9d", launch)
-
-
-@pytest.mark.dist
-@pytest.mark.spec("A5", "A16")
-def test_A5_A16_every_rank_has_its_own_file_of_the_same_steps(d9d):
-    traces = d9d / "x" / "torch_profiler"
-    names = [f"rank-{rank}-coord-{rank}-trace.tar.gz" for rank in (0, 1)]
-    assert files_below(traces) == [f"step_{step}/{name}" for step in (4, 8) for name in names]
-    for step in (4, 8):
-        kept = [numbers(read(traces / f"step_{step}" / name)) for name in names]
-        assert kept == [[step - 1]] * 2
-
-
-@pytest.mark.dist
-@pytest.mark.spec("E11", "E16")
-def test_E11_E16_the_manifest_says_what_is_where(d9d):
-    run = d9d / "x"
-    traces, here = manifest(run)["traces"], files_below(run / "torch_profiler")
-    rows = {step: [f"torch_profiler/{name}" for name in here if name.startswith(f"step_{step}/")] for step in (4, 8)}
-    assert {entry["batch"]: entry["paths"] for entry in traces["saved_traces"]} == rows
-    assert files_below(d9d / "remote") == [f"x/torch_profiler/{name}" for name in here]
+    train(tmp_path, "profiling=d9d", ON, *words, f"profiling.remote_root=file://{tmp_path}/remote", "label=x")
+    run = tmp_path / "x"
+    names = {step: [f"step_{step}/rank-{rank}-coord-{rank}-trace.tar.gz" for rank in (0, 1)] for step in (4, 8)}
+    here = files_below(run / "torch_profiler")
+    assert here == [*names[4], *names[8]]
+    for step, own in names.items():
+        assert [numbers(read(run / "torch_profiler" / name)) for name in own] == [[step - 1]] * 2
+    traces = manifest(run)["traces"]
+    assert {entry["batch"]: entry["paths"] for entry in traces["saved_traces"]} == {
+        step: [f"torch_profiler/{name}" for name in own] for step, own in names.items()
+    }
+    assert files_below(tmp_path / "remote") == [f"x/torch_profiler/{name}" for name in here]
     files = [file for windows in traces["ranks"].values() for window in windows for file in window["files"]]
     assert len(files) == 4
     for file in files:
@@ -122,18 +109,6 @@ def test_D12_on_rocm_the_manifest_says_why_there_is_no_trace_and_the_log_once(tm
     assert len(said) == 1
 
 
-@pytest.mark.spec("E16")
-def test_E16_paths_are_listed_by_rank_newest_last():
-    def entry(batch, path):
-        return {"batch": batch, "epoch": 0, "path": path}
-
-    everyone = [{"kept": [entry(4, "a0"), entry(8, "b0")]}, {"kept": []}, {"kept": [entry(8, "b2")]}]
-    assert saved_traces(everyone) == [
-        {"batch": 4, "epoch": 0, "paths": ["a0", None, None]},
-        {"batch": 8, "epoch": 0, "paths": ["b0", None, "b2"]},
-    ]
-
-
 @pytest.mark.parametrize("alone", [True, False], ids=["settled", "a peer failed"])
 def test_what_is_slow_to_arrive_is_waited_for_once(tmp_path, monkeypatch, alone):
     settings = preset("aorta", upload_wait_s=0.05)
@@ -146,6 +121,8 @@ def test_what_is_slow_to_arrive_is_waited_for_once(tmp_path, monkeypatch, alone)
     peers = Peers(dist.HashStore(), 0, 1 if alone else 2, timeout_s=0.2)
     around = LoopProfiler(settings, run_name="cpu")
     around._topology, around._peers, around._recording = place(0, peers.world_size), peers, profiler
+    ((_, paths),) = around.saved_traces  # of this rank alone, until the others are asked
+    assert [path is not None for path in paths] == [True, False][: peers.world_size]
     with pytest.raises(
         TracesIncomplete, match=r"writes or uploads unfinished after profiling.upload_wait_s: rank 0: 1"
     ):
@@ -154,6 +131,31 @@ def test_what_is_slow_to_arrive_is_waited_for_once(tmp_path, monkeypatch, alone)
     profiler.__exit__(None, None, None)
     assert waits == []
     release.set()
+
+
+@pytest.mark.spec("A7")
+def test_a_rank_outside_the_mesh_ends_the_start_on_every_rank(tmp_path):
+    def start(peers):
+        mesh = SimpleNamespace(get_coordinate=lambda: None if peers.rank else (0,))
+        profiler = LoopProfiler(preset("d9d"), folder=tmp_path / "traces", run_name="cpu", mesh=mesh)
+        profiler.check(place(peers.rank, 2), peers, resuming=False)
+
+    refused = World()(2, start)
+    assert [type(error) for error in refused] == [ConfigError] * 2
+    assert all(str(error).startswith("rank 1: not in the mesh ") for error in refused)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.spec("E9")
+def test_what_any_rank_lacks_is_said_with_what_is_where():
+    def saved(error):
+        return {**NOTHING, "windows": [{"files": [{"path": "/t.json", "here": True, "error": error}]}]}
+
+    assert missing_traces([saved(None)] * 2) == ""
+    assert missing_traces([saved(None), saved("FileExistsError: file:///r.json already exists")]) == (
+        "profiling: rank 1: /t.json (still on disk): FileExistsError: file:///r.json already exists; "
+        "the other 1 file(s) are complete"
+    )
 
 
 @pytest.mark.spec("B7", "B13", "E16")

@@ -17,8 +17,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import aorta
-from aorta.instrument import instrumentation
+from tests.recording.test_watched_models import timed_by
 from tests.runs import record
+
+__all__ = ["timed_by"]  # a fixture
 
 SWITCH_S = 1e-5
 """How long a thread keeps the interpreter: threads alternate within each line that a step writes."""
@@ -30,7 +32,7 @@ class Loop:
     """A training loop of DDP that is recorded from `open` to `close`; `step` trains once."""
 
     def __init__(self, folder):
-        self.folder, self.names, self._recording = folder, set(), None
+        self.folder, self.names = folder, set()
         self._model = DistributedDataParallel(nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16)))
         self._optimizer = torch.optim.SGD(self._model.parameters(), 1e-3)
 
@@ -44,20 +46,13 @@ class Loop:
         self._recording = aorta.start(self.folder, model=self._model, calibration="off")
 
     def close(self):
-        if self._recording is not None:
-            self._recording.close()
+        self._recording.close()
 
     def step(self):
         self._optimizer.zero_grad()
         self._model(torch.ones(4, 16)).square().mean().backward()
         self._optimizer.step()
         self._recording.step()
-
-    def step_until(self, is_done):
-        """And once more."""
-        while not is_done():
-            self.step()
-        self.step()
 
 
 def started(run, *arguments):
@@ -76,7 +71,9 @@ def reduces(group, count, pause_s=PAUSE_S):
 def threads_that_never_sleep(loop):
     loop.open()
     threads = [started(reduces, loop.group(), 250, 0) for _ in range(2)]
-    loop.step_until(lambda: not any(thread.is_alive() for thread in threads))
+    while any(thread.is_alive() for thread in threads):
+        loop.step()
+    loop.step()
 
 
 def handles_of_a_thread_waited_for_by_the_loop(loop):
@@ -95,14 +92,16 @@ def handles_of_a_thread_waited_for_by_the_loop(loop):
     thread.join()
 
 
-def thread_older_and_younger_than_the_recording(loop):
-    group, before, begun, over, ended = loop.group(), *(threading.Event() for _ in range(4))
+def thread_older_and_younger_than_the_recording_and_its_steps(loop):
+    group, before, begun, half, over, ended = loop.group(), *(threading.Event() for _ in range(5))
 
     def talk():
         reduces(group, 20)
         before.set()
         begun.wait()
-        reduces(group, 60)
+        reduces(group, 40)
+        half.set()
+        reduces(group, 40)
         over.set()
         ended.wait()
         reduces(group, 20)
@@ -112,24 +111,11 @@ def thread_older_and_younger_than_the_recording(loop):
     loop.open()
     loop.step()
     begun.set()
-    loop.step_until(over.is_set)
-    loop.close()
-    ended.set()
-    thread.join()
-
-
-def thread_that_goes_on_behind_the_last_step(loop):
-    loop.open()
-    group, half = loop.group(), threading.Event()
-
-    def talk():
-        reduces(group, 40)
-        half.set()
-        reduces(group, 40)
-
-    thread = started(talk)
     while not half.is_set():
         loop.step()
+    over.wait()
+    loop.close()
+    ended.set()
     thread.join()
 
 
@@ -138,14 +124,10 @@ def thread_that_goes_on_behind_the_last_step(loop):
     [
         (threads_that_never_sleep, 500),
         (handles_of_a_thread_waited_for_by_the_loop, 100),
-        (thread_older_and_younger_than_the_recording, 60),
-        (thread_that_goes_on_behind_the_last_step, 80),
+        (thread_older_and_younger_than_the_recording_and_its_steps, 80),
     ],
 )
-@pytest.mark.parametrize("timed", ["native", "python"])
-def test_what_threads_issue_between_steps_is_recorded(tmp_path, monkeypatch, world_of_one, talks, issued, timed):
-    if timed == "python":
-        monkeypatch.setattr(instrumentation, "compiled", lambda *_, **__: (None, "not wanted"))
+def test_what_threads_issue_between_steps_is_recorded(tmp_path, world_of_one, timed_by, talks, issued):
     loop, interval = Loop(tmp_path), sys.getswitchinterval()
     try:
         sys.setswitchinterval(SWITCH_S)
@@ -158,7 +140,7 @@ def test_what_threads_issue_between_steps_is_recorded(tmp_path, monkeypatch, wor
     # What is issued behind the last step is counted as part of none.
     outside = sum(step.coverage.outside for step in read.steps) + read.footer.outside
     assert (len(seen) + outside, len(set(seen))) == (issued, len(seen))
-    assert not outside or talks is thread_that_goes_on_behind_the_last_step
+    assert not outside or talks is thread_older_and_younger_than_the_recording_and_its_steps
     # Threads that take the processor may have collectives open for longer than a step waits to be written.
     reasons = {step.coverage.reason for step in read.steps if not step.coverage.complete}
     assert [why for why in reasons if "had not ended when their step was written" not in why] == []

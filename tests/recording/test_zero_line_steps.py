@@ -22,18 +22,10 @@ from aorta.recording import meeting, zero_lines
 from aorta.recording.meeting import Meeting, announce
 from aorta.recording.open_recording import Recording
 from aorta.report.files import write_report
-from tests.recording import untouched
-from tests.recording.test_zero_lines import Loop, aorta_record, zero
+from tests.recording.test_zero_lines import Loop, aorta_record, evaluated_once, zero
 from tests.runs import HANGS_S, ROOT, environment, finished, record
 
 __all__ = ["zero"]  # a fixture
-
-
-def evaluate(model: nn.Module) -> None:
-    model.eval()
-    with torch.no_grad():
-        model(untouched.batch(9, 0))
-    model.train()
 
 
 class Wrapper(nn.Module):
@@ -82,7 +74,7 @@ def test_what_comes_in_nearly_every_step_is_part_of_it(zero, monkeypatch, tmp_pa
     monkeypatch.setattr(Recording, "restart", lambda self: restarted.append(self._next) or restart(self))
     for step in range(1, 11):
         if step in evaluated:
-            evaluate(net)
+            evaluated_once(net)
         loop.train(1)
     zero._end_with_program()
     steps = record(tmp_path / "run").steps

@@ -114,6 +114,13 @@ def aorta_record(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return finished([sys.executable, "-m", "aorta", "record", str(folder), "--", *words], own=own)
 
 
+def evaluated_once(model: torch.nn.Module) -> None:
+    model.eval()
+    with torch.no_grad():
+        model(untouched.batch(9, 0))
+    model.train()
+
+
 class Loop:
     """A training of one process whose optimizer is watched, as `patch` has every class of optimizers watched."""
 
@@ -129,10 +136,7 @@ class Loop:
     def train(self, steps: int, *, evaluate: bool = False) -> list[torch.Tensor]:
         for step in range(steps):
             if evaluate:
-                self.model.eval()
-                with torch.no_grad():
-                    self.model(untouched.batch(9, 0))
-                self.model.train()
+                evaluated_once(self.model)
             self.optimizer.zero_grad()
             self.model(untouched.batch(step, 0)).square().mean().backward()
             self.optimizer.step()
