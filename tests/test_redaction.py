@@ -229,11 +229,9 @@ SAID = ("--command", f'{sys.executable} -c "{TOLD}" {URL} --password {CANARY}')
 GATE = ("--all", "--fail-on", "job_step_ms>5%", "--markdown", "gate.md")
 USER, HIDDEN_USER = f"http://u:{CANARY}@h", "http://u:...@h"
 SET = ("--reference", f"env.HF_TOKEN={CANARY}", f"profiling.remote_root={URL}")
-NAMED = f"profiling.remote_file_name=https://h/{{rank}}?token={CANARY}"
 Word = str | Callable[[Path], str]
 PLACES: dict[str, tuple[tuple[Word, ...], str]] = {
     "password of a remote folder": (("train", f"profiling.remote_root={URL}"), "holds a password"),
-    "name of uploads": (("train", NAMED), "holds a password"),
     "value of an unknown key": (("train", f"+x.HF_TOKEN={CANARY}"), "'HF_TOKEN': '...'"),
     "value that is refused": (("train", f"training.device={USER}"), HIDDEN_USER),
     "option that is not there": (("train", f"--hf-token={CANARY}"), "--hf-token=..."),
