@@ -88,6 +88,19 @@ def test_a_record_that_the_other_process_never_gives_back_gets_no_footer_and_its
     assert steps_of(run.record) == list(range(21))
 
 
+@pytest.mark.spec("D1")
+def test_a_rank_and_the_other_process_that_die_together_lose_nothing(run):
+    run.steps(1)
+    other = run.line_maker()
+    other.suspend()
+    run.steps(70)
+    other.kill()
+    run.process.kill()
+    run.process.wait()
+    assert salvage(run.folder) == 70
+    assert steps_of(run.record) == list(range(run.done))
+
+
 @pytest.fixture
 def by_hand(tmp_path):
     """A ring, three of whose steps have ended, and its record."""

@@ -5,6 +5,7 @@ folder, its variables and its command. `{python}` is the interpreter, `{injected
 from __future__ import annotations
 
 import json
+import pickle
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ import pytest
 
 from aorta.records.run_files import NOTE_FILE
 from tests.recording.test_zero_lines import recorded
-from tests.runs import ROOT, environment, finished, record
+from tests.runs import ROOT, environment, finished, once, record
 
 SEEN: Final = """
 import os, re, sys
@@ -69,7 +70,7 @@ SCRIPTS: Final = {
 class Environment:
     """A row of the table. `files`: their texts, in which `<SEEN>` is that script. `steps`: how many are recorded, or
     the least and the most; None: it does not train. `code`: with which the program ends. `needs`: a command that fails
-    where the environment cannot be made.
+    where the environment cannot be made. `is_ordinary`: without AORTA it is `ORDINARY` to the program.
     """
 
     name: str
@@ -79,14 +80,21 @@ class Environment:
     steps: Sequence[int] | None = None
     code: int = 0
     needs: Sequence[str] = ("true",)
+    is_ordinary: bool = False
 
 
 TABLE: Final = json.loads(Path(__file__).with_suffix(".json").read_text())
 QUICK, OF_TORCH = ([Environment(**row) for row in TABLE[kind]] for kind in ("quick", "of torch"))
+ORDINARY: Final = OF_TORCH[0]
+
+
 AORTA = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from aorta.commands import main; sys.exit(main())"
 
 
-def ended(place: Path, one: Environment, *before: str) -> tuple[subprocess.CompletedProcess[str], bytes | None]:
+Ended = tuple[subprocess.CompletedProcess[str], bytes | None]
+
+
+def ended(place: Path, one: Environment, *before: str) -> Ended:
     """How the program ended, and the weights that it left."""
     folder = place / "program"  # the same path both times
     for name, text in one.files.items():
@@ -103,15 +111,25 @@ def ended(place: Path, one: Environment, *before: str) -> tuple[subprocess.Compl
     return done, weights.read_bytes() if weights.exists() else None
 
 
+def ordinary(factory: pytest.TempPathFactory) -> Ended:
+    """How the program ended where nothing is in its way."""
+
+    def run(folder: Path) -> None:
+        (folder / "ended").write_bytes(pickle.dumps(ended(folder, ORDINARY)))
+
+    found: Ended = pickle.loads((once(factory, "an ordinary program", run) / "ended").read_bytes())
+    return found
+
+
 @pytest.mark.parametrize(
     "one",
     [*QUICK, OF_TORCH[0], *(pytest.param(one, marks=pytest.mark.thorough) for one in OF_TORCH[1:])],
     ids=lambda one: one.name,
 )
-def test_a_program_is_what_it_is_without(tmp_path, one):
+def test_a_program_is_what_it_is_without(tmp_path, tmp_path_factory, one):
     if subprocess.run(one.needs, capture_output=True, check=False).returncode:
         pytest.skip(f"{' '.join(one.needs)}: not permitted here")
-    plain, plain_weights = ended(tmp_path, one)
+    plain, plain_weights = ordinary(tmp_path_factory) if one.is_ordinary else ended(tmp_path, one)
     done, weights = ended(tmp_path, one, sys.executable, "-I", "-c", AORTA, "record", str(tmp_path / "out"), "--")
     assert (done.returncode, done.stdout, weights) == (plain.returncode, plain.stdout, plain_weights), done.stderr
     assert done.returncode == one.code
@@ -127,12 +145,31 @@ def test_a_program_is_what_it_is_without(tmp_path, one):
 
 
 @pytest.mark.dist
-def test_a_rank_that_never_steps_is_left_out_and_no_step_waits_for_it(tmp_path):
-    """Ranks that step apart: `test_zero_line_steps.py`."""
-    done = recorded(tmp_path / "run", "evaluator", "100")
-    assert [path.name for path in tmp_path.glob("run/rank_*")] == ["rank_0_metrics.jsonl"]
-    seen = record(tmp_path / "run")
-    assert (seen.header.world_size, seen.footer.reason) == (2, "completed")
-    assert [step.global_step for step in seen.steps] == list(range(seen.header.start_step, 100))
-    assert "not recorded, as they have taken no optimizer step: ranks 1" in done.stderr
-    assert "ranks" in json.loads((tmp_path / "run" / "run.json").read_text())["reasons"]
+@pytest.mark.parametrize("kind", ["evaluator", "late", "actor"])
+def test_no_step_waits_for_a_rank_that_steps_late_or_never(tmp_path, kind):
+    done = recorded(tmp_path / "run", kind, "250")
+    ranks = [0] if kind == "evaluator" else [0, 1]
+    assert sorted(path.name for path in tmp_path.glob("run/rank_*")) == [f"rank_{rank}_metrics.jsonl" for rank in ranks]
+    for rank in ranks:
+        seen = record(tmp_path / "run", rank)
+        assert seen.header.world_size == 2
+        assert seen.footer.reason == "completed"
+        numbers = [step.global_step for step in seen.steps]
+        assert numbers == list(range(seen.header.start_step, 250))
+    begun = {record(tmp_path / "run", rank).header.start_step for rank in ranks}
+    assert len(begun) == 1
+    left_out = "not recorded, as they have taken no optimizer step: ranks 1" in done.stderr
+    assert left_out == (kind == "evaluator")
+    manifest = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert ("ranks" in manifest["reasons"]) == left_out
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("kind", ["removes", "replaces"])
+def test_a_folder_that_does_not_stay_is_said_once(tmp_path, kind):
+    done = recorded(tmp_path / "run", kind)
+    said = [line for line in done.stderr.splitlines() if str(tmp_path / "run") in line or "run was" in line]
+    assert len(said) == 1
+    assert said[0].startswith("aorta: 7 steps recorded, but ")
+    assert said[0].endswith("was removed, renamed or replaced meanwhile")
+    assert list(tmp_path.glob("run/*")) == []

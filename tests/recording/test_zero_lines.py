@@ -31,7 +31,7 @@ def weights(done: subprocess.CompletedProcess[str]) -> list[str]:
     return sorted(line for line in done.stdout.splitlines() if line.startswith("weights"))
 
 
-BESIDE = ("barrier", "save")
+BESIDE = ("barrier", "save", "removes", "replaces")
 """Kinds whose training is the plain one, as it is in those with an evaluation."""
 
 

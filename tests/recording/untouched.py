@@ -1,4 +1,4 @@
-"""A training script that knows nothing of AORTA: plain torch, two ranks.
+"""A training script that knows nothing of AORTA: plain torch, two ranks or one.
 
     torchrun --nproc_per_node 2 untouched.py KIND [STEPS]
 
@@ -10,14 +10,19 @@ from __future__ import annotations
 import copy
 import hashlib
 import os
+import shutil
 import sys
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import barrier, destroy_process_group  # names taken early stay AORTA's
 from torch.nn.parallel import DistributedDataParallel
+
+APART = {"alone", "evaluator", "actor", "late"}
+"""Kinds whose ranks train apart from each other; slowly where they are recorded, so that they meet."""
 
 
 class Block(nn.Module):
@@ -30,9 +35,9 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, blocks: int = 2) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(Block() for _ in range(2))
+        self.layers = nn.ModuleList(Block() for _ in range(blocks))
         self.head = nn.Linear(16, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -43,6 +48,10 @@ class Net(nn.Module):
 
 def batch(step: int, rank: int) -> torch.Tensor:
     return torch.randn(8, 16, generator=torch.Generator().manual_seed(1000 * rank + step))
+
+
+def spread(model: nn.Module) -> nn.Module:
+    return DistributedDataParallel(model) if dist.is_initialized() else model
 
 
 def said(*models: nn.Module) -> None:
@@ -58,18 +67,26 @@ def said(*models: nn.Module) -> None:
 
 def main(kind: str, steps: int) -> None:
     torch.manual_seed(0)
-    dist.init_process_group("gloo")
-    rank, net = dist.get_rank(), Net()
-    model = net if kind == "evaluator" else DistributedDataParallel(net)
+    if "RANK" in os.environ:
+        dist.init_process_group("gloo")
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    net = Net()
+    model = net if kind in APART else spread(net)
     optimizer = torch.optim.AdamW(model.parameters(), 0.01)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1000, enabled=kind == "scaler")
     if kind == "save":
         torch.save(model.state_dict(), os.devnull)  # before anything is recorded
+    folder = Path(os.environ.get("THE_FOLDER", os.devnull))
+    recorded = "THE_FOLDER" in os.environ
+    if kind == "late" and rank == 1 and recorded:
+        time.sleep(1.0)
     for step in range(steps):
-        if kind == "evaluator" and rank == 1:
+        if kind in APART and recorded:
+            time.sleep(0.02)
+        if kind in {"alone", "evaluator"} and rank == 1:
             break
-        if kind == "evaluator" and "IS_RECORDED" in os.environ:
-            time.sleep(0.02)  # so that it is while it is waited for
+        if kind == "actor" and rank == 1:
+            dist.recv(torch.ones(1), 0)
         if kind == "barrier":
             barrier()
         for micro in range(3 if kind == "accumulation" else 1):
@@ -79,14 +96,26 @@ def main(kind: str, steps: int) -> None:
             scaler.scale(loss * scale).backward()
         scaler.step(optimizer)
         scaler.update()
+        if kind == "actor" and rank == 0:
+            dist.send(torch.ones(1), 1)
+        if step == 4 and rank == 0 and folder.is_dir():
+            match kind:
+                case "removes":
+                    shutil.rmtree(folder)
+                case "replaces":
+                    folder.rename(f"{folder}.old")
+                    folder.mkdir()
         optimizer.zero_grad()
         if kind == "evaluation" and step % 2:
             model.eval()
             with torch.no_grad():
-                dist.all_reduce(model(batch(9, rank)).mean())
+                seen = model(batch(9, rank)).mean()
+            if dist.is_initialized():
+                dist.all_reduce(seen)
             if rank == 0:
                 torch.save(model.state_dict(), os.devnull)
-            barrier()
+            if dist.is_initialized():
+                barrier()
             model.train()
         if kind.startswith("unseen evaluation") and step % 2:
             if kind.endswith("compiled"):  # as Transformers' Trainer wraps it
@@ -97,8 +126,13 @@ def main(kind: str, steps: int) -> None:
             model.train()
         if kind == "save" and step == 4 and rank == 0:
             torch.save(model.state_dict(), os.devnull)
+        if kind == "error" and step == 3:
+            raise ValueError("in the middle")
     said(model)
-    destroy_process_group()
+    if kind == "exit":
+        sys.exit(3)
+    if dist.is_initialized():
+        destroy_process_group()
 
 
 def engine(steps: int) -> None:
@@ -122,9 +156,9 @@ def engine(steps: int) -> None:
 
 def gan(steps: int) -> None:
     torch.manual_seed(0)
-    dist.init_process_group("gloo")
-    generator = DistributedDataParallel(Net())
-    critic = DistributedDataParallel(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1)))
+    if "RANK" in os.environ:
+        dist.init_process_group("gloo")
+    generator, critic = spread(Net(2)), spread(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1)))
     of_generator = torch.optim.Adam(generator.parameters(), 0.01)
     of_critic = torch.optim.Adam(critic.parameters(), 0.01)
     for step in range(steps):

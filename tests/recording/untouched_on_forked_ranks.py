@@ -17,16 +17,17 @@ import torch.distributed as dist
 from aorta.recording import meeting, zero_lines
 from aorta.recording.injected import sitecustomize
 from tests.recording import engine
+from tests.recording.untouched import APART
 from tests.runs import HANGS_S
 
 
 def patched(folder: str) -> None:
     """Do what the import hook does while a program imports torch."""
     os.environ[zero_lines.VARIABLE] = folder
-    apart = "evaluator" in sys.argv
+    apart = APART.intersection(sys.argv)
     zero_lines._FIRST_STEP_S = 0.0 if apart else HANGS_S  # type: ignore[misc]
-    meeting.OTHERS_S = 0.5 if apart else meeting.OTHERS_S  # type: ignore[misc]
-    os.environ["IS_RECORDED"] = "1"
+    meeting.OTHERS_S = 0.5 if "evaluator" in sys.argv else meeting.OTHERS_S  # type: ignore[misc]
+    os.environ["THE_FOLDER"] = folder
     names = {name for name in sitecustomize._WATCHED if name.startswith("torch")}
     if "engine" in sys.argv:
         names.add("deepspeed.runtime.engine")
