@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from aorta.distributed.topology import process_group, read_topology
 from aorta.gpu_check import races
-from tests.gpu.device import world_of_one
 from tests.simulated import device as simulated
 from tests.simulated import load
 
@@ -37,5 +37,7 @@ def _no_races(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
-    with world_of_one() as device:
+    device = torch.device("cuda", 0)
+    torch.cuda.set_device(device)
+    with process_group(read_topology(), device, 120):
         yield device

@@ -1,4 +1,4 @@
-"""What the GPU tests share: which device there is, a world of one with NCCL/RCCL, and kernels that take a known time.
+"""What the GPU tests share: which device there is, and kernels that take a known time.
 
 The suite runs on a real card, and as it is on the simulated device in virtual time (`tests.simulated`), which proves
 AORTA's own order of streams, events and lifetimes. What only the simulated one can say bears `simulated_only`; what a
@@ -17,7 +17,6 @@ import torch
 import torch.distributed as dist
 
 from aorta.distributed import cuda
-from aorta.distributed.topology import process_group, read_topology
 from aorta.instrument.native.build import compiled
 from tests.simulated import device as simulated
 from tests.simulated import load
@@ -36,15 +35,6 @@ def compiled_part(*, wanted: bool) -> Any | None:
     if wanted and module is None:
         pytest.skip(f"no compiled part: {why_not}")
     return module
-
-
-@contextmanager
-def world_of_one() -> Iterator[torch.device]:
-    """The process group a run on one card has, as `train.py` opens it."""
-    device = torch.device("cuda", 0)
-    torch.cuda.set_device(device)
-    with process_group(read_topology(), device, 120):
-        yield device
 
 
 def cycles_per_ms() -> float:

@@ -1,4 +1,4 @@
-"""The check that users run, on one device, with a model so small that no time can be judged."""
+"""The check that users run, on one device, with a model so small that no time can be judged; and isolated baselines."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ import msgspec
 import pytest
 import torch
 
+from aorta.distributed.topology import read_topology
 from aorta.gpu_check import check_ranks
 from aorta.gpu_check.check_table import CheckReport, CheckVerdict
+from aorta.recording.isolated_baselines import Baselines
+from aorta.records.schema import Step
 from tests.gpu.device import needs_gpu
+from tests.loop import Loop
 from tests.simulated import load
 
 pytestmark = [
@@ -58,3 +62,25 @@ def test_the_whole_table_of_one_device(
         assert {row.verdict for row in rows if row.is_time} == {CheckVerdict.NOT_JUDGED}
         assert report.exit_code == 4
     assert capsys.readouterr().out.splitlines()[-1].endswith(f"(exit code {report.exit_code})")
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_isolated_baselines_leave_training_as_it_was(device: torch.device, strategy: str) -> None:
+    lines: list[Step] = []
+    words = ("training.device=cuda", "training.log_interval=1", *SMALL, f"parallel={strategy}")
+    one = Loop((*words, "instrument.mode=dedicated"), read_topology(), device, lines.append)
+    for _ in range(3):
+        one.step()
+    parts = [getattr(p, "_local_tensor", p).detach() for p in one.model.parameters()]
+    before = [part.clone() for part in parts]
+    Baselines(one.step_of_training, one.batches, lambda: True, steps=4, warmup=1).run()
+    torch.cuda.synchronize()
+    assert all(torch.equal(a, b) for a, b in zip(before, parts, strict=True))
+    one.finish()
+    compute = [line for line in lines if line.phase == "compute_only"]
+    comm = [line for line in lines if line.phase == "comm_only"]
+    assert len(compute) == 4
+    assert all(line.coverage.complete and line.coverage.issued == 0 for line in compute)
+    wanted = sorted((row.kind, row.bytes) for row in lines[2].collectives)
+    assert len(comm) == (4 if wanted else 0)  # FSDP2 exchanges nothing with itself
+    assert all(sorted((row.kind, row.bytes) for row in line.collectives) == wanted for line in comm)
