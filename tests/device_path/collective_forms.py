@@ -13,6 +13,7 @@ import torch.distributed as dist
 from tests.device_path.rig import ELEMENTS, Scene
 from tests.simulated import device as simulated
 
+Told = tuple[Any, Any]
 SIZES = (ELEMENTS // 2, ELEMENTS, 2 * ELEMENTS)
 FORMS = (
     "all_reduce",
@@ -39,7 +40,7 @@ def garbage(scene: Scene) -> list[torch.Tensor]:
     return [torch.full((size,), -5.0, device=scene.device) for size in SIZES for _ in range(6)]
 
 
-def every_form(scene: Scene) -> Any:
+def every_form(scene: Scene) -> Told:
     """Every collective of c10d in each of its forms, synchronous and not, with callers that keep nothing but the handle
     and the result, and others that ask for the memory at once, also where the backend uses tensors of its own, which
     the first wait for its handle releases. Wrong values, races, kernels that the record does not have, rows.
@@ -62,7 +63,7 @@ def every_form(scene: Scene) -> Any:
     timed = set(scene.spans())
     return (
         [(name, asynchronous) for name, asynchronous, zero in zeros if float(zero) != 0],
-        [simulated.describe(race) for race in simulated.races()],
+        [race.words for race in simulated.races()],
         [kernel for kernel in scene.kernels() if kernel[1:] not in timed],
         (line.coverage.complete, len(line.collectives)),
     ), ([], [], [], (True, 2 * len(FORMS)))

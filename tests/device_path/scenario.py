@@ -12,7 +12,6 @@ from __future__ import annotations
 import gc
 import time
 from contextlib import suppress
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -51,12 +50,6 @@ def shape_of(device: int) -> Shape:
     return sorted((row.name, row.start_ns - origin_ns, row.end_ns - origin_ns) for row in rows)
 
 
-def first_difference(ran: Shape, shape: Shape) -> str:
-    """In words."""
-    pairs = zip(ran, shape, strict=False)
-    return next((f"{one} in place of {other}" for one, other in pairs if one != other), f"{len(ran)} of {len(shape)}")
-
-
 def run(scene: Scene, shape: Shape | None = None) -> tuple[list[str], Shape]:
     """The loop, `STEPS` times.
 
@@ -73,7 +66,7 @@ def run(scene: Scene, shape: Shape | None = None) -> tuple[list[str], Shape]:
     torch.accelerator.synchronize()
     simulated.reset()
     with scene.looking(begin=False) as instrument:
-        rig.watched_by(instrument)
+        instrument.watch([("block", rig.block)])
         before = dict(simulated.counters(device).host_synchronisations)
         with suppress(InterruptedError), scene.step(instrument):
             left_by_a_failed_step(rig)
@@ -91,12 +84,12 @@ def run(scene: Scene, shape: Shape | None = None) -> tuple[list[str], Shape]:
             wrong.append(f"the host synchronised: {before} before, {after} after")
         for work, _ in rig.late:
             work.wait()
-    wrong += [f"race: {simulated.describe(race)}" for race in simulated.races()]
+    wrong += [f"race: {race.words}" for race in simulated.races()]
     if bad := [number for number, zero in enumerate(zeros) if float(zero) != 0]:
         wrong.append(f"wrong values: {bad} of {len(zeros)}")
     ran = shape_of(device)
     if shape is not None and ran != shape:
-        wrong.append(f"the device's own times changed: {first_difference(ran, shape)}")
+        wrong.append(f"the device's own times changed: {sorted(set(ran) ^ set(shape))[:4]}")
     if scene.way != "off":
         if len(lines) != STEPS:
             wrong.append(f"{len(lines)} steps in the record")
@@ -104,16 +97,10 @@ def run(scene: Scene, shape: Shape | None = None) -> tuple[list[str], Shape]:
     return wrong, ran
 
 
-class Use(NamedTuple):
-    """Of memory and events, by a loop whose device has passed before each part. `events`: created in steady state."""
-
-    peak_bytes: int
-    live_bytes: int
-    events: int
-
-
-def use(scene: Scene) -> Use:
-    """What the loop needs: the device is waited for behind every part, so that it does not depend on its speed."""
+def use(scene: Scene) -> dict[str, int]:
+    """Memory that the loop needs, and events that it creates in steady state: the device is waited for behind every
+    part, so that they do not depend on its speed.
+    """
     scene.groups.begin()
     device = scene.device.index
     # Of the loop before this one: cycles, and what the backend keeps until its next call.
@@ -128,7 +115,7 @@ def use(scene: Scene) -> Use:
     rig = Rig(scene.device, scene.groups)
     todo = parts(rig.rank)
     with scene.looking(begin=False) as instrument:
-        rig.watched_by(instrument)
+        instrument.watch([("block", rig.block)])
         for number in range(2 * STEPS):
             if number == STEPS:
                 events = simulated.counters(device).events_created
@@ -141,4 +128,8 @@ def use(scene: Scene) -> Use:
         counters = simulated.counters(device)
         for work, _ in rig.late:
             work.wait()
-    return Use(counters.peak_bytes - live, counters.live_bytes - live, counters.events_created - events)
+    return {
+        "peak_bytes": counters.peak_bytes - live,
+        "live_bytes": counters.live_bytes - live,
+        "events": counters.events_created - events,
+    }

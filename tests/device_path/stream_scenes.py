@@ -6,7 +6,6 @@ Must not: leave torch's streams otherwise than it found them.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -62,7 +61,7 @@ def unread_epochs(scene: Scene) -> Told:
     torch.accelerator.synchronize()
     off_ns = []
     for event, mark in reversed(marked):
-        off_ns.append(int(clock.read_ns(mark) or 0) - simulated.event_ns(event))
+        off_ns.append(int(clock.read_ns(mark) or 0) - simulator().event_ns(event.event_id))
         clock.release(mark)
         for _ in range(1202):  # the events of epochs that no mark needs any more are recorded again
             clock.new_epoch()
@@ -85,30 +84,6 @@ def priorities(scene: Scene) -> Told:
     ], [(0, moved), (-1, moved)]
 
 
-def moved(scene: Scene) -> Told:
-    """Of a synchronous and an asynchronous all-reduce: whether the kernel ran on the caller's stream, and whether its
-    stream was ordered behind the caller's directly. `dedicated` runs the former on AORTA's stream; the latter runs on
-    the backend's own, in `dedicated` behind AORTA's stream, and with `dedicated_async` on AORTA's.
-    """
-    block, inputs = Block(scene.device), scene.square()
-    with scene.one_step():
-        caller = torch.cuda.current_stream().stream_id
-        for asynchronous in (False, True):
-            block(inputs)
-            work = dist.all_reduce(scene.tensor(), async_op=asynchronous)
-            if work is not None:
-                work.wait()
-    ordered = {(wait.stream, wait.on_stream, wait.end_ns) for wait in simulated.waits()}
-    return [
-        (row.stream == caller, (row.stream, caller, row.start_ns) in ordered)
-        for row in simulated.timeline(scene.device.index, kind="collective")
-    ], {
-        "dedicated": [(False, True), (False, False)],
-        "observe": [(True, False), (False, True)],
-        "all_dedicated": [(False, True), (False, True)],
-    }[scene.way]
-
-
 def marks_cost(scene: Scene) -> Told:
     """Where a mark takes its stream 5 us, there is no gap on the caller's stream at which a collective is issued beside
     it: its marks are on AORTA's stream, until its caller waits; and the start of a synchronous one, which the stream
@@ -129,84 +104,59 @@ def marks_cost(scene: Scene) -> Told:
     return (before.end_ns, scene.rows()[1][1]), (behind.start_ns, scene.kernels()[1][1])
 
 
-def no_stream_to_time_on(scene: Scene) -> Told:
-    """A device that hands out its only stream: to the caller, or for two groups."""
-    values, told = [], []
-    for callers in (True, False):
+def no_stream_left(scene: Scene) -> Told:
+    """A device that hands out its only stream, to the caller, or for two groups: the second one's asynchronous
+    collective cannot be timed, a synchronous one stays where it is.
+    """
+    zeros, told, both = [], [], list(scene.groups[:2])
+    for callers, groups, asynchronous in ((True, both[:1], True), (False, both, True), (False, both, False)):
         with scene.looking() as instrument:
             simulated.pool_streams(1)
             with scene.step(instrument):
                 caller = torch.cuda.Stream() if callers else torch.cuda.current_stream()
                 with torch.cuda.stream(caller):
-                    for group in (scene.groups.world,) if callers else (scene.groups.world, scene.groups.other):
+                    for group in groups:
                         x = scene.tensor(scene.rank + 1.0)
-                        work = dist.all_reduce(x, group=group, async_op=True)
-                        work.wait()
-                        values.append((x - 3).abs().max())
+                        if work := dist.all_reduce(x, group=group, async_op=asynchronous):
+                            work.wait()
+                        zeros.append((x - 3).abs().max())
                 torch.cuda.current_stream().wait_stream(caller)
         lengths()
-        told.append((scene.lines[-1].coverage.reason, [row.end_ns is None for row in scene.lines[-1].collectives]))
-    return (
-        (told, float(torch.stack(values).max()), len(simulated.races())),
-        ([(f"1 of 1 {NOT_TIMED}", [True]), (f"1 of 2 {NOT_TIMED}", [False, True])], 0, 0),
-    )
-
-
-def no_stream_left(scene: Scene) -> Told:
-    """A device that hands out the same stream for two groups: the second one's collective stays where it is."""
-    with scene.looking() as instrument:
-        simulated.pool_streams(1)
-        with scene.step(instrument):
-            outs = []
-            for group in (None, scene.groups.other):
-                x = scene.tensor(scene.rank + 1.0)
-                dist.all_reduce(x, group=group)
-                outs.append(x - 3)
-    lengths()
+        line = scene.lines.pop()
+        told.append((line.coverage.reason, [row.end_ns is None for row in line.collectives], len(simulated.races())))
+    scene.lines.append(line)
     on_default = [row.stream == 0 for row in simulated.timeline(scene.device.index, kind="collective")]
-    zero, complete = float(torch.stack(outs).abs().max()), scene.lines[0].coverage.complete
     return (
-        (on_default, scene.spans(), complete, zero, len(simulated.races())),
-        ([scene.mode != "dedicated", True], scene.kernel_spans(), True, 0, 0),
+        (told, on_default, scene.spans(), float(torch.stack(zeros).max())),
+        (
+            [(f"1 of 1 {NOT_TIMED}", [True], 0), (f"1 of 2 {NOT_TIMED}", [False, True], 0), (None, [False] * 2, 0)],
+            [scene.mode != "dedicated", True],
+            scene.kernel_spans(),
+            0,
+        ),
     )
 
 
 def waits_told(scene: Scene) -> Told:
-    """How often each wait is told, whatever it calls in turn: three of the stream that computes, one of the other
-    device's stream of the same number, one of a stream that does not compute. What it waits for where a third stream
-    has waited for that twice, and whether torch is then as it was.
+    """A wait of the other device's stream of the same number is none of the computing stream's. What that waits for
+    where a third stream has waited for it twice; and whether torch is then as it was.
     """
-    names = ["collective"]
-    order = StreamOrder(lambda stream: [names.pop()] if stream == joining and names else [])
+    names, told = ["collective"], list[Any]()
+    side, third = torch.cuda.Stream(), torch.cuda.Stream()
+    order = StreamOrder(lambda stream: [names.pop()] if stream == side.stream_id and names else [])
     classes = (torch.Stream, torch.Event, torch.cuda.Stream, torch.cuda.Event)
     before = [dict(vars(one)) for one in classes]
-    counts, told, joining = [], list[Any](), -1
     watched = DeviceStreams(scene.device)
-    looking = StreamWaits(scene.device, watched, lambda: None, lambda *marks: told.append(marks), order)
+    looking = StreamWaits(scene.device, watched, lambda: None, lambda *marks: told.append(marks[2]), order)
     try:
-        compute, side = torch.cuda.current_stream(), torch.cuda.Stream()
-        event, elsewhere = side.record_event(), torch.cuda.default_stream(1 - scene.device.index)
-        waits: list[Callable[[], Any]] = [
-            lambda: compute.wait_stream(side),
-            lambda: compute.wait_event(event),
-            lambda: event.wait(compute),
-            lambda: elsewhere.wait_event(event),
-            lambda: side.wait_stream(compute),
-        ]
-        for wait in waits:
-            wait()
-            counts.append(len(told))
-            told.clear()
-        joining = side.stream_id
-        event.record(side)
-        third = torch.cuda.Stream()
+        event = side.record_event()
+        torch.cuda.default_stream(1 - scene.device.index).wait_event(event)
         for _ in range(2):
             third.wait_event(event)
-        compute.wait_stream(third)
+        torch.cuda.current_stream().wait_stream(third)
     finally:
         looking.close()
-    as_before = [dict(vars(one)) for one in classes] == before
-    return (counts, [names for _, _, names in told], as_before), ([1, 1, 1, 0, 0], [["collective"]], True)
+    return (told, [dict(vars(one)) for one in classes] == before), ([("collective",)], True)
 
 
 def uncertain_clock(scene: Scene) -> Told:
@@ -232,7 +182,7 @@ def uncertain_clock(scene: Scene) -> Told:
         calls, base_ns = 0, 1_000_000_001
         facts = clock.facts()
     finally:
-        module.use_clock(simulated.host_clock_address())
+        module.use_clock(simulator().host_clock_address())
     return (
         (clock.read_ns(mark), clock.bound_ns, facts.bound_at_start_ns, facts.bound_at_end_ns, facts.drift_ns),
         (7_051, 50, 50, 50, -1_000_000_000),

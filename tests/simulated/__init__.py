@@ -1,7 +1,7 @@
 """A simulated device: a CPU build of torch with an asynchronous accelerator that answers to the name `cuda`.
 
 A harness for tests of the device path where there is no card. Streams are threads, data effects really happen, time is
-virtual (or the wall clock's), and a process group keeps the contract of NCCL's. It proves our logic of streams, events,
+virtual, and a process group keeps the contract of NCCL's. It proves our logic of streams, events,
 lifetimes and order. It does not prove CUDA, HIP, NCCL or what anything costs on a card: say so with every figure.
 
     python -m tests.simulated.build                                        # once

@@ -5,7 +5,7 @@
     device.no_races()
     rows = device.timeline()
 
-Everything set holds for what is launched later. Times are nanoseconds of the host's clock (`host_ns`), virtual or real.
+Everything set holds for what is launched later. Times are nanoseconds of the host's clock (`host_ns`).
 Must not: be imported in a process without the device and then used; each call says so.
 """
 
@@ -52,26 +52,14 @@ class Wait(NamedTuple):
     """queue: another stream's work was before it in the hardware queue that both share."""
 
 
-class Side(NamedTuple):
-    """One of two accesses to the same bytes."""
-
-    name: str
-    device: int
-    stream: int
-    write: bool
-    begin: int
-    end: int
-
-
 class Race(NamedTuple):
-    """Two accesses without an order between them, one of them a write. `first` was issued first."""
+    """Two accesses to the same bytes without an order between them, one of them a write: what they are in, in the order
+    of issue, and all that is known of them.
+    """
 
-    first: Side
-    second: Side
-    begin: int
-    end: int
-    times: int
-    """How often the same pair was seen."""
+    first: str
+    second: str
+    words: str
 
 
 class Counters(NamedTuple):
@@ -123,7 +111,7 @@ def costs(
     event_on_device_ns: int | None = None,
     submission_ns: int | None = None,
 ) -> None:
-    """What launches and events cost, in virtual time.
+    """What launches and events cost.
 
     Args:
         launch_ns: the host, for each kernel, copy or collective (1 us); it is launched when they are over.
@@ -142,7 +130,7 @@ def clock_rate(ppm: int) -> None:
 
 
 def contention(factor: float) -> None:
-    """How much slower kernels are while a collective runs on their device (1); virtual time only.
+    """How much slower kernels are while a collective runs on their device (1).
 
     With more than 1 the host has to wait for the device at some time, and one communicator to be at work at a time
     (native/contention.hpp says why).
@@ -153,11 +141,11 @@ def contention(factor: float) -> None:
 def real_delays(
     *, operator_ns: int | None = None, collective_ns: int | None = None, sleep_ns: int | None = None
 ) -> None:
-    """Really sleep in the stream's thread, in either mode: who does not wait then reads poison.
+    """Really sleep in the stream's thread: who does not wait then reads poison.
 
     Args:
         operator_ns: before each operator (0). collective_ns: before each collective writes its outputs (0).
-        sleep_ns: in virtual time, `torch.cuda._sleep` really takes its length, but at most so long (50 ms): programs
+        sleep_ns: `torch.cuda._sleep` really takes its length, but at most so long (50 ms): programs
             hold a stream up with it.
     """
     _numbers(real_operator_ns=operator_ns, real_collective_ns=collective_ns, real_sleep_ns=sleep_ns)
@@ -178,21 +166,17 @@ def hardware_queues(number: int) -> None:
 
 
 def advance_host(by_ns: int) -> None:
-    """The host computes for so long. Does nothing in wall time."""
+    """The host computes for so long."""
     load.native().advance_host(by_ns)
 
 
-def fail_next_collective(group: Any = None, message: str = "injected", *, at_issue: bool = False) -> None:
+def fail_next_collective(group: Any, message: str) -> None:
     """The next collective of a group fails on this rank.
 
     On the device, its Work's `wait` and every later call of the group raise DistBackendError; without a Work, the
     host's next synchronisation raises. Its peers wait for ever, until they abort.
-
-    Args:
-        group: the default one if None. at_issue: the call itself raises, and nothing is launched.
     """
-    fault = load.native().Fault
-    _backend(group).fault_next(fault.REFUSES_ISSUE if at_issue else fault.FAILS, message)
+    _backend(group).fault_next(load.native().Fault.FAILS, message)
 
 
 def dead_peer(group: Any = None) -> None:
@@ -212,16 +196,6 @@ def host_ns() -> int:
     return int(load.native().host_ns())
 
 
-def host_clock_address() -> int:
-    """Address of a C function `int64_t now(void)` that reads it, for compiled code."""
-    return int(load.native().host_clock_address())
-
-
-def event_ns(event: Any) -> int:
-    """When an event happened; to the nanosecond, unlike `elapsed_time`."""
-    return int(load.native().event_ns(event.event_id))
-
-
 def timeline(device: int | None = None, *, kind: str | None = None, name: str | None = None) -> list[Row]:
     """What has run, in the order of starts; of one device, one kind, one name."""
     rows = sorted((Row(**row) for row in load.native().timeline()), key=lambda row: (row.start_ns, row.id))
@@ -236,26 +210,21 @@ def waits() -> list[Wait]:
 
 def races() -> list[Race]:
     """What the race checker has found since the last `reset`."""
-    return [
-        Race(Side(**race["first"]), Side(**race["second"]), race["begin"], race["end"], race["times"])
-        for race in load.native().races()
-    ]
+    found = []
+    for race in load.native().races():
+        sides = [
+            "{} in {name} on stream {stream} of device {device}".format("writes" if one["write"] else "reads", **one)
+            for one in (race["first"], race["second"])
+        ]
+        words = f"{'; '.join(sides)}; {race['end'] - race['begin']} bytes, {race['times']} times"
+        found.append(Race(race["first"]["name"], race["second"]["name"], words))
+    return found
 
 
 def no_races() -> None:
     """Fails the test with all that was found."""
     found = races()
-    assert not found, f"{len(found)} races:\n" + "\n".join(map(describe, found))
-
-
-def describe(race: Race) -> str:
-    """A race in words."""
-
-    sides = (
-        f"{'writes' if one.write else 'reads'} in {one.name} on stream {one.stream} of device {one.device}"
-        for one in (race.first, race.second)
-    )
-    return f"{'; '.join(sides)}; {race.end - race.begin} bytes, {race.times} times"
+    assert not found, f"{len(found)} races:\n" + "\n".join(race.words for race in found)
 
 
 def counters(device: int = 0) -> Counters:

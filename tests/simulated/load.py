@@ -2,8 +2,8 @@
 
 Torch reads the hooks of its accelerators while it is imported, so the library has to be loaded before; then the names
 of `torch.cuda` that a CPU build leaves empty are filled in. Whether a process wants the device is said by the variable
-AORTA_SIMULATED_DEVICE (`virtual` or `wall`), its number of devices by AORTA_SIMULATED_DEVICES (2). Nothing is started
-before the device is first used: a process that has loaded it can be forked. Must not: build the library.
+AORTA_SIMULATED_DEVICE (`virtual`: its time is), its number of devices by AORTA_SIMULATED_DEVICES (2). Nothing is
+started before the device is first used: a process that has loaded it can be forked. Must not: build the library.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, Final
 from tests.simulated.build import BUILD_COMMAND, MODULE, library, why_not
 
 VARIABLE: Final = "AORTA_SIMULATED_DEVICE"
-MODES: Final = ("virtual", "wall")
+VIRTUAL: Final = "virtual"
 COMPILED_PART: Final = "aorta.instrument.native.build"
 WATCHDOG: Final = "aorta.recording.rank_progress"
 SITE: Final = Path(__file__).with_name("site")
@@ -37,8 +37,8 @@ def wanted() -> bool:
         RuntimeError: it asks for one that there is not.
     """
     said = os.environ.get(VARIABLE, "")
-    if said and said not in MODES:
-        raise RuntimeError(f"{VARIABLE}={said}: it is one of {', '.join(MODES)}")
+    if said not in ("", VIRTUAL):
+        raise RuntimeError(f"{VARIABLE}={said}: it is {VIRTUAL} or not set")
     return bool(said)
 
 
@@ -116,9 +116,8 @@ def _finish() -> None:
     fill_in(module)
     _loaded.append(module)
     kineto.install()
-    if module.is_virtual():
-        sys.meta_path.insert(0, _Behind(COMPILED_PART, partial(_one_clock, module.host_clock_address())))
-        sys.meta_path.insert(0, _Behind(WATCHDOG, _unwatched))
+    sys.meta_path.insert(0, _Behind(COMPILED_PART, partial(_one_clock, module.host_clock_address())))
+    sys.meta_path.insert(0, _Behind(WATCHDOG, _unwatched))
 
 
 def _one_clock(address: int, build: Any) -> None:

@@ -1,6 +1,7 @@
 """The names of `torch.cuda` and of the process group that a CPU build of torch leaves empty.
 
-Only what programs and torch itself ask of a device is here; what is missing raises where torch's own CPU build would.
+Only what programs and torch itself ask of a device is here, and where torch's own Python asks the compiled part, that
+alone; what is missing raises where torch's own CPU build would.
 Must not: be imported before the library is loaded.
 """
 
@@ -18,12 +19,11 @@ from torch.distributed import distributed_c10d
 TOTAL_BYTES = 8 << 30
 UNIX_NS = 1_800_000_000_000_000_000
 """The virtual host's clock began here: on all ranks at once, as its other clock."""
-SYNC_DEBUG = {"default": 0, "warn": 1, "error": 2}
 
 
 def fill_in(native: Any) -> None:
     """Everything, once."""
-    names = {**_streams(native), **_devices(native), **_memory(native), **_random(native), **_capture(native)}
+    names = {**_streams(native), **_devices(native), **_memory(native), **_random(native)}
     # torch.cuda hands on what its inner modules define: both have to say the same.
     inner = (torch.cuda.streams, torch.cuda.memory, torch.cuda.random, torch.cuda.graphs)
     for name, value in names.items():
@@ -39,8 +39,7 @@ def fill_in(native: Any) -> None:
     nvtx.range_push = nvtx.range_pop = nvtx.mark = lambda *_words: None
     _storage(native)
     _process_group(native)
-    if native.is_virtual():
-        _clock(native)
+    _clock(native)
 
 
 def index_of(native: Any, device: Any = None) -> int:
@@ -79,55 +78,11 @@ def _streams(native: Any) -> dict[str, Any]:
         def elapsed_time(self, end_event: Any) -> float:  # torch's own takes no subclass
             return float(native.elapsed_ms(self.event_id, end_event.event_id))
 
-    def known(index: int, stream_id: int) -> Any:
-        return Stream(stream_id=stream_id, device_index=index, device_type=1)
-
-    class StreamContext:
-        def __init__(self, stream: Any) -> None:
-            self.stream = stream
-
-        def __enter__(self) -> None:
-            if self.stream is not None:
-                self.device = native.exchange_device(self.stream.device_index)
-                self.before = native.exchange_stream(self.stream.device_index, self.stream.stream_id)
-
-        def __exit__(self, *_error: object) -> None:
-            if self.stream is not None:
-                native.exchange_stream(self.stream.device_index, self.before)
-                native.exchange_device(self.device)
-
-    def current_stream(device: Any = None) -> Any:
-        index = index_of(native, device)
-        return known(index, native.current_stream(index))
-
-    def set_stream(stream: Any) -> None:
-        if stream is not None:
-            native.exchange_stream(stream.device_index, stream.stream_id)
-
-    return {
-        "Stream": Stream,
-        "Event": Event,
-        "StreamContext": StreamContext,
-        "stream": StreamContext,
-        "current_stream": current_stream,
-        "default_stream": lambda device=None: known(index_of(native, device), 0),
-        "set_stream": set_stream,
-        "_sleep": lambda cycles: native.sleep(int(cycles)),  # a cycle is a nanosecond
-    }
+    # A cycle is a nanosecond.
+    return {"Stream": Stream, "Event": Event, "_sleep": lambda cycles: native.sleep(int(cycles))}
 
 
 def _devices(native: Any) -> dict[str, Any]:
-    class Device:
-        def __init__(self, device: Any) -> None:
-            self.idx = -1 if device is None else index_of(native, device)
-            self.prev_idx = -1
-
-        def __enter__(self) -> None:
-            self.prev_idx = native.exchange_device(self.idx)
-
-        def __exit__(self, *_error: object) -> None:
-            native.exchange_device(self.prev_idx)
-
     def properties(device: Any = None) -> SimpleNamespace:
         index = index_of(native, device)
         bus = {"pci_domain_id": 0, "pci_bus_id": 0, "pci_device_id": index}
@@ -138,17 +93,7 @@ def _devices(native: Any) -> dict[str, Any]:
         native.exchange_device(index_of(native, device))
         torch.empty(0, device="cuda")  # until the first tensor `torch.accelerator.synchronize` does not wait
 
-    warned: list[bool] = []
-
-    def set_sync_debug_mode(mode: str | int) -> None:
-        number = SYNC_DEBUG[mode] if isinstance(mode, str) else mode
-        native.set_sync_debug(number)
-        if number and not warned:  # once a process and with the mode set, as torch does
-            warned.append(True)
-            warnings.warn("Synchronization debug mode is a prototype feature and does not yet detect all", stacklevel=2)
-
     return {
-        "device": Device,
         "is_available": lambda: True,
         "is_initialized": lambda: True,
         "init": lambda: None,
@@ -156,18 +101,15 @@ def _devices(native: Any) -> dict[str, Any]:
         "_is_compiled": lambda: True,
         "_is_in_bad_fork": lambda: False,
         "device_count": native.device_count,
-        "current_device": native.current_device,
         "set_device": set_device,
         "_exchange_device": native.exchange_device,
         "_maybe_exchange_device": native.exchange_device,
-        "synchronize": lambda device=None: native.synchronize(index_of(native, device)),
-        "set_sync_debug_mode": set_sync_debug_mode,
-        "get_sync_debug_mode": native.sync_debug,
         "get_device_name": lambda device=None: "Simulated",
         "get_device_properties": properties,
         "get_device_capability": lambda device=None: (9, 0),
         "is_bf16_supported": lambda *_words, **_more: True,
         "can_device_access_peer": lambda device, peer: True,
+        "is_current_stream_capturing": native.is_capturing,
     }
 
 
@@ -178,20 +120,13 @@ def _memory(native: Any) -> dict[str, Any]:
         most = {f"{what}_bytes.all.peak": highest for what in ("allocated", "reserved")}
         return bytes_now | most | {"allocation.all.allocated": allocations, "num_alloc_retries": 0, "num_ooms": 0}
 
-    def live(device: Any = None) -> int:
-        return stats(device)["allocated_bytes.all.current"]
-
-    def peak(device: Any = None) -> int:
-        return stats(device)["allocated_bytes.all.peak"]
+    def info(device: Any = None) -> tuple[int, int]:
+        return (TOTAL_BYTES - stats(device)["allocated_bytes.all.current"], TOTAL_BYTES)
 
     return {
-        "memory_allocated": live,
-        "memory_reserved": live,
-        "max_memory_allocated": peak,
-        "max_memory_reserved": peak,
         "memory_stats": stats,
         "reset_peak_memory_stats": lambda device=None: native.reset_peak(index_of(native, device)),
-        "mem_get_info": lambda device=None: (TOTAL_BYTES - live(device), TOTAL_BYTES),
+        "mem_get_info": info,
         "empty_cache": lambda: None,
     }
 
@@ -212,48 +147,35 @@ def _random(native: Any) -> dict[str, Any]:
     }
 
 
-def _capture(native: Any) -> dict[str, Any]:
-    class CUDAGraph:
-        """Kernels are kept in place of run, and run one behind another in the stream of the replay."""
-
-        def __init__(self, keep_graph: bool = False) -> None:
-            self._graph = native.Graph()
-
-        def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
-            self._graph.begin()
-
-        def capture_end(self) -> None:
-            self._graph.end()
-
-        def replay(self) -> None:
-            self._graph.replay()
-
-        def reset(self) -> None:
-            self._graph = native.Graph()
-
-        def pool(self) -> tuple[int, int]:
-            return (0, 0)
-
-    return {
-        "CUDAGraph": CUDAGraph,
-        "graph_pool_handle": lambda: (0, 0),
-        "is_current_stream_capturing": native.is_capturing,
-    }
-
-
 def _private(native: Any) -> dict[str, Any]:
     def current(device: Any) -> tuple[int, int, int]:
         index = index_of(native, device)
         return (native.current_stream(index), index, 1)
 
+    def set_stream(*, stream_id: int, device_index: int, device_type: int) -> None:
+        native.exchange_device(device_index)
+        native.exchange_stream(device_index, stream_id)
+
+    warned: list[bool] = []
+
+    def set_sync_debug_mode(mode: int) -> None:
+        native.set_sync_debug(mode)
+        if mode and not warned:  # once a process and with the mode set, as torch does
+            warned.append(True)
+            warnings.warn("Synchronization debug mode is a prototype feature and does not yet detect all", stacklevel=2)
+
     return {
         "_cuda_isCurrentStreamCapturing": native.is_capturing,
         "_cuda_getCurrentStream": current,
+        "_cuda_getDefaultStream": lambda device: (0, index_of(native, device), 1),
         "_cuda_getCurrentRawStream": lambda device: native.current_stream(index_of(native, device)),
+        "_cuda_setStream": set_stream,
         "_cuda_getDevice": native.current_device,
         "_cuda_setDevice": native.exchange_device,
         "_cuda_getDeviceCount": native.device_count,
         "_cuda_synchronize": lambda: native.synchronize(native.current_device()),
+        "_cuda_set_sync_debug_mode": set_sync_debug_mode,
+        "_cuda_get_sync_debug_mode": native.sync_debug,
     }
 
 

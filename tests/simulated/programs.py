@@ -10,7 +10,6 @@ Must not: import torch, so that a test file can be collected without the device.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -25,8 +24,8 @@ from tests.runs import HANGS_S, ROOT, environment, finished, succeeded
 from tests.simulated import load
 
 needs_device = pytest.mark.skipif(
-    not load.loaded() or os.environ[load.VARIABLE] != "virtual",
-    reason=f"no simulated device in virtual time: {load.VARIABLE}=virtual was not set when this process started",
+    not load.loaded(),
+    reason=f"no simulated device: {load.VARIABLE}={load.VIRTUAL} was not set when this process started",
 )
 
 

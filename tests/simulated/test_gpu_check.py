@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import msgspec
@@ -15,16 +14,13 @@ from tests.simulated.programs import needs_device, python
 pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device, pytest.mark.thorough]
 
 
-def check(path: Path, *words: str, devices: int = 2, **variables: str) -> subprocess.CompletedProcess[str]:
-    own = {"AORTA_SIMULATED_DEVICE": "virtual", "AORTA_SIMULATED_DEVICES": str(devices)} | variables
-    return python(
-        "-m", "aorta", "check-gpu", "--json", str(path), "--pairs", "1", "parallel=ddp", *SMALL, *words, **own
-    )
-
-
-def report_of(path: Path, done: subprocess.CompletedProcess[str]) -> CheckReport:
+def checked(path: Path, *words: str, devices: int) -> tuple[CheckReport, str]:
+    """What it leaves, and prints."""
+    own = {"AORTA_SIMULATED_DEVICE": "virtual", "AORTA_SIMULATED_DEVICES": str(devices)}
+    told = ("check-gpu", "--json", str(path), "--pairs", "1", "parallel=ddp", *SMALL, *words)
+    done = python("-m", "aorta", *told, **own)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    return msgspec.json.decode(path.read_bytes(), type=CheckReport)
+    return msgspec.json.decode(path.read_bytes(), type=CheckReport), done.stdout
 
 
 def found(report: CheckReport, rank: int, what: str) -> CheckRow:
@@ -36,12 +32,11 @@ def test_every_rank_has_every_row_and_all_is_well(tmp_path: Path) -> None:
     """Virtual time: no host is slow, so all that there is to compare is judged. Telemetry and kernels say the same,
     through torch.profiler, with the device's rows in its trace.
     """
-    done = check(tmp_path / "check.json")
-    report = report_of(tmp_path / "check.json", done)
+    report, printed = checked(tmp_path / "check.json", devices=2)
     everything = [row for rows in report.rows for row in rows]
     assert [row for row in everything if row.verdict is CheckVerdict.FAILED] == []
     assert {row.verdict for row in everything if row.is_time} == {CheckVerdict.OK}
-    assert "(exit code 0)" in done.stdout
+    assert "(exit code 0)" in printed
     assert (report.exit_code, report.facts["world_size"], report.facts["device"]) == (0, 2, "Simulated")
     for rank in (0, 1):
         races = [row.verdict for row in report.rows[rank] if row.case == "race"]
@@ -57,9 +52,7 @@ def test_every_rank_has_every_row_and_all_is_well(tmp_path: Path) -> None:
 
 
 def test_two_ranks_share_a_device_where_nccl_is_set_to_let_them(tmp_path: Path) -> None:
-    """The simulated NCCL refuses two ranks of one host on one device, as the real one does."""
-    shared = "training.ranks_per_device=2"
-    report = report_of(tmp_path / "check.json", check(tmp_path / "check.json", shared, devices=1))
+    report, _ = checked(tmp_path / "check.json", "training.ranks_per_device=2", devices=1)
     assert (report.facts["world_size"], report.facts["ranks_per_device"]) == (2, 2)
     hosts = [found(report, rank, "NCCL_HOSTID").value for rank in (0, 1)]
     assert hosts[0] != hosts[1]
@@ -68,6 +61,3 @@ def test_two_ranks_share_a_device_where_nccl_is_set_to_let_them(tmp_path: Path) 
         for what in ("overlap ratio, telemetry / kernels", "step time, instrumented / off"):
             assert found(report, rank, what).why == "no MPS: ranks take turns on the device"
         assert found(report, rank, "end, telemetry - kernel").verdict is CheckVerdict.OK
-    refused = check(tmp_path / "refused.json", shared, devices=1, NCCL_HOSTID="one-host")
-    assert refused.returncode == 5
-    assert "Duplicate GPU detected : rank " in refused.stderr

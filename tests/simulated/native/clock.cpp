@@ -5,7 +5,6 @@
 #include <atomic>
 #include <cerrno>
 #include <cstdlib>
-#include <cstring>
 #include <ctime>
 
 namespace sim {
@@ -35,28 +34,17 @@ Settings& stored_settings() {
 
 }  // namespace
 
-Mode mode() {
-  static const Mode read = [] {
-    const char* said = std::getenv("AORTA_SIMULATED_DEVICE");
-    return said != nullptr && std::strcmp(said, "wall") == 0 ? Mode::Wall : Mode::Virtual;
-  }();
-  return read;
-}
-
 int64_t real_now_ns() {
   timespec now{};
   clock_gettime(CLOCK_MONOTONIC, &now);
   return static_cast<int64_t>(now.tv_sec) * 1'000'000'000 + now.tv_nsec;
 }
 
-int64_t host_now_ns() { return is_virtual() ? virtual_host_ns.load() : real_now_ns(); }
+int64_t host_now_ns() { return virtual_host_ns.load(); }
 
-void advance_host_ns(int64_t by_ns) {
-  if (is_virtual()) virtual_host_ns += by_ns;
-}
+void advance_host_ns(int64_t by_ns) { virtual_host_ns += by_ns; }
 
 void advance_host_to_ns(int64_t moment_ns) {
-  if (!is_virtual()) return;
   auto now = virtual_host_ns.load();
   while (now < moment_ns && !virtual_host_ns.compare_exchange_weak(now, moment_ns)) {
   }

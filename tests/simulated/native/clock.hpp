@@ -1,7 +1,7 @@
 // Time as the simulated device knows it: one clock of the host, and how long everything takes.
 //
 // In virtual time nothing depends on how fast this machine is: the host's clock moves only when the program launches,
-// waits or is told to move, and every length is set. In wall time the same program runs against CLOCK_MONOTONIC.
+// waits or is told to move, and every length is set.
 // Must not: know streams, tensors or Python.
 #pragma once
 
@@ -12,19 +12,13 @@
 
 namespace sim {
 
-enum class Mode { Virtual, Wall };
-
-// Read once from AORTA_SIMULATED_DEVICE ("wall", or anything else for virtual time).
-Mode mode();
-inline bool is_virtual() { return mode() == Mode::Virtual; }
-
 // All ranks start at the same virtual moment, so that what they say about time can be compared.
 constexpr int64_t VIRTUAL_ORIGIN_NS = 1'000'000'000'000;
 
-int64_t real_now_ns();  // CLOCK_MONOTONIC, in either mode
+int64_t real_now_ns();  // CLOCK_MONOTONIC
 int64_t host_now_ns();
-void advance_host_ns(int64_t by_ns);          // virtual time only; does nothing in wall time
-void advance_host_to_ns(int64_t moment_ns);   // never backwards
+void advance_host_ns(int64_t by_ns);
+void advance_host_to_ns(int64_t moment_ns);  // never backwards
 void sleep_until_real_ns(int64_t moment_ns);
 
 struct Length {

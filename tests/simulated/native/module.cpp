@@ -92,7 +92,6 @@ void define_settings(py::module_& m) {
 }
 
 void define_clock(py::module_& m) {
-  m.def("is_virtual", &sim::is_virtual);
   m.def("host_ns", &sim::host_now_ns);
   m.def("advance_host", &sim::advance_host_ns);
   m.def("host_clock_address", [] { return reinterpret_cast<uintptr_t>(&sim::host_now_ns); });
@@ -114,8 +113,7 @@ void define_devices(py::module_& m) {
   m.def(
       "sleep",
       [](int64_t length_ns) {
-        // In wall time the stream's thread sleeps for the length of whatever it runs.
-        const auto really_ns = sim::is_virtual() ? std::min(length_ns, int64_t{sim::settings()->real_sleep_ns}) : 0;
+        const auto really_ns = std::min(length_ns, int64_t{sim::settings()->real_sleep_ns});
         sim::current_stream().launch({"sleep", "sleep", length_ns}, {}, [=](int64_t start_ns) {
           if (really_ns > 0) sim::sleep_until_real_ns(sim::real_now_ns() + really_ns);
           return start_ns + length_ns;
@@ -153,8 +151,7 @@ void define_devices(py::module_& m) {
   py::class_<sim::Graph, std::shared_ptr<sim::Graph>>(m, "Graph")
       .def(py::init<>())
       .def("begin", &sim::Graph::begin)
-      .def("end", &sim::Graph::end)
-      .def("replay", &sim::Graph::replay, Unlocked());
+      .def("end", &sim::Graph::end);
   m.def("is_capturing", [] { return sim::capturing() != nullptr; });
 }
 
@@ -226,7 +223,6 @@ void define_process_group(py::module_& m) {
       .def("__deepcopy__", [](const Options& self, const py::dict&) { return c10::make_intrusive<Options>(self); });
   py::enum_<SimulatedNccl::Fault>(m, "Fault")
       .value("FAILS", SimulatedNccl::Fault::Fails)
-      .value("REFUSES_ISSUE", SimulatedNccl::Fault::RefusesIssue)
       .value("PEER_IS_DEAD", SimulatedNccl::Fault::PeerIsDead);
   group
       .def(py::init([](Held<c10d::Store> store, int rank, int size, Held<Options> options) {

@@ -175,10 +175,6 @@ void SimulatedNccl::check(const Tensors& tensors) const {
 void SimulatedNccl::refuse_if_failed() {
   const auto said = aborted_ ? std::string("the communicator was aborted") : failure_->get();
   if (!said.empty()) throw C10_BUILD_ERROR(DistBackendError, said);
-  if (fault_ == Fault::RefusesIssue) {
-    fault_ = Fault::None;
-    throw C10_BUILD_ERROR(DistBackendError, fault_message_);
-  }
 }
 
 // NCCL's watchdog has seen these end; their tensors go at the next call of the group.

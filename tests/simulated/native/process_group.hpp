@@ -97,7 +97,7 @@ class SimulatedNccl final : public c10d::Backend {
   WorkPointer endCoalescing() override;
 
   // What the next collectives of this group meet. See device.py.
-  enum class Fault { None, Fails, RefusesIssue, PeerIsDead };
+  enum class Fault { None, Fails, PeerIsDead };
   void fault_next(Fault fault, const std::string& message);
 
  private:

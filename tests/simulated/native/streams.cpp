@@ -3,7 +3,6 @@
 
 #include <c10/util/Exception.h>
 #include <pthread.h>
-#include <sys/prctl.h>
 
 #include <algorithm>
 #include <array>
@@ -146,7 +145,7 @@ void Stream::launch(const Description& what, const std::vector<Touched>& touched
   Task task{Task::Kind::Kernel, seen_by_device_ns(), what, std::move(run), nullptr};
   static int64_t issued = 0;  // with issue_mutex()
   task.id = issued++;
-  if (is_virtual() && is_slowed(what.kind)) task.contention = settings()->contention;
+  if (is_slowed(what.kind)) task.contention = settings()->contention;
   push(std::move(task));
 }
 
@@ -166,7 +165,7 @@ SharedMoment Stream::record(bool timing) {
   moment->before = std::make_shared<const VectorClock>(clock());
   if (moment->captured) return moment;
   Task task{Task::Kind::Record, seen_by_device_ns(), {}, nullptr, moment};
-  if (is_virtual() && timing) task.cost_ns = settings()->event_on_device_cost_ns;
+  if (timing) task.cost_ns = settings()->event_on_device_cost_ns;
   push(std::move(task));
   return moment;
 }
@@ -293,7 +292,6 @@ void Stream::forget_kernels() {
 
 // ---- a stream, in its thread ----------------------------------------------------------------------------------------
 void Stream::serve() {
-  prctl(PR_SET_TIMERSLACK, 1UL);  // in wall time a length is slept: the default slack is 50 us
   const auto name = "cuda:" + std::to_string(device) + "/" + std::to_string(id);
   pthread_setname_np(pthread_self(), name.substr(0, 15).c_str());
   prepare_worker();
@@ -359,7 +357,7 @@ bool Stream::stands() {
 
 // Only this thread writes end_ns_ and last_row_; the lock is for those who read them.
 void Stream::execute(Task& task) {
-  const auto arrived_ns = is_virtual() ? std::max(end_ns_, task.issue_ns) : real_now_ns();
+  const auto arrived_ns = std::max(end_ns_, task.issue_ns);
   auto end_ns = arrived_ns;
   switch (task.kind) {
     case Task::Kind::Record:
@@ -367,10 +365,9 @@ void Stream::execute(Task& task) {
       task.moment->happen(end_ns, last_row_);
       break;
     case Task::Kind::Wait: {
-      const bool stands = !task.moment->query();
       wait_for(task.moment);
-      end_ns = is_virtual() ? std::max(arrived_ns, task.moment->at_ns()) : real_now_ns();
-      if (is_virtual() ? end_ns > arrived_ns : stands) {
+      end_ns = std::max(arrived_ns, task.moment->at_ns());
+      if (end_ns > arrived_ns) {
         auto& record = record_of_device();
         std::lock_guard<std::mutex> held(record.mutex);
         record.blocked.push_back({device, id, arrived_ns, end_ns, task.moment->stream->device,
@@ -383,15 +380,11 @@ void Stream::execute(Task& task) {
       try {
         end_ns = task.run(arrived_ns);
         if (task.contention != 1.0) end_ns = slowed_end_ns(*this, arrived_ns, end_ns - arrived_ns, task.contention);
-        if (is_virtual() && task.what.kind == "collective") collective_ran(device, arrived_ns, end_ns);
+        if (task.what.kind == "collective") collective_ran(device, arrived_ns, end_ns);
       } catch (const std::exception& error) {
         asynchronous_error(task.what.name + ": " + error.what());
       }
       task.run = nullptr;
-      if (!is_virtual()) {
-        sleep_until_real_ns(end_ns);
-        end_ns = real_now_ns();
-      }
       break;
   }
   int64_t row = last_row_;
@@ -567,11 +560,6 @@ void Graph::begin() {
 void Graph::end() {
   TORCH_CHECK(graph.load() == this, "this graph is not being captured");
   graph = nullptr;
-}
-
-void Graph::replay() {
-  auto& stream = current_stream();
-  for (const auto& task : tasks_) stream.launch(task.what, {}, task.run);
 }
 
 // ---- the device's own record ----------------------------------------------------------------------------------------

@@ -179,12 +179,12 @@ void set_warning(void (*warn)(const std::string&));
 void rethrow_asynchronous_error();
 void asynchronous_error(const std::string& what);
 
-// ---- graph capture: tasks are kept in place of run, and run when the graph is replayed ------------------------------
+// ---- graph capture: tasks are kept, with their tensors, in place of run ---------------------------------------------
 class Graph {
  public:
   void begin();
   void end();
-  void replay();  // on the current stream, in the order of their issue
+
  private:
   friend class Stream;
   std::vector<Stream::Task> tasks_;
