@@ -1,7 +1,7 @@
 """Which workload trains with which strategy: on how many ranks the tests train it, and why the others are refused.
 
 `DECODERS` (all but pipelines: `tests/recording/test_pipeline.py`) are trained by `tests/recording/test_decoders.py` on
-gloo, and those whose strategy takes no other workload by `tests/device_path/test_overlap.py` on the simulated device;
+gloo, and those whose strategy takes no other workload by `tests/device_path/test_training.py` on the simulated device;
 the docs' table is made from them (`tests.workload_table`). Must not import torch.
 """
 

@@ -1,25 +1,25 @@
-"""Where a record differs from the simulated device's own timeline, in words.
+"""What the simulated device's own timeline says of a step, and where a record differs from it, in words.
 
-Enters: the lines of a loop whose launches and waits are known. Leaves: disagreements, to the nanosecond. Must not: use
-anything of `aorta` that measures.
+Enters: the rows of one device and a step's window, in nanoseconds; or the lines of a loop whose launches and waits are
+known. Leaves: lengths, and disagreements, to the nanosecond. Must not: use anything of `aorta` that measures.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from aorta.records.schema import Collective, Step
 from tests.device_path.collective_patterns import Part
 from tests.device_path.rig import Groups
-from tests.device_path.witness import Truth, truth_of
 from tests.simulated import device as simulated
 
+Interval = tuple[int, int]
 _NAMES = {"h2d": "memcpy_h2d", "d2h": "memcpy_d2h", "d2d": "aten::copy_", "p2p": "aten::copy_"}
 RATE = 0.02
-ROUNDING_NS = 1
-"""Of a length in milliseconds as a float."""
 
 
 def disagreements(
@@ -45,7 +45,7 @@ def disagreements(
         wrong += [f"step {line.step}: {one}" for one in _of_rows(line, parts, names, kernels)]
         wrong += [f"step {line.step}: {one}" for one in _of_copies(line, copies)]
         truth = truth_of((line.start_mono_ns, line.end_mono_ns), rows, waits, compute, device)
-        wrong += [f"step {line.step}: {one}" for one in _of_lengths(line, truth)]
+        wrong += [f"step {line.step}: {one}" for one in truth.differences(line.overlap)]
     if not wrong:
         wrong = _of_waits(lines, parts)
     left = {name: len(some) for name, some in kernels.items() if some}
@@ -137,10 +137,76 @@ def _of_copies(line: Step, copies: list[Any]) -> list[str]:
     return wrong
 
 
-def _of_lengths(line: Step, truth: Truth) -> list[str]:
-    wrong, lengths_ns = [], truth.lengths_ns()
-    for name, length_ns in lengths_ns.items():
-        said = line.overlap[name]
-        if said is None or abs(said * 1e6 - length_ns) > ROUNDING_NS:
-            wrong.append(f"{name} is {said}, the device's is {length_ns / 1e6}")
-    return wrong
+@dataclass(frozen=True)
+class Truth:
+    """Lengths by the metric that a record has for each."""
+
+    lengths_ns: dict[str, int]
+
+    @property
+    def ratio(self) -> float | None:
+        comm_ns = self.lengths_ns["comm_ms"]
+        return self.lengths_ns["compute_comm_ms"] / comm_ns if comm_ns else None
+
+    def differences(
+        self, overlap: Mapping[str, float | None], within_ns: int = 1, ratio_within: float = 1e-9
+    ) -> list[str]:
+        """What a record says otherwise, in words; by default by more than rounding."""
+        pairs = [(name, length_ns / 1e6, within_ns / 1e6) for name, length_ns in self.lengths_ns.items()]
+        if self.ratio is not None:
+            pairs.append(("overlap_ratio", self.ratio, ratio_within))
+        return [
+            f"{name} is {overlap[name]}, the device's is {own}"
+            for name, own, within in pairs
+            if not abs((math.nan if overlap[name] is None else overlap[name]) - own) <= within * 1.000001
+        ]
+
+
+def truth_of(window: Interval, rows: Sequence[Any], waits: Sequence[Any], compute_stream: int, device: int) -> Truth:
+    """Of one step.
+
+    Args:
+        rows, waits: `timeline()` and `waits()` of `tests.simulated.device`.
+    """
+    here = [row for row in rows if row.device == device]
+    comm = clipped(((row.start_ns, row.end_ns) for row in here if row.kind == "collective"), window)
+    kernels = [row for row in here if row.stream == compute_stream and row.kind == "op"]
+    compute = clipped(((row.start_ns, row.end_ns) for row in kernels), window)
+    still = [(one.begin_ns, one.end_ns) for one in waits if (one.device, one.stream) == (device, compute_stream)]
+    own = [(row.start_ns, row.end_ns) for row in here if row.kind == "collective" and row.stream == compute_stream]
+    hidden_ns = length(common(comm, compute))
+    return Truth(
+        {
+            "compute_ms": length(compute),
+            "comm_ms": length(comm),
+            "compute_comm_ms": hidden_ns,
+            "exposed_comm_ms": length(comm) - hidden_ns,
+            # The computing stream stood still, or ran a collective itself.
+            "compute_stall_ms": length(common(clipped([*still, *own], window), comm)),
+            "copy_ms": length(clipped(((row.start_ns, row.end_ns) for row in here if row.kind == "copy"), window)),
+        }
+    )
+
+
+def clipped(spans: Iterable[Interval], window: Interval) -> list[Interval]:
+    """The union of `spans` inside `window`, as disjoint intervals in order."""
+    merged: list[Interval] = []
+    for low, high in sorted((max(low, window[0]), min(high, window[1])) for low, high in spans):
+        if low >= high:
+            continue
+        if merged and low <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], high))
+        else:
+            merged.append((low, high))
+    return merged
+
+
+def common(first: Sequence[Interval], second: Sequence[Interval]) -> list[Interval]:
+    """Where both are."""
+    pairs = ((max(a, c), min(b, d)) for a, b in first for c, d in second)
+    return clipped((span for span in pairs if span[0] < span[1]), (-(2**62), 2**62))
+
+
+def length(spans: Iterable[Interval]) -> int:
+    """Of disjoint intervals."""
+    return sum(high - low for low, high in spans)

@@ -16,10 +16,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
 from aorta.instrument.native.native_interceptor import NativeDeviceClock
+from tests.device_path.agreement import truth_of
 from tests.device_path.rig import ELEMENTS, Block, Rig, Scene
 from tests.device_path.scenario import caught_up
 from tests.device_path.stream_patterns import between_steps
-from tests.device_path.witness import truth_of
 from tests.simulated import device as simulated
 
 Told = tuple[Any, Any]
@@ -47,11 +47,8 @@ def checkpointed(scene: Scene) -> Told:
     window = (line.start_mono_ns, line.end_mono_ns)
     compute = torch.cuda.current_stream(scene.device).stream_id
     truth = truth_of(window, simulated.timeline(), simulated.waits(), compute, scene.device.index)
-    lengths_ns = [round((line.overlap[name] or 0) * 1e6) for name in ("compute_ms", "comm_ms", "compute_comm_ms")]
-    return (
-        (scene.spans(), lengths_ns, line.coverage.complete, len(simulated.races())),
-        (scene.kernel_spans(), [truth.compute_ns, truth.comm_ns, truth.hidden_ns], True, 0),
-    )
+    wrong = truth.differences(line.overlap)
+    return (scene.spans(), wrong, line.coverage.complete, simulated.races()), (scene.kernel_spans(), [], True, [])
 
 
 def abandoned(scene: Scene) -> Told:

@@ -15,8 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed._functional_collectives import all_reduce_coalesced
 
-from tests.device_path.rig import COPY_D2D, ELEMENTS, WIDTH, Rig, exchanged
-from tests.simulated import device as simulated
+from tests.device_path.rig import ELEMENTS, Rig, exchanged
 
 LATE_STEPS = 4
 """So long after its collective a handle is waited for."""
@@ -113,30 +112,6 @@ def synchronous(rig: Rig) -> list[torch.Tensor]:
     return [y]
 
 
-@part(ALLREDUCE, ALLREDUCE)
-def by_its_future(rig: Rig) -> list[torch.Tensor]:
-    """As DDP does, in a backward pass: handles are dropped, and only the futures are waited for."""
-    rig.model.zero_grad()
-    output = rig.model(rig.input)
-    output.backward(torch.ones_like(output))
-    # Of rank r: (r + 1) * 16 * 16 in each place; the sum over both ranks is three times that.
-    return [parameter.grad - 3 * WIDTH**2 for parameter in rig.model.parameters()]
-
-
-@part(ALLGATHER)
-def dropped_tensors(rig: Rig) -> list[torch.Tensor]:
-    """The caller keeps nothing of the input, and the allocator is asked for the same size at once."""
-    rig.work()
-    x = rig.tensor()
-    whole = torch.empty(ELEMENTS * rig.size, device=rig.device)
-    work = dist.all_gather_into_tensor(whole, x, async_op=True)
-    del x
-    garbage = [rig.tensor(-5) for _ in range(3)]
-    work.wait()
-    del garbage
-    return [whole.view(rig.size, -1)[1 - rig.rank] - (2 - rig.rank)]
-
-
 @part(ALLREDUCE, awaited=())
 def never_waited(rig: Rig) -> list[torch.Tensor]:
     """Fire and forget: the memory must not be given away before the device has passed."""
@@ -178,18 +153,6 @@ def one_handle_for_two(rig: Rig) -> list[torch.Tensor]:
     return [first - 3, second - 3]
 
 
-@part(ALLREDUCE, Launch("allreduce", 1))
-def another_group(rig: Rig) -> list[torch.Tensor]:
-    """Two groups at once, the second one's ready later."""
-    x, y, works = rig.tensor(), rig.tensor(), []
-    for tensor, group in ((x, rig.groups.world), (y, rig.groups.other)):
-        rig.work()
-        works.append(dist.all_reduce(tensor, group=group, async_op=True))
-    rig.work()
-    waited(works)
-    return [x - 3, y - 3]
-
-
 @part(ALLREDUCE, Launch(SEND), Launch(RECV), bound=True)
 @part(*(Launch(name, 3) for name in ("allreduce", SEND, RECV)), bound=False)
 def point_to_point(rig: Rig, *, bound: bool) -> list[torch.Tensor]:
@@ -206,33 +169,6 @@ def point_to_point(rig: Rig, *, bound: bool) -> list[torch.Tensor]:
     return [back - (2 - rig.rank), x - 3]
 
 
-@part(REDUCESCATTER, ALLGATHER)
-def of_lists(rig: Rig) -> list[torch.Tensor]:
-    """Lists of tensors of one size: the backend stacks each in a tensor of its own, which only its handle keeps. The
-    memory is asked for at once, by somebody who writes to it.
-
-    The backend's copies to and from it are part of what the record has for the collective. Here they take no time, so
-    that it is as long as the kernel.
-    """
-    simulated.lengths(copy_d2d=(0, 0.0))
-
-    def tensor(value: float, shards: int = 1) -> torch.Tensor:
-        return torch.full((shards * ELEMENTS // 8,), value, device=rig.device)
-
-    sources = [tensor(rig.rank + 1.0) for _ in range(rig.size)]
-    shard, shards = tensor(0.0), [tensor(0.0) for _ in range(rig.size)]
-    rig.work()
-    works = [dist.reduce_scatter(shard, sources, async_op=True)]
-    first = tensor(-5.0, rig.size)
-    works.append(dist.all_gather(shards, sources[0], async_op=True))
-    del sources
-    second = tensor(-5.0, rig.size)
-    waited(works)
-    del first, second
-    simulated.lengths(copy_d2d=COPY_D2D)
-    return [shard - 3, *(one - (rank + 1) for rank, one in enumerate(shards))]
-
-
 @part(Launch(SEND), Launch(SEND))
 def two_in_one_direction(rig: Rig) -> list[torch.Tensor]:
     """The second of two transfers to the same peer begins when the first has ended."""
@@ -242,21 +178,6 @@ def two_in_one_direction(rig: Rig) -> list[torch.Tensor]:
     rig.work()
     waited(works)
     return [tensor - 1 for tensor in tensors]
-
-
-@part(Launch("coalesced", kinds=(SEND, RECV)), awaited=(1,))
-def batched_point_to_point(rig: Rig) -> list[torch.Tensor]:
-    """Collected by the backend and launched together."""
-    rig.work()
-    there, back = rig.tensor(), rig.tensor(0)
-    operations = [dist.P2POp(call, tensor, 1 - rig.rank) for call, tensor in ((dist.isend, there), (dist.irecv, back))]
-    works = dist.batch_isend_irecv(operations)
-    del there, operations
-    garbage = rig.tensor(-5)
-    rig.work()
-    waited(works)
-    del garbage
-    return [back - (2 - rig.rank)]
 
 
 @part(Launch("coalesced", kinds=("alltoall",) * 2), awaited=(1,), asynchronous=False, fast=False)

@@ -73,49 +73,38 @@ def nothing_in_a_batch(scene: Scene) -> Told:
     return (line.collectives, line.waits, line.overlap["compute_stall_ms"]), ([], [], 0)
 
 
-def split(scene: Scene) -> Told:
-    """A communicator that was split from the one of all ranks: collectives, a message, and none of it mixed up."""
-    group = dist.split_group(None, [[0, 1]])
+def failing(scene: Scene) -> Told:
+    """A wait with a limit of time is the host's; of a collective that does not end it says so, and the handle of one
+    that fails says why.
+    """
+    said, (slow, failed) = [], (dist.new_group(), dist.new_group())
     with scene.one_step():
-        x, y = scene.tensor(scene.rank + 1.0), scene.tensor(scene.rank + 1.0)
-        works = [dist.all_reduce(x, group=group, async_op=True), dist.all_reduce(y, async_op=True)]
-        works.append(
-            dist.irecv(z := scene.tensor(0.0), 0, group=group) if scene.rank else dist.isend(x, 1, group=group)
-        )
-        for work in works:
-            work.wait()
-        dist.all_reduce(x, group=group)
-        zeros = [x - 6, y - 3, *([z - 3] if scene.rank else [])]
-    (line,) = scene.lines
-    zero = float(torch.stack([zero.abs().max() for zero in zeros]).max())
-    groups = [row.group == group.group_name for row in line.collectives]
-    return (
-        (scene.spans(), groups, line.coverage.complete, zero, len(simulated.races())),
-        (scene.kernel_spans(), [True, False, True, True], True, 0, 0),
-    )
-
-
-def limited_wait(scene: Scene) -> Told:
-    """A wait with a limit of time is the host's; of a collective that does not end it says so."""
-    group = dist.new_group()
-    said = ""
-    with scene.looking() as instrument:
-        with scene.step(instrument):
-            x = scene.tensor()
-            work = dist.all_reduce(x, group=group, async_op=True)
-            issued_ns = simulated.host_ns()
-            work.wait(timedelta(seconds=60))
-            waited_ns = simulated.host_ns()
-        simulated.dead_peer(group)
-        work = dist.all_reduce(x, group=group, async_op=True)
+        work = dist.all_reduce(scene.tensor(), group=slow, async_op=True)
+        issued_ns = simulated.host_ns()
+        work.wait(timedelta(seconds=60))
+        waited_ns = simulated.host_ns()
+        simulated.dead_peer(slow)
         try:
-            work.wait(timedelta(seconds=1))
+            dist.all_reduce(scene.tensor(), group=slow, async_op=True).wait(timedelta(seconds=1))
         except dist.DistBackendError as error:
-            said = str(error)
-        group._get_backend(torch.device("cuda")).abort()
-        torch.accelerator.synchronize()
-    end_ns = scene.kernels()[0][2]
-    return (issued_ns < end_ns <= waited_ns, "timed out" in said), (True, True)
+            said.append("timed out" in str(error))
+        aborted(slow)
+        if scene.way != "all_dedicated":  # where no handle is the backend's
+            simulated.fail_next_collective(failed, "link down")
+            torch.cuda._sleep(20_000_000)  # it fails when it runs, not where it is issued
+            work = dist.all_reduce(scene.tensor(), group=failed, async_op=True)
+            with suppress(dist.DistBackendError):
+                torch.accelerator.synchronize()
+            said.append("link down" in str(work.exception()))
+            aborted(failed)
+    expected = [True] if scene.way == "all_dedicated" else [True, True]
+    return (issued_ns < scene.kernels()[0][2] <= waited_ns, said), (True, expected)
+
+
+def aborted(group: Any) -> None:
+    """So that nothing is under way."""
+    group._get_backend(torch.device("cuda")).abort()
+    torch.accelerator.synchronize()
 
 
 def blocking(scene: Scene) -> Told:
@@ -175,34 +164,6 @@ def kept_handles(scene: Scene) -> Told:
     return kept // x.nbytes, 0
 
 
-def failed_handle(scene: Scene) -> Told:
-    """What the handle of a collective that failed says."""
-    group = dist.new_group()
-    with scene.one_step():
-        simulated.fail_next_collective(group, "link down")
-        torch.cuda._sleep(20_000_000)  # it fails when it runs, not where it is issued
-        work = dist.all_reduce(scene.tensor(), group=group, async_op=True)
-        with suppress(dist.DistBackendError):
-            torch.accelerator.synchronize()
-        said = str(work.exception())
-        group._get_backend(torch.device("cuda")).abort()
-        torch.accelerator.synchronize()
-    return "link down" in said, True
-
-
-def many_joined(scene: Scene) -> Told:
-    """More collectives than a stream keeps the names of, and a wait for all of them: it is one for the last 256."""
-    comm = torch.cuda.Stream()
-    with scene.one_step():
-        with torch.cuda.stream(comm):
-            x = scene.tensor()
-            for _ in range(260):
-                dist.all_reduce(x)
-        torch.cuda.current_stream().wait_stream(comm)
-    numbers = [wait.seq - scene.lines[0].collectives[0].seq for wait in scene.lines[0].waits or ()]
-    return (len(numbers), min(numbers), max(numbers)), (256, 4, 259)
-
-
 def future_elsewhere(scene: Scene) -> Told:
     """A future that is waited for before a backward pass, and so not at its end."""
     block = Block(scene.device)
@@ -245,6 +206,21 @@ def workers(scene: Scene) -> Told:
         (lanes, lanes > 1, [row[3] for row in scene.rows()], [wait.seq for wait in waits] if waits else waits),
         (int(on_host.options._threads), True, ["event", "future"], [0]),
     )
+
+
+def through_gloo(scene: Scene) -> Told:
+    """Values of device tensors in a group of gloo's, which moves them on the host."""
+    group = dist.new_group(backend="gloo")
+    with scene.one_step():
+        x = scene.tensor(0.0)
+        torch.cuda._sleep(20_000_000)
+        x.fill_(scene.rank + 1)
+        dist.all_reduce(x, group=group, async_op=True).wait()
+        root = scene.tensor(float(scene.rank))
+        dist.broadcast(root, 1, group=group)
+        zero = torch.stack([x - 3, root - 1]).abs().max()
+    kinds = [row.kind for row in scene.lines[0].collectives]
+    return (float(zero), kinds, len(simulated.races())), (0, ["allreduce", "broadcast"], 0)
 
 
 def not_compiled(scene: Scene) -> Told:

@@ -22,7 +22,6 @@ from tests.simulated import device as simulated
 
 ELEMENTS = 4096
 WIDTH = 16
-COPY_D2D = (2_000, 250.0)
 MODES: dict[str, InstrumentMode] = {"dedicated": "dedicated", "observe": "observe", "all_dedicated": "dedicated"}
 """By the way that an instrument looks; the last one has `instrument.dedicated_async`."""
 
@@ -97,7 +96,7 @@ def lengths() -> None:
     classes = dict.fromkeys(simulated.CLASSES, (0, 0.0))
     simulated.lengths(**classes, operators={"aten::mm": (40_000, 0.0)})
     # Another bandwidth in each direction: 16 KiB in 36, 48 and 6 us.
-    simulated.lengths(copy_h2d=(4_000, 2_000.0), copy_d2h=(16_000, 2_000.0), copy_d2d=COPY_D2D)
+    simulated.lengths(copy_h2d=(4_000, 2_000.0), copy_d2h=(16_000, 2_000.0), copy_d2d=(2_000, 250.0))
     simulated.collective_lengths(default=(90_000, 0.5), send=(60_000, 0.5), recv=(60_000, 0.5))
 
 
@@ -119,18 +118,15 @@ class Rig:
     device: torch.device
     groups: Groups
     late: list[tuple[dist.Work, torch.Tensor]] = field(default_factory=list)
-    futures: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.comm = torch.cuda.Stream(self.device, priority=-1)
         self.another, self.held_up = (torch.cuda.Stream(self.device) for _ in range(2))
-        self.model = nn.Sequential(Block(self.device), Block(self.device))
+        self.block = Block(self.device)
         self.state, self.late_state = (torch.empty(ELEMENTS, pin_memory=True) for _ in range(2))
         self.weights = self.tensor(1)
         self.input = torch.full((WIDTH, WIDTH), self.rank + 1.0, device=self.device)
-        for parameter in self.model.parameters():
-            parameter.register_post_accumulate_grad_hook(self._reduce)
 
     def tensor(self, value: float | None = None) -> torch.Tensor:
         """Of one value; of the rank's number, counted from 1, if none is given."""
@@ -157,24 +153,7 @@ class Rig:
     def work(self) -> None:
         """A kernel of the model."""
         with torch.no_grad():
-            self.model[0](self.input)
-
-    def watched_by(self, instrument: Instrumentation) -> None:
-        """Its blocks and its backward pass."""
-        instrument.watch([("first", self.model[0]), ("second", self.model[1])])
-        instrument.watch_backward(self.model)
-
-    def _reduce(self, parameter: torch.Tensor) -> None:
-        """As DDP's reducer does: only the future is kept, and waited for behind the last node."""
-        if not self.futures:
-            torch.autograd.Variable._execution_engine.queue_callback(self._reduced)
-        work = dist.all_reduce(parameter.grad, async_op=True)
-        self.futures.append(work.get_future())
-
-    def _reduced(self) -> None:
-        for future in self.futures:
-            future.wait()
-        self.futures.clear()
+            self.block(self.input)
 
 
 @dataclass

@@ -12,16 +12,11 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from tests.device_path.collective_patterns import ALLGATHER, ALLREDUCE, REDUCESCATTER, Launch, part, waited
+from tests.device_path.collective_patterns import ALLGATHER, ALLREDUCE, Launch, part, waited
 from tests.device_path.rig import ELEMENTS, Rig, exchanged
 
 HELD_UP_NS = 20_000_000
 """Of a stream that nothing waits for: long enough, also in real time, for other streams to run out of work."""
-
-
-def gathered(rig: Rig, whole: torch.Tensor) -> torch.Tensor:
-    """The other rank's part of what was gathered, less its value."""
-    return whole.view(rig.size, -1)[1 - rig.rank] - (2 - rig.rank)
 
 
 @part()
@@ -31,23 +26,6 @@ def no_collective(rig: Rig) -> list[torch.Tensor]:
         torch.cuda._sleep(30_000)
     torch.cuda.current_stream().wait_stream(rig.comm)
     return []
-
-
-@part(ALLGATHER)
-def on_a_strategys_stream(rig: Rig) -> list[torch.Tensor]:
-    """As FSDP does: a synchronous all-gather on a stream of its own, and the computing stream waits for an event."""
-    shard = rig.tensor()
-    with rig.communicating():
-        whole = torch.empty(ELEMENTS * rig.size, device=rig.device)
-        dist.all_gather_into_tensor(whole, shard)
-        done = torch.cuda.Event()
-        done.record(rig.comm)
-    rig.work()
-    torch.cuda.current_stream().wait_event(done)
-    out = gathered(rig, whole)
-    with rig.communicating():
-        del whole
-    return [out]
 
 
 @part(ALLREDUCE, ALLREDUCE)
@@ -62,55 +40,40 @@ def two_behind_one_event(rig: Rig) -> list[torch.Tensor]:
     return [x - 3, y - 3]
 
 
-@part(*[ALLGATHER] * 4)
-def by_generic_streams(rig: Rig) -> list[torch.Tensor]:
-    """The same, where the wait is that of an event, or of the streams and events that are not of `torch.cuda`."""
+@part(*[ALLGATHER] * 6)
+def on_a_strategys_stream(rig: Rig) -> list[torch.Tensor]:
+    """As FSDP does: a synchronous all-gather on a stream of its own, for which the computing stream waits by an event,
+    or by the streams and events that are not of `torch.cuda`, or while another stream is the current one.
+    """
     compute = torch.cuda.current_stream()
+
+    def from_elsewhere(_done: torch.cuda.Event, _generic: torch.Event) -> None:
+        with torch.cuda.stream(rig.comm):
+            compute.wait_stream(rig.comm)
+
     waits: list[Callable[[torch.cuda.Event, torch.Event], None]] = [
+        lambda done, _generic: compute.wait_event(done),
         lambda done, _generic: done.wait(compute),
         lambda done, _generic: torch.accelerator.current_stream().wait_event(done),
         lambda _done, _generic: torch.accelerator.current_stream().wait_stream(rig.comm),
         lambda _done, generic: generic.wait(stream=torch.accelerator.current_stream()),
+        from_elsewhere,
     ]
     outs = []
     for wait in waits:
-        shard, whole = rig.tensor(), torch.empty(ELEMENTS * rig.size, device=rig.device)
+        shard = rig.tensor()
         with rig.communicating():
+            whole = torch.empty(ELEMENTS * rig.size, device=rig.device)
             dist.all_gather_into_tensor(whole, shard)
             done, generic = torch.cuda.Event(), torch.Event(device=rig.device)
             done.record(rig.comm)
             generic.record(rig.comm)
-        wait(done, generic)
-        outs.append(gathered(rig, whole))
         rig.work()
+        wait(done, generic)
+        outs.append(whole.view(rig.size, -1)[1 - rig.rank] - (2 - rig.rank))  # the other rank's, less its value
+        with rig.communicating():
+            del whole
     return outs
-
-
-@part(ALLREDUCE)
-def waited_for_while_another_stream_is_current(rig: Rig) -> list[torch.Tensor]:
-    """The computing stream is made to wait where the strategy's own stream is the current one."""
-    compute = torch.cuda.current_stream()
-    x = rig.tensor()
-    with rig.communicating():
-        dist.all_reduce(x)
-        compute.wait_stream(rig.comm)
-    rig.work()
-    return [x - 3]
-
-
-@part(ALLREDUCE, REDUCESCATTER)
-def two_streams_of_one_group(rig: Rig) -> list[torch.Tensor]:
-    """A reduce-scatter on a stream of the strategy's while an all-reduce of the same group is under way elsewhere."""
-    x, shards = rig.tensor(), rig.tensor()
-    first = dist.all_reduce(x, async_op=True)
-    rig.work()
-    with rig.communicating():
-        shard = torch.empty(ELEMENTS // rig.size, device=rig.device)
-        dist.reduce_scatter_tensor(shard, shards)
-    rig.work()
-    torch.cuda.current_stream().wait_stream(rig.comm)
-    first.wait()
-    return [x - 3, shard - 3]
 
 
 @part(ALLREDUCE, awaited=(0, 0))  # the second time for the stream that had waited

@@ -9,8 +9,6 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
-from collections.abc import Callable
-from itertools import product
 from typing import Any
 
 import pytest
@@ -19,11 +17,11 @@ import torch
 from aorta.distributed.topology import Topology
 from aorta.instrument.native import build as native
 from tests.device_path import block_scenes as blocks
+from tests.device_path import collective_forms as forms
 from tests.device_path import collective_scenes as collectives
 from tests.device_path import stream_scenes as streams
-from tests.device_path.collective_forms import every_form
 from tests.device_path.rig import MODES, Groups, Scene, groups, stream_id, unbound_group
-from tests.device_path.scenario import Use, run, use
+from tests.device_path.scenario import run, use
 from tests.runs import ROOT
 from tests.simulated import device as simulated
 from tests.simulated.load import native as simulator
@@ -31,48 +29,17 @@ from tests.simulated.programs import needs_device, on_devices
 
 pytestmark = [pytest.mark.simulated, pytest.mark.dist, needs_device, pytest.mark.thorough]
 OBSERVED = ("dedicated", "observe")
-EVERY_MODE: tuple[Callable[[Scene], Any], ...] = (
-    blocks.capture,
-    blocks.capture_over_steps,
-    streams.another_device_is_current,
-    collectives.unknown_communicators,
-    collectives.stacked_in_a_batch,
-    collectives.nothing_in_a_batch,
-    blocks.checkpointed,
-    collectives.split,
-    collectives.blocking,
-    collectives.kept_handles,
-    blocks.abandoned,
-    streams.priorities,
-    streams.marks_cost,
-    blocks.copies_elsewhere,
-    blocks.copies_here,
-    blocks.recursive_block,
-    blocks.backward_end_cost,
-    collectives.failed_handle,
-    streams.no_stream_to_time_on,
-    collectives.many_joined,
-    collectives.future_elsewhere,
-    streams.no_stream_left,
-    collectives.workers,
-)
-EVERY_WAY: tuple[Callable[[Scene], Any], ...] = (
-    every_form,
-    collectives.limited_wait,
-    streams.moved,
-    collectives.handles,
-)
-ONE_MODE: tuple[Callable[[Scene], Any], ...] = (
-    streams.unread_epochs,
-    streams.uncertain_clock,
-    streams.waits_told,
-    streams.spins,
-    collectives.not_compiled,
-)
+FOR_EVERY_WAY = (forms.every_form, collectives.failing, collectives.handles)
+FOR_ONE = (streams.unread_epochs, streams.uncertain_clock, streams.waits_told, streams.spins, collectives.not_compiled)
+WAYS_OF = dict.fromkeys(FOR_EVERY_WAY, tuple(MODES)) | dict.fromkeys(FOR_ONE, ("dedicated",))
+"""Others are looked at in each mode that observes."""
 PLAYED = {
     f"{scene.__name__}-{way}": (scene, way)
-    for scenes, ways in ((EVERY_MODE, OBSERVED), (EVERY_WAY, MODES), (ONE_MODE, ("dedicated",)))
-    for scene, way in product(scenes, ways)
+    for module in (blocks, forms, collectives, streams)
+    for scene in vars(module).values()
+    if getattr(scene, "__annotations__", {}) == {"scene": "Scene", "return": "Told"}
+    and scene.__module__ == module.__name__
+    for way in WAYS_OF.get(scene, OBSERVED)
 }
 CAPTURES = [name for name, (scene, _) in PLAYED.items() if scene in (blocks.capture, blocks.capture_over_steps)]
 
@@ -87,11 +54,11 @@ def played(_topology: Topology, device: torch.device, name: str) -> Any:
         return scene(Scene(device, own, way))
     wrong, shape = run(Scene(device, own, "off"))
     # When threads free what they held is not the same twice.
-    without = Use(*map(max, zip(*(use(Scene(device, own, "off")) for _ in range(3)), strict=True)))
-    told = {"off": {"wrong": wrong, "use": without._asdict()}}
+    without = [use(Scene(device, own, "off")) for _ in range(3)]
+    told = {"off": {"wrong": wrong, "use": {what: max(used[what] for used in without) for what in without[0]}}}
     told |= {way: {"wrong": run(Scene(device, own, way), shape)[0]} for way in MODES}
     for way in MODES:
-        told[way]["use"] = use(Scene(device, own, way))._asdict()
+        told[way]["use"] = use(Scene(device, own, way))
     return told
 
 

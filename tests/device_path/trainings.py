@@ -12,7 +12,7 @@ import torch
 
 from aorta.distributed.topology import Topology
 from aorta.records.schema import Step
-from tests.device_path.witness import clipped, length, truth_of
+from tests.device_path.agreement import clipped, length, truth_of
 from tests.loop import Loop
 from tests.simulated import device as simulated
 
@@ -25,11 +25,7 @@ SHAPE = (
     "workload.vocab_size=500",
     "dataset.num_samples=256",
 )
-WARM_UP, STEPS = 3, 3
-LAYER_NS = 1_000_000
-"""Of one layer forward, and of one backward, in a case with `transfer`."""
-ONCE_A_LAYER = ("aten::gelu", "aten::gelu_backward", "aten::silu", "aten::silu_backward")
-"""Of the ranking model and of the decoder."""
+WARM_UP = 3
 MATH = ("aten::addmm", "aten::mm", "aten::bmm", "aten::_scaled_dot_product", "aten::native_layer_norm", "aten::gelu")
 MATH_NS = 23_000
 COLLECTIVE = (90_000, 0.5)
@@ -69,51 +65,23 @@ def looped(
     simulated.no_races()
 
 
-def seen(
-    topology: Topology, device: torch.device, words: list[str], transfer: tuple[int, float] | None = None
-) -> list[dict[str, Any]]:
-    """Each step of a case after the warm-up: the record's numbers and the device's.
-
-    Where no pipeline exchanges batches of messages, each collective has its start and end in both.
-
-    Args:
-        words: of `train.py`, beside `SHAPE`.
-        transfer: how long a collective takes, as fixed nanoseconds and nanoseconds per byte. Layers then take
-            `LAYER_NS` each and nothing else takes time, so that stages of a pipeline with as many layers are equal.
-    """
-    if transfer is None:
-        lengths()
-        simulated.lengths(copy_h2d=(2_000, 1_000.0), copy_d2h=(3_000, 1_000.0))
-    else:
-        lengths(LAYER_NS, transfer, operators=ONCE_A_LAYER)
-    lines: list[Step] = []
-    with looped(words, topology, device, lines) as loop:
-        for _ in range(STEPS):
-            loop.step()
+def compared(lines: list[Step], device: torch.device, **within: float) -> list[dict[str, Any]]:
+    """Each step: the record's numbers, the device's, and where they differ (`Truth.differences`)."""
     rows, waits, stream = simulated.timeline(device.index), simulated.waits(), torch.cuda.current_stream().stream_id
     still = [(wait.begin_ns, wait.end_ns) for wait in waits if (wait.device, wait.stream) == (device.index, stream)]
-    queues: dict[str, list[Any]] = {}
-    for row in rows if transfer is None else ():
-        if row.kind == "collective":
-            queues.setdefault(row.group, []).append(row)
     steps = []
-    for line in lines[WARM_UP:]:
+    for line in lines:
         window = (line.start_mono_ns, line.end_mono_ns)
         truth = truth_of(window, rows, waits, stream, device.index)
-        pairs = []
-        for row in line.collectives if transfer is None else ():
-            own, origin = queues[row.group].pop(0), line.start_mono_ns
-            pairs.append((row.kind, origin + row.start_ns, own.start_ns, origin + row.end_ns, own.end_ns))
         steps.append(
             {
                 "overlap": line.overlap,
-                "coverage": line.coverage.complete,
-                "truth": truth.lengths_ns() | {"ratio": truth.ratio},
-                "collectives": pairs,
+                "complete": line.coverage.complete,
+                "truth": truth.lengths_ns | {"ratio": truth.ratio},
+                "wrong": truth.differences(line.overlap, **within),
                 "kinds": [row.kind for row in line.collectives],
                 "still_ns": length(clipped(still, window)),
                 "lanes_ms": line.per_stream_ms,
             }
         )
-    assert not any(queues.values()), "the device ran collectives that no record has"
     return steps

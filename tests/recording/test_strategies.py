@@ -93,7 +93,7 @@ EVERY, STEPS = 4, 24
 
 
 def test_ranks_observe_the_same_steps_and_train_as_ever(tmp_path):
-    """Of FSDP, and of both modes on a device: `tests/device_path/test_sampled.py`."""
+    """Of FSDP, and of both modes on a device: `tests/device_path/test_training.py`."""
     more = ("parallel=ddp", f"training.max_steps={STEPS}", "training.checkpoint_interval=10")
     train(tmp_path / "whole", *more)
     train(tmp_path / "sampled", *more, f"instrument.every={EVERY}")
