@@ -1,4 +1,4 @@
 """The device path on the simulated device (`tests.simulated`): what it measures, keeps and costs.
 
-Most of it runs in virtual time, where the device's own timeline is an exact witness whatever the machine's load.
+It runs in virtual time, where the device's own timeline is an exact witness whatever the machine's load.
 """

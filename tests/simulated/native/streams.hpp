@@ -2,8 +2,8 @@
 //
 // A stream is a queue with a thread that never needs Python's lock. Its tasks really run there, one after another;
 // when they "started" and "ended" is computed along the way (max-plus): a start is the latest of the stream's previous
-// end, the host's clock at the issue and the events waited for; an end is the start and the task's length (and longer under contention.hpp). In wall time
-// the same thread sleeps for the length and reads the clock. Must not: know tensors or Python.
+// end, the host's clock at the issue and the events waited for; an end is the start and the task's length (and longer
+// under contention.hpp). Must not: know tensors or Python.
 #pragma once
 
 #include <atomic>
