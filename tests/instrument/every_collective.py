@@ -141,6 +141,8 @@ def recorded(rank: int, *, native: bool) -> None:
     # Sends and receives have numbers of their own.
     numbers = [(kind, seq) for name in ("send", "exchange") for _, kind, seq, _, _ in told[name]]
     assert numbers == [[("send", 0), ("send", 1), ("recv", 0)], [("recv", 0), ("send", 0), ("recv", 1)]][rank]
+    step_of = dict(zip(named, steps, strict=True))
+    assert [(wait.kind, wait.seq) for name in ("send", "exchange") for wait in step_of[name].waits] == numbers
 
 
 def described(value: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ from hypothesis import strategies as st
 
 from aorta.instrument.instrumentation import Instrumentation
 from aorta.records import ring_file as rf
+from aorta.records import ring_steps
 from aorta.records.clocks import boot_id, read_clocks
 from aorta.records.progress import ROWS_AT, UnreadableProgress
 from aorta.records.ring_file import RingFacts, RingFile, RingGroup, RingOperator
@@ -26,38 +26,9 @@ from aorta.records.ring_steps import MOST, MOST_STEPS_LATE, RingSteps
 from aorta.records.schema import Stall, Step
 from aorta.records.step_line import StepFacts
 from tests.instrument.device_rows_by_hand import DeviceByHand
-from tests.instrument.lines_of_rows import ARMS, BATCHES, GONE_ON_BEHIND
 from tests.instrument.taps import ANCHOR, MS, compiled_part, lines_at_once
 from tests.instrument.witness import witnessed
 from tests.records.test_progress import facts as progress_facts
-from tests.runs import program, succeeded
-
-STEPS = 12
-SMALL = ("training.device=cpu", "training.batch_size=4", "dataset.num_samples=512", "workload.model_dim=64")
-
-
-@pytest.mark.dist
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("parallel=ddp", "training.gradient_accumulation=2"),
-        pytest.param(("parallel=pp",), marks=pytest.mark.thorough),
-    ],
-    ids="+".join,
-)
-def test_lines_of_many_steps_are_those_of_each_byte_for_byte_whoever_appended_the_rows(
-    tmp_path: Path, words: tuple[str, ...]
-) -> None:
-    compiled_part()
-    more = (*SMALL, "instrument.mode=dedicated", *words)
-    succeeded(program("tests.instrument.lines_of_rows", str(tmp_path), str(STEPS), *more))
-    for rank in (0, 1):
-        told = json.loads((tmp_path / f"rank_{rank}.json").read_text())
-        assert set(told) == set(ARMS)
-        assert [arm for arm, differing in told.items() if differing.pop("on a link")] == ["emulated"]
-        ways = ("recorded", *map(str, BATCHES), *(f"behind {done}" for done in GONE_ON_BEHIND), "shape")
-        for arm, differing in told.items():
-            assert differing == {way: [""] * (STEPS + 5) for way in ways}, arm
 
 
 class ByHand:
@@ -196,6 +167,25 @@ def test_rows_that_were_overwritten_are_counted_and_their_steps_missing_and_one_
     hand.ring._rows["stamp"][13] = 30
     assert [line.global_step for line in hand.steps.take()] == [7]
     assert hand.steps.lost == 16
+
+
+def test_who_goes_on_behind_a_step_makes_the_lines_that_were_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A collective is queued behind one of the step before, and reaches into the next."""
+    monkeypatch.setattr(ring_steps, "_AGAIN", 4)
+    hand = ByHand()
+    for number in range(10):
+        begin = 10 * number
+
+        def inside(begin: int = begin) -> None:
+            hand.collective(begin + 1, begin + 6)
+            hand.collective(begin + 3, begin + 12, y=1)
+
+        hand.step(begin, begin + 9, inside, issued=2)
+    lines = hand.steps.take()
+    assert len({line.overlap["comm_ms"] for line in lines}) > 1
+    for done in (0, 4, 8):
+        behind = RingSteps(hand.ring, behind_ns=lines[done].start_mono_ns)
+        assert behind.take() == lines[done + 1 :]
 
 
 def test_names_are_listed_once_and_stand_for_others_where_there_is_no_space() -> None:

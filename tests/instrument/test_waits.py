@@ -1,11 +1,11 @@
-"""Who waited for which collective, on a clock that is set by the test, and on two ranks against the caller's own; and
-the stall cut-off: measured on the host, used by the run, and its record says how much the ratio rests on it.
-"""
+"""Who waited for which collective, on a clock that is set by the test, and against the caller's own; and the stall
+cut-off: measured on the host, used by the run, and its record says how much the ratio rests on it."""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,21 +13,24 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 
 from aorta.instrument import backend_calls as measuring
 from aorta.instrument import python_interceptor
 from aorta.instrument.backend_calls import cutoff_from, slowest_of_host, stall_cutoff
 from aorta.instrument.device_streams import StreamOrder
 from aorta.instrument.in_flight import InFlight
+from aorta.instrument.instrumentation import Instrumentation
 from aorta.instrument.python_interceptor import PythonInterceptor
 from aorta.records import ring_file as rf
+from aorta.records.clocks import read_clocks
 from aorta.records.run_files import read_manifest
 from aorta.records.schema import STALL_CUTOFF_NS, Stall, StallCutoff, Step, Wait
-from aorta.records.step_line import Name
+from aorta.records.step_line import Name, StepFacts
 from aorta.report.files import write_report
 from tests.instrument.taps import CPU, MS, Answer, Tap, answering, compiled_part, ring_in_memory
 from tests.instrument.test_rows import ByHand
-from tests.runs import HANGS_S, program, record, succeeded, train
+from tests.runs import HANGS_S, record, train
 
 
 def waits(line: Step) -> list[tuple[int, float, float]]:
@@ -119,13 +122,48 @@ def test_closing_leaves_no_callback_of_a_future_behind(monkeypatch: pytest.Monke
     timer.join()
 
 
-@pytest.mark.dist
+@pytest.mark.filterwarnings("ignore:.*is deprecated. Please use:FutureWarning")  # renamed in torch 2.13, not before
+@pytest.mark.usefixtures("world_of_one")
 @pytest.mark.parametrize("ends", ["python", "native"])
 def test_both_interceptors_tell_every_wait(ends: str) -> None:
-    """Against the caller's own clock round each wait, on two ranks."""
+    """In the order of the waits, within the caller's own times round each; a wait in a later step stands there."""
     if ends == "native":
         compiled_part()
-    succeeded(program("tests.instrument.waits_of_two", ends))
+    waited, steps, late, ones = list[list[tuple[int, int, int]]](), list[Step](), list[Any](), torch.ones
+
+    def waiting(seq: int, wait: Callable[[], Any]) -> None:
+        before = time.perf_counter_ns()
+        wait()
+        waited[-1].append((seq, before, time.perf_counter_ns()))
+
+    def in_another_order() -> None:
+        first, second = (dist.all_reduce(ones(1 << 16), async_op=True) for _ in range(2))
+        waiting(1, second.wait)
+        waiting(0, first.wait)
+        first.wait()  # again: it returns at once, and is no row
+
+    def never() -> None:
+        late.extend(dist.all_reduce(ones(8), async_op=True) for _ in range(2))
+
+    def synchronous() -> None:
+        waiting(4, lambda: dist.all_reduce(ones(4)))
+        waiting(5, lambda: dist.reduce_scatter_tensor(ones(3), ones(3)))
+        waiting(6, dist.barrier)
+
+    def by_tensor() -> None:
+        reduced = functional.all_reduce(ones(4), "sum", dist.group.WORLD)
+        waiting(7, lambda: functional.wait_tensor(reduced))
+
+    with Instrumentation(CPU, "observe", 0, 1, read_clocks(), steps.append, native=ends == "native") as instrument:
+        for body in (in_another_order, never, lambda: waiting(3, late[1].wait), synchronous, by_tensor):
+            waited.append([])
+            with instrument.recorder.step(StepFacts(0, len(waited), len(waited), 0.0, warmup=False)):
+                body()
+        instrument.recorder.finish()
+    for step, of_caller in zip(steps, waited, strict=True):
+        assert [wait.seq for wait in step.waits] == [seq for seq, _, _ in of_caller]
+        for wait, (_, before, after) in zip(step.waits, of_caller, strict=True):
+            assert before <= step.start_mono_ns + wait.enter_ns <= step.start_mono_ns + wait.leave_ns <= after
 
 
 US = 1_000

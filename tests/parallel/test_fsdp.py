@@ -1,11 +1,13 @@
 """FSDP2: gradients of separately sharded modules are the mean over all ranks, also where each part is on one rank only;
 which blocks are gathered ahead. DDP: which device it is told, and how its buckets are sized. Context parallelism: which
-chunks of a sequence each rank has, and that they train as one rank does with whole sequences.
+chunks of a sequence each rank has, and what they attend to.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -14,11 +16,11 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from aorta.config.schema import DDP, FSDPEP, DType, Precision
-from aorta.parallel import fsdp, plan
+from aorta.parallel import context, fsdp, plan
 from aorta.parallel.context import in_order, own_chunks
 from aorta.parallel.fsdp import prefetch
 from aorta.parallel.plan import default_bucket_mb
-from tests.runs import program, succeeded
+from aorta.workload.gpt import CausalAttention
 
 RANKS = 4
 """Whose gradients have arrived by all-to-all, added up."""
@@ -123,7 +125,17 @@ def test_the_chunks_of_all_ranks_are_the_sequence_and_as_many_pairs_of_a_query_a
     assert pairs == [pairs[0]] * ranks
 
 
-@pytest.mark.dist
+@pytest.mark.parametrize("kv_heads", [2, 4])
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_losses_and_gradients_are_those_of_whole_sequences(ranks: int) -> None:
-    succeeded(program("tests.parallel.split_sequences", ranks=ranks))
+def test_attention_over_ranks_is_that_to_the_whole_sequence(monkeypatch, ranks: int, kv_heads: int) -> None:
+    """That they train like one rank, gradients and all: `tests/recording/test_decoders.py`."""
+    torch.manual_seed(0)
+    shapes = (2, 4, 2 * ranks * 3, 8), (2, kv_heads, 2 * ranks * 3, 8)
+    whole = query, key, value = (*(torch.randn(shape, dtype=torch.float64) for shape in (*shapes, shapes[1])),)
+    of_ranks = [[own_chunks(tensor, 2, rank, ranks) for tensor in whole] for rank in range(ranks)]
+    monkeypatch.setattr(context, "_all_gather", lambda *_: torch.cat([torch.stack(own[1:]) for own in of_ranks]))
+    expected = CausalAttention()(query, key, value)
+    for rank, own in enumerate(of_ranks):
+        mesh: Any = SimpleNamespace(get_local_rank=lambda rank=rank: rank, size=lambda: ranks)
+        context.split([attention := CausalAttention()], mesh)
+        torch.testing.assert_close(attention(*own), own_chunks(expected, 2, rank, ranks))
