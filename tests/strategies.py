@@ -36,12 +36,6 @@ def shifted(spans: list[tuple[int, int]], base: int) -> list[tuple[int, int]]:
     return [(start + base, end + base) for start, end in spans]
 
 
-environments = st.dictionaries(
-    st.lists(st.sampled_from(("NCCL_", "MY_", "CUDA_", "TOKEN", "key", "DEBUG", "_X")), max_size=3).map("".join),
-    st.text(),
-)
-
-
 def of_type(hint: Any) -> st.SearchStrategy[Any]:
     """Values of a type used in `aorta.records.schema`, within what it allows (integers of 63 bits, finite floats)."""
     simple = {

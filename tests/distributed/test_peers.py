@@ -134,13 +134,6 @@ def test_an_error_that_is_worded_already_stays_as_it_is(world):
     assert outcomes[0][0] is outcomes[0][1]
 
 
-def test_two_users_of_one_store_do_not_meet():
-    store = dist.HashStore()
-    first, second = (Peers(dist.PrefixStore(name, store), 0, 1, 1.0) for name in ("a", "b"))
-    assert (first.gather("x", 1), second.gather("x", 2)) == ([1], [2])
-    assert first.gather("x", 1) == [1]
-
-
 def test_a_rank_goes_on_until_another_fails() -> None:
     store = dist.HashStore()
     ranks = [Peers(store, rank, 3, 1.0) for rank in range(3)]

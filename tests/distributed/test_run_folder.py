@@ -288,15 +288,6 @@ def test_users_record_in_turn_in_a_shared_folder():
             assert len(list(out.glob("history/*/progress/x"))) == number
 
 
-def test_a_manifest_is_written_whole_or_not_at_all(out):
-    out.mkdir(parents=True)
-    folder = RunFolder(out, "first", 0)
-    write_manifest(folder, {"a": 1})
-    with pytest.raises(TypeError):
-        write_manifest(folder, {"a": object()})
-    assert {name: json.loads(content) for name, content in tree(out).items()} == {"run.json": {"a": 1}}
-
-
 @pytest.mark.parametrize("per_node", [4, 2], ids=["one node", "two nodes"])
 def test_a_second_run_is_refused_until_the_first_has_ended_and_moves_nothing(start, world, out, per_node):
     def work(peers):

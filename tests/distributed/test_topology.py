@@ -73,13 +73,8 @@ def test_a_rank_outside_the_world(rank, world_size):
         read_topology(variables(rank, world_size, 0, 1))
 
 
-@pytest.fixture
-def two_devices(monkeypatch):
-    """torch with two CUDA devices; gives the numbers of those made current."""
-    return accelerators(monkeypatch, "cuda", 2)
-
-
 def accelerators(monkeypatch: pytest.MonkeyPatch, kind: str, count: int) -> list[int]:
+    """torch with that many devices of a kind; returns the numbers of those made current."""
     current: list[int] = []
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: torch.device(kind))
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: count)
@@ -92,20 +87,12 @@ def no_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: None)
 
 
-@pytest.mark.spec("B11")
-def test_on_a_second_node_the_local_rank_chooses_too(two_devices, monkeypatch):
-    for name, value in variables(9, 16, 1, 8).items():
-        monkeypatch.setenv(name, value)
-    place = read_topology()
-    assert (place.rank, select_device("auto", place.local_rank).index) == (9, 1)
-    assert two_devices == [1]
-
-
-def test_a_cpu_is_used_where_asked_for_or_where_there_is_nothing_else(two_devices, monkeypatch):
+def test_a_cpu_is_used_where_asked_for_or_where_there_is_nothing_else(monkeypatch):
+    current = accelerators(monkeypatch, "cuda", 2)
     assert select_device("cpu", 5) == torch.device("cpu")
     no_device(monkeypatch)
     assert select_device("auto", 5) == torch.device("cpu")
-    assert two_devices == []
+    assert current == []
 
 
 @pytest.mark.parametrize(

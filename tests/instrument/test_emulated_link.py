@@ -66,18 +66,6 @@ def test_a_transfer_begins_with_its_last_rank_and_waits_for_the_one_before(link,
     assert first.issued.end_source == "emulated"
 
 
-def test_a_backend_that_is_slower_keeps_its_own_end(link: Link, arrivals: tuple[Arrivals, Arrivals]) -> None:
-    transfer = Transfer(issued_now(), 1000, has_future=True)
-    both_arrive(arrivals, 0, transfer.issued.issue_ns)
-    link.put(transfer)
-    assert not transfer.gate.done()
-    time.sleep(0.01)
-    transfer.backend_done(None)
-    assert ended(transfer).end == transfer.backend_ns
-    assert transfer.issued.end_source == "future"
-    assert (link._tally.carried, link._tally.slow) == (1, 1)
-
-
 def test_without_a_common_clock_the_backends_completion_stands_for_the_last_arrival() -> None:
     link = Link(None, Tally())
     transfer = Transfer(issued_now(), 3 * MS, has_future=True)

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from aorta.errors import InstrumentError
 from aorta.instrument.dispatcher import PrivateName, check_torch, counts_point_to_point, issued_by, private_names
@@ -118,14 +117,3 @@ def test_every_backend_of_a_mixed_group_is_asked_once() -> None:
     assert [issued_by(group) for group in found] == [43, 5, None]
     assert counts_point_to_point(mixed, CPU)
     assert not counts_point_to_point(mixed, CUDA)
-
-
-@pytest.mark.usefixtures("world_of_one")
-@pytest.mark.parametrize("backend", ["gloo", "cpu:gloo,cuda:gloo"])
-def test_a_real_group_counts_what_it_is_given(backend: str) -> None:
-    group = dist.new_group([0], backend=backend)
-    before = issued_by(group)
-    for _ in range(3):
-        dist.all_reduce(torch.ones(2), group=group)
-    assert issued_by(group) == before + 3
-    assert counts_point_to_point(group, CPU)
