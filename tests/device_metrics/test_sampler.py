@@ -21,8 +21,7 @@ from aorta.records.device_values import Values
 from aorta.records.schema import DeviceTelemetry, Step
 from tests.analysis.builders import metrics
 from tests.analysis.builders import step as make_step
-
-LIMIT_S = 600.0
+from tests.runs import until
 
 
 class Script:
@@ -56,19 +55,11 @@ def step() -> Step:
     return make_step(overlap=metrics(1.0, 1.0, 0.0, 0.0))
 
 
-def until(sampler: DeviceSampler, enough: int) -> None:
-    """Wait until there were that many samples."""
-    end = time.monotonic() + LIMIT_S
-    while sampler.taken + sampler.failed < enough:
-        assert time.monotonic() < end, "no samples"
-        time.sleep(0.001)
-
-
 def test_samples_carry_their_own_times_and_go_onto_one_step(step):
     source = Script(Values(temp_c=40.0, throttle=[]), Values(temp_c=41.0, throttle=["power_cap"]))
     before = time.monotonic_ns()
     with DeviceSampler(Opened(source, 0.001)) as sampler:
-        until(sampler, 2)
+        until(lambda: sampler.taken + sampler.failed >= 2)
         line = sampler.onto(step)
     first, second = line.device[:2]
     assert before <= first.start_mono_ns <= first.end_mono_ns <= second.start_mono_ns <= time.monotonic_ns()
@@ -80,7 +71,7 @@ def test_samples_carry_their_own_times_and_go_onto_one_step(step):
 
 def test_a_step_without_a_sample_is_left_as_it_is(step):
     with DeviceSampler(Opened(Script(Values(temp_c=1.0)), 60.0)) as sampler:
-        until(sampler, 1)
+        until(lambda: sampler.taken + sampler.failed >= 1)
         assert len(sampler.onto(step).device) == 1
         assert sampler.onto(step) is step
 
@@ -89,7 +80,7 @@ def test_a_step_without_a_sample_is_left_as_it_is(step):
 def test_a_source_that_fails_is_null_with_a_reason_counted_and_said_once(step, caplog, error):
     source = Script(error, error, Values(temp_c=40.0))
     with caplog.at_level(logging.WARNING), DeviceSampler(Opened(source, 0.001)) as sampler:
-        until(sampler, 3)
+        until(lambda: sampler.taken + sampler.failed >= 3)
         line = sampler.onto(step)
     assert [is_failed(sample) for sample in line.device[:3]] == [True, True, False]
     assert str(error) in line.reasons["device"]
@@ -152,11 +143,17 @@ def test_what_header_and_manifest_say_and_without_a_source_there_is_no_thread(st
         assert sampler.onto(step) is step
 
 
+def with_words(sampler: DeviceSampler, step: Step) -> Step | None:
+    """The step, once there are words."""
+    line = sampler.onto(step)
+    return None if line.rocm_smi_t_ns is msgspec.UNSET else line
+
+
 @pytest.mark.spec("D5")
 def test_words_beside_another_source(program, step):
     program("rocm-smi", "echo GPU[0] words")
     with DeviceSampler(Opened(Script(Values(temp_c=1.0)), 60.0), keep_words=True) as sampler:
-        line = wait_for_words(sampler, step)
+        line = until(lambda: with_words(sampler, step))
     assert line.rocm_smi_output == "GPU[0] words\n"
     assert (line.rocm_smi_exit_code, line.rocm_smi_stderr) == (0, "")
     assert abs(line.rocm_smi_t_ns - time.time_ns()) < 60e9
@@ -165,28 +162,17 @@ def test_words_beside_another_source(program, step):
 @pytest.mark.spec("D5")
 def test_words_of_a_program_that_is_not_there(program, step):
     with DeviceSampler(Opened(), keep_words=True) as sampler:
-        assert wait_for_words(sampler, step).rocm_smi_error == "rocm-smi not available"
+        assert until(lambda: with_words(sampler, step)).rocm_smi_error == "rocm-smi not available"
 
 
 def test_a_program_that_hangs_does_not_hold_up_the_end(program, step):
     program("rocm-smi", """case "$*" in *--showmaxpower*) echo '{"card0": {}}' ;; *) exec sleep 1000 ;; esac""")
     source = RocmSmi(DeviceIdentity("rocm"))
     with DeviceSampler(Opened(source, 1.0)) as sampler:
-        end = time.monotonic() + LIMIT_S
-        while source._program._child is None:
-            assert time.monotonic() < end
-            time.sleep(0.001)
+        until(lambda: source._program._child is not None)
     assert not sampler._thread.is_alive()
     assert source._program._child.returncode == -9
     assert sampler.onto(step) is step  # that it was ended is no failure
-
-
-def wait_for_words(sampler: DeviceSampler, step: Step) -> Step:
-    end = time.monotonic() + LIMIT_S
-    while (line := sampler.onto(step)).rocm_smi_t_ns is msgspec.UNSET:
-        assert time.monotonic() < end, "no words"
-        time.sleep(0.005)
-    return line
 
 
 # --- which source is opened

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from contextlib import suppress
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -149,52 +147,29 @@ def test_a_rank_goes_on_until_another_fails() -> None:
 # --- ranks that are busy at the end -----------------------------------------------------------------------------------
 
 
-class Rounds:
-    """A clock for two ranks: it moves on when both of them sleep, by as long as they sleep."""
-
-    def __init__(self):
-        self.now = 0.0
-        self._both = threading.Barrier(2, action=self._go_on)
-
-    def _go_on(self):
-        self.now += 0.01
-
-    def monotonic(self):
-        return self.now
-
-    def sleep(self, seconds):
-        assert seconds == 0.01
-        with suppress(threading.BrokenBarrierError):
-            self._both.wait(HANGS_S)
-
-    def over(self):
-        """The other one sleeps alone from now on, and not for long."""
-        self._both.abort()
-
-
 def test_a_busy_rank_is_waited_for_beyond_the_timeout(monkeypatch):
-    store, beats, answers, clock = dist.HashStore(), [0], {}, Rounds()
-    monkeypatch.setattr("aorta.distributed.peers.time", clock)
+    """60 beats of 10 ms, with a timeout of 100 ms, on a clock that is set by hand; first of the rank that is busy."""
+    store, left, now = dist.HashStore(), [60, 60], [0.0]
+    zero, one = (Peers(store, rank, 2, timeout_s=0.1) for rank in (0, 1))
+
+    def go_on(seconds):
+        now[0] += seconds
+        if left[0] == 0:  # rank 1 beside rank 0, which waits
+            left[1] -= 1
+            store.add("busy/other/1", 1)
+            if left[1] == 0:
+                store.set("done/other/1", "1")
 
     def busy():
-        beats[0] += 1
-        return beats[0] < 60  # 60 beats of 10 ms, with a timeout of 100 ms
+        left[0] -= 1
+        return left[0] > 0
 
-    def run(rank, is_busy):
-        peers = Peers(store, rank, 2, timeout_s=0.1)
-        try:
-            answers[rank] = gather_when_idle(peers, "key", is_busy, lambda: {"rank": rank}, beat_s=0.01)
-        finally:
-            clock.over()
-
-    threads = [threading.Thread(target=run, args=(0, lambda: False)), threading.Thread(target=run, args=(1, busy))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(HANGS_S)
-    assert answers == {0: [{"rank": 0}, {"rank": 1}], 1: [{"rank": 0}, {"rank": 1}]}
-    assert beats[0] == 60
-    assert clock.now == pytest.approx(0.59)  # between the beats
+    monkeypatch.setattr("aorta.distributed.peers.time", SimpleNamespace(monotonic=lambda: now[0], sleep=go_on))
+    store.set("done/key/0", "0")
+    assert gather_when_idle(one, "key", busy, lambda: 1, beat_s=0.01) == [0, 1]
+    assert store.add("busy/key/1", 0) == 59
+    assert gather_when_idle(zero, "other", lambda: False, lambda: 0, beat_s=0.01) == [0, 1]
+    assert now[0] == pytest.approx(0.59 + 0.6)
 
 
 def test_a_silent_rank_is_named_and_alone_there_is_nobody_to_wait_for():

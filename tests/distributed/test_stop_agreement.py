@@ -129,42 +129,20 @@ def test_a_rank_whose_loop_is_over_is_not_waited_for():
     assert 60 <= len(ranks[1].steps) - 1 < STEPS - 1
 
 
-def test_a_world_of_one_needs_no_store(alone):
-    assert alone.may_start(0)
-    alone.request(TERM)
-    assert not alone.may_start(1)
-    assert alone.stopped_by is TERM
-    alone.close()
-
-
 # --- what breaks ------------------------------------------------------------------------------------------------
-
-
-class DyingStore:
-    """Works until `die()`."""
-
-    def __init__(self) -> None:
-        self._store: dist.Store | DeadStore = dist.HashStore()
-
-    def die(self) -> None:
-        self._store = DeadStore()
-
-    def __getattr__(self, name: str):
-        return getattr(self._store, name)
 
 
 @pytest.mark.parametrize("asked_before", [False, True])
 def test_a_rank_whose_store_dies_goes_on_to_meet_the_failure_unless_it_was_asked(asked_before):
-    store = DyingStore()
+    store = dist.HashStore()
     agreement = StopAgreement(store, 0, 2)
     if asked_before:
         agreement.request(TERM)
-        while not store.check(["stop/at/0"]):
-            time.sleep(0.001)
-        store.die()
+        store.wait(["stop/at/0"])
+        agreement._store = DeadStore()
     else:
         assert agreement.may_start(0)
-        store.die()
+        agreement._store = DeadStore()
         assert agreement._decided.wait(HANGS_S)
         assert agreement.may_start(1)
         assert agreement.stopped_by is None
@@ -245,8 +223,7 @@ def test_a_signal_wakes_a_rank_that_waits_for_the_others(monkeypatch):
     store = dist.HashStore()
     agreement = StopAgreement(store, 0, 2)
     store.set("stop/asked", str(int(INT)))
-    while not store.check(["stop/at/0"]):
-        time.sleep(0.001)
+    store.wait(["stop/at/0"])
 
     def others():
         time.sleep(0.03)

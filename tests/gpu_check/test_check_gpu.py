@@ -260,20 +260,17 @@ def test_a_number_of_processes_that_cannot_be(text, devices, a_device):
         check_command.processes({"NPROC": text}, devices, a_device)
 
 
-@pytest.mark.parametrize("code", [0, 1, 4])
-def test_the_exit_code_is_the_report_s(launched, tmp_path, code, capsys):
-    path, seed = tmp_path / "x.json", f"training.seed={code}"
-    assert check_command.main(["--json", str(path), "parallel=ddp,tp", seed]) == code
-    assert launched[-4:] == [str(path), "ddp,tp", str(PAIRS), seed]
-    assert launched[launched.index("--nproc_per_node") + 1] == "2"
+@pytest.mark.parametrize(
+    ("code", "words", "ranks"), [(0, ["training.ranks_per_device=2"], "4"), (1, [], "2"), (4, [], "2")]
+)
+def test_the_exit_code_is_the_report_s_and_ranks_are_as_many_as_asked_for(
+    launched, tmp_path, capsys, code, words, ranks
+):
+    path, words = tmp_path / "x.json", [*words, f"training.seed={code}"]
+    assert check_command.main(["--json", str(path), "parallel=ddp,tp", *words]) == code
+    assert launched[launched.index(str(path)) :] == [str(path), "ddp,tp", str(PAIRS), *words]
+    assert launched[launched.index("--nproc_per_node") + 1] == ranks
     assert capsys.readouterr().out == f"the same as JSON: {path}\n"
-
-
-def test_ranks_that_share_devices_are_more(launched, tmp_path):
-    words = ["training.ranks_per_device=2", "training.seed=0"]
-    assert check_command.main(["--json", str(tmp_path / "x.json"), *words]) == 0
-    assert launched[launched.index("--nproc_per_node") + 1] == "4"
-    assert launched[-4:] == ["ddp,fsdp", str(PAIRS), *words]
 
 
 @pytest.mark.parametrize("text", ["0", "x"])

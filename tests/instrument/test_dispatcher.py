@@ -176,18 +176,21 @@ def test_many_threads_at_once(watched: Tap) -> None:
     assert [row.issue_ns for row in watched.rows] == sorted(row.issue_ns for row in watched.rows)
 
 
-def test_waits_and_calls_of_other_threads_hold_up_no_computation(watched: Tap) -> None:
-    def elsewhere() -> None:
-        work = dist.all_reduce(torch.ones(2), async_op=True)
-        work.wait()
+def test_a_long_call_is_no_wait_and_those_of_other_threads_hold_up_no_computation(watched: Tap) -> None:
+    def issue() -> Any:
+        return dist.all_reduce(torch.ones(2), async_op=True)
 
     with answering(Answer(), lambda: time.sleep(2 * STALL_CUTOFF_NS / 1e9)):
-        thread = threading.Thread(target=elsewhere)
+        thread = threading.Thread(target=lambda: issue().wait())
         thread.start()
         thread.join()
-    (row,) = seen(watched)
-    assert row.end_source == "wait"
-    assert (watched.taken.calls, watched.taken.waits) == ([], [])
+        (row,) = seen(watched)
+        assert row.end_source == "wait"
+        assert (watched.taken.calls, watched.taken.waits) == ([], [])
+        issue()
+    watched.hand_over()
+    assert [end - begin >= 2 * STALL_CUTOFF_NS for begin, end in watched.taken.calls] == [True]
+    assert watched.taken.waits == []
 
 
 def test_what_is_dropped_is_counted_and_in_no_row(watched: Tap) -> None:

@@ -1,4 +1,6 @@
-"""Lines that are made of the rows of a ring: many at once as a witness makes each, and known for rows by hand (R3)."""
+"""Lines that are made of the rows of a ring: many at once as a witness makes each, and known for rows by hand (R3);
+what a line does not know (R8).
+"""
 
 from __future__ import annotations
 
@@ -25,6 +27,7 @@ from aorta.records.ring_rows import RingRows
 from aorta.records.ring_steps import MOST, MOST_STEPS_LATE, RingSteps
 from aorta.records.schema import Stall, Step
 from aorta.records.step_line import StepFacts
+from aorta.timeline.overlap import NO_COPIES
 from tests.instrument.device_rows_by_hand import DeviceByHand
 from tests.instrument.taps import ANCHOR, MS, compiled_part, lines_at_once
 from tests.instrument.witness import witnessed
@@ -65,10 +68,10 @@ class ByHand:
         both = 0 if end_ms is None else round(end_ms * MS) * 2
         return self.row(rf.COLLECTIVE, issue_ms, b=both, group=self.group, **fields)
 
-    def on_a_link(self, start_ms: float, end_ms: float, backend_ms: float, flags: int = rf.BY_FABRIC) -> int:
+    def on_a_link(self, start_ms: float, end_ms: float, backend_ms: float) -> int:
         """A row of an all-reduce on an emulated link, which was free when it was issued."""
         row = self.collective(start_ms, end_ms)
-        self.rows.linked(self.row(rf.LINK, x=row), flags, round(start_ms * MS), round(backend_ms * MS))
+        self.rows.linked(self.row(rf.LINK, x=row), rf.BY_FABRIC, round(start_ms * MS), round(backend_ms * MS))
         return row
 
     def step(self, begin_ms: float, end_ms: float, inside: Callable[[], object], issued: int = 0) -> None:
@@ -106,31 +109,6 @@ def test_a_step_of_rows_by_hand() -> None:
     assert line.stalls == [Stall(50 * MS, 55 * MS, "wait")]
     assert line.loss == 0.5
     assert line.coverage.complete
-
-
-def test_a_collective_that_reaches_into_the_next_batch_is_communication_there() -> None:
-    hand = ByHand()
-    hand.step(0, 10, lambda: hand.collective(5, 15), issued=1)
-    assert [line.overlap["comm_ms"] for line in hand.steps.take()] == [5]
-    hand.step(12, 20, lambda: None)
-    assert [line.overlap["comm_ms"] for line in hand.steps.take()] == [3]
-
-
-def test_a_collective_on_an_emulated_link_ran_when_that_says() -> None:
-    hand = ByHand()
-
-    def inside() -> None:
-        hand.on_a_link(10, 30, 22)
-        hand.on_a_link(20, 40, 0, flags=0)  # the backend was slower
-        hand.row(rf.LINK, x=hand.collective(20, 50))  # never filled: gloo's queue says when it began
-
-    hand.step(0, 100, inside, issued=3)
-    (line,) = hand.steps.take()
-    assert [(row.start_ns, row.end_source, row.backend_end_ns) for row in line.collectives] == [
-        (10 * MS, "emulated", 22 * MS),
-        (20 * MS, "future", None),
-        (20 * MS, "future", None),
-    ]
 
 
 def test_an_open_collective_holds_up_its_step_until_many_newer_ones_are_over() -> None:
@@ -186,6 +164,103 @@ def test_who_goes_on_behind_a_step_makes_the_lines_that_were_to_come(monkeypatch
     for done in (0, 4, 8):
         behind = RingSteps(hand.ring, behind_ns=lines[done].start_mono_ns)
         assert behind.take() == lines[done + 1 :]
+
+
+def only(hand: ByHand) -> Step:
+    """The line of its only step."""
+    (line,) = hand.steps.take(late=True)
+    return line
+
+
+@pytest.mark.parametrize(
+    ("counted", "op", "seen", "reason"),
+    [
+        pytest.param(1, 0, 1, None, id="all"),
+        pytest.param(rf.NOT_COUNTED, 0, 1, "a backend keeps no count of its collectives", id="no count"),
+        pytest.param(0, 0, 1, "the backends counted 0 collectives, AORTA saw 1", id="more seen"),
+        pytest.param(0, 1, 0, None, id="a send that its backend does not count"),
+    ],
+)
+def test_coverage_says_what_the_backends_counted(counted, op, seen, reason):
+    hand = ByHand()
+    hand.step(0, 10, lambda: hand.collective(1, 2, op=op), issued=counted)
+    coverage = only(hand).coverage
+    assert (coverage.seen, coverage.complete, coverage.reason) == (seen, reason is None, reason)
+    assert coverage.issued == (None if counted == rf.NOT_COUNTED else counted)
+
+
+def test_what_was_captured_cannot_be_seen_and_a_pass_that_is_open_is_left_out() -> None:
+    hand = ByHand()
+    hand.step(0, 10, lambda: hand.row(rf.PASS, 3, name=hand.block))
+    hand.row(rf.NOTE, flags=rf.CAPTURED, a=2, b2=0)
+    line = only(hand)
+    assert "2 collectives were captured into a CUDA graph" in str(line.coverage.reason)
+    assert line.compute == []
+
+
+def test_scalars_and_wall_clock() -> None:
+    hand = ByHand()
+    hand.step(2_000, 2_010, lambda: [value(hand, rf.LOSS, 0.5), value(hand, rf.GRAD_NORM, 2.0)])
+    hand.step(2_010, 2_020, lambda: None)
+    hand.step(2_020, 2_030, lambda: [value(hand, rf.LOSS, float("nan")), value(hand, rf.GRAD_NORM, float("inf"))])
+    first, second, third = hand.steps.take()
+    assert (first.loss, first.grad_norm) == (0.5, 2.0)
+    assert {"loss", "grad_norm"} & first.reasons.keys() == set()
+    assert (first.t_start_ns, first.t_end_ns) == (6_000 * MS, 6_010 * MS)
+    assert (second.loss, second.grad_norm) == (None, None)
+    assert second.reasons["loss"] == "not read in this step: see training.log_interval, or recording.note"
+    assert second.reasons["grad_norm"] == "not computed or not read in this step"
+    assert (third.reasons["loss"], third.reasons["grad_norm"]) == ("was nan", "was inf")
+
+
+def test_every_null_has_its_reason() -> None:
+    hand = ByHand()
+    hand.step(0, 10, lambda: None)  # no communication, no compute
+    line = only(hand)
+    nulls = {name for name, value in line.overlap.items() if value is None}
+    assert nulls == {"overlap_ratio", "overlap_over_compute", "copy_ms"}
+    assert nulls | {"loss", "grad_norm", "lr"} == line.reasons.keys()
+    assert line.copies is msgspec.UNSET
+    assert line.reasons["copy_ms"] == "on a CPU"
+
+
+def at(ns: int) -> tuple[int, int]:
+    """A mark that the device reached long after the host had recorded it."""
+    return ns, ns - 500
+
+
+def copied(hand: DeviceByHand, window: tuple[int, int], *copies: tuple[int, int, tuple[int, int] | None]) -> None:
+    """A step with copies: direction, bytes, when."""
+    step = hand.begin(window)
+    for way, size, span in copies:
+        ends = (None, None) if span is None else (at(span[0]), at(span[1]))
+        hand.between(rf.COPY, *ends, flags=way | (0 if span else rf.ELSEWHERE), x=size)
+    hand.end(step, 0)
+
+
+def test_copies_are_a_union_and_reach_into_the_next_step() -> None:
+    hand = DeviceByHand()
+    copied(hand, (10 * MS, 20 * MS), (0, 3_000_000, (11 * MS, 14 * MS)), (1, 8_000_000, (13 * MS, 21 * MS)))
+    copied(hand, (20 * MS, 30 * MS))
+    copied(hand, (30 * MS, 40 * MS))
+    first, second, third = found = RingSteps(hand.ring).take()
+    assert [line.overlap["copy_ms"] for line in found] == [9, 1, 0]
+    assert [list(row) for row in msgspec.to_builtins(first.copies)] == [
+        ["h2d", 3_000_000, 1 * MS, 4 * MS],
+        ["d2h", 8_000_000, 3 * MS, 11 * MS],
+    ]
+    assert (first.overlap["h2d_gb_per_s"], first.overlap["d2h_gb_per_s"]) == (1, 1)
+    assert second.copies == third.copies == []
+    assert "h2d_gb_per_s" not in second.overlap
+    assert first.per_stream_ms["copy"] == 9
+
+
+def test_copies_that_are_not_looked_at_are_unknown_and_why_is_said() -> None:
+    hand = DeviceByHand()
+    copied(hand, (10, 20))
+    hand.append(rf.NOTE, flags=rf.NO_COPIES, name=hand.ring.text(NO_COPIES), b2=0)
+    (line,) = RingSteps(hand.ring).take()
+    assert (line.copies, line.overlap["copy_ms"], line.reasons["copy_ms"]) == (msgspec.UNSET, None, NO_COPIES)
 
 
 def test_names_are_listed_once_and_stand_for_others_where_there_is_no_space() -> None:

@@ -25,27 +25,16 @@ from aorta.instrument.python_interceptor import PythonInterceptor
 from aorta.records import ring_file as rf
 from aorta.records.clocks import read_clocks
 from aorta.records.run_files import read_manifest
-from aorta.records.schema import STALL_CUTOFF_NS, Stall, StallCutoff, Step, Wait
+from aorta.records.schema import STALL_CUTOFF_NS, Stall, StallCutoff, Step
 from aorta.records.step_line import Name, StepFacts
 from aorta.report.files import write_report
-from tests.instrument.taps import CPU, MS, Answer, Tap, answering, compiled_part, ring_in_memory
+from tests.instrument.taps import CPU, MS, compiled_part, ring_in_memory
 from tests.instrument.test_rows import ByHand
 from tests.runs import HANGS_S, record, train
 
 
 def waits(line: Step) -> list[tuple[int, float, float]]:
     return [(wait.seq, wait.enter_ns / MS, wait.leave_ns / MS) for wait in line.waits]
-
-
-def test_a_wait_stands_in_the_step_in_which_it_happened() -> None:
-    hand = ByHand()
-    hand.step(0, 10, lambda: hand.collective(2, 12), issued=1)
-    sends = {"flags": rf.OVER, "group": hand.group, "op": 1}
-    blocked = {"flags": rf.BLOCKED | rf.OVER, "group": hand.group}
-    hand.step(10, 20, lambda: [hand.row(rf.WAIT, 11, 12, **blocked), hand.row(rf.WAIT, 15, 15, **sends)])
-    first, second = hand.steps.take()
-    assert (first.waits, second.waits) == ([], [Wait("0", 0, 1 * MS, 2 * MS), Wait("0", 0, 5 * MS, 5 * MS, "send")])
-    assert second.stalls == [Stall(1 * MS, 2 * MS, "wait")]
 
 
 def test_ddp_waits_in_the_order_of_issue_and_goes_on_at_each_end() -> None:
@@ -226,19 +215,6 @@ def test_calls_beyond_the_cutoff_are_stalls_once_whatever_is_waited_for_round_th
     stalls = [(30, 31.001, "hand_over"), (35, 40, "wait"), (40, 60, "hand_over"), (60, 90, "wait"), (95, 97, "wait")]
     assert line.stalls == [Stall(round(begin * MS), round(end * MS), why) for begin, end, why in stalls]
     assert line.overlap["overlap_ratio"] == pytest.approx(1 - (1.001 + 55 + 2) / 100)
-
-
-@pytest.mark.usefixtures("world_of_one")
-@pytest.mark.parametrize("compiled", [False, True], ids=["python", "native"])
-def test_both_interceptors_tell_calls_apart_from_waits(compiled: bool) -> None:
-    """A backend whose call takes 2 ms: told as a call, not as a stall."""
-    with answering(Answer(), lambda: time.sleep(0.002)):
-        tap = Tap(compiled=compiled, stall_cutoff_ns=1_000 * US)
-        dist.all_reduce(torch.ones(2), async_op=True)
-        tap.hand_over()
-        tap.close()
-    assert [end - begin >= 2 * MS for begin, end in tap.taken.calls] == [True]
-    assert tap.taken.waits == []
 
 
 @pytest.mark.dist
