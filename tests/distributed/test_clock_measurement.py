@@ -111,13 +111,14 @@ def test_nothing_is_measured_when_it_is_off(world, tmp_path):
 
 
 @pytest.mark.parametrize("gone", [False, True])
-def test_the_store_is_left_as_it_was_and_may_be_gone_at_the_end(world, tmp_path, monkeypatch, gone):
+def test_the_store_is_left_as_it_was_and_may_be_gone_at_the_end(world, tmp_path, gone):
     def work(peers):
         before = peers.store.timeout
         clocks = ClockSynchronisation(Clock(), peers, place(), RunFolder(tmp_path, "run", 0))
         clocks.at_start()
         if gone:
-            monkeypatch.setattr(peers.store, "set", Mock(side_effect=dist.DistNetworkError("Connection reset by peer")))
+            peers.store = Mock(wraps=peers.store, timeout=before)
+            peers.store.set.side_effect = dist.DistNetworkError("Connection reset by peer")
         return clocks.at_end().complete, peers.store.timeout == before
 
     assert world(1, work) == [(True, True)]

@@ -187,7 +187,7 @@ def test_a_silent_rank_is_named_and_alone_there_is_nobody_to_wait_for():
 
 def test_waiting_costs_one_question_a_beat_however_many_ranks_there_are(monkeypatch):
     ranks, beats = 16, 50
-    store, asked, now = dist.HashStore(), [], [0.0]
+    asked, now = [], [0.0]
 
     def sleep(seconds):
         now[0] += seconds
@@ -195,18 +195,15 @@ def test_waiting_costs_one_question_a_beat_however_many_ranks_there_are(monkeypa
     clock = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
     monkeypatch.setattr("aorta.distributed.peers.time", clock)
 
-    class Counting:
-        """As the store, with the questions counted; the others are done after so many."""
+    class Counting(dist.HashStore):
+        """With the questions counted; the others are done after so many."""
 
         def check(self, names):
             asked.append(len(names))
             if len(asked) == ranks + beats:
                 for rank in range(1, ranks):
-                    store.set(f"done/key/{rank}", "null")
-            return store.check(names)
-
-        def __getattr__(self, name):
-            return getattr(store, name)
+                    self.set(f"done/key/{rank}", "null")
+            return super().check(names)
 
     gather_when_idle(Peers(Counting(), 0, ranks, 1000.0), "key", lambda: False, lambda: None, beat_s=0.0001)
     assert asked.count(1) == ranks - 1  # one look at each of the others; the next is seconds away

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
+import torch.distributed as dist
 
 from aorta.documents.statistics import median_interval
 from aorta.instrument import sampling
 from aorta.instrument.sampling import FOR_ANOTHER_REASON, PASSED, Choice, Sampler, chosen, drawn, drawn_of, seed_of
+from tests.distributed.conftest import DeadStore
 
 SEED = seed_of("run-1")
 
@@ -48,19 +51,6 @@ def test_a_profilers_window_is_observed_and_not_counted_as_drawn() -> None:
     assert sampler.draw(41, always=True) in (10, FOR_ANOTHER_REASON)
 
 
-class Shared(dict[str, str]):
-    """A store of all ranks."""
-
-    def set(self, key: str, value: str) -> None:
-        self[key] = value
-
-    def get(self, key: str, *_: object) -> bytes:
-        return self[key].encode()
-
-    def check(self, keys: list[str]) -> bool:
-        return all(key in self for key in keys)
-
-
 class Clock:
     def __init__(self, step_ns: int) -> None:
         self.now_ns, self.step_ns = 0, step_ns
@@ -88,7 +78,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_auto_chooses_by_what_it_costs_and_all_ranks_observe_the_same_steps(clock: Clock) -> None:
-    store, told = Shared(), list[Choice]()
+    store, told = dist.HashStore(), list[Choice]()
     ranks = [Sampler(None, SEED, 100, 5, store, is_first=rank == 0, tell=told.append) for rank in range(3)]
     answers = together(ranks, clock, range(100, 612), 300_000, 20_000)
     assert answers[0] == answers[1] == answers[2]
@@ -102,11 +92,8 @@ def test_auto_chooses_by_what_it_costs_and_all_ranks_observe_the_same_steps(cloc
 
 
 def test_a_rank_that_cannot_read_the_choice_makes_its_own(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
-    class Gone(Shared):
-        def check(self, keys: list[str]) -> bool:
-            raise RuntimeError("the store is gone")
-
-    ranks = [Sampler(None, SEED, 0, 5, Gone(), is_first=is_first) for is_first in (True, False)]
+    gone: Any = DeadStore()
+    ranks = [Sampler(None, SEED, 0, 5, gone, is_first=is_first) for is_first in (True, False)]
     answers = together(ranks, clock, range(400), 300_000, 20_000)
     assert [rank.every for rank in ranks] == [16, 16]
     assert answers[0][100:] == answers[1][100:]
