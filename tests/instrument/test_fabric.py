@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -261,15 +262,9 @@ def test_every_collective_is_recorded_and_answered_on_two_ranks() -> None:
 # --- streams, with stand-ins for a device -----------------------------------------------------------------------------
 
 
-class Device:
-    """Names of streams, one of which is current."""
-
-    current = "compute"
-
-
 def rehearsed(calls: list[tuple[str, str, torch.Tensor]]) -> list[ReplayedCall | ReplayedWait]:
     """What a rehearsal notes of (operator, stream, tensor), each waited for at once on the same stream."""
-    device = Device()
+    device = SimpleNamespace(current="")
     rehearsal = Rehearsal(torch.device("cpu"), current_stream=lambda: device.current)
     for name, stream, tensor in calls:
         device.current = stream
