@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from types import ModuleType, SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -20,34 +21,15 @@ class AmdSmiException(Exception):
     """What amdsmi raises."""
 
 
-def raising(error: Exception):
-    def fail(*_: object) -> None:
-        raise error
-
-    return fail
-
-
-gone, not_supported = raising(NVMLError("GPU is lost")), raising(NVMLError("Not Supported"))
-no = raising(AmdSmiException("not supported"))
+gone, not_supported = (Mock(side_effect=NVMLError(said)) for said in ("GPU is lost", "Not Supported"))
+no = Mock(side_effect=AmdSmiException("not supported"))
 
 
 @pytest.fixture
 def pynvml(monkeypatch):
-    """A driver with one card of which everything is known."""
-    module = ModuleType("pynvml")
-    module.handles = []
-
-    def handle(kind):
-        return lambda value: module.handles.append((kind, value)) or "the card"
-
-    def of_the_card(value):
-        def ask(device, *_):
-            assert device == "the card"
-            return value
-
-        return ask
-
+    """A driver with a card of which everything is known, one of two."""
     known = {
+        "Count": 2,
         "Temperature": 44,
         "PowerUsage": 698_123,
         "UtilizationRates": SimpleNamespace(gpu=99, memory=40),
@@ -58,24 +40,18 @@ def pynvml(monkeypatch):
         "ApplicationsClock": 1410,
         "DefaultApplicationsClock": 1980,
     }
-    vars(module).update({f"nvmlDeviceGet{name}": of_the_card(value) for name, value in known.items()})
-    vars(module).update(
-        NVMLError=NVMLError,
-        NVML_TEMPERATURE_GPU=0,
-        NVML_CLOCK_GRAPHICS=0,
-        NVML_CLOCK_SM=1,
-        NVML_CLOCK_MEM=2,
-        nvmlInit=lambda: None,
-        nvmlShutdown=lambda: module.handles.append(("shutdown", None)),
-        nvmlDeviceGetCount=lambda: 2,
-        nvmlDeviceGetHandleByPciBusId=handle("pci"),
-        nvmlDeviceGetHandleByUUID=handle("uuid"),
-        nvmlDeviceGetHandleByIndex=handle("index"),
-        nvmlDeviceGetClockInfo=lambda _, kind: {1: 1980, 2: 3201}[kind],
-        nvmlDeviceGetMaxClockInfo=lambda _, kind: {1: 1980, 2: 3201}[kind],
-    )
+    numbers = {"NVML_TEMPERATURE_GPU": 0, "NVML_CLOCK_GRAPHICS": 0, "NVML_CLOCK_SM": 1, "NVML_CLOCK_MEM": 2}
+    module = Mock(NVMLError=NVMLError, **numbers)
+    module.configure_mock(**{f"nvmlDeviceGet{name}.return_value": value for name, value in known.items()})
+    for clock in (module.nvmlDeviceGetClockInfo, module.nvmlDeviceGetMaxClockInfo):
+        clock.side_effect = lambda _, kind: {1: 1980, 2: 3201}[kind]
     monkeypatch.setitem(sys.modules, "pynvml", module)
     return module
+
+
+def found_by(pynvml):
+    """By what the card was found, and whether the library was closed."""
+    return [(name, *args) for name, args, _ in pynvml.method_calls if "HandleBy" in name or name == "nvmlShutdown"]
 
 
 def test_nvml_in_the_records_units_and_a_missing_sensor_is_null(pynvml):
@@ -89,24 +65,25 @@ def test_nvml_in_the_records_units_and_a_missing_sensor_is_null(pynvml):
     assert source.read() == Values(44.0, 698.123, 1980.0, 3201.0, None, 7, [])
     assert source.settings()["sclk_application_mhz"] is None
     source.close()
-    assert pynvml.handles == [("pci", "0000:83:00.0"), ("shutdown", None)]
+    assert found_by(pynvml) == [("nvmlDeviceGetHandleByPciBusId", "0000:83:00.0"), ("nvmlShutdown",)]
+    pynvml.nvmlDeviceGetPowerUsage.assert_called_with(pynvml.nvmlDeviceGetHandleByPciBusId.return_value)
 
 
 @pytest.mark.parametrize(
     ("identity", "asked"),
     [
-        (DeviceIdentity("cuda", uuid="5ebe-9f"), ("uuid", "GPU-5ebe-9f")),
-        (DeviceIdentity("cuda", index=1), ("index", 1)),
-        (DeviceIdentity("cuda"), ("shutdown", None)),
+        (DeviceIdentity("cuda", uuid="5ebe-9f"), ("nvmlDeviceGetHandleByUUID", "GPU-5ebe-9f")),
+        (DeviceIdentity("cuda", index=1), ("nvmlDeviceGetHandleByIndex", 1)),
+        (DeviceIdentity("cuda"), ("nvmlShutdown",)),
     ],
 )
 def test_nvml_finds_the_card_by_what_torch_tells_and_does_not_guess(pynvml, identity, asked):
-    if asked[0] == "shutdown":
+    if asked == ("nvmlShutdown",):
         with pytest.raises(DeviceUnreadable, match="cannot tell which of 2 devices"):
             Nvml(identity)
     else:
         Nvml(identity)
-    assert pynvml.handles == [asked]
+    assert found_by(pynvml) == [asked]
 
 
 @pytest.mark.parametrize(
@@ -120,7 +97,7 @@ def test_nvml_finds_the_card_by_what_torch_tells_and_does_not_guess(pynvml, iden
 )
 def test_nvml_reasons(pynvml, bits, reasons):
     del pynvml.nvmlDeviceGetCurrentClocksEventReasons
-    pynvml.nvmlDeviceGetCurrentClocksThrottleReasons = lambda _: bits  # the name before driver 535
+    pynvml.nvmlDeviceGetCurrentClocksThrottleReasons.return_value = bits  # the name before driver 535
     assert Nvml(DeviceIdentity("cuda", index=0)).read().throttle == reasons
 
 
