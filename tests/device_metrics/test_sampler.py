@@ -7,7 +7,8 @@ import logging
 import re
 import sys
 import time
-from typing import Any
+from itertools import chain, repeat
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -24,30 +25,13 @@ from tests.analysis.builders import step as make_step
 from tests.runs import until
 
 
-class Script:
+def script(*acts: Values | Exception) -> Mock:
     """A source that does what the test wrote down, the last thing again and again."""
-
-    name = "script"
-    min_interval_s = 0.0
-
-    def __init__(self, *acts: Values | Exception) -> None:
-        self.acts, self.reads, self.closed = list(acts), 0, 0
-
-    def read(self) -> Values:
-        act = self.acts[min(self.reads, len(self.acts) - 1)]
-        self.reads += 1
-        if isinstance(act, Exception):
-            raise act
-        return act
-
-    def settings(self) -> dict[str, Any]:
-        return {"power_cap_w": 700.0}
-
-    def raw(self) -> dict[str, Any]:
-        return {}
-
-    def close(self) -> None:
-        self.closed += 1
+    source = Mock(min_interval_s=0.0)
+    source.name = "script"
+    source.read.side_effect = chain(acts, repeat(acts[-1]))
+    source.settings.return_value, source.raw.return_value = {"power_cap_w": 700.0}, {}
+    return source
 
 
 @pytest.fixture
@@ -56,7 +40,7 @@ def step() -> Step:
 
 
 def test_samples_carry_their_own_times_and_go_onto_one_step(step):
-    source = Script(Values(temp_c=40.0, throttle=[]), Values(temp_c=41.0, throttle=["power_cap"]))
+    source = script(Values(temp_c=40.0, throttle=[]), Values(temp_c=41.0, throttle=["power_cap"]))
     before = time.monotonic_ns()
     with DeviceSampler(Opened(source, 0.001)) as sampler:
         until(lambda: sampler.taken + sampler.failed >= 2)
@@ -65,12 +49,12 @@ def test_samples_carry_their_own_times_and_go_onto_one_step(step):
     assert before <= first.start_mono_ns <= first.end_mono_ns <= second.start_mono_ns <= time.monotonic_ns()
     assert (first.temp_c, first.power_w, first.throttle, second.throttle) == (40.0, None, [], ["power_cap"])
     assert "device" not in line.reasons
-    assert source.closed
+    source.close.assert_called()
     assert not sampler._thread.is_alive()
 
 
 def test_a_step_without_a_sample_is_left_as_it_is(step):
-    with DeviceSampler(Opened(Script(Values(temp_c=1.0)), 60.0)) as sampler:
+    with DeviceSampler(Opened(script(Values(temp_c=1.0)), 60.0)) as sampler:
         until(lambda: sampler.taken + sampler.failed >= 1)
         assert len(sampler.onto(step).device) == 1
         assert sampler.onto(step) is step
@@ -78,7 +62,7 @@ def test_a_step_without_a_sample_is_left_as_it_is(step):
 
 @pytest.mark.parametrize("error", [DeviceUnreadable("GPU is lost"), ZeroDivisionError("a bug")])
 def test_a_source_that_fails_is_null_with_a_reason_counted_and_said_once(step, caplog, error):
-    source = Script(error, error, Values(temp_c=40.0))
+    source = script(error, error, Values(temp_c=40.0))
     with caplog.at_level(logging.WARNING), DeviceSampler(Opened(source, 0.001)) as sampler:
         until(lambda: sampler.taken + sampler.failed >= 3)
         line = sampler.onto(step)
@@ -95,11 +79,9 @@ def test_a_source_that_fails_is_null_with_a_reason_counted_and_said_once(step, c
     [(DeviceUnreadable("no permission"), "no permission"), (ZeroDivisionError("a bug"), "ZeroDivisionError: a bug")],
 )
 def test_settings_that_cannot_be_read_do_not_stop_the_run(caplog, error, words):
-    class Fails(Script):
-        def settings(self):
-            raise error
-
-    sampler = DeviceSampler(Opened(Fails(Values()), 1.0))
+    source = script(Values())
+    source.settings.side_effect = error
+    sampler = DeviceSampler(Opened(source, 1.0))
     assert sampler.facts()["settings"] == {}
     assert [record.getMessage() for record in caplog.records] == [
         f"device telemetry: power caps and clock limits are not known: {words}"
@@ -108,25 +90,19 @@ def test_settings_that_cannot_be_read_do_not_stop_the_run(caplog, error, words):
 
 def test_between_two_samples_there_is_a_pause_however_slow_the_source(monkeypatch):
     # The thread's own loop, on a clock set by hand: reading takes 3 s, the interval is 1 s.
-    now, pauses = [0.0], []
+    now, pauses, slow = [0.0], [], script(Values())
+    sampler = DeviceSampler(Opened(slow, 1.0))
 
-    class Slow(Script):
-        def read(self):
-            now[0] += 3.0
-            return super().read()
+    def read():
+        now[0] += 3.0
+        return Values()
 
-    sampler = DeviceSampler(Opened(Slow(Values()), 1.0))
+    def wait(seconds):
+        pauses.append(seconds)
+        now[0] += seconds
+        return False
 
-    class Stop:
-        def is_set(self):
-            return len(pauses) == 4
-
-        def wait(self, seconds):
-            pauses.append(seconds)
-            now[0] += seconds
-            return False
-
-    sampler._stop = Stop()
+    slow.read.side_effect, sampler._stop = read, Mock(is_set=lambda: len(pauses) == 4, wait=wait)
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     sampler._run()
     assert pauses == [0.0, 1.0, 1.0, 1.0]
@@ -134,7 +110,7 @@ def test_between_two_samples_there_is_a_pause_however_slow_the_source(monkeypatc
 
 def test_what_header_and_manifest_say_and_without_a_source_there_is_no_thread(step):
     facts = {"source": "script", "interval_s": 2.0, "problem": None, "settings": {"power_cap_w": 700.0}}
-    sampler = DeviceSampler(Opened(Script(Values()), 2.0))
+    sampler = DeviceSampler(Opened(script(Values()), 2.0))
     assert (sampler.header, sampler.facts()) == (DeviceTelemetry("script", 2.0), facts)
     assert DeviceSampler(Opened()).header is DeviceSampler(Opened()).facts() is None
     with DeviceSampler(Opened(problem="no driver")) as sampler:
@@ -152,7 +128,7 @@ def with_words(sampler: DeviceSampler, step: Step) -> Step | None:
 @pytest.mark.spec("D5")
 def test_words_beside_another_source(program, step):
     program("rocm-smi", "echo GPU[0] words")
-    with DeviceSampler(Opened(Script(Values(temp_c=1.0)), 60.0), keep_words=True) as sampler:
+    with DeviceSampler(Opened(script(Values(temp_c=1.0)), 60.0), keep_words=True) as sampler:
         line = until(lambda: with_words(sampler, step))
     assert line.rocm_smi_output == "GPU[0] words\n"
     assert (line.rocm_smi_exit_code, line.rocm_smi_stderr) == (0, "")

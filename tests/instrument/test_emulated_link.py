@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -89,24 +90,13 @@ def test_without_a_future_the_last_rank_is_waited_for(link: Link, arrivals: tupl
     assert never.gate.done()  # closing waits for no rank that never came
 
 
-class SlowWork:
-    """A backend's handle without a future, whose wait takes its time."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds, self.waits = seconds, 0
-
-    def wait(self) -> bool:
-        self.waits += 1
-        time.sleep(self.seconds)
-        return True
-
-
 def test_a_wait_that_outlasts_the_emulation_is_the_end(link: Link, arrivals: tuple[Arrivals, Arrivals]) -> None:
-    transfer, slow = Transfer(issued_now("reducescatter"), 200 * MS), SlowWork(0.3)
+    transfer, slow = Transfer(issued_now("reducescatter"), 200 * MS), Mock()
+    slow.wait.side_effect = lambda: time.sleep(0.3) or True  # a backend's handle without a future
     both_arrive(arrivals, 0, transfer.issued.issue_ns)
     link.put(transfer)
     assert DelayedWork(slow, transfer, link._tally).wait()
-    assert slow.waits == 1
+    slow.wait.assert_called_once()
     assert transfer.issued.end_source == "wait"
     assert transfer.issued.end - transfer.issued.issue_ns >= 300 * MS
     assert link._tally.slow == 1

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import runpy
 import sys
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -83,37 +85,25 @@ def test_remote_calls_say_what_torch_lacks(monkeypatch: pytest.MonkeyPatch) -> N
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
 
-class Backend:
-    """Stand-in for a backend; a `count` of None is that of one that keeps none."""
-
-    def __init__(self, name: str, count: int | None) -> None:
-        self._name, self.count = name, count
-
-    def name(self) -> str:
-        return self._name
-
-    def _get_sequence_number_for_group(self) -> int:
-        if self.count is None:
-            raise RuntimeError("does not yet support sequence numbers")
-        return self.count
+def backend(name: str, count: int | None) -> Mock:
+    """A `count` of None is that of one that keeps none."""
+    counted = {"return_value": count} if count is not None else {"side_effect": RuntimeError("does not yet support it")}
+    made = Mock(_get_sequence_number_for_group=Mock(**counted))
+    made.name.return_value = name
+    return made
 
 
-class Group:
+def group(**backends: Mock) -> Any:
     """A process group of one rank with a backend for each kind of device."""
-
-    def __init__(self, **backends: Backend) -> None:
-        self._backends = backends
-        self._device_types = [torch.device(device) for device in backends]
-
-    def _get_backend(self, device: torch.device) -> Backend:
-        return self._backends[device.type]
+    devices = [torch.device(device) for device in backends]
+    return SimpleNamespace(_device_types=devices, _get_backend=lambda device: backends[device.type])
 
 
 def test_every_backend_of_a_mixed_group_is_asked_once() -> None:
     # The group itself would answer for its default backend only.
-    mixed: Any = Group(cpu=Backend("gloo", 3), cuda=Backend("nccl", 40))
-    both, without_a_count = Backend("gloo", 5), Backend("ucc", None)
-    found = [mixed, Group(cpu=both, cuda=both), Group(cpu=Backend("gloo", 3), cuda=without_a_count)]
-    assert [issued_by(group) for group in found] == [43, 5, None]
+    mixed = group(cpu=backend("gloo", 3), cuda=backend("nccl", 40))
+    both, without_a_count = backend("gloo", 5), backend("ucc", None)
+    found = [mixed, group(cpu=both, cuda=both), group(cpu=backend("gloo", 3), cuda=without_a_count)]
+    assert [issued_by(one) for one in found] == [43, 5, None]
     assert counts_point_to_point(mixed, CPU)
     assert not counts_point_to_point(mixed, CUDA)

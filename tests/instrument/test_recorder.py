@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -228,13 +229,6 @@ BEGIN_NS = 1_000 * MS
 # On a device, on a clock that a test sets: each step is written once the device has passed its end (R4).
 
 
-class Pending:
-    """A mark that the device passes when the test says so."""
-
-    def __init__(self, sent_ns: int) -> None:
-        self.sent_ns = sent_ns
-
-
 class SetClock(DeviceClock):
     """Marks are `LATE_NS` behind the host, which is at `now_ns`; the device has come as far as `passed_ns`."""
 
@@ -242,16 +236,16 @@ class SetClock(DeviceClock):
 
     def __init__(self) -> None:
         self.now_ns = self.passed_ns = BEGIN_NS
-        self.taken: list[Pending] = []
+        self.taken: list[SimpleNamespace] = []
         self.released: list[Any] = []
         self.drained = 0
 
     def new_epoch(self) -> None:
         """Epochs are of real clocks."""
 
-    def mark(self) -> Pending:
+    def mark(self) -> SimpleNamespace:
         self.now_ns += MS
-        self.taken.append(Pending(self.now_ns))
+        self.taken.append(SimpleNamespace(sent_ns=self.now_ns))
         return self.taken[-1]
 
     def read_ns(self, mark: Any) -> int | None:
