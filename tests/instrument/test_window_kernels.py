@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import pytest
@@ -143,24 +143,16 @@ NCCL, GEMM = "ncclDevKernel_Generic()", "gemm()"
 Pairs = list[tuple[int, int]]
 
 
-class Running(NamedTuple):
-    """`RunningKernels`, as pairs."""
-
-    compute: Pairs
-    comm: dict[str, Pairs]
-    of_unknown_kind: Pairs
-
-
 def pairs(columns: IntervalArray) -> Pairs:
     return list(zip(columns.start.tolist(), columns.end.tolist(), strict=True))
 
 
-def within(kernels: WindowKernels, *of_step: Any) -> Running | None:
-    """What they say of a step."""
+def within(kernels: WindowKernels, *of_step: Any) -> tuple[Pairs, dict[str, Pairs], Pairs] | None:
+    """What they say of a step: when it computed, when it communicated, by kind, and when of unknown kind."""
     if (running := kernels.within(*of_step)) is None:
         return None
     comm = {kind: pairs(columns) for kind, columns in running.comm.items()}
-    return Running(pairs(running.compute), comm, pairs(running.of_unknown_kind))
+    return pairs(running.compute), comm, pairs(running.of_unknown_kind)
 
 
 def test_a_step_has_the_kernels_between_its_ends():
@@ -169,29 +161,28 @@ def test_a_step_has_the_kernels_between_its_ends():
         (NCCL, OF_NCCL, 10, 50), (NCCL, OF_NCCL, 120, 150), (NCCL, OF_NCCL, 210, 300),
     )  # fmt: skip
     found = within(kernels, *marks((80, 160), (190, 250), comm=(reduced(110, 160),)), (100, 200))
-    assert found == Running([(100, 105), (195, 200)], {"allreduce": [(120, 150)]}, [])
+    assert found == ([(100, 105), (195, 200)], {"allreduce": [(120, 150)]}, [])
 
 
 def test_a_kernel_is_of_the_collective_that_it_shares_most_time_with():
     kernels = seen((GEMM, COMPUTE, 0, 10), (NCCL, OF_NCCL, 100, 140), (NCCL, OF_NCCL, 200, 210))
     found = within(kernels, *marks((0, 10), comm=(reduced(95, 110, "broadcast"), reduced(110, 150))), (0, 300))
-    assert (found.comm, found.of_unknown_kind) == ({"broadcast": [], "allreduce": [(100, 140)]}, [(200, 210)])
+    assert found[1:] == ({"broadcast": [], "allreduce": [(100, 140)]}, [(200, 210)])
 
 
 def test_collectives_without_a_kernel_that_none_is_missed_of_and_a_step_without_blocks():
     """One of the host, which runs in its range, and one that may have taken no time."""
     kernels = seen((GEMM, COMPUTE, 0, 10), (NCCL, OF_NCCL, 120, 130))
     found = within(kernels, *marks((0, 10), comm=(reduced(20, 30, on_device=False), reduced(40, 40))), (0, 100))
-    assert found == Running([(0, 10)], {"allreduce": [(20, 30)]}, [])
-    assert within(kernels, *marks(comm=(reduced(110, 140),)), (100, 200)) == Running(
-        [], {"allreduce": [(120, 130)]}, []
-    )
+    assert found == ([(0, 10)], {"allreduce": [(20, 30)]}, [])
+    behind = within(kernels, *marks(comm=(reduced(110, 140),)), (100, 200))
+    assert behind == ([], {"allreduce": [(120, 130)]}, [])
 
 
 def test_the_stream_that_computes_is_the_one_inside_of_blocks_and_stays_it():
     kernels = seen((GEMM, COMPUTE, 0, 10), (GEMM, SIDE, 20, 90), (GEMM, COMPUTE, 100, 102), (GEMM, SIDE, 102, 110))
     first, second = (within(kernels, *marks((low, low + 10)), (low, low + 100)) for low in (0, 100))
-    assert (first.compute, second.compute) == ([(0, 10)], [(100, 102)])
+    assert (first[0], second[0]) == ([(0, 10)], [(100, 102)])
 
 
 def test_a_step_whose_kernels_are_missing_leaves_the_others_theirs():
@@ -227,7 +218,7 @@ def beside(later_ms: float, *, norm: bool = True) -> WindowKernels:
     return found
 
 
-def taken(kernels: WindowKernels) -> Running | None:
+def taken(kernels: WindowKernels) -> tuple[Pairs, dict[str, Pairs], Pairs] | None:
     """What they say of a step whose marks are the kernels' own times."""
     own = [(BEGIN_NS + round(begin * MS), BEGIN_NS + round((begin + ms) * MS)) for begin, ms in (GATHER, NORM)]
     communication = [
@@ -244,10 +235,10 @@ def test_clocks_that_are_apart_lose_no_short_collective(later_ms):
     kernels = beside(later_ms)
     running = taken(kernels)
     assert running is not None, kernels.problem
-    lengths = {kind: [end - begin for begin, end in spans] for kind, spans in running.comm.items()}
+    ((begin, end),), comm, of_unknown_kind = running
+    lengths = {kind: [end - begin for begin, end in spans] for kind, spans in comm.items()}
     assert lengths == {"allgather": [3 * MS], "allreduce": [round(0.015 * MS)]}
-    assert running.of_unknown_kind == []
-    ((begin, end),) = running.compute
+    assert of_unknown_kind == []
     assert abs(begin - (BEGIN_NS + 1_001 * MS)) <= CLOCK_NOISE_NS
     assert abs(end - begin - 2.05 * MS) <= CLOCK_NOISE_NS
 
@@ -263,4 +254,4 @@ def test_marks_that_end_late_are_no_clock_that_is_off():
     """Where the host sets the pace an end mark follows its kernel by any time: kernels stay where they are."""
     kernels = seen((GEMM, COMPUTE, 0, 90_000), (NCCL, OF_NCCL, 100_000, 400_000))
     found = within(kernels, *marks((0, 100_000), comm=(reduced(95_000, 600_000),)), (0, 1_000_000))
-    assert found == Running([(0, 90_000)], {"allreduce": [(100_000, 400_000)]}, [])
+    assert found == ([(0, 90_000)], {"allreduce": [(100_000, 400_000)]}, [])
