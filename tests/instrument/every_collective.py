@@ -188,41 +188,6 @@ def answered(instrument: Instrumentation, stand_in: StandIn, rank: int) -> None:
         assert handlers[0].answers == handlers[1].answers, name
 
 
-def outputs(instrument: Instrumentation, stand_in: StandIn, rank: int) -> None:
-    """They hold this rank's own data, and autograd does not notice."""
-    own = [10.0 * rank + number for number in range(3)]
-    mine, inside = torch.tensor(own), torch.arange(6.0) + 10 * rank
-    gathered, reduced, exchanged, quiet = torch.empty(6), torch.empty(3), torch.empty(4), torch.empty(6)
-    listed, uneven, summed = [torch.empty(3), torch.empty(3)], torch.full((5,), -1.0), mine.clone()
-    version = gathered._version
-    with instrument.replaced(stand_in):
-        dist.all_gather_into_tensor(gathered, mine)
-        dist.all_gather(listed, mine)
-        dist.reduce_scatter_tensor(reduced, torch.arange(6.0))
-        dist.all_to_all_single(exchanged, torch.arange(4.0))
-        dist.all_to_all_single(uneven, torch.arange(2.0), [3, 2], [1, 1])
-        dist.all_gather_into_tensor(inside, inside[3 * rank : 3 * rank + 3])  # in place, as FSDP does
-        dist.all_reduce(summed)
-        with torch.inference_mode():
-            dist.all_gather_into_tensor(quiet, ONES(3))
-        parameter = torch.zeros(4, requires_grad=True)
-        saved = parameter * 2
-        loss = (saved * saved).sum()
-        dist.all_gather_into_tensor(saved.detach(), ONES(2))  # backends do not count as in-place operations
-        loss.backward()
-    assert gathered.tolist() == own + own
-    assert [part.tolist() for part in listed] == [own, own]
-    assert reduced.tolist() == [[0, 1, 2], [3, 4, 5]][rank]
-    assert exchanged.tolist() == [0, 1, 2, 3]
-    assert uneven.tolist() == [0, 1, 0, 1, 0]
-    assert inside.tolist() == 2 * [13.0 * rank + number for number in range(3)]
-    assert summed.tolist() == own
-    assert quiet.tolist() == [1] * 6
-    assert gathered._version == version
-    # `saved` became 1 behind autograd's back: d(saved^2)/d(saved) * 2 = 4.
-    assert parameter.grad.tolist() == [4] * 4
-
-
 def replayed(instrument: Instrumentation, steps: list[Step], rank: int) -> None:
     """A replay issues and waits as the step did, whose collectives are waited for in another order than issued."""
 
@@ -269,7 +234,6 @@ def main() -> None:
     with Instrumentation(CPU, "observe", rank, 2, read_clocks(), steps.append) as instrument:
         stand_in = StandIn(CPU, HostClock(), instrument.recorder.on_stall)
         answered(instrument, stand_in, rank)
-        outputs(instrument, stand_in, rank)
         replayed(instrument, steps, rank)
     dist.destroy_process_group()
 

@@ -23,7 +23,7 @@ from aorta.errors import RunIncomplete
 from aorta.instrument.emulation.network import SLOTS, Arrivals, EmulatedNetwork, shared_folder
 from aorta.instrument.emulation.rehearsal import Rehearsal, Replay, ReplayedCall, ReplayedWait, Shape
 from aorta.instrument.emulation.stand_in import COPIES, NO_VALUES, StandInRank
-from aorta.instrument.operators import OPERATORS
+from aorta.instrument.operators import OPERATORS, tensors_in
 from aorta.read.record import load_run
 from aorta.timeline.classes import KINDS
 from tests.recording.modes import MODES
@@ -246,12 +246,46 @@ def test_every_operator_that_is_seen_can_be_replaced() -> None:
     assert set(COPIES) == set(OPERATORS)
 
 
-@pytest.mark.parametrize(("root", "expected"), [(1, [5.0, 6.0, 5.0, 6.0]), (0, [0.0] * 4)])
-def test_a_gather_into_one_tensor_fills_that_of_the_root(root: int, expected: list[float]) -> None:
-    """torch 2.15 has it, for backends other than gloo."""
-    output, copy = torch.zeros(4), COPIES["gather_into_tensor_"]
-    copy((output, torch.tensor([5.0, 6.0]), None, root), StandInRank(1, 2))
-    assert output.tolist() == expected
+OWN = [5.0, 6.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "output", "others", "expected"),
+    [
+        ("_allgather_base_", torch.zeros(4), (torch.tensor(OWN),), OWN + OWN),
+        ("allgather_", [[torch.zeros(2), torch.zeros(2)]], ([torch.tensor(OWN)],), OWN + OWN),
+        ("_reduce_scatter_base_", torch.zeros(2), (torch.arange(4.0),), [2, 3]),
+        ("alltoall_base_", torch.zeros(4), (torch.arange(4.0),), [0, 1, 2, 3]),
+        ("alltoall_base_", torch.ones(5), (torch.arange(2.0), [3, 2], [1, 1]), [0, 1, 0, 1, 0]),
+        # The root's; torch 2.15 has it, for backends other than gloo.
+        ("gather_into_tensor_", torch.zeros(4), (torch.tensor(OWN), None, 1), OWN + OWN),
+        ("gather_into_tensor_", torch.zeros(4), (torch.tensor(OWN), None, 0), [0.0] * 4),
+        *(
+            (name, torch.empty(0, 4), (torch.empty(0, 4),), [])
+            for name in ("_allgather_base_", "_reduce_scatter_base_")
+        ),
+    ],
+)
+def test_outputs_hold_this_ranks_own_data(
+    name: str, output: Any, others: tuple[Any, ...], expected: list[float]
+) -> None:
+    copy = COPIES[name]
+    copy((output, *others), StandInRank(1, 2))
+    assert torch.cat(tensors_in(output)).tolist() == expected
+
+
+def test_a_gather_in_place_leaves_its_part_and_autograd_does_not_notice() -> None:
+    gather, whole, parameter = COPIES["_allgather_base_"], torch.arange(4.0), torch.zeros(4, requires_grad=True)
+    gather((whole, whole[2:]), StandInRank(1, 2))  # as FSDP does
+    assert whole.tolist() == [2, 3, 2, 3]
+    saved = parameter * 2
+    loss = (saved * saved).sum()
+    gather((saved.detach(), torch.ones(2)), StandInRank(1, 2))  # backends do not count as in-place operations
+    loss.backward()
+    assert parameter.grad.tolist() == [4] * 4  # `saved` became 1 behind autograd's back: d(saved^2)/d(saved) * 2 = 4
+    with torch.inference_mode():
+        gather((quiet := torch.empty(4), torch.ones(2)), StandInRank(1, 2))
+    assert quiet.tolist() == [1] * 4
 
 
 @pytest.mark.dist
@@ -321,11 +355,3 @@ def test_parts_of_one_storage_lie_as_they_lay_and_a_transposed_tensor_keeps_its_
     turned = torch.ones(3, 5, dtype=torch.float16).t()
     ((sent,),) = tensors_of(ReplayedCall("send", ([Shape.of(turned)],), None, ()))
     assert (sent.stride(), sent.dtype) == (turned.stride(), torch.float16)
-
-
-@pytest.mark.parametrize("name", ["_allgather_base_", "_reduce_scatter_base_"])
-def test_empty_tensors_are_no_error(name: str) -> None:
-    output, source = torch.empty(0, 4), torch.empty(0, 4)
-    copy = COPIES[name]
-    copy((output, source), StandInRank(1, 2))
-    assert output.shape == (0, 4)
