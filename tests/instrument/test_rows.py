@@ -182,15 +182,6 @@ def test_coverage_says_what_the_backends_counted(counted, op, seen, reason):
     assert coverage.issued == (None if counted == rf.NOT_COUNTED else counted)
 
 
-def test_what_was_captured_cannot_be_seen_and_a_pass_that_is_open_is_left_out() -> None:
-    hand = ByHand()
-    hand.step(0, 10, lambda: hand.row(rf.PASS, 3, name=hand.block))
-    hand.row(rf.NOTE, flags=rf.CAPTURED, a=2, b2=0)
-    line = only(hand)
-    assert "2 collectives were captured into a CUDA graph" in str(line.coverage.reason)
-    assert line.compute == []
-
-
 def test_scalars_and_wall_clock() -> None:
     hand = ByHand()
     hand.step(2_000, 2_010, lambda: [value(hand, rf.LOSS, 0.5), value(hand, rf.GRAD_NORM, 2.0)])
@@ -217,40 +208,9 @@ def test_every_null_has_its_reason() -> None:
     assert line.reasons["copy_ms"] == ON_A_CPU
 
 
-def at(ns: int) -> tuple[int, int]:
-    """A mark that the device reached long after the host had recorded it."""
-    return ns, ns - 500
-
-
-def copied(hand: DeviceByHand, window: tuple[int, int], *copies: tuple[int, int, tuple[int, int] | None]) -> None:
-    """A step with copies: direction, bytes, when."""
-    step = hand.begin(window)
-    for way, size, span in copies:
-        ends = (None, None) if span is None else (at(span[0]), at(span[1]))
-        hand.between(rf.COPY, *ends, flags=way | (0 if span else rf.ELSEWHERE), x=size)
-    hand.end(step, 0)
-
-
-def test_copies_are_a_union_and_reach_into_the_next_step() -> None:
-    hand = DeviceByHand()
-    copied(hand, (10 * MS, 20 * MS), (0, 3_000_000, (11 * MS, 14 * MS)), (1, 8_000_000, (13 * MS, 21 * MS)))
-    copied(hand, (20 * MS, 30 * MS))
-    copied(hand, (30 * MS, 40 * MS))
-    first, second, third = found = RingSteps(hand.ring).take()
-    assert [line.overlap["copy_ms"] for line in found] == [9, 1, 0]
-    assert [list(row) for row in msgspec.to_builtins(first.copies)] == [
-        ["h2d", 3_000_000, 1 * MS, 4 * MS],
-        ["d2h", 8_000_000, 3 * MS, 11 * MS],
-    ]
-    assert (first.overlap["h2d_gb_per_s"], first.overlap["d2h_gb_per_s"]) == (1, 1)
-    assert second.copies == third.copies == []
-    assert "h2d_gb_per_s" not in second.overlap
-    assert first.per_stream_ms["copy"] == 9
-
-
 def test_copies_that_are_not_looked_at_are_unknown_and_why_is_said() -> None:
     hand = DeviceByHand()
-    copied(hand, (10, 20))
+    hand.end(hand.begin((10, 20)), 0)
     hand.append(rf.NOTE, flags=rf.NO_COPIES, name=hand.ring.text(NO_COPIES), b2=0)
     (line,) = RingSteps(hand.ring).take()
     assert (line.copies, line.overlap["copy_ms"], line.reasons["copy_ms"]) == (msgspec.UNSET, None, NO_COPIES)

@@ -25,7 +25,7 @@ from aorta.instrument.python_interceptor import PythonInterceptor
 from aorta.records import ring_file as rf
 from aorta.records.clocks import read_clocks
 from aorta.records.run_files import read_manifest
-from aorta.records.schema import STALL_CUTOFF_NS, Stall, StallCutoff, Step
+from aorta.records.schema import STALL_CUTOFF_NS, StallCutoff, Step
 from aorta.records.step_line import Name, StepFacts
 from aorta.report.files import write_report
 from tests.instrument.taps import CPU, MS, compiled_part, ring_in_memory
@@ -196,25 +196,6 @@ def test_ranks_of_a_host_use_its_largest() -> None:
     ]
     assert slowest_of_host(mine, "a", facts) == slower
     assert slowest_of_host(None, "a", facts) is None
-
-
-def test_calls_beyond_the_cutoff_are_stalls_once_whatever_is_waited_for_round_them() -> None:
-    """A step of 100 ms that computes and communicates throughout, with backend calls in it; the cut-off is 1 ms."""
-    hand = ByHand()
-
-    def inside() -> None:
-        hand.row(rf.PASS, 0, 100, name=hand.block)
-        hand.collective(0, 100)
-        for place, length_us in enumerate((500, 1000, 1001, 20_000), 1):
-            hand.collective(10 * place, 100, y=place, a2=10 * place * MS + length_us * US)
-        hand.row(rf.WAIT, 35, 90, flags=rf.BLOCKED | rf.OVER, group=hand.group)
-        hand.row(rf.STALL, 95, 97)
-
-    hand.step(0, 100, inside, issued=5)
-    (line,) = hand.steps.take()
-    stalls = [(30, 31.001, "hand_over"), (35, 40, "wait"), (40, 60, "hand_over"), (60, 90, "wait"), (95, 97, "wait")]
-    assert line.stalls == [Stall(round(begin * MS), round(end * MS), why) for begin, end, why in stalls]
-    assert line.overlap["overlap_ratio"] == pytest.approx(1 - (1.001 + 55 + 2) / 100)
 
 
 @pytest.mark.dist
