@@ -90,21 +90,12 @@ def test_a_lock_that_is_none_of_ours_is_left_as_it_is(start, out, put, why):
     assert theirs.read_text() == (out / LOCK_FILE).read_text() == "years of work"
 
 
-def test_a_fresh_folder(start, out, tmp_path, monkeypatch):
-    folder = start()
-    assert folder.path == out
-    assert re.fullmatch(r"\d{8}T\d{6}Z-[0-9a-f]{4}", folder.run_id)
-    assert folder.attempt == 0
-    assert names(out) == []
-    monkeypatch.chdir(tmp_path)  # a relative folder is the caller's
-    assert start(path=Path("here")).path == tmp_path / "here"
-
-
 @pytest.mark.parametrize(("ranks", "per_node"), [(2, None), (8, 2)], ids=["one node", "four nodes on one disk"])
 def test_a_second_run_moves_the_first_into_history_whole_and_says_so(start, out, capfd, monkeypatch, ranks, per_node):
     monkeypatch.chdir(out.parent.parent)
-    first = start(ranks=ranks, per_node=per_node)
-    assert capfd.readouterr().err == ""
+    first = start(ranks=ranks, per_node=per_node, path=Path("deep", "artifacts"))
+    assert (first.path, first.attempt, names(out), capfd.readouterr().err) == (out, 0, [], "")
+    assert re.fullmatch(r"\d{8}T\d{6}Z-[0-9a-f]{4}", first.run_id)
     leave_a_run(first, ranks=ranks)
     before = tree(out)
     second = start(ranks=ranks, per_node=per_node)
