@@ -17,15 +17,6 @@ from tests.runs import HANGS_S
 GLOO = RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer\nmore")
 
 
-def test_facts_of_rank_zero_and_of_all_ranks_in_rank_order(world):
-    def work(peers):
-        time.sleep(0.02 * (3 - peers.rank))
-        first = peers.from_first_rank("x", [peers.rank, None])
-        return first, peers.gather("first", {"rank": peers.rank}), peers.gather("second", peers.rank * 2)
-
-    assert world(4, work) == [([0, None], [{"rank": rank} for rank in range(4)], [0, 2, 4, 6])] * 4
-
-
 def test_one_that_cannot_stops_all_and_is_named(world):
     outcomes = world(4, lambda peers: peers.agree("start", "no disk" if peers.rank in (1, 3) else None))
     assert [str(outcome) for outcome in outcomes] == ["rank 1: no disk; rank 3: no disk"] * 4

@@ -12,7 +12,6 @@ from aorta.config.schema import Config, Dataset, Gpt, Moe, Training
 from aorta.config.workload import SIZES, Dimensions, dimensions_of
 from aorta.workload.gpt import (
     Attention,
-    CausalAttention,
     GptModel,
     MixtureOfExperts,
     MoeModel,
@@ -52,14 +51,6 @@ def test_attention_is_that_of_the_formula() -> None:
             weights = scores.softmax(dim=-1)
             expected[:, place, head] = (weights.unsqueeze(-1) * value[:, : place + 1, head // 2]).sum(1)
     torch.testing.assert_close(attention(hidden, positions), attention.wo(expected.flatten(2)))
-
-
-@pytest.mark.parametrize("kv_heads", [2, 4])
-def test_fewer_queries_than_keys_are_those_of_the_last_positions(kv_heads: int) -> None:
-    torch.manual_seed(0)
-    attention, query = CausalAttention(), torch.randn(2, 4, 7, 8, dtype=torch.float64)
-    key, value = torch.randn(2, 2, kv_heads, 7, 8, dtype=torch.float64)
-    torch.testing.assert_close(attention(query[:, :, 4:], key, value), attention(query, key, value)[:, :, 4:])
 
 
 def test_rotation_keeps_lengths_and_depends_on_distances_only() -> None:
