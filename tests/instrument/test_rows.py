@@ -22,6 +22,8 @@ from aorta.instrument.operators import offered
 from aorta.records import ring_file as rf
 from aorta.records import ring_steps
 from aorta.records.clocks import boot_id, read_clocks
+from aorta.records.device_rows import DevicePace, DeviceRows, Stretch
+from aorta.records.device_steps import marks_of
 from aorta.records.progress import ROWS_AT, UnreadableProgress
 from aorta.records.ring_file import RingFile, RingGroup
 from aorta.records.ring_rows import RingRows
@@ -214,6 +216,73 @@ def test_copies_that_are_not_looked_at_are_unknown_and_why_is_said() -> None:
     hand.append(rf.NOTE, flags=rf.NO_COPIES, name=hand.ring.text(NO_COPIES), b2=0)
     (line,) = RingSteps(hand.ring).take()
     assert (line.copies, line.overlap["copy_ms"], line.reasons["copy_ms"]) == (msgspec.UNSET, None, NO_COPIES)
+
+
+def at(ns: int) -> tuple[int, int]:
+    """A mark that the device reached long after the host had recorded it."""
+    return ns, ns - 500
+
+
+def test_a_tail_in_which_the_strategy_waits_is_a_stall_only_where_it_waits() -> None:
+    hand = DeviceByHand(bound_ns=0)
+    step = hand.begin((1_000, 1_200))
+    hand.collective(0, 1, None, at(1_020), at(1_090))
+    hand.between(rf.GAP, at(1_050), at(1_060))
+    hand.between(rf.TAIL, at(1_030), at(1_120))
+    hand.end(step, 1)
+    assert [(stall.start_ns, stall.end_ns) for stall in RingSteps(hand.ring).take()[0].stalls] == [(50, 60)]
+
+
+def test_the_pace_is_that_of_the_stream_that_computes_its_copies_too() -> None:
+    hand = DeviceByHand()
+    hand.between(rf.PASS, (10, 5), (20, 6), flags=rf.COMPUTES)
+    hand.between(rf.COPY, (30, 7), (40, 8), flags=rf.COMPUTES)
+    hand.between(rf.COPY, (50, 9), (60, 9))  # on another stream
+    hand.between(rf.AUX, (70, 9), (80, 9), flags=rf.COMPUTES)
+    hand.between(rf.STALL, (90, 9), None)
+    hand.between(rf.PASS, (100, 9), (110, 9))  # in no step
+    (marks,) = marks_of(hand.ring.rows_since(0)[0], np.array([0, 0, 0, 0, 0, -1]), 1)
+    assert sorted(marks) == [(10, 5), (20, 6), (30, 7), (40, 8), (90, 9)]
+
+
+MARK_NS = 3
+"""How long the device takes to write a mark."""
+
+
+@pytest.fixture
+def device() -> DeviceRows:
+    return DeviceRows(0)
+
+
+PACE = DevicePace(0, [(50, 0), (50 + MARK_NS, 1)])
+
+
+@pytest.mark.parametrize(("sent_ns", "first_ns"), [(20, 300 - 2 * MARK_NS), (299, 300 - 2 * MARK_NS), (300, 250)])
+def test_a_queued_collective_may_have_begun_before_the_mark_behind_the_one_before(device, sent_ns, first_ns):
+    """By as much as that mark takes; at any time, where the host recorded it after the end."""
+    spans = (Stretch(200, 300, sent_ns), Stretch(250, 400, 30), Stretch(280, 500, 30))
+    found = [device.ran("allreduce", "0", None, span, PACE) for span in spans]
+    assert [ran.communication.possible for ran in found] == [(200, 300), (first_ns, 400), (400 - 2 * MARK_NS, 500)]
+    assert [ran.start_ns for ran in found] == [200, 300, 400]
+
+
+@pytest.mark.parametrize(
+    ("launch", "spans", "starts_ns"),
+    [
+        (1, [(200, 300), (200, 310)], [200, 200]),  # what is launched together begins together
+        # Clocks of different epochs differ by less than a microsecond: the second seems to end before the first.
+        (None, [(100, 500), (200, 490), (300, 800)], [100, 490, 500]),
+    ],
+    ids=["one launch", "free when the latest has ended"],
+)
+def test_when_a_communicator_is_free(device, launch, spans, starts_ns):
+    found = [device.ran("allreduce", "0", launch, Stretch(*span, 1), PACE).start_ns for span in spans]
+    assert found == starts_ns
+
+
+def test_readings_of_the_hosts_clock_are_no_devices(device: DeviceRows) -> None:
+    ran = device.ran("allreduce", "0", None, Stretch(200, 300), PACE)
+    assert (ran.communication.certain, ran.communication.on_device) == ([(200, 300)], False)
 
 
 def test_names_are_listed_once_and_stand_for_others_where_there_is_no_space() -> None:
