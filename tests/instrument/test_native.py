@@ -101,15 +101,6 @@ def see_the_end_of_one(tap: Tap) -> None:
         sys.setswitchinterval(interval)
 
 
-def test_a_handle_may_go_before_it_has_ended(tap: Tap) -> None:
-    under_way()  # nobody keeps it
-    dist.barrier()
-    tap.hand_over()
-    assert [row.kind for row in tap.rows][-2:] == ["allgather", "barrier"]
-    until(tap.rows[-2].look)
-    assert tap.rows[-2].end_source == "future"
-
-
 def test_its_own_time_is_that_of_hooks_and_what_surrounds_the_backend_s_call_and_wait(world_of_one: None) -> None:
     module, now_ns = compiled_part(), 0
 

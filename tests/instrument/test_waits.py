@@ -132,7 +132,8 @@ def test_both_interceptors_tell_every_wait(ends: str) -> None:
         first.wait()  # again: it returns at once, and is no row
 
     def never() -> None:
-        late.extend(dist.all_reduce(ones(8), async_op=True) for _ in range(2))
+        dist.all_reduce(ones(1 << 16), async_op=True)  # its handle goes before it has ended
+        late.append(dist.all_reduce(ones(8), async_op=True))
 
     def synchronous() -> None:
         waiting(4, lambda: dist.all_reduce(ones(4)))
@@ -144,11 +145,12 @@ def test_both_interceptors_tell_every_wait(ends: str) -> None:
         waiting(7, lambda: functional.wait_tensor(reduced))
 
     with Instrumentation(CPU, "observe", 0, 1, read_clocks(), steps.append, native=ends == "native") as instrument:
-        for body in (in_another_order, never, lambda: waiting(3, late[1].wait), synchronous, by_tensor):
+        for body in (in_another_order, never, lambda: waiting(3, late[0].wait), synchronous, by_tensor):
             waited.append([])
             with instrument.recorder.step(StepFacts(0, len(waited), len(waited), 0.0, warmup=False)):
                 body()
         instrument.recorder.finish()
+    assert all(step.coverage.complete for step in steps)
     for step, of_caller in zip(steps, waited, strict=True):
         assert [wait.seq for wait in step.waits] == [seq for seq, _, _ in of_caller]
         for wait, (_, before, after) in zip(step.waits, of_caller, strict=True):
