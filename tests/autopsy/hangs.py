@@ -9,7 +9,7 @@ A collective completes when all members of its group have issued the same number
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from aorta.autopsy.evidence import CollectiveEvidence, GroupEvidence, RankEvidence, RankExit
 
@@ -40,7 +40,7 @@ class Op:
 
 Program = list[Op]
 Fault = Callable[[Program], Program]
-STUCK, WAIT = Op("stuck"), Op("wait")
+STUCK, STOPPED, WAIT = Op("stuck"), Op("stop"), Op("wait")
 
 
 def phase(name: str) -> Op:
@@ -49,6 +49,10 @@ def phase(name: str) -> Op:
 
 def call(group: Group, kind: str, size: int, *, blocking: bool = True) -> Op:
     return Op("call", group, kind, size, blocking=blocking)
+
+
+def message(group: Group, kind: str, peer: int) -> Op:
+    return Op("call", group, kind, 64, peer=peer)
 
 
 def ddp(ranks: int, steps: int = 3) -> dict[int, Program]:
@@ -95,23 +99,25 @@ def pipeline(stages: int, steps: int = 3) -> dict[int, Program]:
         line = Group(f"pp{replica}", tuple(replica * stages + stage for stage in range(stages)))
         for stage, rank in enumerate(line.ranks):
             dp = Group(f"dp{stage}", (stage, stages + stage))
+            before, after = line.ranks[stage - 1 : stage] if stage else (), line.ranks[stage + 1 : stage + 2]
             step = [phase("data"), phase("forward")]
-            step += [Op("call", line, "recv", 64, peer=line.ranks[stage - 1])] if stage else []
-            step += [Op("call", line, "send", 64, peer=line.ranks[stage + 1])] if stage < stages - 1 else []
+            step += [message(line, "recv", peer) for peer in before] + [message(line, "send", peer) for peer in after]
             step += [phase("backward")]
-            step += [Op("call", line, "recv", 64, peer=line.ranks[stage + 1])] if stage < stages - 1 else []
-            step += [Op("call", line, "send", 64, peer=line.ranks[stage - 1])] if stage else []
+            step += [message(line, "recv", peer) for peer in after] + [message(line, "send", peer) for peer in before]
             step += [call(dp, "all_reduce", 4000), phase("optimizer")]
             programs[rank] = step * steps
     return programs
 
 
 def calls(program: Program) -> list[int]:
-    """Positions of collectives."""
+    """Indices of collectives."""
     return [at for at, op in enumerate(program) if op.do == "call"]
 
 
-def _ends_in(name: str, step: int, end: Op) -> Fault:
+def ended_in(name: str, ending: RankExit | Op | None, step: int = 1) -> Fault:
+    """A rank whose process ends in a phase, or does something else there, before anything in it."""
+    end = ending if isinstance(ending, Op) else Op("end", exit=ending)
+
     def fault(program: Program) -> Program:
         at = [at for at, op in enumerate(program) if op.phase == name][step]
         return [*program[: at + 1], end]
@@ -120,18 +126,8 @@ def _ends_in(name: str, step: int, end: Op) -> Fault:
 
 
 def stuck_in(name: str, step: int = 1) -> Fault:
-    """A rank that never leaves a phase, before anything in it."""
-    return _ends_in(name, step, STUCK)
-
-
-def ended_in(name: str, ending: RankExit | None, step: int = 1) -> Fault:
-    """A rank whose process ends in a phase."""
-    return _ends_in(name, step, Op("end", exit=ending))
-
-
-def stopped_in(name: str, step: int = 1) -> Fault:
-    """A rank whose process is stopped in a phase."""
-    return _ends_in(name, step, Op("stop"))
+    """A rank that never leaves a phase."""
+    return ended_in(name, STUCK, step)
 
 
 def slow_in(name: str, seconds: int) -> Fault:
@@ -139,97 +135,75 @@ def slow_in(name: str, seconds: int) -> Fault:
     return lambda program: [each for op in program for each in [op] * (1 + seconds * (op.phase == name))]
 
 
-def _at_call(index: int, change: Callable[[Program], Program], length: int = 1) -> Fault:
-    def fault(program: Program) -> Program:
-        at = calls(program)[index : index + length]
-        changed = change([program[place] for place in at])
-        others = [[op] if place not in at else [] for place, op in enumerate(program)]
-        for place, op in zip(at, changed, strict=False):
-            others[place] = [op]
-        return [op for several in others for op in several]
-
-    return fault
-
-
 def skipped(index: int) -> Fault:
     """A rank that leaves out its `index`-th collective."""
-    return _at_call(index, lambda _ops: [])
+    return lambda program: [op for at, op in enumerate(program) if at != calls(program)[index]]
 
 
 def swapped(index: int) -> Fault:
     """A rank that issues its `index`-th collective after the next."""
-    return _at_call(index, lambda ops: ops[::-1], length=2)
+
+    def fault(program: Program) -> Program:
+        (first, second), changed = calls(program)[index : index + 2], [*program]
+        changed[first], changed[second] = program[second], program[first]
+        return changed
+
+    return fault
 
 
 def resized(index: int) -> Fault:
     """A rank whose `index`-th collective is of another size."""
-    return _at_call(index, lambda ops: [replace(ops[0], bytes=ops[0].bytes + 4)])
+
+    def fault(program: Program) -> Program:
+        at = calls(program)[index]
+        return [*program[:at], replace(program[at], bytes=program[at].bytes + 4), *program[at + 1 :]]
+
+    return fault
 
 
 @dataclass
 class _Rank:
     program: Program
+    evidence: RankEvidence
     at: int = 0
-    phase: str | None = None
-    phase_since: int = 0
-    moved: int = 0
-    step: int = -1
-    issued: list[CollectiveEvidence] = field(default_factory=list)
     blocked: bool = False
-    state: str = "running"
-    exit: RankExit | None = None
 
     def open(self) -> list[CollectiveEvidence]:
-        return [one for one in self.issued if one.state != "completed"]
+        return [op for op in self.evidence.collectives if op.state != "completed"]
 
 
 def run(
     programs: dict[int, Program], faults: dict[int, Fault] | None = None, until: int | None = None
 ) -> list[RankEvidence]:
     """Run all ranks until nothing moves, or `until` seconds; their evidence."""
-    faults = faults or {}
-    ranks = {rank: _Rank(faults.get(rank, list)(program)) for rank, program in programs.items()}
     groups = {op.group.name: op.group for program in programs.values() for op in program if op.group is not None}
-    now = 0
-    moved = True
+    ranks = dict[int, _Rank]()
+    for rank, program in programs.items():
+        evidence = RankEvidence(rank=rank, world_size=len(programs), source="progress", path=f"rank_{rank}.progress")
+        evidence.state, evidence.step, evidence.progress_ns, evidence.phase_since_ns = "running", -1, 0, 0
+        members = [(group.name, group.ranks) for group in groups.values() if rank in group.ranks]
+        evidence.groups = [GroupEvidence(name=name, ranks=ranks_of_group) for name, ranks_of_group in members]
+        ranks[rank] = _Rank((faults or {}).get(rank, list)(program), evidence)
+    now, moved = 0, True
     while moved and now != until:
-        now += 1
-        moved = False
-        for rank, one in ranks.items():
-            if _step(rank, one, now):
-                one.moved, moved = now, True
-        for rank, one in _completed(ranks, groups):
-            one.state, one.completed_ns = "completed", now * S
-            ranks[rank].moved, moved = now, True
+        now, moved = now + 1, False
+        for one in ranks.values():
+            if _step(one, now * S):
+                one.evidence.progress_ns, moved = now * S, True
+        for one, op in _completed(ranks, groups):
+            op.state, op.completed_ns = "completed", now * S
+            one.evidence.progress_ns, moved = now * S, True
     for one in ranks.values():
-        if one.at == len(one.program) and one.state == "running" and not one.open():
-            one.phase, one.state, one.exit = None, "dead", RankExit(exit_code=0)
-    taken = (now + HUNG_S) * S
-    return [
-        RankEvidence(
-            rank=rank,
-            world_size=len(ranks),
-            source="progress",
-            path=f"rank_{rank}.progress",
-            state=one.state,
-            exit=one.exit,
-            taken_ns=taken,
-            progress_ns=one.moved * S,
-            step=one.step,
-            phase=one.phase,
-            phase_since_ns=one.phase_since * S,
-            groups=[
-                GroupEvidence(name=group.name, ranks=group.ranks) for group in groups.values() if rank in group.ranks
-            ],
-            collectives=one.issued,
-        )
-        for rank, one in ranks.items()
-    ]
+        one.evidence.taken_ns = (now + HUNG_S) * S
+        if one.at == len(one.program) and one.evidence.state == "running" and not one.open():
+            one.evidence.phase, one.evidence.state, one.evidence.exit = None, "dead", RankExit(exit_code=0)
+    return [one.evidence for one in ranks.values()]
 
 
-def _step(rank: int, one: _Rank, now: int) -> bool:
+def _step(one: _Rank, now_ns: int) -> bool:
     """Let a rank do its next operation, if it can."""
-    if one.at == len(one.program) or one.state != "running" or (one.blocked and one.open()):
+    evidence = one.evidence
+    if one.at == len(one.program) or evidence.state != "running" or (one.blocked and one.open()):
         return False
     one.blocked = False
     op = one.program[one.at]
@@ -237,46 +211,44 @@ def _step(rank: int, one: _Rank, now: int) -> bool:
         return False
     one.at += 1
     if op.do == "phase":
-        one.phase, one.phase_since = op.phase, now
-        one.step += op.phase == "data"
+        evidence.phase, evidence.phase_since_ns = op.phase, now_ns
+        evidence.step = (evidence.step or 0) + (op.phase == "data")
     elif op.do == "wait":
         one.blocked = True
     elif op.do in ("end", "stop"):
-        one.state, one.exit = "dead" if op.do == "end" else "stopped", op.exit
+        evidence.state, evidence.exit = "dead" if op.do == "end" else "stopped", op.exit
     elif op.group is not None:
-        kinds = (op.kind,) if op.peer is not None else {each.kind for each in one.issued}
-        sequence = [
-            each for each in one.issued if (each.group, each.peer) == (op.group.name, op.peer) and each.kind in kinds
-        ]
+        channel = (op.group.name, op.peer, None if op.peer is None else op.kind)
+        before = [(each.group, each.peer, None if op.peer is None else each.kind) for each in evidence.collectives]
         issued = CollectiveEvidence(
             group=op.group.name,
-            number=len(sequence),
+            number=before.count(channel),
             kind=op.kind,
             state="issued",
             bytes=op.bytes,
             dtype=op.dtype,
             peer=op.peer,
-            issued_ns=now * S,
+            issued_ns=now_ns,
         )
-        one.issued.append(issued)
+        evidence.collectives.append(issued)
         one.blocked = op.blocking
     return True
 
 
-def _completed(ranks: dict[int, _Rank], groups: dict[str, Group]) -> Iterable[tuple[int, CollectiveEvidence]]:
+def _completed(ranks: dict[int, _Rank], groups: dict[str, Group]) -> Iterable[tuple[_Rank, CollectiveEvidence]]:
     """Collectives that all members have issued alike, and whose elders have completed."""
     for rank, one in ranks.items():
-        for each in one.open():
-            members, kinds, peer = groups[each.group].ranks, None, None
-            if each.peer is not None:
-                members, kinds, peer = (each.peer,), {"send": "recv", "recv": "send"}[each.kind], rank
+        for op in one.open():
+            members, kinds, peer = groups[op.group].ranks, None, None
+            if op.peer is not None:
+                members, kinds, peer = (op.peer,), {"send": "recv", "recv": "send"}[op.kind], rank
             met = [
                 two
                 for member in members
-                for two in ranks[member].issued
-                if (two.group, two.number, two.peer) == (each.group, each.number, peer) and kinds in (None, two.kind)
+                for two in ranks[member].evidence.collectives
+                if (two.group, two.number, two.peer) == (op.group, op.number, peer) and kinds in (None, two.kind)
             ]
             alike = {(two.kind, two.bytes, two.dtype) for two in met}
-            elders = [two for two in one.open() if two.group == each.group and two.number < each.number]
-            if len(met) == len(members) and (each.peer is not None or (len(alike) == 1 and not elders)):
-                yield rank, each
+            elders = [two for two in one.open() if two.group == op.group and two.number < op.number]
+            if len(met) == len(members) and (op.peer is not None or (len(alike) == 1 and not elders)):
+                yield one, op

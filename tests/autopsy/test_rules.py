@@ -16,6 +16,7 @@ from aorta.autopsy.report import verdict_on
 from aorta.distributed.peers import Peers
 from aorta.errors import PeerFailed
 from tests.autopsy.hangs import (
+    STOPPED,
     Fault,
     Group,
     Program,
@@ -29,7 +30,6 @@ from tests.autopsy.hangs import (
     run,
     skipped,
     slow_in,
-    stopped_in,
     stuck_in,
     swapped,
     two_groups,
@@ -43,7 +43,7 @@ FAULTS: dict[str, tuple[Fault, str]] = {
     "stuck in optimizer": (stuck_in("optimizer"), "stuck_outside"),
     "killed": (ended_in("backward", KILLED), "dead"),
     "raised": (ended_in("forward", RAISED), "dead"),
-    "stopped": (stopped_in("backward"), "stopped"),
+    "stopped": (ended_in("backward", STOPPED), "stopped"),
 }
 LAYOUTS = {"ddp": ddp(4), "sharded": clipped(4), "two replicas of two stages": pipeline(2), "of four": pipeline(4)}
 
@@ -56,7 +56,8 @@ def test_one_rank_that_is_the_cause_is_the_only_one_accused(layout: str, name: s
     for rank in programs:
         verdict = judge(run(programs, {rank: fault}))
         assert [(one.rank, one.kind) for one in verdict.culprits] == [(rank, kind)], (rank, verdict.summary)
-        assert verdict.kind == kind
+        assert (verdict.kind, verdict.waits[0].for_ranks) == (kind, [rank])
+        assert {other for wait in verdict.waits for other in wait.ranks} == set(programs) - {rank}  # over all groups
 
 
 @pytest.mark.parametrize("second", FAULTS)
@@ -176,15 +177,12 @@ LOST = (
 )
 
 
-@pytest.mark.parametrize("lost", [*LOST, None])
-def test_a_rank_that_has_left_its_program_with_an_error_is_the_cause_before_its_process_has_ended(
-    lost: str | None,
-) -> None:
+@pytest.mark.parametrize("lost", [None, *LOST])
+def test_a_rank_that_has_left_its_program_is_the_cause_before_its_process_has_ended(lost: str | None) -> None:
     evidence = run(ddp(4), {2: ended_in("backward", RAISED)})
     for one in evidence:
         one.state, one.taken_ns = "running", (one.progress_ns or 0) + 1000  # nobody has waited for long
-    if lost is not None:
-        evidence[1].exit = RankExit(exit_code=1, exception=f"RuntimeError: {lost}")
+    evidence[1].exit = None if lost is None else RankExit(exit_code=1, exception=f"RuntimeError: {lost}")
     verdict = verdict_on(evidence, watched=True)
     assert [(one.rank, one.kind) for one in verdict.culprits] == [(2, "dead")]
 
@@ -212,13 +210,6 @@ def test_those_who_end_because_of_another_are_not_the_cause(
     assert [one.rank for one in judge(evidence).culprits] == [3]
 
 
-def test_the_chain_is_followed_over_groups() -> None:
-    verdict = judge(run(pipeline(4), {2: stuck_in("backward")}))
-    assert [one.rank for one in verdict.culprits] == [2]
-    assert verdict.waits[0].for_ranks == [2]
-    assert {rank for wait in verdict.waits for rank in wait.ranks} == {0, 1, 3, 4, 5, 6, 7}
-
-
 def test_ranks_that_are_all_stuck_by_themselves_are_all_accused() -> None:
     verdict = judge(run(ddp(3), dict.fromkeys(range(3), stuck_in("data"))), stuck_after_s=10)
     assert [(one.rank, one.kind, one.phase) for one in verdict.culprits] == [
@@ -227,17 +218,11 @@ def test_ranks_that_are_all_stuck_by_themselves_are_all_accused() -> None:
 
 
 @pytest.mark.parametrize("until", range(40, 60))
-def test_a_slow_rank_is_accused_at_any_moment(until: int) -> None:
-    for programs in (ddp(3, steps=9), clipped(4, steps=9)):
+def test_a_slow_rank_is_accused_at_any_moment_and_those_who_wait_for_it_are_not(until: int) -> None:
+    for programs, sure in ((ddp(3, steps=9), True), (clipped(4, steps=9), True), (pipeline(2, steps=9), False)):
         verdict = _of_a_job_that_moves({**programs, 1: slow_in("forward", 4)(programs[1])}, until)
-        assert [(one.rank, one.kind) for one in verdict.culprits] == [(1, "slow")], verdict.summary
-
-
-@pytest.mark.parametrize("until", range(40, 60))
-def test_those_who_wait_for_a_slow_rank_are_not_slow(until: int) -> None:
-    programs = pipeline(2, steps=9)
-    verdict = _of_a_job_that_moves({**programs, 1: slow_in("forward", 4)(programs[1])}, until)
-    assert {one.rank for one in verdict.culprits} <= {1}, verdict.summary
+        accused = [(one.rank, one.kind) for one in verdict.culprits]
+        assert accused == [(1, "slow")] or not (sure or accused), verdict.summary
 
 
 def test_a_rank_that_is_late_once_is_not_slow() -> None:
@@ -258,10 +243,10 @@ def test_of_half_the_ranks_late_at_once_none_is_slow(ranks: int, late: int, slow
     assert verdict.suspects == ([] if slow else list(range(late)))
 
 
-def _of_a_job_that_moves(programs: dict[int, Program], until: int) -> Verdict:
+def _of_a_job_that_moves(programs: dict[int, Program], until: int, age_s: int = 0) -> Verdict:
     evidence = run(programs, until=until)
     for one in evidence:
-        one.taken_ns = max(each.progress_ns or 0 for each in evidence)
+        one.taken_ns = max(each.progress_ns or 0 for each in evidence) + age_s * 1_000_000_000
     return judge(evidence, stuck_after_s=10)
 
 
@@ -273,7 +258,7 @@ layouts: st.SearchStrategy[dict[int, Program]] = st.one_of(
 )
 faults: st.SearchStrategy[Fault] = st.one_of(
     st.builds(stuck_in, st.sampled_from(["data", "optimizer"]), st.integers(0, 3)),
-    st.builds(stopped_in, st.just("data"), st.integers(0, 3)),
+    st.builds(ended_in, st.just("data"), st.just(STOPPED), st.integers(0, 3)),
     st.builds(ended_in, st.just("optimizer"), st.just(RankExit(signal="SIGKILL")), st.integers(0, 3)),
     st.builds(skipped, st.integers(0, 6)),
     st.builds(swapped, st.integers(0, 6)),
@@ -290,42 +275,22 @@ def jobs(draw: st.DrawFn) -> tuple[list[RankEvidence], set[int]]:
     return run(programs, {rank: draw(faults) for rank in faulty}), faulty
 
 
-def _accused(evidence: list[RankEvidence]) -> set[int]:
-    return {one.rank for one in judge(evidence).culprits}
-
-
-@given(jobs())
-def test_no_healthy_rank_is_accused(job: tuple[list[RankEvidence], set[int]]) -> None:
+@given(jobs(), st.data())
+def test_no_healthy_rank_is_accused_in_any_order_or_where_evidence_is_missing(
+    job: tuple[list[RankEvidence], set[int]], data: st.DataObject
+) -> None:
     evidence, faulty = job
-    assert _accused(evidence) <= faulty
+    everything = judge(evidence)
+    culprits = {one.rank for one in everything.culprits}
+    assert culprits <= faulty
+    assert judge(data.draw(st.permutations(evidence))) == everything
 
-
-@given(jobs(), st.data())
-def test_the_order_of_evidence_does_not_matter(job: tuple[list[RankEvidence], set[int]], data: st.DataObject) -> None:
-    evidence, _ = job
-    assert judge(data.draw(st.permutations(evidence))) == judge(evidence)
-
-
-@given(jobs(), st.data())
-def test_missing_evidence_adds_no_culprit(job: tuple[list[RankEvidence], set[int]], data: st.DataObject) -> None:
-    evidence, _ = job
-    left = data.draw(st.lists(st.sampled_from(evidence), unique_by=lambda one: one.rank, min_size=1))
-    fewer, everything = judge(left), judge(evidence)
+    fewer = judge(data.draw(st.lists(st.sampled_from(evidence), unique_by=lambda one: one.rank, min_size=1)))
     accused = {one.rank for one in fewer.culprits}
-    assert accused <= {one.rank for one in everything.culprits}
-    if {one.rank for one in everything.culprits} and not accused:
-        assert fewer.kind in ("cannot_decide", "not_stuck")
+    assert accused <= culprits
+    assert accused or not culprits or fewer.kind in ("cannot_decide", "not_stuck")
 
 
-@given(layouts)
-def test_a_job_that_runs_to_its_end_accuses_nobody(programs: dict[int, Program]) -> None:
-    verdict = judge(run(programs))
-    assert (verdict.kind, verdict.culprits, verdict.suspects) == ("not_stuck", [], [])
-
-
-@given(layouts, st.integers(1, 40), st.integers(0, 9))
-def test_a_job_that_moves_is_not_stuck(programs: dict[int, Program], until: int, age_s: int) -> None:
-    evidence = run(programs, until=until)
-    for one in evidence:
-        one.taken_ns = max(each.progress_ns or 0 for each in evidence) + age_s * 1_000_000_000
-    assert judge(evidence, stuck_after_s=10).kind in ("not_stuck", "slow")
+@given(layouts, st.integers(1, 60), st.integers(0, 9))
+def test_a_job_that_moves_or_has_ended_is_not_stuck(programs: dict[int, Program], until: int, age_s: int) -> None:
+    assert _of_a_job_that_moves(programs, until, age_s).kind in ("not_stuck", "slow")

@@ -15,56 +15,38 @@ import time
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from aorta.autopsy.stacks import stacks_on_request
 from aorta.records.clocks import boot_id
-from aorta.records.process import pid_namespace, start_ticks
 from aorta.records.progress import Progress, ProgressFacts
 from aorta.records.ring_file import RingFile
+from tests.records.test_progress import facts as of_a_process
 
 STEPS = 10
 WORLD_SIZE = 2
-LONG_S = 4.0
-"""Longer than the timeout of the tests."""
 
 
 def main(folder: Path, rank: int, fate: str) -> None:
     """Ten steps, the fate of this rank in the middle of the last, or its end in order."""
     with stacks_on_request(folder / f"rank_{rank}.stacks") as number:
         ring = RingFile.create(folder / f"rank_{rank}.bin", facts(rank, number))
-        run(folder, rank, fate, ring.progress)
+        while len(list(folder.glob("rank_*.bin"))) < WORLD_SIZE:  # a fate that ends a rank is for a job that has begun
+            time.sleep(0.01)
+        for step in range(STEPS):
+            ring.progress.begin_step(step)
+            time.sleep(0.02)
+            if step == STEPS - 1:
+                ring.progress.enter("forward")
+                meet(ring.progress, fate, folder.parent / "autopsy" / "autopsy.json")
+            ring.progress.end_step()
+        ring.progress.end(0)
         ring.close()
 
 
-def run(folder: Path, rank: int, fate: str, progress: Progress) -> None:
-    while len(list(folder.glob("rank_*.bin"))) < WORLD_SIZE:  # a fate that ends this rank is for a job that has begun
-        time.sleep(0.01)
-    for step in range(STEPS):
-        progress.begin_step(step)
-        time.sleep(0.02)
-        if step == STEPS - 1:
-            progress.enter("forward")
-            meet(progress, fate, folder.parent / "autopsy" / "autopsy.json")
-        progress.end_step()
-    progress.end(0)
-
-
 def facts(rank: int, stack_signal: int | None) -> ProgressFacts:
-    return ProgressFacts(
-        rank=rank,
-        world_size=WORLD_SIZE,
-        local_rank=rank,
-        pid=os.getpid(),
-        start_ticks=start_ticks(os.getpid()),
-        pid_namespace=pid_namespace(),
-        host=socket.gethostname(),
-        boot_id=boot_id(),
-        run_id="run",
-        attempt=0,
-        opened_ns=time.perf_counter_ns(),
-        warmup_steps=2,
-        main_thread=threading.get_ident(),
-        stack_signal=stack_signal,
-    )
+    here = structs.replace(of_a_process(rank), host=socket.gethostname(), boot_id=boot_id(), warmup_steps=2)
+    return structs.replace(here, main_thread=threading.get_ident(), stack_signal=stack_signal)
 
 
 def meet(progress: Progress, fate: str, report: Path) -> None:
@@ -84,14 +66,9 @@ def meet(progress: Progress, fate: str, report: Path) -> None:
             library, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
             library.pthread_mutex_lock(mutex)
             library.pthread_mutex_lock(mutex)
-        case "checkpoint":
-            with progress.phase("checkpoint"):
-                time.sleep(LONG_S)
         case "go_on":  # once it was reported
             while not report.exists():
                 time.sleep(0.1)
-        case "wait":  # for a rank that is excused
-            time.sleep(LONG_S + 0.5)
 
 
 def work() -> None:
