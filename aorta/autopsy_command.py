@@ -29,7 +29,7 @@ def main(arguments: Sequence[str]) -> int:
     watched = not options.live and any(map(has_saved_evidence, paths))
     verdict = verdict_on(evidence, watched=watched)
     if options.json:
-        to_stdout(as_json(verdict).decode().rstrip())
+        to_stdout(as_json(verdict).rstrip())
     else:
         to_stdout(verdict_text(verdict, style_of(sys.stdout), stacks=options.stacks))
     if verdict.kind in ("not_stuck", "slow"):

@@ -56,7 +56,7 @@ class Mismatch:
 def mismatches(job: JobEvidence) -> Iterator[Mismatch]:
     """Yield the first mismatch of every channel."""
     for channel in job.channels:
-        if channel.sender is not None:  # a send meets a receive
+        if channel.sides:  # a send meets a receive
             continue
         members = [rank for rank in job.members(channel) if rank in job.ranks]
         numbers = sorted({number for rank in members for number in job.ranks[rank].channels.get(channel, {})})

@@ -110,6 +110,12 @@ class Dump(msgspec.Struct):
         ]
 
     @property
+    def is_of_unfinished(self) -> bool:
+        """Whether it leaves out finished work (TORCH_INCLUDE_ONLY_ACTIVE)."""
+        finished = any(entry.state == "completed" for entry in self.entries)
+        return not finished and any(status.last_completed_collective > 0 for status in self.pg_status.values())
+
+    @property
     def backend(self) -> str:
         """`nccl`, `gloo`, ...: of the newest entry."""
         return self.entries[-1].profiling_name.partition(":")[0]

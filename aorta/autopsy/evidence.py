@@ -93,6 +93,8 @@ class RankState(msgspec.Struct, kw_only=True):
 
     Attributes:
         exit: how the process ended or, if it still runs, how it left its recorded program.
+        host, pid: of the process.
+        stacks: the thread that runs the training first.
         taken_ns: when the evidence was taken.
         progress_ns: when the rank last began or ended a step or phase, or issued or completed a collective.
         step: the current step, or between steps the last one, numbered as in the record.
@@ -102,6 +104,9 @@ class RankState(msgspec.Struct, kw_only=True):
     rank: Rank
     state: ProcessState = "unknown"
     exit: RankExit | None = None
+    host: str | None = None
+    pid: Integer | None = None
+    stacks: list[ThreadStack] = []
     taken_ns: Integer | None = None
     progress_ns: Integer | None = None
     step: Integer | None = None
@@ -122,22 +127,18 @@ class RankEvidence(RankState, kw_only=True):
         overwritten: names of groups, where the source keeps so few collectives that all of a group, or of a pair in it,
             may be missing.
         from_start: the source has all that the rank issued since it began, if it is not torn.
-        stacks: the thread that runs the training first.
         torn: why the evidence is incomplete.
     """
 
     source: Source
     path: str
     world_size: Annotated[int, msgspec.Meta(ge=0, le=WORLD_LIMIT)] | None = None
-    host: str | None = None
-    pid: Integer | None = None
     groups: list[GroupEvidence] = []
     collectives: list[CollectiveEvidence] = []
     not_after_ns: Integer | None = None
     device_seen_ns: Integer | None = None
     overwritten: tuple[str, ...] = ()
     from_start: bool = False
-    stacks: list[ThreadStack] = []
     torn: str | None = None
 
     @property

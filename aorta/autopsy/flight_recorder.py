@@ -11,11 +11,11 @@ import math
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from aorta.autopsy.dump_file import Batch, Dump, DumpEntry, read_dump
+from aorta.autopsy.dump_file import Dump, DumpEntry, read_dump
 from aorta.autopsy.evidence import (
     DEFAULT_GROUP,
     UNKNOWN_KIND,
@@ -108,18 +108,13 @@ def read_dumps(paths: Sequence[Path]) -> list[RankEvidence]:
     listed = [rank for dump in readable.values() for group in dump.pg_config.values() for rank in map(int, group.ranks)]
     named = any(name and config.ranks for dump in readable.values() for name, config in dump.pg_config.items())
     world = max([*files, *listed]) + 1 if listed and not named else None
-    whole = not any(dump.entries and (dump.oldest or _is_of_unfinished(dump)) for dump in readable.values())
-    messaging = {
-        str(entry.process_group[0]) for dump in readable.values() for entry in dump.entries if entry.p2p_seq_id
-    }
+    whole = not any(dump.entries and (dump.oldest or dump.is_of_unfinished) for dump in readable.values())
+    entries = [entry for dump in readable.values() for entry in dump.entries]
+    messaging = {str(entry.process_group[0]) for entry in entries if entry.p2p_seq_id}
     # Without TORCH_NCCL_ENABLE_TIMING torch records no event at a collective's start, and says of none that the device
     # has begun it; gloo has no such events.
-    begun = any(
-        entry.state == "started" or entry.time_discovered_started_ns
-        for dump in readable.values()
-        for entry in dump.entries
-    )
-    last_ns = _last_ns(readable.values()) if compared == _GLOO else None
+    begun = any(entry.state == "started" or entry.time_discovered_started_ns for entry in entries)
+    last_ns = _last_ns(entries) if compared == _GLOO else None
     return [
         RankEvidence(rank=rank, source="flight_recorder", path=str(files[rank]), torn=dump)
         if isinstance(dump, str)
@@ -128,11 +123,10 @@ def read_dumps(paths: Sequence[Path]) -> list[RankEvidence]:
     ]
 
 
-def _last_ns(dumps: Iterable[Dump]) -> int:
+def _last_ns(entries: Sequence[DumpEntry]) -> int:
     """Return the latest moment at which dumps of one job that hangs were taken: no rank waits longer than its timeout.
     A later time of a file is that of a copy.
     """
-    entries = [entry for dump in dumps for entry in dump.entries]
     timeout_ns = max((entry.timeout_ms * 1_000_000 for entry in entries if entry.timeout_ms), default=TIMEOUT_NS)
     return max((entry.time_created_ns or 0 for entry in entries), default=0) + timeout_ns + CLOCKS_NS
 
@@ -186,24 +180,8 @@ def _evidence(
     for entry in dump.entries:
         name = str(entry.process_group[0])
         groups.setdefault(name, _group(name, entry.process_group[1], []))
-    # torch gives the messages of a batch no events, so that they stay scheduled for ever: the entry that ends the
-    # batch has the state of all (`ProcessGroupNCCL::pointToPoint`). It does not say that it is of messages (`is_p2p` is
-    # taken from the type of operation, COALESCED), and has the number of the collective before; but no collective
-    # shares both numbers with a message.
-    of_messages = {entry.batch for entry in dump.entries if entry.name.startswith(_MESSAGES)}
-    ends = {
-        entry.batch: entry
-        for entry in dump.entries
-        if entry.name == "coalesced" and (entry.is_p2p or entry.batch in of_messages)
-    }
-    unclear = set[int]()  # scheduled messages that may be of batches whose finished end is left out
-    if _is_of_unfinished(dump):
-        unclear = {
-            entry.record_id
-            for entry in dump.entries
-            if entry.state == "scheduled" and entry.name.startswith(_MESSAGES) and entry.batch not in ends
-        }
-    issued = _collectives(rank, dump, groups, ends, unclear, whole)
+    of_unfinished = dump.is_of_unfinished
+    issued, unclear = _collectives(rank, dump, groups, whole)
     # Of a dump of unfinished work, the last finished collectives of groups. Not of gloo, which has no version and
     # counts messages too, and whose finished work is in every dump; nor of `messaging` groups, of which the status
     # has the number of the last message or collective (`WorkNCCL::seq_`).
@@ -212,7 +190,6 @@ def _evidence(
     # A process numbers the groups that it is in; of those without an entry, only the default group's name is known.
     names = {"0": "0"} | {str(entry.pg_id): str(entry.process_group[0]) for entry in dump.entries}
     newest = {op.group: op.number for op in issued if op.peer is None}
-    of_unfinished = _is_of_unfinished(dump)
     for key, status in dump.pg_status.items() if dump.comm_lib_version or dump.nccl_version else ():
         group, number = names.get(key), status.last_completed_collective - 1
         if group is None and of_unfinished:
@@ -257,20 +234,26 @@ def _group(name: str, description: str, ranks: Sequence[int]) -> GroupEvidence:
     return GroupEvidence(name=name, description=description or None, ranks=tuple(ranks))
 
 
-def _is_of_unfinished(dump: Dump) -> bool:
-    """Return whether a dump leaves out finished work (TORCH_INCLUDE_ONLY_ACTIVE)."""
-    finished = any(entry.state == "completed" for entry in dump.entries)
-    return not finished and any(status.last_completed_collective > 0 for status in dump.pg_status.values())
-
-
 def _collectives(
-    rank: int,
-    dump: Dump,
-    groups: dict[str, GroupEvidence],
-    ends: dict[Batch, DumpEntry],
-    unclear: set[int],
-    whole: bool,
-) -> list[CollectiveEvidence]:
+    rank: int, dump: Dump, groups: dict[str, GroupEvidence], whole: bool
+) -> tuple[list[CollectiveEvidence], bool]:
+    """Return what a dump has of collectives and messages, and whether it is unclear which messages have finished."""
+    # torch gives the messages of a batch no events, so that they stay scheduled for ever: the entry that ends the
+    # batch has the state of all (`ProcessGroupNCCL::pointToPoint`). It does not say that it is of messages (`is_p2p` is
+    # taken from the type of operation, COALESCED), and has the number of the collective before; but no collective
+    # shares both numbers with a message.
+    of_messages = {entry.batch for entry in dump.entries if entry.name.startswith(_MESSAGES)}
+    ends = {
+        entry.batch: entry
+        for entry in dump.entries
+        if entry.name == "coalesced" and (entry.is_p2p or entry.batch in of_messages)
+    }
+    of_unfinished = dump.is_of_unfinished
+    unclear = {  # scheduled messages that may be of batches whose finished end is left out
+        entry.record_id
+        for entry in dump.entries
+        if of_unfinished and entry.state == "scheduled" and entry.name.startswith(_MESSAGES) and entry.batch not in ends
+    }
     collectives: list[CollectiveEvidence] = []
     merged: dict[tuple[str, int], CollectiveEvidence] = {}
     messages: dict[tuple[str, str, int], list[CollectiveEvidence]] = defaultdict(list)
@@ -311,7 +294,7 @@ def _collectives(
         first_open = next((index for index, op in enumerate(several) if op.state != "completed"), len(several))
         for index, op in enumerate(several):  # where older ones are lost, both sides count from what is open
             op.number = index if whole else index - first_open
-    return collectives
+    return collectives, bool(unclear)
 
 
 def _collective(entry: DumpEntry) -> CollectiveEvidence:

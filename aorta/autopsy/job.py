@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from aorta.autopsy.evidence import CollectiveEvidence, GroupEvidence, NumberedCollective, RankState, ThreadStack
+from aorta.autopsy.evidence import CollectiveEvidence, GroupEvidence, NumberedCollective, RankState
 
 _POINT_TO_POINT = ("send", "recv")
 _LOST_A_PEER = (
@@ -49,11 +49,10 @@ backward pass and in the optimizer, it may."""
 
 
 class Channel(NamedTuple):
-    """The collectives of a group, or the messages in it from one rank to another."""
+    """The collectives of a group, or the messages in it between two `sides`: sender and receiver."""
 
     group: str
-    sender: int | None = None
-    receiver: int | None = None
+    sides: tuple[int, ...] = ()
 
 
 class Signature(NamedTuple):
@@ -83,11 +82,8 @@ class Rank(RankState, kw_only=True, dict=True):
     device_seen_ns: int | None = None
     overwritten: frozenset[str] = frozenset()
     unresponsive: bool = False
-    stacks: tuple[ThreadStack, ...] = ()
     sources: tuple[str, ...] = ()
     torn: tuple[str, ...] = ()
-    host: str | None = None
-    pid: int | None = None
 
     @cached_property
     def channels(self) -> dict[Channel, dict[int, CollectiveEvidence]]:
@@ -217,9 +213,7 @@ class JobEvidence:
 
     def members(self, channel: Channel) -> tuple[int, ...]:
         """Return the global ranks that take part in a channel."""
-        if channel.sender is not None and channel.receiver is not None:
-            return (channel.sender, channel.receiver)
-        return self.groups[channel.group].ranks
+        return channel.sides or self.groups[channel.group].ranks
 
     def name(self, channel: Channel, op: CollectiveEvidence) -> NumberedCollective:
         description = self.groups[channel.group].description
@@ -230,21 +224,13 @@ class JobEvidence:
     @cached_property
     def channels(self) -> list[Channel]:
         """Every channel that a rank has used, in a fixed order."""
-        used = {channel for rank in self.ranks.values() for channel in rank.channels}
-        return sorted(
-            used,
-            key=lambda channel: (
-                channel.group,
-                -1 if channel.sender is None else channel.sender,
-                channel.receiver or 0,
-            ),
-        )
+        return sorted({channel for rank in self.ranks.values() for channel in rank.channels})
 
 
 def channel_of(op: CollectiveEvidence, rank: int) -> Channel:
     """Return the channel that one rank's collective, send or receive belongs to."""
     if op.kind in _POINT_TO_POINT and op.peer is not None:
-        return Channel(op.group, *((rank, op.peer) if op.kind == "send" else (op.peer, rank)))
+        return Channel(op.group, (rank, op.peer) if op.kind == "send" else (op.peer, rank))
     return Channel(op.group)
 
 

@@ -135,17 +135,18 @@ def _settled(job: JobEvidence, rank: Rank) -> Rank:
     failed if a rank that it needs has not issued it. Where such a rank may be one of which there is no evidence, the
     newest of all may have failed, which ends a rank as well, so this one is not known to hold up others.
     """
-    failed = {
-        (channel, newest.number)
-        for channel, issued in rank.channels.items()
-        if (newest := issued[max(issued)]).kind in NEED_ALL_RANKS
-        and any(
-            not other.has_issued(channel, newest.number) and not other.may_lack(channel, newest)
-            for member in job.members(channel)
-            if (other := job.ranks.get(member)) is not None
-        )
-    }
-    last, unsure = rank.collectives[-1] if rank.collectives else None, False
+    failed, unsure = set[tuple[Channel, int]](), False
+    for channel, issued in rank.channels.items():
+        newest = issued[max(issued)]
+        if newest.kind in NEED_ALL_RANKS:
+            others = [job.ranks[member] for member in job.members(channel) if member in job.ranks]
+            without = [other for other in others if not other.has_issued(channel, newest.number)]
+            if not all(other.may_lack(channel, newest) for other in without):
+                failed.add((channel, newest.number))
+            # Or else it is finished or failed.
+            may_lack = any(other.complete and other.may_lack(channel, newest) for other in without)
+            unsure |= newest.state == "retired" and may_lack
+    last = rank.collectives[-1] if rank.collectives else None
     if last is not None and last.state == "retired" and last.group not in job.listed:
         # What an all-gather makes of the share of each rank says how many ranks the group has at least.
         gathers = [
@@ -156,17 +157,7 @@ def _settled(job: JobEvidence, rank: Rank) -> Rank:
         ]
         least = max((of_all // of_one for of_all, of_one in gathers if of_one), default=2)
         incomplete = not all(other.complete for other in job.ranks.values())
-        unsure = bool(job.missing) or incomplete or len(job.groups[last.group].ranks) < least
-    unsure |= any(  # that is, finished or failed
-        newest.state == "retired"
-        and other.complete
-        and other.may_lack(channel, newest)
-        and not other.has_issued(channel, newest.number)
-        for channel, issued in rank.channels.items()
-        if (newest := issued[max(issued)]).kind in NEED_ALL_RANKS
-        for member in job.members(channel)
-        if (other := job.ranks.get(member)) is not None
-    )
+        unsure |= bool(job.missing) or incomplete or len(job.groups[last.group].ranks) < least
     settled = tuple(
         op
         if op.state != "retired"
@@ -177,20 +168,16 @@ def _settled(job: JobEvidence, rank: Rank) -> Rank:
 
 
 def _joined(several: Sequence[RankEvidence], chosen: str, names: dict[tuple[str, int], str]) -> Rank:
-    known = RankState(rank=several[0].rank)
-    for view in several:
-        for field in RankState.__struct_fields__:
-            if getattr(known, field) in (None, "unknown"):
-                setattr(known, field, getattr(view, field))
     rank = Rank(
-        **structs.asdict(known),
+        rank=several[0].rank,
         unresponsive=any(view.source == "ras" and view.torn == UNRESPONSIVE for view in several),
-        stacks=next((tuple(view.stacks) for view in several if view.stacks), ()),
         sources=tuple(view.path for view in several),
-        host=next((view.host for view in several if view.host), None),
-        pid=next((view.pid for view in several if view.pid is not None), None),
         torn=tuple(view.torn for view in several if view.source != "ras" and view.torn is not None),
     )
+    for view in several:
+        for field in RankState.__struct_fields__:
+            if getattr(rank, field) in (None, "unknown", []):
+                setattr(rank, field, getattr(view, field))
     of_chosen = [view for view in several if view.source == chosen]
     if of_chosen:
         ours = max(of_chosen, key=lambda view: bool(view.collectives))

@@ -102,8 +102,11 @@ def judge(evidence: Iterable[RankEvidence], *, stuck_after_s: float | None = Non
     else:
         kind, suspects = _without_culprit(case)
     waits = _chain(case, [charge.rank for charge in accused], some=moves)
-    why = _why_undecided(case) if kind == "cannot_decide" else []
-    notes = [*why, *job.notes, *(f"rank {rank.rank}: {reason}" for rank in job.ranks.values() for reason in rank.torn)]
+    notes = [*job.notes, *(f"rank {rank.rank}: {reason}" for rank in job.ranks.values() for reason in rank.torn)]
+    if kind == "cannot_decide" and (unseen := [rank.rank for rank in job.ranks.values() if rank.may_wait]):
+        notes.insert(0, f"no source says which collectives of {name_ranks(unseen)} have completed")
+    elif kind == "cannot_decide" and _none_begun(case):
+        notes.insert(0, "no device has begun it: look at what devices run before it")
     if unlisted := sorted(
         group_label(group.name, group.description)
         for name, group in job.groups.items()
@@ -167,7 +170,7 @@ def _without_culprit(case: Case) -> tuple[Kind, list[int]]:
             return "cannot_decide", sorted(suspects)
     if _none_begun(case):
         return "cannot_decide", sorted({wait.rank for wait in waits.open})
-    if any(wait.channel.group in job.listed or wait.channel.sender is not None for wait in waits.open):
+    if any(wait.channel.group in job.listed or wait.channel.sides for wait in waits.open):
         return "stuck_inside", []
     whole = job.ranks and not job.missing and all(rank.complete and not rank.may_wait for rank in job.ranks.values())
     return ("not_stuck" if whole and not waits.open and not dead else "cannot_decide"), []
@@ -181,12 +184,6 @@ def _none_begun(case: Case) -> bool:
         and not (wait.behind or wait.unknown)
         for wait in case.waits.open
     )
-
-
-def _why_undecided(case: Case) -> list[str]:
-    unseen = [rank.rank for rank in case.job.ranks.values() if rank.may_wait]
-    begun = ["no device has begun it: look at what devices run before it"] if _none_begun(case) else []
-    return [f"no source says which collectives of {name_ranks(unseen)} have completed"] if unseen else begun
 
 
 def _slow_ranks(case: Case, accusations: Sequence[Accusation]) -> tuple[list[Accusation], list[int]]:
@@ -223,7 +220,7 @@ def _late_lately(job: JobEvidence) -> list[Accusation]:
     before = {rank.rank: _seconds_before(rank) for rank in job.ranks.values()}
     for channel in job.channels:
         members = job.members(channel)
-        if channel.sender is not None or len(members) < 2 or any(rank not in job.ranks for rank in members):
+        if channel.sides or len(members) < 2 or any(rank not in job.ranks for rank in members):
             continue
         for number in set.intersection(*(set(job.ranks[rank].channels.get(channel, {})) for rank in members)):
             seconds = {rank: before[rank].get((channel, number)) for rank in members}

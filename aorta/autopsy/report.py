@@ -106,7 +106,7 @@ def write_verdict(folder: Path, verdict: Verdict) -> None:
     """
     output = folder / AUTOPSY_DIR
     output.mkdir(exist_ok=True)
-    write_whole(output / JSON_FILE, as_json(verdict).decode())
+    write_whole(output / JSON_FILE, as_json(verdict))
     write_whole(output / TEXT_FILE, f"{verdict_text(verdict, stacks=True)}\n")
 
 
@@ -125,9 +125,9 @@ def read_autopsy(folder: Path) -> Verdict | None:
         raise InputError(f"{path}: cannot be read: {error}; move it away to read the run without it") from error
 
 
-def as_json(verdict: Verdict) -> bytes:
+def as_json(verdict: Verdict) -> str:
     """Return the document that `docs/schemas/autopsy-1.schema.json` describes."""
-    return json_text(msgspec.to_builtins(verdict)).encode()
+    return json_text(msgspec.to_builtins(verdict))
 
 
 def verdict_text(verdict: Verdict, style: Style = PLAIN, *, stacks: bool = False) -> str:
@@ -253,36 +253,22 @@ def read_ras(source: str, known: Sequence[RankEvidence] = ()) -> list[RankEviden
         raise InputError(
             f"{source}: not RAS's JSON, which NCCL has since 2.28.7: {error}. It begins {content[:40]!r}"
         ) from error
-    ranks = {
-        (process.host, process.pid): process.rank
-        for process in known
-        if process.host is not None and process.pid is not None
-    }
-    world = max((process.world_size or 0 for process in known), default=0)
+    ranks = {(entry.host, entry.pid): entry.rank for entry in known if None not in (entry.host, entry.pid)}
+    world = max((entry.world_size or 0 for entry in known), default=0)
     largest = max(answer.communicators, key=lambda communicator: communicator.size, default=None)
     if largest is not None and (not world or largest.size == world):
-        ranks = {
-            (process.host, process.pid): process.rank for process in [*largest.ranks, *largest.missing_ranks]
-        } | ranks
+        ranks = {(process.host, process.pid): process.rank for process in largest.ranks + largest.missing_ranks} | ranks
     by_rank: dict[int, RankEvidence] = {}
     for communicator in answer.communicators:
-        missing = {(process.host, process.pid) for process in communicator.missing_ranks}
-        for process in [*communicator.ranks, *communicator.missing_ranks]:
-            rank = ranks.get((process.host, process.pid))
-            if rank is None:
-                continue
-            absent = (process.host, process.pid) in missing
-            state: ProcessState = "running" if not absent else "dead" if process.status.considered_dead else "unknown"
-            if rank not in by_rank or absent:
-                by_rank[rank] = RankEvidence(
-                    rank=rank,
-                    source="ras",
-                    path=f"RAS of {source}",
-                    host=process.host,
-                    pid=process.pid,
-                    state=state,
-                    torn=UNRESPONSIVE if absent and state == "unknown" else None,
-                )
+        absent = {(process.host, process.pid) for process in communicator.missing_ranks}
+        for process in communicator.ranks + communicator.missing_ranks:
+            at = process.host, process.pid
+            if at in ranks and (ranks[at] not in by_rank or at in absent):
+                dead: ProcessState = "dead" if process.status.considered_dead else "unknown"
+                entry = RankEvidence(rank=ranks[at], source="ras", path=f"RAS of {source}", host=at[0], pid=at[1])
+                entry.state = dead if at in absent else "running"
+                entry.torn = UNRESPONSIVE if entry.state == "unknown" else None
+                by_rank[entry.rank] = entry
     return [by_rank[rank] for rank in sorted(by_rank)]
 
 

@@ -268,9 +268,9 @@ def behind_its_peers(case: Case, accused: set[int]) -> Iterator[Accusation]:
         )
         own, awaited_name = rank.open(first.channel), job.name(first.channel, first.collective)
         missing = str(awaited_name)
-        if first.channel.sender is not None:
-            sends = first.channel.sender == number
-            other = first.channel.receiver if sends else first.channel.sender
+        if first.channel.sides:
+            sends = first.channel.sides[0] == number
+            other = first.channel.sides[sends]
             missing = f"{structs.replace(awaited_name, kind='send' if sends else 'recv')} "
             missing += f"({'to' if sends else 'from'} rank {other})"
         peers = name_ranks(sorted({wait.rank for wait in awaited}))
@@ -314,7 +314,7 @@ def unfinished_alone(case: Case, accused: set[int]) -> Iterator[Accusation]:
     job = case.job
     for wait in case.waits.open:
         rank, members = job.ranks[wait.rank], set(job.members(wait.channel))
-        if wait.behind or wait.unknown or wait.channel.sender is not None or wait.channel.group not in job.listed:
+        if wait.behind or wait.unknown or wait.channel.sides or wait.channel.group not in job.listed:
             continue
         if len(members) < 2 or case.is_held(wait) or accused & members:
             continue

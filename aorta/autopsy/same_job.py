@@ -110,7 +110,7 @@ def _stale(dumps: Sequence[RankEvidence]) -> Iterator[tuple[int, str]]:
             yield rank, "of another job: it has completed other collectives than most ranks of the group"
     newest_ns = {dump.rank: dump.progress_ns or 0 for dump in dumps}
     for channel, (number, where) in completed.items():
-        members = groups[channel.group].ranks if channel.sender is None else (channel.sender,)
+        members = channel.sides[:1] or groups[channel.group].ranks
         for dump in dumps:
             own = reached[channel].get(dump.rank, -1 if dump.from_start and dump.rank in members else number)
             if own < number and dump.torn is None:

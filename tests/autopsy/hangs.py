@@ -31,7 +31,6 @@ class Op:
     group: Group | None = None
     kind: str = ""
     bytes: int = 0
-    dtype: str = "float32"
     peer: int | None = None
     blocking: bool = True
     phase: str | None = None
@@ -226,7 +225,7 @@ def _step(one: _Rank, now_ns: int) -> bool:
             kind=op.kind,
             state="issued",
             bytes=op.bytes,
-            dtype=op.dtype,
+            dtype="float32",
             peer=op.peer,
             issued_ns=now_ns,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from aorta.autopsy.flight_recorder import read_dumps
 from aorta.autopsy.judge import judge
 from aorta.errors import InputError
 from tests.docs.pages import ROOT, fenced
-from tests.runs import once, program, succeeded
+from tests.runs import program, succeeded
 
 HUNG_JOB = """
 import os, sys, threading, time
@@ -54,28 +54,19 @@ os._exit(0)
 """
 
 
-@pytest.fixture(scope="module")
-def hung(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Dumps of three ranks of which rank 1 skips the last all-reduce; AORTA is not in them."""
-
-    def launch(folder: Path) -> None:
-        (folder / "json").mkdir()
-        script = tmp_path_factory.mktemp("job") / "job.py"
-        script.write_text(HUNG_JOB)
-        succeeded(program(script, str(folder), ranks=3))
-
-    return once(tmp_path_factory, "hung", launch)
-
-
 @pytest.mark.dist
-@pytest.mark.parametrize("form", ["pickle", "json"])
-def test_a_hung_job_over_gloo_is_explained(hung: Path, form: str) -> None:
-    paths = sorted(hung.glob("comm_lib_trace_rank_?")) if form == "pickle" else [hung / "json"]
-    verdict = judge(read_dumps(paths))
-    (one,) = verdict.culprits
-    assert (one.rank, one.kind) == (1, "rank_did_not_join")
-    assert (one.collective.number, one.collective.kind, one.collective.bytes) == (4, "all_reduce", 20)
-    assert (verdict.waits[0].ranks, verdict.waits[0].for_ranks) == ([0, 2], [1])
+def test_a_hung_job_over_gloo_is_explained(tmp_path: Path) -> None:
+    """Of three ranks rank 1 skips the last all-reduce; AORTA is not in them."""
+    (tmp_path / "json").mkdir()
+    script = tmp_path / "job.py"
+    script.write_text(HUNG_JOB)
+    succeeded(program(script, str(tmp_path), ranks=3))
+    for paths in (sorted(tmp_path.glob("comm_lib_trace_rank_?")), [tmp_path / "json"]):
+        verdict = judge(read_dumps(paths))
+        (one,) = verdict.culprits
+        assert (one.rank, one.kind) == (1, "rank_did_not_join")
+        assert (one.collective.number, one.collective.kind, one.collective.bytes) == (4, "all_reduce", 20)
+        assert (verdict.waits[0].ranks, verdict.waits[0].for_ranks) == ([0, 2], [1])
 
 
 def test_a_dump_older_than_what_others_wait_in_accuses_nobody(tmp_path: Path) -> None:
@@ -164,19 +155,18 @@ def apart(rank: int, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [row | {key: row[key] + rank * APART_NS for key in TIMES if row.get(key)} for row in rows]
 
 
-def write(folder: Path, dumps: list[dict[str, Any]], name: str = "comm_lib_trace_rank_{}") -> Path:
+def write(folder: Path, dumps: Sequence[dict[str, Any] | None], name: str = "comm_lib_trace_rank_{}") -> Path:
     for rank, one in enumerate(dumps):
-        rows = {"entries": apart(rank, one["entries"])} if "entries" in one else {}
-        (folder / name.format(rank)).write_bytes(pickle.dumps(one | rows))
+        if one is not None:
+            rows = {"entries": apart(rank, one["entries"])} if "entries" in one else {}
+            (folder / name.format(rank)).write_bytes(pickle.dumps(one | rows))
     return folder
 
 
-@pytest.mark.parametrize(
-    "name", ["nccl_trace_rank_{}", "nccl_trace_rank_node02_{}", "host.pci3_rank_{}", "dump_{}.pkl"]
-)
-def test_names_end_with_the_rank(tmp_path: Path, name: str) -> None:
-    write(tmp_path, [dump([]), dump([])], name)
-    assert [one.rank for one in read_dumps([tmp_path])] == [0, 1]
+def test_names_end_with_the_rank(tmp_path: Path) -> None:
+    for name in ("nccl_trace_rank_{}", "nccl_trace_rank_node02_{}", "host.pci3_rank_{}", "dump_{}.pkl"):
+        write(tmp_path, [dump([]), dump([])], name)
+        assert [one.rank for one in read_dumps([tmp_path / name.format(rank) for rank in (1, 0)])] == [0, 1]
 
 
 def test_what_entries_say(tmp_path: Path) -> None:
@@ -274,14 +264,14 @@ OTHER: dict[str, dict[str, Any]] = {
 
 def dumps_of(texts: str) -> list[dict[str, Any]]:
     """A dump of each rank, named, or of named entries."""
-    words, made = [text.split() for text in texts.split("|")], list[dict[str, Any]]()
+    words = [text.split() for text in texts.split("|")]
     config = dump([], len(words))["pg_config"]
     for name in RANKS.keys() & texts.split():
         config["1"] = {"name": "1", "desc": "tp", "ranks": RANKS[name]}
-    for names in words:
-        rows = [row for name in names for row in ROWS.get(name, [])]
-        made.append(OTHER.get(names[0]) or dump(rows, len(words), pg_config=config))
-    return made
+    return [
+        OTHER.get(names[0]) or dump([row for name in names for row in ROWS[name]], len(words), pg_config=config)
+        for names in words
+    ]
 
 
 JUDGED: dict[str, tuple[str, str, list[int], list[int], str]] = {
@@ -328,12 +318,9 @@ ends it and is updated. gloo's work stays scheduled until it is `retired`.
 
 @pytest.mark.parametrize("case", [pytest.param(case, id=case["name"]) for case in PUBLIC])
 def test_the_verdict_on_public_dumps_is_right(case: dict[str, Any], tmp_path: Path) -> None:
-    newest_ns = max(entry["time_created_ns"] for one in case["dumps"] for entry in (one or {"entries": []})["entries"])
-    for rank, one in enumerate(case["dumps"]):
-        if one is not None:
-            path = tmp_path / f"nccl_trace_rank_{rank}"
-            path.write_bytes(pickle.dumps(one | {"entries": apart(rank, one["entries"])}))
-            os.utime(path, ns=(0, newest_ns + 60_000_000_000))
+    newest_ns = max(row["time_created_ns"] for one in case["dumps"] if one is not None for row in one["entries"])
+    for path in write(tmp_path, case["dumps"], "nccl_trace_rank_{}").iterdir():
+        os.utime(path, ns=(0, newest_ns + 60_000_000_000))
     evidence = read_dumps([tmp_path])
     for rank, frames in case.get("stacks", {}).items():
         evidence[int(rank)].stacks = [ThreadStack(name="MainThread", frames=tuple(frames))]

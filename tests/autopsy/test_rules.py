@@ -124,10 +124,7 @@ def test_a_collective_left_out_or_swapped_is_seen_by_its_kind(fault: Fault, rank
 def test_two_collectives_in_flight_show_that_they_were_swapped() -> None:
     (one,) = judge(run(ddp(2), {1: swapped(4)})).culprits
     assert (one.rank, one.kind) == (1, "order_swapped")
-    assert one.reason == (
-        "issued all_reduce of 1,000 bytes as number 4 of the default group, rank 0 all_reduce of 4,000 "
-        "bytes: it swapped the two"
-    )
+    assert one.reason.endswith(" of the default group, rank 0 all_reduce of 4,000 bytes: it swapped the two")
 
 
 def test_a_collective_left_out_at_the_end_is_missed_by_the_others() -> None:

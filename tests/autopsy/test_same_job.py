@@ -16,11 +16,11 @@ import pytest
 from aorta.autopsy.evidence import Verdict
 from aorta.autopsy.flight_recorder import read_dumps
 from aorta.autopsy.judge import judge
+from tests.autopsy.hangs import S
 from tests.autopsy.test_flight_recorder import CREATED_NS, TIMES, apart, dump, entry
 
 Row = dict[str, Any]
 Dumps = dict[int, dict[str, Any]]
-S = 1_000_000_000
 LATE = 2
 
 

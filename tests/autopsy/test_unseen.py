@@ -27,8 +27,7 @@ from tests.autopsy.test_flight_recorder import CREATED_NS, dump, entry, write
 from tests.records.test_progress import Rank, facts
 
 WORLD = tuple(range(4))
-
-
+STARTED = dict.fromkeys(WORLD, "started")
 BEFORE = 5
 """Collectives that torch counted before AORTA did, as of the wrapper of a model."""
 NAMES = {"all_gather": "_all_gather_base", "reduce_scatter": "_reduce_scatter_base", "all_reduce": "all_reduce"}
@@ -58,9 +57,6 @@ def rings(
             )
         dumps.append(dump(rows[-newest:], len(evidence)))
     return read_dumps([write(folder, dumps)])
-
-
-STARTED = dict.fromkeys(range(4), "started")
 
 
 def last_seen(evidence: list[RankEvidence], *unread: int) -> list[RankEvidence]:
@@ -153,14 +149,13 @@ def test_what_no_device_has_begun_is_not_stuck_inside_of_it() -> None:
         assert (verdict.kind, verdict.culprits, verdict.suspects) == (kind, [], suspects)
 
 
-SEEN = ["completed", "started", "issued", "unseen", "started"]
 UNSEEN = ["completed", "unseen", "unseen", "unseen", "issued"]
 
 
 @pytest.mark.parametrize(
     ("looked_s_ago", "host", "states"),
     [
-        pytest.param(0.0, socket.gethostname(), SEEN, id="now"),
+        pytest.param(0.0, socket.gethostname(), ["completed", "started", "issued", "unseen", "started"], id="now"),
         pytest.param(60.0, socket.gethostname(), UNSEEN, id="long ago"),
         pytest.param(None, socket.gethostname(), UNSEEN, id="never"),
         pytest.param(0.0, "elsewhere", UNSEEN, id="by the clock of another host"),
@@ -228,13 +223,13 @@ def test_a_rank_whose_rows_were_overwritten_is_not_said_to_be_behind(
         pytest.param(3, 6, STARTED | {1: "scheduled"}, "rank_did_not_join", [1], [0, 2, 3], id="a stream is stuck"),
         pytest.param(4, 7, STARTED, "stuck_inside", [], [0, 1, 2, 3], id="a kernel is stuck on all ranks"),
         pytest.param(2, 7, STARTED | {1: ""}, "stuck_inside", [], [0, 1, 2, 3], id="of a rank there is no ring"),
-        pytest.param(4, 7, dict.fromkeys(range(4), "completed") | {2: "started"}, "stuck_inside", [2], [2], id="alone"),
+        pytest.param(4, 7, dict.fromkeys(WORLD, "completed") | {2: "started"}, "stuck_inside", [2], [2], id="alone"),
     ],
 )
 def test_hosts_that_are_equally_far_are_told_apart_by_their_devices(
     unread: int, front: int, states: dict[int, str], kind: str, culprits: list[int], waiting: list[int], tmp_path: Path
 ) -> None:
-    evidence = last_seen(run(clipped(4), dict.fromkeys(range(4), stuck_in("optimizer", step=2))), unread, 2)
+    evidence = last_seen(run(clipped(4), dict.fromkeys(WORLD, stuck_in("optimizer", step=2))), unread, 2)
     files, oldest = judge(evidence), len(evidence[0].collectives) - 2  # that no rank has noted
     assert (files.kind, files.culprits) == ("stuck_inside", []), files.summary
     assert {wait.collective.number for wait in files.waits} == {oldest}
