@@ -160,17 +160,17 @@ def test_stacks_are_shown_where_they_are_asked_for() -> None:
     assert shown in verdict_text(verdict, stacks=True)
 
 
-def answer(**ranks: bool) -> str:
-    """RAS's answer for one communicator of three ranks, of which some (`rank_1`) are missing, and considered dead."""
+def answer(missing: dict[int, bool]) -> str:
+    """RAS's answer for one communicator of three ranks: which are missing, and whether they are considered dead."""
     processes: list[dict[str, Any]] = [
         {"rank": rank, "host": "10.0.0.4", "pid": 100 + rank, "cuda_dev": rank, "nvml_dev": rank} for rank in range(3)
     ]
-    missing = [
-        processes[int(name[-1])] | {"status": {"unresponsive": not dead, "considered_dead": dead}}
-        for name, dead in ranks.items()
+    absent = [
+        processes[rank] | {"status": {"unresponsive": not dead, "considered_dead": dead}}
+        for rank, dead in missing.items()
     ]
-    there = [one | {"status": {"init_state": 0}} for one in processes if f"rank_{one['rank']}" not in ranks]
-    communicator = {"hash": "0xa1", "secondary_hash": "0x1:0x2", "size": 3, "ranks": there, "missing_ranks": missing}
+    there = [one | {"status": {"init_state": 0}} for one in processes if one["rank"] not in missing]
+    communicator = {"hash": "0xa1", "secondary_hash": "0x1:0x2", "size": 3, "ranks": there, "missing_ranks": absent}
     return json.dumps({"nccl_version": "2.28.9", "communicators": [communicator]}, indent=2)
 
 
@@ -200,7 +200,7 @@ def served(text: str, pause_s: float = 0.0) -> Iterator[tuple[str, list[str]]]:
 
 
 def test_the_port_is_asked_for_json_and_the_comma_that_nccl_2_28_leaves_out_is_put_in() -> None:
-    broken = answer(rank_1=False, rank_2=True).replace('"nvml_dev": 1,', '"nvml_dev": 1')
+    broken = answer({1: False, 2: True}).replace('"nvml_dev": 1,', '"nvml_dev": 1')
     with pytest.raises(ValueError, match="delimiter"):
         json.loads(broken)
     with served(broken) as (place, lines):
@@ -215,19 +215,19 @@ def test_the_port_is_asked_for_json_and_the_comma_that_nccl_2_28_leaves_out_is_p
 
 def test_a_rank_that_ras_calls_dead_and_others_wait_for_is_accused(tmp_path: Path) -> None:
     write(tmp_path, [dump([entry(0, "started")], 3)] * 2)
-    (tmp_path / "ras.txt").write_text(answer(rank_2=True))
+    (tmp_path / "ras.txt").write_text(answer({2: True}))
     assert main(["autopsy", str(tmp_path)]) == 4
     assert main(["autopsy", str(tmp_path), "--ras", str(tmp_path / "ras.txt")]) == 3
 
 
 def test_a_rank_that_does_not_answer_is_the_one_that_others_wait_for(tmp_path: Path) -> None:
     path = tmp_path / "ras.txt"
-    path.write_text(answer(rank_1=False))
+    path.write_text(answer({1: False}))
     hung = run(ddp(3), {1: stuck_in("data")})
     (one,) = judge([*hung[::2], *read_ras(str(path))]).culprits
     assert one.rank == 1
     assert "does not answer NCCL's RAS" in one.reason
-    path.write_text(answer(rank_0=True))  # which its progress file denies
+    path.write_text(answer({0: True}))  # which its progress file denies
     verdict = judge([*hung, *read_ras(str(path))])
     assert [one.rank for one in verdict.culprits] == [1]
     assert verdict.contradictions == ["rank 0: the progress file says running, RAS says dead"]
@@ -238,7 +238,7 @@ def test_ranks_of_communicators_are_found_by_host_and_pid(tmp_path: Path) -> Non
     for one in evidence:
         one.host, one.pid = "10.0.0.4", 103 - one.rank
     path = tmp_path / "ras.txt"
-    path.write_text(answer())
+    path.write_text(answer({}))
     assert [(one.rank, one.pid) for one in read_ras(str(path), evidence)] == [(1, 102), (2, 101), (3, 100)]
 
 
@@ -250,7 +250,7 @@ def test_nobody_there_is_bad_input(place: str) -> None:
 
 def test_an_answer_that_comes_byte_by_byte_has_a_limit_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "_ANSWER_S", 0.3)
-    with served(answer(), pause_s=0.01) as (place, _), pytest.raises(InputError, match="no answer: "):
+    with served(answer({}), pause_s=0.01) as (place, _), pytest.raises(InputError, match="no answer: "):
         read_ras(place)
 
 

@@ -172,41 +172,41 @@ CERTAIN: dict[str, Dumps] = {
     "a dump lost": some(0, 1, LATE, of=job()),
 }
 """Changes and losses behind which the late rank is accused."""
-LOST: dict[str, Dumps] = {
-    "older entries": with_entries(job(), lambda rank, rows: rows[2 * rank :]),
-    "finished work": unfinished(job()),
-    "the lists of groups": {rank: {**one, "pg_config": {}} for rank, one in job().items()},
-    "the list of the default group": {
+DOUBTFUL: dict[str, Dumps] = {
+    "older entries lost": with_entries(job(), lambda rank, rows: rows[2 * rank :]),
+    "finished work left out": unfinished(job()),
+    "the lists of groups lost": {rank: {**one, "pg_config": {}} for rank, one in job().items()},
+    "the list of the default group lost": {
         rank: {**one, "pg_config": {name: each for name, each in one["pg_config"].items() if name != "0"}}
         for rank, one in job().items()
     },
-    "the dump of the late rank": some(0, 1, 3, of=job()),
-    "the newest entry of a rank": with_entries(job(), lambda rank, rows: rows[: -1 if rank == 0 else None]),
-    "the newest entry of all ranks": with_entries(job(), lambda rank, rows: rows[:-1]),
-    "every other entry of a rank": with_entries(job(), lambda rank, rows: rows[:: 1 + (rank == 0)]),
-    "every other entry of a rank, over gloo": with_entries(
+    "the dump of the late rank lost": some(0, 1, 3, of=job()),
+    "the newest entry of a rank lost": with_entries(job(), lambda rank, rows: rows[: -1 if rank == 0 else None]),
+    "the newest entry of all ranks lost": with_entries(job(), lambda rank, rows: rows[:-1]),
+    "every other entry of a rank lost": with_entries(job(), lambda rank, rows: rows[:: 1 + (rank == 0)]),
+    "every other entry of a rank lost, over gloo": with_entries(
         by_gloo(job(late=None)), lambda rank, rows: rows[:: 1 + (rank == 0)]
     ),
-    "entries of a group on a rank": with_entries(
+    "entries of a group lost on a rank": with_entries(
         job(), lambda rank, rows: [row for row in rows if rank or row["process_group"][0] != "0"]
     ),
-    "all entries of a rank, of unfinished work": shows_nothing(unfinished(job()), 0),
-    "states, which contradict their times": with_each(job(), lambda rank, _: {"state": "started"} if rank == 1 else {}),
-    "a state, which was not updated": with_each(
+    "all entries of a rank lost, of unfinished work": shows_nothing(unfinished(job()), 0),
+    "states that contradict their times": with_each(job(), lambda rank, _: {"state": "started"} if rank == 1 else {}),
+    "a state that was not updated": with_each(
         job(),
         lambda rank, row: (
             {"state": "started", "time_discovered_completed_ns": None} if (rank, row["record_id"]) == (1, 7) else {}
         ),
     ),
-    "the kind, as collectives are marked as messages": with_each(job(), lambda rank, _: {"is_p2p": rank == 1}),
+    "collectives marked as messages": with_each(job(), lambda rank, _: {"is_p2p": rank == 1}),
 }
-"""Losses behind which it may be accused, and nobody else."""
+"""Those behind which it may be accused, and nobody else."""
 
 
 @pytest.mark.parametrize("form", ["pickle", "json"])
-@pytest.mark.parametrize("name", [*CERTAIN, *LOST])
+@pytest.mark.parametrize("name", [*CERTAIN, *DOUBTFUL])
 def test_evidence_that_is_changed_or_lost_accuses_no_healthy_rank(name: str, form: str, tmp_path: Path) -> None:
-    verdict = judged(tmp_path, (CERTAIN | LOST)[name], form)
+    verdict = judged(tmp_path, (CERTAIN | DOUBTFUL)[name], form)
     assert [one.rank for one in verdict.culprits] in ([LATE], [LATE] if name in CERTAIN else [])
     assert verdict.kind != "not_stuck"
 
