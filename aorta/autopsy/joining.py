@@ -194,11 +194,11 @@ class _Twins(NamedTuple):
     ours: dict[int, CollectiveEvidence]
     ring: dict[int, CollectiveEvidence]
 
-    def pairs(self, offset: int) -> list[tuple[CollectiveEvidence, CollectiveEvidence]]:
+    def pairs(self, offset: int = 0) -> list[tuple[CollectiveEvidence, CollectiveEvidence]]:
         """Return the collectives of both, if the ring's numbers are so much higher."""
         return [(op, self.ring[number + offset]) for number, op in self.ours.items() if number + offset in self.ring]
 
-    def apart_ns(self, offset: int) -> list[int]:
+    def apart_ns(self, offset: int = 0) -> list[int]:
         """Return by how much the ring's clock is ahead of ours at the issue of each of these."""
         return [
             theirs.issued_ns - ours.issued_ns
@@ -225,8 +225,7 @@ def with_rings(evidence: Sequence[RankEvidence]) -> tuple[list[RankEvidence], li
     }
     if any(view.source == "flight_recorder" and view.collectives and view.rank not in pairs for view in evidence):
         return list(evidence), []
-    names = {rank: _group_names(*pair) for rank, pair in pairs.items()}
-    twins = {rank: _twins(*pair, names[rank]) for rank, pair in pairs.items()}
+    twins = {rank: _twins(*pair) for rank, pair in pairs.items()}
     votes: dict[str, Counter[int]] = defaultdict(Counter)
     for groups in twins.values():
         for name, both in groups.items():
@@ -237,18 +236,20 @@ def with_rings(evidence: Sequence[RankEvidence]) -> tuple[list[RankEvidence], li
     contradictions = []
     replaced: dict[int, RankEvidence] = {}
     for rank, (progress, ring) in pairs.items():
-        odd = [
-            group for group, both in twins[rank].items() if group in offsets and not _alike(both.pairs(offsets[group]))
-        ]
-        contradictions += [
-            f"rank {rank}: the progress file and the Flight Recorder saw different collectives of {name}"
-            for name in odd
-        ]
-        matched = {group: both for group, both in twins[rank].items() if group in offsets and group not in odd}
+        matched = {
+            name: _Twins(both.ours, {number - offsets[name]: row for number, row in both.ring.items()})
+            for name, both in twins[rank].items()
+            if name in offsets
+        }
+        for name in [name for name, both in matched.items() if not _alike(both.pairs())]:
+            contradictions.append(
+                f"rank {rank}: the progress file and the Flight Recorder saw different collectives of {name}"
+            )
+            del matched[name]
         if matched:
-            replaced[id(progress)] = _completed(progress, ring, matched, offsets)
+            replaced[id(progress)] = _completed(progress, ring, matched)
             replaced[id(ring)] = structs.replace(ring, collectives=[], groups=[])
-            contradictions += _denied(progress, matched, offsets)
+            contradictions += _denied(progress, matched)
     return [replaced.get(id(view), view) for view in evidence], contradictions
 
 
@@ -264,8 +265,8 @@ def _group_names(progress: RankEvidence, ring: RankEvidence) -> dict[str, str]:
     return {theirs: ours for theirs, ours in names.items() if times[ours] == 1}
 
 
-def _twins(progress: RankEvidence, ring: RankEvidence, names: Mapping[str, str]) -> dict[str, _Twins]:
-    twins: dict[str, _Twins] = {}
+def _twins(progress: RankEvidence, ring: RankEvidence) -> dict[str, _Twins]:
+    names, twins = _group_names(progress, ring), dict[str, _Twins]()
     for name in names.values():
         ours = {op.number: op for op in progress.collectives if op.group == name and op.peer is None}
         if ours:
@@ -308,9 +309,7 @@ def _alike(pairs: Sequence[tuple[CollectiveEvidence, CollectiveEvidence]]) -> bo
     )
 
 
-def _completed(
-    progress: RankEvidence, ring: RankEvidence, matched: Mapping[str, _Twins], offsets: Mapping[str, int]
-) -> RankEvidence:
+def _completed(progress: RankEvidence, ring: RankEvidence, matched: Mapping[str, _Twins]) -> RankEvidence:
     """Return a progress file with what the ring knows of its collectives. A group's collectives run one after another:
     what is older than a row that the device has begun is completed. A full ring may have dropped what is not.
     """
@@ -321,7 +320,7 @@ def _completed(
     collectives, covered = [], True
     for op in progress.collectives:
         both = matched.get(op.group) if op.peer is None else None
-        twin = None if both is None else both.ring.get(op.number + offsets[op.group])
+        twin = None if both is None else both.ring.get(op.number)
         if twin is not None:
             collectives.append(
                 structs.replace(
@@ -334,7 +333,7 @@ def _completed(
                     issued_by=twin.issued_by,
                 )
             )
-        elif both is not None and op.number + offsets[op.group] < begun[op.group]:
+        elif both is not None and op.number < begun[op.group]:
             collectives.append(structs.replace(op, state="completed"))
         else:
             covered &= op.state in _BEGUN
@@ -346,25 +345,21 @@ def _completed(
     )
 
 
-def _denied(progress: RankEvidence, matched: Mapping[str, _Twins], offsets: Mapping[str, int]) -> list[str]:
+def _denied(progress: RankEvidence, matched: Mapping[str, _Twins]) -> list[str]:
     """Return the oldest collective of each group that our file says is completed and the ring has open, and what only
     the ring has of those issued before the file was read.
     """
     contradictions, rank = [], progress.rank
     for name, both in matched.items():
-        denied = [
-            (ours, row)
-            for ours, row in both.pairs(offsets[name])
-            if ours.state == "completed" and row.state != "completed"
-        ]
+        denied = [pair for pair in both.pairs() if pair[0].state == "completed" and pair[1].state != "completed"]
         if denied:
             ours, row = min(denied, key=lambda pair: pair[0].number)
             what = f"{ours.kind} {ours.number} of {name}"
             contradictions.append(
                 f"rank {rank}: the progress file says {what} is completed, the Flight Recorder says {row.state}"
             )
-        newer = [row for number, row in both.ring.items() if number - offsets[name] > max(both.ours)]
-        apart_ns = both.apart_ns(offsets[name])
+        newer = [row for number, row in both.ring.items() if number > max(both.ours)]
+        apart_ns = both.apart_ns()
         read_ns = None if progress.taken_ns is None or not apart_ns else progress.taken_ns + median_low(apart_ns)
         more = sum(row.issued_ns is None or read_ns is None or row.issued_ns < read_ns for row in newer)
         if more:
