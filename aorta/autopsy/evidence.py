@@ -36,6 +36,9 @@ class GroupEvidence(msgspec.Struct, frozen=True, kw_only=True):
     description: str | None = None
     ranks: tuple[Rank, ...] = ()
 
+    def __str__(self) -> str:
+        return group_label(self.name, self.description)
+
 
 class CollectiveEvidence(msgspec.Struct, kw_only=True):
     """One collective, or one send or receive, that a rank issued.

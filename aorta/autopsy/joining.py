@@ -28,7 +28,6 @@ from aorta.autopsy.evidence import (
     GroupEvidence,
     RankEvidence,
     RankState,
-    group_label,
 )
 from aorta.autopsy.job import Channel, JobEvidence, Rank, channel_of
 from aorta.autopsy.same_job import NEED_ALL_RANKS, of_one_job, same_groups
@@ -126,7 +125,7 @@ def _made_in_another_order(
         used = [op.state for rank in ranks.values() for op in rank.collectives if op.group == group]
         if len(own) > 1 and used and "completed" not in used:
             named = ", ".join(f"{name!r} on rank {rank}" for name, rank in sorted(own.items()))
-            title = group_label(group, groups[group].description)
+            title = groups[group]
             yield f"{title} is {named}: these ranks may have made groups in different orders, and never meet in it"
 
 

@@ -22,7 +22,6 @@ from aorta.autopsy.evidence import (
     RankEvidence,
     Verdict,
     WaitingRanks,
-    group_label,
 )
 from aorta.autopsy.job import Channel, JobEvidence, OpenCollective, Rank, channel_of
 from aorta.autopsy.joining import join
@@ -107,11 +106,7 @@ def judge(evidence: Iterable[RankEvidence], *, stuck_after_s: float | None = Non
         notes.insert(0, f"no source says which collectives of {name_ranks(unseen)} have completed")
     elif kind == "cannot_decide" and _none_begun(case):
         notes.insert(0, "no device has begun it: look at what devices run before it")
-    if unlisted := sorted(
-        group_label(group.name, group.description)
-        for name, group in job.groups.items()
-        if name not in job.listed and group.ranks
-    ):
+    if unlisted := sorted(str(group) for name, group in job.groups.items() if name not in job.listed and group.ranks):
         notes.append(f"no source lists the ranks of {', '.join(unlisted)}: taken for those that used it")
     advice = []
     for topic in dict.fromkeys([kind, *(charge.kind for charge in accused)]):

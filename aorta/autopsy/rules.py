@@ -18,7 +18,7 @@ from typing import Final, TypeAlias
 from msgspec import structs
 
 from aorta.autopsy.disagreement import Mismatch, conforms, mismatches, passed_by, place
-from aorta.autopsy.evidence import Accusation, Aspect, CollectiveEvidence, Kind, group_label
+from aorta.autopsy.evidence import Accusation, Aspect, CollectiveEvidence, Kind
 from aorta.autopsy.job import Channel, JobEvidence, OpenCollective, Rank, WaitGraph
 from aorta.command_line import name_ranks
 from aorta.errors import SIGNAL_EXIT_BASE
@@ -153,7 +153,7 @@ def signature_mismatch(case: Case, accused: set[int]) -> Iterator[Accusation]:
     equal camps, nobody. Assumes that all-to-alls, gathers and scatters may differ in size.
     """
     for clash in case.mismatches:
-        group = group_label(clash.channel.group, case.job.groups[clash.channel.group].description)
+        group = case.job.groups[clash.channel.group]
         for rank in clash.accused:
             if rank in accused:
                 continue
@@ -392,9 +392,8 @@ def _progress_there(job: JobEvidence, wait: OpenCollective) -> str:
     for member in job.members(wait.channel):
         if member in job.ranks:
             issued[max(job.ranks[member].channels.get(wait.channel, {}), default=-1) + 1].append(member)
-    group = job.groups[wait.channel.group]
     counts = "; ".join(f"{name_ranks(ranks)}: {count}" for count, ranks in sorted(issued.items()))
-    return f"collectives issued in {group_label(group.name, group.description)}: {counts}"
+    return f"collectives issued in {job.groups[wait.channel.group]}: {counts}"
 
 
 def _described(op: CollectiveEvidence, aspect: Aspect) -> str:
