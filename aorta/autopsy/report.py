@@ -257,7 +257,8 @@ def read_ras(source: str, known: Sequence[RankEvidence] = ()) -> list[RankEviden
     world = max((entry.world_size or 0 for entry in known), default=0)
     largest = max(answer.communicators, key=lambda communicator: communicator.size, default=None)
     if largest is not None and (not world or largest.size == world):
-        ranks = {(process.host, process.pid): process.rank for process in largest.ranks + largest.missing_ranks} | ranks
+        for process in largest.ranks + largest.missing_ranks:
+            ranks.setdefault((process.host, process.pid), process.rank)
     by_rank: dict[int, RankEvidence] = {}
     for communicator in answer.communicators:
         absent = {(process.host, process.pid) for process in communicator.missing_ranks}
