@@ -169,7 +169,7 @@ def read(folder: Path, name: str) -> list[Launch]:
         dataset = LabelledRun(name, load_run(run, Local(1), exposed=True))
         account = account_of(dataset)
         assert isinstance(account, StepAccount), f"{run}: {account}"
-        said = stragglers_of(dataset, account, *waits_for_each(dataset))
+        said = stragglers_of(dataset, account, *waits_for_each(dataset, account))
         watches = [json.loads(file.read_text()) for file in folder.glob(f"stopwatch/{name}-{run.name}-*.json")]
         means = (
             {key: float(np.mean([watch[key] for watch in watches])) for key in watches[0] if key != "all"}

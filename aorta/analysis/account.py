@@ -22,6 +22,7 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from aorta.analysis.aggregate import LabelledRun
+from aorta.analysis.collective_metrics import ends_on_their_own
 from aorta.documents.explanations import Account, AccountPart, RankTimes
 from aorta.documents.formatting import TEXT
 from aorta.read.exposed import exposed_of
@@ -60,6 +61,8 @@ class StepAccount:
     Attributes:
         leaves: nanoseconds of each leaf; they add up to `window_ns`.
         waited_for: rank that arrived last -> nanoseconds for which others waited exposed.
+        waited_ns, unknown_ns: of each step of the run, exposed waits for collectives that end on their own, and exposed
+            communication of which that is not known.
         ranks: the same of each rank.
     """
 
@@ -67,6 +70,8 @@ class StepAccount:
     window_ns: int = 0
     leaves: Counter[Words] = field(default_factory=Counter)
     waited_for: Counter[int] = field(default_factory=Counter)
+    waited_ns: Ints = field(default_factory=lambda: np.zeros(0, np.int64), compare=False)
+    unknown_ns: Ints = field(default_factory=lambda: np.zeros(0, np.int64), compare=False)
     ranks: dict[int, StepAccount] = field(default_factory=dict)
 
     def ms(self, depth: int = 1, below: Words = ()) -> dict[Words, float]:
@@ -106,6 +111,7 @@ def account_of(dataset: LabelledRun) -> StepAccount | str:
     if (unknown := why_open(dataset)) is not None:
         return unknown
     whole = StepAccount()
+    whole.waited_ns, whole.unknown_ns = (np.zeros(len(dataset.run.steps), np.int64) for _ in range(2))
     for exposed, sums in exposed_pieces(dataset.run):
         for rank, of_rank in sums.items():
             if of_rank.rank_steps:
@@ -194,11 +200,14 @@ def parts_of(exposed: Exposed, wait_ns: Ints) -> dict[str, Ints]:
 
 def _add_exposed(whole: StepAccount, dataset: LabelledRun, exposed: Exposed) -> None:
     run, matched = dataset.run, dataset.collectives
-    name, last = run.collectives.name[exposed.row], matched.last[exposed.row]
-    parts = parts_of(exposed, matched.wait_ns[exposed.row])
+    name, last, wait_ns = (column[exposed.row] for column in (run.collectives.name, matched.last, matched.wait_ns))
+    step, parts = run.collectives.step[exposed.row], parts_of(exposed, wait_ns)
+    own_end = ends_on_their_own(run)[name]
+    np.add.at(whole.waited_ns, step, np.where(own_end, parts[WAITING], 0))
+    np.add.at(whole.unknown_ns, step, np.where(own_end & (wait_ns >= 0), 0, exposed.to_ns - exposed.from_ns))
     kinds = list(dict.fromkeys(what.kind for what in run.collectives.names))
     kind = np.array([kinds.index(what.kind) for what in run.collectives.names] or [0])[name]
-    rank = run.rank_of_step[run.collectives.step[exposed.row]]
+    rank = run.rank_of_step[step]
     for own in np.unique(rank).tolist():
         of_rank = rank == own
         for part, lengths_ns in parts.items():

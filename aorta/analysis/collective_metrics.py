@@ -1,7 +1,7 @@
 """Computes what a report says of collectives across all ranks: one entry per kind, group, group size and bytes.
 
 `collective_metrics(run)` matches the collectives of all ranks (`read.matching`) and gives `collectives` of
-`summary.json`, the waits of every row, and how late every rank is in every step (`stragglers`).
+`summary.json`, the waits of every row, and how late every rank is in every step.
 
 Must not: round a nanosecond before a difference is formed, pool warm-up with steady state (W21), or compare waiting of
 different collectives (docs/dev/measuring.md, section 1).
@@ -9,8 +9,9 @@ different collectives (docs/dev/measuring.md, section 1).
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
@@ -18,20 +19,23 @@ import msgspec
 import numpy as np
 
 from aorta.analysis.pace import cutoffs_ns
-from aorta.analysis.stragglers import FirstWaits
+from aorta.analysis.stragglers import behind_others
 from aorta.documents.dataset import CollectiveEntry, Statistics
-from aorta.documents.metrics import COLLECTIVE_METRIC_NAMES, TOO_SHORT, algbw_gb_per_s, busbw_factor, no_bandwidth
+from aorta.documents.metrics import TOO_SHORT, algbw_gb_per_s, busbw_factor, no_bandwidth
 from aorta.documents.statistics import entry, median_or_none, numbers_of
-from aorta.read.frames import NO_TIME, Floats, Ints, difference
+from aorta.read.frames import NO_TIME, Bools, Ints, difference
 from aorta.read.matching import (
     OK,
     PIECE_ROWS,
     REASONS,
     CollectiveKey,
+    CollectiveRows,
+    MatchedCollectives,
     NumberedNames,
     matched_pieces,
 )
 from aorta.read.run import Run
+from aorta.records.schema import STALL_CUTOFF_NS
 from aorta.timeline.overlap import NS_PER_MS
 
 _OF_ROWS: Final = ("duration_ms", "queued_ms", "wait_ms")
@@ -56,49 +60,54 @@ class CollectiveMetrics:
     first_waits: FirstWaits
 
 
-@dataclass
-class _Matched:
-    collectives: int = 0
-    reasons: Counter[int] = field(default_factory=Counter)
-    no_bandwidth: Counter[str] = field(default_factory=Counter)
-    values: defaultdict[str, list[Floats]] = field(default_factory=lambda: defaultdict(list))
+class FirstWaits:
+    """Collects the lateness of every rank in every step, piece by piece."""
 
-    def add(self, key: CollectiveKey, reason: Ints, transfer_ns: Ints, longest_ns: Ints) -> None:
-        """Add collectives: transfer, arrival skew, bandwidth, and why they are null."""
-        self.collectives += len(reason)
-        self.reasons.update(reason.tolist())
-        clear = reason == OK
-        transfer_ns, longest_ns, values = transfer_ns[clear], longest_ns[clear], self.values
-        values["transfer_ms"].append(transfer_ns / NS_PER_MS)
-        values["arrival_skew_ms"].append((longest_ns - transfer_ns) / NS_PER_MS)
-        values["arrival_skew_bound_ms"].append(longest_ns / NS_PER_MS)
-        why = no_bandwidth(key.bytes if key.bytes >= 0 else None, key.size)
-        algbw = np.empty(0) if why else algbw_gb_per_s(key.bytes, transfer_ns)
-        if len(algbw) < len(transfer_ns):
-            self.no_bandwidth[why or TOO_SHORT] += len(transfer_ns) - len(algbw)
-        values["algbw_gb_per_s"].append(algbw)
-        factor = busbw_factor(key.kind, key.size)
-        if factor is not None:
-            values["busbw_gb_per_s"].append(algbw * factor)
+    def __init__(self, run: Run, cutoffs_ns: Iterable[int]) -> None:
+        self.steps = np.unique(run.steps.global_step)
+        self._ranks = np.array(list(run.ranks), np.int64)
+        self._order = np.argsort(self._ranks)  # ranks are in the order of their sources
+        self.margin_ns = max(cutoffs_ns, default=STALL_CUTOFF_NS)
+        self.late_ms = np.full((len(self.steps), len(self._ranks)), np.nan)
+        self._counted = ends_on_their_own(run)
+
+    def add(self, rows: CollectiveRows, match: MatchedCollectives) -> None:
+        """Add the first collective of each step that anybody waited for longer than the margin."""
+        by, frame = match.by, rows.frame
+        own_end = by.reduce(np.logical_and, self._counted[frame.name])
+        waited = np.flatnonzero(match.whole & own_end & (match.longest_ns - match.transfer_ns > self.margin_ns))
+        step, start_ns = rows.global_step[by.first][waited], by.reduce(np.minimum, frame.start_ns)[waited]
+        waited = waited[np.lexsort((start_ns, step))]
+        chosen, first = np.unique(rows.global_step[by.first][waited], return_index=True)
+        for number, index in zip(chosen.tolist(), waited[first].tolist(), strict=True):
+            members = by.order[by.starts[index] : by.starts[index] + by.sizes[index]]
+            waits_ms = match.wait_or_reason[members][None, :] / NS_PER_MS
+            columns = self._order[np.searchsorted(self._ranks, rows.rank[members], sorter=self._order)]
+            self.late_ms[np.searchsorted(self.steps, number), columns] = behind_others(waits_ms)[0]
+
+
+def ends_on_their_own(run: Run) -> Bools:
+    """Return of each name of the run's collectives whether its end is the collective's, not when the caller looked."""
+    return np.array([name.end_source != "wait" for name in run.collectives.names] or [False])
 
 
 def collective_metrics(run: Run, piece_rows: int = PIECE_ROWS) -> CollectiveMetrics:
     """Match, count and describe the collectives of a run, about `piece_rows` of them at a time."""
     names = NumberedNames(run)
-    matched, first_waits = [_Matched() for _ in names.keys], FirstWaits(run, cutoffs_ns(run))
+    matched, first_waits = list[Ints](), FirstWaits(run, cutoffs_ns(run))
     wait_ns, last = (np.empty(len(run.collectives), np.int64) for _ in range(2))
     for rows, pieces in matched_pieces(run, names, rows=piece_rows):
-        for index in np.unique(pieces.key[pieces.used]).tolist():
-            chosen = pieces.used & (pieces.key == index)
-            matched[index].add(
-                names.keys[index], pieces.reason[chosen], pieces.transfer_ns[chosen], pieces.longest_ns[chosen]
-            )
+        columns = np.stack((pieces.key, pieces.reason, pieces.transfer_ns, pieces.longest_ns))
+        matched.append(columns[:, pieces.used])
         first_waits.add(rows, pieces)
         wait_ns[rows.at] = pieces.wait_or_reason
         last[rows.at] = np.where((pieces.reason == OK) & pieces.alone, rows.rank[pieces.last], -1)[pieces.by.of_row]
     counts = np.bincount(run.collectives.name[run.steps.used[run.collectives.step]], minlength=len(names.key))
     order = sorted(set(names.key[counts > 0].tolist()), key=lambda index: names.keys[index].order)
-    entries = [_entry(run, names, index, counts, matched[index], wait_ns) for index in order]
+    key, *numbers = np.concatenate([np.empty((4, 0), np.int64), *matched], axis=1)
+    matched.clear()
+    of_key = {index: [column[key == index] for column in numbers] for index in order}
+    entries = [_entry(run, names, index, counts, of_key.pop(index), wait_ns) for index in order]
     return CollectiveMetrics(entries, wait_ns, last, first_waits)
 
 
@@ -111,23 +120,20 @@ def with_open_starts(metrics: CollectiveMetrics) -> CollectiveMetrics:
     return replace(metrics, collectives=rows, wait_ns=np.full_like(metrics.wait_ns, -1))
 
 
-def _entry(run: Run, names: NumberedNames, index: int, rows: Ints, matched: _Matched, wait_ns: Ints) -> CollectiveEntry:
-    """Describe the entry with this `index` in `names.keys`; `rows`: of each name, how many collectives count."""
+def _entry(
+    run: Run, names: NumberedNames, index: int, rows: Ints, matched: Sequence[Ints], wait_ns: Ints
+) -> CollectiveEntry:
+    """Describe the entry with this `index` in `names.keys`.
+
+    Args:
+        rows: of each name, how many collectives count.
+        matched: of each collective the reason why its transfer is null, its transfer, and its longest duration.
+    """
     key, chosen = names.keys[index], names.key == index
-    numbers = {name: numbers_of(parts) for name, parts in matched.values.items()}
-    matched.values.clear()
     sources = Counter[str]()
     for what, own in zip(run.collectives.names, np.where(chosen, rows, 0).tolist(), strict=True):
         sources[what.end_source or "unknown"] += own
-    reasons = {REASONS[code]: seen for code, seen in sorted(matched.reasons.items()) if code}
-    described: dict[str, Statistics] = {}
-    for name in COLLECTIVE_METRIC_NAMES:
-        if name in _OF_ROWS:
-            described[name] = _of_rows(run, names, index, name, wait_ns)
-        else:
-            known_of, numbers_of_name = numbers.get(name, (0, None))
-            why = {**reasons, **(matched.no_bandwidth if name.endswith("_gb_per_s") else {})}
-            described[name] = entry(known_of, matched.collectives - known_of, numbers_of_name, None, why)
+    described = {name: _of_rows(run, names, index, name, wait_ns) for name in _OF_ROWS}
     return CollectiveEntry(
         kind=key.kind,
         group=key.group,
@@ -135,12 +141,36 @@ def _entry(run: Run, names: NumberedNames, index: int, rows: Ints, matched: _Mat
         group_size=key.size,
         bytes=key.bytes if key.bytes >= 0 else None,
         group_ranks=[list(members) for members in sorted(key.members)],
-        collectives=matched.collectives,
+        collectives=len(matched[0]),
         rows=int(rows[chosen].sum()),
         end_sources={source: sources[source] for source in sorted(+sources)},
         transfer_is_upper_bound="wait" in +sources,  # such an end is when the caller checked (R6)
         **described,
+        **_of_collectives(key, *matched),
     )
+
+
+def _of_collectives(key: CollectiveKey, reason: Ints, transfer_ns: Ints, longest_ns: Ints) -> dict[str, Statistics]:
+    """Describe the metrics that each collective of an entry has, and why they are null."""
+    clear = reason == OK
+    codes, counts = np.unique(reason[~clear], return_counts=True)
+    reasons = {REASONS[code]: count for code, count in zip(codes.tolist(), counts.tolist(), strict=True)}
+    transfer_ns, longest_ns = transfer_ns[clear], longest_ns[clear]
+    why, factor = no_bandwidth(key.bytes if key.bytes >= 0 else None, key.size), busbw_factor(key.kind, key.size)
+    algbw = np.empty(0) if why else algbw_gb_per_s(key.bytes, transfer_ns)
+    lacking = len(transfer_ns) - len(algbw)
+    no_rate = reasons | ({why or TOO_SHORT: lacking} if lacking else {})
+    columns = {
+        "transfer_ms": (transfer_ns / NS_PER_MS, reasons),
+        "arrival_skew_ms": ((longest_ns - transfer_ns) / NS_PER_MS, reasons),
+        "arrival_skew_bound_ms": (longest_ns / NS_PER_MS, reasons),
+        "algbw_gb_per_s": (algbw, no_rate),
+        "busbw_gb_per_s": (algbw[:0] if factor is None else algbw * factor, no_rate),
+    }
+    return {
+        name: entry(len(values), len(reason) - len(values), numbers_of([values])[1], None, null_reasons)
+        for name, (values, null_reasons) in columns.items()
+    }
 
 
 def _of_rows(run: Run, names: NumberedNames, index: int, name: str, wait_ns: Ints) -> Statistics:

@@ -24,7 +24,6 @@ from aorta.analysis.account import (
     OUTSIDE,
     StepAccount,
     as_document,
-    exposed_pieces,
     longer_than_others,
     rank_times,
 )
@@ -76,7 +75,7 @@ def explain(dataset: LabelledRun, entry: DatasetEntry, account: StepAccount | st
     if isinstance(account, str):
         entry.account, entry.stragglers = as_document(account), Stragglers(reason=account, ranks=[])
     else:
-        steps, cost = waits_for_each(dataset)
+        steps, cost = waits_for_each(dataset, account)
         entry.account, entry.stragglers = as_document([account]), stragglers_of(dataset, account, steps, cost)
         entry.rank_times, cost_ms = rank_times([account]), cost.ms
     entry.findings = [*uneven_steps(dataset, steps, cost_ms)]
@@ -84,13 +83,14 @@ def explain(dataset: LabelledRun, entry: DatasetEntry, account: StepAccount | st
     entry.findings += () if isinstance(account, str) else idle_cause(dataset, account)
 
 
-def waits_for_each(dataset: LabelledRun) -> tuple[Ints, Cost]:
+def waits_for_each(dataset: LabelledRun, account: StepAccount) -> tuple[Ints, Cost]:
     """Return the steps that all ranks recorded, and how long the others wait for each rank in them."""
-    run = dataset.run
-    steps, counts = np.unique(run.steps.global_step[dataset.used], return_counts=True)
-    steps = steps[counts == len(run.ranks)]
-    exposed = (exposed for exposed, _ in exposed_pieces(run))
-    return steps, cost_of(run, exposed, dataset.collectives.wait_ns, steps)
+    numbers, ranks = dataset.run.steps.global_step, len(dataset.run.ranks)
+    steps, counts = np.unique(numbers[dataset.used], return_counts=True)
+    steps = steps[counts == ranks]
+    common = dataset.used & np.isin(numbers, steps)  # by rank, then step
+    sums = (of_step[common].reshape(ranks, len(steps)).T for of_step in (account.waited_ns, account.unknown_ns))
+    return steps, cost_of(*sums)
 
 
 def stragglers_of(dataset: LabelledRun, account: StepAccount, steps: Ints, cost: Cost) -> Stragglers:

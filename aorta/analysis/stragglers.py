@@ -16,7 +16,7 @@ a pipeline, whose sends and receives say nothing of who waited.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import erfc, sqrt
 from typing import Final, NamedTuple
 
@@ -24,10 +24,7 @@ import numpy as np
 
 from aorta.documents.explanations import Straggler, Stragglers
 from aorta.documents.formatting import TEXT
-from aorta.read.frames import Bools, Exposed, Floats, Ints
-from aorta.read.matching import CollectiveRows, MatchedCollectives
-from aorta.read.run import Run
-from aorta.records.schema import STALL_CUTOFF_NS
+from aorta.read.frames import Floats, Ints
 from aorta.timeline.overlap import NS_PER_MS
 
 LEAST_STEPS: Final = 16
@@ -40,37 +37,6 @@ _EXACT: Final = 60
 UNEVEN: Final = 0.05
 """Of the mean step: a rank that computes longer than the others by more is said to, as something may use its core; one
 that is named, from `LEAST_SHARE` on."""
-
-
-class FirstWaits:
-    """Collects the lateness of every rank in every step, piece by piece."""
-
-    def __init__(self, run: Run, cutoffs_ns: Iterable[int]) -> None:
-        self.steps = np.unique(run.steps.global_step)
-        self._ranks = np.array(list(run.ranks), np.int64)
-        self._order = np.argsort(self._ranks)  # ranks are in the order of their sources
-        self.margin_ns = max(cutoffs_ns, default=STALL_CUTOFF_NS)
-        self.late_ms = np.full((len(self.steps), len(self._ranks)), np.nan)
-        self._counted = ends_on_their_own(run)
-
-    def add(self, rows: CollectiveRows, match: MatchedCollectives) -> None:
-        """Add the first collective of each step that anybody waited for longer than the margin."""
-        by, frame = match.by, rows.frame
-        own_end = by.reduce(np.logical_and, self._counted[frame.name])
-        waited = np.flatnonzero(match.whole & own_end & (match.longest_ns - match.transfer_ns > self.margin_ns))
-        step, start_ns = rows.global_step[by.first][waited], by.reduce(np.minimum, frame.start_ns)[waited]
-        waited = waited[np.lexsort((start_ns, step))]
-        chosen, first = np.unique(rows.global_step[by.first][waited], return_index=True)
-        for number, index in zip(chosen.tolist(), waited[first].tolist(), strict=True):
-            members = by.order[by.starts[index] : by.starts[index] + by.sizes[index]]
-            waits_ms = match.wait_or_reason[members][None, :] / NS_PER_MS
-            columns = self._order[np.searchsorted(self._ranks, rows.rank[members], sorter=self._order)]
-            self.late_ms[np.searchsorted(self.steps, number), columns] = behind_others(waits_ms)[0]
-
-
-def ends_on_their_own(run: Run) -> Bools:
-    """Return of each name of the run's collectives whether its end is the collective's, not when the caller looked."""
-    return np.array([name.end_source != "wait" for name in run.collectives.names] or [False])
 
 
 def behind_others(values: Floats) -> Floats:
@@ -118,30 +84,15 @@ class Cost(NamedTuple):
     unknown_ms: float
 
 
-def cost_of(run: Run, pieces: Iterable[Exposed], wait_ns: Ints, steps: Ints) -> Cost:
+def cost_of(waited_ns: Ints, unknown_ns: Ints) -> Cost:
     """Return what each rank costs the others.
 
     Args:
-        wait_ns: of each collective of the run, negative where it is unknown.
-        steps: global steps, ascending.
+        waited_ns, unknown_ns: of each step (rows) and rank, how long it waited exposed, and exposed communication of
+            which that is not known.
     """
-    held, unknown = (np.zeros((len(steps), len(run.ranks)), np.int64) for _ in range(2))
-    counted = ends_on_their_own(run)
-    columns = np.repeat(np.arange(len(run.ranks)), np.diff(run.frames.first_step))
-    for exposed in pieces:
-        waits = wait_ns[exposed.row]
-        known, length_ns = (waits >= 0) & counted[run.collectives.name[exposed.row]], exposed.to_ns - exposed.from_ns
-        waited = np.where(known & ~exposed.bubble, np.clip(waits - exposed.from_ns, 0, length_ns), 0)
-        step = run.collectives.step[exposed.row]
-        index = np.searchsorted(steps, run.steps.global_step[step])
-        here = (index < len(steps)) & (
-            np.append(steps, -1)[np.minimum(index, len(steps))] == run.steps.global_step[step]
-        )
-        cells = index[here], columns[step[here]]
-        np.add.at(held, cells, waited[here])
-        np.add.at(unknown, cells, np.where(known, 0, length_ns)[here])
-    most_ns = int(unknown.sum(axis=0).max(initial=0)) / max(len(steps), 1)  # no step may be on all ranks
-    return Cost(behind_others(held / NS_PER_MS), most_ns / NS_PER_MS)
+    most_ns = int(unknown_ns.sum(axis=0).max(initial=0)) / max(len(unknown_ns), 1)  # no step may be on all ranks
+    return Cost(behind_others(waited_ns / NS_PER_MS), most_ns / NS_PER_MS)
 
 
 def name_stragglers(
