@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 from torch.autograd import profiler
 
-from aorta.instrument.dispatcher import worker_threads
-from aorta.instrument.in_flight import Group
+from aorta.instrument.dispatcher import counts_point_to_point, worker_threads
+from aorta.records.ring_file import RingGroup
 from aorta.records.schema import STALL_CUTOFF_NS, InstrumentMode, StallCutoff
 
 _T = TypeVar("_T")
@@ -59,8 +59,10 @@ DTYPES: Final = tuple(
 """Every dtype of this torch; a progress file has their positions."""
 
 
-def group_seen(process_group: dist.ProcessGroup) -> Group:
-    return Group(tuple(dist.get_process_group_ranks(process_group)), worker_threads(process_group, _CPU))
+def group_seen(process_group: dist.ProcessGroup, counted_on: torch.device = _CPU) -> RingGroup:
+    """Return a process group as a ring lists it; the backend of `counted_on` counts its collectives."""
+    counts, ranks = counts_point_to_point(process_group, counted_on), dist.get_process_group_ranks(process_group)
+    return RingGroup(process_group.group_name, worker_threads(process_group, _CPU), counts, tuple(ranks))
 
 
 LEAST_NS: Final = 100_000

@@ -74,14 +74,6 @@ class InFlight:
             self.has_completed = None
 
 
-@dataclass(frozen=True)
-class Group:
-    """A process group: its global ranks, and how many of its collectives a CPU backend runs at once."""
-
-    ranks: tuple[int, ...]
-    lanes: int
-
-
 class KeptAlive:
     """Keeps handles that C++ may still wait for.
 

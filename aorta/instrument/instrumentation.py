@@ -26,7 +26,6 @@ from aorta.instrument.emulation.emulated_link import HostLinks
 from aorta.instrument.emulation.network import EmulatedNetwork
 from aorta.instrument.emulation.stand_in import NO_VALUES, SWITCH_INTERVAL_S, counts_of_ranks
 from aorta.instrument.event_clock import DeviceClock, EventClock, HostClock
-from aorta.instrument.in_flight import Group
 from aorta.instrument.native.build import compiled, load
 from aorta.instrument.native.native_interceptor import (
     NativeDeviceClock,
@@ -40,7 +39,7 @@ from aorta.instrument.python_interceptor import PythonInterceptor
 from aorta.instrument.recorder import Recorder
 from aorta.instrument.ring_lines import Elsewhere
 from aorta.instrument.row_ranges import RowRanges
-from aorta.records.ring_file import RingFacts, RingFile
+from aorta.records.ring_file import RingFacts, RingFile, RingGroup
 from aorta.records.schema import STALL_CUTOFF_NS, ClockReading, InstrumentMode, Step
 from aorta.timeline.overlap import Unseen
 
@@ -119,7 +118,7 @@ class Instrumentation:
         built = load()[0] if native else None
         own = counts_of_ranks()
         no_values = None if own is None else NO_VALUES
-        self.groups: dict[str, Group] = {}
+        self.groups: dict[str, RingGroup] = {}
         self._device, self.clock, self._mode = device, clock, mode
 
         counts = partial(counts_of_groups, own or issued_by)

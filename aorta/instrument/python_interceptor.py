@@ -29,14 +29,13 @@ from aorta.instrument.dispatcher import (
     Original,
     Work,
     backward_pass,
-    counts_point_to_point,
     first_tensor,
     group_in,
     with_work,
     work_in,
 )
 from aorta.instrument.emulation.emulated_link import HostLinks
-from aorta.instrument.in_flight import Group, InFlight, KeptAlive, TimedWork
+from aorta.instrument.in_flight import InFlight, KeptAlive, TimedWork
 from aorta.instrument.operators import (
     OPERATORS,
     Operator,
@@ -91,7 +90,7 @@ class PythonInterceptor:
 
     def __init__(
         self,
-        groups: dict[str, Group],
+        groups: dict[str, RingGroup],
         ring: RingFile,
         links: HostLinks | None = None,
         shortest_call_ns: int = STALL_CUTOFF_NS,
@@ -280,8 +279,7 @@ class PythonInterceptor:
         if member is None:
             name = group.group_name
             self._groups[name] = seen = group_seen(group)
-            listed = RingGroup(name, seen.lanes, counts_point_to_point(group, _CPU), seen.ranks)
-            member = self._members[group] = _Member(name, group.size(), seen.ranks, self._ring.group(listed))
+            member = self._members[group] = _Member(name, group.size(), seen.ranks, self._ring.group(seen))
         return member
 
     def _notice_end(self, name: str, issued: InFlight, work: Work) -> bool:

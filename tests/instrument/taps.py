@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 
 from aorta.instrument.emulation.emulated_link import HostLinks
-from aorta.instrument.in_flight import Group
 from aorta.instrument.instrumentation import ring_facts
 from aorta.instrument.native.build import load
 from aorta.instrument.native.native_interceptor import NativeInterceptor
@@ -22,7 +21,7 @@ from aorta.instrument.python_interceptor import PythonInterceptor
 from aorta.records import ring_file as rf
 from aorta.records import ring_steps
 from aorta.records.progress import SLOTS
-from aorta.records.ring_file import RingFile
+from aorta.records.ring_file import RingFile, RingGroup
 from aorta.records.ring_rows import NOWHERE
 from aorta.records.schema import STALL_CUTOFF_NS, ClockReading, Step
 
@@ -122,7 +121,7 @@ class Tap:
         links: HostLinks | None = None,
         looks: bool = True,
     ) -> None:
-        self.taken, self.groups, self.ring = SeenStep(), dict[str, Group](), ring_in_memory(stall_cutoff_ns)
+        self.taken, self.groups, self.ring = SeenStep(), dict[str, RingGroup](), ring_in_memory(stall_cutoff_ns)
         self.interceptor: NativeInterceptor | PythonInterceptor = (
             NativeInterceptor(compiled_part(), self.groups, self.ring, stall_cutoff_ns)
             if compiled

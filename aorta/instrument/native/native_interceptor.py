@@ -24,13 +24,11 @@ from aorta.instrument.dispatcher import (
     Coalescing,
     Interception,
     check_torch,
-    counts_point_to_point,
     ends_on_streams,
     orders_streams,
     shares_communicator,
 )
 from aorta.instrument.event_clock import HostClock, Mark
-from aorta.instrument.in_flight import Group
 from aorta.instrument.operators import offered, position_of_async_op, position_of_group, position_of_peer
 from aorta.instrument.row_steps import StepFunctions
 from aorta.instrument.transparent import not_compiled
@@ -93,7 +91,7 @@ class NativeInterceptor:
     def __init__(
         self,
         module: Any,
-        groups: dict[str, Group],
+        groups: dict[str, RingGroup],
         ring: RingFile,
         shortest_call_ns: int = STALL_CUTOFF_NS,
         device: Any | None = None,
@@ -136,12 +134,11 @@ class NativeInterceptor:
     @not_compiled
     def _saw(self, process_group: dist.ProcessGroup) -> tuple[bool, bool, bool | None, int]:
         """Register a new group; returns `on_device`, `early` and `shared` of `dispatcher`, and its number in rows."""
-        name = process_group.group_name
-        self._groups[name] = seen = group_seen(process_group)
         on_streams = self._on_streams(process_group)
         # What completes on streams is counted by the device's backend.
-        counted = counts_point_to_point(process_group, self._device if on_streams[1] else _CPU)
-        return *on_streams, self._ring.group(RingGroup(name, seen.lanes, counted, seen.ranks))
+        seen = group_seen(process_group, self._device if on_streams[1] else _CPU)
+        self._groups[seen.name] = seen
+        return *on_streams, self._ring.group(seen)
 
     def _on_streams(self, _process_group: dist.ProcessGroup) -> tuple[bool, bool, bool | None]:
         return False, False, None
@@ -195,7 +192,7 @@ class NativeDeviceInterceptor(NativeInterceptor):
         self,
         module: Any,
         clock: NativeDeviceClock,
-        groups: dict[str, Group],
+        groups: dict[str, RingGroup],
         ring: RingFile,
         device: torch.device,
         *,
