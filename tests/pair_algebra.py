@@ -4,7 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from aorta.timeline.intervals import Interval, inverted
+from aorta.errors import IntervalError
+from aorta.timeline.arrays import Interval
+
+
+def merge(intervals: Iterable[Interval]) -> list[Interval]:
+    """Merge any intervals: sorted, disjoint, abutting ones joined, empty ones dropped."""
+    merged: list[Interval] = []
+    for start, end in sorted(intervals):
+        if start == end:
+            continue
+        if merged and start <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(merged[-1][1], end)
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def measure(merged: Iterable[Interval]) -> int:
+    """Return the length of a merged list in ns."""
+    return sum(end - start for start, end in merged)
 
 
 def intersect(left: Sequence[Interval], right: Sequence[Interval]) -> list[Interval]:
@@ -40,7 +59,7 @@ def clip(intervals: Iterable[Interval], window: Interval) -> list[Interval]:
     inside: list[Interval] = []
     for start, end in intervals:
         if end < start:
-            raise inverted(start, end)
+            raise IntervalError(f"[{start}, {end})")
         start, end = max(start, low), min(end, high)
         if start < end:
             inside.append((start, end))

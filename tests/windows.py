@@ -1,4 +1,4 @@
-"""One window from lists of `(start, end)` pairs, in any order, as `arrays.measure_windows` measures it."""
+"""One window from lists of `(start, end)` pairs, in any order, as `overlap.measure_windows` measures it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from aorta.timeline.arrays import CertainLanes, IntervalArray, interval_array, measure_windows, merge
-from aorta.timeline.intervals import Interval
-from aorta.timeline.overlap import Overlap
+from aorta.timeline.arrays import Interval, IntervalArray, interval_array, merge
+from aorta.timeline.overlap import CertainLanes, Overlap, measure_windows
 
 
 @dataclass(frozen=True)

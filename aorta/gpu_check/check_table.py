@@ -21,8 +21,7 @@ import msgspec
 
 from aorta.errors import Inconclusive
 from aorta.terminal_style import table
-from aorta.timeline.arrays import intersect, interval_array, measure, merge, offset
-from aorta.timeline.intervals import Interval
+from aorta.timeline.arrays import Interval, intersect, interval_array, measure, merge, offset
 from aorta.timeline.overlap import AGREEMENT
 
 Pair = tuple[Interval, Interval]

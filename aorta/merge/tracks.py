@@ -32,7 +32,7 @@ from aorta.records.files import whole_file
 from aorta.records.record_file import stream
 from aorta.records.schema import Anchor, Footer, Header, Step
 from aorta.redaction import redact
-from aorta.timeline.intervals import merge
+from aorta.timeline.arrays import interval_array, merge, pairs
 
 PIDS_PER_RANK: Final = 1_000
 TIDS_PER_RANK: Final = 100_000
@@ -385,7 +385,7 @@ def _slices(step: Step, lanes: Sequence[str]) -> Iterator[_Slice]:
     for bit, lane in enumerate(lanes):
         # Adjacent segments that differ only in other lanes do not split a stretch (W7).
         active = ((part.start_ns, part.end_ns) for part in step.active_segments if part.lanes >> bit & 1)
-        for first, last in merge(active):
+        for first, last in pairs(merge(interval_array(active))):
             yield _Slice(f"lane {lane}", lane, first, last)
     for stall in step.stalls:
         yield _Slice("stalls", stall.cause or "stall", stall.start_ns, stall.end_ns)

@@ -31,8 +31,8 @@ import numpy.typing as npt
 
 from aorta.documents.metrics import MADE_OF_OTHERS
 from aorta.records.schema import Coverage, Phase
+from aorta.timeline.arrays import Interval
 from aorta.timeline.classes import KINDS
-from aorta.timeline.intervals import Interval
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Codes: TypeAlias = npt.NDArray[Any]

@@ -24,8 +24,8 @@ from aorta.records.device_values import read_words
 from aorta.records.files import open_regular
 from aorta.records.record_file import LINE_LIMIT, StepLine, decode_field, decode_line
 from aorta.records.schema import ActiveSegment, AuxRange, ComputeRange, Copy, DeviceSample, Header, UserRange
+from aorta.timeline.arrays import interval_array, merge, pairs
 from aorta.timeline.classes import BUBBLE
-from aorta.timeline.intervals import merge
 
 _NAMES: Final = {
     Lane.STALL: SpanName("stall", ""),
@@ -73,8 +73,8 @@ def add_spans(spans: SpanRows, lines: Sequence[Any], first: int, lanes: Sequence
         if has_bubbles(line) and BUBBLE in lanes:
             bit = 1 << lanes.index(BUBBLE)
             segments: list[ActiveSegment] = decode_field(line, "active_segments")
-            merged = merge((part.start_ns, part.end_ns) for part in segments if part.lanes & bit)
-            others[Lane.BUBBLE] += [(index, begin, finish, UNKNOWN) for begin, finish in merged]
+            waited = merge(interval_array((part.start_ns, part.end_ns) for part in segments if part.lanes & bit))
+            others[Lane.BUBBLE] += [(index, begin, finish, UNKNOWN) for begin, finish in pairs(waited)]
     named: list[tuple[int, UserRange]] = [
         (index, row)
         for index, line in enumerate(lines, start=first)

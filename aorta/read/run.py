@@ -41,8 +41,8 @@ from aorta.records.schema import (
     StallCutoff,
     UserRange,
 )
+from aorta.timeline.arrays import Interval, interval_array, merge, pairs
 from aorta.timeline.classes import COMPUTE, NOT_COMMUNICATION
-from aorta.timeline.intervals import Interval, merge
 
 Members: TypeAlias = tuple[int, ...]
 """The global ranks of a process group, ascending; empty where they are not known."""
@@ -69,25 +69,17 @@ class StepIntervals:
 
     def active(self) -> dict[str, list[Interval]]:
         """Return lane -> merged spans in which it was active; lanes that never were are left out."""
-        spans = {
-            name: merge((part.start_ns, part.end_ns) for part in self.segments if part.lanes >> bit & 1)
-            for bit, name in enumerate(self.lanes)
-        }
-        return {name: merged for name, merged in spans.items() if merged}
-
-    def computing(self) -> list[Interval]:
-        """Return when it computed, stalls included: compute ranges, or the compute lane if the source has none."""
-        if self.compute is None:
-            return self.active().get(COMPUTE, [])
-        return [(part.start_ns, part.end_ns) for part in self.compute]
+        return {name: spans for bit, name in enumerate(self.lanes) if (spans := self._where(1 << bit))}
 
     def exposed(self) -> list[Interval]:
         """Return the exposed communication: the segments in which some collective ran and the rank did not compute."""
         compute = sum(1 << bit for bit, name in enumerate(self.lanes) if name == COMPUTE)
         comm = sum(1 << bit for bit, name in enumerate(self.lanes) if name not in NOT_COMMUNICATION)
-        return merge(
-            (part.start_ns, part.end_ns) for part in self.segments if part.lanes & comm and not part.lanes & compute
-        )
+        return self._where(comm, but_not=compute)
+
+    def _where(self, lanes: int, but_not: int = 0) -> list[Interval]:
+        parts = (part for part in self.segments if part.lanes & lanes and not part.lanes & but_not)
+        return pairs(merge(interval_array((part.start_ns, part.end_ns) for part in parts)))
 
 
 class UserRangesOfStep(NamedTuple):

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from aorta.records import ring_file as rf
 from aorta.records.schema import Copy
-from aorta.timeline.intervals import Interval, measure
+from aorta.timeline.arrays import Interval
 from aorta.timeline.overlap import DECIDED
 
 _NEGLIGIBLE = DECIDED / 10
@@ -120,8 +120,8 @@ def nearly_all(possible: Sequence[Iterable[Interval]], certain: Sequence[Iterabl
     Args:
         possible, certain: intervals of computation, of communication, and of stalls.
     """
-    lengths = [measure(spans) for spans in possible]
-    missing = sum(lengths) - sum(measure(spans) for spans in certain)
+    lengths, sure = ([sum(end - start for start, end in spans) for spans in lanes] for lanes in (possible, certain))
+    missing = sum(lengths) - sum(sure)
     return missing <= _NEGLIGIBLE * min((length for length in lengths[:2] if length), default=0)
 
 

@@ -25,9 +25,8 @@ from aorta.records.device_rows import (
 from aorta.records.ring_file import Part
 from aorta.records.schema import ComputeRange, Copy
 from aorta.records.window_kernels import WindowKernels
-from aorta.timeline.arrays import CertainLanes, Int64, IntervalArray, intersect, interval_array, merge, subtract, union
-from aorta.timeline.intervals import Interval
-from aorta.timeline.overlap import Overlap
+from aorta.timeline.arrays import Int64, Interval, IntervalArray, intersect, interval_array, merge, subtract, union
+from aorta.timeline.overlap import CertainLanes, Overlap
 
 
 class DeviceBatch:

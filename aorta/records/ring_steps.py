@@ -4,9 +4,9 @@
     steps.take()            # lines of the steps that are complete, in order
     steps.take(late=True)   # also of those whose collectives have not ended
 
-All steps that are taken together lie on one time line, and are measured at once (`timeline.arrays`). A step is complete
-when its collectives have ended, or many newer ones are over. A collective may reach into the next steps, and queues
-outlive steps, so they are taken in order. Must not define a metric, wait, or import torch.
+All steps that are taken together lie on one time line, and are measured at once (`timeline.overlap`). A step is
+complete when its collectives have ended, or many newer ones are over. A collective may reach into the next steps, and
+queues outlive steps, so they are taken in order. Must not define a metric, wait, or import torch.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ from aorta.records.step_line import (
     Counted,
     Coverages,
     GlooWorkers,
-    MeasuredStep,
     Name,
     StepFacts,
     StepLines,
@@ -48,16 +47,15 @@ from aorta.records.step_line import (
 from aorta.records.window_kernels import WindowKernels
 from aorta.timeline.arrays import (
     Int64,
+    Interval,
     IntervalArray,
     intersect,
     interval_array,
-    measure_windows,
     merge,
     subtract,
     union,
 )
-from aorta.timeline.intervals import Interval
-from aorta.timeline.overlap import Unseen
+from aorta.timeline.overlap import Unseen, measure_windows
 
 MOST_STEPS_LATE: Final = 8
 """How many steps may stay unread because a collective has not ended; after that, coverage reports it as missing."""
@@ -331,36 +329,34 @@ class RingSteps:
             of_caller, reasons = user_ranges(range_rows[ranges.of(number)], start_ns, *(left[0] if left else (0, 0)))
             lines.append(
                 self._lines.line(
-                    MeasuredStep(
-                        StepFacts(
-                            in_epoch >> 32,
-                            in_epoch & 0xFFFFFFFF,
-                            global_step,
-                            values[number].get(rf.LR),
-                            bool(flags & rf.WARMUP),
-                            rf.STEP_PHASES[flags >> rf.PHASE_SHIFT & 3],
-                        ),
-                        (start_ns, end_ns),
-                        overlap if by_kernels is None else by_kernels,
-                        unseen,
-                        coverage,
-                        issued.rows[own],
-                        compute_of_step,
-                        stalls[number],
-                        aux_rows[aux.of(number)],
-                        None if unseen is not None else waited[number],
-                        loss=values[number].get(rf.LOSS),
-                        grad_norm=values[number].get(rf.GRAD_NORM),
-                        pace=pace,
-                        stages=in_pipeline[number] > 0,
-                        no_copies=no_copies_of_step,
-                        copies=copies_of_step,
-                        boundary=texts[boundary] if boundary else None,
-                        ranges=of_caller,
-                        left_out=reasons,
-                        by_kernels=by_kernels is not None,
-                        drawn=drawn[number],
-                    )
+                    StepFacts(
+                        in_epoch >> 32,
+                        in_epoch & 0xFFFFFFFF,
+                        global_step,
+                        values[number].get(rf.LR),
+                        bool(flags & rf.WARMUP),
+                        rf.STEP_PHASES[flags >> rf.PHASE_SHIFT & 3],
+                    ),
+                    (start_ns, end_ns),
+                    overlap if by_kernels is None else by_kernels,
+                    unseen,
+                    coverage,
+                    collectives=issued.rows[own],
+                    compute=compute_of_step,
+                    stalls=stalls[number],
+                    aux=aux_rows[aux.of(number)],
+                    waits=None if unseen is not None else waited[number],
+                    loss=values[number].get(rf.LOSS),
+                    grad_norm=values[number].get(rf.GRAD_NORM),
+                    pace=pace,
+                    stages=in_pipeline[number] > 0,
+                    no_copies=no_copies_of_step,
+                    copies=copies_of_step,
+                    boundary=texts[boundary] if boundary else None,
+                    ranges=of_caller or None,
+                    left_out=reasons,
+                    by_kernels=by_kernels is not None,
+                    drawn=drawn[number],
                 )
             )
         return lines

@@ -8,30 +8,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from heapq import heapreplace
 from itertools import starmap
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from aorta.records.clocks import to_realtime_ns
 from aorta.records.schema import (
     ActiveSegment,
-    AuxRange,
     ClockReading,
-    Collective,
-    ComputeRange,
     Copy,
     Coverage,
     Phase,
-    Stall,
     Step,
     UserRange,
-    Wait,
 )
-from aorta.timeline.intervals import Interval
+from aorta.timeline.arrays import Interval
 from aorta.timeline.overlap import Overlap, Unseen, copy_rates
 
 _NOT_READ = "not read in this step: see training.log_interval, or recording.note"
@@ -197,44 +192,6 @@ class Coverages:
         return accounted
 
 
-@dataclass(slots=True)
-class MeasuredStep:
-    """One step, measured. Times of its rows are nanoseconds from its begin.
-
-    Attributes:
-        pace: further metrics that are known.
-        stages: it ran stages of a pipeline.
-        no_copies: why `copy_ms` is null, if so; `copies`: None: they were not looked at.
-        waits: None: not known.
-        left_out: reasons of what was left out.
-        by_kernels: a profiler's kernels say when it computed and communicated.
-        drawn: as one of how many steps it was drawn to be observed; 0: it was observed, but not drawn; None: each is
-            observed, or it was not.
-    """
-
-    facts: StepFacts
-    window: Interval
-    overlap: Overlap
-    unseen: Unseen | None
-    coverage: Coverage
-    collectives: list[Collective]
-    compute: list[ComputeRange]
-    stalls: list[Stall]
-    aux: list[AuxRange]
-    waits: list[Wait] | None
-    loss: float | None = None
-    grad_norm: float | None = None
-    pace: Mapping[str, float | None] = field(default_factory=dict)
-    stages: bool = False
-    no_copies: str | None = None
-    copies: list[Copy] | None = None
-    boundary: str | None = None
-    ranges: Sequence[UserRange] = ()
-    left_out: Mapping[str, str] = field(default_factory=dict)
-    by_kernels: bool = False
-    drawn: int | None = None
-
-
 class StepLines:
     """Makes the lines of one rank.
 
@@ -246,26 +203,54 @@ class StepLines:
     def __init__(self, rank: int, world_size: int, anchor: ClockReading, no_values: str | None = None) -> None:
         self._rank, self._world_size, self._anchor, self._no_values = rank, world_size, anchor, no_values
 
-    def line(self, step: MeasuredStep) -> Step:
-        unseen, coverage, overlap, facts = step.unseen, step.coverage, step.overlap, step.facts
-        start_ns, end_ns = step.window
+    def line(
+        self,
+        facts: StepFacts,
+        window: Interval,
+        overlap: Overlap,
+        unseen: Unseen | None,
+        coverage: Coverage,
+        *,
+        loss: float | None,
+        grad_norm: float | None,
+        pace: Mapping[str, float | None],
+        stages: bool,
+        no_copies: str | None,
+        copies: list[Copy] | None,
+        boundary: str | None,
+        left_out: Mapping[str, str],
+        by_kernels: bool = False,
+        **rows: Any,
+    ) -> Step:
+        """Return the line of one step.
+
+        Args:
+            pace: further metrics that are known.
+            stages: it ran stages of a pipeline.
+            no_copies: why `copy_ms` is null, if so; `copies`: None: they were not looked at.
+            left_out: reasons of what was left out.
+            by_kernels: a profiler's kernels say when it computed and communicated.
+            rows: fields of `Step` that are written as they are; None: not known, and not written.
+        """
+        start_ns, end_ns = window
         if unseen is None and not coverage.complete:
             unseen = Unseen(f"incomplete coverage: {coverage.reason}")
         blind = unseen is not None and unseen.compute
         metrics, reasons = overlap.metrics(unseen)
         passed_over = unseen is not None and unseen.everything
-        if step.no_copies is not None and not passed_over:
-            reasons["copy_ms"] = step.no_copies
-        metrics |= step.pace
-        if step.copies:
+        if no_copies is not None and not passed_over:
+            reasons["copy_ms"] = no_copies
+        metrics |= pace
+        if copies:
             metrics |= copy_rates(
                 (row.direction, row.bytes, (row.start_ns, row.end_ns))
-                for row in step.copies
+                for row in copies
                 if row.start_ns is not None and row.end_ns is not None
             )
-        loss, grad_norm = (step.loss, step.grad_norm) if self._no_values is None else (None, None)
+        if self._no_values is not None:
+            loss = grad_norm = None
         for name, value, why in (
-            ("loss", loss, self._no_values or (_NOT_THIS_STAGE if step.stages else _NOT_READ)),
+            ("loss", loss, self._no_values or (_NOT_THIS_STAGE if stages else _NOT_READ)),
             ("grad_norm", grad_norm, self._no_values or "not computed or not read in this step"),
             ("lr", facts.lr, "unknown: the loop is not AORTA's; see recording.note"),
         ):
@@ -273,14 +258,15 @@ class StepLines:
                 reasons[name] = _NO_TRAINING if facts.phase == "comm_only" else why
             elif not math.isfinite(value):
                 reasons[name] = f"was {value}"  # not representable in JSON: written as null
-        if step.boundary is not None:
-            reasons["boundary"] = step.boundary
+        if boundary is not None:
+            reasons["boundary"] = boundary
         per_stream_ms = overlap.per_stream_ms(unseen)
         undecided = (
             {name: bounds for name, bounds in overlap.undecided.items() if name in metrics} if not unseen else {}
         )
         window_ms = metrics["window_ms"]
-        reasons |= step.left_out
+        reasons |= left_out
+        written: dict[str, Any] = {name: msgspec.UNSET if rows[name] is None else rows[name] for name in rows}
         return Step(
             rank=self._rank,
             world_size=self._world_size,
@@ -308,16 +294,10 @@ class StepLines:
             else {**overlap.concurrency()},
             coverage=coverage,
             active_segments=[] if blind else list(starmap(ActiveSegment, overlap.tiles)),
-            collectives=step.collectives,
-            compute=step.compute,
-            stalls=step.stalls,
-            aux=step.aux,
             phase=facts.phase,
             reasons=reasons,
-            waits=msgspec.UNSET if step.waits is None else step.waits,
-            copies=msgspec.UNSET if step.copies is None else step.copies,
+            copies=msgspec.UNSET if copies is None else copies,
             bounds=undecided or msgspec.UNSET,
-            ranges=list(step.ranges) or msgspec.UNSET,
-            measured_by="kernels" if step.by_kernels else msgspec.UNSET,
-            drawn=msgspec.UNSET if step.drawn is None else step.drawn,
+            measured_by="kernels" if by_kernels else msgspec.UNSET,
+            **written,
         )

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from aorta.records.device_rows import Communication
 from aorta.timeline.arrays import (
     Int64,
+    Interval,
     IntervalArray,
     covered_ns,
     intersect,
@@ -28,7 +29,6 @@ from aorta.timeline.arrays import (
     union,
 )
 from aorta.timeline.classes import DeviceKernel, communicates
-from aorta.timeline.intervals import Interval
 from aorta.timeline.overlap import Overlap
 
 CLOCK_NOISE_NS = 5_000

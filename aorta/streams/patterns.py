@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from aorta.config.schema import Streams
 from aorta.instrument.event_clock import DeviceClock
-from aorta.timeline.intervals import Interval, measure, merge
+from aorta.timeline.arrays import Interval, interval_array, measure, merge
 
 Work: TypeAlias = Literal["spin", "gemm", "copy", "allreduce"]
 """What a kernel does: one block that counts cycles, a matrix product, a copy from the host, an all-reduce."""
@@ -175,7 +175,7 @@ nothing: kernels that share no more than this ran one after the other.
 
 def concurrency(kernels: Sequence[Interval]) -> float:
     """Return the mean number of kernels at once while any runs: sum of lengths over length of the union; 0: none."""
-    union_ns = measure(merge(kernels))
+    union_ns = measure(merge(interval_array(kernels)))
     return sum(end - begin for begin, end in kernels) / union_ns if union_ns else 0.0
 
 

@@ -1,1 +1,1 @@
-"""The definition of overlap: interval algebra and the metrics of one window. Pure Python, no torch, no pandas."""
+"""The definition of overlap: interval algebra and the metrics of one window. No torch, no pandas."""

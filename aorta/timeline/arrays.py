@@ -1,33 +1,24 @@
-"""The algebra of intervals on columns (half-open intervals `[start_ns, end_ns)` as two int64 arrays), and the one
-definition of what is hidden in a window.
+"""The algebra of intervals on columns: half-open intervals `[start_ns, end_ns)` as two int64 arrays.
 
-`merge` takes intervals in any order and gives merged ones (sorted, disjoint, non-empty, non-abutting), as
-`aorta.timeline.intervals` does (tests/timeline/test_arrays.py). `measure_windows` measures all
-steps of a rank at once:
+`merge` takes intervals in any order and gives merged ones (sorted, disjoint, non-empty, non-abutting):
 
-    lane = lambda *pairs: merge(interval_array(pairs))
-    (overlap,) = measure_windows(lane((0, 100)), compute=lane((0, 60)), comm={"allreduce": lane((40, 80))})
-    overlap.exposed_ns  # 20: of the 40 ns of communication, 20 ran during compute
+    pairs(merge(interval_array([(5, 9), (0, 5)])))  # [(0, 9)]
 
-Must not name a metric, or touch floating point (docs/dev/measuring.md, W14).
+Must not know what an interval stands for, or touch floating point (docs/dev/measuring.md, W14).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.timeline.classes import AUX, BUBBLE, COMPUTE, COPY, KINDS, LANES
-from aorta.timeline.intervals import Interval, inverted
-from aorta.timeline.overlap import Bounds, KindOverlap, Overlap, Tile, bounds_of
+from aorta.errors import IntervalError
 
 Int64: TypeAlias = NDArray[np.int64]
-
-
-_BIT = {lane: bit for bit, lane in enumerate(LANES)}
+Interval: TypeAlias = tuple[int, int]
 _EVER = np.iinfo(np.int64)
 
 
@@ -46,6 +37,11 @@ def interval_array(intervals: Iterable[Interval] = ()) -> IntervalArray:
     """
     pairs = np.array(list(intervals), dtype=np.int64).reshape(-1, 2)
     return IntervalArray(pairs[:, 0], pairs[:, 1])
+
+
+def pairs(columns: IntervalArray) -> list[Interval]:
+    """Return columns as `(start, end)` pairs."""
+    return list(zip(columns.start.tolist(), columns.end.tolist(), strict=True))
 
 
 def merge(columns: IntervalArray) -> IntervalArray:
@@ -171,7 +167,8 @@ def refuse_inverted(start: Int64, end: Int64) -> None:
     wrong = end < start
     if wrong.any():
         index = int(np.argmax(wrong))
-        raise inverted(int(start[index]), int(end[index]))
+        interval = f"[{start[index]}, {end[index]})"
+        raise IntervalError(f"interval {interval} ends before it starts; an end must be >= its start")
 
 
 def tile_windows(windows: IntervalArray, lanes: Mapping[int, IntervalArray]) -> tuple[Int64, IntervalArray, Int64]:
@@ -202,168 +199,6 @@ def tile_windows(windows: IntervalArray, lanes: Mapping[int, IntervalArray]) -> 
     )
     filled = start < end
     return window[filled], IntervalArray(start[filled], end[filled]), masks[index[filled]]
-
-
-class CertainLanes(NamedTuple):
-    """What certainly ran, inside what may have, in the windows that are `bounded`; in the others what may have run
-    certainly did. The stream that a stall blocks computes nothing between the marks round it, whenever it was blocked.
-    """
-
-    bounded: Sequence[bool]
-    compute: IntervalArray
-    comm: Mapping[str, IntervalArray]
-    stalls: IntervalArray
-    bubbles: IntervalArray
-
-
-def measure_windows(
-    windows: IntervalArray,
-    *,
-    compute: IntervalArray,
-    comm: Mapping[str, IntervalArray],
-    of_unknown_kind: IntervalArray | None = None,
-    stalls: IntervalArray | None = None,
-    aux: IntervalArray | None = None,
-    copy: IntervalArray | None = None,
-    pipeline: IntervalArray | None = None,
-    bubbles: IntervalArray | None = None,
-    certain: CertainLanes | None = None,
-    tiled: bool = False,
-) -> list[Overlap]:
-    """Measure windows of one device: the definition. All lanes are merged; what is outside of a window is cut off.
-
-    Args:
-        windows: in any order; they may overlap, but for those in which something is not certain.
-        compute: ranges in which compute ran; stalls inside them are subtracted (R5).
-        comm: kind of collective (`classes.KINDS`) -> its intervals.
-        of_unknown_kind: communication whose kind the source does not report: counted in `comm_ns` and in no kind; where
-            there is any, the milliseconds of kinds are null.
-        stalls: when the compute stream (on a CPU the training thread) was blocked on a collective.
-        aux: optimizer, clipping, reading the loss, data; one that waits for a collective (gradient clipping on shards)
-            is stalled, not working.
-        copy: memory copies; of a trace that has them, fills too. Each of these three is None where it is not observed.
-        pipeline: when micro-batches ran through the stages of a pipeline; a window without any of it has none.
-        bubbles: when the rank waited there for another stage; what was computed meanwhile is no bubble.
-        certain: the parts of these in which they certainly ran; None: all of them.
-        tiled: include the tiles of each window, which cost as much as everything else.
-
-    Raises:
-        IntervalError: a window ends before it starts.
-        ValueError: a kind that is not in `classes.KINDS`.
-    """
-    if unknown := comm.keys() - set(KINDS):
-        raise ValueError(f"unknown kinds of collective {sorted(unknown)}; the kinds are {', '.join(KINDS)}")
-    refuse_inverted(*windows)
-    nothing = interval_array()
-    lanes = {COMPUTE: compute if stalls is None else subtract(compute, stalls), **comm}
-    lanes[COPY] = nothing if copy is None else copy
-    lanes[AUX] = nothing if aux is None else aux if stalls is None else subtract(aux, stalls)
-    working = lanes[COMPUTE]
-    if pipeline is not None and bubbles is not None:
-        lanes[BUBBLE] = subtract(intersect(bubbles, pipeline), working)
-    unnamed = nothing if of_unknown_kind is None else of_unknown_kind
-    communication = union([*comm.values(), unnamed])
-
-    def total(merged: IntervalArray | None) -> list[Any]:
-        return [None] * len(windows.start) if merged is None else covered_ns(windows, merged).tolist()
-
-    lengths: dict[str, list[Any]] = {
-        "window_ns": (windows.end - windows.start).tolist(),
-        "compute_ns": total(working),
-        "comm_ns": total(communication),
-        "copy_ns": total(copy),
-        "aux_ns": total(None if aux is None else lanes[AUX]),
-        "hidden_ns": total(intersect(communication, working)),
-        "stall_ns": total(stalls),
-        "unknown_kind_ns": total(unnamed),
-    }
-    active = total(union([unnamed, *lanes.values()]))
-    lengths["idle_ns"] = [whole - busy for whole, busy in zip(lengths["window_ns"], active, strict=True)]
-    if BUBBLE in lanes:
-        lengths["pipeline_ns"] = [length or None for length in total(pipeline)]
-        lengths["bubble_ns"] = [
-            None if stages is None else waited
-            for stages, waited in zip(lengths["pipeline_ns"], total(lanes[BUBBLE]), strict=True)
-        ]
-    kinds = {kind: (total(lane), total(intersect(lane, working))) for kind, lane in comm.items()}
-    bounds: list[dict[str, Bounds]] = [{} for _ in windows.start]
-    if certain is not None and any(certain.bounded):
-        waited = nothing if pipeline is None or bubbles is None else intersect(bubbles, pipeline)
-        blocked = nothing if stalls is None else stalls
-        pipeline_ns = lengths.get("pipeline_ns")
-        sides = _bounds(windows, lanes, comm, communication, unnamed, aux, blocked, waited, certain, pipeline_ns)
-        bounds = [of_one if bounded else {} for of_one, bounded in zip(sides, certain.bounded, strict=True)]
-    tiles: list[Tile] = []
-    cut = [0] * (len(windows.start) + 1)
-    if tiled:
-        window_of, spans, masks = tile_windows(windows, {_BIT[name]: lanes[name] for name in lanes})
-        offsets = (spans.start - windows.start[window_of]).tolist(), (spans.end - windows.start[window_of]).tolist()
-        tiles = list(zip(*offsets, masks.tolist(), strict=True))
-        cut = np.searchsorted(window_of, np.arange(len(cut))).tolist()
-    return [
-        Overlap(
-            **{name: values[at] for name, values in lengths.items()},
-            kinds={kind: KindOverlap(lasted[at], inside[at]) for kind, (lasted, inside) in kinds.items()},
-            tiles=tiles[cut[at] : cut[at + 1]],
-            bounds=bounds[at],
-        )
-        for at in range(len(windows.start))
-    ]
-
-
-def _bounds(
-    windows: IntervalArray,
-    lanes: Mapping[str, IntervalArray],
-    comm: Mapping[str, IntervalArray],
-    communication: IntervalArray,
-    unnamed: IntervalArray,
-    aux: IntervalArray | None,
-    blocked: IntervalArray,
-    waited: IntervalArray,
-    certain: CertainLanes,
-    pipeline_ns: list[Any] | None,
-) -> list[dict[str, Bounds]]:
-    """Return of each window what `overlap.bounds_of` gives: the least and the greatest value of each metric, for
-    any computation, communication and stalls between what is certain and what is possible.
-
-    Args:
-        lanes, comm, communication, blocked: all that is possible; `unnamed` communication certainly ran.
-        waited: possible waits for another stage of a pipeline, in it.
-    """
-    nothing, may_work, less = interval_array(), lanes[COMPUTE], subtract
-    works = less(certain.compute, blocked)
-    kinds = {kind: certain.comm.get(kind, nothing) for kind in KINDS if kind in comm}
-    sends = union([*kinds.values(), unnamed])
-    bubbles = less(intersect(certain.bubbles, waited), may_work), less(waited, works)
-    other = less(nothing if aux is None else aux, certain.stalls)
-    spans = {"compute_ms": (works, may_work), "compute_stall_ms": (certain.stalls, blocked)}
-    runs = {"comm": (sends, communication)} | {kind: (ran, comm[kind]) for kind, ran in kinds.items()}
-    for name, (runs_surely, may_run) in runs.items():
-        spans[f"{name}_ms"] = runs_surely, may_run
-        spans[f"compute_{name}_ms"] = intersect(runs_surely, works), intersect(may_run, may_work)
-        spans[f"exposed_{name}_ms"] = less(runs_surely, may_work), less(may_run, works)
-    spans["bubble_ms"] = bubbles
-    if aux is not None:
-        spans["aux_ms"] = lanes[AUX], other
-    spans["idle_ms"] = (
-        union([communication, may_work, lanes[COPY], other, bubbles[1]]),
-        union([sends, works, lanes[COPY], lanes[AUX], bubbles[0]]),
-    )
-    spans["alone"] = less(works, communication), less(may_work, sends)
-
-    lengths = {name: [covered_ns(windows, side).tolist() for side in both] for name, both in spans.items()}
-    window_ns = (windows.end - windows.start).tolist()
-    lengths["idle_ms"] = [
-        [length - index for length, index in zip(window_ns, side, strict=True)] for side in lengths["idle_ms"]
-    ]
-    return [
-        bounds_of(
-            {name: (sides[0][index], sides[1][index]) for name, sides in lengths.items()},
-            window_ns[index],
-            None if pipeline_ns is None else pipeline_ns[index],
-        )
-        for index in range(len(windows.start))
-    ]
 
 
 def self_times(rows: IntervalArray, thread: Int64) -> tuple[Int64, IntervalArray]:

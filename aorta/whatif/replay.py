@@ -23,9 +23,8 @@ import numpy.typing as npt
 from aorta.errors import InputError
 from aorta.read.frames import Floats, Ints
 from aorta.read.run import Members
-from aorta.timeline.arrays import interval_array, measure_windows, merge
-from aorta.timeline.intervals import Interval
-from aorta.timeline.overlap import NS_PER_MS
+from aorta.timeline.arrays import Interval, interval_array, merge
+from aorta.timeline.overlap import NS_PER_MS, measure_windows
 from aorta.whatif.program import RankLayout, RunProgram, StepProgram, What
 
 LONG_AGO: Final = -(2**60)

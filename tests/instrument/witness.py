@@ -19,16 +19,15 @@ from aorta.records.step_line import (
     Counted,
     Coverages,
     GlooWorkers,
-    MeasuredStep,
     Name,
     StepFacts,
     StepLines,
     tail_waits,
     user_ranges,
 )
-from aorta.timeline.intervals import Interval, merge
+from aorta.timeline.arrays import Interval
 from aorta.timeline.overlap import Unseen
-from tests.pair_algebra import clip, intersect, subtract
+from tests.pair_algebra import clip, intersect, merge, subtract
 from tests.windows import Certain, measure_window
 
 Row = namedtuple("Row", rf.ROW.names)
@@ -167,30 +166,27 @@ class Witness:
         of_caller, left_out = user_ranges(ranges, step.a, *left)
         phase = rf.STEP_PHASES[step.flags >> rf.PHASE_SHIFT]
         return self.lines.line(
-            MeasuredStep(
-                StepFacts(*divmod(step.b2, 1 << 32), step.x, values.get(rf.LR), bool(step.flags & rf.WARMUP), phase),
-                window,
-                overlap,
-                unseen,
-                coverage,
-                rows,
-                [
-                    ComputeRange(self.names[row.name], self._phase(row), row.a - step.a, row.b - step.a)
-                    for row in blocks
-                ],
-                sorted(stall_rows, key=lambda stall: stall.start_ns),
-                [AuxRange(self.names[row.name], row.a - step.a, row.b - step.a) for row in of(rf.AUX)],
-                None if unseen is not None else waited,
-                loss=values.get(rf.LOSS),
-                grad_norm=values.get(rf.GRAD_NORM),
-                pace=pace_of,
-                stages=bool(stages),
-                no_copies=no_copies,
-                copies=copies,
-                boundary=self.names[summary.name],
-                ranges=of_caller,
-                left_out=left_out,
-            )
+            StepFacts(*divmod(step.b2, 1 << 32), step.x, values.get(rf.LR), bool(step.flags & rf.WARMUP), phase),
+            window,
+            overlap,
+            unseen,
+            coverage,
+            collectives=rows,
+            compute=[
+                ComputeRange(self.names[row.name], self._phase(row), row.a - step.a, row.b - step.a) for row in blocks
+            ],
+            stalls=sorted(stall_rows, key=lambda stall: stall.start_ns),
+            aux=[AuxRange(self.names[row.name], row.a - step.a, row.b - step.a) for row in of(rf.AUX)],
+            waits=None if unseen is not None else waited,
+            loss=values.get(rf.LOSS),
+            grad_norm=values.get(rf.GRAD_NORM),
+            pace=pace_of,
+            stages=bool(stages),
+            no_copies=no_copies,
+            copies=copies,
+            boundary=self.names[summary.name],
+            ranges=of_caller or None,
+            left_out=left_out,
         )
 
     def _collectives(

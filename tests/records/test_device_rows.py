@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from aorta.records.device_rows import DevicePace, Stretch, lead_ms, nearly_all
 from aorta.records.step_line import GlooWorkers
-from aorta.timeline.intervals import measure, merge
-from tests.pair_algebra import intersect
+from tests.pair_algebra import intersect, measure, merge
 
 programs = st.lists(st.none() | st.integers(0, 30), min_size=2, max_size=25)
 """A kernel's length, or None: a mark."""

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from aorta.errors import InputError, IntervalError
 from aorta.timeline import arrays
-from aorta.timeline.arrays import interval_array
+from aorta.timeline.arrays import Interval, interval_array, pairs
 from aorta.timeline.classes import LANES
-from aorta.timeline.intervals import Interval, measure, merge
-from aorta.timeline.overlap import NO_COPIES, OF_UNKNOWN_KIND
+from aorta.timeline.overlap import NO_COPIES, OF_UNKNOWN_KIND, measure_windows
+from tests.pair_algebra import measure, merge
 from tests.strategies import bases, collectives, interval_lists, intervals, shifted
 from tests.windows import lane, lanes, measure_window
 
@@ -29,10 +29,6 @@ def is_merged(spans: list[Interval]) -> bool:
     return all(start < end for start, end in spans) and all(
         before[1] < after[0] for before, after in itertools.pairwise(spans)
     )
-
-
-def pairs(columns):
-    return list(zip(*(end.tolist() for end in columns), strict=True))
 
 
 @given(interval_lists, interval_lists, bases)
@@ -77,7 +73,7 @@ def test_windows_measured_at_once_are_each_the_window_alone(found, compute, comm
     comm = {kind: shifted(own, base) for kind, own in comm.items()}
     alone = [measure_window(window, comm=comm, stalls=None, aux=None, **lists) for window in found]
     columns, merged = interval_array(found), {name: lane(own) for name, own in lists.items()}
-    assert arrays.measure_windows(columns, comm=lanes(comm), **merged, tiled=True) == alone
+    assert measure_windows(columns, comm=lanes(comm), **merged, tiled=True) == alone
 
     bits = {LANES.index(kind): own for kind, own in lanes(comm).items()}
     bits |= {LANES.index(name): merged[name] for name in ("compute", "copy")}
@@ -128,9 +124,8 @@ def test_what_nobody_looked_for_is_null_with_its_reason_and_not_0():
 def test_an_interval_that_ends_before_it_starts_is_bad_input_and_a_value_error(found, start, by):
     inverted = [*found, (start, start - by)]
     operations = (
-        merge,
         lambda spans: arrays.merge(interval_array(spans)),
-        lambda spans: arrays.measure_windows(interval_array(spans), compute=interval_array(), comm={}),
+        lambda spans: measure_windows(interval_array(spans), compute=interval_array(), comm={}),
     )
     for operation in operations:
         with pytest.raises(

@@ -57,13 +57,12 @@ from aorta.timeline.arrays import (
     IntervalArray,
     covered_ns,
     measure,
-    measure_windows,
     merge,
     ranges,
     tile_windows,
 )
 from aorta.timeline.classes import COMPUTE, COPY, TRACE_LANES, UNKNOWN_KIND
-from aorta.timeline.overlap import DECIDED, Bounds, Overlap, either
+from aorta.timeline.overlap import DECIDED, Bounds, Overlap, either, measure_windows
 
 WHOLE_STEP: Final = 0
 """Step number of the single window of a trace that marks no steps."""

@@ -218,7 +218,7 @@ class StepSpans:
             for part in step.compute:
                 yield _span(COMPUTE, part.phase, f"{part.block}, {part.phase}", part.start_ns, part.end_ns)
         elif COMPUTE not in unknown:
-            yield from _segments(COMPUTE, step.computing())
+            yield from _segments(COMPUTE, lanes.get(COMPUTE, ()))
         for stall in step.stalls or ():
             yield _span(COMPUTE, BLOCKED, BLOCKED, stall.start_ns, stall.end_ns)
         yield from collectives
