@@ -146,22 +146,6 @@ class Ran(NamedTuple):
     communication: Communication
 
 
-class CertainStep(NamedTuple):
-    """What certainly ran in one step, in nanoseconds of the clock, unmerged.
-
-    Attributes:
-        blocked: when what computes certainly was; `possibly_blocked`: as far as that coincides with communication.
-        bubbles: certain waits for another stage of a pipeline.
-        paused: between marks of the stream that computes with nothing between them that does.
-    """
-
-    compute: list[Interval]
-    blocked: list[Interval]
-    possibly_blocked: list[Interval]
-    bubbles: list[Interval]
-    paused: list[Interval]
-
-
 def stretches(rows: NDArray[Any]) -> list[Stretch]:
     """Return the time between the marks of each row."""
     columns = (rows[name].tolist() for name in ("a", "b", "b2"))
@@ -279,31 +263,29 @@ def certain_step(
     possibly_blocked: Sequence[Stretch],
     bubbles: Sequence[Stretch],
     paused: Sequence[Stretch],
-) -> CertainStep | None:
-    """Return what certainly ran in a step; None: all that is possible, as where the host is ahead.
+) -> dict[str, list[Interval]] | None:
+    """Return when a step certainly computed (`compute`), and what else is certain under the names of the arguments, in
+    nanoseconds of the clock, unmerged; None: all that is possible is, as where the host is ahead.
 
     Args:
-        possibly_blocked: what blocked the stream that computes as far as it coincides with communication.
-        bubbles, paused: as in `CertainStep`, all that is possible.
+        blocked: what blocked the stream that computes; `possibly_blocked`: as far as it coincides with communication.
+        bubbles: waits for another stage of a pipeline.
+        paused: between marks of the stream that computes with nothing between them that does.
     """
-    if not any(stretch.sent_ns is not None for stretch in blocks) and not any(
-        item.certain != [item.possible] for item in communication
-    ):
+    if all(block.sent_ns is None for block in blocks) and all(op.certain == [op.possible] for op in communication):
         return None
-    computing = [pace.block(stretch) for stretch in blocks]
-    waits = [*blocked, *possibly_blocked]
-    possible = [item.span for item in blocks], [item.possible for item in communication], [item.span for item in waits]
-    surely, running = [pace.certain_span(stretch) for stretch in waits], [op.certain for op in communication]
-    certain = [[span for spans in parts for span in spans] for parts in (computing, running, surely)]
-    if nearly_all(possible, certain):
+
+    def certainly(stretches: Iterable[Stretch]) -> list[Interval]:
+        return [span for stretch in stretches for span in pace.certain_span(stretch)]
+
+    sure = {"compute": [span for block in blocks for span in pace.block(block)], "blocked": certainly(blocked)}
+    sure |= {"possibly_blocked": certainly(possibly_blocked), "bubbles": certainly(bubbles)}
+    possible = [block.span for block in blocks], [op.possible for op in communication]
+    waits = [stretch.span for stretch in (*blocked, *possibly_blocked)]
+    running = [span for op in communication for span in op.certain]
+    if nearly_all((*possible, waits), (sure["compute"], running, sure["blocked"] + sure["possibly_blocked"])):
         return None
-    return CertainStep(
-        certain[0],
-        [span for spans in surely[: len(blocked)] for span in spans],
-        [span for spans in surely[len(blocked) :] for span in spans],
-        [span for stretch in bubbles for span in pace.certain_span(stretch)],
-        [stretch.span for stretch in paused],
-    )
+    return sure | {"paused": [stretch.span for stretch in paused]}
 
 
 def launch_of(packed: int) -> int | None:

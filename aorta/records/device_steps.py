@@ -6,14 +6,14 @@ Must not define a metric, wait, or import torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from aorta.records import ring_file as rf
 from aorta.records.device_rows import (
-    CertainStep,
     Communication,
     DevicePace,
     DeviceRows,
@@ -90,53 +90,35 @@ class DeviceBatch:
         computing = copies.where(
             ((copies.rows["flags"] & rf.COMPUTES) != 0) & (copies.rows["a"] != 0) & (copies.rows["b"] != 0)
         )
-        paused, certain = [*waits, computing], []
+        paused, bounded, sure = [*waits, computing], [], defaultdict[str, list[Interval]](list)
 
         def of(parts: Iterable[Part], step: int) -> list[Stretch]:
             return [stretch for part in parts for stretch in stretches(part.rows_of(step))]
 
-        for step, pace in enumerate(self._paces):
+        for step, (pace, window) in enumerate(zip(self._paces, self._pairs(), strict=True)):
             own = of(blocks, step)
             self.leads_ms.append(lead_ms(own))
-            certain.append(
-                certain_step(
-                    pace,
-                    own,
-                    self.touching[step],
-                    of(blocked, step),
-                    of(possibly_blocked, step),
-                    bubbles[step],
-                    of(paused, step),
-                )
-            )
-        if any(step is not None for step in certain):
-            self._certain = self._lanes(certain)
+            stopping = of(blocked, step), of(possibly_blocked, step)
+            certain = certain_step(pace, own, self.touching[step], *stopping, bubbles[step], of(paused, step))
+            bounded.append(certain is not None)
+            for name, spans in (certain or {}).items():
+                sure[name] += _clipped(spans, window)
+        if any(bounded):
+            self._certain = self._lanes(bounded, {name: merge(interval_array(spans)) for name, spans in sure.items()})
         return self._certain
 
-    def _lanes(self, certain: Sequence[CertainStep | None]) -> CertainLanes:
-        def all_of(spans: Callable[[CertainStep], list[Interval]]) -> IntervalArray:
-            steps = zip(certain, self._pairs(), strict=True)
-            return merge(
-                interval_array(
-                    span for step, window in steps if step is not None for span in _clipped(spans(step), window)
-                )
-            )
-
+    def _lanes(self, bounded: Sequence[bool], sure: Mapping[str, IntervalArray]) -> CertainLanes:
+        """Return the lanes of all steps. `sure`: as of `certain_step`."""
         kinds: dict[str, list[Interval]] = {}
         for op, begin_ns in self._communication:
             kinds.setdefault(op.kind, []).extend(
                 (max(low, begin_ns), high) for low, high in op.certain if max(low, begin_ns) < high
             )
         comm = {kind: merge(interval_array(spans)) for kind, spans in kinds.items()}
-        possibly = intersect(all_of(lambda step: step.possibly_blocked), union([*comm.values()]))
-        return CertainLanes(
-            [step is not None for step in certain],
-            # A wait of the compute stream for another one is no computation, whatever it waited for, and no copy is.
-            subtract(all_of(lambda step: step.compute), all_of(lambda step: step.paused)),
-            comm,
-            union([all_of(lambda step: step.blocked), possibly]),
-            all_of(lambda step: step.bubbles),
-        )
+        possibly = intersect(sure["possibly_blocked"], union([*comm.values()]))
+        # A wait of the compute stream for another one is no computation, whatever it waited for, and no copy is.
+        compute = subtract(sure["compute"], sure["paused"])
+        return CertainLanes(bounded, compute, comm, union([sure["blocked"], possibly]), sure["bubbles"])
 
     def without_copies(self, measured: list[Overlap]) -> list[Overlap]:
         """Return the steps as measured, without copies where these are not known."""
