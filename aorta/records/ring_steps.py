@@ -18,6 +18,7 @@ from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+from msgspec import UNSET, UnsetType
 from numpy.typing import NDArray
 
 from aorta.records import ring_file as rf
@@ -35,7 +36,6 @@ from aorta.records.ring_file import Part, RingFile
 from aorta.records.schema import AuxRange, Collective, ComputeRange, EndSource, Stall, StallCause, Step, Wait
 from aorta.records.step_line import (
     Bucket,
-    Counted,
     Coverages,
     GlooWorkers,
     Name,
@@ -221,7 +221,7 @@ class RingSteps:
         ]
         values: list[dict[int, float]] = [{} for _ in step_rows]
         no_copies, captured = [self._facts.no_copies] * len(step_rows), [0] * len(step_rows)
-        drawn: list[int | None] = [None] * len(step_rows)
+        drawn: list[int | UnsetType] = [UNSET] * len(step_rows)
         value_rows = part(rf.VALUE, ended=False)
         for valued in (value_rows, notes):
             read = valued.rows["x"].copy().view(np.float64).tolist()
@@ -299,20 +299,18 @@ class RingSteps:
             seen, unfinished, unwatched = (counted[number] for counted in of_step)
             left = caller_left[left_out.of(number)]
             coverage = self._coverages.of(
-                Counted(
-                    seen=seen,
-                    issued=None if count == rf.NOT_COUNTED else count,
-                    unfinished=unfinished,
-                    total=own.stop - own.start,
-                    continues=bool(flags & rf.CONTINUES),
-                    ahead_before=_pair(before),
-                    ahead_after=_pair(after),
-                    outside=outside,
-                    unwatched=unwatched,
-                    captured=captured[number],
-                    untimed=[why for why in issued.untimed[own] if why is not None],
-                ),
                 unseen,
+                seen=seen,
+                issued=None if count == rf.NOT_COUNTED else count,
+                unfinished=unfinished,
+                total=own.stop - own.start,
+                continues=bool(flags & rf.CONTINUES),
+                ahead_before=_pair(before),
+                ahead_after=_pair(after),
+                outside=outside,
+                unwatched=unwatched,
+                captured=captured[number],
+                untimed=[why for why in issued.untimed[own] if why is not None],
             )
             pace: dict[str, float | None] = {"aorta_ms": own_ns / 1e6} if own_counted & rf.OWN_COUNTED else {}
             copies_of_step, by_kernels = None, None
@@ -345,7 +343,7 @@ class RingSteps:
                     compute=compute_of_step,
                     stalls=stalls[number],
                     aux=aux_rows[aux.of(number)],
-                    waits=None if unseen is not None else waited[number],
+                    waits=UNSET if unseen is not None else waited[number],
                     loss=values[number].get(rf.LOSS),
                     grad_norm=values[number].get(rf.GRAD_NORM),
                     pace=pace,
@@ -353,7 +351,7 @@ class RingSteps:
                     no_copies=no_copies_of_step,
                     copies=copies_of_step,
                     boundary=texts[boundary] if boundary else None,
-                    ranges=of_caller or None,
+                    ranges=of_caller or UNSET,
                     left_out=reasons,
                     by_kernels=by_kernels is not None,
                     drawn=drawn[number],

@@ -122,56 +122,59 @@ class GlooWorkers:
         return min(max(issue_ns, free_at_ns), end_ns)
 
 
-@dataclass(slots=True)
-class Counted:
-    """The collectives of one step as they were counted.
-
-    Attributes:
-        seen: by AORTA, of those that the backends count.
-        issued: by the backends; None where one keeps no count.
-        unfinished, total: rows of the step that have no end, and all of them.
-        untimed: why some have none, of each of these.
-        captured: collectives captured into CUDA graphs in the run so far.
-        continues: it has all that was issued since the step before it ended; `outside`: how many of these are part of
-            no step.
-        unwatched: issued in backward passes before, or without, a gradient of what is watched.
-        ahead_before, ahead_after: how few and how many collectives the backends' counts may be ahead of what was
-            recorded by then, as other threads issue some at that moment.
-    """
-
-    seen: int
-    issued: int | None
-    unfinished: int
-    total: int
-    continues: bool
-    ahead_before: tuple[int, int]
-    ahead_after: tuple[int, int]
-    outside: int = 0
-    unwatched: int = 0
-    captured: int = 0
-    untimed: Sequence[str] = ()
-
-
 class Coverages:
     """Says of each step, in order, whether all of its collectives were seen."""
 
     def __init__(self) -> None:
         self._ahead = (0, 0)
 
-    def of(self, step: Counted, unseen: Unseen | None) -> Coverage:
-        seen, issued = step.seen, step.issued
-        covered = partial(Coverage, outside=step.outside, unwatched=step.unwatched)
+    def of(
+        self,
+        unseen: Unseen | None,
+        *,
+        seen: int,
+        issued: int | None,
+        unfinished: int,
+        total: int,
+        untimed: Sequence[str],
+        captured: int,
+        continues: bool,
+        outside: int,
+        unwatched: int,
+        ahead_before: tuple[int, int],
+        ahead_after: tuple[int, int],
+    ) -> Coverage:
+        """Return the coverage of the next step, by its collectives as they were counted.
+
+        Args:
+            seen: by AORTA, of those that the backends count.
+            issued: by the backends; None where one keeps no count.
+            unfinished, total: rows of the step that have no end, and all of them.
+            untimed: why some have none, of each of these.
+            captured: collectives captured into CUDA graphs in the run so far.
+            continues: it has all that was issued since the step before it ended; `outside`: how many of these are part
+                of no step.
+            unwatched: issued in backward passes before, or without, a gradient of what is watched.
+            ahead_before, ahead_after: how few and how many collectives the backends' counts may be ahead of what was
+                recorded by then, as other threads issue some at that moment.
+        """
+        covered = partial(Coverage, outside=outside, unwatched=unwatched)
         if unseen is not None:
-            self._ahead = step.ahead_after
+            self._ahead = ahead_after
             return covered(seen, issued, complete=False, reason=unseen.reason)
-        if issued is not None and self._accounts_for(step, issued - seen):
-            issued = seen
-        if step.captured:
-            reason = f"{step.captured} collectives were captured into a CUDA graph, whose replays cannot be seen"
-        elif step.untimed:
-            reason = f"{len(step.untimed)} of {step.total} collectives could not be timed: {step.untimed[0]}"
-        elif step.unfinished:
-            reason = f"{step.unfinished} of {step.total} collectives had not ended when their step was written"
+        if issued is not None:
+            # Calls of other threads that were underway when the step began or ended may explain that the backends
+            # counted more than it has. What they leave open is carried over to the step that continues it.
+            least, most = (ahead + issued - seen for ahead in (self._ahead if continues else ahead_before))
+            possible = max(least, ahead_after[0]), min(most, ahead_after[1])
+            accounted = possible[0] <= possible[1]
+            self._ahead, issued = (possible, seen) if accounted else (ahead_after, issued)
+        if captured:
+            reason = f"{captured} collectives were captured into a CUDA graph, whose replays cannot be seen"
+        elif untimed:
+            reason = f"{len(untimed)} of {total} collectives could not be timed: {untimed[0]}"
+        elif unfinished:
+            reason = f"{unfinished} of {total} collectives had not ended when their step was written"
         elif issued is None:
             reason = "a backend keeps no count of its collectives"
         elif issued != seen:
@@ -179,17 +182,6 @@ class Coverages:
         else:
             return covered(seen, issued, complete=True)
         return covered(seen, issued, complete=False, reason=reason)
-
-    def _accounts_for(self, step: Counted, more: int) -> bool:
-        """Return whether calls of other threads, underway when the step began or ended, explain that the backends
-        counted so many `more` than it has. What they leave open is carried over to the step that continues it.
-        """
-        least, most = (ahead + more for ahead in (self._ahead if step.continues else step.ahead_before))
-        low, high = step.ahead_after
-        possible = max(least, low), min(most, high)
-        accounted = possible[0] <= possible[1]
-        self._ahead = possible if accounted else step.ahead_after
-        return accounted
 
 
 class StepLines:
@@ -230,7 +222,7 @@ class StepLines:
             no_copies: why `copy_ms` is null, if so; `copies`: None: they were not looked at.
             left_out: reasons of what was left out.
             by_kernels: a profiler's kernels say when it computed and communicated.
-            rows: fields of `Step` that are written as they are; None: not known, and not written.
+            rows: fields of `Step` as they are.
         """
         start_ns, end_ns = window
         if unseen is None and not coverage.complete:
@@ -266,7 +258,6 @@ class StepLines:
         )
         window_ms = metrics["window_ms"]
         reasons |= left_out
-        written: dict[str, Any] = {name: msgspec.UNSET if rows[name] is None else rows[name] for name in rows}
         return Step(
             rank=self._rank,
             world_size=self._world_size,
@@ -299,5 +290,5 @@ class StepLines:
             copies=msgspec.UNSET if copies is None else copies,
             bounds=undecided or msgspec.UNSET,
             measured_by="kernels" if by_kernels else msgspec.UNSET,
-            **written,
+            **rows,
         )

@@ -10,13 +10,14 @@ from collections import defaultdict, namedtuple
 from collections.abc import Iterable
 from typing import Any
 
+from msgspec import UNSET
+
 from aorta.records import ring_file as rf
 from aorta.records.device_rows import ROUND_A_COLLECTIVE, Communication, DevicePace, Stretch, lead_ms, nearly_all
 from aorta.records.ring_file import RingFile
 from aorta.records.schema import AuxRange, Collective, ComputeRange, Copy, Stall, Step, Wait
 from aorta.records.step_line import (
     Bucket,
-    Counted,
     Coverages,
     GlooWorkers,
     Name,
@@ -140,20 +141,18 @@ class Witness:
             least, most = overlap.bounds.get("compute_ms", (0.0, 0.0))
             pace_of |= {"host_lead_ms": lead, "undecided_share": (most - least) / most if most else 0.0}
         coverage = self.coverages.of(
-            Counted(
-                seen=sum(counted),
-                issued=None if summary.x == rf.NOT_COUNTED else summary.x,
-                unfinished=sum(row.end_ns is None for row in rows),
-                total=len(rows),
-                continues=bool(step.flags & rf.CONTINUES),
-                ahead_before=divmod(summary.a2, 1 << 32),
-                ahead_after=divmod(summary.b2, 1 << 32),
-                outside=summary.y,
-                unwatched=sum(bool(row.flags & rf.UNWATCHED) for row in own if row.kind == rf.COLLECTIVE),
-                captured=captured,
-                untimed=untimed,
-            ),
             unseen,
+            seen=sum(counted),
+            issued=None if summary.x == rf.NOT_COUNTED else summary.x,
+            unfinished=sum(row.end_ns is None for row in rows),
+            total=len(rows),
+            continues=bool(step.flags & rf.CONTINUES),
+            ahead_before=divmod(summary.a2, 1 << 32),
+            ahead_after=divmod(summary.b2, 1 << 32),
+            outside=summary.y,
+            unwatched=sum(bool(row.flags & rf.UNWATCHED) for row in own if row.kind == rf.COLLECTIVE),
+            captured=captured,
+            untimed=untimed,
         )
         causes = (("wait", subtract(waiting, handing)), ("hand_over", handing))
         stall_rows = [Stall(low - step.a, high - step.a, why) for why, of_why in causes for low, high in of_why]
@@ -177,7 +176,7 @@ class Witness:
             ],
             stalls=sorted(stall_rows, key=lambda stall: stall.start_ns),
             aux=[AuxRange(self.names[row.name], row.a - step.a, row.b - step.a) for row in of(rf.AUX)],
-            waits=None if unseen is not None else waited,
+            waits=UNSET if unseen is not None else waited,
             loss=values.get(rf.LOSS),
             grad_norm=values.get(rf.GRAD_NORM),
             pace=pace_of,
@@ -185,7 +184,7 @@ class Witness:
             no_copies=no_copies,
             copies=copies,
             boundary=self.names[summary.name],
-            ranges=of_caller or None,
+            ranges=of_caller or UNSET,
             left_out=left_out,
         )
 
