@@ -15,8 +15,8 @@ Must not: round before sums are formed, or compare two sides (`causes` does).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -25,9 +25,8 @@ from aorta.analysis.aggregate import LabelledRun
 from aorta.analysis.collective_metrics import ends_on_their_own
 from aorta.documents.explanations import Account, AccountPart, RankTimes
 from aorta.documents.formatting import TEXT
-from aorta.read.exposed import exposed_of
 from aorta.read.frames import Exposed, Ints
-from aorta.read.run import ExposedSums, Run
+from aorta.read.run import ExposedSums
 from aorta.timeline.overlap import NS_PER_MS
 
 Words: TypeAlias = tuple[str, ...]
@@ -88,20 +87,6 @@ class StepAccount:
         return self.window_ns / self.rank_steps / NS_PER_MS
 
 
-def exposed_pieces(run: Run) -> Iterator[tuple[Exposed, Mapping[int, ExposedSums]]]:
-    """Yield the exposed communication of a run with the sums of its ranks: all at once where it was read with the
-    steps, else rank by rank, made of their details.
-    """
-    if run.frames.exposed is not None:
-        sums = {rank: tables.exposed_sums for rank, tables in run.ranks.items() if tables.exposed_sums is not None}
-        yield run.frames.exposed, sums
-        return
-    for (rank, tables), first in zip(run.ranks.items(), run.frames.first_row[:-1].tolist(), strict=True):
-        spans = tables.details.spans(np.arange(len(tables.steps)))
-        pieces, of_rank = exposed_of(tables.steps, tables.collectives, spans)
-        yield replace(pieces, row=pieces.row + np.int32(first)), {rank: of_rank}
-
-
 def account_of(dataset: LabelledRun) -> StepAccount | str:
     """Return the account of one launch, or why there is none.
 
@@ -112,7 +97,7 @@ def account_of(dataset: LabelledRun) -> StepAccount | str:
         return unknown
     whole = StepAccount()
     whole.waited_ns, whole.unknown_ns = (np.zeros(len(dataset.run.steps), np.int64) for _ in range(2))
-    for exposed, sums in exposed_pieces(dataset.run):
+    for exposed, sums in dataset.exposed:
         for rank, of_rank in sums.items():
             if of_rank.rank_steps:
                 whole.ranks[rank] = _of_rank(of_rank)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
 
@@ -27,8 +27,9 @@ from aorta.documents import ABSENT
 from aorta.documents.dataset import DatasetEntry, Ends, PhaseTimes, SamplingFacts, SourceFacts, Statistics, StepCounts
 from aorta.documents.metrics import HOST_BOUND, JOB_STEP, RATIO_PARTS, in_order
 from aorta.documents.statistics import describe, median_interval, unknown
-from aorta.read.frames import PHASES, Bools, Floats, Ints, Steps
-from aorta.read.run import Run
+from aorta.read.exposed import exposed_of
+from aorta.read.frames import PHASES, Bools, Exposed, Floats, Ints, Steps
+from aorta.read.run import ExposedSums, Run
 from aorta.records.schema import Phase
 from aorta.timeline.overlap import NS_PER_MS
 
@@ -110,6 +111,25 @@ class LabelledRun:
         """Metrics that require matching collectives across ranks."""
         measured, basis = collective_metrics(self.run), self.pace.basis("comm_ms")
         return measured if basis.source == "marks" else with_open_starts(measured)
+
+    @cached_property
+    def exposed(self) -> list[tuple[Exposed, Mapping[int, ExposedSums]]]:
+        """The exposed communication with the sums of its ranks: as it was read with the steps, or rank by rank, made of
+        their details.
+
+        Raises:
+            InputError: a record cannot be read again.
+        """
+        run, ranks = self.run, self.run.ranks
+        if run.frames.exposed is not None:
+            sums = {rank: tables.exposed_sums for rank, tables in ranks.items() if tables.exposed_sums is not None}
+            return [(run.frames.exposed, sums)]
+        parts = list[tuple[Exposed, Mapping[int, ExposedSums]]]()
+        for (rank, tables), first in zip(ranks.items(), run.frames.first_row[:-1].tolist(), strict=True):
+            spans = tables.details.spans(np.arange(len(tables.steps)))
+            pieces, of_rank = exposed_of(tables.steps, tables.collectives, spans)
+            parts.append((replace(pieces, row=pieces.row + np.int32(first)), {rank: of_rank}))
+        return parts
 
 
 def job_steps(dataset: LabelledRun, ranks: Collection[int], *, observed: bool = False) -> tuple[Floats, Ints]:

@@ -26,7 +26,6 @@ from aorta.analysis.account import (
     NOT_KNOWN,
     NOTHING,
     differs_from_rows,
-    exposed_pieces,
     parts_of,
     why_open,
 )
@@ -119,7 +118,7 @@ def totals_of(dataset: LabelledRun) -> Totals | str:
     if (unknown := alone or why_open(dataset)) is not None:
         return unknown
     totals = Totals(parallel=run.source.parallel or "", group_titles=run.group_titles)
-    for exposed, sums in exposed_pieces(run):
+    for exposed, sums in dataset.exposed:
         for rank, of_rank in sums.items():
             if run.traces is not None and (differs := differs_from_rows(of_rank)) is not None:
                 return f"rank {rank}: {differs}"  # a record may lack rows of what it counts, a trace does not

@@ -3,8 +3,8 @@
 `collective_metrics(run)` matches the collectives of all ranks (`read.matching`) and gives `collectives` of
 `summary.json`, the waits of every row, and how late every rank is in every step.
 
-Must not: round a nanosecond before a difference is formed, pool warm-up with steady state (W21), or compare waiting of
-different collectives (docs/dev/measuring.md, section 1).
+Must not: round a nanosecond before a difference is formed, pool warm-up with steady state (W21), compare waiting of
+different collectives (docs/dev/measuring.md, section 1), or take ends that only the caller saw for the collective's.
 """
 
 from __future__ import annotations

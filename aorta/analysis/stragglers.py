@@ -10,8 +10,8 @@ cut-off) by the signed-rank test over steps, at `LEVEL` shared among ranks, from
 the two name different ranks, or where who waited is not known for as long. Cost finds ranks that are late at the end
 of a backward pass, lateness those that are late at its beginning.
 
-Must not: compare times of different clocks, take ends that only the caller saw for the collective's, or name a rank of
-a pipeline, whose sends and receives say nothing of who waited.
+Must not: compare times of different clocks, or name a rank of a pipeline, whose sends and receives say nothing of who
+waited.
 """
 
 from __future__ import annotations

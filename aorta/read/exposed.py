@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -31,14 +31,12 @@ from aorta.read.frames import (
     Exposed,
     Floats,
     Groups,
-    InSteps,
     Ints,
     Lane,
     Numbered,
     Region,
     Spans,
     Steps,
-    column,
     declared,
 )
 from aorta.read.run import ExposedSums, Leaf
@@ -68,7 +66,8 @@ def exposed_of(steps: Steps, collectives: Collectives, spans: Spans) -> tuple[Ex
     """
     known = _nanoseconds(steps.column("exposed_comm_ms")) >= 0
     indices = np.flatnonzero(steps.used & known)
-    flights = _flights(steps, collectives)
+    order = _order_in_step(collectives)
+    rows, flights = _flights(steps, collectives, order)
     regions: dict[Region, int] = {NOWHERE: 0}
     of_name = [regions.setdefault(name.region, len(regions)) for name in spans.names]
     region = np.array([*of_name, 0])[spans.name]
@@ -76,14 +75,22 @@ def exposed_of(steps: Steps, collectives: Collectives, spans: Spans) -> tuple[Ex
     pieces, measured = [], np.zeros((3, len(steps)), np.int64)
     for first in range(0, len(indices), BLOCK_STEPS):
         block = indices[first : first + BLOCK_STEPS]
-        of_block = _pieces(steps, block, _within(flights, block), spans, region, tuple(regions), computing, collectives)
+        near = flights.rows_of(block[0], block[-1] + 1)
+        index = np.searchsorted(block, flights.step[near])
+        ours = block[index] == flights.step[near]
+        here = near.start + np.flatnonzero(ours)
+        own = replace(flights.take(here), step=index[ours])
+        of_block = _pieces(steps, block, rows[here], own, spans, region, tuple(regions), computing)
         leaves += of_block[2]
         pieces.append(of_block[0])
         measured[:, block] = of_block[1]
     comm_ns, exposed_ns, compute_ns = (_nanoseconds(steps.column(name))[indices] for name in METRICS)
     seen_comm, seen_exposed, seen_compute = measured[:, indices]
-    columns = [np.concatenate(parts) for parts in zip(*pieces, strict=True)] or [np.empty(0, np.int64)] * 6
-    return Exposed(**dict(zip(declared(Exposed), columns, strict=True)), regions=tuple(regions)), ExposedSums(
+    columns = [np.concatenate(parts) for parts in zip(*pieces, strict=True)] or [np.empty(0, np.int64)] * 5
+    names = [name for name in declared(Exposed) if name != "order"]
+    of_pieces = dict(zip(names, columns, strict=True))
+    of_pieces["order"] = np.minimum(order[of_pieces["row"]], ORDER_LIMIT)
+    return Exposed(**of_pieces, regions=tuple(regions)), ExposedSums(
         rank_steps=len(indices),
         left_out=int((steps.used & ~known).sum()),
         window_ns=int(steps.length_ns[indices].sum()),
@@ -103,34 +110,22 @@ def _nanoseconds(values_ms: Floats) -> Ints:
     return np.where(np.isnan(values_ms), UNKNOWN, np.rint(np.nan_to_num(values_ms) * NS_PER_MS)).astype(np.int64)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Flights(InSteps):
-    """Collectives in flight, a row a step and collective, by step: one that outlasts its step is in flight in the next,
-    too.
-
-    Attributes:
-        row: of the collectives.
-        start_ns, end_ns: on the rank's clock.
-        order: number of the collective among those of its step, kind and group, from 0.
-        turn: its place in the order of the rule: who started first.
-    """
-
-    row: Ints = column(np.int64)
-    start_ns: Ints = column(np.int64, "ns")
-    end_ns: Ints = column(np.int64, "ns")
-    order: Ints = column(np.int64)
-    turn: Ints = column(np.int64)
-
-
-def _flights(steps: Steps, rows: Collectives) -> Flights:
-    timed = np.flatnonzero(rows.timed)
+def _order_in_step(rows: Collectives) -> Ints:
+    """Return the number of each collective among those of its step, kind and group, from 0."""
     kinds: dict[tuple[str, str], int] = {}
     kind = np.array([kinds.setdefault((name.kind, name.group), len(kinds)) for name in rows.names] or [0], np.int64)
-    alike = Groups(rows.step, kind[rows.name])
-    order, step = alike.position[timed], rows.step[timed].astype(np.int64)
+    return Groups(rows.step, kind[rows.name]).position
+
+
+def _flights(steps: Steps, rows: Collectives, order: Ints) -> tuple[Ints, Collectives]:
+    """Return the collectives in flight in each step, in their turn: who started first. One that outlasts its step is in
+    flight in the next, too. First which rows they are.
+    """
+    timed = np.flatnonzero(rows.timed)
+    step = rows.step[timed].astype(np.int64)
     zero_ns = steps.start_mono_ns[step]
     start_ns, end_ns = rows.start_ns[timed] + zero_ns, rows.end_ns[timed] + zero_ns
-    turn = _ranked(np.lexsort((order, end_ns, start_ns)))
+    turn = _ranked(np.lexsort((order[timed], end_ns, start_ns)))
 
     indices = np.arange(len(timed))
     in_flight = [(step, indices)]
@@ -144,23 +139,11 @@ def _flights(steps: Steps, rows: Collectives) -> Flights:
         kept = ~whole | (turn[indices] == first[step])
         in_flight.append((step[kept], indices[kept]))
     step, indices = (np.concatenate(parts) for parts in zip(*in_flight, strict=True))
-    by_step = np.argsort(step, kind="stable")
-    step, indices = step[by_step], indices[by_step]
-    return Flights(
-        step=step,
-        row=timed[indices],
-        start_ns=start_ns[indices],
-        end_ns=end_ns[indices],
-        order=order[indices],
-        turn=turn[indices],
-    )
-
-
-def _within(flights: Flights, indices: Ints) -> Flights:
-    """Return the flights of some steps; their `step` is then an index into `places`."""
-    near = flights.take(flights.rows_of(indices[0], indices[-1] + 1))
-    index = np.searchsorted(indices, near.step)
-    return replace(near, step=index).take(indices[index] == near.step)
+    by_turn = np.lexsort((turn[indices], step))
+    step, indices = step[by_turn], indices[by_turn]
+    row, zero_ns = timed[indices], steps.start_mono_ns[step]
+    began_ns, ended_ns = start_ns[indices] - zero_ns, end_ns[indices] - zero_ns
+    return row, replace(rows.take(row), step=step, start_ns=began_ns, end_ns=ended_ns)
 
 
 def _ranked(order: Ints) -> Ints:
@@ -223,14 +206,14 @@ def _first_covering(cells: int, ranges: IntervalArray, order: Ints) -> Ints:
     return first
 
 
-def _owners(cells: IntervalArray, turn: Ints, outlasting: Bools, exposed: Bools) -> Ints:
+def _owners(cells: IntervalArray, outlasting: Bools, exposed: Bools) -> Ints:
     """Return to which collective each exposed cell belongs, by the rule above: an index into these columns.
 
     Args:
-        cells: those that each collective covers in its window, at least one.
+        cells: those that each collective covers in its window, at least one; collectives of a step are in their turn.
         outlasting: whether it is still in flight when its window ends.
     """
-    number, last, by_turn = np.arange(len(exposed)), cells.end - 1, np.argsort(turn)
+    number, last, by_turn = np.arange(len(exposed)), cells.end - 1, np.arange(len(cells.end))
     stretch = np.maximum.accumulate(np.where(exposed, 0, number + 1))  # the first cell of the stretch of each cell
     ends = exposed[last] & ~outlasting
     ending = np.where(
@@ -264,23 +247,23 @@ def _places(innermost: Ints, step: Ints, bringing: Bools, cells: Ints) -> Ints:
 def _pieces(
     steps: Steps,
     indices: Ints,
-    flights: Flights,
+    rows: Ints,
+    flights: Collectives,
     spans: Spans,
     region: Ints,
     regions: tuple[Region, ...],
     computing: Ints,
-    rows: Collectives,
 ) -> tuple[tuple[Ints | Bools, ...], Ints, Counter[Leaf]]:
     """Cut the steps at `places`.
 
     Args:
-        flights: those of these steps.
+        flights: the collectives in flight in these steps; `rows`: which they are.
         region: of each of `spans`, an index into `regions`.
         computing: by region, to which the time computed there is added.
 
     Returns:
-        The columns of `Exposed`; a row each, how long each step communicated, was exposed, and computed; and what the
-        rest of the steps is.
+        The columns of `Exposed` but for `order`; a row each, how long each step communicated, was exposed, and
+        computed; and what the rest of the steps is.
     """
     near = spans.rows_of(indices[0], indices[-1] + 1)
     index = np.searchsorted(indices, spans.step[near])
@@ -293,11 +276,9 @@ def _pieces(
         refuse_inverted(span_start[chosen], span_end[chosen])
         return of_step[chosen], span_start[chosen], span_end[chosen]
 
-    zero_ns = steps.start_mono_ns[indices][flights.step]
-    begun_ns, ended_ns = flights.start_ns - zero_ns, flights.end_ns - zero_ns
-    refuse_inverted(begun_ns, ended_ns)
+    refuse_inverted(flights.start_ns, flights.end_ns)
     axis = _Axis(steps.length_ns[indices])
-    comm, kept = axis.place(flights.step, begun_ns, ended_ns)
+    comm, kept = axis.place(flights.step, flights.start_ns, flights.end_ns)
     compute, stalls, bubbles, outside, copies = (
         axis.place(*lanes(*wanted))[0]
         for wanted in (
@@ -316,29 +297,28 @@ def _pieces(
     loop_ranges, loop_kept = axis.place(of_step[of_loop], span_start[of_loop], span_end[of_loop])
     loop_region = region[of_loop][loop_kept]
     axis.cut()
-    flights, begun_ns, ended_ns = flights.take(kept), begun_ns[kept], ended_ns[kept]
+    rows, flights = rows[kept], flights.take(kept)
 
     stalled = axis.covered(stalls)
     working = axis.covered(compute) & ~stalled
     communicating = axis.covered(comm)
     exposed = communicating & ~working
     innermost = _innermost(axis, ranges)
-    outlasting = ended_ns > axis.length_ns[flights.step]
+    outlasting = flights.end_ns > axis.length_ns[flights.step]
     cells = np.flatnonzero(exposed)
-    owner = _owners(axis.cells(comm), flights.turn, outlasting, exposed)[cells]
-    bringing = np.array([name.kind in BRINGING for name in rows.names] or [False], bool)[rows.name]
+    owner = _owners(axis.cells(comm), outlasting, exposed)[cells]
+    bringing = np.array([name.kind in BRINGING for name in flights.names] or [False], bool)[flights.name]
     edge_region = region[edging][edges_kept]
     region = np.append(region[named][ranges_kept], 0)  # the last for cells that nothing covers
-    row = flights.row[owner]
-    where = region[_places(innermost, axis.step, bringing[row], cells)]
+    row = rows[owner]
+    where = region[_places(innermost, axis.step, bringing[owner], cells)]
     in_bubble = axis.covered(bubbles)[cells]
     np.add.at(computing, region[innermost[working]], axis.cell_ns[working])
 
-    from_ns = axis.edges[cells] - axis.zero_ns[flights.step[owner]] - begun_ns[owner]
+    from_ns = axis.edges[cells] - axis.zero_ns[flights.step[owner]] - flights.start_ns[owner]
     alike = np.stack([cells - np.arange(len(cells)), owner, where, in_bubble])
     start = np.flatnonzero(np.append(True, (np.diff(alike, axis=1) != 0).any(axis=0))[: len(cells)])
     length_ns = np.add.reduceat(axis.cell_ns[cells], start) if len(start) else start
-    order = np.minimum(flights.order[owner], ORDER_LIMIT)
     times = np.zeros((3, len(indices)), np.int64)
     for total, seen in zip(times, (communicating, exposed, working), strict=True):
         np.add.at(total, axis.step[seen], axis.cell_ns[seen])
@@ -369,7 +349,7 @@ def _pieces(
         for code, sum_ns in _sums(word[own], axis.cell_ns[own]):
             leaves[Leaf("range", words[code])] += sum_ns
     leaves += _idle(axis, np.flatnonzero(rest), edges, [words[index] for index in edge_region.tolist()])
-    return (row[start], where[start], order[start], from_ns, from_ns + length_ns, in_bubble[start]), times, leaves
+    return (row[start], where[start], from_ns, from_ns + length_ns, in_bubble[start]), times, leaves
 
 
 def _sums(key: Ints, values: Ints) -> Iterator[tuple[int, int]]:
