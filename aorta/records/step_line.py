@@ -12,19 +12,24 @@ from dataclasses import dataclass
 from functools import partial
 from heapq import heapreplace
 from itertools import starmap
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
 from aorta.records.clocks import to_realtime_ns
 from aorta.records.schema import (
     ActiveSegment,
+    AuxRange,
     ClockReading,
+    Collective,
+    ComputeRange,
     Copy,
     Coverage,
     Phase,
+    Stall,
     Step,
     UserRange,
+    Wait,
 )
 from aorta.timeline.arrays import Interval
 from aorta.timeline.overlap import Overlap, Unseen, copy_rates
@@ -211,8 +216,14 @@ class StepLines:
         copies: list[Copy] | None,
         boundary: str | None,
         left_out: Mapping[str, str],
+        collectives: list[Collective],
+        compute: list[ComputeRange],
+        stalls: list[Stall],
+        aux: list[AuxRange],
+        waits: list[Wait] | msgspec.UnsetType,
+        ranges: list[UserRange] | msgspec.UnsetType,
         by_kernels: bool = False,
-        **rows: Any,
+        drawn: int | msgspec.UnsetType = msgspec.UNSET,
     ) -> Step:
         """Return the line of one step.
 
@@ -222,7 +233,8 @@ class StepLines:
             no_copies: why `copy_ms` is null, if so; `copies`: None: they were not looked at.
             left_out: reasons of what was left out.
             by_kernels: a profiler's kernels say when it computed and communicated.
-            rows: fields of `Step` as they are.
+
+        Others are fields of `Step` as they are.
         """
         start_ns, end_ns = window
         if unseen is None and not coverage.complete:
@@ -290,5 +302,11 @@ class StepLines:
             copies=msgspec.UNSET if copies is None else copies,
             bounds=undecided or msgspec.UNSET,
             measured_by="kernels" if by_kernels else msgspec.UNSET,
-            **rows,
+            collectives=collectives,
+            compute=compute,
+            stalls=stalls,
+            aux=aux,
+            waits=waits,
+            ranges=ranges,
+            drawn=drawn,
         )
