@@ -19,6 +19,7 @@ from aorta.analysis.compare.run_comparison import (
 )
 from aorta.documents import as_json, known
 from aorta.documents.comparison import Comparison, FactDifference
+from aorta.read.locations import load_source
 from aorta.read.record import load_run
 from aorta.read.run import Run
 from aorta.records.schema import Collective
@@ -125,6 +126,19 @@ def test_between_runs_of_different_work_differences_are_listed_and_nothing_is_ju
     assert "docs/" not in found.verdict_reason  # a wheel has no docs
     allowed = compared(*sides, allows=lambda key: True)
     assert (allowed.unlike, allowed.metrics["overlap_ratio"].judgement) == ([], "worse")
+
+
+@pytest.mark.parametrize(
+    ("candidate", "said"),
+    [("torch_profiler/rank0", "no verdict from traces"), ("", "no verdict from traces"), (None, "one launch per side")],
+)
+def test_one_run_or_trace_a_side_has_differences_and_no_verdict(candidate, said):
+    sample = Path(__file__).parents[1] / "samples" / "two_gloo_ranks"
+    reference = sample / "torch_profiler" / "rank0" if candidate is not None else sample
+    sides = [LabelledRun(str(at), load_source(reference if at == 0 else sample / (candidate or ""))) for at in range(2)]
+    found = compared(*sides)
+    assert (found.verdict, found.verdict_reason.startswith(said)) == ("inconclusive", True)
+    assert found.metrics["overlap_ratio"].difference is not None
 
 
 def test_collectives_that_were_timed_in_different_ways_are_warned_of(tmp_path):
