@@ -30,10 +30,13 @@ from pathlib import Path
 from typing import Final
 
 TESTS: Final = {
-    "aorta.timeline.overlap": ["tests/timeline/test_overlap.py"],
+    "aorta.timeline.overlap": ["tests/timeline/test_overlap.py", "tests/timeline/test_arrays.py"],
     "aorta.read.exposed": ["tests/read/test_exposed.py"],
     "aorta.read.matching": ["tests/analysis/test_collective_metrics.py"],
-    "aorta.analysis.compare.verdict": ["tests/analysis/compare/test_verdict.py"],
+    "aorta.analysis.compare.verdict": [
+        "tests/analysis/compare/test_verdict.py",
+        "tests/analysis/compare/test_headline.py",
+    ],
     "aorta.autopsy.disagreement": ["tests/autopsy/test_rules.py", "tests/autopsy/test_flight_recorder.py"],
     "aorta.autopsy.rules": ["tests/autopsy/test_rules.py", "tests/autopsy/test_flight_recorder.py"],
     "aorta.instrument.dispatcher": ["tests/instrument/test_dispatcher.py"],

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aorta.timeline.classes import ALWAYS_SHOWN, AUX, COMPUTE, COPY, KINDS, LANES
-from aorta.timeline.overlap import DECIDED, Unseen, copy_rates
+from aorta.timeline.overlap import DECIDED, Unseen, copy_rates, either
 from tests.strategies import bases, collectives, interval_lists, intervals, shifted
 from tests.timeline.test_arrays import instants
 from tests.windows import Certain, measure_window
@@ -310,3 +310,28 @@ def test_a_host_that_sets_the_pace_leaves_the_ratio_open():
     open_ns = round(DECIDED * 40 * MS / 2)
     nearly = Certain([(0, 60 * MS), (60 * MS + open_ns, 100 * MS)], reduced, ())
     assert measure_window((0, 100 * MS), compute=block, comm=reduced, certain=nearly).metrics()[0]["overlap_ratio"] == 1
+
+
+def test_two_readings_of_one_window_have_bounds_that_hold_for_both():
+    """80 ms communicate for certain, 40 of them hidden; 10 more hidden and 10 exposed are doubted."""
+    window, compute = (0, 200 * MS), [(0, 60 * MS), (100 * MS, 120 * MS)]
+    first = measure_window(window, compute=compute, comm={"allreduce": [(20 * MS, 100 * MS)]})
+    spans = [(20 * MS, 110 * MS), (120 * MS, 130 * MS)]
+    second = measure_window(window, compute=compute, comm={"allreduce": spans})
+    both = either(first, second, "why")
+    assert both.comm_ns == first.comm_ns
+    assert both.bounds["comm_ms"] == both.bounds["allreduce_ms"] == (80.0, 100.0)
+    assert both.bounds["compute_comm_ms"] == both.bounds["exposed_comm_ms"] == (40.0, 50.0)
+    assert both.bounds["overlap_ratio"] == (pytest.approx(4 / 9), pytest.approx(5 / 9))  # of each some may be true
+    assert {"overlap_ratio", "allreduce_ms", "compute_ms"} & both.undecided.keys() == {"overlap_ratio", "allreduce_ms"}
+
+    extra = [(100 * MS, 110 * MS)]
+    unnamed = measure_window(window, compute=compute, comm={"allreduce": [(20 * MS, 100 * MS)]}, of_unknown_kind=extra)
+    of_kinds = either(first, unnamed, "why").bounds
+    assert (of_kinds["comm_ms"], of_kinds["allreduce_ms"]) == ((80.0, 90.0), (80.0, 90.0))
+    assert of_kinds["compute_allreduce_ms"] == (30.0, 50.0)  # the unknown may be of it, or not, and hidden or not
+    assert of_kinds["exposed_allreduce_ms"] == (40.0, 50.0)
+
+    nothing = measure_window(window, compute=compute, comm={})
+    assert either(nothing, second, "why").bounds["overlap_ratio"] == (0.0, 1.0)
+    assert "overlap_ratio" not in either(nothing, nothing, "why").bounds

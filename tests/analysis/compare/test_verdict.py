@@ -57,6 +57,11 @@ def test_rules_that_cannot_be_followed_are_refused(words):
     assert Rules(alpha=0.5).alpha == 0.5
 
 
+def test_a_primary_metric_that_is_longer_than_its_name_is_explained():
+    with pytest.raises(InputError, match=r"^--primary exposed_comm_ms\.p99: did you mean exposed_comm_ms\?$"):
+        Rules(primary="exposed_comm_ms.p99")
+
+
 @pytest.mark.parametrize(("primary", "sequence", "roles"), CASES["primary"])
 def test_the_primary_metric_decides_and_is_the_first_of_the_sequence(primary, sequence, roles):
     rules = Rules(primary=primary)
