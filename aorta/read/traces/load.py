@@ -272,7 +272,7 @@ def _odd(values: Mapping[Any, float]) -> list[Any]:
 def _unknown(device: DeviceTables, lanes: Sequence[str], why: str, *others: str) -> DeviceTables:
     """Return the device with what rests on some lanes, and other metrics, null."""
     unknown = frozenset(others).union(*map(resting_on, lanes))
-    tables, null = device.tables, unknown & device.whole["metrics"].keys()
+    tables, null = device.tables, sorted(unknown & device.whole["metrics"].keys())
     whole = {"metrics": device.whole["metrics"] | dict.fromkeys(null)}
     whole["null_reasons"] = device.whole["null_reasons"] | dict.fromkeys(null, why)
     steps = nulled(tables.steps, Broken(np.ones(len(tables.steps), bool), why, unknown))
