@@ -265,9 +265,9 @@ def read_ras(source: str, known: Sequence[RankEvidence] = ()) -> list[RankEviden
         for process in communicator.ranks + communicator.missing_ranks:
             at = process.host, process.pid
             if at in ranks and (ranks[at] not in by_rank or at in absent):
-                dead: ProcessState = "dead" if process.status.considered_dead else "unknown"
+                without_answer: ProcessState = "dead" if process.status.considered_dead else "unknown"
                 entry = RankEvidence(rank=ranks[at], source="ras", path=f"RAS of {source}", host=at[0], pid=at[1])
-                entry.state = dead if at in absent else "running"
+                entry.state = without_answer if at in absent else "running"
                 entry.torn = UNRESPONSIVE if entry.state == "unknown" else None
                 by_rank[entry.rank] = entry
     return [by_rank[rank] for rank in sorted(by_rank)]
