@@ -11,12 +11,14 @@ Afterwards
 - the next run, in the same folder, trains from the newest checkpoint to its end (`--next-run-every N`: of N kills).
 
 The last line of stdout is JSON: `kills` by target, `findings` (sentences; none is the result to have), `slowest_end_s`,
-and `lost_steps`, the most that a rank had finished and its record did not have. The exit code is 1 with findings.
+and `lost_steps`, the most that a rank had finished and its record did not have: a finding. The exit code is 1 with
+findings.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import random
 import secrets
@@ -188,7 +190,11 @@ def _left(mark: str, until: float) -> list[psutil.Process]:
 def _read(folder: Path, seen: Seen) -> None:
     """Look at every record of the folder, and at what the ranks themselves say they have finished."""
     finished: dict[int, int] = {}
-    salvage(folder)
+    for path in progress_files(folder):
+        with path.open("rb") as ring:
+            fcntl.flock(ring, fcntl.LOCK_EX)  # a process that ends is not listed any more before it drops its locks
+    problems: list[str] = []
+    salvage(folder, problems)
     for path in progress_files(folder):
         with suppress(OSError, UnreadableProgress):
             progress = read_progress(path)
@@ -208,7 +214,10 @@ def _read(folder: Path, seen: Seen) -> None:
         if bad or steps != list(range(record.header.start_step, record.header.start_step + len(steps))):
             seen.findings.append(f"{path}: {bad or steps}")
         if path.parent == folder and record.footer is None and record.header.rank in finished:
-            seen.lost_steps = max(seen.lost_steps, finished[record.header.rank] - len(steps))
+            lost = finished[record.header.rank] - len(steps)
+            seen.lost_steps = max(seen.lost_steps, lost)
+            if lost > 0:
+                seen.findings.append(f"{path}: {lost} finished steps are not in it: {problems}")
 
 
 def _start_again(folder: Path, seen: Seen) -> None:
