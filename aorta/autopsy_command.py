@@ -46,7 +46,7 @@ def _located(word: str) -> Path:
     path = Path(word)
     if os.path.exists(path):  # noqa: PTH110 - which is no error for a word too long to be a name
         return path
-    from aorta.read.locate import is_location, locate
+    from aorta.read.locations import is_location, locate
 
     if is_location(word, Path.cwd(), Path.cwd()):
         raise InputError(no_evidence(path))

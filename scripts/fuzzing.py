@@ -62,8 +62,7 @@ from aorta.experiments.plan_command import parse
 from aorta.experiments.plan_options import read_plan
 from aorta.merge.merge_traces import merge_traces
 from aorta.read.engines import Local
-from aorta.read.locate import is_location, label_of
-from aorta.read.locations import load_source
+from aorta.read.locations import is_location, label_of, load_source
 from aorta.recording.train import available, first_step
 from aorta.records.clocks import boot_id
 from aorta.records.device_values import from_json, from_text, json_in_output, normalised

@@ -28,8 +28,16 @@ from aorta.errors import EXIT_OK, InputError, meant
 from aorta.installation import checkout
 from aorta.loggers import NAMES, LoggedRun, missing_client, open_logger
 from aorta.read.engines import Dask, Engine, Local
-from aorta.read.locate import OUTPUTS, check_label, is_location, label_of, labels_of, locate
-from aorta.read.locations import Location, launch_folders
+from aorta.read.locations import (
+    OUTPUTS,
+    Location,
+    check_label,
+    is_location,
+    label_of,
+    labels_of,
+    launch_folders,
+    locate,
+)
 from aorta.read.traces.interval_table import add_comm_pattern
 from aorta.read.traces.reader import headers_in
 from aorta.records.run_files import REPORT_EVENTS

@@ -17,7 +17,7 @@ from aorta.documents.kernels import SlowdownEntry, StreamGapsEntry, TraceEntries
 from aorta.errors import EXIT_OK, InputError
 from aorta.installation import checkout
 from aorta.read.engines import Local
-from aorta.read.locate import check_label, is_location, locate
+from aorta.read.locations import check_label, is_location, locate
 from aorta.read.traces.interval_table import add_comm_pattern
 from aorta.report.tables import Column, Table, text_lines
 from aorta.terminal_style import PLAIN, Style, style_of, wrapped

@@ -28,8 +28,7 @@ from aorta.documents.formatting import TEXT, first_upper
 from aorta.documents.metrics import JOB_STEP, metric_named
 from aorta.documents.plans import Side
 from aorta.errors import InputError
-from aorta.read.locate import OUTPUTS
-from aorta.read.locations import launch_folders
+from aorta.read.locations import OUTPUTS, launch_folders
 from aorta.records.files import decode_json, read_small
 from aorta.report.tables import Column, Table, text_column, text_lines
 from aorta.terminal_style import wrapped

@@ -17,7 +17,7 @@ from aorta.documents import as_json
 from aorta.documents.formatting import TEXT, rough_interval, rough_ms
 from aorta.errors import EXIT_OK, InputError
 from aorta.installation import checkout
-from aorta.read.locate import is_location, locate
+from aorta.read.locations import is_location, locate
 from aorta.report.text import gain_block
 from aorta.terminal_style import style_of, table, wrapped
 from aorta.whatif.changes import FORMS, is_count, parse_changes

@@ -11,7 +11,7 @@ import pytest
 
 from aorta.errors import InputError
 from aorta.merge.merge_traces import merge_traces
-from aorta.read.locate import check_label, is_location, labels_of, locate
+from aorta.read.locations import check_label, is_location, labels_of, locate
 from aorta.report.command import overlap_report
 from tests.analysis.builders import header, metrics, step, strict_json, write_manifest, write_rank
 from tests.runs import HANGS_S, ROOT, SMALL, environment, free_port, record

@@ -35,8 +35,7 @@ from aorta.analysis.compare.verdict import Rules
 from aorta.documents import as_json
 from aorta.documents.dataset import DeviceFacts
 from aorta.errors import InputError
-from aorta.read.locate import locate
-from aorta.read.locations import launch_folders
+from aorta.read.locations import launch_folders, locate
 from aorta.read.record import load_run
 from aorta.read.run import Run
 from aorta.report.command import overlap_report
