@@ -1,6 +1,6 @@
 """Runs a function on many files: in this process, in a pool of processes, or on a running Dask cluster.
 
-    for result in Local().map(read_tables, [RecordFile(path) for path in paths]):
+    for result in Local().map(read_tables, paths):
         ...                                     # a result, or the `InputError` that reading that file raised
 
 Results come in the order of the inputs, with few inputs in progress at a time. Must not: start a scheduler, or let one
@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from aorta.errors import InputError, ToolMissing
@@ -27,21 +26,13 @@ from aorta.installation import install_command
 
 
 class Readable(Protocol):
-    """An input of a map: something on a disk that can be pickled for another process."""
+    """An input of a map, such as a `Path`: on a disk, and pickled for another process."""
 
-    def size_bytes(self) -> int:
-        """Return roughly how much there is to read; 0 where that is unknown."""
+    def stat(self) -> os.stat_result:
+        """Return how much there is to read; an `OSError` where that is unknown."""
 
     def absolute(self) -> Readable:
         """Return the same with absolute paths, for workers with another working directory."""
-
-
-def size_of(path: Path) -> int:
-    """Return the size of a local file in bytes; 0 where it is unknown, which reading it will explain."""
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
 
 
 Item = TypeVar("Item", bound=Readable)
@@ -70,7 +61,7 @@ class Local:
             InputError: the processes could not be started, or one was killed.
         """
         jobs = min(self.jobs or cores(), len(items))
-        if jobs <= 1 or (self.jobs is None and sum(item.size_bytes() for item in items) < WORTH_A_POOL_BYTES):
+        if jobs <= 1 or (self.jobs is None and sum(map(_size_of, items)) < WORTH_A_POOL_BYTES):
             yield from (_tried(function, item) for item in items)
             return
         pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"))
@@ -147,6 +138,13 @@ def progress(total: int, what: str) -> Iterator[Callable[[], object]]:
 
     with tqdm(total=total, desc=what, unit="file", delay=0.5, leave=False) as bar:
         yield bar.update
+
+
+def _size_of(item: Readable) -> int:
+    try:
+        return item.stat().st_size
+    except OSError:  # reading it will say why
+        return 0
 
 
 def _bounded(submit: Callable[[Any], Any], items: Sequence[Any], limit: int) -> Iterator[Any]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import stat
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -18,7 +19,7 @@ import numpy as np
 
 from aorta.documents.dataset import Health
 from aorta.errors import InputError
-from aorta.read.engines import Engine, Local, progress, size_of
+from aorta.read.engines import Engine, Local, progress
 from aorta.read.frames import NO_TIME
 from aorta.read.health import notes_of
 from aorta.read.join import join
@@ -69,12 +70,18 @@ def config_of(manifest: Manifest | None) -> Mapping[str, object]:
     return config if isinstance(config, dict) else {}
 
 
+def _interceptors(manifest: Manifest | None) -> list[str]:
+    """Return what each rank states: `native`, or `python: why`."""
+    topology = (manifest or {}).get("topology")
+    ranks = topology if isinstance(topology, list) else []
+    return [text for rank in ranks if isinstance(rank, dict) and isinstance(text := rank.get("interceptor"), str)]
+
+
 def interceptor(manifest: Manifest | None) -> str | None:
     """Return what timed the collectives of a run on its ranks: `native`, `python`, both joined by `, ` where ranks
     differ; None where the manifest does not say.
     """
-    stated = [rank.get("interceptor") for rank in _topology(manifest)]
-    return ", ".join(sorted({text.partition(":")[0] for text in stated if isinstance(text, str)})) or None
+    return ", ".join(sorted({text.partition(":")[0] for text in _interceptors(manifest)})) or None
 
 
 def collective_library(manifest: Manifest | None) -> str | None:
@@ -90,22 +97,6 @@ def collective_library(manifest: Manifest | None) -> str | None:
     return f"{library.get('version')} ({build}){ranks}"
 
 
-def why_timed_from_python(manifest: Manifest | None) -> str | None:
-    """Return why collectives were timed from Python on some rank, as the manifest says; None where they were not, and
-    where the configuration asked for it.
-    """
-    stated = [rank.get("interceptor") for rank in _topology(manifest)]
-    reasons = [
-        text.partition(":")[2].strip() for text in stated if isinstance(text, str) and text.startswith("python:")
-    ]
-    return next((why for why in reasons if not chosen_python(why)), None)
-
-
-def _topology(manifest: Manifest | None) -> list[Mapping[str, object]]:
-    topology = manifest.get("topology") if manifest is not None else None
-    return [rank for rank in topology if isinstance(rank, dict)] if isinstance(topology, list) else []
-
-
 def _clocks_of(folder: Path, run_id: str | None, attempt: int | None) -> tuple[Mapping[int, RankClock], str | None]:
     """Return the clocks by rank and None, or none and why."""
     path = folder / CLOCK_SYNC_FILE
@@ -118,25 +109,6 @@ def _clocks_of(folder: Path, run_id: str | None, attempt: int | None) -> tuple[M
     if (sync.run_id, sync.attempt) != (run_id, attempt):
         return {}, f"{CLOCK_SYNC_FILE} is of run {sync.run_id!r}, attempt {sync.attempt}"
     return {clock.rank: clock for clock in sync.ranks}, None
-
-
-@dataclass(frozen=True)
-class RecordFile:
-    """The record of one rank, not read yet (`engines.Readable`); `spans` and `exposed` as in `read_tables`."""
-
-    path: Path
-    spans: bool = False
-    exposed: bool = False
-
-    def size_bytes(self) -> int:
-        return size_of(self.path)
-
-    def absolute(self) -> RecordFile:
-        return replace(self, path=self.path.absolute())
-
-
-def _tables(file: RecordFile) -> RankTables:
-    return read_tables(file.path, spans=file.spans, exposed=file.exposed)
 
 
 def load_run(
@@ -182,7 +154,7 @@ def load_run(
     def read() -> Iterator[RankTables]:
         known: dict[tuple[int, ...], Sequence[int]] = {}
         with progress(len(chosen), f"reading {folder}") as tick:
-            for tables in (engine or Local()).map(_tables, [RecordFile(file, spans, exposed) for file in chosen]):
+            for tables in (engine or Local()).map(partial(read_tables, spans=spans, exposed=exposed), chosen):
                 if isinstance(tables, InputError):
                     left_out.append(str(tables))
                 else:
@@ -226,17 +198,17 @@ def _health(
     fabric = config_of(manifest).get("fabric")
     if not isinstance(fabric, dict) or fabric.get("kind") in (None, "none"):
         fabric = None  # it delays nothing on purpose
-    ends = Counter[str | None]()
-    if fabric is not None and sources[0].emulated_ranks is None:
-        # The backend of emulated ranks is the emulation: its ends are measured like those of a real one.
-        for tables in ranks.values():
-            rows = tables.collectives
-            used = tables.steps.used[rows.step] & (rows.end_ns != NO_TIME)
-            counts: Sequence[int] = np.bincount(rows.name[used], minlength=len(rows.names)).tolist()
-            for name, count in zip(rows.names, counts, strict=True):
-                ends[name.end_source] += count
+    # The backend of emulated ranks is the emulation: its ends are measured like those of a real one.
     delayed = fabric is not None and sources[0].emulated_ranks is None
-    python = why_timed_from_python(manifest)
+    ends = Counter[str | None]()
+    for tables in ranks.values() if delayed else ():
+        rows = tables.collectives
+        used = tables.steps.used[rows.step] & (rows.end_ns != NO_TIME)
+        counts: Sequence[int] = np.bincount(rows.name[used], minlength=len(rows.names)).tolist()
+        for name, count in zip(rows.names, counts, strict=True):
+            ends[name.end_source] += count
+    stated = [text.partition(":")[2].strip() for text in _interceptors(manifest) if text.startswith("python:")]
+    python = next((why for why in stated if not chosen_python(why)), None)
     world_size = sources[0].world_size
     health = Health(
         ranks_expected=world_size or None,

@@ -22,7 +22,7 @@ from aorta.documents import as_json
 from aorta.errors import InputError, ToolMissing
 from aorta.read import engines
 from aorta.read.engines import Dask, Local, progress
-from aorta.read.record import RecordFile, load_run
+from aorta.read.record import load_run
 from aorta.report.command import _engine, parser
 from tests.analysis.builders import simulated_run
 
@@ -57,13 +57,13 @@ def test_little_to_read_starts_no_process(folder: Path, monkeypatch: pytest.Monk
     assert list(load_run(folder).ranks) == [0, 1, 2, 4]
 
 
-def kill(file: RecordFile) -> None:
+def kill(file: Path) -> None:
     os._exit(9)
 
 
 def test_a_process_that_is_killed_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"a process that was reading ended: killed .* --jobs 1"):
-        list(Local(2).map(kill, [RecordFile(tmp_path)] * 2))
+        list(Local(2).map(kill, [tmp_path] * 2))
 
 
 class Buffer:
@@ -73,7 +73,7 @@ class Buffer:
 BUFFERS: list[weakref.ref[Buffer]] = []
 
 
-def refuse(file: RecordFile) -> None:
+def refuse(file: Path) -> None:
     buffer = Buffer()
     BUFFERS.append(weakref.ref(buffer))
     try:
@@ -85,7 +85,7 @@ def refuse(file: RecordFile) -> None:
 def test_a_refusal_that_is_raised_again_keeps_nothing_of_the_reader_alive(tmp_path: Path) -> None:
     gc.disable()  # or it might collect a cycle in time
     try:
-        (result,) = Local(1).map(refuse, [RecordFile(tmp_path)])
+        (result,) = Local(1).map(refuse, [tmp_path])
         with pytest.raises(InputError, match=r"^refused$"):
             raise result
         assert BUFFERS.pop()() is None
@@ -93,7 +93,7 @@ def test_a_refusal_that_is_raised_again_keeps_nothing_of_the_reader_alive(tmp_pa
         gc.enable()
 
 
-def pid(file: RecordFile) -> int:
+def pid(file: Path) -> int:
     return os.getpid()
 
 
@@ -154,7 +154,7 @@ def test_a_cluster_gives_what_this_machine_gives(cluster: str, folder: Path) -> 
     assert {path.name for path in folder.iterdir()} == {f"rank_{rank}_metrics.jsonl" for rank in range(RANKS)} | {
         "run.json"
     }
-    workers = set(Dask(cluster).map(pid, [RecordFile(path) for path in folder.glob("*.jsonl")] * 4))
+    workers = set(Dask(cluster).map(pid, [*folder.glob("*.jsonl")] * 4))
     assert len(workers) == 2
     assert os.getpid() not in workers
     assert list(aorta.analysis.load_run(folder, scheduler=cluster).ranks) == [0, 1, 2, 4]

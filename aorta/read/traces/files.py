@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Final
 
 from aorta.errors import InputError
-from aorta.read.engines import size_of
 from aorta.read.traces.interval_table import NameClassifier, Trace
 from aorta.read.traces.kineto.trace import read_kineto
 from aorta.read.traces.nsys import NSYS
@@ -124,9 +123,9 @@ class TraceFiles:
     comm_patterns: tuple[str, ...] = ()
     headers: tuple[Header, ...] = ()
 
-    def size_bytes(self) -> int:
-        """Return the size of its first file; 0 where that is not a local file."""
-        return size_of(Path(self.files[0]))
+    def stat(self) -> os.stat_result:
+        """Return that of its first file."""
+        return Path(self.files[0]).stat()
 
     def absolute(self) -> TraceFiles:
         files = tuple(file if is_url(file) else str(Path(file).absolute()) for file in self.files)
