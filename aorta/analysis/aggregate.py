@@ -121,11 +121,11 @@ class LabelledRun:
             InputError: a record cannot be read again.
         """
         run, ranks = self.run, self.run.ranks
-        if run.frames.exposed is not None:
+        if run.exposed is not None:
             sums = {rank: tables.exposed_sums for rank, tables in ranks.items() if tables.exposed_sums is not None}
-            return [(run.frames.exposed, sums)]
+            return [(run.exposed, sums)]
         parts = list[tuple[Exposed, Mapping[int, ExposedSums]]]()
-        for (rank, tables), first in zip(ranks.items(), run.frames.first_row[:-1].tolist(), strict=True):
+        for (rank, tables), first in zip(ranks.items(), run.first_row[:-1].tolist(), strict=True):
             spans = tables.details.spans(np.arange(len(tables.steps)))
             pieces, of_rank = exposed_of(tables.steps, tables.collectives, spans)
             parts.append((replace(pieces, row=pieces.row + np.int32(first)), {rank: of_rank}))

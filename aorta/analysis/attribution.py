@@ -206,7 +206,7 @@ def add_exposed(totals: Totals, run: Run, exposed: Exposed, wait_ns: Ints) -> No
         wait_ns: of each collective of the run; negative where it is unknown.
     """
     name = run.collectives.name[exposed.row]
-    sizes = [len(members) or None for members in run.frames.members]
+    sizes = [len(members) or None for members in run.members]
     by = Groups(name, exposed.order, exposed.region)
     keys = list(zip(*(column[by.first].tolist() for column in (name, exposed.order, exposed.region)), strict=True))
     for part, of_pieces in parts_of(exposed, wait_ns[exposed.row]).items():

@@ -177,7 +177,7 @@ def _of_rows(run: Run, names: NumberedNames, index: int, name: str, wait_ns: Int
     """Describe one metric that each row of an entry has, rank by rank: its values are the largest allocation here."""
     frame, used = run.collectives, run.steps.used
     parts, medians, reasons = [], dict[int, float | None](), Counter[str]()
-    for rank, (first, last) in zip(run.ranks, pairwise(run.frames.first_row.tolist()), strict=True):
+    for rank, (first, last) in zip(run.ranks, pairwise(run.first_row.tolist()), strict=True):
         rows = first + np.flatnonzero((names.key[frame.name[first:last]] == index) & used[frame.step[first:last]])
         if not len(rows):
             continue

@@ -229,7 +229,7 @@ def _frame(
             "end_source": as_objects([name.end_source for name in every]),
             "duration_ms": duration_ms,
             "queued_ms": _milliseconds(rows.issue_ns, rows.start_ns),
-            "members": as_objects([members or None for members in run.frames.members]),
+            "members": as_objects([members or None for members in run.members]),
             "group_size": group_size,
             "instance": of_row + shift,
             "transfer_reason": unmatched,

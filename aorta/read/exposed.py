@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 
@@ -43,6 +43,7 @@ from aorta.read.run import ExposedSums, Leaf
 from aorta.timeline.arrays import IntervalArray, refuse_inverted
 from aorta.timeline.overlap import NS_PER_MS
 
+_Rows = TypeVar("_Rows", Collectives, Spans)
 BRINGING: Final = frozenset({"allgather", "broadcast", "scatter", "recv"})
 """Kinds that deliver what the next block computes with; the others carry away what the last one computed."""
 BLOCK_STEPS: Final = 256
@@ -51,7 +52,6 @@ ORDER_LIMIT: Final = 512
 """Collectives of one kind and group are distinguished by their order within a step up to here; later ones are counted
 together.
 """
-METRICS: Final = ("comm_ms", "exposed_comm_ms", "compute_ms")
 
 
 def exposed_of(steps: Steps, collectives: Collectives, spans: Spans) -> tuple[Exposed, ExposedSums]:
@@ -64,37 +64,33 @@ def exposed_of(steps: Steps, collectives: Collectives, spans: Spans) -> tuple[Ex
     Raises:
         IntervalError: a collective, a compute range or a stall ends before it starts.
     """
-    known = _nanoseconds(steps.column("exposed_comm_ms")) >= 0
+    exposed_ns, compute_ns = (_nanoseconds(steps.column(name)) for name in ("exposed_comm_ms", "compute_ms"))
+    known = exposed_ns >= 0
     indices = np.flatnonzero(steps.used & known)
-    order = _order_in_step(collectives)
+    kinds, regions = Numbered(), Numbered({NOWHERE: 0})
+    kind = np.array([kinds[name.kind, name.group] for name in collectives.names] or [0], np.int64)
+    order = Groups(collectives.step, kind[collectives.name]).position
     rows, flights = _flights(steps, collectives, order)
-    regions: dict[Region, int] = {NOWHERE: 0}
-    of_name = [regions.setdefault(name.region, len(regions)) for name in spans.names]
-    region = np.array([*of_name, 0])[spans.name]
+    region = np.array([*(regions[name.region] for name in spans.names), 0])[spans.name]
     computing, leaves = np.zeros(len(regions), np.int64), Counter[Leaf]()
-    pieces, measured = [], np.zeros((3, len(steps)), np.int64)
+    pieces: list[tuple[Ints | Bools, ...]] = [(np.empty(0, np.int64),) * 7]
     for first in range(0, len(indices), BLOCK_STEPS):
         block = indices[first : first + BLOCK_STEPS]
-        near = flights.rows_of(block[0], block[-1] + 1)
-        index = np.searchsorted(block, flights.step[near])
-        ours = block[index] == flights.step[near]
-        here = near.start + np.flatnonzero(ours)
-        own = replace(flights.take(here), step=index[ours])
-        of_block = _pieces(steps, block, rows[here], own, spans, region, tuple(regions), computing)
-        leaves += of_block[2]
-        pieces.append(of_block[0])
-        measured[:, block] = of_block[1]
-    comm_ns, exposed_ns, compute_ns = (_nanoseconds(steps.column(name))[indices] for name in METRICS)
-    seen_comm, seen_exposed, seen_compute = measured[:, indices]
-    columns = [np.concatenate(parts) for parts in zip(*pieces, strict=True)] or [np.empty(0, np.int64)] * 5
+        flight, in_flight = _in_steps(flights, block)
+        span, inside = _in_steps(spans, block)
+        length_ns = steps.length_ns[block]
+        columns, of_block = _pieces(length_ns, rows[flight], in_flight, inside, region[span], tuple(regions), computing)
+        leaves += of_block
+        pieces.append(columns)
+    *columns, seen_exposed, seen_compute = (np.concatenate(parts) for parts in zip(*pieces, strict=True))
     names = [name for name in declared(Exposed) if name != "order"]
     of_pieces = dict(zip(names, columns, strict=True))
     of_pieces["order"] = np.minimum(order[of_pieces["row"]], ORDER_LIMIT)
+    exposed_ns, compute_ns = exposed_ns[indices], compute_ns[indices]
     return Exposed(**of_pieces, regions=tuple(regions)), ExposedSums(
         rank_steps=len(indices),
         left_out=int((steps.used & ~known).sum()),
         window_ns=int(steps.length_ns[indices].sum()),
-        comm_ns=int(np.where(comm_ns >= 0, comm_ns, seen_comm).sum()),
         exposed_ns=int(exposed_ns.sum()),
         compute_ns=int(np.where(compute_ns >= 0, compute_ns, seen_compute).sum()),
         unexplained_ns=int((exposed_ns - seen_exposed).sum()),
@@ -103,18 +99,20 @@ def exposed_of(steps: Steps, collectives: Collectives, spans: Spans) -> tuple[Ex
     )
 
 
+def _in_steps(rows: _Rows, steps: Ints) -> tuple[Ints, _Rows]:
+    """Return which rows belong to some steps, and these rows; `step` of them is an index into `steps`."""
+    near = rows.rows_of(steps[0], steps[-1] + 1)
+    index = np.searchsorted(steps, rows.step[near])
+    chosen = steps[index] == rows.step[near]
+    here = near.start + np.flatnonzero(chosen)
+    return here, replace(rows.take(here), step=index[chosen])
+
+
 def _nanoseconds(values_ms: Floats) -> Ints:
     """Convert the record's milliseconds back to the whole nanoseconds they were divided from, -1 where they are null;
     rounding is exact below 2**52 ns.
     """
     return np.where(np.isnan(values_ms), UNKNOWN, np.rint(np.nan_to_num(values_ms) * NS_PER_MS)).astype(np.int64)
-
-
-def _order_in_step(rows: Collectives) -> Ints:
-    """Return the number of each collective among those of its step, kind and group, from 0."""
-    kinds: dict[tuple[str, str], int] = {}
-    kind = np.array([kinds.setdefault((name.kind, name.group), len(kinds)) for name in rows.names] or [0], np.int64)
-    return Groups(rows.step, kind[rows.name]).position
 
 
 def _flights(steps: Steps, rows: Collectives, order: Ints) -> tuple[Ints, Collectives]:
@@ -125,7 +123,7 @@ def _flights(steps: Steps, rows: Collectives, order: Ints) -> tuple[Ints, Collec
     step = rows.step[timed].astype(np.int64)
     zero_ns = steps.start_mono_ns[step]
     start_ns, end_ns = rows.start_ns[timed] + zero_ns, rows.end_ns[timed] + zero_ns
-    turn = _ranked(np.lexsort((order[timed], end_ns, start_ns)))
+    turn = np.argsort(np.lexsort((order[timed], end_ns, start_ns)))  # the place of each in that order
 
     indices = np.arange(len(timed))
     in_flight = [(step, indices)]
@@ -146,13 +144,6 @@ def _flights(steps: Steps, rows: Collectives, order: Ints) -> tuple[Ints, Collec
     return row, replace(rows.take(row), step=step, start_ns=began_ns, end_ns=ended_ns)
 
 
-def _ranked(order: Ints) -> Ints:
-    """Return the place of each element in an order of indices."""
-    ranks = np.empty(len(order), np.int64)
-    ranks[order] = np.arange(len(order))
-    return ranks
-
-
 class _Axis:
     """Windows of steps side by side, a nanosecond apart, cut into cells at every edge of what is placed in them."""
 
@@ -161,10 +152,10 @@ class _Axis:
         self.zero_ns = np.cumsum(length_ns + 1) - length_ns - 1
         self._edges = [self.zero_ns, self.zero_ns + length_ns]
 
-    def place(self, step: Ints, start_ns: Ints, end_ns: Ints) -> tuple[IntervalArray, Bools]:
-        """Return intervals on the axis, cut at their windows, and which of them are not empty there."""
-        zero, length = self.zero_ns[step], self.length_ns[step]
-        start, end = zero + np.clip(start_ns, 0, length), zero + np.clip(end_ns, 0, length)
+    def place(self, rows: Collectives | Spans) -> tuple[IntervalArray, Bools]:
+        """Return rows as intervals on the axis, cut at their windows, and which of them are not empty there."""
+        zero, length = self.zero_ns[rows.step], self.length_ns[rows.step]
+        start, end = zero + np.clip(rows.start_ns, 0, length), zero + np.clip(rows.end_ns, 0, length)
         kept = start < end
         placed = IntervalArray(start[kept], end[kept])
         self._edges += placed
@@ -193,7 +184,7 @@ def _first_covering(cells: int, ranges: IntervalArray, order: Ints) -> Ints:
     where none does. Each range is the union of two whose length is a power of two, which are halved until they are
     cells: linear in ranges and in cells, times the logarithm of the longest.
     """
-    count, ranked = ranges.end - ranges.start, _ranked(order)
+    count, ranked = ranges.end - ranges.start, np.argsort(order)
     best = np.full(cells, len(count))
     level = np.where(count > 0, np.frexp(count)[1] - 1, -1)
     for power in range(int(level.max(initial=-1)), -1, -1):
@@ -245,16 +236,15 @@ def _places(innermost: Ints, step: Ints, bringing: Bools, cells: Ints) -> Ints:
 
 
 def _pieces(
-    steps: Steps,
-    indices: Ints,
+    length_ns: Ints,
     rows: Ints,
     flights: Collectives,
     spans: Spans,
     region: Ints,
     regions: tuple[Region, ...],
     computing: Ints,
-) -> tuple[tuple[Ints | Bools, ...], Ints, Counter[Leaf]]:
-    """Cut the steps at `places`.
+) -> tuple[tuple[Ints | Bools, ...], Counter[Leaf]]:
+    """Cut steps of these lengths.
 
     Args:
         flights: the collectives in flight in these steps; `rows`: which they are.
@@ -262,44 +252,33 @@ def _pieces(
         computing: by region, to which the time computed there is added.
 
     Returns:
-        The columns of `Exposed` but for `order`; a row each, how long each step communicated, was exposed, and
-        computed; and what the rest of the steps is.
+        The columns of `Exposed` but for `order`, and how long each step was exposed, and computed; and what the rest of
+        the steps is.
     """
-    near = spans.rows_of(indices[0], indices[-1] + 1)
-    index = np.searchsorted(indices, spans.step[near])
-    here = indices[index] == spans.step[near]
-    lane, of_step = spans.lane[near][here], index[here]
-    span_start, span_end, region = spans.start_ns[near][here], spans.end_ns[near][here], region[near][here]
 
-    def lanes(*wanted: Lane) -> tuple[Ints, Ints, Ints]:
-        chosen = np.isin(lane, wanted)
-        refuse_inverted(span_start[chosen], span_end[chosen])
-        return of_step[chosen], span_start[chosen], span_end[chosen]
+    def of_lanes(*lanes: Lane) -> IntervalArray:
+        chosen = spans.of_lanes(*lanes)
+        refuse_inverted(chosen.start_ns, chosen.end_ns)
+        return axis.place(chosen)[0]
+
+    def with_regions(chosen: Bools) -> tuple[IntervalArray, Ints]:
+        placed, kept = axis.place(spans.take(chosen))
+        return placed, region[chosen][kept]
 
     refuse_inverted(flights.start_ns, flights.end_ns)
-    axis = _Axis(steps.length_ns[indices])
-    comm, kept = axis.place(flights.step, flights.start_ns, flights.end_ns)
-    compute, stalls, bubbles, outside, copies = (
-        axis.place(*lanes(*wanted))[0]
-        for wanted in (
-            (Lane.COMPUTE,),
-            (Lane.STALL, Lane.HAND_OVER),
-            (Lane.BUBBLE,),
-            (Lane.AUX,),
-            (Lane.COPY, Lane.COPY_TO_HOST),
-        )
-    )
+    axis, lane = _Axis(length_ns), spans.lane
+    comm, kept = axis.place(flights)
+    compute, stalls = of_lanes(Lane.COMPUTE), of_lanes(Lane.STALL, Lane.HAND_OVER)
+    bubbles, outside = of_lanes(Lane.BUBBLE), of_lanes(Lane.AUX)
+    copies = of_lanes(Lane.COPY, Lane.COPY_TO_HOST)
     named = ((lane == Lane.COMPUTE) | (lane == Lane.AUX)) & (region != 0)
-    ranges, ranges_kept = axis.place(of_step[named], span_start[named], span_end[named])
-    edging = named | (lane == Lane.COPY_TO_HOST)  # idle time lies between these
-    edges, edges_kept = axis.place(of_step[edging], span_start[edging], span_end[edging])
-    of_loop = lane == Lane.RANGE
-    loop_ranges, loop_kept = axis.place(of_step[of_loop], span_start[of_loop], span_end[of_loop])
-    loop_region = region[of_loop][loop_kept]
+    ranges, range_region = with_regions(named)
+    edges, edge_region = with_regions(named | (lane == Lane.COPY_TO_HOST))  # idle time lies between these
+    loop_ranges, loop_region = with_regions(lane == Lane.RANGE)
     axis.cut()
     rows, flights = rows[kept], flights.take(kept)
 
-    stalled = axis.covered(stalls)
+    stalled, in_bubble = axis.covered(stalls), axis.covered(bubbles)
     working = axis.covered(compute) & ~stalled
     communicating = axis.covered(comm)
     exposed = communicating & ~working
@@ -308,48 +287,45 @@ def _pieces(
     cells = np.flatnonzero(exposed)
     owner = _owners(axis.cells(comm), outlasting, exposed)[cells]
     bringing = np.array([name.kind in BRINGING for name in flights.names] or [False], bool)[flights.name]
-    edge_region = region[edging][edges_kept]
-    region = np.append(region[named][ranges_kept], 0)  # the last for cells that nothing covers
-    row = rows[owner]
-    where = region[_places(innermost, axis.step, bringing[owner], cells)]
-    in_bubble = axis.covered(bubbles)[cells]
-    np.add.at(computing, region[innermost[working]], axis.cell_ns[working])
+    range_region = np.append(range_region, 0)  # the last for cells that nothing covers
+    where = range_region[_places(innermost, axis.step, bringing[owner], cells)]
+    np.add.at(computing, range_region[innermost[working]], axis.cell_ns[working])
 
     from_ns = axis.edges[cells] - axis.zero_ns[flights.step[owner]] - flights.start_ns[owner]
-    alike = np.stack([cells - np.arange(len(cells)), owner, where, in_bubble])
+    alike = np.stack([cells - np.arange(len(cells)), owner, where, in_bubble[cells]])
     start = np.flatnonzero(np.append(True, (np.diff(alike, axis=1) != 0).any(axis=0))[: len(cells)])
-    length_ns = np.add.reduceat(axis.cell_ns[cells], start) if len(start) else start
-    times = np.zeros((3, len(indices)), np.int64)
-    for total, seen in zip(times, (communicating, exposed, working), strict=True):
-        np.add.at(total, axis.step[seen], axis.cell_ns[seen])
-    from_ns = from_ns[start]
+    to_ns = from_ns[start] + (np.add.reduceat(axis.cell_ns[cells], start) if len(start) else start)
+    exposed_ns, compute_ns = np.zeros((2, len(length_ns)), np.int64)
+    np.add.at(exposed_ns, axis.step[exposed], axis.cell_ns[exposed])
+    np.add.at(compute_ns, axis.step[working], axis.cell_ns[working])
+    columns = (
+        *(rows[owner][start], where[start], from_ns[start], to_ns, in_bubble[cells][start]),
+        *(exposed_ns, compute_ns),
+    )
+
     # The nanosecond between two windows is in none.
     rest = (axis.edges[:-1] < axis.zero_ns[axis.step] + axis.length_ns[axis.step]) & ~exposed
     leaves, words = Counter[Leaf](), [region.phase or "" for region in regions]
-    phase = np.where(innermost >= 0, region[innermost], 0)
-    for leaf, covered in (
-        (Leaf("computation", hides=True), working & communicating),
-        (Leaf("computation"), working),
-        (Leaf("outside blocks"), axis.covered(outside) & ~stalled),
-        (Leaf("copies"), axis.covered(copies)),
-        (Leaf("bubble"), axis.covered(bubbles)),
+    phase = range_region[innermost]
+    # A range of the loop tells what a step does there, unless the model computes in it: then its edges tell more.
+    computed, cells_of = np.append(0, np.cumsum(working)), axis.cells(loop_ranges)
+    narrow = computed[cells_of.end] == computed[cells_of.start]
+    in_loop = _innermost(axis, IntervalArray(*(times[narrow] for times in loop_ranges)))
+    of_loop = np.append(loop_region[narrow], 0)[in_loop]
+    for leaf, covered, word in (
+        (Leaf("computation", hides=True), working & communicating, phase),
+        (Leaf("computation"), working, phase),
+        (Leaf("outside blocks"), axis.covered(outside) & ~stalled, phase),
+        (Leaf("copies"), axis.covered(copies), np.zeros_like(phase)),
+        (Leaf("bubble"), in_bubble, np.zeros_like(phase)),
+        (Leaf("range"), of_loop != 0, of_loop),
     ):
         own = np.flatnonzero(covered & rest)
         rest[own] = False
-        word = phase if leaf.part in ("computation", "outside blocks") else np.zeros_like(phase)
         for code, sum_ns in _sums(word[own], axis.cell_ns[own]):
             leaves[leaf._replace(name=words[code])] += sum_ns
-    if len(loop_ranges.start):
-        # Such a range tells what a step does there, unless the model computes in it: then its edges tell more.
-        computed, cells_of = np.append(0, np.cumsum(working)), axis.cells(loop_ranges)
-        narrow = computed[cells_of.end] == computed[cells_of.start]
-        word = np.append(loop_region[narrow], 0)[_innermost(axis, IntervalArray(*(of[narrow] for of in loop_ranges)))]
-        own = np.flatnonzero((word != 0) & rest)
-        rest[own] = False
-        for code, sum_ns in _sums(word[own], axis.cell_ns[own]):
-            leaves[Leaf("range", words[code])] += sum_ns
     leaves += _idle(axis, np.flatnonzero(rest), edges, [words[index] for index in edge_region.tolist()])
-    return (row[start], where[start], from_ns, from_ns + length_ns, in_bubble[start]), times, leaves
+    return columns, leaves
 
 
 def _sums(key: Ints, values: Ints) -> Iterator[tuple[int, int]]:

@@ -77,7 +77,7 @@ class NumberedNames:
         groups: dict[tuple[str, Members], int] = {}
         numbers: dict[object, int] = {}
         table = []
-        for name, members in zip(run.collectives.names, run.frames.members, strict=True):
+        for name, members in zip(run.collectives.names, run.members, strict=True):
             size = len(members) or None
             entry = (name.kind, name.group, size, name.bytes)
             key = keys.setdefault(entry, CollectiveKey(*entry))
@@ -187,7 +187,7 @@ def matched_pieces(
     every = np.unique(numbers)
     if steps is not None:
         every = every[(every >= steps[0]) & (every < steps[1])]
-    first_step, first_row = run.frames.first_step, np.searchsorted(run.collectives.step, np.arange(len(numbers) + 1))
+    first_step, first_row = run.first_step, np.searchsorted(run.collectives.step, np.arange(len(numbers) + 1))
     missed = np.array([coverage.issued not in (None, coverage.seen) for coverage in run.steps.coverages] + [False])
     at_missed = missed[run.steps.coverage]
     safe = np.ones(len(numbers), bool)  # before the first step of the rank in which more or fewer were seen than issued

@@ -173,7 +173,9 @@ def load_run(
     if isinstance(begun, int) and (unrecorded := why_unrecorded(folder, begun)) is not None:
         left_out.append(f"the run that was started last, as this is an earlier one; {unrecorded}")
     health = _health(frames.ranks, left_out, manifest, manifest_problem)
-    return Run(str(folder), frames, manifest, health, clocks=clocks, clocks_missing=why_not)
+    return Run(
+        **vars(frames), location=str(folder), manifest=manifest, health=health, clocks=clocks, clocks_missing=why_not
+    )
 
 
 def _unreadable(folder: Path, files: int, left_out: Sequence[str]) -> InputError:

@@ -216,17 +216,11 @@ class ExposedSums:
     rank_steps: int = 0
     left_out: int = 0
     window_ns: int = 0
-    comm_ns: int = 0
     exposed_ns: int = 0
     compute_ns: int = 0
     unexplained_ns: int = 0
     computing: Counter[Region] = field(default_factory=Counter)
     leaves: Counter[Leaf] = field(default_factory=Counter)
-
-    @property
-    def hidden_ns(self) -> int:
-        """Communication hidden behind computation."""
-        return self.comm_ns - self.exposed_ns
 
     def add(self, other: ExposedSums) -> None:
         """Add another rank or launch."""
@@ -285,8 +279,8 @@ class Frames:
     exposed: Exposed | None = None
 
 
-@dataclass(frozen=True)
-class Run:
+@dataclass(frozen=True, kw_only=True)
+class Run(Frames):
     """One launch: every rank that could be read, by rank, never empty.
 
     Attributes:
@@ -297,27 +291,11 @@ class Run:
     """
 
     location: str
-    frames: Frames
     manifest: Mapping[str, object] | None
     health: Health
     traces: TraceEntries | None = None
     clocks: Mapping[int, RankClock] = field(default_factory=dict)
     clocks_missing: str | None = "traces do not compare the ranks' clocks"
-
-    @property
-    def ranks(self) -> Mapping[int, RankTables]:
-        """What was read of each rank, by rank."""
-        return self.frames.ranks
-
-    @property
-    def steps(self) -> Steps:
-        """The steps of all ranks."""
-        return self.frames.steps
-
-    @property
-    def collectives(self) -> Collectives:
-        """The collectives of all ranks."""
-        return self.frames.collectives
 
     @property
     def source(self) -> Source:
@@ -331,7 +309,7 @@ class Run:
         mesh = plan.get("mesh") if isinstance(plan, dict) else None
         named = isinstance(mesh, dict) and all(isinstance(size, int) and size > 0 for size in mesh.values())
         members: dict[str, set[tuple[int, ...]]] = {}
-        for what, ranks in zip(self.collectives.names, self.frames.members, strict=True):
+        for what, ranks in zip(self.collectives.names, self.members, strict=True):
             members.setdefault(what.group, set()).update({tuple(ranks)} if ranks else ())
         known, world = mesh if named else None, self.health.world_size
         return {name: group_title(name, of_name, known, world) for name, of_name in members.items()}
@@ -339,7 +317,7 @@ class Run:
     @cached_property
     def rank_of_step(self) -> npt.NDArray[np.int32]:
         """The rank of each row of `steps`."""
-        return np.repeat(np.array(list(self.ranks), np.int32), np.diff(self.frames.first_step))
+        return np.repeat(np.array(list(self.ranks), np.int32), np.diff(self.first_step))
 
 
 def partial_steps(ranks: Collection[RankTables]) -> list[int]:

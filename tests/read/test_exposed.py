@@ -89,8 +89,8 @@ def totals(steps: Sequence[Step], exposed_ns: Sequence[int | None] | None = None
     tables = RankTables(source, table, collectives, None, exposed=pieces, exposed_sums=sums)
     added = Totals()
     added.add(0, sums)
-    run = Run("", join([tables], 1), None, None)
-    add_exposed(added, run, run.frames.exposed, wait)
+    run = Run(**vars(join([tables], 1)), location="", manifest=None, health=None)
+    add_exposed(added, run, run.exposed, wait)
     return added
 
 

@@ -120,7 +120,7 @@ def load_traces(location: str, engine: Engine | None = None, comm_patterns: Sequ
         gaps=gaps_of(frames.ranks),
     )
     health.notes = notes_of(health, [*seen, *local, *numbering])
-    return Run(location, frames, None, health, shown)
+    return Run(**vars(frames), location=location, manifest=None, health=health, traces=shown)
 
 
 _APART: Final = 300
