@@ -20,7 +20,7 @@ from aorta.documents.comparison import Comparison
 from aorta.documents.dataset import DatasetEntry
 from aorta.documents.formatting import TEXT, first_upper, rough_percent
 from aorta.documents.metrics import HOST_BOUND, RATIO_PARTS
-from aorta.read.health import DAMAGED, MISSING, MODES, NOTED, UNLIKE, facts
+from aorta.read.ledger import DAMAGED, MISSING, MODES, NOTED, UNLIKE, facts
 from aorta.timeline.overlap import NS_PER_MS
 
 PROFILER_COST: Final = 0.05

@@ -4,12 +4,13 @@ A reader books every event once: a *witness* is a timed row of a lane; a *claim*
 row; what is known to be neither is irrelevant; everything else is unknown, and counts with its time. What the claims of
 a lane lack is a `Gap`. `balanced` turns the gaps of a window into the least and the greatest value of each metric, by
 one table (docs/metrics.md); `audit` makes null what breaks an invariant that holds of every run, whatever read it.
+`facts` says in sentences what is wrong, or merely unusual, with a run.
 
     gaps = [Gap(COMM, "4 launches of graphs have no kernel in the trace")]
-    values, reasons = balanced(overlap, gaps)    # what the gap leaves open is null; the reason has its bounds
-    steps, broken = audit(steps, whole)          # what does not add up is null, with the reason
+    values, reasons, bounds = balanced(overlap, gaps)  # what the gap leaves open is null; the reason has its bounds
+    steps, broken = audit(steps, whole)                # what does not add up is null, with the reason
 
-Must not: know a format, repair, or decide what a row is.
+Must not: know a format, repair or guess anything, or decide what a row is.
 """
 
 from __future__ import annotations
@@ -18,11 +19,14 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from aorta.documents.dataset import GapEntry
+from aorta.command_line import name_ranks
+from aorta.documents import known
+from aorta.documents.dataset import GapEntry, Health
+from aorta.documents.formatting import TEXT
 from aorta.documents.metrics import RATIO_PARTS
 from aorta.read.frames import Bools, Floats, Ints, Steps
 from aorta.timeline.classes import COMPUTE, COPY, KINDS
@@ -59,9 +63,9 @@ def lacking(why: str, *lanes: str, seen: bool = True) -> tuple[Gap, ...]:
     return tuple(Gap(lane, why, seen=seen) for lane in lanes)
 
 
-def of_window(gaps: Iterable[Gap], step: int) -> list[Gap]:
-    """Return the gaps of one window; `WHOLE` is the recording as one."""
-    return [gap for gap in gaps if gap.step is None or gap.step == step]
+def of_steps(steps: Steps, chosen: Bools, lane: str, why: str, *, seen: bool = False) -> Gap:
+    """Return the gap of a lane in some steps, one at least."""
+    return Gap(lane, why, int(steps.global_step[chosen][0]), seen=seen, count=int(chosen.sum()))
 
 
 def lost(
@@ -225,14 +229,8 @@ def _told(why: str, name: str, bounds: Bounds | None, window_ms: float) -> str:
 
 _SUMMED: Final = ("compute_ms", "comm_ms", "copy_ms", "compute_comm_ms")
 _ROUNDING_MS: Final = 1e-6
-
-
-class Broken(NamedTuple):
-    """An invariant that does not hold: in which steps, why, and what is null there (None: every metric)."""
-
-    steps: Bools
-    why: str
-    metrics: frozenset[str] | None = None
+Broken: TypeAlias = tuple[Bools, str, frozenset[str] | None]
+"""An invariant that does not hold: in which steps, why, and what is null there (None: every metric)."""
 
 
 def audit(steps: Steps, whole: Mapping[str, float | None] | None = None) -> tuple[Steps, list[Gap]]:
@@ -242,16 +240,14 @@ def audit(steps: Steps, whole: Mapping[str, float | None] | None = None) -> tupl
         whole: the metrics of the whole recording as one window, where there is one.
     """
     gaps: list[Gap] = []
-    for broken in list(_broken(steps, whole)) if len(steps) else ():
-        if broken.steps.any():
-            steps = nulled(steps, broken)
-            first, count = int(steps.global_step[broken.steps][0]), int(broken.steps.sum())
-            gaps += [Gap(lane, broken.why, first, seen=False, count=count) for lane in LANES]
+    for chosen, why, metrics in list(_broken(steps, whole)) if len(steps) else ():
+        if chosen.any():
+            steps = nulled(steps, chosen, why, metrics)
+            gaps += [of_steps(steps, chosen, lane, why) for lane in LANES]
     return steps, gaps
 
 
 def _broken(steps: Steps, whole: Mapping[str, float | None] | None) -> Iterator[Broken]:
-    column = {name: np.nan_to_num(steps.column(name)) for name in _SUMMED}
     order = np.argsort(steps.start_mono_ns, kind="stable")
     start, reach = steps.start_mono_ns[order], np.maximum.accumulate(steps.end_mono_ns[order])
     shared = np.maximum(np.minimum(reach[:-1], steps.end_mono_ns[order][1:]) - start[1:], 0)
@@ -259,7 +255,8 @@ def _broken(steps: Steps, whole: Mapping[str, float | None] | None) -> Iterator[
         overlapping = np.zeros(len(steps), bool)
         overlapping[order[1:][shared > 0]] = overlapping[order[:-1][shared > 0]] = True
         share = int(steps.length_ns.sum()) / max(int(reach[-1] - start[0]), 1)
-        yield Broken(overlapping, f"steps overlap: together they last {share:.0%} of the time from first to last")
+        why = f"steps overlap: together they last {share:.0%} of the time from first to last"
+        yield overlapping, why, None
     values = {name: steps.column(name) for name in {*steps.metrics, *_SUMMED, "exposed_comm_ms", "window_ms"}}
     kinds = [values[f"{kind}_ms"] for kind in KINDS if f"{kind}_ms" in values]
     window, comm, hidden = values["window_ms"], values["comm_ms"], values["compute_comm_ms"]
@@ -273,16 +270,16 @@ def _broken(steps: Steps, whole: Mapping[str, float | None] | None) -> Iterator[
         ("kinds of collectives do not add up to communication", 0, comm, sum(kinds) if kinds else np.inf),
     ):
         slack = _ROUNDING_MS if low is not timed else DECIDED * window
-        yield Broken((value < low - slack) | (value > high + slack), why)
+        yield (value < low - slack) | (value > high + slack), why, None
     for name, (part, of) in RATIO_PARTS.items():
         if {name, part, of} <= values.keys():
             apart = np.abs(values[name] * values[of] - values[part]) > _ROUNDING_MS + DECIDED * np.abs(values[part])
-            yield Broken(apart, f"{name} is not the share that its parts have")
-    for name in _SUMMED if whole is not None else ():
-        total = (whole or {}).get(name)
-        if total is not None and column[name].sum() > total * (1 + DECIDED) + _ROUNDING_MS:
-            more = f"{column[name].sum():.4g} ms of {total:.4g} ms"
-            yield Broken(np.ones(len(steps), bool), f"steps have more than the whole: {more}", frozenset({name}))
+            yield apart, f"{name} is not the share that its parts have", None
+    for name in _SUMMED:
+        total, of_steps_ms = (whole or {}).get(name), np.nansum(values[name])
+        if total is not None and of_steps_ms > total * (1 + DECIDED) + _ROUNDING_MS:
+            why = f"steps have more than the whole: {of_steps_ms:.4g} ms of {total:.4g} ms"
+            yield np.ones(len(steps), bool), why, frozenset({name})
 
 
 def resting_on(lane: str) -> frozenset[str]:
@@ -290,15 +287,98 @@ def resting_on(lane: str) -> frozenset[str]:
     return frozenset(name for name, effects in _TABLE.items() if effects[LANES.index(lane)] != ".")
 
 
-def nulled(steps: Steps, broken: Broken) -> Steps:
-    """Return the steps with metrics of some null, with one more reason."""
-    chosen = frozenset(steps.metrics) if broken.metrics is None else broken.metrics & steps.metrics.keys()
-    metrics = {
-        name: np.where(broken.steps, np.nan, own) if name in chosen else own for name, own in steps.metrics.items()
-    }
+def nulled(steps: Steps, chosen: Bools, why: str, metrics: frozenset[str] | None = None) -> Steps:
+    """Return the steps with metrics (None: all) of the chosen null, with one more reason."""
+    names = frozenset(steps.metrics) if metrics is None else metrics & steps.metrics.keys()
+    values = {name: np.where(chosen, np.nan, own) if name in names else own for name, own in steps.metrics.items()}
     reasons, codes = [*steps.reasons], steps.reason.copy()
-    for old in np.unique(steps.reason[broken.steps]).tolist():
+    for old in np.unique(steps.reason[chosen]).tolist():
         own = reasons[old] if reasons else {}
-        reasons.append({**own, **dict.fromkeys(chosen, broken.why)})
-        codes[broken.steps & (steps.reason == old)] = len(reasons) - 1
-    return replace(steps, metrics=metrics, reason=codes, reasons=tuple(reasons))
+        reasons.append({**own, **dict.fromkeys(names, why)})
+        codes[chosen & (steps.reason == old)] = len(reasons) - 1
+    return replace(steps, metrics=values, reason=codes, reasons=tuple(reasons))
+
+
+# In sentences ---------------------------------------------------------------------------------------------------------
+
+_LISTED: Final = 12
+"""Ranks that a sentence names."""
+DAMAGED, MISSING, UNLIKE, EMULATED, ALONE, MODES, NOTED = range(7)
+"""How urgent a fact is, the most urgent first; `NOTED` does not head a report."""
+
+
+class Fact(NamedTuple):
+    """What is wrong with a run, as the top of a report says it, and what its notes say besides."""
+
+    urgency: int
+    short: str
+    more: str = ""
+
+
+def facts(health: Health) -> Iterator[Fact]:
+    """Yield what is wrong with a run that was read, each once."""
+    if health.emulated_ranks is not None:
+        yield Fact(
+            EMULATED,
+            f"ONE RANK OF {health.emulated_ranks}, EMULATED: the others are assumed to be as fast, and never late",
+            "; stragglers, waiting for other ranks and their losses are not known",
+        )
+    if health.emulated_fabric is not None:
+        shared = health.emulated_fabric.get("sharing") == "link"
+        more = f"; {'groups of a rank share its links' if shared else 'each process group has a link of its own'}"
+        rows, slower = health.emulated_fabric_rows, health.emulated_fabric_backend_slower_rows
+        if rows == 0:
+            more += "; no collective was seen"
+        elif rows is not None and slower is None:
+            more += "; on a device they come on top of the backend's own times"
+        elif rows and slower == 0:
+            more += f"; the emulation decided all {rows} collectives"
+        elif rows and slower is not None:
+            more += f"; in {slower} of {rows} collectives ({TEXT.percent(slower / rows)}) the backend was slower than "
+            more += "the emulated link, and its time counts"
+        yield Fact(EMULATED, "EMULATED FABRIC: communication times are those of the emulation", more)
+    elif health.manifest_problem:
+        yield Fact(EMULATED, f"whether the network was emulated is not known: {health.manifest_problem}")
+    if health.is_alone:
+        yield Fact(ALONE, "one rank: start one process per device (torchrun --standalone --nproc_per_node N ...)")
+    for why in dict.fromkeys(gap.why for gap in health.gaps):
+        alike = [gap for gap in health.gaps if gap.why == why]
+        ranks = sorted({gap.rank for gap in alike if gap.rank is not None})
+        steps = max((gap.steps or 0 for gap in alike), default=0)
+        lanes = ", ".join(dict.fromkeys(lane for gap in alike for lane in gap.lanes))
+        much = "at least" if all(gap.observed for gap in alike) else "unknown"
+        who = name_ranks(ranks, _LISTED) if ranks else f"{len(alike)} trace(s) of unknown rank"
+        more = (f" (in {steps} steps)" if steps else "") + (f": {much}: {lanes}" if lanes else "")
+        yield Fact(MISSING if lanes else NOTED, f"{who}: {why}", more)
+    if missing := health.ranks_missing:
+        text = f"{len(missing)} of {health.world_size} ranks missing: {listed(missing)}"
+        yield Fact(MISSING, text, "; what needs every rank is not available")
+    if left_out := health.files_left_out:
+        first, *others = left_out
+        of_first, _, why = first.partition(";")
+        text = f"{TEXT.count(len(left_out), 'file')} left out, the first: {of_first}"
+        yield Fact(DAMAGED, text, "; ".join([f";{why}" if why else "", *others]))
+    if problems := [problem for problem in health.problems if "no footer" not in problem]:  # the ending says it
+        yield Fact(DAMAGED, f"{TEXT.count(len(problems), 'problem')} in the records, the first: {problems[0]}")
+    for ending in sorted({ending for ending in health.endings.values() if ending != "completed"}):
+        ranks = [int(rank) for rank, other in health.endings.items() if other == ending]
+        yield Fact(DAMAGED, f"{name_ranks(ranks, _LISTED)}: {ending}")
+    if partial := health.steps_not_on_all_ranks:
+        where = "global step(s) not on all ranks" if known(health.traces) is None else "step(s) not in all traces"
+        yield Fact(NOTED, f"{len(partial)} {where}, the first: {partial[0]}", "; left out of job_step_ms")
+    if health.timed_from_python is not None:
+        text = f"collectives were timed from Python: {health.timed_from_python}"
+        yield Fact(MODES, text, "; less may have overlapped than without AORTA")
+    if len(health.instrument_modes) > 1:
+        yield Fact(MODES, f"ranks used different instrument modes: {', '.join(health.instrument_modes)}")
+
+
+def notes_of(health: Health, of_traces: Sequence[str] = ()) -> list[str]:
+    """Return what readers of results must know. `of_traces`: what the loader of traces has to say."""
+    return [*(f"{fact.short}{fact.more}" for fact in facts(health)), *of_traces]
+
+
+def listed(numbers: Sequence[int]) -> str:
+    """List numbers of ranks or devices: the first `_LISTED`, and how many more there are."""
+    rest = f" and {len(numbers) - _LISTED} more" if len(numbers) > _LISTED else ""
+    return ", ".join(map(str, numbers[:_LISTED])) + rest

@@ -21,8 +21,8 @@ from aorta.documents.dataset import Health
 from aorta.errors import InputError
 from aorta.read.engines import Engine, Local, progress
 from aorta.read.frames import NO_TIME
-from aorta.read.health import notes_of
 from aorta.read.join import join
+from aorta.read.ledger import notes_of
 from aorta.read.record_columns import read_tables
 from aorta.read.run import RankTables, Run, gaps_of, partial_steps
 from aorta.records.clocks import CLOCK_SYNC_FILE, RankClock, read_clock_sync

@@ -29,7 +29,6 @@ from aorta.read.frames import (
     LOSSES,
     NO_TIME,
     PHASES,
-    Bools,
     CollectiveName,
     Collectives,
     Floats,
@@ -40,7 +39,7 @@ from aorta.read.frames import (
     Steps,
     metric_columns,
 )
-from aorta.read.ledger import COMM, Broken, Gap, nulled, resting_on
+from aorta.read.ledger import COMM, Gap, nulled, of_steps, resting_on
 from aorta.read.record_details import WORDS, RecordDetails, add_spans, has_bubbles, mono_ns, samples_from_text
 from aorta.read.run import COMPLETED, NO_STEPS, RankTables, Source
 from aorta.records.clocks import boot_id
@@ -382,11 +381,6 @@ def _reconciled(steps: Steps, rows: Ints, footer: Footer | None) -> tuple[Steps,
         rows: of each step how many collectives the record has.
     """
     gaps: list[Gap] = []
-
-    def book(lane: str, why: str, at: Bools, *, seen: bool = False) -> None:
-        if at.any():
-            gaps.append(Gap(lane, why, int(steps.global_step[at][0]), seen=seen, count=int(at.sum())))
-
     every = [*steps.coverages, Coverage(0, None, complete=True)]  # the last for `UNKNOWN`
     reasons: dict[str, list[int]] = {}
     for code, coverage in enumerate(every):
@@ -394,20 +388,22 @@ def _reconciled(steps: Steps, rows: Ints, footer: Footer | None) -> tuple[Steps,
             why = coverage.reason or f"{coverage.seen} collectives seen, {coverage.issued} issued"
             reasons.setdefault(why, []).append(code)
     for why, codes in reasons.items():
-        book(COMM, f"coverage not complete: {why}", np.isin(steps.coverage, codes))
+        if (chosen := np.isin(steps.coverage, codes)).any():
+            gaps.append(of_steps(steps, chosen, COMM, f"coverage not complete: {why}"))
     facts = np.array([(coverage.seen, coverage.unwatched, coverage.outside) for coverage in every], np.int64)
     seen, unwatched, outside = facts[steps.coverage].T
     complete = np.array([coverage.complete for coverage in every])[steps.coverage]
     lost, partly = complete & (rows < seen), unwatched > DECIDED * seen
-    why = "the record has fewer collectives of the step than it counts"
-    book(COMM, why, lost)
-    steps = nulled(steps, Broken(lost, why, resting_on(COMM))) if lost.any() else steps
+    if lost.any():
+        why = "the record has fewer collectives of the step than it counts"
+        gaps.append(of_steps(steps, lost, COMM, why))
+        steps = nulled(steps, lost, why, resting_on(COMM))
     if partly.any():
         part = unwatched[partly].sum() / seen[partly].sum()
         why = f"{part:.0%} of the collectives belong to a model that is not recorded; its computation counts as idle: "
         why += "record every model, model=[first, second]"
-        book(COMPUTE, why, partly, seen=True)
-        steps = nulled(steps, Broken(partly, why, resting_on(COMPUTE)))
+        gaps.append(of_steps(steps, partly, COMPUTE, why, seen=True))
+        steps = nulled(steps, partly, why, resting_on(COMPUTE))
     if between := int(outside.sum()) + (0 if footer is None else footer.outside):
         verb = "is" if between == 1 else "are"
         why = f"{TEXT.count(between, 'collective')} outside of steps (checkpoints, evaluation, after the last step) "

@@ -22,9 +22,8 @@ from aorta.documents.metrics import RATIO_PARTS
 from aorta.errors import InputError
 from aorta.read.engines import Engine, Local, progress
 from aorta.read.frames import UNKNOWN, CollectiveName, Collectives, declared
-from aorta.read.health import notes_of
 from aorta.read.join import NO_ROWS, join, join_steps
-from aorta.read.ledger import COMM, LANES, WHOLE, Broken, Gap, lacking, nulled, resting_on
+from aorta.read.ledger import COMM, LANES, WHOLE, Gap, lacking, notes_of, nulled, resting_on
 from aorta.read.run import NO_STEPS, Run, gaps_of, partial_steps
 from aorta.read.traces.clocks import ORDER_NS
 from aorta.read.traces.files import find_units
@@ -275,7 +274,7 @@ def _unknown(device: DeviceTables, lanes: Sequence[str], why: str, *others: str)
     tables, null = device.tables, sorted(unknown & device.whole["metrics"].keys())
     whole = {"metrics": device.whole["metrics"] | dict.fromkeys(null)}
     whole["null_reasons"] = device.whole["null_reasons"] | dict.fromkeys(null, why)
-    steps = nulled(tables.steps, Broken(np.ones(len(tables.steps), bool), why, unknown))
+    steps = nulled(tables.steps, np.ones(len(tables.steps), bool), why, unknown)
     gaps = (*tables.gaps, *lacking(why, *lanes, seen=False))
     return replace(device, tables=replace(tables, steps=steps, gaps=gaps), whole=device.whole | whole)
 

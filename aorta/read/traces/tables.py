@@ -28,7 +28,7 @@ from aorta.read.frames import (
     Steps,
     metric_columns,
 )
-from aorta.read.ledger import COMM, LANES, WHOLE, Gap, audit, balanced, lacking, of_window
+from aorta.read.ledger import COMM, LANES, WHOLE, Gap, audit, balanced, lacking
 from aorta.read.run import Details, RankTables, Source, StepIntervals
 from aorta.read.traces.clocks import wrong_clocks
 from aorta.read.traces.collectives import collectives_in
@@ -367,7 +367,7 @@ def _gaps(trace: Trace, timeline: DeviceTimeline, window: IntervalArray, steps: 
         gaps += [Gap(COMM, why, steps[index], most_ns, seen=steps[index] == WHOLE) for index in among]
     return [
         [
-            *of_window(gaps, step),
+            *(gap for gap in gaps if gap.step in (None, step)),
             *(Gap(lane, why, step, int(ns[index])) for why, ns in left.items() if ns[index] for lane in LANES),
         ]
         for index, step in enumerate(steps)
