@@ -23,7 +23,7 @@ from aorta.analysis.stragglers import behind_others
 from aorta.documents.dataset import CollectiveEntry, Statistics
 from aorta.documents.metrics import TOO_SHORT, algbw_gb_per_s, busbw_factor, no_bandwidth
 from aorta.documents.statistics import entry, median_or_none, numbers_of
-from aorta.read.frames import NO_TIME, Bools, Ints, difference
+from aorta.read.frames import NO_TIME, Bools, Ints
 from aorta.read.matching import (
     OK,
     PIECE_ROWS,
@@ -187,8 +187,8 @@ def _of_rows(run: Run, names: NumberedNames, index: int, name: str, wait_ns: Int
             reasons.update(REASONS[code] for code in (-length_ns[null]).tolist())
         else:
             begun, ended = (frame.start_ns, frame.end_ns) if name == "duration_ms" else (frame.issue_ns, frame.start_ns)
-            length_ns = difference(begun[rows], ended[rows])
-            null = length_ns == NO_TIME
+            length_ns = ended[rows] - begun[rows]
+            null = (begun[rows] == NO_TIME) | (ended[rows] == NO_TIME)
             reasons[_UNSEEN] += int(null.sum())
         parts.append(length_ns[~null] / NS_PER_MS)
         medians[rank] = median_or_none(parts[-1])

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Final, NamedTuple, Self, TypeAlias
 
 import numpy as np
@@ -63,16 +63,10 @@ def column(dtype: npt.DTypeLike, unit: str = "", **default: Any) -> Any:
     return field(metadata={"dtype": np.dtype(dtype), "unit": unit}, **default)
 
 
-_DECLARED: Final[dict[type, dict[str, np.dtype[Any]]]] = {}
-
-
+@cache
 def declared(frame: type[Frame]) -> dict[str, np.dtype[Any]]:
     """Return the declared columns of a type of frames: name -> dtype."""
-    if frame not in _DECLARED:
-        _DECLARED[frame] = {
-            field_.name: field_.metadata["dtype"] for field_ in fields(frame) if "dtype" in field_.metadata
-        }
-    return _DECLARED[frame]
+    return {field_.name: field_.metadata["dtype"] for field_ in fields(frame) if "dtype" in field_.metadata}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,11 +303,6 @@ class Collectives(InSteps):
         """Whether both start and end were seen."""
         both_seen: Bools = (self.start_ns != NO_TIME) & (self.end_ns != NO_TIME)
         return both_seen
-
-
-def difference(first: Ints, second: Ints) -> Ints:
-    """Return the time from the first to the second; `NO_TIME` where either was not observed."""
-    return np.where((first == NO_TIME) | (second == NO_TIME), NO_TIME, second - first)
 
 
 class Lane(IntEnum):

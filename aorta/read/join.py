@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -23,7 +24,7 @@ from aorta.read.frames import (
     Collectives,
     Exposed,
     Frame,
-    Region,
+    Numbered,
     Steps,
     declared,
 )
@@ -180,48 +181,48 @@ def join(parts: Iterable[RankTables], count: int) -> Frames:
         count: about how many there will be.
     """
     steps, isolated, rows, exposed = _JoinedSteps(count), _JoinedSteps(count), _Joined(count), _Joined(count)
-    names, regions = _Names(), dict[Region, int]()
+    names, regions = _Names(), Numbered()
     kept: list[RankTables] = []
-    edges = {"step": [0], "row": [0], "isolated": [0]}
-    for read in parts:
-        audited, broken = audit(read.steps)
-        tables = replace(read, steps=audited, gaps=(*read.gaps, *broken))
+    edges = [(0, 0, 0)]
+    for tables in parts:
+        audited, broken = audit(tables.steps)
         columns: dict[Any, npt.NDArray[Any]] = {**_columns(tables.collectives)}
         columns["step"] = columns["step"] + np.int32(steps.length)
         columns["name"] = names.add(tables.source.rank, tables.source.groups, tables.collectives.names)[columns["name"]]
         if tables.exposed is not None:
             pieces: dict[Any, npt.NDArray[Any]] = {**_columns(tables.exposed)}
-            codes = [regions.setdefault(region, len(regions)) for region in tables.exposed.regions]
+            codes = [regions[region] for region in tables.exposed.regions]
             pieces["row"] = pieces["row"] + np.int32(rows.length)
             pieces["region"] = np.array(codes, np.int32)[pieces["region"]]
             exposed.add(pieces, len(tables.exposed))
-        steps.add_rank(tables.steps)
+        steps.add_rank(audited)
         rows.add(columns, len(tables.collectives))
         isolated.add_rank(tables.isolated)
-        kept.append(replace(tables, steps=NO_STEPS, collectives=NO_ROWS, isolated=NO_STEPS, exposed=None))
-        for edge, length in zip(edges.values(), (steps.length, rows.length, isolated.length), strict=True):
-            edge.append(length)
-        del read, tables, columns  # before the next rank is read
+        nothing = {"steps": NO_STEPS, "collectives": NO_ROWS, "isolated": NO_STEPS, "exposed": None}
+        kept.append(replace(tables, **nothing, gaps=(*tables.gaps, *broken)))
+        edges.append((steps.length, rows.length, isolated.length))
+        del tables, audited, columns  # before the next rank is read
     all_names, members = names.tables()
     together, alone = steps.frame(), isolated.frame()
     collectives = Collectives(**rows.named(), names=all_names) if rows.columns else NO_ROWS
     ranks = {}
-    for index, tables in enumerate(kept):
-        slices = {name: slice(edge[index], edge[index + 1]) for name, edge in edges.items()}
-        own = collectives.take(slices["row"])
+    for tables, (first, last) in zip(kept, pairwise(edges), strict=True):
+        of_steps, of_rows, of_isolated = map(slice, first, last)
+        own = collectives.take(of_rows)
         ranks[tables.source.rank] = replace(
             tables,
-            steps=together.take(slices["step"]),
-            collectives=replace(own, step=own.step - np.int32(slices["step"].start)),
-            isolated=alone.take(slices["isolated"]),
+            steps=together.take(of_steps),
+            collectives=replace(own, step=own.step - np.int32(of_steps.start)),
+            isolated=alone.take(of_isolated),
         )
+    first_step, first_row, _ = np.array(edges).T
     every = exposed.columns and all(tables.exposed_sums is not None for tables in kept)
     return Frames(
         ranks,
         together,
         collectives,
-        np.array(edges["step"]),
-        np.array(edges["row"]),
+        first_step,
+        first_row,
         members,
         Exposed(**exposed.named(), regions=tuple(regions)) if every else None,
     )

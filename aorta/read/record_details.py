@@ -19,7 +19,7 @@ from msgspec import UNSET
 
 from aorta.errors import InputError
 from aorta.read.frames import COPY_TO_HOST, UNKNOWN, Ints, Lane, SpanName, SpanRows, Spans
-from aorta.read.run import Details, StepIntervals, UserRangesOfStep
+from aorta.read.run import Details, StepIntervals
 from aorta.records.device_values import read_words
 from aorta.records.files import open_regular
 from aorta.records.record_file import LINE_LIMIT, StepLine, decode_field, decode_line
@@ -59,11 +59,19 @@ def add_spans(spans: SpanRows, lines: Sequence[Any], first: int, lanes: Sequence
     spans.add(Lane.COMPUTE, step, zip(repeat("compute"), block, phase, strict=False), start, end)
     step, work, start, end, *_ = rows("aux")
     spans.add(Lane.AUX, step, zip(repeat("aux"), work, repeat(""), strict=False), start, end)
-    others: dict[Lane, list[tuple[int, int, int, int]]] = defaultdict(list)
+    names: dict[Lane, Any] = {**_NAMES, Lane.RANGE: [], Lane.WAIT: []}
+    others: dict[Lane, list[tuple[int, int, int, int]]] = defaultdict(list, {Lane.RANGE: [], Lane.WAIT: []})
     for index, line in enumerate(lines, start=first):
         for stall in line.stalls:
             lane = Lane.HAND_OVER if stall.cause == "hand_over" else Lane.STALL
             others[lane].append((index, stall.start_ns, stall.end_ns, UNKNOWN))
+        for row in decode_field(line, "ranges") if line.ranges else ():
+            if row.thread == TRAINING_THREAD:
+                others[Lane.RANGE].append((index, row.start_ns, row.end_ns, UNKNOWN))
+                names[Lane.RANGE].append(("range", row.name, ""))
+        for wait in line.waits or ():
+            others[Lane.WAIT].append((index, wait.enter_ns, wait.leave_ns, wait.seq))
+            names[Lane.WAIT].append(("wait", wait.group, ""))
         if line.overlap.get("copy_ms") or "d2h_gb_per_s" in line.overlap:
             copies: list[Copy] = decode_field(line, "copies") or []
             for copy in copies:
@@ -75,23 +83,9 @@ def add_spans(spans: SpanRows, lines: Sequence[Any], first: int, lanes: Sequence
             segments: list[ActiveSegment] = decode_field(line, "active_segments")
             waited = merge(interval_array((part.start_ns, part.end_ns) for part in segments if part.lanes & bit))
             others[Lane.BUBBLE] += [(index, begin, finish, UNKNOWN) for begin, finish in pairs(waited)]
-    named: list[tuple[int, UserRange]] = [
-        (index, row)
-        for index, line in enumerate(lines, start=first)
-        if line.ranges
-        for row in decode_field(line, "ranges")
-    ]
-    named = [(index, row) for index, row in named if row.thread == TRAINING_THREAD]
-    if named:
-        step, start, end = np.array([(index, row.start_ns, row.end_ns) for index, row in named], np.int64).T
-        spans.add(Lane.RANGE, step, [("range", row.name, "") for _, row in named], start, end)
-    waits = [(index, wait) for index, line in enumerate(lines, start=first) for wait in line.waits or ()]
-    times = [(index, wait.enter_ns, wait.leave_ns, wait.seq) for index, wait in waits]
-    step, start, end, ref = np.array(times, np.int64).reshape(-1, 4).T
-    spans.add(Lane.WAIT, step, [("wait", wait.group, "") for _, wait in waits], start, end, ref)
     for lane, rows_of_lane in others.items():
-        step, start, end, ref = np.array(rows_of_lane, np.int64).T
-        spans.add(lane, step, _NAMES[lane], start, end, ref)
+        step, start, end, ref = np.array(rows_of_lane, np.int64).reshape(-1, 4).T
+        spans.add(lane, step, names[lane], start, end, ref)
 
 
 def has_bubbles(line: Any) -> bool:
@@ -169,13 +163,13 @@ class RecordDetails(Details):
                     )
                     yield DeviceSample(at_ns, at_ns, **asdict(values)), reason
 
-    def user_ranges(self) -> Iterator[UserRangesOfStep]:
+    def user_ranges(self) -> Iterator[tuple[int, int, Sequence[UserRange]]]:
         if not self.mark_lines:
             return
         with self._open("its ranges ") as file:
             for offset in self.mark_lines:
                 line = _line_at(file, offset)
-                yield UserRangesOfStep(line.global_step, line.start_mono_ns, decode_field(line, "ranges"))
+                yield line.global_step, line.start_mono_ns, decode_field(line, "ranges")
 
     def _line(self, file: BinaryIO, index: int) -> Any:
         line = _line_at(file, int(self.line_offset[index]))

@@ -82,14 +82,6 @@ class StepIntervals:
         return pairs(merge(interval_array((part.start_ns, part.end_ns) for part in parts)))
 
 
-class UserRangesOfStep(NamedTuple):
-    """Ranges that the caller named in one step; their times count from `start_mono_ns`."""
-
-    global_step: int
-    start_mono_ns: int
-    ranges: Sequence[UserRange]
-
-
 class Details(ABC):
     """The part of a rank that is too large to hold for all steps, and is read or computed on request. It can be
     pickled. What a source does not have is empty.
@@ -119,8 +111,9 @@ class Details(ABC):
         """
         return iter(())
 
-    def user_ranges(self) -> Iterator[UserRangesOfStep]:
-        """Yield what the caller named in each step that has any.
+    def user_ranges(self) -> Iterator[tuple[int, int, Sequence[UserRange]]]:
+        """Yield the global step, its start and what the caller named there, of each step that has any; times of ranges
+        count from that start.
 
         Raises:
             InputError: it can no longer be read.
