@@ -24,14 +24,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 from functools import cache, cached_property
-from typing import Any, Final, NamedTuple, Self, TypeAlias
+from typing import Any, Final, NamedTuple, Self, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from aorta.documents.metrics import MADE_OF_OTHERS
 from aorta.records.schema import Coverage, Phase
-from aorta.timeline.arrays import Interval
 from aorta.timeline.classes import KINDS
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -54,8 +53,8 @@ KIND_METRICS: Final = frozenset(
 )
 KINDS_KNOWN: Final = ("comm_ms", "allreduce_ms")
 """Where one of these is null, so is a kind that a step does not mention; the second is present in every step."""
-PHASES: Final[tuple[Phase, ...]] = ("train", "compute_only", "comm_only")
-"""Phases of a run; a test holds them to `records.schema.Phase`."""
+PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
+"""Phases of a run."""
 
 
 def column(dtype: npt.DTypeLike, unit: str = "", **default: Any) -> Any:
@@ -374,11 +373,6 @@ class Spans(InSteps):
     ref: Ints = column(np.int64)
     names: tuple[SpanName, ...] = ()
     waits_known: Bools | None = None
-
-    def intervals(self) -> list[Interval]:
-        """Return start and end of each that is not empty."""
-        pairs = zip(self.start_ns.tolist(), self.end_ns.tolist(), strict=True)
-        return [(start, end) for start, end in pairs if start < end]
 
     def of_lanes(self, *lanes: Lane) -> Self:
         """Return the spans of some lanes."""

@@ -65,7 +65,7 @@ _SCALARS: Final = (
     *("epoch", "step", "global_step", "warmup"),
     *("start_mono_ns", "end_mono_ns", "t_start_ns", "t_end_ns"),
 )
-_OF_STEPS: Final = (*_SCALARS, "reason", "coverage", "by_kernels", "drawn", "line_offset", "collectives")
+_OF_STEPS: Final = (*_SCALARS, "phase", "reason", "coverage", "by_kernels", "drawn", "line_offset", "collectives")
 """Integers kept of each step; the last is how many it has."""
 _OF_ROWS: Final = ("name", "seq", "issue_ns", "start_ns", "end_ns", "backend_end_ns")
 BLOCK_STEPS: Final = 128
@@ -144,7 +144,6 @@ class _Phase:
         self.lines: list[tuple[tuple[int, ...], tuple[str, ...], Any]] = []
         self.integers: list[Ints] = [np.empty((len(_OF_STEPS), 0), np.int64)]
         self.losses: list[Floats] = [np.empty((len(LOSSES), 0))]
-        self.phases: list[npt.NDArray[np.int8]] = [np.empty(0, np.int8)]
         self.metrics: list[tuple[tuple[str, ...], Ints, Floats]] = []
         self.bounds: dict[str, array[float]] = {}
         """Metric -> step as it was added, at least and at most, one after another."""
@@ -157,7 +156,6 @@ class _Phase:
             return lines
         self.integers.append(np.array([numbers for numbers, *_ in self.lines], np.int64).T)
         self.losses.append(np.array([_losses_of(line) for line in lines], np.float64).T)
-        self.phases.append(np.array([PHASES.index(line.phase) for line in lines], np.int8))
         alike: dict[tuple[str, ...], list[int]] = {}
         for index, (_, names, _) in enumerate(self.lines):
             alike.setdefault(names, []).append(index)
@@ -179,7 +177,6 @@ class _Phase:
         integers["drawn"] = np.where(np.array(passed_over or [False])[integers["coverage"]], 0, integers["drawn"])
         steps = Steps(
             **{**integers, "warmup": integers["warmup"] != 0, "by_kernels": integers["by_kernels"] != 0},
-            phase=np.concatenate(self.phases),
             reasons=tuple(reasons.decoded),
             coverages=tuple(coverages.decoded),
             metrics=metric_columns(self.length, self.metrics, {name: low for name, (low, _) in ends.items()}),
@@ -228,11 +225,9 @@ class _Record:
             line.reasons = msgspec.Raw(msgspec.json.encode(reasons))
         reason = self.reasons.number(bytes(line.reasons), line, "reasons")
         coverage = self.coverages.number(bytes(line.coverage), line, "coverage")
-        has_ranges = bool(line.ranges)
-        if has_ranges:
-            for row in decode_field(line, "ranges"):
-                if any(not -(2**61) < value < 2**61 for value in (row.thread, row.depth, row.start_ns, row.end_ns)):
-                    raise ValueError("a number in its ranges exceeds what a column holds")
+        for row in decode_field(line, "ranges") if line.ranges else ():
+            if any(not -(2**61) < value < 2**61 for value in (row.thread, row.depth, row.start_ns, row.end_ns)):
+                raise ValueError("a number in its ranges exceeds what a column holds")
         if self.spans and has_bubbles(line):
             decode_field(line, "active_segments")
         if line.device:
@@ -257,11 +252,12 @@ class _Record:
         by_kernels = line.measured_by is not msgspec.UNSET
         drawn = 1 if line.drawn is msgspec.UNSET else line.drawn
         rows = len(line.collectives) if trains else 0
-        phase.lines.append(((*_scalars_of(line), reason, coverage, by_kernels, drawn, offset, rows), names, line))
-        if trains:
-            if has_ranges:
-                self.mark_lines.append(offset)
-            self.waiting_rows += rows
+        code = PHASES.index(line.phase)
+        numbers = (*_scalars_of(line), code, reason, coverage, by_kernels, drawn, offset, rows)
+        phase.lines.append((numbers, names, line))
+        if trains and line.ranges:
+            self.mark_lines.append(offset)
+        self.waiting_rows += rows
         if len(phase.lines) >= BLOCK_STEPS or self.waiting_rows >= 100 * BLOCK_STEPS:
             self.flush()
 
@@ -350,7 +346,6 @@ def _reordered(spans: Spans, chosen: Ints) -> Spans:
 
 
 def _source(path: Path, header: Header, footer: Footer | None) -> Source:
-    """Describe where the record of one rank comes from, by its first and last line."""
     match footer:
         case None:
             # The process that writes it may be alive: on this host since its boot, and not a later one with the same

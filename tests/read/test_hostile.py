@@ -108,7 +108,7 @@ def test_waits_are_read_where_a_record_has_them(tmp_path: Path) -> None:
     assert spans.waits_known.tolist() == [False, True, False]
     waits = spans.of_step(1).of_lanes(Lane.WAIT)
     assert [spans.names[code].name for code in waits.name.tolist()] == ["w"]
-    assert (waits.ref.tolist(), waits.intervals()) == ([7], [(5, 90)])
+    assert (waits.ref.tolist(), waits.start_ns.tolist(), waits.end_ns.tolist()) == ([7], [5], [90])
     assert tables.collectives.backend_end_ns is not None
     assert [end for end in tables.collectives.backend_end_ns.tolist() if end != NO_TIME] == [60]
 
